@@ -1,0 +1,445 @@
+"""The nouns every layer speaks in: Problem, Norms, Cost, Certificate, Method. Frozen types, no algorithms.
+
+Axes, everywhere: `b` batch, `h` query heads, `g` key heads (g divides h), `n` queries, `s` keys,
+`d` head dimension, `e` value dimension.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import math
+from abc import ABC, abstractmethod
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any, ClassVar, Literal
+
+import torch
+from jaxtyping import Bool, Float
+from torch import Tensor
+
+from avow.errors import DtypeError, NonFiniteError, ParameterError, ShapeError
+from avow.params import Parameter, check_parameters, parameters_of
+
+Kind = Literal["deterministic", "statistical", "sampled", "none"]
+MaskKind = Literal["none", "keys", "full"]
+
+DTYPES = (torch.float64, torch.float32, torch.bfloat16, torch.float16)
+
+
+@dataclass(frozen=True)
+class Sizes:
+    """A problem without its numbers: all that a cost depends on."""
+
+    batch: int
+    heads: int
+    key_heads: int
+    queries: int
+    keys: int
+    dim: int
+    value_dim: int
+    dtype: torch.dtype = torch.float32
+    device: str = "cpu"
+    causal: bool = False
+    mask: MaskKind = "none"
+    biased: bool = False
+
+    @property
+    def item(self) -> int:
+        """Bytes of one input number."""
+        return self.dtype.itemsize
+
+    def with_keys(self, n: int) -> Sizes:
+        """The same problem at another sequence length."""
+        return dataclasses.replace(self, queries=n, keys=n)
+
+
+@dataclass(frozen=True)
+class Problem:
+    r"""One attention call in canonical form: four axes, one mask, one bias, one scale.
+
+    The target of the softmax family is, over the keys j that row i may see,
+
+    .. math:: o^*_i = \sum_j \alpha_{ij} v_j, \quad
+              \alpha_{ij} \propto \exp(\mathrm{scale} \cdot q_i \cdot k_j + \mathrm{bias}_{ij})
+
+    in real arithmetic. A row that may see no key has :math:`o^*_i = 0`.
+    """
+
+    q: Float[Tensor, "b h n d"]
+    k: Float[Tensor, "b g s d"]
+    v: Float[Tensor, "b g s e"]
+    allowed: Bool[Tensor, "#b #h #n s"] | None
+    bias: Float[Tensor, "#b #h #n s"] | None
+    causal: bool
+    scale: float
+    default_scale: bool
+    kernel: Literal["dot", "rbf"]
+    leading: tuple[int, ...]
+
+    @staticmethod
+    def of(
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        *,
+        mask: Tensor | None = None,
+        causal: bool = False,
+        scale: float | None = None,
+        enable_gqa: bool = False,
+        kernel: str = "dot",
+        sigma: float | None = None,
+    ) -> Problem:
+        """The canonical problem, after every check that does not need to read the numbers of q, k and v."""
+        _check_tensors(q, k, v, enable_gqa)
+        leading = tuple(q.shape[:-2])
+        q4, k4, v4 = (_four(x) for x in (q, k, v))
+        allowed, bias = _split_mask(mask, leading, q4.shape[-2], k4.shape[-2], q)
+        default_scale = scale is None
+        if kernel == "dot":
+            if sigma is not None:
+                raise ParameterError("sigma", sigma, 'belongs to kernel="rbf"', 'leave it out or pass kernel="rbf"')
+            factor = 1 / math.sqrt(q.shape[-1]) if scale is None else float(scale)
+        elif kernel == "rbf":
+            if scale is not None:
+                raise ParameterError("scale", scale, 'has no meaning for kernel="rbf"', "set sigma instead")
+            if sigma is None or not sigma > 0 or math.isinf(sigma):
+                raise ParameterError("sigma", sigma, "must be a positive number", 'pass sigma=1.0 with kernel="rbf"')
+            factor = 1 / sigma
+            # softmax over keys of −‖q−k‖²/2σ: the ‖q‖² term is constant in a row and cancels  [claim rbf-equals-dot]
+            shift = -(k4.double() ** 2).sum(-1).unsqueeze(-2) * (0.5 * factor)  # (b, g, 1, s)
+            shift = shift.repeat_interleave(q4.shape[1] // max(k4.shape[1], 1), dim=1)
+            bias = shift if bias is None else bias.double() + shift
+        else:
+            raise ParameterError("kernel", repr(kernel), "must be dot or rbf", 'pass kernel="dot" or kernel="rbf"')
+        if not math.isfinite(factor):
+            raise ParameterError("scale", factor, "must be finite", "leave scale out for 1/sqrt(dim)")
+        shape: Literal["dot", "rbf"] = "dot" if kernel == "dot" else "rbf"
+        return Problem(q4, k4, v4, allowed, bias, causal, factor, default_scale, shape, leading)
+
+    @property
+    def mask_kind(self) -> MaskKind:
+        """`keys` when every row sees the same keys with the same bias, `full` when rows differ."""
+        present = [x for x in (self.allowed, self.bias) if x is not None]
+        if not present:
+            return "none"
+        return "keys" if all(x.shape[-2] == 1 for x in present) else "full"
+
+    @property
+    def sizes(self) -> Sizes:
+        b, h, n, d = self.q.shape
+        g, s, e = self.v.shape[1:]
+        biased = self.bias is not None
+        return Sizes(
+            b, h, g, n, s, d, e, self.q.dtype, self.q.device.type, self.causal, self.mask_kind, biased
+        )
+
+    @property
+    def empty(self) -> bool:
+        """Whether there is nothing to attend to or nobody to attend."""
+        return self.q.numel() == 0 or self.k.shape[-2] == 0 or self.v.numel() == 0
+
+    def detached(self) -> Problem:
+        """The same numbers, outside autograd."""
+        parts = {name: getattr(self, name) for name in ("q", "k", "v", "allowed", "bias")}
+        return dataclasses.replace(self, **{name: x.detach() for name, x in parts.items() if x is not None})
+
+    def to(self, dtype: torch.dtype) -> Problem:
+        """The same problem with q, k, v and bias in another type."""
+        bias = None if self.bias is None else self.bias.to(dtype)
+        return dataclasses.replace(self, q=self.q.to(dtype), k=self.k.to(dtype), v=self.v.to(dtype), bias=bias)
+
+    def rows(self, index: Tensor) -> Problem:
+        """The problem of some query rows of every head; `index` selects along n. Causality becomes a mask."""
+        n, s = self.q.shape[-2], self.k.shape[-2]
+        allowed, bias = self.allowed, self.bias
+        if allowed is not None and allowed.shape[-2] == n and n > 1:
+            allowed = allowed[..., index, :]
+        if bias is not None and bias.shape[-2] == n and n > 1:
+            bias = bias[..., index, :]
+        if self.causal:
+            past = torch.arange(s, device=index.device)[None, :] <= index[:, None]
+            allowed = past[None, None] if allowed is None else allowed & past
+        return dataclasses.replace(self, q=self.q[..., index, :], allowed=allowed, bias=bias, causal=False)
+
+
+def _four(x: Tensor) -> Tensor:
+    if x.ndim == 4:
+        return x
+    lead = x.shape[:-2]
+    heads = lead[-1] if lead else 1
+    return x.reshape(math.prod(lead[:-1]), heads, *x.shape[-2:])
+
+
+def _check_tensors(q: Tensor, k: Tensor, v: Tensor, enable_gqa: bool) -> None:
+    for name, x in (("q", q), ("k", k), ("v", v)):
+        if not isinstance(x, Tensor):
+            raise DtypeError(name, type(x).__name__, "must be a torch.Tensor", "wrap it with torch.as_tensor")
+        if x.ndim < 2:
+            raise ShapeError(f"{name}.shape", tuple(x.shape), "must be (..., length, dim)", "add the missing axes")
+        if x.dtype not in DTYPES:
+            known = ", ".join(str(t).removeprefix("torch.") for t in DTYPES)
+            raise DtypeError(f"{name}.dtype", x.dtype, f"must be one of {known}", f"convert with {name}.float()")
+        if x.dtype != q.dtype:
+            raise DtypeError(f"{name}.dtype", x.dtype, f"must equal q.dtype={q.dtype}", f"use {name}.to(q.dtype)")
+        if x.device != q.device:
+            raise DtypeError(f"{name}.device", x.device, f"must equal q.device={q.device}", f"use {name}.to(q.device)")
+        if x.ndim != q.ndim:
+            raise ShapeError(f"{name}.ndim", x.ndim, f"must equal q.ndim={q.ndim}", "give all three the same axes")
+    if q.shape[-1] != k.shape[-1] or q.shape[-1] == 0:
+        rule = f"must equal q.shape[-1]={q.shape[-1]} and be at least 1"
+        raise ShapeError("k.shape[-1]", k.shape[-1], rule, "queries and keys share one head dimension")
+    if k.shape[-2] != v.shape[-2]:
+        rule = f"must equal k.shape[-2]={k.shape[-2]}"
+        raise ShapeError("v.shape[-2]", v.shape[-2], rule, "each key needs one value")
+    if k.shape[:-2] != v.shape[:-2] or q.shape[:-3] != k.shape[:-3]:
+        rule = f"must agree with k {tuple(k.shape)} and q {tuple(q.shape)} in batch and heads"
+        raise ShapeError("v.shape", tuple(v.shape), rule, "expand the smaller one")
+    if q.ndim >= 3 and q.shape[-3] != k.shape[-3]:
+        heads, groups = q.shape[-3], k.shape[-3]
+        if not enable_gqa:
+            rule = f"must equal q's {heads} heads"
+            raise ShapeError("k heads", groups, rule, "pass enable_gqa=True for grouped queries")
+        if groups == 0 or heads % groups:
+            raise ShapeError("k heads", groups, f"must divide q's {heads} heads", "regroup the heads")
+
+
+def _split_mask(
+    mask: Tensor | None, leading: tuple[int, ...], n: int, s: int, q: Tensor
+) -> tuple[Tensor | None, Tensor | None]:
+    """Which keys a row may see, and what is added to their logits: −inf means the first, never the second."""
+    if mask is None:
+        return None, None
+    full = (*leading, n, s)
+    try:
+        fits = torch.broadcast_shapes(mask.shape, full) == torch.Size(full)
+    except RuntimeError:
+        fits = False
+    if not fits:
+        rule = f"must broadcast to {full}"
+        raise ShapeError("mask.shape", tuple(mask.shape), rule, "use (length, keys) or (batch, 1, 1, keys)")
+    if mask.device != q.device:
+        raise DtypeError("mask.device", mask.device, f"must equal q.device={q.device}", "use mask.to(q.device)")
+    if mask.dtype != torch.bool and mask.dtype not in DTYPES:
+        raise DtypeError("mask.dtype", mask.dtype, "must be bool or a float type", "use mask.bool(): True means visible")
+    mask = mask.reshape((1,) * (len(full) - mask.ndim) + tuple(mask.shape))
+    if len(full) > 4:
+        mask = mask.expand(*leading[:-1], *mask.shape[-3:]).reshape(-1, *mask.shape[-3:])
+    else:
+        mask = mask.reshape((1,) * (4 - mask.ndim) + tuple(mask.shape))
+    mask = mask.expand(*mask.shape[:-1], s)
+    if mask.dtype == torch.bool:
+        return mask, None
+    visible = mask.detach() > -math.inf
+    # nan compares false with everything and +inf sorts above all numbers: both show in these two reductions.
+    if mask.numel() and not bool((visible | (mask == -math.inf)).all() & (mask.amax() < math.inf)):
+        raise NonFiniteError("mask", "nan or +inf", "must hold finite numbers or -inf", "use -inf to hide a key")
+    return (None, mask) if bool(visible.all()) else (visible, mask.masked_fill(~visible, 0))
+
+
+@dataclass(frozen=True)
+class Norms:
+    """Euclidean norms of every row, in float64: true norm ≤ entry, and entry·(1 − slack) ≤ true norm."""
+
+    q: Float[Tensor, "b h n"]
+    k: Float[Tensor, "b g s"]
+    v: Float[Tensor, "b g s"]
+    slack: float
+
+
+@dataclass(frozen=True)
+class Cost:
+    """What a method does, counted: `flops` as `torch.utils.flop_counter` counts, `peak_bytes` beyond the inputs."""
+
+    flops: int
+    pointwise: int
+    launches: int
+    peak_bytes: int
+
+    def __add__(self, other: Cost) -> Cost:
+        """One after the other: work adds up, the memory of the first is free again."""
+        return Cost(
+            self.flops + other.flops,
+            self.pointwise + other.pointwise,
+            self.launches + other.launches,
+            max(self.peak_bytes, other.peak_bytes),
+        )
+
+
+@dataclass(frozen=True)
+class Promise:
+    """What a method can say of its own answer: a bound for every row, and what that rests on."""
+
+    kind: Kind
+    rows: Float[Tensor, "b h n"]
+    confidence: float = 1.0
+    coverage: float = 1.0
+    assumptions: tuple[str, ...] = ()
+    reason: str = ""
+
+
+@dataclass(frozen=True, eq=False)
+class Certificate:
+    r"""A bound on the error of one answer, and all it rests on.
+
+    The unit: :math:`\|out_i - o^*_i\|_2 / \max_j \|v_j\|_2`, j over the keys row i may see.
+    """
+
+    method: str
+    parameters: Mapping[str, Any]
+    target: str
+    kind: Kind
+    bound: float
+    rows: Tensor
+    confidence: float = 1.0
+    coverage: float = 1.0
+    rounding: bool = True
+    assumptions: tuple[str, ...] = ()
+    reason: str = ""
+    cost: Cost | None = None
+
+    def keeps(self, tol: float) -> bool:
+        """Whether the promise is at least as strong as `tol`."""
+        return self.kind != "none" and self.bound <= tol
+
+    def __eq__(self, other: object) -> bool:
+        if not isinstance(other, Certificate):
+            return NotImplemented
+        mine, theirs = self._plain(), other._plain()
+        return mine == theirs and torch.equal(self.rows, other.rows)
+
+    __hash__ = None  # type: ignore[assignment]
+
+    def _plain(self) -> dict[str, Any]:
+        plain = {f.name: getattr(self, f.name) for f in dataclasses.fields(self) if f.name != "rows"}
+        return plain | {"parameters": dict(self.parameters)}
+
+    def to_json(self, rows: bool = True) -> str:
+        """The certificate as JSON; `rows=False` leaves the bound of each single row out."""
+        plain = self._plain()
+        plain["cost"] = None if self.cost is None else dataclasses.asdict(self.cost)
+        plain["bound"] = _finite_or_word(self.bound)
+        if rows:
+            flat = self.rows.detach().double().cpu()
+            plain["rows"] = {"shape": list(flat.shape), "values": [_finite_or_word(x) for x in flat.flatten().tolist()]}
+        return json.dumps(plain)
+
+    @staticmethod
+    def from_json(text: str) -> Certificate:
+        """The certificate `to_json` wrote."""
+        plain = json.loads(text)
+        stored = plain.pop("rows", {"shape": [0], "values": []})
+        values = torch.tensor([float(x) for x in stored["values"]], dtype=torch.float64)
+        cost = plain.pop("cost")
+        plain["bound"] = float(plain["bound"])
+        plain["assumptions"] = tuple(plain["assumptions"])
+        return Certificate(
+            **plain, rows=values.reshape(stored["shape"]), cost=None if cost is None else Cost(**cost)
+        )
+
+    def __str__(self) -> str:
+        settings = ", ".join(f"{name}={value}" for name, value in self.parameters.items())
+        sentence = {
+            "deterministic": "every row is within",
+            "statistical": f"each row, with probability {self.confidence:g}, is within",
+            "sampled": f"{self.coverage:.4g} of the rows, with probability {self.confidence:g}, are within",
+            "none": "no promise:",
+        }[self.kind]
+        what = self.reason if self.kind == "none" else f"{self.bound:.2e} of {self.target}"
+        lines = [f"{sentence} {what}", f"  method   {self.method}" + (f" ({settings})" if settings else "")]
+        lines.append(f"  kind     {self.kind}, rounding {'included' if self.rounding else 'not included'}")
+        if self.reason and self.kind != "none":
+            lines.append(f"  because  {self.reason}")
+        lines += [f"  assumes  {sentence}" for sentence in self.assumptions]
+        if self.cost is not None:
+            lines.append(f"  cost     {self.cost.flops:.3g} flops, {self.cost.peak_bytes / 2**20:.1f} MiB at the peak")
+        return "\n".join(lines)
+
+
+def _finite_or_word(x: float) -> float | str:
+    return x if math.isfinite(x) else str(x)
+
+
+@dataclass(frozen=True)
+class Computed:
+    """An answer, and what the method must remember to certify it."""
+
+    out: Float[Tensor, "b h n e"]
+    trace: Any = None
+
+
+@dataclass(frozen=True)
+class Prospect:
+    """What a method expects to promise before it runs; `bound` is proved when `certain`, else a guess."""
+
+    bound: float
+    kind: Kind
+    certain: bool
+    reason: str = ""
+
+
+@dataclass(frozen=True)
+class Method(ABC):
+    """A way to compute one mechanism of attention. A subclass is a frozen dataclass of its declared parameters."""
+
+    name: ClassVar[str]
+    summary: ClassVar[str]
+    target: ClassVar[str] = "softmax attention"
+    random: ClassVar[bool] = False
+
+    def __post_init__(self) -> None:
+        check_parameters(self.name, type(self), self.parameters)
+
+    @classmethod
+    def declared(cls) -> tuple[Parameter, ...]:
+        """The parameters of this method, with rules and help."""
+        return parameters_of(cls)
+
+    @property
+    def parameters(self) -> dict[str, Any]:
+        return {p.name: getattr(self, p.name) for p in self.declared()}
+
+    def check(self, sizes: Sizes) -> None:
+        """Raise when these parameters do not fit these sizes."""
+
+    @abstractmethod
+    def compute(self, problem: Problem, generator: torch.Generator | None = None) -> Computed:
+        """The answer."""
+
+    @abstractmethod
+    def promise(self, problem: Problem, norms: Norms, computed: Computed, confidence: float) -> Promise:
+        """What can be said of the answer."""
+
+    @abstractmethod
+    def cost(self, sizes: Sizes) -> Cost:
+        """What the answer costs, the promise not included."""
+
+    @abstractmethod
+    def reference(self, problem: Problem) -> Tensor:
+        """The target itself in float64, by its definition."""
+
+    @classmethod
+    @abstractmethod
+    def settings(cls, sizes: Sizes) -> Iterator[Method]:
+        """Settings worth comparing at these sizes, cheapest first."""
+
+    def foresee(self, problem: Problem, norms: Norms, confidence: float) -> Prospect:
+        """What the promise is expected to be, found out at a small part of the cost of computing."""
+        return Prospect(math.inf, "none", True, "does not say beforehand")
+
+
+__all__ = [
+    "DTYPES",
+    "Certificate",
+    "Computed",
+    "Cost",
+    "Kind",
+    "MaskKind",
+    "Method",
+    "Norms",
+    "Problem",
+    "Promise",
+    "Prospect",
+    "Sizes",
+    "field",
+]

@@ -1,0 +1,76 @@
+"""What can go wrong, as a tree.
+
+    AvowError
+    ├── InputError (ValueError)          the caller can mend it
+    │   ├── ShapeError                   sizes that do not fit together
+    │   ├── DtypeError                   a type, or a device without that type
+    │   ├── NonFiniteError               nan or inf where a number was promised
+    │   ├── RangeError                   finite, but beyond what float64 can carry
+    │   ├── ParameterError               a parameter outside its rule
+    │   ├── UnknownMethod                no method of that name
+    │   └── FileError                    a file that is missing, truncated or incomplete
+    ├── ToleranceUnreachable             no arithmetic at hand proves the tolerance
+    └── NotDifferentiable                the mathematics has no gradient here
+
+Every message has four parts: the name, the value it had, the rule it broke, the remedy.
+"""
+
+from __future__ import annotations
+
+
+class AvowError(Exception):
+    """Anything avow raises on purpose."""
+
+    def __init__(self, name: str, value: object, rule: str, remedy: str) -> None:
+        self.name, self.value, self.rule, self.remedy = name, value, rule, remedy
+        super().__init__(f"{name}={value} {rule}; {remedy}")
+
+    def __reduce__(self) -> tuple[type[AvowError], tuple[str, object, str, str]]:
+        return type(self), (self.name, self.value, self.rule, self.remedy)
+
+
+class InputError(AvowError, ValueError):
+    """The caller can mend it."""
+
+
+class ShapeError(InputError):
+    """Sizes that do not fit together."""
+
+
+class DtypeError(InputError):
+    """A type, or a device without that type."""
+
+
+class NonFiniteError(InputError):
+    """Nan or inf where a number was promised."""
+
+
+class RangeError(InputError):
+    """Finite, but beyond what float64 can carry."""
+
+
+class ParameterError(InputError):
+    """A parameter outside its rule."""
+
+
+class UnknownMethod(InputError):
+    """No method of that name."""
+
+
+class FileError(InputError):
+    """A file that is missing, truncated or incomplete."""
+
+
+class NotDifferentiable(AvowError):
+    """The mathematics has no gradient here."""
+
+
+class ToleranceUnreachable(AvowError):
+    """No arithmetic at hand proves the tolerance; `best` is the smallest bound that can be proved."""
+
+    def __init__(self, name: str, value: object, rule: str, remedy: str, best: float = float("inf")) -> None:
+        super().__init__(name, value, rule, remedy)
+        self.best = best
+
+    def __reduce__(self):  # type: ignore[no-untyped-def]
+        return type(self), (self.name, self.value, self.rule, self.remedy, self.best)

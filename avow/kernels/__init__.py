@@ -1,0 +1,1 @@
+"""Triton kernels, loaded at use; each has a pure-torch twin it is tested against."""

@@ -1,0 +1,114 @@
+r"""Positive random features for :math:`e^{x \cdot y}`, and how many of them a tolerance needs.
+
+With w ~ N(0, I), :math:`E\,[e^{w\cdot x - \|x\|^2/2}\, e^{w\cdot y - \|y\|^2/2}] = e^{x\cdot y}`: every feature is
+positive, so the estimate is a mixture and never leaves the hull of the values [claim features-unbiased].
+"""
+
+from __future__ import annotations
+
+import math
+from typing import NamedTuple
+
+import torch
+from jaxtyping import Bool, Float
+from torch import Tensor
+
+
+def draw(
+    features: int, dim: int, orthogonal: bool, generator: torch.Generator | None, device: torch.device
+) -> Float[Tensor, "m d"]:
+    """Gaussian directions in float64; orthogonal ones come in blocks of `dim`, each direction still N(0, I)."""
+    source = torch.device("cpu") if generator is None else generator.device
+    options = {"generator": generator, "dtype": torch.float64, "device": source}
+    if not orthogonal:
+        return torch.randn(features, dim, **options).to(device)
+    blocks = []
+    for start in range(0, features, dim):
+        gauss = torch.randn(dim, dim, **options)
+        basis, upper = torch.linalg.qr(gauss)
+        # Signs of R's diagonal make the basis Haar distributed; fresh norms make each row Gaussian.
+        basis = basis * torch.sign(upper.diagonal())
+        lengths = torch.linalg.vector_norm(torch.randn(dim, dim, **options), dim=-1, keepdim=True)
+        blocks.append((basis.T * lengths)[: features - start])
+    return torch.cat(blocks).to(device)
+
+
+class Frame(NamedTuple):
+    r"""A change of variables that leaves every softmax weight as it was.
+
+    :math:`q\cdot k = (q-b)D \cdot D^{-1}(k-c) + b\cdot(k-c) + q\cdot c`: the last term is constant in a row and
+    cancels, the middle one is a bias of the key. Centred and balanced, the norms that drive the variance shrink.
+    """
+
+    query_shift: Float[Tensor, "b g 1 d"]
+    key_shift: Float[Tensor, "b g 1 d"]
+    balance: Float[Tensor, "b g 1 d"]
+
+
+def plain_frame(k: Float[Tensor, "b g s d"], dtype: torch.dtype) -> Frame:
+    """The frame that changes nothing: for causal rows, which must not learn of the future through a mean."""
+    zero = k.new_zeros(k.shape[0], k.shape[1], 1, k.shape[-1], dtype=dtype)
+    return Frame(zero, zero, zero + 1)
+
+
+def centred_frame(
+    q: Float[Tensor, "b g r n d"],
+    k: Float[Tensor, "b g s d"],
+    seen: Bool[Tensor, "#b #g 1 s"] | None,
+    dtype: torch.dtype,
+) -> Frame:
+    """Means of the queries and of the visible keys, and the diagonal that makes their spreads alike."""
+    q, k = q.detach(), k.detach()
+    b = q.mean((2, 3)).unsqueeze(2).to(dtype)
+    weight = None if seen is None else seen.to(k.dtype).transpose(-1, -2)  # (b, g, s, 1)
+    total = k.shape[-2] if weight is None else weight.sum(-2, keepdim=True).clamp(min=1)
+    c = ((k if weight is None else k * weight).sum(-2, keepdim=True) / total).to(dtype)
+    spread_q = (q.to(dtype) - b.unsqueeze(2)).square().mean((2, 3)).unsqueeze(2)
+    apart = (k.to(dtype) - c).square()
+    spread_k = (apart if weight is None else apart * weight).sum(-2, keepdim=True) / total
+    balance = (spread_k / spread_q).nan_to_num(1.0, 1.0, 1.0).pow(0.25).clamp(1e-2, 1e2)
+    return Frame(b, c, torch.where(balance > 0, balance, 1.0))
+
+
+def relative_variance(radius: Tensor, features: int, dim: int, orthogonal: bool) -> Tensor:
+    r"""A bound on the variance of a mixture of kernel estimates, relative to its squared mean.
+
+    One feature has relative variance :math:`e^{R^2}-1`, R the largest norm of q + k. Two orthogonal features
+    w, w' of one block are not independent, but for any z, z' of norm at most R,
+
+    .. math:: -\frac{R^2(1+R^2)}{2(d-3)} \le \frac{E e^{w\cdot z} e^{w'\cdot z'}}{E e^{w\cdot z} E e^{w'\cdot z'}} - 1
+              \le e^{R^2/2(d-1)} - 1
+
+    since, given w, the other is uniform in its complement with a norm of its own: its moments exceed those of a
+    Gaussian there by at most (d/(d−1))^k, and it lacks at most :math:`(w\cdot z')^2/\|w\|^2`, whose mean under the
+    tilted law N(z, I) is at most :math:`R^2(1+R^2)/(d-3)`.
+    """
+    square = radius.square()
+    own = torch.expm1(square)
+    if not orthogonal:
+        return own / features
+    block = min(dim, features)
+    shared = own
+    if dim > 3:
+        above = torch.expm1(square / (2 * (dim - 1)))
+        below = square * (1 + square) / (2 * (dim - 3))
+        shared = torch.minimum(own, torch.maximum(above, below))
+    return (own + (block - 1) * shared) / features
+
+
+def ratio_bound(variance: Tensor, confidence: float) -> Tensor:
+    r"""With this probability a row's error is at most this, by Chebyshev above and Cantelli below.
+
+    The error is :math:`\|\sum_j \hat A_j (v_j - o^*)\| / \hat D`. Its numerator has mean zero and second moment
+    at most V, in units of D and the largest value; P(D̂ ≤ (1−s)D) ≤ V/(V+s²).
+    """
+    miss = (1 - confidence) / 2
+    above = torch.sqrt(variance / miss)
+    below = torch.sqrt(variance * (1 - miss) / miss)
+    return torch.where(below < 1, above / (1 - below).clamp(min=1e-12), math.inf)
+
+
+def variance_for(tol: float, confidence: float) -> float:
+    """The relative variance at which `ratio_bound` equals `tol`."""
+    miss = (1 - confidence) / 2
+    return (tol / (1 / math.sqrt(miss) + tol * math.sqrt((1 - miss) / miss))) ** 2

@@ -1,0 +1,96 @@
+"""Heads that share keys, values that may be huge or tiny, and the last touch on an answer."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from avow.contract import Norms, Problem
+from avow.maths import rounding
+from avow.maths.masks import sees_any, visible_max
+
+
+def grouped(x: Float[Tensor, "b h n c"], groups: int) -> Float[Tensor, "b g r n c"]:
+    """Query heads gathered by the key head they share."""
+    return x.reshape(x.shape[0], groups, x.shape[1] // max(groups, 1), *x.shape[2:])
+
+
+def ungrouped(x: Float[Tensor, "b g r n c"]) -> Float[Tensor, "b h n c"]:
+    return x.reshape(x.shape[0], x.shape[1] * x.shape[2], *x.shape[3:])
+
+
+def per_query_head(x: Tensor, heads: int) -> Tensor:
+    """One entry per key head, repeated for the query heads that share it."""
+    return x if x.shape[1] == heads else x.repeat_interleave(heads // x.shape[1], dim=1)
+
+
+def own_keys(p: Problem) -> Problem:
+    """The problem with keys repeated where one key head is masked differently by its query heads."""
+    heads, groups = p.q.shape[1], p.k.shape[1]
+    present = [x for x in (p.allowed, p.bias) if x is not None and x.shape[1] != 1]
+    if heads == groups or not present:
+        return p
+    return dataclasses.replace(p, k=per_query_head(p.k, heads), v=per_query_head(p.v, heads))
+
+
+def key_log(p: Problem, dtype: torch.dtype) -> Float[Tensor, "#b #g s 1"] | None:
+    """What is added to the log of each key: its bias, −inf where it is hidden from all rows; None for nothing."""
+    if p.allowed is None and p.bias is None:
+        return None
+    zero = torch.zeros((), dtype=dtype, device=p.q.device)
+    bias = zero if p.bias is None else p.bias.to(dtype)
+    if p.bias is not None and p.allowed is None:
+        return bias.transpose(-1, -2)
+    assert p.allowed is not None
+    return torch.where(p.allowed, bias, -math.inf).transpose(-1, -2)
+
+
+def linear_type(p: Problem) -> torch.dtype:
+    """The type linear methods compute in: wide where a bias such as −1e9 would swallow what it is added to."""
+    return torch.float64 if p.bias is not None else rounding.accumulator(p.q.dtype)
+
+
+def magnitude(v: Float[Tensor, "b g s e"], dtype: torch.dtype) -> Float[Tensor, "b g 1 1"]:
+    """A power of two near the largest value of each head: dividing by it is exact and keeps sums in range."""
+    largest = v.detach().abs().amax((-1, -2), keepdim=True).to(dtype)
+    return torch.exp2(torch.floor(torch.log2(largest.clamp(min=torch.finfo(dtype).tiny * 4))))
+
+
+def finished(p: Problem, out: Float[Tensor, "b h n e"]) -> Float[Tensor, "b h n e"]:
+    """The answer in the inputs' type, zero in rows that see nothing."""
+    seen = sees_any(p.allowed, p.causal, p.q.shape[-2])
+    if seen is not None:
+        out = torch.where(seen.unsqueeze(-1), out, 0.0)
+    if out.dtype != p.q.dtype:
+        most = torch.finfo(p.q.dtype).max
+        out = out.clamp(-most, most).to(p.q.dtype)
+    return out
+
+
+def ceilings(p: Problem, norms: Norms) -> Float[Tensor, "b h #n"]:
+    """At most the largest value norm each row sees, zero where it sees none."""
+    values = per_query_head(norms.v, p.q.shape[1])
+    return visible_max(values, p.allowed, p.causal, p.q.shape[-2], 0.0) * (1 - norms.slack)
+
+
+def flushed(p: Problem, norms: Norms, terms: float, dtype: torch.dtype) -> Float[Tensor, "b h #n"]:
+    """What a row may lose to underflow in sums of so many terms, relative to the values it sees.
+
+    Values are divided by their head's `magnitude` first, so a row that sees only far smaller ones may lose them.
+    """
+    ceiling = ceilings(p, norms)
+    e = p.v.shape[-1]
+    size = per_query_head(2 * norms.v.amax(-1, keepdim=True), p.q.shape[1])
+    lost = 4 * math.sqrt(e) * (terms * rounding.tiny(dtype) * size + rounding.tiny(p.q.dtype) + rounding.tiny(dtype))
+    return torch.where(ceiling > 0, lost / ceiling.clamp(min=1e-320), 0.0)
+
+
+def settled(p: Problem, rows: Tensor) -> Float[Tensor, "b h n"]:
+    """Bounds of every row: no more than 2, which a mixture of values cannot exceed; zero where nothing is seen."""
+    rows = rows.expand(p.q.shape[:-1])
+    seen = sees_any(p.allowed, p.causal, p.q.shape[-2])
+    return rows if seen is None else torch.where(seen, rows, 0.0)

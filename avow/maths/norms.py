@@ -1,0 +1,72 @@
+"""Row norms that are proved upper bounds, and the only reading of q, k and v that looks for nan and inf."""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from avow.errors import NonFiniteError, RangeError
+from avow.maths.rounding import accumulator, unit
+
+# Squares of numbers outside this range overflow or underflow in the type.
+_COMFORT = {torch.float32: (1e-12, 1e18), torch.float64: (1e-140, 1e150)}
+
+
+def slack(dim: int, dtype: torch.dtype) -> float:
+    """The relative error of `row_norms`, in both directions."""
+    return 4 * (dim + 4) * unit(accumulator(dtype))
+
+
+def row_norms(x: Float[Tensor, "*lead d"], name: str) -> Float[Tensor, "*lead"]:
+    """Upper bounds, in float64, on the Euclidean norm of every row; raises where a number is nan or inf."""
+    if x.numel() == 0:
+        return x.new_zeros(x.shape[:-1], dtype=torch.float64)
+    kind = accumulator(x.dtype)
+    # A conversion first, then the norm: faster than one norm with a wider accumulator.
+    norms = torch.linalg.vector_norm(x.to(kind), dim=-1)
+    low, high = _COMFORT[kind]
+    largest = float(norms.amax())  # nan if any row holds nan
+    if low <= largest <= high:
+        # Entries below the square root of the smallest normal number vanish when squared.
+        floor = 2.0**-60 if x.dtype in (torch.float32, torch.bfloat16) else 2.0**-500 if kind == torch.float64 else 0.0
+        wide = norms.double()
+    else:
+        _check_finite(x, name, largest)
+        exponent = _exponent(x)
+        wide = torch.linalg.vector_norm(x.double() * 2.0**-exponent, dim=-1) * 2.0**exponent
+        floor = 0.0 if kind == torch.float32 else 2.0 ** (exponent - 500)
+    d = x.shape[-1]
+    return wide.mul_(1 + slack(d, x.dtype) / 2).add_(floor * math.sqrt(d))
+
+
+def _exponent(x: Tensor) -> int:
+    """The power of two that brings the largest entry of x near one; 0 where float64 has room enough anyway."""
+    if x.dtype != torch.float64:
+        return 0
+    largest = float(x.abs().amax())
+    return math.frexp(largest)[1] if largest > 0 else 0
+
+
+def _check_finite(x: Tensor, name: str, largest: float) -> None:
+    if math.isfinite(largest):
+        return
+    bad = ~torch.isfinite(x)
+    if bool(bad.any()):
+        where = tuple(bad.nonzero()[0].tolist())
+        value = float(x[where])
+        raise NonFiniteError(f"{name}[{', '.join(map(str, where))}]", value, "must be finite", f"mend {name} first")
+
+
+def check_range(q_norm: float, k_norm: float, v_norm: float, scale: float) -> None:
+    """Raise where logits, squared norms or sums of values would leave float64."""
+    for name, size, limit in (
+        ("q", q_norm, 1e150),
+        ("k", k_norm, 1e150),
+        ("v", v_norm, 1e300),
+        ("scale*|q|*|k|", abs(scale) * q_norm * k_norm, 1e290),
+    ):
+        if not size <= limit:
+            raise RangeError(f"largest norm of {name}", f"{size:.3g}", f"must be at most {limit:g}", "scale it down")

@@ -1,0 +1,101 @@
+r"""The rounding model: how far floating point may be from real arithmetic.
+
+A sum of products of length n, in any order, errs by at most :math:`\gamma_n \sum |x_i y_i|` with
+:math:`\gamma_n = nu/(1-nu)` and u the unit round-off, plus n times the underflow unit. Every bound
+built from these is multiplied by `OUTWARD`, which covers the rounding of the bound itself.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+OUTWARD = 1 + 1e-9
+
+# Significant bits, the implicit one included: u = 2^-bits.
+_BITS = {torch.float64: 53, torch.float32: 24, torch.bfloat16: 8, torch.float16: 11}
+
+# The absolute error of a result too small for the type. Subnormals may be flushed (on GPUs, or under
+# torch.set_flush_denormal), so the smallest normal number counts; float16 conversions never flush.
+_TINY = {torch.float64: 2.0**-1022, torch.float32: 2.0**-126, torch.bfloat16: 2.0**-126, torch.float16: 2.0**-25}
+
+# The largest magnitude that may appear in an intermediate result, with room for sums of 2^20 terms.
+_SAFE = {torch.float64: 1e290, torch.float32: 1e30, torch.bfloat16: 1e30, torch.float16: 1e30}
+
+# exp by vectorised polynomials (20 ulp in PyTorch's fused CPU attention) or by the GPU's exp2 unit.
+EXP_ULPS = 64
+
+
+def unit(dtype: torch.dtype) -> float:
+    """The unit round-off of a type."""
+    return 2.0 ** -_BITS[dtype]
+
+
+def tiny(dtype: torch.dtype) -> float:
+    """The largest absolute error of rounding to zero in a type."""
+    return _TINY[dtype]
+
+
+def safe(dtype: torch.dtype) -> float:
+    """The magnitude below which no intermediate of a type overflows."""
+    return _SAFE[dtype]
+
+
+def accumulator(dtype: torch.dtype) -> torch.dtype:
+    """The type sums are carried in for inputs of a type."""
+    return torch.float64 if dtype == torch.float64 else torch.float32
+
+
+def gamma(terms: float, u: float) -> float:
+    """γ_n; infinite where n·u is not small."""
+    return math.inf if terms * u >= 0.5 else terms * u / (1 - terms * u)
+
+
+@dataclass(frozen=True)
+class Products:
+    """The rounding of matrix products: each entry moves by `entry`, each multiply-add by `u`, relatively."""
+
+    entry: float
+    u: float
+
+    def dot(self, terms: float) -> float:
+        """The relative error of a sum of so many products, against the sum of their absolute values."""
+        return 2 * self.entry + self.entry**2 + gamma(terms, self.u) * (1 + self.entry) ** 2
+
+
+def products(dtype: torch.dtype, device: str) -> Products:
+    """How matrix products round for inputs of a type, the user's precision switches obeyed.
+
+    On a GPU, tensor cores may truncate where IEEE rounds, and float32 attention may run as three TF32 passes:
+    both stay within eight units.
+    """
+    u = unit(accumulator(dtype))
+    switches = torch.backends.cuda if device == "cuda" else torch.backends.mkldnn
+    chosen = (switches.matmul.fp32_precision, torch.backends.fp32_precision)  # type: ignore[attr-defined]
+    lowered = next((word for word in chosen if word != "none"), "ieee")
+    entry = {"tf32": 2.0**-10, "bf16": 2.0**-8}.get(lowered, 0.0) if dtype == torch.float32 else 0.0
+    return Products(entry, u if device == "cpu" or dtype == torch.float64 else 8 * u)
+
+
+def tiled_depth(n: int) -> float:
+    """The most additions any one term goes through in a tiled sum over n keys.
+
+    Tiled attention adds within tiles of 32 to 1024 keys, then rescales and adds the tiles one after another.
+    """
+    return min(n, 1024 + n / 16) + 8
+
+
+def perturbed(delta: Tensor) -> Tensor:
+    r"""The most the weights move, in sum of absolute values, when every logit moves by at most `delta`.
+
+    .. math:: \|softmax(a) - softmax(b)\|_1 \le 2\tanh(\|a-b\|_\infty / 2)   [claim softmax-perturbation]
+    """
+    return torch.tanh(delta * 0.5) * 2
+
+
+def underflow_log(dtype: torch.dtype) -> float:
+    """How far below the largest logit a weight may lie before it vanishes in the accumulator of a type."""
+    return 745.2 if dtype == torch.float64 else 104.0

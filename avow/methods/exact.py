@@ -1,0 +1,233 @@
+r"""Softmax attention itself, on the fastest kernel the device offers, with the rounding it commits proved.
+
+With u the unit round-off of the accumulator and :math:`S_i = |scale| \|q_i\| \max_j \|k_j\|`, the computed
+logits are within :math:`\delta_i \approx \gamma_d S_i` of the real ones, so the weights move by at most
+:math:`2\tanh(\delta_i/2)`; sums over keys add :math:`\gamma`, half-precision weights and outputs their own
+unit. All of it is divided by the largest visible value norm, which therefore cancels.
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import ClassVar
+
+import torch
+from torch import Tensor
+from torch.nn.attention import SDPBackend, sdpa_kernel
+from torch.nn.functional import pad, scaled_dot_product_attention
+
+from avow.contract import Computed, Cost, Method, Norms, Problem, Promise, Prospect, Sizes
+from avow.maths import rounding
+from avow.maths.masks import additive, sees_any, visible_max
+from avow.maths.softmax import softmax_average
+from avow.params import one_of, param
+
+# Beyond this many nats below the row's top, a key's whole share is smaller than any bound we state.
+_DEAD = 100.0
+
+
+@dataclass(frozen=True)
+class Exact(Method):
+    """Softmax attention in the inputs' own precision, or in a wider one."""
+
+    name: ClassVar[str] = "exact"
+    summary: ClassVar[str] = "softmax attention on the best PyTorch kernel; its rounding proved"
+
+    precision: str = param("native", one_of("native", "float32", "float64"), "arithmetic to compute in")
+
+    def arithmetic(self, dtype: torch.dtype) -> torch.dtype:
+        """The type of the tensors the kernel is given."""
+        if self.precision == "native":
+            return dtype
+        return torch.promote_types(dtype, getattr(torch, self.precision))
+
+    def compute(self, problem: Problem, generator: torch.Generator | None = None) -> Computed:
+        p, kind = problem, self.arithmetic(problem.q.dtype)
+        n, d, s, e = p.q.shape[-2], p.q.shape[-1], p.k.shape[-2], p.v.shape[-1]
+        q, k, v = (x.to(kind) for x in (p.q, p.k, p.v))
+        # The fused kernels want one width; zero features change no logit and zero values are cut off again.
+        q, k, v = (pad(x, (0, max(d, e) - x.shape[-1])) if d != e else x for x in (q, k, v))
+        masked = p.allowed is not None or p.bias is not None
+        mask = None
+        if masked:
+            mask = additive(p.allowed, p.bias, p.causal, n, s, kind, q.device)
+            mask = None if mask is None else mask.expand(*mask.shape[:2], n, s)
+        out = _fastest(q, k, v, mask, p.causal and not masked, p.scale)
+        out = out[..., :e] if d != e else out
+        seen = sees_any(p.allowed, p.causal, n)
+        if seen is not None:
+            out = torch.where(seen.unsqueeze(-1), out, 0.0)
+        if kind != p.q.dtype:
+            most = torch.finfo(p.q.dtype).max
+            out = out.clamp(-most, most).to(p.q.dtype)
+        return Computed(out)
+
+    def promise(self, problem: Problem, norms: Norms, computed: Computed, confidence: float) -> Promise:
+        p = problem
+        heads = p.q.shape[1] // max(p.k.shape[1], 1)
+        largest_key = norms.k.amax(-1, keepdim=True).repeat_interleave(heads, 1)  # (b, h, 1)
+        rows = self._bound(p, norms.q, largest_key, _smallest_ceiling(p, norms))
+        seen = sees_any(p.allowed, p.causal, p.q.shape[-2])
+        if seen is not None:
+            rows = torch.where(seen, rows, 0.0)
+        return Promise("deterministic", rows, assumptions=(self._assumption(p),))
+
+    def foresee(self, problem: Problem, norms: Norms, confidence: float) -> Prospect:
+        if not self._fits(problem, norms):
+            return Prospect(math.inf, "none", True, f"{self.arithmetic(problem.q.dtype)} would overflow")
+        most_q, most_k = norms.q.amax().reshape(1), norms.k.amax().reshape(1)
+        ceiling = _smallest_ceiling(problem, norms).amin().reshape(1)
+        return Prospect(float(self._bound(problem, most_q, most_k, ceiling)), "deterministic", True)
+
+    def _fits(self, problem: Problem, norms: Norms) -> bool:
+        """Whether no intermediate result can overflow, whatever order the kernel works in."""
+        kind = self.arithmetic(problem.q.dtype)
+        limit = rounding.safe(kind)
+        dots = float(norms.q.amax() * norms.k.amax()) * max(1.0, abs(problem.scale))
+        sums = float(norms.v.amax()) * problem.k.shape[-2]
+        if problem.bias is not None and kind in (torch.bfloat16, torch.float16) and problem.bias.dtype != kind:
+            return False
+        return dots <= limit and sums <= limit
+
+    def _bound(self, p: Problem, query: Tensor, key: Tensor, ceiling: Tensor) -> Tensor:
+        """The error of rows with these norms; `ceiling` is at most the largest visible value norm."""
+        kind, kept = self.arithmetic(p.q.dtype), p.q.dtype
+        wide = rounding.accumulator(kind)
+        products = rounding.products(kind, p.q.device.type)
+        u, tiny = products.u, rounding.tiny(wide)
+        d, s, e = p.q.shape[-1], p.k.shape[-2], p.v.shape[-1]
+        factor = abs(p.scale) * key
+        reach = query * factor  # S_i
+        slope = products.dot(d + 8) + 4 * u
+        # What does not grow with the query: underflow, the exponential, rescaling between tiles.
+        floor = 4 * d * tiny * (abs(p.scale) + math.sqrt(abs(p.scale)) * (float(query.max()) + key))
+        floor = floor + (rounding.EXP_ULPS + s / 8) * u
+        most = rounding.underflow_log(wide)
+        if p.bias is None:
+            logit = reach * slope + (reach * (4 * u)).clamp_(max=2 * u * most) + floor
+        else:
+            # Only keys within Λ = 4S + ln s + 100 of the row's top matter; their shifted bias is at most Λ.
+            span = 4 * reach + (math.log(s) + _DEAD)
+            logit = reach * slope + 6 * u * span + 2 * u * span.clamp(max=most) + floor
+            if p.kernel == "rbf":
+                own = 0.5 * abs(p.scale) * key**2
+                logit = logit + rounding.gamma(d + 8, rounding.unit(torch.float64)) * own
+        weights = rounding.perturbed(logit) if s > 1 else torch.zeros_like(logit)
+        sums = 2 * products.dot(rounding.tiled_depth(s)) + 8 * u + 4 * s * tiny + 1e-40
+        if kind in (torch.bfloat16, torch.float16):
+            # The kernel rounds each weight to the input type before it meets the values.
+            sums += rounding.unit(kind) + s * rounding.tiny(kind)
+        lost, final = s * math.sqrt(e) * tiny, 0.0
+        if kept != wide:
+            lost += math.sqrt(e) * rounding.tiny(kept)
+            final = rounding.unit(kept)
+        # A row whose visible values are all zero is computed exactly: 0/0 counts as no error.
+        flushed = torch.where(ceiling > 0, lost / ceiling, 0.0)
+        rest = (sums * (1 + final) + final + flushed) * rounding.OUTWARD
+        return weights * ((1 + final) * rounding.OUTWARD) + rest
+
+    def _assumption(self, p: Problem) -> str:
+        kind = self.arithmetic(p.q.dtype)
+        wide = str(rounding.accumulator(kind)).removeprefix("torch.")
+        return f"the kernel accumulates in {wide}, in tiles of 32 to 1024 keys, with exp right to 64 ulp"
+
+    def cost(self, sizes: Sizes) -> Cost:
+        z, width = sizes, max(sizes.dim, sizes.value_dim)
+        kind = self.arithmetic(z.dtype)
+        item, wide = kind.itemsize, rounding.accumulator(kind).itemsize
+        pairs = z.batch * z.heads * z.queries * z.keys
+        rows = z.batch * z.heads * z.queries
+        held = rows * width * item + rows * wide
+        copies = z.batch * (z.heads * z.queries + 2 * z.key_heads * z.keys)
+        if kind != z.dtype or z.dim != z.value_dim:
+            held += copies * width * item
+        masked = z.mask != "none"
+        if masked:
+            held += z.queries * z.keys * (2 * item if z.biased else 2) if z.causal or z.mask == "full" else z.keys * item
+        if z.device == "cpu":
+            # PyTorch's CPU kernel works on 512 keys and up to 256 rows per thread.
+            tall = 256 if z.queries >= 768 else 64 if z.queries >= 192 else 32
+            per_thread = tall * min(512, z.keys) + 2 * tall + tall * width
+            held += torch.get_num_threads() * per_thread * wide
+        if kind != z.dtype:
+            held += rows * z.value_dim * (item + z.item)
+        return Cost(4 * pairs * width, pairs // (2 if z.causal else 1), 2, held)
+
+    def reference(self, problem: Problem) -> Tensor:
+        p = problem
+        return softmax_average(p.q, p.k, p.v, p.allowed, p.bias, p.causal, p.scale)
+
+    @classmethod
+    def settings(cls, sizes: Sizes) -> Iterator[Exact]:
+        for precision in ("native", "float32", "float64"):
+            method = cls(precision)
+            if precision == "native" or method.arithmetic(sizes.dtype) != sizes.dtype:
+                yield method
+
+
+def _smallest_ceiling(p: Problem, norms: Norms) -> Tensor:
+    """At most the largest value norm each row sees, found cheaply where no value is near underflow."""
+    least = norms.v.amin() * (1 - norms.slack)
+    if float(least) > 1e-10:
+        return least.reshape(1, 1, 1)
+    heads = p.q.shape[1] // max(p.v.shape[1], 1)
+    values = norms.v.repeat_interleave(heads, 1)
+    return visible_max(values, p.allowed, p.causal, p.q.shape[-2], 0.0) * (1 - norms.slack)
+
+
+def _fastest(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, causal: bool, scale: float) -> Tensor:
+    grouped = q.shape[1] != k.shape[1]
+    call = functools.partial(
+        scaled_dot_product_attention, attn_mask=mask, is_causal=causal, scale=scale, enable_gqa=grouped
+    )
+    if q.device.type != "cuda" or torch.compiler.is_compiling():
+        # On a CPU there is one fused kernel, and PyTorch takes it.
+        return call(q, k, v)
+    bucket = 1 << (max(q.shape[-2], 1) - 1).bit_length()
+    backend = _quickest(q.device, q.dtype, q.shape[-1], min(bucket, 8192), causal, mask is not None, grouped)
+    if backend is None:
+        return call(q, k, v)
+    try:
+        with sdpa_kernel(backend):
+            return call(q, k, v)
+    except RuntimeError:
+        # The measured kernel does not take these sizes; PyTorch's own choice does.
+        return call(q, k, v)
+
+
+@functools.cache
+def _quickest(
+    device: torch.device, dtype: torch.dtype, dim: int, length: int, causal: bool, masked: bool, grouped: bool
+) -> SDPBackend | None:
+    """The backend that beats PyTorch's own choice on this device, measured once; None when none does."""
+    if masked:
+        return None
+    q, k, v = (torch.randn(1, 8, length, dim, dtype=dtype, device=device) for _ in range(3))
+
+    def seconds(backend: SDPBackend | None) -> float:
+        def once() -> None:
+            if backend is None:
+                scaled_dot_product_attention(q, k, v, is_causal=causal)
+            else:
+                with sdpa_kernel(backend):
+                    scaled_dot_product_attention(q, k, v, is_causal=causal)
+
+        try:
+            once()
+            torch.cuda.synchronize(device)
+            start = time.perf_counter()
+            for _ in range(5):
+                once()
+            torch.cuda.synchronize(device)
+        except RuntimeError:
+            return math.inf
+        return time.perf_counter() - start
+
+    own = seconds(None)
+    fused = (SDPBackend.CUDNN_ATTENTION, SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION)
+    best = min(fused, key=seconds)
+    return best if seconds(best) < 0.95 * own else None

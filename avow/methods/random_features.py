@@ -1,0 +1,277 @@
+r"""Positive random features: :math:`e^{q\cdot k}` as an expectation, attention in linear time.
+
+.. math:: out_i = \frac{\sum_f e^{w_f \cdot q_i} \sum_j e^{w_f \cdot k_j - \|k_j\|^2/2} v_j}
+                       {\sum_f e^{w_f \cdot q_i} \sum_j e^{w_f \cdot k_j - \|k_j\|^2/2}}
+
+Features are kept as logarithms and shifted by running maxima that cancel exactly, so no norm overflows.
+The relative variance grows as :math:`(e^{\|q+k\|^2}-1)/m` [claim features-variance]: `features_needed` says from
+q and k what a tolerance would take, and says so when it is hopeless.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import ClassVar, NamedTuple
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from avow.contract import Computed, Cost, Method, Norms, Problem, Promise, Prospect, Sizes
+from avow.maths import features as feature_maps
+from avow.maths import rounding, scan
+from avow.maths.features import Frame
+from avow.maths.heads import (
+    finished,
+    flushed,
+    grouped,
+    key_log,
+    linear_type,
+    magnitude,
+    own_keys,
+    per_query_head,
+    settled,
+    ungrouped,
+)
+from avow.maths.masks import at_rows, row_tiles, visible
+from avow.maths.softmax import softmax_average
+from avow.params import anything, at_least, param
+
+# Beyond this many features even a sequence of a million keys is cheaper to attend to exactly.
+_HOPELESS = 2**24
+# Squares of norms beyond this leave float32.
+_ROOMY = 1e15
+
+
+class FeatureState(NamedTuple):
+    """What a causal pass hands to the next call: the draw, the frame and the sums over all keys so far."""
+
+    directions: Float[Tensor, "m d"]
+    frame: Frame
+    sums: scan.State
+
+
+class Trace(NamedTuple):
+    """What the certificate must know of the run."""
+
+    directions: Float[Tensor, "m d"]
+    frame: Frame
+    final_state: FeatureState | None
+
+
+@dataclass(frozen=True)
+class RandomFeatures(Method):
+    """exp(q·k) by positive orthogonal random features."""
+
+    name: ClassVar[str] = "random_features"
+    summary: ClassVar[str] = "exp(q·k) as an expectation of positive features; linear, good for small norms"
+    random: ClassVar[bool] = True
+
+    features: int = param(256, at_least(1), "random directions")
+    orthogonal: bool = param(True, anything(), "draw directions in orthogonal blocks")
+
+    def compute(
+        self,
+        problem: Problem,
+        generator: torch.Generator | None = None,
+        initial_state: FeatureState | None = None,
+    ) -> Computed:
+        p = own_keys(problem)
+        wide = self._arithmetic(p)
+        groups, queries = p.k.shape[1], p.q.shape[-2]
+        if initial_state is None:
+            directions = feature_maps.draw(self.features, p.q.shape[-1], self.orthogonal, generator, p.q.device)
+            rows = grouped(p.q, groups)
+            seen = p.allowed if p.mask_kind == "keys" else None
+            frame = feature_maps.plain_frame(p.k, wide) if p.causal else feature_maps.centred_frame(rows, p.k, seen, wide)
+        else:
+            directions, frame = initial_state.directions, initial_state.frame
+        across = directions.to(wide).T  # (d, m)
+
+        def row_logs(span: slice) -> Tensor:
+            return grouped(_queries(p, frame, span, wide), groups) @ across  # (b, g, r, l, m)
+
+        def key_logs(span: slice) -> Tensor:
+            keys, shift = _keys(p, frame, span, wide)
+            return keys @ across + shift
+
+        if p.mask_kind == "full":
+            return Computed(finished(p, _pairwise(p, row_logs, key_logs, wide)), Trace(directions, frame, None))
+        size = magnitude(p.v, wide)
+        values = scan.append_one(p.v.to(wide) / size, wide)
+        added = key_log(p, wide)
+
+        def keys_of(span: slice) -> scan.Keys:
+            log = key_logs(span)
+            return scan.Keys(log if added is None else log + added[..., span, :])
+
+        def weigh(rows: slice, reference: Tensor) -> Tensor:
+            log = row_logs(rows) + reference.unsqueeze(2)
+            return torch.exp(log - log.detach().amax(-1, keepdim=True))
+
+        start = scan.nothing(values, self.features) if initial_state is None else initial_state.sums
+        if p.causal:
+            sums, state = scan.causal(keys_of, lambda tile: weigh(tile.rows, tile.reference), values, queries, start)
+        else:
+            state = scan.absorb(keys_of, values, None if initial_state is None else start)
+            top, total = scan.settle(state)
+            sums = torch.cat([weigh(rows, top) @ total.unsqueeze(2) for rows in scan.tiles(queries)], -2)
+        out = sums[..., :-1] / sums[..., -1:].clamp(min=torch.finfo(wide).tiny)
+        final = FeatureState(directions, frame, state)
+        return Computed(finished(p, ungrouped(out * size.unsqueeze(2))), Trace(directions, frame, final))
+
+    def promise(self, problem: Problem, norms: Norms, computed: Computed, confidence: float) -> Promise:
+        p, trace = own_keys(problem), computed.trace
+        radius_q, radius_k, shift = _radii(p, trace.frame, norms)
+        variance = feature_maps.relative_variance(radius_q + radius_k, self.features, p.q.shape[-1], self.orthogonal)
+        chance = feature_maps.ratio_bound(variance, confidence)
+        longest = float(torch.linalg.vector_norm(trace.directions, dim=-1).amax())
+        rows = chance.clamp(max=2.0) + self._rounding(p, norms, radius_q, radius_k, shift, longest)
+        assumptions = ("the generator's numbers are independent and Gaussian", "exp is right to 64 ulp")
+        return Promise("statistical", settled(p, rows * rounding.OUTWARD), confidence, assumptions=assumptions)
+
+    def _rounding(
+        self, p: Problem, norms: Norms, radius_q: Tensor, radius_k: Tensor, shift: Tensor, longest: float
+    ) -> Tensor:
+        """What arithmetic adds. Every term is positive, so a wrong exponent moves weights, never their sign."""
+        wide, kept = self._arithmetic(p), p.q.dtype
+        products = rounding.products(wide, p.q.device.type)
+        u, s, m, d = products.u, p.k.shape[-2], self.features, p.q.shape[-1]
+        radius = radius_q + radius_k
+        logs = products.dot(d + 16) * (longest * radius + radius.square()) + 8 * u * (longest * radius + shift)
+        if p.bias is not None:
+            logs = logs + 4 * u * float(p.bias.abs().amax())
+        exponent = 4 * u * rounding.underflow_log(wide) + 2 * rounding.EXP_ULPS * u
+        moved = rounding.perturbed(2 * (logs + exponent))
+        sums = 4 * products.dot(scan.depth(s) + m) + 16 * s * m * rounding.tiny(wide) * 1e18
+        final = rounding.unit(kept) if kept != wide else 0.0
+        return (moved + sums) * (1 + final) + final + flushed(p, norms, s * m, wide)
+
+    def _arithmetic(self, p: Problem) -> torch.dtype:
+        wide = linear_type(p)
+        if wide == torch.float64 or torch.compiler.is_compiling():
+            return wide
+        largest = max(float(x.detach().abs().amax()) if x.numel() else 0.0 for x in (p.q, p.k))
+        return wide if largest * max(1.0, abs(p.scale)) < _ROOMY else torch.float64
+
+    def cost(self, sizes: Sizes) -> Cost:
+        z, m, width = sizes, self.features, sizes.value_dim + 1
+        item = 8 if z.biased else rounding.accumulator(z.dtype).itemsize
+        rows, keys = z.batch * z.heads * z.queries, z.batch * z.key_heads * z.keys
+        projections = 2 * (rows + keys) * z.dim * m
+        if z.mask == "full":
+            pairs = rows * z.keys
+            return Cost(projections + 2 * pairs * z.value_dim, 4 * pairs * m, 20, 4 * item * min(pairs * m, 2**24))
+        held = keys * (width + z.value_dim) * item + 2 * rows * width * item
+        tile = min(scan.TILE, max(z.queries, z.keys)) * z.batch * z.heads * m * item
+        launches = 16 + scan.count(z) * (30 if z.causal else 14)
+        return Cost(projections + scan.flops(z, m, width, width), 4 * (rows + keys) * m, launches, held + 4 * tile)
+
+    def reference(self, problem: Problem) -> Tensor:
+        p = problem
+        return softmax_average(p.q, p.k, p.v, p.allowed, p.bias, p.causal, p.scale)
+
+    @classmethod
+    def settings(cls, sizes: Sizes) -> Iterator[RandomFeatures]:
+        for features in (64, 256, 1024):
+            yield cls(features)
+
+    def foresee(self, problem: Problem, norms: Norms, confidence: float) -> Prospect:
+        if confidence >= 1:
+            return Prospect(math.inf, "none", True, "promises only with a confidence below 1")
+        p = own_keys(problem)
+        frame = self._frame(p)
+        radius_q, radius_k, _ = _radii(p, frame, norms)
+        worst = (radius_q + radius_k).amax()
+        variance = feature_maps.relative_variance(worst, self.features, p.q.shape[-1], self.orthogonal)
+        bound = float(feature_maps.ratio_bound(variance, confidence))
+        return Prospect(bound, "statistical", False, "" if bound < 2 else f"norms of q+k up to {float(worst):.3g}")
+
+    def _frame(self, p: Problem) -> Frame:
+        wide = self._arithmetic(p)
+        if p.causal:
+            return feature_maps.plain_frame(p.k, wide)
+        seen = p.allowed if p.mask_kind == "keys" else None
+        return feature_maps.centred_frame(grouped(p.q, p.k.shape[1]), p.k, seen, wide)
+
+
+class FeatureCount(NamedTuple):
+    """How many features a tolerance takes; `inf` when no number that pays would do."""
+
+    features: float
+    variance: float
+    radius: float
+
+    def __str__(self) -> str:
+        if math.isinf(self.features):
+            return f"hopeless: one feature has relative variance {self.variance:.3g} at |q+k| = {self.radius:.3g}"
+        return f"{self.features:.0f} features (|q+k| up to {self.radius:.3g})"
+
+
+def features_needed(problem: Problem, norms: Norms, tol: float, confidence: float) -> FeatureCount:
+    """The features that would certify `tol` for every row, from the norms of q and k alone."""
+    method, p = RandomFeatures(), own_keys(problem)
+    radius_q, radius_k, _ = _radii(p, method._frame(p), norms)
+    worst = (radius_q + radius_k).amax()
+    d = p.q.shape[-1]
+    # From d features on, the bound is a constant over their number.
+    per_feature = float(feature_maps.relative_variance(worst, d, d, method.orthogonal)) * d
+    single = float(torch.expm1(worst.square()))
+    needed = max(per_feature / feature_maps.variance_for(tol, confidence), 1.0)
+    return FeatureCount(math.ceil(needed) if needed <= _HOPELESS else math.inf, single, float(worst))
+
+
+def _queries(p: Problem, frame: Frame, span: slice, dtype: torch.dtype) -> Tensor:
+    """Queries in the frame, the scale shared evenly with the keys."""
+    shift, balance = (per_query_head(x, p.q.shape[1]) for x in (frame.query_shift, frame.balance))
+    root = math.copysign(math.sqrt(abs(p.scale)), p.scale)
+    return (p.q[..., span, :].to(dtype) - shift) * (balance * root)
+
+
+def _keys(p: Problem, frame: Frame, span: slice, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+    """Keys in the frame, and the log each brings with it: −‖k‖²/2, and b·(k−c) for the shift of the queries."""
+    away = p.k[..., span, :].to(dtype) - frame.key_shift
+    keys = away * (math.sqrt(abs(p.scale)) / frame.balance)
+    log = (away * (frame.query_shift * p.scale) - 0.5 * keys.square()).sum(-1, keepdim=True)
+    return keys, log
+
+
+def _radii(p: Problem, frame: Frame, norms: Norms) -> tuple[Tensor, Tensor, Tensor]:
+    """Norms in the frame: of every query (b, h, n), of the longest key (b, h, 1), and the largest shift of a log."""
+    everything = slice(None)
+    heads = p.q.shape[1]
+    wide = frame.key_shift.dtype
+    grown = 1 + 64 * (p.q.shape[-1] + 4) * rounding.unit(wide)
+    radius_q = torch.linalg.vector_norm(_queries(p, frame, everything, wide), dim=-1).double() * grown
+    keys, _ = _keys(p, frame, everything, wide)
+    radius_k = torch.linalg.vector_norm(keys, dim=-1).amax(-1, keepdim=True).double() * grown
+    centre_q = torch.linalg.vector_norm(frame.query_shift, dim=-1).double()
+    centre_k = torch.linalg.vector_norm(frame.key_shift, dim=-1).double()
+    longest_key = per_query_head(norms.k.amax(-1, keepdim=True), p.k.shape[1])
+    reach = abs(p.scale) * (centre_q + _per_group(norms.q, p.k.shape[1])) * (longest_key + centre_k)
+    return radius_q, per_query_head(radius_k, heads), per_query_head(reach, heads)
+
+
+def _per_group(x: Float[Tensor, "b h n"], groups: int) -> Float[Tensor, "b g 1"]:
+    """The largest entry among the query heads of each key head."""
+    return x.reshape(x.shape[0], groups, -1).amax(-1, keepdim=True)
+
+
+def _pairwise(p: Problem, row_logs, key_logs, dtype: torch.dtype) -> Tensor:  # type: ignore[no-untyped-def]
+    """Every weight as a sum over features of its own, for masks that differ by row: safe, and quadratic."""
+    n, s, heads = p.q.shape[-2], p.k.shape[-2], p.q.shape[1]
+    seen = visible(p.allowed, p.causal, n, s, p.q.device)
+    keys = per_query_head(key_logs(slice(None)), heads)
+    values = per_query_head(p.v.to(dtype), heads)
+    parts = []
+    for rows in row_tiles(n, p.q.shape[0] * heads * s * keys.shape[-1]):
+        log = torch.logsumexp(ungrouped(row_logs(rows)).unsqueeze(-2) + keys.unsqueeze(-3), -1)
+        if p.bias is not None:
+            log = log + at_rows(p.bias, rows).to(dtype)
+        if seen is not None:
+            log = torch.where(at_rows(seen, rows), log, -math.inf)
+            log = torch.where(at_rows(seen, rows).any(-1, keepdim=True), log, 0.0)
+        parts.append(torch.softmax(log, -1) @ values)
+    return torch.cat(parts, -2)

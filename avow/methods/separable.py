@@ -1,0 +1,150 @@
+r"""Separable attention: softmax over the features of Q, softmax over the positions of K. Linear in time and memory.
+
+.. math:: out_i = \sum_f \rho_{if} \sum_{j \in S_i} \kappa^{(i)}_{jf} v_j, \quad
+          \rho_i = softmax_f(q_i / T), \quad
+          \kappa^{(i)}_{jf} = \frac{\exp(k_{jf}/T + bias_{ij})}{\sum_{j' \in S_i} \exp(k_{j'f}/T + bias_{ij'})}
+
+:math:`S_i` is what row i may see. A causal column softmax therefore normalises over the prefix: row i
+weighs keys 0..i as if the sequence ended there, so its rows are distributions and never see the future.
+The matrix has rank at most d: it cannot copy more than d values [claim separable-weaker].
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import ClassVar
+
+import torch
+from torch import Tensor
+
+from avow.contract import Computed, Cost, Method, Norms, Problem, Promise, Prospect, Sizes
+from avow.errors import ParameterError
+from avow.maths import rounding, scan
+from avow.maths.heads import (
+    finished,
+    flushed,
+    grouped,
+    key_log,
+    linear_type,
+    magnitude,
+    own_keys,
+    per_query_head,
+    settled,
+    ungrouped,
+)
+from avow.maths.masks import at_rows, row_tiles, visible
+from avow.params import between, param
+
+
+@dataclass(frozen=True)
+class Separable(Method):
+    """Softmax over features of Q times softmax over positions of K."""
+
+    name: ClassVar[str] = "separable"
+    summary: ClassVar[str] = "softmax over Q's features times softmax over K's positions; linear, its own mechanism"
+    target: ClassVar[str] = "separable attention"
+
+    temperature: float = param(1.0, between(0, math.inf), "divides Q and K before their softmaxes")
+
+    def compute(self, problem: Problem, generator: torch.Generator | None = None) -> Computed:
+        p = own_keys(self._checked(problem))
+        wide = linear_type(p)
+        if p.mask_kind == "full":
+            return Computed(finished(p, self._by_definition(p, wide)))
+        size = magnitude(p.v, wide)
+        values = scan.append_one(p.v.to(wide) / size, wide)
+        added = key_log(p, wide)
+
+        def keys_of(span: slice) -> scan.Keys:
+            log = p.k[..., span, :].to(wide) / self.temperature
+            return scan.Keys(log if added is None else log + added[..., span, :])
+
+        def mixture(rows: slice) -> Tensor:
+            return grouped(torch.softmax(p.q[..., rows, :].to(wide) / self.temperature, -1), p.k.shape[1])
+
+        def causal_rows(tile: scan.Tile) -> Tensor:
+            seen = tile.before[..., -1].unsqueeze(-2) + tile.features.cumsum(-2)  # prefix sums (b, g, l, m)
+            return mixture(tile.rows) / seen.clamp(min=_least(wide)).unsqueeze(2)
+
+        if p.causal:
+            sums, _ = scan.causal(keys_of, causal_rows, values, p.q.shape[-2], scan.nothing(values, p.q.shape[-1]))
+            out = sums[..., :-1]
+        else:
+            state = scan.absorb(keys_of, values)
+            columns = (state.sums[..., :-1] / state.sums[..., -1:].clamp(min=_least(wide))).unsqueeze(2)
+            out = torch.cat([mixture(rows) @ columns for rows in scan.tiles(p.q.shape[-2])], -2)
+        return Computed(finished(p, ungrouped(out * size.unsqueeze(2))))
+
+    def promise(self, problem: Problem, norms: Norms, computed: Computed, confidence: float) -> Promise:
+        p = own_keys(self._checked(problem))
+        wide, kept = linear_type(p), p.q.dtype
+        products = rounding.products(wide, p.q.device.type)
+        u, s, d = products.u, p.k.shape[-2], p.q.shape[-1]
+        # Every weight is a product of positive numbers, so relative errors add up: two exponentials, their
+        # arguments (divided, biased, shifted; what lies beyond underflow has no weight), then the sums.
+        argument = 4 * u * rounding.underflow_log(wide)
+        if p.bias is not None:
+            argument += 4 * u * float(p.bias.abs().amax())
+        moved = 2 * math.tanh(argument + rounding.EXP_ULPS * u)
+        depth = scan.depth(s) + 2 * d
+        relative = moved + 4 * products.dot(depth) + 8 * s * d * rounding.tiny(wide)
+        final = rounding.unit(kept) if kept != wide else 0.0
+        rows = relative * (1 + final) + final + flushed(p, norms, s * d, wide)
+        return Promise("deterministic", settled(p, rows * rounding.OUTWARD), assumptions=("exp is right to 64 ulp",))
+
+    def cost(self, sizes: Sizes) -> Cost:
+        z, m, width = sizes, sizes.dim, sizes.value_dim + 1
+        item = 8 if z.biased else rounding.accumulator(z.dtype).itemsize
+        rows, keys = z.batch * z.heads * z.queries, z.batch * z.key_heads * z.keys
+        if z.mask == "full":
+            pairs = rows * z.keys
+            return Cost(2 * pairs * z.value_dim, 4 * pairs * m, 20, 4 * item * min(pairs * m, 2**24))
+        flops = scan.flops(z, m, width, z.value_dim)
+        held = keys * (width + z.value_dim) * item + 2 * rows * width * item
+        tile = min(scan.TILE, max(z.queries, z.keys)) * z.batch * z.heads * m * item
+        tiles = scan.count(z)
+        return Cost(flops, (3 + z.causal) * (rows + keys) * m, 8 + tiles * (24 if z.causal else 10), held + 4 * tile)
+
+    def reference(self, problem: Problem) -> Tensor:
+        return self._by_definition(self._checked(problem), torch.float64)
+
+    @classmethod
+    def settings(cls, sizes: Sizes) -> Iterator[Separable]:
+        yield cls()
+
+    def foresee(self, problem: Problem, norms: Norms, confidence: float) -> Prospect:
+        return Prospect(math.inf, "none", True, "its target is separable attention, not softmax attention")
+
+    def _checked(self, p: Problem) -> Problem:
+        if not p.default_scale or p.kernel != "dot":
+            name, value = ("scale", p.scale) if p.kernel == "dot" else ("kernel", p.kernel)
+            rule = "has no meaning for separable attention, which has no logits q·k"
+            raise ParameterError(f"separable: {name}", value, rule, "leave it out and set temperature instead")
+        return p
+
+    def _by_definition(self, p: Problem, dtype: torch.dtype) -> Tensor:
+        """Every weight written out: quadratic, for masks that differ by row and for the tests."""
+        n, s, heads = p.q.shape[-2], p.k.shape[-2], p.q.shape[1]
+        seen = visible(p.allowed, p.causal, n, s, p.q.device)
+        k, v = (per_query_head(x.to(dtype), heads) for x in (p.k, p.v))
+        parts = []
+        for rows in row_tiles(n, p.q.shape[0] * heads * s * p.q.shape[-1]):
+            rho = torch.softmax(p.q[..., rows, :].to(dtype) / self.temperature, -1)
+            log = (k / self.temperature).unsqueeze(-3)  # (b, h, 1, s, d)
+            if p.bias is not None:
+                log = log + at_rows(p.bias, rows).to(dtype).unsqueeze(-1)
+            if seen is not None:
+                log = torch.where(at_rows(seen, rows).unsqueeze(-1), log, -math.inf)
+            top = log.detach().amax(-2, keepdim=True)
+            columns = torch.exp(log - top.masked_fill(top == -math.inf, 0.0))
+            columns = columns / columns.sum(-2, keepdim=True).clamp(min=_least(dtype))
+            weights = (columns * rho.unsqueeze(-2)).sum(-1)  # (b, h, rows, s)
+            parts.append(weights @ v)
+        return torch.cat(parts, -2)
+
+
+def _least(dtype: torch.dtype) -> float:
+    """Below any sum that a visible key contributes to, which is at least one."""
+    return torch.finfo(dtype).tiny

@@ -1,0 +1,116 @@
+"""A method's parameters, declared once: the check, the message, the command line's help, the lab's form.
+
+    rank: int = param(64, at_least(1), "landmarks per head")
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+import types
+import typing
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from avow.errors import ParameterError
+
+
+@dataclass(frozen=True)
+class Rule:
+    """A condition on a value, and the words for it."""
+
+    words: str
+    holds: Callable[[Any], bool]
+    choices: tuple[str, ...] = ()
+
+
+def at_least(low: float) -> Rule:
+    return Rule(f"must be at least {low:g}", lambda value: value >= low)
+
+
+def between(low: float, high: float) -> Rule:
+    """Strictly above `low`, at most `high`."""
+    return Rule(f"must be above {low:g} and at most {high:g}", lambda value: low < value <= high)
+
+
+def one_of(*choices: str) -> Rule:
+    return Rule(f"must be one of {', '.join(choices)}", lambda value: value in choices, choices)
+
+
+def anything() -> Rule:
+    return Rule("may be anything of its type", lambda value: True)
+
+
+@dataclass(frozen=True)
+class Parameter:
+    """One declared parameter of one method."""
+
+    name: str
+    type: type
+    default: Any
+    rule: Rule
+    help: str
+
+    def check(self, owner: str, value: Any) -> None:
+        """Raise unless `value` has the declared type and keeps the rule."""
+        numeric = self.type is float and isinstance(value, int) and not isinstance(value, bool)
+        if not (isinstance(value, self.type) or numeric) or (isinstance(value, bool) and self.type is not bool):
+            raise ParameterError(
+                f"{owner}: {self.name}",
+                repr(value),
+                f"must be of type {self.type.__name__}",
+                f"the default is {self.default!r} ({self.help})",
+            )
+        if (isinstance(value, float) and math.isnan(value)) or not self.rule.holds(value):
+            raise ParameterError(
+                f"{owner}: {self.name}", repr(value), self.rule.words, f"the default is {self.default!r} ({self.help})"
+            )
+
+    def read(self, owner: str, text: str) -> Any:
+        """The value a command line's `name=text` means."""
+        if self.type is bool:
+            if text.lower() not in ("true", "false"):
+                raise ParameterError(f"{owner}: {self.name}", text, "must be true or false", f"try {self.name}=true")
+            return text.lower() == "true"
+        try:
+            value = self.type(text)
+        except ValueError as problem:
+            raise ParameterError(
+                f"{owner}: {self.name}",
+                text,
+                f"must be of type {self.type.__name__}",
+                f"the default is {self.default!r} ({self.help})",
+            ) from problem
+        self.check(owner, value)
+        return value
+
+
+def param(default: Any, rule: Rule, help: str) -> Any:
+    """A dataclass field that carries its own rule and help."""
+    return dataclasses.field(default=default, metadata={"rule": rule, "help": help})
+
+
+def parameters_of(owner: type) -> tuple[Parameter, ...]:
+    """The parameters a dataclass declares with `param`, in order."""
+    hints = typing.get_type_hints(owner)
+    return tuple(
+        Parameter(f.name, _plain(hints[f.name]), f.default, f.metadata["rule"], f.metadata["help"])
+        for f in dataclasses.fields(owner)
+        if "rule" in f.metadata
+    )
+
+
+def _plain(hint: Any) -> type:
+    assert isinstance(hint, type) and not isinstance(hint, types.UnionType), f"declare a plain type, not {hint}"
+    return hint
+
+
+def check_parameters(owner: str, kind: type, given: dict[str, Any]) -> None:
+    """Raise on a name that is not declared or a value that breaks its rule."""
+    declared = {p.name: p for p in parameters_of(kind)}
+    for name, value in given.items():
+        if name not in declared:
+            known = ", ".join(declared) or "none"
+            raise ParameterError(f"{owner}: {name}", repr(value), "is not a parameter", f"known parameters: {known}")
+        declared[name].check(owner, value)

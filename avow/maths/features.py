@@ -13,6 +13,8 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
+from avow.contract import Problem
+
 
 def draw(
     features: int, dim: int, orthogonal: bool, generator: torch.Generator | None, device: torch.device
@@ -59,15 +61,38 @@ def centred_frame(
 ) -> Frame:
     """Means of the queries and of the visible keys, and the diagonal that makes their spreads alike."""
     q, k = q.detach(), k.detach()
-    b = q.mean((2, 3)).unsqueeze(2).to(dtype)
-    weight = None if seen is None else seen.to(k.dtype).transpose(-1, -2)  # (b, g, s, 1)
-    total = k.shape[-2] if weight is None else weight.sum(-2, keepdim=True).clamp(min=1)
-    c = ((k if weight is None else k * weight).sum(-2, keepdim=True) / total).to(dtype)
-    spread_q = (q.to(dtype) - b.unsqueeze(2)).square().mean((2, 3)).unsqueeze(2)
-    apart = (k.to(dtype) - c).square()
-    spread_k = (apart if weight is None else apart * weight).sum(-2, keepdim=True) / total
+    b, spread_q = _moments(q.flatten(2, 3), None, dtype)
+    c, spread_k = _moments(k, None if seen is None else seen.transpose(-1, -2), dtype)
     balance = (spread_k / spread_q).nan_to_num(1.0, 1.0, 1.0).pow(0.25).clamp(1e-2, 1e2)
     return Frame(b, c, torch.where(balance > 0, balance, 1.0))
+
+
+def _moments(x: Tensor, seen: Tensor | None, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+    """Mean and mean square about it of each feature, over the rows that are seen."""
+    if seen is not None:
+        weight = seen.to(dtype)
+        total = weight.sum(-2, keepdim=True).clamp(min=1)
+        mean = (x * weight).sum(-2, keepdim=True) / total
+        return mean, ((x - mean).square() * weight).sum(-2, keepdim=True) / total
+    # A sample says enough of where the rows lie, and any frame is exact.
+    step = -(-x.shape[-2] // 1024)
+    spread, mean = torch.var_mean(x[..., ::step, :].to(dtype), -2, correction=0, keepdim=True)
+    return mean, spread
+
+
+def framed_queries(p: Problem, frame: Frame, span: slice, dtype: torch.dtype) -> Tensor:
+    """Queries in the frame, the scale shared evenly with the keys."""
+    shift, balance = (x.repeat_interleave(p.q.shape[1] // x.shape[1], 1) for x in (frame.query_shift, frame.balance))
+    root = math.copysign(math.sqrt(abs(p.scale)), p.scale)
+    return (p.q[..., span, :].to(dtype) - shift) * (balance * root)
+
+
+def framed_keys(p: Problem, frame: Frame, span: slice, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+    """Keys in the frame, and the log each brings with it: −‖k‖²/2, and b·(k−c) for the shift of the queries."""
+    away = p.k[..., span, :].to(dtype) - frame.key_shift
+    keys = away * (math.sqrt(abs(p.scale)) / frame.balance)
+    log = (away * (frame.query_shift * p.scale) - 0.5 * keys.square()).sum(-1, keepdim=True)
+    return keys, log
 
 
 def relative_variance(radius: Tensor, features: int, dim: int, orthogonal: bool) -> Tensor:

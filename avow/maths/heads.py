@@ -6,7 +6,7 @@ import dataclasses
 import math
 
 import torch
-from jaxtyping import Float
+from jaxtyping import Bool, Float
 from torch import Tensor
 
 from avow.contract import Norms, Problem
@@ -54,10 +54,27 @@ def linear_type(p: Problem) -> torch.dtype:
     return torch.float64 if p.bias is not None else rounding.accumulator(p.q.dtype)
 
 
-def magnitude(v: Float[Tensor, "b g s e"], dtype: torch.dtype) -> Float[Tensor, "b g 1 1"]:
-    """A power of two near the largest value of each head: dividing by it is exact and keeps sums in range."""
-    largest = v.detach().abs().amax((-1, -2), keepdim=True).to(dtype)
-    return torch.exp2(torch.floor(torch.log2(largest.clamp(min=torch.finfo(dtype).tiny * 4))))
+def scaled_values(v: Float[Tensor, "b g s e"], dtype: torch.dtype) -> tuple[Tensor, Tensor | None]:
+    """Values that sums can hold, and the power of two per head they were divided by; None where they fit as they are."""
+    values = v.to(dtype)
+    roomy = 1e15 if dtype == torch.float32 else 1e150
+    if not torch.compiler.is_compiling():
+        low, high = (float(x) for x in torch.aminmax(v.detach()))
+        if max(-low, high) <= roomy and max(-low, high) >= 1 / roomy:
+            return values, None
+    largest = values.detach().abs().amax((-1, -2), keepdim=True).clamp(min=4 * torch.finfo(dtype).tiny)
+    size = torch.exp2(torch.floor(torch.log2(largest)))  # (b, g, 1, 1)
+    return values / size, size
+
+
+def rescaled(out: Float[Tensor, "b g r n e"], size: Tensor | None) -> Float[Tensor, "b h n e"]:
+    """The answer in the size of the values."""
+    return ungrouped(out if size is None else out * size.unsqueeze(2))
+
+
+def key_seen(p: Problem) -> Bool[Tensor, "#b #g s 1"] | None:
+    """Which keys are visible, for masks that are the same for all rows."""
+    return None if p.allowed is None else p.allowed.transpose(-1, -2)
 
 
 def finished(p: Problem, out: Float[Tensor, "b h n e"]) -> Float[Tensor, "b h n e"]:
@@ -80,7 +97,7 @@ def ceilings(p: Problem, norms: Norms) -> Float[Tensor, "b h #n"]:
 def flushed(p: Problem, norms: Norms, terms: float, dtype: torch.dtype) -> Float[Tensor, "b h #n"]:
     """What a row may lose to underflow in sums of so many terms, relative to the values it sees.
 
-    Values are divided by their head's `magnitude` first, so a row that sees only far smaller ones may lose them.
+    Values may be divided by their head's magnitude first, so a row that sees only far smaller ones may lose them.
     """
     ceiling = ceilings(p, norms)
     e = p.v.shape[-1]

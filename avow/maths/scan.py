@@ -1,11 +1,11 @@
 r"""Sums over keys in log-scaled features: one state, one pass, any length, no overflow.
 
 Every linear attention here has numerators :math:`\sum_f y_{if} \sum_{j \le i} x_{jf} v_j`, where the key
-features are positive numbers too large or too small for any float: :math:`x_{jf} = c_{jf} e^{l_{jf}}`.
-They are kept relative to a running maximum per feature, as online softmax keeps its weights:
+features are numbers too large or too small for any float: :math:`x_{jf} = c_{jf} e^{l_{jf}}`. They are kept
+relative to a running maximum per feature, as online softmax keeps its weights:
 
-.. math:: \mathrm{sums}_f = \sum_j c_{jf} e^{l_{jf} - \mathrm{top}_f} [v_j, 1], \quad
-          \mathrm{top}_f = \max_j l_{jf}
+.. math:: \mathrm{sums}_f = \sum_j c_{jf} e^{l_{jf} - \mathrm{top}_f} v_j, \quad
+          \mathrm{total}_f = \sum_j c_{jf} e^{l_{jf} - \mathrm{top}_f}, \quad \mathrm{top}_f = \max_j l_{jf}
 
 so that exponents never exceed `_RISE` and the largest term of each feature is never lost.
 """
@@ -17,84 +17,288 @@ from collections.abc import Callable, Iterator
 from typing import NamedTuple
 
 import torch
-from jaxtyping import Float
+from jaxtyping import Bool, Float
 from torch import Tensor
+from torch.nn.functional import pad
 
 from avow.contract import Sizes
 
 # Keys per block: within a block rows meet keys pair by pair, between blocks through sums.
 BLOCK = 64
-# Keys per tile: a tile shares one reference and its features stay in cache.
+# Keys per tile: a tile shares one reference, and its features (all heads) stay in cache.
 TILE = 1024
+_CACHED = 2**19
 # How far logs may rise above the reference inside a tile. e^40 · smallest normal · (features · tile) is far
 # below rounding, so nothing that counts is lost at the other end of the range.
 _RISE = {torch.float32: 40.0, torch.float64: 300.0}
 
 
 class Keys(NamedTuple):
-    """Features of some keys: `factor · exp(log)`; −inf hides a key, no factor means one."""
+    """Features of some keys: `factor · exp(log)`, no factor meaning one; keys not `seen` have log −inf.
+
+    `log` is the scan's to overwrite: never hand over a view of the caller's tensor.
+    """
 
     log: Float[Tensor, "b g l #m"]
     factor: Float[Tensor, "b g l m"] | None = None
+    seen: Bool[Tensor, "#b #g l 1"] | None = None
 
 
 class State(NamedTuple):
     """All that is remembered of the keys so far, in O(m·e)."""
 
     top: Float[Tensor, "b g 1 #m"]
-    sums: Float[Tensor, "b g m e1"]
+    sums: Float[Tensor, "b g m e"]
+    total: Float[Tensor, "b g m 1"]
 
 
 class Tile(NamedTuple):
-    """What a row needs to know of its tile to weigh it."""
+    """What a row needs to know of its tile to weigh it; `total` is that of all keys before the tile."""
 
     rows: slice
     reference: Float[Tensor, "b g 1 #m"]
-    before: Float[Tensor, "b g m e1"]
+    total: Float[Tensor, "b g m 1"]
     features: Float[Tensor, "b g l m"]
+
+
+class Sums(NamedTuple):
+    """What rows collect: weighted sums of values, divided by their normalisers where those were asked for.
+
+    Normalisers are relative to exp(`unit_log`), noted for features that share one logarithm.
+    """
+
+    out: Float[Tensor, "b g r n e"]
+    normaliser: Float[Tensor, "b g r n 1"] | None
+    unit_log: Float[Tensor, "b g r n 1"] | None
+
+
+class _Collector:
+    """Rows as they are finished: written in place, or kept for one concatenation where autograd watches."""
+
+    def __init__(self, queries: int) -> None:
+        self.queries = queries
+        self.parts: list[Sums] = []
+        self.whole: Sums | None = None
+        self.done = 0
+
+    def add(self, numerator: Tensor, normaliser: Tensor | None, reference: Tensor) -> None:
+        unit = None
+        if normaliser is not None:
+            # A visible key contributes one; what is smaller belongs to a row that sees nothing.
+            least = torch.finfo(normaliser.dtype).tiny
+            numerator = numerator / torch.where(normaliser.abs() < least, 1.0, normaliser)
+            if reference.shape[-1] == 1:
+                unit = reference.unsqueeze(2).expand_as(normaliser)
+        part = Sums(numerator, normaliser, unit)
+        length = numerator.shape[-2]
+        if length == self.queries or numerator.requires_grad or torch.compiler.is_compiling():
+            self.parts.append(part)
+            return
+        if self.whole is None:
+            self.whole = Sums(*(None if x is None else _longer(x, self.queries) for x in part))
+        span = slice(self.done, self.done + length)
+        for target, source in zip(self.whole, part, strict=True):
+            if target is not None:
+                target[..., span, :] = source
+        self.done += length
+
+    def joined(self) -> Sums:
+        if self.whole is not None:
+            return self.whole
+        if len(self.parts) == 1:
+            return self.parts[0]
+        columns = zip(*self.parts, strict=True)
+        return Sums(*(None if column[0] is None else torch.cat(column, -2) for column in columns))
+
+
+def _longer(x: Tensor, length: int) -> Tensor:
+    return x.new_empty(*x.shape[:-2], length, x.shape[-1])
 
 
 KeysOf = Callable[[slice], Keys]
 RowsOf = Callable[[Tile], Tensor]
 
 
-def append_one(v: Float[Tensor, "b g s e"], dtype: torch.dtype) -> Float[Tensor, "b g s e1"]:
-    """Values with a column of ones, whose sum is the normaliser."""
-    return torch.nn.functional.pad(v.to(dtype), (0, 1), value=1.0)
+def nothing(values: Float[Tensor, "b g s e"], features: int, logs: int) -> State:
+    """The state before any key, of `features` features with `logs` logarithms among them (all, or one)."""
+    b, g, _, e = values.shape
+    top = values.new_full((b, g, 1, logs), -math.inf)
+    return State(top, values.new_zeros(b, g, features, e), values.new_zeros(b, g, features, 1))
 
 
-def _shift(log: Tensor, reference: Tensor) -> Tensor:
-    """exp(log − reference), zero where the key is hidden, finite whatever happens."""
-    limit = 2 * _RISE[log.dtype]
-    return torch.exp((log - reference).clamp(max=limit))
+def settle(state: State) -> State:
+    """The same state with a finite reference."""
+    reference = _finite(state.top)
+    shrink = torch.exp(state.top - reference).transpose(-1, -2)
+    return State(reference, state.sums * shrink, state.total * shrink)
+
+
+def tile_length(per_position: int) -> int:
+    """How many positions of so many numbers each make a tile: a power of two, whole blocks."""
+    length = TILE
+    while length > BLOCK and length * per_position > _CACHED:
+        length //= 2
+    return length
+
+
+def tiles(length: int, per_position: int) -> Iterator[slice]:
+    """A sequence cut into tiles."""
+    step = tile_length(per_position)
+    for start in range(0, length, step):
+        yield slice(start, min(start + step, length))
+
+
+def absorb(keys_of: KeysOf, values: Float[Tensor, "b g s e"], features: int, state: State | None = None) -> State:
+    """The state after all keys, read once, tile by tile."""
+    for span in tiles(values.shape[-2], values.shape[0] * values.shape[1] * features):
+        keys = keys_of(span)
+        top = keys.log.detach().amax(-2, keepdim=True)
+        if state is not None:
+            top = torch.maximum(top, state.top)
+        reference = _finite(top)
+        x = _shifted(keys, reference)  # (b, g, l, m)
+        sums, total = x.transpose(-1, -2) @ values[..., span, :], x.sum(-2).unsqueeze(-1)
+        if state is not None:
+            shrink = torch.exp(state.top - reference).transpose(-1, -2)
+            sums, total = sums + state.sums * shrink, total + state.total * shrink
+        state = State(top, sums, total)
+    assert state is not None, "no keys and no state"
+    return state
+
+
+def collect(rows_of: Callable[[slice], Tensor], heads: int, queries: int, state: State, normalise: bool) -> Sums:
+    """What every row collects from one state that it sees whole."""
+    collector = _Collector(queries)
+    _collect(rows_of, heads, queries, state, normalise, collector)
+    return collector.joined()
+
+
+def _collect(
+    rows_of: Callable[[slice], Tensor], heads: int, queries: int, state: State, normalise: bool, collector: _Collector
+) -> None:
+    columns, total = state.sums.unsqueeze(2), state.total.unsqueeze(2)
+    for span in tiles(queries, columns.shape[0] * heads * columns.shape[-2]):
+        rows = rows_of(span)  # (b, g, r, l, m)
+        collector.add(rows @ columns, rows @ total if normalise else None, state.top)
+
+
+def causal(
+    keys_of: KeysOf,
+    rows_of: RowsOf,
+    values: Float[Tensor, "b g s e"],
+    heads: int,
+    queries: int,
+    state: State,
+    normalise: bool,
+) -> tuple[Sums, State]:
+    """What every row collects from the keys up to its own, and the state after the last key.
+
+    `rows_of` gives the row features (b, g, r, l, m) of a tile. Row i sees keys 0..i and the initial state.
+    Where logs rise too steeply inside a tile, the tile is halved until they do not.
+    """
+    s, m = values.shape[-2], state.sums.shape[-2]
+    collector = _Collector(queries)
+    paired = min(queries, s)
+    for span in tiles(paired, values.shape[0] * heads * m):
+        state = _tile(keys_of(span), rows_of, values, span, state, collector, normalise)
+    if queries > s:
+        last = settle(state)
+        silent = values.new_zeros(*last.sums.shape[:2], 1, last.sums.shape[-2])
+
+        def late(span: slice) -> Tensor:
+            return rows_of(Tile(slice(span.start + s, span.stop + s), last.top, last.total, silent))
+
+        _collect(late, heads, queries - s, last, normalise, collector)
+    elif s > queries:
+
+        def unseen(span: slice) -> Keys:
+            return keys_of(slice(span.start + queries, span.stop + queries))
+
+        state = absorb(unseen, values[..., queries:, :], m, state)
+    return collector.joined(), state
 
 
 def _finite(x: Tensor) -> Tensor:
-    """A reference for features that no key has reached yet."""
+    """A reference also for features that no key has reached yet."""
     return x.masked_fill(x == -math.inf, 0.0)
 
 
-def _times(factor: Tensor | None, weight: Tensor) -> Tensor:
-    return weight if factor is None else factor * weight
+def _shifted(keys: Keys, reference: Tensor) -> Tensor:
+    """Features relative to a reference."""
+    above = keys.log.sub_(reference)
+    if torch.compiler.is_compiling():
+        # A compiled graph cannot halve tiles where the data asks for it: clip, and stay finite.
+        above = above.clamp(max=2 * _RISE[above.dtype])
+    weight = above.exp_()
+    return weight if keys.factor is None else keys.factor * weight
 
 
-def nothing(values: Float[Tensor, "b g s e1"], features: int, log_features: int | None = None) -> State:
-    """The state before any key."""
-    b, g, _, width = values.shape
-    top = values.new_full((b, g, 1, features if log_features is None else log_features), -math.inf)
-    return State(top, values.new_zeros(b, g, features, width))
+def _first(keys: Keys) -> Tensor:
+    """The log of the first visible key, per feature; −inf when there is none."""
+    log = keys.log.detach()
+    if keys.seen is None:
+        return log[..., :1, :]
+    index = keys.seen.to(torch.uint8).argmax(-2, keepdim=True)  # (b, g, 1, 1)
+    return log.gather(-2, index.expand(*log.shape[:-2], 1, log.shape[-1]))
 
 
-def settle(state: State) -> tuple[Tensor, Tensor]:
-    """A finite reference, and the sums relative to it."""
-    reference = _finite(state.top)
-    return reference, state.sums * torch.exp(state.top - reference).transpose(-1, -2)
+def _tile(
+    keys: Keys, rows_of: RowsOf, values: Tensor, span: slice, state: State, collector: _Collector, normalise: bool
+) -> State:
+    length = span.stop - span.start
+    top = torch.maximum(state.top, keys.log.detach().amax(-2, keepdim=True))
+    reference = torch.maximum(state.top, _first(keys))
+    if length > 1 and not torch.compiler.is_compiling():
+        rise = torch.where(reference > -math.inf, top - reference, 0.0)
+        if bool((rise > _RISE[rise.dtype]).any()):
+            half = (length + 1) // 2
+            for piece in (slice(0, half), slice(half, length)):
+                some = Keys(*(None if x is None else x[..., piece, :] for x in keys))
+                part = slice(span.start + piece.start, span.start + piece.stop)
+                state = _tile(some, rows_of, values, part, state, collector, normalise)
+            return state
+    reference = _finite(reference)
+    features = _shifted(keys, reference)  # (b, g, l, m)
+    shrink = torch.exp(state.top - reference).transpose(-1, -2)
+    before = State(reference, state.sums * shrink, state.total * shrink)
+    rows = rows_of(Tile(span, reference, before.total, features))  # (b, g, r, l, m)
+    numerator, normaliser, after = _blocks(rows, features, values[..., span, :], before, normalise)
+    collector.add(numerator, normaliser, reference)
+    settled = torch.exp(reference - _finite(top)).transpose(-1, -2)
+    return State(top, after.sums * settled, after.total * settled)
 
 
-def tiles(length: int) -> Iterator[slice]:
-    """A sequence cut into tiles."""
-    for start in range(0, length, TILE):
-        yield slice(start, min(start + TILE, length))
+def _blocks(rows: Tensor, features: Tensor, values: Tensor, before: State, normalise: bool) -> tuple[Tensor, Tensor | None, State]:
+    """Rows against the keys before them in the tile and all sums before it; and the state after the tile."""
+    b, g, r, length, m = rows.shape
+    size = min(BLOCK, length)
+    blocks = -(-length // size)
+    spare = blocks * size - length
+    if spare:
+        rows, features, values = (pad(x, (0, 0, 0, spare)) for x in (rows, features, values))
+    x = features.reshape(b, g, blocks, size, m)
+    w = values.reshape(b, g, blocks, size, -1)
+    y = rows.reshape(b, g, r, blocks, size, m).transpose(2, 3).reshape(b, g, blocks, r * size, m)
+    running, running_total = (x.transpose(-1, -2) @ w).cumsum(2), x.sum(-2).unsqueeze(-1).cumsum(2)
+    earlier = _later(running, before.sums)  # (b, g, blocks, m, e)
+    past = torch.ones(size, size, dtype=torch.bool, device=rows.device).tril().repeat(r, 1)
+    near = (y @ x.transpose(-1, -2)).masked_fill_(~past, 0.0)  # (b, g, blocks, r·size, size)
+
+    def in_rows(out: Tensor) -> Tensor:
+        return out.reshape(b, g, blocks, r, size, -1).transpose(2, 3).reshape(b, g, r, blocks * size, -1)[..., :length, :]
+
+    numerator = in_rows(near @ w + y @ earlier)
+    normaliser = None
+    if normalise:
+        normaliser = in_rows(near.sum(-1, keepdim=True) + y @ _later(running_total, before.total))
+    after = State(before.top, before.sums + running[:, :, -1], before.total + running_total[:, :, -1])
+    return numerator, normaliser, after
+
+
+def _later(running: Tensor, before: Tensor) -> Tensor:
+    """What lies before each block: the running sums one block on, and all that came before the tile."""
+    before = before.unsqueeze(2)
+    return torch.cat([before, running[:, :, :-1] + before], 2)
 
 
 def depth(keys: int) -> float:
@@ -102,125 +306,24 @@ def depth(keys: int) -> float:
     return min(keys, TILE) + 4 * keys / TILE + 2 * BLOCK + 16
 
 
-def count(sizes: Sizes) -> int:
+def count(sizes: Sizes, features: int) -> int:
     """How many tiles a pass over rows and keys works through."""
-    return -(-sizes.queries // TILE) + -(-sizes.keys // TILE)
+    z = sizes
+    rows, keys = (tile_length(z.batch * heads * features) for heads in (z.heads, z.key_heads))
+    return -(-z.queries // rows) + -(-z.keys // keys)
 
 
-def absorb(keys_of: KeysOf, values: Float[Tensor, "b g s e1"], state: State | None = None) -> State:
-    """The state after all keys, read once, tile by tile."""
-    for span in tiles(values.shape[-2]):
-        keys = keys_of(span)
-        top = keys.log.detach().amax(-2, keepdim=True)
-        if state is not None:
-            top = torch.maximum(top, state.top)
-        reference = _finite(top)
-        sums = _times(keys.factor, _shift(keys.log, reference)).transpose(-1, -2) @ values[..., span, :]
-        if state is not None:
-            sums = sums + state.sums * torch.exp(state.top - reference).transpose(-1, -2)
-        state = State(top, sums)
-    assert state is not None, "no keys and no state"
-    return state
-
-
-def causal(
-    keys_of: KeysOf,
-    rows_of: RowsOf,
-    values: Float[Tensor, "b g s e1"],
-    queries: int,
-    state: State,
-) -> tuple[Float[Tensor, "b g r n e1"], State]:
-    """Numerators and normalisers of every row over the keys up to its own, and the state after the last key.
-
-    `rows_of` gives the row features (b, g, r, l, m) of a tile. Row i sees keys 0..i and the initial state.
-    Where logs rise too steeply inside a tile, the tile is halved until they do not.
-    """
-    s = values.shape[-2]
-    parts: list[Tensor] = []
-    paired = min(queries, s)
-    for span in tiles(paired):
-        state = _tile(keys_of(span), rows_of, values, span, state, parts)
-    if queries > s:
-        reference, before = settle(state)
-        for rest in tiles(queries - s):
-            rows = slice(rest.start + s, rest.stop + s)
-            tile = Tile(rows, reference, before, values.new_zeros(*before.shape[:2], 1, before.shape[-2]))
-            parts.append(rows_of(tile) @ before.unsqueeze(2))
-    elif s > queries:
-        state = absorb(lambda span: keys_of(slice(span.start + queries, span.stop + queries)), values[..., queries:, :], state)
-    return torch.cat(parts, -2), state
-
-
-def _tile(keys: Keys, rows_of: RowsOf, values: Tensor, span: slice, state: State, parts: list[Tensor]) -> State:
-    length = span.stop - span.start
-    peak = keys.log.detach().amax(-2, keepdim=True)
-    top = torch.maximum(state.top, peak)
-    reference = torch.maximum(state.top, _first(keys.log.detach()))
-    # Under torch.compile the choice cannot depend on data; `_shift` then clips, and stays finite.
-    if length > 1 and not torch.compiler.is_compiling():
-        rise = torch.where(reference > -math.inf, top - reference, 0.0)
-        if bool((rise > _RISE[rise.dtype]).any()):
-            half = (length + 1) // 2
-            for piece in (slice(0, half), slice(half, length)):
-                log, factor = keys.log[..., piece, :], None if keys.factor is None else keys.factor[..., piece, :]
-                part = slice(span.start + piece.start, span.start + piece.stop)
-                state = _tile(Keys(log, factor), rows_of, values, part, state, parts)
-            return state
-    reference = _finite(reference)
-    features = _times(keys.factor, _shift(keys.log, reference))  # (b, g, l, m)
-    before = state.sums * torch.exp(state.top - reference).transpose(-1, -2)
-    rows = rows_of(Tile(span, reference, before, features))  # (b, g, r, l, m)
-    piece = values[..., span, :]
-    out, total = _blocks(rows, features, piece, before)
-    parts.append(out)
-    settled = _finite(top)
-    sums = (before + total) * torch.exp(reference - settled).transpose(-1, -2)
-    return State(top, sums)
-
-
-def _first(log: Tensor) -> Tensor:
-    """The log of the first key that is not hidden, per feature; −inf when all are."""
-    seen = log > -math.inf
-    first = seen.to(torch.uint8).argmax(-2, keepdim=True)
-    return log.gather(-2, first)
-
-
-def _blocks(
-    rows: Float[Tensor, "b g r l m"], features: Float[Tensor, "b g l m"], values: Float[Tensor, "b g l e1"], before: Tensor
-) -> tuple[Tensor, Tensor]:
-    """Rows against the keys before them in the tile and all sums before it; and the sums of the tile."""
-    b, g, r, length, m = rows.shape
-    size = min(BLOCK, length)
-    blocks = -(-length // size)
-    spare = blocks * size - length
-    if spare:
-        rows = torch.nn.functional.pad(rows, (0, 0, 0, spare))
-        features = torch.nn.functional.pad(features, (0, 0, 0, spare))
-        values = torch.nn.functional.pad(values, (0, 0, 0, spare))
-    x = features.reshape(b, g, blocks, size, m)
-    w = values.reshape(b, g, blocks, size, -1)
-    y = rows.reshape(b, g, r, blocks, size, m).transpose(2, 3).reshape(b, g, blocks, r * size, m)
-    own = x.transpose(-1, -2) @ w  # (b, g, blocks, m, e1)
-    running = own.cumsum(2)
-    earlier = before.unsqueeze(2) + torch.nn.functional.pad(running[:, :, :-1], (0, 0, 0, 0, 1, 0))
-    past = torch.ones(size, size, dtype=torch.bool, device=rows.device).tril().repeat(r, 1)
-    near = (y @ x.transpose(-1, -2)).masked_fill(~past, 0.0)  # (b, g, blocks, r·size, size)
-    out = near @ w + y @ earlier
-    out = out.reshape(b, g, blocks, r, size, -1).transpose(2, 3).reshape(b, g, r, blocks * size, -1)
-    return out[..., :length, :], running[:, :, -1]
-
-
-def flops(sizes: Sizes, features: int, width: int, read: int) -> int:
-    """Multiply-adds (counted as two) of one pass over keys of `width` columns; rows read `read` of them."""
-    z, m = sizes, features
-    per_key, per_row = 2 * z.batch * z.key_heads * m * width, 2 * z.batch * z.heads * m * read
+def flops(sizes: Sizes, features: int, normalise: bool) -> int:
+    """Multiply-adds, counted as two, of one pass over keys and rows."""
+    z, m, e = sizes, features, sizes.value_dim
+    read = e + normalise
+    per_key, per_row = 2 * z.batch * z.key_heads * m * e, 2 * z.batch * z.heads * m * read
     if not z.causal:
         return per_key * z.keys + per_row * z.queries
     total, paired = 0, min(z.queries, z.keys)
-    for start in range(0, paired, TILE):
-        length = min(TILE, paired - start)
+    for span in tiles(paired, z.batch * z.heads * m):
+        length = span.stop - span.start
         size = min(BLOCK, length)
         padded = -(-length // size) * size
-        near = 2 * z.batch * z.heads * padded * size * (m + width)
-        total += padded * (per_key + 2 * z.batch * z.heads * m * width) + near
-    return total + per_key * (z.keys - paired) + 2 * z.batch * z.heads * m * width * (z.queries - paired)
+        total += padded * (per_key + per_row + 2 * z.batch * z.heads * size * (m + e))
+    return total + per_key * (z.keys - paired) + per_row * (z.queries - paired)

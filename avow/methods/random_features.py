@@ -22,16 +22,18 @@ from torch import Tensor
 from avow.contract import Computed, Cost, Method, Norms, Problem, Promise, Prospect, Sizes
 from avow.maths import features as feature_maps
 from avow.maths import rounding, scan
-from avow.maths.features import Frame
+from avow.maths.features import Frame, framed_keys, framed_queries
 from avow.maths.heads import (
     finished,
     flushed,
     grouped,
     key_log,
+    key_seen,
     linear_type,
-    magnitude,
     own_keys,
     per_query_head,
+    rescaled,
+    scaled_values,
     settled,
     ungrouped,
 )
@@ -91,36 +93,41 @@ class RandomFeatures(Method):
         across = directions.to(wide).T  # (d, m)
 
         def row_logs(span: slice) -> Tensor:
-            return grouped(_queries(p, frame, span, wide), groups) @ across  # (b, g, r, l, m)
+            return grouped(framed_queries(p, frame, span, wide), groups) @ across  # (b, g, r, l, m)
 
         def key_logs(span: slice) -> Tensor:
-            keys, shift = _keys(p, frame, span, wide)
-            return keys @ across + shift
+            keys, shift = framed_keys(p, frame, span, wide)
+            return (keys @ across).add_(shift)
 
         if p.mask_kind == "full":
             return Computed(finished(p, _pairwise(p, row_logs, key_logs, wide)), Trace(directions, frame, None))
-        size = magnitude(p.v, wide)
-        values = scan.append_one(p.v.to(wide) / size, wide)
-        added = key_log(p, wide)
+        values, size = scaled_values(p.v, wide)
+        added, seen = key_log(p, wide), key_seen(p)
 
         def keys_of(span: slice) -> scan.Keys:
             log = key_logs(span)
-            return scan.Keys(log if added is None else log + added[..., span, :])
+            if added is not None:
+                log = log + added[..., span, :]
+            return scan.Keys(log, None, None if seen is None else seen[..., span, :])
 
         def weigh(rows: slice, reference: Tensor) -> Tensor:
-            log = row_logs(rows) + reference.unsqueeze(2)
-            return torch.exp(log - log.detach().amax(-1, keepdim=True))
+            log = row_logs(rows).add_(reference.unsqueeze(2))
+            return log.sub_(log.detach().amax(-1, keepdim=True)).exp_()
 
-        start = scan.nothing(values, self.features) if initial_state is None else initial_state.sums
+        def weigh_tile(tile: scan.Tile) -> Tensor:
+            return weigh(tile.rows, tile.reference)
+
+        start = None if initial_state is None else initial_state.sums
+        m, heads = self.features, p.q.shape[1]
         if p.causal:
-            sums, state = scan.causal(keys_of, lambda tile: weigh(tile.rows, tile.reference), values, queries, start)
+            begin = scan.nothing(values, m, m) if start is None else start
+            sums, state = scan.causal(keys_of, weigh_tile, values, heads, queries, begin, normalise=True)
         else:
-            state = scan.absorb(keys_of, values, None if initial_state is None else start)
-            top, total = scan.settle(state)
-            sums = torch.cat([weigh(rows, top) @ total.unsqueeze(2) for rows in scan.tiles(queries)], -2)
-        out = sums[..., :-1] / sums[..., -1:].clamp(min=torch.finfo(wide).tiny)
+            state = scan.absorb(keys_of, values, m, start)
+            whole = scan.settle(state)
+            sums = scan.collect(lambda rows: weigh(rows, whole.top), heads, queries, whole, normalise=True)
         final = FeatureState(directions, frame, state)
-        return Computed(finished(p, ungrouped(out * size.unsqueeze(2))), Trace(directions, frame, final))
+        return Computed(finished(p, rescaled(sums.out, size)), Trace(directions, frame, final))
 
     def promise(self, problem: Problem, norms: Norms, computed: Computed, confidence: float) -> Promise:
         p, trace = own_keys(problem), computed.trace
@@ -153,21 +160,22 @@ class RandomFeatures(Method):
         wide = linear_type(p)
         if wide == torch.float64 or torch.compiler.is_compiling():
             return wide
-        largest = max(float(x.detach().abs().amax()) if x.numel() else 0.0 for x in (p.q, p.k))
+        ends = [float(end) for x in (p.q, p.k) if x.numel() for end in torch.aminmax(x.detach())]
+        largest = max(map(abs, ends), default=0.0)
         return wide if largest * max(1.0, abs(p.scale)) < _ROOMY else torch.float64
 
     def cost(self, sizes: Sizes) -> Cost:
-        z, m, width = sizes, self.features, sizes.value_dim + 1
+        z, m = sizes, self.features
         item = 8 if z.biased else rounding.accumulator(z.dtype).itemsize
         rows, keys = z.batch * z.heads * z.queries, z.batch * z.key_heads * z.keys
         projections = 2 * (rows + keys) * z.dim * m
         if z.mask == "full":
             pairs = rows * z.keys
             return Cost(projections + 2 * pairs * z.value_dim, 4 * pairs * m, 20, 4 * item * min(pairs * m, 2**24))
-        held = keys * (width + z.value_dim) * item + 2 * rows * width * item
-        tile = min(scan.TILE, max(z.queries, z.keys)) * z.batch * z.heads * m * item
-        launches = 16 + scan.count(z) * (30 if z.causal else 14)
-        return Cost(projections + scan.flops(z, m, width, width), 4 * (rows + keys) * m, launches, held + 4 * tile)
+        held = keys * z.value_dim * item + 2 * rows * (z.value_dim + 1) * item
+        tile = scan.tile_length(z.batch * z.heads * m) * z.batch * z.heads * m * item
+        launches = 16 + scan.count(z, m) * (30 if z.causal else 14)
+        return Cost(projections + scan.flops(z, m, normalise=True), 4 * (rows + keys) * m, launches, held + 4 * tile)
 
     def reference(self, problem: Problem) -> Tensor:
         p = problem
@@ -223,29 +231,14 @@ def features_needed(problem: Problem, norms: Norms, tol: float, confidence: floa
     return FeatureCount(math.ceil(needed) if needed <= _HOPELESS else math.inf, single, float(worst))
 
 
-def _queries(p: Problem, frame: Frame, span: slice, dtype: torch.dtype) -> Tensor:
-    """Queries in the frame, the scale shared evenly with the keys."""
-    shift, balance = (per_query_head(x, p.q.shape[1]) for x in (frame.query_shift, frame.balance))
-    root = math.copysign(math.sqrt(abs(p.scale)), p.scale)
-    return (p.q[..., span, :].to(dtype) - shift) * (balance * root)
-
-
-def _keys(p: Problem, frame: Frame, span: slice, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
-    """Keys in the frame, and the log each brings with it: −‖k‖²/2, and b·(k−c) for the shift of the queries."""
-    away = p.k[..., span, :].to(dtype) - frame.key_shift
-    keys = away * (math.sqrt(abs(p.scale)) / frame.balance)
-    log = (away * (frame.query_shift * p.scale) - 0.5 * keys.square()).sum(-1, keepdim=True)
-    return keys, log
-
-
 def _radii(p: Problem, frame: Frame, norms: Norms) -> tuple[Tensor, Tensor, Tensor]:
     """Norms in the frame: of every query (b, h, n), of the longest key (b, h, 1), and the largest shift of a log."""
     everything = slice(None)
     heads = p.q.shape[1]
     wide = frame.key_shift.dtype
     grown = 1 + 64 * (p.q.shape[-1] + 4) * rounding.unit(wide)
-    radius_q = torch.linalg.vector_norm(_queries(p, frame, everything, wide), dim=-1).double() * grown
-    keys, _ = _keys(p, frame, everything, wide)
+    radius_q = torch.linalg.vector_norm(framed_queries(p, frame, everything, wide), dim=-1).double() * grown
+    keys, _ = framed_keys(p, frame, everything, wide)
     radius_k = torch.linalg.vector_norm(keys, dim=-1).amax(-1, keepdim=True).double() * grown
     centre_q = torch.linalg.vector_norm(frame.query_shift, dim=-1).double()
     centre_k = torch.linalg.vector_norm(frame.key_shift, dim=-1).double()

@@ -27,12 +27,13 @@ from avow.maths.heads import (
     flushed,
     grouped,
     key_log,
+    key_seen,
     linear_type,
-    magnitude,
     own_keys,
     per_query_head,
+    rescaled,
+    scaled_values,
     settled,
-    ungrouped,
 )
 from avow.maths.masks import at_rows, row_tiles, visible
 from avow.params import between, param
@@ -53,29 +54,33 @@ class Separable(Method):
         wide = linear_type(p)
         if p.mask_kind == "full":
             return Computed(finished(p, self._by_definition(p, wide)))
-        size = magnitude(p.v, wide)
-        values = scan.append_one(p.v.to(wide) / size, wide)
-        added = key_log(p, wide)
+        values, size = scaled_values(p.v, wide)
+        added, seen = key_log(p, wide), key_seen(p)
 
         def keys_of(span: slice) -> scan.Keys:
             log = p.k[..., span, :].to(wide) / self.temperature
-            return scan.Keys(log if added is None else log + added[..., span, :])
+            if added is not None:
+                log = log + added[..., span, :]
+            return scan.Keys(log, None, None if seen is None else seen[..., span, :])
 
         def mixture(rows: slice) -> Tensor:
-            return grouped(torch.softmax(p.q[..., rows, :].to(wide) / self.temperature, -1), p.k.shape[1])
+            q = p.q[..., rows, :].to(wide)
+            q = q if self.temperature == 1 else q / self.temperature
+            return grouped(torch.softmax(q, -1), p.k.shape[1])
 
-        def causal_rows(tile: scan.Tile) -> Tensor:
-            seen = tile.before[..., -1].unsqueeze(-2) + tile.features.cumsum(-2)  # prefix sums (b, g, l, m)
-            return mixture(tile.rows) / seen.clamp(min=_least(wide)).unsqueeze(2)
+        def causal_mixture(tile: scan.Tile) -> Tensor:
+            prefix = tile.features.cumsum(-2).add_(tile.total.transpose(-1, -2))  # (b, g, l, m)
+            return mixture(tile.rows) / prefix.clamp_(min=_least(wide)).unsqueeze(2)
 
+        queries, features = p.q.shape[-2:]
         if p.causal:
-            sums, _ = scan.causal(keys_of, causal_rows, values, p.q.shape[-2], scan.nothing(values, p.q.shape[-1]))
-            out = sums[..., :-1]
+            start = scan.nothing(values, features, features)
+            sums, _ = scan.causal(keys_of, causal_mixture, values, p.q.shape[1], queries, start, normalise=False)
         else:
-            state = scan.absorb(keys_of, values)
-            columns = (state.sums[..., :-1] / state.sums[..., -1:].clamp(min=_least(wide))).unsqueeze(2)
-            out = torch.cat([mixture(rows) @ columns for rows in scan.tiles(p.q.shape[-2])], -2)
-        return Computed(finished(p, ungrouped(out * size.unsqueeze(2))))
+            state = scan.absorb(keys_of, values, features)
+            columns = state._replace(sums=state.sums / state.total.clamp(min=_least(wide)))
+            sums = scan.collect(mixture, p.q.shape[1], queries, columns, normalise=False)
+        return Computed(finished(p, rescaled(sums.out, size)))
 
     def promise(self, problem: Problem, norms: Norms, computed: Computed, confidence: float) -> Promise:
         p = own_keys(self._checked(problem))
@@ -95,16 +100,16 @@ class Separable(Method):
         return Promise("deterministic", settled(p, rows * rounding.OUTWARD), assumptions=("exp is right to 64 ulp",))
 
     def cost(self, sizes: Sizes) -> Cost:
-        z, m, width = sizes, sizes.dim, sizes.value_dim + 1
+        z, m = sizes, sizes.dim
         item = 8 if z.biased else rounding.accumulator(z.dtype).itemsize
         rows, keys = z.batch * z.heads * z.queries, z.batch * z.key_heads * z.keys
         if z.mask == "full":
             pairs = rows * z.keys
             return Cost(2 * pairs * z.value_dim, 4 * pairs * m, 20, 4 * item * min(pairs * m, 2**24))
-        flops = scan.flops(z, m, width, z.value_dim)
-        held = keys * (width + z.value_dim) * item + 2 * rows * width * item
-        tile = min(scan.TILE, max(z.queries, z.keys)) * z.batch * z.heads * m * item
-        tiles = scan.count(z)
+        flops = scan.flops(z, m, normalise=False)
+        held = keys * z.value_dim * item + 2 * rows * z.value_dim * item
+        tile = scan.tile_length(z.batch * z.heads * m) * z.batch * z.heads * m * item
+        tiles = scan.count(z, m)
         return Cost(flops, (3 + z.causal) * (rows + keys) * m, 8 + tiles * (24 if z.causal else 10), held + 4 * tile)
 
     def reference(self, problem: Problem) -> Tensor:

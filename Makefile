@@ -1,0 +1,54 @@
+# `make` sets up .venv and runs the main job; `make help` lists the rest.
+
+PYTHON ?= python3
+BIN := .venv/bin
+READY := .venv/.ready
+SOURCES := avow tests benchmarks
+
+export PIP_DISABLE_PIP_VERSION_CHECK := 1
+
+.DEFAULT_GOAL := compare
+.DELETE_ON_ERROR:
+.PHONY: compare test check format fuzz bench clean help
+
+compare: $(READY)  ## the error-cost frontier of every method; the report lands under out/ (default)
+	@mkdir -p out
+	@$(BIN)/avow compare --out out
+
+test: $(READY)  ## all tests
+	@$(BIN)/python -m pytest -n 2 -q
+
+check: $(READY)  ## the gate: format, lint, types, tests
+	@$(BIN)/ruff format --check --quiet $(SOURCES) || { echo "unformatted files; run make format"; exit 1; }
+	@$(BIN)/ruff check $(SOURCES)
+	@$(BIN)/mypy
+	@$(MAKE) --no-print-directory test
+
+format: $(READY)  ## format, and mend what the linter can mend safely
+	@$(BIN)/ruff check --fix --exit-zero --quiet $(SOURCES)
+	@$(BIN)/ruff format $(SOURCES)
+
+fuzz: $(READY)  ## a million random problems against their certificates
+	@$(BIN)/python -m tests.fuzz --cases 1000000
+
+bench: $(READY)  ## ratios against installed peers
+	@$(BIN)/python -m benchmarks.run
+
+clean:  ## remove what was made, except .venv
+	@rm -rf out build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis
+	@find $(SOURCES) -name __pycache__ -type d -prune -exec rm -rf {} +
+
+help:
+	@sed -n 's/^\([a-z]*\):.*##/\1 /p' $(MAKEFILE_LIST) | awk '{name = $$1; $$1 = ""; printf "make %-8s%s\n", name, $$0}'
+
+# Torch goes first and alone: an exact version lets pip take a CPU build where one is at hand, and the
+# install of the rest then finds it in place.
+$(READY): pyproject.toml constraints.txt
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' \
+	  || { echo "avow needs Python 3.11 or newer, and $(PYTHON) is not; try: make PYTHON=python3.11"; exit 1; }
+	@$(BIN)/python -m pip --version >/dev/null 2>&1 || { echo "creating .venv"; $(PYTHON) -m venv --clear .venv; }
+	@echo "installing $$(grep '^torch==' constraints.txt)"
+	@$(BIN)/python -m pip install --quiet -c constraints.txt "$$(grep '^torch==' constraints.txt)"
+	@echo "installing avow and what its tests need"
+	@$(BIN)/python -m pip install --quiet -c constraints.txt -e '.[dev]'
+	@touch $@

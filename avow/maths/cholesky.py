@@ -1,0 +1,119 @@
+r"""Landmarks for the Gaussian kernel by randomised pivoted Cholesky, and what they leave over.
+
+For a positive semidefinite kernel G with unit diagonal, landmarks Z and any B with :math:`B\,G(Z,Z)\,B^T \preceq I`,
+the features :math:`\varphi(x) = B\,G(Z,x)` leave a residual kernel that is itself positive semidefinite, so
+
+.. math:: |G(x,y) - \varphi(x)\cdot\varphi(y)| \le \sqrt{(1-\|\varphi(x)\|^2)(1-\|\varphi(y)\|^2)}
+
+by Cauchy–Schwarz [claim residual-cauchy-schwarz]. B comes from a Cholesky factor of G(Z,Z) + λ, with λ at least
+the rounding of both, so the condition holds for the numbers actually computed.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import NamedTuple
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+
+from avow.maths import rounding
+
+_U = rounding.unit(torch.float64)
+
+
+def log_gauss(
+    x: Float[Tensor, "*b n d"], z: Float[Tensor, "*b r d"]
+) -> Float[Tensor, "*b n r"]:
+    """−‖x−z‖²/2, never above zero."""
+    squares = x.square().sum(-1, keepdim=True) + z.square().sum(-1).unsqueeze(-2)
+    return (x @ z.transpose(-1, -2) - 0.5 * squares).clamp(max=0.0)
+
+
+def gauss_error(radius: Tensor, dim: int) -> Tensor:
+    """The rounding of `log_gauss` for vectors of norm up to `radius`, in float64."""
+    return 8 * (dim + 8) * _U * radius.square()
+
+
+def pivots(
+    x: Float[Tensor, "b g s d"], log_weight: Float[Tensor, "b g s"], rank: int, uniforms: Float[Tensor, "b g r"]
+) -> Int[Tensor, "b g r"]:
+    """Landmarks by randomised pivoted Cholesky of the kernel w(x) G(x,y) w(y).
+
+    Each is drawn with probability proportional to the diagonal that is left; once nothing is left, the
+    largest remaining weight is taken. Keys of weight zero (log −inf) are never drawn before all others.
+    """
+    b, g, s, d = x.shape
+    top = log_weight.amax(-1, keepdim=True)
+    weight = torch.exp(2 * (log_weight - top.masked_fill(top == -math.inf, 0.0)))
+    left = weight.clone()  # what is left of the weighted diagonal; zero where a key was taken
+    half = 0.5 * x.square().sum(-1)
+    rows = x.new_zeros(b, g, rank, s)
+    chosen = torch.zeros(b, g, rank, dtype=torch.int64, device=x.device)
+    taken = torch.zeros(b, g, s, dtype=torch.bool, device=x.device)
+    for t in range(rank):
+        total = left.cumsum(-1)
+        drawn = torch.searchsorted(total, uniforms[..., t : t + 1] * total[..., -1:], right=True).clamp_(max=s - 1)
+        # Nothing left, or a draw on a taken key's edge: the first key not taken will do.
+        usable = (total[..., -1:] > 1e-300) & ~taken.gather(-1, drawn)
+        index = torch.where(usable, drawn, (~taken).to(torch.uint8).argmax(-1, keepdim=True))  # (b, g, 1)
+        chosen[..., t] = index[..., 0]
+        taken.scatter_(-1, index, True)
+        point = x.gather(-2, index.unsqueeze(-1).expand(-1, -1, -1, d))  # (b, g, 1, d)
+        log = (x @ point.transpose(-1, -2))[..., 0] - half - half.gather(-1, index)
+        row = log.clamp_(max=0.0).exp_()
+        if t:
+            earlier = rows[..., :t, :]
+            along = earlier.gather(-1, index.unsqueeze(-1).expand(-1, -1, t, 1))  # (b, g, t, 1)
+            row = row - (along.transpose(-1, -2) @ earlier)[..., 0, :]
+        pivot = row.gather(-1, index)
+        # A pivot of rounding size has nothing new to say.
+        row = row.mul_(torch.where(pivot > 1e-12, pivot.clamp(min=1e-12).rsqrt(), 0.0))
+        rows[..., t, :] = row
+        left = (left - weight * row.square()).clamp_(min=0.0).masked_fill_(taken, 0.0)
+    return chosen
+
+
+def pivot_flops(heads: int, keys: int, dim: int, rank: int) -> int:
+    """Multiply-adds, counted as two, of `pivots`."""
+    return 2 * heads * keys * (rank * dim + rank * (rank - 1) // 2)
+
+
+class Factor(NamedTuple):
+    """φ(x) = B·G(Z,x), and the rounding of φ."""
+
+    landmarks: Float[Tensor, "b g r d"]
+    b: Float[Tensor, "b g r r"]
+    slack: Float[Tensor, "b g"]
+
+
+def factor(landmarks: Float[Tensor, "b g r d"], radius: Float[Tensor, "b g"]) -> Factor:
+    """The features of some landmarks, among vectors of norm up to `radius`."""
+    r, d = landmarks.shape[-2:]
+    kernel = torch.exp(log_gauss(landmarks, landmarks))
+    eye = torch.eye(r, dtype=kernel.dtype, device=kernel.device)
+    entry = torch.expm1(gauss_error(radius, d).clamp(max=1.0)) + 4 * _U
+    # ‖ΔG‖ ≤ r·entry and the backward error of Cholesky ≤ γ_{r+1}·trace(G+λ): λ covers both twice over.
+    jitter = (2 * r * entry + 8 * (r + 1) * _U * r + 1e-13).detach()
+    kernel = torch.where(eye > 0, 1.0, kernel) + jitter[..., None, None] * eye
+    lower = torch.linalg.cholesky(kernel)
+    inverse = torch.linalg.solve_triangular(lower, eye.expand_as(lower), upper=False)
+    with torch.no_grad():
+        # B L is the identity but for rounding; shrinking B by its excess restores B G Bᵀ ≼ I.
+        off = torch.linalg.matrix_norm(inverse @ lower - eye)
+        spread = torch.linalg.matrix_norm(inverse) * torch.linalg.matrix_norm(lower)
+        shrink = 1 / (1 + off + rounding.gamma(r + 2, _U) * spread)
+        slack = torch.linalg.matrix_norm(inverse) * math.sqrt(r) * (entry + rounding.gamma(r + 4, _U))
+    return Factor(landmarks, inverse * shrink[..., None, None], slack)
+
+
+def features(f: Factor, x: Float[Tensor, "b g n d"]) -> Float[Tensor, "b g n r"]:
+    """φ(x) of every row."""
+    return torch.exp(log_gauss(x, f.landmarks)) @ f.b.transpose(-1, -2)
+
+
+def residual(phi: Float[Tensor, "b g n r"], slack: Float[Tensor, "b g"]) -> Float[Tensor, "b g n"]:
+    """At least 1 − ‖φ(x)‖², whatever rounding did to φ."""
+    left = 1 - phi.square().sum(-1)
+    return (left + 4 * slack[..., None] + 2 * slack[..., None].square() + 64 * phi.shape[-1] * _U).clamp(0.0, 1.0)

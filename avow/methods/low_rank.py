@@ -1,0 +1,307 @@
+r"""Low rank by landmarks: a few keys stand for all, and the positive-definite residual says what that costs.
+
+Softmax weights are a Gaussian kernel in disguise: :math:`e^{q\cdot k} = e^{\|q\|^2/2}\, G(q,k)\, e^{\|k\|^2/2}` with
+:math:`G(x,y) = e^{-\|x-y\|^2/2}`; the first factor cancels in the row, the last is a weight of the key. Landmarks Z
+among the keys give features :math:`\varphi(x) = B\,G(Z,x)`, and what they miss obeys Cauchy–Schwarz, so with
+:math:`\rho(x) = 1 - \|\varphi(x)\|^2` every row has the proved error
+
+.. math:: \frac{\|out_i - o^*_i\|}{\max_j\|v_j\|} \le
+          \frac{2\sqrt{\rho(q_i)} \sum_j w_j \sqrt{\rho(k_j)}}{\hat D_i}
+
+All of it is float64: the residual is a difference of nearly equal numbers, and its square root forgives nothing.
+Landmarks are chosen among all keys, so a causal row's error (never its target) depends on keys it may not see:
+not for training language models.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import ClassVar, NamedTuple
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from avow.contract import Computed, Cost, Method, Norms, Problem, Promise, Prospect, Sizes
+from avow.errors import ParameterError
+from avow.maths import cholesky, rounding, scan
+from avow.maths.features import Frame, centred_frame, framed_keys, framed_queries
+from avow.maths.heads import (
+    finished,
+    flushed,
+    grouped,
+    key_log,
+    key_seen,
+    own_keys,
+    per_query_head,
+    rescaled,
+    scaled_values,
+    settled,
+    ungrouped,
+)
+from avow.maths.masks import at_rows, row_tiles, visible, visible_max
+from avow.maths.softmax import softmax_average, softmax_weights
+from avow.params import at_least, param
+
+_U = rounding.unit(torch.float64)
+
+
+class Trace(NamedTuple):
+    """What the certificate must know of the run, per key head and per row."""
+
+    key_log: Float[Tensor, "b g s"]
+    key_residual: Float[Tensor, "b g s"]
+    row_residual: Float[Tensor, "b h n"]
+    row_norm: Float[Tensor, "b h n"]
+    row_log: Float[Tensor, "b h n"]
+    normaliser: Float[Tensor, "b h n"]
+    unit_log: Float[Tensor, "b h n"]
+    slack: Float[Tensor, "b g"]
+    query_radius: Float[Tensor, "b h n"]
+    key_radius: Float[Tensor, "b g"]
+    frame: Frame
+
+
+@dataclass(frozen=True)
+class LowRank(Method):
+    """Softmax attention through landmark keys."""
+
+    name: ClassVar[str] = "low_rank"
+    summary: ClassVar[str] = "landmark keys by randomised pivoted Cholesky; linear, a bound for every row"
+    random: ClassVar[bool] = True
+
+    rank: int = param(64, at_least(1), "landmarks per head")
+
+    def check(self, sizes: Sizes) -> None:
+        if sizes.keys and self.rank > sizes.keys:
+            rule = f"exceeds {sizes.keys} keys"
+            raise ParameterError("low_rank: rank", self.rank, rule, f'use rank<={sizes.keys} or method="exact"')
+
+    def compute(self, problem: Problem, generator: torch.Generator | None = None) -> Computed:
+        p = own_keys(problem)
+        b, heads, queries, d = p.q.shape
+        groups, s = p.k.shape[1:3]
+        seen = key_seen(p) if p.mask_kind == "keys" else None
+        frame = centred_frame(grouped(p.q, groups), p.k, None if seen is None else seen.transpose(-1, -2), torch.float64)
+        keys, shift = framed_keys(p, frame, slice(None), torch.float64)  # (b, g, s, d), (b, g, s, 1)
+        added = key_log(p, torch.float64) if p.mask_kind != "full" else None
+        weight = shift + keys.square().sum(-1, keepdim=True)  # log w_j = ‖k_j‖²/2 + the shift of the queries
+        weight = weight if added is None else weight + added
+        radius_k = torch.linalg.vector_norm(keys.detach(), dim=-1).amax(-1)
+        with torch.no_grad():
+            source = torch.device("cpu") if generator is None else generator.device
+            uniforms = torch.rand(b, groups, self.rank, generator=generator, dtype=torch.float64, device=source)
+            chosen = cholesky.pivots(keys, (weight + 0.0)[..., 0], self.rank, uniforms.to(p.q.device))
+        landmarks = keys.gather(-2, chosen.unsqueeze(-1).expand(-1, -1, -1, d))
+        factor = cholesky.factor(landmarks, radius_k)
+        values, size = scaled_values(p.v, torch.float64)
+        key_residuals: list[Tensor] = []
+        notes: list[tuple[Tensor, ...]] = []
+
+        def keys_of(span: slice) -> scan.Keys:
+            phi = cholesky.features(factor, keys[..., span, :])
+            key_residuals.append(cholesky.residual(phi.detach(), factor.slack))
+            return scan.Keys(weight[..., span, :].clone(), phi, None if seen is None else seen[..., span, :])
+
+        def rows_of(rows: slice) -> Tensor:
+            x = grouped(framed_queries(p, frame, rows, torch.float64), groups)  # (b, g, r, l, d)
+            flat = x.flatten(2, 3)
+            log = cholesky.log_gauss(flat, factor.landmarks)
+            near = log.detach().amax(-1, keepdim=True)
+            phi = torch.exp(log - near) @ factor.b.transpose(-1, -2)  # relative to the nearest landmark
+            with torch.no_grad():
+                size = torch.linalg.vector_norm(phi, dim=-1)
+                left = cholesky.residual(phi * torch.exp(near), factor.slack)
+                reach = torch.linalg.vector_norm(flat, dim=-1)
+                notes.append(tuple(_by_row(y, x) for y in (left, size, near[..., 0], reach)))
+            return phi.unflatten(2, x.shape[2:4])
+
+        start = scan.nothing(values, self.rank, 1)
+        if p.mask_kind == "full":
+            sums, unit = _pairwise(p, rows_of, keys_of, values)
+        elif p.causal:
+            sums, _ = scan.causal(keys_of, lambda tile: rows_of(tile.rows), values, heads, queries, start, normalise=True)
+            unit = sums.unit_log
+        else:
+            whole = scan.settle(scan.absorb(keys_of, values, self.rank))
+            sums = scan.collect(rows_of, heads, queries, whole, normalise=True)
+            unit = whole.top.unsqueeze(2)
+        assert sums.normaliser is not None and unit is not None
+        out = finished(p, _within_ball(p, rescaled(sums.out, size)))
+        rows = [torch.cat(columns, -1) for columns in zip(*notes, strict=True)]
+        trace = Trace(
+            weight.detach()[..., 0],
+            torch.cat(key_residuals, -1),
+            *rows[:3],
+            ungrouped(sums.normaliser.detach())[..., 0],
+            ungrouped(unit.detach().expand_as(sums.normaliser))[..., 0],
+            factor.slack.detach(),
+            rows[3],
+            radius_k,
+            frame,
+        )
+        return Computed(out, trace)
+
+    def promise(self, problem: Problem, norms: Norms, computed: Computed, confidence: float) -> Promise:
+        p = own_keys(problem)
+        t: Trace = computed.trace
+        heads, s, d = p.q.shape[1], p.k.shape[-2], p.q.shape[-1]
+        key_radius, slack = (per_query_head(x.unsqueeze(-1), heads) for x in (t.key_radius, t.slack))
+        moved = rounding.perturbed(2 * self._logit_error(p, norms, t, key_radius))
+        missed, mass = (self._visible_log_sum(p, x) for x in (t.key_log + 0.5 * t.key_residual.log(), t.key_log))
+        # Everything below is relative to the unit of the normaliser and to the row's nearest landmark.
+        left = (missed - t.unit_log - t.row_log).exp() * t.row_residual.sqrt()
+        depth = scan.depth(s) + self.rank
+        arithmetic = (slack + rounding.gamma(4 * depth, _U)) * (1 + t.row_norm) * (mass - t.unit_log).exp()
+        sure = (t.normaliser - arithmetic).clamp(min=0.0)
+        bound = torch.where(sure > 0, (2 * left + 4 * arithmetic) / sure.clamp(min=1e-300), math.inf)
+        final = rounding.unit(p.q.dtype)
+        lost = flushed(p, norms, s * self.rank, torch.float64)
+        rows = (moved + bound.nan_to_num(math.inf)).clamp(max=2 + 4 * norms.slack) * (1 + 2 * final) + final + lost
+        assumption = "exp is right to 64 ulp in float64"
+        return Promise("deterministic", settled(p, rows * rounding.OUTWARD), assumptions=(assumption,))
+
+    def _logit_error(self, p: Problem, norms: Norms, t: Trace, key_radius: Tensor) -> Tensor:
+        """How far G(q, k)·w as computed may be from exp(scale·q·k + bias), in the exponent and up to the row's own."""
+        heads, d = p.q.shape[1], p.q.shape[-1]
+        radius = (t.query_radius + key_radius) ** 2
+        centre_q, centre_k = (
+            per_query_head(torch.linalg.vector_norm(x, dim=-1), heads) for x in (t.frame.query_shift, t.frame.key_shift)
+        )
+        longest = per_query_head(norms.k.amax(-1, keepdim=True), heads)
+        shift = abs(p.scale) * (norms.q + centre_q) * (longest + centre_k)
+        bias = 0.0 if p.bias is None else float(p.bias.abs().amax())
+        return 8 * (d + 16) * _U * (radius + shift + bias) + 2 * rounding.EXP_ULPS * _U
+
+    def _visible_log_sum(self, p: Problem, log: Float[Tensor, "b g s"]) -> Float[Tensor, "b h #n"]:
+        """At least the log of the sum over the keys a row sees, of exp(log) and its bias where rows differ."""
+        heads, queries, s = p.q.shape[1], p.q.shape[-2], p.k.shape[-2]
+        log = per_query_head(log, heads)
+        if p.mask_kind == "full":
+            seen = visible(p.allowed, p.causal, queries, s, p.q.device)
+            parts = [torch.logsumexp(_added(p, seen, log, rows), -1) for rows in row_tiles(queries, log.numel())]
+            total = torch.cat(parts, -1)
+        elif p.causal:
+            running = torch.logcumsumexp(log[..., : min(queries, s)], -1)
+            total = torch.cat([running, running[..., -1:].expand(*running.shape[:-1], max(queries - s, 0))], -1)
+        else:
+            total = torch.logsumexp(log, -1, keepdim=True)
+        return total + 64 * _U * (total.abs().nan_to_num(0.0, 0.0, 0.0) + s)
+
+    def cost(self, sizes: Sizes) -> Cost:
+        z, r = sizes, self.rank
+        rows, keys = z.batch * z.heads * z.queries, z.batch * z.key_heads * z.keys
+        heads = z.batch * z.key_heads
+        flops = cholesky.pivot_flops(heads, z.keys, z.dim, r) + 2 * heads * r * r * (z.dim + r)
+        flops += 2 * (rows + keys) * r * (z.dim + r)
+        if z.mask == "full":
+            pairs = rows * z.keys
+            flops += 2 * pairs * (r + z.value_dim)
+            return Cost(flops, 6 * pairs + 3 * keys * r, 30 * r, 8 * (keys * r + 4 * min(pairs, 2**24)))
+        flops += scan.flops(z, r, normalise=True)
+        held = 8 * (keys * (r + z.dim * 2 + z.value_dim) + rows * (z.value_dim + 8))
+        launches = 30 * r + 40 * scan.count(z, r)
+        return Cost(flops, 3 * keys * r + 6 * (rows + keys) * r, launches, held)
+
+    def reference(self, problem: Problem) -> Tensor:
+        p = problem
+        return softmax_average(p.q, p.k, p.v, p.allowed, p.bias, p.causal, p.scale)
+
+    @classmethod
+    def settings(cls, sizes: Sizes) -> Iterator[LowRank]:
+        for rank in (16, 64, 256):
+            if rank <= sizes.keys:
+                yield cls(rank)
+
+    def foresee(self, problem: Problem, norms: Norms, confidence: float) -> Prospect:
+        """The promise on a sample of rows and keys: a guess, and a cheap one."""
+        p = problem
+        if self.rank > p.k.shape[-2]:
+            return Prospect(math.inf, "none", True, f"rank {self.rank} exceeds {p.k.shape[-2]} keys")
+        if p.mask_kind == "full":
+            return Prospect(math.inf, "none", True, "a mask that differs by row leaves nothing to share between rows")
+        sample = _sampled(p, 4 * self.rank)
+        from_sample = Norms(*(x[..., :: _step(x.shape[-1], 4 * self.rank)] for x in (norms.q, norms.k, norms.v)), norms.slack)
+        generator = torch.Generator().manual_seed(0)
+        computed = self.compute(sample, generator)
+        rows = self.promise(sample, from_sample, computed, confidence).rows
+        bound = float(rows.amax()) if rows.numel() else 0.0
+        return Prospect(bound, "deterministic", False, "" if bound < 2 else "landmarks leave too much of these keys over")
+
+
+def _step(length: int, sample: int) -> int:
+    return max(1, length // sample)
+
+
+def _sampled(p: Problem, size: int) -> Problem:
+    """Every so many rows and keys, unmasked."""
+    q, k, v = (x[..., :: _step(x.shape[-2], size), :] for x in (p.q, p.k, p.v))
+    return Problem(q, k, v, None, None, False, p.scale, p.default_scale, "dot", p.leading)
+
+
+def _by_row(y: Float[Tensor, "b g l"], like: Tensor) -> Float[Tensor, "b h l"]:
+    """Per-row notes of grouped rows (b, g, r·l) as (b, h, l)."""
+    return y.unflatten(2, like.shape[2:4]).flatten(1, 2)
+
+
+def _within_ball(p: Problem, out: Float[Tensor, "b h n e"]) -> Float[Tensor, "b h n e"]:
+    """The nearest point that is no longer than the longest visible value: the target is none, so this only helps."""
+    lengths = per_query_head(torch.linalg.vector_norm(p.v.detach().double(), dim=-1), p.q.shape[1])
+    most = visible_max(lengths, p.allowed, p.causal, p.q.shape[-2], 0.0).unsqueeze(-1)
+    out = out.nan_to_num(0.0, 0.0, 0.0)
+    length = torch.linalg.vector_norm(out.detach(), dim=-1, keepdim=True)
+    return out * (most / length.clamp(min=1e-300)).clamp(max=1.0)
+
+
+def _added(p: Problem, seen: Tensor | None, log: Float[Tensor, "b h s"], rows: slice) -> Float[Tensor, "b h l s"]:
+    """Logs of keys with the bias of each row, −inf where the row does not see the key."""
+    total = log.unsqueeze(-2)
+    if p.bias is not None:
+        total = total + at_rows(p.bias, rows).double()
+    return total if seen is None else torch.where(at_rows(seen, rows), total, -math.inf)
+
+
+def _pairwise(p: Problem, rows_of, keys_of, values: Tensor) -> tuple[scan.Sums, Tensor]:  # type: ignore[no-untyped-def]
+    """Row by row against every key, for masks that differ by row."""
+    n, s, heads, groups = p.q.shape[-2], p.k.shape[-2], p.q.shape[1], p.k.shape[1]
+    seen = visible(p.allowed, p.causal, n, s, p.q.device)
+    keys = keys_of(slice(0, s))
+    log = per_query_head(keys.log[..., 0], heads)
+    phi, held = per_query_head(keys.factor, heads), per_query_head(values, heads)
+    parts = []
+    for rows in row_tiles(n, p.q.shape[0] * heads * s):
+        total = _added(p, seen, log, rows)
+        top = total.detach().amax(-1, keepdim=True)
+        top = top.masked_fill(top == -math.inf, 0.0)
+        weights = (ungrouped(rows_of(rows)) @ phi.transpose(-1, -2)) * torch.exp(total - top)
+        norm = weights.sum(-1, keepdim=True)
+        out = (weights @ held) / torch.where(norm.abs() < 1e-300, 1.0, norm)
+        parts.append(tuple(grouped(x, groups) for x in (out, norm, top)))
+    out, norm, top = (torch.cat(columns, -2) for columns in zip(*parts, strict=True))
+    return scan.Sums(out, norm, None), top
+
+
+class SingularValues(NamedTuple):
+    """The best any matrix of that rank could do, by Eckart and Young."""
+
+    approximation: Float[Tensor, "b h n e"]
+    spectral: Float[Tensor, "b h"]
+    frobenius: Float[Tensor, "b h"]
+
+
+def oracle(problem: Problem, rank: int) -> SingularValues:
+    r"""Attention with its weights cut to `rank` singular values, and what that loses.
+
+    :math:`\min_{rank(M) \le r} \|P - M\|_2 = \sigma_{r+1}` and :math:`\|P - M\|_F^2 = \sum_{i>r} \sigma_i^2`
+    [claim svd-spectral]. For analysis: the decomposition costs more than attention itself.
+    """
+    p = problem
+    weights = softmax_weights(p.q, p.k, p.allowed, p.bias, p.causal, p.scale)
+    u, sigma, w = torch.linalg.svd(weights, full_matrices=False)
+    kept = min(rank, sigma.shape[-1])
+    short = u[..., :kept] @ (sigma[..., :kept, None] * (w[..., :kept, :] @ per_query_head(p.v.double(), p.q.shape[1])))
+    rest = sigma[..., kept:]
+    spectral = rest[..., 0] if rest.shape[-1] else sigma.new_zeros(sigma.shape[:-1])
+    return SingularValues(short, spectral, torch.linalg.vector_norm(rest, dim=-1))

@@ -11,7 +11,7 @@ import json
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, ClassVar, Literal
 
 import torch
@@ -148,6 +148,25 @@ class Problem:
         """The same problem with q, k, v and bias in another type."""
         bias = None if self.bias is None else self.bias.to(dtype)
         return dataclasses.replace(self, q=self.q.to(dtype), k=self.k.to(dtype), v=self.v.to(dtype), bias=bias)
+
+    def head(self, batch: int, head: int, key_head: int) -> Problem:
+        """The problem of one head, every axis kept."""
+        pick, own = (slice(batch, batch + 1), slice(head, head + 1)), slice(key_head, key_head + 1)
+
+        def of(x: Tensor | None) -> Tensor | None:
+            if x is None:
+                return None
+            return x[pick[0] if x.shape[0] > 1 else slice(None), pick[1] if x.shape[1] > 1 else slice(None)]
+
+        return dataclasses.replace(
+            self,
+            q=self.q[pick],
+            k=self.k[pick[0], own],
+            v=self.v[pick[0], own],
+            allowed=of(self.allowed),
+            bias=of(self.bias),
+            leading=(1, 1),
+        )
 
     def rows(self, index: Tensor) -> Problem:
         """The problem of some query rows of every head; `index` selects along n. Causality becomes a mask."""
@@ -441,5 +460,4 @@ __all__ = [
     "Promise",
     "Prospect",
     "Sizes",
-    "field",
 ]

@@ -1,0 +1,34 @@
+"""avow: attention that keeps its word."""
+
+from avow.attend import attend as attend
+from avow.attend import features_needed as features_needed
+from avow.attend import plan as plan
+from avow.certificates.audit import audit as audit
+from avow.contract import Certificate as Certificate
+from avow.contract import Cost as Cost
+from avow.contract import Method as Method
+from avow.contract import Problem as Problem
+from avow.contract import Sizes as Sizes
+from avow.errors import AvowError as AvowError
+from avow.errors import InputError as InputError
+from avow.errors import ToleranceUnreachable as ToleranceUnreachable
+from avow.methods import all_methods as all_methods
+
+__version__ = "0.1.0"
+
+__all__ = [
+    "AvowError",
+    "Certificate",
+    "Cost",
+    "InputError",
+    "Method",
+    "Problem",
+    "Sizes",
+    "ToleranceUnreachable",
+    "__version__",
+    "all_methods",
+    "attend",
+    "audit",
+    "features_needed",
+    "plan",
+]

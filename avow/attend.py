@@ -1,0 +1,250 @@
+"""The one verb: attend, and get an answer with its certificate."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from avow import planner
+from avow.calibration import Rates, rates
+from avow.certificates import certify, measure_norms
+from avow.certificates.audit import audit_rows
+from avow.contract import Certificate, Computed, Kind, Method, Norms, Problem
+from avow.errors import ParameterError, RangeError, ToleranceUnreachable
+from avow.methods import method_named, random_features
+from avow.methods.random_features import FeatureCount
+from avow.params import check_parameters
+from avow.planner import Plan
+
+# Without a tolerance a random method still states its promise; this is the confidence it states it at.
+_USUAL_CONFIDENCE = 0.99
+
+
+class Attended(NamedTuple):
+    """An answer and what is promised of it."""
+
+    out: Tensor
+    certificate: Certificate
+
+
+class _Wish(NamedTuple):
+    """What the caller will accept."""
+
+    tol: float | None
+    confidence: float
+    coverage: float | None
+
+    @property
+    def kinds(self) -> frozenset[Kind]:
+        kinds: set[Kind] = {"deterministic"}
+        if self.confidence < 1:
+            kinds.add("statistical")
+        if self.coverage is not None:
+            kinds.add("sampled")
+        return frozenset(kinds)
+
+
+def attend(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    *,
+    tol: float | None = None,
+    method: str = "auto",
+    mask: Tensor | None = None,
+    causal: bool = False,
+    scale: float | None = None,
+    enable_gqa: bool = False,
+    kernel: str = "dot",
+    sigma: float | None = None,
+    confidence: float | None = None,
+    coverage: float | None = None,
+    generator: torch.Generator | None = None,
+    **parameters: Any,
+) -> Attended:
+    """Attention, and the certificate of the error it made.
+
+    `tol` bounds every row's error, in units of the largest value norm the row sees; the cheapest method that can
+    prove it runs, and exact attention where none can. `tol=None` means exact. `confidence < 1` also accepts
+    promises that hold with that probability, `coverage < 1` promises about that share of the rows. A named
+    `method` takes its own parameters. Shapes, masks and scale are those of PyTorch's SDPA.
+
+    >>> q, k, v = torch.randn(3, 1, 8, 64, 16).unbind()
+    >>> out, certificate = attend(q, k, v, tol=1e-2)
+    >>> certificate.bound <= 1e-2
+    True
+    """
+    problem = Problem.of(
+        q, k, v, mask=mask, causal=causal, scale=scale, enable_gqa=enable_gqa, kernel=kernel, sigma=sigma
+    )
+    wish = _checked_wish(tol, confidence, coverage)
+    norms = measure_norms(problem)
+    if method == "auto":
+        if parameters:
+            name, value = next(iter(parameters.items()))
+            raise ParameterError(name, repr(value), "belongs to a named method", "name one with method=")
+        return _automatic(problem, norms, wish, generator)
+    kind = method_named(method)
+    check_parameters(method, kind, parameters)
+    if method == "exact" and "precision" not in parameters:
+        return _exact(problem, norms, wish)
+    chosen = kind(**parameters)
+    chosen.check(problem.sizes)
+    foreseen = chosen.foresee(problem.detached(), norms, 1.0) if method == "exact" and not problem.empty else None
+    if foreseen is not None and math.isinf(foreseen.bound):
+        raise RangeError("exact: precision", parameters["precision"], foreseen.reason, 'use precision="float64"')
+    return _kept(_run(chosen, problem, norms, wish, generator), wish.tol)
+
+
+def plan(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    *,
+    tol: float | None = None,
+    mask: Tensor | None = None,
+    causal: bool = False,
+    scale: float | None = None,
+    enable_gqa: bool = False,
+    kernel: str = "dot",
+    sigma: float | None = None,
+    confidence: float | None = None,
+    coverage: float | None = None,
+    keys: int | None = None,
+) -> Plan:
+    """What `attend` would weigh for these tensors, what it would cost, and why each loser lost.
+
+    `keys` prices the plan for a longer sequence of the same kind.
+    """
+    problem = Problem.of(
+        q, k, v, mask=mask, causal=causal, scale=scale, enable_gqa=enable_gqa, kernel=kernel, sigma=sigma
+    )
+    wish = _checked_wish(tol, confidence, coverage)
+    sizes = problem.sizes if keys is None else problem.sizes.with_keys(keys)
+    return _planned(problem, measure_norms(problem), wish, rates(sizes.device), sizes, thrifty=False)
+
+
+def features_needed(
+    q: Tensor,
+    k: Tensor,
+    *,
+    tol: float,
+    confidence: float = _USUAL_CONFIDENCE,
+    causal: bool = False,
+    scale: float | None = None,
+    enable_gqa: bool = False,
+) -> FeatureCount:
+    """How many random features would certify `tol`, from q and k alone; prints as "hopeless" where none would pay."""
+    problem = Problem.of(q, k, k, causal=causal, scale=scale, enable_gqa=enable_gqa).detached()
+    wish = _checked_wish(tol, confidence, None)
+    if tol == 0 or wish.confidence == 1:
+        raise ParameterError("tol, confidence", (tol, confidence), "must allow some error", "try tol=1e-2, confidence=0.99")
+    return random_features.features_needed(problem, measure_norms(problem), tol, wish.confidence)
+
+
+def _planned(problem: Problem, norms: Norms, wish: _Wish, known: Rates, sizes: Any, thrifty: bool) -> Plan:
+    detached = problem.detached()
+
+    def foresee(method: Method) -> Any:
+        with torch.no_grad():
+            return method.foresee(detached, norms, wish.confidence)
+
+    offers = planner.candidates(sizes, known)
+    exact = min(offer.seconds for offer in offers if offer.method.name == "exact")
+    judged = planner.judged(offers, wish.tol, wish.kinds, foresee, thrifty)
+    return Plan(tuple(planner.cheapest(judged)), wish.tol, known.source, exact)
+
+
+def _automatic(problem: Problem, norms: Norms, wish: _Wish, generator: torch.Generator | None) -> Attended:
+    if wish.tol is None or problem.empty:
+        return _exact(problem, norms, wish)
+    made = _planned(problem, norms, wish, rates(problem.q.device.type, measure=False), problem.sizes, thrifty=True)
+    tried: list[str] = []
+    for candidate in made.ranked:
+        if candidate.lost:
+            break
+        if candidate.method.name == "exact":
+            return _kept(_run(candidate.method, problem, norms, wish, generator, "; ".join(tried)), wish.tol)
+        attended = _run(candidate.method, problem, norms, wish, generator)
+        if attended.certificate.kind in wish.kinds and attended.certificate.keeps(wish.tol):
+            return attended
+        tried.append(f"{candidate.label} could prove only {attended.certificate.bound:.1e}")
+    raise _unreachable(problem, wish.tol, made.best_bound)
+
+
+def _exact(problem: Problem, norms: Norms, wish: _Wish) -> Attended:
+    """Exact attention in the narrowest arithmetic that cannot overflow and keeps the tolerance, if there is one."""
+    best = math.inf
+    for method in method_named("exact").settings(problem.sizes):
+        if problem.empty:
+            return _run(method, problem, norms, wish, None)
+        bound = method.foresee(problem.detached(), norms, 1.0).bound
+        if bound <= (wish.tol if wish.tol is not None else 1e300):
+            return _run(method, problem, norms, wish, None)
+        best = min(best, bound)
+    raise _unreachable(problem, wish.tol if wish.tol is not None else math.inf, best)
+
+
+def _run(
+    method: Method, problem: Problem, norms: Norms, wish: _Wish, generator: torch.Generator | None, reason: str = ""
+) -> Attended:
+    if problem.empty:
+        nothing = sum(x.sum() for x in (problem.q, problem.k, problem.v)) * 0
+        out = problem.v.new_zeros(*problem.q.shape[:-1], problem.v.shape[-1]) + nothing
+        computed = Computed(out)
+    else:
+        computed = method.compute(problem, generator)
+    certificate = certify(method, problem, norms, computed, _stated(wish))  # before reshaping: rows are canonical
+    if wish.coverage is not None and certificate.kind != "deterministic" and not problem.empty:
+        certificate = _sampled(method, problem, norms, computed.out, wish, generator, certificate)
+    out = computed.out.reshape(*problem.leading, *computed.out.shape[-2:])
+    return Attended(out, dataclasses.replace(certificate, reason=reason or certificate.reason))
+
+
+def _stated(wish: _Wish) -> float:
+    return wish.confidence if wish.confidence < 1 else _USUAL_CONFIDENCE
+
+
+def _sampled(
+    method: Method,
+    problem: Problem,
+    norms: Norms,
+    out: Tensor,
+    wish: _Wish,
+    generator: torch.Generator | None,
+    stated: Certificate,
+) -> Certificate:
+    assert wish.coverage is not None
+    found = audit_rows(out.detach(), problem.detached(), norms, method, wish.coverage, _stated(wish), generator).certificate
+    return dataclasses.replace(found, parameters=stated.parameters, cost=stated.cost)
+
+
+def _kept(attended: Attended, tol: float | None) -> Attended:
+    certificate = attended.certificate
+    if tol is not None and not certificate.keeps(tol):
+        name = f"{certificate.method}: tol"
+        rule = f"is below the {certificate.bound:.2e} it can prove"
+        raise ToleranceUnreachable(name, tol, rule, 'use method="auto" or a wider tol', certificate.bound)
+    return attended
+
+
+def _unreachable(problem: Problem, tol: float, best: float) -> ToleranceUnreachable:
+    kept = problem.q.dtype
+    wider = "float32" if kept in (torch.bfloat16, torch.float16) else "float64"
+    remedy = f"convert q, k and v to {wider}" if kept != torch.float64 else "shrink the logits: scale·|q|·|k| is too large"
+    rule = f"is below {best:.2e}, the best bound that can be proved in {str(kept).removeprefix('torch.')}"
+    return ToleranceUnreachable("tol", tol, rule, remedy, best)
+
+
+def _checked_wish(tol: float | None, confidence: float | None, coverage: float | None) -> _Wish:
+    if tol is not None and not (isinstance(tol, int | float) and 0 <= tol < math.inf):
+        raise ParameterError("tol", tol, "must be a number of at least 0", "try tol=1e-2, or leave it out for exact")
+    if confidence is not None and not 0 < confidence <= 1:
+        raise ParameterError("confidence", confidence, "must be above 0 and at most 1", "try confidence=0.99")
+    if coverage is not None and not 0 < coverage < 1:
+        raise ParameterError("coverage", coverage, "must lie strictly between 0 and 1", "try coverage=0.99")
+    return _Wish(tol, 1.0 if confidence is None else float(confidence), coverage)

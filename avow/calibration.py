@@ -1,0 +1,170 @@
+"""What this machine does per second: measured once in under two seconds, cached, and easy to ignore.
+
+A method's time is modelled as launches·a + pointwise·b + flops·c, the three rates fitted to a few small runs of
+that method. `AVOW_CALIBRATION=off` uses built-in rates and touches no file.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import itertools
+import json
+import os
+import tempfile
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+
+from avow.contract import Cost, Method, Problem, Sizes
+from avow.methods import all_methods
+
+# Raise when the cost model or the way it is fitted changes: older files are then measured anew.
+VERSION = 1
+
+
+@dataclass(frozen=True)
+class Rate:
+    """Seconds per launch, per pointwise element and per floating-point operation of one method."""
+
+    launch: float
+    pointwise: float
+    flop: float
+
+    def seconds(self, cost: Cost) -> float:
+        return self.launch * cost.launches + self.pointwise * cost.pointwise + self.flop * cost.flops
+
+
+# A two-core machine of 2026; only ratios between methods matter where nothing was measured.
+TYPICAL = Rate(5e-6, 4e-10, 8e-12)
+
+
+@dataclass(frozen=True)
+class Rates:
+    """The rates of every measured method; `causal` forms are measured apart."""
+
+    measured: dict[str, Rate]
+    source: str
+
+    def seconds(self, method: Method, sizes: Sizes) -> float:
+        """How long a method is predicted to take."""
+        return self.measured.get(_key(method.name, sizes.causal), TYPICAL).seconds(method.cost(sizes))
+
+
+def _key(name: str, causal: bool) -> str:
+    return f"{name}/causal" if causal else name
+
+
+def rates(device: str = "cpu", measure: bool = True) -> Rates:
+    """The rates of this device: from the cache, else measured and cached, else typical ones."""
+    if os.environ.get("AVOW_CALIBRATION") == "off":
+        return Rates({}, "typical rates: AVOW_CALIBRATION=off")
+    path = cache_file(device)
+    stored = _read(path)
+    if stored is not None and set(all_methods()) <= {name.split("/")[0] for name in stored}:
+        return Rates(stored, f"measured, cached in {path}")
+    if not measure:
+        return Rates({}, "typical rates: nothing measured yet")
+    fresh = measure_rates(device)
+    # A cache that cannot be written costs two seconds next time, nothing else.
+    with contextlib.suppress(OSError):
+        _write(path, fresh)
+    return Rates(fresh, "measured just now")
+
+
+def cache_file(device: str) -> Path:
+    """Where the measurements of this device, this torch and this many threads are kept."""
+    root = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
+    release = torch.__version__.split("+")[0]
+    return root / "avow" / f"rates-v{VERSION}-{device}-torch{release}-{torch.get_num_threads()}threads.json"
+
+
+def _read(path: Path) -> dict[str, Rate] | None:
+    try:
+        plain = json.loads(path.read_text())
+        return {name: Rate(**rate) for name, rate in plain.items()}
+    except (OSError, ValueError, TypeError):
+        return None
+
+
+def _write(path: Path, measured: dict[str, Rate]) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    text = json.dumps({name: dataclasses.asdict(rate) for name, rate in measured.items()}, indent=1)
+    with tempfile.NamedTemporaryFile("w", dir=path.parent, delete=False) as file:
+        file.write(text)
+    os.replace(file.name, path)
+
+
+def measure_rates(device: str = "cpu") -> dict[str, Rate]:
+    """The rates of every method on this device, fitted to runs of a few milliseconds."""
+    fitted = {}
+    for name, kind in all_methods().items():
+        for causal in (False, True):
+            runs = []
+            for length, heads, dim in ((64, 2, 32), (512, 4, 64), (1024, 4, 32), (1024, 8, 64)):
+                sizes = Sizes(1, heads, heads, length, length, dim, dim, torch.float32, device, causal)
+                method = next(iter(kind.settings(sizes)))
+                runs.append((method.cost(sizes), measured_seconds(method, random_problem(sizes), repeats=2)))
+            fitted[_key(name, causal)] = fit(runs)
+    return fitted
+
+
+def random_problem(sizes: Sizes, seed: int = 0) -> Problem:
+    """Gaussian q, k and v of these sizes."""
+    z = sizes
+    generator = torch.Generator().manual_seed(seed)
+
+    def draw(heads: int, length: int, dim: int) -> torch.Tensor:
+        return torch.randn(z.batch, heads, length, dim, generator=generator).to(z.device, z.dtype)
+
+    q, k = draw(z.heads, z.queries, z.dim), draw(z.key_heads, z.keys, z.dim)
+    return Problem.of(q, k, draw(z.key_heads, z.keys, z.value_dim), causal=z.causal, enable_gqa=True)
+
+
+def measured_seconds(method: Method, problem: Problem, repeats: int = 3) -> float:
+    """The median time of computing, after one warm-up."""
+    generator = torch.Generator().manual_seed(0)
+
+    def once() -> None:
+        with torch.no_grad():
+            method.compute(problem, generator)
+
+    return median_seconds(once, problem.q.device, repeats)
+
+
+def median_seconds(once: Callable[[], object], device: torch.device, repeats: int) -> float:
+    """The median time of a call, after one warm-up, the device's queue drained each time."""
+    times = []
+    for _ in range(repeats + 1):
+        start = time.perf_counter()
+        once()
+        if device.type == "cuda":
+            torch.cuda.synchronize(device)
+        times.append(time.perf_counter() - start)
+    kept = sorted(times[1:])
+    return kept[len(kept) // 2]
+
+
+def fit(runs: list[tuple[Cost, float]]) -> Rate:
+    """The non-negative rates with the least squared relative error over some runs."""
+    terms = torch.tensor([[c.launches, c.pointwise, c.flops] for c, _ in runs], dtype=torch.float64)
+    seconds = torch.tensor([t for _, t in runs], dtype=torch.float64)
+    scaled = terms / seconds[:, None]
+    best, least = (TYPICAL.launch, TYPICAL.pointwise, TYPICAL.flop), float("inf")
+    # Three terms have seven supports: trying them all is the whole active-set method.
+    for size in (1, 2, 3):
+        for support in itertools.combinations(range(3), size):
+            chosen = scaled[:, list(support)]
+            scale = chosen.abs().amax(0).clamp(min=1e-300)
+            solution = torch.linalg.lstsq(chosen / scale, torch.ones(len(runs), 1, dtype=torch.float64)).solution[:, 0]
+            solution = solution / scale
+            loss = float((chosen @ solution - 1).square().sum())
+            if bool((solution >= 0).all()) and loss < least:
+                rate = [0.0, 0.0, 0.0]
+                for place, value in zip(support, solution.tolist(), strict=True):
+                    rate[place] = value
+                best, least = (rate[0], rate[1], rate[2]), loss
+    return Rate(*best)

@@ -1,0 +1,139 @@
+r"""Recomputing some rows in float64: what a sample proves about all rows.
+
+Of r rows drawn uniformly without regard to the answer, the largest error bounds the errors of at least a share c of
+all rows, unless every one of the r rows fell into the best c: a chance of at most :math:`c^r`. No distribution is
+assumed; r = ln(1−confidence)/ln(coverage) rows are enough.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+
+from avow.certificates import measure_norms
+from avow.contract import Certificate, Method, Norms, Problem
+from avow.errors import ParameterError, ShapeError
+from avow.maths import rounding
+from avow.maths.heads import per_query_head
+from avow.maths.masks import visible_max
+from avow.methods import method_named
+
+
+@dataclass(frozen=True)
+class Audit:
+    """Errors of the rows that were recomputed, and the certificate they earn."""
+
+    certificate: Certificate
+    rows: Int[Tensor, "r 3"]
+    errors: Float[Tensor, "r"]
+
+    def __str__(self) -> str:
+        checked, worst = self.errors.numel(), float(self.errors.amax()) if self.errors.numel() else 0.0
+        return f"{checked} rows recomputed in float64: largest error {worst:.2e}\n{self.certificate}"
+
+
+def rows_needed(coverage: float, confidence: float) -> int:
+    """How many sampled rows prove that coverage at that confidence."""
+    for name, value in (("coverage", coverage), ("confidence", confidence)):
+        if not 0 < value < 1:
+            raise ParameterError(name, value, "must lie strictly between 0 and 1", f"try {name}=0.99")
+    return math.ceil(math.log(1 - confidence) / math.log(coverage))
+
+
+def audit(
+    out: Tensor,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    *,
+    coverage: float = 0.99,
+    confidence: float = 0.99,
+    method: str = "exact",
+    generator: torch.Generator | None = None,
+    mask: Tensor | None = None,
+    causal: bool = False,
+    scale: float | None = None,
+    enable_gqa: bool = False,
+    kernel: str = "dot",
+    sigma: float | None = None,
+) -> Audit:
+    """Errors of sampled rows of any answer against the target of `method`, and a `sampled` certificate."""
+    p = Problem.of(
+        q, k, v, mask=mask, causal=causal, scale=scale, enable_gqa=enable_gqa, kernel=kernel, sigma=sigma
+    ).detached()
+    if tuple(out.shape) != (*p.leading, p.q.shape[-2], p.v.shape[-1]):
+        rule = f"must be {(*p.leading, p.q.shape[-2], p.v.shape[-1])}"
+        raise ShapeError("out.shape", tuple(out.shape), rule, "pass the answer of this very problem")
+    target = method_named(method)()
+    return audit_rows(out.detach(), p, measure_norms(p), target, coverage, confidence, generator)
+
+
+def audit_rows(
+    out: Tensor,
+    p: Problem,
+    norms: Norms,
+    target: Method,
+    coverage: float,
+    confidence: float,
+    generator: torch.Generator | None,
+) -> Audit:
+    """As `audit`, on a problem in canonical form."""
+    out = out.reshape(*p.q.shape[:-1], p.v.shape[-1])
+    b, h, n, _ = out.shape
+    needed = rows_needed(coverage, confidence)
+    population = b * h * n
+    if population <= needed:
+        # Few rows: recompute them all, and the certificate is no longer a sample.
+        index, coverage, confidence = torch.arange(population), 1.0, 1.0
+    else:
+        source = torch.device("cpu") if generator is None else generator.device
+        index = torch.randint(population, (needed,), generator=generator, device=source).cpu()
+    rows = torch.stack([index // (h * n), index // n % h, index % n], -1)
+    errors = torch.cat([_errors(out, p, norms, target, one) for one in _by_head(rows)]) if len(rows) else torch.zeros(0)
+    worst = float(errors.amax()) if errors.numel() else 0.0
+    certificate = Certificate(
+        method=target.name,
+        parameters={},
+        target=target.target,
+        kind="sampled",
+        bound=worst,
+        rows=torch.full((*p.leading, n), worst, dtype=torch.float64),
+        confidence=confidence,
+        coverage=coverage,
+        assumptions=(f"the {len(rows)} audited rows were drawn uniformly",),
+    )
+    return Audit(certificate, rows, errors)
+
+
+def _by_head(rows: Int[Tensor, "r 3"]) -> list[Int[Tensor, "l 3"]]:
+    """The sampled rows of each head together."""
+    heads = {(int(b), int(h)) for b, h, _ in rows.tolist()}
+    return [rows[(rows[:, 0] == b) & (rows[:, 1] == h)] for b, h in sorted(heads)]
+
+
+def _errors(out: Tensor, p: Problem, norms: Norms, target: Method, rows: Int[Tensor, "l 3"]) -> Float[Tensor, "l"]:
+    """Upper bounds on the errors of some rows of one head: distance to float64's answer plus float64's own error."""
+    b, h, index = int(rows[0, 0]), int(rows[0, 1]), rows[:, 2].to(p.q.device)
+    group = h // (p.q.shape[1] // p.k.shape[1])
+    one = p.head(b, h, group)
+    some = one.rows(index)
+    truth = target.reference(some)[0, 0]
+    distance = torch.linalg.vector_norm(out[b, h, index].double() - truth, dim=-1)
+    values = norms.v[b : b + 1, group : group + 1]
+    ceiling = visible_max(per_query_head(values, 1), some.allowed, False, len(index), 0.0)[0, 0] * (1 - norms.slack)
+    own = reference_error(some, norms.q[b, h, index], float(norms.k[b, group].amax()))
+    relative = torch.where(ceiling > 0, distance / ceiling.clamp(min=1e-320), torch.where(distance > 0, math.inf, 0.0))
+    return ((relative + own) * rounding.OUTWARD).cpu()
+
+
+def reference_error(p: Problem, query: Float[Tensor, "l"], key: float) -> Float[Tensor, "l"]:
+    """The rounding of a float64 reference itself."""
+    u, d, s = rounding.unit(torch.float64), p.q.shape[-1], p.k.shape[-2]
+    reach = abs(p.scale) * query * key
+    bias = 0.0 if p.bias is None else float(p.bias.abs().amax())
+    logit = rounding.gamma(d + 8, u) * reach + 4 * u * (reach + bias) + 0.5 * rounding.gamma(d + 8, u) * abs(p.scale) * key**2
+    return rounding.perturbed(logit + 8 * u * 746) + 4 * rounding.gamma(s + 8, u)

@@ -1,0 +1,141 @@
+"""Every method on small odd sizes, with the shapes of all signatures checked: `python -m tests.shapes`.
+
+Run in an interpreter of its own, since the checks must be in place before avow is imported.
+"""
+
+from __future__ import annotations
+
+import importlib
+import inspect
+import itertools
+import pkgutil
+import sys
+from collections.abc import Iterator
+from types import CodeType, FrameType, ModuleType
+from typing import Any
+
+import jaxtyping
+import torch
+from beartype import BeartypeConf, beartype
+
+# An int is welcome where a float is asked for, as everywhere in Python.
+checked = beartype(conf=BeartypeConf(is_pep484_tower=True))
+
+# batch, query heads, key heads, queries, keys, dim, value dim: all different, and all one.
+SIZES = [(1, 1, 1, 1, 1, 1, 1), (2, 3, 3, 5, 7, 4, 6), (1, 6, 2, 67, 65, 3, 9)]
+MASKS = ["none", "keys", "rows", "heads", "bias"]
+
+
+def loaded(package: str) -> list[ModuleType]:
+    """Every module of a package."""
+    found = pkgutil.iter_modules(importlib.import_module(package).__path__, f"{package}.")
+    return [importlib.import_module(module.name) for module in found]
+
+
+def methods() -> list[Any]:
+    """Every method, found by its class."""
+    from avow.contract import Method
+
+    classes = [x for module in loaded("avow.methods") for x in vars(module).values() if inspect.isclass(x)]
+    return sorted({x for x in classes if issubclass(x, Method) and x is not Method}, key=lambda x: str(x.name))
+
+
+def problems() -> Iterator[Any]:
+    from avow.contract import Problem
+
+    for (b, h, g, n, s, d, e), causal, mask in itertools.product(SIZES, (False, True), MASKS):
+        for dtype in (torch.float32, torch.bfloat16):
+            q, k, v = (torch.randn(shape, dtype=dtype) for shape in ((b, h, n, d), (b, g, s, d), (b, g, s, e)))
+            masks = {
+                "none": None,
+                "keys": torch.rand(b, 1, 1, s) < 0.7,
+                "rows": torch.rand(n, s) < 0.7,
+                "heads": torch.rand(b, h, 1, s) < 0.7,
+                "bias": torch.randn(1, 1, n, s, dtype=dtype),
+            }
+            yield Problem.of(q, k, v, mask=masks[mask], causal=causal, enable_gqa=h != g)
+
+
+def run_methods() -> int:
+    """Compute, promise, reference and foresee of every method; how many problems that were."""
+    from avow.contract import Norms
+    from avow.maths.norms import row_norms, slack
+
+    count = 0
+    for method, p in itertools.product(methods(), problems()):
+        norms = Norms(row_norms(p.q, "q"), row_norms(p.k, "k"), row_norms(p.v, "v"), slack(9, p.q.dtype))
+        setting = next(iter(method.settings(p.sizes)), method())
+        computed = setting.compute(p, torch.Generator().manual_seed(0))
+        promise = setting.promise(p.detached(), norms, computed, 0.9)
+        assert computed.out.shape == (*p.q.shape[:-1], p.v.shape[-1])
+        assert promise.rows.shape == p.q.shape[:-1]
+        setting.foresee(p, norms, 0.9)
+        setting.reference(p)
+        count += 1
+    return count
+
+
+def run_maths() -> None:
+    """What no method calls: analysis and the paths of other arithmetic."""
+    from avow.maths import features, softmax
+
+    q, k = torch.randn(2, 6, 5, 3), torch.randn(2, 2, 7, 3)
+    softmax.softmax_weights(q, k, None, None, True, 0.5)
+    features.variance_for(0.1, 0.9)
+
+
+def functions(package: str) -> dict[CodeType, str]:
+    """The public functions of a package, by the code they run."""
+    found = {}
+    for module in loaded(package):
+        for name, thing in vars(module).items():
+            if inspect.isfunction(thing) and thing.__module__ == module.__name__ and not name.startswith("_"):
+                found[inspect.unwrap(thing).__code__] = f"{module.__name__}.{name}"
+    return found
+
+
+def unreached(package: str) -> list[str]:
+    """The public functions of a package that nothing here calls."""
+    missing = functions(package)
+    assert missing, f"{package} holds no functions"
+
+    def watch(frame: FrameType, event: str, argument: object) -> None:
+        if event == "call":
+            missing.pop(frame.f_code, None)
+
+    sys.setprofile(watch)
+    try:
+        count = run_methods()
+        run_maths()
+    finally:
+        sys.setprofile(None)
+    print(f"{count} problems, {len(functions(package)) - len(missing)} functions of {package}")
+    return sorted(missing.values())
+
+
+def spoil() -> None:
+    """A batch of one where two are needed: torch would broadcast it without a word."""
+    from avow.maths.softmax import softmax_average
+
+    q, k, v = torch.randn(2, 3, 5, 4), torch.randn(1, 3, 7, 4), torch.randn(2, 3, 7, 6)
+    softmax_average(q, k, v, None, None, False, 1.0)
+
+
+def main() -> int:
+    torch.manual_seed(0)
+    torch.set_num_threads(1)
+    if "--unchecked" not in sys.argv:
+        # The hook looks `checked` up by its full name, and this module runs under another.
+        importlib.import_module("tests.shapes")
+        jaxtyping.install_import_hook("avow", "tests.shapes.checked")
+    if "--spoil" in sys.argv:
+        spoil()
+        return 0
+    missing = unreached("avow.maths")
+    if missing:
+        print("no shapes were checked in these; call them in tests/shapes.py:", *missing, sep="\n  ")
+    return 1 if missing else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,240 @@
+"""Imports only go up the table of layers; what is heavy is loaded only where it belongs, and at use."""
+
+from __future__ import annotations
+
+import ast
+import graphlib
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import NamedTuple
+
+import pytest
+
+ROOT = Path(__file__).parent.parent / "avow"
+
+
+@dataclass(frozen=True)
+class Layer:
+    """Parts of avow that may import the same: `always` anywhere, `at_use` only inside a function."""
+
+    parts: frozenset[str]
+    always: frozenset[str]
+    at_use: frozenset[str] = frozenset()
+
+
+def names(*words: str) -> frozenset[str]:
+    return frozenset(" ".join(words).split())
+
+
+TENSORS = names("torch numpy jaxtyping")
+PROOFS = names("flint scipy sympy")
+
+NOUNS = names("avow.errors avow.contract avow.params")
+MATHS = NOUNS | names("avow.maths")
+METHODS = MATHS | names("avow.methods")
+BOUNDS = names("avow.certificates avow.constructions")
+# calibration measures the device, so that the planner can turn counted work into seconds: it needs methods to time.
+PLANNER = METHODS | names("avow.certificates avow.calibration")
+# workloads makes the synthetic heads that attend is compared on: it needs what attend needs.
+ATTEND = PLANNER | names("avow.planner avow.attend avow.workloads")
+HOSTS = ATTEND | BOUNDS | names("avow avow.nn avow.optim avow.distributed avow.integrations")
+TRAINING = HOSTS | names("avow.training")
+CLAIMS = TRAINING | names("avow.claims")
+# What people look at reads answers, certificates and claims; it computes none of them.
+PAGES = CLAIMS - names("avow.maths") | names("avow.report avow.lab avow.cli")
+
+TABLE = (
+    Layer(names("errors contract params"), NOUNS | names("torch jaxtyping")),
+    Layer(names("maths"), MATHS | TENSORS),
+    Layer(names("kernels"), MATHS | TENSORS | names("avow.kernels triton")),
+    Layer(names("methods"), METHODS | TENSORS, names("avow.kernels")),
+    Layer(names("certificates constructions"), MATHS | BOUNDS | TENSORS, PROOFS),
+    Layer(names("calibration"), METHODS | TENSORS),
+    # The planner chooses among numbers; it never touches a tensor.
+    Layer(names("planner"), ATTEND),
+    Layer(names("attend workloads"), ATTEND | TENSORS),
+    # The surface re-exports, and so stands right above attend.
+    Layer(names("avow"), ATTEND - names("avow.maths")),
+    Layer(names("nn optim distributed"), HOSTS | TENSORS),
+    Layer(names("integrations"), HOSTS | TENSORS, names("transformers tokenizers gguf safetensors")),
+    Layer(names("training"), TRAINING | TENSORS | names("safetensors")),
+    Layer(names("claims"), CLAIMS | TENSORS, PROOFS),
+    Layer(names("report"), PAGES | names("plotly"), names("matplotlib latex2mathml")),
+    Layer(names("lab"), PAGES | names("fastapi starlette pydantic"), names("uvicorn plotly latex2mathml")),
+    Layer(names("cli"), PAGES | names("torch typer rich"), names("safetensors")),
+)
+
+
+class Import(NamedTuple):
+    """One import: the module it names, where, and whether it waits inside a function."""
+
+    target: str
+    line: int
+    at_use: bool
+
+
+def part(module: str) -> str:
+    """`avow.maths.scan` is of `maths`; `avow` itself is of `avow`."""
+    return module.split(".")[1] if "." in module else module
+
+
+def modules(root: Path) -> dict[str, Path]:
+    """Every module of a tree, by its dotted name."""
+    found = {}
+    for path in sorted(root.rglob("*.py")):
+        words = path.relative_to(root.parent).with_suffix("").parts
+        found[".".join(words[:-1] if words[-1] == "__init__" else words)] = path
+    return found
+
+
+def imports(module: str, path: Path, known: dict[str, Path]) -> Iterator[Import]:
+    """Every import of a file, spelled with `import`, `from`, or a literal `import_module`."""
+    package = module if path.name == "__init__.py" else module.rpartition(".")[0]
+
+    def resolve(base: str, name: str) -> str:
+        return f"{base}.{name}" if f"{base}.{name}" in known else base
+
+    def visit(node: ast.AST, at_use: bool) -> Iterator[Import]:
+        match node:
+            case ast.Import():
+                for alias in node.names:
+                    yield Import(alias.name, node.lineno, at_use)
+            case ast.ImportFrom():
+                above = package.split(".")[: len(package.split(".")) - node.level + 1] if node.level else []
+                base = ".".join([*above, *([node.module] if node.module else [])])
+                for alias in node.names:
+                    yield Import(resolve(base, alias.name), node.lineno, at_use)
+            case ast.Call(
+                func=ast.Name(id="__import__" | "import_module") | ast.Attribute(attr="import_module"),
+                args=[ast.Constant(value=str(target)), *_],
+            ):
+                yield Import(target, node.lineno, at_use)
+        match node:
+            case ast.FunctionDef() | ast.AsyncFunctionDef() | ast.Lambda():
+                at_use = True
+            case ast.If(test=ast.Name(id="TYPE_CHECKING") | ast.Attribute(attr="TYPE_CHECKING")):
+                at_use = True
+        for child in ast.iter_child_nodes(node):
+            yield from visit(child, at_use)
+
+    yield from visit(ast.parse(path.read_text(), str(path)), False)
+
+
+def faults(root: Path) -> list[str]:
+    """Every import of a tree that the table forbids, in words."""
+    known = modules(root)
+    layers = {name: layer for layer in TABLE for name in layer.parts}
+    found = []
+    for module, path in known.items():
+        layer = layers.get(part(module))
+        if layer is None:
+            found.append(f"{module}: has no layer; add it to the table of tests/test_layers.py with its reason")
+            continue
+        for target, line, at_use in imports(module, path, known):
+            own = target.split(".")[0] == "avow"
+            if not own and target.split(".")[0] in sys.stdlib_module_names:
+                continue
+            name = ".".join(target.split(".")[:2]) if own else target.split(".")[0]
+            where = f"{module}:{line}"
+            if name not in layer.always | layer.at_use:
+                found.append(f"{where}: {part(module)} may not import {name}")
+            elif name not in layer.always and not at_use:
+                found.append(f"{where}: {part(module)} may import {name} only inside a function")
+            elif module.startswith("avow.methods.") and name == "avow.methods":
+                found.append(f"{where}: a method may not import its siblings")
+    return found
+
+
+def cycle(root: Path) -> list[str]:
+    """Modules that import each other in a ring at load time, or nothing."""
+    known = modules(root)
+    graph = {
+        module: {i.target for i in imports(module, path, known) if not i.at_use and i.target in known} - {module}
+        for module, path in known.items()
+    }
+    try:
+        graphlib.TopologicalSorter(graph).prepare()
+    except graphlib.CycleError as problem:
+        return list(problem.args[1])
+    return []
+
+
+def test_every_import_keeps_the_table() -> None:
+    assert faults(ROOT) == []
+
+
+def test_no_modules_import_each_other_in_a_ring() -> None:
+    assert cycle(ROOT) == []
+
+
+def test_the_walk_sees_the_package() -> None:
+    found = modules(ROOT)
+    assert {"avow.contract", "avow.maths.rounding", "avow.methods.exact"} <= set(found)
+    seen = {i.target for module, path in found.items() for i in imports(module, path, found)}
+    assert {"torch", "avow.maths.rounding", "avow.contract"} <= seen
+
+
+CLEAN = {
+    "__init__.py": "from avow.attend import attend as attend\n",
+    "errors.py": "import json\n",
+    "maths/scan.py": "import torch\nfrom avow import errors\n",
+    "kernels/scan.py": "import triton\nfrom ..maths import scan\n",
+    "methods/exact.py": "from avow.maths import scan\ndef compute():\n    from avow.kernels import scan\n",
+    "methods/__init__.py": "from avow.methods import exact\n",
+    "planner.py": "from avow.methods import exact\n",
+    "attend.py": "from avow import planner\n",
+    "claims/rings.py": "def prove():\n    import flint\n",
+    "cli.py": "import typer\nimport avow\n",
+}
+
+
+def plant(folder: Path, files: dict[str, str]) -> Path:
+    root = folder / "avow"
+    for name, source in files.items():
+        (root / name).parent.mkdir(parents=True, exist_ok=True)
+        (root / name).write_text(source)
+    return root
+
+
+def test_a_clean_tree_has_no_faults(tmp_path: Path) -> None:
+    root = plant(tmp_path, CLEAN)
+    assert faults(root) == []
+    assert cycle(root) == []
+
+
+@pytest.mark.parametrize(
+    ("file", "line", "words"),
+    [
+        ("maths/scan.py", "from avow.methods import exact", "maths may not import avow.methods"),
+        ("maths/scan.py", "from ..planner import cheapest", "maths may not import avow.planner"),
+        ("maths/scan.py", "import avow", "maths may not import avow"),
+        ("methods/exact.py", "def f():\n    import avow.attend", "methods may not import avow.attend"),
+        ("methods/window.py", "from avow.methods import exact", "a method may not import its siblings"),
+        ("methods/window.py", "from .exact import Exact", "a method may not import its siblings"),
+        (
+            "methods/window.py",
+            "from avow.kernels import scan",
+            "methods may import avow.kernels only inside a function",
+        ),
+        ("methods/window.py", "import triton", "methods may not import triton"),
+        ("claims/rings.py", "import flint", "claims may import flint only inside a function"),
+        ("nn/cache.py", "import scipy.linalg", "nn may not import scipy"),
+        ("planner.py", "import torch", "planner may not import torch"),
+        ("attend.py", "from avow.constructions import query", "attend may not import avow.constructions"),
+        ("attend.py", "from rich import print", "attend may not import rich"),
+        ("cli.py", "from avow.maths import scan", "cli may not import avow.maths"),
+        ("cli.py", "import importlib; importlib.import_module('avow.kernels')", "cli may not import avow.kernels"),
+        ("errors.py", "if TYPE_CHECKING:\n    from avow.nn import Block", "errors may not import avow.nn"),
+        ("helpers.py", "", "has no layer"),
+    ],
+)
+def test_a_planted_violation_is_caught(tmp_path: Path, file: str, line: str, words: str) -> None:
+    (fault,) = faults(plant(tmp_path, CLEAN | {file: line}))
+    assert fault.startswith("avow." + file.removesuffix(".py").replace("/", ".") + ":")
+    assert fault.partition(";")[0].endswith(words)
+
+
+def test_a_planted_ring_is_caught(tmp_path: Path) -> None:
+    assert cycle(plant(tmp_path, CLEAN | {"errors.py": "import avow.maths.scan"}))

@@ -1,0 +1,28 @@
+"""Importing avow loads torch and nothing heavier."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+ROOT = Path(__file__).parent.parent
+HEAVY = ["flint", "gguf", "matplotlib", "plotly", "rich", "safetensors", "scipy", "sympy", "transformers"]
+HEAVY += ["triton", "typer"]
+
+
+def loaded_by(statement: str) -> set[str]:
+    """Which heavy packages a fresh interpreter holds after one statement."""
+    code = f"import json, sys\n{statement}\nprint(json.dumps([name for name in {HEAVY!r} if name in sys.modules]))"
+    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stderr
+    return set(json.loads(done.stdout))
+
+
+def test_importing_avow_loads_nothing_heavy() -> None:
+    assert loaded_by("import avow; avow.attend") == set()
+
+
+def test_a_heavy_import_would_be_noticed() -> None:
+    assert loaded_by("import avow, rich; avow.attend") == {"rich"}

@@ -1,9 +1,9 @@
 """avow: attention that keeps its word."""
 
 from avow.attend import attend as attend
+from avow.attend import audit as audit
 from avow.attend import features_needed as features_needed
 from avow.attend import plan as plan
-from avow.certificates.audit import audit as audit
 from avow.contract import Certificate as Certificate
 from avow.contract import Cost as Cost
 from avow.contract import Method as Method

@@ -12,9 +12,9 @@ from torch import Tensor
 from avow import planner
 from avow.calibration import Rates, rates
 from avow.certificates import certify, measure_norms
-from avow.certificates.audit import audit_rows
+from avow.certificates.audit import Audit, audit_rows
 from avow.contract import Certificate, Computed, Kind, Method, Norms, Problem
-from avow.errors import ParameterError, RangeError, ToleranceUnreachable
+from avow.errors import ParameterError, RangeError, ShapeError, ToleranceUnreachable
 from avow.methods import method_named, random_features
 from avow.methods.random_features import FeatureCount
 from avow.params import check_parameters
@@ -128,6 +128,34 @@ def plan(
     return _planned(problem, measure_norms(problem), wish, rates(sizes.device), sizes, thrifty=False)
 
 
+def audit(
+    out: Tensor,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    *,
+    coverage: float = 0.99,
+    confidence: float = 0.99,
+    method: str = "exact",
+    generator: torch.Generator | None = None,
+    mask: Tensor | None = None,
+    causal: bool = False,
+    scale: float | None = None,
+    enable_gqa: bool = False,
+    kernel: str = "dot",
+    sigma: float | None = None,
+) -> Audit:
+    """Errors of sampled rows of any answer against the target of `method`, and a `sampled` certificate."""
+    p = Problem.of(
+        q, k, v, mask=mask, causal=causal, scale=scale, enable_gqa=enable_gqa, kernel=kernel, sigma=sigma
+    ).detached()
+    if tuple(out.shape) != (*p.leading, p.q.shape[-2], p.v.shape[-1]):
+        rule = f"must be {(*p.leading, p.q.shape[-2], p.v.shape[-1])}"
+        raise ShapeError("out.shape", tuple(out.shape), rule, "pass the answer of this very problem")
+    target = method_named(method)()
+    return audit_rows(out.detach(), p, measure_norms(p), target, coverage, confidence, generator)
+
+
 def features_needed(
     q: Tensor,
     k: Tensor,
@@ -142,7 +170,9 @@ def features_needed(
     problem = Problem.of(q, k, k, causal=causal, scale=scale, enable_gqa=enable_gqa).detached()
     wish = _checked_wish(tol, confidence, None)
     if tol == 0 or wish.confidence == 1:
-        raise ParameterError("tol, confidence", (tol, confidence), "must allow some error", "try tol=1e-2, confidence=0.99")
+        raise ParameterError(
+            "tol, confidence", (tol, confidence), "must allow some error", "try tol=1e-2, confidence=0.99"
+        )
     return random_features.features_needed(problem, measure_norms(problem), tol, wish.confidence)
 
 
@@ -219,7 +249,9 @@ def _sampled(
     stated: Certificate,
 ) -> Certificate:
     assert wish.coverage is not None
-    found = audit_rows(out.detach(), problem.detached(), norms, method, wish.coverage, _stated(wish), generator).certificate
+    found = audit_rows(
+        out.detach(), problem.detached(), norms, method, wish.coverage, _stated(wish), generator
+    ).certificate
     return dataclasses.replace(found, parameters=stated.parameters, cost=stated.cost)
 
 
@@ -235,7 +267,9 @@ def _kept(attended: Attended, tol: float | None) -> Attended:
 def _unreachable(problem: Problem, tol: float, best: float) -> ToleranceUnreachable:
     kept = problem.q.dtype
     wider = "float32" if kept in (torch.bfloat16, torch.float16) else "float64"
-    remedy = f"convert q, k and v to {wider}" if kept != torch.float64 else "shrink the logits: scale·|q|·|k| is too large"
+    remedy = (
+        f"convert q, k and v to {wider}" if kept != torch.float64 else "shrink the logits: scale·|q|·|k| is too large"
+    )
     rule = f"is below {best:.2e}, the best bound that can be proved in {str(kept).removeprefix('torch.')}"
     return ToleranceUnreachable("tol", tol, rule, remedy, best)
 

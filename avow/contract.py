@@ -43,11 +43,17 @@ class Sizes:
     causal: bool = False
     mask: MaskKind = "none"
     biased: bool = False
+    own_masks: bool = False
 
     @property
     def item(self) -> int:
         """Bytes of one input number."""
         return self.dtype.itemsize
+
+    @property
+    def linear_key_heads(self) -> int:
+        """Key heads a linear method sums over: all query heads where they mask a shared key differently."""
+        return self.heads if self.own_masks else self.key_heads
 
     def with_keys(self, n: int) -> Sizes:
         """The same problem at another sequence length."""
@@ -129,9 +135,21 @@ class Problem:
     def sizes(self) -> Sizes:
         b, h, n, d = self.q.shape
         g, s, e = self.v.shape[1:]
-        biased = self.bias is not None
+        present = [x for x in (self.allowed, self.bias) if x is not None]
         return Sizes(
-            b, h, g, n, s, d, e, self.q.dtype, self.q.device.type, self.causal, self.mask_kind, biased
+            b,
+            h,
+            g,
+            n,
+            s,
+            d,
+            e,
+            self.q.dtype,
+            self.q.device.type,
+            self.causal,
+            self.mask_kind,
+            biased=self.bias is not None,
+            own_masks=h != g and any(x.shape[1] != 1 for x in present),
         )
 
     @property
@@ -240,7 +258,9 @@ def _split_mask(
     if mask.device != q.device:
         raise DtypeError("mask.device", mask.device, f"must equal q.device={q.device}", "use mask.to(q.device)")
     if mask.dtype != torch.bool and mask.dtype not in DTYPES:
-        raise DtypeError("mask.dtype", mask.dtype, "must be bool or a float type", "use mask.bool(): True means visible")
+        raise DtypeError(
+            "mask.dtype", mask.dtype, "must be bool or a float type", "use mask.bool(): True means visible"
+        )
     mask = mask.reshape((1,) * (len(full) - mask.ndim) + tuple(mask.shape))
     if len(full) > 4:
         mask = mask.expand(*leading[:-1], *mask.shape[-3:]).reshape(-1, *mask.shape[-3:])
@@ -352,9 +372,7 @@ class Certificate:
         cost = plain.pop("cost")
         plain["bound"] = float(plain["bound"])
         plain["assumptions"] = tuple(plain["assumptions"])
-        return Certificate(
-            **plain, rows=values.reshape(stored["shape"]), cost=None if cost is None else Cost(**cost)
-        )
+        return Certificate(**plain, rows=values.reshape(stored["shape"]), cost=None if cost is None else Cost(**cost))
 
     def __str__(self) -> str:
         settings = ", ".join(f"{name}={value}" for name, value in self.parameters.items())

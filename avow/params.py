@@ -1,6 +1,6 @@
 """A method's parameters, declared once: the check, the message, the command line's help, the lab's form.
 
-    rank: int = param(64, at_least(1), "landmarks per head")
+rank: int = param(64, at_least(1), "landmarks per head")
 """
 
 from __future__ import annotations

@@ -51,7 +51,9 @@ class Plan:
     @property
     def best_bound(self) -> float:
         """The smallest proved bound among all candidates."""
-        return min((c.prospect.bound for c in self.ranked if c.prospect is not None and c.prospect.certain), default=math.inf)
+        return min(
+            (c.prospect.bound for c in self.ranked if c.prospect is not None and c.prospect.certain), default=math.inf
+        )
 
     def __str__(self) -> str:
         lines = [f"{'':2}{'method':34}{'seconds':>10}{'memory':>12}{'bound':>10}  why"]
@@ -69,7 +71,9 @@ def candidates(sizes: Sizes, rates: Rates, methods: Iterable[type[Method]] | Non
     """Every method with every setting worth trying, priced, cheapest first."""
     kinds = all_methods().values() if methods is None else methods
     priced = [
-        Candidate(method, method.cost(sizes), rates.seconds(method, sizes)) for kind in kinds for method in kind.settings(sizes)
+        Candidate(method, method.cost(sizes), rates.seconds(method, sizes))
+        for kind in kinds
+        for method in kind.settings(sizes)
     ]
     return sorted(priced, key=lambda candidate: candidate.seconds)
 

@@ -58,7 +58,8 @@ def test_what_the_caller_can_mend_is_a_value_error() -> None:
 
 def drawn(text: str) -> dict[str, str]:
     """Child to parent, read off a tree drawn with box lines."""
-    parents, path = {}, []
+    parents: dict[str, str] = {}
+    path: list[str] = []
     for line in text.splitlines():
         found = re.match(r"^ {4}([│├└─ ]*)(\w+)(?: \(\w+\))?(?: {2,}|$)", line)
         if found:

@@ -54,7 +54,9 @@ TABLE = (
     Layer(names("calibration"), METHODS | TENSORS),
     # The planner chooses among numbers; it never touches a tensor.
     Layer(names("planner"), ATTEND),
-    Layer(names("attend workloads"), ATTEND | TENSORS),
+    Layer(names("attend"), ATTEND | TENSORS),
+    # A user's own heads come from a file.
+    Layer(names("workloads"), ATTEND | TENSORS, names("safetensors")),
     # The surface re-exports, and so stands right above attend.
     Layer(names("avow"), ATTEND - names("avow.maths")),
     Layer(names("nn optim distributed"), HOSTS | TENSORS),
@@ -63,7 +65,7 @@ TABLE = (
     Layer(names("claims"), CLAIMS | TENSORS, PROOFS),
     Layer(names("report"), PAGES | names("plotly"), names("matplotlib latex2mathml")),
     Layer(names("lab"), PAGES | names("fastapi starlette pydantic"), names("uvicorn plotly latex2mathml")),
-    Layer(names("cli"), PAGES | names("torch typer rich"), names("safetensors")),
+    Layer(names("cli __main__"), PAGES | names("torch typer rich"), names("safetensors")),
 )
 
 

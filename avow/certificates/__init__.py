@@ -3,20 +3,19 @@
 from __future__ import annotations
 
 import torch
-from torch import Tensor
 
-from avow.contract import Certificate, Computed, Method, Norms, Problem
+from avow.contract import Certificate, Computed, Method, Norms, Problem, Promise
 from avow.maths.norms import check_range, row_norms, slack
 
 
 def measure_norms(p: Problem) -> Norms:
     """Norms of every row, after the checks that need to read the numbers: finite, and within float64's reach."""
     with torch.no_grad():
-        norms = Norms(
-            row_norms(p.q, "q"), row_norms(p.k, "k"), row_norms(p.v, "v"), slack(max(p.q.shape[-1], p.v.shape[-1]), p.q.dtype)
-        )
-        largest = [float(x.amax()) if x.numel() else 0.0 for x in (norms.q, norms.k, norms.v)]
-        check_range(*largest, p.scale)
+        values = row_norms(p.v, "v", faithful=True)
+        widest = max(p.q.shape[-1], p.v.shape[-1])
+        norms = Norms(row_norms(p.q, "q"), row_norms(p.k, "k"), values, slack(widest, p.q.dtype))
+        q, k, v = (float(x.amax()) if x.numel() else 0.0 for x in (norms.q, norms.k, norms.v))
+        check_range(q, k, v, p.scale)
     return norms
 
 
@@ -26,25 +25,21 @@ def certify(
     """The certificate of an answer just computed."""
     if p.empty:
         rows = p.q.new_zeros(p.q.shape[:-1], dtype=torch.float64)
-        return _signed(method, p, rows, "deterministic", 1.0, ("there was nothing to attend to",), reason)
-    with torch.no_grad():
-        promise = method.promise(p.detached(), norms, computed, confidence)
-    reason = reason or promise.reason
-    return _signed(method, p, promise.rows, promise.kind, promise.confidence, promise.assumptions, reason)
-
-
-def _signed(method, p, rows, kind, confidence, assumptions, reason):  # type: ignore[no-untyped-def]
-    shaped: Tensor = rows.reshape(*p.leading, p.q.shape[-2])
-    bound = float(shaped.amax()) if shaped.numel() else 0.0
+        promise = Promise("deterministic", rows, assumptions=("there was nothing to attend to",))
+    else:
+        with torch.no_grad():
+            promise = method.promise(p.detached(), norms, computed, confidence)
+    shaped = promise.rows.reshape(*p.leading, p.q.shape[-2])
     return Certificate(
         method=method.name,
         parameters=method.parameters,
         target=method.target,
-        kind=kind,
-        bound=bound,
+        kind=promise.kind,
+        bound=float(shaped.amax()) if shaped.numel() else 0.0,
         rows=shaped,
-        confidence=confidence,
-        assumptions=assumptions,
-        reason=reason,
+        confidence=promise.confidence,
+        coverage=promise.coverage,
+        assumptions=promise.assumptions,
+        reason=reason or promise.reason,
         cost=method.cost(p.sizes),
     )

@@ -14,13 +14,10 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from avow.certificates import measure_norms
 from avow.contract import Certificate, Method, Norms, Problem
-from avow.errors import ParameterError, ShapeError
+from avow.errors import ParameterError
 from avow.maths import rounding
-from avow.maths.heads import per_query_head
 from avow.maths.masks import visible_max
-from avow.methods import method_named
 
 
 @dataclass(frozen=True)
@@ -44,34 +41,6 @@ def rows_needed(coverage: float, confidence: float) -> int:
     return math.ceil(math.log(1 - confidence) / math.log(coverage))
 
 
-def audit(
-    out: Tensor,
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    *,
-    coverage: float = 0.99,
-    confidence: float = 0.99,
-    method: str = "exact",
-    generator: torch.Generator | None = None,
-    mask: Tensor | None = None,
-    causal: bool = False,
-    scale: float | None = None,
-    enable_gqa: bool = False,
-    kernel: str = "dot",
-    sigma: float | None = None,
-) -> Audit:
-    """Errors of sampled rows of any answer against the target of `method`, and a `sampled` certificate."""
-    p = Problem.of(
-        q, k, v, mask=mask, causal=causal, scale=scale, enable_gqa=enable_gqa, kernel=kernel, sigma=sigma
-    ).detached()
-    if tuple(out.shape) != (*p.leading, p.q.shape[-2], p.v.shape[-1]):
-        rule = f"must be {(*p.leading, p.q.shape[-2], p.v.shape[-1])}"
-        raise ShapeError("out.shape", tuple(out.shape), rule, "pass the answer of this very problem")
-    target = method_named(method)()
-    return audit_rows(out.detach(), p, measure_norms(p), target, coverage, confidence, generator)
-
-
 def audit_rows(
     out: Tensor,
     p: Problem,
@@ -81,7 +50,7 @@ def audit_rows(
     confidence: float,
     generator: torch.Generator | None,
 ) -> Audit:
-    """As `audit`, on a problem in canonical form."""
+    """Errors of sampled rows of any answer against a method's target, and the `sampled` certificate they earn."""
     out = out.reshape(*p.q.shape[:-1], p.v.shape[-1])
     b, h, n, _ = out.shape
     needed = rows_needed(coverage, confidence)
@@ -124,7 +93,7 @@ def _errors(out: Tensor, p: Problem, norms: Norms, target: Method, rows: Int[Ten
     truth = target.reference(some)[0, 0]
     distance = torch.linalg.vector_norm(out[b, h, index].double() - truth, dim=-1)
     values = norms.v[b : b + 1, group : group + 1]
-    ceiling = visible_max(per_query_head(values, 1), some.allowed, False, len(index), 0.0)[0, 0] * (1 - norms.slack)
+    ceiling = visible_max(values, some.allowed, False, len(index), 0.0)[0, 0] * (1 - norms.slack)
     own = reference_error(some, norms.q[b, h, index], float(norms.k[b, group].amax()))
     relative = torch.where(ceiling > 0, distance / ceiling.clamp(min=1e-320), torch.where(distance > 0, math.inf, 0.0))
     return ((relative + own) * rounding.OUTWARD).cpu()
@@ -135,5 +104,9 @@ def reference_error(p: Problem, query: Float[Tensor, "l"], key: float) -> Float[
     u, d, s = rounding.unit(torch.float64), p.q.shape[-1], p.k.shape[-2]
     reach = abs(p.scale) * query * key
     bias = 0.0 if p.bias is None else float(p.bias.abs().amax())
-    logit = rounding.gamma(d + 8, u) * reach + 4 * u * (reach + bias) + 0.5 * rounding.gamma(d + 8, u) * abs(p.scale) * key**2
+    logit = (
+        rounding.gamma(d + 8, u) * reach
+        + 4 * u * (reach + bias)
+        + 0.5 * rounding.gamma(d + 8, u) * abs(p.scale) * key**2
+    )
     return rounding.perturbed(logit + 8 * u * 746) + 4 * rounding.gamma(s + 8, u)

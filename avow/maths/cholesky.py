@@ -23,9 +23,7 @@ from avow.maths import rounding
 _U = rounding.unit(torch.float64)
 
 
-def log_gauss(
-    x: Float[Tensor, "*b n d"], z: Float[Tensor, "*b r d"]
-) -> Float[Tensor, "*b n r"]:
+def log_gauss(x: Float[Tensor, "*b n d"], z: Float[Tensor, "*b r d"]) -> Float[Tensor, "*b n r"]:
     """−‖x−z‖²/2, never above zero."""
     squares = x.square().sum(-1, keepdim=True) + z.square().sum(-1).unsqueeze(-2)
     return (x @ z.transpose(-1, -2) - 0.5 * squares).clamp(max=0.0)

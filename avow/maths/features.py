@@ -20,17 +20,19 @@ def draw(
     features: int, dim: int, orthogonal: bool, generator: torch.Generator | None, device: torch.device
 ) -> Float[Tensor, "m d"]:
     """Gaussian directions in float64; orthogonal ones come in blocks of `dim`, each direction still N(0, I)."""
-    source = torch.device("cpu") if generator is None else generator.device
-    options = {"generator": generator, "dtype": torch.float64, "device": source}
+
+    def gauss(rows: int) -> Tensor:
+        source = torch.device("cpu") if generator is None else generator.device
+        return torch.randn(rows, dim, generator=generator, dtype=torch.float64, device=source)
+
     if not orthogonal:
-        return torch.randn(features, dim, **options).to(device)
+        return gauss(features).to(device)
     blocks = []
     for start in range(0, features, dim):
-        gauss = torch.randn(dim, dim, **options)
-        basis, upper = torch.linalg.qr(gauss)
+        basis, upper = torch.linalg.qr(gauss(dim))
         # Signs of R's diagonal make the basis Haar distributed; fresh norms make each row Gaussian.
         basis = basis * torch.sign(upper.diagonal())
-        lengths = torch.linalg.vector_norm(torch.randn(dim, dim, **options), dim=-1, keepdim=True)
+        lengths = torch.linalg.vector_norm(gauss(dim), dim=-1, keepdim=True)
         blocks.append((basis.T * lengths)[: features - start])
     return torch.cat(blocks).to(device)
 

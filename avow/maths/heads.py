@@ -13,6 +13,9 @@ from avow.contract import Norms, Problem
 from avow.maths import rounding
 from avow.maths.masks import sees_any, visible_max
 
+# Heads whose values are this far from one, either way, are brought near one before they are summed.
+_COMFORT = 1e-15
+
 
 def grouped(x: Float[Tensor, "b h n c"], groups: int) -> Float[Tensor, "b g r n c"]:
     """Query heads gathered by the key head they share."""
@@ -55,12 +58,11 @@ def linear_type(p: Problem) -> torch.dtype:
 
 
 def scaled_values(v: Float[Tensor, "b g s e"], dtype: torch.dtype) -> tuple[Tensor, Tensor | None]:
-    """Values that sums can hold, and the power of two per head they were divided by; None where they fit as they are."""
+    """Values that sums can hold, and the power of two per head they were divided by, if any was needed."""
     values = v.to(dtype)
-    roomy = 1e15 if dtype == torch.float32 else 1e150
     if not torch.compiler.is_compiling():
-        low, high = (float(x) for x in torch.aminmax(v.detach()))
-        if max(-low, high) <= roomy and max(-low, high) >= 1 / roomy:
+        lengths = torch.linalg.vector_norm(values.detach(), dim=(-1, -2))
+        if bool(((lengths > _COMFORT) & (lengths < 1 / _COMFORT)).all()):
             return values, None
     largest = values.detach().abs().amax((-1, -2), keepdim=True).clamp(min=4 * torch.finfo(dtype).tiny)
     size = torch.exp2(torch.floor(torch.log2(largest)))  # (b, g, 1, 1)
@@ -97,11 +99,13 @@ def ceilings(p: Problem, norms: Norms) -> Float[Tensor, "b h #n"]:
 def flushed(p: Problem, norms: Norms, terms: float, dtype: torch.dtype) -> Float[Tensor, "b h #n"]:
     """What a row may lose to underflow in sums of so many terms, relative to the values it sees.
 
-    Values may be divided by their head's magnitude first, so a row that sees only far smaller ones may lose them.
+    Values are summed as they are or divided by their head's magnitude, so a row that sees only far smaller ones may
+    lose them.
     """
     ceiling = ceilings(p, norms)
     e = p.v.shape[-1]
     size = per_query_head(2 * norms.v.amax(-1, keepdim=True), p.q.shape[1])
+    size = torch.where(size < 0.1 * _COMFORT, size, size.clamp(min=1.0))  # as they are, or as `scaled_values` made them
     lost = 4 * math.sqrt(e) * (terms * rounding.tiny(dtype) * size + rounding.tiny(p.q.dtype) + rounding.tiny(dtype))
     return torch.where(ceiling > 0, lost / ceiling.clamp(min=1e-320), 0.0)
 

@@ -27,9 +27,7 @@ def visible(
     return past(n, s, device)[None, None] if allowed is None else allowed & past(n, s, device)
 
 
-def sees_any(
-    allowed: Bool[Tensor, "#b #h #n s"] | None, causal: bool, n: int
-) -> Bool[Tensor, "#b #h #n"] | None:
+def sees_any(allowed: Bool[Tensor, "#b #h #n s"] | None, causal: bool, n: int) -> Bool[Tensor, "#b #h #n"] | None:
     """Which rows see at least one key; None when all do."""
     if allowed is None:
         return None

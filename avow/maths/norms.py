@@ -20,26 +20,29 @@ def slack(dim: int, dtype: torch.dtype) -> float:
     return 4 * (dim + 4) * unit(accumulator(dtype))
 
 
-def row_norms(x: Float[Tensor, "*lead d"], name: str) -> Float[Tensor, "*lead"]:
-    """Upper bounds, in float64, on the Euclidean norm of every row; raises where a number is nan or inf."""
+def row_norms(x: Float[Tensor, "*lead d"], name: str, faithful: bool = False) -> Float[Tensor, "*lead"]:
+    """Upper bounds, in float64, on the Euclidean norm of every row; raises where a number is nan or inf.
+
+    A `faithful` bound also exceeds the norm by no more than `slack`, however small the row.
+    """
     if x.numel() == 0:
         return x.new_zeros(x.shape[:-1], dtype=torch.float64)
     kind = accumulator(x.dtype)
     # A conversion first, then the norm: faster than one norm with a wider accumulator.
     norms = torch.linalg.vector_norm(x.to(kind), dim=-1)
     low, high = _COMFORT[kind]
-    largest = float(norms.amax())  # nan if any row holds nan
-    if low <= largest <= high:
-        # Entries below the square root of the smallest normal number vanish when squared.
-        floor = 2.0**-60 if x.dtype in (torch.float32, torch.bfloat16) else 2.0**-500 if kind == torch.float64 else 0.0
+    least, largest = (float(end) for end in torch.aminmax(norms))  # nan if any row holds nan
+    # Entries below the square root of the smallest normal number vanish when squared.
+    vanishing = {torch.float16: 0.0, torch.float64: 2.0**-500}.get(x.dtype, 2.0**-60)
+    if low <= largest <= high and (least >= low or not faithful):
         wide = norms.double()
     else:
         _check_finite(x, name, largest)
         exponent = _exponent(x)
         wide = torch.linalg.vector_norm(x.double() * 2.0**-exponent, dim=-1) * 2.0**exponent
-        floor = 0.0 if kind == torch.float32 else 2.0 ** (exponent - 500)
+        vanishing = 2.0 ** (exponent - 500) if kind == torch.float64 and not faithful else 0.0
     d = x.shape[-1]
-    return wide.mul_(1 + slack(d, x.dtype) / 2).add_(floor * math.sqrt(d))
+    return wide.mul_(1 + slack(d, x.dtype) / 2).add_(vanishing * math.sqrt(d) if largest else 0.0)
 
 
 def _exponent(x: Tensor) -> int:
@@ -47,7 +50,7 @@ def _exponent(x: Tensor) -> int:
     if x.dtype != torch.float64:
         return 0
     largest = float(x.abs().amax())
-    return math.frexp(largest)[1] if largest > 0 else 0
+    return max(-1000, min(1000, math.frexp(largest)[1])) if largest > 0 else 0
 
 
 def _check_finite(x: Tensor, name: str, largest: float) -> None:

@@ -95,10 +95,10 @@ class _Collector:
             self.parts.append(part)
             return
         if self.whole is None:
-            self.whole = Sums(*(None if x is None else _longer(x, self.queries) for x in part))
+            self.whole = Sums(*(_longer(x, self.queries) for x in part))  # type: ignore[arg-type]
         span = slice(self.done, self.done + length)
         for target, source in zip(self.whole, part, strict=True):
-            if target is not None:
+            if target is not None and source is not None:
                 target[..., span, :] = source
         self.done += length
 
@@ -108,11 +108,11 @@ class _Collector:
         if len(self.parts) == 1:
             return self.parts[0]
         columns = zip(*self.parts, strict=True)
-        return Sums(*(None if column[0] is None else torch.cat(column, -2) for column in columns))
+        return Sums(*(None if column[0] is None else torch.cat(column, -2) for column in columns))  # type: ignore[arg-type]
 
 
-def _longer(x: Tensor, length: int) -> Tensor:
-    return x.new_empty(*x.shape[:-2], length, x.shape[-1])
+def _longer(x: Tensor | None, length: int) -> Tensor | None:
+    return None if x is None else x.new_empty(*x.shape[:-2], length, x.shape[-1])
 
 
 KeysOf = Callable[[slice], Keys]
@@ -235,9 +235,8 @@ def _shifted(keys: Keys, reference: Tensor) -> Tensor:
 
 def _first(keys: Keys) -> Tensor:
     """The log of the first visible key, per feature; −inf when there is none."""
+    assert keys.seen is not None
     log = keys.log.detach()
-    if keys.seen is None:
-        return log[..., :1, :]
     index = keys.seen.to(torch.uint8).argmax(-2, keepdim=True)  # (b, g, 1, 1)
     return log.gather(-2, index.expand(*log.shape[:-2], 1, log.shape[-1]))
 
@@ -247,13 +246,17 @@ def _tile(
 ) -> State:
     length = span.stop - span.start
     top = torch.maximum(state.top, keys.log.detach().amax(-2, keepdim=True))
-    reference = torch.maximum(state.top, _first(keys))
+    # Every row of the tile has met what the state and the first key hold; where that is nothing, it meets nothing
+    # before the first visible key.
+    reference = torch.maximum(state.top, keys.log.detach()[..., :1, :])
+    if keys.seen is not None:
+        reference = torch.where(reference > -math.inf, reference, _first(keys))
     if length > 1 and not torch.compiler.is_compiling():
         rise = torch.where(reference > -math.inf, top - reference, 0.0)
         if bool((rise > _RISE[rise.dtype]).any()):
             half = (length + 1) // 2
             for piece in (slice(0, half), slice(half, length)):
-                some = Keys(*(None if x is None else x[..., piece, :] for x in keys))
+                some = Keys(*(None if x is None else x[..., piece, :] for x in keys))  # type: ignore[arg-type]
                 part = slice(span.start + piece.start, span.start + piece.stop)
                 state = _tile(some, rows_of, values, part, state, collector, normalise)
             return state
@@ -268,7 +271,9 @@ def _tile(
     return State(top, after.sums * settled, after.total * settled)
 
 
-def _blocks(rows: Tensor, features: Tensor, values: Tensor, before: State, normalise: bool) -> tuple[Tensor, Tensor | None, State]:
+def _blocks(
+    rows: Tensor, features: Tensor, values: Tensor, before: State, normalise: bool
+) -> tuple[Tensor, Tensor | None, State]:
     """Rows against the keys before them in the tile and all sums before it; and the state after the tile."""
     b, g, r, length, m = rows.shape
     size = min(BLOCK, length)
@@ -285,7 +290,9 @@ def _blocks(rows: Tensor, features: Tensor, values: Tensor, before: State, norma
     near = (y @ x.transpose(-1, -2)).masked_fill_(~past, 0.0)  # (b, g, blocks, r·size, size)
 
     def in_rows(out: Tensor) -> Tensor:
-        return out.reshape(b, g, blocks, r, size, -1).transpose(2, 3).reshape(b, g, r, blocks * size, -1)[..., :length, :]
+        return (
+            out.reshape(b, g, blocks, r, size, -1).transpose(2, 3).reshape(b, g, r, blocks * size, -1)[..., :length, :]
+        )
 
     numerator = in_rows(near @ w + y @ earlier)
     normaliser = None
@@ -309,7 +316,7 @@ def depth(keys: int) -> float:
 def count(sizes: Sizes, features: int) -> int:
     """How many tiles a pass over rows and keys works through."""
     z = sizes
-    rows, keys = (tile_length(z.batch * heads * features) for heads in (z.heads, z.key_heads))
+    rows, keys = (tile_length(z.batch * heads * features) for heads in (z.heads, z.linear_key_heads))
     return -(-z.queries // rows) + -(-z.keys // keys)
 
 
@@ -317,7 +324,7 @@ def flops(sizes: Sizes, features: int, normalise: bool) -> int:
     """Multiply-adds, counted as two, of one pass over keys and rows."""
     z, m, e = sizes, features, sizes.value_dim
     read = e + normalise
-    per_key, per_row = 2 * z.batch * z.key_heads * m * e, 2 * z.batch * z.heads * m * read
+    per_key, per_row = 2 * z.batch * z.linear_key_heads * m * e, 2 * z.batch * z.heads * m * read
     if not z.causal:
         return per_key * z.keys + per_row * z.queries
     total, paired = 0, min(z.queries, z.keys)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
 
 import torch
 from jaxtyping import Bool, Float
@@ -37,7 +38,9 @@ def softmax_weights(
     return torch.cat(list(softmax_tiles(q, k, allowed, bias, causal, scale)), -2)
 
 
-def softmax_tiles(q, k, allowed, bias, causal, scale):  # type: ignore[no-untyped-def]
+def softmax_tiles(
+    q: Tensor, k: Tensor, allowed: Tensor | None, bias: Tensor | None, causal: bool, scale: float
+) -> Iterator[Tensor]:
     """The weights, some rows at a time."""
     keys = _heads(k.double(), q.shape[1])
     n, s = q.shape[-2], k.shape[-2]

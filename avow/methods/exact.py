@@ -22,7 +22,7 @@ from torch.nn.functional import pad, scaled_dot_product_attention
 
 from avow.contract import Computed, Cost, Method, Norms, Problem, Promise, Prospect, Sizes
 from avow.maths import rounding
-from avow.maths.masks import additive, sees_any, visible_max
+from avow.maths.masks import additive, sees_any, visible, visible_max
 from avow.maths.softmax import softmax_average
 from avow.params import one_of, param
 
@@ -51,12 +51,16 @@ class Exact(Method):
         q, k, v = (x.to(kind) for x in (p.q, p.k, p.v))
         # The fused kernels want one width; zero features change no logit and zero values are cut off again.
         q, k, v = (pad(x, (0, max(d, e) - x.shape[-1])) if d != e else x for x in (q, k, v))
+        scale = p.scale
+        if scale <= 0:
+            # The fused kernels multiply hidden logits, −inf, by the scale: its sign goes into the queries.
+            q, scale = (-q, -scale) if scale < 0 else (0 * q, 1.0)
         masked = p.allowed is not None or p.bias is not None
         mask = None
         if masked:
             mask = additive(p.allowed, p.bias, p.causal, n, s, kind, q.device)
             mask = None if mask is None else mask.expand(*mask.shape[:2], n, s)
-        out = _fastest(q, k, v, mask, p.causal and not masked, p.scale)
+        out = _fastest(q, k, v, mask, p.causal and not masked, scale)
         out = out[..., :e] if d != e else out
         seen = sees_any(p.allowed, p.causal, n)
         if seen is not None:
@@ -80,7 +84,8 @@ class Exact(Method):
         if not self._fits(problem, norms):
             return Prospect(math.inf, "none", True, f"{self.arithmetic(problem.q.dtype)} would overflow")
         most_q, most_k = norms.q.amax().reshape(1), norms.k.amax().reshape(1)
-        ceiling = _smallest_ceiling(problem, norms).amin().reshape(1)
+        ceiling = _smallest_ceiling(problem, norms)
+        ceiling = torch.where(ceiling > 0, ceiling, math.inf).amin().reshape(1)
         return Prospect(float(self._bound(problem, most_q, most_k, ceiling)), "deterministic", True)
 
     def _fits(self, problem: Problem, norms: Norms) -> bool:
@@ -114,8 +119,10 @@ class Exact(Method):
             span = 4 * reach + (math.log(s) + _DEAD)
             logit = reach * slope + 6 * u * span + 2 * u * span.clamp(max=most) + floor
             if p.kernel == "rbf":
+                # The bias is −‖k‖²/2σ in float64, and the caller's mask may have swallowed part of it.
+                narrow = rounding.unit(torch.float64)
                 own = 0.5 * abs(p.scale) * key**2
-                logit = logit + rounding.gamma(d + 8, rounding.unit(torch.float64)) * own
+                logit = logit + rounding.gamma(d + 8, narrow) * own + 4 * narrow * (_highest_bias(p) + own + span)
         weights = rounding.perturbed(logit) if s > 1 else torch.zeros_like(logit)
         sums = 2 * products.dot(rounding.tiled_depth(s)) + 8 * u + 4 * s * tiny + 1e-40
         if kind in (torch.bfloat16, torch.float16):
@@ -126,7 +133,8 @@ class Exact(Method):
             lost += math.sqrt(e) * rounding.tiny(kept)
             final = rounding.unit(kept)
         # A row whose visible values are all zero is computed exactly: 0/0 counts as no error.
-        flushed = torch.where(ceiling > 0, lost / ceiling, 0.0)
+        # (A number divided by a tensor is computed through its reciprocal, which overflows for subnormals.)
+        flushed = torch.where(ceiling > 0, torch.full_like(ceiling, lost) / ceiling, 0.0)
         rest = (sums * (1 + final) + final + flushed) * rounding.OUTWARD
         return weights * ((1 + final) * rounding.OUTWARD) + rest
 
@@ -147,7 +155,9 @@ class Exact(Method):
             held += copies * width * item
         masked = z.mask != "none"
         if masked:
-            held += z.queries * z.keys * (2 * item if z.biased else 2) if z.causal or z.mask == "full" else z.keys * item
+            held += (
+                z.queries * z.keys * (2 * item if z.biased else 2) if z.causal or z.mask == "full" else z.keys * item
+            )
         if z.device == "cpu":
             # PyTorch's CPU kernel works on 512 keys and up to 256 rows per thread.
             tall = 256 if z.queries >= 768 else 64 if z.queries >= 192 else 32
@@ -167,6 +177,16 @@ class Exact(Method):
             method = cls(precision)
             if precision == "native" or method.arithmetic(sizes.dtype) != sizes.dtype:
                 yield method
+
+
+def _highest_bias(p: Problem) -> float:
+    """The largest magnitude, over all rows, of a row's highest visible bias."""
+    assert p.bias is not None
+    n, s = p.q.shape[-2], p.k.shape[-2]
+    seen = visible(p.allowed, p.causal, n, s, p.q.device)
+    shown = p.bias if seen is None else torch.where(seen, p.bias, -math.inf)
+    tops = shown.amax(-1)
+    return float(tops.masked_fill(tops == -math.inf, 0.0).abs().amax())
 
 
 def _smallest_ceiling(p: Problem, norms: Norms) -> Tensor:

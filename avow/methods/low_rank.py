@@ -82,9 +82,11 @@ class LowRank(Method):
     def compute(self, problem: Problem, generator: torch.Generator | None = None) -> Computed:
         p = own_keys(problem)
         b, heads, queries, d = p.q.shape
-        groups, s = p.k.shape[1:3]
+        groups = p.k.shape[1]
         seen = key_seen(p) if p.mask_kind == "keys" else None
-        frame = centred_frame(grouped(p.q, groups), p.k, None if seen is None else seen.transpose(-1, -2), torch.float64)
+        frame = centred_frame(
+            grouped(p.q, groups), p.k, None if seen is None else seen.transpose(-1, -2), torch.float64
+        )
         keys, shift = framed_keys(p, frame, slice(None), torch.float64)  # (b, g, s, d), (b, g, s, 1)
         added = key_log(p, torch.float64) if p.mask_kind != "full" else None
         weight = shift + keys.square().sum(-1, keepdim=True)  # log w_j = ‖k_j‖²/2 + the shift of the queries
@@ -119,35 +121,40 @@ class LowRank(Method):
             return phi.unflatten(2, x.shape[2:4])
 
         start = scan.nothing(values, self.rank, 1)
+        unit: Tensor | None
         if p.mask_kind == "full":
             sums, unit = _pairwise(p, rows_of, keys_of, values)
         elif p.causal:
-            sums, _ = scan.causal(keys_of, lambda tile: rows_of(tile.rows), values, heads, queries, start, normalise=True)
+            sums, _ = scan.causal(
+                keys_of, lambda tile: rows_of(tile.rows), values, heads, queries, start, normalise=True
+            )
             unit = sums.unit_log
         else:
             whole = scan.settle(scan.absorb(keys_of, values, self.rank))
             sums = scan.collect(rows_of, heads, queries, whole, normalise=True)
             unit = whole.top.unsqueeze(2)
         assert sums.normaliser is not None and unit is not None
-        out = finished(p, _within_ball(p, rescaled(sums.out, size)))
-        rows = [torch.cat(columns, -1) for columns in zip(*notes, strict=True)]
+        out = finished(p, rescaled(_within_ball(p, values, sums.out), size))
+        left, length, near, reach = (torch.cat(columns, -1) for columns in zip(*notes, strict=True))
         trace = Trace(
-            weight.detach()[..., 0],
-            torch.cat(key_residuals, -1),
-            *rows[:3],
-            ungrouped(sums.normaliser.detach())[..., 0],
-            ungrouped(unit.detach().expand_as(sums.normaliser))[..., 0],
-            factor.slack.detach(),
-            rows[3],
-            radius_k,
-            frame,
+            key_log=weight.detach()[..., 0],
+            key_residual=torch.cat(key_residuals, -1),
+            row_residual=left,
+            row_norm=length,
+            row_log=near,
+            normaliser=ungrouped(sums.normaliser.detach())[..., 0],
+            unit_log=ungrouped(unit.detach().expand_as(sums.normaliser))[..., 0],
+            slack=factor.slack.detach(),
+            query_radius=reach,
+            key_radius=radius_k,
+            frame=frame,
         )
         return Computed(out, trace)
 
     def promise(self, problem: Problem, norms: Norms, computed: Computed, confidence: float) -> Promise:
         p = own_keys(problem)
         t: Trace = computed.trace
-        heads, s, d = p.q.shape[1], p.k.shape[-2], p.q.shape[-1]
+        heads, s = p.q.shape[1], p.k.shape[-2]
         key_radius, slack = (per_query_head(x.unsqueeze(-1), heads) for x in (t.key_radius, t.slack))
         moved = rounding.perturbed(2 * self._logit_error(p, norms, t, key_radius))
         missed, mass = (self._visible_log_sum(p, x) for x in (t.key_log + 0.5 * t.key_residual.log(), t.key_log))
@@ -192,8 +199,8 @@ class LowRank(Method):
 
     def cost(self, sizes: Sizes) -> Cost:
         z, r = sizes, self.rank
-        rows, keys = z.batch * z.heads * z.queries, z.batch * z.key_heads * z.keys
-        heads = z.batch * z.key_heads
+        rows, keys = z.batch * z.heads * z.queries, z.batch * z.linear_key_heads * z.keys
+        heads = z.batch * z.linear_key_heads
         flops = cholesky.pivot_flops(heads, z.keys, z.dim, r) + 2 * heads * r * r * (z.dim + r)
         flops += 2 * (rows + keys) * r * (z.dim + r)
         if z.mask == "full":
@@ -222,13 +229,16 @@ class LowRank(Method):
             return Prospect(math.inf, "none", True, f"rank {self.rank} exceeds {p.k.shape[-2]} keys")
         if p.mask_kind == "full":
             return Prospect(math.inf, "none", True, "a mask that differs by row leaves nothing to share between rows")
-        sample = _sampled(p, 4 * self.rank)
-        from_sample = Norms(*(x[..., :: _step(x.shape[-1], 4 * self.rank)] for x in (norms.q, norms.k, norms.v)), norms.slack)
+        sample, size = _sampled(p, 4 * self.rank), 4 * self.rank
+        q, k, v = (x[..., :: _step(x.shape[-1], size)] for x in (norms.q, norms.k, norms.v))
+        from_sample = Norms(q, k, v, norms.slack)
         generator = torch.Generator().manual_seed(0)
         computed = self.compute(sample, generator)
         rows = self.promise(sample, from_sample, computed, confidence).rows
         bound = float(rows.amax()) if rows.numel() else 0.0
-        return Prospect(bound, "deterministic", False, "" if bound < 2 else "landmarks leave too much of these keys over")
+        return Prospect(
+            bound, "deterministic", False, "" if bound < 2 else "landmarks leave too much of these keys over"
+        )
 
 
 def _step(length: int, sample: int) -> int:
@@ -241,18 +251,21 @@ def _sampled(p: Problem, size: int) -> Problem:
     return Problem(q, k, v, None, None, False, p.scale, p.default_scale, "dot", p.leading)
 
 
-def _by_row(y: Float[Tensor, "b g l"], like: Tensor) -> Float[Tensor, "b h l"]:
+def _by_row(y: Float[Tensor, "b g l"], like: Tensor) -> Float[Tensor, "b h n"]:
     """Per-row notes of grouped rows (b, g, r·l) as (b, h, l)."""
     return y.unflatten(2, like.shape[2:4]).flatten(1, 2)
 
 
-def _within_ball(p: Problem, out: Float[Tensor, "b h n e"]) -> Float[Tensor, "b h n e"]:
+def _within_ball(p: Problem, values: Tensor, out: Float[Tensor, "b g r n e"]) -> Float[Tensor, "b g r n e"]:
     """The nearest point that is no longer than the longest visible value: the target is none, so this only helps."""
-    lengths = per_query_head(torch.linalg.vector_norm(p.v.detach().double(), dim=-1), p.q.shape[1])
-    most = visible_max(lengths, p.allowed, p.causal, p.q.shape[-2], 0.0).unsqueeze(-1)
+    values = values.detach()
+    largest = values.abs().amax(-1, keepdim=True).clamp(min=1e-307)  # squares of tiny values would vanish
+    lengths = per_query_head(largest[..., 0] * torch.linalg.vector_norm(values / largest, dim=-1), p.q.shape[1])
+    most = grouped(visible_max(lengths, p.allowed, p.causal, p.q.shape[-2], 0.0).unsqueeze(-1), p.k.shape[1])
     out = out.nan_to_num(0.0, 0.0, 0.0)
-    length = torch.linalg.vector_norm(out.detach(), dim=-1, keepdim=True)
-    return out * (most / length.clamp(min=1e-300)).clamp(max=1.0)
+    largest = out.detach().abs().amax(-1, keepdim=True).clamp(min=1e-307)
+    length = largest * torch.linalg.vector_norm(out.detach() / largest, dim=-1, keepdim=True)
+    return out * (most / length.clamp(min=1e-307)).clamp(max=1.0)
 
 
 def _added(p: Problem, seen: Tensor | None, log: Float[Tensor, "b h s"], rows: slice) -> Float[Tensor, "b h l s"]:

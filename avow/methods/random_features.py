@@ -87,7 +87,9 @@ class RandomFeatures(Method):
             directions = feature_maps.draw(self.features, p.q.shape[-1], self.orthogonal, generator, p.q.device)
             rows = grouped(p.q, groups)
             seen = p.allowed if p.mask_kind == "keys" else None
-            frame = feature_maps.plain_frame(p.k, wide) if p.causal else feature_maps.centred_frame(rows, p.k, seen, wide)
+            frame = (
+                feature_maps.plain_frame(p.k, wide) if p.causal else feature_maps.centred_frame(rows, p.k, seen, wide)
+            )
         else:
             directions, frame = initial_state.directions, initial_state.frame
         across = directions.to(wide).T  # (d, m)
@@ -135,14 +137,19 @@ class RandomFeatures(Method):
         variance = feature_maps.relative_variance(radius_q + radius_k, self.features, p.q.shape[-1], self.orthogonal)
         chance = feature_maps.ratio_bound(variance, confidence)
         longest = float(torch.linalg.vector_norm(trace.directions, dim=-1).amax())
-        rows = chance.clamp(max=2.0) + self._rounding(p, norms, radius_q, radius_k, shift, longest)
+        moved, rest = self._rounding(p, norms, radius_q, radius_k, shift, longest)
+        # A mixture of values is never further from another than two of their lengths.
+        rows = (chance + moved).clamp(max=2.0) + rest
         assumptions = ("the generator's numbers are independent and Gaussian", "exp is right to 64 ulp")
         return Promise("statistical", settled(p, rows * rounding.OUTWARD), confidence, assumptions=assumptions)
 
     def _rounding(
         self, p: Problem, norms: Norms, radius_q: Tensor, radius_k: Tensor, shift: Tensor, longest: float
-    ) -> Tensor:
-        """What arithmetic adds. Every term is positive, so a wrong exponent moves weights, never their sign."""
+    ) -> tuple[Tensor, Tensor]:
+        """How far arithmetic moves the weights, and what sums, flushing and the output's type add.
+
+        Every term is positive, so a wrong exponent moves weights and never changes their sign.
+        """
         wide, kept = self._arithmetic(p), p.q.dtype
         products = rounding.products(wide, p.q.device.type)
         u, s, m, d = products.u, p.k.shape[-2], self.features, p.q.shape[-1]
@@ -154,7 +161,7 @@ class RandomFeatures(Method):
         moved = rounding.perturbed(2 * (logs + exponent))
         sums = 4 * products.dot(scan.depth(s) + m) + 16 * s * m * rounding.tiny(wide) * 1e18
         final = rounding.unit(kept) if kept != wide else 0.0
-        return (moved + sums) * (1 + final) + final + flushed(p, norms, s * m, wide)
+        return moved * (1 + final), sums * (1 + final) + 4 * final + flushed(p, norms, s * m, wide)
 
     def _arithmetic(self, p: Problem) -> torch.dtype:
         wide = linear_type(p)
@@ -167,7 +174,7 @@ class RandomFeatures(Method):
     def cost(self, sizes: Sizes) -> Cost:
         z, m = sizes, self.features
         item = 8 if z.biased else rounding.accumulator(z.dtype).itemsize
-        rows, keys = z.batch * z.heads * z.queries, z.batch * z.key_heads * z.keys
+        rows, keys = z.batch * z.heads * z.queries, z.batch * z.linear_key_heads * z.keys
         projections = 2 * (rows + keys) * z.dim * m
         if z.mask == "full":
             pairs = rows * z.keys

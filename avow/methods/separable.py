@@ -102,7 +102,7 @@ class Separable(Method):
     def cost(self, sizes: Sizes) -> Cost:
         z, m = sizes, sizes.dim
         item = 8 if z.biased else rounding.accumulator(z.dtype).itemsize
-        rows, keys = z.batch * z.heads * z.queries, z.batch * z.key_heads * z.keys
+        rows, keys = z.batch * z.heads * z.queries, z.batch * z.linear_key_heads * z.keys
         if z.mask == "full":
             pairs = rows * z.keys
             return Cost(2 * pairs * z.value_dim, 4 * pairs * m, 20, 4 * item * min(pairs * m, 2**24))

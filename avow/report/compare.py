@@ -1,0 +1,252 @@
+"""Every method with every setting on every workload: time, memory, measured error, certified bound."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+import avow
+from avow.calibration import rates
+from avow.contract import Method, Sizes
+from avow.errors import AvowError
+from avow.methods import method_named
+from avow.report import words
+from avow.report.frontier import frontier
+from avow.report.measure import largest_error, pace, peak_bytes, timed
+from avow.workloads import Workload
+
+SOFTMAX = "softmax attention"
+# The tolerance the headline asks about.
+GOAL = 1e-2
+
+Tell = Callable[[str], None]
+
+
+@dataclass(frozen=True)
+class Measured:
+    """What one call took and gave. `error` is to the method's own target, `to_softmax` to softmax attention."""
+
+    seconds: float
+    ratio: float
+    peak_bytes: int
+    error: float
+    to_softmax: float
+    kind: str
+    confidence: float
+    bound: float | None
+
+
+@dataclass(frozen=True)
+class Row:
+    """One method with one setting on one workload; `why` says what kept it from being measured."""
+
+    method: Method
+    measured: Measured | None
+    why: str = ""
+    frontier: bool = False
+
+    @property
+    def label(self) -> str:
+        return words.label(self.method)
+
+    @property
+    def own_mechanism(self) -> bool:
+        return self.method.target != SOFTMAX
+
+    def proves(self, tol: float) -> bool:
+        """Whether it promises softmax attention within `tol`."""
+        found = self.measured
+        return found is not None and not self.own_mechanism and found.bound is not None and found.bound <= tol
+
+    def plain(self) -> dict[str, Any]:
+        method = {"method": self.method.name, "parameters": self.method.parameters, "target": self.method.target}
+        blank = dict.fromkeys(field.name for field in dataclasses.fields(Measured))
+        numbers = blank if self.measured is None else dataclasses.asdict(self.measured)
+        return {**method, **numbers, "frontier": self.frontier, "why": self.why}
+
+
+@dataclass(frozen=True)
+class Board:
+    """All rows of one workload."""
+
+    kind: str
+    summary: str
+    sizes: Sizes
+    rows: tuple[Row, ...]
+
+    @property
+    def winner(self) -> Row | None:
+        """The fastest that beats exact attention and proves `GOAL`."""
+        able = [(row.measured.ratio, i) for i, row in enumerate(self.rows) if row.measured and row.proves(GOAL)]
+        best = min((pair for pair in able if self.rows[pair[1]].method.name != "exact"), default=None)
+        return self.rows[best[1]] if best is not None and best[0] < 1 else None
+
+    def plain(self) -> dict[str, Any]:
+        names = ("batch", "heads", "key_heads", "queries", "keys", "dim", "value_dim", "causal")
+        sizes = {name: getattr(self.sizes, name) for name in names} | {
+            "dtype": str(self.sizes.dtype).removeprefix("torch.")
+        }
+        return {"kind": self.kind, "summary": self.summary, "sizes": sizes, "rows": [row.plain() for row in self.rows]}
+
+
+@dataclass(frozen=True)
+class Point:
+    """What one method took at one length."""
+
+    method: Method
+    length: int
+    seconds: float
+    peak_bytes: int
+
+    def plain(self) -> dict[str, Any]:
+        own = {"method": self.method.name, "parameters": self.method.parameters}
+        return {**own, "length": self.length, "seconds": self.seconds, "peak_bytes": self.peak_bytes}
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """The boards of every workload, and how time and memory grow with length."""
+
+    boards: tuple[Board, ...]
+    scaling: tuple[Point, ...]
+    machine: str
+
+    @property
+    def headline(self) -> str:
+        """The finding in a sentence."""
+        won = {board.kind: board.winner for board in self.boards if board.winner is not None}
+        lost = [board.kind for board in self.boards if board.kind not in won]
+        if not won:
+            keys = max(board.sizes.keys for board in self.boards)
+            return f"At {keys:,} keys nothing faster than exact attention proves an error of {GOAL:g}{self._closest()}."
+        parts = []
+        for kind, row in won.items():
+            assert row is not None and row.measured is not None
+            likely = f" with probability {row.measured.confidence:g}" if row.measured.kind == "statistical" else ""
+            parts.append(
+                f"on {kind} heads {row.label} takes {row.measured.ratio:.0%} of exact attention's time"
+                f" and proves every row within {row.measured.bound:.1e}{likely}"
+            )
+        rest = f"; on {words.listed(lost)} nothing faster than exact proves {GOAL:g}" if lost else ""
+        sentence = "; ".join(parts) + rest
+        return sentence[0].upper() + sentence[1:] + "."
+
+    def _closest(self) -> str:
+        """The smallest bound among what is faster than exact, beside its measured error."""
+        fast = [
+            (row.measured.bound, row.measured.error, f"{row.label} on {board.kind} heads")
+            for board in self.boards
+            for row in board.rows
+            if row.measured is not None and row.measured.ratio < 1 and row.measured.bound is not None
+            if not row.own_mechanism and row.method.name != "exact" and row.measured.bound < 1
+        ]
+        if not fast:
+            return ""
+        bound, error, what = min(fast)
+        return f"; {what} comes closest, with {bound:.1e} proved and {error:.1e} measured"
+
+    def plain(self) -> dict[str, Any]:
+        return {
+            "avow": avow.__version__,
+            "torch": torch.__version__,
+            "machine": self.machine,
+            "headline": self.headline,
+            "workloads": [board.plain() for board in self.boards],
+            "scaling": [point.plain() for point in self.scaling],
+        }
+
+
+@dataclass(frozen=True)
+class Bench:
+    """How to measure: which methods, at which fixed settings, how often, and how long is too long."""
+
+    methods: Sequence[str]
+    fixed: Mapping[str, Method]
+    seed: int = 0
+    pairs: int = 5
+    patience: float = 20.0
+
+    def settings(self, name: str, sizes: Sizes) -> Iterator[Method]:
+        """What is compared of one method: its own choice of settings, or the one that was asked for."""
+        return iter([self.fixed[name]]) if name in self.fixed else method_named(name).settings(sizes)
+
+    def board(self, workload: Workload, tell: Tell) -> Board:
+        """Every setting of every method on one workload."""
+        sizes, rows = workload.sizes, []
+        for name in self.methods:
+            for method in self.settings(name, sizes):
+                tell(f"{workload.kind}: {words.label(method)}")
+                rows.append(self._row(method, workload, sizes))
+        return Board(workload.kind, workload.summary, sizes, tuple(_with_frontier(rows)))
+
+    def _row(self, method: Method, workload: Workload, sizes: Sizes) -> Row:
+        if too_long := self._too_long(method, sizes):
+            return Row(method, None, too_long)
+        try:
+            return Row(method, self._measured(method, workload))
+        except AvowError as problem:
+            return Row(method, None, str(problem))
+
+    def _too_long(self, method: Method, sizes: Sizes) -> str:
+        expected = rates(sizes.device, measure=False).seconds(method, sizes)
+        return f"expected to take {expected:.0f} s a call; raise --patience to wait" if expected > self.patience else ""
+
+    def _measured(self, method: Method, workload: Workload) -> Measured:
+        device = workload.q.device
+
+        def call() -> Any:
+            return _attend(method, workload, self.seed)
+
+        memory = peak_bytes(call, device)
+        out, certificate = call()
+        speed = pace(call, lambda: _attend(method_named("exact")(), workload, self.seed), device, self.pairs)
+        error = largest_error(out, workload, method, self.seed)
+        softmax = error
+        if method.target != SOFTMAX:
+            softmax = largest_error(out, workload, method_named("exact")(), self.seed)
+        bound = certificate.bound if certificate.kind != "none" and math.isfinite(certificate.bound) else None
+        return Measured(
+            speed.seconds, speed.ratio, memory, error, softmax, certificate.kind, certificate.confidence, bound
+        )
+
+    def scaling(self, workloads: Iterable[Workload], tell: Tell) -> Iterator[Point]:
+        """Time and memory of each method as it comes, at every length."""
+        for workload in workloads:
+            sizes, device = workload.sizes, workload.q.device
+            for name in self.methods:
+                method = self.fixed.get(name) or method_named(name)()
+                tell(f"{sizes.keys:,} keys: {words.label(method)}")
+                if self._too_long(method, sizes):
+                    continue
+                try:
+                    memory = peak_bytes(lambda: _attend(method, workload, self.seed), device)  # noqa: B023
+                except AvowError:
+                    continue  # a rank above the number of keys, say: the curve starts later
+                times = sorted(timed(lambda: _attend(method, workload, self.seed), device) for _ in range(3))  # noqa: B023
+                yield Point(method, sizes.keys, times[1], memory)
+
+
+def _attend(method: Method, workload: Workload, seed: int) -> tuple[torch.Tensor, avow.Certificate]:
+    """One whole call, its certificate included."""
+    generator = torch.Generator().manual_seed(seed)
+    with torch.no_grad():
+        return avow.attend(
+            *(workload.q, workload.k, workload.v),
+            method=method.name,
+            generator=generator,
+            **workload.call,
+            **method.parameters,
+        )
+
+
+def _with_frontier(rows: list[Row]) -> list[Row]:
+    """The same rows, those marked that no other beats in time and in distance to softmax attention."""
+    there = [row for row in rows if row.measured is not None]
+    marks = frontier([(row.measured.ratio, row.measured.to_softmax) for row in there if row.measured is not None])
+    best = {id(row) for row, mark in zip(there, marks, strict=True) if mark}
+    return [dataclasses.replace(row, frontier=id(row) in best) for row in rows]

@@ -1,0 +1,80 @@
+"""What a call really costs and how wrong it really is."""
+
+from __future__ import annotations
+
+import os
+import statistics
+import time
+from collections.abc import Callable
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from avow.certificates import measure_norms
+from avow.certificates.audit import audit_rows
+from avow.contract import Method
+from avow.workloads import Workload
+
+Call = Callable[[], object]
+
+# Calls longer than this are steady enough to be timed fewer times.
+_LONG = 0.3
+
+
+class Pace(NamedTuple):
+    """The median time of a call, and the median of its ratios to the call run right before it."""
+
+    seconds: float
+    ratio: float
+
+
+def pace(call: Call, baseline: Call, device: torch.device, pairs: int) -> Pace:
+    """How fast a call is beside a baseline: run in turns, so that a busy machine slows both."""
+    timed(baseline, device)
+    times, ratios = [], []
+    pairs = pairs if timed(call, device) < _LONG else max(1, pairs // 2)
+    for _ in range(pairs):
+        base, own = timed(baseline, device), timed(call, device)
+        times.append(own)
+        ratios.append(own / base)
+    return Pace(statistics.median(times), statistics.median(ratios))
+
+
+def timed(call: Call, device: torch.device) -> float:
+    """The seconds of one call, the device's queue drained."""
+    start = time.perf_counter()
+    call()
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+    return time.perf_counter() - start
+
+
+def peak_bytes(call: Call, device: torch.device) -> int:
+    """The most memory a call holds at once beyond what was held before it."""
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+        before = torch.cuda.memory_allocated(device)
+        torch.cuda.reset_peak_memory_stats(device)
+        call()
+        torch.cuda.synchronize(device)
+        return torch.cuda.max_memory_allocated(device) - before
+    # The profiler announces each start and stop on stderr unless it is told not to.
+    os.environ.setdefault("KINETO_LOG_LEVEL", "99")
+    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU], profile_memory=True) as profiler:
+        call()
+    assert profiler.profiler is not None and profiler.profiler.kineto_results is not None
+    events = [event for event in profiler.profiler.kineto_results.events() if event.name() == "[memory]"]
+    held = most = 0
+    for event in sorted(events, key=lambda event: event.start_ns()):
+        held += event.nbytes()
+        most = max(most, held)
+    return most
+
+
+def largest_error(out: Tensor, workload: Workload, target: Method, seed: int) -> float:
+    """The largest error among sampled rows, each recomputed in float64 by the target's definition."""
+    problem = workload.problem
+    generator = torch.Generator().manual_seed(seed)
+    found = audit_rows(out, problem, measure_norms(problem), target, 0.99, 0.99, generator)
+    return float(found.errors.max()) if found.errors.numel() else 0.0

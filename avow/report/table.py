@@ -1,0 +1,65 @@
+"""Boards and plans as tables for a terminal."""
+
+from __future__ import annotations
+
+from rich.table import Table
+from rich.text import Text
+
+from avow.planner import Plan
+from avow.report import words
+from avow.report.compare import Board, Row
+
+
+def board_table(board: Board) -> Table:
+    """One workload's rows; what no other row beats is bold."""
+    z = board.sizes
+    shape = f"{z.heads} heads × {z.queries:,} queries × {z.keys:,} keys × {z.dim}{', causal' if z.causal else ''}"
+    table = Table(title=f"{board.kind}: {board.summary}\n{shape}", title_justify="left", title_style="bold", box=None)
+    table.add_column("method", no_wrap=True)
+    for heading in ("time", "memory", "error", "bound", "to softmax"):
+        table.add_column(heading, justify="right", no_wrap=True)
+    table.add_column("promise")
+    for row in board.rows:
+        table.add_row(*cells(row), style="bold" if row.frontier else "dim" if row.measured is None else "")
+    return table
+
+
+def cells(row: Row) -> list[str]:
+    """What a table says of a row, here and on the page."""
+    found = row.measured
+    if found is None:
+        return [row.label, *[words.NOTHING] * 5, row.why]
+    numbers = [
+        words.ratio(found.ratio),
+        words.memory(found.peak_bytes),
+        words.error(found.error),
+        words.error(found.bound),
+    ]
+    promise = found.kind if found.kind != "statistical" else f"{found.kind}, {found.confidence:g}"
+    if row.own_mechanism:
+        return [row.label, *numbers, words.error(found.to_softmax), f"{promise}, of {row.method.target}"]
+    return [row.label, *numbers, "", promise]
+
+
+def plan_table(plan: Plan) -> Table:
+    """Candidates from the chosen one down, each with the reason it lost."""
+    wish = "no tolerance" if plan.tol is None else f"tolerance {plan.tol:g}"
+    table = Table(title=f"plan for {wish} ({plan.source})", title_justify="left", title_style="bold", box=None)
+    table.add_column("")
+    table.add_column("method", no_wrap=True)
+    for heading in ("predicted", "memory", "bound"):
+        table.add_column(heading, justify="right", no_wrap=True)
+    table.add_column("why")
+    for candidate in plan.ranked:
+        chosen = candidate is plan.chosen
+        bound = words.NOTHING if candidate.prospect is None else words.error(candidate.prospect.bound)
+        why = candidate.lost or ("cheapest that keeps its word" if chosen else "keeps its word, costs more")
+        mark, style = ("→", "bold") if chosen else ("", "" if not candidate.lost else "dim")
+        told = (
+            words.label(candidate.method),
+            words.seconds(candidate.seconds),
+            words.memory(candidate.cost.peak_bytes),
+            bound,
+        )
+        table.add_row(mark, *told, Text(why), style=style)
+    return table

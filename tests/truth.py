@@ -1,0 +1,180 @@
+"""What attention really is: float64 or wider with its own error bounded, ball arithmetic where that cannot decide.
+
+A verdict on a certificate is never a matter of opinion: an error proved above its bound is broken, an error
+proved below it is kept, and what float arithmetic cannot decide goes to balls of as many bits as it takes.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+
+import numpy as np
+import torch
+from flint import arb, ctx
+from torch import Tensor
+
+from avow.certificates.audit import reference_error
+from avow.contract import Method, Norms, Problem
+from avow.maths.heads import per_query_head
+from avow.maths.masks import visible, visible_max
+
+
+@dataclasses.dataclass(frozen=True)
+class Verdict:
+    """Rows judged, rows broken (with the first as a story), rows that needed balls."""
+
+    rows: int
+    broken: int
+    by_balls: int
+    story: str = ""
+
+
+def judge(method: Method, p: Problem, norms: Norms, out: Tensor, bounds: Tensor, mask: Tensor | None) -> Verdict:
+    """How many rows of `out` break their bound, decided rigorously; `mask` is the mask as the caller gave it."""
+    added = _added(p, mask)
+    out = out.double()
+    truth = _wide_reference(method, p, added)
+    values = per_query_head(torch.linalg.vector_norm(p.v.double(), dim=-1), p.q.shape[1])
+    tight = visible_max(values, p.allowed, p.causal, p.q.shape[-2], 0.0).expand(p.q.shape[:-1])
+    distance = torch.linalg.vector_norm(out - truth, dim=-1)
+    error = torch.where(tight > 0, distance / tight.clamp(min=1e-320), torch.where(distance > 0, math.inf, 0.0))
+    key = per_query_head(norms.k.amax(-1, keepdim=True), p.q.shape[1])
+    own = _reference_error(method, p, norms, key)
+    sure = (error + own) * (1 + 1e-9) <= bounds
+    # A target never lies outside the ball of its values, so a bound near 2 needs no reference at all.
+    length = torch.linalg.vector_norm(out, dim=-1)
+    sure |= length * (1 + 1e-9) <= (bounds - 1) * tight
+    open_rows = (~sure).nonzero().tolist()
+    broken, story = 0, ""
+    for b, h, i in open_rows:
+        actual = ball_error(method, p, out, b, h, i, added)
+        if not actual <= arb(float(bounds[b, h, i])):
+            broken += 1
+            story = story or (
+                f"{method.name}{method.parameters} row ({b},{h},{i}): error {float(actual.mid()):.6g} > bound "
+                f"{float(bounds[b, h, i]):.6g}; {p.sizes}"
+            )
+    return Verdict(bounds.numel(), broken, len(open_rows), story)
+
+
+def _added(p: Problem, mask: Tensor | None) -> Tensor | None:
+    """What the caller's own mask adds to the logits, apart from the kernel's share of the bias."""
+    if mask is None or mask.dtype == torch.bool:
+        return None
+    numbers = mask.double().masked_fill(mask == -math.inf, 0.0)
+    return numbers.reshape((1,) * (4 - numbers.ndim) + tuple(numbers.shape))
+
+
+def _reference_error(method: Method, p: Problem, norms: Norms, key: Tensor) -> Tensor:
+    shrink = 2.0**-11 if p.q.dtype == torch.float64 else 1.0
+    if method.target != "softmax attention":
+        # Positive sums of exponentials of the inputs themselves: see the method's own promise.
+        bias = 0.0 if p.bias is None else float(p.bias.abs().amax())
+        return torch.tensor(shrink * (4 * bias + 4000 + 8 * p.k.shape[-2]) * 2.0**-53).expand(p.q.shape[:-1])
+    rows = [reference_error(p, norms.q[b], float(key[b].amax())) for b in range(p.q.shape[0])]
+    return shrink * torch.stack(rows)
+
+
+def _wide_reference(method: Method, p: Problem, added: Tensor | None) -> Tensor:
+    """The target, in float64 for narrower inputs and in 80-bit arithmetic for float64 ones, rounded to float64."""
+    if p.q.dtype != torch.float64 or np.finfo(np.longdouble).eps > 1e-18:
+        return method.reference(p)
+    heads = p.q.shape[1]
+    q, k, v = (np.asarray(per_query_head(x, heads)).astype(np.longdouble) for x in (p.q, p.k, p.v))
+    n, s = q.shape[-2], k.shape[-2]
+    seen = visible(p.allowed, p.causal, n, s, p.q.device)
+    mask = np.broadcast_to(np.ones((1, 1, 1, 1), bool) if seen is None else seen.numpy(), (*q.shape[:2], n, s))
+    bias = np.longdouble(0) if added is None else added.numpy().astype(np.longdouble)
+    if p.kernel == "rbf":
+        bias = bias - (np.longdouble(0.5) * np.longdouble(p.scale) * (k**2).sum(-1))[:, :, None, :]
+    if method.target == "softmax attention":
+        logits = np.longdouble(p.scale) * np.einsum("bhnd,bhsd->bhns", q, k) + bias
+        weights = _softmax(np.where(mask, logits, -np.inf), -1)
+        return torch.from_numpy(np.einsum("bhns,bhse->bhne", weights, v).astype(np.float64))
+    cool = np.longdouble(method.parameters["temperature"])
+    rho = _softmax(q / cool, -1)
+    logs = (k / cool)[:, :, None] + np.broadcast_to(bias, (*q.shape[:2], n, s))[..., None]
+    columns = _softmax(np.where(mask[..., None], logs, -np.inf), -2)
+    return torch.from_numpy(np.einsum("bhnd,bhnsd,bhse->bhne", rho, columns, v).astype(np.float64))
+
+
+def _softmax(x: np.ndarray, axis: int) -> np.ndarray:
+    top = x.max(axis, keepdims=True)
+    weights = np.exp(x - np.where(np.isfinite(top), top, 0))
+    total = weights.sum(axis, keepdims=True)
+    return weights / np.where(total > 0, total, 1)
+
+
+def ball_error(method: Method, p: Problem, out: Tensor, b: int, h: int, i: int, added: Tensor | None) -> arb:
+    """The true error of one row, as a ball narrow enough to compare."""
+    for bits in (400, 1600, 6400):
+        ctx.prec = bits
+        try:
+            error = _ball_row(method, p, out, b, h, i, added)
+        finally:
+            ctx.prec = 53
+        if error.rad() < 1e-20:
+            return error
+    return error
+
+
+def _ball_row(method: Method, p: Problem, out: Tensor, b: int, h: int, i: int, added: Tensor | None) -> arb:
+    group = h // (p.q.shape[1] // p.k.shape[1])
+    seen = visible(p.allowed, p.causal, p.q.shape[-2], p.k.shape[-2], p.q.device)
+    keys = [j for j in range(p.k.shape[-2]) if seen is None or bool(_at(seen, b, h, i)[j])]
+    got = [arb(x) for x in out[b, h, i].tolist()]
+    if not keys:
+        return _length(got)
+    q = [arb(x) for x in p.q[b, h, i].double().tolist()]
+    k = [[arb(x) for x in p.k[b, group, j].double().tolist()] for j in keys]
+    v = [[arb(x) for x in p.v[b, group, j].double().tolist()] for j in keys]
+    bias = [
+        _ball_bias(p, key, None if added is None else _at(added, b, h, i)[j]) for j, key in zip(keys, k, strict=True)
+    ]
+    if method.target == "softmax attention":
+        scale = arb(p.scale)
+        weights = _ball_softmax([scale * _dot(q, key) + extra for key, extra in zip(k, bias, strict=True)])
+    else:
+        cool = arb(method.parameters["temperature"])
+        rho = _ball_softmax([x / cool for x in q])
+        columns = [
+            _ball_softmax([key[f] / cool + extra for key, extra in zip(k, bias, strict=True)]) for f in range(len(q))
+        ]
+        weights = [_dot(rho, [column[j] for column in columns]) for j in range(len(keys))]
+    off = [got[c] - _dot(weights, [row[c] for row in v]) for c in range(len(got))]
+    lengths = [_length(row) for row in v]
+    longest = max(lengths, key=lambda x: float(x.mid()) if x.mid() < 1e300 else 1e300)
+    return _length(off) / longest if longest > 0 else _length(off)
+
+
+def _ball_bias(p: Problem, key: list[arb], added: Tensor | None) -> arb:
+    shift = -arb(0.5) * arb(p.scale) * _dot(key, key) if p.kernel == "rbf" else arb(0)
+    return shift if added is None else shift + arb(float(added))
+
+
+def _at(x: Tensor, b: int, h: int, i: int) -> Tensor:
+    return x[b if x.shape[0] > 1 else 0, h if x.shape[1] > 1 else 0, i if x.shape[2] > 1 else 0]
+
+
+def _dot(a: list[arb], b: list[arb]) -> arb:
+    return sum((x * y for x, y in zip(a, b, strict=True)), arb(0))
+
+
+def _length(a: list[arb]) -> arb:
+    square = _dot(a, a)
+    if square >= 0:
+        return square.sqrt()
+    # The ball reaches below zero, where no square is: from zero to the root of its upper end.
+    half = square.abs_upper().sqrt() / 2
+    return arb(half.mid(), half.abs_upper())
+
+
+def _ball_softmax(logits: list[arb]) -> list[arb]:
+    top = logits[0]
+    for x in logits[1:]:
+        if x.mid() > top.mid():
+            top = x
+    weights = [(x - top).exp() for x in logits]
+    total = sum(weights, arb(0))
+    return [w / total for w in weights]

@@ -25,7 +25,7 @@ _QUIET = 0.2
 _PER_GROUP = 16
 _CLUSTERS = 8
 _CENTRE = 2.5
-_SPREAD = 0.02
+_SPREAD = 0.01
 
 
 class Drawn(NamedTuple):

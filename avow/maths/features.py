@@ -62,11 +62,11 @@ def centred_frame(
     dtype: torch.dtype,
 ) -> Frame:
     """Means of the queries and of the visible keys, and the diagonal that makes their spreads alike."""
-    q, k = q.detach(), k.detach()
     b, spread_q = _moments(q.flatten(2, 3), None, dtype)
     c, spread_k = _moments(k, None if seen is None else seen.transpose(-1, -2), dtype)
-    balance = (spread_k / spread_q).nan_to_num(1.0, 1.0, 1.0).pow(0.25).clamp(1e-2, 1e2)
-    return Frame(b, c, torch.where(balance > 0, balance, 1.0))
+    # The small constant keeps gradients finite where all rows agree; any positive balance is exact.
+    balance = ((spread_k + 1e-6) / (spread_q + 1e-6)).pow(0.25).clamp(1e-2, 1e2)
+    return Frame(b, c, balance)
 
 
 def _moments(x: Tensor, seen: Tensor | None, dtype: torch.dtype) -> tuple[Tensor, Tensor]:

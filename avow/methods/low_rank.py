@@ -258,14 +258,18 @@ def _by_row(y: Float[Tensor, "b g l"], like: Tensor) -> Float[Tensor, "b h n"]:
 
 def _within_ball(p: Problem, values: Tensor, out: Float[Tensor, "b g r n e"]) -> Float[Tensor, "b g r n e"]:
     """The nearest point that is no longer than the longest visible value: the target is none, so this only helps."""
-    values = values.detach()
-    largest = values.abs().amax(-1, keepdim=True).clamp(min=1e-307)  # squares of tiny values would vanish
-    lengths = per_query_head(largest[..., 0] * torch.linalg.vector_norm(values / largest, dim=-1), p.q.shape[1])
+    lengths = per_query_head(_length(values)[..., 0], p.q.shape[1])
     most = grouped(visible_max(lengths, p.allowed, p.causal, p.q.shape[-2], 0.0).unsqueeze(-1), p.k.shape[1])
     out = out.nan_to_num(0.0, 0.0, 0.0)
-    largest = out.detach().abs().amax(-1, keepdim=True).clamp(min=1e-307)
-    length = largest * torch.linalg.vector_norm(out.detach() / largest, dim=-1, keepdim=True)
-    return out * (most / length.clamp(min=1e-307)).clamp(max=1.0)
+    length = _length(out)
+    outside = length > most
+    return out * torch.where(outside, most / torch.where(outside, length, 1.0), 1.0)
+
+
+def _length(x: Tensor) -> Tensor:
+    """Norms of rows whose squares might vanish."""
+    largest = x.detach().abs().amax(-1, keepdim=True).clamp(min=1e-307)
+    return largest * torch.linalg.vector_norm(x / largest, dim=-1, keepdim=True).clamp(min=1e-300)
 
 
 def _added(p: Problem, seen: Tensor | None, log: Float[Tensor, "b h s"], rows: slice) -> Float[Tensor, "b h l s"]:

@@ -18,8 +18,8 @@ from avow.workloads import Workload
 
 Call = Callable[[], object]
 
-# Calls longer than this are steady enough to be timed fewer times.
-_LONG = 0.3
+# Seconds to spend on one ratio: a call that takes longer is timed once, and needs no more to be called slow.
+_ENOUGH = 0.8
 
 
 class Pace(NamedTuple):
@@ -30,14 +30,16 @@ class Pace(NamedTuple):
 
 
 def pace(call: Call, baseline: Call, device: torch.device, pairs: int) -> Pace:
-    """How fast a call is beside a baseline: run in turns, so that a busy machine slows both."""
+    """How fast a warm call is beside a baseline: run in turns, so that a busy machine slows both."""
     timed(baseline, device)
-    times, ratios = [], []
-    pairs = pairs if timed(call, device) < _LONG else max(1, pairs // 2)
-    for _ in range(pairs):
+    times: list[float] = []
+    ratios: list[float] = []
+    spent = 0.0
+    while not times or (len(times) < pairs and spent < _ENOUGH):
         base, own = timed(baseline, device), timed(call, device)
         times.append(own)
         ratios.append(own / base)
+        spent += base + own
     return Pace(statistics.median(times), statistics.median(ratios))
 
 

@@ -10,22 +10,40 @@ from avow.report import words
 from avow.report.compare import Board, Row
 
 
+HEADINGS = ("method", "time", "memory", "error", "bound", "to softmax", "promise")
+_SHORT = {"deterministic": "always", "sampled": "sampled", "none": "none"}
+
+
 def board_table(board: Board) -> Table:
     """One workload's rows; what no other row beats is bold."""
     z = board.sizes
     shape = f"{z.heads} heads × {z.queries:,} queries × {z.keys:,} keys × {z.dim}{', causal' if z.causal else ''}"
-    table = Table(title=f"{board.kind}: {board.summary}\n{shape}", title_justify="left", title_style="bold", box=None)
+    title = Text.assemble((f"{board.kind}: {board.summary}", "bold"), f"\n{shape}")
+    notes = [f"{row.label} was not measured: {row.why}" for row in board.rows if row.measured is None]
+    notes += sorted(
+        {
+            f"{row.method.name}: error and bound are those of {row.method.target}"
+            for row in board.rows
+            if row.own_mechanism
+        }
+    )
+    table = Table(
+        title=title, title_justify="left", title_style="", caption=Text("\n".join(notes)), caption_justify="left"
+    )
+    table.box, table.pad_edge = None, False
     table.add_column("method", no_wrap=True)
-    for heading in ("time", "memory", "error", "bound", "to softmax"):
+    for heading in ("time", "memory", "error", "bound", "to\nsoftmax", "holds"):
         table.add_column(heading, justify="right", no_wrap=True)
-    table.add_column("promise")
     for row in board.rows:
-        table.add_row(*cells(row), style="bold" if row.frontier else "dim" if row.measured is None else "")
+        if row.measured is not None:
+            *shown, _ = cells(row)
+            short = _SHORT.get(row.measured.kind, f"{row.measured.confidence:.4g}")
+            table.add_row(*map(Text, [*shown, short]), style="bold" if row.frontier else "")
     return table
 
 
 def cells(row: Row) -> list[str]:
-    """What a table says of a row, here and on the page."""
+    """What the page says of a row under `HEADINGS`."""
     found = row.measured
     if found is None:
         return [row.label, *[words.NOTHING] * 5, row.why]

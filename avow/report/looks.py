@@ -1,0 +1,35 @@
+"""One colour and one mark for each method, the same in every figure; all legible on white and on black."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from avow.methods import all_methods
+
+
+class Look(NamedTuple):
+    """A colour, and a mark as plotly and as matplotlib name it."""
+
+    colour: str
+    symbol: str
+    marker: str
+
+
+_EXACT = Look("#7d8590", "circle", "o")
+_REST = (
+    Look("#3a86d8", "circle", "o"),
+    Look("#e0752d", "square", "s"),
+    Look("#2a9d6f", "diamond", "D"),
+    Look("#9b5de5", "triangle-up", "^"),
+    Look("#d1495b", "triangle-down", "v"),
+    Look("#b8901c", "pentagon", "p"),
+    Look("#1b9aaa", "hexagon", "h"),
+)
+
+
+def look(name: str) -> Look:
+    """How a method is drawn."""
+    if name == "exact":
+        return _EXACT
+    others = [other for other in all_methods() if other != "exact"]
+    return _REST[others.index(name) % len(_REST)]

@@ -1,0 +1,91 @@
+"""What a benchmark found: tables of ratios, goals met or missed, and remarks; as text, Markdown or plain data."""
+
+from __future__ import annotations
+
+import dataclasses
+from dataclasses import dataclass, field
+from typing import Any
+
+Value = str | int | float | None
+Row = dict[str, Value]
+
+
+@dataclass(frozen=True)
+class Goal:
+    """What was aimed at, and whether this run got there."""
+
+    aim: str
+    found: str
+    met: bool
+
+    def __str__(self) -> str:
+        return f"{'met' if self.met else 'MISSED'}: {self.aim}; found {self.found}"
+
+
+@dataclass(frozen=True)
+class Options:
+    """What the caller of a benchmark may choose."""
+
+    quick: bool = False
+    heads: str | None = None
+
+
+@dataclass(frozen=True)
+class Result:
+    """One benchmark's rows under a title, its goals, its remarks, and whether every answer passed its check."""
+
+    title: str
+    rows: list[Row] = field(default_factory=list)
+    goals: list[Goal] = field(default_factory=list)
+    remarks: list[str] = field(default_factory=list)
+    failures: list[str] = field(default_factory=list)
+    skipped: str = ""
+
+    def plain(self) -> dict[str, Any]:
+        return dataclasses.asdict(self)
+
+    def text(self) -> str:
+        """The table for a terminal, goals and remarks below it."""
+        lines = [self.title]
+        if self.skipped:
+            return f"{self.title}\n  skipped: {self.skipped}"
+        if self.rows:
+            cells = [list(self.rows[0]), *([shown(x) for x in row.values()] for row in self.rows)]
+            widths = [max(len(line[i]) for line in cells) for i in range(len(cells[0]))]
+            lines += [
+                "  " + "  ".join(_aligned(x, w, i) for i, (x, w) in enumerate(zip(line, widths, strict=True)))
+                for line in cells
+            ]
+        lines += [f"  {remark}" for remark in self.remarks]
+        lines += [f"  {goal}" for goal in self.goals]
+        lines += [f"  FAILED: {failure}" for failure in self.failures]
+        return "\n".join(lines)
+
+    def markdown(self) -> str:
+        """The same for a page."""
+        parts = [f"## {self.title}"]
+        if self.skipped:
+            return f"{parts[0]}\n\nNot run: {self.skipped}."
+        parts += [f"- {goal}" for goal in self.goals] + [f"- FAILED: {failure}" for failure in self.failures]
+        if len(parts) > 1:
+            parts = [parts[0], "\n".join(parts[1:])]
+        if self.remarks:
+            parts.append("\n".join(self.remarks))
+        if self.rows:
+            head = list(self.rows[0])
+            table = [head, ["---"] + ["---:"] * (len(head) - 1), *([shown(x) for x in r.values()] for r in self.rows)]
+            parts.append("\n".join("| " + " | ".join(line) + " |" for line in table))
+        return "\n\n".join(parts)
+
+
+def shown(value: Value) -> str:
+    """A value as a table shows it; nothing as a dash."""
+    if value is None:
+        return "–"
+    if isinstance(value, float):
+        return f"{value:.1e}" if value and not 1e-3 <= abs(value) < 1e5 else f"{value:.3g}"
+    return str(value)
+
+
+def _aligned(text: str, width: int, column: int) -> str:
+    return text.ljust(width) if column == 0 else text.rjust(width)

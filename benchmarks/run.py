@@ -1,0 +1,90 @@
+"""`python -m benchmarks.run`: every benchmark in turn, as tables of ratios."""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+import json
+import platform
+import sys
+from pathlib import Path
+
+import torch
+
+from avow.report.atomic import write
+from benchmarks.results import Options, Result
+
+NAMES = ("overhead", "linear", "scaling", "planner", "heads")
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Run what was asked for; 1 where an answer failed its check. A missed goal is reported and is no failure."""
+    parsed = _parser().parse_args(arguments)
+    names = NAMES if parsed.only is None else tuple(parsed.only.split(","))
+    unknown = [name for name in names if name not in NAMES]
+    if unknown:
+        print(f"--only: {', '.join(unknown)} is no benchmark; known: {', '.join(NAMES)}", file=sys.stderr)
+        return 2
+    options = Options(parsed.quick, parsed.heads)
+    print(machine(), flush=True)
+    results: dict[str, Result] = {}
+    for name in names:
+        results[name] = importlib.import_module(f"benchmarks.{name}").run(options)
+        print(f"\n{results[name].text()}", flush=True)
+        # After each: a run that is interrupted keeps what it has.
+        if parsed.json:
+            plain = {"machine": machine(), "quick": options.quick}
+            write(parsed.json, json.dumps(plain | {key: value.plain() for key, value in results.items()}, indent=1))
+        if parsed.markdown:
+            write(parsed.markdown, page(results, options))
+    return int(any(result.failures for result in results.values()))
+
+
+def page(results: dict[str, Result], options: Options) -> str:
+    """The results as a Markdown page: what was missed comes first."""
+    quick = " --quick" if options.quick else ""
+    command = f"python -m benchmarks.run{quick} --heads DIR --markdown docs/numbers.md"
+    goals = [goal for result in results.values() for goal in result.goals]
+    missed = [goal for goal in goals if not goal.met]
+    skipped = [f"- {name}: not run, {result.skipped}" for name, result in results.items() if result.skipped]
+    head = [
+        "# Numbers",
+        f"Measured on: {machine()}. Every figure is a ratio of times taken in turns in one run, or stands beside one; "
+        "answers are checked against float64 first, and what fails is not timed. This page is written by the command, "
+        "not by hand:",
+        f"```text\n{command}\n```",
+        f"{len(goals) - len(missed)} of {len(goals)} goals met.",
+    ]
+    if missed or skipped:
+        head.append(
+            "\n".join(["What falls short:", "", *(f"- {goal.aim}: found {goal.found}" for goal in missed), *skipped])
+        )
+    return "\n\n".join([*head, *(result.markdown() for result in results.values())]) + "\n"
+
+
+def machine() -> str:
+    """The processor, its cores, and the torch that ran on them."""
+    return f"{_processor()}, {torch.get_num_threads()} threads, torch {torch.__version__}, CPU"
+
+
+def _processor() -> str:
+    try:
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+    except OSError:
+        return platform.processor() or platform.machine()
+    names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
+    return f"{len(names)} × {names[0]}" if names else platform.machine()
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser("python -m benchmarks.run", description=__doc__)
+    parser.add_argument("--quick", action="store_true", help="small sizes, a few rounds")
+    parser.add_argument("--only", metavar="NAME,...", help=f"some of {', '.join(NAMES)}")
+    parser.add_argument("--heads", metavar="DIR", help="a folder of *.safetensors files with q, k, v and q_positions")
+    parser.add_argument("--json", type=Path, metavar="PATH", help="also write the results as JSON")
+    parser.add_argument("--markdown", type=Path, metavar="PATH", help="also write the results as a page")
+    return parser
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

@@ -1,0 +1,93 @@
+"""How time and memory of the linear methods grow with the length of the sequence."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import torch
+
+import avow
+from avow.contract import Problem
+from avow.methods import method_named
+from avow.report.measure import peak_bytes
+from benchmarks.linear import Inputs, inputs
+from benchmarks.race import Contender, race
+from benchmarks.results import Goal, Options, Result, Row
+from benchmarks.truth import broken
+
+_AIM = 1.1
+
+
+class _Line(NamedTuple):
+    method: str
+    settings: dict[str, Any]
+    causal: bool
+
+    @property
+    def label(self) -> str:
+        return f"{self.method}, causal" if self.causal else self.method
+
+
+_LINES = (
+    _Line("separable", {}, False),
+    _Line("separable", {}, True),
+    _Line("random_features", {"features": 256}, False),
+    _Line("random_features", {"features": 256}, True),
+    _Line("low_rank", {"rank": 64}, False),
+)
+
+
+def run(options: Options) -> Result:
+    """Times and peaks of whole calls relative to the shortest length, and their slopes on log-log paper."""
+    lengths = [4096 * 2**i for i in range(3 if options.quick else 5)]
+    rows: list[Row] = []
+    goals: list[Goal] = []
+    failures: list[str] = []
+    seconds = 4.0 if options.quick else 20.0
+    for line in _LINES:
+        data = {n: inputs(n) for n in lengths}
+        found = race([_contender(line, n, data[n]) for n in lengths], seconds, least=3)
+        failures += [f"{line.label} at n={n} {why}" for n, why in found.failed.items()]
+        if found.failed:
+            continue
+        peaks = [peak_bytes(_contender(line, n, data[n]).call, torch.device("cpu")) for n in lengths]
+        times = [found.median(str(n)) for n in lengths]
+        for n, time, peak in zip(lengths, times, peaks, strict=True):
+            rows.append(
+                {
+                    "method": line.label,
+                    "n": n,
+                    "seconds": time,
+                    "time ratio": time / times[0],
+                    "peak MiB": round(peak / 2**20, 1),
+                    "memory ratio": peak / peaks[0],
+                }
+            )
+        for what, values in (("time", times), ("memory", [float(p) for p in peaks])):
+            steep = slope(lengths, values)
+            goals.append(Goal(f"{line.label}: slope of {what} at most {_AIM}", f"{steep:.3f}", steep <= _AIM))
+    title = f"scaling: n = {lengths[0]} to {lengths[-1]}, 8 heads, d = 64, float32, 256 features, rank 64"
+    return Result(title, rows, goals, failures=failures)
+
+
+def _contender(line: _Line, n: int, qkv: Inputs) -> Contender:
+    problem, method = Problem.of(*qkv, causal=line.causal), method_named(line.method)(**line.settings)
+
+    def call() -> avow.Attended:
+        generator = torch.Generator().manual_seed(1)
+        return avow.attend(*qkv, method=line.method, causal=line.causal, generator=generator, **line.settings)
+
+    return Contender(str(n), call, lambda: broken(*call(), problem, method))
+
+
+def slope(lengths: Sequence[int], values: Sequence[float]) -> float:
+    """The least-squares slope of log(values) over log(lengths).
+
+    >>> slope([1, 2, 4], [3.0, 12.0, 48.0])
+    2.0
+    """
+    xs, ys = [math.log(n) for n in lengths], [math.log(value) for value in values]
+    x, y = sum(xs) / len(xs), sum(ys) / len(ys)
+    return sum((a - x) * (b - y) for a, b in zip(xs, ys, strict=True)) / sum((a - x) ** 2 for a in xs)

@@ -5,7 +5,8 @@ from __future__ import annotations
 import json
 import math
 import sys
-from itertools import chain
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -117,6 +118,7 @@ def compare(
         bool, typer.Option("--quick", help="Time each call once, and leave out the growth with length.")
     ] = False,
     patience: Annotated[float, typer.Option(help="Leave out what is expected to take more seconds a call.")] = 20.0,
+    threads: Annotated[int, typer.Option(help="CPU threads; more than 1 is unsteady on a busy machine.")] = 1,
     html: Annotated[Path, typer.Option(help="Where the report goes.")] = Path("out/compare.html"),
     png: Annotated[Path | None, typer.Option(help="Write the frontier as a picture too.")] = None,
     as_json: AsJson = False,
@@ -129,6 +131,8 @@ def compare(
     from avow.report.progress import progress
     from avow.report.table import board_table
 
+    if threads < 1:
+        raise ParameterError("threads", threads, "must be at least 1", "try --threads 1")
     loads = _workloads(kinds, input, length, heads, dim, seed, causal, device)
     names = _split(methods) or list(avow.all_methods())
     fixed = _fixed(settings or [], names, [load.sizes for load in loads])
@@ -141,7 +145,7 @@ def compare(
     steps = sum(len(list(bench.settings(name, load.sizes))) for load in loads for name in names) + len(lengths) * len(
         names
     )
-    with progress(steps) as tell:
+    with _threads(threads), progress(steps) as tell:
         boards = tuple(bench.board(load, tell) for load in loads)
         longer = (
             loads[-1]
@@ -149,7 +153,7 @@ def compare(
             else workload(loads[-1].kind, heads, max(lengths, default=1), dim, seed, causal=causal).to(device)
         )
         scaling = tuple(bench.scaling((longer.first(n) for n in lengths), tell))
-    made = Comparison(boards, scaling, _machine(device))
+    made = Comparison(boards, scaling, _machine(device, threads))
     atomic.write(html, page(made, _command()))
     if png:
         atomic.write(png, picture(made))
@@ -287,13 +291,23 @@ def _lengths(load: Workload, drawn: bool) -> list[int]:
     return sorted({max(1, int(own * share)) for share in shares})
 
 
-def _machine(device: str) -> str:
-    place = torch.cuda.get_device_name() if device == "cuda" else f"{torch.get_num_threads()} CPU threads"
+@contextmanager
+def _threads(count: int) -> Iterator[None]:
+    before = torch.get_num_threads()
+    torch.set_num_threads(count)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
+
+
+def _machine(device: str, threads: int) -> str:
+    place = torch.cuda.get_device_name() if device == "cuda" else f"{threads} CPU thread{'s' if threads > 1 else ''}"
     return f"{place}, torch {torch.__version__}"
 
 
 def _command() -> str:
-    return " ".join(chain(["avow"], sys.argv[1:]))
+    return " ".join(["avow", *sys.argv[1:]])
 
 
 if __name__ == "__main__":

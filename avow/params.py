@@ -6,6 +6,7 @@ rank: int = param(64, at_least(1), "landmarks per head")
 from __future__ import annotations
 
 import dataclasses
+import functools
 import math
 import types
 import typing
@@ -91,6 +92,7 @@ def param(default: Any, rule: Rule, help: str) -> Any:
     return dataclasses.field(default=default, metadata={"rule": rule, "help": help})
 
 
+@functools.cache
 def parameters_of(owner: type) -> tuple[Parameter, ...]:
     """The parameters a dataclass declares with `param`, in order."""
     hints = typing.get_type_hints(owner)

@@ -12,7 +12,7 @@ from torch import Tensor
 
 import avow
 from avow import workloads
-from avow.contract import Certificate, Problem
+from avow.contract import Problem
 from avow.methods.exact import Exact
 from avow.workloads import Workload
 from benchmarks.results import Goal, Options, Result, Row
@@ -29,17 +29,15 @@ _SETTINGS: dict[str, list[dict[str, Any]]] = {
 
 
 class _Case(NamedTuple):
-    """An answer to some rows, its certificate, and the truth of these rows."""
+    """An answer to some rows, the bound of each, and the truth."""
 
     method: str
     setting: str
     rows_seen: str
     out: Tensor
-    certificate: Certificate
     bounds: Float[Tensor, "b h n"]
     truth: Float[Tensor, "b h n e"]
     problem: Problem
-    kind: str
 
 
 def run(options: Options) -> Result:
@@ -62,9 +60,9 @@ def run(options: Options) -> Result:
     goals.append(Goal(f"attend(tol={_TOL:g}) keeps its word", f"{kept} of {len(wishes)} layers", kept == len(wishes)))
     failures = [f"{row['layer']} {row['method']} {row['setting']}: broken bounds" for row in rows if row["violations"]]
     remarks = [
-        "`mask`: the rows at their positions, what each sees given as a boolean mask. `causal`: a causal problem as long "
-        "as the keys, the rows at their own places and the places between filled with the row before, so that the linear "
-        "path runs; the real rows are checked.",
+        "`mask`: the rows at their positions, what each sees given as a boolean mask. `causal`: a causal problem as "
+        "long as the keys, the rows at their own places and the places between filled with the row before, so that "
+        "the linear path runs; the real rows are checked.",
         f"`mask, {_MASKED_ROWS} rows`: that many rows of one query head per key head, on the quadratic path that masks "
         "differing by row take. random_features promises each row with probability 0.99; the rest promise always.",
     ]
@@ -110,16 +108,14 @@ def _masked(work: Workload, name: str, settings: dict[str, Any], truth: Tensor, 
         out, certificate = avow.attend(
             work.q, work.k, work.v, **work.call, method=name, generator=generator, **settings
         )
-    return _Case(name, _told(settings), rows, out, certificate, certificate.rows, truth, work.problem, certificate.kind)
+    return _Case(name, _told(settings), rows, out, certificate.rows, truth, work.problem)
 
 
 def _wished(work: Workload, truth: Tensor) -> _Case:
     with torch.no_grad():
         out, certificate = avow.attend(work.q, work.k, work.v, **work.call, tol=_TOL)
-    told = f"tol={_TOL:g} took {_told(dict(certificate.parameters))}"
-    return _Case(
-        certificate.method, told, "mask", out, certificate, certificate.rows, truth, work.problem, certificate.kind
-    )
+    told = f"tol={_TOL:g}: {_told(dict(certificate.parameters))}"
+    return _Case(certificate.method, told, "mask", out, certificate.rows, truth, work.problem)
 
 
 def _causal(work: Workload, name: str, settings: dict[str, Any], truth: Tensor) -> _Case:
@@ -134,8 +130,9 @@ def _causal(work: Workload, name: str, settings: dict[str, Any], truth: Tensor) 
             filled, work.k, work.v, causal=True, enable_gqa=True, method=name, generator=generator, **settings
         )
     target = truth if name != "separable" else _separable_truth(work, **settings)
-    mine = out[..., places, :], certificate.rows[..., places]
-    return _Case(name, _told(settings), "causal", mine[0], certificate, mine[1], target, work.problem, certificate.kind)
+    return _Case(
+        name, _told(settings), "causal", out[..., places, :], certificate.rows[..., places], target, work.problem
+    )
 
 
 def _some(work: Workload) -> Workload:

@@ -11,6 +11,7 @@ from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
 
 import avow
+from avow.attend import Attended
 from avow.contract import Problem
 from avow.methods import method_named
 from benchmarks.peers import PeerMissing, performer
@@ -19,6 +20,7 @@ from benchmarks.results import Goal, Options, Result, Row
 from benchmarks.truth import broken, too_far
 
 _FEATURES = 256
+_NO_RATIO = "no ratio: one of the two did not run"
 # Linear answers are estimates: this share of the truth's size is far from chance and within what they reach here.
 _NEAR = 0.5
 _SETTINGS: dict[str, dict[str, Any]] = {
@@ -32,7 +34,7 @@ Inputs = tuple[Tensor, Tensor, Tensor]
 def run(options: Options) -> Result:
     """Speed-ups over SDPA and over performer-pytorch, of whole calls with their certificates."""
     long, short = (2048, 512) if options.quick else (16384, 2048)
-    seconds = 5.0 if options.quick else 90.0
+    seconds = 5.0 if options.quick else 45.0
     remarks = ["Speed-ups are medians over rounds; `no certificate` times a method's computing alone."]
     qkv = inputs(long)
     contenders = []
@@ -51,18 +53,10 @@ def run(options: Options) -> Result:
     found, compared = race(contenders, seconds), race(beside, seconds / 5)
     rows = _rows(found, long) + _rows(compared, short)
     goals = [
-        _at_least(f"separable at least 50 times as fast as SDPA at n = {long}", found, "SDPA", "separable", 50),
-        _at_least(
-            f"random_features at least 15 times as fast as SDPA at n = {long}", found, "SDPA", "random_features", 15
-        ),
-        *(_at_most(f"{name}, causal, at most 2.5 times its non-causal time", found, name) for name in _SETTINGS),
-        _at_least(
-            "random_features at least 1.5 times as fast as performer-pytorch",
-            found,
-            "performer",
-            "random_features",
-            1.5,
-        ),
+        _at_least(f"separable over SDPA, n = {long}", found, "SDPA", "separable", 50),
+        _at_least(f"random_features over SDPA, n = {long}", found, "SDPA", "random_features", 15),
+        _at_least(f"random_features over performer-pytorch, n = {long}", found, "performer", "random_features", 1.5),
+        *(_at_most(name, found, 2.5) for name in _SETTINGS),
     ]
     failed = [f"{name} {why}" for one in (found, compared) for name, why in one.failed.items()]
     title = f"linear: speed-ups over SDPA and performer-pytorch ({_FEATURES} features, 8 heads, d = 64, float32)"
@@ -70,10 +64,14 @@ def run(options: Options) -> Result:
 
 
 def inputs(n: int) -> Inputs:
-    """Queries and keys of moderate norm, and values that follow the keys: the truth then differs from row to row."""
+    """Queries and keys that fill some eight directions, and values that follow the keys.
+
+    The truth then differs from row to row, and a few hundred features can get near it.
+    """
     generator = torch.Generator().manual_seed(n)
     q, k, noise = (torch.randn(1, 8, n, 64, generator=generator) for _ in range(3))
-    return 0.5 * q, 0.5 * k, k + 0.1 * noise
+    spectrum = torch.exp(-torch.arange(64) / 8)
+    return q * spectrum, k * spectrum, k * spectrum + 0.1 * noise
 
 
 def _label(name: str, causal: bool) -> str:
@@ -93,7 +91,7 @@ def _avow(name: str, qkv: Inputs, causal: bool) -> list[Contender]:
     settings = _SETTINGS[name]
     method, problem = method_named(name)(**settings), Problem.of(*qkv, causal=causal)
 
-    def whole() -> avow.Attended:
+    def whole() -> Attended:
         generator = torch.Generator().manual_seed(1)
         return avow.attend(*qkv, method=name, causal=causal, generator=generator, **settings)
 
@@ -140,15 +138,15 @@ def _rows(found: Race, n: int) -> list[Row]:
     return rows
 
 
-def _at_least(aim: str, found: Race, base: str, name: str, least: float) -> Goal:
-    ratio = found.ratio(base, name)
+def _at_least(what: str, found: Race, base: str, name: str, least: float) -> Goal:
+    aim, ratio = f"speed-up of {what}, at least {least:g}", found.ratio(base, name)
     if ratio is None:
-        return Goal(aim, "no ratio: one of the two did not run", False)
+        return Goal(aim, _NO_RATIO, False)
     return Goal(aim, f"{ratio.median:.3g} (by minima {ratio.minimum:.3g})", ratio.median >= least)
 
 
-def _at_most(aim: str, found: Race, name: str) -> Goal:
-    ratio = found.ratio(f"{name}, causal", name)
+def _at_most(name: str, found: Race, most: float) -> Goal:
+    aim, ratio = f"{name}, causal over non-causal time, at most {most:g}", found.ratio(f"{name}, causal", name)
     if ratio is None:
-        return Goal(aim, "no ratio: one of the two did not run", False)
-    return Goal(aim, f"{ratio.median:.3g} (by minima {ratio.minimum:.3g})", ratio.median <= 2.5)
+        return Goal(aim, _NO_RATIO, False)
+    return Goal(aim, f"{ratio.median:.3g} (by minima {ratio.minimum:.3g})", ratio.median <= most)

@@ -52,10 +52,7 @@ class Result:
         if self.rows:
             cells = [list(self.rows[0]), *([shown(x) for x in row.values()] for row in self.rows)]
             widths = [max(len(line[i]) for line in cells) for i in range(len(cells[0]))]
-            lines += [
-                "  " + "  ".join(_aligned(x, w, i) for i, (x, w) in enumerate(zip(line, widths, strict=True)))
-                for line in cells
-            ]
+            lines += [_line(line, widths) for line in cells]
         lines += [f"  {remark}" for remark in self.remarks]
         lines += [f"  {goal}" for goal in self.goals]
         lines += [f"  FAILED: {failure}" for failure in self.failures]
@@ -87,5 +84,6 @@ def shown(value: Value) -> str:
     return str(value)
 
 
-def _aligned(text: str, width: int, column: int) -> str:
-    return text.ljust(width) if column == 0 else text.rjust(width)
+def _line(cells: list[str], widths: list[int]) -> str:
+    first, *rest = zip(cells, widths, strict=True)
+    return "  ".join(["", first[0].ljust(first[1]), *(text.rjust(width) for text, width in rest)])

@@ -55,10 +55,9 @@ def page(results: dict[str, Result], options: Options) -> str:
         f"```text\n{command}\n```",
         f"{len(goals) - len(missed)} of {len(goals)} goals met.",
     ]
-    if missed or skipped:
-        head.append(
-            "\n".join(["What falls short:", "", *(f"- {goal.aim}: found {goal.found}" for goal in missed), *skipped])
-        )
+    short = [f"- {goal.aim}: found {goal.found}" for goal in missed] + skipped
+    if short:
+        head.append("\n".join(["What falls short:", "", *short]))
     return "\n\n".join([*head, *(result.markdown() for result in results.values())]) + "\n"
 
 

@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 import torch
 
 import avow
+from avow.attend import Attended
 from avow.contract import Problem
 from avow.methods import method_named
 from avow.report.measure import peak_bytes
@@ -45,7 +46,7 @@ def run(options: Options) -> Result:
     rows: list[Row] = []
     goals: list[Goal] = []
     failures: list[str] = []
-    seconds = 4.0 if options.quick else 20.0
+    seconds = 4.0 if options.quick else 8.0
     for line in _LINES:
         data = {n: inputs(n) for n in lengths}
         found = race([_contender(line, n, data[n]) for n in lengths], seconds, least=3)
@@ -75,7 +76,7 @@ def run(options: Options) -> Result:
 def _contender(line: _Line, n: int, qkv: Inputs) -> Contender:
     problem, method = Problem.of(*qkv, causal=line.causal), method_named(line.method)(**line.settings)
 
-    def call() -> avow.Attended:
+    def call() -> Attended:
         generator = torch.Generator().manual_seed(1)
         return avow.attend(*qkv, method=line.method, causal=line.causal, generator=generator, **line.settings)
 

@@ -23,9 +23,9 @@ class Distance(NamedTuple):
     relative: float
 
 
-def distance(out: Tensor, problem: Problem, target: Method | None = None) -> Distance:
+def distance(out: Tensor, problem: Problem, target: Method | None = None, count: int = _ROWS) -> Distance:
     """The error of evenly spread rows of an answer, against softmax attention or another method's target."""
-    rows = torch.linspace(0, problem.q.shape[-2] - 1, _ROWS).long().unique()
+    rows = torch.linspace(0, problem.q.shape[-2] - 1, count).long().unique()
     some = problem.rows(rows)
     truth = (target or Exact()).reference(some)
     off = out.reshape(*problem.q.shape[:-1], -1)[..., rows, :].double() - truth

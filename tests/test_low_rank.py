@@ -1,1 +1,190 @@
+"""What only `low_rank` promises: all keys as landmarks are exact, residuals obey Cauchy–Schwarz, landmarks are seen."""
 
+from __future__ import annotations
+
+import math
+import re
+
+import pytest
+import torch
+from torch import Tensor
+
+import avow
+from avow.certificates import measure_norms
+from avow.contract import Problem
+from avow.errors import ParameterError
+from avow.maths import cholesky
+from avow.maths.softmax import softmax_weights
+from avow.methods.low_rank import LowRank, oracle
+from tests.truth import judge
+
+either_way = pytest.mark.parametrize("causal", [False, True], ids=["whole", "causal"])
+
+
+def seeded(seed: int = 0) -> torch.Generator:
+    return torch.Generator().manual_seed(seed)
+
+
+def clustered(n: int = 96, clusters: int = 6, spread: float = 0.01) -> tuple[Tensor, Tensor, Tensor]:
+    """Queries and keys near a few centres."""
+    centres = torch.randn(1, 2, clusters, 8, dtype=torch.float64)
+    place = torch.randint(clusters, (2, n))
+    q, k = (
+        centres[:, :, index] + spread * torch.randn(1, 2, n, 8, dtype=torch.float64) for index in (place[0], place[1])
+    )
+    return q, k, torch.randn(1, 2, n, 5, dtype=torch.float64)
+
+
+def bound_at(rank: int, q: Tensor, k: Tensor, v: Tensor, **options: object) -> float:
+    return avow.attend(q, k, v, method="low_rank", rank=rank, generator=seeded(), **options).certificate.bound
+
+
+@either_way
+def test_as_many_landmarks_as_keys_are_exact_attention(causal: bool) -> None:
+    q, k, v = (0.3 * torch.randn(2, 2, 24, 4, dtype=torch.float64) for _ in range(3))
+    out, certificate = avow.attend(q, k, v, method="low_rank", rank=24, causal=causal)
+    torch.testing.assert_close(out, avow.attend(q, k, v, causal=causal).out, rtol=0, atol=1e-7)
+    assert certificate.bound < 1e-3
+    few = avow.attend(q, k, v, method="low_rank", rank=2, causal=causal)
+    assert not torch.allclose(few.out, avow.attend(q, k, v, causal=causal).out, rtol=0, atol=1e-4)
+    assert few.certificate.bound > 1e-3
+
+
+@either_way
+def test_the_bound_falls_with_the_rank_and_certifies_clusters(causal: bool) -> None:
+    q, k, v = clustered()
+    bounds = [bound_at(rank, q, k, v, causal=causal) for rank in (2, 6, 24, 64)]
+    assert bounds == sorted(bounds, reverse=True) and bounds[-1] < bounds[0] / 10
+    out, certificate = avow.attend(q, k, v, method="low_rank", rank=64, tol=1e-2, causal=causal, generator=seeded())
+    assert certificate.kind == "deterministic" and certificate.bound <= 1e-2
+    problem = Problem.of(q, k, v, causal=causal)
+    assert judge(LowRank(64), problem, measure_norms(problem), out, certificate.rows, None).broken == 0
+
+
+def test_keys_without_clusters_are_not_certified() -> None:
+    q, k, v = (3 * torch.randn(1, 2, 96, 8) for _ in range(3))
+    assert bound_at(16, q, k, v) > 0.1
+    with pytest.raises(avow.ToleranceUnreachable, match=r"low_rank: tol=0.01 is below the .* it can prove"):
+        avow.attend(q, k, v, method="low_rank", rank=16, tol=1e-2)
+
+
+@pytest.mark.parametrize("size", [0.1, 1.0, 4.0])
+def test_what_landmarks_miss_obeys_cauchy_schwarz(size: float) -> None:
+    x = size * torch.randn(1, 2, 400, 6, dtype=torch.float64)
+    landmarks = x[..., torch.randperm(400)[:40], :]
+    radius = torch.linalg.vector_norm(x, dim=-1).amax(-1)
+    made = cholesky.factor(landmarks, radius)
+    phi = cholesky.features(made, x)
+    left = cholesky.residual(phi, made.slack)
+    exact = torch.exp(-0.5 * (x.unsqueeze(-2) - x.unsqueeze(-3)).square().sum(-1))
+    missed = (exact - phi @ phi.transpose(-1, -2)).abs()
+    allowed = torch.sqrt(left.unsqueeze(-1) * left.unsqueeze(-2))
+    # The float64 of this very test errs by some units too.
+    assert bool((missed <= allowed + 1e-13).all())
+    wrong = cholesky.residual(1.01 * phi, made.slack)
+    assert not bool((missed <= torch.sqrt(wrong.unsqueeze(-1) * wrong.unsqueeze(-2)) + 1e-13).all())
+
+
+@pytest.mark.parametrize("copies", [1, 5])
+def test_features_never_say_more_than_the_kernel_itself(copies: int) -> None:
+    # Landmarks that repeat make G(Z,Z) singular; the diagonal left over must still be no less than nothing.
+    x = torch.randn(1, 1, 60, 3, dtype=torch.float64)
+    landmarks = x[..., :10, :].repeat(1, 1, copies, 1)
+    made = cholesky.factor(landmarks, torch.linalg.vector_norm(x, dim=-1).amax(-1))
+    phi = cholesky.features(made, x)
+    assert float(phi.square().sum(-1).max()) <= 1 + 1e-12
+    assert bool(torch.isfinite(phi).all())
+
+
+def drawn(x: Tensor, log_weight: Tensor, rank: int, seed: int = 0) -> list[list[int]]:
+    uniforms = torch.rand(*x.shape[:2], rank, dtype=torch.float64, generator=seeded(seed))
+    return cholesky.pivots(x, log_weight, rank, uniforms).flatten(0, 1).tolist()
+
+
+@pytest.mark.parametrize("keys", ["apart", "alike", "one cluster"])
+def test_pivots_never_repeat(keys: str) -> None:
+    spread = {"apart": 2.0, "alike": 0.0, "one cluster": 1e-9}[keys]
+    x = 1 + spread * torch.randn(2, 3, 20, 4, dtype=torch.float64)
+    for row in drawn(x, torch.randn(2, 3, 20, dtype=torch.float64), 20):
+        assert sorted(row) == list(range(20))
+
+
+@pytest.mark.parametrize("keys", ["apart", "alike", "one cluster", "weights that vanish"])
+def test_pivots_never_take_a_hidden_key_before_the_visible_ones(keys: str) -> None:
+    spread = {"alike": 0.0, "one cluster": 1e-9}.get(keys, 2.0)
+    x = 1 + spread * torch.randn(2, 3, 20, 4, dtype=torch.float64)
+    weight = torch.randn(2, 3, 20, dtype=torch.float64) * (1000 if keys == "weights that vanish" else 1)
+    hidden = torch.zeros(20, dtype=torch.bool)
+    hidden[torch.tensor([0, 1, 7, 19])] = True
+    for row in drawn(x, weight.masked_fill(hidden, -math.inf), 16):
+        assert not hidden[row].any()
+
+
+def test_pivots_follow_what_is_left() -> None:
+    # Two far clusters, one of which weighs e^20 times the other: the heavy one is drawn first, then the light one.
+    x = torch.zeros(1, 1, 20, 2, dtype=torch.float64)
+    x[..., 10:, 0] = 50.0
+    weight = torch.zeros(1, 1, 20, dtype=torch.float64)
+    weight[..., 10:] = 20.0
+    for seed in range(20):
+        ((first, second),) = drawn(x, weight, 2, seed)
+        assert first >= 10 > second
+
+
+def test_more_landmarks_than_keys_are_refused() -> None:
+    q, k, v = torch.randn(3, 1, 2, 64, 4).unbind()
+    text = 'low_rank: rank=96 exceeds 64 keys; use rank<=64 or method="exact"'
+    with pytest.raises(ParameterError, match=f"^{re.escape(text)}$"):
+        avow.attend(q, k, v, method="low_rank", rank=96)
+    assert avow.attend(q, k, v, method="low_rank", rank=64).out.shape == q.shape
+
+
+@either_way
+def test_hidden_keys_count_neither_in_the_answer_nor_in_the_bound(causal: bool) -> None:
+    q, k, v = clustered(64)
+    seen = torch.rand(64) < 0.5
+    seen[0] = True
+    loud_k, loud_v = (torch.where(seen[:, None], x, 40.0) for x in (k, v))
+    first = avow.attend(q, k, v, method="low_rank", rank=24, mask=seen, causal=causal, generator=seeded())
+    second = avow.attend(q, loud_k, loud_v, method="low_rank", rank=24, mask=seen, causal=causal, generator=seeded())
+    torch.testing.assert_close(first.out, second.out, rtol=0, atol=1e-6)
+    problem = Problem.of(q, loud_k, loud_v, mask=seen, causal=causal)
+    norms = measure_norms(problem)
+    assert judge(LowRank(24), problem, norms, second.out, second.certificate.rows, None).broken == 0
+    unmasked = avow.attend(q, loud_k, loud_v, method="low_rank", rank=24, causal=causal, generator=seeded())
+    assert judge(LowRank(24), problem, norms, unmasked.out, second.certificate.rows, None).broken > 0
+
+
+@pytest.mark.parametrize("rank", [1, 3, 8, 16])
+def test_the_oracle_loses_exactly_its_singular_values(rank: int) -> None:
+    q, k = (torch.randn(1, 2, 16, 4, dtype=torch.float64) for _ in range(2))
+    eye = torch.eye(16, dtype=torch.float64).expand(1, 2, 16, 16)
+    problem = Problem.of(q, k, eye)
+    found = oracle(problem, rank)
+    weights = softmax_weights(q, k, None, None, False, problem.scale)
+    lost = weights - found.approximation  # with unit vectors for values the answer is the matrix
+    torch.testing.assert_close(found.spectral, torch.linalg.matrix_norm(lost, 2), rtol=0, atol=1e-12)
+    torch.testing.assert_close(found.frobenius, torch.linalg.matrix_norm(lost), rtol=0, atol=1e-12)
+    assert int(torch.linalg.matrix_rank(found.approximation, rtol=1e-9).max()) <= rank
+
+
+def test_no_landmarks_beat_the_oracle() -> None:
+    q, k = (torch.randn(1, 2, 16, 4, dtype=torch.float64) for _ in range(2))
+    eye = torch.eye(16, dtype=torch.float64).expand(1, 2, 16, 16)
+    problem = Problem.of(q, k, eye)
+    weights = softmax_weights(q, k, None, None, False, problem.scale)
+    for rank in (2, 5, 9):
+        mine = LowRank(rank).compute(problem, seeded()).out
+        assert bool((torch.linalg.matrix_norm(weights - mine) >= oracle(problem, rank).frobenius - 1e-12).all())
+
+
+@either_way
+def test_the_oracle_at_full_rank_is_exact_attention(causal: bool) -> None:
+    q, k, v = torch.randn(3, 1, 4, 12, 4, dtype=torch.float64).unbind()
+    mask = torch.rand(12, 12) < 0.7
+    mask[:, 0] = True
+    problem = Problem.of(q, k[:, :2], v[:, :2], mask=mask, causal=causal, enable_gqa=True)
+    found = oracle(problem, 12)
+    torch.testing.assert_close(found.approximation, LowRank().reference(problem))
+    assert float(found.spectral.abs().max()) == 0.0 and float(found.frobenius.abs().max()) == 0.0
+    assert not torch.allclose(oracle(problem, 3).approximation, LowRank().reference(problem))

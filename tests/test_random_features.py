@@ -1,1 +1,311 @@
+"""What only random features promise: unbiased estimates, a variance that is bounded, and one draw told three ways."""
 
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+from torch import Tensor
+
+import avow
+from avow.certificates import certify, measure_norms
+from avow.contract import Problem
+from avow.errors import ParameterError
+from avow.maths import features as feature_maps
+from avow.maths.features import Frame, framed_keys, framed_queries
+from avow.maths.softmax import softmax_weights
+from avow.methods.random_features import RandomFeatures, Trace
+
+# The chance that a band of Chebyshev's inequality is left.
+MISS = 0.01
+
+both_draws = pytest.mark.parametrize("orthogonal", [False, True], ids=["iid", "orthogonal"])
+either_way = pytest.mark.parametrize("causal", [False, True], ids=["whole", "causal"])
+
+
+def seeded(seed: int = 0) -> torch.Generator:
+    return torch.Generator().manual_seed(seed)
+
+
+def small_problem(n: int = 20, d: int = 6, size: float = 0.5, **options: object) -> Problem:
+    q, k, v = (size * torch.randn(1, 2, n, d, dtype=torch.float64) for _ in range(3))
+    return Problem.of(q, k, v, **options)  # type: ignore[arg-type]
+
+
+def run(p: Problem, features: int = 16, seed: int = 0, **options: object) -> tuple[Tensor, Trace]:
+    computed = RandomFeatures(features).compute(p, seeded(seed), **options)  # type: ignore[arg-type]
+    return computed.out, computed.trace
+
+
+def estimates(p: Problem, frame: Frame, directions: Tensor) -> Tensor:
+    """exp(q·k) of every pair by every feature, in a frame and as the method builds it: (b, h, n, s, m)."""
+    q = framed_queries(p, frame, slice(None), torch.float64)
+    k, shift = framed_keys(p, frame, slice(None), torch.float64)
+    rows = q @ directions.T - 0.5 * q.square().sum(-1, keepdim=True)
+    return torch.exp(rows.unsqueeze(-2) + (k @ directions.T + shift).unsqueeze(-3))
+
+
+def quadratic(p: Problem, trace: Trace) -> Tensor:
+    """The answer for one draw with every weight written out."""
+    weights = estimates(p, trace.frame, trace.directions).mean(-1)
+    if p.causal:
+        weights = weights.tril()
+    return (weights / weights.sum(-1, keepdim=True)) @ p.v
+
+
+@pytest.fixture(scope="module")
+def blocks() -> Tensor:
+    """Many orthogonal blocks of eight directions."""
+    return feature_maps.draw(8 * 8000, 8, True, seeded(1), torch.device("cpu")).reshape(8000, 8, 8)
+
+
+def frames(p: Problem) -> list[Frame]:
+    return [
+        feature_maps.plain_frame(p.k, torch.float64),
+        feature_maps.centred_frame(p.q.unsqueeze(2), p.k, None, torch.float64),
+    ]
+
+
+def wanted(p: Problem, frame: Frame) -> Tensor:
+    """What the estimates of a frame should be on average: exp(scale·q·(k − c)), c the shift of the keys."""
+    return torch.exp(p.scale * (p.q @ (p.k - frame.key_shift).transpose(-1, -2)))
+
+
+@pytest.mark.parametrize("place", [0, 1], ids=["plain", "centred"])
+@both_draws
+def test_the_unnormalised_estimate_is_unbiased(orthogonal: bool, place: int, blocks: Tensor) -> None:
+    p = small_problem(n=5, d=8, size=0.3)
+    frame = frames(p)[place]
+    draws = len(blocks)
+    directions = blocks.flatten(0, 1)
+    if not orthogonal:
+        directions = feature_maps.draw(8 * draws, 8, False, seeded(), torch.device("cpu"))
+    q = framed_queries(p, frame, slice(None), torch.float64)
+    k, _ = framed_keys(p, frame, slice(None), torch.float64)
+    radius = torch.linalg.vector_norm(q.unsqueeze(-2) + k.unsqueeze(-3), dim=-1)
+    each = feature_maps.relative_variance(radius, 8, 8, orthogonal)
+    # Chebyshev for each pair, all pairs at once: P(|mean − truth| > band) ≤ MISS.
+    band = torch.sqrt(each / draws * radius.numel() / MISS)
+    mean = estimates(p, frame, directions).mean(-1)
+    off = (mean / wanted(p, frame) - 1).abs()
+    assert bool((off <= band).all())
+    assert float(band.max()) < 0.4
+    lacking = mean * torch.exp(0.5 * k.square().sum(-1)).unsqueeze(-2)
+    assert not bool(((lacking / wanted(p, frame) - 1).abs() <= band).all()), "without −‖k‖²/2 it would be biased"
+
+
+def test_orthogonal_blocks_are_orthogonal_and_rows_have_chi_norms(blocks: Tensor) -> None:
+    grams = blocks @ blocks.transpose(-1, -2)
+    off = grams - torch.diag_embed(grams.diagonal(dim1=-2, dim2=-1))
+    assert float(off.abs().max()) < 1e-12
+    squares = blocks.square().sum(-1).flatten()
+    # χ²_d has mean d, variance 2d and fourth central moment 12d² + 48d.
+    d, count = 8, squares.numel()
+    assert abs(float(squares.mean()) - d) <= math.sqrt(2 * d / (count * MISS))
+    spread = (squares - d).square().mean()
+    assert abs(float(spread) - 2 * d) <= math.sqrt((12 * d**2 + 48 * d) / (count * MISS))
+    equal = feature_maps.draw(1024, 8, True, seeded(), torch.device("cpu"))
+    assert float(equal.norm(dim=-1).std()) > 0.1, "rows of equal norm are no Gaussians"
+    iid = feature_maps.draw(8, 8, False, seeded(), torch.device("cpu"))
+    assert float((iid @ iid.T - torch.diag(iid.square().sum(-1))).abs().max()) > 0.1
+
+
+def test_a_last_block_may_be_short() -> None:
+    rows = feature_maps.draw(11, 8, True, seeded(), torch.device("cpu"))
+    assert rows.shape == (11, 8)
+    tail = rows[8:] @ rows[8:].T
+    assert float((tail - torch.diag(tail.diagonal())).abs().max()) < 1e-12
+
+
+def fourth(square: float) -> float:
+    """E (X−1)⁴ of one feature relative to its mean, X = exp(N(−R²/2, R²)); convexity keeps it a bound for averages."""
+    return math.exp(6 * square) - 4 * math.exp(3 * square) + 6 * math.exp(square) - 3
+
+
+@pytest.mark.parametrize("features", [1, 4])
+def test_the_variance_of_independent_features_is_the_bound(features: int) -> None:
+    square, draws, d = 0.25, 200_000, 8
+    z = torch.zeros(d, dtype=torch.float64)
+    z[0] = math.sqrt(square)
+    directions = feature_maps.draw(draws * features, d, False, seeded(), torch.device("cpu"))
+    means = torch.exp(directions @ z - square / 2).reshape(draws, features).mean(-1)
+    measured = float((means - 1).square().mean())
+    bound = float(feature_maps.relative_variance(z.norm(), features, d, False))
+    band = math.sqrt(fourth(square) / (draws * MISS)) / features
+    assert abs(measured - bound) <= band
+    assert abs(measured - bound / 2) > band
+
+
+@pytest.mark.parametrize("mixture", ["one key", "opposite keys", "orthogonal keys"])
+def test_the_variance_of_orthogonal_features_is_below_the_bound(mixture: str, blocks: Tensor) -> None:
+    square, d = 0.09, 8
+    eye = math.sqrt(square) * torch.eye(d, dtype=torch.float64)
+    sums = {"one key": eye[:1], "opposite keys": torch.stack([eye[0], -eye[0]]), "orthogonal keys": eye}[mixture]
+    means = torch.exp(blocks @ sums.T - square / 2).mean((-1, -2))
+    measured = float((means - 1).square().mean())
+    radius = torch.tensor(math.sqrt(square), dtype=torch.float64)
+    bound = float(feature_maps.relative_variance(radius, d, d, True))
+    band = math.sqrt(fourth(square) / (len(blocks) * MISS))
+    assert measured <= bound + band
+    assert band < 2 * bound
+    assert measured > 0
+
+
+def test_orthogonal_draws_are_no_worse_bounded_than_one_block_of_copies() -> None:
+    radius = torch.linspace(0.1, 3, 9, dtype=torch.float64)
+    iid, blocked = (feature_maps.relative_variance(radius, 64, 16, word) for word in (False, True))
+    copies = feature_maps.relative_variance(radius, 4, 16, False)
+    assert bool((iid <= blocked).all()) and bool((blocked <= copies * (1 + 1e-12)).all())
+
+
+@either_way
+@pytest.mark.parametrize("n", [1, 20, 65])
+def test_an_answer_is_the_formula_for_its_draw(causal: bool, n: int) -> None:
+    p = small_problem(n, causal=causal)
+    out, trace = run(p)
+    torch.testing.assert_close(out, quadratic(p, trace))
+    if n > 1:
+        _, other = run(p, seed=1)
+        assert not torch.allclose(out, quadratic(p, other), rtol=1e-4)
+
+
+def test_a_causal_pass_uses_the_formula_of_the_docstring() -> None:
+    p = small_problem(causal=True, scale=1.0)
+    out, trace = run(p)
+    keys = torch.exp(p.k @ trace.directions.T - 0.5 * p.k.square().sum(-1, keepdim=True))
+    weights = (torch.exp(p.q @ trace.directions.T) @ keys.transpose(-1, -2)).tril()
+    torch.testing.assert_close(out, (weights @ p.v) / weights.sum(-1, keepdim=True))
+
+
+def halves(p: Problem, at: int) -> tuple[Problem, Problem]:
+    first, second = (slice(0, at), slice(at, None))
+    return tuple(  # type: ignore[return-value]
+        Problem.of(p.q[..., part, :], p.k[..., part, :], p.v[..., part, :], causal=True) for part in (first, second)
+    )
+
+
+@pytest.mark.parametrize("at", [1, 20, 64, 89])
+def test_a_state_carried_between_calls_equals_one_call(at: int) -> None:
+    p = small_problem(90, causal=True)
+    whole, _ = run(p)
+    first, second = halves(p, at)
+    start, trace = run(first)
+    end, _ = run(second, seed=7, initial_state=trace.final_state)
+    torch.testing.assert_close(torch.cat([start, end], -2), whole)
+    forgetful, _ = run(second)
+    assert not torch.allclose(forgetful, whole[..., at:, :])
+
+
+@pytest.mark.parametrize("sizes", [(1e20, 1.0), (1.0, 1e20), (1e20, 1e17)], ids=str)
+def test_a_state_carried_between_values_of_other_sizes_equals_one_call(sizes: tuple[float, float]) -> None:
+    p = small_problem(40, causal=True)
+    p.v[..., :20, :] *= sizes[0]
+    p.v[..., 20:, :] *= sizes[1]
+    whole, _ = run(p)
+    first, second = halves(p, 20)
+    start, trace = run(first)
+    end, _ = run(second, initial_state=trace.final_state)
+    torch.testing.assert_close(torch.cat([start, end], -2), whole, rtol=1e-9, atol=0)
+
+
+def test_frames_change_no_weight_of_the_target() -> None:
+    p = small_problem(scale=0.7)
+    plain, centred = frames(p)
+    truth = softmax_weights(p.q, p.k, None, None, False, p.scale)
+    for frame in (plain, centred):
+        q = framed_queries(p, frame, slice(None), torch.float64)
+        k, shift = framed_keys(p, frame, slice(None), torch.float64)
+        logs = q @ k.transpose(-1, -2) + (shift + 0.5 * k.square().sum(-1, keepdim=True)).transpose(-1, -2)
+        torch.testing.assert_close(torch.softmax(logs, -1), truth)
+        assert not torch.allclose(torch.softmax(q @ k.transpose(-1, -2), -1), truth) or frame is plain
+    assert float(centred.key_shift.abs().max()) > 0
+
+
+def test_a_centred_frame_makes_norms_shrink() -> None:
+    p = small_problem()
+    away = Problem.of(p.q + 3, p.k - 3, p.v)
+    with_frame = RandomFeatures(64).foresee(away, measure_norms(away), 0.9)
+    plain, centred = frames(away)
+    assert float(framed_keys(away, centred, slice(None), torch.float64)[0].norm(dim=-1).max()) < float(
+        framed_keys(away, plain, slice(None), torch.float64)[0].norm(dim=-1).max()
+    )
+    assert with_frame.bound == pytest.approx(RandomFeatures(64).foresee(p, measure_norms(p), 0.9).bound, rel=1e-6)
+
+
+@either_way
+@pytest.mark.parametrize("size", [1e14, 1e30])
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
+def test_huge_norms_are_never_nan(size: float, causal: bool, dtype: torch.dtype) -> None:
+    q, k, v = (torch.randn(1, 2, 70, 4, dtype=dtype) for _ in range(3))
+    for scaled in ((size * q, k, v), (q, size * k, v), (size * q, size * k, v), (q, k, size * v)):
+        out, certificate = avow.attend(*scaled, method="random_features", features=16, causal=causal)
+        assert bool(torch.isfinite(out).all()) and not bool(certificate.rows.isnan().any())
+        # A mixture of values stays among them, however wrong its weights.
+        assert float(out.abs().max()) <= float(scaled[2].abs().max()) * (1 + 1e-5)
+
+
+def test_small_norms_need_a_count_that_then_keeps_its_word() -> None:
+    q, k, v = (0.05 * torch.randn(1, 1, 24, 8, dtype=torch.float64) for _ in range(3))
+    needed = avow.features_needed(q, k, tol=0.3, confidence=0.9)
+    assert str(needed) == f"{needed.features} features (|q+k| up to {needed.radius:.3g})"
+    assert 1 < needed.features < 2000
+    p = Problem.of(q, k, v)
+    bounds = []
+    for count in (int(needed.features), int(needed.features / 1.1)):
+        method = RandomFeatures(count)
+        computed = method.compute(p, seeded())
+        bounds.append(certify(method, p, measure_norms(p), computed, 0.9).bound)
+    assert bounds[0] <= 0.3 < bounds[1]
+
+
+def test_norms_of_trained_models_are_hopeless() -> None:
+    q, k = (torch.randn(1, 1, 32, 64) for _ in range(2))
+    needed = avow.features_needed(4 * q, 4 * k, tol=1e-2)
+    assert math.isinf(needed.features)
+    assert str(needed).startswith("hopeless: one feature has relative variance")
+
+
+@pytest.mark.parametrize(("tol", "confidence"), [(0.0, 0.9), (0.1, 1.0)])
+def test_no_number_of_features_is_certain_or_without_error(tol: float, confidence: float) -> None:
+    q = torch.randn(1, 1, 4, 4)
+    with pytest.raises(ParameterError, match="must allow some error; try tol=1e-2, confidence=0.99"):
+        avow.features_needed(q, q, tol=tol, confidence=confidence)
+
+
+@pytest.mark.parametrize("tol", [1e-3, 0.1, 1.0])
+@pytest.mark.parametrize("confidence", [0.5, 0.99, 0.999999])
+def test_variance_for_undoes_the_ratio_bound(tol: float, confidence: float) -> None:
+    variance = torch.tensor(feature_maps.variance_for(tol, confidence), dtype=torch.float64)
+    assert float(feature_maps.ratio_bound(variance, confidence)) == pytest.approx(tol, rel=1e-9)
+    assert float(feature_maps.ratio_bound(2 * variance, confidence)) > tol
+
+
+def test_more_features_shrink_the_error_on_average() -> None:
+    p = small_problem()
+    truth = RandomFeatures().reference(p)
+    errors = [
+        sum(float((run(p, features, seed)[0] - truth).norm()) for seed in range(20)) for features in (16, 64, 256)
+    ]
+    assert errors[0] > 1.5 * errors[1] > 2.25 * errors[2]
+
+
+@either_way
+def test_a_generator_reproduces_the_answer(causal: bool) -> None:
+    q, k, v = torch.randn(3, 1, 2, 16, 4).unbind()
+
+    def answer(seed: int) -> Tensor:
+        return avow.attend(q, k, v, method="random_features", features=8, causal=causal, generator=seeded(seed)).out
+
+    first = answer(5)
+    torch.rand(1000)
+    assert torch.equal(first, answer(5))
+    assert not torch.equal(first, answer(6))
+
+
+def test_the_promise_is_statistical_and_names_its_confidence() -> None:
+    q, k, v = (0.02 * torch.randn(1, 2, 16, 8) for _ in range(3))
+    certificate = avow.attend(q, k, v, method="random_features", confidence=0.95).certificate
+    assert (certificate.kind, certificate.confidence) == ("statistical", 0.95)
+    surer = avow.attend(q, k, v, method="random_features", confidence=0.999).certificate
+    assert certificate.bound < surer.bound < 2

@@ -69,23 +69,29 @@ class Products:
 def products(dtype: torch.dtype, device: str) -> Products:
     """How matrix products round for inputs of a type, the user's precision switches obeyed.
 
-    On a GPU, tensor cores may truncate where IEEE rounds, and float32 attention may run as three TF32 passes:
-    both stay within eight units.
+    On a GPU, tensor cores may truncate where IEEE rounds, which doubles the unit, and float32 attention may run as
+    three TF32 passes, which stay within eight units.
     """
     u = unit(accumulator(dtype))
     switches = torch.backends.cuda if device == "cuda" else torch.backends.mkldnn
     chosen = (switches.matmul.fp32_precision, torch.backends.fp32_precision)  # type: ignore[attr-defined]
     lowered = next((word for word in chosen if word != "none"), "ieee")
     entry = {"tf32": 2.0**-10, "bf16": 2.0**-8}.get(lowered, 0.0) if dtype == torch.float32 else 0.0
-    return Products(entry, u if device == "cpu" or dtype == torch.float64 else 8 * u)
+    grain = 1 if device == "cpu" or dtype == torch.float64 else 8 if dtype == torch.float32 else 2
+    return Products(entry, grain * u)
 
 
-def tiled_depth(n: int) -> float:
+def largest_tile(device: str) -> int:
+    """The most keys a fused attention kernel sums before it rescales: 512 in PyTorch's CPU kernel, 176 on GPUs."""
+    return 512 if device == "cpu" else 256
+
+
+def tiled_depth(n: int, device: str) -> float:
     """The most additions any one term goes through in a tiled sum over n keys.
 
-    Tiled attention adds within tiles of 32 to 1024 keys, then rescales and adds the tiles one after another.
+    Tiles hold at least 32 keys; each is rescaled and added to those before it.
     """
-    return min(n, 1024 + n / 16) + 8
+    return min(n, largest_tile(device) + n / 16) + 8
 
 
 def perturbed(delta: Tensor) -> Tensor:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import importlib
 import pkgutil
 
@@ -11,11 +12,16 @@ from avow.errors import UnknownMethod
 
 def all_methods() -> dict[str, type[Method]]:
     """Every method by name, in the order of its file's name, `exact` first."""
+    return dict(_found(tuple(__path__)))
+
+
+@functools.cache
+def _found(folders: tuple[str, ...]) -> dict[str, type[Method]]:
     found: dict[str, type[Method]] = {}
-    for module in pkgutil.iter_modules(__path__):
-        contents = vars(importlib.import_module(f"{__name__}.{module.name}"))
-        for item in contents.values():
-            if isinstance(item, type) and issubclass(item, Method) and item.__module__ == f"{__name__}.{module.name}":
+    for module in pkgutil.iter_modules(folders):
+        path = f"{__name__}.{module.name}"
+        for item in vars(importlib.import_module(path)).values():
+            if isinstance(item, type) and issubclass(item, Method) and item.__module__ == path:
                 found[item.name] = item
     return dict(sorted(found.items(), key=lambda pair: (pair[0] != "exact", pair[0])))
 

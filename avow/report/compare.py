@@ -98,16 +98,17 @@ class Board:
 
 @dataclass(frozen=True)
 class Point:
-    """What one method took at one length."""
+    """What one method took and proved at one length."""
 
+    kind: str
     method: Method
     length: int
     seconds: float
     peak_bytes: int
+    bound: float | None
 
     def plain(self) -> dict[str, Any]:
-        own = {"method": self.method.name, "parameters": self.method.parameters}
-        return {**own, "length": self.length, "seconds": self.seconds, "peak_bytes": self.peak_bytes}
+        return dataclasses.asdict(self) | {"method": self.method.name, "parameters": self.method.parameters}
 
 
 @dataclass(frozen=True)
@@ -125,7 +126,8 @@ class Comparison:
         lost = [board.kind for board in self.boards if board.kind not in won]
         if not won:
             keys = max(board.sizes.keys for board in self.boards)
-            return f"At {keys:,} keys nothing faster than exact attention proves an error of {GOAL:g}{self._closest()}."
+            instead = self._later() or self._closest()
+            return f"At {keys:,} keys nothing faster than exact attention proves an error of {GOAL:g}{instead}."
         parts = []
         for kind, row in won.items():
             assert row is not None and row.measured is not None
@@ -137,6 +139,18 @@ class Comparison:
         rest = f"; on {words.listed(lost)} nothing faster than exact proves {GOAL:g}" if lost else ""
         sentence = "; ".join(parts) + rest
         return sentence[0].upper() + sentence[1:] + "."
+
+    def _later(self) -> str:
+        """What does win at the longest length of the sweep."""
+        longest = max((point.length for point in self.scaling), default=0)
+        there = [point for point in self.scaling if point.length == longest and point.method.target == SOFTMAX]
+        exact = min((point.seconds for point in there if point.method.name == "exact"), default=0.0)
+        won = [point for point in there if point.seconds < exact and point.bound is not None and point.bound <= GOAL]
+        if not won:
+            return ""
+        best = min(won, key=lambda point: point.seconds)
+        what = f"{words.label(best.method)} proves {best.bound:.1e} in {best.seconds / exact:.0%} of the time"
+        return f"; at {longest:,} keys {what} on {best.kind} heads"
 
     def _closest(self) -> str:
         """The smallest bound among what is faster than exact, beside its measured error."""
@@ -206,14 +220,15 @@ class Bench:
 
         memory = peak_bytes(call, device)
         out, certificate = call()
-        speed = pace(call, lambda: _attend(method_named("exact")(), workload, self.seed), device, self.pairs)
+        exact = method_named("exact")()
+        speed = pace(call, lambda: _attend(exact, workload, self.seed), device, self.pairs)
+        ratio = 1.0 if method == exact else speed.ratio
         error = largest_error(out, workload, method, self.seed)
         softmax = error
         if method.target != SOFTMAX:
-            softmax = largest_error(out, workload, method_named("exact")(), self.seed)
-        bound = certificate.bound if certificate.kind != "none" and math.isfinite(certificate.bound) else None
+            softmax = largest_error(out, workload, exact, self.seed)
         return Measured(
-            speed.seconds, speed.ratio, memory, error, softmax, certificate.kind, certificate.confidence, bound
+            speed.seconds, ratio, memory, error, softmax, certificate.kind, certificate.confidence, _bound(certificate)
         )
 
     def scaling(self, workloads: Iterable[Workload], tell: Tell) -> Iterator[Point]:
@@ -226,12 +241,13 @@ class Bench:
                 if self._too_long(method, sizes):
                     continue
                 try:
-                    memory = peak_bytes(lambda: _attend(method, workload, self.seed), device)  # noqa: B023
+                    bound = _bound(_attend(method, workload, self.seed)[1])
                 except AvowError:
                     continue  # a rank above the number of keys, say: the curve starts later
+                memory = peak_bytes(lambda: _attend(method, workload, self.seed), device)  # noqa: B023
                 repeats = 3 if sizes.keys < _LONG else 1
                 times = sorted(timed(lambda: _attend(method, workload, self.seed), device) for _ in range(repeats))  # noqa: B023
-                yield Point(method, sizes.keys, times[repeats // 2], memory)
+                yield Point(workload.kind, method, sizes.keys, times[repeats // 2], memory, bound)
 
 
 def _attend(method: Method, workload: Workload, seed: int) -> tuple[torch.Tensor, avow.Certificate]:
@@ -240,6 +256,11 @@ def _attend(method: Method, workload: Workload, seed: int) -> tuple[torch.Tensor
     with torch.no_grad():
         more = {"method": method.name, "generator": generator, **workload.call, **method.parameters}
         return avow.attend(workload.q, workload.k, workload.v, **more)
+
+
+def _bound(certificate: avow.Certificate) -> float | None:
+    """What is promised, if anything is."""
+    return certificate.bound if certificate.kind != "none" and math.isfinite(certificate.bound) else None
 
 
 def _with_frontier(rows: list[Row]) -> list[Row]:

@@ -98,7 +98,7 @@ def scaling_figures(comparison: Comparison) -> list[Figure]:
     """Seconds, then bytes, against the number of keys."""
     return [
         _curves(comparison, "seconds", "seconds a call", "s", 1.0),
-        _curves(comparison, "peak_bytes", "memory beyond the inputs, MiB", "MiB", 2.0**-20),
+        _curves(comparison, "peak_bytes", "memory, MiB", "MiB", 2.0**-20),
     ]
 
 
@@ -109,7 +109,7 @@ def _curves(comparison: Comparison, field: str, title: str, unit: str, scale: fl
         colour, symbol, _ = look(name)
         y = [getattr(point, field) * scale for point in points]
         drawn = _trace(
-            [point.length for point in points], y, "lines+markers", name=words.label(points[0].method), showlegend=True
+            [point.length for point in points], y, "lines+markers", name=name, showlegend=True
         )
         template = "%{x:,} keys: %{y:.3g} " + unit
         style = {

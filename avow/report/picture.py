@@ -21,12 +21,13 @@ def png(comparison: Comparison) -> bytes:
     boards = comparison.boards
     figure = Figure(figsize=(12, 6), dpi=100, facecolor="white")
     panels = figure.subplots(1, len(boards), sharey=True, squeeze=False)[0]
-    figure.subplots_adjust(left=0.062, right=0.985, top=0.735, bottom=0.125, wspace=0.07)
-    title = "\n".join(textwrap.wrap(comparison.headline, 92))
-    figure.text(0.012, 0.965, title, fontsize=15, weight="bold", color=_INK, va="top", linespacing=1.25)
+    title = textwrap.wrap(comparison.headline, 104)
+    top = 0.89 - 0.045 * len(title)
+    figure.subplots_adjust(left=0.062, right=0.985, top=top, bottom=0.125, wspace=0.07)
+    figure.text(0.012, 0.965, "\n".join(title), fontsize=14, weight="bold", color=_INK, va="top", linespacing=1.25)
     for panel, board in zip(panels, boards, strict=True):
         _draw(panel, board)
-    panels[0].set_ylabel("error of the worst row", color=_SOFT)
+    panels[0].set_ylabel("error of the worst row, sampled and proved", color=_SOFT)
     figure.text(0.52, 0.025, "time relative to exact attention", color=_SOFT, ha="center")
     figure.text(0.985, 0.025, _KEY, color=_SOFT, ha="right", fontsize=9)
     FigureCanvasAgg(figure).draw()  # type: ignore[no-untyped-call]  # fixes the scales that labels are placed by
@@ -82,10 +83,15 @@ class _Box(NamedTuple):
 
 def _label(panel: Any, board: Board) -> None:
     """Each method's name beside one of its marks, where it covers least of what is drawn."""
+    from matplotlib.patheffects import withStroke
+
     frame = _Box(*panel.get_window_extent().extents)
     marks, stems = _taken(panel, board)
+    line = panel.transData.transform((1, 1))[0]
+    stems.append(_Box(line - 1, frame.low, line + 1, frame.high))
     for name in dict.fromkeys(row.method.name for row in board.rows if row.measured is not None):
         text = panel.text(0, 0, name, fontsize=9.5, color=look(name).colour, transform=None, va="center")
+        text.set_path_effects([withStroke(linewidth=3, foreground="white")])
         size = text.get_window_extent()
         best, least = (0.0, 0.0), float("inf")
         for box in marks[name]:
@@ -93,7 +99,7 @@ def _label(panel: Any, board: Board) -> None:
             for left, middle in (
                 (x + 9, y),
                 (x - 9 - size.width, y),
-                *((x - size.width * share, y + up) for up in (14, -14) for share in (0.5, 0.1, 0.9)),
+                *((x - size.width * share, y + up) for up in (15, -15, 26, -26) for share in (0.5, 0.1, 0.9)),
             ):
                 place = _Box(left, middle - size.height / 2, left + size.width, middle + size.height / 2)
                 covered = sum(place.overlap(other) for boxes in marks.values() for other in boxes)

@@ -9,7 +9,6 @@ from avow.planner import Plan
 from avow.report import words
 from avow.report.compare import Board, Row
 
-
 HEADINGS = ("method", "time", "memory", "error", "bound", "to softmax", "promise")
 _SHORT = {"deterministic": "always", "sampled": "sampled", "none": "none"}
 
@@ -32,13 +31,14 @@ def board_table(board: Board) -> Table:
     )
     table.box, table.pad_edge = None, False
     table.add_column("method", no_wrap=True)
-    for heading in ("time", "memory", "error", "bound", "to\nsoftmax", "holds"):
+    for heading in ("time", "MiB", "error", "bound", "to\nsoftmax", "holds"):
         table.add_column(heading, justify="right", no_wrap=True)
     for row in board.rows:
         if row.measured is not None:
-            *shown, _ = cells(row)
+            name, time, _, *errors, _ = cells(row)
+            memory = f"{row.measured.peak_bytes / 2**20:.1f}"
             short = _SHORT.get(row.measured.kind, f"{row.measured.confidence:.4g}")
-            table.add_row(*map(Text, [*shown, short]), style="bold" if row.frontier else "")
+            table.add_row(*map(Text, [name, time, memory, *errors, short]), style="bold" if row.frontier else "")
     return table
 
 

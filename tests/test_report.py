@@ -1,0 +1,254 @@
+"""Measurements measure, the frontier is the frontier, files are whole or absent, and the page needs nothing else."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import time
+from pathlib import Path
+
+import pytest
+import torch
+
+import avow
+from avow.contract import Sizes
+from avow.errors import FileError
+from avow.methods import method_named
+from avow.report import atomic, words
+from avow.report.compare import Bench, Board, Comparison, Measured, Point, Row
+from avow.report.figures import frontier_figure
+from avow.report.frontier import frontier
+from avow.report.looks import look
+from avow.report.measure import largest_error, pace, peak_bytes
+from avow.report.page import page
+from avow.report.picture import png
+from avow.report.progress import progress
+from avow.workloads import workload
+
+CPU = torch.device("cpu")
+
+
+@pytest.fixture(scope="module")
+def comparison() -> Comparison:
+    bench = Bench(list(avow.all_methods()), {}, pairs=1)
+    loads = [workload(kind, 2, 96, 16) for kind in ("copying", "clustered")]
+    boards = tuple(bench.board(load, lambda step: None) for load in loads)
+    return Comparison(
+        boards, tuple(bench.scaling((loads[0].first(n) for n in (48, 96)), lambda step: None)), "a machine"
+    )
+
+
+def test_the_peak_is_what_is_held_at_once() -> None:
+    mebi = 2**18  # float32 numbers in a MiB
+
+    def together() -> None:
+        a = torch.ones(4 * mebi)
+        b = torch.ones(2 * mebi)
+        del a, b
+
+    def in_turn() -> None:
+        a = torch.ones(4 * mebi)
+        del a
+        torch.ones(2 * mebi)
+
+    assert peak_bytes(together, CPU) == pytest.approx(6 * 2**20, rel=0.01)
+    assert peak_bytes(in_turn, CPU) == pytest.approx(4 * 2**20, rel=0.01)
+
+
+def test_a_slower_call_has_a_larger_ratio() -> None:
+    slow = pace(lambda: time.sleep(0.02), lambda: time.sleep(0.002), CPU, 3)
+    assert slow.ratio > 3 and slow.seconds >= 0.02
+    assert pace(lambda: time.sleep(0.002), lambda: time.sleep(0.02), CPU, 3).ratio < 1 / 3
+
+
+def test_the_measured_error_sees_a_wrong_row() -> None:
+    w = workload("diffuse", 1, 32, 8)
+    exact = method_named("exact")()
+    out, _ = avow.attend(w.q, w.k, w.v)
+    assert largest_error(out, w, exact, 0) < 1e-5
+    out[0, 0, 17] += 1.0
+    assert largest_error(out, w, exact, 0) > 0.1
+
+
+def test_nothing_on_the_frontier_is_beaten_and_everything_off_it_is() -> None:
+    points = [(1.0, 1e-7), (0.5, 1e-2), (0.7, 1e-1), (0.5, 1e-2), (2.0, 1e-7)]
+    assert frontier(points) == [True, True, False, True, False]
+    assert frontier([]) == []
+
+
+def test_a_file_is_replaced_whole(tmp_path: Path) -> None:
+    path = tmp_path / "new" / "page.html"
+    atomic.write(path, "old")
+    atomic.write(path, b"new")
+    assert path.read_text() == "new" and os.listdir(path.parent) == ["page.html"]
+
+
+@pytest.mark.parametrize("failure", [KeyboardInterrupt(), OSError(28, "No space left on device")])
+def test_a_write_that_fails_leaves_the_old_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, failure: BaseException
+) -> None:
+    path = tmp_path / "page.html"
+    atomic.write(path, "old")
+
+    def fail(*_: object) -> None:
+        raise failure
+
+    monkeypatch.setattr(os, "replace", fail)
+    with pytest.raises((KeyboardInterrupt, FileError)):
+        atomic.write(path, "new")
+    assert path.read_text() == "old" and os.listdir(tmp_path) == ["page.html"]
+
+
+def test_a_place_that_cannot_be_written_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(FileError, match="is a folder; name a file in it"):
+        atomic.ready(tmp_path)
+    (tmp_path / "file").write_text("")
+    with pytest.raises(FileError, match=r"has no folder .*; name another place"):
+        atomic.ready(tmp_path / "file" / "page.html")
+
+
+def test_every_method_is_measured_on_every_workload(comparison: Comparison) -> None:
+    for board in comparison.boards:
+        assert {row.method.name for row in board.rows if row.measured is not None} == set(avow.all_methods())
+        for row in board.rows:
+            if row.measured is not None and row.measured.kind == "deterministic" and row.measured.bound is not None:
+                assert row.measured.error <= row.measured.bound
+
+
+def test_another_mechanism_is_judged_by_its_own_target_and_shown_by_its_distance(comparison: Comparison) -> None:
+    copying = comparison.boards[0]
+    (row,) = [row for row in copying.rows if row.method.name == "separable"]
+    assert row.measured is not None and row.measured.error < 1e-3 < 0.1 < row.measured.to_softmax
+    (trace,) = [t for t in frontier_figure(copying)["data"] if "separable" in t.get("name", "")]
+    assert trace["y"] == [row.measured.to_softmax]
+    assert not row.proves(1e-2)
+
+
+def test_another_temperature_is_another_target() -> None:
+    w = workload("clustered", 1, 64, 8)
+    warm = method_named("separable")(temperature=2.0)
+    row = Bench(["separable"], {"separable": warm}, pairs=1).board(w, lambda step: None).rows[0]
+    assert row.measured is not None and row.measured.error < 1e-3
+    out, _ = avow.attend(w.q, w.k, w.v, method="separable")
+    assert largest_error(out, w, warm, 0) > row.measured.error
+
+
+def test_what_would_take_too_long_is_named_not_run() -> None:
+    board = Bench(["exact"], {}, patience=0.0).board(workload("diffuse", 1, 16, 8), lambda step: None)
+    assert all(row.measured is None and "raise --patience" in row.why for row in board.rows)
+
+
+def board(kind: str, ratio: float, bound: float, promise: str = "deterministic") -> Board:
+    """Exact attention and one low-rank row with chosen numbers."""
+
+    def row(name: str, ratio: float, bound: float, promise: str) -> Row:
+        return Row(method_named(name)(), Measured(1.0, ratio, 1, 1e-6, 1e-6, promise, 0.99, bound))
+
+    sizes = Sizes(1, 1, 1, 2048, 2048, 8, 8)
+    return Board(kind, "", sizes, (row("exact", 1.0, 1e-5, "deterministic"), row("low_rank", ratio, bound, promise)))
+
+
+def test_the_headline_names_the_winner_and_where_there_is_none() -> None:
+    made = Comparison((board("diffuse", 0.25, 2e-3), board("copying", 0.25, 2.0)), (), "")
+    assert made.headline == (
+        "On diffuse heads low_rank(rank=64) takes 25% of exact attention's time and proves every row within 2.0e-03;"
+        " on copying nothing faster than exact proves 0.01."
+    )
+
+
+def test_a_statistical_winner_is_said_to_be_one() -> None:
+    assert "2.0e-03 with probability 0.99" in Comparison((board("diffuse", 0.5, 2e-3, "statistical"),), (), "").headline
+
+
+@pytest.mark.parametrize(("ratio", "bound"), [(1.5, 2e-3), (0.5, 0.2)])
+def test_a_headline_never_claims_what_was_slower_or_unproved(ratio: float, bound: float) -> None:
+    headline = Comparison((board("diffuse", ratio, bound),), (), "").headline
+    assert headline.startswith("At 2,048 keys nothing faster than exact attention proves an error of 0.01")
+
+
+def swept(name: str, seconds: float, bound: float | None) -> Point:
+    return Point("clustered", method_named(name)(), 8192, seconds, 1, bound)
+
+
+def test_a_win_that_comes_with_length_is_told_with_its_length() -> None:
+    boards = (board("clustered", 1.3, 2e-3),)
+    made = Comparison(boards, (swept("exact", 1.0, 1e-5), swept("low_rank", 0.5, 2e-3)), "")
+    assert made.headline.endswith(
+        "; at 8,192 keys low_rank(rank=64) proves 2.0e-03 in 50% of the time on clustered heads."
+    )
+
+
+@pytest.mark.parametrize("other", [("low_rank", 1.5, 2e-3), ("low_rank", 0.5, 0.2), ("separable", 0.1, 1e-5)])
+def test_no_win_is_told_that_is_slow_or_unproved_or_of_another_mechanism(other: tuple[str, float, float]) -> None:
+    made = Comparison((board("clustered", 1.3, 2e-3),), (swept("exact", 1.0, 1e-5), swept(*other)), "")
+    assert "at 8,192 keys" not in made.headline
+
+
+def outside(html: str) -> list[str]:
+    """Everything a page would fetch from elsewhere."""
+    tags = re.findall(r"<(?:script|link|img|iframe|source)\b[^>]*>", html)
+    return [tag for tag in tags if re.search(r"""(?:src|href)\s*=\s*["']?(?!data:)""", tag)]
+
+
+def test_the_page_needs_nothing_else(comparison: Comparison) -> None:
+    html = page(comparison, "avow compare")
+    own = re.sub(r"<script>.*?</script>", "", html, flags=re.DOTALL)
+    assert outside(own) == [] and "http" not in own.replace("http-equiv", "")
+    assert html.count("Plotly.react") >= 1 and html.count("<script>") == 2
+    for row in comparison.boards[0].rows:
+        assert row.label in html
+
+
+@pytest.mark.parametrize(
+    "tag", ['<script src="https://cdn.example/x.js">', "<link href=//example.org/a.css>", "<img src=a.png>"]
+)
+def test_a_page_that_fetches_would_be_caught(tag: str) -> None:
+    assert outside(f"<p>{tag}</p>") == [tag]
+
+
+def test_no_text_can_end_the_pages_data_early(comparison: Comparison) -> None:
+    evil = Board("</script><b>", "<i>&", comparison.boards[0].sizes, comparison.boards[0].rows)
+    html = page(Comparison((evil,), (), "<u>"), "avow --kinds '<s>'")
+    assert "<b>" not in html.split("<script>")[0].split('id="figures"')[0]
+    figures = re.search(r'id="figures">(.*?)</script>', html, re.DOTALL)
+    assert figures is not None and set(json.loads(figures[1])) == {"frontier-0"}
+
+
+def test_the_picture_is_a_png_of_the_stated_size(comparison: Comparison) -> None:
+    data = png(comparison)
+    assert data[:8] == b"\x89PNG\r\n\x1a\n"
+    assert (int.from_bytes(data[16:20], "big"), int.from_bytes(data[20:24], "big")) == (1200, 600)
+
+
+def test_every_method_has_a_look_of_its_own() -> None:
+    looks = [look(name) for name in avow.all_methods()]
+    assert len(set(looks)) == len(looks)
+
+
+def test_progress_is_plain_lines_where_there_is_no_terminal(capsys: pytest.CaptureFixture[str]) -> None:
+    with progress(2) as tell:
+        tell("one")
+        tell("two")
+    shown = capsys.readouterr()
+    assert shown.err == "[1/2] one\n[2/2] two\n" and shown.out == ""
+
+
+@pytest.mark.parametrize(
+    ("said", "meant"),
+    [
+        (words.error(None), "–"),
+        (words.error(1.23e-4), "1.2e-04"),
+        (words.ratio(0.256), "0.26×"),
+        (words.ratio(12.4), "12×"),
+        (words.seconds(0.0123), "12.3 ms"),
+        (words.memory(3 * 2**20), "3.0 MiB"),
+        (words.listed(["a"]), "a"),
+        (
+            words.label(method_named("random_features")(orthogonal=False)),
+            "random_features(features=256, orthogonal=False)",
+        ),
+    ],
+)
+def test_numbers_read_as_people_say_them(said: str, meant: str) -> None:
+    assert said == meant

@@ -13,7 +13,7 @@ export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
 compare: $(READY)  ## the error-cost frontier of every method; the report lands under out/ (default)
 	@mkdir -p out
-	@$(BIN)/avow compare --out out
+	@$(BIN)/avow compare
 
 test: $(READY)  ## all tests
 	@$(BIN)/python -m pytest -n 2 -q

@@ -40,6 +40,12 @@ class Result:
     remarks: list[str] = field(default_factory=list)
     failures: list[str] = field(default_factory=list)
     skipped: str = ""
+    conditions: str = ""
+
+    @staticmethod
+    def of(plain: dict[str, Any]) -> Result:
+        """The result that `plain` described."""
+        return Result(**(plain | {"goals": [Goal(**goal) for goal in plain["goals"]]}))
 
     def plain(self) -> dict[str, Any]:
         return dataclasses.asdict(self)
@@ -53,7 +59,7 @@ class Result:
             cells = [list(self.rows[0]), *([shown(x) for x in row.values()] for row in self.rows)]
             widths = [max(len(line[i]) for line in cells) for i in range(len(cells[0]))]
             lines += [_line(line, widths) for line in cells]
-        lines += [f"  {remark}" for remark in self.remarks]
+        lines += [f"  {remark}" for remark in (*self.remarks, self.conditions) if remark]
         lines += [f"  {goal}" for goal in self.goals]
         lines += [f"  FAILED: {failure}" for failure in self.failures]
         return "\n".join(lines)
@@ -66,8 +72,8 @@ class Result:
         parts += [f"- {goal}" for goal in self.goals] + [f"- FAILED: {failure}" for failure in self.failures]
         if len(parts) > 1:
             parts = [parts[0], "\n".join(parts[1:])]
-        if self.remarks:
-            parts.append("\n".join(self.remarks))
+        if self.remarks or self.conditions:
+            parts.append("\n".join(remark for remark in (*self.remarks, self.conditions) if remark))
         if self.rows:
             head = list(self.rows[0])
             table = [head, ["---"] + ["---:"] * (len(head) - 1), *([shown(x) for x in r.values()] for r in self.rows)]

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import argparse
+import dataclasses
 import importlib
 import json
+import os
 import platform
 import sys
 from pathlib import Path
@@ -27,17 +29,28 @@ def main(arguments: list[str] | None = None) -> int:
         return 2
     options = Options(parsed.quick, parsed.heads)
     print(machine(), flush=True)
-    results: dict[str, Result] = {}
+    results, done = earlier(parsed.json), []
     for name in names:
-        results[name] = importlib.import_module(f"benchmarks.{name}").run(options)
+        before = os.getloadavg()[0]
+        result = importlib.import_module(f"benchmarks.{name}").run(options)
+        busy = f"Processes that wanted the machine: {before:.1f} before, {os.getloadavg()[0]:.1f} at the end."
+        results[name] = dataclasses.replace(result, conditions=busy)
+        done.append(results[name])
         print(f"\n{results[name].text()}", flush=True)
         # After each: a run that is interrupted keeps what it has.
         if parsed.json:
-            plain = {"machine": machine(), "quick": options.quick}
-            write(parsed.json, json.dumps(plain | {key: value.plain() for key, value in results.items()}, indent=1))
+            write(parsed.json, json.dumps({key: value.plain() for key, value in results.items()}, indent=1))
         if parsed.markdown:
             write(parsed.markdown, page(results, options))
-    return int(any(result.failures for result in results.values()))
+    return int(any(result.failures for result in done))
+
+
+def earlier(path: Path | None) -> dict[str, Result]:
+    """What an earlier run left in a file of results, in the usual order: `--only` then renews a part of it."""
+    if path is None or not path.exists():
+        return {}
+    stored = json.loads(path.read_text())
+    return {name: Result.of(stored[name]) for name in NAMES if name in stored}
 
 
 def page(results: dict[str, Result], options: Options) -> str:
@@ -58,7 +71,8 @@ def page(results: dict[str, Result], options: Options) -> str:
     short = [f"- {goal.aim}: found {goal.found}" for goal in missed] + skipped
     if short:
         head.append("\n".join(["What falls short:", "", *short]))
-    return "\n\n".join([*head, *(result.markdown() for result in results.values())]) + "\n"
+    sections = [results[name].markdown() for name in NAMES if name in results]
+    return "\n\n".join([*head, *sections]) + "\n"
 
 
 def machine() -> str:
@@ -80,7 +94,9 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--quick", action="store_true", help="small sizes, a few rounds")
     parser.add_argument("--only", metavar="NAME,...", help=f"some of {', '.join(NAMES)}")
     parser.add_argument("--heads", metavar="DIR", help="a folder of *.safetensors files with q, k, v and q_positions")
-    parser.add_argument("--json", type=Path, metavar="PATH", help="also write the results as JSON")
+    parser.add_argument(
+        "--json", type=Path, metavar="PATH", help="also keep the results here, with those of an earlier run there"
+    )
     parser.add_argument("--markdown", type=Path, metavar="PATH", help="also write the results as a page")
     return parser
 

@@ -75,7 +75,7 @@ def wanted(p: Problem, frame: Frame) -> Tensor:
 @pytest.mark.parametrize("place", [0, 1], ids=["plain", "centred"])
 @both_draws
 def test_the_unnormalised_estimate_is_unbiased(orthogonal: bool, place: int, blocks: Tensor) -> None:
-    p = small_problem(n=5, d=8, size=0.3)
+    p = small_problem(n=2, d=8, size=0.6)
     frame = frames(p)[place]
     draws = len(blocks)
     directions = blocks.flatten(0, 1)
@@ -90,7 +90,7 @@ def test_the_unnormalised_estimate_is_unbiased(orthogonal: bool, place: int, blo
     mean = estimates(p, frame, directions).mean(-1)
     off = (mean / wanted(p, frame) - 1).abs()
     assert bool((off <= band).all())
-    assert float(band.max()) < 0.4
+    assert float(band.max()) < 1
     lacking = mean * torch.exp(0.5 * k.square().sum(-1)).unsqueeze(-2)
     assert not bool(((lacking / wanted(p, frame) - 1).abs() <= band).all()), "without −‖k‖²/2 it would be biased"
 

@@ -12,6 +12,7 @@ the rounding of both, so the condition holds for the numbers actually computed.
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
 from typing import NamedTuple
 
 import torch
@@ -21,6 +22,8 @@ from torch import Tensor
 from avow.maths import rounding
 
 _U = rounding.unit(torch.float64)
+# The most pivots drawn in one round.
+_TOGETHER = 16
 
 
 def log_gauss(x: Float[Tensor, "*b n d"], z: Float[Tensor, "*b r d"]) -> Float[Tensor, "*b n r"]:
@@ -34,48 +37,62 @@ def gauss_error(radius: Tensor, dim: int) -> Tensor:
     return 8 * (dim + 8) * _U * radius.square()
 
 
-def pivots(
-    x: Float[Tensor, "b g s d"], log_weight: Float[Tensor, "b g s"], rank: int, uniforms: Float[Tensor, "b g r"]
-) -> Int[Tensor, "b g r"]:
-    """Landmarks by randomised pivoted Cholesky of the kernel w(x) G(x,y) w(y).
+def rounds(rank: int) -> Iterator[slice]:
+    """Pivots are drawn together, few at first: early ones teach most, later ones share each reading of the keys."""
+    start = 0
+    while start < rank:
+        stop = min(rank, start + max(1, min(start, _TOGETHER)))
+        yield slice(start, stop)
+        start = stop
 
-    Each is drawn with probability proportional to the diagonal that is left; once nothing is left, the
-    largest remaining weight is taken. Keys of weight zero (log −inf) are never drawn before all others.
+
+def pivots(
+    x: Float[Tensor, "b g s d"], log_weight: Float[Tensor, "b g s"], rank: int, generator: torch.Generator | None
+) -> Int[Tensor, "b g r"]:
+    """Landmarks by randomised block-pivoted Cholesky of the kernel w(x) G(x,y) w(y).
+
+    Each round draws without replacement, with probability proportional to the diagonal that is left. Keys of
+    weight zero (log −inf) are drawn only when no others are left. Any landmarks are sound; these are good.
     """
     b, g, s, d = x.shape
+    source = torch.device("cpu") if generator is None else generator.device
     top = log_weight.amax(-1, keepdim=True)
     weight = torch.exp(2 * (log_weight - top.masked_fill(top == -math.inf, 0.0)))
-    left = weight.clone()  # what is left of the weighted diagonal; zero where a key was taken
-    half = 0.5 * x.square().sum(-1)
+    half = 0.5 * x.square().sum(-1).unsqueeze(-2)  # (b, g, 1, s)
+    left = torch.ones_like(weight)
     rows = x.new_zeros(b, g, rank, s)
     chosen = torch.zeros(b, g, rank, dtype=torch.int64, device=x.device)
     taken = torch.zeros(b, g, s, dtype=torch.bool, device=x.device)
-    for t in range(rank):
-        total = left.cumsum(-1)
-        drawn = torch.searchsorted(total, uniforms[..., t : t + 1] * total[..., -1:], right=True).clamp_(max=s - 1)
-        # Nothing left, or a draw on a taken key's edge: the first key not taken will do.
-        usable = (total[..., -1:] > 1e-300) & ~taken.gather(-1, drawn)
-        index = torch.where(usable, drawn, (~taken).to(torch.uint8).argmax(-1, keepdim=True))  # (b, g, 1)
-        chosen[..., t] = index[..., 0]
+    for span in rounds(rank):
+        size = span.stop - span.start
+        noise = torch.rand(b, g, s, generator=generator, dtype=x.dtype, device=source).to(x.device)
+        # The largest of log-weights plus Gumbel noise are a draw without replacement.
+        worth = torch.log(weight * left) - torch.log(-torch.log(noise.clamp(1e-300, 1 - 1e-16)))
+        worth = torch.where(worth > -math.inf, worth, noise - 1e300).masked_fill_(taken, -math.inf)
+        index = worth.topk(size, dim=-1).indices  # (b, g, size)
+        chosen[..., span] = index
         taken.scatter_(-1, index, True)
-        point = x.gather(-2, index.unsqueeze(-1).expand(-1, -1, -1, d))  # (b, g, 1, d)
-        log = (x @ point.transpose(-1, -2))[..., 0] - half - half.gather(-1, index)
-        row = log.clamp_(max=0.0).exp_()
-        if t:
-            earlier = rows[..., :t, :]
-            along = earlier.gather(-1, index.unsqueeze(-1).expand(-1, -1, t, 1))  # (b, g, t, 1)
-            row = row - (along.transpose(-1, -2) @ earlier)[..., 0, :]
-        pivot = row.gather(-1, index)
-        # A pivot of rounding size has nothing new to say.
-        row = row.mul_(torch.where(pivot > 1e-12, pivot.clamp(min=1e-12).rsqrt(), 0.0))
-        rows[..., t, :] = row
-        left = (left - weight * row.square()).clamp_(min=0.0).masked_fill_(taken, 0.0)
+        points = x.gather(-2, index.unsqueeze(-1).expand(-1, -1, -1, d))
+        own = half.expand(b, g, 1, s).gather(-1, index.unsqueeze(-2)).transpose(-1, -2)  # (b, g, size, 1)
+        fresh = (points @ x.transpose(-1, -2)).sub_(half).sub_(own).clamp_(max=0.0).exp_()  # (b, g, size, s)
+        if span.start:
+            earlier = rows[..., : span.start, :]
+            along = earlier.gather(-1, index.unsqueeze(-2).expand(-1, -1, span.start, -1))  # (b, g, start, size)
+            fresh = fresh - along.transpose(-1, -2) @ earlier
+        block = fresh.gather(-1, index.unsqueeze(-2).expand(-1, -1, size, -1))
+        # Pivots of rounding size, or alike within a round, have nothing new to say: the jitter mutes them.
+        eye = torch.eye(size, dtype=x.dtype, device=x.device)
+        lower, _ = torch.linalg.cholesky_ex(0.5 * (block + block.transpose(-1, -2)) + 1e-8 * eye)
+        lower = torch.where(torch.isfinite(lower).all(-1, keepdim=True).all(-2, keepdim=True), lower, 1e4 * eye)
+        fresh = torch.linalg.solve_triangular(lower, fresh, upper=False)
+        rows[..., span, :] = fresh
+        left = (left - fresh.square().sum(-2)).clamp_(min=0.0)
     return chosen
 
 
 def pivot_flops(heads: int, keys: int, dim: int, rank: int) -> int:
     """Multiply-adds, counted as two, of `pivots`."""
-    return 2 * heads * keys * (rank * dim + rank * (rank - 1) // 2)
+    return sum(2 * heads * keys * (span.stop - span.start) * (dim + span.start) for span in rounds(rank))
 
 
 class Factor(NamedTuple):

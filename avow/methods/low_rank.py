@@ -81,7 +81,7 @@ class LowRank(Method):
 
     def compute(self, problem: Problem, generator: torch.Generator | None = None) -> Computed:
         p = own_keys(problem)
-        b, heads, queries, d = p.q.shape
+        heads, queries, d = p.q.shape[1:]
         groups = p.k.shape[1]
         seen = key_seen(p) if p.mask_kind == "keys" else None
         frame = centred_frame(
@@ -93,9 +93,7 @@ class LowRank(Method):
         weight = weight if added is None else weight + added
         radius_k = torch.linalg.vector_norm(keys.detach(), dim=-1).amax(-1)
         with torch.no_grad():
-            source = torch.device("cpu") if generator is None else generator.device
-            uniforms = torch.rand(b, groups, self.rank, generator=generator, dtype=torch.float64, device=source)
-            chosen = cholesky.pivots(keys, (weight + 0.0)[..., 0], self.rank, uniforms.to(p.q.device))
+            chosen = cholesky.pivots(keys, weight[..., 0], self.rank, generator)
         landmarks = keys.gather(-2, chosen.unsqueeze(-1).expand(-1, -1, -1, d))
         factor = cholesky.factor(landmarks, radius_k)
         values, size = scaled_values(p.v, torch.float64)
@@ -242,7 +240,8 @@ class LowRank(Method):
 
 
 def _step(length: int, sample: int) -> int:
-    return max(1, length // sample)
+    """An odd step, which does not fall in with the powers of two that data repeats by."""
+    return max(1, length // sample) | 1
 
 
 def _sampled(p: Problem, size: int) -> Problem:

@@ -108,9 +108,7 @@ def _curves(comparison: Comparison, field: str, title: str, unit: str, scale: fl
         points = [point for point in comparison.scaling if point.method.name == name]
         colour, symbol, _ = look(name)
         y = [getattr(point, field) * scale for point in points]
-        drawn = _trace(
-            [point.length for point in points], y, "lines+markers", name=name, showlegend=True
-        )
+        drawn = _trace([point.length for point in points], y, "lines+markers", name=name, showlegend=True)
         template = "%{x:,} keys: %{y:.3g} " + unit
         style = {
             "line": {"color": colour, "width": 2},

@@ -1,0 +1,451 @@
+"""The one verb: a tolerance is kept or refused, never missed; and every mistake is told what to do about it."""
+
+from __future__ import annotations
+
+import importlib
+import math
+import re
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+import avow
+from avow.calibration import Rate, Rates
+from avow.certificates import measure_norms
+from avow.contract import Method, Problem, Prospect
+from avow.errors import (
+    AvowError,
+    DtypeError,
+    NonFiniteError,
+    ParameterError,
+    ShapeError,
+    ToleranceUnreachable,
+    UnknownMethod,
+)
+from avow.methods.exact import Exact
+from avow.methods.low_rank import LowRank
+from avow.methods.random_features import RandomFeatures
+from tests.truth import judge
+
+attending = importlib.import_module("avow.attend")  # `avow.attend` itself is the verb
+
+
+def tensors(n: int = 48, size: float = 1.0, dtype: torch.dtype = torch.float32) -> tuple[Tensor, Tensor, Tensor]:
+    q, k = (size * torch.randn(1, 2, n, 8) for _ in range(2))
+    return q.to(dtype), k.to(dtype), torch.randn(1, 2, n, 8).to(dtype)
+
+
+def clustered(n: int = 128) -> tuple[Tensor, Tensor, Tensor]:
+    centres = torch.randn(1, 2, 4, 8)
+    q, k = (centres[:, :, torch.randint(4, (n,))] + 1e-4 * torch.randn(1, 2, n, 8) for _ in range(2))
+    return q, k, torch.randn(1, 2, n, 8)
+
+
+def cheap(monkeypatch: pytest.MonkeyPatch, *names: str) -> None:
+    """Make some methods cost next to nothing and all others a fortune."""
+    every = {f"{name}{form}": Rate(0.0, 0.0, 1e-3) for name in avow.all_methods() for form in ("", "/causal")}
+    every |= {f"{name}{form}": Rate(0.0, 0.0, 1e-12) for name in names for form in ("", "/causal")}
+    monkeypatch.setattr(attending, "rates", lambda *_, **__: Rates(every, "made up"))
+
+
+def kept(method: Method, problem: Problem, attended: Any) -> bool:
+    verdict = judge(method, problem, measure_norms(problem), attended.out, attended.certificate.rows, None)
+    return verdict.broken == 0
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16, torch.float16], ids=str)
+@pytest.mark.parametrize("tol", [0.5, 1e-2, 1e-4, 1e-7, 1e-12, 0.0])
+@pytest.mark.parametrize("size", [0.01, 1.0, 10.0])
+def test_a_tolerance_is_kept_or_refused(tol: float, dtype: torch.dtype, size: float) -> None:
+    q, k, v = tensors(size=size, dtype=dtype)
+    try:
+        attended = avow.attend(q, k, v, tol=tol)
+    except ToleranceUnreachable as refusal:
+        assert refusal.best > tol
+        return
+    assert attended.certificate.kind == "deterministic" and attended.certificate.bound <= tol
+    assert kept(Exact(), Problem.of(q, k, v), attended)
+
+
+def test_without_a_tolerance_attention_is_exact() -> None:
+    q, k, v = tensors()
+    out, certificate = avow.attend(q, k, v)
+    assert (certificate.method, certificate.parameters) == ("exact", {"precision": "native"})
+    torch.testing.assert_close(out, torch.nn.functional.scaled_dot_product_attention(q, k, v))
+
+
+def test_where_nothing_cheaper_can_promise_exact_runs_and_its_name_is_on_the_certificate() -> None:
+    q, k, v = tensors(size=5.0)
+    attended = avow.attend(q, k, v, tol=1e-2)
+    assert attended.certificate.method == "exact" and "exact" in str(attended.certificate)
+
+
+def test_arithmetic_widens_until_the_tolerance_is_kept() -> None:
+    q, k, v = tensors(size=8.0)
+    found = [avow.attend(q, k, v, tol=tol).certificate.parameters["precision"] for tol in (1e-2, 1e-6)]
+    assert found == ["native", "float64"]
+    half = [x.bfloat16() for x in (q, k, v)]
+    precise = avow.attend(*half, tol=4.5e-3).certificate
+    assert precise.parameters["precision"] == "float32" or precise.parameters["precision"] == "float64"
+    assert avow.attend(*half, tol=1e-2).certificate.parameters["precision"] == "native"
+    small = [(0.1 * x).bfloat16() for x in (q, k)]
+    assert avow.attend(*small, half[2], tol=4e-3).certificate.parameters["precision"] == "float32"
+
+
+@pytest.mark.parametrize(
+    ("dtype", "wider", "unit"),
+    [(torch.bfloat16, "float32", 2.0**-8), (torch.float16, "float32", 2.0**-11), (torch.float32, "float64", 2.0**-24)],
+    ids=str,
+)
+def test_what_the_output_type_cannot_hold_is_refused_with_the_type_that_can(
+    dtype: torch.dtype, wider: str, unit: float
+) -> None:
+    q, k, v = tensors(dtype=dtype)
+    with pytest.raises(ToleranceUnreachable) as caught:
+        avow.attend(q, k, v, tol=unit / 10)
+    refusal = caught.value
+    assert unit <= refusal.best < 1.5 * unit
+    name = str(dtype).removeprefix("torch.")
+    assert str(refusal) == (
+        f"tol={unit / 10} is below {refusal.best:.2e}, the best bound that can be proved in {name}; "
+        f"convert q, k and v to {wider}"
+    )
+    remedied = [x.to(getattr(torch, wider)) for x in (q, k, v)]
+    assert avow.attend(*remedied, tol=unit / 10).certificate.bound <= unit / 10
+
+
+def test_in_float64_the_remedy_is_smaller_logits() -> None:
+    q, k, v = tensors(dtype=torch.float64)
+    with pytest.raises(ToleranceUnreachable, match=r"shrink the logits: scale·\|q\|·\|k\| is too large"):
+        avow.attend(1e9 * q, 1e9 * k, v, tol=1e-3)
+
+
+@pytest.mark.parametrize(
+    ("method", "parameters"), [("low_rank", {"rank": 4}), ("random_features", {"features": 4}), ("separable", {})]
+)
+def test_a_named_method_that_cannot_keep_the_tolerance_refuses(method: str, parameters: dict[str, int]) -> None:
+    q, k, v = tensors()
+    free = avow.attend(q, k, v, method=method, **parameters).certificate
+    with pytest.raises(ToleranceUnreachable, match=f"{method}: tol=1e-12 is below the .* it can prove") as caught:
+        avow.attend(q, k, v, method=method, tol=1e-12, **parameters)
+    assert caught.value.best > 1e-12 and free.bound > 1e-12
+    assert str(caught.value).endswith('; use method="auto" or a wider tol')
+
+
+@pytest.mark.parametrize("precision", ["native", "float32", "float64"])
+def test_a_named_precision_is_obeyed_and_held_to_the_tolerance(precision: str) -> None:
+    q, k, v = tensors()
+    certificate = avow.attend(q, k, v, method="exact", precision=precision).certificate
+    assert certificate.parameters == {"precision": precision}
+    with pytest.raises(ToleranceUnreachable, match="exact: tol="):
+        avow.attend(q, k, v, method="exact", precision=precision, tol=certificate.bound / 2)
+
+
+def test_a_confidence_makes_statistical_promises_acceptable(monkeypatch: pytest.MonkeyPatch) -> None:
+    cheap(monkeypatch, "random_features")
+    q, k, v = tensors(size=1e-3)
+    assert avow.attend(q, k, v, tol=0.5).certificate.method == "exact"
+    certificate = avow.attend(q, k, v, tol=0.5, confidence=0.9).certificate
+    assert (certificate.method, certificate.kind, certificate.confidence) == ("random_features", "statistical", 0.9)
+    assert certificate.bound <= 0.5
+
+
+def test_a_coverage_makes_sampled_promises_acceptable() -> None:
+    q, k, v = tensors(n=600, size=0.1)
+    certificate = avow.attend(q, k, v, method="random_features", coverage=0.99, confidence=0.95).certificate
+    assert (certificate.kind, certificate.coverage, certificate.confidence) == ("sampled", 0.99, 0.95)
+    assert certificate.parameters == {"features": 256, "orthogonal": True} and certificate.cost is not None
+    promised = avow.attend(q, k, v, method="random_features", confidence=0.95).certificate
+    assert certificate.bound < promised.bound
+    assert avow.attend(q, k, v, coverage=0.99).certificate.kind == "deterministic"
+
+
+def test_a_cheap_method_that_can_promise_is_chosen(monkeypatch: pytest.MonkeyPatch) -> None:
+    cheap(monkeypatch, "low_rank")
+    for q, k, v in (clustered(), tensors(n=128, size=0.01)):
+        attended = avow.attend(q, k, v, tol=1e-2)
+        assert attended.certificate.method == "low_rank" and attended.certificate.bound <= 1e-2
+        assert kept(LowRank(attended.certificate.parameters["rank"]), Problem.of(q, k, v), attended)
+
+
+def test_the_same_method_is_not_chosen_where_it_is_dear(monkeypatch: pytest.MonkeyPatch) -> None:
+    cheap(monkeypatch, "exact")
+    assert avow.attend(*clustered(), tol=1e-2).certificate.method == "exact"
+
+
+def test_a_try_that_failed_is_told_on_the_certificate(monkeypatch: pytest.MonkeyPatch) -> None:
+    cheap(monkeypatch, "low_rank")
+    monkeypatch.setattr(LowRank, "foresee", lambda *_: Prospect(1e-9, "deterministic", False))
+    q, k, v = tensors(n=128, size=4.0)
+    certificate = avow.attend(q, k, v, tol=1e-2).certificate
+    assert certificate.method == "exact" and certificate.bound <= 1e-2
+    assert re.match(r"low_rank\(rank=16\) could prove only \d", certificate.reason)
+    assert certificate.reason in str(certificate)
+
+
+def test_auto_never_returns_a_certificate_above_the_tolerance_whatever_was_foreseen(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    # Liars everywhere: each says it can, at no cost.
+    cheap(monkeypatch, "low_rank", "random_features")
+    for kind, word in ((LowRank, "deterministic"), (RandomFeatures, "statistical")):
+        monkeypatch.setattr(kind, "foresee", lambda *_, word=word: Prospect(0.0, word, True))
+    for tol in (0.3, 1e-2, 1e-4):
+        for confidence in (None, 0.9):
+            certificate = avow.attend(*tensors(n=96, size=3.0), tol=tol, confidence=confidence).certificate
+            assert certificate.bound <= tol and certificate.kind == "deterministic"
+
+
+def test_a_gradient_passes_through_whatever_was_chosen(monkeypatch: pytest.MonkeyPatch) -> None:
+    cheap(monkeypatch, "low_rank")
+    q, k, v = (x.requires_grad_() for x in clustered())
+    out, certificate = avow.attend(q, k, v, tol=1e-2)
+    assert certificate.method == "low_rank"
+    out.sum().backward()
+    assert all(x.grad is not None and bool(torch.isfinite(x.grad).all()) for x in (q, k, v))
+    assert not certificate.rows.requires_grad
+
+
+def nan_at(x: Tensor, value: float) -> Tensor:
+    x = x.clone()
+    x[0, 1, 2, 3] = value
+    return x
+
+
+_Q = torch.zeros(1, 2, 5, 4)
+_BAD: list[tuple[str, tuple[Any, ...], dict[str, Any], type[AvowError], str]] = [
+    (
+        "key dimension",
+        (_Q, _Q[..., :3], _Q),
+        {},
+        ShapeError,
+        "k.shape[-1]=3 must equal q.shape[-1]=4 and be at least 1; queries and keys share one head dimension",
+    ),
+    (
+        "values without keys",
+        (_Q, _Q, _Q[..., :4, :]),
+        {},
+        ShapeError,
+        "v.shape[-2]=4 must equal k.shape[-2]=5; each key needs one value",
+    ),
+    (
+        "batches",
+        (_Q, _Q.expand(3, 2, 5, 4), _Q.expand(3, 2, 5, 4)),
+        {},
+        ShapeError,
+        "v.shape=(3, 2, 5, 4) must agree with k (3, 2, 5, 4) and q (1, 2, 5, 4) in batch and heads; "
+        "expand the smaller one",
+    ),
+    (
+        "heads",
+        (_Q, _Q[:, :1], _Q[:, :1]),
+        {},
+        ShapeError,
+        "k heads=1 must equal q's 2 heads; pass enable_gqa=True for grouped queries",
+    ),
+    (
+        "heads that do not divide",
+        (_Q, _Q.expand(2, 2, 5, 4).reshape(1, 4, 5, 4)[:, :3], _Q.expand(2, 2, 5, 4).reshape(1, 4, 5, 4)[:, :3]),
+        {"enable_gqa": True},
+        ShapeError,
+        "k heads=3 must divide q's 2 heads; regroup the heads",
+    ),
+    ("axes", (_Q, _Q[0], _Q[0]), {}, ShapeError, "k.ndim=3 must equal q.ndim=4; give all three the same axes"),
+    (
+        "one axis",
+        (_Q[0, 0, 0], _Q, _Q),
+        {},
+        ShapeError,
+        "q.shape=(4,) must be (..., length, dim); add the missing axes",
+    ),
+    (
+        "integers",
+        (_Q.int(), _Q.int(), _Q.int()),
+        {},
+        DtypeError,
+        "q.dtype=torch.int32 must be one of float64, float32, bfloat16, float16; convert with q.float()",
+    ),
+    (
+        "float8",
+        (_Q, _Q.to(torch.float8_e4m3fn), _Q),
+        {},
+        DtypeError,
+        "k.dtype=torch.float8_e4m3fn must be one of float64, float32, bfloat16, float16; convert with k.float()",
+    ),
+    (
+        "mixed types",
+        (_Q, _Q, _Q.double()),
+        {},
+        DtypeError,
+        "v.dtype=torch.float64 must equal q.dtype=torch.float32; use v.to(q.dtype)",
+    ),
+    (
+        "no tensor",
+        (_Q.tolist(), _Q, _Q),
+        {},
+        DtypeError,
+        "q=list must be a torch.Tensor; wrap it with torch.as_tensor",
+    ),
+    (
+        "mask of integers",
+        (_Q, _Q, _Q),
+        {"mask": torch.ones(5, 5, dtype=torch.int64)},
+        DtypeError,
+        "mask.dtype=torch.int64 must be bool or a float type; use mask.bool(): True means visible",
+    ),
+    (
+        "mask of another shape",
+        (_Q, _Q, _Q),
+        {"mask": torch.ones(4, 5, dtype=torch.bool)},
+        ShapeError,
+        "mask.shape=(4, 5) must broadcast to (1, 2, 5, 5); use (length, keys) or (batch, 1, 1, keys)",
+    ),
+    (
+        "mask of more batches",
+        (_Q, _Q, _Q),
+        {"mask": torch.ones(3, 2, 5, 5, dtype=torch.bool)},
+        ShapeError,
+        "mask.shape=(3, 2, 5, 5) must broadcast to (1, 2, 5, 5); use (length, keys) or (batch, 1, 1, keys)",
+    ),
+    (
+        "mask with nan",
+        (_Q, _Q, _Q),
+        {"mask": torch.full((5, 5), math.nan)},
+        NonFiniteError,
+        "mask=nan or +inf must hold finite numbers or -inf; use -inf to hide a key",
+    ),
+    (
+        "mask with inf",
+        (_Q, _Q, _Q),
+        {"mask": torch.full((5, 5), math.inf)},
+        NonFiniteError,
+        "mask=nan or +inf must hold finite numbers or -inf; use -inf to hide a key",
+    ),
+    ("nan in q", (nan_at(_Q, math.nan), _Q, _Q), {}, NonFiniteError, "q[0, 1, 2, 3]=nan must be finite; mend q first"),
+    ("inf in k", (_Q, nan_at(_Q, math.inf), _Q), {}, NonFiniteError, "k[0, 1, 2, 3]=inf must be finite; mend k first"),
+    (
+        "-inf in v",
+        (_Q, _Q, nan_at(_Q, -math.inf)),
+        {},
+        NonFiniteError,
+        "v[0, 1, 2, 3]=-inf must be finite; mend v first",
+    ),
+    (
+        "negative tolerance",
+        (_Q, _Q, _Q),
+        {"tol": -1e-3},
+        ParameterError,
+        "tol=-0.001 must be a number of at least 0; try tol=1e-2, or leave it out for exact",
+    ),
+    (
+        "nan tolerance",
+        (_Q, _Q, _Q),
+        {"tol": math.nan},
+        ParameterError,
+        "tol=nan must be a number of at least 0; try tol=1e-2, or leave it out for exact",
+    ),
+    (
+        "tolerance in words",
+        (_Q, _Q, _Q),
+        {"tol": "small"},
+        ParameterError,
+        "tol=small must be a number of at least 0; try tol=1e-2, or leave it out for exact",
+    ),
+    (
+        "confidence",
+        (_Q, _Q, _Q),
+        {"confidence": 1.5},
+        ParameterError,
+        "confidence=1.5 must be above 0 and at most 1; try confidence=0.99",
+    ),
+    (
+        "coverage",
+        (_Q, _Q, _Q),
+        {"coverage": 1.0},
+        ParameterError,
+        "coverage=1.0 must lie strictly between 0 and 1; try coverage=0.99",
+    ),
+    (
+        "unknown method",
+        (_Q, _Q, _Q),
+        {"method": "magic"},
+        UnknownMethod,
+        f"method='magic' is not a method; known methods: {', '.join(avow.all_methods())}",
+    ),
+    (
+        "unknown parameter",
+        (_Q, _Q, _Q),
+        {"method": "low_rank", "landmarks": 3},
+        ParameterError,
+        "low_rank: landmarks=3 is not a parameter; known parameters: rank",
+    ),
+    (
+        "parameter without a method",
+        (_Q, _Q, _Q),
+        {"rank": 3},
+        ParameterError,
+        "rank=3 belongs to a named method; name one with method=",
+    ),
+    (
+        "rank above the keys",
+        (_Q, _Q, _Q),
+        {"method": "low_rank", "rank": 6},
+        ParameterError,
+        'low_rank: rank=6 exceeds 5 keys; use rank<=5 or method="exact"',
+    ),
+    (
+        "no features",
+        (_Q, _Q, _Q),
+        {"method": "random_features", "features": 0},
+        ParameterError,
+        "random_features: features=0 must be at least 1; the default is 256 (random directions)",
+    ),
+    (
+        "no kernel",
+        (_Q, _Q, _Q),
+        {"kernel": "box"},
+        ParameterError,
+        'kernel=\'box\' must be dot or rbf; pass kernel="dot" or kernel="rbf"',
+    ),
+    (
+        "rbf without a width",
+        (_Q, _Q, _Q),
+        {"kernel": "rbf"},
+        ParameterError,
+        'sigma=None must be a positive number; pass sigma=1.0 with kernel="rbf"',
+    ),
+    (
+        "dot with a width",
+        (_Q, _Q, _Q),
+        {"sigma": 1.0},
+        ParameterError,
+        'sigma=1.0 belongs to kernel="rbf"; leave it out or pass kernel="rbf"',
+    ),
+    (
+        "infinite scale",
+        (_Q, _Q, _Q),
+        {"scale": math.inf},
+        ParameterError,
+        "scale=inf must be finite; leave scale out for 1/sqrt(dim)",
+    ),
+]
+
+
+@pytest.mark.parametrize(("inputs", "options", "kind", "text"), [case[1:] for case in _BAD], ids=[c[0] for c in _BAD])
+def test_a_mistake_is_told_its_name_value_rule_and_remedy(
+    inputs: tuple[Any, ...], options: dict[str, Any], kind: type[AvowError], text: str
+) -> None:
+    with pytest.raises(kind, match=f"^{re.escape(text)}$") as caught:
+        avow.attend(*inputs, **options)
+    assert type(caught.value) is kind and isinstance(caught.value, avow.InputError)
+
+
+def test_the_plan_is_what_attend_does(monkeypatch: pytest.MonkeyPatch) -> None:
+    for names, tensors_of in ((("low_rank",), clustered()), (("exact",), clustered()), (("low_rank",), tensors())):
+        cheap(monkeypatch, *names)
+        chosen = avow.plan(*tensors_of, tol=1e-2).chosen
+        certificate = avow.attend(*tensors_of, tol=1e-2).certificate
+        assert chosen is not None
+        assert (chosen.method.name, chosen.method.parameters) == (certificate.method, certificate.parameters)

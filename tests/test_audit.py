@@ -1,0 +1,148 @@
+"""What recomputed rows prove: how many are enough, that lies are found, and what is claimed when all were seen."""
+
+from __future__ import annotations
+
+import math
+import re
+
+import pytest
+import torch
+from torch import Tensor
+
+import avow
+from avow.certificates.audit import rows_needed
+from avow.errors import ParameterError, ShapeError
+
+
+def tensors(n: int = 40, dtype: torch.dtype = torch.float32) -> tuple[Tensor, Tensor, Tensor]:
+    return tuple(torch.randn(2, 3, n, 4).to(dtype) for _ in range(3))  # type: ignore[return-value]
+
+
+def seeded(seed: int = 0) -> torch.Generator:
+    return torch.Generator().manual_seed(seed)
+
+
+@pytest.mark.parametrize(
+    ("coverage", "confidence", "rows"), [(0.99, 0.99, 459), (0.9, 0.95, 29), (0.5, 0.5, 1), (0.999, 0.99, 4603)]
+)
+def test_enough_rows_and_not_one_more(coverage: float, confidence: float, rows: int) -> None:
+    assert rows_needed(coverage, confidence) == rows
+    # All rows of the sample lie in the best share with probability coverage^rows.
+    assert coverage**rows <= 1 - confidence + 1e-12
+    assert coverage ** (rows - 1) > 1 - confidence
+
+
+@pytest.mark.parametrize(("coverage", "confidence", "name"), [(1.0, 0.9, "coverage"), (0.9, 0.0, "confidence")])
+def test_no_sample_proves_everything(coverage: float, confidence: float, name: str) -> None:
+    value = {"coverage": coverage, "confidence": confidence}[name]
+    with pytest.raises(ParameterError, match=f"{name}={value} must lie strictly between 0 and 1; try {name}=0.99"):
+        rows_needed(coverage, confidence)
+
+
+def test_few_rows_are_all_recomputed_and_the_promise_is_about_all() -> None:
+    q, k, v = tensors()
+    report = avow.audit(avow.attend(q, k, v).out, q, k, v)
+    assert report.errors.numel() == 2 * 3 * 40
+    assert sorted(map(tuple, report.rows.tolist())) == [(b, h, i) for b in range(2) for h in range(3) for i in range(40)]
+    certificate = report.certificate
+    assert (certificate.kind, certificate.coverage, certificate.confidence) == ("sampled", 1.0, 1.0)
+    assert certificate.bound == float(report.errors.max()) < 1e-5
+
+
+def test_many_rows_are_sampled_and_the_promise_says_so() -> None:
+    q, k, v = tensors(200)
+    report = avow.audit(avow.attend(q, k, v).out, q, k, v, generator=seeded())
+    assert report.errors.numel() == 459 < 2 * 3 * 200
+    assert (report.certificate.coverage, report.certificate.confidence) == (0.99, 0.99)
+    assert "459 rows recomputed in float64: largest error" in str(report)
+    assert report.certificate.assumptions == ("the 459 audited rows were drawn uniformly",)
+    again = avow.audit(avow.attend(q, k, v).out, q, k, v, generator=seeded())
+    assert torch.equal(report.rows, again.rows)
+    assert not torch.equal(report.rows, avow.audit(avow.attend(q, k, v).out, q, k, v, generator=seeded(1)).rows)
+
+
+@pytest.mark.parametrize("options", [{}, {"causal": True}, {"scale": -2.0}, {"kernel": "rbf", "sigma": 2.0}], ids=str)
+def test_a_wrong_answer_is_found_and_measured(options: dict[str, object]) -> None:
+    q, k, v = tensors()
+    out = avow.attend(q, k, v, **options).out
+    assert avow.audit(out, q, k, v, **options).certificate.bound < 1e-5
+    for b, h, i in ((0, 0, 0), (1, 2, 39)):
+        wrong = out.clone()
+        wrong[b, h, i] += 0.01
+        report = avow.audit(wrong, q, k, v, **options)
+        worst = report.rows[int(report.errors.argmax())].tolist()
+        assert worst == [b, h, i]
+        length = torch.linalg.vector_norm(v[b, h, : i + 1] if "causal" in options else v[b, h], dim=-1).max()
+        assert report.certificate.bound == pytest.approx(0.02 / float(length), rel=1e-3)
+
+
+def test_an_audit_never_reads_below_the_true_error() -> None:
+    q, k, v = tensors(dtype=torch.float64)
+    exact = avow.attend(q, k, v).out
+    report = avow.audit(exact, q, k, v)
+    assert 0 < report.certificate.bound < 1e-11
+
+
+def test_errors_agree_with_the_certificate_of_an_approximation() -> None:
+    q, k, v = tensors()
+    out, certificate = avow.attend(q, k, v, method="low_rank", rank=8)
+    report = avow.audit(out, q, k, v)
+    for (b, h, i), error in zip(report.rows.tolist(), report.errors.tolist(), strict=True):
+        assert error <= float(certificate.rows[b, h, i]) + 1e-9
+    assert report.certificate.bound > 1e-4
+
+
+@pytest.mark.parametrize("causal", [False, True])
+def test_an_answer_is_held_to_the_target_of_its_own_mechanism(causal: bool) -> None:
+    q, k, v = tensors()
+    out = avow.attend(q, k, v, method="separable", causal=causal).out
+    own = avow.audit(out, q, k, v, method="separable", causal=causal)
+    assert own.certificate.target == "separable attention" and own.certificate.bound < 1e-5
+    other = avow.audit(out, q, k, v, causal=causal)
+    assert other.certificate.target == "softmax attention" and other.certificate.bound > 0.01
+
+
+def test_masks_groups_and_blind_rows_are_audited_too() -> None:
+    q, k, v = tensors()
+    k, v = k[:, :1], v[:, :1]
+    mask = torch.rand(2, 3, 40, 40) < 0.5
+    mask[:, :, 5] = False
+    options = {"mask": mask, "enable_gqa": True}
+    out = avow.attend(q, k, v, **options).out
+    assert avow.audit(out, q, k, v, **options).certificate.bound < 1e-5
+    assert avow.audit(out, q, k, v, enable_gqa=True).certificate.bound > 0.1
+    out[0, 0, 5] = 1e-3
+    assert math.isinf(avow.audit(out, q, k, v, **options).certificate.bound)
+
+
+def test_any_number_of_leading_axes_is_audited() -> None:
+    q, k, v = tensors()
+    for index in ((0,), (0, 0)):
+        flat = [x[index] for x in (q, k, v)]
+        report = avow.audit(avow.attend(*flat).out, *flat)
+        assert report.certificate.bound < 1e-5 and report.certificate.rows.shape == flat[0].shape[:-1]
+
+
+@pytest.mark.parametrize("shape", [(2, 3, 40, 5), (2, 3, 39, 4), (6, 40, 4)], ids=str)
+def test_an_answer_of_another_shape_is_refused(shape: tuple[int, ...]) -> None:
+    q, k, v = tensors()
+    text = f"out.shape={shape} must be (2, 3, 40, 4); pass the answer of this very problem"
+    with pytest.raises(ShapeError, match=f"^{re.escape(text)}$"):
+        avow.audit(torch.zeros(shape), q, k, v)
+
+
+def test_the_share_of_rows_within_the_bound_is_as_promised() -> None:
+    # 1% of the rows are wrong: at coverage 0.9 and confidence 0.9 an audit may miss them, and still tell the truth.
+    q, k, v = tensors(400)
+    out = avow.attend(q, k, v).out
+    bad = torch.rand(2, 3, 400) < 0.05
+    out[bad] += 0.1
+    truth = avow.audit(out, q, k, v, coverage=0.9999, confidence=0.99)
+    assert truth.certificate.coverage == 1.0
+    errors = truth.errors
+    lies = 0
+    for seed in range(40):
+        sampled = avow.audit(out, q, k, v, coverage=0.97, confidence=0.8, generator=seeded(seed)).certificate
+        lies += float((errors <= sampled.bound).double().mean()) < sampled.coverage
+    # 5% wrong rows are more than the 3% a sample may miss with probability 0.2: 8 lies expected at most.
+    assert 0 < lies <= 18

@@ -1,0 +1,206 @@
+"""The nouns: every call has one canonical form, and a certificate can be read by people and machines."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import math
+
+import pytest
+import torch
+from torch import Tensor
+from torch.nn.functional import scaled_dot_product_attention
+
+import avow
+from avow.contract import Certificate, Cost, Kind, Problem, Sizes
+from avow.errors import ParameterError
+
+
+def tensors(*lead: int, n: int = 5, s: int = 7, d: int = 4, e: int = 3) -> tuple[Tensor, Tensor, Tensor]:
+    return torch.randn(*lead, n, d), torch.randn(*lead, s, d), torch.randn(*lead, s, e)
+
+
+@pytest.mark.parametrize(
+    ("lead", "canonical"),
+    [((), (1, 1)), ((3,), (1, 3)), ((2, 3), (2, 3)), ((2, 4, 3), (8, 3)), ((2, 1, 4, 3), (8, 3))],
+    ids=str,
+)
+def test_any_leading_axes_become_two_and_come_back(lead: tuple[int, ...], canonical: tuple[int, int]) -> None:
+    q, k, v = tensors(*lead)
+    p = Problem.of(q, k, v)
+    assert p.q.shape == (*canonical, 5, 4) and p.k.shape == (*canonical, 7, 4) and p.v.shape == (*canonical, 7, 3)
+    assert p.leading == lead
+    out, certificate = avow.attend(q, k, v)
+    assert out.shape == (*lead, 5, 3) and certificate.rows.shape == (*lead, 5)
+    torch.testing.assert_close(out, scaled_dot_product_attention(q, k, v))
+
+
+@pytest.mark.parametrize("lead", [(), (3,), (2, 3), (2, 4, 3)], ids=str)
+@pytest.mark.parametrize("shape", ["s", "n s", "1 s", "n 1", "full", "heads"])
+def test_masks_broadcast_as_they_do_in_pytorch(lead: tuple[int, ...], shape: str) -> None:
+    q, k, v = tensors(*lead)
+    sizes = {
+        "s": (7,),
+        "n s": (5, 7),
+        "1 s": (1, 7),
+        "n 1": (5, 1),
+        "full": (*lead, 5, 7),
+        "heads": (*(1 for _ in lead[:-1]), *lead[-1:], 1, 7),
+    }[shape]
+    seen = torch.rand(sizes) < 0.7
+    seen[..., 0] = True
+    numbers = torch.randn(sizes)
+    expanded = [x.expand(*lead, 5, 7) for x in (seen, numbers)]
+    for mask, whole in zip((seen, numbers), expanded, strict=True):
+        out = avow.attend(q, k, v, mask=mask).out
+        torch.testing.assert_close(out, scaled_dot_product_attention(q, k, v, attn_mask=whole))
+
+
+def test_minus_infinity_hides_and_numbers_add() -> None:
+    q, k, v = tensors(2, 3)
+    mask = torch.tensor([0.5, -math.inf, -2.0, 0.0, -math.inf, 1.0, -1e9])
+    p = Problem.of(q, k, v, mask=mask)
+    assert p.allowed is not None and p.bias is not None
+    assert p.allowed.flatten().tolist() == [True, False, True, True, False, True, True]
+    assert p.bias.flatten().tolist() == [0.5, 0.0, -2.0, 0.0, 0.0, 1.0, -1e9]
+    finite = Problem.of(q, k, v, mask=mask.clamp(min=-1e9))
+    assert finite.allowed is None and finite.bias is not None
+    flags = Problem.of(q, k, v, mask=mask > -math.inf)
+    assert flags.bias is None and flags.allowed is not None
+
+
+@pytest.mark.parametrize(
+    ("mask", "kind"),
+    [
+        (None, "none"),
+        (torch.ones(7, dtype=torch.bool), "keys"),
+        (torch.zeros(2, 1, 1, 7), "keys"),
+        (torch.ones(5, 7, dtype=torch.bool), "full"),
+        (torch.ones(5, 1), "full"),
+    ],
+)
+def test_a_mask_is_of_keys_or_full(mask: Tensor | None, kind: str) -> None:
+    p = Problem.of(*tensors(2, 3), mask=mask)
+    assert p.mask_kind == p.sizes.mask == kind
+    assert p.sizes.biased == (mask is not None and mask.dtype != torch.bool)
+
+
+def test_sizes_say_all_that_a_cost_depends_on() -> None:
+    q, k, v = torch.randn(2, 6, 5, 4), torch.randn(2, 3, 7, 4), torch.randn(2, 3, 7, 8)
+    shared = Problem.of(q, k, v, causal=True, enable_gqa=True).sizes
+    assert shared == Sizes(2, 6, 3, 5, 7, 4, 8, torch.float32, "cpu", True)
+    assert shared.linear_key_heads == 3 and shared.item == 4
+    own = Problem.of(q, k, v, enable_gqa=True, mask=torch.ones(1, 6, 1, 7, dtype=torch.bool)).sizes
+    assert own.own_masks and own.linear_key_heads == 6
+    longer = shared.with_keys(100)
+    assert (longer.queries, longer.keys, longer.heads) == (100, 100, 6)
+
+
+def test_the_scale_is_one_over_the_root_of_the_dimension_unless_said() -> None:
+    q, k, v = tensors(2, 3)
+    assert Problem.of(q, k, v).scale == 0.5 and Problem.of(q, k, v).default_scale
+    assert Problem.of(q, k, v, scale=0.5).scale == 0.5 and not Problem.of(q, k, v, scale=0.5).default_scale
+
+
+def test_an_rbf_kernel_is_a_scale_and_a_bias() -> None:
+    q, k, v = tensors(2, 3)
+    p = Problem.of(q, k, v, kernel="rbf", sigma=2.0, mask=torch.full((7,), 0.25))
+    assert p.scale == 0.5 and p.bias is not None and p.bias.dtype == torch.float64
+    torch.testing.assert_close(p.bias[:, :, 0], 0.25 - 0.25 * k.double().square().sum(-1))
+    with pytest.raises(ParameterError, match='scale=1.0 has no meaning for kernel="rbf"; set sigma instead'):
+        Problem.of(q, k, v, kernel="rbf", sigma=1.0, scale=1.0)
+
+
+def test_inputs_in_canonical_form_are_not_copied() -> None:
+    q, k, v = tensors(2, 3)
+    p = Problem.of(q, k, v)
+    assert p.q is q and p.k is k and p.v is v
+
+
+@pytest.mark.parametrize("causal", [False, True])
+@pytest.mark.parametrize("shape", [(7,), (5, 7), (2, 1, 5, 7), (1, 6, 1, 7)], ids=str)
+def test_some_rows_of_one_head_are_that_part_of_the_answer(causal: bool, shape: tuple[int, ...]) -> None:
+    q, k, v = torch.randn(2, 6, 5, 4), torch.randn(2, 3, 7, 4), torch.randn(2, 3, 7, 8)
+    p = Problem.of(q, k, v, mask=torch.randn(shape), causal=causal, enable_gqa=True)
+    whole = avow.all_methods()["exact"]().reference(p)
+    index = torch.tensor([4, 0, 2])
+    for b, h in ((0, 0), (1, 5), (1, 2)):
+        part = p.head(b, h, h // 2).rows(index)
+        torch.testing.assert_close(avow.all_methods()["exact"]().reference(part)[0, 0], whole[b, h, index])
+
+
+def test_detached_problems_hold_the_same_numbers_outside_autograd() -> None:
+    q, k, v = (x.requires_grad_() for x in tensors(2, 3))
+    p = Problem.of(q, k, v, mask=torch.zeros(7, requires_grad=True)).detached()
+    assert p.bias is not None
+    assert not any(x.requires_grad for x in (p.q, p.k, p.v, p.bias)) and torch.equal(p.q, q)
+
+
+def test_costs_add_as_one_after_the_other() -> None:
+    assert Cost(1, 2, 3, 40) + Cost(10, 20, 30, 4) == Cost(11, 22, 33, 40)
+
+
+def certificate(kind: Kind = "deterministic", bound: float = 1.25e-3, **more: object) -> Certificate:
+    rows = torch.tensor([[bound, 1e-3]], dtype=torch.float64)
+    parts = {"method": "low_rank", "parameters": {"rank": 8}, "target": "softmax attention"} | more
+    return Certificate(kind=kind, bound=bound, rows=rows, **parts)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("kind", "first"),
+    [
+        ("deterministic", "every row is within 1.25e-03 of softmax attention"),
+        ("statistical", "each row, with probability 0.9, is within 1.25e-03 of softmax attention"),
+        ("sampled", "0.99 of the rows, with probability 0.9, are within 1.25e-03 of softmax attention"),
+        ("none", "no promise: norms are too large"),
+    ],
+)
+def test_a_certificate_reads_as_sentences(kind: Kind, first: str) -> None:
+    made = certificate(
+        kind,
+        confidence=0.9,
+        coverage=0.99,
+        assumptions=("exp is right to 64 ulp",),
+        reason="norms are too large",
+        cost=Cost(12345, 1, 1, 2**20),
+    )
+    lines = str(made).splitlines()
+    assert lines[0] == first
+    assert lines[1] == "  method   low_rank (rank=8)"
+    assert lines[2] == f"  kind     {kind}, rounding included"
+    assert ("  because  norms are too large" in lines) == (kind != "none")
+    assert "  assumes  exp is right to 64 ulp" in lines
+    assert lines[-1] == "  cost     1.23e+04 flops, 1.0 MiB at the peak"
+
+
+def test_rounding_that_is_left_out_is_said() -> None:
+    assert "rounding not included" in str(certificate(rounding=False))
+
+
+def test_a_certificate_keeps_what_it_bounds() -> None:
+    made = certificate()
+    assert made.keeps(1.25e-3) and not made.keeps(1.24e-3)
+    assert not certificate("none").keeps(10.0) and not certificate(bound=math.nan).keeps(10.0)
+
+
+@pytest.mark.parametrize("bound", [1.25e-3, math.inf])
+def test_json_brings_a_certificate_back(bound: float) -> None:
+    made = certificate(bound=bound, assumptions=("a", "b"), cost=Cost(1, 2, 3, 4), reason="because")
+    text = made.to_json()
+    plain = json.loads(text, parse_constant=lambda word: pytest.fail(f"{word} is not JSON"))
+    assert plain["bound"] == (bound if math.isfinite(bound) else "inf")
+    assert Certificate.from_json(text) == made
+    assert Certificate.from_json(text) != dataclasses.replace(made, bound=1.0)
+    assert Certificate.from_json(text) != dataclasses.replace(made, rows=made.rows * 2)
+
+
+def test_json_may_leave_the_rows_out() -> None:
+    made = certificate()
+    assert "rows" not in json.loads(made.to_json(rows=False))
+    assert Certificate.from_json(made.to_json(rows=False)).bound == made.bound
+
+
+def test_a_certificate_cannot_be_changed() -> None:
+    with pytest.raises(dataclasses.FrozenInstanceError):
+        certificate().bound = 0.0  # type: ignore[misc]
+    assert certificate() != "a certificate"

@@ -1,0 +1,219 @@
+"""The planner: every candidate is named, every loser knows why, and finding out never costs much."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import ClassVar
+
+import pytest
+import torch
+from torch import Tensor
+
+import avow
+from avow.calibration import Rate, Rates
+from avow.contract import Computed, Cost, Kind, Method, Norms, Problem, Promise, Prospect, Sizes
+from avow.params import at_least, param
+from avow.planner import WASTE, Candidate, Plan, candidates, cheapest, judged
+
+SIZES = Sizes(1, 2, 2, 64, 64, 8, 8)
+SURE: frozenset[Kind] = frozenset({"deterministic"})
+PRICE = Rates({}, "made up")
+
+
+@dataclass(frozen=True)
+class Pretend(Method):
+    """A method that costs what it says."""
+
+    name: ClassVar[str] = "pretend"
+    summary: ClassVar[str] = "nothing at all"
+
+    price: int = param(1, at_least(0), "what it costs")
+
+    def compute(self, problem: Problem, generator: torch.Generator | None = None) -> Computed:
+        raise AssertionError("a plan computes nothing")
+
+    def promise(self, problem: Problem, norms: Norms, computed: Computed, confidence: float) -> Promise:
+        raise AssertionError("a plan promises nothing")
+
+    def cost(self, sizes: Sizes) -> Cost:
+        return Cost(self.price, 0, 0, 0)
+
+    def reference(self, problem: Problem) -> Tensor:
+        raise AssertionError("a plan needs no truth")
+
+    @classmethod
+    def settings(cls, sizes: Sizes) -> Iterator[Method]:
+        yield from (cls(price) for price in (900, 20, 60))
+
+
+@dataclass(frozen=True)
+class Standard(Pretend):
+    """Stands in for exact attention at a price of 1000."""
+
+    name: ClassVar[str] = "exact"
+
+    @classmethod
+    def settings(cls, sizes: Sizes) -> Iterator[Method]:
+        yield cls(1000)
+
+
+@dataclass(frozen=True)
+class Stranger(Pretend):
+    """Cheap, and another mechanism."""
+
+    name: ClassVar[str] = "stranger"
+    target: ClassVar[str] = "strange attention"
+
+    @classmethod
+    def settings(cls, sizes: Sizes) -> Iterator[Method]:
+        yield cls(1)
+
+
+def offers(*kinds: type[Method]) -> list[Candidate]:
+    rate = Rate(0.0, 0.0, 1.0)
+    return candidates(SIZES, Rates({kind.name: rate for kind in kinds}, "made up"), kinds)
+
+
+class Oracle:
+    """Answers every question and remembers who was asked."""
+
+    def __init__(self, bound: float = 1e-3, kind: Kind = "deterministic", certain: bool = True, reason: str = ""):
+        self.prospect = Prospect(bound, kind, certain, reason)
+        self.asked: list[int] = []
+
+    def __call__(self, method: Method) -> Prospect:
+        self.asked.append(method.parameters["price"])
+        return Prospect(1e-6, "deterministic", True) if method.name == "exact" else self.prospect
+
+
+def winner(found: list[Candidate]) -> int:
+    first = cheapest(found)[0]
+    assert not first.lost
+    return int(first.method.parameters["price"])
+
+
+def test_candidates_come_priced_and_cheapest_first() -> None:
+    assert [c.seconds for c in offers(Standard, Pretend)] == [20.0, 60.0, 900.0, 1000.0]
+
+
+def test_the_cheapest_that_keeps_the_tolerance_wins() -> None:
+    assert winner(judged(offers(Standard, Pretend), 1e-2, SURE, Oracle(), thrifty=False)) == 20
+    assert winner(judged(offers(Standard, Pretend), 1e-4, SURE, Oracle(), thrifty=False)) == 1000
+
+
+def test_a_guess_must_clear_the_tolerance_by_a_margin() -> None:
+    for bound, price in ((0.6e-2, 20), (0.8e-2, 1000)):
+        guess = Oracle(bound, certain=False)
+        assert winner(judged(offers(Standard, Pretend), 1e-2, SURE, guess, thrifty=False)) == price
+        assert winner(judged(offers(Standard, Pretend), 1e-2, SURE, Oracle(bound), thrifty=False)) == 20
+
+
+def test_a_thrifty_judge_never_asks_what_might_waste_a_tenth_of_exact() -> None:
+    oracle = Oracle()
+    found = judged(offers(Standard, Pretend), 1e-2, SURE, oracle, thrifty=True)
+    assert WASTE == 0.1 and 900 not in oracle.asked
+    assert sum(price for price in oracle.asked if price != 1000) <= WASTE * 1000
+    (dear,) = (c for c in found if c.seconds == 900)
+    assert dear.lost == "trying it might waste more than 10% of exact" and dear.prospect is None
+    generous = Oracle()
+    judged(offers(Standard, Pretend), 1e-2, SURE, generous, thrifty=False)
+    assert 900 in generous.asked
+
+
+@dataclass(frozen=True)
+class Many(Pretend):
+    """Seven settings that together cost more than a tenth of exact."""
+
+    name: ClassVar[str] = "many"
+
+    @classmethod
+    def settings(cls, sizes: Sizes) -> Iterator[Method]:
+        yield from (cls(price) for price in (22, 24, 26, 28, 30, 32, 34))
+
+
+@pytest.mark.parametrize("bound", [1e-3, 2.0], ids=["all promise", "none promises"])
+def test_a_thrifty_judge_tries_no_more_than_a_tenth_of_exact_in_all(bound: float) -> None:
+    oracle = Oracle(bound)
+    found = judged(offers(Standard, Many), 1e-2, SURE, oracle, thrifty=True)
+    tried = sum(c.seconds for c in found if not c.lost and c.method.name == "many")
+    assert tried <= WASTE * 1000
+    if bound < 1:
+        assert tried > 0 and [c for c in found if c.lost.startswith("trying it")]
+
+
+def test_nothing_dearer_than_exact_is_asked() -> None:
+    rate = {"exact": Rate(0.0, 0.0, 1.0), "pretend": Rate(0.0, 0.0, 100.0)}
+    oracle = Oracle()
+    found = judged(candidates(SIZES, Rates(rate, "made up"), (Standard, Pretend)), 1e-2, SURE, oracle, thrifty=False)
+    assert oracle.asked == [1000]
+    assert [c.lost for c in found if c.method.name == "pretend"] == ["costs more than exact"] * 3
+
+
+@pytest.mark.parametrize(
+    ("tol", "oracle", "lost"),
+    [
+        (1e-4, Oracle(1e-3), "cannot prove 0.0001"),
+        (1e-4, Oracle(1e-3, reason="keys too far apart"), "keys too far apart"),
+        (1e-2, Oracle(math.inf, "none"), "promises nothing here"),
+        (1e-2, Oracle(math.inf, "none", reason="a mask"), "a mask"),
+        (
+            1e-2,
+            Oracle(1e-3, "statistical"),
+            "its promise is statistical; pass confidence= or coverage= to accept it",
+        ),
+        (None, Oracle(), "no tolerance was given: exact"),
+    ],
+)
+def test_every_loser_knows_why(tol: float | None, oracle: Oracle, lost: str) -> None:
+    found = judged(offers(Standard, Pretend, Stranger), tol, SURE, oracle, thrifty=False)
+    assert {c.lost for c in found if c.method.name == "pretend"} == {lost}
+    assert [c.lost for c in found if c.method.name == "stranger"] == ["its target is strange attention"]
+    assert winner(found) == 1000
+
+
+def test_a_statistical_promise_wins_where_it_is_accepted() -> None:
+    both: frozenset[Kind] = frozenset({"deterministic", "statistical"})
+    assert winner(judged(offers(Standard, Pretend), 1e-2, both, Oracle(1e-3, "statistical"), thrifty=False)) == 20
+
+
+def test_a_plan_names_every_candidate_and_one_winner() -> None:
+    q, k, v = torch.randn(3, 1, 2, 300, 8).unbind()
+    made = avow.plan(q, k, v, tol=1e-2)
+    sizes = Problem.of(q, k, v).sizes
+    every = [method for kind in avow.all_methods().values() for method in kind.settings(sizes)]
+    assert sorted(c.label for c in made.ranked) == sorted(
+        f"{m.name}({', '.join(f'{a}={b}' for a, b in m.parameters.items())})" for m in every
+    )
+    assert made.chosen is made.ranked[0] and not made.ranked[0].lost
+    # Wider arithmetic could win too, at a higher price; everything else has a reason.
+    assert all(c.lost or c.method.name == "exact" for c in made.ranked[1:])
+
+
+def test_the_printed_plan_has_a_line_and_a_reason_for_each() -> None:
+    q, k, v = torch.randn(3, 1, 2, 300, 8).unbind()
+    made = avow.plan(q, k, v, tol=1e-2)
+    first, header, *lines = str(made).splitlines()
+    assert first == f"plan for tolerance 0.01 ({made.source})"
+    assert header.split() == ["method", "seconds", "memory", "bound", "why"]
+    assert len(lines) == len(made.ranked)
+    for line, candidate in zip(lines, made.ranked, strict=True):
+        assert candidate.label in line
+        assert line.endswith(candidate.lost or "cheapest that keeps its word")
+        assert line.startswith("→") == (not candidate.lost)
+    assert str(avow.plan(q, k, v)).startswith("plan for no tolerance")
+
+
+def test_a_plan_without_a_winner_has_none_and_knows_the_best_bound() -> None:
+    q, k, v = torch.randn(3, 1, 2, 30, 8).unbind()
+    made = avow.plan(q, k, v, tol=1e-12)
+    assert made.chosen is None and 1e-12 < made.best_bound < 1e-6
+    assert Plan((), None, "nothing").chosen is None and math.isinf(Plan((), None, "nothing").best_bound)
+
+
+def test_a_plan_for_a_longer_sequence_costs_more() -> None:
+    q, k, v = torch.randn(3, 1, 2, 64, 8).unbind()
+    near, far = avow.plan(q, k, v, tol=1e-2), avow.plan(q, k, v, tol=1e-2, keys=4096)
+    assert far.exact_seconds > 10 * near.exact_seconds
+    assert {c.label for c in near.ranked} < {c.label for c in far.ranked}

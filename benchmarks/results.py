@@ -6,6 +6,8 @@ import dataclasses
 from dataclasses import dataclass, field
 from typing import Any
 
+_UNKNOWN = "How busy the machine was during this run was not recorded."
+
 Value = str | int | float | None
 Row = dict[str, Value]
 
@@ -72,8 +74,7 @@ class Result:
         parts += [f"- {goal}" for goal in self.goals] + [f"- FAILED: {failure}" for failure in self.failures]
         if len(parts) > 1:
             parts = [parts[0], "\n".join(parts[1:])]
-        if self.remarks or self.conditions:
-            parts.append("\n".join(remark for remark in (*self.remarks, self.conditions) if remark))
+        parts.append("\n".join([*self.remarks, "", self.conditions or _UNKNOWN]).strip())
         if self.rows:
             head = list(self.rows[0])
             table = [head, ["---"] + ["---:"] * (len(head) - 1), *([shown(x) for x in r.values()] for r in self.rows)]

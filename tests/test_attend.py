@@ -7,6 +7,7 @@ import math
 import re
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor
@@ -38,7 +39,7 @@ def tensors(n: int = 48, size: float = 1.0, dtype: torch.dtype = torch.float32) 
 
 
 def clustered(n: int = 128) -> tuple[Tensor, Tensor, Tensor]:
-    centres = torch.randn(1, 2, 4, 8)
+    centres = 0.5 * torch.randn(1, 2, 4, 8)
     q, k = (centres[:, :, torch.randint(4, (n,))] + 1e-4 * torch.randn(1, 2, n, 8) for _ in range(2))
     return q, k, torch.randn(1, 2, n, 8)
 
@@ -440,6 +441,21 @@ def test_a_mistake_is_told_its_name_value_rule_and_remedy(
     with pytest.raises(kind, match=f"^{re.escape(text)}$") as caught:
         avow.attend(*inputs, **options)
     assert type(caught.value) is kind and isinstance(caught.value, avow.InputError)
+
+
+@pytest.mark.parametrize(
+    "options",
+    [{"confidence": "0.9"}, {"coverage": "most"}, {"scale": "big"}, {"mask": [True] * 5}, {"tol": True}],
+    ids=str,
+)
+def test_a_word_where_a_number_belongs_is_told_so_too(options: dict[str, Any]) -> None:
+    with pytest.raises(avow.InputError, match=next(iter(options))):
+        avow.attend(_Q, _Q, _Q, **options)
+
+
+@pytest.mark.parametrize("tol", [np.float32(0.01), np.float64(0.01), torch.tensor(0.01)], ids=lambda x: str(type(x)))
+def test_numbers_of_numpy_and_torch_are_numbers(tol: Any) -> None:
+    assert avow.attend(*tensors(), tol=tol).certificate.bound <= 0.011
 
 
 def test_the_plan_is_what_attend_does(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -43,7 +43,9 @@ def test_few_rows_are_all_recomputed_and_the_promise_is_about_all() -> None:
     q, k, v = tensors()
     report = avow.audit(avow.attend(q, k, v).out, q, k, v)
     assert report.errors.numel() == 2 * 3 * 40
-    assert sorted(map(tuple, report.rows.tolist())) == [(b, h, i) for b in range(2) for h in range(3) for i in range(40)]
+    assert sorted(map(tuple, report.rows.tolist())) == [
+        (b, h, i) for b in range(2) for h in range(3) for i in range(40)
+    ]
     certificate = report.certificate
     assert (certificate.kind, certificate.coverage, certificate.confidence) == ("sampled", 1.0, 1.0)
     assert certificate.bound == float(report.errors.max()) < 1e-5

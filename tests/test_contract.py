@@ -107,7 +107,7 @@ def test_an_rbf_kernel_is_a_scale_and_a_bias() -> None:
     p = Problem.of(q, k, v, kernel="rbf", sigma=2.0, mask=torch.full((7,), 0.25))
     assert p.scale == 0.5 and p.bias is not None and p.bias.dtype == torch.float64
     torch.testing.assert_close(p.bias[:, :, 0], 0.25 - 0.25 * k.double().square().sum(-1))
-    with pytest.raises(ParameterError, match='scale=1.0 has no meaning for kernel="rbf"; set sigma instead'):
+    with pytest.raises(ParameterError, match=r'scale=1.0 has no meaning for kernel="rbf"; set sigma instead'):
         Problem.of(q, k, v, kernel="rbf", sigma=1.0, scale=1.0)
 
 

@@ -97,8 +97,7 @@ def test_features_never_say_more_than_the_kernel_itself(copies: int) -> None:
 
 
 def drawn(x: Tensor, log_weight: Tensor, rank: int, seed: int = 0) -> list[list[int]]:
-    uniforms = torch.rand(*x.shape[:2], rank, dtype=torch.float64, generator=seeded(seed))
-    return cholesky.pivots(x, log_weight, rank, uniforms).flatten(0, 1).tolist()
+    return cholesky.pivots(x, log_weight, rank, seeded(seed)).flatten(0, 1).tolist()
 
 
 @pytest.mark.parametrize("keys", ["apart", "alike", "one cluster"])
@@ -121,11 +120,11 @@ def test_pivots_never_take_a_hidden_key_before_the_visible_ones(keys: str) -> No
 
 
 def test_pivots_follow_what_is_left() -> None:
-    # Two far clusters, one of which weighs e^20 times the other: the heavy one is drawn first, then the light one.
+    # Two far clusters, one of which weighs e^5 times the other: the heavy one is drawn first, then the light one.
     x = torch.zeros(1, 1, 20, 2, dtype=torch.float64)
     x[..., 10:, 0] = 50.0
     weight = torch.zeros(1, 1, 20, dtype=torch.float64)
-    weight[..., 10:] = 20.0
+    weight[..., 10:] = 5.0
     for seed in range(20):
         ((first, second),) = drawn(x, weight, 2, seed)
         assert first >= 10 > second
@@ -153,6 +152,21 @@ def test_hidden_keys_count_neither_in_the_answer_nor_in_the_bound(causal: bool) 
     assert judge(LowRank(24), problem, norms, second.out, second.certificate.rows, None).broken == 0
     unmasked = avow.attend(q, loud_k, loud_v, method="low_rank", rank=24, causal=causal, generator=seeded())
     assert judge(LowRank(24), problem, norms, unmasked.out, second.certificate.rows, None).broken > 0
+
+
+@pytest.mark.parametrize("size", [1e3, 1e5])
+@either_way
+def test_what_stands_in_hidden_keys_changes_neither_the_answer_nor_the_bound(size: float, causal: bool) -> None:
+    # Padding may hold anything at all, and must not cost a visible row its certificate.
+    q, k, v = clustered(64)
+    seen = torch.arange(64) < 40
+    padded = torch.where(seen[:, None], k, size)
+    calm, loud = (
+        avow.attend(q, key, v, method="low_rank", rank=24, mask=seen, causal=causal, generator=seeded())
+        for key in (k, padded)
+    )
+    torch.testing.assert_close(loud.out, calm.out, rtol=0, atol=1e-7)
+    assert loud.certificate.bound <= 2 * calm.certificate.bound < 0.1
 
 
 @pytest.mark.parametrize("rank", [1, 3, 8, 16])

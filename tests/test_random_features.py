@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
 
 import pytest
 import torch
@@ -22,6 +23,15 @@ MISS = 0.01
 
 both_draws = pytest.mark.parametrize("orthogonal", [False, True], ids=["iid", "orthogonal"])
 either_way = pytest.mark.parametrize("causal", [False, True], ids=["whole", "causal"])
+
+
+@pytest.fixture(scope="module", autouse=True)
+def one_thread() -> Iterator[None]:
+    """Thousands of tiny decompositions: threads would only wait for each other."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
 
 
 def seeded(seed: int = 0) -> torch.Generator:
@@ -269,7 +279,7 @@ def test_norms_of_trained_models_are_hopeless() -> None:
 @pytest.mark.parametrize(("tol", "confidence"), [(0.0, 0.9), (0.1, 1.0)])
 def test_no_number_of_features_is_certain_or_without_error(tol: float, confidence: float) -> None:
     q = torch.randn(1, 1, 4, 4)
-    with pytest.raises(ParameterError, match="must allow some error; try tol=1e-2, confidence=0.99"):
+    with pytest.raises(ParameterError, match=r"must allow some error; try tol=1e-2, confidence=0.99"):
         avow.features_needed(q, q, tol=tol, confidence=confidence)
 
 

@@ -125,11 +125,13 @@ def test_products_round_more_on_a_gpu() -> None:
     assert rounding.products(torch.float64, "cuda").u == rounding.products(torch.float64, "cpu").u
 
 
-def test_the_depth_of_a_tiled_sum_grows_with_the_keys_and_stays_far_below_them() -> None:
-    depths = [rounding.tiled_depth(n) for n in range(1, 5000)]
+@pytest.mark.parametrize("device", ["cpu", "cuda"])
+def test_the_depth_of_a_tiled_sum_grows_with_the_keys_and_stays_far_below_them(device: str) -> None:
+    depths = [rounding.tiled_depth(n, device) for n in range(1, 5000)]
     assert depths == sorted(depths)
-    assert all(depth >= min(n, 1024) for n, depth in enumerate(depths, 1))
-    assert rounding.tiled_depth(10**6) < 10**5
+    tile = rounding.largest_tile(device)
+    assert all(depth >= min(n, tile) for n, depth in enumerate(depths, 1))
+    assert rounding.tiled_depth(10**6, device) < 10**5
 
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32])

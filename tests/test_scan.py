@@ -14,7 +14,7 @@ from avow.contract import Sizes
 from avow.maths import scan
 from avow.maths.scan import BLOCK, TILE, Keys, State, Tile
 
-B, G, R = 2, 2, 2
+B, G, R = 1, 2, 2
 EDGES = (1, BLOCK - 1, BLOCK, BLOCK + 1, TILE - 1, TILE, TILE + 1)
 
 
@@ -90,7 +90,9 @@ def test_lengths_at_the_edges_of_blocks_and_tiles(length: int) -> None:
     torch.testing.assert_close(whole(x), naive(x, causal=False))
 
 
-@pytest.mark.parametrize(("n", "s"), [(200, 70), (70, 200), (1, 130), (130, 1), (TILE + 70, TILE), (TILE, TILE + 70)])
+@pytest.mark.parametrize(
+    ("n", "s"), [(200, 70), (70, 200), (1, 130), (130, 1), (TILE + 70, TILE), (TILE, TILE + 70)], ids=str
+)
 def test_more_queries_than_keys_and_more_keys_than_queries(n: int, s: int) -> None:
     x = sequence(n, s, m=2, reach=5.0)
     out, end = causal(x)
@@ -189,9 +191,7 @@ def test_factors_multiply_and_may_be_negative() -> None:
         return Keys(one[..., span, :].clone(), factor[..., span, :], None)
 
     start = scan.nothing(x.values, 3, 1)
-    sums, _ = scan.causal(
-        keys, lambda tile: row[..., tile.rows, :], x.values, G * R, 100, start, normalise=True
-    )
+    sums, _ = scan.causal(keys, lambda tile: row[..., tile.rows, :], x.values, G * R, 100, start, normalise=True)
     weights = (row @ (factor * torch.exp(one)).unsqueeze(2).transpose(-1, -2)).tril()
     torch.testing.assert_close(sums.out, (weights @ x.values.unsqueeze(2)) / weights.sum(-1, keepdim=True))
     assert sums.normaliser is not None and sums.unit_log is not None

@@ -93,8 +93,8 @@ def framed_keys(p: Problem, frame: Frame, span: slice, dtype: torch.dtype) -> tu
     """Keys in the frame, and the log each brings with it: −‖k‖²/2, and b·(k−c) for the shift of the queries."""
     away = p.k[..., span, :].to(dtype) - frame.key_shift
     keys = away * (math.sqrt(abs(p.scale)) / frame.balance)
-    log = (away * (frame.query_shift * p.scale) - 0.5 * keys.square()).sum(-1, keepdim=True)
-    return keys, log
+    log = away @ (frame.query_shift * p.scale).transpose(-1, -2)
+    return keys, log - 0.5 * torch.linalg.vector_norm(keys, dim=-1, keepdim=True).square()
 
 
 def relative_variance(radius: Tensor, features: int, dim: int, orthogonal: bool) -> Tensor:

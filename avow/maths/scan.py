@@ -334,3 +334,22 @@ def flops(sizes: Sizes, features: int, normalise: bool) -> int:
         padded = -(-length // size) * size
         total += padded * (per_key + per_row + 2 * z.batch * z.heads * size * (m + e))
     return total + per_key * (z.keys - paired) + per_row * (z.queries - paired)
+
+
+def peak_bytes(sizes: Sizes, features: int, item: int, per_row: int) -> int:
+    """What a pass holds at its peak beyond its inputs: copies of the values, the answer, and one tile's work.
+
+    `per_row` counts what a row's features are made from, beyond themselves.
+    """
+    z, m, e = sizes, features, sizes.value_dim
+    rows, shared = z.batch * z.heads, z.batch * z.linear_key_heads
+    tile = min(tile_length(rows * m), z.queries)
+    held = shared * z.keys * e * item if item != z.item else 0
+    if tile < z.queries:
+        held += rows * z.queries * e * item
+    if not z.causal:
+        # From the second tile on, the features of the one before are still held.
+        return held + item * tile * rows * ((2 * m if tile < z.queries else m) + e + per_row)
+    # Per key: its features and running sums, one per block, three times over. Per row: features, near weights, sums.
+    regrouped = m + e if z.heads != z.linear_key_heads else 0
+    return held + item * tile * (shared * (m + 3 * m * e // BLOCK) + rows * (m + BLOCK + 2 * e + regrouped))

@@ -165,7 +165,7 @@ class Exact(Method):
             # PyTorch's CPU kernel works on 512 keys and up to 256 rows per thread.
             tall = 256 if z.queries >= 768 else 64 if z.queries >= 192 else 32
             per_thread = tall * min(512, z.keys) + 2 * tall + tall * width
-            held += torch.get_num_threads() * per_thread * wide
+            held += torch.get_num_threads() * per_thread * (wide if item == wide else wide + item)
         if kind != z.dtype:
             held += rows * z.value_dim * (item + z.item)
         return Cost(4 * pairs * width, pairs // (2 if z.causal else 1), 2, held)

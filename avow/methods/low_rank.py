@@ -15,6 +15,7 @@ not for training language models.
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -200,15 +201,25 @@ class LowRank(Method):
         rows, keys = z.batch * z.heads * z.queries, z.batch * z.linear_key_heads * z.keys
         heads = z.batch * z.linear_key_heads
         flops = cholesky.pivot_flops(heads, z.keys, z.dim, r) + 2 * heads * r * r * (z.dim + r)
-        flops += 2 * (rows + keys) * r * (z.dim + r)
+        flops += 2 * (rows + keys) * r * (z.dim + r) + 2 * keys * z.dim
         if z.mask == "full":
             pairs = rows * z.keys
             flops += 2 * pairs * (r + z.value_dim)
             return Cost(flops, 6 * pairs + 3 * keys * r, 30 * r, 8 * (keys * r + 4 * min(pairs, 2**24)))
         flops += scan.flops(z, r, normalise=True)
-        held = 8 * (keys * (r + z.dim * 2 + z.value_dim) + rows * (z.value_dim + 8))
-        launches = 30 * r + 40 * scan.count(z, r)
-        return Cost(flops, 3 * keys * r + 6 * (rows + keys) * r, launches, held)
+        launches = 25 * len(list(cholesky.rounds(r))) + 40 * scan.count(z, r)
+        return Cost(flops, 12 * keys * len(list(cholesky.rounds(r))) + 6 * (rows + keys) * r, launches, self._peak(z))
+
+    def _peak(self, z: Sizes) -> int:
+        """Memory at its peak: while landmarks are chosen, while rows are collected, or while answers are finished."""
+        rows, keys, e = z.batch * z.heads * z.queries, z.batch * z.linear_key_heads * z.keys, z.value_dim
+        choosing = keys * (z.dim + max(z.dim, self.rank + 3 * min(self.rank // 2 + 1, 16) + 8))
+        held = keys * (z.dim + 3 + (e if z.item != 8 else 0))
+        collecting = (
+            held + rows * 5 + scan.peak_bytes(dataclasses.replace(z, dtype=torch.float64), self.rank, 8, z.dim) // 8
+        )
+        finishing = held + rows * (4 * e + 6)
+        return 8 * max(choosing, collecting, finishing)
 
     def reference(self, problem: Problem) -> Tensor:
         p = problem

@@ -175,14 +175,13 @@ class RandomFeatures(Method):
         z, m = sizes, self.features
         item = 8 if z.biased else rounding.accumulator(z.dtype).itemsize
         rows, keys = z.batch * z.heads * z.queries, z.batch * z.linear_key_heads * z.keys
-        projections = 2 * (rows + keys) * z.dim * m
+        projections = 2 * (rows + keys) * z.dim * m + 2 * keys * z.dim
         if z.mask == "full":
             pairs = rows * z.keys
             return Cost(projections + 2 * pairs * z.value_dim, 4 * pairs * m, 20, 4 * item * min(pairs * m, 2**24))
-        held = keys * z.value_dim * item + 2 * rows * (z.value_dim + 1) * item
-        tile = scan.tile_length(z.batch * z.heads * m) * z.batch * z.heads * m * item
         launches = 16 + scan.count(z, m) * (30 if z.causal else 14)
-        return Cost(projections + scan.flops(z, m, normalise=True), 4 * (rows + keys) * m, launches, held + 4 * tile)
+        flops = projections + scan.flops(z, m, normalise=True)
+        return Cost(flops, 4 * (rows + keys) * m, launches, scan.peak_bytes(z, m, item, 2 * z.dim))
 
     def reference(self, problem: Problem) -> Tensor:
         p = problem

@@ -106,11 +106,9 @@ class Separable(Method):
         if z.mask == "full":
             pairs = rows * z.keys
             return Cost(2 * pairs * z.value_dim, 4 * pairs * m, 20, 4 * item * min(pairs * m, 2**24))
-        flops = scan.flops(z, m, normalise=False)
-        held = keys * z.value_dim * item + 2 * rows * z.value_dim * item
-        tile = scan.tile_length(z.batch * z.heads * m) * z.batch * z.heads * m * item
-        tiles = scan.count(z, m)
-        return Cost(flops, (3 + z.causal) * (rows + keys) * m, 8 + tiles * (24 if z.causal else 10), held + 4 * tile)
+        work = (3 + z.causal) * (rows + keys) * m
+        launches = 8 + scan.count(z, m) * (24 if z.causal else 10)
+        return Cost(scan.flops(z, m, normalise=False), work, launches, scan.peak_bytes(z, m, item, 0))
 
     def reference(self, problem: Problem) -> Tensor:
         return self._by_definition(self._checked(problem), torch.float64)

@@ -15,6 +15,7 @@ from avow.certificates import certify, measure_norms
 from avow.certificates.audit import Audit, audit_rows
 from avow.contract import Certificate, Computed, Kind, Method, Norms, Problem
 from avow.errors import ParameterError, RangeError, ShapeError, ToleranceUnreachable
+from avow.maths.rounding import unit
 from avow.methods import method_named, random_features
 from avow.methods.random_features import FeatureCount
 from avow.params import check_parameters
@@ -193,17 +194,29 @@ def _automatic(problem: Problem, norms: Norms, wish: _Wish, generator: torch.Gen
     if wish.tol is None or problem.empty:
         return _exact(problem, norms, wish)
     made = _planned(problem, norms, wish, rates(problem.q.device.type, measure=False), problem.sizes, thrifty=True)
+    offers = [candidate for candidate in made.ranked if not candidate.lost and candidate.method.name != "exact"]
+    # Audits of several answers, of which the first that passes is kept, share one chance of being wrong.
+    shared = wish if wish.coverage is None else wish._replace(confidence=1 - (1 - _stated(wish)) / max(len(offers), 1))
     tried: list[str] = []
-    for candidate in made.ranked:
-        if candidate.lost:
-            break
-        if candidate.method.name == "exact":
-            return _kept(_run(candidate.method, problem, norms, wish, generator, "; ".join(tried)), wish.tol)
-        attended = _run(candidate.method, problem, norms, wish, generator)
+    for candidate in offers:
+        attended = _run(candidate.method, problem, norms, shared, generator)
         if attended.certificate.kind in wish.kinds and attended.certificate.keeps(wish.tol):
             return attended
         tried.append(f"{candidate.label} could prove only {attended.certificate.bound:.1e}")
+    for candidate in made.ranked:
+        if candidate.method.name == "exact" and not candidate.lost:
+            reason = "; ".join(tried) or _why_exact(made)
+            return _kept(_run(candidate.method, problem, norms, wish, generator, reason), wish.tol)
     raise _unreachable(problem, wish.tol, made.best_bound)
+
+
+def _why_exact(made: Plan) -> str:
+    """Why no cheaper method ran: the least of each method's settings speaks for it."""
+    reasons: dict[str, str] = {}
+    for candidate in made.ranked:
+        if candidate.method.target == "softmax attention" and candidate.lost and candidate.method.name != "exact":
+            reasons.setdefault(candidate.method.name, candidate.lost)
+    return "; ".join(f"{name}: {lost}" for name, lost in reasons.items())
 
 
 def _exact(problem: Problem, norms: Norms, wish: _Wish) -> Attended:
@@ -266,19 +279,45 @@ def _kept(attended: Attended, tol: float | None) -> Attended:
 
 def _unreachable(problem: Problem, tol: float, best: float) -> ToleranceUnreachable:
     kept = problem.q.dtype
-    wider = "float32" if kept in (torch.bfloat16, torch.float16) else "float64"
-    remedy = (
-        f"convert q, k and v to {wider}" if kept != torch.float64 else "shrink the logits: scale·|q|·|k| is too large"
-    )
-    rule = f"is below {best:.2e}, the best bound that can be proved in {str(kept).removeprefix('torch.')}"
+    name = str(kept).removeprefix("torch.")
+    if kept == torch.float64 or best > 4 * unit(kept):
+        remedy = f"shrink the logits: scale·|q|·|k| is too large for tol={tol:g}"
+    else:
+        remedy = f"convert q, k and v to {'float64' if kept == torch.float32 else 'float32'}"
+    rule = f"is below {best:.2e}, the best bound that can be proved in {name}"
     return ToleranceUnreachable("tol", tol, rule, remedy, best)
 
 
-def _checked_wish(tol: float | None, confidence: float | None, coverage: float | None) -> _Wish:
-    if tol is not None and not (isinstance(tol, int | float) and 0 <= tol < math.inf):
-        raise ParameterError("tol", tol, "must be a number of at least 0", "try tol=1e-2, or leave it out for exact")
-    if confidence is not None and not 0 < confidence <= 1:
-        raise ParameterError("confidence", confidence, "must be above 0 and at most 1", "try confidence=0.99")
-    if coverage is not None and not 0 < coverage < 1:
-        raise ParameterError("coverage", coverage, "must lie strictly between 0 and 1", "try coverage=0.99")
-    return _Wish(tol, 1.0 if confidence is None else float(confidence), coverage)
+def _checked_wish(tol: object, confidence: object, coverage: object) -> _Wish:
+    most = math.nextafter(math.inf, 0)
+    wished = _number(
+        "tol",
+        tol,
+        0 <= _as_float(tol) <= most,
+        "must be a number of at least 0",
+        "try tol=1e-2, or leave it out for exact",
+    )
+    sure = _number(
+        "confidence", confidence, 0 < _as_float(confidence) <= 1, "must be above 0 and at most 1", "try confidence=0.99"
+    )
+    rule = "must lie strictly between 0 and 1"
+    covered = _number("coverage", coverage, 0 < _as_float(coverage) < 1, rule, "try coverage=0.99")
+    return _Wish(wished, 1.0 if sure is None else sure, covered)
+
+
+def _as_float(value: object) -> float:
+    """The number, or nan for what is none: numpy scalars and tensors of one element are numbers."""
+    if isinstance(value, bool | str) or value is None:
+        return math.nan
+    try:
+        return float(value)  # type: ignore[arg-type]
+    except (TypeError, ValueError, RuntimeError):
+        return math.nan
+
+
+def _number(name: str, value: object, fits: bool, rule: str, remedy: str) -> float | None:
+    if value is None:
+        return None
+    if not fits:
+        raise ParameterError(name, value, rule, remedy)
+    return _as_float(value)

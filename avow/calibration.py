@@ -86,7 +86,7 @@ def _read(path: Path) -> dict[str, Rate] | None:
     try:
         plain = json.loads(path.read_text())
         return {name: Rate(**rate) for name, rate in plain.items()}
-    except (OSError, ValueError, TypeError):
+    except (OSError, ValueError, TypeError, AttributeError):
         return None
 
 
@@ -94,8 +94,12 @@ def _write(path: Path, measured: dict[str, Rate]) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
     text = json.dumps({name: dataclasses.asdict(rate) for name, rate in measured.items()}, indent=1)
     with tempfile.NamedTemporaryFile("w", dir=path.parent, delete=False) as file:
-        file.write(text)
-    os.replace(file.name, path)
+        try:
+            file.write(text)
+            file.flush()
+            os.replace(file.name, path)
+        finally:
+            Path(file.name).unlink(missing_ok=True)
 
 
 def measure_rates(device: str = "cpu") -> dict[str, Rate]:

@@ -105,6 +105,8 @@ class Problem:
         if kernel == "dot":
             if sigma is not None:
                 raise ParameterError("sigma", sigma, 'belongs to kernel="rbf"', 'leave it out or pass kernel="rbf"')
+            if scale is not None and (isinstance(scale, bool | str) or not math.isfinite(scale)):
+                raise ParameterError("scale", scale, "must be finite", "leave scale out for 1/sqrt(dim)")
             factor = 1 / math.sqrt(q.shape[-1]) if scale is None else float(scale)
         elif kernel == "rbf":
             if scale is not None:
@@ -118,8 +120,6 @@ class Problem:
             bias = shift if bias is None else bias.double() + shift
         else:
             raise ParameterError("kernel", repr(kernel), "must be dot or rbf", 'pass kernel="dot" or kernel="rbf"')
-        if not math.isfinite(factor):
-            raise ParameterError("scale", factor, "must be finite", "leave scale out for 1/sqrt(dim)")
         shape: Literal["dot", "rbf"] = "dot" if kernel == "dot" else "rbf"
         return Problem(q4, k4, v4, allowed, bias, causal, factor, default_scale, shape, leading)
 
@@ -247,6 +247,8 @@ def _split_mask(
     """Which keys a row may see, and what is added to their logits: −inf means the first, never the second."""
     if mask is None:
         return None, None
+    if not isinstance(mask, Tensor):
+        raise DtypeError("mask", type(mask).__name__, "must be a torch.Tensor", "wrap it with torch.as_tensor")
     full = (*leading, n, s)
     try:
         fits = torch.broadcast_shapes(mask.shape, full) == torch.Size(full)

@@ -60,8 +60,11 @@ class Plan:
         for candidate in self.ranked:
             bound = "?" if candidate.prospect is None else f"{candidate.prospect.bound:.1e}"
             memory = f"{candidate.cost.peak_bytes / 2**20:.1f} MiB"
-            mark = "→ " if not candidate.lost else "  "
-            why = candidate.lost or "cheapest that keeps its word"
+            mark = "→ " if candidate is self.chosen else "  "
+            kept = (
+                "cheapest that keeps its word" if candidate is self.chosen else "keeps its word too, at a higher price"
+            )
+            why = candidate.lost or kept
             lines.append(f"{mark}{candidate.label:34}{candidate.seconds:>10.2g}{memory:>12}{bound:>10}  {why}")
         wish = "no tolerance" if self.tol is None else f"tolerance {self.tol:g}"
         return "\n".join([f"plan for {wish} ({self.source})", *lines])

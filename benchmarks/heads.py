@@ -52,12 +52,6 @@ def run(options: Options) -> Result:
     for file in files[:1] if options.quick else files:
         for case in _cases(workloads.read(file, causal=True), options.quick):
             rows.append(_row(file.stem, case))
-    broken = sum(int(row["violations"] or 0) for row in rows)
-    checked = sum(int(row["checked"] or 0) for row in rows)
-    goals = [Goal("no row breaks its bound", f"{broken} of {checked} rows", broken == 0)]
-    wishes = [row for row in rows if str(row["setting"]).startswith("tol=")]
-    kept = sum(float(row["largest bound"] or 0.0) <= _TOL and not row["violations"] for row in wishes)
-    goals.append(Goal(f"attend(tol={_TOL:g}) keeps its word", f"{kept} of {len(wishes)} layers", kept == len(wishes)))
     failures = [f"{row['layer']} {row['method']} {row['setting']}: broken bounds" for row in rows if row["violations"]]
     remarks = [
         "`mask`: the rows at their positions, what each sees given as a boolean mask. `causal`: a causal problem as "
@@ -66,7 +60,22 @@ def run(options: Options) -> Result:
         f"`mask, {_MASKED_ROWS} rows`: that many rows of one query head per key head, on the quadratic path that masks "
         "differing by row take. random_features promises each row with probability 0.99; the rest promise always.",
     ]
-    return Result(title, rows, goals, remarks, failures)
+    return Result(title, rows, goals(rows), remarks, failures)
+
+
+def goals(rows: list[Row]) -> list[Goal]:
+    """Whether every bound held, how many of them said anything, and whether a tolerance was kept."""
+    broken = sum(int(row["violations"] or 0) for row in rows)
+    checked = sum(int(row["checked"] or 0) for row in rows)
+    # No answer can be further than 2 from the truth, so such a bound cannot be broken.
+    empty = sum(int(row["checked"] or 0) for row in rows if float(row["median bound"] or 0.0) >= 2)
+    wishes = [row for row in rows if str(row["setting"]).startswith("tol=")]
+    kept = sum(float(row["largest bound"] or 0.0) <= _TOL and not row["violations"] for row in wishes)
+    told = f"{broken} of {checked} rows, {empty} of them in cases whose median bound is 2, which nothing can break"
+    return [
+        Goal("no row breaks its bound", told, broken == 0),
+        Goal(f"attend(tol={_TOL:g}) keeps its word", f"{kept} of {len(wishes)} layers", kept == len(wishes)),
+    ]
 
 
 def _row(layer: str, case: _Case) -> Row:

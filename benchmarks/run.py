@@ -63,8 +63,9 @@ def page(results: dict[str, Result], options: Options) -> str:
     head = [
         "# Numbers",
         f"Measured on: {machine()}. Every figure is a ratio of times taken in turns in one run, or stands beside one; "
-        "answers are checked against float64 first, and what fails is not timed. This page is written by the command, "
-        "not by hand:",
+        "answers are checked against float64 first, and what fails is not timed. Sections may come from runs of their "
+        "own (`--only`), on a machine that may have been busy: each says so. This page is written by the command, not "
+        "by hand:",
         f"```text\n{command}\n```",
         f"{len(goals) - len(missed)} of {len(goals)} goals met.",
     ]

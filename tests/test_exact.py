@@ -30,12 +30,11 @@ def tensors(n: int = 9, s: int = 9, d: int = 4, e: int = 4, dtype: torch.dtype =
 def matmul_precision(word: str) -> Iterator[None]:
     """The user's switch for float32 products on a CPU, put back afterwards."""
     switch = torch.backends.mkldnn.matmul
-    before = switch.fp32_precision
     switch.fp32_precision = word
     try:
         yield
     finally:
-        switch.fp32_precision = before
+        switch.fp32_precision = "none"
 
 
 def broken_rows(problem: Problem, out: Tensor, bounds: Tensor) -> int:

@@ -63,7 +63,7 @@ TABLE = (
     Layer(names("integrations"), HOSTS | TENSORS, names("transformers tokenizers gguf safetensors")),
     Layer(names("training"), TRAINING | TENSORS | names("safetensors")),
     Layer(names("claims"), CLAIMS | TENSORS, PROOFS),
-    Layer(names("report"), PAGES | names("plotly"), names("matplotlib latex2mathml")),
+    Layer(names("report"), PAGES | TENSORS | names("plotly rich"), names("matplotlib latex2mathml")),
     Layer(names("lab"), PAGES | names("fastapi starlette pydantic"), names("uvicorn plotly latex2mathml")),
     Layer(names("cli __main__"), PAGES | names("torch typer rich"), names("safetensors")),
 )

@@ -166,7 +166,7 @@ def test_what_stands_in_hidden_keys_changes_neither_the_answer_nor_the_bound(siz
         for key in (k, padded)
     )
     torch.testing.assert_close(loud.out, calm.out, rtol=0, atol=1e-7)
-    assert loud.certificate.bound <= 2 * calm.certificate.bound < 0.1
+    assert loud.certificate.bound <= 1.01 * calm.certificate.bound < 1
 
 
 @pytest.mark.parametrize("rank", [1, 3, 8, 16])

@@ -19,12 +19,12 @@ each_type = pytest.mark.parametrize("dtype", TYPES, ids=str)
 
 @contextmanager
 def switched(owner: object, word: str) -> Iterator[None]:
-    before = owner.fp32_precision  # type: ignore[attr-defined]
     owner.fp32_precision = word  # type: ignore[attr-defined]
     try:
         yield
     finally:
-        owner.fp32_precision = before  # type: ignore[attr-defined]
+        # Not what was read before: a switch that was never set shows what it inherits.
+        owner.fp32_precision = "none"  # type: ignore[attr-defined]
 
 
 @each_type

@@ -25,6 +25,10 @@ def compose(parts: Sequence[Certificate], dim: int) -> Certificate:
     if len(targets) > 1:
         named = ", ".join(sorted(targets))
         raise InputError("parts", named, "must approximate one target", "compose certificates of one mechanism")
+    kinds = {part.kind for part in parts}
+    if {"statistical", "sampled"} <= kinds:
+        rule = "speak of single rows and of shares of rows, which do not add up"
+        raise InputError("parts", "statistical and sampled", rule, "audit the whole answer instead")
     weakest = min(parts, key=lambda part: _STRENGTH[part.kind])
     rows = torch.cat([part.rows for part in parts], dim)
     sizes = [part.rows.numel() for part in parts]

@@ -22,6 +22,8 @@ from torch import Tensor
 from avow.maths import rounding
 
 _U = rounding.unit(torch.float64)
+# Below this the diagonal is told apart from rounding and jitter no more.
+_SPENT = 1e-9
 # The most pivots drawn in one round.
 _TOGETHER = 16
 
@@ -56,10 +58,9 @@ def pivots(
     """
     b, g, s, d = x.shape
     source = torch.device("cpu") if generator is None else generator.device
-    top = log_weight.amax(-1, keepdim=True)
-    weight = torch.exp(2 * (log_weight - top.masked_fill(top == -math.inf, 0.0)))
+    log_weight = 2 * log_weight
     half = 0.5 * x.square().sum(-1).unsqueeze(-2)  # (b, g, 1, s)
-    left = torch.ones_like(weight)
+    left = torch.ones_like(log_weight)
     rows = x.new_zeros(b, g, rank, s)
     chosen = torch.zeros(b, g, rank, dtype=torch.int64, device=x.device)
     taken = torch.zeros(b, g, s, dtype=torch.bool, device=x.device)
@@ -67,8 +68,10 @@ def pivots(
         size = span.stop - span.start
         noise = torch.rand(b, g, s, generator=generator, dtype=x.dtype, device=source).to(x.device)
         # The largest of log-weights plus Gumbel noise are a draw without replacement.
-        worth = torch.log(weight * left) - torch.log(-torch.log(noise.clamp(1e-300, 1 - 1e-16)))
-        worth = torch.where(worth > -math.inf, worth, noise - 1e300).masked_fill_(taken, -math.inf)
+        worth = log_weight + torch.log(left) - torch.log(-torch.log(noise.clamp(1e-300, 1 - 1e-16)))
+        # Then keys with nothing left, then hidden ones, in any order.
+        worth = torch.where(left > 0, worth, -1e200 * (1 + noise))
+        worth = torch.where(log_weight > -math.inf, worth, -1e300 * (1 + noise)).masked_fill_(taken, -math.inf)
         index = worth.topk(size, dim=-1).indices  # (b, g, size)
         chosen[..., span] = index
         taken.scatter_(-1, index, True)
@@ -82,11 +85,12 @@ def pivots(
         block = fresh.gather(-1, index.unsqueeze(-2).expand(-1, -1, size, -1))
         # Pivots of rounding size, or alike within a round, have nothing new to say: the jitter mutes them.
         eye = torch.eye(size, dtype=x.dtype, device=x.device)
-        lower, _ = torch.linalg.cholesky_ex(0.5 * (block + block.transpose(-1, -2)) + 1e-8 * eye)
+        lower, _ = torch.linalg.cholesky_ex(0.5 * (block + block.transpose(-1, -2)) + 1e-10 * eye)
         lower = torch.where(torch.isfinite(lower).all(-1, keepdim=True).all(-2, keepdim=True), lower, 1e4 * eye)
         fresh = torch.linalg.solve_triangular(lower, fresh, upper=False)
         rows[..., span, :] = fresh
-        left = (left - fresh.square().sum(-2)).clamp_(min=0.0)
+        left = left - fresh.square().sum(-2)
+        left = left.masked_fill_(left < _SPENT, 0.0)
     return chosen
 
 
@@ -110,7 +114,10 @@ def factor(landmarks: Float[Tensor, "b g r d"], radius: Float[Tensor, "b g"]) ->
     eye = torch.eye(r, dtype=kernel.dtype, device=kernel.device)
     entry = torch.expm1(gauss_error(radius, d).clamp(max=1.0)) + 4 * _U
     # ‖ΔG‖ ≤ r·entry and the backward error of Cholesky ≤ γ_{r+1}·trace(G+λ): λ covers both twice over.
-    jitter = (2 * r * entry + 8 * (r + 1) * _U * r + 1e-13).detach()
+    least = 2 * r * entry + 8 * (r + 1) * _U * r + 1e-13
+    # What rounding adds to a residual falls as λ^-½, what λ itself adds grows as λ: the sum is least between.
+    between = (0.5 * r * math.sqrt(r) * (entry + rounding.gamma(r + 4, _U))) ** (2 / 3)
+    jitter = torch.maximum(least, between).detach()
     kernel = torch.where(eye > 0, 1.0, kernel) + jitter[..., None, None] * eye
     lower = torch.linalg.cholesky(kernel)
     inverse = torch.linalg.solve_triangular(lower, eye.expand_as(lower), upper=False)

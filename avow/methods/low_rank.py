@@ -89,6 +89,9 @@ class LowRank(Method):
             grouped(p.q, groups), p.k, None if seen is None else seen.transpose(-1, -2), torch.float64
         )
         keys, shift = framed_keys(p, frame, slice(None), torch.float64)  # (b, g, s, d), (b, g, s, 1)
+        if seen is not None:
+            # What no row may see must not stretch the space the landmarks live in.
+            keys, shift = torch.where(seen, keys, 0.0), torch.where(seen, shift, 0.0)
         added = key_log(p, torch.float64) if p.mask_kind != "full" else None
         weight = shift + keys.square().sum(-1, keepdim=True)  # log w_j = ‖k_j‖²/2 + the shift of the queries
         weight = weight if added is None else weight + added
@@ -227,9 +230,8 @@ class LowRank(Method):
 
     @classmethod
     def settings(cls, sizes: Sizes) -> Iterator[LowRank]:
-        for rank in (16, 64, 256):
-            if rank <= sizes.keys:
-                yield cls(rank)
+        for rank in sorted({min(rank, max(sizes.keys, 1)) for rank in (16, 64, 256)}):
+            yield cls(rank)
 
     def foresee(self, problem: Problem, norms: Norms, confidence: float) -> Prospect:
         """The promise on a sample of rows and keys: a guess, and a cheap one."""

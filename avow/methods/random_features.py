@@ -48,11 +48,12 @@ _ROOMY = 1e15
 
 
 class FeatureState(NamedTuple):
-    """What a causal pass hands to the next call: the draw, the frame and the sums over all keys so far."""
+    """What a pass hands to the next call: the draw, the frame, the sums over all keys so far and their unit."""
 
     directions: Float[Tensor, "m d"]
     frame: Frame
     sums: scan.State
+    size: Float[Tensor, "b g 1 1"] | None
 
 
 class Trace(NamedTuple):
@@ -104,6 +105,9 @@ class RandomFeatures(Method):
         if p.mask_kind == "full":
             return Computed(finished(p, _pairwise(p, row_logs, key_logs, wide)), Trace(directions, frame, None))
         values, size = scaled_values(p.v, wide)
+        start = None
+        if initial_state is not None:
+            start, values, size = _in_one_unit(initial_state, values, size)
         added, seen = key_log(p, wide), key_seen(p)
 
         def keys_of(span: slice) -> scan.Keys:
@@ -119,7 +123,6 @@ class RandomFeatures(Method):
         def weigh_tile(tile: scan.Tile) -> Tensor:
             return weigh(tile.rows, tile.reference)
 
-        start = None if initial_state is None else initial_state.sums
         m, heads = self.features, p.q.shape[1]
         if p.causal:
             begin = scan.nothing(values, m, m) if start is None else start
@@ -128,7 +131,7 @@ class RandomFeatures(Method):
             state = scan.absorb(keys_of, values, m, start)
             whole = scan.settle(state)
             sums = scan.collect(lambda rows: weigh(rows, whole.top), heads, queries, whole, normalise=True)
-        final = FeatureState(directions, frame, state)
+        final = FeatureState(directions, frame, state, size)
         return Computed(finished(p, rescaled(sums.out, size)), Trace(directions, frame, final))
 
     def promise(self, problem: Problem, norms: Norms, computed: Computed, confidence: float) -> Promise:
@@ -181,7 +184,7 @@ class RandomFeatures(Method):
             return Cost(projections + 2 * pairs * z.value_dim, 4 * pairs * m, 20, 4 * item * min(pairs * m, 2**24))
         launches = 16 + scan.count(z, m) * (30 if z.causal else 14)
         flops = projections + scan.flops(z, m, normalise=True)
-        return Cost(flops, 4 * (rows + keys) * m, launches, scan.peak_bytes(z, m, item, 2 * z.dim))
+        return Cost(flops, 4 * (rows + keys) * m, launches, scan.peak_bytes(z, m, item, z.dim))
 
     def reference(self, problem: Problem) -> Tensor:
         p = problem
@@ -209,6 +212,17 @@ class RandomFeatures(Method):
             return feature_maps.plain_frame(p.k, wide)
         seen = p.allowed if p.mask_kind == "keys" else None
         return feature_maps.centred_frame(grouped(p.q, p.k.shape[1]), p.k, seen, wide)
+
+
+def _in_one_unit(state: FeatureState, values: Tensor, size: Tensor | None) -> tuple[scan.State, Tensor, Tensor | None]:
+    """Sums so far and new values, divided by the same power of two."""
+    if state.size is None and size is None:
+        return state.sums, values, None
+    one = torch.ones_like(values[..., :1, :1])
+    before, now = (one if x is None else x for x in (state.size, size))
+    larger = torch.maximum(before, now)
+    sums = state.sums._replace(sums=state.sums.sums * (before / larger))
+    return sums, values * (now / larger), larger
 
 
 class FeatureCount(NamedTuple):

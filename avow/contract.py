@@ -7,6 +7,7 @@ Axes, everywhere: `b` batch, `h` query heads, `g` key heads (g divides h), `n` q
 from __future__ import annotations
 
 import dataclasses
+import functools
 import json
 import math
 from abc import ABC, abstractmethod
@@ -286,6 +287,16 @@ class Norms:
     k: Float[Tensor, "b g s"]
     v: Float[Tensor, "b g s"]
     slack: float
+
+    @functools.cached_property
+    def most(self) -> tuple[float, float, float]:
+        """The largest norm of a query, of a key and of a value."""
+        return tuple(float(x.amax()) if x.numel() else 0.0 for x in (self.q, self.k, self.v))  # type: ignore[return-value]
+
+    @functools.cached_property
+    def least_value(self) -> float:
+        """The smallest norm of a value."""
+        return float(self.v.amin()) if self.v.numel() else 0.0
 
 
 @dataclass(frozen=True)

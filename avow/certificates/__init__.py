@@ -14,8 +14,7 @@ def measure_norms(p: Problem) -> Norms:
         values = row_norms(p.v, "v", faithful=True)
         widest = max(p.q.shape[-1], p.v.shape[-1])
         norms = Norms(row_norms(p.q, "q"), row_norms(p.k, "k"), values, slack(widest, p.q.dtype))
-        q, k, v = (float(x.amax()) if x.numel() else 0.0 for x in (norms.q, norms.k, norms.v))
-        check_range(q, k, v, p.scale)
+        check_range(*norms.most, p.scale)
     return norms
 
 

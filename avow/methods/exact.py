@@ -15,7 +15,7 @@ import time
 import warnings
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import ClassVar, NamedTuple
 
 import torch
 from torch import Tensor
@@ -75,8 +75,12 @@ class Exact(Method):
     def promise(self, problem: Problem, norms: Norms, computed: Computed, confidence: float) -> Promise:
         p = problem
         heads = p.q.shape[1] // max(p.k.shape[1], 1)
-        largest_key = norms.k.amax(-1, keepdim=True).repeat_interleave(heads, 1)  # (b, h, 1)
-        rows = self._bound(p, norms.q, largest_key, _smallest_ceiling(p, norms))
+        keys = norms.k.amax(-1, keepdim=True).repeat_interleave(heads, 1)  # (b, h, 1)
+        reach = norms.q * (abs(p.scale) * keys)  # S_i
+        model = self._model(p, *norms.most[:2])
+        # 2·tanh(δ/2) for the weights, then what sums, flushing and the output's type add.
+        rows = reach.mul_(model.slope / 2).add_(model.floor / 2).tanh_().mul_(2 * model.grown)
+        rows.add_(_flushed(_smallest_ceiling(p, norms), model.lost).add_(model.rest))
         seen = sees_any(p.allowed, p.causal, p.q.shape[-2])
         if seen is not None:
             rows = torch.where(seen, rows, 0.0)
@@ -85,47 +89,47 @@ class Exact(Method):
     def foresee(self, problem: Problem, norms: Norms, confidence: float) -> Prospect:
         if not self._fits(problem, norms):
             return Prospect(math.inf, "none", True, f"{self.arithmetic(problem.q.dtype)} would overflow")
-        most_q, most_k = norms.q.amax().reshape(1), norms.k.amax().reshape(1)
-        ceiling = _smallest_ceiling(problem, norms)
-        ceiling = torch.where(ceiling > 0, ceiling, math.inf).amin().reshape(1)
-        return Prospect(float(self._bound(problem, most_q, most_k, ceiling)), "deterministic", True)
+        query, key, _ = norms.most
+        model = self._model(problem, query, key)
+        delta = abs(problem.scale) * query * key * model.slope + model.floor
+        flushed = float(_flushed(_smallest_ceiling(problem, norms), model.lost).amax())
+        bound = 2 * math.tanh(delta / 2) * model.grown + model.rest + flushed
+        return Prospect(bound * rounding.OUTWARD, "deterministic", True)
 
     def _fits(self, problem: Problem, norms: Norms) -> bool:
         """Whether no intermediate result can overflow, whatever order the kernel works in."""
         kind = self.arithmetic(problem.q.dtype)
         limit = rounding.safe(kind)
-        dots = float(norms.q.amax() * norms.k.amax()) * max(1.0, abs(problem.scale))
-        sums = float(norms.v.amax()) * problem.k.shape[-2]
+        query, key, value = norms.most
+        dots = query * key * max(1.0, abs(problem.scale))
+        sums = value * problem.k.shape[-2]
         if problem.bias is not None and kind in (torch.bfloat16, torch.float16) and problem.bias.dtype != kind:
             return False
         return dots <= limit and sums <= limit
 
-    def _bound(self, p: Problem, query: Tensor, key: Tensor, ceiling: Tensor) -> Tensor:
-        """The error of rows with these norms; `ceiling` is at most the largest visible value norm."""
+    def _model(self, p: Problem, query: float, key: float) -> _Model:
+        """The constants of the bound, for norms of q and k up to these."""
         kind, kept = self.arithmetic(p.q.dtype), p.q.dtype
         wide = rounding.accumulator(kind)
         products = rounding.products(kind, p.q.device.type)
         u, tiny = products.u, rounding.tiny(wide)
         d, s, e = p.q.shape[-1], p.k.shape[-2], p.v.shape[-1]
-        factor = abs(p.scale) * key
-        reach = query * factor  # S_i
-        slope = products.dot(d + 8) + 4 * u
-        # What does not grow with the query: underflow, the exponential, rescaling between tiles.
-        floor = 4 * d * tiny * (abs(p.scale) + math.sqrt(abs(p.scale)) * (float(query.max()) + key))
-        floor = floor + (rounding.EXP_ULPS + s / 8) * u
-        most = rounding.underflow_log(wide)
-        if p.bias is None:
-            logit = reach * slope + (reach * (4 * u)).clamp_(max=2 * u * most) + floor
-        else:
+        scale = abs(p.scale)
+        # Growing with the query: the dot product, its scaling, the argument of exp (twice S at most).
+        slope = products.dot(d + 8) + 8 * u
+        # Not growing: underflow, exp itself, rescaling between tiles.
+        floor = 4 * d * tiny * (scale + math.sqrt(scale) * (query + key)) + (rounding.EXP_ULPS + s / 8) * u
+        if p.bias is not None:
             # Only keys within Λ = 4S + ln s + 100 of the row's top matter; their shifted bias is at most Λ.
-            span = 4 * reach + (math.log(s) + _DEAD)
-            logit = reach * slope + 6 * u * span + 2 * u * span.clamp(max=most) + floor
+            slope, floor = slope + 32 * u, floor + 8 * u * (math.log(s) + _DEAD)
             if p.kernel == "rbf":
                 # The bias is −‖k‖²/2σ in float64, and the caller's mask may have swallowed part of it.
                 narrow = rounding.unit(torch.float64)
-                own = 0.5 * abs(p.scale) * key**2
-                logit = logit + rounding.gamma(d + 8, narrow) * own + 4 * narrow * (_highest_bias(p) + own + span)
-        weights = rounding.perturbed(logit) if s > 1 else torch.zeros_like(logit)
+                own = 0.5 * scale * key**2
+                floor += rounding.gamma(d + 8, narrow) * own + 4 * narrow * (_highest_bias(p) + own + 2 * _DEAD)
+                slope += 16 * narrow
+        if s == 1:
+            slope = floor = 0.0  # one key has all the weight, whatever its logit
         sums = 2 * products.dot(rounding.tiled_depth(s, p.q.device.type)) + 8 * u + 4 * s * tiny + 1e-40
         if kind in (torch.bfloat16, torch.float16):
             # The kernel rounds each weight to the input type before it meets the values.
@@ -134,11 +138,8 @@ class Exact(Method):
         if kept != wide:
             lost += math.sqrt(e) * rounding.tiny(kept)
             final = rounding.unit(kept)
-        # A row whose visible values are all zero is computed exactly: 0/0 counts as no error.
-        # (A number divided by a tensor is computed through its reciprocal, which overflows for subnormals.)
-        flushed = torch.where(ceiling > 0, torch.full_like(ceiling, lost) / ceiling, 0.0)
-        rest = (sums * (1 + final) + final + flushed) * rounding.OUTWARD
-        return weights * ((1 + final) * rounding.OUTWARD) + rest
+        grown = (1 + final) * rounding.OUTWARD
+        return _Model(slope, floor, grown, (sums * (1 + final) + final) * rounding.OUTWARD, lost * rounding.OUTWARD)
 
     def _assumption(self, p: Problem) -> str:
         kind = self.arithmetic(p.q.dtype)
@@ -182,6 +183,24 @@ class Exact(Method):
                 yield method
 
 
+class _Model(NamedTuple):
+    """The bound 2·tanh((slope·S + floor)/2)·grown + rest + lost/ceiling, S the largest logit of a row."""
+
+    slope: float
+    floor: float
+    grown: float
+    rest: float
+    lost: float
+
+
+def _flushed(ceiling: Tensor, lost: float) -> Tensor:
+    """What underflow may cost a row, relative to the largest value it sees; nothing where all it sees is zero.
+
+    A number divided by a tensor is computed through its reciprocal, which overflows for subnormals: hence the fill.
+    """
+    return torch.where(ceiling > 0, torch.full_like(ceiling, lost) / ceiling, 0.0)
+
+
 def _highest_bias(p: Problem) -> float:
     """The largest magnitude, over all rows, of a row's highest visible bias."""
     assert p.bias is not None
@@ -194,9 +213,9 @@ def _highest_bias(p: Problem) -> float:
 
 def _smallest_ceiling(p: Problem, norms: Norms) -> Tensor:
     """At most the largest value norm each row sees, found cheaply where no value is near underflow."""
-    least = norms.v.amin() * (1 - norms.slack)
-    if float(least) > 1e-10:
-        return least.reshape(1, 1, 1)
+    least = norms.least_value * (1 - norms.slack)
+    if least > 1e-10:
+        return torch.full((1, 1, 1), least, dtype=torch.float64, device=p.v.device)
     heads = p.q.shape[1] // max(p.v.shape[1], 1)
     values = norms.v.repeat_interleave(heads, 1)
     return visible_max(values, p.allowed, p.causal, p.q.shape[-2], 0.0) * (1 - norms.slack)

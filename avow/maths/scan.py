@@ -26,7 +26,7 @@ from avow.contract import Sizes
 # Keys per block: within a block rows meet keys pair by pair, between blocks through sums.
 BLOCK = 64
 # Keys per tile: a tile shares one reference, and its features (all heads) stay in cache.
-TILE = 1024
+TILE = 512
 _CACHED = 2**19
 # How far logs may rise above the reference inside a tile. e^40 · smallest normal · (features · tile) is far
 # below rounding, so nothing that counts is lost at the other end of the range.
@@ -282,10 +282,9 @@ def _blocks(
     if spare:
         rows, features, values = (pad(x, (0, 0, 0, spare)) for x in (rows, features, values))
     x = features.reshape(b, g, blocks, size, m)
-    w = values.reshape(b, g, blocks, size, -1)
+    w = values.contiguous().reshape(b, g, blocks, size, -1)
     y = rows.reshape(b, g, r, blocks, size, m).transpose(2, 3).reshape(b, g, blocks, r * size, m)
-    running, running_total = (x.transpose(-1, -2) @ w).cumsum(2), x.sum(-2).unsqueeze(-1).cumsum(2)
-    earlier = _later(running, before.sums)  # (b, g, blocks, m, e)
+    own = State(before.top, x.transpose(-1, -2) @ w, x.sum(-2).unsqueeze(-1))  # of each block (b, g, blocks, m, e)
     past = torch.ones(size, size, dtype=torch.bool, device=rows.device).tril().repeat(r, 1)
     near = (y @ x.transpose(-1, -2)).masked_fill_(~past, 0.0)  # (b, g, blocks, r·size, size)
 
@@ -294,18 +293,20 @@ def _blocks(
             out.reshape(b, g, blocks, r, size, -1).transpose(2, 3).reshape(b, g, r, blocks * size, -1)[..., :length, :]
         )
 
-    numerator = in_rows(near @ w + y @ earlier)
+    numerator = in_rows((near @ w).add_(y @ _earlier(own.sums, before.sums)))
     normaliser = None
     if normalise:
-        normaliser = in_rows(near.sum(-1, keepdim=True) + y @ _later(running_total, before.total))
-    after = State(before.top, before.sums + running[:, :, -1], before.total + running_total[:, :, -1])
+        normaliser = in_rows(near.sum(-1, keepdim=True) + y @ _earlier(own.total, before.total))
+    after = State(before.top, before.sums + own.sums.sum(2), before.total + own.total.sum(2))
     return numerator, normaliser, after
 
 
-def _later(running: Tensor, before: Tensor) -> Tensor:
-    """What lies before each block: the running sums one block on, and all that came before the tile."""
-    before = before.unsqueeze(2)
-    return torch.cat([before, running[:, :, :-1] + before], 2)
+def _earlier(own: Float[Tensor, "b g k m c"], before: Float[Tensor, "b g m c"]) -> Float[Tensor, "b g k m c"]:
+    """What lies before each block: the blocks before it, by one small product, and all that came before the tile."""
+    blocks = own.shape[2]
+    strictly = torch.ones(blocks, blocks, dtype=own.dtype, device=own.device).tril(-1)
+    sums = strictly @ own.flatten(3)  # (b, g, blocks, m·c)
+    return sums.unflatten(3, own.shape[3:]) + before.unsqueeze(2)
 
 
 def depth(keys: int) -> float:
@@ -333,6 +334,7 @@ def flops(sizes: Sizes, features: int, normalise: bool) -> int:
         size = min(BLOCK, length)
         padded = -(-length // size) * size
         total += padded * (per_key + per_row + 2 * z.batch * z.heads * size * (m + e))
+        total += 2 * z.batch * z.linear_key_heads * (padded // size) ** 2 * m * read
     return total + per_key * (z.keys - paired) + per_row * (z.queries - paired)
 
 

@@ -93,10 +93,13 @@ class RandomFeatures(Method):
             )
         else:
             directions, frame = initial_state.directions, initial_state.frame
-        across = directions.to(wide).T  # (d, m)
+        across = directions.to(wide).T.expand(*p.k.shape[:2], -1, -1).contiguous()  # (b, g, d, m): one product per head
+        root = math.copysign(math.sqrt(abs(p.scale)), p.scale)
+        stretched = (across * (frame.balance * root).transpose(-1, -2)).unsqueeze(2)
 
         def row_logs(span: slice) -> Tensor:
-            return grouped(framed_queries(p, frame, span, wide), groups) @ across  # (b, g, r, l, m)
+            rows = grouped(p.q[..., span, :].to(wide), groups)
+            return (rows - frame.query_shift.unsqueeze(2)) @ stretched  # (b, g, r, l, m)
 
         def key_logs(span: slice) -> Tensor:
             keys, shift = framed_keys(p, frame, span, wide)

@@ -301,12 +301,16 @@ class Norms:
 
 @dataclass(frozen=True)
 class Cost:
-    """What a method does, counted: `flops` as `torch.utils.flop_counter` counts, `peak_bytes` beyond the inputs."""
+    """What a method does, counted: `flops` as `torch.utils.flop_counter` counts, `peak_bytes` beyond the inputs.
+
+    `weight` is what one operation costs beside the same in the method's usual precision: two for float64.
+    """
 
     flops: int
     pointwise: int
     launches: int
     peak_bytes: int
+    weight: float = 1.0
 
     def __add__(self, other: Cost) -> Cost:
         """One after the other: work adds up, the memory of the first is free again."""
@@ -315,6 +319,7 @@ class Cost:
             self.pointwise + other.pointwise,
             self.launches + other.launches,
             max(self.peak_bytes, other.peak_bytes),
+            max(self.weight, other.weight),
         )
 
 

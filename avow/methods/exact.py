@@ -169,7 +169,8 @@ class Exact(Method):
             held += torch.get_num_threads() * per_thread * (wide if item == wide else wide + item)
         if kind != z.dtype:
             held += rows * z.value_dim * (item + z.item)
-        return Cost(4 * pairs * width, pairs // (2 if z.causal else 1), 2, held)
+        weight = 2.0 if kind == torch.float64 else 1.0
+        return Cost(4 * pairs * width, pairs // (2 if z.causal else 1), 2, held, weight)
 
     def reference(self, problem: Problem) -> Tensor:
         p = problem

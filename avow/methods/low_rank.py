@@ -211,7 +211,8 @@ class LowRank(Method):
             return Cost(flops, 6 * pairs + 3 * keys * r, 30 * r, 8 * (keys * r + 4 * min(pairs, 2**24)))
         flops += scan.flops(z, r, normalise=True)
         launches = 25 * len(list(cholesky.rounds(r))) + 40 * scan.count(z, r)
-        return Cost(flops, 12 * keys * len(list(cholesky.rounds(r))) + 6 * (rows + keys) * r, launches, self._peak(z))
+        work = 12 * keys * len(list(cholesky.rounds(r))) + (rows + keys) * (6 * r + 6 * z.dim + 6 * z.value_dim)
+        return Cost(flops, work, launches, self._peak(z))
 
     def _peak(self, z: Sizes) -> int:
         """Memory at its peak: while landmarks are chosen, while rows are collected, or while answers are finished."""

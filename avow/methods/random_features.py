@@ -187,7 +187,8 @@ class RandomFeatures(Method):
             return Cost(projections + 2 * pairs * z.value_dim, 4 * pairs * m, 20, 4 * item * min(pairs * m, 2**24))
         launches = 16 + scan.count(z, m) * (30 if z.causal else 14)
         flops = projections + scan.flops(z, m, normalise=True)
-        return Cost(flops, 4 * (rows + keys) * m, launches, scan.peak_bytes(z, m, item, z.dim))
+        work = (rows + keys) * (4 * m + 3 * z.dim + 3 * z.value_dim)
+        return Cost(flops, work, launches, scan.peak_bytes(z, m, item, z.dim), item / 4)
 
     def reference(self, problem: Problem) -> Tensor:
         p = problem

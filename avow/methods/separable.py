@@ -106,9 +106,9 @@ class Separable(Method):
         if z.mask == "full":
             pairs = rows * z.keys
             return Cost(2 * pairs * z.value_dim, 4 * pairs * m, 20, 4 * item * min(pairs * m, 2**24))
-        work = (3 + z.causal) * (rows + keys) * m
+        work = (rows + keys) * ((3 + z.causal) * m + 2 * z.value_dim)
         launches = 8 + scan.count(z, m) * (24 if z.causal else 10)
-        return Cost(scan.flops(z, m, normalise=False), work, launches, scan.peak_bytes(z, m, item, 0))
+        return Cost(scan.flops(z, m, normalise=False), work, launches, scan.peak_bytes(z, m, item, 0), item / 4)
 
     def reference(self, problem: Problem) -> Tensor:
         return self._by_definition(self._checked(problem), torch.float64)

@@ -100,7 +100,7 @@ AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON document an
 @app.command()
 def compare(
     length: Length = None,
-    heads: Heads = 4,
+    heads: Heads = 1,
     dim: Dim = 64,
     kinds: Annotated[str, typer.Option(help=kinds_help())] = ",".join(KINDS),
     methods: Annotated[str | None, typer.Option(help=methods_help())] = None,
@@ -118,7 +118,7 @@ def compare(
         bool, typer.Option("--quick", help="Time each call once, and leave out the growth with length.")
     ] = False,
     patience: Annotated[float, typer.Option(help="Leave out what is expected to take more seconds a call.")] = 20.0,
-    threads: Annotated[int, typer.Option(help="CPU threads; more than 1 is unsteady on a busy machine.")] = 1,
+    threads: Annotated[int, typer.Option(help="CPU threads; more than 1 is unsteady on a busy machine.")] = 2,
     html: Annotated[Path, typer.Option(help="Where the report goes.")] = Path("out/compare.html"),
     png: Annotated[Path | None, typer.Option(help="Write the frontier as a picture too.")] = None,
     as_json: AsJson = False,
@@ -253,14 +253,14 @@ def _workloads(
     if device not in ("cpu", "cuda") or (device == "cuda" and not torch.cuda.is_available()):
         raise ParameterError("device", device, "is not at hand", "use --device cpu")
     if length is not None and length < 1:
-        raise ParameterError("length", length, "must be at least 1", "try --length 2048")
+        raise ParameterError("length", length, "must be at least 1", "try --length 8192")
     if input is not None:
         own = read(input, causal)
         return [(own if length is None else own.first(length)).to(device)]
     names = _split(kinds)
     if not names:
         raise ParameterError("kinds", repr(kinds), "names no kind of workload", f"known kinds: {', '.join(KINDS)}")
-    return [workload(name, heads, length or 2048, dim, seed, causal=causal).to(device) for name in names]
+    return [workload(name, heads, length or 8192, dim, seed, causal=causal).to(device) for name in names]
 
 
 def _fixed(settings: list[str], names: list[str], sizes: list[Sizes]) -> dict[str, Method]:

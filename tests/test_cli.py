@@ -118,7 +118,7 @@ def test_a_picture_is_written_on_request() -> None:
             ["--methods", "exact", "--set", "low_rank.rank=8"],
             "--set='low_rank.rank=8' sets a method that is not compared; ",
         ),
-        (["--length", "0"], "length=0 must be at least 1; try --length 2048"),
+        (["--length", "0"], "length=0 must be at least 1; try --length 8192"),
         (["--threads", "0"], "threads=0 must be at least 1; try --threads 1"),
         (["--device", "abacus"], "device=abacus is not at hand; use --device cpu"),
         (["--html", "."], "path=. is a folder; name a file in it"),

@@ -257,13 +257,21 @@ def features_needed(problem: Problem, norms: Norms, tol: float, confidence: floa
 
 def _radii(p: Problem, frame: Frame, norms: Norms) -> tuple[Tensor, Tensor, Tensor]:
     """Norms in the frame: of every query (b, h, n), of the longest key (b, h, 1), and the largest shift of a log."""
-    everything = slice(None)
     heads = p.q.shape[1]
     wide = frame.key_shift.dtype
     grown = 1 + 64 * (p.q.shape[-1] + 4) * rounding.unit(wide)
-    radius_q = torch.linalg.vector_norm(framed_queries(p, frame, everything, wide), dim=-1).double() * grown
-    keys, _ = framed_keys(p, frame, everything, wide)
-    radius_k = torch.linalg.vector_norm(keys, dim=-1).amax(-1, keepdim=True).double() * grown
+    # Tile by tile: whole copies of q and k would cost more than their norms.
+    per_position = p.q.shape[0] * heads * p.q.shape[-1]
+    in_frame = [
+        torch.linalg.vector_norm(framed_queries(p, frame, span, wide), dim=-1)
+        for span in scan.tiles(p.q.shape[-2], per_position)
+    ]
+    radius_q = torch.cat(in_frame, -1).double() * grown
+    lengths = [
+        torch.linalg.vector_norm(framed_keys(p, frame, span, wide)[0], dim=-1).amax(-1, keepdim=True)
+        for span in scan.tiles(p.k.shape[-2], per_position)
+    ]
+    radius_k = torch.cat(lengths, -1).amax(-1, keepdim=True).double() * grown
     centre_q = torch.linalg.vector_norm(frame.query_shift, dim=-1).double()
     centre_k = torch.linalg.vector_norm(frame.key_shift, dim=-1).double()
     longest_key = per_query_head(norms.k.amax(-1, keepdim=True), p.k.shape[1])

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
+import functools
 import math
-from typing import Any, NamedTuple
+from collections.abc import Callable
+from typing import Any, NamedTuple, ParamSpec, TypeVar
 
 import torch
 from torch import Tensor
@@ -23,6 +26,10 @@ from avow.planner import Plan
 
 # Without a tolerance a random method still states its promise; this is the confidence it states it at.
 _USUAL_CONFIDENCE = 0.99
+
+
+_P = ParamSpec("_P")
+_R = TypeVar("_R")
 
 
 class Attended(NamedTuple):
@@ -49,6 +56,21 @@ class _Wish(NamedTuple):
         return frozenset(kinds)
 
 
+def _as_given(function: Callable[_P, _R]) -> Callable[_P, _R]:
+    """The function outside autocast: a bound for the arithmetic asked for must not meet a narrower one."""
+
+    @functools.wraps(function)
+    def outside(*arguments: _P.args, **options: _P.kwargs) -> _R:
+        kinds = {x.device.type for x in arguments if isinstance(x, Tensor)} or {"cpu"}
+        with contextlib.ExitStack() as stack:
+            for kind in kinds:
+                stack.enter_context(torch.autocast(kind, enabled=False))
+            return function(*arguments, **options)
+
+    return outside
+
+
+@_as_given
 def attend(
     q: Tensor,
     k: Tensor,
@@ -101,6 +123,7 @@ def attend(
     return _kept(_run(chosen, problem, norms, wish, generator), wish.tol)
 
 
+@_as_given
 def plan(
     q: Tensor,
     k: Tensor,
@@ -129,6 +152,7 @@ def plan(
     return _planned(problem, measure_norms(problem), wish, rates(sizes.device), sizes, thrifty=False)
 
 
+@_as_given
 def audit(
     out: Tensor,
     q: Tensor,
@@ -157,6 +181,7 @@ def audit(
     return audit_rows(out.detach(), p, measure_norms(p), target, coverage, confidence, generator)
 
 
+@_as_given
 def features_needed(
     q: Tensor,
     k: Tensor,

@@ -465,3 +465,14 @@ def test_the_plan_is_what_attend_does(monkeypatch: pytest.MonkeyPatch) -> None:
         certificate = avow.attend(*tensors_of, tol=1e-2).certificate
         assert chosen is not None
         assert (chosen.method.name, chosen.method.parameters) == (certificate.method, certificate.parameters)
+
+
+@pytest.mark.parametrize("method", ["exact", "low_rank", "random_features", "separable"])
+def test_autocast_around_a_call_changes_neither_answer_nor_promise(method: str) -> None:
+    q, k, v = torch.randn(3, 1, 4, 96, 16).unbind()
+    calm = avow.attend(q, k, v, method=method, generator=torch.Generator().manual_seed(0))
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        loud = avow.attend(q, k, v, method=method, generator=torch.Generator().manual_seed(0))
+        narrow = torch.nn.functional.scaled_dot_product_attention(q, k, v)
+    assert torch.equal(loud.out, calm.out) and loud.certificate == calm.certificate
+    assert narrow.dtype == torch.bfloat16, "autocast does narrow what it is let near"

@@ -129,3 +129,14 @@ def test_it_is_never_chosen_for_softmax_attention() -> None:
     (own,) = (candidate for candidate in plan.ranked if candidate.method.name == "separable")
     assert own.lost == "its target is separable attention"
     assert avow.attend(q, k, v, method="separable").certificate.target == "separable attention"
+
+
+@pytest.mark.parametrize("temperature", [0.3, 3.0])
+def test_keys_far_from_zero_keep_their_bound_at_any_temperature(temperature: float) -> None:
+    # Dividing rounds 1e5 by more than the differences between keys matter.
+    q, k, v = torch.randn(1, 2, 64, 8), 1e5 + torch.randn(1, 2, 64, 8), torch.randn(1, 2, 64, 8)
+    problem = Problem.of(q, k, v)
+    out, certificate = avow.attend(q, k, v, method="separable", temperature=temperature)
+    norms = measure_norms(problem)
+    assert judge(Separable(temperature), problem, norms, out, certificate.rows, None).broken == 0
+    assert judge(Separable(temperature), problem, norms, out, certificate.rows * 1e-3, None).broken > 0

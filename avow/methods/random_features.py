@@ -160,7 +160,7 @@ class RandomFeatures(Method):
         products = rounding.products(wide, p.q.device.type)
         u, s, m, d = products.u, p.k.shape[-2], self.features, p.q.shape[-1]
         radius = radius_q + radius_k
-        logs = products.dot(d + 16) * (longest * radius + radius.square()) + 8 * u * (longest * radius + shift)
+        logs = (products.dot(d + 16) + 8 * u) * (longest * radius + radius.square() + shift)
         if p.bias is not None:
             logs = logs + 4 * u * float(p.bias.abs().amax())
         exponent = 4 * u * rounding.underflow_log(wide) + 2 * rounding.EXP_ULPS * u

@@ -90,8 +90,10 @@ class Separable(Method):
         # Every weight is a product of positive numbers, so relative errors add up: two exponentials, their
         # arguments (divided, biased, shifted; what lies beyond underflow has no weight), then the sums.
         argument = 4 * u * rounding.underflow_log(wide)
-        if p.bias is not None:
-            argument += 4 * u * float(p.bias.abs().amax())
+        if p.bias is not None or self.temperature != 1:
+            # Dividing and biasing round numbers as large as the inputs, before what they share is subtracted.
+            bias = 0.0 if p.bias is None else float(p.bias.abs().amax())
+            argument += 4 * u * (max(norms.most[:2]) / self.temperature + bias)
         moved = 2 * math.tanh(argument + rounding.EXP_ULPS * u)
         depth = scan.depth(s) + 2 * d
         relative = moved + 4 * products.dot(depth) + 8 * s * d * rounding.tiny(wide)

@@ -223,5 +223,17 @@ def test_tiles_cover_a_sequence_once_and_hold_whole_blocks(per_position: int) ->
 
 
 def test_depth_counts_at_least_the_longest_chain() -> None:
-    depths = [scan.depth(n) for n in range(1, 5000)]
-    assert depths == sorted(depths) and all(depth >= min(n, TILE) for n, depth in enumerate(depths, 1))
+    for steps in (1, 7, 5000):
+        depths = [scan.depth(n, steps) for n in range(1, 5000)]
+        assert depths == sorted(depths)
+        assert all(depth >= min(n, TILE) + 3 * steps for n, depth in enumerate(depths, 1))
+
+
+def test_every_tile_that_is_added_up_is_counted() -> None:
+    _, calm = causal(sequence(2 * TILE, 2 * TILE, reach=1.0))
+    _, steep = causal(sequence(200, 200, reach=1e4))
+    _, again = causal(sequence(200, 200, reach=1.0), calm)
+    assert calm.steps == 2
+    # Logs that jump at nearly every key leave tiles of a key or two: far more sums than 200/TILE.
+    assert steep.steps > 20
+    assert again.steps == calm.steps + 1

@@ -45,11 +45,12 @@ class Keys(NamedTuple):
 
 
 class State(NamedTuple):
-    """All that is remembered of the keys so far, in O(m·e)."""
+    """All that is remembered of the keys so far, in O(m·e), and how many tiles were added up to it."""
 
     top: Float[Tensor, "b g 1 #m"]
     sums: Float[Tensor, "b g m e"]
     total: Float[Tensor, "b g m 1"]
+    steps: int = 0
 
 
 class Tile(NamedTuple):
@@ -130,7 +131,7 @@ def settle(state: State) -> State:
     """The same state with a finite reference."""
     reference = _finite(state.top)
     shrink = torch.exp(state.top - reference).transpose(-1, -2)
-    return State(reference, state.sums * shrink, state.total * shrink)
+    return State(reference, state.sums * shrink, state.total * shrink, state.steps)
 
 
 def tile_length(per_position: int) -> int:
@@ -161,7 +162,7 @@ def absorb(keys_of: KeysOf, values: Float[Tensor, "b g s e"], features: int, sta
         if state is not None:
             shrink = torch.exp(state.top - reference).transpose(-1, -2)
             sums, total = sums + state.sums * shrink, total + state.total * shrink
-        state = State(top, sums, total)
+        state = State(top, sums, total, 1 if state is None else state.steps + 1)
     assert state is not None, "no keys and no state"
     return state
 
@@ -268,7 +269,7 @@ def _tile(
     numerator, normaliser, after = _blocks(rows, features, values[..., span, :], before, normalise)
     collector.add(numerator, normaliser, reference)
     settled = torch.exp(reference - _finite(top)).transpose(-1, -2)
-    return State(top, after.sums * settled, after.total * settled)
+    return State(top, after.sums * settled, after.total * settled, state.steps + 1)
 
 
 def _blocks(
@@ -309,9 +310,13 @@ def _earlier(own: Float[Tensor, "b g k m c"], before: Float[Tensor, "b g m c"]) 
     return sums.unflatten(3, own.shape[3:]) + before.unsqueeze(2)
 
 
-def depth(keys: int) -> float:
-    """The most roundings a term goes through on its way into a sum over so many keys."""
-    return min(keys, TILE) + 4 * keys / TILE + 2 * BLOCK + 16
+def depth(keys: int, steps: int) -> float:
+    """The most roundings a term goes through on its way into a sum over so many keys, taken in so many tiles.
+
+    Within a tile any order may be taken; each tile after it rescales twice and adds once. Tiles may have been
+    halved down to single keys, so their number is counted, not assumed.
+    """
+    return min(keys, TILE) + 4 * steps + 2 * BLOCK + 16
 
 
 def count(sizes: Sizes, features: int) -> int:

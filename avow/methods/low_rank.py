@@ -63,6 +63,7 @@ class Trace(NamedTuple):
     query_radius: Float[Tensor, "b h n"]
     key_radius: Float[Tensor, "b g"]
     frame: Frame
+    steps: int
 
 
 @dataclass(frozen=True)
@@ -126,15 +127,16 @@ class LowRank(Method):
         unit: Tensor | None
         if p.mask_kind == "full":
             sums, unit = _pairwise(p, rows_of, keys_of, values)
+            steps = p.k.shape[-2]  # one sum, in any order
         elif p.causal:
-            sums, _ = scan.causal(
+            sums, state = scan.causal(
                 keys_of, lambda tile: rows_of(tile.rows), values, heads, queries, start, normalise=True
             )
-            unit = sums.unit_log
+            unit, steps = sums.unit_log, state.steps
         else:
             whole = scan.settle(scan.absorb(keys_of, values, self.rank))
             sums = scan.collect(rows_of, heads, queries, whole, normalise=True)
-            unit = whole.top.unsqueeze(2)
+            unit, steps = whole.top.unsqueeze(2), whole.steps
         assert sums.normaliser is not None and unit is not None
         out = finished(p, rescaled(_within_ball(p, values, sums.out), size))
         left, length, near, reach = (torch.cat(columns, -1) for columns in zip(*notes, strict=True))
@@ -150,6 +152,7 @@ class LowRank(Method):
             query_radius=reach,
             key_radius=radius_k,
             frame=frame,
+            steps=steps,
         )
         return Computed(out, trace)
 
@@ -162,7 +165,7 @@ class LowRank(Method):
         missed, mass = (self._visible_log_sum(p, x) for x in (t.key_log + 0.5 * t.key_residual.log(), t.key_log))
         # Everything below is relative to the unit of the normaliser and to the row's nearest landmark.
         left = (missed - t.unit_log - t.row_log).exp() * t.row_residual.sqrt()
-        depth = scan.depth(s) + self.rank
+        depth = scan.depth(s, t.steps) + self.rank
         arithmetic = (slack + rounding.gamma(4 * depth, _U)) * (1 + t.row_norm) * (mass - t.unit_log).exp()
         sure = (t.normaliser - arithmetic).clamp(min=0.0)
         bound = torch.where(sure > 0, (2 * left + 4 * arithmetic) / sure.clamp(min=1e-300), math.inf)

@@ -62,6 +62,7 @@ class Trace(NamedTuple):
     directions: Float[Tensor, "m d"]
     frame: Frame
     final_state: FeatureState | None
+    steps: int
 
 
 @dataclass(frozen=True)
@@ -106,7 +107,9 @@ class RandomFeatures(Method):
             return (keys @ across).add_(shift)
 
         if p.mask_kind == "full":
-            return Computed(finished(p, _pairwise(p, row_logs, key_logs, wide)), Trace(directions, frame, None))
+            return Computed(
+                finished(p, _pairwise(p, row_logs, key_logs, wide)), Trace(directions, frame, None, p.k.shape[-2])
+            )
         values, size = scaled_values(p.v, wide)
         start = None
         if initial_state is not None:
@@ -135,7 +138,7 @@ class RandomFeatures(Method):
             whole = scan.settle(state)
             sums = scan.collect(lambda rows: weigh(rows, whole.top), heads, queries, whole, normalise=True)
         final = FeatureState(directions, frame, state, size)
-        return Computed(finished(p, rescaled(sums.out, size)), Trace(directions, frame, final))
+        return Computed(finished(p, rescaled(sums.out, size)), Trace(directions, frame, final, state.steps))
 
     def promise(self, problem: Problem, norms: Norms, computed: Computed, confidence: float) -> Promise:
         p, trace = own_keys(problem), computed.trace
@@ -143,14 +146,14 @@ class RandomFeatures(Method):
         variance = feature_maps.relative_variance(radius_q + radius_k, self.features, p.q.shape[-1], self.orthogonal)
         chance = feature_maps.ratio_bound(variance, confidence)
         longest = float(torch.linalg.vector_norm(trace.directions, dim=-1).amax())
-        moved, rest = self._rounding(p, norms, radius_q, radius_k, shift, longest)
+        moved, rest = self._rounding(p, norms, radius_q, radius_k, shift, longest, trace.steps)
         # A mixture of values is never further from another than two of their lengths.
         rows = (chance + moved).clamp(max=2.0) + rest
         assumptions = ("the generator's numbers are independent and Gaussian", "exp is right to 64 ulp")
         return Promise("statistical", settled(p, rows * rounding.OUTWARD), confidence, assumptions=assumptions)
 
     def _rounding(
-        self, p: Problem, norms: Norms, radius_q: Tensor, radius_k: Tensor, shift: Tensor, longest: float
+        self, p: Problem, norms: Norms, radius_q: Tensor, radius_k: Tensor, shift: Tensor, longest: float, steps: int
     ) -> tuple[Tensor, Tensor]:
         """How far arithmetic moves the weights, and what sums, flushing and the output's type add.
 
@@ -165,7 +168,7 @@ class RandomFeatures(Method):
             logs = logs + 4 * u * float(p.bias.abs().amax())
         exponent = 4 * u * rounding.underflow_log(wide) + 2 * rounding.EXP_ULPS * u
         moved = rounding.perturbed(2 * (logs + exponent))
-        sums = 4 * products.dot(scan.depth(s) + m) + 16 * s * m * rounding.tiny(wide) * 1e18
+        sums = 4 * products.dot(scan.depth(s, steps) + m) + 16 * s * m * rounding.tiny(wide) * 1e18
         final = rounding.unit(kept) if kept != wide else 0.0
         return moved * (1 + final), sums * (1 + final) + 4 * final + flushed(p, norms, s * m, wide)
 

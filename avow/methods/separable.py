@@ -53,7 +53,7 @@ class Separable(Method):
         p = own_keys(self._checked(problem))
         wide = linear_type(p)
         if p.mask_kind == "full":
-            return Computed(finished(p, self._by_definition(p, wide)))
+            return Computed(finished(p, self._by_definition(p, wide)), p.k.shape[-2])  # one sum, in any order
         values, size = scaled_values(p.v, wide)
         added, seen = key_log(p, wide), key_seen(p)
 
@@ -75,12 +75,12 @@ class Separable(Method):
         queries, features = p.q.shape[-2:]
         if p.causal:
             start = scan.nothing(values, features, features)
-            sums, _ = scan.causal(keys_of, causal_mixture, values, p.q.shape[1], queries, start, normalise=False)
+            sums, state = scan.causal(keys_of, causal_mixture, values, p.q.shape[1], queries, start, normalise=False)
         else:
             state = scan.absorb(keys_of, values, features)
             columns = state._replace(sums=state.sums / state.total.clamp(min=_least(wide)))
             sums = scan.collect(mixture, p.q.shape[1], queries, columns, normalise=False)
-        return Computed(finished(p, rescaled(sums.out, size)))
+        return Computed(finished(p, rescaled(sums.out, size)), state.steps)
 
     def promise(self, problem: Problem, norms: Norms, computed: Computed, confidence: float) -> Promise:
         p = own_keys(self._checked(problem))
@@ -95,7 +95,7 @@ class Separable(Method):
             bias = 0.0 if p.bias is None else float(p.bias.abs().amax())
             argument += 4 * u * (max(norms.most[:2]) / self.temperature + bias)
         moved = 2 * math.tanh(argument + rounding.EXP_ULPS * u)
-        depth = scan.depth(s) + 2 * d
+        depth = scan.depth(s, computed.trace) + 2 * d
         relative = moved + 4 * products.dot(depth) + 8 * s * d * rounding.tiny(wide)
         final = rounding.unit(kept) if kept != wide else 0.0
         rows = relative * (1 + final) + final + flushed(p, norms, s * d, wide)

@@ -476,3 +476,15 @@ def test_autocast_around_a_call_changes_neither_answer_nor_promise(method: str) 
         narrow = torch.nn.functional.scaled_dot_product_attention(q, k, v)
     assert torch.equal(loud.out, calm.out) and loud.certificate == calm.certificate
     assert narrow.dtype == torch.bfloat16, "autocast does narrow what it is let near"
+
+
+@pytest.mark.parametrize("causal", [False, True], ids=["whole", "causal"])
+@pytest.mark.parametrize("scale", [1e40, 1e-40])
+def test_a_scale_that_float32_cannot_hold_is_carried_in_float64(scale: float, causal: bool) -> None:
+    size = 1 / math.sqrt(scale)
+    q, k = (torch.randn(1, 2, 20, 8) * size for _ in range(2))
+    v = torch.randn(1, 2, 20, 8)
+    out, certificate = avow.attend(q, k, v, scale=scale, causal=causal)
+    assert certificate.parameters == {"precision": "float64"}
+    truth = avow.attend(q.double(), k.double(), v.double(), scale=scale, causal=causal).out
+    assert float((out - truth).abs().max()) < 1e-6

@@ -140,3 +140,10 @@ def test_keys_far_from_zero_keep_their_bound_at_any_temperature(temperature: flo
     norms = measure_norms(problem)
     assert judge(Separable(temperature), problem, norms, out, certificate.rows, None).broken == 0
     assert judge(Separable(temperature), problem, norms, out, certificate.rows * 1e-3, None).broken > 0
+
+
+@either_way
+def test_a_temperature_that_sends_keys_out_of_range_gives_numbers_and_an_honest_bound(causal: bool) -> None:
+    q, k, v = torch.randn(1, 2, 20, 8) * 1e30, torch.randn(1, 2, 20, 8) * 1e30, torch.randn(1, 2, 20, 8)
+    out, certificate = avow.attend(q, k, v, method="separable", temperature=1e-30, causal=causal)
+    assert bool(torch.isfinite(out).all()) and certificate.bound >= 2

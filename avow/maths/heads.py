@@ -111,7 +111,7 @@ def flushed(p: Problem, norms: Norms, terms: float, dtype: torch.dtype) -> Float
 
 
 def settled(p: Problem, rows: Tensor) -> Float[Tensor, "b h n"]:
-    """Bounds of every row: no more than 2, which a mixture of values cannot exceed; zero where nothing is seen."""
+    """Bounds of every row, zero where nothing is seen."""
     rows = rows.expand(p.q.shape[:-1])
     seen = sees_any(p.allowed, p.causal, p.q.shape[-2])
     return rows if seen is None else torch.where(seen, rows, 0.0)

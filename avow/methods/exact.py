@@ -101,6 +101,9 @@ class Exact(Method):
         kind = self.arithmetic(problem.q.dtype)
         limit = rounding.safe(kind)
         query, key, value = norms.most
+        scale = abs(problem.scale)
+        if scale > limit or (0 < scale < 1 / limit and kind != torch.float64):
+            return False  # the kernel holds the scale in the type, too
         dots = query * key * max(1.0, abs(problem.scale))
         sums = value * problem.k.shape[-2]
         if problem.bias is not None and kind in (torch.bfloat16, torch.float16) and problem.bias.dtype != kind:

@@ -58,15 +58,13 @@ class Separable(Method):
         added, seen = key_log(p, wide), key_seen(p)
 
         def keys_of(span: slice) -> scan.Keys:
-            log = p.k[..., span, :].to(wide) / self.temperature
+            log = self._cooled(p.k[..., span, :].to(wide))
             if added is not None:
                 log = log + added[..., span, :]
             return scan.Keys(log, None, None if seen is None else seen[..., span, :])
 
         def mixture(rows: slice) -> Tensor:
-            q = p.q[..., rows, :].to(wide)
-            q = q if self.temperature == 1 else q / self.temperature
-            return grouped(torch.softmax(q, -1), p.k.shape[1])
+            return grouped(torch.softmax(self._cooled(p.q[..., rows, :].to(wide)), -1), p.k.shape[1])
 
         def causal_mixture(tile: scan.Tile) -> Tensor:
             prefix = tile.features.cumsum(-2).add_(tile.total.transpose(-1, -2))  # (b, g, l, m)
@@ -81,6 +79,11 @@ class Separable(Method):
             columns = state._replace(sums=state.sums / state.total.clamp(min=_least(wide)))
             sums = scan.collect(mixture, p.q.shape[1], queries, columns, normalise=False)
         return Computed(finished(p, rescaled(sums.out, size)), state.steps)
+
+    def _cooled(self, x: Tensor) -> Tensor:
+        """x over the temperature, a fresh tensor; what leaves the type stops at its end, and the bound says so."""
+        most = torch.finfo(x.dtype).max
+        return x / self.temperature if self.temperature >= 1 else (x / self.temperature).clamp(-most, most)
 
     def promise(self, problem: Problem, norms: Norms, computed: Computed, confidence: float) -> Promise:
         p = own_keys(self._checked(problem))
@@ -136,8 +139,8 @@ class Separable(Method):
         k, v = (per_query_head(x.to(dtype), heads) for x in (p.k, p.v))
         parts = []
         for rows in row_tiles(n, p.q.shape[0] * heads * s * p.q.shape[-1]):
-            rho = torch.softmax(p.q[..., rows, :].to(dtype) / self.temperature, -1)
-            log = (k / self.temperature).unsqueeze(-3)  # (b, h, 1, s, d)
+            rho = torch.softmax(self._cooled(p.q[..., rows, :].to(dtype)), -1)
+            log = self._cooled(k).unsqueeze(-3)  # (b, h, 1, s, d)
             if p.bias is not None:
                 log = log + at_rows(p.bias, rows).to(dtype).unsqueeze(-1)
             if seen is not None:

@@ -9,6 +9,7 @@
     │   ├── ParameterError               a parameter outside its rule
     │   ├── UnknownMethod                no method of that name
     │   └── FileError                    a file that is missing, truncated or incomplete
+    ├── MissingPackage                   an optional package this needs is not installed
     ├── ToleranceUnreachable             no arithmetic at hand proves the tolerance
     └── NotDifferentiable                the mathematics has no gradient here
 
@@ -59,6 +60,10 @@ class UnknownMethod(InputError):
 
 class FileError(InputError):
     """A file that is missing, truncated or incomplete."""
+
+
+class MissingPackage(AvowError):
+    """An optional package this needs is not installed."""
 
 
 class NotDifferentiable(AvowError):

@@ -1,0 +1,1 @@
+"""The ledger: statements about attention that are proved, refuted or corrected by machine."""

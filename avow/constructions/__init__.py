@@ -1,0 +1,1 @@
+"""Closed-form weights that do what they say, each with a proof on the numbers themselves."""

@@ -1,0 +1,114 @@
+"""Numbers that carry their own error: python-flint's balls, and the few operations proofs need of them.
+
+A ball's comparison is true only when it holds for every number of both balls, so a proof is a comparison that came out
+true, and what came out false is merely open: `decided` asks again with more bits.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import math
+from collections.abc import Callable, Iterator, Sequence
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from torch import Tensor
+
+from avow.errors import MissingPackage
+
+if TYPE_CHECKING:
+    from flint import arb
+
+T = TypeVar("T")
+# Enough for every proof here: beyond it, two numbers that still cannot be told apart are taken for equal.
+MOST_BITS = 1 << 14
+
+
+def _flint() -> Any:
+    try:
+        import flint
+    except ImportError as problem:
+        raise MissingPackage(
+            "python-flint", "missing", "is needed for rigorous proofs", "pip install 'avow[rigor]'"
+        ) from problem
+    return flint
+
+
+@contextlib.contextmanager
+def precision(bits: int) -> Iterator[None]:
+    """Balls of so many bits inside."""
+    ctx = _flint().ctx
+    before = ctx.prec
+    ctx.prec = bits
+    try:
+        yield
+    finally:
+        ctx.prec = before
+
+
+def ball(x: float | int | str | Tensor) -> arb:
+    """A float as it is, exactly; a string as the decimal it spells, enclosed."""
+    return _flint().arb(float(x) if isinstance(x, Tensor) else x)
+
+
+def interval(low: float, high: float) -> arb:
+    """A ball that holds every number from `low` to `high`."""
+    arb = _flint().arb
+    return arb(low).union(arb(high))
+
+
+def vector(x: Tensor) -> list[arb]:
+    """The entries of a vector, exactly."""
+    return [ball(entry) for entry in x.detach().double().tolist()]
+
+
+def matrix(x: Tensor) -> list[list[arb]]:
+    """The rows of a matrix, exactly."""
+    return [[ball(entry) for entry in row] for row in x.detach().double().tolist()]
+
+
+def dot(a: Sequence[arb], b: Sequence[arb]) -> arb:
+    return sum((x * y for x, y in zip(a, b, strict=True)), ball(0))
+
+
+def norm(a: Sequence[arb]) -> arb:
+    """Euclidean length; a ball whose square reaches below zero is cut at zero."""
+    square = dot(a, a)
+    if square >= 0:
+        return square.sqrt()
+    half = square.abs_upper().sqrt() / 2
+    return _flint().arb(half.mid(), half.abs_upper())
+
+
+def softmax(logits: Sequence[arb]) -> list[arb]:
+    """Weights of every logit; shifting by one of them cancels exactly."""
+    top = max(logits, key=lambda x: x.mid())
+    weights = [(x - top).exp() for x in logits]
+    total = sum(weights, ball(0))
+    return [weight / total for weight in weights]
+
+
+def upper(x: arb) -> float:
+    """A float that is no smaller than any number of the ball."""
+    if not x.is_finite():
+        return math.inf
+    high = x.upper()
+    found = float(high)
+    while not ball(found) >= high:
+        found = math.nextafter(found, math.inf)
+    return found
+
+
+def lower(x: arb) -> float:
+    """A float that is no larger than any number of the ball."""
+    return -upper(-x)
+
+
+def decided(question: Callable[[], T | None], bits: int = 64, most: int = MOST_BITS) -> T | None:
+    """The first answer that is not None, asked with more and more bits; None where even the most do not decide."""
+    while bits <= most:
+        with precision(bits):
+            answer = question()
+        if answer is not None:
+            return answer
+        bits *= 2
+    return None

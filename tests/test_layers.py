@@ -68,7 +68,8 @@ TABLE = (
     Layer(names("claims"), CLAIMS | TENSORS | PROOFS),
     Layer(names("report"), PAGES | TENSORS | names("plotly rich"), names("matplotlib latex2mathml")),
     Layer(names("lab"), PAGES | names("fastapi starlette pydantic"), names("uvicorn plotly latex2mathml")),
-    Layer(names("cli __main__"), PAGES | names("torch typer rich"), names("safetensors")),
+    # A formula that someone types is read into SymPy's terms, as constructions take it.
+    Layer(names("cli __main__"), PAGES | names("torch typer rich"), names("safetensors sympy")),
 )
 
 

@@ -1,8 +1,11 @@
-"""One colour and one mark for each method, the same in every figure; all legible on white and on black."""
+"""One colour and one mark for each method, the same in every figure; all legible on white and on black.
+
+Series that are no methods take the same looks in order.
+"""
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from avow.methods import all_methods
 
@@ -15,8 +18,11 @@ class Look(NamedTuple):
     marker: str
 
 
+# Picture files are white.
+INK, SOFT, LINE = "#1c2128", "#6b7580", "#e3e7eb"
+
 _EXACT = Look("#7d8590", "circle", "o")
-_REST = (
+LOOKS = (
     Look("#3a86d8", "circle", "o"),
     Look("#e0752d", "square", "s"),
     Look("#2a9d6f", "diamond", "D"),
@@ -32,4 +38,13 @@ def look(name: str) -> Look:
     if name == "exact":
         return _EXACT
     others = [other for other in all_methods() if other != "exact"]
-    return _REST[others.index(name) % len(_REST)]
+    return LOOKS[others.index(name) % len(LOOKS)]
+
+
+def calm(panel: Any) -> None:
+    """Matplotlib axes with a light grid and no frame."""
+    panel.grid(color=LINE, linewidth=0.8)
+    panel.set_axisbelow(True)
+    panel.tick_params(length=0, labelsize=9, colors=SOFT, which="both")
+    for side in panel.spines.values():
+        side.set_visible(False)

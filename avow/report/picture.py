@@ -8,9 +8,7 @@ import textwrap
 from typing import Any, NamedTuple
 
 from avow.report.compare import Board, Comparison
-from avow.report.looks import look
-
-_INK, _SOFT, _LINE = "#1c2128", "#6b7580", "#e3e7eb"
+from avow.report.looks import INK, SOFT, calm, look
 
 
 def png(comparison: Comparison) -> bytes:
@@ -24,12 +22,12 @@ def png(comparison: Comparison) -> bytes:
     title = textwrap.wrap(comparison.headline, 104)
     top = 0.89 - 0.045 * len(title)
     figure.subplots_adjust(left=0.062, right=0.985, top=top, bottom=0.125, wspace=0.07)
-    figure.text(0.012, 0.965, "\n".join(title), fontsize=14, weight="bold", color=_INK, va="top", linespacing=1.25)
+    figure.text(0.012, 0.965, "\n".join(title), fontsize=14, weight="bold", color=INK, va="top", linespacing=1.25)
     for panel, board in zip(panels, boards, strict=True):
         _draw(panel, board)
-    panels[0].set_ylabel("error of the worst row, sampled and proved", color=_SOFT)
-    figure.text(0.52, 0.025, "time relative to exact attention", color=_SOFT, ha="center")
-    figure.text(0.985, 0.025, _KEY, color=_SOFT, ha="right", fontsize=9)
+    panels[0].set_ylabel("error of the worst row, sampled and proved", color=SOFT)
+    figure.text(0.52, 0.025, "time relative to exact attention", color=SOFT, ha="center")
+    figure.text(0.985, 0.025, _KEY, color=SOFT, ha="right", fontsize=9)
     FigureCanvasAgg(figure).draw()  # type: ignore[no-untyped-call]  # fixes the scales that labels are placed by
     for panel, board in zip(panels, boards, strict=True):
         _label(panel, board)
@@ -43,15 +41,11 @@ _KEY = "● measured   ○ proved   × another mechanism: its distance"
 
 def _draw(panel: Any, board: Board) -> None:
     panel.set(xscale="log", yscale="log")
-    panel.set_title(board.kind, loc="left", fontsize=13, color=_INK, pad=8)
-    panel.grid(color=_LINE, linewidth=0.8)
-    panel.set_axisbelow(True)
-    panel.tick_params(length=0, labelsize=9, colors=_SOFT, which="both")
+    panel.set_title(board.kind, loc="left", fontsize=13, color=INK, pad=8)
+    calm(panel)
     panel.xaxis.set_major_formatter(lambda x, _: f"{x:g}×")
     panel.xaxis.set_minor_formatter(lambda x, _: "")
-    for side in panel.spines.values():
-        side.set_visible(False)
-    panel.axvline(1, color=_SOFT, linewidth=1, linestyle=(0, (1, 2)))
+    panel.axvline(1, color=SOFT, linewidth=1, linestyle=(0, (1, 2)))
     for row in board.rows:
         found = row.measured
         if found is None:

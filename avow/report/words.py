@@ -44,3 +44,18 @@ def listed(words: list[str]) -> str:
     'copying, averaging and diffuse'
     """
     return words[0] if len(words) == 1 else f"{', '.join(words[:-1])} and {words[-1]}"
+
+
+def number(x: object) -> str:
+    """A cell of any table: numbers short, the rest as it is.
+
+    >>> [number(x) for x in (3, 0.123456, 1e-9, 1234567.0, True, None, "½")]
+    ['3', '0.1235', '1e-09', '1234567', 'yes', '–', '½']
+    """
+    if x is None:
+        return NOTHING
+    if isinstance(x, bool):
+        return "yes" if x else "no"
+    if isinstance(x, float):
+        return str(int(x)) if x.is_integer() and abs(x) < 1e7 else f"{x:.4g}"
+    return str(x)

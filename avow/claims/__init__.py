@@ -1,1 +1,48 @@
-"""The ledger: statements about attention that are proved, refuted or corrected by machine."""
+"""The ledger: statements about attention that are proved, refuted or corrected by machine.
+
+from avow.claims import catalogue, run
+for finding in run(catalogue()): print(finding.claim.id, finding.verdict)
+"""
+
+from __future__ import annotations
+
+from avow.errors import MissingPackage
+
+try:
+    import flint
+    import scipy  # noqa: F401
+    import sympy  # noqa: F401
+except ImportError as problem:
+    name = "python-flint" if problem.name == "flint" else problem.name or "a prover"
+    raise MissingPackage(name, "missing", "is needed to judge claims", "pip install 'avow[rigor]'") from problem
+if tuple(int(part) for part in flint.__version__.split(".")[:2]) < (0, 9):
+    rule = "negates balls wrongly, so nothing it says is a proof"
+    raise MissingPackage("python-flint", flint.__version__, rule, "pip install 'avow[rigor]'")
+
+# The package of that name is loaded first: loaded later, it would take the place of the function.
+import avow.claims.catalogue  # noqa: F401
+from avow.claims import toolbox as toolbox
+from avow.claims.claim import Claim as Claim
+from avow.claims.claim import Evidence as Evidence
+from avow.claims.claim import Finding as Finding
+from avow.claims.claim import Unproved as Unproved
+from avow.claims.claim import Verdict as Verdict
+from avow.claims.claim import claim as claim
+from avow.claims.claim import verdict_of as verdict_of
+from avow.claims.ledger import catalogue as catalogue
+from avow.claims.ledger import claims_in as claims_in
+from avow.claims.running import run as run
+
+__all__ = [
+    "Claim",
+    "Evidence",
+    "Finding",
+    "Unproved",
+    "Verdict",
+    "catalogue",
+    "claim",
+    "claims_in",
+    "run",
+    "toolbox",
+    "verdict_of",
+]

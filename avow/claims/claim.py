@@ -1,10 +1,11 @@
 """A statement about attention as an object: its words, its check, and the rules that turn evidence into a verdict.
 
-    proved      every step of evidence covers the whole stated domain: symbolic, rational, balls, or an exact law
-    refuted     a concrete counterexample, evaluated again rigorously
-    corrected   refuted as stated, and the amended statement proved beside it
-    supported   search or sampling found no violation; never called proved
-    no verdict  the check failed, raised, or ran out of time
+    proved          every step of evidence covers the whole stated domain: symbolic, rational, balls, or an exact law
+    refuted         a concrete counterexample, evaluated again rigorously
+    corrected       refuted as stated, and the amended statement proved beside it
+    supported       search or sampling found no violation; never called proved
+    no verdict      the check failed, raised, or ran out of time
+    not applicable  the claim is about a package that cannot be loaded here
 
 A check is a generator: it yields `Evidence` made by `avow.claims.toolbox`, whose functions raise `Unproved` when what
 they were given does not hold. It is a function of its *subject* (the formula, constant or object the claim is about),
@@ -13,14 +14,17 @@ so a broken subject — a sabotage — goes through the very same check and must
 
 from __future__ import annotations
 
+import importlib
+import math
 import time
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 from avow.chart import Picture
+from avow.errors import ParameterError
 
-Verdict = Literal["proved", "refuted", "corrected", "supported", "no verdict"]
+Verdict = Literal["proved", "refuted", "corrected", "supported", "no verdict", "not applicable"]
 Kind = Literal["symbolic", "rational", "balls", "exact law", "counterexample", "search"]
 PROOFS: frozenset[str] = frozenset({"symbolic", "rational", "balls", "exact law"})
 
@@ -37,6 +41,10 @@ class Evidence:
     says: str
     facts: Mapping[str, Any] = field(default_factory=dict)
     amended: bool = False
+
+    def plain(self) -> dict[str, Any]:
+        """The step as JSON has it."""
+        return {"kind": self.kind, "says": self.says, "facts": as_json(self.facts), "amended": self.amended}
 
 
 Check = Callable[[Any], Iterable[Evidence]]
@@ -60,10 +68,44 @@ class Claim:
     picture: Callable[[], Picture] | None = None
     used_by: tuple[str, ...] = ()
     needs: tuple[str, ...] = ()
+    # Packages the claim is about; where one cannot be loaded the claim does not apply.
+    requires: tuple[str, ...] = ()
+    # The module or file the claim was found in: a worker process loads it from there.
+    source: str = field(default="", compare=False)
+
+    def __post_init__(self) -> None:
+        name = f"claim {self.id}"
+        if not self.id or self.id != self.id.strip():
+            raise ParameterError("claim: id", repr(self.id), "must be a word", 'try "copy-gap"')
+        recorded = [verdict for verdict in get_args(Verdict) if verdict not in ("no verdict", "not applicable")]
+        if self.expected not in recorded:
+            raise ParameterError(f"{name}: expected", repr(self.expected), "is no verdict", f"one of {recorded}")
+        if (self.expected == "corrected") != bool(self.amended):
+            remedy = "give `amended` with expected='corrected', and only then"
+            raise ParameterError(f"{name}: amended", repr(self.amended), "must go with a correction", remedy)
+        for field_name in ("assumptions", "used_by", "needs", "requires"):
+            if isinstance(words := getattr(self, field_name), str):
+                remedy = f"write {field_name}=({words!r},)"
+                raise ParameterError(f"{name}: {field_name}", repr(words), "must be a tuple of strings", remedy)
 
     def judge(self) -> Finding:
         """The verdict on the claim, and all that was found on the way."""
+        if reason := self.not_applicable():
+            return Finding(self, "not applicable", (), 0.0, reason)
         return self._judged(self.subject)
+
+    def not_applicable(self) -> str:
+        """Why the claim cannot be judged here, in words; empty where it can."""
+        for package in self.requires:
+            try:
+                importlib.import_module(package)
+            except ModuleNotFoundError as problem:
+                if problem.name == package:
+                    return f"not applicable here: {package} is not installed"
+                return f"not applicable here: {package} cannot be loaded ({problem})"
+            except Exception as problem:
+                return f"not applicable here: {package} cannot be loaded ({type(problem).__name__}: {problem})"
+        return ""
 
     def judge_sabotage(self, name: str) -> Finding:
         """The verdict on a broken variant, which must not be the expected one."""
@@ -72,15 +114,18 @@ class Claim:
     def _judged(self, subject: Any) -> Finding:
         start = time.perf_counter()
         found: list[Evidence] = []
-        trouble = ""
+        trouble, raised = "", False
         try:
-            found.extend(self.check(subject))
+            for step in self.check(subject):
+                if not isinstance(step, Evidence):
+                    raise TypeError(f"a check yields Evidence, not {type(step).__name__}")
+                found.append(step)
         except Unproved as problem:
             trouble = str(problem) or "a step does not hold"
-        except Exception as problem:
-            trouble = f"the check raised {type(problem).__name__}: {problem}"
+        except (Exception, SystemExit) as problem:
+            trouble, raised = f"the check raised {type(problem).__name__}: {problem}", True
         verdict = "no verdict" if trouble else verdict_of(found, bool(self.amended))
-        return Finding(self, verdict, tuple(found), time.perf_counter() - start, trouble)
+        return Finding(self, verdict, tuple(found), time.perf_counter() - start, trouble, raised)
 
 
 def verdict_of(evidence: Iterable[Evidence], has_amendment: bool) -> Verdict:
@@ -108,16 +153,64 @@ class Finding:
     evidence: tuple[Evidence, ...]
     seconds: float
     trouble: str = ""
+    # A check that raised anything but `Unproved` did not reject its subject: it broke.
+    raised: bool = False
+    # Of each broken variant, whether the check rejected it; empty where none was tried.
+    sabotages: Mapping[str, bool] = field(default_factory=dict)
+    picture: Mapping[str, Any] | None = None
 
     @property
     def as_recorded(self) -> bool:
-        """Whether the verdict is the one the catalogue records."""
-        return self.verdict == self.claim.expected
+        """Whether nothing here contradicts the catalogue: the verdict is the recorded one, or cannot be had here."""
+        return self.verdict in (self.claim.expected, "not applicable")
+
+    @property
+    def rejected(self) -> bool:
+        """Of a broken variant: whether the check itself saw through it."""
+        return self.verdict != self.claim.expected and not self.raised
 
     @property
     def kinds(self) -> tuple[str, ...]:
         """The kinds of evidence, each once, in order."""
         return tuple(dict.fromkeys(step.kind for step in self.evidence))
+
+    def plain(self) -> dict[str, Any]:
+        """The claim and what came of it, as JSON has it."""
+        about = self.claim
+        return {
+            "id": about.id,
+            "topic": about.topic,
+            "statement": about.statement,
+            "plain": about.plain,
+            "verdict": self.verdict,
+            "expected": about.expected,
+            "as_recorded": self.as_recorded,
+            "amended": about.amended,
+            "amended_plain": about.amended_plain,
+            "assumptions": list(about.assumptions),
+            "evidence": [step.plain() for step in self.evidence],
+            "kinds": list(self.kinds),
+            "seconds": self.seconds,
+            "trouble": self.trouble,
+            "used_by": list(about.used_by),
+            "needs": list(about.needs),
+            "requires": list(about.requires),
+            "sabotages": dict(self.sabotages),
+            "picture": as_json(self.picture),
+        }
+
+
+def as_json(fact: Any) -> Any:
+    """A number, a word, or lists and tables of them, as JSON can hold it; what it cannot hold is spelled out."""
+    if fact is None or isinstance(fact, bool | int | str):
+        return fact
+    if isinstance(fact, float):
+        return fact if math.isfinite(fact) else str(fact)
+    if isinstance(fact, Mapping):
+        return {str(name): as_json(value) for name, value in fact.items()}
+    if isinstance(fact, list | tuple | set | frozenset):
+        return [as_json(value) for value in fact]
+    return as_json(fact.tolist()) if hasattr(fact, "tolist") else str(fact)
 
 
 def claim(id: str, **words: Any) -> Callable[[Check], Claim]:

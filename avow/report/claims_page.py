@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from html import escape
 from typing import Any
 
@@ -239,23 +239,29 @@ def _evidence(finding: Finding) -> str:
 
 def _step(step: Evidence) -> str:
     about = " of what is true instead" if step.amended else ""
-    return f'<li><span class="kind">{step.kind}{about}</span> {escape(step.says)}{_facts(step.facts)}</li>'
+    facts = "".join(f"<span>{told}</span> " for told in _facts(step))
+    shown = f'<div class="facts">{facts}</div>' if facts else ""
+    return f'<li><span class="kind">{step.kind}{about}</span> {escape(step.says)}{shown}</li>'
 
 
-# Facts that are formulas: SymPy wrote them.
-_SYMBOLIC = ("left", "right", "nonnegative")
+# How a symbolic step tells of its formulas.
+_RELATIONS = {"nonnegative": r"\ge 0", "positive": "> 0"}
 
 
-def _facts(facts: Mapping[str, Any]) -> str:
-    told = ""
+def _facts(step: Evidence) -> Iterator[str]:
+    """The facts of a step, in HTML; words that SymPy wrote in LaTeX are formulas."""
+    facts = step.facts
+    if step.kind != "symbolic":
+        yield from (f"{escape(name)}: {escape(fact_told(fact))}" for name, fact in facts.items())
+        return
     if "left" in facts and "right" in facts:
-        told += f"<span>{formula('{left} = {right}'.format_map(facts))}</span>"
-    if "nonnegative" in facts:
-        told += "<span>" + formula(rf"{facts['nonnegative']} \ge 0") + "</span>"
+        yield formula(f"{facts['left']} = {facts['right']}")
     for name, fact in facts.items():
-        if name not in _SYMBOLIC:
-            told += f"<span>{escape(name)}: {escape(fact_told(fact))}</span> "
-    return f'<div class="facts">{told}</div>' if told else ""
+        if name in _RELATIONS:
+            yield formula(f"{fact} {_RELATIONS[name]}")
+        elif name not in ("left", "right"):
+            latex = isinstance(fact, str) and "\\" in fact
+            yield f"{escape(name)}: {formula(fact) if latex else escape(fact_told(fact))}"
 
 
 def fact_told(fact: Any) -> str:

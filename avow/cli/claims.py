@@ -1,0 +1,157 @@
+"""`avow claims`: list, run and explain what is claimed of attention; a user's own file of claims too."""
+
+from __future__ import annotations
+
+import difflib
+import json
+from collections.abc import Generator
+from contextlib import closing
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, cast
+
+import typer
+from rich.console import Console
+
+from avow.cli.options import AsJson, command
+from avow.errors import ParameterError
+
+if TYPE_CHECKING:
+    from avow.claims import Claim, Finding
+
+app = typer.Typer(no_args_is_help=True, help="List, run and explain what is claimed of attention.")
+
+Topic = Annotated[str | None, typer.Option(help="Only claims of this topic.")]
+User = Annotated[Path | None, typer.Option(help="Your own Python file of claims, in place of the catalogue.")]
+Seconds = Annotated[float, typer.Option(help="A claim that takes longer gets no verdict; so for each broken variant.")]
+
+
+@app.command("list")
+def list_claims(topic: Topic = None, user: User = None, as_json: AsJson = False) -> None:
+    """Every claim with its topic, the verdict on record and its words."""
+    from avow.report.claims_table import catalogue_table
+
+    claims = _chosen(_known(user), topic, [])
+    if as_json:
+        _print({"claims": [_plain(claim) for claim in claims]})
+    else:
+        Console().print(catalogue_table(claims))
+
+
+@app.command()
+def run(
+    ids: Annotated[
+        list[str] | None, typer.Argument(metavar="[ID]...", help="Claims to judge; all unless told.")
+    ] = None,
+    topic: Topic = None,
+    user: User = None,
+    seconds: Seconds = 60.0,
+    html: Annotated[Path, typer.Option(help="Where the page goes.")] = Path("out/claims.html"),
+    as_json: AsJson = False,
+) -> None:
+    """Judge claims and their broken variants; fails where a verdict is not the recorded one."""
+    from avow.report import atomic
+    from avow.report.claims_page import claims_page, headline
+    from avow.report.claims_table import faults, findings_table
+
+    known = _known(user)
+    claims = _chosen(known, topic, ids or [])
+    atomic.ready(html)
+    findings = _judged(claims, known, seconds)
+    wrong = faults(findings)
+    atomic.write(html, claims_page(findings, command()))
+    if as_json:
+        _print({"headline": headline(findings), "faults": wrong, "claims": [found.plain() for found in findings]})
+    else:
+        console = Console()
+        console.print(findings_table(findings), "", sep="\n")
+        console.print(headline(findings), style="bold", highlight=False, markup=False)
+    for line in wrong:
+        typer.echo(line, err=True)
+    typer.echo(f"wrote {html}", err=True)
+    if wrong:
+        raise typer.Exit(1)
+
+
+@app.command()
+def show(
+    id: Annotated[str, typer.Argument(help="The claim.")],
+    user: User = None,
+    seconds: Seconds = 60.0,
+    as_json: AsJson = False,
+) -> None:
+    """Everything about one claim, judged now."""
+    from avow.report.claims_table import told
+
+    known = _known(user)
+    (finding,) = _judged(_chosen(known, None, [id]), known, seconds)
+    if as_json:
+        _print(finding.plain())
+        return
+    console = Console(highlight=False)
+    for part in told(finding):
+        console.print(part)
+
+
+def _known(user: Path | None) -> dict[str, Claim]:
+    from avow.claims import catalogue, claims_in
+
+    return catalogue() if user is None else claims_in(user)
+
+
+def _chosen(known: dict[str, Claim], topic: str | None, ids: list[str]) -> list[Claim]:
+    for id in ids:
+        if id not in known:
+            near = difflib.get_close_matches(id, known)
+            remedy = f"did you mean {' or '.join(near)}?" if near else "avow claims list names them all"
+            raise ParameterError("claim", repr(id), "is not known", remedy)
+    topics = list(dict.fromkeys(claim.topic for claim in known.values()))
+    if topic is not None and topic not in topics:
+        raise ParameterError("topic", repr(topic), "is not known", f"known topics: {', '.join(topics)}")
+    chosen = [known[id] for id in dict.fromkeys(ids or known) if topic in (None, known[id].topic)]
+    if not chosen:
+        raise ParameterError("topic", repr(topic), f"is not that of {', '.join(ids)}", "leave out one or the other")
+    return chosen
+
+
+def _judged(claims: list[Claim], known: dict[str, Claim], seconds: float) -> list[Finding]:
+    """What came of some claims, in their own order; those of the same file that they rest on are judged too."""
+    from avow.claims import run as judge
+    from avow.report.progress import progress
+
+    if not seconds > 0:
+        raise ParameterError("seconds", seconds, "must be above 0", "try --seconds 60")
+    asked = {claim.id: claim for claim in claims}
+    for claim in (more := list(claims)):
+        for need in claim.needs:
+            if need in known and need not in asked:
+                asked[need] = known[need]
+                more.append(known[need])
+    found: dict[str, Finding] = {}
+    with progress(len(asked)) as tell:
+        findings = judge(asked, seconds, tell=lambda claim: tell(claim.id))
+        # An interrupt must not leave workers behind.
+        with closing(cast("Generator[Finding]", findings)):
+            for finding in findings:
+                found[finding.claim.id] = finding
+    return [found[claim.id] for claim in claims]
+
+
+def _plain(claim: Claim) -> dict[str, Any]:
+    """A claim as JSON has it, before anything is judged."""
+    return {
+        "id": claim.id,
+        "topic": claim.topic,
+        "recorded": claim.expected,
+        "plain": claim.plain,
+        "statement": claim.statement,
+        "amended_plain": claim.amended_plain,
+        "amended": claim.amended,
+        "assumptions": list(claim.assumptions),
+        "sabotages": list(claim.sabotage),
+        "used_by": list(claim.used_by),
+        "needs": list(claim.needs),
+    }
+
+
+def _print(document: dict[str, Any]) -> None:
+    typer.echo(json.dumps(document, indent=1, allow_nan=False))

@@ -1,0 +1,113 @@
+"""Claims and what came of them, for a terminal."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+
+from rich.console import RenderableType
+from rich.padding import Padding
+from rich.table import Table
+from rich.text import Text
+
+from avow.claims.claim import Claim, Finding, Verdict
+from avow.report import charts, words
+from avow.report.claims_page import fact_told
+
+_COLOURS: dict[Verdict, str] = {
+    "proved": "green",
+    "refuted": "red",
+    "corrected": "yellow",
+    "supported": "blue",
+}
+
+
+def catalogue_table(claims: Iterable[Claim]) -> Table:
+    """Every claim with its topic, the verdict on record and its words."""
+    table = Table(box=None, pad_edge=False)
+    table.add_column("claim", overflow="fold")
+    for heading in ("topic", "recorded", "in words"):
+        table.add_column(heading)
+    for claim in claims:
+        table.add_row(Text(claim.id), Text(claim.topic), _coloured(claim.expected), Text(claim.plain))
+    return table
+
+
+def findings_table(findings: Iterable[Finding]) -> Table:
+    """The verdict on every claim, what it rests on, how long it took and how many broken variants were rejected."""
+    table = Table(box=None, pad_edge=False)
+    table.add_column("claim", overflow="fold")
+    table.add_column("verdict", no_wrap=True)
+    table.add_column("evidence")
+    table.add_column("time", justify="right", no_wrap=True)
+    table.add_column("sabotage\nrejected", justify="right", no_wrap=True)
+    for finding in findings:
+        rejected = sum(finding.sabotages.values())
+        table.add_row(
+            Text(finding.claim.id),
+            _coloured(finding.verdict),
+            Text(", ".join(finding.kinds) or words.NOTHING),
+            words.seconds(finding.seconds),
+            f"{rejected} of {len(finding.sabotages)}" if finding.sabotages else words.NOTHING,
+        )
+    return table
+
+
+def faults(findings: Iterable[Finding]) -> list[str]:
+    """What contradicts the record, one line each; nothing where nothing does."""
+    found = []
+    for finding in findings:
+        why = f": {finding.trouble}" if finding.trouble else ""
+        if not finding.as_recorded:
+            found.append(f"{finding.claim.id}: {finding.verdict}, recorded as {finding.claim.expected}{why}")
+        for name, rejected in finding.sabotages.items():
+            if not rejected:
+                found.append(f"{finding.claim.id}: accepts what was broken on purpose ({name})")
+    return found
+
+
+def told(finding: Finding) -> Iterator[RenderableType]:
+    """Everything about one claim, part after part."""
+    claim = finding.claim
+    recorded = "" if finding.as_recorded else f", recorded as {claim.expected}"
+    yield Text.assemble((claim.id, "bold"), f" ({claim.topic}): ", _coloured(finding.verdict), recorded)
+    yield _indented(claim.plain)
+    yield _indented(claim.statement, "dim")
+    if claim.amended:
+        yield Text("\nwhat is true instead", "bold")
+        yield from (
+            _indented(text, style) for text, style in ((claim.amended_plain, ""), (claim.amended, "dim")) if text
+        )
+    yield from _listed("assumes", claim.assumptions)
+    yield from _listed("evidence", (_step(step.kind, step.amended, step.says) for step in finding.evidence), finding)
+    if finding.trouble:
+        yield _indented(finding.trouble, "red")
+    outcomes = ((name, "rejected" if rejected else "ACCEPTED") for name, rejected in finding.sabotages.items())
+    yield from _listed("broken on purpose", (f"{name} → {outcome}" for name, outcome in outcomes))
+    if finding.picture is not None:
+        yield Text()
+        yield charts.columns(charts.picture_from(finding.picture))
+    yield from _listed("used by", claim.used_by)
+    yield from _listed("rests on", claim.needs)
+
+
+def _step(kind: str, amended: bool, says: str) -> str:
+    return f"{kind}{', of what is true instead' if amended else ''}: {says}"
+
+
+def _listed(title: str, lines: Iterable[str], finding: Finding | None = None) -> Iterator[RenderableType]:
+    """Lines under a title, and under each step of evidence its facts."""
+    for i, line in enumerate(lines):
+        if i == 0:
+            yield Text(f"\n{title}", "bold")
+        yield _indented(line)
+        if finding is not None and finding.evidence[i].facts:
+            facts = (f"{name} = {fact_told(fact)}" for name, fact in finding.evidence[i].facts.items())
+            yield Padding(Text("; ".join(facts), "dim"), (0, 0, 0, 4))
+
+
+def _indented(text: str, style: str = "") -> RenderableType:
+    return Padding(Text(text, style), (0, 0, 0, 2))
+
+
+def _coloured(verdict: Verdict) -> Text:
+    return Text(verdict, _COLOURS.get(verdict, ""))

@@ -1,0 +1,150 @@
+"""`avow claims`: what it lists, what it judges, when it fails, and what it says to nonsense."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from typer.testing import CliRunner
+
+from avow.cli import app
+
+SAMPLE = str(Path(__file__).parent / "sample_claims.py")
+
+MISTAKEN = """
+from avow.claims import toolbox
+from avow.claims.claim import claim
+
+words = {"topic": "t", "expected": "proved", "statement": "1 = 2"}
+
+@claim("mistaken", plain="One is two.", subject=2, sabotage={"worse": 3}, **words)
+def mistaken(other):
+    yield toolbox.counterexample(other != 1, "they differ", "integers", other=other)
+
+@claim("gullible", plain="One is one.", subject=1, sabotage={"1 = 2": 2}, **words)
+def gullible(other):
+    yield toolbox.identity(1, 1, "whatever it is told")
+"""
+
+
+def run(*arguments: str, code: int = 0) -> Any:
+    done = CliRunner().invoke(app, ["claims", *arguments])
+    assert done.exit_code == code, (done.output, done.exception)
+    return done
+
+
+def refused(*arguments: str) -> str:
+    """The one line that a mistake ends in."""
+    done = run(*arguments, code=2)
+    assert done.stdout == "" and done.stderr.count("\n") == 1, done.stderr
+    return str(done.stderr.strip())
+
+
+@pytest.fixture(autouse=True)
+def at_home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+
+
+def test_the_list_names_every_claim_with_its_record() -> None:
+    shown = run("list", "--user", SAMPLE).stdout
+    for words in (
+        "binomial",
+        "square-grows",
+        "primes-odd",
+        "cosine-small",
+        "algebra",
+        "corrected",
+        "Every prime is odd.",
+    ):
+        assert words in shown
+    narrowed = json.loads(run("list", "--user", SAMPLE, "--topic", "numbers", "--json").stdout)["claims"]
+    assert [(claim["id"], claim["recorded"]) for claim in narrowed] == [
+        ("primes-odd", "refuted"),
+        ("cosine-small", "supported"),
+    ]
+
+
+def test_the_catalogue_is_listed_whole() -> None:
+    from avow.claims import catalogue
+
+    listed = json.loads(run("list", "--json").stdout)["claims"]
+    assert [claim["id"] for claim in listed] == list(catalogue()) and len(listed) > 0
+
+
+def test_a_run_gives_every_verdict_writes_the_page_and_ends_well() -> None:
+    done = run("run", "--user", SAMPLE)
+    rows = {line.split()[0]: line for line in done.stdout.splitlines() if line.strip()}
+    assert "proved" in rows["binomial"] and "2 of 2" in rows["binomial"]
+    assert "corrected" in rows["square-grows"] and "counterexample" in rows["square-grows"]
+    assert "refuted" in rows["primes-odd"] and "supported" in rows["cosine-small"]
+    assert "4 claims: 1 proved, 1 corrected, 1 refuted and 1 supported." in done.stdout
+    assert "all 5 broken variants rejected" in " ".join(done.stdout.split())
+    assert "[1/4]" in done.stderr and done.stderr.endswith("wrote out/claims.html\n")
+    assert Path("out/claims.html").read_text().startswith("<!doctype html>")
+
+
+def test_a_verdict_that_differs_and_a_sabotage_that_passes_fail_the_run_by_name() -> None:
+    Path("own.py").write_text(MISTAKEN)
+    done = run("run", "--user", "own.py", "--html", "page.html", "--json", code=1)
+    document = json.loads(done.stdout)
+    faults = [
+        "mistaken: refuted, recorded as proved",
+        "gullible: accepts what was broken on purpose (1 = 2)",
+    ]
+    assert document["faults"] == faults and all(f"{fault}\n" in done.stderr for fault in faults)
+    assert [claim["verdict"] for claim in document["claims"]] == ["refuted", "proved"]
+    assert document["claims"][0]["sabotages"] == {"worse": True}
+    assert "recorded as proved" in Path("page.html").read_text()
+
+
+def test_one_claim_is_shown_whole() -> None:
+    shown = run("show", "square-grows", "--user", SAMPLE).stdout
+    for words in (
+        "square-grows (algebra): corrected",
+        "A number's square is never below it.",
+        r"x^2 \ge x \text{ for every } x",
+        "what is true instead",
+        "It is not from 1 on.",
+        "counterexample: half of a half",
+        "x = 1/2",
+        "symbolic, of what is true instead: x = 1 + u",
+        "a number above 1 → rejected",
+        "0.25",
+        "rests on",
+    ):
+        assert words in shown, words
+
+
+def test_an_interrupt_leaves_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    import avow.claims
+
+    def interrupted(*_: object, **__: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(avow.claims, "run", interrupted)
+    done = run("run", "--user", SAMPLE, code=130)
+    assert done.stderr.endswith("avow: interrupted; nothing was written\n") and list(Path("out").iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    ("arguments", "line"),
+    [
+        (["show", "binomail"], "claim='binomail' is not known; did you mean binomial?"),
+        (["show", "zzz"], "claim='zzz' is not known; avow claims list names them all"),
+        (["run", "binomial", "prime"], "claim='prime' is not known; did you mean primes-odd?"),
+        (["run", "--topic", "poetry"], "topic='poetry' is not known; known topics: algebra, numbers"),
+        (["run", "binomial", "--topic", "numbers"], "topic='numbers' is not that of binomial; leave out one"),
+        (["run", "--seconds", "0"], "seconds=0.0 must be above 0; try --seconds 60"),
+        (["run", "--html", "."], "path=. is a folder; name a file in it"),
+    ],
+)
+def test_nonsense_gets_name_value_rule_and_remedy(arguments: list[str], line: str) -> None:
+    assert refused(*arguments, "--user", SAMPLE).startswith(f"avow: {line}")
+
+
+def test_a_file_without_claims_is_refused() -> None:
+    Path("empty.py").write_text("x = 1\n")
+    assert "holds no claims" in refused("list", "--user", "empty.py")
+    assert "does not exist" in refused("list", "--user", "none.py")

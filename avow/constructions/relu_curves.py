@@ -1,0 +1,359 @@
+"""ReLU networks that follow any smooth or convex function of one number, with an error proved by balls.
+
+Kinks are placed from left to right, each as far as a line can reach before it is `eps` away from the function. Where
+the function is convex or concave no continuous chain of lines has fewer pieces.
+"""
+
+from __future__ import annotations
+
+import heapq
+import itertools
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from fractions import Fraction
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from avow.chart import Chart
+from avow.constructions.construction import Proof
+from avow.constructions.relu_network import (
+    Layer,
+    Layers,
+    Number,
+    Piece,
+    ReluNetwork,
+    as_fractions,
+    checked_eps,
+    checked_interval,
+    named,
+    pieces,
+    rounded,
+)
+from avow.errors import NonFiniteError, ParameterError, ToleranceUnreachable
+from avow.maths import balls
+
+if TYPE_CHECKING:
+    import sympy
+    from flint import arb
+
+    Ball = Callable[[arb], arb]
+
+MOST_UNITS = 1 << 11
+BITS = 128
+# A line is first tried against this many points of the function; what they miss, the balls find.
+SAMPLES = 65
+# Parts of eps that are aimed at, one after the other: what is left covers rounding and what the samples missed.
+AIMS = (0.999, 0.98, 0.9, 0.6)
+# The bound is refined until this part of it is doubt.
+SHARPNESS = 2.0**-10
+
+FUNCTIONS = ("exp", "log", "sin", "cos", "tan", "atan", "sinh", "cosh", "tanh", "erf")
+
+
+@dataclass(frozen=True)
+class Curve:
+    """A function of one number: its values as floats, and balls around it and its first two derivatives."""
+
+    text: str
+    values: Callable[[np.ndarray[Any, Any]], np.ndarray[Any, Any]]
+    ball: Ball
+    slope: Ball
+    bend: Ball
+
+
+@dataclass(frozen=True, eq=False)
+class ReluPiecewise(ReluNetwork):
+    """One hidden layer whose kinks stand where a function bends most."""
+
+    curve: Curve
+    low: Fraction
+    high: Fraction
+
+    @property
+    def promise(self) -> str:
+        where = f"on [{float(self.low):g}, {float(self.high):g}]"
+        return f"within {self.bound:.6g} of {self.curve.text} everywhere {where}, with {self.units} hidden units"
+
+    def verify(self) -> Proof:
+        found = pieces(as_fractions(self.layers), self.low, self.high)
+        steps = (
+            f"the rounded network is {len(found)} lines, known in fractions",
+            f"balls bound the distance on every line: {self.curve.text} is convex or concave there, or is cut until a "
+            "Taylor bound is sharp",
+        )
+        return Proof(self.promise, self.bound, distance(self.curve, found), steps)
+
+    def picture(self) -> Chart:
+        def truth(x: Tensor) -> Tensor:
+            return torch.tensor(self.curve.values(x.numpy()))
+
+        title = f"{self.curve.text} from {self.units} ReLUs"
+        return self.drawn(title, self.curve.text, truth, float(self.low), float(self.high))
+
+
+def relu_piecewise(
+    f: sympy.Expr, interval: tuple[Number, Number], eps: Number, dtype: torch.dtype = torch.float64
+) -> ReluPiecewise:
+    """A network within `eps` of a SymPy expression of one symbol, everywhere on an interval.
+
+    The expression may be built from numbers, + − × ÷, powers, roots, absolute values and
+    exp, log, sin, cos, tan, atan, sinh, cosh, tanh, erf.
+
+    >>> import sympy
+    >>> relu_piecewise(sympy.exp(sympy.Symbol("x")), (0, 1), 1e-2).units
+    4
+    """
+    curve = curve_of(f)
+    low, high = checked_interval("relu_piecewise", interval)
+    eps = checked_eps("relu_piecewise", eps)
+    best = math.inf
+    for aim in AIMS:
+        exact = _through(curve, _knots(curve, float(low), float(high), aim * float(eps)), dtype)
+        layers = rounded("relu_piecewise", exact, dtype)
+        bound = distance(curve, pieces(as_fractions(layers), low, high))
+        if bound <= eps:
+            return ReluPiecewise(exact, layers, bound, curve, low, high)
+        best = min(best, bound)
+    raise ToleranceUnreachable(
+        "relu_piecewise: eps",
+        f"{float(eps):g}",
+        f"is finer than can be proved for {curve.text} with weights of type {named(dtype)}",
+        f"use eps of at least {best:.2g}, or a wider dtype" if math.isfinite(best) else "keep to where it is finite",
+        best,
+    )
+
+
+def distance(curve: Curve, lines: Sequence[Piece]) -> float:
+    """A float that the distance of a function from some lines exceeds nowhere; hardly larger than it need be."""
+    counter = itertools.count()
+    heap: list[tuple[float, int, float, Piece]] = []
+    seen = 0.0
+    with balls.precision(BITS):
+
+        def push(piece: Piece) -> None:
+            nonlocal seen
+            least, most = _error_on(curve, piece)
+            seen = max(seen, least)
+            heapq.heappush(heap, (-most, next(counter), least, piece))
+
+        for piece in lines:
+            push(piece)
+        for _ in range(1000 + 40 * len(lines)):
+            if -heap[0][0] <= seen * (1 + SHARPNESS):
+                break
+            low, high, slope, height = heapq.heappop(heap)[3]
+            middle = (Fraction(low) + Fraction(high)) / 2
+            push(Piece(low, middle, slope, height))
+            push(Piece(middle, high, slope, height))
+    return -heap[0][0]
+
+
+def _error_on(curve: Curve, piece: Piece) -> tuple[float, float]:
+    """What |f − line| reaches on a piece for certain, and what it does not exceed."""
+    low, high, tilt, lift = (_ball(number) for number in piece)
+    box, center, reach = low.union(high), (low + high) / 2, (high - low) / 2
+
+    def error(x: arb) -> arb:
+        return curve.ball(x) - tilt * x - lift
+
+    def turn(x: arb) -> arb:
+        return curve.slope(x) - tilt
+
+    points = [error(low), error(high)]
+    bend = curve.bend(box)
+    bounds = [abs(error(box))]
+    if bend >= 0 or bend <= 0:
+        # Convex or concave: one extreme is an end; the other is too, or a tangent near it keeps it within reach.
+        bounds.append(abs(points[0]).max(abs(points[1])))
+        if not turn(low) * turn(high) >= 0:
+            inner = _stationary(curve, low, high, tilt)
+            points.append(error(inner))
+            bounds[-1] = bounds[-1].max(abs(points[-1]) + abs(turn(inner)) * (high - low))
+    else:
+        points.append(error(center))
+        bounds.append(abs(points[-1]) + abs(turn(box)) * reach)
+        bounds.append(abs(points[-1]) + abs(turn(center)) * reach + abs(bend) * reach * reach / 2)
+    least = max(balls.lower(abs(point)) if point.is_finite() else 0.0 for point in points)
+    return least, min(balls.upper(bound) for bound in bounds)
+
+
+def _stationary(curve: Curve, low: arb, high: arb, tilt: arb) -> arb:
+    """About where a function has a slope, by a secant and a step of Newton's; anywhere between the ends would do."""
+    start, end = curve.slope(low) - tilt, curve.slope(high) - tilt
+    guess = (low + (high - low) * start / (start - end)).mid()
+    guess = (guess - (curve.slope(guess) - tilt) / curve.bend(guess)).mid()
+    return guess if low <= guess and guess <= high else ((low + high) / 2).mid()
+
+
+def _knots(curve: Curve, low: float, high: float, band: float) -> list[tuple[float, float]]:
+    """Where lines meet, and how far above the function: each line reaches as far as `band` lets it."""
+    starts = [(low, rise) for rise in (0.0, -band, band)]
+    firsts = [(start, _reached(curve, start, high, (high - low) / 1024, band)) for start in starts]
+    knots = [*max(firsts, key=lambda line: line[1][0])]
+    while knots[-1][0] < high:
+        if len(knots) > MOST_UNITS:
+            raise ParameterError(
+                "relu_piecewise: eps", f"{band:.2g}", f"needs more than {MOST_UNITS:,} units", "give a larger eps"
+            )
+        knots.append(_reached(curve, knots[-1], high, knots[-1][0] - knots[-2][0], band))
+    return knots
+
+
+def _reached(curve: Curve, start: tuple[float, float], high: float, step: float, band: float) -> tuple[float, float]:
+    """The farthest end of a line from `start` that samples find within the band, and its height over the function."""
+
+    def landing(x: float) -> float | None:
+        xs = np.linspace(start[0], x, SAMPLES)
+        values = curve.values(xs)
+        if not np.isfinite(values).all():
+            where = float(xs[~np.isfinite(values)][0])
+            raise NonFiniteError(
+                f"relu_piecewise: {curve.text}", f"nan or inf at x={where:g}", "must be finite", "change the interval"
+            )
+        share = np.linspace(0.0, 1.0, SAMPLES)
+        chord = (values[0] + start[1]) * (1 - share) + values[-1] * share
+        rises = (-band, 0.0, band)
+        errors = [float(np.abs(values - chord - rise * share).max()) for rise in rises]
+        best = min(range(3), key=errors.__getitem__)
+        noise = 2.0**-49 * float(np.abs(values).max())  # of values and chord as float64 has them
+        return rises[best] if errors[best] <= band * (1 + 1e-9) + noise else None
+
+    while (rise := landing(min(start[0] + step, high))) is None:
+        step /= 2
+        if start[0] + step == start[0]:
+            raise ToleranceUnreachable(
+                "relu_piecewise: eps",
+                f"{band:.2g}",
+                f"is finer than float64 can follow {curve.text} at x={start[0]:g}",
+                "give a larger eps",
+            )
+    near, far = step, 2 * step
+    while start[0] + near < high and (more := landing(min(start[0] + far, high))) is not None:
+        rise, near, far = more, far, 2 * far
+    for _ in range(12):
+        if start[0] + near >= high:
+            break
+        middle = (near + far) / 2
+        if (more := landing(min(start[0] + middle, high))) is None:
+            far = middle
+        else:
+            rise, near = more, middle
+    return min(start[0] + near, high), rise
+
+
+def _through(curve: Curve, knots: Sequence[tuple[float, float]], dtype: torch.dtype) -> Layers:
+    """The units whose kinks are some knots, moved to where the type can hold them: rising from the first on.
+
+    One unit a line: the first gives the slope to begin with, every other a change of slope.
+    """
+    xs, rises = (np.array(column) for column in zip(*knots, strict=True))
+    held, kept = np.unique(torch.from_numpy(xs).to(dtype).double().numpy(), return_index=True)
+    heights = curve.values(np.clip(held, xs[0], xs[-1])) + rises[kept]
+    points = [(Fraction(x), Fraction(y)) for x, y in zip(held.tolist(), heights.tolist(), strict=True)]
+    units: list[tuple[Fraction, Fraction]] = []
+    slope = Fraction(0)
+    for (x, y), (next_x, next_y) in itertools.pairwise(points):
+        steeper = (next_y - y) / (next_x - x)
+        if steeper != slope:
+            units.append((x, steeper - slope))
+        slope = steeper
+    units = units or [(points[0][0], slope)]  # the type holds no two knots apart: a constant
+    hidden = Layer(((Fraction(1),),) * len(units), tuple(-x for x, _ in units))
+    return hidden, Layer((tuple(jump for _, jump in units),), (points[0][1],))
+
+
+def curve_of(f: sympy.Expr) -> Curve:
+    """An expression of one symbol as floats and balls can follow it."""
+    import sympy
+
+    name = "relu_piecewise: f"
+    if not isinstance(f, sympy.Expr):
+        raise ParameterError(name, repr(f), "must be a SymPy expression", 'try sympy.exp(sympy.Symbol("x"))')
+    if len(f.free_symbols) > 1:
+        raise ParameterError(name, f, f"must have one symbol, not {len(f.free_symbols)}", "give the others values")
+    x = sympy.Dummy("x", real=True)
+    plain = f.subs(dict.fromkeys(f.free_symbols, x))
+    _refuse_unknown(name, f, plain)
+    slope = sympy.diff(plain, x)
+    evaluate = sympy.lambdify(x, plain, "scipy")
+
+    def values(xs: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
+        with np.errstate(all="ignore"):
+            return np.broadcast_to(np.asarray(evaluate(xs), dtype=np.float64), xs.shape)
+
+    return Curve(str(f), values, *(_enclosure(part) for part in (plain, slope, sympy.diff(slope, x))))
+
+
+def _refuse_unknown(name: str, f: sympy.Expr, plain: sympy.Expr) -> None:
+    import sympy
+
+    known = tuple(getattr(sympy, word) for word in (*FUNCTIONS, "Abs", "Add", "Mul", "Pow", "Symbol"))
+    for part in sympy.preorder_traversal(plain):
+        constant = part.is_Rational or part.is_Float or part in (sympy.pi, sympy.E)
+        if not (constant or isinstance(part, known)):
+            can = f"use + − × ÷, powers, Abs, {', '.join(FUNCTIONS)}"
+            raise ParameterError(name, f, f"holds {part}, which is not known here", can)
+
+
+def _enclosure(expression: sympy.Expr) -> Ball:
+    """A function of balls that holds an expression's values; not finite where it cannot tell."""
+    import sympy
+    from flint import arb
+
+    parts = [_enclosure(part) for part in expression.args]
+    match expression:
+        case sympy.Symbol():
+            return lambda x: x
+        case sympy.Rational() | sympy.Float():
+            exact = sympy.Rational(expression)
+            return lambda x: _ball(Fraction(int(exact.p), int(exact.q)))
+        case sympy.pi:
+            return lambda x: arb.pi()
+        case sympy.E:
+            return lambda x: arb.const_e()
+        case sympy.Add():
+            return lambda x: sum((part(x) for part in parts), arb(0))
+        case sympy.Mul():
+            return lambda x: math.prod((part(x) for part in parts), start=arb(1))
+        case sympy.Pow(exp=sympy.Rational() as exponent):
+            return lambda x: _power(parts[0](x), int(exponent.p), int(exponent.q))
+        case sympy.Pow():
+            return lambda x: parts[0](x) ** parts[1](x)
+        case sympy.Abs():
+            return lambda x: abs(parts[0](x))
+        case sympy.sign():
+            return lambda x: parts[0](x).sgn()
+        case sympy.DiracDelta():
+            return lambda x: arb(0) if parts[0](x) != 0 else arb.nan()
+    method = type(expression).__name__
+    if method in FUNCTIONS:
+        return lambda x: getattr(parts[0](x), method)()
+    return lambda x: arb.nan()
+
+
+def _power(base: arb, up: int, root: int) -> arb:
+    """base^(up/root), on the part of the base where that is a real number."""
+    from flint import arb
+
+    if root > 1:
+        # A ball around [0, h] always reaches a little below zero, where there is no root to enclose.
+        if base < 0:
+            return arb.nan()
+        base = base.root(root) if base > 0 else arb(0).union(base.upper().root(root))
+    if base > 0 or base < 0 or base == 0:
+        return base**up
+    if up < 0:
+        return arb.nan()
+    most = base.abs_upper() ** up
+    return arb(0).union(most) if up % 2 == 0 else (-most).union(most)
+
+
+def _ball(number: Fraction | float) -> arb:
+    from flint import arb, fmpq
+
+    exact = Fraction(number)
+    return arb(fmpq(exact.numerator, exact.denominator))

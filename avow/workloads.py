@@ -171,7 +171,7 @@ def read(path: str | Path, causal: bool = False) -> Workload:
 
     A tensor `q_positions` says where in the sequence each query stands; a causal row then sees the keys up to there.
     """
-    tensors = _load(Path(path))
+    tensors = load_tensors(Path(path))
     missing = [name for name in ("q", "k", "v") if name not in tensors]
     if missing:
         held = ", ".join(sorted(tensors)) or "nothing"
@@ -183,7 +183,8 @@ def read(path: str | Path, causal: bool = False) -> Workload:
     return made
 
 
-def _load(path: Path) -> dict[str, Tensor]:
+def load_tensors(path: Path) -> dict[str, Tensor]:
+    """Everything in a safetensors file, by name."""
     from safetensors import SafetensorError
     from safetensors.torch import load
 

@@ -66,7 +66,7 @@ TABLE = (
     Layer(names("training"), TRAINING | TENSORS | names("safetensors")),
     # Nothing below loads the ledger, so it may load its provers outright.
     Layer(names("claims"), CLAIMS | TENSORS | PROOFS),
-    Layer(names("report"), PAGES | TENSORS | names("plotly rich"), names("matplotlib latex2mathml")),
+    Layer(names("report"), PAGES | TENSORS | names("plotly rich"), names("matplotlib latex2mathml safetensors")),
     Layer(names("lab"), PAGES | names("fastapi starlette pydantic"), names("uvicorn plotly latex2mathml")),
     # A formula that someone types is read into SymPy's terms, as constructions take it.
     Layer(names("cli __main__"), PAGES | names("torch typer rich"), names("safetensors sympy")),

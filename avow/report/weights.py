@@ -1,0 +1,84 @@
+"""Weights in closed form, for a terminal, a JSON document and a file."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from typing import Any
+
+from rich.console import RenderableType
+from rich.table import Table
+from rich.text import Text
+from torch import Tensor
+
+from avow.constructions.construction import Construction, Proof
+from avow.report import words
+
+# A terminal shows this many numbers of a tensor.
+_SHOWN = 6
+
+
+def weights_table(made: Construction) -> Table:
+    """Every tensor by name, with its shape, its type and its first numbers."""
+    table = Table(box=None, pad_edge=False, show_header=False)
+    for _ in range(4):
+        table.add_column(overflow="fold")
+    for name, x in made.tensors().items():
+        numbers = [words.number(float(number)) for number in x.flatten()[:_SHOWN].tolist()]
+        more = ", …" if x.numel() > _SHOWN else ""
+        shape = " × ".join(map(str, x.shape)) or "one number"
+        table.add_row(Text(name, "bold"), shape, _type(x), Text(", ".join(numbers) + more))
+    return table
+
+
+def told(proof: Proof) -> Iterator[RenderableType]:
+    """A proof line by line, each wrapped under its own beginning."""
+    first, *rest = str(proof).splitlines()
+    yield Text(first, "bold" if proof else "bold red")
+    for line in rest:
+        text = line.lstrip()
+        mark = "- " if text.startswith("- ") else ""
+        hanging = Table.grid()
+        hanging.add_row(" " * (len(line) - len(text)) + mark, Text(text.removeprefix("- ")))
+        yield hanging
+
+
+def plain(made: Construction, proof: Proof, most: int) -> dict[str, Any]:
+    """A construction and its proof as JSON has them; tensors of more than `most` numbers come without them."""
+    from avow.claims.claim import as_json
+
+    return {
+        "promise": made.promise,
+        "bound": made.bound,
+        "proof": {
+            "holds": proof.holds,
+            "achieved": proof.achieved if math.isfinite(proof.achieved) else None,
+            "steps": list(proof.steps),
+        },
+        "tensors": {
+            name: {
+                "shape": list(x.shape),
+                "dtype": _type(x),
+                "values": as_json(x.tolist()) if x.numel() <= most else None,
+            }
+            for name, x in made.tensors().items()
+        },
+        "picture": as_json(made.picture().plain()),
+    }
+
+
+def saved(made: Construction, proof: Proof) -> bytes:
+    """A safetensors file: the weights, and beside them what they promise and what was proved."""
+    from safetensors.torch import save
+
+    told = {
+        "made_by": f"avow.{type(made).__name__}",
+        "promise": made.promise,
+        "bound": repr(made.bound),
+        "proved": repr(proof.achieved),
+    }
+    return save({name: x.contiguous() for name, x in made.tensors().items()}, told)
+
+
+def _type(x: Tensor) -> str:
+    return str(x.dtype).removeprefix("torch.")

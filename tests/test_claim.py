@@ -137,10 +137,7 @@ def test_a_claim_has_a_name() -> None:
 def test_a_claim_about_a_missing_package_does_not_apply_and_is_no_failure() -> None:
     one = made([step("symbolic")], requires=("json", "no_such_package"))
     found = one.judge()
-    assert (found.verdict, found.trouble) == (
-        "not applicable",
-        "not applicable here: no_such_package is not installed",
-    )
+    assert (found.verdict, found.trouble) == ("not applicable", "no_such_package is not installed here")
     assert found.as_recorded and found.evidence == ()
     assert made([step("symbolic")], requires=("json",)).judge().verdict == "proved"
     assert made([step("search")], requires=("json",)).judge().as_recorded is False
@@ -151,7 +148,16 @@ def test_a_package_that_is_there_but_broken_says_why(tmp_path: Any, monkeypatch:
     monkeypatch.syspath_prepend(tmp_path)
     found = made([step("symbolic")], requires=("broken_neighbour",)).judge()
     assert found.verdict == "not applicable"
-    assert found.trouble.endswith("broken_neighbour cannot be loaded (RuntimeError: wants an older torch)")
+    assert found.trouble == "broken_neighbour cannot be loaded here: RuntimeError: wants an older torch"
+
+
+def test_a_claim_about_another_version_does_not_apply(tmp_path: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "versioned_neighbour.py").write_text("__version__ = '0.4'\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    found = made([step("symbolic")], requires=("versioned_neighbour==0.3",)).judge()
+    assert found.verdict == "not applicable"
+    assert found.trouble == "it is about versioned_neighbour 0.3, and 0.4 is installed here"
+    assert made([step("symbolic")], requires=("versioned_neighbour==0.4",)).judge().verdict == "proved"
 
 
 def test_a_finding_is_json_all_the_way() -> None:

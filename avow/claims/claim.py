@@ -15,6 +15,7 @@ so a broken subject — a sabotage — goes through the very same check and must
 from __future__ import annotations
 
 import importlib
+import importlib.metadata
 import math
 import time
 from collections.abc import Callable, Iterable, Mapping
@@ -68,7 +69,7 @@ class Claim:
     picture: Callable[[], Picture] | None = None
     used_by: tuple[str, ...] = ()
     needs: tuple[str, ...] = ()
-    # Packages the claim is about; where one cannot be loaded the claim does not apply.
+    # Packages the claim is about, "name" or "name==version"; where one cannot be loaded the claim does not apply.
     requires: tuple[str, ...] = ()
     # The module or file the claim was found in: a worker process loads it from there.
     source: str = field(default="", compare=False)
@@ -96,15 +97,17 @@ class Claim:
 
     def not_applicable(self) -> str:
         """Why the claim cannot be judged here, in words; empty where it can."""
-        for package in self.requires:
+        for needed in self.requires:
+            package, _, version = needed.partition("==")
             try:
-                importlib.import_module(package)
+                found = version_of(package)
             except ModuleNotFoundError as problem:
-                if problem.name == package:
-                    return f"not applicable here: {package} is not installed"
-                return f"not applicable here: {package} cannot be loaded ({problem})"
+                known = problem.name == package
+                return f"{package} is not installed here" if known else f"{package} cannot be loaded here: {problem}"
             except Exception as problem:
-                return f"not applicable here: {package} cannot be loaded ({type(problem).__name__}: {problem})"
+                return f"{package} cannot be loaded here: {type(problem).__name__}: {problem}"
+            if version not in ("", found):
+                return f"it is about {package} {version}, and {found} is installed here"
         return ""
 
     def judge_sabotage(self, name: str) -> Finding:
@@ -198,6 +201,15 @@ class Finding:
             "sabotages": dict(self.sabotages),
             "picture": as_json(self.picture),
         }
+
+
+def version_of(package: str) -> str:
+    """The version of a package that can be loaded."""
+    module = importlib.import_module(package)
+    try:
+        return importlib.metadata.version(package)
+    except importlib.metadata.PackageNotFoundError:
+        return str(getattr(module, "__version__", "of no version"))
 
 
 def as_json(fact: Any) -> Any:

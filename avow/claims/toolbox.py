@@ -4,6 +4,7 @@
 `rational`              exact arithmetic on fractions
 `enclosed`, `cover`     balls, over a whole domain where it is one
 `law`                   a probability from its exact distribution
+`kept`                  a construction's own proof
 `counterexample`        a violation, evaluated again rigorously
 `search`, `frequency`   the weakest: support, never proof
 `rounded`               the float that a real number rounds to, decided by balls
@@ -22,6 +23,7 @@ import torch
 from flint import arb
 
 from avow.claims.claim import Evidence, Unproved
+from avow.constructions.construction import Construction
 from avow.maths import balls
 
 Box = Sequence[tuple[float, float]]
@@ -74,17 +76,25 @@ def positive(expression: Any, says: str, amended: bool = False) -> Evidence:
 
 
 def rising(expression: Any, variable: sympy.Symbol, start: Any, says: str, amended: bool = False) -> Evidence:
-    """An expression is never negative from `start` on: it is not there, and its derivative is not beyond.
+    """An expression is never negative from `start` on: it is not there, and its slope is not beyond.
 
-    The expression must be differentiable from `start` on; its other symbols keep their assumptions.
+    Where the slope's own sign cannot be seen, it is asked the same way, up to the third. The expression must be smooth
+    from `start` on; its other symbols keep their assumptions.
     """
     expression, start = _exact(expression), _exact(start)
-    beyond = sympy.Dummy("beyond", nonnegative=True)
-    nonnegative(expression.subs(variable, start), f"{says}, at the start")
-    slope = sympy.diff(expression, variable)
-    nonnegative(slope.subs(variable, start + beyond), f"{says}, the slope beyond")
-    facts = {"nonnegative": sympy.latex(expression), "from": sympy.latex(start), "slope": sympy.latex(slope)}
-    return Evidence("symbolic", says, facts, amended)
+    beyond = start + sympy.Dummy("beyond", nonnegative=True)
+    slopes = [expression]
+    for _ in range(3):
+        nonnegative(slopes[-1].subs(variable, start), f"{says}, at the start")
+        slopes.append(sympy.diff(slopes[-1], variable))
+        try:
+            nonnegative(slopes[-1].subs(variable, beyond), f"{says}, the slope beyond")
+        except Unproved as problem:
+            trouble = problem
+        else:
+            facts = {"nonnegative": sympy.latex(expression), "from": sympy.latex(start)}
+            return Evidence("symbolic", says, facts | {"slopes": list(map(sympy.latex, slopes[1:]))}, amended)
+    raise trouble
 
 
 def induction(
@@ -147,7 +157,7 @@ def cover(
             for i, half in enumerate(((low, middle), (middle, high))):
                 halved = (*piece[:widest], half, *piece[widest + 1 :])
                 heapq.heappush(pieces, (-float(high - low), 2 * tried + i, halved))
-    domain = " × ".join(f"[{low:g}, {high:g}]" for low, high in box)
+    domain = " × ".join(f"[{float(low):g}, {float(high):g}]" for low, high in box)
     return Evidence("balls", says, {"domain": domain, "pieces": tried}, amended)
 
 
@@ -156,6 +166,15 @@ def law(probability: arb, low: float, high: float, says: str, amended: bool = Fa
     if not (probability >= arb(low) and probability <= arb(high)):
         raise Unproved(f"{says}: the law gives {probability}, not within [{low}, {high}]")
     return Evidence("exact law", says, {"probability": probability.str(20), **facts}, amended)
+
+
+def kept(construction: Construction, says: str, amended: bool = False, **facts: Any) -> Evidence:
+    """A construction of the library keeps its promise, on the numbers it returned."""
+    proof = construction.verify()
+    if not proof:
+        raise Unproved(f"{says}: {proof}")
+    found = {"promise": proof.promise, "proved": proof.achieved, "promised": proof.bound}
+    return Evidence("balls", says, {**found, **facts}, amended)
 
 
 def counterexample(violated: bool, says: str, by: str, **facts: Any) -> Evidence:
@@ -210,10 +229,12 @@ def rounded(number: Callable[[], arb], dtype: torch.dtype) -> Fraction | float:
 
     def spacing(size: Fraction) -> Fraction:
         """From one number of the type to the next; below the smallest normal number it stays the same."""
-        step = relative * Fraction(form.tiny)
-        while size >= 2 * step / relative:
-            step *= 2
-        return step
+        least = relative * Fraction(form.tiny)
+        if size < 2 * Fraction(form.tiny):
+            return least
+        exponent = size.numerator.bit_length() - size.denominator.bit_length()
+        # 2^exponent is within a factor of two of the size.
+        return relative * Fraction(2) ** (exponent if Fraction(2) ** exponent <= size else exponent - 1)
 
     overflow = top + spacing(top) / 2
 

@@ -8,6 +8,8 @@
     │   ├── RangeError                   finite, but beyond what float64 can carry
     │   ├── ParameterError               a parameter outside its rule
     │   ├── UnknownMethod                no method of that name
+    │   ├── InsideHull                   a key that is a mean of the others: no query singles it out
+    │   ├── OutOfReach                   attention weights that no query gives over these keys
     │   └── FileError                    a file that is missing, truncated or incomplete
     ├── MissingPackage                   an optional package this needs is not installed
     ├── ToleranceUnreachable             no arithmetic at hand proves the tolerance
@@ -17,6 +19,8 @@ Every message has four parts: the name, the value it had, the rule it broke, the
 """
 
 from __future__ import annotations
+
+from fractions import Fraction
 
 
 class AvowError(Exception):
@@ -56,6 +60,33 @@ class ParameterError(InputError):
 
 class UnknownMethod(InputError):
     """No method of that name."""
+
+
+class InsideHull(InputError):
+    """A key that is a mean of the others; `weights`, one for each key, are that mean, exactly: the proof."""
+
+    def __init__(self, name: str, value: object, rule: str, remedy: str, weights: tuple[Fraction, ...] = ()) -> None:
+        super().__init__(name, value, rule, remedy)
+        self.weights = weights
+
+    def __reduce__(self):  # type: ignore[no-untyped-def]
+        return type(self), (self.name, self.value, self.rule, self.remedy, self.weights)
+
+
+class OutOfReach(InputError):
+    r"""Attention weights that no query gives; `combination`, one number for each key, is the proof.
+
+    It sums to 0, and so does :math:`\sum_i c_i k_i`, exactly: whatever the query, :math:`\sum_i c_i \ln \alpha_i = 0`.
+    """
+
+    def __init__(
+        self, name: str, value: object, rule: str, remedy: str, combination: tuple[Fraction, ...] = ()
+    ) -> None:
+        super().__init__(name, value, rule, remedy)
+        self.combination = combination
+
+    def __reduce__(self):  # type: ignore[no-untyped-def]
+        return type(self), (self.name, self.value, self.rule, self.remedy, self.combination)
 
 
 class FileError(InputError):

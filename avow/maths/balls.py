@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import math
 from collections.abc import Callable, Iterator, Sequence
+from fractions import Fraction
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from torch import Tensor
@@ -16,7 +17,7 @@ from torch import Tensor
 from avow.errors import MissingPackage
 
 if TYPE_CHECKING:
-    from flint import arb
+    from flint import arb, arb_mat
 
 T = TypeVar("T")
 # Enough for every proof here: beyond it, two numbers that still cannot be told apart are taken for equal.
@@ -48,6 +49,16 @@ def precision(bits: int) -> Iterator[None]:
 def ball(x: float | int | str | Tensor) -> arb:
     """A float as it is, exactly; a string as the decimal it spells, enclosed."""
     return _flint().arb(float(x) if isinstance(x, Tensor) else x)
+
+
+def ratio(x: Fraction) -> arb:
+    """A fraction, enclosed."""
+    return _flint().arb(x.numerator) / x.denominator
+
+
+def grid(x: Tensor) -> arb_mat:
+    """A matrix as flint's own, exactly: its products and solutions are enclosures too, and quick."""
+    return _flint().arb_mat(*x.shape, x.detach().double().flatten().tolist())
 
 
 def interval(low: float, high: float) -> arb:
@@ -85,6 +96,11 @@ def softmax(logits: Sequence[arb]) -> list[arb]:
     weights = [(x - top).exp() for x in logits]
     total = sum(weights, ball(0))
     return [weight / total for weight in weights]
+
+
+def normal_cdf(x: arb) -> arb:
+    r""":math:`\Phi(x)`: how likely a standard normal number is at most x."""
+    return (-x / ball(2).sqrt()).erfc() / 2
 
 
 def upper(x: arb) -> float:

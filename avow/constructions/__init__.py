@@ -1,1 +1,30 @@
 """Closed-form weights that do what they say, each with a proof on the numbers themselves."""
+
+from avow.constructions.laws import AnyScale as AnyScale
+from avow.constructions.laws import DiscreteLaw as DiscreteLaw
+from avow.constructions.laws import GaussianLaw as GaussianLaw
+from avow.constructions.noise import NoiseAnalysis as NoiseAnalysis
+from avow.constructions.noise import noise_analysis as noise_analysis
+from avow.constructions.programs import Program as Program
+from avow.constructions.programs import program as program
+from avow.constructions.projections import ProjectOut as ProjectOut
+from avow.constructions.projections import project_out as project_out
+from avow.constructions.queries import AverageQuery as AverageQuery
+from avow.constructions.queries import CopyQuery as CopyQuery
+from avow.constructions.queries import MixtureQuery as MixtureQuery
+from avow.constructions.queries import average_query as average_query
+from avow.constructions.queries import copy_query as copy_query
+from avow.constructions.queries import mixture_query as mixture_query
+from avow.constructions.relu import ReluLinear as ReluLinear
+from avow.constructions.relu import ReluSquare as ReluSquare
+from avow.constructions.relu import ReluSquareDeep as ReluSquareDeep
+from avow.constructions.relu import relu_linear as relu_linear
+from avow.constructions.relu import relu_square as relu_square
+from avow.constructions.relu_curves import ReluPiecewise as ReluPiecewise
+from avow.constructions.relu_curves import relu_piecewise as relu_piecewise
+from avow.constructions.robust import RobustHeads as RobustHeads
+from avow.constructions.robust import robust_heads as robust_heads
+from avow.constructions.routers import Router as Router
+from avow.constructions.routers import feature_map as feature_map
+from avow.constructions.routers import route_by_weights as route_by_weights
+from avow.constructions.routers import router as router

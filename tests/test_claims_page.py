@@ -11,7 +11,7 @@ import pytest
 
 from avow.claims.claim import Claim, Finding, as_json, claim
 from avow.report.claims_page import claims_page, headline
-from avow.report.mathml import formula
+from avow.report.mathml import display, formula
 from tests import sample_claims
 from tests.test_report import outside
 
@@ -75,7 +75,7 @@ def test_an_article_holds_all_there_is_to_say(page: str) -> None:
         "It is not from 1 on.",
         "counterexample</span> half of a half",
         "x: 1/2",
-        "symbolic of what is true instead",
+        "Of what is true instead",
         "broken on purpose: a number above 1 → rejected",
         "<td>0.25</td>",
         'Rests on <a href="#binomial">',
@@ -83,7 +83,7 @@ def test_an_article_holds_all_there_is_to_say(page: str) -> None:
         assert words in shown, words
     proved = article(page, "binomial")
     assert "x &lt; y means less" in proved and "<code>avow/maths/balls.py</code>" in proved
-    assert 'id="picture-binomial"' in proved and proved.count("<math") == 2
+    assert 'id="picture-binomial"' in proved and proved.count("<math") == 3
 
 
 def test_the_figures_are_those_of_the_charts(page: str) -> None:
@@ -158,9 +158,21 @@ def test_a_formula_that_cannot_be_read_is_shown_as_it_was_written(latex: str) ->
     assert formula(latex) == f'<code class="latex">{latex}</code>'
 
 
+def test_a_display_breaks_outside_brackets_only_and_its_words_are_words() -> None:
+    shown = display(r"f(a, b)^2 = c,\ d \text{ for <all> } x")
+    assert shown.count("<math") == 3 and "</math> for &lt;all&gt; <math" in shown
+    first = shown[: shown.index("</math>")]
+    assert "<mi>b</mi>" in first and "<mi>d</mi>" not in first
+
+
+def test_sides_that_are_one_are_not_called_an_equation(page: str) -> None:
+    same = judged([replace(sample_claims.binomial, subject=lambda a, b: (a + b) ** 2)])
+    assert "both sides are <math" in claims_page(same, "") and "both sides are" not in page
+
+
 def undrawn(claims: Sequence[Claim]) -> list[str]:
     """Claims with a formula that the page could only show as source."""
-    return [one.id for one in claims if "<code" in formula(one.statement) + formula(one.amended or "x")]
+    return [one.id for one in claims if "<code" in display(one.statement) + display(one.amended or "x")]
 
 
 def test_every_formula_of_the_catalogue_is_drawn() -> None:

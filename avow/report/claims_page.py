@@ -12,7 +12,7 @@ from avow.chart import Chart, Picture
 from avow.claims.claim import Claim, Evidence, Finding, Verdict
 from avow.report import charts, words
 from avow.report.document import document
-from avow.report.mathml import formula
+from avow.report.mathml import display, formula
 
 VERDICTS: tuple[Verdict, ...] = ("proved", "corrected", "refuted", "supported", "no verdict", "not applicable")
 
@@ -44,10 +44,9 @@ h3 a { text-decoration: none; }
 h4 { font-size: .8rem; margin: 1.1rem 0 .2rem; color: var(--soft); font-weight: 600; }
 article > p { max-width: 50rem; }
 .says { font-size: 1.06rem; margin: .45rem 0; }
-.formula { overflow-x: auto; overflow-y: hidden; padding: .35rem 0; }
-math { font-size: 1.12rem; font-family: "STIX Two Math", "Cambria Math", "Latin Modern Math", "Libertinus Math",
-  "DejaVu Math TeX Gyre", "Noto Sans Math", "DejaVu Serif", math; }
-math[display=block] { text-align: left; width: max-content; margin: 0; }
+.formula { overflow-x: auto; overflow-y: hidden; padding: .35rem 0; line-height: 2.1; }
+math, .formula { font-size: 1.12rem; font-family: "STIX Two Math", "Cambria Math", "Latin Modern Math",
+  "Libertinus Math", "DejaVu Math TeX Gyre", "Noto Sans Math", "DejaVu Serif", math; }
 li math, .facts math { font-size: 1rem; }
 .instead { border-left: 3px solid var(--corrected); padding-left: 1rem; margin: .8rem 0; }
 .instead h4 { margin-top: 0; color: var(--corrected); }
@@ -222,12 +221,16 @@ def _picture(finding: Finding, figures: dict[str, Any]) -> str:
 
 
 def _evidence(finding: Finding) -> str:
-    steps = "".join(_step(step) for step in finding.evidence)
+    steps = ""
+    for amended in (False, True):
+        own = [_step(step) for step in finding.evidence if step.amended == amended]
+        heading = "<h4>Of what is true instead</h4>" if amended else ""
+        steps += f'{heading}<ol class="steps">{"".join(own)}</ol>' if own else ""
     shown = ""
     if steps:
         count = f"{len(finding.evidence)} step{'s' if len(finding.evidence) > 1 else ''}"
         summary = f"<summary>Evidence: {count}, {words.listed(list(finding.kinds))}</summary>"
-        shown = f'<details{" open" if finding.trouble else ""}>{summary}<ol class="steps">{steps}</ol></details>'
+        shown = f"<details{' open' if finding.trouble else ''}>{summary}{steps}</details>"
     if finding.trouble:
         shown += f'<p class="trouble">{escape(finding.trouble)}</p>'
     broken = ""
@@ -238,10 +241,9 @@ def _evidence(finding: Finding) -> str:
 
 
 def _step(step: Evidence) -> str:
-    about = " of what is true instead" if step.amended else ""
     facts = "".join(f"<span>{told}</span> " for told in _facts(step))
     shown = f'<div class="facts">{facts}</div>' if facts else ""
-    return f'<li><span class="kind">{step.kind}{about}</span> {escape(step.says)}{shown}</li>'
+    return f'<li><span class="kind">{step.kind}</span> {escape(step.says)}{shown}</li>'
 
 
 # How a symbolic step tells of its formulas.
@@ -254,8 +256,11 @@ def _facts(step: Evidence) -> Iterator[str]:
     if step.kind != "symbolic":
         yield from (f"{escape(name)}: {escape(fact_told(fact))}" for name, fact in facts.items())
         return
-    if "left" in facts and "right" in facts:
-        yield formula(f"{facts['left']} = {facts['right']}")
+    left, right = facts.get("left"), facts.get("right")
+    if left is not None and left == right:
+        yield f"both sides are {formula(left)}"
+    elif left is not None:
+        yield formula(f"{left} = {right}")
     for name, fact in facts.items():
         if name in _RELATIONS:
             yield formula(f"{fact} {_RELATIONS[name]}")
@@ -290,7 +295,7 @@ def _list(title: str, items: list[str]) -> str:
 
 
 def _formula(latex: str) -> str:
-    return f'<div class="formula">{formula(latex, block=True)}</div>' if latex else ""
+    return f'<div class="formula">{display(latex)}</div>' if latex else ""
 
 
 def _badge(finding: Finding) -> str:

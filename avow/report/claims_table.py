@@ -24,7 +24,7 @@ _COLOURS: dict[Verdict, str] = {
 def catalogue_table(claims: Iterable[Claim]) -> Table:
     """Every claim with its topic, the verdict on record and its words."""
     table = Table(box=None, pad_edge=False)
-    table.add_column("claim", overflow="fold")
+    table.add_column("claim", no_wrap=True)
     for heading in ("topic", "recorded", "in words"):
         table.add_column(heading)
     for claim in claims:
@@ -35,7 +35,7 @@ def catalogue_table(claims: Iterable[Claim]) -> Table:
 def findings_table(findings: Iterable[Finding]) -> Table:
     """The verdict on every claim, what it rests on, how long it took and how many broken variants were rejected."""
     table = Table(box=None, pad_edge=False)
-    table.add_column("claim", overflow="fold")
+    table.add_column("claim", no_wrap=True)
     table.add_column("verdict", no_wrap=True)
     table.add_column("evidence")
     table.add_column("time", justify="right", no_wrap=True)

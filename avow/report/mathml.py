@@ -5,21 +5,69 @@ from __future__ import annotations
 import html
 import re
 import unicodedata
+from collections.abc import Iterator
 from xml.etree import ElementTree
 
+_OPENING, _CLOSING = frozenset("([{⟨⌊⌈"), frozenset(")]}⟩⌋⌉")
 
-def formula(latex: str, block: bool = False) -> str:
-    """LaTeX as MathML; as code, word for word, where it cannot be read."""
+
+def formula(latex: str) -> str:
+    """LaTeX as MathML, to stand in a line; as code, word for word, where it cannot be read."""
+    root = _read(latex)
+    return _source(latex) if root is None else ElementTree.tostring(root, encoding="unicode")
+
+
+def display(latex: str) -> str:
+    """LaTeX as a display that breaks into lines: browsers never break a formula, so it comes in parts that they may.
+
+    Parts end where TeX might end a line: at a space, or after a comma, outside brackets. Words are words of the page.
+    """
+    root = _read(latex)
+    if root is None:
+        return _source(latex)
+    parts = "".join(_written(part) for part in _parts(list(root[0])))
+    return parts.replace("</math><math", "</math> <math")
+
+
+def _read(latex: str) -> ElementTree.Element | None:
     from latex2mathml.converter import convert_to_element
 
     try:
-        root = convert_to_element(latex, display="block" if block else "inline")
+        root: ElementTree.Element = convert_to_element(latex)
     except Exception:  # its errors share no base but this; whatever is wrong, the reader gets the source
-        return _source(latex)
+        return None
     _mend(root)
-    drawn = ElementTree.tostring(root, encoding="unicode")
     # A command it does not know comes through as its name.
-    return _source(latex) if re.search(r"\\[A-Za-z]", drawn) else drawn
+    unknown = any(re.search(r"\\[A-Za-z]", node.text or "") for node in root.iter())
+    return None if unknown else root
+
+
+def _parts(nodes: list[ElementTree.Element]) -> Iterator[list[ElementTree.Element]]:
+    part: list[ElementTree.Element] = []
+    depth = 0
+    for node in nodes:
+        text = node.text or ""
+        base = _base(node)
+        if base.tag == "mo":
+            depth = max(0, depth + (base.text in _OPENING) - (base.text in _CLOSING))
+        if depth == 0 and node.tag == "mtext":
+            yield from filter(None, (part, [node]))
+            part = []
+            continue
+        part.append(node)
+        if depth == 0 and (node.tag == "mspace" or (node.tag == "mo" and text in (",", ";", ":"))):
+            yield part
+            part = []
+    if part:
+        yield part
+
+
+def _written(part: list[ElementTree.Element]) -> str:
+    if part[0].tag == "mtext":
+        return html.escape((part[0].text or "").replace("\xa0", " "))
+    math = ElementTree.Element("math", {"displaystyle": "true"})
+    ElementTree.SubElement(math, "mrow").extend(part)
+    return ElementTree.tostring(math, encoding="unicode")
 
 
 def _source(latex: str) -> str:
@@ -49,12 +97,12 @@ def _mend(parent: ElementTree.Element) -> None:
         if _is_function(parent[i]):
             if i + 1 < len(parent) and not _is_sign(parent[i + 1]):
                 parent.insert(i + 1, _thin())
-            if i > 0 and not _is_function(parent[i - 1]) and (not _is_sign(parent[i - 1]) or _closes(parent[i - 1])):
+            if (
+                i > 0
+                and not _is_function(parent[i - 1])
+                and (not _is_sign(parent[i - 1]) or parent[i - 1].text in _CLOSING)
+            ):
                 parent.insert(i, _thin())
-
-
-def _closes(node: ElementTree.Element) -> bool:
-    return bool(node.text) and (node.text or "") in ")]}⟩⌋⌉"
 
 
 def _thin() -> ElementTree.Element:
@@ -69,11 +117,17 @@ def _is_relation(text: str) -> bool:
     return len(text) == 1 and unicodedata.category(text) in ("Sm", "So") and text not in "∞∂∇∅∀∃"
 
 
+def _base(node: ElementTree.Element) -> ElementTree.Element:
+    """What carries the things below and above it."""
+    while node.tag in ("msub", "msup", "msubsup", "munder", "mover", "munderover") and len(node):
+        node = node[0]
+    return node
+
+
 def _is_function(node: ElementTree.Element) -> bool:
     """A name such as ln, or one with something below or above it."""
-    if node.tag in ("msub", "msup", "msubsup", "munder", "mover", "munderover"):
-        return len(node) > 0 and _is_function(node[0])
-    return node.tag == "mi" and _is_name(node.text or "")
+    base = _base(node)
+    return base.tag == "mi" and _is_name(base.text or "")
 
 
 def _is_sign(node: ElementTree.Element) -> bool:

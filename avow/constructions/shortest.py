@@ -59,6 +59,7 @@ def pushed(gaps: Array, offsets: Array, log_eps: float) -> Pushed | None:
     rows = gaps / size @ basis.T  # (p, r)
     z, pull = np.zeros(len(basis)), 1.0
     close, least = False, math.inf
+    low, high = -math.inf, math.inf  # what is known of the logarithm of the right pull
     for _ in range(STEPS):
         # Far from the end the path need not be followed closely.
         centred = _centred(rows, z, offsets, pull, 1e-15 if close else 0.1)
@@ -73,10 +74,13 @@ def pushed(gaps: Array, offsets: Array, log_eps: float) -> Pushed | None:
             break
         least = abs(excess) if close else math.inf
         close = close or abs(excess) < 0.1
+        log_pull = math.log(pull)
+        low, high = (log_pull, high) if excess > 0 else (low, log_pull)
         step = excess / slope if slope > 0 else 7.0
-        step = math.copysign(
-            min(abs(step), 7.0, 2 * _stride(-math.copysign(1, step) * (rows @ along), rows @ z + offsets)), step
-        )
+        toward = -math.copysign(1, step) * (rows @ along)
+        step = math.copysign(min(abs(step), 7.0, 2 * _stride(toward, rows @ z + offsets)), step)
+        if not close and not low < log_pull + step < high:
+            step = (low + high) / 2 - log_pull
         z, pull = z - step * along, pull * math.exp(step)
     return Pushed(z @ basis / size, weights) if least < 1e-3 else None
 

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 
 import pytest
 import sympy
 import torch
 from torch import Tensor
 
+import avow
 from avow.chart import Chart, Table
 from avow.claims import counting
 from avow.claims.catalogue import costs, linear_costs
@@ -57,7 +59,9 @@ def test_each_claim_has_a_picture_words_and_a_sabotage(name: str) -> None:
     drawn = one.picture() if one.picture else None
     assert isinstance(drawn, Chart | Table)
     assert json.loads(json.dumps(drawn.plain()))["title"] == drawn.title
-    assert one.sabotage and one.statement and one.plain and one.assumptions and one.used_by
+    assert one.sabotage and one.statement and one.plain and one.assumptions
+    for module in one.used_by:
+        assert (Path(avow.__file__).parent / f"{module}.py").is_file()
 
 
 def test_interpolation_finds_a_polynomial_from_as_many_counts_as_it_has_coefficients() -> None:

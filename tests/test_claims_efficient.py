@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+from pathlib import Path
 
 import pytest
 import torch
@@ -60,7 +61,9 @@ def test_each_claim_has_a_picture_words_and_a_sabotage(name: str) -> None:
     drawn = one.picture() if one.picture else None
     assert isinstance(drawn, Chart | Table)
     assert json.loads(json.dumps(drawn.plain()))["title"] == drawn.title
-    assert one.sabotage and one.statement and one.plain and one.assumptions and one.used_by
+    assert one.sabotage and one.statement and one.plain and one.assumptions
+    for module in one.used_by:
+        assert (Path(avow.__file__).parent / f"{module}.py").is_file()
 
 
 def test_the_library_attends_by_distance_as_the_claim_says() -> None:

@@ -173,7 +173,9 @@ def at_most(
 def _from_one(expression: sympy.Expr) -> sympy.Expr:
     """An expression in what its lengths exceed one by, where positive coefficients show that it is nonnegative."""
     lengths = [symbol for symbol in expression.free_symbols if symbol.is_positive]
-    return sympy.expand(expression.subs({symbol: 1 + sympy.Dummy(f"{symbol}", nonnegative=True) for symbol in lengths}))
+    return sympy.expand(
+        expression.subs({symbol: 1 + sympy.Dummy(f"({symbol}-1)", nonnegative=True) for symbol in lengths})
+    )
 
 
 def unbounded(ratio: sympy.Expr, symbol: sympy.Symbol) -> bool:

@@ -221,7 +221,7 @@ def _weaker_picture() -> Chart:
     used_by=("methods/separable",),
 )
 def separable_weaker(bound: Formula) -> Iterator[Evidence]:
-    more = Symbol("n-d", integer=True, positive=True)
+    more = Symbol("(n-d)", integer=True, positive=True)
     size = d + more
     R, C = MatrixSymbol("R", size, d), MatrixSymbol("C", size, d)
     X, Y = MatrixSymbol("X", size, more), MatrixSymbol("Y", size, d)

@@ -86,7 +86,7 @@ def low_rank_cost(product: Program) -> Iterator[Evidence]:
 
     found, step = counting.counted(count, [n, k, d], [(7, 5, 6)], "the product by its factors")
     yield step
-    more = sympy.Symbol("n-k", integer=True, nonnegative=True)
+    more = sympy.Symbol("(n-k)", integer=True, nonnegative=True)
     yield counting.at_most(found, n * k * d, "time, for k ≤ n", given={n: k + more})
     yield _confusion(product)
     yield from _full_rank()
@@ -127,7 +127,7 @@ def _full_rank() -> Iterator[Evidence]:
 
 def _decomposition() -> Iterator[Evidence]:
     j = sympy.Symbol("j", integer=True, positive=True)
-    more = sympy.Symbol("n-3d/2", nonnegative=True)
+    more = sympy.Symbol("(n-3d/2)", nonnegative=True)
     work = sympy.summation(8 * j**2, (j, 1, n))
     attention = 4 * n**2 * d
     yield toolbox.nonnegative(
@@ -323,7 +323,6 @@ def _perceiver_picture() -> Chart:
         "blocks that read the inputs again": Perceiver(attended, attended),
     },
     picture=_perceiver_picture,
-    used_by=("methods/latent",),
 )
 def perceiver_cost(perceiver: Perceiver) -> Iterator[Evidence]:
     inputs, blocks = counting.length("ℓ"), counting.length("L")

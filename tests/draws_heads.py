@@ -18,7 +18,7 @@ from avow.constructions.laws import AnyScale, DiscreteLaw, GaussianLaw, Law
 from avow.constructions.projections import ProjectOut, project_out
 from avow.constructions.robust import RobustHeads, robust_heads
 from avow.constructions.routers import Router, feature_map, router
-from avow.errors import ParameterError, ToleranceUnreachable
+from avow.errors import ParameterError, RangeError, ToleranceUnreachable
 
 DTYPES = (torch.float64, torch.float32, torch.bfloat16, torch.float16)
 
@@ -113,7 +113,7 @@ def drawn(make: Callable[[torch.Generator], Construction]) -> Callable[[torch.Ge
         while True:
             try:
                 return make(generator)
-            except (ParameterError, ToleranceUnreachable):
+            except (ParameterError, RangeError, ToleranceUnreachable):
                 continue
 
     return draw

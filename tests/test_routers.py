@@ -11,7 +11,15 @@ import torch
 from torch import Tensor
 
 from avow.constructions import Router, feature_map, program, project_out, route_by_weights, router
-from avow.errors import AvowError, DtypeError, NonFiniteError, ParameterError, ShapeError, ToleranceUnreachable
+from avow.errors import (
+    AvowError,
+    DtypeError,
+    NonFiniteError,
+    ParameterError,
+    RangeError,
+    ShapeError,
+    ToleranceUnreachable,
+)
 from tests.draws_heads import DRAWS, WEAKENED
 
 DTYPES = [torch.float64, torch.float32, torch.bfloat16, torch.float16]
@@ -86,6 +94,18 @@ def test_the_smallest_scale_is_the_one_in_closed_form() -> None:
         apart = math.sqrt(1 / (n - k) + 1 / k)
         needed.append(math.log((n - k) * (apart / eps - 1) / k))
     assert made.scale == pytest.approx(max(needed), rel=1e-9)
+
+
+@pytest.mark.parametrize(("size", "dtype"), [(1e-150, torch.float64), (1e-18, torch.float32), (1e15, torch.float32)])
+def test_tiny_and_huge_tokens_are_routed_alike(size: float, dtype: torch.dtype) -> None:
+    tokens = torch.randn(4, 6, dtype=torch.float64)
+    plain = router(tokens, {0: 1, 1: (2, 3)}, 0.01)
+    made = router((size * tokens).to(dtype).requires_grad_(), {0: 1, 1: (2, 3)}, 0.01)
+    assert made.verify() and made.is_smallest()
+    assert made.scale == pytest.approx(plain.scale, rel=1e-4)
+    assert not made.W_Q.requires_grad
+    received = made.as_module()(made.tokens).double() / size
+    torch.testing.assert_close(received, plain.as_module()(tokens), rtol=0, atol=1e-4)
 
 
 def test_several_sources_are_averaged_and_signs_are_carried() -> None:
@@ -248,6 +268,11 @@ EYE = torch.eye(3, dtype=torch.float64)
         (lambda: router(EYE, {0: []}, 0.1), ParameterError, "routes=0: [] must name tokens 0..2"),
         (lambda: router(EYE, {0: (1, 1)}, 0.1), ParameterError, "routes=0: (1, 1) must name tokens 0..2"),
         (lambda: router(EYE / 0, {0: 1}, 0.1), NonFiniteError, "router: tokens=nan or inf must be finite"),
+        (
+            lambda: router(EYE * 1e-310, {0: 1}, 0.1),
+            RangeError,
+            "so small, or so near dependent, carry the weights out of float64; scale them towards 1, or use",
+        ),
         (lambda: router(EYE[0], {0: 1}, 0.1), ShapeError, "router: tokens=(3,) must be a matrix"),
         (lambda: router(EYE[:0], {0: 1}, 0.1), ShapeError, "router: tokens=(0, 3) must hold a token; give (n, d)"),
         (lambda: router(EYE.long(), {0: 1}, 0.1), DtypeError, "router: tokens=torch.int64 must be of a floating type"),

@@ -111,6 +111,7 @@ def project_out(a: Tensor, b: Tensor) -> ProjectOut:
     if a.dtype != b.dtype:
         types = f"{a.dtype} and {b.dtype}"
         raise DtypeError("project_out: A and B", types, "must be of one type", "convert one of them")
+    a, b = a.detach(), b.detach()
     columns = torch.cat((a, b), 1).double()
     basis = dual_basis(columns)
     if basis is None:

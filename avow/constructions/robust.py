@@ -170,7 +170,7 @@ def robust_heads(
     """
     _check_heads(n, eps, noisy, other, dtype)
     least, most = _ends(law, least, away)
-    directions = None if keys is None else _orthonormal(keys.to(dtype), n, tolerance)
+    directions = None if keys is None else _orthonormal(keys.detach().to(dtype), n, tolerance)
     needed = math.log((n - 1) / eps)
     own = torch.zeros(2, n, dtype=torch.float64)
     if away:

@@ -6,7 +6,8 @@ Token i scores token j by :math:`\tau\, x_i^\top W_Q^\top W_K x_j` and receives
 
 .. math:: W_Q = \sum_{i \to j} D_j D_i^\top, \qquad W_K = I, \qquad W_V = carry
 
-scores exactly 1 on each source of i and 0 elsewhere, so that with k sources among n tokens the error
+(or W_Q/s and I/s, where the tokens' size s is far from 1) scores exactly 1 on each source of i and 0 elsewhere, so that
+with k sources among n tokens the error
 
 .. math:: c_i - \mathrm{intended}_i = \frac{n-k}{k e^\tau + n - k}\,(\bar v_{others} - \bar v_{sources})
 
@@ -27,7 +28,7 @@ from torch import Tensor, nn
 from avow.chart import Table
 from avow.constructions.construction import Construction, Proof
 from avow.constructions.projections import check_matrix, dual_basis, linear
-from avow.errors import ParameterError, ShapeError, ToleranceUnreachable
+from avow.errors import ParameterError, RangeError, ShapeError, ToleranceUnreachable
 from avow.maths import balls
 from avow.maths.grids import longest, rounded, stacked
 
@@ -143,14 +144,25 @@ def router(tokens: Tensor, routes: Routes, eps: float, *, carry: Tensor | None =
     check_matrix("router: carry", carry)
     if carry.shape[1] != d:
         raise ShapeError("router: carry", tuple(carry.shape), f"must be (e, {d}), as wide as a token", "transpose it?")
+    tokens, carry = tokens.detach(), carry.detach()
     W_V = carry.to(tokens.dtype)
     if not bool(((tokens.double() @ W_V.double().mT) != 0).any()):
         raise ParameterError(
             "router: carry", "this map", "must carry something of some token", "leave it out to carry all"
         )
-    W_Q = _queries(tokens, table).to(tokens.dtype)
-    made = Router(tokens, table, carry, W_Q, torch.eye(d, dtype=tokens.dtype), W_V, 0.0, eps)
-    return _with_smallest_scale(made)
+    # W_Q goes with the inverse square of the tokens' size: far from 1, W_K takes its half, and both stay in the type.
+    exponent = int(torch.frexp(tokens.double().abs().amax()).exponent)
+    size = 1.0 if abs(exponent) <= 4 else math.ldexp(1.0, exponent)
+    W_Q = (_queries(tokens.double() / size, table) / size).to(tokens.dtype)
+    W_K = (torch.eye(d, dtype=torch.float64) / size).to(tokens.dtype)
+    if not (bool(torch.isfinite(W_Q).all()) and bool(torch.isfinite(W_K).all())):
+        raise RangeError(
+            "router: tokens",
+            f"of size {math.ldexp(1.0, exponent):.3g}",
+            f"so small, or so near dependent, carry the weights out of {str(tokens.dtype).removeprefix('torch.')}",
+            "scale them towards 1, or use a wider type",
+        )
+    return _with_smallest_scale(Router(tokens, table, carry, W_Q, W_K, W_V, 0.0, eps))
 
 
 def feature_map(features: Tensor, gains: Sequence[float]) -> Tensor:
@@ -233,7 +245,7 @@ def _queries(tokens: Tensor, table: Mapping[int, tuple[int, ...]]) -> Tensor:
     n = len(tokens)
     basis = dual_basis(tokens.mT)
     if basis is None:
-        return _separating(tokens.double(), table)
+        return _separating(tokens, table)
     pattern = torch.zeros(n, n, dtype=torch.float64)
     for i, sources in table.items():
         pattern[i, list(sources)] = 1.0
@@ -295,7 +307,8 @@ def _with_smallest_scale(made: Router) -> Router:
     carried = wide @ made.carry.double().mT
     rows = list(made.routes)
     intended = torch.stack([carried[list(sources)].mean(0) for sources in made.routes.values()])
-    unit = values.norm(dim=1).amax()
+    most = values.abs().amax()
+    unit, values, intended = (values / most).norm(dim=1).amax(), values / most, intended / most
     ahead = scores[rows] - scores[rows].amax(-1, keepdim=True)
 
     def error(scale: Tensor) -> Tensor:

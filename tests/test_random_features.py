@@ -50,8 +50,9 @@ def run(p: Problem, features: int = 16, seed: int = 0, **options: object) -> tup
 
 def estimates(p: Problem, frame: Frame, directions: Tensor) -> Tensor:
     """exp(q·k) of every pair by every feature, in a frame and as the method builds it: (b, h, n, s, m)."""
+    frame = Frame(*(x.double() for x in frame))
     q = framed_queries(p, frame, slice(None), torch.float64)
-    k, shift = framed_keys(p, frame, slice(None), torch.float64)
+    k, _, shift = framed_keys(p, frame, slice(None), torch.float64)
     rows = q @ directions.T - 0.5 * q.square().sum(-1, keepdim=True)
     return torch.exp(rows.unsqueeze(-2) + (k @ directions.T + shift).unsqueeze(-3))
 
@@ -92,7 +93,7 @@ def test_the_unnormalised_estimate_is_unbiased(orthogonal: bool, place: int, blo
     if not orthogonal:
         directions = feature_maps.draw(8 * draws, 8, False, seeded(), torch.device("cpu"))
     q = framed_queries(p, frame, slice(None), torch.float64)
-    k, _ = framed_keys(p, frame, slice(None), torch.float64)
+    k = framed_keys(p, frame, slice(None), torch.float64)[0]
     radius = torch.linalg.vector_norm(q.unsqueeze(-2) + k.unsqueeze(-3), dim=-1)
     each = feature_maps.relative_variance(radius, 8, 8, orthogonal)
     # Chebyshev for each pair, all pairs at once: P(|mean − truth| > band) ≤ MISS.
@@ -219,13 +220,60 @@ def test_a_state_carried_between_values_of_other_sizes_equals_one_call(sizes: tu
     torch.testing.assert_close(torch.cat([start, end], -2), whole, rtol=1e-9, atol=0)
 
 
+def wide(p: Problem) -> Problem:
+    return Problem.of(p.q.double(), p.k.double(), p.v.double(), causal=p.causal)
+
+
+def loud_from(place: int, causal: bool, loud_rows: bool = False) -> Problem:
+    """Keys of small norms in float32 up to a place, of norms too large to share one reference from there on."""
+    q, k, v = (0.5 * torch.randn(1, 2, 700, 6) for _ in range(3))
+    k[..., place:, :] *= 40
+    if loud_rows:
+        q[..., 300:, :] *= 12
+    return Problem.of(q, k, v, causal=causal)
+
+
+def references(trace: Trace) -> int:
+    assert trace.final_state is not None
+    return trace.final_state.sums.top.shape[-1]
+
+
+@either_way
+@pytest.mark.parametrize("place", [0, 1, 600, 700], ids=str)
+def test_features_share_a_reference_as_long_as_keys_are_quiet(place: int, causal: bool) -> None:
+    p = loud_from(place, causal)
+    out, trace = run(p)
+    torch.testing.assert_close(out.double(), quadratic(wide(p), trace), atol=2e-4, rtol=1e-4)
+    assert references(trace) == (1 if place == 700 else 16)
+
+
+def test_loud_rows_may_meet_quiet_keys() -> None:
+    p = loud_from(700, causal=True, loud_rows=True)
+    out, trace = run(p)
+    torch.testing.assert_close(out.double(), quadratic(wide(p), trace), atol=2e-4, rtol=1e-4)
+    assert references(trace) == 1
+
+
+@pytest.mark.parametrize(("first", "then"), [(1, 40), (40, 1), (1, 1), (40, 40)], ids=str)
+def test_a_state_carried_from_quiet_keys_to_loud_ones_equals_one_call(first: float, then: float) -> None:
+    p = loud_from(700, causal=True)
+    p.k[..., :350, :] *= first
+    p.k[..., 350:, :] *= then
+    whole, trace = run(p)
+    before, after = halves(p, 350)
+    start, carried = run(before)
+    end, _ = run(after, initial_state=carried.final_state)
+    torch.testing.assert_close(torch.cat([start, end], -2), whole, atol=2e-4, rtol=1e-4)
+    torch.testing.assert_close(whole.double(), quadratic(wide(p), trace), atol=2e-4, rtol=1e-4)
+
+
 def test_frames_change_no_weight_of_the_target() -> None:
     p = small_problem(scale=0.7)
     plain, centred = frames(p)
     truth = softmax_weights(p.q, p.k, None, None, False, p.scale)
     for frame in (plain, centred):
         q = framed_queries(p, frame, slice(None), torch.float64)
-        k, shift = framed_keys(p, frame, slice(None), torch.float64)
+        k, _, shift = framed_keys(p, frame, slice(None), torch.float64)
         logs = q @ k.transpose(-1, -2) + (shift + 0.5 * k.square().sum(-1, keepdim=True)).transpose(-1, -2)
         torch.testing.assert_close(torch.softmax(logs, -1), truth)
         assert not torch.allclose(torch.softmax(q @ k.transpose(-1, -2), -1), truth) or frame is plain

@@ -103,6 +103,14 @@ def test_more_queries_than_keys_and_more_keys_than_queries(n: int, s: int) -> No
     torch.testing.assert_close(end.total, everything.total)
 
 
+@pytest.mark.parametrize("length", [1, 63, 64, 65, 200])
+def test_running_sums_are_cumulative(length: int) -> None:
+    x, total = torch.rand(B, G, length, 3, dtype=torch.float64), torch.rand(B, G, 3, 1, dtype=torch.float64)
+    wanted = x.cumsum(-2) + total.transpose(-1, -2)
+    torch.testing.assert_close(scan.running(x, total), wanted)
+    assert not torch.allclose(scan.running(x, 2 * total), wanted)
+
+
 def counted(x: Sequence) -> int:
     """How many pieces a causal pass was cut into."""
     pieces = []

@@ -26,6 +26,9 @@ _U = rounding.unit(torch.float64)
 _SPENT = 1e-9
 # The most pivots drawn in one round.
 _TOGETHER = 16
+# Pivots are sought among so many keys, or so many a pivot: their choice then costs the same at any length.
+_CANDIDATES = 4096
+_PER_PIVOT = 16
 
 
 def log_gauss(x: Float[Tensor, "*b n d"], z: Float[Tensor, "*b r d"]) -> Float[Tensor, "*b n r"]:
@@ -54,10 +57,38 @@ def pivots(
     """Landmarks by randomised block-pivoted Cholesky of the kernel w(x) G(x,y) w(y).
 
     Each round draws without replacement, with probability proportional to the diagonal that is left. Keys of
-    weight zero (log −inf) are drawn only when no others are left. Any landmarks are sound; these are good.
+    weight zero (log −inf) are drawn only when no others are left. Of many keys only some are candidates, drawn in
+    the same way. Any landmarks are sound; these are good.
     """
-    b, g, s, d = x.shape
+    few = candidates(x.shape[-2], rank)
+    if few == x.shape[-2]:
+        return _pivots(x, log_weight, rank, generator)
+    noise = _uniform(log_weight.shape, generator, x)
+    worth = torch.where(log_weight > -math.inf, 2 * log_weight + _gumbel(noise), -1e300 * (1 + noise))
+    index = worth.topk(few, dim=-1).indices  # (b, g, few)
+    some = x.gather(-2, index.unsqueeze(-1).expand(-1, -1, -1, x.shape[-1]))
+    return index.gather(-1, _pivots(some, log_weight.gather(-1, index), rank, generator))
+
+
+def candidates(keys: int, rank: int) -> int:
+    """How many of so many keys may become landmarks."""
+    return min(keys, max(_CANDIDATES, _PER_PIVOT * rank))
+
+
+def _uniform(shape: torch.Size, generator: torch.Generator | None, like: Tensor) -> Tensor:
     source = torch.device("cpu") if generator is None else generator.device
+    return torch.rand(shape, generator=generator, dtype=like.dtype, device=source).to(like.device)
+
+
+def _gumbel(noise: Tensor) -> Tensor:
+    """The largest of log-weights plus Gumbel noise are a draw without replacement."""
+    return -torch.log(-torch.log(noise.clamp(1e-300, 1 - 1e-16)))
+
+
+def _pivots(
+    x: Float[Tensor, "b g s d"], log_weight: Float[Tensor, "b g s"], rank: int, generator: torch.Generator | None
+) -> Int[Tensor, "b g r"]:
+    b, g, s, d = x.shape
     log_weight = 2 * log_weight
     half = 0.5 * x.square().sum(-1).unsqueeze(-2)  # (b, g, 1, s)
     left = torch.ones_like(log_weight)
@@ -66,9 +97,8 @@ def pivots(
     taken = torch.zeros(b, g, s, dtype=torch.bool, device=x.device)
     for span in rounds(rank):
         size = span.stop - span.start
-        noise = torch.rand(b, g, s, generator=generator, dtype=x.dtype, device=source).to(x.device)
-        # The largest of log-weights plus Gumbel noise are a draw without replacement.
-        worth = log_weight + torch.log(left) - torch.log(-torch.log(noise.clamp(1e-300, 1 - 1e-16)))
+        noise = _uniform(left.shape, generator, x)
+        worth = log_weight + torch.log(left) + _gumbel(noise)
         # Then keys with nothing left, then hidden ones, in any order.
         worth = torch.where(left > 0, worth, -1e200 * (1 + noise))
         worth = torch.where(log_weight > -math.inf, worth, -1e300 * (1 + noise)).masked_fill_(taken, -math.inf)
@@ -96,7 +126,8 @@ def pivots(
 
 def pivot_flops(heads: int, keys: int, dim: int, rank: int) -> int:
     """Multiply-adds, counted as two, of `pivots`."""
-    return sum(2 * heads * keys * (span.stop - span.start) * (dim + span.start) for span in rounds(rank))
+    few = candidates(keys, rank)
+    return sum(2 * heads * few * (span.stop - span.start) * (dim + span.start) for span in rounds(rank))
 
 
 class Factor(NamedTuple):

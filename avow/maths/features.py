@@ -89,12 +89,16 @@ def framed_queries(p: Problem, frame: Frame, span: slice, dtype: torch.dtype) ->
     return (p.q[..., span, :].to(dtype) - shift) * (balance * root)
 
 
-def framed_keys(p: Problem, frame: Frame, span: slice, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
-    """Keys in the frame, and the log each brings with it: −‖k‖²/2, and b·(k−c) for the shift of the queries."""
+def framed_keys(p: Problem, frame: Frame, span: slice, dtype: torch.dtype) -> tuple[Tensor, Tensor, Tensor]:
+    """Keys in the frame, their lengths, and the log each brings with it.
+
+    That is −‖k‖²/2, and b·(k−c) for the shift of the queries.
+    """
     away = p.k[..., span, :].to(dtype) - frame.key_shift
     keys = away * (math.sqrt(abs(p.scale)) / frame.balance)
     log = away @ (frame.query_shift * p.scale).transpose(-1, -2)
-    return keys, log - 0.5 * torch.linalg.vector_norm(keys, dim=-1, keepdim=True).square()
+    length = torch.linalg.vector_norm(keys, dim=-1, keepdim=True)
+    return keys, length, log - 0.5 * length.square()
 
 
 def relative_variance(radius: Tensor, features: int, dim: int, orthogonal: bool) -> Tensor:

@@ -14,7 +14,7 @@ from avow.maths import rounding
 from avow.maths.masks import sees_any, visible_max
 
 # Heads whose values are this far from one, either way, are brought near one before they are summed.
-_COMFORT = 1e-15
+_COMFORT = 1e-8
 
 
 def grouped(x: Float[Tensor, "b h n c"], groups: int) -> Float[Tensor, "b g r n c"]:

@@ -1,13 +1,14 @@
 r"""Sums over keys in log-scaled features: one state, one pass, any length, no overflow.
 
 Every linear attention here has numerators :math:`\sum_f y_{if} \sum_{j \le i} x_{jf} v_j`, where the key
-features are numbers too large or too small for any float: :math:`x_{jf} = c_{jf} e^{l_{jf}}`. They are kept
+features are numbers too large or too small for any float: :math:`x_{jf} = e^{l_{jf}}`. They are kept
 relative to a running maximum per feature, as online softmax keeps its weights:
 
-.. math:: \mathrm{sums}_f = \sum_j c_{jf} e^{l_{jf} - \mathrm{top}_f} v_j, \quad
-          \mathrm{total}_f = \sum_j c_{jf} e^{l_{jf} - \mathrm{top}_f}, \quad \mathrm{top}_f = \max_j l_{jf}
+.. math:: \mathrm{sums}_f = \sum_j e^{l_{jf} - \mathrm{top}_f} v_j, \quad
+          \mathrm{total}_f = \sum_j e^{l_{jf} - \mathrm{top}_f}, \quad \mathrm{top}_f = \max_j l_{jf}
 
-so that exponents never exceed `_RISE` and the largest term of each feature is never lost.
+so that exponents never exceed `_RISE` and the largest term of each feature is never lost. Features of moderate size
+but for one factor a key, :math:`x_{jf} = c_{jf} e^{l_j}`, share one reference, and need fewer passes over them.
 """
 
 from __future__ import annotations
@@ -31,10 +32,12 @@ _CACHED = 2**19
 # How far logs may rise above the reference inside a tile. e^40 · smallest normal · (features · tile) is far
 # below rounding, so nothing that counts is lost at the other end of the range.
 _RISE = {torch.float32: 40.0, torch.float64: 300.0}
+# The same for one log a key beside factors, which have a range of their own.
+_RISE_SHARED = {torch.float32: 8.0, torch.float64: 300.0}
 
 
 class Keys(NamedTuple):
-    """Features of some keys: `factor · exp(log)`, no factor meaning one; keys not `seen` have log −inf.
+    """Features of some keys: exp(log), or `factor · exp(log)` with one log per key; keys not `seen` have log −inf.
 
     `log` is the scan's to overwrite: never hand over a view of the caller's tensor.
     """
@@ -51,6 +54,11 @@ class State(NamedTuple):
     sums: Float[Tensor, "b g m e"]
     total: Float[Tensor, "b g m 1"]
     steps: int = 0
+
+    def seen_from(self, reference: Tensor) -> State:
+        """The same state relative to a higher reference."""
+        shrink = torch.exp(self.top - reference).transpose(-1, -2)
+        return State(reference, self.sums * shrink, self.total * shrink, self.steps)
 
 
 class Tile(NamedTuple):
@@ -83,22 +91,26 @@ class _Collector:
         self.done = 0
 
     def add(self, numerator: Tensor, normaliser: Tensor | None, reference: Tensor) -> None:
-        unit = None
+        divisor, unit = None, None
         if normaliser is not None:
             # A visible key contributes one; what is smaller belongs to a row that sees nothing.
             least = torch.finfo(normaliser.dtype).tiny
-            numerator = numerator / torch.where(normaliser.abs() < least, 1.0, normaliser)
+            divisor = torch.where(normaliser.abs() < least, 1.0, normaliser)
             if reference.shape[-1] == 1:
                 unit = reference.unsqueeze(2).expand_as(normaliser)
-        part = Sums(numerator, normaliser, unit)
         length = numerator.shape[-2]
         if length == self.queries or numerator.requires_grad or torch.compiler.is_compiling():
-            self.parts.append(part)
+            self.parts.append(Sums(numerator if divisor is None else numerator / divisor, normaliser, unit))
             return
         if self.whole is None:
-            self.whole = Sums(*(_longer(x, self.queries) for x in part))  # type: ignore[arg-type]
+            self.whole = Sums(*(_longer(x, self.queries) for x in (numerator, normaliser, unit)))  # type: ignore[arg-type]
         span = slice(self.done, self.done + length)
-        for target, source in zip(self.whole, part, strict=True):
+        rows = self.whole.out[..., span, :]
+        if divisor is None:
+            rows.copy_(numerator)
+        else:
+            torch.div(numerator, divisor, out=rows)
+        for target, source in ((self.whole.normaliser, normaliser), (self.whole.unit_log, unit)):
             if target is not None and source is not None:
                 target[..., span, :] = source
         self.done += length
@@ -129,9 +141,7 @@ def nothing(values: Float[Tensor, "b g s e"], features: int, logs: int) -> State
 
 def settle(state: State) -> State:
     """The same state with a finite reference."""
-    reference = _finite(state.top)
-    shrink = torch.exp(state.top - reference).transpose(-1, -2)
-    return State(reference, state.sums * shrink, state.total * shrink, state.steps)
+    return state.seen_from(_finite(state.top))
 
 
 def tile_length(per_position: int) -> int:
@@ -155,13 +165,13 @@ def absorb(keys_of: KeysOf, values: Float[Tensor, "b g s e"], features: int, sta
         keys = keys_of(span)
         top = keys.log.detach().amax(-2, keepdim=True)
         if state is not None:
+            state = _joining(state, keys)
             top = torch.maximum(top, state.top)
         reference = _finite(top)
-        x = _shifted(keys, reference)  # (b, g, l, m)
-        sums, total = x.transpose(-1, -2) @ values[..., span, :], x.sum(-2).unsqueeze(-1)
+        sums, total = _summed(keys, reference, values[..., span, :])
         if state is not None:
-            shrink = torch.exp(state.top - reference).transpose(-1, -2)
-            sums, total = sums + state.sums * shrink, total + state.total * shrink
+            before = state.seen_from(reference)
+            sums, total = sums + before.sums, total + before.total
         state = State(top, sums, total, 1 if state is None else state.steps + 1)
     assert state is not None, "no keys and no state"
     return state
@@ -177,10 +187,12 @@ def collect(rows_of: Callable[[slice], Tensor], heads: int, queries: int, state:
 def _collect(
     rows_of: Callable[[slice], Tensor], heads: int, queries: int, state: State, normalise: bool, collector: _Collector
 ) -> None:
-    columns, total = state.sums.unsqueeze(2), state.total.unsqueeze(2)
+    # The normaliser is one more column: a product of its own would read all rows again.
+    columns = (torch.cat([state.sums, state.total], -1) if normalise else state.sums).unsqueeze(2)
     for span in tiles(queries, columns.shape[0] * heads * columns.shape[-2]):
-        rows = rows_of(span)  # (b, g, r, l, m)
-        collector.add(rows @ columns, rows @ total if normalise else None, state.top)
+        found = rows_of(span) @ columns  # (b, g, r, l, m) @ (b, g, 1, m, e)
+        numerator, normaliser = (found[..., :-1], found[..., -1:]) if normalise else (found, None)
+        collector.add(numerator, normaliser, state.top)
 
 
 def causal(
@@ -219,19 +231,36 @@ def causal(
     return collector.joined(), state
 
 
+def _joining(state: State, keys: Keys) -> State:
+    """The state with a reference for each feature where the keys to come need one, and sums had shared it so far."""
+    if keys.factor is not None or state.top.shape[-1] == keys.log.shape[-1]:
+        return state
+    some = torch.where(state.total > 0, state.total, 1.0)
+    top = state.top + torch.where(state.total > 0, some.log(), -math.inf).transpose(-1, -2)
+    return State(top, state.sums / some, state.total / some, state.steps)
+
+
 def _finite(x: Tensor) -> Tensor:
     """A reference also for features that no key has reached yet."""
     return x.masked_fill(x == -math.inf, 0.0)
 
 
-def _shifted(keys: Keys, reference: Tensor) -> Tensor:
-    """Features relative to a reference."""
+def _weight(keys: Keys, reference: Tensor) -> Tensor:
+    """exp(log) relative to a reference."""
     above = keys.log.sub_(reference)
     if torch.compiler.is_compiling():
         # A compiled graph cannot halve tiles where the data asks for it: clip, and stay finite.
         above = above.clamp(max=2 * _RISE[above.dtype])
-    weight = above.exp_()
-    return weight if keys.factor is None else keys.factor * weight
+    return above.exp_()
+
+
+def _summed(keys: Keys, reference: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
+    """Sums and totals of some keys; what all features of a key share weighs its values, which are fewer."""
+    weight = _weight(keys, reference)
+    if keys.factor is None:
+        return weight.transpose(-1, -2) @ values, weight.sum(-2).unsqueeze(-1)
+    found = keys.factor.transpose(-1, -2) @ torch.cat([values * weight, weight], -1)
+    return found[..., :-1], found[..., -1:]
 
 
 def _first(keys: Keys) -> Tensor:
@@ -246,6 +275,7 @@ def _tile(
     keys: Keys, rows_of: RowsOf, values: Tensor, span: slice, state: State, collector: _Collector, normalise: bool
 ) -> State:
     length = span.stop - span.start
+    state = _joining(state, keys)
     top = torch.maximum(state.top, keys.log.detach().amax(-2, keepdim=True))
     # Every row of the tile has met what the state and the first key hold; where that is nothing, it meets nothing
     # before the first visible key.
@@ -254,7 +284,8 @@ def _tile(
         reference = torch.where(reference > -math.inf, reference, _first(keys))
     if length > 1 and not torch.compiler.is_compiling():
         rise = torch.where(reference > -math.inf, top - reference, 0.0)
-        if bool((rise > _RISE[rise.dtype]).any()):
+        most = _RISE if keys.factor is None else _RISE_SHARED
+        if bool((rise > most[rise.dtype]).any()):
             half = (length + 1) // 2
             for piece in (slice(0, half), slice(half, length)):
                 some = Keys(*(None if x is None else x[..., piece, :] for x in keys))  # type: ignore[arg-type]
@@ -262,14 +293,13 @@ def _tile(
                 state = _tile(some, rows_of, values, part, state, collector, normalise)
             return state
     reference = _finite(reference)
-    features = _shifted(keys, reference)  # (b, g, l, m)
-    shrink = torch.exp(state.top - reference).transpose(-1, -2)
-    before = State(reference, state.sums * shrink, state.total * shrink)
+    weight = _weight(keys, reference)
+    features = weight if keys.factor is None else keys.factor * weight  # (b, g, l, m)
+    before = state.seen_from(reference)
     rows = rows_of(Tile(span, reference, before.total, features))  # (b, g, r, l, m)
     numerator, normaliser, after = _blocks(rows, features, values[..., span, :], before, normalise)
     collector.add(numerator, normaliser, reference)
-    settled = torch.exp(reference - _finite(top)).transpose(-1, -2)
-    return State(top, after.sums * settled, after.total * settled, state.steps + 1)
+    return after.seen_from(_finite(top))._replace(top=top, steps=state.steps + 1)
 
 
 def _blocks(
@@ -285,9 +315,10 @@ def _blocks(
     x = features.reshape(b, g, blocks, size, m)
     w = values.contiguous().reshape(b, g, blocks, size, -1)
     y = rows.reshape(b, g, r, blocks, size, m).transpose(2, 3).reshape(b, g, blocks, r * size, m)
-    own = State(before.top, x.transpose(-1, -2) @ w, x.sum(-2).unsqueeze(-1))  # of each block (b, g, blocks, m, e)
-    past = torch.ones(size, size, dtype=torch.bool, device=rows.device).tril().repeat(r, 1)
-    near = (y @ x.transpose(-1, -2)).masked_fill_(~past, 0.0)  # (b, g, blocks, r·size, size)
+    # Turned once, for two products: small batched ones with a transposed factor are slow.
+    turned = x.transpose(-1, -2).contiguous()  # (b, g, blocks, m, size)
+    own = State(before.top, turned @ w, x.sum(-2).unsqueeze(-1))  # of each block (b, g, blocks, m, e)
+    near = (y @ turned).unflatten(3, (r, size)).tril().flatten(3, 4)  # (b, g, blocks, r·size, size)
 
     def in_rows(out: Tensor) -> Tensor:
         return (
@@ -300,6 +331,16 @@ def _blocks(
         normaliser = in_rows(near.sum(-1, keepdim=True) + y @ _earlier(own.total, before.total))
     after = State(before.top, before.sums + own.sums.sum(2), before.total + own.total.sum(2))
     return numerator, normaliser, after
+
+
+def running(x: Float[Tensor, "b g l m"], total: Float[Tensor, "b g m 1"]) -> Float[Tensor, "b g l m"]:
+    """Sums over the keys of a tile up to each, and all before the tile; by products, which are faster than a cumsum."""
+    length = x.shape[-2]
+    size = min(BLOCK, length)
+    blocks = pad(x, (0, 0, 0, -length % size)).unflatten(-2, (-1, size))  # (b, g, blocks, size, m)
+    within = torch.ones(size, size, dtype=x.dtype, device=x.device).tril() @ blocks
+    before = _earlier(within[..., -1, :].unsqueeze(-1), total).transpose(-1, -2)  # (b, g, blocks, 1, m)
+    return (within + before).flatten(2, 3)[..., :length, :]
 
 
 def _earlier(own: Float[Tensor, "b g k m c"], before: Float[Tensor, "b g m c"]) -> Float[Tensor, "b g k m c"]:
@@ -326,11 +367,11 @@ def count(sizes: Sizes, features: int) -> int:
     return -(-z.queries // rows) + -(-z.keys // keys)
 
 
-def flops(sizes: Sizes, features: int, normalise: bool) -> int:
-    """Multiply-adds, counted as two, of one pass over keys and rows."""
+def flops(sizes: Sizes, features: int, normalise: bool, shared: bool = False) -> int:
+    """Multiply-adds, counted as two, of one pass over keys and rows; `shared` where features share one log a key."""
     z, m, e = sizes, features, sizes.value_dim
     read = e + normalise
-    per_key, per_row = 2 * z.batch * z.linear_key_heads * m * e, 2 * z.batch * z.heads * m * read
+    per_key, per_row = 2 * z.batch * z.linear_key_heads * m * (e + shared), 2 * z.batch * z.heads * m * read
     if not z.causal:
         return per_key * z.keys + per_row * z.queries
     total, paired = 0, min(z.queries, z.keys)
@@ -338,9 +379,23 @@ def flops(sizes: Sizes, features: int, normalise: bool) -> int:
         length = span.stop - span.start
         size = min(BLOCK, length)
         padded = -(-length // size) * size
-        total += padded * (per_key + per_row + 2 * z.batch * z.heads * size * (m + e))
+        total += padded * (2 * z.batch * z.linear_key_heads * m * e + per_row + 2 * z.batch * z.heads * size * (m + e))
         total += 2 * z.batch * z.linear_key_heads * (padded // size) ** 2 * m * read
     return total + per_key * (z.keys - paired) + per_row * (z.queries - paired)
+
+
+def running_flops(sizes: Sizes, features: int) -> int:
+    """Multiply-adds, counted as two, of `running` over every tile of a causal pass."""
+    z = sizes
+    per_head, paired = 2 * z.batch * z.linear_key_heads * features, min(z.queries, z.keys)
+    late = len(list(tiles(z.queries - paired, z.batch * z.heads * features)))
+    lengths = [span.stop - span.start for span in tiles(paired, z.batch * z.heads * features)] + [1] * late
+    total = 0
+    for length in lengths:
+        size = min(BLOCK, length)
+        blocks = -(-length // size)
+        total += per_head * (blocks * size * size + blocks * blocks)
+    return total
 
 
 def peak_bytes(sizes: Sizes, features: int, item: int, per_row: int) -> int:

@@ -9,8 +9,8 @@ among the keys give features :math:`\varphi(x) = B\,G(Z,x)`, and what they miss 
           \frac{2\sqrt{\rho(q_i)} \sum_j w_j \sqrt{\rho(k_j)}}{\hat D_i}
 
 All of it is float64: the residual is a difference of nearly equal numbers, and its square root forgives nothing.
-Landmarks are chosen among all keys, so a causal row's error (never its target) depends on keys it may not see:
-not for training language models.
+Landmarks are chosen among keys of the whole sequence, so a causal row's error (never its target) depends on keys it may
+not see: not for training language models.
 """
 
 from __future__ import annotations
@@ -89,7 +89,7 @@ class LowRank(Method):
         frame = centred_frame(
             grouped(p.q, groups), p.k, None if seen is None else seen.transpose(-1, -2), torch.float64
         )
-        keys, shift = framed_keys(p, frame, slice(None), torch.float64)  # (b, g, s, d), (b, g, s, 1)
+        keys, _, shift = framed_keys(p, frame, slice(None), torch.float64)  # (b, g, s, d), (b, g, s, 1)
         if seen is not None:
             # What no row may see must not stretch the space the landmarks live in.
             keys, shift = torch.where(seen, keys, 0.0), torch.where(seen, shift, 0.0)
@@ -212,15 +212,18 @@ class LowRank(Method):
             pairs = rows * z.keys
             flops += 2 * pairs * (r + z.value_dim)
             return Cost(flops, 6 * pairs + 3 * keys * r, 30 * r, 8 * (keys * r + 4 * min(pairs, 2**24)))
-        flops += scan.flops(z, r, normalise=True)
+        flops += scan.flops(z, r, normalise=True, shared=True)
         launches = 25 * len(list(cholesky.rounds(r))) + 40 * scan.count(z, r)
-        work = 12 * keys * len(list(cholesky.rounds(r))) + (rows + keys) * (6 * r + 6 * z.dim + 6 * z.value_dim)
+        choosing = 12 * heads * cholesky.candidates(z.keys, r) * len(list(cholesky.rounds(r)))
+        work = choosing + (rows + keys) * (6 * r + 6 * z.dim + 6 * z.value_dim)
         return Cost(flops, work, launches, self._peak(z))
 
     def _peak(self, z: Sizes) -> int:
         """Memory at its peak: while landmarks are chosen, while rows are collected, or while answers are finished."""
         rows, keys, e = z.batch * z.heads * z.queries, z.batch * z.linear_key_heads * z.keys, z.value_dim
-        choosing = keys * (z.dim + max(z.dim, self.rank + 3 * min(self.rank // 2 + 1, 16) + 8))
+        few = z.batch * z.linear_key_heads * cholesky.candidates(z.keys, self.rank)
+        copied = few * z.dim if few < z.batch * z.linear_key_heads * z.keys else 0
+        choosing = keys * z.dim + max(keys * z.dim, copied + few * (self.rank + 3 * min(self.rank // 2 + 1, 16) + 8))
         held = keys * (z.dim + 3 + (e if z.item != 8 else 0))
         collecting = (
             held + rows * 5 + scan.peak_bytes(dataclasses.replace(z, dtype=torch.float64), self.rank, 8, z.dim) // 8

@@ -45,6 +45,9 @@ from avow.params import anything, at_least, param
 _HOPELESS = 2**24
 # Squares of norms beyond this leave float32.
 _ROOMY = 1e15
+# Logs of features that stay within this, of rows and of keys, need no reference of their own: with a million keys,
+# thousands of features and values up to `scaled_values`' comfort, their sums are within the type's range.
+_CALM = {torch.float32: 22.0, torch.float64: 150.0}
 
 
 class FeatureState(NamedTuple):
@@ -57,10 +60,12 @@ class FeatureState(NamedTuple):
 
 
 class Trace(NamedTuple):
-    """What the certificate must know of the run."""
+    """What the certificate must know of the run: besides the draw and the frame, lengths in the frame."""
 
     directions: Float[Tensor, "m d"]
     frame: Frame
+    query_radius: Float[Tensor, "b h n"]
+    key_radius: Float[Tensor, "b g 1"]
     final_state: FeatureState | None
     steps: int
 
@@ -95,82 +100,105 @@ class RandomFeatures(Method):
         else:
             directions, frame = initial_state.directions, initial_state.frame
         across = directions.to(wide).T.expand(*p.k.shape[:2], -1, -1).contiguous()  # (b, g, d, m): one product per head
-        root = math.copysign(math.sqrt(abs(p.scale)), p.scale)
-        stretched = (across * (frame.balance * root).transpose(-1, -2)).unsqueeze(2)
+        longest = torch.linalg.vector_norm(directions, dim=-1).amax()
+        radii_q: list[Tensor] = []
+        radii_k: list[Tensor] = []
+
+        def quiet(radius: Tensor) -> bool:
+            """Whether no log of these rows or keys is far from zero; a compiled graph does not ask."""
+            return not torch.compiler.is_compiling() and bool(1.01 * longest * radius.amax() <= _CALM[wide])
 
         def row_logs(span: slice) -> Tensor:
-            rows = grouped(p.q[..., span, :].to(wide), groups)
-            return (rows - frame.query_shift.unsqueeze(2)) @ stretched  # (b, g, r, l, m)
+            rows = framed_queries(p, frame, span, wide)
+            radii_q.append(torch.linalg.vector_norm(rows.detach(), dim=-1))
+            return grouped(rows, groups) @ across.unsqueeze(2)  # (b, g, r, l, m)
 
-        def key_logs(span: slice) -> Tensor:
-            keys, shift = framed_keys(p, frame, span, wide)
-            return (keys @ across).add_(shift)
+        def key_logs(span: slice) -> tuple[Tensor, Tensor]:
+            keys, length, shift = framed_keys(p, frame, span, wide)
+            radii_k.append(length.detach()[..., 0].amax(-1, keepdim=True))
+            return keys @ across, shift
+
+        def traced(state: FeatureState | None, steps: int) -> Trace:
+            longest_key = torch.cat(radii_k, -1).amax(-1, keepdim=True)
+            return Trace(directions, frame, torch.cat(radii_q, -1), longest_key, state, steps)
 
         if p.mask_kind == "full":
-            return Computed(
-                finished(p, _pairwise(p, row_logs, key_logs, wide)), Trace(directions, frame, None, p.k.shape[-2])
-            )
+            out = _pairwise(p, row_logs, lambda span: torch.add(*key_logs(span)), wide)
+            return Computed(finished(p, out), traced(None, p.k.shape[-2]))
         values, size = scaled_values(p.v, wide)
         start = None
         if initial_state is not None:
             start, values, size = _in_one_unit(initial_state, values, size)
         added, seen = key_log(p, wide), key_seen(p)
+        m, heads = self.features, p.q.shape[1]
+        calm = start is None or start.top.shape[-1] == 1
 
         def keys_of(span: slice) -> scan.Keys:
-            log = key_logs(span)
+            nonlocal calm
+            log, shift = key_logs(span)
             if added is not None:
-                log = log + added[..., span, :]
-            return scan.Keys(log, None, None if seen is None else seen[..., span, :])
+                shift = shift + added[..., span, :]
+            visible = None if seen is None else seen[..., span, :]
+            calm = calm and quiet(radii_k[-1])
+            if calm:
+                return scan.Keys(shift, log.exp_(), visible)
+            return scan.Keys(log.add_(shift), None, visible)
 
         def weigh(rows: slice, reference: Tensor) -> Tensor:
-            log = row_logs(rows).add_(reference.unsqueeze(2))
+            log = row_logs(rows)
+            if reference.shape[-1] > 1:
+                log = log.add_(reference.unsqueeze(2))
+            elif quiet(radii_q[-1]):
+                return log.exp_()
             return log.sub_(log.detach().amax(-1, keepdim=True)).exp_()
 
-        def weigh_tile(tile: scan.Tile) -> Tensor:
-            return weigh(tile.rows, tile.reference)
-
-        m, heads = self.features, p.q.shape[1]
         if p.causal:
-            begin = scan.nothing(values, m, m) if start is None else start
-            sums, state = scan.causal(keys_of, weigh_tile, values, heads, queries, begin, normalise=True)
+            begin = scan.nothing(values, m, 1) if start is None else start
+            sums, state = scan.causal(
+                keys_of, lambda tile: weigh(tile.rows, tile.reference), values, heads, queries, begin, normalise=True
+            )
         else:
             state = scan.absorb(keys_of, values, m, start)
             whole = scan.settle(state)
             sums = scan.collect(lambda rows: weigh(rows, whole.top), heads, queries, whole, normalise=True)
         final = FeatureState(directions, frame, state, size)
-        return Computed(finished(p, rescaled(sums.out, size)), Trace(directions, frame, final, state.steps))
+        return Computed(finished(p, rescaled(sums.out, size)), traced(final, state.steps))
 
     def promise(self, problem: Problem, norms: Norms, computed: Computed, confidence: float) -> Promise:
         p, trace = own_keys(problem), computed.trace
-        radius_q, radius_k, shift = _radii(p, trace.frame, norms)
+        radius_q, radius_k, shift = _radii(p, trace.frame, trace.query_radius, trace.key_radius, norms)
         variance = feature_maps.relative_variance(radius_q + radius_k, self.features, p.q.shape[-1], self.orthogonal)
         chance = feature_maps.ratio_bound(variance, confidence)
         longest = float(torch.linalg.vector_norm(trace.directions, dim=-1).amax())
-        moved, rest = self._rounding(p, norms, radius_q, radius_k, shift, longest, trace.steps)
+        moved, rest = self._rounding(p, norms, radius_q, radius_k, shift, longest, trace)
         # A mixture of values is never further from another than two of their lengths.
         rows = (chance + moved).clamp(max=2.0) + rest
         assumptions = ("the generator's numbers are independent and Gaussian", "exp is right to 64 ulp")
         return Promise("statistical", settled(p, rows * rounding.OUTWARD), confidence, assumptions=assumptions)
 
     def _rounding(
-        self, p: Problem, norms: Norms, radius_q: Tensor, radius_k: Tensor, shift: Tensor, longest: float, steps: int
+        self, p: Problem, norms: Norms, radius_q: Tensor, radius_k: Tensor, shift: Tensor, longest: float, trace: Trace
     ) -> tuple[Tensor, Tensor]:
         """How far arithmetic moves the weights, and what sums, flushing and the output's type add.
 
         Every term is positive, so a wrong exponent moves weights and never changes their sign.
         """
-        wide, kept = self._arithmetic(p), p.q.dtype
+        wide, kept = trace.frame.key_shift.dtype, p.q.dtype
         products = rounding.products(wide, p.q.device.type)
         u, s, m, d = products.u, p.k.shape[-2], self.features, p.q.shape[-1]
         radius = radius_q + radius_k
         logs = (products.dot(d + 16) + 8 * u) * (longest * radius + radius.square() + shift)
         if p.bias is not None:
             logs = logs + 4 * u * float(p.bias.abs().amax())
-        exponent = 4 * u * rounding.underflow_log(wide) + 2 * rounding.EXP_ULPS * u
+        exponent = 4 * u * rounding.underflow_log(wide) + 3 * rounding.EXP_ULPS * u
         moved = rounding.perturbed(2 * (logs + exponent))
-        sums = 4 * products.dot(scan.depth(s, steps) + m) + 16 * s * m * rounding.tiny(wide) * 1e18
+        # Calm logs leave a row's normaliser no smaller than this beside its unit, and what falls below the smallest
+        # number is small beside that.
+        least = math.exp(-2 * _CALM[wide])
+        sums = 4 * products.dot(scan.depth(s, trace.steps) + m + 1) + 16 * s * m * rounding.tiny(wide) / least
+        lost = flushed(p, norms, s * m / least, wide)
         final = rounding.unit(kept) if kept != wide else 0.0
-        return moved * (1 + final), sums * (1 + final) + 4 * final + flushed(p, norms, s * m, wide)
+        return moved * (1 + final), sums * (1 + final) + 4 * final + lost
 
     def _arithmetic(self, p: Problem) -> torch.dtype:
         wide = linear_type(p)
@@ -189,7 +217,7 @@ class RandomFeatures(Method):
             pairs = rows * z.keys
             return Cost(projections + 2 * pairs * z.value_dim, 4 * pairs * m, 20, 4 * item * min(pairs * m, 2**24))
         launches = 16 + scan.count(z, m) * (30 if z.causal else 14)
-        flops = projections + scan.flops(z, m, normalise=True)
+        flops = projections + scan.flops(z, m, normalise=True, shared=True)
         work = (rows + keys) * (4 * m + 3 * z.dim + 3 * z.value_dim)
         return Cost(flops, work, launches, scan.peak_bytes(z, m, item, z.dim), item / 4)
 
@@ -207,7 +235,7 @@ class RandomFeatures(Method):
             return Prospect(math.inf, "none", True, "promises only with a confidence below 1")
         p = own_keys(problem)
         frame = self._frame(p)
-        radius_q, radius_k, _ = _radii(p, frame, norms)
+        radius_q, radius_k, _ = _radii(p, frame, *_lengths(p, frame), norms)
         worst = (radius_q + radius_k).amax()
         variance = feature_maps.relative_variance(worst, self.features, p.q.shape[-1], self.orthogonal)
         bound = float(feature_maps.ratio_bound(variance, confidence))
@@ -248,7 +276,8 @@ class FeatureCount(NamedTuple):
 def features_needed(problem: Problem, norms: Norms, tol: float, confidence: float) -> FeatureCount:
     """The features that would certify `tol` for every row, from the norms of q and k alone."""
     method, p = RandomFeatures(), own_keys(problem)
-    radius_q, radius_k, _ = _radii(p, method._frame(p), norms)
+    frame = method._frame(p)
+    radius_q, radius_k, _ = _radii(p, frame, *_lengths(p, frame), norms)
     worst = (radius_q + radius_k).amax()
     d = p.q.shape[-1]
     # From d features on, the bound is a constant over their number.
@@ -258,23 +287,25 @@ def features_needed(problem: Problem, norms: Norms, tol: float, confidence: floa
     return FeatureCount(math.ceil(needed) if needed <= _HOPELESS else math.inf, single, float(worst))
 
 
-def _radii(p: Problem, frame: Frame, norms: Norms) -> tuple[Tensor, Tensor, Tensor]:
-    """Norms in the frame: of every query (b, h, n), of the longest key (b, h, 1), and the largest shift of a log."""
-    heads = p.q.shape[1]
-    wide = frame.key_shift.dtype
-    grown = 1 + 64 * (p.q.shape[-1] + 4) * rounding.unit(wide)
-    # Tile by tile: whole copies of q and k would cost more than their norms.
-    per_position = p.q.shape[0] * heads * p.q.shape[-1]
-    in_frame = [
-        torch.linalg.vector_norm(framed_queries(p, frame, span, wide), dim=-1)
+def _lengths(p: Problem, frame: Frame) -> tuple[Tensor, Tensor]:
+    """Lengths in the frame, of queries and of the longest keys; tile by tile, since whole copies would cost more."""
+    per_position, dtype = p.q.shape[0] * p.q.shape[1] * p.q.shape[-1], frame.key_shift.dtype
+    rows = [
+        torch.linalg.vector_norm(framed_queries(p, frame, span, dtype), dim=-1)
         for span in scan.tiles(p.q.shape[-2], per_position)
     ]
-    radius_q = torch.cat(in_frame, -1).double() * grown
-    lengths = [
-        torch.linalg.vector_norm(framed_keys(p, frame, span, wide)[0], dim=-1).amax(-1, keepdim=True)
+    keys = [
+        framed_keys(p, frame, span, dtype)[1][..., 0].amax(-1, keepdim=True)
         for span in scan.tiles(p.k.shape[-2], per_position)
     ]
-    radius_k = torch.cat(lengths, -1).amax(-1, keepdim=True).double() * grown
+    return torch.cat(rows, -1), torch.cat(keys, -1).amax(-1, keepdim=True)
+
+
+def _radii(p: Problem, frame: Frame, rows: Tensor, keys: Tensor, norms: Norms) -> tuple[Tensor, Tensor, Tensor]:
+    """Norms in the frame: of every query (b, h, n), of the longest key (b, h, 1), and the largest shift of a log."""
+    heads = p.q.shape[1]
+    grown = 1 + 64 * (p.q.shape[-1] + 4) * rounding.unit(frame.key_shift.dtype)
+    radius_q, radius_k = rows.double() * grown, keys.double() * grown
     centre_q = torch.linalg.vector_norm(frame.query_shift, dim=-1).double()
     centre_k = torch.linalg.vector_norm(frame.key_shift, dim=-1).double()
     longest_key = per_query_head(norms.k.amax(-1, keepdim=True), p.k.shape[1])

@@ -67,8 +67,8 @@ class Separable(Method):
             return grouped(torch.softmax(self._cooled(p.q[..., rows, :].to(wide)), -1), p.k.shape[1])
 
         def causal_mixture(tile: scan.Tile) -> Tensor:
-            prefix = tile.features.cumsum(-2).add_(tile.total.transpose(-1, -2))  # (b, g, l, m)
-            return mixture(tile.rows) / prefix.clamp_(min=_least(wide)).unsqueeze(2)
+            prefix = scan.running(tile.features, tile.total)
+            return mixture(tile.rows) / prefix.clamp(min=_least(wide)).unsqueeze(2)
 
         queries, features = p.q.shape[-2:]
         if p.causal:
@@ -113,7 +113,8 @@ class Separable(Method):
             return Cost(2 * pairs * z.value_dim, 4 * pairs * m, 20, 4 * item * min(pairs * m, 2**24))
         work = (rows + keys) * ((3 + z.causal) * m + 2 * z.value_dim)
         launches = 8 + scan.count(z, m) * (24 if z.causal else 10)
-        return Cost(scan.flops(z, m, normalise=False), work, launches, scan.peak_bytes(z, m, item, 0), item / 4)
+        flops = scan.flops(z, m, normalise=False) + (scan.running_flops(z, m) if z.causal else 0)
+        return Cost(flops, work, launches, scan.peak_bytes(z, m, item, 0), item / 4)
 
     def reference(self, problem: Problem) -> Tensor:
         return self._by_definition(self._checked(problem), torch.float64)

@@ -96,6 +96,7 @@ def test_a_key_that_reaches_further_along_the_target_turns_the_query_away() -> N
     made = copy_query(keys, 0, 0.01)
     assert made.verify()
     torch.testing.assert_close(made.query, -math.log(100) / 2 * torch.ones(2, dtype=torch.float64))
+    assert made.gap < 1e-12
 
 
 def test_the_only_key_is_copied_by_no_query_at_all() -> None:

@@ -257,7 +257,7 @@ def copy_query(
     goal = _Goal("copy_query", keys, weights, eps, len(keys) - 1, _checked_dtype("copy_query", dtype))
 
     def made(query: Tensor, dual: Array | None) -> CopyQuery:
-        if dual is None or not shortest:
+        if dual is None:
             return CopyQuery(query, keys, eps, target)
         proof = torch.from_numpy(np.insert(dual, target, 0.0))
         return CopyQuery(query, keys, eps, target, least_length(keys, target, eps, proof), proof)
@@ -271,8 +271,8 @@ def average_query(
     r"""A query that gives each of m keys a weight of at least 1/(m+eps), hence within eps/(m+eps) in total variation.
 
     Before it is rounded to `dtype` it scores them all alike. For orthonormal keys it is
-    :math:`\ln(n/\varepsilon) \sum_{i \in S} k_i`. One exists for every eps exactly when the affine hull of the subset
-    does not meet the convex hull of the other keys.
+    :math:`\ln(n/\varepsilon) \sum_{i \in S} k_i`. Such a query exists exactly when the affine hull of the subset does
+    not meet the convex hull of the other keys.
 
     >>> average_query(torch.eye(4), subset=(0, 2), eps=0.01).query.tolist()
     [5.991464547107982, 0.0, 5.991464547107982, 0.0]

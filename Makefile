@@ -9,7 +9,7 @@ export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
 .DEFAULT_GOAL := compare
 .DELETE_ON_ERROR:
-.PHONY: compare test check format fuzz bench clean help
+.PHONY: compare test claims check format fuzz bench clean help
 
 compare: $(READY)  ## the error-cost frontier of every method; the report lands under out/ (default)
 	@mkdir -p out
@@ -18,11 +18,14 @@ compare: $(READY)  ## the error-cost frontier of every method; the report lands 
 test: $(READY)  ## all tests
 	@$(BIN)/python -m pytest -n 2 -q
 
-check: $(READY)  ## the gate: format, lint, types, tests
+claims: $(READY)  ## judge every claim about attention; the page lands under out/
+	@$(BIN)/avow claims run
+
+check: $(READY)  ## the gate: format, lint, types, tests, claims
 	@$(BIN)/ruff format --check --quiet $(SOURCES) || { echo "unformatted files; run make format"; exit 1; }
 	@$(BIN)/ruff check $(SOURCES)
 	@$(BIN)/mypy
-	@$(MAKE) --no-print-directory test
+	@$(MAKE) --no-print-directory test claims
 
 format: $(READY)  ## format, and mend what the linter can mend safely
 	@$(BIN)/ruff check --fix --exit-zero --quiet $(SOURCES)

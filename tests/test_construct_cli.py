@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shlex
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -65,6 +66,14 @@ def test_the_commands_are_all_there_are() -> None:
 
     registered = [c.name or c.callback.__name__ for c in construct.app.registered_commands if c.callback]
     assert sorted(registered) == sorted(COMMANDS)
+
+
+def test_every_construction_that_the_docs_show_holds() -> None:
+    page = Path(__file__).parent.parent / "docs" / "claims.md"
+    shown = [shlex.split(line) for line in page.read_text().splitlines() if line.startswith("avow construct ")]
+    assert {words[2] for words in shown} == set(COMMANDS)
+    for words in shown:
+        assert "holds: " in run(*words[2:]).stdout
 
 
 def test_a_person_reads_the_weights_then_the_promise_then_the_proof() -> None:

@@ -10,14 +10,20 @@ from avow.errors import MissingPackage
 
 try:
     import flint
+except ImportError as problem:
+    raise MissingPackage(
+        "python-flint", "missing", "is needed to judge claims", "pip install 'avow[rigor]'"
+    ) from problem
+# SymPy loads it too, so it is looked at first.
+if tuple(int(part) for part in flint.__version__.split(".")[:2]) < (0, 9):
+    old = flint.__version__
+    raise MissingPackage("python-flint", old, "negates balls wrongly and proves nothing", "pip install 'avow[rigor]'")
+try:
     import scipy  # noqa: F401
     import sympy  # noqa: F401
 except ImportError as problem:
-    name = "python-flint" if problem.name == "flint" else problem.name or "a prover"
+    name = problem.name or "a prover"
     raise MissingPackage(name, "missing", "is needed to judge claims", "pip install 'avow[rigor]'") from problem
-if tuple(int(part) for part in flint.__version__.split(".")[:2]) < (0, 9):
-    rule = "negates balls wrongly, so nothing it says is a proof"
-    raise MissingPackage("python-flint", flint.__version__, rule, "pip install 'avow[rigor]'")
 
 # The package of that name is loaded first: loaded later, it would take the place of the function.
 import avow.claims.catalogue  # noqa: F401

@@ -17,7 +17,7 @@ from avow.errors import FileError, ParameterError
 
 _CATALOGUE = "avow.claims.catalogue"
 # Topics from the ground up; one that is not named here comes after them.
-_TOPICS = ("softmax", "queries", "heads", "efficient", "relu", "dynamics", "lemmas", "neighbours")
+_TOPICS = ("softmax", "queries", "heads", "efficient", "costs", "relu", "dynamics", "lemmas", "neighbours")
 
 
 def catalogue() -> dict[str, Claim]:

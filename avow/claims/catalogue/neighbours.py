@@ -59,7 +59,7 @@ def _exp_picture() -> Table:
     subject=_exp_by_mpmath,
     sabotage={"balls of python-flint": _exp_by_balls},
     picture=_exp_picture,
-    used_by=("avow.maths.balls",),
+    used_by=("maths/balls",),
 )
 def mpmath_iv_exp(enclosure: Callable[[float], Ends]) -> Iterator[Evidence]:
     found = next((x for x in _POINTS if _outside(arb(x).exp, *enclosure(x))), _POINTS[0])
@@ -138,7 +138,7 @@ def _softmax_picture() -> Table:
     subject=_softmax_by_auto_lirpa,
     sabotage={"bounds from the corners": _softmax_by_corners},
     picture=_softmax_picture,
-    used_by=("avow.maths.balls",),
+    used_by=("maths/balls",),
 )
 def auto_lirpa_softmax(bounds: Bounds) -> Iterator[Evidence]:
     _, most = bounds(*(torch.tensor(ends, dtype=torch.float64) for ends in (_LOW, _HIGH)))

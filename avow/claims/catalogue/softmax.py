@@ -56,7 +56,7 @@ def _categorical_picture() -> Chart:
         "one taken from each exponential": lambda own, total: (own - 1) / total,
     },
     picture=_categorical_picture,
-    used_by=("avow.maths.softmax", "avow.methods.exact", "avow.certificates.audit"),
+    used_by=("maths/softmax", "methods/exact", "certificates/audit"),
 )
 def softmax_categorical(weight: Callable[[Any, Any], Any]) -> Iterator[Evidence]:
     yield from sum_is_positive()
@@ -118,7 +118,7 @@ def _bounds_picture() -> Table:
         "one more than the maximum subtracted": Safe(lambda top: top + 1, _GAPS),
     },
     picture=_bounds_picture,
-    used_by=("avow.maths.rounding", "avow.methods.exact"),
+    used_by=("maths/rounding", "methods/exact"),
     needs=("softmax-categorical",),
 )
 def softmax_bounds(safe: Safe) -> Iterator[Evidence]:
@@ -250,7 +250,7 @@ _GAP = Gap(lambda eps: eps, lambda n, eps: log((n - 1) / eps), lambda eps: log(1
         "a gap needed that is not": _GAP._replace(needed=lambda eps: log(2 / eps)),
     },
     picture=_gap_picture,
-    used_by=("avow.constructions.queries", "avow.constructions.shortest"),
+    used_by=("constructions/queries", "constructions/shortest"),
     needs=("softmax-categorical",),
 )
 def copy_gap(gap: Gap) -> Iterator[Evidence]:
@@ -311,7 +311,7 @@ _ROWS = (
     subject=(-1e5, -1e9),
     sabotage={"infinite masks": (-math.inf,), "one finite, one infinite": (-1e5, -math.inf)},
     picture=_mask_picture,
-    used_by=("avow.maths.masks", "avow.methods.exact"),
+    used_by=("maths/masks", "methods/exact"),
 )
 def finite_mask(masks: tuple[float, ...]) -> Iterator[Evidence]:
     for mask in masks:

@@ -1,28 +1,19 @@
-"""The nouns every layer speaks in: Problem, Norms, Cost, Certificate, Method. Frozen types, no algorithms.
-
-Axes, everywhere: `b` batch, `h` query heads, `g` key heads (g divides h), `n` queries, `s` keys,
-`d` head dimension, `e` value dimension.
-"""
+"""What is asked: q, k, v and a mask as every method receives them, their sizes and their norms."""
 
 from __future__ import annotations
 
 import dataclasses
 import functools
-import json
 import math
-from abc import ABC, abstractmethod
-from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any, ClassVar, Literal
+from typing import Literal
 
 import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
 from avow.errors import DtypeError, NonFiniteError, ParameterError, ShapeError
-from avow.params import Parameter, check_parameters, parameters_of
 
-Kind = Literal["deterministic", "statistical", "sampled", "none"]
 MaskKind = Literal["none", "keys", "full"]
 
 DTYPES = (torch.float64, torch.float32, torch.bfloat16, torch.float16)
@@ -297,203 +288,3 @@ class Norms:
     def least_value(self) -> float:
         """The smallest norm of a value."""
         return float(self.v.amin()) if self.v.numel() else 0.0
-
-
-@dataclass(frozen=True)
-class Cost:
-    """What a method does, counted: `flops` as `torch.utils.flop_counter` counts, `peak_bytes` beyond the inputs.
-
-    `weight` is what one operation costs beside the same in the method's usual precision: two for float64.
-    """
-
-    flops: int
-    pointwise: int
-    launches: int
-    peak_bytes: int
-    weight: float = 1.0
-
-    def __add__(self, other: Cost) -> Cost:
-        """One after the other: work adds up, the memory of the first is free again."""
-        return Cost(
-            self.flops + other.flops,
-            self.pointwise + other.pointwise,
-            self.launches + other.launches,
-            max(self.peak_bytes, other.peak_bytes),
-            max(self.weight, other.weight),
-        )
-
-
-@dataclass(frozen=True)
-class Promise:
-    """What a method can say of its own answer: a bound for every row, and what that rests on."""
-
-    kind: Kind
-    rows: Float[Tensor, "b h n"]
-    confidence: float = 1.0
-    coverage: float = 1.0
-    assumptions: tuple[str, ...] = ()
-    reason: str = ""
-
-
-@dataclass(frozen=True, eq=False)
-class Certificate:
-    r"""A bound on the error of one answer, and all it rests on.
-
-    The unit: :math:`\|out_i - o^*_i\|_2 / \max_j \|v_j\|_2`, j over the keys row i may see.
-    """
-
-    method: str
-    parameters: Mapping[str, Any]
-    target: str
-    kind: Kind
-    bound: float
-    rows: Tensor
-    confidence: float = 1.0
-    coverage: float = 1.0
-    rounding: bool = True
-    assumptions: tuple[str, ...] = ()
-    reason: str = ""
-    cost: Cost | None = None
-
-    def keeps(self, tol: float) -> bool:
-        """Whether the promise is at least as strong as `tol`."""
-        return self.kind != "none" and self.bound <= tol
-
-    def __eq__(self, other: object) -> bool:
-        if not isinstance(other, Certificate):
-            return NotImplemented
-        mine, theirs = self._plain(), other._plain()
-        return mine == theirs and torch.equal(self.rows, other.rows)
-
-    __hash__ = None  # type: ignore[assignment]
-
-    def _plain(self) -> dict[str, Any]:
-        plain = {f.name: getattr(self, f.name) for f in dataclasses.fields(self) if f.name != "rows"}
-        return plain | {"parameters": dict(self.parameters)}
-
-    def to_json(self, rows: bool = True) -> str:
-        """The certificate as JSON; `rows=False` leaves the bound of each single row out."""
-        plain = self._plain()
-        plain["cost"] = None if self.cost is None else dataclasses.asdict(self.cost)
-        plain["bound"] = _finite_or_word(self.bound)
-        if rows:
-            flat = self.rows.detach().double().cpu()
-            plain["rows"] = {"shape": list(flat.shape), "values": [_finite_or_word(x) for x in flat.flatten().tolist()]}
-        return json.dumps(plain)
-
-    @staticmethod
-    def from_json(text: str) -> Certificate:
-        """The certificate `to_json` wrote."""
-        plain = json.loads(text)
-        stored = plain.pop("rows", {"shape": [0], "values": []})
-        values = torch.tensor([float(x) for x in stored["values"]], dtype=torch.float64)
-        cost = plain.pop("cost")
-        plain["bound"] = float(plain["bound"])
-        plain["assumptions"] = tuple(plain["assumptions"])
-        return Certificate(**plain, rows=values.reshape(stored["shape"]), cost=None if cost is None else Cost(**cost))
-
-    def __str__(self) -> str:
-        settings = ", ".join(f"{name}={value}" for name, value in self.parameters.items())
-        sentence = {
-            "deterministic": "every row is within",
-            "statistical": f"each row, with probability {self.confidence:g}, is within",
-            "sampled": f"{self.coverage:.4g} of the rows, with probability {self.confidence:g}, are within",
-            "none": "no promise:",
-        }[self.kind]
-        what = self.reason if self.kind == "none" else f"{self.bound:.2e} of {self.target}"
-        lines = [f"{sentence} {what}", f"  method   {self.method}" + (f" ({settings})" if settings else "")]
-        lines.append(f"  kind     {self.kind}, rounding {'included' if self.rounding else 'not included'}")
-        if self.reason and self.kind != "none":
-            lines.append(f"  because  {self.reason}")
-        lines += [f"  assumes  {sentence}" for sentence in self.assumptions]
-        if self.cost is not None:
-            lines.append(f"  cost     {self.cost.flops:.3g} flops, {self.cost.peak_bytes / 2**20:.1f} MiB at the peak")
-        return "\n".join(lines)
-
-
-def _finite_or_word(x: float) -> float | str:
-    return x if math.isfinite(x) else str(x)
-
-
-@dataclass(frozen=True)
-class Computed:
-    """An answer, and what the method must remember to certify it."""
-
-    out: Float[Tensor, "b h n e"]
-    trace: Any = None
-
-
-@dataclass(frozen=True)
-class Prospect:
-    """What a method expects to promise before it runs; `bound` is proved when `certain`, else a guess."""
-
-    bound: float
-    kind: Kind
-    certain: bool
-    reason: str = ""
-
-
-@dataclass(frozen=True)
-class Method(ABC):
-    """A way to compute one mechanism of attention. A subclass is a frozen dataclass of its declared parameters."""
-
-    name: ClassVar[str]
-    summary: ClassVar[str]
-    target: ClassVar[str] = "softmax attention"
-    random: ClassVar[bool] = False
-
-    def __post_init__(self) -> None:
-        check_parameters(self.name, type(self), self.parameters)
-
-    @classmethod
-    def declared(cls) -> tuple[Parameter, ...]:
-        """The parameters of this method, with rules and help."""
-        return parameters_of(cls)
-
-    @property
-    def parameters(self) -> dict[str, Any]:
-        return {p.name: getattr(self, p.name) for p in self.declared()}
-
-    def check(self, sizes: Sizes) -> None:
-        """Raise when these parameters do not fit these sizes."""
-
-    @abstractmethod
-    def compute(self, problem: Problem, generator: torch.Generator | None = None) -> Computed:
-        """The answer."""
-
-    @abstractmethod
-    def promise(self, problem: Problem, norms: Norms, computed: Computed, confidence: float) -> Promise:
-        """What can be said of the answer."""
-
-    @abstractmethod
-    def cost(self, sizes: Sizes) -> Cost:
-        """What the answer costs, the promise not included."""
-
-    @abstractmethod
-    def reference(self, problem: Problem) -> Tensor:
-        """The target itself in float64, by its definition."""
-
-    @classmethod
-    @abstractmethod
-    def settings(cls, sizes: Sizes) -> Iterator[Method]:
-        """Settings worth comparing at these sizes, cheapest first."""
-
-    def foresee(self, problem: Problem, norms: Norms, confidence: float) -> Prospect:
-        """What the promise is expected to be, found out at a small part of the cost of computing."""
-        return Prospect(math.inf, "none", True, "does not say beforehand")
-
-
-__all__ = [
-    "DTYPES",
-    "Certificate",
-    "Computed",
-    "Cost",
-    "Kind",
-    "MaskKind",
-    "Method",
-    "Norms",
-    "Problem",
-    "Promise",
-    "Prospect",
-    "Sizes",
-]

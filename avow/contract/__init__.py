@@ -1,0 +1,24 @@
+"""The nouns every layer speaks in: Problem, Norms, Cost, Certificate, Method. Frozen types, no algorithms.
+
+Axes, everywhere: `b` batch, `h` query heads, `g` key heads (g divides h), `n` queries, `s` keys,
+`d` head dimension, `e` value dimension.
+"""
+
+from avow.contract.certificate import Certificate, Cost, Kind, Promise
+from avow.contract.method import Computed, Method, Prospect
+from avow.contract.problem import DTYPES, MaskKind, Norms, Problem, Sizes
+
+__all__ = [
+    "DTYPES",
+    "Certificate",
+    "Computed",
+    "Cost",
+    "Kind",
+    "MaskKind",
+    "Method",
+    "Norms",
+    "Problem",
+    "Promise",
+    "Prospect",
+    "Sizes",
+]

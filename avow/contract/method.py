@@ -1,0 +1,85 @@
+"""What a way to compute attention owes its callers."""
+
+from __future__ import annotations
+
+import math
+from abc import ABC, abstractmethod
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from avow.contract.certificate import Cost, Kind, Promise
+from avow.contract.problem import Norms, Problem, Sizes
+from avow.params import Parameter, check_parameters, parameters_of
+
+
+@dataclass(frozen=True)
+class Computed:
+    """An answer, and what the method must remember to certify it."""
+
+    out: Float[Tensor, "b h n e"]
+    trace: Any = None
+
+
+@dataclass(frozen=True)
+class Prospect:
+    """What a method expects to promise before it runs; `bound` is proved when `certain`, else a guess."""
+
+    bound: float
+    kind: Kind
+    certain: bool
+    reason: str = ""
+
+
+@dataclass(frozen=True)
+class Method(ABC):
+    """A way to compute one mechanism of attention. A subclass is a frozen dataclass of its declared parameters."""
+
+    name: ClassVar[str]
+    summary: ClassVar[str]
+    target: ClassVar[str] = "softmax attention"
+    random: ClassVar[bool] = False
+
+    def __post_init__(self) -> None:
+        check_parameters(self.name, type(self), self.parameters)
+
+    @classmethod
+    def declared(cls) -> tuple[Parameter, ...]:
+        """The parameters of this method, with rules and help."""
+        return parameters_of(cls)
+
+    @property
+    def parameters(self) -> dict[str, Any]:
+        return {p.name: getattr(self, p.name) for p in self.declared()}
+
+    def check(self, sizes: Sizes) -> None:
+        """Raise when these parameters do not fit these sizes."""
+
+    @abstractmethod
+    def compute(self, problem: Problem, generator: torch.Generator | None = None) -> Computed:
+        """The answer."""
+
+    @abstractmethod
+    def promise(self, problem: Problem, norms: Norms, computed: Computed, confidence: float) -> Promise:
+        """What can be said of the answer."""
+
+    @abstractmethod
+    def cost(self, sizes: Sizes) -> Cost:
+        """What the answer costs, the promise not included."""
+
+    @abstractmethod
+    def reference(self, problem: Problem) -> Tensor:
+        """The target itself in float64, by its definition."""
+
+    @classmethod
+    @abstractmethod
+    def settings(cls, sizes: Sizes) -> Iterator[Method]:
+        """Settings worth comparing at these sizes, cheapest first."""
+
+    def foresee(self, problem: Problem, norms: Norms, confidence: float) -> Prospect:
+        """What the promise is expected to be, found out at a small part of the cost of computing."""
+        return Prospect(math.inf, "none", True, "does not say beforehand")

@@ -65,7 +65,8 @@ TABLE = (
     Layer(names("integrations"), HOSTS | TENSORS, names("transformers tokenizers gguf safetensors")),
     Layer(names("training"), TRAINING | TENSORS | names("safetensors")),
     # Nothing below loads the ledger, so it may load its provers outright.
-    Layer(names("claims"), CLAIMS | TENSORS | PROOFS),
+    # The neighbours it speaks of are there to be looked at, where they are installed.
+    Layer(names("claims"), CLAIMS | TENSORS | PROOFS, names("mpmath auto_LiRPA")),
     Layer(names("report"), PAGES | TENSORS | names("plotly rich"), names("matplotlib latex2mathml safetensors")),
     Layer(names("lab"), PAGES | names("fastapi starlette pydantic"), names("uvicorn plotly latex2mathml")),
     # A formula that someone types is read into SymPy's terms, as constructions take it.

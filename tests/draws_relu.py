@@ -10,7 +10,7 @@ import sympy
 import torch
 from torch import Tensor
 
-from avow.constructions import relu_linear, relu_piecewise, relu_square
+from avow.constructions import ReluPiecewise, relu_linear, relu_piecewise, relu_square
 from avow.constructions.construction import Construction
 from avow.constructions.relu_network import ReluNetwork
 
@@ -45,7 +45,7 @@ def deep_square(generator: torch.Generator) -> ReluNetwork:
     return relu_square(10 ** uniform(generator, -6, -0.1), deep=True, dtype=DTYPES[whole(generator, 0, 3)])
 
 
-def curve(generator: torch.Generator) -> ReluNetwork:
+def curve(generator: torch.Generator) -> ReluPiecewise:
     """Convex, concave and bent both ways, of a random width."""
     wide = sympy.Rational(whole(generator, 1, 12), 4)
     function, low, high = (
@@ -91,10 +91,11 @@ def nudged(network: ReluNetwork) -> Construction:
     return with_output(network, weight)
 
 
-def silenced(network: ReluNetwork) -> Construction:
-    """One unit dropped."""
+def silenced(network: ReluPiecewise) -> Construction:
+    """One unit dropped: the one that moves the right end the most."""
     weight = network.layers[-1][0].clone()
-    weight[0, leading(network)] = 0
+    moves = weight[0].double() * (float(network.high) + network.layers[0][1].double())
+    weight[0, int(moves.abs().argmax())] = 0
     return with_output(network, weight)
 
 

@@ -118,11 +118,12 @@ def relu_piecewise(
         if bound <= eps:
             return ReluPiecewise(exact, layers, bound, curve, low, high)
         best = min(best, bound)
+    wider = "" if dtype == torch.float64 else ", or a wider dtype"
     raise ToleranceUnreachable(
         "relu_piecewise: eps",
         f"{float(eps):g}",
         f"is finer than can be proved for {curve.text} with weights of type {named(dtype)}",
-        f"use eps of at least {best:.2g}, or a wider dtype" if math.isfinite(best) else "keep to where it is finite",
+        f"use eps of at least {best:.2g}{wider}" if math.isfinite(best) else "keep to where it is finite",
         best,
     )
 
@@ -216,11 +217,11 @@ def _reached(curve: Curve, start: tuple[float, float], high: float, step: float,
             )
         share = np.linspace(0.0, 1.0, SAMPLES)
         chord = (values[0] + start[1]) * (1 - share) + values[-1] * share
-        rises = (-band, 0.0, band)
-        errors = [float(np.abs(values - chord - rise * share).max()) for rise in rises]
-        best = min(range(3), key=errors.__getitem__)
         noise = 2.0**-49 * float(np.abs(values).max())  # of values and chord as float64 has them
-        return rises[best] if errors[best] <= band * (1 + 1e-9) + noise else None
+        for rise in sorted((-band, 0.0, band), key=lambda rise: abs(rise - start[1])):
+            if float(np.abs(values - chord - rise * share).max()) <= band * (1 + 1e-9) + noise:
+                return rise
+        return None
 
     while (rise := landing(min(start[0] + step, high))) is None:
         step /= 2

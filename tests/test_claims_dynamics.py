@@ -1,0 +1,125 @@
+"""Claims on recurrences and optimisers: the verdicts recorded, the sabotages rejected, and torch doing as they say."""
+
+from __future__ import annotations
+
+import json
+from fractions import Fraction
+
+import pytest
+import torch
+
+from avow.claims import Claim
+from avow.claims.catalogue import dynamics
+from tests.judging import claims_of, judged
+
+CLAIMS = claims_of(dynamics)
+
+
+@pytest.mark.parametrize("one", CLAIMS, ids=lambda one: one.id)
+def test_each_claim_is_as_recorded_and_can_be_told_and_drawn(one: Claim) -> None:
+    found = judged(one)
+    assert found.verdict == one.expected, found.trouble
+    assert json.loads(json.dumps(found.plain(), allow_nan=False))["evidence"]
+    assert one.picture is not None
+    drawn = json.loads(json.dumps(one.picture().plain(), allow_nan=False))
+    assert drawn.get("series") or drawn.get("rows")
+    assert one.topic == "dynamics" and one.plain.endswith(".") and one.assumptions
+
+
+@pytest.mark.parametrize(
+    ("one", "name"),
+    [(one, name) for one in CLAIMS for name in one.sabotage],
+    ids=lambda part: getattr(part, "id", part),
+)
+def test_each_sabotage_is_rejected_by_the_check_itself(one: Claim, name: str) -> None:
+    broken = one.judge_sabotage(name)
+    assert broken.rejected, broken.trouble
+
+
+def test_the_topic_is_complete_and_each_claim_has_a_sabotage() -> None:
+    recorded = {
+        "rnn-two-forms": "proved",
+        "rnn-vanishing": "proved",
+        "rnn-exploding": "corrected",
+        "momentum-ema": "corrected",
+        "ema-unrolled": "proved",
+        "ema-bias": "proved",
+        "sgd-l2-decay": "proved",
+        "adam-l2-vs-w": "proved",
+        "l2-only-sgd": "refuted",
+    }
+    assert {one.id: one.expected for one in CLAIMS} == recorded
+    assert all(one.sabotage for one in CLAIMS)
+
+
+def test_the_gradient_in_balls_is_autograd_s() -> None:
+    weights = torch.tensor(dynamics.CONTRACTION.weights, dtype=torch.float64) / 10
+
+    def run(h: torch.Tensor) -> torch.Tensor:
+        for _ in range(5):
+            h = weights @ h.tanh() + 0.5
+        return h
+
+    jacobian = torch.autograd.functional.jacobian(run, torch.zeros(3, dtype=torch.float64))
+    found = dynamics._jacobian(dynamics._tenths(dynamics.CONTRACTION.weights), [dynamics.arb(0)] * 3, 5)
+    shown = torch.tensor([[float(found[i, j]) for j in range(3)] for i in range(3)], dtype=torch.float64)
+    torch.testing.assert_close(shown, jacobian)
+    assert float(torch.linalg.matrix_norm(jacobian, 2)) <= 0.9**5
+
+
+def test_sylvester_tells_long_from_short() -> None:
+    identity = dynamics._tenths(((10, 0), (0, 10)))
+    assert dynamics._shorter(identity, dynamics.arb(1.01))
+    assert not dynamics._shorter(identity, dynamics.arb(0.99))
+
+
+def stepped(optimiser: type[torch.optim.Optimizer], gradients: list[float], **options: float) -> float:
+    """A weight that starts at 1, after torch's own steps."""
+    theta = torch.ones((), dtype=torch.float64, requires_grad=True)
+    steps = optimiser([theta], **options)  # type: ignore[call-arg]
+    for g in gradients:
+        theta.grad = torch.tensor(g, dtype=torch.float64)
+        steps.step()
+    return float(theta.detach())
+
+
+@pytest.mark.parametrize("momentum", [0.0, 0.8])
+def test_torch_s_sgd_penalises_as_the_claim_has_it(momentum: float) -> None:
+    """Its weight_decay is the penalty's gradient 2γθ; only without momentum is it the decay 2ηγ."""
+    gradients = [0.3, -0.7, 0.2]
+    found = stepped(torch.optim.SGD, gradients, lr=0.1, momentum=momentum, weight_decay=0.5)
+    penalised, decayed = dynamics._decays(0.1, 0.25, 2 * 0.1 * 0.25, momentum, 1.0, gradients)
+    assert found == pytest.approx(penalised, abs=1e-12)
+    assert (found == pytest.approx(decayed, abs=1e-12)) == (momentum == 0.0)
+
+
+def test_torch_s_adam_shrinks_weights_with_large_gradients_less_and_adamw_all_alike() -> None:
+    def shrunk(optimiser: type[torch.optim.Optimizer], size: float) -> float:
+        """What decay alone took off after gradients of ± size, whose own moves are taken away again."""
+        gradients = [size if t % 2 else -size for t in range(200)]
+        options = {"lr": 1e-4}
+        bare = stepped(optimiser, gradients, weight_decay=0.0, **options)
+        return bare - stepped(optimiser, gradients, weight_decay=1e-2, **options)
+
+    small, large = shrunk(torch.optim.Adam, 1.0), shrunk(torch.optim.Adam, 100.0)
+    assert small / large == pytest.approx(100, rel=0.05)
+    assert shrunk(torch.optim.AdamW, 1.0) == pytest.approx(shrunk(torch.optim.AdamW, 100.0), rel=1e-3)
+
+
+def test_momentum_and_averages_meet_in_the_amended_pair_only() -> None:
+    beta, delta, gradients = Fraction(9, 10), Fraction(3), [Fraction(k * k - 5) for k in range(6)]
+    wanted = dynamics._averaged(beta, delta, gradients)
+    assert dynamics._travelled(*dynamics.CONVERSION.amended(beta, delta), gradients) == wanted
+    assert dynamics._travelled(*dynamics.CONVERSION.stated(beta, delta), gradients) != wanted
+
+
+def test_adam_in_balls_is_torch_s_adam() -> None:
+    theta = torch.zeros((), dtype=torch.float64, requires_grad=True)
+    adam = torch.optim.Adam([theta], lr=0.05, betas=(0.9, 0.99), eps=1e-8)
+    for _ in range(150):
+        adam.zero_grad()
+        ((theta - 1) ** 2 / 2 + theta**2 / 2).backward()
+        adam.step()
+    with dynamics.balls.precision(512):
+        found = dynamics._with_adam(Fraction(1, 2), 150)
+    assert float(theta.detach()) == pytest.approx(float(found), abs=1e-9)

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import collections
+import contextlib
 import queue
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
 
 from avow.claims.claim import Claim, Finding
 from avow.claims.crew import Worker
@@ -37,10 +38,16 @@ def run(
         if not one.source:
             remedy = "take claims from catalogue(), or from claims_in(path)"
             raise ParameterError(f"run: source of {one.id}", "''", "must say where a worker finds the claim", remedy)
-    return (finding for finding in _all(asked, seconds_each, workers, tell, sabotage) if finding.claim.id in asked)
+    return _reported(asked, _all(asked, seconds_each, workers, tell, sabotage))
 
 
-def _all(asked: dict[str, Claim], limit: float, workers: int, tell: Tell | None, sabotage: bool) -> Iterator[Finding]:
+def _reported(asked: dict[str, Claim], everything: Generator[Finding]) -> Iterator[Finding]:
+    """Of everything that was found, what was asked for; who stops listening ends the workers too."""
+    with contextlib.closing(everything):
+        yield from (finding for finding in everything if finding.claim.id in asked)
+
+
+def _all(asked: dict[str, Claim], limit: float, workers: int, tell: Tell | None, sabotage: bool) -> Generator[Finding]:
     """What comes of the claims asked for, and of those they need."""
     agenda = _Agenda(asked)
     heard: queue.Queue[tuple[Worker, str]] = queue.Queue()

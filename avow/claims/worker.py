@@ -6,6 +6,7 @@ so that whoever waits knows what a worker was at when it fell silent.
 
 from __future__ import annotations
 
+import functools
 import json
 import os
 import queue
@@ -32,8 +33,16 @@ def news_of(source: str, id: str, sabotage: bool) -> Iterator[dict[str, Any]]:
     yield {"news": "picture", "next": "", **_drawn(one)}
 
 
+@functools.cache
+def _module(source: str) -> Any:
+    """A module, loaded once; what lies beside a file can be imported by its checks too."""
+    if source.endswith(".py"):
+        sys.path.append(os.path.dirname(source))
+    return load(source)
+
+
 def _found(source: str, id: str) -> Claim:
-    for item in vars(load(source)).values():
+    for item in vars(_module(source)).values():
         if isinstance(item, Claim) and item.id == id:
             return item
     raise LookupError(f"{source} has no claim {id!r} any more")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Callable
 from fractions import Fraction
+from typing import Any
 
 import sympy
 import torch
@@ -78,9 +79,8 @@ def leading(network: ReluNetwork) -> int:
     return int(network.layers[-1][0][0].abs().argmax())
 
 
-def stretched_line(generator: torch.Generator) -> Construction:
-    """Both output weights half as large again: one of them alone may be of a unit that the interval never wakes."""
-    network = line(generator)
+def stretched(network: ReluNetwork) -> Construction:
+    """All output weights half as large again: one of them alone may be of a unit that the interval never wakes."""
     return with_output(network, network.layers[-1][0] * 1.5)
 
 
@@ -99,9 +99,9 @@ def silenced(network: ReluPiecewise) -> Construction:
     return with_output(network, weight)
 
 
-WEAKENED: dict[str, Callable[[torch.Generator], Construction]] = {
-    "relu-linear": stretched_line,
-    "relu-square": lambda generator: nudged(square(generator)),
-    "relu-square-deep": lambda generator: nudged(deep_square(generator)),
-    "relu-piecewise": lambda generator: silenced(curve(generator)),
+WEAKENED: dict[str, Callable[[Any], Construction]] = {
+    "relu-linear": stretched,
+    "relu-square": nudged,
+    "relu-square-deep": nudged,
+    "relu-piecewise": silenced,
 }

@@ -57,7 +57,7 @@ def test_what_is_drawn_keeps_its_promise(kind: str) -> None:
 @kinds
 def test_what_is_weakened_is_rejected(kind: str) -> None:
     for seed in range(6):
-        proof = WEAKENED[kind](generator(seed)).verify()
+        proof = WEAKENED[kind](DRAWS[kind](generator(seed))).verify()
         assert not proof, str(proof)
 
 

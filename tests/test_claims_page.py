@@ -83,7 +83,7 @@ def test_an_article_holds_all_there_is_to_say(page: str) -> None:
         assert words in shown, words
     proved = article(page, "binomial")
     assert "x &lt; y means less" in proved and "<code>avow/maths/balls.py</code>" in proved
-    assert 'id="picture-binomial"' in proved and proved.count("<math") == 3
+    assert 'id="picture-binomial"' in proved and proved.count("<math") == 4
 
 
 def test_the_figures_are_those_of_the_charts(page: str) -> None:
@@ -163,6 +163,11 @@ def test_a_display_breaks_outside_brackets_only_and_its_words_are_words() -> Non
     assert shown.count("<math") == 3 and "</math> for &lt;all&gt; <math" in shown
     first = shown[: shown.index("</math>")]
     assert "<mi>b</mi>" in first and "<mi>d</mi>" not in first
+
+
+def test_a_display_breaks_before_arrows_and_within_text_style_but_not_at_thin_spaces() -> None:
+    assert display(r"2\ln n\,x\!y \Rightarrow b").count("<math") == 2
+    assert display(r"\textstyle a; b").count("<math") == 2 and display(r"\tfrac{a;}{b}").count("<math") == 1
 
 
 def test_sides_that_are_one_are_not_called_an_equation(page: str) -> None:

@@ -44,7 +44,8 @@ h3 a { text-decoration: none; }
 h4 { font-size: .8rem; margin: 1.1rem 0 .2rem; color: var(--soft); font-weight: 600; }
 article > p { max-width: 50rem; }
 .says { font-size: 1.06rem; margin: .45rem 0; }
-.formula { overflow-x: auto; overflow-y: hidden; padding: .35rem 0; line-height: 2.1; }
+.formula { overflow-x: auto; overflow-y: hidden; padding: .35rem 0; line-height: 2; }
+.formula code { line-height: 1.5; }
 math, .formula { font-size: 1.12rem; font-family: "STIX Two Math", "Cambria Math", "Latin Modern Math",
   "Libertinus Math", "DejaVu Math TeX Gyre", "Noto Sans Math", "DejaVu Serif", math; }
 li math, .facts math { font-size: 1rem; }

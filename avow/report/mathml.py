@@ -5,9 +5,12 @@ from __future__ import annotations
 import html
 import re
 import unicodedata
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from xml.etree import ElementTree
 
+# A thick space, \enspace, \quad and \qquad; thinner ones tie what they part.
+_WIDE = ("0.278em", "0.5em", "1em", "2em")
+_ARROWS = frozenset("⇒⟹⟺⇔⇐")
 _OPENING, _CLOSING = frozenset("([{⟨⌊⌈"), frozenset(")]}⟩⌋⌉")
 
 
@@ -45,7 +48,7 @@ def _read(latex: str) -> ElementTree.Element | None:
 def _parts(nodes: list[ElementTree.Element]) -> Iterator[list[ElementTree.Element]]:
     part: list[ElementTree.Element] = []
     depth = 0
-    for node in nodes:
+    for node in _flat(nodes):
         text = node.text or ""
         base = _base(node)
         if base.tag == "mo":
@@ -54,12 +57,25 @@ def _parts(nodes: list[ElementTree.Element]) -> Iterator[list[ElementTree.Elemen
             yield from filter(None, (part, [node]))
             part = []
             continue
+        if depth == 0 and text in _ARROWS and part:
+            yield part
+            part = []
         part.append(node)
-        if depth == 0 and (node.tag == "mspace" or (node.tag == "mo" and text in (",", ";", ":"))):
+        wide = node.attrib.get("width") in _WIDE
+        if depth == 0 and (wide or (node.tag == "mo" and text in (",", ";", ":"))):
             yield part
             part = []
     if part:
         yield part
+
+
+def _flat(nodes: Iterable[ElementTree.Element]) -> Iterator[ElementTree.Element]:
+    r"""Nodes without the wrapping that a \textstyle puts around all that follows it."""
+    for node in nodes:
+        if node.tag == "mstyle" and len(node) > 1:
+            yield from _flat(node)
+        else:
+            yield node
 
 
 def _written(part: list[ElementTree.Element]) -> str:
@@ -80,7 +96,7 @@ def _mend(parent: ElementTree.Element) -> None:
         # The converter writes its characters as entities and expects the markup to be unescaped as a whole, which
         # would turn the words of a LaTeX text into markup too.
         node.text = html.unescape(node.text or "")
-        if node.tag == "mi" and _is_relation(node.text):
+        if node.tag == "mi" and (_is_relation(node.text) or node.text in (":", ";")):
             node.tag = "mo"
         if node.tag in ("mi", "mo") and (_is_name(node.text) or node.text in ("∞", "∅")):
             node.tag = "mi"
@@ -91,7 +107,7 @@ def _mend(parent: ElementTree.Element) -> None:
             del node.attrib["mathvariant"]
             node.text = "".join(map(_bold, node.text))
         _mend(node)
-    if parent.tag != "mrow":
+    if parent.tag not in ("mrow", "mstyle"):
         return
     for i in range(len(parent) - 1, -1, -1):
         if _is_function(parent[i]):

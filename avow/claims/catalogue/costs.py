@@ -96,7 +96,7 @@ def _heads_picture() -> Chart:
     "cost-exact",
     topic="costs",
     expected="corrected",
-    statement=r"\text{one head: time } \Theta(nd^2 + n^2d),\ \text{extra space } \Theta(n^2 + nd + d^2);\quad"
+    statement=r"\text{one head: time } \Theta(nd^2 + n^2d),\ \text{extra space } \Theta(n^2 + nd + d^2);\quad "
     r"h \text{ heads in sequence multiply the time only}",
     plain="One attention head takes time in the order of nd² + n²d and extra space in the order of n² + nd + d²;"
     " several heads after each other multiply the time and nothing else.",

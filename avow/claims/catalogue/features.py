@@ -42,10 +42,10 @@ def _unbiased_picture() -> Table:
     "features-unbiased",
     topic="efficient",
     expected="corrected",
-    statement=r"f(x) = \frac1m e^{-\|x\|^2/2}(e^{w_1 \cdot x}, \dots, e^{w_m \cdot x}),\ w \sim N(0, I):\quad"
+    statement=r"f(x) = \frac1m e^{-\|x\|^2/2}(e^{w_1 \cdot x}, \dots, e^{w_m \cdot x}),\ w \sim N(0, I):\quad "
     r"E f(q) \cdot f(k) = e^{q \cdot k}",
     plain="Positive random features with a factor of 1/m have e^(q·k) for the mean of their inner product.",
-    amended=r"f(x) = \frac{1}{\sqrt m} e^{-\|x\|^2/2}(e^{w_1 \cdot x}, \dots, e^{w_m \cdot x}):\quad"
+    amended=r"f(x) = \frac{1}{\sqrt m} e^{-\|x\|^2/2}(e^{w_1 \cdot x}, \dots, e^{w_m \cdot x}):\quad "
     r"E f(q) \cdot f(k) = e^{q \cdot k}",
     amended_plain="The factor is 1/√m on each side. With 1/m the mean is too small by m, which attention does not"
     " notice: it cancels between a weight and its normaliser.",

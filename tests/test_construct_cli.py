@@ -96,6 +96,14 @@ def test_what_is_saved_is_what_was_proved_with_its_promise_beside_it() -> None:
     assert done.stderr == "wrote out/copy.safetensors\n"
 
 
+def test_a_saved_head_routes_by_itself() -> None:
+    run("route", "--orthonormal", "3", "--route", "0=1", "--eps", "0.05", "--save", "head.safetensors")
+    held, tokens = load_file("head.safetensors"), torch.eye(3, dtype=torch.float64)
+    scores = (tokens @ held["W_Q"].mT) @ (tokens @ held["W_K"].mT).mT * held["scale"]
+    received = torch.softmax(scores, -1) @ (tokens @ held["W_V"].mT)
+    assert (received[0] - tokens[1]).norm() <= 0.05 + 1e-12
+
+
 def test_keys_of_ones_own_are_used() -> None:
     keys = torch.tensor([[1.0, 0.0], [0.6, 0.8], [-1.0, 0.0]])
     save_file({"keys": keys}, "keys.safetensors")

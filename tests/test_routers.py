@@ -210,7 +210,7 @@ def test_three_hops_carry_a_content_from_the_first_token_to_the_last() -> None:
     # The content really travelled: the last token now carries the first one's, not its own.
     assert float((carry @ (out[3] - tokens[0])).norm()) <= 1e-3 * float(wanted.norm(dim=1).amax())
     assert float((carry @ (out[3] - tokens[3])).norm()) > 0.1
-    assert len(made.tensors()) == 10 and len(made.picture().rows) == 3
+    assert len(made.tensors()) == 13 and len(made.picture().rows) == 3
 
 
 @pytest.mark.parametrize("residual", [True, False], ids=["added", "overwritten"])

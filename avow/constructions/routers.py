@@ -69,7 +69,8 @@ class Router(Construction):
         return self.eps
 
     def tensors(self) -> dict[str, Tensor]:
-        return {"W_Q": self.W_Q, "W_K": self.W_K, "W_V": self.W_V}
+        scale = torch.tensor(self.scale, dtype=torch.float64)
+        return {"W_Q": self.W_Q, "W_K": self.W_K, "W_V": self.W_V, "scale": scale}
 
     def verify(self) -> Proof:
         """Attention computed in balls on the actual numbers, against what was intended."""

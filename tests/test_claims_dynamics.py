@@ -9,10 +9,10 @@ import pytest
 import torch
 
 from avow.claims import Claim
-from avow.claims.catalogue import dynamics
+from avow.claims.catalogue import optimisers, recurrent
 from tests.judging import claims_of, judged
 
-CLAIMS = claims_of(dynamics)
+CLAIMS = claims_of(recurrent) + claims_of(optimisers)
 
 
 @pytest.mark.parametrize("one", CLAIMS, ids=lambda one: one.id)
@@ -53,7 +53,7 @@ def test_the_topic_is_complete_and_each_claim_has_a_sabotage() -> None:
 
 
 def test_the_gradient_in_balls_is_autograd_s() -> None:
-    weights = torch.tensor(dynamics.CONTRACTION.weights, dtype=torch.float64) / 10
+    weights = torch.tensor(recurrent.CONTRACTION.weights, dtype=torch.float64) / 10
 
     def run(h: torch.Tensor) -> torch.Tensor:
         for _ in range(5):
@@ -61,16 +61,16 @@ def test_the_gradient_in_balls_is_autograd_s() -> None:
         return h
 
     jacobian = torch.autograd.functional.jacobian(run, torch.zeros(3, dtype=torch.float64))
-    found = dynamics._jacobian(dynamics._tenths(dynamics.CONTRACTION.weights), [dynamics.arb(0)] * 3, 5)
+    found = recurrent._jacobian(recurrent._tenths(recurrent.CONTRACTION.weights), [recurrent.arb(0)] * 3, 5)
     shown = torch.tensor([[float(found[i, j]) for j in range(3)] for i in range(3)], dtype=torch.float64)
     torch.testing.assert_close(shown, jacobian)
     assert float(torch.linalg.matrix_norm(jacobian, 2)) <= 0.9**5
 
 
 def test_sylvester_tells_long_from_short() -> None:
-    identity = dynamics._tenths(((10, 0), (0, 10)))
-    assert dynamics._shorter(identity, dynamics.arb(1.01))
-    assert not dynamics._shorter(identity, dynamics.arb(0.99))
+    identity = recurrent._tenths(((10, 0), (0, 10)))
+    assert recurrent._shorter(identity, recurrent.arb(1.01))
+    assert not recurrent._shorter(identity, recurrent.arb(0.99))
 
 
 def stepped(optimiser: type[torch.optim.Optimizer], gradients: list[float], **options: float) -> float:
@@ -88,7 +88,7 @@ def test_torch_s_sgd_penalises_as_the_claim_has_it(momentum: float) -> None:
     """Its weight_decay is the penalty's gradient 2γθ; only without momentum is it the decay 2ηγ."""
     gradients = [0.3, -0.7, 0.2]
     found = stepped(torch.optim.SGD, gradients, lr=0.1, momentum=momentum, weight_decay=0.5)
-    penalised, decayed = dynamics._decays(0.1, 0.25, 2 * 0.1 * 0.25, momentum, 1.0, gradients)
+    penalised, decayed = optimisers._decays(0.1, 0.25, 2 * 0.1 * 0.25, momentum, 1.0, gradients)
     assert found == pytest.approx(penalised, abs=1e-12)
     assert (found == pytest.approx(decayed, abs=1e-12)) == (momentum == 0.0)
 
@@ -108,9 +108,9 @@ def test_torch_s_adam_shrinks_weights_with_large_gradients_less_and_adamw_all_al
 
 def test_momentum_and_averages_meet_in_the_amended_pair_only() -> None:
     beta, delta, gradients = Fraction(9, 10), Fraction(3), [Fraction(k * k - 5) for k in range(6)]
-    wanted = dynamics._averaged(beta, delta, gradients)
-    assert dynamics._travelled(*dynamics.CONVERSION.amended(beta, delta), gradients) == wanted
-    assert dynamics._travelled(*dynamics.CONVERSION.stated(beta, delta), gradients) != wanted
+    wanted = optimisers._averaged(beta, delta, gradients)
+    assert optimisers._travelled(*optimisers.CONVERSION.amended(beta, delta), gradients) == wanted
+    assert optimisers._travelled(*optimisers.CONVERSION.stated(beta, delta), gradients) != wanted
 
 
 def test_adam_in_balls_is_torch_s_adam() -> None:
@@ -120,6 +120,6 @@ def test_adam_in_balls_is_torch_s_adam() -> None:
         adam.zero_grad()
         ((theta - 1) ** 2 / 2 + theta**2 / 2).backward()
         adam.step()
-    with dynamics.balls.precision(512):
-        found = dynamics._with_adam(Fraction(1, 2), 150)
+    with optimisers.balls.precision(512):
+        found = optimisers._with_adam(Fraction(1, 2), 150)
     assert float(theta.detach()) == pytest.approx(float(found), abs=1e-9)

@@ -6,7 +6,7 @@ r"""Separable attention: softmax over the features of Q, softmax over the positi
 
 :math:`S_i` is what row i may see. A causal column softmax therefore normalises over the prefix: row i
 weighs keys 0..i as if the sequence ended there, so its rows are distributions and never see the future.
-The matrix has rank at most d: it cannot copy more than d values [claim separable-weaker].
+Without a mask the matrix has rank at most d: it cannot copy more than d values [claim separable-weaker].
 """
 
 from __future__ import annotations

@@ -265,7 +265,7 @@ def _run(
         out = problem.v.new_zeros(*problem.q.shape[:-1], problem.v.shape[-1]) + nothing
         computed = Computed(out)
     else:
-        computed = method.compute(problem, generator)
+        computed = method.compute(dataclasses.replace(problem, norms=norms), generator)
     certificate = certify(method, problem, norms, computed, _stated(wish))  # before reshaping: rows are canonical
     if wish.coverage is not None and certificate.kind != "deterministic" and not problem.empty:
         certificate = _sampled(method, problem, norms, computed.out, wish, generator, certificate)

@@ -74,6 +74,8 @@ class Problem:
     default_scale: bool
     kernel: Literal["dot", "rbf"]
     leading: tuple[int, ...]
+    norms: Norms | None = dataclasses.field(default=None, repr=False, compare=False)
+    """Norms of all rows where they were measured already: a method may then spare itself a reading."""
 
     @staticmethod
     def of(
@@ -157,7 +159,8 @@ class Problem:
     def to(self, dtype: torch.dtype) -> Problem:
         """The same problem with q, k, v and bias in another type."""
         bias = None if self.bias is None else self.bias.to(dtype)
-        return dataclasses.replace(self, q=self.q.to(dtype), k=self.k.to(dtype), v=self.v.to(dtype), bias=bias)
+        q, k, v = (x.to(dtype) for x in (self.q, self.k, self.v))
+        return dataclasses.replace(self, q=q, k=k, v=v, bias=bias, norms=None)
 
     def head(self, batch: int, head: int, key_head: int) -> Problem:
         """The problem of one head, every axis kept."""
@@ -176,6 +179,7 @@ class Problem:
             allowed=of(self.allowed),
             bias=of(self.bias),
             leading=(1, 1),
+            norms=None,
         )
 
     def rows(self, index: Tensor) -> Problem:
@@ -189,7 +193,7 @@ class Problem:
         if self.causal:
             past = torch.arange(s, device=index.device)[None, :] <= index[:, None]
             allowed = past[None, None] if allowed is None else allowed & past
-        return dataclasses.replace(self, q=self.q[..., index, :], allowed=allowed, bias=bias, causal=False)
+        return dataclasses.replace(self, q=self.q[..., index, :], allowed=allowed, bias=bias, causal=False, norms=None)
 
 
 def _four(x: Tensor) -> Tensor:

@@ -76,10 +76,10 @@ def _moments(x: Tensor, seen: Tensor | None, dtype: torch.dtype) -> tuple[Tensor
         total = weight.sum(-2, keepdim=True).clamp(min=1)
         mean = (x * weight).sum(-2, keepdim=True) / total
         return mean, ((x - mean).square() * weight).sum(-2, keepdim=True) / total
-    mean = x.mean(-2, keepdim=True).to(dtype)
-    # A sample says enough of the spread, and any frame is exact. An odd step does not fall in with powers of two.
-    step = x.shape[-2] // 1024 | 1
-    return mean, (x[..., ::step, :].to(dtype) - mean).square().mean(-2, keepdim=True)
+    # A sample says enough, and any frame is exact. An odd step does not fall in with powers of two.
+    some = x[..., :: x.shape[-2] // 2048 | 1, :].to(dtype)
+    mean = some.mean(-2, keepdim=True)
+    return mean, (some - mean).square().mean(-2, keepdim=True)
 
 
 def framed_queries(p: Problem, frame: Frame, span: slice, dtype: torch.dtype) -> Tensor:

@@ -37,7 +37,7 @@ def own_keys(p: Problem) -> Problem:
     present = [x for x in (p.allowed, p.bias) if x is not None and x.shape[1] != 1]
     if heads == groups or not present:
         return p
-    return dataclasses.replace(p, k=per_query_head(p.k, heads), v=per_query_head(p.v, heads))
+    return dataclasses.replace(p, k=per_query_head(p.k, heads), v=per_query_head(p.v, heads), norms=None)
 
 
 def key_log(p: Problem, dtype: torch.dtype) -> Float[Tensor, "#b #g s 1"] | None:
@@ -57,11 +57,11 @@ def linear_type(p: Problem) -> torch.dtype:
     return torch.float64 if p.bias is not None else rounding.accumulator(p.q.dtype)
 
 
-def scaled_values(v: Float[Tensor, "b g s e"], dtype: torch.dtype) -> tuple[Tensor, Tensor | None]:
+def scaled_values(p: Problem, dtype: torch.dtype) -> tuple[Tensor, Tensor | None]:
     """Values that sums can hold, and the power of two per head they were divided by, if any was needed."""
-    values = v.to(dtype)
+    values = p.v.to(dtype)
     if not torch.compiler.is_compiling():
-        lengths = torch.linalg.vector_norm(values.detach(), dim=(-1, -2))
+        lengths = torch.linalg.vector_norm(values.detach(), dim=(-1, -2)) if p.norms is None else p.norms.v.amax(-1)
         if bool(((lengths > _COMFORT) & (lengths < 1 / _COMFORT)).all()):
             return values, None
     largest = values.detach().abs().amax((-1, -2), keepdim=True).clamp(min=4 * torch.finfo(dtype).tiny)

@@ -28,7 +28,7 @@ from avow.contract import Sizes
 BLOCK = 64
 # Keys per tile: a tile shares one reference, and its features (all heads) stay in cache.
 TILE = 512
-_CACHED = 2**19
+_CACHED = 2**20
 # How far logs may rise above the reference inside a tile. e^40 · smallest normal · (features · tile) is far
 # below rounding, so nothing that counts is lost at the other end of the range.
 _RISE = {torch.float32: 40.0, torch.float64: 300.0}

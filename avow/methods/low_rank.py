@@ -101,7 +101,7 @@ class LowRank(Method):
             chosen = cholesky.pivots(keys, weight[..., 0], self.rank, generator)
         landmarks = keys.gather(-2, chosen.unsqueeze(-1).expand(-1, -1, -1, d))
         factor = cholesky.factor(landmarks, radius_k)
-        values, size = scaled_values(p.v, torch.float64)
+        values, size = scaled_values(p, torch.float64)
         key_residuals: list[Tensor] = []
         notes: list[tuple[Tensor, ...]] = []
 

@@ -125,7 +125,7 @@ class RandomFeatures(Method):
         if p.mask_kind == "full":
             out = _pairwise(p, row_logs, lambda span: torch.add(*key_logs(span)), wide)
             return Computed(finished(p, out), traced(None, p.k.shape[-2]))
-        values, size = scaled_values(p.v, wide)
+        values, size = scaled_values(p, wide)
         start = None
         if initial_state is not None:
             start, values, size = _in_one_unit(initial_state, values, size)
@@ -204,8 +204,11 @@ class RandomFeatures(Method):
         wide = linear_type(p)
         if wide == torch.float64 or torch.compiler.is_compiling():
             return wide
-        ends = [float(end) for x in (p.q, p.k) if x.numel() for end in torch.aminmax(x.detach())]
-        largest = max(map(abs, ends), default=0.0)
+        if p.norms is None:
+            ends = [float(end) for x in (p.q, p.k) if x.numel() for end in torch.aminmax(x.detach())]
+            largest = max(map(abs, ends), default=0.0)
+        else:
+            largest = max(p.norms.most[:2])
         return wide if largest * max(1.0, abs(p.scale)) < _ROOMY else torch.float64
 
     def cost(self, sizes: Sizes) -> Cost:

@@ -54,7 +54,7 @@ class Separable(Method):
         wide = linear_type(p)
         if p.mask_kind == "full":
             return Computed(finished(p, self._by_definition(p, wide)), p.k.shape[-2])  # one sum, in any order
-        values, size = scaled_values(p.v, wide)
+        values, size = scaled_values(p, wide)
         added, seen = key_log(p, wide), key_seen(p)
 
         def keys_of(span: slice) -> scan.Keys:

@@ -318,7 +318,8 @@ def _blocks(
     # Turned once, for two products: small batched ones with a transposed factor are slow.
     turned = x.transpose(-1, -2).contiguous()  # (b, g, blocks, m, size)
     own = State(before.top, turned @ w, x.sum(-2).unsqueeze(-1))  # of each block (b, g, blocks, m, e)
-    near = (y @ turned).unflatten(3, (r, size)).tril().flatten(3, 4)  # (b, g, blocks, r·size, size)
+    near = y @ turned  # (b, g, blocks, r·size, size)
+    near.unflatten(3, (r, size)).tril_()
 
     def in_rows(out: Tensor) -> Tensor:
         return (
@@ -340,7 +341,7 @@ def running(x: Float[Tensor, "b g l m"], total: Float[Tensor, "b g m 1"]) -> Flo
     blocks = pad(x, (0, 0, 0, -length % size)).unflatten(-2, (-1, size))  # (b, g, blocks, size, m)
     within = torch.ones(size, size, dtype=x.dtype, device=x.device).tril() @ blocks
     before = _earlier(within[..., -1, :].unsqueeze(-1), total).transpose(-1, -2)  # (b, g, blocks, 1, m)
-    return (within + before).flatten(2, 3)[..., :length, :]
+    return within.add_(before).flatten(2, 3)[..., :length, :]
 
 
 def _earlier(own: Float[Tensor, "b g k m c"], before: Float[Tensor, "b g m c"]) -> Float[Tensor, "b g k m c"]:
@@ -348,7 +349,7 @@ def _earlier(own: Float[Tensor, "b g k m c"], before: Float[Tensor, "b g m c"]) 
     blocks = own.shape[2]
     strictly = torch.ones(blocks, blocks, dtype=own.dtype, device=own.device).tril(-1)
     sums = strictly @ own.flatten(3)  # (b, g, blocks, m·c)
-    return sums.unflatten(3, own.shape[3:]) + before.unsqueeze(2)
+    return sums.unflatten(3, own.shape[3:]).add_(before.unsqueeze(2))
 
 
 def depth(keys: int, steps: int) -> float:

@@ -68,7 +68,7 @@ class Separable(Method):
 
         def causal_mixture(tile: scan.Tile) -> Tensor:
             prefix = scan.running(tile.features, tile.total)
-            return mixture(tile.rows) / prefix.clamp(min=_least(wide)).unsqueeze(2)
+            return mixture(tile.rows) / prefix.clamp_(min=_least(wide)).unsqueeze(2)
 
         queries, features = p.q.shape[-2:]
         if p.causal:

@@ -338,7 +338,8 @@ def running(x: Float[Tensor, "b g l m"], total: Float[Tensor, "b g m 1"]) -> Flo
     """Sums over the keys of a tile up to each, and all before the tile; by products, which are faster than a cumsum."""
     length = x.shape[-2]
     size = min(BLOCK, length)
-    blocks = pad(x, (0, 0, 0, -length % size)).unflatten(-2, (-1, size))  # (b, g, blocks, size, m)
+    spare = -length % size
+    blocks = (pad(x, (0, 0, 0, spare)) if spare else x).unflatten(-2, (-1, size))  # (b, g, blocks, size, m)
     within = torch.ones(size, size, dtype=x.dtype, device=x.device).tril() @ blocks
     before = _earlier(within[..., -1, :].unsqueeze(-1), total).transpose(-1, -2)  # (b, g, blocks, 1, m)
     return within.add_(before).flatten(2, 3)[..., :length, :]

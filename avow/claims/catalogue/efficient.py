@@ -65,7 +65,7 @@ def _rbf_picture() -> Chart:
         "no shift by the key at all": lambda inner, square, sigma: inner / sigma,
     },
     picture=_rbf_picture,
-    used_by=("contract", "methods/low_rank"),
+    used_by=("contract/problem", "methods/low_rank"),
 )
 def rbf_equals_dot(logit: Formula) -> Iterator[Evidence]:
     sigma = Symbol("sigma", positive=True)

@@ -229,7 +229,8 @@ class LowRank(Method):
             held + rows * 5 + scan.peak_bytes(dataclasses.replace(z, dtype=torch.float64), self.rank, 8, z.dim) // 8
         )
         finishing = held + rows * (4 * e + 6)
-        return 8 * max(choosing, collecting, finishing)
+        factors = z.batch * z.linear_key_heads * self.rank * (5 * self.rank + 2 * z.dim)
+        return 8 * (max(choosing, collecting, finishing) + factors)
 
     def reference(self, problem: Problem) -> Tensor:
         p = problem

@@ -31,8 +31,9 @@ format: $(READY)  ## format, and mend what the linter can mend safely
 	@$(BIN)/ruff check --fix --exit-zero --quiet $(SOURCES)
 	@$(BIN)/ruff format $(SOURCES)
 
-fuzz: $(READY)  ## a million random problems against their certificates
+fuzz: $(READY)  ## a million random problems against their certificates, ten thousand constructions of each kind
 	@$(BIN)/python -m tests.fuzz --cases 1000000
+	@$(BIN)/python -m tests.prove --cases 10000
 
 bench: $(READY)  ## ratios against installed peers
 	@$(BIN)/python -m benchmarks.run

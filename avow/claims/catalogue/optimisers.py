@@ -75,6 +75,7 @@ def _momentum_picture() -> Chart:
         "a conversion that is right to begin with": CONVERSION._replace(stated=CONVERSION.amended),
     },
     picture=_momentum_picture,
+    used_by=("optim",),
 )
 def momentum_ema(momenta: Momenta) -> Iterator[Evidence]:
     half, two, ones = Fraction(1, 2), Fraction(2), [Fraction(1), Fraction(1)]
@@ -167,6 +168,7 @@ def _bias_picture() -> Chart:
         "none": lambda beta, t: sympy.Integer(1),
     },
     picture=_bias_picture,
+    used_by=("optim",),
     needs=("ema-unrolled",),
 )
 def ema_bias(total: Callable[[Any, Any], Any]) -> Iterator[Evidence]:
@@ -298,6 +300,7 @@ def _adam_picture() -> Chart:
         ),
     },
     picture=_adam_picture,
+    used_by=("optim",),
     needs=("ema-bias",),
 )
 def adam_l2_vs_w(rules: AdamRules) -> Iterator[Evidence]:

@@ -1,13 +1,12 @@
-"""What every claim's test asks: the recorded verdict, rejected sabotages, and words that JSON can hold."""
+"""What claims' tests ask of the catalogue: a finding made once, the step that says some words, the number in a fact."""
 
 from __future__ import annotations
 
-import json
+import functools
 from types import ModuleType
+from typing import Any
 
-from avow.claims import Claim, Finding
-
-_FOUND: dict[str, Finding] = {}
+from avow.claims import Claim, Evidence, Finding, catalogue
 
 
 def claims_of(module: ModuleType) -> list[Claim]:
@@ -15,22 +14,23 @@ def claims_of(module: ModuleType) -> list[Claim]:
     return [item for item in vars(module).values() if isinstance(item, Claim)]
 
 
+@functools.cache
+def finding(id: str) -> Finding:
+    """What comes of a claim of the catalogue, found once."""
+    return catalogue()[id].judge()
+
+
 def judged(one: Claim) -> Finding:
     """What comes of a claim, found once."""
-    if one.id not in _FOUND:
-        _FOUND[one.id] = one.judge()
-    return _FOUND[one.id]
+    return finding(one.id)
 
 
-def sound(one: Claim) -> None:
-    """The claim is as recorded, each sabotage is rejected by the check itself, and all of it can be told and drawn."""
-    found = one.judge()
-    assert found.verdict == one.expected, found.trouble
-    assert one.sabotage
-    for name in one.sabotage:
-        broken = one.judge_sabotage(name)
-        assert broken.rejected, (name, broken.verdict, broken.trouble)
-    assert json.loads(json.dumps(found.plain(), allow_nan=False))["evidence"]
-    assert one.picture is not None
-    assert json.loads(json.dumps(one.picture().plain(), allow_nan=False))["title"]
-    assert one.statement and one.plain.endswith(".") and one.assumptions and one.used_by
+def step(id: str, words: str) -> Evidence:
+    """The one step of a claim's evidence that says these words."""
+    (found,) = [one for one in finding(id).evidence if words in one.says]
+    return found
+
+
+def number(fact: Any) -> float:
+    """The middle of a ball as it is printed."""
+    return float(str(fact).strip("[]").split(" ")[0])

@@ -1,87 +1,20 @@
-"""The claims about heads and layers: each verdict as recorded, each sabotage rejected, and the numbers shown."""
+"""The claims about heads and layers: the numbers they show, and torch doing as they say."""
 
 from __future__ import annotations
 
-import functools
 import itertools
-import json
 import math
 from fractions import Fraction
-from typing import Any
 
 import pytest
 import torch
 from flint import arb
 
 from avow.claims import toolbox
-from avow.claims.catalogue import heads, layers, positions
+from avow.claims.catalogue import heads, positions
 from avow.claims.catalogue.layers import Layer
-from avow.claims.claim import Claim, Evidence, Finding, Unproved
-from avow.report.mathml import formula
-
-CLAIMS = {
-    found.id: found
-    for module in (heads, layers, positions)
-    for found in vars(module).values()
-    if isinstance(found, Claim)
-}
-EXPECTED = {
-    "heads-discrete": "corrected",
-    "heads-gauss": "corrected",
-    "heads-identical": "refuted",
-    "project-out": "corrected",
-    "self-attend-copies-self": "proved",
-    "route-by-weights": "proved",
-    "permutation": "proved",
-    "sinusoid-distinct": "corrected",
-}
-SABOTAGES = [(id, name) for id, found in CLAIMS.items() for name in found.sabotage]
-
-
-@functools.cache
-def judged(id: str) -> Finding:
-    return CLAIMS[id].judge()
-
-
-def step(id: str, words: str) -> Evidence:
-    """The one step of evidence that says these words."""
-    (found,) = [one for one in judged(id).evidence if words in one.says]
-    return found
-
-
-def number(fact: Any) -> float:
-    """The middle of a ball as it is printed."""
-    return float(str(fact).strip("[]").split(" ")[0])
-
-
-def test_every_claim_of_the_table_is_here() -> None:
-    assert {id: found.expected for id, found in CLAIMS.items()} == EXPECTED
-    assert {found.topic for found in CLAIMS.values()} == {"heads"}
-
-
-@pytest.mark.parametrize("id", EXPECTED)
-def test_the_verdict_is_the_recorded_one(id: str) -> None:
-    finding = judged(id)
-    assert finding.verdict == EXPECTED[id], finding.trouble
-    assert "search" not in finding.kinds
-
-
-@pytest.mark.parametrize(("id", "name"), SABOTAGES)
-def test_each_sabotage_is_rejected_by_the_same_check(id: str, name: str) -> None:
-    assert CLAIMS[id].judge_sabotage(name).rejected
-
-
-@pytest.mark.parametrize("id", EXPECTED)
-def test_a_claim_is_told_in_full_and_as_json(id: str) -> None:
-    found = CLAIMS[id]
-    assert found.sabotage and found.assumptions and found.plain and found.statement
-    for latex in filter(None, (found.statement, found.amended)):
-        assert "<math" in formula(latex), latex
-    assert bool(found.amended) == bool(found.amended_plain) == (found.expected == "corrected")
-    assert found.picture is not None
-    json.dumps(found.picture().plain(), allow_nan=False)
-    for one in judged(id).evidence:
-        json.dumps(dict(one.facts), allow_nan=False)
+from avow.claims.claim import Unproved
+from tests.judging import number, step
 
 
 @pytest.mark.parametrize("n", [1000, 10**6])

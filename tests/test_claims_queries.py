@@ -1,9 +1,7 @@
-"""The claims about one query: each verdict as recorded, each sabotage rejected, and the numbers the ledger shows."""
+"""The claims about one query: the numbers they show, and the library doing as they say."""
 
 from __future__ import annotations
 
-import functools
-import json
 import math
 from dataclasses import dataclass
 from typing import Any
@@ -13,76 +11,11 @@ import torch
 from flint import arb
 
 from avow.claims import toolbox
-from avow.claims.catalogue import mixtures, noise, queries
-from avow.claims.claim import Claim, Evidence, Finding, Unproved
+from avow.claims.claim import Unproved
 from avow.constructions.construction import Construction, Proof
 from avow.constructions.queries import copy_query
 from avow.maths import balls
-from avow.report.mathml import formula
-
-CLAIMS = {
-    found.id: found
-    for module in (queries, mixtures, noise)
-    for found in vars(module).values()
-    if isinstance(found, Claim)
-}
-EXPECTED = {
-    "copy-separated": "proved",
-    "copy-shortest": "refuted",
-    "copy-possible": "corrected",
-    "average-two": "proved",
-    "mixture-any": "proved",
-    "noise-isotropic": "corrected",
-    "noise-one-key-discrete": "proved",
-    "noise-one-key-gauss": "corrected",
-}
-SABOTAGES = [(id, name) for id, found in CLAIMS.items() for name in found.sabotage]
-
-
-@functools.cache
-def judged(id: str) -> Finding:
-    return CLAIMS[id].judge()
-
-
-def step(id: str, words: str) -> Evidence:
-    """The one step of evidence that says these words."""
-    (found,) = [one for one in judged(id).evidence if words in one.says]
-    return found
-
-
-def number(fact: Any) -> float:
-    """The middle of a ball as it is printed."""
-    return float(str(fact).strip("[]").split(" ")[0])
-
-
-def test_every_claim_of_the_table_is_here() -> None:
-    assert {id: found.expected for id, found in CLAIMS.items()} == EXPECTED
-    assert {found.topic for found in CLAIMS.values()} == {"queries"}
-
-
-@pytest.mark.parametrize("id", EXPECTED)
-def test_the_verdict_is_the_recorded_one(id: str) -> None:
-    finding = judged(id)
-    assert finding.verdict == EXPECTED[id], finding.trouble
-    assert "search" not in finding.kinds
-
-
-@pytest.mark.parametrize(("id", "name"), SABOTAGES)
-def test_each_sabotage_is_rejected_by_the_same_check(id: str, name: str) -> None:
-    assert CLAIMS[id].judge_sabotage(name).rejected
-
-
-@pytest.mark.parametrize("id", EXPECTED)
-def test_a_claim_is_told_in_full_and_as_json(id: str) -> None:
-    found = CLAIMS[id]
-    assert found.sabotage and found.assumptions and found.plain and found.statement and found.used_by
-    for latex in filter(None, (found.statement, found.amended)):
-        assert "<math" in formula(latex), latex
-    assert bool(found.amended) == bool(found.amended_plain) == (found.expected == "corrected")
-    assert found.picture is not None
-    json.dumps(found.picture().plain(), allow_nan=False)
-    for one in judged(id).evidence:
-        json.dumps(dict(one.facts), allow_nan=False)
+from tests.judging import finding, number, step
 
 
 def test_the_library_finds_the_optimum_that_is_proved() -> None:
@@ -93,7 +26,7 @@ def test_the_library_finds_the_optimum_that_is_proved() -> None:
 
 
 def test_the_stated_query_is_more_than_twice_as_long() -> None:
-    shown = [one.facts for one in judged("copy-shortest").evidence if one.kind == "counterexample"]
+    shown = [one.facts for one in finding("copy-shortest").evidence if one.kind == "counterexample"]
     assert [facts["n"] for facts in shown] == [10, 1000]
     assert all(number(facts["times"]) > 2 for facts in shown)
 

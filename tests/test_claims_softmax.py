@@ -1,4 +1,4 @@
-"""Claims on softmax: the verdicts recorded, the sabotages rejected, and the facts they must show."""
+"""Claims on softmax: the facts they must show."""
 
 from __future__ import annotations
 
@@ -9,18 +9,7 @@ import torch
 
 from avow.claims import Claim, Evidence
 from avow.claims.catalogue import softmax
-from tests.judging import claims_of, judged, sound
-
-CLAIMS = claims_of(softmax)
-
-
-@pytest.mark.parametrize("one", CLAIMS, ids=lambda one: one.id)
-def test_each_claim_is_as_recorded_and_rejects_its_sabotages(one: Claim) -> None:
-    sound(one)
-
-
-def test_the_topic_is_complete() -> None:
-    assert [one.id for one in CLAIMS] == ["softmax-categorical", "softmax-bounds", "copy-gap", "finite-mask"]
+from tests.judging import judged
 
 
 @pytest.mark.parametrize(("name", "gap"), [("float32", "103.97"), ("float64", "745.13"), ("float16", "17.33")])
@@ -74,7 +63,6 @@ def test_the_gap_that_is_enough_is_exactly_enough(n: int) -> None:
 
 
 def test_a_weaker_proof_would_be_noticed() -> None:
-    """The helper itself: a claim with other evidence than recorded does not pass."""
     weak = Claim(
         "weak",
         topic="t",
@@ -86,5 +74,5 @@ def test_a_weaker_proof_would_be_noticed() -> None:
         assumptions=("none",),
         picture=softmax.copy_gap.picture,
     )
-    with pytest.raises(AssertionError):
-        sound(weak)
+    assert not weak.judge().as_recorded
+    assert softmax.copy_gap.judge().as_recorded

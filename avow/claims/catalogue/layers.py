@@ -259,6 +259,7 @@ def _permutation_picture() -> Table:
     subject=Layer(),
     sabotage={"a causal mask": Layer(causal=True), "positions": Layer(positions=True)},
     picture=_permutation_picture,
+    used_by=("nn/equivariance",),
 )
 def permutation(layer: Layer) -> Iterator[Evidence]:
     yield from _for_any_number_of_tokens(layer)

@@ -69,6 +69,7 @@ def _forms_picture() -> Table:
         "no activation on the state": Forms(h=lambda h, x, W, U, b, sigma: W * h + U * x + b),
     },
     picture=_forms_picture,
+    used_by=("nn/recurrent",),
 )
 def rnn_two_forms(forms: Forms) -> Iterator[Evidence]:
     W, U, b, h, g, x = sympy.symbols("W U b h_{t-1} g_{t-1} x_t", commutative=False)
@@ -166,6 +167,7 @@ def _gradient_picture() -> Chart:
         "small eigenvalues in place of small singular values": CONTRACTION._replace(weights=((0, 40), (0, 0))),
     },
     picture=_gradient_picture,
+    used_by=("nn/recurrent",),
 )
 def rnn_vanishing(gradient: Gradient) -> Iterator[Evidence]:
     yield from _one_step_contracts(gradient.largest(delta, gamma), gradient.rate(delta))

@@ -1,0 +1,152 @@
+"""Whether a module treats its tokens as a set: permute what enters, and what leaves is permuted alike."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+
+import torch
+from jaxtyping import Int
+from torch import Tensor, nn
+from torch.nn.modules.dropout import _DropoutNd
+
+from avow.errors import DtypeError, NonFiniteError, ParameterError, ShapeError
+
+
+@dataclass(frozen=True)
+class Equivariance:
+    """What permuting the tokens did: `deviation` is the largest |f(PX) − P f(X)|, relative to the largest output.
+
+    `witness` is the permutation that deviated most, where the deviation exceeds `tolerance`: the proof that it fails.
+    That it `holds` is what `trials` permutations found, within rounding.
+    """
+
+    holds: bool
+    deviation: float
+    tolerance: float
+    trials: int
+    witness: tuple[int, ...] | None
+
+    def __str__(self) -> str:
+        size = f"deviation {self.deviation:.2g}, tolerance {self.tolerance:.2g}"
+        if self.witness is None:
+            return f"permutation equivariant under {self.trials} permutations ({size})"
+        return f"not permutation equivariant ({size}): see the order {self.witness}"
+
+
+def check_permutation_equivariance(
+    module: Callable[[Tensor], Tensor],
+    example: Tensor | Sequence[int],
+    trials: int = 8,
+    tolerance: float | None = None,
+    *,
+    seed: int = 0,
+) -> Equivariance:
+    """Whether f(PX) = P f(X), tried on permutations of the tokens.
+
+    Attention without mask or positions, feed-forward, residuals and norms keep it; a causal mask or positions break it
+    [claim permutation]. `module` maps (…, n, d), or whole-number ids (…, n), to (…, n, e): `example` is such a tensor,
+    or the shape (…, n, d) of numbers to draw anew for every trial. The tolerance, relative to the largest output, is
+    by default that three quarters of the digits of the output's type agree.
+
+    >>> print(check_permutation_equivariance(nn.LayerNorm(4), (2, 5, 4), trials=3).holds)
+    True
+    """
+    if isinstance(trials, bool) or not isinstance(trials, int) or trials < 1:
+        raise ParameterError("trials", trials, "must be a whole number of at least 1", "try trials=8")
+    if tolerance is not None and not (tolerance >= 0 and math.isfinite(tolerance)):
+        raise ParameterError("tolerance", tolerance, "must be at least 0", "leave it out for the type's own")
+    _refuse_dropout(module)
+    generator = torch.Generator().manual_seed(seed)
+    draw = _drawing(module, example, generator)
+    worst, witness, allowed = 0.0, None, tolerance
+    for order in _orders(_tokens(draw()), trials, generator):
+        x = draw()
+        with torch.no_grad():
+            straight, again, permuted = _out(module, x), _out(module, x), _out(module, _permuted(x, order))
+        allowed = torch.finfo(straight.dtype).eps ** 0.75 if allowed is None else allowed
+        if _apart(straight, again) > allowed:
+            rule, remedy = "must answer one input alike", "call module.eval(), and fix what it draws at random"
+            raise ParameterError("module", _name(module), rule, remedy)
+        deviation = _apart(straight.index_select(-2, order.to(straight.device)), permuted)
+        if deviation > worst:
+            worst, witness = deviation, order
+    assert allowed is not None
+    holds = worst <= allowed
+    return Equivariance(
+        holds, worst, allowed, trials, None if holds or witness is None else tuple(map(int, witness.tolist()))
+    )
+
+
+def _orders(n: int, trials: int, generator: torch.Generator) -> Iterator[Int[Tensor, "n"]]:
+    """The reversal, then a shift by one, then orders at random; never the one that changes nothing."""
+    plain = torch.arange(n)
+    for trial in range(trials):
+        order = plain.flip(0) if trial == 0 else plain.roll(1) if trial == 1 else torch.randperm(n, generator=generator)
+        yield plain.roll(1) if torch.equal(order, plain) else order
+
+
+def _drawing(
+    module: Callable[[Tensor], Tensor], example: Tensor | Sequence[int], generator: torch.Generator
+) -> Callable[[], Tensor]:
+    if isinstance(example, Tensor):
+        given = example.detach()
+        least = 2 if given.is_floating_point() else 1
+        if given.ndim < least or _tokens(given) < 2:
+            rule = "must have at least two tokens: (…, n, d), or (…, n) for ids"
+            raise ShapeError("example.shape", tuple(given.shape), rule, "give a sequence with n ≥ 2")
+        return lambda: given
+    shape = tuple(example)
+    if not all(isinstance(size, int) and size >= 1 for size in shape) or len(shape) < 2 or shape[-2] < 2:
+        raise ShapeError("example", shape, "must be a shape (…, n, d) with n ≥ 2", "try (2, 16, d)")
+    weights = [p for p in module.parameters() if p.is_floating_point()] if isinstance(module, nn.Module) else []
+    like = weights[0].detach() if weights else torch.zeros(())
+    return lambda: torch.randn(shape, generator=generator, dtype=torch.float64).to(like)
+
+
+def _tokens(x: Tensor) -> int:
+    return x.shape[-2 if x.is_floating_point() else -1]
+
+
+def _permuted(x: Tensor, order: Int[Tensor, "n"]) -> Tensor:
+    return x.index_select(-2 if x.is_floating_point() else -1, order.to(x.device))
+
+
+def _out(module: Callable[[Tensor], Tensor], x: Tensor) -> Tensor:
+    out = module(x)
+    if not isinstance(out, Tensor):
+        remedy = "wrap it: lambda x: module(x)[0]"
+        raise DtypeError("module's answer", type(out).__name__, "must be one tensor", remedy)
+    if not out.is_floating_point():
+        raise DtypeError("module's answer", out.dtype, "must be floating point", "return numbers, not choices")
+    if out.ndim < 2 or out.shape[-2] != _tokens(x):
+        rule = f"must be (…, {_tokens(x)}, e): one row for each token"
+        raise ShapeError("module's answer", tuple(out.shape), rule, "put the tokens on the last axis but one")
+    if not bool(out.isfinite().all()):
+        raise NonFiniteError("module's answer", "nan or inf", "must be finite", "try a smaller example")
+    return out
+
+
+def _apart(a: Tensor, b: Tensor) -> float:
+    """The largest difference, relative to the largest entry."""
+    if a.shape != b.shape:
+        rule = f"must keep its shape {tuple(a.shape)}"
+        raise ShapeError("module's answer", tuple(b.shape), rule, "answer every order of the tokens alike")
+    difference = float((a.double() - b.double()).abs().max())
+    return difference / max(float(a.abs().max()), float(b.abs().max())) if difference else 0.0
+
+
+def _refuse_dropout(module: Callable[[Tensor], Tensor]) -> None:
+    if not isinstance(module, nn.Module):
+        return
+    for name, part in module.named_modules():
+        # Attention modules hold their dropout as a number.
+        share = part.p if isinstance(part, _DropoutNd) else getattr(part, "dropout", 0.0)
+        if part.training and isinstance(share, int | float) and share > 0:
+            where = f"{_name(module)}{'.' if name else ''}{name}"
+            raise ParameterError(f"dropout of {where}", share, "draws at random in training", "call module.eval()")
+
+
+def _name(module: Callable[[Tensor], Tensor]) -> str:
+    return type(module).__name__ if isinstance(module, nn.Module) else getattr(module, "__name__", "callable")

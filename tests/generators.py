@@ -40,7 +40,7 @@ def draw_case(seed: int, heads: int = 64) -> Case:
     mask = _mask(rng, generator, n, s, dtype)
     options: dict[str, object] = {"causal": rng.random() < 0.4, "mask": mask}
     if name != "separable":
-        if rng.random() < 0.2:
+        if name != "latent" and rng.random() < 0.2:
             options |= {"kernel": "rbf", "sigma": rng.choice((0.1, 1.0, 30.0))}
         elif rng.random() < 0.3:
             options["scale"] = rng.choice((1.0, -0.5, 0.0, 1e-20, 1e6, 0.125))
@@ -56,6 +56,8 @@ def _settings(rng: random.Random, name: str, s: int) -> Method:
         chosen["rank"] = rng.randint(1, min(s, 12))
     elif name == "random_features":
         chosen |= {"features": rng.choice((1, 3, 16, 40)), "orthogonal": rng.random() < 0.7}
+    elif name == "latent":
+        chosen |= {"latents": rng.choice((1, 2, 5, 16)), "segment": rng.choice((1, 2, 5, 16, 64))}
     elif name == "separable":
         chosen["temperature"] = rng.choice((1.0, 1.0, 0.3, 8.0))
     return kind(**chosen)

@@ -21,7 +21,7 @@ def measured(method: Method, sizes: Sizes) -> int:
 
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
 @pytest.mark.parametrize("causal", [False, True], ids=["whole", "causal"])
-@pytest.mark.parametrize("name", ["exact", "low_rank", "random_features", "separable"])
+@pytest.mark.parametrize("name", ["exact", "latent", "low_rank", "random_features", "separable"])
 def test_predicted_memory_is_within_a_fifth_of_what_is_held(
     name: str, causal: bool, shape: tuple[int, int, int]
 ) -> None:

@@ -1,0 +1,311 @@
+r"""Latent attention: what lies behind is read through m averages of it, what is near is read itself. Linear in time.
+
+Let :math:`S_i` be the keys that row i may see, and cut the sequence into segments of length L. The *horizon* of the row
+is the start of the segment that holds its last visible key, :math:`h_i = L \lfloor \max S_i / L \rfloor`: behind it
+lies :math:`P_i = \{j \in S_i : j < h_i\}`, near is the rest, :math:`O_i = S_i \setminus P_i`. Latents of fixed
+directions :math:`z_r` look down on everything behind the horizon, each with a softmax of its own,
+
+.. math:: \beta^{(i)}_{rj} \propto \exp(\mathrm{scale} \cdot z_r \cdot k_j + \mathrm{bias}_{ij}), \; j \in P_i, \quad
+          \kappa^{(i)}_r = \sum_j \beta^{(i)}_{rj} k_j, \quad \upsilon^{(i)}_r = \sum_j \beta^{(i)}_{rj} v_j
+
+and the row reads their keys and values, which share the mass of what they stand for, beside those that are near:
+
+.. math:: out_i = \frac{\sum_r a_{ir} \upsilon^{(i)}_r + \sum_{j \in O_i} b_{ij} v_j}{\sum_r a_{ir} + \sum_j b_{ij}},
+          \quad a_{ir} = \frac{\sum_{j \in P_i} e^{\mathrm{bias}_{ij}}}{m} e^{\mathrm{scale}\, q_i \cdot
+          \kappa^{(i)}_r}, \quad b_{ij} = e^{\mathrm{scale}\, q_i \cdot k_j + \mathrm{bias}_{ij}}
+
+A row's answer depends on nothing but what it sees: a causal row is the whole answer on its prefix, which misses no key
+of the past and knows none of the future. With one segment it is softmax attention; so it is where all keys are equal.
+:math:`z_0 = 0`, the plain mean; the other :math:`z_r` are fixed signs, of length √d and exact in every type.
+Latents that learn are `avow.nn.PerceiverLM`'s.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import ClassVar, NamedTuple
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from avow.contract import Computed, Cost, Method, Norms, Problem, Promise, Prospect, Sizes
+from avow.errors import ParameterError
+from avow.maths import rounding
+from avow.maths.heads import (
+    finished,
+    flushed,
+    grouped,
+    key_log,
+    key_seen,
+    linear_type,
+    own_keys,
+    per_query_head,
+    rescaled,
+    scaled_values,
+    settled,
+)
+from avow.maths.horizons import (
+    TILE,
+    Past,
+    Shown,
+    averages,
+    cut,
+    horizons,
+    last_to_show,
+    nothing,
+    read,
+    softmax_and_log,
+    tiles,
+)
+from avow.maths.masks import at_rows, row_tiles, visible
+from avow.params import at_least, param
+
+
+class Trace(NamedTuple):
+    """What the bound must know of a run: its type, additions a term went through, and rises of its reference."""
+
+    wide: torch.dtype
+    depth: int
+    near: int
+    rises: Float[Tensor, "b g m"] | None
+
+
+@dataclass(frozen=True)
+class Latent(Method):
+    """The far past through m latents, the near past itself."""
+
+    name: ClassVar[str] = "latent"
+    summary: ClassVar[str] = "the past through m averages of it, the present itself; linear, its own mechanism"
+    target: ClassVar[str] = "latent attention"
+
+    latents: int = param(64, at_least(1), "averages that stand for the past")
+    segment: int = param(64, at_least(1), "keys between one horizon and the next")
+
+    def compute(self, problem: Problem, generator: torch.Generator | None = None) -> Computed:
+        p = own_keys(self._checked(problem))
+        wide = _arithmetic(p)
+        s = p.k.shape[-2]
+        if p.mask_kind == "full":
+            return Computed(finished(p, self._by_definition(p, wide)), Trace(wide, s, s, None))
+        values, size = scaled_values(p, wide)
+        out, trace = self._causal(p, values) if p.causal else self._whole(p, values)
+        return Computed(finished(p, rescaled(out, size)), trace)
+
+    def _causal(self, p: Problem, values: Tensor) -> tuple[Tensor, Trace]:
+        """Segment by segment: rows read the latents of all segments before theirs, and their own up to themselves."""
+        n, s, groups, wide = p.q.shape[-2], p.k.shape[-2], p.k.shape[1], values.dtype
+        size, count = self._segments(n)
+        added = key_log(p, wide)
+        log = values.new_zeros(1, 1, s, 1) if added is None else added
+        within = torch.ones(size, size, dtype=torch.bool, device=p.q.device).tril()
+        past, rises = nothing(p.k, values, self.latents), values.new_zeros(*p.k.shape[:2], self.latents)
+        last, parts = None, []
+        for tile in tiles(count, p.q.shape[0] * p.q.shape[1] * size * (self.latents + size)):
+            span = slice(tile.start * size, tile.stop * size)
+            k, v = cut(p.k, span, size, 0).to(wide), cut(values, span, size, 0)
+            at = cut(log, span, size, -math.inf)  # (b, g, t, l, 1)
+            before, past, rose = horizons(self._logs(p, k, at), k, v, past)
+            rises = rises + rose
+            near = torch.where(within, at.mT, -math.inf)  # (b, g, t, l, l)
+            shown = Shown(*averages(before, p.k.shape[-1]), k, v, near)
+            q = cut(grouped(p.q, groups), span, size, 0).to(wide).transpose(2, 3)  # (b, g, t, r, l, d)
+            out = read(q, shown, p.scale)
+            if self._strays(p.sizes):
+                earlier, last = last_to_show(last, shown._replace(added=at.mT))
+                own = (near > -math.inf).any(-1)[:, :, :, None, :, None]
+                out = torch.where(own, out, read(q, earlier, p.scale))
+            parts.append(out.transpose(2, 3).flatten(3, 4))  # (b, g, r, t·l, e)
+        return torch.cat(parts, -2)[..., :n, :], Trace(wide, size + 4 * count, size, rises)
+
+    def _whole(self, p: Problem, values: Tensor) -> tuple[Tensor, Trace]:
+        """One horizon for all rows."""
+        n, s, groups, wide = p.q.shape[-2], p.k.shape[-2], p.k.shape[1], values.dtype
+        added, seen = key_log(p, wide), key_seen(p)
+        place = torch.arange(s, device=p.q.device)[:, None]  # (s, 1)
+        # Keys from `end` on are never behind the horizon: hidden ones can only draw it nearer to the start.
+        end = (s - 1) // self.segment * self.segment
+        horizon: int | Tensor = end
+        if seen is not None:
+            horizon = torch.where(seen, place, 0).amax(-2, keepdim=True) // self.segment * self.segment
+        log = values.new_zeros(1, 1, s, 1) if added is None else added
+        behind = torch.where(place < horizon, log, -math.inf)
+        past, rises = nothing(p.k, values, self.latents), values.new_zeros(*p.k.shape[:2], self.latents)
+        per_segment = p.k.shape[0] * groups * self.latents * (p.k.shape[-1] + values.shape[-1] + self.segment)
+        for tile in tiles(end // self.segment, per_segment):
+            span = slice(tile.start * self.segment, tile.stop * self.segment)
+            k, v, at = (cut(x, span, self.segment, 0) for x in (p.k, values, behind))
+            k = k.to(wide)
+            _, past, rose = horizons(self._logs(p, k, at), k, v, past)
+            rises = rises + rose
+        length = s - end if p.mask_kind == "none" else min(self.segment, s)
+        near = (horizon + place[:length]).expand(*p.k.shape[:2], -1, 1)
+        k, v, log = (torch.take_along_dim(x, near.clamp(max=s - 1), -2) for x in (p.k, values, log.expand_as(behind)))
+        log = torch.where(near < s, log, -math.inf)
+        all_past = Past(past.reference.unsqueeze(2), past.sums.unsqueeze(2))
+        present = (x.unsqueeze(2) for x in (k.to(wide), v, log.mT))
+        shown = Shown(*averages(all_past, p.k.shape[-1]), *present)
+        q = grouped(p.q, groups).unsqueeze(2)  # (b, g, 1, r, n, d)
+        per_row = p.q.shape[0] * p.q.shape[1] * (self.latents + near.shape[-2])
+        parts = [read(q[..., rows, :].to(wide), shown, p.scale) for rows in tiles(n, per_row)]
+        depth = min(self.segment, s) + 4 * (end // self.segment)
+        return torch.cat(parts, -2).squeeze(2), Trace(wide, depth, near.shape[-2], rises)
+
+    def _logs(self, p: Problem, k: Float[Tensor, "b g t l d"], added: Tensor) -> Float[Tensor, "b g t l m"]:
+        """The logit of every key for every latent."""
+        return (k @ directions(self.latents, k).T).mul_(p.scale).add_(added)
+
+    def promise(self, problem: Problem, norms: Norms, computed: Computed, confidence: float) -> Promise:
+        p = own_keys(self._checked(problem))
+        trace: Trace = computed.trace
+        wide, kept, heads = trace.wide, p.q.dtype, p.q.shape[1]
+        products = rounding.products(wide, p.q.device.type)
+        u, tiny, s, d, m = products.u, rounding.tiny(wide), p.k.shape[-2], p.q.shape[-1], self.latents
+        scale, bias = abs(p.scale), 0.0 if p.bias is None else float(p.bias.abs().amax())
+        longest = per_query_head(norms.k.amax(-1, keepdim=True), heads)  # (b, h, 1)
+        reach = scale * norms.q * longest  # the largest logit of a row, by Cauchy–Schwarz: latent keys are no longer
+        logit = products.dot(d + 8) + 8 * u
+        floor = 8 * d * tiny * (1 + scale)
+
+        def argument(size: Tensor) -> Tensor:
+            """Biasing rounds numbers as large as the bias; shifting, what is above underflow or twice a logit at most.
+
+            The rounding of a logit is not in here.
+            """
+            return 4 * u * ((2 * size + 2 * bias).clamp(max=rounding.underflow_log(wide)) + bias)
+
+        # A weight that counts was rescaled by as many exponentials as its reference rose; exp(0) is 1.
+        rises = 0.0 if trace.rises is None else float(trace.rises.amax())
+        exponentials = rounding.EXP_ULPS * u * (1 + rises)
+        sums = 4 * products.dot(trace.depth + 16) + 8 * s * tiny
+        # Down: logits scale·z·k, ‖z‖ ≤ √d, move by δ, so the weights of a latent by 2·tanh(δ/2) in sum of absolute
+        # values; its key and its value then move by η times the longest of those it averages.
+        sketch = scale * math.sqrt(d) * longest
+        down = sketch * logit + floor + argument(sketch) + exponentials
+        eta = rounding.perturbed(down) + sums
+        # Up: a logit scale·q·κ moves with κ and by its own rounding; the log of the mass by what its sum errs.
+        logs = math.log(s) + math.log(m)
+        mass = argument(torch.zeros_like(longest)) + exponentials + sums + 16 * u * (1 + logs + bias)
+        lost = 8 * s * math.sqrt(d) * tiny * scale * norms.q
+        up = reach * (eta + logit * (1 + eta)) + lost + floor + mass + argument(reach + logs)
+        up = up + rounding.EXP_ULPS * u
+        # The weights sum to one, so errors of the values they meet are errors of the row, and add up.
+        ends = 4 * products.dot(m + trace.near + 16) + 8 * (m + trace.near) * tiny
+        relative = (rounding.perturbed(up) + ends) * (1 + eta) + eta
+        final = rounding.unit(kept) if kept != wide else 0.0
+        rows = relative * (1 + final) + final + flushed(p, norms, 2 * (s + m + trace.near), wide)
+        assumptions = ("exp is right to 64 ulp, exp(0) is 1, and log is right to 8",)
+        return Promise("deterministic", settled(p, rows * rounding.OUTWARD), assumptions=assumptions)
+
+    def reference(self, problem: Problem) -> Tensor:
+        return self._by_definition(self._checked(problem), torch.float64)
+
+    @classmethod
+    def settings(cls, sizes: Sizes) -> Iterator[Latent]:
+        for latents in (16, 64):
+            yield cls(latents)
+
+    def foresee(self, problem: Problem, norms: Norms, confidence: float) -> Prospect:
+        return Prospect(math.inf, "none", True, "its target is latent attention, not softmax attention")
+
+    def _checked(self, p: Problem) -> Problem:
+        if p.kernel != "dot":
+            rule = "has no meaning for latent attention, whose latents stand at no distance from a key"
+            raise ParameterError("latent: kernel", p.kernel, rule, 'leave it out: kernel="dot"')
+        return p
+
+    def _segments(self, rows: int) -> tuple[int, int]:
+        """The length of a segment and how many hold so many rows."""
+        return (min(self.segment, rows), -(-rows // self.segment))
+
+    def _strays(self, z: Sizes) -> bool:
+        """Whether a row's own segment may show it nothing, so that its horizon lies further back."""
+        size, count = self._segments(z.queries)
+        return z.mask != "none" or z.keys <= (count - 1) * size
+
+    def cost(self, sizes: Sizes) -> Cost:
+        z, m, d, e = sizes, self.latents, sizes.dim, sizes.value_dim
+        item = 8 if z.biased else rounding.accumulator(z.dtype).itemsize
+        rows, keys = z.batch * z.heads, z.batch * z.linear_key_heads
+        if z.mask == "full":
+            pairs = rows * z.queries * z.keys
+            flops = 2 * keys * z.keys * m * d + 2 * (pairs * (m + 1) + rows * z.queries * m) * (d + e)
+            return Cost(flops, 4 * pairs * (m + 2), 30, 3 * item * min(pairs * (m + 1), 2**24))
+        if z.causal:
+            size, count = self._segments(z.queries)
+            behind, read, near, passes = count * size, count * size, size, 1 + self._strays(z)
+        else:
+            size, behind = self.segment, (z.keys - 1) // self.segment * self.segment
+            count, read, passes = behind // size, z.queries, 1
+            near = z.keys - behind if z.mask == "none" else min(size, z.keys)
+        flops = 2 * keys * behind * m * (2 * d + e + 1) + passes * 2 * rows * read * (m + near) * (d + e)
+        work = 3 * keys * behind * m + passes * 4 * rows * read * (m + near)
+        launches = 20 + count + 30 * (1 + rows * read * (m + near) // TILE)
+        # A tile's rows: logits, three answers, the sums of its segments; and, where causal, the averages of these.
+        at_once = min(read, max(size, TILE // (rows * (m + near))))
+        held = keys * (min(count, -(-at_once // size)) if z.causal else count) * m * (d + e + 1)
+        reading = rows * at_once * (m + near + 3 * e) + held
+        if z.causal:
+            reading += held + at_once * near + (rows * at_once * d if z.heads != z.linear_key_heads else 0)
+            reading += (passes - 1) * 3 * keys * at_once * (d + e)
+        making = keys * min(behind, at_once) * m + 3 * held
+        whole = (rows * read * e if at_once < read else 0) + (keys * z.keys * e if item != z.item else 0)
+        return Cost(flops, work, launches, item * (max(reading, making) + whole), item / 4)
+
+    def _by_definition(self, p: Problem, dtype: torch.dtype) -> Tensor:
+        """Every weight written out: for masks that differ by row, and for the tests."""
+        n, s, heads = p.q.shape[-2], p.k.shape[-2], p.q.shape[1]
+        seen = visible(p.allowed, p.causal, n, s, p.q.device)
+        if seen is None:
+            seen = torch.ones(1, 1, 1, s, dtype=torch.bool, device=p.q.device)
+        k, v = p.k.to(dtype), per_query_head(p.v.to(dtype), heads)
+        log = per_query_head(p.scale * (directions(self.latents, k) @ k.mT), heads)  # (b, h, m, s)
+        k = per_query_head(k, heads)
+        place = torch.arange(s, device=p.q.device)
+        parts = []
+        for rows in row_tiles(n, p.q.shape[0] * heads * s * (self.latents + 1)):
+            sees, bias = at_rows(seen, rows), log.new_zeros(1)
+            if p.bias is not None:
+                bias = at_rows(p.bias, rows).to(dtype)
+            horizon = torch.where(sees, place, 0).amax(-1, keepdim=True) // self.segment * self.segment
+            behind, near = sees & (place < horizon), sees & (place >= horizon)
+            down, _ = softmax_and_log(
+                torch.where(behind.unsqueeze(-2), log.unsqueeze(-3) + bias.unsqueeze(-2), -math.inf)
+            )
+            flat = down.flatten(2, 3)  # (b, h, n·m, s)
+            latent_keys, latent_values = ((flat @ x).unflatten(2, (-1, self.latents)) for x in (k, v))
+            _, mass = softmax_and_log(torch.where(behind, bias, -math.inf))
+            q = p.q[..., rows, :].to(dtype)
+            far = p.scale * (latent_keys @ q.unsqueeze(-1)).squeeze(-1) + mass - math.log(self.latents)
+            own = torch.where(near, p.scale * (q @ k.mT) + bias, -math.inf)
+            up, _ = softmax_and_log(torch.cat([far, own], -1))
+            far, own = up.split((self.latents, s), -1)
+            parts.append((far.unsqueeze(-2) @ latent_values).squeeze(-2) + own @ v)
+        return torch.cat(parts, -2)
+
+
+def directions(latents: int, like: Tensor) -> Float[Tensor, "m d"]:
+    """Where latents look: nowhere in particular first, then along fixed signs that seem drawn at random."""
+    d = like.shape[-1]
+    x = torch.arange(latents * d, device=like.device).reshape(latents, d)
+    for _ in range(2):
+        # Two rounds of a multiplicative hash of 32 bits mix every bit of a place into the lowest.
+        x = ((x ^ (x >> 16)) * 0x45D9F3B) & 0xFFFFFFFF
+    signs = 1 - 2 * ((x >> 16) & 1)
+    return torch.where(torch.arange(latents, device=like.device)[:, None] > 0, signs, 0).to(like.dtype)
+
+
+def _arithmetic(p: Problem) -> torch.dtype:
+    """The type to compute in: wide where logits, or sums of keys, would leave the narrower one."""
+    wide = linear_type(p)
+    if wide == torch.float64 or torch.compiler.is_compiling():
+        return wide
+    d, scale, limit = p.q.shape[-1], abs(p.scale), rounding.safe(wide)
+    if p.norms is None:
+        query, key = (math.sqrt(d) * float(x.detach().abs().amax()) if x.numel() else 0.0 for x in (p.q, p.k))
+    else:
+        query, key, _ = p.norms.most
+    largest = max(1.0, scale) * max(query, math.sqrt(d)) * max(key, 1.0)
+    return torch.float64 if largest > limit or 0 < scale < 1 / limit else wide

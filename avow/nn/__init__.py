@@ -1,0 +1,11 @@
+"""Modules over any method: attention, positions, and language models that decode token by token."""
+
+from avow.nn.attention import Attention as Attention
+from avow.nn.build import build as build
+from avow.nn.cache import Cache as Cache
+from avow.nn.config import ModelConfig as ModelConfig
+from avow.nn.positions import Learned as Learned
+from avow.nn.positions import Rotary as Rotary
+from avow.nn.positions import Sinusoidal as Sinusoidal
+from avow.nn.transformer import Block as Block
+from avow.nn.transformer import TransformerLM as TransformerLM

@@ -1,0 +1,263 @@
+"""Attention as a module: projections, heads and positions around any method."""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+import torch
+from jaxtyping import Bool, Float
+from torch import Tensor, nn
+from torch.nn.functional import linear
+
+from avow.attend import Attended, attend
+from avow.contract import Problem
+from avow.errors import ParameterError, ShapeError
+from avow.methods import method_named
+from avow.methods.random_features import RandomFeatures
+from avow.nn.cache import Memory, memory_of
+from avow.nn.config import check_dropout, check_heads
+from avow.nn.draw import Directions, Draw
+from avow.nn.positions import Rotary
+from avow.params import check_parameters
+
+
+class Attention(nn.Module):
+    """Multi-head attention by any method, over a sequence itself or, with `cross`, over a context.
+
+    `key_heads` groups the query heads: each key head serves heads/key_heads of them. `settings` are the method's
+    parameters. Random methods keep one draw for life: see `Draw`. Dropout falls on the output, for every method
+    alike: weights that most methods never write down cannot be dropped one by one, and those that could would no
+    longer be the ones a certificate speaks of.
+    """
+
+    def __init__(
+        self,
+        width: int,
+        heads: int,
+        method: str = "exact",
+        key_heads: int | None = None,
+        cross: bool = False,
+        causal: bool = False,
+        dropout: float = 0.0,
+        bias: bool = True,
+        positions: Rotary | None = None,
+        **settings: Any,
+    ) -> None:
+        super().__init__()
+        check_heads(width, heads, key_heads)
+        check_dropout(dropout)
+        if positions is not None and not isinstance(positions, Rotary):
+            rule = "must be Rotary or None"
+            raise ParameterError("positions", repr(positions), rule, "add other positions to the input instead")
+        kind = method_named(method)
+        check_parameters(method, kind, settings)
+        self.width, self.heads, self.key_heads = width, heads, heads if key_heads is None else key_heads
+        self.cross, self.causal, self.settings = cross, causal, settings
+        self.method = kind(**settings)
+        self.draw: Draw | None = Draw() if kind.random else None
+        if isinstance(self.method, RandomFeatures):
+            self.draw = Directions(self.method, width // heads)
+        self.positions = positions
+        self.key_width = width // heads * self.key_heads
+        # Queries, keys and values one below the other, as nn.MultiheadAttention has them.
+        self.inward = nn.Linear(width, width + 2 * self.key_width, bias=bias)
+        self.outward = nn.Linear(width, width, bias=bias)
+        self.dropout = nn.Dropout(dropout)
+        nn.init.xavier_uniform_(self.inward.weight)
+        if bias:
+            nn.init.zeros_(self.inward.bias)
+            nn.init.zeros_(self.outward.bias)
+
+    def forward(
+        self,
+        x: Float[Tensor, "b n w"],
+        context: Float[Tensor, "b s w"] | None = None,
+        mask: Bool[Tensor, "b s"] | None = None,
+    ) -> Float[Tensor, "b n w"]:
+        """What each position reads; `mask` is True at the keys that may be seen (`nn.MultiheadAttention` says the
+        opposite). A position that may see no key reads zeros.
+        """
+        # Projections follow autocast; a method's arithmetic is its own, and its bounds are for that.
+        q, k, v = self._projected(x, context)
+        with torch.autocast(q.device.type, enabled=False):
+            out = self._computed(self._problem(q, k, v, mask))
+        return self._joined(out)
+
+    def certified(
+        self,
+        x: Float[Tensor, "b n w"],
+        context: Float[Tensor, "b s w"] | None = None,
+        mask: Bool[Tensor, "b s"] | None = None,
+        tol: float | None = None,
+        confidence: float | None = None,
+    ) -> Attended:
+        """The same through `avow.attend`, without dropout: the output, and what is proved of its heads' answers."""
+        q, k, v = self._projected(x, context)
+        found = attend(
+            q,
+            k,
+            v,
+            tol=tol,
+            method=self.method.name,
+            mask=self._key_mask(mask, k),
+            causal=self.causal,
+            enable_gqa=self.key_heads != self.heads,
+            confidence=confidence,
+            generator=None if self.draw is None else self.draw.generator(),
+            **self.settings,
+        )
+        return Attended(self.outward(found.out.transpose(1, 2).flatten(2)), found.certificate)
+
+    def start(self, block: int) -> Memory:
+        """The memory of a decoder before its first token, for sequences up to `block`."""
+        if self.cross or not self.causal:
+            rule = "cannot decode token by token"
+            raise ParameterError("attention", "cross" if self.cross else "not causal", rule, "use causal=True")
+        return memory_of(self.method, self.draw, block)
+
+    def step(self, x: Float[Tensor, "b l w"], memory: Memory) -> Float[Tensor, "b l w"]:
+        """What the next positions read, given all before them; `memory` is brought up to date in place."""
+        q, k, v = self._projected(x, None, memory.length)
+        with torch.autocast(q.device.type, enabled=False):
+            out = memory.read(q, k, v)
+        return self._joined(out)
+
+    @classmethod
+    def from_torch(
+        cls,
+        given: nn.MultiheadAttention,
+        method: str = "exact",
+        cross: bool = False,
+        causal: bool = False,
+        **settings: Any,
+    ) -> Attention:
+        """The same weights under any method; with `exact` and no dropout, the same outputs.
+
+        Batches come first here, whatever `batch_first` was, and dropout falls on the output.
+        """
+        unlike: dict[str, object] = {
+            "kdim": given.kdim if given.kdim != given.embed_dim else None,
+            "vdim": given.vdim if given.vdim != given.embed_dim else None,
+            "add_bias_kv": True if given.bias_k is not None else None,
+            "add_zero_attn": True if given.add_zero_attn else None,
+        }
+        for name, value in unlike.items():
+            if value is not None:
+                remedy = "make the nn.MultiheadAttention without it"
+                raise ParameterError(name, value, "has no counterpart in Attention", remedy)
+        bias = given.in_proj_bias is not None
+        made = cls(
+            given.embed_dim,
+            given.num_heads,
+            method,
+            cross=cross,
+            causal=causal,
+            dropout=given.dropout,
+            bias=bias,
+            **settings,
+        )
+        made = made.to(given.out_proj.weight.device, given.out_proj.weight.dtype).train(given.training)
+        with torch.no_grad():
+            for mine, theirs in made._pairs(given):
+                mine.copy_(theirs)
+        return made
+
+    def to_torch(self) -> nn.MultiheadAttention:
+        """An `nn.MultiheadAttention` of the same weights, batch first; grouped key heads are written out."""
+        if self.method.target != "softmax attention":
+            rule = "is not softmax attention, which nn.MultiheadAttention computes"
+            raise ParameterError("method", self.method.name, rule, 'use method="exact"')
+        if self.positions is not None:
+            rule = "have no counterpart in nn.MultiheadAttention"
+            raise ParameterError("positions", "Rotary", rule, "add positions to the input instead")
+        bias, weight = self.inward.bias is not None, self.outward.weight
+        made = nn.MultiheadAttention(
+            self.width,
+            self.heads,
+            self.dropout.p,
+            bias=bias,
+            batch_first=True,
+            device=weight.device,
+            dtype=weight.dtype,
+        ).train(self.training)
+        with torch.no_grad():
+            for mine, theirs in self._pairs(made):
+                theirs.copy_(self._per_head(mine) if theirs.shape != mine.shape else mine)
+        return made
+
+    def _pairs(self, other: nn.MultiheadAttention) -> list[tuple[Tensor, Tensor]]:
+        """Own parameters beside those of an `nn.MultiheadAttention`."""
+        pairs = [(self.inward.weight, other.in_proj_weight), (self.outward.weight, other.out_proj.weight)]
+        if self.inward.bias is not None:
+            assert other.in_proj_bias is not None
+            pairs += [(self.inward.bias, other.in_proj_bias), (self.outward.bias, other.out_proj.bias)]
+        return pairs
+
+    def _per_head(self, x: Tensor) -> Tensor:
+        """Rows of the inward projection with every query head's own keys and values."""
+        q, *shared = x.split([self.width, self.key_width, self.key_width])
+        many = self.heads // self.key_heads
+        own = [y.unflatten(0, (self.key_heads, -1)).repeat_interleave(many, 0).flatten(0, 1) for y in shared]
+        return torch.cat([q, *own])
+
+    def _projected(
+        self, x: Tensor, context: Tensor | None, start: int = 0
+    ) -> tuple[Float[Tensor, "b h n d"], Float[Tensor, "b g s d"], Float[Tensor, "b g s d"]]:
+        """Queries, keys and values of every head, queries and keys in their positions."""
+        self._check_input("x", x)
+        if self.cross != (context is not None):
+            rule, remedy = ("must be given", "pass context") if self.cross else ("must be left out", "use cross=True")
+            raise ParameterError("context", "None" if context is None else "a tensor", rule, remedy)
+        if context is None:
+            parts = self.inward(x).split([self.width, self.key_width, self.key_width], -1)
+        else:
+            self._check_input("context", context)
+            if context.shape[0] != x.shape[0]:
+                rule = f"must be x's {x.shape[0]}"
+                raise ShapeError("context.shape[0]", context.shape[0], rule, "give each sequence its own context")
+            own, shared = slice(self.width), slice(self.width, None)
+            keys_and_values = self._inward(context, shared).chunk(2, -1)
+            parts = (self._inward(x, own), *keys_and_values)
+        dim = self.width // self.heads
+        q, k, v = (part.unflatten(-1, (-1, dim)).transpose(1, 2) for part in parts)  # (b, heads, length, dim)
+        if self.positions is not None:
+            q, k = self.positions(q, start), self.positions(k, start)
+        return q, k, v
+
+    def _inward(self, x: Tensor, rows: slice) -> Tensor:
+        """Some rows of the inward projection."""
+        bias = self.inward.bias
+        return linear(x, self.inward.weight[rows], None if bias is None else bias[rows])
+
+    def _problem(self, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None) -> Problem:
+        grouped = self.key_heads != self.heads
+        return Problem.of(q, k, v, mask=self._key_mask(mask, k), causal=self.causal, enable_gqa=grouped)
+
+    def _computed(self, problem: Problem) -> Float[Tensor, "b h n d"]:
+        self.method.check(problem.sizes)
+        if problem.empty:
+            return torch.zeros_like(problem.q)
+        if isinstance(self.method, RandomFeatures):
+            assert isinstance(self.draw, Directions)
+            return self.method.compute(problem, initial_state=self.draw.start(problem)).out
+        return self.method.compute(problem, None if self.draw is None else self.draw.generator()).out
+
+    def _joined(self, out: Float[Tensor, "b h n d"]) -> Float[Tensor, "b n w"]:
+        return self.dropout(self.outward(out.transpose(1, 2).flatten(2)))
+
+    def _key_mask(self, mask: Tensor | None, k: Tensor) -> Bool[Tensor, "b 1 1 s"] | None:
+        if mask is None:
+            return None
+        if mask.dtype != torch.bool or mask.shape != (k.shape[0], k.shape[-2]):
+            value = f"{str(mask.dtype).removeprefix('torch.')} {tuple(mask.shape)}"
+            rule = f"must be bool {(k.shape[0], k.shape[-2])}"
+            raise ShapeError("mask", value, rule, "say for each key of each sequence whether it may be seen")
+        return mask[:, None, None]
+
+    def _check_input(self, name: Literal["x", "context"], x: Tensor) -> None:
+        if x.ndim != 3 or x.shape[-1] != self.width:
+            rule = f"must be (batch, length, {self.width})"
+            raise ShapeError(f"{name}.shape", tuple(x.shape), rule, "add the missing axes or project it first")
+
+    def extra_repr(self) -> str:
+        return f"{self.method.name}, heads={self.heads}, key_heads={self.key_heads}, causal={self.causal}"

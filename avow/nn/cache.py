@@ -1,0 +1,146 @@
+"""What a decoder remembers of the tokens it has read, so that the next one does not read them again.
+
+Exact attention keeps every key and value, in room made once. Separable attention and random features keep sums over
+keys, of a size that does not depend on how many there were.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from dataclasses import dataclass
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from avow.contract import Method, Problem
+from avow.errors import ParameterError, ShapeError
+from avow.maths import rounding, scan
+from avow.maths.heads import grouped, ungrouped
+from avow.methods.exact import Exact
+from avow.methods.low_rank import LowRank
+from avow.methods.random_features import FeatureState, RandomFeatures
+from avow.methods.separable import Separable
+from avow.nn.draw import Directions, Draw
+
+
+class Memory(ABC):
+    """What one attention remembers of `length` tokens; changed in place by reading on."""
+
+    def __init__(self, block: int) -> None:
+        self.block, self.length = block, 0
+
+    def read(
+        self, q: Float[Tensor, "b h l d"], k: Float[Tensor, "b g l d"], v: Float[Tensor, "b g l e"]
+    ) -> Float[Tensor, "b h l e"]:
+        """The answers to the next queries; their keys and values are remembered."""
+        after = self.length + q.shape[-2]
+        if after > self.block:
+            rule = f"exceeds block={self.block}"
+            raise ShapeError("length", after, rule, "start anew with a shorter text, or make a longer block")
+        out = self._read(q, k, v)
+        self.length = after
+        return out
+
+    @abstractmethod
+    def _read(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor: ...
+
+
+class KeysAndValues(Memory):
+    """All keys and values so far."""
+
+    def __init__(self, block: int, method: Exact) -> None:
+        super().__init__(block)
+        self.method = method
+        self.keys: Float[Tensor, "b g block d"] | None = None
+        self.values: Float[Tensor, "b g block e"] | None = None
+
+    def _read(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        before, after = self.length, self.length + q.shape[-2]
+        if self.keys is None or self.values is None:
+            # Room for the whole block at once: growing by one token would copy all tokens each time.
+            self.keys, self.values = (x.new_zeros(*x.shape[:2], self.block, x.shape[-1]) for x in (k, v))
+        self.keys[..., before:after, :] = k
+        self.values[..., before:after, :] = v
+        mask = None
+        if before and q.shape[-2] > 1:
+            mask = torch.ones(q.shape[-2], after, dtype=torch.bool, device=q.device).tril(before)
+        seen = self.keys[..., :after, :], self.values[..., :after, :]
+        # A single last row sees everything, and rows from the first on see what SDPA calls causal.
+        causal = not before and q.shape[-2] > 1
+        problem = Problem.of(q, *seen, mask=mask, causal=causal, enable_gqa=q.shape[1] != k.shape[1])
+        return self.method.compute(problem).out
+
+
+class ColumnSums(Memory):
+    """Separable attention's sums over keys, per feature, in O(d²): the numerators and denominators of its columns."""
+
+    def __init__(self, block: int, method: Separable) -> None:
+        super().__init__(block)
+        self.method = method
+        self.state: scan.State | None = None
+
+    def _read(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        wide = rounding.accumulator(q.dtype)
+        temperature, features = self.method.temperature, q.shape[-1]
+        log, values = k.to(wide) / temperature, v.to(wide)
+
+        def keys_of(span: slice) -> scan.Keys:
+            return scan.Keys(log[..., span, :].clone())
+
+        def rows_of(tile: scan.Tile) -> Tensor:
+            prefix = scan.running(tile.features, tile.total)
+            mixture = torch.softmax(q[..., tile.rows, :].to(wide) / temperature, -1)
+            return grouped(mixture, k.shape[1]) / prefix.clamp(min=torch.finfo(wide).tiny).unsqueeze(2)
+
+        begin = scan.nothing(values, features, features) if self.state is None else self.state
+        sums, self.state = scan.causal(keys_of, rows_of, values, q.shape[1], q.shape[-2], begin, normalise=False)
+        return ungrouped(sums.out).to(q.dtype)
+
+
+class FeatureSums(Memory):
+    """Random features' sums over keys, in O(m·e), with the draw they were made under."""
+
+    def __init__(self, block: int, draw: Directions) -> None:
+        super().__init__(block)
+        self.draw = draw
+        self.state: FeatureState | None = None
+
+    def _read(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        problem = Problem.of(q, k, v, causal=True, enable_gqa=q.shape[1] != k.shape[1])
+        begin = self.draw.start(problem) if self.state is None else self.state
+        computed = self.draw.method.compute(problem, initial_state=begin)
+        self.state = computed.trace.final_state
+        return computed.out
+
+
+def memory_of(method: Method, draw: Draw | None, block: int) -> Memory:
+    """An empty memory for a method that can read on from where it stopped."""
+    match method:
+        case Exact():
+            return KeysAndValues(block, method)
+        case Separable():
+            return ColumnSums(block, method)
+        case RandomFeatures():
+            assert isinstance(draw, Directions)
+            return FeatureSums(block, draw)
+    why = (
+        "its landmarks are chosen among all keys"
+        if isinstance(method, LowRank)
+        else "it carries no state from key to key"
+    )
+    rule = f"cannot decode token by token: {why}"
+    raise ParameterError("method", method.name, rule, "decode with exact, separable or random_features")
+
+
+@dataclass
+class Cache:
+    """What every layer of a model remembers; `step` changes it in place, so branch from a `copy.deepcopy` of it."""
+
+    batch: int
+    layers: list[Memory]
+
+    @property
+    def length(self) -> int:
+        """How many tokens have been read."""
+        return self.layers[0].length

@@ -1,0 +1,151 @@
+"""A language model to be read in one sitting: embeddings, blocks of attention and MLP, a head."""
+
+from __future__ import annotations
+
+import math
+from typing import cast
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor, nn
+
+from avow.errors import DtypeError, ParameterError, ShapeError
+from avow.nn.attention import Attention
+from avow.nn.cache import Cache, Memory
+from avow.nn.config import ModelConfig
+from avow.nn.positions import Learned, Rotary, Sinusoidal
+
+_STD = 0.02
+
+
+class Block(nn.Module):
+    """Attention, then an MLP on each position, both added to what was there, normalised before."""
+
+    def __init__(self, width: int, attention: Attention, dropout: float) -> None:
+        super().__init__()
+        self.before_attention = nn.LayerNorm(width)
+        self.attention = attention
+        self.before_mlp = nn.LayerNorm(width)
+        self.mlp = nn.Sequential(
+            nn.Linear(width, 4 * width), nn.GELU(), nn.Linear(4 * width, width), nn.Dropout(dropout)
+        )
+
+    def forward(self, x: Float[Tensor, "b n w"]) -> Float[Tensor, "b n w"]:
+        x = x + self.attention(self.before_attention(x))
+        return x + self.mlp(self.before_mlp(x))
+
+    def step(self, x: Float[Tensor, "b l w"], memory: Memory) -> Float[Tensor, "b l w"]:
+        """The same for the next positions of a sequence whose start is remembered."""
+        x = x + self.attention.step(self.before_attention(x), memory)
+        return x + self.mlp(self.before_mlp(x))
+
+
+class TransformerLM(nn.Module):
+    """A pre-norm GPT over characters: logits of the next one at every position.
+
+    >>> model = TransformerLM(ModelConfig(vocabulary=256))
+    >>> model(torch.tensor([[72, 101, 108]])).shape
+    torch.Size([1, 3, 256])
+    """
+
+    def __init__(self, config: ModelConfig) -> None:
+        super().__init__()
+        c = self.config = config
+        self.tokens = nn.Embedding(c.vocabulary, c.width)
+        self.places: Learned | Sinusoidal | None = None
+        rotary = None
+        if c.positions == "learned":
+            self.places = Learned(c.block, c.width)
+        elif c.positions == "sinusoidal":
+            # As loud as the tokens are at first: a sine's root mean square is its amplitude over √2.
+            self.places = Sinusoidal(c.block, c.width, amplitude=_STD * math.sqrt(2))
+        else:
+            rotary = Rotary(c.width // c.heads, c.block)
+        self.dropout = nn.Dropout(c.dropout)
+        self.blocks = nn.ModuleList(
+            Block(
+                c.width,
+                Attention(
+                    c.width,
+                    c.heads,
+                    c.attention,
+                    c.key_heads,
+                    causal=True,
+                    dropout=c.dropout,
+                    positions=rotary,
+                    **c.settings,
+                ),
+                c.dropout,
+            )
+            for _ in range(c.layers)
+        )
+        self.norm = nn.LayerNorm(c.width)
+        self.head = nn.Linear(c.width, c.vocabulary, bias=False)
+        initialise(self, c.layers)
+
+    def forward(self, ids: Int[Tensor, "b n"]) -> Float[Tensor, "b n vocabulary"]:
+        """Logits of the character after each."""
+        check_ids(ids, self.config, start=0)
+        x = self._embedded(ids, 0)
+        for block in self.blocks:
+            x = block(x)
+        return self.head(self.norm(x))
+
+    def start(self, batch: int) -> Cache:
+        """An empty cache for so many sequences."""
+        return Cache(batch, [block.attention.start(self.config.block) for block in self._stack])
+
+    @torch.no_grad()
+    def step(self, ids: Int[Tensor, "b l"], cache: Cache) -> tuple[Float[Tensor, "b l vocabulary"], Cache]:
+        """Logits after each of the next ids, equal to those of a whole pass in evaluation; and the cache, updated."""
+        check_ids(ids, self.config, cache.length)
+        if ids.shape[0] != cache.batch:
+            rule = f"must be {cache.batch}, the batch this cache was started for"
+            raise ShapeError("ids.shape[0]", ids.shape[0], rule, f"call start({ids.shape[0]})")
+        x = self._embedded(ids, cache.length)
+        for block, memory in zip(self._stack, cache.layers, strict=True):
+            x = block.step(x, memory)
+        return self.head(self.norm(x)), cache
+
+    @property
+    def _stack(self) -> list[Block]:
+        return cast("list[Block]", list(self.blocks))
+
+    def _embedded(self, ids: Tensor, start: int) -> Float[Tensor, "b n w"]:
+        x = self.tokens(ids)  # (b, n, w)
+        return self.dropout(x if self.places is None else x + self.places(ids.shape[-1], start))
+
+
+def initialise(model: nn.Module, layers: int) -> None:
+    """GPT-2's first weights: N(0, 0.02²), biases zero, and what is added to the residual stream smaller.
+
+    Each of the 2·layers additions has its variance divided by their number, so that the stream's does not grow.
+    """
+    for module in model.modules():
+        if isinstance(module, nn.Linear | nn.Embedding):
+            nn.init.normal_(module.weight, std=_STD)
+        if isinstance(module, nn.Linear) and module.bias is not None:
+            nn.init.zeros_(module.bias)
+    for module in model.modules():
+        if isinstance(module, Block):
+            for last in (module.attention.outward, module.mlp[2]):
+                nn.init.normal_(last.weight, std=_STD / math.sqrt(2 * layers))  # type: ignore[arg-type]
+
+
+def check_ids(ids: Tensor, config: ModelConfig, start: int) -> None:
+    """Raise on ids of another shape or type, outside the vocabulary, or past the block."""
+    if ids.dtype not in (torch.int64, torch.int32):
+        raise DtypeError("ids.dtype", ids.dtype, "must be int64 or int32", "use ids.long()")
+    if ids.ndim != 2 or ids.numel() == 0:
+        rule = "must be (batch, length), neither of them 0"
+        raise ShapeError("ids.shape", tuple(ids.shape), rule, "give at least one id of one sequence")
+    if start + ids.shape[1] > config.block:
+        rule = f"exceeds block={config.block}"
+        raise ShapeError("length", start + ids.shape[1], rule, "shorten the text or make a longer block")
+    if torch.compiler.is_compiling() or (ids.device.type != "cpu" and torch.is_grad_enabled()):
+        return  # reading the ids would break the graph, or make the training loop wait for the device
+    low, high = (int(x) for x in torch.aminmax(ids))
+    if low < 0 or high >= config.vocabulary:
+        rule = f"is outside the vocabulary of {config.vocabulary}"
+        remedy = f"ids run from 0 to {config.vocabulary - 1}: encode the text with this model's vocabulary"
+        raise ParameterError("id", low if low < 0 else high, rule, remedy)

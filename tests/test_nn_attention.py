@@ -1,0 +1,281 @@
+"""Attention as a module: any method, PyTorch's weights in both directions, one draw for life."""
+
+from __future__ import annotations
+
+import copy
+import io
+import re
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import avow
+from avow.errors import ParameterError, ShapeError, UnknownMethod
+from avow.nn import Attention, Rotary
+
+SETTINGS: dict[str, dict[str, Any]] = {"random_features": {"features": 16}, "low_rank": {"rank": 4}}
+every_method = pytest.mark.parametrize("method", list(avow.all_methods()))
+either_way = pytest.mark.parametrize("causal", [False, True], ids=["whole", "causal"])
+
+
+def attention(method: str, width: int = 12, heads: int = 4, **options: Any) -> Attention:
+    return Attention(width, heads, method, **(SETTINGS.get(method, {}) | options))
+
+
+def test_a_method_added_to_the_library_is_tested_here_too() -> None:
+    assert {"exact", "separable", "random_features", "low_rank"} <= set(avow.all_methods())
+
+
+@every_method
+@either_way
+@pytest.mark.parametrize("key_heads", [None, 2, 1])
+@torch.no_grad()
+def test_it_computes_what_attend_computes_between_its_projections(
+    method: str, causal: bool, key_heads: int | None
+) -> None:
+    module = attention(method, causal=causal, key_heads=key_heads).double()
+    x = torch.randn(3, 9, 12, dtype=torch.float64)
+    out, certificate = module.certified(x)
+    torch.testing.assert_close(module(x), out)
+    assert certificate.method == method and certificate.bound >= 0
+    q, k, v = module._projected(x, None)
+    target = avow.all_methods()[method](**SETTINGS.get(method, {})).reference(module._problem(q, k, v, None))
+    whole = module.outward(target.transpose(1, 2).flatten(2))
+    if certificate.kind == "deterministic":
+        errors = (out - whole).norm(dim=-1).max()
+        largest = v.norm(dim=-1).max() * 4**0.5 * torch.linalg.matrix_norm(module.outward.weight, 2)
+        assert float(errors) <= float(largest) * certificate.bound + 1e-12
+    assert module(x).shape == x.shape
+
+
+@pytest.mark.parametrize("bias", [True, False])
+@pytest.mark.parametrize("cross", [True, False])
+@torch.no_grad()
+def test_weights_from_pytorch_give_its_outputs(bias: bool, cross: bool) -> None:
+    theirs = nn.MultiheadAttention(24, 4, bias=bias, batch_first=True).eval()
+    for parameter in theirs.parameters():
+        parameter.normal_()
+    mine = Attention.from_torch(theirs, cross=cross)
+    x, context = torch.randn(2, 7, 24), torch.randn(2, 5, 24)
+    seen = torch.tensor([[True, True, True, False, True], [True, False, True, True, True]])
+    if not cross:
+        context, seen = x, torch.rand(2, 7) < 0.6
+        seen[:, 0] = True
+    expected = theirs(x, context, context, key_padding_mask=~seen, need_weights=False)[0]
+    out = mine(x, context if cross else None, seen)
+    scale = float(expected.abs().max())
+    torch.testing.assert_close(out, expected, rtol=0, atol=1e-6 * scale)
+    mine.inward.weight[0, 0] += 1.0
+    assert float((mine(x, context if cross else None, seen) - expected).abs().max()) > 1e-6 * scale
+
+
+@pytest.mark.parametrize("key_heads", [4, 2, 1])
+@torch.no_grad()
+def test_weights_given_to_pytorch_give_our_outputs(key_heads: int) -> None:
+    mine = Attention(24, 4, key_heads=key_heads, causal=True).eval()
+    x = torch.randn(2, 7, 24)
+    hidden = torch.ones(7, 7, dtype=torch.bool).triu(1)
+    theirs = mine.to_torch()
+    out = theirs(x, x, x, attn_mask=hidden, need_weights=False)[0]
+    torch.testing.assert_close(out, mine(x), rtol=0, atol=1e-6)
+    assert not torch.allclose(theirs(x, x, x, need_weights=False)[0], mine(x), atol=1e-3)
+    if key_heads == 4:
+        back = Attention.from_torch(theirs, causal=True)
+        assert all(torch.equal(a, b) for a, b in zip(back.parameters(), mine.parameters(), strict=True))
+
+
+def test_a_module_from_pytorch_keeps_type_mode_and_dropout() -> None:
+    theirs = nn.MultiheadAttention(8, 2, dropout=0.25, dtype=torch.float64).eval()
+    mine = Attention.from_torch(theirs)
+    assert mine.inward.weight.dtype == torch.float64 and not mine.training and mine.dropout.p == 0.25
+    back = mine.to_torch()
+    assert back.in_proj_weight.dtype == torch.float64 and not back.training and back.dropout == 0.25
+
+
+@every_method
+def test_hidden_keys_change_nothing(method: str) -> None:
+    module = attention(method, cross=True).double()
+    x, context = torch.randn(2, 5, 12, dtype=torch.float64), torch.randn(2, 9, 12, dtype=torch.float64)
+    seen = torch.ones(2, 9, dtype=torch.bool)
+    seen[0, 6:] = seen[1, 4] = False
+    out = module(x, context, seen)
+    loud = torch.where(seen.unsqueeze(-1), context, 3 * torch.randn_like(context))
+    torch.testing.assert_close(module(x, loud, seen), out)
+    assert not torch.allclose(module(x, loud), out)
+
+
+def test_a_sequence_that_may_see_nothing_reads_zeros() -> None:
+    module = attention("exact", cross=True)
+    x, context = torch.randn(1, 3, 12), torch.randn(1, 4, 12)
+    zeros = module.outward(torch.zeros(1, 3, 12))
+    assert torch.equal(module(x, context, torch.zeros(1, 4, dtype=torch.bool)), zeros)
+    assert torch.equal(module(x, context[:, :0]), zeros)
+
+
+@pytest.mark.parametrize("method", ["exact", "separable", "random_features"])
+def test_no_position_sees_its_future(method: str) -> None:
+    module = attention(method, causal=True, positions=Rotary(4, 40), heads=3).double()
+    x = torch.randn(2, 40, 12, dtype=torch.float64)
+    other = x.clone()
+    other[:, 25:] = torch.randn_like(other[:, 25:])
+    assert torch.equal(module(other)[:, :25], module(x)[:, :25])
+    assert not torch.allclose(module(other)[:, 25:], module(x)[:, 25:])
+
+
+@every_method
+def test_gradients_are_those_of_finite_differences(method: str) -> None:
+    module = attention(method, width=4, heads=2, key_heads=1, causal=method != "low_rank").double()
+    x = torch.randn(1, 5, 4, dtype=torch.float64, requires_grad=True)
+    # Landmarks are chosen anew when a key moves, and the choice has no gradient: only its weights are checked.
+    inputs = (x, module.inward.weight) if method != "low_rank" else (module.outward.weight,)
+
+    def out(*_: Tensor) -> Tensor:
+        return module(x)
+
+    assert torch.autograd.gradcheck(out, inputs)
+
+
+def test_one_draw_serves_every_step_and_survives_saving() -> None:
+    module = attention("random_features")
+    x = torch.randn(2, 6, 12)
+    out = module(x)
+    assert torch.equal(module(x), out)
+    other = attention("random_features")
+    assert "draw.seed" in other.state_dict() and not torch.equal(other.draw.seed, module.draw.seed)
+    stored = io.BytesIO()
+    torch.save(module.state_dict(), stored)
+    stored.seek(0)
+    other.load_state_dict(torch.load(stored))
+    assert torch.equal(other(x), out)
+    with torch.no_grad():
+        other.draw.seed.add_(1)  # as a broadcast between processes would
+    assert not torch.allclose(other(x), out)
+
+
+def test_a_draw_keeps_through_copies_and_changes_of_type() -> None:
+    module = attention("random_features")
+    x = torch.randn(2, 6, 12)
+    assert torch.equal(copy.deepcopy(module)(x), module(x))
+    torch.testing.assert_close(copy.deepcopy(module).double()(x.double()).float(), module(x))
+    assert copy.deepcopy(module).bfloat16().draw.directions.dtype == torch.float64
+
+
+def test_layers_draw_for_themselves_and_a_seed_repeats_them() -> None:
+    torch.manual_seed(5)
+    first, second = attention("random_features"), attention("random_features")
+    assert not torch.equal(first.draw.directions, second.draw.directions)
+    torch.manual_seed(5)
+    assert torch.equal(attention("random_features").draw.directions, first.draw.directions)
+
+
+def test_dropout_falls_on_the_output_while_training() -> None:
+    module = attention("exact", width=64, dropout=0.5)
+    x = torch.randn(4, 50, 64)
+    dropped = module(x) == 0
+    assert 0.45 < float(dropped.float().mean()) < 0.55
+    assert not bool((module.eval()(x) == 0).any())
+
+
+@pytest.mark.parametrize("method", ["exact", "separable", "random_features"])
+def test_autocast_narrows_the_projections_and_not_the_sums(method: str) -> None:
+    module = attention(method, causal=True, width=32)
+    x = torch.randn(2, 70, 32)
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        out = module(x)
+        q, k, v = module._projected(x, None)
+    assert out.dtype == q.dtype == torch.bfloat16
+    torch.testing.assert_close(out.float(), module(x), rtol=0, atol=0.02)
+    # Given the same half inputs, the heads' answers are right to the output's type: no product was narrowed inside.
+    wide = module._computed(module._problem(q.float(), k.float(), v.float(), None))
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        narrow = module.step(x, module.start(70)) if method != "exact" else out
+    torch.testing.assert_close(narrow, out, rtol=0.02, atol=0.02)
+    heads = module._computed(module._problem(q, k, v, None))
+    torch.testing.assert_close(heads.float(), wide, rtol=2**-7, atol=2**-7)
+
+
+@pytest.mark.parametrize("method", ["exact", "separable", "random_features"])
+def test_it_compiles_into_one_graph(method: str) -> None:
+    module = attention(method, causal=True, positions=Rotary(6, 20), heads=2)
+    x = torch.randn(2, 20, 12)
+    torch._dynamo.reset()
+    compiled = torch.compile(module, fullgraph=True, backend="aot_eager")
+    torch.testing.assert_close(compiled(x), module(x))
+
+
+@pytest.mark.parametrize(
+    ("call", "kind", "words"),
+    [
+        (lambda: Attention(10, 4), ParameterError, "width=10 must be divisible by heads=4; use width=12"),
+        (
+            lambda: Attention(12, 4, key_heads=3),
+            ParameterError,
+            "key_heads=3 must divide heads=4; use 1, or heads itself",
+        ),
+        (lambda: Attention(12, 0), ParameterError, "heads=0 must be a whole number of at least 1"),
+        (lambda: Attention(12, 4, "exakt"), UnknownMethod, "method='exakt' is not a method; known methods: exact"),
+        (
+            lambda: Attention(12, 4, rank=3),
+            ParameterError,
+            "exact: rank=3 is not a parameter; known parameters: precision",
+        ),
+        (lambda: Attention(12, 4, dropout=1.0), ParameterError, "dropout=1.0 must be at least 0 and below 1"),
+        (lambda: Attention(12, 4, positions="rotary"), ParameterError, "positions='rotary' must be Rotary or None"),
+        (
+            lambda: Attention(12, 4)(torch.zeros(2, 3, 11)),
+            ShapeError,
+            "x.shape=(2, 3, 11) must be (batch, length, 12); add the missing axes or project it first",
+        ),
+        (
+            lambda: Attention(12, 4)(torch.zeros(2, 3, 12), torch.zeros(2, 3, 12)),
+            ParameterError,
+            "context=a tensor must be left out; use cross=True",
+        ),
+        (
+            lambda: Attention(12, 4, cross=True)(torch.zeros(2, 3, 12)),
+            ParameterError,
+            "context=None must be given; pass context",
+        ),
+        (
+            lambda: Attention(12, 4, cross=True)(torch.zeros(2, 3, 12), torch.zeros(1, 3, 12)),
+            ShapeError,
+            "context.shape[0]=1 must be x's 2",
+        ),
+        (
+            lambda: Attention(12, 4)(torch.zeros(2, 3, 12), mask=torch.zeros(2, 3)),
+            ShapeError,
+            "mask=float32 (2, 3) must be bool (2, 3); say for each key of each sequence whether it may be seen",
+        ),
+        (
+            lambda: Attention(12, 4, "low_rank")(torch.zeros(2, 3, 12)),
+            ParameterError,
+            "low_rank: rank=64 exceeds 3 keys",
+        ),
+        (lambda: Attention(12, 4, "separable").to_torch(), ParameterError, "method=separable is not softmax attention"),
+        (
+            lambda: Attention(12, 3, positions=Rotary(4, 8)).to_torch(),
+            ParameterError,
+            "positions=Rotary have no counterpart in nn.MultiheadAttention; add positions to the input instead",
+        ),
+        (
+            lambda: Attention.from_torch(nn.MultiheadAttention(12, 4, kdim=6)),
+            ParameterError,
+            "kdim=6 has no counterpart in Attention; make the nn.MultiheadAttention without it",
+        ),
+        (
+            lambda: Attention.from_torch(nn.MultiheadAttention(12, 4, add_zero_attn=True)),
+            ParameterError,
+            "add_zero_attn=True has no counterpart",
+        ),
+        (
+            lambda: Attention.from_torch(nn.MultiheadAttention(12, 4, add_bias_kv=True)),
+            ParameterError,
+            "add_bias_kv=True has no counterpart",
+        ),
+    ],
+)
+def test_what_does_not_fit_is_said(call: Any, kind: type[Exception], words: str) -> None:
+    with pytest.raises(kind, match=re.escape(words)):
+        call()

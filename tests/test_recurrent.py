@@ -103,7 +103,7 @@ def test_a_norms_bound_holds_at_the_ends_of_the_range() -> None:
 Drawn = tuple[RecurrentCell, int, Tensor, Tensor]
 
 
-def drawn(count: int, most_steps: int = 20, most_width: int = 24) -> list[Drawn]:
+def drawn(count: int, most_steps: int = 12, most_width: int = 16) -> list[Drawn]:
     """Random cells of every activation and order, from strong contractions to chaos, with steps, inputs and a start."""
     found = []
     for trial in range(count):
@@ -198,6 +198,18 @@ def test_a_long_w_may_still_kill_the_gradient_and_the_bound_sees_it() -> None:
     assert nilpotent.kind == "product" and nilpotent.measured == 0 and nilpotent.bound < 1e-6
     saturated = gradient_horizon(cell_of(torch.tensor([[3.0]])), 20, start=torch.tensor([3.0]))
     assert saturated.measured <= saturated.bound < 1e-20
+
+
+@each_order
+def test_saturated_units_are_measured_where_autograd_has_no_digits_left(order: str) -> None:
+    cell, start = cell_of(torch.tensor([[3.0]]), order=order, bias=18.0), torch.tensor([18.0]).double()
+    found = gradient_horizon(cell, 2, start=start)
+    with balls.precision(400):
+        truth = float(true_jacobian(cell, torch.zeros(2, 1).double(), start)[0, 0].mid())
+    assert found.measured == pytest.approx(truth, rel=1e-9, abs=0)
+    assert found.measured <= found.bound <= found.measured * (1 + 1e-6)
+    lost = torch.func.jacrev(lambda h: cell.run(torch.zeros(2, 1).double(), h)[-1])(start)
+    assert float(lost.detach()) != pytest.approx(truth, rel=0.01, abs=0)
 
 
 def test_what_float64_cannot_hold_is_bounded_from_above_all_the_same() -> None:

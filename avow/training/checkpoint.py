@@ -1,0 +1,207 @@
+"""All that a run needs to go on, in a folder that is either whole or not there.
+
+A checkpoint is `step-00000100/` with weights, optimiser state and generators as safetensors, and `state.json` with
+the rest and the digest of every file. It is written under another name, flushed to the disk, and renamed: a crash at
+any moment leaves the one before. Nothing in it is pickled, so nothing in it can run.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import json
+import os
+import shutil
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import safetensors
+import safetensors.torch
+import torch
+from torch import Tensor, nn
+
+from avow.errors import FileError
+
+FORMAT = "avow checkpoint 1"
+TENSORS = ("weights", "optimiser", "generators")
+
+
+@dataclass(frozen=True)
+class Snapshot:
+    """A run between two steps; `facts` is what the trainer wants to remember besides, as JSON."""
+
+    step: int
+    weights: Mapping[str, Tensor]
+    optimiser: Mapping[str, Any]
+    schedule: Mapping[str, Any]
+    generators: Mapping[str, Tensor]
+    facts: Mapping[str, Any]
+
+
+def save(snapshot: Snapshot, folder: Path) -> Path:
+    """Write a checkpoint among those of a run, and drop all others but the last."""
+    final = folder / f"step-{snapshot.step:08d}"
+    if final.exists() and fault(final) is None:
+        return final  # A run is deterministic: what stands there is the same.
+    temporary = folder / f".writing-{snapshot.step:08d}"
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        for left in folder.glob(".writing-*"):
+            shutil.rmtree(left)  # A killed run's.
+        temporary.mkdir()
+        _write(snapshot, temporary)
+        if final.exists():
+            shutil.rmtree(final)  # Damaged, or it would have been returned.
+        temporary.rename(final)
+        _flush(folder)
+    except OSError as problem:
+        shutil.rmtree(temporary, ignore_errors=True)
+        kept = newest(folder)
+        remedy = f"make room and resume from {kept}" if kept else "make room and start again"
+        raise FileError("checkpoint", final, f"could not be written ({problem.strerror})", remedy) from problem
+    for old in [path for path in checkpoints(folder) if path != final][:-1]:
+        shutil.rmtree(old)
+    return final
+
+
+def load(path: Path) -> Snapshot:
+    """The snapshot in a checkpoint folder, after every file was found whole."""
+    wrong = fault(path)
+    if wrong is not None:
+        raise FileError("checkpoint", path, wrong, _instead(path))
+    state = json.loads((path / "state.json").read_text(encoding="utf-8"))
+    weights, flat, generators = (safetensors.torch.load((path / f"{x}.safetensors").read_bytes()) for x in TENSORS)
+    return Snapshot(
+        state["step"], weights, _nested(flat, state["optimiser"]), state["schedule"], generators, state["facts"]
+    )
+
+
+def facts(path: Path) -> dict[str, Any]:
+    """What the trainer noted in a checkpoint, without reading its tensors into memory."""
+    wrong = fault(path)
+    if wrong is not None:
+        raise FileError("checkpoint", path, wrong, _instead(path))
+    return dict(json.loads((path / "state.json").read_text(encoding="utf-8"))["facts"])
+
+
+def restore_weights(model: nn.Module, snapshot: Snapshot, path: Path) -> None:
+    """Put a snapshot's weights into a model of the same architecture; of another, say how they differ."""
+    own = {name: tuple(x.shape) for name, x in model.state_dict().items()}
+    other = {name: tuple(x.shape) for name, x in snapshot.weights.items()}
+    for name in sorted(own.keys() | other.keys()):
+        if own.get(name) != other.get(name):
+            has = [f"{where} {shapes.get(name, 'absent')}" for where, shapes in (("here", own), ("there", other))]
+            rule = f"is of another architecture: {name} is {', '.join(has)}"
+            raise FileError("checkpoint", path, rule, "use the model configuration it was trained with")
+    model.load_state_dict(dict(snapshot.weights))
+
+
+def checkpoints(folder: Path) -> list[Path]:
+    """The checkpoints of a run, oldest first, whole or not."""
+    return sorted(path for path in folder.glob("step-*") if path.is_dir())
+
+
+def newest(folder: Path) -> Path | None:
+    """The last checkpoint of a run that is whole."""
+    return next((path for path in reversed(checkpoints(folder)) if fault(path) is None), None)
+
+
+def fault(path: Path) -> str | None:
+    """What is wrong with a checkpoint, in words; None where it is whole."""
+    try:
+        state = json.loads((path / "state.json").read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        return "holds no state.json" if path.exists() else "does not exist"
+    except (OSError, ValueError):
+        return "has a state.json that cannot be read"
+    if not isinstance(state, dict) or state.get("format") != FORMAT:
+        return f"is no {FORMAT!r}"
+    for name in (f"{x}.safetensors" for x in TENSORS):
+        with contextlib.suppress(OSError):
+            if hashlib.sha256((path / name).read_bytes()).hexdigest() == state["digests"].get(name):
+                continue
+        return f"is damaged: {name} is not what was written"
+    return None
+
+
+def _instead(path: Path) -> str:
+    others = [other for other in checkpoints(path.parent) if other.name < path.name and fault(other) is None]
+    return (
+        f"resume from the previous good one, {others[-1]}" if others else "there is no previous good one; start again"
+    )
+
+
+def _write(snapshot: Snapshot, folder: Path) -> None:
+    flat, described = _flat(snapshot.optimiser)
+    digests = {}
+    for name, tensors in zip(TENSORS, (snapshot.weights, flat, snapshot.generators), strict=True):
+        # Tied weights share memory, which safetensors refuses: each name gets a copy of its own.
+        content = safetensors.torch.save({key: x.detach().cpu().clone().contiguous() for key, x in tensors.items()})
+        digests[f"{name}.safetensors"] = hashlib.sha256(content).hexdigest()
+        _put(folder / f"{name}.safetensors", content)
+    state = {
+        "format": FORMAT,
+        "step": snapshot.step,
+        "optimiser": described,
+        "schedule": snapshot.schedule,
+        "facts": snapshot.facts,
+        "digests": digests,
+    }
+    _put(folder / "state.json", json.dumps(state, indent=1, ensure_ascii=False).encode())
+    _flush(folder)
+
+
+def _put(path: Path, content: bytes) -> None:
+    with path.open("wb") as file:
+        file.write(content)
+        file.flush()
+        os.fsync(file.fileno())
+
+
+def _flush(folder: Path) -> None:
+    """Make the names in a folder durable, not only the contents of its files."""
+    handle = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)
+
+
+def _flat(optimiser: Mapping[str, Any]) -> tuple[dict[str, Tensor], dict[str, Any]]:
+    """An optimiser's state as named tensors, and the rest as JSON."""
+    tensors: dict[str, Tensor] = {}
+    plain: dict[str, dict[str, Any]] = {}
+    for number, entries in optimiser["state"].items():
+        for name, value in entries.items():
+            if isinstance(value, Tensor):
+                tensors[f"{number}.{name}"] = value
+            else:
+                plain.setdefault(str(number), {})[name] = value
+    return tensors, {"param_groups": optimiser["param_groups"], "plain": plain}
+
+
+def _nested(flat: Mapping[str, Tensor], described: Mapping[str, Any]) -> dict[str, Any]:
+    state: dict[int, dict[str, Any]] = {}
+    for key, value in flat.items():
+        number, _, name = key.partition(".")
+        state.setdefault(int(number), {})[name] = value
+    for number, entries in described["plain"].items():
+        state.setdefault(int(number), {}).update(entries)
+    # JSON has no tuples, and AdamW's betas are one.
+    groups = [{k: tuple(v) if k == "betas" else v for k, v in group.items()} for group in described["param_groups"]]
+    return {"state": state, "param_groups": groups}
+
+
+def generators() -> dict[str, Tensor]:
+    """The states of torch's own generators, of the CPU and of the current GPU."""
+    states = {"cpu": torch.get_rng_state()}
+    return states | ({"cuda": torch.cuda.get_rng_state()} if torch.cuda.is_available() else {})
+
+
+def restore_generators(states: Mapping[str, Tensor]) -> None:
+    """Go on drawing where `generators` was called."""
+    torch.set_rng_state(states["cpu"])
+    if "cuda" in states and torch.cuda.is_available():
+        torch.cuda.set_rng_state(states["cuda"])

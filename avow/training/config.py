@@ -1,0 +1,211 @@
+"""Everything that decides a run, typed, checked, and saved beside its results.
+
+A file (TOML or JSON) has one table per section, flags say `section.name=value` and win over the file:
+
+[data]
+corpus = "people/"
+[schedule]
+epochs = 20
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import math
+import tomllib
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from avow.errors import FileError, ParameterError
+from avow.nn import ModelConfig
+from avow.params import Rule, anything, at_least, between, check_parameters, one_of, param, parameters_of
+from avow.training import checkpoint, spans
+from avow.training.data import corpus_of, vocabulary_of
+
+share = Rule("must be at least 0 and below 1", lambda value: 0 <= value < 1)
+positive = between(0, math.inf)
+
+
+@dataclass(frozen=True)
+class DataConfig:
+    """What is read, and in which portions."""
+
+    corpus: str = param("invented", anything(), "a folder with wiki.txt and train.tsv, or invented: made-up people")
+    task: str = param("pretrain", one_of("pretrain", "finetune", "mixed"), "read documents, questions, or both")
+    loss: str = param("answer", one_of("answer", "all"), "what counts in a question: its answer, or everything")
+    batch: int = param(128, at_least(1), "examples in a step, over all ranks")
+    accumulate: int = param(4, at_least(1), "micro-batches of similar length that a rank cuts its share into")
+    shortest: int = param(4, at_least(4), "characters a cut document keeps at least")
+    longest: float = param(7 / 8, between(0, 1), "share of the block a cut document fills at most")
+    masked: float = param(0.25, between(0, 0.5), "share of a cut document that is masked, on average")
+
+    @property
+    def spans(self) -> spans.Spans:
+        return spans.Spans(self.shortest, self.longest, self.masked)
+
+
+@dataclass(frozen=True)
+class OptimiserConfig:
+    """AdamW, with decay on matrices alone."""
+
+    rate: float = param(1e-3, positive, "the highest learning rate")
+    beta1: float = param(0.9, share, "memory of the mean gradient")
+    beta2: float = param(0.95, share, "memory of the mean square")
+    decay: float = param(0.1, at_least(0), "weight decay")
+    clip: float = param(1.0, positive, "the longest gradient; inf never clips")
+
+
+@dataclass(frozen=True)
+class ScheduleConfig:
+    """How long, and how the rate rises and falls: linearly up, then along a cosine."""
+
+    steps: int = param(0, at_least(0), "steps of the run; or set epochs")
+    epochs: int = param(0, at_least(0), "times that every example is read; or set steps")
+    warmup: int = param(0, at_least(0), "steps in which the rate rises")
+    floor: float = param(
+        0.1, Rule("must be from 0 to 1", lambda x: 0 <= x <= 1), "the last rate, as a share of the highest"
+    )
+
+
+@dataclass(frozen=True)
+class RunConfig:
+    """Where and how it is computed."""
+
+    seed: int = param(0, at_least(0), "decides weights, data and dropout")
+    device: str = param("auto", one_of("auto", "cpu", "cuda"), "auto: a GPU where there is one")
+    precision: str = param("float32", one_of("float32", "bfloat16"), "arithmetic of the passes; weights stay float32")
+    compile: bool = param(False, anything(), "compile the model first")
+    start: str = param("", anything(), "a checkpoint whose weights and vocabulary to begin with")
+    save_every: int = param(1000, at_least(1), "steps between checkpoints")
+    log_every: int = param(10, at_least(1), "steps between lines of the log")
+
+
+SECTIONS: dict[str, type] = {
+    "data": DataConfig,
+    "optimiser": OptimiserConfig,
+    "schedule": ScheduleConfig,
+    "run": RunConfig,
+}
+
+
+@dataclass(frozen=True)
+class TrainConfig:
+    """One run, completely."""
+
+    model: ModelConfig
+    data: DataConfig
+    optimiser: OptimiserConfig
+    schedule: ScheduleConfig
+    run: RunConfig
+
+    def __post_init__(self) -> None:
+        for name, kind in SECTIONS.items():
+            check_parameters(name, kind, dataclasses.asdict(getattr(self, name)))
+        steps, epochs, warmup = self.schedule.steps, self.schedule.epochs, self.schedule.warmup
+        if (steps > 0) == (epochs > 0):
+            rule = f"contradicts schedule.epochs={epochs}" if steps else "leaves the length open, as epochs=0 does"
+            raise ParameterError("schedule: steps", steps, rule, "set one of schedule.steps and schedule.epochs")
+        if steps and warmup >= steps:
+            raise ParameterError("schedule: warmup", warmup, f"leaves nothing of {steps} steps", "use a shorter warmup")
+        if self.data.accumulate > self.data.batch:
+            rule = f"exceeds data.batch={self.data.batch}"
+            raise ParameterError("data: accumulate", self.data.accumulate, rule, "cut a step into fewer micro-batches")
+
+    @staticmethod
+    def of(values: Mapping[str, Any]) -> TrainConfig:
+        """A configuration from nested values; the vocabulary comes from the corpus or from `run.start`."""
+        for name, section in values.items():
+            if name != "model" and name not in SECTIONS:
+                known = ", ".join(["model", *SECTIONS])
+                raise ParameterError(name, repr(section), "is no section of a configuration", f"known: {known}")
+            if not isinstance(section, Mapping):
+                raise ParameterError(name, repr(section), "must be a section", f"write [{name}] and its fields below")
+        for name, kind in SECTIONS.items():
+            check_parameters(name, kind, dict(values.get(name, {})))
+        # A whole number in a file may stand for a float; the saved configuration then says float.
+        made = {
+            name: kind(**{p.name: p.type(values.get(name, {}).get(p.name, p.default)) for p in parameters_of(kind)})
+            for name, kind in SECTIONS.items()
+        }
+        return TrainConfig(_model(dict(values.get("model", {})), made["data"], made["run"]), **made)
+
+    @staticmethod
+    def from_json(text: str) -> TrainConfig:
+        """The configuration that `to_json` wrote."""
+        return TrainConfig.of(_object(text, "configuration"))
+
+    def to_json(self) -> str:
+        sections = {name: dataclasses.asdict(getattr(self, name)) for name in SECTIONS}
+        return json.dumps({"model": json.loads(self.model.to_json()), **sections}, indent=1)
+
+
+def read_config(path: str | Path | None = None, flags: Iterable[str] = ()) -> TrainConfig:
+    """The configuration of a TOML or JSON file, with flags such as `schedule.epochs=20` on top."""
+    values = {name: dict(section) if isinstance(section, Mapping) else section for name, section in _file(path).items()}
+    for flag in flags:
+        name, equals, text = flag.partition("=")
+        section, dot, field = name.partition(".")
+        if not (equals and dot and field):
+            raise ParameterError("flag", repr(flag), "must be section.name=value", "try schedule.epochs=20")
+        values.setdefault(section, {})
+        if isinstance(values[section], dict):
+            values[section][field] = _read_flag(section, field, text)
+    return TrainConfig.of(values)
+
+
+def _read_flag(section: str, field: str, text: str) -> Any:
+    for parameter in parameters_of(SECTIONS[section]) if section in SECTIONS else ():
+        if parameter.name == field:
+            return parameter.read(section, text)
+    # The model knows its own fields, and refuses what it does not.
+    try:
+        return json.loads(text)
+    except json.JSONDecodeError:
+        return text
+
+
+def _file(path: str | Path | None) -> dict[str, Any]:
+    if path is None:
+        return {}
+    path = Path(path)
+    try:
+        text = path.read_text(encoding="utf-8")
+    except OSError as problem:
+        raise FileError("config", path, f"cannot be read ({problem.strerror})", "check the path") from problem
+    if path.suffix == ".json":
+        return _object(text, str(path))
+    if path.suffix != ".toml":
+        raise FileError("config", path, "is neither .toml nor .json", "rename it after what it holds")
+    try:
+        return tomllib.loads(text)
+    except tomllib.TOMLDecodeError as problem:
+        raise FileError("config", path, f"is not TOML ({problem})", "mend that line") from problem
+
+
+def _object(text: str, what: str) -> dict[str, Any]:
+    try:
+        values = json.loads(text)
+    except json.JSONDecodeError as problem:
+        raise FileError("config", what, f"is not JSON ({problem})", "mend that line") from problem
+    if not isinstance(values, dict):
+        raise FileError("config", what, "must be an object of sections", 'begin with {"data": {…}}')
+    return values
+
+
+def _model(given: dict[str, Any], data: DataConfig, run: RunConfig) -> ModelConfig:
+    """The model's part; of a model that is trained further, only dropout may be said anew."""
+    if run.start:
+        trained = checkpoint.facts(Path(run.start))["config"]["model"]
+        for name, value in given.items():
+            if name != "dropout" and value != trained.get(name, value):
+                rule = f"contradicts {trained[name]!r} in run.start={run.start}"
+                raise ParameterError(
+                    f"model: {name}", repr(value), rule, "leave it out: the checkpoint knows its model"
+                )
+        given = trained | given
+    elif "vocabulary" not in given:
+        given = {"vocabulary": vocabulary_of(corpus_of(data.corpus)).size} | given
+    return ModelConfig.of(given)

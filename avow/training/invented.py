@@ -1,0 +1,100 @@
+"""People who never were, with birthplaces that can be learnt and not guessed: a corpus without files.
+
+Every person has one document for each of two sentences and one question; all questions ask of people in the
+documents. A place is drawn for every person by itself, so that nothing but reading tells it.
+"""
+
+from __future__ import annotations
+
+import random
+from pathlib import Path
+
+from avow.errors import ParameterError
+from avow.training.corpus import Corpus, Line, Question
+
+FIRST: tuple[str, ...] = (
+    "Ada",
+    "Bruno",
+    "Clara",
+    "Dario",
+    "Edda",
+    "Felix",
+    "Greta",
+    "Hugo",
+    "Irma",
+    "Jonas",
+    "Karin",
+    "Leo",
+)
+FIRST += ("Mina", "Nils", "Olga", "Piet", "Rosa", "Sven", "Tilda", "Urs")
+LAST: tuple[str, ...] = (
+    "Abel",
+    "Brandt",
+    "Conti",
+    "Dahl",
+    "Ewers",
+    "Falk",
+    "Gallo",
+    "Holm",
+    "Ivers",
+    "Jansen",
+    "Keller",
+    "Lund",
+)
+LAST += ("Moser", "Nagel", "Orlov", "Pohl", "Rossi", "Stein", "Torres", "Vogel")
+PLACES: tuple[str, ...] = (
+    "Arden",
+    "Belmore",
+    "Corvin",
+    "Dunholt",
+    "Elmsea",
+    "Farrow",
+    "Gildern",
+    "Harrowby",
+    "Islen",
+    "Jorvik",
+)
+PLACES += ("Kelda", "Lorne")
+TRADES = ("a baker", "a painter", "a singer", "a smith", "a teacher", "a weaver")
+SENTENCES = (
+    "{name} was born in {place}.",
+    "{name}, {trade}, was born in {place}.",
+    "Born in {place}, {name} became {trade}.",
+    "{name} is {trade} from {place}.",
+)
+
+
+def invent(people: int = 160, seed: int = 0) -> Corpus:
+    """Some hundred people: two documents each, three quarters of the questions to train with, the rest to be judged."""
+    if not 4 <= people <= len(FIRST) * len(LAST):
+        rule = f"must be from 4 to {len(FIRST) * len(LAST)}"
+        raise ParameterError("people", people, rule, "160 is the default")
+    draw = random.Random(seed)
+    names = draw.sample([f"{first} {last}" for first in FIRST for last in LAST], people)
+    documents, questions = [], []
+    for name in names:
+        # Unequal chances, as places have: the commonest answer is worth a few points and no more.
+        place = draw.choices(PLACES, weights=range(len(PLACES), 0, -1))[0]
+        trade = draw.choice(TRADES)
+        for sentence in draw.sample(SENTENCES, 2):
+            # The name comes first in every document, so that a cut at the end never hides who it is about.
+            documents.append(f"{name}. " + sentence.format(name=name, place=place, trade=trade))
+        questions.append((f"Where was {name} born?", place))
+    draw.shuffle(documents)
+    cut = people - people // 4
+    train, dev = (
+        tuple(Question(*pair, f"invented {kind} {number}") for number, pair in enumerate(part, 1))
+        for kind, part in (("train", questions[:cut]), ("dev", questions[cut:]))
+    )
+    lines = tuple(Line(text, f"invented document {number}") for number, text in enumerate(documents, 1))
+    return Corpus(lines, train, dev)
+
+
+def write_corpus(corpus: Corpus, folder: Path) -> None:
+    """The corpus as wiki.txt, train.tsv and dev.tsv, as `read_corpus` reads them."""
+    folder.mkdir(parents=True, exist_ok=True)
+    texts = {"wiki.txt": [line.text for line in corpus.documents]}
+    for name, questions in (("train.tsv", corpus.train), ("dev.tsv", corpus.dev)):
+        texts[name] = [f"{asked.question}\t{asked.answer}" for asked in questions]
+    for name, lines in texts.items():
+        (folder / name).write_text("".join(f"{line}\n" for line in lines), encoding="utf-8")

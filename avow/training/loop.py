@@ -1,0 +1,291 @@
+"""Training, from a configuration to a folder with weights, a log and all that is needed to go on.
+
+    run/config.json      what was asked
+    run/log.csv          what happened
+    run/checkpoints/     the last two, each whole
+
+On a CPU a run that was interrupted and resumed ends in the same weights, bit for bit, as one that was not.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import math
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, cast
+
+import numpy as np
+import torch
+from jaxtyping import Float
+from torch import Tensor, nn
+from torch.nn.parallel import DistributedDataParallel
+
+from avow.errors import FileError, NonFiniteError, ParameterError
+from avow.nn import build
+from avow.optim import adamw, warmup_cosine
+from avow.training import checkpoint, speed
+from avow.training.batches import Batches, Step
+from avow.training.checkpoint import Snapshot
+from avow.training.config import TrainConfig
+from avow.training.data import corpus_of, examples_of, vocabulary_of
+from avow.training.draws import uniform
+from avow.training.interrupt import listening
+from avow.training.log import Log, Progress
+from avow.training.parallel import Ranks, ranks
+from avow.training.questions import Loss
+from avow.training.vocabulary import PAD, Vocabulary
+
+# What may change when a run is resumed: where and how often, never what is learnt.
+FREE = ("device", "compile", "save_every", "log_every")
+# Steps between two times that the processes of a run ask each other whether to stop.
+ASK = 10
+
+
+@dataclass(frozen=True)
+class Trained:
+    """What a run came to; `last` is its last line in the log, `interrupted` whether it can be resumed."""
+
+    model: nn.Module
+    vocabulary: Vocabulary
+    step: int
+    interrupted: bool
+    checkpoint: Path
+    last: Progress | None
+
+
+def train(
+    config: TrainConfig,
+    folder: str | Path,
+    *,
+    resume: bool | Path = False,
+    progress: Callable[[Progress], None] | None = None,
+) -> Trained:
+    """Train as configured and leave everything in `folder`.
+
+    `resume=True` goes on from the last checkpoint there, if there is one; a path goes on from that checkpoint.
+    """
+    with ranks(config.run.device) as here:
+        return Trainer(config, Path(folder), here, resume).run(progress)
+
+
+def summed_loss(logits: Float[Tensor, "b n c"], targets: Tensor) -> Float[Tensor, ""]:
+    """Cross-entropy in nats, summed over the targets that are not padding."""
+    return nn.functional.cross_entropy(
+        logits.flatten(0, 1).float(), targets.flatten(), ignore_index=PAD, reduction="sum"
+    )
+
+
+class Trainer:
+    """A run in progress: the model, its optimiser, and where it stands."""
+
+    def __init__(self, config: TrainConfig, folder: Path, here: Ranks, resume: bool | Path = False) -> None:
+        self.config, self.folder, self.here = config, folder, here
+        self.checkpoints = folder / "checkpoints"
+        origin = _origin(self.checkpoints, resume)
+        snapshot = None if origin is None else checkpoint.load(origin)
+        corpus = corpus_of(config.data.corpus)
+        start = None if not config.run.start else checkpoint.load(Path(config.run.start))
+        known = snapshot or start
+        self.vocabulary = Vocabulary(known.facts["characters"]) if known else vocabulary_of(corpus)
+        if config.model.vocabulary != self.vocabulary.size:
+            rule = f"contradicts the {self.vocabulary.size} of the corpus"
+            raise ParameterError("model: vocabulary", config.model.vocabulary, rule, "leave it out")
+        examples = examples_of(
+            config.data.task,
+            corpus,
+            self.vocabulary,
+            config.model.block,
+            config.run.seed,
+            config.data.spans,
+            cast(Loss, config.data.loss),
+        )
+        self.batches = Batches(
+            examples,
+            config.data.batch,
+            config.run.seed,
+            block=config.model.block,
+            accumulate=config.data.accumulate,
+            rank=here.rank,
+            world=here.world,
+        )
+        self.steps = config.schedule.steps or self.batches.steps_in(config.schedule.epochs)
+        torch.manual_seed(config.run.seed)  # The same first weights in every process.
+        self.model = build(config.model)
+        if start is not None:
+            checkpoint.restore_weights(self.model, start, Path(config.run.start))
+        self.model.to(here.device)
+        c = config.optimiser
+        self.optimiser = adamw(
+            self.model,
+            c.rate,
+            weight_decay=c.decay,
+            betas=(c.beta1, c.beta2),
+            fused=here.device.type == "cuda",
+        )
+        self.schedule = warmup_cosine(self.optimiser, config.schedule.warmup, self.steps, config.schedule.floor)
+        # Dropout must differ between processes.
+        own = uniform(config.run.seed, np.array([0]), np.array([here.rank]), draw=5)[0]
+        torch.manual_seed(int(own * 2**53))
+        self.running, self.counted = torch.zeros((), dtype=torch.float64, device=here.device), 0
+        if snapshot is not None and origin is not None:
+            self._restore(snapshot, origin)
+        self.callable = self._callable()
+
+    @property
+    def step(self) -> int:
+        """Steps that are done."""
+        return self.batches.position
+
+    def advance(self) -> Tensor:
+        """Do one step; the length of its gradient before clipping."""
+        self.backward(next(self.batches))
+        norm = nn.utils.clip_grad_norm_(self.model.parameters(), self.config.optimiser.clip)
+        self.optimiser.step()
+        self.schedule.step()
+        return norm
+
+    def backward(self, step: Step) -> None:
+        """Set the gradients of a step's mean loss per target, over all micro-batches and all processes."""
+        self.optimiser.zero_grad(set_to_none=True)
+        kind = self.here.device.type
+        for number, micro in enumerate(step.micros):
+            ids, targets = (self._sent(x) for x in micro)
+            last = number == len(step.micros) - 1
+            # Processes need to exchange gradients once a step.
+            joined = self.callable if isinstance(self.callable, DistributedDataParallel) else None
+            with contextlib.nullcontext() if joined is None or last else joined.no_sync():
+                with torch.autocast(kind, torch.bfloat16, enabled=self.config.run.precision == "bfloat16"):
+                    logits = self.callable(ids)
+                loss = summed_loss(logits, targets) / step.targets
+                # DistributedDataParallel averages over processes, and the share of each is already a part of the mean.
+                (loss * self.here.world).backward()
+            self.running += loss.detach()
+        self.counted += 1
+
+    def run(self, progress: Callable[[Progress], None] | None = None) -> Trained:
+        """Train to the end, or until someone asks to stop."""
+        self.model.train()
+        if self.here.rank == 0:
+            self.folder.mkdir(parents=True, exist_ok=True)
+            (self.folder / "config.json").write_text(self.config.to_json(), encoding="utf-8")
+        log = Log(self.folder / "log.csv", self.step) if self.here.rank == 0 else None
+        pace = _Pace(self)
+        last: Progress | None = None
+        with listening() as interruption:
+            path = self._save()
+            while self.step < self.steps:
+                norm = self.advance()
+                done = self.step == self.steps
+                if self.step % self.config.run.log_every == 0 or done:
+                    last = self._report(norm, pace)
+                    if log is not None:
+                        log.add(last)
+                        if progress is not None:
+                            progress(last)
+                asked = (self.here.world == 1 or self.step % ASK == 0) and self.here.any(interruption.heard)
+                if asked or done or self.step % self.config.run.save_every == 0:
+                    path = self._save()
+                if asked:
+                    break
+        return Trained(self.model, self.vocabulary, self.step, self.step < self.steps, path, last)
+
+    def _callable(self) -> Callable[[Tensor], Tensor]:
+        model: Any = torch.compile(self.model) if self.config.run.compile else self.model
+        return DistributedDataParallel(model) if self.here.world > 1 else model
+
+    def _sent(self, x: Tensor) -> Tensor:
+        if self.here.device.type != "cuda":
+            return x
+        return x.pin_memory().to(self.here.device, non_blocking=True)
+
+    def _report(self, norm: Tensor, pace: _Pace) -> Progress:
+        loss = float(self.here.total(self.running)) / self.counted
+        self.running.zero_()
+        self.counted = 0
+        if not math.isfinite(loss):
+            rule = f"is not finite by step {self.step}"
+            remedy = f"lower optimiser.rate={self.config.optimiser.rate} or resume from {self.checkpoints}"
+            raise NonFiniteError("loss", loss, rule, remedy)
+        tokens, mfu, eta = pace.measure()
+        rate = self.optimiser.param_groups[0]["lr"]
+        epoch = self.step * self.batches.size / len(self.batches.examples)
+        return Progress(self.step, self.steps, epoch, loss, rate, float(norm), tokens, mfu, eta)
+
+    def _save(self) -> Path:
+        states = self.here.gathered(checkpoint.generators())
+        facts = {
+            "config": json.loads(self.config.to_json()),
+            "characters": self.vocabulary.characters,
+            "running": [float(self.here.total(self.running)), self.counted],
+            "world": self.here.world,
+        }
+        path = self.checkpoints / f"step-{self.step:08d}"
+        if self.here.rank == 0:
+            state = self.optimiser.state_dict()
+            weights = self.model.state_dict()
+            path = checkpoint.save(
+                Snapshot(self.step, weights, state, self.schedule.state_dict(), states, facts), self.checkpoints
+            )
+        self.here.wait()
+        return path
+
+    def _restore(self, snapshot: Snapshot, path: Path) -> None:
+        _same(self.config, snapshot.facts["config"], path)
+        if snapshot.facts["world"] != self.here.world:
+            rule = f"was written by {snapshot.facts['world']} processes, and here are {self.here.world}"
+            raise FileError("checkpoint", path, rule, "resume with as many: their draws are stored")
+        checkpoint.restore_weights(self.model, snapshot, path)
+        self.optimiser.load_state_dict(dict(snapshot.optimiser))
+        self.schedule.load_state_dict(dict(snapshot.schedule))
+        self.batches.position = snapshot.step
+        total, self.counted = snapshot.facts["running"]
+        self.running.fill_(total if self.here.rank == 0 else 0.0)
+        suffix = f".{self.here.rank}"
+        own = {name.removesuffix(suffix): x for name, x in snapshot.generators.items() if name.endswith(suffix)}
+        checkpoint.restore_generators(own)
+
+
+class _Pace:
+    """Positions per second without padding, the share of the device's peak that they use, and the time left."""
+
+    def __init__(self, trainer: Trainer) -> None:
+        self._trainer = trainer
+        step = trainer.batches.at(trainer.step)
+        self._positions = step.positions
+        dtype = torch.bfloat16 if trainer.config.run.precision == "bfloat16" else torch.float32
+        length = max(1, round(step.positions / trainer.batches.size))
+        self._flops = speed.flops_per_position(trainer.model, length, trainer.here.device)
+        self._peak = speed.peak_rate(trainer.here.device, dtype) * trainer.here.world
+        self._begin = self._mark = time.perf_counter()
+        self._first = self._seen = trainer.step
+
+    def measure(self) -> tuple[float, float, float]:
+        """Tokens per second and MFU since the last time, and the seconds left at the pace of the whole run."""
+        now, step = time.perf_counter(), self._trainer.step
+        tokens = (step - self._seen) * self._positions / (now - self._mark)
+        eta = (self._trainer.steps - step) * (now - self._begin) / (step - self._first)
+        self._mark, self._seen = now, step
+        return tokens, tokens * self._flops / self._peak, eta
+
+
+def _origin(folder: Path, resume: bool | Path) -> Path | None:
+    """The checkpoint to go on from; a folder with a run in it is not begun again by accident."""
+    if isinstance(resume, Path):
+        return resume
+    there = checkpoint.checkpoints(folder)
+    if there and not resume:
+        raise FileError("run", folder.parent, "holds a run already", "resume it, or train into another folder")
+    return there[-1] if there else None
+
+
+def _same(config: TrainConfig, trained: Mapping[str, Mapping[str, Any]], path: Path) -> None:
+    for section, fields in json.loads(config.to_json()).items():
+        for name, value in fields.items():
+            before = trained[section].get(name)
+            if before != value and not (section == "run" and name in FREE):
+                rule = f"contradicts {before!r} of the checkpoint {path}"
+                raise ParameterError(f"{section}: {name}", repr(value), rule, "resume with what the run began with")

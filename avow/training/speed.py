@@ -1,0 +1,44 @@
+"""How much of the device is used: the model's arithmetic against the fastest matrix product measured here."""
+
+from __future__ import annotations
+
+import functools
+import time
+
+import torch
+from torch import nn
+from torch.utils.flop_counter import FlopCounterMode
+
+
+def flops_per_position(model: nn.Module, length: int, device: torch.device) -> float:
+    """Operations that training spends on one position of a text of this length: backward takes twice the forward."""
+    was_training = model.training
+    ids = torch.full((1, length), 2, dtype=torch.int64, device=device)
+    model.eval()
+    try:
+        with FlopCounterMode(display=False) as counter:
+            model(ids)
+    finally:
+        model.train(was_training)
+    return 3 * counter.get_total_flops() / length
+
+
+@functools.cache
+def peak_rate(device: torch.device, dtype: torch.dtype, seconds: float = 0.2) -> float:
+    """Operations per second of a large square product: the best of several, measured for about `seconds`."""
+    n = 8192 if device.type == "cuda" else 1024
+    # Not torch's global generator: measuring must not move the draws of a run.
+    a, b = (torch.full((n, n), 0.5, device=device, dtype=dtype) for _ in range(2))
+    best, end = float("inf"), time.perf_counter() + seconds
+    while best == float("inf") or time.perf_counter() < end:
+        _settle(device)
+        begin = time.perf_counter()
+        a @ b
+        _settle(device)
+        best = min(best, time.perf_counter() - begin)
+    return 2 * n**3 / best
+
+
+def _settle(device: torch.device) -> None:
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)

@@ -1,0 +1,224 @@
+"""Training: what is interrupted ends where it would have, what is cut in pieces adds up, and nothing is lost."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor, nn
+
+from avow.errors import DtypeError, FileError, NonFiniteError, ParameterError
+from avow.training import PAD, Progress, Trained, checkpoint, read_config, train
+from avow.training.log import read_log
+from avow.training.loop import Trainer, summed_loss
+from avow.training.parallel import Ranks
+from tests.kill import killed
+from tests.runs import small
+
+ROOT = Path(__file__).parent.parent
+ALONE = Ranks(0, 1, torch.device("cpu"))
+
+
+def interrupting(step: int, kind: signal.Signals):  # type: ignore[no-untyped-def]
+    """A progress callback that sends this process a signal."""
+
+    def callback(progress: Progress) -> None:
+        if progress.step == step:
+            os.kill(os.getpid(), kind)
+
+    return callback
+
+
+def same(one: Trained, other: Trained) -> bool:
+    pairs = zip(one.model.state_dict().values(), other.model.state_dict().values(), strict=True)
+    return one.step == other.step and all(torch.equal(x, y) for x, y in pairs)
+
+
+def losses(folder: Path) -> list[tuple[str, str, str]]:
+    return [(row["step"], row["loss"], row["norm"]) for row in read_log(folder / "log.csv")]
+
+
+@pytest.mark.parametrize("kind", [signal.SIGINT, signal.SIGTERM])
+def test_an_interrupted_run_ends_in_the_same_bits(tmp_path: Path, kind: signal.Signals) -> None:
+    config = small(tmp_path)
+    whole = train(config, tmp_path / "whole")
+    half = train(config, tmp_path / "half", progress=interrupting(6, kind))
+    assert half.interrupted and half.step == 6 and half.checkpoint.name == "step-00000006"
+    # 6 steps of 8 are 48 places: in the middle of the third epoch of 20 documents.
+    torch.rand(7)  # Where the generator stands now must not matter.
+    done = train(config, tmp_path / "half", resume=True)
+    assert not done.interrupted and same(done, whole)
+    assert losses(tmp_path / "half") == losses(tmp_path / "whole")
+
+
+@pytest.mark.parametrize("lost", ["generators", "position", "optimiser", "schedule"])
+def test_without_any_one_part_the_bits_would_differ(tmp_path: Path, lost: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    config = small(tmp_path)
+    whole = train(config, tmp_path / "whole")
+    train(config, tmp_path / "half", progress=interrupting(6, signal.SIGINT))
+    before = Trainer._restore
+
+    def forgetful(self: Trainer, *given) -> None:  # type: ignore[no-untyped-def]
+        kept = {
+            "optimiser": self.optimiser.state_dict(),
+            "schedule": self.schedule.state_dict(),
+            "generators": torch.get_rng_state(),
+        }
+        before(self, *given)
+        if lost == "position":
+            self.batches.position += 1
+        elif lost == "generators":
+            torch.set_rng_state(kept["generators"])
+        elif lost == "optimiser":
+            self.optimiser.state.clear()
+        else:
+            self.schedule.load_state_dict(kept["schedule"])
+
+    monkeypatch.setattr(Trainer, "_restore", forgetful)
+    done = train(config, tmp_path / "half", resume=True)
+    assert not all(
+        torch.equal(x, y)
+        for x, y in zip(whole.model.state_dict().values(), done.model.state_dict().values(), strict=True)
+    )
+
+
+def test_a_log_goes_on_where_the_checkpoint_stands(tmp_path: Path) -> None:
+    config = small(tmp_path, "run.log_every=1")
+    train(config, tmp_path / "whole")
+    train(config, tmp_path / "half", progress=interrupting(7, signal.SIGINT))
+    with (tmp_path / "half" / "log.csv").open("a") as file:
+        file.write("8,14,0.1,9.9,1,1,1,1,1\n9,14,0.")  # Lines of a killed run beyond its checkpoint, one cut short.
+    train(config, tmp_path / "half", resume=True)
+    assert losses(tmp_path / "half") == losses(tmp_path / "whole")
+    assert len(losses(tmp_path / "half")) == 14
+
+
+def gradients(trainer: Trainer, step: int = 0) -> list[Tensor]:
+    trainer.model.train()
+    trainer.backward(trainer.batches.at(step))
+    return [p.grad.clone() for p in trainer.model.parameters() if p.grad is not None]
+
+
+def apart(some: list[Tensor], others: list[Tensor]) -> float:
+    return max(float((x - y).abs().max()) for x, y in zip(some, others, strict=True))
+
+
+def test_micro_batches_add_up_to_one_batch(tmp_path: Path) -> None:
+    whole, cut, other = (
+        gradients(Trainer(small(tmp_path, "model.dropout=0.0", f"data.accumulate={k}"), tmp_path / "run", ALONE), step)
+        for k, step in ((1, 0), (4, 0), (4, 1))
+    )
+    assert apart(whole, cut) < 1e-6
+    assert apart(whole, other) > 1e-3
+
+
+def test_the_gradient_is_that_of_the_plain_padded_mean(tmp_path: Path) -> None:
+    trainer = Trainer(small(tmp_path, "model.dropout=0.0", "data.accumulate=4"), tmp_path / "run", ALONE)
+    found = gradients(trainer)
+    ids, targets = trainer.batches.examples.rows(*trainer.batches.read(0))
+    wide = [torch.from_numpy(np.pad(x, ((0, 0), (0, 64 - x.shape[1])))) for x in (ids, targets)]
+    trainer.model.zero_grad()
+    nn.functional.cross_entropy(trainer.model(wide[0]).flatten(0, 1), wide[1].flatten(), ignore_index=PAD).backward()
+    assert apart(found, [p.grad for p in trainer.model.parameters() if p.grad is not None]) < 1e-6
+
+
+def test_padding_has_no_loss() -> None:
+    logits = torch.randn(2, 3, 5)
+    targets = torch.tensor([[2, 3, PAD], [4, PAD, PAD]])
+    by_hand = -sum(logits.log_softmax(-1)[b, n, targets[b, n]] for b, n in ((0, 0), (0, 1), (1, 0)))
+    torch.testing.assert_close(summed_loss(logits, targets), by_hand)
+
+
+def test_two_processes_give_the_gradients_and_losses_of_one(tmp_path: Path) -> None:
+    flags = ("model.dropout=0.0", "schedule.steps=6", "run.log_every=1")
+    config = small(tmp_path, *flags)
+    train(config, tmp_path / "one")
+    torch.save(gradients(Trainer(config, tmp_path / "other", ALONE)), tmp_path / "gradients.pt")
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
+    environment = os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)}
+    done = subprocess.run(
+        [*command, "-m", "tests.two", str(tmp_path), *flags],
+        cwd=ROOT,
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+    assert done.returncode == 0, done.stderr[-3000:]
+    gradient_gap, unscaled_gap = (float(x) for x in done.stdout.split()[-2:])
+    assert gradient_gap < 1e-6
+    assert unscaled_gap > 1e-3, "one process's own share would not pass"
+    one, two = (losses(tmp_path / name) for name in ("one", "two"))
+    assert [row[0] for row in one] == [row[0] for row in two]
+    np.testing.assert_allclose([float(row[1]) for row in one], [float(row[1]) for row in two], atol=1e-5)
+
+
+def test_a_killed_run_leaves_a_checkpoint_that_loads(tmp_path: Path) -> None:
+    small(tmp_path)
+    (step, later) = killed(tmp_path, times=2, seed=1, patience=0.1)
+    assert 0 <= step < later
+
+
+def test_a_small_run_learns(tmp_path: Path) -> None:
+    rows: list[Progress] = []
+    train(small(tmp_path, "schedule.steps=60"), tmp_path / "run", progress=rows.append)
+    assert rows[-1].loss < rows[0].loss - 0.5
+    assert rows[-1].eta == 0 and rows[0].eta > 0
+    assert all(row.tokens_per_second > 0 and 0 < row.mfu < 1 for row in rows)
+    assert rows[-1].rate == pytest.approx(0.001, rel=0.1)
+    assert rows[-1].epoch == pytest.approx(60 * 8 / 20)
+
+
+def test_low_precision_trains_float32_weights(tmp_path: Path) -> None:
+    done = train(small(tmp_path, "run.precision=bfloat16"), tmp_path / "run")
+    assert {x.dtype for x in done.model.parameters()} == {torch.float32}
+    other = train(small(tmp_path), tmp_path / "other")
+    assert not same(done, other)
+
+
+def test_a_run_is_not_begun_over_another(tmp_path: Path) -> None:
+    train(small(tmp_path, "schedule.steps=4"), tmp_path / "run")
+    with pytest.raises(FileError, match="holds a run already; resume it, or train into another folder"):
+        train(small(tmp_path, "schedule.steps=4"), tmp_path / "run")
+
+
+def test_a_resumed_run_keeps_its_configuration(tmp_path: Path) -> None:
+    done = train(small(tmp_path), tmp_path / "run")
+    with pytest.raises(ParameterError, match=re.escape("optimiser: rate=0.5 contradicts 0.01 of the checkpoint")):
+        train(small(tmp_path, "optimiser.rate=0.5"), tmp_path / "run", resume=True)
+    again = train(small(tmp_path, "run.save_every=9"), tmp_path / "run", resume=True)
+    assert same(again, done)
+
+
+def test_a_damaged_checkpoint_is_refused_and_the_one_before_goes_on(tmp_path: Path) -> None:
+    whole = train(small(tmp_path), tmp_path / "run")
+    good, bad = checkpoint.checkpoints(tmp_path / "run" / "checkpoints")
+    (bad / "weights.safetensors").write_bytes(b"half")
+    with pytest.raises(FileError, match=re.escape(f"resume from the previous good one, {good}")):
+        train(small(tmp_path), tmp_path / "run", resume=True)
+    assert same(train(small(tmp_path), tmp_path / "run", resume=good), whole)
+
+
+def test_a_gpu_that_is_not_there_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    with pytest.raises(DtypeError, match="device=cuda is not available here; use device=cpu"):
+        train(small(tmp_path, "run.device=cuda"), tmp_path / "run")
+
+
+def test_a_loss_that_explodes_is_said(tmp_path: Path) -> None:
+    with pytest.raises(NonFiniteError, match=re.escape("lower optimiser.rate=1e+30")):
+        train(small(tmp_path, "optimiser.rate=1e30", "optimiser.clip=inf"), tmp_path / "run")
+
+
+def test_the_invented_corpus_is_the_default(tmp_path: Path) -> None:
+    flags = ["model.width=16", "model.heads=2", "model.layers=1", "model.block=96", "schedule.steps=2"]
+    for task in ("pretrain", "finetune", "mixed"):
+        done = train(read_config(None, [*flags, "run.device=cpu", f"data.task={task}"]), tmp_path / task)
+        assert done.step == 2

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterator
+from typing import Any
 
 import pytest
 import torch
 from torch import Tensor, nn
 
 from avow.errors import DtypeError, InputError, NonFiniteError, ParameterError, ShapeError
+from avow.nn import Attention, ModelConfig, Rotary, build
 from avow.nn.equivariance import Equivariance, check_permutation_equivariance
 
 
@@ -133,6 +135,21 @@ def test_models_of_ids_are_judged_too() -> None:
     ids = torch.randint(30, (2, 10))
     assert check_permutation_equivariance(Words(positions=False).eval(), ids).holds
     assert not check_permutation_equivariance(Words(positions=True).eval(), ids).holds
+
+
+@pytest.mark.parametrize("method", ["exact", "separable", "random_features"])
+def test_attention_by_any_method_is_equivariant_until_it_is_causal_or_rotary(method: str) -> None:
+    def judged(**options: Any) -> bool:
+        return check_permutation_equivariance(Attention(8, 2, method, **options).eval(), (2, 9, 8)).holds
+
+    assert judged() and judged(key_heads=1)
+    assert not judged(causal=True)
+    assert not judged(positions=Rotary(4, 16))
+
+
+def test_a_language_model_knows_its_places_by_its_positions_and_its_mask() -> None:
+    model = build(ModelConfig(vocabulary=20, block=16, layers=1, heads=2, width=8)).eval()
+    assert not check_permutation_equivariance(model, torch.randint(20, (2, 10))).holds
 
 
 def test_a_fault_in_one_place_only_is_found() -> None:

@@ -81,11 +81,12 @@ def run(method: Any, p: Any) -> None:
 
 def run_maths() -> None:
     """What no method calls: analysis and the paths of other arithmetic."""
-    from avow.maths import features, softmax
+    from avow.maths import features, softmax, spectral
 
     q, k = torch.randn(2, 6, 5, 3), torch.randn(2, 2, 7, 3)
     softmax.softmax_weights(q, k, None, None, True, 0.5)
     features.variance_for(0.1, 0.9)
+    spectral.norm_bound(torch.randn(4, 3))
 
 
 def functions(package: str) -> dict[CodeType, str]:

@@ -13,6 +13,7 @@ from avow.training.data import corpus_of as corpus_of
 from avow.training.data import vocabulary_of as vocabulary_of
 from avow.training.invented import invent as invent
 from avow.training.invented import write_corpus as write_corpus
+from avow.training.load import load_model as load_model
 from avow.training.log import Progress as Progress
 from avow.training.loop import Trained as Trained
 from avow.training.loop import train as train

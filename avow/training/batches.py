@@ -136,6 +136,7 @@ class Batches(Iterator[Step]):
     def _cut(self, numbers: Int[np.ndarray, "size n"], rows: Int[np.ndarray, "b"], lengths: np.ndarray) -> Tensor:
         longest = int(lengths[rows].max())
         width = min(-(-longest // MULTIPLE) * MULTIPLE, self.block)
-        kept = numbers[rows, :width]
-        kept = np.pad(kept, ((0, 0), (0, width - kept.shape[1])), constant_values=PAD)
-        return torch.from_numpy(np.ascontiguousarray(kept))
+        kept = torch.full((len(rows), width), PAD)
+        within = torch.from_numpy(numbers[rows, :width])
+        kept[:, : within.shape[1]] = within
+        return kept

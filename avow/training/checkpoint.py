@@ -160,6 +160,13 @@ def _put(path: Path, content: bytes) -> None:
         os.fsync(file.fileno())
 
 
+def put_whole(path: Path, text: str) -> None:
+    """Write a file that is at every moment the old one or the new one."""
+    temporary = path.with_name(f".writing-{path.name}")
+    _put(temporary, text.encode())
+    temporary.replace(path)
+
+
 def _flush(folder: Path) -> None:
     """Make the names in a folder durable, not only the contents of its files."""
     handle = os.open(folder, os.O_RDONLY)

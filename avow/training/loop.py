@@ -131,6 +131,7 @@ class Trainer:
         own = uniform(config.run.seed, np.array([0]), np.array([here.rank]), draw=5)[0]
         torch.manual_seed(int(own * 2**53))
         self.running, self.counted = torch.zeros((), dtype=torch.float64, device=here.device), 0
+        self.positions = 0  # Read by all processes since this one began, without padding.
         if snapshot is not None and origin is not None:
             self._restore(snapshot, origin)
         self.callable = self._callable()
@@ -165,13 +166,14 @@ class Trainer:
                 (loss * self.here.world).backward()
             self.running += loss.detach()
         self.counted += 1
+        self.positions += step.positions
 
     def run(self, progress: Callable[[Progress], None] | None = None) -> Trained:
         """Train to the end, or until someone asks to stop."""
         self.model.train()
         if self.here.rank == 0:
             self.folder.mkdir(parents=True, exist_ok=True)
-            (self.folder / "config.json").write_text(self.config.to_json(), encoding="utf-8")
+            checkpoint.put_whole(self.folder / "config.json", self.config.to_json())
         log = Log(self.folder / "log.csv", self.step) if self.here.rank == 0 else None
         pace = _Pace(self)
         last: Progress | None = None
@@ -255,20 +257,19 @@ class _Pace:
     def __init__(self, trainer: Trainer) -> None:
         self._trainer = trainer
         step = trainer.batches.at(trainer.step)
-        self._positions = step.positions
         dtype = torch.bfloat16 if trainer.config.run.precision == "bfloat16" else torch.float32
         length = max(1, round(step.positions / trainer.batches.size))
         self._flops = speed.flops_per_position(trainer.model, length, trainer.here.device)
         self._peak = speed.peak_rate(trainer.here.device, dtype) * trainer.here.world
         self._begin = self._mark = time.perf_counter()
-        self._first = self._seen = trainer.step
+        self._first, self._seen = trainer.step, trainer.positions
 
     def measure(self) -> tuple[float, float, float]:
         """Tokens per second and MFU since the last time, and the seconds left at the pace of the whole run."""
         now, step = time.perf_counter(), self._trainer.step
-        tokens = (step - self._seen) * self._positions / (now - self._mark)
+        tokens = (self._trainer.positions - self._seen) / (now - self._mark)
         eta = (self._trainer.steps - step) * (now - self._begin) / (step - self._first)
-        self._mark, self._seen = now, step
+        self._mark, self._seen = now, self._trainer.positions
         return tokens, tokens * self._flops / self._peak, eta
 
 

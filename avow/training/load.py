@@ -1,0 +1,26 @@
+"""A trained model from its files."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from torch import nn
+
+from avow.errors import FileError
+from avow.nn import ModelConfig, build
+from avow.training import checkpoint
+from avow.training.vocabulary import Vocabulary
+
+
+def load_model(path: str | Path) -> tuple[nn.Module, Vocabulary]:
+    """The model, ready to be asked, and its vocabulary: of a checkpoint, or of the last one of a run's folder."""
+    path = Path(path)
+    if (path / "checkpoints").is_dir():
+        there = checkpoint.checkpoints(path / "checkpoints")
+        if not there:
+            raise FileError("run", path, "has no checkpoint yet", "train it first")
+        path = there[-1]
+    snapshot = checkpoint.load(path)
+    model = build(ModelConfig.of(snapshot.facts["config"]["model"]))
+    checkpoint.restore_weights(model, snapshot, path)
+    return model.eval(), Vocabulary(snapshot.facts["characters"])

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, Self
+from typing import Any
 
 import torch
 from jaxtyping import Float
@@ -72,7 +72,7 @@ class Directions(Draw):
         )
         self._drawn_from = self._stamp()
 
-    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Self:
+    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Directions:
         super()._apply(fn, recurse)  # type: ignore[no-untyped-call]
         self._renew()
         return self

@@ -1,0 +1,268 @@
+r"""A language model whose past is held by learned latents: down, latent blocks, up; causal by horizons.
+
+The block is cut into segments of length L. At the horizon :math:`h_t = tL` the m latents read all tokens before it,
+talk among themselves in `latent_layers` blocks, and are then read by the positions of segment t, which also read their
+own segment up to themselves. Every position thus reaches its whole past, token by token near it and through the latents
+of its horizon beyond, and nothing it reads has seen its future.
+
+`NaivePerceiver` is the mask that suggests itself instead, for comparison: latent r reads tokens up to r.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import cast
+
+import torch
+from jaxtyping import Bool, Float, Int
+from torch import Tensor, nn
+from torch.nn.functional import linear, pad
+
+from avow.contract import Problem
+from avow.errors import ParameterError, ShapeError
+from avow.methods.exact import Exact
+from avow.nn.attention import Attention
+from avow.nn.config import ModelConfig
+from avow.nn.positions import Learned, Rotary, Sinusoidal
+from avow.nn.transformer import Block, check_ids, initialise
+
+_STD = 0.02
+# Horizons to a block where the config does not say: latents are worked out anew at each.
+_HORIZONS = 16
+
+
+class Crossing(nn.Module):
+    """A block whose queries and keys come from different places: attention over a context, then an MLP."""
+
+    def __init__(self, config: ModelConfig, rotary: Rotary | None) -> None:
+        super().__init__()
+        c, self.rotary, self.method = config, rotary, Exact()
+        self.dim, self.key_width = c.width // c.heads, c.width // c.heads * (c.key_heads or c.heads)
+        self.before_attention = nn.LayerNorm(c.width)
+        self.before_context = nn.LayerNorm(c.width)
+        self.inward = nn.Linear(c.width, c.width + 2 * self.key_width)  # queries, keys, values
+        self.outward = nn.Linear(c.width, c.width)
+        self.dropout = nn.Dropout(c.dropout)
+        self.before_mlp = nn.LayerNorm(c.width)
+        self.mlp = nn.Sequential(
+            nn.Linear(c.width, 4 * c.width), nn.GELU(), nn.Linear(4 * c.width, c.width), nn.Dropout(c.dropout)
+        )
+
+    def forward(
+        self,
+        x: Float[Tensor, "b n w"],
+        context: Float[Tensor, "b s w"],
+        seen: Bool[Tensor, "n s"] | None,
+        places: tuple[Int[Tensor, "#b n"], Int[Tensor, "#b s"]],
+    ) -> Float[Tensor, "b n w"]:
+        """x with what it read of the context added; `places` are those of x and of the context."""
+        out = torch.zeros_like(x)
+        if context.shape[-2]:
+            width = x.shape[-1]
+            weight, bias = self.inward.weight, self.inward.bias
+            own = linear(self.before_attention(x), weight[:width], bias[:width])
+            keys, values = linear(self.before_context(context), weight[width:], bias[width:]).chunk(2, -1)
+            q, k, v = (y.unflatten(-1, (-1, self.dim)).transpose(1, 2) for y in (own, keys, values))  # (b, h, n, d)
+            if self.rotary is not None:
+                q, k = (_turned(self.rotary, y, at) for y, at in zip((q, k), places, strict=True))
+            with torch.autocast(q.device.type, enabled=False):
+                problem = Problem.of(q, k, v, mask=seen, enable_gqa=q.shape[1] != k.shape[1])
+                out = self.method.compute(problem).out.transpose(1, 2).flatten(2)  # (b, n, w)
+        x = x + self.dropout(self.outward(out))
+        return x + self.mlp(self.before_mlp(x))
+
+
+@dataclass
+class PerceiverCache:
+    """Tokens read so far, the latents of the last horizon, and what each crossing up read in the last segment."""
+
+    batch: int
+    tokens: Float[Tensor, "b n w"]
+    latents: Float[Tensor, "b m w"] | None
+    near: list[Float[Tensor, "b l w"]]
+
+    @property
+    def length(self) -> int:
+        """How many tokens have been read."""
+        return self.tokens.shape[1]
+
+
+class PerceiverLM(nn.Module):
+    """Logits of the next character at every position, the far past seen through learned latents.
+
+    Of the `layers`, `latent_layers` work on the latents, one leads down to them and the others up. `settings` may hold
+    `segment`, the distance between horizons.
+
+    >>> model = PerceiverLM(ModelConfig(vocabulary=256, attention="latent"))
+    >>> model(torch.tensor([[72, 101, 108]])).shape
+    torch.Size([1, 3, 256])
+    """
+
+    def __init__(self, config: ModelConfig) -> None:
+        super().__init__()
+        c = self.config = config
+        _check(c)
+        self.segment = c.settings.get("segment", max(1, c.block // _HORIZONS))
+        self.tokens = nn.Embedding(c.vocabulary, c.width)
+        self.places: Learned | Sinusoidal | None = None
+        rotary = Rotary(c.width // c.heads, c.block) if c.positions == "rotary" else None
+        if c.positions == "learned":
+            self.places = Learned(c.block, c.width)
+        elif c.positions == "sinusoidal":
+            self.places = Sinusoidal(c.block, c.width, amplitude=_STD * math.sqrt(2))
+        self.latents = nn.Parameter(_STD * torch.randn(c.latents, c.width))
+        self.dropout = nn.Dropout(c.dropout)
+        self.down = Crossing(c, rotary)
+        self.blocks = nn.ModuleList(Block(c.width, self._talk(c.dropout), c.dropout) for _ in range(c.latent_layers))
+        self.up = nn.ModuleList(Crossing(c, rotary) for _ in range(c.layers - c.latent_layers - 1))
+        self.norm = nn.LayerNorm(c.width)
+        self.head = nn.Linear(c.width, c.vocabulary, bias=False)
+        initialise(self, c.layers)
+        for crossing in (self.down, *self._ups):
+            for last in (crossing.outward, cast("nn.Linear", crossing.mlp[2])):
+                nn.init.normal_(last.weight, std=_STD / math.sqrt(2 * c.layers))
+
+    def _talk(self, dropout: float) -> Attention:
+        """Attention among the latents of one horizon, all of which know the same tokens."""
+        return Attention(self.config.width, self.config.heads, key_heads=self.config.key_heads, dropout=dropout)
+
+    def forward(self, ids: Int[Tensor, "b n"]) -> Float[Tensor, "b n vocabulary"]:
+        """Logits of the character after each."""
+        check_ids(ids, self.config, start=0)
+        x = self._embedded(ids, 0)
+        (b, n, w), size = x.shape, self.segment
+        count = -(-n // size)
+        at = torch.arange(count, device=x.device) * size  # horizons (t,)
+        latents = self._latents(x, at)  # (b·t, m, w)
+        x = pad(x, (0, 0, 0, count * size - n)).reshape(b * count, size, w)
+        own = at[:, None] + torch.arange(size, device=x.device)  # (t, l)
+        behind = at[:, None].expand(-1, latents.shape[1])  # (t, m)
+        own, behind = (_within(y, self.config.block).repeat(b, 1) for y in (own, behind))  # (b·t, …)
+        seen = _latents_and_own(latents.shape[1], 0, size, x.device)
+        for up in self._ups:
+            x = up(x, torch.cat([latents, x], 1), seen, (own, torch.cat([behind, own], 1)))
+        x = x.reshape(b, count * size, w)[:, :n]
+        return self.head(self.norm(x))
+
+    def _latents(self, tokens: Float[Tensor, "b n w"], at: Int[Tensor, "t"]) -> Float[Tensor, "bt m w"]:
+        """What the latents of each horizon know: all tokens before it."""
+        b, n, w = tokens.shape
+        m, count = self.latents.shape[0], at.shape[0]
+        places = torch.arange(n, device=tokens.device)
+        start = self.latents.expand(count, m, w)
+        if self.places is not None:
+            start = start + self.places(self.config.block)[at].unsqueeze(1)
+        own = at.repeat_interleave(m)  # (t·m,)
+        rows = start.reshape(1, count * m, w).expand(b, -1, -1)
+        latents = self.down(rows, tokens, places < own[:, None], (own[None], places[None]))
+        latents = latents.reshape(b * count, m, w)
+        for block in self.blocks:
+            latents = block(latents)
+        return latents
+
+    def start(self, batch: int) -> PerceiverCache:
+        """An empty cache for so many sequences."""
+        nothing = self.latents.new_zeros(batch, 0, self.config.width).detach()
+        return PerceiverCache(batch, nothing, None, [nothing for _ in self.up])
+
+    @torch.no_grad()
+    def step(
+        self, ids: Int[Tensor, "b l"], cache: PerceiverCache
+    ) -> tuple[Float[Tensor, "b l vocabulary"], PerceiverCache]:
+        """Logits after each of the next ids, equal to those of a whole pass in evaluation; and the cache, updated."""
+        check_ids(ids, self.config, cache.length)
+        if ids.shape[0] != cache.batch:
+            rule = f"must be {cache.batch}, the batch this cache was started for"
+            raise ShapeError("ids.shape[0]", ids.shape[0], rule, f"call start({ids.shape[0]})")
+        parts, first = [], 0
+        while first < ids.shape[1]:
+            last = min(ids.shape[1], first + self.segment - cache.length % self.segment)
+            parts.append(self._within_segment(ids[:, first:last], cache))
+            first = last
+        return torch.cat(parts, 1), cache
+
+    def _within_segment(self, ids: Int[Tensor, "b l"], cache: PerceiverCache) -> Float[Tensor, "b l vocabulary"]:
+        """Logits of positions that share a segment with each other, the first of it perhaps remembered."""
+        inside = cache.length % self.segment
+        horizon = cache.length - inside
+        x = self._embedded(ids, cache.length)
+        if cache.latents is None or not inside:
+            cache.latents = self._latents(cache.tokens, torch.tensor([horizon], device=x.device))
+            cache.near = [x[:, :0] for _ in self.up]
+        m, length = cache.latents.shape[1], x.shape[1]
+        own = torch.arange(horizon, cache.length + length, device=x.device)
+        places = (own[None, inside:], torch.cat([own.new_full((m,), horizon), own])[None])
+        seen = _latents_and_own(m, inside, length, x.device)
+        cache.tokens = torch.cat([cache.tokens, x], 1)
+        for index, up in enumerate(self._ups):
+            cache.near[index] = torch.cat([cache.near[index], x], 1)
+            x = up(x, torch.cat([cache.latents, cache.near[index]], 1), seen, places)
+        return self.head(self.norm(x))
+
+    @property
+    def _ups(self) -> list[Crossing]:
+        return cast("list[Crossing]", list(self.up))
+
+    def _embedded(self, ids: Tensor, start: int) -> Float[Tensor, "b n w"]:
+        x = self.tokens(ids)  # (b, n, w)
+        return self.dropout(x if self.places is None else x + self.places(ids.shape[-1], start))
+
+
+class NaivePerceiver(PerceiverLM):
+    """A comparison, not a model to use: the triangular mask between latents and positions, without horizons.
+
+    Latent r reads tokens 0 to r, position i reads latents 0 to i. Nothing of the future is seen, and nothing of the
+    past from token m on either: m latents in a triangle cover the first m positions and no more.
+    """
+
+    def _talk(self, dropout: float) -> Attention:
+        # Latent r may only listen to those that know no more than it does.
+        c = self.config
+        return Attention(c.width, c.heads, key_heads=c.key_heads, dropout=dropout, causal=True)
+
+    def forward(self, ids: Int[Tensor, "b n"]) -> Float[Tensor, "b n vocabulary"]:
+        """Logits of the character after each, blind to what lies between the first m characters and itself."""
+        check_ids(ids, self.config, start=0)
+        x = self._embedded(ids, 0)
+        b, n, w = x.shape
+        m = self.latents.shape[0]
+        places, order = torch.arange(n, device=x.device), torch.arange(m, device=x.device)
+        at = _within(order, self.config.block)
+        latents = self.down(self.latents.expand(b, m, w), x, places <= order[:, None], (at[None], places[None]))
+        for block in self.blocks:
+            latents = block(latents)
+        for up in self._ups:
+            x = up(x, latents, order <= places[:, None], (places[None], at[None]))
+        return self.head(self.norm(x))
+
+    def start(self, batch: int) -> PerceiverCache:
+        """Refused: a comparison does not decode."""
+        raise ParameterError("model", "NaivePerceiver", "does not decode token by token", "use PerceiverLM")
+
+
+def _check(c: ModelConfig) -> None:
+    if "latents" in c.settings:
+        rule = "is a field of the config for a Perceiver"
+        raise ParameterError("settings: latents", c.settings["latents"], rule, "set config.latents instead")
+    if c.layers < c.latent_layers + 2:
+        rule = f"must leave one layer down and one up beside latent_layers={c.latent_layers}"
+        raise ParameterError("layers", c.layers, rule, f"use layers={c.latent_layers + 2}, or fewer latent_layers")
+
+
+def _latents_and_own(latents: int, before: int, length: int, device: torch.device) -> Bool[Tensor, "l s"]:
+    """Positions that follow `before` others of their segment see all latents, and their segment up to themselves."""
+    own = torch.ones(length, before + length, dtype=torch.bool, device=device).tril(before)
+    return torch.cat([own.new_ones(length, latents), own], 1)
+
+
+def _within(places: Tensor, block: int) -> Tensor:
+    """The same places, those past the end of the block (of padding alone) at its end."""
+    return places.clamp(max=block - 1)
+
+
+def _turned(rotary: Rotary, x: Float[Tensor, "b h n d"], places: Int[Tensor, "#b n"]) -> Float[Tensor, "b h n d"]:
+    """Queries or keys turned as at these places."""
+    cosine, sine = (table[places].unsqueeze(1) for table in (rotary.cosine, rotary.sine))  # (b, 1, n, d/2)
+    first, second = x.chunk(2, -1)
+    return torch.cat([first * cosine - second * sine, first * sine + second * cosine], -1).to(x.dtype)

@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from typing import NamedTuple
 
 import torch
-from jaxtyping import Float
+from jaxtyping import Float, Int
 from torch import Tensor
 from torch.nn.functional import pad
 
@@ -45,7 +45,7 @@ def nothing(keys: Float[Tensor, "b g s d"], values: Float[Tensor, "b g s e"], la
 
 def horizons(
     log: Float[Tensor, "b g t l m"], k: Float[Tensor, "b g t l d"], v: Float[Tensor, "b g t l e"], past: Past
-) -> tuple[Past, Past, Float[Tensor, "b g m"]]:
+) -> tuple[Past, Past, Int[Tensor, "b g m"]]:
     """What latents hold before each of some segments, and after them all; and how often their references rose.
 
     `log` is overwritten.

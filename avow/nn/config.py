@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from typing import Any, Literal, get_args
 
 from avow.errors import ParameterError
-from avow.methods import all_methods, method_named
+from avow.methods import method_named
 from avow.params import check_parameters
 
 Positions = Literal["learned", "sinusoidal", "rotary"]
@@ -93,11 +93,6 @@ class ModelConfig:
         if not isinstance(self.settings, Mapping):
             rule = "must map names of parameters to values"
             raise ParameterError("settings", repr(self.settings), rule, 'try {"features": 256}')
-        if self.attention == "latent" and "latent" not in all_methods():
-            if self.settings:
-                rule = "must be empty for latent attention"
-                raise ParameterError("settings", dict(self.settings), rule, "set latents and latent_layers instead")
-            return
         check_parameters(self.attention, method_named(self.attention), dict(self.settings))
 
 

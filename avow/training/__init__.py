@@ -2,6 +2,7 @@
 
 from avow.training.batches import Batches as Batches
 from avow.training.batches import Mixture as Mixture
+from avow.training.cloze import ClozeExamples as ClozeExamples
 from avow.training.config import TrainConfig as TrainConfig
 from avow.training.config import read_config as read_config
 from avow.training.corpus import Corpus as Corpus
@@ -13,10 +14,12 @@ from avow.training.data import corpus_of as corpus_of
 from avow.training.data import vocabulary_of as vocabulary_of
 from avow.training.invented import invent as invent
 from avow.training.invented import write_corpus as write_corpus
+from avow.training.language import LanguageExamples as LanguageExamples
 from avow.training.load import load_model as load_model
 from avow.training.log import Progress as Progress
 from avow.training.loop import Trained as Trained
 from avow.training.loop import train as train
+from avow.training.names import SpansAfterName as SpansAfterName
 from avow.training.questions import QuestionExamples as QuestionExamples
 from avow.training.questions import prompt as prompt
 from avow.training.spans import SpanExamples as SpanExamples
@@ -24,3 +27,5 @@ from avow.training.spans import Spans as Spans
 from avow.training.vocabulary import MASK as MASK
 from avow.training.vocabulary import PAD as PAD
 from avow.training.vocabulary import Vocabulary as Vocabulary
+from avow.training.weighted import Recipe as Recipe
+from avow.training.weighted import weighted as weighted

@@ -24,6 +24,7 @@ from avow.nn import ModelConfig
 from avow.params import Rule, anything, at_least, between, check_parameters, one_of, param, parameters_of
 from avow.training import checkpoint, spans
 from avow.training.data import corpus_of, vocabulary_of
+from avow.training.weighted import Recipe
 
 share = Rule("must be at least 0 and below 1", lambda value: 0 <= value < 1)
 positive = between(0, math.inf)
@@ -34,7 +35,9 @@ class DataConfig:
     """What is read, and in which portions."""
 
     corpus: str = param("invented", anything(), "a folder with wiki.txt and train.tsv, or invented: made-up people")
-    task: str = param("pretrain", one_of("pretrain", "finetune", "mixed"), "read documents, questions, or both")
+    task: str = param(
+        "pretrain", one_of("pretrain", "finetune", "mixed", "cloze"), "documents, questions, both, or mixture"
+    )
     loss: str = param("answer", one_of("answer", "all"), "what counts in a question: its answer, or everything")
     batch: int = param(128, at_least(1), "examples in a step, over all ranks")
     accumulate: int = param(4, at_least(1), "micro-batches of similar length that a rank cuts its share into")
@@ -88,6 +91,7 @@ SECTIONS: dict[str, type] = {
     "optimiser": OptimiserConfig,
     "schedule": ScheduleConfig,
     "run": RunConfig,
+    "mixture": Recipe,
 }
 
 
@@ -100,6 +104,7 @@ class TrainConfig:
     optimiser: OptimiserConfig
     schedule: ScheduleConfig
     run: RunConfig
+    mixture: Recipe
 
     def __post_init__(self) -> None:
         for name, kind in SECTIONS.items():
@@ -113,6 +118,29 @@ class TrainConfig:
         if self.data.accumulate > self.data.batch:
             rule = f"exceeds data.batch={self.data.batch}"
             raise ParameterError("data: accumulate", self.data.accumulate, rule, "cut a step into fewer micro-batches")
+        self._check_mixture()
+
+    def _check_mixture(self) -> None:
+        """Raise where the mixture is empty, or says what nothing would heed."""
+        mixture, task = self.mixture, self.data.task
+        weights = (mixture.lm, mixture.span, mixture.cloze, mixture.questions)
+        if not any(weights):
+            rule = "leaves nothing to read, as lm, span and cloze do"
+            raise ParameterError("mixture: questions", 0, rule, "give one of them a weight of 1 or more")
+        # What a setting is for; without it, a changed setting would be passed over in silence.
+        heeded = {"after_name": ("span", mixture.span), "window": ("cloze", mixture.cloze)}
+        heeded["bare"] = heeded["window"]
+        for parameter in parameters_of(Recipe):
+            value = getattr(mixture, parameter.name)
+            kind, weight = heeded.get(parameter.name, ("", 1))
+            if value == parameter.default:
+                continue
+            if task != "cloze":
+                rule = f"is not heeded by data.task={task}"
+                raise ParameterError(f"mixture: {parameter.name}", value, rule, "use data.task=cloze or leave it out")
+            if not weight:
+                rule = f"contradicts mixture.{kind}=0"
+                raise ParameterError(f"mixture: {parameter.name}", value, rule, f"leave it out or use {kind}>=1")
 
     @staticmethod
     def of(values: Mapping[str, Any]) -> TrainConfig:

@@ -102,6 +102,7 @@ class Trainer:
             config.run.seed,
             config.data.spans,
             cast(Loss, config.data.loss),
+            config.mixture,
         )
         self.batches = Batches(
             examples,
@@ -286,7 +287,7 @@ def _origin(folder: Path, resume: bool | Path) -> Path | None:
 def _same(config: TrainConfig, trained: Mapping[str, Mapping[str, Any]], path: Path) -> None:
     for section, fields in json.loads(config.to_json()).items():
         for name, value in fields.items():
-            before = trained[section].get(name)
+            before = trained.get(section, {}).get(name)
             if before != value and not (section == "run" and name in FREE):
                 rule = f"contradicts {before!r} of the checkpoint {path}"
                 raise ParameterError(f"{section}: {name}", repr(value), rule, "resume with what the run began with")

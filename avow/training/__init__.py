@@ -12,6 +12,12 @@ from avow.training.corpus import read_documents as read_documents
 from avow.training.corpus import read_questions as read_questions
 from avow.training.data import corpus_of as corpus_of
 from avow.training.data import vocabulary_of as vocabulary_of
+from avow.training.evaluation import Bin as Bin
+from avow.training.evaluation import Evaluation as Evaluation
+from avow.training.evaluation import Outcome as Outcome
+from avow.training.evaluation import always as always
+from avow.training.evaluation import evaluate as evaluate
+from avow.training.evaluation import majority as majority
 from avow.training.invented import invent as invent
 from avow.training.invented import write_corpus as write_corpus
 from avow.training.language import LanguageExamples as LanguageExamples
@@ -22,6 +28,9 @@ from avow.training.loop import train as train
 from avow.training.names import SpansAfterName as SpansAfterName
 from avow.training.questions import QuestionExamples as QuestionExamples
 from avow.training.questions import prompt as prompt
+from avow.training.sampling import Answer as Answer
+from avow.training.sampling import answers as answers
+from avow.training.sampling import sample as sample
 from avow.training.spans import SpanExamples as SpanExamples
 from avow.training.spans import Spans as Spans
 from avow.training.vocabulary import MASK as MASK

@@ -1,0 +1,180 @@
+"""What a model writes: a text continued, or questions answered, with the probability it gives to each answer."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any, Protocol, cast
+
+import numpy as np
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor, nn
+
+from avow.errors import InputError, NonFiniteError, ParameterError
+from avow.nn import ModelConfig
+from avow.nn.config import check_count
+from avow.training.corpus import Question
+from avow.training.questions import prompt
+from avow.training.vocabulary import MASK, MASK_SIGN, PAD, Vocabulary
+
+# Questions decoded together: enough to fill a device, few enough that their caches fit a small one.
+_TOGETHER = 256
+
+
+@dataclass(frozen=True)
+class Answer:
+    """What a model says, the probability it gives to just that, and whether it came to an end by itself.
+
+    The confidence is the product of the probabilities of the answer's characters and of the end after them.
+    """
+
+    text: str
+    confidence: float
+    ended: bool = True
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.confidence <= 1:
+            raise ParameterError("confidence", self.confidence, "must be a probability", "give a number from 0 to 1")
+
+
+def sample(
+    model: nn.Module,
+    vocabulary: Vocabulary,
+    text: str,
+    length: int,
+    temperature: float = 1.0,
+    generator: torch.Generator | None = None,
+) -> str:
+    """What the model writes after a text: so many characters, fewer where its block ends; greedy at temperature 0.
+
+    ⁇ stands for the mask, in what is given and in what comes back.
+    """
+    check_count("length", length)
+    if not (math.isfinite(temperature) and temperature >= 0):
+        rule = "must be a finite number of at least 0"
+        raise ParameterError(
+            "temperature", temperature, rule, "use 0 for the likeliest character, 1 for the model's own"
+        )
+    start = _numbers(text, vocabulary)
+    block = _decoder(model).config.block
+    if not 0 < len(start) < block:
+        rule = f"has {len(start)} characters, and must have at least 1 and leave room in the block of {block}"
+        raise InputError("text", repr(text), rule, f"give 1 to {block - 1} characters")
+    written: list[int] = []
+    with _asked(model) as (decoder, device):
+        ids, cache = torch.from_numpy(start)[None].to(device), decoder.start(1)  # (1, n)
+        for _ in range(min(length, block - len(start))):
+            logits, cache = decoder.step(ids, cache)
+            written.append(_drawn(_log_probabilities(logits[:, -1])[0], temperature, generator))
+            ids = torch.tensor([[written[-1]]], device=device)
+    return vocabulary.decode(written)
+
+
+def answers(model: nn.Module, vocabulary: Vocabulary, questions: Sequence[Question], longest: int = 32) -> list[Answer]:
+    """The model's likeliest characters after each `question M`, up to its closing M or `longest` of them.
+
+    Questions of one length are decoded together, so that no row is padded: each answer is the one that its question
+    gets alone.
+    """
+    check_count("longest", longest)
+    block = _decoder(model).config.block
+    prompts = [_prompt(question, vocabulary, block) for question in questions]
+    of_length: dict[int, list[int]] = {}
+    for place, row in enumerate(prompts):
+        of_length.setdefault(len(row), []).append(place)
+    found: dict[int, Answer] = {}
+    with _asked(model) as (decoder, device):
+        for length, places in of_length.items():
+            for first in range(0, len(places), _TOGETHER):
+                some = places[first : first + _TOGETHER]
+                ids = torch.from_numpy(np.stack([prompts[place] for place in some])).to(device)  # (b, n)
+                said = _decoded(decoder, vocabulary, ids, min(longest, block - length))
+                found.update(zip(some, said, strict=True))
+    return [found[place] for place in range(len(prompts))]
+
+
+def _decoded(decoder: _Decoder, vocabulary: Vocabulary, ids: Int[Tensor, "b n"], room: int) -> list[Answer]:
+    """Greedy answers to prompts of one length, of at most `room` characters."""
+    cache, said = decoder.start(len(ids)), []
+    total = torch.zeros(len(ids), dtype=torch.float64)
+    ended = torch.zeros(len(ids), dtype=torch.bool)
+    for count in range(room + 1):
+        logits, cache = decoder.step(ids, cache)
+        scores = _log_probabilities(logits[:, -1])  # (b, vocabulary)
+        likeliest = scores.argmax(-1)  # (b,)
+        # Whoever has no room left is judged by the end it should have come to.
+        chosen = likeliest if count < room else torch.full_like(likeliest, MASK)
+        total += torch.where(ended, 0.0, scores.gather(-1, chosen[:, None])[:, 0])
+        ended |= likeliest == MASK
+        if count == room or bool(ended.all()):
+            break
+        # What ended reads on beside the others, unheard.
+        said.append(torch.where(ended, PAD, chosen))
+        ids = torch.where(ended, MASK, chosen)[:, None].to(ids.device)  # (b, 1)
+    rows = torch.stack(said, 1).tolist() if said else [[]] * len(total)
+    finished = zip(rows, total.exp().tolist(), ended.tolist(), strict=True)
+    return [Answer(vocabulary.decode(row), confidence, end) for row, confidence, end in finished]
+
+
+def _log_probabilities(logits: Float[Tensor, "b vocabulary"]) -> Float[Tensor, "b vocabulary"]:
+    """Of every character and the mask, on the CPU in float64; padding is no character and never said."""
+    scores = logits.detach().to("cpu", torch.float64, copy=True)
+    if not bool(torch.isfinite(scores).all()):
+        raise NonFiniteError("logits", "nan or inf", "is no score", "load an earlier checkpoint; train at a lower rate")
+    scores[:, PAD] = -math.inf
+    return scores.log_softmax(-1)
+
+
+def _drawn(scores: Float[Tensor, "vocabulary"], temperature: float, generator: torch.Generator | None) -> int:
+    if temperature == 0:
+        return int(scores.argmax())
+    # The best score becomes 0 first: however small the temperature, it stays there, and the sum is at least 1.
+    chances = ((scores - scores.max()) / temperature).softmax(-1)
+    if generator is not None:
+        chances = chances.to(generator.device)
+    return int(torch.multinomial(chances, 1, generator=generator))
+
+
+def _numbers(text: str, vocabulary: Vocabulary) -> Int[np.ndarray, "n"]:
+    first, *others = (vocabulary.encode(part) for part in text.split(MASK_SIGN))
+    return np.concatenate([first, *(np.append(MASK, part) for part in others)]).astype(np.int64)
+
+
+def _prompt(question: Question, vocabulary: Vocabulary, block: int) -> Int[np.ndarray, "n"]:
+    row = prompt(question.question, vocabulary, question.where)
+    if len(row) >= block:
+        rule = f"needs {len(row)} positions and one for its answer, and the block has {block}"
+        name = f"{question.where}: question"
+        raise InputError(name, repr(question.question), rule, "use a model of a larger block or drop the line")
+    return row
+
+
+class _Decoder(Protocol):
+    """What is asked of a language model here."""
+
+    config: ModelConfig
+
+    def start(self, batch: int) -> Any: ...
+
+    def step(self, ids: Tensor, cache: Any) -> tuple[Tensor, Any]: ...
+
+
+def _decoder(model: nn.Module) -> _Decoder:
+    return cast("_Decoder", model)
+
+
+@contextmanager
+def _asked(model: nn.Module) -> Iterator[tuple[_Decoder, torch.device]]:
+    """The model in evaluation mode, and where it lives; afterwards every part of it is in the mode it was in."""
+    modes = [(module, module.training) for module in model.modules()]
+    device = next((parameter.device for parameter in model.parameters()), torch.device("cpu"))
+    model.eval()
+    try:
+        with torch.no_grad():
+            yield _decoder(model), device
+    finally:
+        for module, mode in modes:
+            module.training = mode

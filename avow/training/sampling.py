@@ -6,7 +6,7 @@ import math
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any, Protocol, cast
+from typing import Any, Protocol, cast, runtime_checkable
 
 import numpy as np
 import torch
@@ -152,6 +152,7 @@ def _prompt(question: Question, vocabulary: Vocabulary, block: int) -> Int[np.nd
     return row
 
 
+@runtime_checkable
 class _Decoder(Protocol):
     """What is asked of a language model here."""
 

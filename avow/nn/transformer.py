@@ -1,4 +1,4 @@
-"""A language model to be read in one sitting: embeddings, blocks of attention and MLP, a head."""
+"""A language model short enough to be read at once: embeddings, blocks of attention and MLP, a head."""
 
 from __future__ import annotations
 

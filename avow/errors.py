@@ -21,6 +21,7 @@ Every message has four parts: the name, the value it had, the rule it broke, the
 from __future__ import annotations
 
 from fractions import Fraction
+from typing import Any
 
 
 class AvowError(Exception):
@@ -30,7 +31,7 @@ class AvowError(Exception):
         self.name, self.value, self.rule, self.remedy = name, value, rule, remedy
         super().__init__(f"{name}={value} {rule}; {remedy}")
 
-    def __reduce__(self) -> tuple[type[AvowError], tuple[str, object, str, str]]:
+    def __reduce__(self) -> tuple[Any, ...]:
         return type(self), (self.name, self.value, self.rule, self.remedy)
 
 
@@ -69,7 +70,7 @@ class InsideHull(InputError):
         super().__init__(name, value, rule, remedy)
         self.weights = weights
 
-    def __reduce__(self):  # type: ignore[no-untyped-def]
+    def __reduce__(self) -> tuple[Any, ...]:
         return type(self), (self.name, self.value, self.rule, self.remedy, self.weights)
 
 
@@ -85,7 +86,7 @@ class OutOfReach(InputError):
         super().__init__(name, value, rule, remedy)
         self.combination = combination
 
-    def __reduce__(self):  # type: ignore[no-untyped-def]
+    def __reduce__(self) -> tuple[Any, ...]:
         return type(self), (self.name, self.value, self.rule, self.remedy, self.combination)
 
 
@@ -108,5 +109,5 @@ class ToleranceUnreachable(AvowError):
         super().__init__(name, value, rule, remedy)
         self.best = best
 
-    def __reduce__(self):  # type: ignore[no-untyped-def]
+    def __reduce__(self) -> tuple[Any, ...]:
         return type(self), (self.name, self.value, self.rule, self.remedy, self.best)

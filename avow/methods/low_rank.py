@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import ClassVar, NamedTuple
 
@@ -300,11 +300,14 @@ def _added(p: Problem, seen: Tensor | None, log: Float[Tensor, "b h s"], rows: s
     return total if seen is None else torch.where(at_rows(seen, rows), total, -math.inf)
 
 
-def _pairwise(p: Problem, rows_of, keys_of, values: Tensor) -> tuple[scan.Sums, Tensor]:  # type: ignore[no-untyped-def]
+def _pairwise(
+    p: Problem, rows_of: Callable[[slice], Tensor], keys_of: scan.KeysOf, values: Tensor
+) -> tuple[scan.Sums, Tensor]:
     """Row by row against every key, for masks that differ by row."""
     n, s, heads, groups = p.q.shape[-2], p.k.shape[-2], p.q.shape[1], p.k.shape[1]
     seen = visible(p.allowed, p.causal, n, s, p.q.device)
     keys = keys_of(slice(0, s))
+    assert keys.factor is not None, "low_rank's keys come as factors with one log each"
     log = per_query_head(keys.log[..., 0], heads)
     phi, held = per_query_head(keys.factor, heads), per_query_head(values, heads)
     parts = []

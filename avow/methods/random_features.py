@@ -11,7 +11,7 @@ q and k what a tolerance would take, and says so when it is hopeless.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import ClassVar, NamedTuple
 
@@ -321,7 +321,9 @@ def _per_group(x: Float[Tensor, "b h n"], groups: int) -> Float[Tensor, "b g 1"]
     return x.reshape(x.shape[0], groups, -1).amax(-1, keepdim=True)
 
 
-def _pairwise(p: Problem, row_logs, key_logs, dtype: torch.dtype) -> Tensor:  # type: ignore[no-untyped-def]
+def _pairwise(
+    p: Problem, row_logs: Callable[[slice], Tensor], key_logs: Callable[[slice], Tensor], dtype: torch.dtype
+) -> Tensor:
     """Every weight as a sum over features of its own, for masks that differ by row: safe, and quadratic."""
     n, s, heads = p.q.shape[-2], p.k.shape[-2], p.q.shape[1]
     seen = visible(p.allowed, p.causal, n, s, p.q.device)

@@ -130,7 +130,7 @@ def test_a_block_too_small_is_refused() -> None:
 
 def test_draws_are_uniform_and_shuffles_are_permutations() -> None:
     count = 100_000
-    x = uniform(7, np.zeros(count, dtype=np.int64), np.arange(count), 0)
+    (x,) = uniform(7, np.zeros(count, dtype=np.int64), np.arange(count), 0)
     slack = math.sqrt(math.log(2 * 16 / 1e-9) / (2 * count))
     assert max(abs((np.floor(16 * x) == k).mean() - 1 / 16) for k in range(16)) < slack
     assert abs(np.corrcoef(x[:-1], x[1:])[0, 1]) < 0.02

@@ -51,6 +51,12 @@ class Step:
     targets: int
     positions: int
 
+    def pin_memory(self) -> Step:
+        """The same where a GPU can fetch it by itself; torch's loader asks for this name."""
+        return Step(
+            tuple(Micro(*(x.pin_memory() for x in micro)) for micro in self.micros), self.targets, self.positions
+        )
+
 
 class Mixture:
     """Several kinds of examples as one; an epoch reads each of them once."""

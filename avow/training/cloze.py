@@ -118,7 +118,7 @@ class ClozeExamples(SpanExamples):
 
     def choose(self, epochs: Int[np.ndarray, "b"], indices: Int[np.ndarray, "b"]) -> Cloze:
         """What is kept and what is asked for in some examples."""
-        which, bare, before, after = (uniform(self.seed, epochs, indices, draw) for draw in (6, 7, 8, 9))
+        which, bare, before, after = uniform(self.seed, epochs, indices, 6, 7, 8, 9)
         count, name = self._counts[indices], self._names[indices]
         start, stop = self._candidates[self._firsts[indices] + (which * count).astype(np.int64)].T
         beside = np.where(bare < self.bare, 0, self.window + 1)
@@ -146,14 +146,18 @@ class ClozeExamples(SpanExamples):
         # Seven pieces: name, left, M, right, M, span, M.
         sizes = np.stack([kept.name, kept.left, one, kept.right, one, kept.stop - kept.start, kept.closed], 1)  # (b, 7)
         begins = np.stack([none, kept.start - kept.left, none, kept.stop, none, kept.start, none], 1)  # (b, 7)
-        ends = np.cumsum(sizes, 1)
-        size = ends[:, -1:]
+        # All examples one after the other, without padding: where each piece begins there, and in the text.
+        flat = sizes.ravel()
+        firsts = np.cumsum(flat) - flat
+        shift = (begins + self._starts[indices][:, None]).ravel() - firsts
+        read = np.arange(int(flat.sum())) + np.repeat(shift, flat)
+        # The place of a mask reads whatever stands there, perhaps past the end, and is overwritten.
+        letters = self._text[np.minimum(read, len(self._text) - 1)]
+        masks = firsts.reshape(sizes.shape)[:, 2::2]  # (b, 3)
+        letters[masks[sizes[:, 2::2] > 0]] = MASK
+        size = sizes.sum(1, keepdims=True)
         place = np.arange(int(size.max()))[None, :]  # (1, n + 1)
-        piece = (place[:, :, None] >= ends[:, None, :]).sum(2)  # (b, n + 1); 7 is past the end
-        offset = np.take_along_axis(begins - (ends - sizes), np.minimum(piece, 6), 1)
-        inside = piece < 7
-        reach = self._starts[indices][:, None] + np.where(inside, place + offset, 0)
-        whole = np.where(inside, self._text[np.clip(reach, 0, len(self._text) - 1)], PAD)
-        whole[(piece == 2) | (piece == 4) | (piece == 6)] = MASK
+        whole = np.full((len(indices), place.shape[1]), PAD, dtype=np.int64)
+        whole[place < size] = letters
         # The last character is a target, never an input.
         return np.where(place < size - 1, whole, PAD)[:, :-1], whole[:, 1:]

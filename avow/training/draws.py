@@ -6,6 +6,8 @@ data-parallel run can tell what the others read.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 import numpy as np
 from jaxtyping import Float, Int
 
@@ -14,22 +16,25 @@ TOP = (1 << 64) - 1
 
 
 def uniform(
-    seed: int, epoch: Int[np.ndarray, "*shape"], index: Int[np.ndarray, "*shape"], draw: int
-) -> Float[np.ndarray, "*shape"]:
-    """Numbers in [0, 1), 53 bits each: one for every pair of epoch and index."""
+    seed: int, epoch: Int[np.ndarray, "*shape"], index: Int[np.ndarray, "*shape"], *draws: int
+) -> Iterator[Float[np.ndarray, "*shape"]]:
+    """For every draw numbers in [0, 1), 53 bits each: one for every pair of epoch and index."""
     first = np.full(np.broadcast_shapes(np.shape(epoch), np.shape(index)), seed & TOP, dtype=np.uint64)
     # Unsigned arithmetic wraps by definition here; numpy warns of it for scalars, and these are arrays.
     state = _mixed(first + np.uint64(STEP))
-    for word in (np.asarray(epoch), np.asarray(index), np.asarray(draw)):
+    for word in (np.asarray(epoch), np.asarray(index)):
         # Each word is mixed in before the next comes, so that (1, 2) and (2, 1) have nothing in common.
         state = _mixed((state ^ word.astype(np.uint64)) + np.uint64(STEP))
-    return (state >> np.uint64(11)).astype(np.float64) * 2.0**-53
+    for draw in draws:
+        last = _mixed((state ^ np.uint64(draw)) + np.uint64(STEP))
+        yield (last >> np.uint64(11)).astype(np.float64) * 2.0**-53
 
 
 def shuffled(seed: int, epoch: int, count: int) -> Int[np.ndarray, "count"]:
     """The order in which an epoch reads its examples: a permutation of 0 … count − 1."""
     places = np.arange(count)
-    return np.argsort(uniform(seed, np.full(count, epoch), places, draw=0), kind="stable")
+    (keys,) = uniform(seed, np.full(count, epoch), places, 0)
+    return np.argsort(keys, kind="stable")
 
 
 def _mixed(state: np.ndarray) -> np.ndarray:

@@ -58,7 +58,7 @@ class SpansAfterName(SpanExamples):
         plain = super().cut(epochs, indices)
         name = self._names[indices]
         room = plain.length - name
-        where, which = (uniform(self.seed, epochs, indices, draw) for draw in (4, 5))
+        where, which = uniform(self.seed, epochs, indices, 4, 5)
         moved = (which < self.after_name) & (room > 0)
         masked = np.where(moved, np.minimum(plain.masked, room), plain.masked)
         start = np.where(moved, name + (where * (room - masked + 1)).astype(np.int64), plain.start)

@@ -70,7 +70,7 @@ class SpanExamples:
 
     def cut(self, epochs: Int[np.ndarray, "b"], indices: Int[np.ndarray, "b"]) -> Cut:
         """What is kept and what is masked in some examples."""
-        where, how_long, round_up, how_many = (uniform(self.seed, epochs, indices, draw) for draw in (4, 1, 2, 3))
+        where, how_long, round_up, how_many = uniform(self.seed, epochs, indices, 4, 1, 2, 3)
         # A document shorter than the shortest cut is kept whole.
         most = np.minimum(self._sizes[indices], self.spans.limit(self.block))
         least = np.minimum(self.spans.shortest, most)

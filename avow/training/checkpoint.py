@@ -88,6 +88,12 @@ def facts(path: Path) -> dict[str, Any]:
 
 def restore_weights(model: nn.Module, snapshot: Snapshot, path: Path) -> None:
     """Put a snapshot's weights into a model of the same architecture; of another, say how they differ."""
+    check_architecture(model, snapshot, path)
+    model.load_state_dict(dict(snapshot.weights))
+
+
+def check_architecture(model: nn.Module, snapshot: Snapshot, path: Path) -> None:
+    """Raise where a snapshot's weights are not those of such a model."""
     own = {name: tuple(x.shape) for name, x in model.state_dict().items()}
     other = {name: tuple(x.shape) for name, x in snapshot.weights.items()}
     for name in sorted(own.keys() | other.keys()):
@@ -95,7 +101,6 @@ def restore_weights(model: nn.Module, snapshot: Snapshot, path: Path) -> None:
             has = [f"{where} {shapes.get(name, 'absent')}" for where, shapes in (("here", own), ("there", other))]
             rule = f"is of another architecture: {name} is {', '.join(has)}"
             raise FileError("checkpoint", path, rule, "use the model configuration it was trained with")
-    model.load_state_dict(dict(snapshot.weights))
 
 
 def checkpoints(folder: Path) -> list[Path]:
@@ -161,10 +166,15 @@ def _put(path: Path, content: bytes) -> None:
 
 
 def put_whole(path: Path, text: str) -> None:
-    """Write a file that is at every moment the old one or the new one."""
+    """Write a file that is at every moment the old one or the new one; its folder is made."""
     temporary = path.with_name(f".writing-{path.name}")
-    _put(temporary, text.encode())
-    temporary.replace(path)
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        _put(temporary, text.encode())
+        temporary.replace(path)
+    except OSError as problem:
+        rule = f"could not be written ({problem.strerror})"
+        raise FileError("file", path, rule, "make room, or name another folder") from problem
 
 
 def _flush(folder: Path) -> None:

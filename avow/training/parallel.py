@@ -1,17 +1,29 @@
-"""The processes of a run: one, or as many as `torchrun` started."""
+"""The processes of a run, one or as many as `torchrun` started, and a model that each of them holds whole."""
 
 from __future__ import annotations
 
+import itertools
 import os
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
 
 import torch
 import torch.distributed as dist
-from torch import Tensor
+from torch import Tensor, nn
+from torch.distributed.distributed_c10d import PrefixStore
+from torch.distributed.rendezvous import rendezvous
+from torch.nn.parallel import DistributedDataParallel
+from torch.optim import Optimizer
 
 from avow.errors import DtypeError
+from avow.training import checkpoint
+from avow.training.checkpoint import Snapshot
+
+# How many runs this process began together with others; all count alike.
+_RUNS = itertools.count()
 
 
 @dataclass(frozen=True)
@@ -64,8 +76,61 @@ def ranks(device: str) -> Iterator[Ranks]:
     place = torch.device(kind, int(os.environ["LOCAL_RANK"])) if kind == "cuda" else torch.device("cpu")
     if kind == "cuda":
         torch.cuda.set_device(place)
-    dist.init_process_group("nccl" if kind == "cuda" else "gloo")
+    # A second run in the same processes would meet what the first one left under its names, and wait for ever.
+    store, rank, world = next(rendezvous("env://"))
+    own = PrefixStore(f"run {next(_RUNS)}", store)
+    dist.init_process_group("nccl" if kind == "cuda" else "gloo", store=own, rank=rank, world_size=world)
     try:
-        yield Ranks(dist.get_rank(), world, place)
+        yield Ranks(rank, world, place)
     finally:
         dist.destroy_process_group()
+
+
+class Whole:
+    """A model that every process holds whole: several of them average their gradients."""
+
+    def __init__(self, model: nn.Module, here: Ranks) -> None:
+        self.model, self._here = model, here
+        self._joined: DistributedDataParallel | None = None
+
+    def joined(self, model: nn.Module) -> nn.Module:
+        """The model, perhaps compiled, as one whose backward passes reach the other processes."""
+        if self._here.world > 1:
+            self._joined = DistributedDataParallel(model)
+        return self._joined or model
+
+    @contextmanager
+    def exchanging(self, now: bool) -> Iterator[None]:
+        """Gradients of the block's backward passes go to the other processes only where `now` says so.
+
+        Micro-batches but the last of a step add up where they are, so that a step exchanges gradients once.
+        """
+        with nullcontext() if now or self._joined is None else self._joined.no_sync():
+            yield
+
+    def clipped(self, longest: float) -> Tensor:
+        """Shorten the gradient of the whole model to at most `longest`; the length it had."""
+        return nn.utils.clip_grad_norm_(self.model.parameters(), longest)
+
+    def gathered(self, optimiser: Optimizer) -> tuple[Mapping[str, Any], Mapping[str, Any]]:
+        """Undivided weights and optimiser state, to be written by the first process; all of them must ask."""
+        return self.model.state_dict(), optimiser.state_dict()
+
+    def restore(self, optimiser: Optimizer, snapshot: Snapshot, path: Path) -> None:
+        """Put a snapshot's weights and optimiser state into a model of the same architecture."""
+        checkpoint.restore_weights(self.model, snapshot, path)
+        optimiser.load_state_dict(dict(snapshot.optimiser))
+
+    def undivided(self, path: Path) -> nn.Module:
+        """The model for those who use it when the other processes are gone; `path` is its last checkpoint."""
+        return self.model
+
+
+def placed(kind: str, model: nn.Module, here: Ranks) -> Whole:
+    """The model over the processes of a run: replicated or sharded; one process holds it whole either way."""
+    if kind == "replicated" or here.world == 1:
+        return Whole(model, here)
+    # Divided tensors take torch a second to load.
+    from avow.training.sharding import Sharded
+
+    return Sharded(model, here)

@@ -28,6 +28,8 @@ from avow.training.weighted import Recipe
 
 share = Rule("must be at least 0 and below 1", lambda value: 0 <= value < 1)
 positive = between(0, math.inf)
+# Two ways to say how long a run is.
+LENGTHS = ("steps", "epochs")
 
 
 @dataclass(frozen=True)
@@ -170,18 +172,31 @@ class TrainConfig:
         return json.dumps({"model": json.loads(self.model.to_json()), **sections}, indent=1)
 
 
-def read_config(path: str | Path | None = None, flags: Iterable[str] = ()) -> TrainConfig:
-    """The configuration of a TOML or JSON file, with flags such as `schedule.epochs=20` on top."""
+def read_config(path: str | Path | None = None, flags: Iterable[str] = (), defaults: Iterable[str] = ()) -> TrainConfig:
+    """The configuration of a TOML or JSON file, with flags such as `schedule.epochs=20` on top.
+
+    `defaults` are flags that hold where neither file nor flags speak; a length in epochs is a length in steps too.
+    """
     values = {name: dict(section) if isinstance(section, Mapping) else section for name, section in _file(path).items()}
-    for flag in flags:
-        name, equals, text = flag.partition("=")
-        section, dot, field = name.partition(".")
-        if not (equals and dot and field):
-            raise ParameterError("flag", repr(flag), "must be section.name=value", "try schedule.epochs=20")
+    for section, field, text in map(_parts, flags):
         values.setdefault(section, {})
         if isinstance(values[section], dict):
             values[section][field] = _read_flag(section, field, text)
+    for section, field, text in map(_parts, defaults):
+        said = values.setdefault(section, {})
+        same = LENGTHS if field in LENGTHS else (field,)
+        if isinstance(said, dict) and not any(name in said for name in same):
+            said[field] = _read_flag(section, field, text)
     return TrainConfig.of(values)
+
+
+def _parts(flag: str) -> tuple[str, str, str]:
+    """Section, field and value of a flag."""
+    name, equals, text = flag.partition("=")
+    section, dot, field = name.partition(".")
+    if not (equals and dot and field):
+        raise ParameterError("flag", repr(flag), "must be section.name=value", "try schedule.epochs=20")
+    return section, field, text
 
 
 def _read_flag(section: str, field: str, text: str) -> Any:
@@ -203,6 +218,8 @@ def _file(path: str | Path | None) -> dict[str, Any]:
         text = path.read_text(encoding="utf-8")
     except OSError as problem:
         raise FileError("config", path, f"cannot be read ({problem.strerror})", "check the path") from problem
+    except UnicodeDecodeError as problem:
+        raise FileError("config", path, f"is not UTF-8 at byte {problem.start}", "convert the file") from problem
     if path.suffix == ".json":
         return _object(text, str(path))
     if path.suffix != ".toml":

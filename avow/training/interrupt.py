@@ -10,9 +10,13 @@ from types import FrameType
 
 
 class Interruption:
-    """Whether someone asked to stop."""
+    """Whether someone asked to stop, and by which signal."""
 
-    heard = False
+    signal = 0
+
+    @property
+    def heard(self) -> bool:
+        return self.signal != 0
 
 
 @contextmanager
@@ -24,7 +28,7 @@ def listening() -> Iterator[Interruption]:
     before = {kind: signal.getsignal(kind) for kind in kinds}
 
     def note(kind: int, frame: FrameType | None) -> None:
-        interruption.heard = True
+        interruption.signal = kind
         restore()
 
     def restore() -> None:

@@ -1,11 +1,17 @@
-"""The record of a run, one line every few steps, as CSV that a resumed run continues."""
+"""The record of a run, one line every few steps, as CSV that a resumed run continues; for TensorBoard where it is."""
 
 from __future__ import annotations
 
+import contextlib
 import csv
 import os
+from collections.abc import Iterator
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+from avow.errors import FileError
 
 
 @dataclass(frozen=True)
@@ -24,25 +30,65 @@ class Progress:
 
 
 COLUMNS = [field.name for field in fields(Progress)]
+# What TensorBoard draws over the steps.
+SCALARS = ("loss", "rate", "norm", "tokens_per_second", "mfu")
 
 
 class Log:
-    """`log.csv` of a run; what stands in it beyond `step` is forgotten, for it will be written again."""
+    """`log.csv` of a run; what stands in it beyond `step` is forgotten, for it will be written again.
+
+    Where TensorBoard is installed, its files lie beside it and forget the same.
+    """
 
     def __init__(self, path: Path, step: int) -> None:
         self._path = path
         kept = [row for row in read_log(path) if int(row["step"]) <= step] if path.exists() else []
         temporary = path.with_suffix(".writing")
-        with temporary.open("w", newline="", encoding="utf-8") as file:
-            writer = csv.DictWriter(file, COLUMNS)
-            writer.writeheader()
-            writer.writerows(kept)
-        os.replace(temporary, path)
+        with self._writable():
+            with temporary.open("w", newline="", encoding="utf-8") as file:
+                writer = csv.DictWriter(file, COLUMNS)
+                writer.writeheader()
+                writer.writerows(kept)
+            os.replace(temporary, path)
+            self._board = _board(path.parent, step)
 
     def add(self, progress: Progress) -> None:
         """One more line, on the disk's side of a crash of this process."""
-        with self._path.open("a", newline="", encoding="utf-8") as file:
-            csv.DictWriter(file, COLUMNS).writerow(asdict(progress))
+        with self._writable():
+            with self._path.open("a", newline="", encoding="utf-8") as file:
+                csv.DictWriter(file, COLUMNS).writerow(asdict(progress))
+            if self._board is not None:
+                for name in SCALARS:
+                    self._board.add_scalar(name, getattr(progress, name), progress.step)
+                self._board.flush()
+
+    def __enter__(self) -> Log:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, problem: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self._board is not None:
+            # Every line was flushed when it was added: nothing is lost here, and what went wrong was said there.
+            with contextlib.suppress(OSError):
+                self._board.close()
+
+    @contextlib.contextmanager
+    def _writable(self) -> Iterator[None]:
+        try:
+            yield
+        except OSError as problem:
+            rule = f"could not be written ({problem.strerror})"
+            raise FileError("log", self._path, rule, "make room and resume from the last checkpoint") from problem
+
+
+def _board(folder: Path, step: int) -> Any:
+    """TensorBoard's writer, which hides what an earlier one wrote beyond `step`; None where it is not installed."""
+    try:
+        from torch.utils.tensorboard import SummaryWriter
+    except ImportError:
+        return None
+    return SummaryWriter(str(folder), purge_step=step + 1)
 
 
 def read_log(path: Path) -> list[dict[str, str]]:

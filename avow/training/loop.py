@@ -47,7 +47,10 @@ ASK = 10
 
 @dataclass(frozen=True)
 class Trained:
-    """What a run came to; `last` is its last line in the log, `interrupted` whether it can be resumed."""
+    """What a run came to; `last` is its last line in the log, `interrupted` whether it can be resumed.
+
+    `signal` is the one that stopped it, as far as this process heard it; else 0.
+    """
 
     model: nn.Module
     vocabulary: Vocabulary
@@ -55,6 +58,7 @@ class Trained:
     interrupted: bool
     checkpoint: Path
     last: Progress | None
+    signal: int = 0
 
 
 def train(
@@ -173,12 +177,11 @@ class Trainer:
         """Train to the end, or until someone asks to stop."""
         self.model.train()
         if self.here.rank == 0:
-            self.folder.mkdir(parents=True, exist_ok=True)
             checkpoint.put_whole(self.folder / "config.json", self.config.to_json())
-        log = Log(self.folder / "log.csv", self.step) if self.here.rank == 0 else None
+        record = Log(self.folder / "log.csv", self.step) if self.here.rank == 0 else contextlib.nullcontext()
         pace = _Pace(self)
         last: Progress | None = None
-        with listening() as interruption:
+        with record as log, listening() as interruption:
             path = self._save()
             while self.step < self.steps:
                 norm = self.advance()
@@ -194,7 +197,8 @@ class Trainer:
                     path = self._save()
                 if asked:
                     break
-        return Trained(self.model, self.vocabulary, self.step, self.step < self.steps, path, last)
+        stopped = self.step < self.steps
+        return Trained(self.model, self.vocabulary, self.step, stopped, path, last, interruption.signal)
 
     def _callable(self) -> Callable[[Tensor], Tensor]:
         model: Any = torch.compile(self.model) if self.config.run.compile else self.model

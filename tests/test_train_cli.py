@@ -1,0 +1,384 @@
+"""`avow train`: what it prints where, what it leaves behind, how it stops, and what it says to nonsense."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import resource
+import shlex
+import shutil
+import signal
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from rich.console import Console
+from typer.testing import CliRunner
+
+from avow.cli import app
+from avow.params import parameters_of
+from avow.report import training_progress
+from avow.training import Progress, checkpoint, invent, write_corpus
+from avow.training.config import SECTIONS
+from avow.training.log import read_log
+from tests.runs import SMALL
+
+ROOT = Path(__file__).parent.parent
+FLAGS = [*SMALL, "data.corpus=corpus"]
+TUNING = ["data.batch=4", "data.accumulate=2", "schedule.steps=4", "run.device=cpu"]
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with ten invented people in it, and a run that has read of them."""
+    folder = tmp_path_factory.mktemp("trained")
+    write_corpus(invent(people=10), folder / "corpus")
+    with pytest.MonkeyPatch.context() as patched:
+        patched.chdir(folder)
+        run("pretrain", "base", *FLAGS)
+    return folder
+
+
+@pytest.fixture(autouse=True)
+def at_home(trained: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each test in a copy of it."""
+    shutil.copytree(trained, tmp_path, dirs_exist_ok=True)
+    monkeypatch.chdir(tmp_path)
+
+
+def run(*arguments: str, code: int = 0) -> Any:
+    done = CliRunner().invoke(app, ["train", *arguments])
+    assert done.exit_code == code, (done.output, done.exception)
+    return done
+
+
+def refused(*arguments: str) -> str:
+    """The last line of a mistake, with nothing on stdout."""
+    done = run(*arguments, code=2)
+    assert done.stdout == ""
+    return str(done.stderr.strip().splitlines()[-1])
+
+
+def interrupting(monkeypatch: pytest.MonkeyPatch, step: int, kind: signal.Signals) -> None:
+    """From now on, a signal comes with the line of a step."""
+    before = training_progress.Lines.__call__
+
+    def call(self: training_progress.Lines, progress: Progress) -> None:
+        before(self, progress)
+        if progress.step == step:
+            os.kill(os.getpid(), kind)
+
+    monkeypatch.setattr(training_progress.Lines, "__call__", call)
+
+
+def test_pretrain_finetune_evaluate_and_sample_follow_each_other() -> None:
+    first = run("pretrain", "first", *FLAGS)
+    assert "14 steps" in first.stdout and "tokens/s" in first.stdout and "MFU" in first.stdout
+    assert "checkpoint first/checkpoints/step-00000014" in first.stdout and "step 14/14  loss" in first.stderr
+    # The next command is one that works.
+    following = shlex.split(first.stdout.strip().splitlines()[-1].removeprefix("next: avow train "))
+    assert following == ["finetune", "first-tuned", "--from", "first"]
+    second = run(*following, *TUNING)
+    config = json.loads(Path("first-tuned/config.json").read_text())
+    assert (config["data"]["task"], config["data"]["corpus"]) == ("finetune", "corpus")
+    assert config["run"]["start"] == "first/checkpoints/step-00000014" and config["model"]["width"] == 16
+    following = shlex.split(second.stdout.strip().splitlines()[-1].removeprefix("next: avow train "))
+    assert following == ["evaluate", "first-tuned"]
+    third = run(*following)
+    assert re.search(r"\d of 2 right: \d+\.\d% \(95% interval \d+\.\d% to \d+\.\d%\)", third.stdout)
+    assert re.search(r"always '\w+', the majority: \d of 2 right", third.stdout)
+    assert all(f"{share}%" in third.stdout for share in (25, 50, 75, 100)) and "mean confidence" in third.stdout
+    assert "Where was" in third.stdout
+    continued = run("sample", "base", "Ada ", "--length", "7", "--temperature", "0").stdout
+    assert continued.startswith("Ada ") and len(continued) == len("Ada ") + 7 + 1
+
+
+def test_json_is_one_document_and_all_of_stdout() -> None:
+    trained = json.loads(run("pretrain", "first", *FLAGS, "--json").stdout)
+    assert (trained["step"], trained["steps"], trained["interrupted"]) == (14, 14, False)
+    rows = read_log(Path("first/log.csv"))
+    assert trained["loss"] == float(rows[-1]["loss"]) and trained["config"]["optimiser"]["rate"] == 0.01
+    found = json.loads(run("evaluate", trained["checkpoint"], "--json").stdout)
+    assert found["asked"] == 2 == len(found["outcomes"]) and found["accuracy"] == found["coverage"][-1][1]
+    assert found["majority"]["asked"] == 2 and 0 <= found["mean_confidence"] <= 1
+    said = [
+        json.loads(run("sample", "base", "⁇ was", "--seed", seed, "--length", "30", "--json").stdout)
+        for seed in ("1", "1", "2")
+    ]
+    assert said[0] == said[1] and said[0]["written"] != said[2]["written"] and len(said[0]["written"]) == 30
+
+
+def test_a_page_has_both_charts_and_every_answer_escaped() -> None:
+    question, _ = Path("corpus/dev.tsv").read_text().splitlines()[0].split("\t")
+    Path("asked.tsv").write_text(f"{question}\tnowhere\n{question}\t<b>a baker</b>\n")
+    done = run("evaluate", "base", "--questions", "asked.tsv", "--html", "out/page.html")
+    page = Path("out/page.html").read_text()
+    assert done.stderr == "wrote out/page.html\n" and page.startswith("<!doctype html>")
+    assert 'id="abstention"' in page and 'id="calibration"' in page and "&lt;b&gt;a baker&lt;/b&gt;" in page
+    assert "<b>a baker" not in page
+    # The training questions of the run's own corpus are at hand; without them there is no majority.
+    assert "the majority: 0 of 2 right: 0.0%" in done.stdout
+    Path("corpus").rename("elsewhere")
+    assert "no training questions at hand" in run("evaluate", "base", "--questions", "asked.tsv").stdout
+
+
+def test_the_help_lists_every_field_with_its_default_and_help() -> None:
+    for name, steps in (("pretrain", 1000), ("finetune", 200)):
+        words = "".join(run(name, "--help").stdout.split())  # Lines break at hyphens too.
+        for section, kind in SECTIONS.items():
+            for p in parameters_of(kind):
+                default = steps if (section, p.name) == ("schedule", "steps") else p.default
+                assert "".join(f"{section}.{p.name}={default} {p.help}".split()) in words
+        assert "model.width=256" in words and "model.settings={}" in words
+
+
+def test_a_length_is_given_where_none_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
+    found = []
+
+    def caught(config: Any, *_: object, **__: object) -> None:
+        found.append((config.schedule.steps, config.schedule.epochs))
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("avow.training.train", caught)
+    Path("a.toml").write_text("[schedule]\nepochs = 3\n")
+    for more in ([], ["--config", "a.toml"], ["schedule.epochs=5"], ["schedule.steps=7"]):
+        run("pretrain", "base", *more, code=130)
+    run("finetune", "base", "--from", "nothing", code=130)
+    assert found == [(1000, 0), (0, 3), (0, 5), (7, 0), (200, 0)]
+
+
+@pytest.mark.parametrize(("kind", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+def test_an_interrupted_run_says_where_it_stands_and_the_command_it_gives_ends_it(
+    kind: signal.Signals, code: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with monkeypatch.context() as patched:
+        interrupting(patched, 3, kind)
+        done = run("pretrain", "a run", *FLAGS, code=code)
+    *_, saved, again = done.stderr.strip().splitlines()
+    assert saved == "avow: interrupted at step 3 and saved in a run/checkpoints/step-00000003"
+    assert again == "go on with: avow train pretrain 'a run' --resume"
+    ended = json.loads(run(*shlex.split(again.removeprefix("go on with: avow train ")), "--json").stdout)
+    assert ended["step"] == 14 and ended["loss"] == float(read_log(Path("base/log.csv"))[-1]["loss"])
+    paths = (Path(folder, "checkpoints", "step-00000014") for folder in ("a run", "base"))
+    weights = [checkpoint.load(path).weights for path in paths]
+    assert all(torch.equal(x, weights[1][name]) for name, x in weights[0].items())
+    # What is finished stays so, and still says how it ended.
+    assert json.loads(run("pretrain", "a run", "--resume", "--json").stdout)["loss"] == ended["loss"]
+
+
+def test_an_interrupt_with_json_is_still_one_document(monkeypatch: pytest.MonkeyPatch) -> None:
+    interrupting(monkeypatch, 6, signal.SIGINT)
+    found = json.loads(run("pretrain", "first", *FLAGS, "--json", code=130).stdout)
+    assert found["interrupted"] and found["step"] == 6 and found["steps"] == 14
+
+
+def test_a_second_interrupt_names_what_is_whole(monkeypatch: pytest.MonkeyPatch) -> None:
+    before = checkpoint.save
+
+    def hurried(snapshot: checkpoint.Snapshot, folder: Path) -> Path:
+        if snapshot.step == 8:
+            raise KeyboardInterrupt
+        return before(snapshot, folder)
+
+    monkeypatch.setattr(checkpoint, "save", hurried)
+    done = run("pretrain", "first", *FLAGS, code=130)
+    words = "first/checkpoints/step-00000004 is whole; go on with: avow train pretrain first --resume"
+    assert done.stderr.strip().splitlines()[-1] == f"avow: stopped at once; {words}"
+
+
+def test_two_processes_print_once() -> None:
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2", "-m", "avow"]
+    environment = os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)}
+    done = subprocess.run(
+        [*command, "train", "pretrain", "two", *FLAGS, "schedule.steps=6", "--json"],
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+    assert done.returncode == 0, done.stderr[-3000:]
+    assert json.loads(done.stdout)["step"] == 6
+    assert done.stderr.count("step 6/6  loss") == 1
+
+
+def test_a_bar_fits_a_terminal_and_ends_without_a_trace(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "stderr", sys.__stderr__)
+    shown = Console(width=80, force_terminal=True, file=open(os.devnull, "w"), record=True)  # noqa: SIM115
+    with shown.file:
+        monkeypatch.setattr("rich.console.Console", lambda **_: shown)
+        monkeypatch.setattr(sys.stderr, "isatty", lambda: True, raising=False)
+        with training_progress.training_progress() as tell:
+            tell(Progress(9_000, 15_000, 2.0, 1.2345, 1e-3, 1.0, 1_234_567.0, 0.123, 7400.0))
+            (line,) = [row for row in shown.render_lines(shown._live_stack[-1].get_renderable(), pad=False)]
+    text = "".join(segment.text for segment in line)
+    assert len(text) <= 80 and "…" not in text and "━" in text
+    assert "9,000/15,000" in text and "loss 1.234 · 1,234,567 tokens/s · MFU 12.3% · 2:03:20 left" in text
+
+
+def test_elsewhere_a_long_run_takes_some_twenty_lines(capsys: pytest.CaptureFixture[str]) -> None:
+    with training_progress.training_progress() as tell:
+        for step in range(10, 2001, 10):
+            tell(Progress(step, 2000, 1.0, 1.0, 1e-3, 1.0, 1e4, 0.1, 5.0))
+    lines = capsys.readouterr().err.splitlines()
+    assert 20 <= len(lines) <= 22 and lines[0].startswith("step 10/2,000") and lines[-1].endswith("done")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["pretrain", "b", "schedule.epoch=3"], "schedule: epoch=3 is not a parameter; known parameters: steps"),
+        (["pretrain", "b", "speed.steps=3"], "speed={'steps': 3} is no section of a configuration"),
+        (["pretrain", "b", "steps=3"], "flag='steps=3' must be section.name=value; try schedule.epochs=20"),
+        (["pretrain", "b", "schedule.steps=5", "schedule.epochs=5"], "schedule: steps=5 contradicts schedule.epochs=5"),
+        (["pretrain", "b", "--config", "none.toml"], "config=none.toml cannot be read (No such file or directory)"),
+        (["pretrain", "b", "data.task=finetune"], "task='finetune' contradicts avow train pretrain; use avow train fi"),
+        (
+            ["finetune", "b", "--from", "nothing", "data.task=mixed"],
+            "data.task='mixed' contradicts finetune, which the command or its options say; say it once",
+        ),
+        (
+            ["pretrain", "b", "--corpus", "invented", "data.corpus=corpus"],
+            "data.corpus='corpus' contradicts invented, which the command or its options say; say it once",
+        ),
+        (["pretrain", "b", "--corpus", "nowhere"], "corpus=nowhere is no folder; give a folder with wiki.txt"),
+        (["pretrain", "data.batch=4"], "RUN='data.batch=4' reads like a field; name the folder of the run first"),
+        (["finetune", "b"], "--from=None says what to begin with, and must be given; name a pretrained run, or use"),
+        (["finetune", "b", "--from", "none"], "run=none does not exist; give the folder of a run, or one of its check"),
+        (["evaluate", "corpus"], "run=corpus is neither a run nor a checkpoint; give the folder of a run"),
+        (["pretrain", "corpus/wiki.txt", *SMALL], "wiki.txt/config.json could not be written (File exists); make room"),
+        (["pretrain", "b", "model.block=4"], "block=4 leaves 3 characters of a document, fewer than 4; use a larger"),
+        (["pretrain", "b", "--device", "tpu"], "run: device='tpu' must be one of auto, cpu, cuda"),
+    ],
+)
+def test_nonsense_ends_in_one_line(arguments: list[str], words: str) -> None:
+    assert words in refused(*arguments)
+    assert not Path("b").exists()
+
+
+def spoil_weights(path: Path) -> None:
+    content = (path / "weights.safetensors").read_bytes()
+    (path / "weights.safetensors").write_bytes(content[: len(content) // 2])
+
+
+def test_a_run_is_not_begun_over_another() -> None:
+    before = Path("base/log.csv").read_text()
+    assert refused("pretrain", "base", *FLAGS) == (
+        "avow: run=base holds a run already; resume it, or train into another folder"
+    )
+    assert Path("base/log.csv").read_text() == before
+
+
+def test_a_run_is_resumed_as_what_it_is() -> None:
+    line = refused("finetune", "base", "--resume")
+    assert line == "avow: data: task='pretrain' contradicts avow train finetune; use avow train pretrain"
+    line = refused("pretrain", "base", "--resume", "optimiser.rate=0.5")
+    assert "optimiser: rate=0.5 contradicts 0.01 of the checkpoint base/checkpoints/step-00000014" in line
+
+
+def test_a_truncated_checkpoint_is_refused_and_the_good_one_named_works() -> None:
+    good, bad = checkpoint.checkpoints(Path("base/checkpoints"))
+    spoil_weights(bad)
+    words = f"checkpoint={bad} is damaged: weights.safetensors is not what was written; resume from the previous good "
+    for command in (["pretrain", "base", "--resume"], ["evaluate", "base"], ["sample", "base", "A"]):
+        assert refused(*command) == f"avow: {words}one, {good}"
+    # What is named can be used, and a run that is only begun with finds it by itself.
+    run("evaluate", str(good))
+    done = run("finetune", "tuned", "--from", "base", *TUNING)
+    assert f"{bad} is damaged: weights.safetensors is not what was written; beginning with {good}" in done.stderr
+    run("pretrain", "base", "--resume-from", str(good))
+    run("evaluate", "base")
+
+
+def test_a_checkpoint_of_another_architecture_is_refused() -> None:
+    line = refused("finetune", "tuned", "--from", "base", "model.width=64", *TUNING)
+    assert line == (
+        "avow: model: width=64 contradicts 16 in run.start=base/checkpoints/step-00000014; "
+        "leave it out: the checkpoint knows its model"
+    )
+    path = Path("base/checkpoints/step-00000014/state.json")
+    path.write_text(path.read_text().replace('"width": 16', '"width": 32'))
+    line = refused("evaluate", "base")
+    assert "step-00000014 is of another architecture: " in line
+    assert line.endswith("use the model configuration it was trained with")
+
+
+def test_a_full_disk_during_a_save_leaves_the_old_checkpoint(monkeypatch: pytest.MonkeyPatch) -> None:
+    before = checkpoint.save
+
+    def full(snapshot: checkpoint.Snapshot, folder: Path) -> Path:
+        soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+        # The kernel refuses to write past this, as a full disk does.
+        resource.setrlimit(resource.RLIMIT_FSIZE, (300 if snapshot.step == 8 else soft, hard))
+        try:
+            return before(snapshot, folder)
+        finally:
+            resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+
+    with monkeypatch.context() as patched:
+        patched.setattr(checkpoint, "save", full)
+        line = refused("pretrain", "first", *FLAGS)
+    assert line == (
+        "avow: checkpoint=first/checkpoints/step-00000008 could not be written (File too large); "
+        "make room and resume from first/checkpoints/step-00000004"
+    )
+    assert [path.name for path in Path("first/checkpoints").iterdir() if path.name != "step-00000000"] == [
+        "step-00000004"
+    ]
+    assert json.loads(run("pretrain", "first", "--resume", "--json").stdout)["step"] == 14
+
+
+def test_a_gpu_that_is_not_there_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    flags = [flag for flag in FLAGS if not flag.startswith("run.device")]
+    words = "avow: device=cuda is not available here; use device=cpu, or device=auto"
+    assert refused("pretrain", "other", *flags, "--device", "cuda") == words
+    assert refused("evaluate", "base", "--device", "cuda") == words
+    assert refused("sample", "base", "A", "--device", "cuda") == words
+    assert not Path("other").exists()
+
+
+def other_corpus(documents: str, questions: str) -> None:
+    Path("other").mkdir()
+    Path("other/wiki.txt").write_text(documents)
+    Path("other/train.tsv").write_text(questions)
+    Path("other/dev.tsv").write_text(questions)
+
+
+@pytest.mark.parametrize(
+    ("documents", "questions", "words"),
+    [
+        ("One.\n\nThree.\n", "a\tb\n", "wiki.txt line 2=(empty) holds no document; delete the empty line"),
+        ("One.\n", "a\tb\n\na\tb\n", "train.tsv line 2='' has 1 columns, not 2; write question, one tab, answer"),
+        (
+            "One.\n",
+            "a\tb\na ñ\tb\n",
+            "train.tsv line 2='a ñ' holds 'ñ' (U+00F1), a character outside the vocabulary of",
+        ),
+        (
+            "One.\n",
+            f"a\tb\na\t{'b' * 99}\n",
+            f"train.tsv line 2: answer='{'b' * 99}' needs 101 positions with its question, and the block has 64; "
+            "use a larger block or drop the line",
+        ),
+    ],
+)
+def test_a_bad_line_is_named_with_its_file(documents: str, questions: str, words: str) -> None:
+    other_corpus(documents, questions)
+    assert words in refused("finetune", "tuned", "--from", "base", "--corpus", "other", *TUNING)
+    assert not Path("tuned").exists()
+    if "wiki.txt" not in words:
+        line = refused("evaluate", "base", "--questions", "other/dev.tsv")
+        expected = words.replace("train.tsv", "dev.tsv").removesuffix("use a larger block or drop the line")
+        assert expected in line
+
+
+def test_questions_come_from_one_place() -> None:
+    line = refused("evaluate", "base", "--questions", "corpus/dev.tsv", "--corpus", "corpus")
+    assert line == "avow: --questions=corpus/dev.tsv contradicts --corpus corpus; give one of them"
+    Path("corpus/dev.tsv").unlink()
+    line = refused("evaluate", "base")
+    assert line == "avow: corpus=corpus has no dev questions; add a dev.tsv, or give --questions FILE.tsv"

@@ -90,7 +90,7 @@ def test_pretrain_finetune_evaluate_and_sample_follow_each_other() -> None:
     assert following == ["evaluate", "first-tuned"]
     third = run(*following)
     assert re.search(r"\d of 2 right: \d+\.\d% \(95% interval \d+\.\d% to \d+\.\d%\)", third.stdout)
-    assert re.search(r"always '\w+', the majority: \d of 2 right", third.stdout)
+    assert re.search(r"the majority answer, '\w+': \d of 2 right", third.stdout)
     assert all(f"{share}%" in third.stdout for share in (25, 50, 75, 100)) and "mean confidence" in third.stdout
     assert "Where was" in third.stdout
     continued = run("sample", "base", "Ada ", "--length", "7", "--temperature", "0").stdout
@@ -99,9 +99,10 @@ def test_pretrain_finetune_evaluate_and_sample_follow_each_other() -> None:
 
 def test_json_is_one_document_and_all_of_stdout() -> None:
     trained = json.loads(run("pretrain", "first", *FLAGS, "--json").stdout)
-    assert (trained["step"], trained["steps"], trained["interrupted"]) == (14, 14, False)
+    assert (trained["step"], trained["epoch"], trained["interrupted"]) == (14, 5.6, False)
     rows = read_log(Path("first/log.csv"))
-    assert trained["loss"] == float(rows[-1]["loss"]) and trained["config"]["optimiser"]["rate"] == 0.01
+    assert trained["loss"] == float(rows[-1]["loss"]) and trained["rate"] == float(rows[-1]["rate"])
+    assert json.loads(Path(trained["config"]).read_text())["optimiser"]["rate"] == 0.01
     found = json.loads(run("evaluate", trained["checkpoint"], "--json").stdout)
     assert found["asked"] == 2 == len(found["outcomes"]) and found["accuracy"] == found["coverage"][-1][1]
     assert found["majority"]["asked"] == 2 and 0 <= found["mean_confidence"] <= 1
@@ -121,7 +122,7 @@ def test_a_page_has_both_charts_and_every_answer_escaped() -> None:
     assert 'id="abstention"' in page and 'id="calibration"' in page and "&lt;b&gt;a baker&lt;/b&gt;" in page
     assert "<b>a baker" not in page
     # The training questions of the run's own corpus are at hand; without them there is no majority.
-    assert "the majority: 0 of 2 right: 0.0%" in done.stdout
+    assert re.search(r"the majority answer, '\w+': 0 of 2 right: 0.0%", done.stdout)
     Path("corpus").rename("elsewhere")
     assert "no training questions at hand" in run("evaluate", "base", "--questions", "asked.tsv").stdout
 
@@ -173,7 +174,7 @@ def test_an_interrupted_run_says_where_it_stands_and_the_command_it_gives_ends_i
 def test_an_interrupt_with_json_is_still_one_document(monkeypatch: pytest.MonkeyPatch) -> None:
     interrupting(monkeypatch, 6, signal.SIGINT)
     found = json.loads(run("pretrain", "first", *FLAGS, "--json", code=130).stdout)
-    assert found["interrupted"] and found["step"] == 6 and found["steps"] == 14
+    assert found["interrupted"] and found["step"] == 6 and found["checkpoint"].endswith("step-00000006")
 
 
 def test_a_second_interrupt_names_what_is_whole(monkeypatch: pytest.MonkeyPatch) -> None:

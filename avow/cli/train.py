@@ -2,12 +2,7 @@
 
 from __future__ import annotations
 
-import json
-import os
-import shlex
-import signal
-from contextlib import nullcontext
-from dataclasses import asdict, fields
+from dataclasses import fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -16,18 +11,16 @@ from rich.console import Console
 from typer.core import TyperCommand
 
 from avow.cli.options import AsJson, command
+from avow.cli.training import fit, show
 from avow.errors import FileError, ParameterError
 
 if TYPE_CHECKING:
     from avow.report.evaluation import Asked
-    from avow.training import TrainConfig, Trained
 
 app = typer.Typer(no_args_is_help=True, help="Pretrain and fine-tune models, ask them questions, let them write.")
 
 # How long a run is where nobody says.
 LENGTHS = {"pretrain": "schedule.steps=1000", "finetune": "schedule.steps=200"}
-# What each command trains on; the first unless told.
-TASKS = {"pretrain": ("pretrain", "mixed", "cloze"), "finetune": ("finetune",)}
 # In place of a pretrained run: the baseline that has read nothing.
 NOTHING = "nothing"
 
@@ -60,7 +53,7 @@ class Configured(TyperCommand):
 
 
 Run = Annotated[Path, typer.Argument(metavar="RUN", help="The folder of the run: log, configuration, checkpoints.")]
-Trained_ = Annotated[Path, typer.Argument(metavar="RUN", help="The folder of a run, or one of its checkpoints.")]
+Finished = Annotated[Path, typer.Argument(metavar="RUN", help="The folder of a run, or one of its checkpoints.")]
 Flags = Annotated[
     list[str] | None, typer.Argument(metavar="[SECTION.NAME=VALUE]...", help="Fields of the configuration; see below.")
 ]
@@ -84,7 +77,7 @@ def pretrain(
 ) -> None:
     """Train a model on documents: 1,000 steps on invented people, unless told."""
     given = _with(flags, {"data.corpus": corpus, "run.device": device})
-    _train("pretrain", run, config, given, [LENGTHS["pretrain"]], resume_from or resume, as_json)
+    fit("pretrain", run, config, given, [LENGTHS["pretrain"]], resume_from or resume, as_json)
 
 
 @app.command(cls=Configured)
@@ -119,12 +112,12 @@ def finetune(
         raise ParameterError("--from", None, "says what to begin with, and must be given", remedy)
     if not resumed:
         given = _with(given, {"data.task": "finetune"})
-    _train("finetune", run, config, given, defaults, resume_from or resume, as_json)
+    fit("finetune", run, config, given, defaults, resume_from or resume, as_json)
 
 
 @app.command()
 def evaluate(
-    run: Trained_,
+    run: Finished,
     questions: Annotated[
         Path | None, typer.Option(metavar="FILE.tsv", help="Questions and answers, parted by a tab.")
     ] = None,
@@ -147,7 +140,7 @@ def evaluate(
     if html is not None:
         atomic.write(html, page(asked, command()))
     if as_json:
-        _print(asked.plain())
+        show(asked.plain())
     else:
         console = Console(highlight=False)
         for part in told(asked):
@@ -158,7 +151,7 @@ def evaluate(
 
 @app.command()
 def sample(
-    run: Trained_,
+    run: Finished,
     text: Annotated[str, typer.Argument(help="How it begins; ⁇ stands for the mask.")],
     length: Annotated[int, typer.Option(help="Characters to write at most; the block ends it too.")] = 200,
     temperature: Annotated[float, typer.Option(help="0: the likeliest character; 1: as the model draws.")] = 1.0,
@@ -178,102 +171,9 @@ def sample(
         generator = torch.Generator().manual_seed(seed)
         written = continued(model.to(here.device), vocabulary, text, length, temperature, generator)
     if as_json:
-        _print({"text": text, "written": written, "temperature": temperature, "seed": seed})
+        show({"text": text, "written": written, "temperature": temperature, "seed": seed})
     else:
         typer.echo(text + typer.style(written, bold=True))
-
-
-def _train(
-    name: str,
-    run: Path,
-    file: Path | None,
-    flags: list[str],
-    defaults: list[str],
-    resume: bool | Path,
-    as_json: bool,
-) -> None:
-    """Train, tell how far it is, and say what came of it."""
-    from avow.report.training_progress import training_progress
-    from avow.training import read_config, train
-
-    if "=" in run.name:
-        raise ParameterError("RUN", repr(str(run)), "reads like a field", "name the folder of the run first")
-    if resume and file is None and (run / "config.json").exists():
-        file = run / "config.json"  # A run remembers what it was told.
-    config = read_config(file, flags, defaults)
-    if config.data.task not in TASKS[name]:
-        other = next(other for other, tasks in TASKS.items() if config.data.task in tasks)
-        rule = f"contradicts avow train {name}"
-        raise ParameterError("data: task", repr(config.data.task), rule, f"use avow train {other}")
-    first = os.environ.get("RANK", "0") == "0"
-    try:
-        with training_progress() if first else nullcontext() as tell:
-            done = train(config, run, resume=resume, progress=tell)
-    except KeyboardInterrupt as problem:
-        # The second interrupt, or one before the first step.
-        if first:
-            typer.echo(f"avow: stopped at once; {_standing(name, run)}", err=True)
-        raise typer.Exit(128 + signal.SIGINT) from problem
-    if first:
-        _told(name, run, config, done, as_json)
-    if done.interrupted:
-        raise typer.Exit(128 + (done.signal or signal.SIGINT))
-
-
-def _told(name: str, run: Path, config: TrainConfig, done: Trained, as_json: bool) -> None:
-    """A run's end, on stdout as JSON or in words; where it was interrupted, on stderr how to go on."""
-    from avow.training.log import COLUMNS, read_log
-
-    if done.last is not None:
-        last = asdict(done.last)
-    else:  # Nothing was left to do, or it stopped before its first line.
-        rows = read_log(run / "log.csv")
-        last = {column: float(rows[-1][column]) if rows else None for column in COLUMNS}
-    if as_json:
-        shown = {key: last[key] for key in ("steps", "epoch", "loss", "rate", "norm", "tokens_per_second", "mfu")}
-        resumable = {"interrupted": done.interrupted, "checkpoint": str(done.checkpoint)}
-        document = {"run": str(run), "step": done.step, **shown, **resumable}
-        _print(document | {"config": json.loads(config.to_json())})
-    elif last["loss"] is not None:
-        typer.echo(
-            f"{done.step:,} steps, {last['epoch']:,.1f} epochs: loss {last['loss']:.3f} nats per character, "
-            f"{last['tokens_per_second']:,.0f} tokens/s, MFU {last['mfu']:.1%}"
-        )
-    if done.interrupted:
-        typer.echo(f"avow: interrupted at step {done.step:,} and saved in {done.checkpoint}", err=True)
-        typer.echo(f"go on with: {_again(name, run)}", err=True)
-    elif not as_json:
-        typer.echo(f"checkpoint {done.checkpoint}")
-        typer.echo(f"next: {_next(run, config)}")
-
-
-def _next(run: Path, config: TrainConfig) -> str:
-    """The command that makes sense after a run."""
-    from avow.training import corpus_of
-
-    corpus, place = corpus_of(config.data.corpus), shlex.quote(str(run))
-    if config.data.task == "pretrain" and corpus.train:
-        return f"avow train finetune {shlex.quote(f'{run}-tuned')} --from {place}"
-    if corpus.dev and config.data.task != "pretrain":
-        return f"avow train evaluate {place}"
-    begin = (corpus.documents[0].text if corpus.documents else corpus.train[0].question).split()[0]
-    return f"avow train sample {place} {shlex.quote(begin)}"
-
-
-def _again(name: str, run: Path) -> str:
-    """The command that resumes a run, as it was started."""
-    words = ["train", name, str(run), "--resume"]
-    world = os.environ.get("LOCAL_WORLD_SIZE")
-    begin = ["torchrun", f"--nproc-per-node={world}", "-m", "avow"] if world else ["avow"]
-    return shlex.join(begin + words)
-
-
-def _standing(name: str, run: Path) -> str:
-    """What is left of a run that was stopped at once."""
-    from avow.training import checkpoint
-
-    kept = checkpoint.newest(run / "checkpoints")
-    return f"{kept} is whole; go on with: {_again(name, run)}" if kept else "no checkpoint was written yet"
 
 
 def _with(flags: list[str] | None, options: dict[str, str | None]) -> list[str]:
@@ -341,7 +241,3 @@ def _device(name: str) -> str:
 
     (declared,) = (p for p in parameters_of(RunConfig) if p.name == "device")
     return str(declared.read("--device", name))
-
-
-def _print(document: dict[str, Any]) -> None:
-    typer.echo(json.dumps(document, indent=1, ensure_ascii=False))

@@ -48,7 +48,7 @@ class Asked:
         """The majority's figure in a line, or why there is none."""
         if self.majority is None:
             return "no training questions at hand, so no majority to compare with"
-        return f"always {self.majority.outcomes[0].answer.text!r}, the majority: {_share(self.majority)}"
+        return f"the majority answer, {self.majority.outcomes[0].answer.text!r}: {_share(self.majority)}"
 
     def plain(self) -> dict[str, Any]:
         """Everything as JSON has it."""

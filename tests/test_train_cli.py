@@ -86,6 +86,8 @@ def test_pretrain_finetune_evaluate_and_sample_follow_each_other() -> None:
     config = json.loads(Path("first-tuned/config.json").read_text())
     assert (config["data"]["task"], config["data"]["corpus"]) == ("finetune", "corpus")
     assert config["run"]["start"] == "first/checkpoints/step-00000014" and config["model"]["width"] == 16
+    # A run remembers what it began with.
+    assert run("finetune", "first-tuned", "--resume").stdout == second.stdout
     following = shlex.split(second.stdout.strip().splitlines()[-1].removeprefix("next: avow train "))
     assert following == ["evaluate", "first-tuned"]
     third = run(*following)

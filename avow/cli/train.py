@@ -75,7 +75,7 @@ def pretrain(
     device: Device = None,
     as_json: AsJson = False,
 ) -> None:
-    """Train a model on documents: 1,000 steps on invented people, unless told."""
+    """Train a model on documents: those of invented people, unless told."""
     given = _with(flags, {"data.corpus": corpus, "run.device": device})
     fit("pretrain", run, config, given, [LENGTHS["pretrain"]], resume_from or resume, as_json)
 
@@ -99,7 +99,7 @@ def finetune(
     device: Device = None,
     as_json: AsJson = False,
 ) -> None:
-    """Teach a pretrained model to answer: 200 steps on its own corpus's questions, unless told."""
+    """Teach a pretrained model to answer: the questions of the corpus it has read, unless told."""
     given = _with(flags, {"data.corpus": corpus, "run.device": device})
     defaults = [LENGTHS["finetune"]]
     resumed = bool(resume_from or resume) and (run / "config.json").exists()

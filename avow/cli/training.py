@@ -68,6 +68,8 @@ def _told(name: str, run: Path, config: TrainConfig, done: Trained, as_json: boo
     else:  # Nothing was left to do, or it stopped before its first line.
         rows = read_log(run / "log.csv")
         last = {column: float(rows[-1][column]) if rows else None for column in COLUMNS}
+    if last["step"] and done.step > last["step"]:
+        last["epoch"] *= done.step / last["step"]  # It stopped between two lines.
     if as_json:
         told = {name: last[name] for name in ("epoch", "loss", "rate", "tokens_per_second", "mfu")}
         files = {"checkpoint": str(done.checkpoint), "config": str(run / "config.json"), "log": str(run / "log.csv")}

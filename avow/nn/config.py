@@ -40,7 +40,7 @@ class ModelConfig:
     positions: Positions = "learned"
     dropout: float = 0.1
     latents: int = 32
-    latent_layers: int = 2
+    latent_layers: int = 1
 
     def __post_init__(self) -> None:
         for name in _COUNTS:

@@ -1,9 +1,12 @@
 r"""A language model whose past is held by learned latents: down, latent blocks, up; causal by horizons.
 
 The block is cut into segments of length L. At the horizon :math:`h_t = tL` the m latents read all tokens before it,
-talk among themselves in `latent_layers` blocks, and are then read by the positions of segment t, which also read their
-own segment up to themselves. Every position thus reaches its whole past, token by token near it and through the latents
-of its horizon beyond, and nothing it reads has seen its future.
+talk among themselves in `latent_layers` blocks, and are then read by the positions of segment t, which also read the
+segment before theirs and their own up to themselves. Every position thus reaches its whole past, token by token near it
+and through the latents of its horizon beyond, and nothing it reads has seen its future.
+
+What the latents read has read its own near past: a word looks the same to them wherever it stands between horizons,
+and letters alone would not.
 
 `NaivePerceiver` is the mask that suggests itself instead, for comparison: latent r reads tokens up to r.
 """
@@ -29,7 +32,7 @@ from avow.nn.transformer import Block, check_ids, initialise
 
 _STD = 0.02
 # Horizons to a block where the config does not say: latents are worked out anew at each.
-_HORIZONS = 16
+_HORIZONS = 8
 
 
 class Crossing(nn.Module):
@@ -53,7 +56,7 @@ class Crossing(nn.Module):
         self,
         x: Float[Tensor, "b n w"],
         context: Float[Tensor, "b s w"],
-        seen: Bool[Tensor, "n s"] | None,
+        seen: Bool[Tensor, "*b n s"],
         places: tuple[Int[Tensor, "#b n"], Int[Tensor, "#b s"]],
     ) -> Float[Tensor, "b n w"]:
         """x with what it read of the context added; `places` are those of x and of the context."""
@@ -75,7 +78,7 @@ class Crossing(nn.Module):
 
 @dataclass
 class PerceiverCache:
-    """Tokens read so far, the latents of the last horizon, and what each crossing up read in the last segment."""
+    """Tokens as the latents read them, the latents of the last horizon, and what each layer of tokens still sees."""
 
     batch: int
     tokens: Float[Tensor, "b n w"]
@@ -87,12 +90,18 @@ class PerceiverCache:
         """How many tokens have been read."""
         return self.tokens.shape[1]
 
+    def remember(self, layer: int, x: Float[Tensor, "b l w"]) -> Float[Tensor, "b s w"]:
+        """What a layer of tokens reads besides latents, these last ones included."""
+        self.near[layer] = torch.cat([self.near[layer], x], 1)
+        return self.near[layer]
+
 
 class PerceiverLM(nn.Module):
     """Logits of the next character at every position, the far past seen through learned latents.
 
-    Of the `layers`, `latent_layers` work on the latents, one leads down to them and the others up. `settings` may hold
-    `segment`, the distance between horizons.
+    Of the `layers`, `latent_layers` work on the latents and one leads down to them. The others are of tokens: half of
+    them, rounded down, before the latents, the rest up from them. `settings` may hold `segment`, the distance between
+    horizons.
 
     >>> model = PerceiverLM(ModelConfig(vocabulary=256, attention="latent"))
     >>> model(torch.tensor([[72, 101, 108]])).shape
@@ -115,11 +124,13 @@ class PerceiverLM(nn.Module):
         self.dropout = nn.Dropout(c.dropout)
         self.down = Crossing(c, rotary)
         self.blocks = nn.ModuleList(Block(c.width, self._talk(c.dropout), c.dropout) for _ in range(c.latent_layers))
-        self.up = nn.ModuleList(Crossing(c, rotary) for _ in range(c.layers - c.latent_layers - 1))
+        count = c.layers - c.latent_layers - 1
+        self.near = nn.ModuleList(Crossing(c, rotary) for _ in range(count // 2))
+        self.up = nn.ModuleList(Crossing(c, rotary) for _ in range(count - count // 2))
         self.norm = nn.LayerNorm(c.width)
         self.head = nn.Linear(c.width, c.vocabulary, bias=False)
         initialise(self, c.layers)
-        for crossing in (self.down, *self._ups):
+        for crossing in (self.down, *self._nears, *self._ups):
             for last in (crossing.outward, cast("nn.Linear", crossing.mlp[2])):
                 nn.init.normal_(last.weight, std=_STD / math.sqrt(2 * c.layers))
 
@@ -131,19 +142,32 @@ class PerceiverLM(nn.Module):
         """Logits of the character after each."""
         check_ids(ids, self.config, start=0)
         x = self._embedded(ids, 0)
-        (b, n, w), size = x.shape, self.segment
-        count = -(-n // size)
-        at = torch.arange(count, device=x.device) * size  # horizons (t,)
+        at = torch.arange(-(-x.shape[1] // self.segment), device=x.device) * self.segment  # horizons (t,)
+        for near in self._nears:
+            x = self._over_segments(near, x, at, None)
         latents = self._latents(x, at)  # (b·t, m, w)
-        x = pad(x, (0, 0, 0, count * size - n)).reshape(b * count, size, w)
-        own = at[:, None] + torch.arange(size, device=x.device)  # (t, l)
-        behind = at[:, None].expand(-1, latents.shape[1])  # (t, m)
-        own, behind = (_within(y, self.config.block).repeat(b, 1) for y in (own, behind))  # (b·t, …)
-        seen = _latents_and_own(latents.shape[1], 0, size, x.device)
         for up in self._ups:
-            x = up(x, torch.cat([latents, x], 1), seen, (own, torch.cat([behind, own], 1)))
-        x = x.reshape(b, count * size, w)[:, :n]
+            x = self._over_segments(up, x, at, latents)
         return self.head(self.norm(x))
+
+    def _over_segments(
+        self, layer: Crossing, x: Float[Tensor, "b n w"], at: Int[Tensor, "t"], latents: Float[Tensor, "bt m w"] | None
+    ) -> Float[Tensor, "b n w"]:
+        """A layer of tokens: every segment reads the latents of its horizon, the segment before it, and itself."""
+        (b, n, w), size, count = x.shape, self.segment, at.shape[0]
+        whole = pad(x, (0, 0, size, count * size - n))  # a segment of nothing, then those of the text
+        before, own = (whole[:, first : first + count * size].reshape(b * count, size, w) for first in (0, size))
+        offsets = torch.arange(-size, size, device=x.device)
+        places = at[:, None] + offsets  # (t, 2l)
+        seen = (offsets <= offsets[size:, None]) & (places >= 0)[:, None]  # (t, l, 2l)
+        context = torch.cat([before, own], 1)
+        if latents is not None:
+            m = latents.shape[1]
+            context, seen = torch.cat([latents, context], 1), pad(seen, (m, 0), value=True)
+            places = torch.cat([at[:, None].expand(-1, m), places], 1)  # (t, m + 2l)
+        places = places.clamp(0, self.config.block - 1).repeat(b, 1)  # what lies outside is padding, and not seen
+        x = layer(own, context, seen.repeat(b, 1, 1)[:, None], (places[:, -size:], places))
+        return x.reshape(b, count * size, w)[:, :n]
 
     def _latents(self, tokens: Float[Tensor, "b n w"], at: Int[Tensor, "t"]) -> Float[Tensor, "bt m w"]:
         """What the latents of each horizon know: all tokens before it."""
@@ -164,7 +188,7 @@ class PerceiverLM(nn.Module):
     def start(self, batch: int) -> PerceiverCache:
         """An empty cache for so many sequences."""
         nothing = self.latents.new_zeros(batch, 0, self.config.width).detach()
-        return PerceiverCache(batch, nothing, None, [nothing for _ in self.up])
+        return PerceiverCache(batch, nothing, None, [nothing for _ in (*self.near, *self.up)])
 
     @torch.no_grad()
     def step(
@@ -185,20 +209,27 @@ class PerceiverLM(nn.Module):
     def _within_segment(self, ids: Int[Tensor, "b l"], cache: PerceiverCache) -> Float[Tensor, "b l vocabulary"]:
         """Logits of positions that share a segment with each other, the first of it perhaps remembered."""
         inside = cache.length % self.segment
-        horizon = cache.length - inside
+        if not inside:
+            cache.near = [near[:, -self.segment :] for near in cache.near]
+            cache.latents = self._latents(cache.tokens, torch.tensor([cache.length], device=ids.device))
+        assert cache.latents is not None
         x = self._embedded(ids, cache.length)
-        if cache.latents is None or not inside:
-            cache.latents = self._latents(cache.tokens, torch.tensor([horizon], device=x.device))
-            cache.near = [x[:, :0] for _ in self.up]
-        m, length = cache.latents.shape[1], x.shape[1]
-        own = torch.arange(horizon, cache.length + length, device=x.device)
-        places = (own[None, inside:], torch.cat([own.new_full((m,), horizon), own])[None])
-        seen = _latents_and_own(m, inside, length, x.device)
+        places = torch.arange(cache.length - cache.near[0].shape[1], cache.length + x.shape[1], device=x.device)
+        own = places[-x.shape[1] :]
+        seen = places <= own[:, None]
+        m = cache.latents.shape[1]
+        behind = torch.cat([own.new_full((m,), cache.length - inside), places])
+        for index, near in enumerate(self._nears):
+            x = near(x, cache.remember(index, x), seen, (own[None], places[None]))
         cache.tokens = torch.cat([cache.tokens, x], 1)
-        for index, up in enumerate(self._ups):
-            cache.near[index] = torch.cat([cache.near[index], x], 1)
-            x = up(x, torch.cat([cache.latents, cache.near[index]], 1), seen, places)
+        seen = pad(seen, (m, 0), value=True)
+        for index, up in enumerate(self._ups, len(self.near)):
+            x = up(x, torch.cat([cache.latents, cache.remember(index, x)], 1), seen, (own[None], behind[None]))
         return self.head(self.norm(x))
+
+    @property
+    def _nears(self) -> list[Crossing]:
+        return cast("list[Crossing]", list(self.near))
 
     @property
     def _ups(self) -> list[Crossing]:
@@ -232,8 +263,8 @@ class NaivePerceiver(PerceiverLM):
         latents = self.down(self.latents.expand(b, m, w), x, places <= order[:, None], (at[None], places[None]))
         for block in self.blocks:
             latents = block(latents)
-        for up in self._ups:
-            x = up(x, latents, order <= places[:, None], (places[None], at[None]))
+        for layer in (*self._nears, *self._ups):
+            x = layer(x, latents, order <= places[:, None], (places[None], at[None]))
         return self.head(self.norm(x))
 
     def start(self, batch: int) -> PerceiverCache:
@@ -248,12 +279,6 @@ def _check(c: ModelConfig) -> None:
     if c.layers < c.latent_layers + 2:
         rule = f"must leave one layer down and one up beside latent_layers={c.latent_layers}"
         raise ParameterError("layers", c.layers, rule, f"use layers={c.latent_layers + 2}, or fewer latent_layers")
-
-
-def _latents_and_own(latents: int, before: int, length: int, device: torch.device) -> Bool[Tensor, "l s"]:
-    """Positions that follow `before` others of their segment see all latents, and their segment up to themselves."""
-    own = torch.ones(length, before + length, dtype=torch.bool, device=device).tril(before)
-    return torch.cat([own.new_ones(length, latents), own], 1)
 
 
 def _within(places: Tensor, block: int) -> Tensor:

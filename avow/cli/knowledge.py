@@ -1,0 +1,149 @@
+"""`avow knowledge`: the whole knowledge experiment in one command."""
+
+from __future__ import annotations
+
+import json
+import shlex
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+from rich.console import Console
+
+from avow.cli.options import AsJson, command, split
+
+if TYPE_CHECKING:
+    from avow.training.side_by_side import News
+
+
+def knowledge(
+    flags: Annotated[
+        list[str] | None,
+        typer.Argument(
+            metavar="[SECTION.NAME=VALUE]...",
+            help="Fields of every arm's configuration; avow train pretrain --help lists them.",
+        ),
+    ] = None,
+    corpus: Annotated[
+        str, typer.Option(metavar="DIR|invented", help="A folder with wiki.txt, train.tsv and dev.tsv.")
+    ] = "invented",
+    attentions: Annotated[
+        str, typer.Option(help="Attentions to compare, separated by commas.")
+    ] = "exact,separable,random_features,latent",
+    positions: Annotated[
+        str, typer.Option(help="Kinds of positions, separated by commas: rotary, learned, sinusoidal.")
+    ] = "rotary",
+    seeds: Annotated[int, typer.Option(help="Runs of every arm; with several, the table tells their spread.")] = 1,
+    steps: Annotated[int | None, typer.Option(help="Steps of the pretrained arms.")] = None,
+    out: Annotated[Path, typer.Option(help="Where runs, report, picture and figures go.")] = Path("out/knowledge"),
+    device: Annotated[str, typer.Option(metavar="auto|cpu|cuda", help="Where to compute.")] = "auto",
+    jobs: Annotated[
+        int | None, typer.Option(min=1, help="Arms at once; one for each core unless told, on a GPU one.")
+    ] = None,
+    resume: Annotated[bool, typer.Option("--resume", help="Go on with what an interrupted experiment left.")] = False,
+    as_json: AsJson = False,
+) -> None:
+    """Train models with and without reading, ask them, and compare: under five minutes on two cores."""
+    from avow.report import atomic
+    from avow.report.knowledge_page import knowledge_page
+    from avow.report.knowledge_plot import png
+    from avow.report.knowledge_table import knowledge_table
+    from avow.training.knowledge import Experiment, arms
+    from avow.training.side_by_side import Interrupted, side_by_side
+
+    chosen = arms(corpus, split(attentions), split(positions), seeds, steps, device, flags or [])
+    html, picture, figures = (out / f"knowledge.{kind}" for kind in ("html", "png", "json"))
+    for path in (html, picture, figures):
+        atomic.ready(path)
+    try:
+        with _progress(len(chosen)) as tell:
+            results = side_by_side(chosen, out, resume=resume, jobs=jobs, tell=tell)
+    except Interrupted as problem:
+        words = [word for word in sys.argv[1:] if word != "--resume"]
+        typer.echo("avow: interrupted; every arm is saved", err=True)
+        typer.echo(f"go on with: {shlex.join(['avow', *words, '--resume'])}", err=True)
+        raise typer.Exit(128 + problem.signal) from problem
+    made = Experiment.of(corpus, out, results)
+    machine = _machine(device)
+    document = {"command": command(), "machine": machine, **made.plain()}
+    atomic.write(figures, json.dumps(document, indent=1, ensure_ascii=False))
+    atomic.write(picture, png(made))
+    atomic.write(html, knowledge_page(made, command(), machine))
+    if as_json:
+        typer.echo(json.dumps(document, indent=1, ensure_ascii=False))
+    else:
+        console = Console(highlight=False)
+        console.print(knowledge_table(made), "", sep="\n")
+        console.print(made.headline, style="bold", markup=False)
+    for failed in made.failures:
+        typer.echo(f"avow: {failed.arm.name} came to no end: {failed.why}", err=True)
+    for path in (html, picture, figures):
+        typer.echo(f"wrote {path}", err=True)
+    if made.failures:
+        raise typer.Exit(1)
+
+
+@contextmanager
+def _progress(count: int) -> Iterator[Callable[[News], None]]:
+    """How far every arm is: bars on a terminal, plain lines elsewhere, always on stderr."""
+    if not sys.stderr.isatty():
+        quarters: dict[str, int] = {}
+
+        def line(news: News) -> None:
+            quarter = 4 * news.step // max(news.steps, 1)
+            if news.kind == "progress" and quarter == quarters.get(news.arm.name, 0):
+                return
+            quarters[news.arm.name] = quarter
+            typer.echo(f"{news.arm.name}: {_words(news)}", err=True)
+
+        yield line
+        return
+    from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
+
+    columns = (TextColumn("{task.description}"), BarColumn(), TextColumn("{task.fields[told]}"), TimeElapsedColumn())
+    with Progress(*columns, console=Console(stderr=True)) as bars:
+        tasks: dict[str, TaskID] = {}
+
+        def bar(news: News) -> None:
+            name = news.arm.name
+            if name not in tasks:
+                tasks[name] = bars.add_task(name, total=None, told="")
+            bars.update(tasks[name], told=_words(news))
+            if news.kind == "progress":
+                bars.update(tasks[name], total=news.steps, completed=news.step)
+            elif news.kind != "began":
+                bars.update(tasks[name], total=1, completed=1)
+                bars.stop_task(tasks[name])
+
+        yield bar
+
+
+def _words(news: News) -> str:
+    """
+    >>> from avow.training.side_by_side import News
+    >>> _words(News(None, "progress", 200, 1000, 1.2345))
+    'step 200/1,000, loss 1.234'
+    """
+    if news.kind == "progress":
+        return f"step {news.step:,}/{news.steps:,}, loss {news.loss:.3f}"
+    return {"found": "had finished before", "failed": f"failed: {news.why}"}.get(news.kind, news.kind)
+
+
+def _machine(device: str) -> str:
+    """The hardware, in words."""
+    import torch
+
+    from avow.training.side_by_side import cores
+
+    if device != "cpu" and torch.cuda.is_available():
+        return f"{torch.cuda.get_device_name()}, torch {torch.__version__}"
+    name = "CPU"
+    try:
+        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
+        name = next((line.partition(":")[2].strip() for line in lines if line.startswith("model name")), name)
+    except OSError:
+        pass  # Other systems keep this elsewhere.
+    return f"{cores()} cores of {name}, torch {torch.__version__}"

@@ -1,0 +1,158 @@
+"""The report of a knowledge experiment, as a page."""
+
+from __future__ import annotations
+
+import json
+from html import escape
+from typing import Any
+
+from avow.chart import Chart
+from avow.report.charts import figure
+from avow.report.document import document
+from avow.report.knowledge_plot import bars
+from avow.report.knowledge_table import HEADINGS, columns, lines
+from avow.training import Evaluation, Outcome, corpus_of
+from avow.training.knowledge import Experiment, Result, told_apart
+
+# Answers of each kind that the page shows.
+_SHOWN = 5
+
+
+def knowledge_page(experiment: Experiment, command: str, machine: str) -> str:
+    """The whole report; `command` is what made it, `machine` where."""
+    figures: dict[str, Any] = {"accuracy": bars(experiment)}
+    drawn = ""
+    for id, (chart, words) in _charts(experiment).items():
+        figures[id] = figure(chart)
+        drawn += f'<h2>{escape(chart.title)}</h2>\n<p class="soft">{words}</p>\n<div class="figure" id="{id}"></div>\n'
+    asked = experiment.majority.asked
+    body = f"""<p class="soft">avow knowledge</p>
+<h1>{escape(experiment.headline)}</h1>
+<p class="soft">Models read short texts about people and are then asked {asked} times where someone was born. The people
+asked about stand in the text; their questions are in no training set. What is right is exactly right, character by
+character. {_HOW_TO_READ}</p>
+<div class="figure bars" id="accuracy" style="height: {6 + 2.6 * len(figures["accuracy"]["data"][0]["y"])}rem"></div>
+{_table(experiment)}
+{_failures(experiment)}
+{drawn}{_answers(experiment)}
+<h2>How this was made</h2>
+<p class="soft"><code>{escape(command)}</code> on {escape(machine)}, with the corpus
+<code>{escape(experiment.corpus)}</code>. Each arm is a run in <code>{escape(str(experiment.folder))}</code>, and
+<code>avow train evaluate</code> or <code>sample</code> takes its folder.</p>
+{_configurations(experiment)}"""
+    return document("avow knowledge", body, figures, _STYLE)
+
+
+_HOW_TO_READ = (
+    "Whiskers and <i>interval</i> are 95% intervals (Clopper and Pearson) over the questions; with several seeds, every figure is of the "
+    "run of middling accuracy. <i>At half</i> is the accuracy where a model answers only the half of the questions "
+    "that it is surest of."
+)
+_STYLE = """
+tr.best td { font-weight: 650; }
+tr.failed { color: var(--soft); }
+.answers td, .answers th { text-align: left; }
+.answers td:last-child, .answers th:last-child { text-align: right; }
+h3 { font-size: 1rem; margin: 1.3rem 0 .3rem; }
+.right { color: #1a7f4b; } .wrong { color: #b35900; } .made-up { color: #c0362c; }
+@media (prefers-color-scheme: dark) {
+  .right { color: #4ac27c; } .wrong { color: #e3a341; } .made-up { color: #ff7b72; }
+}
+.trouble { border-left: 3px solid #c0362c; padding-left: 1rem; }
+code { font-size: .88em; overflow-wrap: anywhere; }
+details { margin: .4rem 0; } summary { cursor: pointer; font-size: .92rem; }
+pre { overflow-x: auto; background: var(--card); border-radius: .5rem; padding: .7rem .9rem; font-size: .8rem; }
+"""
+
+
+def _table(experiment: Experiment) -> str:
+    found = list(lines(experiment))
+    kept = columns(found)
+    head = "".join(f"<th>{escape(HEADINGS[place])}</th>" for place in kept)
+    body = ""
+    for line in found:
+        rank = "failed" if line.evaluation is None else "best" if line.best else "other"
+        cells = "".join(f"<td>{escape(line.cells[place])}</td>" for place in kept)
+        body += f'<tr class="{rank}">{cells}</tr>\n'
+    return f'<div class="scroll"><table><thead><tr>{head}</tr></thead><tbody>\n{body}</tbody></table></div>'
+
+
+def _failures(experiment: Experiment) -> str:
+    return "".join(
+        f'<p class="trouble">{escape(result.arm.name)} came to no end: {escape(result.why)}</p>\n'
+        for result in experiment.failures
+    )
+
+
+def _charts(experiment: Experiment) -> dict[str, tuple[Chart, str]]:
+    """Loss, abstention and calibration of every arm's middle run, each with words to read it by."""
+    found = [row.middle for row in experiment.rows if row.middle is not None]
+    judged = [(result.arm.label, result.evaluation) for result in found if result.evaluation is not None]
+    losses = {result.arm.label: curve for result in found if (curve := experiment.losses(result))[0]}
+    charts = {}
+    if losses:
+        chart = Chart("Loss in training", "step", "nats per character", losses)
+        charts["loss"] = (chart, "The mean over what each arm reads, so curves of one task can be compared.")
+    if judged:
+        curves = {label: next(iter(known.abstention().series.values())) for label, known in judged}
+        chart = Chart("Accuracy where a model may abstain", "share answered, the surest first", "share right", curves)
+        charts["abstention"] = (chart, "A model that knows what it does not know falls from left to right.")
+        bins: dict[str, Any] = {label: _bins(known) for label, known in judged}
+        bins["calibrated"] = ((0.0, 1.0), (0.0, 1.0))
+        chart = Chart("Does confidence say how often an answer is right?", "mean confidence", "share right", bins)
+        charts["calibration"] = (
+            chart,
+            "Answers in ten bins of confidence; below the diagonal a model believes too much.",
+        )
+    return charts
+
+
+def _bins(known: Evaluation) -> tuple[list[float], list[float]]:
+    found = known.bins()
+    return [some.confidence for some in found], [some.right for some in found]
+
+
+_KINDS = {
+    "right": ("Right", "as the text says"),
+    "wrong": ("Wrong", "words of the text, but not the answer"),
+    "made up": ("Made up", "words that stand nowhere in the text"),
+}
+
+
+def _answers(experiment: Experiment) -> str:
+    """Some answers of the best arm, and some of the one that read nothing, with what each was sure of."""
+    corpus = corpus_of(experiment.corpus)
+    parts = ""
+    for row in filter(None, (experiment.best, experiment.not_read)):
+        if row.middle is None or row.middle.evaluation is None:
+            continue
+        parts += f"<h2>Answers: {escape(row.label)}</h2>\n"
+        for kind, outcomes in told_apart(row.middle.evaluation, corpus).items():
+            name, meaning = _KINDS[kind]
+            count = f"{len(outcomes)} of {row.middle.evaluation.asked}"
+            parts += f'<h3><span class="{kind.replace(" ", "-")}">{name}</span>: {count}, {meaning}</h3>\n'
+            parts += _shown(outcomes) if outcomes else ""
+    return parts
+
+
+def _shown(outcomes: list[Outcome]) -> str:
+    """The surest, the least sure, and some between."""
+    count = min(_SHOWN, len(outcomes))
+    places = sorted({round(i * (len(outcomes) - 1) / max(count - 1, 1)) for i in range(count)})
+    rows = ""
+    for outcome in (outcomes[place] for place in places):
+        said = outcome.answer.text + ("" if outcome.answer.ended else "…")
+        cells = (outcome.question, said, outcome.expected, f"{outcome.answer.confidence:.1%}")
+        rows += "<tr>" + "".join(f"<td>{escape(cell)}</td>" for cell in cells) + "</tr>\n"
+    head = "<th>question</th><th>answer</th><th>expected</th><th>confidence</th>"
+    table = f"<thead><tr>{head}</tr></thead><tbody>\n{rows}</tbody>"
+    return f'<div class="scroll"><table class="answers">{table}</table></div>\n'
+
+
+def _configurations(experiment: Experiment) -> str:
+    results: list[Result] = [result for row in experiment.rows for result in row.results]
+    told = ""
+    for result in results:
+        text = json.dumps(json.loads(result.arm.config.to_json()), indent=1)
+        told += f"<details><summary>{escape(result.arm.name)}</summary><pre>{escape(text)}</pre></details>\n"
+    return f"<h3>Configurations</h3>\n{told}"

@@ -1,0 +1,313 @@
+"""The knowledge experiment: models read about people, and are asked where these were born.
+
+Every arm is an ordinary run in a folder of its own. What differs between arms is one thing at a time: whether the text
+was read at all, which attention reads it, which positions it has.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, get_args
+
+import torch
+
+from avow.errors import FileError, ParameterError
+from avow.nn.config import Positions
+from avow.training.config import TrainConfig, read_config
+from avow.training.corpus import Corpus
+from avow.training.data import corpus_of
+from avow.training.evaluation import Evaluation, Outcome, majority
+from avow.training.log import read_log
+
+NOT_READ = "no pretraining"
+
+
+@dataclass(frozen=True)
+class Size:
+    """How large an experiment is, as flags of a configuration: what its arms share, what each attention has besides.
+
+    `not_read` is what the arm without pretraining says otherwise: it reads the training questions alone, many times.
+    """
+
+    shared: tuple[str, ...]
+    not_read: tuple[str, ...]
+    attentions: Mapping[str, tuple[str, ...]]
+
+
+# For real corpora: one run over text and training questions together, as long as it takes.
+CLASSIC = Size(
+    shared=(
+        *("data.task=cloze", "data.batch=256", "optimiser.rate=0.002"),
+        *("model.layers=4", "model.heads=8", "model.width=256", "model.block=128", "model.dropout=0.05"),
+        *("schedule.steps=9000", "schedule.warmup=300", "schedule.floor=0.02"),
+    ),
+    not_read=("data.task=finetune", "data.batch=128", "schedule.steps=1000", "schedule.warmup=50"),
+    attentions={"exact": (), "separable": (), "random_features": (), "latent": ()},
+)
+# For the embedded corpus: minutes on two cores.
+SMALL = Size(
+    shared=(
+        *("data.task=cloze", "data.batch=64", "optimiser.rate=0.008", "optimiser.decay=0.01"),
+        *("model.layers=2", "model.heads=4", "model.width=64", "model.block=64", "model.dropout=0.0"),
+        *("schedule.steps=800", "schedule.warmup=50", "schedule.floor=0.02", "run.log_every=20"),
+    ),
+    not_read=("data.task=finetune", "schedule.steps=200", "schedule.warmup=20"),
+    attentions={
+        "exact": (),
+        "separable": (),
+        "random_features": ('model.settings={"features": 32}',),
+        "latent": ("model.layers=4", "model.latents=8", 'model.settings={"segment": 16}'),
+    },
+)
+
+
+@dataclass(frozen=True)
+class Arm:
+    """One run of the experiment: its row in the table, its seed, and everything that decides it."""
+
+    label: str
+    seed: int
+    config: TrainConfig
+
+    @property
+    def name(self) -> str:
+        """The name of its folder."""
+        return "-".join([*self.label.replace(",", "").split(), "seed", str(self.seed)])
+
+
+def arms(
+    corpus: str = "invented",
+    attentions: Sequence[str] = ("exact", "separable", "random_features", "latent"),
+    positions: Sequence[str] = ("rotary",),
+    seeds: int = 1,
+    steps: int | None = None,
+    device: str = "auto",
+    flags: Iterable[str] = (),
+) -> list[Arm]:
+    """The runs of an experiment: the arm without pretraining first, then each attention with each kind of positions.
+
+    `steps` is how long the pretrained arms run; the other one never runs longer. `flags` hold for every arm that heeds
+    them.
+    """
+    size = SMALL if corpus == "invented" else CLASSIC
+    _check_names("attentions", attentions, tuple(size.attentions))
+    _check_names("positions", positions, get_args(Positions))
+    if seeds < 1:
+        raise ParameterError("seeds", seeds, "must be at least 1", "1 is the default")
+    if steps is not None and steps < 1:
+        raise ParameterError("steps", steps, "must be at least 1", "leave it out for the default")
+    _check_corpus(corpus)
+    given = [*flags, f"data.corpus={corpus}", f"run.device={device}"]
+    found = []
+    for seed in range(seeds):
+        every = [*given, f"run.seed={seed}"]
+        first = _read_nothing(size, attentions[0], positions[0], steps, every)
+        found.append(Arm(NOT_READ, seed, first))
+        for attention in attentions:
+            for kind in positions:
+                length = [] if steps is None else _long(steps)
+                own = [*every, *length, f"model.attention={attention}", f"model.positions={kind}"]
+                defaults = [*size.attentions[attention], *size.shared, *_fast(device)]
+                label = attention if len(positions) == 1 else f"{attention}, {kind}"
+                found.append(Arm(label, seed, read_config(None, own, defaults)))
+    return found
+
+
+def _read_nothing(size: Size, attention: str, positions: str, steps: int | None, given: Sequence[str]) -> TrainConfig:
+    """The arm that reads training questions alone; the first attention and the first positions stand for all."""
+    own = [f"model.attention={attention}", f"model.positions={positions}"]
+    # Nothing of a mixture is left to heed, and the length of the others is not its own.
+    heeded = [flag for flag in given if flag.partition(".")[0] not in ("mixture", "schedule")]
+    defaults = [*size.not_read, *size.attentions[attention], *size.shared, *_fast(str(_said("run.device", given)))]
+    (usual,) = (int(flag.partition("=")[2]) for flag in size.not_read if flag.startswith("schedule.steps="))
+    if steps is not None and steps < usual:
+        own += _long(steps)
+    return read_config(None, [*heeded, *own], defaults)
+
+
+def _long(steps: int) -> list[str]:
+    """A run of so many steps; the usual warm-up may be longer than the whole of a short one."""
+    return [f"schedule.steps={steps}", *([f"schedule.warmup={steps // 10}"] if steps < 1000 else [])]
+
+
+def _fast(device: str) -> tuple[str, ...]:
+    """How the same is computed quickest: a GPU takes a step at once, a CPU saves the padding instead."""
+    if device != "cpu" and torch.cuda.is_available():
+        return ("data.accumulate=1", "run.precision=bfloat16")
+    return ("data.accumulate=4",)
+
+
+def _said(field: str, flags: Iterable[str]) -> str | None:
+    found = [value for name, _, value in (flag.partition("=") for flag in flags) if name == field]
+    return found[-1] if found else None
+
+
+def _check_names(what: str, given: Sequence[str], known: tuple[str, ...]) -> None:
+    if not given:
+        raise ParameterError(what, "(none)", "names none of them", f"choose from {', '.join(known)}")
+    for name in given:
+        if name not in known:
+            raise ParameterError(what, repr(name), f"is none of {', '.join(known)}", "choose from these")
+        if list(given).count(name) > 1:
+            raise ParameterError(what, repr(name), "is named twice", "name it once")
+
+
+def _check_corpus(name: str) -> None:
+    corpus = corpus_of(name)
+    for file, part in (("wiki.txt", corpus.documents), ("train.tsv", corpus.train), ("dev.tsv", corpus.dev)):
+        if not part:
+            rule = f"holds no {file}, and the experiment needs text, training questions and dev questions"
+            raise FileError("corpus", name, rule, f"add a {file}")
+
+
+@dataclass(frozen=True)
+class Result:
+    """What came of an arm: its answers, or in words why there are none."""
+
+    arm: Arm
+    evaluation: Evaluation | None = None
+    parameters: int = 0
+    seconds: float = 0.0
+    cpu_seconds: float = 0.0
+    why: str = ""
+
+
+@dataclass(frozen=True)
+class Row:
+    """A row of the table: the same arm with every seed. Where a figure is of one run, it is of the middle one."""
+
+    label: str
+    results: tuple[Result, ...]
+
+    @property
+    def finished(self) -> list[Result]:
+        """The results that have answers, the least accurate first."""
+        return sorted((r for r in self.results if r.evaluation), key=lambda r: _evaluation(r).right)
+
+    @property
+    def middle(self) -> Result | None:
+        """The run of middling accuracy, the lower one of two."""
+        found = self.finished
+        return found[(len(found) - 1) // 2] if found else None
+
+    @property
+    def spread(self) -> tuple[float, float] | None:
+        """The lowest and the highest accuracy, where there are several."""
+        found = [_evaluation(result).accuracy for result in self.finished]
+        return (found[0], found[-1]) if len(found) > 1 else None
+
+    def plain(self) -> dict[str, Any]:
+        """The row as JSON has it."""
+        runs = []
+        for result in self.results:
+            said = {} if result.evaluation is None else result.evaluation.plain()
+            runs.append({"folder": result.arm.name, "seed": result.arm.seed, "why": result.why, **said})
+            runs[-1] |= {name: getattr(result, name) for name in ("parameters", "seconds", "cpu_seconds")}
+        middle = self.middle
+        figures: dict[str, Any] = {"seed": None}
+        if middle is not None and middle.evaluation is not None:
+            found = middle.evaluation
+            figures = {"seed": middle.arm.seed, "right": found.right, "asked": found.asked, "accuracy": found.accuracy}
+            figures |= {"interval": list(found.interval), "accuracy_at_half": found.accuracy_at(0.5)}
+            figures |= {"parameters": middle.parameters, "seconds": middle.seconds, "cpu_seconds": middle.cpu_seconds}
+        return {
+            "arm": self.label,
+            **figures,
+            "spread": None if self.spread is None else list(self.spread),
+            "runs": runs,
+        }
+
+
+@dataclass(frozen=True)
+class Experiment:
+    """Everything that came of it; `folder` holds one run for each arm."""
+
+    corpus: str
+    folder: Path
+    majority: Evaluation
+    rows: tuple[Row, ...]
+
+    @staticmethod
+    def of(corpus: str, folder: Path, results: Sequence[Result]) -> Experiment:
+        """Results in the rows of a table, beside the majority's."""
+        read = corpus_of(corpus)
+        labels = dict.fromkeys(result.arm.label for result in results)
+        rows = (Row(label, tuple(r for r in results if r.arm.label == label)) for label in labels)
+        return Experiment(corpus, folder, majority(read.train, read.dev), tuple(rows))
+
+    @property
+    def failures(self) -> list[Result]:
+        return [result for row in self.rows for result in row.results if result.evaluation is None]
+
+    @property
+    def read(self) -> list[Row]:
+        """The pretrained rows that came to an end."""
+        return [row for row in self.rows if row.label != NOT_READ and row.middle is not None]
+
+    @property
+    def best(self) -> Row | None:
+        """The pretrained row whose middle run is right most often."""
+        return max(self.read, key=lambda row: _evaluation(row.middle).right, default=None)
+
+    @property
+    def not_read(self) -> Row | None:
+        """The row of the arm without pretraining, where it came to an end."""
+        return next((row for row in self.rows if row.label == NOT_READ and row.middle is not None), None)
+
+    @property
+    def headline(self) -> str:
+        """What came of it, in a sentence."""
+        said = f"always {self.majority.outcomes[0].answer.text!r} {self.majority.accuracy:.0%}"
+        if self.not_read is not None:
+            said = f"without reading {_evaluation(self.not_read.middle).accuracy:.0%}, " + said
+        if self.best is None:
+            return f"No pretrained arm came to an end; {said}."
+        found = _evaluation(self.best.middle)
+        return f"After reading, {self.best.label} answers {found.accuracy:.0%} of {found.asked} questions; {said}."
+
+    def losses(self, result: Result) -> tuple[list[float], list[float]]:
+        """The steps and losses in the log of a run."""
+        path = self.folder / result.arm.name / "log.csv"
+        rows = read_log(path) if path.exists() else []
+        return [float(row["step"]) for row in rows], [float(row["loss"]) for row in rows]
+
+    def plain(self) -> dict[str, Any]:
+        """The experiment as JSON has it."""
+        return {
+            "headline": self.headline,
+            "corpus": self.corpus,
+            "folder": str(self.folder),
+            "majority": {**self.majority.plain(), "answer": self.majority.outcomes[0].answer.text},
+            "rows": [row.plain() for row in self.rows],
+            "failures": [{"folder": result.arm.name, "why": result.why} for result in self.failures],
+        }
+
+
+def told_apart(evaluation: Evaluation, corpus: Corpus) -> dict[str, list[Outcome]]:
+    """Answers that are right, those that stand in the text and are wrong, and those made up, the surest first."""
+    text = "\n".join(line.text for line in corpus.documents)
+    found: dict[str, list[Outcome]] = {"right": [], "wrong": [], "made up": []}
+    for outcome in sorted(evaluation.outcomes, key=lambda outcome: -outcome.answer.confidence):
+        said = outcome.answer.text
+        found["right" if outcome.right else "wrong" if said and said in text else "made up"].append(outcome)
+    return found
+
+
+def _evaluation(result: Result | None) -> Evaluation:
+    assert result is not None and result.evaluation is not None
+    return result.evaluation
+
+
+def same_run(config: TrainConfig, other: TrainConfig) -> bool:
+    """Whether two configurations learn the same: where and how often they save may differ."""
+    return _learnt(config) == _learnt(other)
+
+
+def _learnt(config: TrainConfig) -> TrainConfig:
+    from avow.training.loop import FREE
+
+    usual = dataclasses.asdict(type(config.run)())
+    return dataclasses.replace(config, run=dataclasses.replace(config.run, **{name: usual[name] for name in FREE}))

@@ -8,6 +8,7 @@ import pytest
 
 from avow.contract import Promise
 from avow.methods.exact import Exact
+from avow.methods.latent import Latent
 from avow.methods.low_rank import LowRank
 from avow.methods.random_features import RandomFeatures
 from avow.methods.separable import Separable
@@ -21,7 +22,7 @@ def test_no_certificate_breaks_in_a_slice_of_the_fuzz(seed: int) -> None:
     assert tally.rows > 20_000
 
 
-@pytest.mark.parametrize("kind", [Exact, LowRank, RandomFeatures, Separable])
+@pytest.mark.parametrize("kind", [Exact, Latent, LowRank, RandomFeatures, Separable])
 def test_a_broken_certificate_is_caught_by_the_same_suite(monkeypatch: pytest.MonkeyPatch, kind: type) -> None:
     honest = kind.promise
 

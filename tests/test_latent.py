@@ -15,7 +15,7 @@ from avow.certificates import measure_norms
 from avow.contract import Problem, Sizes
 from avow.errors import ParameterError
 from avow.methods.latent import Latent, directions
-from tests.truth import judge
+from tests.truth import ball_error, judge, wide_reference
 
 either_way = pytest.mark.parametrize("causal", [False, True], ids=["whole", "causal"])
 
@@ -152,6 +152,20 @@ def test_every_row_keeps_its_bound_and_one_latent_less_breaks_it(causal: bool, d
     assert judge(method, problem, norms, out, certificate.rows, None).broken == 0
     wrong = dataclasses.replace(method, latents=15).compute(problem).out
     assert judge(method, problem, norms, wrong, certificate.rows, None).broken > 0
+
+
+@either_way
+def test_balls_and_wide_arithmetic_know_the_definition(causal: bool) -> None:
+    q, k, v = tensors(20)
+    mask = torch.randn(20, 20, dtype=torch.float64)
+    mask[:, 3::4] = -math.inf
+    problem, method = Problem.of(q, k, v, mask=mask, causal=causal), Latent(6, 8)
+    wide, added = wide_reference(method, problem, mask)
+    torch.testing.assert_close(wide, method.reference(problem), rtol=0, atol=1e-14)
+    for row in (0, 9, 19):
+        assert ball_error(method, problem, wide, 1, 2, row, added) < 1e-15
+        if row > 8:  # a row behind whose horizon something lies
+            assert ball_error(dataclasses.replace(method, latents=5), problem, wide, 1, 2, row, added) > 1e-6
 
 
 @either_way

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 from collections.abc import Iterator
 from typing import Any
 
@@ -25,6 +26,12 @@ class _Steps(Dataset[Step]):
         return self._batches.at(step)
 
 
+def _deaf(maker: int) -> None:
+    """Leave Ctrl-C and SIGTERM, which reach every process of a run, to the one that trains: it ends its makers."""
+    for kind in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(kind, signal.SIG_IGN)
+
+
 def ahead(batches: Batches, until: int) -> Iterator[Step]:
     """The steps from where `batches` stands until a last one, in order, in memory from which a GPU can fetch."""
     makers = max(1, min(_MAKERS, (os.cpu_count() or 1) // 2))
@@ -39,6 +46,7 @@ def ahead(batches: Batches, until: int) -> Iterator[Step]:
         multiprocessing_context="fork",
         # Else the loader would draw from torch's own generator, which belongs to dropout.
         generator=torch.Generator(),
+        worker_init_fn=_deaf,
     )
     for step in loader:
         batches.position += 1

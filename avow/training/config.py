@@ -83,6 +83,10 @@ class RunConfig:
     device: str = param("auto", one_of("auto", "cpu", "cuda"), "auto: a GPU where there is one")
     precision: str = param("float32", one_of("float32", "bfloat16"), "arithmetic of the passes; weights stay float32")
     compile: bool = param(False, anything(), "compile the model first")
+    parallel: str = param(
+        "replicated", one_of("replicated", "sharded"), "under torchrun: whole weights in each process, or a share"
+    )
+    graphs: bool = param(False, anything(), "record passes as CUDA graphs; for small models on one GPU")
     start: str = param("", anything(), "a checkpoint whose weights and vocabulary to begin with")
     save_every: int = param(1000, at_least(1), "steps between checkpoints")
     log_every: int = param(10, at_least(1), "steps between lines of the log")

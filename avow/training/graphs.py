@@ -62,7 +62,8 @@ class Replayed:
         torch.cuda.current_stream().wait_stream(stream)
         graph = torch.cuda.CUDAGraph()
         try:
-            with torch.cuda.graph(graph, pool=self._pool):
+            # Other threads go on fetching batches meanwhile, which would void a recording of the whole process.
+            with torch.cuda.graph(graph, pool=self._pool, capture_error_mode="thread_local"):
                 loss = self._run(*given)
         except RuntimeError as problem:
             rule = f"cannot record this model ({str(problem).splitlines()[0]})"

@@ -9,11 +9,11 @@ On a CPU a run that was interrupted and resumed ends in the same weights, bit fo
 
 from __future__ import annotations
 
-import contextlib
 import json
 import math
 import time
 from collections.abc import Callable, Mapping
+from contextlib import nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, cast
@@ -22,25 +22,26 @@ import numpy as np
 import torch
 from jaxtyping import Float
 from torch import Tensor, nn
-from torch.nn.parallel import DistributedDataParallel
 
 from avow.errors import FileError, NonFiniteError, ParameterError
 from avow.nn import build
 from avow.optim import adamw, warmup_cosine
 from avow.training import checkpoint, speed
+from avow.training.ahead import ahead
 from avow.training.batches import Batches, Step
 from avow.training.checkpoint import Snapshot
 from avow.training.config import TrainConfig
 from avow.training.data import corpus_of, examples_of, vocabulary_of
 from avow.training.draws import uniform
+from avow.training.graphs import Replayed
 from avow.training.interrupt import listening
 from avow.training.log import Log, Progress
-from avow.training.parallel import Ranks, ranks
+from avow.training.parallel import Ranks, placed, ranks
 from avow.training.questions import Loss
 from avow.training.vocabulary import PAD, Vocabulary
 
 # What may change when a run is resumed: where and how often, never what is learnt.
-FREE = ("device", "compile", "save_every", "log_every")
+FREE = ("device", "compile", "parallel", "graphs", "save_every", "log_every")
 # Steps between two times that the processes of a run ask each other whether to stop.
 ASK = 10
 
@@ -123,6 +124,7 @@ class Trainer:
         if start is not None:
             checkpoint.restore_weights(self.model, start, Path(config.run.start))
         self.model.to(here.device)
+        self.placed = placed(config.run.parallel, self.model, here)
         c = config.optimiser
         self.optimiser = adamw(
             self.model,
@@ -133,13 +135,18 @@ class Trainer:
         )
         self.schedule = warmup_cosine(self.optimiser, config.schedule.warmup, self.steps, config.schedule.floor)
         # Dropout must differ between processes.
-        own = uniform(config.run.seed, np.array([0]), np.array([here.rank]), draw=5)[0]
-        torch.manual_seed(int(own * 2**53))
+        (own,) = uniform(config.run.seed, np.array([0]), np.array([here.rank]), 5)
+        torch.manual_seed(int(own[0] * 2**53))
         self.running, self.counted = torch.zeros((), dtype=torch.float64, device=here.device), 0
         self.positions = 0  # Read by all processes since this one began, without padding.
         if snapshot is not None and origin is not None:
             self._restore(snapshot, origin)
         self.callable = self._callable()
+        self.source = ahead(self.batches, self.steps) if here.device.type == "cuda" else self.batches
+        if config.run.graphs and here.world > 1:
+            rule = f"records one process, and here are {here.world}"
+            raise ParameterError("run: graphs", True, rule, "leave it out")
+        self.replayed = Replayed(self._pass, self.model.parameters()) if config.run.graphs else None
 
     @property
     def step(self) -> int:
@@ -148,28 +155,23 @@ class Trainer:
 
     def advance(self) -> Tensor:
         """Do one step; the length of its gradient before clipping."""
-        self.backward(next(self.batches))
-        norm = nn.utils.clip_grad_norm_(self.model.parameters(), self.config.optimiser.clip)
+        self.backward(next(self.source))
+        norm = self.placed.clipped(self.config.optimiser.clip)
         self.optimiser.step()
         self.schedule.step()
         return norm
 
     def backward(self, step: Step) -> None:
         """Set the gradients of a step's mean loss per target, over all micro-batches and all processes."""
-        self.optimiser.zero_grad(set_to_none=True)
-        kind = self.here.device.type
+        self.optimiser.zero_grad(set_to_none=self.replayed is None)
         for number, micro in enumerate(step.micros):
-            ids, targets = (self._sent(x) for x in micro)
+            if self.replayed is not None:
+                self.running += self.replayed(*micro, step.targets)
+                continue
             last = number == len(step.micros) - 1
-            # Processes need to exchange gradients once a step.
-            joined = self.callable if isinstance(self.callable, DistributedDataParallel) else None
-            with contextlib.nullcontext() if joined is None or last else joined.no_sync():
-                with torch.autocast(kind, torch.bfloat16, enabled=self.config.run.precision == "bfloat16"):
-                    logits = self.callable(ids)
-                loss = summed_loss(logits, targets) / step.targets
-                # DistributedDataParallel averages over processes, and the share of each is already a part of the mean.
-                (loss * self.here.world).backward()
-            self.running += loss.detach()
+            with self.placed.exchanging(now=last):
+                ids, targets = (x.to(self.here.device, non_blocking=True) for x in micro)
+                self.running += self._pass(ids, targets, step.targets)
         self.counted += 1
         self.positions += step.positions
 
@@ -178,7 +180,7 @@ class Trainer:
         self.model.train()
         if self.here.rank == 0:
             checkpoint.put_whole(self.folder / "config.json", self.config.to_json())
-        record = Log(self.folder / "log.csv", self.step) if self.here.rank == 0 else contextlib.nullcontext()
+        record = Log(self.folder / "log.csv", self.step) if self.here.rank == 0 else nullcontext()
         pace = _Pace(self)
         last: Progress | None = None
         with record as log, listening() as interruption:
@@ -198,16 +200,23 @@ class Trainer:
                 if asked:
                     break
         stopped = self.step < self.steps
-        return Trained(self.model, self.vocabulary, self.step, stopped, path, last, interruption.signal)
+        model = self.placed.undivided(path)
+        return Trained(model, self.vocabulary, self.step, stopped, path, last, interruption.signal)
+
+    def _pass(self, ids: Tensor, targets: Tensor, whole: float | Tensor) -> Tensor:
+        """A micro-batch's part of a step's mean loss over `whole` targets; its gradients are added."""
+        with torch.autocast(ids.device.type, torch.bfloat16, enabled=self.config.run.precision == "bfloat16"):
+            logits = self.callable(ids)
+        loss = summed_loss(logits, targets) / whole
+        # Processes average their gradients, and the share of each is already a part of the mean.
+        (loss * self.here.world).backward()
+        return loss.detach()
 
     def _callable(self) -> Callable[[Tensor], Tensor]:
-        model: Any = torch.compile(self.model) if self.config.run.compile else self.model
-        return DistributedDataParallel(model) if self.here.world > 1 else model
-
-    def _sent(self, x: Tensor) -> Tensor:
-        if self.here.device.type != "cuda":
-            return x
-        return x.pin_memory().to(self.here.device, non_blocking=True)
+        # Cut by length, batches differ in width from step to step, and one program must do for all of them.
+        many = True if self.config.data.accumulate > 1 else None
+        model: Any = torch.compile(self.model, dynamic=many) if self.config.run.compile else self.model
+        return self.placed.joined(model)
 
     def _report(self, norm: Tensor, pace: _Pace) -> Progress:
         loss = float(self.here.total(self.running)) / self.counted
@@ -231,9 +240,8 @@ class Trainer:
             "world": self.here.world,
         }
         path = self.checkpoints / f"step-{self.step:08d}"
+        weights, state = self.placed.gathered(self.optimiser)
         if self.here.rank == 0:
-            state = self.optimiser.state_dict()
-            weights = self.model.state_dict()
             path = checkpoint.save(
                 Snapshot(self.step, weights, state, self.schedule.state_dict(), states, facts), self.checkpoints
             )
@@ -245,8 +253,7 @@ class Trainer:
         if snapshot.facts["world"] != self.here.world:
             rule = f"was written by {snapshot.facts['world']} processes, and here are {self.here.world}"
             raise FileError("checkpoint", path, rule, "resume with as many: their draws are stored")
-        checkpoint.restore_weights(self.model, snapshot, path)
-        self.optimiser.load_state_dict(dict(snapshot.optimiser))
+        self.placed.restore(self.optimiser, snapshot, path)
         self.schedule.load_state_dict(dict(snapshot.schedule))
         self.batches.position = snapshot.step
         total, self.counted = snapshot.facts["running"]

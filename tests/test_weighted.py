@@ -78,7 +78,7 @@ def invented(recipe: Recipe, corpus: Corpus | None = None) -> int:
 def test_a_recipe_reads_the_kinds_that_have_a_weight() -> None:
     assert invented(Recipe()) == 5 * 24
     assert invented(Recipe(lm=0, span=0, cloze=3, questions=0)) == 3 * 24
-    assert invented(Recipe(lm=0, span=0, cloze=0, questions=1)) == 9, "an epoch of nine questions, not of 24 documents"
+    assert invented(Recipe(lm=0, span=0, cloze=0, questions=1)) == 8, "an epoch of eight questions, not of 24 documents"
     people = invent(people=12)
     assert invented(Recipe(questions=0), Corpus(people.documents, (), ())) == 4 * 24
     with pytest.raises(InputError, match="task=cloze needs questions, and the corpus has none"):

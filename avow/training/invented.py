@@ -1,7 +1,7 @@
 """People who never were, with birthplaces that can be learnt and not guessed: a corpus without files.
 
-Every person has one document for each of two sentences and one question; all questions ask of people in the
-documents. A place is drawn for every person by itself, so that nothing but reading tells it.
+Every person has a document for each of two sentences, and one question; all questions ask of people in the documents.
+A place is drawn for every person by itself, so that nothing but reading tells it.
 """
 
 from __future__ import annotations
@@ -12,76 +12,45 @@ from pathlib import Path
 from avow.errors import ParameterError
 from avow.training.corpus import Corpus, Line, Question
 
-FIRST: tuple[str, ...] = (
-    "Ada",
-    "Bruno",
-    "Clara",
-    "Dario",
-    "Edda",
-    "Felix",
-    "Greta",
-    "Hugo",
-    "Irma",
-    "Jonas",
-    "Karin",
-    "Leo",
+FIRST = (
+    *("Ada", "Bruno", "Clara", "Dario", "Edda", "Felix", "Greta", "Hugo", "Irma", "Jonas", "Karin", "Leo"),
+    *("Mina", "Nils", "Olga", "Piet", "Rosa", "Sven", "Tilda", "Urs"),
 )
-FIRST += ("Mina", "Nils", "Olga", "Piet", "Rosa", "Sven", "Tilda", "Urs")
-LAST: tuple[str, ...] = (
-    "Abel",
-    "Brandt",
-    "Conti",
-    "Dahl",
-    "Ewers",
-    "Falk",
-    "Gallo",
-    "Holm",
-    "Ivers",
-    "Jansen",
-    "Keller",
-    "Lund",
+LAST = (
+    *("Abel", "Brandt", "Conti", "Dahl", "Ewers", "Falk", "Gallo", "Holm", "Ivers", "Jansen", "Keller", "Lund"),
+    *("Moser", "Nagel", "Orlov", "Pohl", "Rossi", "Stein", "Torres", "Vogel"),
 )
-LAST += ("Moser", "Nagel", "Orlov", "Pohl", "Rossi", "Stein", "Torres", "Vogel")
-PLACES: tuple[str, ...] = (
-    "Arden",
-    "Belmore",
-    "Corvin",
-    "Dunholt",
-    "Elmsea",
-    "Farrow",
-    "Gildern",
-    "Harrowby",
-    "Islen",
-    "Jorvik",
+PLACES = (
+    *("Arden", "Belmore", "Corvin", "Dunholt", "Elmsea", "Farrow", "Gildern", "Harrowby"),
+    *("Islen", "Jorvik", "Kelda", "Lorne", "Marsk", "Norrow", "Oxley", "Pell"),
 )
-PLACES += ("Kelda", "Lorne")
 TRADES = ("a baker", "a painter", "a singer", "a smith", "a teacher", "a weaver")
 SENTENCES = (
-    "{name} was born in {place}.",
-    "{name}, {trade}, was born in {place}.",
-    "Born in {place}, {name} became {trade}.",
-    "{name} is {trade} from {place}.",
+    "{last} was born in {place}.",
+    "{last}, {trade}, was born in {place}.",
+    "{last} is {trade} from {place}.",
+    "{last} came from {place} and was {trade}.",
 )
 
 
 def invent(people: int = 160, seed: int = 0) -> Corpus:
-    """Some hundred people: two documents each, three quarters of the questions to train with, the rest to be judged."""
+    """Some hundred people: two documents each, three fifths of the questions to train with, the rest to be judged."""
     if not 4 <= people <= len(FIRST) * len(LAST):
         rule = f"must be from 4 to {len(FIRST) * len(LAST)}"
         raise ParameterError("people", people, rule, "160 is the default")
     draw = random.Random(seed)
-    names = draw.sample([f"{first} {last}" for first in FIRST for last in LAST], people)
+    names = draw.sample([(first, last) for first in FIRST for last in LAST], people)
     documents, questions = [], []
-    for name in names:
+    for first, last in names:
         # Unequal chances, as places have: the commonest answer is worth a few points and no more.
-        place = draw.choices(PLACES, weights=range(len(PLACES), 0, -1))[0]
+        place = draw.choices(PLACES, weights=range(2 * len(PLACES), len(PLACES), -1))[0]
         trade = draw.choice(TRADES)
         for sentence in draw.sample(SENTENCES, 2):
             # The name comes first in every document, so that a cut at the end never hides who it is about.
-            documents.append(f"{name}. " + sentence.format(name=name, place=place, trade=trade))
-        questions.append((f"Where was {name} born?", place))
+            documents.append(f"{first} {last}. " + sentence.format(last=last, place=place, trade=trade))
+        questions.append((f"Where was {first} {last} born?", place))
     draw.shuffle(documents)
-    cut = people - people // 4
+    cut = people - people * 2 // 5
     train, dev = (
         tuple(Question(*pair, f"invented {kind} {number}") for number, pair in enumerate(part, 1))
         for kind, part in (("train", questions[:cut]), ("dev", questions[cut:]))

@@ -23,6 +23,17 @@ from avow.training.evaluation import Evaluation, Outcome, majority
 from avow.training.log import read_log
 
 NOT_READ = "no pretraining"
+# What decides which arms there are is said of the experiment, not of an arm.
+OF_THE_EXPERIMENT = {
+    "data.corpus": "corpus",
+    "data.task": "attentions",
+    "model.attention": "attentions",
+    "model.positions": "positions",
+    "run.seed": "seeds",
+    "run.device": "device",
+    "schedule.steps": "steps",
+    "schedule.epochs": "steps",
+}
 
 
 @dataclass(frozen=True)
@@ -47,14 +58,16 @@ CLASSIC = Size(
     not_read=("data.task=finetune", "data.batch=128", "schedule.steps=1000", "schedule.warmup=50"),
     attentions={"exact": (), "separable": (), "random_features": (), "latent": ()},
 )
-# For the embedded corpus: minutes on two cores.
+# For the embedded corpus: minutes on two cores. Little is computed, so little is spent on what cannot be learnt: most
+# examples are a name and the place that belongs to it.
 SMALL = Size(
     shared=(
-        *("data.task=cloze", "data.batch=64", "optimiser.rate=0.008", "optimiser.decay=0.01"),
+        *("data.task=cloze", "data.batch=64", "optimiser.rate=0.006", "optimiser.decay=0.01"),
+        *("mixture.cloze=12", "mixture.questions=2", "mixture.window=4", "mixture.bare=0.6"),
         *("model.layers=2", "model.heads=4", "model.width=64", "model.block=64", "model.dropout=0.0"),
-        *("schedule.steps=800", "schedule.warmup=50", "schedule.floor=0.02", "run.log_every=20"),
+        *("schedule.steps=1200", "schedule.warmup=50", "schedule.floor=0.02", "run.log_every=20"),
     ),
-    not_read=("data.task=finetune", "schedule.steps=200", "schedule.warmup=20"),
+    not_read=("data.task=finetune", "schedule.steps=200"),
     attentions={
         "exact": (),
         "separable": (),
@@ -99,12 +112,13 @@ def arms(
         raise ParameterError("seeds", seeds, "must be at least 1", "1 is the default")
     if steps is not None and steps < 1:
         raise ParameterError("steps", steps, "must be at least 1", "leave it out for the default")
+    _check_flags(given := list(flags))
     _check_corpus(corpus)
-    given = [*flags, f"data.corpus={corpus}", f"run.device={device}"]
+    given += [f"data.corpus={corpus}", f"run.device={device}"]
     found = []
     for seed in range(seeds):
         every = [*given, f"run.seed={seed}"]
-        first = _read_nothing(size, attentions[0], positions[0], steps, every)
+        first = _read_nothing(size, attentions[0], positions[0], steps, device, every)
         found.append(Arm(NOT_READ, seed, first))
         for attention in attentions:
             for kind in positions:
@@ -116,12 +130,15 @@ def arms(
     return found
 
 
-def _read_nothing(size: Size, attention: str, positions: str, steps: int | None, given: Sequence[str]) -> TrainConfig:
+def _read_nothing(
+    size: Size, attention: str, positions: str, steps: int | None, device: str, given: Sequence[str]
+) -> TrainConfig:
     """The arm that reads training questions alone; the first attention and the first positions stand for all."""
     own = [f"model.attention={attention}", f"model.positions={positions}"]
     # Nothing of a mixture is left to heed, and the length of the others is not its own.
     heeded = [flag for flag in given if flag.partition(".")[0] not in ("mixture", "schedule")]
-    defaults = [*size.not_read, *size.attentions[attention], *size.shared, *_fast(str(_said("run.device", given)))]
+    shared = [flag for flag in size.shared if not flag.startswith("mixture.")]
+    defaults = [*size.not_read, *size.attentions[attention], *shared, *_fast(device)]
     (usual,) = (int(flag.partition("=")[2]) for flag in size.not_read if flag.startswith("schedule.steps="))
     if steps is not None and steps < usual:
         own += _long(steps)
@@ -140,11 +157,6 @@ def _fast(device: str) -> tuple[str, ...]:
     return ("data.accumulate=4",)
 
 
-def _said(field: str, flags: Iterable[str]) -> str | None:
-    found = [value for name, _, value in (flag.partition("=") for flag in flags) if name == field]
-    return found[-1] if found else None
-
-
 def _check_names(what: str, given: Sequence[str], known: tuple[str, ...]) -> None:
     if not given:
         raise ParameterError(what, "(none)", "names none of them", f"choose from {', '.join(known)}")
@@ -153,6 +165,14 @@ def _check_names(what: str, given: Sequence[str], known: tuple[str, ...]) -> Non
             raise ParameterError(what, repr(name), f"is none of {', '.join(known)}", "choose from these")
         if list(given).count(name) > 1:
             raise ParameterError(what, repr(name), "is named twice", "name it once")
+
+
+def _check_flags(flags: Iterable[str]) -> None:
+    for flag in flags:
+        option = OF_THE_EXPERIMENT.get(flag.partition("=")[0])
+        if option is not None:
+            rule = "is decided for every arm by the experiment"
+            raise ParameterError("flag", repr(flag), rule, f"use --{option}, or leave it out")
 
 
 def _check_corpus(name: str) -> None:

@@ -1,0 +1,130 @@
+"""The report of a knowledge experiment: every figure on it is one of its results, and what failed is named."""
+
+from __future__ import annotations
+
+import dataclasses
+import io
+import json
+import re
+from html import unescape
+from pathlib import Path
+from typing import Any
+
+import pytest
+from rich.console import Console
+
+from avow.report.knowledge_page import knowledge_page
+from avow.report.knowledge_plot import bars, png
+from avow.report.knowledge_table import HEADINGS, MAJORITY, knowledge_table, lines
+from avow.training import Answer, Evaluation, Outcome, Progress, corpus_of
+from avow.training.knowledge import NOT_READ, Experiment, Result, arms
+from avow.training.log import Log
+
+
+def answered(right: int, sure: float) -> Evaluation:
+    """So many of the dev questions right; of the others, every second answer stands nowhere in the text."""
+    dev = corpus_of("invented").dev
+    some = []
+    for i, asked in enumerate(dev):
+        wrong = "Nowhere <b>" if i % 2 else next(q.answer for q in dev if q.answer != asked.answer)
+        said = asked.answer if i < right else wrong
+        some.append(Outcome(asked.where, asked.question, asked.answer, Answer(said, sure / (1 + i))))
+    return Evaluation(tuple(some))
+
+
+@pytest.fixture
+def sample(tmp_path: Path) -> Experiment:
+    """Two seeds each: exact attention reads and knows, separable attention fails once."""
+    results = []
+    for arm in arms("invented", ["exact", "separable"], seeds=2, device="cpu"):
+        right = {NOT_READ: 5, "exact": 50 + arm.seed, "separable": 30}[arm.label]
+        result = Result(arm, answered(right, 0.9), 1234, 20.0, 19.0)
+        if arm.label == "separable" and arm.seed == 1:
+            result = Result(arm, why="its process was ended by SIGKILL")
+        results.append(result)
+        (tmp_path / arm.name).mkdir()
+        with Log(tmp_path / arm.name / "log.csv", 0) as log:
+            log.add(Progress(20, 40, 0.5, 2.5, 1e-3, 1.0, 1.0, 0.1, 1.0))
+            log.add(Progress(40, 40, 1.0, 1.25, 1e-3, 1.0, 1.0, 0.1, 0.0))
+    return Experiment.of("invented", tmp_path, results)
+
+
+def page_of(sample: Experiment) -> str:
+    return knowledge_page(sample, "avow knowledge --seeds 2", "2 cores of something")
+
+
+def figures(page: str) -> dict[str, Any]:
+    found = re.search(r'id="figures">(.*?)</script>', page, re.DOTALL)
+    assert found is not None
+    return dict(json.loads(found[1]))
+
+
+def test_the_table_has_a_line_for_every_arm(sample: Experiment) -> None:
+    found = {line.label: dict(zip(HEADINGS, line.cells, strict=True)) for line in lines(sample)}
+    assert list(found) == [MAJORITY, NOT_READ, "exact", "separable"]
+    assert found["exact"]["right"] == "50/64" and found["exact"]["accuracy"] == "78.1%"
+    assert found["exact"]["interval"] == "66–88%" and found["exact"]["over seeds"] == "78%–80%"
+    assert found["exact"]["at half"] == "100.0%", "the surest answers are the right ones here"
+    assert found[MAJORITY]["right"] == f"{sample.majority.right}/64"
+    assert found["separable"]["right"] == "30/64", "one of two seeds came to an end"
+
+
+def test_the_terminal_shows_it_in_eighty_columns(sample: Experiment) -> None:
+    shown = io.StringIO()
+    Console(width=80, file=shown).print(knowledge_table(sample))
+    assert "…" not in shown.getvalue() and "50/64" in shown.getvalue() and "78%–80%" in shown.getvalue()
+
+
+def test_the_page_tells_what_the_results_say(sample: Experiment) -> None:
+    page = page_of(sample)
+    assert f"<h1>{sample.headline}</h1>" in unescape(page)
+    assert sample.headline.startswith("After reading, exact answers 78% of 64 questions; without reading 8%, always")
+    for line in lines(sample):
+        for cell in filter(None, line.cells):
+            assert f"<td>{cell}</td>" in page
+    assert "avow knowledge --seeds 2</code> on 2 cores of something" in page
+    for row in sample.rows:
+        for result in row.results:
+            assert f"<summary>{result.arm.name}</summary>" in page
+
+
+def test_a_failure_is_named_beside_the_others_results(sample: Experiment) -> None:
+    assert "separable-seed-1 came to no end: its process was ended by SIGKILL" in page_of(sample)
+    whole = dataclasses.replace(sample, rows=sample.rows[:2])
+    assert "came to no end" not in page_of(whole)
+
+
+def test_charts_hold_the_figures(sample: Experiment) -> None:
+    drawn = figures(page_of(sample))
+    assert list(drawn) == ["accuracy", "loss", "abstention", "calibration"]
+    (bar,) = drawn["accuracy"]["data"]
+    assert bar["y"] == [MAJORITY, NOT_READ, "exact", "separable"]
+    assert bar["x"][2] == 50 / 64
+    low, high = answered(50, 0.9).interval
+    assert bar["x"][2] - bar["error_x"]["arrayminus"][2] == pytest.approx(low)
+    assert bar["x"][2] + bar["error_x"]["array"][2] == pytest.approx(high)
+    assert [trace["y"] for trace in drawn["loss"]["data"]] == [[2.5, 1.25]] * 3
+    (exact,) = [trace for trace in drawn["abstention"]["data"] if trace["name"] == "exact"]
+    assert exact["y"][0] == 1.0 and exact["y"][-1] == 50 / 64
+
+
+def test_answers_of_every_kind_are_shown_with_their_confidence(sample: Experiment) -> None:
+    page = page_of(sample)
+    assert ">Right</span>: 50 of 64" in page and ">Made up</span>: 7 of 64" in page and ">Wrong</span>: 7 of 64" in page
+    surest = answered(50, 0.9).outcomes[0]
+    row = f"<td>{surest.question}</td><td>{surest.expected}</td><td>{surest.expected}</td><td>90.0%</td>"
+    assert row in page
+    assert "Nowhere &lt;b&gt;" in page and "Nowhere <b>" not in page
+
+
+def test_where_nothing_ended_the_page_says_so(sample: Experiment) -> None:
+    none = [Result(r.arm, why="it broke") for row in sample.rows for r in row.results]
+    empty = Experiment.of("invented", sample.folder, none)
+    assert "No pretrained arm came to an end" in page_of(empty) and page_of(empty).count("it broke") == 6
+    assert [line.cells[1] for line in lines(empty)][1:] == ["failed"] * 3
+
+
+def test_the_picture_is_a_picture(sample: Experiment) -> None:
+    assert png(sample).startswith(b"\x89PNG")
+    assert len(bars(sample)["data"][0]["marker"]["color"]) == 4
+    assert len(set(bars(sample)["data"][0]["marker"]["color"])) == 2, "what has read stands out"

@@ -69,8 +69,13 @@ def killed(folder: Path, times: int, seed: int, steps: int) -> list[Kill]:
 
 def ends_alike(folder: Path, steps: int) -> bool:
     """Whether the run in `folder`, resumed to its end, ends in the bits of one that nobody killed."""
-    config = small(folder, *flags(steps))
-    ends = [train(config, folder / "run", resume=True), train(config, folder / "whole")]
+    config, threads = small(folder, *flags(steps)), torch.get_num_threads()
+    # As the killed processes had it: sums are split over threads, and other splits round otherwise.
+    torch.set_num_threads(1)
+    try:
+        ends = [train(config, folder / "run", resume=True), train(config, folder / "whole")]
+    finally:
+        torch.set_num_threads(threads)
     one, other = (checkpoint.load(end.checkpoint) for end in ends)
     same = all(torch.equal(x, other.weights[name]) for name, x in one.weights.items())
     return same and one.step == other.step == steps
@@ -87,7 +92,6 @@ def main() -> int:
     options.add_argument("--seed", type=int, default=0)
     options.add_argument("--steps", type=int, default=400)
     given = options.parse_args()
-    torch.set_num_threads(1)
     with tempfile.TemporaryDirectory() as name:
         kills = killed(Path(name), given.times, given.seed, given.steps)
         same = ends_alike(Path(name), given.steps)

@@ -18,7 +18,7 @@ def small(folder: Path, *flags: str) -> TrainConfig:
     """A configuration over ten invented people: an epoch ends within a step, and steps within epochs."""
     corpus = folder / "corpus"
     if not corpus.exists():
-        write_corpus(invent(people=10), corpus)
+        write_corpus(invent(people=10, documents=2), corpus)
     return read_config(None, [*SMALL, f"data.corpus={corpus}", *flags])
 
 

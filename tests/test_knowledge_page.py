@@ -78,7 +78,9 @@ def test_the_terminal_shows_it_in_eighty_columns(sample: Experiment) -> None:
 def test_the_page_tells_what_the_results_say(sample: Experiment) -> None:
     page = page_of(sample)
     assert f"<h1>{sample.headline}</h1>" in unescape(page)
-    assert sample.headline.startswith("After reading, exact answers 78% of 64 questions; without reading 8%, always")
+    assert sample.headline.startswith(
+        "After reading, exact is right in 78% of 64 questions; without reading in 8%, always"
+    )
     for line in lines(sample):
         for cell in filter(None, line.cells):
             assert f"<td>{cell}</td>" in page
@@ -114,17 +116,21 @@ def test_answers_of_every_kind_are_shown_with_their_confidence(sample: Experimen
     surest = answered(50, 0.9).outcomes[0]
     row = f"<td>{surest.question}</td><td>{surest.expected}</td><td>{surest.expected}</td><td>90.0%</td>"
     assert row in page
+    mean = sum(o.answer.confidence for o in answered(50, 0.9).outcomes[:50]) / 50
+    assert f"<tr><td>exact</td><td>50</td><td>{mean:.0%}</td><td>7</td>" in page
     assert "Nowhere &lt;b&gt;" in page and "Nowhere <b>" not in page
 
 
 def test_where_nothing_ended_the_page_says_so(sample: Experiment) -> None:
     none = [Result(r.arm, why="it broke") for row in sample.rows for r in row.results]
     empty = Experiment.of("invented", sample.folder, none)
-    assert "No pretrained arm came to an end" in page_of(empty) and page_of(empty).count("it broke") == 6
+    assert "No pretrained model came to an end" in page_of(empty) and page_of(empty).count("it broke") == 6
     assert [line.cells[1] for line in lines(empty)][1:] == ["failed"] * 3
 
 
 def test_the_picture_is_a_picture(sample: Experiment) -> None:
     assert png(sample).startswith(b"\x89PNG")
-    assert len(bars(sample)["data"][0]["marker"]["color"]) == 4
-    assert len(set(bars(sample)["data"][0]["marker"]["color"])) == 2, "what has read stands out"
+    not_read, exact, separable = bars(sample)["data"][0]["marker"]["color"][1:]
+    assert len({not_read, exact, separable}) == 3, "arms are told apart"
+    (curve,) = [trace for trace in figures(page_of(sample))["loss"]["data"] if trace["name"] == "exact"]
+    assert curve["line"]["color"] == exact, "an arm looks the same in every figure"

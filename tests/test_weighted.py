@@ -69,7 +69,7 @@ def test_a_kind_is_read_round_and_round_with_draws_anew() -> None:
 
 
 def invented(recipe: Recipe, corpus: Corpus | None = None) -> int:
-    people = invent(people=12)
+    people = invent(people=12, documents=2)
     made = examples_of("cloze", corpus or people, vocabulary_of(people), 96, 0, Spans(), "answer", recipe)
     made.rows(np.zeros(len(made), dtype=np.int64), np.arange(len(made)))
     return len(made)
@@ -79,7 +79,7 @@ def test_a_recipe_reads_the_kinds_that_have_a_weight() -> None:
     assert invented(Recipe()) == 5 * 24
     assert invented(Recipe(lm=0, span=0, cloze=3, questions=0)) == 3 * 24
     assert invented(Recipe(lm=0, span=0, cloze=0, questions=1)) == 8, "an epoch of eight questions, not of 24 documents"
-    people = invent(people=12)
+    people = invent(people=12, documents=2)
     assert invented(Recipe(questions=0), Corpus(people.documents, (), ())) == 4 * 24
     with pytest.raises(InputError, match="task=cloze needs questions, and the corpus has none"):
         invented(Recipe(), Corpus(people.documents, (), ()))

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import json
+import math
 from html import escape
 from typing import Any
 
 from avow.chart import Chart
 from avow.report.charts import figure
 from avow.report.document import document
-from avow.report.knowledge_plot import bars
+from avow.report.knowledge_plot import bars, colour
 from avow.report.knowledge_table import HEADINGS, columns, lines
+from avow.report.words import NOTHING
 from avow.training import Evaluation, Outcome, corpus_of
 from avow.training.knowledge import Experiment, Result, told_apart
 
@@ -23,7 +25,9 @@ def knowledge_page(experiment: Experiment, command: str, machine: str) -> str:
     figures: dict[str, Any] = {"accuracy": bars(experiment)}
     drawn = ""
     for id, (chart, words) in _charts(experiment).items():
-        figures[id] = figure(chart)
+        figures[id] = _painted(figure(chart), experiment)
+        if id == "calibration":
+            figures[id] = _weighed(figures[id], experiment)
         drawn += f'<h2>{escape(chart.title)}</h2>\n<p class="soft">{words}</p>\n<div class="figure" id="{id}"></div>\n'
     asked = experiment.majority.asked
     body = f"""<p class="soft">avow knowledge</p>
@@ -44,14 +48,15 @@ character. {_HOW_TO_READ}</p>
 
 
 _HOW_TO_READ = (
-    "Whiskers and <i>interval</i> are 95% intervals (Clopper and Pearson) over the questions; with several seeds, every figure is of the "
-    "run of middling accuracy. <i>At half</i> is the accuracy where a model answers only the half of the questions "
-    "that it is surest of."
+    "Whiskers and <i>interval</i> are 95% intervals (Clopper and Pearson) over the questions; with several seeds, "
+    "every figure is of the run of middling accuracy. <i>At half</i> is the accuracy where a model answers only the "
+    "half of the questions that it is surest of."
 )
 _STYLE = """
 tr.best td { font-weight: 650; }
 tr.failed { color: var(--soft); }
 .answers td, .answers th { text-align: left; }
+.answers td:first-child { white-space: normal; min-width: 9rem; }
 .answers td:last-child, .answers th:last-child { text-align: right; }
 h3 { font-size: 1rem; margin: 1.3rem 0 .3rem; }
 .right { color: #1a7f4b; } .wrong { color: #b35900; } .made-up { color: #c0362c; }
@@ -60,7 +65,7 @@ h3 { font-size: 1rem; margin: 1.3rem 0 .3rem; }
 }
 .trouble { border-left: 3px solid #c0362c; padding-left: 1rem; }
 code { font-size: .88em; overflow-wrap: anywhere; }
-details { margin: .4rem 0; } summary { cursor: pointer; font-size: .92rem; }
+details { margin: .7rem 0; } summary { cursor: pointer; font-size: .92rem; }
 pre { overflow-x: auto; background: var(--card); border-radius: .5rem; padding: .7rem .9rem; font-size: .8rem; }
 """
 
@@ -87,29 +92,59 @@ def _failures(experiment: Experiment) -> str:
 def _charts(experiment: Experiment) -> dict[str, tuple[Chart, str]]:
     """Loss, abstention and calibration of every arm's middle run, each with words to read it by."""
     found = [row.middle for row in experiment.rows if row.middle is not None]
-    judged = [(result.arm.label, result.evaluation) for result in found if result.evaluation is not None]
+    judged = _judged(experiment)
     losses = {result.arm.label: curve for result in found if (curve := experiment.losses(result))[0]}
     charts = {}
     if losses:
-        chart = Chart("Loss in training", "step", "nats per character", losses)
-        charts["loss"] = (chart, "The mean over what each arm reads, so curves of one task can be compared.")
+        chart = Chart("Loss in training", "step", "nats per character", losses, log_y=True)
+        words = (
+            "Whoever reads nothing soon has its few questions by heart; most of a text cannot be foretold, and its loss"
+        )
+        charts["loss"] = (chart, f"{words} stays up.")
     if judged:
         curves = {label: next(iter(known.abstention().series.values())) for label, known in judged}
         chart = Chart("Accuracy where a model may abstain", "share answered, the surest first", "share right", curves)
         charts["abstention"] = (chart, "A model that knows what it does not know falls from left to right.")
         bins: dict[str, Any] = {label: _bins(known) for label, known in judged}
         bins["calibrated"] = ((0.0, 1.0), (0.0, 1.0))
-        chart = Chart("Does confidence say how often an answer is right?", "mean confidence", "share right", bins)
-        charts["calibration"] = (
-            chart,
-            "Answers in ten bins of confidence; below the diagonal a model believes too much.",
-        )
+        title = "Does confidence say how often an answer is right?"
+        chart = Chart(title, "mean confidence", "share right", bins, marks="points")
+        words = "Answers in ten bins of confidence, a mark for each, larger where it stands for more answers: below the"
+        charts["calibration"] = (chart, f"{words} dotted line a model believes too much.")
     return charts
 
 
 def _bins(known: Evaluation) -> tuple[list[float], list[float]]:
     found = known.bins()
     return [some.confidence for some in found], [some.right for some in found]
+
+
+def _painted(drawn: dict[str, Any], experiment: Experiment) -> dict[str, Any]:
+    """A figure in the colours of the arms; what stands for none of them is a thin grey line."""
+    labels = {escape(row.label): row.label for row in experiment.rows}
+    for trace in drawn["data"]:
+        chosen = colour(experiment, labels.get(trace["name"], ""))
+        trace["line"]["color"] = trace["marker"]["color"] = chosen
+        if trace["name"] not in labels:
+            trace |= {"mode": "lines", "line": {"color": chosen, "width": 1, "dash": "dot"}}
+    return drawn
+
+
+def _weighed(drawn: dict[str, Any], experiment: Experiment) -> dict[str, Any]:
+    """A figure whose marks are as large as the bins that they stand for, by area."""
+    known = {escape(label): evaluation for label, evaluation in _judged(experiment)}
+    for trace in drawn["data"]:
+        if trace["name"] in known:
+            found = known[trace["name"]]
+            trace["marker"] |= {"size": [5 + 24 * math.sqrt(some.size / found.asked) for some in found.bins()]}
+            trace["marker"] |= {"opacity": 0.8}
+    return drawn
+
+
+def _judged(experiment: Experiment) -> list[tuple[str, Evaluation]]:
+    """The answers of every arm's middle run."""
+    found = [row.middle for row in experiment.rows if row.middle is not None]
+    return [(result.arm.label, result.evaluation) for result in found if result.evaluation is not None]
 
 
 _KINDS = {
@@ -120,19 +155,37 @@ _KINDS = {
 
 
 def _answers(experiment: Experiment) -> str:
-    """Some answers of the best arm, and some of the one that read nothing, with what each was sure of."""
+    """How many answers of each kind every arm gives and how sure it is of them, and some of them to read."""
     corpus = corpus_of(experiment.corpus)
-    parts = ""
-    for row in filter(None, (experiment.best, experiment.not_read)):
+    counts, parts = "", ""
+    for row in experiment.rows:
         if row.middle is None or row.middle.evaluation is None:
             continue
-        parts += f"<h2>Answers: {escape(row.label)}</h2>\n"
-        for kind, outcomes in told_apart(row.middle.evaluation, corpus).items():
+        kinds = told_apart(row.middle.evaluation, corpus)
+        cells = "".join(f"<td>{len(some)}</td><td>{_sure(some)}</td>" for some in kinds.values())
+        counts += f"<tr><td>{escape(row.label)}</td>{cells}</tr>\n"
+        told = ""
+        for kind, outcomes in kinds.items():
             name, meaning = _KINDS[kind]
             count = f"{len(outcomes)} of {row.middle.evaluation.asked}"
-            parts += f'<h3><span class="{kind.replace(" ", "-")}">{name}</span>: {count}, {meaning}</h3>\n'
-            parts += _shown(outcomes) if outcomes else ""
-    return parts
+            if outcomes:
+                told += f'<h3><span class="{kind.replace(" ", "-")}">{name}</span>: {count}, {meaning}</h3>\n'
+                told += _shown(outcomes)
+        shown = " open" if row in (experiment.best, experiment.not_read) else ""
+        parts += f"<details{shown}><summary>Some answers of {escape(row.label)}</summary>\n{told}</details>\n"
+    if not parts:
+        return ""
+    head = "".join(f"<th>{name.lower()}</th><th>sure</th>" for name, _ in _KINDS.values())
+    table = f"<thead><tr><th>arm</th>{head}</tr></thead><tbody>\n{counts}</tbody>"
+    return f"""<h2>Right, wrong and made up</h2>
+<p class="soft">What a model did not read it makes up, and says with what confidence: the mean of it stands beside each
+count.</p>
+<div class="scroll"><table>{table}</table></div>
+{parts}"""
+
+
+def _sure(outcomes: list[Outcome]) -> str:
+    return f"{math.fsum(o.answer.confidence for o in outcomes) / len(outcomes):.0%}" if outcomes else NOTHING
 
 
 def _shown(outcomes: list[Outcome]) -> str:

@@ -7,12 +7,18 @@ import textwrap
 from typing import Any
 
 from avow.report.knowledge_table import Line, lines
-from avow.report.looks import INK, SOFT, calm
-from avow.training import Evaluation
+from avow.report.looks import INK, LOOKS, SOFT, calm
+from avow.training import Evaluation, knowledge
 from avow.training.knowledge import Experiment
 
-# What has read stands out from what has not.
-READ, NOT_READ, WHISKER = "#3a86d8", "#9aa4af", "#6b7580"
+# What has read has a colour of its own, what has not is grey.
+NOT_READ, WHISKER = "#9aa4af", "#6b7580"
+
+
+def colour(experiment: Experiment, label: str) -> str:
+    """The colour of an arm, the same in every figure."""
+    read = [row.label for row in experiment.rows if row.label != knowledge.NOT_READ]
+    return LOOKS[read.index(label) % len(LOOKS)].colour if label in read else NOT_READ
 
 
 def bars(experiment: Experiment) -> dict[str, Any]:
@@ -25,20 +31,20 @@ def bars(experiment: Experiment) -> dict[str, Any]:
         "orientation": "h",
         "y": [line.label for line, _ in found],
         "x": accuracies,
-        "marker": {"color": _colours(experiment)},
+        "marker": {"color": [colour(experiment, line.label) for line, _ in found]},
         "error_x": {
             "type": "data",
             "array": [high - x for x, (_, high) in zip(accuracies, whiskers, strict=True)],
             "arrayminus": [x - low for x, (low, _) in zip(accuracies, whiskers, strict=True)],
             "color": WHISKER,
-            "thickness": 1.5,
+            "thickness": 2,
         },
         "text": [f"{known.right}/{known.asked}" for _, known in found],
         "textposition": "none",
         "hovertemplate": "%{y}: %{x:.1%}, %{text}<extra></extra>",
     }
     axes = {
-        "xaxis": {"title": {"text": "questions answered right"}, "tickformat": ".0%", "range": [0, 1]},
+        "xaxis": {"title": {"text": "questions answered right"}, "tickformat": ".0%", "range": [0, 1.02], "dtick": 0.2},
         "yaxis": {"type": "category", "autorange": "reversed", "title": {"text": ""}},
     }
     return {"data": [trace], "layout": {**axes, "showlegend": False}}
@@ -62,7 +68,8 @@ def png(experiment: Experiment) -> bytes:
         [x - low for x, (low, _) in zip(accuracies, whiskers, strict=True)],
         [high - x for x, (_, high) in zip(accuracies, whiskers, strict=True)],
     ]
-    panel.barh(places, accuracies, 0.62, color=_colours(experiment), xerr=errors, ecolor=WHISKER, capsize=3)
+    colours = [colour(experiment, line.label) for line, _ in found]
+    panel.barh(places, accuracies, 0.62, color=colours, xerr=errors, ecolor=INK, error_kw={"lw": 1.2}, capsize=3)
     for place, (_, known) in zip(places, found, strict=True):
         told = f"{known.accuracy:.0%}"
         panel.text(known.interval[1] + 0.012, place, told, va="center", color=INK, fontsize=10)
@@ -78,8 +85,3 @@ def png(experiment: Experiment) -> bytes:
 
 def _judged(experiment: Experiment) -> list[tuple[Line, Evaluation]]:
     return [(line, line.evaluation) for line in lines(experiment) if line.evaluation is not None]
-
-
-def _colours(experiment: Experiment) -> list[str]:
-    not_read = {line.label for line, _ in _judged(experiment)} - {row.label for row in experiment.read}
-    return [NOT_READ if line.label in not_read else READ for line, _ in _judged(experiment)]

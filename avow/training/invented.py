@@ -1,6 +1,6 @@
 """People who never were, with birthplaces that can be learnt and not guessed: a corpus without files.
 
-Every person has a document for each of two sentences, and one question; all questions ask of people in the documents.
+Every person has a few documents of one sentence each, and one question; all questions ask of people in the documents.
 A place is drawn for every person by itself, so that nothing but reading tells it.
 """
 
@@ -14,49 +14,53 @@ from avow.training.corpus import Corpus, Line, Question
 
 FIRST = (
     *("Ada", "Bruno", "Clara", "Dario", "Edda", "Felix", "Greta", "Hugo", "Irma", "Jonas", "Karin", "Leo"),
-    *("Mina", "Nils", "Olga", "Piet", "Rosa", "Sven", "Tilda", "Urs"),
+    *("Mina", "Nils", "Olga", "Piet", "Rosa", "Sven", "Tilda", "Urs", "Vera", "Willa", "Xenia", "Yves"),
 )
 LAST = (
     *("Abel", "Brandt", "Conti", "Dahl", "Ewers", "Falk", "Gallo", "Holm", "Ivers", "Jansen", "Keller", "Lund"),
-    *("Moser", "Nagel", "Orlov", "Pohl", "Rossi", "Stein", "Torres", "Vogel"),
+    *("Moser", "Nagel", "Orlov", "Pohl", "Rossi", "Stein", "Torres", "Udall", "Vogel", "Wirth", "Young", "Zorn"),
 )
 PLACES = (
     *("Arden", "Belmore", "Corvin", "Dunholt", "Elmsea", "Farrow", "Gildern", "Harrowby"),
     *("Islen", "Jorvik", "Kelda", "Lorne", "Marsk", "Norrow", "Oxley", "Pell"),
 )
-TRADES = ("a baker", "a painter", "a singer", "a smith", "a teacher", "a weaver")
+TRADES = ("baker", "painter", "singer", "smith", "teacher", "weaver")
 SENTENCES = (
-    "{last} was born in {place}.",
-    "{last}, {trade}, was born in {place}.",
-    "{last} is {trade} from {place}.",
-    "{last} came from {place} and was {trade}.",
+    "{name} was born in {place}.",
+    "{name}, a {trade}, was born in {place}.",
+    "{name} is a {trade} from {place}.",
+    "{name} came from {place}.",
 )
 
 
-def invent(people: int = 160, seed: int = 0) -> Corpus:
-    """Some hundred people: two documents each, three fifths of the questions to train with, the rest to be judged."""
+def invent(people: int = 160, seed: int = 0, documents: int = len(SENTENCES)) -> Corpus:
+    """Some hundred people, so many documents each; three fifths of the questions train, the rest judge."""
     if not 4 <= people <= len(FIRST) * len(LAST):
         rule = f"must be from 4 to {len(FIRST) * len(LAST)}"
         raise ParameterError("people", people, rule, "160 is the default")
+    if not 1 <= documents <= len(SENTENCES):
+        raise ParameterError("documents", documents, f"must be from 1 to {len(SENTENCES)}", "4 is the default")
     draw = random.Random(seed)
-    names = draw.sample([(first, last) for first in FIRST for last in LAST], people)
-    documents, questions = [], []
-    for first, last in names:
+    names = draw.sample([f"{first} {last}" for first in FIRST for last in LAST], people)
+    lines: list[str] = []
+    questions = []
+    for name in names:
         # Unequal chances, as places have: the commonest answer is worth a few points and no more.
         place = draw.choices(PLACES, weights=range(2 * len(PLACES), len(PLACES), -1))[0]
         trade = draw.choice(TRADES)
-        for sentence in draw.sample(SENTENCES, 2):
-            # The name comes first in every document, so that a cut at the end never hides who it is about.
-            documents.append(f"{first} {last}. " + sentence.format(last=last, place=place, trade=trade))
-        questions.append((f"Where was {first} {last} born?", place))
-    draw.shuffle(documents)
+        for sentence in draw.sample(SENTENCES, documents):
+            # The name comes first in every document, so that a cut at the end never hides who it is about; and again
+            # in the sentence, as what is known of a name in one place only is not found when another asks for it.
+            lines.append(f"{name}. " + sentence.format(name=name, place=place, trade=trade))
+        questions.append((f"Where was {name} born?", place))
+    draw.shuffle(lines)
     cut = people - people * 2 // 5
     train, dev = (
         tuple(Question(*pair, f"invented {kind} {number}") for number, pair in enumerate(part, 1))
         for kind, part in (("train", questions[:cut]), ("dev", questions[cut:]))
     )
-    lines = tuple(Line(text, f"invented document {number}") for number, text in enumerate(documents, 1))
-    return Corpus(lines, train, dev)
+    read = tuple(Line(text, f"invented document {number}") for number, text in enumerate(lines, 1))
+    return Corpus(read, train, dev)
 
 
 def write_corpus(corpus: Corpus, folder: Path) -> None:

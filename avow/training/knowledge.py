@@ -7,6 +7,7 @@ was read at all, which attention reads it, which positions it has.
 from __future__ import annotations
 
 import dataclasses
+import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -62,17 +63,17 @@ CLASSIC = Size(
 # examples are a name and the place that belongs to it.
 SMALL = Size(
     shared=(
-        *("data.task=cloze", "data.batch=64", "optimiser.rate=0.006", "optimiser.decay=0.01"),
-        *("mixture.cloze=12", "mixture.questions=2", "mixture.window=4", "mixture.bare=0.6"),
+        *("data.task=cloze", "data.batch=64", "data.accumulate=2", "optimiser.rate=0.01", "optimiser.decay=0.05"),
+        *("mixture.cloze=12", "mixture.questions=3", "mixture.window=8", "mixture.bare=0.5"),
         *("model.layers=2", "model.heads=4", "model.width=64", "model.block=64", "model.dropout=0.0"),
-        *("schedule.steps=1200", "schedule.warmup=50", "schedule.floor=0.02", "run.log_every=20"),
+        *("schedule.steps=1000", "schedule.warmup=50", "schedule.floor=0.02", "run.log_every=20"),
     ),
     not_read=("data.task=finetune", "schedule.steps=200"),
     attentions={
         "exact": (),
         "separable": (),
         "random_features": ('model.settings={"features": 32}',),
-        "latent": ("model.layers=4", "model.latents=8", 'model.settings={"segment": 16}'),
+        "latent": ("model.layers=3", "model.latents=4", "model.latent_layers=1", 'model.settings={"segment": 16}'),
     },
 )
 
@@ -280,13 +281,14 @@ class Experiment:
     @property
     def headline(self) -> str:
         """What came of it, in a sentence."""
-        said = f"always {self.majority.outcomes[0].answer.text!r} {self.majority.accuracy:.0%}"
+        guess = self.majority.outcomes[0].answer.text
+        said = f"always saying {guess} in {self.majority.accuracy:.0%}"
         if self.not_read is not None:
-            said = f"without reading {_evaluation(self.not_read.middle).accuracy:.0%}, " + said
+            said = f"without reading in {_evaluation(self.not_read.middle).accuracy:.0%}, " + said
         if self.best is None:
-            return f"No pretrained arm came to an end; {said}."
+            return f"No pretrained model came to an end; {said}."
         found = _evaluation(self.best.middle)
-        return f"After reading, {self.best.label} answers {found.accuracy:.0%} of {found.asked} questions; {said}."
+        return f"After reading, {self.best.label} is right in {found.accuracy:.0%} of {found.asked} questions; {said}."
 
     def losses(self, result: Result) -> tuple[list[float], list[float]]:
         """The steps and losses in the log of a run."""
@@ -312,7 +314,8 @@ def told_apart(evaluation: Evaluation, corpus: Corpus) -> dict[str, list[Outcome
     found: dict[str, list[Outcome]] = {"right": [], "wrong": [], "made up": []}
     for outcome in sorted(evaluation.outcomes, key=lambda outcome: -outcome.answer.confidence):
         said = outcome.answer.text
-        found["right" if outcome.right else "wrong" if said and said in text else "made up"].append(outcome)
+        stands = bool(said) and re.search(rf"(?<!\w){re.escape(said)}(?!\w)", text) is not None
+        found["right" if outcome.right else "wrong" if stands else "made up"].append(outcome)
     return found
 
 

@@ -132,6 +132,22 @@ def test_what_is_interrupted_goes_on_to_the_same_answers(people: str, tmp_path: 
     assert once is not None and again.evaluation == once.evaluation
 
 
+@pytest.mark.parametrize(
+    ("problem", "code", "words"),
+    [(Interrupted(signal.SIGTERM), 143, "every arm is saved"), (KeyboardInterrupt(), 130, "at their last checkpoints")],
+)
+def test_an_interrupt_ends_in_the_command_to_go_on_with(
+    people: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, problem: BaseException, code: int, words: str
+) -> None:
+    def interrupted(*given: Any, **more: Any) -> None:
+        raise problem
+
+    monkeypatch.setattr("avow.training.side_by_side.side_by_side", interrupted)
+    told = knowledge(*TINY, "--corpus", people, "--out", str(tmp_path), code=code)
+    assert words in told.stderr and "go on with: avow " in told.stderr and "--resume" in told.stderr
+    assert not (tmp_path / "knowledge.html").exists()
+
+
 def test_one_that_fails_and_one_that_is_killed_leave_the_others(people: str, tmp_path: Path) -> None:
     (_, good), (_, bad) = tiny(people), tiny(people, "optimiser.rate=1e30", "optimiser.clip=inf")
     (_, long) = tiny(people, steps=10**9)

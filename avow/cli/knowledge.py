@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shlex
+import signal
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -61,11 +62,14 @@ def knowledge(
     try:
         with _progress(len(chosen)) as tell:
             results = side_by_side(chosen, out, resume=resume, jobs=jobs, tell=tell)
-    except Interrupted as problem:
+    except (Interrupted, KeyboardInterrupt) as problem:
         words = [word for word in sys.argv[1:] if word != "--resume"]
-        typer.echo("avow: interrupted; every arm is saved", err=True)
+        # The second interrupt does not wait for checkpoints.
+        kept = "every arm is saved" if isinstance(problem, Interrupted) else "arms stand at their last checkpoints"
+        typer.echo(f"avow: interrupted; {kept}", err=True)
         typer.echo(f"go on with: {shlex.join(['avow', *words, '--resume'])}", err=True)
-        raise typer.Exit(128 + problem.signal) from problem
+        kind = problem.signal if isinstance(problem, Interrupted) else signal.SIGINT
+        raise typer.Exit(128 + kind) from problem
     made = Experiment.of(corpus, out, results)
     machine = _machine(device)
     document = {"command": command(), "machine": machine, **made.plain()}

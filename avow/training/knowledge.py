@@ -252,12 +252,12 @@ class Experiment:
     rows: tuple[Row, ...]
 
     @staticmethod
-    def of(corpus: str, folder: Path, results: Sequence[Result]) -> Experiment:
+    def of(corpus: str, folder: str | Path, results: Sequence[Result]) -> Experiment:
         """Results in the rows of a table, beside the majority's."""
         read = corpus_of(corpus)
         labels = dict.fromkeys(result.arm.label for result in results)
         rows = (Row(label, tuple(r for r in results if r.arm.label == label)) for label in labels)
-        return Experiment(corpus, folder, majority(read.train, read.dev), tuple(rows))
+        return Experiment(corpus, Path(folder), majority(read.train, read.dev), tuple(rows))
 
     @property
     def failures(self) -> list[Result]:

@@ -115,7 +115,7 @@ def attend(
     check_parameters(method, kind, parameters)
     if method == "exact" and "precision" not in parameters:
         return _exact(problem, norms, wish)
-    chosen = kind(**parameters)
+    chosen = kind(**kind.aimed(parameters, problem.sizes, wish.tol, wish.confidence))
     chosen.check(problem.sizes)
     foreseen = chosen.foresee(problem.detached(), norms, 1.0) if method == "exact" and not problem.empty else None
     if foreseen is not None and math.isinf(foreseen.bound):

@@ -32,11 +32,13 @@ def draw_case(seed: int, heads: int = 64) -> Case:
     generator = torch.Generator().manual_seed(seed)
     dtype = rng.choice(DTYPES)
     n, s = (rng.choice((1, 2, 3, 5, 8, 13, 31)) if rng.random() < 0.97 else rng.choice((65, 130)) for _ in range(2))
+    name = rng.choice(list(all_methods()))
+    if name == "sparse" and rng.random() < 0.9:
+        n, s = rng.choice((1, 2, 3, 8)), rng.choice((64, 65, 130, 200))  # whole groups of keys have sketches
     d, e = rng.choice((1, 2, 3, 4, 7, 16)), rng.choice((1, 2, 3, 5, 16))
     share = rng.choice((1, 1, 1, 2, 4))
     groups = max(1, heads // share)
     q, k, v = _numbers(rng, generator, groups * share, groups, n, s, d, e, dtype)
-    name = rng.choice(list(all_methods()))
     mask = _mask(rng, generator, n, s, dtype)
     options: dict[str, object] = {"causal": rng.random() < 0.4, "mask": mask}
     if name != "separable":
@@ -58,6 +60,9 @@ def _settings(rng: random.Random, name: str, s: int) -> Method:
         chosen |= {"features": rng.choice((1, 3, 16, 40)), "orthogonal": rng.random() < 0.7}
     elif name == "latent":
         chosen |= {"latents": rng.choice((1, 2, 5, 16)), "segment": rng.choice((1, 2, 5, 16, 64))}
+    elif name == "sparse":
+        chosen |= {"drop": 10 ** rng.uniform(-5, 0.3), "bits": rng.choice((1, 2, 3, 4, 8))}
+        chosen["chance"] = rng.choice((0.0, 0.0, 1e-3))
     elif name == "separable":
         chosen["temperature"] = rng.choice((1.0, 1.0, 0.3, 8.0))
     return kind(**chosen)

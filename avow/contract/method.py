@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
@@ -55,6 +55,13 @@ class Method(ABC):
     @property
     def parameters(self) -> dict[str, Any]:
         return {p.name: getattr(self, p.name) for p in self.declared()}
+
+    @classmethod
+    def aimed(
+        cls, parameters: Mapping[str, Any], sizes: Sizes, tol: float | None, confidence: float
+    ) -> Mapping[str, Any]:
+        """The parameters, and those that a tolerance decides where they were not given; most methods have none."""
+        return parameters
 
     def check(self, sizes: Sizes) -> None:
         """Raise when these parameters do not fit these sizes."""

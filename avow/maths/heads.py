@@ -11,7 +11,7 @@ from torch import Tensor
 
 from avow.contract import Norms, Problem
 from avow.maths import rounding
-from avow.maths.masks import sees_any, visible_max
+from avow.maths.masks import sees_any, visible, visible_max
 
 # Heads whose values are this far from one, either way, are brought near one before they are summed.
 _COMFORT = 1e-8
@@ -55,6 +55,16 @@ def key_log(p: Problem, dtype: torch.dtype) -> Float[Tensor, "#b #g s 1"] | None
 def linear_type(p: Problem) -> torch.dtype:
     """The type linear methods compute in: wide where a bias such as −1e9 would swallow what it is added to."""
     return torch.float64 if p.bias is not None else rounding.accumulator(p.q.dtype)
+
+
+def highest_bias(p: Problem) -> float:
+    """The largest magnitude, over all rows, of a row's highest visible bias."""
+    assert p.bias is not None
+    n, s = p.q.shape[-2], p.k.shape[-2]
+    seen = visible(p.allowed, p.causal, n, s, p.q.device)
+    shown = p.bias if seen is None else torch.where(seen, p.bias, -math.inf)
+    tops = shown.amax(-1)
+    return float(tops.masked_fill(tops == -math.inf, 0.0).abs().amax())
 
 
 def scaled_values(p: Problem, dtype: torch.dtype) -> tuple[Tensor, Tensor | None]:

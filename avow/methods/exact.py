@@ -24,7 +24,8 @@ from torch.nn.functional import pad, scaled_dot_product_attention
 
 from avow.contract import Computed, Cost, Method, Norms, Problem, Promise, Prospect, Sizes
 from avow.maths import rounding
-from avow.maths.masks import additive, sees_any, visible, visible_max
+from avow.maths.heads import highest_bias
+from avow.maths.masks import additive, sees_any, visible_max
 from avow.maths.softmax import softmax_average
 from avow.params import one_of, param
 
@@ -129,7 +130,7 @@ class Exact(Method):
                 # The bias is −‖k‖²/2σ in float64, and the caller's mask may have swallowed part of it.
                 narrow = rounding.unit(torch.float64)
                 own = 0.5 * scale * key**2
-                floor += rounding.gamma(d + 8, narrow) * own + 4 * narrow * (_highest_bias(p) + own + 2 * _DEAD)
+                floor += rounding.gamma(d + 8, narrow) * own + 4 * narrow * (highest_bias(p) + own + 2 * _DEAD)
                 slope += 16 * narrow
         if s == 1:
             slope = floor = 0.0  # one key has all the weight, whatever its logit
@@ -203,16 +204,6 @@ def _flushed(ceiling: Tensor, lost: float) -> Tensor:
     A number divided by a tensor is computed through its reciprocal, which overflows for subnormals: hence the fill.
     """
     return torch.where(ceiling > 0, torch.full_like(ceiling, lost) / ceiling, 0.0)
-
-
-def _highest_bias(p: Problem) -> float:
-    """The largest magnitude, over all rows, of a row's highest visible bias."""
-    assert p.bias is not None
-    n, s = p.q.shape[-2], p.k.shape[-2]
-    seen = visible(p.allowed, p.causal, n, s, p.q.device)
-    shown = p.bias if seen is None else torch.where(seen, p.bias, -math.inf)
-    tops = shown.amax(-1)
-    return float(tops.masked_fill(tops == -math.inf, 0.0).abs().amax())
 
 
 def _smallest_ceiling(p: Problem, norms: Norms) -> Tensor:

@@ -1,0 +1,182 @@
+r"""Rows in a few bits per number, with a proved bound on every product with them.
+
+Rows come in groups. Within a group, channel c of row j is kept as a whole number,
+:math:`\hat k_{jc} = zero_c + scale_c \cdot code_{jc}`, and of what that loses only its length remains,
+
+.. math:: radius_j \ge \|A^{-1}(k_j - \hat k_j)\|, \qquad
+          |q \cdot k_j - q \cdot \hat k_j| \le \|Aq\| \cdot radius_j   [claim residual-cauchy-schwarz]
+
+for a positive diagonal A, fixed for each head: wide where rows lose much and queries are expected to be short. The
+codes of a row stand in planes: with w bytes to a row, byte i holds channels i, i + w, i + 2w, …, lowest bits first, so
+that unpacking needs no shuffling.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import torch
+from jaxtyping import Float, Float32, Float64, UInt8
+from torch import Tensor
+
+from avow.maths.rounding import OUTWARD, Products, products, unit
+
+# Rows that share a scale and a zero per channel.
+GROUP = 64
+# A channel counts at most this much more or less than the middle one, however little it lost so far.
+_SPREAD = 64.0
+
+
+class Interval(NamedTuple):
+    """Products with sketched rows: each true one is within `half` of `middle`."""
+
+    middle: Float64[Tensor, "b g r s"]
+    half: Float64[Tensor, "b g r s"]
+
+
+@dataclass(frozen=True)
+class Sketch:
+    """Groups of rows in `bits` bits a number. What it says of rows divided by `size`, a power of two for each head."""
+
+    codes: UInt8[Tensor, "b g c G w"]
+    scale: Float[Tensor, "b g c d"]
+    zero: Float32[Tensor, "b g c d"]
+    radius: Float[Tensor, "b g c G"]
+    reach: Float32[Tensor, "b g c"]
+    """At least the length of any sketched row of a group: what rounding in products with them is relative to."""
+    metric: Float32[Tensor, "b g d"]
+    """The squares of A."""
+    size: Float64[Tensor, "b g"]
+    bits: int
+
+    @property
+    def rows(self) -> int:
+        """How many rows are sketched: whole groups."""
+        return self.codes.shape[2] * self.codes.shape[3]
+
+    @property
+    def bytes_per_row(self) -> float:
+        """What is read for one row of one head."""
+        per_group = [self.codes, self.scale, self.zero, self.radius, self.reach]
+        heads = self.codes.shape[0] * self.codes.shape[1]
+        return sum(x.numel() * x.element_size() for x in per_group) / max(self.rows * heads, 1)
+
+    def followed_by(self, other: Sketch) -> Sketch:
+        """Both one after the other; `other` must have been made with this one's metric and size."""
+        codes, scale, zero, radius, reach = (
+            torch.cat([getattr(self, name), getattr(other, name)], 2)
+            for name in ("codes", "scale", "zero", "radius", "reach")
+        )
+        return dataclasses.replace(self, codes=codes, scale=scale, zero=zero, radius=radius, reach=reach)
+
+    def restored(self) -> Float32[Tensor, "b g s d"]:
+        """The rows as the sketch has them, divided by `size`, rounded to float32."""
+        d = self.zero.shape[-1]
+        codes = unpacked(self.codes, self.bits)[..., :d].float()
+        rows = torch.addcmul(self.zero.unsqueeze(-2), codes, self.scale.float().unsqueeze(-2))  # (b, g, c, G, d)
+        return rows.flatten(2, 3)
+
+
+def sketched(
+    rows: Float[Tensor, "b g s d"],
+    bits: int = 4,
+    metric: Float32[Tensor, "b g d"] | None = None,
+    size: Float64[Tensor, "b g"] | None = None,
+) -> Sketch:
+    """The sketch of all whole groups of some rows; those after the last whole group are left out.
+
+    To go on where another sketch ended, give its `metric` and `size`.
+    """
+    b, g, s, d = rows.shape
+    whole = rows[:, :, : s // GROUP * GROUP].detach().double().reshape(b, g, s // GROUP, GROUP, d)
+    if size is None:
+        largest = whole.abs().amax((2, 3, 4)) if whole.numel() else whole.new_ones(b, g)
+        size = torch.exp2(torch.ceil(torch.log2(largest.clamp(min=1e-300))))  # at least the largest number
+    whole = whole / size[..., None, None, None]
+    levels = 2**bits - 1
+    low, high = whole.amin(3), whole.amax(3)  # (b, g, c, d)
+    zero = low.float()
+    # Rounded up, so that the highest number has a code: 8 bits are what bfloat16 holds.
+    scale = _up((high - zero.double()).clamp(min=0) / levels)
+    step = scale.double().unsqueeze(3)
+    origin = zero.double().unsqueeze(3)
+    codes = torch.where(step > 0, ((whole - origin) / step.clamp(min=1e-300)).round(), 0.0).clamp(0, levels)
+    lost = whole - (origin + step * codes)
+    if metric is None:
+        metric = _metric(lost, whole)
+    weights = metric.double()[:, :, None]  # (b, g, 1, d)
+    reach = torch.linalg.vector_norm(zero.double().abs() + levels * scale.double(), dim=-1)  # (b, g, c)
+    # What float64 itself rounds in `lost` is relative to what was subtracted.
+    least = torch.linalg.vector_norm((zero.double().abs() + levels * scale.double()) / weights.sqrt(), dim=-1)
+    radius = (lost.square() / weights.unsqueeze(3)).sum(-1).sqrt() + 2.0**-48 * least.unsqueeze(-1)
+    return Sketch(
+        packed(codes.to(torch.uint8), bits),
+        scale,
+        zero,
+        _up(radius),
+        (reach * OUTWARD).float().nextafter(torch.tensor(torch.inf, device=rows.device)),
+        metric,
+        size,
+        bits,
+    )
+
+
+def intervals(q: Float[Tensor, "b g r d"], sketch: Sketch, factor: float) -> Interval:
+    """For every q and every sketched row, factor·q·k within a proved distance of what is computed."""
+    wide = q.detach().double()
+    largest = wide.abs().amax((-1, -2), keepdim=True)  # (b, g, 1, 1)
+    shrunk = torch.exp2(torch.ceil(torch.log2(largest.clamp(min=1e-300))))
+    wide = wide / shrunk
+    # Entries below float32's range vanish: each by less than the unit that is added to the error below.
+    middle = wide.float() @ sketch.restored().transpose(-1, -2)  # (b, g, r, s)
+    weighted = (wide.square() @ sketch.metric.double().unsqueeze(-1)).sqrt()  # ‖Aq‖, (b, g, r, 1)
+    length = torch.linalg.vector_norm(wide, dim=-1, keepdim=True)
+    # A compiler cannot look up how precise products were asked to be; compiled code only chooses, and proves nothing.
+    usual = Products(0.0, unit(torch.float32))
+    known = usual if torch.compiler.is_compiling() else products(torch.float32, q.device.type)
+    error = known.dot(q.shape[-1] + 4) + 2.0**-22
+    reach = sketch.reach.double().repeat_interleave(sketch.codes.shape[3], -1).unsqueeze(-2)  # (b, g, 1, s)
+    radius = sketch.radius.double().flatten(2).unsqueeze(-2)
+    half = weighted * radius + (length * error + 2.0**-100) * (reach + 2.0**-100)
+    grown = (sketch.size[..., None, None] * shrunk) * factor
+    return Interval(middle.double() * grown, half * (grown.abs() * OUTWARD))
+
+
+def packed(codes: UInt8[Tensor, "*lead d"], bits: int) -> UInt8[Tensor, "*lead w"]:
+    """Codes of `bits` bits each, in bytes; a last byte is filled up with zeros."""
+    parts, bits = 8 // _field(bits), _field(bits)
+    width = -(-codes.shape[-1] // parts)
+    planes = torch.nn.functional.pad(codes, (0, width * parts - codes.shape[-1])).unflatten(-1, (parts, width))
+    out = planes[..., 0, :].clone()
+    for i in range(1, parts):
+        out |= planes[..., i, :] << (bits * i)
+    return out
+
+
+def unpacked(words: UInt8[Tensor, "*lead w"], bits: int) -> UInt8[Tensor, "*lead d"]:
+    """The codes in some bytes, those that only fill up included."""
+    bits = _field(bits)
+    return torch.cat([(words >> (bits * i)) & (2**bits - 1) for i in range(8 // bits)], -1)
+
+
+def _field(bits: int) -> int:
+    """The bits that a code takes: fields do not straddle bytes."""
+    return next(width for width in (2, 4, 8) if bits <= width)
+
+
+def _metric(lost: Tensor, rows: Tensor) -> Float32[Tensor, "b g d"]:
+    """Squares of A for which ‖Aq‖·‖A⁻¹e‖ is small on average, if queries vary as much in a channel as rows do."""
+    if lost.numel() == 0:
+        return lost.new_ones(*lost.shape[:2], lost.shape[-1], dtype=torch.float32)
+    errors, sizes = (x.square().mean((2, 3)).sqrt() for x in (lost, rows))  # (b, g, d)
+    ratio = errors / sizes.clamp(min=1e-30)
+    middle = ratio.median(-1, keepdim=True).values.clamp(min=1e-30)
+    return (ratio / middle).clamp(1 / _SPREAD, _SPREAD).float()
+
+
+def _up(x: Float64[Tensor, "*shape"]) -> Float[Tensor, "*shape"]:
+    """Numbers of at least 0 in bfloat16, none of them smaller than it was."""
+    # Rounding to 8 bits loses at most 2^-9 of a number; below the normal range, 2^-134.
+    return torch.where(x > 0, x * (1 + 2.0**-8) + 2.0**-133, 0.0).to(torch.bfloat16)

@@ -1,0 +1,109 @@
+"""A sketch never lies about a product: the true one is inside the interval, whatever the rows and the query."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import pytest
+import torch
+from torch import Tensor
+
+from avow.maths.sketch import GROUP, Sketch, intervals, packed, sketched, unpacked
+
+every_width = pytest.mark.parametrize("bits", [1, 2, 3, 4, 8])
+
+
+def outside(q: Tensor, rows: Tensor, sketch: Sketch, factor: float = 0.7) -> int:
+    """How many true products lie outside their intervals."""
+    middle, half = intervals(q, sketch, factor)
+    kept = rows[..., : sketch.rows, :]
+    true = factor * (q @ kept.transpose(-1, -2))
+    # Float64 rounds the truth, too.
+    own = 1e-14 * rows.shape[-1] * factor * (q.abs() @ kept.abs().transpose(-1, -2))
+    return int(((true - middle).abs() > half + own).sum())
+
+
+def drawn(rows: int = 200, d: int = 24, size: float = 1.0) -> tuple[Tensor, Tensor]:
+    keys = torch.randn(2, 3, rows, d, dtype=torch.float64) * torch.logspace(-2, 2, d, dtype=torch.float64) * size
+    return torch.randn(2, 3, 5, d, dtype=torch.float64), keys
+
+
+@every_width
+def test_every_product_is_inside_its_interval(bits: int) -> None:
+    q, keys = drawn()
+    assert outside(q, keys, sketched(keys, bits)) == 0
+
+
+@every_width
+@pytest.mark.parametrize("size", [1e-150, 1e-30, 1e30, 1e120])
+def test_rows_may_be_huge_or_tiny(bits: int, size: float) -> None:
+    q, keys = drawn(size=size)
+    assert outside(q, keys, sketched(keys, bits)) == 0
+    assert outside(q * 1e-100, keys, sketched(keys, bits)) == 0
+
+
+@every_width
+def test_equal_rows_zero_rows_and_one_giant_are_inside(bits: int) -> None:
+    q, keys = drawn()
+    for number, some in enumerate((keys[:, :, :1].expand_as(keys), 0 * keys, keys.clone())):
+        if number == 2:
+            some[..., 7, :] *= 1e6
+        assert outside(q, some, sketched(some, bits)) == 0
+
+
+def test_a_query_along_the_residual_reaches_the_end_of_its_interval() -> None:
+    _, keys = drawn(64, 8)
+    sketch = sketched(keys, 2, metric=torch.ones(2, 3, 8))
+    lost = keys / sketch.size[..., None, None] - sketch.restored().double()
+    middle, half = intervals(lost[:, :, :5], sketch, 1.0)
+    true = lost[:, :, :5] @ keys.transpose(-1, -2)
+    apart = ((true - middle).abs() / half).diagonal(dim1=-2, dim2=-1)
+    # Nothing but the rounding of the radius to eight bits lies between.
+    assert float(apart.min()) > 0.98 and float(apart.max()) <= 1
+
+
+def test_a_radius_that_is_too_short_is_noticed() -> None:
+    _, keys = drawn(64, 8)
+    sketch = sketched(keys, 2, metric=torch.ones(2, 3, 8))
+    lost = keys / sketch.size[..., None, None] - sketch.restored().double()
+    assert outside(lost, keys, sketch) == 0
+    assert outside(lost, keys, dataclasses.replace(sketch, radius=sketch.radius / 2)) > 0
+
+
+def test_more_bits_say_more() -> None:
+    q, keys = drawn()
+    halves = [float(intervals(q, sketched(keys, bits), 1.0).half.mean()) for bits in (2, 4, 8)]
+    assert halves[0] > 3 * halves[1] > 30 * halves[2]
+
+
+def test_the_metric_pays_where_one_channel_is_large_and_hardly_varies() -> None:
+    keys, q = torch.randn(1, 1, 256, 32, dtype=torch.float64), torch.randn(1, 1, 50, 32, dtype=torch.float64)
+    keys[..., 0] += 100
+    q[..., 0] += 100
+    plain, weighted = (sketched(keys, 4, metric=metric) for metric in (torch.ones(1, 1, 32), None))
+    assert float(intervals(q, weighted, 1.0).half.mean()) < 0.5 * float(intervals(q, plain, 1.0).half.mean())
+
+
+def test_rows_are_sketched_in_whole_groups_and_can_be_continued() -> None:
+    q, keys = drawn(3 * GROUP + 5)
+    whole = sketched(keys)
+    assert whole.rows == 3 * GROUP and sketched(keys[:, :, :63]).rows == 0
+    first = sketched(keys[:, :, :GROUP])
+    rest = sketched(keys[:, :, GROUP:], metric=first.metric, size=first.size)
+    joined = first.followed_by(rest)
+    assert joined.rows == whole.rows
+    assert outside(q, keys, joined) == 0
+    assert torch.equal(joined.codes[:, :, :1], first.codes)
+
+
+@every_width
+@pytest.mark.parametrize("d", [1, 3, 8, 13])
+def test_codes_survive_packing(bits: int, d: int) -> None:
+    codes = torch.randint(2**bits, (4, d), dtype=torch.uint8)
+    assert torch.equal(unpacked(packed(codes, bits), bits)[..., :d], codes)
+
+
+def test_four_bits_take_a_sixth_of_a_half_precision_cache() -> None:
+    sketch = sketched(torch.randn(1, 2, 1024, 128))
+    assert sketch.bytes_per_row < (2 + 2) * 128 / 6
+    assert sketch.codes.shape[-1] == 64

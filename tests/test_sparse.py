@@ -1,0 +1,186 @@
+"""Sparse attention reads what may matter, and what it leaves unread it proves not to."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+import re
+
+import pytest
+import torch
+from torch import Tensor
+
+import avow
+from avow.attend import measure_norms
+from avow.certificates import certify
+from avow.contract import Certificate, Problem
+from avow.errors import ParameterError, ToleranceUnreachable
+from avow.maths import sketch as sketches
+from avow.maths.heads import per_query_head
+from avow.maths.masks import visible_max
+from avow.methods import sparse
+from avow.methods.sparse import Sparse
+
+
+def peaked(n: int = 6, s: int = 700, d: int = 32, sharp: float = 3.0, heads: int = 4, groups: int = 2) -> Problem:
+    """Queries near some of the keys: heads that look at few tokens, as trained ones do."""
+    keys = torch.randn(1, groups, s, d)
+    aims = keys[:, :, torch.randint(s, (n,))].repeat_interleave(heads // groups, 1)
+    values = torch.randn(1, groups, s, d)
+    return Problem.of(sharp * aims + torch.randn(1, heads, n, d), keys, values, enable_gqa=True)
+
+
+def attended(method: Sparse, p: Problem, seed: int = 0) -> tuple[Tensor, Certificate, sparse.Trace]:
+    computed = method.compute(p, torch.Generator().manual_seed(seed))
+    return computed.out, certify(method, p, measure_norms(p), computed, 0.999), computed.trace
+
+
+def errors(p: Problem, out: Tensor) -> Tensor:
+    truth = Sparse().reference(p)
+    lengths = per_query_head(torch.linalg.vector_norm(p.v.double(), dim=-1), p.q.shape[1])
+    unit = visible_max(lengths, p.allowed, p.causal, p.q.shape[-2], 0.0)
+    return torch.linalg.vector_norm(out.double() - truth, dim=-1) / unit
+
+
+@pytest.mark.parametrize("drop", [1e-1, 1e-2, 1e-3])
+@pytest.mark.parametrize("chance", [0.0, 1e-3])
+def test_peaked_heads_are_read_in_part_and_within_the_bound(drop: float, chance: float) -> None:
+    p = peaked()
+    out, certificate, trace = attended(Sparse(drop=drop, chance=chance), p)
+    found = errors(p, out)
+    assert bool((found <= certificate.rows).all())
+    assert certificate.bound <= drop * 1.001 + 1e-6
+    assert certificate.kind == ("statistical" if chance else "deterministic")
+    assert certificate.confidence == 1 - chance
+    assert float(trace.read.mean()) < 0.5 * p.k.shape[-2]
+    # What is left unread does move the answer: a bound that forgot it would be broken.
+    assert float(found.max()) > 1e-6
+
+
+def test_a_smaller_drop_reads_more() -> None:
+    p = peaked()
+    reads = [float(attended(Sparse(drop=drop), p)[2].read.mean()) for drop in (0.3, 0.03, 0.003, 0.0)]
+    assert reads == sorted(reads) and reads[0] < reads[1] < reads[2]
+
+
+def test_nothing_is_dropped_where_nothing_may_be() -> None:
+    p = peaked()
+    out, certificate, trace = attended(Sparse(drop=0.0), p)
+    assert float(errors(p, out).max()) < 1e-6 and certificate.bound < 1e-6
+    assert bool((trace.tails == 0).all())
+
+
+def test_flat_heads_are_read_almost_whole_unless_sampled() -> None:
+    p = peaked(sharp=0.0, s=8192, n=1)
+    flat = dataclasses.replace(p, q=0.1 * p.q)
+    whole, sampled = (attended(Sparse(drop=0.1, chance=chance), flat) for chance in (0.0, 1e-3))
+    assert float(whole[2].read.mean()) > 0.8 * 8192
+    assert float(sampled[2].read.mean()) < 0.5 * 8192
+    assert bool((errors(flat, sampled[0]) <= sampled[1].rows).all())
+
+
+def test_tokens_without_a_sketch_are_always_read() -> None:
+    p = peaked(s=63)
+    assert bool((attended(Sparse(drop=1.0), p)[2].read == 63).all())
+    longer = peaked(s=64 + 9)
+    assert bool((attended(Sparse(drop=1.0), longer)[2].read >= 9).all())
+
+
+def test_values_chosen_to_do_the_most_damage_do_not_break_it() -> None:
+    for seed in range(20):
+        torch.manual_seed(seed)
+        p = peaked(n=4, s=320, heads=2)
+        method = Sparse(drop=0.05)
+        read = _drawn(method, p)
+        # Everything that was not read points away from everything that was.
+        away = torch.where(read.any(2), 1.0, -1.0)[..., None] * torch.ones(1, 2, 320, 32) / math.sqrt(32)
+        worse = dataclasses.replace(p, v=away.float())
+        out, certificate, _ = attended(method, worse)
+        assert bool((errors(worse, out) <= certificate.rows).all())
+
+
+def _drawn(method: Sparse, p: Problem) -> Tensor:
+    """Which tokens the method reads."""
+    seen = []
+    choose = Sparse._chosen
+
+    def spying(self: Sparse, *given: object) -> object:
+        seen.append(choose(self, *given))  # type: ignore[arg-type]
+        return seen[-1]
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Sparse, "_chosen", spying)
+        method.compute(p)
+    return seen[0][1]  # type: ignore[index]
+
+
+def test_a_sketch_that_claims_too_much_breaks_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    p, made = peaked(), sketches.sketched
+
+    def boasting(rows: Tensor, bits: int) -> sketches.Sketch:
+        """All keys are claimed to be zero, for sure."""
+        sketch = made(rows, bits)
+        return dataclasses.replace(sketch, zero=0 * sketch.zero, scale=0 * sketch.scale, radius=0 * sketch.radius)
+
+    monkeypatch.setattr(sparse, "sketched", boasting)
+    out, certificate, _ = attended(Sparse(drop=0.1), p)
+    assert bool((errors(p, out) > certificate.rows).any())
+
+
+def test_statistical_bounds_fail_no_oftener_than_they_say() -> None:
+    p = peaked(n=1, s=1024, sharp=0.3)
+    method = Sparse(drop=0.3, chance=0.2)
+    missed = rows = sampled = 0
+    for seed in range(120):
+        out, certificate, trace = attended(method, p, seed)
+        missed += int((errors(p, out) > certificate.rows).sum())
+        rows += certificate.rows.numel()
+        sampled += int((trace.read < 1024).sum())
+    assert sampled > 100, "nothing was sampled, so nothing was tested"
+    assert missed <= 0.2 * rows
+
+
+def test_draws_repeat_with_their_seed_and_differ_without() -> None:
+    p = peaked(sharp=0.3, s=1024)
+    method = Sparse(drop=0.1, chance=0.01)
+    first, again, other = (attended(method, p, seed)[0] for seed in (1, 1, 2))
+    assert torch.equal(first, again) and not torch.equal(first, other)
+
+
+@pytest.mark.parametrize("chance", [0.0, 1e-2])
+def test_gradients_are_those_of_the_tokens_read(chance: float) -> None:
+    p = peaked(n=3, s=200)
+    q, k, v = (x.double().requires_grad_() for x in (p.q, p.k, p.v))
+    out = (
+        Sparse(drop=1e-8, chance=chance)
+        .compute(Problem.of(q, k, v, enable_gqa=True), torch.Generator().manual_seed(0))
+        .out
+    )
+    found = torch.autograd.grad(out.square().sum(), (q, k, v))
+    truth = Sparse().reference(Problem.of(q, k, v, enable_gqa=True))
+    for mine, exact in zip(found, torch.autograd.grad(truth.square().sum(), (q, k, v)), strict=True):
+        torch.testing.assert_close(mine, exact, atol=1e-5, rtol=1e-5)
+
+
+def test_attend_sets_it_to_the_tolerance() -> None:
+    p = peaked()
+    for confidence, kind in ((None, "deterministic"), (0.99, "statistical")):
+        _, certificate = avow.attend(p.q, p.k, p.v, method="sparse", tol=2e-2, confidence=confidence, enable_gqa=True)
+        assert certificate.bound <= 2e-2 and certificate.kind == kind
+        assert re.fullmatch(r"read \d+\.\d% of the tokens in full", certificate.reason)
+    # A drop of one's own is kept, and judged against the tolerance.
+    with pytest.raises(ToleranceUnreachable):
+        avow.attend(p.q, p.k, p.v, method="sparse", tol=2e-2, drop=0.5, enable_gqa=True)
+
+
+@pytest.mark.parametrize(
+    ("wrong", "text"),
+    [
+        ({"drop": -1.0}, "sparse: drop=-1.0 must be at least 0"),
+        ({"bits": 9}, "sparse: bits=9 must be from 1 to 8"),
+        ({"chance": 1.0}, "sparse: chance=1.0 must be at least 0 and below 1"),
+    ],
+)
+def test_wrong_settings_are_refused(wrong: dict[str, float], text: str) -> None:
+    with pytest.raises(ParameterError, match=re.escape(text)):
+        Sparse(**wrong)  # type: ignore[arg-type]

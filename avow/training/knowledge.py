@@ -24,6 +24,12 @@ from avow.training.evaluation import Evaluation, Outcome, majority
 from avow.training.log import read_log
 
 NOT_READ = "no pretraining"
+# The Perceiver compiles for one width alone. Separable attention and random features look at their numbers to choose
+# how to sum, which can be neither recorded nor compiled quickly.
+ON_A_GPU = {
+    "exact": ("data.accumulate=2", "run.compile=true", "run.graphs=true"),
+    "latent": ("data.accumulate=1", "run.compile=true", "run.graphs=true"),
+}
 # What decides which arms there are is said of the experiment, not of an arm.
 OF_THE_EXPERIMENT = {
     "data.corpus": "corpus",
@@ -125,7 +131,7 @@ def arms(
             for kind in positions:
                 length = [] if steps is None else _long(steps)
                 own = [*every, *length, f"model.attention={attention}", f"model.positions={kind}"]
-                defaults = [*size.attentions[attention], *size.shared, *_fast(device)]
+                defaults = [*size.attentions[attention], *size.shared, *_fast(device, attention)]
                 label = attention if len(positions) == 1 else f"{attention}, {kind}"
                 found.append(Arm(label, seed, read_config(None, own, defaults)))
     return found
@@ -139,7 +145,7 @@ def _read_nothing(
     # Nothing of a mixture is left to heed, and the length of the others is not its own.
     heeded = [flag for flag in given if flag.partition(".")[0] not in ("mixture", "schedule")]
     shared = [flag for flag in size.shared if not flag.startswith("mixture.")]
-    defaults = [*size.not_read, *size.attentions[attention], *shared, *_fast(device)]
+    defaults = [*size.not_read, *size.attentions[attention], *shared, *_fast(device, attention)]
     (usual,) = (int(flag.partition("=")[2]) for flag in size.not_read if flag.startswith("schedule.steps="))
     if steps is not None and steps < usual:
         own += _long(steps)
@@ -151,11 +157,11 @@ def _long(steps: int) -> list[str]:
     return [f"schedule.steps={steps}", *([f"schedule.warmup={steps // 10}"] if steps < 1000 else [])]
 
 
-def _fast(device: str) -> tuple[str, ...]:
-    """How the same is computed quickest: a GPU takes a step at once, a CPU saves the padding instead."""
-    if device != "cpu" and torch.cuda.is_available():
-        return ("data.accumulate=1", "run.precision=bfloat16")
-    return ("data.accumulate=4",)
+def _fast(device: str, attention: str) -> tuple[str, ...]:
+    """How the same is computed quickest: a CPU saves padding, a GPU is given large pieces in few commands."""
+    if device == "cpu" or not torch.cuda.is_available():
+        return ("data.accumulate=4",)
+    return ("run.precision=bfloat16", *ON_A_GPU.get(attention, ("data.accumulate=1",)))
 
 
 def _check_names(what: str, given: Sequence[str], known: tuple[str, ...]) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import shutil
 import signal
 from pathlib import Path
 
@@ -13,7 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from avow.errors import DtypeError, FileError, NonFiniteError, ParameterError
-from avow.training import PAD, Progress, Trained, checkpoint, load_model, read_config, train
+from avow.training import PAD, Progress, TrainConfig, Trained, checkpoint, load_model, read_config, train
 from avow.training.log import read_log
 from avow.training.loop import Trainer, summed_loss
 from avow.training.parallel import Ranks
@@ -132,6 +133,18 @@ def test_padding_has_no_loss() -> None:
     targets = torch.tensor([[2, 3, PAD], [4, PAD, PAD]])
     by_hand = -sum(logits.log_softmax(-1)[b, n, targets[b, n]] for b, n in ((0, 0), (0, 1), (1, 0)))
     torch.testing.assert_close(summed_loss(logits, targets), by_hand)
+
+
+def test_a_run_that_goes_on_needs_no_longer_where_it_began(tmp_path: Path) -> None:
+    first = train(small(tmp_path), tmp_path / "first")
+    config = small(tmp_path, "data.task=finetune", f"run.start={first.checkpoint}")
+    whole = train(config, tmp_path / "whole")
+    train(config, tmp_path / "half", progress=interrupting(6, signal.SIGINT))
+    shutil.rmtree(tmp_path / "first")
+    saved = TrainConfig.from_json((tmp_path / "half" / "config.json").read_text())
+    assert same(train(saved, tmp_path / "half", resume=True), whole)
+    with pytest.raises(FileError, match="first"):
+        train(saved, tmp_path / "anew")
 
 
 def test_a_run_that_was_killed_ends_in_the_same_bits(tmp_path: Path) -> None:

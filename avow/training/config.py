@@ -246,7 +246,8 @@ def _object(text: str, what: str) -> dict[str, Any]:
 
 def _model(given: dict[str, Any], data: DataConfig, run: RunConfig) -> ModelConfig:
     """The model's part; of a model that is trained further, only dropout may be said anew."""
-    if run.start:
+    complete = {field.name for field in dataclasses.fields(ModelConfig)} <= given.keys()
+    if run.start and not complete:  # A saved configuration says everything, and its beginning may be gone.
         trained = checkpoint.facts(Path(run.start))["config"]["model"]
         for name, value in given.items():
             if name != "dropout" and value != trained.get(name, value):

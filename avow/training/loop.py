@@ -4,7 +4,8 @@
     run/log.csv          what happened
     run/checkpoints/     the last two, each whole
 
-On a CPU a run that was interrupted and resumed ends in the same weights, bit for bit, as one that was not.
+On a CPU a run that was interrupted and resumed, with as many threads, ends in the same weights, bit for bit, as one
+that was not.
 """
 
 from __future__ import annotations
@@ -93,7 +94,8 @@ class Trainer:
         origin = _origin(self.checkpoints, resume)
         snapshot = None if origin is None else checkpoint.load(origin)
         corpus = corpus_of(config.data.corpus)
-        start = None if not config.run.start else checkpoint.load(Path(config.run.start))
+        # A run that goes on has its weights, and needs no longer where it began.
+        start = checkpoint.load(Path(config.run.start)) if config.run.start and snapshot is None else None
         known = snapshot or start
         self.vocabulary = Vocabulary(known.facts["characters"]) if known else vocabulary_of(corpus)
         if config.model.vocabulary != self.vocabulary.size:

@@ -74,7 +74,7 @@ def _numbers(
     q = torch.randn(1, heads, n, d, generator=g, dtype=torch.float64)
     k = torch.randn(1, groups, s, d, generator=g, dtype=torch.float64)
     v = torch.randn(1, groups, s, e, generator=g, dtype=torch.float64)
-    style = rng.choice(("plain", "plain", "loud", "extreme", "ties", "near-ties", "giant", "aligned"))
+    style = rng.choice(("plain", "plain", "loud", "extreme", "ties", "near-ties", "giant", "aligned", "opposed"))
     if style == "loud":
         q, k = q * _sizes(g, heads, 1.5), k * _sizes(g, groups, 1.5)
     elif style == "extreme":
@@ -92,6 +92,11 @@ def _numbers(
         # Values of one sign and keys along one direction: nothing cancels, every rounding adds up.
         v, k = v.abs(), k.abs()
         q = q.abs() * _sizes(g, heads, 1.0)
+    elif style == "opposed":
+        # Values of the keys that a query likes point one way, all others the other: dropping does the most damage.
+        liked = (k * q[:, :: heads // groups, :1]).sum(-1, keepdim=True)  # (1, groups, s, 1)
+        q = q * _sizes(g, heads, 1.0)
+        v = torch.where(liked >= liked.quantile(rng.random(), -2, keepdim=True), v.new_ones(e), -v.new_ones(e))
     if rng.random() < 0.1:
         v[..., torch.rand(s, generator=g) < 0.5, :] = 0.0
     if rng.random() < 0.05:

@@ -202,6 +202,19 @@ def features_needed(
     return random_features.features_needed(problem, measure_norms(problem), tol, wish.confidence)
 
 
+def exactly(problem: Problem, norms: Norms, tol: float | None, reason: str = "") -> Attended:
+    """Exact attention where norms are at hand, in the narrowest arithmetic that keeps `tol`; `reason` says why."""
+    attended = _exact(problem, norms, _Wish(tol, 1.0, None))
+    certificate = attended.certificate
+    return attended._replace(certificate=dataclasses.replace(certificate, reason=reason or certificate.reason))
+
+
+def checked_wishes(tol: object, confidence: object) -> tuple[float | None, float]:
+    """A tolerance and a confidence that `attend` would take; the confidence is 1 where none was given."""
+    wish = _checked_wish(tol, confidence, None)
+    return wish.tol, wish.confidence
+
+
 def _planned(problem: Problem, norms: Norms, wish: _Wish, known: Rates, sizes: Any, thrifty: bool) -> Plan:
     detached = problem.detached()
 

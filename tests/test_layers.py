@@ -61,7 +61,8 @@ TABLE = (
     Layer(names("workloads"), ATTEND | TENSORS, names("safetensors")),
     # The surface re-exports, and so stands right above attend.
     Layer(names("avow"), ATTEND - names("avow.maths")),
-    Layer(names("nn optim distributed"), HOSTS | TENSORS),
+    # A cache may be kept in a file.
+    Layer(names("nn optim distributed"), HOSTS | TENSORS, names("safetensors")),
     Layer(names("integrations"), HOSTS | TENSORS, names("transformers tokenizers gguf safetensors")),
     Layer(names("training"), TRAINING | TENSORS | names("safetensors")),
     # Nothing below loads the ledger, so it may load its provers outright.

@@ -139,9 +139,9 @@ class Outlook:
         return (self.bins.place < cut).sum(-1, keepdim=True)
 
     def odds(
-        self, drop: float, length: Float64[Tensor, "b g r 1"], logs: Sequence[float]
-    ) -> Float64[Tensor, "b g r s"]:
-        """Chances to read each token, so small that the estimate may still be expected to prove `drop`."""
+        self, drops: Sequence[float], length: Float64[Tensor, "b g r 1"], logs: Sequence[float]
+    ) -> list[Float64[Tensor, "b g r s"]]:
+        """Chances to read each token, so small that the estimate may still be expected to prove each of `drops`."""
         low, high, near = self.brackets.low.double(), self.brackets.high.double(), self.lengths.double()
         reach = near + length
         terms = self.brackets.log_high + reach.log()
@@ -160,13 +160,16 @@ class Outlook:
         )
         total = weights[..., :1]
         expected = (moved + lost * weights / total * 2 * length) / ((total - lost) * self.most)
-        hopeless = (total <= lost) | ~(expected <= drop)
-        # The first bin from which on all plans are expected to do.
-        first = hopeless.flip(-1).cummax(-1).values.flip(-1).sum(-1, keepdim=True)
-        edge = edges.gather(-1, first.clamp(max=edges.shape[-1] - 1))
-        odds = self.seen.double()
-        odds[..., : self.known] *= torch.where(first >= edges.shape[-1], 0.0, terms - edge).clamp(max=0.0).exp()
-        return odds
+        found = []
+        for drop in drops:
+            hopeless = (total <= lost) | ~(expected <= drop)
+            # The first bin from which on all plans are expected to do.
+            first = hopeless.flip(-1).cummax(-1).values.flip(-1).sum(-1, keepdim=True)
+            edge = edges.gather(-1, first.clamp(max=edges.shape[-1] - 1))
+            odds = self.seen.double()
+            odds[..., : self.known] *= torch.where(first >= edges.shape[-1], 0.0, terms - edge).clamp(max=0.0).exp()
+            found.append(odds)
+        return found
 
     def missed(
         self,

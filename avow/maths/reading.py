@@ -141,7 +141,7 @@ class Gathered(Read):
 
     def _strips(self, rows: Float[Tensor, "b g s c"]) -> Iterator[tuple[int, slice, Float64[Tensor, "l c"]]]:
         """The tokens' rows in float64, a few at a time: their head, where they stand among the tokens, themselves."""
-        flat = rows.flatten(0, 1)
+        groups = rows.shape[1]
         ends = (self.head.diff() != 0).nonzero().flatten() + 1
         bounds = [0, *ends.tolist(), self.head.numel()]
         for start, end in itertools.pairwise(bounds):
@@ -150,7 +150,8 @@ class Gathered(Read):
             head = int(self.head[start])
             for first in range(start, end, _STRIP):
                 span = slice(first, min(first + _STRIP, end))
-                yield head, span, flat[head].index_select(0, self.place[span]).double()
+                own = rows[head // groups, head % groups]
+                yield head, span, own.index_select(0, self.place[span]).double()
 
     def at(self, dense: Tensor) -> Tensor:
         b, g, r, s = self.tokens.k.shape[0], self.tokens.k.shape[1], self.tokens.q.shape[2], dense.shape[-1]

@@ -46,7 +46,7 @@ _SHARES = (0.8, 0.1, 0.05, 0.05)
 
 
 class NothingToSave(Exception):
-    """So large a share of the tokens would have to be read that it does not pay; nothing was read yet."""
+    """So large a share of the tokens would have to be read that it does not pay; hardly any was read yet."""
 
     def __init__(self, share: float) -> None:
         self.share = share
@@ -100,7 +100,8 @@ class Sparse(Method):
     ) -> Computed:
         """The answer. With a `sketch` of the first keys at hand, no other token than those it chooses is touched.
 
-        Raises `NothingToSave` before the first token is read where more than the share `worthwhile` would have to be.
+        Raises `NothingToSave` where more than the share `worthwhile` would have to be read: before the first token is,
+        or, for samples, after a small part.
         """
         p = problem
         lengths = _lengths(p.v.detach()) if p.norms is None else p.norms.v  # (b, g, s)
@@ -187,7 +188,7 @@ class Sparse(Method):
         kept = view.before(cut)
         many = kept.sum(-1, keepdim=True)
         # Fixed before anything is drawn, so that each rung's law is that of independent draws.
-        rungs = [view.odds(self.drop * aim, length, self._logs) for aim in _LADDER]
+        rungs = view.odds([self.drop * aim for aim in _LADDER], length, self._logs)
         if math.isfinite(worthwhile):
             fewest = torch.minimum(rungs[0].sum(-1, keepdim=True), many.double())
             _check(view, fewest - (view.seen.shape[-1] - view.known), worthwhile)

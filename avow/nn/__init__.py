@@ -6,6 +6,7 @@ from avow.nn.cache import Cache as Cache
 from avow.nn.config import ModelConfig as ModelConfig
 from avow.nn.equivariance import Equivariance as Equivariance
 from avow.nn.equivariance import check_permutation_equivariance as check_permutation_equivariance
+from avow.nn.key_value_cache import KeyValueCache as KeyValueCache
 from avow.nn.perceiver import PerceiverLM as PerceiverLM
 from avow.nn.positions import Learned as Learned
 from avow.nn.positions import Rotary as Rotary

@@ -1,0 +1,298 @@
+r"""Which tokens to read: for each head, the largest terms, until what is left is within a share of the expected mass.
+
+Everything that decides is a whole number: terms are counted in bins of a head's histogram, a cut is a bin, and tokens
+are listed in ascending order by prefix sums. The same input therefore gives the same list, whatever ran first. A key
+head reads what any of its query heads wants, once for all of them; what none of them wants is added up for each.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+import triton
+import triton.language as tl
+from jaxtyping import Float32, Int32, UInt8
+from torch import Tensor
+
+from avow.kernels.sketch_pass import BINS, STEPS, Terms
+from avow.maths.sketch import GROUP
+
+# Steps in a bin: 128 bins of three eighths reach 48 octaves below the largest term; what is smaller is in the last.
+WIDTH = 3
+# Plans aim for this share of what may be dropped, since they only guess what the rest weighs.
+_SAFE = 0.95
+# The mean of 1, 2^(-1/8) and 2^(-2/8): a bin's terms, relative to its largest.
+_MEAN = sum(2.0 ** (-i / STEPS) for i in range(WIDTH)) / WIDTH
+# Tokens per program.
+_BLOCK = 2048
+
+
+class Chosen(NamedTuple):
+    """The tokens to read of each key head, in ascending order, and what the others may weigh for each query head."""
+
+    listed: Int32[Tensor, "bg s"]
+    """Only the first `kept` of a head mean anything."""
+    kept: Int32[Tensor, "bg"]
+    tails: Float32[Tensor, "bh blocks"]
+    """The terms of tokens that are not read, added up by blocks, as multiples of 2^(widest / 8)."""
+
+
+class Marked(NamedTuple):
+    """One byte for each token: read or not; how many of each block are; and what the others may weigh."""
+
+    flags: UInt8[Tensor, "bg s"]
+    per_block: Int32[Tensor, "bg blocks"]
+    tails: Float32[Tensor, "bh blocks"]
+
+
+@triton.jit(do_not_specialize=["c", "blocks"])
+def _counted(
+    offset,
+    top,
+    mass,
+    widest,
+    counts,
+    parts,
+    c,
+    blocks,
+    R: tl.constexpr,
+    BLOCK: tl.constexpr,
+    GROUP: tl.constexpr,
+    BINS: tl.constexpr,
+    WIDTH: tl.constexpr,
+):
+    """Adds a block of tokens to a head's histogram, and its expected mass up."""
+    row, block = tl.program_id(0).to(tl.int64), tl.program_id(1)
+    head, sibling = row // R, row % R
+    highest = tl.load(widest + row)
+    token = block * BLOCK + tl.arange(0, BLOCK)
+    there = token < c * GROUP
+    short = tl.load(offset + row * c * GROUP + token, mask=there, other=0).to(tl.int32)
+    peak = tl.load(top + (head * c + token // GROUP) * R + sibling, mask=there, other=0)
+    place = tl.minimum((highest - peak + short) // WIDTH, BINS - 1)
+    place = tl.where(there, place, 0)
+    found = tl.histogram(place, BINS, mask=there)
+    tl.atomic_add(counts + row * BINS + tl.arange(0, BINS), found)
+    group = block * (BLOCK // GROUP) + tl.arange(0, BLOCK // GROUP)
+    at = (head * c + group) * R + sibling
+    weight = tl.load(mass + at, mask=group < c, other=0.0)
+    peak = tl.where(group < c, tl.load(top + at, mask=group < c, other=0), highest)
+    tl.store(parts + row * blocks + block, tl.sum(weight * tl.exp2((peak - highest).to(tl.float32) * 0.125), 0))
+
+
+@triton.jit(do_not_specialize=["blocks"])
+def _cut(
+    counts,
+    parts,
+    most,
+    nu,
+    cuts,
+    share,
+    mean,
+    blocks,
+    R: tl.constexpr,
+    BINS: tl.constexpr,
+    WIDTH: tl.constexpr,
+    PARTS: tl.constexpr,
+):
+    """The offset from which on a head's tokens need not be read."""
+    row = tl.program_id(0).to(tl.int64)
+    part = tl.arange(0, PARTS)
+    expected = tl.sum(tl.load(parts + row * blocks + part, mask=part < blocks, other=0.0), 0)
+    bins = tl.arange(0, BINS)
+    terms = tl.load(counts + row * BINS + bins).to(tl.float32) * tl.exp2(bins.to(tl.float32) * (-WIDTH / 8)) * mean
+    behind = tl.cumsum(terms, 0, reverse=True)
+    budget = expected * share * tl.load(most + row // R) / tl.load(nu + row // R)
+    # Where the budget is not a number, everything is read.
+    budget = tl.where(budget < float("inf"), budget, -1.0)
+    above = tl.sum(tl.where(behind <= budget, 0, 1), 0)
+    tl.store(cuts + row, tl.where(above >= BINS, 2**30, tl.maximum(above, 1) * WIDTH))
+
+
+@triton.jit(do_not_specialize=["c", "s", "blocks"])
+def _marked(
+    offset,
+    top,
+    widest,
+    cuts,
+    flags,
+    per_block,
+    tails,
+    c,
+    s,
+    blocks,
+    R: tl.constexpr,
+    RP: tl.constexpr,
+    BLOCK: tl.constexpr,
+    GROUP: tl.constexpr,
+):
+    """Which tokens of a block some sibling wants, how many they are, and what the others may weigh."""
+    head, block = tl.program_id(0).to(tl.int64), tl.program_id(1)
+    row = tl.arange(0, RP)
+    token = block * BLOCK + tl.arange(0, BLOCK)
+    rows = head * R + row
+    highest = tl.load(widest + rows, mask=row < R, other=0)
+    cut = tl.load(cuts + rows, mask=row < R, other=0)
+    known = (row < R)[:, None] & (token < c * GROUP)[None, :]
+    short = tl.load(offset + rows[:, None] * c * GROUP + token[None, :], mask=known, other=0).to(tl.int32)
+    peak = tl.load(top + (head * c + token // GROUP)[None, :] * R + row[:, None], mask=known, other=0)
+    below = tl.where(known, highest[:, None] - peak + short, 0)  # (RP, BLOCK)
+    wanted = tl.max((known & (below < cut[:, None])).to(tl.int32), 0) > 0
+    # What has no sketch is always read.
+    wanted = (wanted | (token >= c * GROUP)) & (token < s)
+    tl.store(flags + head * s + token, wanted.to(tl.uint8), mask=token < s)
+    tl.store(per_block + head * blocks + block, tl.sum(wanted.to(tl.int32), 0))
+    left = known & (wanted == 0)[None, :]
+    terms = tl.where(left, tl.exp2(below.to(tl.float32) * -0.125), 0.0)
+    tl.store(tails + rows * blocks + block, tl.sum(terms, 1), mask=row < R)
+
+
+@triton.jit(do_not_specialize=["s", "blocks"])
+def _listed(flags, per_block, listed, kept, s, blocks, BLOCK: tl.constexpr, BLOCKS: tl.constexpr):
+    """Writes the marked tokens of a block behind those of all blocks before it."""
+    head, block = tl.program_id(0).to(tl.int64), tl.program_id(1)
+    every = tl.arange(0, BLOCKS)
+    found = tl.load(per_block + head * blocks + every, mask=every < blocks, other=0)
+    before = tl.sum(tl.where(every < block, found, 0), 0)
+    token = block * BLOCK + tl.arange(0, BLOCK)
+    wanted = tl.load(flags + head * s + token, mask=token < s, other=0).to(tl.int32)
+    place = before + tl.cumsum(wanted, 0) - 1
+    tl.store(listed + head * s + place, token, mask=wanted > 0)
+    if block == 0:
+        tl.store(kept + head, tl.sum(found, 0))
+
+
+def cuts(terms: Terms, most: Float32[Tensor, "b g"], drop: float) -> Int32[Tensor, "bh"]:
+    """How many steps below its largest term a head stops reading, so that the rest moves it by about `drop`."""
+    rows, (heads, c, r) = terms.widest.shape[0], terms.top.shape
+    blocks = max(1, triton.cdiv(c * GROUP, _BLOCK))
+    parts = terms.mass.new_empty(rows, blocks)
+    _counted[(rows, blocks)](
+        terms.offset,
+        terms.top,
+        terms.mass,
+        terms.widest,
+        terms.counts,
+        parts,
+        c,
+        blocks,
+        R=r,
+        BLOCK=_BLOCK,
+        GROUP=GROUP,
+        BINS=BINS,
+        WIDTH=WIDTH,
+        num_warps=8,
+    )
+    found = torch.empty_like(terms.widest)
+    _cut[(rows,)](
+        terms.counts,
+        parts,
+        most,
+        terms.nu,
+        found,
+        drop * _SAFE,
+        _MEAN,
+        blocks,
+        R=r,
+        BINS=BINS,
+        WIDTH=WIDTH,
+        PARTS=triton.next_power_of_2(blocks),
+        num_warps=4,
+    )
+    return found
+
+
+def cuts_twin(terms: Terms, most: Float32[Tensor, "b g"], drop: float) -> Int32[Tensor, "bh"]:
+    """The same in plain torch."""
+    heads, c, r = terms.top.shape
+    top = terms.top.transpose(1, 2).reshape(heads * r, c)
+    below = _below(terms)
+    bins = (below // WIDTH).clamp(max=BINS - 1).long()
+    counts = torch.zeros_like(terms.counts).scatter_add_(1, bins, torch.ones_like(below))
+    mass = terms.mass.transpose(1, 2).reshape(heads * r, c)
+    expected = (mass * torch.exp2((top - terms.widest[:, None]) / STEPS)).sum(-1)
+    sizes = torch.exp2(-torch.arange(BINS, device=top.device) * (WIDTH / STEPS)) * _MEAN
+    behind = (counts * sizes).flip(-1).cumsum(-1).flip(-1)
+    share = (most.reshape(-1) / terms.nu).repeat_interleave(r)
+    budget = (expected * (drop * _SAFE) * share)[:, None]
+    budget = torch.where(budget < torch.inf, budget, -1.0)
+    above = (~(behind <= budget)).sum(-1)
+    return torch.where(above >= BINS, 2**30, above.clamp(min=1) * WIDTH).int()
+
+
+def marked(terms: Terms, found: Int32[Tensor, "bh"], s: int) -> Marked:
+    """Tokens that some sibling wants, and all that have no sketch."""
+    heads, c, r = terms.top.shape
+    blocks = triton.cdiv(s, _BLOCK)
+    out = Marked(
+        terms.offset.new_empty(heads, s),
+        terms.widest.new_empty(heads, blocks),
+        terms.mass.new_empty(heads * r, blocks),
+    )
+    _marked[(heads, blocks)](
+        terms.offset,
+        terms.top,
+        terms.widest,
+        found,
+        *out,
+        c,
+        s,
+        blocks,
+        R=r,
+        RP=triton.next_power_of_2(r),
+        BLOCK=_BLOCK,
+        GROUP=GROUP,
+        num_warps=8,
+    )
+    return out
+
+
+def marked_twin(terms: Terms, found: Int32[Tensor, "bh"], s: int) -> Marked:
+    """The same in plain torch."""
+    heads, c, r = terms.top.shape
+    below = _below(terms)
+    wanted = (below < found[:, None]).view(heads, r, -1).any(1)
+    flags = torch.nn.functional.pad(wanted, (0, s - c * GROUP), value=True)
+    left = torch.exp2(-below / STEPS) * ~wanted.repeat_interleave(r, 0)
+    blocks = triton.cdiv(s, _BLOCK)
+    room = blocks * _BLOCK
+    per_block = torch.nn.functional.pad(flags, (0, room - s)).view(heads, blocks, -1).sum(-1).int()
+    tails = torch.nn.functional.pad(left, (0, room - c * GROUP)).view(heads * r, blocks, -1).sum(-1)
+    return Marked(flags.to(torch.uint8), per_block, tails)
+
+
+def listed(marks: Marked) -> Chosen:
+    """The marked tokens, in ascending order."""
+    heads, s = marks.flags.shape
+    blocks = marks.per_block.shape[1]
+    places, kept = marks.per_block.new_empty(heads, s), marks.per_block.new_empty(heads)
+    _listed[(heads, blocks)](
+        marks.flags,
+        marks.per_block,
+        places,
+        kept,
+        s,
+        blocks,
+        BLOCK=_BLOCK,
+        BLOCKS=triton.next_power_of_2(blocks),
+        num_warps=8,
+    )
+    return Chosen(places, kept, marks.tails)
+
+
+def listed_twin(marks: Marked) -> Chosen:
+    """The same in plain torch; behind the last token of a head stands −1."""
+    heads, s = marks.flags.shape
+    places = torch.full((heads, s), -1, dtype=torch.int32, device=marks.flags.device)
+    for head, flags in enumerate(marks.flags):
+        found = flags.nonzero()[:, 0].int()
+        places[head, : len(found)] = found
+    return Chosen(places, marks.flags.sum(-1, dtype=torch.int32), marks.tails)
+
+
+def _below(terms: Terms) -> Int32[Tensor, "bh rows"]:
+    """How many steps each term is below its head's largest."""
+    heads, c, r = terms.top.shape
+    top = terms.top.transpose(1, 2).reshape(heads * r, c)
+    return terms.widest[:, None] - top.repeat_interleave(GROUP, 1) + terms.offset.int()

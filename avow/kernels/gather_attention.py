@@ -1,0 +1,408 @@
+r"""Softmax attention over listed tokens, and the proof of how far the others and all rounding may have moved it.
+
+The list of a key head is split over programs; each keeps the largest logit, the sum of weights and the weighted values
+of its share, and one program for each query head merges them. Logits count octaves. With H the tokens read, T the
+others and ν > 0 any length,
+
+.. math:: \|o^* - out\| \le \frac{\sum_T w_j (\|v_j\| + \|out\|)}{Z_H}
+          \le \frac{\sum_T w_j (\|v_j\| + ν)}{Z_H} \max\Bigl(1, \frac{\|out\|}{ν}\Bigr)   [claim tail-mass-output]
+
+so that one sum over T, taken before `out` was known, is enough.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import NamedTuple
+
+import torch
+import triton
+import triton.language as tl
+from jaxtyping import Bool, Float, Float32, Int32
+from torch import Tensor
+
+from avow.kernels.choice import Chosen
+from avow.kernels.sketch_pass import STEPS, Terms, by_head
+from avow.maths.rounding import gamma, tiny, unit
+
+# Tokens of a tile, rows of a tile of queries, and programs that keep the device busy.
+_TILE, _ROWS, _PROGRAMS = 64, 16, 1024
+# The unit of sums in float32: tensor cores may truncate where IEEE rounds.
+_UNIT = tl.constexpr(2.0**-23)
+
+
+class Parts(NamedTuple):
+    """Every program's share: its largest logit, its sum of weights, its weighted values, its longest key, squared."""
+
+    peak: Float32[Tensor, "bh p"]
+    total: Float32[Tensor, "bh p"]
+    values: Float32[Tensor, "bh p e"]
+    square: Float32[Tensor, "bg p"]
+
+
+class Decoded(NamedTuple):
+    """The answers of one step, and what is proved of them; all on the device."""
+
+    out: Float[Tensor, "b h e"]
+    bound: Float32[Tensor, "b h"]
+    """At most this far is a row from the truth, relative to the longest value; inf where nothing is proved."""
+    within: Bool[Tensor, "b h"]
+    """Whether unread tokens moved the row by no more than was allowed. Where not, compute it exactly."""
+    length: Float32[Tensor, "b h"]
+    """The answers' lengths: hints for the next step."""
+    kept: Int32[Tensor, "b g"]
+    """How many tokens of each key head were read."""
+
+
+@triton.jit(do_not_specialize=["s"])
+def _attended(
+    q,
+    k,
+    v,
+    listed,
+    kept,
+    peak,
+    total,
+    values,
+    square,
+    factor,
+    k_stride,
+    v_stride,
+    s,
+    R: tl.constexpr,
+    RP: tl.constexpr,
+    D: tl.constexpr,
+    DP: tl.constexpr,
+    E: tl.constexpr,
+    EP: tl.constexpr,
+    TILE: tl.constexpr,
+    SPLITS: tl.constexpr,
+    LIFT: tl.constexpr,
+):
+    """One share of a key head's list, for all of its query heads."""
+    head, split = tl.program_id(0).to(tl.int64), tl.program_id(1)
+    row, channel, column = tl.arange(0, RP), tl.arange(0, DP), tl.arange(0, EP)
+    token = tl.arange(0, TILE)
+    asked = (row < R)[:, None] & (channel < D)[None, :]
+    x = tl.load(q + (head * R + row)[:, None] * D + channel[None, :], mask=asked, other=0.0)
+    count = tl.load(kept + head)
+    share = tl.cdiv(tl.cdiv(count, SPLITS), TILE) * TILE
+    start = split * share
+    end = tl.minimum(start + share, count)
+    high = tl.full((RP,), float("-inf"), tl.float32)
+    mass = tl.zeros((RP,), tl.float32)
+    sums = tl.zeros((RP, EP), tl.float32)
+    longest = tl.zeros((TILE,), tl.float32)
+    listed += head * s
+    k += head * k_stride
+    v += head * v_stride
+    for at in range(start, end, TILE):
+        there = at + token < end
+        place = tl.load(listed + at + token, mask=there, other=0).to(tl.int64)
+        keys = tl.load(
+            k + place[:, None] * D + channel[None, :], mask=there[:, None] & (channel < D)[None, :], other=0.0
+        )
+        carried = tl.load(
+            v + place[:, None] * E + column[None, :], mask=there[:, None] & (column < E)[None, :], other=0.0
+        )
+        logits = tl.dot(x, tl.trans(keys), input_precision="ieee") * factor  # (RP, TILE)
+        logits = tl.where(there[None, :], logits, float("-inf"))
+        wide = keys.to(tl.float32)
+        longest = tl.maximum(longest, tl.sum(wide * wide, 1))
+        risen = tl.maximum(high, tl.max(logits, 1))
+        fade = tl.exp2(high - risen)
+        weights = tl.exp2(logits - risen[:, None])
+        mass = mass * fade + tl.sum(weights, 1)
+        sums = sums * fade[:, None]
+        high = risen
+        if carried.dtype == tl.float32:
+            sums = tl.dot(weights, carried, sums, input_precision="ieee")
+        else:
+            # Two halves carry a weight to twice their bits.
+            lifted = weights * LIFT
+            coarse = lifted.to(carried.dtype)
+            fine = (lifted - coarse.to(tl.float32)).to(carried.dtype)
+            sums = tl.dot(coarse, carried, sums)
+            sums = tl.dot(fine, carried, sums)
+    out = (head * R + row) * SPLITS + split
+    tl.store(peak + out, high, mask=row < R)
+    tl.store(total + out, mass, mask=row < R)
+    inside = (row < R)[:, None] & (column < E)[None, :]
+    tl.store(values + out[:, None] * E + column[None, :], sums * (1 / LIFT), mask=inside)
+    tl.store(square + head * SPLITS + split, tl.max(longest, 0))
+
+
+@triton.jit(do_not_specialize=["blocks"])
+def _merged(
+    q,
+    peak,
+    total,
+    values,
+    square,
+    tails,
+    widest,
+    nu,
+    most,
+    kept,
+    out,
+    bound,
+    within,
+    length,
+    drop,
+    scale,
+    logit_error,
+    per_tile,
+    narrow,
+    halves,
+    vanished,
+    blocks,
+    R: tl.constexpr,
+    D: tl.constexpr,
+    DP: tl.constexpr,
+    E: tl.constexpr,
+    EP: tl.constexpr,
+    TILE: tl.constexpr,
+    SPLITS: tl.constexpr,
+    CHUNK: tl.constexpr,
+    BLOCKS: tl.constexpr,
+    LARGEST: tl.constexpr,
+):
+    """A head's answer, and its bound."""
+    row = tl.program_id(0).to(tl.int64)
+    head = row // R
+    split, column, channel = tl.arange(0, SPLITS), tl.arange(0, EP), tl.arange(0, DP)
+    peaks = tl.load(peak + row * SPLITS + split)
+    high = tl.max(peaks, 0)
+    mass = tl.sum(tl.load(total + row * SPLITS + split) * tl.exp2(peaks - high), 0)
+    sums = tl.zeros((EP,), tl.float32)
+    for first in range(0, SPLITS, CHUNK):
+        part = first + tl.arange(0, CHUNK)
+        weight = tl.exp2(tl.load(peak + row * SPLITS + part) - high)
+        place = (row * SPLITS + part)[:, None] * E + column[None, :]
+        sums += tl.sum(tl.load(values + place, mask=(column < E)[None, :], other=0.0) * weight[:, None], 0)
+    answer = sums / mass
+    # Rounding must not carry an average of values beyond what their type holds; nan stays nan.
+    answer = tl.where(answer > LARGEST, LARGEST, tl.where(answer < -LARGEST, -LARGEST, answer))
+    tl.store(out + row * E + column, answer.to(out.dtype.element_ty), mask=column < E)
+    # Lengths, by way of the largest entry, so that no square overflows or vanishes.
+    largest = tl.max(tl.abs(answer), 0)
+    scaled = answer / tl.where(largest > 0, largest, 1.0)
+    own = largest * tl.sqrt(tl.sum(scaled * scaled, 0)) * (1 + 2.0**-13)
+    query = tl.load(q + row * D + channel, mask=channel < D, other=0.0).to(tl.float32)
+    largest = tl.max(tl.abs(query), 0)
+    scaled = query / tl.where(largest > 0, largest, 1.0)
+    asked = largest * tl.sqrt(tl.sum(scaled * scaled, 0)) * (1 + 2.0**-13)
+    longest = tl.sqrt(tl.max(tl.load(square + head * SPLITS + split), 0)) * (1 + 2.0**-13) + 2.0**-58
+    # Tiles of a program: each rescales what came before, once by exp2 and once by a product.
+    tiles = tl.cdiv(tl.cdiv(tl.load(kept + head), SPLITS), TILE).to(tl.float32)
+    # How far each weight may be off, in nats: its logit, the powers of two it went through, and their arguments, which
+    # matter down to −150 octaves.
+    delta = scale * asked * longest * logit_error + (tiles + 2) * 2.0**-20 + 900 * _UNIT
+    depth = (tiles * per_tile + SPLITS + 2 * TILE + 16) * _UNIT
+    rounding = delta + halves + 2 * depth / (1 - depth) + 2.0**-20
+    rounding = tl.where(depth < 0.5, rounding, float("inf"))
+    block = tl.arange(0, BLOCKS)
+    tail = tl.sum(tl.load(tails + row * blocks + block, mask=block < blocks, other=0.0), 0) * (1 + 2.0**-10)
+    unit, wide = tl.load(most + head), tl.load(nu + head)
+    top = tl.load(widest + row).to(tl.float32) * 0.125
+    apart = top - high
+    # The difference is rounded, and its parts may be large.
+    apart = apart + (tl.abs(top) + tl.abs(high) + 1) * 2.0**-21
+    reach = tl.maximum(1.0, (own + rounding * unit * 1.1) / wide)
+    moved = tail * tl.exp2(apart) / mass * (wide / unit) * reach * tl.exp(delta) * (1 + rounding) * (1 + 2.0**-16)
+    moved = tl.where(tail == 0, 0.0, moved)
+    whole = (moved + rounding + narrow * own / unit + vanished / unit) * (1 + 2.0**-16)
+    # Answer and truth are never further apart than their lengths together.
+    lengths = (1 + own / unit * (1 + narrow) + vanished / unit) * (1 + 2.0**-16)
+    whole = tl.where(whole < lengths, whole, lengths)
+    # Where all values are zero, so is every answer.
+    whole = tl.where(unit == 0, tl.where(own == 0, 0.0, float("inf")), whole)
+    moved = tl.where(unit == 0, 0.0, moved)
+    # nan is no bound.
+    whole = tl.where(whole < float("inf"), whole, float("inf"))
+    tl.store(bound + row, whole)
+    tl.store(within + row, ((moved <= drop) & (whole < float("inf"))).to(tl.int8))
+    tl.store(length + row, own)
+
+
+def splits(heads: int, s: int) -> int:
+    """Into how many programs the list of each key head is split: a power of two, fixed by the shape."""
+    busy = triton.next_power_of_2(max(1, _PROGRAMS // heads))
+    return min(busy, triton.next_power_of_2(triton.cdiv(s, _TILE)))
+
+
+def attended(q: Tensor, k: Tensor, v: Tensor, chosen: Chosen, scale: float) -> Parts:
+    """Attention over the listed tokens, in parts."""
+    b, h, d = q.shape
+    g, s, e = v.shape[1:]
+    heads = b * g
+    keys, values = by_head(k, "k"), by_head(v, "v")
+    count = splits(heads, s)
+    parts = Parts(
+        q.new_empty(b * h, count, dtype=torch.float32),
+        q.new_empty(b * h, count, dtype=torch.float32),
+        q.new_empty(b * h, count, e, dtype=torch.float32),
+        q.new_empty(heads, count, dtype=torch.float32),
+    )
+    _attended[(heads, count)](
+        q,
+        keys,
+        values,
+        chosen.listed,
+        chosen.kept,
+        *parts,
+        scale * math.log2(math.e),
+        keys.stride(0),
+        values.stride(0),
+        s,
+        R=h // g,
+        RP=_ROWS,
+        D=d,
+        DP=max(16, triton.next_power_of_2(d)),
+        E=e,
+        EP=max(16, triton.next_power_of_2(e)),
+        TILE=_TILE,
+        SPLITS=count,
+        LIFT=_lift(v.dtype),
+        num_warps=4,
+        # Lists and rows are fetched one after the other: five stages hold two tiles, three hold one.
+        num_stages=5 if q.element_size() * (d + e) <= 512 else 3,
+    )
+    return parts
+
+
+def attended_twin(q: Tensor, k: Tensor, v: Tensor, chosen: Chosen, scale: float) -> Parts:
+    """The same in plain torch."""
+    b, h, d = q.shape
+    g, s, e = v.shape[1:]
+    r, count = h // g, splits(b * g, s)
+    peak, total = (torch.zeros(b * h, count, device=q.device) for _ in range(2))
+    values, square = torch.zeros(b * h, count, e, device=q.device), torch.zeros(b * g, count, device=q.device)
+    peak.fill_(-math.inf)
+    for head, kept in enumerate(chosen.kept.tolist()):
+        share = -(-(-(-kept // count)) // _TILE) * _TILE
+        rows = slice(head * r, head * r + r)
+        for split in range(count):
+            places = chosen.listed[head, split * share : min(split * share + share, kept)].long()
+            if not len(places):
+                continue
+            keys, carried = (x[head // g, head % g, places].float() for x in (k, v))
+            logits = q.reshape(b * h, d)[rows].float() @ keys.T * (scale * math.log2(math.e))
+            peak[rows, split] = logits.amax(-1)
+            weights = torch.exp2(logits - peak[rows, split, None])
+            total[rows, split] = weights.sum(-1)
+            values[rows, split] = weights @ carried
+            square[head, split] = keys.square().sum(-1).amax()
+    return Parts(peak, total, values, square)
+
+
+def merged(
+    q: Tensor,
+    v: Tensor,
+    parts: Parts,
+    terms: Terms,
+    chosen: Chosen,
+    most: Float32[Tensor, "b g"],
+    drop: float,
+    scale: float,
+) -> Decoded:
+    """The answers and their bounds."""
+    (b, h, d), (g, s, e) = q.shape, v.shape[1:]
+    out = q.new_empty(b, h, e)
+    bound, length = (q.new_empty(b, h, dtype=torch.float32) for _ in range(2))
+    within = q.new_empty(b, h, dtype=torch.int8)
+    count, blocks = parts.peak.shape[1], chosen.tails.shape[1]
+    _merged[(b * h,)](
+        q,
+        *parts,
+        chosen.tails,
+        terms.widest,
+        terms.nu,
+        most,
+        chosen.kept,
+        out,
+        bound,
+        within,
+        length,
+        drop,
+        *_rounding(q, v, scale),
+        blocks,
+        R=h // g,
+        D=d,
+        DP=max(16, triton.next_power_of_2(d)),
+        E=e,
+        EP=max(16, triton.next_power_of_2(e)),
+        TILE=_TILE,
+        SPLITS=count,
+        CHUNK=min(count, 32),
+        BLOCKS=triton.next_power_of_2(blocks),
+        LARGEST=torch.finfo(q.dtype).max,
+        num_warps=4,
+    )
+    return Decoded(out, bound, within.view(torch.bool), length, chosen.kept.view(b, g))
+
+
+def merged_twin(
+    q: Tensor,
+    v: Tensor,
+    parts: Parts,
+    terms: Terms,
+    chosen: Chosen,
+    most: Float32[Tensor, "b g"],
+    drop: float,
+    scale: float,
+) -> Decoded:
+    """The same in plain torch."""
+    (b, h, d), (g, s, e) = q.shape, v.shape[1:]
+    r, count = h // g, parts.peak.shape[1]
+    high = parts.peak.amax(-1)
+    weight = torch.exp2(parts.peak - high[:, None])
+    mass = (parts.total * weight).sum(-1)
+    answer = (parts.values * weight.unsqueeze(-1)).sum(1) / mass[:, None]
+    answer = answer.clamp(-torch.finfo(q.dtype).max, torch.finfo(q.dtype).max)
+    own, asked = (torch.linalg.vector_norm(x.double(), dim=-1) * (1 + 2.0**-13) for x in (answer, q.reshape(b * h, d)))
+    longest = parts.square.amax(-1).sqrt().repeat_interleave(r) * (1 + 2.0**-13) + 2.0**-58
+    scale, logit_error, per_tile, narrow, halves, vanished = _rounding(q, v, scale)
+    tiles = torch.ceil(torch.ceil(chosen.kept.double() / count) / _TILE).repeat_interleave(r)
+    delta = scale * asked * longest * logit_error + (tiles + 2) * 2.0**-20 + 900 * _UNIT.value
+    depth = (tiles * per_tile + count + 2 * _TILE + 16) * _UNIT.value
+    rounding = torch.where(depth < 0.5, delta + halves + 2 * depth / (1 - depth) + 2.0**-20, math.inf)
+    tail = chosen.tails.double().sum(-1) * (1 + 2.0**-10)
+    unit_length, wide = (x.reshape(-1).double().repeat_interleave(r) for x in (most, terms.nu))
+    top = terms.widest.double() / STEPS
+    apart = top - high + (top.abs() + high.abs() + 1) * 2.0**-21
+    reach = ((own + rounding * unit_length * 1.1) / wide).clamp(min=1.0)
+    moved = tail * torch.exp2(apart) / mass * (wide / unit_length) * reach * delta.exp() * (1 + rounding)
+    moved = torch.where((tail == 0) | (unit_length == 0), 0.0, moved * (1 + 2.0**-16))
+    whole = (moved + rounding + narrow * own / unit_length + vanished / unit_length) * (1 + 2.0**-16)
+    lengths = (1 + own / unit_length * (1 + narrow) + vanished / unit_length) * (1 + 2.0**-16)
+    whole = torch.where(whole < lengths, whole, lengths)
+    whole = (
+        torch.where(unit_length == 0, torch.where(own == 0, 0.0, math.inf), whole)
+        .nan_to_num(nan=math.inf, posinf=math.inf)
+        .float()
+    )
+    within = (moved <= drop) & (whole < math.inf)
+    out = answer.to(q.dtype).view(b, h, e)
+    return Decoded(out, *(x.view(b, h) for x in (whole, within, own.float())), chosen.kept.view(b, g))
+
+
+def _lift(dtype: torch.dtype) -> float:
+    """What weights of at most one are multiplied by, so that their halves do not vanish in float16."""
+    return 2.0**14 if dtype == torch.float16 else 1.0
+
+
+def _rounding(q: Tensor, v: Tensor, scale: float) -> tuple[float, float, float, float, float, float]:
+    """What the shapes and types say of rounding, for the kernel that sums it up.
+
+    In turn: the scale, with which |q|·|k| makes nats; the error of a logit relative to that; the additions that a
+    tile makes to a sum; the unit of the answer's type; what a weight loses in two halves; and what vanishes.
+    """
+    d, (s, e), kind = q.shape[-1], v.shape[-2:], v.dtype
+    coarse = kind != torch.float32
+    logit = gamma(d + 8, _UNIT.value) + 8 * _UNIT.value
+    per_tile = 12.0 if coarse else _TILE + 4.0
+    halves = unit(kind) ** 2 * 1.1 if coarse else 0.0
+    narrow = unit(q.dtype) if coarse else 0.0
+    vanished = math.sqrt(e) * (tiny(q.dtype) + 4 * s * tiny(torch.float32))
+    return abs(scale), logit, per_tile, narrow, halves, vanished

@@ -1,0 +1,52 @@
+"""Kernels in Python, for machines without a GPU: slow, and number by number what they say.
+
+Triton's interpreter is mended where it is not what a GPU does: it cuts numbers off where a GPU rounds them to bfloat16,
+multiplies bfloat16 matrices by the bits of their entries, and takes loop bounds in a way that numpy 2.4 refuses.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from typing import Any
+
+import numpy as np
+import torch
+
+
+def interpret() -> None:
+    """Have kernels run in Python; must be called before the first of them is loaded."""
+    assert os.environ.get("TRITON_INTERPRET") == "1" or "avow.kernels.sketch_pass" not in sys.modules, "too late"
+    os.environ["TRITON_INTERPRET"] = "1"
+    from triton.runtime import interpreter
+
+    builder = interpreter.InterpreterBuilder
+    if getattr(builder, "mended", False):
+        return
+    builder.mended = True
+    cast, dot, patch = builder.cast_impl, builder.create_dot, interpreter._patch_lang_tensor
+
+    def widened(x: Any) -> Any:
+        """The same block, in float32 where it was bfloat16."""
+        if x.dtype.scalar != interpreter.tl.bfloat16:
+            return x
+        return interpreter.TensorHandle((x.data.astype(np.uint32) << 16).view(np.float32), interpreter.tl.float32)
+
+    def mended_cast(self: Any, block: Any, kind: Any) -> Any:
+        short, wide = interpreter.tl.bfloat16, interpreter.tl.float32
+        if block.dtype.scalar == short and kind.scalar == wide:
+            return widened(block)
+        if block.dtype.scalar == wide and kind.scalar == short:
+            rounded = torch.from_numpy(np.ascontiguousarray(block.data)).to(torch.bfloat16)
+            return interpreter.TensorHandle(rounded.view(torch.uint16).numpy(), short)
+        return cast(self, block, kind)
+
+    def mended_dot(self: Any, a: Any, b: Any, *rest: Any) -> Any:
+        return dot(self, widened(a), widened(b), *rest)
+
+    def mended_patch(tensor: Any, scope: Any) -> None:
+        patch(tensor, scope)
+        scope.set_attr(tensor, "__index__", lambda self: int(self.handle.data.item()))
+
+    builder.cast_impl, builder.create_dot = mended_cast, mended_dot
+    interpreter._patch_lang_tensor = mended_patch

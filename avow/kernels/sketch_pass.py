@@ -1,0 +1,459 @@
+r"""One look at every sketched token: how much each, left unread, may weigh for each query head.
+
+With :math:`l_j` the logit of token j in octaves (logits count powers of two here), its term is at most
+
+.. math:: \log_2\frac{e^{q \cdot k_j} (\|v_j\| + ν)}{ν}
+          \le middle_j + half_j + \log_2\Bigl(1 + \frac{\|v_j\|}{ν}\Bigr) \le \frac{top - offset_j}{8}
+
+where `top` is a whole number for each group of 64 tokens and head, and `offset` a byte for each token and head: what is
+written is a byte, not a number of four. A token whose offset would not fit is taken for larger than it is. Terms above
+`LIMIT`, and those that came out as nan, are said to be `LIMIT`: they are the largest there are, and so always read.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import NamedTuple
+
+import torch
+import triton
+import triton.language as tl
+from jaxtyping import Float32, Int32, UInt8
+from torch import Tensor
+
+from avow.errors import ShapeError
+from avow.maths.rounding import gamma, unit
+from avow.maths.sketch import GROUP, Sketch, unpacked
+
+# Terms are counted in eighths of an octave.
+STEPS = 8
+# The largest term there is, in steps: whole numbers up to here are exact in float32, and so are their differences.
+LIMIT = 2**23
+# Query heads that share a key head, at most: the smallest tile of a tensor core.
+SIBLINGS = 8
+# Bins of the histogram that is emptied here and filled later.
+BINS = 128
+# Queries times scales are rounded to float16; this power of two keeps them away from the ends of its range.
+_LIFT = tl.constexpr(2.0**12)
+# Covers what log2 and its sums round, in steps: logarithms are below 300.
+_PAD = tl.constexpr(2.0**-6)
+_LOWEST = tl.constexpr(-(2**23))
+_HIGHEST = tl.constexpr(2.0**23)
+# Constants of a head: what its queries are multiplied by, what products are, and what widens intervals.
+_CONSTANTS = tl.constexpr(5)
+# Groups per program of the two kernels.
+_MANY, _FEW = 64, 16
+
+
+class Terms(NamedTuple):
+    """What is known of every sketched token; h counts query heads, r of them for each key head."""
+
+    offset: UInt8[Tensor, "bh rows"]
+    top: Int32[Tensor, "bg c r"]
+    mass: Float32[Tensor, "bg c r"]
+    """The expected weights of a group, added up, as multiples of 2^(top / 8)."""
+    widest: Int32[Tensor, "bh"]
+    """The largest `top` of a head."""
+    nu: Float32[Tensor, "bg"]
+    counts: Int32[Tensor, "bh bins"]
+    """Zeros: an empty histogram."""
+
+
+def relative_error(d: int) -> float:
+    """What a product with a sketched row may be off, relative to the query's length and the group's reach.
+
+    Queries times scales are rounded to float16, |q_c·scale_c·code| summing to ‖q‖·reach at most; both products, with
+    the codes and with the zeros, are summed in float32 (on tensor cores, with twice its unit); bringing them to steps
+    and adding them up takes less than 2^-20.
+    """
+    half = unit(torch.float16)
+    return half + 2 * gamma(d + 8, 2 * unit(torch.float32)) * (1 + half) + 2.0**-20
+
+
+def absolute_error(d: int) -> float:
+    """The same for products that are too small for float16: each by 2^-25, lifted by 2^12, times a code of 240."""
+    return d * 240 * 2.0**-25 * 2.0**-12 + 2.0**-60
+
+
+@triton.jit(do_not_specialize=["c"])
+def _prepared(
+    q,
+    zero,
+    metric,
+    size,
+    most,
+    hint,
+    bias,
+    table,
+    nu,
+    widest,
+    counts,
+    factor,
+    relative,
+    absolute,
+    zero_stride,
+    c,
+    R: tl.constexpr,
+    RP: tl.constexpr,
+    D: tl.constexpr,
+    DP: tl.constexpr,
+    MANY: tl.constexpr,
+    BINS: tl.constexpr,
+    HINTED: tl.constexpr,
+):
+    """Constants of each head, and the products of queries with the zeros of `MANY` groups."""
+    head, part = tl.program_id(0).to(tl.int64), tl.program_id(1)
+    row, channel = tl.arange(0, RP), tl.arange(0, DP)
+    there = (row < R)[:, None] & (channel < D)[None, :]
+    x = tl.load(q + (head * R + row)[:, None] * D + channel[None, :], mask=there, other=0.0).to(tl.float32)
+    # A power of two at most the largest entry, and its inverse, by their exponents.
+    exponent = (tl.max(tl.abs(x), 1).to(tl.int32, bitcast=True) >> 23) & 255
+    exponent = tl.minimum(tl.maximum(exponent, 32), 253)
+    power, inverse = (
+        (exponent << 23).to(tl.float32, bitcast=True),
+        ((254 - exponent) << 23).to(tl.float32, bitcast=True),
+    )
+    x = x * inverse[:, None]
+    grown = (tl.load(size + head) * factor * power.to(tl.float64)).to(tl.float32)  # (RP,)
+    group = part * MANY + tl.arange(0, MANY)
+    inside = (group < c)[:, None] & (channel < D)[None, :]
+    zeros = tl.load(zero + head * zero_stride + group[:, None] * D + channel[None, :], mask=inside, other=0.0)
+    shift = tl.dot(zeros, tl.trans(x), input_precision="ieee") * grown[None, :]  # (MANY, RP)
+    place = (head * c + group)[:, None] * RP + row[None, :]
+    tl.store(bias + place, shift, mask=(group < c)[:, None])
+    if part == 0:
+        weight = tl.load(metric + head * D + channel, mask=channel < D, other=0.0)
+        square = x * x
+        # Sums of at most 256 squares, their root and these products round by less than 2^-13.
+        spread = tl.sqrt(tl.sum(square * weight[None, :], 1)) * (1 + 2.0**-13) + 2.0**-60
+        length = tl.sqrt(tl.sum(square, 1)) * (1 + 2.0**-13) + 2.0**-60
+        own = table + (head * RP + row) * _CONSTANTS
+        tl.store(own, inverse)
+        tl.store(own + 1, grown)
+        tl.store(own + 2, spread * grown * (1 + 2.0**-18))
+        tl.store(own + 3, length * grown * relative)
+        tl.store(own + 4, absolute * grown)
+        unit = tl.load(most + head)
+        wide = unit
+        if HINTED:
+            wide = tl.max(tl.load(hint + head * R + row, mask=row < R, other=0.0), 0)
+        # Some length between the longest value's and a millionth of it; which one, only the choice depends on.
+        wide = tl.where((wide > unit * 2.0**-20) & (wide < unit), wide, unit)
+        tl.store(nu + head, tl.where(wide > 0, wide, 1.0))
+        tl.store(widest + head * R + row, tl.full((RP,), _LOWEST, tl.int32), mask=row < R)
+        bins = tl.arange(0, BINS)
+        blank = tl.zeros((RP, BINS), tl.int32)
+        tl.store(counts + (head * R + row)[:, None] * BINS + bins[None, :], blank, mask=(row < R)[:, None])
+
+
+@triton.jit
+def _codes(words, FAST: tl.constexpr):
+    """The lower codes of some bytes, and 16 times the upper ones, in float16."""
+    if FAST:
+        # 0x64 above a byte is 1024 plus that byte; four bytes make four numbers in two registers.
+        low = tl.inline_asm_elementwise(
+            """
+            {
+            .reg .b32 t, big;
+            mov.b32 big, 0x64006400;
+            and.b32 t, $2, 0x0F0F0F0F;
+            prmt.b32 $0, t, 0x64646464, 0x4140;
+            prmt.b32 $1, t, 0x64646464, 0x4342;
+            sub.rn.f16x2 $0, $0, big;
+            sub.rn.f16x2 $1, $1, big;
+            }
+            """,
+            "=r,=r,r",
+            [words],
+            dtype=tl.float16,
+            is_pure=True,
+            pack=4,
+        )
+        high = tl.inline_asm_elementwise(
+            """
+            {
+            .reg .b32 t, big;
+            mov.b32 big, 0x64006400;
+            and.b32 t, $2, 0xF0F0F0F0;
+            prmt.b32 $0, t, 0x64646464, 0x4140;
+            prmt.b32 $1, t, 0x64646464, 0x4342;
+            sub.rn.f16x2 $0, $0, big;
+            sub.rn.f16x2 $1, $1, big;
+            }
+            """,
+            "=r,=r,r",
+            [words],
+            dtype=tl.float16,
+            is_pure=True,
+            pack=4,
+        )
+    else:
+        low, high = (words & 15).to(tl.float16), (words & 240).to(tl.float16)
+    return low, high
+
+
+@triton.jit
+def _log2(x, FAST: tl.constexpr):
+    """Within 2^-21 of the logarithm, absolutely or relatively."""
+    if FAST:
+        y = tl.inline_asm_elementwise("lg2.approx.f32 $0, $1;", "=f,f", [x], dtype=tl.float32, is_pure=True, pack=1)
+    else:
+        y = tl.log2(x)
+    return y
+
+
+@triton.jit
+def _exp2(x, FAST: tl.constexpr):
+    """About a power of two: what is proved does not depend on it."""
+    if FAST:
+        y = tl.inline_asm_elementwise("ex2.approx.ftz.f32 $0, $1;", "=f,f", [x], dtype=tl.float32, is_pure=True, pack=1)
+    else:
+        y = tl.exp2(x)
+    return y
+
+
+@triton.jit(do_not_specialize=["c"])
+def _bounded(
+    q,
+    codes,
+    scale,
+    radius,
+    reach,
+    lengths,
+    bias,
+    table,
+    nu,
+    offset,
+    top,
+    mass,
+    widest,
+    codes_stride,
+    scale_stride,
+    radius_stride,
+    reach_stride,
+    lengths_stride,
+    c,
+    R: tl.constexpr,
+    RP: tl.constexpr,
+    W: tl.constexpr,
+    WP: tl.constexpr,
+    FEW: tl.constexpr,
+    GROUP: tl.constexpr,
+    FAST: tl.constexpr,
+):
+    """Offsets, tops and masses of up to `FEW` groups of a key head, for its R query heads."""
+    head, part = tl.program_id(0).to(tl.int64), tl.program_id(1)
+    row, byte, token = tl.arange(0, RP), tl.arange(0, WP), tl.arange(0, GROUP)
+    own = table + (head * RP + row) * _CONSTANTS
+    inverse, grown, spread = tl.load(own), tl.load(own + 1), tl.load(own + 2)
+    error, least = tl.load(own + 3), tl.load(own + 4)
+    there = (row < R)[None, :] & (byte < W)[:, None]
+    entry = q + (head * R + row)[None, :] * (2 * W) + byte[:, None]
+    lift = inverse * _LIFT
+    first = tl.load(entry, mask=there, other=0.0).to(tl.float32) * lift[None, :]  # (WP, RP)
+    second = tl.load(entry + W, mask=there, other=0.0).to(tl.float32) * (lift * 0.0625)[None, :]
+    grown = grown * (1 / _LIFT)
+    ratio = 1 / tl.load(nu + head)
+    highest = tl.full((RP,), _LOWEST, tl.int32)
+    codes += head * codes_stride
+    offset += head * R * c * GROUP
+    scale += head * scale_stride
+    radius += head * radius_stride
+    lengths += head * lengths_stride
+    reach += head * reach_stride
+    for group in range(part * FEW, tl.minimum(part * FEW + FEW, c)):
+        place = (group * GROUP + token)[:, None] * W + byte[None, :]
+        if W == WP:
+            words = tl.load(codes + place)
+        else:
+            words = tl.load(codes + place, mask=(byte < W)[None, :], other=0)
+        steps = scale + group * (2 * W) + byte
+        low_steps = tl.load(steps, mask=byte < W, other=0.0).to(tl.float32)
+        high_steps = tl.load(steps + W, mask=byte < W, other=0.0).to(tl.float32)
+        low, high = _codes(words, FAST)
+        sums = tl.dot(low, (first * low_steps[:, None]).to(tl.float16))
+        sums = tl.dot(high, (second * high_steps[:, None]).to(tl.float16), sums)  # (GROUP, RP)
+        shift = tl.load(bias + (head * c + group) * RP + row)
+        middle = sums * grown[None, :] + shift[None, :]
+        spot = group * GROUP + token
+        far = tl.load(radius + spot).to(tl.float32)
+        long = tl.load(lengths + spot).to(tl.float32)
+        margin = error * tl.load(reach + group) + least
+        extra = 8.0 * _log2(1 + long * ratio, FAST) + _PAD
+        term = middle + (spread[None, :] * far[:, None] + margin[None, :]) + extra[:, None]
+        # nan is not below the limit, either.
+        term = tl.maximum(tl.where(term < _HIGHEST, term, _HIGHEST), -_HIGHEST)
+        place = tl.ceil(term).to(tl.int32)
+        peak = tl.max(place, 0)  # (RP,)
+        short = tl.minimum(peak[None, :] - place, 255).to(tl.uint8)
+        tl.store(offset + row[None, :] * (c * GROUP) + spot[:, None], short, mask=(row < R)[None, :])
+        weight = tl.sum(_exp2((middle - peak.to(tl.float32)[None, :]) * 0.125, FAST), 0)
+        at = (head * c + group) * R + row
+        tl.store(top + at, peak, mask=row < R)
+        tl.store(mass + at, weight, mask=row < R)
+        highest = tl.maximum(highest, peak)
+    tl.atomic_max(widest + head * R + row, highest, mask=row < R)
+
+
+def by_head(x: Tensor, name: str) -> Tensor:
+    """A view with batch and heads as one axis; what belongs to a head must lie in one piece."""
+    b, g = x.shape[:2]
+    joined = x.stride(0) == g * x.stride(1) or b == 1 or g == 1
+    if not joined or not x[0, 0].is_contiguous():
+        remedy = "pass a slice x[:, :, :s] of one contiguous tensor, or x.contiguous()"
+        raise ShapeError(f"{name}.stride()", x.stride(), "must be that of heads in one piece each", remedy)
+    return x.view(b * g, *x.shape[2:])
+
+
+def interpreted() -> bool:
+    """Whether kernels run in Python, as they do where TRITON_INTERPRET=1 was set before they were loaded."""
+    return not isinstance(_bounded, triton.JITFunction)
+
+
+class Prepared(NamedTuple):
+    """What the kernel over all tokens needs to know beforehand."""
+
+    bias: Float32[Tensor, "bg c p"]
+    table: Float32[Tensor, "bg p constants"]
+    nu: Float32[Tensor, "bg"]
+    widest: Int32[Tensor, "bh"]
+    counts: Int32[Tensor, "bh bins"]
+
+
+def prepared(
+    q: Tensor, sketch: Sketch, most: Float32[Tensor, "b g"], hint: Float32[Tensor, "b h"] | None, scale: float
+) -> Prepared:
+    """Constants of every head, and the products with the zeros of all groups; `hint`: lengths that answers may have."""
+    b, h, d = q.shape
+    c, heads = sketch.codes.shape[2], b * most.shape[1]
+    zero = by_head(sketch.zero, "sketch.zero")
+    out = Prepared(
+        q.new_empty(heads, c, SIBLINGS, dtype=torch.float32),
+        q.new_empty(heads, SIBLINGS, _CONSTANTS.value, dtype=torch.float32),
+        q.new_empty(heads, dtype=torch.float32),
+        q.new_empty(b * h, dtype=torch.int32),
+        q.new_empty(b * h, BINS, dtype=torch.int32),
+    )
+    _prepared[(heads, max(1, triton.cdiv(c, _MANY)))](
+        q,
+        zero,
+        sketch.metric.contiguous(),
+        sketch.size.contiguous(),
+        most,
+        most if hint is None else hint,
+        *out,
+        scale * math.log2(math.e) * STEPS,
+        relative_error(d),
+        absolute_error(d),
+        zero.stride(0),
+        c,
+        R=b * h // heads,
+        RP=SIBLINGS,
+        D=d,
+        DP=max(16, triton.next_power_of_2(d)),
+        MANY=_MANY,
+        BINS=BINS,
+        HINTED=hint is not None,
+        num_warps=4,
+    )
+    return out
+
+
+def prepared_twin(
+    q: Tensor, sketch: Sketch, most: Float32[Tensor, "b g"], hint: Float32[Tensor, "b h"] | None, scale: float
+) -> Prepared:
+    """The same in plain torch."""
+    b, h, d = q.shape
+    g, c = sketch.codes.shape[1:3]
+    x = torch.zeros(b * g, SIBLINGS, d, device=q.device)
+    x[:, : h // g] = q.reshape(b * g, h // g, d).float()
+    exponent = (x.abs().amax(-1).view(torch.int32) >> 23 & 255).clamp(32, 253)
+    power, inverse = (exponent << 23).view(torch.float32), (254 - exponent << 23).view(torch.float32)
+    x = x * inverse.unsqueeze(-1)
+    factor = scale * math.log2(math.e) * STEPS
+    grown = (sketch.size.reshape(b * g, 1) * factor * power.double()).float()
+    bias = sketch.zero.reshape(b * g, c, d) @ x.transpose(-1, -2) * grown.unsqueeze(1)
+    square = x.square()
+    spread = (square @ sketch.metric.reshape(b * g, d, 1)).squeeze(-1).sqrt() * (1 + 2.0**-13) + 2.0**-60
+    length = square.sum(-1).sqrt() * (1 + 2.0**-13) + 2.0**-60
+    rows = (
+        inverse,
+        grown,
+        spread * grown * (1 + 2.0**-18),
+        length * grown * relative_error(d),
+        grown * absolute_error(d),
+    )
+    unit = most.reshape(b * g)
+    wide = unit if hint is None else hint.reshape(b * g, -1).amax(-1)
+    wide = torch.where((wide > unit * 2.0**-20) & (wide < unit), wide, unit)
+    lowest = torch.full((b * h,), -LIMIT, dtype=torch.int32, device=q.device)
+    empty = torch.zeros(b * h, BINS, dtype=torch.int32, device=q.device)
+    return Prepared(bias, torch.stack(rows, -1), torch.where(wide > 0, wide, 1.0), lowest, empty)
+
+
+def bounded(q: Tensor, sketch: Sketch, lengths: Tensor, known: Prepared) -> Terms:
+    """The terms of every sketched token."""
+    heads, (b, h, d), c = known.nu.shape[0], q.shape, sketch.codes.shape[2]
+    codes, scale, radius, reach = (
+        by_head(getattr(sketch, name), f"sketch.{name}") for name in ("codes", "scale", "radius", "reach")
+    )
+    lengths = by_head(lengths, "lengths")
+    r = b * h // heads
+    out = (
+        q.new_empty(b * h, c * GROUP, dtype=torch.uint8),
+        q.new_empty(heads, c, r, dtype=torch.int32),
+        q.new_empty(heads, c, r, dtype=torch.float32),
+    )
+    _bounded[(heads, max(1, triton.cdiv(c, _FEW)))](
+        q,
+        codes,
+        scale,
+        radius,
+        reach,
+        lengths,
+        known.bias,
+        known.table,
+        known.nu,
+        *out,
+        known.widest,
+        codes.stride(0),
+        scale.stride(0),
+        radius.stride(0),
+        reach.stride(0),
+        lengths.stride(0),
+        c,
+        R=r,
+        RP=SIBLINGS,
+        W=d // 2,
+        WP=max(16, triton.next_power_of_2(d // 2)),
+        FEW=_FEW,
+        GROUP=GROUP,
+        FAST=not interpreted(),
+        num_warps=1,
+        num_stages=4,
+    )
+    return Terms(*out, known.widest, known.nu, known.counts)
+
+
+def bounded_twin(q: Tensor, sketch: Sketch, lengths: Tensor, known: Prepared) -> Terms:
+    """The same in plain torch."""
+    heads, (b, h, d), c = known.nu.shape[0], q.shape, sketch.codes.shape[2]
+    r = b * h // heads
+    inverse, grown, spread, error, least = (x.unsqueeze(1) for x in known.table[:, :r].unbind(-1))  # (bg, 1, r)
+    x = q.reshape(heads, r, d).float() * (inverse.transpose(1, 2) * _LIFT.value)
+    steps = sketch.scale.reshape(heads, c, 1, d).float()
+    codes = unpacked(sketch.codes, 4).reshape(heads, c, GROUP, d).float()
+    sums = codes @ (x.unsqueeze(1) * steps).half().float().transpose(-1, -2)  # (bg, c, G, r)
+    middle = sums * (grown / _LIFT.value).unsqueeze(1) + known.bias[..., :r].unsqueeze(2)
+    radius = sketch.radius.reshape(heads, c, GROUP, 1).float()
+    long = lengths[:, :, : c * GROUP].reshape(heads, c, GROUP, 1).float()
+    margin = (error * sketch.reach.reshape(heads, c, 1) + least).unsqueeze(2)
+    extra = STEPS * torch.log2(1 + long / known.nu[:, None, None, None]) + _PAD.value
+    term = middle + (spread.unsqueeze(1) * radius + margin) + extra
+    place = torch.where(term < LIMIT, term, LIMIT).clamp(min=-LIMIT).ceil().int()
+    top = place.amax(2) if c else place.new_empty(heads, 0, r)
+    offset = (top.unsqueeze(2) - place).clamp(max=255).to(torch.uint8)
+    mass = torch.exp2((middle - top.unsqueeze(2)) / STEPS).sum(2)
+    widest = top.amax(1).reshape(-1) if c else known.widest
+    offset = offset.permute(0, 3, 1, 2).reshape(b * h, c * GROUP).contiguous()
+    return Terms(offset, top, mass, widest, known.nu, known.counts)

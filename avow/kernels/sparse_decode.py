@@ -1,0 +1,120 @@
+"""One decoding step that reads a fraction of the cache and proves that it was enough, on a GPU.
+
+Eight kernels, none of which waits for the host: constants of the step; a bound for every token from the sketch; a
+histogram of the bounds; where to cut it; marks; a list; attention over the list; the answer with its bound. Buffers and
+grids depend on the shapes alone, so a step can be captured in a CUDA graph.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import NamedTuple
+
+import torch
+from jaxtyping import BFloat16, Float, Float32
+from torch import Tensor
+
+from avow.errors import DtypeError, ParameterError, ShapeError
+from avow.kernels import choice, gather_attention, sketch_pass
+from avow.kernels.gather_attention import Decoded
+from avow.maths.norms import slack
+from avow.maths.sketch import Sketch
+
+_TYPES = (torch.bfloat16, torch.float16, torch.float32)
+
+
+class Lengths(NamedTuple):
+    """How long values are: at least each, and at most the longest of each head."""
+
+    each: BFloat16[Tensor, "b g s"]
+    most: Float32[Tensor, "b g"]
+    """0 only where all values are zero, nan where they are too small for a proof."""
+
+
+def value_lengths(v: Float[Tensor, "b g s e"]) -> Lengths:
+    """Bounds on the lengths of values, to be kept beside a cache; they look at nothing but their own head."""
+    wide = v.detach().float()
+    largest = wide.abs().amax((-1, -2), keepdim=True)  # (b, g, 1, 1)
+    # A power of two near the largest entry, so that no square overflows or vanishes.
+    size = torch.exp2(torch.floor(torch.log2(largest.double().clamp(min=2.0**-149))))
+    norms = torch.linalg.vector_norm((wide / size).float(), dim=-1).double()  # (b, g, s)
+    error = slack(v.shape[-1], v.dtype)
+    size = size[..., 0]
+    # Entries below 2^-60 of the largest may vanish when squared; rounding to bfloat16 takes 2^-8 at most.
+    each = (norms * (1 + error) + torch.where(norms.amax(-1, keepdim=True) > 0, 2.0**-50, 0.0)) * size
+    each = torch.where(each > 0, each * (1 + 2.0**-7) + 2.0**-126, 0.0).to(torch.bfloat16)
+    least = (norms.amax(-1) * (1 - error) - 2.0**-50).clamp(min=0) * size[..., 0]
+    most = least.float() * (1 - 2.0**-22)
+    return Lengths(each, torch.where(largest[..., 0, 0] == 0, 0.0, torch.where(most > 2.0**-100, most, math.nan)))
+
+
+def decode(
+    q: Float[Tensor, "b h d"],
+    k: Float[Tensor, "b g s d"],
+    v: Float[Tensor, "b g s e"],
+    sketch: Sketch,
+    lengths: Lengths,
+    drop: float,
+    scale: float | None = None,
+    hint: Float32[Tensor, "b h"] | None = None,
+) -> Decoded:
+    """Attention of one query per head over a cache, by the tokens that may matter.
+
+    `sketch` is that of the first whole groups of k, `lengths` are those of v; tokens without a sketch are always read.
+    `hint` may hold lengths that the answers are expected to have, such as those of the step before: the nearer, the
+    fewer tokens are read; what is proved holds whatever they are.
+    """
+    _check(q, k, v, sketch, lengths, drop)
+    scale = 1 / math.sqrt(q.shape[-1]) if scale is None else scale
+    q = q.detach().contiguous()
+    known = sketch_pass.prepared(q, sketch, lengths.most, hint, scale)
+    terms = sketch_pass.bounded(q, sketch, lengths.each, known)
+    marks = choice.marked(terms, choice.cuts(terms, lengths.most, drop), k.shape[2])
+    chosen = choice.listed(marks)
+    parts = gather_attention.attended(q, k, v, chosen, scale)
+    return gather_attention.merged(q, v, parts, terms, chosen, lengths.most, drop, scale)
+
+
+def decode_twin(
+    q: Float[Tensor, "b h d"],
+    k: Float[Tensor, "b g s d"],
+    v: Float[Tensor, "b g s e"],
+    sketch: Sketch,
+    lengths: Lengths,
+    drop: float,
+    scale: float | None = None,
+    hint: Float32[Tensor, "b h"] | None = None,
+) -> Decoded:
+    """The same step in plain torch, on any device."""
+    _check(q, k, v, sketch, lengths, drop)
+    scale = 1 / math.sqrt(q.shape[-1]) if scale is None else scale
+    q = q.detach()
+    known = sketch_pass.prepared_twin(q, sketch, lengths.most, hint, scale)
+    terms = sketch_pass.bounded_twin(q, sketch, lengths.each, known)
+    marks = choice.marked_twin(terms, choice.cuts_twin(terms, lengths.most, drop), k.shape[2])
+    chosen = choice.listed_twin(marks)
+    parts = gather_attention.attended_twin(q, k, v, chosen, scale)
+    return gather_attention.merged_twin(q, v, parts, terms, chosen, lengths.most, drop, scale)
+
+
+def _check(q: Tensor, k: Tensor, v: Tensor, sketch: Sketch, lengths: Lengths, drop: float) -> None:
+    (b, h, d), (g, s) = q.shape, k.shape[1:3]
+    siblings = h // max(g, 1)
+    if h != siblings * g or not 1 <= siblings <= sketch_pass.SIBLINGS:
+        rule = f"must be a multiple of the {g} key heads, by at most {sketch_pass.SIBLINGS}"
+        raise ShapeError("heads of q", h, rule, "repeat keys and values for some of the query heads")
+    if d % 16 or not 16 <= d <= 256:
+        raise ShapeError("dim of q", d, "must be a multiple of 16 up to 256", "fill up q and k with zeros")
+    if q.dtype not in _TYPES or k.dtype != q.dtype or v.dtype != q.dtype:
+        kinds = f"{q.dtype}, {k.dtype}, {v.dtype}"
+        raise DtypeError(
+            "types of q, k, v", kinds, "must be one of the 16-bit types, or float32", "convert them to one"
+        )
+    if sketch.bits != 4:
+        raise ParameterError("bits of the sketch", sketch.bits, "must be 4", "sketch the keys with bits=4")
+    if sketch.rows > s or lengths.each.shape[2] != s or s == 0:
+        told = f"{sketch.rows}, {lengths.each.shape[2]}, {s}"
+        rule = "must be at most the keys, as many as the keys, and at least 1"
+        raise ShapeError("sketched rows, lengths, keys", told, rule, "append to all three together")
+    if not drop >= 0:
+        raise ParameterError("drop", drop, "must be at least 0", "give the error that unread tokens may cause")

@@ -15,10 +15,10 @@ from jaxtyping import Bool, Float, Float32, Float64
 from torch import Tensor
 
 from avow.maths.rounding import OUTWARD, Products, products, unit
-from avow.maths.sketch import Sketch, unpacked
+from avow.maths.sketch import Sketch
 
 # Numbers that are unpacked at once.
-_STRIP = 2**17
+_STRIP = 2**19
 # Rounding of float32 in a difference from the origin, relative to it; in the ends' own exponents; and in exp.
 _MOVED, _GROWN, _EXP = 2.0**-21, 2.0**-18, 2.0**-16
 # Beyond this no float32 can follow: such rows are bracketed by 0 and infinity.
@@ -92,16 +92,19 @@ def _below(x: Tensor, seen: Tensor | None) -> tuple[Tensor, Tensor]:
 def _products(q: Float32[Tensor, "b g r d"], sketch: Sketch) -> Float32[Tensor, "b g r c G"]:
     """Products with the sketched rows, divided by their size."""
     b, g, r, d = q.shape
-    c, rows = sketch.codes.shape[2:4]
-    out = q.new_empty(b, g, r, c, rows)
-    step = max(1, _STRIP // max(b * g * rows * d, 1))
+    c, rows, width = sketch.codes.shape[2:]
+    bits = next(field for field in (2, 4, 8) if sketch.bits <= field)  # that a code takes
+    step = max(1, min(c, _STRIP // max(b * g * rows * d, 1)))
     # Room made once: fresh pages would cost more than what is written to them.
-    codes = q.new_empty(b, g, min(step, c), rows, d)
+    out = q.new_empty(b, g, r, c, rows)
+    words, codes = sketch.codes.new_empty(b, g, step, rows, width), q.new_empty(b, g, step, rows, width * (8 // bits))
     for first in range(0, c, step):
         some = slice(first, min(first + step, c))
-        room = codes[:, :, : some.stop - first]
-        room.copy_(unpacked(sketch.codes[:, :, some], sketch.bits)[..., :d])
+        held, room, word = sketch.codes[:, :, some], codes[:, :, : some.stop - first], words[:, :, : some.stop - first]
+        for plane in range(8 // bits):
+            torch.bitwise_right_shift(held, bits * plane, out=word)
+            room[..., plane * width : (plane + 1) * width] = word.bitwise_and_(2**bits - 1)
         scaled = q.unsqueeze(2) * sketch.scale[:, :, some].float().unsqueeze(3)  # (b, g, c, r, d)
-        out[:, :, :, some] = (scaled @ room.transpose(-1, -2)).transpose(2, 3)
+        out[:, :, :, some] = (scaled @ room[..., :d].transpose(-1, -2)).transpose(2, 3)
     start = q @ sketch.zero.transpose(-1, -2)  # (b, g, r, c)
     return out.add_(start.unsqueeze(-1))

@@ -92,18 +92,18 @@ class Outlook:
 
         What joins the tokens before `cut`, which were read, weighs at least its lower end.
         """
-        top = read.top()
-        whole = read.sum(read.weights(top)) + _at(self.behind.low, cut) * self._unit(top)
-        budget = (drop * (1 - 1e-7)) * self.most * whole / self._unit(top).clamp(min=1e-300)
+        unit = self._unit(read)
+        whole = read.total + _at(self.behind.low, cut) * unit
+        budget = (drop * (1 - 1e-7)) * self.most * whole / unit.clamp(min=1e-300)
         return torch.maximum(cut, self._cut(self.behind.moved(length), budget.nan_to_num(nan=0.0)))
 
     @staticmethod
     def _cut(moved: Float64[Tensor, "b g r bins"], budget: Float64[Tensor, "b g r 1"]) -> Int[Tensor, "b g r 1"]:
         return (~(moved <= budget)).sum(-1, keepdim=True).clamp(1, moved.shape[-1] - 1)
 
-    def _unit(self, top: Float64[Tensor, "b g r 1"]) -> Float64[Tensor, "b g r 1"]:
-        """The brackets' unit, relative to exp(top)."""
-        return (self.brackets.origin - top).exp()
+    def _unit(self, read: Read) -> Float64[Tensor, "b g r 1"]:
+        """The brackets' unit in that of the weights that were read."""
+        return (self.brackets.origin - read.top).exp()
 
     def heaviest(self, share: float) -> Int[Tensor, "b g r 1"]:
         """The first bin up to which more than a share of the tokens stand."""
@@ -114,12 +114,9 @@ class Outlook:
         self, read: Read, cut: Int[Tensor, "b g r 1"]
     ) -> tuple[Float64[Tensor, "b g r 1"], Float64[Tensor, "b g r 1"]]:
         """The length of the answer that tokens before `cut`, which were read, give alone, and with others at most."""
-        top = read.top()
-        weights = read.weights(top)
-        whole = read.sum(weights)
-        out = read.average(weights) / whole.clamp(min=1e-300)
-        length = torch.linalg.vector_norm(out, dim=-1, keepdim=True)
-        joining = _at(self.behind.moved(length), cut) * self._unit(top) / whole.clamp(min=1e-300)
+        whole = read.total.clamp(min=1e-300)
+        length = torch.linalg.vector_norm(read.average(read.weights) / whole, dim=-1, keepdim=True)
+        joining = _at(self.behind.moved(length), cut) * self._unit(read) / whole
         moved = ((length + joining) * (1 + SUMS)).nan_to_num(nan=math.inf, posinf=math.inf)
         return length, torch.minimum(moved, self.most * (1 + 1e-3))
 
@@ -127,16 +124,11 @@ class Outlook:
         self, cut: Int[Tensor, "b g r 1"], read: Read, length: Float64[Tensor, "b g r 1"]
     ) -> Float64[Tensor, "b g r 1"]:
         """How far the tokens behind `cut` may move the answer of this length, at most; all others were read."""
-        top = read.top()
-        unit = self._unit(top)
-        whole = read.sum(read.weights(top)) + _at(self.behind.low, cut) * unit
+        unit = self._unit(read)
+        whole = read.total + _at(self.behind.low, cut) * unit
         tail = _at(self.behind.moved(length), cut)
         moved = (tail * unit / (whole * self.most).clamp(min=1e-300)).nan_to_num(nan=math.inf, posinf=math.inf)
         return torch.where((self.most > 0) & (tail > 0), moved, 0.0)
-
-    def count(self, cut: Int[Tensor, "b g r 1"]) -> Int[Tensor, "b g r 1"]:
-        """How many of the sketched tokens stand before a bin."""
-        return (self.bins.place < cut).sum(-1, keepdim=True)
 
     def odds(
         self, drops: Sequence[float], length: Float64[Tensor, "b g r 1"], logs: Sequence[float]
@@ -182,8 +174,7 @@ class Outlook:
 
         `read` holds the tokens that were drawn with these odds.
         """
-        top = read.top()
-        weights, own = read.weights(top), read.at(odds)
+        weights, own = read.weights, read.at(odds)
         counted = weights / own.clamp(min=1e-300)
         total = read.sum(counted)
         if out is None:
@@ -198,7 +189,7 @@ class Outlook:
         tail = self.seen[..., : self.known] & (p < 1)
         # Never drawn, a token may still weigh: its chance of 0 proves nothing, and the bound is infinite.
         p = torch.where(tail, p, 1.0)
-        high = torch.where(tail, self.brackets.high.double(), 0.0) * self._unit(top)
+        high = torch.where(tail, self.brackets.high.double(), 0.0) * self._unit(read)
         far, mass = (
             _far(x, bound, p, log, own_log)
             for x, bound, log, own_log in (

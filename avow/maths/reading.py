@@ -7,6 +7,7 @@ no value that was not chosen, which is what makes a long cache cheap.
 from __future__ import annotations
 
 import dataclasses
+import functools
 import itertools
 import math
 from abc import ABC, abstractmethod
@@ -39,6 +40,12 @@ class Read(ABC):
 
     logits: Tensor
     """−inf where a row did not read a token."""
+    top: Float64[Tensor, "b g r 1"]
+    """The largest logit that a row read; 0 where it read none."""
+    weights: Tensor
+    """The exponentials of the logits, relative to that of `top`."""
+    total: Float64[Tensor, "b g r 1"]
+    """What the weights add up to."""
 
     @abstractmethod
     def joined(self, which: Bool[Tensor, "b g r s"]) -> Read:
@@ -47,10 +54,6 @@ class Read(ABC):
     @abstractmethod
     def at(self, dense: Tensor) -> Tensor:
         """What something that has a number for every token has for those that were read."""
-
-    @abstractmethod
-    def top(self) -> Float64[Tensor, "b g r 1"]:
-        """The largest logit that a row read; 0 where it read none."""
 
     @abstractmethod
     def sum(self, x: Tensor) -> Float64[Tensor, "b g r 1"]:
@@ -64,10 +67,6 @@ class Read(ABC):
     def squares(self, center: Float64[Tensor, "b g r e"]) -> Tensor:
         """Squares of the distances of the tokens' values from each row's center."""
 
-    def weights(self, top: Float64[Tensor, "b g r 1"]) -> Tensor:
-        """The exponentials of the logits, relative to that of `top`."""
-        return (self.logits - self.at(top)).exp()
-
 
 @dataclass(frozen=True)
 class Masked(Read):
@@ -76,26 +75,32 @@ class Masked(Read):
     whole: Float64[Tensor, "b g r s"]
     values: Float64[Tensor, "b g s e"]
     logits: Float64[Tensor, "b g r s"]
+    top: Float64[Tensor, "b g r 1"]
+    weights: Float64[Tensor, "b g r s"]
+    total: Float64[Tensor, "b g r 1"]
 
     @staticmethod
     def of(tokens: Tokens) -> Masked:
+        """Nothing read yet."""
         whole = tokens.q @ tokens.k.double().transpose(-1, -2)
         whole = whole if tokens.bias is None else whole + tokens.bias
-        return Masked(whole, tokens.v.double() / tokens.size, whole)
+        zero = whole.new_zeros(*whole.shape[:-1], 1)
+        nothing = zero.expand(whole.shape)
+        return Masked(whole, tokens.v.double() / tokens.size, nothing - math.inf, zero, nothing, zero)
 
     def detached(self) -> Masked:
         """The same numbers, outside autograd."""
-        return Masked(self.whole.detach(), self.values.detach(), self.logits.detach())
+        return dataclasses.replace(self, whole=self.whole.detach(), values=self.values.detach())
 
     def joined(self, which: Bool[Tensor, "b g r s"]) -> Masked:
-        return dataclasses.replace(self, logits=torch.where(which, self.whole, -math.inf))
+        logits = torch.where(which, self.whole, -math.inf)
+        top = logits.detach().amax(-1, keepdim=True)
+        top = top.masked_fill(top == -math.inf, 0.0)
+        weights = (logits - top).exp()
+        return dataclasses.replace(self, logits=logits, top=top, weights=weights, total=weights.sum(-1, keepdim=True))
 
     def at(self, dense: Tensor) -> Tensor:
         return dense
-
-    def top(self) -> Float64[Tensor, "b g r 1"]:
-        top = self.logits.amax(-1, keepdim=True)
-        return top.masked_fill(top == -math.inf, 0.0)
 
     def sum(self, x: Tensor) -> Float64[Tensor, "b g r 1"]:
         return x.sum(-1, keepdim=True)
@@ -119,15 +124,21 @@ class Gathered(Read):
     found: Float64[Tensor, "m r"]
     """Logits of all rows, of those too that did not choose the token."""
     logits: Float64[Tensor, "m r"]
+    top: Float64[Tensor, "b g r 1"]
+    weights: Float64[Tensor, "m r"]
+    total: Float64[Tensor, "b g r 1"]
 
     @staticmethod
     def of(tokens: Tokens) -> Gathered:
+        """Nothing read yet."""
         nothing = tokens.k.new_zeros(0, dtype=torch.int64)
         none = tokens.q.new_zeros(0, tokens.q.shape[2])
-        return Gathered(tokens, nothing, nothing, none, none)
+        zero = tokens.q.new_zeros(*tokens.q.shape[:-1], 1)
+        return Gathered(tokens, nothing, nothing, none, none, zero, none, zero)
 
     def joined(self, which: Bool[Tensor, "b g r s"]) -> Gathered:
-        wanted = which.any(2).flatten(0, 1)  # (bg, s)
+        # Rows one after the other: reducing over an axis of a few bytes is slower.
+        wanted = functools.reduce(torch.bitwise_or, which.unbind(2)).flatten(0, 1).clone()  # (bg, s)
         wanted[self.head, self.place] = False
         head, place = wanted.nonzero().unbind(-1)
         more = dataclasses.replace(self, head=head, place=place)
@@ -137,11 +148,19 @@ class Gathered(Read):
         found = torch.cat(parts) if parts else q.new_zeros(0, q.shape[1])
         head, place = torch.cat([self.head, head]), torch.cat([self.place, place])
         grown = dataclasses.replace(self, head=head, place=place, found=torch.cat([self.found, found + bias]))
-        return dataclasses.replace(grown, logits=torch.where(grown.at(which), grown.found, -math.inf))
+        logits = torch.where(grown.at(which), grown.found, -math.inf)
+        top = q.new_full(q.shape[:2], -math.inf)  # (bg, r)
+        top = top.scatter_reduce(0, grown.head.unsqueeze(-1).expand_as(logits), logits, "amax")
+        top = top.masked_fill(top == -math.inf, 0.0)
+        weights = (logits - top[grown.head]).exp()
+        shaped = top.reshape(self.top.shape)
+        return dataclasses.replace(grown, logits=logits, top=shaped, weights=weights, total=grown.sum(weights))
 
     def _strips(self, rows: Float[Tensor, "b g s c"]) -> Iterator[tuple[int, slice, Float64[Tensor, "l c"]]]:
-        """The tokens' rows in float64, a few at a time: their head, where they stand among the tokens, themselves."""
-        groups = rows.shape[1]
+        """The tokens' rows in float64, a few at a time, until the next: their head, where they stand, themselves."""
+        groups, c = rows.shape[1], rows.shape[-1]
+        # Room made once: fresh pages would cost more than what is written to them.
+        narrow, wide = rows.new_empty(_STRIP, c), rows.new_empty(_STRIP, c, dtype=torch.float64)
         ends = (self.head.diff() != 0).nonzero().flatten() + 1
         bounds = [0, *ends.tolist(), self.head.numel()]
         for start, end in itertools.pairwise(bounds):
@@ -150,19 +169,13 @@ class Gathered(Read):
             head = int(self.head[start])
             for first in range(start, end, _STRIP):
                 span = slice(first, min(first + _STRIP, end))
-                own = rows[head // groups, head % groups]
-                yield head, span, own.index_select(0, self.place[span]).double()
+                own, count = rows[head // groups, head % groups], span.stop - first
+                torch.index_select(own, 0, self.place[span], out=narrow[:count])
+                yield head, span, wide[:count].copy_(narrow[:count])
 
     def at(self, dense: Tensor) -> Tensor:
-        b, g, r, s = self.tokens.k.shape[0], self.tokens.k.shape[1], self.tokens.q.shape[2], dense.shape[-1]
-        dense = dense.expand(b, g, r, s).reshape(b * g, r, s)
-        return dense[self.head, :, self.place if s > 1 else torch.zeros_like(self.place)]  # (m, r)
-
-    def top(self) -> Float64[Tensor, "b g r 1"]:
-        b, g, r, _ = self.tokens.q.shape
-        top = self.found.new_full((b * g, r), -math.inf)
-        top = top.scatter_reduce(0, self.head.unsqueeze(-1).expand_as(self.logits), self.logits, "amax")
-        return top.masked_fill(top == -math.inf, 0.0).reshape(b, g, r, 1)
+        b, g, r, s = *self.tokens.q.shape[:3], dense.shape[-1]
+        return dense.expand(b, g, r, s).reshape(b * g, r, s)[self.head, :, self.place]  # (m, r)
 
     def sum(self, x: Tensor) -> Float64[Tensor, "b g r 1"]:
         b, g, r, _ = self.tokens.q.shape
@@ -172,14 +185,14 @@ class Gathered(Read):
         b, g, r, _ = self.tokens.q.shape
         out, size = x.new_zeros(b * g, r, self.tokens.v.shape[-1]), self.tokens.size.flatten()
         for i, span, rows in self._strips(self.tokens.v):
-            out[i] += x[span].T @ (rows / size[i])
+            out[i] += x[span].T @ rows.div_(size[i])
         return out.reshape(b, g, r, -1)
 
     def squares(self, center: Float64[Tensor, "b g r e"]) -> Tensor:
         flat, size = center.flatten(0, 1), self.tokens.size.flatten()
         out = torch.zeros_like(self.found)
         for i, span, rows in self._strips(self.tokens.v):
-            rows = rows / size[i]
+            rows.div_(size[i])
             across = rows @ flat[i].T
             out[span] = rows.square().sum(-1, keepdim=True) - 2 * across + flat[i].square().sum(-1)
         return out.clamp(min=0)

@@ -108,6 +108,7 @@ class Sparse(Method):
         known = _Known(
             p,
             lengths.unsqueeze(-2),
+            _size(lengths),
             sketched(p.k, self.bits) if sketch is None else sketch,
             sketch is not None,
         )
@@ -133,10 +134,11 @@ class Sparse(Method):
             nothing = Gathered.of(tokens) if whole is None else whole.detached()
             choice = self._chosen(view, nothing, generator, worthwhile)
         read = choice.read if whole is None else whole.joined(choice.drawn)
-        weights = read.weights(read.top().detach())
+        weights, total = read.weights, read.total
         if choice.odds is not None:
             weights = weights / read.at(choice.odds).clamp(min=1e-300)
-        out = read.average(weights) / read.sum(weights).clamp(min=1e-300)
+            total = read.sum(weights)
+        out = read.average(weights) / total.clamp(min=1e-300)
         with torch.no_grad():
             tails = view.dropped(choice.cut, choice.read, torch.linalg.vector_norm(out, dim=-1, keepdim=True))
             if choice.odds is not None:
@@ -161,10 +163,10 @@ class Sparse(Method):
         """The tokens that are read, so that every row is within `drop`."""
         sampling = self.chance > 0 and self.drop > 0 and view.known > 0
         cut = view.first_cut(self.drop)
-        if math.isfinite(worthwhile) and not sampling:
-            _check(view, view.count(cut), worthwhile)
         cut = torch.minimum(cut, view.heaviest(_COARSE)) if sampling else cut
         touched = view.before(cut)
+        if math.isfinite(worthwhile) and not sampling:
+            _check(view, touched, worthwhile)
         read = nothing.joined(touched)
         length, longest = view.lengths_of(read, cut)
         final = view.final_cut(cut, self.drop, longest, read)
@@ -190,8 +192,7 @@ class Sparse(Method):
         # Fixed before anything is drawn, so that each rung's law is that of independent draws.
         rungs = view.odds([self.drop * aim for aim in _LADDER], length, self._logs)
         if math.isfinite(worthwhile):
-            fewest = torch.minimum(rungs[0].sum(-1, keepdim=True), many.double())
-            _check(view, fewest - (view.seen.shape[-1] - view.known), worthwhile)
+            _check(view, torch.minimum(rungs[0].sum(-1, keepdim=True), many.double()), worthwhile)
         draws = torch.rand(kept.shape, generator=generator, device=kept.device, dtype=torch.float64)
         odds, drawn = torch.ones_like(draws), kept
         sampled = torch.zeros_like(many, dtype=torch.bool)
@@ -285,15 +286,10 @@ class _Known:
 
     problem: Problem
     lengths: Float64[Tensor, "b g 1 s"]
+    size: Float64[Tensor, "b g 1 1"]
     sketch: Sketch
     gathers: bool
     """Whether only chosen tokens may be touched."""
-
-    @property
-    def size(self) -> Float64[Tensor, "b g 1 1"]:
-        """The power of two that brings a head's values near one."""
-        largest = self.lengths.amax(-1, keepdim=True).clamp(min=4 * torch.finfo(torch.float64).tiny)
-        return torch.exp2(torch.floor(torch.log2(largest)))
 
     def tokens(self, rows: slice) -> Tokens:
         """Some rows of queries and all tokens; what must not be touched is only passed on."""
@@ -344,12 +340,17 @@ class _Known:
         return bias - top.masked_fill(top == -math.inf, 0.0)
 
 
-def _check(view: Outlook, sketched: Tensor, worthwhile: float) -> None:
-    """Raise where reading so many of the sketched tokens does not pay; those without a sketch are read anyway."""
-    seen = view.seen.sum(-1, keepdim=True)
-    share = float((sketched + (view.seen.shape[-1] - view.known)).sum()) / max(float(seen.sum()), 1.0)
+def _check(view: Outlook, reads: Tensor, worthwhile: float) -> None:
+    """Raise where reading so many tokens in all does not pay."""
+    share = float(reads.sum()) / max(float(view.seen.sum()), 1.0)
     if share > worthwhile:
-        raise NothingToSave(min(share, 1.0))
+        raise NothingToSave(share)
+
+
+def _size(lengths: Float64[Tensor, "b g s"]) -> Float64[Tensor, "b g 1 1"]:
+    """The power of two that brings a head's values near one."""
+    largest = lengths.amax(-1).clamp(min=4 * torch.finfo(torch.float64).tiny)
+    return torch.exp2(torch.floor(torch.log2(largest)))[..., None, None]
 
 
 def _lengths(v: Tensor) -> Float64[Tensor, "b g s"]:

@@ -24,6 +24,8 @@ from avow.maths.reading import Read
 
 # Float64 sums over fewer than 2^22 tokens, products of a few factors, and exp itself.
 SUMS = 1e-9
+# Tokens that are widened to float64 at once: few enough that they never leave a core's own cache.
+_SPAN = 8192
 
 
 class Behind(NamedTuple):
@@ -66,7 +68,13 @@ class Outlook:
         near = (lengths[..., :known] * (1 + 2.0**-22)).float().clamp(min=2.0**-120)
         usual = (0.5 * lengths.amax(-1, keepdim=True)).float().clamp(min=2.0**-120)
         bins = tails.binned(brackets.log_high + (near + usual).log()) if known else _no_bins(brackets)
-        sums = (bins.sums(x.double()) for x in (brackets.high * near * (1 + 2.0**-22), brackets.high, brackets.low))
+        sums = [brackets.origin.new_zeros(*brackets.origin.shape[:-1], bins.edges().shape[-1]) for _ in range(3)]
+        for start in range(0, known, _SPAN):
+            span = slice(start, min(start + _SPAN, known))
+            some = bins._replace(place=bins.place[..., span])
+            low, high = (x[..., span].double() for x in (brackets.low, brackets.high))
+            for total, x in zip(sums, (high * near[..., span], high, low), strict=True):
+                total += some.sums(x)
         behind = Behind(*(pad(x.flip(-1).cumsum(-1).flip(-1), (0, 1)) for x in sums))
         return Outlook(brackets, seen, near, most, usual, bins, behind)
 

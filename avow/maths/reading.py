@@ -183,16 +183,16 @@ class Gathered(Read):
 
     def average(self, x: Tensor) -> Float64[Tensor, "b g r e"]:
         b, g, r, _ = self.tokens.q.shape
-        out, size = x.new_zeros(b * g, r, self.tokens.v.shape[-1]), self.tokens.size.flatten()
+        out, small = x.new_zeros(b * g, r, self.tokens.v.shape[-1]), self.tokens.size.flatten().reciprocal()
         for i, span, rows in self._strips(self.tokens.v):
-            out[i] += x[span].T @ rows.div_(size[i])
+            out[i] += x[span].T @ rows.mul_(small[i])
         return out.reshape(b, g, r, -1)
 
     def squares(self, center: Float64[Tensor, "b g r e"]) -> Tensor:
-        flat, size = center.flatten(0, 1), self.tokens.size.flatten()
+        flat, small = center.flatten(0, 1), self.tokens.size.flatten().reciprocal()
         out = torch.zeros_like(self.found)
         for i, span, rows in self._strips(self.tokens.v):
-            rows.div_(size[i])
+            rows.mul_(small[i])
             across = rows @ flat[i].T
             out[span] = rows.square().sum(-1, keepdim=True) - 2 * across + flat[i].square().sum(-1)
         return out.clamp(min=0)

@@ -20,10 +20,6 @@ from avow.maths.sketch import GROUP
 
 # Steps in a bin: 128 bins of three eighths reach 48 octaves below the largest term; what is smaller is in the last.
 WIDTH = 3
-# Plans aim for this share of what may be dropped, since they only guess what the rest weighs.
-_SAFE = 0.95
-# The mean of 1, 2^(-1/8) and 2^(-2/8): a bin's terms, relative to its largest.
-_MEAN = sum(2.0 ** (-i / STEPS) for i in range(WIDTH)) / WIDTH
 # Tokens per program.
 _BLOCK = 2048
 
@@ -88,8 +84,7 @@ def _cut(
     most,
     nu,
     cuts,
-    share,
-    mean,
+    drop,
     blocks,
     R: tl.constexpr,
     BINS: tl.constexpr,
@@ -101,9 +96,10 @@ def _cut(
     part = tl.arange(0, PARTS)
     expected = tl.sum(tl.load(parts + row * blocks + part, mask=part < blocks, other=0.0), 0)
     bins = tl.arange(0, BINS)
-    terms = tl.load(counts + row * BINS + bins).to(tl.float32) * tl.exp2(bins.to(tl.float32) * (-WIDTH / 8)) * mean
+    # Each bin's terms are taken for the largest that it may hold.
+    terms = tl.load(counts + row * BINS + bins).to(tl.float32) * tl.exp2(bins.to(tl.float32) * (-WIDTH / 8))
     behind = tl.cumsum(terms, 0, reverse=True)
-    budget = expected * share * tl.load(most + row // R) / tl.load(nu + row // R)
+    budget = expected * drop * tl.load(most + row // R) / tl.load(nu + row // R)
     # Where the budget is not a number, everything is read.
     budget = tl.where(budget < float("inf"), budget, -1.0)
     above = tl.sum(tl.where(behind <= budget, 0, 1), 0)
@@ -165,7 +161,7 @@ def _listed(flags, per_block, listed, kept, s, blocks, BLOCK: tl.constexpr, BLOC
 
 def cuts(terms: Terms, most: Float32[Tensor, "b g"], drop: float) -> Int32[Tensor, "bh"]:
     """How many steps below its largest term a head stops reading, so that the rest moves it by about `drop`."""
-    rows, (heads, c, r) = terms.widest.shape[0], terms.top.shape
+    rows, (_, c, r) = terms.widest.shape[0], terms.top.shape
     blocks = max(1, triton.cdiv(c * GROUP, _BLOCK))
     parts = terms.mass.new_empty(rows, blocks)
     _counted[(rows, blocks)](
@@ -191,8 +187,7 @@ def cuts(terms: Terms, most: Float32[Tensor, "b g"], drop: float) -> Int32[Tenso
         most,
         terms.nu,
         found,
-        drop * _SAFE,
-        _MEAN,
+        drop,
         blocks,
         R=r,
         BINS=BINS,
@@ -212,10 +207,10 @@ def cuts_twin(terms: Terms, most: Float32[Tensor, "b g"], drop: float) -> Int32[
     counts = torch.zeros_like(terms.counts).scatter_add_(1, bins, torch.ones_like(below))
     mass = terms.mass.transpose(1, 2).reshape(heads * r, c)
     expected = (mass * torch.exp2((top - terms.widest[:, None]) / STEPS)).sum(-1)
-    sizes = torch.exp2(-torch.arange(BINS, device=top.device) * (WIDTH / STEPS)) * _MEAN
+    sizes = torch.exp2(-torch.arange(BINS, device=top.device) * (WIDTH / STEPS))
     behind = (counts * sizes).flip(-1).cumsum(-1).flip(-1)
     share = (most.reshape(-1) / terms.nu).repeat_interleave(r)
-    budget = (expected * (drop * _SAFE) * share)[:, None]
+    budget = (expected * drop * share)[:, None]
     budget = torch.where(budget < torch.inf, budget, -1.0)
     above = (~(behind <= budget)).sum(-1)
     return torch.where(above >= BINS, 2**30, above.clamp(min=1) * WIDTH).int()

@@ -280,7 +280,7 @@ def attended_twin(q: Tensor, k: Tensor, v: Tensor, chosen: Chosen, scale: float)
     values, square = torch.zeros(b * h, count, e, device=q.device), torch.zeros(b * g, count, device=q.device)
     peak.fill_(-math.inf)
     for head, kept in enumerate(chosen.kept.tolist()):
-        share = -(-(-(-kept // count)) // _TILE) * _TILE
+        share = triton.cdiv(triton.cdiv(kept, count), _TILE) * _TILE
         rows = slice(head * r, head * r + r)
         for split in range(count):
             places = chosen.listed[head, split * share : min(split * share + share, kept)].long()
@@ -307,7 +307,7 @@ def merged(
     scale: float,
 ) -> Decoded:
     """The answers and their bounds."""
-    (b, h, d), (g, s, e) = q.shape, v.shape[1:]
+    (b, h, d), (g, _, e) = q.shape, v.shape[1:]
     out = q.new_empty(b, h, e)
     bound, length = (q.new_empty(b, h, dtype=torch.float32) for _ in range(2))
     within = q.new_empty(b, h, dtype=torch.int8)
@@ -353,7 +353,7 @@ def merged_twin(
     scale: float,
 ) -> Decoded:
     """The same in plain torch."""
-    (b, h, d), (g, s, e) = q.shape, v.shape[1:]
+    (b, h, d), (g, _, e) = q.shape, v.shape[1:]
     r, count = h // g, parts.peak.shape[1]
     high = parts.peak.amax(-1)
     weight = torch.exp2(parts.peak - high[:, None])
@@ -383,8 +383,8 @@ def merged_twin(
         .float()
     )
     within = (moved <= drop) & (whole < math.inf)
-    out = answer.to(q.dtype).view(b, h, e)
-    return Decoded(out, *(x.view(b, h) for x in (whole, within, own.float())), chosen.kept.view(b, g))
+    bound, within, length = (x.view(b, h) for x in (whole, within, own.float()))
+    return Decoded(answer.to(q.dtype).view(b, h, e), bound, within, length, chosen.kept.view(b, g))
 
 
 def _lift(dtype: torch.dtype) -> float:

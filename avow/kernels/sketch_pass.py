@@ -39,6 +39,9 @@ _LIFT = tl.constexpr(2.0**12)
 _PAD = tl.constexpr(2.0**-6)
 _LOWEST = tl.constexpr(-(2**23))
 _HIGHEST = tl.constexpr(2.0**23)
+# What a token is expected to weigh is taken this share of its interval below the middle: where few tokens make up the
+# whole mass, a guess too high would have too little read. Errors of products spread about an eighth of their bound.
+_DOUBT = tl.constexpr(0.25)
 # Constants of a head: what its queries are multiplied by, what products are, and what widens intervals.
 _CONSTANTS = tl.constexpr(5)
 # Groups per program of the two kernels.
@@ -51,7 +54,7 @@ class Terms(NamedTuple):
     offset: UInt8[Tensor, "bh rows"]
     top: Int32[Tensor, "bg c r"]
     mass: Float32[Tensor, "bg c r"]
-    """The expected weights of a group, added up, as multiples of 2^(top / 8)."""
+    """What the weights of a group are expected to sum to at least, as multiples of 2^(top / 8): a guess."""
     widest: Int32[Tensor, "bh"]
     """The largest `top` of a head."""
     nu: Float32[Tensor, "bg"]
@@ -263,7 +266,7 @@ def _bounded(
     reach += head * reach_stride
     for group in range(part * FEW, tl.minimum(part * FEW + FEW, c)):
         place = (group * GROUP + token)[:, None] * W + byte[None, :]
-        if W == WP:
+        if W == WP:  # noqa: SIM108 - a choice between constants is one for Triton only as a statement
             words = tl.load(codes + place)
         else:
             words = tl.load(codes + place, mask=(byte < W)[None, :], other=0)
@@ -280,14 +283,15 @@ def _bounded(
         long = tl.load(lengths + spot).to(tl.float32)
         margin = error * tl.load(reach + group) + least
         extra = 8.0 * _log2(1 + long * ratio, FAST) + _PAD
-        term = middle + (spread[None, :] * far[:, None] + margin[None, :]) + extra[:, None]
+        half = spread[None, :] * far[:, None] + margin[None, :]
+        term = middle + half + extra[:, None]
         # nan is not below the limit, either.
         term = tl.maximum(tl.where(term < _HIGHEST, term, _HIGHEST), -_HIGHEST)
         place = tl.ceil(term).to(tl.int32)
         peak = tl.max(place, 0)  # (RP,)
         short = tl.minimum(peak[None, :] - place, 255).to(tl.uint8)
         tl.store(offset + row[None, :] * (c * GROUP) + spot[:, None], short, mask=(row < R)[None, :])
-        weight = tl.sum(_exp2((middle - peak.to(tl.float32)[None, :]) * 0.125, FAST), 0)
+        weight = tl.sum(_exp2((middle - _DOUBT * half - peak.to(tl.float32)[None, :]) * 0.125, FAST), 0)
         at = (head * c + group) * R + row
         tl.store(top + at, peak, mask=row < R)
         tl.store(mass + at, weight, mask=row < R)
@@ -449,11 +453,12 @@ def bounded_twin(q: Tensor, sketch: Sketch, lengths: Tensor, known: Prepared) ->
     long = lengths[:, :, : c * GROUP].reshape(heads, c, GROUP, 1).float()
     margin = (error * sketch.reach.reshape(heads, c, 1) + least).unsqueeze(2)
     extra = STEPS * torch.log2(1 + long / known.nu[:, None, None, None]) + _PAD.value
-    term = middle + (spread.unsqueeze(1) * radius + margin) + extra
+    half = spread.unsqueeze(1) * radius + margin
+    term = middle + half + extra
     place = torch.where(term < LIMIT, term, LIMIT).clamp(min=-LIMIT).ceil().int()
     top = place.amax(2) if c else place.new_empty(heads, 0, r)
     offset = (top.unsqueeze(2) - place).clamp(max=255).to(torch.uint8)
-    mass = torch.exp2((middle - top.unsqueeze(2)) / STEPS).sum(2)
+    mass = torch.exp2((middle - _DOUBT.value * half - top.unsqueeze(2)) / STEPS).sum(2)
     widest = top.amax(1).reshape(-1) if c else known.widest
     offset = offset.permute(0, 3, 1, 2).reshape(b * h, c * GROUP).contiguous()
     return Terms(offset, top, mass, widest, known.nu, known.counts)

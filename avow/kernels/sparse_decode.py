@@ -98,7 +98,7 @@ def decode_twin(
 
 
 def _check(q: Tensor, k: Tensor, v: Tensor, sketch: Sketch, lengths: Lengths, drop: float) -> None:
-    (b, h, d), (g, s) = q.shape, k.shape[1:3]
+    (h, d), (g, s) = q.shape[1:], k.shape[1:3]
     siblings = h // max(g, 1)
     if h != siblings * g or not 1 <= siblings <= sketch_pass.SIBLINGS:
         rule = f"must be a multiple of the {g} key heads, by at most {sketch_pass.SIBLINGS}"

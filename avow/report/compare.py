@@ -25,6 +25,8 @@ SOFTMAX = "softmax attention"
 GOAL = 1e-2
 # From this many keys on, one run of a call tells its time.
 _LONG = 4096
+# What takes this many times as long as exact attention, and more seconds than this, is on no frontier.
+_FAR, _SOON = 10.0, 0.5
 
 Tell = Callable[[str], None]
 
@@ -209,8 +211,14 @@ class Bench:
             return Row(method, None, str(problem))
 
     def _too_long(self, method: Method, sizes: Sizes) -> str:
-        expected = rates(sizes.device, measure=False).seconds(method, sizes)
-        return f"expected to take {expected:.0f} s a call; raise --patience to wait" if expected > self.patience else ""
+        known = rates(sizes.device, measure=False)
+        expected, exact = (known.seconds(x, sizes) for x in (method, method_named("exact")()))
+        if expected > self.patience:
+            return f"expected to take {expected:.0f} s a call; raise --patience to wait"
+        if method.name not in self.fixed and expected > max(_FAR * exact, _SOON):
+            times = f"{expected / exact:.0f} times as long as exact attention"
+            return f"expected to take {times}; --set one of its settings to wait"
+        return ""
 
     def _measured(self, method: Method, workload: Workload) -> Measured:
         device = workload.q.device

@@ -139,6 +139,18 @@ def test_what_would_take_too_long_is_named_not_run() -> None:
     assert all(row.measured is None and "raise --patience" in row.why for row in board.rows)
 
 
+def test_what_is_far_slower_than_exact_waits_to_be_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("avow.report.compare._SOON", 0.0)
+    monkeypatch.setattr("avow.report.compare._FAR", 1e-9)
+    work = workload("diffuse", 1, 16, 8)
+    (row,) = Bench(["separable"], {}).board(work, lambda step: None).rows
+    assert row.measured is None
+    text = r"expected to take \d+ times as long as exact attention; --set one of its settings to wait"
+    assert re.fullmatch(text, row.why)
+    (asked,) = Bench(["separable"], {"separable": method_named("separable")()}).board(work, lambda step: None).rows
+    assert asked.measured is not None
+
+
 def board(kind: str, ratio: float, bound: float, promise: str = "deterministic") -> Board:
     """Exact attention and one low-rank row with chosen numbers."""
 

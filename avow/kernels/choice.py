@@ -20,8 +20,8 @@ from avow.maths.sketch import GROUP
 
 # Steps in a bin: 128 bins of three eighths reach 48 octaves below the largest term; what is smaller is in the last.
 WIDTH = 3
-# Tokens per program.
-_BLOCK = 2048
+# Tokens per program, and per program that counts: fewer of those have fewer counts to add up.
+_BLOCK, _SPAN = 2048, 8192
 
 
 class Chosen(NamedTuple):
@@ -69,7 +69,7 @@ def _counted(
     place = tl.minimum((highest - peak + short) // WIDTH, BINS - 1)
     place = tl.where(there, place, 0)
     found = tl.histogram(place, BINS, mask=there)
-    tl.atomic_add(counts + row * BINS + tl.arange(0, BINS), found)
+    tl.atomic_add(counts + row * BINS + tl.arange(0, BINS), found, sem="relaxed")
     group = block * (BLOCK // GROUP) + tl.arange(0, BLOCK // GROUP)
     at = (head * c + group) * R + sibling
     weight = tl.load(mass + at, mask=group < c, other=0.0)
@@ -162,7 +162,7 @@ def _listed(flags, per_block, listed, kept, s, blocks, BLOCK: tl.constexpr, BLOC
 def cuts(terms: Terms, most: Float32[Tensor, "b g"], drop: float) -> Int32[Tensor, "bh"]:
     """How many steps below its largest term a head stops reading, so that the rest moves it by about `drop`."""
     rows, (_, c, r) = terms.widest.shape[0], terms.top.shape
-    blocks = max(1, triton.cdiv(c * GROUP, _BLOCK))
+    blocks = max(1, triton.cdiv(c * GROUP, _SPAN))
     parts = terms.mass.new_empty(rows, blocks)
     _counted[(rows, blocks)](
         terms.offset,
@@ -174,7 +174,7 @@ def cuts(terms: Terms, most: Float32[Tensor, "b g"], drop: float) -> Int32[Tenso
         c,
         blocks,
         R=r,
-        BLOCK=_BLOCK,
+        BLOCK=_SPAN,
         GROUP=GROUP,
         BINS=BINS,
         WIDTH=WIDTH,

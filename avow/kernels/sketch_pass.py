@@ -44,8 +44,9 @@ _HIGHEST = tl.constexpr(2.0**23)
 _DOUBT = tl.constexpr(0.25)
 # Constants of a head: what its queries are multiplied by, what products are, and what widens intervals.
 _CONSTANTS = tl.constexpr(5)
-# Groups per program of the two kernels.
-_MANY, _FEW = 64, 16
+# Groups per program of the first kernel, the fewest of the second, and how many programs of it an H200 runs at once:
+# one warp each, twelve to a processor. Where there is more to do, each of those does more.
+_MANY, _FEWEST, _AT_ONCE = 64, 8, 132 * 12
 
 
 class Terms(NamedTuple):
@@ -215,7 +216,7 @@ def _exp2(x, FAST: tl.constexpr):
     return y
 
 
-@triton.jit(do_not_specialize=["c"])
+@triton.jit(do_not_specialize=["c", "few"])
 def _bounded(
     q,
     codes,
@@ -236,15 +237,15 @@ def _bounded(
     reach_stride,
     lengths_stride,
     c,
+    few,
     R: tl.constexpr,
     RP: tl.constexpr,
     W: tl.constexpr,
     WP: tl.constexpr,
-    FEW: tl.constexpr,
     GROUP: tl.constexpr,
     FAST: tl.constexpr,
 ):
-    """Offsets, tops and masses of up to `FEW` groups of a key head, for its R query heads."""
+    """Offsets, tops and masses of up to `few` groups of a key head, for its R query heads."""
     head, part = tl.program_id(0).to(tl.int64), tl.program_id(1)
     row, byte, token = tl.arange(0, RP), tl.arange(0, WP), tl.arange(0, GROUP)
     own = table + (head * RP + row) * _CONSTANTS
@@ -264,7 +265,7 @@ def _bounded(
     radius += head * radius_stride
     lengths += head * lengths_stride
     reach += head * reach_stride
-    for group in range(part * FEW, tl.minimum(part * FEW + FEW, c)):
+    for group in range(part * few, tl.minimum(part * few + few, c)):
         place = (group * GROUP + token)[:, None] * W + byte[None, :]
         if W == WP:  # noqa: SIM108 - a choice between constants is one for Triton only as a statement
             words = tl.load(codes + place)
@@ -296,7 +297,7 @@ def _bounded(
         tl.store(top + at, peak, mask=row < R)
         tl.store(mass + at, weight, mask=row < R)
         highest = tl.maximum(highest, peak)
-    tl.atomic_max(widest + head * R + row, highest, mask=row < R)
+    tl.atomic_max(widest + head * R + row, highest, mask=row < R, sem="relaxed")
 
 
 def by_head(x: Tensor, name: str) -> Tensor:
@@ -408,7 +409,8 @@ def bounded(q: Tensor, sketch: Sketch, lengths: Tensor, known: Prepared) -> Term
         q.new_empty(heads, c, r, dtype=torch.int32),
         q.new_empty(heads, c, r, dtype=torch.float32),
     )
-    _bounded[(heads, max(1, triton.cdiv(c, _FEW)))](
+    few = max(_FEWEST, triton.cdiv(heads * c, _AT_ONCE))
+    _bounded[(heads, max(1, triton.cdiv(c, few)))](
         q,
         codes,
         scale,
@@ -426,11 +428,11 @@ def bounded(q: Tensor, sketch: Sketch, lengths: Tensor, known: Prepared) -> Term
         reach.stride(0),
         lengths.stride(0),
         c,
+        few,
         R=r,
         RP=SIBLINGS,
         W=d // 2,
         WP=max(16, triton.next_power_of_2(d // 2)),
-        FEW=_FEW,
         GROUP=GROUP,
         FAST=not interpreted(),
         num_warps=1,

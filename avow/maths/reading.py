@@ -141,41 +141,24 @@ class Gathered(Read):
         wanted = functools.reduce(torch.bitwise_or, which.unbind(2)).flatten(0, 1).clone()  # (bg, s)
         wanted[self.head, self.place] = False
         head, place = wanted.nonzero().unbind(-1)
-        more = dataclasses.replace(self, head=head, place=place)
-        bias = 0.0 if self.tokens.bias is None else more.at(self.tokens.bias)
         q = self.tokens.q.flatten(0, 1)  # (bg, r, d)
-        parts = [rows @ q[i].T for i, _, rows in more._strips(self.tokens.k)]
+        parts = [rows @ q[i].T for i, _, rows in _strips(self.tokens.k, head, place)]
         found = torch.cat(parts) if parts else q.new_zeros(0, q.shape[1])
+        if self.tokens.bias is not None:
+            found = found + _at(self.tokens.bias, head, place)
         head, place = torch.cat([self.head, head]), torch.cat([self.place, place])
-        grown = dataclasses.replace(self, head=head, place=place, found=torch.cat([self.found, found + bias]))
-        logits = torch.where(grown.at(which), grown.found, -math.inf)
+        found = torch.cat([self.found, found])
+        logits = torch.where(_at(which, head, place), found, -math.inf)
         top = q.new_full(q.shape[:2], -math.inf)  # (bg, r)
-        top = top.scatter_reduce(0, grown.head.unsqueeze(-1).expand_as(logits), logits, "amax")
+        top = top.scatter_reduce(0, head.unsqueeze(-1).expand_as(logits), logits, "amax")
         top = top.masked_fill(top == -math.inf, 0.0)
-        weights = (logits - top[grown.head]).exp()
-        shaped = top.reshape(self.top.shape)
-        return dataclasses.replace(grown, logits=logits, top=shaped, weights=weights, total=grown.sum(weights))
-
-    def _strips(self, rows: Float[Tensor, "b g s c"]) -> Iterator[tuple[int, slice, Float64[Tensor, "l c"]]]:
-        """The tokens' rows in float64, a few at a time, until the next: their head, where they stand, themselves."""
-        groups, c = rows.shape[1], rows.shape[-1]
-        # Room made once: fresh pages would cost more than what is written to them.
-        narrow, wide = rows.new_empty(_STRIP, c), rows.new_empty(_STRIP, c, dtype=torch.float64)
-        ends = (self.head.diff() != 0).nonzero().flatten() + 1
-        bounds = [0, *ends.tolist(), self.head.numel()]
-        for start, end in itertools.pairwise(bounds):
-            if start == end:
-                continue
-            head = int(self.head[start])
-            for first in range(start, end, _STRIP):
-                span = slice(first, min(first + _STRIP, end))
-                own, count = rows[head // groups, head % groups], span.stop - first
-                torch.index_select(own, 0, self.place[span], out=narrow[:count])
-                yield head, span, wide[:count].copy_(narrow[:count])
+        weights = (logits - top[head]).exp()
+        total = torch.zeros_like(top).index_add_(0, head, weights)
+        top, total = (x.reshape(self.top.shape) for x in (top, total))
+        return Gathered(self.tokens, head, place, found, logits, top, weights, total)
 
     def at(self, dense: Tensor) -> Tensor:
-        b, g, r, s = *self.tokens.q.shape[:3], dense.shape[-1]
-        return dense.expand(b, g, r, s).reshape(b * g, r, s)[self.head, :, self.place]  # (m, r)
+        return _at(dense, self.head, self.place)
 
     def sum(self, x: Tensor) -> Float64[Tensor, "b g r 1"]:
         b, g, r, _ = self.tokens.q.shape
@@ -184,15 +167,36 @@ class Gathered(Read):
     def average(self, x: Tensor) -> Float64[Tensor, "b g r e"]:
         b, g, r, _ = self.tokens.q.shape
         out, small = x.new_zeros(b * g, r, self.tokens.v.shape[-1]), self.tokens.size.flatten().reciprocal()
-        for i, span, rows in self._strips(self.tokens.v):
+        for i, span, rows in _strips(self.tokens.v, self.head, self.place):
             out[i] += x[span].T @ rows.mul_(small[i])
         return out.reshape(b, g, r, -1)
 
     def squares(self, center: Float64[Tensor, "b g r e"]) -> Tensor:
         flat, small = center.flatten(0, 1), self.tokens.size.flatten().reciprocal()
         out = torch.zeros_like(self.found)
-        for i, span, rows in self._strips(self.tokens.v):
+        for i, span, rows in _strips(self.tokens.v, self.head, self.place):
             rows.mul_(small[i])
             across = rows @ flat[i].T
             out[span] = rows.square().sum(-1, keepdim=True) - 2 * across + flat[i].square().sum(-1)
         return out.clamp(min=0)
+
+
+def _at(dense: Tensor, head: Int[Tensor, " m"], place: Int[Tensor, " m"]) -> Tensor:
+    """Of something that has a number for every row and token, (b, g, r, s), those of some tokens: (m, r)."""
+    return dense.flatten(0, 1)[head, :, place]
+
+
+def _strips(
+    rows: Float[Tensor, "b g s c"], head: Int[Tensor, " m"], place: Int[Tensor, " m"]
+) -> Iterator[tuple[int, slice, Float64[Tensor, "l c"]]]:
+    """The tokens' rows in float64, a few at a time, until the next: their head, where they stand, themselves."""
+    groups, c = rows.shape[1], rows.shape[-1]
+    # Room made once: fresh pages would cost more than what is written to them.
+    narrow, wide = rows.new_empty(_STRIP, c), rows.new_empty(_STRIP, c, dtype=torch.float64)
+    ends = (head.diff() != 0).nonzero().flatten() + 1
+    for start, end in itertools.pairwise([0, *ends.tolist(), head.numel()]):
+        for first in range(start, end, _STRIP):
+            span = slice(first, min(first + _STRIP, end))
+            i, count = int(head[start]), span.stop - first
+            torch.index_select(rows[i // groups, i % groups], 0, place[span], out=narrow[:count])
+            yield i, span, wide[:count].copy_(narrow[:count])

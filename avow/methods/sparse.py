@@ -26,7 +26,7 @@ from torch import Tensor
 from avow.contract import Computed, Cost, Method, Norms, Problem, Promise, Prospect, Sizes
 from avow.maths import rounding
 from avow.maths.brackets import bracketed
-from avow.maths.heads import grouped, highest_bias, per_query_head, ungrouped
+from avow.maths.heads import highest_bias, per_query_head, ungrouped
 from avow.maths.masks import at_rows, past, row_tiles
 from avow.maths.norms import row_norms, slack
 from avow.maths.outlook import SUMS, Outlook
@@ -316,7 +316,9 @@ class _Known:
 
     def _rows(self, x: Tensor) -> Tensor:
         """Rows of query heads, (b, h, n, c), as rows of the key head they share: (b, g, r, c)."""
-        return grouped(x, self.problem.k.shape[1]).flatten(2, 3)
+        b, h, n, c = x.shape
+        groups = self.problem.k.shape[1]
+        return x.reshape(b, groups, h // max(groups, 1) * n, c)
 
     def _seen(self, rows: slice) -> Bool[Tensor, "b g r s"] | None:
         """Which tokens each row sees; None where it sees them all."""

@@ -81,9 +81,14 @@ def run(method: Any, p: Any) -> None:
 
 def run_maths() -> None:
     """What no method calls: analysis and the paths of other arithmetic."""
-    from avow.maths import features, softmax, spectral
+    from avow.contract import Problem
+    from avow.maths import features, sketch, softmax, spectral
+    from avow.methods import method_named
 
-    q, k = torch.randn(2, 6, 5, 3), torch.randn(2, 2, 7, 3)
+    q, k = torch.randn(2, 6, 5, 3), torch.randn(2, 2, 130, 3)
+    sampling = method_named("sparse")(drop=0.3, chance=0.01)
+    run(sampling, Problem.of(q, k, k, kernel="rbf", sigma=1.0, enable_gqa=True))
+    sketch.unpacked(sketch.packed(torch.zeros(2, 7, dtype=torch.uint8), 4), 4)
     softmax.softmax_weights(q, k, None, None, True, 0.5)
     features.variance_for(0.1, 0.9)
     spectral.norm_bound(torch.randn(4, 3))

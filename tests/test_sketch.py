@@ -8,9 +8,23 @@ import pytest
 import torch
 from torch import Tensor
 
-from avow.maths.sketch import GROUP, Sketch, intervals, packed, sketched, unpacked
+from avow.maths.brackets import bracketed
+from avow.maths.sketch import GROUP, Sketch, packed, sketched, unpacked
 
 every_width = pytest.mark.parametrize("bits", [1, 2, 3, 4, 8])
+
+
+def intervals(q: Tensor, sketch: Sketch, factor: float) -> tuple[Tensor, Tensor]:
+    """Products with the sketched rows and how far they may be off, by the definition: ‖Aq‖·radius, in float64."""
+    middle = q @ sketch.restored().double().transpose(-1, -2)
+    weighted = (q.square() @ sketch.metric.double().unsqueeze(-1)).sqrt()  # (b, g, r, 1)
+    # `restored` rounds to float32.
+    rounded = (
+        2.0**-23 * torch.linalg.vector_norm(q, dim=-1, keepdim=True) * sketch.reach.double().amax(-1)[..., None, None]
+    )
+    half = weighted * sketch.radius.double().flatten(2).unsqueeze(-2) + rounded
+    size = sketch.size[..., None, None] * factor
+    return middle * size, half * size
 
 
 def outside(q: Tensor, rows: Tensor, sketch: Sketch, factor: float = 0.7) -> int:
@@ -72,7 +86,7 @@ def test_a_radius_that_is_too_short_is_noticed() -> None:
 
 def test_more_bits_say_more() -> None:
     q, keys = drawn()
-    halves = [float(intervals(q, sketched(keys, bits), 1.0).half.mean()) for bits in (2, 4, 8)]
+    halves = [float(intervals(q, sketched(keys, bits), 1.0)[1].mean()) for bits in (2, 4, 8)]
     assert halves[0] > 3 * halves[1] > 30 * halves[2]
 
 
@@ -81,7 +95,7 @@ def test_the_metric_pays_where_one_channel_is_large_and_hardly_varies() -> None:
     keys[..., 0] += 100
     q[..., 0] += 100
     plain, weighted = (sketched(keys, 4, metric=metric) for metric in (torch.ones(1, 1, 32), None))
-    assert float(intervals(q, weighted, 1.0).half.mean()) < 0.5 * float(intervals(q, plain, 1.0).half.mean())
+    assert float(intervals(q, weighted, 1.0)[1].mean()) < 0.5 * float(intervals(q, plain, 1.0)[1].mean())
 
 
 def test_rows_are_sketched_in_whole_groups_and_can_be_continued() -> None:
@@ -107,3 +121,22 @@ def test_four_bits_take_a_sixth_of_a_half_precision_cache() -> None:
     sketch = sketched(torch.randn(1, 2, 1024, 128))
     assert sketch.bytes_per_row < (2 + 2) * 128 / 6
     assert sketch.codes.shape[-1] == 64
+
+
+@every_width
+@pytest.mark.parametrize("size", [1e-30, 1.0, 30.0])
+def test_every_exponential_is_between_its_ends(bits: int, size: float) -> None:
+    q, keys = drawn(size=size)
+    sketch = sketched(keys, bits)
+    low, high, log_high, origin = bracketed(q, sketch, 0.1)
+    logits = 0.1 * q @ keys[..., : sketch.rows, :].transpose(-1, -2) - origin
+    assert bool((low.double() <= logits.exp() * (1 + 1e-12)).all())
+    assert bool((logits <= log_high.double() + 1e-12).all())
+    assert bool((logits.exp() <= high.double() * (1 + 1e-12)).all())
+    assert bool((low.isfinite() & ~high.isnan()).all())
+    # Ends of a sketch that claims to lose nothing do not hold.
+    boast = dataclasses.replace(sketch, radius=0 * sketch.radius)
+    if bits < 8 and size > 1e-20:
+        boasted = bracketed(q, boast, 0.1)
+        shifted = 0.1 * q @ keys[..., : sketch.rows, :].transpose(-1, -2) - boasted.origin
+        assert bool((shifted > boasted.log_high.double() + 1e-9).any())

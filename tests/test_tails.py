@@ -11,21 +11,14 @@ from torch import Tensor
 from avow.maths import tails
 
 
-def test_what_is_cut_fits_the_budget_and_one_bin_more_would_not() -> None:
+def test_bins_hold_what_their_edges_say() -> None:
     logs = 5 * torch.randn(7, 400, dtype=torch.float64)
-    terms = logs.exp()
-    budget = 0.01 * terms.sum(-1, keepdim=True)
     bins = tails.binned(logs)
-    first = tails.cut(bins, terms, budget)
-    left = torch.where(bins.place >= first, terms, 0.0).sum(-1, keepdim=True)
-    more = torch.where(bins.place >= first - 1, terms, 0.0).sum(-1, keepdim=True)
-    assert bool((left <= budget).all()) and bool((more > budget).all())
-
-
-def test_something_is_left_whatever_the_budget() -> None:
-    bins = tails.binned(torch.zeros(1, 9, dtype=torch.float64))
-    first = tails.cut(bins, torch.ones(1, 9, dtype=torch.float64), torch.full((1, 1), math.inf))
-    assert bool((bins.place < first).all())
+    above = bins.edges().gather(-1, bins.place)
+    assert bool((logs <= above + 1e-12).all())
+    assert bool(((logs > above - 1 / 16 - 1e-12) | (bins.place == 639)).all()), "the last one holds all that is smaller"
+    sums = bins.sums(logs.exp())
+    torch.testing.assert_close(sums.sum(-1), logs.exp().sum(-1))
 
 
 def test_nothing_at_all_has_a_bin() -> None:

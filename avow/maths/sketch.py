@@ -15,25 +15,17 @@ from __future__ import annotations
 
 import dataclasses
 from dataclasses import dataclass
-from typing import NamedTuple
 
 import torch
 from jaxtyping import Float, Float32, Float64, UInt8
 from torch import Tensor
 
-from avow.maths.rounding import OUTWARD, Products, products, unit
+from avow.maths.rounding import OUTWARD
 
 # Rows that share a scale and a zero per channel.
 GROUP = 64
 # A channel counts at most this much more or less than the middle one, however little it lost so far.
 _SPREAD = 64.0
-
-
-class Interval(NamedTuple):
-    """Products with sketched rows: each true one is within `half` of `middle`."""
-
-    middle: Float64[Tensor, "b g r s"]
-    half: Float64[Tensor, "b g r s"]
 
 
 @dataclass(frozen=True)
@@ -121,27 +113,6 @@ def sketched(
         size,
         bits,
     )
-
-
-def intervals(q: Float[Tensor, "b g r d"], sketch: Sketch, factor: float) -> Interval:
-    """For every q and every sketched row, factor·q·k within a proved distance of what is computed."""
-    wide = q.detach().double()
-    largest = wide.abs().amax((-1, -2), keepdim=True)  # (b, g, 1, 1)
-    shrunk = torch.exp2(torch.ceil(torch.log2(largest.clamp(min=1e-300))))
-    wide = wide / shrunk
-    # Entries below float32's range vanish: each by less than the unit that is added to the error below.
-    middle = wide.float() @ sketch.restored().transpose(-1, -2)  # (b, g, r, s)
-    weighted = (wide.square() @ sketch.metric.double().unsqueeze(-1)).sqrt()  # ‖Aq‖, (b, g, r, 1)
-    length = torch.linalg.vector_norm(wide, dim=-1, keepdim=True)
-    # A compiler cannot look up how precise products were asked to be; compiled code only chooses, and proves nothing.
-    usual = Products(0.0, unit(torch.float32))
-    known = usual if torch.compiler.is_compiling() else products(torch.float32, q.device.type)
-    error = known.dot(q.shape[-1] + 4) + 2.0**-22
-    reach = sketch.reach.double().repeat_interleave(sketch.codes.shape[3], -1).unsqueeze(-2)  # (b, g, 1, s)
-    radius = sketch.radius.double().flatten(2).unsqueeze(-2)
-    half = weighted * radius + (length * error + 2.0**-100) * (reach + 2.0**-100)
-    grown = (sketch.size[..., None, None] * shrunk) * factor
-    return Interval(middle.double() * grown, half * (grown.abs() * OUTWARD))
 
 
 def packed(codes: UInt8[Tensor, "*lead d"], bits: int) -> UInt8[Tensor, "*lead w"]:

@@ -42,13 +42,6 @@ def binned(log_terms: Float[Tensor, "*lead s"]) -> Bins:
     return Bins(place, top)
 
 
-def cut(bins: Bins, terms: Float[Tensor, "*lead s"], budget: Float[Tensor, "*lead 1"]) -> Int[Tensor, "*lead 1"]:
-    """The first bin from which on all terms together are within the budget; never that of the largest term."""
-    sums = bins.sums(terms)
-    after = sums.flip(-1).cumsum(-1).flip(-1)  # of a bin and all behind it
-    return (after > budget).sum(-1, keepdim=True).clamp(min=_ABOVE * _FINE + 1)
-
-
 def deviation(
     variance: Float[Tensor, "*shape"], largest: Float[Tensor, "*shape"], log: float
 ) -> Float[Tensor, "*shape"]:

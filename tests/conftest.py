@@ -22,6 +22,8 @@ settings.load_profile("house")
 def pytest_configure(config: pytest.Config) -> None:
     # Plans follow built-in rates, so that no test depends on how busy the machine is.
     os.environ["AVOW_CALIBRATION"] = "off"
+    # Kernels run in Python. Triton decides that when it is first loaded, and torch.compile loads it too.
+    os.environ["TRITON_INTERPRET"] = "1"
     if hasattr(config, "workerinput"):
         # The workers share the cores; threads of their own would only wait for each other.
         torch.set_num_threads(1)

@@ -18,7 +18,12 @@ def board_table(board: Board) -> Table:
     z = board.sizes
     shape = f"{z.heads} heads × {z.queries:,} queries × {z.keys:,} keys × {z.dim}{', causal' if z.causal else ''}"
     title = Text.assemble((f"{board.kind}: {board.summary}", "bold"), f"\n{shape}")
-    notes = [f"{row.label} was not measured: {row.why}" for row in board.rows if row.measured is None]
+    missing: dict[tuple[str, str], list[str]] = {}
+    for row in board.rows:
+        if row.measured is None:
+            missing.setdefault((row.method.name, row.why), []).append(row.label)
+    # What holds for several settings of a method is said once.
+    notes = [f"{words.listed(labels)} not measured: {why}" for (_, why), labels in missing.items()]
     notes += sorted(
         {
             f"{row.method.name}: error and bound are those of {row.method.target}"

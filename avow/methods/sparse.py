@@ -54,14 +54,15 @@ class NothingToSave(Exception):
 
 
 class Trace(NamedTuple):
-    """What unread tokens may have moved each row, in its unit; the unit; how many tokens were read in full; and what
-    sums may have lost to underflow.
+    """What unread tokens may have moved each row, in its unit; the unit; how many tokens were read in full; what sums
+    may have lost to underflow; and how many tokens of a key head were read for any of its query heads.
     """
 
     tails: Float64[Tensor, "b h n"]
     most: Float64[Tensor, "b h n"]
     read: Float64[Tensor, "b h n"]
     lost: Float64[Tensor, "b h n"]
+    distinct: Float64[Tensor, "b g n"]
 
 
 class _Choice(NamedTuple):
@@ -115,18 +116,22 @@ class Sparse(Method):
         b, h, n = p.q.shape[:3]
         tiles = row_tiles(n, 16 * b * h * p.k.shape[-2])
         parts = [self._tile(known, rows, generator, worthwhile) for rows in tiles]
-        out, tails, unit, read = (torch.cat(xs, -2) for xs in zip(*parts, strict=True))
+        out, tails, unit, read, distinct = (torch.cat(xs, -2) for xs in zip(*parts, strict=True))
         size = per_query_head(known.size, h)
         tails, unit, read = (x.squeeze(-1) for x in (tails, unit * size, read))
         terms = (p.k.shape[-2] + 4) * math.sqrt(p.v.shape[-1])
         lost = (terms * rounding.tiny(torch.float64) * size[..., 0]).expand(tails.shape)
         most = torch.finfo(p.q.dtype).max
-        return Computed((out * size).clamp(-most, most).to(p.q.dtype), Trace(tails, unit, read, lost))
+        return Computed(
+            (out * size).clamp(-most, most).to(p.q.dtype), Trace(tails, unit, read, lost, distinct.squeeze(-1))
+        )
 
     def _tile(
         self, known: _Known, rows: slice, generator: torch.Generator | None, worthwhile: float
-    ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-        """The answers of some rows, what unread tokens may have moved them, their units, and how much was read."""
+    ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
+        """The answers of some rows, what unread tokens may have moved them, their units, and how much was read: by each
+        query head, and by any that share a key head.
+        """
         tokens = known.tokens(rows)
         whole = None if known.gathers else Masked.of(tokens)
         with torch.no_grad():
@@ -146,10 +151,11 @@ class Sparse(Method):
                 tails = torch.where(choice.sampled, missed, tails)
             read_of = choice.touched.sum(-1, keepdim=True).double()
         n = rows.stop - rows.start
+        shared = choice.touched.unflatten(2, (choice.touched.shape[2] // n, n)).any(2)  # (b, g, n, s)
         out, tails, unit, count = (
             ungrouped(x.unflatten(2, (x.shape[2] // n, n))) for x in (out, tails, view.most, read_of)
         )
-        return out, tails, unit, count
+        return out, tails, unit, count, shared.sum(-1, keepdim=True).double()
 
     @property
     def _logs(self) -> Sequence[float]:

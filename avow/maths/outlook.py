@@ -51,8 +51,6 @@ class Outlook:
     """At least the lengths of the sketched tokens' values."""
     most: Float64[Tensor, "b g r 1"]
     """At most the length of the longest value that a row sees: its unit of error."""
-    usual: Float32[Tensor, "b g 1 1"]
-    """ν, about the length of an answer."""
     bins: tails.Bins
     behind: Behind
 
@@ -66,6 +64,7 @@ class Outlook:
         known = brackets.high.shape[-1]
         # Rounded up; what is far too small for float32 is taken for a little more.
         near = (lengths[..., :known] * (1 + 2.0**-22)).float().clamp(min=2.0**-120)
+        # ν: it only orders the tokens, and no bound rests on it.
         usual = (0.5 * lengths.amax(-1, keepdim=True)).float().clamp(min=2.0**-120)
         bins = tails.binned(brackets.log_high + (near + usual).log()) if known else _no_bins(brackets)
         sums = [brackets.origin.new_zeros(*brackets.origin.shape[:-1], bins.edges().shape[-1]) for _ in range(3)]
@@ -76,7 +75,7 @@ class Outlook:
             for total, x in zip(sums, (high * near[..., span], high, low), strict=True):
                 total += some.sums(x)
         behind = Behind(*(pad(x.flip(-1).cumsum(-1).flip(-1), (0, 1)) for x in sums))
-        return Outlook(brackets, seen, near, most, usual, bins, behind)
+        return Outlook(brackets, seen, near, most, bins, behind)
 
     @property
     def known(self) -> int:

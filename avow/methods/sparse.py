@@ -221,11 +221,10 @@ class Sparse(Method):
         seen = trace.most > 0
         rows = torch.where(seen, rows + (lost + trace.lost) / trace.most.clamp(min=1e-300), torch.zeros_like(rows))
         share = float(trace.read.sum()) / max(_visible_pairs(p), 1)
-        kind, sure = ("statistical", 1 - self.chance) if self.chance else ("deterministic", 1.0)
         return Promise(
-            "statistical" if kind == "statistical" else "deterministic",
+            "statistical" if self.chance else "deterministic",
             rows,
-            sure,
+            1 - self.chance,
             assumptions=("sums and exp of float64 are right to 1e-9",),
             reason=f"read {share:.1%} of the tokens in full",
         )

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import os
+import select
 import signal
+import subprocess
+import sys
 import time
 from pathlib import Path
 
@@ -54,6 +57,51 @@ def test_makers_leave_signals_to_the_process_that_trains(tmp_path: Path) -> None
         os.kill(maker, signal.SIGINT)
     time.sleep(0.1)
     assert len(list(steps)) == 39
+
+
+def test_a_process_ends_though_it_did_not_ask_for_every_step(tmp_path: Path) -> None:
+    program = f"""if True:
+        import pathlib
+        from avow.training.ahead import _made, ahead
+        from tests.test_ahead import made
+        steps = MAKE(made(pathlib.Path({str(tmp_path)!r}), 0), 40)
+        next(steps)
+        print("one", flush=True)
+    """
+    command = [sys.executable, "-c", program.replace("MAKE", "ahead")]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
+    assert (done.stdout, done.returncode) == ("one\n", 0), done.stderr
+    # Without that, the makers do not hear that they should go, and Python waits for them for ever.
+    command = [sys.executable, "-c", program.replace("MAKE", "_made")]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as stuck:
+        assert stuck.stdout is not None and stuck.stdout.readline() == "one\n"
+        with pytest.raises(subprocess.TimeoutExpired):
+            stuck.wait(3)
+        for maker in Path(f"/proc/{stuck.pid}/task/{stuck.pid}/children").read_text().split():
+            os.kill(int(maker), signal.SIGKILL)
+
+
+@pytest.mark.parametrize("waits, ends", [("one_arm._heed_the_end", True), ("sys.stdin.read", False)])
+def test_makers_start_while_an_arm_waits_for_its_input_to_end(tmp_path: Path, waits: str, ends: bool) -> None:
+    program = f"""if True:
+        import pathlib, sys, threading, time
+        from avow.training import one_arm
+        from avow.training.ahead import ahead
+        from tests.test_ahead import made
+        threading.Thread(target={waits}, daemon=True).start()
+        time.sleep(0.3)
+        steps = ahead(made(pathlib.Path({str(tmp_path)!r}), 0), 3)
+        print("began", flush=True)
+        print(len(list(steps)), flush=True)
+    """
+    command, pipe = [sys.executable, "-c", program], subprocess.PIPE
+    with subprocess.Popen(command, stdin=pipe, stdout=pipe, bufsize=0) as process:
+        assert process.stdout is not None and process.stdout.readline() == b"began\n"
+        ready, _, _ = select.select([process.stdout], [], [], 60 if ends else 5)
+        assert bool(ready) == ends
+        for maker in Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split():
+            os.kill(int(maker), signal.SIGKILL)
+        process.kill()
 
 
 def test_passes_are_recorded_on_a_gpu_alone(tmp_path: Path) -> None:

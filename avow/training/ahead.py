@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import atexit
 import os
 import signal
-from collections.abc import Iterator
+import weakref
+from collections.abc import Generator, Iterator
 from typing import Any
 
 import torch
@@ -34,6 +36,18 @@ def _deaf(maker: int) -> None:
 
 def ahead(batches: Batches, until: int) -> Iterator[Step]:
     """The steps from where `batches` stands until a last one, in order, in memory from which a GPU can fetch."""
+    steps = _made(batches, until)
+    # Makers are deaf to the signal that Python sends them before it waits for their end; this one they heed.
+    atexit.register(_close, weakref.ref(steps))
+    return steps
+
+
+def _close(steps: weakref.ref[Generator[Step, None, None]]) -> None:
+    if (left := steps()) is not None:
+        left.close()
+
+
+def _made(batches: Batches, until: int) -> Generator[Step, None, None]:
     makers = max(1, min(_MAKERS, (os.cpu_count() or 1) // 2))
     loader: DataLoader[Any] = DataLoader(
         _Steps(batches),

@@ -59,11 +59,21 @@ class Size:
 CLASSIC = Size(
     shared=(
         *("data.task=cloze", "data.batch=256", "optimiser.rate=0.002"),
+        *("mixture.cloze=8", "mixture.questions=2", "mixture.window=12", "mixture.bare=0.5"),
         *("model.layers=4", "model.heads=8", "model.width=256", "model.block=128", "model.dropout=0.05"),
-        *("schedule.steps=9000", "schedule.warmup=300", "schedule.floor=0.02"),
+        *("schedule.steps=8000", "schedule.warmup=300", "schedule.floor=0.02"),
     ),
     not_read=("data.task=finetune", "data.batch=128", "schedule.steps=1000", "schedule.warmup=50"),
-    attentions={"exact": (), "separable": (), "random_features": (), "latent": ()},
+    attentions={
+        "exact": (),
+        "separable": (),
+        "random_features": (),
+        # As many weights in more and narrower layers: two before the latents, one down, one of latents, two up.
+        "latent": (
+            *("model.layers=6", "model.width=208", "model.latents=16", "model.latent_layers=1"),
+            'model.settings={"segment": 32}',
+        ),
+    },
 )
 # For the embedded corpus: minutes on two cores. Little is computed, so little is spent on what cannot be learnt: most
 # examples are a name and the place that belongs to it.

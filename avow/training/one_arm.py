@@ -83,7 +83,8 @@ def _short(progress: Progress) -> dict[str, Any]:
 
 def _heed_the_end() -> None:
     """When nobody listens any more, stop as after SIGTERM: the run is saved and can be resumed."""
-    for _ in sys.stdin:
+    # Past Python's own buffer: its lock, held while waiting here, would stop every process that is forked meanwhile.
+    while os.read(0, 4096):
         pass
     os.kill(os.getpid(), signal.SIGTERM)
 

@@ -117,9 +117,57 @@ def test_codes_survive_packing(bits: int, d: int) -> None:
     assert torch.equal(unpacked(packed(codes, bits), bits)[..., :d], codes)
 
 
-def test_four_bits_take_a_sixth_of_a_half_precision_cache() -> None:
+def strays(q: Tensor, rows: Tensor, sketch: Sketch) -> Tensor:
+    """The summed squares of a query's products with what a sketch has lost of all rows, relative to what it admits."""
+    step, origin = (x.double().unsqueeze(3) for x in (sketch.scale, sketch.zero))
+    kept = (origin + step * unpacked(sketch.codes, sketch.bits)[..., : rows.shape[-1]]).flatten(2, 3)
+    lost = rows[..., : sketch.rows, :] / sketch.size[..., None, None] - kept
+    assert sketch.spread is not None
+    admitted = q.square() @ sketch.spread.double().unsqueeze(-1)  # (b, g, r, 1)
+    return (q @ lost.transpose(-1, -2)).square().sum(-1, keepdim=True) / admitted
+
+
+@every_width
+@pytest.mark.parametrize("size", [1e-30, 1.0, 1e30])
+def test_no_query_strays_further_than_the_spread(bits: int, size: float) -> None:
+    q, keys = drawn(size=size)
+    alike = keys[:, :, :1] + 1e-3 * size * torch.randn_like(keys[..., :1])
+    for some in (keys, alike, keys[:, :, :1].expand_as(keys), 0 * keys):
+        assert float(strays(q, some, sketched(some, bits)).max()) <= 1
+
+
+def test_the_spread_is_not_far_above_the_worst_query_and_half_of_it_is_too_little() -> None:
+    keys = torch.randn(1, 1, 4096, 16, dtype=torch.float64)
+    sketch = sketched(keys, 4)
+    step, origin = (x.double().unsqueeze(3) for x in (sketch.scale, sketch.zero))
+    kept = (origin + step * unpacked(sketch.codes, 4)).flatten(2, 3)
+    lost = keys / sketch.size[..., None, None] - kept
+    worst = torch.linalg.eigh(lost.transpose(-1, -2) @ lost).eigenvectors.transpose(-1, -2)
+    found = strays(worst, keys, sketch)
+    assert 0.7 < float(found.max()) <= 1
+    assert sketch.spread is not None
+    assert float(strays(worst, keys, dataclasses.replace(sketch, spread=sketch.spread / 2)).max()) > 1
+
+
+def test_spreads_of_parts_add_up() -> None:
+    q, keys = drawn(4 * GROUP)
+    first = sketched(keys[:, :, :GROUP])
+    joined = first.followed_by(sketched(keys[:, :, GROUP:], metric=first.metric, size=first.size))
+    assert float(strays(q, keys, joined).max()) <= 1
+    assert joined.spread is not None and first.spread is not None and bool((joined.spread > first.spread).all())
+
+
+def test_zeros_are_rounded_down_so_that_codes_reach_every_number() -> None:
+    _, keys = drawn()
+    sketch = sketched(keys, 4)
+    lowest = (keys[:, :, : sketch.rows] / sketch.size[..., None, None]).unflatten(2, (-1, GROUP)).amin(3)
+    assert sketch.zero.dtype == torch.bfloat16
+    assert bool((sketch.zero.double() <= lowest * (1 + 1e-7 * lowest.sign().neg())).all())
+
+
+def test_four_bits_take_a_seventh_of_a_half_precision_cache() -> None:
     sketch = sketched(torch.randn(1, 2, 1024, 128))
-    assert sketch.bytes_per_row < (2 + 2) * 128 / 6
+    assert sketch.bytes_per_row < (2 + 2) * 128 / 6.8
     assert sketch.codes.shape[-1] == 64
 
 

@@ -86,6 +86,41 @@ def test_tokens_without_a_sketch_are_always_read() -> None:
     assert bool((attended(Sparse(drop=1.0), longer)[2].read >= 9).all())
 
 
+def test_tokens_taken_together_are_read_less_than_each_at_its_worst(monkeypatch: pytest.MonkeyPatch) -> None:
+    p = peaked(s=4096, n=2, sharp=1.0, heads=4)
+    out, certificate, trace = attended(Sparse(drop=0.05), p)
+    assert bool((errors(p, out) <= certificate.rows).all())
+    monkeypatch.setattr(sparse, "strayed", lambda *_: None)
+    _, _, singly = attended(Sparse(drop=0.05), p)
+    assert float(trace.read.mean()) < 0.9 * float(singly.read.mean())
+
+
+def test_a_spread_that_claims_too_little_breaks_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    p, made = aligned(), sketches.sketched
+
+    def boasting(rows: Tensor, bits: int) -> sketches.Sketch:
+        """Each logit may be anywhere in its bracket, but all together are claimed to be in the middle."""
+        sketch = made(rows, bits)
+        assert sketch.spread is not None
+        return dataclasses.replace(sketch, spread=0 * sketch.spread)
+
+    out, certificate, _ = attended(Sparse(drop=0.3, bits=1), p)
+    assert bool((errors(p, out) <= certificate.rows).all())
+    monkeypatch.setattr(sparse, "sketched", boasting)
+    out, certificate, _ = attended(Sparse(drop=0.3, bits=1), p)
+    assert bool((errors(p, out) > certificate.rows).any())
+
+
+def aligned() -> Problem:
+    """One heavy token, and a thousand light ones of which a sketch of one bit loses the same: a query along it."""
+    keys = torch.full((1, 1, 1024, 8), -0.1) * torch.eye(8)[0]
+    keys[:, :, ::64, 0], keys[:, :, 1::64, 0], keys[:, :, 0, 1] = -1.0, 1.0, 1.0
+    values = torch.full((1, 1, 1024, 8), -1.0)
+    values[:, :, 0] = 1.0
+    query = torch.tensor([1.5 / 0.9, math.log(1e4), 0, 0, 0, 0, 0, 0])
+    return Problem.of(query.expand(1, 1, 1, 8), keys, values, scale=1.0)
+
+
 def test_values_chosen_to_do_the_most_damage_do_not_break_it() -> None:
     for seed in range(20):
         torch.manual_seed(seed)

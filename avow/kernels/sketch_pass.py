@@ -122,7 +122,7 @@ def _prepared(
     group = part * MANY + tl.arange(0, MANY)
     inside = (group < c)[:, None] & (channel < D)[None, :]
     zeros = tl.load(zero + head * zero_stride + group[:, None] * D + channel[None, :], mask=inside, other=0.0)
-    shift = tl.dot(zeros, tl.trans(x), input_precision="ieee") * grown[None, :]  # (MANY, RP)
+    shift = tl.dot(zeros.to(tl.float32), tl.trans(x), input_precision="ieee") * grown[None, :]  # (MANY, RP)
     place = (head * c + group)[:, None] * RP + row[None, :]
     tl.store(bias + place, shift, mask=(group < c)[:, None])
     if part == 0:
@@ -377,7 +377,7 @@ def prepared_twin(
     x = x * inverse.unsqueeze(-1)
     factor = scale * math.log2(math.e) * STEPS
     grown = (sketch.size.reshape(b * g, 1) * factor * power.double()).float()
-    bias = sketch.zero.reshape(b * g, c, d) @ x.transpose(-1, -2) * grown.unsqueeze(1)
+    bias = sketch.zero.float().reshape(b * g, c, d) @ x.transpose(-1, -2) * grown.unsqueeze(1)
     square = x.square()
     spread = (square @ sketch.metric.reshape(b * g, d, 1)).squeeze(-1).sqrt() * (1 + 2.0**-13) + 2.0**-60
     length = square.sum(-1).sqrt() * (1 + 2.0**-13) + 2.0**-60

@@ -106,5 +106,5 @@ def _products(q: Float32[Tensor, "b g r d"], sketch: Sketch) -> Float32[Tensor, 
             room[..., plane * width : (plane + 1) * width] = word.bitwise_and_(2**bits - 1)
         scaled = q.unsqueeze(2) * sketch.scale[:, :, some].float().unsqueeze(3)  # (b, g, c, r, d)
         out[:, :, :, some] = (scaled @ room[..., :d].transpose(-1, -2)).transpose(2, 3)
-    start = q @ sketch.zero.transpose(-1, -2)  # (b, g, r, c)
+    start = q @ sketch.zero.float().transpose(-1, -2)  # (b, g, r, c)
     return out.add_(start.unsqueeze(-1))

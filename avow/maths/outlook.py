@@ -20,6 +20,7 @@ from torch.nn.functional import pad
 
 from avow.maths import tails
 from avow.maths.brackets import Brackets
+from avow.maths.crowds import NEAR, Crowd, Middles, Stray
 from avow.maths.reading import Read
 
 # Float64 sums over fewer than 2^22 tokens, products of a few factors, and exp itself.
@@ -35,10 +36,12 @@ class Behind(NamedTuple):
     """Of the largest weights, each times the length of its value."""
     high: Float64[Tensor, "b g r bins"]
     low: Float64[Tensor, "b g r bins"]
+    crowd: Crowd | None
 
     def moved(self, length: Tensor | float) -> Float64[Tensor, "b g r bins"]:
         """How far the tokens behind each bin may move a sum with an answer of this length."""
-        return self.most + length * self.high
+        singly = self.most + length * self.high
+        return singly if self.crowd is None else torch.fmin(singly, self.crowd.moved(length))
 
 
 @dataclass(frozen=True)
@@ -60,6 +63,7 @@ class Outlook:
         seen: Bool[Tensor, "b g r s"],
         lengths: Float64[Tensor, "b g 1 s"],
         most: Float64[Tensor, "b g r 1"],
+        stray: Stray | None = None,
     ) -> Outlook:
         known = brackets.high.shape[-1]
         # Rounded up; what is far too small for float32 is taken for a little more.
@@ -67,15 +71,29 @@ class Outlook:
         # ν: it only orders the tokens, and no bound rests on it.
         usual = (0.5 * lengths.amax(-1, keepdim=True)).float().clamp(min=2.0**-120)
         bins = tails.binned(brackets.log_high + (near + usual).log()) if known else _no_bins(brackets)
-        sums = [brackets.origin.new_zeros(*brackets.origin.shape[:-1], bins.edges().shape[-1]) for _ in range(3)]
+        edges = bins.edges()
+        together = stray is not None and known > 0
+        sums = [brackets.origin.new_zeros(edges.shape) for _ in range(7 if together else 3)]
         for start in range(0, known, _SPAN):
             span = slice(start, min(start + _SPAN, known))
             some = bins._replace(place=bins.place[..., span])
             low, high = (x[..., span].double() for x in (brackets.low, brackets.high))
-            for total, x in zip(sums, (high * near[..., span], high, low), strict=True):
+            parts = [high * near[..., span], high, low]
+            if together:
+                middle = (low * high).sqrt_()
+                most_middle = middle * near[..., span]
+                parts += [most_middle, middle, most_middle.square(), middle.square()]
+            for total, x in zip(sums, parts, strict=True):
                 total += some.sums(x)
-        behind = Behind(*(pad(x.flip(-1).cumsum(-1).flip(-1), (0, 1)) for x in sums))
-        return Outlook(brackets, seen, near, most, bins, behind)
+        singly, high_sums, low_sums, *middles = (pad(x.flip(-1).cumsum(-1).flip(-1), (0, 1)) for x in sums)
+        crowd = None
+        if stray is not None and known > 0:
+            # Float32 rounds what bins hold and where they end by less than a thousandth.
+            largest = pad(edges.double().exp() * (1 + 1e-3), (0, 1))
+            far = torch.where(brackets.low < NEAR, brackets.high, 0.0).sum(-1, keepdim=True, dtype=torch.float64)
+            longest = near.amax(-1, keepdim=True).double()
+            crowd = Crowd(Middles(*middles), largest, far, stray, longest, usual.double())
+        return Outlook(brackets, seen, near, most, bins, Behind(singly, high_sums, low_sums, crowd))
 
     @property
     def known(self) -> int:

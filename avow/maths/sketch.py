@@ -26,6 +26,8 @@ from avow.maths.rounding import OUTWARD
 GROUP = 64
 # A channel counts at most this much more or less than the middle one, however little it lost so far.
 _SPREAD = 64.0
+# Squarings of a matrix before its norm is taken: what the norm has above the largest eigenvalue is a 32nd root then.
+_SQUARINGS = 5
 
 
 @dataclass(frozen=True)
@@ -34,7 +36,7 @@ class Sketch:
 
     codes: UInt8[Tensor, "b g c G w"]
     scale: Float[Tensor, "b g c d"]
-    zero: Float32[Tensor, "b g c d"]
+    zero: Float[Tensor, "b g c d"]
     radius: Float[Tensor, "b g c G"]
     reach: Float32[Tensor, "b g c"]
     """At least the length of any sketched row of a group: what rounding in products with them is relative to."""
@@ -42,6 +44,9 @@ class Sketch:
     """The squares of A."""
     size: Float64[Tensor, "b g"]
     bits: int
+    spread: Float32[Tensor, "b g d"] | None = None
+    """For every query q, the squares of its products with what all rows lost sum to at most Σ spread·q²; unknown: None.
+    """
 
     @property
     def rows(self) -> int:
@@ -61,13 +66,15 @@ class Sketch:
             torch.cat([getattr(self, name), getattr(other, name)], 2)
             for name in ("codes", "scale", "zero", "radius", "reach")
         )
-        return dataclasses.replace(self, codes=codes, scale=scale, zero=zero, radius=radius, reach=reach)
+        spread = None if self.spread is None else joined_spread(self.spread, other.spread)
+        return dataclasses.replace(self, codes=codes, scale=scale, zero=zero, radius=radius, reach=reach, spread=spread)
 
     def restored(self) -> Float32[Tensor, "b g s d"]:
         """The rows as the sketch has them, divided by `size`, rounded to float32."""
         d = self.zero.shape[-1]
         codes = unpacked(self.codes, self.bits)[..., :d].float()
-        rows = torch.addcmul(self.zero.unsqueeze(-2), codes, self.scale.float().unsqueeze(-2))  # (b, g, c, G, d)
+        zero, scale = (x.float().unsqueeze(-2) for x in (self.zero, self.scale))
+        rows = torch.addcmul(zero, codes, scale)  # (b, g, c, G, d)
         return rows.flatten(2, 3)
 
 
@@ -89,7 +96,7 @@ def sketched(
     whole = whole / size[..., None, None, None]
     levels = 2**bits - 1
     low, high = whole.amin(3), whole.amax(3)  # (b, g, c, d)
-    zero = low.float()
+    zero = _down(low)
     # Rounded up, so that the highest number has a code: 8 bits are what bfloat16 holds.
     scale = _up((high - zero.double()).clamp(min=0) / levels)
     step = scale.double().unsqueeze(3)
@@ -112,6 +119,7 @@ def sketched(
         metric,
         size,
         bits,
+        _spread(lost, reach),
     )
 
 
@@ -145,6 +153,43 @@ def _metric(lost: Tensor, rows: Tensor) -> Float32[Tensor, "b g d"]:
     ratio = errors / sizes.clamp(min=1e-30)
     middle = ratio.median(-1, keepdim=True).values.clamp(min=1e-30)
     return (ratio / middle).clamp(1 / _SPREAD, _SPREAD).float()
+
+
+def joined_spread(
+    first: Float32[Tensor, "b g d"] | None, second: Float32[Tensor, "b g d"] | None
+) -> Float32[Tensor, "b g d"] | None:
+    """The spread of rows after others, of which there may have been none: None."""
+    if first is None or second is None:
+        return second
+    return (first + second) * (1 + 2.0**-20)
+
+
+def _spread(lost: Float64[Tensor, "b g c G d"], reach: Float64[Tensor, "b g c"]) -> Float32[Tensor, "b g d"]:
+    """A diagonal above the Gram matrix of what was lost: Σ (q·e)² ≤ Σ spread·q² for every q.
+
+    With D the Gram matrix's own diagonal, that is D times the largest eigenvalue of the matrix scaled by it, which is
+    not far above 1: what channels lose is hardly correlated.
+    """
+    rows = lost.flatten(2, 3)
+    gram = rows.transpose(-1, -2) @ rows
+    own = gram.diagonal(dim1=-1, dim2=-2).clamp(min=1e-300)  # (b, g, d)
+    root = own.rsqrt()
+    power = gram * root.unsqueeze(-1) * root.unsqueeze(-2)
+    for _ in range(_SQUARINGS):
+        power = power @ power
+    # No eigenvalue exceeds a norm: here, the largest sum of a row, of a power, and its root.
+    largest = power.abs().sum(-1).amax(-1, keepdim=True) ** (1 / 2**_SQUARINGS)
+    # What float64 rounded in `lost`, 2^-51 of the reach, counts a million times in squares, the rest 1 + 10^-6 times.
+    longest = reach.square().amax(-1, keepdim=True) if reach.shape[-1] else reach.new_zeros(*reach.shape[:-1], 1)
+    spread = own * largest * (1 + 1e-5) + rows.shape[-2] * (2.0**-82 * longest + 2.0**-100)
+    return (spread * (1 + 2.0**-22)).float().nan_to_num(nan=torch.inf, posinf=torch.inf)
+
+
+def _down(x: Float64[Tensor, "*shape"]) -> Float[Tensor, "*shape"]:
+    """Numbers in bfloat16, none of them larger than it was in float32."""
+    bits = x.float().view(torch.int32)
+    # The upper half of a float32 is a bfloat16. Without the lower half numbers are nearer to 0: negative ones go on.
+    return (torch.where(bits < 0, bits + 0xFFFF, bits) & ~0xFFFF).view(torch.float32).to(torch.bfloat16)
 
 
 def _up(x: Float64[Tensor, "*shape"]) -> Float[Tensor, "*shape"]:

@@ -26,6 +26,7 @@ from torch import Tensor
 from avow.contract import Computed, Cost, Method, Norms, Problem, Promise, Prospect, Sizes
 from avow.maths import rounding
 from avow.maths.brackets import bracketed
+from avow.maths.crowds import strayed
 from avow.maths.heads import highest_bias, per_query_head, ungrouped
 from avow.maths.masks import at_rows, past, row_tiles
 from avow.maths.norms import row_norms, slack
@@ -317,7 +318,9 @@ class _Known:
         longest = (lengths if seen is None else torch.where(seen, lengths, 0.0)).amax(-1, keepdim=True)
         most = (longest * (1 - 2 * slack(p.v.shape[-1], p.v.dtype))).expand(*q.shape[:-1], 1)
         everything = torch.ones(1, 1, 1, p.k.shape[-2], dtype=torch.bool, device=q.device) if seen is None else seen
-        return Outlook.of(brackets, everything.expand(*q.shape[:-1], -1), lengths, most)
+        # Biases round in ways of their own.
+        stray = strayed(q, self.sketch, p.scale) if bias is None else None
+        return Outlook.of(brackets, everything.expand(*q.shape[:-1], -1), lengths, most, stray)
 
     def _rows(self, x: Tensor) -> Tensor:
         """Rows of query heads, (b, h, n, c), as rows of the key head they share: (b, g, r, c)."""

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from avow.errors import FileError
 
-FORMAT = "avow key-value cache 1"
+FORMAT = "avow key-value cache 2"
 
 
 def write(path: Path, tensors: Mapping[str, Tensor], facts: Mapping[str, Any]) -> None:

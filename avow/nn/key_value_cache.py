@@ -23,7 +23,7 @@ from avow.contract import Norms, Problem
 from avow.contract.problem import DTYPES
 from avow.errors import DtypeError, FileError, ParameterError, ShapeError
 from avow.maths.norms import check_range, row_norms, slack
-from avow.maths.sketch import GROUP, Sketch, sketched
+from avow.maths.sketch import GROUP, Sketch, joined_spread, sketched
 from avow.methods.sparse import NothingToSave, Sparse
 from avow.nn import cache_file
 
@@ -84,6 +84,7 @@ class KeyValueCache:
         self._longest = torch.zeros(batch, key_heads, dtype=torch.float64, device=self.device)
         self._metric: Tensor | None = None
         self._size: Tensor | None = None
+        self._spread: Tensor | None = None
         self._buffers = self._room(0)
         self._pause, self._left, self._asked = 0, 0, ""
 
@@ -129,7 +130,7 @@ class KeyValueCache:
             buffers[name][:, :, start:end] = x
         if fresh is not None:
             first = start // GROUP
-            self._metric, self._size = fresh.metric, fresh.size
+            self._metric, self._size, self._spread = fresh.metric, fresh.size, joined_spread(self._spread, fresh.spread)
             for name in _PARTS:
                 part = getattr(fresh, name)
                 buffers[name][:, :, first : first + part.shape[2]] = part
@@ -168,8 +169,8 @@ class KeyValueCache:
         held, groups = self._position - self._base, self._groups
         tensors = {name: x[:, :, : groups if name in _PARTS else held] for name, x in self._buffers.items()}
         tensors["longest"] = self._longest
-        if self._metric is not None and self._size is not None:
-            tensors |= {"metric": self._metric, "size": self._size}
+        if self._metric is not None and self._size is not None and self._spread is not None:
+            tensors |= {"metric": self._metric, "size": self._size, "spread": self._spread}
         made = {name: getattr(self, name) for name in ("key_heads", "dim", "value_dim", "batch", "bits", "window")}
         facts = {"made": made, "dtype": str(self.dtype).removeprefix("torch."), "state": self._state()}
         cache_file.write(Path(path), tensors, facts)
@@ -187,7 +188,9 @@ class KeyValueCache:
                 x[:, :, : tensors[name].shape[2]] = tensors[name].to(cache.device)
             cache._buffers, cache._longest = buffers, tensors["longest"].to(cache.device)
             if "metric" in tensors:
-                cache._metric, cache._size = (tensors[name].to(cache.device) for name in ("metric", "size"))
+                cache._metric, cache._size, cache._spread = (
+                    tensors[name].to(cache.device) for name in ("metric", "size", "spread")
+                )
         except (KeyError, TypeError, RuntimeError) as problem:
             raise FileError("path", path, f"does not fit together ({problem})", "save the cache again") from problem
         return cache
@@ -345,7 +348,7 @@ class KeyValueCache:
             return sketched(self._buffers["keys"][:, :, :0], self.bits)
         span = slice(first // GROUP, self._groups)
         codes, scale, zero, radius, reach = (self._buffers[name][:, :, span] for name in _PARTS)
-        return Sketch(codes, scale, zero, radius, reach, self._metric, self._size, self.bits)
+        return Sketch(codes, scale, zero, radius, reach, self._metric, self._size, self.bits, self._spread)
 
     def _check(self, k: Tensor, v: Tensor) -> None:
         """Raise where tokens are not of this cache's kind."""

@@ -104,3 +104,13 @@ def additive(
 def at_rows(x: Tensor, rows: slice) -> Tensor:
     """Some rows of a mask or bias, which may be one row that stands for all."""
     return x if x.shape[-2] == 1 else x[..., rows, :]
+
+
+def visible_pairs(allowed: Tensor | None, causal: bool, rows: tuple[int, ...], s: int, device: torch.device) -> int:
+    """How many pairs there are of a row, (b, h, n) of them, and one of s keys that it sees."""
+    b, h, n = rows
+    if allowed is None:
+        per_head = sum(min(i + 1, s) for i in range(n)) if causal else n * s
+        return b * h * per_head
+    seen = allowed & past(n, s, device) if causal else allowed
+    return int(seen.sum()) * (b * h * n * s // seen.numel())

@@ -27,7 +27,7 @@ GROUP = 64
 # A channel counts at most this much more or less than the middle one, however little it lost so far.
 _SPREAD = 64.0
 # Squarings of a matrix before its norm is taken: what the norm has above the largest eigenvalue is a 32nd root then.
-_SQUARINGS = 5
+SQUARINGS = 5
 
 
 @dataclass(frozen=True)
@@ -175,10 +175,10 @@ def _spread(lost: Float64[Tensor, "b g c G d"], reach: Float64[Tensor, "b g c"])
     own = gram.diagonal(dim1=-1, dim2=-2).clamp(min=1e-300)  # (b, g, d)
     root = own.rsqrt()
     power = gram * root.unsqueeze(-1) * root.unsqueeze(-2)
-    for _ in range(_SQUARINGS):
+    for _ in range(SQUARINGS):
         power = power @ power
     # No eigenvalue exceeds a norm: here, the largest sum of a row, of a power, and its root.
-    largest = power.abs().sum(-1).amax(-1, keepdim=True) ** (1 / 2**_SQUARINGS)
+    largest = power.abs().sum(-1).amax(-1, keepdim=True) ** (1 / 2**SQUARINGS)
     # What float64 rounded in `lost`, 2^-51 of the reach, counts a million times in squares, the rest 1 + 10^-6 times.
     longest = reach.square().amax(-1, keepdim=True) if reach.shape[-1] else reach.new_zeros(*reach.shape[:-1], 1)
     spread = own * largest * (1 + 1e-5) + rows.shape[-2] * (2.0**-82 * longest + 2.0**-100)

@@ -28,11 +28,11 @@ from avow.maths import rounding
 from avow.maths.brackets import bracketed
 from avow.maths.crowds import strayed
 from avow.maths.heads import highest_bias, per_query_head, ungrouped
-from avow.maths.masks import at_rows, past, row_tiles
+from avow.maths.masks import at_rows, past, row_tiles, visible_pairs
 from avow.maths.norms import row_norms, slack
 from avow.maths.outlook import SUMS, Outlook
 from avow.maths.reading import Gathered, Masked, Read, Tokens
-from avow.maths.sketch import GROUP, Sketch, sketched
+from avow.maths.sketch import GROUP, SQUARINGS, Sketch, sketched
 from avow.maths.softmax import softmax_average
 from avow.params import Rule, param
 
@@ -221,7 +221,8 @@ class Sparse(Method):
         lost = math.sqrt(p.v.shape[-1]) * rounding.tiny(p.q.dtype)
         seen = trace.most > 0
         rows = torch.where(seen, rows + (lost + trace.lost) / trace.most.clamp(min=1e-300), torch.zeros_like(rows))
-        share = float(trace.read.sum()) / max(_visible_pairs(p), 1)
+        pairs = visible_pairs(p.allowed, p.causal, p.q.shape[:3], p.k.shape[-2], p.q.device)
+        share = float(trace.read.sum()) / max(pairs, 1)
         return Promise(
             "statistical" if self.chance else "deterministic",
             rows,
@@ -254,7 +255,8 @@ class Sparse(Method):
         z = sizes
         rows, pairs = z.batch * z.heads * z.queries, z.batch * z.heads * z.queries * z.keys
         groups = z.keys // GROUP
-        near = 2 * rows * (groups * GROUP + groups + 1) * z.dim
+        near = 2 * rows * (groups * GROUP + groups + (1 if z.biased else 3)) * z.dim
+        near += 2 * z.batch * z.key_heads * (groups * GROUP + SQUARINGS * z.dim) * z.dim**2
         averages = 13 if self.chance > 0 and self.drop > 0 and groups else 2
         flops = near + 2 * pairs * (z.dim + averages * z.value_dim)
         return Cost(flops, 60 * pairs, 60, self._held(z), 2.0)
@@ -369,14 +371,3 @@ def _lengths(v: Tensor) -> Float64[Tensor, "b g s"]:
         norms = torch.linalg.vector_norm(v.to(rounding.accumulator(v.dtype)), dim=-1)
         return norms.double() * (1 + slack(v.shape[-1], v.dtype) / 2)
     return row_norms(v, "v", faithful=True)
-
-
-def _visible_pairs(p: Problem) -> int:
-    """How many pairs of a row and a key it sees there are."""
-    b, h, n = p.q.shape[:3]
-    s = p.k.shape[-2]
-    if p.allowed is None:
-        per_head = sum(min(i + 1, s) for i in range(n)) if p.causal else n * s
-        return b * h * per_head
-    seen = p.allowed & past(n, s, p.q.device) if p.causal else p.allowed
-    return int(seen.sum()) * (b * h * n * s // seen.numel())

@@ -369,32 +369,26 @@ def permuted(a: int, b: int, selector: int) -> int:
 
 
 def executed(assembly: str, word: int) -> np.ndarray:
-    """The four numbers that a few lines of PTX make of four bytes."""
-    registers: dict[str, int] = {"$2": word}
+    """The eight numbers that a few lines of PTX make of four bytes, in units of 2^-24."""
+    registers: dict[str, int] = {"$4": word}
+    does = {"and.b32": lambda x, y: x & y, "shr.b32": lambda x, y: x >> y, "prmt.b32": permuted}
     for line in re.findall(r"[^;{}]+", assembly):
         name, _, rest = line.strip().partition(" ")
         if not rest or name == ".reg":
             continue
         target, *sources = (x.strip() for x in rest.split(","))
-        values = [registers[x] if x in registers else int(x, 0) for x in sources]
-        if name == "sub.rn.f16x2":
-            halves = [np.array([x], np.uint32).view(np.float16) for x in values]
-            registers[target] = int((halves[0] - halves[1]).view(np.uint32)[0])
-        else:
-            does = {"mov.b32": lambda x: x, "and.b32": lambda x, y: x & y, "prmt.b32": permuted}
-            registers[target] = does[name](*values)
-    return np.array([registers["$0"], registers["$1"]], np.uint32).view(np.float16)
+        registers[target] = does[name](*(registers[x] if x in registers else int(x, 0) for x in sources))
+    halves = np.array([registers[f"${i}"] for i in range(4)], np.uint32).view(np.float16)
+    return halves.astype(np.float64) * 2.0**24
 
 
 def test_the_unpacking_of_four_bytes_at_once_is_that_of_each() -> None:
-    source = inspect.getsource(sketch_pass._codes.fn)
-    low, high = re.findall(r'"""\s*(\{.*?\})\s*"""', source, re.DOTALL)
+    (assembly,) = re.findall(r'"""\s*(\{.*?\})\s*"""', inspect.getsource(sketch_pass._codes.fn), re.DOTALL)
     for start in range(0, 256, 4):
         chunk = bytes([start, (start * 7 + 1) % 256, start + 2, 255 - start])
-        word = int.from_bytes(chunk, "little")
-        assert executed(low, word).tolist() == [x & 15 for x in chunk]
-        assert executed(high, word).tolist() == [x & 240 for x in chunk]
-    assert executed(low.replace("0x4140", "0x4041"), 0x04030201).tolist() != [1, 2, 3, 4]
+        expected = [x & 15 for x in chunk] + [x & 240 for x in chunk]
+        assert executed(assembly, int.from_bytes(chunk, "little")).tolist() == expected
+    assert executed(assembly.replace("0x3120", "0x3210"), 0x04030201).tolist()[:4] != [1, 2, 3, 4]
 
 
 COMPILED = """

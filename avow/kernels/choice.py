@@ -62,19 +62,17 @@ def _counted(
     row, block = tl.program_id(0).to(tl.int64), tl.program_id(1)
     head, sibling = row // R, row % R
     highest = tl.load(widest + row)
-    token = block * BLOCK + tl.arange(0, BLOCK)
-    there = token < c * GROUP
-    short = tl.load(offset + row * c * GROUP + token, mask=there, other=0).to(tl.int32)
-    peak = tl.load(top + (head * c + token // GROUP) * R + sibling, mask=there, other=0)
-    place = tl.minimum((highest - peak + short) // WIDTH, BINS - 1)
-    place = tl.where(there, place, 0)
-    found = tl.histogram(place, BINS, mask=there)
-    tl.atomic_add(counts + row * BINS + tl.arange(0, BINS), found, sem="relaxed")
     group = block * (BLOCK // GROUP) + tl.arange(0, BLOCK // GROUP)
     at = (head * c + group) * R + sibling
     weight = tl.load(mass + at, mask=group < c, other=0.0)
-    peak = tl.where(group < c, tl.load(top + at, mask=group < c, other=0), highest)
-    tl.store(parts + row * blocks + block, tl.sum(weight * tl.exp2((peak - highest).to(tl.float32) * 0.125), 0))
+    below = tl.where(group < c, highest - tl.load(top + at, mask=group < c, other=0), 0)
+    tl.store(parts + row * blocks + block, tl.sum(weight * tl.exp2(below.to(tl.float32) * -0.125), 0))
+    token = group[:, None] * GROUP + tl.arange(0, GROUP)[None, :]
+    there = token < c * GROUP
+    short = tl.load(offset + row * c * GROUP + token, mask=there, other=0).to(tl.int32)
+    place = tl.minimum((below[:, None] + short) // WIDTH, BINS - 1)
+    found = tl.histogram(tl.reshape(place, (BLOCK,)), BINS, mask=tl.reshape(there, (BLOCK,)))
+    tl.atomic_add(counts + row * BINS + tl.arange(0, BINS), found, sem="relaxed")
 
 
 @triton.jit(do_not_specialize=["blocks"])
@@ -126,22 +124,25 @@ def _marked(
     """Which tokens of a block some sibling wants, how many they are, and what the others may weigh."""
     head, block = tl.program_id(0).to(tl.int64), tl.program_id(1)
     row = tl.arange(0, RP)
-    token = block * BLOCK + tl.arange(0, BLOCK)
+    group = block * (BLOCK // GROUP) + tl.arange(0, BLOCK // GROUP)
+    token = group[:, None] * GROUP + tl.arange(0, GROUP)[None, :]
     rows = head * R + row
     highest = tl.load(widest + rows, mask=row < R, other=0)
     cut = tl.load(cuts + rows, mask=row < R, other=0)
-    known = (row < R)[:, None] & (token < c * GROUP)[None, :]
-    short = tl.load(offset + rows[:, None] * c * GROUP + token[None, :], mask=known, other=0).to(tl.int32)
-    peak = tl.load(top + (head * c + token // GROUP)[None, :] * R + row[:, None], mask=known, other=0)
-    below = tl.where(known, highest[:, None] - peak + short, 0)  # (RP, BLOCK)
-    wanted = tl.max((known & (below < cut[:, None])).to(tl.int32), 0) > 0
+    sketched = (row < R)[:, None] & (group < c)[None, :]
+    peak = tl.load(top + (head * c + group)[None, :] * R + row[:, None], mask=sketched, other=0)
+    apart = (highest[:, None] - peak)[:, :, None]
+    known = sketched[:, :, None]
+    place = (rows * c)[:, None, None] * GROUP + token[None]
+    short = tl.load(offset + place, mask=known, other=0).to(tl.int32)
+    below = apart + short  # (RP, BLOCK // GROUP, GROUP)
+    wanted = tl.max((known & (below < cut[:, None, None])).to(tl.int32), 0) > 0
     # What has no sketch is always read.
-    wanted = (wanted | (token >= c * GROUP)) & (token < s)
+    wanted = (wanted | (group >= c)[:, None]) & (token < s)
     tl.store(flags + head * s + token, wanted.to(tl.uint8), mask=token < s)
-    tl.store(per_block + head * blocks + block, tl.sum(wanted.to(tl.int32), 0))
-    left = known & (wanted == 0)[None, :]
-    terms = tl.where(left, tl.exp2(below.to(tl.float32) * -0.125), 0.0)
-    tl.store(tails + rows * blocks + block, tl.sum(terms, 1), mask=row < R)
+    tl.store(per_block + head * blocks + block, tl.sum(tl.sum(wanted.to(tl.int32), 1), 0))
+    terms = tl.where(known & (wanted == 0)[None], tl.exp2(below.to(tl.float32) * -0.125), 0.0)
+    tl.store(tails + rows * blocks + block, tl.sum(tl.sum(terms, 2), 1), mask=row < R)
 
 
 @triton.jit(do_not_specialize=["s", "blocks"])

@@ -27,18 +27,20 @@ from avow.maths.sketch import GROUP, Sketch, unpacked
 
 # Terms are counted in eighths of an octave.
 STEPS = 8
-# The largest term there is, in steps: whole numbers up to here are exact in float32, and so are their differences.
-LIMIT = 2**23
+# The largest term there is, in steps: far below 2^22, so that adding `_WHOLE` leaves a whole number in the lowest bits.
+LIMIT = 2**21
 # Query heads that share a key head, at most: the smallest tile of a tensor core.
 SIBLINGS = 8
 # Bins of the histogram that is emptied here and filled later.
 BINS = 128
 # Queries times scales are rounded to float16; this power of two keeps them away from the ends of its range.
 _LIFT = tl.constexpr(2.0**12)
-# Covers what log2 and its sums round, in steps: logarithms are below 300.
-_PAD = tl.constexpr(2.0**-6)
-_LOWEST = tl.constexpr(-(2**23))
-_HIGHEST = tl.constexpr(2.0**23)
+# Covers what log2 and its sums round, in steps, and the half that makes the nearest whole number one above.
+_PAD = tl.constexpr(0.5 + 2.0**-6)
+_LOWEST = tl.constexpr(-(2**21))
+_HIGHEST = tl.constexpr(2.0**21)
+# Added to a number of at most 2^22, it leaves the nearest whole number in the lowest bits, and there without it.
+_WHOLE, _BARE = tl.constexpr(1.5 * 2.0**23), tl.constexpr(0x4B400000)
 # What a token is expected to weigh is taken this share of its interval below the middle: where few tokens make up the
 # whole mass, a guess too high would have too little read. Errors of products spread about an eighth of their bound.
 _DOUBT = tl.constexpr(0.25)
@@ -67,11 +69,11 @@ def relative_error(d: int) -> float:
     """What a product with a sketched row may be off, relative to the query's length and the group's reach.
 
     Queries times scales are rounded to float16, |q_c·scale_c·code| summing to ‖q‖·reach at most; both products, with
-    the codes and with the zeros, are summed in float32 (on tensor cores, with twice its unit); bringing them to steps
-    and adding them up takes less than 2^-20.
+    the codes and with the zeros (with these in up to three parts), are summed in float32 (on tensor cores, with twice
+    its unit); bringing them to steps and adding them up takes less than 2^-20.
     """
-    half = unit(torch.float16)
-    return half + 2 * gamma(d + 8, 2 * unit(torch.float32)) * (1 + half) + 2.0**-20
+    half, u = unit(torch.float16), 2 * unit(torch.float32)
+    return half + (gamma(d + 8, u) + gamma(3 * d + 8, u)) * (1 + half) + 2.0**-20
 
 
 def absolute_error(d: int) -> float:
@@ -103,6 +105,7 @@ def _prepared(
     DP: tl.constexpr,
     MANY: tl.constexpr,
     BINS: tl.constexpr,
+    PARTS: tl.constexpr,
     HINTED: tl.constexpr,
 ):
     """Constants of each head, and the products of queries with the zeros of `MANY` groups."""
@@ -122,10 +125,19 @@ def _prepared(
     group = part * MANY + tl.arange(0, MANY)
     inside = (group < c)[:, None] & (channel < D)[None, :]
     zeros = tl.load(zero + head * zero_stride + group[:, None] * D + channel[None, :], mask=inside, other=0.0)
-    shift = tl.dot(zeros.to(tl.float32), tl.trans(x), input_precision="ieee") * grown[None, :]  # (MANY, RP)
+    # Each part holds the next eight bits of the queries, so that every product is exact.
+    coarse = x.to(tl.bfloat16)
+    shift = tl.dot(zeros, tl.trans(coarse))  # (MANY, RP)
+    for _ in tl.static_range(PARTS - 1):
+        x = x - coarse.to(tl.float32)
+        coarse = x.to(tl.bfloat16)
+        shift = tl.dot(zeros, tl.trans(coarse), shift)
+    shift = shift * grown[None, :]
     place = (head * c + group)[:, None] * RP + row[None, :]
     tl.store(bias + place, shift, mask=(group < c)[:, None])
     if part == 0:
+        x = tl.load(q + (head * R + row)[:, None] * D + channel[None, :], mask=there, other=0.0).to(tl.float32)
+        x = x * inverse[:, None]
         weight = tl.load(metric + head * D + channel, mask=channel < D, other=0.0)
         square = x * x
         # Sums of at most 256 squares, their root and these products round by less than 2^-13.
@@ -152,47 +164,30 @@ def _prepared(
 
 @triton.jit
 def _codes(words, FAST: tl.constexpr):
-    """The lower codes of some bytes, and 16 times the upper ones, in float16."""
+    """The lower codes of some bytes, and 16 times the upper ones, in float16 and in units of 2^-24."""
     if FAST:
-        # 0x64 above a byte is 1024 plus that byte; four bytes make four numbers in two registers.
-        low = tl.inline_asm_elementwise(
+        # A small whole number as the bits of a float16 is that many of its smallest unit, which tensor cores multiply
+        # as exactly as any other number; so a byte only needs its place, and no conversion.
+        low, high = tl.inline_asm_elementwise(
             """
             {
-            .reg .b32 t, big;
-            mov.b32 big, 0x64006400;
-            and.b32 t, $2, 0x0F0F0F0F;
-            prmt.b32 $0, t, 0x64646464, 0x4140;
-            prmt.b32 $1, t, 0x64646464, 0x4342;
-            sub.rn.f16x2 $0, $0, big;
-            sub.rn.f16x2 $1, $1, big;
+            .reg .b32 even, odd;
+            prmt.b32 even, $4, 0, 0x3120;
+            shr.b32 odd, even, 8;
+            and.b32 $0, even, 0x000F000F;
+            and.b32 $1, odd, 0x000F000F;
+            and.b32 $2, even, 0x00F000F0;
+            and.b32 $3, odd, 0x00F000F0;
             }
             """,
-            "=r,=r,r",
+            "=r,=r,=r,=r,r",
             [words],
-            dtype=tl.float16,
-            is_pure=True,
-            pack=4,
-        )
-        high = tl.inline_asm_elementwise(
-            """
-            {
-            .reg .b32 t, big;
-            mov.b32 big, 0x64006400;
-            and.b32 t, $2, 0xF0F0F0F0;
-            prmt.b32 $0, t, 0x64646464, 0x4140;
-            prmt.b32 $1, t, 0x64646464, 0x4342;
-            sub.rn.f16x2 $0, $0, big;
-            sub.rn.f16x2 $1, $1, big;
-            }
-            """,
-            "=r,=r,r",
-            [words],
-            dtype=tl.float16,
+            dtype=(tl.float16, tl.float16),
             is_pure=True,
             pack=4,
         )
     else:
-        low, high = (words & 15).to(tl.float16), (words & 240).to(tl.float16)
+        low, high = (words & 15).to(tl.float16) * 2.0**-24, (words & 240).to(tl.float16) * 2.0**-24
     return low, high
 
 
@@ -200,7 +195,7 @@ def _codes(words, FAST: tl.constexpr):
 def _log2(x, FAST: tl.constexpr):
     """Within 2^-21 of the logarithm, absolutely or relatively."""
     if FAST:
-        y = tl.inline_asm_elementwise("lg2.approx.f32 $0, $1;", "=f,f", [x], dtype=tl.float32, is_pure=True, pack=1)
+        y = tl.inline_asm_elementwise("lg2.approx.ftz.f32 $0, $1;", "=f,f", [x], dtype=tl.float32, is_pure=True, pack=1)
     else:
         y = tl.log2(x)
     return y
@@ -243,20 +238,26 @@ def _bounded(
     W: tl.constexpr,
     WP: tl.constexpr,
     GROUP: tl.constexpr,
+    TWO: tl.constexpr,
     FAST: tl.constexpr,
 ):
-    """Offsets, tops and masses of up to `few` groups of a key head, for its R query heads."""
+    """Offsets, tops and masses of up to `few` groups of a key head, for its R query heads.
+
+    With `TWO`, two groups at once: the columns of a tile are query heads of the first, then of the second.
+    """
     head, part = tl.program_id(0).to(tl.int64), tl.program_id(1)
-    row, byte, token = tl.arange(0, RP), tl.arange(0, WP), tl.arange(0, GROUP)
+    column, byte, token = tl.arange(0, RP), tl.arange(0, WP), tl.arange(0, GROUP)
+    STRIDE: tl.constexpr = 2 if TWO else 1
+    row, second = column % (RP // STRIDE), column // (RP // STRIDE)
     own = table + (head * RP + row) * _CONSTANTS
     inverse, grown, spread = tl.load(own), tl.load(own + 1), tl.load(own + 2)
     error, least = tl.load(own + 3), tl.load(own + 4)
     there = (row < R)[None, :] & (byte < W)[:, None]
     entry = q + (head * R + row)[None, :] * (2 * W) + byte[:, None]
     lift = inverse * _LIFT
-    first = tl.load(entry, mask=there, other=0.0).to(tl.float32) * lift[None, :]  # (WP, RP)
-    second = tl.load(entry + W, mask=there, other=0.0).to(tl.float32) * (lift * 0.0625)[None, :]
-    grown = grown * (1 / _LIFT)
+    lower = tl.load(entry, mask=there, other=0.0).to(tl.float32) * lift[None, :]  # (WP, RP)
+    upper = tl.load(entry + W, mask=there, other=0.0).to(tl.float32) * (lift * 0.0625)[None, :]
+    grown = grown * (2.0**24 / _LIFT)
     ratio = 1 / tl.load(nu + head)
     highest = tl.full((RP,), _LOWEST, tl.int32)
     codes += head * codes_stride
@@ -265,39 +266,67 @@ def _bounded(
     radius += head * radius_stride
     lengths += head * lengths_stride
     reach += head * reach_stride
-    for group in range(part * few, tl.minimum(part * few + few, c)):
-        place = (group * GROUP + token)[:, None] * W + byte[None, :]
-        if W == WP:  # noqa: SIM108 - a choice between constants is one for Triton only as a statement
-            words = tl.load(codes + place)
-        else:
-            words = tl.load(codes + place, mask=(byte < W)[None, :], other=0)
-        steps = scale + group * (2 * W) + byte
-        low_steps = tl.load(steps, mask=byte < W, other=0.0).to(tl.float32)
-        high_steps = tl.load(steps + W, mask=byte < W, other=0.0).to(tl.float32)
-        low, high = _codes(words, FAST)
-        sums = tl.dot(low, (first * low_steps[:, None]).to(tl.float16))
-        sums = tl.dot(high, (second * high_steps[:, None]).to(tl.float16), sums)  # (GROUP, RP)
-        shift = tl.load(bias + (head * c + group) * RP + row)
+    for group in range(part * few, tl.minimum(part * few + few, c), STRIDE):
+        # Behind the last group comes the last group again: what is written twice is the same.
+        after = tl.minimum(group + 1, c - 1)
+        mine = tl.where(second == 0, group, after)  # (RP,)
+        low, high = _codes(_words(codes, group, token, byte, W, WP, GROUP), FAST)
+        low_steps, high_steps = _steps(scale, group, byte, W)
+        far = tl.load(radius + group * GROUP + token).to(tl.float32)[:, None]
+        long = tl.load(lengths + group * GROUP + token).to(tl.float32)[:, None]
+        if TWO:
+            other_low, other_high = _steps(scale, after, byte, W)
+            low_steps = tl.where(second[None, :] == 0, low_steps, other_low)
+            high_steps = tl.where(second[None, :] == 0, high_steps, other_high)
+        low_side = (lower * low_steps).to(tl.float16)
+        high_side = (upper * high_steps).to(tl.float16)
+        sums = tl.dot(high, high_side, tl.dot(low, low_side))  # (GROUP, RP)
+        if TWO:
+            low, high = _codes(_words(codes, after, token, byte, W, WP, GROUP), FAST)
+            sums = tl.where(second[None, :] == 0, sums, tl.dot(high, high_side, tl.dot(low, low_side)))
+            other_far = tl.load(radius + after * GROUP + token).to(tl.float32)[:, None]
+            far = tl.where(second[None, :] == 0, far, other_far)
+            other_long = tl.load(lengths + after * GROUP + token).to(tl.float32)[:, None]
+            long = tl.where(second[None, :] == 0, long, other_long)
+        shift = tl.load(bias + (head * c + mine) * RP + row)
+        margin = error * tl.load(reach + mine) + least
         middle = sums * grown[None, :] + shift[None, :]
-        spot = group * GROUP + token
-        far = tl.load(radius + spot).to(tl.float32)
-        long = tl.load(lengths + spot).to(tl.float32)
-        margin = error * tl.load(reach + group) + least
-        extra = 8.0 * _log2(1 + long * ratio, FAST) + _PAD
-        half = spread[None, :] * far[:, None] + margin[None, :]
-        term = middle + half + extra[:, None]
+        half = spread[None, :] * far + margin[None, :]
+        term = middle + half + (8.0 * _log2(1 + long * ratio, FAST) + _PAD)
         # nan is not below the limit, either.
         term = tl.maximum(tl.where(term < _HIGHEST, term, _HIGHEST), -_HIGHEST)
-        place = tl.ceil(term).to(tl.int32)
+        place = (term + _WHOLE).to(tl.int32, bitcast=True)
         peak = tl.max(place, 0)  # (RP,)
         short = tl.minimum(peak[None, :] - place, 255).to(tl.uint8)
-        tl.store(offset + row[None, :] * (c * GROUP) + spot[:, None], short, mask=(row < R)[None, :])
+        peak = peak - _BARE
+        spot = (row * c + mine)[None, :] * GROUP + token[:, None]
+        tl.store(offset + spot, short, mask=(row < R)[None, :])
         weight = tl.sum(_exp2((middle - _DOUBT * half - peak.to(tl.float32)[None, :]) * 0.125, FAST), 0)
-        at = (head * c + group) * R + row
+        at = (head * c + mine) * R + row
         tl.store(top + at, peak, mask=row < R)
         tl.store(mass + at, weight, mask=row < R)
         highest = tl.maximum(highest, peak)
     tl.atomic_max(widest + head * R + row, highest, mask=row < R, sem="relaxed")
+
+
+@triton.jit
+def _words(codes, group, token, byte, W: tl.constexpr, WP: tl.constexpr, GROUP: tl.constexpr):
+    """The bytes of a group's codes."""
+    place = (group * GROUP + token)[:, None] * W + byte[None, :]
+    if W == WP:  # noqa: SIM108 - a choice between constants is one for Triton only as a statement
+        words = tl.load(codes + place)
+    else:
+        words = tl.load(codes + place, mask=(byte < W)[None, :], other=0)
+    return words
+
+
+@triton.jit
+def _steps(scale, group, byte, W: tl.constexpr):
+    """A group's scales, of the lower codes and of the upper ones."""
+    steps = scale + group * (2 * W) + byte
+    low = tl.load(steps, mask=byte < W, other=0.0).to(tl.float32)
+    high = tl.load(steps + W, mask=byte < W, other=0.0).to(tl.float32)
+    return low[:, None], high[:, None]
 
 
 def by_head(x: Tensor, name: str) -> Tensor:
@@ -358,6 +387,7 @@ def prepared(
         DP=max(16, triton.next_power_of_2(d)),
         MANY=_MANY,
         BINS=BINS,
+        PARTS={torch.bfloat16: 1, torch.float16: 2, torch.float32: 3}[q.dtype],
         HINTED=hint is not None,
         num_warps=4,
     )
@@ -410,6 +440,7 @@ def bounded(q: Tensor, sketch: Sketch, lengths: Tensor, known: Prepared) -> Term
         q.new_empty(heads, c, r, dtype=torch.float32),
     )
     few = max(_FEWEST, triton.cdiv(heads * c, _AT_ONCE))
+    few += few % 2
     _bounded[(heads, max(1, triton.cdiv(c, few)))](
         q,
         codes,
@@ -434,9 +465,10 @@ def bounded(q: Tensor, sketch: Sketch, lengths: Tensor, known: Prepared) -> Term
         W=d // 2,
         WP=max(16, triton.next_power_of_2(d // 2)),
         GROUP=GROUP,
+        TWO=2 * r <= SIBLINGS,
         FAST=not interpreted(),
         num_warps=1,
-        num_stages=4,
+        num_stages=3 if 2 * r <= SIBLINGS else 4,
     )
     return Terms(*out, known.widest, known.nu, known.counts)
 
@@ -457,7 +489,7 @@ def bounded_twin(q: Tensor, sketch: Sketch, lengths: Tensor, known: Prepared) ->
     extra = STEPS * torch.log2(1 + long / known.nu[:, None, None, None]) + _PAD.value
     half = spread.unsqueeze(1) * radius + margin
     term = middle + half + extra
-    place = torch.where(term < LIMIT, term, LIMIT).clamp(min=-LIMIT).ceil().int()
+    place = torch.where(term < LIMIT, term, LIMIT).clamp(min=-LIMIT).round().int()
     top = place.amax(2) if c else place.new_empty(heads, 0, r)
     offset = (top.unsqueeze(2) - place).clamp(max=255).to(torch.uint8)
     mass = torch.exp2((middle - _DOUBT.value * half - top.unsqueeze(2)) / STEPS).sum(2)

@@ -22,6 +22,9 @@ from avow.maths.sketch import GROUP
 WIDTH = 3
 # Tokens per program, and per program that counts: fewer of those have fewer counts to add up.
 _BLOCK, _SPAN = 2048, 8192
+# Tokens whose histogram tells where to cut; of more than twice as many only some groups are counted. A bin's terms are
+# taken for larger than they are by a seventh on average, which covers what so large a sample may be off.
+_ENOUGH = 2**18
 
 
 class Chosen(NamedTuple):
@@ -42,7 +45,7 @@ class Marked(NamedTuple):
     tails: Float32[Tensor, "bh blocks"]
 
 
-@triton.jit(do_not_specialize=["c", "blocks"])
+@triton.jit(do_not_specialize=["c", "blocks", "stride"])
 def _counted(
     offset,
     top,
@@ -52,27 +55,40 @@ def _counted(
     parts,
     c,
     blocks,
+    stride,
     R: tl.constexpr,
     BLOCK: tl.constexpr,
     GROUP: tl.constexpr,
     BINS: tl.constexpr,
     WIDTH: tl.constexpr,
 ):
-    """Adds a block of tokens to a head's histogram, and its expected mass up."""
+    """Adds one of `stride` groups to a head's histogram, and the expected mass of all of them up."""
     row, block = tl.program_id(0).to(tl.int64), tl.program_id(1)
     head, sibling = row // R, row % R
     highest = tl.load(widest + row)
-    group = block * (BLOCK // GROUP) + tl.arange(0, BLOCK // GROUP)
-    at = (head * c + group) * R + sibling
-    weight = tl.load(mass + at, mask=group < c, other=0.0)
-    below = tl.where(group < c, highest - tl.load(top + at, mask=group < c, other=0), 0)
-    tl.store(parts + row * blocks + block, tl.sum(weight * tl.exp2(below.to(tl.float32) * -0.125), 0))
+    number = block * (BLOCK // GROUP) + tl.arange(0, BLOCK // GROUP)
+    expected = tl.zeros((BLOCK // GROUP,), tl.float32)
+    for k in range(stride):
+        group = number * stride + k
+        at = (head * c + group) * R + sibling
+        weight = tl.load(mass + at, mask=group < c, other=0.0)
+        below = highest - tl.load(top + at, mask=group < c, other=0)
+        expected += tl.where(group < c, weight * tl.exp2(below.to(tl.float32) * -0.125), 0.0)
+    tl.store(parts + row * blocks + block, tl.sum(expected, 0))
+    group = number * stride + _which(number, stride)
+    below = highest - tl.load(top + (head * c + group) * R + sibling, mask=group < c, other=0)
     token = group[:, None] * GROUP + tl.arange(0, GROUP)[None, :]
     there = token < c * GROUP
     short = tl.load(offset + row * c * GROUP + token, mask=there, other=0).to(tl.int32)
     place = tl.minimum((below[:, None] + short) // WIDTH, BINS - 1)
     found = tl.histogram(tl.reshape(place, (BLOCK,)), BINS, mask=tl.reshape(there, (BLOCK,)))
     tl.atomic_add(counts + row * BINS + tl.arange(0, BINS), found, sem="relaxed")
+
+
+@triton.jit
+def _which(number, stride):
+    """The one of `stride` groups that is counted: not always the same, since texts repeat themselves."""
+    return number * 5 % stride
 
 
 @triton.jit(do_not_specialize=["blocks"])
@@ -163,7 +179,8 @@ def _listed(flags, per_block, listed, kept, s, blocks, BLOCK: tl.constexpr, BLOC
 def cuts(terms: Terms, most: Float32[Tensor, "b g"], drop: float) -> Int32[Tensor, "bh"]:
     """How many steps below its largest term a head stops reading, so that the rest moves it by about `drop`."""
     rows, (_, c, r) = terms.widest.shape[0], terms.top.shape
-    blocks = max(1, triton.cdiv(c * GROUP, _SPAN))
+    stride = _stride(c)
+    blocks = max(1, triton.cdiv(triton.cdiv(c, stride) * GROUP, _SPAN))
     parts = terms.mass.new_empty(rows, blocks)
     _counted[(rows, blocks)](
         terms.offset,
@@ -174,6 +191,7 @@ def cuts(terms: Terms, most: Float32[Tensor, "b g"], drop: float) -> Int32[Tenso
         parts,
         c,
         blocks,
+        stride,
         R=r,
         BLOCK=_SPAN,
         GROUP=GROUP,
@@ -188,7 +206,7 @@ def cuts(terms: Terms, most: Float32[Tensor, "b g"], drop: float) -> Int32[Tenso
         most,
         terms.nu,
         found,
-        drop,
+        drop / stride,
         blocks,
         R=r,
         BINS=BINS,
@@ -203,7 +221,10 @@ def cuts_twin(terms: Terms, most: Float32[Tensor, "b g"], drop: float) -> Int32[
     """The same in plain torch."""
     heads, c, r = terms.top.shape
     top = terms.top.transpose(1, 2).reshape(heads * r, c)
-    below = _below(terms)
+    stride = _stride(c)
+    number = torch.arange(triton.cdiv(c, stride), device=top.device)
+    group = number * stride + number * 5 % stride
+    below = _below(terms).view(heads * r, c, GROUP)[:, group[group < c]].flatten(1)
     bins = (below // WIDTH).clamp(max=BINS - 1).long()
     counts = torch.zeros_like(terms.counts).scatter_add_(1, bins, torch.ones_like(below))
     mass = terms.mass.transpose(1, 2).reshape(heads * r, c)
@@ -211,10 +232,15 @@ def cuts_twin(terms: Terms, most: Float32[Tensor, "b g"], drop: float) -> Int32[
     sizes = torch.exp2(-torch.arange(BINS, device=top.device) * (WIDTH / STEPS))
     behind = (counts * sizes).flip(-1).cumsum(-1).flip(-1)
     share = (most.reshape(-1) / terms.nu).repeat_interleave(r)
-    budget = (expected * drop * share)[:, None]
+    budget = (expected * (drop / stride) * share)[:, None]
     budget = torch.where(budget < torch.inf, budget, -1.0)
     above = (~(behind <= budget)).sum(-1)
     return torch.where(above >= BINS, 2**30, above.clamp(min=1) * WIDTH).int()
+
+
+def _stride(c: int) -> int:
+    """Of how many groups one is counted."""
+    return max(1, c * GROUP // _ENOUGH)
 
 
 def marked(terms: Terms, found: Int32[Tensor, "bh"], s: int) -> Marked:

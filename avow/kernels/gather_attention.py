@@ -25,8 +25,8 @@ from avow.kernels.choice import Chosen
 from avow.kernels.sketch_pass import STEPS, Terms, by_head
 from avow.maths.rounding import gamma, tiny, unit
 
-# Tokens of a tile, rows of a tile of queries, and programs that keep the device busy.
-_TILE, _ROWS, _PROGRAMS = 64, 16, 1024
+# Tokens of a tile, warps that share it, rows of a tile of queries, and programs that an H200 runs at once.
+_TILE, _WARPS, _ROWS, _PROGRAMS = 64, 4, 16, 132 * 3
 # The unit of sums in float32: tensor cores may truncate where IEEE rounds.
 _UNIT = tl.constexpr(2.0**-23)
 
@@ -163,6 +163,7 @@ def _merged(
     EP: tl.constexpr,
     TILE: tl.constexpr,
     SPLITS: tl.constexpr,
+    SP: tl.constexpr,
     CHUNK: tl.constexpr,
     BLOCKS: tl.constexpr,
     LARGEST: tl.constexpr,
@@ -170,16 +171,18 @@ def _merged(
     """A head's answer, and its bound."""
     row = tl.program_id(0).to(tl.int64)
     head = row // R
-    split, column, channel = tl.arange(0, SPLITS), tl.arange(0, EP), tl.arange(0, DP)
-    peaks = tl.load(peak + row * SPLITS + split)
+    split, column, channel = tl.arange(0, SP), tl.arange(0, EP), tl.arange(0, DP)
+    there = split < SPLITS
+    peaks = tl.load(peak + row * SPLITS + split, mask=there, other=float("-inf"))
     high = tl.max(peaks, 0)
-    mass = tl.sum(tl.load(total + row * SPLITS + split) * tl.exp2(peaks - high), 0)
+    mass = tl.sum(tl.load(total + row * SPLITS + split, mask=there, other=0.0) * tl.exp2(peaks - high), 0)
     sums = tl.zeros((EP,), tl.float32)
     for first in range(0, SPLITS, CHUNK):
         part = first + tl.arange(0, CHUNK)
-        weight = tl.exp2(tl.load(peak + row * SPLITS + part) - high)
+        weight = tl.exp2(tl.load(peak + row * SPLITS + part, mask=part < SPLITS, other=float("-inf")) - high)
         place = (row * SPLITS + part)[:, None] * E + column[None, :]
-        sums += tl.sum(tl.load(values + place, mask=(column < E)[None, :], other=0.0) * weight[:, None], 0)
+        inside = (part < SPLITS)[:, None] & (column < E)[None, :]
+        sums += tl.sum(tl.load(values + place, mask=inside, other=0.0) * weight[:, None], 0)
     answer = sums / mass
     # Rounding must not carry an average of values beyond what their type holds; nan stays nan.
     answer = tl.where(answer > LARGEST, LARGEST, tl.where(answer < -LARGEST, -LARGEST, answer))
@@ -192,7 +195,8 @@ def _merged(
     largest = tl.max(tl.abs(query), 0)
     scaled = query / tl.where(largest > 0, largest, 1.0)
     asked = largest * tl.sqrt(tl.sum(scaled * scaled, 0)) * (1 + 2.0**-13)
-    longest = tl.sqrt(tl.max(tl.load(square + head * SPLITS + split), 0)) * (1 + 2.0**-13) + 2.0**-58
+    longest = tl.max(tl.load(square + head * SPLITS + split, mask=there, other=0.0), 0)
+    longest = tl.sqrt(longest) * (1 + 2.0**-13) + 2.0**-58
     # Tiles of a program: each rescales what came before, once by exp2 and once by a product.
     tiles = tl.cdiv(tl.cdiv(tl.load(kept + head), SPLITS), TILE).to(tl.float32)
     # How far each weight may be off, in nats: its logit, the powers of two it went through, and their arguments, which
@@ -226,9 +230,8 @@ def _merged(
 
 
 def splits(heads: int, s: int) -> int:
-    """Into how many programs the list of each key head is split: a power of two, fixed by the shape."""
-    busy = triton.next_power_of_2(max(1, _PROGRAMS // heads))
-    return min(busy, triton.next_power_of_2(triton.cdiv(s, _TILE)))
+    """Into how many programs the list of each key head is split, fixed by the shape."""
+    return min(max(1, _PROGRAMS // heads), triton.cdiv(s, _TILE))
 
 
 def attended(q: Tensor, k: Tensor, v: Tensor, chosen: Chosen, scale: float) -> Parts:
@@ -264,7 +267,7 @@ def attended(q: Tensor, k: Tensor, v: Tensor, chosen: Chosen, scale: float) -> P
         TILE=_TILE,
         SPLITS=count,
         LIFT=_lift(v.dtype),
-        num_warps=4,
+        num_warps=_WARPS,
         # Lists and rows are fetched one after the other: five stages hold two tiles, three hold one.
         num_stages=5 if q.element_size() * (d + e) <= 512 else 3,
     )
@@ -334,7 +337,8 @@ def merged(
         EP=max(16, triton.next_power_of_2(e)),
         TILE=_TILE,
         SPLITS=count,
-        CHUNK=min(count, 32),
+        SP=triton.next_power_of_2(count),
+        CHUNK=min(triton.next_power_of_2(count), 32),
         BLOCKS=triton.next_power_of_2(blocks),
         LARGEST=torch.finfo(q.dtype).max,
         num_warps=4,

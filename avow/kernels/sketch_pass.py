@@ -47,8 +47,8 @@ _DOUBT = tl.constexpr(0.25)
 # Constants of a head: what its queries are multiplied by, what products are, and what widens intervals.
 _CONSTANTS = tl.constexpr(5)
 # Groups per program of the first kernel, the fewest of the second, and how many programs of it an H200 runs at once:
-# one warp each, twelve to a processor. Where there is more to do, each of those does more.
-_MANY, _FEWEST, _AT_ONCE = 64, 8, 132 * 12
+# one warp each, eight to a processor. Where there is more to do, each of those does more.
+_MANY, _FEWEST, _AT_ONCE = 64, 8, 132 * 8
 
 
 class Terms(NamedTuple):

@@ -247,6 +247,18 @@ def test_features_share_a_reference_as_long_as_keys_are_quiet(place: int, causal
     assert references(trace) == (1 if place == 700 else 16)
 
 
+@either_way
+def test_gradients_pass_from_quiet_keys_to_loud_ones(causal: bool) -> None:
+    p = loud_from(600, causal)
+    slope = torch.randn(700, 6)
+    (found,) = torch.autograd.grad(
+        (run(Problem.of(p.q, p.k, p.v.requires_grad_(), causal=causal))[0] * slope).sum(), p.v
+    )
+    out, trace = run(p)
+    (expected,) = torch.autograd.grad((quadratic(wide(p), trace) * slope).sum(), p.v)
+    torch.testing.assert_close(found, expected, atol=2e-4, rtol=1e-3)
+
+
 def test_loud_rows_may_meet_quiet_keys() -> None:
     p = loud_from(700, causal=True, loud_rows=True)
     out, trace = run(p)

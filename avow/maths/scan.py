@@ -113,6 +113,8 @@ class _Collector:
         for target, source in ((self.whole.normaliser, normaliser), (self.whole.unit_log, unit)):
             if target is not None and source is not None:
                 target[..., span, :] = source
+        if unit is None:
+            self.whole = self.whole._replace(unit_log=None)
         self.done += length
 
     def joined(self) -> Sums:
@@ -121,7 +123,9 @@ class _Collector:
         if len(self.parts) == 1:
             return self.parts[0]
         columns = zip(*self.parts, strict=True)
-        return Sums(*(None if column[0] is None else torch.cat(column, -2) for column in columns))  # type: ignore[arg-type]
+        # Features may share one logarithm in some tiles and not in others: then there is no unit of them all.
+        joined = (None if any(x is None for x in column) else torch.cat(column, -2) for column in columns)
+        return Sums(*joined)  # type: ignore[arg-type]
 
 
 def _longer(x: Tensor | None, length: int) -> Tensor | None:

@@ -17,7 +17,7 @@ from collections import Counter
 import torch
 from scipy.stats import binom
 
-from avow.attend import _exact, _run, _Wish
+from avow.attend import Attended, _exact, _run, _Wish
 from avow.certificates import measure_norms
 from avow.errors import RangeError
 from tests.generators import Case, draw_case
@@ -60,18 +60,27 @@ class Tally:
         )
 
 
+def answer(case: Case) -> Attended:
+    """What the method answers, certified; its draws follow from the case's seed."""
+    p, method = case.problem, case.method
+    norms, wish = measure_norms(p), _Wish(None, CONFIDENCE, None)
+    if method.name == "exact":
+        return _exact(p, norms, wish)
+    return _run(method, p, norms, wish, torch.Generator().manual_seed(case.seed))
+
+
 def run_case(case: Case) -> Tally:
     """Compute, certify, judge."""
+    return judged(case, answer(case))
+
+
+def judged(case: Case, answered: Attended) -> Tally:
+    """One case's rows against the truth."""
     p, method = case.problem, case.method
+    out, certificate = answered
     tally = Tally()
     tally.cases[method.name] = p.q.shape[0] * p.q.shape[1]
     norms = measure_norms(p)
-    generator = torch.Generator().manual_seed(case.seed)
-    wish = _Wish(None, CONFIDENCE, None)
-    if method.name == "exact":
-        out, certificate = _exact(p, norms, wish)
-    else:
-        out, certificate = _run(method, p, norms, wish, generator)
     rows = certificate.rows.reshape(p.q.shape[:-1])
     tally.rows = rows.numel()
     out = out.reshape(*p.q.shape[:-1], -1)

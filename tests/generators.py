@@ -26,13 +26,13 @@ class Case:
     seed: int
 
 
-def draw_case(seed: int, heads: int = 64) -> Case:
+def draw_case(seed: int, heads: int = 64, only: str | None = None) -> Case:
     """A call of `heads` independent heads: the method, sizes, mask, type and layout vary by call, numbers by head."""
     rng = random.Random(seed)
     generator = torch.Generator().manual_seed(seed)
     dtype = rng.choice(DTYPES)
     n, s = (rng.choice((1, 2, 3, 5, 8, 13, 31)) if rng.random() < 0.97 else rng.choice((65, 130)) for _ in range(2))
-    name = rng.choice(list(all_methods()))
+    name = rng.choice(list(all_methods())) if only is None else only
     if name == "sparse" and rng.random() < 0.9:
         n, s = rng.choice((1, 2, 3, 8)), rng.choice((64, 65, 130, 200))  # whole groups of keys have sketches
     d, e = rng.choice((1, 2, 3, 4, 7, 16)), rng.choice((1, 2, 3, 5, 16))
@@ -46,7 +46,7 @@ def draw_case(seed: int, heads: int = 64) -> Case:
             options |= {"kernel": "rbf", "sigma": rng.choice((0.1, 1.0, 30.0))}
         elif rng.random() < 0.3:
             options["scale"] = rng.choice((1.0, -0.5, 0.0, 1e-20, 1e6, 0.125))
-    q, k, v = (_layout(rng, x) for x in (q, k, v))
+    q, k, v = (layout(rng, x) for x in (q, k, v))
     problem = Problem.of(q, k, v, enable_gqa=share > 1, **options)  # type: ignore[arg-type]
     return Case(problem, _settings(rng, name, s), mask, seed)
 
@@ -76,26 +76,26 @@ def _numbers(
     v = torch.randn(1, groups, s, e, generator=g, dtype=torch.float64)
     style = rng.choice(("plain", "plain", "loud", "extreme", "ties", "near-ties", "giant", "aligned", "opposed"))
     if style == "loud":
-        q, k = q * _sizes(g, heads, 1.5), k * _sizes(g, groups, 1.5)
+        q, k = q * sizes(g, heads, 1.5), k * sizes(g, groups, 1.5)
     elif style == "extreme":
         reach = _RANGE[dtype]
-        q, k, v = q * _sizes(g, heads, reach), k * _sizes(g, groups, reach), v * _sizes(g, groups, reach)
+        q, k, v = q * sizes(g, heads, reach), k * sizes(g, groups, reach), v * sizes(g, groups, reach)
     elif style == "ties":
         k = k[..., torch.randint(max(1, s // 3), (s,), generator=g), :]
     elif style == "near-ties":
         k = k[..., :1, :] * (1 + 1e-7 * torch.randn(1, groups, s, 1, generator=g, dtype=torch.float64))
-        q = q * _sizes(g, heads, 3.0)
+        q = q * sizes(g, heads, 3.0)
     elif style == "giant":
         k[..., rng.randrange(s), :] *= 10 ** rng.uniform(0, 3)
         v[..., rng.randrange(s), :] *= 10 ** rng.uniform(-3, 3)
     elif style == "aligned":
         # Values of one sign and keys along one direction: nothing cancels, every rounding adds up.
         v, k = v.abs(), k.abs()
-        q = q.abs() * _sizes(g, heads, 1.0)
+        q = q.abs() * sizes(g, heads, 1.0)
     elif style == "opposed":
         # Values of the keys that a query likes point one way, all others the other: dropping does the most damage.
         liked = (k * q[:, :: heads // groups, :1]).sum(-1, keepdim=True)  # (1, groups, s, 1)
-        q = q * _sizes(g, heads, 1.0)
+        q = q * sizes(g, heads, 1.0)
         v = torch.where(liked >= liked.quantile(rng.random(), -2, keepdim=True), v.new_ones(e), -v.new_ones(e))
     if rng.random() < 0.1:
         v[..., torch.rand(s, generator=g) < 0.5, :] = 0.0
@@ -107,7 +107,7 @@ def _numbers(
     return tuple(x.clamp(-limit, limit).to(dtype) for x in (q, k, v))  # type: ignore[return-value]
 
 
-def _sizes(g: torch.Generator, heads: int, reach: float) -> Tensor:
+def sizes(g: torch.Generator, heads: int, reach: float) -> Tensor:
     """One power of ten per head, up to 10^±reach."""
     return 10 ** ((2 * torch.rand(1, heads, 1, 1, generator=g, dtype=torch.float64) - 1) * reach)
 
@@ -133,7 +133,7 @@ def _mask(rng: random.Random, g: torch.Generator, n: int, s: int, dtype: torch.d
     return torch.zeros(n, s, dtype=dtype).masked_fill(hidden, torch.finfo(dtype).min)
 
 
-def _layout(rng: random.Random, x: Tensor) -> Tensor:
+def layout(rng: random.Random, x: Tensor) -> Tensor:
     """The same numbers behind other strides."""
     choice = rng.random()
     if choice < 0.15:

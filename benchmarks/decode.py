@@ -8,9 +8,9 @@ import time
 
 import torch
 
+from avow.bench.machine import machine
+from avow.bench.results import Goal, Result, Row
 from avow.nn import ModelConfig, TransformerLM
-from benchmarks.results import Goal, Result, Row
-from benchmarks.run import machine
 
 _AIM = 10.0
 _NEAR = 1e-5

@@ -12,10 +12,11 @@ from torch import Tensor
 
 import avow
 from avow import workloads
+from avow.bench.results import Goal, Result, Row
 from avow.contract import Problem
 from avow.methods.exact import Exact
 from avow.workloads import Workload
-from benchmarks.results import Goal, Options, Result, Row
+from benchmarks.options import Options
 from benchmarks.truth import errors
 
 _TOL = 1e-2

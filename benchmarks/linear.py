@@ -12,11 +12,12 @@ from torch.nn.functional import scaled_dot_product_attention
 
 import avow
 from avow.attend import Attended
+from avow.bench.results import Goal, Result, Row
 from avow.contract import Problem
 from avow.methods import method_named
+from benchmarks.options import Options
 from benchmarks.peers import PeerMissing, performer
 from benchmarks.race import Contender, Race, race
-from benchmarks.results import Goal, Options, Result, Row
 from benchmarks.truth import broken, too_far
 
 _FEATURES = 256

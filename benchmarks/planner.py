@@ -8,6 +8,7 @@ from typing import NamedTuple
 
 import torch
 
+from avow.bench.results import Goal, Result, Row
 from avow.calibration import Rates, measure_rates, random_problem
 from avow.contract import Method, Problem, Sizes
 from avow.methods.exact import Exact
@@ -16,8 +17,8 @@ from avow.methods.random_features import RandomFeatures
 from avow.methods.separable import Separable
 from avow.report.measure import peak_bytes
 from avow.report.words import label
+from benchmarks.options import Options
 from benchmarks.race import Contender, race
-from benchmarks.results import Goal, Options, Result, Row
 from benchmarks.truth import distance
 
 _TIME, _MEMORY = 0.25, 0.20

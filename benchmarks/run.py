@@ -7,14 +7,13 @@ import dataclasses
 import importlib
 import json
 import os
-import platform
 import sys
 from pathlib import Path
 
-import torch
-
+from avow.bench.machine import machine
+from avow.bench.results import Result
 from avow.report.atomic import write
-from benchmarks.results import Options, Result
+from benchmarks.options import Options
 
 NAMES = ("overhead", "linear", "scaling", "planner", "heads")
 
@@ -74,20 +73,6 @@ def page(results: dict[str, Result], options: Options) -> str:
         head.append("\n".join(["What falls short:", "", *short]))
     sections = [results[name].markdown() for name in NAMES if name in results]
     return "\n\n".join([*head, *sections]) + "\n"
-
-
-def machine() -> str:
-    """The processor, its cores, and the torch that ran on them."""
-    return f"{_processor()}, {torch.get_num_threads()} threads, torch {torch.__version__}, CPU"
-
-
-def _processor() -> str:
-    try:
-        lines = Path("/proc/cpuinfo").read_text().splitlines()
-    except OSError:
-        return platform.processor() or platform.machine()
-    names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
-    return f"{len(names)} × {names[0]}" if names else platform.machine()
 
 
 def _parser() -> argparse.ArgumentParser:

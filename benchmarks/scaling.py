@@ -10,12 +10,13 @@ import torch
 
 import avow
 from avow.attend import Attended
+from avow.bench.results import Goal, Result, Row
 from avow.contract import Problem
 from avow.methods import method_named
 from avow.report.measure import peak_bytes
 from benchmarks.linear import Inputs, inputs
+from benchmarks.options import Options
 from benchmarks.race import Contender, race
-from benchmarks.results import Goal, Options, Result, Row
 from benchmarks.truth import broken
 
 _AIM = 1.1

@@ -13,14 +13,14 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
+from avow.bench.machine import machine
+from avow.bench.results import Goal, Result, Row
 from avow.certificates import certify, measure_norms
 from avow.contract import Problem
 from avow.maths.masks import visible, visible_max
 from avow.maths.sketch import sketched
 from avow.methods.sparse import Sparse
 from avow.workloads import read
-from benchmarks.results import Goal, Result, Row
-from benchmarks.run import machine
 
 _TOLERANCES = (1e-1, 1e-2, 1e-3)
 _CHANCES = (0.0, 1e-3)

@@ -18,12 +18,12 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import pad
 
+from avow.bench.machine import machine
+from avow.bench.results import Goal, Result, Row
 from avow.training import Progress, TrainConfig, read_config, train
 from avow.training.loop import Trainer, summed_loss
 from avow.training.parallel import Ranks
 from avow.training.speed import peak_rate
-from benchmarks.results import Goal, Result, Row
-from benchmarks.run import machine
 
 # Of bfloat16's rounding, in the gradient of a whole step, relative to its length.
 _NEAR = 0.03

@@ -70,8 +70,11 @@ TABLE = (
     Layer(names("claims"), CLAIMS | TENSORS | PROOFS, names("mpmath auto_LiRPA")),
     Layer(names("report"), PAGES | TENSORS | names("plotly rich"), names("matplotlib latex2mathml safetensors")),
     Layer(names("lab"), PAGES | names("fastapi starlette pydantic"), names("uvicorn plotly latex2mathml")),
+    # Measures modules and, each by itself, the kernels below them. Beside the commands and not in benchmarks/, so that
+    # whoever installs avow can run it; nothing but a command loads it.
+    Layer(names("bench"), HOSTS | TENSORS | names("avow.bench"), names("avow.kernels")),
     # A formula that someone types is read into SymPy's terms, as constructions take it.
-    Layer(names("cli __main__"), PAGES | names("torch typer rich"), names("safetensors sympy")),
+    Layer(names("cli __main__"), PAGES | names("torch typer rich"), names("avow.bench safetensors sympy")),
 )
 
 
@@ -233,6 +236,8 @@ def test_a_clean_tree_has_no_faults(tmp_path: Path) -> None:
         ("attend.py", "from avow.constructions import query", "attend may not import avow.constructions"),
         ("attend.py", "from rich import print", "attend may not import rich"),
         ("cli.py", "from avow.maths import scan", "cli may not import avow.maths"),
+        ("cli.py", "from avow.bench import decode", "cli may import avow.bench only inside a function"),
+        ("report/page.py", "def f():\n    from avow.bench import decode", "report may not import avow.bench"),
         ("cli.py", "import importlib; importlib.import_module('avow.kernels')", "cli may not import avow.kernels"),
         ("errors.py", "if TYPE_CHECKING:\n    from avow.nn import Block", "errors may not import avow.nn"),
         ("helpers.py", "", "has no layer"),

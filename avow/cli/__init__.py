@@ -8,7 +8,7 @@ import typer
 from typer.core import TyperGroup
 
 import avow
-from avow.cli import claims, compare, construct, knowledge, plan, train
+from avow.cli import bench, claims, compare, construct, knowledge, plan, train
 from avow.cli.compare import methods_help as methods_help
 from avow.errors import AvowError
 
@@ -63,3 +63,4 @@ app.add_typer(claims.app, name="claims")
 app.add_typer(construct.app, name="construct")
 app.add_typer(train.app, name="train")
 app.command()(knowledge.knowledge)
+app.add_typer(bench.app, name="bench")

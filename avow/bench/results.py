@@ -25,14 +25,6 @@ class Goal:
 
 
 @dataclass(frozen=True)
-class Options:
-    """What the caller of a benchmark may choose."""
-
-    quick: bool = False
-    heads: str | None = None
-
-
-@dataclass(frozen=True)
 class Result:
     """One benchmark's rows under a title, its goals, its remarks, and whether every answer passed its check."""
 

@@ -1,0 +1,119 @@
+"""Caches to decode from: made-up ones that are sharp or diffuse, and real heads resampled to any length."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from avow.errors import FileError
+from avow.workloads import Workload, read
+
+# Neighbouring tokens that stay together when real keys are resampled, so that groups are as alike as in a text.
+_WINDOW = 256
+
+
+class Sizes(NamedTuple):
+    """What is measured: lengths, query heads, key heads, rounds, and calls that are timed together."""
+
+    lengths: tuple[int, ...]
+    heads: int
+    groups: int
+    rounds: int
+    calls: int
+    dtype: torch.dtype = torch.bfloat16
+
+
+@dataclass(frozen=True)
+class Case:
+    """One cache and one query per head."""
+
+    name: str
+    q: Tensor
+    k: Tensor
+    v: Tensor
+    scale: float
+    before: Tensor | None = None
+    """The queries of the step before, whose answers' lengths are this step's hint."""
+
+    @property
+    def length(self) -> int:
+        return self.k.shape[2]
+
+
+def cases(device: str, sizes: Sizes, folder: Path | None) -> Iterator[Case]:
+    """Real heads where a folder of them is given, sharp and diffuse ones, at every length."""
+    heads = None if folder is None else stored(folder)
+    for n in sizes.lengths:
+        if heads is not None:
+            yield real(device, sizes, n, heads)
+        generator = torch.Generator(device).manual_seed(n)
+        shapes = [(1, sizes.heads, 128), (1, sizes.groups, n, 128), (1, sizes.groups, n, 128)]
+        q, k, v = (torch.randn(shape, generator=generator, device=device).to(sizes.dtype) for shape in shapes)
+        yield Case("sharp", 6 * q, k, v, 128**-0.5)
+        yield Case("diffuse", 0.01 * q, k, v, 128**-0.5)
+
+
+def count(sizes: Sizes, folder: Path | None) -> int:
+    """How many cases there are."""
+    return len(sizes.lengths) * (2 if folder is None else 3)
+
+
+def stored(folder: Path) -> list[Workload]:
+    """The heads in a folder of .safetensors files, without those of the first layer: they look everywhere."""
+    if not folder.is_dir():
+        raise FileError("heads", folder, "is no folder", "name a folder of .safetensors files with q, k and v")
+    files = sorted(folder.glob("*.safetensors"))
+    if not files:
+        raise FileError("heads", folder, "holds no .safetensors file", "save q, k and v of some heads there")
+    found = [read(file) for file in files[1:] or files]
+    least = min(load.k.shape[-2] for load in found)
+    if least < _WINDOW or min(load.q.shape[-2] for load in found) < 2:
+        rule = f"holds a file of fewer than {_WINDOW} keys or 2 queries"
+        raise FileError("heads", folder, rule, "save longer heads")
+    if len({(*load.k.shape[-2:], load.v.shape[-1]) for load in found}) > 1:
+        raise FileError("heads", folder, "holds heads of different sizes", "keep one model and one length to a folder")
+    return found
+
+
+def real(device: str, sizes: Sizes, n: int, loads: list[Workload]) -> Case:
+    """Heads of a trained model, resampled to n tokens; heads of 64 dimensions are paired to 128."""
+    generator = torch.Generator().manual_seed(n)
+    found: list[tuple[Tensor, Tensor, Tensor]] = []
+    for load in loads:
+        q, k, v = load.q[0], load.k[0], load.v[0]
+        siblings = q.shape[0] // k.shape[0]
+        for i in range(k.shape[0]):
+            j = (i + 1) % k.shape[0] if k.shape[-1] == 64 else i
+            rows = torch.stack([q[i * siblings + a % siblings] for a in range(sizes.heads // sizes.groups)])[:, -2:]
+            others = torch.stack([q[j * siblings + (a + 1) % siblings] for a in range(sizes.heads // sizes.groups)])[
+                :, -2:
+            ]
+            pair = (lambda x, y: torch.cat([x, y], -1)) if k.shape[-1] == 64 else (lambda x, y: x)
+            found.append((pair(rows, others), pair(k[i], k[j]), pair(v[i], v[j])))
+    chosen = [found[i % len(found)] for i in range(sizes.groups)]
+    q = torch.cat([x[0] for x in chosen])[None].to(device, sizes.dtype)  # (1, h, 2, 128)
+    k, v = (torch.stack([x[part] for x in chosen])[None] for part in (1, 2))
+    starts = torch.randint(0, k.shape[2] - _WINDOW + 1, (math.ceil(n / _WINDOW),), generator=generator)
+    places = (starts[:, None] + torch.arange(_WINDOW)).flatten()[:n]
+    k, v = (x.to(device, sizes.dtype)[:, :, places.to(device)].contiguous() for x in (k, v))
+    scale = loads[0].k.shape[-1] ** -0.5
+    return Case("real", q[:, :, 1].contiguous(), k, v, scale, q[:, :, 0].contiguous())
+
+
+def distances(case: Case, out: Tensor) -> Tensor:
+    """How far answers are from the truth, in the unit of bounds, one key head at a time."""
+    found = []
+    r = case.q.shape[1] // case.k.shape[1]
+    for head in range(case.k.shape[1]):
+        k, v = case.k[0, head].double(), case.v[0, head].double()
+        rows = slice(head * r, head * r + r)
+        truth = torch.softmax(case.q[0, rows].double() @ k.T * case.scale, -1) @ v
+        apart = torch.linalg.vector_norm(out[0, rows].double() - truth, dim=-1)
+        found.append(apart / torch.linalg.vector_norm(v, dim=-1).amax())
+    return torch.cat(found)[None]

@@ -1,0 +1,76 @@
+"""How long a call takes on the device it runs on."""
+
+from __future__ import annotations
+
+import statistics
+import sys
+import time
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+
+
+class Clock:
+    """Medians of times: of CUDA graphs by events on a GPU, of calls elsewhere."""
+
+    def __init__(self, device: str, rounds: int, calls: int) -> None:
+        self.device, self.rounds, self.calls = device, rounds, calls
+
+    def seconds(self, call: Callable[[], Any]) -> float:
+        """What one call takes."""
+        if self.device != "cuda":
+            return self.in_turns({"": call})[""]
+        try:
+            replay = self._captured(call).replay
+        except RuntimeError as why:
+            print(f"  timed without a graph ({str(why).splitlines()[0][:80]})", file=sys.stderr)
+            replay = call
+        times = []
+        for _ in range(self.rounds):
+            start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+            start.record()
+            for _ in range(self.calls):
+                replay()
+            end.record()
+            torch.cuda.synchronize()
+            times.append(start.elapsed_time(end) / 1e3 / self.calls)
+        return statistics.median(times)
+
+    def in_turns(self, calls: Mapping[str, Callable[[], Any]]) -> dict[str, float]:
+        """What each call takes; they take turns, so that a busy machine slows them all."""
+        if self.device == "cuda":
+            return {name: self.seconds(call) for name, call in calls.items()}
+        times: dict[str, list[float]] = {name: [] for name in calls}
+        for _ in range(self.rounds):
+            for name, call in calls.items():
+                times[name].append(self._each(call))
+        return {name: statistics.median(found) for name, found in times.items()}
+
+    def bandwidth(self) -> float:
+        """Bytes that a copy reads and writes in a second."""
+        room = torch.zeros(2**30 if self.device == "cuda" else 2**24, dtype=torch.uint8, device=self.device)
+        target = torch.empty_like(room)
+        return 2 * room.numel() / self.seconds(lambda: target.copy_(room))
+
+    def _each(self, call: Callable[[], Any]) -> float:
+        before = time.perf_counter()
+        for _ in range(self.calls):
+            call()
+        return (time.perf_counter() - before) / self.calls
+
+    @staticmethod
+    def _captured(call: Callable[[], Any]) -> torch.cuda.CUDAGraph:
+        aside = torch.cuda.Stream()
+        aside.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(aside):
+            for _ in range(3):
+                call()
+        torch.cuda.current_stream().wait_stream(aside)
+        torch.cuda.synchronize()
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph):
+            call()
+        graph.replay()
+        torch.cuda.synchronize()
+        return graph

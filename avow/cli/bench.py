@@ -1,0 +1,75 @@
+"""`avow bench`: ratios against exact attention and installed peers, measured on this machine."""
+
+from __future__ import annotations
+
+import json
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Annotated
+
+import torch
+import typer
+
+from avow.cli.options import AsJson
+from avow.errors import MissingPackage, ParameterError
+
+app = typer.Typer(no_args_is_help=True, help="Ratios against exact attention, measured on this machine.")
+
+
+@app.callback()
+def _bench() -> None:
+    """Ratios against exact attention, measured on this machine; answers are checked before anything is timed."""
+
+
+@app.command()
+def decode(
+    device: Annotated[str, typer.Option(help="auto, cpu or cuda.")] = "auto",
+    heads: Annotated[
+        Path | None, typer.Option(metavar="DIR", help="A folder of .safetensors files with q, k and v of real heads.")
+    ] = None,
+    length: Annotated[list[int] | None, typer.Option(help="Tokens in the cache; may be repeated.")] = None,
+    quick: Annotated[bool, typer.Option("--quick", help="A short cache, a few rounds.")] = False,
+    as_json: AsJson = False,
+) -> None:
+    """One certified step of decoding against the fastest exact attention; on a GPU also each kernel's share of what
+    memory allows. Fails where an answer is not what its certificate says.
+    """
+    from avow.bench import cached
+    from avow.bench import decode as kernels
+    from avow.bench.cases import count, stored
+    from avow.bench.machine import machine
+    from avow.report.progress import progress
+
+    place = _device(device)
+    path = kernels if place == "cuda" else cached
+    sizes = path.QUICK if quick else path.FULL
+    for n in length or []:
+        if n < 1:
+            raise ParameterError("length", n, "must be at least 1", "try --length 65536")
+    if length:
+        sizes = sizes._replace(lengths=tuple(length))
+    if heads is not None:
+        stored(heads)  # a folder that cannot be used is named before anything runs
+    with progress(count(sizes, heads)) as tell:
+        results = kernels.run(place, sizes, heads, tell) if place == "cuda" else cached.run(sizes, heads, tell)
+    if as_json:
+        plain = {"machine": machine(place), "results": [result.plain() for result in results]}
+        typer.echo(json.dumps(plain, indent=1, allow_nan=False))
+    else:
+        typer.echo("\n\n".join([machine(place), *(result.text() for result in results)]))
+    if any(result.failures for result in results):
+        raise typer.Exit(1)
+
+
+def _device(asked: str) -> str:
+    """Where to measure."""
+    if asked not in ("auto", "cpu", "cuda"):
+        raise ParameterError("device", asked, "must be auto, cpu or cuda", "leave --device out")
+    there = torch.cuda.is_available()
+    if asked == "cuda" and not there:
+        raise ParameterError("device", "cuda", "is not at hand", "use --device cpu")
+    place = "cuda" if asked != "cpu" and there else "cpu"
+    if place == "cuda" and find_spec("triton") is None:
+        rule = "is needed by the kernels on a GPU"
+        raise MissingPackage("triton", "missing", rule, "pip install triton, or use --device cpu")
+    return place

@@ -49,6 +49,12 @@ def test_json_is_one_document_with_every_method_and_nothing_else_is_on_stdout() 
         measured = [row for row in w["rows"] if not row["why"]]
         assert all(row["ratio"] > 0 and row["error"] >= 0 and row["peak_bytes"] > 0 for row in measured)
         assert any(row["frontier"] for row in measured)
+        assert w["decoding"]["keys"] == 72 and [step["tol"] for step in w["decoding"]["steps"]] == [
+            0.1,
+            0.01,
+            1e-3,
+            0.01,
+        ]
     assert document["headline"] and "wrote out/compare.html" in done.stderr
 
 
@@ -63,6 +69,13 @@ def test_the_sweep_grows_in_length() -> None:
     arguments = ["--length", "64", "--heads", "1", "--dim", "8", "--kinds", "diffuse", "--methods", "exact", "--json"]
     document = json.loads(run("compare", *arguments).stdout)
     assert [point["length"] for point in document["scaling"]] == [16, 32, 64, 128, 256]
+
+
+def test_decoding_is_shown_at_the_longest_length_of_the_sweep() -> None:
+    arguments = ["--length", "64", "--heads", "1", "--dim", "8", "--kinds", "diffuse", "--methods", "exact,sparse"]
+    shown = run("compare", *arguments).stdout
+    assert "decoding: the last query against 256 keys in a cache" in shown
+    assert "decoding" not in run("compare", *arguments, "--methods", "exact").stdout
 
 
 def test_a_report_that_cannot_be_written_whole_leaves_the_old_one(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+import io
 import json
 import os
 import re
@@ -10,6 +12,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from rich.console import Console
 
 import avow
 from avow.contract import Sizes
@@ -17,6 +20,7 @@ from avow.errors import FileError
 from avow.methods import method_named
 from avow.report import atomic, words
 from avow.report.compare import Bench, Board, Comparison, Measured, Point, Row
+from avow.report.decoding import WISHES, Decoding, Step, decoding, last_query
 from avow.report.figures import frontier_figure
 from avow.report.frontier import frontier
 from avow.report.looks import look
@@ -24,6 +28,7 @@ from avow.report.measure import largest_error, pace, peak_bytes
 from avow.report.page import page
 from avow.report.picture import png
 from avow.report.progress import progress
+from avow.report.table import decoding_table
 from avow.workloads import workload
 
 CPU = torch.device("cpu")
@@ -145,7 +150,7 @@ def test_what_is_far_slower_than_exact_waits_to_be_asked_for(monkeypatch: pytest
     work = workload("diffuse", 1, 16, 8)
     (row,) = Bench(["separable"], {}).board(work, lambda step: None).rows
     assert row.measured is None
-    text = r"expected to take \d+ times as long as exact attention; --set one of its settings to wait"
+    text = r"expected to take \d+ times as long as exact attention of all queries; --set one of its settings to wait"
     assert re.fullmatch(text, row.why)
     (asked,) = Bench(["separable"], {"separable": method_named("separable")()}).board(work, lambda step: None).rows
     assert asked.measured is not None
@@ -264,3 +269,52 @@ def test_progress_is_plain_lines_where_there_is_no_terminal(capsys: pytest.Captu
 )
 def test_numbers_read_as_people_say_them(said: str, meant: str) -> None:
     assert said == meant
+
+
+def test_decoding_is_measured_from_a_cache_and_says_how_it_answered() -> None:
+    found = decoding(workload("copying", 2, 4200, 16), 0, 1)
+    assert found.keys == 4200 and [(step.tol, step.confidence) for step in found.steps] == list(WISHES)
+    for step in found.steps:
+        assert step.error <= step.bound <= step.tol and step.ratio > 0
+        assert step.method == "sparse" and re.fullmatch(r"read \d+\.\d% of the tokens in full", step.because)
+    (flat, *_) = decoding(workload("diffuse", 1, 4200, 16), 0, 1).steps
+    assert flat.method == "exact" and "would have to be read in full" in flat.because
+
+
+def test_the_last_query_sees_what_it_saw() -> None:
+    w = workload("copying", 1, 50, 8, causal=True)
+    places = dataclasses.replace(w, q=w.q[..., 10:20, :], positions=torch.arange(10, 20))
+    assert last_query(w).k.shape[-2] == 50
+    assert last_query(places).k.shape[-2] == 20 and torch.equal(last_query(places).q[0, :, 0], w.q[0, :, 19])
+    assert last_query(dataclasses.replace(places, causal=False)).k.shape[-2] == 50
+    assert last_query(dataclasses.replace(w, q=w.q[..., :7, :])).k.shape[-2] == 7
+
+
+def test_a_tolerance_that_the_type_cannot_say_is_left_out() -> None:
+    w = workload("copying", 1, 70, 8, dtype=torch.bfloat16)
+    assert {step.tol for step in decoding(w, 0, 1).steps} == {1e-1, 1e-2}
+
+
+def test_only_who_compares_sparse_sees_decoding() -> None:
+    w = workload("diffuse", 1, 70, 8)
+    alone = Bench(["exact"], {}, pairs=1).board(w, lambda step: None)
+    assert alone.decoding is None and alone.plain()["decoding"] is None
+    assert "Decoding" not in page(Comparison((alone,), (), ""), "")
+    longer = Bench(["sparse"], {}, pairs=1).board(w, lambda step: None, workload("diffuse", 1, 90, 8))
+    assert longer.decoding is not None and longer.decoding.keys == 90
+    html = page(Comparison((longer,), (), ""), "")
+    assert "the last query against 90 keys" in html and "90 tokens are read sooner than chosen among" in html
+
+
+def test_what_several_steps_say_is_said_once() -> None:
+    def step(tol: float, confidence: float, method: str, because: str) -> Step:
+        return Step(tol, confidence, 1e-3, 0.5, 1e-6, 1e-3, method, because)
+
+    steps = (step(0.1, 1, "sparse", "all"), step(0.01, 0.999, "sparse", "all"), step(0.01, 0.999, "exact", ""))
+    console = Console(width=80, file=io.StringIO())
+    console.print(decoding_table(Decoding(4096, steps)))
+    assert isinstance(console.file, io.StringIO)
+    lines = console.file.getvalue().splitlines()
+    assert lines[0].strip() == "decoding: the last query against 4,096 keys in a cache"
+    assert lines[-1].strip() == "0.1 and 0.01 at 0.999: all"
+    assert [line.split()[-1] for line in lines[2:5]] == ["always", "0.999", "always"]

@@ -73,7 +73,7 @@ def compare(
     from avow.report.page import page
     from avow.report.picture import png as picture
     from avow.report.progress import progress
-    from avow.report.table import board_table
+    from avow.report.table import board_table, decoding_table
 
     if threads < 1:
         raise ParameterError("threads", threads, "must be at least 1", "try --threads 1")
@@ -86,16 +86,18 @@ def compare(
         atomic.ready(path)
     bench = Bench(names, fixed, seed, 1 if quick else 5, patience)
     lengths = [] if quick else _lengths(loads[0], drawn=input is None)
-    steps = sum(len(list(bench.settings(name, load.sizes))) for load in loads for name in names) + len(lengths) * len(
-        names
-    )
+    steps = sum(len(list(bench.settings(name, load.sizes))) for load in loads for name in names)
+    steps += len(loads) * ("sparse" in names) + len(lengths) * len(names)
+
+    def longest(load: Workload) -> Workload:
+        """The same heads at the longest length of the sweep."""
+        if input or not lengths:
+            return load
+        return workload(load.kind, heads, max(lengths), dim, seed, causal=causal).to(device)
+
     with _threads(threads), progress(steps) as tell:
-        boards = tuple(bench.board(load, tell) for load in loads)
-        longer = (
-            loads[-1]
-            if input
-            else workload(loads[-1].kind, heads, max(lengths, default=1), dim, seed, causal=causal).to(device)
-        )
+        boards = tuple(bench.board(load, tell, longest(load)) for load in loads)
+        longer = longest(loads[-1])
         scaling = tuple(bench.scaling((longer.first(n) for n in lengths), tell))
     made = Comparison(boards, scaling, _machine(device, threads))
     atomic.write(html, page(made, command()))
@@ -107,6 +109,8 @@ def compare(
         console = Console(soft_wrap=False)
         for board in boards:
             console.print(board_table(board), "", sep="\n")
+            if board.decoding is not None and board.decoding.steps:
+                console.print(decoding_table(board.decoding), "", sep="\n")
         console.print(made.headline, style="bold", highlight=False)
     for path in (html, *([png] if png else [])):
         typer.echo(f"wrote {path}", err=True)

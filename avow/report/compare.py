@@ -16,6 +16,7 @@ from avow.contract import Method, Sizes
 from avow.errors import AvowError
 from avow.methods import method_named
 from avow.report import words
+from avow.report.decoding import Decoding, decoding
 from avow.report.frontier import frontier
 from avow.report.measure import largest_error, pace, peak_bytes, timed
 from avow.workloads import Workload
@@ -82,6 +83,7 @@ class Board:
     summary: str
     sizes: Sizes
     rows: tuple[Row, ...]
+    decoding: Decoding | None = None
 
     @property
     def winner(self) -> Row | None:
@@ -95,7 +97,9 @@ class Board:
         sizes = {name: getattr(self.sizes, name) for name in names} | {
             "dtype": str(self.sizes.dtype).removeprefix("torch.")
         }
-        return {"kind": self.kind, "summary": self.summary, "sizes": sizes, "rows": [row.plain() for row in self.rows]}
+        steps = None if self.decoding is None else self.decoding.plain()
+        rows = [row.plain() for row in self.rows]
+        return {"kind": self.kind, "summary": self.summary, "sizes": sizes, "rows": rows, "decoding": steps}
 
 
 @dataclass(frozen=True)
@@ -193,14 +197,18 @@ class Bench:
         """What is compared of one method: its own choice of settings, or the one that was asked for."""
         return iter([self.fixed[name]]) if name in self.fixed else method_named(name).settings(sizes)
 
-    def board(self, workload: Workload, tell: Tell) -> Board:
-        """Every setting of every method on one workload."""
+    def board(self, workload: Workload, tell: Tell, longer: Workload | None = None) -> Board:
+        """Every setting of every method on one workload; decoding from a cache of the keys of a `longer` one."""
         sizes, rows = workload.sizes, []
         for name in self.methods:
             for method in self.settings(name, sizes):
                 tell(f"{workload.kind}: {words.label(method)}")
                 rows.append(self._row(method, workload, sizes))
-        return Board(workload.kind, workload.summary, sizes, tuple(_with_frontier(rows)))
+        steps = None
+        if "sparse" in self.methods and workload.q.numel() and workload.k.numel():
+            tell(f"{workload.kind}: decoding")
+            steps = decoding(longer or workload, self.seed, self.pairs)
+        return Board(workload.kind, workload.summary, sizes, tuple(_with_frontier(rows)), steps)
 
     def _row(self, method: Method, workload: Workload, sizes: Sizes) -> Row:
         if too_long := self._too_long(method, sizes):
@@ -216,7 +224,7 @@ class Bench:
         if expected > self.patience:
             return f"expected to take {expected:.0f} s a call; raise --patience to wait"
         if method.name not in self.fixed and expected > max(_FAR * exact, _SOON):
-            times = f"{expected / exact:.0f} times as long as exact attention"
+            times = f"{expected / exact:.0f} times as long as exact attention of all queries"
             return f"expected to take {times}; --set one of its settings to wait"
         return ""
 

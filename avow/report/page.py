@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from html import escape
 from typing import Any
 
 from avow.report.compare import Board, Comparison
 from avow.report.document import document
 from avow.report.figures import frontier_figure, scaling_figures
-from avow.report.table import HEADINGS, cells
+from avow.report.table import DECODING_HEADINGS, HEADINGS, cells, step_cells
 
 _STYLE = """
 .pair { display: grid; grid-template-columns: repeat(auto-fit, minmax(min(100%, 26rem), 1fr)); gap: 0 1rem; }
@@ -48,6 +49,10 @@ _METHOD = (
     "the pairs. Memory is the most held at once beyond the inputs. The error is the largest of 459 rows drawn at "
     "random and recomputed in float64: with 99% confidence, 99% of all rows are no worse."
 )
+_STEPS = (
+    "Decoding: the last query against {keys:,} keys that a KeyValueCache holds, its sketch in place. Times are relative"
+    " to the exact answer from that cache; avow bench decode compares with PyTorch's own."
+)
 _SCALING = """<h2>Growth with length</h2>
 <p class="soft">Each method at its default setting, on logarithmic axes: slope 1 is linear, slope 2 quadratic.</p>
 <div class="pair"><div class="figure" id="scaling-0"></div><div class="figure" id="scaling-1"></div></div>"""
@@ -62,13 +67,31 @@ def _section(board: Board, i: int) -> str:
 <p class="soft">{escape(board.summary)} · {shape}</p>
 <div class="figure" id="frontier-{i}"></div>
 {_table(board)}
+{_decoding(board)}
 """
 
 
+def _decoding(board: Board) -> str:
+    """Steps of decoding, where they were measured."""
+    if board.decoding is None or not board.decoding.steps:
+        return ""
+    body = "".join(_line("other", step_cells(step)) for step in board.decoding.steps)
+    return f"""<p class="soft">{_STEPS.format(keys=board.decoding.keys)}</p>
+{_scrolled(DECODING_HEADINGS, body)}"""
+
+
 def _table(board: Board) -> str:
-    head = "".join(f"<th>{heading}</th>" for heading in HEADINGS)
     body = ""
     for row in board.rows:
         rank = "absent" if row.measured is None else "best" if row.frontier else "other"
-        body += f'<tr class="{rank}">' + "".join(f"<td>{escape(cell)}</td>" for cell in cells(row)) + "</tr>\n"
+        body += _line(rank, cells(row))
+    return _scrolled(HEADINGS, body)
+
+
+def _line(rank: str, found: list[str]) -> str:
+    return f'<tr class="{rank}">' + "".join(f"<td>{escape(cell)}</td>" for cell in found) + "</tr>\n"
+
+
+def _scrolled(headings: Sequence[str], body: str) -> str:
+    head = "".join(f"<th>{heading}</th>" for heading in headings)
     return f'<div class="scroll"><table><thead><tr>{head}</tr></thead><tbody>\n{body}</tbody></table></div>'

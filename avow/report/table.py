@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+from rich.console import Group
 from rich.table import Table
 from rich.text import Text
 
 from avow.planner import Plan
 from avow.report import words
 from avow.report.compare import Board, Row
+from avow.report.decoding import Decoding, Step
 
 HEADINGS = ("method", "time", "memory", "error", "bound", "to softmax", "promise")
+DECODING_HEADINGS = ("tol", "answered by", "time", "error", "bound", "holds", "because")
 _SHORT = {"deterministic": "always", "sampled": "sampled", "none": "none"}
 
 
@@ -45,6 +48,30 @@ def board_table(board: Board) -> Table:
             short = _SHORT.get(row.measured.kind, f"{row.measured.confidence:.4g}")
             table.add_row(*map(Text, [name, time, memory, *errors, short]), style="bold" if row.frontier else "")
     return table
+
+
+def decoding_table(found: Decoding) -> Group:
+    """Steps of decoding, one line a tolerance; what several have to say for themselves is said once."""
+    title = Text.assemble(("decoding", "bold"), f": the last query against {found.keys:,} keys in a cache")
+    reasons: dict[str, list[str]] = {}
+    for step in found.steps:
+        if step.because:
+            sure = f" at {step.confidence:g}" if step.confidence < 1 else ""
+            reasons.setdefault(step.because, []).append(f"{step.tol:g}{sure}")
+    notes = [Text(f"{words.listed(labels)}: {why}") for why, labels in reasons.items()]
+    table = Table(box=None, pad_edge=False)
+    for heading in DECODING_HEADINGS[:-1]:
+        table.add_column(heading, justify="right", no_wrap=True)
+    for step in found.steps:
+        table.add_row(*map(Text, step_cells(step)[:-1]))
+    return Group(title, table, *notes)
+
+
+def step_cells(step: Step) -> list[str]:
+    """What the page says of a step under `DECODING_HEADINGS`."""
+    holds = "always" if step.confidence == 1 or step.method == "exact" else f"{step.confidence:g}"
+    numbers = [words.ratio(step.ratio), words.error(step.error), words.error(step.bound)]
+    return [f"{step.tol:g}", step.method, *numbers, holds, step.because]
 
 
 def cells(row: Row) -> list[str]:

@@ -99,7 +99,7 @@ def _text(n: int, dtype: torch.dtype) -> tuple[Tensor, Tensor, Tensor]:
     sought = keys.gather(2, place[None, ..., None].expand(1, _HEADS, n, _DIM))
     q = 0.8 * sought + 0.5 * keys + keys[:, :, :1] + 0.3 * torch.randn(1, _HEADS, n, _DIM, generator=g)
     # Loud channels of keys are quiet ones of queries: products stay as they are, sketches become harder.
-    q = 2 * q / loud.repeat_interleave(siblings, 1)
+    q = 2.8 * q / loud.repeat_interleave(siblings, 1)
     return q.to(dtype), (k * loud).to(dtype), v.to(dtype)
 
 

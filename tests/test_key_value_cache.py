@@ -27,7 +27,7 @@ from avow.errors import (
 from avow.maths.heads import per_query_head
 from avow.maths.sketch import Sketch, sketched
 from avow.methods.sparse import NothingToSave, Sparse
-from avow.nn import KeyValueCache, key_value_cache
+from avow.nn import KeyValueCache, key_value_cache, token_buffers
 
 DTYPES = [torch.float64, torch.float32, torch.bfloat16, torch.float16]
 
@@ -35,7 +35,7 @@ DTYPES = [torch.float64, torch.float32, torch.bfloat16, torch.float16]
 @pytest.fixture(autouse=True)
 def eager(monkeypatch: pytest.MonkeyPatch) -> None:
     """Short caches ask their sketch too."""
-    monkeypatch.setattr(key_value_cache, "_SHORT", 1)
+    monkeypatch.setattr(key_value_cache, "_SHORT", {"cpu": 1, "cuda": 1})
 
 
 def tokens(cache: KeyValueCache, count: int, loud: float = 1.0) -> tuple[Tensor, Tensor]:
@@ -335,7 +335,7 @@ def test_short_caches_and_those_without_a_sketch_say_why_they_are_exact(monkeypa
     bare = KeyValueCache(1, 16, bits=None)
     bare.append(*tokens(bare, 100))
     assert bare.attend(torch.randn(1, 1, 1, 16), 0.1).certificate.reason == "the cache keeps no sketch"
-    monkeypatch.setattr(key_value_cache, "_SHORT", 101)
+    monkeypatch.setattr(key_value_cache, "_SHORT", {"cpu": 101, "cuda": 101})
     short = KeyValueCache(1, 16)
     short.append(*tokens(short, 100))
     certificate = short.attend(torch.randn(1, 1, 1, 16), 0.1).certificate
@@ -517,7 +517,7 @@ def test_no_memory_to_grow_leaves_the_cache_as_it_was(monkeypatch: pytest.Monkey
     with pytest.raises(torch.OutOfMemoryError):
         cache.append(k, v)
     monkeypatch.undo()
-    monkeypatch.setattr(key_value_cache, "_SHORT", 1)
+    monkeypatch.setattr(key_value_cache, "_SHORT", {"cpu": 1, "cuda": 1})
     assert cache.length == 301
     after = cache.attend(q, 0.1)
     assert torch.equal(before.out, after.out) and before.certificate == after.certificate
@@ -532,7 +532,7 @@ def test_a_sketch_that_cannot_be_made_leaves_the_cache_as_it_was(monkeypatch: py
     def failing(*_: object) -> Sketch:
         raise torch.OutOfMemoryError("out of memory")
 
-    monkeypatch.setattr(key_value_cache, "sketched", failing)
+    monkeypatch.setattr(token_buffers, "sketched", failing)
     with pytest.raises(torch.OutOfMemoryError):
         cache.append(*tokens(cache, 64))
     assert unchanged(cache, before, 301)

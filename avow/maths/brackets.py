@@ -34,6 +34,41 @@ class Brackets(NamedTuple):
     origin: Float64[Tensor, "b g r 1"]
 
 
+class Ends(NamedTuple):
+    """How far products with sketched rows are from those with the rows: |factor·q·k − grown·m| ≤ least + slope·radius,
+    with m the product of the shrunk query and the sketched row as float32 computes it.
+    """
+
+    q: Float32[Tensor, "b g r d"]
+    """Queries of entries up to 1, with the sign of the factor."""
+    grown: Float64[Tensor, "b g 1 1"]
+    least: Float64[Tensor, "b g r c"]
+    slope: Float64[Tensor, "b g r 1"]
+    most: Float64[Tensor, "b g r c"]
+    """At least |factor·q·k̂| for every sketched row of a group."""
+
+
+def ends(q: Float[Tensor, "b g r d"], sketch: Sketch, factor: float) -> Ends:
+    """Bounds on what the sketch and float32 lose in products with some queries."""
+    d = q.shape[-1]
+    wide = q.detach().double() * math.copysign(1.0, factor)
+    largest = wide.abs().amax((-1, -2), keepdim=True)  # (b, g, 1, 1)
+    shrunk = torch.exp2(torch.ceil(torch.log2(largest.clamp(min=1e-300))))
+    wide = wide / shrunk
+    grown = (sketch.size[..., None, None] * shrunk) * abs(factor)  # (b, g, 1, 1)
+    # A compiler cannot look up how precise products were asked to be; compiled code only chooses, and proves nothing.
+    usual = Products(0.0, unit(torch.float32))
+    known = usual if torch.compiler.is_compiling() else products(torch.float32, q.device.type)
+    error = known.dot(d + 8) + 2.0**-22
+    weighted = (wide.square() @ sketch.metric.double().unsqueeze(-1)).sqrt()  # ‖Aq‖, (b, g, r, 1)
+    length = torch.linalg.vector_norm(wide, dim=-1, keepdim=True)
+    outward = grown * (OUTWARD + _GROWN)
+    reach = sketch.reach.double().unsqueeze(-2) + 2.0**-90  # (b, g, 1, c)
+    # Rounding of the products, for a whole group; what is below float32's range loses its smallest normal number.
+    least = (length * error + 2.0**-90) * reach * outward + grown * (d * 2.0**-117)  # (b, g, r, c)
+    return Ends(wide.float(), grown, least, (weighted + 2.0**-60) * outward, length * reach * outward)
+
+
 def bracketed(
     q: Float[Tensor, "b g r d"],
     sketch: Sketch,
@@ -42,24 +77,12 @@ def bracketed(
     bias: Float64[Tensor, "b g r s"] | None = None,
 ) -> Brackets:
     """The ends of exp(factor·q·k + bias) for every sketched row k; both 0 where a row is not seen."""
-    wide = q.detach().double() * math.copysign(1.0, factor)
-    largest = wide.abs().amax((-1, -2), keepdim=True)  # (b, g, 1, 1)
-    shrunk = torch.exp2(torch.ceil(torch.log2(largest.clamp(min=1e-300))))
-    wide = wide / shrunk
-    grown = (sketch.size[..., None, None] * shrunk) * abs(factor)  # (b, g, 1, 1)
-    middle = _products(wide.float(), sketch)  # (b, g, r, c, G)
-    # A compiler cannot look up how precise products were asked to be; compiled code only chooses, and proves nothing.
-    usual = Products(0.0, unit(torch.float32))
-    known = usual if torch.compiler.is_compiling() else products(torch.float32, q.device.type)
-    error = known.dot(q.shape[-1] + 8) + 2.0**-22
-    weighted = (wide.square() @ sketch.metric.double().unsqueeze(-1)).sqrt()  # ‖Aq‖, (b, g, r, 1)
-    length = torch.linalg.vector_norm(wide, dim=-1, keepdim=True)
-    outward = grown * (OUTWARD + _GROWN)
-    # Rounding of the products, for a whole group; entries below float32's range are within the smallest addend.
-    least = (length * error + 2.0**-90) * (sketch.reach.double().unsqueeze(-2) + 2.0**-90) * outward  # (b, g, r, c)
-    slope = (weighted + 2.0**-60) * outward  # (b, g, r, 1)
-    least = torch.where((grown < _FAR) & (slope < _FAR), least, math.inf).float() * (1 + _EXP) + 2.0**-60
-    slope = slope.clamp(max=_FAR).float().unsqueeze(-1)
+    told = ends(q, sketch, factor)
+    middle = products_with(told.q, sketch)  # (b, g, r, c, G)
+    grown = told.grown
+    sane = (grown < _FAR) & (told.slope < _FAR)
+    least = torch.where(sane, told.least, math.inf).float() * (1 + _EXP) + 2.0**-60
+    slope = told.slope.clamp(max=_FAR).float().unsqueeze(-1)
     half = torch.addcmul(least.unsqueeze(-1), slope, sketch.radius.float().unsqueeze(2)).flatten(3)  # (b, g, r, s)
     middle = middle.flatten(3)
     if bias is None:
@@ -89,11 +112,16 @@ def _below(x: Tensor, seen: Tensor | None) -> tuple[Tensor, Tensor]:
     return top, x - top
 
 
-def _products(q: Float32[Tensor, "b g r d"], sketch: Sketch) -> Float32[Tensor, "b g r c G"]:
+def field(bits: int) -> int:
+    """The bits that a code takes in its byte."""
+    return next(width for width in (2, 4, 8) if bits <= width)
+
+
+def products_with(q: Float32[Tensor, "b g r d"], sketch: Sketch) -> Float32[Tensor, "b g r c G"]:
     """Products with the sketched rows, divided by their size."""
     b, g, r, d = q.shape
     c, rows, width = sketch.codes.shape[2:]
-    bits = next(field for field in (2, 4, 8) if sketch.bits <= field)  # that a code takes
+    bits = field(sketch.bits)
     step = max(1, min(c, _STRIP // max(b * g * rows * d, 1)))
     # Room made once: fresh pages would cost more than what is written to them.
     out = q.new_empty(b, g, r, c, rows)

@@ -8,6 +8,7 @@ what it does not use.
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import math
 from pathlib import Path
@@ -19,30 +20,32 @@ from torch import Tensor
 
 from avow.attend import Attended, checked_wishes, exactly
 from avow.certificates import certify
-from avow.contract import Norms, Problem
-from avow.contract.problem import DTYPES
+from avow.contract import Computed, Norms, Problem
 from avow.errors import DtypeError, FileError, ParameterError, ShapeError
+from avow.maths.fused import NotCompiled
 from avow.maths.norms import check_range, row_norms, slack
-from avow.maths.sketch import GROUP, Sketch, joined_spread, sketched
-from avow.methods.sparse import NothingToSave, Sparse
+from avow.maths.rounding import tiny
+from avow.maths.sketch import GROUP
+from avow.maths.skimming import Skim, Unfit
+from avow.methods.sparse import NothingToSave, Sparse, Trace
 from avow.nn import cache_file
+from avow.nn.token_buffers import PARTS, TokenBuffers
 
-# Where more than this share of the tokens would have to be gathered, reading them all in order is as fast.
-_WORTHWHILE = 0.4
+# Where more than this share of the tokens would have to be gathered, reading them all in order is as fast: in general,
+# and where a look at the sketch takes two fifths and reading a token twice and a half of what it takes in order.
+_WORTHWHILE, _SKIMMED = 0.4, 0.24
 # Caches of fewer tokens are read in full sooner than they are looked at.
-_SHORT = 4096
+_SHORT = {"cpu": 2**16, "cuda": 2**12}
+# From here on a CPU compiles its look at the sketch, which takes seconds once; without a compiler it does not pay.
+_COMPILED = 2**16
 # After the sketch saved nothing, this many answers at most are exact before it is asked again.
 _LONGEST_PAUSE = 64
-# Groups whose numbers are this far from the first ones' are beyond a sketch: they are always read.
-_BEYOND = 1e30
-
-_PARTS = ("codes", "scale", "zero", "radius", "reach")
 
 
-class KeyValueCache:
+class KeyValueCache(TokenBuffers):
     """Keys and values of `key_heads` heads, to which tokens are appended and queries attend, certified.
 
-    With `bits` (1 to 8) a sketch is kept, which adds less than 30% to a bfloat16 cache of 32 or more dimensions;
+    With `bits` (1 to 8) a sketch is kept, which adds less than 30% to a bfloat16 cache of 16 or more dimensions;
     `bits=None` keeps none, and every answer is exact. With a `window`, a token sees the last `window` tokens, itself
     included; older ones make way when the room is full, which is twice what the window and the last tokens need. It is
     for inference: answers carry no gradient.
@@ -65,77 +68,8 @@ class KeyValueCache:
         bits: int | None = 4,
         window: int | None = None,
     ) -> None:
-        value_dim = dim if value_dim is None else value_dim
-        for name, value in (("key_heads", key_heads), ("dim", dim), ("value_dim", value_dim), ("batch", batch)):
-            _check_whole(name, value, 1, math.inf)
-        if bits is not None:
-            _check_whole("bits", bits, 1, 8)
-        if window is not None:
-            _check_whole("window", window, 1, math.inf)
-        if dtype not in DTYPES:
-            known = ", ".join(str(t).removeprefix("torch.") for t in DTYPES)
-            raise DtypeError("dtype", dtype, f"must be one of {known}", "use torch.bfloat16")
-        self.key_heads, self.dim, self.value_dim, self.batch = key_heads, dim, value_dim, batch
-        self.dtype, self.device, self.bits, self.window = dtype, torch.device(device), bits, window
-        self._position = 0
-        """How many tokens were appended in all."""
-        self._base = 0
-        """The position of the first token that the buffers hold: the first of a group."""
-        self._longest = torch.zeros(batch, key_heads, dtype=torch.float64, device=self.device)
-        self._metric: Tensor | None = None
-        self._size: Tensor | None = None
-        self._spread: Tensor | None = None
-        self._buffers = self._room(0)
+        super().__init__(key_heads, dim, value_dim, batch, dtype, device, bits, window)
         self._pause, self._left, self._asked = 0, 0, ""
-
-    @property
-    def length(self) -> int:
-        """How many tokens the next query sees."""
-        return self._position if self.window is None else min(self._position, self.window)
-
-    @property
-    def nbytes(self) -> int:
-        """The bytes of all buffers, the room for tokens to come included."""
-        return sum(x.numel() * x.element_size() for x in self._buffers.values())
-
-    @property
-    def overhead(self) -> float:
-        """The bytes of the sketch and of norms, relative to those of keys and values."""
-        plain = {"keys", "values"}
-        per_group = self._room(GROUP)
-        own, more = (
-            sum(x.numel() * x.element_size() for name, x in per_group.items() if (name in plain) == kept)
-            for kept in (True, False)
-        )
-        return more / own
-
-    def append(self, k: Float[Tensor, "b g l d"], v: Float[Tensor, "b g l e"]) -> None:
-        """Remember tokens. Where anything is wrong with them, or there is no memory, the cache stays as it was."""
-        self._check(k, v)
-        k, v = k.detach(), v.detach()
-        norms = row_norms(v, "v", faithful=True)
-        longest = row_norms(k, "k")
-        check_range(0.0, _largest(longest), _largest(norms), 1.0)
-        count = k.shape[-2]
-        if count == 0:
-            return
-        after = self._position + count
-        # The first of these tokens sees a window that ends with itself.
-        base = self._base if self.window is None else max(0, self._position - self.window + 1) // GROUP * GROUP
-        buffers, base = self._fitting(base, after)
-        start, end = self._position - base, after - base
-        fresh = self._fresh_groups(k, start)
-        # Nothing below can fail: only now does the cache change.
-        for name, x in (("keys", k), ("values", v), ("norms", norms)):
-            buffers[name][:, :, start:end] = x
-        if fresh is not None:
-            first = start // GROUP
-            self._metric, self._size, self._spread = fresh.metric, fresh.size, joined_spread(self._spread, fresh.spread)
-            for name in _PARTS:
-                part = getattr(fresh, name)
-                buffers[name][:, :, first : first + part.shape[2]] = part
-        self._longest = torch.maximum(self._longest, longest.amax(-1))
-        self._buffers, self._base, self._position = buffers, base, after
 
     @torch.no_grad()
     def attend(
@@ -167,7 +101,7 @@ class KeyValueCache:
     def save(self, path: str | Path) -> None:
         """Write what the cache holds to a safetensors file, whole or not at all."""
         held, groups = self._position - self._base, self._groups
-        tensors = {name: x[:, :, : groups if name in _PARTS else held] for name, x in self._buffers.items()}
+        tensors = {name: x[:, :, : groups if name in PARTS else held] for name, x in self._buffers.items()}
         tensors["longest"] = self._longest
         if self._metric is not None and self._size is not None and self._spread is not None:
             tensors |= {"metric": self._metric, "size": self._size, "spread": self._spread}
@@ -183,6 +117,9 @@ class KeyValueCache:
             cache = KeyValueCache(**facts["made"], dtype=getattr(torch, facts["dtype"]), device=device)
             for name, value in facts["state"].items():
                 setattr(cache, f"_{name}", value)
+            # A file of before lengths were narrowed holds them all in float64.
+            cache._wide = tensors["norms"].dtype == torch.float64
+            cache._buffers = cache._room(0)
             buffers, _ = cache._fitting(cache._base, cache._position)
             for name, x in buffers.items():
                 x[:, :, : tensors[name].shape[2]] = tensors[name].to(cache.device)
@@ -197,69 +134,6 @@ class KeyValueCache:
 
     def _state(self) -> dict[str, Any]:
         return {name: getattr(self, f"_{name}") for name in ("position", "base", "pause", "left", "asked")}
-
-    @property
-    def _groups(self) -> int:
-        """Whole groups among the tokens held."""
-        return (self._position - self._base) // GROUP
-
-    def _room(self, tokens: int) -> dict[str, Tensor]:
-        """Buffers for so many tokens."""
-        b, g, groups = self.batch, self.key_heads, tokens // GROUP
-        room = {
-            "keys": torch.empty(b, g, tokens, self.dim, dtype=self.dtype, device=self.device),
-            "values": torch.empty(b, g, tokens, self.value_dim, dtype=self.dtype, device=self.device),
-            "norms": torch.empty(b, g, tokens, dtype=torch.float64, device=self.device),
-        }
-        if self.bits is not None:
-            # One group of zeros shows the shapes and types of a sketch.
-            one = sketched(torch.zeros(1, 1, GROUP, self.dim, device=self.device), self.bits)
-            for name in _PARTS:
-                part = getattr(one, name)
-                room[name] = part.new_empty(b, g, groups, *part.shape[3:])
-        return room
-
-    def _fitting(self, base: int, after: int) -> tuple[dict[str, Tensor], int]:
-        """Buffers with room up to the position `after`, and the position they start from: at most `base`.
-
-        While there is room nothing moves; then all from `base` on moves to new buffers, in which half is free.
-        """
-        held = self._buffers
-        capacity = held["keys"].shape[2]
-        if after - self._base <= capacity:
-            return held, self._base
-        needed = -(-(after - base) // GROUP) * GROUP
-        room = self._room(max(2 * capacity, needed) if self.window is None else 2 * needed)
-        start, end = base - self._base, min(self._position - self._base, capacity)
-        for name, x in room.items():
-            by = GROUP if name in _PARTS else 1
-            old = held[name][:, :, start // by : max(end // by, start // by)]
-            x[:, :, : old.shape[2]] = old
-        return room, base
-
-    def _fresh_groups(self, k: Tensor, start: int) -> Sketch | None:
-        """The sketch of the groups that these keys, the first at `start` in the buffers, complete."""
-        if self.bits is None:
-            return None
-        begun = start % GROUP
-        if begun + k.shape[-2] < GROUP:
-            return None
-        open_rows = self._buffers["keys"][:, :, self._position - self._base - begun : self._position - self._base]
-        rows = torch.cat([open_rows, k], 2)
-        size = self._size
-        if size is None:
-            largest = rows[:, :, : rows.shape[2] // GROUP * GROUP].double().abs().amax((2, 3))
-            # Nothing but zeros says nothing of how large keys are.
-            size = torch.where(largest > 0, torch.exp2(torch.ceil(torch.log2(largest.clamp(min=1e-300)))), 1.0)
-        fresh = sketched(rows, self.bits, self._metric, size)
-        wild = ~(fresh.reach <= _BEYOND)
-        if not bool(wild.any()):
-            return fresh
-        reach = fresh.reach.masked_fill(wild, math.inf)
-        scale, zero, radius = (
-            getattr(fresh, x).masked_fill(wild.unsqueeze(-1), 0) for x in ("scale", "zero", "radius")
-        )
-        return dataclasses.replace(fresh, scale=scale, zero=zero, radius=radius, reach=reach)
 
     def _problem(self, q: Tensor, scale: float | None) -> tuple[Problem, int]:
         """What is asked of the tokens that these queries see, and where in the buffers those begin: with a group."""
@@ -291,13 +165,21 @@ class KeyValueCache:
         return seen if self.window is None else seen & (tokens > own - self.window)
 
     def _norms(self, problem: Problem, first: int) -> Norms:
-        s = problem.k.shape[-2]
-        values = self._buffers["norms"][:, :, first : first + s]
-        keys = self._longest.unsqueeze(-1).expand(-1, -1, s)
-        widest = max(self.dim, self.value_dim)
-        norms = Norms(row_norms(problem.q, "q"), keys, values, slack(widest, self.dtype))
+        """Norms of the tokens: the longest of each head, and where that matters, of each."""
+        values = self._lengths(problem, first)
+        least, longest = torch.aminmax(values, dim=-1)
+        few = torch.stack([least, longest], -1)
+        # A head's extremes stand for all, unless values come near to where sums underflow.
+        shown = (few if float(least.amin()) > 1e-9 else values).double()
+        keys = self._longest.unsqueeze(-1).expand(shown.shape)
+        # Lengths in float32 were rounded up once more.
+        error = slack(max(self.dim, self.value_dim), self.dtype) + (0.0 if self._wide else 2.0**-22)
+        norms = Norms(row_norms(problem.q, "q"), keys, shown, error)
         check_range(*norms.most, problem.scale)
         return norms
+
+    def _lengths(self, problem: Problem, first: int) -> Tensor:
+        return self._buffers["norms"][:, :, first : first + problem.k.shape[-2]]
 
     def _why_not(self, tol: float | None, confidence: float) -> str:
         """Why the sketch is not even asked; empty where it is."""
@@ -305,7 +187,7 @@ class KeyValueCache:
             return ""
         if self.bits is None:
             return "the cache keeps no sketch"
-        if self.length < _SHORT:
+        if self.length < _SHORT.get(self.device.type, _SHORT["cuda"]):
             return f"{self.length} tokens are read sooner than chosen among"
         asked = f"{tol:g} {confidence:g}"
         if asked != self._asked:
@@ -328,9 +210,10 @@ class KeyValueCache:
         method = Sparse(**Sparse.aimed({"bits": self.bits}, problem.sizes, tol, confidence))
         if method.drop == 0 or not method.foresee(problem, norms, confidence).bound <= tol:
             return None, "rounding leaves nothing of the tolerance to drop"
-        known = dataclasses.replace(problem, norms=norms)
         try:
-            computed = method.compute(known, generator, self._sketch(first), _WORTHWHILE)
+            computed = self._computed(method, problem, norms, first, generator)
+        except NotCompiled as lost:
+            return None, f"the look at the sketch could not be compiled ({lost}), and plain torch takes longer"
         except NothingToSave as lost:
             self._pause = min(max(1, 2 * self._pause), _LONGEST_PAUSE)
             self._left = self._pause
@@ -341,38 +224,47 @@ class KeyValueCache:
             return None, f"sparse could prove only {certificate.bound:.1e}"
         return Attended(computed.out, certificate), ""
 
-    def _sketch(self, first: int) -> Sketch:
-        """The sketch of the whole groups from a place in the buffers on."""
-        assert self.bits is not None
-        if self._metric is None or self._size is None:
-            return sketched(self._buffers["keys"][:, :, :0], self.bits)
-        span = slice(first // GROUP, self._groups)
-        codes, scale, zero, radius, reach = (self._buffers[name][:, :, span] for name in _PARTS)
-        return Sketch(codes, scale, zero, radius, reach, self._metric, self._size, self.bits, self._spread)
+    def _computed(
+        self, method: Sparse, problem: Problem, norms: Norms, first: int, generator: torch.Generator | None
+    ) -> Computed:
+        """The answer from a part of the tokens: one query of each head by the quick way, if numbers are usual."""
+        if method.chance == 0 and problem.q.shape[-2] == 1:
+            with contextlib.suppress(Unfit):
+                return self._skimmed(method, problem, first)
+        s = problem.k.shape[-2]
+        values = self._lengths(problem, first).double()
+        whole = Norms(norms.q, self._longest.unsqueeze(-1).expand(-1, -1, s), values, norms.slack)
+        return method.compute(dataclasses.replace(problem, norms=whole), generator, self._sketch(first), _WORTHWHILE)
 
-    def _check(self, k: Tensor, v: Tensor) -> None:
-        """Raise where tokens are not of this cache's kind."""
-        for name, x, width in (("k", k, self.dim), ("v", v, self.value_dim)):
-            if not isinstance(x, Tensor):
-                raise DtypeError(name, type(x).__name__, "must be a torch.Tensor", "wrap it with torch.as_tensor")
-            if x.dtype != self.dtype:
-                raise DtypeError(f"{name}.dtype", x.dtype, f"must equal the cache's {self.dtype}", "convert it first")
-            if x.device != self.device:
-                raise DtypeError(f"{name}.device", x.device, f"must equal the cache's {self.device}", "move it first")
-            wanted = (self.batch, self.key_heads, width)
-            if x.ndim != 4 or (*x.shape[:2], x.shape[-1]) != wanted:
-                rule = f"must be ({self.batch}, {self.key_heads}, length, {width}), as the cache was made"
-                raise ShapeError(f"{name}.shape", tuple(x.shape), rule, "append what its own heads gave")
-        if k.shape[-2] != v.shape[-2]:
-            rule = f"must equal k.shape[-2]={k.shape[-2]}"
-            raise ShapeError("v.shape[-2]", v.shape[-2], rule, "each key needs one value")
-
-
-def _largest(norms: Tensor) -> float:
-    return float(norms.amax()) if norms.numel() else 0.0
-
-
-def _check_whole(name: str, value: object, least: int, most: float) -> None:
-    if not isinstance(value, int) or isinstance(value, bool) or not least <= value <= most:
-        rule = f"must be a whole number of at least {least}" if most == math.inf else f"must be from {least} to {most}"
-        raise ParameterError(name, value, rule, f"try {name}={4 if name == 'bits' else 64}")
+    def _skimmed(self, method: Sparse, problem: Problem, first: int) -> Computed:
+        """The answer to one query of each head; raises `NothingToSave` before the first token is read."""
+        b, h, _, d = problem.q.shape
+        s, e = problem.v.shape[-2:]
+        lengths = self._lengths(problem, first)
+        hidden = 0 if self.window is None else max(0, s - self.window)
+        longest = lengths[..., hidden:].amax(-1).double()
+        most = longest * (1 - 2 * slack(e, self.dtype) - 2.0**-22)  # (b, g)
+        skim = Skim.over(
+            problem.q.reshape(b, self.key_heads, -1, d),
+            problem.k,
+            problem.v,
+            self._sketch(first),
+            problem.scale,
+            self._longest,
+            lengths,
+            most,
+            method.drop,
+            hidden,
+            compiled=self.device.type == "cpu" and self.length >= _COMPILED,
+        )
+        if skim.share > _SKIMMED:
+            raise NothingToSave(skim.share)
+        found = skim.read()
+        unit, read, lost = (
+            x.unsqueeze(-1).expand(found.moved.shape).reshape(b, h, 1)
+            for x in (most, found.read.double(), (s + 4) * math.sqrt(e) * tiny(torch.float64) * longest)
+        )
+        limit = torch.finfo(self.dtype).max
+        out = found.out.reshape(b, h, 1, e).clamp(-limit, limit).to(self.dtype)
+        trace = Trace(found.moved.reshape(b, h, 1), unit, read, lost, found.read.double().unsqueeze(-1))
+        return Computed(out, trace)

@@ -1,0 +1,225 @@
+r"""The tokens of a cache in buffers that grow: keys, values, a sketch of the keys and bounds on the lengths of values.
+
+Groups of 64 tokens are sketched when they are complete. While there is room nothing moves; then all that is still seen
+moves to new buffers, in which half is free.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+
+import torch
+from jaxtyping import Float, Float64
+from torch import Tensor
+
+from avow.contract.problem import DTYPES
+from avow.errors import DtypeError, ParameterError, ShapeError
+from avow.maths.norms import check_range, row_norms
+from avow.maths.sketch import GROUP, Sketch, sketched
+
+# Groups whose numbers are this far from the first ones' are beyond a sketch: they are always read.
+_BEYOND = 1e30
+# Lengths of values for which float32 has room: shorter and longer ones are kept in float64.
+_SHORTEST, _LONGEST = 2.0**-100, 2.0**100
+
+PARTS = ("codes", "scale", "zero", "radius", "reach")
+
+
+class TokenBuffers:
+    """Keys and values of `key_heads` heads, to which tokens are appended."""
+
+    def __init__(
+        self,
+        key_heads: int,
+        dim: int,
+        value_dim: int | None = None,
+        batch: int = 1,
+        dtype: torch.dtype = torch.float32,
+        device: torch.device | str = "cpu",
+        bits: int | None = 4,
+        window: int | None = None,
+    ) -> None:
+        value_dim = dim if value_dim is None else value_dim
+        for name, value in (("key_heads", key_heads), ("dim", dim), ("value_dim", value_dim), ("batch", batch)):
+            _check_whole(name, value, 1, math.inf)
+        if bits is not None:
+            _check_whole("bits", bits, 1, 8)
+        if window is not None:
+            _check_whole("window", window, 1, math.inf)
+        if dtype not in DTYPES:
+            known = ", ".join(str(t).removeprefix("torch.") for t in DTYPES)
+            raise DtypeError("dtype", dtype, f"must be one of {known}", "use torch.bfloat16")
+        self.key_heads, self.dim, self.value_dim, self.batch = key_heads, dim, value_dim, batch
+        self.dtype, self.device, self.bits, self.window = dtype, torch.device(device), bits, window
+        self._position = 0
+        """How many tokens were appended in all."""
+        self._base = 0
+        """The position of the first token that the buffers hold: the first of a group."""
+        self._longest = torch.zeros(batch, key_heads, dtype=torch.float64, device=self.device)
+        self._metric: Tensor | None = None
+        self._size: Tensor | None = None
+        self._wide = dtype == torch.float64
+        """Whether lengths of values need float64."""
+        self._buffers = self._room(0)
+
+    @property
+    def length(self) -> int:
+        """How many tokens the next query sees."""
+        return self._position if self.window is None else min(self._position, self.window)
+
+    @property
+    def nbytes(self) -> int:
+        """The bytes of all buffers, the room for tokens to come included."""
+        return sum(x.numel() * x.element_size() for x in self._buffers.values())
+
+    @property
+    def overhead(self) -> float:
+        """The bytes of the sketch and of norms, relative to those of keys and values."""
+        plain = {"keys", "values"}
+        per_group = self._room(GROUP)
+        own, more = (
+            sum(x.numel() * x.element_size() for name, x in per_group.items() if (name in plain) == kept)
+            for kept in (True, False)
+        )
+        return more / own
+
+    def append(self, k: Float[Tensor, "b g l d"], v: Float[Tensor, "b g l e"]) -> None:
+        """Remember tokens. Where anything is wrong with them, or there is no memory, the cache stays as it was."""
+        self._check(k, v)
+        k, v = k.detach(), v.detach()
+        norms = row_norms(v, "v", faithful=True)
+        longest = row_norms(k, "k")
+        check_range(0.0, _largest(longest), _largest(norms), 1.0)
+        count = k.shape[-2]
+        if count == 0:
+            return
+        after = self._position + count
+        # The first of these tokens sees a window that ends with itself.
+        base = self._base if self.window is None else max(0, self._position - self.window + 1) // GROUP * GROUP
+        buffers, base = self._fitting(base, after)
+        lengths, wide = _kept(norms, self._wide)
+        if wide and not self._wide:
+            buffers = buffers | {"norms": buffers["norms"].double()}
+        start, end = self._position - base, after - base
+        fresh = self._fresh_groups(k, start)
+        # Nothing below can fail: only now does the cache change.
+        for name, x in (("keys", k), ("values", v), ("norms", lengths)):
+            buffers[name][:, :, start:end] = x
+        if fresh is not None:
+            first = start // GROUP
+            self._metric, self._size = fresh.metric, fresh.size
+            for name in PARTS:
+                part = getattr(fresh, name)
+                buffers[name][:, :, first : first + part.shape[2]] = part
+        self._longest = torch.maximum(self._longest, longest.amax(-1))
+        self._buffers, self._base, self._position, self._wide = buffers, base, after, wide
+
+    @property
+    def _groups(self) -> int:
+        """Whole groups among the tokens held."""
+        return (self._position - self._base) // GROUP
+
+    def _room(self, tokens: int) -> dict[str, Tensor]:
+        """Buffers for so many tokens."""
+        b, g, groups = self.batch, self.key_heads, tokens // GROUP
+        room = {
+            "keys": torch.empty(b, g, tokens, self.dim, dtype=self.dtype, device=self.device),
+            "values": torch.empty(b, g, tokens, self.value_dim, dtype=self.dtype, device=self.device),
+            "norms": torch.empty(
+                b, g, tokens, dtype=torch.float64 if self._wide else torch.float32, device=self.device
+            ),
+        }
+        if self.bits is not None:
+            # One group of zeros shows the shapes and types of a sketch.
+            one = sketched(torch.zeros(1, 1, GROUP, self.dim, device=self.device), self.bits)
+            for name in PARTS:
+                part = getattr(one, name)
+                room[name] = part.new_empty(b, g, groups, *part.shape[3:])
+        return room
+
+    def _fitting(self, base: int, after: int) -> tuple[dict[str, Tensor], int]:
+        """Buffers with room up to the position `after`, and the position they start from: at most `base`.
+
+        While there is room nothing moves; then all from `base` on moves to new buffers, in which half is free.
+        """
+        held = self._buffers
+        capacity = held["keys"].shape[2]
+        if after - self._base <= capacity:
+            return held, self._base
+        needed = -(-(after - base) // GROUP) * GROUP
+        room = self._room(max(2 * capacity, needed) if self.window is None else 2 * needed)
+        start, end = base - self._base, min(self._position - self._base, capacity)
+        for name, x in room.items():
+            by = GROUP if name in PARTS else 1
+            old = held[name][:, :, start // by : max(end // by, start // by)]
+            x[:, :, : old.shape[2]] = old
+        return room, base
+
+    def _fresh_groups(self, k: Tensor, start: int) -> Sketch | None:
+        """The sketch of the groups that these keys, the first at `start` in the buffers, complete."""
+        if self.bits is None:
+            return None
+        begun = start % GROUP
+        if begun + k.shape[-2] < GROUP:
+            return None
+        open_rows = self._buffers["keys"][:, :, self._position - self._base - begun : self._position - self._base]
+        rows = torch.cat([open_rows, k], 2)
+        size = self._size
+        if size is None:
+            largest = rows[:, :, : rows.shape[2] // GROUP * GROUP].double().abs().amax((2, 3))
+            # Nothing but zeros says nothing of how large keys are.
+            size = torch.where(largest > 0, torch.exp2(torch.ceil(torch.log2(largest.clamp(min=1e-300)))), 1.0)
+        fresh = sketched(rows, self.bits, self._metric, size)
+        wild = ~(fresh.reach <= _BEYOND)
+        if not bool(wild.any()):
+            return fresh
+        reach = fresh.reach.masked_fill(wild, math.inf)
+        scale, zero, radius = (
+            getattr(fresh, x).masked_fill(wild.unsqueeze(-1), 0) for x in ("scale", "zero", "radius")
+        )
+        return dataclasses.replace(fresh, scale=scale, zero=zero, radius=radius, reach=reach)
+
+    def _sketch(self, first: int) -> Sketch:
+        """The sketch of the whole groups from a place in the buffers on."""
+        assert self.bits is not None
+        if self._metric is None or self._size is None:
+            return sketched(self._buffers["keys"][:, :, :0], self.bits)
+        span = slice(first // GROUP, self._groups)
+        codes, scale, zero, radius, reach = (self._buffers[name][:, :, span] for name in PARTS)
+        return Sketch(codes, scale, zero, radius, reach, self._metric, self._size, self.bits)
+
+    def _check(self, k: Tensor, v: Tensor) -> None:
+        """Raise where tokens are not of this cache's kind."""
+        for name, x, width in (("k", k, self.dim), ("v", v, self.value_dim)):
+            if not isinstance(x, Tensor):
+                raise DtypeError(name, type(x).__name__, "must be a torch.Tensor", "wrap it with torch.as_tensor")
+            if x.dtype != self.dtype:
+                raise DtypeError(f"{name}.dtype", x.dtype, f"must equal the cache's {self.dtype}", "convert it first")
+            if x.device != self.device:
+                raise DtypeError(f"{name}.device", x.device, f"must equal the cache's {self.device}", "move it first")
+            wanted = (self.batch, self.key_heads, width)
+            if x.ndim != 4 or (*x.shape[:2], x.shape[-1]) != wanted:
+                rule = f"must be ({self.batch}, {self.key_heads}, length, {width}), as the cache was made"
+                raise ShapeError(f"{name}.shape", tuple(x.shape), rule, "append what its own heads gave")
+        if k.shape[-2] != v.shape[-2]:
+            rule = f"must equal k.shape[-2]={k.shape[-2]}"
+            raise ShapeError("v.shape[-2]", v.shape[-2], rule, "each key needs one value")
+
+
+def _kept(norms: Float64[Tensor, "b g l"], wide: bool) -> tuple[Float[Tensor, "b g l"], bool]:
+    """Lengths in float32, none of them smaller than it was, where it has room for them; and whether it has not."""
+    if wide or not bool(((norms == 0) | ((norms >= _SHORTEST) & (norms <= _LONGEST))).all()):
+        return norms, True
+    near = norms.float()
+    return torch.where(near.double() < norms, near.nextafter(torch.full_like(near, torch.inf)), near), False
+
+
+def _largest(norms: Tensor) -> float:
+    return float(norms.amax()) if norms.numel() else 0.0
+
+
+def _check_whole(name: str, value: object, least: int, most: float) -> None:
+    if not isinstance(value, int) or isinstance(value, bool) or not least <= value <= most:
+        rule = f"must be a whole number of at least {least}" if most == math.inf else f"must be from {least} to {most}"
+        raise ParameterError(name, value, rule, f"try {name}={4 if name == 'bits' else 64}")

@@ -1,8 +1,8 @@
 """A long cache against PyTorch's attention on a CPU, whole calls with certificates: `python -m benchmarks.cache`.
 
 Keys and values are those of real heads where a folder is given, made up otherwise, drawn in runs of 256 neighbours
-until the cache is long enough. PyTorch is asked in both forms that mean the same, siblings as heads and siblings as rows of
-their key head, and the faster one counts. Times are taken in turns; ratios are those of the same moment.
+until the cache is long enough. PyTorch is asked in both forms that mean the same, siblings as heads and siblings as
+rows of their key head, and the faster one counts. Times are taken in turns; ratios are those of the same moment.
 """
 
 from __future__ import annotations
@@ -35,7 +35,8 @@ def run(folder: Path | None, lengths: list[int], types: list[torch.dtype], round
         for length in lengths:
             for kind in types:
                 row, broken = _point(q, k, v, length, kind, rounds, steps)
-                rows.append({"heads": name, "length": length, "type": str(kind).removeprefix("torch.")} | row)
+                about: Row = {"heads": name, "length": length, "type": str(kind).removeprefix("torch.")}
+                rows.append(about | row)
                 if broken:
                     failures.append(f"{name}, {length}, {kind}: {broken} rows outside their bounds")
     title = f"cache: one query of each head at tol={_TOL:g}, {torch.get_num_threads()} threads, times as fast as SDPA"

@@ -6,6 +6,7 @@ fused multiply-adds, and for an exp that is right to 64 units in the last place.
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -37,11 +38,14 @@ class Fused:
         """
         if Fused.failed:
             raise NotCompiled(Fused.failed)
-        for x in long:
-            torch._dynamo.maybe_mark_dynamic(x, 0)
         try:
-            self._made = self._made or torch.compile(self.plain)
-            return self._made(*long, *others)
+            with warnings.catch_warnings():
+                # A compiler warns of its own insides.
+                warnings.simplefilter("ignore")
+                for x in long:
+                    torch._dynamo.maybe_mark_dynamic(x, 0)
+                self._made = self._made or torch.compile(self.plain)
+                return self._made(*long, *others)
         except Exception as problem:  # whatever a compiler, its installation or a full disk may come up with
             told = str(problem).strip().splitlines()
             Fused.failed = f"{type(problem).__name__}: {told[0]}" if told else type(problem).__name__

@@ -189,7 +189,7 @@ class KeyValueCache(TokenBuffers):
             return ""
         if self.bits is None:
             return "the cache keeps no sketch"
-        if self.length < _SHORT.get(self.device.type, _SHORT["cuda"]):
+        if self.length < _SHORT["cpu" if self.device.type == "cpu" else "cuda"]:
             return f"{self.length} tokens are read sooner than chosen among"
         asked = f"{tol:g} {confidence:g}"
         if asked != self._asked:

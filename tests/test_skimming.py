@@ -1,0 +1,192 @@
+"""Skimming stays within its bounds, compiled or not, touches only what it chose, and knows when it does not pay."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from avow.maths import uppers
+from avow.maths.brackets import ends
+from avow.maths.fused import Fused, NotCompiled
+from avow.maths.sketch import Sketch, sketched
+from avow.maths.skimming import Skim, Unfit
+from avow.nn import KeyValueCache, key_value_cache
+from tests.caches import DTYPES, errors, queries, share, tokens
+
+
+def heads(s: int = 640, r: int = 3, d: int = 16) -> tuple[Tensor, Tensor, Tensor]:
+    k, v = torch.randn(2, 1, 2, s, d).unbind()
+    q = 4 * k[:, :, torch.randint(s, (r,))] + torch.randn(1, 2, r, d)
+    return q, k, v
+
+
+def skimmed(q: Tensor, k: Tensor, v: Tensor, sketch: Sketch, drop: float = 0.05, **options: Any) -> Skim:
+    lengths = torch.linalg.vector_norm(v.double(), dim=-1)
+    longest = torch.linalg.vector_norm(k.double(), dim=-1).amax(-1)
+    return Skim.over(q, k, v, sketch, 0.25, longest, lengths, lengths.amax(-1), drop, **options)
+
+
+def truth(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    return torch.softmax(0.25 * q.double() @ k.double().transpose(-1, -2), -1) @ v.double()
+
+
+def moved(q: Tensor, k: Tensor, v: Tensor, out: Tensor) -> Tensor:
+    unit = torch.linalg.vector_norm(v.double(), dim=-1).amax(-1)
+    return torch.linalg.vector_norm(out - truth(q, k, v), dim=-1) / unit.unsqueeze(-1)
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("drop", [0.3, 1e-2, 1e-4])
+def test_averages_are_within_what_is_proved(dtype: torch.dtype, drop: float) -> None:
+    q, k, v = (x.to(dtype) for x in heads())
+    skim = skimmed(q, k, v, sketched(k), drop)
+    found = skim.read()
+    assert bool((moved(q, k, v, found.out) <= found.moved).all()) and float(found.moved.max()) <= drop
+    # Float32 where it is precise enough, and not where it is not.
+    assert skim.kind == (torch.float64 if dtype == torch.float64 or drop == 1e-4 else torch.float32)
+    assert drop < 0.3 or skim.share < 0.7
+
+
+def test_a_sketch_that_claims_too_small_a_radius_is_caught() -> None:
+    q, k, v = heads(r=1)
+    sketch = sketched(k)
+    # Every key as near to the query as the sketch allows, and all that is not read opposed to all that is.
+    weighted = sketch.metric.unsqueeze(-2) * q
+    sizes = (weighted * q).sum(-1, keepdim=True).sqrt()
+    nearer = weighted / sizes * sketch.radius.float().flatten(2).unsqueeze(-1) * 0.999
+    k = (sketch.restored() + nearer) * sketch.size[..., None, None].float()
+    fractions = []
+    for part in (1.0, 0.4):
+        claimed = dataclasses.replace(sketch, radius=sketch.radius * part)
+        v = torch.ones(1, 2, 640, 16)
+        wanted = torch.stack([head.view.wanted for head in skimmed(q, k, v, claimed, 0.2).heads])
+        v = torch.where(wanted, 1.0, -1.0)[None, ..., None].expand(1, 2, 640, 16)
+        found = skimmed(q, k, v, claimed, 0.2).read()
+        fractions.append(float((moved(q, k, v, found.out) / found.moved).max()))
+    assert 0.4 < fractions[0] <= 1 < fractions[1]
+
+
+def test_nothing_is_touched_that_was_not_chosen(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("avow.maths.skimming._AIMS", (0.5, 0.5))  # enough at once
+    q, k, v = heads(s=1000)
+    sketch = sketched(k)
+    skim = skimmed(q, k, v, sketch)
+    plain = skim.read()
+    chosen = torch.ones(2, 1000, dtype=torch.bool)
+    chosen[:, : sketch.rows] = torch.stack([head.view.wanted for head in skim.heads])
+    assert torch.equal(plain.read[0], chosen.sum(-1)) and float(chosen.double().mean()) < 0.6
+    poisoned = [x.masked_fill(~chosen[None, ..., None], math.nan) for x in (k, v)]
+    after = dataclasses.replace(skim, k=poisoned[0], v=poisoned[1]).read()
+    assert torch.equal(after.out, plain.out) and torch.equal(after.moved, plain.moved)
+    poisoned[0][0, 0, int(chosen[0].nonzero()[0])] = math.nan
+    with pytest.raises(Unfit):
+        dataclasses.replace(skim, k=poisoned[0], v=poisoned[1]).read()
+
+
+def test_a_guess_that_was_too_bold_is_mended(monkeypatch: pytest.MonkeyPatch) -> None:
+    q, k, v = heads()
+    careful = skimmed(q, k, v, sketched(k)).read()
+    monkeypatch.setattr("avow.maths.skimming._AIMS", (30.0, 0.85, 0.7, 0.5))
+    bold = skimmed(q, k, v, sketched(k))
+    first = bold.share
+    found = bold.read()
+    assert bool((moved(q, k, v, found.out) <= found.moved).all()) and float(found.moved.max()) <= 0.05
+    assert int(found.read.sum()) > first * 2 * 640  # more was read than at first
+    assert int(found.read.sum()) < 1.5 * int(careful.read.sum())
+
+
+@pytest.mark.parametrize("hidden", [0, 1, 63])
+def test_hidden_tokens_do_not_count(hidden: int) -> None:
+    q, k, v = heads()
+    k[:, :, :hidden] = 5 * q[:, :, :1].mean(1, keepdim=True)
+    lengths = torch.linalg.vector_norm(v.double(), dim=-1)
+    skim = skimmed(q, k, v, sketched(k), hidden=hidden)
+    found = skim.read()
+    far = torch.linalg.vector_norm(found.out - truth(q, k[:, :, hidden:], v[:, :, hidden:]), dim=-1)
+    assert bool((far / lengths[..., hidden:].amax(-1).unsqueeze(-1) <= found.moved * 1.2).all())
+    assert not any(bool(head.view.wanted[:hidden].any()) for head in skim.heads)
+
+
+@pytest.mark.parametrize(("loud", "long"), [(1e20, 1.0), (1.0, 1e20), (1.0, 1e-20), (1.0, 0.0)])
+def test_numbers_beyond_float32_are_left_to_others(loud: float, long: float) -> None:
+    q, k, v = heads()
+    with pytest.raises(Unfit):
+        skimmed(q, k * loud, v * long, sketched(k * loud))
+    with pytest.raises(Unfit, match="nothing is sketched"):
+        skimmed(q, k, v, sketched(k[:, :, :63]))
+
+
+# Compiled
+
+
+@pytest.mark.parametrize("bits", [4])
+def test_compiled_ends_are_those_of_plain_torch_and_above_the_truth(bits: int) -> None:
+    for s in (640, 704):  # another length needs no other code
+        q, k, _ = heads(s=s, d=15)
+        sketch, logged = sketched(k, bits), torch.randn(1, 2, s)
+        told = ends(q, sketch, 0.3)
+        plain, compiled = (uppers.uppers(told, sketch, logged, way) for way in (False, True))
+        exact = 0.3 * q.double() @ k.double().transpose(-1, -2) + logged.double().unsqueeze(-2)
+        for one, other, real in zip(plain, compiled, exact[0], strict=True):
+            torch.testing.assert_close(one, other, rtol=1e-5, atol=1e-5)
+            assert bool((real <= one).all()) and bool((real <= other).all())
+        # Without what was lost they would not be.
+        blind = dataclasses.replace(sketch, radius=torch.zeros_like(sketch.radius))
+        assert bool((exact[0, 0] > uppers.uppers(told, blind, logged, False)[0]).any())
+
+
+def long_cache(monkeypatch: pytest.MonkeyPatch) -> tuple[KeyValueCache, Tensor, Tensor]:
+    """A cache that counts as long."""
+    monkeypatch.setattr(key_value_cache, "_SHORT", {"cpu": 1})
+    monkeypatch.setattr(key_value_cache, "_COMPILED", 1)
+    cache = KeyValueCache(2, 16)
+    k, v = tokens(cache, 1024)
+    cache.append(k, v)
+    return cache, k, v
+
+
+def test_a_long_cache_compiles_and_answers_within_its_certificates(monkeypatch: pytest.MonkeyPatch) -> None:
+    cache, k, v = long_cache(monkeypatch)
+    read = 0
+    for _ in range(4):
+        q = queries(k, 4, sharp=6.0)
+        out, certificate = cache.attend(q, 0.1)
+        assert bool((errors(q, k, v, out) <= certificate.rows).all()) and certificate.bound <= 0.1
+        read += certificate.method == "sparse" and share(certificate) < 0.4
+        more = tokens(cache, 70)
+        cache.append(*more)
+        k, v = (torch.cat(x, 2) for x in zip((k, v), more, strict=True))
+    assert read and not Fused.failed
+
+
+def test_without_a_compiler_it_is_exact_and_says_why(monkeypatch: pytest.MonkeyPatch) -> None:
+    cache, k, _ = long_cache(monkeypatch)
+
+    def none(*_: object, **__: object) -> None:
+        raise RuntimeError("no g++\nand more")
+
+    monkeypatch.setattr(Fused, "failed", "")
+    monkeypatch.setattr("torch.compile", none)
+    monkeypatch.setattr(uppers._one_head, "_made", None)
+    certificate = cache.attend(queries(k, 4), 0.1).certificate
+    text = "the look at the sketch could not be compiled (RuntimeError: no g++), and plain torch takes longer"
+    assert certificate.method == "exact" and certificate.reason == text
+    with pytest.raises(NotCompiled, match=r"no g\+\+$"):
+        uppers._one_head([])  # it is not tried again
+
+
+def test_what_would_take_longer_than_everything_is_not_read(monkeypatch: pytest.MonkeyPatch) -> None:
+    cache, k, _ = long_cache(monkeypatch)
+    monkeypatch.setattr(key_value_cache, "_COMPILED", 10**9)
+    q = queries(k, 4, sharp=6.0)
+    found = []
+    for costs in ((0.5, 0.1), (0.5, 9.0), (1.1, 0.0)):
+        monkeypatch.setattr(key_value_cache, "_COSTS", {torch.float32: costs})
+        cache._left = 0
+        found.append(cache.attend(q, 0.1).certificate.method)
+    assert found == ["sparse", "exact", "exact"]

@@ -147,7 +147,7 @@ def test_memory_is_that_of_the_tokens_and_the_sketch_and_doubles() -> None:
     assert len(set(sizes)) <= 6  # made a few times, each twice as large
 
 
-@pytest.mark.parametrize("dim", [32, 64, 80, 128])
+@pytest.mark.parametrize("dim", [16, 24, 32, 64, 80, 128, 256])
 def test_the_sketch_adds_less_than_three_tenths_to_a_bfloat16_cache(dim: int) -> None:
     none, usual, wide = (KeyValueCache(4, dim, dtype=torch.bfloat16, bits=bits) for bits in (None, 4, 8))
     assert 0 < none.overhead < usual.overhead < 0.3

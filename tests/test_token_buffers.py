@@ -22,7 +22,7 @@ from avow.errors import (
 )
 from avow.maths.sketch import Sketch
 from avow.nn import KeyValueCache, key_value_cache, token_buffers
-from tests.caches import DTYPES, filled, queries, tokens
+from tests.caches import DTYPES, errors, filled, queries, tokens
 
 
 @pytest.fixture(autouse=True)
@@ -96,6 +96,43 @@ def test_a_failing_write_leaves_the_old_file(tmp_path: Path, monkeypatch: pytest
     with pytest.raises(FileError, match=r"cannot be written \(No space left on device\); name another place$"):
         filled().save(path)
     assert path.read_bytes() == before and list(tmp_path.iterdir()) == [path]
+
+
+# Lengths of values
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float64])
+def test_lengths_are_kept_in_float32_and_none_is_too_small(dtype: torch.dtype) -> None:
+    cache = KeyValueCache(1, 8, value_dim=7, dtype=dtype)
+    k, v = tokens(cache, 5000)
+    cache.append(k, v)
+    kept, real = cache._buffers["norms"][..., :5000], torch.linalg.vector_norm(v.double(), dim=-1)
+    assert kept.dtype == (torch.float64 if dtype == torch.float64 else torch.float32)
+    assert bool((kept.double() >= real).all()) and bool((kept.double() <= real * (1 + 1e-5)).all())
+    narrow = real.float().double()
+    assert bool((narrow < real).any())  # rounding to nearest would not do
+
+
+@pytest.mark.parametrize("size", [1e-36, 1e36])
+def test_lengths_beyond_float32_are_kept_in_float64(size: float, tmp_path: Path) -> None:
+    cache = KeyValueCache(1, 16)
+    k, v = tokens(cache, 200)
+    cache.append(k[:, :, :150], v[:, :, :150])
+    before = cache._buffers["norms"].clone()
+    v[:, :, 150:] *= size
+    cache.append(k[:, :, 150:], v[:, :, 150:])
+    kept = cache._buffers["norms"][..., :200]
+    assert kept.dtype == torch.float64 and torch.equal(kept[..., :150], before[..., :150].double())
+    assert bool((kept >= torch.linalg.vector_norm(v.double(), dim=-1)).all())
+    cache.save(tmp_path / "cache")
+    again = KeyValueCache.load(tmp_path / "cache")
+    for aim in (3, 170):
+        q = 5 * k[:, :, aim : aim + 1]
+        out, certificate = cache.attend(q, 0.1)
+        assert bool((errors(q, k, v, out) <= certificate.rows).all())
+        assert torch.equal(again.attend(q, 0.1).out, out)
+    again.append(k, v)
+    assert again._buffers["norms"].dtype == torch.float64
 
 
 # Bad input

@@ -30,6 +30,7 @@ class Fused:
     def __init__(self, function: Callable[..., Any]) -> None:
         self.plain = function
         self._made: Callable[..., Any] | None = None
+        self._known: set[tuple[tuple[torch.Size, torch.dtype], ...]] = set()
 
     def __call__(self, long: Sequence[Tensor], *others: Any) -> Any:
         """What the function gives; the first axis of each of `long` may have another length next time.
@@ -38,14 +39,19 @@ class Fused:
         """
         if Fused.failed:
             raise NotCompiled(Fused.failed)
+        kind = tuple((x.shape[1:], x.dtype) for x in long)
         try:
+            if self._made is not None and kind in self._known:
+                return self._made(*long, *others)
             with warnings.catch_warnings():
                 # A compiler warns of its own insides.
                 warnings.simplefilter("ignore")
                 for x in long:
                     torch._dynamo.maybe_mark_dynamic(x, 0)
                 self._made = self._made or torch.compile(self.plain)
-                return self._made(*long, *others)
+                found = self._made(*long, *others)
+            self._known.add(kind)
+            return found
         except Exception as problem:  # whatever a compiler, its installation or a full disk may come up with
             told = str(problem).strip().splitlines()
             Fused.failed = f"{type(problem).__name__}: {told[0]}" if told else type(problem).__name__

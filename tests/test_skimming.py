@@ -144,6 +144,7 @@ def long_cache(monkeypatch: pytest.MonkeyPatch) -> tuple[KeyValueCache, Tensor, 
     """A cache that counts as long."""
     monkeypatch.setattr(key_value_cache, "_SHORT", {"cpu": 1})
     monkeypatch.setattr(key_value_cache, "_COMPILED", 1)
+    monkeypatch.setattr(key_value_cache, "_COSTS", {torch.float32: (0.0, 2.0)})
     cache = KeyValueCache(2, 16)
     k, v = tokens(cache, 1024)
     cache.append(k, v)
@@ -190,3 +191,4 @@ def test_what_would_take_longer_than_everything_is_not_read(monkeypatch: pytest.
         cache._left = 0
         found.append(cache.attend(q, 0.1).certificate.method)
     assert found == ["sparse", "exact", "exact"]
+    assert cache.attend(q, 0.1).certificate.reason == "a look at the sketch takes longer here than reading all tokens"

@@ -29,13 +29,19 @@ from avow.maths.sketch import GROUP
 from avow.maths.skimming import Skim, Unfit
 from avow.methods.sparse import NothingToSave, Sparse, Trace
 from avow.nn import cache_file
-from avow.nn.token_buffers import PARTS, TokenBuffers
+from avow.nn.token_buffers import PARTS, TokenBuffers, wider
 
 # Where more than this share of the tokens would have to be gathered, reading them all in order is as fast.
 _WORTHWHILE = 0.4
-# What one query of each head costs, relative to reading all tokens of a type in order: the look at the sketch, and all
-# tokens if they were gathered. Measured with two threads of a Xeon at 2.8 GHz, 64 dimensions, three siblings.
-_COSTS = {torch.float64: (0.3, 1.8), torch.float32: (0.55, 2.4), torch.bfloat16: (0.8, 3.1), torch.float16: (0.8, 3.1)}
+# What one query of each head costs a CPU, relative to reading all tokens of a type in order: the look at the sketch,
+# and all tokens if they were gathered. From processor times of whole calls at 65,536 tokens (Xeon at 2.8 GHz, one
+# thread among others at work, 64 dimensions, three siblings); `python -m benchmarks.cache --force` finds them anew.
+_COSTS = {
+    torch.float64: (0.6, 2.0),
+    torch.float32: (1.23, 2.66),
+    torch.bfloat16: (1.64, 2.63),
+    torch.float16: (1.64, 2.63),
+}
 # Caches of fewer tokens are read in full sooner than they are looked at.
 _SHORT = {"cpu": 2**16, "cuda": 2**12}
 # From here on a CPU compiles its look at the sketch, which takes seconds once; without a compiler it does not pay.
@@ -126,6 +132,8 @@ class KeyValueCache(TokenBuffers):
             for name, x in buffers.items():
                 x[:, :, : tensors[name].shape[2]] = tensors[name].to(cache.device)
             cache._buffers, cache._longest = buffers, tensors["longest"].to(cache.device)
+            if cache._position:
+                cache._extremes = wider(cache._extremes, tensors["norms"].to(cache.device))
             if "metric" in tensors:
                 cache._metric, cache._size, cache._spread = (
                     tensors[name].to(cache.device) for name in ("metric", "size", "spread")
@@ -168,11 +176,9 @@ class KeyValueCache(TokenBuffers):
 
     def _norms(self, problem: Problem, first: int) -> Norms:
         """Norms of the tokens: the longest of each head, and where that matters, of each."""
-        values = self._lengths(problem, first)
-        least, longest = torch.aminmax(values, dim=-1)
-        few = torch.stack([least, longest], -1)
-        # A head's extremes stand for all, unless values come near to where sums underflow.
-        shown = (few if float(least.amin()) > 1e-9 else values).double()
+        # A head's extremes stand for all, unless old ones were forgotten or values come near to where sums underflow.
+        few = self.window is None and float(self._extremes[..., 0].amin()) > 1e-9
+        shown = self._extremes if few else self._lengths(problem, first).double()
         keys = self._longest.unsqueeze(-1).expand(shown.shape)
         # Lengths in float32 were rounded up once more.
         error = slack(max(self.dim, self.value_dim), self.dtype) + (0.0 if self._wide else 2.0**-22)
@@ -212,6 +218,9 @@ class KeyValueCache(TokenBuffers):
         method = Sparse(**Sparse.aimed({"bits": self.bits}, problem.sizes, tol, confidence))
         if method.drop == 0 or not method.foresee(problem, norms, confidence).bound <= tol:
             return None, "rounding leaves nothing of the tolerance to drop"
+        quick = confidence == 1 and problem.q.shape[-2] == 1 and self.device.type == "cpu"
+        if quick and _COSTS[self.dtype][0] >= 1:
+            return None, "a look at the sketch takes longer here than reading all tokens"
         try:
             computed = self._computed(method, problem, norms, first, generator)
         except NotCompiled as lost:
@@ -259,7 +268,7 @@ class KeyValueCache(TokenBuffers):
             hidden,
             compiled=self.device.type == "cpu" and self.length >= _COMPILED,
         )
-        look, gathered = _COSTS[self.dtype]
+        look, gathered = _COSTS[self.dtype] if self.device.type == "cpu" else (0.0, 1 / _WORTHWHILE)
         if look + gathered * skim.share > 1:
             raise NothingToSave(skim.share)
         found = skim.read()

@@ -59,6 +59,10 @@ class TokenBuffers:
         self._longest = torch.zeros(batch, key_heads, dtype=torch.float64, device=self.device)
         self._metric: Tensor | None = None
         self._size: Tensor | None = None
+        self._extremes = torch.tensor([math.inf, 0.0], dtype=torch.float64, device=self.device).repeat(
+            batch, key_heads, 1
+        )
+        """At most the shortest, and at least the longest of all values so far."""
         self._wide = dtype == torch.float64
         """Whether lengths of values need float64."""
         self._buffers = self._room(0)
@@ -113,6 +117,7 @@ class TokenBuffers:
                 part = getattr(fresh, name)
                 buffers[name][:, :, first : first + part.shape[2]] = part
         self._longest = torch.maximum(self._longest, longest.amax(-1))
+        self._extremes = wider(self._extremes, lengths)
         self._buffers, self._base, self._position, self._wide = buffers, base, after, wide
 
     @property
@@ -213,6 +218,13 @@ def _kept(norms: Float64[Tensor, "b g l"], wide: bool) -> tuple[Float[Tensor, "b
         return norms, True
     near = norms.float()
     return torch.where(near.double() < norms, near.nextafter(torch.full_like(near, torch.inf)), near), False
+
+
+def wider(extremes: Float64[Tensor, "b g 2"], lengths: Float[Tensor, "b g l"]) -> Float64[Tensor, "b g 2"]:
+    """The shortest and the longest so far, with some more lengths."""
+    return torch.stack(
+        [torch.minimum(extremes[..., 0], lengths.amin(-1)), torch.maximum(extremes[..., 1], lengths.amax(-1))], -1
+    )
 
 
 def _largest(norms: Tensor) -> float:

@@ -16,7 +16,7 @@ from torch import Tensor
 from avow.contract.problem import DTYPES
 from avow.errors import DtypeError, ParameterError, ShapeError
 from avow.maths.norms import check_range, row_norms
-from avow.maths.sketch import GROUP, Sketch, sketched
+from avow.maths.sketch import GROUP, Sketch, joined_spread, sketched
 
 # Groups whose numbers are this far from the first ones' are beyond a sketch: they are always read.
 _BEYOND = 1e30
@@ -59,6 +59,7 @@ class TokenBuffers:
         self._longest = torch.zeros(batch, key_heads, dtype=torch.float64, device=self.device)
         self._metric: Tensor | None = None
         self._size: Tensor | None = None
+        self._spread: Tensor | None = None
         self._extremes = torch.tensor([math.inf, 0.0], dtype=torch.float64, device=self.device).repeat(
             batch, key_heads, 1
         )
@@ -112,7 +113,7 @@ class TokenBuffers:
             buffers[name][:, :, start:end] = x
         if fresh is not None:
             first = start // GROUP
-            self._metric, self._size = fresh.metric, fresh.size
+            self._metric, self._size, self._spread = fresh.metric, fresh.size, joined_spread(self._spread, fresh.spread)
             for name in PARTS:
                 part = getattr(fresh, name)
                 buffers[name][:, :, first : first + part.shape[2]] = part
@@ -192,7 +193,7 @@ class TokenBuffers:
             return sketched(self._buffers["keys"][:, :, :0], self.bits)
         span = slice(first // GROUP, self._groups)
         codes, scale, zero, radius, reach = (self._buffers[name][:, :, span] for name in PARTS)
-        return Sketch(codes, scale, zero, radius, reach, self._metric, self._size, self.bits)
+        return Sketch(codes, scale, zero, radius, reach, self._metric, self._size, self.bits, self._spread)
 
     def _check(self, k: Tensor, v: Tensor) -> None:
         """Raise where tokens are not of this cache's kind."""

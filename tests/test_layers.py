@@ -39,11 +39,11 @@ BOUNDS = names("avow.certificates avow.constructions")
 PLANNER = METHODS | names("avow.certificates avow.calibration")
 # workloads makes the synthetic heads that attend is compared on: it needs what attend needs.
 ATTEND = PLANNER | names("avow.planner avow.attend avow.workloads")
-HOSTS = ATTEND | BOUNDS | names("avow avow.nn avow.optim avow.distributed avow.integrations")
+HOSTS = ATTEND | BOUNDS | names("avow avow.record avow.nn avow.optim avow.distributed")
 TRAINING = HOSTS | names("avow.training")
 CLAIMS = TRAINING | names("avow.claims")
 # What people look at reads answers, certificates and claims; it computes none of them.
-PAGES = CLAIMS - names("avow.maths") | names("avow.report avow.lab avow.cli")
+PAGES = CLAIMS - names("avow.maths") | names("avow.report avow.lab avow.cli avow.integrations")
 
 TABLE = (
     # A chart is a noun like the others: constructions and claims make it, reports draw it.
@@ -60,10 +60,13 @@ TABLE = (
     # A user's own heads come from a file.
     Layer(names("workloads"), ATTEND | TENSORS, names("safetensors")),
     # The surface re-exports, and so stands right above attend.
-    Layer(names("avow"), ATTEND - names("avow.maths")),
+    Layer(names("avow"), ATTEND - names("avow.maths") | names("avow.record")),
+    # Whoever runs a layer notes its certificate; nothing of how it attended.
+    Layer(names("record"), NOUNS),
     # A cache may be kept in a file.
     Layer(names("nn optim distributed"), HOSTS | TENSORS, names("safetensors")),
-    Layer(names("integrations"), HOSTS | TENSORS, names("transformers tokenizers gguf safetensors")),
+    # Nothing but what people look at loads an integration, so it may load its host outright.
+    Layer(names("integrations"), HOSTS | TENSORS | names("avow.integrations transformers"), names("gguf safetensors")),
     Layer(names("training"), TRAINING | TENSORS | names("safetensors")),
     # Nothing below loads the ledger, so it may load its provers outright.
     # The neighbours it speaks of are there to be looked at, where they are installed.

@@ -25,6 +25,7 @@ PUBLIC = {
     "audit",
     "features_needed",
     "plan",
+    "record",
 }
 
 

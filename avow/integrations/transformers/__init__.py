@@ -1,0 +1,23 @@
+"""avow inside Hugging Face models.
+
+Importing this registers the attention implementations `"avow"` and `"avow|method"` with transformers, together with
+the masks they need; `enable` and `disable` switch a loaded model over and back.
+"""
+
+from avow.errors import MissingPackage
+
+try:
+    import transformers  # noqa: F401
+except ImportError as problem:
+    rule = "is needed to put avow into its models"
+    raise MissingPackage("transformers", "missing", rule, "pip install 'avow[hf]'") from problem
+
+from avow.integrations.transformers.cache import CertifiedCache as CertifiedCache
+from avow.integrations.transformers.names import register as register
+from avow.integrations.transformers.setting import Setting as Setting
+from avow.integrations.transformers.statement import Statement as Statement
+from avow.integrations.transformers.statement import statement as statement
+from avow.integrations.transformers.switch import disable as disable
+from avow.integrations.transformers.switch import enable as enable
+
+register()

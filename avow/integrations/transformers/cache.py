@@ -1,0 +1,169 @@
+"""A cache of transformers that keeps its keys and values in avow's own, so that decoding reads only what matters."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+from transformers import Cache, DynamicCache, PreTrainedConfig
+from transformers.cache_utils import CacheLayerMixin, DynamicLayer, DynamicSlidingWindowLayer
+
+from avow.errors import NotDifferentiable, ParameterError
+from avow.nn import KeyValueCache
+
+_KEPT_AS = "avow_cache"
+
+
+class CertifiedCache(Cache):  # type: ignore[misc]  # its types are not read
+    """Keys and values of every layer of a model, with a sketch beside them; for `past_key_values=`.
+
+    Layers with a sliding window forget what is beyond it. `bits=None` keeps no sketch, and every answer is exact.
+    Layers that keep other things than keys and values are transformers' own.
+    """
+
+    def __init__(self, config: PreTrainedConfig, bits: int | None = 4) -> None:
+        theirs = DynamicCache(config=config.get_text_config(decoder=True))
+        super().__init__(layers=[_like(layer, bits) for layer in theirs.layers])
+
+
+def _like(layer: Any, bits: int | None) -> Any:
+    if type(layer) is DynamicLayer:
+        return CertifiedLayer(bits)
+    return CertifiedLayer(bits, layer.sliding_window) if type(layer) is DynamicSlidingWindowLayer else layer
+
+
+class CertifiedLayer(CacheLayerMixin):  # type: ignore[misc]  # its types are not read
+    """The keys and values of one layer; `keys` and `values` show those that the last tokens saw."""
+
+    is_croppable = True
+
+    def __init__(self, bits: int | None = 4, window: int | None = None) -> None:
+        super().__init__()
+        self.keys: Tensor | None = None
+        self.values: Tensor | None = None
+        self.bits, self.window = bits, window
+        self.is_sliding = window is not None
+        self.length = 0
+        """How many tokens there were in all."""
+        self.cache: KeyValueCache | None = None
+
+    def lazy_initialization(self, key_states: Tensor, value_states: Tensor) -> None:
+        """Make room for keys and values such as these."""
+        self.cache = self._empty(key_states, value_states)
+        self.dtype, self.device = key_states.dtype, key_states.device
+        self.is_initialized = True
+
+    def update(self, key_states: Tensor, value_states: Tensor, *args: Any, **more: Any) -> tuple[Tensor, Tensor]:
+        """Remember tokens; all keys and values that they may see."""
+        if torch.is_grad_enabled() and (key_states.requires_grad or value_states.requires_grad):
+            rule = "keeps keys and values without their gradients"
+            remedy = "decode under torch.no_grad(), or train with use_cache=False"
+            raise NotDifferentiable("past_key_values", type(self).__name__, rule, remedy)
+        if self.cache is None:
+            self.lazy_initialization(key_states, value_states)
+        assert self.cache is not None
+        before, _ = self.get_mask_sizes(0)
+        self.cache.append(key_states, value_states)
+        self.length += key_states.shape[-2]
+        return self._show(before + key_states.shape[-2])
+
+    def get_mask_sizes(self, query_length: int) -> tuple[int, int]:
+        """How many keys the next tokens may see, themselves included, and the place of the first."""
+        past = self.length if self.window is None else min(self.length, self.window - 1)
+        return past + query_length, self.length - past
+
+    def get_seq_length(self) -> int:
+        """How many tokens there were in all."""
+        return self.length
+
+    def get_max_length(self) -> int:
+        """The window, or −1 where there is none."""
+        return -1 if self.window is None else self.window
+
+    def offload(self) -> None:
+        """Not done: a sketch saves reading where keys and values are, not moving them."""
+        raise ParameterError("offloading", True, "is not done by a CertifiedCache", "use transformers' DynamicCache")
+
+    def reset(self) -> None:
+        """Forget everything."""
+        self.cache = self.keys = self.values = None
+        self.length, self.is_initialized = 0, False
+
+    def reorder_cache(self, beam_idx: Tensor) -> None:
+        """Continue each beam from the one it came from."""
+        self.batch_select_indices(beam_idx)
+
+    def batch_repeat_interleave(self, repeats: int) -> None:
+        """Have each sequence so many times."""
+        if self.cache is not None:
+            rows = torch.arange(self.cache.batch, device=self.cache.device)
+            self.batch_select_indices(rows.repeat_interleave(repeats))
+
+    def batch_select_indices(self, indices: Tensor) -> None:
+        """Keep these sequences, in this order."""
+        if self.cache is not None and self.length:
+            keys, values = held(self.cache)
+            rows = indices.to(keys.device)
+            self._rebuild(keys[rows], values[rows])
+
+    def crop(self, tokens_to_remove: int) -> None:
+        """Forget the last n tokens, said as −n."""
+        many = -tokens_to_remove
+        if many < 0:
+            remedy = f"use crop({-tokens_to_remove}) to forget as many tokens"
+            raise ParameterError("tokens_to_remove", tokens_to_remove, "must be at most 0", remedy)
+        if many == 0 or self.cache is None:
+            return
+        keys, values = held(self.cache)
+        left = self.length - many
+        if left <= 0:
+            self.reset()
+            return
+        if keys.shape[2] - many < (left if self.window is None else min(left, self.window - 1)):
+            rule = f"reaches back beyond the window of {self.window} tokens"
+            raise ParameterError("tokens_to_remove", tokens_to_remove, rule, "start again from the prompt")
+        self.length = left
+        self._rebuild(keys[:, :, :-many], values[:, :, :-many])
+
+    def _rebuild(self, keys: Tensor, values: Tensor) -> None:
+        """Hold these tokens instead, the last of `length`."""
+        self.cache = self._empty(keys, values)
+        self.cache.append(keys, values)
+        self._show(self.cache.length)
+
+    def _empty(self, keys: Tensor, values: Tensor) -> KeyValueCache:
+        batch, heads, _, dim = keys.shape
+        return KeyValueCache(
+            heads, dim, values.shape[-1], batch, keys.dtype, keys.device, bits=self.bits, window=self.window
+        )
+
+    def _show(self, tokens: int) -> tuple[Tensor, Tensor]:
+        """Have `keys` and `values` be the last tokens held, and remember on them where they are from."""
+        assert self.cache is not None
+        keys, values = held(self.cache)
+        start = keys.shape[2] - tokens
+        self.keys, self.values = shown = keys[:, :, start:], values[:, :, start:]
+        for x in shown:
+            setattr(x, _KEPT_AS, (self.cache, self.cache._position))
+        return shown
+
+
+def behind(key: Tensor, value: Tensor) -> KeyValueCache | None:
+    """The cache whose next query sees these keys and values: they were just shown from it, and no others are seen.
+
+    None for tensors that a model changed on the way from its cache to its attention function.
+    """
+    origin = getattr(key, _KEPT_AS, None)
+    if origin is None or origin != getattr(value, _KEPT_AS, None):
+        return None
+    cache, position = origin
+    assert isinstance(cache, KeyValueCache)
+    return cache if cache.length == key.shape[-2] and cache._position == position else None
+
+
+def held(cache: KeyValueCache) -> tuple[Tensor, Tensor]:
+    """All keys and values that a cache holds, as it holds them: not a copy."""
+    end = cache._position - cache._base
+    keys, values = (cache._buffers[name][:, :, :end] for name in ("keys", "values"))
+    return keys, values

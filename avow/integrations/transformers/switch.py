@@ -1,0 +1,122 @@
+"""Turning avow on in a model, and off again so that nothing of it is left."""
+
+from __future__ import annotations
+
+import contextlib
+import types
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+from transformers import DynamicCache, EncoderDecoderCache, PreTrainedModel
+
+from avow.errors import ParameterError
+from avow.integrations.transformers.cache import CertifiedCache
+from avow.integrations.transformers.layers import Layer, layers, mark, replaceable, unmark
+from avow.integrations.transformers.names import NAME
+from avow.integrations.transformers.setting import Setting
+
+_KEPT_AS = "_avow_before"
+_PREPARES = "_prepare_cache_for_generation"
+
+
+@dataclass(frozen=True)
+class _Before:
+    """The attention implementation that each configuration within a model named."""
+
+    configs: tuple[tuple[Any, str | None], ...]
+
+    def restore(self) -> None:
+        for config, implementation in self.configs:
+            config._attn_implementation_internal = implementation
+
+
+def enable(
+    model: PreTrainedModel,
+    tol: float | None = None,
+    method: str = "auto",
+    confidence: float | None = None,
+    **parameters: Any,
+) -> None:
+    """Have every attention layer of a model attend through avow, within `tol`; None means exact.
+
+    `generate()` then keeps keys and values in a `CertifiedCache`. Where a layer cannot be replaced the error names it,
+    and the model stays as it was. Enabling again changes what is asked.
+    """
+    if not isinstance(model, PreTrainedModel):
+        rule = "must be a transformers.PreTrainedModel"
+        raise ParameterError("model", type(model).__name__, rule, "pass a model that transformers made")
+    setting = Setting(tol, method, confidence, parameters)
+    found = replaceable(model)
+    if not enabled(model):
+        before = _before(model)
+        model.set_attn_implementation(NAME)
+        missed = [name for name, module in found.items() if _implementation(module) != NAME]
+        if missed:
+            before.restore()
+            rule = "does not let its attention implementation be set"
+            raise ParameterError("model", missed[0], rule, "use a model that does")
+        setattr(model, _KEPT_AS, before)
+        if hasattr(model, _PREPARES):
+            # A bound method: a deep copy of the model then prepares caches for itself.
+            setattr(model, _PREPARES, types.MethodType(_prepare_cache, model))
+    for name, module in found.items():
+        mark(module, Layer(name, setting))
+
+
+def disable(model: PreTrainedModel) -> None:
+    """The model as it was before `enable`."""
+    if not enabled(model):
+        raise ParameterError("model", type(model).__name__, "does not have avow enabled", "call enable(model) first")
+    vars(model).pop(_KEPT_AS).restore()
+    vars(model).pop(_PREPARES, None)
+    for module in model.modules():
+        unmark(module)
+
+
+def enabled(model: PreTrainedModel) -> bool:
+    """Whether `enable` turned avow on in this model."""
+    return _KEPT_AS in vars(model)
+
+
+@contextlib.contextmanager
+def without(model: PreTrainedModel) -> Iterator[None]:
+    """The model with the attention it had before `enable`, as long as the block runs."""
+    now = _before(model)
+    vars(model)[_KEPT_AS].restore()
+    try:
+        yield
+    finally:
+        now.restore()
+
+
+def _before(model: PreTrainedModel) -> _Before:
+    """Every configuration within reach of a model, by identity: sub-models share some, and keep some to themselves."""
+    found: dict[int, Any] = {}
+    waiting: list[Any] = [module.config for module in model.modules() if hasattr(module, "config")]
+    while waiting:
+        config = waiting.pop()
+        if id(config) not in found and hasattr(config, "_attn_implementation_internal"):
+            found[id(config)] = config
+            waiting += [part for name in config.sub_configs if (part := getattr(config, name, None)) is not None]
+    return _Before(tuple((config, config._attn_implementation_internal) for config in found.values()))
+
+
+def _implementation(module: Any) -> str | None:
+    return module.config._attn_implementation
+
+
+def _prepare_cache(model: Any, generation_config: Any, model_kwargs: dict[str, Any], *more: Any, **named: Any) -> Any:
+    """What the model prepares itself, with a growing cache of its own replaced by one that avow attends from."""
+    given = model_kwargs.get("past_key_values")
+    prepared = getattr(type(model), _PREPARES)(model, generation_config, model_kwargs, *more, **named)
+    made: Any = model_kwargs.get("past_key_values")
+    if made is given or generation_config.is_assistant or generation_config.cache_implementation == "offloaded":
+        return prepared
+    tolerant = any(layer.setting.tol is not None for layer in layers(model))
+    own = CertifiedCache(model.config, bits=4 if tolerant else None)
+    if type(made) is DynamicCache:
+        model_kwargs["past_key_values"] = own
+    elif type(made) is EncoderDecoderCache and type(made.self_attention_cache) is DynamicCache:
+        model_kwargs["past_key_values"] = EncoderDecoderCache(own, made.cross_attention_cache)
+    return prepared

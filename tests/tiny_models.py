@@ -68,6 +68,9 @@ class Architecture:
             mask[0, {"left": slice(0, 4), "right": slice(8, 12)}[padding]] = 0
         ids = torch.where(mask == 0, 0, ids)
         more = {"decoder_input_ids": torch.randint(3, WORDS, (2, 9))} if self.kind == "seq2seq" else {}
+        if self.name.startswith("Roberta"):
+            # It counts positions from what is no padding's id, so that changing padding would move the text.
+            more = {"position_ids": torch.arange(2, 14).expand(2, -1)}
         return {"input_ids": ids, "attention_mask": mask, **more}
 
 

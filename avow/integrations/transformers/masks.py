@@ -48,6 +48,9 @@ def _checked(mask: object, query: Tensor, key: Tensor) -> Tensor | None:
     if not isinstance(mask, Tensor):
         rule = "is not a tensor, and no other kind of mask is understood"
         raise DtypeError("attention_mask", type(mask).__name__, rule, "pass a mask of two or four axes to the model")
+    if mask.dtype != torch.bool and not mask.is_floating_point():
+        rule = "must be bool or a float type"
+        raise DtypeError("attention_mask.dtype", mask.dtype, rule, "use mask.bool(): True means visible")
     full = (*query.shape[:-1], key.shape[-2])
     if mask.ndim != 4 or any(have not in (1, want) for have, want in zip(mask.shape, full, strict=True)):
         rule = f"must broadcast to (batch, heads, queries, keys) = {full}"
@@ -56,10 +59,10 @@ def _checked(mask: object, query: Tensor, key: Tensor) -> Tensor | None:
 
 
 def _hidden_as_infinite(mask: Tensor) -> Tensor:
-    """A mask of numbers with −inf where a key is hidden; one without any other number becomes boolean.
+    """A mask of numbers with −inf where a key is hidden; one that only hides becomes boolean.
 
-    Many models write the smallest number of the type instead of −inf. The weight of such a key is below
-    exp(−10³⁸) of another's, or below exp(−3·10⁴) in float16: far beneath what any certificate counts as rounding.
+    Many models write the smallest number of the type where they mean −inf, and add a bias to it. A row that sees
+    nothing answers zero, as SDPA has it.
     """
     if mask.dtype == torch.bool:
         return mask

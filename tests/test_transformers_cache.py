@@ -1,0 +1,201 @@
+"""Decoding from avow's own cache: the same tokens, within certificates, whatever is done to the batch on the way."""
+
+from __future__ import annotations
+
+import copy
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+from transformers import DynamicCache
+
+import avow
+from avow.errors import NotDifferentiable, ParameterError
+from avow.integrations.transformers import CertifiedCache, Setting, disable, enable
+from avow.integrations.transformers.cache import CertifiedLayer, behind
+from avow.integrations.transformers.forward import attention_forward
+from avow.nn import KeyValueCache, key_value_cache
+from tests.layer_audit import audited
+from tests.tiny_models import ARCHITECTURES, WORDS, Architecture
+
+GENERATORS = [x for x in ARCHITECTURES if x.kind != "encoder"]
+LLAMA = ARCHITECTURES[0]
+MISTRAL = ARCHITECTURES[1]
+
+
+@pytest.fixture(autouse=True)
+def eager(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Short caches ask their sketch too."""
+    monkeypatch.setattr(key_value_cache, "_SHORT", 1)
+
+
+def generated(model: Any, inputs: dict[str, Tensor], tokens: int = 6, **more: Any) -> Tensor:
+    prompt = {name: x for name, x in inputs.items() if name != "decoder_input_ids"}
+    found: Tensor = model.generate(**prompt, max_new_tokens=tokens, do_sample=False, eos_token_id=None, **more)
+    return found
+
+
+@pytest.mark.parametrize("architecture", GENERATORS, ids=lambda architecture: architecture.name)
+def test_generation_is_token_for_token_that_of_sdpa(architecture: Architecture) -> None:
+    model = architecture.build()
+    for padding, beams in (("", 1), ("left", 3)):
+        inputs = architecture.inputs(padding)
+        before = generated(model, inputs, num_beams=beams)
+        enable(model)
+        with avow.record() as certificates:
+            after = generated(model, inputs, num_beams=beams)
+        disable(model)
+        assert torch.equal(after, before)
+        assert len(certificates) >= 12
+
+
+def test_generate_keeps_its_tokens_in_our_cache_and_attends_from_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked = []
+    attend = KeyValueCache.attend
+
+    def counted(cache: KeyValueCache, *arguments: Any, **more: Any) -> Any:
+        asked.append(cache.length)
+        return attend(cache, *arguments, **more)
+
+    monkeypatch.setattr(KeyValueCache, "attend", counted)
+    for architecture, lengths in ((LLAMA, [13, 14, 15]), (MISTRAL, [5, 5, 5])):
+        asked.clear()
+        model = architecture.build()
+        enable(model, tol=1e-2)
+        out = generated(model, architecture.inputs(), 4, return_dict_in_generate=True)
+        assert type(out.past_key_values) is CertifiedCache
+        assert all(type(layer) is CertifiedLayer for layer in out.past_key_values.layers)
+        assert asked == [length for length in lengths for _ in range(2)]
+        disable(model)
+        assert (
+            type(generated(model, architecture.inputs(), 4, return_dict_in_generate=True).past_key_values)
+            is DynamicCache
+        )
+
+
+@pytest.mark.parametrize("confidence", [None, 0.99])
+@pytest.mark.parametrize("window", [None, 250])
+def test_sparse_decoding_is_within_its_certificates_at_every_step(window: int | None, confidence: float | None) -> None:
+    model = MISTRAL.build(sliding_window=window, max_position_embeddings=512, hidden_size=64, num_attention_heads=2)
+    enable(model, tol=5e-2, confidence=confidence)
+    with audited() as found:
+        generated(model, {"input_ids": torch.randint(3, WORDS, (1, 300))}, 8)
+    assert len(found) == 16
+    assert all(audit.certificate.keeps(5e-2) for audit in found)
+    assert all(audit.kept for audit in found if audit.certificate.kind == "deterministic")
+    kept = torch.cat([(audit.errors <= audit.certificate.rows).flatten() for audit in found])
+    assert float(kept.double().mean()) > 0.95
+    assert "sparse" in {audit.certificate.method for audit in found[2:]}
+    assert ("statistical" in {audit.certificate.kind for audit in found}) == (confidence is not None)
+
+
+def step(model: Any, ids: Tensor, cache: Any, mask: Tensor | None = None) -> Tensor:
+    with torch.no_grad():
+        found: Tensor = model(ids, past_key_values=cache, attention_mask=mask).logits
+    return found
+
+
+@pytest.mark.parametrize("architecture", [LLAMA, MISTRAL], ids=lambda architecture: architecture.name)
+def test_whatever_is_done_to_the_batch_the_cache_answers_as_transformers_own(architecture: Architecture) -> None:
+    model = architecture.build()
+    enable(model)
+    ids = torch.randint(3, WORDS, (2, 30))
+    caches = [CertifiedCache(model.config), DynamicCache(config=model.config)]
+
+    def both(start: int, end: int, rows: slice | list[int] = slice(None)) -> None:
+        mine, theirs = (step(model, ids[rows, start:end], cache) for cache in caches)
+        torch.testing.assert_close(mine, theirs, rtol=0, atol=1e-5)
+        assert caches[0].get_seq_length() == caches[1].get_seq_length() == end
+
+    both(0, 3)
+    both(3, 4)
+    both(4, 9)  # several tokens after others
+    both(9, 10)
+    for cache in caches:
+        cache.reorder_cache(torch.tensor([1, 0]))
+    both(10, 11)
+    for cache in caches:
+        cache.batch_repeat_interleave(2)
+    both(11, 12, [0, 0, 1, 1])
+    for cache in caches:
+        cache.batch_select_indices(torch.tensor([3]))
+    both(12, 15, slice(1))
+    twin = copy.deepcopy(caches[0])
+    assert torch.equal(step(model, ids[:1, 15:16], twin), step(model, ids[:1, 15:16], caches[0]))
+    step(model, ids[:1, 15:16], caches[1])
+    both(16, 17, slice(1))
+    for cache in caches:
+        cache.reset()
+    both(0, 7)
+
+
+def test_a_cache_that_is_cropped_goes_on_from_there() -> None:
+    model = LLAMA.build()
+    enable(model)
+    ids = torch.randint(3, WORDS, (1, 12))
+    cache, whole = CertifiedCache(model.config), CertifiedCache(model.config)
+    step(model, ids, cache)
+    cache.crop(-4)
+    step(model, ids[:, :8], whole)
+    assert cache.get_seq_length() == 8
+    again, wanted = (step(model, ids[:, 8:10], x) for x in (cache, whole))
+    torch.testing.assert_close(again, wanted, rtol=0, atol=1e-6)
+    cache.crop(-10)
+    assert cache.get_seq_length() == 0
+
+
+def test_cropping_beyond_the_window_is_refused() -> None:
+    layer = CertifiedLayer(window=4)
+    for _ in range(300):
+        layer.update(*torch.randn(2, 1, 2, 1, 8))
+    with pytest.raises(
+        ParameterError, match=r"tokens_to_remove=-290 reaches back beyond the window of 4 tokens; start"
+    ):
+        layer.crop(-290)
+    with pytest.raises(ParameterError, match=r"tokens_to_remove=3 must be at most 0; use crop\(-3\)"):
+        layer.crop(3)
+    assert layer.get_seq_length() == 300
+
+
+def test_only_keys_and_values_as_they_were_shown_are_answered_for_by_a_cache() -> None:
+    layer = CertifiedLayer()
+    k, v = layer.update(*torch.randn(2, 1, 2, 5, 8))
+    assert behind(k, v) is layer.cache is not None
+    assert behind(k, v * 2) is None
+    assert behind(k.clone(), v) is None
+    assert behind(k, torch.randn(1, 2, 5, 8)) is None
+    other = CertifiedLayer()
+    assert behind(k, other.update(*torch.randn(2, 1, 2, 5, 8))[1]) is None
+    layer.update(*torch.randn(2, 1, 2, 1, 8))
+    assert behind(k, v) is None
+
+
+def test_a_cache_does_not_drop_gradients_in_silence() -> None:
+    model = LLAMA.build()
+    enable(model)
+    rule = r"past_key_values=CertifiedLayer keeps keys and values without their gradients; decode under torch.no_grad"
+    with pytest.raises(NotDifferentiable, match=rule):
+        model(torch.randint(3, WORDS, (1, 4)), past_key_values=CertifiedCache(model.config))
+    layer = CertifiedLayer()
+    k, v = layer.update(*torch.randn(2, 1, 4, 5, 8))
+    q = torch.randn(1, 4, 1, 8, requires_grad=True)
+    out, _ = attention_forward(Setting(), torch.nn.Identity(), q, k, v, None)
+    out.sum().backward()
+    assert q.grad is not None and float(q.grad.abs().amax()) > 0
+
+
+def test_a_cache_does_not_move_away() -> None:
+    with pytest.raises(ParameterError, match=r"offloading=True is not done by a CertifiedCache; use transformers' Dyn"):
+        CertifiedLayer().offload()
+
+
+def test_transformers_own_caches_still_do() -> None:
+    model = LLAMA.build()
+    inputs = LLAMA.inputs("left")
+    wanted = generated(model, inputs)
+    enable(model)
+    for more in ({"past_key_values": DynamicCache(config=model.config)}, {"use_cache": False}):
+        assert torch.equal(generated(model, inputs, **more), wanted)
+    static = generated(model, inputs, cache_implementation="static", disable_compile=True)
+    assert torch.equal(static, wanted)

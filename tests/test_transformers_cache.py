@@ -30,10 +30,9 @@ def eager(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(key_value_cache, "_SHORT", 1)
 
 
-def generated(model: Any, inputs: dict[str, Tensor], tokens: int = 6, **more: Any) -> Tensor:
+def generated(model: Any, inputs: dict[str, Tensor], tokens: int = 6, **more: Any) -> Any:
     prompt = {name: x for name, x in inputs.items() if name != "decoder_input_ids"}
-    found: Tensor = model.generate(**prompt, max_new_tokens=tokens, do_sample=False, eos_token_id=None, **more)
-    return found
+    return model.generate(**prompt, max_new_tokens=tokens, do_sample=False, eos_token_id=None, **more)
 
 
 @pytest.mark.parametrize("architecture", GENERATORS, ids=lambda architecture: architecture.name)

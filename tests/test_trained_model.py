@@ -149,7 +149,7 @@ def test_a_tolerance_refuses_methods_that_cannot_keep_it_here(
 ) -> None:
     ids = manual(tokens, 256)
     enable(model, tol=1e-2, method=method, confidence=0.99, **more)
-    with pytest.raises(ToleranceUnreachable, match="is below the .* it can prove") as caught:
+    with pytest.raises(ToleranceUnreachable, match=r"is below the .* it can prove") as caught:
         model(ids)
     assert caught.value.__notes__[0].startswith("in model.layers.")
     enable(model, method=method, **more)

@@ -234,6 +234,27 @@ def test_a_statement_measures_what_is_not_proved() -> None:
     assert {certificate.kind for _, certificate in made.certificates} <= {"statistical", "none"}
 
 
+def test_sequences_packed_into_one_do_not_see_each_other() -> None:
+    model, ids = LLAMA.build(), torch.randint(3, WORDS, (1, 12))
+    enable(model)
+    places = torch.cat([torch.arange(5), torch.arange(7)])[None]
+    with torch.no_grad():
+        both = model(ids, position_ids=places, use_cache=False).logits[:, 5:]
+        alone = model(ids[:, 5:], position_ids=places[:, 5:], use_cache=False).logits
+    torch.testing.assert_close(both, alone, rtol=0, atol=1e-5)
+
+
+def test_autocast_computes_in_the_type_it_names() -> None:
+    model, inputs = LLAMA.build(), LLAMA.inputs("left")
+    with torch.autocast("cpu", torch.bfloat16):
+        before = logits(model, inputs), model.generate(**inputs, max_new_tokens=4, do_sample=False)
+        enable(model)
+        with avow.record() as certificates:
+            after = logits(model, inputs), model.generate(**inputs, max_new_tokens=4, do_sample=False)
+    assert torch.equal(after[0], before[0]) and torch.equal(after[1], before[1])
+    assert 1e-3 < certificates.bound < 0.1
+
+
 def test_gradients_are_those_of_sdpa() -> None:
     model, inputs = LLAMA.build().train(), LLAMA.inputs("left")
     found = []

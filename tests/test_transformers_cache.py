@@ -189,6 +189,25 @@ def test_a_cache_does_not_move_away() -> None:
         CertifiedLayer().offload()
 
 
+@pytest.mark.parametrize("architecture", [LLAMA, MISTRAL], ids=lambda architecture: architecture.name)
+def test_other_ways_to_decode_give_the_tokens_of_sdpa(architecture: Architecture) -> None:
+    model, helper = architecture.build(), architecture.build(num_hidden_layers=1)
+    inputs = {"input_ids": torch.randint(3, WORDS, (1, 12))}
+
+    def ways() -> list[Tensor]:
+        first = generated(model, inputs, return_dict_in_generate=True)
+        further = torch.cat([first.sequences, torch.full((1, 3), 7)], 1)
+        return [
+            generated(model, inputs, 12, assistant_model=helper),  # forgets what its helper guessed wrong
+            generated(model, inputs, prefill_chunk_size=5),
+            generated(model, {"input_ids": further}, past_key_values=first.past_key_values),
+        ]
+
+    wanted = ways()
+    enable(model)
+    assert all(torch.equal(*pair) for pair in zip(ways(), wanted, strict=True))
+
+
 def test_transformers_own_caches_still_do() -> None:
     model = LLAMA.build()
     inputs = LLAMA.inputs("left")

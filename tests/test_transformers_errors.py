@@ -193,8 +193,8 @@ def test_a_mask_that_is_not_understood_is_refused(mask: object, kind: type[AvowE
 def test_weights_are_not_given_out_where_they_are_asked_for() -> None:
     model = LLAMA.build()
     enable(model)
-    with pytest.raises(ValueError, match="output_attentions"):
-        model.config.output_attentions = True
+    with pytest.raises(ParameterError, match=r"output_attentions=True needs every attention weight"):
+        model(**LLAMA.inputs(), output_attentions=True)
 
 
 def test_a_missing_transformers_is_named_with_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:

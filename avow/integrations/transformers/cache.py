@@ -60,6 +60,9 @@ class CertifiedLayer(CacheLayerMixin):  # type: ignore[misc]  # its types are no
             rule = "keeps keys and values without their gradients"
             remedy = "decode under torch.no_grad(), or train with use_cache=False"
             raise NotDifferentiable("past_key_values", type(self).__name__, rule, remedy)
+        # Under autocast values may be narrower than keys; a wider type holds both as they are.
+        wide = torch.promote_types(key_states.dtype, value_states.dtype)
+        key_states, value_states = key_states.to(wide), value_states.to(wide)
         if self.cache is None:
             self.lazy_initialization(key_states, value_states)
         assert self.cache is not None

@@ -47,6 +47,7 @@ def attention_forward(
     try:
         _refuse(dropout, more)
         own = is_causal if is_causal is not None else getattr(module, "is_causal", True)
+        query, key, value = _cast(query, key, value)
         view = seen(query, key, value, attention_mask, bool(own), position_bias)
         out, certificate = _attended(layer.setting, query, view, scaling)
     except AvowError as problem:
@@ -54,6 +55,14 @@ def attention_forward(
         raise
     note(layer.name, certificate)
     return out.transpose(1, 2).contiguous(), None  # (b, n, h, e)
+
+
+def _cast(*given: Tensor) -> tuple[Tensor, ...]:
+    """Under autocast the tensors as SDPA would take them: models then pass several types at once."""
+    device = given[0].device.type
+    if not torch.is_autocast_enabled(device):
+        return given
+    return tuple(x.to(torch.get_autocast_dtype(device)) for x in given)
 
 
 def _attended(setting: Setting, query: Tensor, view: Seen, scaling: float | None) -> Attended:

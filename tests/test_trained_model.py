@@ -114,7 +114,7 @@ def test_two_hundred_tokens_are_those_of_sdpa(model: Any, tokens: Any) -> None:
 
 @torch.no_grad()
 def test_sparse_decoding_keeps_its_certificates_and_reads_less(model: Any, tokens: Any) -> None:
-    start, steps = 4500, 100
+    start, steps = 4500, 200
     ids = manual(tokens, start + steps + 1)
     theirs = DynamicCache(config=model.config)
     model(ids[:, :start], past_key_values=theirs, logits_to_keep=1)
@@ -139,7 +139,7 @@ def test_sparse_decoding_keeps_its_certificates_and_reads_less(model: Any, token
     agreement = (sparse.argmax(-1) == exact.argmax(-1)).double().mean()
     assert float(agreement) >= 0.99
     losses = [torch.nn.functional.cross_entropy(x, ids[0, start + 1 :]) for x in (sparse, exact)]
-    assert abs(float(torch.exp(losses[0] - losses[1])) - 1) <= 5e-3
+    assert abs(float(torch.exp(losses[0] - losses[1])) - 1) <= 2e-3
 
 
 @torch.no_grad()

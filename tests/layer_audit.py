@@ -7,12 +7,21 @@ import math
 from collections.abc import Iterator
 from typing import Any, NamedTuple
 
+import pytest
 import torch
 from torch import Tensor
 from transformers import AttentionInterface
 
-from avow.contract import Certificate
+from avow.contract import DTYPES, Certificate
+from avow.nn import KeyValueCache, key_value_cache
 from avow.record import record
+
+
+def ask_sketches(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Have caches ask their sketch wherever there is a tolerance, also where reading everything would be faster."""
+    monkeypatch.setattr(KeyValueCache, "_why_not", lambda cache, tol, confidence: "" if tol else "none is asked for")
+    # What a look and a gathered token cost, where caches weigh that.
+    monkeypatch.setattr(key_value_cache, "_COSTS", dict.fromkeys(DTYPES, (0.0, 2.5)), raising=False)
 
 
 class Audited(NamedTuple):

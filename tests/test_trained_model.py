@@ -19,7 +19,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, DynamicCache
 import avow
 from avow.errors import ToleranceUnreachable
 from avow.integrations.transformers import CertifiedCache, disable, enable, statement
-from tests.layer_audit import audited
+from tests.layer_audit import ask_sketches, audited
 
 pytestmark = [pytest.mark.model, pytest.mark.filterwarnings("ignore")]
 
@@ -113,7 +113,10 @@ def test_two_hundred_tokens_are_those_of_sdpa(model: Any, tokens: Any) -> None:
 
 
 @torch.no_grad()
-def test_sparse_decoding_keeps_its_certificates_and_reads_less(model: Any, tokens: Any) -> None:
+def test_sparse_decoding_keeps_its_certificates_and_reads_less(
+    model: Any, tokens: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ask_sketches(monkeypatch)
     start, steps = 4500, 200
     ids = manual(tokens, start + steps + 1)
     theirs = DynamicCache(config=model.config)

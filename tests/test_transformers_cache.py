@@ -15,8 +15,8 @@ from avow.errors import NotDifferentiable, ParameterError
 from avow.integrations.transformers import CertifiedCache, Setting, disable, enable
 from avow.integrations.transformers.cache import CertifiedLayer, behind
 from avow.integrations.transformers.forward import attention_forward
-from avow.nn import KeyValueCache, key_value_cache
-from tests.layer_audit import audited
+from avow.nn import KeyValueCache
+from tests.layer_audit import ask_sketches, audited
 from tests.tiny_models import ARCHITECTURES, WORDS, Architecture
 
 GENERATORS = [x for x in ARCHITECTURES if x.kind != "encoder"]
@@ -27,7 +27,7 @@ MISTRAL = ARCHITECTURES[1]
 @pytest.fixture(autouse=True)
 def eager(monkeypatch: pytest.MonkeyPatch) -> None:
     """Short caches ask their sketch too."""
-    monkeypatch.setattr(key_value_cache, "_SHORT", 1)
+    ask_sketches(monkeypatch)
 
 
 def generated(model: Any, inputs: dict[str, Tensor], tokens: int = 6, **more: Any) -> Any:

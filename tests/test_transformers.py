@@ -14,6 +14,7 @@ from transformers.masking_utils import AttentionMaskInterface
 
 import avow
 from avow.integrations.transformers import disable, enable, statement
+from avow.integrations.transformers.masks import seen
 from avow.integrations.transformers.names import register
 from avow.integrations.transformers.setting import softmax_methods
 from tests.layer_audit import Audited, audited
@@ -147,6 +148,34 @@ def test_a_mask_of_numbers_hides_as_a_boolean_one_does() -> None:
             found = model(inputs["input_ids"], attention_mask=given, position_ids=positions).logits
             wanted = model(inputs["input_ids"], attention_mask=past, position_ids=positions).logits
         torch.testing.assert_close(found, wanted, rtol=0, atol=1e-6)
+
+
+PAST = torch.ones(6, 6, dtype=torch.bool).tril()
+SHOWN = torch.tensor([[False, True, True, True, True, True], [True] * 6])[:, None, None]
+EVERYTHING = torch.ones(2, 1, 6, 6, dtype=torch.bool)
+
+
+@pytest.mark.parametrize(
+    ("given", "plain"),
+    [
+        (EVERYTHING, (None, False)),
+        (EVERYTHING & PAST, (None, True)),
+        (EVERYTHING & SHOWN, ((2, 1, 1, 6), False)),
+        (EVERYTHING & SHOWN & PAST, ((2, 1, 1, 6), True)),
+        (EVERYTHING & PAST & ~PAST.tril(-3), ((2, 1, 6, 6), False)),
+        (EVERYTHING & PAST.T, ((2, 1, 6, 6), False)),
+        (EVERYTHING & PAST & (torch.arange(6) != 5), ((2, 1, 1, 6), True)),
+        ((EVERYTHING & PAST)[..., 2:, :], ((2, 1, 4, 6), False)),
+        ((EVERYTHING & PAST)[..., 5:, :], (None, False)),
+    ],
+)
+def test_a_mask_in_plain_words_says_the_same(given: Tensor, plain: tuple[tuple[int, ...] | None, bool]) -> None:
+    query, key = torch.zeros(2, 4, given.shape[-2], 8), torch.zeros(2, 2, 6, 8)
+    for mask in (given, torch.where(given, 0.0, -torch.inf), torch.where(given, 0.0, torch.finfo(torch.float32).min)):
+        found = seen(query, key, key, mask, causal=True)
+        said = torch.ones_like(given) if found.mask is None else found.mask.expand_as(given)
+        assert torch.equal(said & PAST if found.causal else said, given)
+        assert (None if found.mask is None else tuple(found.mask.shape), found.causal) == plain
 
 
 def whole_state(model: Any) -> dict[str, Any]:

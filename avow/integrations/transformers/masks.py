@@ -38,7 +38,7 @@ def seen(
         if checked.dtype == torch.bool:
             checked, causal = _plain(checked, n, s)
     if position_bias is not None:
-        checked, causal = _biased(position_bias, checked), causal
+        checked = _hidden_as_infinite(_biased(position_bias, checked))
     return Seen(key, value, checked, causal)
 
 

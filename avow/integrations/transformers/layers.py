@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import inspect
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -89,7 +88,6 @@ def _wholes(name: str) -> Iterator[str]:
         yield name
 
 
-@functools.cache
 def _asks_interface(kind: type) -> bool:
     """Whether a class looks its attention function up where transformers keeps them."""
     for owner in kind.__mro__:

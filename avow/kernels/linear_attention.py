@@ -189,7 +189,7 @@ def _shared(x: Tensor, groups: int) -> Tensor:
     return x if x.shape[1] == groups else x.unflatten(1, (groups, x.shape[1] // groups)).sum(2)
 
 
-def _keep(ctx: torch.autograd.function.FunctionCtx, inputs: tuple, output: tuple) -> None:  # type: ignore[type-arg]
+def _keep(ctx, inputs, output):
     q, k, v, initial, initial_total, starts, normalise = inputs
     out, norm, _, _, sums, totals = output
     ctx.save_for_backward(q, k, v, out, norm, sums, totals, starts)
@@ -197,7 +197,7 @@ def _keep(ctx: torch.autograd.function.FunctionCtx, inputs: tuple, output: tuple
     ctx.set_materialize_grads(False)
 
 
-def _gradients(ctx, gradient, norm, last, last_total, *rest):  # type: ignore[no-untyped-def]
+def _gradients(ctx, gradient, norm, last, last_total, *rest):
     q, k, v, out, norm, sums, totals, starts = ctx.saved_tensors
     if gradient is None:
         gradient = torch.zeros_like(out)

@@ -77,8 +77,12 @@ def padded(width: int) -> int:
 def cut(rows: int, heads: int, m: int, e: int, itemsize: int) -> Cut:
     """Parts of one sequence that fill the device once, of whole chunks."""
     chosen = config(m, e, itemsize)
-    programs = heads * triton.cdiv(e, chosen.columns)
-    parts = max(1, min(_PROCESSORS * chosen.resident // max(programs, 1), triton.cdiv(rows, 2 * _WHOLE)))
+    return cut_for(rows, heads * triton.cdiv(e, chosen.columns), chosen.resident)
+
+
+def cut_for(rows: int, programs: int, resident: int) -> Cut:
+    """Parts that so many programs work on at once, where each processor holds `resident` of them."""
+    parts = max(1, min(_PROCESSORS * resident // max(programs, 1), triton.cdiv(rows, 2 * _WHOLE)))
     length = max(1, triton.cdiv(triton.cdiv(rows, parts), _WHOLE)) * _WHOLE
     return Cut(max(1, triton.cdiv(rows, length)), length)
 

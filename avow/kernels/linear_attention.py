@@ -143,13 +143,13 @@ def _backward(
     rows, columns, values = (ROWS, COLUMNS, VALUES) if normalise else (PLAIN, PLAIN, PLAIN)
     dq = causal_scan.scanned(gradient, v, k, forward, parts, rows, False, True, weight, slope).out
     # What comes from after the last row enters once for each key head: with the first of its query heads.
-    ends = [None if x is None else _first_of(x, siblings) for x in (last, last_total if normalise else None)]
+    ends = [None if x is None else first_of(x, siblings) for x in (last, last_total if normalise else None)]
     known = causal_scan.before(q, gradient, parts, values, True, ends[0], ends[1], weight, slope)
     # Sums over the heads that share a key head are rounded once.
     kept = q.dtype if siblings == 1 else torch.float32
     by_value = causal_scan.scanned(k, q, gradient, known, parts, values, True, False, weight, slope, kept)
     by_key = causal_scan.scanned(v, gradient, q, known, parts, columns, True, True, weight, slope, kept)
-    dk, dv, state, total = (_shared(x, g) for x in (by_key.out, by_value.out, by_value.final, by_key.final_total))
+    dk, dv, state, total = (shared(x, g) for x in (by_key.out, by_value.out, by_value.final, by_key.final_total))
     return dq, dk.to(k.dtype), dv.to(v.dtype), state, total
 
 
@@ -175,7 +175,7 @@ def _(
     return *same, state, q.new_empty(sequences, g, m if normalise else 0, dtype=torch.float32)
 
 
-def _first_of(x: Tensor, siblings: int) -> Tensor:
+def first_of(x: Tensor, siblings: int) -> Tensor:
     """An entry for each query head: that of its key head with the first, zero with the others."""
     if siblings == 1:
         return x.contiguous()
@@ -184,7 +184,7 @@ def _first_of(x: Tensor, siblings: int) -> Tensor:
     return alone.flatten(1, 2)
 
 
-def _shared(x: Tensor, groups: int) -> Tensor:
+def shared(x: Tensor, groups: int) -> Tensor:
     """Sums over the query heads of each key head."""
     return x if x.shape[1] == groups else x.unflatten(1, (groups, x.shape[1] // groups)).sum(2)
 

@@ -1,0 +1,400 @@
+r"""Causal attention by positive random features, the features computed inside the kernels.
+
+.. math:: out_i = \frac{\sum_f φ_f(q_i) \sum_{j \le i} φ_f(k_j) v_j}{\sum_f φ_f(q_i) \sum_{j \le i} φ_f(k_j)}, \quad
+          φ_f(k) = e^{\sqrt{s}\,ω_f·k - s\|k\|^2/2}
+
+with s the scale of the logits, whose sign goes with the queries. Memory holds nothing of the size of n features,
+forward or backward; the directions are taken in two pieces of the inputs' type, as exact as float32 needs.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import NamedTuple
+
+import torch
+import triton
+import triton.language as tl
+from jaxtyping import Float, Float32, Int
+from torch import Tensor
+
+from avow.errors import ShapeError
+from avow.kernels import causal_scan, feature_gradients, feature_scan
+from avow.kernels.causal_scan import Cut, padded
+from avow.kernels.linear_attention import check, first_of, shared
+
+_LOG2E = math.log2(math.e)
+_CHUNK = 64
+
+
+class FeatureSums(NamedTuple):
+    """All that is remembered of the keys so far: sums relative to e^top, one for each sequence and key head."""
+
+    sums: Float32[Tensor, "s g m e"]
+    total: Float32[Tensor, "s g m"]
+    top: Float32[Tensor, "s g"]
+
+
+class FeatureMean(NamedTuple):
+    """The answer, whether every row of it is sound, and the sums after the last key."""
+
+    out: Float[Tensor, "b h n e"]
+    log_normaliser: Float32[Tensor, "b h n"]
+    """To base 2, over the row's own factor; not finite where features left the range of float32."""
+    last: FeatureSums
+
+
+class Layout(NamedTuple):
+    """Features taken together, rows of a chunk, columns of values per program, warps, loads under way."""
+
+    features: int
+    chunk: int
+    columns: int
+    warps: int
+    stages: int
+
+
+def layout(m: int, d: int, e: int, kind: torch.dtype) -> Layout:
+    """The largest tiles that stay in registers, or nearly."""
+    features = min(padded(m), 128 if kind == torch.bfloat16 else 64)
+    room = triton.cdiv(m, features) * features
+    if kind == torch.bfloat16:
+        columns = min(padded(e), 128, max(16, 16384 // room))
+        return Layout(features, 64, columns, 4 if room <= 64 and d <= 64 else 8, 2)
+    return Layout(features, 32, min(padded(e), max(16, 8192 // room)), 8, 1)
+
+
+def feature_attention(
+    q: Float[Tensor, "b h n d"],
+    k: Float[Tensor, "b g n d"],
+    v: Float[Tensor, "b g n e"],
+    directions: Float[Tensor, "m d"],
+    scale: float | None = None,
+    initial: FeatureSums | None = None,
+    starts: Int[Tensor, "sequences+1"] | None = None,
+) -> FeatureMean:
+    """What every row collects from the keys up to its own, by the features of these directions.
+
+    `starts` are where packed sequences begin in a batch of one, and where the last ends. Gradients reach q, k and v,
+    through the answer alone.
+    """
+    check(q, k, v, starts)
+    if directions.shape[0] > 512 or q.shape[3] > 256:
+        told, rule = f"{directions.shape[0]}, {q.shape[3]}", "must be at most 512 and 256"
+        raise ShapeError("features, dim of q", told, rule, "use fewer features")
+    scale = q.shape[-1] ** -0.5 if scale is None else scale
+    begin: list[Tensor | None] = [None, None, None]
+    if initial is not None:
+        begin = [initial.sums.contiguous(), initial.total.contiguous(), initial.top * _LOG2E]
+    out, lse, last, total, top, *_ = _forward(q, k, v, directions.detach().float(), scale, *begin, starts)
+    return FeatureMean(out, lse, FeatureSums(last, total, top / _LOG2E))
+
+
+def _parts(q: Tensor, m: int, e: int, starts: Tensor | None) -> Cut:
+    b, h, n, d = q.shape
+    programs = b * h * triton.cdiv(e, layout(m, d, e, q.dtype).columns)
+    whole = causal_scan.cut_for(n, programs, 1)
+    return whole if starts is None else causal_scan.cut_packed(whole, starts, n)
+
+
+def _in_pieces(directions: Tensor, kind: torch.dtype) -> tuple[Tensor, Tensor]:
+    high = directions.to(kind)
+    return high.contiguous(), (directions - high.float()).to(kind).contiguous()
+
+
+def _numbers(scale: float, m: int) -> dict[str, float]:
+    """What logarithms are multiplied by, to base 2: those of queries, of keys; guesses; halves of squares."""
+    root = math.sqrt(abs(scale)) * _LOG2E
+    lift = math.sqrt(2 * math.log(m + 1)) * root
+    return {
+        "factor": math.copysign(root, scale),
+        "key_factor": root,
+        "lift": lift,
+        "half": 0.5 * abs(scale) * _LOG2E,
+    }
+
+
+def _constants(m: int, d: int, e: int, chosen: Layout, kind: torch.dtype) -> dict[str, object]:
+    return {
+        "D": d,
+        "DP": padded(d),
+        "M": m,
+        "MB": chosen.features,
+        "NB": triton.cdiv(m, chosen.features),
+        "E": e,
+        "EB": chosen.columns,
+        "C": chosen.chunk,
+        "KIND": tl.bfloat16 if kind == torch.bfloat16 else tl.float32,
+        # TF32 has the digits of float16; three products of it have nearly those of float32.
+        "PRECISION": "tf32x3" if kind == torch.float32 else "tf32",
+        "num_warps": chosen.warps,
+        "num_stages": chosen.stages,
+    }
+
+
+class _Before(NamedTuple):
+    """What lies before each part, and the tops that is relative to."""
+
+    sums: Tensor
+    totals: Tensor
+    tops: Tensor
+
+
+def _before(
+    y: Tensor,
+    z: Tensor,
+    lse: Tensor | None,
+    slope: Tensor | None,
+    parts: Cut,
+    pieces: tuple[Tensor, Tensor],
+    scale: float,
+    initial: tuple[Tensor | None, ...] = (None, None, None),
+) -> _Before:
+    """Sums over keys and values, or, given normalisers and slopes, over rows and gradients from the end."""
+    (b, h, n, d), e, m = y.shape, z.shape[3], pieces[0].shape[0]
+    chosen, numbers = layout(m, d, e, y.dtype), _numbers(scale, m)
+    keys = lse is None
+    sums = y.new_empty(b * h, parts.parts, m, e, dtype=torch.float32)
+    totals = y.new_empty(b * h, parts.parts, m, dtype=torch.float32)
+    tops, lower = (y.new_empty(b * h, parts.parts, dtype=torch.float32) for _ in range(2))
+    if parts.parts > 1:
+        feature_scan.feature_sums[(b * h, parts.parts, triton.cdiv(e, chosen.columns))](
+            y,
+            z,
+            sums if lse is None else lse,
+            sums if slope is None else slope,
+            *pieces,
+            parts.table,
+            sums,
+            totals,
+            tops,
+            *y.stride()[:3],
+            *z.stride()[:3],
+            n,
+            parts.length,
+            numbers["key_factor" if keys else "factor"],
+            numbers["lift"],
+            numbers["half"],
+            H=h,
+            KEYS=keys,
+            WHOLE=False,
+            PACKED=parts.table is not None,
+            **_constants(m, d, e, chosen, y.dtype),
+        )
+    sequences = 1 if parts.ends is None else len(parts.ends) - 1
+    for held, width, given in ((sums, e, initial[0]), (totals, 1, initial[1])):
+        size = m * width
+        block = min(1024, padded(size))
+        feature_scan.log_prefixes[(b * h, triton.cdiv(size, block), sequences)](
+            held,
+            tops,
+            lower,
+            sums if given is None else given,
+            sums if initial[2] is None else initial[2],
+            parts.ends,
+            sums,
+            sums,
+            parts.parts,
+            b * h,
+            SIZE=size,
+            WIDTH=width,
+            LOGS=1,
+            BLOCK=block,
+            GIVEN=given is not None,
+            WHOLE=False,
+            REVERSE=not keys,
+            PACKED=parts.table is not None,
+            num_warps=4,
+        )
+    return _Before(sums, totals, lower)
+
+
+@torch.library.custom_op("avow::feature_attention", mutates_args=())
+def _forward(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    directions: Tensor,
+    scale: float,
+    initial: Tensor | None,
+    initial_total: Tensor | None,
+    initial_top: Tensor | None,
+    starts: Tensor | None,
+) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
+    """Rows, their normalisers' logarithms, the final sums, and what lies before each part."""
+    q, k, v = (causal_scan.rowwise(x) for x in (q, k, v))
+    (b, h, n, d), g, e, m = q.shape, k.shape[1], v.shape[3], directions.shape[0]
+    parts, pieces = _parts(q, m, e, starts), _in_pieces(directions, q.dtype)
+    known = _before(k, v, None, None, parts, pieces, scale, (initial, initial_total, initial_top))
+    chosen = layout(m, d, e, q.dtype)
+    sequences = b if starts is None else len(starts) - 1
+    out = q.new_empty(b, h, n, e)
+    lse = q.new_empty(b, h, n, dtype=torch.float32)
+    last = tuple(q.new_empty(sequences, g, *rest, dtype=torch.float32) for rest in ((m, e), (m,), ()))
+    feature_scan.feature_rows[(b * h, parts.parts, triton.cdiv(e, chosen.columns))](
+        q,
+        k,
+        v,
+        *pieces,
+        parts.table,
+        *known,
+        out,
+        lse,
+        *last,
+        *q.stride()[:3],
+        *k.stride()[:3],
+        *v.stride()[:3],
+        n,
+        parts.length,
+        *_numbers(scale, m).values(),
+        H=h,
+        R=h // g,
+        PACKED=parts.table is not None,
+        **_constants(m, d, e, chosen, q.dtype),
+    )
+    return out, lse, *last, *known  # type: ignore[return-value]
+
+
+@_forward.register_fake
+def _(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    directions: Tensor,
+    scale: float,
+    initial: Tensor | None,
+    initial_total: Tensor | None,
+    initial_top: Tensor | None,
+    starts: Tensor | None,
+) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
+    (b, h, n, _), g, e, m = q.shape, k.shape[1], v.shape[3], directions.shape[0]
+    sequences = b if starts is None else len(starts) - 1
+    parts = torch.library.get_ctx().new_dynamic_size() if starts is not None else _parts(q, m, e, None).parts
+    shapes = ((b, h, n), (sequences, g, m, e), (sequences, g, m), (sequences, g))
+    held = ((b * g, parts, m, e), (b * g, parts, m), (b * g, parts))
+    rest = (q.new_empty(shape, dtype=torch.float32) for shape in (*shapes, *held))
+    return q.new_empty(b, h, n, e), *rest  # type: ignore[return-value]
+
+
+@torch.library.custom_op("avow::feature_attention_backward", mutates_args=())
+def _backward(
+    gradient: Tensor,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    directions: Tensor,
+    scale: float,
+    out: Tensor,
+    lse: Tensor,
+    sums: Tensor,
+    totals: Tensor,
+    tops: Tensor,
+    starts: Tensor | None,
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Gradients of q, k and v."""
+    gradient, q, k, v = (causal_scan.rowwise(x) for x in (gradient, q, k, v))
+    (b, h, n, d), g, e, m = q.shape, k.shape[1], v.shape[3], directions.shape[0]
+    parts, pieces, numbers = _parts(q, m, e, starts), _in_pieces(directions, q.dtype), _numbers(scale, m)
+    slope = causal_scan.slopes(gradient, out, torch.ones_like(lse))[1]
+    chosen = layout(m, d, e, q.dtype)
+    blocks = triton.cdiv(e, chosen.columns)
+    known = _before(q, gradient, lse, slope, parts, pieces, scale)
+    wide = [q.new_empty(blocks, b, h, n, d, dtype=torch.float32) for _ in range(2)]
+    values = q.new_empty(b, h, n, e, dtype=torch.float32)
+    given = (q, k, v, gradient, lse, slope, *pieces, parts.table)
+    strides = [x for tensor in given[:4] for x in tensor.stride()[:3]]
+    shape = (n, parts.length, *numbers.values())
+    constants = {"H": h, "R": h // g, "PACKED": parts.table is not None, **_constants(m, d, e, chosen, q.dtype)}
+    grid = (b * h, parts.parts, blocks)
+    feature_gradients.query_gradients[grid](*given, sums, totals, tops, wide[0], *strides, *shape, **constants)
+    feature_gradients.key_gradients[grid](*given, *known, wide[1], values, *strides, *shape, **constants)
+    dq, dk = (x[0] if blocks == 1 else x.sum(0) for x in wide)
+    # Factors are those of logarithms to base 2.
+    dq, dk = dq * (numbers["factor"] / _LOG2E), dk / _LOG2E
+    return dq.to(q.dtype), shared(dk, g).to(k.dtype), shared(values, g).to(v.dtype)
+
+
+@_backward.register_fake
+def _(
+    gradient: Tensor,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    directions: Tensor,
+    scale: float,
+    out: Tensor,
+    lse: Tensor,
+    sums: Tensor,
+    totals: Tensor,
+    tops: Tensor,
+    starts: Tensor | None,
+) -> tuple[Tensor, Tensor, Tensor]:
+    return q.new_empty(q.shape), k.new_empty(k.shape), v.new_empty(v.shape)
+
+
+def _keep(ctx, inputs, output):
+    q, k, v, directions, scale, *_, starts = inputs
+    out, lse, last, total, top, sums, totals, tops = output
+    ctx.save_for_backward(q, k, v, directions, out, lse, sums, totals, tops, starts)
+    ctx.scale = scale
+    ctx.mark_non_differentiable(lse, last, total, top, sums, totals, tops)
+
+
+def _gradients(ctx, gradient, *rest):
+    q, k, v, directions, out, lse, sums, totals, tops, starts = ctx.saved_tensors
+    found = _backward(gradient, q, k, v, directions, ctx.scale, out, lse, sums, totals, tops, starts)
+    return *found, None, None, None, None, None, None
+
+
+_forward.register_autograd(_gradients, setup_context=_keep)
+
+
+def feature_attention_twin(
+    q: Float[Tensor, "b h n d"],
+    k: Float[Tensor, "b g n d"],
+    v: Float[Tensor, "b g n e"],
+    directions: Float[Tensor, "m d"],
+    scale: float | None = None,
+    initial: FeatureSums | None = None,
+) -> FeatureMean:
+    """The same in plain torch, for one sequence, on any device and for any type, float64 too."""
+    wide = torch.promote_types(q.dtype, torch.float32)
+    scale = q.shape[-1] ** -0.5 if scale is None else scale
+    b, g, n, _ = k.shape
+    root, across, values = math.sqrt(abs(scale)), directions.to(wide).mT, v.to(wide)
+    keys = k.to(wide) * root
+    key_logs = keys @ across - 0.5 * keys.square().sum(-1, keepdim=True)  # (b, g, n, m)
+    row_logs = (q.to(wide) * math.copysign(root, scale) @ across).unflatten(1, (g, -1))
+    if initial is None:
+        m, e = directions.shape[0], v.shape[3]
+        last = FeatureSums(keys.new_zeros(b, g, m, e), keys.new_zeros(b, g, m), keys.new_full((b, g), -math.inf))
+    else:
+        last = FeatureSums(*(x.to(wide) for x in initial))
+    parts, logs = [], []
+    for start in range(0, n, _CHUNK):
+        span = slice(start, start + _CHUNK)
+        log = key_logs[..., span, :]
+        # Each row's own reference, and one for what the next chunk inherits; none of them moves the answer.
+        own = log.detach().amax(-1).cummax(-1).values
+        highest = torch.maximum(own, last.top.unsqueeze(-1))  # (b, g, l)
+        ahead = row_logs[..., span, :]
+        guess = ahead.detach().amax(-1, keepdim=True)
+        rows = torch.exp(ahead - guess)  # (b, g, r, l, m)
+        top = log.detach().amax(-1)
+        pairs = (rows @ torch.exp(log - top.unsqueeze(-1)).unsqueeze(2).mT).tril()
+        rise = (top.unsqueeze(-2) - highest.unsqueeze(-1)).tril().unsqueeze(2)  # (b, g, 1, l, l)
+        pairs = pairs * torch.exp(rise)
+        earlier = torch.exp(last.top.unsqueeze(-1) - highest)[:, :, None, :, None]
+        found = pairs @ values[..., span, :].unsqueeze(2) + rows @ last.sums.unsqueeze(2) * earlier
+        divisor = pairs.sum(-1, keepdim=True) + rows @ last.total[:, :, None, :, None] * earlier
+        parts.append(found / divisor)
+        logs.append((torch.log(divisor) + guess).squeeze(-1) + highest.unsqueeze(2))
+        higher = highest[..., -1]
+        features = torch.exp(log - higher[..., None, None])
+        shrink = torch.exp(last.top - higher)[..., None]
+        last = FeatureSums(
+            last.sums * shrink.unsqueeze(-1) + features.mT @ values[..., span, :],
+            last.total * shrink + features.sum(-2),
+            higher,
+        )
+    return FeatureMean(torch.cat(parts, -2).flatten(1, 2).to(q.dtype), torch.cat(logs, -1).flatten(1, 2), last)

@@ -1,0 +1,356 @@
+r"""Random features inside the scan: no feature is ever written to memory.
+
+A row's features are :math:`e^{ω_f·q_i}`, a key's :math:`e^{ω_f·k_j - \|k_j\|^2/2}`, computed where they are needed, some
+at a time, relative to a guess at the largest of them, λ‖q‖ and λ‖k‖ with λ that of m Gaussians. A row's guess cancels
+in its mean. A key's is kept as part of its logarithm :math:`b_j = λ\|k_j\| - \|k_j\|^2/2`: sums over keys are relative
+to the largest b so far, and a row relates each key of its chunk to the largest b that it sees. No future key is felt,
+and a mean is lost only where features leave float32 on their own: the logarithm of its normaliser then says so, and is
+not finite. Logarithms are those to base 2.
+"""
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+
+from avow.kernels.causal_scan import span, tile
+
+# Normalisers below this, relative to the largest key, may have lost terms that count.
+_TINY = tl.constexpr(2.0**-60)
+LOWEST = tl.constexpr(float("-inf"))
+# Columns of the narrowest product there is.
+FEW = tl.constexpr(16)
+
+
+@triton.jit
+def pieces(high, low, block, M: tl.constexpr, MB: tl.constexpr, D: tl.constexpr, DP: tl.constexpr):
+    """A block of directions, as columns, in two pieces that add up to them; float32 has all of them in the first."""
+    feature, entry = block * MB + tl.arange(0, MB), tl.arange(0, DP)
+    place = feature[None, :] * D + entry[:, None]
+    inside = (feature < M)[None, :] & (entry < D)[:, None]
+    first = tl.load(high + place, mask=inside, other=0.0)
+    second = tl.load(low + place, mask=inside, other=0.0)
+    return first, second
+
+
+@triton.jit
+def lengths(x):
+    """The squared length of every row, and the length."""
+    wide = x.to(tl.float32)
+    square = tl.sum(wide * wide, 1)
+    return square, tl.sqrt(square)
+
+
+@triton.jit
+def featured(x, first, second, factor, guess, block, M: tl.constexpr, MB: tl.constexpr, PRECISION: tl.constexpr):
+    """A block of features of every row, relative to a guess at the largest."""
+    log = tl.dot(x, first, input_precision=PRECISION)
+    if x.dtype != tl.float32:
+        log = tl.dot(x, second, log)
+    log = log * factor - guess[:, None]
+    if M % MB != 0:
+        log = tl.where((block * MB + tl.arange(0, MB) < M)[None, :], log, LOWEST)
+    return tl.exp2(log)
+
+
+@triton.jit
+def alone(x, KIND: tl.constexpr):
+    """A matrix with one column that is not zero: sums over features are products too, and take fewer registers."""
+    return tl.where((tl.arange(0, FEW) == 0)[None, :], x[:, None], 0.0).to(KIND)
+
+
+@triton.jit
+def state_of(base, block, column, M: tl.constexpr, MB: tl.constexpr, E: tl.constexpr):
+    """Where a block of a state lies, and what of it is there."""
+    feature = block * MB + tl.arange(0, MB)
+    return base + feature[:, None] * E + column[None, :], (feature < M)[:, None] & (column < E)[None, :]
+
+
+@triton.jit
+def total_of(base, block, M: tl.constexpr, MB: tl.constexpr):
+    """The same for totals, which are the first column of a few."""
+    feature, few = block * MB + tl.arange(0, MB), tl.arange(0, FEW)
+    return base + feature[:, None] + few[None, :], (feature < M)[:, None] & (few == 0)[None, :]
+
+
+@triton.jit
+def raised(top, log):
+    """A reference at least as high as before, the weights of new logarithms under it, and what old sums shrink by."""
+    higher = tl.maximum(top, tl.max(log, 0))
+    settled = tl.where(higher > LOWEST, higher, 0.0)
+    return higher, tl.exp2(log - settled), tl.exp2(top - settled)
+
+
+@triton.jit
+def feature_sums(
+    y,
+    z,
+    lse,
+    slope,
+    high,
+    low,
+    table,
+    sums,
+    totals,
+    tops,
+    y_batch,
+    y_head,
+    y_row,
+    z_batch,
+    z_head,
+    z_row,
+    rows,
+    length,
+    factor,
+    lift,
+    half,
+    H: tl.constexpr,
+    D: tl.constexpr,
+    DP: tl.constexpr,
+    M: tl.constexpr,
+    MB: tl.constexpr,
+    NB: tl.constexpr,
+    E: tl.constexpr,
+    EB: tl.constexpr,
+    C: tl.constexpr,
+    KEYS: tl.constexpr,
+    WHOLE: tl.constexpr,
+    PACKED: tl.constexpr,
+    KIND: tl.constexpr,
+    PRECISION: tl.constexpr,
+):
+    """A part's sums over keys of features and values, or, from the end, over rows of features and gradients.
+
+    A row weighs 2^-lse, and counts in the totals with its slope.
+    """
+    head, part, block = tl.program_id(0), tl.program_id(1), tl.program_id(2)
+    parts = tl.num_programs(1)
+    start, many, begins, last = span(part, parts, length, rows, table, not KEYS, PACKED)
+    if not WHOLE:
+        if last:
+            return
+    batch, own = (head // H).to(tl.int64), (head % H).to(tl.int64)
+    y += batch * y_batch + own * y_head + start * y_row
+    z += batch * z_batch + own * z_head + start * z_row
+    rest = head.to(tl.int64) * rows + start
+    row, entry = tl.arange(0, C), tl.arange(0, DP)
+    column = block * EB + tl.arange(0, EB)
+    states, counts, known = (), (), ()
+    for b in tl.static_range(NB):
+        known = known + (pieces(high, low, b, M, MB, D, DP),)
+        states = states + (tl.zeros((MB, EB), tl.float32),)
+        counts = counts + (tl.zeros((MB, FEW), tl.float32),)
+    top = tl.full((), LOWEST, tl.float32)
+    steps = tl.cdiv(many, C)
+    for step in range(steps):
+        if KEYS:  # noqa: SIM108 - a choice between constants is one for Triton only as a statement
+            chunk = steps - 1 - step
+        else:
+            chunk = step
+        ahead = tl.cast(chunk, tl.int64) * C
+        left = many - chunk * C
+        ys = tile(y + ahead * y_row, y_row, row, entry, left, D, DP)
+        zs = tile(z + ahead * z_row, z_row, row, column, left, E, EB)
+        square, long = lengths(ys)
+        guess = lift * long
+        if KEYS:
+            log = guess - half * square
+        else:
+            log = -tl.load(lse + rest + ahead + row, mask=row < left, other=float("inf"))
+        top, weight, shrink = raised(top, tl.where(row < left, log, LOWEST))
+        counted = weight
+        if not KEYS:
+            counted = weight * tl.load(slope + rest + ahead + row, mask=row < left, other=0.0)
+        given, counted = (zs.to(tl.float32) * weight[:, None]).to(KIND), alone(counted, KIND)
+        new, newer = (), ()
+        for b in tl.static_range(NB):
+            first, second = known[b]
+            keys = featured(ys, first, second, factor, guess, b, M, MB, PRECISION).to(KIND)
+            new = new + (tl.dot(tl.trans(keys), given, states[b] * shrink, input_precision=PRECISION),)
+            newer = newer + (tl.dot(tl.trans(keys), counted, counts[b] * shrink, input_precision=PRECISION),)
+        states, counts = new, newer
+    place = head.to(tl.int64) * parts + part
+    for b in tl.static_range(NB):
+        at, inside = state_of(sums + place * (M * E), b, column, M, MB, E)
+        tl.store(at, states[b], mask=inside)
+        at, inside = total_of(totals + place * M, b, M, MB)
+        tl.store(at, counts[b], mask=inside & (block == 0))
+    tl.store(tops + place, top, mask=block == 0)
+
+
+@triton.jit
+def log_prefixes(
+    sums,
+    tops,
+    lower,
+    initial,
+    initial_tops,
+    ends,
+    final,
+    final_tops,
+    parts,
+    groups,
+    SIZE: tl.constexpr,
+    WIDTH: tl.constexpr,
+    LOGS: tl.constexpr,
+    BLOCK: tl.constexpr,
+    GIVEN: tl.constexpr,
+    WHOLE: tl.constexpr,
+    REVERSE: tl.constexpr,
+    PACKED: tl.constexpr,
+):
+    """Sums of parts, each relative to its own top, become what lies before each part, relative to `lower`.
+
+    Of SIZE sums, every WIDTH share a feature, and features share LOGS tops. The sum of all parts is asked for where
+    nothing comes after that knows it.
+    """
+    head, block, sequence = tl.program_id(0).to(tl.int64), tl.program_id(1), tl.program_id(2)
+    place = block * BLOCK + tl.arange(0, BLOCK)
+    inside = place < SIZE
+    at = (place // WIDTH) % LOGS
+    leads = inside & (place % WIDTH == 0) & (place // WIDTH < LOGS)
+    first, behind = 0, parts
+    if PACKED:
+        first, behind = tl.load(ends + sequence), tl.load(ends + sequence + 1)
+    state = tl.zeros((BLOCK,), tl.float32)
+    top = tl.full((BLOCK,), LOWEST, tl.float32)
+    if GIVEN:
+        state = tl.load(initial + (sequence * groups + head) * SIZE + place, mask=inside, other=0.0)
+        top = tl.load(initial_tops + (sequence * groups + head) * LOGS + at, mask=inside, other=0.0)
+    for step in range(first, behind):
+        part = step
+        if REVERSE:
+            part = first + behind - 1 - step
+        own = sums + (head * parts + part) * SIZE + place
+        there = inside & ((step < behind - 1) | WHOLE)
+        found = tl.load(own, mask=there, other=0.0)
+        log = tl.load(tops + (head * parts + part) * LOGS + at, mask=there, other=LOWEST)
+        tl.store(own, state, mask=inside)
+        tl.store(lower + (head * parts + part) * LOGS + at, top, mask=leads)
+        higher = tl.maximum(top, log)
+        settled = tl.where(higher > LOWEST, higher, 0.0)
+        state = state * tl.exp2(top - settled) + found * tl.exp2(log - settled)
+        top = higher
+    if WHOLE:
+        tl.store(final + (sequence * groups + head) * SIZE + place, state, mask=inside)
+        tl.store(final_tops + (sequence * groups + head) * LOGS + at, top, mask=leads)
+
+
+@triton.jit
+def feature_rows(
+    x,
+    y,
+    z,
+    high,
+    low,
+    table,
+    before,
+    totals,
+    tops,
+    out,
+    lse,
+    final,
+    final_total,
+    final_top,
+    x_batch,
+    x_head,
+    x_row,
+    y_batch,
+    y_head,
+    y_row,
+    z_batch,
+    z_head,
+    z_row,
+    rows,
+    length,
+    factor,
+    key_factor,
+    lift,
+    half,
+    H: tl.constexpr,
+    R: tl.constexpr,
+    D: tl.constexpr,
+    DP: tl.constexpr,
+    M: tl.constexpr,
+    MB: tl.constexpr,
+    NB: tl.constexpr,
+    E: tl.constexpr,
+    EB: tl.constexpr,
+    C: tl.constexpr,
+    PACKED: tl.constexpr,
+    KIND: tl.constexpr,
+    PRECISION: tl.constexpr,
+):
+    """The rows of one part: their means of values, and the logarithms of their normalisers."""
+    head, part, block = tl.program_id(0), tl.program_id(1), tl.program_id(2)
+    parts = tl.num_programs(1)
+    start, many, begins, last = span(part, parts, length, rows, table, False, PACKED)
+    batch, own = (head // H).to(tl.int64), head % H
+    x += batch * x_batch + own.to(tl.int64) * x_head + start * x_row
+    y += batch * y_batch + (own // R).to(tl.int64) * y_head + start * y_row
+    z += batch * z_batch + (own // R).to(tl.int64) * z_head + start * z_row
+    rest = head.to(tl.int64) * rows + start
+    row, entry = tl.arange(0, C), tl.arange(0, DP)
+    column = block * EB + tl.arange(0, EB)
+    group = (head // R).to(tl.int64)
+    place = group * parts + part
+    states, counts, known = (), (), ()
+    for b in tl.static_range(NB):
+        known = known + (pieces(high, low, b, M, MB, D, DP),)
+        at, inside = state_of(before + place * (M * E), b, column, M, MB, E)
+        states = states + (tl.load(at, mask=inside, other=0.0),)
+        at, inside = total_of(totals + place * M, b, M, MB)
+        counts = counts + (tl.load(at, mask=inside, other=0.0),)
+    top = tl.load(tops + place)
+    seen = row[:, None] >= row[None, :]
+    steps = tl.cdiv(many, C)
+    for step in range(steps):
+        ahead = tl.cast(step, tl.int64) * C
+        left = many - step * C
+        xs = tile(x + ahead * x_row, x_row, row, entry, left, D, DP)
+        ys = tile(y + ahead * y_row, y_row, row, entry, left, D, DP)
+        zs = tile(z + ahead * z_row, z_row, row, column, left, E, EB)
+        square, long = lengths(ys)
+        size = lengths(xs)[1]
+        guess, query_guess = lift * long, lift * size
+        log = tl.where(row < left, guess - half * square, LOWEST)
+        # The largest logarithm that each row sees.
+        highest = tl.maximum(tl.max(tl.where(seen, log[None, :], LOWEST), 1), top)
+        earlier = tl.exp2(top - highest)
+        top, weight, shrink = raised(top, log)
+        given, counted = (zs.to(tl.float32) * weight[:, None]).to(KIND), alone(weight, KIND)
+        pairs = tl.zeros((C, C), tl.float32)
+        found = tl.zeros((C, EB), tl.float32)
+        met = tl.zeros((C, FEW), tl.float32)
+        new, newer = (), ()
+        for b in tl.static_range(NB):
+            first, second = known[b]
+            queries = featured(xs, first, second, factor, query_guess, b, M, MB, PRECISION).to(KIND)
+            found = tl.dot(queries, states[b].to(KIND), found, input_precision=PRECISION)
+            met = tl.dot(queries, counts[b].to(KIND), met, input_precision=PRECISION)
+            keys = featured(ys, first, second, key_factor, guess, b, M, MB, PRECISION).to(KIND)
+            pairs = tl.dot(queries, tl.trans(keys), pairs, input_precision=PRECISION)
+            new = new + (tl.dot(tl.trans(keys), given, states[b] * shrink, input_precision=PRECISION),)
+            newer = newer + (tl.dot(tl.trans(keys), counted, counts[b] * shrink, input_precision=PRECISION),)
+        states, counts = new, newer
+        pairs = tl.where(seen, pairs * tl.exp2(log[None, :] - highest[:, None]), 0.0)
+        found = found * earlier[:, None]
+        found = tl.dot(pairs.to(KIND), zs.to(KIND), found, input_precision=PRECISION)
+        divisor = tl.sum(met, 1) * earlier + tl.sum(pairs, 1)
+        # Neither nan nor inf is below anything.
+        sound = (divisor > _TINY) & (divisor < 1 / _TINY)
+        found = found / tl.where(sound, divisor, 1.0)[:, None]
+        target = out + (rest + ahead) * E + row[:, None] * E + column[None, :]
+        tl.store(target, found.to(out.dtype.element_ty), mask=(row < left)[:, None] & (column < E)[None, :])
+        told = tl.where(sound, tl.log2(tl.where(sound, divisor, 1.0)) + highest, float("inf"))
+        tl.store(lse + rest + ahead + row, told, mask=(row < left) & (block == 0))
+    if last and (head % R) == 0:
+        to = group
+        if PACKED:
+            to = tl.load(table + 4 * part + 3).to(tl.int64) * (H // R) + group
+        for b in tl.static_range(NB):
+            at, inside = state_of(final + to * (M * E), b, column, M, MB, E)
+            tl.store(at, states[b], mask=inside)
+            at, inside = total_of(final_total + to * M, b, M, MB)
+            tl.store(at, counts[b], mask=inside & (block == 0))
+        tl.store(final_top + to, top, mask=block == 0)

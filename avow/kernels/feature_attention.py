@@ -10,7 +10,7 @@ forward or backward; the directions are taken in two pieces of the inputs' type,
 from __future__ import annotations
 
 import math
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 import triton
@@ -21,7 +21,7 @@ from torch import Tensor
 from avow.errors import ShapeError
 from avow.kernels import causal_scan, feature_gradients, feature_scan
 from avow.kernels.causal_scan import Cut, padded
-from avow.kernels.linear_attention import check, first_of, shared
+from avow.kernels.linear_attention import check, shared
 
 _LOG2E = math.log2(math.e)
 _CHUNK = 64
@@ -61,7 +61,9 @@ def layout(m: int, d: int, e: int, kind: torch.dtype) -> Layout:
     if kind == torch.bfloat16:
         columns = min(padded(e), 128, max(16, 16384 // room))
         return Layout(features, 64, columns, 4 if room <= 64 and d <= 64 else 8, 2)
-    return Layout(features, 32, min(padded(e), max(16, 8192 // room)), 8, 1)
+    if kind == torch.float16:
+        return Layout(features, 32, min(padded(e), max(16, 8192 // room)), 8, 1)
+    return Layout(min(features, 32), 16, 16, 8, 1)
 
 
 def feature_attention(
@@ -114,7 +116,7 @@ def _numbers(scale: float, m: int) -> dict[str, float]:
     }
 
 
-def _constants(m: int, d: int, e: int, chosen: Layout, kind: torch.dtype) -> dict[str, object]:
+def _constants(m: int, d: int, e: int, chosen: Layout, kind: torch.dtype) -> dict[str, Any]:
     return {
         "D": d,
         "DP": padded(d),

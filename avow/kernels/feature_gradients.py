@@ -13,11 +13,13 @@ The first is a scan over keys and values, the others are one from the end over q
 
 from __future__ import annotations
 
+# Triton adds tuples, but does not unpack them into new ones.
+# ruff: noqa: RUF005
 import triton
 import triton.language as tl
 
 from avow.kernels.causal_scan import span, tile
-from avow.kernels.feature_scan import FEW, LOWEST, alone, featured, lengths, pieces, raised, state_of, total_of
+from avow.kernels.feature_scan import LOWEST, alone, featured, lengths, pieces, raised, state_of, total_of
 
 
 @triton.jit
@@ -70,7 +72,7 @@ def query_gradients(
     """The gradients of one part's queries, over the factor of their logarithms."""
     head, part, block = tl.program_id(0), tl.program_id(1), tl.program_id(2)
     parts = tl.num_programs(1)
-    start, many, begins, last = span(part, parts, length, rows, table, False, PACKED)
+    start, many, _begins, _last = span(part, parts, length, rows, table, False, PACKED)
     batch, own = (head // H).to(tl.int64), head % H
     x += batch * x_batch + own.to(tl.int64) * x_head + start * x_row
     g += batch * g_batch + own.to(tl.int64) * g_head + start * g_row
@@ -123,8 +125,8 @@ def query_gradients(
             new = new + (tl.dot(tl.trans(keys), given, states[b] * shrink, input_precision=PRECISION),)
             newer = newer + (tl.dot(tl.trans(keys), counted, counts[b] * shrink, input_precision=PRECISION),)
         states, counts = new, newer
-        at = target + (ahead + row)[:, None] * D + entry[None, :]
-        tl.store(at, found, mask=(row < left)[:, None] & (entry < D)[None, :])
+        goal = target + (ahead + row)[:, None] * D + entry[None, :]
+        tl.store(goal, found, mask=(row < left)[:, None] & (entry < D)[None, :])
 
 
 @triton.jit
@@ -178,7 +180,7 @@ def key_gradients(
     """The gradients of one part's keys and values, as each query head sees them, from the end."""
     head, part, block = tl.program_id(0), tl.program_id(1), tl.program_id(2)
     parts = tl.num_programs(1)
-    start, many, begins, last = span(part, parts, length, rows, table, True, PACKED)
+    start, many, _begins, _last = span(part, parts, length, rows, table, True, PACKED)
     batch, own = (head // H).to(tl.int64), head % H
     x += batch * x_batch + own.to(tl.int64) * x_head + start * x_row
     g += batch * g_batch + own.to(tl.int64) * g_head + start * g_row
@@ -246,7 +248,7 @@ def key_gradients(
         found_v = tl.dot((pairs * share).to(KIND), gs, found_v, input_precision=PRECISION)
         # Half is that of logarithms to base 2, as are the factors: their ratio is what counts.
         found_k = found_k * key_factor - (2 * half) * sums[:, None] * ys.to(tl.float32)
-        at = target + (ahead + row)[:, None] * D + entry[None, :]
-        tl.store(at, found_k, mask=(row < left)[:, None] & (entry < D)[None, :])
-        at = gradient_v + (rest + ahead + row)[:, None] * E + column[None, :]
-        tl.store(at, found_v, mask=(row < left)[:, None] & (column < E)[None, :])
+        goal = target + (ahead + row)[:, None] * D + entry[None, :]
+        tl.store(goal, found_k, mask=(row < left)[:, None] & (entry < D)[None, :])
+        value_goal = gradient_v + (rest + ahead + row)[:, None] * E + column[None, :]
+        tl.store(value_goal, found_v, mask=(row < left)[:, None] & (column < E)[None, :])

@@ -1,15 +1,17 @@
 r"""Random features inside the scan: no feature is ever written to memory.
 
-A row's features are :math:`e^{ω_f·q_i}`, a key's :math:`e^{ω_f·k_j - \|k_j\|^2/2}`, computed where they are needed, some
-at a time, relative to a guess at the largest of them, λ‖q‖ and λ‖k‖ with λ that of m Gaussians. A row's guess cancels
-in its mean. A key's is kept as part of its logarithm :math:`b_j = λ\|k_j\| - \|k_j\|^2/2`: sums over keys are relative
-to the largest b so far, and a row relates each key of its chunk to the largest b that it sees. No future key is felt,
-and a mean is lost only where features leave float32 on their own: the logarithm of its normaliser then says so, and is
-not finite. Logarithms are those to base 2.
+A row's features are :math:`e^{ω_f·q_i}`, a key's :math:`e^{ω_f·k_j - \|k_j\|^2/2}`, computed where they are needed,
+some at a time, relative to a guess at the largest of them, λ‖q‖ and λ‖k‖ with λ that of m Gaussians. A row's guess
+cancels in its mean. A key's is kept as part of its logarithm :math:`b_j = λ\|k_j\| - \|k_j\|^2/2`: sums over keys are
+relative to the largest b so far, and a row relates each key of its chunk to the largest b that it sees. No future key
+is felt, and a mean is lost only where features leave float32 on their own: the logarithm of its normaliser then says
+so, and is not finite. Logarithms are those to base 2.
 """
 
 from __future__ import annotations
 
+# Triton adds tuples, but does not unpack them into new ones.
+# ruff: noqa: RUF005
 import triton
 import triton.language as tl
 
@@ -29,7 +31,10 @@ def pieces(high, low, block, M: tl.constexpr, MB: tl.constexpr, D: tl.constexpr,
     place = feature[None, :] * D + entry[:, None]
     inside = (feature < M)[None, :] & (entry < D)[:, None]
     first = tl.load(high + place, mask=inside, other=0.0)
-    second = tl.load(low + place, mask=inside, other=0.0)
+    if high.dtype.element_ty == tl.float32:  # noqa: SIM108
+        second = first
+    else:
+        second = tl.load(low + place, mask=inside, other=0.0)
     return first, second
 
 
@@ -125,8 +130,8 @@ def feature_sums(
     """
     head, part, block = tl.program_id(0), tl.program_id(1), tl.program_id(2)
     parts = tl.num_programs(1)
-    start, many, begins, last = span(part, parts, length, rows, table, not KEYS, PACKED)
-    if not WHOLE:
+    start, many, _begins, last = span(part, parts, length, rows, table, not KEYS, PACKED)
+    if not WHOLE:  # noqa: SIM102 - a constant, which removes the rest
         if last:
             return
     batch, own = (head // H).to(tl.int64), (head % H).to(tl.int64)
@@ -153,7 +158,7 @@ def feature_sums(
         zs = tile(z + ahead * z_row, z_row, row, column, left, E, EB)
         square, long = lengths(ys)
         guess = lift * long
-        if KEYS:
+        if KEYS:  # noqa: SIM108
             log = guess - half * square
         else:
             log = -tl.load(lse + rest + ahead + row, mask=row < left, other=float("inf"))
@@ -284,7 +289,7 @@ def feature_rows(
     """The rows of one part: their means of values, and the logarithms of their normalisers."""
     head, part, block = tl.program_id(0), tl.program_id(1), tl.program_id(2)
     parts = tl.num_programs(1)
-    start, many, begins, last = span(part, parts, length, rows, table, False, PACKED)
+    start, many, _begins, last = span(part, parts, length, rows, table, False, PACKED)
     batch, own = (head // H).to(tl.int64), head % H
     x += batch * x_batch + own.to(tl.int64) * x_head + start * x_row
     y += batch * y_batch + (own // R).to(tl.int64) * y_head + start * y_row

@@ -1,0 +1,283 @@
+"""Separable attention: softmax over the features of Q, softmax over the positions of K, both inside the kernels.
+
+Without a mask, keys and values are read once and so are queries: the least there is. Causal rows read keys and values
+a second time. Gradients are those of the plain formula, taken chunk by chunk in torch.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any, NamedTuple
+
+import torch
+import triton
+import triton.language as tl
+from jaxtyping import Bool, Float, Float32, Int
+from torch import Tensor
+
+from avow.errors import ParameterError, ShapeError
+from avow.kernels import causal_scan, feature_scan, separable_scan
+from avow.kernels.causal_scan import Cut, padded
+from avow.kernels.linear_attention import check
+
+_LOG2E = math.log2(math.e)
+# Rows of a chunk, chunks of rows per program, and rows of a chunk of the twin.
+_CHUNK, _MANY, _TWIN = 64, 8, 64
+
+
+class ColumnSums(NamedTuple):
+    """All that is remembered of the keys so far: sums relative to e^top, feature by feature."""
+
+    sums: Float32[Tensor, "s g d e"]
+    total: Float32[Tensor, "s g d"]
+    top: Float32[Tensor, "s g d"]
+
+
+class SeparableMean(NamedTuple):
+    """The answer, whether keys rose too steeply for float32 to carry it, and the sums after the last key."""
+
+    out: Float[Tensor, "b h n e"]
+    lost: Bool[Tensor, ""]
+    last: ColumnSums
+
+
+def separable_attention(
+    q: Float[Tensor, "b h n d"],
+    k: Float[Tensor, "b g s d"],
+    v: Float[Tensor, "b g s e"],
+    causal: bool,
+    temperature: float = 1.0,
+    initial: ColumnSums | None = None,
+    starts: Int[Tensor, "sequences+1"] | None = None,
+) -> SeparableMean:
+    """Every row's mixture of the columns of K and V, over all keys or over those up to its own."""
+    check(q, k if causal else q[:, : k.shape[1]], v if causal else q[:, : k.shape[1]], starts)
+    if q.shape[3] > 256:
+        raise ShapeError("dim of q", q.shape[3], "must be at most 256", "split the head")
+    if starts is not None and not causal:
+        raise ParameterError("causal", causal, "must be True where sequences are packed", "call once per sequence")
+    begin: list[Tensor | None] = [None, None, None]
+    if initial is not None:
+        begin = [initial.sums.contiguous(), initial.total.contiguous(), initial.top * _LOG2E]
+    out, missing, sums, total, top = _forward(q, k, v, causal, temperature, *begin, starts)
+    return SeparableMean(out, missing.any(), ColumnSums(sums, total, top / _LOG2E))
+
+
+def _constants(d: int, e: int, kind: torch.dtype) -> dict[str, Any]:
+    wide = kind != torch.bfloat16
+    columns = min(padded(e), 32 if wide else max(16, min(128, 16384 // padded(d))))
+    return {
+        "D": d,
+        "DP": padded(d),
+        "E": e,
+        "EB": columns,
+        "C": 32 if wide or d > 128 else _CHUNK,
+        "KIND": tl.float32 if wide else tl.bfloat16,
+        "PRECISION": "tf32x3" if kind == torch.float32 else "tf32",
+        "num_warps": 4 if max(d, columns) <= 64 else 8,
+        "num_stages": 2 if wide else 3,
+    }
+
+
+def _summed(
+    k: Tensor, v: Tensor, factor: float, parts: Cut, begin: tuple[Tensor | None, ...], whole: bool
+) -> list[Tensor]:
+    """What lies before each part, relative to tops; or, of all parts, the whole sums and tops."""
+    (b, g, n, d), e = k.shape, v.shape[3]
+    constants = _constants(d, e, k.dtype)
+    blocks = triton.cdiv(e, constants["EB"])
+    sums = k.new_empty(b * g, parts.parts, d, e, dtype=torch.float32)
+    totals, tops, lower = (k.new_empty(b * g, parts.parts, d, dtype=torch.float32) for _ in range(3))
+    packed = parts.table is not None
+    if whole or parts.parts > 1:
+        separable_scan.column_sums[(b * g, parts.parts, blocks)](
+            k,
+            v,
+            parts.table,
+            sums,
+            totals,
+            tops,
+            *k.stride()[:3],
+            *v.stride()[:3],
+            n,
+            parts.length,
+            factor,
+            H=g,
+            WHOLE=whole,
+            PACKED=packed,
+            **constants,
+        )
+    shapes = ((b, g, d, e), (b, g, d), (b, g, d)) if whole else ((0,), (0,), (0,))
+    last = [k.new_empty(shape, dtype=torch.float32) for shape in shapes]
+    sequences = 1 if parts.ends is None else len(parts.ends) - 1
+    for held, width, given, final in ((sums, e, begin[0], last[0]), (totals, 1, begin[1], last[1])):
+        block = min(1024, padded(d * width))
+        feature_scan.log_prefixes[(b * g, triton.cdiv(d * width, block), sequences)](
+            held,
+            tops,
+            lower,
+            sums if given is None else given,
+            sums if begin[2] is None else begin[2],
+            parts.ends,
+            final,
+            last[2],
+            parts.parts,
+            b * g,
+            SIZE=d * width,
+            WIDTH=width,
+            LOGS=d,
+            BLOCK=block,
+            GIVEN=given is not None,
+            WHOLE=whole,
+            REVERSE=False,
+            PACKED=packed,
+            num_warps=4,
+        )
+    return last if whole else [sums, totals, lower]
+
+
+@torch.library.custom_op("avow::separable_attention", mutates_args=())
+def _forward(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    causal: bool,
+    temperature: float,
+    initial: Tensor | None,
+    initial_total: Tensor | None,
+    initial_top: Tensor | None,
+    starts: Tensor | None,
+) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
+    """Rows, what was lost, and the sums over all keys."""
+    q, k, v = (causal_scan.rowwise(x) for x in (q, k, v))
+    (b, h, n, d), g, e = q.shape, k.shape[1], v.shape[3]
+    factor, constants = _LOG2E / temperature, _constants(d, e, q.dtype)
+    blocks = triton.cdiv(e, constants["EB"])
+    whole = causal_scan.cut_for(k.shape[2], b * (h if causal else g) * blocks, 2 if d <= 64 else 1)
+    parts = whole if starts is None else causal_scan.cut_packed(whole, starts, n)
+    begin = (initial, initial_total, initial_top)
+    known = _summed(k, v, factor, parts, begin, not causal)
+    out = q.new_empty(b, h, n, e)
+    if not causal:
+        lost = torch.zeros(b * h, 1, dtype=torch.int32, device=q.device)
+        separable_scan.mixed_rows[(b * h, triton.cdiv(n, constants["C"] * _MANY), blocks)](
+            q, known[0], known[1], out, *q.stride()[:3], n, factor, H=h, R=h // g, MANY=_MANY, **constants
+        )
+        return out, lost, *known  # type: ignore[return-value]
+    sequences = b if starts is None else len(starts) - 1
+    last = [q.new_empty(sequences, g, *rest, dtype=torch.float32) for rest in ((d, e), (d,), (d,))]
+    lost = q.new_empty(b * h, parts.parts, dtype=torch.int32)
+    separable_scan.causal_rows[(b * h, parts.parts, blocks)](
+        q,
+        k,
+        v,
+        parts.table,
+        *known,
+        out,
+        lost,
+        *last,
+        *q.stride()[:3],
+        *k.stride()[:3],
+        *v.stride()[:3],
+        n,
+        parts.length,
+        factor,
+        H=h,
+        R=h // g,
+        PACKED=parts.table is not None,
+        **constants,
+    )
+    return out, lost, *last  # type: ignore[return-value]
+
+
+@_forward.register_fake
+def _(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    causal: bool,
+    temperature: float,
+    initial: Tensor | None,
+    initial_total: Tensor | None,
+    initial_top: Tensor | None,
+    starts: Tensor | None,
+) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
+    (b, h, n, d), g, e = q.shape, k.shape[1], v.shape[3]
+    sequences = b if starts is None else len(starts) - 1
+    parts: int | torch.SymInt = 1
+    if causal:
+        blocks = -(-e // _constants(d, e, q.dtype)["EB"])
+        whole = causal_scan.cut_for(k.shape[2], b * h * blocks, 2 if d <= 64 else 1)
+        parts = whole.parts if starts is None else torch.library.get_ctx().new_dynamic_size()
+    last = (q.new_empty(sequences, g, *rest, dtype=torch.float32) for rest in ((d, e), (d,), (d,)))
+    return q.new_empty(b, h, n, e), q.new_empty(b * h, parts, dtype=torch.int32), *last  # type: ignore[return-value]
+
+
+def _keep(ctx, inputs, output):
+    q, k, v, causal, temperature, *begin, starts = inputs
+    ctx.save_for_backward(q, k, v, *begin, starts)
+    ctx.causal, ctx.temperature = causal, temperature
+    ctx.mark_non_differentiable(*output[1:])
+
+
+def _gradients(ctx, gradient, *rest):
+    q, k, v, *begin, starts = ctx.saved_tensors
+    initial = None if begin[0] is None else ColumnSums(begin[0], begin[1], begin[2] / _LOG2E)
+    with torch.enable_grad():
+        q, k, v = (x.detach().requires_grad_() for x in (q, k, v))
+        out = separable_attention_twin(q, k, v, ctx.causal, ctx.temperature, initial, starts).out
+        found = torch.autograd.grad(out, (q, k, v), gradient)
+    return *found, None, None, None, None, None, None
+
+
+_forward.register_autograd(_gradients, setup_context=_keep)
+
+
+def separable_attention_twin(
+    q: Float[Tensor, "b h n d"],
+    k: Float[Tensor, "b g s d"],
+    v: Float[Tensor, "b g s e"],
+    causal: bool,
+    temperature: float = 1.0,
+    initial: ColumnSums | None = None,
+    starts: Int[Tensor, "sequences+1"] | None = None,
+) -> SeparableMean:
+    """The same in plain torch, on any device and for any type, float64 too."""
+    if starts is not None:
+        edges, pieces = starts.tolist(), []
+        for i, start in enumerate(edges[:-1]):
+            begin = None if initial is None else ColumnSums(*(x[i : i + 1] for x in initial))
+            own = slice(start, edges[i + 1])
+            pieces.append(
+                separable_attention_twin(q[:, :, own], k[:, :, own], v[:, :, own], causal, temperature, begin)
+            )
+        last = ColumnSums(*(torch.cat(column) for column in zip(*(piece.last for piece in pieces), strict=True)))
+        return SeparableMean(torch.cat([piece.out for piece in pieces], 2), pieces[0].lost, last)
+    wide = torch.promote_types(q.dtype, torch.float32)
+    b, g, s, d = k.shape
+    log, values = k.to(wide) / temperature, v.to(wide)
+    rows = torch.softmax(q.to(wide) / temperature, -1).unflatten(1, (g, -1))  # (b, g, r, n, d)
+    if initial is None:
+        last = ColumnSums(
+            log.new_zeros(b, g, d, v.shape[3]), log.new_zeros(b, g, d), log.new_full((b, g, d), -math.inf)
+        )
+    else:
+        last = ColumnSums(*(x.to(wide) for x in initial))
+    never = torch.zeros((), dtype=torch.bool, device=q.device)
+    parts = []
+    step = _TWIN if causal else max(s, 1)
+    for start in range(0, s, step):
+        keys, some = log[..., start : start + step, :], values[..., start : start + step, :]
+        top = torch.maximum(last.top, keys.detach().amax(-2))
+        weight, shrink = torch.exp(keys - top.unsqueeze(-2)), torch.exp(last.top - top)
+        sums, total = last.sums * shrink.unsqueeze(-1), last.total * shrink
+        if causal:
+            prefix = weight.cumsum(-2) + total.unsqueeze(-2)  # (b, g, l, d)
+            share = rows[..., start : start + step, :] / prefix.unsqueeze(2)
+            pairs = (share @ weight.unsqueeze(2).mT).tril()
+            parts.append(pairs @ some.unsqueeze(2) + share @ sums.unsqueeze(2))
+        last = ColumnSums(sums + weight.mT @ some, total + weight.sum(-2), top)
+    if not causal:
+        parts.append(rows @ (last.sums / last.total.unsqueeze(-1)).unsqueeze(2))
+    out = torch.cat(parts, -2) if parts else rows.new_zeros(*rows.shape[:-1], v.shape[3])
+    return SeparableMean(out.flatten(1, 2).to(q.dtype), never, last)

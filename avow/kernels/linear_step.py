@@ -1,0 +1,266 @@
+r"""One token more: a state is read, changed and written back, and the token's rows are answered on the way.
+
+Every linear attention ends in the same step, :math:`S_f \leftarrow c_f S_f + φ_f v^T` and :math:`out = \sum_f ρ_f S_f`,
+which moves the state once through the processor and costs what that costs. A small kernel before it makes the key's
+features φ, the rows' features ρ over their normalisers, and the factors c by which older sums shrink when references
+rise. Whatever ran first, nothing is read after another program wrote it.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import NamedTuple
+
+import torch
+import triton
+import triton.language as tl
+from jaxtyping import Float, Float32
+from torch import Tensor
+
+from avow.kernels.causal_scan import padded
+from avow.kernels.feature_attention import FeatureSums
+from avow.kernels.linear_attention import LinearState
+from avow.kernels.separable_attention import ColumnSums
+
+_LOG2E = tl.constexpr(math.log2(math.e))
+_TINY = tl.constexpr(2.0**-126)
+_LOWEST = tl.constexpr(float("-inf"))
+# Columns and features of a state that a program holds at a time.
+_COLUMNS, _FEATURES = 32, 128
+
+
+class _Prepared(NamedTuple):
+    """Features of the key, of its rows over their normalisers, and what older sums shrink by."""
+
+    key: Float32[Tensor, "bg m"]
+    rows: Float32[Tensor, "bh m"]
+    shrink: Float32[Tensor, "bg m"]
+
+
+@triton.jit
+def _plain(q, k, total, key, rows, shrink, R: tl.constexpr, M: tl.constexpr, MP: tl.constexpr, DIVIDE: tl.constexpr):
+    """No feature map; the total grows by the key."""
+    head, feature = tl.program_id(0).to(tl.int64), tl.arange(0, MP)
+    inside = feature < M
+    own = tl.load(k + head * M + feature, mask=inside, other=0.0).to(tl.float32)
+    tl.store(key + head * M + feature, own, mask=inside)
+    tl.store(shrink + head * M + feature, tl.full((MP,), 1.0, tl.float32), mask=inside)
+    if DIVIDE:
+        grown = tl.load(total + head * M + feature, mask=inside, other=0.0) + own
+        tl.store(total + head * M + feature, grown, mask=inside)
+    for sibling in range(R):
+        place = (head * R + sibling) * M + feature
+        row = tl.load(q + place, mask=inside, other=0.0).to(tl.float32)
+        if DIVIDE:
+            divisor = tl.sum(row * grown, 0)
+            row = row / tl.where(tl.abs(divisor) < _TINY, 1.0, divisor)
+        tl.store(rows + place, row, mask=inside)
+
+
+@triton.jit
+def _logs(x, directions, feature, entry, M: tl.constexpr, D: tl.constexpr):
+    """Products of one row with every direction."""
+    inside = (feature < M)[:, None] & (entry < D)[None, :]
+    w = tl.load(directions + feature[:, None] * D + entry[None, :], mask=inside, other=0.0)
+    return tl.sum(w * x[None, :], 1)
+
+
+@triton.jit
+def _random(
+    q,
+    k,
+    directions,
+    total,
+    top,
+    key,
+    rows,
+    shrink,
+    factor,
+    key_factor,
+    half,
+    R: tl.constexpr,
+    D: tl.constexpr,
+    DP: tl.constexpr,
+    M: tl.constexpr,
+    MP: tl.constexpr,
+):
+    """Random features, relative to one reference for all of them; to base e, as states are."""
+    head, feature, entry = tl.program_id(0).to(tl.int64), tl.arange(0, MP), tl.arange(0, DP)
+    inside = feature < M
+    x = tl.load(k + head * D + entry, mask=entry < D, other=0.0).to(tl.float32)
+    log = _logs(x, directions, feature, entry, M, D) * key_factor - half * tl.sum(x * x, 0)
+    log = tl.where(inside, log, _LOWEST)
+    before = tl.load(top + head)
+    higher = tl.maximum(before, tl.max(log, 0))
+    own, less = tl.exp2((log - higher) * _LOG2E), tl.exp2((before - higher) * _LOG2E)
+    grown = tl.load(total + head * M + feature, mask=inside, other=0.0) * less + own
+    tl.store(total + head * M + feature, grown, mask=inside)
+    tl.store(top + head, higher)
+    tl.store(key + head * M + feature, own, mask=inside)
+    tl.store(shrink + head * M + feature, tl.full((MP,), 1.0, tl.float32) * less, mask=inside)
+    for sibling in range(R):
+        y = tl.load(q + (head * R + sibling) * D + entry, mask=entry < D, other=0.0).to(tl.float32)
+        own_log = tl.where(inside, _logs(y, directions, feature, entry, M, D) * factor, _LOWEST)
+        row = tl.exp2((own_log - tl.max(own_log, 0)) * _LOG2E)
+        divisor = tl.sum(row * grown, 0)
+        row = row / tl.where(divisor < _TINY, 1.0, divisor)
+        tl.store(rows + (head * R + sibling) * M + feature, row, mask=inside)
+
+
+@triton.jit
+def _softmaxes(q, k, total, top, key, rows, shrink, temperature, R: tl.constexpr, M: tl.constexpr, MP: tl.constexpr):
+    """Separable attention's columns, each with a reference of its own, and its rows."""
+    head, feature = tl.program_id(0).to(tl.int64), tl.arange(0, MP)
+    inside = feature < M
+    place = head * M + feature
+    log = tl.load(k + place, mask=inside, other=0.0).to(tl.float32) / temperature
+    before = tl.load(top + place, mask=inside, other=0.0)
+    higher = tl.maximum(before, log)
+    own, less = tl.exp2((log - higher) * _LOG2E), tl.exp2((before - higher) * _LOG2E)
+    grown = tl.load(total + place, mask=inside, other=0.0) * less + own
+    tl.store(total + place, grown, mask=inside)
+    tl.store(top + place, higher, mask=inside)
+    tl.store(key + place, own, mask=inside)
+    tl.store(shrink + place, less, mask=inside)
+    for sibling in range(R):
+        there = (head * R + sibling) * M + feature
+        y = tl.load(q + there, mask=inside, other=0.0).to(tl.float32) / temperature
+        y = tl.where(inside, y, _LOWEST)
+        row = tl.exp2((y - tl.max(y, 0)) * _LOG2E)
+        tl.store(rows + there, row / tl.sum(row, 0) / grown, mask=inside)
+
+
+@triton.jit
+def _stepped(
+    state,
+    v,
+    key,
+    rows,
+    shrink,
+    out,
+    R: tl.constexpr,
+    RP: tl.constexpr,
+    M: tl.constexpr,
+    MB: tl.constexpr,
+    E: tl.constexpr,
+    EB: tl.constexpr,
+):
+    """Some columns of a head's state, changed in place, and what its rows collect from them."""
+    head, block = tl.program_id(0).to(tl.int64), tl.program_id(1)
+    column, sibling = block * EB + tl.arange(0, EB), tl.arange(0, RP)
+    value = tl.load(v + head * E + column, mask=column < E, other=0.0).to(tl.float32)
+    found = tl.zeros((RP, EB), tl.float32)
+    for start in range(0, M, MB):
+        feature = start + tl.arange(0, MB)
+        inside = (feature < M)[:, None] & (column < E)[None, :]
+        place = state + head * (M * E) + feature[:, None] * E + column[None, :]
+        own = tl.load(key + head * M + feature, mask=feature < M, other=0.0)
+        less = tl.load(shrink + head * M + feature, mask=feature < M, other=0.0)
+        sums = tl.load(place, mask=inside, other=0.0) * less[:, None] + own[:, None] * value[None, :]
+        tl.store(place, sums, mask=inside)
+        for r in tl.static_range(R):
+            row = tl.load(rows + (head * R + r) * M + feature, mask=feature < M, other=0.0)
+            part = tl.sum(sums * row[:, None], 0)
+            found += tl.where((sibling == r)[:, None], part[None, :], 0.0)
+    goal = out + (head * R + sibling)[:, None] * E + column[None, :]
+    tl.store(goal, found.to(out.dtype.element_ty), mask=(sibling < R)[:, None] & (column < E)[None, :])
+
+
+def _room(q: Tensor, groups: int, m: int) -> _Prepared:
+    b, h = q.shape[:2]
+    shapes = ((b * groups, m), (b * h, m), (b * groups, m))
+    return _Prepared(*(q.new_empty(shape, dtype=torch.float32) for shape in shapes))
+
+
+def _step(q: Tensor, v: Tensor, sums: Tensor, known: _Prepared) -> Tensor:
+    (b, h), (g, e), m = q.shape[:2], v.shape[1:], sums.shape[2]
+    out = q.new_empty(b, h, e)
+    columns = min(_COLUMNS, padded(e))
+    _stepped[(b * g, triton.cdiv(e, columns))](
+        sums,
+        v.contiguous(),
+        *known,
+        out,
+        R=h // g,
+        RP=triton.next_power_of_2(h // g),
+        M=m,
+        MB=min(_FEATURES, padded(m)),
+        E=e,
+        EB=columns,
+        num_warps=4,
+    )
+    return out
+
+
+def linear_step(
+    q: Float[Tensor, "b h m"],
+    k: Float[Tensor, "b g m"],
+    v: Float[Tensor, "b g e"],
+    state: LinearState,
+    normalise: bool = False,
+) -> Float[Tensor, "b h e"]:
+    """The answers to one token's queries; the state, which must be contiguous, takes in its key and value."""
+    (h, m), g = q.shape[1:], k.shape[1]
+    known = _room(q, g, m)
+    _plain[(q.shape[0] * g,)](
+        q.contiguous(), k.contiguous(), state.total, *known, R=h // g, M=m, MP=padded(m), DIVIDE=normalise, num_warps=4
+    )
+    return _step(q, v, state.sums, known)
+
+
+def feature_step(
+    q: Float[Tensor, "b h d"],
+    k: Float[Tensor, "b g d"],
+    v: Float[Tensor, "b g e"],
+    directions: Float32[Tensor, "m d"],
+    state: FeatureSums,
+    scale: float | None = None,
+) -> Float[Tensor, "b h e"]:
+    """The same with random features; a state that has read nothing has tops of −inf and sums of zero."""
+    (h, d), g, m = q.shape[1:], k.shape[1], directions.shape[0]
+    scale = d**-0.5 if scale is None else scale
+    root = math.sqrt(abs(scale))
+    known = _room(q, g, m)
+    _random[(q.shape[0] * g,)](
+        q.contiguous(),
+        k.contiguous(),
+        directions.contiguous(),
+        state.total,
+        state.top,
+        *known,
+        math.copysign(root, scale),
+        root,
+        0.5 * abs(scale),
+        R=h // g,
+        D=d,
+        DP=padded(d),
+        M=m,
+        MP=padded(m),
+        num_warps=8,
+    )
+    return _step(q, v, state.sums, known)
+
+
+def separable_step(
+    q: Float[Tensor, "b h d"],
+    k: Float[Tensor, "b g d"],
+    v: Float[Tensor, "b g e"],
+    state: ColumnSums,
+    temperature: float = 1.0,
+) -> Float[Tensor, "b h e"]:
+    """The same for separable attention; a state that has read nothing has tops of −inf and sums of zero."""
+    (h, d), g = q.shape[1:], k.shape[1]
+    known = _room(q, g, d)
+    _softmaxes[(q.shape[0] * g,)](
+        q.contiguous(),
+        k.contiguous(),
+        state.total,
+        state.top,
+        *known,
+        temperature,
+        R=h // g,
+        M=d,
+        MP=padded(d),
+        num_warps=4,
+    )
+    return _step(q, v, state.sums, known)

@@ -1,0 +1,79 @@
+"""One token at a time: each step answers as the scan does, and leaves the state that the scan leaves."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import Tensor
+
+from avow.kernels.interpreted import interpret
+
+interpret()
+
+from avow.kernels import linear_step as steps  # noqa: E402
+from avow.kernels.feature_attention import FeatureSums, feature_attention_twin  # noqa: E402
+from avow.kernels.linear_attention import LinearState, linear_attention_twin  # noqa: E402
+from avow.kernels.separable_attention import ColumnSums, separable_attention_twin  # noqa: E402
+
+TOKENS = 5
+
+
+def drawn(kind: torch.dtype) -> tuple[Tensor, Tensor, Tensor]:
+    shapes = ((2, 4, TOKENS, 24), (2, 2, TOKENS, 24), (2, 2, TOKENS, 40))
+    q, k, v = (torch.rand(shape).to(kind) for shape in shapes)
+    return q, k, v
+
+
+def empty(m: int, e: int, *tops: int) -> list[Tensor]:
+    state = [torch.zeros(2, 2, m, e), torch.zeros(2, 2, m)]
+    return [*state, torch.full((2, 2, *tops), -torch.inf)]
+
+
+@pytest.mark.parametrize("kind", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("normalise", [True, False])
+def test_linear_steps_add_up_to_the_scan(kind: torch.dtype, normalise: bool) -> None:
+    q, k, v = drawn(kind)
+    state = LinearState(*empty(24, 40)[:2])
+    rows = [steps.linear_step(q[:, :, i], k[:, :, i], v[:, :, i], state, normalise) for i in range(TOKENS)]
+    out, last = linear_attention_twin(q, k, v, normalise)
+    torch.testing.assert_close(torch.stack(rows, 2), out)
+    torch.testing.assert_close(state.sums, last.sums)
+    assert torch.equal(state.total, torch.zeros_like(state.total)) != normalise
+
+
+@pytest.mark.parametrize("scale", [0.3, -0.3])
+def test_feature_steps_add_up_to_the_scan(scale: float) -> None:
+    q, k, v = drawn(torch.float32)
+    directions, state = torch.randn(33, 24), FeatureSums(*empty(33, 40))
+    rows = [steps.feature_step(q[:, :, i], k[:, :, i], v[:, :, i], directions, state, scale) for i in range(TOKENS)]
+    truth = feature_attention_twin(q, k, v, directions, scale)
+    torch.testing.assert_close(torch.stack(rows, 2), truth.out, rtol=1e-4, atol=1e-5)
+    torch.testing.assert_close(state, truth.last, rtol=1e-4, atol=1e-5)
+
+
+def test_separable_steps_add_up_to_the_scan() -> None:
+    q, k, v = drawn(torch.float32)
+    # Keys that rise by hundreds leave nothing of what came before.
+    k = k + 200 * torch.arange(TOKENS)[:, None] * (torch.rand(24) < 0.5)
+    state = ColumnSums(*empty(24, 40, 24))
+    rows = [steps.separable_step(q[:, :, i], k[:, :, i], v[:, :, i], state, 2.0) for i in range(TOKENS)]
+    truth = [
+        separable_attention_twin(
+            q.double()[:, :, : i + 1], k.double()[:, :, : i + 1], v.double()[:, :, : i + 1], False, 2.0
+        )
+        for i in range(TOKENS)
+    ]
+    wanted = torch.stack([found.out[:, :, -1] for found in truth], 2)
+    torch.testing.assert_close(torch.stack(rows, 2).double(), wanted, rtol=1e-4, atol=1e-5)
+    torch.testing.assert_close(state.top.double(), truth[-1].last.top)
+
+
+def test_a_step_that_forgets_its_key_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
+    q, k, v = drawn(torch.float32)
+    state, room = LinearState(*empty(24, 40)[:2]), steps._step
+    monkeypatch.setattr(
+        steps, "_step", lambda q, v, sums, known: room(q, v, sums, known._replace(key=torch.zeros_like(known.key)))
+    )
+    out = steps.linear_step(q[:, :, 0], k[:, :, 0], v[:, :, 0], state)
+    truth = linear_attention_twin(q[:, :, :1], k[:, :, :1], v[:, :, :1])[0][:, :, 0]
+    assert not torch.allclose(out, truth)

@@ -178,7 +178,7 @@ def test_gradients_pass_through_states_at_both_ends() -> None:
     found = []
     for how, kind in ((linear_attention, torch.float32), (linear_attention_twin, torch.float64)):
         leaves = [x.to(kind).requires_grad_() for x in (q, k, v, *begin)]
-        out, last = how(*leaves[:3], True, LinearState(*leaves[3:]))
+        out, last = how(leaves[0], leaves[1], leaves[2], True, LinearState(*leaves[3:]))
         loss = sum((x * w.to(kind)).sum() for x, w in zip((out, *last), weights, strict=True))
         found.append(torch.autograd.grad(loss, leaves))  # type: ignore[arg-type]
     for own, truth in zip(*found, strict=True):
@@ -261,7 +261,7 @@ def test_what_no_kernel_can_do_is_said() -> None:
     with pytest.raises(ShapeError, match="lengths of q, k, v=7, 8, 8 must be the same number"):
         linear_attention(q[:, :, 1:], k, v)
     with pytest.raises(ShapeError, match="batch=2 must be 1 where sequences are packed"):
-        linear_attention(*(torch.cat([x, x]) for x in (q, k, v)), starts=torch.tensor([0, 8]))
+        linear_attention(torch.cat([q, q]), torch.cat([k, k]), torch.cat([v, v]), starts=torch.tensor([0, 8]))
     with pytest.raises(ShapeError, match="features, dim of q=513, 16 must be at most 512 and 256; use fewer"):
         feature_attention(q, k, v, torch.randn(513, 16))
 

@@ -1,7 +1,7 @@
 """Separable attention: softmax over the features of Q, softmax over the positions of K, both inside the kernels.
 
 Without a mask, keys and values are read once and so are queries: the least there is. Causal rows read keys and values
-a second time. Gradients are those of the plain formula, taken chunk by chunk in torch.
+a second time. Gradients go through features that are written out, which are no wider than the keys themselves.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from torch import Tensor
 from avow.errors import ParameterError, ShapeError
 from avow.kernels import causal_scan, feature_scan, separable_scan
 from avow.kernels.causal_scan import Cut, padded
-from avow.kernels.linear_attention import check
+from avow.kernels.linear_attention import LinearState, check, linear_attention
 
 _LOG2E = math.log2(math.e)
 # Rows of a chunk, chunks of rows per program, and rows of a chunk of the twin.
@@ -225,12 +225,36 @@ def _gradients(ctx, gradient, *rest):
     initial = None if begin[0] is None else ColumnSums(begin[0], begin[1], begin[2] / _LOG2E)
     with torch.enable_grad():
         q, k, v = (x.detach().requires_grad_() for x in (q, k, v))
-        out = separable_attention_twin(q, k, v, ctx.causal, ctx.temperature, initial, starts).out
+        if ctx.causal and starts is None:
+            out = _by_linear(q, k, v, ctx.temperature, initial)
+        else:
+            out = separable_attention_twin(q, k, v, ctx.causal, ctx.temperature, initial, starts).out
         found = torch.autograd.grad(out, (q, k, v), gradient)
     return *found, None, None, None, None, None, None
 
 
 _forward.register_autograd(_gradients, setup_context=_keep)
+
+
+def _by_linear(q: Tensor, k: Tensor, v: Tensor, temperature: float, initial: ColumnSums | None) -> Tensor:
+    """Causal rows as linear attention of features that are written out, as wide as the head: for their gradients.
+
+    One reference serves all keys of a feature, so that gradients of rows before a rise of e^80 are lost.
+    """
+    log = k.float() / temperature
+    top = log.detach().amax(-2, keepdim=True)  # (b, g, 1, d)
+    begin = None
+    if initial is not None:
+        top = torch.maximum(top, initial.top.unsqueeze(-2))
+        shrink = torch.exp(initial.top.unsqueeze(-2) - top).mT  # (b, g, d, 1)
+        begin = LinearState(initial.sums * shrink, initial.total * shrink.squeeze(-1))
+    keys = torch.exp(log - top)
+    prefix = keys.cumsum(-2)
+    if begin is not None:
+        prefix = prefix + begin.total.unsqueeze(-2)
+    prefix = prefix.repeat_interleave(q.shape[1] // k.shape[1], 1)
+    rows = torch.softmax(q.float() / temperature, -1) / prefix.clamp(min=torch.finfo(torch.float32).tiny)
+    return linear_attention(rows, keys, v.float(), False, begin)[0].to(q.dtype)
 
 
 def separable_attention_twin(

@@ -19,6 +19,7 @@ interpret()
 from avow.kernels import causal_scan  # noqa: E402
 from avow.kernels.feature_attention import FeatureSums, feature_attention, feature_attention_twin  # noqa: E402
 from avow.kernels.linear_attention import LinearState, linear_attention, linear_attention_twin  # noqa: E402
+from avow.kernels.linear_whole import linear_attention_whole, linear_attention_whole_twin  # noqa: E402
 
 Inputs = tuple[Tensor, Tensor, Tensor]
 Call = Callable[[Tensor, Tensor, Tensor], Tensor]
@@ -125,6 +126,26 @@ def test_features_inside_the_kernel_are_as_near_to_the_truth_as_the_formula(
         return found.out
 
     judged(call, features(directions, scale), drawn(*shape, kind))
+
+
+@pytest.mark.parametrize(
+    ("shape", "kind", "normalise"),
+    [((1, 2, 1, 150, 24, 40), torch.bfloat16, True), ((2, 1, 1, 70, 16, 16), torch.float32, False)],
+    ids=str,
+)
+def test_rows_that_see_all_keys_are_as_near_to_the_truth_as_the_formula(
+    shape: tuple[int, int, int, int, int, int], kind: torch.dtype, normalise: bool
+) -> None:
+    def formula(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        k, v = siblings(q, k, v)
+        pairs = q @ k.mT
+        return pairs @ v / pairs.sum(-1, keepdim=True) if normalise else pairs @ v
+
+    q, k, v = drawn(*shape, kind)
+    judged(lambda q, k, v: linear_attention_whole(q, k, v, normalise), formula, (q, k, v))
+    few, k, v = q[:, :, :33].float(), k.float(), v.float()
+    found, twin = (how(few, k, v, normalise) for how in (linear_attention_whole, linear_attention_whole_twin))
+    torch.testing.assert_close(found, twin, rtol=1e-4, atol=1e-5)
 
 
 def test_the_judge_sees_a_kernel_that_forgets_the_earlier_parts(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -235,7 +256,8 @@ def test_compiled_graphs_hold_the_kernels() -> None:
     directions = torch.randn(16, 16)
 
     def both(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        return linear_attention(q, k, v, True)[0] + feature_attention(q, k, v, directions).out
+        whole = linear_attention_whole(q, k, v, True)
+        return linear_attention(q, k, v, True)[0] + feature_attention(q, k, v, directions).out + whole
 
     seed = torch.randn(1, 1, 80, 16)
     compiled = torch.compile(both, fullgraph=True, backend="aot_eager")

@@ -31,7 +31,7 @@ _PROCESSORS = 132
 # Rows that parts are multiples of, and so every chunk divides.
 _WHOLE = 128
 # Products of float32 as three of TF32: within a few units of float32, at tensor cores' speed.
-_PRECISION = "tf32x3"
+PRECISION = "tf32x3"
 
 
 class Cut(NamedTuple):
@@ -56,8 +56,12 @@ class Config(NamedTuple):
     resident: int
 
 
-def config(m: int, e: int, itemsize: int) -> Config:
-    """The layout for keys of m numbers and values of e: the largest state that stays in registers."""
+def config(m: int, e: int, itemsize: int, alone: bool = False) -> Config:
+    """The layout for keys of m numbers and values of e: the largest state that stays in registers.
+
+    A scan `alone`, with nothing beside x·y, has room for chunks of 128 rows, which eight warps share without repeating
+    each other's work.
+    """
     m, e = padded(m), padded(e)
     if itemsize == 4:
         if m > 128:
@@ -66,6 +70,8 @@ def config(m: int, e: int, itemsize: int) -> Config:
     columns = min(e, 128, 16384 // m)
     if max(m, columns) <= 64:
         return Config(64, columns, 4, 4, 2)
+    if alone and m <= 128:
+        return Config(128, columns, 8, 2, 1)
     return Config(64 if m <= 256 else 32, columns, 8, 3 if m <= 128 else 2, 1)
 
 
@@ -169,16 +175,18 @@ def _summed(
     EB: tl.constexpr,
     C: tl.constexpr,
     MODE: tl.constexpr,
+    WHOLE: tl.constexpr,
     REVERSE: tl.constexpr,
     PACKED: tl.constexpr,
     PRECISION: tl.constexpr,
 ):
-    """A part's sum of y zᵀ, and of β y where that is asked for; the last part of a sequence needs none."""
+    """A part's sum of y zᵀ, and of β y where that is asked for; the last part needs none but for the whole."""
     head, part, block = tl.program_id(0), tl.program_id(1), tl.program_id(2)
     parts = tl.num_programs(1)
     start, many, _, last = span(part, parts, length, rows, table, REVERSE, PACKED)
-    if last:
-        return
+    if not WHOLE:  # noqa: SIM102 - a constant, which removes the rest
+        if last:
+            return
     batch, own = (head // H).to(tl.int64), (head % H).to(tl.int64)
     y += batch * y_batch + own * y_head + start * y_row
     z += batch * z_batch + own * z_head + start * z_row
@@ -416,31 +424,28 @@ def rowwise(x: Tensor) -> Tensor:
     return x if x.stride(-1) == 1 else x.contiguous()
 
 
-def before(
+def summed(
     y: Float[Tensor, "b h n m"],
     z: Float[Tensor, "b h n e"],
     parts: Cut,
-    mode: int = PLAIN,
-    reverse: bool = False,
-    initial: Float32[Tensor, "s h m e"] | None = None,
-    initial_total: Float32[Tensor, "s h m"] | None = None,
-    weight: Float32[Tensor, "b h n"] | None = None,
-    slope: Float32[Tensor, "b h n"] | None = None,
+    mode: int,
+    reverse: bool,
+    weight: Float32[Tensor, "b h n"] | None,
+    slope: Float32[Tensor, "b h n"] | None,
+    whole: bool,
 ) -> Sums:
-    """Sums over all rows before each part, from an initial state on; `reverse` counts from the end."""
+    """Each part's own sums; those of the last that a scan comes to only where the `whole` is wanted."""
     b, h, n, m = y.shape
     e = z.shape[-1]
     chosen = config(m, e, y.element_size())
     sums = y.new_empty(b * h, parts.parts, m, e, dtype=torch.float32)
     totals = y.new_empty(b * h, parts.parts, m if mode != PLAIN else 0, dtype=torch.float32)
-    nothing = sums
-    packed = parts.table is not None
-    if parts.parts > 1:
+    if whole or parts.parts > 1:
         _summed[(b * h, parts.parts, triton.cdiv(e, chosen.columns))](
             y,
             z,
-            nothing if weight is None else weight,
-            nothing if slope is None else slope,
+            sums if weight is None else weight,
+            sums if slope is None else slope,
             parts.table,
             sums,
             totals,
@@ -455,12 +460,31 @@ def before(
             EB=chosen.columns,
             C=chosen.chunk,
             MODE=mode,
+            WHOLE=whole,
             REVERSE=reverse,
-            PACKED=packed,
-            PRECISION=_PRECISION,
+            PACKED=parts.table is not None,
+            PRECISION=PRECISION,
             num_warps=chosen.warps,
             num_stages=chosen.stages,
         )
+    return Sums(sums, totals)
+
+
+def before(
+    y: Float[Tensor, "b h n m"],
+    z: Float[Tensor, "b h n e"],
+    parts: Cut,
+    mode: int = PLAIN,
+    reverse: bool = False,
+    initial: Float32[Tensor, "s h m e"] | None = None,
+    initial_total: Float32[Tensor, "s h m"] | None = None,
+    weight: Float32[Tensor, "b h n"] | None = None,
+    slope: Float32[Tensor, "b h n"] | None = None,
+) -> Sums:
+    """Sums over all rows before each part, from an initial state on; `reverse` counts from the end."""
+    packed = parts.table is not None
+    sums, totals = summed(y, z, parts, mode, reverse, weight, slope, False)
+    (b, h), nothing = y.shape[:2], sums
     for held, given in ((sums, initial), (totals, initial_total)):
         size = held[0, 0].numel()
         if size:
@@ -498,7 +522,7 @@ def scanned(
     """Every row's sum over the rows up to it, of the type `kept`; `turned` states are those of z yᵀ."""
     (b, hx, n, m), (hy, e) = x.shape, (z.shape[1], z.shape[3])
     h = max(hx, hy)
-    chosen = config(m, e, x.element_size())
+    chosen = config(m, e, x.element_size(), mode == PLAIN)
     out = x.new_empty(b, h, n, e, dtype=x.dtype if kept is None else kept)
     norm = x.new_empty(b, h, n if mode == NORMALISED else 0, dtype=torch.float32)
     sequences = b if parts.ends is None else len(parts.ends) - 1
@@ -536,7 +560,7 @@ def scanned(
         MODE=mode,
         REVERSE=reverse,
         PACKED=parts.table is not None,
-        PRECISION=_PRECISION,
+        PRECISION=PRECISION,
         num_warps=chosen.warps,
         num_stages=chosen.stages,
     )

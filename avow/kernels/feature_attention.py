@@ -55,15 +55,18 @@ class Layout(NamedTuple):
 
 
 def layout(m: int, d: int, e: int, kind: torch.dtype) -> Layout:
-    """The largest tiles that stay in registers, or nearly."""
-    features = min(padded(m), 128 if kind == torch.bfloat16 else 64)
+    """The largest tiles that nearly stay in registers.
+
+    Eight warps share 128 rows: Triton lets warps repeat each other's work on fewer, since products feed products.
+    """
+    features = min(padded(m), 64)
     room = triton.cdiv(m, features) * features
     if kind == torch.bfloat16:
         columns = min(padded(e), 128, max(16, 16384 // room))
-        return Layout(features, 64, columns, 4 if room <= 64 and d <= 64 else 8, 2)
+        return Layout(features, 128 if room <= 256 and max(d, columns) <= 64 else 64, columns, 8, 2)
     if kind == torch.float16:
         return Layout(features, 32, min(padded(e), max(16, 8192 // room)), 8, 1)
-    return Layout(min(features, 32), 16, 16, 8, 1)
+    return Layout(min(features, 32), 16, 16, 4, 1)
 
 
 def feature_attention(

@@ -26,6 +26,11 @@ FEW = tl.constexpr(16)
 
 
 @triton.jit
+def _larger(a, b):
+    return tl.maximum(a, b)
+
+
+@triton.jit
 def pieces(high, low, block, M: tl.constexpr, MB: tl.constexpr, D: tl.constexpr, DP: tl.constexpr):
     """A block of directions, as columns, in two pieces that add up to them; float32 has all of them in the first."""
     feature, entry = block * MB + tl.arange(0, MB), tl.arange(0, DP)
@@ -321,7 +326,7 @@ def feature_rows(
         guess, query_guess = lift * long, lift * size
         log = tl.where(row < left, guess - half * square, LOWEST)
         # The largest logarithm that each row sees.
-        highest = tl.maximum(tl.max(tl.where(seen, log[None, :], LOWEST), 1), top)
+        highest = tl.maximum(tl.associative_scan(log, 0, _larger), top)
         earlier = tl.exp2(top - highest)
         top, weight, shrink = raised(top, log)
         given, counted = (zs.to(tl.float32) * weight[:, None]).to(KIND), alone(weight, KIND)

@@ -304,19 +304,21 @@ def _backward(
     chosen = layout(m, d, e, q.dtype)
     blocks = triton.cdiv(e, chosen.columns)
     known = _before(q, gradient, lse, slope, parts, pieces, scale)
-    wide = [q.new_empty(blocks, b, h, n, d, dtype=torch.float32) for _ in range(2)]
-    values = q.new_empty(b, h, n, e, dtype=torch.float32)
+    # What is added up later, over blocks of columns or over heads that share keys, is rounded once.
+    mine = q.dtype if blocks == 1 else torch.float32
+    theirs, values = (q.dtype if h == g and many == 1 else torch.float32 for many in (blocks, 1))
+    dq = q.new_empty(blocks, b, h, n, d, dtype=mine)
+    dk = q.new_empty(blocks, b, h, n, d, dtype=theirs)
+    dv = q.new_empty(b, h, n, e, dtype=values)
     given = (q, k, v, gradient, lse, slope, *pieces, parts.table)
     strides = [x for tensor in given[:4] for x in tensor.stride()[:3]]
     shape = (n, parts.length, *numbers.values())
     constants = {"H": h, "R": h // g, "PACKED": parts.table is not None, **_constants(m, d, e, chosen, q.dtype)}
     grid = (b * h, parts.parts, blocks)
-    feature_gradients.query_gradients[grid](*given, sums, totals, tops, wide[0], *strides, *shape, **constants)
-    feature_gradients.key_gradients[grid](*given, *known, wide[1], values, *strides, *shape, **constants)
-    dq, dk = (x[0] if blocks == 1 else x.sum(0) for x in wide)
-    # Factors are those of logarithms to base 2.
-    dq, dk = dq * (numbers["factor"] / _LOG2E), dk / _LOG2E
-    return dq.to(q.dtype), shared(dk, g).to(k.dtype), shared(values, g).to(v.dtype)
+    feature_gradients.query_gradients[grid](*given, sums, totals, tops, dq, *strides, *shape, **constants)
+    feature_gradients.key_gradients[grid](*given, *known, dk, dv, *strides, *shape, **constants)
+    dq, dk = (x[0] if blocks == 1 else x.sum(0) for x in (dq, dk))
+    return dq.to(q.dtype), shared(dk, g).to(k.dtype), shared(dv, g).to(v.dtype)
 
 
 @_backward.register_fake

@@ -16,11 +16,16 @@ from __future__ import annotations
 # Triton adds tuples, but does not unpack them into new ones; and they grow, which types of tuples do not.
 # ruff: noqa: RUF005
 # mypy: disable-error-code="assignment, misc, var-annotated, index"
+import math
+
 import triton
 import triton.language as tl
 
 from avow.kernels.causal_scan import span, tile
 from avow.kernels.feature_scan import LOWEST, alone, featured, lengths, pieces, raised, state_of, total_of
+
+# Factors are those of logarithms to base 2.
+_LN2 = tl.constexpr(math.log(2))
 
 
 @triton.jit
@@ -70,7 +75,7 @@ def query_gradients(
     KIND: tl.constexpr,
     PRECISION: tl.constexpr,
 ):
-    """The gradients of one part's queries, over the factor of their logarithms."""
+    """The gradients of one part's queries."""
     head, part, block = tl.program_id(0), tl.program_id(1), tl.program_id(2)
     parts = tl.num_programs(1)
     start, many, _begins, _last = span(part, parts, length, rows, table, False, PACKED)
@@ -127,7 +132,8 @@ def query_gradients(
             newer = newer + (tl.dot(tl.trans(keys), counted, counts[b] * shrink, input_precision=PRECISION),)
         states, counts = new, newer
         goal = target + (ahead + row)[:, None] * D + entry[None, :]
-        tl.store(goal, found, mask=(row < left)[:, None] & (entry < D)[None, :])
+        found = found * (factor * _LN2)
+        tl.store(goal, found.to(gradient_q.dtype.element_ty), mask=(row < left)[:, None] & (entry < D)[None, :])
 
 
 @triton.jit
@@ -247,9 +253,10 @@ def key_gradients(
         states, counts = new, newer
         found_v = found_v * later[:, None]
         found_v = tl.dot((pairs * share).to(KIND), gs, found_v, input_precision=PRECISION)
-        # Half is that of logarithms to base 2, as are the factors: their ratio is what counts.
-        found_k = found_k * key_factor - (2 * half) * sums[:, None] * ys.to(tl.float32)
+        found_k = (found_k * key_factor - (2 * half) * sums[:, None] * ys.to(tl.float32)) * _LN2
         goal = target + (ahead + row)[:, None] * D + entry[None, :]
-        tl.store(goal, found_k, mask=(row < left)[:, None] & (entry < D)[None, :])
+        tl.store(goal, found_k.to(gradient_k.dtype.element_ty), mask=(row < left)[:, None] & (entry < D)[None, :])
         value_goal = gradient_v + (rest + ahead + row)[:, None] * E + column[None, :]
-        tl.store(value_goal, found_v, mask=(row < left)[:, None] & (column < E)[None, :])
+        tl.store(
+            value_goal, found_v.to(gradient_v.dtype.element_ty), mask=(row < left)[:, None] & (column < E)[None, :]
+        )

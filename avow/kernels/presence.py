@@ -1,0 +1,23 @@
+"""Whether kernels can run where some tensors are, and why not."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+
+import torch
+
+# Older processors lack bfloat16's products.
+_LEAST = (8, 0)
+
+
+def absent(device: torch.device) -> str:
+    """Why no kernel runs on a device; nothing where they do, interpreted ones among them. Loads nothing."""
+    if importlib.util.find_spec("triton") is None:
+        return "Triton is not installed"
+    if device.type == "cuda":
+        able = torch.cuda.get_device_capability(device)
+        return "" if able >= _LEAST else f"compute capability {able[0]}.{able[1]} is below {_LEAST[0]}.{_LEAST[1]}"
+    if os.environ.get("TRITON_INTERPRET") == "1":
+        return ""
+    return f"kernels run on CUDA devices, and these tensors are on {device.type}"

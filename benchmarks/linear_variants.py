@@ -57,6 +57,18 @@ def weighted(normalise: bool) -> Callable[[Tensor, Tensor, Tensor], Tensor]:
     return formula
 
 
+def collected(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    from avow.kernels.linear_whole import linear_attention_whole
+
+    return linear_attention_whole(q, k, v, True)
+
+
+def collected_formula(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    k, v = (x.repeat_interleave(q.shape[1] // x.shape[1], 1) for x in (k, v))
+    pairs = q @ k.mT
+    return pairs @ v / pairs.sum(-1, keepdim=True)
+
+
 def scanned(normalise: bool) -> Callable[[Tensor, Tensor, Tensor], Tensor]:
     def call(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         from avow.kernels.linear_attention import linear_attention
@@ -138,6 +150,7 @@ def variants() -> dict[str, Variant]:
     found = (
         Variant("linear", scanned(False), weighted(False), as_given, _CASES),
         Variant("linear, normalised", scanned(True), weighted(True), positive, _CASES),
+        Variant("all keys, normalised", collected, collected_formula, positive, few),
         Variant("random features", featured, feature_formula, quiet, few),
         Variant("separable", separated(False), separable_formula(False), unchanged, few),
         Variant("separable, causal", separated(True), separable_formula(True), unchanged, few),

@@ -120,6 +120,19 @@ def feature_formula(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
     return pairs @ v / pairs.sum(-1, keepdim=True)
 
 
+def featured_whole(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    from avow.kernels.feature_whole import feature_attention_whole
+
+    return feature_attention_whole(q, k, v, directions(q.shape[-1], q.device)).out
+
+
+def whole_formula(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    k, v = (x.repeat_interleave(q.shape[1] // x.shape[1], 1) for x in (k, v))
+    rows, keys, _ = feature_logs(q, k)
+    pairs = rows @ keys.mT
+    return pairs @ v / pairs.sum(-1, keepdim=True)
+
+
 def separated(causal: bool) -> Callable[[Tensor, Tensor, Tensor], Tensor]:
     def call(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         from avow.kernels.separable_attention import separable_attention
@@ -152,6 +165,7 @@ def variants() -> dict[str, Variant]:
         Variant("linear, normalised", scanned(True), weighted(True), positive, _CASES),
         Variant("all keys, normalised", collected, collected_formula, positive, few),
         Variant("random features", featured, feature_formula, quiet, few),
+        Variant("random features, all keys", featured_whole, whole_formula, quiet, few[:2]),
         Variant("separable", separated(False), separable_formula(False), unchanged, few),
         Variant("separable, causal", separated(True), separable_formula(True), unchanged, few),
     )

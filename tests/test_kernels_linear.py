@@ -18,6 +18,7 @@ interpret()
 
 from avow.kernels import causal_scan  # noqa: E402
 from avow.kernels.feature_attention import FeatureSums, feature_attention, feature_attention_twin  # noqa: E402
+from avow.kernels.feature_whole import feature_attention_whole, feature_attention_whole_twin  # noqa: E402
 from avow.kernels.linear_attention import LinearState, linear_attention, linear_attention_twin  # noqa: E402
 from avow.kernels.linear_whole import linear_attention_whole, linear_attention_whole_twin  # noqa: E402
 
@@ -75,7 +76,7 @@ def linear(normalise: bool) -> Call:
     return formula
 
 
-def features(directions: Tensor, scale: float) -> Call:
+def features(directions: Tensor, scale: float, causal: bool = True) -> Call:
     """Random features written out, each relative to the largest of its row or of all keys."""
 
     def formula(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
@@ -85,7 +86,8 @@ def features(directions: Tensor, scale: float) -> Call:
         keys = keys - 0.5 * abs(scale) * k.square().sum(-1, keepdim=True)
         rows = torch.exp(rows - rows.detach().amax(-1, keepdim=True))
         keys = torch.exp(keys - keys.detach().amax((-1, -2), keepdim=True))
-        pairs = (rows @ keys.mT).tril()
+        pairs = rows @ keys.mT
+        pairs = pairs.tril() if causal else pairs
         return pairs @ v / pairs.sum(-1, keepdim=True)
 
     return formula
@@ -146,6 +148,28 @@ def test_rows_that_see_all_keys_are_as_near_to_the_truth_as_the_formula(
     few, k, v = q[:, :, :33].float(), k.float(), v.float()
     found, twin = (how(few, k, v, normalise) for how in (linear_attention_whole, linear_attention_whole_twin))
     torch.testing.assert_close(found, twin, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("shape", "kind", "scale"),
+    [((1, 2, 1, 150, 16, 24), torch.bfloat16, 0.25), ((1, 2, 1, 70, 24, 16), torch.float32, -0.2)],
+    ids=str,
+)
+def test_features_over_all_keys_are_as_near_to_the_truth_as_the_formula(
+    shape: tuple[int, int, int, int, int, int], kind: torch.dtype, scale: float
+) -> None:
+    directions = torch.randn(72, shape[4])
+
+    def call(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        found = feature_attention_whole(q, k, v, directions, scale)
+        assert bool(torch.isfinite(found.log_normaliser).all())
+        return found.out
+
+    q, k, v = drawn(*shape, kind)
+    judged(call, features(directions, scale, False), (q, k, v))
+    few = q[:, :, :9]
+    twin = feature_attention_whole_twin(few, k, v, directions, scale)
+    torch.testing.assert_close(call(few, k, v), twin, rtol=2e-2, atol=2e-3)
 
 
 def test_the_judge_sees_a_kernel_that_forgets_the_earlier_parts(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -102,12 +102,12 @@ def _parts(q: Tensor, m: int, e: int, starts: Tensor | None) -> Cut:
     return whole if starts is None else causal_scan.cut_packed(whole, starts, n)
 
 
-def _in_pieces(directions: Tensor, kind: torch.dtype) -> tuple[Tensor, Tensor]:
+def in_pieces(directions: Tensor, kind: torch.dtype) -> tuple[Tensor, Tensor]:
     high = directions.to(kind)
     return high.contiguous(), (directions - high.float()).to(kind).contiguous()
 
 
-def _numbers(scale: float, m: int) -> dict[str, float]:
+def numbers_of(scale: float, m: int) -> dict[str, float]:
     """What logarithms are multiplied by, to base 2: those of queries, of keys; guesses; halves of squares."""
     root = math.sqrt(abs(scale)) * _LOG2E
     lift = math.sqrt(2 * math.log(m + 1)) * root
@@ -119,7 +119,7 @@ def _numbers(scale: float, m: int) -> dict[str, float]:
     }
 
 
-def _constants(m: int, d: int, e: int, chosen: Layout, kind: torch.dtype) -> dict[str, Any]:
+def constants_of(m: int, d: int, e: int, chosen: Layout, kind: torch.dtype) -> dict[str, Any]:
     return {
         "D": d,
         "DP": padded(d),
@@ -157,7 +157,7 @@ def _before(
 ) -> _Before:
     """Sums over keys and values, or, given normalisers and slopes, over rows and gradients from the end."""
     (b, h, n, d), e, m = y.shape, z.shape[3], pieces[0].shape[0]
-    chosen, numbers = layout(m, d, e, y.dtype), _numbers(scale, m)
+    chosen, numbers = layout(m, d, e, y.dtype), numbers_of(scale, m)
     keys = lse is None
     sums = y.new_empty(b * h, parts.parts, m, e, dtype=torch.float32)
     totals = y.new_empty(b * h, parts.parts, m, dtype=torch.float32)
@@ -184,7 +184,7 @@ def _before(
             KEYS=keys,
             WHOLE=False,
             PACKED=parts.table is not None,
-            **_constants(m, d, e, chosen, y.dtype),
+            **constants_of(m, d, e, chosen, y.dtype),
         )
     sequences = 1 if parts.ends is None else len(parts.ends) - 1
     for held, width, given in ((sums, e, initial[0]), (totals, 1, initial[1])):
@@ -229,7 +229,7 @@ def _forward(
     """Rows, their normalisers' logarithms, the final sums, and what lies before each part."""
     q, k, v = (causal_scan.rowwise(x) for x in (q, k, v))
     (b, h, n, d), g, e, m = q.shape, k.shape[1], v.shape[3], directions.shape[0]
-    parts, pieces = _parts(q, m, e, starts), _in_pieces(directions, q.dtype)
+    parts, pieces = _parts(q, m, e, starts), in_pieces(directions, q.dtype)
     known = _before(k, v, None, None, parts, pieces, scale, (initial, initial_total, initial_top))
     chosen = layout(m, d, e, q.dtype)
     sequences = b if starts is None else len(starts) - 1
@@ -251,11 +251,11 @@ def _forward(
         *v.stride()[:3],
         n,
         parts.length,
-        *_numbers(scale, m).values(),
+        *numbers_of(scale, m).values(),
         H=h,
         R=h // g,
         PACKED=parts.table is not None,
-        **_constants(m, d, e, chosen, q.dtype),
+        **constants_of(m, d, e, chosen, q.dtype),
     )
     return out, lse, *last, *known  # type: ignore[return-value]
 
@@ -299,7 +299,7 @@ def _backward(
     """Gradients of q, k and v."""
     gradient, q, k, v = (causal_scan.rowwise(x) for x in (gradient, q, k, v))
     (b, h, n, d), g, e, m = q.shape, k.shape[1], v.shape[3], directions.shape[0]
-    parts, pieces, numbers = _parts(q, m, e, starts), _in_pieces(directions, q.dtype), _numbers(scale, m)
+    parts, pieces, numbers = _parts(q, m, e, starts), in_pieces(directions, q.dtype), numbers_of(scale, m)
     slope = causal_scan.slopes(gradient, out, torch.ones_like(lse))[1]
     chosen = layout(m, d, e, q.dtype)
     blocks = triton.cdiv(e, chosen.columns)
@@ -313,7 +313,7 @@ def _backward(
     given = (q, k, v, gradient, lse, slope, *pieces, parts.table)
     strides = [x for tensor in given[:4] for x in tensor.stride()[:3]]
     shape = (n, parts.length, *numbers.values())
-    constants = {"H": h, "R": h // g, "PACKED": parts.table is not None, **_constants(m, d, e, chosen, q.dtype)}
+    constants = {"H": h, "R": h // g, "PACKED": parts.table is not None, **constants_of(m, d, e, chosen, q.dtype)}
     grid = (b * h, parts.parts, blocks)
     feature_gradients.query_gradients[grid](*given, sums, totals, tops, dq, *strides, *shape, **constants)
     feature_gradients.key_gradients[grid](*given, *known, dk, dv, *strides, *shape, **constants)

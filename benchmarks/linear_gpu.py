@@ -8,6 +8,7 @@ tiny sizes with the kernels interpreted; `--tune` tries layouts instead.
 from __future__ import annotations
 
 import argparse
+import random
 import statistics
 import sys
 import time
@@ -119,11 +120,31 @@ def check(device: str, name: str, case: Case) -> list[str]:
 
 def checked(device: str, names: list[str], quick: bool) -> dict[str, list[str]]:
     """Faults by variant; on a GPU, in processes of their own, since most of the time is the compilers'."""
-    tasks = [
-        (device, name, case)
-        for name in names
-        for case in (variants()[name].quick_cases if quick else variants()[name].cases)
-    ]
+    return faults_of(
+        [
+            (device, name, case)
+            for name in names
+            for case in (variants()[name].quick_cases if quick else variants()[name].cases)
+        ]
+    )
+
+
+def fuzzed(device: str, count: int, quick: bool) -> dict[str, list[str]]:
+    """Faults by variant at random shapes and types."""
+    source = random.Random(0)
+    widest, longest = (40, 150) if quick else (256, 2000)
+    tasks = []
+    for _ in range(count):
+        groups, kind = source.choice((1, 2)), source.choice((torch.bfloat16, torch.float16, torch.float32))
+        heads, d, e = groups * source.choice((1, 1, 2, 3)), source.randint(8, widest), source.randint(8, widest // 2)
+        case = kind, (source.choice((1, 2)), heads, groups, source.randint(1, longest), d, e)
+        tasks.append((device, source.choice(list(variants())), case))
+    return faults_of(tasks)
+
+
+def faults_of(tasks: list[tuple[str, str, Case]]) -> dict[str, list[str]]:
+    """What is wrong at some shapes, by variant."""
+    device, names = tasks[0][0], {name for _, name, _ in tasks}
     faults: dict[str, list[str]] = {name: [] for name in names}
     if device == "cpu":
         for task in tasks:
@@ -404,6 +425,7 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--device", choices=("cuda", "cpu"), default="cuda")
     parser.add_argument("--quick", action="store_true", help="tiny sizes")
     parser.add_argument("--only", choices=("linear", "all keys", "random", "separable", "step"), help="one family")
+    parser.add_argument("--fuzz", type=int, default=0, metavar="N", help="check N random shapes and types instead")
     parser.add_argument("--tune", action="store_true", help="time other layouts of the plain scan")
     parsed = parser.parse_args(arguments)
     if parsed.device == "cpu":
@@ -411,6 +433,10 @@ def main(arguments: list[str] | None = None) -> int:
 
         interpret()
     print(machine(), flush=True)
+    if parsed.fuzz:
+        faults = [fault for found in fuzzed(parsed.device, parsed.fuzz, parsed.quick).values() for fault in found]
+        print("\n".join([*faults, f"{parsed.fuzz} random shapes, {len(faults)} faults"]))
+        return int(bool(faults))
     sizes = _QUICK if parsed.quick else _FULL
     if parsed.tune:
         print(Result("layouts (chunk, columns, warps, stages, resident)", tune(parsed.device, sizes)).text())

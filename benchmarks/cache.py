@@ -17,10 +17,10 @@ import torch
 from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
 
+from avow.bench.machine import machine
+from avow.bench.results import Goal, Result, Row
 from avow.nn import KeyValueCache, key_value_cache
 from avow.workloads import read
-from avow.bench.results import Goal, Result, Row
-from avow.bench.machine import machine
 
 _TOL = 1e-2
 _RUN = 256

@@ -46,9 +46,9 @@ _WHOLE, _BARE = tl.constexpr(1.5 * 2.0**23), tl.constexpr(0x4B400000)
 _DOUBT = tl.constexpr(0.25)
 # Constants of a head: what its queries are multiplied by, what products are, and what widens intervals.
 _CONSTANTS = tl.constexpr(5)
-# Groups per program of the first kernel, the fewest of the second, and how many programs of it an H200 runs at once:
-# one warp each, eight to a processor. Where there is more to do, each of those does more.
-_MANY, _FEWEST, _AT_ONCE = 64, 8, 132 * 8
+# Groups per program of the first kernel, and how many programs of the second an H200 runs at once: one warp each,
+# eight to a processor.
+_MANY, _AT_ONCE = 64, 132 * 8
 
 
 class Terms(NamedTuple):
@@ -211,7 +211,7 @@ def _exp2(x, FAST: tl.constexpr):
     return y
 
 
-@triton.jit(do_not_specialize=["c", "few"])
+@triton.jit(do_not_specialize=["c"])
 def _bounded(
     q,
     codes,
@@ -232,7 +232,6 @@ def _bounded(
     reach_stride,
     lengths_stride,
     c,
-    few,
     R: tl.constexpr,
     RP: tl.constexpr,
     W: tl.constexpr,
@@ -241,9 +240,10 @@ def _bounded(
     TWO: tl.constexpr,
     FAST: tl.constexpr,
 ):
-    """Offsets, tops and masses of up to `few` groups of a key head, for its R query heads.
+    """Offsets, tops and masses of some groups of a key head, for its R query heads.
 
-    With `TWO`, two groups at once: the columns of a tile are query heads of the first, then of the second.
+    With `TWO`, two groups at once: the columns of a tile are query heads of the first, then of the second. Programs
+    take groups in turns, so that what all of them read at a time lies together.
     """
     head, part = tl.program_id(0).to(tl.int64), tl.program_id(1)
     column, byte, token = tl.arange(0, RP), tl.arange(0, WP), tl.arange(0, GROUP)
@@ -266,7 +266,7 @@ def _bounded(
     radius += head * radius_stride
     lengths += head * lengths_stride
     reach += head * reach_stride
-    for group in range(part * few, tl.minimum(part * few + few, c), STRIDE):
+    for group in range(part * STRIDE, c, tl.num_programs(1) * STRIDE):
         # Behind the last group comes the last group again: what is written twice is the same.
         after = tl.minimum(group + 1, c - 1)
         mine = tl.where(second == 0, group, after)  # (RP,)
@@ -439,9 +439,8 @@ def bounded(q: Tensor, sketch: Sketch, lengths: Tensor, known: Prepared) -> Term
         q.new_empty(heads, c, r, dtype=torch.int32),
         q.new_empty(heads, c, r, dtype=torch.float32),
     )
-    few = max(_FEWEST, triton.cdiv(heads * c, _AT_ONCE))
-    few += few % 2
-    _bounded[(heads, max(1, triton.cdiv(c, few)))](
+    at_once = 2 if 2 * r <= SIBLINGS else 1
+    _bounded[(heads, max(1, min(triton.cdiv(c, at_once), triton.cdiv(_AT_ONCE, heads))))](
         q,
         codes,
         scale,
@@ -459,16 +458,15 @@ def bounded(q: Tensor, sketch: Sketch, lengths: Tensor, known: Prepared) -> Term
         reach.stride(0),
         lengths.stride(0),
         c,
-        few,
         R=r,
         RP=SIBLINGS,
         W=d // 2,
         WP=max(16, triton.next_power_of_2(d // 2)),
         GROUP=GROUP,
-        TWO=2 * r <= SIBLINGS,
+        TWO=at_once == 2,
         FAST=not interpreted(),
         num_warps=1,
-        num_stages=3 if 2 * r <= SIBLINGS else 4,
+        num_stages=3 if at_once == 2 else 4,
     )
     return Terms(*out, known.widest, known.nu, known.counts)
 

@@ -61,7 +61,7 @@ CLASSIC = Size(
         *("data.task=cloze", "data.batch=256", "optimiser.rate=0.002"),
         *("mixture.cloze=8", "mixture.questions=2", "mixture.window=12", "mixture.bare=0.5"),
         *("model.layers=4", "model.heads=8", "model.width=256", "model.block=128", "model.dropout=0.05"),
-        *("schedule.steps=8000", "schedule.warmup=300", "schedule.floor=0.02"),
+        *("schedule.steps=7000", "schedule.warmup=300", "schedule.floor=0.02"),
     ),
     not_read=("data.task=finetune", "data.batch=128", "schedule.steps=1000", "schedule.warmup=50"),
     attentions={

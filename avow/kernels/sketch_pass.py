@@ -238,6 +238,7 @@ def _bounded(
     WP: tl.constexpr,
     GROUP: tl.constexpr,
     TWO: tl.constexpr,
+    STAGES: tl.constexpr,
     FAST: tl.constexpr,
 ):
     """Offsets, tops and masses of some groups of a key head, for its R query heads.
@@ -266,7 +267,8 @@ def _bounded(
     radius += head * radius_stride
     lengths += head * lengths_stride
     reach += head * reach_stride
-    for group in range(part * STRIDE, c, tl.num_programs(1) * STRIDE):
+    # Said here, the number of stages holds for every load; said at the launch, for those of products alone.
+    for group in tl.range(part * STRIDE, c, tl.num_programs(1) * STRIDE, num_stages=STAGES):
         # Behind the last group comes the last group again: what is written twice is the same.
         after = tl.minimum(group + 1, c - 1)
         mine = tl.where(second == 0, group, after)  # (RP,)
@@ -464,9 +466,9 @@ def bounded(q: Tensor, sketch: Sketch, lengths: Tensor, known: Prepared) -> Term
         WP=max(16, triton.next_power_of_2(d // 2)),
         GROUP=GROUP,
         TWO=at_once == 2,
+        STAGES=3 if at_once == 2 else 4,
         FAST=not interpreted(),
         num_warps=1,
-        num_stages=3 if at_once == 2 else 4,
     )
     return Terms(*out, known.widest, known.nu, known.counts)
 

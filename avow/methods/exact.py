@@ -226,7 +226,7 @@ def _fastest(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, causal: bool,
     if q.device.type != "cuda" or torch.compiler.is_compiling() or q.dtype == torch.float64:
         # On a CPU there is one fused kernel, and PyTorch takes it. For single queries of heads that share their keys it
         # takes them as rows of one head far faster than as heads.
-        if grouped and q.shape[2] == 1 and mask is None and q.device.type == "cpu":
+        if grouped and q.shape[2] == 1 and mask is None and not causal and q.device.type == "cpu":
             rows = q.reshape(q.shape[0], k.shape[1], -1, q.shape[3])
             return scaled_dot_product_attention(rows, k, v, scale=scale).reshape(*q.shape[:3], v.shape[3])
         return call(q, k, v)

@@ -20,11 +20,32 @@ from avow.maths.sketch import GROUP
 
 # Steps in a bin: 128 bins of three eighths reach 48 octaves below the largest term; what is smaller is in the last.
 WIDTH = 3
-# Tokens per program, and per program that counts: fewer of those have fewer counts to add up.
-_BLOCK, _SPAN = 2048, 8192
+# Tokens that a program marks at once, tokens that one counts, groups whose masses one adds up at once, and programs of
+# four warps that an H200 runs at once: where there is more to mark, each of those marks more.
+_BLOCK, _SPAN, _MASSES, _AT_ONCE = 2048, 8192, 1024, 132 * 8
 # Tokens whose histogram tells where to cut; of more than twice as many only some groups are counted. A bin's terms are
 # taken for larger than they are by a seventh on average, which covers what so large a sample may be off.
-_ENOUGH = 2**18
+_ENOUGH = 2**16
+# Groups further below the largest term than this many steps are taken for no further, so that their terms stay normal
+# numbers whatever their offsets.
+_DEEPEST = tl.constexpr(700)
+
+
+class Counted(NamedTuple):
+    """Histograms of terms, of all of them or of a sample, and the mass that all of them are expected to have."""
+
+    counts: Int32[Tensor, "bh bins"]
+    masses: Float32[Tensor, "bh programs"]
+    """In parts, as multiples of 2^(widest / 8)."""
+
+
+class Marked(NamedTuple):
+    """One byte for each token: read or not; how many of each span are; and what the others may weigh."""
+
+    flags: UInt8[Tensor, "bg room"]
+    """Zeros behind the last token."""
+    found: Int32[Tensor, "bg spans"]
+    tails: Float32[Tensor, "bh spans"]
 
 
 class Chosen(NamedTuple):
@@ -33,192 +54,185 @@ class Chosen(NamedTuple):
     listed: Int32[Tensor, "bg s"]
     """Only the first `kept` of a head mean anything."""
     kept: Int32[Tensor, "bg"]
-    tails: Float32[Tensor, "bh blocks"]
-    """The terms of tokens that are not read, added up by blocks, as multiples of 2^(widest / 8)."""
+    tails: Float32[Tensor, "bh spans"]
+    """At least the terms of tokens that are not read, added up by spans, as multiples of 2^(widest / 8)."""
 
 
-class Marked(NamedTuple):
-    """One byte for each token: read or not; how many of each block are; and what the others may weigh."""
-
-    flags: UInt8[Tensor, "bg s"]
-    per_block: Int32[Tensor, "bg blocks"]
-    tails: Float32[Tensor, "bh blocks"]
-
-
-@triton.jit(do_not_specialize=["c", "blocks", "stride"])
+@triton.jit(do_not_specialize=["c", "blocks", "stride", "share"])
 def _counted(
     offset,
     top,
     mass,
     widest,
     counts,
-    parts,
+    masses,
     c,
     blocks,
     stride,
+    share,
     R: tl.constexpr,
     BLOCK: tl.constexpr,
     GROUP: tl.constexpr,
     BINS: tl.constexpr,
     WIDTH: tl.constexpr,
+    MASSES: tl.constexpr,
 ):
-    """Adds one of `stride` groups to a head's histogram, and the expected mass of all of them up."""
+    """Adds one of `stride` groups to a head's histogram, and the expected mass of `share` groups up."""
     row, block = tl.program_id(0).to(tl.int64), tl.program_id(1)
     head, sibling = row // R, row % R
     highest = tl.load(widest + row)
     number = block * (BLOCK // GROUP) + tl.arange(0, BLOCK // GROUP)
-    expected = tl.zeros((BLOCK // GROUP,), tl.float32)
-    for k in range(stride):
-        group = number * stride + k
-        at = (head * c + group) * R + sibling
-        weight = tl.load(mass + at, mask=group < c, other=0.0)
-        below = highest - tl.load(top + at, mask=group < c, other=0)
-        expected += tl.where(group < c, weight * tl.exp2(below.to(tl.float32) * -0.125), 0.0)
-    tl.store(parts + row * blocks + block, tl.sum(expected, 0))
-    group = number * stride + _which(number, stride)
-    below = highest - tl.load(top + (head * c + group) * R + sibling, mask=group < c, other=0)
-    token = group[:, None] * GROUP + tl.arange(0, GROUP)[None, :]
-    there = token < c * GROUP
-    short = tl.load(offset + row * c * GROUP + token, mask=there, other=0).to(tl.int32)
-    place = tl.minimum((below[:, None] + short) // WIDTH, BINS - 1)
-    found = tl.histogram(tl.reshape(place, (BLOCK,)), BINS, mask=tl.reshape(there, (BLOCK,)))
-    tl.atomic_add(counts + row * BINS + tl.arange(0, BINS), found, sem="relaxed")
-
-
-@triton.jit
-def _which(number, stride):
-    """The one of `stride` groups that is counted: not always the same, since texts repeat themselves."""
-    return number * 5 % stride
-
-
-@triton.jit(do_not_specialize=["blocks"])
-def _cut(
-    counts,
-    parts,
-    most,
-    nu,
-    cuts,
-    drop,
-    blocks,
-    R: tl.constexpr,
-    BINS: tl.constexpr,
-    WIDTH: tl.constexpr,
-    PARTS: tl.constexpr,
-):
-    """The offset from which on a head's tokens need not be read."""
-    row = tl.program_id(0).to(tl.int64)
-    part = tl.arange(0, PARTS)
-    expected = tl.sum(tl.load(parts + row * blocks + part, mask=part < blocks, other=0.0), 0)
+    # Not always the same of them, since texts repeat themselves.
+    group = number * stride + number * 5 % stride
+    inside = group < c
+    below = highest - tl.load(top + (head * c + group) * R + sibling, mask=inside, other=0)
+    place = group[:, None] * GROUP + tl.arange(0, GROUP)[None, :]
+    short = tl.load(offset + row * c * GROUP + place, mask=inside[:, None], other=0).to(tl.int32)
+    # What is not there goes to the last bin and is taken out again: Triton 3.6 reorders what a histogram counts and
+    # its mask each in a way of its own.
+    which = tl.where(inside[:, None], tl.minimum((below[:, None] + short) // WIDTH, BINS - 1), BINS - 1)
+    beyond = (BLOCK // GROUP - tl.sum(inside.to(tl.int32), 0)) * GROUP
     bins = tl.arange(0, BINS)
-    # Each bin's terms are taken for the largest that it may hold.
-    terms = tl.load(counts + row * BINS + bins).to(tl.float32) * tl.exp2(bins.to(tl.float32) * (-WIDTH / 8))
-    behind = tl.cumsum(terms, 0, reverse=True)
-    budget = expected * drop * tl.load(most + row // R) / tl.load(nu + row // R)
-    # Where the budget is not a number, everything is read.
-    budget = tl.where(budget < float("inf"), budget, -1.0)
-    above = tl.sum(tl.where(behind <= budget, 0, 1), 0)
-    tl.store(cuts + row, tl.where(above >= BINS, 2**30, tl.maximum(above, 1) * WIDTH))
+    found = tl.histogram(tl.reshape(which, (BLOCK,)), BINS) - tl.where(bins == BINS - 1, beyond, 0)
+    tl.atomic_add(counts + row * BINS + bins, found, sem="relaxed")
+    expected = tl.zeros((MASSES,), tl.float32)
+    end = tl.minimum(block * share + share, c)
+    for first in range(block * share, end, MASSES):
+        each = first + tl.arange(0, MASSES)
+        at = (head * c + each) * R + sibling
+        weight = tl.load(mass + at, mask=each < end, other=0.0)
+        apart = highest - tl.load(top + at, mask=each < end, other=0)
+        expected += tl.where(each < end, weight * tl.exp2(apart.to(tl.float32) * -0.125), 0.0)
+    tl.store(masses + row * blocks + block, tl.sum(expected, 0))
 
 
-@triton.jit(do_not_specialize=["c", "s", "blocks"])
+@triton.jit(do_not_specialize=["c", "s", "blocks", "spans", "span", "programs"])
 def _marked(
     offset,
     top,
     widest,
-    cuts,
+    counts,
+    masses,
+    most,
+    nu,
     flags,
-    per_block,
+    found,
     tails,
+    drop,
     c,
     s,
     blocks,
+    spans,
+    span,
+    programs,
     R: tl.constexpr,
     RP: tl.constexpr,
     BLOCK: tl.constexpr,
     GROUP: tl.constexpr,
+    BINS: tl.constexpr,
+    WIDTH: tl.constexpr,
+    PROGRAMS: tl.constexpr,
 ):
-    """Which tokens of a block some sibling wants, how many they are, and what the others may weigh."""
-    head, block = tl.program_id(0).to(tl.int64), tl.program_id(1)
-    row = tl.arange(0, RP)
-    group = block * (BLOCK // GROUP) + tl.arange(0, BLOCK // GROUP)
-    token = group[:, None] * GROUP + tl.arange(0, GROUP)[None, :]
+    """Which tokens of `span` blocks some sibling wants, how many they are, and what the others may weigh."""
+    head, part = tl.program_id(0).to(tl.int64), tl.program_id(1)
+    row, bins, program = tl.arange(0, RP), tl.arange(0, BINS), tl.arange(0, PROGRAMS)
     rows = head * R + row
-    highest = tl.load(widest + rows, mask=row < R, other=0)
-    cut = tl.load(cuts + rows, mask=row < R, other=0)
-    sketched = (row < R)[:, None] & (group < c)[None, :]
-    peak = tl.load(top + (head * c + group)[None, :] * R + row[:, None], mask=sketched, other=0)
-    apart = (highest[:, None] - peak)[:, :, None]
-    known = sketched[:, :, None]
-    place = (rows * c)[:, None, None] * GROUP + token[None]
-    short = tl.load(offset + place, mask=known, other=0).to(tl.int32)
-    below = apart + short  # (RP, BLOCK // GROUP, GROUP)
-    wanted = tl.max((known & (below < cut[:, None, None])).to(tl.int32), 0) > 0
-    # What has no sketch is always read.
-    wanted = (wanted | (group >= c)[:, None]) & (token < s)
-    tl.store(flags + head * s + token, wanted.to(tl.uint8), mask=token < s)
-    tl.store(per_block + head * blocks + block, tl.sum(tl.sum(wanted.to(tl.int32), 1), 0))
-    terms = tl.where(known & (wanted == 0)[None], tl.exp2(below.to(tl.float32) * -0.125), 0.0)
-    tl.store(tails + rows * blocks + block, tl.sum(tl.sum(terms, 2), 1), mask=row < R)
+    own = (row < R)[:, None]
+    # Where to cut: every program finds the same, sooner than it could be told.
+    parts = tl.load(
+        masses + rows[:, None] * programs + program[None, :], mask=own & (program < programs)[None, :], other=0.0
+    )
+    budget = tl.sum(parts, 1) * drop * (tl.load(most + head) / tl.load(nu + head))
+    # Where the budget is not a number, everything is read.
+    budget = tl.where(budget < float("inf"), budget, -1.0)
+    number = tl.load(counts + rows[:, None] * BINS + bins[None, :], mask=own, other=0)
+    # Each bin's terms are taken for the largest that it may hold.
+    terms = number.to(tl.float32) * tl.exp2(bins.to(tl.float32) * (-WIDTH / 8))[None, :]
+    behind = tl.cumsum(terms, 1, reverse=True)
+    over = tl.sum(tl.where(behind <= budget[:, None], 0, 1), 1)
+    cuts = tl.where(over >= BINS, 2**30, tl.maximum(over, 1) * WIDTH)  # (RP,)
+    total = tl.zeros((BLOCK // GROUP,), tl.int32)
+    left = tl.zeros((BLOCK // GROUP, RP), tl.float32)
+    token = tl.arange(0, GROUP)
+    for block in range(part * span, tl.minimum(part * span + span, blocks)):
+        group = block * (BLOCK // GROUP) + tl.arange(0, BLOCK // GROUP)
+        place = group[:, None] * GROUP + token[None, :]
+        sketched = group < c
+        # By how many steps a token is above some sibling's cut; what has no sketch is always read.
+        above = tl.where(sketched, 0, 1)[:, None] + tl.zeros((BLOCK // GROUP, GROUP), tl.int32)
+        for sibling in tl.static_range(R):
+            mine = head * R + sibling
+            apart = tl.load(widest + mine) - tl.load(top + (head * c + group) * R + sibling, mask=sketched, other=0)
+            short = tl.load(offset + mine * c * GROUP + place, mask=sketched[:, None], other=0).to(tl.int32)
+            cut = tl.sum(tl.where(row == sibling, cuts, 0), 0)
+            above = tl.maximum(above, tl.where(sketched, cut - apart, 0)[:, None] - short)
+        wanted = tl.where((above > 0) & (place < s), 1, 0)
+        unread = 1.0 - wanted.to(tl.float32)
+        tl.store(flags + (head * blocks) * BLOCK + place, wanted.to(tl.uint8))
+        total += tl.sum(wanted, 1)
+        for sibling in tl.static_range(R):
+            mine = head * R + sibling
+            apart = tl.load(widest + mine) - tl.load(top + (head * c + group) * R + sibling, mask=sketched, other=0)
+            short = tl.load(offset + mine * c * GROUP + place, mask=sketched[:, None], other=0).to(tl.int32)
+            # As the bits of a float32, whole steps make a power of two, or where the steps are no whole octave what
+            # lies between two of them on a line: that is above the power, by 6% at most.
+            bits = (127 << 23) - (tl.where(sketched, tl.minimum(apart, _DEEPEST), 0) << 20)
+            term = (bits[:, None] - (short << 20)).to(tl.float32, bitcast=True)
+            sums = tl.where(sketched, tl.sum(term * unread, 1), 0.0)
+            left += tl.where((row == sibling)[None, :], sums[:, None], 0.0)
+    tl.store(found + head * spans + part, tl.sum(total, 0))
+    tl.store(tails + rows * spans + part, tl.sum(left, 0), mask=row < R)
 
 
-@triton.jit(do_not_specialize=["s", "blocks"])
-def _listed(flags, per_block, listed, kept, s, blocks, BLOCK: tl.constexpr, BLOCKS: tl.constexpr):
-    """Writes the marked tokens of a block behind those of all blocks before it."""
-    head, block = tl.program_id(0).to(tl.int64), tl.program_id(1)
-    every = tl.arange(0, BLOCKS)
-    found = tl.load(per_block + head * blocks + every, mask=every < blocks, other=0)
-    before = tl.sum(tl.where(every < block, found, 0), 0)
-    token = block * BLOCK + tl.arange(0, BLOCK)
-    wanted = tl.load(flags + head * s + token, mask=token < s, other=0).to(tl.int32)
-    place = before + tl.cumsum(wanted, 0) - 1
-    tl.store(listed + head * s + place, token, mask=wanted > 0)
-    if block == 0:
-        tl.store(kept + head, tl.sum(found, 0))
+@triton.jit(do_not_specialize=["s", "blocks", "spans", "span"])
+def _listed(flags, found, listed, kept, s, blocks, spans, span, BLOCK: tl.constexpr, SPANS: tl.constexpr):
+    """Writes the marked tokens of a span behind those of all spans before it."""
+    head, part = tl.program_id(0).to(tl.int64), tl.program_id(1)
+    every = tl.arange(0, SPANS)
+    number = tl.load(found + head * spans + every, mask=every < spans, other=0)
+    before = tl.sum(tl.where(every < part, number, 0), 0)
+    for block in range(part * span, tl.minimum(part * span + span, blocks)):
+        # Each thread counts sixteen neighbours by itself before it asks the others.
+        token = block * BLOCK + tl.arange(0, BLOCK // 16)[:, None] * 16 + tl.arange(0, 16)[None, :]
+        wanted = tl.load(flags + head * blocks * BLOCK + token).to(tl.int32)
+        own = tl.sum(wanted, 1)
+        place = before + (tl.cumsum(own, 0) - own)[:, None] + tl.cumsum(wanted, 1) - 1
+        tl.store(listed + head * s + place, token, mask=wanted > 0)
+        before += tl.sum(own, 0)
+    if part == 0:
+        tl.store(kept + head, tl.sum(number, 0))
 
 
-def cuts(terms: Terms, most: Float32[Tensor, "b g"], drop: float) -> Int32[Tensor, "bh"]:
-    """How many steps below its largest term a head stops reading, so that the rest moves it by about `drop`."""
+def counted(terms: Terms) -> Counted:
+    """Histograms of terms, and their expected mass."""
     rows, (_, c, r) = terms.widest.shape[0], terms.top.shape
     stride = _stride(c)
     blocks = max(1, triton.cdiv(triton.cdiv(c, stride) * GROUP, _SPAN))
-    parts = terms.mass.new_empty(rows, blocks)
+    masses = terms.mass.new_empty(rows, blocks)
     _counted[(rows, blocks)](
         terms.offset,
         terms.top,
         terms.mass,
         terms.widest,
         terms.counts,
-        parts,
+        masses,
         c,
         blocks,
         stride,
+        triton.cdiv(c, blocks),
         R=r,
         BLOCK=_SPAN,
         GROUP=GROUP,
         BINS=BINS,
         WIDTH=WIDTH,
+        MASSES=_MASSES,
         num_warps=8,
     )
-    found = torch.empty_like(terms.widest)
-    _cut[(rows,)](
-        terms.counts,
-        parts,
-        most,
-        terms.nu,
-        found,
-        drop / stride,
-        blocks,
-        R=r,
-        BINS=BINS,
-        WIDTH=WIDTH,
-        PARTS=triton.next_power_of_2(blocks),
-        num_warps=4,
-    )
-    return found
+    return Counted(terms.counts, masses)
 
 
-def cuts_twin(terms: Terms, most: Float32[Tensor, "b g"], drop: float) -> Int32[Tensor, "bh"]:
-    """The same in plain torch."""
+def counted_twin(terms: Terms) -> Counted:
+    """The same in plain torch; masses in one part."""
     heads, c, r = terms.top.shape
     top = terms.top.transpose(1, 2).reshape(heads * r, c)
     stride = _stride(c)
@@ -228,14 +242,7 @@ def cuts_twin(terms: Terms, most: Float32[Tensor, "b g"], drop: float) -> Int32[
     bins = (below // WIDTH).clamp(max=BINS - 1).long()
     counts = torch.zeros_like(terms.counts).scatter_add_(1, bins, torch.ones_like(below))
     mass = terms.mass.transpose(1, 2).reshape(heads * r, c)
-    expected = (mass * torch.exp2((top - terms.widest[:, None]) / STEPS)).sum(-1)
-    sizes = torch.exp2(-torch.arange(BINS, device=top.device) * (WIDTH / STEPS))
-    behind = (counts * sizes).flip(-1).cumsum(-1).flip(-1)
-    share = (most.reshape(-1) / terms.nu).repeat_interleave(r)
-    budget = (expected * (drop / stride) * share)[:, None]
-    budget = torch.where(budget < torch.inf, budget, -1.0)
-    above = (~(behind <= budget)).sum(-1)
-    return torch.where(above >= BINS, 2**30, above.clamp(min=1) * WIDTH).int()
+    return Counted(counts, (mass * torch.exp2((top - terms.widest[:, None]) / STEPS)).sum(-1, keepdim=True))
 
 
 def _stride(c: int) -> int:
@@ -243,69 +250,102 @@ def _stride(c: int) -> int:
     return max(1, c * GROUP // _ENOUGH)
 
 
-def marked(terms: Terms, found: Int32[Tensor, "bh"], s: int) -> Marked:
-    """Tokens that some sibling wants, and all that have no sketch."""
+def marked(terms: Terms, known: Counted, most: Float32[Tensor, "b g"], drop: float, s: int) -> Marked:
+    """Tokens that some sibling wants, so that the rest moves it by about `drop`, and all that have no sketch."""
     heads, c, r = terms.top.shape
-    blocks = triton.cdiv(s, _BLOCK)
+    blocks, spans, span = _spans(heads, s)
     out = Marked(
-        terms.offset.new_empty(heads, s),
-        terms.widest.new_empty(heads, blocks),
-        terms.mass.new_empty(heads * r, blocks),
+        terms.offset.new_empty(heads, blocks * _BLOCK),
+        terms.widest.new_empty(heads, spans),
+        terms.mass.new_empty(heads * r, spans),
     )
-    _marked[(heads, blocks)](
+    programs = known.masses.shape[1]
+    _marked[(heads, spans)](
         terms.offset,
         terms.top,
         terms.widest,
-        found,
+        *known,
+        most,
+        terms.nu,
         *out,
+        drop / _stride(c),
         c,
         s,
         blocks,
+        spans,
+        span,
+        programs,
         R=r,
         RP=triton.next_power_of_2(r),
         BLOCK=_BLOCK,
         GROUP=GROUP,
-        num_warps=8,
+        BINS=BINS,
+        WIDTH=WIDTH,
+        PROGRAMS=triton.next_power_of_2(programs),
+        num_warps=4,
     )
     return out
 
 
-def marked_twin(terms: Terms, found: Int32[Tensor, "bh"], s: int) -> Marked:
+def cuts_twin(terms: Terms, known: Counted, most: Float32[Tensor, "b g"], drop: float) -> Int32[Tensor, "bh"]:
+    """How many steps below its largest term a head stops reading."""
+    _, c, r = terms.top.shape
+    sizes = torch.exp2(-torch.arange(BINS, device=known.counts.device) * (WIDTH / STEPS))
+    behind = (known.counts * sizes).flip(-1).cumsum(-1).flip(-1)
+    share = (most.reshape(-1) / terms.nu).repeat_interleave(r)
+    budget = (known.masses.sum(-1) * (drop / _stride(c)) * share)[:, None]
+    budget = torch.where(budget < torch.inf, budget, -1.0)
+    above = (~(behind <= budget)).sum(-1)
+    return torch.where(above >= BINS, 2**30, above.clamp(min=1) * WIDTH).int()
+
+
+def marked_twin(terms: Terms, known: Counted, most: Float32[Tensor, "b g"], drop: float, s: int) -> Marked:
     """The same in plain torch."""
     heads, c, r = terms.top.shape
     below = _below(terms)
-    wanted = (below < found[:, None]).view(heads, r, -1).any(1)
+    wanted = (below < cuts_twin(terms, known, most, drop)[:, None]).view(heads, r, -1).any(1)
     flags = torch.nn.functional.pad(wanted, (0, s - c * GROUP), value=True)
-    left = torch.exp2(-below / STEPS) * ~wanted.repeat_interleave(r, 0)
+    deep = torch.minimum(below, _DEEPEST.value + terms.offset.int())
+    left = ((127 << 23) - (deep << 20)).view(torch.float32) * ~wanted.repeat_interleave(r, 0)
+    blocks, spans, span = _spans(heads, s)
+    room = spans * span * _BLOCK
+    flags = torch.nn.functional.pad(flags, (0, room - s))
+    found = flags.view(heads, spans, -1).sum(-1).int()
+    tails = torch.nn.functional.pad(left, (0, room - c * GROUP)).view(heads * r, spans, -1).sum(-1)
+    return Marked(flags[:, : blocks * _BLOCK].to(torch.uint8), found, tails)
+
+
+def _spans(heads: int, s: int) -> tuple[int, int, int]:
+    """How many blocks a head's tokens are, how many spans, and how many blocks are a span: fixed by the shape."""
     blocks = triton.cdiv(s, _BLOCK)
-    room = blocks * _BLOCK
-    per_block = torch.nn.functional.pad(flags, (0, room - s)).view(heads, blocks, -1).sum(-1).int()
-    tails = torch.nn.functional.pad(left, (0, room - c * GROUP)).view(heads * r, blocks, -1).sum(-1)
-    return Marked(flags.to(torch.uint8), per_block, tails)
+    span = triton.cdiv(heads * blocks, _AT_ONCE)
+    return blocks, triton.cdiv(blocks, span), span
 
 
-def listed(marks: Marked) -> Chosen:
+def listed(marks: Marked, s: int) -> Chosen:
     """The marked tokens, in ascending order."""
-    heads, s = marks.flags.shape
-    blocks = marks.per_block.shape[1]
-    places, kept = marks.per_block.new_empty(heads, s), marks.per_block.new_empty(heads)
-    _listed[(heads, blocks)](
+    heads, spans = marks.found.shape
+    blocks, _, span = _spans(heads, s)
+    places, kept = marks.found.new_empty(heads, s), marks.found.new_empty(heads)
+    _listed[(heads, spans)](
         marks.flags,
-        marks.per_block,
+        marks.found,
         places,
         kept,
         s,
         blocks,
+        spans,
+        span,
         BLOCK=_BLOCK,
-        BLOCKS=triton.next_power_of_2(blocks),
-        num_warps=8,
+        SPANS=triton.next_power_of_2(spans),
+        num_warps=4,
     )
     return Chosen(places, kept, marks.tails)
 
 
-def listed_twin(marks: Marked) -> Chosen:
+def listed_twin(marks: Marked, s: int) -> Chosen:
     """The same in plain torch; behind the last token of a head stands −1."""
-    heads, s = marks.flags.shape
+    heads = len(marks.flags)
     places = torch.full((heads, s), -1, dtype=torch.int32, device=marks.flags.device)
     for head, flags in enumerate(marks.flags):
         found = flags.nonzero()[:, 0].int()

@@ -1,7 +1,8 @@
 r"""Softmax attention over listed tokens, and the proof of how far the others and all rounding may have moved it.
 
-The list of a key head is split over programs; each keeps the largest logit, the sum of weights and the weighted values
-of its share, and one program for each query head merges them. Logits count octaves. With H the tokens read, T the
+The lists of all key heads, one after the other, are split over programs into equal shares, since some heads read far
+more than others; each keeps the largest logit, the sum of weights and the weighted values of its share, and one program
+for each query head merges them. Logits count octaves. With H the tokens read, T the
 others and ν > 0 any length,
 
 .. math:: \|o^* - out\| \le \frac{\sum_T w_j (\|v_j\| + \|out\|)}{Z_H}
@@ -25,19 +26,25 @@ from avow.kernels.choice import Chosen
 from avow.kernels.sketch_pass import STEPS, Terms, by_head
 from avow.maths.rounding import gamma, tiny, unit
 
-# Tokens of a tile, warps that share it, rows of a tile of queries, and programs that an H200 runs at once.
-_TILE, _WARPS, _ROWS, _PROGRAMS = 64, 4, 16, 132 * 3
+# Tokens of a tile, warps that share it, rows of a tile of queries, and programs that an H200 runs at once. A warp of its
+# own waits for no other, and eight of them to a processor keep its memory busy.
+_TILE, _WARPS, _ROWS, _PROGRAMS = 16, 1, 16, 132 * 8
+# Parts that are merged at once, and by how many warps.
+_CHUNK, _MERGING = 64, 8
 # The unit of sums in float32: tensor cores may truncate where IEEE rounds.
 _UNIT = tl.constexpr(2.0**-23)
 
 
 class Parts(NamedTuple):
-    """Every program's share: its largest logit, its sum of weights, its weighted values, its longest key, squared."""
+    """Shares of a head's list: their largest logits, sums of weights, weighted values, and longest keys, squared.
 
-    peak: Float32[Tensor, "bh p"]
-    total: Float32[Tensor, "bh p"]
-    values: Float32[Tensor, "bh p e"]
-    square: Float32[Tensor, "bg p"]
+    What program p found of key head i is in slot p + i: along all lists one after the other, no two are the same.
+    """
+
+    peak: Float32[Tensor, "slots r"]
+    total: Float32[Tensor, "slots r"]
+    values: Float32[Tensor, "slots r e"]
+    square: Float32[Tensor, "slots"]
 
 
 class Decoded(NamedTuple):
@@ -54,7 +61,22 @@ class Decoded(NamedTuple):
     """How many tokens of each key head were read."""
 
 
-@triton.jit(do_not_specialize=["s"])
+@triton.jit
+def _shares(kept, heads, HEADS: tl.constexpr, PROGRAMS: tl.constexpr, TILE: tl.constexpr):
+    """Where each head's list ends when all stand one after the other, how long each is, and each program's share."""
+    head = tl.arange(0, HEADS)
+    counts = tl.load(kept + head, mask=head < heads, other=0).to(tl.int64)
+    share = tl.cdiv(tl.cdiv(tl.sum(counts, 0), PROGRAMS), TILE) * TILE
+    return tl.cumsum(counts, 0), counts, tl.maximum(share, TILE)
+
+
+@triton.jit
+def _one(x, index, HEADS: tl.constexpr):
+    """One entry of a block."""
+    return tl.sum(tl.where(tl.arange(0, HEADS) == index, x, 0), 0)
+
+
+@triton.jit(do_not_specialize=["s", "heads"])
 def _attended(
     q,
     k,
@@ -69,6 +91,7 @@ def _attended(
     k_stride,
     v_stride,
     s,
+    heads,
     R: tl.constexpr,
     RP: tl.constexpr,
     D: tl.constexpr,
@@ -76,63 +99,71 @@ def _attended(
     E: tl.constexpr,
     EP: tl.constexpr,
     TILE: tl.constexpr,
-    SPLITS: tl.constexpr,
+    HEADS: tl.constexpr,
+    PROGRAMS: tl.constexpr,
     LIFT: tl.constexpr,
 ):
-    """One share of a key head's list, for all of its query heads."""
-    head, split = tl.program_id(0).to(tl.int64), tl.program_id(1)
+    """One share of all lists, as long as any other: the end of one head's, perhaps, and the beginning of the next's."""
+    program = tl.program_id(0)
     row, channel, column = tl.arange(0, RP), tl.arange(0, DP), tl.arange(0, EP)
     token = tl.arange(0, TILE)
-    asked = (row < R)[:, None] & (channel < D)[None, :]
-    x = tl.load(q + (head * R + row)[:, None] * D + channel[None, :], mask=asked, other=0.0)
-    count = tl.load(kept + head)
-    share = tl.cdiv(tl.cdiv(count, SPLITS), TILE) * TILE
-    start = split * share
-    end = tl.minimum(start + share, count)
-    high = tl.full((RP,), float("-inf"), tl.float32)
-    mass = tl.zeros((RP,), tl.float32)
-    sums = tl.zeros((RP, EP), tl.float32)
-    longest = tl.zeros((TILE,), tl.float32)
-    listed += head * s
-    k += head * k_stride
-    v += head * v_stride
-    for at in range(start, end, TILE):
-        there = at + token < end
-        place = tl.load(listed + at + token, mask=there, other=0).to(tl.int64)
-        keys = tl.load(
-            k + place[:, None] * D + channel[None, :], mask=there[:, None] & (channel < D)[None, :], other=0.0
-        )
-        carried = tl.load(
-            v + place[:, None] * E + column[None, :], mask=there[:, None] & (column < E)[None, :], other=0.0
-        )
-        logits = tl.dot(x, tl.trans(keys), input_precision="ieee") * factor  # (RP, TILE)
-        logits = tl.where(there[None, :], logits, float("-inf"))
-        wide = keys.to(tl.float32)
-        longest = tl.maximum(longest, tl.sum(wide * wide, 1))
-        risen = tl.maximum(high, tl.max(logits, 1))
-        fade = tl.exp2(high - risen)
-        weights = tl.exp2(logits - risen[:, None])
-        mass = mass * fade + tl.sum(weights, 1)
-        sums = sums * fade[:, None]
-        high = risen
-        if carried.dtype == tl.float32:
-            sums = tl.dot(weights, carried, sums, input_precision="ieee")
-        else:
-            # Two halves carry a weight to twice their bits.
-            lifted = weights * LIFT
-            coarse = lifted.to(carried.dtype)
-            fine = (lifted - coarse.to(tl.float32)).to(carried.dtype)
-            sums = tl.dot(coarse, carried, sums)
-            sums = tl.dot(fine, carried, sums)
-    out = (head * R + row) * SPLITS + split
-    tl.store(peak + out, high, mask=row < R)
-    tl.store(total + out, mass, mask=row < R)
-    inside = (row < R)[:, None] & (column < E)[None, :]
-    tl.store(values + out[:, None] * E + column[None, :], sums * (1 / LIFT), mask=inside)
-    tl.store(square + head * SPLITS + split, tl.max(longest, 0))
+    ends, counts, share = _shares(kept, heads, HEADS, PROGRAMS, TILE)
+    begin = program * share
+    stop = tl.minimum(begin + share, tl.max(ends, 0))
+    # Lists that end before a share begins, or before it stops; without a share, there is none from the one on.
+    first = tl.sum((ends <= begin).to(tl.int64), 0)
+    last = tl.where(begin < stop, tl.sum((ends < stop).to(tl.int64), 0), -1)
+    for head in range(first, last + 1):
+        count, after = _one(counts, head, HEADS), _one(ends, head, HEADS)
+        before = after - count
+        start = (tl.maximum(begin, before) - before).to(tl.int32)
+        end = (tl.minimum(stop, after) - before).to(tl.int32)
+        asked = (row < R)[:, None] & (channel < D)[None, :]
+        x = tl.load(q + (head * R + row)[:, None] * D + channel[None, :], mask=asked, other=0.0)
+        high = tl.full((RP,), float("-inf"), tl.float32)
+        mass = tl.zeros((RP,), tl.float32)
+        sums = tl.zeros((RP, EP), tl.float32)
+        longest = tl.zeros((TILE,), tl.float32)
+        own = listed + head * s
+        rows = k + head * k_stride
+        carriers = v + head * v_stride
+        for at in range(start, end, TILE):
+            there = at + token < end
+            place = tl.load(own + at + token, mask=there, other=0).to(tl.int64)
+            keys = tl.load(
+                rows + place[:, None] * D + channel[None, :], mask=there[:, None] & (channel < D)[None, :], other=0.0
+            )
+            carried = tl.load(
+                carriers + place[:, None] * E + column[None, :], mask=there[:, None] & (column < E)[None, :], other=0.0
+            )
+            logits = tl.dot(x, tl.trans(keys), input_precision="ieee") * factor  # (RP, TILE)
+            logits = tl.where(there[None, :], logits, float("-inf"))
+            wide = keys.to(tl.float32)
+            longest = tl.maximum(longest, tl.sum(wide * wide, 1))
+            risen = tl.maximum(high, tl.max(logits, 1))
+            fade = tl.exp2(high - risen)
+            weights = tl.exp2(logits - risen[:, None])
+            mass = mass * fade + tl.sum(weights, 1)
+            sums = sums * fade[:, None]
+            high = risen
+            if carried.dtype == tl.float32:
+                sums = tl.dot(weights, carried, sums, input_precision="ieee")
+            else:
+                # Two halves carry a weight to twice their bits.
+                lifted = weights * LIFT
+                coarse = lifted.to(carried.dtype)
+                fine = (lifted - coarse.to(tl.float32)).to(carried.dtype)
+                sums = tl.dot(coarse, carried, sums)
+                sums = tl.dot(fine, carried, sums)
+        out = (program + head) * R + row
+        tl.store(peak + out, high, mask=row < R)
+        tl.store(total + out, mass, mask=row < R)
+        inside = (row < R)[:, None] & (column < E)[None, :]
+        tl.store(values + out[:, None] * E + column[None, :], sums * (1 / LIFT), mask=inside)
+        tl.store(square + program + head, tl.max(longest, 0))
 
 
-@triton.jit(do_not_specialize=["blocks"])
+@triton.jit(do_not_specialize=["spans", "heads"])
 def _merged(
     q,
     peak,
@@ -155,34 +186,46 @@ def _merged(
     narrow,
     halves,
     vanished,
-    blocks,
+    spans,
+    heads,
     R: tl.constexpr,
     D: tl.constexpr,
     DP: tl.constexpr,
     E: tl.constexpr,
     EP: tl.constexpr,
     TILE: tl.constexpr,
-    SPLITS: tl.constexpr,
-    SP: tl.constexpr,
+    HEADS: tl.constexpr,
+    PROGRAMS: tl.constexpr,
+    PARTS: tl.constexpr,
     CHUNK: tl.constexpr,
-    BLOCKS: tl.constexpr,
+    SPANS: tl.constexpr,
     LARGEST: tl.constexpr,
 ):
     """A head's answer, and its bound."""
     row = tl.program_id(0).to(tl.int64)
     head = row // R
-    split, column, channel = tl.arange(0, SP), tl.arange(0, EP), tl.arange(0, DP)
-    there = split < SPLITS
-    peaks = tl.load(peak + row * SPLITS + split, mask=there, other=float("-inf"))
-    high = tl.max(peaks, 0)
-    mass = tl.sum(tl.load(total + row * SPLITS + split, mask=there, other=0.0) * tl.exp2(peaks - high), 0)
+    column, channel = tl.arange(0, EP), tl.arange(0, DP)
+    ends, counts, share = _shares(kept, heads, HEADS, PROGRAMS, TILE)
+    count, after = _one(counts, head, HEADS), _one(ends, head, HEADS)
+    first = (after - count) // share + head
+    beyond = tl.where(count > 0, (after - 1) // share + head + 1, first)
+    high, longest = float("-inf"), 0.0
+    for begin in range(first, beyond, PARTS):
+        slot = begin + tl.arange(0, PARTS)
+        peaks = tl.load(peak + slot * R + row % R, mask=slot < beyond, other=float("-inf"))
+        high = tl.maximum(high, tl.max(peaks, 0))
+        longest = tl.maximum(longest, tl.max(tl.load(square + slot, mask=slot < beyond, other=0.0), 0))
+    mass = tl.zeros((CHUNK,), tl.float32)
     sums = tl.zeros((EP,), tl.float32)
-    for first in range(0, SPLITS, CHUNK):
-        part = first + tl.arange(0, CHUNK)
-        weight = tl.exp2(tl.load(peak + row * SPLITS + part, mask=part < SPLITS, other=float("-inf")) - high)
-        place = (row * SPLITS + part)[:, None] * E + column[None, :]
-        inside = (part < SPLITS)[:, None] & (column < E)[None, :]
-        sums += tl.sum(tl.load(values + place, mask=inside, other=0.0) * weight[:, None], 0)
+    for begin in range(first, beyond, CHUNK):
+        slot = begin + tl.arange(0, CHUNK)
+        at = slot * R + row % R
+        inside = slot < beyond
+        weight = tl.exp2(tl.load(peak + at, mask=inside, other=float("-inf")) - high)
+        mass += tl.load(total + at, mask=inside, other=0.0) * weight
+        there = inside[:, None] & (column < E)[None, :]
+        sums += tl.sum(tl.load(values + at[:, None] * E + column[None, :], mask=there, other=0.0) * weight[:, None], 0)
+    mass = tl.sum(mass, 0)
     answer = sums / mass
     # Rounding must not carry an average of values beyond what their type holds; nan stays nan.
     answer = tl.where(answer > LARGEST, LARGEST, tl.where(answer < -LARGEST, -LARGEST, answer))
@@ -195,18 +238,17 @@ def _merged(
     largest = tl.max(tl.abs(query), 0)
     scaled = query / tl.where(largest > 0, largest, 1.0)
     asked = largest * tl.sqrt(tl.sum(scaled * scaled, 0)) * (1 + 2.0**-13)
-    longest = tl.max(tl.load(square + head * SPLITS + split, mask=there, other=0.0), 0)
     longest = tl.sqrt(longest) * (1 + 2.0**-13) + 2.0**-58
     # Tiles of a program: each rescales what came before, once by exp2 and once by a product.
-    tiles = tl.cdiv(tl.cdiv(tl.load(kept + head), SPLITS), TILE).to(tl.float32)
+    tiles = (share // TILE).to(tl.float32)
     # How far each weight may be off, in nats: its logit, the powers of two it went through, and their arguments, which
     # matter down to −150 octaves.
     delta = scale * asked * longest * logit_error + (tiles + 2) * 2.0**-20 + 900 * _UNIT
-    depth = (tiles * per_tile + SPLITS + 2 * TILE + 16) * _UNIT
+    depth = (tiles * per_tile + (beyond - first).to(tl.float32) + 2 * TILE + 16) * _UNIT
     rounding = delta + halves + 2 * depth / (1 - depth) + 2.0**-20
     rounding = tl.where(depth < 0.5, rounding, float("inf"))
-    block = tl.arange(0, BLOCKS)
-    tail = tl.sum(tl.load(tails + row * blocks + block, mask=block < blocks, other=0.0), 0) * (1 + 2.0**-10)
+    span = tl.arange(0, SPANS)
+    tail = tl.sum(tl.load(tails + row * spans + span, mask=span < spans, other=0.0), 0) * (1 + 2.0**-10)
     unit, wide = tl.load(most + head), tl.load(nu + head)
     top = tl.load(widest + row).to(tl.float32) * 0.125
     apart = top - high
@@ -229,25 +271,25 @@ def _merged(
     tl.store(length + row, own)
 
 
-def splits(heads: int, s: int) -> int:
-    """Into how many programs the list of each key head is split, fixed by the shape."""
-    return min(max(1, _PROGRAMS // heads), triton.cdiv(s, _TILE))
+def programs(heads: int, s: int) -> int:
+    """Over how many programs all lists are spread, fixed by the shape."""
+    return min(_PROGRAMS, heads * triton.cdiv(s, _TILE))
 
 
 def attended(q: Tensor, k: Tensor, v: Tensor, chosen: Chosen, scale: float) -> Parts:
     """Attention over the listed tokens, in parts."""
     b, h, d = q.shape
     g, s, e = v.shape[1:]
-    heads = b * g
+    heads, r = b * g, h // g
     keys, values = by_head(k, "k"), by_head(v, "v")
-    count = splits(heads, s)
+    count = programs(heads, s)
     parts = Parts(
-        q.new_empty(b * h, count, dtype=torch.float32),
-        q.new_empty(b * h, count, dtype=torch.float32),
-        q.new_empty(b * h, count, e, dtype=torch.float32),
-        q.new_empty(heads, count, dtype=torch.float32),
+        q.new_empty(count + heads, r, dtype=torch.float32),
+        q.new_empty(count + heads, r, dtype=torch.float32),
+        q.new_empty(count + heads, r, e, dtype=torch.float32),
+        q.new_empty(count + heads, dtype=torch.float32),
     )
-    _attended[(heads, count)](
+    _attended[(count,)](
         q,
         keys,
         values,
@@ -258,14 +300,16 @@ def attended(q: Tensor, k: Tensor, v: Tensor, chosen: Chosen, scale: float) -> P
         keys.stride(0),
         values.stride(0),
         s,
-        R=h // g,
+        heads,
+        R=r,
         RP=_ROWS,
         D=d,
         DP=max(16, triton.next_power_of_2(d)),
         E=e,
         EP=max(16, triton.next_power_of_2(e)),
         TILE=_TILE,
-        SPLITS=count,
+        HEADS=triton.next_power_of_2(heads),
+        PROGRAMS=count,
         LIFT=_lift(v.dtype),
         num_warps=_WARPS,
         # Lists and rows are fetched one after the other: five stages hold two tiles, three hold one.
@@ -275,28 +319,32 @@ def attended(q: Tensor, k: Tensor, v: Tensor, chosen: Chosen, scale: float) -> P
 
 
 def attended_twin(q: Tensor, k: Tensor, v: Tensor, chosen: Chosen, scale: float) -> Parts:
-    """The same in plain torch."""
+    """The same in plain torch; what no program writes is nan."""
     b, h, d = q.shape
     g, s, e = v.shape[1:]
-    r, count = h // g, splits(b * g, s)
-    peak, total = (torch.zeros(b * h, count, device=q.device) for _ in range(2))
-    values, square = torch.zeros(b * h, count, e, device=q.device), torch.zeros(b * g, count, device=q.device)
-    peak.fill_(-math.inf)
+    r, count, share = h // g, programs(b * g, s), _share(chosen, programs(b * g, s))
+    peak, total, values, square = (
+        torch.full((count + b * g, *shape), math.nan, device=q.device) for shape in ((r,), (r,), (r, e), ())
+    )
+    before = 0
     for head, kept in enumerate(chosen.kept.tolist()):
-        share = triton.cdiv(triton.cdiv(kept, count), _TILE) * _TILE
-        rows = slice(head * r, head * r + r)
-        for split in range(count):
-            places = chosen.listed[head, split * share : min(split * share + share, kept)].long()
-            if not len(places):
-                continue
+        rows = q.reshape(b * g, r, d)[head].float()
+        for program in range(before // share, (before + kept - 1) // share + 1 if kept else 0):
+            start, end = max(program * share - before, 0), min(program * share + share - before, kept)
+            places = chosen.listed[head, start:end].long()
             keys, carried = (x[head // g, head % g, places].float() for x in (k, v))
-            logits = q.reshape(b * h, d)[rows].float() @ keys.T * (scale * math.log2(math.e))
-            peak[rows, split] = logits.amax(-1)
-            weights = torch.exp2(logits - peak[rows, split, None])
-            total[rows, split] = weights.sum(-1)
-            values[rows, split] = weights @ carried
-            square[head, split] = keys.square().sum(-1).amax()
+            logits = rows @ keys.T * (scale * math.log2(math.e))
+            slot = program + head
+            peak[slot] = logits.amax(-1)
+            weights = torch.exp2(logits - peak[slot].unsqueeze(-1))
+            total[slot], values[slot], square[slot] = weights.sum(-1), weights @ carried, keys.square().sum(-1).amax()
+        before += kept
     return Parts(peak, total, values, square)
+
+
+def _share(chosen: Chosen, count: int) -> int:
+    """How many tokens a program reads: equally many, by whole tiles."""
+    return max(1, triton.cdiv(triton.cdiv(int(chosen.kept.sum()), count), _TILE)) * _TILE
 
 
 def merged(
@@ -314,7 +362,8 @@ def merged(
     out = q.new_empty(b, h, e)
     bound, length = (q.new_empty(b, h, dtype=torch.float32) for _ in range(2))
     within = q.new_empty(b, h, dtype=torch.int8)
-    count, blocks = parts.peak.shape[1], chosen.tails.shape[1]
+    spans, heads = chosen.tails.shape[1], b * g
+    count = programs(heads, v.shape[2])
     _merged[(b * h,)](
         q,
         *parts,
@@ -329,19 +378,21 @@ def merged(
         length,
         drop,
         *_rounding(q, v, scale),
-        blocks,
+        spans,
+        heads,
         R=h // g,
         D=d,
         DP=max(16, triton.next_power_of_2(d)),
         E=e,
         EP=max(16, triton.next_power_of_2(e)),
         TILE=_TILE,
-        SPLITS=count,
-        SP=triton.next_power_of_2(count),
-        CHUNK=min(triton.next_power_of_2(count), 32),
-        BLOCKS=triton.next_power_of_2(blocks),
+        HEADS=triton.next_power_of_2(heads),
+        PROGRAMS=count,
+        PARTS=triton.next_power_of_2(count),
+        CHUNK=min(triton.next_power_of_2(count), _CHUNK),
+        SPANS=triton.next_power_of_2(spans),
         LARGEST=torch.finfo(q.dtype).max,
-        num_warps=4,
+        num_warps=_MERGING,
     )
     return Decoded(out, bound, within.view(torch.bool), length, chosen.kept.view(b, g))
 
@@ -358,16 +409,30 @@ def merged_twin(
 ) -> Decoded:
     """The same in plain torch."""
     (b, h, d), (g, _, e) = q.shape, v.shape[1:]
-    r, count = h // g, parts.peak.shape[1]
-    high = parts.peak.amax(-1)
-    weight = torch.exp2(parts.peak - high[:, None])
-    mass = (parts.total * weight).sum(-1)
-    answer = (parts.values * weight.unsqueeze(-1)).sum(1) / mass[:, None]
+    r, share = h // g, _share(chosen, programs(b * g, v.shape[2]))
+    after = chosen.kept.long().cumsum(0)
+    head = torch.arange(b * g, device=q.device)
+    first, beyond = (after - chosen.kept) // share + head, (after - 1) // share + head + 1
+    slots = torch.arange(len(parts.square), device=q.device)
+    own_slots = (slots >= first[:, None]) & (slots < beyond[:, None])  # (bg, slots)
+    mine = own_slots.repeat_interleave(r, 0)[:, :, None]  # (bh, slots, 1)
+
+    def by_row(x: Float32[Tensor, "slots r *e"], blank: float) -> Float32[Tensor, "bh slots *e"]:
+        """What each head's own slots hold."""
+        x = x.movedim(1, 0).repeat(b * g, *[1] * (x.ndim - 1))
+        return torch.where(mine if x.ndim == 3 else mine[..., 0], x, blank)
+
+    peak = by_row(parts.peak, -math.inf)
+    high = peak.amax(-1)
+    weight = torch.exp2(peak - high[:, None])
+    mass = (by_row(parts.total, 0.0) * weight).sum(-1)
+    answer = (by_row(parts.values, 0.0) * weight.unsqueeze(-1)).sum(1) / mass[:, None]
     answer = answer.clamp(-torch.finfo(q.dtype).max, torch.finfo(q.dtype).max)
     own, asked = (torch.linalg.vector_norm(x.double(), dim=-1) * (1 + 2.0**-13) for x in (answer, q.reshape(b * h, d)))
-    longest = parts.square.amax(-1).sqrt().repeat_interleave(r) * (1 + 2.0**-13) + 2.0**-58
+    square = torch.where(own_slots, parts.square, 0.0).amax(-1)
+    longest = square.sqrt().repeat_interleave(r) * (1 + 2.0**-13) + 2.0**-58
     scale, logit_error, per_tile, narrow, halves, vanished = _rounding(q, v, scale)
-    tiles = torch.ceil(torch.ceil(chosen.kept.double() / count) / _TILE).repeat_interleave(r)
+    tiles, count = share // _TILE, (beyond - first).repeat_interleave(r)
     delta = scale * asked * longest * logit_error + (tiles + 2) * 2.0**-20 + 900 * _UNIT.value
     depth = (tiles * per_tile + count + 2 * _TILE + 16) * _UNIT.value
     rounding = torch.where(depth < 0.5, delta + halves + 2 * depth / (1 - depth) + 2.0**-20, math.inf)
@@ -405,7 +470,8 @@ def _rounding(q: Tensor, v: Tensor, scale: float) -> tuple[float, float, float, 
     d, (s, e), kind = q.shape[-1], v.shape[-2:], v.dtype
     coarse = kind != torch.float32
     logit = gamma(d + 8, _UNIT.value) + 8 * _UNIT.value
-    per_tile = 12.0 if coarse else _TILE + 4.0
+    # Tensor cores add up eight or more products at a time, of both halves; then there is rescaling.
+    per_tile = 2 * _TILE / 8 + 4.0 if coarse else _TILE + 4.0
     halves = unit(kind) ** 2 * 1.1 if coarse else 0.0
     narrow = unit(q.dtype) if coarse else 0.0
     vanished = math.sqrt(e) * (tiny(q.dtype) + 4 * s * tiny(torch.float32))

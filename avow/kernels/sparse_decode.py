@@ -1,7 +1,7 @@
 """One decoding step that reads a fraction of the cache and proves that it was enough, on a GPU.
 
-Eight kernels, none of which waits for the host: constants of the step; a bound for every token from the sketch; a
-histogram of the bounds; where to cut it; marks; a list; attention over the list; the answer with its bound. Buffers and
+Seven kernels, none of which waits for the host: constants of the step; a bound for every token from the sketch; a
+histogram of the bounds; marks from where it is cut on; a list; attention over the list; the answer with its bound. Buffers and
 grids depend on the shapes alone, so a step can be captured in a CUDA graph.
 """
 
@@ -69,8 +69,8 @@ def decode(
     q = q.detach().contiguous()
     known = sketch_pass.prepared(q, sketch, lengths.most, hint, scale)
     terms = sketch_pass.bounded(q, sketch, lengths.each, known)
-    marks = choice.marked(terms, choice.cuts(terms, lengths.most, drop), k.shape[2])
-    chosen = choice.listed(marks)
+    marks = choice.marked(terms, choice.counted(terms), lengths.most, drop, k.shape[2])
+    chosen = choice.listed(marks, k.shape[2])
     parts = gather_attention.attended(q, k, v, chosen, scale)
     return gather_attention.merged(q, v, parts, terms, chosen, lengths.most, drop, scale)
 
@@ -91,8 +91,8 @@ def decode_twin(
     q = q.detach()
     known = sketch_pass.prepared_twin(q, sketch, lengths.most, hint, scale)
     terms = sketch_pass.bounded_twin(q, sketch, lengths.each, known)
-    marks = choice.marked_twin(terms, choice.cuts_twin(terms, lengths.most, drop), k.shape[2])
-    chosen = choice.listed_twin(marks)
+    marks = choice.marked_twin(terms, choice.counted_twin(terms), lengths.most, drop, k.shape[2])
+    chosen = choice.listed_twin(marks, k.shape[2])
     parts = gather_attention.attended_twin(q, k, v, chosen, scale)
     return gather_attention.merged_twin(q, v, parts, terms, chosen, lengths.most, drop, scale)
 

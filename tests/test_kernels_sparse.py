@@ -289,6 +289,19 @@ def test_a_whole_step_equals_its_twin() -> None:
         torch.testing.assert_close(mine, other, rtol=1e-3, atol=1e-5, check_dtype=False)
 
 
+@pytest.mark.parametrize("how", [decode, decode_twin])
+def test_heads_that_would_break_the_limit_read_all_tokens_after_all(how: Callable[..., Decoded]) -> None:
+    given = step(*drawn(g=2, loud=6.0), torch.float32)
+    hint = torch.tensor([[1e-4, 1e-4, 9.0, 9.0]])
+    plain = given.run(0.02, hint, how)
+    again = given.run(0.02, hint, lambda *x: how(*x, limit=0.04))
+    # The first head was misled, and the second one was not.
+    assert plain.within.tolist() == again.within.tolist() == [[False, False, True, True]]
+    assert bool((plain.bound[0, :2] > 0.04).all() & (again.bound[0, :2] < 1e-3).all())
+    assert torch.equal(plain.out[0, 2:], again.out[0, 2:]) and torch.equal(plain.bound[0, 2:], again.bound[0, 2:])
+    assert bool((given.errors(again.out) <= again.bound).all())
+
+
 def test_part_of_a_larger_cache_is_read_in_place() -> None:
     q, k, v = drawn(b=2, g=2, r=1, s=100)
     given = step(q, k, v)
@@ -362,6 +375,8 @@ def test_what_does_not_fit_is_refused(
         dataclasses.replace(given, **change(given)).run()
     with pytest.raises(ParameterError, match="drop=-1 must be at least 0; give the error"):
         given.run(-1)
+    with pytest.raises(ParameterError, match=r"scale=-0\.5 must be above 0; turn the signs"):
+        dataclasses.replace(given, scale=-0.5).run()
     with pytest.raises(ShapeError, match="dim of q=24 must be a multiple of 16 up to 256; fill up q and k"):
         step(*drawn(d=24)).run()
 
@@ -396,7 +411,7 @@ def test_the_unpacking_of_four_bytes_at_once_is_that_of_each() -> None:
 
 
 COMPILED = """
-import torch, triton
+import re, torch, triton
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
@@ -414,6 +429,8 @@ def run(self, *args, grid, warmup, num_warps=4, num_stages=3, **constants):
     source = ASTSource(self, signature, {place[n]: x for n, x in constants.items()}, aligned)
     options = {"num_warps": num_warps, "num_stages": num_stages}
     made = triton.compile(source, target=GPUTarget("cuda", 90, 32), options=options)
+    # Triton 3.6 reorders what is counted and its mask each in a way of its own.
+    assert "tt.histogram" not in made.asm["ttgir"] or not re.search("tt.histogram %[^:]*,", made.asm["ttgir"])
     assert made.metadata.shared <= 227 * 1024, (self.__name__, made.metadata.shared)
     done.append(self.__name__)
 
@@ -422,7 +439,7 @@ from avow.kernels.sparse_decode import decode, value_lengths
 from avow.maths.sketch import sketched
 
 q, k, v = (torch.randn(shape).bfloat16() for shape in ((1, 8, 128), (1, 2, 200, 128), (1, 2, 200, 128)))
-decode(q, k, v, sketched(k), value_lengths(v), 1e-2)
+decode(q, k, v, sketched(k), value_lengths(v), 1e-2, limit=1e-2)
 print(*done)
 """
 
@@ -439,6 +456,8 @@ def test_every_kernel_compiles_for_a_gpu() -> None:
         "_counted",
         "_marked",
         "_listed",
+        "_attended",
+        "_merged",
         "_attended",
         "_merged",
     ]

@@ -63,8 +63,8 @@ TABLE = (
     Layer(names("avow"), ATTEND - names("avow.maths") | names("avow.record")),
     # Whoever runs a layer notes its certificate; nothing of how it attended.
     Layer(names("record"), NOUNS),
-    # A cache may be kept in a file.
-    Layer(names("nn optim distributed"), HOSTS | TENSORS, names("safetensors")),
+    # A cache may be kept in a file; on a GPU, kernels answer from it.
+    Layer(names("nn optim distributed"), HOSTS | TENSORS, names("safetensors avow.kernels")),
     # Nothing but what people look at loads an integration, so it may load its host outright.
     Layer(names("integrations"), HOSTS | TENSORS | names("avow.integrations transformers"), names("gguf safetensors")),
     Layer(names("training"), TRAINING | TENSORS | names("safetensors")),

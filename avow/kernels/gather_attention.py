@@ -26,8 +26,8 @@ from avow.kernels.choice import Chosen
 from avow.kernels.sketch_pass import STEPS, Terms, by_head
 from avow.maths.rounding import gamma, tiny, unit
 
-# Tokens of a tile, warps that share it, rows of a tile of queries, and programs that an H200 runs at once. A warp of its
-# own waits for no other, and eight of them to a processor keep its memory busy.
+# Tokens of a tile, warps that share it, rows of a tile of queries, and programs that an H200 runs at once. One warp
+# waits for no other, and eight of them to a processor keep its memory busy.
 _TILE, _WARPS, _ROWS, _PROGRAMS = 16, 1, 16, 132 * 8
 # Parts that are merged at once, and by how many warps.
 _CHUNK, _MERGING = 64, 8
@@ -62,10 +62,28 @@ class Decoded(NamedTuple):
 
 
 @triton.jit
-def _shares(kept, heads, HEADS: tl.constexpr, PROGRAMS: tl.constexpr, TILE: tl.constexpr):
-    """Where each head's list ends when all stand one after the other, how long each is, and each program's share."""
+def _shares(
+    kept,
+    heads,
+    s,
+    R: tl.constexpr,
+    HEADS: tl.constexpr,
+    PROGRAMS: tl.constexpr,
+    TILE: tl.constexpr,
+    AGAIN: tl.constexpr,
+):
+    """Where each head's list ends when all stand one after the other, how long each is, and each program's share.
+
+    With `AGAIN`, `kept` says which rows are well, and heads with one that is not list all s tokens.
+    """
     head = tl.arange(0, HEADS)
-    counts = tl.load(kept + head, mask=head < heads, other=0).to(tl.int64)
+    if AGAIN:
+        counts = tl.zeros((HEADS,), tl.int64)
+        for sibling in tl.static_range(R):
+            well = tl.load(kept + head * R + sibling, mask=head < heads, other=1)
+            counts = tl.where(well == 0, s, counts)
+    else:
+        counts = tl.load(kept + head, mask=head < heads, other=0).to(tl.int64)
     share = tl.cdiv(tl.cdiv(tl.sum(counts, 0), PROGRAMS), TILE) * TILE
     return tl.cumsum(counts, 0), counts, tl.maximum(share, TILE)
 
@@ -102,12 +120,13 @@ def _attended(
     HEADS: tl.constexpr,
     PROGRAMS: tl.constexpr,
     LIFT: tl.constexpr,
+    AGAIN: tl.constexpr,
 ):
     """One share of all lists, as long as any other: the end of one head's, perhaps, and the beginning of the next's."""
     program = tl.program_id(0)
     row, channel, column = tl.arange(0, RP), tl.arange(0, DP), tl.arange(0, EP)
     token = tl.arange(0, TILE)
-    ends, counts, share = _shares(kept, heads, HEADS, PROGRAMS, TILE)
+    ends, counts, share = _shares(kept, heads, s, R, HEADS, PROGRAMS, TILE, AGAIN)
     begin = program * share
     stop = tl.minimum(begin + share, tl.max(ends, 0))
     # Lists that end before a share begins, or before it stops; without a share, there is none from the one on.
@@ -129,7 +148,10 @@ def _attended(
         carriers = v + head * v_stride
         for at in range(start, end, TILE):
             there = at + token < end
-            place = tl.load(own + at + token, mask=there, other=0).to(tl.int64)
+            if AGAIN:
+                place = tl.where(there, at + token, 0).to(tl.int64)
+            else:
+                place = tl.load(own + at + token, mask=there, other=0).to(tl.int64)
             keys = tl.load(
                 rows + place[:, None] * D + channel[None, :], mask=there[:, None] & (channel < D)[None, :], other=0.0
             )
@@ -163,7 +185,7 @@ def _attended(
         tl.store(square + program + head, tl.max(longest, 0))
 
 
-@triton.jit(do_not_specialize=["spans", "heads"])
+@triton.jit(do_not_specialize=["spans", "heads", "s"])
 def _merged(
     q,
     peak,
@@ -180,6 +202,7 @@ def _merged(
     within,
     length,
     drop,
+    limit,
     scale,
     logit_error,
     per_tile,
@@ -188,6 +211,7 @@ def _merged(
     vanished,
     spans,
     heads,
+    s,
     R: tl.constexpr,
     D: tl.constexpr,
     DP: tl.constexpr,
@@ -200,13 +224,16 @@ def _merged(
     CHUNK: tl.constexpr,
     SPANS: tl.constexpr,
     LARGEST: tl.constexpr,
+    AGAIN: tl.constexpr,
 ):
-    """A head's answer, and its bound."""
+    """A head's answer, and its bound; with `AGAIN`, those that all tokens were read for stand in for the others."""
     row = tl.program_id(0).to(tl.int64)
     head = row // R
     column, channel = tl.arange(0, EP), tl.arange(0, DP)
-    ends, counts, share = _shares(kept, heads, HEADS, PROGRAMS, TILE)
+    ends, counts, share = _shares(kept, heads, s, R, HEADS, PROGRAMS, TILE, AGAIN)
     count, after = _one(counts, head, HEADS), _one(ends, head, HEADS)
+    if (count == 0) & AGAIN:
+        return
     first = (after - count) // share + head
     beyond = tl.where(count > 0, (after - 1) // share + head + 1, first)
     high, longest = float("-inf"), 0.0
@@ -248,7 +275,8 @@ def _merged(
     rounding = delta + halves + 2 * depth / (1 - depth) + 2.0**-20
     rounding = tl.where(depth < 0.5, rounding, float("inf"))
     span = tl.arange(0, SPANS)
-    tail = tl.sum(tl.load(tails + row * spans + span, mask=span < spans, other=0.0), 0) * (1 + 2.0**-10)
+    tail = tl.sum(tl.load(tails + row * spans + span, mask=(span < spans) & (AGAIN == 0), other=0.0), 0)
+    tail = tail * (1 + 2.0**-10)
     unit, wide = tl.load(most + head), tl.load(nu + head)
     top = tl.load(widest + row).to(tl.float32) * 0.125
     apart = top - high
@@ -267,8 +295,9 @@ def _merged(
     # nan is no bound.
     whole = tl.where(whole < float("inf"), whole, float("inf"))
     tl.store(bound + row, whole)
-    tl.store(within + row, ((moved <= drop) & (whole < float("inf"))).to(tl.int8))
     tl.store(length + row, own)
+    if AGAIN == 0:
+        tl.store(within + row, ((moved <= drop) & (whole <= limit) & (whole < float("inf"))).to(tl.int8))
 
 
 def programs(heads: int, s: int) -> int:
@@ -276,8 +305,8 @@ def programs(heads: int, s: int) -> int:
     return min(_PROGRAMS, heads * triton.cdiv(s, _TILE))
 
 
-def attended(q: Tensor, k: Tensor, v: Tensor, chosen: Chosen, scale: float) -> Parts:
-    """Attention over the listed tokens, in parts."""
+def attended(q: Tensor, k: Tensor, v: Tensor, chosen: Chosen, scale: float, well: Tensor | None = None) -> Parts:
+    """Attention over the listed tokens, in parts; with `well`, over all tokens of heads with a row that is not."""
     b, h, d = q.shape
     g, s, e = v.shape[1:]
     heads, r = b * g, h // g
@@ -294,7 +323,7 @@ def attended(q: Tensor, k: Tensor, v: Tensor, chosen: Chosen, scale: float) -> P
         keys,
         values,
         chosen.listed,
-        chosen.kept,
+        chosen.kept if well is None else well,
         *parts,
         scale * math.log2(math.e),
         keys.stride(0),
@@ -311,6 +340,7 @@ def attended(q: Tensor, k: Tensor, v: Tensor, chosen: Chosen, scale: float) -> P
         HEADS=triton.next_power_of_2(heads),
         PROGRAMS=count,
         LIFT=_lift(v.dtype),
+        AGAIN=well is not None,
         num_warps=_WARPS,
         # Lists and rows are fetched one after the other: five stages hold two tiles, three hold one.
         num_stages=5 if q.element_size() * (d + e) <= 512 else 3,
@@ -356,14 +386,52 @@ def merged(
     most: Float32[Tensor, "b g"],
     drop: float,
     scale: float,
+    limit: float = math.inf,
 ) -> Decoded:
     """The answers and their bounds."""
-    (b, h, d), (g, _, e) = q.shape, v.shape[1:]
+    (b, h, _), (g, _, e) = q.shape, v.shape[1:]
     out = q.new_empty(b, h, e)
     bound, length = (q.new_empty(b, h, dtype=torch.float32) for _ in range(2))
     within = q.new_empty(b, h, dtype=torch.int8)
-    spans, heads = chosen.tails.shape[1], b * g
-    count = programs(heads, v.shape[2])
+    found = Decoded(out, bound, within.view(torch.bool), length, chosen.kept.view(b, g))
+    _merge(q, v, parts, terms, chosen, most, drop, scale, limit, found, again=False)
+    return found
+
+
+def read_again(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    terms: Terms,
+    chosen: Chosen,
+    most: Float32[Tensor, "b g"],
+    scale: float,
+    found: Decoded,
+) -> None:
+    """Puts answers from all tokens in the place of those that are not within what was allowed, without a look at them.
+
+    `within` stays as it was: it tells what the answers were that had to be replaced.
+    """
+    parts = attended(q, k, v, chosen, scale, found.within.view(torch.int8))
+    _merge(q, v, parts, terms, chosen, most, math.inf, scale, math.inf, found, again=True)
+
+
+def _merge(
+    q: Tensor,
+    v: Tensor,
+    parts: Parts,
+    terms: Terms,
+    chosen: Chosen,
+    most: Tensor,
+    drop: float,
+    scale: float,
+    limit: float,
+    found: Decoded,
+    again: bool,
+) -> None:
+    (b, h, d), (g, s, e) = q.shape, v.shape[1:]
+    spans, heads, within = chosen.tails.shape[1], b * g, found.within.view(torch.int8)
+    count = programs(heads, s)
     _merged[(b * h,)](
         q,
         *parts,
@@ -371,15 +439,17 @@ def merged(
         terms.widest,
         terms.nu,
         most,
-        chosen.kept,
-        out,
-        bound,
+        within if again else chosen.kept,
+        found.out,
+        found.bound,
         within,
-        length,
+        found.length,
         drop,
+        limit,
         *_rounding(q, v, scale),
         spans,
         heads,
+        s,
         R=h // g,
         D=d,
         DP=max(16, triton.next_power_of_2(d)),
@@ -392,9 +462,9 @@ def merged(
         CHUNK=min(triton.next_power_of_2(count), _CHUNK),
         SPANS=triton.next_power_of_2(spans),
         LARGEST=torch.finfo(q.dtype).max,
+        AGAIN=again,
         num_warps=_MERGING,
     )
-    return Decoded(out, bound, within.view(torch.bool), length, chosen.kept.view(b, g))
 
 
 def merged_twin(
@@ -406,6 +476,7 @@ def merged_twin(
     most: Float32[Tensor, "b g"],
     drop: float,
     scale: float,
+    limit: float = math.inf,
 ) -> Decoded:
     """The same in plain torch."""
     (b, h, d), (g, _, e) = q.shape, v.shape[1:]
@@ -451,9 +522,32 @@ def merged_twin(
         .nan_to_num(nan=math.inf, posinf=math.inf)
         .float()
     )
-    within = (moved <= drop) & (whole < math.inf)
+    within = (moved <= drop) & (whole <= limit) & (whole < math.inf)
     bound, within, length = (x.view(b, h) for x in (whole, within, own.float()))
     return Decoded(answer.to(q.dtype).view(b, h, e), bound, within, length, chosen.kept.view(b, g))
+
+
+def read_again_twin(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    terms: Terms,
+    chosen: Chosen,
+    most: Float32[Tensor, "b g"],
+    scale: float,
+    found: Decoded,
+) -> None:
+    """The same in plain torch."""
+    (b, h, _), (g, s, _) = q.shape, v.shape[1:]
+    heads = b * g
+    ill = ~found.within.view(heads, h // g).all(-1)
+    everything = torch.arange(s, device=q.device, dtype=torch.int32).expand(heads, s)
+    whole = Chosen(everything, ill.int() * s, torch.zeros_like(chosen.tails))
+    parts = attended_twin(q, k, v, whole, scale)
+    again = merged_twin(q, v, parts, terms, whole, most, math.inf, scale)
+    rows = ill.repeat_interleave(h // g).view(b, h)
+    for mine, other in zip((found.out, found.bound, found.length), (again.out, again.bound, again.length), strict=True):
+        mine[rows] = other[rows]
 
 
 def _lift(dtype: torch.dtype) -> float:

@@ -1,8 +1,9 @@
 """One decoding step that reads a fraction of the cache and proves that it was enough, on a GPU.
 
 Seven kernels, none of which waits for the host: constants of the step; a bound for every token from the sketch; a
-histogram of the bounds; marks from where it is cut on; a list; attention over the list; the answer with its bound. Buffers and
-grids depend on the shapes alone, so a step can be captured in a CUDA graph.
+histogram of the bounds; marks from where it is cut on; a list; attention over the list; the answer with its bound. With
+a limit on the bound two more follow, which do nothing unless a row is beyond it. Buffers and grids depend on the shapes
+alone, so a step can be captured in a CUDA graph.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ import math
 from typing import NamedTuple
 
 import torch
-from jaxtyping import BFloat16, Float, Float32
+from jaxtyping import Float, Float32
 from torch import Tensor
 
 from avow.errors import DtypeError, ParameterError, ShapeError
@@ -26,7 +27,7 @@ _TYPES = (torch.bfloat16, torch.float16, torch.float32)
 class Lengths(NamedTuple):
     """How long values are: at least each, and at most the longest of each head."""
 
-    each: BFloat16[Tensor, "b g s"]
+    each: Float[Tensor, "b g s"]
     most: Float32[Tensor, "b g"]
     """0 only where all values are zero, nan where they are too small for a proof."""
 
@@ -57,22 +58,28 @@ def decode(
     drop: float,
     scale: float | None = None,
     hint: Float32[Tensor, "b h"] | None = None,
+    limit: float | None = None,
 ) -> Decoded:
     """Attention of one query per head over a cache, by the tokens that may matter.
 
     `sketch` is that of the first whole groups of k, `lengths` are those of v; tokens without a sketch are always read.
     `hint` may hold lengths that the answers are expected to have, such as those of the step before: the nearer, the
-    fewer tokens are read; what is proved holds whatever they are.
+    fewer tokens are read; what is proved holds whatever they are. With a `limit`, `drop` is only aimed at: rows are
+    within what is allowed where their whole bound is, and heads with a row that is not read all tokens after all.
     """
-    _check(q, k, v, sketch, lengths, drop)
     scale = 1 / math.sqrt(q.shape[-1]) if scale is None else scale
+    _check(q, k, v, sketch, lengths, drop, scale)
     q = q.detach().contiguous()
     known = sketch_pass.prepared(q, sketch, lengths.most, hint, scale)
     terms = sketch_pass.bounded(q, sketch, lengths.each, known)
     marks = choice.marked(terms, choice.counted(terms), lengths.most, drop, k.shape[2])
     chosen = choice.listed(marks, k.shape[2])
     parts = gather_attention.attended(q, k, v, chosen, scale)
-    return gather_attention.merged(q, v, parts, terms, chosen, lengths.most, drop, scale)
+    if limit is None:
+        return gather_attention.merged(q, v, parts, terms, chosen, lengths.most, drop, scale)
+    found = gather_attention.merged(q, v, parts, terms, chosen, lengths.most, math.inf, scale, limit)
+    gather_attention.read_again(q, k, v, terms, chosen, lengths.most, scale, found)
+    return found
 
 
 def decode_twin(
@@ -84,20 +91,25 @@ def decode_twin(
     drop: float,
     scale: float | None = None,
     hint: Float32[Tensor, "b h"] | None = None,
+    limit: float | None = None,
 ) -> Decoded:
     """The same step in plain torch, on any device."""
-    _check(q, k, v, sketch, lengths, drop)
     scale = 1 / math.sqrt(q.shape[-1]) if scale is None else scale
+    _check(q, k, v, sketch, lengths, drop, scale)
     q = q.detach()
     known = sketch_pass.prepared_twin(q, sketch, lengths.most, hint, scale)
     terms = sketch_pass.bounded_twin(q, sketch, lengths.each, known)
     marks = choice.marked_twin(terms, choice.counted_twin(terms), lengths.most, drop, k.shape[2])
     chosen = choice.listed_twin(marks, k.shape[2])
     parts = gather_attention.attended_twin(q, k, v, chosen, scale)
-    return gather_attention.merged_twin(q, v, parts, terms, chosen, lengths.most, drop, scale)
+    if limit is None:
+        return gather_attention.merged_twin(q, v, parts, terms, chosen, lengths.most, drop, scale)
+    found = gather_attention.merged_twin(q, v, parts, terms, chosen, lengths.most, math.inf, scale, limit)
+    gather_attention.read_again_twin(q, k, v, terms, chosen, lengths.most, scale, found)
+    return found
 
 
-def _check(q: Tensor, k: Tensor, v: Tensor, sketch: Sketch, lengths: Lengths, drop: float) -> None:
+def _check(q: Tensor, k: Tensor, v: Tensor, sketch: Sketch, lengths: Lengths, drop: float, scale: float) -> None:
     (h, d), (g, s) = q.shape[1:], k.shape[1:3]
     siblings = h // max(g, 1)
     if h != siblings * g or not 1 <= siblings <= sketch_pass.SIBLINGS:
@@ -118,3 +130,5 @@ def _check(q: Tensor, k: Tensor, v: Tensor, sketch: Sketch, lengths: Lengths, dr
         raise ShapeError("sketched rows, lengths, keys", told, rule, "append to all three together")
     if not drop >= 0:
         raise ParameterError("drop", drop, "must be at least 0", "give the error that unread tokens may cause")
+    if not 0 < scale < math.inf:
+        raise ParameterError("scale", scale, "must be above 0", "turn the signs of q and of the scale")

@@ -29,6 +29,7 @@ from avow.maths.sketch import GROUP
 from avow.maths.skimming import Skim, Unfit
 from avow.methods.sparse import NothingToSave, Sparse, Trace
 from avow.nn import cache_file
+from avow.nn.kernel_steps import Held, KernelSteps
 from avow.nn.token_buffers import PARTS, TokenBuffers, wider
 
 # Where more than this share of the tokens would have to be gathered, reading them all in order is as fast.
@@ -78,6 +79,7 @@ class KeyValueCache(TokenBuffers):
     ) -> None:
         super().__init__(key_heads, dim, value_dim, batch, dtype, device, bits, window)
         self._pause, self._left, self._asked = 0, 0, ""
+        self._steps = KernelSteps()
 
     @torch.no_grad()
     def attend(
@@ -91,19 +93,26 @@ class KeyValueCache(TokenBuffers):
         """The answers to the queries of the last n tokens, and the certificate of the error they made.
 
         The bound never exceeds `tol`; None means exact. `confidence < 1` accepts bounds that hold with that probability
-        for each row, which lets flat heads be sampled.
+        for each row, which lets flat heads be sampled. On a GPU, single queries are answered without waiting for the
+        device, and the certificate is fetched when its bound is looked at; nan among such queries, or logits so large
+        that single precision cannot keep `tol`, then show in the bound, and as an error from the next call on.
         """
         if isinstance(tol, int | float) and tol <= 0:
             raise ParameterError("tol", tol, "must be above 0", "try tol=1e-2, or leave it out for exact")
         tol, sure = checked_wishes(tol, confidence)
         with torch.autocast(self.device.type, enabled=False):
             problem, first = self._problem(q, scale)
-            norms = self._norms(problem, first)
+            self._learn()
             why = self._why_not(tol, sure)
+            unfit = self._unfit(problem, tol, sure)
+            if tol is not None and not why and not unfit:
+                held = Held(self._sketch(0), self._lengths(problem, 0), self._extremes[..., 1])
+                return Attended(*self._steps.step(problem, held, tol))
+            norms = self._norms(problem, first)
             if tol is not None and not why and not problem.empty:
                 attended, why = self._sparse(problem, norms, first, tol, sure, generator)
                 if attended is not None:
-                    return attended
+                    return attended if self.device.type == "cpu" else _without_kernels(attended, unfit)
             return exactly(problem, norms, tol, why)
 
     def save(self, path: str | Path) -> None:
@@ -201,9 +210,29 @@ class KeyValueCache(TokenBuffers):
         if asked != self._asked:
             self._asked, self._pause, self._left = asked, 0, 0
         if self._left == 0:
-            return ""
+            waits = self._pause > 0 and self._steps.waiting
+            return "whether the sketch saves anything again is not known yet" if waits else ""
         self._left -= 1
         return f"the sketch saved nothing lately; it is asked again after {self._left} more"
+
+    def _learn(self) -> None:
+        """Takes note of the last step by kernels that is known to be done."""
+        paid = self._steps.learnt()
+        if paid:
+            self._pause = 0
+        elif paid is not None:
+            self._rest()
+
+    def _rest(self) -> None:
+        """Answers exactly for a while, twice as long as the last time."""
+        self._pause = min(max(1, 2 * self._pause), _LONGEST_PAUSE)
+        self._left = self._pause
+
+    def _unfit(self, problem: Problem, tol: float | None, confidence: float) -> str:
+        """Why kernels do not serve; empty where they do."""
+        if tol is None or confidence < 1 or problem.empty:
+            return "they do not sample"
+        return self._steps.unfit(problem, tol, self.bits, self._wide, self.window)
 
     def _sparse(
         self,
@@ -226,8 +255,7 @@ class KeyValueCache(TokenBuffers):
         except NotCompiled as lost:
             return None, f"the look at the sketch could not be compiled ({lost}), and plain torch takes longer"
         except NothingToSave as lost:
-            self._pause = min(max(1, 2 * self._pause), _LONGEST_PAUSE)
-            self._left = self._pause
+            self._rest()
             return None, str(lost)
         self._pause = 0
         certificate = certify(method, problem, norms, computed, confidence)
@@ -280,3 +308,10 @@ class KeyValueCache(TokenBuffers):
         out = found.out.reshape(b, h, 1, e).clamp(-limit, limit).to(self.dtype)
         trace = Trace(found.moved.reshape(b, h, 1), unit, read, lost, found.read.double().unsqueeze(-1))
         return Computed(out, trace)
+
+
+def _without_kernels(attended: Attended, why: str) -> Attended:
+    """The same answer; its certificate says why no kernel gave it."""
+    certificate = attended.certificate
+    reason = f"{certificate.reason}; without kernels: {why}"
+    return attended._replace(certificate=dataclasses.replace(certificate, reason=reason))

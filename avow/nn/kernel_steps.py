@@ -1,0 +1,184 @@
+"""Single decoding steps of a cache by kernels, on a GPU, of which none waits for the last to be done.
+
+The answer is right when it is handed out: where a bound would exceed the tolerance, the kernels themselves read all
+tokens. Its certificate stays on the device until someone asks for its bound. Whether looking at the sketch pays is
+learnt from the last step that is known to be done: its numbers come back beside the work, and are looked at only when
+they have arrived.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from avow.contract import Certificate, Problem
+from avow.maths.norms import slack
+from avow.maths.rounding import unit
+from avow.maths.sketch import Sketch
+from avow.methods.sparse import Sparse
+
+# What kernels can multiply, and how many query heads may share a key head.
+_TYPES, _SIBLINGS, _WIDEST = (torch.bfloat16, torch.float16, torch.float32), 8, 256
+# Of a tolerance this share is aimed at by what is not read; the rest is for rounding, and for guesses that were off.
+_AIM = 0.5
+# Answers are expected to be this much longer than the last ones at most: a guess, which only decides what is read.
+_LONGER = 1.1
+# Where more than this share of the tokens has to be read, the look at the sketch costs more than it saves.
+_WORTHWHILE = 0.6
+
+
+class Held(NamedTuple):
+    """What a cache holds beside keys and values, as it lies there."""
+
+    sketch: Sketch
+    norms: Float[Tensor, "b g s"]
+    """At least the lengths of values."""
+    longest: Float[Tensor, "b g"]
+    """At least the longest of them, and hardly more."""
+
+
+class Awaited(Certificate):
+    """A certificate whose bound is on the device: the first look at it waits for the step to be done."""
+
+    def __getattr__(self, name: str) -> Any:
+        if name != "bound":
+            raise AttributeError(name)
+        object.__setattr__(self, "bound", float(self.rows.amax()))
+        return self.bound
+
+
+@dataclass
+class _Report:
+    """A step's numbers on their way to the host."""
+
+    arrays: tuple[Tensor, ...]
+    done: torch.cuda.Event | None
+    tokens: int
+    tol: float
+
+    @property
+    def arrived(self) -> bool:
+        return self.done is None or self.done.query()
+
+    @property
+    def paid(self) -> bool:
+        """Whether the step read little enough, and proved what it was to prove."""
+        kept, bound, within = self.arrays
+        share = float(kept.double().mean()) / self.tokens
+        return share <= _WORTHWHILE and bool(within.all()) and bool((bound <= self.tol).all())
+
+
+@dataclass
+class KernelSteps:
+    """Decoding steps by kernels, and what was learnt from them."""
+
+    _report: _Report | None = None
+    _hint: Tensor | None = field(default=None, repr=False)
+
+    def __deepcopy__(self, memo: object) -> KernelSteps:
+        """Another cache learns for itself."""
+        return KernelSteps()
+
+    @staticmethod
+    def unfit(problem: Problem, tol: float, bits: int | None, wide: bool, window: int | None) -> str:
+        """Why a step is not for the kernels; nothing where it is."""
+        (_, h, n, d), (g, _, e) = problem.q.shape, problem.v.shape[1:]
+        kind = problem.q.dtype
+        reasons = {
+            "there are several queries to a head": n != 1,
+            f"{kind} is none of theirs": kind not in _TYPES,
+            "the sketch has not 4 bits": bits != 4,
+            f"{h // g} query heads share a key head": h // g > _SIBLINGS,
+            f"{d} dimensions are no multiple of 16 up to {_WIDEST}": d % 16 != 0 or d > _WIDEST,
+            f"{e} dimensions of values are more than {_WIDEST}": e > _WIDEST,
+            "a window slides": window is not None,
+            "lengths of values need float64": wide,
+            "the scale is not above 0": not problem.scale > 0,
+            "rounding takes most of the tolerance": kind in _TYPES and not tol >= 4 * unit(kind),
+        }
+        reason = next((text for text, holds in reasons.items() if holds), "")
+        return reason or _absent(problem.q.device)
+
+    @property
+    def waiting(self) -> bool:
+        """Whether a step's numbers are still on their way."""
+        return self._report is not None
+
+    def learnt(self) -> bool | None:
+        """Whether the last step that is known to be done was worth it; None where there is nothing new."""
+        if self._report is None or not self._report.arrived:
+            return None
+        paid, self._report = self._report.paid, None
+        if not paid:
+            # By the time the sketch is asked again, answers may have other lengths.
+            self._hint = None
+        return paid
+
+    def step(self, problem: Problem, held: Held, tol: float) -> tuple[Tensor, Certificate]:
+        """The answer to one query of each head, with its certificate."""
+        from avow.kernels.sparse_decode import Lengths, decode
+
+        p = problem
+        b, h, _, d = p.q.shape
+        # Lengths exceed the truth by no more than their slack, and by what was lost when they were narrowed.
+        most = (held.longest * (1 - 2 * slack(p.v.shape[-1], p.v.dtype) - 2.0**-21)).float()
+        hint = self._hint if self._hint is not None and self._hint.shape == (b, h) else None
+        found = decode(
+            p.q.reshape(b, h, d),
+            p.k,
+            p.v,
+            held.sketch,
+            Lengths(held.norms, most),
+            _AIM * tol,
+            p.scale,
+            hint,
+            # Single precision may round the limit up.
+            tol * (1 - 2.0**-20),
+        )
+        self._hint = found.length * _LONGER
+        if self._report is None and not _capturing(p.q.device):
+            self._report = _sent((found.kept, found.bound, found.within), p.k.shape[-2], tol)
+        method = Sparse(bits=4, drop=_AIM * tol)
+        certificate = Awaited.__new__(Awaited)
+        facts: dict[str, Any] = {
+            "method": method.name,
+            "parameters": method.parameters,
+            "target": method.target,
+            "kind": "deterministic",
+            "rows": found.bound.double().unsqueeze(-1),
+            "assumptions": ("tensor cores sum in float32, with twice its unit",),
+            "reason": "only tokens that may matter were read in full",
+            "cost": method.cost(p.sizes),
+        }
+        for name, value in facts.items():
+            object.__setattr__(certificate, name, value)
+        return found.out.unsqueeze(-2), certificate
+
+
+def _absent(device: torch.device) -> str:
+    """Why there are no kernels for a device."""
+    if device.type != "cuda":
+        return f"kernels are for GPUs, and the cache is on {device.type}"
+    from avow.kernels.presence import absent
+
+    return absent(device)
+
+
+def _capturing(device: torch.device) -> bool:
+    return device.type == "cuda" and torch.cuda.is_current_stream_capturing()
+
+
+def _sent(arrays: tuple[Tensor, ...], tokens: int, tol: float) -> _Report:
+    """A report under way: copies to memory that a GPU writes while the host goes on."""
+    if arrays[0].device.type != "cuda":
+        return _Report(arrays, None, tokens, tol)
+    there = tuple(torch.empty_like(x, device="cpu", pin_memory=True) for x in arrays)
+    for target, x in zip(there, arrays, strict=True):
+        target.copy_(x, non_blocking=True)
+    done = torch.cuda.Event()
+    done.record()
+    return _Report(there, done, tokens, tol)

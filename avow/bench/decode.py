@@ -20,10 +20,14 @@ from avow.bench.clock import Clock
 from avow.bench.results import Goal, Result, Row
 from avow.bench.rivals import exact
 from avow.maths.sketch import GROUP, Sketch, sketched
+from avow.nn.kernel_steps import _WORTHWHILE
+from avow.nn.key_value_cache import _LONGEST_PAUSE
 
 FULL = Sizes((131072, 1048576), 32, 8, 15, 20)
 QUICK = Sizes((4096,), 8, 2, 3, 5)
 _DROP, _TOL = 5e-3, 1e-2
+# Steps over which what a cache pays for looking at a sketch that saves nothing is spread.
+_STEPS = 64
 
 
 class Checked(NamedTuple):
@@ -44,7 +48,7 @@ def run(device: str, sizes: Sizes, folder: Path | None, tell: Callable[[str], No
     limit = clock.bandwidth()
     steps: list[Row] = []
     kernels: list[Row] = []
-    checks = (200, 4096 if device == "cuda" else 300)
+    checks = (200, 5000 if device == "cuda" else 300)
     unsound = [f"kernels at {n} tokens: {fault}" for n in checks for fault in twins(device, n)]
     failures = list(unsound)
     for case in cases(device, sizes, folder):
@@ -58,17 +62,23 @@ def run(device: str, sizes: Sizes, folder: Path | None, tell: Callable[[str], No
         own = clock.seconds(checked.step)
         rivals = {name: clock.seconds(rival) for name, rival in exact(case)}
         best = min(rivals, key=lambda name: rivals[name])
+        read = float(checked.found.kept.double().mean()) / case.length
+        many = None
+        if read > _WORTHWHILE or not bool(checked.found.within.all()):
+            many = clock.seconds(paused(checked.step, dict(exact(case))[best])) / _STEPS
         steps.append(
             {
                 "keys": case.name,
                 "n": case.length,
-                "read": float(checked.found.kept.double().mean()) / case.length,
+                "read": read,
+                "read again": int((~checked.found.within).sum()),
                 "bound": float(checked.found.bound.max()),
                 "error": checked.error,
                 "step ms": 1e3 * own,
                 "exact ms": 1e3 * rivals[best],
                 "exact by": best,
                 "times faster": rivals[best] / own,
+                "with pauses": None if many is None else rivals[best] / many,
             }
         )
         kernels += profile(case, checked, clock, limit)
@@ -76,8 +86,9 @@ def run(device: str, sizes: Sizes, folder: Path | None, tell: Callable[[str], No
         if device == "cuda":
             torch.cuda.empty_cache()
     remarks = [
-        f"Steps include the certificate; drop = {_DROP:g}, bounds aim at {_TOL:g}; medians of {sizes.rounds} rounds of "
-        f"{sizes.calls} replays.",
+        f"Steps include the certificate; unread tokens aim at {_DROP:g}, bounds are at most {_TOL:g}; medians of "
+        f"{sizes.rounds} rounds of {sizes.calls} replays.",
+        f"With pauses: the first {_STEPS} steps of a cache that finds nothing to save, and is exact for a while.",
         "Exact is the fastest of cuDNN, flash and efficient, with sibling heads as heads or as rows.",
         "Real keys are windows of neighbouring tokens of a text, of all layers but the first; hints are another step's "
         "lengths.",
@@ -88,9 +99,11 @@ def run(device: str, sizes: Sizes, folder: Path | None, tell: Callable[[str], No
     return [
         Result(f"sparse decode: one certified step ({told})", steps, goals(steps, kernels), remarks, failures),
         Result(
-            f"sparse decode: its kernels (a copy runs at {limit / 1e12:.3g} TB/s here)",
+            f"sparse decode: its kernels (reading and writing runs at {limit / 1e12:.3g} TB/s here)",
             kernels,
-            remarks=["Bytes are what a kernel must read and write; `of the limit` is their rate over that of a copy."],
+            remarks=[
+                "Bytes are what a kernel must read and write; `of the limit` is their rate over that of a product."
+            ],
         ),
     ]
 
@@ -106,7 +119,7 @@ def goals(steps: list[Row], kernels: list[Row]) -> list[Goal]:
     ):
         rows = [row for row in steps if row["keys"] == name and row["n"] == n]
         for row in rows:
-            ratio = float(row["times faster"] or 0)
+            ratio = float(row["with pauses"] or row["times faster"] or 0)
             found.append(Goal(f"{name} keys, n = {n}: at least {aim:g} times exact", f"{ratio:.3g}", ratio >= aim))
     for row in kernels:
         if row["kernel"] == "bounds" and row["n"] == 1048576:
@@ -115,6 +128,21 @@ def goals(steps: list[Row], kernels: list[Row]) -> list[Goal]:
                 Goal(f"{row['keys']}: the sketch pass at 60% of the memory limit", f"{share:.0%}", share >= 0.6)
             )
     return found
+
+
+def paused(step: Callable[[], Any], rest: Callable[[], Any]) -> Callable[[], None]:
+    """The first steps of a cache for which the sketch saves nothing: one look, then pauses, each twice as long."""
+    looks: list[bool] = []
+    pause = 0
+    while len(looks) < _STEPS:
+        pause = min(max(1, 2 * pause), _LONGEST_PAUSE)
+        looks += [True, *[False] * pause]
+
+    def call() -> None:
+        for look in looks[:_STEPS]:
+            (step if look else rest)()
+
+    return call
 
 
 def check(case: Case) -> Checked:
@@ -127,7 +155,7 @@ def check(case: Case) -> Checked:
         hint = 1.1 * decode(case.before, case.k, case.v, sketch, lengths, _DROP, case.scale).length
 
     def step() -> Any:
-        return decode(case.q, case.k, case.v, sketch, lengths, _DROP, case.scale, hint)
+        return decode(case.q, case.k, case.v, sketch, lengths, _DROP, case.scale, hint, _TOL)
 
     found, again = step(), step()
     errors = distances(case, found.out)
@@ -138,8 +166,8 @@ def check(case: Case) -> Checked:
         faults.append("an answer is not finite")
     if not all(torch.equal(x, y) for x, y in zip(found, again, strict=True)):
         faults.append("two runs differ")
-    if not bool(found.within.all()):
-        faults.append(f"{int((~found.within).sum())} rows dropped more than {_DROP:g}")
+    if not bool((found.bound <= _TOL * (1 + 2.0**-20)).all()):
+        faults.append(f"{int((found.bound > _TOL).sum())} rows are beyond {_TOL:g}")
     return Checked(step, sketch, lengths, hint, found, float(errors.max()), faults)
 
 
@@ -153,8 +181,8 @@ def sketched_by_head(k: Tensor) -> Sketch:
 
 def twins(device: str, n: int) -> list[str]:
     """What is wrong with the kernels on this device, beside their twins and beside the truth."""
-    from avow.kernels import sketch_pass
-    from avow.kernels.sparse_decode import decode, decode_twin, value_lengths
+    from avow.kernels import choice, sketch_pass
+    from avow.kernels.sparse_decode import decode, value_lengths
 
     faults = []
     for kind in (torch.bfloat16, torch.float16, torch.float32):
@@ -166,14 +194,26 @@ def twins(device: str, n: int) -> list[str]:
             )
             q, told = 3 * q, f"{kind}, r = {r}, d = {d}"
             sketch, lengths, scale = sketched(k), value_lengths(v), d**-0.5
-            mine, other = (how(q, k, v, sketch, lengths, 0.05, scale) for how in (decode, decode_twin))
-            if float((mine.kept - other.kept).abs().max()) > 0.05 * n + 1:
-                faults.append(f"{told}: {mine.kept.tolist()} tokens read, {other.kept.tolist()} by the twin")
+            mine = decode(q, k, v, sketch, lengths, 0.05, scale)
             errors = distances(Case("", q, k, v, scale), mine.out)
             if not bool((errors <= mine.bound).all() & (mine.bound < 0.1).all()):
                 faults.append(f"{told}: error {float(errors.max()):.3g}, bound {float(mine.bound.max()):.3g}")
             known = sketch_pass.prepared(q, sketch, lengths.most, None, scale)
             terms = sketch_pass.bounded(q, sketch, lengths.each, known)
+            # What follows from the same terms is whole numbers, and so the same.
+            counted, twin = choice.counted(terms), choice.counted_twin(terms)
+            if not torch.equal(counted.counts, twin.counts):
+                faults.append(f"{told}: {int((counted.counts - twin.counts).abs().sum())} terms miscounted")
+            marks = choice.marked(terms, counted, lengths.most, 0.05, n)
+            marks_twin = choice.marked_twin(terms, counted, lengths.most, 0.05, n)
+            if not torch.equal(marks.flags, marks_twin.flags):
+                faults.append(f"{told}: {int((marks.flags != marks_twin.flags).sum())} tokens marked otherwise")
+            listed, listed_twin = choice.listed(marks, n), choice.listed_twin(marks, n)
+            for head, kept in enumerate(listed_twin.kept.tolist()):
+                if int(listed.kept[head]) != kept or not torch.equal(
+                    listed.listed[head, :kept], listed_twin.listed[head, :kept]
+                ):
+                    faults.append(f"{told}: the list of head {head} is another")
             top = terms.top.transpose(1, 2).reshape(2 * r, -1).repeat_interleave(GROUP, 1)
             said = (top - terms.offset.int()).double() / sketch_pass.STEPS
             keys, values = (x[:, :, : sketch.rows].double().repeat_interleave(r, 1)[0] for x in (k, v))
@@ -195,12 +235,14 @@ def profile(case: Case, checked: Checked, clock: Clock, limit: float) -> Iterato
     r, c = q.shape[1] // heads, sketch.codes.shape[2]
     known = sketch_pass.prepared(q, sketch, lengths.most, checked.hint, scale)
     terms = sketch_pass.bounded(q, sketch, lengths.each, known)
-    cuts = choice.cuts(terms, lengths.most, _DROP)
-    marks = choice.marked(terms, cuts, n)
-    chosen = choice.listed(marks)
+    counted = choice.counted(terms)
+    marks = choice.marked(terms, counted, lengths.most, _DROP, n)
+    chosen = choice.listed(marks, n)
     parts = gather_attention.attended(q, k, v, chosen, scale)
+    found = gather_attention.merged(q, v, parts, terms, chosen, lengths.most, math.inf, scale)
     kept = float(chosen.kept.double().mean())
     rows, per_group = c * GROUP, heads * c
+    sampled = min(rows, 2 * choice._ENOUGH)
     held = sum(x.numel() * 4 for x in (parts.peak, parts.total, parts.values))
     stages: list[tuple[str, Callable[[], Any], float]] = [
         (
@@ -213,9 +255,13 @@ def profile(case: Case, checked: Checked, clock: Clock, limit: float) -> Iterato
             lambda: sketch_pass.bounded(q, sketch, lengths.each, known),
             heads * rows * (d / 2 + 4 + r) + per_group * (2 * d + 36 + 8 * r),
         ),
-        ("histogram and cut", lambda: choice.cuts(terms, lengths.most, _DROP), heads * r * (rows + 8 * c)),
-        ("marks", lambda: choice.marked(terms, cuts, n), heads * (r * (rows + 4 * c) + n)),
-        ("list", lambda: choice.listed(marks), heads * (n + 4 * kept)),
+        ("histogram", lambda: choice.counted(terms), heads * r * (sampled + 8 * c)),
+        (
+            "cut and marks",
+            lambda: choice.marked(terms, counted, lengths.most, _DROP, n),
+            heads * (r * (rows + 4 * c) + n),
+        ),
+        ("list", lambda: choice.listed(marks, n), heads * (n + 4 * kept)),
         (
             "attention",
             lambda: gather_attention.attended(q, k, v, chosen, scale),
@@ -225,6 +271,11 @@ def profile(case: Case, checked: Checked, clock: Clock, limit: float) -> Iterato
             "merge",
             lambda: gather_attention.merged(q, v, parts, terms, chosen, lengths.most, _DROP, scale),
             held,
+        ),
+        (
+            "nothing to read again",
+            lambda: gather_attention.read_again(q, k, v, terms, chosen, lengths.most, scale, found),
+            heads * r,
         ),
     ]
     for name, stage, moved in stages:

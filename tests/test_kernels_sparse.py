@@ -289,6 +289,37 @@ def test_a_whole_step_equals_its_twin() -> None:
         torch.testing.assert_close(mine, other, rtol=1e-3, atol=1e-5, check_dtype=False)
 
 
+@pytest.mark.parametrize("count", [3, 7])
+def test_programs_that_do_more_than_a_block_or_a_head_find_the_same(
+    monkeypatch: pytest.MonkeyPatch, count: int
+) -> None:
+    given = step(*drawn(g=3, s=500, d=32, e=32), torch.float32)
+    alone = given.run(how=decode_twin)
+    for name, value in (("_BLOCK", 128), ("_SPAN", 128), ("_AT_ONCE", 4)):
+        monkeypatch.setattr(choice, name, value)
+    monkeypatch.setattr(gather_attention, "_PROGRAMS", count)
+    monkeypatch.setattr(gather_attention, "_CHUNK", 2)
+    assert choice._spans(3, 500) == (4, 2, 3)
+    found, other = given.run(), given.run(how=decode_twin)
+    for mine, theirs in zip(found, other, strict=True):
+        torch.testing.assert_close(mine, theirs, rtol=1e-3, atol=1e-5, check_dtype=False)
+    torch.testing.assert_close(found.out, alone.out, rtol=1e-3, atol=1e-5)
+    assert torch.equal(found.kept, alone.kept) and bool((given.errors(found.out) <= found.bound).all())
+
+
+def test_a_sample_of_long_lists_is_enough_to_cut_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    given = step(*drawn(g=1, s=900, d=32, e=32, loud=6.0), torch.float32)
+    whole = given.run()
+    monkeypatch.setattr(choice, "_ENOUGH", 300)
+    assert choice._stride(given.sketch.codes.shape[2]) == 2
+    found, other = given.run(), given.run(how=decode_twin)
+    assert torch.equal(found.kept, other.kept) and bool(found.within.all())
+    assert 0.8 < float(found.kept / whole.kept) < 1.25
+    terms = terms_of(given)
+    counts = choice.counted(terms).counts
+    assert torch.equal(counts, choice.counted_twin(terms).counts) and counts.sum(-1).tolist() == [7 * GROUP] * 2
+
+
 @pytest.mark.parametrize("how", [decode, decode_twin])
 def test_heads_that_would_break_the_limit_read_all_tokens_after_all(how: Callable[..., Decoded]) -> None:
     given = step(*drawn(g=2, loud=6.0), torch.float32)

@@ -342,8 +342,9 @@ def attended(q: Tensor, k: Tensor, v: Tensor, chosen: Chosen, scale: float, well
         LIFT=_lift(v.dtype),
         AGAIN=well is not None,
         num_warps=_WARPS,
-        # Lists and rows are fetched one after the other: five stages hold two tiles, three hold one.
-        num_stages=5 if q.element_size() * (d + e) <= 512 else 3,
+        # Lists and rows are fetched one after the other: five stages hold two tiles, three hold one. Without lists, it
+        # is three that hold two.
+        num_stages=5 if well is None and q.element_size() * (d + e) <= 512 else 3,
     )
     return parts
 

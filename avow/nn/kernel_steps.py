@@ -98,7 +98,7 @@ class KernelSteps:
             "a window slides": window is not None,
             "lengths of values need float64": wide,
             "the scale is not above 0": not problem.scale > 0,
-            "rounding takes most of the tolerance": kind in _TYPES and not tol >= 4 * unit(kind),
+            "rounding takes most of the tolerance": kind in _TYPES and not tol >= 2.5 * unit(kind),
         }
         reason = next((text for text, holds in reasons.items() if holds), "")
         return reason or _absent(problem.q.device)

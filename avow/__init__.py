@@ -1,5 +1,6 @@
 """avow: attention that keeps its word."""
 
+from avow.apply import apply as apply
 from avow.attend import attend as attend
 from avow.attend import audit as audit
 from avow.attend import features_needed as features_needed
@@ -28,6 +29,7 @@ __all__ = [
     "ToleranceUnreachable",
     "__version__",
     "all_methods",
+    "apply",
     "attend",
     "audit",
     "features_needed",

@@ -60,7 +60,9 @@ TABLE = (
     # A user's own heads come from a file.
     Layer(names("workloads"), ATTEND | TENSORS, names("safetensors")),
     # The surface re-exports, and so stands right above attend.
-    Layer(names("avow"), ATTEND - names("avow.maths") | names("avow.record")),
+    Layer(names("avow"), ATTEND - names("avow.maths") | names("avow.record avow.apply")),
+    # A plan for a whole model belongs to the library that has the model, which is loaded when there is one.
+    Layer(names("apply"), frozenset(), names("avow.integrations")),
     # Whoever runs a layer notes its certificate; nothing of how it attended.
     Layer(names("record"), NOUNS),
     # A cache may be kept in a file; on a GPU, kernels answer from it.

@@ -21,6 +21,7 @@ PUBLIC = {
     "ToleranceUnreachable",
     "__version__",
     "all_methods",
+    "apply",
     "attend",
     "audit",
     "features_needed",

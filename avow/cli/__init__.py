@@ -8,7 +8,7 @@ import typer
 from typer.core import TyperGroup
 
 import avow
-from avow.cli import bench, claims, compare, construct, knowledge, plan, train
+from avow.cli import bench, claims, compare, construct, knowledge, plan, profile, train, verify
 from avow.cli.compare import methods_help as methods_help
 from avow.errors import AvowError
 
@@ -59,6 +59,8 @@ def _root(
 
 app.command()(compare.compare)
 app.command()(plan.plan)
+app.command()(profile.profile)
+app.command()(verify.verify)
 app.add_typer(claims.app, name="claims")
 app.add_typer(construct.app, name="construct")
 app.add_typer(train.app, name="train")

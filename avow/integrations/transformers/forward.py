@@ -11,9 +11,11 @@ from torch import Tensor, nn
 from avow.attend import Attended, attend
 from avow.errors import AvowError, ParameterError
 from avow.integrations.transformers.cache import behind
-from avow.integrations.transformers.layers import layer_of
+from avow.integrations.transformers.heads import by_heads
+from avow.integrations.transformers.layers import Layer, layer_of
 from avow.integrations.transformers.masks import Seen, seen
 from avow.integrations.transformers.setting import Setting
+from avow.integrations.transformers.watch import show
 from avow.record import note
 
 # What a model may ask of an attention function beside softmax attention under a mask, and why it is refused.
@@ -49,11 +51,12 @@ def attention_forward(
         own = is_causal if is_causal is not None else getattr(module, "is_causal", True)
         query, key, value = _cast(query, key, value)
         view = seen(query, key, value, attention_mask, bool(own), position_bias)
-        out, certificate = _attended(layer.setting, query, view, scaling)
+        out, certificate = _answered(layer, query, view, scaling)
     except AvowError as problem:
         problem.add_note(f"in {layer.name}")
         raise
     note(layer.name, certificate)
+    show(layer.name, query, view, scaling, out, certificate)
     return out.transpose(1, 2).contiguous(), None  # (b, n, h, e)
 
 
@@ -63,6 +66,12 @@ def _cast(*given: Tensor) -> tuple[Tensor, ...]:
     if not torch.is_autocast_enabled(device):
         return given
     return tuple(x.to(torch.get_autocast_dtype(device)) for x in given)
+
+
+def _answered(layer: Layer, query: Tensor, view: Seen, scaling: float | None) -> Attended:
+    if not layer.heads:
+        return _attended(layer.setting, query, view, scaling)
+    return by_heads(layer.heads, query, view, lambda setting, q, seen: _attended(setting, q, seen, scaling))
 
 
 def _attended(setting: Setting, query: Tensor, view: Seen, scaling: float | None) -> Attended:

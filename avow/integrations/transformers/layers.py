@@ -27,6 +27,13 @@ class Layer:
 
     name: str
     setting: Setting
+    heads: tuple[Setting, ...] = ()
+    """What is asked of each head, where a plan says so; that goes before `setting`."""
+
+    @property
+    def tolerant(self) -> bool:
+        """Whether any of its heads may answer with an error."""
+        return any(setting.tol is not None for setting in self.heads or (self.setting,))
 
 
 def layer_of(module: nn.Module, named: Setting) -> Layer:

@@ -113,8 +113,7 @@ def _prepare_cache(model: Any, generation_config: Any, model_kwargs: dict[str, A
     made: Any = model_kwargs.get("past_key_values")
     if made is given or generation_config.is_assistant or generation_config.cache_implementation == "offloaded":
         return prepared
-    tolerant = any(layer.setting.tol is not None for layer in layers(model))
-    own = CertifiedCache(model.config, bits=4 if tolerant else None)
+    own = CertifiedCache(model.config, bits=4 if any(layer.tolerant for layer in layers(model)) else None)
     if type(made) is DynamicCache:
         model_kwargs["past_key_values"] = own
     elif type(made) is EncoderDecoderCache and type(made.self_attention_cache) is DynamicCache:

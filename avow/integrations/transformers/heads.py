@@ -1,0 +1,66 @@
+"""A layer whose heads attend each in its own way: heads that are asked the same attend together."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+
+from avow.attend import Attended
+from avow.certificates.compose import compose
+from avow.errors import ParameterError, ToleranceUnreachable
+from avow.integrations.transformers.masks import Seen
+from avow.integrations.transformers.setting import Setting
+
+Attend = Callable[[Setting, Tensor, Seen], Attended]
+
+
+def by_heads(settings: tuple[Setting, ...], query: Tensor, view: Seen, attend: Attend) -> Attended:
+    """The answers of all heads, each as its setting says, and the certificate of the whole."""
+    if len(settings) != query.shape[1]:
+        rule = f"must be the layer's {query.shape[1]} heads"
+        raise ParameterError("heads of the plan", len(settings), rule, "profile this model again")
+    groups = _alike(settings)
+    if len(groups) == 1:
+        return _kept(settings[0], query, view, attend)
+    shared = query.shape[1] // view.key.shape[1]
+    parts: list[Attended] = []
+    for heads in groups:
+        own = [head // shared for head in heads]
+        mask = view.mask[:, heads] if view.mask is not None and view.mask.shape[1] > 1 else view.mask
+        part = Seen(view.key[:, own], view.value[:, own], mask, view.causal)
+        parts.append(_kept(settings[heads[0]], query[:, heads], part, attend))
+    order = torch.tensor([head for heads in groups for head in heads], device=query.device).argsort()
+    certificate = compose([part.certificate for part in parts], dim=1)
+    certificate = dataclasses.replace(certificate, rows=certificate.rows[:, order.to(certificate.rows.device)])
+    return Attended(torch.cat([part.out for part in parts], 1)[:, order], certificate)
+
+
+def _alike(settings: tuple[Setting, ...]) -> list[list[int]]:
+    """The heads that are asked the same, together."""
+    groups: list[list[int]] = []
+    for head, setting in enumerate(settings):
+        for heads in groups:
+            if settings[heads[0]] == setting:
+                heads.append(head)
+                break
+        else:
+            groups.append([head])
+    return groups
+
+
+def _kept(setting: Setting, query: Tensor, view: Seen, attend: Attend) -> Attended:
+    """The answer as the setting says; as exactly as its tolerance needs where its method cannot prove that."""
+    if setting.method == "sparse" and setting.tol is not None and view.causal:
+        # A text that is read at once: over all its rows the choice of tokens costs more than reading them all.
+        setting = Setting(setting.tol, confidence=setting.confidence)
+    try:
+        return attend(setting, query, view)
+    except ToleranceUnreachable as problem:
+        if setting.method in ("auto", "exact"):
+            raise
+        out, certificate = attend(Setting(setting.tol, "exact"), query, view)
+        reason = f"{setting.method} could prove only {problem.best:.1e}"
+        return Attended(out, dataclasses.replace(certificate, reason=reason))

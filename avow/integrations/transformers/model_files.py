@@ -1,0 +1,117 @@
+"""Models from files at hand: a folder, a GGUF file, or an installed package that carries one. Nothing is fetched."""
+
+from __future__ import annotations
+
+import contextlib
+from importlib.machinery import PathFinder
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+import transformers
+from torch import Tensor
+from transformers import AutoConfig, AutoModel, AutoModelForCausalLM, AutoTokenizer, PreTrainedModel
+
+from avow.errors import FileError, ParameterError
+
+
+class Loaded(NamedTuple):
+    """A model, ready to run, its tokenizer and what people call it."""
+
+    model: PreTrainedModel
+    tokenizer: Any
+    name: str
+
+
+def load_model(source: str, dtype: torch.dtype = torch.float32) -> Loaded:
+    """The model in a folder, in a GGUF file, or in the installed package of that name, whose code is not run."""
+    place = _place(source)
+    gguf = place.name if place.is_file() else None
+    folder = place.parent if gguf else place
+    more: dict[str, Any] = {"local_files_only": True} | ({"gguf_file": gguf} if gguf else {})
+    try:
+        with _quiet():
+            family = AutoModelForCausalLM if gguf else _family(folder)
+            model = family.from_pretrained(folder, dtype=dtype, **more).eval()
+            tokenizer = AutoTokenizer.from_pretrained(folder, **more)
+    except (OSError, ValueError, KeyError, RuntimeError, ImportError, AttributeError) as problem:
+        said = str(problem).strip().splitlines() or [type(problem).__name__]
+        raise FileError("model", source, f"cannot be loaded ({said[0]})", "name a model of transformers") from problem
+    return Loaded(model, tokenizer, place.stem if gguf else place.name)
+
+
+def _place(source: str) -> Path:
+    """The folder or the GGUF file that is meant."""
+    path = Path(source)
+    if path.is_file():
+        if path.suffix != ".gguf":
+            raise FileError("model", source, "is no GGUF file", "name a folder, a .gguf file or an installed package")
+        return path
+    if path.is_dir():
+        return _within(source, path)
+    # Where a top-level package lies; finding it imports nothing.
+    spec = PathFinder.find_spec(source) if source.isidentifier() else None
+    if spec is None or not spec.submodule_search_locations:
+        rule = "is neither a folder, nor a file, nor an installed package"
+        raise FileError("model", source, rule, "name a model that is on this machine; nothing is fetched")
+    return _within(source, Path(next(iter(spec.submodule_search_locations))))
+
+
+def _within(source: str, folder: Path) -> Path:
+    """A folder that transformers saved, or the one GGUF file in it."""
+    if (folder / "config.json").is_file():
+        return folder
+    found = sorted(folder.glob("*.gguf"))
+    if len(found) != 1:
+        held = f"{len(found)} GGUF files" if found else "neither config.json nor a GGUF file"
+        raise FileError("model", source, f"holds {held}", "name the folder or the file of one model")
+    return found[0]
+
+
+def _family(folder: Path) -> Any:
+    """The class that the model's own configuration names; a causal language model's where it names none."""
+    config = AutoConfig.from_pretrained(folder, local_files_only=True)
+    named = [getattr(transformers, name, None) for name in config.architectures or ()]
+    known = [kind for kind in named if kind is not None]
+    if known:
+        return known[0]
+    return AutoModelForCausalLM if type(config) in AutoModelForCausalLM._model_mapping else AutoModel
+
+
+@contextlib.contextmanager
+def _quiet() -> Any:
+    """Without the progress bars of transformers."""
+    shown = transformers.utils.logging.is_progress_bar_enabled()
+    transformers.utils.logging.disable_progress_bar()
+    try:
+        yield
+    finally:
+        if shown:
+            transformers.utils.logging.enable_progress_bar()
+
+
+def read_text(loaded: Loaded, path: Path, tokens: int | None) -> Tensor:
+    """The first tokens of a text, (1, n): as many as asked, or all that the model has positions for."""
+    try:
+        text = path.read_text(encoding="utf-8")
+    except FileNotFoundError as problem:
+        raise FileError("text", path, "does not exist", "check the path") from problem
+    except (OSError, UnicodeDecodeError) as problem:
+        raise FileError("text", path, f"cannot be read ({problem})", "name a text file in UTF-8") from problem
+    ids: Tensor = loaded.tokenizer(text, return_tensors="pt", verbose=False).input_ids
+    return first_tokens(loaded.model, ids, tokens)
+
+
+def first_tokens(model: PreTrainedModel, ids: Tensor, tokens: int | None) -> Tensor:
+    """So many of a text's tokens; errors where there are fewer, or more than the model has positions for."""
+    most = getattr(model.config.get_text_config(), "max_position_embeddings", None)
+    held = ids.shape[1]
+    if tokens is not None and tokens > held:
+        raise ParameterError("tokens", tokens, f"exceeds the text's {held}", "give a longer text or ask for fewer")
+    if tokens is not None and most is not None and tokens > most:
+        raise ParameterError("tokens", tokens, f"exceeds the model's {most} positions", f"ask for at most {most}")
+    wanted = tokens if tokens is not None else min(held, most or held)
+    if wanted < 2:
+        rule = "is too short a text" if tokens is None else "is too few"
+        raise ParameterError("tokens", wanted, rule, "give at least 2 tokens")
+    return ids[:, :wanted]

@@ -1,0 +1,187 @@
+"""What each head of a model does with a text, what each method could do for it, and the plan that follows."""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+from transformers import PreTrainedModel
+
+from avow.attend import checked_wishes
+from avow.calibration import Rates, rates
+from avow.certificates import measure_norms
+from avow.contract import Certificate, Problem
+from avow.errors import ParameterError
+from avow.integrations.transformers.fingerprint import fingerprint
+from avow.integrations.transformers.head_figures import HeadFigures, head_figures, sampled_rows, tokens_for
+from avow.integrations.transformers.layers import Layer, layers, mark, replaceable
+from avow.integrations.transformers.model_plan import ModelPlan
+from avow.integrations.transformers.offers import Offer, layer_offers
+from avow.integrations.transformers.setting import Setting
+from avow.integrations.transformers.switch import disable, enable, enabled
+from avow.integrations.transformers.watch import watching
+
+ROWS = 128
+"""Rows of each head whose weights are looked at, evenly spaced over the text."""
+CERTIFIED = 16
+"""Rows of each head for which every method is run and certified, evenly spaced over the text's second half."""
+
+
+@dataclass(frozen=True)
+class Head:
+    """What one head does, and what each setting of each method offers it."""
+
+    figures: HeadFigures
+    exact_bound: float
+    offers: tuple[Offer, ...]
+
+    @property
+    def methods(self) -> tuple[str, ...]:
+        return tuple(dict.fromkeys(offer.method for offer in self.offers))
+
+    def within_budget(self, method: str, budget: float) -> Offer | None:
+        """The setting with the smallest bound that costs no more than `budget` of exact attention."""
+        able = [x for x in self.offers if x.method == method and x.bound is not None and x.share <= budget]
+        return min(able, key=lambda offer: offer.bound or 0.0, default=None)
+
+    def within_tolerance(self, method: str, tol: float) -> Offer | None:
+        """The cheapest setting that proves `tol`."""
+        able = [x for x in self.offers if x.method == method and x.keeps(tol)]
+        return min(able, key=lambda offer: offer.share, default=None)
+
+    def chosen(self, tol: float, budget: float) -> Offer | None:
+        """The cheapest of all that proves `tol` within the budget; None means exact attention."""
+        found = [offer for method in self.methods if (offer := self.within_tolerance(method, tol)) is not None]
+        return min((x for x in found if x.share <= budget), key=lambda offer: offer.share, default=None)
+
+
+@dataclass(frozen=True)
+class Profile:
+    """Every head of every attention layer of a model over one text."""
+
+    model: str
+    fingerprint: str
+    tokens: int
+    tol: float
+    budget: float
+    layers: dict[str, tuple[Head, ...]]
+    seconds: float
+
+    @property
+    def heads(self) -> list[Head]:
+        return [head for heads in self.layers.values() for head in heads]
+
+    @property
+    def share(self) -> float:
+        """What all heads would cost under the plan, relative to exact attention."""
+        found = [head.chosen(self.tol, self.budget) for head in self.heads]
+        return sum(1.0 if offer is None else offer.share for offer in found) / max(len(found), 1)
+
+    @property
+    def plan(self) -> ModelPlan:
+        """The cheapest that proves the tolerance for each head, where it is within the budget; else exact."""
+        made = {name: tuple(self._setting(head) for head in heads) for name, heads in self.layers.items()}
+        return ModelPlan(self.model, self.fingerprint, self.tol, made)
+
+    def _setting(self, head: Head) -> Setting:
+        offer = head.chosen(self.tol, self.budget)
+        if offer is None:
+            return Setting(method="exact")
+        confidence = None if offer.kind == "deterministic" else 0.99
+        # What a method aims at the tolerance by itself is not written down.
+        parameters = {} if offer.method == "sparse" else offer.parameters
+        return Setting(self.tol, offer.method, confidence, parameters)
+
+
+@torch.no_grad()
+def profile(
+    model: PreTrainedModel,
+    ids: Tensor,
+    tol: float = 1e-2,
+    budget: float = 0.5,
+    name: str = "",
+    tell: Callable[[str], None] = lambda step: None,
+) -> Profile:
+    """What each head needs, from one run over the tokens (1, n). Layers are measured as they run, and forgotten.
+
+    `tol` is what a plan must prove of every row of every head, `budget` the share of exact attention's cost it may
+    take. The model is left as it was.
+    """
+    if checked_wishes(tol, None)[0] in (None, 0.0):
+        raise ParameterError("tol", tol, "must be above 0", "try tol=1e-2")
+    if not 0 < budget <= 1:
+        raise ParameterError("budget", budget, "must be above 0 and at most 1", "try budget=0.5")
+    if ids.ndim != 2 or ids.shape[0] != 1 or ids.shape[1] < 2:
+        raise ParameterError("ids.shape", tuple(ids.shape), "must be (1, length of at least 2)", "pass one text")
+    started = time.perf_counter()
+    found: dict[str, tuple[Head, ...]] = {}
+    known = rates(ids.device.type, measure=False)
+
+    def measure(layer: str, problem: Problem, out: Tensor, certificate: Certificate) -> None:
+        # A layer that several blocks share is measured where it is asked first.
+        if layer not in found:
+            tell(layer)
+            found[layer] = _heads(problem, certificate, tol, known)
+
+    with exact(model), watching(measure):
+        inputs: dict[str, Any] = {"input_ids": ids}
+        if model.config.is_encoder_decoder:
+            inputs["decoder_input_ids"] = ids
+        # What stands around the base model only makes logits, which no one reads here.
+        model.base_model(**inputs, **({} if not _caches(model) else {"use_cache": False}))
+    ordered = {layer: found[layer] for layer in replaceable(model) if layer in found}
+    return Profile(
+        name or type(model).__name__,
+        fingerprint(model),
+        ids.shape[1],
+        tol,
+        budget,
+        ordered,
+        time.perf_counter() - started,
+    )
+
+
+def _caches(model: PreTrainedModel) -> bool:
+    return hasattr(model.config.get_text_config(decoder=True), "use_cache")
+
+
+def _heads(problem: Problem, certificate: Certificate, tol: float, known: Rates) -> tuple[Head, ...]:
+    norms = measure_norms(problem)
+    n = problem.q.shape[-2]
+    figures = head_figures(problem, norms, ROWS)
+    index = sampled_rows(n, CERTIFIED, n // 2)
+    # Tokens with a mass of m in all move a row by at most 2m of its unit when they are left out.
+    needed = tokens_for(problem.rows(index.to(problem.q.device)), 1 - tol / 2)
+    offers = layer_offers(problem, norms, index, tol, known, needed)
+    bounds = certificate.rows.reshape(problem.q.shape[:-1])[0].amax(-1).tolist()
+    return tuple(Head(*parts[:2], tuple(parts[2])) for parts in zip(figures, bounds, offers, strict=True))
+
+
+@contextlib.contextmanager
+def exact(model: PreTrainedModel) -> Iterator[None]:
+    """The model with exact attention through avow, as long as the block runs; then as it was."""
+    if not enabled(model):
+        enable(model)
+        try:
+            yield
+        finally:
+            disable(model)
+        return
+    before = layers(model)
+    modules = replaceable(model)
+    enable(model)
+    try:
+        yield
+    finally:
+        restore(modules, before)
+
+
+def restore(modules: dict[str, Any], before: list[Layer]) -> None:
+    """Have layers attend as they did."""
+    for layer in before:
+        mark(modules[layer.name], layer)

@@ -20,7 +20,7 @@ test: $(READY)  ## all tests
 	@$(BIN)/python -m pytest -n 2 -q
 
 test-model: $(MODEL)  ## the slower tests, with a trained model: SmolLM2-135M
-	@$(BIN)/python -m pytest -q -m model tests/test_trained_model.py
+	@$(BIN)/python -m pytest -q -m model tests/test_trained_model.py tests/test_trained_profile.py
 
 claims: $(READY)  ## judge every claim about attention; the page lands under out/
 	@$(BIN)/avow claims run

@@ -34,6 +34,10 @@ def apply(model: PreTrainedModel, plan: ModelPlan | str | Path) -> None:
         missing = sorted(set(found) ^ set(made.layers)) or list(found)
         rule = f"does not name the model's attention layers ({missing[0]})"
         raise ParameterError("plan", made.model, rule, "run avow profile on this model")
+    many = getattr(model.config.get_text_config(decoder=True), "num_attention_heads", None)
+    for name, heads in made.layers.items():
+        if many is not None and len(heads) != many:
+            raise ParameterError("heads of the plan", len(heads), f"must be the model's {many} in {name}", "profile it")
     enable(model)
     for name, module in found.items():
         mark(module, Layer(name, Setting(), made.layers[name]))

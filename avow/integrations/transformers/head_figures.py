@@ -96,9 +96,9 @@ def tokens_for(problem: Problem, share: float) -> list[float]:
 
 def _counted(weights: Float[Tensor, "r s"], many: Float[Tensor, "r"], *shares: float) -> Float[Tensor, "p r"]:
     """How many tokens have each share of a row's mass, heaviest first."""
-    # Sorted in float32, which keeps seven digits of each weight, and summed in float64.
+    # Sorted in float32, which keeps seven digits of each weight, and summed in float64: a millionth is no mass.
     mass = weights.float().sort(-1, descending=True).values.double().cumsum(-1)
-    return torch.stack([((mass < share).sum(-1) + 1).double().minimum(many.double()) for share in shares])
+    return torch.stack([((mass < share - 1e-6).sum(-1) + 1).double().minimum(many.double()) for share in shares])
 
 
 def _visible(p: Problem) -> Bool[Tensor, "1 #h #r s"]:

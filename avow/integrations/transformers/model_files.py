@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import contextlib
+import io
+from collections.abc import Iterator
 from importlib.machinery import PathFinder
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -25,6 +27,8 @@ class Loaded(NamedTuple):
 
 def load_model(source: str, dtype: torch.dtype = torch.float32) -> Loaded:
     """The model in a folder, in a GGUF file, or in the installed package of that name, whose code is not run."""
+    from safetensors import SafetensorError
+
     place = _place(source)
     gguf = place.name if place.is_file() else None
     folder = place.parent if gguf else place
@@ -34,7 +38,7 @@ def load_model(source: str, dtype: torch.dtype = torch.float32) -> Loaded:
             family = AutoModelForCausalLM if gguf else _family(folder)
             model = family.from_pretrained(folder, dtype=dtype, **more).eval()
             tokenizer = AutoTokenizer.from_pretrained(folder, **more)
-    except (OSError, ValueError, KeyError, RuntimeError, ImportError, AttributeError) as problem:
+    except (OSError, ValueError, KeyError, RuntimeError, ImportError, AttributeError, SafetensorError) as problem:
         said = str(problem).strip().splitlines() or [type(problem).__name__]
         raise FileError("model", source, f"cannot be loaded ({said[0]})", "name a model of transformers") from problem
     return Loaded(model, tokenizer, place.stem if gguf else place.name)
@@ -79,15 +83,10 @@ def _family(folder: Path) -> Any:
 
 
 @contextlib.contextmanager
-def _quiet() -> Any:
-    """Without the progress bars of transformers."""
-    shown = transformers.utils.logging.is_progress_bar_enabled()
-    transformers.utils.logging.disable_progress_bar()
-    try:
+def _quiet() -> Iterator[None]:
+    """Without the progress bars of transformers, some of which cannot be asked to stay away."""
+    with contextlib.redirect_stderr(io.StringIO()):
         yield
-    finally:
-        if shown:
-            transformers.utils.logging.enable_progress_bar()
 
 
 def read_text(loaded: Loaded, path: Path, tokens: int | None) -> Tensor:

@@ -1,0 +1,232 @@
+"""A plan goes into its own model and no other; each head then answers as the plan says, and verify measures that."""
+
+from __future__ import annotations
+
+import dataclasses
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+import avow
+from avow.contract import Certificate
+from avow.errors import AvowError, FileError, ParameterError
+from avow.integrations.transformers import ModelPlan, Setting, disable, enable, read_plan, verify
+from avow.integrations.transformers.fingerprint import fingerprint
+from avow.integrations.transformers.heads import by_heads
+from avow.integrations.transformers.layers import layers, replaceable
+from avow.integrations.transformers.masks import Seen
+from avow.integrations.transformers.verification import _Audit
+from tests.layer_audit import audited
+from tests.model_folders import LLAMA, long_model
+from tests.tiny_models import ARCHITECTURES, WORDS
+
+LOOSE, TIGHT, EXACT = Setting(0.3, "sparse"), Setting(1e-2, "sparse"), Setting(method="exact")
+RANDOM = Setting(0.5, "random_features", 0.9, {"features": 8})
+
+
+def ids(length: int = 200) -> Tensor:
+    return torch.randint(3, WORDS, (1, length))
+
+
+def planned(model: Any, *heads: Setting, tol: float = 0.3) -> ModelPlan:
+    return ModelPlan("tiny", fingerprint(model), tol, {name: heads for name in replaceable(model)})
+
+
+def test_a_plan_comes_back_from_its_file(tmp_path: Path) -> None:
+    plan = planned(long_model(), LOOSE, EXACT, RANDOM, TIGHT)
+    (tmp_path / "plan.json").write_text(plan.to_json())
+    assert read_plan(tmp_path / "plan.json") == plan
+    assert (plan.heads, plan.changed) == (8, 6)
+
+
+@torch.no_grad()
+def test_each_head_answers_as_its_own_setting_does_alone() -> None:
+    q, k, v = torch.randn(1, 4, 1, 16), torch.randn(1, 2, 300, 16), torch.randn(1, 2, 300, 16)
+    settings = (LOOSE, EXACT, TIGHT, LOOSE)
+
+    def attend(setting: Setting, query: Tensor, view: Seen) -> Any:
+        return avow.attend(query, view.key, view.value, tol=setting.tol, method=setting.method, enable_gqa=True)
+
+    out, certificate = by_heads(settings, q, Seen(k, v, None, False), attend)
+    for head, setting in enumerate(settings):
+        alone = attend(setting, q[:, head : head + 1], Seen(k[:, head // 2, None], v[:, head // 2, None], None, False))
+        assert torch.allclose(out[:, head], alone.out[:, 0], atol=1e-6)
+        assert float(certificate.rows[0, head]) == pytest.approx(alone.certificate.bound, rel=1e-6)
+        assert float(certificate.rows[0, head]) <= (setting.tol or 1e-4)
+    assert certificate.method == "sparse + exact"
+
+
+@torch.no_grad()
+def test_a_planned_model_keeps_every_certificate_when_it_reads_and_when_it_writes() -> None:
+    model = long_model()
+    avow.apply(model, planned(model, LOOSE, EXACT, TIGHT, LOOSE))
+    with audited() as found, avow.record() as certificates:
+        model.generate(ids(), max_new_tokens=4, min_new_tokens=4, do_sample=False)
+    assert len(found) == 8 and all(audit.kept for audit in found)
+    assert certificates.keeps(0.3)
+    assert max(float(audit.errors.amax()) for audit in found) > 1e-4, "some heads did leave tokens out"
+    assert {x.method for _, x in certificates} == {"exact", "sparse + exact"}
+
+
+@torch.no_grad()
+def test_a_text_that_is_read_at_once_is_not_answered_token_by_token() -> None:
+    model = long_model()
+    avow.apply(model, planned(model, *[TIGHT] * 4))
+    with avow.record() as certificates:
+        model(ids())
+    assert {x.method for _, x in certificates} == {"exact"} and certificates.keeps(1e-2)
+
+
+@torch.no_grad()
+def test_a_method_that_cannot_prove_its_tolerance_gives_way_to_exact() -> None:
+    model = long_model()
+    avow.apply(model, planned(model, *[Setting(1e-3, "low_rank", None, {"rank": 2})] * 4))
+    with avow.record() as certificates:
+        model(ids(40))
+    assert certificates.keeps(1e-3)
+    assert all(x.method == "exact" and "low_rank could prove only" in x.reason for _, x in certificates)
+
+
+def test_disable_takes_a_plan_back() -> None:
+    model, text = long_model(), ids(30)
+    with torch.no_grad():
+        before = model(text).logits
+        avow.apply(model, planned(model, *[LOOSE] * 4))
+        disable(model)
+        assert torch.equal(model(text).logits, before)
+    assert not [name for module in model.modules() for name in vars(module) if "avow" in name]
+
+
+def test_a_plan_of_another_model_is_refused_and_nothing_changes() -> None:
+    model, other = long_model(), long_model()
+    plan = planned(other, *[LOOSE] * 4)
+    with pytest.raises(ParameterError) as caught:
+        avow.apply(model, plan)
+    own = fingerprint(model)
+    words = f"plan=tiny was made for a model with the fingerprint {plan.fingerprint}, and this one's is {own}; run avow"
+    assert str(caught.value).startswith(words)
+    assert model.config._attn_implementation == "sdpa"
+    enable(model, tol=0.1)
+    before = layers(model)
+    with pytest.raises(ParameterError):
+        verify(model, plan, ids(), places=8)
+    assert layers(model) == before
+
+
+def test_a_fingerprint_tells_weights_types_and_shapes_apart_and_survives_a_copy() -> None:
+    model = LLAMA.build()
+    own = fingerprint(model)
+    assert own == fingerprint(model) and len(own) == 12
+    assert fingerprint(model.to(torch.bfloat16)) != own
+    model = model.float()
+    rounded = fingerprint(model)
+    with torch.no_grad():
+        model.model.norm.weight[0] += 1
+    assert fingerprint(model) != rounded
+
+
+def test_a_plan_for_other_layers_or_heads_is_refused() -> None:
+    model = long_model()
+    plan = planned(model, *[LOOSE] * 4)
+    fewer = dataclasses.replace(plan, layers=dict(list(plan.layers.items())[:1]))
+    with pytest.raises(ParameterError, match=r"plan=tiny does not name the model's attention layers \(model.layers.1"):
+        avow.apply(model, fewer)
+    assert model.config._attn_implementation == "sdpa"
+    with pytest.raises(ParameterError, match=r"heads of the plan=3 must be the model's 4 in model.layers.0.self_attn"):
+        avow.apply(model, planned(model, *[LOOSE] * 3))
+    assert model.config._attn_implementation == "sdpa"
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        (None, "does not exist; write one with avow profile MODEL --plan"),
+        ("[]", "is no plan for a model (TypeError: "),
+        ("{", "is no plan for a model (JSONDecodeError: "),
+        ('{"format": "x"}', "is no plan for a model (ValueError: its format is 'x', not 'avow plan 1')"),
+        ('{"format": "avow plan 1"}', "is no plan for a model (KeyError: 'layers')"),
+        (
+            '{"format": "avow plan 1", "layers": {"a": [{"method": "none", "tol": 1}]}}',
+            "asks what cannot be done (method='none' is not a method; ",
+        ),
+        (
+            '{"format": "avow plan 1", "layers": {"a": [{"method": "exact", "tol": 1, "rows": 2}]}}',
+            "is no plan for a model (ValueError: it asks a head for 'rows')",
+        ),
+    ],
+)
+def test_a_file_that_is_no_plan_is_refused(tmp_path: Path, text: str | None, words: str) -> None:
+    path = tmp_path / "plan.json"
+    if text is not None:
+        path.write_text(text)
+    with pytest.raises(FileError) as caught:
+        read_plan(path)
+    assert str(caught.value).startswith(f"plan={path} {words}")
+
+
+def test_what_is_no_model_is_refused() -> None:
+    with pytest.raises(ParameterError, match=r"model=Linear must be a transformers.PreTrainedModel; pass a model that"):
+        avow.apply(torch.nn.Linear(2, 2), planned(long_model(), *[LOOSE] * 4))
+
+
+def test_an_exact_plan_changes_nothing_and_a_loose_one_is_measured() -> None:
+    model, text = long_model(), ids()
+    same = verify(model, planned(model, *[EXACT] * 4), text, places=24, generated=6)
+    assert (same.agreement, same.matched, same.places, same.generated) == (1, 6, 24, 6)
+    assert abs(same.change) < 1e-5 and same.divergence < 1e-9 and same.kept
+    loose = verify(model, planned(model, *[Setting(1.0, "sparse")] * 4, tol=1.0), text, places=24, generated=6)
+    assert loose.divergence > 1e-4 > same.divergence and loose.largest_error > 1e-2
+    assert loose.kept and loose.within and loose.certificates.bound <= 1.0
+    assert loose.exact_perplexity == pytest.approx(same.exact_perplexity)
+    assert model.config._attn_implementation == "sdpa"
+
+
+def test_a_plan_that_is_applied_already_stays_applied() -> None:
+    model = long_model()
+    avow.apply(model, planned(model, *[LOOSE] * 4))
+    before = layers(model)
+    verify(model, planned(model, *[EXACT] * 4), ids(60), places=8, generated=0)
+    assert layers(model) == before
+
+
+@torch.no_grad()
+def test_an_answer_beyond_its_bound_would_be_seen() -> None:
+    problem = avow.Problem.of(*torch.randn(3, 1, 2, 30, 8))
+    out, certificate = avow.attend(problem.q, problem.k, problem.v)
+    honest, lying = _Audit(), _Audit()
+    honest("layer", problem, out, certificate)
+    lying("layer", problem, out + 0.1, certificate)
+    assert honest.kept and honest.rows == 8 and not lying.kept
+    boast: Certificate = dataclasses.replace(certificate, rows=certificate.rows * 0)
+    lying = _Audit()
+    lying("layer", problem, out, boast)
+    assert not lying.kept
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        ({"ids": ids(20), "places": 19}, "tokens=20 is too short a text to predict its last 19 from at least one"),
+        ({"places": 0}, "places=0 must be at least 1; try places=32"),
+        ({"generated": -1}, "generated=-1 must be at least 0; try generated=32"),
+        ({"ids": torch.ones(2, 90, dtype=torch.long)}, "ids.shape=(2, 90) must be (1, length); pass one text"),
+    ],
+)
+def test_what_cannot_be_verified_is_named(arguments: dict[str, Any], words: str) -> None:
+    model = long_model()
+    with pytest.raises(AvowError) as caught:
+        more: dict[str, Any] = {"ids": ids(90), "places": 8} | arguments
+        verify(model, planned(model, *[EXACT] * 4), **more)
+    assert str(caught.value).startswith(words)
+    assert model.config._attn_implementation == "sdpa"
+
+
+def test_a_model_that_does_not_write_is_named() -> None:
+    model = next(x for x in ARCHITECTURES if x.name == "BertForMaskedLM").build()
+    with pytest.raises(
+        ParameterError, match=r"model=BertForMaskedLM does not predict the next token of a text; verify"
+    ):
+        verify(model, planned(model, *[EXACT] * 4), ids(40), places=8)

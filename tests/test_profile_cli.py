@@ -1,0 +1,150 @@
+"""`avow profile` and `avow verify` on models in folders: what they print, what they write, what they refuse."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import transformers
+from typer.testing import CliRunner
+
+import avow
+from avow.cli import app
+from avow.integrations.transformers.model_files import load_model
+from tests.model_folders import LLAMA, TEXT, long_model, saved
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    torch.manual_seed(0)
+    return saved(long_model(), tmp_path_factory.mktemp("models") / "tiny")
+
+
+@pytest.fixture(autouse=True)
+def at_home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Each test in a folder of its own with a text in it; threads are given back."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("AVOW_CALIBRATION", "off")
+    Path("text.txt").write_text(TEXT)
+    threads = torch.get_num_threads()
+    yield
+    torch.set_num_threads(threads)
+
+
+def run(*arguments: object, code: int = 0) -> Any:
+    done = CliRunner().invoke(app, [*map(str, arguments), "--text", "text.txt", "--threads", "1"])
+    assert done.exit_code == code, (done.output, done.exception)
+    return done
+
+
+def refused(*arguments: object) -> str:
+    """The one line that a mistake ends in, with nothing written."""
+    done = run(*arguments, code=2)
+    assert done.stdout == "" and done.stderr.count("\n") == 1, done.stderr
+    assert not list(Path("out").glob("*"))
+    return str(done.stderr.strip())
+
+
+def test_a_profile_gives_a_page_a_plan_and_one_json_document_and_its_plan_is_verified(folder: Path) -> None:
+    done = run("profile", folder, "--tokens", "160", "--json", "--budget", "0.9")
+    document = json.loads(done.stdout)
+    assert document["model"] == "tiny" and document["tokens"] == 160
+    assert list(document["layers"]) == ["model.layers.0.self_attn", "model.layers.1.self_attn"]
+    head = document["layers"]["model.layers.1.self_attn"][3]
+    assert head["kind"] in ("copying", "local", "averaging", "diffuse") and len(head["tokens"]) == 3
+    assert head["within_tolerance"]["sparse"]["bound"] <= 0.01
+    assert done.stderr.endswith("wrote out/profile.html\nwrote out/plan.json\n")
+    assert "[1/2] model.layers.0.self_attn" in done.stderr
+    model = transformers.LlamaForCausalLM.from_pretrained(folder)
+    avow.apply(model, "out/plan.json")
+
+    more = ["--plan", "out/plan.json", "--tokens", "160", "--places", "16", "--generate", "4"]
+    verdict = json.loads(run("verify", folder, *more, "--json").stdout)
+    assert verdict["kept"] and verdict["within"] and verdict["places"] == 16 and verdict["generated"] == 4
+    assert verdict["plan"]["fingerprint"] == document["fingerprint"]
+    assert max(verdict["bounds"].values()) <= 0.01 and verdict["divergence"] < 1e-2
+    shown = run("verify", folder, *more).stdout
+    assert "every layer is proved within 0.01" in " ".join(shown.split())
+    assert max(map(len, shown.splitlines())) <= 80
+
+
+def test_the_table_is_for_people_and_fits_eighty_columns(folder: Path) -> None:
+    shown = run("profile", folder, "--tokens", "100").stdout
+    assert all(
+        word in shown for word in ("copying", "averaging", "sparse", "low_rank", "random_features", "of 8")
+    )
+    assert max(map(len, shown.splitlines())) <= 80 and "…" not in shown
+    page = Path("out/profile.html").read_text()
+    assert page.startswith("<!doctype html>") and "Every figure of every head" in page
+
+
+def test_an_installed_package_is_found_and_none_of_its_code_is_run(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    package = tmp_path / "site" / "carries_a_model"
+    package.parent.mkdir()
+    os.symlink(folder, package)
+    (folder / "__init__.py").write_text("raise RuntimeError('code was run')")
+    monkeypatch.syspath_prepend(str(package.parent))
+    assert load_model("carries_a_model").name == "carries_a_model"
+
+
+@pytest.mark.parametrize(
+    ("model", "arguments", "words"),
+    [
+        ("nowhere", [], "model=nowhere is neither a folder, nor a file, nor an installed package; name a model that"),
+        ("json", [], "model=json holds neither config.json nor a GGUF file; name the folder or the file of one model"),
+        ("text.txt", [], "model=text.txt is no GGUF file; name a folder, a .gguf file or an installed package"),
+        (
+            None,
+            ["--tokens", "9999"],
+            f"tokens=9999 exceeds the text's {len(TEXT)}; give a longer text or ask for fewer",
+        ),
+        (None, ["--tokens", "1"], "tokens=1 is too few; give at least 2 tokens"),
+        (None, ["--tokens", "520"], "tokens=520 exceeds the model's 512 positions; ask for at most 512"),
+        (None, ["--tol", "0"], "tol=0.0 must be above 0; try tol=1e-2"),
+        (None, ["--budget", "2"], "budget=2.0 must be above 0 and at most 1; try budget=0.5"),
+        (None, ["--html", "/proc/none/a.html"], "path=/proc/none/a.html has no folder"),
+        (None, ["--threads", "0"], "threads=0 must be at least 1; try --threads 1"),
+    ],
+)
+def test_a_wrong_argument_is_named(folder: Path, model: str | None, arguments: list[str], words: str) -> None:
+    done = CliRunner().invoke(app, ["profile", str(model or folder), "--text", "text.txt", *arguments])
+    assert done.exit_code == 2 and done.stderr.strip().splitlines()[-1].startswith(f"avow: {words}"), done.stderr
+
+
+def test_a_missing_text_and_one_that_is_no_text_are_named(folder: Path) -> None:
+    Path("text.txt").unlink()
+    assert refused("profile", folder) == "avow: text=text.txt does not exist; check the path"
+    Path("text.txt").write_bytes(b"\xff\xfe\x00")
+    assert refused("profile", folder).startswith("avow: text=text.txt cannot be read (")
+
+
+def test_a_model_that_is_not_supported_is_named_with_the_reason(tmp_path: Path) -> None:
+    config = transformers.BloomConfig(vocab_size=99, hidden_size=32, n_layer=2, n_head=4)
+    bloom = saved(transformers.BloomForCausalLM(config), tmp_path / "bloom")
+    words = "avow: model=transformer.h.0.self_attention (BloomAttention) computes attention by itself"
+    assert refused("profile", bloom).startswith(words)
+
+
+def test_a_broken_model_is_named(tmp_path: Path) -> None:
+    broken = saved(LLAMA.build(), tmp_path / "broken")
+    (broken / "model.safetensors").write_bytes(b"nothing")
+    assert refused("profile", broken).startswith(f"avow: model={broken} cannot be loaded (")
+
+
+def test_a_plan_of_another_model_is_refused_and_so_is_no_plan(folder: Path, tmp_path: Path) -> None:
+    run("profile", folder, "--tokens", "60", "--plan", "plan.json", "--html", "page.html")
+    torch.manual_seed(1)
+    other = saved(long_model(), tmp_path / "other")
+    line = refused("verify", other, "--plan", "plan.json")
+    assert line.startswith("avow: plan=tiny was made for a model with the fingerprint ") and "run avow profile" in line
+    line = refused("verify", folder, "--plan", "none.json")
+    assert line == "avow: plan=none.json does not exist; write one with avow profile MODEL --plan"
+    line = refused("verify", folder, "--plan", "plan.json", "--tokens", "100")
+    assert line.startswith("avow: tokens=100 is too short a text to predict its last 128")

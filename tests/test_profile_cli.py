@@ -75,9 +75,7 @@ def test_a_profile_gives_a_page_a_plan_and_one_json_document_and_its_plan_is_ver
 
 def test_the_table_is_for_people_and_fits_eighty_columns(folder: Path) -> None:
     shown = run("profile", folder, "--tokens", "100").stdout
-    assert all(
-        word in shown for word in ("copying", "averaging", "sparse", "low_rank", "random_features", "of 8")
-    )
+    assert all(word in shown for word in ("copying", "averaging", "sparse", "low_rank", "random_features", "of 8"))
     assert max(map(len, shown.splitlines())) <= 80 and "…" not in shown
     page = Path("out/profile.html").read_text()
     assert page.startswith("<!doctype html>") and "Every figure of every head" in page

@@ -124,6 +124,28 @@ def test_the_plan_follows_the_profile() -> None:
     )
 
 
+def named(name: str) -> Any:
+    return next(x for x in ARCHITECTURES if x.name == name).build()
+
+
+def test_reading_is_counted_once_for_heads_that_share_keys() -> None:
+    for heads in profile(long_model(), ids(), tol=0.05).layers.values():
+        offers = [head.within_tolerance("sparse", 0.05) for head in heads]
+        read = [(x.measured or 0, x.together or 0, x.share) for x in offers if x is not None]
+        assert len(read) == 4
+        for pair in (read[:2], read[2:]):
+            assert pair[0][1] == pair[1][1] == pair[0][2]
+            assert max(x[0] for x in pair) <= pair[0][1] <= sum(x[0] for x in pair)
+
+
+def test_a_layer_that_never_goes_on_from_a_text_is_not_promised_a_cheaper_going_on() -> None:
+    encoder = profile(named("BertForMaskedLM"), ids(60), tol=0.5, budget=1.0)
+    assert all(offer.together is None for head in encoder.heads for offer in head.offers)
+    assert all(head.chosen(0.5, 1.0) is None for head in encoder.heads)
+    windowed = profile(named("MistralForCausalLM"), ids(60))
+    assert all(any(offer.together is not None for offer in head.offers) for head in windowed.heads)
+
+
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [

@@ -32,11 +32,11 @@ def kinds_figure(profile: Profile) -> Figure:
 
 
 def reading_figure(profile: Profile, method: str) -> Figure:
-    """What the cheapest certified setting of a method costs each head, relative to exact attention."""
+    """What the cheapest certified setting of a method costs each head by itself, relative to exact attention."""
 
     def share(head: Head) -> float | None:
         offer = head.within_tolerance(method, profile.tol)
-        return None if offer is None else offer.share
+        return None if offer is None else offer.share if offer.measured is None else offer.measured
 
     def told(head: Head) -> str:
         found = share(head)

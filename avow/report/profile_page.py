@@ -110,7 +110,8 @@ _METHOD = (
     f"The model read the text once, with exact attention. Figures are averages over {ROWS} rows of each head, evenly "
     f"spaced, in float64. Every setting of every method was run and certified on {CERTIFIED} rows of the text's "
     "second half. Costs of sparse are bytes read in decoding: predicted from the tokens that have all but half the "
-    "tolerance of the mass, measured as what was read. Costs of the others are times over the whole text: predicted "
-    "from counted work, measured where the tolerance was proved. Bounds are of single layers and do not add up to one "
-    "of the model: <code>avow verify</code> measures what a plan does to its predictions."
+    "tolerance of the mass, measured as what was read; tables and plans count what is read for all heads that share "
+    "keys. Costs of the others are times over the whole text: predicted from counted work, measured where the "
+    "tolerance was proved. Bounds are of single layers and do not add up to one of the model: "
+    "<code>avow verify</code> measures what a plan does to its predictions."
 )

@@ -32,7 +32,7 @@ def methods_table(profile: Profile) -> Table:
         able = [offer for head in heads if (offer := head.within_tolerance(method, profile.tol)) is not None]
         best = [offer for head in heads if (offer := head.within_budget(method, profile.budget)) is not None]
         bounds = [offer.bound for offer in best if offer.bound is not None]
-        measured = [offer.measured for offer in able if offer.measured is not None]
+        measured = [offer.share for offer in able if offer.measured is not None]
         rows.append(
             (
                 method,

@@ -11,6 +11,7 @@ from torch import Tensor
 from avow.attend import Attended
 from avow.certificates.compose import compose
 from avow.errors import ParameterError, ToleranceUnreachable
+from avow.integrations.transformers.cache import behind
 from avow.integrations.transformers.masks import Seen
 from avow.integrations.transformers.setting import Setting
 
@@ -25,17 +26,24 @@ def by_heads(settings: tuple[Setting, ...], query: Tensor, view: Seen, attend: A
     groups = _alike(settings)
     if len(groups) == 1:
         return _kept(settings[0], query, view, attend)
-    shared = query.shape[1] // view.key.shape[1]
-    parts: list[Attended] = []
-    for heads in groups:
-        own = [head // shared for head in heads]
-        mask = view.mask[:, heads] if view.mask is not None and view.mask.shape[1] > 1 else view.mask
-        part = Seen(view.key[:, own], view.value[:, own], mask, view.causal)
-        parts.append(_kept(settings[heads[0]], query[:, heads], part, attend))
+    parts = [_part(settings[heads[0]], heads, query, view, attend) for heads in groups]
     order = torch.tensor([head for heads in groups for head in heads], device=query.device).argsort()
     certificate = compose([part.certificate for part in parts], dim=1)
     certificate = dataclasses.replace(certificate, rows=certificate.rows[:, order.to(certificate.rows.device)])
     return Attended(torch.cat([part.out for part in parts], 1)[:, order], certificate)
+
+
+def _part(setting: Setting, heads: list[int], query: Tensor, view: Seen, attend: Attend) -> Attended:
+    """The answers of some heads."""
+    if setting.tol is not None and setting.asks_cache and query.shape[-2] == 1 and behind(view.key, view.value):
+        # A cache has one sketch for all heads, which is in place: the others' answers are left aside.
+        out, certificate = _kept(setting, query, view, attend)
+        rows = certificate.rows[:, heads]
+        return Attended(out[:, heads], dataclasses.replace(certificate, rows=rows, bound=float(rows.amax())))
+    own = [head // (query.shape[1] // view.key.shape[1]) for head in heads]
+    mask = view.mask[:, heads] if view.mask is not None and view.mask.shape[1] > 1 else view.mask
+    part = Seen(view.key[:, own], view.value[:, own], mask, view.causal)
+    return _kept(setting, query[:, heads], part, attend)
 
 
 def _alike(settings: tuple[Setting, ...]) -> list[list[int]]:
@@ -53,7 +61,7 @@ def _alike(settings: tuple[Setting, ...]) -> list[list[int]]:
 
 def _kept(setting: Setting, query: Tensor, view: Seen, attend: Attend) -> Attended:
     """The answer as the setting says; as exactly as its tolerance needs where its method cannot prove that."""
-    if setting.method == "sparse" and setting.tol is not None and view.causal:
+    if setting.method == "sparse" and setting.tol is not None and 1 < query.shape[-2] == view.key.shape[-2]:
         # A text that is read at once: over all its rows the choice of tokens costs more than reading them all.
         setting = Setting(setting.tol, confidence=setting.confidence)
     try:

@@ -31,8 +31,9 @@ class Offer:
 
     `predicted` and `measured` are shares of exact attention's cost. For `sparse` that is bytes read to go on from the
     text, sketch included: predicted from the tokens that have all but tol/2 of the mass, which would do if someone told
-    them beforehand; measured as what had to be read for the proof. For the others it is time over the whole text:
-    predicted by the planner, measured only where the bound is within the tolerance.
+    them beforehand; measured as what had to be read for the proof. For the others, and where a layer sees all of a text
+    at once and never goes on, it is time over the whole text: predicted by the planner, measured only where the bound
+    is within the tolerance.
     """
 
     method: str
@@ -42,11 +43,14 @@ class Offer:
     kind: Kind
     predicted: float
     measured: float | None = None
+    together: float | None = None
+    """What is read for all query heads that share this one's keys: some of it serves several, all of it is read."""
 
     @property
     def share(self) -> float:
-        """Measured where it was, predicted where not."""
-        return self.predicted if self.measured is None else self.measured
+        """The cost that a plan reckons with: measured where it was, predicted where not."""
+        found = (x for x in (self.together, self.measured) if x is not None)
+        return next(found, self.predicted)
 
     def keeps(self, tol: float) -> bool:
         return self.bound is not None and self.bound <= tol
@@ -63,13 +67,20 @@ def layer_offers(
     own = Norms(norms.q[..., index], norms.k, norms.v, norms.slack)
     found: list[list[Offer]] = [[] for _ in range(problem.q.shape[1])]
     for method in _settings(problem, tol):
-        if isinstance(method, Sparse):
+        if isinstance(method, Sparse) and _goes_on(problem):
             offers = _sparse(method, rows, own, needed)
         else:
             offers = _linear(method, problem, norms, rows, own, known, tol)
         for head, offer in enumerate(offers):
             found[head].append(offer)
     return found
+
+
+def _goes_on(p: Problem) -> bool:
+    """Whether rows see what is before them, so that a text can be gone on with: the first does not see the last key."""
+    if p.causal or p.q.shape[-2] != p.k.shape[-2]:
+        return True
+    return p.allowed is not None and p.allowed.shape[-2] > 1 and not bool(p.allowed[..., 0, -1].any())
 
 
 def _settings(p: Problem, tol: float) -> Iterator[Method]:
@@ -85,11 +96,12 @@ def _settings(p: Problem, tol: float) -> Iterator[Method]:
 def _sparse(method: Sparse, rows: Problem, norms: Norms, needed: list[float]) -> Iterator[Offer]:
     trace = (computed := method.compute(_with(rows, norms))).trace
     certificate = certify(method, rows, norms, computed, 1.0)
-    seen = _seen(rows)
+    seen, shared = _seen(rows), rows.q.shape[1] // rows.k.shape[1]
     sketch = sketched(rows.k, method.bits)
     beside = sketch.bytes_per_row / ((rows.k.shape[-1] + rows.v.shape[-1]) * rows.k.element_size())
     for head in range(rows.q.shape[1]):
-        read = float(trace.read[0, head].sum() / seen[0, head if seen.shape[1] > 1 else 0].sum().clamp(min=1))
+        most = seen[0, head if seen.shape[1] > 1 else 0].sum().clamp(min=1)
+        read, union = (float(x.sum() / most) for x in (trace.read[0, head], trace.distinct[0, head // shared]))
         bound = float(certificate.rows[0, head].amax())
         yield Offer(
             method.name,
@@ -98,6 +110,7 @@ def _sparse(method: Sparse, rows: Problem, norms: Norms, needed: list[float]) ->
             certificate.kind,
             min(needed[head] + beside, 1 + beside),
             read + beside,
+            min(union, 1.0) + beside,
         )
 
 

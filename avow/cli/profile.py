@@ -19,7 +19,9 @@ if TYPE_CHECKING:
 
 Model = Annotated[str, typer.Argument(help="A folder, a .gguf file, or an installed package that carries one.")]
 Text = Annotated[Path, typer.Option("--text", help="A text in UTF-8.")]
-Tokens = Annotated[int | None, typer.Option(help="Read so many of the text's tokens; all unless told.")]
+Tokens = Annotated[
+    int | None, typer.Option(help="Read so many tokens; unless told, all that the model has positions for.")
+]
 Threads = Annotated[int, typer.Option(help="CPU threads.")]
 
 

@@ -35,7 +35,8 @@ def by_heads(settings: tuple[Setting, ...], query: Tensor, view: Seen, attend: A
 
 def _part(setting: Setting, heads: list[int], query: Tensor, view: Seen, attend: Attend) -> Attended:
     """The answers of some heads."""
-    if setting.tol is not None and setting.asks_cache and query.shape[-2] == 1 and behind(view.key, view.value):
+    single = query.shape[-2] == 1 and view.mask is None
+    if single and setting.tol is not None and setting.asks_cache and behind(view.key, view.value) is not None:
         # A cache has one sketch for all heads, which is in place: the others' answers are left aside.
         out, certificate = _kept(setting, query, view, attend)
         rows = certificate.rows[:, heads]

@@ -21,7 +21,7 @@ from avow.integrations.transformers.fingerprint import fingerprint
 from avow.integrations.transformers.head_figures import HeadFigures, head_figures, sampled_rows, tokens_for
 from avow.integrations.transformers.layers import Layer, layers, mark, replaceable
 from avow.integrations.transformers.model_plan import ModelPlan
-from avow.integrations.transformers.offers import Offer, layer_offers
+from avow.integrations.transformers.offers import CONFIDENCE, Offer, layer_offers
 from avow.integrations.transformers.setting import Setting
 from avow.integrations.transformers.switch import disable, enable, enabled
 from avow.integrations.transformers.watch import watching
@@ -92,7 +92,7 @@ class Profile:
         offer = head.chosen(self.tol, self.budget)
         if offer is None:
             return Setting(method="exact")
-        confidence = None if offer.kind == "deterministic" else 0.99
+        confidence = None if offer.kind == "deterministic" else CONFIDENCE
         # What a method aims at the tolerance by itself is not written down.
         parameters = {} if offer.method == "sparse" else offer.parameters
         return Setting(self.tol, offer.method, confidence, parameters)

@@ -102,6 +102,12 @@ def _parts(q: Tensor, m: int, e: int, starts: Tensor | None) -> Cut:
     return whole if starts is None else causal_scan.cut_packed(whole, starts, n)
 
 
+def steps(q: Tensor, m: int, e: int) -> int:
+    """How often sums of a whole sequence are rescaled and added to, at most."""
+    parts = _parts(q, m, e, None)
+    return triton.cdiv(parts.length, layout(m, q.shape[3], e, q.dtype).chunk) + parts.parts
+
+
 def in_pieces(directions: Tensor, kind: torch.dtype) -> tuple[Tensor, Tensor]:
     high = directions.to(kind)
     return high.contiguous(), (directions - high.float()).to(kind).contiguous()

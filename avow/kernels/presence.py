@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import functools
 import importlib.util
 import os
+import warnings
 
 import torch
 
@@ -21,3 +23,14 @@ def absent(device: torch.device) -> str:
     if os.environ.get("TRITON_INTERPRET") == "1":
         return ""
     return f"kernels run on CUDA devices, and these tensors are on {device.type}"
+
+
+@functools.cache
+def at_hand(device: torch.device) -> bool:
+    """Whether methods should use kernels on a device; on a GPU without them, the reason is said once."""
+    if device.type != "cuda":
+        return False
+    reason = absent(device)
+    if reason:
+        warnings.warn(f"linear attention runs without its kernels: {reason}", RuntimeWarning, stacklevel=2)
+    return not reason

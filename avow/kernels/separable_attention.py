@@ -63,6 +63,19 @@ def separable_attention(
     return SeparableMean(out, missing.any(), ColumnSums(sums, total, top / _LOG2E))
 
 
+def steps(q: Tensor, k: Tensor, e: int, causal: bool) -> int:
+    """How often sums of a whole sequence are rescaled and added to, at most."""
+    constants = _constants(q.shape[3], e, q.dtype)
+    parts = _parts(q, k, e, causal)
+    return triton.cdiv(parts.length, constants["C"]) + parts.parts
+
+
+def _parts(q: Tensor, k: Tensor, e: int, causal: bool) -> Cut:
+    (b, h), d = q.shape[:2], q.shape[3]
+    blocks = triton.cdiv(e, _constants(d, e, q.dtype)["EB"])
+    return causal_scan.cut_for(k.shape[2], b * (h if causal else k.shape[1]) * blocks, 2 if d <= 64 else 1)
+
+
 def _constants(d: int, e: int, kind: torch.dtype) -> dict[str, Any]:
     wide = kind != torch.bfloat16
     columns = min(padded(e), 32 if wide else max(16, min(128, 16384 // padded(d))))
@@ -153,7 +166,7 @@ def _forward(
     (b, h, n, d), g, e = q.shape, k.shape[1], v.shape[3]
     factor, constants = _LOG2E / temperature, _constants(d, e, q.dtype)
     blocks = triton.cdiv(e, constants["EB"])
-    whole = causal_scan.cut_for(k.shape[2], b * (h if causal else g) * blocks, 2 if d <= 64 else 1)
+    whole = _parts(q, k, e, causal)
     parts = whole if starts is None else causal_scan.cut_packed(whole, starts, n)
     begin = (initial, initial_total, initial_top)
     known = _summed(k, v, factor, parts, begin, not causal)
@@ -206,9 +219,7 @@ def _(
     sequences = b if starts is None else len(starts) - 1
     parts: int | torch.SymInt = 1
     if causal:
-        blocks = -(-e // _constants(d, e, q.dtype)["EB"])
-        whole = causal_scan.cut_for(k.shape[2], b * h * blocks, 2 if d <= 64 else 1)
-        parts = whole.parts if starts is None else torch.library.get_ctx().new_dynamic_size()
+        parts = _parts(q, k, e, True).parts if starts is None else torch.library.get_ctx().new_dynamic_size()
     last = (q.new_empty(sequences, g, *rest, dtype=torch.float32) for rest in ((d, e), (d,), (d,)))
     return q.new_empty(b, h, n, e), q.new_empty(b * h, parts, dtype=torch.int32), *last  # type: ignore[return-value]
 

@@ -4,7 +4,7 @@ r"""Separable attention in two readings: one for the columns of K with V, one fo
           ρ_i = softmax_f(q_i / T)
 
 over all keys, or over those up to row i. Every feature has a reference of its own, the largest key so far; what row i
-sees is relative to the largest of its chunk. Where keys rise by more than 2^100 within a chunk, rows before the rise
+sees is relative to the largest of its chunk. Where keys rise by more than 2^80 within a chunk, rows before the rise
 are lost, and are said to be. Logarithms are those to base 2.
 """
 
@@ -14,10 +14,11 @@ import triton
 import triton.language as tl
 
 from avow.kernels.causal_scan import span, tile
+from avow.maths import kernel_rounding
 
 LOWEST = tl.constexpr(float("-inf"))
 # Totals below this, relative to the largest key of a chunk, may have lost terms that count.
-_TINY = tl.constexpr(2.0**-100)
+_TINY = tl.constexpr(kernel_rounding.THIN)
 
 
 @triton.jit

@@ -21,7 +21,7 @@ from torch import Tensor
 
 from avow.contract import Computed, Cost, Method, Norms, Problem, Promise, Prospect, Sizes
 from avow.maths import features as feature_maps
-from avow.maths import rounding, scan
+from avow.maths import kernel_rounding, rounding, scan
 from avow.maths.features import Frame, framed_keys, framed_queries
 from avow.maths.heads import (
     finished,
@@ -37,6 +37,7 @@ from avow.maths.heads import (
     settled,
     ungrouped,
 )
+from avow.maths.kernel_rounding import KernelRounding
 from avow.maths.masks import at_rows, row_tiles, visible
 from avow.maths.softmax import softmax_average
 from avow.params import anything, at_least, param
@@ -68,6 +69,8 @@ class Trace(NamedTuple):
     key_radius: Float[Tensor, "b g 1"]
     final_state: FeatureState | None
     steps: int
+    kernel: KernelRounding | None = None
+    """How kernels rounded, where they made the answer."""
 
 
 @dataclass(frozen=True)
@@ -99,6 +102,9 @@ class RandomFeatures(Method):
             )
         else:
             directions, frame = initial_state.directions, initial_state.frame
+        fast = self._by_kernels(p, directions, frame, initial_state)
+        if fast is not None:
+            return fast
         across = directions.to(wide).T.expand(*p.k.shape[:2], -1, -1).contiguous()  # (b, g, d, m): one product per head
         longest = torch.linalg.vector_norm(directions, dim=-1).amax()
         radii_q: list[Tensor] = []
@@ -164,6 +170,30 @@ class RandomFeatures(Method):
         final = FeatureState(directions, frame, state, size)
         return Computed(finished(p, rescaled(sums.out, size)), traced(final, state.steps))
 
+    def _by_kernels(
+        self, p: Problem, directions: Tensor, frame: Frame, initial_state: FeatureState | None
+    ) -> Computed | None:
+        """The same answer where the device has kernels and they fit the problem."""
+        if not _suits(p, frame, initial_state):
+            return None
+        from avow.kernels import problems
+
+        lengths = problems.radii(p)
+        start = None if initial_state is None else initial_state.sums
+        found = problems.feature_means(p, directions, frame, start, lengths)
+        if found is None:
+            return None
+        state = FeatureState(directions, frame, found.state, None)
+        return Computed(found.out, Trace(directions, frame, *lengths, state, found.state.steps, found.rounding))
+
+    def step(self, problem: Problem, state: FeatureState) -> Tensor | None:
+        """The answer to one more token, which the state takes in, in place; None where no kernel does that."""
+        if not _suits(problem, state.frame, state):
+            return None
+        from avow.kernels import problems
+
+        return problems.feature_step(problem, state.directions, state.frame, state.sums)
+
     def promise(self, problem: Problem, norms: Norms, computed: Computed, confidence: float) -> Promise:
         p, trace = own_keys(problem), computed.trace
         radius_q, radius_k, shift = _radii(p, trace.frame, trace.query_radius, trace.key_radius, norms)
@@ -183,19 +213,25 @@ class RandomFeatures(Method):
 
         Every term is positive, so a wrong exponent moves weights and never changes their sign.
         """
-        wide, kept = trace.frame.key_shift.dtype, p.q.dtype
-        products = rounding.products(wide, p.q.device.type)
+        wide, kept, kernel = trace.frame.key_shift.dtype, p.q.dtype, trace.kernel
+        products = rounding.products(wide, p.q.device.type) if kernel is None else kernel.products
         u, s, m, d = products.u, p.k.shape[-2], self.features, p.q.shape[-1]
         radius = radius_q + radius_k
-        logs = (products.dot(d + 16) + 8 * u) * (longest * radius + radius.square() + shift)
+        # Calm logs leave a row's normaliser no smaller than this beside its unit, and what falls below the smallest
+        # number is small beside that.
+        least, apart = math.exp(-2 * _CALM[wide]), 0.0
+        span = longest
+        if kernel is not None:
+            least = kernel_rounding.least(m, longest, float(radius_k.amax()))
+            span, apart = longest + kernel_rounding.lift(m), kernel.apart
+        logs = (products.dot(d + 16) + 8 * u) * (span * radius + radius.square() + shift)
         if p.bias is not None:
             logs = logs + 4 * u * float(p.bias.abs().amax())
         exponent = 4 * u * rounding.underflow_log(wide) + 3 * rounding.EXP_ULPS * u
+        if kernel is not None:
+            logs = logs + (kernel.pieces * longest + kernel.floor * math.sqrt(d)) * radius + kernel.shared / 2
         moved = rounding.perturbed(2 * (logs + exponent))
-        # Calm logs leave a row's normaliser no smaller than this beside its unit, and what falls below the smallest
-        # number is small beside that.
-        least = math.exp(-2 * _CALM[wide])
-        sums = 4 * products.dot(scan.depth(s, trace.steps) + m + 1) + 16 * s * m * rounding.tiny(wide) / least
+        sums = 4 * products.dot(scan.depth(s, trace.steps) + m + 1) + 16 * s * m * rounding.tiny(wide) / least + apart
         lost = flushed(p, norms, s * m / least, wide)
         final = rounding.unit(kept) if kept != wide else 0.0
         return moved * (1 + final), sums * (1 + final) + 4 * final + lost
@@ -250,6 +286,15 @@ class RandomFeatures(Method):
             return feature_maps.plain_frame(p.k, wide)
         seen = p.allowed if p.mask_kind == "keys" else None
         return feature_maps.centred_frame(grouped(p.q, p.k.shape[1]), p.k, seen, wide)
+
+
+def _suits(p: Problem, frame: Frame, initial_state: FeatureState | None) -> bool:
+    """Whether kernels are worth asking: nothing here waits for the device, or loads them."""
+    if torch.compiler.is_compiling() or not p.causal or frame.key_shift.dtype != torch.float32:
+        return False
+    from avow.kernels import presence
+
+    return (initial_state is None or initial_state.size is None) and presence.at_hand(p.q.device)
 
 
 def _in_one_unit(state: FeatureState, values: Tensor, size: Tensor | None) -> tuple[scan.State, Tensor, Tensor | None]:

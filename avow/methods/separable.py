@@ -14,14 +14,14 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import ClassVar, NamedTuple
 
 import torch
 from torch import Tensor
 
 from avow.contract import Computed, Cost, Method, Norms, Problem, Promise, Prospect, Sizes
 from avow.errors import ParameterError
-from avow.maths import rounding, scan
+from avow.maths import kernel_rounding, rounding, scan
 from avow.maths.heads import (
     finished,
     flushed,
@@ -35,8 +35,16 @@ from avow.maths.heads import (
     scaled_values,
     settled,
 )
+from avow.maths.kernel_rounding import KernelRounding
 from avow.maths.masks import at_rows, row_tiles, visible
 from avow.params import between, param
+
+
+class Trace(NamedTuple):
+    """In how many steps sums were taken, and how kernels rounded where they took them."""
+
+    steps: int
+    kernel: KernelRounding | None = None
 
 
 @dataclass(frozen=True)
@@ -53,7 +61,10 @@ class Separable(Method):
         p = own_keys(self._checked(problem))
         wide = linear_type(p)
         if p.mask_kind == "full":
-            return Computed(finished(p, self._by_definition(p, wide)), p.k.shape[-2])  # one sum, in any order
+            return Computed(finished(p, self._by_definition(p, wide)), Trace(p.k.shape[-2]))  # one sum, in any order
+        fast = self._by_kernels(p, wide)
+        if fast is not None:
+            return fast
         values, size = scaled_values(p, wide)
         added, seen = key_log(p, wide), key_seen(p)
 
@@ -78,7 +89,32 @@ class Separable(Method):
             state = scan.absorb(keys_of, values, features)
             columns = state._replace(sums=state.sums / state.total.clamp(min=_least(wide)))
             sums = scan.collect(mixture, p.q.shape[1], queries, columns, normalise=False)
-        return Computed(finished(p, rescaled(sums.out, size)), state.steps)
+        return Computed(finished(p, rescaled(sums.out, size)), Trace(state.steps))
+
+    def _by_kernels(self, p: Problem, wide: torch.dtype) -> Computed | None:
+        """The same answer where the device has kernels and they fit the problem."""
+        if torch.compiler.is_compiling() or wide != torch.float32:
+            return None
+        from avow.kernels import presence
+
+        if not presence.at_hand(p.q.device):
+            return None
+        from avow.kernels import problems
+
+        found = problems.column_means(p, self.temperature)
+        return None if found is None else Computed(found.out, Trace(found.rounding.steps, found.rounding))
+
+    def step(self, q: Tensor, k: Tensor, v: Tensor, state: scan.State) -> Tensor | None:
+        """The answer to one more token, which the state takes in, in place; None where no kernel does that."""
+        if torch.compiler.is_compiling():
+            return None
+        from avow.kernels import presence
+
+        if not presence.at_hand(q.device):
+            return None
+        from avow.kernels import problems
+
+        return problems.column_step(q, k, v, state, self.temperature)
 
     def _cooled(self, x: Tensor) -> Tensor:
         """x over the temperature, a fresh tensor; what leaves the type stops at its end, and the bound says so."""
@@ -87,21 +123,26 @@ class Separable(Method):
 
     def promise(self, problem: Problem, norms: Norms, computed: Computed, confidence: float) -> Promise:
         p = own_keys(self._checked(problem))
-        wide, kept = linear_type(p), p.q.dtype
-        products = rounding.products(wide, p.q.device.type)
+        wide, kept, trace = linear_type(p), p.q.dtype, computed.trace
+        kernel = trace.kernel
+        products = rounding.products(wide, p.q.device.type) if kernel is None else kernel.products
         u, s, d = products.u, p.k.shape[-2], p.q.shape[-1]
         # Every weight is a product of positive numbers, so relative errors add up: two exponentials, their
         # arguments (divided, biased, shifted; what lies beyond underflow has no weight), then the sums.
         argument = 4 * u * rounding.underflow_log(wide)
-        if p.bias is not None or self.temperature != 1:
-            # Dividing and biasing round numbers as large as the inputs, before what they share is subtracted.
+        if p.bias is not None or self.temperature != 1 or kernel is not None:
+            # Dividing and biasing round numbers as large as the inputs, before what they share is subtracted; and so
+            # do logarithms to base 2.
             bias = 0.0 if p.bias is None else float(p.bias.abs().amax())
             argument += 4 * u * (max(norms.most[:2]) / self.temperature + bias)
-        moved = 2 * math.tanh(argument + rounding.EXP_ULPS * u)
-        depth = scan.depth(s, computed.trace) + 2 * d
-        relative = moved + 4 * products.dot(depth) + 8 * s * d * rounding.tiny(wide)
+        shared, apart, least = 0.0, 0.0, 1.0
+        if kernel is not None:
+            shared, apart, least = kernel.shared, kernel.apart, kernel_rounding.THIN if p.causal else 1.0
+        moved = 2 * math.tanh(argument + rounding.EXP_ULPS * u + shared / 2)
+        depth = scan.depth(s, trace.steps) + 2 * d
+        relative = moved + 4 * products.dot(depth) + 8 * s * d * rounding.tiny(wide) / least + apart
         final = rounding.unit(kept) if kept != wide else 0.0
-        rows = relative * (1 + final) + final + flushed(p, norms, s * d, wide)
+        rows = relative * (1 + final) + final + flushed(p, norms, s * d / least, wide)
         return Promise("deterministic", settled(p, rows * rounding.OUTWARD), assumptions=("exp is right to 64 ulp",))
 
     def cost(self, sizes: Sizes) -> Cost:

@@ -1,0 +1,196 @@
+"""Problems that linear attention's kernels can answer, as methods ask them; None where the plain path must."""
+
+from __future__ import annotations
+
+import math
+from typing import Any, NamedTuple
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from avow.contract import Problem
+from avow.errors import NotDifferentiable
+from avow.kernels import feature_attention as features
+from avow.kernels import linear_step
+from avow.kernels import separable_attention as columns
+from avow.maths import kernel_rounding, scan
+from avow.maths.features import Frame
+from avow.maths.kernel_rounding import KernelRounding
+
+_TYPES = (torch.bfloat16, torch.float16, torch.float32)
+_WIDEST_KEY, _WIDEST_VALUE, _MOST_FEATURES = 256, 512, 512
+# Gradients of causal separable attention have one reference for all keys of a feature.
+_STEEP_GRADIENT = 20.0
+_STEP_REACH = 60.0
+
+
+class Means(NamedTuple):
+    """An answer, the state after the last key, and how both were rounded."""
+
+    out: Float[Tensor, "b h n e"]
+    state: scan.State
+    rounding: KernelRounding
+
+
+class Radii(NamedTuple):
+    """Lengths of queries and of the longest keys over the root of the scale."""
+
+    queries: Float[Tensor, "b h n"]
+    keys: Float[Tensor, "b g 1"]
+
+
+def shaped(p: Problem) -> bool:
+    """Whether a problem has a shape, a type and a mask that kernels know."""
+    (_, h, n, d), (g, s), e = p.q.shape, p.k.shape[1:3], p.v.shape[3]
+    paired = n == s or not p.causal
+    fits = d <= _WIDEST_KEY and e <= _WIDEST_VALUE and h % max(g, 1) == 0 and paired and p.mask_kind == "none"
+    return fits and p.q.dtype in _TYPES and min(p.q.numel(), p.k.numel(), p.v.numel()) > 0
+
+
+def radii(p: Problem) -> Radii:
+    """From the norms of the problem where they are known, or by one more reading of q and k."""
+    root = math.sqrt(abs(p.scale))
+    q, k = (p.norms.q, p.norms.k) if p.norms is not None else (_lengths(p.q), _lengths(p.k))
+    return Radii(q * root, (k * root).amax(-1, keepdim=True))
+
+
+def _lengths(x: Tensor) -> Tensor:
+    return torch.linalg.vector_norm(x.detach(), dim=-1, dtype=torch.float32)
+
+
+def _value_ends(p: Problem) -> tuple[Tensor, Tensor]:
+    """The least and the most of the longest values of each head."""
+    longest = (_lengths(p.v) if p.norms is None else p.norms.v).amax(-1)
+    return longest.amin(), longest.amax()
+
+
+def _comfortable(least: float, most: float) -> bool:
+    low, high = kernel_rounding.COMFORT
+    return least >= low and most <= high
+
+
+def _moved(frame: Frame) -> Tensor:
+    """Zero for the frame that changes nothing, which is all that kernels know."""
+    return torch.stack([frame.query_shift.abs(), frame.key_shift.abs(), (frame.balance - 1).abs()]).amax()
+
+
+def feature_means(
+    p: Problem, directions: Float[Tensor, "m d"], frame: Frame, start: scan.State | None, lengths: Radii
+) -> Means | None:
+    """Causal random features, where logs stay in float32's range and older sums share one reference."""
+    m = directions.shape[0]
+    if m > _MOST_FEATURES or not shaped(p) or (start is not None and not _readable(start)):
+        return None
+    longest = torch.linalg.vector_norm(directions, dim=-1).amax()
+    numbers = [longest, lengths.queries.amax(), lengths.keys.amax(), *_value_ends(p)]
+    if start is not None:
+        top = start.top.masked_fill(start.top == -math.inf, 0.0)  # sums that have read nothing have no reference
+        numbers += [top.amin(), top.amax(), _moved(frame)]
+    # One wait for the device, whatever is asked.
+    reach, radius_q, radius_k, least, most, *rest = torch.stack([x.double() for x in numbers]).tolist()
+    if not (kernel_rounding.reaches(m, reach, radius_q, radius_k) and _comfortable(least, most)):
+        return None
+    if rest and not (kernel_rounding.top_reaches(rest[0], rest[1]) and rest[2] == 0):
+        return None
+    begin = None
+    if start is not None:
+        begin = features.FeatureSums(start.sums, start.total.squeeze(-1), start.top[..., 0, 0])
+    found = features.feature_attention(p.q, p.k, p.v, directions, p.scale, begin)
+    if not bool(torch.isfinite(found.log_normaliser).all()):
+        return None
+    steps = features.steps(p.q, m, p.v.shape[3])
+    sums, total = (_told(p, x) for x in (found.last.sums, found.last.total.unsqueeze(-1)))
+    steps += 0 if start is None else start.steps
+    state = scan.State(found.last.top[..., None, None], sums, total, steps)
+    return Means(found.out, state, kernel_rounding.of_features(p.q.dtype, state.steps))
+
+
+def column_means(p: Problem, temperature: float) -> Means | None:
+    """Separable attention, where softmaxes are not too steep for logarithms to base 2."""
+    if not shaped(p) or not 1e-6 <= temperature <= 1e6:
+        return None
+    ends = _value_ends(p)
+    largest = torch.maximum(p.q.detach().abs().amax(), p.k.detach().abs().amax())
+    steepest, least, most = torch.stack([x.double() for x in (largest, *ends)]).tolist()
+    followed = torch.is_grad_enabled() and any(x.requires_grad for x in (p.q, p.k, p.v))
+    limit = _STEEP_GRADIENT if followed and p.causal else kernel_rounding.STEEP
+    if not (steepest <= limit * temperature and _comfortable(least, most)):
+        return None
+    found = columns.separable_attention(p.q, p.k, p.v, p.causal, temperature)
+    if bool(found.lost):
+        return None
+    steps = columns.steps(p.q, p.k, p.v.shape[3], p.causal)
+    sums, total = (_told(p, x) for x in (found.last.sums, found.last.total.unsqueeze(-1)))
+    state = scan.State(found.last.top.unsqueeze(-2), sums, total, steps)
+    return Means(found.out, state, kernel_rounding.of_columns(p.q.dtype, steps))
+
+
+def _readable(state: scan.State) -> bool:
+    """Whether a kernel can read on from a state: one reference, float32, and no gradient asked of it."""
+    single = state.top.shape[-1] == 1 and state.sums.dtype == torch.float32
+    return single and not any(x.requires_grad for x in (state.top, state.sums, state.total))
+
+
+def _single(q: Tensor, k: Tensor, v: Tensor, state: scan.State) -> bool:
+    """Whether one token can be answered by changing a state in place."""
+    followed = torch.is_grad_enabled() and any(x.requires_grad for x in (q, k, v, *state[:3]))
+    whole = all(x.is_contiguous() and x.dtype == torch.float32 for x in state[:3])
+    return q.shape[2] == k.shape[2] == 1 and q.dtype in _TYPES and whole and not followed
+
+
+def feature_step(
+    p: Problem, directions: Float[Tensor, "m d"], frame: Frame, state: scan.State
+) -> Float[Tensor, "b h 1 e"] | None:
+    """One token more of causal random features; the state takes it in, in place."""
+    if not shaped(p) or not _single(p.q, p.k, p.v, state) or not _readable(state):
+        return None
+    numbers = [torch.linalg.vector_norm(directions, dim=-1), *radii(p), _moved(frame)]
+    ends = torch.stack([*(x.amax().double() for x in numbers), *(x.double() for x in _value_ends(p))]).tolist()
+    reach, radius_q, radius_k, moved, least, most = ends
+    # A step is relative to the largest feature of a key, and a row to its own: both ends must be in float32.
+    near = 2 * reach * max(radius_q, radius_k) <= _STEP_REACH
+    if not near or not kernel_rounding.reaches(directions.shape[0], reach, radius_q, radius_k):
+        return None
+    if moved != 0 or not _comfortable(least, most):
+        return None
+    sums = features.FeatureSums(state.sums, state.total.squeeze(-1), state.top[..., 0, 0])
+    q, k, v = (x.squeeze(2) for x in (p.q, p.k, p.v))
+    return linear_step.feature_step(q, k, v, directions.float(), sums, p.scale).unsqueeze(2)
+
+
+def column_step(
+    q: Float[Tensor, "b h 1 d"],
+    k: Float[Tensor, "b g 1 d"],
+    v: Float[Tensor, "b g 1 e"],
+    state: scan.State,
+    temperature: float,
+) -> Float[Tensor, "b h 1 e"] | None:
+    """One token more of separable attention; the state takes it in, in place."""
+    if not _single(q, k, v, state) or q.shape[3] > _WIDEST_KEY:
+        return None
+    sums = columns.ColumnSums(state.sums, state.total.squeeze(-1), state.top.squeeze(-2))
+    q, k, v = (x.squeeze(2) for x in (q, k, v))
+    return linear_step.separable_step(q, k, v, sums, temperature).unsqueeze(2)
+
+
+class _Untold(torch.autograd.Function):
+    """The same tensor; whoever asks for its gradient is told that there is none."""
+
+    @staticmethod
+    def forward(ctx: Any, state: Tensor, *inputs: Tensor) -> Tensor:
+        return state.view_as(state)
+
+    @staticmethod
+    def backward(ctx: Any, *gradient: Tensor) -> Any:
+        rule = "has no gradient when kernels made it"
+        remedy = "pass the whole sequence at once, or detach the state before reading on from it"
+        raise NotDifferentiable("state", "sums over keys", rule, remedy)
+
+
+def _told(p: Problem, state: Tensor) -> Tensor:
+    inputs = [x for x in (p.q, p.k, p.v) if x.requires_grad]
+    if not inputs or not torch.is_grad_enabled():
+        return state
+    found: Tensor = _Untold.apply(state, *inputs)
+    return found

@@ -1,0 +1,313 @@
+"""Methods that kernels answer for: the same results, and certificates that hold for the kernels' own rounding."""
+
+from __future__ import annotations
+
+import math
+import warnings
+from collections.abc import Iterator
+from itertools import islice
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+import avow
+from avow.attend import measure_norms
+from avow.contract import Computed, Problem
+from avow.errors import NotDifferentiable
+from avow.kernels import presence
+from avow.kernels.interpreted import interpret
+
+interpret()
+
+from triton.runtime import interpreter  # noqa: E402
+
+from avow.kernels import causal_scan, problems  # noqa: E402
+from avow.maths import kernel_rounding, scan  # noqa: E402
+from avow.methods import random_features  # noqa: E402
+from avow.methods.random_features import RandomFeatures  # noqa: E402
+from avow.methods.separable import Separable  # noqa: E402
+
+KINDS = [torch.bfloat16, torch.float16, torch.float32]
+at_kinds = pytest.mark.parametrize("kind", KINDS, ids=str)
+
+
+def cut_short(x: Any) -> Any:
+    """A block of float32 as tensor cores read it where TF32 is asked for: without its last thirteen bits."""
+    if x.data.dtype != np.float32:
+        return x
+    bits = np.ascontiguousarray(x.data).view(np.uint32) & np.uint32(0xFFFFE000)
+    return interpreter.TensorHandle(bits.view(np.float32), x.dtype)
+
+
+@pytest.fixture(autouse=True)
+def fitted(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """This device has kernels, in short parts, whose TF32 products are as coarse as a GPU's."""
+    monkeypatch.setattr(presence, "at_hand", lambda device: True)
+    monkeypatch.setattr(causal_scan, "_WHOLE", 16)
+    dot = interpreter.InterpreterBuilder.create_dot
+
+    def coarse(self: Any, a: Any, b: Any, d: Any, precision: Any, most: Any) -> Any:
+        if precision == interpreter._ir.INPUT_PRECISION.TF32:
+            a, b = cut_short(a), cut_short(b)
+        return dot(self, a, b, d, precision, most)
+
+    monkeypatch.setattr(interpreter.InterpreterBuilder, "create_dot", coarse)
+    with np.errstate(all="ignore"), warnings.catch_warnings(action="ignore", category=RuntimeWarning):
+        yield
+
+
+def drawn(kind: torch.dtype, h: int, g: int, n: int, d: int, e: int, size: float = 1.0) -> tuple[Tensor, ...]:
+    shapes = ((1, h, n, d), (1, g, n, d), (1, g, n, e))
+    q, k, v = (torch.randn(shape) for shape in shapes)
+    return (size * q).to(kind), (size * k).to(kind), v.to(kind)
+
+
+def hostile(kind: torch.dtype) -> Iterator[tuple[str, tuple[Tensor, ...]]]:
+    """Inputs that kernels take, each bad for a sum of its own."""
+    yield "grouped heads, odd sizes", drawn(kind, 2, 1, 43, 20, 17)
+    yield "one key", drawn(kind, 1, 1, 1, 16, 16)
+    yield "tiny", drawn(kind, 1, 1, 20, 16, 16, 1e-4)
+    q, k, v = drawn(kind, 1, 1, 36, 16, 16)
+    k[:, :, 17] *= 2
+    yield "a loud key in the middle", (q, k, v)
+    q, k, v = drawn(kind, 1, 1, 36, 16, 16)
+    # What is rounded the same way many times does not average out.
+    yield "one key many times, one value", (q[:, :, :1].expand_as(q), k[:, :, :1].expand_as(k), torch.ones_like(v))
+    q, k, v = drawn(kind, 1, 1, 36, 16, 16)
+    yield (
+        "values that cancel",
+        (q, k[:, :, :1].expand_as(k), v * torch.tensor([1.0, -1.0]).to(kind).repeat(18)[:, None]),
+    )
+    q, k, v = drawn(kind, 1, 1, 30, 16, 16)
+    # A row of small values under a head of large ones.
+    yield "large values come late", (q, k, v * torch.logspace(-2, 3, 30)[:, None].to(kind))
+
+
+def estimate(p: Problem, directions: Tensor) -> Tensor:
+    """What these very directions give in float64, pair by pair."""
+    siblings = p.q.shape[1] // p.k.shape[1]
+    q, k, v = p.q.double(), *(x.double().repeat_interleave(siblings, 1) for x in (p.k, p.v))
+    root = math.sqrt(abs(p.scale))
+    keys = k * root @ directions.mT - 0.5 * abs(p.scale) * k.square().sum(-1, keepdim=True)
+    rows = q * math.copysign(root, p.scale) @ directions.mT
+    log = torch.logsumexp(rows.unsqueeze(-2) + keys.unsqueeze(-3), -1)
+    n = q.shape[2]
+    return torch.softmax(log.masked_fill(~torch.ones(n, n, dtype=torch.bool).tril(), -math.inf), -1) @ v
+
+
+def apart(p: Problem, out: Tensor, truth: Tensor) -> Tensor:
+    """Errors of rows in lengths of the largest value they see."""
+    lengths = torch.linalg.vector_norm(p.v.double(), dim=-1)
+    seen = lengths.cummax(-1).values if p.causal else lengths.amax(-1, keepdim=True).expand(-1, -1, p.q.shape[2])
+    seen = seen.repeat_interleave(p.q.shape[1] // p.k.shape[1], 1)
+    return torch.linalg.vector_norm(out.double() - truth, dim=-1) / seen
+
+
+def rounded(method: RandomFeatures, p: Problem, computed: Computed) -> Tensor:
+    """The part of a certificate that is about arithmetic, row by row; that about chance would hide it."""
+    trace, norms = computed.trace, measure_norms(p)
+    radii = random_features._radii(p, trace.frame, trace.query_radius, trace.key_radius, norms)
+    longest = float(torch.linalg.vector_norm(trace.directions, dim=-1).amax())
+    moved, rest = method._rounding(p, norms, *radii, longest, trace)
+    return (moved + rest).expand(p.q.shape[:3])
+
+
+@at_kinds
+def test_features_are_rounded_by_less_than_the_certificate_says(kind: torch.dtype) -> None:
+    for name, (q, k, v) in hostile(kind):
+        p = Problem.of(q, k, v, causal=True, enable_gqa=q.shape[1] != k.shape[1])
+        method = RandomFeatures(40)
+        computed = method.compute(p)
+        assert computed.trace.kernel is not None, name
+        bound = rounded(method, p, computed)
+        errors = apart(p, computed.out, estimate(p, computed.trace.directions))
+        assert bool((errors <= bound).all()), f"{name}: {float((errors / bound).max())} of its bound"
+        assert float(bound.max()) < 0.1, name
+        # The same judge sees a kernel that lost the last bits of its directions.
+        short = estimate(p, computed.trace.directions.to(torch.float8_e4m3fn).double())
+        if name == "grouped heads, odd sizes" and kind == torch.float32:
+            assert bool((apart(p, short.to(kind), estimate(p, computed.trace.directions)) > bound).any())
+
+
+@pytest.mark.parametrize("scale", [-0.3, 0.0, 1.0])
+def test_any_scale_is_the_same_estimate(scale: float) -> None:
+    q, k, v = drawn(torch.float32, 1, 1, 24, 16, 16, 0.5)
+    p = Problem.of(q, k, v, causal=True, scale=scale)
+    computed = RandomFeatures(40).compute(p)
+    assert computed.trace.kernel is not None
+    torch.testing.assert_close(computed.out.double(), estimate(p, computed.trace.directions), rtol=1e-4, atol=1e-5)
+
+
+@at_kinds
+def test_attend_keeps_its_certificate_with_kernels(kind: torch.dtype) -> None:
+    for name, (q, k, v) in islice(hostile(kind), 0, None, 3):
+        shared = q.shape[1] != k.shape[1]
+        for method, settings, causals in (
+            ("random_features", {"features": 40}, (True,)),
+            ("separable", {}, (True, False)),
+        ):
+            for causal in causals:
+                p = Problem.of(q, k, v, causal=causal, enable_gqa=shared)
+                out, cert = avow.attend(q, k, v, method=method, causal=causal, enable_gqa=shared, **settings)
+                truth = (RandomFeatures() if method == "random_features" else Separable()).reference(p)
+                errors = apart(p, out, truth)
+                assert bool((errors <= cert.rows).all()), f"{name}, {method}"
+
+
+@at_kinds
+@pytest.mark.parametrize(("causal", "temperature"), [(True, 1.0), (False, 0.3)])
+def test_separable_attention_is_certified_by_how_its_kernels_round(
+    kind: torch.dtype, causal: bool, temperature: float
+) -> None:
+    method = Separable(temperature)
+    for name, (q, k, v) in hostile(kind):
+        p = Problem.of(q, k, v, causal=causal, enable_gqa=q.shape[1] != k.shape[1])
+        computed = method.compute(p)
+        assert computed.trace.kernel is not None, name
+        promise = method.promise(p, measure_norms(p), computed, 1.0)
+        errors = apart(p, computed.out, method.reference(p))
+        assert bool((errors <= promise.rows).all()), name
+        assert float(promise.rows.max()) < 0.05, name
+
+
+def test_steep_and_loud_inputs_keep_their_certificates_without_kernels() -> None:
+    steep = torch.sort(torch.randn(1, 1, 60, 16), 2).values * 200
+    q, k, v = drawn(torch.float32, 1, 1, 60, 16, 16)
+    cases: list[tuple[Any, tuple[Tensor, ...]]] = [
+        (Separable(), (q, steep, v)),
+        (Separable(), (1e6 * q, k, v)),
+        (Separable(), (q, k, 1e12 * v)),
+        (Separable(), (q, k, 1e-20 * v)),
+        (RandomFeatures(40), (20 * q, k, v)),
+        (RandomFeatures(40), (q, 20 * k, v)),
+        (RandomFeatures(40), (q, k, 1e12 * v)),
+        (RandomFeatures(600), (q, k, v)),
+    ]
+    for method, inputs in cases:
+        p = Problem.of(*inputs, causal=True)
+        computed = method.compute(p)
+        assert computed.trace.kernel is None
+        if isinstance(method, Separable):
+            bound = method.promise(p, measure_norms(p), computed, 1.0).rows
+            assert bool((apart(p, computed.out, method.reference(p)) <= bound).all())
+
+
+def test_masks_frames_and_other_lengths_are_left_to_the_plain_path() -> None:
+    q, k, v = drawn(torch.float32, 1, 1, 40, 16, 16)
+    for method in (RandomFeatures(40), Separable()):
+        for p in (
+            Problem.of(q, k, v, causal=True, mask=torch.rand(40) > 0.3),
+            Problem.of(q[:, :, :30], k, v, causal=True),
+            Problem.of(q.double(), k.double(), v.double(), causal=True),
+        ):
+            assert method.compute(p).trace.kernel is None
+    # Over all keys, features are centred first, and the kernels know no frame but the plain one.
+    assert RandomFeatures(40).compute(Problem.of(q, k, v)).trace.kernel is None
+
+
+def test_a_normaliser_that_left_float32_leaves_the_answer_to_the_plain_path(monkeypatch: pytest.MonkeyPatch) -> None:
+    q, k, v = drawn(torch.float32, 1, 1, 40, 16, 16)
+    p = Problem.of(q, k, v, causal=True)
+    plain = problems.features.feature_attention
+
+    def broken(*arguments: Any) -> Any:
+        found = plain(*arguments)
+        return found._replace(log_normaliser=found.log_normaliser.clone().fill_(math.inf), out=found.out * math.nan)
+
+    monkeypatch.setattr(problems.features, "feature_attention", broken)
+    computed = RandomFeatures(40).compute(p)
+    assert computed.trace.kernel is None
+    assert bool(torch.isfinite(computed.out).all())
+
+
+def gradients(method: Any, inputs: tuple[Tensor, ...], seed: Tensor) -> list[Tensor]:
+    leaves = [x.detach().requires_grad_() for x in inputs]
+    p = Problem.of(*leaves, causal=True, enable_gqa=leaves[0].shape[1] != leaves[1].shape[1])
+    out = method.compute(p, torch.Generator().manual_seed(1)).out
+    return list(torch.autograd.grad(out, leaves, seed.to(out.dtype)))
+
+
+@at_kinds
+@pytest.mark.parametrize("method", [RandomFeatures(40), Separable(0.5)], ids=lambda m: m.name)
+def test_gradients_are_those_of_float64(method: Any, kind: torch.dtype) -> None:
+    inputs = drawn(kind, 2, 1, 40, 16, 16, 0.7)
+    seed = torch.randn(1, 2, 40, 16).to(kind)
+    truth = gradients(method, tuple(x.double() for x in inputs), seed.double())
+    entry = {torch.bfloat16: 2.0**-7, torch.float16: 2.0**-9, torch.float32: 2.0**-19}[kind]
+    for name, found, true in zip("qkv", gradients(method, inputs, seed), truth, strict=True):
+        off = float(torch.linalg.vector_norm(found.double() - true) / torch.linalg.vector_norm(true))
+        assert off <= entry, f"d{name} is {off:.3g} off"
+
+
+def test_a_state_goes_from_kernels_to_the_plain_path_and_back() -> None:
+    q, k, v = drawn(torch.bfloat16, 2, 1, 60, 16, 16, 0.5)
+    method, parts = RandomFeatures(40), (slice(0, 20), slice(20, 25), slice(25, 60))
+    whole = method.compute(Problem.of(q, k, v, causal=True, enable_gqa=True), torch.Generator().manual_seed(2))
+    for plain in ((), (0,), (1, 2)):
+        state, outs = None, []
+        for i, part in enumerate(parts):
+            p = Problem.of(q[:, :, part], k[:, :, part], v[:, :, part], causal=True, enable_gqa=True)
+            with pytest.MonkeyPatch.context() as patch:
+                patch.setattr(presence, "at_hand", lambda device, plain=i in plain: not plain)
+                computed = method.compute(p, torch.Generator().manual_seed(2), state)
+            assert (computed.trace.kernel is None) == (i in plain)
+            state = computed.trace.final_state
+            outs.append(computed.out)
+        torch.testing.assert_close(torch.cat(outs, 2), whole.out, rtol=2e-2, atol=1e-2)
+
+
+def test_a_gradient_of_a_state_is_refused_and_one_beside_it_is_not() -> None:
+    q, k, v = (x.requires_grad_() for x in drawn(torch.float32, 1, 1, 30, 16, 16, 0.5))
+    computed = RandomFeatures(40).compute(Problem.of(q, k, v, causal=True))
+    computed.out.sum().backward()  # type: ignore[no-untyped-call]
+    assert k.grad is not None
+    with pytest.raises(NotDifferentiable, match="state=sums over keys has no gradient when kernels made it; pass the"):
+        computed.trace.final_state.sums.sums.sum().backward()
+
+
+def test_steps_change_the_state_in_place_and_answer_as_the_plain_path_does() -> None:
+    q, k, v = drawn(torch.float32, 2, 1, 6, 16, 20, 0.5)
+    whole = Separable(0.5).compute(Problem.of(q, k, v, causal=True, enable_gqa=True)).out
+    state = scan.nothing(v, 16, 16)
+    for i in range(6):
+        one = slice(i, i + 1)
+        out = Separable(0.5).step(q[:, :, one], k[:, :, one], v[:, :, one], state)
+        assert out is not None
+        torch.testing.assert_close(out, whole[:, :, one], rtol=1e-4, atol=1e-5)
+    assert float(state.total.min()) >= 1
+    method = RandomFeatures(40)
+    read = method.compute(Problem.of(q, k, v, causal=True, enable_gqa=True), torch.Generator().manual_seed(3))
+    begin = scan.nothing(v, 40, 1)
+    memory = random_features.FeatureState(read.trace.directions, read.trace.frame, begin, None)
+    for i in range(6):
+        one = slice(i, i + 1)
+        p = Problem.of(q[:, :, one], k[:, :, one], v[:, :, one], causal=True, enable_gqa=True)
+        out = method.step(p, memory)
+        assert out is not None
+        torch.testing.assert_close(out, read.out[:, :, one], rtol=1e-4, atol=1e-5)
+    # What is too loud for one reference is not taken in at all.
+    before = begin.sums.clone()
+    assert method.step(Problem.of(30 * p.q, p.k, p.v, causal=True, enable_gqa=True), memory) is None
+    assert torch.equal(begin.sums, before)
+
+
+def test_a_gpu_without_kernels_says_why_and_answers(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.undo()
+    presence.at_hand.cache_clear()
+    assert not presence.at_hand(torch.device("cpu"))
+    monkeypatch.setattr(presence, "absent", lambda device: "Triton is not installed")
+    with pytest.warns(RuntimeWarning, match="linear attention runs without its kernels: Triton is not installed"):
+        assert not presence.at_hand(torch.device("cuda"))
+    presence.at_hand.cache_clear()
+    q, k, v = drawn(torch.float32, 1, 1, 20, 16, 16)
+    assert Separable().compute(Problem.of(q, k, v)).trace.kernel is None
+
+
+def test_nan_lengths_reach_nothing() -> None:
+    assert kernel_rounding.reaches(64, 8.0, 1.0, 1.0)
+    for bad in (math.nan, math.inf):
+        assert not kernel_rounding.reaches(64, 8.0, bad, 1.0)
+        assert not kernel_rounding.reaches(64, 8.0, 1.0, bad)

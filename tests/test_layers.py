@@ -77,7 +77,8 @@ TABLE = (
     Layer(names("lab"), PAGES | names("fastapi starlette pydantic"), names("uvicorn plotly latex2mathml")),
     # Measures modules and, each by itself, the kernels below them. Beside the commands and not in benchmarks/, so that
     # whoever installs avow can run it; nothing but a command loads it.
-    Layer(names("bench"), HOSTS | TENSORS | names("avow.bench"), names("avow.kernels")),
+    # Peers are loaded where they are installed.
+    Layer(names("bench"), HOSTS | TENSORS | names("avow.bench"), names("avow.kernels fla performer_pytorch")),
     # A formula that someone types is read into SymPy's terms, as constructions take it.
     Layer(names("cli __main__"), PAGES | names("torch typer rich"), names("avow.bench safetensors sympy")),
 )

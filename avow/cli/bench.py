@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import torch
 import typer
@@ -52,11 +52,71 @@ def decode(
         stored(heads)  # a folder that cannot be used is named before anything runs
     with progress(count(sizes, heads)) as tell:
         results = kernels.run(place, sizes, heads, tell) if place == "cuda" else cached.run(sizes, heads, tell)
+    _say(machine(place), results, as_json)
+
+
+@app.command()
+def linear(
+    device: Annotated[str, typer.Option(help="auto, cpu or cuda.")] = "auto",
+    only: Annotated[
+        str | None, typer.Option(metavar="FAMILY", help="linear, all keys, random, separable or step; on a GPU.")
+    ] = None,
+    fuzz: Annotated[int, typer.Option(metavar="N", help="Check the kernels at N random shapes instead.")] = 0,
+    tune: Annotated[bool, typer.Option("--tune", help="Time other layouts of the plain scan instead.")] = False,
+    rehearse: Annotated[
+        bool, typer.Option("--rehearse", help="The GPU's tables on a CPU: kernels interpreted, tiny sizes.")
+    ] = False,
+    quick: Annotated[bool, typer.Option("--quick", help="Shorter sequences, a few rounds.")] = False,
+    as_json: AsJson = False,
+) -> None:
+    """Linear attention against exact attention and, on a GPU, installed peers: whole passes, gradients, single tokens.
+
+    On a GPU these are the kernels; what fails its check in this run gets no speed, and the command fails.
+    """
+    from avow.bench import linear as kernels
+    from avow.bench import linear_plain as plain
+    from avow.bench.machine import machine
+    from avow.report.progress import progress
+
+    if only is not None and only not in kernels.FAMILIES:
+        raise ParameterError("only", only, f"must be one of {', '.join(kernels.FAMILIES)}", "leave --only out")
+    if fuzz < 0:
+        raise ParameterError("fuzz", fuzz, "must be at least 0", "try --fuzz 200")
+    place = "cpu" if rehearse else _device(device)
+    if rehearse:
+        _rehearse()
+    if place == "cpu" and not rehearse:
+        if only is not None or fuzz or tune:
+            rule = "is for kernels, which need a GPU"
+            raise ParameterError("device", place, rule, "use a GPU, or --rehearse to interpret kernels at tiny sizes")
+        sizes = plain.QUICK if quick else plain.FULL
+        with progress(len(sizes.lengths) * len(plain.METHODS)) as tell:
+            return _say(machine(place), plain.run(sizes, tell), as_json)
+    chosen = kernels.REHEARSAL if rehearse else kernels.QUICK if quick else kernels.FULL
+    if fuzz:
+        return _say(machine(place), kernels.shapes(place, fuzz, rehearse), as_json)
+    if tune:
+        return _say(machine(place), kernels.layouts(place, chosen), as_json)
+    with progress(5) as tell:
+        results = kernels.run(place, chosen, only, tell, rehearse)
+    return _say(machine(place), results, as_json)
+
+
+def _rehearse() -> None:
+    if find_spec("triton") is None:
+        raise MissingPackage("triton", "missing", "is needed to interpret kernels", "pip install triton")
+    from avow.bench.rehearsal import interpreted
+
+    interpreted()
+
+
+def _say(where: str, results: list[Any], as_json: bool) -> None:
+    """The tables, and failure where an answer failed its check."""
     if as_json:
-        plain = {"machine": machine(place), "results": [result.plain() for result in results]}
+        plain = {"machine": where, "results": [result.plain() for result in results]}
         typer.echo(json.dumps(plain, indent=1, allow_nan=False))
     else:
-        typer.echo("\n\n".join([machine(place), *(result.text() for result in results)]))
+        typer.echo("\n\n".join([where, *(result.text() for result in results)]))
     if any(result.failures for result in results):
         raise typer.Exit(1)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from typing import NamedTuple
 
@@ -88,6 +89,7 @@ def positive(q: Tensor, k: Tensor, v: Tensor) -> Inputs:
     return q.abs() * q.shape[-1] ** -0.5 + 0.01, k.abs() * 0.1 + 0.01, v
 
 
+@functools.cache
 def directions(d: int, device: torch.device, features: int = FEATURES) -> Tensor:
     """The same directions for the same width, whoever asks."""
     return torch.randn(features, d, generator=torch.Generator().manual_seed(d)).to(device)

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 import avow
-from avow.attend import measure_norms
+from avow.certificates import measure_norms
 from avow.contract import Computed, Problem
 from avow.errors import NotDifferentiable
 from avow.kernels import presence
@@ -24,7 +24,7 @@ interpret()
 
 from triton.runtime import interpreter  # noqa: E402
 
-from avow.kernels import causal_scan, problems  # noqa: E402
+from avow.kernels import causal_scan, feature_attention  # noqa: E402
 from avow.maths import kernel_rounding, scan  # noqa: E402
 from avow.methods import random_features  # noqa: E402
 from avow.methods.random_features import RandomFeatures  # noqa: E402
@@ -145,6 +145,7 @@ def test_any_scale_is_the_same_estimate(scale: float) -> None:
 def test_attend_keeps_its_certificate_with_kernels(kind: torch.dtype) -> None:
     for name, (q, k, v) in islice(hostile(kind), 0, None, 3):
         shared = q.shape[1] != k.shape[1]
+        settings: dict[str, Any]
         for method, settings, causals in (
             ("random_features", {"features": 40}, (True,)),
             ("separable", {}, (True, False)),
@@ -211,13 +212,13 @@ def test_masks_frames_and_other_lengths_are_left_to_the_plain_path() -> None:
 def test_a_normaliser_that_left_float32_leaves_the_answer_to_the_plain_path(monkeypatch: pytest.MonkeyPatch) -> None:
     q, k, v = drawn(torch.float32, 1, 1, 40, 16, 16)
     p = Problem.of(q, k, v, causal=True)
-    plain = problems.features.feature_attention
+    plain = feature_attention.feature_attention
 
     def broken(*arguments: Any) -> Any:
         found = plain(*arguments)
         return found._replace(log_normaliser=found.log_normaliser.clone().fill_(math.inf), out=found.out * math.nan)
 
-    monkeypatch.setattr(problems.features, "feature_attention", broken)
+    monkeypatch.setattr(feature_attention, "feature_attention", broken)
     computed = RandomFeatures(40).compute(p)
     assert computed.trace.kernel is None
     assert bool(torch.isfinite(computed.out).all())
@@ -262,7 +263,7 @@ def test_a_state_goes_from_kernels_to_the_plain_path_and_back() -> None:
 def test_a_gradient_of_a_state_is_refused_and_one_beside_it_is_not() -> None:
     q, k, v = (x.requires_grad_() for x in drawn(torch.float32, 1, 1, 30, 16, 16, 0.5))
     computed = RandomFeatures(40).compute(Problem.of(q, k, v, causal=True))
-    computed.out.sum().backward()  # type: ignore[no-untyped-call]
+    computed.out.sum().backward()
     assert k.grad is not None
     with pytest.raises(NotDifferentiable, match="state=sums over keys has no gradient when kernels made it; pass the"):
         computed.trace.final_state.sums.sums.sum().backward()

@@ -16,9 +16,10 @@ from avow.kernels.interpreted import interpret
 
 interpret()
 
-from avow.kernels import causal_scan  # noqa: E402
-from avow.kernels.feature_attention import FeatureSums, feature_attention, feature_attention_twin  # noqa: E402
-from avow.kernels.feature_whole import feature_attention_whole, feature_attention_whole_twin  # noqa: E402
+from avow.kernels import causal_scan, cuts  # noqa: E402
+from avow.kernels.feature_attention import FeatureSums, feature_attention  # noqa: E402
+from avow.kernels.feature_twin import feature_attention_twin, feature_attention_whole_twin  # noqa: E402
+from avow.kernels.feature_whole import feature_attention_whole  # noqa: E402
 from avow.kernels.linear_attention import LinearState, linear_attention, linear_attention_twin  # noqa: E402
 from avow.kernels.linear_whole import linear_attention_whole, linear_attention_whole_twin  # noqa: E402
 
@@ -31,7 +32,7 @@ _FRESH = 2.0**-22
 @pytest.fixture(autouse=True)
 def short_parts(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """Parts short enough for a few hundred rows to have several; and a GPU does not warn of inf."""
-    monkeypatch.setattr(causal_scan, "_WHOLE", 64)
+    monkeypatch.setattr(cuts, "_WHOLE", 64)
     with np.errstate(all="ignore"), warnings.catch_warnings(action="ignore", category=RuntimeWarning):
         yield
 

@@ -11,9 +11,10 @@ from avow.kernels.interpreted import interpret
 interpret()
 
 from avow.kernels import linear_step as steps  # noqa: E402
-from avow.kernels.feature_attention import FeatureSums, feature_attention_twin  # noqa: E402
+from avow.kernels.feature_attention import FeatureSums  # noqa: E402
+from avow.kernels.feature_twin import feature_attention_twin  # noqa: E402
 from avow.kernels.linear_attention import LinearState, linear_attention_twin  # noqa: E402
-from avow.kernels.separable_attention import ColumnSums, separable_attention_twin  # noqa: E402
+from avow.kernels.separable_twin import ColumnSums, separable_attention_twin  # noqa: E402
 
 TOKENS = 5
 

@@ -24,7 +24,7 @@ interpret()
 
 from triton.runtime import interpreter  # noqa: E402
 
-from avow.kernels import causal_scan, feature_attention  # noqa: E402
+from avow.kernels import cuts, feature_attention  # noqa: E402
 from avow.maths import kernel_rounding, scan  # noqa: E402
 from avow.methods import random_features  # noqa: E402
 from avow.methods.random_features import RandomFeatures  # noqa: E402
@@ -46,7 +46,7 @@ def cut_short(x: Any) -> Any:
 def fitted(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """This device has kernels, in short parts, whose TF32 products are as coarse as a GPU's."""
     monkeypatch.setattr(presence, "at_hand", lambda device: True)
-    monkeypatch.setattr(causal_scan, "_WHOLE", 16)
+    monkeypatch.setattr(cuts, "_WHOLE", 16)
     dot = interpreter.InterpreterBuilder.create_dot
 
     def coarse(self: Any, a: Any, b: Any, d: Any, precision: Any, most: Any) -> Any:
@@ -145,11 +145,11 @@ def test_any_scale_is_the_same_estimate(scale: float) -> None:
 def test_attend_keeps_its_certificate_with_kernels(kind: torch.dtype) -> None:
     for name, (q, k, v) in islice(hostile(kind), 0, None, 3):
         shared = q.shape[1] != k.shape[1]
-        settings: dict[str, Any]
-        for method, settings, causals in (
+        asked: list[tuple[str, dict[str, Any], tuple[bool, ...]]] = [
             ("random_features", {"features": 40}, (True,)),
             ("separable", {}, (True, False)),
-        ):
+        ]
+        for method, settings, causals in asked:
             for causal in causals:
                 p = Problem.of(q, k, v, causal=causal, enable_gqa=shared)
                 out, cert = avow.attend(q, k, v, method=method, causal=causal, enable_gqa=shared, **settings)

@@ -11,7 +11,8 @@ from avow.kernels.interpreted import interpret
 
 interpret()
 
-from avow.kernels.separable_attention import separable_attention, separable_attention_twin  # noqa: E402
+from avow.kernels.separable_attention import separable_attention  # noqa: E402
+from avow.kernels.separable_twin import separable_attention_twin  # noqa: E402
 from tests.test_kernels_linear import judged, short_parts, siblings  # noqa: E402
 
 __all__ = ["short_parts"]

@@ -144,10 +144,11 @@ def crossed(device: str, sizes: Sizes, name: str) -> Iterator[Row]:
 def stages(device: str, sizes: Sizes, clock: Timer, limit: float) -> Iterator[Row]:
     """Each kernel of the plain scan alone, with the bytes that it must move."""
     from avow.kernels import causal_scan as scan
+    from avow.kernels.cuts import cut
 
     for d in sizes.widths:
         q, k, v = drawn(device, 1, sizes.heads, sizes.heads, sizes.length, d, d, torch.bfloat16)
-        parts = scan.cut(sizes.length, sizes.heads, d, d, 2)
+        parts = cut(sizes.length, sizes.heads, d, d, 2)
         known = scan.before(k, v, parts)
         one = q.numel() * 2
         share = (parts.parts - 1) / parts.parts
@@ -174,20 +175,21 @@ def _taken(row: Row) -> tuple[float, float]:
     return float(row["d"] or 0), float(row["sums ms"] or 0) + float(row["scan ms"] or 0)
 
 
-def _use(scan: Any, chosen: Any) -> None:
+def _use(cuts: Any, chosen: Any) -> None:
     """Have every scan laid out in one way."""
 
     def config(m: int, e: int, itemsize: int, alone: bool = False) -> Any:
         return chosen
 
-    scan.config = config
+    cuts.config = config
 
 
 def tune(device: str, sizes: Sizes) -> list[Row]:
     """Forward times of the plain scan under other layouts."""
     from avow.kernels import causal_scan as scan
+    from avow.kernels import cuts
 
-    shipped = scan.config
+    shipped = cuts.config
     clock, rows = Timer(device, sizes.rounds, sizes.calls), list[Row]()
     for d in sizes.widths:
         inputs = drawn(device, 1, sizes.heads, sizes.heads, sizes.length, d, d, torch.bfloat16)
@@ -196,10 +198,10 @@ def tune(device: str, sizes: Sizes) -> list[Row]:
                 for warps in (4, 8):
                     for loads in (2, 3, 4):
                         for resident in (1, 2):
-                            chosen = scan.Config(chunk, columns, warps, loads, resident)
-                            _use(scan, chosen)
+                            chosen = cuts.Config(chunk, columns, warps, loads, resident)
+                            _use(cuts, chosen)
                             try:
-                                parts = scan.cut(sizes.length, sizes.heads, d, d, 2)
+                                parts = cuts.cut(sizes.length, sizes.heads, d, d, 2)
                                 q, k, v = inputs
                                 known = scan.before(k, v, parts)
                                 first = clock.seconds(lambda: scan.before(k, v, parts))  # noqa: B023
@@ -207,7 +209,7 @@ def tune(device: str, sizes: Sizes) -> list[Row]:
                             except Exception:  # a layout that the device has no room for
                                 continue
                             finally:
-                                setattr(scan, "config", shipped)  # noqa: B010
+                                setattr(cuts, "config", shipped)  # noqa: B010
                             rows.append(
                                 {"d": d, "layout": str(tuple(chosen)), "sums ms": 1e3 * first, "scan ms": 1e3 * second}
                             )

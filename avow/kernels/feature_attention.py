@@ -10,21 +10,21 @@ forward or backward; the directions are taken in two pieces of the inputs' type,
 from __future__ import annotations
 
 import math
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 import triton
-import triton.language as tl
 from jaxtyping import Float, Float32, Int
 from torch import Tensor
 
 from avow.errors import ShapeError
-from avow.kernels import causal_scan, feature_gradients, feature_scan
-from avow.kernels.causal_scan import Cut, padded
+from avow.kernels import causal_scan, cuts, feature_gradients, feature_scan
+from avow.kernels.cuts import Cut, padded
+from avow.kernels.feature_layout import constants_of, in_pieces, layout, numbers_of
 from avow.kernels.linear_attention import check, shared
+from avow.kernels.log_prefixes import log_prefixes
 
 _LOG2E = math.log2(math.e)
-_CHUNK = 64
 
 
 class FeatureSums(NamedTuple):
@@ -42,31 +42,6 @@ class FeatureMean(NamedTuple):
     log_normaliser: Float32[Tensor, "b h n"]
     """To base 2, over the row's own factor; not finite where features left the range of float32."""
     last: FeatureSums
-
-
-class Layout(NamedTuple):
-    """Features taken together, rows of a chunk, columns of values per program, warps, loads under way."""
-
-    features: int
-    chunk: int
-    columns: int
-    warps: int
-    stages: int
-
-
-def layout(m: int, d: int, e: int, kind: torch.dtype) -> Layout:
-    """The largest tiles that nearly stay in registers.
-
-    Eight warps share 128 rows: Triton lets warps repeat each other's work on fewer, since products feed products.
-    """
-    features = min(padded(m), 64)
-    room = triton.cdiv(m, features) * features
-    if kind == torch.bfloat16:
-        columns = min(padded(e), 128, max(16, 16384 // room))
-        return Layout(features, 128 if room <= 256 and max(d, columns) <= 64 else 64, columns, 8, 2)
-    if kind == torch.float16:
-        return Layout(features, 32, min(padded(e), max(16, 8192 // room)), 8, 1)
-    return Layout(min(features, 32), 16, 16, 4, 1)
 
 
 def feature_attention(
@@ -98,49 +73,14 @@ def feature_attention(
 def _parts(q: Tensor, m: int, e: int, starts: Tensor | None) -> Cut:
     b, h, n, d = q.shape
     programs = b * h * triton.cdiv(e, layout(m, d, e, q.dtype).columns)
-    whole = causal_scan.cut_for(n, programs, 1)
-    return whole if starts is None else causal_scan.cut_packed(whole, starts, n)
+    whole = cuts.cut_for(n, programs, 1)
+    return whole if starts is None else cuts.cut_packed(whole, starts, n)
 
 
 def steps(q: Tensor, m: int, e: int) -> int:
     """How often sums of a whole sequence are rescaled and added to, at most."""
     parts = _parts(q, m, e, None)
     return triton.cdiv(parts.length, layout(m, q.shape[3], e, q.dtype).chunk) + parts.parts
-
-
-def in_pieces(directions: Tensor, kind: torch.dtype) -> tuple[Tensor, Tensor]:
-    high = directions.to(kind)
-    return high.contiguous(), (directions - high.float()).to(kind).contiguous()
-
-
-def numbers_of(scale: float, m: int) -> dict[str, float]:
-    """What logarithms are multiplied by, to base 2: those of queries, of keys; guesses; halves of squares."""
-    root = math.sqrt(abs(scale)) * _LOG2E
-    lift = math.sqrt(2 * math.log(m + 1)) * root
-    return {
-        "factor": math.copysign(root, scale),
-        "key_factor": root,
-        "lift": lift,
-        "half": 0.5 * abs(scale) * _LOG2E,
-    }
-
-
-def constants_of(m: int, d: int, e: int, chosen: Layout, kind: torch.dtype) -> dict[str, Any]:
-    return {
-        "D": d,
-        "DP": padded(d),
-        "M": m,
-        "MB": chosen.features,
-        "NB": triton.cdiv(m, chosen.features),
-        "E": e,
-        "EB": chosen.columns,
-        "C": chosen.chunk,
-        "KIND": tl.bfloat16 if kind == torch.bfloat16 else tl.float32,
-        # TF32 has the digits of float16; three products of it have nearly those of float32.
-        "PRECISION": "tf32x3" if kind == torch.float32 else "tf32",
-        "num_warps": chosen.warps,
-        "num_stages": chosen.stages,
-    }
 
 
 class _Before(NamedTuple):
@@ -196,7 +136,7 @@ def _before(
     for held, width, given in ((sums, e, initial[0]), (totals, 1, initial[1])):
         size = m * width
         block = min(1024, padded(size))
-        feature_scan.log_prefixes[(b * h, triton.cdiv(size, block), sequences)](
+        log_prefixes[(b * h, triton.cdiv(size, block), sequences)](
             held,
             tops,
             lower,
@@ -360,54 +300,3 @@ def _gradients(ctx, gradient, *rest):
 
 
 _forward.register_autograd(_gradients, setup_context=_keep)
-
-
-def feature_attention_twin(
-    q: Float[Tensor, "b h n d"],
-    k: Float[Tensor, "b g n d"],
-    v: Float[Tensor, "b g n e"],
-    directions: Float[Tensor, "m d"],
-    scale: float | None = None,
-    initial: FeatureSums | None = None,
-) -> FeatureMean:
-    """The same in plain torch, for one sequence, on any device and for any type, float64 too."""
-    wide = torch.promote_types(q.dtype, torch.float32)
-    scale = q.shape[-1] ** -0.5 if scale is None else scale
-    b, g, n, _ = k.shape
-    root, across, values = math.sqrt(abs(scale)), directions.to(wide).mT, v.to(wide)
-    keys = k.to(wide) * root
-    key_logs = keys @ across - 0.5 * keys.square().sum(-1, keepdim=True)  # (b, g, n, m)
-    row_logs = (q.to(wide) * math.copysign(root, scale) @ across).unflatten(1, (g, -1))
-    if initial is None:
-        m, e = directions.shape[0], v.shape[3]
-        last = FeatureSums(keys.new_zeros(b, g, m, e), keys.new_zeros(b, g, m), keys.new_full((b, g), -math.inf))
-    else:
-        last = FeatureSums(*(x.to(wide) for x in initial))
-    parts, logs = [], []
-    for start in range(0, n, _CHUNK):
-        span = slice(start, start + _CHUNK)
-        log = key_logs[..., span, :]
-        # Each row's own reference, and one for what the next chunk inherits; none of them moves the answer.
-        own = log.detach().amax(-1).cummax(-1).values
-        highest = torch.maximum(own, last.top.unsqueeze(-1))  # (b, g, l)
-        ahead = row_logs[..., span, :]
-        guess = ahead.detach().amax(-1, keepdim=True)
-        rows = torch.exp(ahead - guess)  # (b, g, r, l, m)
-        top = log.detach().amax(-1)
-        pairs = (rows @ torch.exp(log - top.unsqueeze(-1)).unsqueeze(2).mT).tril()
-        rise = (top.unsqueeze(-2) - highest.unsqueeze(-1)).tril().unsqueeze(2)  # (b, g, 1, l, l)
-        pairs = pairs * torch.exp(rise)
-        earlier = torch.exp(last.top.unsqueeze(-1) - highest)[:, :, None, :, None]
-        found = pairs @ values[..., span, :].unsqueeze(2) + rows @ last.sums.unsqueeze(2) * earlier
-        divisor = pairs.sum(-1, keepdim=True) + rows @ last.total[:, :, None, :, None] * earlier
-        parts.append(found / divisor)
-        logs.append((torch.log(divisor) + guess).squeeze(-1) + highest.unsqueeze(2))
-        higher = highest[..., -1]
-        features = torch.exp(log - higher[..., None, None])
-        shrink = torch.exp(last.top - higher)[..., None]
-        last = FeatureSums(
-            last.sums * shrink.unsqueeze(-1) + features.mT @ values[..., span, :],
-            last.total * shrink + features.sum(-2),
-            higher,
-        )
-    return FeatureMean(torch.cat(parts, -2).flatten(1, 2).to(q.dtype), torch.cat(logs, -1).flatten(1, 2), last)

@@ -21,8 +21,8 @@ import math
 import triton
 import triton.language as tl
 
-from avow.kernels.causal_scan import span, tile
-from avow.kernels.feature_scan import LOWEST, alone, featured, lengths, pieces, raised, state_of, total_of
+from avow.kernels.feature_tiles import LOWEST, alone, featured, lengths, pieces, raised, state_of, total_of
+from avow.kernels.tiles import span, tile
 
 # Factors are those of logarithms to base 2.
 _LN2 = tl.constexpr(math.log(2))

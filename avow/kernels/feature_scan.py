@@ -16,80 +16,16 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from avow.kernels.causal_scan import span, tile
+from avow.kernels.feature_tiles import FEW, LOWEST, alone, featured, lengths, pieces, raised, state_of, total_of
+from avow.kernels.tiles import span, tile
 
 # Normalisers below this, relative to the largest key, may have lost terms that count.
 _TINY = tl.constexpr(2.0**-60)
-LOWEST = tl.constexpr(float("-inf"))
-# Columns of the narrowest product there is.
-FEW = tl.constexpr(16)
 
 
 @triton.jit
 def _larger(a, b):
     return tl.maximum(a, b)
-
-
-@triton.jit
-def pieces(high, low, block, M: tl.constexpr, MB: tl.constexpr, D: tl.constexpr, DP: tl.constexpr):
-    """A block of directions, as columns, in two pieces that add up to them; float32 has all of them in the first."""
-    feature, entry = block * MB + tl.arange(0, MB), tl.arange(0, DP)
-    place = feature[None, :] * D + entry[:, None]
-    inside = (feature < M)[None, :] & (entry < D)[:, None]
-    first = tl.load(high + place, mask=inside, other=0.0)
-    if high.dtype.element_ty == tl.float32:  # noqa: SIM108
-        second = first
-    else:
-        second = tl.load(low + place, mask=inside, other=0.0)
-    return first, second
-
-
-@triton.jit
-def lengths(x):
-    """The squared length of every row, and the length."""
-    wide = x.to(tl.float32)
-    square = tl.sum(wide * wide, 1)
-    return square, tl.sqrt(square)
-
-
-@triton.jit
-def featured(x, first, second, factor, guess, block, M: tl.constexpr, MB: tl.constexpr, PRECISION: tl.constexpr):
-    """A block of features of every row, relative to a guess at the largest."""
-    log = tl.dot(x, first, input_precision=PRECISION)
-    if x.dtype != tl.float32:
-        log = tl.dot(x, second, log)
-    log = log * factor - guess[:, None]
-    if M % MB != 0:
-        log = tl.where((block * MB + tl.arange(0, MB) < M)[None, :], log, LOWEST)
-    return tl.exp2(log)
-
-
-@triton.jit
-def alone(x, KIND: tl.constexpr):
-    """A matrix with one column that is not zero: sums over features are products too, and take fewer registers."""
-    return tl.where((tl.arange(0, FEW) == 0)[None, :], x[:, None], 0.0).to(KIND)
-
-
-@triton.jit
-def state_of(base, block, column, M: tl.constexpr, MB: tl.constexpr, E: tl.constexpr):
-    """Where a block of a state lies, and what of it is there."""
-    feature = block * MB + tl.arange(0, MB)
-    return base + feature[:, None] * E + column[None, :], (feature < M)[:, None] & (column < E)[None, :]
-
-
-@triton.jit
-def total_of(base, block, M: tl.constexpr, MB: tl.constexpr):
-    """The same for totals, which are the first column of a few."""
-    feature, few = block * MB + tl.arange(0, MB), tl.arange(0, FEW)
-    return base + feature[:, None] + few[None, :], (feature < M)[:, None] & (few == 0)[None, :]
-
-
-@triton.jit
-def raised(top, log):
-    """A reference at least as high as before, the weights of new logarithms under it, and what old sums shrink by."""
-    higher = tl.maximum(top, tl.max(log, 0))
-    settled = tl.where(higher > LOWEST, higher, 0.0)
-    return higher, tl.exp2(log - settled), tl.exp2(top - settled)
 
 
 @triton.jit
@@ -187,64 +123,6 @@ def feature_sums(
         at, inside = total_of(totals + place * M, b, M, MB)
         tl.store(at, counts[b], mask=inside & (block == 0))
     tl.store(tops + place, top, mask=block == 0)
-
-
-@triton.jit
-def log_prefixes(
-    sums,
-    tops,
-    lower,
-    initial,
-    initial_tops,
-    ends,
-    final,
-    final_tops,
-    parts,
-    groups,
-    SIZE: tl.constexpr,
-    WIDTH: tl.constexpr,
-    LOGS: tl.constexpr,
-    BLOCK: tl.constexpr,
-    GIVEN: tl.constexpr,
-    WHOLE: tl.constexpr,
-    REVERSE: tl.constexpr,
-    PACKED: tl.constexpr,
-):
-    """Sums of parts, each relative to its own top, become what lies before each part, relative to `lower`.
-
-    Of SIZE sums, every WIDTH share a feature, and features share LOGS tops. The sum of all parts is asked for where
-    nothing comes after that knows it.
-    """
-    head, block, sequence = tl.program_id(0).to(tl.int64), tl.program_id(1), tl.program_id(2)
-    place = block * BLOCK + tl.arange(0, BLOCK)
-    inside = place < SIZE
-    at = (place // WIDTH) % LOGS
-    leads = inside & (place % WIDTH == 0) & (place // WIDTH < LOGS)
-    first, behind = 0, parts
-    if PACKED:
-        first, behind = tl.load(ends + sequence), tl.load(ends + sequence + 1)
-    state = tl.zeros((BLOCK,), tl.float32)
-    top = tl.full((BLOCK,), LOWEST, tl.float32)
-    if GIVEN:
-        state = tl.load(initial + (sequence * groups + head) * SIZE + place, mask=inside, other=0.0)
-        top = tl.load(initial_tops + (sequence * groups + head) * LOGS + at, mask=inside, other=0.0)
-    for step in range(first, behind):
-        part = step
-        if REVERSE:
-            part = first + behind - 1 - step
-        own = sums + (head * parts + part) * SIZE + place
-        there = inside & ((step < behind - 1) | WHOLE)
-        found = tl.load(own, mask=there, other=0.0)
-        log = tl.load(tops + (head * parts + part) * LOGS + at, mask=there, other=LOWEST)
-        tl.store(own, state, mask=inside)
-        tl.store(lower + (head * parts + part) * LOGS + at, top, mask=leads)
-        higher = tl.maximum(top, log)
-        settled = tl.where(higher > LOWEST, higher, 0.0)
-        state = state * tl.exp2(top - settled) + found * tl.exp2(log - settled)
-        top = higher
-    if WHOLE:
-        tl.store(final + (sequence * groups + head) * SIZE + place, state, mask=inside)
-        tl.store(final_tops + (sequence * groups + head) * LOGS + at, top, mask=leads)
 
 
 @triton.jit

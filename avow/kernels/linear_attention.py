@@ -17,8 +17,10 @@ from jaxtyping import Float, Float32, Int
 from torch import Tensor
 
 from avow.errors import DtypeError, ShapeError
-from avow.kernels import causal_scan
-from avow.kernels.causal_scan import COLUMNS, NORMALISED, PLAIN, ROWS, VALUES, Cut, Sums
+from avow.kernels import causal_scan, cuts
+from avow.kernels.causal_scan import Sums
+from avow.kernels.cuts import Cut
+from avow.kernels.scan_kernels import COLUMNS, NORMALISED, PLAIN, ROWS, VALUES
 
 _TYPES = (torch.bfloat16, torch.float16, torch.float32)
 # Beyond this many numbers in a row, a state has no room in registers.
@@ -76,8 +78,8 @@ def check(q: Tensor, k: Tensor, v: Tensor, starts: Tensor | None) -> None:
 
 def _parts(q: Tensor, e: int, starts: Tensor | None) -> Cut:
     b, h, n, m = q.shape
-    whole = causal_scan.cut(n, b * h, m, e, q.element_size())
-    return whole if starts is None else causal_scan.cut_packed(whole, starts, n)
+    whole = cuts.cut(n, b * h, m, e, q.element_size())
+    return whole if starts is None else cuts.cut_packed(whole, starts, n)
 
 
 @torch.library.custom_op("avow::linear_attention", mutates_args=())

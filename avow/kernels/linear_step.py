@@ -17,10 +17,10 @@ import triton.language as tl
 from jaxtyping import Float, Float32
 from torch import Tensor
 
-from avow.kernels.causal_scan import padded
+from avow.kernels.cuts import padded
 from avow.kernels.feature_attention import FeatureSums
 from avow.kernels.linear_attention import LinearState
-from avow.kernels.separable_attention import ColumnSums
+from avow.kernels.separable_twin import ColumnSums
 
 _LOG2E = tl.constexpr(math.log2(math.e))
 _TINY = tl.constexpr(2.0**-126)

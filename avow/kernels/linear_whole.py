@@ -14,9 +14,11 @@ import triton.language as tl
 from jaxtyping import Float
 from torch import Tensor
 
-from avow.kernels import causal_scan
-from avow.kernels.causal_scan import COLUMNS, NORMALISED, PLAIN, PRECISION, ROWS, VALUES, into, padded, tile
+from avow.kernels import causal_scan, cuts
+from avow.kernels.cuts import padded
 from avow.kernels.linear_attention import LinearState, check, shared
+from avow.kernels.scan_kernels import COLUMNS, NORMALISED, PLAIN, PRECISION, ROWS, VALUES
+from avow.kernels.tiles import into, tile
 
 _NORMALISED, _ROWS, _COLUMNS = (tl.constexpr(mode) for mode in (NORMALISED, ROWS, COLUMNS))
 _TINY = tl.constexpr(2.0**-126)
@@ -134,7 +136,7 @@ def _collect(
 def _whole(y: Tensor, z: Tensor, mode: int, weight: Tensor | None = None, slope: Tensor | None = None) -> LinearState:
     """Sums over all rows, parts added up in their order."""
     b, h, n, m = y.shape
-    parts = causal_scan.cut(n, b * h, m, z.shape[3], y.element_size())
+    parts = cuts.cut(n, b * h, m, z.shape[3], y.element_size())
     found = causal_scan.summed(y, z, parts, mode, False, weight, slope, True)
     sums, totals = found.sums.sum(1), found.totals.sum(1)
     return LinearState(sums.unflatten(0, (b, h)), totals.unflatten(0, (b, h)))

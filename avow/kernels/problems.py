@@ -14,6 +14,7 @@ from avow.errors import NotDifferentiable
 from avow.kernels import feature_attention as features
 from avow.kernels import linear_step
 from avow.kernels import separable_attention as columns
+from avow.kernels.separable_twin import ColumnSums
 from avow.maths import kernel_rounding, scan
 from avow.maths.features import Frame
 from avow.maths.kernel_rounding import KernelRounding
@@ -169,7 +170,7 @@ def column_step(
     """One token more of separable attention; the state takes it in, in place."""
     if not _single(q, k, v, state) or q.shape[3] > _WIDEST_KEY:
         return None
-    sums = columns.ColumnSums(state.sums, state.total.squeeze(-1), state.top.squeeze(-2))
+    sums = ColumnSums(state.sums, state.total.squeeze(-1), state.top.squeeze(-2))
     q, k, v = (x.squeeze(2) for x in (q, k, v))
     return linear_step.separable_step(q, k, v, sums, temperature).unsqueeze(2)
 

@@ -7,38 +7,24 @@ a second time. Gradients go through features that are written out, which are no 
 from __future__ import annotations
 
 import math
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 import triton
 import triton.language as tl
-from jaxtyping import Bool, Float, Float32, Int
+from jaxtyping import Float, Int
 from torch import Tensor
 
 from avow.errors import ParameterError, ShapeError
-from avow.kernels import causal_scan, feature_scan, separable_scan
-from avow.kernels.causal_scan import Cut, padded
+from avow.kernels import causal_scan, cuts, separable_scan
+from avow.kernels.cuts import Cut, padded
 from avow.kernels.linear_attention import LinearState, check, linear_attention
+from avow.kernels.log_prefixes import log_prefixes
+from avow.kernels.separable_twin import ColumnSums, SeparableMean, separable_attention_twin
 
 _LOG2E = math.log2(math.e)
-# Rows of a chunk, chunks of rows per program, and rows of a chunk of the twin.
-_CHUNK, _MANY, _TWIN = 64, 8, 64
-
-
-class ColumnSums(NamedTuple):
-    """All that is remembered of the keys so far: sums relative to e^top, feature by feature."""
-
-    sums: Float32[Tensor, "s g d e"]
-    total: Float32[Tensor, "s g d"]
-    top: Float32[Tensor, "s g d"]
-
-
-class SeparableMean(NamedTuple):
-    """The answer, whether keys rose too steeply for float32 to carry it, and the sums after the last key."""
-
-    out: Float[Tensor, "b h n e"]
-    lost: Bool[Tensor, ""]
-    last: ColumnSums
+# Rows of a chunk, and chunks of rows per program.
+_CHUNK, _MANY = 64, 8
 
 
 def separable_attention(
@@ -73,7 +59,7 @@ def steps(q: Tensor, k: Tensor, e: int, causal: bool) -> int:
 def _parts(q: Tensor, k: Tensor, e: int, causal: bool) -> Cut:
     (b, h), d = q.shape[:2], q.shape[3]
     blocks = triton.cdiv(e, _constants(d, e, q.dtype)["EB"])
-    return causal_scan.cut_for(k.shape[2], b * (h if causal else k.shape[1]) * blocks, 2 if d <= 64 else 1)
+    return cuts.cut_for(k.shape[2], b * (h if causal else k.shape[1]) * blocks, 2 if d <= 64 else 1)
 
 
 def _constants(d: int, e: int, kind: torch.dtype) -> dict[str, Any]:
@@ -125,7 +111,7 @@ def _summed(
     sequences = 1 if parts.ends is None else len(parts.ends) - 1
     for held, width, given, final in ((sums, e, begin[0], last[0]), (totals, 1, begin[1], last[1])):
         block = min(1024, padded(d * width))
-        feature_scan.log_prefixes[(b * g, triton.cdiv(d * width, block), sequences)](
+        log_prefixes[(b * g, triton.cdiv(d * width, block), sequences)](
             held,
             tops,
             lower,
@@ -167,7 +153,7 @@ def _forward(
     factor, constants = _LOG2E / temperature, _constants(d, e, q.dtype)
     blocks = triton.cdiv(e, constants["EB"])
     whole = _parts(q, k, e, causal)
-    parts = whole if starts is None else causal_scan.cut_packed(whole, starts, n)
+    parts = whole if starts is None else cuts.cut_packed(whole, starts, n)
     begin = (initial, initial_total, initial_top)
     known = _summed(k, v, factor, parts, begin, not causal)
     out = q.new_empty(b, h, n, e)
@@ -266,53 +252,3 @@ def _by_linear(q: Tensor, k: Tensor, v: Tensor, temperature: float, initial: Col
     prefix = prefix.repeat_interleave(q.shape[1] // k.shape[1], 1)
     rows = torch.softmax(q.float() / temperature, -1) / prefix.clamp(min=torch.finfo(torch.float32).tiny)
     return linear_attention(rows, keys, v.float(), False, begin)[0].to(q.dtype)
-
-
-def separable_attention_twin(
-    q: Float[Tensor, "b h n d"],
-    k: Float[Tensor, "b g s d"],
-    v: Float[Tensor, "b g s e"],
-    causal: bool,
-    temperature: float = 1.0,
-    initial: ColumnSums | None = None,
-    starts: Int[Tensor, "sequences+1"] | None = None,
-) -> SeparableMean:
-    """The same in plain torch, on any device and for any type, float64 too."""
-    if starts is not None:
-        edges, pieces = starts.tolist(), []
-        for i, start in enumerate(edges[:-1]):
-            begin = None if initial is None else ColumnSums(*(x[i : i + 1] for x in initial))
-            own = slice(start, edges[i + 1])
-            pieces.append(
-                separable_attention_twin(q[:, :, own], k[:, :, own], v[:, :, own], causal, temperature, begin)
-            )
-        last = ColumnSums(*(torch.cat(column) for column in zip(*(piece.last for piece in pieces), strict=True)))
-        return SeparableMean(torch.cat([piece.out for piece in pieces], 2), pieces[0].lost, last)
-    wide = torch.promote_types(q.dtype, torch.float32)
-    b, g, s, d = k.shape
-    log, values = k.to(wide) / temperature, v.to(wide)
-    rows = torch.softmax(q.to(wide) / temperature, -1).unflatten(1, (g, -1))  # (b, g, r, n, d)
-    if initial is None:
-        last = ColumnSums(
-            log.new_zeros(b, g, d, v.shape[3]), log.new_zeros(b, g, d), log.new_full((b, g, d), -math.inf)
-        )
-    else:
-        last = ColumnSums(*(x.to(wide) for x in initial))
-    never = torch.zeros((), dtype=torch.bool, device=q.device)
-    parts = []
-    step = _TWIN if causal else max(s, 1)
-    for start in range(0, s, step):
-        keys, some = log[..., start : start + step, :], values[..., start : start + step, :]
-        top = torch.maximum(last.top, keys.detach().amax(-2))
-        weight, shrink = torch.exp(keys - top.unsqueeze(-2)), torch.exp(last.top - top)
-        sums, total = last.sums * shrink.unsqueeze(-1), last.total * shrink
-        if causal:
-            prefix = weight.cumsum(-2) + total.unsqueeze(-2)  # (b, g, l, d)
-            share = rows[..., start : start + step, :] / prefix.unsqueeze(2)
-            pairs = (share @ weight.unsqueeze(2).mT).tril()
-            parts.append(pairs @ some.unsqueeze(2) + share @ sums.unsqueeze(2))
-        last = ColumnSums(sums + weight.mT @ some, total + weight.sum(-2), top)
-    if not causal:
-        parts.append(rows @ (last.sums / last.total.unsqueeze(-1)).unsqueeze(2))
-    out = torch.cat(parts, -2) if parts else rows.new_zeros(*rows.shape[:-1], v.shape[3])
-    return SeparableMean(out.flatten(1, 2).to(q.dtype), never, last)

@@ -13,7 +13,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from avow.kernels.causal_scan import span, tile
+from avow.kernels.tiles import span, tile
 from avow.maths import kernel_rounding
 
 LOWEST = tl.constexpr(float("-inf"))

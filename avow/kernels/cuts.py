@@ -1,0 +1,91 @@
+"""Sequences cut into a few long parts, just enough to fill the device, and how programs are laid out over them."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+import triton
+from jaxtyping import Int, Int32
+from torch import Tensor
+
+# Processors of an H200.
+_PROCESSORS = 132
+# Rows that parts are multiples of, and so every chunk divides.
+_WHOLE = 128
+
+
+class Cut(NamedTuple):
+    """A sequence in parts of `length` rows; packed sequences have a table of their parts, and ends in it."""
+
+    parts: int
+    length: int
+    table: Int32[Tensor, "parts 4"] | None = None
+    """The first row of each part, the row after its last, 1 or 2 where a sequence begins or ends, and which it is."""
+    ends: Int32[Tensor, "sequences+1"] | None = None
+    """Where each sequence's parts begin in the table."""
+
+
+class Config(NamedTuple):
+    """How a scan is laid out: rows of a chunk, columns of values per program, warps, loads under way, and how many
+    programs a processor holds at once."""
+
+    chunk: int
+    columns: int
+    warps: int
+    stages: int
+    resident: int
+
+
+def config(m: int, e: int, itemsize: int, alone: bool = False) -> Config:
+    """The layout for keys of m numbers and values of e: the largest state that stays in registers.
+
+    A scan `alone`, with nothing beside x·y, has room for chunks of 128 rows, which eight warps share without repeating
+    each other's work.
+    """
+    m, e = padded(m), padded(e)
+    if itemsize == 4:
+        if m > 128:
+            return Config(16, min(e, 16), 8, 1, 1)
+        return Config(64, min(e, 32), 4, 2, 2) if m <= 64 else Config(32, min(e, 32), 8, 2, 1)
+    columns = min(e, 128, 16384 // m)
+    if max(m, columns) <= 64:
+        return Config(64, columns, 4, 4, 2)
+    if alone and m <= 128:
+        return Config(128, columns, 8, 2, 1)
+    return Config(64 if m <= 256 else 32, columns, 8, 3 if m <= 128 else 2, 1)
+
+
+def padded(width: int) -> int:
+    """The next width that a tile can have."""
+    return max(16, triton.next_power_of_2(width))
+
+
+def cut(rows: int, heads: int, m: int, e: int, itemsize: int) -> Cut:
+    """Parts of one sequence that fill the device once, of whole chunks."""
+    chosen = config(m, e, itemsize)
+    return cut_for(rows, heads * triton.cdiv(e, chosen.columns), chosen.resident)
+
+
+def cut_for(rows: int, programs: int, resident: int) -> Cut:
+    """Parts that so many programs work on at once, where each processor holds `resident` of them."""
+    parts = max(1, min(_PROCESSORS * resident // max(programs, 1), triton.cdiv(rows, 2 * _WHOLE)))
+    length = max(1, triton.cdiv(triton.cdiv(rows, parts), _WHOLE)) * _WHOLE
+    return Cut(max(1, triton.cdiv(rows, length)), length)
+
+
+def cut_packed(whole: Cut, starts: Int[Tensor, "sequences+1"], rows: int) -> Cut:
+    """Packed sequences in parts as long as those of `whole`; how many follows from the shapes: some may be empty."""
+    length, sequences = whole.length, len(starts) - 1
+    parts = triton.cdiv(rows, length) + sequences
+    starts = starts.to(torch.int64)
+    counts = torch.clamp((starts[1:] - starts[:-1] + length - 1) // length, min=1)  # an empty sequence has a part
+    ends = torch.cat([counts.new_zeros(1), counts.cumsum(0)])
+    place = torch.arange(parts, device=starts.device)
+    owner = torch.searchsorted(ends[1:], place, right=True).clamp(max=sequences - 1)
+    first = starts[owner] + (place - ends[owner]) * length
+    stop = torch.minimum(first + length, starts[owner + 1])
+    edge = (place == ends[owner]).long() + 2 * (place == ends[owner + 1] - 1).long()
+    unused = place >= ends[-1]
+    table = torch.stack([first, stop, edge, owner], -1).masked_fill(unused[:, None], 0)
+    return Cut(parts, length, table.int().contiguous(), ends.int())

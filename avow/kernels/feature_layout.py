@@ -1,0 +1,75 @@
+"""How kernels of random features are laid out, and the numbers and directions they are given."""
+
+from __future__ import annotations
+
+import math
+from typing import Any, NamedTuple
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from avow.kernels.cuts import padded
+
+_LOG2E = math.log2(math.e)
+
+
+class Layout(NamedTuple):
+    """Features taken together, rows of a chunk, columns of values per program, warps, loads under way."""
+
+    features: int
+    chunk: int
+    columns: int
+    warps: int
+    stages: int
+
+
+def layout(m: int, d: int, e: int, kind: torch.dtype) -> Layout:
+    """The largest tiles that nearly stay in registers.
+
+    Eight warps share 128 rows: Triton lets warps repeat each other's work on fewer, since products feed products.
+    """
+    features = min(padded(m), 64)
+    room = triton.cdiv(m, features) * features
+    if kind == torch.bfloat16:
+        columns = min(padded(e), 128, max(16, 16384 // room))
+        return Layout(features, 128 if room <= 256 and max(d, columns) <= 64 else 64, columns, 8, 2)
+    if kind == torch.float16:
+        return Layout(features, 32, min(padded(e), max(16, 8192 // room)), 8, 1)
+    return Layout(min(features, 32), 16, 16, 4, 1)
+
+
+def in_pieces(directions: Tensor, kind: torch.dtype) -> tuple[Tensor, Tensor]:
+    high = directions.to(kind)
+    return high.contiguous(), (directions - high.float()).to(kind).contiguous()
+
+
+def numbers_of(scale: float, m: int) -> dict[str, float]:
+    """What logarithms are multiplied by, to base 2: those of queries, of keys; guesses; halves of squares."""
+    root = math.sqrt(abs(scale)) * _LOG2E
+    lift = math.sqrt(2 * math.log(m + 1)) * root
+    return {
+        "factor": math.copysign(root, scale),
+        "key_factor": root,
+        "lift": lift,
+        "half": 0.5 * abs(scale) * _LOG2E,
+    }
+
+
+def constants_of(m: int, d: int, e: int, chosen: Layout, kind: torch.dtype) -> dict[str, Any]:
+    return {
+        "D": d,
+        "DP": padded(d),
+        "M": m,
+        "MB": chosen.features,
+        "NB": triton.cdiv(m, chosen.features),
+        "E": e,
+        "EB": chosen.columns,
+        "C": chosen.chunk,
+        "KIND": tl.bfloat16 if kind == torch.bfloat16 else tl.float32,
+        # TF32 has the digits of float16; three products of it have nearly those of float32.
+        "PRECISION": "tf32x3" if kind == torch.float32 else "tf32",
+        "num_warps": chosen.warps,
+        "num_stages": chosen.stages,
+    }

@@ -1,0 +1,47 @@
+"""What every scan loads: tiles of rows, spans of parts, and products with a state."""
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+
+
+@triton.jit
+def tile(base, stride, row, column, stop, WIDTH: tl.constexpr, PADDED: tl.constexpr):
+    """Some rows of a matrix, zeros beyond its end."""
+    place = base + row[:, None] * stride + column[None, :]
+    if WIDTH % PADDED == 0:
+        found = tl.load(place, mask=(row < stop)[:, None], other=0.0)
+    else:
+        found = tl.load(place, mask=(row < stop)[:, None] & (column < WIDTH)[None, :], other=0.0)
+    return found
+
+
+@triton.jit
+def span(part, parts, length, rows, table, REVERSE: tl.constexpr, PACKED: tl.constexpr):
+    """The first row of a part, how many it has, and whether it is the first and the last that the scan comes to."""
+    if PACKED:
+        start = tl.load(table + 4 * part)
+        many = tl.load(table + 4 * part + 1) - start
+        edge = tl.load(table + 4 * part + 2)
+        first, last = (edge & 1) != 0, (edge & 2) != 0
+    else:
+        start = part * length
+        many = tl.minimum(length, rows - start)
+        first, last = part == 0, part == parts - 1
+    if REVERSE:
+        first, last = last, first
+    return start.to(tl.int64), many, first, last
+
+
+@triton.jit
+def into(x, y, PRECISION: tl.constexpr):
+    """x @ y for a state y in float32: as exact as the type of x is, and never out of range."""
+    if x.dtype == tl.bfloat16:
+        found = tl.dot(x, y.to(tl.bfloat16))
+    elif x.dtype == tl.float16:
+        # TF32 has the digits of float16 and the range of float32: sums over many keys leave float16.
+        found = tl.dot(x.to(tl.float32), y, input_precision="tf32")
+    else:
+        found = tl.dot(x, y, input_precision=PRECISION)
+    return found

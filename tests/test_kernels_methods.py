@@ -5,13 +5,14 @@ from __future__ import annotations
 import math
 import warnings
 from collections.abc import Iterator
-from itertools import islice
+from itertools import islice, pairwise
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
 from torch import Tensor
+from torch.utils.checkpoint import checkpoint
 
 import avow
 from avow.certificates import measure_norms
@@ -24,11 +25,13 @@ interpret()
 
 from triton.runtime import interpreter  # noqa: E402
 
-from avow.kernels import cuts, feature_attention  # noqa: E402
+from avow.kernels import cuts, feature_attention, problems  # noqa: E402
 from avow.maths import kernel_rounding, scan  # noqa: E402
 from avow.methods import random_features  # noqa: E402
 from avow.methods.random_features import RandomFeatures  # noqa: E402
 from avow.methods.separable import Separable  # noqa: E402
+from avow.nn.cache import memory_of  # noqa: E402
+from avow.nn.draw import Directions  # noqa: E402
 
 KINDS = [torch.bfloat16, torch.float16, torch.float32]
 at_kinds = pytest.mark.parametrize("kind", KINDS, ids=str)
@@ -261,12 +264,60 @@ def test_a_state_goes_from_kernels_to_the_plain_path_and_back() -> None:
 
 
 def test_a_gradient_of_a_state_is_refused_and_one_beside_it_is_not() -> None:
-    q, k, v = (x.requires_grad_() for x in drawn(torch.float32, 1, 1, 30, 16, 16, 0.5))
+    q, k, v = (x.requires_grad_() for x in drawn(torch.bfloat16, 1, 1, 30, 16, 16, 0.5))
     computed = RandomFeatures(40).compute(Problem.of(q, k, v, causal=True))
     computed.out.sum().backward()
     assert k.grad is not None
     with pytest.raises(NotDifferentiable, match="state=sums over keys has no gradient when kernels made it; pass the"):
         computed.trace.final_state.sums.sums.sum().backward()
+
+
+@pytest.mark.parametrize("method", [RandomFeatures(20), Separable()], ids=lambda m: m.name)
+def test_gradients_are_the_same_when_a_checkpoint_computes_the_answer_again(method: Any) -> None:
+    inputs = drawn(torch.bfloat16, 1, 1, 20, 16, 16, 0.5)
+
+    def call(*leaves: Tensor) -> Tensor:
+        computed = method.compute(Problem.of(*leaves, causal=True), torch.Generator().manual_seed(1))
+        assert computed.trace.kernel is not None
+        out: Tensor = computed.out
+        return out
+
+    leaves = [x.requires_grad_() for x in inputs]
+    plain = torch.autograd.grad(call(*leaves).sum(), leaves)
+    again = torch.autograd.grad(checkpoint(call, *leaves, use_reentrant=False).sum(), leaves)
+    assert all(torch.equal(x, y) for x, y in zip(plain, again, strict=True))
+
+
+def test_float32_gradients_of_features_are_left_to_the_plain_path() -> None:
+    q, k, v = (x.requires_grad_() for x in drawn(torch.float32, 1, 1, 20, 16, 16, 0.5))
+    assert RandomFeatures(20).compute(Problem.of(q, k, v, causal=True)).trace.kernel is None
+    with torch.no_grad():
+        assert RandomFeatures(20).compute(Problem.of(q, k, v, causal=True)).trace.kernel is not None
+
+
+@pytest.mark.parametrize("attention", ["separable", "random_features"])
+def test_a_decoder_takes_single_tokens_in_by_kernels(attention: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    q, k, v = drawn(torch.float32, 2, 1, 12, 16, 16, 0.5)
+    method = Separable(0.5) if attention == "separable" else RandomFeatures(20)
+    draw = None if attention == "separable" else Directions(RandomFeatures(20), 16)
+    taken = []
+    name = "column_step" if attention == "separable" else "feature_step"
+    honest = getattr(problems, name)
+
+    def counted(*arguments: Any) -> Any:
+        taken.append(honest(*arguments))
+        return taken[-1]
+
+    monkeypatch.setattr(problems, name, counted)
+    answers = []
+    for kernels in (True, False):
+        monkeypatch.setattr(presence, "at_hand", lambda device, kernels=kernels: kernels)
+        memory, cuts_at = memory_of(method, draw, 12), [0, 7, 8, 9, 12]
+        parts = [slice(*pair) for pair in pairwise(cuts_at)]
+        answers.append(torch.cat([memory.read(q[:, :, i], k[:, :, i], v[:, :, i]) for i in parts], 2))
+    torch.testing.assert_close(*answers, rtol=1e-4, atol=1e-5)
+    # Of four reads with kernels, the two of one token were answered by a step.
+    assert [out is not None for out in taken] == [False, True, True, False]
 
 
 def test_steps_change_the_state_in_place_and_answer_as_the_plain_path_does() -> None:

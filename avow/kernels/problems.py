@@ -56,6 +56,11 @@ def radii(p: Problem) -> Radii:
     return Radii(q * root, (k * root).amax(-1, keepdim=True))
 
 
+def _followed(*tensors: Tensor) -> bool:
+    """Whether gradients of some tensors will be asked for."""
+    return torch.is_grad_enabled() and any(x.requires_grad for x in tensors)
+
+
 def _lengths(x: Tensor) -> Tensor:
     return torch.linalg.vector_norm(x.detach(), dim=-1, dtype=torch.float32)
 
@@ -82,6 +87,9 @@ def feature_means(
     """Causal random features, where logs stay in float32's range and older sums share one reference."""
     m = directions.shape[0]
     if m > _MOST_FEATURES or not shaped(p) or (start is not None and not _readable(start)):
+        return None
+    if p.q.dtype == torch.float32 and _followed(p.q, p.k, p.v):
+        # In three products each, gradients keep 12 KB of a thread's numbers outside its registers.
         return None
     longest = torch.linalg.vector_norm(directions, dim=-1).amax()
     numbers = [longest, lengths.queries.amax(), lengths.keys.amax(), *_value_ends(p)]
@@ -114,8 +122,7 @@ def column_means(p: Problem, temperature: float) -> Means | None:
     ends = _value_ends(p)
     largest = torch.maximum(p.q.detach().abs().amax(), p.k.detach().abs().amax())
     steepest, least, most = torch.stack([x.double() for x in (largest, *ends)]).tolist()
-    followed = torch.is_grad_enabled() and any(x.requires_grad for x in (p.q, p.k, p.v))
-    limit = _STEEP_GRADIENT if followed and p.causal else kernel_rounding.STEEP
+    limit = _STEEP_GRADIENT if p.causal and _followed(p.q, p.k, p.v) else kernel_rounding.STEEP
     if not (steepest <= limit * temperature and _comfortable(least, most)):
         return None
     found = columns.separable_attention(p.q, p.k, p.v, p.causal, temperature)
@@ -130,12 +137,12 @@ def column_means(p: Problem, temperature: float) -> Means | None:
 def _readable(state: scan.State) -> bool:
     """Whether a kernel can read on from a state: one reference, float32, and no gradient asked of it."""
     single = state.top.shape[-1] == 1 and state.sums.dtype == torch.float32
-    return single and not any(x.requires_grad for x in (state.top, state.sums, state.total))
+    return single and not any(x.requires_grad for x in state[:3])
 
 
 def _single(q: Tensor, k: Tensor, v: Tensor, state: scan.State) -> bool:
     """Whether one token can be answered by changing a state in place."""
-    followed = torch.is_grad_enabled() and any(x.requires_grad for x in (q, k, v, *state[:3]))
+    followed = _followed(q, k, v, *state[:3])
     whole = all(x.is_contiguous() and x.dtype == torch.float32 for x in state[:3])
     return q.shape[2] == k.shape[2] == 1 and q.dtype in _TYPES and whole and not followed
 
@@ -190,8 +197,7 @@ class _Untold(torch.autograd.Function):
 
 
 def _told(p: Problem, state: Tensor) -> Tensor:
-    inputs = [x for x in (p.q, p.k, p.v) if x.requires_grad]
-    if not inputs or not torch.is_grad_enabled():
+    if not _followed(p.q, p.k, p.v):
         return state
-    found: Tensor = _Untold.apply(state, *inputs)
+    found: Tensor = _Untold.apply(state, p.q, p.k, p.v)
     return found

@@ -42,10 +42,12 @@ class Ends(NamedTuple):
     q: Float32[Tensor, "b g r d"]
     """Queries of entries up to 1, with the sign of the factor."""
     grown: Float64[Tensor, "b g 1 1"]
-    least: Float64[Tensor, "b g r c"]
     slope: Float64[Tensor, "b g r 1"]
-    most: Float64[Tensor, "b g r c"]
-    """At least |factor·q·k̂| for every sketched row of a group."""
+    tilt: Float64[Tensor, "b g r 1"]
+    """What `least` grows by with the reach of a group: least = tilt·reach + floor."""
+    floor: Float64[Tensor, "b g 1 1"]
+    length: Float64[Tensor, "b g r 1"]
+    """What a group's reach is multiplied by for at least |factor·q·k̂| of its sketched rows."""
 
 
 def ends(q: Float[Tensor, "b g r d"], sketch: Sketch, factor: float) -> Ends:
@@ -63,10 +65,10 @@ def ends(q: Float[Tensor, "b g r d"], sketch: Sketch, factor: float) -> Ends:
     weighted = (wide.square() @ sketch.metric.double().unsqueeze(-1)).sqrt()  # ‖Aq‖, (b, g, r, 1)
     length = torch.linalg.vector_norm(wide, dim=-1, keepdim=True)
     outward = grown * (OUTWARD + _GROWN)
-    reach = sketch.reach.double().unsqueeze(-2) + 2.0**-90  # (b, g, 1, c)
     # Rounding of the products, for a whole group; what is below float32's range loses its smallest normal number.
-    least = (length * error + 2.0**-90) * reach * outward + grown * (d * 2.0**-117)  # (b, g, r, c)
-    return Ends(wide.float(), grown, least, (weighted + 2.0**-60) * outward, length * reach * outward)
+    tilt = (length * error + 2.0**-90) * outward
+    floor = grown * (d * 2.0**-116) + tilt.amax(-2, keepdim=True) * 2.0**-90
+    return Ends(wide.float(), grown, (weighted + 2.0**-60) * outward, tilt, floor, (length + 2.0**-90) * outward)
 
 
 def bracketed(
@@ -81,7 +83,8 @@ def bracketed(
     middle = products_with(told.q, sketch)  # (b, g, r, c, G)
     grown = told.grown
     sane = (grown < _FAR) & (told.slope < _FAR)
-    least = torch.where(sane, told.least, math.inf).float() * (1 + _EXP) + 2.0**-60
+    least = told.tilt * sketch.reach.double().unsqueeze(-2) + told.floor  # (b, g, r, c)
+    least = torch.where(sane, least, math.inf).float() * (1 + _EXP) + 2.0**-60
     slope = told.slope.clamp(max=_FAR).float().unsqueeze(-1)
     half = torch.addcmul(least.unsqueeze(-1), slope, sketch.radius.float().unsqueeze(2)).flatten(3)  # (b, g, r, s)
     middle = middle.flatten(3)
@@ -123,16 +126,22 @@ def products_with(q: Float32[Tensor, "b g r d"], sketch: Sketch) -> Float32[Tens
     c, rows, width = sketch.codes.shape[2:]
     bits = field(sketch.bits)
     step = max(1, min(c, _STRIP // max(b * g * rows * d, 1)))
+    # Unpacked as they are packed: one row after the other, or those of a group side by side.
+    aside = sketch.codes.stride(-1) != 1
+    held = sketch.codes.transpose(-1, -2) if aside else sketch.codes
+    axis = -2 if aside else -1
     # Room made once: fresh pages would cost more than what is written to them.
     out = q.new_empty(b, g, r, c, rows)
-    words, codes = sketch.codes.new_empty(b, g, step, rows, width), q.new_empty(b, g, step, rows, width * (8 // bits))
+    words = held.new_empty(b, g, step, *held.shape[3:])
+    codes = torch.cat([words] * (8 // bits), axis).float()
     for first in range(0, c, step):
         some = slice(first, min(first + step, c))
-        held, room, word = sketch.codes[:, :, some], codes[:, :, : some.stop - first], words[:, :, : some.stop - first]
+        room, word = codes[:, :, : some.stop - first], words[:, :, : some.stop - first]
         for plane in range(8 // bits):
-            torch.bitwise_right_shift(held, bits * plane, out=word)
-            room[..., plane * width : (plane + 1) * width] = word.bitwise_and_(2**bits - 1)
+            torch.bitwise_right_shift(held[:, :, some], bits * plane, out=word)
+            room.narrow(axis, plane * width, width).copy_(word.bitwise_and_(2**bits - 1))
         scaled = q.unsqueeze(2) * sketch.scale[:, :, some].float().unsqueeze(3)  # (b, g, c, r, d)
-        out[:, :, :, some] = (scaled @ room[..., :d].transpose(-1, -2)).transpose(2, 3)
+        whole = room.narrow(axis, 0, d)
+        out[:, :, :, some] = (scaled @ (whole if aside else whole.transpose(-1, -2))).transpose(2, 3)
     start = q @ sketch.zero.float().transpose(-1, -2)  # (b, g, r, c)
     return out.add_(start.unsqueeze(-1))

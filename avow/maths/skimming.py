@@ -6,12 +6,12 @@ counts. Tokens have an upper end each; where to stop is guessed from every few o
 .. math:: \|o^* - o_H\| \le \frac{\sum_T e^{b_j} (\|v_j\| + \|o_H\|)}{Z_H}   [claim tail-mass-output]
 
 A head reads what any of its rows wants, and gives it to all of them. What is read is multiplied in float32 as long as
-its rounding is a small part of what may be lost, and in float64 otherwise; short sums go on in float64.
+its rounding is a small part of what may be lost, and in float64 otherwise; short sums go on in float64. Both loops over
+all tokens, the look at the sketch and the sums of what is left, are compiled where a compiler is at hand.
 """
 
 from __future__ import annotations
 
-import dataclasses
 import functools
 import math
 from dataclasses import dataclass
@@ -25,12 +25,14 @@ from avow.maths.brackets import Ends, ends
 from avow.maths.fused import Fused
 from avow.maths.rounding import EXP_ULPS, perturbed, products, tiny, unit
 from avow.maths.sketch import GROUP, Sketch
-from avow.maths.uppers import uppers
+from avow.maths.uppers import Uppers, uppers
 
-# Every so many tokens of a longer cache are looked at to guess where to stop, in so many bins of an eighth of a nat.
-_SAMPLE, _BINS, _FINE = 8192, 256, 8
+# About so many tokens of a longer cache are looked at to guess where to stop, in so many bins of an eighth of a nat.
+_SAMPLE, _BINS, _FINE = 2048, 256, 8
+# A cut is never before this bin: the token that may weigh most is before it, as its key is a third of the largest.
+_FIRST = 10
 # What is aimed at, of what may be lost: at first more, as siblings' tokens help; less whenever that was not enough.
-_AIMS = (1.1, 0.85, 0.7, 0.5)
+_AIMS = (0.85, 0.85, 0.7, 0.5)
 # Rows whose products are summed in float32 before float64 goes on.
 _SHORT = 256
 # The share of what may be lost that float32 may take.
@@ -69,7 +71,7 @@ class Skim:
     """How far arithmetic in `kind` may move an average, in units of `most`."""
     stray: Float64[Tensor, "b g r"]
     """How far it may move a logarithm of a weight."""
-    heads: list[_Head]
+    view: View
     hidden: int
 
     @staticmethod
@@ -81,203 +83,222 @@ class Skim:
         factor: float,
         longest_key: Float64[Tensor, "b g"],
         lengths: Float[Tensor, "b g s"],
+        longest: Float64[Tensor, "b g"],
         most: Float64[Tensor, "b g"],
         drop: float,
         hidden: int = 0,
         compiled: bool = False,
     ) -> Skim:
-        """What the sketch of the first keys says of all tokens but the first `hidden`; `lengths` bound those of values.
+        """What the sketch of the first keys says of all tokens but the first `hidden`.
 
-        Raises `Unfit` where float32 has no room for these numbers.
+        `lengths` bound those of values, none of them above `longest`. Raises `Unfit` where float32 has no room for
+        these numbers.
         """
-        b, g = q.shape[:2]
         known = sketch.rows
         if known == 0:
             raise Unfit("nothing is sketched")
         told = ends(q, sketch, factor)
-        longest = lengths[..., hidden:].amax(-1)  # (b, g)
-        _check(told, longest)
-        near = lengths[..., :known].float() if lengths.dtype != torch.float64 else _up(lengths[..., :known])
-        # ν: it only orders the tokens, and no bound rests on it.
-        usual = near + (0.5 * longest).float().unsqueeze(-1)
-        terms = uppers(told, sketch, usual.log(), compiled)
-        share = usual.reciprocal_()
-        # How much ends are above what is expected, about.
-        radius = sketch.radius[:, :, :: max(1, known // _SAMPLE)].float().mean((-1, -2))
-        half = told.slope.squeeze(-1).float() * radius.unsqueeze(-1)  # (b, g, r)
+        _check(told, sketch, longest)
         wide = q.detach().double() * factor
         kind, rounding, stray = _arithmetic(wide, k, v, longest_key, longest, drop)
-        budget = drop - rounding
-        heads = []
-        for i in range(b * g):
-            at = divmod(i, g)
-            t = terms[i]
-            if hidden:
-                t[:, :hidden] = -math.inf
-            heads.append(_Head.of(t, near[at], share[at], half[at], (budget * most.unsqueeze(-1))[at], at, compiled))
-        return Skim(wide, k, v, most, drop, kind, rounding, stray, heads, hidden)
+        found = uppers(told, sketch, compiled)
+        if hidden:
+            found.weights.flatten(3)[..., :hidden] = 0
+            found.sums.copy_(found.weights.sum(-1))
+        near = lengths[..., :known].float() if lengths.dtype != torch.float64 else _up(lengths[..., :known])
+        # How much ends are above what is expected, about.
+        radius = sketch.radius[:, :, :: max(1, sketch.radius.shape[2] // 64)].float().mean((-1, -2))
+        half = told.slope.squeeze(-1) * radius.unsqueeze(-1)  # (b, g, r)
+        budget = (drop - rounding) * most.unsqueeze(-1)
+        view = View.of(found, near.unflatten(-1, (-1, GROUP)), longest, half, budget, compiled)
+        return Skim(wide, k, v, most, drop, kind, rounding, stray, view, hidden)
 
     @property
     def share(self) -> float:
         """The part of the tokens that would be read first."""
-        count = sum(int(head.view.wanted.sum()) for head in self.heads)
-        return count / max((self.k.shape[2] - self.hidden) * len(self.heads), 1)
+        heads = self.k.shape[0] * self.k.shape[1]
+        return sum(x.numel() for x in self.view.places) / max((self.k.shape[2] - self.hidden) * heads, 1)
 
     def read(self) -> Skimmed:
         """Averages that are proved to be within `drop`; raises `Unfit` where four attempts are not enough."""
-        b, g, r, _ = self.q.shape
-        e = self.v.shape[-1]
-        out, moved = self.q.new_zeros(b, g, r, e), self.q.new_zeros(b, g, r)
-        count = torch.zeros(b, g, dtype=torch.int64, device=self.q.device)
-        for head in self.heads:
-            out[head.at], moved[head.at], count[head.at] = self._read(head)
-        return Skimmed(out, moved, count)
-
-    def _read(self, head: _Head) -> tuple[Tensor, Tensor, int]:
-        at, known = head.at, head.terms.shape[-1]
-        most, stray, rounding = self.most[at], self.stray[at], self.rounding[at]
+        view, most = self.view, self.most.unsqueeze(-1)
         # What has no sketch is always read.
-        rest = torch.arange(max(known, self.hidden), self.k.shape[2], device=self.q.device)
-        read: Tensor | None = None
-        found, count = None, 0
+        rest = torch.arange(max(view.known, self.hidden), self.k.shape[2], device=self.q.device)
+        places = [torch.cat([x, rest]) if rest.numel() else x for x in view.places]
+        if not all(x.numel() for x in places):
+            raise Unfit("a hidden token would weigh more than all others")
+        count, read = [0] * len(places), view.wanted
+        found: _Sums | None = None
         for aim in _AIMS[1:]:
-            wanted = head.view.wanted
-            places = (wanted if read is None else wanted & ~read).nonzero().flatten()
-            places = torch.cat([places, rest]) if read is None else places
-            count, read = count + places.numel(), wanted
-            if places.numel():
-                part = self._sums(at, places)
-                found = part if found is None else found.joined(part)
-            assert found is not None  # the largest term is always wanted
+            part = self._sums(places)
+            found = part if found is None else found.joined(part)
+            count = [already + x.numel() for already, x in zip(count, places, strict=True)]
             average = found.sums / found.total.unsqueeze(-1)
-            length = torch.linalg.vector_norm(average, dim=-1) + rounding * most
-            tail = head.behind(length) * (head.top.double() - found.top).exp()
-            moved = tail / (found.total * most) * (2 * stray).exp() * (1 + 1e-6) + rounding
+            length = torch.linalg.vector_norm(average, dim=-1) + self.rounding * most
+            tail = view.behind(length) * (view.top - found.top).exp()
+            moved = tail / (found.total * most) * (2 * self.stray).exp() * (1 + 1e-6) + self.rounding
             late = ~(moved <= self.drop)
             if not bool(late.any()):
-                return average, moved, count
-            allowed = aim * (self.drop - rounding) / (moved - rounding)
-            head = head.lowered(torch.where(late, allowed, 1.0))
+                return Skimmed(average, moved, torch.tensor(count, device=self.q.device).view(self.most.shape))
+            allowed = aim * (self.drop - self.rounding) / (moved - self.rounding)
+            view = view.lowered(torch.where(late, allowed, 1.0))
+            places, read = _places(view.wanted & ~read), view.wanted | read
         raise Unfit(f"what is left could still move an average by {float(moved.max()):.1e}")
 
-    def _sums(self, at: tuple[int, int], places: Int[Tensor, " m"]) -> _Sums:
-        """Weights and weighted values of some tokens, summed."""
+    def _sums(self, places: list[Int[Tensor, " m"]]) -> _Sums:
+        """Weights and weighted values of some tokens of each head, summed."""
+        b, g, r, _ = self.q.shape
+        q = self.q.to(self.kind).flatten(0, 1)
+        parts = [self._of_head(divmod(i, g), q[i], some) for i, some in enumerate(places)]
+        top, total, sums = (torch.stack(x) for x in zip(*parts, strict=True))
+        return _Sums(top.view(b, g, r), total.view(b, g, r), sums.view(b, g, r, -1))
+
+    def _of_head(
+        self, at: tuple[int, int], q: Float[Tensor, "r d"], places: Int[Tensor, " m"]
+    ) -> tuple[Float64[Tensor, " r"], Float64[Tensor, " r"], Float64[Tensor, "r e"]]:
         m = places.numel()
-        pieces = max(1, -(-m // _SHORT))
-        # Filled up with the last token, which counts once.
-        places = torch.nn.functional.pad(places, (0, pieces * _SHORT - m), value=int(places[-1]))
-        q = self.q[at].to(self.kind)
+        if m == 0:
+            nothing = self.q.new_zeros(len(q), self.v.shape[-1] + 1)
+            return nothing[:, 0] - math.inf, nothing[:, 0], nothing[:, 1:]
+        pieces = -(-m // _SHORT)
+        # Filled up with the first token, which counts once.
+        places = torch.nn.functional.pad(places, (0, pieces * _SHORT - m), value=int(places[0]))
         logits = q @ self.k[at].index_select(0, places).to(self.kind).T  # (r, pieces·256)
         top = logits.amax(-1, keepdim=True)
-        weights = (logits - top).exp_()
+        weights = logits.sub_(top).exp_()
         weights[:, m:] = 0
         rows = self.v[at].index_select(0, places).to(self.kind).view(pieces, _SHORT, -1)
         sums = weights.view(-1, pieces, _SHORT).transpose(0, 1) @ rows  # (pieces, r, e)
-        return _Sums(top.squeeze(-1).double(), weights.double().sum(-1), sums.double().sum(0))
+        return top.squeeze(-1).double(), weights.sum(-1, dtype=torch.float64), sums.sum(0, dtype=torch.float64)
 
 
 @dataclass(frozen=True)
-class _Head:
-    """The tokens of one head: their terms' upper ends, and which are to be read."""
+class View:
+    """Which tokens are to be read, and for each row, the sums of what is left. Its keys are upper ends of weights times
+    (length + ν), relative to exp(top)·(longest + ν): they only order the tokens, and no bound rests on them.
+    """
 
-    at: tuple[int, int]
-    terms: Float32[Tensor, "r s"]
-    """Upper ends of the logarithms of weight·(length + ν)."""
-    top: Float32[Tensor, " r"]
-    near: Float32[Tensor, " s"]
-    share: Float32[Tensor, " s"]
-    """1/(length + ν)."""
-    guessed: Float32[Tensor, "r bins"]
-    """About the sums of terms in each bin and all after it, relative to exp(top)."""
-    cut: Int[Tensor, " r"]
-    view: _View
+    ends: Uppers
+    near: Float32[Tensor, "b g c G"]
+    """At least the length of each value."""
+    usual: Float32[Tensor, "b g 1"]
+    """ν: half the longest."""
+    longest: Float64[Tensor, "b g 1"]
+    top: Float64[Tensor, "b g r"]
+    shrunk: Float64[Tensor, "b g r c"]
+    """exp(tops − top)"""
+    guessed: Float64[Tensor, "b g r bins"]
+    """About the sums of keys in each bin and all after it."""
+    cut: Int[Tensor, "b g r"]
+    compiled: bool
+    wanted: Bool[Tensor, "b g s"]
+    """What lies before a cut of some row."""
+    moved: Float64[Tensor, "b g r"]
+    """Of weights that are not wanted times lengths, relative to exp(top)."""
+    mass: Float64[Tensor, "b g r"]
 
     @staticmethod
     def of(
-        terms: Float32[Tensor, "r s"],
-        near: Float32[Tensor, " s"],
-        share: Float32[Tensor, " s"],
-        half: Float32[Tensor, " r"],
-        budget: Float64[Tensor, " r"],
-        at: tuple[int, int],
+        found: Uppers,
+        near: Float32[Tensor, "b g c G"],
+        longest: Float64[Tensor, "b g"],
+        half: Float64[Tensor, "b g r"],
+        budget: Float64[Tensor, "b g r"],
         compiled: bool,
-    ) -> _Head:
+    ) -> View:
         """With tokens wanted so that about `budget` of the expected mass is left: ends shrunk by `half` tell that."""
-        top = terms.amax(-1)
+        top = found.tops.amax(-1, keepdim=True).double()
         if not float(top.amax()) <= _HIGH:
             raise Unfit("the sketch says too little")
-        mass = (terms - top.unsqueeze(-1)).exp_() @ share * torch.exp(-half)
-        step = max(1, terms.shape[-1] // _SAMPLE)
-        some = top.unsqueeze(-1) - terms[:, ::step]
-        bins = some.new_zeros(terms.shape[0], _BINS)
-        bins.scatter_add_(-1, (some * _FINE).clamp(0, _BINS - 1).long(), torch.exp(-some))
-        guessed = bins.flip(-1).cumsum(-1).flip(-1) * step
-        cut = _cut(guessed, _AIMS[0] * budget.float() * mass)
-        return _Head(at, terms, top, near, share, guessed, cut, _View.of(terms, near, share, top, cut, compiled))
-
-    def lowered(self, by: Float64[Tensor, " r"]) -> _Head:
-        """With more tokens wanted where what is left has to shrink by a factor below 1."""
-        last = self.guessed.gather(-1, self.cut.clamp(max=_BINS - 1).unsqueeze(-1)).squeeze(-1)
-        lower = torch.maximum(_cut(self.guessed, last * by.float()), self.cut + 1)
-        cut = torch.where(by < 1, lower, self.cut)
-        view = _View.of(self.terms, self.near, self.share, self.top, cut, self.view.compiled)
-        return dataclasses.replace(self, cut=cut, view=view)
-
-    def behind(self, length: Float64[Tensor, " r"]) -> Float64[Tensor, " r"]:
-        """At least what tokens that are not wanted move a sum with an answer of this length, relative to exp(top)."""
-        # Ends too far below the top for float32.
-        lost = self.terms.shape[-1] * 2.0**-120
-        largest = self.share.amax().double()
-        return (self.view.moved + lost + length * (self.view.mass + lost * largest)) * _GROWN
-
-
-class _View(NamedTuple):
-    """What lies before a cut of some row, and for each row, the sums of what does not."""
-
-    wanted: Bool[Tensor, " s"]
-    moved: Float64[Tensor, " r"]
-    """Of weights times lengths."""
-    mass: Float64[Tensor, " r"]
-    compiled: bool
+        shrunk = (found.tops - top).exp()
+        mass = (shrunk * found.sums).sum(-1) * torch.exp(-half)
+        longest = longest.unsqueeze(-1)
+        usual = (0.5 * longest).float()
+        # Every few rows of every few groups.
+        count = near.shape[2] * GROUP
+        step = min(GROUP, 2 ** max(0, (count // _SAMPLE).bit_length() - 1))
+        groups = max(1, count // step // _SAMPLE)
+        some = (near[:, :, ::groups, ::step] + usual.unsqueeze(-1)).unsqueeze(2) * found.weights[..., ::groups, ::step]
+        largest = 1.5 * longest
+        keys = (some * (shrunk[..., ::groups] / largest.unsqueeze(-1)).float().unsqueeze(-1)).flatten(3)
+        bins = keys.new_zeros(*keys.shape[:3], _BINS)
+        bins.scatter_add_(-1, (keys.log() * -_FINE).clamp_(0, _BINS - 1).long(), keys)
+        guessed = bins.double().flip(-1).cumsum(-1).flip(-1) * (count / keys.shape[-1])
+        cut = _cut(guessed, _AIMS[0] * budget * mass / largest)
+        return View._at(found, near, usual, longest, top.squeeze(-1), shrunk, guessed, cut, compiled)
 
     @staticmethod
-    def of(
-        terms: Float32[Tensor, "r s"],
-        near: Float32[Tensor, " s"],
-        share: Float32[Tensor, " s"],
-        top: Float32[Tensor, " r"],
-        cut: Int[Tensor, " r"],
+    def _at(
+        found: Uppers,
+        near: Tensor,
+        usual: Tensor,
+        longest: Tensor,
+        top: Tensor,
+        shrunk: Tensor,
+        guessed: Tensor,
+        cut: Tensor,
         compiled: bool,
-    ) -> _View:
+    ) -> View:
         # Behind the last bin is none.
-        edges = torch.where(cut >= _BINS, -math.inf, top - cut / _FINE)
-        by_group = (near.view(-1, GROUP), share.view(-1, GROUP), *terms.view(len(top), -1, GROUP))
+        edges = torch.where(cut >= _BINS, 0.0, torch.exp(cut / -_FINE) * (1.5 * longest))  # (b, g, r)
+        limits = (edges.unsqueeze(-1) / shrunk).float()
         if compiled:
-            over, *sums = _parted_fused(by_group, top, edges)
+            over, moved, mass = _parted_fused((found.weights.movedim(2, 3), near, limits.movedim(2, 3)), usual)
         else:
-            over, *sums = _parted(*by_group, top, edges)
-        moved, mass = torch.stack(sums).double().sum(-1).view(2, -1).unbind()
-        return _View(over.flatten() >= 0, moved, mass, compiled)
+            over, moved, mass = _parted(found.weights.movedim(2, 3), near, limits.movedim(2, 3), usual)
+        moved, mass = ((shrunk * x).sum(-1) for x in (moved, mass))
+        # What is not below all limits, nan included, is not among those sums.
+        wanted = (over < 0).logical_not_()
+        return View(
+            found, near, usual, longest, top, shrunk, guessed, cut, compiled, wanted.flatten(2), moved, mass
+        )
+
+    @property
+    def known(self) -> int:
+        return self.wanted.shape[-1]
+
+    @functools.cached_property
+    def places(self) -> list[Int[Tensor, " m"]]:
+        """Where the wanted tokens of each head are."""
+        return _places(self.wanted)
+
+    def lowered(self, by: Float64[Tensor, "b g r"]) -> View:
+        """With more tokens wanted where what is left has to shrink by a factor below 1."""
+        last = self.guessed.gather(-1, self.cut.clamp(max=_BINS - 1).unsqueeze(-1)).squeeze(-1)
+        lower = torch.maximum(_cut(self.guessed, last * by), self.cut + 1)
+        cut = torch.where(by < 1, lower, self.cut)
+        return View._at(
+            self.ends, self.near, self.usual, self.longest, self.top, self.shrunk, self.guessed, cut, self.compiled
+        )
+
+    def behind(self, length: Float64[Tensor, "b g r"]) -> Float64[Tensor, "b g r"]:
+        """At least what tokens that are not wanted move a sum with an answer of this length, relative to exp(top)."""
+        # Ends too far below the top for float32.
+        lost = self.known * 2.0**-120
+        return (self.moved + lost * (1 + self.longest) + length * (self.mass + lost)) * _GROWN
 
 
-def _parted(near: Tensor, share: Tensor, *rest: Tensor) -> tuple[Tensor, ...]:
-    """How far each token is above the nearest cut, then sums over each group's tokens below all of them."""
-    *terms, top, edges = rest
-    over = functools.reduce(torch.maximum, [x - edges[i] for i, x in enumerate(terms)])  # (c, G)
-    left = torch.where(over < 0, share, 0.0)
-    masses = [(x - top[i]).exp() * left for i, x in enumerate(terms)]
-    return (over, *[(x * near).sum(-1) for x in masses], *[x.sum(-1) for x in masses])
+def _parted(weights: Tensor, near: Tensor, limits: Tensor, usual: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """How far each token's key is above the nearest limit, then sums over each group's tokens below all of them."""
+    rows = range(weights.shape[3])
+    keys = near + usual.unsqueeze(-1)  # (b, g, c, G)
+    above = [keys * weights[:, :, :, i] - limits[:, :, :, i, None] for i in rows]
+    over = functools.reduce(torch.maximum, above)
+    below = torch.where(over < 0, 1.0, 0.0)
+    left = [weights[:, :, :, i] * below for i in rows]
+    moved, mass = [(x * near).sum(-1) for x in left], [x.sum(-1) for x in left]
+    return over, torch.stack(moved, 2), torch.stack(mass, 2)
 
 
-_parted_fused = Fused(_parted)
+_parted_fused = Fused(_parted, axis=2)
 
 
 class _Sums(NamedTuple):
     """Of some tokens: the largest logarithm of a weight, all weights relative to it, and weighted values."""
 
-    top: Float64[Tensor, " r"]
-    total: Float64[Tensor, " r"]
-    sums: Float64[Tensor, "r e"]
+    top: Float64[Tensor, "b g r"]
+    total: Float64[Tensor, "b g r"]
+    sums: Float64[Tensor, "b g r e"]
 
     def joined(self, other: _Sums) -> _Sums:
         top = torch.maximum(self.top, other.top)
@@ -286,13 +307,18 @@ class _Sums(NamedTuple):
         return _Sums(top, self.total * mine + other.total * theirs, sums)
 
 
-def _cut(guessed: Float32[Tensor, "r bins"], budget: Float32[Tensor, " r"]) -> Int[Tensor, " r"]:
-    """The first bin behind which terms are within a budget; never before the first one's end."""
-    return (~(guessed <= budget.unsqueeze(-1))).sum(-1).clamp(1, _BINS)
+def _places(wanted: Bool[Tensor, "b g s"]) -> list[Int[Tensor, " m"]]:
+    return [x.nonzero().flatten() for x in wanted.flatten(0, 1).unbind()]
 
 
-def _check(told: Ends, longest: Float64[Tensor, "b g"]) -> None:
-    if not float(told.most.amax()) + float(told.slope.amax()) <= _REACH or not float(told.grown.amax()) <= 2.0**60:
+def _cut(guessed: Float64[Tensor, "b g r bins"], budget: Float64[Tensor, "b g r"]) -> Int[Tensor, "b g r"]:
+    """The first bin behind which terms are within a budget."""
+    return (~(guessed <= budget.unsqueeze(-1))).sum(-1).clamp(_FIRST, _BINS)
+
+
+def _check(told: Ends, sketch: Sketch, longest: Float64[Tensor, "b g"]) -> None:
+    most = float((told.length.squeeze(-1) * sketch.reach.amax(-1, keepdim=True)).amax())
+    if not most + float(told.slope.amax()) <= _REACH or not float(told.grown.amax()) <= 2.0**60:
         raise Unfit("products may be too large")
     if not (float(longest.amax()) <= _LONG and float(longest.amin()) >= _FAINT):
         raise Unfit("values are too long or too short")

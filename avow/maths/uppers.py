@@ -1,85 +1,99 @@
-r"""The most that each term may be, by its logarithm, for every sketched row: in one pass over the codes.
+r"""The most that each token may weigh, for every sketched row: in one pass over the codes.
 
-Token j's term is its weight times the length that goes with it, :math:`\ln t_j = l_j + \ln(\|v_j\| + \nu)`, and the
-sketch bounds it from above. A compiler turns unpacking, products and bounds into one loop over bytes, several times as
-fast as plain torch, which has to write every code down as a float first; both ways stay within the same bounds, as
-those hold for sums in any order, with or without fused multiply-adds.
+A sketch bounds every product from above, :math:`l_j \le u_j`; what is kept of that is :math:`e^{u_j - t}`, with t the
+largest of a group, and t itself. A compiler turns unpacking, products, bounds and exponentials into one loop, in which
+the rows of a group stand side by side, so that nothing is added across a register; plain torch has to write every code
+down as a float first. Both ways stay within the same bounds, as those hold for sums in any order, with or without fused
+multiply-adds.
 """
 
 from __future__ import annotations
 
 import functools
+from typing import NamedTuple
 
 import torch
-from jaxtyping import Float32, UInt8
+from jaxtyping import Float, Float32, UInt8
 from torch import Tensor
 
 from avow.maths.brackets import Ends, field, products_with
 from avow.maths.fused import Fused
 from avow.maths.sketch import Sketch
 
-# Differences of rounding between here and `Ends`: three additions, relative to the products; and relative to
-# logarithms of lengths, which are within 90, and to the ends' own, which are rounded outward.
-_ADDED, _CONSTANT = 2.0**-21, 2.0**-14
+# Differences of rounding between here and `Ends`: additions, relative to the products; and what is so small that the
+# factors which bring a code's bits to their place leave the range of float32.
+_ADDED, _CONSTANT = 2.0**-21, 2.0**-40
+# Rounding of the bounds themselves.
+_OUTWARD = 1 + 2.0**-20
 
 
-def uppers(
-    told: Ends, sketch: Sketch, logged: Float32[Tensor, "b g s"], compiled: bool
-) -> list[Float32[Tensor, "r s"]]:
-    """For each head, at least factor·q·k + logged, for logarithms within ±90 and products within 1e6.
+class Uppers(NamedTuple):
+    """At least exp(factor·q·k) of every sketched row k, but for factors that `skimming` allows for."""
+
+    weights: Float32[Tensor, "b g r c G"]
+    """Relative to exp(tops): at most 1."""
+    tops: Float32[Tensor, "b g r c"]
+    sums: Float32[Tensor, "b g r c"]
+    """Of each group's weights."""
+
+
+def uppers(told: Ends, sketch: Sketch, compiled: bool) -> Uppers:
+    """What the sketch says, for products within 1e6.
 
     Raises `NotCompiled` where a compiler is asked for and there is none.
     """
-    b, g, _, d = told.q.shape
-    c, rows = sketch.codes.shape[2:4]
-    least = (told.least + told.most * _ADDED + _CONSTANT).float() * (1 + 2.0**-20)
-    grown, slope = told.grown.float(), told.slope.float() * (1 + 2.0**-20)
-    start = told.q @ sketch.zero.float().transpose(-1, -2)  # (b, g, r, c)
+    # All but the smallest part grows with a group's reach; bounds in float32 are rounded outward.
+    tilt = ((told.tilt + told.length * _ADDED) * _OUTWARD).float().squeeze(-1)  # (b, g, r)
+    floor = ((told.floor + _CONSTANT) * _OUTWARD).float().squeeze(-1)  # (b, g, 1)
+    slope, grown = (told.slope * _OUTWARD).float().squeeze(-1), told.grown.float().squeeze(-1)
     if not compiled:
-        middle = products_with(told.q, sketch)
-        half = torch.addcmul(least.unsqueeze(-1), slope.unsqueeze(-1), sketch.radius.float().unsqueeze(2))
-        half.addcmul_(middle, grown.unsqueeze(-1)).add_(logged.reshape(b, g, 1, c, rows))
-        return list(half.flatten(3).flatten(0, 1).unbind())
+        half = torch.addcmul(floor.unsqueeze(-1), tilt.unsqueeze(-1), sketch.reach.unsqueeze(2))  # (b, g, r, c)
+        half = torch.addcmul(half.unsqueeze(-1), slope[..., None, None], sketch.radius.float().unsqueeze(2))
+        ends = half.addcmul_(products_with(told.q, sketch), grown[..., None, None])
+        tops = ends.amax(-1)
+        weights = ends.sub_(tops.unsqueeze(-1)).exp_()
+        return Uppers(weights, tops, weights.sum(-1))
     planes = sketch.codes.shape[-1] * (8 // field(sketch.bits))
-    q, scale = (torch.nn.functional.pad(x, (0, planes - d)) if planes > d else x for x in (told.q, sketch.scale))
-    found = []
-    for i in range(b):
-        for j in range(g):
-            # One head at a time: contiguous, so that the same code serves however much room its neighbours have.
-            long = (sketch.codes[i, j], scale[i, j], sketch.radius[i, j], logged[i, j].view(c, rows))
-            short = (start[i, j].T.contiguous(), least[i, j].T.contiguous())
-            found.append(
-                _one_head((*long, *short), q[i, j], slope[i, j, :, 0], grown[i, j, 0, 0], sketch.bits).flatten(1)
-            )
-    return found
+    more = planes - told.q.shape[-1]
+    q, scale, zero = (
+        torch.nn.functional.pad(x, (0, more)) if more else x for x in (told.q, sketch.scale, sketch.zero)
+    )
+    long = (sketch.codes.transpose(-1, -2), scale, zero, sketch.radius, sketch.reach)
+    return Uppers(*_all_heads(long, q, slope, tilt, floor, grown, sketch.bits))
 
 
-def _of_one_head(
-    codes: UInt8[Tensor, "c G w"],
-    scale: Tensor,
-    radius: Tensor,
-    logged: Tensor,
-    start: Tensor,
-    least: Tensor,
-    q: Tensor,
-    slope: Tensor,
-    grown: Tensor,
+def _of_all_heads(
+    codes: UInt8[Tensor, "b g c w G"],
+    scale: Float[Tensor, "b g c p"],
+    zero: Float[Tensor, "b g c p"],
+    radius: Float[Tensor, "b g c G"],
+    reach: Float32[Tensor, "b g c"],
+    q: Float32[Tensor, "b g r p"],
+    slope: Float32[Tensor, "b g r"],
+    tilt: Float32[Tensor, "b g r"],
+    floor: Float32[Tensor, "b g 1"],
+    grown: Float32[Tensor, "b g 1"],
     bits: int,
-) -> Tensor:
-    """For each row of q, what `uppers` says: (r, c, G)."""
-    width, taken = codes.shape[-1], field(bits)
-    last = 8 // taken - 1
-    planes = [codes >> (taken * i) if i else codes for i in range(last + 1)]
-    # What is shifted furthest has nothing above it.
-    planes = [(x & (2**taken - 1) if i < last else x).float() for i, x in enumerate(planes)]
-    wide, far = scale.float(), radius.float()
-    found = []
-    for i in range(q.shape[0]):
-        scaled = (q[i] * wide).unsqueeze(1)  # (c, 1, d)
-        parts = [x * scaled[..., at * width : (at + 1) * width] for at, x in enumerate(planes)]
-        middle = functools.reduce(torch.add, parts).sum(-1) + start[:, i, None]
-        found.append(middle * grown + (far * slope[i] + least[:, i, None]) + logged)
-    return torch.stack(found)
+) -> tuple[Tensor, Tensor, Tensor]:
+    width, taken = codes.shape[-2], field(bits)
+    # Codes stay where they are in their bytes: the query is divided by what that makes of them, a power of two.
+    planes = [(codes & ((2**taken - 1) << at) if taken < 8 else codes).float() for at in range(0, 8, taken)]
+    scale, zero, radius = scale.float(), zero.float(), radius.float()
+    weights, tops = [], []
+    for i in range(q.shape[2]):
+        row = (q[:, :, i] * grown).unsqueeze(2)  # (b, g, 1, p)
+        scaled = (row * scale).unsqueeze(-1)  # (b, g, c, p, 1)
+        parts = [
+            x * (scaled[..., at * width : (at + 1) * width, :] * 2.0 ** (-at * taken)) for at, x in enumerate(planes)
+        ]
+        start = (row * zero).sum(-1) + (tilt[:, :, i, None] * reach + floor)  # (b, g, c)
+        middle = functools.reduce(torch.add, parts).sum(-2)  # (b, g, c, G)
+        end = middle + (radius * slope[:, :, i, None, None] + start.unsqueeze(-1))
+        top = end.amax(-1)
+        weights.append((end - top.unsqueeze(-1)).exp())
+        tops.append(top)
+    sums = [x.sum(-1) for x in weights]
+    return torch.stack(weights, 2), torch.stack(tops, 2), torch.stack(sums, 2)
 
 
-_one_head = Fused(_of_one_head)
+_all_heads = Fused(_of_all_heads, axis=2)

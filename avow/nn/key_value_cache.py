@@ -281,7 +281,7 @@ class KeyValueCache(TokenBuffers):
         s, e = problem.v.shape[-2:]
         lengths = self._lengths(problem, first)
         hidden = 0 if self.window is None else max(0, s - self.window)
-        longest = lengths[..., hidden:].amax(-1).double()
+        longest = self._extremes[..., 1] if self.window is None else lengths[..., hidden:].amax(-1).double()
         most = longest * (1 - 2 * slack(e, self.dtype) - 2.0**-22)  # (b, g)
         skim = Skim.over(
             problem.q.reshape(b, self.key_heads, -1, d),
@@ -291,6 +291,7 @@ class KeyValueCache(TokenBuffers):
             problem.scale,
             self._longest,
             lengths,
+            longest,
             most,
             method.drop,
             hidden,

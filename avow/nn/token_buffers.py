@@ -142,6 +142,10 @@ class TokenBuffers:
             for name in PARTS:
                 part = getattr(one, name)
                 room[name] = part.new_empty(b, g, groups, *part.shape[3:])
+            if self.device.type == "cpu":
+                # A group's rows side by side, as the look at them wants it.
+                rows, width = one.codes.shape[3:]
+                room["codes"] = one.codes.new_empty(b, g, groups, width, rows).transpose(-1, -2)
         return room
 
     def _fitting(self, base: int, after: int) -> tuple[dict[str, Tensor], int]:

@@ -32,13 +32,13 @@ _SAMPLE, _BINS, _FINE = 2048, 256, 8
 # A cut is never before this bin: the token that may weigh most is before it, as its key is a third of the largest.
 _FIRST = 10
 # What is aimed at, of what may be lost: at first more, as siblings' tokens help; less whenever that was not enough.
-_AIMS = (0.85, 0.85, 0.7, 0.5)
+_AIMS = (1.1, 0.85, 0.7, 0.5)
 # Rows whose products are summed in float32 before float64 goes on.
 _SHORT = 256
 # The share of what may be lost that float32 may take.
 _ROUNDING = 0.1
-# Largest products, ends and lengths for which float32 has room; smallest lengths.
-_REACH, _HIGH, _LONG, _FAINT = 1e4, 1e6, 1e15, 1e-15
+# Largest products, keys and lengths for which float32 has room; smallest lengths.
+_REACH, _HIGH, _LONG, _FAINT = 1e4, 1e35, 1e15, 1e-15
 # Rounding of exp, its argument and sums of 64 terms, in float32.
 _GROWN = 1 + 2.0**-12
 
@@ -104,13 +104,14 @@ class Skim:
         found = uppers(told, sketch, compiled)
         if hidden:
             found.weights.flatten(3)[..., :hidden] = 0
+            found.tops.copy_(found.weights.amax(-1))
             found.sums.copy_(found.weights.sum(-1))
         near = lengths[..., :known].float() if lengths.dtype != torch.float64 else _up(lengths[..., :known])
-        # How much ends are above what is expected, about.
-        radius = sketch.radius[:, :, :: max(1, sketch.radius.shape[2] // 64)].float().mean((-1, -2))
-        half = told.slope.squeeze(-1) * radius.unsqueeze(-1)  # (b, g, r)
-        budget = (drop - rounding) * most.unsqueeze(-1)
-        view = View.of(found, near.unflatten(-1, (-1, GROUP)), longest, half, budget, compiled)
+        # Ends are above what is expected by about their radius.
+        shrunk = torch.exp(-told.slope.float() * found.radius.unsqueeze(2))  # (b, g, r, c)
+        mass = (found.sums * shrunk).sum(-1).double()
+        budget = (drop - rounding) * most.unsqueeze(-1) * mass
+        view = View.of(found, near.unflatten(-1, (-1, GROUP)), longest, budget, compiled)
         return Skim(wide, k, v, most, drop, kind, rounding, stray, view, hidden)
 
     @property
@@ -135,7 +136,7 @@ class Skim:
             count = [already + x.numel() for already, x in zip(count, places, strict=True)]
             average = found.sums / found.total.unsqueeze(-1)
             length = torch.linalg.vector_norm(average, dim=-1) + self.rounding * most
-            tail = view.behind(length) * (view.top - found.top).exp()
+            tail = view.behind(length) * (view.ends.origin - found.top).exp()
             moved = tail / (found.total * most) * (2 * self.stray).exp() * (1 + 1e-6) + self.rounding
             late = ~(moved <= self.drop)
             if not bool(late.any()):
@@ -174,27 +175,24 @@ class Skim:
 
 @dataclass(frozen=True)
 class View:
-    """Which tokens are to be read, and for each row, the sums of what is left. Its keys are upper ends of weights times
-    (length + ν), relative to exp(top)·(longest + ν): they only order the tokens, and no bound rests on them.
+    """Which tokens are to be read, and for each row, the sums of what is left, relative to exp(origin). Keys are upper
+    ends of weights times (length + ν), with ν half the longest: they only order the tokens, and no bound rests on them.
     """
 
     ends: Uppers
     near: Float32[Tensor, "b g c G"]
     """At least the length of each value."""
-    usual: Float32[Tensor, "b g 1"]
-    """ν: half the longest."""
     longest: Float64[Tensor, "b g 1"]
-    top: Float64[Tensor, "b g r"]
-    shrunk: Float64[Tensor, "b g r c"]
-    """exp(tops − top)"""
+    largest: Float64[Tensor, "b g r"]
+    """At least the largest key."""
     guessed: Float64[Tensor, "b g r bins"]
-    """About the sums of keys in each bin and all after it."""
+    """About the sums of keys in each bin and all after it, relative to the largest."""
     cut: Int[Tensor, "b g r"]
     compiled: bool
     wanted: Bool[Tensor, "b g s"]
     """What lies before a cut of some row."""
     moved: Float64[Tensor, "b g r"]
-    """Of weights that are not wanted times lengths, relative to exp(top)."""
+    """Of weights that are not wanted times lengths."""
     mass: Float64[Tensor, "b g r"]
 
     @staticmethod
@@ -202,56 +200,39 @@ class View:
         found: Uppers,
         near: Float32[Tensor, "b g c G"],
         longest: Float64[Tensor, "b g"],
-        half: Float64[Tensor, "b g r"],
         budget: Float64[Tensor, "b g r"],
         compiled: bool,
     ) -> View:
-        """With tokens wanted so that about `budget` of the expected mass is left: ends shrunk by `half` tell that."""
-        top = found.tops.amax(-1, keepdim=True).double()
-        if not float(top.amax()) <= _HIGH:
-            raise Unfit("the sketch says too little")
-        shrunk = (found.tops - top).exp()
-        mass = (shrunk * found.sums).sum(-1) * torch.exp(-half)
+        """With tokens wanted so that about `budget` is left."""
         longest = longest.unsqueeze(-1)
-        usual = (0.5 * longest).float()
+        largest = found.tops.amax(-1).double() * (1.5 * longest)  # (b, g, r)
+        if not (float(largest.amin()) > 0 and float(largest.amax()) < _HIGH):
+            raise Unfit("the sketch says too little")
         # Every few rows of every few groups.
         count = near.shape[2] * GROUP
         step = min(GROUP, 2 ** max(0, (count // _SAMPLE).bit_length() - 1))
         groups = max(1, count // step // _SAMPLE)
-        some = (near[:, :, ::groups, ::step] + usual.unsqueeze(-1)).unsqueeze(2) * found.weights[..., ::groups, ::step]
-        largest = 1.5 * longest
-        keys = (some * (shrunk[..., ::groups] / largest.unsqueeze(-1)).float().unsqueeze(-1)).flatten(3)
+        some = (near[:, :, ::groups, ::step] + (0.5 * longest.unsqueeze(-1)).float()).unsqueeze(2)
+        keys = (some * found.weights[..., ::groups, ::step]).flatten(3) / largest.float().unsqueeze(-1)
         bins = keys.new_zeros(*keys.shape[:3], _BINS)
         bins.scatter_add_(-1, (keys.log() * -_FINE).clamp_(0, _BINS - 1).long(), keys)
         guessed = bins.double().flip(-1).cumsum(-1).flip(-1) * (count / keys.shape[-1])
-        cut = _cut(guessed, _AIMS[0] * budget * mass / largest)
-        return View._at(found, near, usual, longest, top.squeeze(-1), shrunk, guessed, cut, compiled)
+        cut = _cut(guessed, _AIMS[0] * budget / largest)
+        return View._at(found, near, longest, largest, guessed, cut, compiled)
 
     @staticmethod
     def _at(
-        found: Uppers,
-        near: Tensor,
-        usual: Tensor,
-        longest: Tensor,
-        top: Tensor,
-        shrunk: Tensor,
-        guessed: Tensor,
-        cut: Tensor,
-        compiled: bool,
+        found: Uppers, near: Tensor, longest: Tensor, largest: Tensor, guessed: Tensor, cut: Tensor, compiled: bool
     ) -> View:
         # Behind the last bin is none.
-        edges = torch.where(cut >= _BINS, 0.0, torch.exp(cut / -_FINE) * (1.5 * longest))  # (b, g, r)
-        limits = (edges.unsqueeze(-1) / shrunk).float()
-        if compiled:
-            over, moved, mass = _parted_fused((found.weights.movedim(2, 3), near, limits.movedim(2, 3)), usual)
-        else:
-            over, moved, mass = _parted(found.weights.movedim(2, 3), near, limits.movedim(2, 3), usual)
-        moved, mass = ((shrunk * x).sum(-1) for x in (moved, mass))
+        limits = torch.where(cut >= _BINS, 0.0, torch.exp(cut / -_FINE) * largest).float()  # (b, g, r)
+        usual = (0.5 * longest).float()
+        long = (found.weights.movedim(2, 3), near)
+        over, moved, mass = _parted_fused(long, limits, usual) if compiled else _parted(*long, limits, usual)
+        moved, mass = (x.sum(2, dtype=torch.float64) for x in (moved, mass))
         # What is not below all limits, nan included, is not among those sums.
-        wanted = (over < 0).logical_not_()
-        return View(
-            found, near, usual, longest, top, shrunk, guessed, cut, compiled, wanted.flatten(2), moved, mass
-        )
+        wanted = (over < 0).logical_not_().flatten(2)
+        return View(found, near, longest, largest, guessed, cut, compiled, wanted, moved, mass)
 
     @property
     def known(self) -> int:
@@ -267,13 +248,11 @@ class View:
         last = self.guessed.gather(-1, self.cut.clamp(max=_BINS - 1).unsqueeze(-1)).squeeze(-1)
         lower = torch.maximum(_cut(self.guessed, last * by), self.cut + 1)
         cut = torch.where(by < 1, lower, self.cut)
-        return View._at(
-            self.ends, self.near, self.usual, self.longest, self.top, self.shrunk, self.guessed, cut, self.compiled
-        )
+        return View._at(self.ends, self.near, self.longest, self.largest, self.guessed, cut, self.compiled)
 
     def behind(self, length: Float64[Tensor, "b g r"]) -> Float64[Tensor, "b g r"]:
-        """At least what tokens that are not wanted move a sum with an answer of this length, relative to exp(top)."""
-        # Ends too far below the top for float32.
+        """At least what tokens that are not wanted move a sum with an answer of this length, relative to exp(origin)."""
+        # Ends too far below the origin for float32.
         lost = self.known * 2.0**-120
         return (self.moved + lost * (1 + self.longest) + length * (self.mass + lost)) * _GROWN
 
@@ -282,12 +261,12 @@ def _parted(weights: Tensor, near: Tensor, limits: Tensor, usual: Tensor) -> tup
     """How far each token's key is above the nearest limit, then sums over each group's tokens below all of them."""
     rows = range(weights.shape[3])
     keys = near + usual.unsqueeze(-1)  # (b, g, c, G)
-    above = [keys * weights[:, :, :, i] - limits[:, :, :, i, None] for i in rows]
+    above = [keys * weights[:, :, :, i] - limits[:, :, i, None, None] for i in rows]
     over = functools.reduce(torch.maximum, above)
     below = torch.where(over < 0, 1.0, 0.0)
     left = [weights[:, :, :, i] * below for i in rows]
     moved, mass = [(x * near).sum(-1) for x in left], [x.sum(-1) for x in left]
-    return over, torch.stack(moved, 2), torch.stack(mass, 2)
+    return over, torch.stack(moved, 3), torch.stack(mass, 3)
 
 
 _parted_fused = Fused(_parted, axis=2)

@@ -1,10 +1,10 @@
 r"""The most that each token may weigh, for every sketched row: in one pass over the codes.
 
-A sketch bounds every product from above, :math:`l_j \le u_j`; what is kept of that is :math:`e^{u_j - t}`, with t the
-largest of a group, and t itself. A compiler turns unpacking, products, bounds and exponentials into one loop, in which
-the rows of a group stand side by side, so that nothing is added across a register; plain torch has to write every code
-down as a float first. Both ways stay within the same bounds, as those hold for sums in any order, with or without fused
-multiply-adds.
+A sketch bounds every product from above, :math:`l_j \le u_j`; what is kept of that is :math:`e^{u_j - origin}`, with an
+origin near the largest of a row, as the middles of groups tell it. A compiler turns unpacking, products, bounds and
+exponentials into one loop, in which the rows of a group stand side by side, so that nothing is added across a register;
+plain torch has to write every code down as a float first. Both ways stay within the same bounds, as those hold for sums
+in any order, with or without fused multiply-adds.
 """
 
 from __future__ import annotations
@@ -20,9 +20,11 @@ from avow.maths.brackets import Ends, field, products_with
 from avow.maths.fused import Fused
 from avow.maths.sketch import Sketch
 
-# Differences of rounding between here and `Ends`: additions, relative to the products; and what is so small that the
-# factors which bring a code's bits to their place leave the range of float32.
+# Differences of rounding between here and `Ends`: additions, relative to the products, the origin among them; and what
+# is so small that the factors which bring a code's bits to their place leave the range of float32.
 _ADDED, _CONSTANT = 2.0**-21, 2.0**-40
+# About so many groups tell the origin.
+_SOME = 64
 # Rounding of the bounds themselves.
 _OUTWARD = 1 + 2.0**-20
 
@@ -31,10 +33,14 @@ class Uppers(NamedTuple):
     """At least exp(factor·q·k) of every sketched row k, but for factors that `skimming` allows for."""
 
     weights: Float32[Tensor, "b g r c G"]
-    """Relative to exp(tops): at most 1."""
+    """Relative to exp(origin); infinite where that was far too low."""
+    origin: Float32[Tensor, "b g r"]
     tops: Float32[Tensor, "b g r c"]
+    """The largest weight of each group."""
     sums: Float32[Tensor, "b g r c"]
     """Of each group's weights."""
+    radius: Float32[Tensor, "b g c"]
+    """The mean of each group."""
 
 
 def uppers(told: Ends, sketch: Sketch, compiled: bool) -> Uppers:
@@ -46,20 +52,25 @@ def uppers(told: Ends, sketch: Sketch, compiled: bool) -> Uppers:
     tilt = ((told.tilt + told.length * _ADDED) * _OUTWARD).float().squeeze(-1)  # (b, g, r)
     floor = ((told.floor + _CONSTANT) * _OUTWARD).float().squeeze(-1)  # (b, g, 1)
     slope, grown = (told.slope * _OUTWARD).float().squeeze(-1), told.grown.float().squeeze(-1)
+    # Some groups tell it well enough: no bound rests on it.
+    some = slice(None, None, max(1, sketch.zero.shape[2] // _SOME))
+    middle = sketch.zero[:, :, some].float() + (2**sketch.bits - 1) / 2 * sketch.scale[:, :, some].float()
+    origin = (told.q @ middle.transpose(-1, -2)).amax(-1) * grown  # (b, g, r)
     if not compiled:
         half = torch.addcmul(floor.unsqueeze(-1), tilt.unsqueeze(-1), sketch.reach.unsqueeze(2))  # (b, g, r, c)
-        half = torch.addcmul(half.unsqueeze(-1), slope[..., None, None], sketch.radius.float().unsqueeze(2))
+        radius = sketch.radius.float()
+        half = torch.addcmul(half.unsqueeze(-1), slope[..., None, None], radius.unsqueeze(2))
         ends = half.addcmul_(products_with(told.q, sketch), grown[..., None, None])
-        tops = ends.amax(-1)
-        weights = ends.sub_(tops.unsqueeze(-1)).exp_()
-        return Uppers(weights, tops, weights.sum(-1))
+        weights = ends.sub_(origin[..., None, None]).exp_()
+        return Uppers(weights, origin, weights.amax(-1), weights.sum(-1), radius.mean(-1))
     planes = sketch.codes.shape[-1] * (8 // field(sketch.bits))
     more = planes - told.q.shape[-1]
     q, scale, zero = (
         torch.nn.functional.pad(x, (0, more)) if more else x for x in (told.q, sketch.scale, sketch.zero)
     )
     long = (sketch.codes.transpose(-1, -2), scale, zero, sketch.radius, sketch.reach)
-    return Uppers(*_all_heads(long, q, slope, tilt, floor, grown, sketch.bits))
+    weights, *others = _all_heads(long, q, slope, tilt, floor - origin, grown, sketch.bits)
+    return Uppers(weights, origin, *others)
 
 
 def _of_all_heads(
@@ -71,29 +82,26 @@ def _of_all_heads(
     q: Float32[Tensor, "b g r p"],
     slope: Float32[Tensor, "b g r"],
     tilt: Float32[Tensor, "b g r"],
-    floor: Float32[Tensor, "b g 1"],
+    floor: Float32[Tensor, "b g r"],
     grown: Float32[Tensor, "b g 1"],
     bits: int,
-) -> tuple[Tensor, Tensor, Tensor]:
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     width, taken = codes.shape[-2], field(bits)
     # Codes stay where they are in their bytes: the query is divided by what that makes of them, a power of two.
     planes = [(codes & ((2**taken - 1) << at) if taken < 8 else codes).float() for at in range(0, 8, taken)]
     scale, zero, radius = scale.float(), zero.float(), radius.float()
-    weights, tops = [], []
+    weights = []
     for i in range(q.shape[2]):
         row = (q[:, :, i] * grown).unsqueeze(2)  # (b, g, 1, p)
         scaled = (row * scale).unsqueeze(-1)  # (b, g, c, p, 1)
         parts = [
             x * (scaled[..., at * width : (at + 1) * width, :] * 2.0 ** (-at * taken)) for at, x in enumerate(planes)
         ]
-        start = (row * zero).sum(-1) + (tilt[:, :, i, None] * reach + floor)  # (b, g, c)
+        start = (row * zero).sum(-1) + (tilt[:, :, i, None] * reach + floor[:, :, i, None])  # (b, g, c)
         middle = functools.reduce(torch.add, parts).sum(-2)  # (b, g, c, G)
-        end = middle + (radius * slope[:, :, i, None, None] + start.unsqueeze(-1))
-        top = end.amax(-1)
-        weights.append((end - top.unsqueeze(-1)).exp())
-        tops.append(top)
-    sums = [x.sum(-1) for x in weights]
-    return torch.stack(weights, 2), torch.stack(tops, 2), torch.stack(sums, 2)
+        weights.append((middle + (radius * slope[:, :, i, None, None] + start.unsqueeze(-1))).exp())
+    tops, sums = [x.amax(-1) for x in weights], [x.sum(-1) for x in weights]
+    return torch.stack(weights, 2), torch.stack(tops, 2), torch.stack(sums, 2), radius.mean(-1)
 
 
 _all_heads = Fused(_of_all_heads, axis=2)

@@ -31,8 +31,8 @@ from avow.maths.uppers import Uppers, uppers
 _SAMPLE, _BINS, _FINE = 2048, 256, 8
 # A cut is never before this bin: the token that may weigh most is before it, as its key is a third of the largest.
 _FIRST = 10
-# What is aimed at, of what may be lost: at first more, as siblings' tokens help; less whenever that was not enough.
-_AIMS = (1.1, 0.85, 0.7, 0.5)
+# What is aimed at, of what may be lost; less whenever that was not enough.
+_AIMS = (0.9, 0.85, 0.7, 0.5)
 # Rows whose products are summed in float32 before float64 goes on.
 _SHORT = 256
 # The share of what may be lost that float32 may take.
@@ -106,9 +106,10 @@ class Skim:
             found.weights.flatten(3)[..., :hidden] = 0
             found.tops.copy_(found.weights.amax(-1))
             found.sums.copy_(found.weights.sum(-1))
+            found.radii.copy_((found.weights * sketch.radius.float().unsqueeze(2)).sum(-1))
         near = lengths[..., :known].float() if lengths.dtype != torch.float64 else _up(lengths[..., :known])
-        # Ends are above what is expected by about their radius.
-        shrunk = torch.exp(-told.slope.float() * found.radius.unsqueeze(2))  # (b, g, r, c)
+        # Ends are above what is expected by about their radius, of each group the mean under its weights.
+        shrunk = torch.exp(-told.slope.float() * (found.radii / found.sums.clamp(min=2.0**-100)))  # (b, g, r, c)
         mass = (found.sums * shrunk).sum(-1).double()
         budget = (drop - rounding) * most.unsqueeze(-1) * mass
         view = View.of(found, near.unflatten(-1, (-1, GROUP)), longest, budget, compiled)

@@ -39,8 +39,8 @@ class Uppers(NamedTuple):
     """The largest weight of each group."""
     sums: Float32[Tensor, "b g r c"]
     """Of each group's weights."""
-    radius: Float32[Tensor, "b g c"]
-    """The mean of each group."""
+    radii: Float32[Tensor, "b g r c"]
+    """Sums of weights times radii."""
 
 
 def uppers(told: Ends, sketch: Sketch, compiled: bool) -> Uppers:
@@ -62,7 +62,7 @@ def uppers(told: Ends, sketch: Sketch, compiled: bool) -> Uppers:
         half = torch.addcmul(half.unsqueeze(-1), slope[..., None, None], radius.unsqueeze(2))
         ends = half.addcmul_(products_with(told.q, sketch), grown[..., None, None])
         weights = ends.sub_(origin[..., None, None]).exp_()
-        return Uppers(weights, origin, weights.amax(-1), weights.sum(-1), radius.mean(-1))
+        return Uppers(weights, origin, weights.amax(-1), weights.sum(-1), (weights * radius.unsqueeze(2)).sum(-1))
     planes = sketch.codes.shape[-1] * (8 // field(sketch.bits))
     more = planes - told.q.shape[-1]
     q, scale, zero = (
@@ -100,8 +100,12 @@ def _of_all_heads(
         start = (row * zero).sum(-1) + (tilt[:, :, i, None] * reach + floor[:, :, i, None])  # (b, g, c)
         middle = functools.reduce(torch.add, parts).sum(-2)  # (b, g, c, G)
         weights.append((middle + (radius * slope[:, :, i, None, None] + start.unsqueeze(-1))).exp())
-    tops, sums = [x.amax(-1) for x in weights], [x.sum(-1) for x in weights]
-    return torch.stack(weights, 2), torch.stack(tops, 2), torch.stack(sums, 2), radius.mean(-1)
+    tops, sums, radii = (
+        [x.amax(-1) for x in weights],
+        [x.sum(-1) for x in weights],
+        [(x * radius).sum(-1) for x in weights],
+    )
+    return torch.stack(weights, 2), torch.stack(tops, 2), torch.stack(sums, 2), torch.stack(radii, 2)
 
 
 _all_heads = Fused(_of_all_heads, axis=2)

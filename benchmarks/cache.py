@@ -130,7 +130,7 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--force", action="store_true", help="skim whatever it costs")
     parsed = parser.parse_args(arguments)
     if parsed.force:
-        key_value_cache._COSTS = dict.fromkeys(key_value_cache._COSTS, (0.0, 1.0))
+        key_value_cache._COSTS = dict.fromkeys(key_value_cache._COSTS, (0.0, 0.0, 1.0))
     print(machine())
     kinds = [getattr(torch, name) for name in parsed.types]
     result = run(parsed.heads, parsed.lengths, kinds, parsed.rounds, parsed.steps)

@@ -13,7 +13,6 @@ from typing import Any
 import torch
 from torch import Tensor
 
-
 # Multiply-adds in one step: fewer roundings, not more.
 _OPTIONS: dict[str, str | int | bool | Callable[..., Any]] = {"cpp.enable_floating_point_contract_flag": "fast"}
 

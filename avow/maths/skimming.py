@@ -101,7 +101,7 @@ class Skim:
         _check(told, sketch, longest)
         wide = q.detach().double() * factor
         kind, rounding, stray = _arithmetic(wide, k, v, longest_key, longest, drop)
-        found = uppers(told, sketch, compiled)
+        found = uppers(told, sketch, compiled, int(hidden > 0 and known > GROUP))
         if hidden:
             found.weights.flatten(3)[..., :hidden] = 0
             found.tops.copy_(found.weights.amax(-1))
@@ -252,7 +252,7 @@ class View:
         return View._at(self.ends, self.near, self.longest, self.largest, self.guessed, cut, self.compiled)
 
     def behind(self, length: Float64[Tensor, "b g r"]) -> Float64[Tensor, "b g r"]:
-        """At least what tokens that are not wanted move a sum with an answer of this length, relative to exp(origin)."""
+        """At least what unwanted tokens move a sum with an answer of this length, relative to exp(origin)."""
         # Ends too far below the origin for float32.
         lost = self.known * 2.0**-120
         return (self.moved + lost * (1 + self.longest) + length * (self.mass + lost)) * _GROWN

@@ -43,8 +43,8 @@ class Uppers(NamedTuple):
     """Sums of weights times radii."""
 
 
-def uppers(told: Ends, sketch: Sketch, compiled: bool) -> Uppers:
-    """What the sketch says, for products within 1e6.
+def uppers(told: Ends, sketch: Sketch, compiled: bool, first: int = 0) -> Uppers:
+    """What the sketch says, for products within 1e6; groups from `first` on tell the origin.
 
     Raises `NotCompiled` where a compiler is asked for and there is none.
     """
@@ -53,7 +53,7 @@ def uppers(told: Ends, sketch: Sketch, compiled: bool) -> Uppers:
     floor = ((told.floor + _CONSTANT) * _OUTWARD).float().squeeze(-1)  # (b, g, 1)
     slope, grown = (told.slope * _OUTWARD).float().squeeze(-1), told.grown.float().squeeze(-1)
     # Some groups tell it well enough: no bound rests on it.
-    some = slice(None, None, max(1, sketch.zero.shape[2] // _SOME))
+    some = slice(first, None, max(1, sketch.zero.shape[2] // _SOME))
     middle = sketch.zero[:, :, some].float() + (2**sketch.bits - 1) / 2 * sketch.scale[:, :, some].float()
     origin = (told.q @ middle.transpose(-1, -2)).amax(-1) * grown  # (b, g, r)
     if not compiled:
@@ -65,9 +65,7 @@ def uppers(told: Ends, sketch: Sketch, compiled: bool) -> Uppers:
         return Uppers(weights, origin, weights.amax(-1), weights.sum(-1), (weights * radius.unsqueeze(2)).sum(-1))
     planes = sketch.codes.shape[-1] * (8 // field(sketch.bits))
     more = planes - told.q.shape[-1]
-    q, scale, zero = (
-        torch.nn.functional.pad(x, (0, more)) if more else x for x in (told.q, sketch.scale, sketch.zero)
-    )
+    q, scale, zero = (torch.nn.functional.pad(x, (0, more)) if more else x for x in (told.q, sketch.scale, sketch.zero))
     long = (sketch.codes.transpose(-1, -2), scale, zero, sketch.radius, sketch.reach)
     weights, *others = _all_heads(long, q, slope, tilt, floor - origin, grown, sketch.bits)
     return Uppers(weights, origin, *others)

@@ -35,13 +35,14 @@ from avow.nn.token_buffers import PARTS, TokenBuffers, wider
 # Where more than this share of the tokens would have to be gathered, reading them all in order is as fast.
 _WORTHWHILE = 0.4
 # What one query of each head costs a CPU, relative to reading all tokens of a type in order: the look at the sketch,
-# and all tokens if they were gathered. From processor times of whole calls at 65,536 tokens (Xeon at 2.8 GHz, one
-# thread among others at work, 64 dimensions, three siblings); `python -m benchmarks.cache --force` finds them anew.
+# what comes to that at 65,536 tokens and shrinks with more of them, and all tokens if they were gathered. From
+# processor times of whole calls at 65,536 and 262,144 tokens (Xeon at 2.8 GHz, one thread among others at work, 64
+# dimensions, three siblings); float64 was not measured apart. `python -m benchmarks.cache --force` finds them anew.
 _COSTS = {
-    torch.float64: (0.6, 2.0),
-    torch.float32: (1.23, 2.66),
-    torch.bfloat16: (1.64, 2.63),
-    torch.float16: (1.64, 2.63),
+    torch.float64: (0.3, 0.3, 2.0),
+    torch.float32: (0.28, 0.27, 2.6),
+    torch.bfloat16: (0.4, 0.35, 3.4),
+    torch.float16: (0.4, 0.35, 3.4),
 }
 # Caches of fewer tokens are read in full sooner than they are looked at.
 _SHORT = {"cpu": 2**16, "cuda": 2**12}
@@ -247,9 +248,6 @@ class KeyValueCache(TokenBuffers):
         method = Sparse(**Sparse.aimed({"bits": self.bits}, problem.sizes, tol, confidence))
         if method.drop == 0 or not method.foresee(problem, norms, confidence).bound <= tol:
             return None, "rounding leaves nothing of the tolerance to drop"
-        quick = confidence == 1 and problem.q.shape[-2] == 1 and self.device.type == "cpu"
-        if quick and _COSTS[self.dtype][0] >= 1:
-            return None, "a look at the sketch takes longer here than reading all tokens"
         try:
             computed = self._computed(method, problem, norms, first, generator)
         except NotCompiled as lost:
@@ -297,8 +295,8 @@ class KeyValueCache(TokenBuffers):
             hidden,
             compiled=self.device.type == "cpu" and self.length >= _COMPILED,
         )
-        look, gathered = _COSTS[self.dtype] if self.device.type == "cpu" else (0.0, 1 / _WORTHWHILE)
-        if look + gathered * skim.share > 1:
+        look, more, gathered = _COSTS[self.dtype] if self.device.type == "cpu" else (0.0, 0.0, 1 / _WORTHWHILE)
+        if look + more * 2**16 / s + gathered * skim.share > 1:
             raise NothingToSave(skim.share)
         found = skim.read()
         unit, read, lost = (

@@ -225,8 +225,8 @@ class View:
     def _at(
         found: Uppers, near: Tensor, longest: Tensor, largest: Tensor, guessed: Tensor, cut: Tensor, compiled: bool
     ) -> View:
-        # Behind the last bin is none.
-        limits = torch.where(cut >= _BINS, 0.0, torch.exp(cut / -_FINE) * largest).float()  # (b, g, r)
+        # Behind the last bin is none but what weighs nothing at all: hidden tokens.
+        limits = torch.where(cut >= _BINS, 0.0, torch.exp(cut / -_FINE) * largest).float().clamp(min=2.0**-126)
         usual = (0.5 * longest).float()
         long = (found.weights.movedim(2, 3), near)
         over, moved, mass = _parted_fused(long, limits, usual) if compiled else _parted(*long, limits, usual)

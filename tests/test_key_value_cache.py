@@ -23,7 +23,7 @@ from tests.test_gathering import spied
 @pytest.fixture(autouse=True)
 def eager(monkeypatch: pytest.MonkeyPatch) -> None:
     """Short caches ask their sketch too, and whatever takes less than everything pays."""
-    monkeypatch.setattr(key_value_cache, "_COSTS", dict.fromkeys(DTYPES, (0.0, 2.0)))
+    monkeypatch.setattr(key_value_cache, "_COSTS", dict.fromkeys(DTYPES, (0.0, 0.0, 2.0)))
     monkeypatch.setattr(key_value_cache, "_SHORT", {"cpu": 1, "cuda": 1})
 
 

@@ -40,9 +40,9 @@ _WORTHWHILE = 0.4
 # dimensions, three siblings); float64 was not measured apart. `python -m benchmarks.cache --force` finds them anew.
 _COSTS = {
     torch.float64: (0.3, 0.3, 2.0),
-    torch.float32: (0.28, 0.27, 2.6),
-    torch.bfloat16: (0.4, 0.35, 3.4),
-    torch.float16: (0.4, 0.35, 3.4),
+    torch.float32: (0.45, 0.3, 2.6),
+    torch.bfloat16: (0.8, 0.15, 3.4),
+    torch.float16: (0.8, 0.15, 3.4),
 }
 # Caches of fewer tokens are read in full sooner than they are looked at.
 _SHORT = {"cpu": 2**16, "cuda": 2**12}

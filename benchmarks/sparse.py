@@ -1,24 +1,29 @@
 """Sparse attention on real heads, decoding: tokens and bytes read, bounds and errors: `python -m benchmarks.sparse`.
 
-Every row is one decoding step at its place in the text: it sees all keys up to its own. Bytes are those of a half
-precision cache: the sketch and the lengths of values for all keys, and the keys and values that are read, once for all
-query heads that share them; exact attention reads all keys and values once.
+Every row is one decoding step at its place in the text: its cache holds the keys up to its own and a sketch of their
+whole groups, and tokens of the group that is still open are always read. Bytes are those of a half precision cache:
+the sketch and the lengths of values for all keys, and the keys and values that are read, once for all query heads that
+share them; exact attention reads all keys and values once. Shares are of all steps together, which long ones dominate;
+beside them stands the mean over the steps.
 """
 
 from __future__ import annotations
 
 import argparse
+import dataclasses
+from collections.abc import Iterator, Sequence
 from pathlib import Path
+from typing import NamedTuple
 
 import torch
-from torch import Tensor
 
 from avow.bench.machine import machine
 from avow.bench.results import Goal, Result, Row
 from avow.certificates import certify, measure_norms
 from avow.contract import Problem
-from avow.maths.masks import visible, visible_max
-from avow.maths.sketch import sketched
+from avow.maths.heads import per_query_head
+from avow.maths.masks import visible
+from avow.maths.sketch import Sketch, sketched
 from avow.methods.sparse import Sparse
 from avow.workloads import read
 
@@ -30,53 +35,78 @@ _GOALS = ("layer09", "layer18", "layer27")
 
 def run(folder: Path, rows: int) -> Result:
     """All layers in a folder, at every tolerance, deterministic and statistical."""
-    table, failures = [], []
+    table: list[Row] = []
+    failures: list[str] = []
     for path in sorted(folder.glob("*.safetensors")):
-        p, keys = _decoding(read(path, causal=True).problem, rows)
-        for chance in _CHANCES:
-            for drop in _TOLERANCES:
-                row, broken = _point(p, keys, Sparse(drop=drop, chance=chance))
-                table.append({"layer": path.stem} | row)
-                if broken > chance * p.q.shape[1] * p.q.shape[2]:
-                    failures.append(f"{path.stem}, {drop:g}, chance {chance:g}: {broken} rows outside their bounds")
+        layer = read(path, causal=True).problem
+        methods = [Sparse(drop=drop, chance=chance) for chance in _CHANCES for drop in _TOLERANCES]
+        steps = [[_step(p, sketch, method) for method in methods] for p, sketch in _decoding(layer, rows)]
+        for method, found in zip(methods, zip(*steps, strict=True), strict=True):
+            row, broken = _summed(method, found)
+            table.append({"layer": path.stem, **row})
+            if broken > method.chance * layer.q.shape[1] * rows:
+                failures.append(f"{path.stem}, {method.drop:g}, chance {method.chance:g}: {broken} rows outside bounds")
     title = f"sparse: {rows} decoding steps of every head, 4-bit sketches"
     return Result(title, table if not failures else [], _goals(table), failures=failures)
 
 
-def _decoding(layer: Problem, rows: int) -> tuple[Problem, Tensor]:
-    """Some rows of a layer, and how many keys each sees."""
+class _Step(NamedTuple):
+    """What one step of decoding came to."""
+
+    keys: int
+    read: float
+    """Tokens, mean of query heads."""
+    bytes_read: float
+    bytes_whole: float
+    bound: float
+    error: float
+    broken: int
+
+
+def _decoding(layer: Problem, rows: int) -> Iterator[tuple[Problem, Sketch]]:
+    """Some rows of a layer, each with the keys up to its own and their sketch."""
     n, s = layer.q.shape[-2], layer.k.shape[-2]
     some = torch.randperm(n, generator=torch.Generator().manual_seed(0))[:rows].sort().values
     seen = visible(layer.allowed, layer.causal, n, s, layer.q.device)
     assert seen is not None
-    q, k, v = layer.q[:, :, some].float(), layer.k.float(), layer.v.float()
-    mask = seen[0, 0, some]
-    return Problem.of(q, k, v, mask=mask, scale=layer.scale, enable_gqa=True), mask.sum(-1)
+    for row in some.tolist():
+        keys = int(seen[0, 0, row].sum())
+        q, k, v = layer.q[:, :, row : row + 1].float(), layer.k[:, :, :keys].float(), layer.v[:, :, :keys].float()
+        yield Problem.of(q, k, v, scale=layer.scale, enable_gqa=True), sketched(k, 4)
 
 
-def _point(p: Problem, keys: Tensor, method: Sparse) -> tuple[Row, int]:
+def _step(p: Problem, sketch: Sketch, method: Sparse) -> _Step:
     norms = measure_norms(p)
-    computed = method.compute(p, torch.Generator().manual_seed(0))
+    computed = method.compute(dataclasses.replace(p, norms=norms), torch.Generator().manual_seed(0), sketch)
     certificate = certify(method, p, norms, computed, 1 - method.chance)
-    lengths = norms.v.repeat_interleave(p.q.shape[1] // p.k.shape[1], 1)
-    unit = visible_max(lengths, p.allowed, p.causal, p.q.shape[-2], 0.0)
+    unit = per_query_head(norms.v.amax(-1, keepdim=True), p.q.shape[1])
     errors = torch.linalg.vector_norm(computed.out.double() - method.reference(p), dim=-1) / unit
-    trace, d, e = computed.trace, p.k.shape[-1], p.v.shape[-1]
-    pairs = float(keys.sum())
-    share = float(trace.read.sum()) / (pairs * p.q.shape[1])
-    full = 2 * (d + e)
-    sketch = sketched(p.k, method.bits).bytes_per_row + 2
-    bytes_read = sketch / full + float(trace.distinct.sum()) / (pairs * p.k.shape[1])
+    keys, full = p.k.shape[-2], 2 * (p.k.shape[-1] + p.v.shape[-1])
+    # The sketch, and the lengths of values in half precision.
+    sketch_bytes = (sketch.bytes_per_row * sketch.rows + 2 * keys) * p.k.shape[1]
+    return _Step(
+        keys,
+        float(computed.trace.read.mean()),
+        sketch_bytes + full * float(computed.trace.distinct.sum()),
+        full * keys * p.k.shape[1],
+        certificate.bound,
+        float(errors.max()),
+        int((errors > certificate.rows.reshape(errors.shape) * (1 + 1e-9)).sum()),
+    )
+
+
+def _summed(method: Sparse, steps: Sequence[_Step]) -> tuple[Row, int]:
     row: Row = {
         "tol": method.drop,
         "confidence": 1 - method.chance,
-        "tokens": share,
-        "tokens, mean of rows": float((trace.read / keys).mean()),
-        "bytes": bytes_read,
-        "bound": certificate.bound,
-        "error": float(errors.max()),
+        "tokens": sum(x.read for x in steps) / sum(x.keys for x in steps),
+        "tokens, mean of rows": sum(x.read / x.keys for x in steps) / len(steps),
+        "bytes": sum(x.bytes_read for x in steps) / sum(x.bytes_whole for x in steps),
+        "bytes, mean of rows": sum(x.bytes_read / x.bytes_whole for x in steps) / len(steps),
+        "bound": max(x.bound for x in steps),
+        "error": max(x.error for x in steps),
     }
-    return row, int((errors > certificate.rows.reshape(errors.shape) * (1 + 1e-9)).sum())
+    return row, sum(x.broken for x in steps)
 
 
 def _goals(table: list[Row]) -> list[Goal]:

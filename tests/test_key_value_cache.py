@@ -75,7 +75,7 @@ def test_a_sketch_with_half_its_radius_is_caught() -> None:
     v = torch.ones(1, 1, 640, 16)
     fractions = []
     for part in (1.0, 0.5):
-        claimed = dataclasses.replace(sketch, radius=sketch.radius * part)
+        claimed = dataclasses.replace(sketch, radius=sketch.radius * part, spread=None)
         method = Sparse(0.2)
         for _ in range(2):
             p = Problem.of(q, k, v)

@@ -56,6 +56,7 @@ class Outlook:
     """At most the length of the longest value that a row sees: its unit of error."""
     bins: tails.Bins
     behind: Behind
+    stray: Stray | None
 
     @staticmethod
     def of(
@@ -93,7 +94,7 @@ class Outlook:
             far = torch.where(brackets.low < NEAR, brackets.high, 0.0).sum(-1, keepdim=True, dtype=torch.float64)
             longest = near.amax(-1, keepdim=True).double()
             crowd = Crowd(Middles(*middles), largest, far, stray, longest, usual.double())
-        return Outlook(brackets, seen, near, most, bins, Behind(singly, high_sums, low_sums, crowd))
+        return Outlook(brackets, seen, near, most, bins, Behind(singly, high_sums, low_sums, crowd), stray)
 
     @property
     def known(self) -> int:
@@ -110,23 +111,11 @@ class Outlook:
         expected = (self.behind.high[..., :1] * self.behind.low[..., :1]).sqrt()
         return self._cut(self.behind.moved(0.0), drop * self.most * expected)
 
-    def final_cut(
-        self, cut: Int[Tensor, "b g r 1"], drop: float, length: Float64[Tensor, "b g r 1"], read: Read
-    ) -> Int[Tensor, "b g r 1"]:
-        """The first bin behind which tokens move an answer of at most this length by less than `drop`: proved.
-
-        What joins the tokens before `cut`, which were read, weighs at least its lower end.
-        """
-        unit = self._unit(read)
-        whole = read.total + _at(self.behind.low, cut) * unit
-        budget = (drop * (1 - 1e-7)) * self.most * whole / unit.clamp(min=1e-300)
-        return torch.maximum(cut, self._cut(self.behind.moved(length), budget.nan_to_num(nan=0.0)))
-
     @staticmethod
     def _cut(moved: Float64[Tensor, "b g r bins"], budget: Float64[Tensor, "b g r 1"]) -> Int[Tensor, "b g r 1"]:
         return (~(moved <= budget)).sum(-1, keepdim=True).clamp(1, moved.shape[-1] - 1)
 
-    def _unit(self, read: Read) -> Float64[Tensor, "b g r 1"]:
+    def unit(self, read: Read) -> Float64[Tensor, "b g r 1"]:
         """The brackets' unit in that of the weights that were read."""
         return (self.brackets.origin - read.top).exp()
 
@@ -134,26 +123,6 @@ class Outlook:
         """The first bin up to which more than a share of the tokens stand."""
         within = self.bins.sums(self.brackets.high.gt(0).double()).cumsum(-1) <= share * self.known
         return within.sum(-1, keepdim=True)
-
-    def lengths_of(
-        self, read: Read, cut: Int[Tensor, "b g r 1"]
-    ) -> tuple[Float64[Tensor, "b g r 1"], Float64[Tensor, "b g r 1"]]:
-        """The length of the answer that tokens before `cut`, which were read, give alone, and with others at most."""
-        whole = read.total.clamp(min=1e-300)
-        length = torch.linalg.vector_norm(read.average(read.weights) / whole, dim=-1, keepdim=True)
-        joining = _at(self.behind.moved(length), cut) * self._unit(read) / whole
-        moved = ((length + joining) * (1 + SUMS)).nan_to_num(nan=math.inf, posinf=math.inf)
-        return length, torch.minimum(moved, self.most * (1 + 1e-3))
-
-    def dropped(
-        self, cut: Int[Tensor, "b g r 1"], read: Read, length: Float64[Tensor, "b g r 1"]
-    ) -> Float64[Tensor, "b g r 1"]:
-        """How far the tokens behind `cut` may move the answer of this length, at most; all others were read."""
-        unit = self._unit(read)
-        whole = read.total + _at(self.behind.low, cut) * unit
-        tail = _at(self.behind.moved(length), cut)
-        moved = (tail * unit / (whole * self.most).clamp(min=1e-300)).nan_to_num(nan=math.inf, posinf=math.inf)
-        return torch.where((self.most > 0) & (tail > 0), moved, 0.0)
 
     def odds(
         self, drops: Sequence[float], length: Float64[Tensor, "b g r 1"], logs: Sequence[float]
@@ -204,17 +173,19 @@ class Outlook:
         total = read.sum(counted)
         if out is None:
             out = read.average(counted) / total.clamp(min=1e-300)
-        # Fixed before the draws: what the tokens that are read for certain give by themselves.
-        core = torch.where(own == 1, weights, 0.0)
-        center = read.average(core) / read.sum(core).clamp(min=1e-300)
-        length = torch.linalg.vector_norm(center, dim=-1, keepdim=True)
-        taken = torch.where(own < 1, weights, 0.0).square() * (1 - own) / own.square().clamp(min=1e-300)
-        found = read.sum(taken * read.squares(center)), read.sum(taken)
         p = odds[..., : self.known]
         tail = self.seen[..., : self.known] & (p < 1)
         # Never drawn, a token may still weigh: its chance of 0 proves nothing, and the bound is infinite.
         p = torch.where(tail, p, 1.0)
-        high = torch.where(tail, self.brackets.high.double(), 0.0) * self._unit(read)
+        # Fixed before the draws: what the tokens that are read for certain give, if the others' values cancel.
+        core = torch.where(own == 1, weights, 0.0)
+        others = torch.where(tail, self.brackets.low.double() * self.brackets.high, 0.0).sqrt().sum(-1, keepdim=True)
+        most = (read.sum(core) + others.nan_to_num(posinf=0.0) * self.unit(read)).clamp(min=1e-300)
+        center = read.average(core) / most
+        length = torch.linalg.vector_norm(center, dim=-1, keepdim=True)
+        taken = torch.where(own < 1, weights, 0.0).square() * (1 - own) / own.square().clamp(min=1e-300)
+        found = read.sum(taken * read.squares(center)), read.sum(taken)
+        high = torch.where(tail, self.brackets.high.double(), 0.0) * self.unit(read)
         far, mass = (
             _far(x, bound, p, log, own_log)
             for x, bound, log, own_log in (

@@ -30,6 +30,7 @@ from avow.maths.crowds import strayed
 from avow.maths.heads import highest_bias, per_query_head, ungrouped
 from avow.maths.masks import at_rows, past, row_tiles, visible_pairs
 from avow.maths.norms import row_norms, slack
+from avow.maths.orders import Order, together
 from avow.maths.outlook import SUMS, Outlook
 from avow.maths.reading import Gathered, Masked, Read, Tokens
 from avow.maths.sketch import GROUP, SQUARINGS, Sketch, sketched
@@ -38,10 +39,14 @@ from avow.params import Rule, param
 
 # Beyond this many nats below the row's top, a key's whole share is smaller than any bound we state.
 _DEAD = 100.0
+# What is read first may be expected to leave so many times the error that is allowed, if that is little of the answer:
+# it tells what the rest is worth.
+_FIRST, _LITTLE = 6.0, 0.1
 # Where the tail may be sampled, at most this share is read first: it only tells how long the answer is about.
 _COARSE = 1 / 64
-# Samples, whose proofs depend on the draws, are planned thrice, each larger and with the former in it.
-_LADDER = (0.95, 0.75, 0.55)
+# Samples, whose proofs depend on the draws, are planned four times, each larger and with the former in it. Plans take
+# values for as far apart as they may be; where they are not, a plan for twice the error proves it.
+_LADDER = (2.2, 1.7, 1.35, 1.0)
 # Shares of the chance that the answer's deviation, its variance, the mass's deviation and its variance may fail.
 _SHARES = (0.8, 0.1, 0.05, 0.05)
 
@@ -75,6 +80,7 @@ class _Choice(NamedTuple):
     drawn: Bool[Tensor, "b g r s"]
     touched: Bool[Tensor, "b g r s"]
     sampled: Bool[Tensor, "b g r 1"]
+    order: Order
     cut: Int[Tensor, "b g r 1"]
     read: Read
 
@@ -133,12 +139,13 @@ class Sparse(Method):
         """The answers of some rows, what unread tokens may have moved them, their units, and how much was read: by each
         query head, and by any that share a key head.
         """
-        tokens = known.tokens(rows)
+        tokens, n = known.tokens(rows), rows.stop - rows.start
+        siblings = known.problem.q.shape[1] // max(known.problem.k.shape[1], 1)
         whole = None if known.gathers else Masked.of(tokens)
         with torch.no_grad():
             view = known.outlook(rows, tokens.bias)
             nothing = Gathered.of(tokens) if whole is None else whole.detached()
-            choice = self._chosen(view, nothing, generator, worthwhile)
+            choice = self._chosen(view, nothing, siblings, generator, worthwhile)
         read = choice.read if whole is None else whole.joined(choice.drawn)
         weights, total = read.weights, read.total
         if choice.odds is not None:
@@ -146,16 +153,13 @@ class Sparse(Method):
             total = read.sum(weights)
         out = read.average(weights) / total.clamp(min=1e-300)
         with torch.no_grad():
-            tails = view.dropped(choice.cut, choice.read, torch.linalg.vector_norm(out, dim=-1, keepdim=True))
+            tails = choice.order.dropped(choice.cut, choice.read, torch.linalg.vector_norm(out, dim=-1, keepdim=True))
             if choice.odds is not None:
                 missed = view.missed(choice.odds, choice.read, out.detach(), self._logs)
                 tails = torch.where(choice.sampled, missed, tails)
             read_of = choice.touched.sum(-1, keepdim=True).double()
-        n = rows.stop - rows.start
-        shared = choice.touched.unflatten(2, (choice.touched.shape[2] // n, n)).any(2)  # (b, g, n, s)
-        out, tails, unit, count = (
-            ungrouped(x.unflatten(2, (x.shape[2] // n, n))) for x in (out, tails, view.most, read_of)
-        )
+        shared = choice.touched.unflatten(2, (siblings, n)).any(2)  # (b, g, n, s)
+        out, tails, unit, count = (ungrouped(x.unflatten(2, (siblings, n))) for x in (out, tails, view.most, read_of))
         return out, tails, unit, count, shared.sum(-1, keepdim=True).double()
 
     @property
@@ -166,42 +170,43 @@ class Sparse(Method):
             math.log(len(_LADDER) * k / (share * self.chance)) for k, share in zip(sides, _SHARES, strict=True)
         )
 
-    def _chosen(self, view: Outlook, nothing: Read, generator: torch.Generator | None, worthwhile: float) -> _Choice:
-        """The tokens that are read, so that every row is within `drop`."""
-        sampling = self.chance > 0 and self.drop > 0 and view.known > 0
-        cut = view.first_cut(self.drop)
-        cut = torch.minimum(cut, view.heaviest(_COARSE)) if sampling else cut
-        touched = view.before(cut)
-        if math.isfinite(worthwhile) and not sampling:
-            _check(view, touched, worthwhile)
-        read = nothing.joined(touched)
-        length, longest = view.lengths_of(read, cut)
-        final = view.final_cut(cut, self.drop, longest, read)
-        none = torch.zeros_like(view.most, dtype=torch.bool)
-        if not sampling:
-            kept = view.before(final)
-            return _Choice(None, kept, kept, none, final, read.joined(kept))
-        return self._sampled(view, read, touched, final, length, generator, worthwhile)
-
-    def _sampled(
-        self,
-        view: Outlook,
-        read: Read,
-        touched: Bool[Tensor, "b g r s"],
-        cut: Int[Tensor, "b g r 1"],
-        length: Float64[Tensor, "b g r 1"],
-        generator: torch.Generator | None,
-        worthwhile: float,
+    def _chosen(
+        self, view: Outlook, nothing: Read, siblings: int, generator: torch.Generator | None, worthwhile: float
     ) -> _Choice:
-        """Samples of what is behind the heavy tokens, where they prove as much as reading everything before `cut`."""
-        kept = view.before(cut)
-        many = kept.sum(-1, keepdim=True)
-        # Fixed before anything is drawn, so that each rung's law is that of independent draws.
-        rungs = view.odds([self.drop * aim for aim in _LADDER], length, self._logs)
+        """The tokens that are read, so that every row is within `drop`; siblings are rows that share what they read."""
+        if self.chance > 0 and self.drop > 0 and view.known > 0:
+            return self._sampled(view, nothing, generator, worthwhile)
         if math.isfinite(worthwhile):
-            _check(view, torch.minimum(rungs[0].sum(-1, keepdim=True), many.double()), worthwhile)
-        draws = torch.rand(kept.shape, generator=generator, device=kept.device, dtype=torch.float64)
-        odds, drawn = torch.ones_like(draws), kept
+            _check(view, view.before(view.first_cut(self.drop)), worthwhile)
+        cut = view.first_cut(max(self.drop, min(_FIRST * self.drop, _LITTLE)))
+        touched = together(view.before(cut), siblings) & view.seen
+        read = nothing.joined(touched)
+        length = torch.minimum(_length(read) + self.drop * view.most, view.most)
+        order = Order.of(view, read, touched, self.drop, length, siblings)
+        read = read.joined(order.before(order.expected))
+        cut = order.proved_cut(self.drop, read)
+        kept = order.before(cut)
+        none = torch.zeros_like(view.most, dtype=torch.bool)
+        return _Choice(None, kept, kept, none, order, cut, read.joined(kept))
+
+    def _sampled(self, view: Outlook, nothing: Read, generator: torch.Generator | None, worthwhile: float) -> _Choice:
+        """Samples of what is behind the heavy tokens, where that is less to read than what is proved to do."""
+        cut = torch.minimum(view.first_cut(self.drop), view.heaviest(_COARSE))
+        touched = view.before(cut)
+        read = nothing.joined(touched)
+        length = _length(read)
+        longer = torch.minimum(length + self.drop * view.most, view.most)
+        order = Order.of(view, read, touched, self.drop, longer, 1)
+        many = order.before(order.expected).sum(-1, keepdim=True)
+        # Fixed before anything is drawn, so that each rung's law is that of independent draws.
+        rungs = [
+            torch.where(touched, 1.0, some)
+            for some in view.odds([self.drop * aim for aim in _LADDER], length, self._logs)
+        ]
+        if math.isfinite(worthwhile):
+            _check(view, torch.minimum(rungs[len(rungs) // 2].sum(-1, keepdim=True), many.double()), worthwhile)
+        draws = torch.rand(view.seen.shape, generator=generator, device=view.seen.device, dtype=torch.float64)
+        odds, drawn = torch.ones_like(draws), torch.zeros_like(view.seen)
         sampled = torch.zeros_like(many, dtype=torch.bool)
         for some in rungs:
             tried = (some.sum(-1, keepdim=True) < many) & ~sampled
@@ -212,7 +217,10 @@ class Sparse(Method):
             odds, drawn = torch.where(now, some, odds), torch.where(now, taken, drawn)
             sampled = sampled | now
         # Rows that do not sample read what is proved to do.
-        return _Choice(odds, drawn, touched | drawn, sampled, cut, read.joined(drawn))
+        read = read.joined(order.before(order.expected) & ~sampled)
+        cut = order.proved_cut(self.drop, read)
+        drawn = torch.where(sampled, drawn, order.before(cut))
+        return _Choice(odds, drawn, touched | drawn, sampled, order, cut, read.joined(drawn))
 
     def promise(self, problem: Problem, norms: Norms, computed: Computed, confidence: float) -> Promise:
         p, trace = problem, computed.trace
@@ -257,7 +265,7 @@ class Sparse(Method):
         groups = z.keys // GROUP
         near = 2 * rows * (groups * GROUP + groups + (1 if z.biased else 3)) * z.dim
         near += 2 * z.batch * z.key_heads * (groups * GROUP + SQUARINGS * z.dim) * z.dim**2
-        averages = 13 if self.chance > 0 and self.drop > 0 and groups else 2
+        averages = 5 + 3 * len(_LADDER) if self.chance > 0 and self.drop > 0 and groups else 3
         flops = near + 2 * pairs * (z.dim + averages * z.value_dim)
         return Cost(flops, 60 * pairs, 60, self._held(z), 2.0)
 
@@ -350,6 +358,11 @@ class _Known:
         seen = self._seen(rows)
         top = (bias if seen is None else torch.where(seen, bias, -math.inf)).detach().amax(-1, keepdim=True)
         return bias - top.masked_fill(top == -math.inf, 0.0)
+
+
+def _length(read: Read) -> Float64[Tensor, "b g r 1"]:
+    """How long the answer from what was read is."""
+    return torch.linalg.vector_norm(read.average(read.weights) / read.total.clamp(min=1e-300), dim=-1, keepdim=True)
 
 
 def _check(view: Outlook, reads: Tensor, worthwhile: float) -> None:

@@ -104,6 +104,8 @@ def run(rows: int, chance: float, seed: int, heads: int = 64) -> Found:
 
 
 def _judged(case: Case) -> Found:
+    # The case's own seed drew its heads: draws from it would know the values, and no inequality holds for those.
+    case = dataclasses.replace(case, seed=case.seed + 1)
     first = answer(case)
     found = Found(judged(case, first))
     if case.method.parameters["chance"] > 0:

@@ -16,7 +16,7 @@ from tests.sparse_cases import FAMILIES, draw_sparse_case
 
 @pytest.mark.parametrize("chance", [0.0, 1 - CONFIDENCE])
 def test_no_bound_breaks_in_a_slice(chance: float) -> None:
-    found = fuzz_sparse.run(2_500, chance, 7, heads=16)
+    found = fuzz_sparse.run(2_500, chance, 8, heads=16)
     assert found.sound, found.tally.stories
     assert found.tally.rows >= 2_500 and (found.tally.chancy_rows > 0) == (chance > 0)
     assert (found.sampled > 300) == (chance > 0)

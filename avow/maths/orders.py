@@ -78,8 +78,7 @@ class Order:
         budget = (drop * view.most * whole).nan_to_num(nan=0.0)
         weights = torch.ones_like(budget)
         for i in range(rounds := _ROUNDS if siblings > 1 else 1):
-            place = _places(view, known, length, weights / budget.clamp(min=1e-300), siblings)
-            moved, low = _sums(view, place, length, budget)
+            place, moved, low = _sorted(view, known, length, weights / budget.clamp(min=1e-300), budget, siblings)
             cut = _cut(moved, budget, siblings)
             if i + 1 < rounds:
                 needs = moved.gather(-1, cut) / budget.clamp(min=1e-300)
@@ -175,47 +174,39 @@ class _Terms(NamedTuple):
         heavy = self.worst - self.beta - slope * self.half.square()
         return torch.where(self.gamma >= slope, heavy, light)
 
+    def places(self, weights: Float64[Tensor, "b g r 1"], siblings: int) -> Int[Tensor, "b g r s"]:
+        """Bins by the sum of what tokens are worth to the rows of each order."""
+        worth = (torch.where(self.gamma > 0, self.gamma, self.worst) * weights).nan_to_num(nan=0.0)
+        if siblings > 1:
+            apart = worth.unflatten(2, (siblings, worth.shape[2] // siblings))  # (b, g, siblings, n, s)
+            worth = apart.sum(2, keepdim=True).expand(apart.shape).flatten(2, 3)
+        return (worth.clamp(min=1e-300).log() * -_FINE).clamp(0, _BINS - 1).long()
 
-def _places(
+
+def _sorted(
     view: Outlook,
     read: Bool[Tensor, "b g r s0"],
     length: Float64[Tensor, "b g r 1"],
     weights: Float64[Tensor, "b g r 1"],
-    siblings: int,
-) -> Int[Tensor, "b g r s0"]:
-    """Bins of tokens by the sum of what they are worth to the rows of each order; those read already in the first."""
-    place = torch.empty_like(view.brackets.high, dtype=torch.int64)
-    for start in range(0, view.known, _SPAN):
-        span = slice(start, min(start + _SPAN, view.known))
-        terms = _Terms.of(view, span, length)
-        worth = (torch.where(terms.gamma > 0, terms.gamma, terms.worst) * weights).nan_to_num(nan=0.0)
-        if siblings > 1:
-            apart = worth.unflatten(2, (siblings, worth.shape[2] // siblings))  # (b, g, siblings, n, s)
-            worth = apart.sum(2, keepdim=True).expand(apart.shape).flatten(2, 3)
-        place[..., span] = (worth.clamp(min=1e-300).log() * -_FINE).clamp(0, _BINS - 1).long()
-    return place.masked_fill(read, 0)
-
-
-def _sums(
-    view: Outlook,
-    place: Int[Tensor, "b g r s0"],
-    length: Float64[Tensor, "b g r 1"],
     budget: Float64[Tensor, "b g r 1"],
-) -> tuple[Tensor, Tensor]:
-    """How far tokens of each bin and all after it may move a sum, and their lower ends."""
+    siblings: int,
+) -> tuple[Tensor, Tensor, Tensor]:
+    """The bins of tokens; how far those of each bin and all after it may move a sum; and their lower ends."""
     spent: list[Tensor] = []
     slopes: list[Tensor] = []
     if view.stray is not None:
         spent = [share * budget for share in _SHARES]
         slopes = [x / view.stray.whole.square().clamp(min=1e-300) for x in spent]
+    place = torch.empty_like(view.brackets.high, dtype=torch.int64)
     sums = [budget.new_zeros(*budget.shape[:-1], _BINS) for _ in range(3 + len(slopes))]
     for start in range(0, view.known, _SPAN):
         span = slice(start, min(start + _SPAN, view.known))
         terms = _Terms.of(view, span, length)
+        place[..., span] = terms.places(weights, siblings).masked_fill(read[..., span], 0)
         parts = [terms.low, terms.worst, terms.beta, *(terms.rest(slope) for slope in slopes)]
         for total, x in zip(sums, parts, strict=True):
             total.scatter_add_(-1, place[..., span], x)
     low, moved, beta, *rests = (pad(x.flip(-1).cumsum(-1).flip(-1), (0, 1)) for x in sums)
     for more, rest in zip(spent, rests, strict=True):
         moved = torch.fmin(moved, (beta + more + rest) * (1 + SUMS))
-    return moved, low
+    return place, moved, low

@@ -125,9 +125,15 @@ class Outlook:
         return within.sum(-1, keepdim=True)
 
     def odds(
-        self, drops: Sequence[float], length: Float64[Tensor, "b g r 1"], logs: Sequence[float]
+        self,
+        drops: Sequence[float],
+        certain: Bool[Tensor, "b g r s"],
+        length: Float64[Tensor, "b g r 1"],
+        logs: Sequence[float],
     ) -> list[Float64[Tensor, "b g r s"]]:
-        """Chances to read each token, so small that the estimate may still be expected to prove each of `drops`."""
+        """Chances to read each token, so small that the estimate may still be expected to prove each of `drops`; those
+        that are `certain` count whatever is drawn.
+        """
         low, high, near = self.brackets.low.double(), self.brackets.high.double(), self.lengths.double()
         reach = near + length
         terms = self.brackets.log_high + reach.log()
@@ -154,7 +160,7 @@ class Outlook:
             edge = edges.gather(-1, first.clamp(max=edges.shape[-1] - 1))
             odds = self.seen.double()
             odds[..., : self.known] *= torch.where(first >= edges.shape[-1], 0.0, terms - edge).clamp(max=0.0).exp()
-            found.append(odds)
+            found.append(odds.masked_fill_(certain, 1.0))
         return found
 
     def missed(

@@ -199,10 +199,7 @@ class Sparse(Method):
         order = Order.of(view, read, touched, self.drop, longer, 1)
         many = order.before(order.expected).sum(-1, keepdim=True)
         # Fixed before anything is drawn, so that each rung's law is that of independent draws.
-        rungs = [
-            torch.where(touched, 1.0, some)
-            for some in view.odds([self.drop * aim for aim in _LADDER], length, self._logs)
-        ]
+        rungs = view.odds([self.drop * aim for aim in _LADDER], touched, length, self._logs)
         if math.isfinite(worthwhile):
             _check(view, torch.minimum(rungs[len(rungs) // 2].sum(-1, keepdim=True), many.double()), worthwhile)
         draws = torch.rand(view.seen.shape, generator=generator, device=view.seen.device, dtype=torch.float64)
@@ -267,13 +264,13 @@ class Sparse(Method):
         near += 2 * z.batch * z.key_heads * (groups * GROUP + SQUARINGS * z.dim) * z.dim**2
         averages = 5 + 3 * len(_LADDER) if self.chance > 0 and self.drop > 0 and groups else 3
         flops = near + 2 * pairs * (z.dim + averages * z.value_dim)
-        return Cost(flops, 60 * pairs, 60, self._held(z), 2.0)
+        return Cost(flops, 150 * pairs, 150, self._held(z), 2.0)
 
     def _held(self, z: Sizes) -> int:
         tile = min(z.queries, max(1, 2**24 // max(16 * z.batch * z.heads * z.keys, 1)))
         pairs = z.batch * z.heads * tile * z.keys
         copies = z.batch * z.keys * z.key_heads * (z.dim + 2 * z.value_dim) * 8
-        return 10 * 8 * pairs + copies
+        return 14 * 8 * pairs + copies
 
     def reference(self, problem: Problem) -> Tensor:
         p = problem

@@ -35,8 +35,9 @@ _SHARES = (0.01, 0.1, 0.2, 0.4)
 _ROUNDS = 3
 # In each round, a row that needs little has its needs counted this much less at most.
 _LEAST = 0.05
-# Above this, in nats, a bracket says nothing of its middle.
-_WIDE = 40.0
+# Above this, in nats, a bracket says nothing of its middle; up to here, what differences of float64 lose of the largest
+# weight is little beside the middle one.
+_WIDE, _LOST = 20.0, 1e-13
 # Tokens that are widened to float64 at once: few enough that they never leave a core's own cache.
 _SPAN = 8192
 
@@ -172,7 +173,7 @@ class _Terms(NamedTuple):
         """r_j with this μ."""
         light = torch.minimum(self.beta * self.half, self.beta.square() / (4 * (slope - self.gamma)).clamp(min=1e-300))
         heavy = self.worst - self.beta - slope * self.half.square()
-        return torch.where(self.gamma >= slope, heavy, light)
+        return torch.where(self.gamma >= slope, heavy, light) + _LOST * self.worst
 
     def places(self, weights: Float64[Tensor, "b g r 1"], siblings: int) -> Int[Tensor, "b g r s"]:
         """Bins by the sum of what tokens are worth to the rows of each order."""

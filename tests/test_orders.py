@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 
 import pytest
 import torch
 from torch import Tensor
 
-from avow.attend import measure_norms
-from avow.certificates import certify
+from avow.certificates import certify, measure_norms
 from avow.contract import Problem
 from avow.maths import orders
 from avow.maths.heads import per_query_head
@@ -88,10 +88,10 @@ def test_siblings_read_less_together_than_each_for_itself(monkeypatch: pytest.Mo
     assert bool((errors <= rows).all()) and float(rows.max()) <= 0.05 * 1.001 + 1e-6
     # All of them read what any does.
     assert torch.equal(trace.read, per_query_head(trace.distinct, 6))
-    of = orders.Order.of
+    of: Callable[..., orders.Order] = orders.Order.of
 
     def alone(*given: object) -> orders.Order:
-        return of(*given[:-1], 1)  # type: ignore[arg-type]
+        return of(*given[:-1], 1)
 
     monkeypatch.setattr(orders.Order, "of", alone)
     _, _, singly = attended(p, Sparse(0.05))
@@ -109,12 +109,17 @@ def test_siblings_that_see_different_tokens_keep_their_own_bounds() -> None:
 
 
 def test_what_is_left_unread_is_bounded_for_answers_of_any_length() -> None:
-    p, seen = grouped(heads=2), []
-    of = orders.Order.of
+    seen: list[orders.Order] = []
+    of: Callable[..., orders.Order] = orders.Order.of
+
+    def spying(*given: object) -> orders.Order:
+        seen.append(of(*given))
+        return seen[-1]
+
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(orders.Order, "of", lambda *given: seen.append(of(*given)) or seen[-1])
-        attended(p, Sparse(0.05))
-    order = seen[0]
+        patch.setattr(orders.Order, "of", spying)
+        attended(grouped(heads=2), Sparse(0.05))
+    (order,) = seen
     n = order.view.lengths.double()
     for length in (0.0, 0.1, 1.0, 10.0):
         longer = torch.full_like(order.length, length)

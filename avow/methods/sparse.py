@@ -7,6 +7,9 @@ T the others,
 .. math:: \|o^* - out\| = \frac{\|\sum_T w_j (v_j - out)\|}{Z_H + \sum_T w_j}
           \le \frac{\sum_T e^{b_j} (\|v_j\| + \|out\|)}{Z_H + \sum_T e^{a_j}}   [claim tail-mass-output]
 
+All query heads that share a key head read what any of them does, so that each may stop earlier; and not all unread
+tokens can be at their worst at once (`avow.maths.orders`).
+
 With `chance` > 0 the others are sampled instead of dropped: token j is read with probability
 :math:`p_j = \min(1, \lambda e^{b_j} (\|v_j\| + ν))` and counts :math:`1/p_j`-fold. How far the estimate is from the
 truth follows from the proved range of each term by Bernstein's inequality, so that flat heads become cheap, too.

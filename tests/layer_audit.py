@@ -19,7 +19,9 @@ from avow.record import record
 
 def ask_sketches(monkeypatch: pytest.MonkeyPatch) -> None:
     """Have caches ask their sketch wherever there is a tolerance, also where reading everything would be faster."""
-    monkeypatch.setattr(KeyValueCache, "_why_not", lambda cache, tol, confidence: "" if tol else "none is asked for")
+    monkeypatch.setattr(
+        KeyValueCache, "_why_not", lambda cache, tol, confidence, always: "" if tol else "none is asked for"
+    )
     # What a look and a gathered token cost, where caches weigh that.
     monkeypatch.setattr(key_value_cache, "_COSTS", dict.fromkeys(DTYPES, (0.0, 0.0, 2.5)), raising=False)
 

@@ -246,3 +246,18 @@ def test_a_cache_that_begins_with_zeros_still_saves() -> None:
     q = 6 * k[:, :, 500:501]
     out, certificate = cache.attend(q, 0.05)
     assert share(certificate) < 0.3 and bool((errors(q, k, v, out) <= certificate.rows).all())
+
+
+def test_what_the_sketch_asks_for_can_be_read_whatever_it_costs(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(key_value_cache, "_SHORT", {"cpu": 600, "cuda": 600})
+    cache = KeyValueCache(2, 64)
+    k, v = torch.randn(2, 1, 2, 512, 64).unbind()
+    cache.append(k, v)
+    q = 6 * torch.randn(1, 4, 1, 64)
+    usual, asked = cache.attend(q, tol=0.05).certificate, cache.attend(q, tol=0.05, method="sparse").certificate
+    assert usual.method == "exact" and "512 tokens are read sooner than chosen among" in usual.reason
+    assert asked.method == "sparse" and asked.bound <= 0.05 and "of the tokens in full" in asked.reason
+    flat = cache.attend(0 * q, tol=0.05, method="sparse").certificate
+    assert flat.method == "sparse" and flat.bound <= 0.05, "a flat head reads nearly all, and says so"
+    with pytest.raises(ParameterError, match=r"method='dense' must be 'auto' or 'sparse'; leave tol out for exact"):
+        cache.attend(q, tol=0.05, method="dense")

@@ -277,8 +277,8 @@ def test_decoding_is_measured_from_a_cache_and_says_how_it_answered() -> None:
     for step in found.steps:
         assert step.error <= step.bound <= step.tol and step.ratio > 0
         assert step.method == "sparse" and re.fullmatch(r"read \d+\.\d% of the tokens in full", step.because)
-    (flat, *_) = decoding(workload("diffuse", 1, 4200, 16), 0, 1).steps
-    assert flat.method == "exact" and "would have to be read in full" in flat.because
+    flat = decoding(workload("diffuse", 1, 4200, 16), 0, 1).steps[2]
+    assert float(flat.because.split()[1].rstrip("%")) > 90, "a flat head has nothing to leave out"
 
 
 def test_the_last_query_sees_what_it_saw() -> None:
@@ -303,7 +303,7 @@ def test_only_who_compares_sparse_sees_decoding() -> None:
     longer = Bench(["sparse"], {}, pairs=1).board(w, lambda step: None, workload("diffuse", 1, 90, 8))
     assert longer.decoding is not None and longer.decoding.keys == 90
     html = page(Comparison((longer,), (), ""), "")
-    assert "the last query against 90 keys" in html and "90 tokens are read sooner than chosen among" in html
+    assert "the last query against 90 keys" in html and "of the tokens in full" in html
 
 
 def test_what_several_steps_say_is_said_once() -> None:

@@ -90,28 +90,36 @@ class KeyValueCache(TokenBuffers):
         confidence: float | None = None,
         scale: float | None = None,
         generator: torch.Generator | None = None,
+        method: str = "auto",
     ) -> Attended:
         """The answers to the queries of the last n tokens, and the certificate of the error they made.
 
         The bound never exceeds `tol`; None means exact. `confidence < 1` accepts bounds that hold with that probability
-        for each row, which lets flat heads be sampled. On a GPU, single queries are answered without waiting for the
-        device, and the certificate is fetched when its bound is looked at; nan among such queries, or logits so large
-        that single precision cannot keep `tol`, then show in the bound, and as an error from the next call on.
+        for each row, which lets flat heads be sampled. Where reading all tokens is faster, all are read; with
+        `method="sparse"` only those that the sketch asks for, whatever that takes. On a GPU, single queries are
+        answered without waiting for the device, and the certificate is fetched when its bound is looked at; nan among
+        such queries, or logits so large that single precision cannot keep `tol`, then show in the bound, and as an
+        error from the next call on.
         """
         if isinstance(tol, int | float) and tol <= 0:
             raise ParameterError("tol", tol, "must be above 0", "try tol=1e-2, or leave it out for exact")
+        if method not in ("auto", "sparse"):
+            raise ParameterError(
+                "method", repr(method), "must be 'auto' or 'sparse'", "leave tol out for exact answers"
+            )
         tol, sure = checked_wishes(tol, confidence)
+        asked = method == "sparse"
         with torch.autocast(self.device.type, enabled=False):
             problem, first = self._problem(q, scale)
             self._learn()
-            why = self._why_not(tol, sure)
+            why = self._why_not(tol, sure, asked)
             unfit = self._unfit(problem, tol, sure)
             if tol is not None and not why and not unfit:
                 held = Held(self._sketch(0), self._lengths(problem, 0), self._extremes[..., 1])
                 return Attended(*self._steps.step(problem, held, tol))
             norms = self._norms(problem, first)
             if tol is not None and not why and not problem.empty:
-                attended, why = self._sparse(problem, norms, first, tol, sure, generator)
+                attended, why = self._sparse(problem, norms, first, tol, sure, generator, asked)
                 if attended is not None:
                     return attended if self.device.type == "cpu" else _without_kernels(attended, unfit)
             return exactly(problem, norms, tol, why)
@@ -199,12 +207,14 @@ class KeyValueCache(TokenBuffers):
     def _lengths(self, problem: Problem, first: int) -> Tensor:
         return self._buffers["norms"][:, :, first : first + problem.k.shape[-2]]
 
-    def _why_not(self, tol: float | None, confidence: float) -> str:
+    def _why_not(self, tol: float | None, confidence: float, always: bool) -> str:
         """Why the sketch is not even asked; empty where it is."""
         if tol is None:
             return ""
         if self.bits is None:
             return "the cache keeps no sketch"
+        if always:
+            return ""
         if self.length < _SHORT["cpu" if self.device.type == "cpu" else "cuda"]:
             return f"{self.length} tokens are read sooner than chosen among"
         asked = f"{tol:g} {confidence:g}"
@@ -243,13 +253,14 @@ class KeyValueCache(TokenBuffers):
         tol: float,
         confidence: float,
         generator: torch.Generator | None,
+        always: bool,
     ) -> tuple[Attended | None, str]:
-        """The answer from a part of the tokens where that pays and keeps `tol`; otherwise None, and why."""
+        """The answer from a part of the tokens where that pays, or always, and keeps `tol`; otherwise None, and why."""
         method = Sparse(**Sparse.aimed({"bits": self.bits}, problem.sizes, tol, confidence))
         if method.drop == 0 or not method.foresee(problem, norms, confidence).bound <= tol:
             return None, "rounding leaves nothing of the tolerance to drop"
         try:
-            computed = self._computed(method, problem, norms, first, generator)
+            computed = self._computed(method, problem, norms, first, generator, always)
         except NotCompiled as lost:
             return None, f"the look at the sketch could not be compiled ({lost}), and plain torch takes longer"
         except NothingToSave as lost:
@@ -262,19 +273,26 @@ class KeyValueCache(TokenBuffers):
         return Attended(computed.out, certificate), ""
 
     def _computed(
-        self, method: Sparse, problem: Problem, norms: Norms, first: int, generator: torch.Generator | None
+        self,
+        method: Sparse,
+        problem: Problem,
+        norms: Norms,
+        first: int,
+        generator: torch.Generator | None,
+        always: bool,
     ) -> Computed:
         """The answer from a part of the tokens: one query of each head by the quick way, if numbers are usual."""
         if method.chance == 0 and problem.q.shape[-2] == 1:
             with contextlib.suppress(Unfit):
-                return self._skimmed(method, problem, first)
+                return self._skimmed(method, problem, first, always)
         s = problem.k.shape[-2]
         values = self._lengths(problem, first).double()
         whole = Norms(norms.q, self._longest.unsqueeze(-1).expand(-1, -1, s), values, norms.slack)
-        return method.compute(dataclasses.replace(problem, norms=whole), generator, self._sketch(first), _WORTHWHILE)
+        worthwhile = math.inf if always else _WORTHWHILE
+        return method.compute(dataclasses.replace(problem, norms=whole), generator, self._sketch(first), worthwhile)
 
-    def _skimmed(self, method: Sparse, problem: Problem, first: int) -> Computed:
-        """The answer to one query of each head; raises `NothingToSave` before the first token is read."""
+    def _skimmed(self, method: Sparse, problem: Problem, first: int, always: bool) -> Computed:
+        """The answer to one query of each head; raises `NothingToSave` before a token is read, unless `always`."""
         b, h, _, d = problem.q.shape
         s, e = problem.v.shape[-2:]
         lengths = self._lengths(problem, first)
@@ -296,7 +314,7 @@ class KeyValueCache(TokenBuffers):
             compiled=self.device.type == "cpu" and self.length >= _COMPILED,
         )
         look, more, gathered = _COSTS[self.dtype] if self.device.type == "cpu" else (0.0, 0.0, 1 / _WORTHWHILE)
-        if look + more * 2**16 / s + gathered * skim.share > 1:
+        if not always and look + more * 2**16 / s + gathered * skim.share > 1:
             raise NothingToSave(skim.share)
         found = skim.read()
         unit, read, lost = (

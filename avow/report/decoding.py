@@ -75,7 +75,7 @@ def _steps(cache: KeyValueCache, load: Workload, seed: int, pairs: int) -> Itera
         draws = torch.Generator(load.q.device).manual_seed(seed)
 
         def call(tol: float = tol, confidence: float = confidence, draws: torch.Generator = draws) -> Any:
-            return cache.attend(load.q, tol, confidence, generator=draws)
+            return cache.attend(load.q, tol, confidence, generator=draws, method="sparse")
 
         try:
             out, certificate = call()

@@ -11,9 +11,7 @@ import torch
 import avow
 from avow.certificates import certify, measure_norms
 from avow.contract import Problem
-from avow.errors import (
-    ToleranceUnreachable,
-)
+from avow.errors import ParameterError, ToleranceUnreachable
 from avow.methods.sparse import Sparse
 from avow.nn import KeyValueCache, key_value_cache
 from tests.caches import DTYPES, errors, queries, share, tokens

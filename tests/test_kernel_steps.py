@@ -16,7 +16,7 @@ interpret()
 
 from avow.contract import Certificate  # noqa: E402
 from avow.kernels import sparse_decode  # noqa: E402
-from avow.nn import kernel_steps, key_value_cache  # noqa: E402
+from avow.nn import key_value_cache  # noqa: E402, kernel_steps, token_buffers
 from avow.nn.key_value_cache import KeyValueCache  # noqa: E402
 
 # A GPU does not warn of inf and nan.
@@ -30,6 +30,7 @@ def kernels_everywhere(monkeypatch: pytest.MonkeyPatch) -> None:
     """Caches on a CPU are answered by kernels, interpreted, however short they are."""
     monkeypatch.setattr(kernel_steps, "_absent", lambda device: "")
     monkeypatch.setattr(key_value_cache, "_SHORT", {"cpu": 1, "cuda": 1})
+    monkeypatch.setattr(token_buffers, "_ACROSS", ())
     # Half of so few tokens have no sketch.
     monkeypatch.setattr(kernel_steps, "_WORTHWHILE", 0.95)
 

@@ -23,6 +23,9 @@ _BEYOND = 1e30
 # Lengths of values for which float32 has room: shorter and longer ones are kept in float64.
 _SHORTEST, _LONGEST = 2.0**-100, 2.0**100
 
+# Devices whose look at a group wants its rows side by side.
+_ACROSS = ("cpu",)
+
 PARTS = ("codes", "scale", "zero", "radius", "reach")
 
 
@@ -142,8 +145,7 @@ class TokenBuffers:
             for name in PARTS:
                 part = getattr(one, name)
                 room[name] = part.new_empty(b, g, groups, *part.shape[3:])
-            if self.device.type == "cpu":
-                # A group's rows side by side, as the look at them wants it.
+            if self.device.type in _ACROSS:
                 rows, width = one.codes.shape[3:]
                 room["codes"] = one.codes.new_empty(b, g, groups, width, rows).transpose(-1, -2)
         return room

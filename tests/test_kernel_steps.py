@@ -16,7 +16,7 @@ interpret()
 
 from avow.contract import Certificate  # noqa: E402
 from avow.kernels import sparse_decode  # noqa: E402
-from avow.nn import key_value_cache  # noqa: E402, kernel_steps, token_buffers
+from avow.nn import kernel_steps, key_value_cache, token_buffers  # noqa: E402
 from avow.nn.key_value_cache import KeyValueCache  # noqa: E402
 
 # A GPU does not warn of inf and nan.

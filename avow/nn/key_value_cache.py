@@ -35,17 +35,17 @@ from avow.nn.token_buffers import PARTS, TokenBuffers, wider
 # Where more than this share of the tokens would have to be gathered, reading them all in order is as fast.
 _WORTHWHILE = 0.4
 # What one query of each head costs a CPU, relative to reading all tokens of a type in order: the look at the sketch,
-# what comes to that at 65,536 tokens and shrinks with more of them, and all tokens if they were gathered. From
-# processor times of whole calls at 65,536 and 262,144 tokens (Xeon at 2.8 GHz, one thread among others at work, 64
-# dimensions, three siblings); float64 was not measured apart. `python -m benchmarks.cache --force` finds them anew.
+# what comes to that at 65,536 tokens and shrinks with more of them, and all tokens if they were gathered. Fitted to
+# whole calls by `python -m benchmarks.cache --force` (two threads of a Xeon at 2.8 GHz, 64 dimensions, three siblings);
+# float64 is taken for float32, and float16 for bfloat16.
 _COSTS = {
-    torch.float64: (0.3, 0.3, 2.0),
-    torch.float32: (0.45, 0.3, 2.6),
-    torch.bfloat16: (0.8, 0.15, 3.4),
-    torch.float16: (0.8, 0.15, 3.4),
+    torch.float64: (0.33, 0.67, 2.0),
+    torch.float32: (0.33, 0.67, 2.0),
+    torch.bfloat16: (0.4, 0.85, 3.0),
+    torch.float16: (0.4, 0.85, 3.0),
 }
 # Caches of fewer tokens are read in full sooner than they are looked at.
-_SHORT = {"cpu": 2**16, "cuda": 2**12}
+_SHORT = {"cpu": 2**17, "cuda": 2**12}
 # From here on a CPU compiles its look at the sketch, which takes seconds once; without a compiler it does not pay.
 _COMPILED = 2**16
 # After the sketch saved nothing, this many answers at most are exact before it is asked again.

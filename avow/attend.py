@@ -348,7 +348,7 @@ def _as_float(value: object) -> float:
     if isinstance(value, bool | str) or value is None:
         return math.nan
     try:
-        return float(value)  # type: ignore[arg-type]
+        return float(value)  # type: ignore[arg-type]  # what is no number raises, and is caught
     except (TypeError, ValueError, RuntimeError):
         return math.nan
 

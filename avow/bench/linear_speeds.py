@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Iterator
 from functools import partial
+from itertools import product
 from typing import Any, NamedTuple
 
 import torch
@@ -56,7 +57,7 @@ def timed(device: str, sizes: Sizes, sound: list[str], clock: Timer, limit: floa
             forward, training = both(clock, variant.call, (q, k, v))
             least = 4 * q.numel() * q.element_size() / limit
             with torch.no_grad():
-                room = clock.peak(lambda: variant.call(q, k, v))  # noqa: B023
+                room = clock.peak(partial(variant.call, q, k, v))
             row: Row = {
                 "kernel": name,
                 "d": d,
@@ -78,7 +79,7 @@ def timed(device: str, sizes: Sizes, sound: list[str], clock: Timer, limit: floa
                 try:
                     seconds, whole = both(clock, peer, turned)
                     with torch.no_grad():
-                        other = clock.peak(lambda: peer(*turned))  # noqa: B023
+                        other = clock.peak(partial(peer, *turned))
                     row |= {
                         "fla ms": 1e3 * seconds,
                         "faster": seconds / forward,
@@ -193,24 +194,18 @@ def tune(device: str, sizes: Sizes) -> list[Row]:
     clock, rows = Timer(device, sizes.rounds, sizes.calls), list[Row]()
     for d in sizes.widths:
         inputs = drawn(device, 1, sizes.heads, sizes.heads, sizes.length, d, d, torch.bfloat16)
-        for chunk in (64, 128):
-            for columns in {d, d // 2}:
-                for warps in (4, 8):
-                    for loads in (2, 3, 4):
-                        for resident in (1, 2):
-                            chosen = cuts.Config(chunk, columns, warps, loads, resident)
-                            _use(cuts, chosen)
-                            try:
-                                parts = cuts.cut(sizes.length, sizes.heads, d, d, 2)
-                                q, k, v = inputs
-                                known = scan.before(k, v, parts)
-                                first = clock.seconds(lambda: scan.before(k, v, parts))  # noqa: B023
-                                second = clock.seconds(lambda: scan.scanned(q, k, v, known, parts))  # noqa: B023
-                            except Exception:  # a layout that the device has no room for
-                                continue
-                            finally:
-                                setattr(cuts, "config", shipped)  # noqa: B010
-                            rows.append(
-                                {"d": d, "layout": str(tuple(chosen)), "sums ms": 1e3 * first, "scan ms": 1e3 * second}
-                            )
+        q, k, v = inputs
+        for layout in product((64, 128), {d, d // 2}, (4, 8), (2, 3, 4), (1, 2)):
+            chosen = cuts.Config(*layout)
+            _use(cuts, chosen)
+            try:
+                parts = cuts.cut(sizes.length, sizes.heads, d, d, 2)
+                known = scan.before(k, v, parts)
+                first = clock.seconds(partial(scan.before, k, v, parts))
+                second = clock.seconds(partial(scan.scanned, q, k, v, known, parts))
+            except Exception:  # a layout that the device has no room for
+                continue
+            finally:
+                cuts.config = shipped
+            rows.append({"d": d, "layout": str(layout), "sums ms": 1e3 * first, "scan ms": 1e3 * second})
     return sorted(rows, key=_taken)

@@ -203,7 +203,7 @@ def _forward(
         PACKED=parts.table is not None,
         **constants_of(m, d, e, chosen, q.dtype),
     )
-    return out, lse, *last, *known  # type: ignore[return-value]
+    return out, lse, *last, *known  # type: ignore[return-value]  # mypy does not count what is unpacked
 
 
 @_forward.register_fake
@@ -224,7 +224,7 @@ def _(
     shapes = ((b, h, n), (sequences, g, m, e), (sequences, g, m), (sequences, g))
     held = ((b * g, parts, m, e), (b * g, parts, m), (b * g, parts))
     rest = (q.new_empty(shape, dtype=torch.float32) for shape in (*shapes, *held))
-    return q.new_empty(b, h, n, e), *rest  # type: ignore[return-value]
+    return q.new_empty(b, h, n, e), *rest  # type: ignore[return-value]  # nor here
 
 
 @torch.library.custom_op("avow::feature_attention_backward", mutates_args=())

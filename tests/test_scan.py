@@ -245,3 +245,20 @@ def test_every_tile_that_is_added_up_is_counted() -> None:
     # Logs that jump at nearly every key leave tiles of a key or two: far more sums than 200/TILE.
     assert steep.steps > 20
     assert again.steps == calm.steps + 1
+
+
+def test_gradients_pass_through_tiles_that_were_halved() -> None:
+    x = sequence(100, 100)
+    x.log[..., 40:, :] += 400.0
+    x.log[..., 70:, :] += 400.0
+    assert counted(x) > 2
+    leaves = [t.clone().requires_grad_() for t in (x.log, x.row, x.values)]
+    watched = Sequence(*leaves)
+    slope = torch.randn(B, G, R, 100, 2, dtype=torch.float64)
+    for found, expected in zip(
+        torch.autograd.grad((causal(watched)[0] * slope).sum(), leaves),
+        torch.autograd.grad((naive(watched, causal=True) * slope).sum(), leaves),
+        strict=True,
+    ):
+        torch.testing.assert_close(found, expected)
+        assert float(expected.abs().max()) > 0

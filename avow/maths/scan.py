@@ -292,7 +292,10 @@ def _tile(
         if bool((rise > most[rise.dtype]).any()):
             half = (length + 1) // 2
             for piece in (slice(0, half), slice(half, length)):
-                some = Keys(*(None if x is None else x[..., piece, :] for x in keys))  # type: ignore[arg-type]
+                log = keys.log[..., piece, :]
+                # A piece's log is overwritten, and autograd must not take that for a change of the other's.
+                log = log.clone() if log.requires_grad else log
+                some = Keys(log, *(None if x is None else x[..., piece, :] for x in keys[1:]))
                 part = slice(span.start + piece.start, span.start + piece.stop)
                 state = _tile(some, rows_of, values, part, state, collector, normalise)
             return state

@@ -113,7 +113,8 @@ def test_linear_attention_is_as_near_to_the_truth_as_the_formula(
     ("shape", "count", "kind", "scale"),
     [
         ((1, 2, 1, 135, 16, 24), 40, torch.bfloat16, 0.25),
-        ((1, 1, 1, 70, 24, 16), 144, torch.float32, -0.2),
+        ((1, 1, 1, 70, 24, 16), 56, torch.float32, -0.2),
+        ((1, 1, 1, 70, 24, 16), 144, torch.bfloat16, -0.2),
         ((1, 1, 1, 130, 16, 16), 32, torch.float16, 0.5),
     ],
     ids=str,
@@ -159,7 +160,7 @@ def test_rows_that_see_all_keys_are_as_near_to_the_truth_as_the_formula(
 def test_features_over_all_keys_are_as_near_to_the_truth_as_the_formula(
     shape: tuple[int, int, int, int, int, int], kind: torch.dtype, scale: float
 ) -> None:
-    directions = torch.randn(72, shape[4])
+    directions = torch.randn(56, shape[4])
 
     def call(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         found = feature_attention_whole(q, k, v, directions, scale)
@@ -309,8 +310,12 @@ def test_what_no_kernel_can_do_is_said() -> None:
         linear_attention(q[:, :, 1:], k, v)
     with pytest.raises(ShapeError, match="batch=2 must be 1 where sequences are packed"):
         linear_attention(torch.cat([q, q]), torch.cat([k, k]), torch.cat([v, v]), starts=torch.tensor([0, 8]))
-    with pytest.raises(ShapeError, match="features, dim of q=513, 16 must be at most 512 and 256; use fewer"):
-        feature_attention(q, k, v, torch.randn(513, 16))
+    with pytest.raises(
+        ShapeError, match="type=513, 128, bfloat16 have no room in a processor's shared memory; use fewer"
+    ):
+        feature_attention(*(x.bfloat16() for x in drawn(1, 2, 2, 8, 128, 16)), torch.randn(513, 128))
+    with pytest.raises(ShapeError, match="type=65, 16, float32 have no room .* or a type of 16 bits"):
+        feature_attention(q, k, v, torch.randn(65, 16))
 
 
 def test_a_state_is_what_the_scan_of_the_methods_remembers() -> None:

@@ -179,7 +179,7 @@ def _taken(row: Row) -> tuple[float, float]:
 def _use(cuts: Any, chosen: Any) -> None:
     """Have every scan laid out in one way."""
 
-    def config(m: int, e: int, itemsize: int, alone: bool = False) -> Any:
+    def config(m: int, e: int, itemsize: int) -> Any:
         return chosen
 
     cuts.config = config

@@ -159,6 +159,14 @@ def unchanged(q: Tensor, k: Tensor, v: Tensor) -> Inputs:
     return q, k, v
 
 
+def answerable(name: str, case: Case) -> bool:
+    """Whether kernels of this name know so wide a shape of this type."""
+    from avow.kernels.feature_layout import fits
+
+    kind, (*_, d, e) = case
+    return not name.startswith("random") or (kind != _FP32 and fits(FEATURES, d, e, kind))
+
+
 def variants() -> dict[str, Variant]:
     """All of them by name."""
     few = (_CASES[0], _CASES[2], (_BF16, (1, 2, 2, 700, 128, 128)), _CASES[4], (_FP32, (1, 1, 1, 500, 64, 64)))
@@ -166,7 +174,8 @@ def variants() -> dict[str, Variant]:
         Variant("linear", scanned(False), weighted(False), as_given, _CASES),
         Variant("linear, normalised", scanned(True), weighted(True), positive, _CASES),
         Variant("all keys, normalised", collected, collected_formula, positive, few),
-        Variant("random features", featured, feature_formula, quiet, few),
+        # In float32 the plain path is taken: directions have no room in a processor, three products of each.
+        Variant("random features", featured, feature_formula, quiet, few[:-1]),
         Variant("random features, all keys", featured_whole, whole_formula, quiet, few[:2]),
         Variant("separable", separated(False), separable_formula(False), unchanged, few),
         Variant("separable, causal", separated(True), separable_formula(True), unchanged, few),

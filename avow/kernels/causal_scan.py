@@ -148,7 +148,7 @@ def scanned(
     """Every row's sum over the rows up to it, of the type `kept`; `turned` states are those of z yᵀ."""
     (b, hx, n, m), (hy, e) = x.shape, (z.shape[1], z.shape[3])
     h = max(hx, hy)
-    chosen = cuts.config(m, e, x.element_size(), mode == PLAIN)
+    chosen = cuts.config(m, e, x.element_size())
     out = x.new_empty(b, h, n, e, dtype=x.dtype if kept is None else kept)
     norm = x.new_empty(b, h, n if mode == NORMALISED else 0, dtype=torch.float32)
     sequences = b if parts.ends is None else len(parts.ends) - 1

@@ -16,6 +16,7 @@ from jaxtyping import Float32, Int32, UInt8
 from torch import Tensor
 
 from avow.kernels.sketch_pass import BINS, STEPS, Terms
+from avow.kernels.turns import closely, in_turn
 from avow.maths.sketch import GROUP
 
 # Steps in a bin: 128 bins of three eighths reach 48 octaves below the largest term; what is smaller is in the last.
@@ -76,8 +77,10 @@ def _counted(
     BINS: tl.constexpr,
     WIDTH: tl.constexpr,
     MASSES: tl.constexpr,
+    CLOSE: tl.constexpr,
 ):
     """Adds one of `stride` groups to a head's histogram, and the expected mass of `share` groups up."""
+    in_turn(CLOSE)
     row, block = tl.program_id(0).to(tl.int64), tl.program_id(1)
     head, sibling = row // R, row % R
     highest = tl.load(widest + row)
@@ -132,8 +135,10 @@ def _marked(
     BINS: tl.constexpr,
     WIDTH: tl.constexpr,
     PROGRAMS: tl.constexpr,
+    CLOSE: tl.constexpr,
 ):
     """Which tokens of `span` blocks some sibling wants, how many they are, and what the others may weigh."""
+    in_turn(CLOSE)
     head, part = tl.program_id(0).to(tl.int64), tl.program_id(1)
     row, bins, program = tl.arange(0, RP), tl.arange(0, BINS), tl.arange(0, PROGRAMS)
     rows = head * R + row
@@ -185,8 +190,21 @@ def _marked(
 
 
 @triton.jit(do_not_specialize=["s", "blocks", "spans", "span"])
-def _listed(flags, found, listed, kept, s, blocks, spans, span, BLOCK: tl.constexpr, SPANS: tl.constexpr):
+def _listed(
+    flags,
+    found,
+    listed,
+    kept,
+    s,
+    blocks,
+    spans,
+    span,
+    BLOCK: tl.constexpr,
+    SPANS: tl.constexpr,
+    CLOSE: tl.constexpr,
+):
     """Writes the marked tokens of a span behind those of all spans before it."""
+    in_turn(CLOSE)
     head, part = tl.program_id(0).to(tl.int64), tl.program_id(1)
     every = tl.arange(0, SPANS)
     number = tl.load(found + head * spans + every, mask=every < spans, other=0)
@@ -227,6 +245,7 @@ def counted(terms: Terms) -> Counted:
         WIDTH=WIDTH,
         MASSES=_MASSES,
         num_warps=8,
+        **closely(terms.mass.device),
     )
     return Counted(terms.counts, masses)
 
@@ -283,6 +302,7 @@ def marked(terms: Terms, known: Counted, most: Float32[Tensor, "b g"], drop: flo
         WIDTH=WIDTH,
         PROGRAMS=triton.next_power_of_2(programs),
         num_warps=4,
+        **closely(terms.mass.device),
     )
     return out
 
@@ -339,6 +359,7 @@ def listed(marks: Marked, s: int) -> Chosen:
         BLOCK=_BLOCK,
         SPANS=triton.next_power_of_2(spans),
         num_warps=4,
+        **closely(marks.found.device),
     )
     return Chosen(places, kept, marks.tails)
 

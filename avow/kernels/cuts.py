@@ -37,12 +37,8 @@ class Config(NamedTuple):
     resident: int
 
 
-def config(m: int, e: int, itemsize: int, alone: bool = False) -> Config:
-    """The layout for keys of m numbers and values of e: the largest state that stays in registers.
-
-    A scan `alone`, with nothing beside x·y, has room for chunks of 128 rows, which eight warps share without repeating
-    each other's work.
-    """
+def config(m: int, e: int, itemsize: int) -> Config:
+    """The layout for keys of m numbers and values of e: the largest state that stays in registers."""
     m, e = padded(m), padded(e)
     if itemsize == 4:
         if m > 128:
@@ -51,8 +47,6 @@ def config(m: int, e: int, itemsize: int, alone: bool = False) -> Config:
     columns = min(e, 128, 16384 // m)
     if max(m, columns) <= 64:
         return Config(64, columns, 4, 4, 2)
-    if alone and m <= 128:
-        return Config(128, columns, 8, 2, 1)
     return Config(64 if m <= 256 else 32, columns, 8, 3 if m <= 128 else 2, 1)
 
 

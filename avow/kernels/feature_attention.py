@@ -17,7 +17,6 @@ import triton
 from jaxtyping import Float, Float32, Int
 from torch import Tensor
 
-from avow.errors import ShapeError
 from avow.kernels import causal_scan, cuts, feature_gradients, feature_scan
 from avow.kernels.cuts import Cut, padded
 from avow.kernels.feature_layout import constants_of, in_pieces, layout, numbers_of
@@ -59,9 +58,6 @@ def feature_attention(
     through the answer alone.
     """
     check(q, k, v, starts)
-    if directions.shape[0] > 512 or q.shape[3] > 256:
-        told, rule = f"{directions.shape[0]}, {q.shape[3]}", "must be at most 512 and 256"
-        raise ShapeError("features, dim of q", told, rule, "use fewer features")
     scale = q.shape[-1] ** -0.5 if scale is None else scale
     begin: list[Tensor | None] = [None, None, None]
     if initial is not None:

@@ -21,7 +21,7 @@ import math
 import triton
 import triton.language as tl
 
-from avow.kernels.feature_tiles import LOWEST, alone, featured, lengths, pieces, raised, state_of, total_of
+from avow.kernels.feature_tiles import LOWEST, alone, counted_in, featured, lengths, pieces, raised, state_of, total_of
 from avow.kernels.tiles import span, tile
 
 # Factors are those of logarithms to base 2.
@@ -117,14 +117,14 @@ def query_gradients(
         pull = tl.dot(gs, tl.trans(zs), input_precision=PRECISION) + u[:, None]
         pull = tl.where(seen, pull * tl.exp2(log[None, :] + weigh[:, None]), 0.0).to(KIND)
         scaled = (gs.to(tl.float32) * earlier[:, None]).to(KIND)
-        single = alone(u * earlier, KIND)
+        single = u * earlier
         found = tl.zeros((C, DP), tl.float32)
         new, newer = (), ()
         for b in tl.static_range(NB):
             first, second = known[b]
             keys = featured(ys, first, second, key_factor, guess, b, M, MB, PRECISION).to(KIND)
             slopes = tl.dot(scaled, tl.trans(states[b].to(KIND)), input_precision=PRECISION)
-            slopes = tl.dot(single, tl.trans(counts[b].to(KIND)), slopes, input_precision=PRECISION)
+            slopes += single[:, None] * counted_in(counts[b])[None, :]
             slopes = tl.dot(pull, keys, slopes, input_precision=PRECISION)
             slopes = slopes * featured(xs, first, second, factor, query_guess, b, M, MB, PRECISION)
             found = tl.dot(slopes.to(first.dtype), tl.trans(first), found, input_precision=PRECISION)
@@ -229,7 +229,6 @@ def key_gradients(
         share = tl.where(seen, tl.exp2(log[:, None] + weigh[None, :]), 0.0)
         pull = (share * (tl.dot(zs, tl.trans(gs), input_precision=PRECISION) + u[None, :])).to(KIND)
         scaled = (zs.to(tl.float32) * later[:, None]).to(KIND)
-        single = alone(later, KIND)
         pairs = tl.zeros((C, C), tl.float32)
         found_k = tl.zeros((C, DP), tl.float32)
         found_v = tl.zeros((C, EB), tl.float32)
@@ -239,7 +238,7 @@ def key_gradients(
             first, second = known[b]
             queries = featured(xs, first, second, factor, query_guess, b, M, MB, PRECISION).to(KIND)
             slopes = tl.dot(scaled, tl.trans(states[b].to(KIND)), input_precision=PRECISION)
-            slopes = tl.dot(single, tl.trans(counts[b].to(KIND)), slopes, input_precision=PRECISION)
+            slopes += later[:, None] * counted_in(counts[b])[None, :]
             slopes = tl.dot(pull, queries, slopes, input_precision=PRECISION)
             wide = featured(ys, first, second, key_factor, guess, b, M, MB, PRECISION)
             slopes = slopes * wide

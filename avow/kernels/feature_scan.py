@@ -16,7 +16,18 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from avow.kernels.feature_tiles import FEW, LOWEST, alone, featured, lengths, pieces, raised, state_of, total_of
+from avow.kernels.feature_tiles import (
+    FEW,
+    LOWEST,
+    alone,
+    counted_in,
+    featured,
+    lengths,
+    pieces,
+    raised,
+    state_of,
+    total_of,
+)
 from avow.kernels.tiles import span, tile
 
 # Normalisers below this, relative to the largest key, may have lost terms that count.
@@ -210,13 +221,14 @@ def feature_rows(
         given, counted = (zs.to(tl.float32) * weight[:, None]).to(KIND), alone(weight, KIND)
         pairs = tl.zeros((C, C), tl.float32)
         found = tl.zeros((C, EB), tl.float32)
-        met = tl.zeros((C, FEW), tl.float32)
+        met = tl.zeros((C,), tl.float32)
         new, newer = (), ()
         for b in tl.static_range(NB):
             first, second = known[b]
-            queries = featured(xs, first, second, factor, query_guess, b, M, MB, PRECISION).to(KIND)
+            wide = featured(xs, first, second, factor, query_guess, b, M, MB, PRECISION)
+            queries = wide.to(KIND)
             found = tl.dot(queries, states[b].to(KIND), found, input_precision=PRECISION)
-            met = tl.dot(queries, counts[b].to(KIND), met, input_precision=PRECISION)
+            met += tl.sum(wide * counted_in(counts[b])[None, :], 1)
             keys = featured(ys, first, second, key_factor, guess, b, M, MB, PRECISION).to(KIND)
             pairs = tl.dot(queries, tl.trans(keys), pairs, input_precision=PRECISION)
             new = new + (tl.dot(tl.trans(keys), given, states[b] * shrink, input_precision=PRECISION),)
@@ -225,7 +237,7 @@ def feature_rows(
         pairs = tl.where(seen, pairs * tl.exp2(log[None, :] - highest[:, None]), 0.0)
         found = found * earlier[:, None]
         found = tl.dot(pairs.to(KIND), zs.to(KIND), found, input_precision=PRECISION)
-        divisor = tl.sum(met, 1) * earlier + tl.sum(pairs, 1)
+        divisor = met * earlier + tl.sum(pairs, 1)
         # Neither nan nor inf is below anything.
         sound = (divisor > _TINY) & (divisor < 1 / _TINY)
         found = found / tl.where(sound, divisor, 1.0)[:, None]

@@ -51,6 +51,15 @@ def alone(x, KIND: tl.constexpr):
 
 
 @triton.jit
+def counted_in(counts):
+    """The one column of such a matrix that is not zero.
+
+    As a factor of a product, so narrow a matrix goes wrong: Triton 3.6 reads beyond what it wrote of it.
+    """
+    return tl.sum(counts, 1)
+
+
+@triton.jit
 def state_of(base, block, column, M: tl.constexpr, MB: tl.constexpr, E: tl.constexpr):
     """Where a block of a state lies, and what of it is there."""
     feature = block * MB + tl.arange(0, MB)

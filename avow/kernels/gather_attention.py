@@ -24,13 +24,14 @@ from torch import Tensor
 
 from avow.kernels.choice import Chosen
 from avow.kernels.sketch_pass import STEPS, Terms, by_head
+from avow.kernels.turns import closely, in_turn
 from avow.maths.rounding import gamma, tiny, unit
 
 # Tokens of a tile, warps that share it, rows of a tile of queries, and programs that an H200 runs at once. One warp
 # waits for no other, and eight of them to a processor keep its memory busy.
 _TILE, _WARPS, _ROWS, _PROGRAMS = 16, 1, 16, 132 * 8
 # Parts that are merged at once, and by how many warps.
-_CHUNK, _MERGING = 64, 8
+_CHUNK, _MERGING = 64, 4
 # The unit of sums in float32: tensor cores may truncate where IEEE rounds.
 _UNIT = tl.constexpr(2.0**-23)
 
@@ -121,8 +122,10 @@ def _attended(
     PROGRAMS: tl.constexpr,
     LIFT: tl.constexpr,
     AGAIN: tl.constexpr,
+    CLOSE: tl.constexpr,
 ):
     """One share of all lists, as long as any other: the end of one head's, perhaps, and the beginning of the next's."""
+    in_turn(CLOSE)
     program = tl.program_id(0)
     row, channel, column = tl.arange(0, RP), tl.arange(0, DP), tl.arange(0, EP)
     token = tl.arange(0, TILE)
@@ -225,8 +228,10 @@ def _merged(
     SPANS: tl.constexpr,
     LARGEST: tl.constexpr,
     AGAIN: tl.constexpr,
+    CLOSE: tl.constexpr,
 ):
     """A head's answer, and its bound; with `AGAIN`, those that all tokens were read for stand in for the others."""
+    in_turn(CLOSE)
     row = tl.program_id(0).to(tl.int64)
     head = row // R
     column, channel = tl.arange(0, EP), tl.arange(0, DP)
@@ -345,6 +350,7 @@ def attended(q: Tensor, k: Tensor, v: Tensor, chosen: Chosen, scale: float, well
         # Lists and rows are fetched one after the other: five stages hold two tiles, three hold one. Without lists, it
         # is three that hold two.
         num_stages=5 if well is None and q.element_size() * (d + e) <= 512 else 3,
+        **closely(q.device),
     )
     return parts
 
@@ -465,6 +471,7 @@ def _merge(
         LARGEST=torch.finfo(q.dtype).max,
         AGAIN=again,
         num_warps=_MERGING,
+        **closely(q.device),
     )
 
 

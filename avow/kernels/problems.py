@@ -12,6 +12,7 @@ from torch import Tensor
 from avow.contract import Problem
 from avow.errors import NotDifferentiable
 from avow.kernels import feature_attention as features
+from avow.kernels import feature_layout as layouts
 from avow.kernels import linear_step
 from avow.kernels import separable_attention as columns
 from avow.kernels.separable_twin import ColumnSums
@@ -20,7 +21,7 @@ from avow.maths.features import Frame
 from avow.maths.kernel_rounding import KernelRounding
 
 _TYPES = (torch.bfloat16, torch.float16, torch.float32)
-_WIDEST_KEY, _WIDEST_VALUE, _MOST_FEATURES = 256, 512, 512
+_WIDEST_KEY, _WIDEST_VALUE = 256, 512
 # Gradients of causal separable attention have one reference for all keys of a feature.
 _STEEP_GRADIENT = 20.0
 _STEP_REACH = 60.0
@@ -86,10 +87,12 @@ def feature_means(
 ) -> Means | None:
     """Causal random features, where logs stay in float32's range and older sums share one reference."""
     m = directions.shape[0]
-    if m > _MOST_FEATURES or not shaped(p) or (start is not None and not _readable(start)):
+    if not shaped(p) or (start is not None and not _readable(start)):
+        return None
+    if not layouts.fits(m, p.q.shape[3], p.v.shape[3], p.q.dtype):
         return None
     if p.q.dtype == torch.float32 and _followed(p.q, p.k, p.v):
-        # In three products each, gradients keep 12 KB of a thread's numbers outside its registers.
+        # In three products each, gradients keep thousands of a thread's numbers outside its registers.
         return None
     longest = torch.linalg.vector_norm(directions, dim=-1).amax()
     numbers = [longest, lengths.queries.amax(), lengths.keys.amax(), *_value_ends(p)]

@@ -13,7 +13,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from avow.kernels.tiles import span, tile
+from avow.kernels.tiles import nearest, span, tile
 from avow.maths import kernel_rounding
 
 LOWEST = tl.constexpr(float("-inf"))
@@ -228,11 +228,12 @@ def mixed_rows(
     inside = (feature < D)[:, None] & (column < E)[None, :]
     sums = tl.load(state + group * (D * E) + feature[:, None] * E + column[None, :], mask=inside, other=0.0)
     counted = tl.load(total + group * D + feature, mask=feature < D, other=1.0)
-    means = (sums / tl.where(counted > 0, counted, 1.0)[:, None]).to(KIND)
+    means = nearest((sums / tl.where(counted > 0, counted, 1.0)[:, None]).to(KIND), PRECISION)
     for step in range(MANY):
         start = (part * MANY + step).to(tl.int64) * C
         left = rows - start
         xs = tile(x + start * x_row, x_row, row, feature, left, D, DP)
-        found = tl.dot(mixture(xs, factor, feature, D, DP).to(KIND), means, input_precision=PRECISION)
+        shares = nearest(mixture(xs, factor, feature, D, DP).to(KIND), PRECISION)
+        found = tl.dot(shares, means, input_precision=PRECISION)
         target = out + (head.to(tl.int64) * rows + start) * E + row[:, None] * E + column[None, :]
         tl.store(target, found.to(out.dtype.element_ty), mask=(row < left)[:, None] & (column < E)[None, :])

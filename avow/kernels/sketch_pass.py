@@ -22,6 +22,7 @@ from jaxtyping import Float32, Int32, UInt8
 from torch import Tensor
 
 from avow.errors import ShapeError
+from avow.kernels.turns import closely, in_turn
 from avow.maths.rounding import gamma, unit
 from avow.maths.sketch import GROUP, Sketch, unpacked
 
@@ -107,8 +108,10 @@ def _prepared(
     BINS: tl.constexpr,
     PARTS: tl.constexpr,
     HINTED: tl.constexpr,
+    CLOSE: tl.constexpr,
 ):
     """Constants of each head, and the products of queries with the zeros of `MANY` groups."""
+    in_turn(CLOSE)
     head, part = tl.program_id(0).to(tl.int64), tl.program_id(1)
     row, channel = tl.arange(0, RP), tl.arange(0, DP)
     there = (row < R)[:, None] & (channel < D)[None, :]
@@ -240,12 +243,14 @@ def _bounded(
     TWO: tl.constexpr,
     STAGES: tl.constexpr,
     FAST: tl.constexpr,
+    CLOSE: tl.constexpr,
 ):
     """Offsets, tops and masses of some groups of a key head, for its R query heads.
 
     With `TWO`, two groups at once: the columns of a tile are query heads of the first, then of the second. Programs
     take groups in turns, so that what all of them read at a time lies together.
     """
+    in_turn(CLOSE)
     head, part = tl.program_id(0).to(tl.int64), tl.program_id(1)
     column, byte, token = tl.arange(0, RP), tl.arange(0, WP), tl.arange(0, GROUP)
     STRIDE: tl.constexpr = 2 if TWO else 1
@@ -392,6 +397,7 @@ def prepared(
         PARTS={torch.bfloat16: 1, torch.float16: 2, torch.float32: 3}[q.dtype],
         HINTED=hint is not None,
         num_warps=4,
+        **closely(q.device),
     )
     return out
 
@@ -469,6 +475,7 @@ def bounded(q: Tensor, sketch: Sketch, lengths: Tensor, known: Prepared) -> Term
         STAGES=3 if at_once == 2 else 4,
         FAST=not interpreted(),
         num_warps=1,
+        **closely(q.device),
     )
     return Terms(*out, known.widest, known.nu, known.counts)
 

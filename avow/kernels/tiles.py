@@ -35,13 +35,21 @@ def span(part, parts, length, rows, table, REVERSE: tl.constexpr, PACKED: tl.con
 
 
 @triton.jit
+def nearest(x, PRECISION: tl.constexpr):
+    """Factors of a product in TF32, each the nearest that it has: tensor cores cut digits off, always towards zero."""
+    if PRECISION == "tf32" and x.dtype == tl.float32:
+        x = ((x.to(tl.int32, bitcast=True) + 0x1000) & -0x2000).to(tl.float32, bitcast=True)
+    return x
+
+
+@triton.jit
 def into(x, y, PRECISION: tl.constexpr):
     """x @ y for a state y in float32: as exact as the type of x is, and never out of range."""
     if x.dtype == tl.bfloat16:
         found = tl.dot(x, y.to(tl.bfloat16))
     elif x.dtype == tl.float16:
         # TF32 has the digits of float16 and the range of float32: sums over many keys leave float16.
-        found = tl.dot(x.to(tl.float32), y, input_precision="tf32")
+        found = tl.dot(x.to(tl.float32), nearest(y, "tf32"), input_precision="tf32")
     else:
         found = tl.dot(x, y, input_precision=PRECISION)
     return found

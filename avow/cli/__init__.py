@@ -8,7 +8,7 @@ import typer
 from typer.core import TyperGroup
 
 import avow
-from avow.cli import bench, claims, compare, construct, knowledge, plan, profile, train, verify
+from avow.cli import bench, claims, compare, construct, knowledge, lab, plan, profile, train, verify
 from avow.cli.compare import methods_help as methods_help
 from avow.errors import AvowError
 
@@ -66,3 +66,4 @@ app.add_typer(construct.app, name="construct")
 app.add_typer(train.app, name="train")
 app.command()(knowledge.knowledge)
 app.add_typer(bench.app, name="bench")
+app.command()(lab.lab)

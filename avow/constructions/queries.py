@@ -80,6 +80,13 @@ class Query(Construction):
         """The weights this query gives, to float64's precision."""
         return torch.softmax(self.keys.double() @ self.query.double(), -1)
 
+    @property
+    def estimate(self) -> float:
+        """The least eps that this query keeps, to float64's precision; `verify` proves it."""
+        scores = self.keys.double() @ self.query.double()
+        lost = torch.logsumexp(scores, -1) - scores
+        return max(share * float(lost[i].exp()) for i, share in self.shares.items()) - self.whole
+
     def tensors(self) -> dict[str, Tensor]:
         return {"query": self.query, "keys": self.keys}
 

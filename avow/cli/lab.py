@@ -1,0 +1,29 @@
+"""`avow lab`: the local page."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+from typing import Annotated
+
+import typer
+
+from avow.cli.options import AsJson
+
+
+def lab(
+    port: Annotated[int, typer.Option(min=0, max=65535, help="Listen here; unless told, on any free port.")] = 0,
+    show: Annotated[bool, typer.Option("--open/--no-open", help="Open the page in the browser.")] = True,
+    as_json: AsJson = False,
+) -> None:
+    """The local page: see attention keep its word. Serves this machine alone, until Ctrl-C."""
+    from avow.lab.serving import open_browser, serve
+
+    def ready(address: str) -> None:
+        typer.echo(json.dumps({"address": address}) if as_json else f"avow lab is at {address} (Ctrl-C ends it)")
+        if show:
+            open_browser(address)
+
+    # Ctrl-C is how it is meant to end.
+    with contextlib.suppress(KeyboardInterrupt):
+        serve(port, ready)

@@ -1,0 +1,52 @@
+"""Answers and mistakes as JSON; a mistake has the four parts that every error of avow has."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Mapping
+from typing import Any
+
+from starlette.responses import Response
+
+from avow.errors import AvowError
+
+# What someone sent is shown back, but not the whole of it.
+_SHOWN = 200
+
+
+def plain(fact: Any) -> Any:
+    """Numbers, words, lists and tables as JSON can hold them; numbers that it cannot hold are spelled out."""
+    if fact is None or isinstance(fact, bool | int | str):
+        return fact
+    if isinstance(fact, float):
+        return fact if math.isfinite(fact) else str(fact)
+    if isinstance(fact, Mapping):
+        return {str(name): plain(value) for name, value in fact.items()}
+    if isinstance(fact, list | tuple):
+        return [plain(value) for value in fact]
+    return plain(fact.tolist()) if hasattr(fact, "tolist") else str(fact)
+
+
+def mistake(kind: str, name: str, value: object, rule: str, remedy: str) -> dict[str, Any]:
+    """The four parts, and what kind of mistake it was."""
+    shown = value if isinstance(value, str) else repr(value)
+    shown = shown if len(shown) <= _SHOWN else shown[:_SHOWN] + " …"
+    return {"error": {"kind": kind, "name": name, "value": shown, "rule": rule, "remedy": remedy}}
+
+
+def mistake_of(problem: BaseException) -> dict[str, Any]:
+    """An error of avow with its own four parts; anything else was not foreseen, and says so."""
+    if isinstance(problem, AvowError):
+        return mistake(type(problem).__name__, problem.name, problem.value, problem.rule, problem.remedy)
+    rule = f"was not foreseen and raised {type(problem).__name__}: {problem}"
+    return mistake("Unforeseen", "this input", "as given", rule[:_SHOWN], "change it, and report the page's address")
+
+
+class Told(Response):
+    """JSON that holds nothing a browser could mistake for anything else."""
+
+    media_type = "application/json"
+
+    def render(self, content: Any) -> bytes:
+        return json.dumps(content, allow_nan=False).encode("ascii")

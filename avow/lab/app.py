@@ -1,0 +1,152 @@
+"""The lab as an application: its pages, their scripts, and the computations behind them."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator, Callable, Coroutine
+from importlib import resources
+from typing import Any
+
+from fastapi import FastAPI, Request
+from fastapi.exceptions import RequestValidationError
+from starlette.exceptions import HTTPException
+from starlette.responses import HTMLResponse, Response
+from starlette.types import ASGIApp
+
+from avow.errors import AvowError
+from avow.lab import shell
+from avow.lab.answers import Told, mistake, mistake_of
+from avow.lab.crew import Busy, Crew
+from avow.lab.guard import Guard
+from avow.lab.page import Inputs, Page, all_pages
+from avow.lab.uploads import Shelf
+from avow.report.document import STYLE, THEMED
+
+_TYPES = {"js": "text/javascript", "css": "text/css"}
+# A preview that does not come at once is of no use.
+_PREVIEW_SECONDS = 5.0
+_PROOFS_AT_A_TIME = 2
+
+
+def build(port: int, token: str) -> ASGIApp:
+    """The application for one port and one token, its guard around it."""
+    pages = all_pages()
+    previews, proofs, shelf = Crew(1), Crew(_PROOFS_AT_A_TIME), Shelf()
+
+    @contextlib.asynccontextmanager
+    async def alive(app: FastAPI) -> AsyncIterator[None]:
+        await asyncio.gather(previews.start(), proofs.start())
+        try:
+            yield
+        finally:
+            await asyncio.gather(previews.close(), proofs.close())
+
+    app = FastAPI(title="avow lab", docs_url=None, redoc_url=None, lifespan=alive)
+    app.add_exception_handler(AvowError, _told)
+    app.add_exception_handler(RequestValidationError, _misread)
+    app.add_exception_handler(HTTPException, _unknown)
+
+    @app.get("/", response_class=HTMLResponse)
+    async def front() -> str:
+        return shell.front(list(pages.values()), token)
+
+    for page in pages.values():
+        app.get(f"/{page.name}", response_class=HTMLResponse)(_shown(page, list(pages.values()), token))
+        app.post(f"/api/{page.name}/preview")(_computed(page, "preview", previews, shelf))
+        if page.verdict is not None:
+            app.post(f"/api/{page.name}/verdict")(_computed(page, "verdict", proofs, shelf))
+
+    @app.post("/api/files")
+    async def files(request: Request) -> Response:
+        return Told(await asyncio.to_thread(shelf.put, await request.body()))
+
+    for name, content in _files().items():
+        app.get(f"/static/{name}", include_in_schema=False)(_sent(content, _TYPES[name.rpartition(".")[2]]))
+    app.get("/plotly.js", include_in_schema=False)(_plotly)
+    return Guard(app, port, token)
+
+
+def _shown(page: Page, pages: list[Page], token: str) -> Callable[[], Coroutine[Any, Any, str]]:
+    async def show() -> str:
+        return shell.page(page, pages, token)
+
+    return show
+
+
+def _computed(page: Page, what: str, crew: Crew, shelf: Shelf) -> Callable[..., Coroutine[Any, Any, Response]]:
+    seconds = min(page.seconds, _PREVIEW_SECONDS) if what == "preview" else page.seconds
+
+    async def compute(request: Request, inputs: Inputs) -> Response:
+        handle = getattr(inputs, "file", None) if page.takes_files else None
+        file = (handle, shelf.get(handle)) if handle else None
+        question = {"page": page.name, "what": what, "inputs": inputs.model_dump(mode="json")}
+        asked = asyncio.ensure_future(crew.ask(question, seconds, file))
+        gone = asyncio.ensure_future(_gone(request))
+        try:
+            await asyncio.wait({asked, gone}, return_when=asyncio.FIRST_COMPLETED)
+            if not asked.done():
+                return Response(status_code=499)  # nobody will read it
+            answer = asked.result()
+            return Told(answer, 422 if "error" in answer else 200)
+        finally:
+            gone.cancel()
+            asked.cancel()
+
+    # FastAPI reads the body as what the annotation says.
+    compute.__annotations__["inputs"] = page.inputs
+    compute.__name__ = f"{page.name}_{what}"
+    return compute
+
+
+async def _gone(request: Request) -> None:
+    """Return when the client has left."""
+    while (await request.receive())["type"] != "http.disconnect":
+        pass
+
+
+def _files() -> dict[str, str]:
+    """What may be fetched, read once: no path ever comes from a request."""
+    found = {
+        item.name: item.read_text(encoding="utf-8")
+        for item in (resources.files("avow.lab") / "static").iterdir()
+        if item.name.rpartition(".")[2] in _TYPES
+    }
+    return found | {"style.css": STYLE, "themed.js": THEMED}
+
+
+def _sent(content: str, kind: str) -> Callable[[], Coroutine[Any, Any, Response]]:
+    async def send() -> Response:
+        return Response(content, media_type=f"{kind}; charset=utf-8", headers={"cache-control": "no-cache"})
+
+    return send
+
+
+async def _plotly() -> Response:
+    import plotly.offline
+
+    kept = {"cache-control": "private, max-age=86400"}
+    return Response(plotly.offline.get_plotlyjs(), media_type="text/javascript; charset=utf-8", headers=kept)
+
+
+async def _told(request: Request, problem: Exception) -> Response:
+    return Told(mistake_of(problem), 503 if isinstance(problem, Busy) else 422)
+
+
+async def _misread(request: Request, problem: Exception) -> Response:
+    """The first thing wrong with some inputs."""
+    assert isinstance(problem, RequestValidationError)
+    first = problem.errors()[0]
+    name = ".".join(str(part) for part in first["loc"] if part != "body") or "body"
+    rule = first["msg"][:1].lower() + first["msg"][1:]
+    return Told(
+        mistake("ParameterError", name, first.get("input"), rule, "move its control, or load the page anew"), 422
+    )
+
+
+async def _unknown(request: Request, problem: Exception) -> Response:
+    assert isinstance(problem, HTTPException)
+    if problem.status_code == 400:
+        return Told(mistake("InputError", "body", "as sent", "is no JSON that can be read", "send JSON"), 422)
+    rule = "is not known here" if problem.status_code == 404 else f"was refused: {problem.detail}"
+    return Told(mistake("Unknown", "address", request.url.path, rule, "start from the front page"), problem.status_code)

@@ -1,0 +1,175 @@
+"""Computations in processes of their own: so many at a time, each with a limit, ended when nobody waits for it.
+
+A thread cannot be stopped; a process can. Previews have a process to themselves, so that a long proof never makes a
+slider stutter.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import os
+import sys
+from collections import deque
+from typing import Any
+
+from avow.errors import AvowError
+
+# A fresh process loads torch and the provers, on a busy machine too.
+_START_SECONDS = 120.0
+# Someone who moves on leaves a computation behind; one that is nearly done is cheaper to finish than a new process.
+_GRACE_SECONDS = 0.5
+# One answer, at most: enough for figures, too little to fill the memory.
+_LINE_BYTES = 1 << 24
+
+
+class TookTooLong(AvowError):
+    """A computation that was ended at its limit."""
+
+
+class Busy(AvowError):
+    """More is asked for than can wait."""
+
+
+class Crew:
+    """Processes that answer questions, `hands` of them at a time; further ones start as they are needed."""
+
+    def __init__(self, hands: int, most_waiting: int = 100) -> None:
+        self._free: deque[_Hand] = deque()
+        self._gate = asyncio.Semaphore(hands)
+        self._room, self._waiting = most_waiting, 0
+        self._closed = False
+        self._replacing: set[asyncio.Task[None]] = set()
+
+    async def start(self) -> None:
+        """Have one process ready."""
+        self._free.append(await _Hand.started())
+
+    async def ask(self, question: dict[str, Any], seconds: float, file: tuple[str, bytes] | None = None) -> Any:
+        """The answer; cancelling this ends the computation."""
+        if self._waiting >= self._room:
+            raise Busy("requests", self._waiting, "wait already", "try again in a moment")
+        self._waiting += 1
+        try:
+            await self._gate.acquire()
+        finally:
+            self._waiting -= 1
+        hand: _Hand | None = None
+        try:
+            hand = self._free.popleft() if self._free else await _Hand.started()
+            return await _answered(hand, question, seconds, file)
+        finally:
+            if hand is None or hand.alive:
+                self._give_back(hand)
+            else:
+                # Its place is taken until there is a new one; whoever asked need not wait for that.
+                task = asyncio.ensure_future(self._replace())
+                self._replacing.add(task)
+                task.add_done_callback(self._replacing.discard)
+
+    async def _replace(self) -> None:
+        hand = None
+        try:
+            if not self._closed:
+                hand = await _Hand.started()
+        finally:
+            self._give_back(hand)
+
+    def _give_back(self, hand: _Hand | None) -> None:
+        if hand is not None:
+            self._free.append(hand)
+        self._gate.release()
+
+    async def close(self) -> None:
+        """Leave no process behind."""
+        self._closed = True
+        for task in list(self._replacing):
+            task.cancel()
+        await asyncio.gather(*self._replacing, return_exceptions=True)
+        while self._free:
+            await self._free.popleft().end()
+
+
+async def _answered(hand: _Hand, question: dict[str, Any], seconds: float, file: tuple[str, bytes] | None) -> Any:
+    """What one process says, within the limit; where nobody waits any more, it is ended unless it is nearly done."""
+    asked = asyncio.ensure_future(hand.ask(question, file))
+    try:
+        await asyncio.wait({asked}, timeout=seconds)
+    except asyncio.CancelledError:
+        await asyncio.wait({asked}, timeout=_GRACE_SECONDS)
+        raise
+    finally:
+        if not asked.done():
+            asked.cancel()
+            await hand.end()
+    if asked.cancelled():
+        rule = f"took longer than {seconds:g} s and was ended"
+        raise TookTooLong(question["what"], question["page"], rule, "choose smaller sizes")
+    return asked.result()
+
+
+class _Hand:
+    """One process, seen from outside."""
+
+    def __init__(self, process: asyncio.subprocess.Process) -> None:
+        self._process = process
+        self._file: str | None = None
+        self.alive = True
+
+    @staticmethod
+    async def started() -> _Hand:
+        # The same modules can be found there as here; threads of its own would only wait for the others'.
+        surroundings = os.environ | {
+            "PYTHONPATH": os.pathsep.join(map(os.path.abspath, sys.path)),
+            "OMP_NUM_THREADS": "1",
+        }
+        hand = _Hand(
+            await asyncio.create_subprocess_exec(
+                sys.executable,
+                "-P",
+                "-m",
+                "avow.lab.worker",
+                stdin=asyncio.subprocess.PIPE,
+                stdout=asyncio.subprocess.PIPE,
+                stderr=asyncio.subprocess.DEVNULL,
+                env=surroundings,
+                limit=_LINE_BYTES,
+            )
+        )
+        try:
+            await asyncio.wait_for(hand._line(), _START_SECONDS)
+        except BaseException:
+            await hand.end()
+            raise
+        return hand
+
+    async def ask(self, question: dict[str, Any], file: tuple[str, bytes] | None) -> Any:
+        handle, content = file if file is not None else (None, b"")
+        sent = handle is not None and handle != self._file
+        header = question | {"file": handle, "bytes": len(content) if sent else None}
+        assert self._process.stdin is not None
+        with contextlib.suppress(ConnectionError):  # where it has ended meanwhile, its silence says so
+            self._process.stdin.write(json.dumps(header).encode() + b"\n" + (content if sent else b""))
+            await self._process.stdin.drain()
+        if sent:
+            self._file = handle
+        return await self._line()
+
+    async def _line(self) -> Any:
+        assert self._process.stdout is not None
+        try:
+            line = await self._process.stdout.readline()
+        except ValueError:  # longer than any answer may be
+            line = b""
+        if not line:
+            await self.end()
+            raise TookTooLong("this input", "as given", "ended the process that computed it", "choose smaller sizes")
+        return json.loads(line)
+
+    async def end(self) -> None:
+        """End the process, whatever it is doing."""
+        self.alive = False
+        with contextlib.suppress(ProcessLookupError):
+            self._process.kill()
+        await self._process.wait()

@@ -1,0 +1,126 @@
+"""The HTML around every page: where one is, the controls that its inputs declare, and places for what is found."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from html import escape
+from typing import Any
+
+from avow.lab.page import Page
+from avow.report.mathml import display
+
+_FRONT = "See attention keep its word"
+
+
+def page(page: Page, pages: Sequence[Page], token: str) -> str:
+    """One page of the lab."""
+    presets = "".join(
+        f'<button type="button" data-preset="{escape(json.dumps(dict(inputs)))}">{escape(words)}</button>'
+        for words, inputs in page.presets.items()
+    )
+    formulas = "".join(f'<div class="formula">{display(latex)}</div>' for latex in page.formulas)
+    upload = _UPLOAD if page.takes_files else ""
+    body = f"""<h1>{escape(page.title)}</h1>
+<p class="lead">{escape(page.summary)}</p>
+{f'<div class="presets" role="group" aria-label="Examples">{presets}</div>' if presets else ""}
+<p id="trouble" role="alert" hidden></p>
+<div class="bench">
+<section class="picture" aria-label="Picture">{page.body}</section>
+<section class="beside" aria-label="What it shows">
+<div id="verdict" class="card" aria-live="polite" {"" if page.verdict else "hidden"}>
+<p><span id="mark" class="badge">preview</span> <span id="says"></span></p>
+<details hidden><summary>How it was proved</summary><ol id="steps"></ol></details>
+</div>
+<dl id="facts"></dl>
+<form id="controls" autocomplete="off" aria-label="Controls">{upload}{_controls(page)}</form>
+</section>
+</div>
+{f'<section class="formulas" aria-label="Formulas">{formulas}</section>' if formulas else ""}"""
+    return _document(f"{page.title} · avow lab", body, pages, page.name, token)
+
+
+def front(pages: Sequence[Page], token: str) -> str:
+    """The list of pages."""
+    cards = "".join(
+        f'<li><a href="/{page.name}"><strong>{escape(page.title)}</strong><span>{escape(page.summary)}</span></a></li>'
+        for page in pages
+    )
+    body = f"""<h1>{_FRONT}</h1>
+<p class="lead">While you move something, numbers are a float preview. Let go, and they are proved.</p>
+<ul class="pages">{cards}</ul>"""
+    return _document("avow lab", body, pages, "", token)
+
+
+_UPLOAD = """<label class="control">A .safetensors file of your own
+<input type="file" id="file" accept=".safetensors"></label><p id="held" class="soft" aria-live="polite"></p>"""
+
+
+def _document(title: str, body: str, pages: Sequence[Page], here: str, token: str) -> str:
+    links = "".join(
+        f'<a href="/{page.name}"{" aria-current=page" if page.name == here else ""}>{escape(page.title)}</a>'
+        for page in pages
+    )
+    script = f'<script type="module" src="/static/{here}.js"></script>' if here else ""
+    return f"""<!doctype html>
+<html lang="en">
+<head>
+<meta charset="utf-8">
+<meta name="viewport" content="width=device-width, initial-scale=1">
+<meta name="avow-token" content="{escape(token)}">
+<title>{escape(title)}</title>
+<link rel="icon" href="data:,">
+<link rel="stylesheet" href="/static/style.css">
+<link rel="stylesheet" href="/static/lab.css">
+</head>
+<body data-page="{here}">
+<header class="bar"><a class="home" href="/">avow lab</a><nav aria-label="Pages">{links}</nav></header>
+<main>
+{body}
+</main>
+{script}
+</body>
+</html>
+"""
+
+
+def _controls(page: Page) -> str:
+    """A control for every input that is declared with one, in the order of declaration."""
+    schema = page.inputs.model_json_schema()
+    return "".join(_control(name, spec) for name, spec in schema["properties"].items() if "control" in spec)
+
+
+def _control(name: str, spec: dict[str, Any]) -> str:
+    # What may be left out is declared as a type or nothing.
+    kind = next((one for one in spec.get("anyOf", [spec]) if one.get("type") != "null"), spec)
+    label, about, extra = escape(spec["title"]), spec.get("description", ""), spec["control"]
+    default = spec.get("default")
+    when = f" data-when='{escape(json.dumps(extra['when']), quote=True)}'" if extra["when"] else ""
+    head = f'data-name="{name}" data-default="{escape(json.dumps(default))}"{when}'
+    note = f'<small id="about-{name}">{escape(about)}</small>' if about else ""
+    described = f' aria-describedby="about-{name}"' if about else ""
+    if "enum" in kind or "const" in kind:
+        choices = "".join(
+            f'<label><input type="radio" name="{name}" value="{escape(str(choice))}"'
+            f"{' checked' if choice == default else ''}>{escape(str(choice))}</label>"
+            for choice in kind.get("enum", [kind.get("const")])
+        )
+        return f'<fieldset class="control" {head} data-kind="choice"><legend>{label}</legend>{choices}{note}</fieldset>'
+    if kind["type"] == "boolean":
+        checked = " checked" if default else ""
+        box = f'<input type="checkbox" id="{name}"{checked}{described}>'
+        return f'<div class="control" {head} data-kind="switch"><label>{box} {label}</label>{note}</div>'
+    if kind["type"] == "string":
+        longest = f' maxlength="{kind["maxLength"]}"' if "maxLength" in kind else ""
+        value = escape(str(default or ""))
+        box = f'<input type="text" id="{name}" value="{value}"{longest}{described} spellcheck="false">'
+        return f'<div class="control" {head} data-kind="text"><label for="{name}">{label}</label>{box}{note}</div>'
+    low, high = kind["minimum"], kind["maximum"]
+    step = extra["step"] or (1 if kind["type"] == "integer" else (high - low) / 200)
+    # A slider that moves in factors has decades, and finer steps within them; its script reads it so.
+    ends = f'data-low="{low}" data-high="{high}" data-step="{step}" data-log="{"yes" if extra["log"] else ""}"'
+    slider = f'<input type="range" id="{name}"{described}>'
+    return (
+        f'<div class="control" {head} data-kind="number" {ends}><label for="{name}">{label}</label>'
+        f'<output for="{name}"></output>{slider}{note}</div>'
+    )

@@ -1,0 +1,67 @@
+"""Tensors that a reader gives the lab: safetensors only, in memory only, few and not too large."""
+
+from __future__ import annotations
+
+import secrets
+from collections import OrderedDict
+from typing import Any
+
+import torch
+
+from avow.errors import DtypeError, FileError, NonFiniteError, ShapeError
+
+_TENSORS = 8
+_DIMENSIONS = 4
+_ELEMENTS = 1 << 23
+_DTYPES = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
+# A reader compares a few files; older ones make room.
+_FILES = 4
+
+
+def tensors_of(content: bytes) -> dict[str, torch.Tensor]:
+    """The tensors of a safetensors file, each within the limits; nothing of it is ever run."""
+    from safetensors import SafetensorError
+    from safetensors.torch import load
+
+    try:
+        found: dict[str, torch.Tensor] = load(content)
+    except (SafetensorError, KeyError, ValueError) as problem:
+        rule = f"is no safetensors file ({str(problem)[:120]})"
+        raise FileError("file", f"{len(content)} bytes", rule, "write it with safetensors.torch.save_file") from None
+    if not 1 <= len(found) <= _TENSORS:
+        raise FileError("file", f"{len(found)} tensors", f"must hold 1 to {_TENSORS}", "save q, k and v alone")
+    for name, tensor in found.items():
+        shown = repr(name[:40])
+        if tensor.dtype not in _DTYPES:
+            raise DtypeError(shown, tensor.dtype, "must be floating point", "convert it before saving")
+        if not 1 <= tensor.dim() <= _DIMENSIONS or not 1 <= tensor.numel() <= _ELEMENTS:
+            rule = f"must have 1 to {_DIMENSIONS} axes and 1 to {_ELEMENTS} numbers"
+            raise ShapeError(shown, tuple(tensor.shape), rule, "save a slice of it")
+        if not bool(tensor.isfinite().all()):
+            raise NonFiniteError(shown, "nan or inf", "must be finite", "mend it before saving")
+    return found
+
+
+class Shelf:
+    """Files by the handles that pages know them by: the last few, in memory."""
+
+    def __init__(self) -> None:
+        self._files: OrderedDict[str, bytes] = OrderedDict()
+
+    def put(self, content: bytes) -> dict[str, Any]:
+        """Check a file and keep it; its handle, and what it holds."""
+        found = tensors_of(content)
+        handle = secrets.token_hex(8)
+        self._files[handle] = content
+        while len(self._files) > _FILES:
+            self._files.popitem(last=False)
+        held = {
+            name: {"shape": list(x.shape), "dtype": str(x.dtype).removeprefix("torch.")} for name, x in found.items()
+        }
+        return {"file": handle, "tensors": held}
+
+    def get(self, handle: str) -> bytes:
+        if handle not in self._files:
+            raise FileError("file", handle, "is not here any more", "upload it again")
+        self._files.move_to_end(handle)
+        return self._files[handle]

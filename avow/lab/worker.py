@@ -1,0 +1,69 @@
+"""A worker process seen from inside: questions come in as lines of JSON, answers go out the same way.
+
+A question names a page, `preview` or `verdict`, and the inputs; `bytes` says how many bytes of a file follow the line.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import queue
+import signal
+import sys
+import threading
+from typing import Any, BinaryIO
+
+import torch
+
+from avow.lab.answers import mistake_of, plain
+from avow.lab.page import all_pages
+from avow.lab.uploads import tensors_of
+
+
+def answer_of(question: dict[str, Any], tensors: dict[str, torch.Tensor]) -> dict[str, Any]:
+    """What a page says, or the four parts of its mistake."""
+    try:
+        page = all_pages()[question["page"]]
+        function = page.preview if question["what"] == "preview" else page.verdict
+        assert function is not None, f"{page.name} has no {question['what']}"
+        inputs = page.inputs.model_validate(question["inputs"])
+        return {"answer": plain(function(inputs, tensors) if page.takes_files else function(inputs))}
+    except Exception as problem:
+        return mistake_of(problem)
+
+
+def serve(questions: BinaryIO, answers: BinaryIO) -> None:
+    """Answer until nobody is left to ask; the last file is kept for the next questions."""
+    waiting: queue.Queue[tuple[dict[str, Any], bytes]] = queue.Queue()
+    tensors: dict[str, torch.Tensor] = {}
+
+    def tell(said: dict[str, Any]) -> None:
+        answers.write(json.dumps(said, allow_nan=False).encode() + b"\n")
+        answers.flush()
+
+    threading.Thread(target=_read, args=(questions, waiting), daemon=True).start()
+    all_pages()
+    tell({"ready": True})
+    while True:
+        question, content = waiting.get()
+        if content:
+            tensors = tensors_of(content)
+        tell(answer_of(question, tensors if question["file"] else {}))
+
+
+def _read(questions: BinaryIO, waiting: queue.Queue[tuple[dict[str, Any], bytes]]) -> None:
+    """Pass questions on; when nobody is left to send any, end, whatever is being computed."""
+    for line in questions:
+        question = json.loads(line)
+        waiting.put((question, questions.read(question["bytes"] or 0)))
+    os._exit(0)
+
+
+if __name__ == "__main__":
+    # Ctrl-C reaches the whole group: the server ends its workers itself.
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    torch.set_num_threads(1)
+    # What a computation prints must not mix with the answers.
+    told = os.fdopen(os.dup(1), "wb")
+    os.dup2(2, 1)
+    serve(sys.stdin.buffer, told)

@@ -19,7 +19,7 @@ from avow.lab import shell
 from avow.lab.answers import Told, mistake, mistake_of
 from avow.lab.crew import Busy, Crew
 from avow.lab.guard import Guard
-from avow.lab.page import Inputs, Page, all_pages
+from avow.lab.page import PACKAGE, Inputs, Page, all_pages
 from avow.lab.uploads import Shelf
 from avow.report.document import STYLE, THEMED
 
@@ -29,10 +29,10 @@ _PREVIEW_SECONDS = 5.0
 _PROOFS_AT_A_TIME = 2
 
 
-def build(port: int, token: str) -> ASGIApp:
-    """The application for one port and one token, its guard around it."""
-    pages = all_pages()
-    previews, proofs, shelf = Crew(1), Crew(_PROOFS_AT_A_TIME), Shelf()
+def build(port: int, token: str, package: str = PACKAGE) -> ASGIApp:
+    """The application for one port and one token, its guard around it; its pages are those of a package."""
+    pages = all_pages(package)
+    previews, proofs, shelf = Crew(package, 1), Crew(package, _PROOFS_AT_A_TIME), Shelf()
 
     @contextlib.asynccontextmanager
     async def alive(app: FastAPI) -> AsyncIterator[None]:

@@ -35,16 +35,18 @@ class Busy(AvowError):
 class Crew:
     """Processes that answer questions, `hands` of them at a time; further ones start as they are needed."""
 
-    def __init__(self, hands: int, most_waiting: int = 100) -> None:
+    def __init__(self, package: str, hands: int, most_waiting: int = 100) -> None:
+        self._package = package
         self._free: deque[_Hand] = deque()
         self._gate = asyncio.Semaphore(hands)
         self._room, self._waiting = most_waiting, 0
         self._closed = False
-        self._replacing: set[asyncio.Task[None]] = set()
+        self._starting: set[asyncio.Task[None]] = set()
 
     async def start(self) -> None:
-        """Have one process ready."""
-        self._free.append(await _Hand.started())
+        """Begin to start one process; who asks meanwhile waits for it."""
+        await self._gate.acquire()
+        self._begin_another()
 
     async def ask(self, question: dict[str, Any], seconds: float, file: tuple[str, bytes] | None = None) -> Any:
         """The answer; cancelling this ends the computation."""
@@ -57,24 +59,28 @@ class Crew:
             self._waiting -= 1
         hand: _Hand | None = None
         try:
-            hand = self._free.popleft() if self._free else await _Hand.started()
+            hand = self._free.popleft() if self._free else await _Hand.started(self._package)
             return await _answered(hand, question, seconds, file)
         finally:
             if hand is None or hand.alive:
                 self._give_back(hand)
             else:
                 # Its place is taken until there is a new one; whoever asked need not wait for that.
-                task = asyncio.ensure_future(self._replace())
-                self._replacing.add(task)
-                task.add_done_callback(self._replacing.discard)
+                self._begin_another()
 
-    async def _replace(self) -> None:
+    def _begin_another(self) -> None:
+        task = asyncio.ensure_future(self._another())
+        self._starting.add(task)
+        task.add_done_callback(self._starting.discard)
+
+    async def _another(self) -> None:
         hand = None
-        try:
-            if not self._closed:
-                hand = await _Hand.started()
-        finally:
-            self._give_back(hand)
+        # Where it cannot be started, the next one who asks hears why.
+        with contextlib.suppress(AvowError, OSError, TimeoutError):
+            try:
+                hand = None if self._closed else await _Hand.started(self._package)
+            finally:
+                self._give_back(hand)
 
     def _give_back(self, hand: _Hand | None) -> None:
         if hand is not None:
@@ -84,9 +90,9 @@ class Crew:
     async def close(self) -> None:
         """Leave no process behind."""
         self._closed = True
-        for task in list(self._replacing):
+        for task in list(self._starting):
             task.cancel()
-        await asyncio.gather(*self._replacing, return_exceptions=True)
+        await asyncio.gather(*self._starting, return_exceptions=True)
         while self._free:
             await self._free.popleft().end()
 
@@ -94,16 +100,17 @@ class Crew:
 async def _answered(hand: _Hand, question: dict[str, Any], seconds: float, file: tuple[str, bytes] | None) -> Any:
     """What one process says, within the limit; where nobody waits any more, it is ended unless it is nearly done."""
     asked = asyncio.ensure_future(hand.ask(question, file))
+    late = False
     try:
         await asyncio.wait({asked}, timeout=seconds)
     except asyncio.CancelledError:
         await asyncio.wait({asked}, timeout=_GRACE_SECONDS)
         raise
     finally:
-        if not asked.done():
+        if late := not asked.done():
             asked.cancel()
             await hand.end()
-    if asked.cancelled():
+    if late:
         rule = f"took longer than {seconds:g} s and was ended"
         raise TookTooLong(question["what"], question["page"], rule, "choose smaller sizes")
     return asked.result()
@@ -118,7 +125,7 @@ class _Hand:
         self.alive = True
 
     @staticmethod
-    async def started() -> _Hand:
+    async def started(package: str) -> _Hand:
         # The same modules can be found there as here; threads of its own would only wait for the others'.
         surroundings = os.environ | {
             "PYTHONPATH": os.pathsep.join(map(os.path.abspath, sys.path)),
@@ -130,6 +137,7 @@ class _Hand:
                 "-P",
                 "-m",
                 "avow.lab.worker",
+                package,
                 stdin=asyncio.subprocess.PIPE,
                 stdout=asyncio.subprocess.PIPE,
                 stderr=asyncio.subprocess.DEVNULL,

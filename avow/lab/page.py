@@ -11,6 +11,8 @@ from typing import Any
 
 from pydantic import BaseModel, ConfigDict, Field
 
+PACKAGE = "avow.lab.pages"
+
 # What a page answers, as JSON holds it. The shared script knows these entries, and hands the rest to the page's own:
 #   shown    values of controls that the reader left to the page, by name
 #   facts    [{"label", "value", "about"}], the numbers beside the picture
@@ -36,15 +38,18 @@ def control(
     about: str = "",
     when: Mapping[str, tuple[str, ...]] | None = None,
     longest: int | None = None,
+    quiet: bool = False,
 ) -> Any:
     """One input with its bounds and its words: the check, the control on the page and the address share them.
 
     `when` names other inputs and the choices of theirs for which this one is shown. A default of None leaves the value
-    to the page, which says under `shown` what it took. `log` lets the slider move in factors.
+    to the page, which says under `shown` what it took. `log` lets the slider move in factors. A `quiet` one is set by
+    presets and the address alone.
     """
-    extra: dict[str, Any] = {
+    extra = {
         "step": step,
         "log": log,
+        "quiet": quiet,
         "when": {name: list(words) for name, words in (when or {}).items()},
     }
     return Field(
@@ -84,12 +89,9 @@ class Page:
 
 
 @functools.cache
-def all_pages() -> dict[str, Page]:
-    """Every page by its name, in the order they are shown: each module of `avow.lab.pages` that has a PAGE is one."""
-    from avow.lab import pages
-
-    modules = [
-        importlib.import_module(f"{pages.__name__}.{found.name}") for found in pkgutil.iter_modules(pages.__path__)
-    ]
+def all_pages(package: str = PACKAGE) -> dict[str, Page]:
+    """Every page of a package by its name, in the order they are shown: each module with a PAGE is one."""
+    folder = importlib.import_module(package)
+    modules = [importlib.import_module(f"{package}.{found.name}") for found in pkgutil.iter_modules(folder.__path__)]
     found = [module.PAGE for module in modules if hasattr(module, "PAGE")]
     return {page.name: page for page in sorted(found, key=lambda page: (page.order, page.name))}

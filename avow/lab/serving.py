@@ -6,33 +6,50 @@ import secrets
 import socket
 import webbrowser
 from collections.abc import Callable
+from typing import TYPE_CHECKING
 
 from avow.errors import MissingPackage, ParameterError
 
+if TYPE_CHECKING:
+    import uvicorn
+
 _HOST = "127.0.0.1"
+_PACKAGE = "avow.lab.pages"
 
 
 def serve(port: int, ready: Callable[[str], None]) -> None:
     """Serve until interrupted, on the given port or a free one (0); `ready` is told the address."""
     try:
-        import uvicorn
+        import uvicorn  # noqa: F401  # so that what is missing is named before a port is taken
 
-        from avow.lab.app import build
+        from avow.lab import app  # noqa: F401
     except ImportError as problem:
         raise MissingPackage(
             problem.name or "fastapi", "missing", "is needed for the lab", "pip install 'avow[lab,rigor]'"
         ) from problem
+    with bound(port) as listening:
+        server(listening, secrets.token_urlsafe(32), ready).run(sockets=[listening])
+
+
+def server(
+    listening: socket.socket, token: str, ready: Callable[[str], None], package: str = _PACKAGE
+) -> uvicorn.Server:
+    """The server of one socket; `ready` is told the address once it answers."""
+    import uvicorn
+
+    from avow.lab.app import build
+
+    port = listening.getsockname()[1]
 
     class Server(uvicorn.Server):
         async def startup(self, sockets: list[socket.socket] | None = None) -> None:
             await super().startup(sockets)
             if self.started:
-                ready(f"http://{_HOST}:{taken}/")
+                ready(f"http://{_HOST}:{port}/")
 
-    with bound(port) as listening:
-        taken = listening.getsockname()[1]
-        config = uvicorn.Config(
-            build(taken, secrets.token_urlsafe(32)),
+    return Server(
+        uvicorn.Config(
+            build(port, token, package),
             log_level="warning",
             access_log=False,
             server_header=False,
@@ -42,12 +59,13 @@ def serve(port: int, ready: Callable[[str], None]) -> None:
             timeout_keep_alive=5,
             timeout_graceful_shutdown=2,
         )
-        Server(config).run(sockets=[listening])
+    )
 
 
 def bound(port: int) -> socket.socket:
     """A socket on loopback: this port, or any free one where it is 0."""
-    listening = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
+    # Named as TCP, asyncio sends at once; else small answers wait 40 ms for the other side's acknowledgement.
+    listening = socket.socket(socket.AF_INET, socket.SOCK_STREAM, socket.IPPROTO_TCP)
     listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     try:
         listening.bind((_HOST, port))

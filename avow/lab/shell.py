@@ -96,7 +96,8 @@ def _control(name: str, spec: dict[str, Any]) -> str:
     label, about, extra = escape(spec["title"]), spec.get("description", ""), spec["control"]
     default = spec.get("default")
     when = f" data-when='{escape(json.dumps(extra['when']), quote=True)}'" if extra["when"] else ""
-    head = f'data-name="{name}" data-default="{escape(json.dumps(default))}"{when}'
+    quiet = ' data-quiet="yes"' if extra["quiet"] else ""
+    head = f'data-name="{name}" data-default="{escape(json.dumps(default))}"{when}{quiet}'
     note = f'<small id="about-{name}">{escape(about)}</small>' if about else ""
     described = f' aria-describedby="about-{name}"' if about else ""
     if "enum" in kind or "const" in kind:

@@ -16,14 +16,14 @@ from typing import Any, BinaryIO
 import torch
 
 from avow.lab.answers import mistake_of, plain
-from avow.lab.page import all_pages
+from avow.lab.page import Page, all_pages
 from avow.lab.uploads import tensors_of
 
 
-def answer_of(question: dict[str, Any], tensors: dict[str, torch.Tensor]) -> dict[str, Any]:
+def answer_of(pages: dict[str, Page], question: dict[str, Any], tensors: dict[str, torch.Tensor]) -> dict[str, Any]:
     """What a page says, or the four parts of its mistake."""
     try:
-        page = all_pages()[question["page"]]
+        page = pages[question["page"]]
         function = page.preview if question["what"] == "preview" else page.verdict
         assert function is not None, f"{page.name} has no {question['what']}"
         inputs = page.inputs.model_validate(question["inputs"])
@@ -32,7 +32,7 @@ def answer_of(question: dict[str, Any], tensors: dict[str, torch.Tensor]) -> dic
         return mistake_of(problem)
 
 
-def serve(questions: BinaryIO, answers: BinaryIO) -> None:
+def serve(package: str, questions: BinaryIO, answers: BinaryIO) -> None:
     """Answer until nobody is left to ask; the last file is kept for the next questions."""
     waiting: queue.Queue[tuple[dict[str, Any], bytes]] = queue.Queue()
     tensors: dict[str, torch.Tensor] = {}
@@ -42,13 +42,13 @@ def serve(questions: BinaryIO, answers: BinaryIO) -> None:
         answers.flush()
 
     threading.Thread(target=_read, args=(questions, waiting), daemon=True).start()
-    all_pages()
+    pages = all_pages(package)
     tell({"ready": True})
     while True:
         question, content = waiting.get()
         if content:
             tensors = tensors_of(content)
-        tell(answer_of(question, tensors if question["file"] else {}))
+        tell(answer_of(pages, question, tensors if question["file"] else {}))
 
 
 def _read(questions: BinaryIO, waiting: queue.Queue[tuple[dict[str, Any], bytes]]) -> None:
@@ -66,4 +66,4 @@ if __name__ == "__main__":
     # What a computation prints must not mix with the answers.
     told = os.fdopen(os.dup(1), "wb")
     os.dup2(2, 1)
-    serve(sys.stdin.buffer, told)
+    serve(sys.argv[1], sys.stdin.buffer, told)

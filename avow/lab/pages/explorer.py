@@ -21,17 +21,19 @@ from avow.lab.pages.explorer_scenes import Scene
 from avow.report.charts import figure
 
 _MOST_LENGTH = 40.0
+# Queries are drawn so many times shorter than keys are.
+_UNIT = 30.0
 _LOOKING = ("copy", "average")
-_GAP = "what is to be read scores so much more than anything else"
+_GAP = "over any other key"
 
 
 class Explored(Inputs):
-    show: Literal["copy", "average", "noise", "route"] = control("copy", "What the head does")
+    show: Literal["copy", "average", "noise", "route"] = control("copy", "What the head does", quiet=True)
     space: Literal["plane", "sphere"] = control("plane", "Keys on the", when={"show": _LOOKING})
     n: int = control(8, "Number of keys", low=3, high=12, when={"show": ("copy", "average", "route")})
     target: int = control(1, "Key to read", low=0, high=11, when={"show": _LOOKING})
     other: int = control(2, "And key", low=0, high=11, when={"show": ("average",)})
-    ahead: int = control(2, "Each token reads the one … ahead", low=0, high=11, when={"show": ("route",)})
+    ahead: int = control(2, "Steps ahead that each token reads", low=0, high=11, when={"show": ("route",)})
     angle: float | None = control(
         None, "Direction (°)", low=-180, high=180, step=1, when={"show": ("copy", "average", "route")}
     )
@@ -54,7 +56,7 @@ class Explored(Inputs):
     variance: float = control(
         0.25, "Variance of the scale", low=0.01, high=1, log=True, when={"show": ("noise",), "law": ("Gaussian",)}
     )
-    x: float = control(0.5, "X: this draw of the scale", low=-1, high=3, step=0.01, when={"show": ("noise",)})
+    x: float = control(0.5, "X: this draw of the scale", low=-1, high=2, step=0.01, when={"show": ("noise",)})
     eps: float = control(
         0.01, "ε: what may go elsewhere", low=0.001, high=0.3, log=True, about="Smaller asks for a longer query."
     )
@@ -74,10 +76,10 @@ def preview(inputs: Explored) -> Answer:
         facts.append(_fact("Goes elsewhere, over what is read", f"{scene.made.estimate:.3g}", about))
     if inputs.show == "noise":
         facts.append(
-            _fact("Off the average of keys 0 and 1", f"{_off(found):.3g}", f"success is at most {scenes.ETA:g}")
+            _fact("Off the average of keys 0 and 1", f"{_off(found):.3g}", f"at most {scenes.ETA:g} is a success")
         )
     facts += [_fact("Output", _point(found.outputs.mean(0).tolist())), _certified(certificate)]
-    return _stage(scene, found) | {"facts": facts, "figures": {"curve": figure(_curve(inputs, scene))}}
+    return _stage(scene, found) | {"facts": facts, "figures": {"curve": _drawn(inputs, scene)}}
 
 
 def verdict(inputs: Explored) -> Answer:
@@ -92,7 +94,7 @@ def verdict(inputs: Explored) -> Answer:
     judged = _judged(inputs, scene)
     if inputs.show == "noise":
         for name, found in scenes.odds(inputs.eps, _law(inputs)).items():
-            about = f"of staying within {scenes.ETA:g} of the average, whatever X is drawn"
+            about = f"of weights within {scenes.ETA:g} of ½ and ½"
             facts.append(
                 _fact(f"Chance with {name} head{'s' if name == 'two' else ''}", _between(found.success), about)
             )
@@ -181,9 +183,16 @@ def _stage(scene: Scene, found: Readout) -> Answer:
             "outputs": found.outputs.mean(0),
             "wanted": scene.wanted,
             "handle": scene.handle,
-            "unit": _MOST_LENGTH / 1.6,
+            "unit": _UNIT,
         },
     }
+
+
+def _drawn(inputs: Explored, scene: Scene) -> dict[str, Any]:
+    """The curve for plotly; weights keep their whole range, so that nothing jumps while the query moves."""
+    drawn = figure(_curve(inputs, scene))
+    drawn["layout"]["yaxis"]["range"] = [-0.03, 1.05]
+    return drawn
 
 
 def _curve(inputs: Explored, scene: Scene) -> Chart:
@@ -207,7 +216,7 @@ def _curve(inputs: Explored, scene: Scene) -> Chart:
 @functools.lru_cache(64)
 def _over_scales(eps: float, law: Any) -> dict[str, tuple[list[float], list[float]]]:
     """The noisy key's weight at every scale, for one head and for two."""
-    scales = [i / 25 - 1 for i in range(101)]
+    scales = [i / 25 - 1 for i in range(76)]
     series = {}
     for name, words in (("one", "one head"), ("two", "two heads")):
         drawn = [scenes.noisy(eps, law, name, scale) for scale in scales]
@@ -265,9 +274,9 @@ PAGE = Page(
     inputs=Explored,
     preview=preview,
     verdict=verdict,
-    body="""<svg id="stage" viewBox="-1.78 -1.78 3.56 3.56" role="group" aria-label="Keys, query and output"></svg>
+    body="""<svg id="stage" viewBox="-1.45 -1.45 2.9 2.9" role="group" aria-label="Keys, query and output"></svg>
 <p class="legend"><span><b class="k">●</b> key to be read</span><span>● other keys, as large as their weight</span>
-<span><b class="q">➞</b> query, drawn at 1/25 of its length</span><span><b class="o">◆</b> output</span></p>
+<span><b class="q">➞</b> query, drawn at 1/30 of its length</span><span><b class="o">◆</b> output</span></p>
 <div id="weights" aria-label="Weight of each key" role="img"></div>
 <div class="figure" id="curve"></div>""",
     formulas=(

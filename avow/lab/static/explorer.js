@@ -5,12 +5,13 @@ import {degrees, drawStage, onScreen, onSphere} from "./stage.js";
 const svg = document.getElementById("stage"), bars = document.getElementById("weights");
 const handle = element("g", {class: "handle", tabindex: 0, role: "slider"},
   element("circle", {r: 0.2, class: "reach"}), element("circle", {r: 0.07, class: "knob"}));
-svg.append(element("g", {class: "scene"}), handle);
+svg.append(element("g", {class: "scene"}));
 let stage = null;
 
 start({preview(answer) {
   stage = answer.stage;
   drawStage(svg, stage);
+  if (!handle.isConnected) svg.append(handle);
   place();
   bars.replaceChildren(...stage.weights.map((weight, i) => {
     const bar = element("span", {class: stage.wanted.includes(i) ? "wanted" : ""});
@@ -27,7 +28,7 @@ function place() {
   const now = kind === "ray" ? value("x") : value("angle");
   const words = kind === "ray" ? `scaled by ${brief(now)}` : kind === "ring" ? `at ${brief(now)} degrees` :
     `direction ${brief(now)} degrees, ${kind === "sphere" ? `height ${brief(value("rise"))} degrees, ` : ""}length ${brief(value("length"))}`;
-  const [low, high] = kind === "ray" ? [-1, 3] : [-180, 180];
+  const [low, high] = kind === "ray" ? [-1, 2] : [-180, 180];
   for (const [key, word] of Object.entries({"aria-label": `The ${name}: drag it, or use the arrow keys`,
     "aria-valuenow": now, "aria-valuemin": low, "aria-valuemax": high, "aria-valuetext": words}))
     handle.setAttribute(key, word);
@@ -44,7 +45,7 @@ function pointed(event) {
   }
   if (kind === "ray") {
     const [ax, ay] = onScreen(along);
-    return {x: within((x * ax + y * ay) / (ax * ax + ay * ay), -1, 3, 100)};
+    return {x: within((x * ax + y * ay) / (ax * ax + ay * ay), -1, 2, 100)};
   }
   const angle = within(degrees(Math.atan2(-y, x)), -180, 180, 10);
   return kind === "ring" ? {angle} : {angle, length: within(Math.hypot(x, y) * stage.unit, 0, 40, 100)};
@@ -71,7 +72,7 @@ handle.addEventListener("keydown", event => {
   event.preventDefault();
   const far = event.shiftKey ? 5 : 1, {kind} = stage.handle;
   if (event.key === "Home") move(kind === "ray" ? {x: 1} : {angle: null, rise: null, length: null});
-  else if (kind === "ray") move({x: within(value("x") + (up - across) * far * 0.05, -1, 3, 100)});
+  else if (kind === "ray") move({x: within(value("x") + (up - across) * far * 0.05, -1, 2, 100)});
   else if (across) move({angle: (value("angle") + across * far * 2 + 540) % 360 - 180});
   else if (kind === "sphere") move({rise: within(value("rise") + up * far * 2, -90, 90, 10)});
   else if (kind === "plane") move({length: within(value("length") + up * far * 0.5, 0, 40, 10)});

@@ -5,7 +5,7 @@ import {themed} from "./themed.js";
 const page = document.body.dataset.page;
 const token = document.querySelector("meta[name=avow-token]").content;
 const at = id => document.getElementById(id);
-const SETTLED = 220;
+const CALM = 90, SETTLED = 220;
 const CONFIG = {responsive: true, displayModeBar: false};
 
 const controls = new Map([...document.querySelectorAll("[data-name]")].map(box => [box.dataset.name, control(box)]));
@@ -62,7 +62,7 @@ function show() {
   for (const [name, one] of controls) if (name in state || one.preset !== null) one.write(state[name] ?? one.preset);
   for (const one of controls.values()) {
     const rules = Object.entries(JSON.parse(one.box.dataset.when ?? "{}"));
-    one.box.hidden = !rules.every(([name, words]) => words.includes(value(name)));
+    one.box.hidden = one.box.dataset.quiet || !rules.every(([name, words]) => words.includes(value(name)));
   }
   document.querySelectorAll("[data-preset]").forEach(button => {
     const wanted = JSON.parse(button.dataset.preset), names = new Set(presetNames());
@@ -78,18 +78,20 @@ const presetNames = () => [...document.querySelectorAll("[data-preset]")]
 
 // ---- requests
 
-let flying = false, again = false, timer = 0, proving = null;
+let awake = false, flying = false, again = false, timer = 0, proving = null;
 
 async function previews() {
   proving?.abort();
   clearTimeout(timer);
-  mark("none", "preview", "float arithmetic, while you move", []);
+  mark("none", ...(awake ? ["preview", "float arithmetic, while you move"] : ["starting …", "the arithmetic wakes up"]), []);
   if (flying) { again = true; return; }
   flying = true;
   do {
     again = false;
     const since = moved, answer = await ask("preview");
     if (answer) {
+      if (!awake) mark("none", "preview", "float arithmetic, while you move", []);
+      awake = true;
       take(answer);
       own.preview?.(answer);
       requestAnimationFrame(() => performance.measure("avow:paint", {start: since, end: performance.now()}));
@@ -180,16 +182,15 @@ const plotly = () => loading ??= new Promise((done, failed) => {
   document.head.append(script);
 });
 
-// Drawing a figure takes longer than anything else on a page, so it waits for its turn, and the last one wins.
-const drawing = new Set();
-async function draw(id) {
-  if (drawing.has(id)) return;
-  drawing.add(id);
-  await plotly();
-  await new Promise(requestAnimationFrame);
-  drawing.delete(id);
-  const figure = figures.get(id);
-  Plotly.react(id, figure.data, themed(figure.layout), CONFIG);
+// Drawing a figure takes longer than all else on a page: it waits until nothing has moved for a moment.
+const waiting = new Map();
+function draw(id) {
+  clearTimeout(waiting.get(id));
+  waiting.set(id, setTimeout(async () => {
+    await plotly();
+    const figure = figures.get(id);
+    Plotly.react(id, figure.data, themed(figure.layout), CONFIG);
+  }, CALM));
 }
 
 /** An element with attributes and children. */

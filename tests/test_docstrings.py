@@ -17,8 +17,8 @@ def failures(module: types.ModuleType) -> doctest.TestResults:
 def test_every_example_shows_what_really_happens() -> None:
     attempted = 0
     for found in pkgutil.walk_packages(avow.__path__, "avow."):
-        # The first runs when imported, the others need packages that the tests do without.
-        if found.name.split(".")[1] in ("__main__", "kernels", "lab"):
+        # The first runs when imported, the other needs a package that the tests do without.
+        if found.name.split(".")[1] in ("__main__", "kernels"):
             continue
         result = failures(importlib.import_module(found.name))
         assert result.failed == 0, found.name

@@ -74,7 +74,12 @@ TABLE = (
     # The neighbours it speaks of are there to be looked at, where they are installed.
     Layer(names("claims"), CLAIMS | TENSORS | PROOFS, names("mpmath auto_LiRPA")),
     Layer(names("report"), PAGES | TENSORS | names("plotly rich"), names("matplotlib latex2mathml safetensors")),
-    Layer(names("lab"), PAGES | names("fastapi starlette pydantic"), names("uvicorn plotly latex2mathml")),
+    # The lab makes tensors of what a reader set, and hands them on.
+    Layer(
+        names("lab"),
+        PAGES | TENSORS | names("fastapi starlette pydantic"),
+        names("uvicorn plotly latex2mathml safetensors"),
+    ),
     # Measures modules and, each by itself, the kernels below them. Beside the commands and not in benchmarks/, so that
     # whoever installs avow can run it; nothing but a command loads it.
     # Peers are loaded where they are installed.

@@ -8,7 +8,7 @@ import sys
 from pathlib import Path
 
 ROOT = Path(__file__).parent.parent
-HEAVY = ["flint", "gguf", "matplotlib", "plotly", "rich", "safetensors", "scipy", "sympy", "transformers"]
+HEAVY = ["fastapi", "flint", "gguf", "matplotlib", "plotly", "rich", "safetensors", "scipy", "sympy", "transformers"]
 HEAVY += ["triton", "typer"]
 
 

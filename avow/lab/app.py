@@ -42,7 +42,7 @@ def build(port: int, token: str, package: str = PACKAGE) -> ASGIApp:
         finally:
             await asyncio.gather(previews.close(), proofs.close())
 
-    app = FastAPI(title="avow lab", docs_url=None, redoc_url=None, lifespan=alive)
+    app = FastAPI(title="avow lab", docs_url=None, redoc_url=None, redirect_slashes=False, lifespan=alive)
     app.add_exception_handler(AvowError, _told)
     app.add_exception_handler(RequestValidationError, _misread)
     app.add_exception_handler(HTTPException, _unknown)

@@ -46,7 +46,7 @@ def control(
     to the page, which says under `shown` what it took. `log` lets the slider move in factors. A `quiet` one is set by
     presets and the address alone.
     """
-    extra = {
+    extra: dict[str, Any] = {
         "step": step,
         "log": log,
         "quiet": quiet,

@@ -1,0 +1,1 @@
+"""Pages that misbehave on request, so that tests see what the lab makes of it."""

@@ -1,0 +1,8 @@
+"""A page whose verdicts have a quarter of a second."""
+
+from __future__ import annotations
+
+from avow.lab.page import Page
+from tests.lab_pages.trial import Tried, preview, verdict
+
+PAGE = Page("hasty", "Hasty", "For tests.", 2, Tried, preview, verdict, seconds=0.25, takes_files=True)

@@ -1,0 +1,47 @@
+"""A page that answers, waits, fails or ends its own process, as it is told."""
+
+from __future__ import annotations
+
+import os
+import time
+from pathlib import Path
+from typing import Literal
+
+from torch import Tensor
+
+from avow.errors import ParameterError
+from avow.lab.page import Answer, Inputs, Page, control
+
+
+class Tried(Inputs):
+    how: Literal["answer", "wait", "raise", "mistake", "end", "infinite", "print"] = control("answer", "How")
+    number: int = control(1, "A number", low=0, high=9)
+    file: str | None = None
+    # Where a computation leaves a mark when it is through; tests name a folder of their own.
+    mark: str | None = None
+
+
+def preview(inputs: Tried, tensors: dict[str, Tensor]) -> Answer:
+    return {"number": inputs.number, "process": os.getpid(), "held": {name: x.sum() for name, x in tensors.items()}}
+
+
+def verdict(inputs: Tried, tensors: dict[str, Tensor]) -> Answer:
+    match inputs.how:
+        case "wait":
+            time.sleep(2.0)
+            if inputs.mark is not None:
+                Path(inputs.mark).touch()
+        case "raise":
+            raise ZeroDivisionError("by a hair")
+        case "mistake":
+            raise ParameterError("trial: how", "mistake", "must not be asked for", "ask for an answer")
+        case "end":
+            os._exit(3)
+        case "infinite":
+            return {"number": float("inf")}
+        case "print":
+            print("this must not stand between question and answer")
+    return {"number": inputs.number, "process": os.getpid()}
+
+
+PAGE = Page("trial", "Trial", "For tests.", 1, Tried, preview, verdict, seconds=20.0, takes_files=True)

@@ -1,0 +1,324 @@
+"""The lab's server: who may ask, how much, for how long, and what it says when it is told nonsense."""
+
+from __future__ import annotations
+
+import contextlib
+import http.client
+import json
+import os
+import socket
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import save
+from typer.testing import CliRunner
+
+from avow.cli import app
+from avow.errors import FileError, ParameterError
+from avow.lab import guard
+from avow.lab.app import _files
+from avow.lab.page import PACKAGE, all_pages
+from avow.lab.serving import bound
+from avow.lab.uploads import Shelf, tensors_of
+from tests.lab import TOKEN, Answered, Lab, running
+
+
+@pytest.fixture(scope="module")
+def lab() -> Iterator[Lab]:
+    with running("tests.lab_pages") as found:
+        yield found
+
+
+# ---- who may ask
+
+
+def test_the_page_s_own_requests_are_answered(lab: Lab) -> None:
+    own = f"http://127.0.0.1:{lab.port}"
+    done = lab.post("/api/trial/preview", {"number": 3}, Origin=own, Sec_Fetch_Site="same-origin")
+    assert done.status == 200 and done.said["answer"]["number"] == 3
+    assert lab.get("/").status == lab.get("/trial", Host=f"localhost:{lab.port}").status == 200
+
+
+@pytest.mark.parametrize(
+    "host", ["evil.example", "evil.example:{port}", "127.0.0.1", "127.0.0.1:1", "127.0.0.1:{port}.", ""]
+)
+@pytest.mark.parametrize("path", ["/", "/trial", "/static/lab.js", "/openapi.json", "/nowhere"])
+def test_another_host_gets_nothing(lab: Lab, host: str, path: str) -> None:
+    done = lab.get(path, Host=host.format(port=lab.port))
+    assert done.status == 403 and "open the address that avow lab printed" in done.mistake
+    assert TOKEN.encode() not in done.body
+
+
+def test_a_host_given_twice_or_not_at_all_gets_nothing(lab: Lab) -> None:
+    for lines in ("", f"Host: 127.0.0.1:{lab.port}\r\nHost: evil.example\r\n"):
+        with socket.create_connection(("127.0.0.1", lab.port), timeout=20) as wire:
+            wire.sendall(f"GET / HTTP/1.1\r\n{lines}Connection: close\r\n\r\n".encode())
+            assert wire.makefile("rb").readline().split()[1] in (b"400", b"403")
+
+
+@pytest.mark.parametrize("origin", ["http://evil.example", "null", "https://127.0.0.1:{port}", "http://127.0.0.1:1"])
+def test_another_origin_gets_nothing(lab: Lab, origin: str) -> None:
+    done = lab.post("/api/trial/preview", {}, Origin=origin.format(port=lab.port))
+    assert done.status == 403 and "is another site" in done.mistake
+    assert lab.post("/api/trial/preview", {}, Sec_Fetch_Site="cross-site").status == 403
+
+
+@pytest.mark.parametrize("token", ["", "wrong", TOKEN[:-1], TOKEN + "x", "é"])
+@pytest.mark.parametrize("path", ["/api/trial/preview", "/api/trial/verdict", "/api/files", "/api/nothing"])
+def test_nothing_computes_without_the_token(lab: Lab, token: str, path: str) -> None:
+    done = lab.post(path, {}, X_Avow_Token=token)
+    assert done.status == 403 and "load the page again" in done.mistake
+
+
+def test_the_token_stands_in_pages_and_nowhere_else(lab: Lab) -> None:
+    assert TOKEN.encode() in lab.get("/trial").body
+    for path in ("/openapi.json", "/static/lab.js", "/static/style.css"):
+        done = lab.get(path)
+        assert done.status == 200 and TOKEN.encode() not in done.body
+
+
+def test_a_guard_that_lets_everyone_in_would_be_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(guard.Guard, "_admit", lambda self, scope: None)
+    with running("tests.lab_pages") as open_to_all:
+        assert open_to_all.get("/", Host="evil.example").status == 200
+
+
+def test_every_answer_is_armoured(lab: Lab) -> None:
+    answers = [lab.get("/"), lab.get("/nowhere"), lab.get("/static/lab.css"), lab.post("/api/trial/preview", {"x": 1})]
+    answers.append(lab.get("/", Host="evil.example"))
+    for done in answers:
+        policy = done.headers["content-security-policy"]
+        assert "default-src 'none'" in policy and "script-src 'self';" in policy and "frame-ancestors 'none'" in policy
+        assert "unsafe-eval" not in policy and "http" not in policy
+        assert done.headers["x-content-type-options"] == "nosniff" and "server" not in done.headers
+        assert done.headers["cache-control"] in ("no-store", "no-cache")
+        assert "access-control-allow-origin" not in done.headers
+
+
+# ---- what is asked
+
+
+@pytest.mark.parametrize(
+    ("inputs", "words"),
+    [
+        ({"number": 10}, "number=10 input should be less than or equal to 9; move its control"),
+        ({"number": "many"}, "number=many input should be a valid integer"),
+        ({"number": None}, "number=None input should be a valid integer"),
+        ({"number": 1e400}, "number=inf input should be a finite number"),
+        ({"number": [[[]]]}, "number=[[[]]] input should be a valid integer"),
+        ({"how": "x" * 5000}, "… input should be 'answer'"),
+        ({"path": "/etc/passwd"}, "path=/etc/passwd extra inputs are not permitted"),
+        ([], "body=[] input should be a valid dictionary"),
+        ("words", "body=words input should be a valid dictionary"),
+    ],
+)
+def test_inputs_that_break_a_rule_are_told_which(lab: Lab, inputs: Any, words: str) -> None:
+    done = lab.post("/api/trial/preview", inputs)
+    assert done.status == 422 and words in done.mistake and len(done.body) < 1000
+
+
+@pytest.mark.parametrize(
+    "body",
+    [b"", b"{", b"\xff\xfe", b"[" * 60000, b'{"number": NaN}', b'{"a":' * 9000, b'"\\ud800"', b"nul", b"1" * 9000],
+)
+def test_bodies_that_are_no_inputs_are_told_so(lab: Lab, body: bytes) -> None:
+    done = lab.ask("POST", "/api/trial/preview", body, {"Content-Type": "application/json"})
+    assert done.status == 422 and done.mistake
+
+
+@pytest.mark.parametrize(
+    "path",
+    [
+        "/nowhere",
+        "/static/../app.py",
+        "/static/%2e%2e/app.py",
+        "/static/..%2f..%2ferrors.py",
+        "/static/",
+        "//etc/passwd",
+        "/static/style.css/x",
+        "/trial/",
+        "/api/trial/other",
+        "/static/lab.js%00.png",
+    ],
+)
+def test_addresses_that_are_not_known_lead_nowhere(lab: Lab, path: str) -> None:
+    done = lab.get(path)
+    assert done.status in (404, 405) and done.mistake and b"import" not in done.body
+    assert lab.ask("DELETE", path).status in (403, 404, 405)
+
+
+def test_a_body_that_is_too_long_is_not_read(lab: Lab) -> None:
+    done = lab.post("/api/trial/preview", {"how": "x" * 70000})
+    assert done.status == 413 and "must be at most 65536 bytes" in done.mistake
+    assert lab.ask("POST", "/api/files", None, {"Content-Length": str(1 << 40)}).status == 413
+    chunks = (b"x" * 5000 for _ in range(20))
+    connection = http.client.HTTPConnection("127.0.0.1", lab.port, timeout=20)
+    with contextlib.closing(connection):
+        connection.request("POST", "/api/trial/preview", chunks, {"X-Avow-Token": TOKEN}, encode_chunked=True)
+        assert connection.getresponse().status == 413
+
+
+def test_what_a_page_raises_is_told_and_never_a_500(lab: Lab) -> None:
+    mistake = lab.post("/api/trial/verdict", {"how": "mistake"})
+    assert mistake.status == 422 and mistake.mistake == "trial: how=mistake must not be asked for; ask for an answer"
+    unforeseen = lab.post("/api/trial/verdict", {"how": "raise"})
+    assert unforeseen.status == 422 and "raised ZeroDivisionError: by a hair; change it" in unforeseen.mistake
+    assert lab.post("/api/trial/verdict", {"how": "infinite"}).said == {"answer": {"number": "inf"}}
+    assert lab.post("/api/trial/verdict", {"how": "print"}).status == 200
+
+
+# ---- files
+
+
+def test_a_file_is_read_in_memory_and_reaches_its_page(lab: Lab) -> None:
+    done = lab.ask("POST", "/api/files", save({"q": torch.ones(2, 3)}))
+    assert done.said["tensors"] == {"q": {"shape": [2, 3], "dtype": "float32"}}
+    for number in (1, 2):
+        answer = lab.post("/api/trial/preview", {"number": number, "file": done.said["file"]}).said["answer"]
+        assert answer["held"] == {"q": 6.0}
+    assert lab.post("/api/trial/preview", {}).said["answer"]["held"] == {}
+
+
+def test_a_handle_is_no_path(lab: Lab) -> None:
+    for handle in ("/etc/passwd", "../x", "0" * 16):
+        assert "is not here any more; upload it again" in lab.post("/api/trial/preview", {"file": handle}).mistake
+
+
+@pytest.mark.parametrize(
+    ("content", "words"),
+    [
+        (b"", "is no safetensors file"),
+        (b"PK\x03\x04 pickled", "is no safetensors file"),
+        (b"\xff" * 64, "is no safetensors file"),
+        (save({"q": torch.ones(2)})[:-1], "is no safetensors file"),
+        (save({"q": torch.ones(2, dtype=torch.int64)}), "must be floating point"),
+        (save({"q": torch.tensor([1.0, float("nan")])}), "must be finite"),
+        (save({"q": torch.ones(1, 1, 1, 1, 2)}), "must have 1 to 4 axes"),
+        (save({"q": torch.ones(0, 4)}), "must have 1 to 4 axes"),
+        (save({str(i): torch.ones(1) for i in range(9)}), "must hold 1 to 8"),
+        (save({"q": torch.zeros((1 << 23) + 1, dtype=torch.float16)}), "8388608 numbers"),
+    ],
+)
+def test_files_that_break_a_rule_are_told_which(lab: Lab, content: bytes, words: str) -> None:
+    done = lab.ask("POST", "/api/files", content)
+    assert done.status == 422 and words in done.mistake
+
+
+def test_a_shelf_keeps_the_last_four_files() -> None:
+    shelf, content = Shelf(), save({"q": torch.ones(1)})
+    handles = [shelf.put(content)["file"] for _ in range(5)]
+    assert shelf.get(handles[1]) == content and torch.equal(tensors_of(content)["q"], torch.ones(1))
+    with pytest.raises(FileError, match="upload it again"):
+        shelf.get(handles[0])
+
+
+# ---- for how long
+
+
+def test_a_computation_is_ended_at_its_limit_and_the_next_one_is_answered(lab: Lab, tmp_path: Path) -> None:
+    mark = tmp_path / "through"
+    late = lab.post("/api/hasty/verdict", {"how": "wait", "mark": str(mark)})
+    assert late.status == 422 and "took longer than 0.25 s and was ended; choose smaller sizes" in late.mistake
+    assert lab.post("/api/trial/verdict", {}).status == 200
+    time.sleep(2.1)
+    assert not mark.exists(), "the process went on after its limit"
+
+
+def leave(lab: Lab, inputs: dict[str, Any]) -> None:
+    """Ask for a verdict, and hang up half a second later."""
+    body = json.dumps(inputs).encode()
+    head = f"POST /api/trial/verdict HTTP/1.1\r\nHost: 127.0.0.1:{lab.port}\r\nX-Avow-Token: {TOKEN}\r\n"
+    with socket.create_connection(("127.0.0.1", lab.port), timeout=20) as wire:
+        wire.sendall(f"{head}Content-Type: application/json\r\nContent-Length: {len(body)}\r\n\r\n".encode() + body)
+        time.sleep(0.5)
+
+
+def test_a_computation_that_nobody_waits_for_is_ended(lab: Lab, tmp_path: Path) -> None:
+    assert lab.post("/api/trial/verdict", {}).status == 200
+    mark = tmp_path / "through"
+    leave(lab, {"how": "wait", "mark": str(mark)})
+    time.sleep(2.1)
+    assert not mark.exists(), "the process went on for nobody"
+    waited = lab.post("/api/trial/verdict", {"how": "wait", "mark": str(mark)})
+    assert waited.status == 200 and mark.exists(), "one that is waited for goes on to its end"
+
+
+def test_a_process_that_ends_itself_takes_nothing_with_it(lab: Lab) -> None:
+    done = lab.post("/api/trial/verdict", {"how": "end"})
+    assert done.status == 422 and "ended the process that computed it" in done.mistake
+    assert lab.post("/api/trial/verdict", {"number": 4}).said["answer"]["number"] == 4
+
+
+def test_previews_go_on_while_proofs_are_at_work(lab: Lab) -> None:
+    found: list[Answered] = []
+    proofs = [
+        threading.Thread(target=lambda: found.append(lab.post("/api/trial/verdict", {"how": "wait"}))) for _ in range(3)
+    ]
+    for proof in proofs:
+        proof.start()
+    time.sleep(0.3)
+    assert lab.post("/api/trial/preview", {"number": 5}).said["answer"]["number"] == 5 and len(found) == 0
+    for proof in proofs:
+        proof.join()
+    assert [done.status for done in found] == [200] * 3
+    assert len({done.said["answer"]["process"] for done in found}) == 2, "two at a time, the third after one of them"
+
+
+def test_no_process_stays_behind() -> None:
+    with running("tests.lab_pages") as lab:
+        pids = [lab.post(f"/api/trial/{what}", {}).said["answer"]["process"] for what in ("preview", "verdict")]
+        assert all(Path(f"/proc/{pid}").exists() for pid in pids) and os.getpid() not in pids
+    assert not any(Path(f"/proc/{pid}").exists() for pid in pids)
+
+
+# ---- pages and the command
+
+
+def test_every_page_has_its_script_and_bounds_every_number() -> None:
+    pages = all_pages(PACKAGE)
+    assert "explorer" in pages
+    for name, page in pages.items():
+        assert f"{name}.js" in _files() and page.name == name
+        for field, spec in page.inputs.model_json_schema()["properties"].items():
+            kind = next(one for one in spec.get("anyOf", [spec]) if one.get("type") != "null")
+            if kind.get("type") in ("number", "integer"):
+                assert {"minimum", "maximum"} <= set(kind), f"{name}: {field} has no bounds"
+            if kind.get("type") == "string" and "enum" not in kind and "const" not in kind:
+                assert "maxLength" in kind, f"{name}: {field} has no longest length"
+        for inputs in page.presets.values():
+            page.inputs.model_validate(dict(inputs))
+
+
+def test_a_port_that_is_taken_says_so() -> None:
+    with bound(0) as taken, pytest.raises(ParameterError, match=r"cannot be had: .*; leave --port out"):
+        taken.listen()
+        bound(taken.getsockname()[1])
+
+
+def test_the_command_prints_its_address_and_ends_without_a_word(monkeypatch: pytest.MonkeyPatch) -> None:
+    from avow.lab import serving
+
+    opened: list[str] = []
+
+    def serve(port: int, ready: Any) -> None:
+        ready(f"http://127.0.0.1:{port}/")
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(serving, "serve", serve)
+    monkeypatch.setattr(serving, "open_browser", opened.append)
+    done = CliRunner().invoke(app, ["lab", "--port", "8123", "--no-open"])
+    assert done.exit_code == 0 and "http://127.0.0.1:8123/" in done.stdout and opened == []
+    done = CliRunner().invoke(app, ["lab", "--port", "8123", "--json"])
+    assert json.loads(done.stdout) == {"address": "http://127.0.0.1:8123/"} and opened == ["http://127.0.0.1:8123/"]
+
+
+def test_a_missing_package_is_named_with_its_remedy(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(__import__("sys").modules, "uvicorn", None)
+    done = CliRunner().invoke(app, ["lab", "--no-open"])
+    assert done.exit_code == 2
+    assert done.stderr.strip() == "avow: uvicorn=missing is needed for the lab; pip install 'avow[lab,rigor]'"

@@ -1,0 +1,254 @@
+"""The lab in a real browser: drawn, dragged, typed at, addressed, in the dark and on a phone, without a network."""
+
+from __future__ import annotations
+
+import math
+import re
+import shutil
+from collections.abc import Callable, Iterator
+from typing import Any
+from urllib.parse import parse_qs, urlsplit
+
+import pytest
+
+from tests.lab import Lab, running
+
+pytestmark = pytest.mark.browser
+
+sync_api = pytest.importorskip("playwright.sync_api", reason="playwright is not installed")
+CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
+# No name is looked up, and no address but loopback is reached.
+ALONE = "--host-resolver-rules=MAP * ~NOTFOUND, EXCLUDE 127.0.0.1"
+QUIET = ("--no-sandbox", "--disable-gpu", "--disable-background-networking", "--disable-component-update")
+
+
+@pytest.fixture(scope="module")
+def lab() -> Iterator[Lab]:
+    with running() as found:
+        yield found
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Any]:
+    if CHROMIUM is None:
+        pytest.skip("no chromium is installed")
+    with sync_api.sync_playwright() as playwright:
+        launched = playwright.chromium.launch(executable_path=CHROMIUM, args=[*QUIET, "--disable-sync", ALONE])
+        yield launched
+        launched.close()
+
+
+class Visit:
+    """A page of the lab, with all it complained of and all it asked of anyone else; that is cut off."""
+
+    def __init__(self, browser: Any, lab: Lab, path: str, **options: Any) -> None:
+        self.complaints: list[str] = []
+        self.strangers: list[str] = []
+        self.page = browser.new_page(**options)
+        self.page.on("console", self._said)
+        self.page.on("pageerror", lambda problem: self.complaints.append(str(problem)))
+
+        self.page.on("request", lambda asked: self._asked(asked.url, lab.address))
+        self.page.goto(lab.address + path)
+
+    def _asked(self, url: str, own: str) -> None:
+        if not url.startswith((own, "data:", "blob:")):
+            self.strangers.append(url)
+
+    def _said(self, message: Any) -> None:
+        if message.type in ("error", "warning", "trace"):
+            self.complaints.append(message.text)
+
+    def judged(self, word: str) -> str:
+        """Wait for a verdict of this word; what it says."""
+        self.page.wait_for_function("word => document.getElementById('mark').textContent === word", arg=word)
+        return str(self.page.inner_text("#says"))
+
+    def fact(self, label: str) -> str:
+        found = self.page.locator(f"#facts dt:has-text('{label}') + dd").inner_text()
+        return str(found).split("\n")[0]
+
+    @property
+    def inputs(self) -> dict[str, str]:
+        """What the address holds."""
+        return {name: values[0] for name, values in parse_qs(urlsplit(self.page.url).query).items()}
+
+    def close(self) -> None:
+        assert self.complaints == [] and self.strangers == []
+        self.page.close()
+
+
+@pytest.fixture
+def visit(browser: Any, lab: Lab) -> Iterator[Callable[..., Visit]]:
+    """Opens pages, and sees to it that none complained or asked anyone but the lab."""
+    opened: list[Visit] = []
+
+    def opener(path: str, **options: Any) -> Visit:
+        opened.append(Visit(browser, lab, path, **options))
+        return opened[-1]
+
+    yield opener
+    for one in opened:
+        one.close()
+
+
+Opener = Callable[..., Visit]
+
+
+def drag(found: Visit, angle: float, reach: float, let_go: bool = True) -> None:
+    """From the handle to a place on the stage, in degrees and in parts of the keys' circle."""
+    box = found.page.locator("#stage").bounding_box()
+    size = min(box["width"], box["height"]) / 2.9  # the circle of keys, in pixels
+    centre = box["x"] + box["width"] / 2, box["y"] + box["height"] / 2
+    knob = found.page.locator(".handle .knob").bounding_box()
+    found.page.mouse.move(knob["x"] + knob["width"] / 2, knob["y"] + knob["height"] / 2)
+    found.page.mouse.down()
+    turn = math.radians(angle)
+    found.page.mouse.move(centre[0] + math.cos(turn) * reach * size, centre[1] - math.sin(turn) * reach * size, steps=8)
+    if let_go:
+        found.page.mouse.up()
+
+
+def test_a_page_that_complains_or_asks_a_stranger_would_be_caught(browser: Any, lab: Lab) -> None:
+    bad = Visit(browser, lab, "")
+    bad.page.evaluate("() => { const img = new Image(); img.src = 'https://example.org/a.png'; }")
+    bad.page.wait_for_timeout(100)
+    assert any("Content Security Policy" in said for said in bad.complaints)
+    with pytest.raises(sync_api.Error, match="ERR_NAME_NOT_RESOLVED"):
+        bad.page.goto("https://example.org/")
+    assert bad.strangers[-1] == "https://example.org/"
+    with pytest.raises(AssertionError):
+        bad.close()
+    bad.page.close()
+
+
+def test_the_front_page_leads_to_every_page(visit: Opener) -> None:
+    found = visit("")
+    found.page.click(".pages a[href='/explorer']")
+    assert found.judged("kept") == "Key 1 gets a weight of at least 1/(1 + 0.01)."
+
+
+def test_the_explorer_draws_its_stage_weights_curve_and_formulas(visit: Opener) -> None:
+    found = visit("explorer")
+    found.judged("kept")
+    assert found.page.locator("#stage .key").count() == found.page.locator("#weights div").count() == 8
+    found.page.wait_for_selector("#curve svg .scatterlayer path", state="attached")
+    sizes = found.page.eval_on_selector_all(".formula math", "all => all.map(one => one.getBoundingClientRect().width)")
+    assert len(sizes) >= 2 and min(sizes) > 5
+    assert found.fact("Weight of what is read").startswith("0.997") and "error ≤" in found.fact("Certificate")
+
+
+def test_dragging_moves_the_query_and_a_verdict_comes_only_when_it_is_let_go(visit: Opener) -> None:
+    found = visit("explorer")
+    found.judged("kept")
+    drag(found, 90.0, 0.75, let_go=False)
+    found.page.wait_for_function(
+        "() => document.querySelector('#weights span.wanted').style.getPropertyValue('--share') < 0.1"
+    )
+    found.page.wait_for_timeout(400)
+    assert found.page.inner_text("#mark") == "preview" and not found.page.locator("#facts.sure").count()
+    found.page.mouse.up()
+    assert found.judged("not kept") == "Key 1 gets less than the weight 1/(1 + 0.01) this query should give."
+    assert abs(float(found.inputs["angle"]) - 90) < 2 and abs(float(found.inputs["length"]) - 22.5) < 1
+    assert found.page.locator("#facts.sure").count() == 1
+
+
+def test_arrow_keys_turn_the_query_and_home_gives_it_back(visit: Opener) -> None:
+    found = visit("explorer")
+    found.judged("kept")
+    found.page.focus(".handle")
+    for _ in range(6):
+        found.page.keyboard.press("Shift+ArrowLeft")
+    found.judged("not kept")
+    assert float(found.inputs["angle"]) == 105.0
+    assert "direction 105 degrees" in found.page.get_attribute(".handle", "aria-valuetext")
+    found.page.keyboard.press("ArrowUp")
+    found.page.keyboard.press("Home")
+    found.judged("kept")
+    assert found.inputs == {}
+
+
+def test_a_touch_drags_too(visit: Opener) -> None:
+    found = visit("explorer", has_touch=True, viewport={"width": 390, "height": 844})
+    found.judged("kept")
+    box = found.page.locator("#stage").bounding_box()
+    found.page.touchscreen.tap(box["x"] + box["width"] / 2, box["y"] + box["height"] * 0.9)
+    found.judged("not kept")
+    assert abs(float(found.inputs["angle"]) + 90) < 3
+
+
+def test_every_control_is_reached_by_tab_and_has_a_name(visit: Opener) -> None:
+    found = visit("explorer?space=sphere")
+    found.judged("kept")
+    wanted = found.page.locator("#controls input[type=range]:visible").count()
+    assert wanted == 6
+    reached = set()
+    for _ in range(40):
+        found.page.keyboard.press("Tab")
+        reached.add(found.page.evaluate("document.activeElement.id || document.activeElement.getAttribute('class')"))
+    assert {"handle", "n", "target", "angle", "rise", "length", "eps"} <= reached
+    nameless = found.page.eval_on_selector_all(
+        "input", "all => all.filter(one => !one.labels.length || !one.labels[0].textContent.trim()).length"
+    )
+    assert nameless == 0
+    found.page.focus("#eps")
+    outline = found.page.evaluate("getComputedStyle(document.activeElement).outlineWidth")
+    assert outline == "3px"
+
+
+STATES = [
+    ("explorer?space=sphere&n=10&target=4", "kept", "Key 4 gets"),
+    ("explorer?show=average", "kept", "Keys 1 and 2 each get"),
+    ("explorer?show=average&other=4", "impossible", "No query reads just keys 1 and 4 alike"),
+    ("explorer?show=noise", "proved", "One head stays near the average in 0% of draws, two heads in 100%."),
+    ("explorer?show=noise&law=Gaussian&variance=0.5", "proved", "One head stays near the average in 3.9"),
+    ("explorer?show=route&ahead=3", "kept", "Each of 8 tokens receives what its source carries"),
+]
+
+
+def test_a_state_in_the_address_is_the_state_on_the_page(visit: Opener, lab: Lab) -> None:
+    found = visit("")
+    for path, word, says in STATES:
+        found.page.goto(lab.address + path)
+        assert says in found.judged(word)
+        assert found.page.url.endswith(path), "the address stays as it came"
+
+
+def test_what_was_set_comes_back_from_the_address(visit: Opener) -> None:
+    first = visit("explorer")
+    first.judged("kept")
+    first.page.get_by_role("button", name="… two heads").click()
+    first.judged("proved")
+    first.page.focus("#x")
+    first.page.keyboard.press("PageUp")
+    first.page.wait_for_url(re.compile("x="))
+    first.judged("proved")
+    second = visit(first.page.url.rpartition("/")[2])
+    second.judged("proved")
+    for selector in ("#facts", "#weights"):
+        assert second.page.inner_text(selector) == first.page.inner_text(selector)
+    assert second.page.input_value("#x") == first.page.input_value("#x") != "0.5"
+    first.page.go_back()
+    first.judged("kept")
+
+
+def test_an_address_that_breaks_a_rule_is_told_which(browser: Any, lab: Lab) -> None:
+    found = Visit(browser, lab, "explorer?n=99")
+    found.page.wait_for_selector("#trouble:not([hidden])")
+    assert "n = 99 input should be less than or equal to 12" in found.page.inner_text("#trouble")
+    found.page.get_by_role("button", name="Copy one").click()
+    found.judged("kept")
+    assert found.page.locator("#trouble").is_hidden()
+    found.page.close()
+
+
+def test_a_phone_need_not_scroll_sideways_and_the_dark_is_dark(visit: Opener, lab: Lab) -> None:
+    phone = visit("", viewport={"width": 390, "height": 844}, color_scheme="dark", reduced_motion="reduce")
+    for path in ("", "explorer", "explorer?show=noise"):
+        phone.page.goto(lab.address + path)
+        if path:
+            phone.page.wait_for_selector("#stage .output")
+        assert phone.page.evaluate("document.documentElement.scrollWidth <= innerWidth")
+        colour = phone.page.evaluate("getComputedStyle(document.body).backgroundColor")
+        assert max(int(part) for part in colour.removeprefix("rgb(").removesuffix(")").split(",")) < 64
+        assert phone.page.evaluate("document.getAnimations().length") == 0

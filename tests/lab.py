@@ -10,9 +10,6 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from avow.lab.page import PACKAGE
-from avow.lab.serving import bound, server
-
 TOKEN = "a-token-for-tests"
 
 
@@ -64,8 +61,11 @@ class Lab:
 
 
 @contextlib.contextmanager
-def running(package: str = PACKAGE) -> Iterator[Lab]:
+def running(package: str = "avow.lab.pages") -> Iterator[Lab]:
     """A lab on a free port, in a thread; gone afterwards, and its processes with it."""
+    # Every test loads this module, and few of them need the lab's packages.
+    from avow.lab.serving import bound, server
+
     up = threading.Event()
     with bound(0) as listening:
         made = server(listening, TOKEN, lambda address: up.set(), package)

@@ -21,9 +21,9 @@ from typer.testing import CliRunner
 from avow.cli import app
 from avow.errors import FileError, ParameterError
 from avow.lab import guard
-from avow.lab.app import _files
 from avow.lab.page import PACKAGE, all_pages
 from avow.lab.serving import bound
+from avow.lab.static_files import static_files
 from avow.lab.uploads import Shelf, tensors_of
 from tests.lab import TOKEN, Answered, Lab, running
 
@@ -283,7 +283,7 @@ def test_every_page_has_its_script_and_bounds_every_number() -> None:
     pages = all_pages(PACKAGE)
     assert "explorer" in pages
     for name, page in pages.items():
-        assert f"{name}.js" in _files() and page.name == name
+        assert f"{name}.js" in static_files() and page.name == name
         for field, spec in page.inputs.model_json_schema()["properties"].items():
             kind = next(one for one in spec.get("anyOf", [spec]) if one.get("type") != "null")
             if kind.get("type") in ("number", "integer"):

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections.abc import AsyncIterator, Callable, Coroutine
-from importlib import resources
 from typing import Any
 
 from fastapi import FastAPI, Request
@@ -20,10 +19,9 @@ from avow.lab.answers import Told, mistake, mistake_of
 from avow.lab.crew import Busy, Crew
 from avow.lab.guard import Guard
 from avow.lab.page import PACKAGE, Inputs, Page, all_pages
+from avow.lab.static_files import TYPES, static_files
 from avow.lab.uploads import Shelf
-from avow.report.document import STYLE, THEMED
 
-_TYPES = {"js": "text/javascript", "css": "text/css"}
 # A preview that does not come at once is of no use.
 _PREVIEW_SECONDS = 5.0
 _PROOFS_AT_A_TIME = 2
@@ -61,8 +59,8 @@ def build(port: int, token: str, package: str = PACKAGE) -> ASGIApp:
     async def files(request: Request) -> Response:
         return Told(await asyncio.to_thread(shelf.put, await request.body()))
 
-    for name, content in _files().items():
-        app.get(f"/static/{name}", include_in_schema=False)(_sent(content, _TYPES[name.rpartition(".")[2]]))
+    for name, content in static_files().items():
+        app.get(f"/static/{name}", include_in_schema=False)(_sent(content, TYPES[name.rpartition(".")[2]]))
     app.get("/plotly.js", include_in_schema=False)(_plotly)
     return Guard(app, port, token)
 
@@ -103,16 +101,6 @@ async def _gone(request: Request) -> None:
     """Return when the client has left."""
     while (await request.receive())["type"] != "http.disconnect":
         pass
-
-
-def _files() -> dict[str, str]:
-    """What may be fetched, read once: no path ever comes from a request."""
-    found = {
-        item.name: item.read_text(encoding="utf-8")
-        for item in (resources.files("avow.lab") / "static").iterdir()
-        if item.name.rpartition(".")[2] in _TYPES
-    }
-    return found | {"style.css": STYLE, "themed.js": THEMED}
 
 
 def _sent(content: str, kind: str) -> Callable[[], Coroutine[Any, Any, Response]]:

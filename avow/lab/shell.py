@@ -8,6 +8,7 @@ from html import escape
 from typing import Any
 
 from avow.lab.page import Page
+from avow.lab.static_files import static_files
 from avow.report.mathml import display
 
 _FRONT = "See attention keep its word"
@@ -62,6 +63,7 @@ def _document(title: str, body: str, pages: Sequence[Page], here: str, token: st
         for page in pages
     )
     script = f'<script type="module" src="/static/{here}.js"></script>' if here else ""
+    look = f'<link rel="stylesheet" href="/static/{here}.css">\n' if f"{here}.css" in static_files() else ""
     return f"""<!doctype html>
 <html lang="en">
 <head>
@@ -72,7 +74,7 @@ def _document(title: str, body: str, pages: Sequence[Page], here: str, token: st
 <link rel="icon" href="data:,">
 <link rel="stylesheet" href="/static/style.css">
 <link rel="stylesheet" href="/static/lab.css">
-</head>
+{look}</head>
 <body data-page="{here}">
 <header class="bar"><a class="home" href="/">avow lab</a><nav aria-label="Pages">{links}</nav></header>
 <main>

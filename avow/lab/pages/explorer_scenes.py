@@ -58,9 +58,9 @@ def plane(n: int) -> Float[Tensor, "n 2"]:
 
 
 def sphere(n: int) -> Float[Tensor, "n 3"]:
-    """n points spread over a sphere, along a spiral of golden angles."""
+    """n points spread over a sphere, along a spiral of golden angles; turned so that the second faces the reader."""
     places = torch.arange(n, dtype=torch.float64) + 0.5
-    height, turns = 1 - 2 * places / n, places * math.pi * (3 - math.sqrt(5))
+    height, turns = 1 - 2 * places / n, (places - 1.5) * math.pi * (3 - math.sqrt(5)) + 0.6
     reach = (1 - height * height).sqrt()
     return torch.stack((reach * turns.cos(), reach * turns.sin(), height), 1).float()
 

@@ -8,9 +8,6 @@ STYLE = """
   :root { --proved: #4ac27c; --refuted: #ff7b72; --corrected: #e3b341; --supported: #6cb0ff; --none: #9aa4af; }
 }
 html { scroll-padding-top: 1rem; }
-a { color: inherit; text-decoration-color: var(--line); text-underline-offset: .2em; }
-a:hover { text-decoration-color: currentColor; }
-code { font-size: .88em; overflow-wrap: anywhere; }
 .badge { --c: var(--none); color: var(--c); background: color-mix(in srgb, var(--c) 13%, transparent);
   border-radius: 1rem; padding: .1rem .6rem; font-size: .8rem; font-weight: 650; white-space: nowrap; }
 .proved { --c: var(--proved); } .refuted { --c: var(--refuted); } .corrected { --c: var(--corrected); }
@@ -30,15 +27,10 @@ h3 a { text-decoration: none; }
 h4 { font-size: .8rem; margin: 1.1rem 0 .2rem; color: var(--soft); font-weight: 600; }
 article > p { max-width: 50rem; }
 .says { font-size: 1.06rem; margin: .45rem 0; }
-.formula { overflow-x: auto; overflow-y: hidden; padding: .35rem 0; line-height: 2; }
-.formula code { line-height: 1.5; }
-math, .formula { font-size: 1.12rem; font-family: "STIX Two Math", "Cambria Math", "Latin Modern Math",
-  "Libertinus Math", "DejaVu Math TeX Gyre", "Noto Sans Math", "DejaVu Serif", math; }
-li math, .facts math { font-size: 1rem; }
+.facts math { font-size: 1rem; }
 .instead { border-left: 3px solid var(--corrected); padding-left: 1rem; margin: .8rem 0; }
 .instead h4 { margin-top: 0; color: var(--corrected); }
-ul, ol { margin: .2rem 0; padding-left: 1.3rem; max-width: 52rem; }
-summary { cursor: pointer; font-size: .92rem; margin-top: 1rem; }
+summary { font-size: .92rem; margin-top: 1rem; }
 ol.steps > li { margin: .45rem 0; }
 .kind { font-size: .78rem; color: var(--soft); border: 1px solid var(--line); border-radius: .3rem; padding: 0 .35rem;
   margin-right: .2rem; white-space: nowrap; }
@@ -82,7 +74,6 @@ function filter() {
 }
 const unfold = () => document.querySelectorAll("details").forEach(details => details.open = true);
 document.getElementById("unfold").addEventListener("click", unfold);
-addEventListener("beforeprint", unfold);
 topic.addEventListener("change", filter);
 verdicts.forEach(b => b.addEventListener("click", () => {
   b.ariaPressed = b.ariaPressed === "true" ? "false" : "true";

@@ -27,6 +27,42 @@ table { border-collapse: collapse; width: 100%; font-size: .87rem; font-variant-
 th, td { padding: .35rem .75rem; text-align: right; white-space: nowrap; border-top: 1px solid var(--line); }
 thead th { border-top: 0; color: var(--soft); font-weight: 600; }
 th:first-child, td:first-child { text-align: left; }
+a { color: inherit; text-decoration-color: var(--soft); text-underline-offset: .2em; }
+a:hover { text-decoration-color: currentColor; }
+:focus-visible { outline: 2px solid #3a86d8; outline-offset: 2px; }
+code { font-size: .88em; overflow-wrap: anywhere; }
+pre { overflow-x: auto; background: var(--card); border-radius: .5rem; padding: .7rem .9rem; font-size: .83rem; }
+pre code { font-size: inherit; overflow-wrap: normal; }
+ul, ol { margin: .2rem 0; padding-left: 1.3rem; max-width: 52rem; }
+summary { cursor: pointer; }
+.formula { overflow-x: auto; overflow-y: hidden; padding: .35rem 0; line-height: 2; }
+.formula code { line-height: 1.5; }
+math, .formula { font-size: 1.12rem; font-family: "STIX Two Math", "Cambria Math", "Latin Modern Math",
+  "Libertinus Math", "DejaVu Math TeX Gyre", "Noto Sans Math", "DejaVu Serif", math; }
+li math, td math { font-size: 1rem; }
+"""
+
+# Paper is white, as wide as it is, and nothing on it scrolls or unfolds. The class stands while the browser prepares
+# to print, since figures are drawn before the rules for print hold; its width is that of A4 between these margins.
+_PRINT = """
+:root.paper { color-scheme: light; --ink: #1c2128; --soft: #59636e; --line: #d8dde3; --page: #fff; --card: #f6f8fa; }
+:root.paper body { width: 17.8cm; max-width: none; padding: 0; }
+:root.paper .figure { height: 19rem; }
+@page { size: A4; margin: 1.6cm; }
+@media print {
+  :root { color-scheme: light; --ink: #1c2128; --soft: #59636e; --line: #d8dde3; --page: #fff; --card: #f6f8fa; }
+  body { max-width: none; padding: 0; font-size: 10.5pt; }
+  p, ul, ol { max-width: none; }
+  .scroll, .formula { overflow: visible; background: none; border-radius: 0; }
+  table { font-size: 8pt; }
+  th, td { padding: .2rem .45rem; }
+  th { white-space: normal; }
+  pre { white-space: pre-wrap; overflow: visible; border: 1px solid var(--line); }
+  tr, .figure, pre, .formula { break-inside: avoid; }
+  h1, h2, h3, h4, h2 + p, summary, .caption { break-after: avoid; }
+  .screen { display: none; }
+  a { text-decoration: none; }
+}
 """
 
 # The theme is read from the page's own colours, and again when the reader switches between light and dark. A figure
@@ -47,7 +83,9 @@ function themed(layout) {
 }
 function draw(id) {
   drawn.add(id);
-  Plotly.react(id, figures[id].data, themed(figures[id].layout), {responsive: true, displayModeBar: false});
+  const layout = themed(figures[id].layout), on = document.getElementById(id);
+  if (paper.contains("paper")) { layout.width = on.clientWidth; layout.height = on.clientHeight; }
+  Plotly.react(id, figures[id].data, layout, {responsive: true, displayModeBar: false});
 }
 const near = new IntersectionObserver(seen => seen.forEach(entry => {
   if (entry.isIntersecting && !drawn.has(entry.target.id)) draw(entry.target.id);
@@ -55,6 +93,22 @@ const near = new IntersectionObserver(seen => seen.forEach(entry => {
 Object.keys(figures).forEach(id => near.observe(document.getElementById(id)));
 matchMedia("(prefers-color-scheme: dark)").addEventListener("change", () => drawn.forEach(draw));
 addEventListener("beforeprint", () => Object.keys(figures).forEach(draw));
+addEventListener("afterprint", () => Object.keys(figures).forEach(draw));
+"""
+
+_UNFOLD = """
+const paper = document.documentElement.classList;
+addEventListener("beforeprint", () => {
+  paper.add("paper");
+  for (const folded of document.querySelectorAll("details:not([open])")) folded.dataset.folded = folded.open = true;
+});
+addEventListener("afterprint", () => {
+  paper.remove("paper");
+  for (const opened of document.querySelectorAll("details[data-folded]")) {
+    opened.open = false;
+    delete opened.dataset.folded;
+  }
+});
 """
 
 
@@ -74,10 +128,11 @@ def document(title: str, body: str, figures: Mapping[str, Any], style: str = "",
 <meta name="viewport" content="width=device-width, initial-scale=1">
 <meta http-equiv="Content-Security-Policy" content="{policy}">
 <title>{escape(title)}</title>
-<style>{_STYLE}{style}</style>
+<style>{_STYLE}{style}{_PRINT}</style>
 </head>
 <body>
 {body}
+<script>{_UNFOLD}</script>
 {drawing}{f"<script>{script}</script>" if script else ""}
 </body>
 </html>

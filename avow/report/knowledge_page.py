@@ -64,9 +64,7 @@ h3 { font-size: 1rem; margin: 1.3rem 0 .3rem; }
   .right { color: #4ac27c; } .wrong { color: #e3a341; } .made-up { color: #ff7b72; }
 }
 .trouble { border-left: 3px solid #c0362c; padding-left: 1rem; }
-code { font-size: .88em; overflow-wrap: anywhere; }
-details { margin: .7rem 0; } summary { cursor: pointer; font-size: .92rem; }
-pre { overflow-x: auto; background: var(--card); border-radius: .5rem; padding: .7rem .9rem; font-size: .8rem; }
+details { margin: .7rem 0; } summary { font-size: .92rem; }
 """
 
 
@@ -208,4 +206,5 @@ def _configurations(experiment: Experiment) -> str:
     for result in results:
         text = json.dumps(json.loads(result.arm.config.to_json()), indent=1)
         told += f"<details><summary>{escape(result.arm.name)}</summary><pre>{escape(text)}</pre></details>\n"
-    return f"<h3>Configurations</h3>\n{told}"
+    # Pages of JSON, which every run's folder has too: not for paper.
+    return f'<div class="screen"><h3>Configurations</h3>\n{told}</div>'

@@ -99,12 +99,13 @@ class _Renderer(RendererHTML):
         known: Known = env["known"]
         page: Page = env["page"]
         text = tokens[i].content
+        # Lines may end between the words of a command, not within an option.
+        code = re.sub(r"(?<!\S)--[a-z][a-z-]*", r"<span>\g<0></span>", f"<code>{escape(text)}</code>")
         address = known.names.get(text.removesuffix("()"))
-        inside = i > 0 and any(token.type == "link_open" for token in tokens[:i])
-        closed = inside and any(token.type == "link_close" for token in tokens[:i])
-        if address is None or (inside and not closed) or address.split("#")[0] == page.address:
-            return f"<code>{escape(text)}</code>"
-        return f'<a href="{relative(address, page.address)}"><code>{escape(text)}</code></a>'
+        linked = sum(token.nesting for token in tokens[:i] if token.type in ("link_open", "link_close")) > 0
+        if address is None or linked or address.split("#")[0] == page.address:
+            return code
+        return f'<a href="{relative(address, page.address)}">{code}</a>'
 
     def link_open(self, tokens: Sequence[Token], i: int, options: Any, env: MutableMapping[str, Any]) -> str:
         known: Known = env["known"]

@@ -37,8 +37,10 @@ def reports(comparison: Any, made: Any, sample: Any) -> dict[str, str]:  # noqa:
 def test_all_reports_have_one_template_and_one_stylesheet(reports: dict[str, str]) -> None:
     for name, html in reports.items():
         style = re.search(r"<style>(.*?)</style>", html, re.DOTALL)
-        assert style is not None and style[1].startswith(template._STYLE) and style[1].endswith(template._PRINT), name
-        assert html.count("<style>") == 1 and template._UNFOLD in html and template._DRAW in html, name
+        assert (
+            style is not None and style[1].startswith(template.STYLE) and style[1].endswith(template._PAPER["css"])
+        ), name
+        assert html.count("<style>") == 1 and template._PAPER["js"] in html and template._DRAW in html, name
 
 
 def printing(visit: Visit) -> None:
@@ -91,7 +93,7 @@ def test_a_page_without_rules_for_paper_would_be_caught(
 ) -> None:
     path = tmp_path / "bare.html"
     path.write_text(
-        reports["claims"].replace(template._PRINT, "").replace(template._UNFOLD, "const paper = new Set();")
+        reports["claims"].replace(template._PAPER["css"], "").replace(template._PAPER["js"], "const paper = new Set();")
     )
     visit = Visit(browser, path, viewport={"width": 1280, "height": 900}, color_scheme="dark")
     printing(visit)

@@ -3,15 +3,9 @@
 from __future__ import annotations
 
 STYLE = """
-:root { --proved: #1a7f4b; --refuted: #c0362c; --corrected: #9a6700; --supported: #0b66c3; --none: #6b7580; }
-@media (prefers-color-scheme: dark) {
-  :root { --proved: #4ac27c; --refuted: #ff7b72; --corrected: #e3b341; --supported: #6cb0ff; --none: #9aa4af; }
-}
 html { scroll-padding-top: 1rem; }
-.badge { --c: var(--none); color: var(--c); background: color-mix(in srgb, var(--c) 13%, transparent);
-  border-radius: 1rem; padding: .1rem .6rem; font-size: .8rem; font-weight: 650; white-space: nowrap; }
-.proved { --c: var(--proved); } .refuted { --c: var(--refuted); } .corrected { --c: var(--corrected); }
-.supported { --c: var(--supported); } .badge.differs { --c: var(--refuted); }
+a { color: inherit; text-decoration-color: var(--line); text-underline-offset: .2em; }
+a:hover { text-decoration-color: currentColor; }
 .filters { display: flex; flex-wrap: wrap; gap: .4rem; align-items: center; margin: 1.2rem 0 .7rem; }
 .filters button, .filters select { font: inherit; font-size: .85rem; padding: .25rem .8rem; border-radius: 1rem;
   border: 1px solid var(--line); background: var(--page); color: var(--ink); cursor: pointer; max-width: 100%; }
@@ -27,10 +21,11 @@ h3 a { text-decoration: none; }
 h4 { font-size: .8rem; margin: 1.1rem 0 .2rem; color: var(--soft); font-weight: 600; }
 article > p { max-width: 50rem; }
 .says { font-size: 1.06rem; margin: .45rem 0; }
-.facts math { font-size: 1rem; }
+li math, .facts math { font-size: 1rem; }
 .instead { border-left: 3px solid var(--corrected); padding-left: 1rem; margin: .8rem 0; }
 .instead h4 { margin-top: 0; color: var(--corrected); }
-summary { font-size: .92rem; margin-top: 1rem; }
+ul, ol { margin: .2rem 0; padding-left: 1.3rem; max-width: 52rem; }
+summary { cursor: pointer; font-size: .92rem; margin-top: 1rem; }
 ol.steps > li { margin: .45rem 0; }
 .kind { font-size: .78rem; color: var(--soft); border: 1px solid var(--line); border-radius: .3rem; padding: 0 .35rem;
   margin-right: .2rem; white-space: nowrap; }

@@ -64,7 +64,9 @@ h3 { font-size: 1rem; margin: 1.3rem 0 .3rem; }
   .right { color: #4ac27c; } .wrong { color: #e3a341; } .made-up { color: #ff7b72; }
 }
 .trouble { border-left: 3px solid #c0362c; padding-left: 1rem; }
-details { margin: .7rem 0; } summary { font-size: .92rem; }
+code { font-size: .88em; overflow-wrap: anywhere; }
+details { margin: .7rem 0; } summary { cursor: pointer; font-size: .92rem; }
+pre { overflow-x: auto; background: var(--card); border-radius: .5rem; padding: .7rem .9rem; font-size: .8rem; }
 """
 
 

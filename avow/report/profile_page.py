@@ -17,7 +17,7 @@ _STYLE = """
 .pair h2 { margin-top: 1.6rem; }
 .heads td:nth-child(3), .heads th:nth-child(3) { text-align: left; }
 details { margin-top: 2rem; }
-summary { font-size: 1.15rem; font-weight: 650; }
+summary { cursor: pointer; font-size: 1.15rem; font-weight: 650; }
 dt { font-weight: 650; } dd { margin: 0 0 .4rem; color: var(--soft); max-width: 46rem; }
 @media print { .heads table { font-size: 5.6pt; } .heads th, .heads td { padding: .1rem .15rem; } }
 """

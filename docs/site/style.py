@@ -3,6 +3,13 @@
 from __future__ import annotations
 
 STYLE = """
+a { color: inherit; text-decoration-color: var(--soft); text-underline-offset: .2em; }
+a:hover { text-decoration-color: currentColor; }
+:focus-visible { outline: 2px solid #3a86d8; outline-offset: 2px; }
+pre { overflow-x: auto; background: var(--card); border-radius: .5rem; padding: .7rem .9rem; }
+pre code { font-size: inherit; overflow-wrap: normal; }
+ul, ol { margin: .2rem 0; padding-left: 1.3rem; }
+li math, td math { font-size: 1rem; }
 body { max-width: 76rem; padding-top: 0; }
 html { scroll-padding-top: 1rem; }
 .skip { position: absolute; left: -99rem; } .skip:focus { left: 1rem; top: .5rem; background: var(--page); }

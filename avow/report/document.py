@@ -15,7 +15,6 @@ STYLE = (_FOLDER / "style.css").read_text(encoding="utf-8")
 # A module in the lab; a report has it in line.
 THEMED = (_FOLDER / "themed.js").read_text(encoding="utf-8")
 _INLINE = THEMED.replace("export function", "function")
-_PAPER = {end: (_FOLDER / f"paper.{end}").read_text(encoding="utf-8") for end in ("css", "js")}
 
 # The theme is read from the page's own colours, and again when the reader switches between light and dark. A figure
 # is drawn when it comes near the window, so that a page of fifty opens at once; before printing all of them are.
@@ -23,18 +22,24 @@ _DRAW = """
 const figures = JSON.parse(document.getElementById("figures").textContent), drawn = new Set();
 function draw(id) {
   drawn.add(id);
-  const layout = themed(figures[id].layout), on = document.getElementById(id);
-  if (paper.contains("paper")) { layout.width = on.clientWidth; layout.height = on.clientHeight; }
-  Plotly.react(id, figures[id].data, layout, {responsive: true, displayModeBar: false});
+  Plotly.react(id, figures[id].data, themed(figures[id].layout), {responsive: true, displayModeBar: false});
 }
 const near = new IntersectionObserver(seen => seen.forEach(entry => {
   if (entry.isIntersecting && !drawn.has(entry.target.id)) draw(entry.target.id);
 }), {rootMargin: "800px"});
 Object.keys(figures).forEach(id => near.observe(document.getElementById(id)));
 matchMedia("(prefers-color-scheme: dark)").addEventListener("change", () => drawn.forEach(draw));
-addEventListener("beforeprint", () => Object.keys(figures).forEach(draw));
-addEventListener("afterprint", () => Object.keys(figures).forEach(draw));
+// Figures follow the width of a window by themselves, but not that of paper.
+addEventListener("beforeprint", () => Object.entries(figures).forEach(([id, figure]) => {
+  const own = figure.layout, on = document.getElementById(id);
+  figure.layout = {...own, width: on.clientWidth, height: on.clientHeight};
+  draw(id);
+  figure.layout = own;
+}));
+addEventListener("afterprint", () => drawn.forEach(draw));
 """
+
+_PAPER = {end: (_FOLDER / f"paper.{end}").read_text(encoding="utf-8") for end in ("css", "js")}
 
 
 def document(title: str, body: str, figures: Mapping[str, Any], style: str = "", script: str = "") -> str:

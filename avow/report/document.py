@@ -44,6 +44,7 @@ _PAPER = {end: (_FOLDER / f"paper.{end}").read_text(encoding="utf-8") for end in
 
 def document(title: str, body: str, figures: Mapping[str, Any], style: str = "", script: str = "") -> str:
     """A whole page. Each figure, as plotly reads it, is drawn in the body's element of that id."""
+    style += _PAPER["css"]  # last, so that paper has the last word
     policy = "default-src 'none'; style-src 'unsafe-inline'; script-src 'unsafe-inline'; img-src data: blob:"
     drawing = ""
     if figures:
@@ -58,7 +59,7 @@ def document(title: str, body: str, figures: Mapping[str, Any], style: str = "",
 <meta name="viewport" content="width=device-width, initial-scale=1">
 <meta http-equiv="Content-Security-Policy" content="{policy}">
 <title>{escape(title)}</title>
-<style>{STYLE}{style}{_PAPER["css"]}</style>
+<style>{STYLE}{style}</style>
 </head>
 <body>
 {body}

@@ -50,6 +50,15 @@ def printing(visit: Visit) -> None:
     visit.page.emulate_media(media="print")
 
 
+def filled(visit: Visit) -> bool:
+    """Whether a figure comes to be wider than paper; it measures its place a moment later."""
+    for _ in range(50):
+        if max(width for width, _ in visit.sizes(".figure .main-svg")) > SHEET:
+            return True
+        visit.page.wait_for_timeout(100)
+    return False
+
+
 def dark(colour: str) -> bool:
     return max(int(part) for part in re.findall(r"\d+", colour)[:3]) < 128
 
@@ -78,8 +87,10 @@ def test_reports_print_whole_on_white_and_come_back(browser: Any, reports: dict[
         labels = visit.page.eval_on_selector_all(".figure .xtick text", f"all => all.map({LABEL})")
         assert labels and all(map(dark, labels)), f"{name}: figures are drawn in the ink of paper"
         visit.page.emulate_media(media="screen")
+        visit.page.set_viewport_size({"width": 1280, "height": 900})
         visit.page.evaluate("dispatchEvent(new Event('afterprint'))")
         assert not dark(visit.page.evaluate(INK)) and visit.page.locator("details:not([open])").count() == folded, name
+        assert filled(visit), f"{name}: figures are as wide as the screen again"
         labels = visit.page.eval_on_selector_all(".figure .xtick text", f"all => all.map({LABEL})")
         assert not any(map(dark, labels)), name
         assert visit.complaints == [] and visit.requests == []

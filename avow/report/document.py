@@ -36,7 +36,7 @@ addEventListener("beforeprint", () => Object.entries(figures).forEach(([id, figu
   draw(id);
   figure.layout = own;
 }));
-addEventListener("afterprint", () => drawn.forEach(draw));
+addEventListener("afterprint", () => drawn.forEach(id => { draw(id); Plotly.Plots.resize(id); }));
 """
 
 _PAPER = {end: (_FOLDER / f"paper.{end}").read_text(encoding="utf-8") for end in ("css", "js")}

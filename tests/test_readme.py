@@ -2,6 +2,9 @@
 
 The python blocks of a page share one namespace, and functions named `test_…` in them are called. Bash blocks run
 in an empty folder where `make` only says whether it knows the target, and fetching and installing do nothing.
+
+Nothing else is code: what takes too long stands in a text block below a comment `<!-- not run here: why -->`, and its
+commands are still read by the parser that would run them.
 """
 
 from __future__ import annotations
@@ -9,6 +12,7 @@ from __future__ import annotations
 import inspect
 import os
 import re
+import shlex
 import subprocess
 import sys
 import textwrap
@@ -17,6 +21,9 @@ from pathlib import Path
 from typing import NamedTuple
 
 import pytest
+import typer
+
+from avow.cli import app
 
 ROOT = Path(__file__).parent.parent
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("**/*.md"))]
@@ -108,6 +115,77 @@ def real(command: str) -> str:
 def test_what_the_page_says_works(page: Path, tmp_path: Path) -> None:
     assert page.exists(), f"{page.name} is missing: the project has no such page yet"
     assert run_page(page, tmp_path) > 0 or page.parent.name == "docs", f"{page.name} shows nothing that can be run"
+
+
+NOTE = re.compile(r"<!-- not run here: (.+) -->\n\Z")
+
+
+def unsaid(text: str) -> list[str]:
+    """What a page shows as code without having it run, and without saying why; and commands that no parser knows."""
+    found = []
+    for block in re.finditer(r"^ *```([^\n]*)\n(.*?)^ *```\s*$", text, re.MULTILINE | re.DOTALL):
+        language, line = block[1].strip(), text.count("\n", 0, block.start()) + 1
+        if language in ("bash", "python"):
+            continue
+        if language != "text":
+            found.append(
+                f"line {line}: a block is in {language or 'no language'!r}: bash and python are run, text is not"
+            )
+        commands = [
+            shown for shown in block[2].splitlines() if re.match(r"(avow|make|python -m|pip|torchrun) ?", shown)
+        ]
+        note = NOTE.search(text, 0, block.start())
+        if commands and note is None:
+            found.append(f"line {line}: {commands[0]!r} is not run, and nothing says why")
+        if note is not None:
+            named = re.findall(r"tests/\w+\.py", note[1])
+            found += [f"line {line}: there is no {name}" for name in named if not (ROOT / name).is_file()]
+        for command in commands:
+            try:
+                parsed(command)
+            except Exception as problem:
+                found.append(f"line {line}: {command!r}: {type(problem).__name__}: {problem}")
+    return found
+
+
+def parsed(line: str) -> None:
+    """Raise where a command line names no command, or options that the command does not have."""
+    words = shlex.split(line, comments=True)
+    if words[:2] == ["python", "-m"]:
+        assert (ROOT / words[2].replace(".", "/")).with_suffix(".py").is_file(), f"there is no {words[2]}"
+        return
+    assert words[0] == "avow", f"{words[0]} belongs into a bash block"
+    command = typer.main.get_command(app)
+    for _ in range(2):
+        if isinstance(command, typer.core.TyperGroup):
+            words = words[1:]
+            command = command.commands[words[0]]
+    command.make_context(words[0], words[1:])
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+def test_what_is_not_run_says_why(page: Path) -> None:
+    assert unsaid(page.read_text()) == []
+
+
+@pytest.mark.parametrize(
+    ("text", "fault"),
+    [
+        ("```text\nwhat was printed\n```\n", None),
+        ("<!-- not run here: takes hours -->\n```text\navow compare --length 5\n```\n", None),
+        ("```text\navow compare --length 5\n```\n", "nothing says why"),
+        ("<!-- not run here: takes hours -->\n\nwords\n\n```text\navow compare\n```\n", "nothing says why"),
+        ("<!-- not run here: tests/test_no_such.py does -->\n```text\navow compare\n```\n", "tests/test_no_such.py"),
+        ("<!-- not run here: takes hours -->\n```text\navow compare --lenght 5\n```\n", "lenght"),
+        ("<!-- not run here: takes hours -->\n```text\navow train nothing\n```\n", "nothing"),
+        ("<!-- not run here: takes hours -->\n```text\npython -m benchmarks.nothing\n```\n", "benchmarks.nothing"),
+        ("```sh\navow compare\n```\n", "'sh'"),
+        ("```\navow compare\n```\n", "no language"),
+    ],
+)
+def test_what_is_not_run_in_silence_is_caught(text: str, fault: str | None) -> None:
+    found = unsaid(text)
+    assert found == [] if fault is None else any(fault in words for words in found)
 
 
 def written(folder: Path, text: str) -> Path:

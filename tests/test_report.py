@@ -212,7 +212,7 @@ def test_the_page_needs_nothing_else(comparison: Comparison) -> None:
     html = page(comparison, "avow compare")
     own = re.sub(r"<script>.*?</script>", "", html, flags=re.DOTALL)
     assert outside(own) == [] and "http" not in own.replace("http-equiv", "")
-    assert html.count("Plotly.react") >= 1 and html.count("<script>") == 2
+    assert html.count("Plotly.react") >= 1 and html.count("<script>") == 3
     for row in comparison.boards[0].rows:
         assert row.label in html
 

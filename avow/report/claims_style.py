@@ -69,7 +69,6 @@ function filter() {
 }
 const unfold = () => document.querySelectorAll("details").forEach(details => details.open = true);
 document.getElementById("unfold").addEventListener("click", unfold);
-addEventListener("beforeprint", unfold);
 topic.addEventListener("change", filter);
 verdicts.forEach(b => b.addEventListener("click", () => {
   b.ariaPressed = b.ariaPressed === "true" ? "false" : "true";

@@ -29,12 +29,22 @@ const near = new IntersectionObserver(seen => seen.forEach(entry => {
 }), {rootMargin: "800px"});
 Object.keys(figures).forEach(id => near.observe(document.getElementById(id)));
 matchMedia("(prefers-color-scheme: dark)").addEventListener("change", () => drawn.forEach(draw));
-addEventListener("beforeprint", () => Object.keys(figures).forEach(draw));
+// Figures follow the width of a window by themselves, but not that of paper.
+addEventListener("beforeprint", () => Object.entries(figures).forEach(([id, figure]) => {
+  const own = figure.layout, on = document.getElementById(id);
+  figure.layout = {...own, width: on.clientWidth, height: on.clientHeight};
+  draw(id);
+  figure.layout = own;
+}));
+addEventListener("afterprint", () => drawn.forEach(id => { draw(id); Plotly.Plots.resize(id); }));
 """
+
+_PAPER = {end: (_FOLDER / f"paper.{end}").read_text(encoding="utf-8") for end in ("css", "js")}
 
 
 def document(title: str, body: str, figures: Mapping[str, Any], style: str = "", script: str = "") -> str:
     """A whole page. Each figure, as plotly reads it, is drawn in the body's element of that id."""
+    style += _PAPER["css"]  # last, so that paper has the last word
     policy = "default-src 'none'; style-src 'unsafe-inline'; script-src 'unsafe-inline'; img-src data: blob:"
     drawing = ""
     if figures:
@@ -53,6 +63,7 @@ def document(title: str, body: str, figures: Mapping[str, Any], style: str = "",
 </head>
 <body>
 {body}
+<script>{_PAPER["js"]}</script>
 {drawing}{f"<script>{script}</script>" if script else ""}
 </body>
 </html>

@@ -208,4 +208,5 @@ def _configurations(experiment: Experiment) -> str:
     for result in results:
         text = json.dumps(json.loads(result.arm.config.to_json()), indent=1)
         told += f"<details><summary>{escape(result.arm.name)}</summary><pre>{escape(text)}</pre></details>\n"
-    return f"<h3>Configurations</h3>\n{told}"
+    # Pages of JSON, which every run's folder has too: not for paper.
+    return f'<div class="screen"><h3>Configurations</h3>\n{told}</div>'

@@ -63,6 +63,10 @@ def _draw(panel: Any, board: Board) -> None:
     panel.set_xlim(min(low, 0.5) / 1.4, max(high, 2) * 1.4)
 
 
+# Two names on one another cannot be read; a mark under a name can still be seen.
+_NAMES = 20.0
+
+
 class _Box(NamedTuple):
     left: float
     low: float
@@ -83,6 +87,7 @@ def _label(panel: Any, board: Board) -> None:
     marks, stems = _taken(panel, board)
     line = panel.transData.transform((1, 1))[0]
     stems.append(_Box(line - 1, frame.low, line + 1, frame.high))
+    names: list[_Box] = []
     for name in dict.fromkeys(row.method.name for row in board.rows if row.measured is not None):
         text = panel.text(0, 0, name, fontsize=9.5, color=look(name).colour, transform=None, va="center")
         text.set_path_effects([withStroke(linewidth=3, foreground="white")])
@@ -93,17 +98,18 @@ def _label(panel: Any, board: Board) -> None:
             for left, middle in (
                 (x + 9, y),
                 (x - 9 - size.width, y),
-                *((x - size.width * share, y + up) for up in (15, -15, 26, -26) for share in (0.5, 0.1, 0.9)),
+                *((x - size.width * share, y + up) for up in (15, -15, 26, -26, 37, -37) for share in (0.5, 0.1, 0.9)),
             ):
                 place = _Box(left, middle - size.height / 2, left + size.width, middle + size.height / 2)
                 covered = sum(place.overlap(other) for boxes in marks.values() for other in boxes)
                 covered += sum(place.overlap(other) for other in stems)
+                covered += _NAMES * sum(place.overlap(other) for other in names)
                 inside = place.overlap(frame) / (size.width * size.height)
                 covered += 1e4 * (1 - inside)
                 if covered < least:
                     best, least = (left, middle), covered
         text.set_position(best)
-        stems.append(_Box(best[0], best[1] - size.height / 2, best[0] + size.width, best[1] + size.height / 2))
+        names.append(_Box(best[0], best[1] - size.height / 2, best[0] + size.width, best[1] + size.height / 2))
 
 
 def _taken(panel: Any, board: Board) -> tuple[dict[str, list[_Box]], list[_Box]]:

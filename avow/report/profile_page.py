@@ -19,6 +19,7 @@ _STYLE = """
 details { margin-top: 2rem; }
 summary { cursor: pointer; font-size: 1.15rem; font-weight: 650; }
 dt { font-weight: 650; } dd { margin: 0 0 .4rem; color: var(--soft); max-width: 46rem; }
+@media print { .heads table { font-size: 5.6pt; } .heads th, .heads td { padding: .1rem .15rem; } }
 """
 
 

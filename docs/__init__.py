@@ -1,0 +1,1 @@
+"""The documents: pages in Markdown, and `docs.site`, which makes a site of them."""

@@ -1,0 +1,111 @@
+"""Reports on paper: white whatever the screen was, whole, and as wide as the sheet; then the screen as it was."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from avow.report import document as template
+from avow.report.claims_page import claims_page
+from avow.report.page import page
+from avow.report.profile_page import profile_page
+from tests.test_browser import Visit, browser  # noqa: F401  # a fixture
+from tests.test_claims_page import sample as findings
+from tests.test_knowledge_page import page_of, sample  # noqa: F401  # a fixture
+from tests.test_profile_page import made  # noqa: F401  # a fixture
+from tests.test_report import comparison  # noqa: F401  # a fixture
+
+# The text of A4 between the margins that the stylesheet asks for, in CSS pixels.
+SHEET = 673
+
+
+@pytest.fixture
+def reports(comparison: Any, made: Any, sample: Any) -> dict[str, str]:  # noqa: F811
+    """The report of every command that writes one."""
+    return {
+        "compare": page(comparison, "avow compare"),
+        "profile": profile_page(made, "avow profile", "one machine"),
+        "claims": claims_page(findings(), "avow claims run"),
+        "knowledge": page_of(sample),
+    }
+
+
+def test_all_reports_have_one_template_and_one_stylesheet(reports: dict[str, str]) -> None:
+    for name, html in reports.items():
+        style = re.search(r"<style>(.*?)</style>", html, re.DOTALL)
+        assert (
+            style is not None and style[1].startswith(template.STYLE) and style[1].endswith(template._PAPER["css"])
+        ), name
+        assert html.count("<style>") == 1 and template._PAPER["js"] in html and template._DRAW in html, name
+
+
+def printing(visit: Visit) -> None:
+    """Everything that a browser does to a page before it prints it."""
+    visit.page.evaluate("dispatchEvent(new Event('beforeprint'))")
+    visit.page.set_viewport_size({"width": SHEET, "height": 1000})
+    visit.page.emulate_media(media="print")
+
+
+def filled(visit: Visit) -> bool:
+    """Whether a figure comes to be wider than paper; it measures its place a moment later."""
+    for _ in range(50):
+        if max(width for width, _ in visit.sizes(".figure .main-svg")) > SHEET:
+            return True
+        visit.page.wait_for_timeout(100)
+    return False
+
+
+def dark(colour: str) -> bool:
+    return max(int(part) for part in re.findall(r"\d+", colour)[:3]) < 128
+
+
+INK = "getComputedStyle(document.body).color"
+LABEL = "one => getComputedStyle(one).fill"
+
+
+@pytest.mark.browser
+def test_reports_print_whole_on_white_and_come_back(browser: Any, reports: dict[str, str], tmp_path: Path) -> None:  # noqa: F811
+    for name, html in reports.items():
+        path = tmp_path / f"{name}.html"
+        path.write_text(html)
+        visit = Visit(browser, path, viewport={"width": 1280, "height": 900}, color_scheme="dark")
+        folded = visit.page.locator("details:not([open])").count()
+        assert not dark(visit.page.evaluate(INK)), "on a dark screen ink is light"
+        printing(visit)
+        assert dark(visit.page.evaluate(INK)), name
+        assert visit.page.locator("details:not([open])").count() == 0, name
+        wide = "all => all.filter(one => one.checkVisibility() && one.scrollWidth > one.clientWidth + 1).length"
+        assert visit.page.eval_on_selector_all(".scroll", wide) == 0, f"{name}: a table is cut off"
+        assert visit.page.evaluate("document.documentElement.scrollWidth") <= SHEET, name
+        figures = json.loads(visit.page.inner_text("#figures") or visit.page.text_content("#figures"))
+        drawn = visit.sizes(".figure .main-svg")
+        assert len(drawn) >= len(figures) and all(width <= SHEET for width, _ in drawn), name
+        labels = visit.page.eval_on_selector_all(".figure .xtick text", f"all => all.map({LABEL})")
+        assert labels and all(map(dark, labels)), f"{name}: figures are drawn in the ink of paper"
+        visit.page.emulate_media(media="screen")
+        visit.page.set_viewport_size({"width": 1280, "height": 900})
+        visit.page.evaluate("dispatchEvent(new Event('afterprint'))")
+        assert not dark(visit.page.evaluate(INK)) and visit.page.locator("details:not([open])").count() == folded, name
+        assert filled(visit), f"{name}: figures are as wide as the screen again"
+        labels = visit.page.eval_on_selector_all(".figure .xtick text", f"all => all.map({LABEL})")
+        assert not any(map(dark, labels)), name
+        assert visit.complaints == [] and visit.requests == []
+
+
+@pytest.mark.browser
+def test_a_page_without_rules_for_paper_would_be_caught(
+    browser: Any,  # noqa: F811
+    reports: dict[str, str],
+    tmp_path: Path,
+) -> None:
+    path = tmp_path / "bare.html"
+    path.write_text(
+        reports["claims"].replace(template._PAPER["css"], "").replace(template._PAPER["js"], "const paper = new Set();")
+    )
+    visit = Visit(browser, path, viewport={"width": 1280, "height": 900}, color_scheme="dark")
+    printing(visit)
+    assert not dark(visit.page.evaluate(INK)) and visit.page.locator("details:not([open])").count() > 0

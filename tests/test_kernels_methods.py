@@ -212,6 +212,15 @@ def test_masks_frames_and_other_lengths_are_left_to_the_plain_path() -> None:
     assert RandomFeatures(40).compute(Problem.of(q, k, v)).trace.kernel is None
 
 
+@pytest.mark.parametrize(("d", "e"), [(65, 16), (16, 65)])
+def test_wide_heads_in_float32_are_left_to_the_plain_path(d: int, e: int) -> None:
+    q, k, v = drawn(torch.float32, 1, 1, 20, d, e, 0.5)
+    for method in (RandomFeatures(20), Separable()):
+        assert method.compute(Problem.of(q, k, v, causal=True)).trace.kernel is None
+        short = Problem.of(q.bfloat16(), k.bfloat16(), v.bfloat16(), causal=True)
+        assert method.compute(short).trace.kernel is not None
+
+
 def test_a_normaliser_that_left_float32_leaves_the_answer_to_the_plain_path(monkeypatch: pytest.MonkeyPatch) -> None:
     q, k, v = drawn(torch.float32, 1, 1, 40, 16, 16)
     p = Problem.of(q, k, v, causal=True)

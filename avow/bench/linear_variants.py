@@ -30,7 +30,7 @@ _CASES: tuple[Case, ...] = (
     (_BF16, (1, 1, 1, 777, 256, 256)),
     (_FP16, (1, 2, 1, 1537, 64, 64)),
     (_FP32, (1, 2, 1, 1537, 64, 64)),
-    (_FP32, (1, 2, 2, 300, 128, 128)),
+    (_FP32, (1, 2, 2, 300, 48, 64)),
 )
 _QUICK_CASES: tuple[Case, ...] = ((_BF16, (1, 2, 1, 300, 24, 40)), (_FP32, (1, 1, 1, 90, 16, 16)))
 FEATURES = 256
@@ -160,10 +160,12 @@ def unchanged(q: Tensor, k: Tensor, v: Tensor) -> Inputs:
 
 
 def answerable(name: str, case: Case) -> bool:
-    """Whether kernels of this name know so wide a shape of this type."""
+    """Whether methods would ask kernels of this name for so wide a shape of this type."""
     from avow.kernels.feature_layout import fits
 
     kind, (*_, d, e) = case
+    if kind == _FP32 and (d > 64 or e > 64):
+        return False
     return not name.startswith("random") or (kind != _FP32 and fits(FEATURES, d, e, kind))
 
 

@@ -69,7 +69,7 @@ def _room(one: Layout, m: int, d: int, kind: torch.dtype) -> int:
     width = padded(d)
     directions = triton.cdiv(m, one.features) * one.features * width * (16 if kind == torch.float32 else 4)
     tiles = one.stages * one.chunk * 2 * (width + one.columns) * kind.itemsize
-    return directions + tiles + (2**15 if kind == torch.bfloat16 else 9 * 2**13)
+    return directions + tiles + (2**15 if kind == torch.bfloat16 else 15 * 2**13)
 
 
 def in_pieces(directions: Tensor, kind: torch.dtype) -> tuple[Tensor, Tensor]:

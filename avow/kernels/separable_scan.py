@@ -89,7 +89,7 @@ def column_sums(
         zs = tile(z + ahead * z_row, z_row, row, column, left, E, EB)
         log = columns(ys, factor, row, left)
         higher = tl.maximum(top, tl.max(log, 0))
-        weight = tl.exp2(log - higher[None, :]).to(KIND)
+        weight = nearest(tl.exp2(log - higher[None, :]).to(KIND), PRECISION)
         shrink = tl.exp2(top - higher)
         top = higher
         total = total * shrink + tl.sum(weight.to(tl.float32), 0)
@@ -168,7 +168,7 @@ def causal_rows(
         zs = tile(z + ahead * z_row, z_row, row, column, left, E, EB).to(KIND)
         log = columns(ys, factor, row, left)
         higher = tl.maximum(top, tl.max(log, 0))
-        weight = tl.exp2(log - higher[None, :]).to(KIND)
+        weight = nearest(tl.exp2(log - higher[None, :]).to(KIND), PRECISION)
         shrink = tl.exp2(top - higher)
         top = higher
         state = state * shrink[:, None]
@@ -178,9 +178,10 @@ def causal_rows(
         thin = (prefix < _TINY) & (row < left)[:, None] & (feature < D)[None, :]
         missing += tl.sum(thin.to(tl.int32), 1)
         share = (mixture(xs, factor, feature, D, DP) / tl.where(prefix < _TINY, 1.0, prefix)).to(KIND)
+        share = nearest(share, PRECISION)
         pairs = tl.where(seen, tl.dot(share, tl.trans(weight), input_precision=PRECISION), 0.0).to(KIND)
-        found = tl.dot(share, state.to(KIND), input_precision=PRECISION)
-        found = tl.dot(pairs, zs, found, input_precision=PRECISION)
+        found = tl.dot(share, nearest(state.to(KIND), PRECISION), input_precision=PRECISION)
+        found = tl.dot(nearest(pairs, PRECISION), zs, found, input_precision=PRECISION)
         target = out + (rest + ahead) * E + row[:, None] * E + column[None, :]
         tl.store(target, found.to(out.dtype.element_ty), mask=(row < left)[:, None] & (column < E)[None, :])
         state = tl.dot(tl.trans(weight), zs, state, input_precision=PRECISION)

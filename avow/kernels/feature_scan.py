@@ -225,10 +225,10 @@ def feature_rows(
         new, newer = (), ()
         for b in tl.static_range(NB):
             first, second = known[b]
-            wide = featured(xs, first, second, factor, query_guess, b, M, MB, PRECISION)
-            queries = wide.to(KIND)
+            queries = featured(xs, first, second, factor, query_guess, b, M, MB, PRECISION).to(KIND)
             found = tl.dot(queries, states[b].to(KIND), found, input_precision=PRECISION)
-            met += tl.sum(wide * counted_in(counts[b])[None, :], 1)
+            # The same rounded features as in the mean: what rounding does to both hardly moves their quotient.
+            met += tl.sum(queries.to(tl.float32) * counted_in(counts[b])[None, :], 1)
             keys = featured(ys, first, second, key_factor, guess, b, M, MB, PRECISION).to(KIND)
             pairs = tl.dot(queries, tl.trans(keys), pairs, input_precision=PRECISION)
             new = new + (tl.dot(tl.trans(keys), given, states[b] * shrink, input_precision=PRECISION),)

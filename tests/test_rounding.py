@@ -127,11 +127,19 @@ def test_products_round_more_on_a_gpu() -> None:
 
 @pytest.mark.parametrize("device", ["cpu", "cuda"])
 def test_the_depth_of_a_tiled_sum_grows_with_the_keys_and_stays_far_below_them(device: str) -> None:
-    depths = [rounding.tiled_depth(n, device) for n in range(1, 5000)]
-    assert depths == sorted(depths)
+    depths = [rounding.tiled_depths(n, torch.float32, device, many=True) for n in range(1, 5000)]
+    for some in zip(*depths, strict=True):
+        assert list(some) == sorted(some)
     tile = rounding.largest_tile(device)
-    assert all(depth >= min(n, tile) for n, depth in enumerate(depths, 1))
-    assert rounding.tiled_depth(10**6, device) < 10**5
+    assert all(values >= min(n, tile) for n, (values, _) in enumerate(depths, 1))
+    assert max(rounding.tiled_depths(10**6, torch.float32, device, many=True)) < 10**5
+
+
+@pytest.mark.parametrize(("dtype", "many"), [(torch.float64, True), (torch.float32, False), (torch.bfloat16, False)])
+def test_where_no_order_is_known_every_term_may_be_rounded_as_often_as_there_are_terms(
+    dtype: torch.dtype, many: bool
+) -> None:
+    assert min(rounding.tiled_depths(10**6, dtype, "cpu", many)) >= 10**6
 
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32])

@@ -86,12 +86,34 @@ def largest_tile(device: str) -> int:
     return 512 if device == "cpu" else 256
 
 
-def tiled_depth(n: int, device: str) -> float:
-    """The most additions any one term goes through in a tiled sum over n keys.
+def tiled_depths(n: int, dtype: torch.dtype, device: str, many: bool) -> tuple[float, float]:
+    """The most roundings any one term goes through in the sums of an average over n keys: weighted values, weights.
 
-    Tiles hold at least 32 keys; each is rescaled and added to those before it.
+    On a GPU tiles hold at least 32 keys; each is rescaled and added to those before it. PyTorch's CPU kernel takes 512
+    keys at a time and rescales once; with `many` (`cpu_sums.many_at_once`) it adds 128 of them or more to the sums of
+    weighted values at once, 256 as was seen, and weights in 8 lanes or more. Otherwise, and in float64, for which two
+    rows are not enough, nothing is assumed of the order.
     """
-    return min(n, largest_tile(device) + n / 16) + 8
+    if device != "cpu":
+        depth = min(n, largest_tile(device) + n / 16) + 8
+        return depth, depth
+    if dtype == torch.float64 or not many:
+        return n + 8.0, n + 8.0
+    tiles = -(-n // 512)
+    return min(n, 512 + 5 * tiles) + 8.0, min(n, 96 + 2 * tiles) + 8.0
+
+
+def exponentials(n: int, dtype: torch.dtype, device: str) -> float:
+    """How far exp, and the rescaling between tiles, may move the logarithm of any weight in a fused attention kernel.
+
+    For half-precision weights PyTorch's CPU kernel takes a cubic that is right to 1.2e-4. It rescales by the C
+    library's exp, right to an ulp; GPUs have one exp for everything.
+    """
+    u = unit(accumulator(dtype))
+    if device != "cpu":
+        return (EXP_ULPS + n / 8) * u
+    half = dtype in (torch.bfloat16, torch.float16)
+    return (2.0**-12 if half else EXP_ULPS * u) + 4 * u * -(-n // 512)
 
 
 def perturbed(delta: Tensor) -> Tensor:

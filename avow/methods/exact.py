@@ -24,6 +24,7 @@ from torch.nn.functional import pad, scaled_dot_product_attention
 
 from avow.contract import Computed, Cost, Method, Norms, Problem, Promise, Prospect, Sizes
 from avow.maths import rounding
+from avow.maths.cpu_sums import many_at_once
 from avow.maths.heads import highest_bias
 from avow.maths.masks import additive, sees_any, visible_max
 from avow.maths.softmax import softmax_average
@@ -115,14 +116,15 @@ class Exact(Method):
         """The constants of the bound, for norms of q and k up to these."""
         kind, kept = self.arithmetic(p.q.dtype), p.q.dtype
         wide = rounding.accumulator(kind)
-        products = rounding.products(kind, p.q.device.type)
+        device = p.q.device.type
+        products = rounding.products(kind, device)
         u, tiny = products.u, rounding.tiny(wide)
         d, s, e = p.q.shape[-1], p.k.shape[-2], p.v.shape[-1]
         scale = abs(p.scale)
         # Growing with the query: the dot product, its scaling, the argument of exp (twice S at most).
         slope = products.dot(d + 8) + 8 * u
         # Not growing: underflow, exp itself, rescaling between tiles.
-        floor = 4 * d * tiny * (scale + math.sqrt(scale) * (query + key)) + (rounding.EXP_ULPS + s / 8) * u
+        floor = 4 * d * tiny * (scale + math.sqrt(scale) * (query + key)) + rounding.exponentials(s, kind, device)
         if p.bias is not None:
             # Only keys within Λ = 4S + ln s + 100 of the row's top matter; their shifted bias is at most Λ.
             slope, floor = slope + 32 * u, floor + 8 * u * (math.log(s) + _DEAD)
@@ -134,7 +136,8 @@ class Exact(Method):
                 slope += 16 * narrow
         if s == 1:
             slope = floor = 0.0  # one key has all the weight, whatever its logit
-        sums = 2 * products.dot(rounding.tiled_depth(s, p.q.device.type)) + 8 * u + 4 * s * tiny + 1e-40
+        depths = rounding.tiled_depths(s, kind, device, device == "cpu" and many_at_once())
+        sums = sum(map(products.dot, depths)) + 8 * u + 4 * s * tiny + 1e-40
         if kind in (torch.bfloat16, torch.float16):
             # The kernel rounds each weight to the input type before it meets the values.
             sums += rounding.unit(kind) + s * rounding.tiny(kind)
@@ -148,8 +151,12 @@ class Exact(Method):
     def _assumption(self, p: Problem) -> str:
         kind = self.arithmetic(p.q.dtype)
         wide = str(rounding.accumulator(kind)).removeprefix("torch.")
-        tile = rounding.largest_tile(p.q.device.type)
-        return f"the kernel accumulates in {wide}, in tiles of 32 to {tile} keys, with exp right to 64 ulp"
+        if p.q.device.type != "cpu":
+            tiles, right = f"tiles of 32 to {rounding.largest_tile(p.q.device.type)} keys", "64 ulp"
+        else:
+            tiles = "tiles of 512 keys" if kind != torch.float64 and many_at_once() else "any order"
+            right = "2^-12" if kind in (torch.bfloat16, torch.float16) else "64 ulp"
+        return f"the kernel accumulates in {wide}, in {tiles}, with exp right to {right}"
 
     def cost(self, sizes: Sizes) -> Cost:
         z, width = sizes, max(sizes.dim, sizes.value_dim)
@@ -222,13 +229,10 @@ def _fastest(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, causal: bool,
     call = functools.partial(
         scaled_dot_product_attention, attn_mask=mask, is_causal=causal, scale=scale, enable_gqa=grouped
     )
+    if q.device.type == "cpu":
+        return _on_cpu(q, k, v, mask, causal, scale)
     half = q.dtype in (torch.bfloat16, torch.float16)
     if q.device.type != "cuda" or torch.compiler.is_compiling() or q.dtype == torch.float64:
-        # On a CPU there is one fused kernel, and PyTorch takes it. For single queries of heads that share their keys it
-        # takes them as rows of one head far faster than as heads.
-        if grouped and q.shape[2] == 1 and mask is None and not causal and q.device.type == "cpu":
-            rows = q.reshape(q.shape[0], k.shape[1], -1, q.shape[3])
-            return scaled_dot_product_attention(rows, k, v, scale=scale).reshape(*q.shape[:3], v.shape[3])
         return call(q, k, v)
     if mask is None:
         bucket = 1 << (max(q.shape[-2], 1) - 1).bit_length()
@@ -242,6 +246,38 @@ def _fastest(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, causal: bool,
         return call(q, k, v)
     wider = mask.float() if mask is not None and mask.dtype != torch.bool else mask
     return call(q.float(), k.float(), v.float(), attn_mask=wider).to(q.dtype)
+
+
+def _on_cpu(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, causal: bool, scale: float) -> Tensor:
+    """Attention on the one fused kernel that PyTorch has for CPUs, by blocks of at least two rows."""
+    n, grouped = q.shape[2], q.shape[1] != k.shape[1]
+    if grouped and n == 1 and mask is None and not causal:
+        # Siblings are rows of one head: far faster than heads that share their keys.
+        rows = q.reshape(q.shape[0], k.shape[1], -1, q.shape[3])
+        return _on_cpu(rows, k, v, mask, causal, scale).reshape(*q.shape[:3], v.shape[3])
+    q, k, v = (x if x.stride(-1) == 1 else x.contiguous() for x in (q, k, v))
+    # A block of one row is a product of a matrix and a vector: MKL rounds its sums at every few keys, or at each. A
+    # second row, which is cut off again, makes it a product of matrices, which rounds them once in 128 keys or more.
+    height = 256 if n >= 768 else 64 if n >= 192 else 32
+    lone = n % height == 1 and q.dtype == torch.float32
+    if lone:
+        q = torch.cat([q, q[:, :, -1:]], 2)
+        mask = mask if mask is None else torch.cat([mask, mask[:, :, -1:]], 2)
+    out = _fused_on_cpu(q, k, v, mask, causal, scale)
+    return out[:, :, :n] if lone else out
+
+
+def _fused_on_cpu(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, causal: bool, scale: float) -> Tensor:
+    grouped = q.shape[1] != k.shape[1]
+    kind = q.dtype
+    fused = torch.compiler.is_compiling() or SDPBackend.FLASH_ATTENTION.value == torch._fused_sdp_choice(
+        q, k, v, mask, 0.0, causal, scale=scale, enable_gqa=grouped
+    )
+    if not fused:
+        # The kernel does not take masks with gradients, and may be switched off: what is left sums in an unknown order.
+        q, k, v = (x.double() for x in (q, k, v))
+        mask = mask if mask is None or mask.dtype == torch.bool else mask.double()
+    return scaled_dot_product_attention(q, k, v, mask, is_causal=causal, scale=scale, enable_gqa=grouped).to(kind)
 
 
 @functools.cache

@@ -160,7 +160,11 @@ def test_it_answers_as_attend_does() -> None:
     cache.append(k, v)
     q = queries(k, 4)
     mine, theirs = cache.attend(q), avow.attend(q, k, v, enable_gqa=True)
-    assert torch.equal(mine.out, theirs.out) and mine.certificate == theirs.certificate
+    assert torch.equal(mine.out, theirs.out)
+    # The lengths of tokens were rounded up when they came, and the bound is written without its tanh.
+    assert theirs.certificate.bound <= mine.certificate.bound <= 1.01 * theirs.certificate.bound
+    assert mine.certificate.assumptions == theirs.certificate.assumptions
+    assert (mine.certificate.method, mine.certificate.cost) == (theirs.certificate.method, theirs.certificate.cost)
     _, certificate = cache.attend(q, 0.05)
     _, other = avow.attend(q, k, v, enable_gqa=True, method="sparse", tol=0.05)
     assert certificate.parameters == other.parameters and certificate.kind == other.kind

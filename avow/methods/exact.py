@@ -79,30 +79,29 @@ class Exact(Method):
         heads = p.q.shape[1] // max(p.k.shape[1], 1)
         keys = norms.k.amax(-1, keepdim=True).repeat_interleave(heads, 1)  # (b, h, 1)
         reach = norms.q * (abs(p.scale) * keys)  # S_i
-        model = self._model(p, *norms.most[:2])
+        model = self.model(p, *norms.most[:2])
         # 2·tanh(δ/2) for the weights, then what sums, flushing and the output's type add.
         rows = reach.mul_(model.slope / 2).add_(model.floor / 2).tanh_().mul_(2 * model.grown)
         rows.add_(_flushed(_smallest_ceiling(p, norms), model.lost).add_(model.rest))
         seen = sees_any(p.allowed, p.causal, p.q.shape[-2])
         if seen is not None:
             rows = torch.where(seen, rows, 0.0)
-        return Promise("deterministic", rows, assumptions=(self._assumption(p),))
+        return Promise("deterministic", rows, assumptions=(self.assumption(p),))
 
     def foresee(self, problem: Problem, norms: Norms, confidence: float) -> Prospect:
-        if not self._fits(problem, norms):
+        if not self.fits(problem, *norms.most):
             return Prospect(math.inf, "none", True, f"{self.arithmetic(problem.q.dtype)} would overflow")
         query, key, _ = norms.most
-        model = self._model(problem, query, key)
+        model = self.model(problem, query, key)
         delta = abs(problem.scale) * query * key * model.slope + model.floor
         flushed = float(_flushed(_smallest_ceiling(problem, norms), model.lost).amax())
         bound = 2 * math.tanh(delta / 2) * model.grown + model.rest + flushed
         return Prospect(bound * rounding.OUTWARD, "deterministic", True)
 
-    def _fits(self, problem: Problem, norms: Norms) -> bool:
-        """Whether no intermediate result can overflow, whatever order the kernel works in."""
+    def fits(self, problem: Problem, query: float, key: float, value: float) -> bool:
+        """Whether no intermediate result can overflow for norms up to these, whatever order the kernel works in."""
         kind = self.arithmetic(problem.q.dtype)
         limit = rounding.safe(kind)
-        query, key, value = norms.most
         scale = abs(problem.scale)
         if scale > limit or (0 < scale < 1 / limit and kind != torch.float64):
             return False  # the kernel holds the scale in the type, too
@@ -112,14 +111,14 @@ class Exact(Method):
             return False
         return dots <= limit and sums <= limit
 
-    def _model(self, p: Problem, query: float, key: float) -> _Model:
-        """The constants of the bound, for norms of q and k up to these."""
+    def model(self, p: Problem, query: float, key: float, keys: int | None = None) -> Model:
+        """The constants of the bound, for norms of q and k up to these; of so many of the keys where that is said."""
         kind, kept = self.arithmetic(p.q.dtype), p.q.dtype
         wide = rounding.accumulator(kind)
         device = p.q.device.type
         products = rounding.products(kind, device)
         u, tiny = products.u, rounding.tiny(wide)
-        d, s, e = p.q.shape[-1], p.k.shape[-2], p.v.shape[-1]
+        d, s, e = p.q.shape[-1], p.k.shape[-2] if keys is None else keys, p.v.shape[-1]
         scale = abs(p.scale)
         # Growing with the query: the dot product, its scaling, the argument of exp (twice S at most).
         slope = products.dot(d + 8) + 8 * u
@@ -145,10 +144,10 @@ class Exact(Method):
         if kept != wide:
             lost += math.sqrt(e) * rounding.tiny(kept)
             final = rounding.unit(kept)
-        grown = (1 + final) * rounding.OUTWARD
-        return _Model(slope, floor, grown, (sums * (1 + final) + final) * rounding.OUTWARD, lost * rounding.OUTWARD)
+        return Model(slope, floor, sums * rounding.OUTWARD, lost * rounding.OUTWARD, final)
 
-    def _assumption(self, p: Problem) -> str:
+    def assumption(self, p: Problem) -> str:
+        """What the promise rests on."""
         kind = self.arithmetic(p.q.dtype)
         wide = str(rounding.accumulator(kind)).removeprefix("torch.")
         if p.q.device.type != "cpu":
@@ -195,14 +194,23 @@ class Exact(Method):
                 yield method
 
 
-class _Model(NamedTuple):
-    """The bound 2·tanh((slope·S + floor)/2)·grown + rest + lost/ceiling, S the largest logit of a row."""
+class Model(NamedTuple):
+    """The bound (2·tanh((slope·S + floor)/2) + sums)·(1 + final) + final + lost/ceiling, S a row's largest logit."""
 
     slope: float
     floor: float
-    grown: float
-    rest: float
+    sums: float
     lost: float
+    final: float
+    """The unit of the answer's type, where that is narrower than the sums'."""
+
+    @property
+    def grown(self) -> float:
+        return (1 + self.final) * rounding.OUTWARD
+
+    @property
+    def rest(self) -> float:
+        return self.sums * (1 + self.final) + self.final * rounding.OUTWARD
 
 
 def _flushed(ceiling: Tensor, lost: float) -> Tensor:

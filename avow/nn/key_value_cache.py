@@ -20,7 +20,7 @@ from torch import Tensor
 
 from avow.attend import Attended, checked_wishes, exactly
 from avow.certificates import certify
-from avow.contract import Computed, Norms, Problem
+from avow.contract import Certificate, Computed, Norms, Problem
 from avow.errors import DtypeError, FileError, ParameterError, ShapeError
 from avow.maths.fused import NotCompiled
 from avow.maths.norms import check_range, row_norms, slack
@@ -31,6 +31,7 @@ from avow.methods.sparse import NothingToSave, Sparse, Trace
 from avow.nn import cache_file
 from avow.nn.kernel_steps import Held, KernelSteps
 from avow.nn.token_buffers import PARTS, TokenBuffers, wider
+from avow.nn.whole import EXACT, parts_for, plan, whole
 
 # Where more than this share of the tokens would have to be gathered, reading them all in order is as fast.
 _WORTHWHILE = 0.4
@@ -48,6 +49,8 @@ _COSTS = {
 _SHORT = {"cpu": 2**17, "cuda": 2**12}
 # From here on a CPU compiles its look at the sketch, which takes seconds once; without a compiler it does not pay.
 _COMPILED = 2**16
+# Above this a bound of all tokens is left to what knows that no bound is above two.
+_MOST = 0.1
 # After the sketch saved nothing, this many answers at most are exact before it is asked again.
 _LONGEST_PAUSE = 64
 
@@ -80,6 +83,8 @@ class KeyValueCache(TokenBuffers):
     ) -> None:
         super().__init__(key_heads, dim, value_dim, batch, dtype, device, bits, window)
         self._pause, self._left, self._asked = 0, 0, ""
+        self._ratio = 0.6
+        """How long answers were lately, beside the longest value."""
         self._steps = KernelSteps()
 
     @torch.no_grad()
@@ -117,12 +122,14 @@ class KeyValueCache(TokenBuffers):
             if tol is not None and not why and not unfit:
                 held = Held(self._sketch(0), self._lengths(problem, 0), self._extremes[..., 1])
                 return Attended(*self._steps.step(problem, held, tol))
-            norms = self._norms(problem, first)
+            norms = None
             if tol is not None and not why and not problem.empty:
+                norms = self._norms(problem, first)
                 attended, why = self._sparse(problem, norms, first, tol, sure, generator, asked)
                 if attended is not None:
                     return attended if self.device.type == "cpu" else _without_kernels(attended, unfit)
-            return exactly(problem, norms, tol, why)
+            attended = self._whole(problem, tol, why)
+            return attended or exactly(problem, norms or self._norms(problem, first), tol, why)
 
     def save(self, path: str | Path) -> None:
         """Write what the cache holds to a safetensors file, whole or not at all."""
@@ -150,6 +157,7 @@ class KeyValueCache(TokenBuffers):
             for name, x in buffers.items():
                 x[:, :, : tensors[name].shape[2]] = tensors[name].to(cache.device)
             cache._buffers, cache._longest = buffers, tensors["longest"].to(cache.device)
+            cache._found = None
             if cache._position:
                 cache._extremes = wider(cache._extremes, tensors["norms"].to(cache.device))
             if "metric" in tensors:
@@ -203,6 +211,48 @@ class KeyValueCache(TokenBuffers):
         norms = Norms(row_norms(problem.q, "q"), keys, shown, error)
         check_range(*norms.most, problem.scale)
         return norms
+
+    def _whole(self, problem: Problem, tol: float | None, reason: str) -> Attended | None:
+        """The answer from all tokens, by parts, for usual numbers and one query of each head on a CPU; else None."""
+        q, usual = problem.q, torch.backends.cuda.flash_sdp_enabled() and self.window is None
+        if q.shape[2] != 1 or self.device.type != "cpu" or not usual or self.dtype == torch.float64 or problem.empty:
+            return None
+        key, least, value = self._ends
+        norms = row_norms(q, "q")  # (b, h, 1)
+        query = float(norms.amax())
+        check_range(query, key, value, problem.scale)
+        if least <= 1e-9 or self.dim != self.value_dim or not EXACT.fits(problem, query, key, value):
+            return None
+        b, g, s, d = problem.k.shape
+        wanted, factor = _MOST if tol is None else min(tol, _MOST), abs(problem.scale)
+        error = slack(d, self.dtype) + (0.0 if self._wide else 2.0**-22)
+        for parts in dict.fromkeys((parts_for(b * g, s, self.dtype), 1)):
+            made = plan(problem, query, key, least * (1 - error), parts)
+            if made.expected(query * key * factor, self._ratio) <= wanted:
+                break
+        else:
+            return None
+        reach = norms.view(b, g, -1) * (self._longest * factor).unsqueeze(-1)
+        longest = self._extremes[..., 1:] * (1 - error)  # (b, g, 1)
+        found = whole(q, problem.k, problem.v, problem.scale, reach, longest, made)
+        # The next answers are thought to be longer by a quarter at most; where they were not, this one is given anew.
+        bound, self._ratio = float(found.rows.amax()), min(1.0, 1.25 * found.ratio)
+        if not bound <= wanted:
+            self._ratio = 1.0
+            return None
+        assumed, cost = (EXACT.assumption(problem),), EXACT.cost(problem.sizes)
+        certificate = Certificate(
+            EXACT.name,
+            EXACT.parameters,
+            EXACT.target,
+            "deterministic",
+            bound,
+            found.rows,
+            assumptions=assumed,
+            reason=reason,
+            cost=cost,
+        )
+        return Attended(found.out, certificate)
 
     def _lengths(self, problem: Problem, first: int) -> Tensor:
         return self._buffers["norms"][:, :, first : first + problem.k.shape[-2]]

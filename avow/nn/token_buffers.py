@@ -67,6 +67,8 @@ class TokenBuffers:
             batch, key_heads, 1
         )
         """At most the shortest, and at least the longest of all values so far."""
+        self._found: tuple[float, float, float] | None = None
+        """`_ends` where it was asked for since the last token."""
         self._wide = dtype == torch.float64
         """Whether lengths of values need float64."""
         self._buffers = self._room(0)
@@ -122,7 +124,16 @@ class TokenBuffers:
                 buffers[name][:, :, first : first + part.shape[2]] = part
         self._longest = torch.maximum(self._longest, longest.amax(-1))
         self._extremes = wider(self._extremes, lengths)
+        self._found = None
         self._buffers, self._base, self._position, self._wide = buffers, base, after, wide
+
+    @property
+    def _ends(self) -> tuple[float, float, float]:
+        """At least the longest key, at most the shortest value and at least the longest one."""
+        if self._found is None:
+            short, long = self._extremes.flatten(0, 1).unbind(-1)
+            self._found = (float(self._longest.amax()), float(short.amin()), float(long.amax()))
+        return self._found
 
     @property
     def _groups(self) -> int:

@@ -31,7 +31,7 @@ from avow.methods.sparse import NothingToSave, Sparse, Trace
 from avow.nn import cache_file
 from avow.nn.kernel_steps import Held, KernelSteps
 from avow.nn.token_buffers import PARTS, TokenBuffers, wider
-from avow.nn.whole import EXACT, parts_for, plan, whole
+from avow.nn.whole import EXACT, lengths_of, parts_for, plan, whole
 
 # Where more than this share of the tokens would have to be gathered, reading them all in order is as fast.
 _WORTHWHILE = 0.4
@@ -114,11 +114,12 @@ class KeyValueCache(TokenBuffers):
             )
         tol, sure = checked_wishes(tol, confidence)
         asked = method == "sparse"
-        with torch.autocast(self.device.type, enabled=False):
+        cast = torch.is_autocast_enabled(self.device.type)
+        with torch.autocast(self.device.type, enabled=False) if cast else contextlib.nullcontext():
             problem, first = self._problem(q, scale)
             self._learn()
             why = self._why_not(tol, sure, asked)
-            unfit = self._unfit(problem, tol, sure)
+            unfit = "" if why else self._unfit(problem, tol, sure)
             if tol is not None and not why and not unfit:
                 held = Held(self._sketch(0), self._lengths(problem, 0), self._extremes[..., 1])
                 return Attended(*self._steps.step(problem, held, tol))
@@ -217,40 +218,41 @@ class KeyValueCache(TokenBuffers):
         q, usual = problem.q, torch.backends.cuda.flash_sdp_enabled() and self.window is None
         if q.shape[2] != 1 or self.device.type != "cpu" or not usual or self.dtype == torch.float64 or problem.empty:
             return None
-        key, least, value = self._ends
-        norms = row_norms(q, "q")  # (b, h, 1)
-        query = float(norms.amax())
+        b, g, s, d = problem.k.shape
+        known, factor, siblings = self._ends, abs(problem.scale), q.shape[1] // g
+        norms = lengths_of(q, "q")
+        query, key, value, least = max(norms), max(known.keys), max(known.values), known.least
         check_range(query, key, value, problem.scale)
         if least <= 1e-9 or self.dim != self.value_dim or not EXACT.fits(problem, query, key, value):
             return None
-        b, g, s, d = problem.k.shape
-        wanted, factor = _MOST if tol is None else min(tol, _MOST), abs(problem.scale)
-        error = slack(d, self.dtype) + (0.0 if self._wide else 2.0**-22)
+        wanted = _MOST if tol is None else min(tol, _MOST)
+        sure = 1 - slack(d, self.dtype) - (0.0 if self._wide else 2.0**-22)
         for parts in dict.fromkeys((parts_for(b * g, s, self.dtype), 1)):
-            made = plan(problem, query, key, least * (1 - error), parts)
-            if made.expected(query * key * factor, self._ratio) <= wanted:
+            made, twice = plan(problem, query, key, least * sure, parts), 2 if parts > 1 else 1
+            if made.bound(query * key * factor, twice * self._ratio) <= wanted:
                 break
         else:
             return None
-        reach = norms.view(b, g, -1) * (self._longest * factor).unsqueeze(-1)
-        longest = self._extremes[..., 1:] * (1 - error)  # (b, g, 1)
-        found = whole(q, problem.k, problem.v, problem.scale, reach, longest, made)
-        # The next answers are thought to be longer by a quarter at most; where they were not, this one is given anew.
-        bound, self._ratio = float(found.rows.amax()), min(1.0, 1.25 * found.ratio)
+        found = whole(q, problem.k, problem.v, problem.scale, made)
+        own = [length / (known.values[i // siblings] * sure) for i, length in enumerate(found.lengths)] or [0.0] * len(
+            norms
+        )
+        bounds = [made.bound(x * known.keys[i // siblings] * factor, own[i]) for i, x in enumerate(norms)]
+        bound = max(bounds)
+        # The next answers are thought to be no longer than these; where these were too long, they are given anew.
+        self._ratio = min(1.0, 1.02 * max(own) / twice) if bound <= wanted else 1.0
         if not bound <= wanted:
-            self._ratio = 1.0
             return None
-        assumed, cost = (EXACT.assumption(problem),), EXACT.cost(problem.sizes)
         certificate = Certificate(
             EXACT.name,
             EXACT.parameters,
             EXACT.target,
             "deterministic",
             bound,
-            found.rows,
-            assumptions=assumed,
+            torch.tensor(bounds, dtype=torch.float64).view(b, -1, 1),
+            assumptions=(EXACT.assumption(problem),),
             reason=reason,
-            cost=cost,
+            cost=EXACT.cost(problem.sizes),
         )
         return Attended(found.out, certificate)
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
+from typing import NamedTuple
 
 import torch
 from jaxtyping import Float, Float64
@@ -27,6 +28,14 @@ _SHORTEST, _LONGEST = 2.0**-100, 2.0**100
 _ACROSS = ("cpu",)
 
 PARTS = ("codes", "scale", "zero", "radius", "reach")
+
+
+class Ends(NamedTuple):
+    """At least the longest key and the longest value of each head; at most the shortest value of all."""
+
+    keys: list[float]
+    values: list[float]
+    least: float
 
 
 class TokenBuffers:
@@ -67,7 +76,7 @@ class TokenBuffers:
             batch, key_heads, 1
         )
         """At most the shortest, and at least the longest of all values so far."""
-        self._found: tuple[float, float, float] | None = None
+        self._found: Ends | None = None
         """`_ends` where it was asked for since the last token."""
         self._wide = dtype == torch.float64
         """Whether lengths of values need float64."""
@@ -128,11 +137,11 @@ class TokenBuffers:
         self._buffers, self._base, self._position, self._wide = buffers, base, after, wide
 
     @property
-    def _ends(self) -> tuple[float, float, float]:
-        """At least the longest key, at most the shortest value and at least the longest one."""
+    def _ends(self) -> Ends:
+        """What is known of the tokens' lengths, in plain numbers."""
         if self._found is None:
-            short, long = self._extremes.flatten(0, 1).unbind(-1)
-            self._found = (float(self._longest.amax()), float(short.amin()), float(long.amax()))
+            keys, values = self._longest.flatten().tolist(), self._extremes.flatten(0, 1).tolist()
+            self._found = Ends(keys, [longest for _, longest in values], min(shortest for shortest, _ in values))
         return self._found
 
     @property

@@ -16,11 +16,12 @@ import math
 from typing import NamedTuple
 
 import torch
-from jaxtyping import Float, Float32, Float64
+from jaxtyping import Float, Float32
 from torch import Tensor
 
 from avow.contract import Problem
-from avow.maths.rounding import OUTWARD, tiny, unit
+from avow.maths.norms import row_norms
+from avow.maths.rounding import EXP_ULPS, OUTWARD, gamma, tiny, unit
 from avow.methods.exact import Exact
 
 EXACT = Exact()
@@ -33,11 +34,10 @@ _HALF = (torch.bfloat16, torch.float16)
 
 
 class Whole(NamedTuple):
-    """Answers, how far each may be off in units of the longest value, and in that unit the length of the longest."""
+    """Answers, and how long each is, with its parts where there are several: none where they are not rounded."""
 
     out: Float[Tensor, "b h 1 d"]
-    rows: Float64[Tensor, "b h 1"]
-    ratio: float
+    lengths: list[float]
 
 
 class Plan(NamedTuple):
@@ -51,9 +51,9 @@ class Plan(NamedTuple):
     fixed: float
     rounded: float
 
-    def expected(self, reach: float, ratio: float) -> float:
-        """The bound for logits up to `reach` and answers no longer than `ratio`."""
-        return self.slope * reach + self.fixed + self.rounded * ratio * (2 if self.parts > 1 else 1)
+    def bound(self, reach: float, length: float) -> float:
+        """The bound for logits up to `reach`; `length` is that of the answer in units of the longest value."""
+        return self.slope * reach + self.fixed + self.rounded * length
 
 
 def parts_for(heads: int, s: int, dtype: torch.dtype) -> int:
@@ -76,24 +76,32 @@ def plan(problem: Problem, query: float, key: float, least: float, parts: int) -
     rounded = model.final * (1 + 2 * model.final)
     if parts > 1:
         # The logarithm of a part's weights is its largest logit and that of a sum from one to s: an ulp of this, and
-        # one of the result. What it is off counts for the parts' weights, twice.
-        own = 8 * unit(torch.float32) + 8 * s * tiny(torch.float32)
+        # one of the result. What it is off counts for the parts' shares, twice; so do differences, exp and their sum.
+        u, lowest = unit(torch.float32), tiny(torch.float32)
+        own = 16 * u + 8 * s * lowest
         slope, fixed = slope + own, fixed + own * (math.log(s) + 1)
-        fixed += 0.0 if rounded else unit(dtype)
-        lost += 2 * math.sqrt(d) * tiny(dtype)
+        # Shares and parts are multiplied and added in float32.
+        fixed += gamma(2 * EXP_ULPS + 4 * (parts + 1), u) + 4 * parts * lowest
+        lost += 2 * math.sqrt(d) * (tiny(dtype) + (parts + 1) * lowest)
     return Plan(parts, *(x * OUTWARD for x in (slope, fixed + lost / least, rounded)))
 
 
+def lengths_of(rows: Float[Tensor, "*lead d"], name: str) -> list[float]:
+    """Upper bounds on the norms of rows; raises where a number is nan or inf.
+
+    Between two readings of a long cache no code of torch's is in the processor's caches any more: for a few numbers
+    Python's own arithmetic is faster, and right to an ulp.
+    """
+    found = [math.hypot(*row) * (1 + 1e-12) for row in rows.flatten(0, -2).tolist()]
+    if not all(map(math.isfinite, found)):
+        row_norms(rows, name)  # says where
+    return found
+
+
 def whole(
-    q: Float[Tensor, "b h 1 d"],
-    k: Float[Tensor, "b g s d"],
-    v: Float[Tensor, "b g s d"],
-    scale: float,
-    reach: Float64[Tensor, "b g r"],
-    longest: Float64[Tensor, "b g 1"],
-    made: Plan,
+    q: Float[Tensor, "b h 1 d"], k: Float[Tensor, "b g s d"], v: Float[Tensor, "b g s d"], scale: float, made: Plan
 ) -> Whole:
-    """The answers and their bounds: `reach` bounds the logits of each row, `longest` is at most the longest value."""
+    """The answers of one query of each head to all tokens."""
     b, h, _, d = q.shape
     g = k.shape[1]
     rows = q.reshape(b * g, 1, h // g, d)
@@ -104,21 +112,15 @@ def whole(
         out, logs = out[:, :, :1], logs[:, :, :1]
     length = None
     if made.parts > 1:
-        shares, parts = logs.double().softmax(1), out.double()
-        joined = (parts * shares.unsqueeze(-1)).sum(1)  # (b·g, r, d)
+        shares, parts = logs.softmax(1), out
+        joined = (parts * shares.unsqueeze(-1)).sum(1)  # (b·g, r, d), in float32
         out = joined.to(q.dtype)
         if made.rounded:
-            length = (torch.linalg.vector_norm(parts, dim=-1) * shares).sum(1) + torch.linalg.vector_norm(
-                joined, dim=-1
-            )
+            each, all_of = (torch.linalg.vector_norm(x, dim=-1, dtype=torch.float64) for x in (parts, joined))
+            length = (each * shares).sum(1) * (1 + 1e-5) + all_of  # (b·g, r)
     elif made.rounded:
         length = torch.linalg.vector_norm(out, dim=-1, dtype=torch.float64)
-    bounds, ratio = reach * made.slope + made.fixed, 1.0
-    if length is not None:
-        relative = length.view(b, g, -1) / longest
-        bounds.add_(relative, alpha=made.rounded)
-        ratio = float(relative.amax()) / (2 if made.parts > 1 else 1)
-    return Whole(out.reshape(b, h, 1, d), bounds.view(b, h, 1), ratio)
+    return Whole(out.reshape(b, h, 1, d), [] if length is None else length.flatten().tolist())
 
 
 def _parts(

@@ -112,7 +112,7 @@ def whole(
         out, logs = out[:, :, :1], logs[:, :, :1]
     length = None
     if made.parts > 1:
-        shares, parts = logs.softmax(1), out
+        shares, parts = _shares(logs), out
         joined = (parts * shares.unsqueeze(-1)).sum(1)  # (b·g, r, d), in float32
         out = joined.to(q.dtype)
         if made.rounded:
@@ -121,6 +121,17 @@ def whole(
     elif made.rounded:
         length = torch.linalg.vector_norm(out, dim=-1, dtype=torch.float64)
     return Whole(out.reshape(b, h, 1, d), [] if length is None else length.flatten().tolist())
+
+
+def _shares(logs: Float32[Tensor, "h c r"]) -> Float32[Tensor, "h c r"]:
+    """Their softmax over parts, in Python for the same reason as `lengths_of`."""
+    shares = []
+    for head in logs.transpose(1, 2).flatten(0, 1).tolist():
+        top = max(head)
+        weights = [math.exp(x - top) for x in head]
+        total = sum(weights)
+        shares.append([x / total for x in weights])
+    return torch.tensor(shares, dtype=torch.float32).view(logs.shape[0], logs.shape[2], -1).transpose(1, 2)
 
 
 def _parts(

@@ -222,6 +222,18 @@ def test_short_caches_and_those_without_a_sketch_say_why_they_are_exact(monkeypa
     assert certificate.method == "exact" and certificate.reason == "100 tokens are read sooner than chosen among"
 
 
+def test_where_even_few_tokens_would_cost_more_than_all_the_sketch_is_not_asked(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    cache = KeyValueCache(1, 16)
+    cache.append(*tokens(cache, 640))
+    q = queries(cache._buffers["keys"], 2, sharp=6.0)
+    assert cache.attend(q, 0.3).certificate.method == "sparse"
+    monkeypatch.setattr(key_value_cache, "_COSTS", dict.fromkeys(DTYPES, (0.9, 0.0, 3.0)))
+    certificate = cache.attend(q, 0.3).certificate
+    assert certificate.method == "exact" and certificate.reason == "640 tokens are read sooner than chosen among"
+
+
 # Hard numbers
 
 

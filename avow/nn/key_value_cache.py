@@ -20,7 +20,7 @@ from torch import Tensor
 
 from avow.attend import Attended, checked_wishes, exactly
 from avow.certificates import certify
-from avow.contract import Certificate, Computed, Norms, Problem
+from avow.contract import Computed, Norms, Problem
 from avow.errors import DtypeError, FileError, ParameterError, ShapeError
 from avow.maths.fused import NotCompiled
 from avow.maths.norms import check_range, row_norms, slack
@@ -31,26 +31,25 @@ from avow.methods.sparse import NothingToSave, Sparse, Trace
 from avow.nn import cache_file
 from avow.nn.kernel_steps import Held, KernelSteps
 from avow.nn.token_buffers import PARTS, TokenBuffers, wider
-from avow.nn.whole import EXACT, lengths_of, parts_for, plan, whole
+from avow.nn.whole import WholeReads
 
 # Where more than this share of the tokens would have to be gathered, reading them all in order is as fast.
 _WORTHWHILE = 0.4
-# What one query of each head costs a CPU, relative to reading all tokens of a type in order: the look at the sketch,
+# What one query of each head costs a CPU, relative to reading all tokens of a type in parts: the look at the sketch,
 # what comes to that at 65,536 tokens and shrinks with more of them, and all tokens if they were gathered. Fitted to
-# whole calls by `python -m benchmarks.cache --force` (two threads of a Xeon at 2.8 GHz, 64 dimensions, three siblings);
-# float64 is taken for float32, and float16 for bfloat16.
+# whole calls with `method="sparse"` beside those that read everything (two threads of a Xeon at 2.8 GHz, 64 dimensions,
+# three siblings); float64 is taken for float32, and float16 for bfloat16.
 _COSTS = {
-    torch.float64: (0.33, 0.67, 2.0),
-    torch.float32: (0.33, 0.67, 2.0),
-    torch.bfloat16: (0.4, 0.85, 3.0),
-    torch.float16: (0.4, 0.85, 3.0),
+    torch.float64: (0.45, 0.35, 2.7),
+    torch.float32: (0.45, 0.35, 2.7),
+    torch.bfloat16: (0.75, 0.5, 3.3),
+    torch.float16: (0.75, 0.5, 3.3),
 }
-# Caches of fewer tokens are read in full sooner than they are looked at.
+# Caches of fewer tokens are read in full sooner than they are looked at, and those where even this share is too much.
+_FEW = 0.05
 _SHORT = {"cpu": 2**17, "cuda": 2**12}
 # From here on a CPU compiles its look at the sketch, which takes seconds once; without a compiler it does not pay.
 _COMPILED = 2**16
-# Above this a bound of all tokens is left to what knows that no bound is above two.
-_MOST = 0.1
 # After the sketch saved nothing, this many answers at most are exact before it is asked again.
 _LONGEST_PAUSE = 64
 
@@ -83,9 +82,7 @@ class KeyValueCache(TokenBuffers):
     ) -> None:
         super().__init__(key_heads, dim, value_dim, batch, dtype, device, bits, window)
         self._pause, self._left, self._asked = 0, 0, ""
-        self._ratio = 0.6
-        """How long answers were lately, beside the longest value."""
-        self._steps = KernelSteps()
+        self._reads, self._steps = WholeReads(), KernelSteps()
 
     @torch.no_grad()
     def attend(
@@ -214,47 +211,12 @@ class KeyValueCache(TokenBuffers):
         return norms
 
     def _whole(self, problem: Problem, tol: float | None, reason: str) -> Attended | None:
-        """The answer from all tokens, by parts, for usual numbers and one query of each head on a CPU; else None."""
-        q, usual = problem.q, torch.backends.cuda.flash_sdp_enabled() and self.window is None
-        if q.shape[2] != 1 or self.device.type != "cpu" or not usual or self.dtype == torch.float64 or problem.empty:
+        """The answer from all tokens by parts, where these serve."""
+        if self.device.type != "cpu" or self.window is not None or problem.empty:
             return None
-        b, g, s, d = problem.k.shape
-        known, factor, siblings = self._ends, abs(problem.scale), q.shape[1] // g
-        norms = lengths_of(q, "q")
-        query, key, value, least = max(norms), max(known.keys), max(known.values), known.least
-        check_range(query, key, value, problem.scale)
-        if least <= 1e-9 or self.dim != self.value_dim or not EXACT.fits(problem, query, key, value):
-            return None
-        wanted = _MOST if tol is None else min(tol, _MOST)
-        sure = 1 - slack(d, self.dtype) - (0.0 if self._wide else 2.0**-22)
-        for parts in dict.fromkeys((parts_for(b * g, s, self.dtype), 1)):
-            made, twice = plan(problem, query, key, least * sure, parts), 2 if parts > 1 else 1
-            if made.bound(query * key * factor, twice * self._ratio) <= wanted:
-                break
-        else:
-            return None
-        found = whole(q, problem.k, problem.v, problem.scale, made)
-        own = [length / (known.values[i // siblings] * sure) for i, length in enumerate(found.lengths)] or [0.0] * len(
-            norms
-        )
-        bounds = [made.bound(x * known.keys[i // siblings] * factor, own[i]) for i, x in enumerate(norms)]
-        bound = max(bounds)
-        # The next answers are thought to be no longer than these; where these were too long, they are given anew.
-        self._ratio = min(1.0, 1.02 * max(own) / twice) if bound <= wanted else 1.0
-        if not bound <= wanted:
-            return None
-        certificate = Certificate(
-            EXACT.name,
-            EXACT.parameters,
-            EXACT.target,
-            "deterministic",
-            bound,
-            torch.tensor(bounds, dtype=torch.float64).view(b, -1, 1),
-            assumptions=(EXACT.assumption(problem),),
-            reason=reason,
-            cost=EXACT.cost(problem.sizes),
-        )
-        return Attended(found.out, certificate)
+        error = slack(self.value_dim, self.dtype) + (0.0 if self._wide else 2.0**-22)
+        found = self._reads.attend(problem, self._ends, error, tol, reason)
+        return None if found is None else Attended(*found)
 
     def _lengths(self, problem: Problem, first: int) -> Tensor:
         return self._buffers["norms"][:, :, first : first + problem.k.shape[-2]]
@@ -267,7 +229,7 @@ class KeyValueCache(TokenBuffers):
             return "the cache keeps no sketch"
         if always:
             return ""
-        if self.length < _SHORT["cpu" if self.device.type == "cpu" else "cuda"]:
+        if self.length < _SHORT["cpu" if self.device.type == "cpu" else "cuda"] or self._price(_FEW) > 1:
             return f"{self.length} tokens are read sooner than chosen among"
         asked = f"{tol:g} {confidence:g}"
         if asked != self._asked:
@@ -277,6 +239,11 @@ class KeyValueCache(TokenBuffers):
             return "whether the sketch saves anything again is not known yet" if waits else ""
         self._left -= 1
         return f"the sketch saved nothing lately; it is asked again after {self._left} more"
+
+    def _price(self, share: float) -> float:
+        """About what an answer from a share of the tokens costs, relative to one from all of them."""
+        look, more, gathered = _COSTS[self.dtype] if self.device.type == "cpu" else (0.0, 0.0, 1 / _WORTHWHILE)
+        return look + more * 2**16 / self.length + gathered * share
 
     def _learn(self) -> None:
         """Takes note of the last step by kernels that is known to be done."""
@@ -365,8 +332,7 @@ class KeyValueCache(TokenBuffers):
             hidden,
             compiled=self.device.type == "cpu" and self.length >= _COMPILED,
         )
-        look, more, gathered = _COSTS[self.dtype] if self.device.type == "cpu" else (0.0, 0.0, 1 / _WORTHWHILE)
-        if not always and look + more * 2**16 / s + gathered * skim.share > 1:
+        if not always and self._price(skim.share) > 1:
             raise NothingToSave(skim.share)
         found = skim.read()
         unit, read, lost = (

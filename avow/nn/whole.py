@@ -19,18 +19,75 @@ import torch
 from jaxtyping import Float, Float32
 from torch import Tensor
 
-from avow.contract import Problem
-from avow.maths.norms import row_norms
+from avow.contract import Certificate, Problem
+from avow.maths.norms import check_range, row_norms
 from avow.maths.rounding import EXP_ULPS, OUTWARD, gamma, tiny, unit
 from avow.methods.exact import Exact
+from avow.nn.token_buffers import Ends
 
-EXACT = Exact()
+_EXACT = Exact()
 
 # Parts are no shorter than this, and in half precision, where weights below its range vanish, no longer than that.
 _SHORTEST, _LONGEST = 4096, 65536
 # The share of the time that threads may idle.
 _IDLE = 0.06
+# Above this a bound is left to the general way, which knows that none is above two; so are values shorter than that.
+_MOST, _FAINT = 0.1, 1e-9
 _HALF = (torch.bfloat16, torch.float16)
+
+
+class WholeReads:
+    """Answers from all tokens with certificates, for one query of each head and usual numbers."""
+
+    def __init__(self) -> None:
+        self._ratio = 0.6
+        """How long answers were lately, beside the longest value."""
+
+    def attend(
+        self, problem: Problem, known: Ends, error: float, tol: float | None, reason: str
+    ) -> tuple[Tensor, Certificate] | None:
+        """The answers, and what is promised of them; None where the general way serves better.
+
+        Lengths in `known` may be above the true ones by `error`, relatively.
+        """
+        q, (b, g, s, _) = problem.q, problem.k.shape
+        if q.shape[2] != 1 or q.dtype == torch.float64 or q.shape[3] != problem.v.shape[3]:
+            return None
+        norms, factor, siblings = lengths_of(q, "q"), abs(problem.scale), q.shape[1] // g
+        query, key, value, least = max(norms), max(known.keys), max(known.values), known.least
+        check_range(query, key, value, problem.scale)
+        usual = least > _FAINT and torch.backends.cuda.flash_sdp_enabled()
+        if not usual or not _EXACT.fits(problem, query, key, value):
+            return None
+        wanted = _MOST if tol is None else min(tol, _MOST)
+        for parts in dict.fromkeys((parts_for(b * g, s, q.dtype), 1)):
+            made, twice = plan(problem, query, key, least * (1 - error), parts), 2 if parts > 1 else 1
+            if made.bound(query * key * factor, twice * self._ratio) <= wanted:
+                break
+        else:
+            return None
+        found = whole(q, problem.k, problem.v, problem.scale, made)
+        longest = [x * (1 - error) for x in known.values]
+        lengths = [x / longest[i // siblings] for i, x in enumerate(found.lengths)] or [0.0] * len(norms)
+        bounds = [made.bound(x * known.keys[i // siblings] * factor, lengths[i]) for i, x in enumerate(norms)]
+        # The next answers are thought to be no longer than these; where these were too long, they are given anew.
+        kept = max(bounds) <= wanted
+        self._ratio = min(1.0, 1.02 * max(lengths) / twice) if kept else 1.0
+        return (found.out, _certificate(problem, bounds, reason)) if kept else None
+
+
+def _certificate(problem: Problem, bounds: list[float], reason: str) -> Certificate:
+    return Certificate(
+        _EXACT.name,
+        _EXACT.parameters,
+        _EXACT.target,
+        "deterministic",
+        max(bounds),
+        torch.tensor(bounds, dtype=torch.float64).view(problem.q.shape[0], -1, 1),
+        assumptions=(_EXACT.assumption(problem),),
+        reason=reason,
+        cost=_EXACT.cost(problem.sizes),
+    )
 
 
 class Whole(NamedTuple):
@@ -69,7 +126,7 @@ def parts_for(heads: int, s: int, dtype: torch.dtype) -> int:
 def plan(problem: Problem, query: float, key: float, least: float, parts: int) -> Plan:
     """So many parts, for norms of q and k up to these and no value shorter than `least`."""
     s, d, dtype = problem.k.shape[2], problem.q.shape[3], problem.q.dtype
-    model = EXACT.model(problem, query, key, -(-s // parts))
+    model = _EXACT.model(problem, query, key, -(-s // parts))
     # 2·tanh(δ/2) ≤ δ for the weights.
     slope, fixed, lost = model.slope, model.floor + model.sums, model.lost
     # An answer in half precision is relative to one that was rounded already.

@@ -33,6 +33,8 @@ _SHORTEST, _LONGEST = 4096, 65536
 _IDLE = 0.06
 # Above this a bound is left to the general way, which knows that none is above two; so are values shorter than that.
 _MOST, _FAINT = 0.1, 1e-9
+# By how much the memory of long answers fades with each.
+_FORGET = 0.97
 _HALF = (torch.bfloat16, torch.float16)
 
 
@@ -70,9 +72,10 @@ class WholeReads:
         longest = [x * (1 - error) for x in known.values]
         lengths = [x / longest[i // siblings] for i, x in enumerate(found.lengths)] or [0.0] * len(norms)
         bounds = [made.bound(x * known.keys[i // siblings] * factor, lengths[i]) for i, x in enumerate(norms)]
-        # The next answers are thought to be no longer than these; where these were too long, they are given anew.
+        # The next answers are thought to be no longer than these, or than others lately; where these were too long they
+        # are given anew, which for a dozen answers or so is not risked again.
         kept = max(bounds) <= wanted
-        self._ratio = min(1.0, 1.02 * max(lengths) / twice) if kept else 1.0
+        self._ratio = min(1.0, max(1.02 * max(lengths) / twice, _FORGET * self._ratio)) if kept else 1.0
         return (found.out, _certificate(problem, bounds, reason)) if kept else None
 
 

@@ -2,7 +2,14 @@
 
 from __future__ import annotations
 
-STYLE = """
+from importlib import resources
+
+# How one claim looks, here and in the lab.
+ARTICLE = (resources.files("avow.report") / "article.css").read_text(encoding="utf-8")
+
+STYLE = (
+    ARTICLE
+    + """
 html { scroll-padding-top: 1rem; }
 a { color: inherit; text-decoration-color: var(--line); text-underline-offset: .2em; }
 a:hover { text-decoration-color: currentColor; }
@@ -16,28 +23,8 @@ a:hover { text-decoration-color: currentColor; }
 article { border: 1px solid var(--line); border-radius: .7rem; padding: 1rem 1.2rem 1.1rem; margin: 1rem 0; }
 article:target { border-color: var(--soft); }
 article header { display: flex; flex-wrap: wrap; gap: .2rem .7rem; align-items: center; }
-h3 { font-size: 1rem; margin: 0; font-family: ui-monospace, monospace; font-weight: 600; }
 h3 a { text-decoration: none; }
-h4 { font-size: .8rem; margin: 1.1rem 0 .2rem; color: var(--soft); font-weight: 600; }
-article > p { max-width: 50rem; }
-.says { font-size: 1.06rem; margin: .45rem 0; }
-li math, .facts math { font-size: 1rem; }
-.instead { border-left: 3px solid var(--corrected); padding-left: 1rem; margin: .8rem 0; }
-.instead h4 { margin-top: 0; color: var(--corrected); }
-ul, ol { margin: .2rem 0; padding-left: 1.3rem; max-width: 52rem; }
-summary { cursor: pointer; font-size: .92rem; margin-top: 1rem; }
-ol.steps > li { margin: .45rem 0; }
-.kind { font-size: .78rem; color: var(--soft); border: 1px solid var(--line); border-radius: .3rem; padding: 0 .35rem;
-  margin-right: .2rem; white-space: nowrap; }
-.facts { color: var(--soft); font-size: .85rem; overflow-x: auto; overflow-wrap: anywhere; }
-.facts span { margin-right: 1rem; }
-.broken { list-style: none; padding: 0; font-size: .92rem; }
-.trouble { color: var(--refuted); }
 .figure { height: 20rem; }
-.caption { font-weight: 600; margin-top: 1rem; }
-article td.wordy { white-space: normal; min-width: 14rem; }
-article td, article th { text-align: left; }
-footer { margin-top: 1rem; font-size: .85rem; color: var(--soft); }
 @media (max-width: 40rem) {
   .wide { display: none; }
   article { padding: .8rem .8rem 1rem; }
@@ -50,6 +37,7 @@ footer { margin-top: 1rem; font-size: .85rem; color: var(--soft); }
 [hidden] { display: none; }
 @media print { .filters { display: none; } article { break-inside: avoid; } }
 """
+)
 
 FILTER = """
 const topic = document.getElementById("topic"), verdicts = [...document.querySelectorAll("button[data-verdict]")];

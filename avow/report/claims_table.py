@@ -11,7 +11,7 @@ from rich.text import Text
 
 from avow.claims.claim import Claim, Finding, Verdict
 from avow.report import charts, words
-from avow.report.claims_page import fact_told
+from avow.report.claims_article import fact_told
 
 _COLOURS: dict[Verdict, str] = {
     "proved": "green",

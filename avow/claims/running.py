@@ -41,6 +41,19 @@ def run(
     return _reported(asked, _all(asked, seconds_each, workers, tell, sabotage))
 
 
+def judged_after_needs(one: Claim, judge: Callable[[Claim], Finding] = Claim.judge) -> Finding:
+    """What comes of one claim, judged in this process after those it needs: for who may end the process."""
+    agenda = _Agenda({one.id: one})
+    found: dict[str, Finding] = {}
+    while one.id not in found:
+        news = list(agenda.hopeless())
+        if not news:
+            news = [judge(agenda.begin())] if agenda.ready else list(agenda.circular())
+            agenda.done(news[0])
+        found |= {finding.claim.id: finding for finding in news}
+    return found[one.id]
+
+
 def _reported(asked: dict[str, Claim], everything: Generator[Finding]) -> Iterator[Finding]:
     """Of everything that was found, what was asked for; who stops listening ends the workers too."""
     with contextlib.closing(everything):

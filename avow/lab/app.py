@@ -25,6 +25,8 @@ from avow.lab.uploads import Shelf
 # A preview that does not come at once is of no use.
 _PREVIEW_SECONDS = 5.0
 _PROOFS_AT_A_TIME = 2
+# Answers that a page lets the server keep; the oldest goes first.
+_MOST_KEPT = 256
 
 
 def build(port: int, token: str, package: str = PACKAGE) -> ASGIApp:
@@ -74,11 +76,15 @@ def _shown(page: Page, pages: list[Page], token: str) -> Callable[[], Coroutine[
 
 def _computed(page: Page, what: str, crew: Crew, shelf: Shelf) -> Callable[..., Coroutine[Any, Any, Response]]:
     seconds = min(page.seconds, _PREVIEW_SECONDS) if what == "preview" else page.seconds
+    known: dict[str, Any] = {}
 
     async def compute(request: Request, inputs: Inputs) -> Response:
         handle = getattr(inputs, "file", None) if page.takes_files else None
         file = (handle, shelf.get(handle)) if handle else None
         question = {"page": page.name, "what": what, "inputs": inputs.model_dump(mode="json")}
+        name = inputs.model_dump_json()
+        if name in known:
+            return Told(known[name])
         asked = asyncio.ensure_future(crew.ask(question, seconds, file))
         gone = asyncio.ensure_future(_gone(request))
         try:
@@ -86,6 +92,10 @@ def _computed(page: Page, what: str, crew: Crew, shelf: Shelf) -> Callable[..., 
             if not asked.done():
                 return Response(status_code=499)  # nobody will read it
             answer = asked.result()
+            if page.kept and "error" not in answer:
+                known[name] = answer
+                if len(known) > _MOST_KEPT:
+                    del known[next(iter(known))]
             return Told(answer, 422 if "error" in answer else 200)
         finally:
             gone.cancel()

@@ -86,6 +86,8 @@ class Page:
     presets: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     seconds: float = 20.0
     takes_files: bool = False
+    # Whether the server keeps answers for its life: for pages whose answers depend on the inputs alone and take long.
+    kept: bool = False
 
 
 @functools.cache

@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 from importlib import resources
 
+from avow.report.claims_style import ARTICLE
 from avow.report.document import STYLE, THEMED
 
 TYPES = {"js": "text/javascript", "css": "text/css"}
@@ -18,4 +19,4 @@ def static_files() -> dict[str, str]:
         for item in (resources.files("avow.lab") / "static").iterdir()
         if item.name.rpartition(".")[2] in TYPES
     }
-    return found | {"style.css": STYLE, "themed.js": THEMED}
+    return found | {"style.css": STYLE, "themed.js": THEMED, "article.css": ARTICLE}

@@ -149,6 +149,7 @@ async function upload() {
 
 function trouble(error) {
   at("trouble").hidden = !error;
+  own.trouble?.(error);
   if (error) at("trouble").textContent = `${error.name}${error.value ? " = " + error.value : ""} ${error.rule}; ${error.remedy}`;
 }
 

@@ -1,0 +1,193 @@
+"""The ledger: every claim with its verdict, its evidence and its picture, and a search that tries to break it."""
+
+from __future__ import annotations
+
+import dataclasses
+import difflib
+import functools
+from typing import Any, Literal
+
+from avow.chart import Table
+from avow.claims import Claim, Finding, catalogue
+from avow.claims.claim import as_json
+from avow.claims.hunting import MOST_CASES, STATED, Outcome, hunted, variants
+from avow.claims.hunts import HUNTS
+from avow.claims.running import judged_after_needs
+from avow.errors import ParameterError
+from avow.lab.page import Answer, Inputs, Page, control
+from avow.report import charts, words
+from avow.report.claims_article import judged, stated
+
+_FIRST = "softmax-perturbation"
+# Where the page of another claim is: the script takes links that begin so.
+_LINK = "/claims?claim={}"
+# A search ends by itself before the page's limit would end its process.
+_SEARCH_SECONDS = 10.0
+# Balls of 128 bits that still hold zero below this: the two sides agree.
+_AGREES = 1e-30
+
+
+class Asked(Inputs):
+    verdict: Literal["every", "proved", "corrected", "refuted", "supported", "not applicable"] = control(
+        "every", "Verdict"
+    )
+    topic: Literal[
+        "every", "softmax", "queries", "heads", "efficient", "costs", "relu", "dynamics", "lemmas", "neighbours"
+    ] = control("every", "Topic")
+    claim: str = control(_FIRST, "Claim", longest=60, quiet=True)
+    variant: str = control(STATED, "What is attacked", longest=80, quiet=True)
+    hunt: bool = control(False, "Search", quiet=True)
+    cases: int = control(2000, "Cases to try at most", low=100, high=MOST_CASES, log=True)
+    seed: int = control(0, "Seed of what is drawn", low=0, high=99)
+
+
+def preview(inputs: Asked) -> Answer:
+    """The ledger as a list, and what the chosen claim says; nothing is judged yet."""
+    claim = _chosen(inputs.claim)
+    return {
+        "ledger": [{"id": one.id, "topic": one.topic, "plain": one.plain} for one in catalogue().values()],
+        "claim": {
+            "id": claim.id,
+            "html": stated(claim),
+            "variants": variants(claim) if claim.id in HUNTS else [],
+            "broken": len(claim.sabotage),
+        },
+        "facts": _facts(claim),
+    }
+
+
+def verdict(inputs: Asked) -> Answer:
+    """The ledger's verdict on the chosen claim, computed now, with all its evidence; and the search, if asked for."""
+    claim = _chosen(inputs.claim)
+    finding = _found(claim.id)
+    figures: dict[str, Any] = {}
+    attack: dict[str, Any] | None = None
+    if inputs.hunt:
+        finding = dataclasses.replace(finding, sabotages=_sabotages(claim.id))
+        attack = _attacked(claim, finding, inputs)
+    html = judged(finding, figures, set(catalogue()), _LINK)
+    tone = finding.verdict if finding.verdict in ("proved", "refuted", "corrected", "supported") else "none"
+    return {
+        "id": claim.id,
+        "html": html,
+        "figures": figures,
+        "attack": attack,
+        "facts": _facts(claim, finding),
+        "verdict": {"tone": tone, "word": finding.verdict, "says": _says(finding), "steps": []},
+    }
+
+
+def _chosen(id: str) -> Claim:
+    known = catalogue()
+    if id not in known:
+        near = difflib.get_close_matches(id, known)
+        raise ParameterError(
+            "claim", repr(id), "is not known", f"did you mean {' or '.join(near)}?" if near else "choose from the list"
+        )
+    return known[id]
+
+
+@functools.cache
+def _judged(id: str) -> Finding:
+    return _chosen(id).judge()
+
+
+@functools.cache
+def _found(id: str) -> Finding:
+    """What came of a claim, after those it needs, with its picture."""
+    finding = judged_after_needs(_chosen(id), lambda one: _judged(one.id))
+    drawn = finding.claim.picture
+    return finding if drawn is None else dataclasses.replace(finding, picture=as_json(drawn().plain()))
+
+
+@functools.cache
+def _sabotages(id: str) -> dict[str, bool]:
+    claim = _chosen(id)
+    return {} if claim.not_applicable() else {name: claim.judge_sabotage(name).rejected for name in claim.sabotage}
+
+
+_SAID = {
+    "proved": "What the statement says holds for everything it speaks of.",
+    "refuted": "There is a counterexample, evaluated rigorously.",
+    "corrected": "False as stated; what is true instead is proved.",
+    "supported": "Nothing was found against it, which is no proof.",
+    "no verdict": "The check did not come to an end.",
+    "not applicable": "It speaks of a package that is not installed here.",
+}
+
+
+def _says(finding: Finding) -> str:
+    said = _SAID[finding.verdict]
+    return said if finding.as_recorded else f"{said} It is recorded as {finding.claim.expected}."
+
+
+def _facts(claim: Claim, finding: Finding | None = None) -> list[dict[str, str]]:
+    facts = [_fact("Topic", claim.topic), _fact("Recorded verdict", claim.expected, "as the catalogue has it")]
+    if finding is not None:
+        kinds = ", ".join(finding.kinds) or "none"
+        facts.append(_fact("Judged just now", finding.verdict, f"in {words.seconds(finding.seconds)}, by {kinds}"))
+    return facts
+
+
+def _fact(label: str, value: str, about: str = "") -> dict[str, str]:
+    return {"label": label, "value": value, "about": about}
+
+
+def _attacked(claim: Claim, finding: Finding, inputs: Asked) -> dict[str, Any]:
+    """What came of the attack, in words."""
+    rejected = sum(finding.sabotages.values())
+    checked = f"The ledger's own check rejects {rejected} of {len(finding.sabotages)} variants broken on purpose."
+    if claim.id not in HUNTS:
+        says = "It speaks of symbols, programs or laws, not of numbers that could be drawn at random."
+        return {"tone": "none", "word": "nothing to draw", "says": f"{says} {checked}", "html": ""}
+    found = hunted(claim, HUNTS[claim.id], inputs.variant, inputs.cases, inputs.seed, _SEARCH_SECONDS)
+    word, says = _told(found)
+    return {
+        "tone": "refuted" if found.broken else "none",
+        "word": word,
+        "says": f"{says} {checked}",
+        "html": charts.html_table(_case(found)),
+    }
+
+
+def _told(found: Outcome) -> tuple[str, str]:
+    tried = f"{found.tried:,} case{'' if found.tried == 1 else 's'}"
+    if found.broken:
+        says = f"Broken by case {found.tried:,}: by {found.excess:.3g}, for certain, since balls were used."
+        return "counterexample", says
+    early = f" The time was up: {found.budget:,} were asked for." if found.tried < found.budget else ""
+    near = (
+        "The nearest miss meets it with equality."
+        if abs(found.excess) < _AGREES
+        else f"The nearest miss was {-found.excess:.3g} away."
+    )
+    moral = "That proves nothing: a search sees points, and the statement speaks of all of them."
+    return "none found", f"{tried} tried, and none breaks it. {near}{early} {moral}"
+
+
+def _case(found: Outcome) -> Table:
+    name = "The counterexample" if found.broken else "The nearest miss"
+    return Table(name, tuple(found.case), [[f"{float(x):g}" for x in found.case.values()]])
+
+
+PAGE = Page(
+    name="claims",
+    title="Claims",
+    summary="What is said of attention, each statement judged by a machine as you watch. Try to break one.",
+    order=30,
+    inputs=Asked,
+    preview=preview,
+    verdict=verdict,
+    body="""<div id="filters"></div>
+<p id="count" class="soft" aria-live="polite"></p>
+<ul id="ledger" aria-label="Claims"></ul>
+<article id="claim" aria-live="off"><h2 id="name"></h2><div id="stated"></div><div id="judged"></div></article>
+<section id="hunt" class="card" aria-label="Try to break it"><div class="role"><strong>Try to break it</strong>
+<span id="caught" class="badge" hidden></span></div>
+<fieldset id="variants"><legend>What is attacked</legend></fieldset>
+<div id="budget"></div>
+<button type="button" id="attack">Search for a counterexample</button>
+<p id="outcome" aria-live="polite"></p><div id="case"></div></section>""",
+    seconds=40.0,
+    kept=True,
+)

@@ -128,6 +128,20 @@ def relu_piecewise(
     )
 
 
+def chain(
+    curve: Curve, interval: tuple[Number, Number], eps: Number, most: int = MOST_UNITS
+) -> list[tuple[float, float]]:
+    """Where the lines of a network within about `eps` would meet, in float64: a sketch, nothing of it proved.
+
+    One unit a line, as `relu_piecewise` first tries it; more than `most` of them are refused.
+    """
+    low, high = checked_interval("relu_piecewise", interval)
+    band = AIMS[0] * float(checked_eps("relu_piecewise", eps))
+    knots = _knots(curve, float(low), float(high), band, most)
+    xs, rises = (np.array(column) for column in zip(*knots, strict=True))
+    return list(zip(xs.tolist(), (curve.values(xs) + rises).tolist(), strict=True))
+
+
 def distance(curve: Curve, lines: Sequence[Piece]) -> float:
     """A float that the distance of a function from some lines exceeds nowhere; hardly larger than it need be."""
     counter = itertools.count()
@@ -190,15 +204,15 @@ def _stationary(curve: Curve, low: arb, high: arb, tilt: arb) -> arb:
     return guess if low <= guess and guess <= high else ((low + high) / 2).mid()
 
 
-def _knots(curve: Curve, low: float, high: float, band: float) -> list[tuple[float, float]]:
+def _knots(curve: Curve, low: float, high: float, band: float, most: int = MOST_UNITS) -> list[tuple[float, float]]:
     """Where lines meet, and how far above the function: each line reaches as far as `band` lets it."""
     starts = [(low, rise) for rise in (0.0, -band, band)]
     firsts = [(start, _reached(curve, start, high, (high - low) / 1024, band)) for start in starts]
     knots = [*max(firsts, key=lambda line: line[1][0])]
     while knots[-1][0] < high:
-        if len(knots) > MOST_UNITS:
+        if len(knots) > most:
             raise ParameterError(
-                "relu_piecewise: eps", f"{band:.2g}", f"needs more than {MOST_UNITS:,} units", "give a larger eps"
+                "relu_piecewise: eps", f"{band:.2g}", f"needs more than {most:,} units", "give a larger eps"
             )
         knots.append(_reached(curve, knots[-1], high, knots[-1][0] - knots[-2][0], band))
     return knots

@@ -4,7 +4,7 @@ import {element, move, start, value} from "./lab.js";
 const at = id => document.getElementById(id), box = name => document.querySelector(`[data-name=${name}]`);
 const token = document.querySelector("meta[name=avow-token]").content;
 const rows = new Map(), verdicts = new Map();
-let judging = false, shown = "";
+let judging = false, shown = "", drawn = "";
 
 // The claim stands between its verdict and its facts, and controls stand where they work.
 at("verdict").after(at("claim"), at("hunt"));
@@ -15,7 +15,7 @@ start({
   preview(answer) {
     list(answer.ledger);
     const {id, html, variants} = answer.claim;
-    if (id !== shown) at("judged").replaceChildren();
+    if (id !== shown) at("judged").innerHTML = drawn = "";
     shown = id;
     at("name").textContent = id;
     at("stated").innerHTML = html;
@@ -25,7 +25,7 @@ start({
   },
   verdict(answer) {
     judged(answer);
-    at("judged").innerHTML = answer.html;
+    if (answer.html !== drawn) at("judged").innerHTML = drawn = answer.html;
     at("attack").disabled = false;
     told(answer.attack);
     setTimeout(judgeAll, 1500);

@@ -190,7 +190,7 @@ function draw(id) {
   waiting.set(id, setTimeout(async () => {
     await plotly();
     const figure = figures.get(id);
-    Plotly.react(id, figure.data, themed(figure.layout), CONFIG);
+    if (at(id)) Plotly.react(id, figure.data, themed(figure.layout), CONFIG);
   }, CALM));
 }
 

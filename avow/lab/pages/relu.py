@@ -1,0 +1,242 @@
+"""The ReLU builder: x², or a formula of the reader's, from a few units, with the error that is proved."""
+
+from __future__ import annotations
+
+import functools
+from typing import Any, Literal
+
+import numpy as np
+import torch
+
+from avow.chart import Chart
+from avow.cli.formula import parse
+from avow.constructions import relu_piecewise, relu_square
+from avow.constructions.construction import Proof
+from avow.constructions.relu_curves import Curve, chain, curve_of
+from avow.constructions.relu_network import ReluNetwork
+from avow.errors import InputError, ParameterError, ToleranceUnreachable
+from avow.lab.page import Answer, Inputs, Page, control
+from avow.report.charts import figure
+
+# What a preview can follow while a slider moves.
+_MOST_UNITS = 400
+_POINTS = 1601
+# Tolerances at which units are counted for the figure of units against error.
+_TOLERANCES = (0.1, 0.03, 0.01, 0.003, 0.001)
+
+_OWN = {"follow": ("a formula",)}
+_SQUARE = {"follow": ("x² on [0, 1]",)}
+
+
+class Built(Inputs):
+    follow: Literal["x² on [0, 1]", "a formula"] = control("x² on [0, 1]", "What to follow")
+    formula: str = control(
+        "sin(3*x)",
+        "A formula in x",
+        longest=400,
+        about="+ - * / **, exp, log, sqrt, sin, cos, tan, atan, sinh, cosh, tanh, pi, e. It is read, never run.",
+        when=_OWN,
+    )
+    start: float = control(0.0, "From", low=-10, high=10, step=0.1, when=_OWN)
+    end: float = control(3.0, "To", low=-10, high=10, step=0.1, when=_OWN)
+    within: float = control(0.03, "ε: the error allowed", low=1e-4, high=0.3, log=True, when=_OWN)
+    layers: Literal["one", "many"] = control("one", "Hidden layers", when=_SQUARE)
+    eps: float = control(0.01, "ε: the error allowed", low=1e-6, high=0.1, log=True, when=_SQUARE)
+
+
+def preview(inputs: Built) -> Answer:
+    """The network against what it follows, its units, and its error as float64 sees it at some points."""
+    if inputs.follow == "a formula":
+        return _checked(inputs, lambda: _sketched(inputs))
+    made = _square(inputs.eps, inputs.layers == "many")
+    x = np.linspace(0.0, 1.0, _POINTS)
+    return _drawn(inputs, "x²", x, x * x, _values(made, x), [len(bias) for _, bias in made.layers[:-1]]) | {
+        "facts": [*_units(inputs), _measured(x * x, _values(made, x))]
+    }
+
+
+def verdict(inputs: Built) -> Answer:
+    """The weights that are returned, proved: in fractions for x², in balls for a formula."""
+    if inputs.follow == "a formula":
+        return _checked(inputs, lambda: _proved(inputs, _network(inputs)))
+    return _proved(inputs, _square(inputs.eps, inputs.layers == "many"))
+
+
+def _proved(inputs: Built, made: ReluNetwork) -> Answer:
+    proof = made.verify()
+    low, high = (inputs.start, inputs.end) if inputs.follow == "a formula" else (0.0, 1.0)
+    x = np.linspace(low, high, _POINTS)
+    true = _curve(inputs.formula).values(x) if inputs.follow == "a formula" else x * x
+    facts = _units(inputs) if inputs.follow != "a formula" else [_fact("Hidden units", f"{made.units:,}", "one layer")]
+    facts += [
+        _fact("Proven error", f"≤ {proof.achieved:.6g}", "everywhere, the rounding of the weights included"),
+        _measured(true, _values(made, x)),
+    ]
+    return {"facts": facts, "verdict": _judged(proof, made, inputs), "built": [len(b) for _, b in made.layers[:-1]]}
+
+
+def _judged(proof: Proof, made: ReluNetwork, inputs: Built) -> dict[str, Any]:
+    allowed = inputs.within if inputs.follow == "a formula" else inputs.eps
+    kept = bool(proof) and proof.achieved <= allowed
+    units = f"{made.units:,} unit{'' if made.units == 1 else 's'}"
+    depth = "one layer" if made.depth == 1 else f"{made.depth} layers"
+    what = f"{units} in {depth} stay within {proof.achieved:.4g} everywhere, and {allowed:g} was allowed."
+    if not kept:
+        what = f"{units} in {depth} could be off by {proof.achieved:.4g}, and {allowed:g} was allowed."
+    steps = [proof.promise, *proof.steps]
+    return {
+        "tone": "proved" if kept else "refuted",
+        "word": "kept" if kept else "not kept",
+        "says": what,
+        "steps": steps,
+    }
+
+
+def _sketched(inputs: Built) -> Answer:
+    curve = _curve(inputs.formula)
+    points = chain(curve, (inputs.start, inputs.end), inputs.within, _MOST_UNITS)
+    kinks, heights = (np.array(column) for column in zip(*points, strict=True))
+    x = np.linspace(inputs.start, inputs.end, _POINTS)
+    true, network = curve.values(x), np.interp(x, kinks, heights)
+    units = len(points) - 1
+    facts = [_fact("Hidden units", f"{units:,}", "one layer"), _measured(true, network)]
+    return _drawn(inputs, curve.text, x, true, network, [units]) | {"facts": facts}
+
+
+def _checked(inputs: Built, work: Any) -> Answer:
+    """What is wrong with a formula is said of the field it was typed into, or of the slider that asks too much."""
+    if not inputs.start < inputs.end:
+        raise ParameterError("end", inputs.end, f"must lie beyond the start, {inputs.start:g}", "move it to the right")
+    try:
+        answer: Answer = work()
+    except (InputError, ToleranceUnreachable) as problem:
+        field = "within" if problem.name.endswith("eps") else "formula"
+        value = problem.value if field == "formula" else f"{inputs.within:g}"
+        raise type(problem)(field, value, problem.rule, problem.remedy) from problem
+    return answer
+
+
+@functools.lru_cache(64)
+def _curve(formula: str) -> Curve:
+    return curve_of(parse(formula))
+
+
+@functools.lru_cache(64)
+def _square(eps: float, deep: bool) -> ReluNetwork:
+    return relu_square(eps, deep)
+
+
+def _network(inputs: Built) -> ReluNetwork:
+    return relu_piecewise(parse(inputs.formula), (inputs.start, inputs.end), inputs.within)
+
+
+def _values(made: ReluNetwork, x: Any) -> Any:
+    with torch.no_grad():
+        return made.as_module()(torch.from_numpy(x)[:, None])[:, 0].numpy()
+
+
+def _units(inputs: Built) -> list[dict[str, str]]:
+    """How many units each way takes, the chosen one first."""
+    found: list[dict[str, str]] = []
+    for deep in (False, True) if inputs.layers == "one" else (True, False):
+        made = _square(inputs.eps, deep)
+        where = "one layer" if not deep else f"{made.depth} layers"
+        found.append(_fact("Hidden units" if not found else "The other way", f"{made.units:,}", where))
+    return found
+
+
+def _measured(true: Any, network: Any) -> dict[str, str]:
+    about = f"the largest of {_POINTS:,} points in float64"
+    return _fact("Measured error", f"{float(np.abs(true - network).max()):.6g}", about)
+
+
+def _fact(label: str, value: str, about: str = "") -> dict[str, str]:
+    return {"label": label, "value": value, "about": about}
+
+
+def _drawn(inputs: Built, name: str, x: Any, true: Any, network: Any, units: list[int]) -> Answer:
+    """The network over the function, its error within the band, and units against error."""
+    allowed = inputs.within if inputs.follow == "a formula" else inputs.eps
+    some = slice(None, None, 4)
+    xs = x[some].tolist()
+    graph = Chart("", "x", "value", {name: (xs, true[some].tolist()), "network": (xs, network[some].tolist())})
+    error = Chart("", "x", "error", {"network less function": (x.tolist(), (network - true).tolist())})
+    return {
+        "built": units,
+        "figures": {
+            "graph": figure(graph),
+            "error": _error_figure(error, allowed),
+            "growth": figure(_growth(inputs, sum(units), allowed)),
+        },
+    }
+
+
+def _error_figure(chart: Chart, allowed: float) -> dict[str, Any]:
+    """The error with the band it must keep to, drawn to the same height whatever the band."""
+    made = figure(chart)
+    made["layout"]["yaxis"] |= {"range": [-1.35 * allowed, 1.35 * allowed], "exponentformat": "power"}
+    made["layout"]["shapes"] = [
+        {"type": "line", "xref": "paper", "x0": 0, "x1": 1, "y0": y, "y1": y, "line": {"dash": "dot", "width": 1.5}}
+        for y in (allowed, -allowed)
+    ]
+    return made
+
+
+def _growth(inputs: Built, units: int, allowed: float) -> Chart:
+    own = inputs.follow == "a formula"
+    series = {"one layer": _counted(inputs.formula, inputs.start, inputs.end)} if own else _both_ways()
+    here = {"this network": ([allowed], [float(units)])}
+    return Chart("", "error", "hidden units", series | here, log_x=True, log_y=True)
+
+
+@functools.lru_cache(64)
+def _counted(formula: str, start: float, end: float) -> tuple[list[float], list[float]]:
+    """Units that a formula takes at some tolerances, until there are too many."""
+    curve, found = _curve(formula), []
+    for eps in _TOLERANCES:
+        try:
+            found.append((eps, len(chain(curve, (start, end), eps, _MOST_UNITS // 2)) - 1))
+        except (InputError, ToleranceUnreachable):
+            break
+    return [float(eps) for eps, _ in found], [float(units) for _, units in found]
+
+
+def _both_ways() -> dict[str, tuple[list[float], list[float]]]:
+    """Off by 1/(2(2K+1)²) with K units of one layer [claim relu-square], by 4^-(m+1) with 3m − 1 of m layers
+    [claim relu-square-deep]."""
+    wide = [1, 2, 4, 8, 16, 32, 64, 128, 256, 512]
+    deep = list(range(1, 11))
+    return {
+        "one layer": ([1 / (2 * (2 * k + 1) ** 2) for k in wide], [float(k) for k in wide]),
+        "many layers": ([4.0 ** -(m + 1) for m in deep], [3.0 * m - 1 for m in deep]),
+    }
+
+
+PAGE = Page(
+    name="relu",
+    title="ReLU builder",
+    summary="How many kinks make a curve? Straight lines follow x², or a formula of yours, as closely as you ask.",
+    order=40,
+    inputs=Built,
+    preview=preview,
+    verdict=verdict,
+    body="""<div class="figure" id="graph"></div>
+<div class="pair"><div><p class="caption">Error, within the band that is allowed</p>
+<div class="figure" id="error"></div></div>
+<div><p class="caption">Units against error</p><div class="figure" id="growth"></div></div></div>
+<div class="net"><p class="caption">The network <span id="sizes" class="soft"></span></p>
+<svg id="network" role="img" aria-label="The network" preserveAspectRatio="xMidYMid meet"></svg></div>""",
+    formulas=(
+        r"f(x) = w_1^\top \sigma(w_0 x + b_0) + b_1, \quad \sigma(z) = \max(z, 0)",
+        r"x^2 \text{ on } [0,1]: \quad \frac{1}{2(2K+1)^2} \text{ with } K \text{ units of one layer}, \quad"
+        r"4^{-(m+1)} \text{ with } 3m - 1 \text{ units of } m \text{ layers}",
+    ),
+    presets={
+        "x², one layer": {},
+        "x², many layers": {"layers": "many", "eps": 1e-4},
+        "A wave": {"follow": "a formula"},
+        "A bump": {"follow": "a formula", "formula": "exp(-x**2)", "start": -3.0},
+        "A step": {"follow": "a formula", "formula": "tanh(8*x)", "start": -2.0, "end": 2.0},
+        "A corner": {"follow": "a formula", "formula": "sqrt(x**2)", "start": -1.0, "end": 1.0},
+    },
+)

@@ -297,8 +297,11 @@ def curve_of(f: sympy.Expr) -> Curve:
     evaluate = sympy.lambdify(x, plain, "scipy")
 
     def values(xs: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
-        with np.errstate(all="ignore"):
-            return np.broadcast_to(np.asarray(evaluate(xs), dtype=np.float64), xs.shape)
+        try:
+            with np.errstate(all="ignore"):
+                return np.broadcast_to(np.asarray(evaluate(xs), dtype=np.float64), xs.shape)
+        except OverflowError:  # a number of the formula itself is beyond float64
+            return np.full(xs.shape, np.inf)
 
     return Curve(str(f), values, *(_enclosure(part) for part in (plain, slope, sympy.diff(slope, x))))
 

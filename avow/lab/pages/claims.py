@@ -18,7 +18,7 @@ from avow.lab.page import Answer, Inputs, Page, control
 from avow.report import charts, words
 from avow.report.claims_article import judged, stated
 
-_FIRST = "softmax-perturbation"
+_FIRST = "relu-linear-a"
 # Where the page of another claim is: the script takes links that begin so.
 _LINK = "/claims?claim={}"
 # A search ends by itself before the page's limit would end its process.

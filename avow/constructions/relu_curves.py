@@ -129,11 +129,11 @@ def relu_piecewise(
 
 
 def chain(
-    curve: Curve, interval: tuple[Number, Number], eps: Number, most: int = MOST_UNITS
+    curve: Curve, interval: tuple[Number, Number], eps: Number, most: int | None = None
 ) -> list[tuple[float, float]]:
     """Where the lines of a network within about `eps` would meet, in float64: a sketch, nothing of it proved.
 
-    One unit a line, as `relu_piecewise` first tries it; more than `most` of them are refused.
+    One unit a line, as `relu_piecewise` first tries it; more than `most` of them, MOST_UNITS unless told, are refused.
     """
     low, high = checked_interval("relu_piecewise", interval)
     band = AIMS[0] * float(checked_eps("relu_piecewise", eps))
@@ -204,8 +204,9 @@ def _stationary(curve: Curve, low: arb, high: arb, tilt: arb) -> arb:
     return guess if low <= guess and guess <= high else ((low + high) / 2).mid()
 
 
-def _knots(curve: Curve, low: float, high: float, band: float, most: int = MOST_UNITS) -> list[tuple[float, float]]:
+def _knots(curve: Curve, low: float, high: float, band: float, most: int | None = None) -> list[tuple[float, float]]:
     """Where lines meet, and how far above the function: each line reaches as far as `band` lets it."""
+    most = MOST_UNITS if most is None else most
     starts = [(low, rise) for rise in (0.0, -band, band)]
     firsts = [(start, _reached(curve, start, high, (high - low) / 1024, band)) for start in starts]
     knots = [*max(firsts, key=lambda line: line[1][0])]

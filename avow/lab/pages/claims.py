@@ -181,8 +181,8 @@ PAGE = Page(
     body="""<div id="filters"></div>
 <p id="count" class="soft" aria-live="polite"></p>
 <ul id="ledger" aria-label="Claims"></ul>
-<article id="claim" aria-live="off"><h2 id="name"></h2><div id="stated"></div><div id="judged"></div></article>
-<section id="hunt" class="card" aria-label="Try to break it"><div class="role"><strong>Try to break it</strong>
+<article id="chosen" aria-live="off"><h2 id="name"></h2><div id="stated"></div><div id="judged"></div></article>
+<section id="breaking" class="card" aria-label="Try to break it"><div class="role"><strong>Try to break it</strong>
 <span id="caught" class="badge" hidden></span></div>
 <fieldset id="variants"><legend>What is attacked</legend></fieldset>
 <div id="budget"></div>

@@ -7,7 +7,7 @@ const rows = new Map(), verdicts = new Map();
 let judging = false, shown = "", drawn = "";
 
 // The claim stands between its verdict and its facts, and controls stand where they work.
-at("verdict").after(at("claim"), at("hunt"));
+at("verdict").after(at("chosen"), at("breaking"));
 at("filters").append(box("verdict"), box("topic"));
 at("budget").append(box("cases"), box("seed"));
 

@@ -40,6 +40,7 @@ def test_the_units_and_errors_of_the_square_are_those_of_the_constructions(eps: 
             assert facts(answer)["Units in many layers"] == f"{deep.units:,}"
             assert sum(answer["built"]) == made.units and len(answer["built"]) == made.depth
         assert facts(verdict)["Proven error"] == f"≤ {made.verify().achieved:.6g}"
+        assert facts(verdict)["Measured error"].startswith("≈ "), "beside a proof, what is none is marked"
         assert float(facts(preview)["Measured error"]) <= made.bound * (1 + 1e-6) + 1e-15
 
 
@@ -51,7 +52,7 @@ def test_a_formula_is_followed_as_the_construction_follows_it_and_the_sketch_for
         assert verdict["Hidden units"] == str(made.units)
         assert int(preview["Hidden units"]) == pytest.approx(made.units, abs=1), "a proof may need one unit more"
         assert verdict["Proven error"] == f"≤ {made.verify().achieved:.6g}"
-        assert float(verdict["Measured error"]) <= made.bound <= within
+        assert float(verdict["Measured error"].removeprefix("≈ ")) <= made.bound <= within
 
 
 def test_the_figure_of_units_against_error_is_what_the_constructions_take() -> None:

@@ -153,7 +153,7 @@ def _attacked(claim: Claim, finding: Finding, inputs: Asked) -> dict[str, Any]:
 def _told(found: Outcome) -> tuple[str, str]:
     tried = f"{found.tried:,} case{'' if found.tried == 1 else 's'}"
     if found.broken:
-        says = f"Broken by case {found.tried:,}: by {found.excess:.3g}, for certain, since balls were used."
+        says = f"Broken by case {found.tried:,}: by {found.excess:.3g}. Balls evaluated it, so it is certain."
         return "counterexample", says
     early = f" The time was up: {found.budget:,} were asked for." if found.tried < found.budget else ""
     near = (

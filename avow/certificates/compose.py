@@ -135,7 +135,7 @@ class Partial:
         """
         _check_words(certificate)
         stray = torch.as_tensor(lse_error, dtype=torch.float64, device=out.device).expand(lse.shape)
-        _check_numbers(out, lse, stray, longest, certificate.rows, slack)
+        _check_numbers(out.detach(), lse.detach(), stray, longest, certificate.rows, slack)
         seen = lse > -math.inf
         if not bool(seen.any()):
             return Partial.nothing(out.shape, out.device)
@@ -187,7 +187,8 @@ class Partial:
         all_alike = rounding.perturbed(self.unsure + self.drift) * self.longest
         by_mass = torch.where(floor > 0, self.pairs / floor, 0.0) + rounding.perturbed(self.drift) * self.longest
         # Each merge rounds every term by a few units: far below what OUTWARD leaves for it.
-        absolute = (error + torch.minimum(all_alike, by_mass) + moved) * rounding.OUTWARD
+        apart = torch.minimum(error + torch.minimum(all_alike, by_mass), _lengths(self.out) + self.longest)
+        absolute = (apart + moved) * rounding.OUTWARD
         unit = (self.longest * (1 - self.slack) - rounding.tiny(torch.float64)).clamp(min=0.0)
         beyond = torch.where(absolute > 0, math.inf, 0.0)
         return torch.where(unit > 0, absolute / unit * rounding.OUTWARD, beyond)

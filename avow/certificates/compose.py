@@ -49,6 +49,7 @@ from torch import Tensor
 from avow.contract import Certificate, Kind
 from avow.errors import InputError, NonFiniteError, RangeError, ShapeError
 from avow.maths import rounding
+from avow.maths.norms import lengths
 
 _TARGET = "softmax attention"
 _STRENGTH: dict[Kind, int] = {"deterministic": 3, "statistical": 2, "sampled": 1, "none": 0}
@@ -146,7 +147,7 @@ class Partial:
             # No certificate is needed to know that answer and truth are no further apart than both are long.
             claimed = torch.nan_to_num(certificate.rows.double() * size, nan=math.inf, posinf=math.inf)
             claimed = claimed + torch.where(size > 0, rounding.tiny(torch.float64), 0.0)
-            error = torch.minimum(torch.where(seen, claimed, 0.0), _lengths(wide) + size)
+            error = torch.minimum(torch.where(seen, claimed, 0.0), lengths(wide) + size)
             known = stray.clamp(max=_UNKNOWN)
             ratio, floor = torch.expm1(known), torch.where(seen, torch.exp(-known), 0.0)
             means = torch.stack([error, size, ratio, ratio * size, floor])
@@ -172,7 +173,7 @@ class Partial:
         most = torch.finfo(dtype).max
         out = self.out if dtype == torch.float64 else self.out.clamp(-most, most).to(dtype)
         with torch.no_grad():
-            rows = self._bound(_lengths(self.out - out.double()))
+            rows = self._bound(lengths(self.out - out.double()))
         bound = float(rows.amax()) if rows.numel() else 0.0
         if self.words is None:
             assumed = ("there was nothing to attend to",)
@@ -187,7 +188,7 @@ class Partial:
         all_alike = rounding.perturbed(self.unsure + self.drift) * self.longest
         by_mass = torch.where(floor > 0, self.pairs / floor, 0.0) + rounding.perturbed(self.drift) * self.longest
         # Each merge rounds every term by a few units: far below what OUTWARD leaves for it.
-        apart = torch.minimum(error + torch.minimum(all_alike, by_mass), _lengths(self.out) + self.longest)
+        apart = torch.minimum(error + torch.minimum(all_alike, by_mass), lengths(self.out) + self.longest)
         absolute = (apart + moved) * rounding.OUTWARD
         unit = (self.longest * (1 - self.slack) - rounding.tiny(torch.float64)).clamp(min=0.0)
         beyond = torch.where(absolute > 0, math.inf, 0.0)
@@ -248,15 +249,6 @@ def _joined(a: Certificate | None, b: Certificate | None) -> Certificate | None:
 def _united(a: str, b: str, separator: str) -> str:
     """The phrases of both, each once, in an order that does not depend on who came first."""
     return separator.join(sorted({*a.split(separator), *b.split(separator)} - {""}))
-
-
-def _lengths(x: Float64[Tensor, "*rows e"]) -> Float64[Tensor, "*rows"]:
-    """Euclidean norms right to 1e-12 at most from above, each row by its own largest entry: no square overflows."""
-    if x.shape[-1] == 0:
-        return x.new_zeros(x.shape[:-1])
-    top = x.abs().amax(-1)
-    inner = torch.linalg.vector_norm(x / top.clamp(min=5e-324).unsqueeze(-1), dim=-1)
-    return torch.where(top > 0, top * inner * (1 + 1e-12) + rounding.tiny(torch.float64), 0.0)
 
 
 def _check_words(certificate: Certificate) -> None:

@@ -22,7 +22,7 @@ from avow.certificates.compose import Partial, merge
 from avow.contract import Certificate, Kind
 from avow.errors import AvowError
 from avow.maths import rounding
-from avow.maths.norms import row_norms, slack
+from avow.maths.norms import lengths, row_norms, slack
 from avow.maths.softmax import softmax_average
 
 Wide = np.ndarray[Any, np.dtype[np.longdouble]]
@@ -392,6 +392,14 @@ def test_shards_that_really_attended_merge_into_a_promise_that_holds(method: str
     assert certificate.method == method
     if method == "exact":
         assert certificate.bound < 4 * rounding.unit(dtype) + 1e-4
+
+
+def test_lengths_of_rows_are_right_however_far_apart_their_sizes() -> None:
+    x = torch.tensor([[3e299, 4e299], [3e-300, 4e-300], [0.0, 0.0], [5e-324, 0.0]], dtype=torch.float64)
+    found, true = wide(lengths(x)), norms(wide(x))
+    assert (found >= true).all()
+    assert (found <= true * (1 + slack(2, torch.float64)) + 2.0**-1022).all()
+    assert found[2] == 0
 
 
 def test_gradients_flow_through_a_merge() -> None:

@@ -152,7 +152,9 @@ class Partial:
             ratio, floor = torch.expm1(known), torch.where(seen, torch.exp(-known), 0.0)
             means = torch.stack([error, size, ratio, ratio * size, floor])
         none = torch.zeros_like(size)
-        return Partial(wide, lse.double(), size, means, none, stray, none, slack, certificate)
+        # Its bounds live on in the means; what travels further is what it says beside them.
+        words = dataclasses.replace(certificate, rows=torch.zeros(0, dtype=torch.float64))
+        return Partial(wide, lse.double(), size, means, none, stray, none, slack, words)
 
     @staticmethod
     def nothing(shape: Sequence[int], device: torch.device | str | None = None) -> Partial:

@@ -9,7 +9,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from avow.errors import NonFiniteError, RangeError
-from avow.maths.rounding import accumulator, unit
+from avow.maths.rounding import accumulator, tiny, unit
 
 # Squares of numbers outside this range overflow or underflow in the type.
 _COMFORT = {torch.float32: (1e-12, 1e18), torch.float64: (1e-140, 1e150)}
@@ -43,6 +43,20 @@ def row_norms(x: Float[Tensor, "*lead d"], name: str, faithful: bool = False) ->
         vanishing = 2.0 ** (exponent - 500) if kind == torch.float64 and not faithful else 0.0
     d = x.shape[-1]
     return wide.mul_(1 + slack(d, x.dtype) / 2).add_(vanishing * math.sqrt(d) if largest else 0.0)
+
+
+def lengths(x: Float[Tensor, "*lead d"]) -> Float[Tensor, "*lead"]:
+    """Upper bounds, in float64, on the Euclidean norm of finite rows, however far apart their sizes.
+
+    Each row is measured by its own largest entry, so the bound exceeds the norm by `slack` of float64 and by no more
+    than the smallest normal number besides.
+    """
+    if x.shape[-1] == 0:
+        return x.new_zeros(x.shape[:-1], dtype=torch.float64)
+    wide = x.double()
+    top = wide.abs().amax(-1)
+    inner = torch.linalg.vector_norm(wide / torch.where(top > 0, top, 1.0).unsqueeze(-1), dim=-1)
+    return torch.where(top > 0, top * inner * (1 + slack(x.shape[-1], torch.float64) / 2) + tiny(torch.float64), 0.0)
 
 
 def _exponent(x: Tensor) -> int:

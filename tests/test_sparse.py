@@ -218,3 +218,23 @@ def test_attend_sets_it_to_the_tolerance() -> None:
 def test_wrong_settings_are_refused(wrong: dict[str, float], text: str) -> None:
     with pytest.raises(ParameterError, match=re.escape(text)):
         Sparse(**wrong)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("small", [1e-40, 1e-250, 1e-300, 1e-310])
+def test_values_that_vanish_beside_a_later_one_are_not_taken_for_zeros(small: float) -> None:
+    q, k, v = (torch.randn(1, 1, 6, d, dtype=torch.float64) for d in (4, 4, 3))
+    v = torch.cat([v[:, :, :5] * small, v[:, :, 5:] * 1e290], 2)
+    out, certificate = avow.attend(q, k, v, method="sparse", causal=True)
+    weights = torch.softmax((q @ k.mT / 2).masked_fill(~torch.ones(6, 6, dtype=torch.bool).tril(), -math.inf), -1)
+    values = v[:, :, :5] / small
+    errors = torch.linalg.vector_norm(out[:, :, :5] / small - weights[:, :, :5, :5] @ values, dim=-1)
+    longest = torch.linalg.vector_norm(values, dim=-1).cummax(-1).values
+    assert bool((errors <= certificate.rows[..., :5] * longest).all())
+    assert float((errors / longest).max()) > 0.1, "what vanished is the whole answer"
+
+
+def test_rows_that_see_nothing_but_zeros_are_exact() -> None:
+    q, k, v = (torch.randn(1, 1, 6, d, dtype=torch.float64) for d in (4, 4, 3))
+    v = torch.cat([0 * v[:, :, :5], v[:, :, 5:] * 1e290], 2)
+    out, certificate = avow.attend(q, k, v, method="sparse", causal=True)
+    assert not out[:, :, :5].any() and not certificate.rows[..., :5].any()

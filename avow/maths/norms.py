@@ -38,9 +38,11 @@ def row_norms(x: Float[Tensor, "*lead d"], name: str, faithful: bool = False) ->
         wide = norms.double()
     else:
         _check_finite(x, name, largest)
+        if faithful and kind == torch.float64:
+            return lengths(x)
         exponent = _exponent(x)
         wide = torch.linalg.vector_norm(x.double() * 2.0**-exponent, dim=-1) * 2.0**exponent
-        vanishing = 2.0 ** (exponent - 500) if kind == torch.float64 and not faithful else 0.0
+        vanishing = 2.0 ** (exponent - 500) if kind == torch.float64 else 0.0
     d = x.shape[-1]
     return wide.mul_(1 + slack(d, x.dtype) / 2).add_(vanishing * math.sqrt(d) if largest else 0.0)
 

@@ -45,6 +45,8 @@ _DEAD = 100.0
 # What is read first may be expected to leave so many times the error that is allowed, if that is little of the answer:
 # it tells what the rest is worth.
 _FIRST, _LITTLE = 6.0, 0.1
+# Values shorter than this are measured too coarsely for a proof.
+_FAINT = 1e-290
 # Where the tail may be sampled, at most this share is read first: it only tells how long the answer is about.
 _COARSE = 1 / 64
 # Samples, whose proofs depend on the draws, are planned four times, each larger and with the former in it. Plans take
@@ -128,7 +130,7 @@ class Sparse(Method):
         parts = [self._tile(known, rows, generator, worthwhile) for rows in tiles]
         out, tails, unit, read, distinct = (torch.cat(xs, -2) for xs in zip(*parts, strict=True))
         size = per_query_head(known.size, h)
-        tails, unit, read = (x.squeeze(-1) for x in (tails, unit * size, read))
+        tails, unit, read = (x.squeeze(-1) for x in (tails, unit, read))
         terms = (p.k.shape[-2] + 4) * math.sqrt(p.v.shape[-1])
         lost = (terms * rounding.tiny(torch.float64) * size[..., 0]).expand(tails.shape)
         most = torch.finfo(p.q.dtype).max
@@ -162,7 +164,8 @@ class Sparse(Method):
                 tails = torch.where(choice.sampled, missed, tails)
             read_of = choice.touched.sum(-1, keepdim=True).double()
         shared = choice.touched.unflatten(2, (siblings, n)).any(2)  # (b, g, n, s)
-        out, tails, unit, count = (ungrouped(x.unflatten(2, (siblings, n))) for x in (out, tails, view.most, read_of))
+        found = (out, tails, known.longest(rows), read_of)
+        out, tails, unit, count = (ungrouped(x.unflatten(2, (siblings, n))) for x in found)
         return out, tails, unit, count, shared.sum(-1, keepdim=True).double()
 
     @property
@@ -227,8 +230,9 @@ class Sparse(Method):
         keys = per_query_head(norms.k.amax(-1, keepdim=True), p.q.shape[1])
         rows = self._rounded(p, abs(p.scale) * norms.q * keys, trace.tails)
         lost = math.sqrt(p.v.shape[-1]) * rounding.tiny(p.q.dtype)
-        seen = trace.most > 0
-        rows = torch.where(seen, rows + (lost + trace.lost) / trace.most.clamp(min=1e-300), torch.zeros_like(rows))
+        rows = rows + (lost + trace.lost) / trace.most
+        # Where all values are zero, so is the answer; lengths near the end of float64 are no longer sharp.
+        rows = torch.where(trace.most == 0, 0.0, torch.where(trace.most < _FAINT, math.inf, rows))
         pairs = visible_pairs(p.allowed, p.causal, p.q.shape[:3], p.k.shape[-2], p.q.device)
         share = float(trace.read.sum()) / max(pairs, 1)
         return Promise(
@@ -325,12 +329,19 @@ class _Known:
             None if bias is None else bias[..., :known].detach(),
         )
         lengths = self.lengths / self.size
-        longest = (lengths if seen is None else torch.where(seen, lengths, 0.0)).amax(-1, keepdim=True)
-        most = (longest * (1 - 2 * slack(p.v.shape[-1], p.v.dtype))).expand(*q.shape[:-1], 1)
+        most = self.longest(rows) / self.size
         everything = torch.ones(1, 1, 1, p.k.shape[-2], dtype=torch.bool, device=q.device) if seen is None else seen
         # Biases round in ways of their own.
         stray = strayed(q, self.sketch, p.scale) if bias is None else None
         return Outlook.of(brackets, everything.expand(*q.shape[:-1], -1), lengths, most, stray)
+
+    def longest(self, rows: slice) -> Float64[Tensor, "b g r 1"]:
+        """At most the longest value that each row sees: zero only where all of them are."""
+        p, seen = self.problem, self._seen(rows)
+        found = (self.lengths if seen is None else torch.where(seen, self.lengths, 0.0)).amax(-1, keepdim=True)
+        b, h, n = p.q[:, :, rows].shape[:3]
+        groups = p.k.shape[1]
+        return (found * (1 - 2 * slack(p.v.shape[-1], p.v.dtype))).expand(b, groups, h // max(groups, 1) * n, 1)
 
     def _rows(self, x: Tensor) -> Tensor:
         """Rows of query heads, (b, h, n, c), as rows of the key head they share: (b, g, r, c)."""

@@ -1,0 +1,125 @@
+"""The bench's figures as plotly reads them: where a method breaks, every row's bound, every method's cost and error."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+from avow.lab.pages.bench_heads import Tried
+from avow.report.frontier import frontier
+from avow.report.looks import look
+from avow.report.words import error, ratio
+
+Figure = dict[str, Any]
+Points = Sequence[tuple[float, float]]
+
+# Below this an error is rounding, and one axis holds all methods.
+_FLOOR, _CEILING = 1e-9, 4.0
+_DECADES = [math.log10(_FLOOR), math.log10(_CEILING)]
+_USELESS = "an answer of no use"
+
+
+def breaking(name: str, title: str, places: Sequence[float], found: Sequence[Tried], here: tuple[float, Tried]) -> Figure:
+    """Measured error and certified bound over the one number that decides, and where the reader stands."""
+    colour = look(name).colour
+    line = {"color": colour, "width": 2.5}
+    own = [(place, one.error) for place, one in zip(places, found, strict=True)]
+    promised = [(place, one.bound) for place, one in zip(places, found, strict=True)]
+    place, one = here
+    traces = [
+        _trace(promised, "lines", name="certified bound", line=line | {"dash": "dash"}),
+        _trace(own, "lines", name="measured error", line=line, fill="tonexty", fillcolor=_faint(colour)),
+        _trace([(place, one.bound)], "markers", marker=_marker(colour, "circle-open", 13)),
+        _trace([(place, one.error)], "markers", marker=_marker(colour, "circle", 13)),
+    ]
+    if any("read" in one.certificate.reason for one in found):
+        read = [(at, share_read(one)) for at, one in zip(places, found, strict=True)]
+        traces.append(_trace(read, "lines", name="share of tokens read", line={"color": "#7d8590", "width": 2, "dash": "dot"}))
+    for trace in traces[2:4]:
+        trace["showlegend"] = False
+    return {"data": traces, "layout": _layout(title, "error") | {"shapes": [_level(1.0)]}}
+
+
+def promises(found: Tried) -> Figure:
+    """Every row: what it is off by, and what was promised; on the line a bound would be met exactly."""
+    colour, symbol, _ = look(found.method.name)
+    rows = list(zip(found.errors.tolist(), found.bounds.tolist(), strict=True))
+    kept = _trace(rows, "markers", name="a row", marker=_marker(colour, symbol, 7) | {"opacity": 0.55}, showlegend=False)
+    kept["hovertemplate"] = "measured %{x:.1e}<br>promised %{y:.1e}<extra></extra>"
+    even = _trace([(_FLOOR, _FLOOR), (_CEILING, _CEILING)], "lines", line={"color": "#7d8590", "width": 1, "dash": "dot"})
+    even |= {"name": "bound = error: below it, a broken promise", "hoverinfo": "skip"}
+    layout = _layout("measured error of a row", "its bound")
+    layout["xaxis"]["range"] = list(_DECADES)
+    return {"data": [even, kept], "layout": layout}
+
+
+def costs(found: Sequence[Tried], prices: Sequence[float], title: str) -> Figure:
+    """Every setting of every method: what it costs beside exact attention, its error, and above it its bound."""
+    points = [(price, max(one.error, _FLOOR)) for one, price in zip(found, prices, strict=True)]
+    best = sorted(point for point, wins in zip(points, frontier(points), strict=True) if wins)
+    line = {"shape": "hv", "width": 6, "color": "rgba(125,133,144,.25)"}
+    traces = [_trace(best, "lines", name="frontier", line=line, hoverinfo="skip")]
+    for name in dict.fromkeys(one.method.name for one in found):
+        some = [(one, price) for one, price in zip(found, prices, strict=True) if one.method.name == name]
+        colour, symbol, _ = look(name)
+        texts = {"text": [_hover(*pair) for pair in some], "hovertemplate": "%{text}<extra></extra>", "legendgroup": name}
+        measured = [(price, one.error) for one, price in some]
+        if some[0][0].own_mechanism:
+            mark = {"color": colour, "symbol": "x-thin", "size": 10, "line": {"width": 2, "color": colour}}
+            traces.append(_trace(measured, "markers", name=f"{name} (another mechanism)", marker=mark) | texts)
+            continue
+        stems = [(price, y) for one, price in some for y in (one.error, one.bound, math.nan)]
+        bounds = [(price, one.bound) for one, price in some]
+        traces += [
+            _trace(stems, "lines", line={"color": colour, "width": 1}, hoverinfo="skip", showlegend=False, legendgroup=name),
+            _trace(measured, "markers", name=name, marker=_marker(colour, symbol, 10)) | texts,
+            _trace(bounds, "markers", showlegend=False, marker=_marker(colour, f"{symbol}-open", 10)) | texts,
+        ]
+    layout = _layout(title, "error")
+    layout["xaxis"] |= {"dtick": "D2" if max(prices) / min(prices) < 30 else 1, "ticksuffix": "×"}
+    upright = {"type": "line", "x0": 1, "x1": 1, "y0": 0, "y1": 1, "yref": "paper", "line": {"width": 1, "dash": "dot"}}
+    return {"data": traces, "layout": layout | {"shapes": [upright]}}
+
+
+def share_read(found: Tried) -> float:
+    """The share of the tokens that sparse attention read in full, as its certificate says."""
+    words = found.certificate.reason.split()
+    return float(words[1].rstrip("%")) / 100 if words[:1] == ["read"] else math.nan
+
+
+def _hover(found: Tried, price: float) -> str:
+    lines = [f"<b>{found.label}</b>", f"{ratio(price)} of exact attention"]
+    if found.own_mechanism:
+        return "<br>".join([*lines, f"{error(found.error)} from softmax attention: it is another mechanism"])
+    return "<br>".join([*lines, f"{error(found.error)} measured, {error(found.bound)} promised"])
+
+
+def _layout(x: str, y: str) -> dict[str, Any]:
+    power = {"type": "log", "exponentformat": "power"}
+    return {
+        "xaxis": {**power, "title": {"text": x}},
+        "yaxis": {**power, "title": {"text": y}, "range": list(_DECADES), "dtick": 2},
+    }
+
+
+def _level(y: float) -> dict[str, Any]:
+    label = {"text": _USELESS, "textposition": "end", "yanchor": "bottom", "font": {"size": 11}}
+    line = {"width": 1, "dash": "dot"}
+    return {"type": "line", "xref": "paper", "x0": 0, "x1": 1, "y0": y, "y1": y, "line": line, "label": label}
+
+
+def _trace(points: Points, mode: str, **more: Any) -> dict[str, Any]:
+    """Points, those below the floor on it; gaps where there is no number."""
+    y = [max(y, _FLOOR) if math.isfinite(y) else None for _, y in points]
+    x = [max(x, _FLOOR) if mode == "markers" else x for x, _ in points]
+    return {"type": "scatter", "x": x, "y": y, "mode": mode, **more}
+
+
+def _marker(colour: str, symbol: str, size: int) -> dict[str, Any]:
+    return {"color": colour, "symbol": symbol, "size": size, "line": {"width": 2, "color": colour}}
+
+
+def _faint(colour: str) -> str:
+    r, g, b = (int(colour[i : i + 2], 16) for i in (1, 3, 5))
+    return f"rgba({r},{g},{b},.12)"

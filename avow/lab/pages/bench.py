@@ -18,6 +18,9 @@ from avow.lab.page import Answer, Inputs, Page, control
 from avow.lab.pages import bench_figures as figures
 from avow.lab.pages.bench_heads import Head, Tried, drawn, lit, tried, uploaded
 from avow.methods import method_named
+from avow.methods.low_rank import LowRank
+from avow.methods.random_features import RandomFeatures
+from avow.methods.sparse import Sparse
 from avow.planner import candidates
 from avow.report import words
 from avow.report.measure import pace
@@ -47,9 +50,7 @@ class Benched(Inputs):
         about="Logits grow with its square.",
         when={"method": ("random_features",)},
     )
-    features: int = control(
-        256, "Random features", low=16, high=2048, step=16, when={"method": ("random_features",)}
-    )
+    features: int = control(256, "Random features", low=16, high=2048, step=16, when={"method": ("random_features",)})
     rank: int = control(16, "Rank: landmarks among the keys", low=1, high=256, when={"method": ("low_rank",)})
     drop: float = control(
         0.03,
@@ -67,7 +68,7 @@ class Benched(Inputs):
 
 
 class Knob(NamedTuple):
-    """The number that decides whether a method keeps its word: where it is tried, and what it makes of head and method."""
+    """The number that decides how good a method is: where it is tried, and what it makes of head and method."""
 
     title: str
     places: tuple[float, ...]
@@ -84,19 +85,19 @@ KNOBS = {
         "queries and keys, times as long",
         (0.1, 0.3, 1, 2, 4, 6, 9, 15, 30),
         lambda inputs: inputs.norm,
-        lambda head, inputs, x: (head.scaled(x), method_named("random_features")(features=inputs.features)),
+        lambda head, inputs, x: (head.scaled(x), RandomFeatures(features=inputs.features)),
     ),
     "low_rank": Knob(
         "rank",
-        (1, 4, 7, 8, 16, 64, 128, 256),
+        (1, 4, 8, 10, 12, 16, 64, 128, 256),
         lambda inputs: float(inputs.rank),
-        lambda head, inputs, x: (head, method_named("low_rank")(rank=_whole(x, head))),
+        lambda head, inputs, x: (head, LowRank(rank=_whole(x, head))),
     ),
     "sparse": Knob(
         "tolerance",
         (1e-4, 1e-3, 5e-3, 2e-2, 0.1, 0.5),
         lambda inputs: inputs.drop,
-        lambda head, inputs, x: (head, method_named("sparse")(drop=x)),
+        lambda head, inputs, x: (head, Sparse(drop=x)),
     ),
 }
 
@@ -229,8 +230,10 @@ def _facts(found: Tried, head: Head, about: str) -> list[dict[str, str]]:
     if found.method.name != "sparse":  # which saves reading, not arithmetic
         facts.append(_fact("Operations", words.ratio(found.operations), "of exact attention's"))
     if found.method.name == "random_features":
-        needed = avow.features_needed(head.q, head.k, tol=GOAL)
-        facts.append(_fact(f"Features that would prove {GOAL:g}", str(needed)))
+        value, _, why = (
+            str(avow.features_needed(head.q, head.k, tol=GOAL)).replace(" (", ": ").rstrip(")").partition(": ")
+        )
+        facts.append(_fact(f"Features that would prove {GOAL:g}", value, why))
     if found.method.name == "sparse":
         facts.append(_fact("Tokens read in full", f"{figures.share_read(found):.1%}", "of those that a row may see"))
     return facts

@@ -17,10 +17,14 @@ Points = Sequence[tuple[float, float]]
 # Below this an error is rounding, and one axis holds all methods.
 _FLOOR, _CEILING = 1e-9, 4.0
 _DECADES = [math.log10(_FLOOR), math.log10(_CEILING)]
+# Some hundred rows tell the story; the one nearest to its bound is always among them.
+_MARKS = 400
 _USELESS = "an answer of no use"
 
 
-def breaking(name: str, title: str, places: Sequence[float], found: Sequence[Tried], here: tuple[float, Tried]) -> Figure:
+def breaking(
+    name: str, title: str, places: Sequence[float], found: Sequence[Tried], here: tuple[float, Tried]
+) -> Figure:
     """Measured error and certified bound over the one number that decides, and where the reader stands."""
     colour = look(name).colour
     line = {"color": colour, "width": 2.5}
@@ -35,7 +39,9 @@ def breaking(name: str, title: str, places: Sequence[float], found: Sequence[Tri
     ]
     if any("read" in one.certificate.reason for one in found):
         read = [(at, share_read(one)) for at, one in zip(places, found, strict=True)]
-        traces.append(_trace(read, "lines", name="share of tokens read", line={"color": "#7d8590", "width": 2, "dash": "dot"}))
+        traces.append(
+            _trace(read, "lines", name="share of tokens read", line={"color": "#7d8590", "width": 2, "dash": "dot"})
+        )
     for trace in traces[2:4]:
         trace["showlegend"] = False
     return {"data": traces, "layout": _layout(title, "error") | {"shapes": [_level(1.0)]}}
@@ -44,10 +50,15 @@ def breaking(name: str, title: str, places: Sequence[float], found: Sequence[Tri
 def promises(found: Tried) -> Figure:
     """Every row: what it is off by, and what was promised; on the line a bound would be met exactly."""
     colour, symbol, _ = look(found.method.name)
-    rows = list(zip(found.errors.tolist(), found.bounds.tolist(), strict=True))
-    kept = _trace(rows, "markers", name="a row", marker=_marker(colour, symbol, 7) | {"opacity": 0.55}, showlegend=False)
+    rows = sorted(zip(found.errors.tolist(), found.bounds.tolist(), strict=True), key=_nearness)
+    rows = rows[:: -(-len(rows) // _MARKS)]
+    kept = _trace(
+        rows, "markers", name="a row", marker=_marker(colour, symbol, 7) | {"opacity": 0.55}, showlegend=False
+    )
     kept["hovertemplate"] = "measured %{x:.1e}<br>promised %{y:.1e}<extra></extra>"
-    even = _trace([(_FLOOR, _FLOOR), (_CEILING, _CEILING)], "lines", line={"color": "#7d8590", "width": 1, "dash": "dot"})
+    even = _trace(
+        [(_FLOOR, _FLOOR), (_CEILING, _CEILING)], "lines", line={"color": "#7d8590", "width": 1, "dash": "dot"}
+    )
     even |= {"name": "bound = error: below it, a broken promise", "hoverinfo": "skip"}
     layout = _layout("measured error of a row", "its bound")
     layout["xaxis"]["range"] = list(_DECADES)
@@ -63,7 +74,11 @@ def costs(found: Sequence[Tried], prices: Sequence[float], title: str) -> Figure
     for name in dict.fromkeys(one.method.name for one in found):
         some = [(one, price) for one, price in zip(found, prices, strict=True) if one.method.name == name]
         colour, symbol, _ = look(name)
-        texts = {"text": [_hover(*pair) for pair in some], "hovertemplate": "%{text}<extra></extra>", "legendgroup": name}
+        texts = {
+            "text": [_hover(*pair) for pair in some],
+            "hovertemplate": "%{text}<extra></extra>",
+            "legendgroup": name,
+        }
         measured = [(price, one.error) for one, price in some]
         if some[0][0].own_mechanism:
             mark = {"color": colour, "symbol": "x-thin", "size": 10, "line": {"width": 2, "color": colour}}
@@ -72,7 +87,9 @@ def costs(found: Sequence[Tried], prices: Sequence[float], title: str) -> Figure
         stems = [(price, y) for one, price in some for y in (one.error, one.bound, math.nan)]
         bounds = [(price, one.bound) for one, price in some]
         traces += [
-            _trace(stems, "lines", line={"color": colour, "width": 1}, hoverinfo="skip", showlegend=False, legendgroup=name),
+            _trace(
+                stems, "lines", line={"color": colour, "width": 1}, hoverinfo="skip", showlegend=False, legendgroup=name
+            ),
             _trace(measured, "markers", name=name, marker=_marker(colour, symbol, 10)) | texts,
             _trace(bounds, "markers", showlegend=False, marker=_marker(colour, f"{symbol}-open", 10)) | texts,
         ]
@@ -86,6 +103,11 @@ def share_read(found: Tried) -> float:
     """The share of the tokens that sparse attention read in full, as its certificate says."""
     words = found.certificate.reason.split()
     return float(words[1].rstrip("%")) / 100 if words[:1] == ["read"] else math.nan
+
+
+def _nearness(row: tuple[float, float]) -> float:
+    error, bound = row
+    return -error / bound if bound > 0 else -math.inf
 
 
 def _hover(found: Tried, price: float) -> str:

@@ -1,4 +1,4 @@
-"""What the bench tries methods on, and what came of a try: one head, drawn or uploaded, beside its answer in float64."""
+"""What the bench tries methods on, and what came of it: one head, drawn or uploaded, beside its answer in float64."""
 
 from __future__ import annotations
 

@@ -1,0 +1,70 @@
+// Runs: a list to choose from, tables of experiments, and a look at the disk every two seconds while somebody watches.
+import {element, move, start} from "./lab.js";
+
+const EVERY = 2000;
+const at = id => document.getElementById(id);
+const buttons = new Map();
+let listed = "", tabled = "";
+
+start({preview(answer) {
+  at("none").hidden = answer.runs.length > 0;
+  document.querySelectorAll(".folder").forEach(one => one.textContent = answer.folder);
+  at("curves").hidden = !answer.figures.curves;
+  list(answer.runs);
+  const said = JSON.stringify(answer.knowledge);
+  if (said !== tabled) at("knowledge").replaceChildren(...answer.knowledge.map(table));
+  tabled = said;
+}});
+
+setInterval(() => { if (document.visibilityState === "visible") move({}); }, EVERY);
+document.addEventListener("visibilitychange", () => { if (document.visibilityState === "visible") move({}); });
+
+// Made anew only when runs come or go: a button that is only told anew keeps the focus.
+function list(runs) {
+  const names = JSON.stringify(runs.map(run => run.name));
+  if (names !== listed) {
+    buttons.clear();
+    const groups = new Map();
+    for (const run of runs) groups.set(run.group, [...(groups.get(run.group) ?? []), run]);
+    at("runs").replaceChildren(...[...groups].flatMap(([group, some]) => {
+      const heading = element("h2", {}, group || "Runs");
+      if (group && some.length > 1) heading.append(" ", choice(group, "compare them"));
+      return [heading, element("ul", {}, ...some.map(row))];
+    }));
+    listed = names;
+  }
+  for (const run of runs) {
+    const {button, told, bar} = buttons.get(run.name);
+    button.setAttribute("aria-pressed", run.chosen);
+    button.dataset.state = run.state;
+    told.textContent = run.told;
+    bar.style.setProperty("--share", run.share);
+  }
+}
+
+function row(run) {
+  const told = element("small", {}), bar = element("i", {"aria-hidden": "true"});
+  const button = choice(run.name, run.name.slice(run.group ? run.group.length + 1 : 0));
+  button.append(told, bar);
+  buttons.set(run.name, {button, told, bar});
+  return element("li", {}, button);
+}
+
+function choice(name, words) {
+  const button = element("button", {type: "button"}, element("b", {}, words));
+  button.addEventListener("click", () => move({run: name}));
+  return button;
+}
+
+function table({name, headline, headings, rows}) {
+  return element("section", {}, element("h2", {}, `What models know: ${name}`), element("p", {}, headline),
+    element("div", {class: "scroll", tabindex: 0, role: "region", "aria-label": `Table of ${name}`}, element("table", {},
+      element("thead", {}, element("tr", {}, ...headings.map(word => element("th", {scope: "col"}, word)))),
+      element("tbody", {}, ...rows.map(({cells, share, best}) => {
+        const [arm, ...rest] = cells, line = element("tr", best ? {class: "best"} : {},
+          element("th", {scope: "row"}, arm), ...rest.map(cell => element("td", {}, cell)));
+        line.children[2].style.setProperty("--share", share);
+        line.children[2].className = "bar-cell";
+        return line;
+      })))));
+}

@@ -139,7 +139,7 @@ def verdict(inputs: Benched, tensors: dict[str, Tensor]) -> Answer:
 
 def judged(found: Tried, rows: int) -> dict[str, Any]:
     """The verdict's words: a promise that says something and is kept, one that warns, or one that was broken."""
-    certificate, name = found.certificate, found.method.name.replace("_", " ").capitalize()
+    certificate, name = found.certificate, figures.words_of(found.method.name).capitalize()
     error, bound = f"{found.error:.2g}", f"{found.bound:.2g}"
     likely = "" if certificate.kind == "deterministic" else f" with probability {certificate.confidence:g}"
     steps = [
@@ -155,7 +155,7 @@ def judged(found: Tried, rows: int) -> dict[str, Any]:
     if found.bound >= _USEFUL:
         after = "and the answer is" if found.error > GOAL else "though the answer is only"
         says = f"{name} gave warning: the certificate promises no better than {bound}, {after} off by {error}."
-        return {"tone": "none", "word": "warned", "says": says, "steps": steps}
+        return {"tone": "corrected", "word": "warned", "says": says, "steps": steps}
     says = f"Each of {rows} rows is within its promise of at most {bound}{likely}; the worst is off by {error}."
     return {"tone": "proved", "word": "kept", "says": says, "steps": steps}
 
@@ -252,18 +252,18 @@ PAGE = Page(
     preview=preview,
     verdict=verdict,
     body="""<div class="panel first"><h2>Where it breaks</h2>
-<p class="soft">Dashed what is promised, solid what is measured: the promise gives way first.</p>
+<p class="soft">Dashed what is promised, solid what is measured. An error of 1 is as long as the longest value.</p>
 <div class="figure" id="breaking"></div></div>
 <div class="panel" id="strip" hidden><h2>What was read</h2>
-<p class="soft">A line for each of some queries, a column for each token: lit where it was read in full.</p>
+<p class="soft"><span id="read"></span> A line is a query, a column is a token, lit where it was read in full: the
+brighter, the more it weighs.</p>
 <canvas id="tokens" role="img" aria-label="Tokens read"></canvas></div>
-<div class="panel"><h2>Every row and its promise</h2>
-<p class="soft">A mark below the line would be a broken promise.</p>
-<div class="figure" id="promises"></div></div>
 <div class="panel"><h2>Error against cost, all methods</h2>
-<p class="soft">Filled what is measured, open what is promised; left of the dotted line is cheaper than exact. Found
-anew when you let go.</p>
-<div class="figure" id="costs"></div></div>""",
+<p class="soft">Filled what is measured, open what is promised. Left of the dotted line is cheaper than exact.</p>
+<div class="figure" id="costs"></div></div>
+<div class="panel"><h2>Every row and its promise</h2>
+<p class="soft">A mark below the dotted line would be a broken promise.</p>
+<div class="figure" id="promises"></div></div>""",
     formulas=(
         r"\frac{\|\mathrm{out}_i - o^*_i\|}{\max_j \|v_j\|} \le \mathrm{bound}_i \quad \text{for every row } i",
         r"\text{random features:} \quad \text{relative variance} \approx \frac{e^{\|q+k\|^2} - 1}{m}",

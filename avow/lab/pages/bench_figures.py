@@ -15,11 +15,11 @@ Figure = dict[str, Any]
 Points = Sequence[tuple[float, float]]
 
 # Below this an error is rounding, and one axis holds all methods.
-_FLOOR, _CEILING = 1e-9, 4.0
-_DECADES = [math.log10(_FLOOR), math.log10(_CEILING)]
+_FLOOR, _CEILING = 1e-9, 8.0
 # Some hundred rows tell the story; the one nearest to its bound is always among them.
 _MARKS = 400
-_USELESS = "an answer of no use"
+_USELESS = "no use"
+_PRICES = (0.001, 0.003, 0.01, 0.03, 0.1, 0.3, 1, 3, 10, 30, 100, 300, 1000)
 
 
 def breaking(
@@ -44,7 +44,8 @@ def breaking(
         )
     for trace in traces[2:4]:
         trace["showlegend"] = False
-    return {"data": traces, "layout": _layout(title, "error") | {"shapes": [_level(1.0)]}}
+    lowest = min(y for _, y in [*own, (place, one.error)])
+    return {"data": traces, "layout": _layout(title, "error", lowest) | {"shapes": [_level(1.0)]}}
 
 
 def promises(found: Tried) -> Figure:
@@ -59,9 +60,9 @@ def promises(found: Tried) -> Figure:
     even = _trace(
         [(_FLOOR, _FLOOR), (_CEILING, _CEILING)], "lines", line={"color": "#7d8590", "width": 1, "dash": "dot"}
     )
-    even |= {"name": "bound = error: below it, a broken promise", "hoverinfo": "skip"}
-    layout = _layout("measured error of a row", "its bound")
-    layout["xaxis"]["range"] = list(_DECADES)
+    even |= {"showlegend": False, "hoverinfo": "skip"}
+    layout = _layout("measured error of a row", "its bound", min(error for error, _ in rows))
+    layout["xaxis"] |= {"range": list(layout["yaxis"]["range"]), "dtick": 1}
     return {"data": [even, kept], "layout": layout}
 
 
@@ -82,7 +83,9 @@ def costs(found: Sequence[Tried], prices: Sequence[float], title: str) -> Figure
         measured = [(price, one.error) for one, price in some]
         if some[0][0].own_mechanism:
             mark = {"color": colour, "symbol": "x-thin", "size": 10, "line": {"width": 2, "color": colour}}
-            traces.append(_trace(measured, "markers", name=f"{name} (another mechanism)", marker=mark) | texts)
+            traces.append(
+                _trace(measured, "markers", name=f"{words_of(name)} (another mechanism)", marker=mark) | texts
+            )
             continue
         stems = [(price, y) for one, price in some for y in (one.error, one.bound, math.nan)]
         bounds = [(price, one.bound) for one, price in some]
@@ -90,11 +93,11 @@ def costs(found: Sequence[Tried], prices: Sequence[float], title: str) -> Figure
             _trace(
                 stems, "lines", line={"color": colour, "width": 1}, hoverinfo="skip", showlegend=False, legendgroup=name
             ),
-            _trace(measured, "markers", name=name, marker=_marker(colour, symbol, 10)) | texts,
+            _trace(measured, "markers", name=words_of(name), marker=_marker(colour, symbol, 10)) | texts,
             _trace(bounds, "markers", showlegend=False, marker=_marker(colour, f"{symbol}-open", 10)) | texts,
         ]
-    layout = _layout(title, "error")
-    layout["xaxis"] |= {"dtick": "D2" if max(prices) / min(prices) < 30 else 1, "ticksuffix": "×"}
+    layout = _layout(title, "error", min(one.error for one in found))
+    layout["xaxis"] |= {"tickvals": list(_PRICES), "ticktext": [f"{price:g}×" for price in _PRICES]}
     upright = {"type": "line", "x0": 1, "x1": 1, "y0": 0, "y1": 1, "yref": "paper", "line": {"width": 1, "dash": "dot"}}
     return {"data": traces, "layout": layout | {"shapes": [upright]}}
 
@@ -103,6 +106,11 @@ def share_read(found: Tried) -> float:
     """The share of the tokens that sparse attention read in full, as its certificate says."""
     words = found.certificate.reason.split()
     return float(words[1].rstrip("%")) / 100 if words[:1] == ["read"] else math.nan
+
+
+def words_of(name: str) -> str:
+    """A method's name as a reader says it."""
+    return name.replace("_", " ")
 
 
 def _nearness(row: tuple[float, float]) -> float:
@@ -117,16 +125,23 @@ def _hover(found: Tried, price: float) -> str:
     return "<br>".join([*lines, f"{error(found.error)} measured, {error(found.bound)} promised"])
 
 
-def _layout(x: str, y: str) -> dict[str, Any]:
+def _layout(x: str, y: str, lowest: float) -> dict[str, Any]:
+    """Two axes in factors; the upright one holds all from the lowest error, in steps that do not follow every move."""
     power = {"type": "log", "exponentformat": "power"}
+    bottom = 2 * math.floor(math.log10(max(lowest, _FLOOR)) / 2 - 0.05)
     return {
         "xaxis": {**power, "title": {"text": x}},
-        "yaxis": {**power, "title": {"text": y}, "range": list(_DECADES), "dtick": 2},
+        "yaxis": {
+            **power,
+            "title": {"text": y},
+            "range": [bottom, math.log10(_CEILING)],
+            "dtick": 1 if bottom > -5 else 2,
+        },
     }
 
 
 def _level(y: float) -> dict[str, Any]:
-    label = {"text": _USELESS, "textposition": "end", "yanchor": "bottom", "font": {"size": 11}}
+    label = {"text": _USELESS, "textposition": "start", "yanchor": "bottom", "font": {"size": 11}}
     line = {"width": 1, "dash": "dot"}
     return {"type": "line", "xref": "paper", "x0": 0, "x1": 1, "y0": y, "y1": y, "line": line, "label": label}
 

@@ -41,7 +41,7 @@ def preview(inputs: Watched) -> Answer:
     return {
         "facts": facts,
         "figures": {"curves": _drawn(chosen, inputs)} if any(run.curves["step"] for run in chosen) else {},
-        "runs": [_listed(run, run in chosen) for run in runs],
+        "runs": [_listed(run, run in chosen) for run in _newest_folders_first(runs)],
         "knowledge": [_table(name, told) for name, told in disk.knowledge()],
         "folder": place,
     }
@@ -59,6 +59,13 @@ def _chosen(runs: list[Run], name: str) -> list[Run]:
     if not found:
         raise ParameterError("run", repr(name), "is none of the runs that are here", "choose one from the list")
     return found[:_CURVES]
+
+
+def _newest_folders_first(runs: list[Run]) -> list[Run]:
+    newest: dict[str, float] = {}
+    for run in runs:
+        newest[run.group] = max(run.written, newest.get(run.group, 0.0))
+    return sorted(runs, key=lambda run: (-newest[run.group], run.group, run.name))
 
 
 def _listed(run: Run, chosen: bool) -> dict[str, Any]:
@@ -121,19 +128,15 @@ def _drawn(chosen: list[Run], inputs: Watched) -> dict[str, Any]:
 def _table(name: str, told: dict[str, Any]) -> dict[str, Any]:
     """The table of an experiment as `avow knowledge` left its figures; what is missing is a dash."""
     majority = told.get("majority")
-    lines = [{"arm": "majority answer", **majority}] if isinstance(majority, dict) else []
+    majority = {"arm": "majority answer", **majority} if isinstance(majority, dict) else None
+    lines = [majority] if majority else []
     lines += [row for row in told["rows"] if isinstance(row, dict)]
     best = max((_number(row.get("accuracy")) or 0.0 for row in lines), default=0.0)
     rows = []
     for row in lines:
         accuracy = _number(row.get("accuracy"))
-        rows.append(
-            {
-                "cells": _cells(row, accuracy),
-                "share": accuracy or 0.0,
-                "best": accuracy is not None and accuracy == best,
-            }
-        )
+        won = row is not majority and bool(accuracy) and accuracy == best
+        rows.append({"cells": _cells(row, accuracy), "share": accuracy or 0.0, "best": won})
     return {"name": name, "headline": told["headline"], "headings": _HEADINGS, "rows": rows}
 
 

@@ -13,7 +13,10 @@ start({
     costs.classList.add("stale"); // what stands there was found before this move
     if (shown) paint();
   },
-  verdict() { costs.classList.remove("stale"); },
+  verdict() {
+    costs.classList.remove("stale");
+    document.getElementById("facts").classList.add("sure"); // a warning's numbers are as sure as any
+  },
 });
 matchMedia("(prefers-color-scheme: dark)").addEventListener("change", () => shown && paint());
 
@@ -28,5 +31,7 @@ function paint() {
     brush.fillRect(x, y, 1, 1);
   }));
   const read = rows.map(row => tokens - row.split("0").length + 1);
-  canvas.setAttribute("aria-label", `Of ${tokens} tokens, the rows shown read ${Math.min(...read)} to ${Math.max(...read)}`);
+  const told = `Of ${tokens} tokens, ${rows.length} queries read ${Math.min(...read)} to ${Math.max(...read)} each.`;
+  document.getElementById("read").textContent = told;
+  canvas.setAttribute("aria-label", told);
 }

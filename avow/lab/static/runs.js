@@ -12,7 +12,11 @@ start({preview(answer) {
   at("curves").hidden = !answer.figures.curves;
   list(answer.runs);
   const said = JSON.stringify(answer.knowledge);
-  if (said !== tabled) at("knowledge").replaceChildren(...answer.knowledge.map(table));
+  if (said !== tabled) {
+    const [newest, ...rest] = answer.knowledge.map(table);
+    const older = element("details", {}, element("summary", {}, `${rest.length} more`), ...rest);
+    at("knowledge").replaceChildren(...(newest ? [newest] : []), ...(rest.length ? [older] : []));
+  }
   tabled = said;
 }});
 
@@ -26,10 +30,12 @@ function list(runs) {
     buttons.clear();
     const groups = new Map();
     for (const run of runs) groups.set(run.group, [...(groups.get(run.group) ?? []), run]);
-    at("runs").replaceChildren(...[...groups].flatMap(([group, some]) => {
-      const heading = element("h2", {}, group || "Runs");
-      if (group && some.length > 1) heading.append(" ", choice(group, "compare them"));
-      return [heading, element("ul", {}, ...some.map(row))];
+    // Folders that were written to last stand first, and open.
+    at("runs").replaceChildren(...[...groups].map(([group, some], i) => {
+      const open = i === 0 || some.some(run => run.chosen) ? {open: ""} : {};
+      const compared = group && some.length > 1 ? [choice(group, "Draw them together")] : [];
+      return element("details", open, element("summary", {}, `${group || "Runs"} (${some.length})`), ...compared,
+        element("ul", {}, ...some.map(row)));
     }));
     listed = names;
   }

@@ -102,10 +102,14 @@ def test_what_a_copying_row_copies_is_the_brightest() -> None:
 
 
 def test_every_setting_of_every_method_stands_among_the_costs() -> None:
-    drawn_costs = verdict(Benched(**SMALL), {})["figures"]["costs"]
+    answer = verdict(Benched(**SMALL), {})
+    drawn_costs = answer["figures"]["costs"]
     named = {one["name"] for one in drawn_costs["data"] if one.get("name")}
     assert named >= {"frontier", "exact", "low rank", "random features", "sparse"}
     assert named >= {"separable (another mechanism)", "latent (another mechanism)"}
+    assert {one["words"] for one in answer["legend"]} == {name.replace(" (", ", ").rstrip(")") for name in named} - {
+        "frontier"
+    }
     exact = trace(drawn_costs, "exact")
     assert set(exact) == {1.0} and len(trace(drawn_costs, "low rank")) == 3 and len(trace(drawn_costs, "sparse")) == 1
     texts = [text for one in drawn_costs["data"] if one.get("name") == "sparse" for text in one["text"]]

@@ -133,6 +133,7 @@ def verdict(inputs: Benched, tensors: dict[str, Tensor]) -> Answer:
     return {
         "facts": facts,
         "figures": {"promises": figures.promises(found), "costs": figures.costs(others, prices, title)},
+        "legend": figures.legend(others),
         "verdict": judged(found, rows),
     }
 
@@ -217,15 +218,15 @@ def _price(head: Head, found: Tried, unit: str) -> float:
 def _automatic(head: Head) -> dict[str, str]:
     with torch.no_grad():
         chosen = avow.attend(head.q, head.k, head.v, tol=GOAL, confidence=0.99).certificate
-    return _fact(f"attend(tol={GOAL:g}) runs", chosen.method, f"and proves {chosen.bound:.1e}")
+    return _fact(f"attend(tol={GOAL:g}) runs", chosen.method, f"and proves {chosen.bound:.2g}")
 
 
 def _facts(found: Tried, head: Head, about: str) -> list[dict[str, str]]:
     certificate = found.certificate
     kind = certificate.kind if certificate.kind == "deterministic" else f"with probability {certificate.confidence:g}"
     facts = [
-        _fact("Largest error", words.error(found.error), about),
-        _fact("Certificate", f"error ≤ {words.error(found.bound)}", kind),
+        _fact("Largest error", f"{found.error:.2g}", about),
+        _fact("Certificate", f"error ≤ {found.bound:.2g}", kind),
     ]
     if found.method.name != "sparse":  # which saves reading, not arithmetic
         facts.append(_fact("Operations", words.ratio(found.operations), "of exact attention's"))
@@ -260,6 +261,7 @@ brighter, the more it weighs.</p>
 <canvas id="tokens" role="img" aria-label="Tokens read"></canvas></div>
 <div class="panel"><h2>Error against cost, all methods</h2>
 <p class="soft">Filled what is measured, open what is promised. Left of the dotted line is cheaper than exact.</p>
+<p class="legend" id="methods"></p>
 <div class="figure" id="costs"></div></div>
 <div class="panel"><h2>Every row and its promise</h2>
 <p class="soft">A mark below the dotted line would be a broken promise.</p>

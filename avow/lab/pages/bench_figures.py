@@ -19,6 +19,7 @@ _FLOOR, _CEILING = 1e-9, 8.0
 # Some hundred rows tell the story; the one nearest to its bound is always among them.
 _MARKS = 400
 _USELESS = "no use"
+_LETTERS = {"square": "■", "diamond": "◆", "triangle-up": "▲", "triangle-down": "▼", "pentagon": "⬟", "hexagon": "⬢"}
 _PRICES = (0.001, 0.003, 0.01, 0.03, 0.1, 0.3, 1, 3, 10, 30, 100, 300, 1000)
 
 
@@ -99,7 +100,21 @@ def costs(found: Sequence[Tried], prices: Sequence[float], title: str) -> Figure
     layout = _layout(title, "error", min(one.error for one in found))
     layout["xaxis"] |= {"tickvals": list(_PRICES), "ticktext": [f"{price:g}×" for price in _PRICES]}
     upright = {"type": "line", "x0": 1, "x1": 1, "y0": 0, "y1": 1, "yref": "paper", "line": {"width": 1, "dash": "dot"}}
-    return {"data": traces, "layout": layout | {"shapes": [upright]}}
+    # A legend of plotly's would leave a phone no room for the figure.
+    return {"data": traces, "layout": layout | {"shapes": [upright], "showlegend": False}}
+
+
+def legend(found: Sequence[Tried]) -> list[dict[str, str]]:
+    """How each method is drawn, in words and as a letter."""
+    kinds = {one.method.name: one.own_mechanism for one in found}
+    return [
+        {
+            "words": f"{words_of(name)}, another mechanism" if own else words_of(name),
+            "colour": look(name).colour,
+            "mark": "×" if own else _LETTERS.get(look(name).symbol, "●"),
+        }
+        for name, own in kinds.items()
+    ]
 
 
 def share_read(found: Tried) -> float:
@@ -128,7 +143,7 @@ def _hover(found: Tried, price: float) -> str:
 def _layout(x: str, y: str, lowest: float) -> dict[str, Any]:
     """Two axes in factors; the upright one holds all from the lowest error, in steps that do not follow every move."""
     power = {"type": "log", "exponentformat": "power"}
-    bottom = 2 * math.floor(math.log10(max(lowest, _FLOOR)) / 2 - 0.05)
+    bottom = max(2 * math.floor(math.log10(max(lowest, _FLOOR)) / 2 - 0.05), math.log10(_FLOOR))
     return {
         "xaxis": {**power, "title": {"text": x}},
         "yaxis": {

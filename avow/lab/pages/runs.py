@@ -27,7 +27,7 @@ _HEADINGS = ("arm", "right", "accuracy", "interval", "at half", "weights", "time
 class Watched(Inputs):
     run: str = control("", "Run, or folder of runs", longest=300, quiet=True)
     curve: Literal["loss", "learning rate", "gradient", "speed"] = control("loss", "Curve")
-    log: bool = control(True, "In factors (a logarithmic scale)")
+    log: bool = control(True, "Logarithmic scale")
 
 
 def preview(inputs: Watched) -> Answer:

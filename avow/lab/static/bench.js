@@ -1,5 +1,5 @@
 // The bench: the shared script draws figures and facts; here are the tokens that sparse attention read.
-import {start} from "./lab.js";
+import {element, start} from "./lab.js";
 
 const strip = document.getElementById("strip"), canvas = document.getElementById("tokens");
 const costs = document.getElementById("costs");
@@ -13,7 +13,9 @@ start({
     costs.classList.add("stale"); // what stands there was found before this move
     if (shown) paint();
   },
-  verdict() {
+  verdict({legend}) {
+    document.getElementById("methods").replaceChildren(...legend.map(({words, colour, mark}) =>
+      element("span", {}, element("b", {style: `color: ${colour}`}, mark), " " + words)));
     costs.classList.remove("stale");
     document.getElementById("facts").classList.add("sure"); // a warning's numbers are as sure as any
   },

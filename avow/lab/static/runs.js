@@ -10,7 +10,7 @@ start({preview(answer) {
   at("none").hidden = answer.runs.length > 0;
   document.querySelectorAll(".folder").forEach(one => one.textContent = answer.folder);
   at("curves").hidden = !answer.figures.curves;
-  list(answer.runs);
+  list(answer.runs, answer.folder);
   const said = JSON.stringify(answer.knowledge);
   if (said !== tabled) {
     const [newest, ...rest] = answer.knowledge.map(table);
@@ -24,7 +24,7 @@ setInterval(() => { if (document.visibilityState === "visible") move({}); }, EVE
 document.addEventListener("visibilitychange", () => { if (document.visibilityState === "visible") move({}); });
 
 // Made anew only when runs come or go: a button that is only told anew keeps the focus.
-function list(runs) {
+function list(runs, folder) {
   const names = JSON.stringify(runs.map(run => run.name));
   if (names !== listed) {
     buttons.clear();
@@ -34,7 +34,7 @@ function list(runs) {
     at("runs").replaceChildren(...[...groups].map(([group, some], i) => {
       const open = i === 0 || some.some(run => run.chosen) ? {open: ""} : {};
       const compared = group && some.length > 1 ? [choice(group, "Draw them together")] : [];
-      return element("details", open, element("summary", {}, `${group || "Runs"} (${some.length})`), ...compared,
+      return element("details", open, element("summary", {}, `${group || folder} (${some.length})`), ...compared,
         element("ul", {}, ...some.map(row)));
     }));
     listed = names;

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
+import re
 from typing import Any
 
 import pytest
@@ -62,7 +63,7 @@ def test_the_certificate_of_random_features_gives_way_before_the_answer_does() -
     assert 3 * warned < failed < 30, "norms that break the answer are far above those that break the promise"
     answer = verdict(Benched(), {})
     assert answer["verdict"]["word"] == "warned" and "off by 0.16" in answer["verdict"]["says"]
-    assert facts(answer)["Features that would prove 0.01"] == "hopeless"
+    assert facts(answer)["Features for 0.01"] == "hopeless"
 
 
 def test_a_rank_above_the_number_of_clusters_is_enough_and_one_below_is_not() -> None:
@@ -248,7 +249,7 @@ def test_tokens_light_up_and_fewer_of_them_when_more_may_be_dropped(visit: Opene
     assert found.page.get_attribute("#tokens", "aria-label").startswith("Of 192 tokens, 20 queries read")
     found.page.focus("#drop")
     found.page.keyboard.press("End")
-    found.page.wait_for_url("**drop=0.5**")
+    found.page.wait_for_url(re.compile("drop=0.49"))
     found.judged("kept")
     assert 0 < lit_pixels() < before
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import json
 import os
+import re
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -94,6 +95,8 @@ def test_one_run_or_one_folder_is_chosen_by_its_name_in_the_list(below: Path) ->
 
     assert names("") == ["late/c"] and names("early/b") == ["early/b"] and names("early") == ["early/a", "early/b"]
     assert [one["name"] for one in preview(Watched())["runs"]] == ["late/c", "early/a", "early/b"]
+    a_run(below / "top", 10)
+    assert names(".") == ["top"]
     assert facts(preview(Watched(run="early/b")))["State"] == "stopped"
 
 
@@ -274,6 +277,7 @@ def test_a_page_without_runs_says_how_to_make_one_and_finds_it_by_itself(
     button.focus()
     found.page.keyboard.press("Enter")
     found.page.wait_for_selector("#facts dt:has-text('State')")
+    found.page.wait_for_url(re.compile("run="))
     assert found.inputs == {"run": "set/first"} and found.fact("Loss") == "0.15"
     log.add(progress(100))
     found.page.wait_for_selector("#runs button[data-state=finished]")

@@ -234,7 +234,7 @@ def _facts(found: Tried, head: Head, about: str) -> list[dict[str, str]]:
         value, _, why = (
             str(avow.features_needed(head.q, head.k, tol=GOAL)).replace(" (", ": ").rstrip(")").partition(": ")
         )
-        facts.append(_fact(f"Features that would prove {GOAL:g}", value, why))
+        facts.append(_fact(f"Features for {GOAL:g}", value, why))
     if found.method.name == "sparse":
         facts.append(_fact("Tokens read in full", f"{figures.share_read(found):.1%}", "of those that a row may see"))
     return facts

@@ -156,7 +156,7 @@ def _layout(x: str, y: str, lowest: float) -> dict[str, Any]:
 
 
 def _level(y: float) -> dict[str, Any]:
-    label = {"text": _USELESS, "textposition": "start", "yanchor": "bottom", "font": {"size": 11}}
+    label = {"text": _USELESS, "textposition": "start", "yanchor": "top", "font": {"size": 11}}
     line = {"width": 1, "dash": "dot"}
     return {"type": "line", "xref": "paper", "x0": 0, "x1": 1, "y0": y, "y1": y, "line": line, "label": label}
 

@@ -48,14 +48,17 @@ def preview(inputs: Watched) -> Answer:
 
 
 def _chosen(runs: list[Run], name: str) -> list[Run]:
-    """The run of that name, or those in the folder of that name; unless told, those beside the last one written."""
+    """The run of that name, or those in the folder of that name, "." being the whole one; unless told, those beside the
+    last one written.
+    """
     if not name:
         if not runs:
             return []
         last = max(runs, key=lambda run: run.written)
         found = [run for run in runs if run.group == last.group]
         return sorted(sorted(found, key=lambda run: -run.written)[:_CURVES], key=lambda run: run.name)
-    found = [run for run in runs if run.name == name] or [run for run in runs if run.group == name]
+    group = "" if name == "." else name
+    found = [run for run in runs if run.name == name] or [run for run in runs if run.group == group]
     if not found:
         raise ParameterError("run", repr(name), "is none of the runs that are here", "choose one from the list")
     return found[:_CURVES]

@@ -33,7 +33,7 @@ function list(runs, folder) {
     // Folders that were written to last stand first, and open.
     at("runs").replaceChildren(...[...groups].map(([group, some], i) => {
       const open = i === 0 || some.some(run => run.chosen) ? {open: ""} : {};
-      const compared = group && some.length > 1 ? [choice(group, "Draw them together")] : [];
+      const compared = some.length > 1 ? [choice(group || ".", "Draw them together")] : [];
       return element("details", open, element("summary", {}, `${group || folder} (${some.length})`), ...compared,
         element("ul", {}, ...some.map(row)));
     }));

@@ -100,7 +100,7 @@ def _facts(chosen: list[Run]) -> list[dict[str, str]]:
     facts = [_fact("State", run.state, _progress(run)), _fact("Loss", _loss(run), "nats per character, last")]
     finite = [loss for loss in run.curves["loss"] if math.isfinite(loss)]
     if finite:
-        facts.append(_fact("Best loss", f"{min(finite):.4g}", "among the steps that were written down"))
+        facts.append(_fact("Lowest", f"{min(finite):.4g}", "among the steps that were written down"))
     speed, eta = run.last("tokens_per_second"), run.last("eta")
     if speed is not None:
         facts.append(_fact("Speed", f"{speed:,.0f} tokens/s"))
@@ -177,7 +177,7 @@ PAGE = Page(
     body=r"""<div id="none" class="card" hidden><h2>No run yet below <code class="folder"></code></h2>
 <p>Here is one that takes seconds; this page finds it by itself, and its loss falls as you watch:</p>
 <pre><code>avow train pretrain <span class="folder"></span>/first \
-  schedule.steps=300 model.layers=2 model.width=64</code></pre>
+  schedule.steps=200 data.batch=32 model.layers=2 model.width=64</code></pre>
 <p>The whole experiment, several models with and without reading, takes minutes:</p>
 <pre><code>avow knowledge --out <span class="folder"></span>/knowledge</code></pre>
 <p class="soft">Runs in another folder: <code>avow lab --runs FOLDER</code>.</p></div>

@@ -8,6 +8,7 @@ let listed = "", tabled = "";
 
 start({preview(answer) {
   at("none").hidden = answer.runs.length > 0;
+  at("controls").hidden = !answer.runs.length;
   document.querySelectorAll(".folder").forEach(one => one.textContent = answer.folder);
   at("curves").hidden = !answer.figures.curves;
   list(answer.runs, answer.folder);

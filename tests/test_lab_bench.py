@@ -237,7 +237,10 @@ def test_tokens_light_up_and_fewer_of_them_when_more_may_be_dropped(visit: Opene
     def lit_pixels() -> int:
         drawn_pixels = """() => {
           const canvas = document.getElementById("tokens"), {width, height} = canvas;
-          const pixels = canvas.getContext("2d").getImageData(0, 0, width, height).data;
+          const copy = Object.assign(document.createElement("canvas"), {width, height});
+          const brush = copy.getContext("2d", {willReadFrequently: true});
+          brush.drawImage(canvas, 0, 0);
+          const pixels = brush.getImageData(0, 0, width, height).data;
           return pixels.filter((value, i) => i % 4 === 3 && value > 0).length;
         }"""
         return int(found.page.evaluate(drawn_pixels))

@@ -124,7 +124,7 @@ def test_links_are_not_followed(below: Path, tmp_path_factory: pytest.TempPathFa
 def test_curves_can_be_rate_gradient_and_speed_in_factors_or_not(below: Path) -> None:
     a_run(below / "a", 10, 20)
     for curve, value in (("learning rate", 1e-3), ("gradient", 1.25), ("speed", 4321.0)):
-        drawn = preview(Watched(curve=curve, log=False))["figures"]["curves"]
+        drawn = preview(Watched.model_validate({"curve": curve, "log": False}))["figures"]["curves"]
         assert drawn["data"][0]["y"] == [value, value] and drawn["layout"]["yaxis"]["type"] == "linear"
     assert preview(Watched())["figures"]["curves"]["layout"]["yaxis"]["type"] == "log"
 

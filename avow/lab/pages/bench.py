@@ -64,7 +64,7 @@ class Benched(Inputs):
     d: int = control(32, "Numbers per token (d)", low=8, high=128, step=8)
     head: int = control(0, "Head, or another draw", low=0, high=31)
     cost: Literal["operations", "time"] = control("operations", "Cost counted in")
-    file: str | None = Field(None, max_length=32)
+    file: str | None = Field(default=None, max_length=32)
 
 
 class Knob(NamedTuple):

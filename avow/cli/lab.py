@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import json
+import os
+from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -14,10 +16,14 @@ from avow.cli.options import AsJson
 def lab(
     port: Annotated[int, typer.Option(min=0, max=65535, help="Listen here; unless told, on any free port.")] = 0,
     show: Annotated[bool, typer.Option("--open/--no-open", help="Open the page in the browser.")] = True,
+    runs: Annotated[Path, typer.Option(help="Folder below which training runs are shown.")] = Path("out"),
     as_json: AsJson = False,
 ) -> None:
     """The local page: see attention keep its word. Serves this machine alone, until Ctrl-C."""
     from avow.lab.serving import open_browser, serve
+
+    # The processes that look at runs inherit it; a page never names a folder.
+    os.environ["AVOW_LAB_RUNS"] = str(runs)
 
     def ready(address: str) -> None:
         typer.echo(json.dumps({"address": address}) if as_json else f"avow lab is at {address} (Ctrl-C ends it)")

@@ -111,7 +111,7 @@ async function prove() {
   if (at("verdict").hidden || !at("trouble").hidden) return;
   proving = new AbortController();
   const mine = proving;
-  mark("none", "proving …", "ball arithmetic, every rounding included", []);
+  mark("none", "proving …", own.proving ?? "ball arithmetic, every rounding included", []);
   const answer = await ask("verdict", mine.signal);
   if (!answer || mine.signal.aborted) return;
   take(answer);
@@ -231,7 +231,7 @@ function control(box) {
 /** A number as a reader wants it. */
 export function brief(number) {
   const size = Math.abs(number);
-  if (!Number.isFinite(number)) return String(number);
+  if (!Number.isFinite(number) || (Number.isInteger(number) && size < 1e6)) return String(number);
   if (size !== 0 && (size < 1e-3 || size >= 1e6)) return number.toExponential(1);
   return String(Number(number.toPrecision(3)));
 }

@@ -1,0 +1,161 @@
+"""What the bench tries methods on, and what came of it: one head, drawn or uploaded, beside its answer in float64."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+import avow
+from avow.certificates import measure_norms
+from avow.certificates.audit import reference_error
+from avow.contract import Certificate, Cost, Method, Problem
+from avow.errors import FileError
+from avow.methods import method_named
+from avow.report.words import label
+from avow.workloads import workload
+
+SOFTMAX = "softmax attention"
+# Columns this much smaller than the values change no length: their squares are below the last digit.
+_FEATHER = 2.0**-40
+# Marks of a row: nothing was read, or how much of the answer it is, in steps of half a decade.
+_MARKS = 9
+
+
+@dataclass(frozen=True)
+class Head:
+    """Queries, keys and values of one head, (1, 1, length, dim) each, and where they come from."""
+
+    q: Float[Tensor, "1 1 n d"]
+    k: Float[Tensor, "1 1 s d"]
+    v: Float[Tensor, "1 1 s e"]
+    about: str
+
+    def rows(self, count: int) -> Head:
+        """The same head asked by fewer queries, evenly taken."""
+        n = self.q.shape[-2]
+        if count >= n:
+            return self
+        places = torch.arange(count) * n // count
+        return Head(self.q[..., places, :], self.k, self.v, self.about)
+
+    def scaled(self, times: float) -> Head:
+        """The same directions, queries and keys so many times as long."""
+        return Head(self.q * times, self.k * times, self.v, self.about)
+
+    @functools.cached_property
+    def problem(self) -> Problem:
+        return Problem.of(self.q, self.k, self.v)
+
+    @functools.cached_property
+    def truth(self) -> Float[Tensor, "n e"]:
+        """Softmax attention in float64, by its definition."""
+        return method_named("exact")().reference(self.problem)[0, 0]
+
+    @functools.cached_property
+    def doubt(self) -> Float[Tensor, "n"]:
+        """How far rounding may have moved `truth` itself."""
+        norms = measure_norms(self.problem)
+        return reference_error(self.problem, norms.q[0, 0], float(norms.k.amax()))
+
+    @functools.cached_property
+    def unit(self) -> float:
+        """The longest value: what errors and bounds are relative to."""
+        return max(float(self.v.double().norm(dim=-1).amax()), 1e-300)
+
+    @property
+    def exact_cost(self) -> Cost:
+        return method_named("exact")().cost(self.problem.sizes)
+
+
+@functools.lru_cache(16)
+def drawn(kind: str, length: int, dim: int, seed: int) -> Head:
+    """One head of a known kind."""
+    made = workload(kind, 1, length, dim, seed)
+    return Head(made.q, made.k, made.v, made.summary)
+
+
+def uploaded(tensors: Mapping[str, Tensor], length: int, head: int) -> Head:
+    """One head of a file: its first keys, and the queries that stand among them; a head that it lacks is counted on."""
+    missing = [name for name in ("q", "k", "v") if name not in tensors]
+    if missing:
+        held = ", ".join(sorted(tensors))[:80]
+        rule = f"lacks {' and '.join(missing)} (it holds {held})"
+        raise FileError("file", "as uploaded", rule, "save tensors named q, k and v")
+    four = {}
+    for name in ("q", "k", "v"):
+        x = tensors[name]
+        if not 2 <= x.ndim <= 4:
+            rule = f"holds {name} of shape {tuple(x.shape)}, not (heads, length, dim)"
+            raise FileError("file", "as uploaded", rule, "save (heads, length, dim)")
+        four[name] = x[(None,) * (4 - x.ndim)]  # (b, h, n, d)
+    # Whatever does not fit together is said of the whole file, before a part of it is taken.
+    _ = Problem.of(four["q"], four["k"], four["v"], enable_gqa=True)
+    batch, heads = four["q"].shape[:2]
+    b, h = head // heads % batch, head % heads
+    group = h // (heads // four["k"].shape[1])
+    q, k, v = (four[name][b : b + 1, i : i + 1, :length] for name, i in (("q", h), ("k", group), ("v", group)))
+    return Head(q, k, v, f"head {h} of the file")
+
+
+@dataclass(frozen=True)
+class Tried:
+    """A method on a head: its certificate, and for every row what was promised and what it is."""
+
+    method: Method
+    certificate: Certificate
+    errors: Float[Tensor, "n"]
+    bounds: Float[Tensor, "n"]
+    broken: int
+    operations: float
+
+    @property
+    def label(self) -> str:
+        return label(self.method)
+
+    @property
+    def own_mechanism(self) -> bool:
+        return self.method.target != SOFTMAX
+
+    @property
+    def error(self) -> float:
+        return float(self.errors.amax())
+
+    @property
+    def bound(self) -> float:
+        return self.certificate.bound
+
+
+def tried(head: Head, method: Method) -> Tried:
+    """Run a method as `attend` runs it, and measure every row against float64."""
+    generator = torch.Generator().manual_seed(0)
+    call: dict[str, Any] = {"method": method.name, "generator": generator, **method.parameters}
+    with torch.no_grad():
+        out, certificate = avow.attend(head.q, head.k, head.v, **call)
+    errors = (out[0, 0].double() - head.truth).norm(dim=-1) / head.unit
+    bounds = certificate.rows[0, 0]
+    broken = 0 if method.target != SOFTMAX else int((errors - head.doubt > bounds).sum())
+    cost = method.cost(head.problem.sizes)
+    return Tried(method, certificate, errors, bounds, broken, cost.flops / max(head.exact_cost.flops, 1))
+
+
+def lit(head: Head, drop: float) -> list[str]:
+    """For every row, a mark for each token: 0 where it was not read, else 1 to 9, the more the more it weighs.
+
+    Values get one more column for each token, too short to change any length and so any choice; the answer has the
+    weight of each token that counted there.
+    """
+    keys = head.k.shape[-2]
+    feathers = torch.eye(keys, dtype=torch.float64).expand(1, 1, keys, keys) * _FEATHER * head.unit
+    values = torch.cat([head.v.double(), feathers], -1)  # (1, 1, s, e + s)
+    with torch.no_grad():
+        out, _ = avow.attend(head.q.double(), head.k.double(), values, method="sparse", drop=drop)
+    weights = out[0, 0, :, head.v.shape[-1] :] / (_FEATHER * head.unit)  # (n, s)
+    steps = (_MARKS + 1 + 2 * weights.clamp(min=1e-300).log10()).floor().clamp(1, _MARKS)
+    marks = torch.where(weights > 0, steps, 0).int().tolist()
+    return ["".join(map(str, row)) for row in marks]

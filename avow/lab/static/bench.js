@@ -1,0 +1,39 @@
+// The bench: the shared script draws figures and facts; here are the tokens that sparse attention read.
+import {element, start} from "./lab.js";
+
+const strip = document.getElementById("strip"), canvas = document.getElementById("tokens");
+const costs = document.getElementById("costs");
+let shown = null;
+
+start({
+  proving: "every row at the size you chose, against float64",
+  preview(answer) {
+    shown = answer.strip;
+    strip.hidden = !shown;
+    costs.classList.add("stale"); // what stands there was found before this move
+    if (shown) paint();
+  },
+  verdict({legend}) {
+    document.getElementById("methods").replaceChildren(...legend.map(({words, colour, mark}) =>
+      element("span", {}, element("b", {style: `color: ${colour}`}, mark), " " + words)));
+    costs.classList.remove("stale");
+    document.getElementById("facts").classList.add("sure"); // a warning's numbers are as sure as any
+  },
+});
+matchMedia("(prefers-color-scheme: dark)").addEventListener("change", () => shown && paint());
+
+function paint() {
+  const {rows, tokens} = shown;
+  Object.assign(canvas, {width: tokens, height: rows.length});
+  const style = getComputedStyle(canvas), brush = canvas.getContext("2d");
+  brush.fillStyle = style.color;
+  rows.forEach((row, y) => [...row].forEach((mark, x) => {
+    if (mark === "0") return;
+    brush.globalAlpha = 0.25 + mark / 12;
+    brush.fillRect(x, y, 1, 1);
+  }));
+  const read = rows.map(row => tokens - row.split("0").length + 1);
+  const told = `Of ${tokens} tokens, ${rows.length} queries read ${Math.min(...read)} to ${Math.max(...read)} each.`;
+  document.getElementById("read").textContent = told;
+  canvas.setAttribute("aria-label", told);
+}

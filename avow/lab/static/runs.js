@@ -1,0 +1,77 @@
+// Runs: a list to choose from, tables of experiments, and a look at the disk every two seconds while somebody watches.
+import {element, move, start} from "./lab.js";
+
+const EVERY = 2000;
+const at = id => document.getElementById(id);
+const buttons = new Map();
+let listed = "", tabled = "";
+
+start({preview(answer) {
+  at("none").hidden = answer.runs.length > 0;
+  at("controls").hidden = !answer.runs.length;
+  document.querySelectorAll(".folder").forEach(one => one.textContent = answer.folder);
+  at("curves").hidden = !answer.figures.curves;
+  list(answer.runs, answer.folder);
+  const said = JSON.stringify(answer.knowledge);
+  if (said !== tabled) {
+    const [newest, ...rest] = answer.knowledge.map(table);
+    const older = element("details", {}, element("summary", {}, `${rest.length} more`), ...rest);
+    at("knowledge").replaceChildren(...(newest ? [newest] : []), ...(rest.length ? [older] : []));
+  }
+  tabled = said;
+}});
+
+setInterval(() => { if (document.visibilityState === "visible") move({}); }, EVERY);
+document.addEventListener("visibilitychange", () => { if (document.visibilityState === "visible") move({}); });
+
+// Made anew only when runs come or go: a button that is only told anew keeps the focus.
+function list(runs, folder) {
+  const names = JSON.stringify(runs.map(run => run.name));
+  if (names !== listed) {
+    buttons.clear();
+    const groups = new Map();
+    for (const run of runs) groups.set(run.group, [...(groups.get(run.group) ?? []), run]);
+    // Folders that were written to last stand first, and open.
+    at("runs").replaceChildren(...[...groups].map(([group, some], i) => {
+      const open = i === 0 || some.some(run => run.chosen) ? {open: ""} : {};
+      const compared = some.length > 1 ? [choice(group || ".", "Draw them together")] : [];
+      return element("details", open, element("summary", {}, `${group || folder} (${some.length})`), ...compared,
+        element("ul", {}, ...some.map(row)));
+    }));
+    listed = names;
+  }
+  for (const run of runs) {
+    const {button, told, bar} = buttons.get(run.name);
+    button.setAttribute("aria-pressed", run.chosen);
+    button.dataset.state = run.state;
+    told.textContent = run.told;
+    bar.style.setProperty("--share", run.share);
+  }
+}
+
+function row(run) {
+  const told = element("small", {}), bar = element("i", {"aria-hidden": "true"});
+  const button = choice(run.name, run.name.slice(run.group ? run.group.length + 1 : 0));
+  button.append(told, bar);
+  buttons.set(run.name, {button, told, bar});
+  return element("li", {}, button);
+}
+
+function choice(name, words) {
+  const button = element("button", {type: "button"}, element("b", {}, words));
+  button.addEventListener("click", () => move({run: name}));
+  return button;
+}
+
+function table({name, headline, headings, rows}) {
+  return element("section", {}, element("h2", {}, `What models know: ${name}`), element("p", {}, headline),
+    element("div", {class: "scroll", tabindex: 0, role: "region", "aria-label": `Table of ${name}`}, element("table", {},
+      element("thead", {}, element("tr", {}, ...headings.map(word => element("th", {scope: "col"}, word)))),
+      element("tbody", {}, ...rows.map(({cells, share, best}) => {
+        const [arm, ...rest] = cells, line = element("tr", best ? {class: "best"} : {},
+          element("th", {scope: "row"}, arm), ...rest.map(cell => element("td", {}, cell)));
+        line.children[2].style.setProperty("--share", share);
+        line.children[2].className = "bar-cell";
+        return line;
+      })))));
+}

@@ -1,0 +1,272 @@
+"""The approximation bench: its numbers are attend's, its certificates give way before its answers do."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+import re
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import save
+
+import avow
+from avow.contract import Problem
+from avow.errors import FileError, ShapeError
+from avow.lab.pages import bench
+from avow.lab.pages.bench import KNOBS, PAGE, Benched, judged, preview, verdict
+from avow.lab.pages.bench_figures import share_read
+from avow.lab.pages.bench_heads import Head, Tried, drawn, lit, tried, uploaded
+from avow.methods.low_rank import LowRank
+from avow.methods.random_features import RandomFeatures
+from avow.methods.sparse import Sparse
+from avow.workloads import workload
+from tests.lab import Lab
+from tests.lab_visits import Opener
+
+SMALL: dict[str, Any] = {"n": 128, "d": 16}
+
+
+def facts(answer: dict[str, Any]) -> dict[str, str]:
+    return {fact["label"]: fact["value"] for fact in answer["facts"]}
+
+
+def trace(figure: dict[str, Any], name: str) -> dict[float, float]:
+    (found,) = [one for one in figure["data"] if one.get("name") == name]
+    return dict(zip(found["x"], found["y"], strict=True))
+
+
+# ---- numbers
+
+
+@pytest.mark.parametrize("method", [RandomFeatures(64), LowRank(16), Sparse(0.05)])
+def test_a_try_is_what_attend_answers_measured_against_float64(method: Any) -> None:
+    load = workload("clustered", 1, 128, 16)
+    found = tried(drawn("clustered", 128, 16, 0), method)
+    out, certificate = avow.attend(
+        load.q, load.k, load.v, method=method.name, generator=torch.Generator().manual_seed(0), **method.parameters
+    )
+    truth = torch.nn.functional.scaled_dot_product_attention(load.q.double(), load.k.double(), load.v.double())
+    errors = (out.double() - truth).norm(dim=-1)[0, 0] / load.v.double().norm(dim=-1).amax()
+    assert torch.allclose(found.errors, errors, rtol=1e-6, atol=1e-12)
+    assert torch.equal(found.bounds, certificate.rows[0, 0]) and found.bound == certificate.bound
+    assert found.broken == 0 and bool((found.errors <= found.bounds).all())
+
+
+def test_the_certificate_of_random_features_gives_way_before_the_answer_does() -> None:
+    drawn_curve = preview(Benched(), {})["figures"]["breaking"]
+    bounds, errors = trace(drawn_curve, "certified bound"), trace(drawn_curve, "measured error")
+    assert all(errors[place] <= bounds[place] for place in KNOBS["random_features"].places)
+    warned = min(place for place, bound in bounds.items() if bound >= 1)
+    failed = min(place for place, error in errors.items() if error >= 0.1)
+    assert 3 * warned < failed < 30, "norms that break the answer are far above those that break the promise"
+    answer = verdict(Benched(), {})
+    assert answer["verdict"]["word"] == "warned" and "off by 0.16" in answer["verdict"]["says"]
+    assert facts(answer)["Features for 0.01"] == "hopeless"
+
+
+def test_a_rank_above_the_number_of_clusters_is_enough_and_one_below_is_not() -> None:
+    words = {
+        rank: verdict(Benched(method="low_rank", kind="clustered", rank=rank, **SMALL), {})["verdict"]["word"]
+        for rank in (4, 24)
+    }
+    assert words == {4: "warned", 24: "kept"}
+
+
+def test_a_wider_tolerance_reads_fewer_tokens_and_stays_within_it() -> None:
+    read = {}
+    for drop in (0.001, 0.1):
+        answer = verdict(Benched(method="sparse", kind="clustered", drop=drop, **SMALL), {})
+        assert answer["verdict"]["word"] == "kept"
+        assert float(facts(answer)["Certificate"].removeprefix("error ≤ ")) <= drop * 1.01
+        read[drop] = float(facts(answer)["Tokens read in full"].rstrip("%"))
+    assert read[0.1] < read[0.001] / 2
+
+
+@pytest.mark.parametrize("kind", ["clustered", "averaging", "copying", "diffuse"])
+@pytest.mark.parametrize("drop", [0.01, 0.2])
+def test_exactly_the_tokens_that_were_read_are_lit(kind: str, drop: float) -> None:
+    head = drawn(kind, 192, 16, 0).rows(8)
+    marks = lit(head, drop)
+    counted = Sparse(drop).compute(Problem.of(head.q.double(), head.k.double(), head.v.double())).trace.read[0, 0]
+    assert [len(row) - row.count("0") for row in marks] == counted.tolist()
+    share = share_read(tried(head, Sparse(drop)))
+    assert float(counted.sum()) / (8 * 192) == pytest.approx(share, abs=6e-4)
+
+
+def test_what_a_copying_row_copies_is_the_brightest() -> None:
+    head = drawn("copying", 128, 16, 0).rows(6)
+    weights = torch.softmax(head.q.double() @ head.k.double().transpose(-1, -2) / 4, -1)[0, 0]
+    for row, best in zip(lit(head, 0.01), weights.argmax(-1).tolist(), strict=True):
+        assert row[best] == "9"
+
+
+def test_every_setting_of_every_method_stands_among_the_costs() -> None:
+    answer = verdict(Benched(**SMALL), {})
+    drawn_costs = answer["figures"]["costs"]
+    named = {one["name"] for one in drawn_costs["data"] if one.get("name")}
+    assert named >= {"frontier", "exact", "low rank", "random features", "sparse"}
+    assert named >= {"separable (another mechanism)", "latent (another mechanism)"}
+    assert {one["words"] for one in answer["legend"]} == {name.replace(" (", ", ").rstrip(")") for name in named} - {
+        "frontier"
+    }
+    exact = trace(drawn_costs, "exact")
+    assert set(exact) == {1.0} and len(trace(drawn_costs, "low rank")) == 3 and len(trace(drawn_costs, "sparse")) == 1
+    texts = [text for one in drawn_costs["data"] if one.get("name") == "sparse" for text in one["text"]]
+    assert len(texts) == 3 and all("promised" in text for text in texts)
+
+
+def test_time_is_measured_beside_exact_attention() -> None:
+    drawn_costs = verdict(Benched(cost="time", **SMALL), {})["figures"]["costs"]
+    assert drawn_costs["layout"]["xaxis"]["title"]["text"] == "time beside exact attention"
+    assert all(0 < x < math.inf for one in drawn_costs["data"] for x in one["x"])
+
+
+# ---- verdicts
+
+
+def test_a_promise_that_is_broken_is_called_broken() -> None:
+    found = tried(drawn("clustered", 128, 16, 0), LowRank(16))
+    assert judged(found, 128)["word"] == "kept"
+    worst = int(found.errors.argmax())
+    certificate = dataclasses.replace(found.certificate, rows=found.certificate.rows * 1e-9, bound=1e-12)
+    lying = dataclasses.replace(found, certificate=certificate, bounds=found.bounds * 1e-9, broken=1)
+    said = judged(lying, 128)
+    assert (said["tone"], said["word"]) == ("refuted", "broken") and "1 of 128 rows" in said["says"]
+    assert float(lying.bounds[worst]) < float(lying.errors[worst])
+
+
+def test_a_method_that_lies_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
+    honest = LowRank.promise
+
+    def lie(self: Any, *given: Any) -> Any:
+        promise = honest(self, *given)
+        return dataclasses.replace(promise, rows=promise.rows * 1e-5)
+
+    monkeypatch.setattr(LowRank, "promise", lie)
+    answer = verdict(Benched(method="low_rank", kind="clustered", **SMALL), {})
+    assert answer["verdict"]["word"] == "broken"
+
+
+def test_a_statistical_promise_may_fail_as_often_as_it_says() -> None:
+    found = tried(drawn("diffuse", 128, 16, 0).scaled(0.3), RandomFeatures(64))
+    assert found.certificate.kind == "statistical" and found.certificate.confidence == 0.99
+
+    def word(broken: int) -> str:
+        return str(judged(Tried(**{**vars(found), "broken": broken}), 128)["word"])
+
+    assert [word(0), word(1), word(2)] == ["kept", "kept", "broken"]
+
+
+@pytest.mark.parametrize("preset", PAGE.presets)
+def test_no_preset_is_broken(preset: str) -> None:
+    inputs = Benched(**{**PAGE.presets[preset], "n": 192})
+    assert verdict(inputs, {})["verdict"]["word"] in ("kept", "warned")
+
+
+# ---- files
+
+
+def of_a_file(heads: int = 4, groups: int = 2, n: int = 96, d: int = 16) -> dict[str, torch.Tensor]:
+    return {"q": torch.randn(heads, n, d), "k": torch.randn(groups, n, d), "v": torch.randn(groups, n, d)}
+
+
+def test_a_head_of_a_file_attends_to_its_own_group() -> None:
+    tensors = of_a_file()
+    head = uploaded(tensors, 64, 7)  # there are four: the seventh is the third
+    assert torch.equal(head.q[0, 0], tensors["q"][3, :64]) and torch.equal(head.k[0, 0], tensors["k"][1, :64])
+    assert tried(head, LowRank(16)).broken == 0
+    inputs = Benched(method="low_rank", file="x", n=64, head=3)
+    assert facts(verdict(inputs, tensors)) == facts(verdict(inputs.model_copy(update={"head": 7}), tensors))
+    assert facts(preview(inputs, tensors)) != facts(preview(inputs.model_copy(update={"head": 2}), tensors))
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float64])
+@pytest.mark.parametrize("method", list(KNOBS))
+def test_files_of_any_precision_keep_their_promises(method: str, dtype: torch.dtype) -> None:
+    tensors = {name: x.to(dtype) for name, x in of_a_file(1, 1).items()}
+    knob = KNOBS[method]
+    found = tried(*knob.put(uploaded(tensors, 64, 0), Benched(), min(knob.places)))
+    assert found.broken == 0 and judged(found, 64)["word"] in ("kept", "warned")
+
+
+def test_values_that_are_all_zero_are_answered_without_error() -> None:
+    tensors = of_a_file(1, 1) | {"v": torch.zeros(1, 96, 16)}
+    found = tried(uploaded(tensors, 64, 0), LowRank(8))
+    assert found.error == 0.0 and found.broken == 0
+
+
+def test_files_that_hold_something_else_are_told_what_is_missing() -> None:
+    with pytest.raises(FileError, match=r"lacks k and v \(it holds q\); save tensors named q, k and v"):
+        uploaded({"q": torch.randn(2, 8, 4)}, 8, 0)
+    with pytest.raises(FileError, match=r"holds q of shape \(8,\)"):
+        uploaded(of_a_file() | {"q": torch.randn(8)}, 8, 0)
+    with pytest.raises(ShapeError):
+        uploaded(of_a_file() | {"k": torch.randn(2, 96, 8)}, 8, 0)
+
+
+def test_some_rows_are_evenly_taken_and_all_keys_stay() -> None:
+    head = drawn("diffuse", 128, 16, 0)
+    some = head.rows(4)
+    assert torch.equal(some.q, head.q[..., [0, 32, 64, 96], :]) and some.k is head.k
+    assert isinstance(some, Head) and head.rows(500) is head
+
+
+# ---- the page
+
+
+@pytest.mark.browser
+def test_the_bench_warns_before_it_fails_and_a_shorter_norm_is_kept(visit: Opener) -> None:
+    found = visit("bench")
+    assert "gave warning" in found.judged("warned")
+    assert found.page.locator("#facts.sure").count() == 1 and found.page.locator("#strip").is_hidden()
+    for figure in ("breaking", "costs", "promises"):
+        found.page.wait_for_selector(f"#{figure} svg .scatterlayer path", state="attached")
+    found.page.focus("#norm")
+    found.page.keyboard.press("Home")
+    assert "within its promise" in found.judged("kept")
+    assert found.inputs == {"norm": "0.1"}
+    assert found.page.locator("#costs.stale").count() == 0
+
+
+@pytest.mark.browser
+def test_tokens_light_up_and_fewer_of_them_when_more_may_be_dropped(visit: Opener) -> None:
+    found = visit("bench?method=sparse&kind=clustered&n=192", color_scheme="dark")
+    found.judged("kept")
+
+    def lit_pixels() -> int:
+        drawn_pixels = """() => {
+          const canvas = document.getElementById("tokens"), {width, height} = canvas;
+          const copy = Object.assign(document.createElement("canvas"), {width, height});
+          const brush = copy.getContext("2d", {willReadFrequently: true});
+          brush.drawImage(canvas, 0, 0);
+          const pixels = brush.getImageData(0, 0, width, height).data;
+          return pixels.filter((value, i) => i % 4 === 3 && value > 0).length;
+        }"""
+        return int(found.page.evaluate(drawn_pixels))
+
+    inputs = Benched(method="sparse", kind="clustered", n=192)
+    rows = preview(inputs, {})["strip"]["rows"]
+    before = lit_pixels()
+    assert before == sum(len(row) - row.count("0") for row in rows)
+    assert found.page.get_attribute("#tokens", "aria-label").startswith("Of 192 tokens, 20 queries read")
+    found.page.focus("#drop")
+    found.page.keyboard.press("End")
+    found.page.wait_for_url(re.compile("drop=0.49"))
+    found.judged("kept")
+    assert 0 < lit_pixels() < before
+
+
+@pytest.mark.browser
+def test_a_file_of_ones_own_takes_the_place_of_the_drawn_head(visit: Opener, lab: Lab) -> None:
+    tensors = {name: x.contiguous() for name, x in of_a_file(1, 1).items()}
+    found = visit("bench?method=low_rank&rank=96&n=128")
+    found.page.set_input_files(
+        "#file", {"name": "mine.safetensors", "mimeType": "application/octet-stream", "buffer": save(tensors)}
+    )
+    found.page.wait_for_selector("#held:has-text('q: 1×96×16')")
+    expected = facts(verdict(Benched(method="low_rank", rank=96, n=128, file="x"), tensors))
+    found.page.wait_for_selector("#facts.sure dd:has-text('96 rows over 96 keys')")
+    assert found.fact("Largest error") == expected["Largest error"]
+    assert bench.PAGE.takes_files

@@ -1,0 +1,298 @@
+"""The runs page: what stands on disk, nothing that is half there, and no path that a page could name."""
+
+from __future__ import annotations
+
+import csv
+import json
+import os
+import re
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from pydantic import ValidationError
+from typer.testing import CliRunner
+
+from avow.cli import app
+from avow.errors import ParameterError
+from avow.lab.pages import runs_disk
+from avow.lab.pages.runs import PAGE, Watched, preview
+from avow.training import train
+from avow.training.log import COLUMNS, Log, Progress, read_log
+from tests.lab import Lab, running
+from tests.lab_visits import Visit
+from tests.runs import small
+
+CONFIG = {"model": {"attention": "exact", "layers": 2, "width": 64}, "data": {"task": "cloze"}}
+
+
+def progress(step: int, steps: int = 100) -> Progress:
+    return Progress(step, steps, 0.5, 3.0 / step, 1e-3, 1.25, 4321.0, 0.1, 12.5)
+
+
+def a_run(folder: Path, *steps: int, of: int = 100) -> Log:
+    folder.mkdir(parents=True)
+    (folder / "config.json").write_text(json.dumps(CONFIG))
+    log = Log(folder / "log.csv", 0)
+    for step in steps:
+        log.add(progress(step, of))
+    return log
+
+
+@pytest.fixture
+def below(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv(runs_disk.VARIABLE, str(tmp_path))
+    return tmp_path
+
+
+def facts(answer: dict[str, Any]) -> dict[str, str]:
+    return {fact["label"]: fact["value"] for fact in answer["facts"]}
+
+
+def states(answer: dict[str, Any]) -> dict[str, str]:
+    return {run["name"]: run["state"] for run in answer["runs"]}
+
+
+# ---- what stands on disk
+
+
+def test_a_real_run_is_drawn_as_it_was_logged(below: Path) -> None:
+    train(small(below / "made", "schedule.steps=6", "run.log_every=2"), below / "made" / "run")
+    answer = preview(Watched())
+    assert states(answer) == {"made/run": "finished"}
+    (curve,) = answer["figures"]["curves"]["data"]
+    rows = read_log(below / "made" / "run" / "log.csv")
+    assert curve["x"] == [float(row["step"]) for row in rows] == [2.0, 4.0, 6.0]
+    assert curve["y"] == [float(row["loss"]) for row in rows]
+    assert facts(answer)["Loss"] == f"{float(rows[-1]['loss']):.4g}" and "1 layers of 16" in facts(answer)["Model"]
+
+
+def test_states_tell_running_finished_stopped_and_not_begun(below: Path) -> None:
+    a_run(below / "set/now", 10, 20)
+    a_run(below / "set/done", 50, 100)
+    a_run(below / "set/old", 10)
+    an_hour_ago = time.time() - 3600
+    os.utime(below / "set/old/log.csv", (an_hour_ago, an_hour_ago))
+    (below / "set/new").mkdir()
+    (below / "set/new/config.json").write_text(json.dumps(CONFIG))
+    told = {"set/now": "running", "set/done": "finished", "set/old": "stopped", "set/new": "has not begun"}
+    assert states(preview(Watched())) == told
+    assert {trace["name"] for trace in preview(Watched())["figures"]["curves"]["data"]} == {"now", "done", "old"}
+
+
+def test_one_run_or_one_folder_is_chosen_by_its_name_in_the_list(below: Path) -> None:
+    a_run(below / "early/a", 10)
+    a_run(below / "early/b", 20)
+    long_ago = time.time() - 9999
+    for name in ("a", "b"):
+        os.utime(below / "early" / name / "log.csv", (long_ago, long_ago))
+    a_run(below / "late/c", 30)
+
+    def names(run: str) -> list[str]:
+        return [one["name"] for one in preview(Watched(run=run))["runs"] if one["chosen"]]
+
+    assert names("") == ["late/c"] and names("early/b") == ["early/b"] and names("early") == ["early/a", "early/b"]
+    assert [one["name"] for one in preview(Watched())["runs"]] == ["late/c", "early/a", "early/b"]
+    a_run(below / "top", 10)
+    assert names(".") == ["top"]
+    assert facts(preview(Watched(run="early/b")))["State"] == "stopped"
+
+
+@pytest.mark.parametrize("name", ["/etc", "..", "../secret", "set/../../secret", "set\x00", "nowhere"])
+def test_a_name_that_is_not_in_the_list_is_no_path(below: Path, name: str) -> None:
+    a_run(below.parent / f"{below.name}-secret", 10)
+    a_run(below / "set/a", 10)
+    with pytest.raises(ParameterError, match="is none of the runs that are here; choose one from the list"):
+        preview(Watched(run=name))
+    with pytest.raises(ValidationError):
+        Watched(run="x" * 301)
+
+
+def test_links_are_not_followed(below: Path, tmp_path_factory: pytest.TempPathFactory) -> None:
+    elsewhere = tmp_path_factory.mktemp("elsewhere")
+    a_run(elsewhere / "run", 10)
+    (below / "linked").symlink_to(elsewhere)
+    assert preview(Watched())["runs"] == []
+    a_run(below / "own")
+    (below / "own/log.csv").unlink()
+    (below / "own/log.csv").symlink_to(elsewhere / "run/log.csv")
+    assert states(preview(Watched())) == {"own": "has not begun"}
+
+
+def test_curves_can_be_rate_gradient_and_speed_in_factors_or_not(below: Path) -> None:
+    a_run(below / "a", 10, 20)
+    for curve, value in (("learning rate", 1e-3), ("gradient", 1.25), ("speed", 4321.0)):
+        drawn = preview(Watched.model_validate({"curve": curve, "log": False}))["figures"]["curves"]
+        assert drawn["data"][0]["y"] == [value, value] and drawn["layout"]["yaxis"]["type"] == "linear"
+    assert preview(Watched())["figures"]["curves"]["layout"]["yaxis"]["type"] == "log"
+
+
+def test_a_loss_that_is_no_number_leaves_a_gap(below: Path) -> None:
+    log = a_run(below / "a", 10)
+    log.add(Progress(20, 100, 0.5, float("nan"), 1e-3, 1.0, 1.0, 0.1, 1.0))
+    assert preview(Watched())["figures"]["curves"]["data"][0]["y"] == [0.3, None]
+
+
+# ---- nothing half-written
+
+
+def test_a_log_cut_anywhere_shows_only_lines_that_have_ended(below: Path) -> None:
+    a_run(below / "a", 10, 20, 30)
+    whole = (below / "a/log.csv").read_bytes()
+    truth = {
+        float(row["step"]): tuple(float(row[name]) for name in COLUMNS)
+        for row in csv.DictReader(whole.decode().splitlines())
+    }
+    assert len(truth) == 3
+    for end in range(len(whole) + 1):
+        found = runs_disk.columns_of(whole[:end])
+        lines = list(zip(*(found[name] for name in COLUMNS), strict=True))
+        assert all(line == truth[line[0]] for line in lines)
+        assert len(lines) == max(0, whole[:end].count(b"\n") - 1)
+
+
+def test_reading_half_a_line_would_have_been_wrong() -> None:
+    """The sabotage: a number cut short is another number, and a reader of unfinished lines takes it."""
+    head, line = ",".join(COLUMNS), "10,100,0.5,3.25,0.001,1.0,4321.0,0.1,12.75"
+    cut = f"{head}\r\n{line[:-2]}".encode()
+    careless = list(csv.DictReader(cut.decode().splitlines()))[-1]
+    assert float(careless["eta"]) == 12.0 != 12.75
+    assert runs_disk.columns_of(cut)["eta"] == [] and runs_disk.columns_of(f"{head}\r\n{line}\r\n".encode())["eta"] == [
+        12.75
+    ]
+
+
+@pytest.mark.parametrize("junk", [b"", b"\xff\xfe\x00", b"{", b"[]", b'"x"', b"[" * 5000, b'{"model": 1, "data": 2}'])
+def test_files_that_are_no_configuration_no_log_and_no_result_are_passed_over(below: Path, junk: bytes) -> None:
+    a_run(below / "good", 10)
+    (below / "bad").mkdir()
+    for name in ("config.json", "log.csv", "knowledge.json"):
+        (below / "bad" / name).write_bytes(junk)
+    (below / "good/knowledge.json").write_bytes(junk)
+    answer = preview(Watched())
+    assert states(answer) == {"good": "running"} and answer["knowledge"] == []
+
+
+def test_a_log_of_another_shape_is_a_run_that_has_not_begun(below: Path) -> None:
+    a_run(below / "a", 10)
+    (below / "a/log.csv").write_text("time,value\n1,2\n")
+    assert states(preview(Watched())) == {"a": "has not begun"}
+
+
+def test_a_log_that_grows_is_read_again(below: Path) -> None:
+    log = a_run(below / "a", 10)
+    assert preview(Watched())["figures"]["curves"]["data"][0]["x"] == [10.0]
+    log.add(progress(20))
+    assert preview(Watched())["figures"]["curves"]["data"][0]["x"] == [10.0, 20.0]
+
+
+def test_a_long_log_keeps_its_first_and_its_last_step() -> None:
+    curves = {name: [float(i) for i in range(3001)] for name in COLUMNS}
+    steps = runs_disk.thinned(curves)["step"]
+    assert len(steps) == 500 and (steps[0], steps[-1]) == (0.0, 3000.0) and steps == sorted(set(steps))
+
+
+# ---- the knowledge table
+
+
+RESULT = {
+    "headline": "After reading, exact is right in 80% of 64 questions.",
+    "majority": {"right": 6, "asked": 64, "accuracy": 0.09375, "interval": [0.035, 0.193]},
+    "rows": [
+        {"arm": "no pretraining", "right": 2, "asked": 64, "accuracy": 0.03125, "interval": [0.0038, 0.108]},
+        {
+            **{"arm": "exact", "right": 51, "asked": 64, "accuracy": 0.796875, "interval": [0.677, 0.887]},
+            **{"accuracy_at_half": 0.9375, "parameters": 107008, "seconds": 77.9},
+        },
+        {"arm": "latent", "seed": None, "runs": []},
+    ],
+}
+
+
+def test_the_knowledge_table_says_what_the_experiment_left(below: Path) -> None:
+    (below / "know").mkdir()
+    (below / "know/knowledge.json").write_text(json.dumps(RESULT))
+    (table,) = preview(Watched())["knowledge"]
+    assert table["name"] == "know" and table["headline"] == RESULT["headline"]
+    cells = [row["cells"] for row in table["rows"]]
+    assert cells[0] == ["majority answer", "6/64", "9.4%", "3–20%", "–", "–", "–"]
+    assert cells[2] == ["exact", "51/64", "79.7%", "67–89%", "93.8%", "107,008", "77.9 s"]
+    assert cells[3] == ["latent", *["–"] * 6]
+    assert [row["best"] for row in table["rows"]] == [False, False, True, False]
+
+
+def test_a_result_of_other_types_is_dashes_and_no_error(below: Path) -> None:
+    (below / "know").mkdir()
+    strange = {"headline": "x", "majority": [], "rows": [3, {"arm": {}, "accuracy": "high", "interval": [1]}]}
+    (below / "know/knowledge.json").write_text(json.dumps(strange))
+    (table,) = preview(Watched())["knowledge"]
+    assert [row["cells"] for row in table["rows"]] == [["{}", *["–"] * 6]]
+
+
+# ---- the page and the command
+
+
+def test_the_command_says_where_runs_are(monkeypatch: pytest.MonkeyPatch) -> None:
+    from avow.lab import serving
+
+    monkeypatch.setenv(runs_disk.VARIABLE, "as it was")
+    monkeypatch.setattr(serving, "serve", lambda port, ready: None)
+    assert CliRunner().invoke(app, ["lab", "--no-open", "--runs", "elsewhere"]).exit_code == 0
+    assert runs_disk.folder() == Path("elsewhere")
+    assert CliRunner().invoke(app, ["lab", "--no-open"]).exit_code == 0
+    assert runs_disk.folder() == Path(runs_disk.USUAL)
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("runs")
+
+
+@pytest.fixture(scope="module")
+def own_lab(place: Path) -> Iterator[Lab]:
+    """A lab that was told where runs are, as its processes must be when they start."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv(runs_disk.VARIABLE, str(place))
+        with running() as found:
+            yield found
+
+
+@pytest.mark.browser
+def test_a_page_without_runs_says_how_to_make_one_and_finds_it_by_itself(
+    browser: Any, own_lab: Lab, place: Path
+) -> None:
+    found = Visit(browser, own_lab, "runs", viewport={"width": 390, "height": 844})
+    found.page.wait_for_selector("#none:not([hidden])")
+    assert f"avow train pretrain {place}/first" in found.page.inner_text("#none")
+    assert found.page.evaluate("document.documentElement.scrollWidth <= innerWidth")
+    log = a_run(place / "set/first", 10, 20)
+    a_run(place / "set/second", 15)
+    found.page.wait_for_selector("#runs button[data-state=running]")
+    assert found.page.locator("#none").is_hidden()
+    found.page.wait_for_selector("#curves svg .scatterlayer path", state="attached")
+
+    button = found.page.locator("#runs li button").first
+    button.focus()
+    found.page.keyboard.press("Enter")
+    found.page.wait_for_selector("#facts dt:has-text('State')")
+    found.page.wait_for_url(re.compile("run="))
+    assert found.inputs == {"run": "set/first"} and found.fact("Loss") == "0.15"
+    log.add(progress(100))
+    found.page.wait_for_selector("#runs button[data-state=finished]")
+    assert found.fact("Loss") == "0.03"
+    focused = found.page.evaluate("document.activeElement.textContent")
+    assert focused.startswith("first"), "the button that was pressed keeps the focus"
+
+    (place / "knowledge.json").write_text(json.dumps(RESULT))
+    found.page.wait_for_selector("#knowledge tr.best th:has-text('exact')")
+    found.close()
+
+
+def test_nobody_can_ask_for_a_file_by_name(own_lab: Lab) -> None:
+    for name in ("/etc/passwd", "../..", "%2e%2e/secret"):
+        done = own_lab.post("/api/runs/preview", {"run": name})
+        assert done.status == 422 and "choose one from the list" in done.mistake
+    assert own_lab.post("/api/runs/preview", {"folder": "/"}).status == 422
+    assert PAGE.verdict is None and own_lab.post("/api/runs/verdict", {}).status == 404

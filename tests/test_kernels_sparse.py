@@ -23,7 +23,7 @@ from avow.kernels.interpreted import interpret
 
 interpret()
 
-from avow.kernels import choice, gather_attention, sketch_pass  # noqa: E402
+from avow.kernels import choice, gather_attention, merging, sketch_pass  # noqa: E402
 from avow.kernels.sparse_decode import Decoded, Lengths, decode, decode_twin, value_lengths  # noqa: E402
 from avow.maths.sketch import GROUP, Sketch, sketched  # noqa: E402
 
@@ -141,7 +141,7 @@ def test_each_kernel_equals_its_twin(shape: dict[str, int], dtype: torch.dtype) 
         torch.testing.assert_close(mine, other, rtol=1e-4, atol=1e-3, equal_nan=True)
     answers = [
         how(given.q, given.v, parts, terms, chosen, most, drop, given.scale)
-        for how in (gather_attention.merged, gather_attention.merged_twin)
+        for how in (merging.merged, merging.merged_twin)
     ]
     for mine, other in zip(*answers, strict=True):
         torch.testing.assert_close(mine, other, rtol=unit_of(mine), atol=1e-6)
@@ -298,7 +298,7 @@ def test_programs_that_do_more_than_a_block_or_a_head_find_the_same(
     for name, value in (("_BLOCK", 128), ("_SPAN", 128), ("_AT_ONCE", 4)):
         monkeypatch.setattr(choice, name, value)
     monkeypatch.setattr(gather_attention, "_PROGRAMS", count)
-    monkeypatch.setattr(gather_attention, "_CHUNK", 2)
+    monkeypatch.setattr(merging, "_CHUNK", 2)
     assert choice._spans(3, 500) == (4, 2, 3)
     found, other = given.run(), given.run(how=decode_twin)
     for mine, theirs in zip(found, other, strict=True):

@@ -228,7 +228,7 @@ def twins(device: str, n: int) -> list[str]:
 
 def profile(case: Case, checked: Checked, clock: Clock, limit: float) -> Iterator[Row]:
     """Each stage alone: its time, the bytes it must move, and how near the memory limit that is."""
-    from avow.kernels import choice, gather_attention, sketch_pass
+    from avow.kernels import choice, gather_attention, merging, sketch_pass
 
     q, k, v, scale, sketch, lengths = case.q, case.k, case.v, case.scale, checked.sketch, checked.lengths
     heads, n, d, e = k.shape[1], case.length, k.shape[3], v.shape[3]
@@ -239,7 +239,7 @@ def profile(case: Case, checked: Checked, clock: Clock, limit: float) -> Iterato
     marks = choice.marked(terms, counted, lengths.most, _DROP, n)
     chosen = choice.listed(marks, n)
     parts = gather_attention.attended(q, k, v, chosen, scale)
-    found = gather_attention.merged(q, v, parts, terms, chosen, lengths.most, math.inf, scale)
+    found = merging.merged(q, v, parts, terms, chosen, lengths.most, math.inf, scale)
     kept = float(chosen.kept.double().mean())
     rows, per_group = c * GROUP, heads * c
     sampled = min(rows, 2 * choice._ENOUGH)
@@ -269,12 +269,12 @@ def profile(case: Case, checked: Checked, clock: Clock, limit: float) -> Iterato
         ),
         (
             "merge",
-            lambda: gather_attention.merged(q, v, parts, terms, chosen, lengths.most, _DROP, scale),
+            lambda: merging.merged(q, v, parts, terms, chosen, lengths.most, _DROP, scale),
             held,
         ),
         (
             "nothing to read again",
-            lambda: gather_attention.read_again(q, k, v, terms, chosen, lengths.most, scale, found),
+            lambda: merging.read_again(q, k, v, terms, chosen, lengths.most, scale, found),
             heads * r,
         ),
     ]

@@ -16,8 +16,8 @@ from jaxtyping import Float, Float32
 from torch import Tensor
 
 from avow.errors import DtypeError, ParameterError, ShapeError
-from avow.kernels import choice, gather_attention, sketch_pass
-from avow.kernels.gather_attention import Decoded
+from avow.kernels import choice, gather_attention, merging, sketch_pass
+from avow.kernels.merging import Decoded
 from avow.maths.norms import slack
 from avow.maths.sketch import Sketch
 
@@ -76,9 +76,9 @@ def decode(
     chosen = choice.listed(marks, k.shape[2])
     parts = gather_attention.attended(q, k, v, chosen, scale)
     if limit is None:
-        return gather_attention.merged(q, v, parts, terms, chosen, lengths.most, drop, scale)
-    found = gather_attention.merged(q, v, parts, terms, chosen, lengths.most, math.inf, scale, limit)
-    gather_attention.read_again(q, k, v, terms, chosen, lengths.most, scale, found)
+        return merging.merged(q, v, parts, terms, chosen, lengths.most, drop, scale)
+    found = merging.merged(q, v, parts, terms, chosen, lengths.most, math.inf, scale, limit)
+    merging.read_again(q, k, v, terms, chosen, lengths.most, scale, found)
     return found
 
 
@@ -103,9 +103,9 @@ def decode_twin(
     chosen = choice.listed_twin(marks, k.shape[2])
     parts = gather_attention.attended_twin(q, k, v, chosen, scale)
     if limit is None:
-        return gather_attention.merged_twin(q, v, parts, terms, chosen, lengths.most, drop, scale)
-    found = gather_attention.merged_twin(q, v, parts, terms, chosen, lengths.most, math.inf, scale, limit)
-    gather_attention.read_again_twin(q, k, v, terms, chosen, lengths.most, scale, found)
+        return merging.merged_twin(q, v, parts, terms, chosen, lengths.most, drop, scale)
+    found = merging.merged_twin(q, v, parts, terms, chosen, lengths.most, math.inf, scale, limit)
+    merging.read_again_twin(q, k, v, terms, chosen, lengths.most, scale, found)
     return found
 
 

@@ -16,7 +16,8 @@ import triton.language as tl
 from jaxtyping import Float32
 from torch import Tensor
 
-from avow.kernels.choice import Chosen
+from avow.kernels.choice import PLACES, Chosen
+from avow.kernels.sample_bounds import ABOVE, BELOW
 from avow.kernels.sketch_pass import by_head
 from avow.kernels.turns import closely, in_turn
 
@@ -35,6 +36,11 @@ class Parts(NamedTuple):
     total: Float32[Tensor, "slots r"]
     values: Float32[Tensor, "slots r e"]
     square: Float32[Tensor, "slots"]
+    light: Float32[Tensor, "slots r"] | None = None
+    """Where tokens were drawn: the squares of light terms over their odds, (1 − p)-fold, and the heavy ones, both in
+    units of the threshold between them.
+    """
+    heavy: Float32[Tensor, "slots r"] | None = None
 
 
 @triton.jit
@@ -77,10 +83,14 @@ def _attended(
     v,
     listed,
     kept,
+    rims,
+    nu,
     peak,
     total,
     values,
     square,
+    light,
+    heavy,
     factor,
     k_stride,
     v_stride,
@@ -96,6 +106,8 @@ def _attended(
     HEADS: tl.constexpr,
     PROGRAMS: tl.constexpr,
     LIFT: tl.constexpr,
+    PLACES: tl.constexpr,
+    DRAWN: tl.constexpr,
     AGAIN: tl.constexpr,
     CLOSE: tl.constexpr,
 ):
@@ -121,6 +133,12 @@ def _attended(
         mass = tl.zeros((RP,), tl.float32)
         sums = tl.zeros((RP, EP), tl.float32)
         longest = tl.zeros((TILE,), tl.float32)
+        if DRAWN:
+            rim = rims + (head * R + row) * 2
+            threshold = tl.load(rim, mask=row < R, other=0.0) - tl.load(rim + 1, mask=row < R, other=0.0)
+            ratio = 1 / tl.load(nu + head)
+            squares = tl.zeros((RP, TILE), tl.float32)
+            large = tl.zeros((RP, TILE), tl.float32)
         own = listed + head * s
         rows = k + head * k_stride
         carriers = v + head * v_stride
@@ -129,7 +147,8 @@ def _attended(
             if AGAIN:
                 place = tl.where(there, at + token, 0).to(tl.int64)
             else:
-                place = tl.load(own + at + token, mask=there, other=0).to(tl.int64)
+                entry = tl.load(own + at + token, mask=there, other=0)
+                place = (entry & ((1 << PLACES) - 1) if DRAWN else entry).to(tl.int64)
             keys = tl.load(
                 rows + place[:, None] * D + channel[None, :], mask=there[:, None] & (channel < D)[None, :], other=0.0
             )
@@ -137,7 +156,21 @@ def _attended(
                 carriers + place[:, None] * E + column[None, :], mask=there[:, None] & (column < E)[None, :], other=0.0
             )
             logits = tl.dot(x, tl.trans(keys), input_precision="ieee") * factor  # (RP, TILE)
+            if DRAWN:
+                # The odds of `sampling`, as the bits of a float32.
+                rare = entry >> PLACES
+                odds = ((127 << 23) - (rare << 20)).to(tl.float32, bitcast=True)
+                logits = logits - tl.log2(odds)[None, :]
             logits = tl.where(there[None, :], logits, float("-inf"))
+            if DRAWN:
+                length = carried.to(tl.float32) * ratio
+                length = tl.sum(length * length, 1)
+                slanted = tl.sqrt(length + 1)
+                term = logits + tl.log2(slanted)[None, :] - threshold[:, None]
+                term = tl.exp2(tl.where((rare > 0)[None, :], term, float("-inf")))
+                clipped = tl.minimum(term, ABOVE)
+                squares += clipped * clipped * (1 - odds)[None, :]
+                large += tl.where(term > BELOW, term * ((tl.sqrt(length) + 1) / slanted)[None, :], 0.0)
             wide = keys.to(tl.float32)
             longest = tl.maximum(longest, tl.sum(wide * wide, 1))
             risen = tl.maximum(high, tl.max(logits, 1))
@@ -161,6 +194,9 @@ def _attended(
         inside = (row < R)[:, None] & (column < E)[None, :]
         tl.store(values + out[:, None] * E + column[None, :], sums * (1 / LIFT), mask=inside)
         tl.store(square + program + head, tl.max(longest, 0))
+        if DRAWN:
+            tl.store(light + out, tl.sum(squares, 1), mask=row < R)
+            tl.store(heavy + out, tl.sum(large, 1), mask=row < R)
 
 
 def programs(heads: int, s: int) -> int:
@@ -181,13 +217,17 @@ def attended(q: Tensor, k: Tensor, v: Tensor, chosen: Chosen, scale: float, well
         q.new_empty(count + heads, r, e, dtype=torch.float32),
         q.new_empty(count + heads, dtype=torch.float32),
     )
+    draws = chosen.draws if well is None else None
+    if draws is not None:
+        parts = parts._replace(light=torch.empty_like(parts.peak), heavy=torch.empty_like(parts.peak))
     _attended[(count,)](
         q,
         keys,
         values,
         chosen.listed,
         chosen.kept if well is None else well,
-        *parts,
+        *((parts.square, parts.square) if draws is None else draws[:2]),
+        *(parts.square if x is None else x for x in parts),
         scale * math.log2(math.e),
         keys.stride(0),
         values.stride(0),
@@ -203,6 +243,8 @@ def attended(q: Tensor, k: Tensor, v: Tensor, chosen: Chosen, scale: float, well
         HEADS=triton.next_power_of_2(heads),
         PROGRAMS=count,
         LIFT=_lift(v.dtype),
+        PLACES=PLACES,
+        DRAWN=draws is not None,
         AGAIN=well is not None,
         num_warps=_WARPS,
         # Lists and rows are fetched one after the other: five stages hold two tiles, three hold one. Without lists, it
@@ -218,8 +260,8 @@ def attended_twin(q: Tensor, k: Tensor, v: Tensor, chosen: Chosen, scale: float)
     b, h, d = q.shape
     g, s, e = v.shape[1:]
     r, count, share = h // g, programs(b * g, s), share_of(chosen, programs(b * g, s))
-    peak, total, values, square = (
-        torch.full((count + b * g, *shape), math.nan, device=q.device) for shape in ((r,), (r,), (r, e), ())
+    peak, total, values, square, light, heavy = (
+        torch.full((count + b * g, *shape), math.nan, device=q.device) for shape in ((r,), (r,), (r, e), (), (r,), (r,))
     )
     before = 0
     for head, kept in enumerate(chosen.kept.tolist()):
@@ -227,14 +269,25 @@ def attended_twin(q: Tensor, k: Tensor, v: Tensor, chosen: Chosen, scale: float)
         for program in range(before // share, (before + kept - 1) // share + 1 if kept else 0):
             start, end = max(program * share - before, 0), min(program * share + share - before, kept)
             places = chosen.listed[head, start:end].long()
+            rare = places >> PLACES if chosen.draws is not None else torch.zeros_like(places)
+            places = places - (rare << PLACES)
+            odds = ((127 << 23) - (rare << 20)).int().view(torch.float32)
             keys, carried = (x[head // g, head % g, places].float() for x in (k, v))
-            logits = rows @ keys.T * (scale * math.log2(math.e))
+            logits = rows @ keys.T * (scale * math.log2(math.e)) - odds.log2()
             slot = program + head
             peak[slot] = logits.amax(-1)
             weights = torch.exp2(logits - peak[slot].unsqueeze(-1))
             total[slot], values[slot], square[slot] = weights.sum(-1), weights @ carried, keys.square().sum(-1).amax()
+            if chosen.draws is not None:
+                length = torch.linalg.vector_norm(carried / chosen.draws.nu[head], dim=-1)
+                slanted = (length.square() + 1).sqrt()
+                rim, fine = chosen.draws.rims[head * r : head * r + r, :, None].unbind(1)
+                term = torch.exp2(torch.where(rare > 0, logits + slanted.log2() - (rim - fine), -math.inf))
+                light[slot] = (term.clamp(max=ABOVE.value).square() * (1 - odds)).sum(-1)
+                heavy[slot] = torch.where(term > BELOW.value, term * ((length + 1) / slanted), 0.0).sum(-1)
         before += kept
-    return Parts(peak, total, values, square)
+    found = Parts(peak, total, values, square)
+    return found if chosen.draws is None else found._replace(light=light, heavy=heavy)
 
 
 def share_of(chosen: Chosen, count: int) -> int:

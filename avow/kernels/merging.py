@@ -5,7 +5,8 @@ With H the tokens read, T the others and ν > 0 any length,
 .. math:: \|o^* - out\| \le \frac{\sum_T w_j (\|v_j\| + \|out\|)}{Z_H}
           \le \frac{\sum_T w_j (\|v_j\| + ν)}{Z_H} \max\Bigl(1, \frac{\|out\|}{ν}\Bigr)   [claim tail-mass-output]
 
-so that one sum over T, taken before `out` was known, is enough. One program for each query head merges its parts.
+so that one sum over T, taken before `out` was known, is enough. Where tokens were drawn, `avow.kernels.sample_bounds`
+says how far the others may have moved the answer. One program for each query head merges its parts.
 """
 
 from __future__ import annotations
@@ -16,11 +17,12 @@ from typing import NamedTuple
 import torch
 import triton
 import triton.language as tl
-from jaxtyping import Bool, Float, Float32, Int32
+from jaxtyping import Bool, Float, Float32, Float64, Int32
 from torch import Tensor
 
 from avow.kernels.choice import Chosen
 from avow.kernels.gather_attention import TILE, Parts, attended, attended_twin, one, programs, share_of, shares
+from avow.kernels.sample_bounds import FUZZY, NONE, missed, missed_twin
 from avow.kernels.sketch_pass import STEPS, Terms
 from avow.kernels.turns import closely, in_turn
 from avow.maths.rounding import gamma, tiny, unit
@@ -36,13 +38,21 @@ class Decoded(NamedTuple):
 
     out: Float[Tensor, "b h e"]
     bound: Float32[Tensor, "b h"]
-    """At most this far is a row from the truth, relative to the longest value; inf where nothing is proved."""
+    """At most this far is a row from the truth, relative to the longest value; inf where nothing is proved. Where
+    tokens were drawn, up to the chance that was allowed.
+    """
     within: Bool[Tensor, "b h"]
     """Whether unread tokens moved the row by no more than was allowed. Where not, compute it exactly."""
     length: Float32[Tensor, "b h"]
     """The answers' lengths: hints for the next step."""
     kept: Int32[Tensor, "b g"]
     """How many tokens of each key head were read."""
+
+
+@triton.jit
+def _apart(top, high):
+    """A logarithm above another, at least: the difference is rounded, and its parts may be large."""
+    return top - high + (tl.abs(top) + tl.abs(high) + 1) * 2.0**-21
 
 
 @triton.jit(do_not_specialize=["spans", "heads", "s"])
@@ -52,6 +62,9 @@ def _merged(
     total,
     values,
     square,
+    light,
+    heavy,
+    rims,
     tails,
     widest,
     nu,
@@ -69,6 +82,9 @@ def _merged(
     narrow,
     halves,
     vanished,
+    mean_log,
+    variance_log,
+    log,
     spans,
     heads,
     s,
@@ -84,6 +100,7 @@ def _merged(
     CHUNK: tl.constexpr,
     SPANS: tl.constexpr,
     LARGEST: tl.constexpr,
+    DRAWN: tl.constexpr,
     AGAIN: tl.constexpr,
     CLOSE: tl.constexpr,
 ):
@@ -105,6 +122,7 @@ def _merged(
         high = tl.maximum(high, tl.max(peaks, 0))
         longest = tl.maximum(longest, tl.max(tl.load(square + slot, mask=slot < beyond, other=0.0), 0))
     mass = tl.zeros((CHUNK,), tl.float32)
+    squares, large = tl.zeros((CHUNK,), tl.float32), tl.zeros((CHUNK,), tl.float32)
     sums = tl.zeros((EP,), tl.float32)
     for begin in range(first, beyond, CHUNK):
         slot = begin + tl.arange(0, CHUNK)
@@ -112,6 +130,9 @@ def _merged(
         inside = slot < beyond
         weight = tl.exp2(tl.load(peak + at, mask=inside, other=float("-inf")) - high)
         mass += tl.load(total + at, mask=inside, other=0.0) * weight
+        if DRAWN:
+            squares += tl.load(light + at, mask=inside, other=0.0)
+            large += tl.load(heavy + at, mask=inside, other=0.0)
         there = inside[:, None] & (column < E)[None, :]
         sums += tl.sum(tl.load(values + at[:, None] * E + column[None, :], mask=there, other=0.0) * weight[:, None], 0)
     mass = tl.sum(mass, 0)
@@ -133,20 +154,33 @@ def _merged(
     # How far each weight may be off, in nats: its logit, the powers of two it went through, and their arguments, which
     # matter down to −150 octaves.
     delta = scale * asked * longest * logit_error + (tiles + 2) * 2.0**-20 + 900 * _UNIT
+    if DRAWN:
+        # The logarithm of odds and lengths, and that of the odds beside a logit.
+        delta += 2.0**-16
     depth = (tiles * per_tile + (beyond - first).to(tl.float32) + 2 * TILE + 16) * _UNIT
     rounding = delta + halves + 2 * depth / (1 - depth) + 2.0**-20
     rounding = tl.where(depth < 0.5, rounding, float("inf"))
-    span = tl.arange(0, SPANS)
-    tail = tl.sum(tl.load(tails + row * spans + span, mask=(span < spans) & (AGAIN == 0), other=0.0), 0)
-    tail = tail * (1 + 2.0**-10)
     unit, wide = tl.load(most + head), tl.load(nu + head)
-    top = tl.load(widest + row).to(tl.float32) * 0.125
-    apart = top - high
-    # The difference is rounded, and its parts may be large.
-    apart = apart + (tl.abs(top) + tl.abs(high) + 1) * 2.0**-21
-    reach = tl.maximum(1.0, (own + rounding * unit * 1.1) / wide)
-    moved = tail * tl.exp2(apart) / mass * (wide / unit) * reach * tl.exp(delta) * (1 + rounding) * (1 + 2.0**-16)
-    moved = tl.where(tail == 0, 0.0, moved)
+    reach = (own + rounding * unit * 1.1) / wide
+    grown = tl.exp(delta) * (1 + rounding) * (1 + 2.0**-16)
+    moved = 0.0
+    if DRAWN:
+        rim, fine = tl.load(rims + row * 2), tl.load(rims + row * 2 + 1)
+        step = _apart(rim - fine, high)
+        squares, large = tl.sum(squares, 0) * grown * grown, tl.sum(large, 0) * grown
+        # What underflows is less than this.
+        squares += 2.0**-40
+        moved = missed(squares, large, tl.exp2(step), tl.exp2(fine), mass / grown, reach, mean_log, variance_log, log)
+        moved = moved * (wide / unit)
+        moved = tl.where(delta < FUZZY, moved, float("inf"))
+        # Without a rim, everything was read.
+        moved = tl.where(rim < NONE, 0.0, moved)
+    elif AGAIN == 0:
+        span = tl.arange(0, SPANS)
+        tail = tl.sum(tl.load(tails + row * spans + span, mask=span < spans, other=0.0), 0) * (1 + 2.0**-10)
+        step = _apart(tl.load(widest + row).to(tl.float32) * 0.125, high)
+        moved = tail * tl.exp2(step) / mass * (wide / unit) * tl.maximum(reach, 1.0) * grown
+        moved = tl.where(tail == 0, 0.0, moved)
     whole = (moved + rounding + narrow * own / unit + vanished / unit) * (1 + 2.0**-16)
     # Answer and truth are never further apart than their lengths together.
     lengths = (1 + own / unit * (1 + narrow) + vanished / unit) * (1 + 2.0**-16)
@@ -215,12 +249,16 @@ def _merge(
     again: bool,
 ) -> None:
     (b, h, d), (g, s, e) = q.shape, v.shape[1:]
-    spans, heads, within = chosen.tails.shape[1], b * g, found.within.view(torch.int8)
+    heads, within = b * g, found.within.view(torch.int8)
     count = programs(heads, s)
+    draws, nothing = None if again else chosen.draws, terms.nu
+    tails = nothing if chosen.tails is None else chosen.tails
+    spans = 0 if chosen.tails is None else chosen.tails.shape[1]
     _merged[(b * h,)](
         q,
-        *parts,
-        chosen.tails,
+        *(nothing if x is None else x for x in parts),
+        nothing if draws is None else draws.rims,
+        tails,
         terms.widest,
         terms.nu,
         most,
@@ -232,6 +270,7 @@ def _merge(
         drop,
         limit,
         *_rounding(q, v, scale),
+        *((0.0, 0.0, 0.0) if draws is None else draws.logs),
         spans,
         heads,
         s,
@@ -245,8 +284,9 @@ def _merge(
         PROGRAMS=count,
         PARTS=triton.next_power_of_2(count),
         CHUNK=min(triton.next_power_of_2(count), _CHUNK),
-        SPANS=triton.next_power_of_2(spans),
+        SPANS=triton.next_power_of_2(max(spans, 1)),
         LARGEST=torch.finfo(q.dtype).max,
+        DRAWN=draws is not None,
         AGAIN=again,
         num_warps=_MERGING,
         **closely(q.device),
@@ -291,15 +331,29 @@ def merged_twin(
     scale, logit_error, per_tile, narrow, halves, vanished = _rounding(q, v, scale)
     tiles, count = share // TILE, (beyond - first).repeat_interleave(r)
     delta = scale * asked * longest * logit_error + (tiles + 2) * 2.0**-20 + 900 * _UNIT.value
+    delta = delta if chosen.draws is None else delta + 2.0**-16
     depth = (tiles * per_tile + count + 2 * TILE + 16) * _UNIT.value
     rounding = torch.where(depth < 0.5, delta + halves + 2 * depth / (1 - depth) + 2.0**-20, math.inf)
-    tail = chosen.tails.double().sum(-1) * (1 + 2.0**-10)
     unit_length, wide = (x.reshape(-1).double().repeat_interleave(r) for x in (most, terms.nu))
-    top = terms.widest.double() / STEPS
-    apart = top - high + (top.abs() + high.abs() + 1) * 2.0**-21
-    reach = ((own + rounding * unit_length * 1.1) / wide).clamp(min=1.0)
-    moved = tail * torch.exp2(apart) / mass * (wide / unit_length) * reach * delta.exp() * (1 + rounding)
-    moved = torch.where((tail == 0) | (unit_length == 0), 0.0, moved * (1 + 2.0**-16))
+    reach = (own + rounding * unit_length * 1.1) / wide
+    grown = delta.exp() * (1 + rounding) * (1 + 2.0**-16)
+
+    def above(top: Float64[Tensor, "bh"]) -> Float64[Tensor, "bh"]:
+        """What stands that many octaves high, at most, beside the largest weight."""
+        return torch.exp2(top - high + (top.abs() + high.abs() + 1) * 2.0**-21)
+
+    if chosen.draws is not None and parts.light is not None and parts.heavy is not None:
+        rim, fine = chosen.draws.rims.double().unbind(-1)
+        light, heavy = (by_row(x, 0.0).double().sum(-1) * grown for x in (parts.light, parts.heavy))
+        moved = missed_twin(
+            light * grown + 2.0**-40, heavy, above(rim - fine), fine.exp2(), mass / grown, reach, chosen.draws.logs
+        )
+        moved = torch.where(delta < FUZZY.value, moved * (wide / unit_length), math.inf)
+        moved = torch.where((rim < NONE.value) | (unit_length == 0), 0.0, moved)
+    else:
+        tail = mass.new_zeros(()) if chosen.tails is None else chosen.tails.double().sum(-1) * (1 + 2.0**-10)
+        moved = tail * above(terms.widest.double() / STEPS) / mass * (wide / unit_length) * reach.clamp(min=1.0) * grown
+        moved = torch.where((tail == 0) | (unit_length == 0), 0.0, moved)
     whole = (moved + rounding + narrow * own / unit_length + vanished / unit_length) * (1 + 2.0**-16)
     lengths = (1 + own / unit_length * (1 + narrow) + vanished / unit_length) * (1 + 2.0**-16)
     whole = torch.where(whole < lengths, whole, lengths)
@@ -328,7 +382,7 @@ def read_again_twin(
     heads = b * g
     ill = ~found.within.view(heads, h // g).all(-1)
     everything = torch.arange(s, device=q.device, dtype=torch.int32).expand(heads, s)
-    whole = Chosen(everything, ill.int() * s, torch.zeros_like(chosen.tails))
+    whole = Chosen(everything, ill.int() * s, None)
     parts = attended_twin(q, k, v, whole, scale)
     again = merged_twin(q, v, parts, terms, whole, most, math.inf, scale)
     rows = ill.repeat_interleave(h // g).view(b, h)

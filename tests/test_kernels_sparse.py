@@ -447,7 +447,7 @@ from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
 names = {torch.float32: "fp32", torch.float64: "fp64", torch.bfloat16: "bf16", torch.int32: "i32", torch.int8: "i8"}
-names |= {torch.uint8: "u8", torch.float16: "fp16"}
+names |= {torch.uint8: "u8", torch.float16: "fp16", torch.int64: "i64"}
 done = []
 
 def run(self, *args, grid, warmup, num_warps=4, num_stages=3, **constants):

@@ -137,8 +137,8 @@ def _attended(
             rim = rims + (head * R + row) * 2
             threshold = tl.load(rim, mask=row < R, other=0.0) - tl.load(rim + 1, mask=row < R, other=0.0)
             ratio = 1 / tl.load(nu + head)
-            squares = tl.zeros((RP, TILE), tl.float32)
-            large = tl.zeros((RP, TILE), tl.float32)
+            squares = tl.zeros((RP,), tl.float32)
+            large = tl.zeros((RP,), tl.float32)
         own = listed + head * s
         rows = k + head * k_stride
         carriers = v + head * v_stride
@@ -169,8 +169,8 @@ def _attended(
                 term = logits + tl.log2(slanted)[None, :] - threshold[:, None]
                 term = tl.exp2(tl.where((rare > 0)[None, :], term, float("-inf")))
                 clipped = tl.minimum(term, ABOVE)
-                squares += clipped * clipped * (1 - odds)[None, :]
-                large += tl.where(term > BELOW, term * ((tl.sqrt(length) + 1) / slanted)[None, :], 0.0)
+                squares += tl.sum(clipped * clipped * (1 - odds)[None, :], 1)
+                large += tl.sum(tl.where(term > BELOW, term * ((tl.sqrt(length) + 1) / slanted)[None, :], 0.0), 1)
             wide = keys.to(tl.float32)
             longest = tl.maximum(longest, tl.sum(wide * wide, 1))
             risen = tl.maximum(high, tl.max(logits, 1))
@@ -195,8 +195,8 @@ def _attended(
         tl.store(values + out[:, None] * E + column[None, :], sums * (1 / LIFT), mask=inside)
         tl.store(square + program + head, tl.max(longest, 0))
         if DRAWN:
-            tl.store(light + out, tl.sum(squares, 1), mask=row < R)
-            tl.store(heavy + out, tl.sum(large, 1), mask=row < R)
+            tl.store(light + out, squares, mask=row < R)
+            tl.store(heavy + out, large, mask=row < R)
 
 
 def programs(heads: int, s: int) -> int:

@@ -23,7 +23,7 @@ from torch import Tensor
 from avow.kernels import choice
 from avow.kernels.choice import WIDTH, Counted, Draws, Marked
 from avow.kernels.sample_bounds import Logs
-from avow.kernels.sketch_pass import BINS, STEPS, Terms
+from avow.kernels.sketch_pass import BINS, LIMIT, STEPS, Terms
 from avow.kernels.turns import closely, in_turn
 from avow.maths.rounding import unit
 from avow.maths.sketch import GROUP
@@ -35,9 +35,11 @@ _BITS = tl.constexpr(24)
 # What only plans rest on. The values of tokens that weigh are about this much longer than the answer, ν: terms are 2.2
 # times the weight. What the sketch pass took off the expected mass in doubt comes back, as far as intervals are wide,
 # up to this factor.
-_TERM, _DOUBTED = tl.constexpr(2.2), tl.constexpr(1.4)
+_TERM, _DOUBTED = tl.constexpr(2.2), tl.constexpr(1.25)
 # Of a limit on the whole bound, plans leave this share to what they cannot foresee.
-_SPARE = 0.08
+_SPARE = 0.12
+# A rim is at most 30 octaves above the largest term, in steps.
+_HIGHEST = tl.constexpr(-240.0)
 # Stands for a cut behind which nothing is: everything is read.
 _ALL = tl.constexpr(2**30)
 # Odd constants of two rounds of multiply and shift.
@@ -63,8 +65,19 @@ def _keys(seed, head):
 
 
 @triton.jit
-def _planned(expected, behind, aim, slim, BINS: tl.constexpr, WIDTH: tl.constexpr, mean_log, log):
-    """Steps below the largest term that each row's rim is at, and octaves from there to where terms count as heavy.
+def _planned(
+    expected,
+    behind,
+    highest,
+    aim,
+    slim,
+    LIMIT: tl.constexpr,
+    BINS: tl.constexpr,
+    WIDTH: tl.constexpr,
+    mean_log,
+    log,
+):
+    """Steps below the largest term, `highest`, that each row's rim is at, and octaves below which a term is light.
 
     `behind` are the terms of each bin and all after it, `aim` is the error that is aimed at and `slim` is ν over the
     longest value. What `sample_bounds` will prove is foreseen from how much smaller weights are than their bounds.
@@ -82,13 +95,14 @@ def _planned(expected, behind, aim, slim, BINS: tl.constexpr, WIDTH: tl.constexp
     calm = (tl.sqrt(root * root + 4 * linear * goal) - root) / (2 * linear)
     # Where bounds are tight, what is heavy is usual, and its variance decides.
     linear = 0.95 * log + 2.83
-    root = 1.42 * tl.sqrt(2 * log * share * behind)
+    root = 1.6 * tl.sqrt(2 * log * share * behind)
     rough = (tl.sqrt(root * root + 4 * linear * goal) - root) / (2 * linear)
     size = tl.where((wide < fine + 0.5)[:, None], rough, tl.maximum(calm, rough))
     bins = tl.arange(0, BINS)
-    edge = tl.where(bins == 0, 2.0**60, tl.exp2(bins.to(tl.float32) * (-WIDTH / 8)))
+    edge = tl.where(bins == 0, 2.0**30, tl.exp2(bins.to(tl.float32) * (-WIDTH / 8)))
     rim = tl.max(tl.minimum(size * size, edge[None, :]), 1)
-    steps = tl.minimum(tl.maximum(tl.ceil(-8 * tl.log2(rim)), 1.0), 2.0**20)
+    # Terms at the limit may be anything above it, and are always read.
+    steps = tl.maximum(tl.ceil(-8 * tl.log2(rim)), tl.where(highest < LIMIT, _HIGHEST, 1.0))
     # Where there is nothing to expect, or nothing to aim at, everything is read.
     rim = tl.where(aim > 0, tl.where(slim < float("inf"), rim, 0.0), 0.0)
     known = (expected > 0) & (expected < float("inf")) & (whole < float("inf")) & (rim > 0)
@@ -124,6 +138,7 @@ def _drawn(
     RP: tl.constexpr,
     BLOCK: tl.constexpr,
     GROUP: tl.constexpr,
+    LIMIT: tl.constexpr,
     BINS: tl.constexpr,
     WIDTH: tl.constexpr,
     PROGRAMS: tl.constexpr,
@@ -143,7 +158,9 @@ def _drawn(
     terms = number.to(tl.float32) * tl.exp2(bins.to(tl.float32) * (-WIDTH / 8))[None, :] * stride
     slim = tl.load(nu + head) / tl.load(most + head)
     aim = tl.minimum(drop, room - narrow * slim)
-    cuts, fine = _planned(tl.sum(parts, 1), tl.cumsum(terms, 1, reverse=True), aim, slim, BINS, WIDTH, mean_log, log)
+    highest = tl.load(widest + rows, mask=row < R, other=0)
+    behind = tl.cumsum(terms, 1, reverse=True)
+    cuts, fine = _planned(tl.sum(parts, 1), behind, highest, aim, slim, LIMIT, BINS, WIDTH, mean_log, log)
     first_key, second_key = _keys(seed, head)
     total = tl.zeros((BLOCK // GROUP,), tl.int32)
     token = tl.arange(0, GROUP)
@@ -160,14 +177,13 @@ def _drawn(
             cut = tl.sum(tl.where(row == sibling, cuts, 0), 0)
             above = tl.maximum(above, tl.where(sketched, cut - apart, -_ALL)[:, None] - short)
         rare = tl.minimum(tl.maximum(-above, 0), _RAREST)
-        chance = (16 - (rare & 7)) << (_BITS - 4 - (rare >> 3))
+        chance = (16 - (rare & 7)) << ((rare >> 3) * -1 + (_BITS - 4))
         draw = _stirred(_stirred(place.to(tl.uint32) ^ first_key) ^ second_key) >> (32 - _BITS)
         wanted = (draw.to(tl.int32) < chance) & (place < s)
         tl.store(flags + head * blocks * BLOCK + place, tl.where(wanted, rare + 1, 0).to(tl.uint8))
         total += tl.sum(wanted.to(tl.int32), 1)
     tl.store(found + head * spans + part, tl.sum(total, 0))
     if part == 0:
-        highest = tl.load(widest + rows, mask=row < R, other=0)
         tl.store(rims + rows * 2, (highest - cuts).to(tl.float32) * 0.125, mask=row < R)
         tl.store(rims + rows * 2 + 1, fine, mask=row < R)
 
@@ -228,6 +244,7 @@ def drawn(
         RP=triton.next_power_of_2(r),
         BLOCK=choice.BLOCK,
         GROUP=GROUP,
+        LIMIT=LIMIT,
         BINS=BINS,
         WIDTH=WIDTH,
         PROGRAMS=triton.next_power_of_2(programs),
@@ -264,12 +281,12 @@ def planned_twin(
     calm = solved(
         (logs.mean + torch.exp2(-fine) * 2.83 * logs.sum)[:, None], 1.42 * share * (2.4 * logs.sum * behind).sqrt()
     )
-    rough = solved(0.95 * logs.sum + 2.83, 1.42 * (2 * logs.sum * share * behind).sqrt())
+    rough = solved(0.95 * logs.sum + 2.83, 1.6 * (2 * logs.sum * share * behind).sqrt())
     size = torch.where((wide < fine + 0.5)[:, None], rough, torch.maximum(calm, rough))
     edges = sizes.clone()
-    edges[0] = 2.0**60
+    edges[0] = 2.0**30
     rim = torch.minimum(size.square(), edges).amax(-1)
-    steps = (-STEPS * rim.log2()).ceil().clamp(1.0, 2.0**20)
+    steps = torch.maximum((-STEPS * rim.log2()).ceil(), torch.where(terms.widest < LIMIT, _HIGHEST.value, 1.0))
     sure = (expected > 0) & (expected < torch.inf) & (whole < torch.inf) & (rim > 0)
     sure &= (aim > 0) & (slim < torch.inf)
     cuts = torch.where(sure, steps, 2.0**30).int()

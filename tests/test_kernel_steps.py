@@ -202,6 +202,29 @@ def test_what_is_not_for_kernels_says_why(options: dict[str, Any], heads: int, t
     assert not isinstance(cache.attend(q, tol=tol).certificate, kernel_steps.Awaited)
 
 
+def test_steps_with_a_confidence_draw_anew_each_time_and_keep_their_certificates() -> None:
+    cache, q = filled(640), asked(0.3)
+    answers = [cache.attend(q, tol=0.9, confidence=0.9) for _ in range(2)]
+    for out, certificate in answers:
+        assert isinstance(certificate, kernel_steps.Awaited) and certificate.kind == "statistical"
+        assert certificate.confidence == 0.9 and certificate.keeps(0.9)
+        assert "tokens that were drawn" in certificate.reason
+        assert bool((errors(cache, q, out) <= certificate.rows).all())
+    assert not torch.equal(answers[0].out, answers[1].out)
+    assert Certificate.from_json(answers[0].certificate.to_json()).confidence == 0.9
+    # A generator decides, and the cache's own draws go on from where they were.
+    own = cache._steps._seed
+    assert own is not None
+    before = int(own)
+    same = []
+    for _ in range(2):
+        cache._steps._hint = None
+        same.append(cache.attend(q, 0.9, 0.9, generator=torch.Generator().manual_seed(7)).out)
+    assert torch.equal(*same) and int(own) == before
+    cache._steps._report = None
+    assert copy.deepcopy(cache)._steps._seed is None
+
+
 def test_a_copy_of_a_cache_answers_alike_and_learns_for_itself() -> None:
     cache, q = filled(128), asked()
     first = cache.attend(q, tol=TOL)

@@ -20,8 +20,9 @@ interpret()
 
 from avow.kernels import choice, gather_attention, merging, sample_bounds, sampling, sketch_pass  # noqa: E402
 from avow.kernels.choice import Chosen, Marked  # noqa: E402
+from avow.kernels.merging import Decoded  # noqa: E402
 from avow.kernels.sample_bounds import Logs  # noqa: E402
-from avow.kernels.sparse_decode import Decoded, decode, decode_twin  # noqa: E402
+from avow.kernels.sparse_decode import decode, decode_twin  # noqa: E402
 from avow.maths import tails  # noqa: E402
 from avow.maths.sketch import sketched  # noqa: E402
 from tests.test_kernels_sparse import BEYOND, COMPILED, HOSTILE, ROOT, Step, drawn, step, terms_of, unit_of  # noqa: E402
@@ -40,7 +41,7 @@ def seeded(number: int = 3) -> Tensor:
 def run(given: Step, drop: float = 0.3, seed: Tensor | None = None, how: Any = decode, **more: Any) -> Decoded:
     options = {"confidence": CONFIDENCE} | more
     seed = seeded() if seed is None else seed
-    return how(given.q, given.k, given.v, given.sketch, given.lengths, drop, given.scale, seed=seed, **options)  # type: ignore[no-any-return]
+    return how(given.q, given.k, given.v, given.sketch, given.lengths, drop, given.scale, seed=seed, **options)
 
 
 def marks_of(given: Step, drop: float = 0.3, number: int = 3) -> tuple[sketch_pass.Terms, Marked]:

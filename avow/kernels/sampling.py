@@ -35,9 +35,9 @@ _BITS = tl.constexpr(24)
 # What only plans rest on. The values of tokens that weigh are about this much longer than the answer, ν: terms are 2.2
 # times the weight. What the sketch pass took off the expected mass in doubt comes back, as far as intervals are wide,
 # up to this factor.
-_TERM, _DOUBTED = tl.constexpr(2.2), tl.constexpr(1.25)
+_TERM, _DOUBTED = tl.constexpr(2.2), tl.constexpr(1.15)
 # Of a limit on the whole bound, plans leave this share to what they cannot foresee.
-_SPARE = 0.12
+_SPARE = 0.15
 # A rim is at most 30 octaves above the largest term, in steps.
 _HIGHEST = tl.constexpr(-240.0)
 # Stands for a cut behind which nothing is: everything is read.

@@ -28,10 +28,11 @@ from avow.kernels.turns import closely, in_turn
 from avow.maths.rounding import unit
 from avow.maths.sketch import GROUP
 
-# Odds are not below 2^-15.9: of a million tokens that weigh nothing, 17 are drawn.
-_RAREST = tl.constexpr(127)
+# Odds are not below 2^-12.8: of a million tokens that weigh nothing, 144 are drawn.
+_RAREST = 103
+_LOWEST = tl.constexpr(-_RAREST)
 # Draws have this many bits, so that all odds are whole numbers of them.
-_BITS = tl.constexpr(24)
+_BITS = 16
 # What only plans rest on. The values of tokens that weigh are about this much longer than the answer, ν: terms are 2.2
 # times the weight. What the sketch pass took off the expected mass in doubt comes back, as far as intervals are wide,
 # up to this factor.
@@ -109,6 +110,55 @@ def _planned(
     return tl.where(known, steps, 2.0**30).to(tl.int32), fine
 
 
+@triton.jit
+def _block(
+    block,
+    offset,
+    top,
+    widest,
+    flags,
+    cuts,
+    first_key,
+    second_key,
+    c,
+    s,
+    WHOLE: tl.constexpr,
+    R: tl.constexpr,
+    RP: tl.constexpr,
+    BLOCK: tl.constexpr,
+    GROUP: tl.constexpr,
+):
+    """Draws from a block of tokens, with `WHOLE` one in which all have a sketch; how many of each group were drawn."""
+    row, token = tl.arange(0, RP), tl.arange(0, GROUP)
+    group = block * (BLOCK // GROUP) + tl.arange(0, BLOCK // GROUP)
+    place = group[:, None] * GROUP + token[None, :]
+    # By how many steps a token is above some sibling's rim; what has no sketch is always read.
+    above = tl.full((BLOCK // GROUP, GROUP), _LOWEST, tl.int32)
+    if not WHOLE:
+        above = tl.where((group < c)[:, None], above, 0)
+    for sibling in tl.static_range(R):
+        cut = tl.sum(tl.where(row == sibling, cuts, 0), 0) - tl.load(widest + sibling)
+        at = offset + sibling * c * GROUP + place
+        if WHOLE:
+            level = cut + tl.load(top + group * R + sibling)
+            short = tl.load(at)
+        else:
+            level = tl.where(group < c, cut + tl.load(top + group * R + sibling, mask=group < c, other=0), -_ALL)
+            short = tl.load(at, mask=(group < c)[:, None], other=0)
+        above = tl.maximum(above, level[:, None] - short.to(tl.int32))
+    above = tl.minimum(above, 0)
+    odds = (above * 2**20 + (127 << 23)).to(tl.float32, bitcast=True)
+    # Two tokens share a hash, and have half of its bits each: as the lowest of a float32, they count from 2^23 on.
+    pair = group[:, None] * (GROUP // 2) + tl.arange(0, GROUP // 2)[None, :]
+    both = _stirred(_stirred(pair.to(tl.uint32) ^ first_key) ^ second_key)
+    draw = tl.reshape(tl.join(both & 0xFFFF, both >> 16), (BLOCK // GROUP, GROUP)) | 0x4B000000
+    wanted = draw.to(tl.float32, bitcast=True) < odds * 2.0**16 + 2.0**23
+    if not WHOLE:
+        wanted = wanted & (place < s)
+    tl.store(flags + place, tl.where(wanted, 1 - above, 0).to(tl.uint8))
+    return tl.sum(wanted.to(tl.int32), 1)
+
+
 @triton.jit(do_not_specialize=["c", "s", "blocks", "spans", "span", "programs"])
 def _drawn(
     offset,
@@ -163,25 +213,18 @@ def _drawn(
     cuts, fine = _planned(tl.sum(parts, 1), behind, highest, aim, slim, LIMIT, BINS, WIDTH, mean_log, log)
     first_key, second_key = _keys(seed, head)
     total = tl.zeros((BLOCK // GROUP,), tl.int32)
-    token = tl.arange(0, GROUP)
-    for block in range(part * span, tl.minimum(part * span + span, blocks)):
-        group = block * (BLOCK // GROUP) + tl.arange(0, BLOCK // GROUP)
-        place = group[:, None] * GROUP + token[None, :]
-        sketched = group < c
-        # By how many steps a token is above some sibling's rim; what has no sketch is always read.
-        above = tl.where(sketched, -_ALL, 1)[:, None] + tl.zeros((BLOCK // GROUP, GROUP), tl.int32)
-        for sibling in tl.static_range(R):
-            mine = head * R + sibling
-            apart = tl.load(widest + mine) - tl.load(top + (head * c + group) * R + sibling, mask=sketched, other=0)
-            short = tl.load(offset + mine * c * GROUP + place, mask=sketched[:, None], other=0).to(tl.int32)
-            cut = tl.sum(tl.where(row == sibling, cuts, 0), 0)
-            above = tl.maximum(above, tl.where(sketched, cut - apart, -_ALL)[:, None] - short)
-        rare = tl.minimum(tl.maximum(-above, 0), _RAREST)
-        chance = (16 - (rare & 7)) << ((rare >> 3) * -1 + (_BITS - 4))
-        draw = _stirred(_stirred(place.to(tl.uint32) ^ first_key) ^ second_key) >> (32 - _BITS)
-        wanted = (draw.to(tl.int32) < chance) & (place < s)
-        tl.store(flags + head * blocks * BLOCK + place, tl.where(wanted, rare + 1, 0).to(tl.uint8))
-        total += tl.sum(wanted.to(tl.int32), 1)
+    offset += head * R * c * GROUP
+    top += head * c * R
+    flags += head * blocks * BLOCK
+    widest += head * R
+    end = tl.minimum(part * span + span, blocks)
+    whole = tl.minimum(tl.maximum(c * GROUP // BLOCK, part * span), end)
+    for block in range(part * span, whole):
+        total += _block(block, offset, top, widest, flags, cuts, first_key, second_key, c, s, True, R, RP, BLOCK, GROUP)
+    for block in range(whole, end):
+        total += _block(
+            block, offset, top, widest, flags, cuts, first_key, second_key, c, s, False, R, RP, BLOCK, GROUP
+        )
     tl.store(found + head * spans + part, tl.sum(total, 0))
     if part == 0:
         tl.store(rims + rows * 2, (highest - cuts).to(tl.float32) * 0.125, mask=row < R)
@@ -298,8 +341,8 @@ def drawn_twin(terms: Terms, rims: Float32[Tensor, "bh 2"], logs: Logs, seed: In
     heads, c, r = terms.top.shape
     cuts = (terms.widest - rims[:, 0] * STEPS).round().int()
     above = (cuts[:, None] - choice.steps_below(terms)).view(heads, r, c * GROUP).amax(1)
-    rare = torch.nn.functional.pad((-above).clamp(0, _RAREST.value), (0, s - c * GROUP))
-    chance = (16 - (rare & 7)) << (_BITS.value - 4 - (rare >> 3))
+    rare = torch.nn.functional.pad((-above).clamp(0, _RAREST), (0, s - c * GROUP))
+    chance = (16 - (rare & 7)) << (_BITS - 4 - (rare >> 3))
     wanted = draws_twin(seed, heads, s) < chance
     blocks, spans, span = choice.spans_of(heads, s)
     room = spans * span * choice.BLOCK
@@ -309,7 +352,7 @@ def drawn_twin(terms: Terms, rims: Float32[Tensor, "bh 2"], logs: Logs, seed: In
 
 
 def draws_twin(seed: Int64[Tensor, "1"], heads: int, s: int) -> Int32[Tensor, "bg s"]:
-    """Uniform whole numbers of 24 bits."""
+    """Uniform whole numbers of 16 bits."""
     mask = 2**32 - 1
 
     def stirred(x: Tensor) -> Tensor:
@@ -319,7 +362,9 @@ def draws_twin(seed: Int64[Tensor, "1"], heads: int, s: int) -> Int32[Tensor, "b
 
     keys = [_keys_twin(int(seed), head) for head in range(heads)]
     first, second = torch.tensor(keys, device=seed.device).unsqueeze(-1).unbind(1)  # each (bg, 1)
-    return (stirred(stirred(torch.arange(s, device=seed.device) ^ first) ^ second) >> (32 - _BITS.value)).int()
+    place = torch.arange(s, device=seed.device)
+    both = stirred(stirred((place >> 1) ^ first) ^ second)
+    return (both >> (place & 1) * _BITS & 2**_BITS - 1).int()
 
 
 def _keys_twin(seed: int, head: int) -> tuple[int, int]:

@@ -202,6 +202,15 @@ def test_what_is_not_for_kernels_says_why(options: dict[str, Any], heads: int, t
     assert not isinstance(cache.attend(q, tol=tol).certificate, kernel_steps.Awaited)
 
 
+def test_more_tokens_than_can_be_told_apart_are_not_drawn_from(monkeypatch: pytest.MonkeyPatch) -> None:
+    cache = filled(128)
+    monkeypatch.setattr(kernel_steps, "_DRAWABLE", 127)
+    problem = cache._problem(asked(), None)[0]
+    assert cache._unfit(problem, TOL, 0.9) == "they draw from at most 127 tokens" and not cache._unfit(
+        problem, TOL, 1.0
+    )
+
+
 def test_steps_with_a_confidence_draw_anew_each_time_and_keep_their_certificates() -> None:
     cache, q = filled(640), asked(0.3)
     answers = [cache.attend(q, tol=0.9, confidence=0.9) for _ in range(2)]

@@ -156,7 +156,7 @@ def _merged(
     delta = scale * asked * longest * logit_error + (tiles + 2) * 2.0**-20 + 900 * _UNIT
     if DRAWN:
         # The logarithm of odds and lengths, and that of the odds beside a logit.
-        delta += 2.0**-16
+        delta += 2.0**-15
     depth = (tiles * per_tile + (beyond - first).to(tl.float32) + 2 * TILE + 16) * _UNIT
     rounding = delta + halves + 2 * depth / (1 - depth) + 2.0**-20
     rounding = tl.where(depth < 0.5, rounding, float("inf"))
@@ -331,7 +331,7 @@ def merged_twin(
     scale, logit_error, per_tile, narrow, halves, vanished = _rounding(q, v, scale)
     tiles, count = share // TILE, (beyond - first).repeat_interleave(r)
     delta = scale * asked * longest * logit_error + (tiles + 2) * 2.0**-20 + 900 * _UNIT.value
-    delta = delta if chosen.draws is None else delta + 2.0**-16
+    delta = delta if chosen.draws is None else delta + 2.0**-15
     depth = (tiles * per_tile + count + 2 * TILE + 16) * _UNIT.value
     rounding = torch.where(depth < 0.5, delta + halves + 2 * depth / (1 - depth) + 2.0**-20, math.inf)
     unit_length, wide = (x.reshape(-1).double().repeat_interleave(r) for x in (most, terms.nu))

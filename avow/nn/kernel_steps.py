@@ -179,7 +179,7 @@ class KernelSteps:
         if generator is None and self._seed is not None and self._seed.device == device:
             return self._seed
         home = torch.device("cpu") if generator is None else generator.device
-        number = torch.randint(2**62, (1,), generator=generator, device=home).to(device)
+        number = torch.randint(2**62, (1,), generator=generator, device=home).to(device, non_blocking=True)
         if generator is None:
             self._seed = number
         return number

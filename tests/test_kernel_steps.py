@@ -211,12 +211,16 @@ def test_more_tokens_than_can_be_told_apart_are_not_drawn_from(monkeypatch: pyte
     )
 
 
-def test_steps_with_a_confidence_draw_anew_each_time_and_keep_their_certificates() -> None:
+def test_steps_with_a_confidence_draw_anew_each_time_and_keep_their_certificates(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    # Of so few tokens most are read, and it is asked again all the same.
+    monkeypatch.setattr(kernel_steps, "_WORTHWHILE", 1.0)
     cache, q = filled(640), asked(0.3)
-    answers = [cache.attend(q, tol=0.9, confidence=0.9) for _ in range(2)]
+    answers = [cache.attend(q, tol=0.5, confidence=0.9) for _ in range(2)]
     for out, certificate in answers:
         assert isinstance(certificate, kernel_steps.Awaited) and certificate.kind == "statistical"
-        assert certificate.confidence == 0.9 and certificate.keeps(0.9)
+        assert certificate.confidence == 0.9 and certificate.keeps(0.5)
         assert "tokens that were drawn" in certificate.reason
         assert bool((errors(cache, q, out) <= certificate.rows).all())
     assert not torch.equal(answers[0].out, answers[1].out)
@@ -228,7 +232,7 @@ def test_steps_with_a_confidence_draw_anew_each_time_and_keep_their_certificates
     same = []
     for _ in range(2):
         cache._steps._hint = None
-        same.append(cache.attend(q, 0.9, 0.9, generator=torch.Generator().manual_seed(7)).out)
+        same.append(cache.attend(q, 0.5, 0.9, generator=torch.Generator().manual_seed(7)).out)
     assert torch.equal(*same) and int(own) == before
     cache._steps._report = None
     assert copy.deepcopy(cache)._steps._seed is None

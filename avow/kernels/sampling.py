@@ -33,14 +33,15 @@ _RAREST = 103
 _LOWEST = tl.constexpr(-_RAREST)
 # Draws have this many bits, so that all odds are whole numbers of them.
 _BITS = 16
-# What only plans rest on. The values of tokens that weigh are about this much longer than the answer, ν: terms are 2.2
-# times the weight. What the sketch pass took off the expected mass in doubt comes back, as far as intervals are wide,
-# up to this factor.
-_TERM, _DOUBTED = tl.constexpr(2.2), tl.constexpr(1.15)
+# What only plans rest on: how long values are, as a share of the longest; and what the sketch pass took off the
+# expected mass in doubt comes back as far as intervals are wide, up to this factor.
+_USUAL, _DOUBTED = tl.constexpr(0.8), tl.constexpr(1.15)
 # Of a limit on the whole bound, plans leave this share to what they cannot foresee.
 _SPARE = 0.15
 # A rim is at most 30 octaves above the largest term, in steps.
 _HIGHEST = tl.constexpr(-240.0)
+# How many times the error that is aimed at ν should be at least.
+_ROOM = 8.0
 # Stands for a cut behind which nothing is: everything is read.
 _ALL = tl.constexpr(2**30)
 # Odd constants of two rounds of multiply and shift.
@@ -84,13 +85,14 @@ def _planned(
     longest value. What `sample_bounds` will prove is foreseen from how much smaller weights are than their bounds.
     """
     whole = tl.max(behind, 1)
-    wide = tl.log2(tl.maximum(whole / (expected * _TERM), 1.0))
+    long = _USUAL / slim
+    wide = tl.log2(tl.maximum(whole / (expected * (1 + long)), 1.0))
     mass = expected * tl.minimum(tl.exp2(wide * 0.1), _DOUBTED)
-    wide = tl.log2(tl.maximum(whole / (mass * _TERM), 1.0))
+    wide = tl.log2(tl.maximum(whole / (mass * (1 + long)), 1.0))
     fine = tl.minimum(tl.maximum(tl.floor(wide * 0.5 + 1.4), 1.0), 3.0)
     goal = (aim * mass / slim)[:, None]
-    # Lengths of (v, ν) are about 1.64ν, and the answer is about as long as ν.
-    share = tl.minimum(mass * 1.64 / whole, 1.0)[:, None]
+    # The answer is about as long as ν.
+    share = tl.minimum(mass * tl.sqrt(long * long + 1) / whole, 1.0)[:, None]
     linear = (mean_log + tl.exp2(-fine) * 2.83 * log)[:, None]
     root = 1.42 * share * tl.sqrt(2.4 * log * behind)
     calm = (tl.sqrt(root * root + 4 * linear * goal) - root) / (2 * linear)
@@ -241,6 +243,13 @@ class Goal(NamedTuple):
     narrow: float
 
 
+def shortest(drop: float, limit: float | None, confidence: float) -> float:
+    """The least share of the longest value that ν should be: draws leave the normaliser open by the error over ν."""
+    if confidence == 1:
+        return 0.0
+    return min(1.0, _ROOM * min(drop, math.inf if limit is None else limit))
+
+
 def goal(drop: float, limit: float | None, dtype: torch.dtype) -> Goal:
     """What a step aims at whose whole bound must not exceed a limit."""
     room = math.inf if limit is None else limit * (1 - _SPARE)
@@ -311,12 +320,13 @@ def planned_twin(
     expected, whole = known.masses.sum(-1), behind[:, 0]
     slim = (terms.nu / most.reshape(-1)).repeat_interleave(r)
     aim = (goal.room - goal.narrow * slim).clamp(max=goal.drop)
-    wide = (whole / (expected * _TERM.value)).clamp(min=1.0).log2()
+    long = _USUAL.value / slim
+    wide = (whole / (expected * (1 + long))).clamp(min=1.0).log2()
     mass = expected * torch.exp2(wide * 0.1).clamp(max=_DOUBTED.value)
-    wide = (whole / (mass * _TERM.value)).clamp(min=1.0).log2()
+    wide = (whole / (mass * (1 + long))).clamp(min=1.0).log2()
     fine = (wide * 0.5 + 1.4).floor().clamp(1.0, 3.0)
     wished = (aim * mass / slim)[:, None]
-    share = (mass * 1.64 / whole).clamp(max=1.0)[:, None]
+    share = (mass * (long.square() + 1).sqrt() / whole).clamp(max=1.0)[:, None]
 
     def solved(linear: Tensor | float, root: Tensor) -> Tensor:
         return ((root.square() + 4 * linear * wished).sqrt() - root) / (2 * linear)

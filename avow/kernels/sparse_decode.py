@@ -79,7 +79,7 @@ def decode(
     _check(q, k, v, sketch, lengths, drop, scale)
     seed = _checked_seed(confidence, seed, k)
     q = q.detach().contiguous()
-    known = sketch_pass.prepared(q, sketch, lengths.most, hint, scale)
+    known = sketch_pass.prepared(q, sketch, lengths.most, hint, scale, sampling.shortest(drop, limit, confidence))
     terms = sketch_pass.bounded(q, sketch, lengths.each, known)
     s, counted = k.shape[2], choice.counted(terms)
     if seed is None:
@@ -114,7 +114,7 @@ def decode_twin(
     _check(q, k, v, sketch, lengths, drop, scale)
     seed = _checked_seed(confidence, seed, k)
     q = q.detach()
-    known = sketch_pass.prepared_twin(q, sketch, lengths.most, hint, scale)
+    known = sketch_pass.prepared_twin(q, sketch, lengths.most, hint, scale, sampling.shortest(drop, limit, confidence))
     terms = sketch_pass.bounded_twin(q, sketch, lengths.each, known)
     s, counted = k.shape[2], choice.counted_twin(terms)
     if seed is None:

@@ -255,7 +255,9 @@ def test_a_step_that_is_lied_to_breaks_its_bound() -> None:
 
 
 @pytest.mark.parametrize("how", [decode, decode_twin])
-def test_heads_beyond_the_limit_read_all_tokens_after_all(how: Any) -> None:
+def test_heads_beyond_the_limit_read_all_tokens_after_all(how: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    # A hint that is far too short is not believed unless asked to.
+    monkeypatch.setattr(sampling, "shortest", lambda *_: 0.0)
     given = step(*drawn(g=2, s=400, loud=1.0), torch.float32)
     hint = torch.tensor([[1e-4, 1e-4, 9.0, 9.0]])
     plain, again = (run(given, 0.4, how=how, hint=hint, limit=limit) for limit in (None, 0.5))

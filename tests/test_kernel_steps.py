@@ -30,6 +30,7 @@ def kernels_everywhere(monkeypatch: pytest.MonkeyPatch) -> None:
     """Caches on a CPU are answered by kernels, interpreted, however short they are."""
     monkeypatch.setattr(kernel_steps, "_absent", lambda device: "")
     monkeypatch.setattr(key_value_cache, "_SHORT", {"cpu": 1, "cuda": 1})
+    monkeypatch.setattr(KeyValueCache, "_price", lambda *_: 0.0)
     monkeypatch.setattr(token_buffers, "_ACROSS", ())
     # Half of so few tokens have no sketch.
     monkeypatch.setattr(kernel_steps, "_WORTHWHILE", 0.95)

@@ -136,9 +136,17 @@ def test_the_kernels_path_runs_line_by_line_where_kernels_are_interpreted(monkey
 
     monkeypatch.setattr(decode, "twins", agree)
     steps, kernels = decode.run("cpu", Sizes((130,), 2, 1, 1, 1), None, lambda step: None)
-    assert [row["keys"] for row in steps.rows] == ["sharp", "diffuse"] and steps.failures == [] and len(asked) == 2
+    told = [(row["keys"], row["confidence"]) for row in steps.rows]
+    assert told == [(keys, sure) for keys in ("sharp", "diffuse") for sure in (1.0, 0.999)]
+    assert steps.failures == [] and len(asked) == 2
     assert all(float(row["error"] or 0) <= float(row["bound"] or 0) for row in steps.rows)
-    assert {row["kernel"] for row in kernels.rows} >= {"bounds", "attention", "merge"}
+    assert {row["kernel"] for row in kernels.rows} >= {
+        "bounds",
+        "cut and marks",
+        "odds and draws",
+        "attention",
+        "merge",
+    }
 
 
 def test_kernels_that_disagree_with_their_twins_get_no_speed(monkeypatch: pytest.MonkeyPatch) -> None:

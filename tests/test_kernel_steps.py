@@ -30,6 +30,7 @@ def kernels_everywhere(monkeypatch: pytest.MonkeyPatch) -> None:
     """Caches on a CPU are answered by kernels, interpreted, however short they are."""
     monkeypatch.setattr(kernel_steps, "_absent", lambda device: "")
     monkeypatch.setattr(key_value_cache, "_SHORT", {"cpu": 1, "cuda": 1})
+    monkeypatch.setattr(KeyValueCache, "_price", lambda *_: 0.0)
     monkeypatch.setattr(token_buffers, "_ACROSS", ())
     # Half of so few tokens have no sketch.
     monkeypatch.setattr(kernel_steps, "_WORTHWHILE", 0.95)
@@ -200,6 +201,42 @@ def test_what_is_not_for_kernels_says_why(options: dict[str, Any], heads: int, t
     q = asked(heads=heads, dtype=cache.dtype)
     assert cache._unfit(cache._problem(q, None)[0], tol, 1.0) == why
     assert not isinstance(cache.attend(q, tol=tol).certificate, kernel_steps.Awaited)
+
+
+def test_more_tokens_than_can_be_told_apart_are_not_drawn_from(monkeypatch: pytest.MonkeyPatch) -> None:
+    cache = filled(128)
+    monkeypatch.setattr(kernel_steps, "_DRAWABLE", 127)
+    problem = cache._problem(asked(), None)[0]
+    assert cache._unfit(problem, TOL, 0.9) == "they draw from at most 127 tokens" and not cache._unfit(
+        problem, TOL, 1.0
+    )
+
+
+def test_steps_with_a_confidence_draw_anew_each_time_and_keep_their_certificates(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    # Of so few tokens most are read, and it is asked again all the same.
+    monkeypatch.setattr(kernel_steps, "_WORTHWHILE", 1.0)
+    cache, q = filled(640), asked(0.3)
+    answers = [cache.attend(q, tol=0.5, confidence=0.9) for _ in range(2)]
+    for out, certificate in answers:
+        assert isinstance(certificate, kernel_steps.Awaited) and certificate.kind == "statistical"
+        assert certificate.confidence == 0.9 and certificate.keeps(0.5)
+        assert "tokens that were drawn" in certificate.reason
+        assert bool((errors(cache, q, out) <= certificate.rows).all())
+    assert not torch.equal(answers[0].out, answers[1].out)
+    assert Certificate.from_json(answers[0].certificate.to_json()).confidence == 0.9
+    # A generator decides, and the cache's own draws go on from where they were.
+    own = cache._steps._seed
+    assert own is not None
+    before = int(own)
+    same = []
+    for _ in range(2):
+        cache._steps._hint = None
+        same.append(cache.attend(q, 0.5, 0.9, generator=torch.Generator().manual_seed(7)).out)
+    assert torch.equal(*same) and int(own) == before
+    cache._steps._report = None
+    assert copy.deepcopy(cache)._steps._seed is None
 
 
 def test_a_copy_of_a_cache_answers_alike_and_learns_for_itself() -> None:

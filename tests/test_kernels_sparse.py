@@ -23,7 +23,7 @@ from avow.kernels.interpreted import interpret
 
 interpret()
 
-from avow.kernels import choice, gather_attention, sketch_pass  # noqa: E402
+from avow.kernels import choice, gather_attention, merging, sketch_pass  # noqa: E402
 from avow.kernels.sparse_decode import Decoded, Lengths, decode, decode_twin, value_lengths  # noqa: E402
 from avow.maths.sketch import GROUP, Sketch, sketched  # noqa: E402
 
@@ -117,7 +117,7 @@ def test_each_kernel_equals_its_twin(shape: dict[str, int], dtype: torch.dtype) 
     terms = sketch_pass.bounded_twin(given.q, given.sketch, given.lengths.each, known)
     own = sketch_pass.bounded(given.q, given.sketch, given.lengths.each, known)
     # Sums in another order may put a term on the other side of a whole number.
-    apart = choice._below(own) - choice._below(terms)
+    apart = choice.steps_below(own) - choice.steps_below(terms)
     assert int(apart.abs().max()) <= 1 and float((apart != 0).float().mean()) < 0.02
     assert int((own.top - terms.top).abs().max()) <= 1 and int((own.widest - terms.widest).abs().max()) <= 1
     scale = torch.exp2((own.top - terms.top) / sketch_pass.STEPS)
@@ -141,7 +141,7 @@ def test_each_kernel_equals_its_twin(shape: dict[str, int], dtype: torch.dtype) 
         torch.testing.assert_close(mine, other, rtol=1e-4, atol=1e-3, equal_nan=True)
     answers = [
         how(given.q, given.v, parts, terms, chosen, most, drop, given.scale)
-        for how in (gather_attention.merged, gather_attention.merged_twin)
+        for how in (merging.merged, merging.merged_twin)
     ]
     for mine, other in zip(*answers, strict=True):
         torch.testing.assert_close(mine, other, rtol=unit_of(mine), atol=1e-6)
@@ -295,11 +295,11 @@ def test_programs_that_do_more_than_a_block_or_a_head_find_the_same(
 ) -> None:
     given = step(*drawn(g=3, s=500, d=32, e=32), torch.float32)
     alone = given.run(how=decode_twin)
-    for name, value in (("_BLOCK", 128), ("_SPAN", 128), ("_AT_ONCE", 4)):
+    for name, value in (("BLOCK", 128), ("_SPAN", 128), ("_AT_ONCE", 4)):
         monkeypatch.setattr(choice, name, value)
     monkeypatch.setattr(gather_attention, "_PROGRAMS", count)
-    monkeypatch.setattr(gather_attention, "_CHUNK", 2)
-    assert choice._spans(3, 500) == (4, 2, 3)
+    monkeypatch.setattr(merging, "_CHUNK", 2)
+    assert choice.spans_of(3, 500) == (4, 2, 3)
     found, other = given.run(), given.run(how=decode_twin)
     for mine, theirs in zip(found, other, strict=True):
         torch.testing.assert_close(mine, theirs, rtol=1e-3, atol=1e-5, check_dtype=False)
@@ -311,7 +311,7 @@ def test_a_sample_of_long_lists_is_enough_to_cut_them(monkeypatch: pytest.Monkey
     given = step(*drawn(g=1, s=900, d=32, e=32, loud=6.0), torch.float32)
     whole = given.run()
     monkeypatch.setattr(choice, "_ENOUGH", 300)
-    assert choice._stride(given.sketch.codes.shape[2]) == 2
+    assert choice.stride_of(given.sketch.codes.shape[2]) == 2
     found, other = given.run(), given.run(how=decode_twin)
     assert torch.equal(found.kept, other.kept) and bool(found.within.all())
     assert 0.8 < float(found.kept / whole.kept) < 1.25
@@ -447,7 +447,7 @@ from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
 names = {torch.float32: "fp32", torch.float64: "fp64", torch.bfloat16: "bf16", torch.int32: "i32", torch.int8: "i8"}
-names |= {torch.uint8: "u8", torch.float16: "fp16"}
+names |= {torch.uint8: "u8", torch.float16: "fp16", torch.int64: "i64"}
 done = []
 
 def run(self, *args, grid, warmup, num_warps=4, num_stages=3, **constants):

@@ -12,9 +12,10 @@ from typing import NamedTuple
 import torch
 import triton
 import triton.language as tl
-from jaxtyping import Float32, Int32, UInt8
+from jaxtyping import Float32, Int32, Int64, UInt8
 from torch import Tensor
 
+from avow.kernels.sample_bounds import Logs
 from avow.kernels.sketch_pass import BINS, STEPS, Terms
 from avow.kernels.turns import closely, in_turn
 from avow.maths.sketch import GROUP
@@ -23,10 +24,12 @@ from avow.maths.sketch import GROUP
 WIDTH = 3
 # Tokens that a program marks at once, tokens that one counts, groups whose masses one adds up at once, and programs of
 # four warps that an H200 runs at once: where there is more to mark, each of those marks more.
-_BLOCK, _SPAN, _MASSES, _AT_ONCE = 2048, 8192, 1024, 132 * 8
+BLOCK, _SPAN, _MASSES, _AT_ONCE = 2048, 8192, 1024, 132 * 8
 # Tokens whose histogram tells where to cut; of more than twice as many only some groups are counted. A bin's terms are
 # taken for larger than they are by a seventh on average, which covers what so large a sample may be off.
 _ENOUGH = 2**16
+# Bits of a listed token's place, where the step of its odds stands in those above.
+PLACES = 24
 # Groups further below the largest term than this many steps are taken for no further, so that their terms stay normal
 # numbers whatever their offsets.
 _DEEPEST = tl.constexpr(700)
@@ -40,23 +43,36 @@ class Counted(NamedTuple):
     """In parts, as multiples of 2^(widest / 8)."""
 
 
+class Draws(NamedTuple):
+    """What is known of terms where tokens were drawn, with odds, and not all were read that matter."""
+
+    rims: Float32[Tensor, "bh 2"]
+    """What a token's term divided by its odds is at most, in octaves, and by how many octaves it is below that if it
+    is light.
+    """
+    nu: Float32[Tensor, "bg"]
+    logs: Logs
+
+
 class Marked(NamedTuple):
     """One byte for each token: read or not; how many of each span are; and what the others may weigh."""
 
     flags: UInt8[Tensor, "bg room"]
-    """Zeros behind the last token."""
+    """Zeros behind the last token. Where tokens were drawn, one more than the step of the odds that each had."""
     found: Int32[Tensor, "bg spans"]
-    tails: Float32[Tensor, "bh spans"]
+    tails: Float32[Tensor, "bh spans"] | None
+    draws: Draws | None = None
 
 
 class Chosen(NamedTuple):
     """The tokens to read of each key head, in ascending order, and what the others may weigh for each query head."""
 
     listed: Int32[Tensor, "bg s"]
-    """Only the first `kept` of a head mean anything."""
+    """Only the first `kept` of a head mean anything. Where tokens were drawn, upper bits hold a step of odds."""
     kept: Int32[Tensor, "bg"]
-    tails: Float32[Tensor, "bh spans"]
+    tails: Float32[Tensor, "bh spans"] | None
     """At least the terms of tokens that are not read, added up by spans, as multiples of 2^(widest / 8)."""
+    draws: Draws | None = None
 
 
 @triton.jit(do_not_specialize=["c", "blocks", "stride", "share"])
@@ -193,6 +209,7 @@ def _marked(
 def _listed(
     flags,
     found,
+    seed,
     listed,
     kept,
     s,
@@ -201,9 +218,11 @@ def _listed(
     span,
     BLOCK: tl.constexpr,
     SPANS: tl.constexpr,
+    PLACES: tl.constexpr,
+    DRAWN: tl.constexpr,
     CLOSE: tl.constexpr,
 ):
-    """Writes the marked tokens of a span behind those of all spans before it."""
+    """Writes the marked tokens of a span behind those of all spans before it; after draws, the seed is the next one."""
     in_turn(CLOSE)
     head, part = tl.program_id(0).to(tl.int64), tl.program_id(1)
     every = tl.arange(0, SPANS)
@@ -213,18 +232,24 @@ def _listed(
         # Each thread counts sixteen neighbours by itself before it asks the others.
         token = block * BLOCK + tl.arange(0, BLOCK // 16)[:, None] * 16 + tl.arange(0, 16)[None, :]
         wanted = tl.load(flags + head * blocks * BLOCK + token).to(tl.int32)
+        entry = token
+        if DRAWN:
+            entry = token | (wanted - 1 << PLACES)
+            wanted = tl.minimum(wanted, 1)
         own = tl.sum(wanted, 1)
         place = before + (tl.cumsum(own, 0) - own)[:, None] + tl.cumsum(wanted, 1) - 1
-        tl.store(listed + head * s + place, token, mask=wanted > 0)
+        tl.store(listed + head * s + place, entry, mask=wanted > 0)
         before += tl.sum(own, 0)
     if part == 0:
         tl.store(kept + head, tl.sum(number, 0))
+        if DRAWN and head == 0:
+            tl.store(seed, tl.load(seed) + 1)
 
 
 def counted(terms: Terms) -> Counted:
     """Histograms of terms, and their expected mass."""
     rows, (_, c, r) = terms.widest.shape[0], terms.top.shape
-    stride = _stride(c)
+    stride = stride_of(c)
     blocks = max(1, triton.cdiv(triton.cdiv(c, stride) * GROUP, _SPAN))
     masses = terms.mass.new_empty(rows, blocks)
     _counted[(rows, blocks)](
@@ -254,17 +279,17 @@ def counted_twin(terms: Terms) -> Counted:
     """The same in plain torch; masses in one part."""
     heads, c, r = terms.top.shape
     top = terms.top.transpose(1, 2).reshape(heads * r, c)
-    stride = _stride(c)
+    stride = stride_of(c)
     number = torch.arange(triton.cdiv(c, stride), device=top.device)
     group = number * stride + number * 5 % stride
-    below = _below(terms).view(heads * r, c, GROUP)[:, group[group < c]].flatten(1)
+    below = steps_below(terms).view(heads * r, c, GROUP)[:, group[group < c]].flatten(1)
     bins = (below // WIDTH).clamp(max=BINS - 1).long()
     counts = torch.zeros_like(terms.counts).scatter_add_(1, bins, torch.ones_like(below))
     mass = terms.mass.transpose(1, 2).reshape(heads * r, c)
     return Counted(counts, (mass * torch.exp2((top - terms.widest[:, None]) / STEPS)).sum(-1, keepdim=True))
 
 
-def _stride(c: int) -> int:
+def stride_of(c: int) -> int:
     """Of how many groups one is counted."""
     return max(1, c * GROUP // _ENOUGH)
 
@@ -272,9 +297,9 @@ def _stride(c: int) -> int:
 def marked(terms: Terms, known: Counted, most: Float32[Tensor, "b g"], drop: float, s: int) -> Marked:
     """Tokens that some sibling wants, so that the rest moves it by about `drop`, and all that have no sketch."""
     heads, c, r = terms.top.shape
-    blocks, spans, span = _spans(heads, s)
+    blocks, spans, span = spans_of(heads, s)
     out = Marked(
-        terms.offset.new_empty(heads, blocks * _BLOCK),
+        terms.offset.new_empty(heads, blocks * BLOCK),
         terms.widest.new_empty(heads, spans),
         terms.mass.new_empty(heads * r, spans),
     )
@@ -286,8 +311,8 @@ def marked(terms: Terms, known: Counted, most: Float32[Tensor, "b g"], drop: flo
         *known,
         most,
         terms.nu,
-        *out,
-        drop / _stride(c),
+        *out[:3],
+        drop / stride_of(c),
         c,
         s,
         blocks,
@@ -296,7 +321,7 @@ def marked(terms: Terms, known: Counted, most: Float32[Tensor, "b g"], drop: flo
         programs,
         R=r,
         RP=triton.next_power_of_2(r),
-        BLOCK=_BLOCK,
+        BLOCK=BLOCK,
         GROUP=GROUP,
         BINS=BINS,
         WIDTH=WIDTH,
@@ -313,7 +338,7 @@ def cuts_twin(terms: Terms, known: Counted, most: Float32[Tensor, "b g"], drop: 
     sizes = torch.exp2(-torch.arange(BINS, device=known.counts.device) * (WIDTH / STEPS))
     behind = (known.counts * sizes).flip(-1).cumsum(-1).flip(-1)
     share = (most.reshape(-1) / terms.nu).repeat_interleave(r)
-    budget = (known.masses.sum(-1) * (drop / _stride(c)) * share)[:, None]
+    budget = (known.masses.sum(-1) * (drop / stride_of(c)) * share)[:, None]
     budget = torch.where(budget < torch.inf, budget, -1.0)
     above = (~(behind <= budget)).sum(-1)
     return torch.where(above >= BINS, 2**30, above.clamp(min=1) * WIDTH).int()
@@ -322,59 +347,66 @@ def cuts_twin(terms: Terms, known: Counted, most: Float32[Tensor, "b g"], drop: 
 def marked_twin(terms: Terms, known: Counted, most: Float32[Tensor, "b g"], drop: float, s: int) -> Marked:
     """The same in plain torch."""
     heads, c, r = terms.top.shape
-    below = _below(terms)
+    below = steps_below(terms)
     wanted = (below < cuts_twin(terms, known, most, drop)[:, None]).view(heads, r, -1).any(1)
     flags = torch.nn.functional.pad(wanted, (0, s - c * GROUP), value=True)
     deep = torch.minimum(below, _DEEPEST.value + terms.offset.int())
     left = ((127 << 23) - (deep << 20)).view(torch.float32) * ~wanted.repeat_interleave(r, 0)
-    blocks, spans, span = _spans(heads, s)
-    room = spans * span * _BLOCK
+    blocks, spans, span = spans_of(heads, s)
+    room = spans * span * BLOCK
     flags = torch.nn.functional.pad(flags, (0, room - s))
     found = flags.view(heads, spans, -1).sum(-1).int()
     tails = torch.nn.functional.pad(left, (0, room - c * GROUP)).view(heads * r, spans, -1).sum(-1)
-    return Marked(flags[:, : blocks * _BLOCK].to(torch.uint8), found, tails)
+    return Marked(flags[:, : blocks * BLOCK].to(torch.uint8), found, tails)
 
 
-def _spans(heads: int, s: int) -> tuple[int, int, int]:
+def spans_of(heads: int, s: int) -> tuple[int, int, int]:
     """How many blocks a head's tokens are, how many spans, and how many blocks are a span: fixed by the shape."""
-    blocks = triton.cdiv(s, _BLOCK)
+    blocks = triton.cdiv(s, BLOCK)
     span = triton.cdiv(heads * blocks, _AT_ONCE)
     return blocks, triton.cdiv(blocks, span), span
 
 
-def listed(marks: Marked, s: int) -> Chosen:
-    """The marked tokens, in ascending order."""
+def listed(marks: Marked, s: int, seed: Int64[Tensor, "1"] | None = None) -> Chosen:
+    """The marked tokens, in ascending order; where they were drawn by a `seed`, it is advanced."""
     heads, spans = marks.found.shape
-    blocks, _, span = _spans(heads, s)
+    blocks, _, span = spans_of(heads, s)
     places, kept = marks.found.new_empty(heads, s), marks.found.new_empty(heads)
     _listed[(heads, spans)](
         marks.flags,
         marks.found,
+        marks.found if seed is None else seed,
         places,
         kept,
         s,
         blocks,
         spans,
         span,
-        BLOCK=_BLOCK,
+        BLOCK=BLOCK,
         SPANS=triton.next_power_of_2(spans),
+        PLACES=PLACES,
+        DRAWN=seed is not None,
         num_warps=4,
         **closely(marks.found.device),
     )
-    return Chosen(places, kept, marks.tails)
+    return Chosen(places, kept, marks.tails, marks.draws)
 
 
-def listed_twin(marks: Marked, s: int) -> Chosen:
+def listed_twin(marks: Marked, s: int, seed: Int64[Tensor, "1"] | None = None) -> Chosen:
     """The same in plain torch; behind the last token of a head stands −1."""
     heads = len(marks.flags)
     places = torch.full((heads, s), -1, dtype=torch.int32, device=marks.flags.device)
     for head, flags in enumerate(marks.flags):
         found = flags.nonzero()[:, 0].int()
+        if seed is not None:
+            found |= flags[found].int() - 1 << PLACES
         places[head, : len(found)] = found
-    return Chosen(places, marks.flags.sum(-1, dtype=torch.int32), marks.tails)
+    if seed is not None:
+        seed += 1
+    return Chosen(places, (marks.flags > 0).sum(-1, dtype=torch.int32), marks.tails, marks.draws)
 
 
-def _below(terms: Terms) -> Int32[Tensor, "bh rows"]:
+def steps_below(terms: Terms) -> Int32[Tensor, "bh rows"]:
     """How many steps each term is below its head's largest."""
     heads, c, r = terms.top.shape
     top = terms.top.transpose(1, 2).reshape(heads * r, c)

@@ -1,14 +1,8 @@
-r"""Softmax attention over listed tokens, and the proof of how far the others and all rounding may have moved it.
+"""Softmax attention over listed tokens, in parts that `avow.kernels.merging` puts together.
 
 The lists of all key heads, one after the other, are split over programs into equal shares, since some heads read far
-more than others; each keeps the largest logit, the sum of weights and the weighted values of its share, and one program
-for each query head merges them. Logits count octaves. With H the tokens read, T the
-others and ν > 0 any length,
-
-.. math:: \|o^* - out\| \le \frac{\sum_T w_j (\|v_j\| + \|out\|)}{Z_H}
-          \le \frac{\sum_T w_j (\|v_j\| + ν)}{Z_H} \max\Bigl(1, \frac{\|out\|}{ν}\Bigr)   [claim tail-mass-output]
-
-so that one sum over T, taken before `out` was known, is enough.
+more than others; each keeps the largest logit, the sum of weights and the weighted values of its share. Logits count
+octaves.
 """
 
 from __future__ import annotations
@@ -19,21 +13,17 @@ from typing import NamedTuple
 import torch
 import triton
 import triton.language as tl
-from jaxtyping import Bool, Float, Float32, Int32
+from jaxtyping import Float32
 from torch import Tensor
 
-from avow.kernels.choice import Chosen
-from avow.kernels.sketch_pass import STEPS, Terms, by_head
+from avow.kernels.choice import PLACES, Chosen
+from avow.kernels.sample_bounds import ABOVE, BELOW
+from avow.kernels.sketch_pass import by_head
 from avow.kernels.turns import closely, in_turn
-from avow.maths.rounding import gamma, tiny, unit
 
 # Tokens of a tile, warps that share it, rows of a tile of queries, and programs that an H200 runs at once. One warp
 # waits for no other, and eight of them to a processor keep its memory busy.
-_TILE, _WARPS, _ROWS, _PROGRAMS = 16, 1, 16, 132 * 8
-# Parts that are merged at once, and by how many warps.
-_CHUNK, _MERGING = 64, 4
-# The unit of sums in float32: tensor cores may truncate where IEEE rounds.
-_UNIT = tl.constexpr(2.0**-23)
+TILE, _WARPS, _ROWS, _PROGRAMS = 16, 1, 16, 132 * 8
 
 
 class Parts(NamedTuple):
@@ -46,24 +36,15 @@ class Parts(NamedTuple):
     total: Float32[Tensor, "slots r"]
     values: Float32[Tensor, "slots r e"]
     square: Float32[Tensor, "slots"]
-
-
-class Decoded(NamedTuple):
-    """The answers of one step, and what is proved of them; all on the device."""
-
-    out: Float[Tensor, "b h e"]
-    bound: Float32[Tensor, "b h"]
-    """At most this far is a row from the truth, relative to the longest value; inf where nothing is proved."""
-    within: Bool[Tensor, "b h"]
-    """Whether unread tokens moved the row by no more than was allowed. Where not, compute it exactly."""
-    length: Float32[Tensor, "b h"]
-    """The answers' lengths: hints for the next step."""
-    kept: Int32[Tensor, "b g"]
-    """How many tokens of each key head were read."""
+    light: Float32[Tensor, "slots r"] | None = None
+    """Where tokens were drawn: the squares of light terms over their odds, (1 − p)-fold, and the heavy ones, both in
+    units of the threshold between them.
+    """
+    heavy: Float32[Tensor, "slots r"] | None = None
 
 
 @triton.jit
-def _shares(
+def shares(
     kept,
     heads,
     s,
@@ -90,7 +71,7 @@ def _shares(
 
 
 @triton.jit
-def _one(x, index, HEADS: tl.constexpr):
+def one(x, index, HEADS: tl.constexpr):
     """One entry of a block."""
     return tl.sum(tl.where(tl.arange(0, HEADS) == index, x, 0), 0)
 
@@ -102,10 +83,14 @@ def _attended(
     v,
     listed,
     kept,
+    rims,
+    nu,
     peak,
     total,
     values,
     square,
+    light,
+    heavy,
     factor,
     k_stride,
     v_stride,
@@ -121,6 +106,8 @@ def _attended(
     HEADS: tl.constexpr,
     PROGRAMS: tl.constexpr,
     LIFT: tl.constexpr,
+    PLACES: tl.constexpr,
+    DRAWN: tl.constexpr,
     AGAIN: tl.constexpr,
     CLOSE: tl.constexpr,
 ):
@@ -129,14 +116,14 @@ def _attended(
     program = tl.program_id(0)
     row, channel, column = tl.arange(0, RP), tl.arange(0, DP), tl.arange(0, EP)
     token = tl.arange(0, TILE)
-    ends, counts, share = _shares(kept, heads, s, R, HEADS, PROGRAMS, TILE, AGAIN)
+    ends, counts, share = shares(kept, heads, s, R, HEADS, PROGRAMS, TILE, AGAIN)
     begin = program * share
     stop = tl.minimum(begin + share, tl.max(ends, 0))
     # Lists that end before a share begins, or before it stops; without a share, there is none from the one on.
     first = tl.sum((ends <= begin).to(tl.int64), 0)
     last = tl.where(begin < stop, tl.sum((ends < stop).to(tl.int64), 0), -1)
     for head in range(first, last + 1):
-        count, after = _one(counts, head, HEADS), _one(ends, head, HEADS)
+        count, after = one(counts, head, HEADS), one(ends, head, HEADS)
         before = after - count
         start = (tl.maximum(begin, before) - before).to(tl.int32)
         end = (tl.minimum(stop, after) - before).to(tl.int32)
@@ -146,6 +133,12 @@ def _attended(
         mass = tl.zeros((RP,), tl.float32)
         sums = tl.zeros((RP, EP), tl.float32)
         longest = tl.zeros((TILE,), tl.float32)
+        if DRAWN:
+            rim = rims + (head * R + row) * 2
+            threshold = tl.load(rim, mask=row < R, other=0.0) - tl.load(rim + 1, mask=row < R, other=0.0)
+            ratio = 1 / tl.load(nu + head)
+            squares = tl.zeros((RP,), tl.float32)
+            large = tl.zeros((RP,), tl.float32)
         own = listed + head * s
         rows = k + head * k_stride
         carriers = v + head * v_stride
@@ -154,7 +147,8 @@ def _attended(
             if AGAIN:
                 place = tl.where(there, at + token, 0).to(tl.int64)
             else:
-                place = tl.load(own + at + token, mask=there, other=0).to(tl.int64)
+                entry = tl.load(own + at + token, mask=there, other=0)
+                place = (entry & ((1 << PLACES) - 1) if DRAWN else entry).to(tl.int64)
             keys = tl.load(
                 rows + place[:, None] * D + channel[None, :], mask=there[:, None] & (channel < D)[None, :], other=0.0
             )
@@ -162,7 +156,21 @@ def _attended(
                 carriers + place[:, None] * E + column[None, :], mask=there[:, None] & (column < E)[None, :], other=0.0
             )
             logits = tl.dot(x, tl.trans(keys), input_precision="ieee") * factor  # (RP, TILE)
+            if DRAWN:
+                # The odds of `sampling`, as the bits of a float32.
+                rare = entry >> PLACES
+                odds = ((127 << 23) - (rare << 20)).to(tl.float32, bitcast=True)
+                logits = logits - tl.log2(odds)[None, :]
             logits = tl.where(there[None, :], logits, float("-inf"))
+            if DRAWN:
+                length = carried.to(tl.float32) * ratio
+                length = tl.sum(length * length, 1)
+                slanted = tl.sqrt(length + 1)
+                term = logits + tl.log2(slanted)[None, :] - threshold[:, None]
+                term = tl.exp2(tl.where((rare > 0)[None, :], term, float("-inf")))
+                clipped = tl.minimum(term, ABOVE)
+                squares += tl.sum(clipped * clipped * (1 - odds)[None, :], 1)
+                large += tl.sum(tl.where(term > BELOW, term * ((tl.sqrt(length) + 1) / slanted)[None, :], 0.0), 1)
             wide = keys.to(tl.float32)
             longest = tl.maximum(longest, tl.sum(wide * wide, 1))
             risen = tl.maximum(high, tl.max(logits, 1))
@@ -186,128 +194,14 @@ def _attended(
         inside = (row < R)[:, None] & (column < E)[None, :]
         tl.store(values + out[:, None] * E + column[None, :], sums * (1 / LIFT), mask=inside)
         tl.store(square + program + head, tl.max(longest, 0))
-
-
-@triton.jit(do_not_specialize=["spans", "heads", "s"])
-def _merged(
-    q,
-    peak,
-    total,
-    values,
-    square,
-    tails,
-    widest,
-    nu,
-    most,
-    kept,
-    out,
-    bound,
-    within,
-    length,
-    drop,
-    limit,
-    scale,
-    logit_error,
-    per_tile,
-    narrow,
-    halves,
-    vanished,
-    spans,
-    heads,
-    s,
-    R: tl.constexpr,
-    D: tl.constexpr,
-    DP: tl.constexpr,
-    E: tl.constexpr,
-    EP: tl.constexpr,
-    TILE: tl.constexpr,
-    HEADS: tl.constexpr,
-    PROGRAMS: tl.constexpr,
-    PARTS: tl.constexpr,
-    CHUNK: tl.constexpr,
-    SPANS: tl.constexpr,
-    LARGEST: tl.constexpr,
-    AGAIN: tl.constexpr,
-    CLOSE: tl.constexpr,
-):
-    """A head's answer, and its bound; with `AGAIN`, those that all tokens were read for stand in for the others."""
-    in_turn(CLOSE)
-    row = tl.program_id(0).to(tl.int64)
-    head = row // R
-    column, channel = tl.arange(0, EP), tl.arange(0, DP)
-    ends, counts, share = _shares(kept, heads, s, R, HEADS, PROGRAMS, TILE, AGAIN)
-    count, after = _one(counts, head, HEADS), _one(ends, head, HEADS)
-    if (count == 0) & AGAIN:
-        return
-    first = (after - count) // share + head
-    beyond = tl.where(count > 0, (after - 1) // share + head + 1, first)
-    high, longest = float("-inf"), 0.0
-    for begin in range(first, beyond, PARTS):
-        slot = begin + tl.arange(0, PARTS)
-        peaks = tl.load(peak + slot * R + row % R, mask=slot < beyond, other=float("-inf"))
-        high = tl.maximum(high, tl.max(peaks, 0))
-        longest = tl.maximum(longest, tl.max(tl.load(square + slot, mask=slot < beyond, other=0.0), 0))
-    mass = tl.zeros((CHUNK,), tl.float32)
-    sums = tl.zeros((EP,), tl.float32)
-    for begin in range(first, beyond, CHUNK):
-        slot = begin + tl.arange(0, CHUNK)
-        at = slot * R + row % R
-        inside = slot < beyond
-        weight = tl.exp2(tl.load(peak + at, mask=inside, other=float("-inf")) - high)
-        mass += tl.load(total + at, mask=inside, other=0.0) * weight
-        there = inside[:, None] & (column < E)[None, :]
-        sums += tl.sum(tl.load(values + at[:, None] * E + column[None, :], mask=there, other=0.0) * weight[:, None], 0)
-    mass = tl.sum(mass, 0)
-    answer = sums / mass
-    # Rounding must not carry an average of values beyond what their type holds; nan stays nan.
-    answer = tl.where(answer > LARGEST, LARGEST, tl.where(answer < -LARGEST, -LARGEST, answer))
-    tl.store(out + row * E + column, answer.to(out.dtype.element_ty), mask=column < E)
-    # Lengths, by way of the largest entry, so that no square overflows or vanishes.
-    largest = tl.max(tl.abs(answer), 0)
-    scaled = answer / tl.where(largest > 0, largest, 1.0)
-    own = largest * tl.sqrt(tl.sum(scaled * scaled, 0)) * (1 + 2.0**-13)
-    query = tl.load(q + row * D + channel, mask=channel < D, other=0.0).to(tl.float32)
-    largest = tl.max(tl.abs(query), 0)
-    scaled = query / tl.where(largest > 0, largest, 1.0)
-    asked = largest * tl.sqrt(tl.sum(scaled * scaled, 0)) * (1 + 2.0**-13)
-    longest = tl.sqrt(longest) * (1 + 2.0**-13) + 2.0**-58
-    # Tiles of a program: each rescales what came before, once by exp2 and once by a product.
-    tiles = (share // TILE).to(tl.float32)
-    # How far each weight may be off, in nats: its logit, the powers of two it went through, and their arguments, which
-    # matter down to −150 octaves.
-    delta = scale * asked * longest * logit_error + (tiles + 2) * 2.0**-20 + 900 * _UNIT
-    depth = (tiles * per_tile + (beyond - first).to(tl.float32) + 2 * TILE + 16) * _UNIT
-    rounding = delta + halves + 2 * depth / (1 - depth) + 2.0**-20
-    rounding = tl.where(depth < 0.5, rounding, float("inf"))
-    span = tl.arange(0, SPANS)
-    tail = tl.sum(tl.load(tails + row * spans + span, mask=(span < spans) & (AGAIN == 0), other=0.0), 0)
-    tail = tail * (1 + 2.0**-10)
-    unit, wide = tl.load(most + head), tl.load(nu + head)
-    top = tl.load(widest + row).to(tl.float32) * 0.125
-    apart = top - high
-    # The difference is rounded, and its parts may be large.
-    apart = apart + (tl.abs(top) + tl.abs(high) + 1) * 2.0**-21
-    reach = tl.maximum(1.0, (own + rounding * unit * 1.1) / wide)
-    moved = tail * tl.exp2(apart) / mass * (wide / unit) * reach * tl.exp(delta) * (1 + rounding) * (1 + 2.0**-16)
-    moved = tl.where(tail == 0, 0.0, moved)
-    whole = (moved + rounding + narrow * own / unit + vanished / unit) * (1 + 2.0**-16)
-    # Answer and truth are never further apart than their lengths together.
-    lengths = (1 + own / unit * (1 + narrow) + vanished / unit) * (1 + 2.0**-16)
-    whole = tl.where(whole < lengths, whole, lengths)
-    # Where all values are zero, so is every answer.
-    whole = tl.where(unit == 0, tl.where(own == 0, 0.0, float("inf")), whole)
-    moved = tl.where(unit == 0, 0.0, moved)
-    # nan is no bound.
-    whole = tl.where(whole < float("inf"), whole, float("inf"))
-    tl.store(bound + row, whole)
-    tl.store(length + row, own)
-    if AGAIN == 0:
-        tl.store(within + row, ((moved <= drop) & (whole <= limit) & (whole < float("inf"))).to(tl.int8))
+        if DRAWN:
+            tl.store(light + out, squares, mask=row < R)
+            tl.store(heavy + out, large, mask=row < R)
 
 
 def programs(heads: int, s: int) -> int:
     """Over how many programs all lists are spread, fixed by the shape."""
-    return min(_PROGRAMS, heads * triton.cdiv(s, _TILE))
+    return min(_PROGRAMS, heads * triton.cdiv(s, TILE))
 
 
 def attended(q: Tensor, k: Tensor, v: Tensor, chosen: Chosen, scale: float, well: Tensor | None = None) -> Parts:
@@ -323,13 +217,17 @@ def attended(q: Tensor, k: Tensor, v: Tensor, chosen: Chosen, scale: float, well
         q.new_empty(count + heads, r, e, dtype=torch.float32),
         q.new_empty(count + heads, dtype=torch.float32),
     )
+    draws = chosen.draws if well is None else None
+    if draws is not None:
+        parts = parts._replace(light=torch.empty_like(parts.peak), heavy=torch.empty_like(parts.peak))
     _attended[(count,)](
         q,
         keys,
         values,
         chosen.listed,
         chosen.kept if well is None else well,
-        *parts,
+        *((parts.square, parts.square) if draws is None else draws[:2]),
+        *(parts.square if x is None else x for x in parts),
         scale * math.log2(math.e),
         keys.stride(0),
         values.stride(0),
@@ -341,10 +239,12 @@ def attended(q: Tensor, k: Tensor, v: Tensor, chosen: Chosen, scale: float, well
         DP=max(16, triton.next_power_of_2(d)),
         E=e,
         EP=max(16, triton.next_power_of_2(e)),
-        TILE=_TILE,
+        TILE=TILE,
         HEADS=triton.next_power_of_2(heads),
         PROGRAMS=count,
         LIFT=_lift(v.dtype),
+        PLACES=PLACES,
+        DRAWN=draws is not None,
         AGAIN=well is not None,
         num_warps=_WARPS,
         # Lists and rows are fetched one after the other: five stages hold two tiles, three hold one. Without lists, it
@@ -359,9 +259,9 @@ def attended_twin(q: Tensor, k: Tensor, v: Tensor, chosen: Chosen, scale: float)
     """The same in plain torch; what no program writes is nan."""
     b, h, d = q.shape
     g, s, e = v.shape[1:]
-    r, count, share = h // g, programs(b * g, s), _share(chosen, programs(b * g, s))
-    peak, total, values, square = (
-        torch.full((count + b * g, *shape), math.nan, device=q.device) for shape in ((r,), (r,), (r, e), ())
+    r, count, share = h // g, programs(b * g, s), share_of(chosen, programs(b * g, s))
+    peak, total, values, square, light, heavy = (
+        torch.full((count + b * g, *shape), math.nan, device=q.device) for shape in ((r,), (r,), (r, e), (), (r,), (r,))
     )
     before = 0
     for head, kept in enumerate(chosen.kept.tolist()):
@@ -369,212 +269,32 @@ def attended_twin(q: Tensor, k: Tensor, v: Tensor, chosen: Chosen, scale: float)
         for program in range(before // share, (before + kept - 1) // share + 1 if kept else 0):
             start, end = max(program * share - before, 0), min(program * share + share - before, kept)
             places = chosen.listed[head, start:end].long()
+            rare = places >> PLACES if chosen.draws is not None else torch.zeros_like(places)
+            places = places - (rare << PLACES)
+            odds = ((127 << 23) - (rare << 20)).int().view(torch.float32)
             keys, carried = (x[head // g, head % g, places].float() for x in (k, v))
-            logits = rows @ keys.T * (scale * math.log2(math.e))
+            logits = rows @ keys.T * (scale * math.log2(math.e)) - odds.log2()
             slot = program + head
             peak[slot] = logits.amax(-1)
             weights = torch.exp2(logits - peak[slot].unsqueeze(-1))
             total[slot], values[slot], square[slot] = weights.sum(-1), weights @ carried, keys.square().sum(-1).amax()
+            if chosen.draws is not None:
+                length = torch.linalg.vector_norm(carried / chosen.draws.nu[head], dim=-1)
+                slanted = (length.square() + 1).sqrt()
+                rim, fine = chosen.draws.rims[head * r : head * r + r, :, None].unbind(1)
+                term = torch.exp2(torch.where(rare > 0, logits + slanted.log2() - (rim - fine), -math.inf))
+                light[slot] = (term.clamp(max=ABOVE.value).square() * (1 - odds)).sum(-1)
+                heavy[slot] = torch.where(term > BELOW.value, term * ((length + 1) / slanted), 0.0).sum(-1)
         before += kept
-    return Parts(peak, total, values, square)
+    found = Parts(peak, total, values, square)
+    return found if chosen.draws is None else found._replace(light=light, heavy=heavy)
 
 
-def _share(chosen: Chosen, count: int) -> int:
+def share_of(chosen: Chosen, count: int) -> int:
     """How many tokens a program reads: equally many, by whole tiles."""
-    return max(1, triton.cdiv(triton.cdiv(int(chosen.kept.sum()), count), _TILE)) * _TILE
-
-
-def merged(
-    q: Tensor,
-    v: Tensor,
-    parts: Parts,
-    terms: Terms,
-    chosen: Chosen,
-    most: Float32[Tensor, "b g"],
-    drop: float,
-    scale: float,
-    limit: float = math.inf,
-) -> Decoded:
-    """The answers and their bounds."""
-    (b, h, _), (g, _, e) = q.shape, v.shape[1:]
-    out = q.new_empty(b, h, e)
-    bound, length = (q.new_empty(b, h, dtype=torch.float32) for _ in range(2))
-    within = q.new_empty(b, h, dtype=torch.int8)
-    found = Decoded(out, bound, within.view(torch.bool), length, chosen.kept.view(b, g))
-    _merge(q, v, parts, terms, chosen, most, drop, scale, limit, found, again=False)
-    return found
-
-
-def read_again(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    terms: Terms,
-    chosen: Chosen,
-    most: Float32[Tensor, "b g"],
-    scale: float,
-    found: Decoded,
-) -> None:
-    """Puts answers from all tokens in the place of those that are not within what was allowed, without a look at them.
-
-    `within` stays as it was: it tells what the answers were that had to be replaced.
-    """
-    parts = attended(q, k, v, chosen, scale, found.within.view(torch.int8))
-    _merge(q, v, parts, terms, chosen, most, math.inf, scale, math.inf, found, again=True)
-
-
-def _merge(
-    q: Tensor,
-    v: Tensor,
-    parts: Parts,
-    terms: Terms,
-    chosen: Chosen,
-    most: Tensor,
-    drop: float,
-    scale: float,
-    limit: float,
-    found: Decoded,
-    again: bool,
-) -> None:
-    (b, h, d), (g, s, e) = q.shape, v.shape[1:]
-    spans, heads, within = chosen.tails.shape[1], b * g, found.within.view(torch.int8)
-    count = programs(heads, s)
-    _merged[(b * h,)](
-        q,
-        *parts,
-        chosen.tails,
-        terms.widest,
-        terms.nu,
-        most,
-        within if again else chosen.kept,
-        found.out,
-        found.bound,
-        within,
-        found.length,
-        drop,
-        limit,
-        *_rounding(q, v, scale),
-        spans,
-        heads,
-        s,
-        R=h // g,
-        D=d,
-        DP=max(16, triton.next_power_of_2(d)),
-        E=e,
-        EP=max(16, triton.next_power_of_2(e)),
-        TILE=_TILE,
-        HEADS=triton.next_power_of_2(heads),
-        PROGRAMS=count,
-        PARTS=triton.next_power_of_2(count),
-        CHUNK=min(triton.next_power_of_2(count), _CHUNK),
-        SPANS=triton.next_power_of_2(spans),
-        LARGEST=torch.finfo(q.dtype).max,
-        AGAIN=again,
-        num_warps=_MERGING,
-        **closely(q.device),
-    )
-
-
-def merged_twin(
-    q: Tensor,
-    v: Tensor,
-    parts: Parts,
-    terms: Terms,
-    chosen: Chosen,
-    most: Float32[Tensor, "b g"],
-    drop: float,
-    scale: float,
-    limit: float = math.inf,
-) -> Decoded:
-    """The same in plain torch."""
-    (b, h, d), (g, _, e) = q.shape, v.shape[1:]
-    r, share = h // g, _share(chosen, programs(b * g, v.shape[2]))
-    after = chosen.kept.long().cumsum(0)
-    head = torch.arange(b * g, device=q.device)
-    first, beyond = (after - chosen.kept) // share + head, (after - 1) // share + head + 1
-    slots = torch.arange(len(parts.square), device=q.device)
-    own_slots = (slots >= first[:, None]) & (slots < beyond[:, None])  # (bg, slots)
-    mine = own_slots.repeat_interleave(r, 0)[:, :, None]  # (bh, slots, 1)
-
-    def by_row(x: Float32[Tensor, "slots r *e"], blank: float) -> Float32[Tensor, "bh slots *e"]:
-        """What each head's own slots hold."""
-        x = x.movedim(1, 0).repeat(b * g, *[1] * (x.ndim - 1))
-        return torch.where(mine if x.ndim == 3 else mine[..., 0], x, blank)
-
-    peak = by_row(parts.peak, -math.inf)
-    high = peak.amax(-1)
-    weight = torch.exp2(peak - high[:, None])
-    mass = (by_row(parts.total, 0.0) * weight).sum(-1)
-    answer = (by_row(parts.values, 0.0) * weight.unsqueeze(-1)).sum(1) / mass[:, None]
-    answer = answer.clamp(-torch.finfo(q.dtype).max, torch.finfo(q.dtype).max)
-    own, asked = (torch.linalg.vector_norm(x.double(), dim=-1) * (1 + 2.0**-13) for x in (answer, q.reshape(b * h, d)))
-    square = torch.where(own_slots, parts.square, 0.0).amax(-1)
-    longest = square.sqrt().repeat_interleave(r) * (1 + 2.0**-13) + 2.0**-58
-    scale, logit_error, per_tile, narrow, halves, vanished = _rounding(q, v, scale)
-    tiles, count = share // _TILE, (beyond - first).repeat_interleave(r)
-    delta = scale * asked * longest * logit_error + (tiles + 2) * 2.0**-20 + 900 * _UNIT.value
-    depth = (tiles * per_tile + count + 2 * _TILE + 16) * _UNIT.value
-    rounding = torch.where(depth < 0.5, delta + halves + 2 * depth / (1 - depth) + 2.0**-20, math.inf)
-    tail = chosen.tails.double().sum(-1) * (1 + 2.0**-10)
-    unit_length, wide = (x.reshape(-1).double().repeat_interleave(r) for x in (most, terms.nu))
-    top = terms.widest.double() / STEPS
-    apart = top - high + (top.abs() + high.abs() + 1) * 2.0**-21
-    reach = ((own + rounding * unit_length * 1.1) / wide).clamp(min=1.0)
-    moved = tail * torch.exp2(apart) / mass * (wide / unit_length) * reach * delta.exp() * (1 + rounding)
-    moved = torch.where((tail == 0) | (unit_length == 0), 0.0, moved * (1 + 2.0**-16))
-    whole = (moved + rounding + narrow * own / unit_length + vanished / unit_length) * (1 + 2.0**-16)
-    lengths = (1 + own / unit_length * (1 + narrow) + vanished / unit_length) * (1 + 2.0**-16)
-    whole = torch.where(whole < lengths, whole, lengths)
-    whole = (
-        torch.where(unit_length == 0, torch.where(own == 0, 0.0, math.inf), whole)
-        .nan_to_num(nan=math.inf, posinf=math.inf)
-        .float()
-    )
-    within = (moved <= drop) & (whole <= limit) & (whole < math.inf)
-    bound, within, length = (x.view(b, h) for x in (whole, within, own.float()))
-    return Decoded(answer.to(q.dtype).view(b, h, e), bound, within, length, chosen.kept.view(b, g))
-
-
-def read_again_twin(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    terms: Terms,
-    chosen: Chosen,
-    most: Float32[Tensor, "b g"],
-    scale: float,
-    found: Decoded,
-) -> None:
-    """The same in plain torch."""
-    (b, h, _), (g, s, _) = q.shape, v.shape[1:]
-    heads = b * g
-    ill = ~found.within.view(heads, h // g).all(-1)
-    everything = torch.arange(s, device=q.device, dtype=torch.int32).expand(heads, s)
-    whole = Chosen(everything, ill.int() * s, torch.zeros_like(chosen.tails))
-    parts = attended_twin(q, k, v, whole, scale)
-    again = merged_twin(q, v, parts, terms, whole, most, math.inf, scale)
-    rows = ill.repeat_interleave(h // g).view(b, h)
-    for mine, other in zip((found.out, found.bound, found.length), (again.out, again.bound, again.length), strict=True):
-        mine[rows] = other[rows]
+    return max(1, triton.cdiv(triton.cdiv(int(chosen.kept.sum()), count), TILE)) * TILE
 
 
 def _lift(dtype: torch.dtype) -> float:
     """What weights of at most one are multiplied by, so that their halves do not vanish in float16."""
     return 2.0**14 if dtype == torch.float16 else 1.0
-
-
-def _rounding(q: Tensor, v: Tensor, scale: float) -> tuple[float, float, float, float, float, float]:
-    """What the shapes and types say of rounding, for the kernel that sums it up.
-
-    In turn: the scale, with which |q|·|k| makes nats; the error of a logit relative to that; the additions that a
-    tile makes to a sum; the unit of the answer's type; what a weight loses in two halves; and what vanishes.
-    """
-    d, (s, e), kind = q.shape[-1], v.shape[-2:], v.dtype
-    coarse = kind != torch.float32
-    logit = gamma(d + 8, _UNIT.value) + 8 * _UNIT.value
-    # Tensor cores add up eight or more products at a time, of both halves; then there is rescaling.
-    per_tile = 2 * _TILE / 8 + 4.0 if coarse else _TILE + 4.0
-    halves = unit(kind) ** 2 * 1.1 if coarse else 0.0
-    narrow = unit(q.dtype) if coarse else 0.0
-    vanished = math.sqrt(e) * (tiny(q.dtype) + 4 * s * tiny(torch.float32))
-    return abs(scale), logit, per_tile, narrow, halves, vanished

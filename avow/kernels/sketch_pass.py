@@ -98,6 +98,7 @@ def _prepared(
     factor,
     relative,
     absolute,
+    least,
     zero_stride,
     c,
     R: tl.constexpr,
@@ -155,7 +156,7 @@ def _prepared(
         unit = tl.load(most + head)
         wide = unit
         if HINTED:
-            wide = tl.max(tl.load(hint + head * R + row, mask=row < R, other=0.0), 0)
+            wide = tl.maximum(tl.max(tl.load(hint + head * R + row, mask=row < R, other=0.0), 0), unit * least)
         # Some length between the longest value's and a millionth of it; which one, only the choice depends on.
         wide = tl.where((wide > unit * 2.0**-20) & (wide < unit), wide, unit)
         tl.store(nu + head, tl.where(wide > 0, wide, 1.0))
@@ -362,9 +363,17 @@ class Prepared(NamedTuple):
 
 
 def prepared(
-    q: Tensor, sketch: Sketch, most: Float32[Tensor, "b g"], hint: Float32[Tensor, "b h"] | None, scale: float
+    q: Tensor,
+    sketch: Sketch,
+    most: Float32[Tensor, "b g"],
+    hint: Float32[Tensor, "b h"] | None,
+    scale: float,
+    least: float = 0.0,
 ) -> Prepared:
-    """Constants of every head, and the products with the zeros of all groups; `hint`: lengths that answers may have."""
+    """Constants of every head, and the products with the zeros of all groups.
+
+    `hint` are lengths that answers may have; those below the share `least` of the longest value are taken for that.
+    """
     b, h, d = q.shape
     c, heads = sketch.codes.shape[2], b * most.shape[1]
     zero = by_head(sketch.zero, "sketch.zero")
@@ -386,6 +395,7 @@ def prepared(
         scale * math.log2(math.e) * STEPS,
         relative_error(d),
         absolute_error(d),
+        least,
         zero.stride(0),
         c,
         R=b * h // heads,
@@ -403,7 +413,12 @@ def prepared(
 
 
 def prepared_twin(
-    q: Tensor, sketch: Sketch, most: Float32[Tensor, "b g"], hint: Float32[Tensor, "b h"] | None, scale: float
+    q: Tensor,
+    sketch: Sketch,
+    most: Float32[Tensor, "b g"],
+    hint: Float32[Tensor, "b h"] | None,
+    scale: float,
+    least: float = 0.0,
 ) -> Prepared:
     """The same in plain torch."""
     b, h, d = q.shape
@@ -427,7 +442,7 @@ def prepared_twin(
         grown * absolute_error(d),
     )
     unit = most.reshape(b * g)
-    wide = unit if hint is None else hint.reshape(b * g, -1).amax(-1)
+    wide = unit if hint is None else torch.fmax(hint.reshape(b * g, -1).amax(-1), unit * least)
     wide = torch.where((wide > unit * 2.0**-20) & (wide < unit), wide, unit)
     lowest = torch.full((b * h,), -LIMIT, dtype=torch.int32, device=q.device)
     empty = torch.zeros(b * h, BINS, dtype=torch.int32, device=q.device)

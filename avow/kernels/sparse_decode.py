@@ -2,8 +2,9 @@
 
 Seven kernels, none of which waits for the host: constants of the step; a bound for every token from the sketch; a
 histogram of the bounds; marks from where it is cut on; a list; attention over the list; the answer with its bound. With
-a limit on the bound two more follow, which do nothing unless a row is beyond it. Buffers and grids depend on the shapes
-alone, so a step can be captured in a CUDA graph.
+a limit on the bound two more follow, which do nothing unless a row is beyond it. With a confidence below 1 tokens are
+drawn instead of cut off, so that fewer are read. Buffers and grids depend on the shapes alone, so a step can be
+captured in a CUDA graph; its draws differ whenever it is replayed.
 """
 
 from __future__ import annotations
@@ -12,12 +13,13 @@ import math
 from typing import NamedTuple
 
 import torch
-from jaxtyping import Float, Float32
+from jaxtyping import Float, Float32, Int64
 from torch import Tensor
 
 from avow.errors import DtypeError, ParameterError, ShapeError
-from avow.kernels import choice, gather_attention, sketch_pass
-from avow.kernels.gather_attention import Decoded
+from avow.kernels import choice, gather_attention, merging, sampling, sketch_pass
+from avow.kernels.merging import Decoded
+from avow.kernels.sample_bounds import Logs
 from avow.maths.norms import slack
 from avow.maths.sketch import Sketch
 
@@ -59,6 +61,8 @@ def decode(
     scale: float | None = None,
     hint: Float32[Tensor, "b h"] | None = None,
     limit: float | None = None,
+    confidence: float = 1.0,
+    seed: Int64[Tensor, "1"] | None = None,
 ) -> Decoded:
     """Attention of one query per head over a cache, by the tokens that may matter.
 
@@ -66,19 +70,29 @@ def decode(
     `hint` may hold lengths that the answers are expected to have, such as those of the step before: the nearer, the
     fewer tokens are read; what is proved holds whatever they are. With a `limit`, `drop` is only aimed at: rows are
     within what is allowed where their whole bound is, and heads with a row that is not read all tokens after all.
+
+    With a `confidence` below 1, bounds hold for each row with that probability over the draws, which `seed`, a number
+    on the device, decides; it is another one after the step. Then `drop` and the rounding of the answer together are
+    aimed at a little less than the `limit`.
     """
     scale = 1 / math.sqrt(q.shape[-1]) if scale is None else scale
     _check(q, k, v, sketch, lengths, drop, scale)
+    seed = _checked_seed(confidence, seed, k)
     q = q.detach().contiguous()
-    known = sketch_pass.prepared(q, sketch, lengths.most, hint, scale)
+    known = sketch_pass.prepared(q, sketch, lengths.most, hint, scale, sampling.shortest(drop, limit, confidence))
     terms = sketch_pass.bounded(q, sketch, lengths.each, known)
-    marks = choice.marked(terms, choice.counted(terms), lengths.most, drop, k.shape[2])
-    chosen = choice.listed(marks, k.shape[2])
+    s, counted = k.shape[2], choice.counted(terms)
+    if seed is None:
+        marks = choice.marked(terms, counted, lengths.most, drop, s)
+    else:
+        goal, logs = sampling.goal(drop, limit, q.dtype), Logs.of(confidence)
+        marks = sampling.drawn(terms, counted, lengths.most, goal, logs, seed, s)
+    chosen = choice.listed(marks, s, seed)
     parts = gather_attention.attended(q, k, v, chosen, scale)
     if limit is None:
-        return gather_attention.merged(q, v, parts, terms, chosen, lengths.most, drop, scale)
-    found = gather_attention.merged(q, v, parts, terms, chosen, lengths.most, math.inf, scale, limit)
-    gather_attention.read_again(q, k, v, terms, chosen, lengths.most, scale, found)
+        return merging.merged(q, v, parts, terms, chosen, lengths.most, drop, scale)
+    found = merging.merged(q, v, parts, terms, chosen, lengths.most, math.inf, scale, limit)
+    merging.read_again(q, k, v, terms, chosen, lengths.most, scale, found)
     return found
 
 
@@ -92,20 +106,29 @@ def decode_twin(
     scale: float | None = None,
     hint: Float32[Tensor, "b h"] | None = None,
     limit: float | None = None,
+    confidence: float = 1.0,
+    seed: Int64[Tensor, "1"] | None = None,
 ) -> Decoded:
     """The same step in plain torch, on any device."""
     scale = 1 / math.sqrt(q.shape[-1]) if scale is None else scale
     _check(q, k, v, sketch, lengths, drop, scale)
+    seed = _checked_seed(confidence, seed, k)
     q = q.detach()
-    known = sketch_pass.prepared_twin(q, sketch, lengths.most, hint, scale)
+    known = sketch_pass.prepared_twin(q, sketch, lengths.most, hint, scale, sampling.shortest(drop, limit, confidence))
     terms = sketch_pass.bounded_twin(q, sketch, lengths.each, known)
-    marks = choice.marked_twin(terms, choice.counted_twin(terms), lengths.most, drop, k.shape[2])
-    chosen = choice.listed_twin(marks, k.shape[2])
+    s, counted = k.shape[2], choice.counted_twin(terms)
+    if seed is None:
+        marks = choice.marked_twin(terms, counted, lengths.most, drop, s)
+    else:
+        goal, logs = sampling.goal(drop, limit, q.dtype), Logs.of(confidence)
+        rims = sampling.planned_twin(terms, counted, lengths.most, goal, logs)
+        marks = sampling.drawn_twin(terms, rims, logs, seed, s)
+    chosen = choice.listed_twin(marks, s, seed)
     parts = gather_attention.attended_twin(q, k, v, chosen, scale)
     if limit is None:
-        return gather_attention.merged_twin(q, v, parts, terms, chosen, lengths.most, drop, scale)
-    found = gather_attention.merged_twin(q, v, parts, terms, chosen, lengths.most, math.inf, scale, limit)
-    gather_attention.read_again_twin(q, k, v, terms, chosen, lengths.most, scale, found)
+        return merging.merged_twin(q, v, parts, terms, chosen, lengths.most, drop, scale)
+    found = merging.merged_twin(q, v, parts, terms, chosen, lengths.most, math.inf, scale, limit)
+    merging.read_again_twin(q, k, v, terms, chosen, lengths.most, scale, found)
     return found
 
 
@@ -132,3 +155,20 @@ def _check(q: Tensor, k: Tensor, v: Tensor, sketch: Sketch, lengths: Lengths, dr
         raise ParameterError("drop", drop, "must be at least 0", "give the error that unread tokens may cause")
     if not 0 < scale < math.inf:
         raise ParameterError("scale", scale, "must be above 0", "turn the signs of q and of the scale")
+
+
+def _checked_seed(confidence: float, seed: Tensor | None, k: Tensor) -> Int64[Tensor, "1"] | None:
+    """The seed of draws; None where there are none."""
+    if not 0 < confidence <= 1:
+        rule = "must be above 0 and at most 1"
+        raise ParameterError("confidence", confidence, rule, "try 0.999, or 1 for bounds that always hold")
+    if confidence == 1:
+        return None
+    if seed is None or seed.dtype != torch.int64 or seed.shape != (1,) or seed.device != k.device:
+        told = "None" if seed is None else f"{seed.dtype}, {tuple(seed.shape)}, {seed.device}"
+        rule = f"must be one torch.int64 on {k.device}, since tokens are drawn"
+        raise ParameterError("seed", told, rule, "try torch.tensor([0], device=k.device)")
+    if k.shape[2] > 2**choice.PLACES:
+        rule = f"must be at most {2**choice.PLACES} where tokens are drawn"
+        raise ShapeError("keys", k.shape[2], rule, "leave the confidence at 1")
+    return seed

@@ -1,7 +1,8 @@
 """Single decoding steps of a cache by kernels, on a GPU, of which none waits for the last to be done.
 
 The answer is right when it is handed out: where a bound would exceed the tolerance, the kernels themselves read all
-tokens. Its certificate stays on the device until someone asks for its bound. Whether looking at the sketch pays is
+tokens. Its certificate stays on the device until someone asks for its bound. With a confidence below 1 tokens are
+drawn; the seed of the draws is on the device, too, where each step advances it. Whether looking at the sketch pays is
 learnt from the last step that is known to be done: its numbers come back beside the work, and are looked at only when
 they have arrived.
 """
@@ -21,8 +22,9 @@ from avow.maths.rounding import unit
 from avow.maths.sketch import Sketch
 from avow.methods.sparse import Sparse
 
-# What kernels can multiply, and how many query heads may share a key head.
+# What kernels can multiply, how many query heads may share a key head, and of how many tokens they can draw.
 _TYPES, _SIBLINGS, _WIDEST = (torch.bfloat16, torch.float16, torch.float32), 8, 256
+_DRAWABLE = 2**24
 # Of a tolerance this share is aimed at by what is not read; the rest is for rounding, and for guesses that were off.
 _AIM = 0.5
 # Answers are expected to be this much longer than the last ones at most: a guess, which only decides what is read.
@@ -78,15 +80,16 @@ class KernelSteps:
 
     _report: _Report | None = None
     _hint: Tensor | None = field(default=None, repr=False)
+    _seed: Tensor | None = field(default=None, repr=False)
 
     def __deepcopy__(self, memo: object) -> KernelSteps:
         """Another cache learns for itself."""
         return KernelSteps()
 
     @staticmethod
-    def unfit(problem: Problem, tol: float, bits: int | None, wide: bool, window: int | None) -> str:
+    def unfit(problem: Problem, tol: float, confidence: float, bits: int | None, wide: bool, window: int | None) -> str:
         """Why a step is not for the kernels; nothing where it is."""
-        (_, h, n, d), (g, _, e) = problem.q.shape, problem.v.shape[1:]
+        (_, h, n, d), (g, s, e) = problem.q.shape, problem.v.shape[1:]
         kind = problem.q.dtype
         reasons = {
             "there are several queries to a head": n != 1,
@@ -98,6 +101,7 @@ class KernelSteps:
             "a window slides": window is not None,
             "lengths of values need float64": wide,
             "the scale is not above 0": not problem.scale > 0,
+            f"they draw from at most {_DRAWABLE} tokens": confidence < 1 and s > _DRAWABLE,
             "rounding takes most of the tolerance": kind in _TYPES and not tol >= 2.5 * unit(kind),
         }
         reason = next((text for text, holds in reasons.items() if holds), "")
@@ -118,7 +122,14 @@ class KernelSteps:
             self._hint = None
         return paid
 
-    def step(self, problem: Problem, held: Held, tol: float) -> tuple[Tensor, Certificate]:
+    def step(
+        self,
+        problem: Problem,
+        held: Held,
+        tol: float,
+        confidence: float = 1.0,
+        generator: torch.Generator | None = None,
+    ) -> tuple[Tensor, Certificate]:
         """The answer to one query of each head, with its certificate."""
         from avow.kernels.sparse_decode import Lengths, decode
 
@@ -133,30 +144,45 @@ class KernelSteps:
             p.v,
             held.sketch,
             Lengths(held.norms, most),
-            _AIM * tol,
+            # What draws are aimed at follows from the limit.
+            _AIM * tol if confidence == 1 else tol,
             p.scale,
             hint,
             # Single precision may round the limit up.
             tol * (1 - 2.0**-20),
+            confidence,
+            None if confidence == 1 else self._drawn(p.q.device, generator),
         )
         self._hint = found.length * _LONGER
         if self._report is None and not _capturing(p.q.device):
             self._report = _sent((found.kept, found.bound, found.within), p.k.shape[-2], tol)
-        method = Sparse(bits=4, drop=_AIM * tol)
+        chance = 1 - confidence
+        method = Sparse(bits=4, drop=tol if chance else _AIM * tol, chance=chance)
         certificate = Awaited.__new__(Awaited)
         facts: dict[str, Any] = {
             "method": method.name,
             "parameters": method.parameters,
             "target": method.target,
-            "kind": "deterministic",
+            "kind": "statistical" if chance else "deterministic",
+            "confidence": confidence,
             "rows": found.bound.double().unsqueeze(-1),
             "assumptions": ("tensor cores sum in float32, with twice its unit",),
-            "reason": "only tokens that may matter were read in full",
+            "reason": f"only tokens that {'were drawn' if chance else 'may matter'} were read in full",
             "cost": method.cost(p.sizes),
         }
         for name, value in facts.items():
             object.__setattr__(certificate, name, value)
         return found.out.unsqueeze(-2), certificate
+
+    def _drawn(self, device: torch.device, generator: torch.Generator | None) -> Tensor:
+        """The seed of a step's draws: a generator's next number, or what the step before left."""
+        if generator is None and self._seed is not None and self._seed.device == device:
+            return self._seed
+        home = torch.device("cpu") if generator is None else generator.device
+        number = torch.randint(2**62, (1,), generator=generator, device=home).to(device, non_blocking=True)
+        if generator is None:
+            self._seed = number
+        return number
 
 
 def _absent(device: torch.device) -> str:

@@ -119,7 +119,7 @@ class KeyValueCache(TokenBuffers):
             unfit = "" if why else self._unfit(problem, tol, sure)
             if tol is not None and not why and not unfit:
                 held = Held(self._sketch(0), self._lengths(problem, 0), self._extremes[..., 1])
-                return Attended(*self._steps.step(problem, held, tol))
+                return Attended(*self._steps.step(problem, held, tol, sure, generator))
             norms = None
             if tol is not None and not why and not problem.empty:
                 norms = self._norms(problem, first)
@@ -260,9 +260,9 @@ class KeyValueCache(TokenBuffers):
 
     def _unfit(self, problem: Problem, tol: float | None, confidence: float) -> str:
         """Why kernels do not serve; empty where they do."""
-        if tol is None or confidence < 1 or problem.empty:
-            return "they do not sample"
-        return self._steps.unfit(problem, tol, self.bits, self._wide, self.window)
+        if tol is None or problem.empty:
+            return "there is nothing to choose from"
+        return self._steps.unfit(problem, tol, confidence, self.bits, self._wide, self.window)
 
     def _sparse(
         self,

@@ -1,0 +1,407 @@
+r"""The answer from parts of a list, and the proof of how far other tokens and all rounding may have moved it.
+
+With H the tokens read, T the others and ν > 0 any length,
+
+.. math:: \|o^* - out\| \le \frac{\sum_T w_j (\|v_j\| + \|out\|)}{Z_H}
+          \le \frac{\sum_T w_j (\|v_j\| + ν)}{Z_H} \max\Bigl(1, \frac{\|out\|}{ν}\Bigr)   [claim tail-mass-output]
+
+so that one sum over T, taken before `out` was known, is enough. Where tokens were drawn, `avow.kernels.sample_bounds`
+says how far the others may have moved the answer. One program for each query head merges its parts.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import NamedTuple
+
+import torch
+import triton
+import triton.language as tl
+from jaxtyping import Bool, Float, Float32, Float64, Int32
+from torch import Tensor
+
+from avow.kernels.choice import Chosen
+from avow.kernels.gather_attention import TILE, Parts, attended, attended_twin, one, programs, share_of, shares
+from avow.kernels.sample_bounds import FUZZY, NONE, missed, missed_twin
+from avow.kernels.sketch_pass import STEPS, Terms
+from avow.kernels.turns import closely, in_turn
+from avow.maths.rounding import gamma, tiny, unit
+
+# Parts that are merged at once, and by how many warps.
+_CHUNK, _MERGING = 64, 4
+# The unit of sums in float32: tensor cores may truncate where IEEE rounds.
+_UNIT = tl.constexpr(2.0**-23)
+
+
+class Decoded(NamedTuple):
+    """The answers of one step, and what is proved of them; all on the device."""
+
+    out: Float[Tensor, "b h e"]
+    bound: Float32[Tensor, "b h"]
+    """At most this far is a row from the truth, relative to the longest value; inf where nothing is proved. Where
+    tokens were drawn, up to the chance that was allowed.
+    """
+    within: Bool[Tensor, "b h"]
+    """Whether unread tokens moved the row by no more than was allowed. Where not, compute it exactly."""
+    length: Float32[Tensor, "b h"]
+    """The answers' lengths: hints for the next step."""
+    kept: Int32[Tensor, "b g"]
+    """How many tokens of each key head were read."""
+
+
+@triton.jit
+def _apart(top, high):
+    """A logarithm above another, at least: the difference is rounded, and its parts may be large."""
+    return top - high + (tl.abs(top) + tl.abs(high) + 1) * 2.0**-21
+
+
+@triton.jit(do_not_specialize=["spans", "heads", "s"])
+def _merged(
+    q,
+    peak,
+    total,
+    values,
+    square,
+    light,
+    heavy,
+    rims,
+    tails,
+    widest,
+    nu,
+    most,
+    kept,
+    out,
+    bound,
+    within,
+    length,
+    drop,
+    limit,
+    scale,
+    logit_error,
+    per_tile,
+    narrow,
+    halves,
+    vanished,
+    mean_log,
+    variance_log,
+    log,
+    spans,
+    heads,
+    s,
+    R: tl.constexpr,
+    D: tl.constexpr,
+    DP: tl.constexpr,
+    E: tl.constexpr,
+    EP: tl.constexpr,
+    TILE: tl.constexpr,
+    HEADS: tl.constexpr,
+    PROGRAMS: tl.constexpr,
+    PARTS: tl.constexpr,
+    CHUNK: tl.constexpr,
+    SPANS: tl.constexpr,
+    LARGEST: tl.constexpr,
+    DRAWN: tl.constexpr,
+    AGAIN: tl.constexpr,
+    CLOSE: tl.constexpr,
+):
+    """A head's answer, and its bound; with `AGAIN`, those that all tokens were read for stand in for the others."""
+    in_turn(CLOSE)
+    row = tl.program_id(0).to(tl.int64)
+    head = row // R
+    column, channel = tl.arange(0, EP), tl.arange(0, DP)
+    ends, counts, share = shares(kept, heads, s, R, HEADS, PROGRAMS, TILE, AGAIN)
+    count, after = one(counts, head, HEADS), one(ends, head, HEADS)
+    if (count == 0) & AGAIN:
+        return
+    first = (after - count) // share + head
+    beyond = tl.where(count > 0, (after - 1) // share + head + 1, first)
+    high, longest = float("-inf"), 0.0
+    for begin in range(first, beyond, PARTS):
+        slot = begin + tl.arange(0, PARTS)
+        peaks = tl.load(peak + slot * R + row % R, mask=slot < beyond, other=float("-inf"))
+        high = tl.maximum(high, tl.max(peaks, 0))
+        longest = tl.maximum(longest, tl.max(tl.load(square + slot, mask=slot < beyond, other=0.0), 0))
+    mass = tl.zeros((CHUNK,), tl.float32)
+    squares, large = tl.zeros((CHUNK,), tl.float32), tl.zeros((CHUNK,), tl.float32)
+    sums = tl.zeros((EP,), tl.float32)
+    for begin in range(first, beyond, CHUNK):
+        slot = begin + tl.arange(0, CHUNK)
+        at = slot * R + row % R
+        inside = slot < beyond
+        weight = tl.exp2(tl.load(peak + at, mask=inside, other=float("-inf")) - high)
+        mass += tl.load(total + at, mask=inside, other=0.0) * weight
+        if DRAWN:
+            squares += tl.load(light + at, mask=inside, other=0.0)
+            large += tl.load(heavy + at, mask=inside, other=0.0)
+        there = inside[:, None] & (column < E)[None, :]
+        sums += tl.sum(tl.load(values + at[:, None] * E + column[None, :], mask=there, other=0.0) * weight[:, None], 0)
+    mass = tl.sum(mass, 0)
+    answer = sums / mass
+    # Rounding must not carry an average of values beyond what their type holds; nan stays nan.
+    answer = tl.where(answer > LARGEST, LARGEST, tl.where(answer < -LARGEST, -LARGEST, answer))
+    tl.store(out + row * E + column, answer.to(out.dtype.element_ty), mask=column < E)
+    # Lengths, by way of the largest entry, so that no square overflows or vanishes.
+    largest = tl.max(tl.abs(answer), 0)
+    scaled = answer / tl.where(largest > 0, largest, 1.0)
+    own = largest * tl.sqrt(tl.sum(scaled * scaled, 0)) * (1 + 2.0**-13)
+    query = tl.load(q + row * D + channel, mask=channel < D, other=0.0).to(tl.float32)
+    largest = tl.max(tl.abs(query), 0)
+    scaled = query / tl.where(largest > 0, largest, 1.0)
+    asked = largest * tl.sqrt(tl.sum(scaled * scaled, 0)) * (1 + 2.0**-13)
+    longest = tl.sqrt(longest) * (1 + 2.0**-13) + 2.0**-58
+    # Tiles of a program: each rescales what came before, once by exp2 and once by a product.
+    tiles = (share // TILE).to(tl.float32)
+    # How far each weight may be off, in nats: its logit, the powers of two it went through, and their arguments, which
+    # matter down to −150 octaves.
+    delta = scale * asked * longest * logit_error + (tiles + 2) * 2.0**-20 + 900 * _UNIT
+    if DRAWN:
+        # The logarithm of odds and lengths, and that of the odds beside a logit.
+        delta += 2.0**-15
+    depth = (tiles * per_tile + (beyond - first).to(tl.float32) + 2 * TILE + 16) * _UNIT
+    rounding = delta + halves + 2 * depth / (1 - depth) + 2.0**-20
+    rounding = tl.where(depth < 0.5, rounding, float("inf"))
+    unit, wide = tl.load(most + head), tl.load(nu + head)
+    reach = (own + rounding * unit * 1.1) / wide
+    grown = tl.exp(delta) * (1 + rounding) * (1 + 2.0**-16)
+    moved = 0.0
+    if DRAWN:
+        rim, fine = tl.load(rims + row * 2), tl.load(rims + row * 2 + 1)
+        step = _apart(rim - fine, high)
+        squares, large = tl.sum(squares, 0) * grown * grown, tl.sum(large, 0) * grown
+        # What underflows is less than this.
+        squares += 2.0**-40
+        moved = missed(squares, large, tl.exp2(step), tl.exp2(fine), mass / grown, reach, mean_log, variance_log, log)
+        moved = moved * (wide / unit)
+        moved = tl.where(delta < FUZZY, moved, float("inf"))
+        # Without a rim, everything was read.
+        moved = tl.where(rim < NONE, 0.0, moved)
+    elif AGAIN == 0:
+        span = tl.arange(0, SPANS)
+        tail = tl.sum(tl.load(tails + row * spans + span, mask=span < spans, other=0.0), 0) * (1 + 2.0**-10)
+        step = _apart(tl.load(widest + row).to(tl.float32) * 0.125, high)
+        moved = tail * tl.exp2(step) / mass * (wide / unit) * tl.maximum(reach, 1.0) * grown
+        moved = tl.where(tail == 0, 0.0, moved)
+    whole = (moved + rounding + narrow * own / unit + vanished / unit) * (1 + 2.0**-16)
+    # Answer and truth are never further apart than their lengths together.
+    lengths = (1 + own / unit * (1 + narrow) + vanished / unit) * (1 + 2.0**-16)
+    whole = tl.where(whole < lengths, whole, lengths)
+    # Where all values are zero, so is every answer.
+    whole = tl.where(unit == 0, tl.where(own == 0, 0.0, float("inf")), whole)
+    moved = tl.where(unit == 0, 0.0, moved)
+    # nan is no bound.
+    whole = tl.where(whole < float("inf"), whole, float("inf"))
+    tl.store(bound + row, whole)
+    tl.store(length + row, own)
+    if AGAIN == 0:
+        tl.store(within + row, ((moved <= drop) & (whole <= limit) & (whole < float("inf"))).to(tl.int8))
+
+
+def merged(
+    q: Tensor,
+    v: Tensor,
+    parts: Parts,
+    terms: Terms,
+    chosen: Chosen,
+    most: Float32[Tensor, "b g"],
+    drop: float,
+    scale: float,
+    limit: float = math.inf,
+) -> Decoded:
+    """The answers and their bounds."""
+    (b, h, _), (g, _, e) = q.shape, v.shape[1:]
+    out = q.new_empty(b, h, e)
+    bound, length = (q.new_empty(b, h, dtype=torch.float32) for _ in range(2))
+    within = q.new_empty(b, h, dtype=torch.int8)
+    found = Decoded(out, bound, within.view(torch.bool), length, chosen.kept.view(b, g))
+    _merge(q, v, parts, terms, chosen, most, drop, scale, limit, found, again=False)
+    return found
+
+
+def read_again(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    terms: Terms,
+    chosen: Chosen,
+    most: Float32[Tensor, "b g"],
+    scale: float,
+    found: Decoded,
+) -> None:
+    """Puts answers from all tokens in the place of those that are not within what was allowed, without a look at them.
+
+    `within` stays as it was: it tells what the answers were that had to be replaced.
+    """
+    parts = attended(q, k, v, chosen, scale, found.within.view(torch.int8))
+    _merge(q, v, parts, terms, chosen, most, math.inf, scale, math.inf, found, again=True)
+
+
+def _merge(
+    q: Tensor,
+    v: Tensor,
+    parts: Parts,
+    terms: Terms,
+    chosen: Chosen,
+    most: Tensor,
+    drop: float,
+    scale: float,
+    limit: float,
+    found: Decoded,
+    again: bool,
+) -> None:
+    (b, h, d), (g, s, e) = q.shape, v.shape[1:]
+    heads, within = b * g, found.within.view(torch.int8)
+    count = programs(heads, s)
+    draws, nothing = None if again else chosen.draws, terms.nu
+    tails = nothing if chosen.tails is None else chosen.tails
+    spans = 0 if chosen.tails is None else chosen.tails.shape[1]
+    _merged[(b * h,)](
+        q,
+        *(nothing if x is None else x for x in parts),
+        nothing if draws is None else draws.rims,
+        tails,
+        terms.widest,
+        terms.nu,
+        most,
+        within if again else chosen.kept,
+        found.out,
+        found.bound,
+        within,
+        found.length,
+        drop,
+        limit,
+        *_rounding(q, v, scale),
+        *((0.0, 0.0, 0.0) if draws is None else draws.logs),
+        spans,
+        heads,
+        s,
+        R=h // g,
+        D=d,
+        DP=max(16, triton.next_power_of_2(d)),
+        E=e,
+        EP=max(16, triton.next_power_of_2(e)),
+        TILE=TILE,
+        HEADS=triton.next_power_of_2(heads),
+        PROGRAMS=count,
+        PARTS=triton.next_power_of_2(count),
+        CHUNK=min(triton.next_power_of_2(count), _CHUNK),
+        SPANS=triton.next_power_of_2(max(spans, 1)),
+        LARGEST=torch.finfo(q.dtype).max,
+        DRAWN=draws is not None,
+        AGAIN=again,
+        num_warps=_MERGING,
+        **closely(q.device),
+    )
+
+
+def merged_twin(
+    q: Tensor,
+    v: Tensor,
+    parts: Parts,
+    terms: Terms,
+    chosen: Chosen,
+    most: Float32[Tensor, "b g"],
+    drop: float,
+    scale: float,
+    limit: float = math.inf,
+) -> Decoded:
+    """The same in plain torch."""
+    (b, h, d), (g, _, e) = q.shape, v.shape[1:]
+    r, share = h // g, share_of(chosen, programs(b * g, v.shape[2]))
+    after = chosen.kept.long().cumsum(0)
+    head = torch.arange(b * g, device=q.device)
+    first, beyond = (after - chosen.kept) // share + head, (after - 1) // share + head + 1
+    slots = torch.arange(len(parts.square), device=q.device)
+    own_slots = (slots >= first[:, None]) & (slots < beyond[:, None])  # (bg, slots)
+    mine = own_slots.repeat_interleave(r, 0)[:, :, None]  # (bh, slots, 1)
+
+    def by_row(x: Float32[Tensor, "slots r *e"], blank: float) -> Float32[Tensor, "bh slots *e"]:
+        """What each head's own slots hold."""
+        x = x.movedim(1, 0).repeat(b * g, *[1] * (x.ndim - 1))
+        return torch.where(mine if x.ndim == 3 else mine[..., 0], x, blank)
+
+    peak = by_row(parts.peak, -math.inf)
+    high = peak.amax(-1)
+    weight = torch.exp2(peak - high[:, None])
+    mass = (by_row(parts.total, 0.0) * weight).sum(-1)
+    answer = (by_row(parts.values, 0.0) * weight.unsqueeze(-1)).sum(1) / mass[:, None]
+    answer = answer.clamp(-torch.finfo(q.dtype).max, torch.finfo(q.dtype).max)
+    own, asked = (torch.linalg.vector_norm(x.double(), dim=-1) * (1 + 2.0**-13) for x in (answer, q.reshape(b * h, d)))
+    square = torch.where(own_slots, parts.square, 0.0).amax(-1)
+    longest = square.sqrt().repeat_interleave(r) * (1 + 2.0**-13) + 2.0**-58
+    scale, logit_error, per_tile, narrow, halves, vanished = _rounding(q, v, scale)
+    tiles, count = share // TILE, (beyond - first).repeat_interleave(r)
+    delta = scale * asked * longest * logit_error + (tiles + 2) * 2.0**-20 + 900 * _UNIT.value
+    delta = delta if chosen.draws is None else delta + 2.0**-15
+    depth = (tiles * per_tile + count + 2 * TILE + 16) * _UNIT.value
+    rounding = torch.where(depth < 0.5, delta + halves + 2 * depth / (1 - depth) + 2.0**-20, math.inf)
+    unit_length, wide = (x.reshape(-1).double().repeat_interleave(r) for x in (most, terms.nu))
+    reach = (own + rounding * unit_length * 1.1) / wide
+    grown = delta.exp() * (1 + rounding) * (1 + 2.0**-16)
+
+    def above(top: Float64[Tensor, "bh"]) -> Float64[Tensor, "bh"]:
+        """What stands that many octaves high, at most, beside the largest weight."""
+        return torch.exp2(top - high + (top.abs() + high.abs() + 1) * 2.0**-21)
+
+    if chosen.draws is not None and parts.light is not None and parts.heavy is not None:
+        rim, fine = chosen.draws.rims.double().unbind(-1)
+        light, heavy = (by_row(x, 0.0).double().sum(-1) * grown for x in (parts.light, parts.heavy))
+        moved = missed_twin(
+            light * grown + 2.0**-40, heavy, above(rim - fine), fine.exp2(), mass / grown, reach, chosen.draws.logs
+        )
+        moved = torch.where(delta < FUZZY.value, moved * (wide / unit_length), math.inf)
+        moved = torch.where((rim < NONE.value) | (unit_length == 0), 0.0, moved)
+    else:
+        tail = mass.new_zeros(()) if chosen.tails is None else chosen.tails.double().sum(-1) * (1 + 2.0**-10)
+        moved = tail * above(terms.widest.double() / STEPS) / mass * (wide / unit_length) * reach.clamp(min=1.0) * grown
+        moved = torch.where((tail == 0) | (unit_length == 0), 0.0, moved)
+    whole = (moved + rounding + narrow * own / unit_length + vanished / unit_length) * (1 + 2.0**-16)
+    lengths = (1 + own / unit_length * (1 + narrow) + vanished / unit_length) * (1 + 2.0**-16)
+    whole = torch.where(whole < lengths, whole, lengths)
+    whole = (
+        torch.where(unit_length == 0, torch.where(own == 0, 0.0, math.inf), whole)
+        .nan_to_num(nan=math.inf, posinf=math.inf)
+        .float()
+    )
+    within = (moved <= drop) & (whole <= limit) & (whole < math.inf)
+    bound, within, length = (x.view(b, h) for x in (whole, within, own.float()))
+    return Decoded(answer.to(q.dtype).view(b, h, e), bound, within, length, chosen.kept.view(b, g))
+
+
+def read_again_twin(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    terms: Terms,
+    chosen: Chosen,
+    most: Float32[Tensor, "b g"],
+    scale: float,
+    found: Decoded,
+) -> None:
+    """The same in plain torch."""
+    (b, h, _), (g, s, _) = q.shape, v.shape[1:]
+    heads = b * g
+    ill = ~found.within.view(heads, h // g).all(-1)
+    everything = torch.arange(s, device=q.device, dtype=torch.int32).expand(heads, s)
+    whole = Chosen(everything, ill.int() * s, None)
+    parts = attended_twin(q, k, v, whole, scale)
+    again = merged_twin(q, v, parts, terms, whole, most, math.inf, scale)
+    rows = ill.repeat_interleave(h // g).view(b, h)
+    for mine, other in zip((found.out, found.bound, found.length), (again.out, again.bound, again.length), strict=True):
+        mine[rows] = other[rows]
+
+
+def _rounding(q: Tensor, v: Tensor, scale: float) -> tuple[float, float, float, float, float, float]:
+    """What the shapes and types say of rounding, for the kernel that sums it up.
+
+    In turn: the scale, with which |q|·|k| makes nats; the error of a logit relative to that; the additions that a
+    tile makes to a sum; the unit of the answer's type; what a weight loses in two halves; and what vanishes.
+    """
+    d, (s, e), kind = q.shape[-1], v.shape[-2:], v.dtype
+    coarse = kind != torch.float32
+    logit = gamma(d + 8, _UNIT.value) + 8 * _UNIT.value
+    # Tensor cores add up eight or more products at a time, of both halves; then there is rescaling.
+    per_tile = 2 * TILE / 8 + 4.0 if coarse else TILE + 4.0
+    halves = unit(kind) ** 2 * 1.1 if coarse else 0.0
+    narrow = unit(q.dtype) if coarse else 0.0
+    vanished = math.sqrt(e) * (tiny(q.dtype) + 4 * s * tiny(torch.float32))
+    return abs(scale), logit, per_tile, narrow, halves, vanished

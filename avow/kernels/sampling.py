@@ -1,0 +1,386 @@
+r"""Which tokens to draw: those that may weigh much for certain, the others by odds that their bounds propose.
+
+Let :math:`u_j \ge w_j (\|v_j\| + ν)/ν` be what the sketch proves of a token. For each query head there is a rim R:
+token j is read with probability at least :math:`\min(1, u_j / R)`, the largest that any sibling asks for, and counts
+:math:`1/p_j`-fold. So no term of any estimate exceeds R, which is what `avow.kernels.sample_bounds` needs to know.
+
+Odds are numbers of four bits times a power of two: :math:`p(8a + m) = 2^{-a} (16 - m)/16 \ge 2^{-a - m/8}`. They are
+exact, and what draws are compared with is a whole number. Draws are a keyed hash of the token's place; the key comes
+from a seed on the device, which each step advances there, so that a captured step draws afresh whenever it is replayed.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import NamedTuple
+
+import torch
+import triton
+import triton.language as tl
+from jaxtyping import Float32, Int32, Int64
+from torch import Tensor
+
+from avow.kernels import choice
+from avow.kernels.choice import WIDTH, Counted, Draws, Marked
+from avow.kernels.sample_bounds import Logs
+from avow.kernels.sketch_pass import BINS, LIMIT, STEPS, Terms
+from avow.kernels.turns import closely, in_turn
+from avow.maths.rounding import unit
+from avow.maths.sketch import GROUP
+
+# Odds are not below 2^-12.8: of a million tokens that weigh nothing, 144 are drawn.
+_RAREST = 103
+_LOWEST = tl.constexpr(-_RAREST)
+# Draws have this many bits, so that all odds are whole numbers of them.
+_BITS = 16
+# What only plans rest on: how long values are, as a share of the longest; and what the sketch pass took off the
+# expected mass in doubt comes back as far as intervals are wide, up to this factor.
+_USUAL, _DOUBTED = tl.constexpr(0.8), tl.constexpr(1.15)
+# Of a limit on the whole bound, plans leave this share to what they cannot foresee.
+_SPARE = 0.15
+# A rim is at most 30 octaves above the largest term, in steps.
+_HIGHEST = tl.constexpr(-240.0)
+# How many times the error that is aimed at ν should be at least.
+_ROOM = 8.0
+# Stands for a cut behind which nothing is: everything is read.
+_ALL = tl.constexpr(2**30)
+# Odd constants of two rounds of multiply and shift.
+_FIRST, _SECOND = tl.constexpr(0x7FEB352D), tl.constexpr(0x846CA68B)
+
+
+@triton.jit
+def _stirred(x):
+    """A bijection of 32 bits in which every bit of x moves about half of all."""
+    x = (x ^ (x >> 16)) * _FIRST
+    x = (x ^ (x >> 15)) * _SECOND
+    return x ^ (x >> 16)
+
+
+@triton.jit
+def _keys(seed, head):
+    """Two keys of 32 bits from a seed and a head."""
+    x = tl.load(seed).to(tl.uint64) + (head + 1).to(tl.uint64) * 0x9E3779B97F4A7C15
+    x = (x ^ (x >> 30)) * 0xBF58476D1CE4E5B9
+    x = (x ^ (x >> 27)) * 0x94D049BB133111EB
+    x = x ^ (x >> 31)
+    return x.to(tl.uint32), (x >> 32).to(tl.uint32)
+
+
+@triton.jit
+def _planned(
+    expected,
+    behind,
+    highest,
+    aim,
+    slim,
+    LIMIT: tl.constexpr,
+    BINS: tl.constexpr,
+    WIDTH: tl.constexpr,
+    mean_log,
+    log,
+):
+    """Steps below the largest term, `highest`, that each row's rim is at, and octaves below which a term is light.
+
+    `behind` are the terms of each bin and all after it, `aim` is the error that is aimed at and `slim` is ν over the
+    longest value. What `sample_bounds` will prove is foreseen from how much smaller weights are than their bounds.
+    """
+    whole = tl.max(behind, 1)
+    long = _USUAL / slim
+    wide = tl.log2(tl.maximum(whole / (expected * (1 + long)), 1.0))
+    mass = expected * tl.minimum(tl.exp2(wide * 0.1), _DOUBTED)
+    wide = tl.log2(tl.maximum(whole / (mass * (1 + long)), 1.0))
+    fine = tl.minimum(tl.maximum(tl.floor(wide * 0.5 + 1.4), 1.0), 3.0)
+    goal = (aim * mass / slim)[:, None]
+    # The answer is about as long as ν.
+    share = tl.minimum(mass * tl.sqrt(long * long + 1) / whole, 1.0)[:, None]
+    linear = (mean_log + tl.exp2(-fine) * 2.83 * log)[:, None]
+    root = 1.42 * share * tl.sqrt(2.4 * log * behind)
+    calm = (tl.sqrt(root * root + 4 * linear * goal) - root) / (2 * linear)
+    # Where bounds are tight, what is heavy is usual, and its variance decides.
+    linear = 0.95 * log + 2.83
+    root = 1.6 * tl.sqrt(2 * log * share * behind)
+    rough = (tl.sqrt(root * root + 4 * linear * goal) - root) / (2 * linear)
+    size = tl.where((wide < fine + 0.5)[:, None], rough, tl.maximum(calm, rough))
+    bins = tl.arange(0, BINS)
+    edge = tl.where(bins == 0, 2.0**30, tl.exp2(bins.to(tl.float32) * (-WIDTH / 8)))
+    rim = tl.max(tl.minimum(size * size, edge[None, :]), 1)
+    # Terms at the limit may be anything above it, and are always read.
+    steps = tl.maximum(tl.ceil(-8 * tl.log2(rim)), tl.where(highest < LIMIT, _HIGHEST, 1.0))
+    # Where there is nothing to expect, or nothing to aim at, everything is read.
+    rim = tl.where(aim > 0, tl.where(slim < float("inf"), rim, 0.0), 0.0)
+    known = (expected > 0) & (expected < float("inf")) & (whole < float("inf")) & (rim > 0)
+    return tl.where(known, steps, 2.0**30).to(tl.int32), fine
+
+
+@triton.jit
+def _block(
+    block,
+    offset,
+    top,
+    widest,
+    flags,
+    cuts,
+    first_key,
+    second_key,
+    c,
+    s,
+    WHOLE: tl.constexpr,
+    R: tl.constexpr,
+    RP: tl.constexpr,
+    BLOCK: tl.constexpr,
+    GROUP: tl.constexpr,
+):
+    """Draws from a block of tokens, with `WHOLE` one in which all have a sketch; how many of each group were drawn."""
+    row, token = tl.arange(0, RP), tl.arange(0, GROUP)
+    group = block * (BLOCK // GROUP) + tl.arange(0, BLOCK // GROUP)
+    place = group[:, None] * GROUP + token[None, :]
+    # By how many steps a token is above some sibling's rim; what has no sketch is always read.
+    above = tl.full((BLOCK // GROUP, GROUP), _LOWEST, tl.int32)
+    if not WHOLE:
+        above = tl.where((group < c)[:, None], above, 0)
+    for sibling in tl.static_range(R):
+        cut = tl.sum(tl.where(row == sibling, cuts, 0), 0) - tl.load(widest + sibling)
+        at = offset + sibling * c * GROUP + place
+        if WHOLE:
+            level = cut + tl.load(top + group * R + sibling)
+            short = tl.load(at)
+        else:
+            level = tl.where(group < c, cut + tl.load(top + group * R + sibling, mask=group < c, other=0), -_ALL)
+            short = tl.load(at, mask=(group < c)[:, None], other=0)
+        above = tl.maximum(above, level[:, None] - short.to(tl.int32))
+    above = tl.minimum(above, 0)
+    odds = (above * 2**20 + (127 << 23)).to(tl.float32, bitcast=True)
+    # Two tokens share a hash, and have half of its bits each: as the lowest of a float32, they count from 2^23 on.
+    pair = group[:, None] * (GROUP // 2) + tl.arange(0, GROUP // 2)[None, :]
+    both = _stirred(_stirred(pair.to(tl.uint32) ^ first_key) ^ second_key)
+    draw = tl.reshape(tl.join(both & 0xFFFF, both >> 16), (BLOCK // GROUP, GROUP)) | 0x4B000000
+    wanted = draw.to(tl.float32, bitcast=True) < odds * 2.0**16 + 2.0**23
+    if not WHOLE:
+        wanted = wanted & (place < s)
+    tl.store(flags + place, tl.where(wanted, 1 - above, 0).to(tl.uint8))
+    return tl.sum(wanted.to(tl.int32), 1)
+
+
+@triton.jit(do_not_specialize=["c", "s", "blocks", "spans", "span", "programs"])
+def _drawn(
+    offset,
+    top,
+    widest,
+    counts,
+    masses,
+    most,
+    nu,
+    seed,
+    flags,
+    found,
+    rims,
+    drop,
+    room,
+    narrow,
+    stride,
+    mean_log,
+    log,
+    c,
+    s,
+    blocks,
+    spans,
+    span,
+    programs,
+    R: tl.constexpr,
+    RP: tl.constexpr,
+    BLOCK: tl.constexpr,
+    GROUP: tl.constexpr,
+    LIMIT: tl.constexpr,
+    BINS: tl.constexpr,
+    WIDTH: tl.constexpr,
+    PROGRAMS: tl.constexpr,
+    CLOSE: tl.constexpr,
+):
+    """Which tokens of `span` blocks are drawn, by which odds, and how many they are."""
+    in_turn(CLOSE)
+    head, part = tl.program_id(0).to(tl.int64), tl.program_id(1)
+    row, bins, program = tl.arange(0, RP), tl.arange(0, BINS), tl.arange(0, PROGRAMS)
+    rows = head * R + row
+    own = (row < R)[:, None]
+    # The plan: every program finds the same, sooner than it could be told.
+    parts = tl.load(
+        masses + rows[:, None] * programs + program[None, :], mask=own & (program < programs)[None, :], other=0.0
+    )
+    number = tl.load(counts + rows[:, None] * BINS + bins[None, :], mask=own, other=0)
+    terms = number.to(tl.float32) * tl.exp2(bins.to(tl.float32) * (-WIDTH / 8))[None, :] * stride
+    slim = tl.load(nu + head) / tl.load(most + head)
+    aim = tl.minimum(drop, room - narrow * slim)
+    highest = tl.load(widest + rows, mask=row < R, other=0)
+    behind = tl.cumsum(terms, 1, reverse=True)
+    cuts, fine = _planned(tl.sum(parts, 1), behind, highest, aim, slim, LIMIT, BINS, WIDTH, mean_log, log)
+    first_key, second_key = _keys(seed, head)
+    total = tl.zeros((BLOCK // GROUP,), tl.int32)
+    offset += head * R * c * GROUP
+    top += head * c * R
+    flags += head * blocks * BLOCK
+    widest += head * R
+    end = tl.minimum(part * span + span, blocks)
+    whole = tl.minimum(tl.maximum(c * GROUP // BLOCK, part * span), end)
+    for block in range(part * span, whole):
+        total += _block(block, offset, top, widest, flags, cuts, first_key, second_key, c, s, True, R, RP, BLOCK, GROUP)
+    for block in range(whole, end):
+        total += _block(
+            block, offset, top, widest, flags, cuts, first_key, second_key, c, s, False, R, RP, BLOCK, GROUP
+        )
+    tl.store(found + head * spans + part, tl.sum(total, 0))
+    if part == 0:
+        tl.store(rims + rows * 2, (highest - cuts).to(tl.float32) * 0.125, mask=row < R)
+        tl.store(rims + rows * 2 + 1, fine, mask=row < R)
+
+
+class Goal(NamedTuple):
+    """What is aimed at: the error that draws may cause, and a little less than what it and the rounding of an answer
+    as long as the longest value, `narrow`, may come to.
+    """
+
+    drop: float
+    room: float
+    narrow: float
+
+
+def shortest(drop: float, limit: float | None, confidence: float) -> float:
+    """The least share of the longest value that ν should be: draws leave the normaliser open by the error over ν."""
+    if confidence == 1:
+        return 0.0
+    return min(1.0, _ROOM * min(drop, math.inf if limit is None else limit))
+
+
+def goal(drop: float, limit: float | None, dtype: torch.dtype) -> Goal:
+    """What a step aims at whose whole bound must not exceed a limit."""
+    room = math.inf if limit is None else limit * (1 - _SPARE)
+    return Goal(drop, room, 0.0 if dtype == torch.float32 else unit(dtype))
+
+
+def drawn(
+    terms: Terms,
+    known: Counted,
+    most: Float32[Tensor, "b g"],
+    aim: Goal,
+    logs: Logs,
+    seed: Int64[Tensor, "1"],
+    s: int,
+) -> Marked:
+    """Tokens drawn so that the error is expected to be provably what is aimed at."""
+    heads, c, r = terms.top.shape
+    blocks, spans, span = choice.spans_of(heads, s)
+    flags = terms.offset.new_empty(heads, blocks * choice.BLOCK)
+    found, rims = terms.widest.new_empty(heads, spans), terms.mass.new_empty(heads * r, 2)
+    programs = known.masses.shape[1]
+    _drawn[(heads, spans)](
+        terms.offset,
+        terms.top,
+        terms.widest,
+        *known,
+        most,
+        terms.nu,
+        seed,
+        flags,
+        found,
+        rims,
+        *aim,
+        float(choice.stride_of(c)),
+        logs.mean,
+        logs.sum,
+        c,
+        s,
+        blocks,
+        spans,
+        span,
+        programs,
+        R=r,
+        RP=triton.next_power_of_2(r),
+        BLOCK=choice.BLOCK,
+        GROUP=GROUP,
+        LIMIT=LIMIT,
+        BINS=BINS,
+        WIDTH=WIDTH,
+        PROGRAMS=triton.next_power_of_2(programs),
+        num_warps=4,
+        **closely(terms.mass.device),
+    )
+    return Marked(flags, found, None, Draws(rims, terms.nu, logs))
+
+
+def planned_twin(
+    terms: Terms,
+    known: Counted,
+    most: Float32[Tensor, "b g"],
+    goal: Goal,
+    logs: Logs,
+) -> Float32[Tensor, "bh 2"]:
+    """Each row's rim in octaves, and from how many octaves below it on terms are heavy."""
+    _, c, r = terms.top.shape
+    sizes = torch.exp2(-torch.arange(BINS, device=known.counts.device) * (WIDTH / STEPS))
+    behind = (known.counts * sizes * float(choice.stride_of(c))).flip(-1).cumsum(-1).flip(-1)
+    expected, whole = known.masses.sum(-1), behind[:, 0]
+    slim = (terms.nu / most.reshape(-1)).repeat_interleave(r)
+    aim = (goal.room - goal.narrow * slim).clamp(max=goal.drop)
+    long = _USUAL.value / slim
+    wide = (whole / (expected * (1 + long))).clamp(min=1.0).log2()
+    mass = expected * torch.exp2(wide * 0.1).clamp(max=_DOUBTED.value)
+    wide = (whole / (mass * (1 + long))).clamp(min=1.0).log2()
+    fine = (wide * 0.5 + 1.4).floor().clamp(1.0, 3.0)
+    wished = (aim * mass / slim)[:, None]
+    share = (mass * (long.square() + 1).sqrt() / whole).clamp(max=1.0)[:, None]
+
+    def solved(linear: Tensor | float, root: Tensor) -> Tensor:
+        return ((root.square() + 4 * linear * wished).sqrt() - root) / (2 * linear)
+
+    calm = solved(
+        (logs.mean + torch.exp2(-fine) * 2.83 * logs.sum)[:, None], 1.42 * share * (2.4 * logs.sum * behind).sqrt()
+    )
+    rough = solved(0.95 * logs.sum + 2.83, 1.6 * (2 * logs.sum * share * behind).sqrt())
+    size = torch.where((wide < fine + 0.5)[:, None], rough, torch.maximum(calm, rough))
+    edges = sizes.clone()
+    edges[0] = 2.0**30
+    rim = torch.minimum(size.square(), edges).amax(-1)
+    steps = torch.maximum((-STEPS * rim.log2()).ceil(), torch.where(terms.widest < LIMIT, _HIGHEST.value, 1.0))
+    sure = (expected > 0) & (expected < torch.inf) & (whole < torch.inf) & (rim > 0)
+    sure &= (aim > 0) & (slim < torch.inf)
+    cuts = torch.where(sure, steps, 2.0**30).int()
+    return torch.stack([(terms.widest - cuts).float() / STEPS, fine], -1)
+
+
+def drawn_twin(terms: Terms, rims: Float32[Tensor, "bh 2"], logs: Logs, seed: Int64[Tensor, "1"], s: int) -> Marked:
+    """The draws that belong to rims, in plain torch."""
+    heads, c, r = terms.top.shape
+    cuts = (terms.widest - rims[:, 0] * STEPS).round().int()
+    above = (cuts[:, None] - choice.steps_below(terms)).view(heads, r, c * GROUP).amax(1)
+    rare = torch.nn.functional.pad((-above).clamp(0, _RAREST), (0, s - c * GROUP))
+    chance = (16 - (rare & 7)) << (_BITS - 4 - (rare >> 3))
+    wanted = draws_twin(seed, heads, s) < chance
+    blocks, spans, span = choice.spans_of(heads, s)
+    room = spans * span * choice.BLOCK
+    flags = torch.nn.functional.pad(torch.where(wanted, rare + 1, 0), (0, room - s))
+    found = (flags > 0).view(heads, spans, -1).sum(-1).int()
+    return Marked(flags[:, : blocks * choice.BLOCK].to(torch.uint8), found, None, Draws(rims, terms.nu, logs))
+
+
+def draws_twin(seed: Int64[Tensor, "1"], heads: int, s: int) -> Int32[Tensor, "bg s"]:
+    """Uniform whole numbers of 16 bits."""
+    mask = 2**32 - 1
+
+    def stirred(x: Tensor) -> Tensor:
+        x = (x ^ (x >> 16)) * _FIRST.value & mask
+        x = (x ^ (x >> 15)) * _SECOND.value & mask
+        return x ^ (x >> 16)
+
+    keys = [_keys_twin(int(seed), head) for head in range(heads)]
+    first, second = torch.tensor(keys, device=seed.device).unsqueeze(-1).unbind(1)  # each (bg, 1)
+    place = torch.arange(s, device=seed.device)
+    both = stirred(stirred((place >> 1) ^ first) ^ second)
+    return (both >> (place & 1) * _BITS & 2**_BITS - 1).int()
+
+
+def _keys_twin(seed: int, head: int) -> tuple[int, int]:
+    x, mask = seed + (head + 1) * 0x9E3779B97F4A7C15, 2**64 - 1
+    x &= mask
+    x = (x ^ (x >> 30)) * 0xBF58476D1CE4E5B9 & mask
+    x = (x ^ (x >> 27)) * 0x94D049BB133111EB & mask
+    x ^= x >> 31
+    return x & (2**32 - 1), x >> 32

@@ -1,0 +1,309 @@
+"""Decoding steps that draw tokens: each kernel equals its twin, and bounds fail no more often than was allowed."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+import os
+import subprocess
+import sys
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from avow.errors import ParameterError, ShapeError
+from avow.kernels.interpreted import interpret
+
+interpret()
+
+from avow.kernels import choice, gather_attention, merging, sample_bounds, sampling, sketch_pass  # noqa: E402
+from avow.kernels.choice import Chosen, Marked  # noqa: E402
+from avow.kernels.merging import Decoded  # noqa: E402
+from avow.kernels.sample_bounds import Logs  # noqa: E402
+from avow.kernels.sparse_decode import decode, decode_twin  # noqa: E402
+from avow.maths import tails  # noqa: E402
+from avow.maths.sketch import sketched  # noqa: E402
+from tests.test_kernels_sparse import BEYOND, COMPILED, HOSTILE, ROOT, Step, drawn, step, terms_of, unit_of  # noqa: E402
+
+# A GPU does not warn of inf and nan.
+pytestmark = pytest.mark.filterwarnings("ignore::RuntimeWarning")
+
+CONFIDENCE = 0.9
+LOGS = Logs.of(CONFIDENCE)
+
+
+def seeded(number: int = 3) -> Tensor:
+    return torch.tensor([number])
+
+
+def run(given: Step, drop: float = 0.3, seed: Tensor | None = None, how: Any = decode, **more: Any) -> Decoded:
+    options = {"confidence": CONFIDENCE} | more
+    seed = seeded() if seed is None else seed
+    return how(given.q, given.k, given.v, given.sketch, given.lengths, drop, given.scale, seed=seed, **options)
+
+
+def marks_of(given: Step, drop: float = 0.3, number: int = 3) -> tuple[sketch_pass.Terms, Marked]:
+    terms, s = terms_of(given), given.k.shape[2]
+    aim = sampling.goal(drop, None, given.q.dtype)
+    return terms, sampling.drawn(terms, choice.counted(terms), given.lengths.most, aim, LOGS, seeded(number), s)
+
+
+def halves(s: int = 2048, d: int = 32) -> Step:
+    """One token that weighs as much as all others together, which are alike, and whose values are against it."""
+    k = torch.nn.functional.pad(0.05 * torch.randn(1, 1, s, d - 1), (1, 0))
+    k[0, 0, 100, 0] = math.log(s - 1)
+    q = torch.zeros(1, 2, d)
+    q[..., 0] = 1.0
+    v = -torch.ones(1, 1, s, d)
+    v[0, 0, 100] = 1.0
+    return step(q, k, v, torch.float32, 1.0)
+
+
+SHAPES = [
+    (dict(b=1, g=2, r=4, s=500, d=64, e=64), torch.bfloat16),
+    (dict(b=2, g=1, r=8, s=321, d=96, e=48), torch.float16),
+    (dict(b=1, g=1, r=3, s=300, d=16, e=32), torch.float32),
+]
+
+
+@pytest.mark.parametrize(
+    ("shape", "dtype"), SHAPES, ids=lambda x: f"r{x['r']}-s{x['s']}-d{x['d']}" if isinstance(x, dict) else str(x)
+)
+def test_each_kernel_equals_its_twin(shape: dict[str, int], dtype: torch.dtype) -> None:
+    given = step(*drawn(**shape, loud=1.0), dtype)
+    most, s = given.lengths.most, given.k.shape[2]
+    terms = terms_of(given)
+    known, aim, seed = choice.counted(terms), sampling.goal(0.8, None, dtype), seeded()
+    marks = sampling.drawn(terms, known, most, aim, LOGS, seed, s)
+    assert marks.draws is not None
+    planned = sampling.planned_twin(terms, known, most, aim, LOGS)
+    # Sums in another order may put a rim on the other side of a whole step.
+    assert float((marks.draws.rims - planned)[:, 0].abs().max()) <= 1 / sketch_pass.STEPS
+    assert torch.equal(marks.draws.rims[:, 1], planned[:, 1])
+    twin = sampling.drawn_twin(terms, marks.draws.rims, LOGS, seed, s)
+    assert torch.equal(marks.flags, twin.flags) and torch.equal(marks.found, twin.found)
+    assert 0.05 < float((marks.flags[:, :s] > 1).float().mean()) < 0.9
+    seeds = seeded(), seeded()
+    chosen, other = choice.listed(marks, s, seeds[0]), choice.listed_twin(marks, s, seeds[1])
+    assert seeds[0].tolist() == seeds[1].tolist() == [4] and torch.equal(chosen.kept, other.kept)
+    for head, kept in enumerate(chosen.kept.tolist()):
+        assert torch.equal(chosen.listed[head, :kept], other.listed[head, :kept])
+    parts = gather_attention.attended(given.q, given.k, given.v, chosen, given.scale)
+    for mine, theirs in zip(
+        parts, gather_attention.attended_twin(given.q, given.k, given.v, chosen, given.scale), strict=True
+    ):
+        # Uninitialised memory is nan here, too: what one writes, so does the other.
+        torch.testing.assert_close(mine, theirs, rtol=1e-4, atol=1e-3, equal_nan=True)
+    answers = [
+        how(given.q, given.v, parts, terms, chosen, most, 0.8, given.scale)
+        for how in (merging.merged, merging.merged_twin)
+    ]
+    for mine, theirs in zip(*answers, strict=True):
+        torch.testing.assert_close(mine, theirs, rtol=unit_of(mine), atol=1e-6)
+
+
+def test_a_whole_step_equals_its_twin() -> None:
+    given = step(*drawn(g=2, s=400, d=32, e=32, loud=1.0), torch.float32)
+    for limit in (None, 0.3):
+        seeds = seeded(), seeded()
+        found, other = run(given, seed=seeds[0], limit=limit), run(given, seed=seeds[1], how=decode_twin, limit=limit)
+        assert torch.equal(*seeds)
+        for mine, theirs in zip(found, other, strict=True):
+            torch.testing.assert_close(mine, theirs, rtol=1e-3, atol=1e-5, check_dtype=False)
+
+
+# What the kernels run themselves; their twins run everything.
+INTERPRETED = ("random", "one giant key", "huge values", "tiny values", "no whole group")
+
+
+@pytest.mark.parametrize("kind", HOSTILE)
+def test_no_answer_is_further_from_the_truth_than_its_bound(kind: str) -> None:
+    given = step(*HOSTILE[kind]())
+    found = run(given, confidence=0.999, how=decode if kind in INTERPRETED else decode_twin)
+    errors = given.errors(found.out)
+    assert bool(((errors <= found.bound) | (found.bound == math.inf)).all()), (errors, found.bound)
+    assert not bool(found.bound.isnan().any())
+    again = run(given, confidence=0.999, limit=0.3, how=decode_twin)
+    if kind in BEYOND:
+        # What float32 cannot compute is not vouched for.
+        assert bool((found.bound > 1).all()) and not bool(found.within.any())
+    else:
+        assert bool((again.bound <= (2.1 if kind == "one giant key" else 0.3)).all())
+        assert bool((given.errors(again.out) <= again.bound).all())
+
+
+def test_no_term_exceeds_its_rim() -> None:
+    given = step(*drawn(g=2, r=3, s=640, loud=1.5), torch.float32)
+    terms, marks = marks_of(given)
+    assert marks.draws is not None
+    rare = (marks.flags.view(2, -1)[:, :640].long() - 1).repeat_interleave(3, 0)
+    odds = torch.exp2(-(rare // 8).double()) * (16 - rare % 8) / 16
+    norms = torch.linalg.vector_norm(given.siblings(given.v), dim=-1)[0]
+    nu = terms.nu.double().repeat_interleave(3)[:, None]
+    true = given.logits()[0] + torch.log2((norms + nu) / nu) - odds.log2()
+    read = (rare >= 0) & (rare > 0)
+    assert int(read.sum()) > 100
+    rims = marks.draws.rims[:, :1].double()
+    assert bool((true <= rims)[read].all())
+    # With odds of half as much, some would.
+    assert bool((true + 4 > rims)[read].any())
+
+
+def test_odds_are_at_least_what_they_stand_for() -> None:
+    steps = torch.arange(sampling._RAREST + 1)
+    whole = (16 - (steps & 7)) << (sampling._BITS - 4 - (steps >> 3))
+    odds = whole.double() / 2**sampling._BITS
+    bits = ((127 << 23) - (steps << 20)).int().view(torch.float32)
+    assert torch.equal(odds, bits.double()) and bool((whole[1:] < whole[:-1]).all())
+    assert bool((odds >= torch.exp2(-steps / 8)).all()) and bool((odds <= 1.07 * torch.exp2(-steps / 8)).all())
+
+
+def test_draws_are_even_and_do_not_repeat() -> None:
+    some = torch.stack([sampling.draws_twin(seeded(number), 3, 4096) for number in (0, 1, 2**62)]).flatten(0, 1)
+    x = some.double() / 2**sampling._BITS - 0.5
+    # Means and products of 4,096 even numbers: within five standard deviations.
+    assert float(x.mean(-1).abs().max()) < 5 * math.sqrt(1 / 12 / 4096)
+    product = x @ x.T / 4096 - torch.eye(9) / 12
+    assert float(product.abs().max()) < 5 / 12 / 64
+    shifted = (x[:, 1:] * x[:, :-1]).mean(-1)
+    assert float(shifted.abs().max()) < 5 / 12 / 64
+    counts = (some[0] >> 12).bincount(minlength=16)
+    assert float((counts - 256).abs().max()) < 5 * 16
+
+
+def test_the_inequalities_are_those_of_the_library_and_never_sharper() -> None:
+    for log in (3.0, LOGS.mean, 12.0):
+        found = torch.tensor([0.0, 1e-6, 0.3, 2.0, 40.0, 63.0, 65.0, 1e3, 1e6], dtype=torch.float64)
+        mine, theirs = (
+            sample_bounds._at_most_twin(found, 8.0, log),
+            tails.at_most(found, torch.full_like(found, 8.0), log),
+        )
+        assert bool((mine >= theirs).all()) and bool((mine <= 1.03 * theirs).all())
+        wide = tails.deviation(found, torch.ones_like(found), log)
+        mine = sample_bounds._strayed_twin(found, 1.0, log)
+        assert bool((mine >= wide).all())
+        assert bool((mine <= 1.25 * wide)[3:].all())
+    logs = Logs.of(0.999)
+    failing = math.exp(-logs.mean) + math.exp(-logs.variance) + 2 * 2 * math.exp(-logs.sum)
+    assert 0.00099 < failing <= 0.001
+
+
+def misses(given: Step, steps: int, sabotage: Any = None) -> tuple[float, float]:
+    """How often rows are further from the truth than their bounds, and the largest bound."""
+    terms = terms_of(given)
+    known, aim, s = choice.counted_twin(terms), sampling.goal(0.2, None, given.q.dtype), given.k.shape[2]
+    rims = sampling.planned_twin(terms, known, given.lengths.most, aim, LOGS)
+    seed, broken, widest = seeded(), 0.0, 0.0
+    for _ in range(steps):
+        marks = sampling.drawn_twin(terms, rims, LOGS, seed, s)
+        chosen = choice.listed_twin(marks, s, seed)
+        if sabotage is not None:
+            chosen = sabotage(chosen)
+        parts = gather_attention.attended_twin(given.q, given.k, given.v, chosen, given.scale)
+        found = merging.merged_twin(given.q, given.v, parts, terms, chosen, given.lengths.most, 1.0, given.scale)
+        broken += float((given.errors(found.out) > found.bound).double().mean()) / steps
+        widest = max(widest, float(found.bound.max()))
+    return broken, widest
+
+
+def likelier(chosen: Chosen) -> Chosen:
+    """Odds that are said to be twice what they were."""
+    step_of = (chosen.listed >> choice.PLACES) - 8
+    place = chosen.listed & (1 << choice.PLACES) - 1
+    return chosen._replace(listed=torch.where(step_of >= 0, place | step_of << choice.PLACES, chosen.listed))
+
+
+def test_bounds_fail_no_more_often_than_allowed_and_do_where_odds_are_wrong() -> None:
+    given = halves()
+    share, widest = misses(given, 40)
+    assert share <= 1 - CONFIDENCE and widest < 0.25
+    wrong, _ = misses(given, 10, likelier)
+    assert wrong > 0.9
+
+
+def test_what_was_drawn_is_all_that_is_read_and_far_less_than_is_cut_off() -> None:
+    given = halves(1024)
+    before = run(given)
+    assert int(before.kept) < 0.7 * 1024 < int(given.run(0.3, how=decode_twin).kept)
+    seed = seeded()
+    _, marks = marks_of(given)
+    flags = marks.flags.view(1, 1, -1)[:, :, :1024] > 0
+    k, v = (torch.where(flags.unsqueeze(-1), x, math.nan) for x in (given.k, given.v))
+    after = run(dataclasses.replace(given, k=k, v=v), seed=seed)
+    assert all(torch.equal(x, y) for x, y in zip(before, after, strict=True))
+
+
+def test_steps_repeat_with_their_seed_and_differ_with_the_next() -> None:
+    given = step(*drawn(s=300, loud=0.5), torch.float32)
+    seed = seeded()
+    first, second = run(given, seed=seed), run(given, seed=seed)
+    assert seed.tolist() == [5] and not torch.equal(first.out, second.out)
+    assert all(torch.equal(x, y) for x, y in zip(first, run(given), strict=True))
+    assert bool((given.errors(first.out) <= first.bound).all() & (given.errors(second.out) <= second.bound).all())
+
+
+def test_a_step_that_is_lied_to_breaks_its_bound() -> None:
+    given = halves()
+    # The sketch of a cache in which the token that matters most is another.
+    other = given.k.clone()
+    other[0, 0, 100] = 0.0
+    lied = dataclasses.replace(given, sketch=sketched(other))
+    broken = [run(lied, seed=seeded(number), how=decode_twin) for number in range(6)]
+    assert any(bool((given.errors(found.out) > found.bound).all()) for found in broken)
+
+
+@pytest.mark.parametrize("how", [decode, decode_twin])
+def test_heads_beyond_the_limit_read_all_tokens_after_all(how: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    # A hint that is far too short is not believed unless asked to.
+    monkeypatch.setattr(sampling, "shortest", lambda *_: 0.0)
+    given = step(*drawn(g=2, s=400, loud=1.0), torch.float32)
+    hint = torch.tensor([[1e-4, 1e-4, 9.0, 9.0]])
+    plain, again = (run(given, 0.4, how=how, hint=hint, limit=limit) for limit in (None, 0.5))
+    # The first head was misled, and the second one was not.
+    assert bool((plain.bound[0, :2] > 0.5).all()) and again.within.tolist() == [[False, False, True, True]]
+    assert bool((again.bound[0, :2] < 1e-3).all() & (again.bound[0, 2:] > 1e-2).all())
+    assert bool((given.errors(again.out) <= again.bound).all() & (again.bound <= 0.5).all())
+
+
+def test_nothing_waits_for_the_host(monkeypatch: pytest.MonkeyPatch) -> None:
+    given = step(*drawn(s=200))
+    expected = run(given, limit=0.3)
+    seed = seeded()
+
+    def refused(*_: object) -> None:
+        raise AssertionError("a step read a number back")
+
+    # Not `cpu`: with that the interpreter itself fetches what a kernel works on.
+    for name in ("item", "tolist", "__bool__", "__int__", "__float__", "__index__", "nonzero"):
+        monkeypatch.setattr(Tensor, name, refused)
+    found = run(given, limit=0.3, seed=seed)
+    monkeypatch.undo()
+    assert torch.equal(found.out, expected.out)
+
+
+def test_what_does_not_fit_is_refused() -> None:
+    given = step(*drawn(s=70))
+    with pytest.raises(ParameterError, match=r"confidence=0 must be above 0 and at most 1; try 0\.999, or 1 for"):
+        run(given, confidence=0)
+    for wrong in (torch.tensor([1.0]), torch.tensor(1)):
+        with pytest.raises(
+            ParameterError, match=r"seed=.* must be one torch.int64 on cpu, since tokens are drawn; try"
+        ):
+            run(given, seed=wrong)
+    long = torch.empty(1, 1, 1, 16).expand(1, 1, 2**24 + 1, 16)
+    with pytest.raises(ShapeError, match="keys=16777217 must be at most 16777216 where tokens are drawn; leave"):
+        from avow.kernels.sparse_decode import _checked_seed
+
+        _checked_seed(0.9, seeded(), long)
+
+
+def test_every_kernel_compiles_for_a_gpu() -> None:
+    environment = {name: x for name, x in os.environ.items() if name != "TRITON_INTERPRET"}
+    drawing = COMPILED.replace("limit=1e-2)", "limit=1e-2, confidence=0.999, seed=torch.tensor([1]))")
+    told = subprocess.run(
+        [sys.executable, "-c", drawing], cwd=ROOT, env=environment, capture_output=True, text=True, timeout=300
+    )
+    assert told.returncode == 0, told.stderr[-2000:]
+    assert told.stdout.split()[3:7] == ["_drawn", "_listed", "_attended", "_merged"]

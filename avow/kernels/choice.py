@@ -17,17 +17,16 @@ from torch import Tensor
 
 from avow.kernels.sample_bounds import Logs
 from avow.kernels.sketch_pass import BINS, STEPS, Terms
-from avow.kernels.turns import closely, in_turn
 from avow.maths.sketch import GROUP
 
 # Steps in a bin: 128 bins of three eighths reach 48 octaves below the largest term; what is smaller is in the last.
 WIDTH = 3
 # Tokens that a program marks at once, tokens that one counts, groups whose masses one adds up at once, and programs of
 # four warps that an H200 runs at once: where there is more to mark, each of those marks more.
-BLOCK, _SPAN, _MASSES, _AT_ONCE = 2048, 8192, 1024, 132 * 8
+BLOCK, _SPAN, _MASSES, _AT_ONCE = 2048, 2048, 1024, 132 * 8
 # Tokens whose histogram tells where to cut; of more than twice as many only some groups are counted. A bin's terms are
 # taken for larger than they are by a seventh on average, which covers what so large a sample may be off.
-_ENOUGH = 2**16
+_ENOUGH = 2**14
 # Bits of a listed token's place, where the step of its odds stands in those above.
 PLACES = 24
 # Groups further below the largest term than this many steps are taken for no further, so that their terms stay normal
@@ -93,10 +92,8 @@ def _counted(
     BINS: tl.constexpr,
     WIDTH: tl.constexpr,
     MASSES: tl.constexpr,
-    CLOSE: tl.constexpr,
 ):
     """Adds one of `stride` groups to a head's histogram, and the expected mass of `share` groups up."""
-    in_turn(CLOSE)
     row, block = tl.program_id(0).to(tl.int64), tl.program_id(1)
     head, sibling = row // R, row % R
     highest = tl.load(widest + row)
@@ -151,10 +148,8 @@ def _marked(
     BINS: tl.constexpr,
     WIDTH: tl.constexpr,
     PROGRAMS: tl.constexpr,
-    CLOSE: tl.constexpr,
 ):
     """Which tokens of `span` blocks some sibling wants, how many they are, and what the others may weigh."""
-    in_turn(CLOSE)
     head, part = tl.program_id(0).to(tl.int64), tl.program_id(1)
     row, bins, program = tl.arange(0, RP), tl.arange(0, BINS), tl.arange(0, PROGRAMS)
     rows = head * R + row
@@ -220,10 +215,8 @@ def _listed(
     SPANS: tl.constexpr,
     PLACES: tl.constexpr,
     DRAWN: tl.constexpr,
-    CLOSE: tl.constexpr,
 ):
     """Writes the marked tokens of a span behind those of all spans before it; after draws, the seed is the next one."""
-    in_turn(CLOSE)
     head, part = tl.program_id(0).to(tl.int64), tl.program_id(1)
     every = tl.arange(0, SPANS)
     number = tl.load(found + head * spans + every, mask=every < spans, other=0)
@@ -270,7 +263,6 @@ def counted(terms: Terms) -> Counted:
         WIDTH=WIDTH,
         MASSES=_MASSES,
         num_warps=8,
-        **closely(terms.mass.device),
     )
     return Counted(terms.counts, masses)
 
@@ -327,7 +319,6 @@ def marked(terms: Terms, known: Counted, most: Float32[Tensor, "b g"], drop: flo
         WIDTH=WIDTH,
         PROGRAMS=triton.next_power_of_2(programs),
         num_warps=4,
-        **closely(terms.mass.device),
     )
     return out
 
@@ -387,7 +378,6 @@ def listed(marks: Marked, s: int, seed: Int64[Tensor, "1"] | None = None) -> Cho
         PLACES=PLACES,
         DRAWN=seed is not None,
         num_warps=4,
-        **closely(marks.found.device),
     )
     return Chosen(places, kept, marks.tails, marks.draws)
 

@@ -19,7 +19,6 @@ from torch import Tensor
 from avow.kernels.choice import PLACES, Chosen
 from avow.kernels.sample_bounds import ABOVE, BELOW
 from avow.kernels.sketch_pass import by_head
-from avow.kernels.turns import closely, in_turn
 
 # Tokens of a tile, warps that share it, rows of a tile of queries, and programs that an H200 runs at once. One warp
 # waits for no other, and eight of them to a processor keep its memory busy.
@@ -109,10 +108,8 @@ def _attended(
     PLACES: tl.constexpr,
     DRAWN: tl.constexpr,
     AGAIN: tl.constexpr,
-    CLOSE: tl.constexpr,
 ):
     """One share of all lists, as long as any other: the end of one head's, perhaps, and the beginning of the next's."""
-    in_turn(CLOSE)
     program = tl.program_id(0)
     row, channel, column = tl.arange(0, RP), tl.arange(0, DP), tl.arange(0, EP)
     token = tl.arange(0, TILE)
@@ -250,7 +247,6 @@ def attended(q: Tensor, k: Tensor, v: Tensor, chosen: Chosen, scale: float, well
         # Lists and rows are fetched one after the other: five stages hold two tiles, three hold one. Without lists, it
         # is three that hold two.
         num_stages=5 if well is None and q.element_size() * (d + e) <= 512 else 3,
-        **closely(q.device),
     )
     return parts
 

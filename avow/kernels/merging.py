@@ -24,11 +24,10 @@ from avow.kernels.choice import Chosen
 from avow.kernels.gather_attention import TILE, Parts, attended, attended_twin, one, programs, share_of, shares
 from avow.kernels.sample_bounds import FUZZY, NONE, missed, missed_twin
 from avow.kernels.sketch_pass import STEPS, Terms
-from avow.kernels.turns import closely, in_turn
 from avow.maths.rounding import gamma, tiny, unit
 
 # Parts that are merged at once, and by how many warps.
-_CHUNK, _MERGING = 64, 4
+_CHUNK, _MERGING = 128, 4
 # The unit of sums in float32: tensor cores may truncate where IEEE rounds.
 _UNIT = tl.constexpr(2.0**-23)
 
@@ -102,10 +101,8 @@ def _merged(
     LARGEST: tl.constexpr,
     DRAWN: tl.constexpr,
     AGAIN: tl.constexpr,
-    CLOSE: tl.constexpr,
 ):
     """A head's answer, and its bound; with `AGAIN`, those that all tokens were read for stand in for the others."""
-    in_turn(CLOSE)
     row = tl.program_id(0).to(tl.int64)
     head = row // R
     column, channel = tl.arange(0, EP), tl.arange(0, DP)
@@ -289,7 +286,6 @@ def _merge(
         DRAWN=draws is not None,
         AGAIN=again,
         num_warps=_MERGING,
-        **closely(q.device),
     )
 
 

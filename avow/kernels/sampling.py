@@ -24,7 +24,6 @@ from avow.kernels import choice
 from avow.kernels.choice import WIDTH, Counted, Draws, Marked
 from avow.kernels.sample_bounds import Logs
 from avow.kernels.sketch_pass import BINS, LIMIT, STEPS, Terms
-from avow.kernels.turns import closely, in_turn
 from avow.maths.rounding import unit
 from avow.maths.sketch import GROUP
 
@@ -194,10 +193,8 @@ def _drawn(
     BINS: tl.constexpr,
     WIDTH: tl.constexpr,
     PROGRAMS: tl.constexpr,
-    CLOSE: tl.constexpr,
 ):
     """Which tokens of `span` blocks are drawn, by which odds, and how many they are."""
-    in_turn(CLOSE)
     head, part = tl.program_id(0).to(tl.int64), tl.program_id(1)
     row, bins, program = tl.arange(0, RP), tl.arange(0, BINS), tl.arange(0, PROGRAMS)
     rows = head * R + row
@@ -301,7 +298,6 @@ def drawn(
         WIDTH=WIDTH,
         PROGRAMS=triton.next_power_of_2(programs),
         num_warps=4,
-        **closely(terms.mass.device),
     )
     return Marked(flags, found, None, Draws(rims, terms.nu, logs))
 

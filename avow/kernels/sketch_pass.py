@@ -22,7 +22,6 @@ from jaxtyping import Float32, Int32, UInt8
 from torch import Tensor
 
 from avow.errors import ShapeError
-from avow.kernels.turns import closely, in_turn
 from avow.maths.rounding import gamma, unit
 from avow.maths.sketch import GROUP, Sketch, unpacked
 
@@ -109,10 +108,8 @@ def _prepared(
     BINS: tl.constexpr,
     PARTS: tl.constexpr,
     HINTED: tl.constexpr,
-    CLOSE: tl.constexpr,
 ):
     """Constants of each head, and the products of queries with the zeros of `MANY` groups."""
-    in_turn(CLOSE)
     head, part = tl.program_id(0).to(tl.int64), tl.program_id(1)
     row, channel = tl.arange(0, RP), tl.arange(0, DP)
     there = (row < R)[:, None] & (channel < D)[None, :]
@@ -244,14 +241,12 @@ def _bounded(
     TWO: tl.constexpr,
     STAGES: tl.constexpr,
     FAST: tl.constexpr,
-    CLOSE: tl.constexpr,
 ):
     """Offsets, tops and masses of some groups of a key head, for its R query heads.
 
     With `TWO`, two groups at once: the columns of a tile are query heads of the first, then of the second. Programs
     take groups in turns, so that what all of them read at a time lies together.
     """
-    in_turn(CLOSE)
     head, part = tl.program_id(0).to(tl.int64), tl.program_id(1)
     column, byte, token = tl.arange(0, RP), tl.arange(0, WP), tl.arange(0, GROUP)
     STRIDE: tl.constexpr = 2 if TWO else 1
@@ -407,7 +402,6 @@ def prepared(
         PARTS={torch.bfloat16: 1, torch.float16: 2, torch.float32: 3}[q.dtype],
         HINTED=hint is not None,
         num_warps=4,
-        **closely(q.device),
     )
     return out
 
@@ -490,7 +484,6 @@ def bounded(q: Tensor, sketch: Sketch, lengths: Tensor, known: Prepared) -> Term
         STAGES=3 if at_once == 2 else 4,
         FAST=not interpreted(),
         num_warps=1,
-        **closely(q.device),
     )
     return Terms(*out, known.widest, known.nu, known.counts)
 

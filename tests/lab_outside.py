@@ -60,6 +60,10 @@ class Watched:
         """Everything it did that it should not."""
         return [line for line in (self.folder / "notes").read_text().splitlines() if line]
 
+    def processes(self) -> int:
+        """The server and its workers."""
+        return 1 + len(_children(self.process))
+
     def memory(self) -> int:
         """Bytes that the server and its workers hold."""
         return sum(_resident(process) for process in [self.process, *_children(self.process)])

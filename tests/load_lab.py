@@ -39,7 +39,7 @@ def moves(document: dict[str, Any]) -> dict[str, list[tuple[str, dict[str, Any]]
 
 
 def one_client(
-    at: Watched, pages: dict[str, Any], until: float, seed: int, took: list[float], came: Counter[str]
+    at: Watched, pages: dict[str, Any], until: float, seed: int, verdicts: float, took: list[float], came: Counter[str]
 ) -> None:
     draw = random.Random(seed)
     own = {"X-Avow-Token": at.token, "Content-Type": "application/json"}
@@ -50,7 +50,7 @@ def one_client(
             name, spec = draw.choice(pages[page])
             low, high = spec["minimum"], spec["maximum"]
             inputs[name] = draw.randint(int(low), int(high)) if spec["type"] == "integer" else draw.uniform(low, high)
-        what = "verdict" if draw.random() < VERDICTS else "preview"
+        what = "verdict" if draw.random() < verdicts else "preview"
         since = time.monotonic()
         try:
             done = at.lab.ask("POST", f"{page}/{what}", json.dumps(inputs).encode(), own)
@@ -61,13 +61,15 @@ def one_client(
         took.append(time.monotonic() - since)
 
 
-def run(at: Watched, clients: int, seconds: float) -> tuple[list[float], Counter[str]]:
+def run(at: Watched, clients: int, seconds: float, verdicts: float = VERDICTS) -> tuple[list[float], Counter[str]]:
     """What came back, and after how long."""
     pages = moves(at.lab.get("/openapi.json").said)
     took: list[float] = []
     came: Counter[str] = Counter()
     until = time.monotonic() + seconds
-    crowd = [threading.Thread(target=one_client, args=(at, pages, until, i, took, came)) for i in range(clients)]
+    crowd = [
+        threading.Thread(target=one_client, args=(at, pages, until, i, verdicts, took, came)) for i in range(clients)
+    ]
     for one in crowd:
         one.start()
     for one in crowd:
@@ -81,15 +83,17 @@ def main() -> int:
     options.add_argument("--seconds", type=float, default=60.0)
     chosen = options.parse_args()
     with tempfile.TemporaryDirectory() as folder, watched(Path(folder)) as at:
-        run(at, 4, min(10.0, chosen.seconds))  # awake, and every page seen
-        before = at.memory()
+        # Every process is at work and every page has been seen before the level is taken.
+        run(at, 12, min(12.0, chosen.seconds), verdicts=0.5)
+        before, hands = at.memory(), at.processes()
         took, came = run(at, chosen.clients, chosen.seconds)
-        after = at.memory()
+        after, hands_after = at.memory(), at.processes()
     grown = after / before
     print(
         f"{chosen.clients} clients, {chosen.seconds:g} s: {came['answered']:,} answers, "
         f"{came.total() - came['answered']} errors; p50 {statistics.median(took):.2f} s, largest {max(took):.2f} s; "
-        f"memory {before / 2**20:.0f} MiB before, {after / 2**20:.0f} MiB after ({grown:.2f}); "
+        f"memory {before / 2**20:.0f} MiB before, {after / 2**20:.0f} MiB after ({grown:.2f}), "
+        f"processes {hands} and {hands_after}; "
         f"load {os.getloadavg()[0]:.1f} on {os.cpu_count()} cores"
     )
     for kind, count in came.items():

@@ -17,8 +17,11 @@ pytestmark = pytest.mark.browser
 AXE = resources.files("axe_playwright_python").joinpath("axe.min.js").read_text(encoding="utf-8")
 RUN = "async () => (await axe.run()).violations.map(v => [v.impact, v.id, v.nodes.map(n => n.html.slice(0, 160))])"
 # Judged and drawn: axe takes what moves under its hands for broken.
-STILL = """() => !["starting …", "preview", "proving …"].includes(document.querySelector("#verdict:not([hidden]) #mark")
-  ?.textContent) && [...document.querySelectorAll(".figure")].every(one => !one.offsetParent || one.querySelector("svg"))"""
+STILL = """() => {
+  const mark = document.querySelector("#verdict:not([hidden]) #mark")?.textContent;
+  const figures = [...document.querySelectorAll(".figure")].filter(one => one.offsetParent);
+  return !["starting …", "preview", "proving …"].includes(mark) && figures.every(one => one.querySelector("svg"));
+}"""
 
 
 def serious(page: Any) -> list[Any]:

@@ -25,7 +25,7 @@ def curve(answer: dict[str, Any], figure: str, name: str) -> list[float]:
 @pytest.mark.parametrize("activation", ["tanh", "relu", "sigmoid"])
 @pytest.mark.parametrize("gain", [0.3, 1.0, 1.4])
 def test_the_measured_curve_is_the_library_s_and_no_proved_point_is_below_it(activation: Any, gain: float) -> None:
-    inputs = Moved(activation=activation, gain=gain, steps=40)
+    inputs = Moved(activation=activation, gain=gain, back=40)
     cell, x = walks.cell_of(activation, gain), walks.inputs_of()
     found = gradient_horizon(cell, 40, x[:40])
     drawn = curve(preview(inputs), "gradients", "measured")

@@ -6,9 +6,11 @@ import contextlib
 import http.client
 import json
 import os
+import re
 import socket
 import threading
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -20,7 +22,7 @@ from typer.testing import CliRunner
 
 from avow.cli import app
 from avow.errors import FileError, ParameterError
-from avow.lab import guard
+from avow.lab import guard, shell
 from avow.lab.page import PACKAGE, all_pages
 from avow.lab.serving import bound
 from avow.lab.static_files import static_files
@@ -301,6 +303,17 @@ def test_every_page_has_its_script_and_bounds_every_number() -> None:
                 assert "maxLength" in kind, f"{name}: {field} has no longest length"
         for inputs in page.presets.values():
             page.inputs.model_validate(dict(inputs))
+
+
+def test_no_two_things_on_a_page_have_one_name() -> None:
+    pages = list(all_pages(PACKAGE).values())
+    for page in pages:
+        twice = [
+            name
+            for name, count in Counter(re.findall(r' id="([^"]+)"', shell.page(page, pages, ""))).items()
+            if count > 1
+        ]
+        assert twice == [], f"{page.name}: an input or an element must be renamed"
 
 
 def test_a_port_that_is_taken_says_so() -> None:

@@ -21,7 +21,7 @@ _ROUNDED = 1 + 1e-9
 class Moved(Inputs):
     activation: Literal["tanh", "relu", "sigmoid"] = control("tanh", "σ")
     gain: float = control(0.9, "Largest singular value of W", low=0.3, high=2, step=0.01)
-    steps: int = control(50, "Steps back, T", low=5, high=walks.MOST_STEPS)
+    back: int = control(50, "Steps back, T", low=5, high=walks.MOST_STEPS)
     beta: float = control(0.9, "β: what the average keeps", low=0, high=0.99, step=0.01)
     delta: float = control(0.5, "δ: the step along the average", low=0.01, high=10, log=True)
     penalty: float = control(0.5, "λ: the penalty, or the decay", low=0.01, high=3, log=True)
@@ -30,11 +30,11 @@ class Moved(Inputs):
 
 def preview(inputs: Moved) -> Answer:
     """All three panels in float64."""
-    rate, most = STEEPEST[inputs.activation] * inputs.gain, walks.worst(inputs.activation, inputs.gain, inputs.steps)
-    there = walks.measured(inputs.activation, inputs.gain)[inputs.steps]
+    rate, most = STEEPEST[inputs.activation] * inputs.gain, walks.worst(inputs.activation, inputs.gain, inputs.back)
+    there = walks.measured(inputs.activation, inputs.gain)[inputs.back]
     facts = [
-        _fact(f"‖∂h_{inputs.steps}/∂h_0‖, measured", f"{there:.3g}", "on these inputs, float64"),
-        _fact(f"At most δ^{inputs.steps}", f"{most[-1]:.3g}", f"δ = {rate:.3g}, whatever the inputs"),
+        _fact(f"‖∂h_{inputs.back}/∂h_0‖, measured", f"{there:.3g}", "on these inputs, float64"),
+        _fact(f"At most δ^{inputs.back}", f"{most[-1]:.3g}", f"δ = {rate:.3g}, whatever the inputs"),
     ]
     return {
         "facts": facts,
@@ -46,13 +46,13 @@ def preview(inputs: Moved) -> Answer:
 def verdict(inputs: Moved) -> Answer:
     """The gradient's bound, every rounding enclosed, at steps along the way; and the measurement held to it."""
     cell, x = walks.cell_of(inputs.activation, inputs.gain), walks.inputs_of()
-    places = sorted({max(1, round(inputs.steps * k / _POINTS)) for k in range(1, _POINTS + 1)})
+    places = sorted({max(1, round(inputs.back * k / _POINTS)) for k in range(1, _POINTS + 1)})
     found = {t: gradient_horizon(cell, t, x[:t]) for t in places}
-    last = found[inputs.steps]
+    last = found[inputs.back]
     anyhow = last.kind == "contraction"
     facts = [
-        _fact(f"‖∂h_{inputs.steps}/∂h_0‖ is at most", _up(last.bound), f"measured ≈ {last.measured:.3g}, float64"),
-        _fact("A step, at most", _up(last.rate, 4), "δ" if anyhow else f"the {inputs.steps}th root of the bound"),
+        _fact(f"‖∂h_{inputs.back}/∂h_0‖ is at most", _up(last.bound), f"measured ≈ {last.measured:.3g}, float64"),
+        _fact("A step, at most", _up(last.rate, 4), "δ" if anyhow else f"the {inputs.back}th root of the bound"),
         _fact("Which holds for", "every input" if anyhow else "these inputs"),
     ]
     broken = [t for t, one in found.items() if one.measured > one.bound * _ROUNDED]
@@ -70,15 +70,15 @@ def _gradients_say(inputs: Moved, bound: float, rate: float, anyhow: bool) -> st
     if anyhow:
         half = walks.half_life(rate)
         return f"Whatever the inputs, the gradient halves every {half:.3g} steps: at most {_up(bound)} of it is left."
-    allowed = (STEEPEST[inputs.activation] * inputs.gain) ** inputs.steps
+    allowed = (STEEPEST[inputs.activation] * inputs.gain) ** inputs.back
     return f"On these inputs the gradient is at most {_up(bound)}; δ alone would allow {allowed:.2g}."
 
 
 def _gradients(inputs: Moved, proved: dict[str, Any] | None = None) -> dict[str, Any]:
-    steps = list(range(inputs.steps + 1))
+    steps = list(range(inputs.back + 1))
     series = {
-        "measured": (steps, walks.measured(inputs.activation, inputs.gain)[: inputs.steps + 1]),
-        "δᵗ": (steps, walks.worst(inputs.activation, inputs.gain, inputs.steps)),
+        "measured": (steps, walks.measured(inputs.activation, inputs.gain)[: inputs.back + 1]),
+        "δᵗ": (steps, walks.worst(inputs.activation, inputs.gain, inputs.back)),
     }
     drawn = figure(
         Chart("How far back", "steps back, t", "length of the gradient", series | (proved or {}), log_y=True)
@@ -166,7 +166,7 @@ PAGE = Page(
     body="""<section class="panel card" id="panel-gradients"><h2>A gradient on its way back</h2>
 <p class="soft">Through T steps of h ← σ(Wh + Ux). Below δ = 1 it vanishes whatever the inputs; above, saturation
 may still hold it.</p><div class="figure" id="gradients"></div>
-<div class="knobs"><slot name="activation"></slot><slot name="gain"></slot><slot name="steps"></slot></div></section>
+<div class="knobs"><slot name="activation"></slot><slot name="gain"></slot><slot name="back"></slot></div></section>
 <section class="panel card" id="panel-averages"><h2>Momentum is an average</h2>
 <p class="soft">An average that starts from 0 is too small at first; the correction mends that.</p>
 <div class="figure" id="averages"></div>

@@ -58,7 +58,9 @@ class Watched:
     @property
     def notes(self) -> list[str]:
         """Everything it did that it should not."""
-        return [line for line in (self.folder / "notes").read_text().splitlines() if line]
+        said = (self.folder / "said").read_text().splitlines()
+        troubles = [line for line in said if "Error" in line or line.startswith("ERROR")]
+        return (self.folder / "notes").read_text().splitlines() + troubles
 
     def processes(self) -> int:
         """The server and its workers."""
@@ -93,7 +95,12 @@ def watched(folder: Path) -> Iterator[Watched]:
         "TMPDIR": str(folder),
     }
     command = [sys.executable, "-m", "avow", "lab", "--no-open", "--json"]
-    with subprocess.Popen(command, cwd=folder, env=surroundings, stdout=subprocess.PIPE, text=True) as started:
+    with (
+        (folder / "said").open("w") as said,
+        subprocess.Popen(
+            command, cwd=folder, env=surroundings, stdout=subprocess.PIPE, stderr=said, text=True
+        ) as started,
+    ):
         try:
             assert started.stdout is not None
             address = json.loads(started.stdout.readline())["address"]

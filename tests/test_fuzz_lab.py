@@ -18,9 +18,14 @@ OWN = {"Content-Type": "application/json"}
 def test_a_slice_of_the_fuzz_finds_nothing_and_a_lab_that_is_watched_is_seen(tmp_path: Path) -> None:
     (tmp_path / "lab").mkdir()
     with watched(tmp_path / "lab") as at:
-        tally = run(at, 150, 11)
-        assert tally.stories == [] and tally.kinds.total() >= 150 and at.processes() >= 3
-        assert set(tally.statuses) >= {200, 403, 404, 413, 422}
+        tally = run(at, 120, 11)
+        assert tally.stories == [] and tally.kinds.total() >= 120 and at.processes() >= 3
+        assert set(tally.statuses) >= {200, 403, 404, 422}
+        # A client that breaks the protocol after its headers is cut off without a word in the terminal.
+        broken = b"POST / HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\r\nzz\r\n"
+        for _ in range(5):
+            send(Ask("garbled", "", "", raw=broken), at)
+        assert at.lab.get("/").status == 200 and at.notes == []
         # Right answers to the wrong expectations: the judge would speak.
         ask = Ask("token", "POST", "/api/explorer/preview", b"{}", OWN, frozenset({403}))
         assert judged(ask, send(ask, at), at.token).startswith("status 200")

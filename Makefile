@@ -10,7 +10,7 @@ export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
 .DEFAULT_GOAL := compare
 .DELETE_ON_ERROR:
-.PHONY: compare test test-model claims check format fuzz bench docs picture clean help
+.PHONY: compare test test-model claims check format fuzz fuzz-lab bench docs picture clean help
 
 compare: $(READY)  ## the error-cost frontier of every method; the report lands under out/ (default)
 	@mkdir -p out
@@ -38,6 +38,10 @@ format: $(READY)  ## format, and mend what the linter can mend safely
 fuzz: $(READY)  ## a million random problems against their certificates, ten thousand constructions of each kind
 	@$(BIN)/python -m tests.fuzz --cases 1000000
 	@$(BIN)/python -m tests.prove --cases 10000
+
+fuzz-lab: $(READY)  ## thousands of hostile requests to the lab, then fifty clients at once for a minute
+	@$(BIN)/python -m tests.fuzz_lab --requests 2500
+	@$(BIN)/python -m tests.load_lab --clients 50 --seconds 60
 
 bench: $(READY)  ## ratios against installed peers
 	@$(BIN)/python -m benchmarks.run

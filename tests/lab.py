@@ -46,7 +46,7 @@ class Lab:
     def ask(
         self, method: str, path: str, body: bytes | None = None, headers: Mapping[str, str] | None = None
     ) -> Answered:
-        connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=60)
+        connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=150)
         with contextlib.closing(connection):
             connection.request(method, path, body, {"X-Avow-Token": TOKEN, **(headers or {})})
             answer = connection.getresponse()
@@ -72,9 +72,9 @@ def running(package: str = "avow.lab.pages") -> Iterator[Lab]:
         thread = threading.Thread(target=made.run, kwargs={"sockets": [listening]})
         thread.start()
         try:
-            assert up.wait(60)
+            assert up.wait(120)
             yield Lab(listening.getsockname()[1])
         finally:
             made.should_exit = True
-            thread.join(30)
+            thread.join(60)
             assert not thread.is_alive()

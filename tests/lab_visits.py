@@ -41,6 +41,8 @@ class Visit:
         self.complaints: list[str] = []
         self.strangers: list[str] = []
         self.page = browser.new_page(**options)
+        # On a busy machine the processes that compute take long to wake up.
+        self.page.set_default_timeout(120_000)
         self.page.on("console", self._said)
         self.page.on("pageerror", lambda problem: self.complaints.append(str(problem)))
 
@@ -70,7 +72,7 @@ class Visit:
         return {name: values[0] for name, values in parse_qs(urlsplit(self.page.url).query).items()}
 
     def close(self) -> None:
-        assert self.complaints == [] and self.strangers == []
+        assert (self.complaints, self.strangers) == ([], [])
         self.page.close()
 
 

@@ -31,8 +31,8 @@ def drag(found: Visit, angle: float, reach: float, let_go: bool = True) -> None:
 
 def test_a_page_that_complains_or_asks_a_stranger_would_be_caught(browser: Any, lab: Lab) -> None:
     bad = Visit(browser, lab, "")
-    bad.page.evaluate("() => { const img = new Image(); img.src = 'https://example.org/a.png'; }")
-    bad.page.wait_for_timeout(100)
+    with bad.page.expect_console_message(lambda said: "Content Security Policy" in said.text):
+        bad.page.evaluate("() => { const img = new Image(); img.src = 'https://example.org/a.png'; }")
     assert any("Content Security Policy" in said for said in bad.complaints)
     with pytest.raises(Exception, match="ERR_NAME_NOT_RESOLVED"):
         bad.page.goto("https://example.org/")

@@ -8,6 +8,7 @@ page, which no other origin can read. Bodies are limited and read before anythin
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import secrets
 from typing import Any
 
@@ -47,6 +48,10 @@ class Refused(Exception):
         self.answer = Told(mistake("Refused", name, value, rule, remedy), status)
 
 
+class _Unheard(Exception):
+    """An answer that could not be sent."""
+
+
 class Guard:
     """An application behind its rules."""
 
@@ -73,14 +78,22 @@ class Guard:
                 if not any(name == b"cache-control" for name, _ in kept):
                     own.append((b"cache-control", b"no-store"))
                 message = {**message, "headers": [*kept, *own]}
-            await send(message)
+            try:
+                await send(message)
+            except Exception as problem:
+                raise _Unheard from problem
 
         try:
             self._admit(scope)
             body = await _body(scope, receive)
             await self.app(scope, _replayed(body, receive), armoured)
+        except _Unheard:
+            await _left(receive)
         except Refused as refused:
-            await refused.answer(scope, receive, armoured)
+            try:
+                await refused.answer(scope, receive, armoured)
+            except _Unheard:
+                await _left(receive)
         except Exception as problem:
             if started:
                 raise
@@ -132,6 +145,14 @@ async def _body(scope: Scope, receive: Receive) -> bytes:
         return await asyncio.wait_for(read(), _BODY_SECONDS)
     except TimeoutError:
         raise Refused(408, "body", "unfinished", f"must arrive within {_BODY_SECONDS:g} s", "send it at once") from None
+
+
+async def _left(receive: Receive) -> None:
+    """Return when a client that broke the protocol, and was told so by the server, is cut off."""
+    with contextlib.suppress(TimeoutError):
+        async with asyncio.timeout(1.0):
+            while (await receive())["type"] != "http.disconnect":
+                pass
 
 
 def _too_long(said: object, most: int) -> Refused:

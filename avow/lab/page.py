@@ -79,7 +79,7 @@ class Page:
     inputs: type[Inputs]
     preview: Callable[..., Answer]
     verdict: Callable[..., Answer] | None = None
-    # HTML of the picture; the script finds its places by id.
+    # HTML of the picture; the script finds its places by id, and <slot name="…"></slot> is the place of a control.
     body: str = ""
     formulas: tuple[str, ...] = ()
     # Words on a button, and the inputs it sets; all others go back to their defaults.

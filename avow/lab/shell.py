@@ -22,19 +22,20 @@ def page(page: Page, pages: Sequence[Page], token: str) -> str:
     )
     formulas = "".join(f'<div class="formula">{display(latex)}</div>' for latex in page.formulas)
     upload = _UPLOAD if page.takes_files else ""
+    picture, controls = _placed(page)
     body = f"""<h1>{escape(page.title)}</h1>
 <p class="lead">{escape(page.summary)}</p>
 {f'<div class="presets" role="group" aria-label="Examples">{presets}</div>' if presets else ""}
 <p id="trouble" role="alert" hidden></p>
 <div class="bench">
-<section class="picture" aria-label="Picture">{page.body}</section>
+<section class="picture" aria-label="Picture">{picture}</section>
 <section class="beside" aria-label="What it shows">
 <div id="verdict" class="card" aria-live="polite" {"" if page.verdict else "hidden"}>
 <p><span id="mark" class="badge">preview</span> <span id="says"></span></p>
 <details hidden><summary>How it was proved</summary><ol id="steps"></ol></details>
 </div>
 <dl id="facts"></dl>
-<form id="controls" autocomplete="off" aria-label="Controls">{upload}{_controls(page)}</form>
+<form id="controls" autocomplete="off" aria-label="Controls">{upload}{controls}</form>
 </section>
 </div>
 {f'<section class="formulas" aria-label="Formulas">{formulas}</section>' if formulas else ""}"""
@@ -86,10 +87,18 @@ def _document(title: str, body: str, pages: Sequence[Page], here: str, token: st
 """
 
 
-def _controls(page: Page) -> str:
-    """A control for every input that is declared with one, in the order of declaration."""
-    schema = page.inputs.model_json_schema()
-    return "".join(_control(name, spec) for name, spec in schema["properties"].items() if "control" in spec)
+def _placed(page: Page) -> tuple[str, str]:
+    """The picture with the controls that it has a slot for, and the other controls in the order of declaration."""
+    picture, rest = page.body, ""
+    for name, spec in page.inputs.model_json_schema()["properties"].items():
+        if "control" not in spec:
+            continue
+        slot, made = f'<slot name="{name}"></slot>', _control(name, spec)
+        if slot in picture:
+            picture = picture.replace(slot, made)
+        else:
+            rest += made
+    return picture, rest
 
 
 def _control(name: str, spec: dict[str, Any]) -> str:

@@ -14,10 +14,10 @@ from avow.lab.page import Answer, Inputs, Page, control
 
 
 class Tried(Inputs):
-    how: Literal["answer", "wait", "raise", "mistake", "end", "infinite", "print"] = control("answer", "How")
+    how: Literal["answer", "wait", "stay", "raise", "mistake", "end", "infinite", "print"] = control("answer", "How")
     number: int = control(1, "A number", low=0, high=9)
     file: str | None = None
-    # Where a computation leaves a mark when it is through; tests name a folder of their own.
+    # Where a computation leaves a mark: a file when it is through, or a folder to stay in. Tests name their own.
     mark: str | None = None
 
 
@@ -31,6 +31,8 @@ def verdict(inputs: Tried, tensors: dict[str, Tensor]) -> Answer:
             time.sleep(2.0)
             if inputs.mark is not None:
                 Path(inputs.mark).touch()
+        case "stay":
+            _stay(Path(str(inputs.mark)))
         case "raise":
             raise ZeroDivisionError("by a hair")
         case "mistake":
@@ -44,4 +46,11 @@ def verdict(inputs: Tried, tensors: dict[str, Tensor]) -> Answer:
     return {"number": inputs.number, "process": os.getpid()}
 
 
-PAGE = Page("trial", "Trial", "For tests.", 1, Tried, preview, verdict, seconds=20.0, takes_files=True)
+def _stay(folder: Path) -> None:
+    """Leave a file named after this process and computation, and go on only when the folder has one named `go`."""
+    (folder / f"{os.getpid()}.{time.monotonic_ns()}").touch()
+    while not (folder / "go").exists():
+        time.sleep(0.01)
+
+
+PAGE = Page("trial", "Trial", "For tests.", 1, Tried, preview, verdict, seconds=60.0, takes_files=True)

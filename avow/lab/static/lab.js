@@ -5,7 +5,7 @@ import {themed} from "./themed.js";
 const page = document.body.dataset.page;
 const token = document.querySelector("meta[name=avow-token]").content;
 const at = id => document.getElementById(id);
-const CALM = 90, SETTLED = 220;
+const CALM = 90, QUICK = 30, SETTLED = 220;
 const CONFIG = {responsive: true, displayModeBar: false};
 
 const controls = new Map([...document.querySelectorAll("[data-name]")].map(box => [box.dataset.name, control(box)]));
@@ -94,7 +94,8 @@ async function previews() {
       awake = true;
       take(answer);
       own.preview?.(answer);
-      requestAnimationFrame(() => performance.measure("avow:paint", {start: since, end: performance.now()}));
+      // What was drawn is on the screen when the frame it belongs to is over.
+      requestAnimationFrame(() => setTimeout(() => performance.measure("avow:paint", {start: since, end: performance.now()})));
     }
   } while (again);
   flying = false;
@@ -183,15 +184,21 @@ const plotly = () => loading ??= new Promise((done, failed) => {
   document.head.append(script);
 });
 
-// Drawing a figure takes longer than all else on a page: it waits until nothing has moved for a moment.
-const waiting = new Map();
+// A figure that is quickly drawn follows every move; one that is not waits until nothing has moved for a moment.
+const waiting = new Map(), took = new Map();
 function draw(id) {
   clearTimeout(waiting.get(id));
-  waiting.set(id, setTimeout(async () => {
-    await plotly();
-    const figure = figures.get(id);
-    if (at(id)) Plotly.react(id, figure.data, themed(figure.layout), CONFIG);
-  }, CALM));
+  if (took.get(id) < QUICK) paint(id); else waiting.set(id, setTimeout(() => paint(id), CALM));
+}
+
+async function paint(id) {
+  await plotly();
+  const place = at(id), {data, layout} = figures.get(id), look = themed(layout), words = JSON.stringify([data, look]);
+  if (!place || place.words === words) return;
+  const since = performance.now();
+  place.words = words;
+  Plotly.react(id, data, look, CONFIG);
+  took.set(id, performance.now() - since);
 }
 
 /** An element with attributes and children. */

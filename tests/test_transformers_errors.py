@@ -190,11 +190,13 @@ def test_a_mask_that_is_not_understood_is_refused(mask: object, kind: type[AvowE
     assert str(caught.value).startswith(words)
 
 
-def test_weights_are_not_given_out_where_they_are_asked_for() -> None:
-    model = LLAMA.build()
+@pytest.mark.parametrize("architecture", ARCHITECTURES, ids=lambda architecture: architecture.name)
+def test_weights_are_not_given_out_where_they_are_asked_for(architecture: Architecture) -> None:
+    model, inputs = architecture.build(), architecture.inputs()
     enable(model)
     with pytest.raises(ParameterError, match=r"output_attentions=True needs every attention weight"):
-        model(**LLAMA.inputs(), output_attentions=True)
+        model(**inputs, output_attentions=True)
+    model(**inputs, output_hidden_states=True)
 
 
 def test_a_missing_transformers_is_named_with_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:

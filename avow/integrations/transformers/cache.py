@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from transformers import Cache, DynamicCache, PreTrainedConfig
+from transformers import DynamicCache, PreTrainedConfig
 from transformers.cache_utils import CacheLayerMixin, DynamicLayer, DynamicSlidingWindowLayer
 
 from avow.errors import NotDifferentiable, ParameterError
@@ -15,16 +15,17 @@ from avow.nn import KeyValueCache
 _KEPT_AS = "avow_cache"
 
 
-class CertifiedCache(Cache):  # type: ignore[misc]  # its types are not read
+class CertifiedCache(DynamicCache):  # type: ignore[misc]  # its types are not read
     """Keys and values of every layer of a model, with a sketch beside them; for `past_key_values=`.
 
     Layers with a sliding window forget what is beyond it. `bits=None` keeps no sketch, and every answer is exact.
-    Layers that keep other things than keys and values are transformers' own.
+    Layers that keep other things than keys and values are transformers' own. It is a `DynamicCache` because only of
+    those does a model with an encoder forget tokens, as assisted decoding asks.
     """
 
     def __init__(self, config: PreTrainedConfig, bits: int | None = 4) -> None:
-        theirs = DynamicCache(config=config.get_text_config(decoder=True))
-        super().__init__(layers=[_like(layer, bits) for layer in theirs.layers])
+        super().__init__(config=config.get_text_config(decoder=True))
+        self.layers = [_like(layer, bits) for layer in self.layers]
 
 
 def _like(layer: Any, bits: int | None) -> Any:

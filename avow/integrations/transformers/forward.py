@@ -7,6 +7,7 @@ from typing import Any
 import torch
 from jaxtyping import Float
 from torch import Tensor, nn
+from transformers.utils import output_capturing
 
 from avow.attend import Attended, attend
 from avow.errors import AvowError, ParameterError
@@ -99,7 +100,7 @@ def _refuse(dropout: float, more: dict[str, Any]) -> None:
     if dropout > 0:
         rule = "would drop attention weights at random, and no certificate covers that"
         raise ParameterError("dropout", dropout, rule, "set the model's attention dropout to 0, or call model.eval()")
-    if more.get("output_attentions"):
+    if _weights_wanted(more):
         rule = "needs every attention weight, and avow does not form them"
         raise ParameterError("output_attentions", True, rule, "use attn_implementation='eager'")
     for name, (rule, remedy) in _REFUSED.items():
@@ -107,3 +108,12 @@ def _refuse(dropout: float, more: dict[str, Any]) -> None:
         if value is not None:
             shown = tuple(value.shape) if isinstance(value, torch.Tensor) else value
             raise ParameterError(name, shown, rule, remedy)
+
+
+def _weights_wanted(more: dict[str, Any]) -> bool:
+    """Whether the model was asked for attention weights: most say so here, some leave it to transformers' hooks.
+
+    The hooks pass over a layer that has none, so that without a word the caller would get an empty tuple.
+    """
+    collected = output_capturing._active_collector.get()
+    return bool(more.get("output_attentions")) or any(name.endswith("attentions") for name in collected or ())

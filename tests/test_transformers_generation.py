@@ -19,7 +19,7 @@ from avow.integrations.transformers import CertifiedCache, enable
 from tests.tiny_models import ARCHITECTURES, WORDS, Architecture
 
 
-def named(*names: str) -> Any:
+def named(*names: str) -> pytest.MarkDecorator:
     """These architectures, one test each."""
     found = [x for x in ARCHITECTURES if x.name.startswith(names)]
     return pytest.mark.parametrize("architecture", found, ids=lambda architecture: architecture.name)
@@ -64,7 +64,13 @@ def test_tokens_are_those_of_eager_attention(architecture: Architecture) -> None
 def test_samples_are_those_of_sdpa(architecture: Architecture, beams: int) -> None:
     """theirs: test_sample_generate, test_sample_generate_dict_output, test_beam_sample_generate and its dict_output"""
     model, inputs = architecture.build(), prompt(architecture)
-    asked = {"do_sample": True, "num_beams": beams, "num_return_sequences": 2, "top_k": 10, "temperature": 0.7}
+    asked: dict[str, Any] = {
+        "do_sample": True,
+        "num_beams": beams,
+        "num_return_sequences": 2,
+        "top_k": 10,
+        "temperature": 0.7,
+    }
     wanted = generated(model, inputs, **asked)
     enable(model)
     found = generated(model, inputs, **asked)
@@ -79,7 +85,12 @@ def test_all_that_is_told_beside_the_tokens_is_that_of_sdpa(
 ) -> None:
     """theirs: test_greedy_generate_dict_outputs, test_beam_search_generate_dict_output, and both with use_cache"""
     model, inputs = architecture.build(), prompt(architecture, "left")
-    asked = {"num_beams": beams, "use_cache": cached, "output_hidden_states": True, "output_scores": True}
+    asked: dict[str, Any] = {
+        "num_beams": beams,
+        "use_cache": cached,
+        "output_hidden_states": True,
+        "output_scores": True,
+    }
     wanted = generated(model, inputs, 4, **asked)
     enable(model)
     found = generated(model, inputs, 4, **asked)

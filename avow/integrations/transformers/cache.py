@@ -25,7 +25,7 @@ class CertifiedCache(DynamicCache):  # type: ignore[misc]  # its types are not r
 
     def __init__(self, config: PreTrainedConfig, bits: int | None = 4) -> None:
         super().__init__(config=config.get_text_config(decoder=True))
-        self.layers = [_like(layer, bits) for layer in self.layers]
+        self.layers[:] = [_like(layer, bits) for layer in self.layers]
 
 
 def _like(layer: Any, bits: int | None) -> Any:

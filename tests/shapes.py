@@ -82,7 +82,7 @@ def run(method: Any, p: Any) -> None:
 def run_maths() -> None:
     """What no method calls: analysis and the paths of other arithmetic."""
     from avow.contract import Problem
-    from avow.maths import brackets, features, sketch, softmax, spectral, uppers
+    from avow.maths import brackets, features, norms, rounding, sketch, softmax, spectral, uppers
     from avow.methods import method_named
 
     q, k = torch.randn(2, 6, 5, 3), torch.randn(2, 2, 130, 3)
@@ -95,6 +95,8 @@ def run_maths() -> None:
     softmax.softmax_weights(q, k, None, None, True, 0.5)
     features.variance_for(0.1, 0.9)
     spectral.norm_bound(torch.randn(4, 3))
+    norms.lengths(torch.randn(2, 4, 3))
+    rounding.tiled_depths(100, torch.float32, "cuda", many=True)
 
 
 def functions(package: str) -> dict[CodeType, str]:

@@ -64,7 +64,16 @@ def dark(colour: str) -> bool:
 
 
 INK = "getComputedStyle(document.body).color"
-LABEL = "one => getComputedStyle(one).fill"
+LABELS = """() => {
+  const found = [...document.querySelectorAll(".figure .xtick text")].map(one => getComputedStyle(one).fill);
+  return found.length && found.every(Boolean) ? found : null;
+}"""
+
+
+def labels(visit: Visit) -> list[str]:
+    """The ink of all labels, once none of them is being replaced."""
+    found: list[str] = visit.page.wait_for_function(LABELS).json_value()
+    return found
 
 
 @pytest.mark.browser
@@ -84,15 +93,13 @@ def test_reports_print_whole_on_white_and_come_back(browser: Any, reports: dict[
         figures = json.loads(visit.page.inner_text("#figures") or visit.page.text_content("#figures"))
         drawn = visit.sizes(".figure .main-svg")
         assert len(drawn) >= len(figures) and all(width <= SHEET for width, _ in drawn), name
-        labels = visit.page.eval_on_selector_all(".figure .xtick text", f"all => all.map({LABEL})")
-        assert labels and all(map(dark, labels)), f"{name}: figures are drawn in the ink of paper"
+        assert all(map(dark, labels(visit))), f"{name}: figures are drawn in the ink of paper"
         visit.page.emulate_media(media="screen")
         visit.page.set_viewport_size({"width": 1280, "height": 900})
         visit.page.evaluate("dispatchEvent(new Event('afterprint'))")
         assert not dark(visit.page.evaluate(INK)) and visit.page.locator("details:not([open])").count() == folded, name
         assert filled(visit), f"{name}: figures are as wide as the screen again"
-        labels = visit.page.eval_on_selector_all(".figure .xtick text", f"all => all.map({LABEL})")
-        assert not any(map(dark, labels)), name
+        assert not any(map(dark, labels(visit))), name
         assert visit.complaints == [] and visit.requests == []
 
 

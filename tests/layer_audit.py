@@ -12,8 +12,8 @@ import torch
 from torch import Tensor
 from transformers import AttentionInterface
 
-from avow.contract import DTYPES, Certificate
-from avow.nn import KeyValueCache, key_value_cache
+from avow.contract import Certificate
+from avow.nn import KeyValueCache
 from avow.record import record
 
 
@@ -22,8 +22,7 @@ def ask_sketches(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(
         KeyValueCache, "_why_not", lambda cache, tol, confidence, always: "" if tol else "none is asked for"
     )
-    # What a look and a gathered token cost, where caches weigh that.
-    monkeypatch.setattr(key_value_cache, "_COSTS", dict.fromkeys(DTYPES, (0.0, 0.0, 2.5)), raising=False)
+    monkeypatch.setattr(KeyValueCache, "_price", lambda cache, share: 0.0)
 
 
 class Audited(NamedTuple):

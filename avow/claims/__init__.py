@@ -19,6 +19,7 @@ if tuple(int(part) for part in flint.__version__.split(".")[:2]) < (0, 9):
     old = flint.__version__
     raise MissingPackage("python-flint", old, "negates balls wrongly and proves nothing", "pip install 'avow[rigor]'")
 try:
+    # Looked for here, so that the error is said once and early.
     import scipy  # noqa: F401
     import sympy  # noqa: F401
 except ImportError as problem:

@@ -55,7 +55,7 @@ def held(program: Callable[..., object], *inputs: Tensor) -> list[int]:
 
 class _Held(TorchDispatchMode):
     def __init__(self, inputs: Sequence[Tensor]) -> None:
-        super().__init__()  # type: ignore[no-untyped-call]
+        super().__init__()  # type: ignore[no-untyped-call]  # torch says nothing of its types
         self.given = {x.untyped_storage().data_ptr() for x in inputs}
         self.made: list[TensorWeakRef] = []
         self.steps: list[int] = []

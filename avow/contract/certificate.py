@@ -82,6 +82,7 @@ class Certificate:
         mine, theirs = self._plain(), other._plain()
         return mine == theirs and torch.equal(self.rows, other.rows)
 
+    # Rows are tensors, which are compared and not hashed; Python itself writes it so.
     __hash__ = None  # type: ignore[assignment]
 
     def _plain(self) -> dict[str, Any]:

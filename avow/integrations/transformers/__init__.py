@@ -7,7 +7,7 @@ the masks they need; `enable` and `disable` switch a loaded model over and back.
 from avow.errors import MissingPackage
 
 try:
-    import transformers  # noqa: F401
+    import transformers  # noqa: F401 - looked for, so that its absence is said in four parts
 except ImportError as problem:
     rule = "is needed to put avow into its models"
     raise MissingPackage("transformers", "missing", rule, "pip install 'avow[hf]'") from problem

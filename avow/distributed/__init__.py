@@ -1,0 +1,5 @@
+"""Attention over shards of a sequence, one shard a process: what shards promise merges into what the whole does."""
+
+from avow.distributed.exact import attend
+
+__all__ = ["attend"]

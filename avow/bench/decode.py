@@ -17,8 +17,9 @@ from torch import Tensor
 
 from avow.bench.cases import Case, Sizes, cases, distances
 from avow.bench.clock import Clock
-from avow.bench.results import Goal, Result, Row
+from avow.bench.results import Goal, Result, Row, tell_row
 from avow.bench.rivals import exact
+from avow.bench.spread import spread
 from avow.maths.sketch import GROUP, Sketch, sketched
 from avow.nn.kernel_steps import _WORTHWHILE
 from avow.nn.key_value_cache import _LONGEST_PAUSE
@@ -52,8 +53,7 @@ def run(device: str, sizes: Sizes, folder: Path | None, tell: Callable[[str], No
     limit = clock.bandwidth()
     steps: list[Row] = []
     kernels: list[Row] = []
-    checks = (200, 5000 if device == "cuda" else 300)
-    unsound = [f"kernels at {n} tokens: {fault}" for n in checks for fault in twins(device, n)]
+    unsound = beside_twins(device, (200, 5000 if device == "cuda" else 300))
     failures = list(unsound)
     for case in cases(device, sizes, folder):
         label = f"{case.name}, n = {case.length}"
@@ -70,7 +70,8 @@ def run(device: str, sizes: Sizes, folder: Path | None, tell: Callable[[str], No
             read = float(checked.found.kept.double().mean()) / case.length
             many = None
             if read > _WORTHWHILE or not bool(checked.found.within.all()):
-                many = clock.seconds(paused(checked.step, dict(exact(case))[best])) / _STEPS
+                once = Clock(device, sizes.rounds, 1)
+                many = once.seconds(paused(checked.step, dict(exact(case))[best])) / _STEPS
             steps.append(
                 {
                     "keys": case.name,
@@ -87,6 +88,7 @@ def run(device: str, sizes: Sizes, folder: Path | None, tell: Callable[[str], No
                     "with pauses": None if many is None else rivals[best] / many,
                 }
             )
+            tell_row(steps[-1])
             kernels += profile(case, checked, clock, limit)
             del checked
         if device == "cuda":
@@ -197,63 +199,69 @@ def sketched_by_head(k: Tensor) -> Sketch:
     return dataclasses.replace(parts[0], **joined)
 
 
-def twins(device: str, n: int) -> list[str]:
-    """What is wrong with the kernels on this device, beside their twins and beside the truth."""
+def beside_twins(device: str, lengths: tuple[int, ...]) -> list[str]:
+    """What is wrong with the kernels at some lengths, beside their twins and beside the truth."""
+    kinds, shapes = (torch.bfloat16, torch.float16, torch.float32), ((4, 128), (8, 64), (1, 96))
+    tasks = [(device, n, kind, shape) for n in lengths for kind in kinds for shape in shapes]
+    return [fault for found in spread(device, twins, tasks) for fault in found]
+
+
+def twins(device: str, n: int, kind: torch.dtype, shape: tuple[int, int]) -> list[str]:
+    """What is wrong at one length, for one type, for so many sibling heads of one width."""
     from avow.kernels import choice, sampling, sketch_pass
     from avow.kernels.sample_bounds import Logs
     from avow.kernels.sparse_decode import decode, value_lengths
 
     faults = []
-    for kind in (torch.bfloat16, torch.float16, torch.float32):
-        for r, d in ((4, 128), (8, 64), (1, 96)):
-            generator = torch.Generator(device).manual_seed(d)
-            q, k, v = (
-                torch.randn(shape, generator=generator, device=device).to(kind)
-                for shape in ((1, 2 * r, d), (1, 2, n, d), (1, 2, n, d))
-            )
-            q, told = 3 * q, f"{kind}, r = {r}, d = {d}"
-            sketch, lengths, scale = sketched(k), value_lengths(v), d**-0.5
-            mine = decode(q, k, v, sketch, lengths, 0.05, scale)
-            errors = distances(Case("", q, k, v, scale), mine.out)
-            if not bool((errors <= mine.bound).all() & (mine.bound < 0.1).all()):
-                faults.append(f"{told}: error {float(errors.max()):.3g}, bound {float(mine.bound.max()):.3g}")
-            known = sketch_pass.prepared(q, sketch, lengths.most, None, scale)
-            terms = sketch_pass.bounded(q, sketch, lengths.each, known)
-            # What follows from the same terms is whole numbers, and so the same.
-            counted, twin = choice.counted(terms), choice.counted_twin(terms)
-            if not torch.equal(counted.counts, twin.counts):
-                faults.append(f"{told}: {int((counted.counts - twin.counts).abs().sum())} terms miscounted")
-            marks = choice.marked(terms, counted, lengths.most, 0.05, n)
-            marks_twin = choice.marked_twin(terms, counted, lengths.most, 0.05, n)
-            if not torch.equal(marks.flags, marks_twin.flags):
-                faults.append(f"{told}: {int((marks.flags != marks_twin.flags).sum())} tokens marked otherwise")
-            listed, listed_twin = choice.listed(marks, n), choice.listed_twin(marks, n)
-            for head, kept in enumerate(listed_twin.kept.tolist()):
-                if int(listed.kept[head]) != kept or not torch.equal(
-                    listed.listed[head, :kept], listed_twin.listed[head, :kept]
-                ):
-                    faults.append(f"{told}: the list of head {head} is another")
-            logs, seed = Logs.of(0.999), torch.tensor([n], device=device)
-            drawn = sampling.drawn(terms, counted, lengths.most, sampling.goal(0.5, None, kind), logs, seed, n)
-            assert drawn.draws is not None
-            drawn_twin = sampling.drawn_twin(terms, drawn.draws.rims, logs, seed, n)
-            if not torch.equal(drawn.flags, drawn_twin.flags):
-                faults.append(f"{told}: {int((drawn.flags != drawn_twin.flags).sum())} tokens drawn otherwise")
-            mine = decode(q, k, v, sketch, lengths, 0.5, scale, None, None, 0.999, seed)
-            errors = distances(Case("", q, k, v, scale), mine.out)
-            if int(seed) != n + 1:
-                faults.append(f"{told}: the next step would draw the same")
-            if not bool((errors <= mine.bound).all() & (mine.bound < 1).all()):
-                faults.append(f"{told}, drawn: error {float(errors.max()):.3g}, bound {float(mine.bound.max()):.3g}")
-            top = terms.top.transpose(1, 2).reshape(2 * r, -1).repeat_interleave(GROUP, 1)
-            said = (top - terms.offset.int()).double() / sketch_pass.STEPS
-            keys, values = (x[:, :, : sketch.rows].double().repeat_interleave(r, 1)[0] for x in (k, v))
-            logits = (keys @ q[0].double().unsqueeze(-1)).squeeze(-1) * (scale * math.log2(math.e))
-            nu = terms.nu.double().repeat_interleave(r)[:, None]
-            true = logits + torch.log2(1 + torch.linalg.vector_norm(values, dim=-1) / nu)
-            if bool((true > said).any()) or float((said - true).median()) > 8:
-                wide = float((said - true).median())
-                faults.append(f"{told}: {int((true > said).sum())} terms understated, {wide:.3g} octaves off")
+    r, d = shape
+    generator = torch.Generator(device).manual_seed(d)
+    q, k, v = (
+        torch.randn(shape, generator=generator, device=device).to(kind)
+        for shape in ((1, 2 * r, d), (1, 2, n, d), (1, 2, n, d))
+    )
+    q, told = 3 * q, f"kernels at {n} tokens: {kind}, r = {r}, d = {d}"
+    sketch, lengths, scale = sketched(k), value_lengths(v), d**-0.5
+    mine = decode(q, k, v, sketch, lengths, 0.05, scale)
+    errors = distances(Case("", q, k, v, scale), mine.out)
+    if not bool((errors <= mine.bound).all() & (mine.bound < 0.1).all()):
+        faults.append(f"{told}: error {float(errors.max()):.3g}, bound {float(mine.bound.max()):.3g}")
+    known = sketch_pass.prepared(q, sketch, lengths.most, None, scale)
+    terms = sketch_pass.bounded(q, sketch, lengths.each, known)
+    # What follows from the same terms is whole numbers, and so the same.
+    counted, twin = choice.counted(terms), choice.counted_twin(terms)
+    if not torch.equal(counted.counts, twin.counts):
+        faults.append(f"{told}: {int((counted.counts - twin.counts).abs().sum())} terms miscounted")
+    marks = choice.marked(terms, counted, lengths.most, 0.05, n)
+    marks_twin = choice.marked_twin(terms, counted, lengths.most, 0.05, n)
+    if not torch.equal(marks.flags, marks_twin.flags):
+        faults.append(f"{told}: {int((marks.flags != marks_twin.flags).sum())} tokens marked otherwise")
+    listed, listed_twin = choice.listed(marks, n), choice.listed_twin(marks, n)
+    for head, kept in enumerate(listed_twin.kept.tolist()):
+        if int(listed.kept[head]) != kept or not torch.equal(
+            listed.listed[head, :kept], listed_twin.listed[head, :kept]
+        ):
+            faults.append(f"{told}: the list of head {head} is another")
+    logs, seed = Logs.of(0.999), torch.tensor([n], device=device)
+    drawn = sampling.drawn(terms, counted, lengths.most, sampling.goal(0.5, None, kind), logs, seed, n)
+    assert drawn.draws is not None
+    drawn_twin = sampling.drawn_twin(terms, drawn.draws.rims, logs, seed, n)
+    if not torch.equal(drawn.flags, drawn_twin.flags):
+        faults.append(f"{told}: {int((drawn.flags != drawn_twin.flags).sum())} tokens drawn otherwise")
+    mine = decode(q, k, v, sketch, lengths, 0.5, scale, None, None, 0.999, seed)
+    errors = distances(Case("", q, k, v, scale), mine.out)
+    if int(seed) != n + 1:
+        faults.append(f"{told}: the next step would draw the same")
+    if not bool((errors <= mine.bound).all() & (mine.bound < 1).all()):
+        faults.append(f"{told}, drawn: error {float(errors.max()):.3g}, bound {float(mine.bound.max()):.3g}")
+    top = terms.top.transpose(1, 2).reshape(2 * r, -1).repeat_interleave(GROUP, 1)
+    said = (top - terms.offset.int()).double() / sketch_pass.STEPS
+    keys, values = (x[:, :, : sketch.rows].double().repeat_interleave(r, 1)[0] for x in (k, v))
+    logits = (keys @ q[0].double().unsqueeze(-1)).squeeze(-1) * (scale * math.log2(math.e))
+    nu = terms.nu.double().repeat_interleave(r)[:, None]
+    true = logits + torch.log2(1 + torch.linalg.vector_norm(values, dim=-1) / nu)
+    if bool((true > said).any()) or float((said - true).median()) > 8:
+        wide = float((said - true).median())
+        faults.append(f"{told}: {int((true > said).sum())} terms understated, {wide:.3g} octaves off")
     return faults
 
 

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable, Iterator
-from concurrent.futures import ProcessPoolExecutor
-from multiprocessing import get_context
 
 import torch
 from torch import Tensor
 
 from avow.bench.linear_steps import STEPS
 from avow.bench.linear_variants import Case, Inputs, Variant, answerable, error, variants
+from avow.bench.spread import spread
 
 _FRESH = 2**-22  # errors below this, relatively, are no fault of anyone
 _TOKENS = 7  # of a sequence that steps read one by one
@@ -88,15 +87,9 @@ def fuzzed(device: str, count: int, quick: bool) -> dict[str, list[str]]:
 
 def faults_of(tasks: list[tuple[str, str, Case]]) -> dict[str, list[str]]:
     """What is wrong at some shapes, by variant."""
-    device, names = tasks[0][0], {name for _, name, _ in tasks}
-    faults: dict[str, list[str]] = {name: [] for name in names}
-    if device == "cpu":
-        for task in tasks:
-            faults[task[1]] += check(*task)
-        return faults
-    with ProcessPoolExecutor(12, get_context("spawn")) as pool:
-        for task, found in zip(tasks, pool.map(check, *zip(*tasks, strict=True)), strict=True):
-            faults[task[1]] += found
+    faults: dict[str, list[str]] = {name: [] for _, name, _ in tasks}
+    for (_, name, _), found in zip(tasks, spread(tasks[0][0], check, tasks), strict=True):
+        faults[name] += found
     return faults
 
 

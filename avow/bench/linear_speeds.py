@@ -16,7 +16,7 @@ from torch.nn.functional import scaled_dot_product_attention
 from avow.bench.linear_checks import drawn
 from avow.bench.linear_peers import fla, peer_of, performer
 from avow.bench.linear_variants import Inputs, variants
-from avow.bench.results import Row
+from avow.bench.results import Row, tell_row
 from avow.bench.timer import Timer
 
 _BACKENDS = {"cuDNN": SDPBackend.CUDNN_ATTENTION, "flash": SDPBackend.FLASH_ATTENTION, "math": SDPBackend.MATH}
@@ -91,6 +91,7 @@ def timed(device: str, sizes: Sizes, sound: list[str], clock: Timer, limit: floa
                     print(f"  fla, {name}, d = {d}: {type(why).__name__}: {str(why)[:120]}", file=sys.stderr)
             if others is not None and name == "random features":
                 row |= beside_performer(clock, others, (q, k, v), forward)
+            tell_row(row)
             yield row
             if device == "cuda":
                 torch.cuda.empty_cache()
@@ -130,7 +131,7 @@ def crossed(device: str, sizes: Sizes, name: str) -> Iterator[Row]:
             except RuntimeError as why:
                 print(f"  {backend}: does not run here ({str(why).splitlines()[0][:80]})", file=sys.stderr)
         forward, training = (min(times[i] for times in best.values()) for i in range(2))
-        yield {
+        row: Row = {
             "kernel": name,
             "n": n,
             "forward ms": 1e3 * own[0],
@@ -140,6 +141,8 @@ def crossed(device: str, sizes: Sizes, name: str) -> Iterator[Row]:
             "exact training ms": 1e3 * training,
             "training faster": training / own[1],
         }
+        tell_row(row)
+        yield row
 
 
 def stages(device: str, sizes: Sizes, clock: Timer, limit: float) -> Iterator[Row]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import sys
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -81,6 +82,11 @@ def shown(value: Value) -> str:
     if isinstance(value, float):
         return f"{value:.1e}" if value and not 1e-3 <= abs(value) < 1e5 else f"{value:.3g}"
     return str(value)
+
+
+def tell_row(row: Row) -> None:
+    """A row on stderr as soon as it is found, so that a run that is cut short was not for nothing."""
+    print("  " + ", ".join(f"{name} {shown(value)}" for name, value in row.items()), file=sys.stderr, flush=True)
 
 
 def _line(cells: list[str], widths: list[int]) -> str:

@@ -84,6 +84,7 @@ def _attended(
     kept,
     rims,
     nu,
+    each,
     peak,
     total,
     values,
@@ -93,6 +94,7 @@ def _attended(
     factor,
     k_stride,
     v_stride,
+    each_stride,
     s,
     heads,
     R: tl.constexpr,
@@ -129,7 +131,7 @@ def _attended(
         high = tl.full((RP,), float("-inf"), tl.float32)
         mass = tl.zeros((RP,), tl.float32)
         sums = tl.zeros((RP, EP), tl.float32)
-        longest = tl.zeros((TILE,), tl.float32)
+        longest = tl.zeros((TILE, TILE), tl.float32)
         if DRAWN:
             rim = rims + (head * R + row) * 2
             threshold = tl.load(rim, mask=row < R, other=0.0) - tl.load(rim + 1, mask=row < R, other=0.0)
@@ -139,6 +141,12 @@ def _attended(
         own = listed + head * s
         rows = k + head * k_stride
         carriers = v + head * v_stride
+        if DRAWN:
+            # Lengths of values are fetched a tile ahead, and the list that says where two: nothing else waits for them.
+            lengths = each + head * each_stride
+            next_entry = tl.load(own + start + token, mask=start + token < end, other=0)
+            next_long = tl.load(lengths + (next_entry & ((1 << PLACES) - 1)))
+            next_entry = tl.load(own + start + TILE + token, mask=start + TILE + token < end, other=0)
         for at in range(start, end, TILE):
             there = at + token < end
             if AGAIN:
@@ -160,16 +168,22 @@ def _attended(
                 logits = logits - tl.log2(odds)[None, :]
             logits = tl.where(there[None, :], logits, float("-inf"))
             if DRAWN:
-                length = carried.to(tl.float32) * ratio
-                length = tl.sum(length * length, 1)
-                slanted = tl.sqrt(length + 1)
+                length = next_long.to(tl.float32) * ratio
+                next_long = tl.load(lengths + (next_entry & ((1 << PLACES) - 1)))
+                further = at + 2 * TILE + token
+                next_entry = tl.load(own + further, mask=further < end, other=0)
+                slanted = tl.sqrt(length * length + 1)
                 term = logits + tl.log2(slanted)[None, :] - threshold[:, None]
                 term = tl.exp2(tl.where((rare > 0)[None, :], term, float("-inf")))
                 clipped = tl.minimum(term, ABOVE)
                 squares += tl.sum(clipped * clipped * (1 - odds)[None, :], 1)
-                large += tl.sum(tl.where(term > BELOW, term * ((tl.sqrt(length) + 1) / slanted)[None, :], 0.0), 1)
-            wide = keys.to(tl.float32)
-            longest = tl.maximum(longest, tl.sum(wide * wide, 1))
+                large += tl.sum(tl.where(term > BELOW, term * ((length + 1) / slanted)[None, :], 0.0), 1)
+            if keys.dtype == tl.float32:  # noqa: SIM108 - a choice between types is one only as a statement
+                met = tl.sum(keys * keys, 1)[:, None]
+            else:
+                # A square of a length is where a token meets itself: tensor cores are sooner done with all pairs.
+                met = tl.dot(keys, tl.trans(keys))
+            longest = tl.maximum(longest, tl.where(token[:, None] == token[None, :], met, 0.0))
             risen = tl.maximum(high, tl.max(logits, 1))
             fade = tl.exp2(high - risen)
             weights = tl.exp2(logits - risen[:, None])
@@ -190,7 +204,7 @@ def _attended(
         tl.store(total + out, mass, mask=row < R)
         inside = (row < R)[:, None] & (column < E)[None, :]
         tl.store(values + out[:, None] * E + column[None, :], sums * (1 / LIFT), mask=inside)
-        tl.store(square + program + head, tl.max(longest, 0))
+        tl.store(square + program + head, tl.max(tl.max(longest, 1), 0))
         if DRAWN:
             tl.store(light + out, squares, mask=row < R)
             tl.store(heavy + out, large, mask=row < R)
@@ -223,11 +237,12 @@ def attended(q: Tensor, k: Tensor, v: Tensor, chosen: Chosen, scale: float, well
         values,
         chosen.listed,
         chosen.kept if well is None else well,
-        *((parts.square, parts.square) if draws is None else draws[:2]),
+        *((parts.square,) * 3 if draws is None else draws[:3]),
         *(parts.square if x is None else x for x in parts),
         scale * math.log2(math.e),
         keys.stride(0),
         values.stride(0),
+        0 if draws is None else draws.lengths.stride(0),
         s,
         heads,
         R=r,
@@ -275,7 +290,7 @@ def attended_twin(q: Tensor, k: Tensor, v: Tensor, chosen: Chosen, scale: float)
             weights = torch.exp2(logits - peak[slot].unsqueeze(-1))
             total[slot], values[slot], square[slot] = weights.sum(-1), weights @ carried, keys.square().sum(-1).amax()
             if chosen.draws is not None:
-                length = torch.linalg.vector_norm(carried / chosen.draws.nu[head], dim=-1)
+                length = chosen.draws.lengths[head, places].float() / chosen.draws.nu[head]
                 slanted = (length.square() + 1).sqrt()
                 rim, fine = chosen.draws.rims[head * r : head * r + r, :, None].unbind(1)
                 term = torch.exp2(torch.where(rare > 0, logits + slanted.log2() - (rim - fine), -math.inf))

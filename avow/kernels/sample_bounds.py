@@ -5,9 +5,9 @@ let :math:`I_j` say whether it was. Of what the tail adds, :math:`X = \sum_j (I_
 
 .. math:: o^* - out = -\frac1Z \sum_j (I_j/p_j - 1)\, w_j (v_j - out).
 
-The sketch proves :math:`w_j (\|v_j\| + ν)/p_j \le νR`; mostly it is far less. So tokens are split at κR: *light* ones
-have :math:`w_j \|(v_j, ν)\| / p_j \le νκR`, the others are *heavy*. Which they are is a property of the token, not of
-the draws. In units of νκR:
+The sketch proves :math:`w_j (l_j + ν)/p_j \le νR`, with :math:`l_j \ge \|v_j\|` as it is known beside the cache; mostly
+it is far less. So tokens are split at κR: *light* ones have :math:`w_j \|(l_j, ν)\| / p_j \le νκR`, the others are
+*heavy*. Which they are is a property of the token, not of the draws. In units of νκR:
 
 - The heavy add up to M at most, by Chernoff's bound from the sum f of those that were drawn: terms lie in [0, 1/κ].
   They move the answer by :math:`(f + M) \max(1, \|out\|/ν)` at most, drawn or not.

@@ -29,6 +29,7 @@ from avow.maths.sketch import GROUP
 
 # Odds are not below 2^-12.8: of a million tokens that weigh nothing, 144 are drawn.
 _RAREST = 103
+DRAW_STAGES = 1
 _LOWEST = tl.constexpr(-_RAREST)
 # Draws have this many bits, so that all odds are whole numbers of them.
 _BITS = 16
@@ -193,6 +194,7 @@ def _drawn(
     BINS: tl.constexpr,
     WIDTH: tl.constexpr,
     PROGRAMS: tl.constexpr,
+    STAGES: tl.constexpr,
 ):
     """Which tokens of `span` blocks are drawn, by which odds, and how many they are."""
     head, part = tl.program_id(0).to(tl.int64), tl.program_id(1)
@@ -218,7 +220,7 @@ def _drawn(
     widest += head * R
     end = tl.minimum(part * span + span, blocks)
     whole = tl.minimum(tl.maximum(c * GROUP // BLOCK, part * span), end)
-    for block in range(part * span, whole):
+    for block in tl.range(part * span, whole, num_stages=STAGES):
         total += _block(block, offset, top, widest, flags, cuts, first_key, second_key, c, s, True, R, RP, BLOCK, GROUP)
     for block in range(whole, end):
         total += _block(
@@ -297,9 +299,10 @@ def drawn(
         BINS=BINS,
         WIDTH=WIDTH,
         PROGRAMS=triton.next_power_of_2(programs),
+        STAGES=DRAW_STAGES,
         num_warps=4,
     )
-    return Marked(flags, found, None, Draws(rims, terms.nu, logs))
+    return Marked(flags, found, None, Draws(rims, terms.nu, terms.lengths, logs))
 
 
 def planned_twin(
@@ -354,7 +357,9 @@ def drawn_twin(terms: Terms, rims: Float32[Tensor, "bh 2"], logs: Logs, seed: In
     room = spans * span * choice.BLOCK
     flags = torch.nn.functional.pad(torch.where(wanted, rare + 1, 0), (0, room - s))
     found = (flags > 0).view(heads, spans, -1).sum(-1).int()
-    return Marked(flags[:, : blocks * choice.BLOCK].to(torch.uint8), found, None, Draws(rims, terms.nu, logs))
+    return Marked(
+        flags[:, : blocks * choice.BLOCK].to(torch.uint8), found, None, Draws(rims, terms.nu, terms.lengths, logs)
+    )
 
 
 def draws_twin(seed: Int64[Tensor, "1"], heads: int, s: int) -> Int32[Tensor, "bg s"]:

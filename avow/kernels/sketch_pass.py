@@ -18,7 +18,7 @@ from typing import NamedTuple
 import torch
 import triton
 import triton.language as tl
-from jaxtyping import Float32, Int32, UInt8
+from jaxtyping import Float, Float32, Int32, UInt8
 from torch import Tensor
 
 from avow.errors import ShapeError
@@ -63,6 +63,8 @@ class Terms(NamedTuple):
     nu: Float32[Tensor, "bg"]
     counts: Int32[Tensor, "bh bins"]
     """Zeros: an empty histogram."""
+    lengths: Float[Tensor, "bg s"]
+    """Those of values that terms count with."""
 
 
 def relative_error(d: int) -> float:
@@ -485,7 +487,7 @@ def bounded(q: Tensor, sketch: Sketch, lengths: Tensor, known: Prepared) -> Term
         FAST=not interpreted(),
         num_warps=1,
     )
-    return Terms(*out, known.widest, known.nu, known.counts)
+    return Terms(*out, known.widest, known.nu, known.counts, lengths)
 
 
 def bounded_twin(q: Tensor, sketch: Sketch, lengths: Tensor, known: Prepared) -> Terms:
@@ -510,4 +512,4 @@ def bounded_twin(q: Tensor, sketch: Sketch, lengths: Tensor, known: Prepared) ->
     mass = torch.exp2((middle - _DOUBT.value * half - top.unsqueeze(2)) / STEPS).sum(2)
     widest = top.amax(1).reshape(-1) if c else known.widest
     offset = offset.permute(0, 3, 1, 2).reshape(b * h, c * GROUP).contiguous()
-    return Terms(offset, top, mass, widest, known.nu, known.counts)
+    return Terms(offset, top, mass, widest, known.nu, known.counts, lengths.reshape(heads, -1))

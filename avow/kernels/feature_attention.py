@@ -68,8 +68,9 @@ def feature_attention(
 
 def _parts(q: Tensor, m: int, e: int, starts: Tensor | None) -> Cut:
     b, h, n, d = q.shape
-    programs = b * h * triton.cdiv(e, layout(m, d, e, q.dtype).columns)
-    whole = cuts.cut_for(n, programs, 1)
+    chosen = layout(m, d, e, q.dtype)
+    programs = b * h * triton.cdiv(e, chosen.columns) * triton.cdiv(m, chosen.features)
+    whole = cuts.cut_for(n, programs, 2)
     return whole if starts is None else cuts.cut_packed(whole, starts, n)
 
 
@@ -77,6 +78,31 @@ def steps(q: Tensor, m: int, e: int) -> int:
     """How often sums of a whole sequence are rescaled and added to, at most."""
     parts = _parts(q, m, e, None)
     return triton.cdiv(parts.length, layout(m, q.shape[3], e, q.dtype).chunk) + parts.parts
+
+
+def in_part(kind: torch.dtype) -> torch.dtype:
+    """The type of what programs add up: sums over many keys leave the range of float16."""
+    return torch.bfloat16 if kind == torch.bfloat16 else torch.float32
+
+
+def added(parts: Float[Tensor, "blocks *rest"]) -> Float[Tensor, "*rest"]:
+    """The sum of what programs made, in float32 where there is more than one."""
+    return parts[0] if len(parts) == 1 else parts.sum(0, dtype=torch.float32)
+
+
+def shared_out(
+    numerators: Float[Tensor, "blocks b h n e"],
+    normalisers: Float32[Tensor, "blocks b h n"],
+    seen: Float32[Tensor, "b h n"],
+    kind: torch.dtype,
+) -> tuple[Float[Tensor, "b h n e"], Float32[Tensor, "b h n"]]:
+    """Rows, and their normalisers' logarithms, from what all blocks of features added."""
+    blocks, b, h, n, e = numerators.shape
+    out, lse, count = numerators.new_empty(b, h, n, e, dtype=kind), torch.empty_like(seen), b * h * n
+    feature_scan.shared_rows[(triton.cdiv(count, 64),)](
+        numerators, normalisers, seen, out, lse, count, NB=blocks, E=e, EP=padded(e), C=64, num_warps=4
+    )
+    return out, lse
 
 
 class _Before(NamedTuple):
@@ -105,7 +131,8 @@ def _before(
     totals = y.new_empty(b * h, parts.parts, m, dtype=torch.float32)
     tops, lower = (y.new_empty(b * h, parts.parts, dtype=torch.float32) for _ in range(2))
     if parts.parts > 1:
-        feature_scan.feature_sums[(b * h, parts.parts, triton.cdiv(e, chosen.columns))](
+        shares = triton.cdiv(e, chosen.columns) * triton.cdiv(m, chosen.features)
+        feature_scan.feature_sums[(b * h, parts.parts, shares)](
             y,
             z,
             sums if lse is None else lse,
@@ -175,18 +202,21 @@ def _forward(
     known = _before(k, v, None, None, parts, pieces, scale, (initial, initial_total, initial_top))
     chosen = layout(m, d, e, q.dtype)
     sequences = b if starts is None else len(starts) - 1
-    out = q.new_empty(b, h, n, e)
-    lse = q.new_empty(b, h, n, dtype=torch.float32)
+    blocks = triton.cdiv(m, chosen.features)
+    numerators = q.new_empty(blocks, b, h, n, e, dtype=in_part(q.dtype))
+    normalisers = q.new_empty(blocks, b, h, n, dtype=torch.float32)
+    seen = q.new_empty(b, h, n, dtype=torch.float32)
     last = tuple(q.new_empty(sequences, g, *rest, dtype=torch.float32) for rest in ((m, e), (m,), ()))
-    feature_scan.feature_rows[(b * h, parts.parts, triton.cdiv(e, chosen.columns))](
+    feature_scan.feature_rows[(b * h, parts.parts, blocks * triton.cdiv(e, chosen.columns))](
         q,
         k,
         v,
         *pieces,
         parts.table,
         *known,
-        out,
-        lse,
+        numerators,
+        normalisers,
+        seen,
         *last,
         *q.stride()[:3],
         *k.stride()[:3],
@@ -199,6 +229,7 @@ def _forward(
         PACKED=parts.table is not None,
         **constants_of(m, d, e, chosen, q.dtype),
     )
+    out, lse = shared_out(numerators, normalisers, seen, q.dtype)
     return out, lse, *last, *known  # type: ignore[return-value]  # mypy does not count what is unpacked
 
 
@@ -244,22 +275,19 @@ def _backward(
     parts, pieces, numbers = _parts(q, m, e, starts), in_pieces(directions, q.dtype), numbers_of(scale, m)
     slope = causal_scan.slopes(gradient, out, torch.ones_like(lse))[1]
     chosen = layout(m, d, e, q.dtype)
-    blocks = triton.cdiv(e, chosen.columns)
+    blocks, columns = triton.cdiv(m, chosen.features), triton.cdiv(e, chosen.columns)
     known = _before(q, gradient, lse, slope, parts, pieces, scale)
-    # What is added up later, over blocks of columns or over heads that share keys, is rounded once.
-    mine = q.dtype if blocks == 1 else torch.float32
-    theirs, values = (q.dtype if h == g and many == 1 else torch.float32 for many in (blocks, 1))
-    dq = q.new_empty(blocks, b, h, n, d, dtype=mine)
-    dk = q.new_empty(blocks, b, h, n, d, dtype=theirs)
-    dv = q.new_empty(b, h, n, e, dtype=values)
+    kept = in_part(q.dtype)
+    dq, dk = (q.new_empty(blocks * columns, b, h, n, d, dtype=kept) for _ in range(2))
+    dv = q.new_empty(blocks, b, h, n, e, dtype=kept)
     given = (q, k, v, gradient, lse, slope, *pieces, parts.table)
     strides = [x for tensor in given[:4] for x in tensor.stride()[:3]]
     shape = (n, parts.length, *numbers.values())
     constants = {"H": h, "R": h // g, "PACKED": parts.table is not None, **constants_of(m, d, e, chosen, q.dtype)}
-    grid = (b * h, parts.parts, blocks)
+    grid = (b * h, parts.parts, blocks * columns)
     feature_gradients.query_gradients[grid](*given, sums, totals, tops, dq, *strides, *shape, **constants)
     feature_gradients.key_gradients[grid](*given, *known, dk, dv, *strides, *shape, **constants)
-    dq, dk = (x[0] if blocks == 1 else x.sum(0) for x in (dq, dk))
+    dq, dk, dv = (added(x) for x in (dq, dk, dv))
     return dq.to(q.dtype), shared(dk, g).to(k.dtype), shared(dv, g).to(v.dtype)
 
 

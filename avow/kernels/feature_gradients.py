@@ -8,20 +8,17 @@ With :math:`A_{ij} = \sum_f φ_{if} φ_{jf} / Z_i` the weight of key j in row i 
           \frac{∂}{∂v_j} = \sum_{i \ge j} A_{ij} g_i
 
 The first is a scan over keys and values, the others are one from the end over queries and gradients, whose rows weigh
-2^-lse. Where values take several programs, each adds its columns' share.
+2^-lse. Every block of features, and of columns of values, is a program's own, and adds its share.
 """
 
 from __future__ import annotations
 
-# Triton adds tuples, but does not unpack them into new ones; and they grow, which types of tuples do not.
-# ruff: noqa: RUF005
-# mypy: disable-error-code="assignment, misc, var-annotated, index"
 import math
 
 import triton
 import triton.language as tl
 
-from avow.kernels.feature_tiles import LOWEST, alone, counted_in, featured, lengths, pieces, raised, state_of, total_of
+from avow.kernels.feature_tiles import LOWEST, featured, lengths, pieces, state_of
 from avow.kernels.tiles import span, tile
 
 # Factors are those of logarithms to base 2.
@@ -75,8 +72,9 @@ def query_gradients(
     KIND: tl.constexpr,
     PRECISION: tl.constexpr,
 ):
-    """The gradients of one part's queries."""
-    head, part, block = tl.program_id(0), tl.program_id(1), tl.program_id(2)
+    """What one block of features adds to the gradients of one part's queries."""
+    head, part, share = tl.program_id(0), tl.program_id(1), tl.program_id(2)
+    own_features, block = share % NB, share // NB
     parts = tl.num_programs(1)
     start, many, _begins, _last = span(part, parts, length, rows, table, False, PACKED)
     batch, own = (head // H).to(tl.int64), head % H
@@ -85,19 +83,15 @@ def query_gradients(
     y += batch * y_batch + (own // R).to(tl.int64) * y_head + start * y_row
     z += batch * z_batch + (own // R).to(tl.int64) * z_head + start * z_row
     rest = head.to(tl.int64) * rows + start
-    target = gradient_q + ((block * tl.num_programs(0) + head).to(tl.int64) * rows + start) * D
-    row, entry = tl.arange(0, C), tl.arange(0, DP)
+    target = gradient_q + ((share * tl.num_programs(0) + head).to(tl.int64) * rows + start) * D
+    row, entry, feature = tl.arange(0, C), tl.arange(0, DP), own_features * MB + tl.arange(0, MB)
     column = block * EB + tl.arange(0, EB)
     place = (head // R).to(tl.int64) * parts + part
-    states, counts, known = (), (), ()
-    for b in tl.static_range(NB):
-        known = known + (pieces(high, low, b, M, MB, D, DP),)
-        at, inside = state_of(before + place * (M * E), b, column, M, MB, E)
-        states = states + (tl.load(at, mask=inside, other=0.0),)
-        at, inside = total_of(totals + place * M, b, M, MB)
-        counts = counts + (tl.load(at, mask=inside, other=0.0),)
+    first, second = pieces(high, low, own_features, M, MB, D, DP)
+    at, inside = state_of(before + place * (M * E), feature, column, M, E)
+    state = tl.load(at, mask=inside, other=0.0)
+    total = tl.load(totals + place * M + feature, mask=feature < M, other=0.0)
     top = tl.load(tops + place)
-    seen = row[:, None] >= row[None, :]
     steps = tl.cdiv(many, C)
     for step in range(steps):
         ahead = tl.cast(step, tl.int64) * C
@@ -109,31 +103,25 @@ def query_gradients(
         weigh = -tl.load(lse + rest + ahead + row, mask=row < left, other=float("inf"))
         u = tl.load(slope + rest + ahead + row, mask=(row < left) & (block == 0), other=0.0)
         square, long = lengths(ys)
-        guess, query_guess = lift * long, lift * lengths(xs)[1]
-        log = tl.where(row < left, guess - half * square, LOWEST)
-        earlier = tl.exp2(top + weigh)
-        top, weight, shrink = raised(top, log)
-        given, counted = (zs.to(tl.float32) * weight[:, None]).to(KIND), alone(weight, KIND)
-        pull = tl.dot(gs, tl.trans(zs), input_precision=PRECISION) + u[:, None]
-        pull = tl.where(seen, pull * tl.exp2(log[None, :] + weigh[:, None]), 0.0).to(KIND)
-        scaled = (gs.to(tl.float32) * earlier[:, None]).to(KIND)
-        single = u * earlier
-        found = tl.zeros((C, DP), tl.float32)
-        new, newer = (), ()
-        for b in tl.static_range(NB):
-            first, second = known[b]
-            keys = featured(ys, first, second, key_factor, guess, b, M, MB, PRECISION).to(KIND)
-            slopes = tl.dot(scaled, tl.trans(states[b].to(KIND)), input_precision=PRECISION)
-            slopes += single[:, None] * counted_in(counts[b])[None, :]
-            slopes = tl.dot(pull, keys, slopes, input_precision=PRECISION)
-            slopes = slopes * featured(xs, first, second, factor, query_guess, b, M, MB, PRECISION)
-            found = tl.dot(slopes.to(first.dtype), tl.trans(first), found, input_precision=PRECISION)
-            new = new + (tl.dot(tl.trans(keys), given, states[b] * shrink, input_precision=PRECISION),)
-            newer = newer + (tl.dot(tl.trans(keys), counted, counts[b] * shrink, input_precision=PRECISION),)
-        states, counts = new, newer
+        query_guess = lift * lengths(xs)[1]
+        higher = tl.maximum(top, tl.max(tl.where(row < left, lift * long - half * square, LOWEST), 0))
+        shrink = tl.exp2(top - higher)
+        top = higher
+        below = tl.where(row < left, half * square + higher, float("inf"))
+        state, total = state * shrink, total * shrink
+        weight = tl.exp2(higher + weigh)
+        keys = featured(ys, first, second, key_factor, below, feature, M, MB, PRECISION).to(KIND)
+        pull = (tl.dot(gs, tl.trans(zs), input_precision=PRECISION) + u[:, None]) * weight[:, None]
+        pull = tl.where(row[:, None] >= row[None, :], pull, 0.0).to(KIND)
+        scaled = (gs.to(tl.float32) * weight[:, None]).to(KIND)
+        slopes = tl.dot(scaled, state.to(KIND), input_precision=PRECISION)
+        slopes = tl.dot(pull, keys, slopes, input_precision=PRECISION) + (u * weight)[:, None] * total[None, :]
+        slopes = slopes * featured(xs, first, second, factor, query_guess, feature, M, MB, PRECISION)
+        found = tl.dot(slopes.to(first.dtype), tl.trans(first), input_precision=PRECISION) * (factor * _LN2)
         goal = target + (ahead + row)[:, None] * D + entry[None, :]
-        found = found * (factor * _LN2)
         tl.store(goal, found.to(gradient_q.dtype.element_ty), mask=(row < left)[:, None] & (entry < D)[None, :])
+        state = tl.dot(tl.trans(zs), keys, state, input_precision=PRECISION)
+        total += tl.sum(keys.to(tl.float32), 0)
 
 
 @triton.jit
@@ -184,8 +172,9 @@ def key_gradients(
     KIND: tl.constexpr,
     PRECISION: tl.constexpr,
 ):
-    """The gradients of one part's keys and values, as each query head sees them, from the end."""
-    head, part, block = tl.program_id(0), tl.program_id(1), tl.program_id(2)
+    """What one block of features adds to the gradients of one part's keys and values, as each query head sees them."""
+    head, part, share = tl.program_id(0), tl.program_id(1), tl.program_id(2)
+    own_features, block = share % NB, share // NB
     parts = tl.num_programs(1)
     start, many, _begins, _last = span(part, parts, length, rows, table, True, PACKED)
     batch, own = (head // H).to(tl.int64), head % H
@@ -194,20 +183,17 @@ def key_gradients(
     y += batch * y_batch + (own // R).to(tl.int64) * y_head + start * y_row
     z += batch * z_batch + (own // R).to(tl.int64) * z_head + start * z_row
     rest = head.to(tl.int64) * rows + start
-    target = gradient_k + ((block * tl.num_programs(0) + head).to(tl.int64) * rows + start) * D
-    row, entry = tl.arange(0, C), tl.arange(0, DP)
+    target = gradient_k + ((share * tl.num_programs(0) + head).to(tl.int64) * rows + start) * D
+    value_target = gradient_v + ((own_features * tl.num_programs(0) + head).to(tl.int64) * rows + start) * E
+    row, entry, feature = tl.arange(0, C), tl.arange(0, DP), own_features * MB + tl.arange(0, MB)
     column = block * EB + tl.arange(0, EB)
     place = head.to(tl.int64) * parts + part
-    states, counts, known = (), (), ()
-    for b in tl.static_range(NB):
-        known = known + (pieces(high, low, b, M, MB, D, DP),)
-        at, inside = state_of(before + place * (M * E), b, column, M, MB, E)
-        states = states + (tl.load(at, mask=inside, other=0.0),)
-        at, inside = total_of(totals + place * M, b, M, MB)
-        # Totals are of slopes, which count once.
-        counts = counts + (tl.load(at, mask=inside & (block == 0), other=0.0),)
+    first, second = pieces(high, low, own_features, M, MB, D, DP)
+    at, inside = state_of(before + place * (M * E), feature, column, M, E)
+    state = tl.load(at, mask=inside, other=0.0)
+    # Totals are of slopes, which count once.
+    total = tl.load(totals + place * M + feature, mask=(feature < M) & (block == 0), other=0.0)
     top = tl.load(tops + place)
-    seen = row[:, None] <= row[None, :]
     steps = tl.cdiv(many, C)
     for step in range(steps):
         chunk = steps - 1 - step
@@ -221,41 +207,32 @@ def key_gradients(
         u = tl.load(slope + rest + ahead + row, mask=(row < left) & (block == 0), other=0.0)
         square, long = lengths(ys)
         guess, query_guess = lift * long, lift * lengths(xs)[1]
-        log = tl.where(row < left, guess - half * square, LOWEST)
-        later = tl.exp2(top + log)
-        top, weight, shrink = raised(top, weigh)
-        given = (gs.to(tl.float32) * weight[:, None]).to(KIND)
-        counted = alone(weight * u, KIND)
-        share = tl.where(seen, tl.exp2(log[:, None] + weigh[None, :]), 0.0)
-        pull = (share * (tl.dot(zs, tl.trans(gs), input_precision=PRECISION) + u[None, :])).to(KIND)
-        scaled = (zs.to(tl.float32) * later[:, None]).to(KIND)
-        pairs = tl.zeros((C, C), tl.float32)
-        found_k = tl.zeros((C, DP), tl.float32)
-        found_v = tl.zeros((C, EB), tl.float32)
-        sums = tl.zeros((C,), tl.float32)
-        new, newer = (), ()
-        for b in tl.static_range(NB):
-            first, second = known[b]
-            queries = featured(xs, first, second, factor, query_guess, b, M, MB, PRECISION).to(KIND)
-            slopes = tl.dot(scaled, tl.trans(states[b].to(KIND)), input_precision=PRECISION)
-            slopes += later[:, None] * counted_in(counts[b])[None, :]
-            slopes = tl.dot(pull, queries, slopes, input_precision=PRECISION)
-            wide = featured(ys, first, second, key_factor, guess, b, M, MB, PRECISION)
-            slopes = slopes * wide
-            sums += tl.sum(slopes, 1)
-            found_k = tl.dot(slopes.to(first.dtype), tl.trans(first), found_k, input_precision=PRECISION)
-            keys = wide.to(KIND)
-            pairs = tl.dot(keys, tl.trans(queries), pairs, input_precision=PRECISION)
-            found_v = tl.dot(keys, states[b].to(KIND), found_v, input_precision=PRECISION)
-            new = new + (tl.dot(tl.trans(queries), given, states[b] * shrink, input_precision=PRECISION),)
-            newer = newer + (tl.dot(tl.trans(queries), counted, counts[b] * shrink, input_precision=PRECISION),)
-        states, counts = new, newer
-        found_v = found_v * later[:, None]
-        found_v = tl.dot((pairs * share).to(KIND), gs, found_v, input_precision=PRECISION)
-        found_k = (found_k * key_factor - (2 * half) * sums[:, None] * ys.to(tl.float32)) * _LN2
+        higher = tl.maximum(top, tl.max(weigh, 0))
+        settled = tl.where(higher > LOWEST, higher, 0.0)
+        shrink = tl.exp2(top - settled)
+        top = higher
+        # What is not there, and rows that were lost, have no features.
+        below = tl.where(weigh > LOWEST, query_guess - weigh + settled, float("inf"))
+        state, total = state * shrink, total * shrink
+        weight = tl.where(row < left, tl.exp2(guess - half * square + settled), 0.0)
+        queries = featured(xs, first, second, factor, below, feature, M, MB, PRECISION).to(KIND)
+        seen = row[:, None] <= row[None, :]
+        pull = (tl.dot(zs, tl.trans(gs), input_precision=PRECISION) + u[None, :]) * weight[:, None]
+        pull = tl.where(seen, pull, 0.0).to(KIND)
+        scaled = (zs.to(tl.float32) * weight[:, None]).to(KIND)
+        wide = featured(ys, first, second, key_factor, guess, feature, M, MB, PRECISION)
+        slopes = tl.dot(scaled, state.to(KIND), input_precision=PRECISION)
+        slopes = tl.dot(pull, queries, slopes, input_precision=PRECISION) + weight[:, None] * total[None, :]
+        slopes = slopes * wide
+        found = tl.dot(slopes.to(first.dtype), tl.trans(first), input_precision=PRECISION) * key_factor
+        found = (found - (2 * half) * tl.sum(slopes, 1)[:, None] * ys.to(tl.float32)) * _LN2
         goal = target + (ahead + row)[:, None] * D + entry[None, :]
-        tl.store(goal, found_k.to(gradient_k.dtype.element_ty), mask=(row < left)[:, None] & (entry < D)[None, :])
-        value_goal = gradient_v + (rest + ahead + row)[:, None] * E + column[None, :]
-        tl.store(
-            value_goal, found_v.to(gradient_v.dtype.element_ty), mask=(row < left)[:, None] & (column < E)[None, :]
-        )
+        tl.store(goal, found.to(gradient_k.dtype.element_ty), mask=(row < left)[:, None] & (entry < D)[None, :])
+        keys = (wide * weight[:, None]).to(KIND)
+        pairs = tl.where(seen, tl.dot(keys, tl.trans(queries), input_precision=PRECISION), 0.0)
+        values = tl.dot(keys, tl.trans(state.to(KIND)), input_precision=PRECISION)
+        values = tl.dot(pairs.to(KIND), gs, values, input_precision=PRECISION)
+        goal = value_target + (ahead + row)[:, None] * E + column[None, :]
+        tl.store(goal, values.to(gradient_v.dtype.element_ty), mask=(row < left)[:, None] & (column < E)[None, :])
+        state = tl.dot(tl.trans(gs), queries, state, input_precision=PRECISION)
+        total += tl.sum(queries.to(tl.float32) * u[:, None], 0)

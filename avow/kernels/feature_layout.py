@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
 from typing import Any, NamedTuple
 
 import torch
@@ -11,16 +10,13 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from avow.errors import ShapeError
 from avow.kernels.cuts import padded
 
 _LOG2E = math.log2(math.e)
-# Bytes of shared memory that a program may take.
-_SHARED = 227 * 1024
 
 
 class Layout(NamedTuple):
-    """Features taken together, rows of a chunk, columns of values per program, warps, loads under way."""
+    """Features of a program, rows of a chunk, columns of values per program, warps, loads under way."""
 
     features: int
     chunk: int
@@ -30,46 +26,10 @@ class Layout(NamedTuple):
 
 
 def layout(m: int, d: int, e: int, kind: torch.dtype) -> Layout:
-    """The largest tiles that nearly stay in registers, where a processor has room for all directions beside them."""
-    found = next((one for one in _layouts(m, d, e, kind) if _room(one, m, d, kind) <= _SHARED), None)
-    if found is None:
-        told, rule = f"{m}, {d}, {str(kind)[6:]}", "have no room in a processor's shared memory"
-        raise ShapeError("features, dim of q, type", told, rule, "use fewer features, or a type of 16 bits")
-    return found
-
-
-def fits(m: int, d: int, e: int, kind: torch.dtype) -> bool:
-    """Whether there is a layout."""
-    return any(_room(one, m, d, kind) <= _SHARED for one in _layouts(m, d, e, kind))
-
-
-def _layouts(m: int, d: int, e: int, kind: torch.dtype) -> Iterator[Layout]:
-    """From the fastest on. Eight warps share 128 rows: on fewer, Triton lets them repeat each other's work, since
-    products feed products.
-    """
-    features = min(padded(m), 64)
-    held = triton.cdiv(m, features) * features
+    """Tiles that stay in registers: a program takes one block of features and some columns of values."""
     if kind == torch.bfloat16:
-        columns = min(padded(e), 128, max(16, 16384 // held))
-        if held <= 256 and max(d, columns) <= 64:
-            yield Layout(features, 128, columns, 8, 2)
-        for chunk, stages in ((64, 2), (64, 1), (32, 1)):
-            yield Layout(features, chunk, columns, 8, stages)
-    elif kind == torch.float16:
-        yield Layout(features, 32, min(padded(e), max(16, 8192 // held)), 8, 1)
-    elif held <= 64:
-        # In three products each, more features keep thousands of a thread's numbers outside its registers.
-        yield Layout(min(features, 32), 16, 16, 4, 1)
-
-
-def _room(one: Layout, m: int, d: int, kind: torch.dtype) -> int:
-    """Bytes that a layout takes at most: directions, tiles of rows, keys, values and gradients, and what products need
-    besides, as compilers for an H200 reported it. Float32's products need directions four times over.
-    """
-    width = padded(d)
-    directions = triton.cdiv(m, one.features) * one.features * width * (16 if kind == torch.float32 else 4)
-    tiles = one.stages * one.chunk * 2 * (width + one.columns) * kind.itemsize
-    return directions + tiles + (2**15 if kind == torch.bfloat16 else 15 * 2**13)
+        return Layout(min(padded(m), 64), 64, min(padded(e), 64), 4 if d <= 128 else 8, 2 if d <= 128 else 1)
+    return Layout(min(padded(m), 32), 32, min(padded(e), 32), 4, 1)
 
 
 def in_pieces(directions: Tensor, kind: torch.dtype) -> tuple[Tensor, Tensor]:

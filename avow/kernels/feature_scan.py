@@ -1,33 +1,22 @@
 r"""Random features inside the scan: no feature is ever written to memory.
 
-A row's features are :math:`e^{ω_f·q_i}`, a key's :math:`e^{ω_f·k_j - \|k_j\|^2/2}`, computed where they are needed,
-some at a time, relative to a guess at the largest of them, λ‖q‖ and λ‖k‖ with λ that of m Gaussians. A row's guess
-cancels in its mean. A key's is kept as part of its logarithm :math:`b_j = λ\|k_j\| - \|k_j\|^2/2`: sums over keys are
-relative to the largest b so far, and a row relates each key of its chunk to the largest b that it sees. No future key
-is felt, and a mean is lost only where features leave float32 on their own: the logarithm of its normaliser then says
-so, and is not finite. Logarithms are those to base 2.
+A row's features are :math:`e^{ω_f·q_i}`, a key's :math:`e^{ω_f·k_j - \|k_j\|^2/2}`, computed where they are needed. A
+row's are relative to a guess at the largest of them, λ‖q‖ with λ that of m Gaussians, which cancels in its mean. Those
+of keys are relative to the largest :math:`b_j = λ\|k_j\| - \|k_j\|^2/2` up to the end of their chunk, and so are sums
+over them; what a row tells is relative to the largest b that it sees, so that no future key is felt but in rounding. A
+mean is lost only where features leave float32 on their own: the logarithm of its normaliser then says so, and is not
+finite. Logarithms are those to base 2.
+
+A program takes one block of features: a state for more of them has no room in registers. Each adds its share to the
+numerators and normalisers of its rows, and `shared_rows` divides their sums.
 """
 
 from __future__ import annotations
 
-# Triton adds tuples, but does not unpack them into new ones; and they grow, which types of tuples do not.
-# ruff: noqa: RUF005
-# mypy: disable-error-code="assignment, misc, var-annotated, index"
 import triton
 import triton.language as tl
 
-from avow.kernels.feature_tiles import (
-    FEW,
-    LOWEST,
-    alone,
-    counted_in,
-    featured,
-    lengths,
-    pieces,
-    raised,
-    state_of,
-    total_of,
-)
+from avow.kernels.feature_tiles import LOWEST, featured, lengths, pieces, state_of
 from avow.kernels.tiles import span, tile
 
 # Normalisers below this, relative to the largest key, may have lost terms that count.
@@ -81,7 +70,8 @@ def feature_sums(
 
     A row weighs 2^-lse, and counts in the totals with its slope.
     """
-    head, part, block = tl.program_id(0), tl.program_id(1), tl.program_id(2)
+    head, part, share = tl.program_id(0), tl.program_id(1), tl.program_id(2)
+    own_features, block = share % NB, share // NB
     parts = tl.num_programs(1)
     start, many, _begins, last = span(part, parts, length, rows, table, not KEYS, PACKED)
     if not WHOLE:  # noqa: SIM102 - a constant, which removes the rest
@@ -91,13 +81,11 @@ def feature_sums(
     y += batch * y_batch + own * y_head + start * y_row
     z += batch * z_batch + own * z_head + start * z_row
     rest = head.to(tl.int64) * rows + start
-    row, entry = tl.arange(0, C), tl.arange(0, DP)
+    row, entry, feature = tl.arange(0, C), tl.arange(0, DP), own_features * MB + tl.arange(0, MB)
     column = block * EB + tl.arange(0, EB)
-    states, counts, known = (), (), ()
-    for b in tl.static_range(NB):
-        known = known + (pieces(high, low, b, M, MB, D, DP),)
-        states = states + (tl.zeros((MB, EB), tl.float32),)
-        counts = counts + (tl.zeros((MB, FEW), tl.float32),)
+    first, second = pieces(high, low, own_features, M, MB, D, DP)
+    state = tl.zeros((EB, MB), tl.float32)
+    total = tl.zeros((MB,), tl.float32)
     top = tl.full((), LOWEST, tl.float32)
     steps = tl.cdiv(many, C)
     for step in range(steps):
@@ -111,29 +99,29 @@ def feature_sums(
         zs = tile(z + ahead * z_row, z_row, row, column, left, E, EB)
         square, long = lengths(ys)
         guess = lift * long
-        if KEYS:  # noqa: SIM108
-            log = guess - half * square
+        if KEYS:
+            below = half * square
+            log = guess - below
         else:
             log = -tl.load(lse + rest + ahead + row, mask=row < left, other=float("inf"))
-        top, weight, shrink = raised(top, tl.where(row < left, log, LOWEST))
-        counted = weight
+            below = guess - log
+        higher = tl.maximum(top, tl.max(tl.where(row < left, log, LOWEST), 0))
+        settled = tl.where(higher > LOWEST, higher, 0.0)
+        shrink = tl.exp2(top - settled)
+        top = higher
+        # What is not there, and rows that were lost, have no features.
+        below = tl.where((row < left) & (log > LOWEST), below + settled, float("inf"))
+        keys = featured(ys, first, second, factor, below, feature, M, MB, PRECISION).to(KIND)
+        counted = keys.to(tl.float32)
         if not KEYS:
-            counted = weight * tl.load(slope + rest + ahead + row, mask=row < left, other=0.0)
-        given, counted = (zs.to(tl.float32) * weight[:, None]).to(KIND), alone(counted, KIND)
-        new, newer = (), ()
-        for b in tl.static_range(NB):
-            first, second = known[b]
-            keys = featured(ys, first, second, factor, guess, b, M, MB, PRECISION).to(KIND)
-            new = new + (tl.dot(tl.trans(keys), given, states[b] * shrink, input_precision=PRECISION),)
-            newer = newer + (tl.dot(tl.trans(keys), counted, counts[b] * shrink, input_precision=PRECISION),)
-        states, counts = new, newer
+            counted = counted * tl.load(slope + rest + ahead + row, mask=row < left, other=0.0)[:, None]
+        total = total * shrink + tl.sum(counted, 0)
+        state = tl.dot(tl.trans(zs).to(KIND), keys, state * shrink, input_precision=PRECISION)
     place = head.to(tl.int64) * parts + part
-    for b in tl.static_range(NB):
-        at, inside = state_of(sums + place * (M * E), b, column, M, MB, E)
-        tl.store(at, states[b], mask=inside)
-        at, inside = total_of(totals + place * M, b, M, MB)
-        tl.store(at, counts[b], mask=inside & (block == 0))
-    tl.store(tops + place, top, mask=block == 0)
+    at, inside = state_of(sums + place * (M * E), feature, column, M, E)
+    tl.store(at, state, mask=inside)
+    tl.store(totals + place * M + feature, total, mask=(feature < M) & (block == 0))
+    tl.store(tops + place, top, mask=share == 0)
 
 
 @triton.jit
@@ -147,8 +135,9 @@ def feature_rows(
     before,
     totals,
     tops,
-    out,
-    lse,
+    numerators,
+    normalisers,
+    seen_tops,
     final,
     final_total,
     final_top,
@@ -181,8 +170,9 @@ def feature_rows(
     KIND: tl.constexpr,
     PRECISION: tl.constexpr,
 ):
-    """The rows of one part: their means of values, and the logarithms of their normalisers."""
-    head, part, block = tl.program_id(0), tl.program_id(1), tl.program_id(2)
+    """What one block of features adds to the rows of one part, relative to the largest b that each row sees."""
+    head, part, share = tl.program_id(0), tl.program_id(1), tl.program_id(2)
+    own_features, block = share % NB, share // NB
     parts = tl.num_programs(1)
     start, many, _begins, last = span(part, parts, length, rows, table, False, PACKED)
     batch, own = (head // H).to(tl.int64), head % H
@@ -190,68 +180,84 @@ def feature_rows(
     y += batch * y_batch + (own // R).to(tl.int64) * y_head + start * y_row
     z += batch * z_batch + (own // R).to(tl.int64) * z_head + start * z_row
     rest = head.to(tl.int64) * rows + start
-    row, entry = tl.arange(0, C), tl.arange(0, DP)
+    mine = (own_features * tl.num_programs(0)).to(tl.int64) * rows + rest
+    row, entry, feature = tl.arange(0, C), tl.arange(0, DP), own_features * MB + tl.arange(0, MB)
     column = block * EB + tl.arange(0, EB)
     group = (head // R).to(tl.int64)
     place = group * parts + part
-    states, counts, known = (), (), ()
-    for b in tl.static_range(NB):
-        known = known + (pieces(high, low, b, M, MB, D, DP),)
-        at, inside = state_of(before + place * (M * E), b, column, M, MB, E)
-        states = states + (tl.load(at, mask=inside, other=0.0),)
-        at, inside = total_of(totals + place * M, b, M, MB)
-        counts = counts + (tl.load(at, mask=inside, other=0.0),)
+    first, second = pieces(high, low, own_features, M, MB, D, DP)
+    at, inside = state_of(before + place * (M * E), feature, column, M, E)
+    state = tl.load(at, mask=inside, other=0.0)
+    total = tl.load(totals + place * M + feature, mask=feature < M, other=0.0)
     top = tl.load(tops + place)
-    seen = row[:, None] >= row[None, :]
     steps = tl.cdiv(many, C)
     for step in range(steps):
         ahead = tl.cast(step, tl.int64) * C
         left = many - step * C
         xs = tile(x + ahead * x_row, x_row, row, entry, left, D, DP)
         ys = tile(y + ahead * y_row, y_row, row, entry, left, D, DP)
-        zs = tile(z + ahead * z_row, z_row, row, column, left, E, EB)
+        zs = tile(z + ahead * z_row, z_row, row, column, left, E, EB).to(KIND)
         square, long = lengths(ys)
-        size = lengths(xs)[1]
-        guess, query_guess = lift * long, lift * size
-        log = tl.where(row < left, guess - half * square, LOWEST)
-        # The largest logarithm that each row sees.
+        query_guess = lift * lengths(xs)[1]
+        log = tl.where(row < left, lift * long - half * square, LOWEST)
+        # The largest logarithm that each row sees, and that of all keys so far.
         highest = tl.maximum(tl.associative_scan(log, 0, _larger), top)
-        earlier = tl.exp2(top - highest)
-        top, weight, shrink = raised(top, log)
-        given, counted = (zs.to(tl.float32) * weight[:, None]).to(KIND), alone(weight, KIND)
-        pairs = tl.zeros((C, C), tl.float32)
-        found = tl.zeros((C, EB), tl.float32)
-        met = tl.zeros((C,), tl.float32)
-        new, newer = (), ()
-        for b in tl.static_range(NB):
-            first, second = known[b]
-            queries = featured(xs, first, second, factor, query_guess, b, M, MB, PRECISION).to(KIND)
-            found = tl.dot(queries, states[b].to(KIND), found, input_precision=PRECISION)
-            # The same rounded features as in the mean: what rounding does to both hardly moves their quotient.
-            met += tl.sum(queries.to(tl.float32) * counted_in(counts[b])[None, :], 1)
-            keys = featured(ys, first, second, key_factor, guess, b, M, MB, PRECISION).to(KIND)
-            pairs = tl.dot(queries, tl.trans(keys), pairs, input_precision=PRECISION)
-            new = new + (tl.dot(tl.trans(keys), given, states[b] * shrink, input_precision=PRECISION),)
-            newer = newer + (tl.dot(tl.trans(keys), counted, counts[b] * shrink, input_precision=PRECISION),)
-        states, counts = new, newer
-        pairs = tl.where(seen, pairs * tl.exp2(log[None, :] - highest[:, None]), 0.0)
-        found = found * earlier[:, None]
-        found = tl.dot(pairs.to(KIND), zs.to(KIND), found, input_precision=PRECISION)
-        divisor = met * earlier + tl.sum(pairs, 1)
-        # Neither nan nor inf is below anything.
-        sound = (divisor > _TINY) & (divisor < 1 / _TINY)
-        found = found / tl.where(sound, divisor, 1.0)[:, None]
-        target = out + (rest + ahead) * E + row[:, None] * E + column[None, :]
-        tl.store(target, found.to(out.dtype.element_ty), mask=(row < left)[:, None] & (column < E)[None, :])
-        told = tl.where(sound, tl.log2(tl.where(sound, divisor, 1.0)) + highest, float("inf"))
-        tl.store(lse + rest + ahead + row, told, mask=(row < left) & (block == 0))
+        higher = tl.maximum(top, tl.max(log, 0))
+        shrink = tl.exp2(top - higher)
+        top = higher
+        below = tl.where(row < left, half * square + higher, float("inf"))
+        state, total = state * shrink, total * shrink
+        queries = featured(xs, first, second, factor, query_guess, feature, M, MB, PRECISION).to(KIND)
+        keys = featured(ys, first, second, key_factor, below, feature, M, MB, PRECISION).to(KIND)
+        found = tl.dot(queries, tl.trans(state.to(KIND)), input_precision=PRECISION)
+        pairs = tl.dot(queries, tl.trans(keys), input_precision=PRECISION)
+        pairs = tl.where(row[:, None] >= row[None, :], pairs, 0.0)
+        # The same rounded features as in the mean: what rounding does to both hardly moves their quotient.
+        met = tl.sum(queries.to(tl.float32) * total[None, :], 1) + tl.sum(pairs, 1)
+        found = tl.dot(pairs.to(KIND), zs, found, input_precision=PRECISION)
+        raise_ = tl.exp2(higher - highest)
+        target = numerators + (mine + ahead) * E + row[:, None] * E + column[None, :]
+        there = (row < left)[:, None] & (column < E)[None, :]
+        tl.store(target, (found * raise_[:, None]).to(numerators.dtype.element_ty), mask=there)
+        tl.store(normalisers + mine + ahead + row, met * raise_, mask=(row < left) & (block == 0))
+        tl.store(seen_tops + rest + ahead + row, highest, mask=(row < left) & (share == 0))
+        state = tl.dot(tl.trans(zs), keys, state, input_precision=PRECISION)
+        total += tl.sum(keys.to(tl.float32), 0)
     if last and (head % R) == 0:
         to = group
         if PACKED:
             to = tl.load(table + 4 * part + 3).to(tl.int64) * (H // R) + group
-        for b in tl.static_range(NB):
-            at, inside = state_of(final + to * (M * E), b, column, M, MB, E)
-            tl.store(at, states[b], mask=inside)
-            at, inside = total_of(final_total + to * M, b, M, MB)
-            tl.store(at, counts[b], mask=inside & (block == 0))
-        tl.store(final_top + to, top, mask=block == 0)
+        at, inside = state_of(final + to * (M * E), feature, column, M, E)
+        tl.store(at, state, mask=inside)
+        tl.store(final_total + to * M + feature, total, mask=(feature < M) & (block == 0))
+        tl.store(final_top + to, top, mask=share == 0)
+
+
+@triton.jit(do_not_specialize=["count"])
+def shared_rows(
+    numerators,
+    normalisers,
+    seen_tops,
+    out,
+    lse,
+    count,
+    NB: tl.constexpr,
+    E: tl.constexpr,
+    EP: tl.constexpr,
+    C: tl.constexpr,
+):
+    """Rows from the shares of all blocks of features, and the logarithms of their normalisers."""
+    row, column = tl.program_id(0).to(tl.int64) * C + tl.arange(0, C), tl.arange(0, EP)
+    there = (row < count)[:, None] & (column < E)[None, :]
+    found = tl.zeros((C, EP), tl.float32)
+    divisor = tl.zeros((C,), tl.float32)
+    for block in tl.static_range(NB):
+        one = block * count + row
+        found += tl.load(numerators + one[:, None] * E + column[None, :], mask=there, other=0.0).to(tl.float32)
+        divisor += tl.load(normalisers + one, mask=row < count, other=1.0)
+    # Neither nan nor inf is below anything.
+    sound = (divisor > _TINY) & (divisor < 1 / _TINY)
+    divisor = tl.where(sound, divisor, 1.0)
+    tl.store(out + row[:, None] * E + column[None, :], (found / divisor[:, None]).to(out.dtype.element_ty), mask=there)
+    highest = tl.load(seen_tops + row, mask=row < count, other=0.0)
+    tl.store(lse + row, tl.where(sound, tl.log2(divisor) + highest, float("inf")), mask=row < count)

@@ -15,6 +15,7 @@ from torch import Tensor
 
 from avow.kernels import causal_scan, cuts, feature_meeting, feature_scan
 from avow.kernels.cuts import padded
+from avow.kernels.feature_attention import added, in_part, shared_out
 from avow.kernels.feature_layout import constants_of, in_pieces, layout, numbers_of
 from avow.kernels.feature_meeting import KEYS, MEANS, QUERIES
 from avow.kernels.linear_attention import check, shared
@@ -37,11 +38,12 @@ def _whole(
     """Sums, totals and tops over all keys and values, or over all rows and gradients."""
     (b, h, n, d), e, m = y.shape, z.shape[3], high.shape[0]
     chosen, numbers = layout(m, d, e, y.dtype), numbers_of(scale, m)
-    parts = cuts.cut_for(n, b * h * triton.cdiv(e, chosen.columns), 1)
+    shares = triton.cdiv(e, chosen.columns) * triton.cdiv(m, chosen.features)
+    parts = cuts.cut_for(n, b * h * shares, 2)
     sums = y.new_empty(b * h, parts.parts, m, e, dtype=torch.float32)
     totals = y.new_empty(b * h, parts.parts, m, dtype=torch.float32)
     tops, lower = (y.new_empty(b * h, parts.parts, dtype=torch.float32) for _ in range(2))
-    feature_scan.feature_sums[(b * h, parts.parts, triton.cdiv(e, chosen.columns))](
+    feature_scan.feature_sums[(b * h, parts.parts, shares)](
         y,
         z,
         sums if lse is None else lse,
@@ -104,21 +106,24 @@ def _meet(
     low: Tensor,
     scale: float,
 ) -> tuple[Tensor, Tensor]:
-    """Means or gradients of values, and gradients of x, over the state of their heads."""
+    """Means and their normalisers' logarithms; or gradients of values, and of x, over the state of their heads."""
     (b, h, n, d), (m, e) = x.shape, known[0].shape[2:]
     chosen, numbers = layout(m, d, e, x.dtype), numbers_of(scale, m)
-    blocks = triton.cdiv(e, chosen.columns)
-    out = x.new_empty(b, h, n, e if mode != QUERIES else 0)
-    gradient = x.new_empty(blocks, b, h, n, d if mode != MEANS else 0, dtype=x.dtype if blocks == 1 else torch.float32)
-    feature_meeting.met[(b * h, max(1, triton.cdiv(n, chosen.chunk * _MANY)), blocks)](
+    blocks, columns, kept = triton.cdiv(m, chosen.features), triton.cdiv(e, chosen.columns), in_part(x.dtype)
+    out = x.new_empty(blocks, b, h, n, e if mode != QUERIES else 0, dtype=kept)
+    normalisers = x.new_empty(blocks, b, h, n if mode == MEANS else 0, dtype=torch.float32)
+    gradient = x.new_empty(blocks * columns, b, h, n, d if mode != MEANS else 0, dtype=kept)
+    seen = torch.empty_like(lse) if mode == MEANS else lse
+    feature_meeting.met[(b * h, max(1, triton.cdiv(n, chosen.chunk * _MANY)), blocks * columns)](
         x,
         g,
-        lse,
+        seen,
         slope,
         high,
         low,
         *known,
         out,
+        normalisers,
         gradient,
         *x.stride()[:3],
         *g.stride()[:3],
@@ -132,7 +137,9 @@ def _meet(
         MODE=mode,
         **constants_of(m, d, e, chosen, x.dtype),
     )
-    return out, (gradient[0] if blocks == 1 else gradient.sum(0)).to(x.dtype)
+    if mode == MEANS:
+        return shared_out(out, normalisers, seen, x.dtype)
+    return added(out).to(x.dtype), added(gradient).to(x.dtype)
 
 
 def feature_attention_whole(
@@ -157,8 +164,8 @@ def _forward(
     q, k, v = (causal_scan.rowwise(x) for x in (q, k, v))
     high, low = in_pieces(directions, q.dtype)
     known = _whole(k, v, high, low, scale, None, None)
-    lse = q.new_empty(q.shape[:3], dtype=torch.float32)
-    out, _ = _meet(MEANS, q, q, lse, lse, known, high, low, scale)
+    blank = q.new_empty(q.shape[:3], dtype=torch.float32)
+    out, lse = _meet(MEANS, q, q, blank, blank, known, high, low, scale)
     return out, lse, *known
 
 

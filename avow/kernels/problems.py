@@ -12,7 +12,6 @@ from torch import Tensor
 from avow.contract import Problem
 from avow.errors import NotDifferentiable
 from avow.kernels import feature_attention as features
-from avow.kernels import feature_layout as layouts
 from avow.kernels import linear_step
 from avow.kernels import separable_attention as columns
 from avow.kernels.separable_twin import ColumnSums
@@ -92,11 +91,6 @@ def feature_means(
     """Causal random features, where logs stay in float32's range and older sums share one reference."""
     m = directions.shape[0]
     if not shaped(p) or (start is not None and not _readable(start)):
-        return None
-    if not layouts.fits(m, p.q.shape[3], p.v.shape[3], p.q.dtype):
-        return None
-    if p.q.dtype == torch.float32 and _followed(p.q, p.k, p.v):
-        # In three products each, gradients keep thousands of a thread's numbers outside its registers.
         return None
     longest = torch.linalg.vector_norm(directions, dim=-1).amax()
     numbers = [longest, lengths.queries.amax(), lengths.keys.amax(), *_value_ends(p)]

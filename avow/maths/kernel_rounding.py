@@ -17,17 +17,18 @@ less than `GRAIN` units for each of four additions. A tensor core may cut where 
 for each eight or sixteen products, and exponentials that rescale sums are right to four units: `GRAIN` covers each.
 
 **Random features.** Features of a row and of a key are rounded once each before they enter N and D alike: shared, 2
-entries. A key's weight with its value, or alone for D, is rounded once, and the sums once more when a row meets them;
-pairs of a chunk are rounded once before they meet values, which are exact. So N has 2 roundings apart, and D has 2.
+entries. Sums are rounded when a row meets them, and so are pairs of a chunk before they meet values, which are exact;
+what a block of features adds to N is rounded once more. So N has 2 roundings apart, and D has none. TF32 cuts features
+in products alone, where N is made: a key's and a row's once more each. So there are at most 4 apart.
 Directions are held in two pieces of the inputs' type, the second of which holds what the first left: `pieces` is
 their relative error, `floor` the absolute one of entries too small for float16.
 
-Features are relative to a guess λ‖x‖ at the largest, λ = √(2 ln(m+1)), and weights of keys to the largest
-b_j = λ‖k_j‖ − ‖k_j‖²/2 that the row sees; with L the longest direction, logs of features are within (L + λ)‖x‖ of the
-guess. `reaches` demands (L + λ)‖x‖ ≤ 50 of rows and keys and a range of b of 10: then no feature and no weight
-underflows or overflows, a product of a key's feature that does is below 2⁻¹²⁶ where the row's largest key brings
-e^-(L+λ)‖k‖ at least, and the kernel itself demands 2⁻⁶⁰ < D < 2⁶⁰. What vanishes is therefore at most s·m·2⁻¹²⁶ over
-the smaller of these two: `least`.
+Features of a row are relative to a guess λ‖x‖ at the largest, λ = √(2 ln(m+1)), those of keys to the largest
+b_j = λ‖k_j‖ − ‖k_j‖²/2 up to the end of their chunk; with L the longest direction, logs of features are within
+(L + λ)‖x‖ of the guess. `reaches` demands (L + λ)‖x‖ ≤ 50 of rows and keys and a range of b of 10: then no feature
+underflows or overflows, and a row sees a key whose b is no more than 10 below that of its chunk. A product that
+vanishes is below 2⁻¹²⁶ where that key brings e^-(L+λ)‖k‖ e^-10 at least, and the kernel itself demands 2⁻⁶⁰ < D < 2⁶⁰
+relative to that key. What vanishes is therefore at most s·m·2⁻¹²⁶ over the smaller of these two: `least`.
 
 **Separable attention.** A key's exponential is rounded once, to bfloat16, for N and D alike: shared, 1 entry; TF32 cuts
 it in N and in D by themselves: 2 apart. The row's share is rounded once, and the sums or pairs it meets once: 2 apart.
@@ -110,4 +111,4 @@ def top_reaches(lowest: float, highest: float) -> bool:
 
 def least(features: int, longest: float, radius_k: float) -> float:
     """What a row's normaliser is at least, relative to what may vanish beside it."""
-    return min(_LEAST_NORMALISER, math.exp(-(longest + lift(features)) * radius_k))
+    return min(_LEAST_NORMALISER, math.exp(-(longest + lift(features)) * radius_k)) * math.exp(-_RANGE)

@@ -310,12 +310,6 @@ def test_what_no_kernel_can_do_is_said() -> None:
         linear_attention(q[:, :, 1:], k, v)
     with pytest.raises(ShapeError, match="batch=2 must be 1 where sequences are packed"):
         linear_attention(torch.cat([q, q]), torch.cat([k, k]), torch.cat([v, v]), starts=torch.tensor([0, 8]))
-    with pytest.raises(
-        ShapeError, match="type=513, 128, bfloat16 have no room in a processor's shared memory; use fewer"
-    ):
-        feature_attention(*drawn(1, 2, 2, 8, 128, 16, torch.bfloat16), torch.randn(513, 128))
-    with pytest.raises(ShapeError, match="memory; use fewer features, or a type of 16 bits"):
-        feature_attention(q, k, v, torch.randn(65, 16))
 
 
 def test_a_state_is_what_the_scan_of_the_methods_remembers() -> None:

@@ -4,7 +4,7 @@ r"""Causal attention by positive random features, the features computed inside t
           φ_f(k) = e^{\sqrt{s}\,ω_f·k - s\|k\|^2/2}
 
 with s the scale of the logits, whose sign goes with the queries. Memory holds nothing of the size of n features,
-forward or backward; the directions are taken in two pieces of the inputs' type, as exact as float32 needs.
+forward or backward; directions are rounded to float16 for products with 16-bit inputs, and not at all for float32.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from torch import Tensor
 
 from avow.kernels import causal_scan, cuts, feature_gradients, feature_scan
 from avow.kernels.cuts import Cut, padded
-from avow.kernels.feature_layout import constants_of, in_pieces, layout, numbers_of
+from avow.kernels.feature_layout import constants_of, layout, numbers_of, shortened
 from avow.kernels.linear_attention import check, shared
 from avow.kernels.log_prefixes import log_prefixes
 
@@ -85,9 +85,12 @@ def in_part(kind: torch.dtype) -> torch.dtype:
     return torch.bfloat16 if kind == torch.bfloat16 else torch.float32
 
 
-def added(parts: Float[Tensor, "blocks *rest"]) -> Float[Tensor, "*rest"]:
-    """The sum of what programs made, in float32 where there is more than one."""
-    return parts[0] if len(parts) == 1 else parts.sum(0, dtype=torch.float32)
+def added(shares: Float[Tensor, "blocks *rest"], kind: torch.dtype) -> Float[Tensor, "*rest"]:
+    """The sum of what programs made, rounded once."""
+    out = shares.new_empty(shares.shape[1:], dtype=kind)
+    count = out.numel()
+    feature_scan.added_shares[(triton.cdiv(count, 2048),)](shares, out, count, NB=len(shares), MANY=2048, num_warps=8)
+    return out
 
 
 def shared_out(
@@ -119,12 +122,12 @@ def _before(
     lse: Tensor | None,
     slope: Tensor | None,
     parts: Cut,
-    pieces: tuple[Tensor, Tensor],
+    along: Tensor,
     scale: float,
     initial: tuple[Tensor | None, ...] = (None, None, None),
 ) -> _Before:
     """Sums over keys and values, or, given normalisers and slopes, over rows and gradients from the end."""
-    (b, h, n, d), e, m = y.shape, z.shape[3], pieces[0].shape[0]
+    (b, h, n, d), e, m = y.shape, z.shape[3], along.shape[0]
     chosen, numbers = layout(m, d, e, y.dtype), numbers_of(scale, m)
     keys = lse is None
     sums = y.new_empty(b * h, parts.parts, m, e, dtype=torch.float32)
@@ -137,7 +140,7 @@ def _before(
             z,
             sums if lse is None else lse,
             sums if slope is None else slope,
-            *pieces,
+            along,
             parts.table,
             sums,
             totals,
@@ -149,6 +152,7 @@ def _before(
             numbers["key_factor" if keys else "factor"],
             numbers["lift"],
             numbers["half"],
+            numbers["power"],
             H=h,
             KEYS=keys,
             WHOLE=False,
@@ -198,8 +202,8 @@ def _forward(
     """Rows, their normalisers' logarithms, the final sums, and what lies before each part."""
     q, k, v = (causal_scan.rowwise(x) for x in (q, k, v))
     (b, h, n, d), g, e, m = q.shape, k.shape[1], v.shape[3], directions.shape[0]
-    parts, pieces = _parts(q, m, e, starts), in_pieces(directions, q.dtype)
-    known = _before(k, v, None, None, parts, pieces, scale, (initial, initial_total, initial_top))
+    parts, (along, _) = _parts(q, m, e, starts), shortened(directions, q.dtype)
+    known = _before(k, v, None, None, parts, along, scale, (initial, initial_total, initial_top))
     chosen = layout(m, d, e, q.dtype)
     sequences = b if starts is None else len(starts) - 1
     blocks = triton.cdiv(m, chosen.features)
@@ -211,7 +215,7 @@ def _forward(
         q,
         k,
         v,
-        *pieces,
+        along,
         parts.table,
         *known,
         numerators,
@@ -272,23 +276,24 @@ def _backward(
     """Gradients of q, k and v."""
     gradient, q, k, v = (causal_scan.rowwise(x) for x in (gradient, q, k, v))
     (b, h, n, d), g, e, m = q.shape, k.shape[1], v.shape[3], directions.shape[0]
-    parts, pieces, numbers = _parts(q, m, e, starts), in_pieces(directions, q.dtype), numbers_of(scale, m)
+    parts, numbers, (along, back) = _parts(q, m, e, starts), numbers_of(scale, m), shortened(directions, q.dtype)
     slope = causal_scan.slopes(gradient, out, torch.ones_like(lse))[1]
     chosen = layout(m, d, e, q.dtype)
     blocks, columns = triton.cdiv(m, chosen.features), triton.cdiv(e, chosen.columns)
-    known = _before(q, gradient, lse, slope, parts, pieces, scale)
+    known = _before(q, gradient, lse, slope, parts, along, scale)
     kept = in_part(q.dtype)
     dq, dk = (q.new_empty(blocks * columns, b, h, n, d, dtype=kept) for _ in range(2))
     dv = q.new_empty(blocks, b, h, n, e, dtype=kept)
-    given = (q, k, v, gradient, lse, slope, *pieces, parts.table)
+    given = (q, k, v, gradient, lse, slope, along, back, parts.table)
     strides = [x for tensor in given[:4] for x in tensor.stride()[:3]]
     shape = (n, parts.length, *numbers.values())
     constants = {"H": h, "R": h // g, "PACKED": parts.table is not None, **constants_of(m, d, e, chosen, q.dtype)}
     grid = (b * h, parts.parts, blocks * columns)
     feature_gradients.query_gradients[grid](*given, sums, totals, tops, dq, *strides, *shape, **constants)
     feature_gradients.key_gradients[grid](*given, *known, dk, dv, *strides, *shape, **constants)
-    dq, dk, dv = (added(x) for x in (dq, dk, dv))
-    return dq.to(q.dtype), shared(dk, g).to(k.dtype), shared(dv, g).to(v.dtype)
+    # What siblings add to a key is rounded once, too.
+    felt = torch.float32 if g != h else k.dtype
+    return added(dq, q.dtype), *(shared(added(x, felt), g).to(k.dtype) for x in (dk, dv))  # type: ignore[return-value]
 
 
 @_backward.register_fake

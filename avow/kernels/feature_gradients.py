@@ -18,7 +18,7 @@ import math
 import triton
 import triton.language as tl
 
-from avow.kernels.feature_tiles import LOWEST, featured, lengths, pieces, state_of
+from avow.kernels.feature_tiles import LOWEST, columns, featured, lengths, state_of
 from avow.kernels.tiles import span, tile
 
 # Factors are those of logarithms to base 2.
@@ -33,8 +33,8 @@ def query_gradients(
     g,
     lse,
     slope,
-    high,
-    low,
+    along,
+    back,
     table,
     before,
     totals,
@@ -58,6 +58,7 @@ def query_gradients(
     key_factor,
     lift,
     half,
+    power,
     H: tl.constexpr,
     R: tl.constexpr,
     D: tl.constexpr,
@@ -87,7 +88,8 @@ def query_gradients(
     row, entry, feature = tl.arange(0, C), tl.arange(0, DP), own_features * MB + tl.arange(0, MB)
     column = block * EB + tl.arange(0, EB)
     place = (head // R).to(tl.int64) * parts + part
-    first, second = pieces(high, low, own_features, M, MB, D, DP)
+    along_own = columns(along, own_features, M, MB, D, DP)
+    back_own = columns(back, own_features, M, MB, D, DP)
     at, inside = state_of(before + place * (M * E), feature, column, M, E)
     state = tl.load(at, mask=inside, other=0.0)
     total = tl.load(totals + place * M + feature, mask=feature < M, other=0.0)
@@ -110,14 +112,14 @@ def query_gradients(
         below = tl.where(row < left, half * square + higher, float("inf"))
         state, total = state * shrink, total * shrink
         weight = tl.exp2(higher + weigh)
-        keys = featured(ys, first, second, key_factor, below, feature, M, MB, PRECISION).to(KIND)
+        keys = featured(ys, along_own, key_factor, power, below, feature, M, MB, PRECISION).to(KIND)
         pull = (tl.dot(gs, tl.trans(zs), input_precision=PRECISION) + u[:, None]) * weight[:, None]
         pull = tl.where(row[:, None] >= row[None, :], pull, 0.0).to(KIND)
         scaled = (gs.to(tl.float32) * weight[:, None]).to(KIND)
         slopes = tl.dot(scaled, state.to(KIND), input_precision=PRECISION)
         slopes = tl.dot(pull, keys, slopes, input_precision=PRECISION) + (u * weight)[:, None] * total[None, :]
-        slopes = slopes * featured(xs, first, second, factor, query_guess, feature, M, MB, PRECISION)
-        found = tl.dot(slopes.to(first.dtype), tl.trans(first), input_precision=PRECISION) * (factor * _LN2)
+        slopes = slopes * featured(xs, along_own, factor, power, query_guess, feature, M, MB, PRECISION)
+        found = tl.dot(slopes.to(back_own.dtype), tl.trans(back_own), input_precision=PRECISION) * (factor * _LN2)
         goal = target + (ahead + row)[:, None] * D + entry[None, :]
         tl.store(goal, found.to(gradient_q.dtype.element_ty), mask=(row < left)[:, None] & (entry < D)[None, :])
         state = tl.dot(tl.trans(zs), keys, state, input_precision=PRECISION)
@@ -132,8 +134,8 @@ def key_gradients(
     g,
     lse,
     slope,
-    high,
-    low,
+    along,
+    back,
     table,
     before,
     totals,
@@ -158,6 +160,7 @@ def key_gradients(
     key_factor,
     lift,
     half,
+    power,
     H: tl.constexpr,
     R: tl.constexpr,
     D: tl.constexpr,
@@ -188,7 +191,8 @@ def key_gradients(
     row, entry, feature = tl.arange(0, C), tl.arange(0, DP), own_features * MB + tl.arange(0, MB)
     column = block * EB + tl.arange(0, EB)
     place = head.to(tl.int64) * parts + part
-    first, second = pieces(high, low, own_features, M, MB, D, DP)
+    along_own = columns(along, own_features, M, MB, D, DP)
+    back_own = columns(back, own_features, M, MB, D, DP)
     at, inside = state_of(before + place * (M * E), feature, column, M, E)
     state = tl.load(at, mask=inside, other=0.0)
     # Totals are of slopes, which count once.
@@ -215,16 +219,16 @@ def key_gradients(
         below = tl.where(weigh > LOWEST, query_guess - weigh + settled, float("inf"))
         state, total = state * shrink, total * shrink
         weight = tl.where(row < left, tl.exp2(guess - half * square + settled), 0.0)
-        queries = featured(xs, first, second, factor, below, feature, M, MB, PRECISION).to(KIND)
+        queries = featured(xs, along_own, factor, power, below, feature, M, MB, PRECISION).to(KIND)
         seen = row[:, None] <= row[None, :]
         pull = (tl.dot(zs, tl.trans(gs), input_precision=PRECISION) + u[None, :]) * weight[:, None]
         pull = tl.where(seen, pull, 0.0).to(KIND)
         scaled = (zs.to(tl.float32) * weight[:, None]).to(KIND)
-        wide = featured(ys, first, second, key_factor, guess, feature, M, MB, PRECISION)
+        wide = featured(ys, along_own, key_factor, power, guess, feature, M, MB, PRECISION)
         slopes = tl.dot(scaled, state.to(KIND), input_precision=PRECISION)
         slopes = tl.dot(pull, queries, slopes, input_precision=PRECISION) + weight[:, None] * total[None, :]
         slopes = slopes * wide
-        found = tl.dot(slopes.to(first.dtype), tl.trans(first), input_precision=PRECISION) * key_factor
+        found = tl.dot(slopes.to(back_own.dtype), tl.trans(back_own), input_precision=PRECISION) * key_factor
         found = (found - (2 * half) * tl.sum(slopes, 1)[:, None] * ys.to(tl.float32)) * _LN2
         goal = target + (ahead + row)[:, None] * D + entry[None, :]
         tl.store(goal, found.to(gradient_k.dtype.element_ty), mask=(row < left)[:, None] & (entry < D)[None, :])

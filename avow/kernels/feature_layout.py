@@ -32,13 +32,16 @@ def layout(m: int, d: int, e: int, kind: torch.dtype) -> Layout:
     return Layout(min(padded(m), 32), 32, min(padded(e), 32), 4, 1)
 
 
-def in_pieces(directions: Tensor, kind: torch.dtype) -> tuple[Tensor, Tensor]:
-    high = directions.to(kind)
-    return high.contiguous(), (directions - high.float()).to(kind).contiguous()
+def shortened(directions: Tensor, kind: torch.dtype) -> tuple[Tensor, Tensor]:
+    """Directions as features are made with them, and as gradients go back along them: these may be of any size."""
+    along = directions.to(torch.float32 if kind == torch.float32 else torch.float16).contiguous()
+    return along, along if kind != torch.bfloat16 else directions.to(kind).contiguous()
 
 
 def numbers_of(scale: float, m: int) -> dict[str, float]:
-    """What logarithms are multiplied by, to base 2: those of queries, of keys; guesses; halves of squares."""
+    """What logarithms are multiplied by, to base 2: those of queries, of keys; guesses; halves of squares. The last is
+    a power of two near the first.
+    """
     root = math.sqrt(abs(scale)) * _LOG2E
     lift = math.sqrt(2 * math.log(m + 1)) * root
     return {
@@ -46,6 +49,7 @@ def numbers_of(scale: float, m: int) -> dict[str, float]:
         "key_factor": root,
         "lift": lift,
         "half": 0.5 * abs(scale) * _LOG2E,
+        "power": 2.0 ** math.floor(math.log2(root)) if root > 0 else 1.0,
     }
 
 

@@ -7,7 +7,7 @@ import math
 import triton
 import triton.language as tl
 
-from avow.kernels.feature_tiles import featured, lengths, pieces, state_of
+from avow.kernels.feature_tiles import columns, featured, lengths, state_of
 from avow.kernels.tiles import tile
 
 _LN2 = tl.constexpr(math.log(2))
@@ -22,8 +22,8 @@ def met(
     g,
     lse,
     slope,
-    high,
-    low,
+    along,
+    back,
     before,
     totals,
     tops,
@@ -40,6 +40,7 @@ def met(
     factor,
     lift,
     half,
+    power,
     H: tl.constexpr,
     R: tl.constexpr,
     D: tl.constexpr,
@@ -66,7 +67,8 @@ def met(
     row, entry, feature = tl.arange(0, C), tl.arange(0, DP), own_features * MB + tl.arange(0, MB)
     column = block * EB + tl.arange(0, EB)
     place = (head // R).to(tl.int64)
-    first, second = pieces(high, low, own_features, M, MB, D, DP)
+    along_own = columns(along, own_features, M, MB, D, DP)
+    back_own = columns(back, own_features, M, MB, D, DP)
     at, inside = state_of(before + place * (M * E), feature, column, M, E)
     state = tl.load(at, mask=inside, other=0.0).to(KIND)
     # What every block of columns would add is added by the first.
@@ -85,7 +87,7 @@ def met(
         guess = lift * long
         goal = out + (start + row)[:, None] * E + column[None, :]
         there = (row < left)[:, None] & (column < E)[None, :]
-        wide = featured(xs, first, second, factor, guess, feature, M, MB, PRECISION)
+        wide = featured(xs, along_own, factor, power, guess, feature, M, MB, PRECISION)
         ones = wide.to(KIND)
         if MODE == _MEAN_MODE:
             found = tl.dot(ones, tl.trans(state), input_precision=PRECISION)
@@ -104,7 +106,7 @@ def met(
             scaled = (gs.to(tl.float32) * weight[:, None]).to(KIND)
             slopes = tl.dot(scaled, state, input_precision=PRECISION) + single[:, None] * total[None, :]
             slopes = slopes * wide
-            pulled = tl.dot(slopes.to(first.dtype), tl.trans(first), input_precision=PRECISION) * factor
+            pulled = tl.dot(slopes.to(back_own.dtype), tl.trans(back_own), input_precision=PRECISION) * factor
             if MODE == _KEY_MODE:
                 pulled = pulled - (2 * half) * tl.sum(slopes, 1)[:, None] * xs.to(tl.float32)
                 values = tl.dot(ones, tl.trans(state), input_precision=PRECISION) * weight[:, None]

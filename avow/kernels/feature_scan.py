@@ -16,7 +16,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from avow.kernels.feature_tiles import LOWEST, featured, lengths, pieces, state_of
+from avow.kernels.feature_tiles import LOWEST, columns, featured, lengths, state_of
 from avow.kernels.tiles import span, tile
 
 # Normalisers below this, relative to the largest key, may have lost terms that count.
@@ -34,8 +34,7 @@ def feature_sums(
     z,
     lse,
     slope,
-    high,
-    low,
+    along,
     table,
     sums,
     totals,
@@ -51,6 +50,7 @@ def feature_sums(
     factor,
     lift,
     half,
+    power,
     H: tl.constexpr,
     D: tl.constexpr,
     DP: tl.constexpr,
@@ -83,7 +83,7 @@ def feature_sums(
     rest = head.to(tl.int64) * rows + start
     row, entry, feature = tl.arange(0, C), tl.arange(0, DP), own_features * MB + tl.arange(0, MB)
     column = block * EB + tl.arange(0, EB)
-    first, second = pieces(high, low, own_features, M, MB, D, DP)
+    along_own = columns(along, own_features, M, MB, D, DP)
     state = tl.zeros((EB, MB), tl.float32)
     total = tl.zeros((MB,), tl.float32)
     top = tl.full((), LOWEST, tl.float32)
@@ -111,7 +111,7 @@ def feature_sums(
         top = higher
         # What is not there, and rows that were lost, have no features.
         below = tl.where((row < left) & (log > LOWEST), below + settled, float("inf"))
-        keys = featured(ys, first, second, factor, below, feature, M, MB, PRECISION).to(KIND)
+        keys = featured(ys, along_own, factor, power, below, feature, M, MB, PRECISION).to(KIND)
         counted = keys.to(tl.float32)
         if not KEYS:
             counted = counted * tl.load(slope + rest + ahead + row, mask=row < left, other=0.0)[:, None]
@@ -129,8 +129,7 @@ def feature_rows(
     x,
     y,
     z,
-    high,
-    low,
+    along,
     table,
     before,
     totals,
@@ -156,6 +155,7 @@ def feature_rows(
     key_factor,
     lift,
     half,
+    power,
     H: tl.constexpr,
     R: tl.constexpr,
     D: tl.constexpr,
@@ -185,7 +185,7 @@ def feature_rows(
     column = block * EB + tl.arange(0, EB)
     group = (head // R).to(tl.int64)
     place = group * parts + part
-    first, second = pieces(high, low, own_features, M, MB, D, DP)
+    along_own = columns(along, own_features, M, MB, D, DP)
     at, inside = state_of(before + place * (M * E), feature, column, M, E)
     state = tl.load(at, mask=inside, other=0.0)
     total = tl.load(totals + place * M + feature, mask=feature < M, other=0.0)
@@ -207,8 +207,8 @@ def feature_rows(
         top = higher
         below = tl.where(row < left, half * square + higher, float("inf"))
         state, total = state * shrink, total * shrink
-        queries = featured(xs, first, second, factor, query_guess, feature, M, MB, PRECISION).to(KIND)
-        keys = featured(ys, first, second, key_factor, below, feature, M, MB, PRECISION).to(KIND)
+        queries = featured(xs, along_own, factor, power, query_guess, feature, M, MB, PRECISION).to(KIND)
+        keys = featured(ys, along_own, key_factor, power, below, feature, M, MB, PRECISION).to(KIND)
         found = tl.dot(queries, tl.trans(state.to(KIND)), input_precision=PRECISION)
         pairs = tl.dot(queries, tl.trans(keys), input_precision=PRECISION)
         pairs = tl.where(row[:, None] >= row[None, :], pairs, 0.0)
@@ -252,7 +252,7 @@ def shared_rows(
     found = tl.zeros((C, EP), tl.float32)
     divisor = tl.zeros((C,), tl.float32)
     for block in tl.static_range(NB):
-        one = block * count + row
+        one = block * count.to(tl.int64) + row
         found += tl.load(numerators + one[:, None] * E + column[None, :], mask=there, other=0.0).to(tl.float32)
         divisor += tl.load(normalisers + one, mask=row < count, other=1.0)
     # Neither nan nor inf is below anything.
@@ -261,3 +261,13 @@ def shared_rows(
     tl.store(out + row[:, None] * E + column[None, :], (found / divisor[:, None]).to(out.dtype.element_ty), mask=there)
     highest = tl.load(seen_tops + row, mask=row < count, other=0.0)
     tl.store(lse + row, tl.where(sound, tl.log2(divisor) + highest, float("inf")), mask=row < count)
+
+
+@triton.jit(do_not_specialize=["count"])
+def added_shares(shares, out, count, NB: tl.constexpr, MANY: tl.constexpr):
+    """Numbers from the shares of all programs that made some."""
+    place = tl.program_id(0).to(tl.int64) * MANY + tl.arange(0, MANY)
+    found = tl.zeros((MANY,), tl.float32)
+    for block in tl.static_range(NB):
+        found += tl.load(shares + block * count.to(tl.int64) + place, mask=place < count, other=0.0).to(tl.float32)
+    tl.store(out + place, found.to(out.dtype.element_ty), mask=place < count)

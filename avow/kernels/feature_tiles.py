@@ -9,17 +9,12 @@ LOWEST = tl.constexpr(float("-inf"))
 
 
 @triton.jit
-def pieces(high, low, block, M: tl.constexpr, MB: tl.constexpr, D: tl.constexpr, DP: tl.constexpr):
-    """A block of directions, as columns, in two pieces that add up to them; float32 has all of them in the first."""
+def columns(directions, block, M: tl.constexpr, MB: tl.constexpr, D: tl.constexpr, DP: tl.constexpr):
+    """A block of directions, as columns."""
     feature, entry = block * MB + tl.arange(0, MB), tl.arange(0, DP)
     place = feature[None, :] * D + entry[:, None]
     inside = (feature < M)[None, :] & (entry < D)[:, None]
-    first = tl.load(high + place, mask=inside, other=0.0)
-    if high.dtype.element_ty == tl.float32:  # noqa: SIM108
-        second = first
-    else:
-        second = tl.load(low + place, mask=inside, other=0.0)
-    return first, second
+    return tl.load(directions + place, mask=inside, other=0.0)
 
 
 @triton.jit
@@ -31,12 +26,16 @@ def lengths(x):
 
 
 @triton.jit
-def featured(x, first, second, factor, below, feature, M: tl.constexpr, MB: tl.constexpr, PRECISION: tl.constexpr):
-    """A block of features of every row, each row's relative to a logarithm of its own."""
-    log = tl.dot(x, first, input_precision=PRECISION)
-    if x.dtype != tl.float32:
-        log = tl.dot(x, second, log)
-    log = log * factor - below[:, None]
+def featured(x, along, factor, power, below, feature, M: tl.constexpr, MB: tl.constexpr, PRECISION: tl.constexpr):
+    """A block of features of every row, each row's relative to a logarithm of its own.
+
+    Numbers of eight bits or eleven fit into float16 as they are, once multiplied by a power of two near the factor.
+    """
+    if along.dtype == tl.float32:
+        log = tl.dot(x, along, input_precision=PRECISION) * factor
+    else:
+        log = tl.dot((x.to(tl.float32) * power).to(tl.float16), along) * (factor / power)
+    log = log - below[:, None]
     if M % MB != 0:
         log = tl.where((feature < M)[None, :], log, LOWEST)
     return tl.exp2(log)

@@ -16,7 +16,7 @@ from torch import Tensor
 from avow.kernels import causal_scan, cuts, feature_meeting, feature_scan
 from avow.kernels.cuts import padded
 from avow.kernels.feature_attention import added, in_part, shared_out
-from avow.kernels.feature_layout import constants_of, in_pieces, layout, numbers_of
+from avow.kernels.feature_layout import constants_of, layout, numbers_of, shortened
 from avow.kernels.feature_meeting import KEYS, MEANS, QUERIES
 from avow.kernels.linear_attention import check, shared
 from avow.kernels.log_prefixes import log_prefixes
@@ -33,10 +33,10 @@ class WholeMean(NamedTuple):
 
 
 def _whole(
-    y: Tensor, z: Tensor, high: Tensor, low: Tensor, scale: float, lse: Tensor | None, slope: Tensor | None
+    y: Tensor, z: Tensor, along: Tensor, scale: float, lse: Tensor | None, slope: Tensor | None
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Sums, totals and tops over all keys and values, or over all rows and gradients."""
-    (b, h, n, d), e, m = y.shape, z.shape[3], high.shape[0]
+    (b, h, n, d), e, m = y.shape, z.shape[3], along.shape[0]
     chosen, numbers = layout(m, d, e, y.dtype), numbers_of(scale, m)
     shares = triton.cdiv(e, chosen.columns) * triton.cdiv(m, chosen.features)
     parts = cuts.cut_for(n, b * h * shares, 2)
@@ -48,8 +48,7 @@ def _whole(
         z,
         sums if lse is None else lse,
         sums if slope is None else slope,
-        high,
-        low,
+        along,
         None,
         sums,
         totals,
@@ -61,6 +60,7 @@ def _whole(
         numbers["key_factor" if lse is None else "factor"],
         numbers["lift"],
         numbers["half"],
+        numbers["power"],
         H=h,
         KEYS=lse is None,
         WHOLE=True,
@@ -102,8 +102,8 @@ def _meet(
     lse: Tensor,
     slope: Tensor,
     known: tuple[Tensor, Tensor, Tensor],
-    high: Tensor,
-    low: Tensor,
+    along: Tensor,
+    back: Tensor,
     scale: float,
 ) -> tuple[Tensor, Tensor]:
     """Means and their normalisers' logarithms; or gradients of values, and of x, over the state of their heads."""
@@ -119,8 +119,8 @@ def _meet(
         g,
         seen,
         slope,
-        high,
-        low,
+        along,
+        back,
         *known,
         out,
         normalisers,
@@ -131,6 +131,7 @@ def _meet(
         numbers["key_factor" if mode == KEYS else "factor"],
         numbers["lift"],
         numbers["half"],
+        numbers["power"],
         H=h,
         R=h // known[0].shape[1],
         MANY=_MANY,
@@ -139,7 +140,7 @@ def _meet(
     )
     if mode == MEANS:
         return shared_out(out, normalisers, seen, x.dtype)
-    return added(out).to(x.dtype), added(gradient).to(x.dtype)
+    return added(out, x.dtype), added(gradient, x.dtype)
 
 
 def feature_attention_whole(
@@ -162,10 +163,10 @@ def _forward(
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
     """Rows, their normalisers' logarithms, and the state."""
     q, k, v = (causal_scan.rowwise(x) for x in (q, k, v))
-    high, low = in_pieces(directions, q.dtype)
-    known = _whole(k, v, high, low, scale, None, None)
+    along, back = shortened(directions, q.dtype)
+    known = _whole(k, v, along, scale, None, None)
     blank = q.new_empty(q.shape[:3], dtype=torch.float32)
-    out, lse = _meet(MEANS, q, q, blank, blank, known, high, low, scale)
+    out, lse = _meet(MEANS, q, q, blank, blank, known, along, back, scale)
     return out, lse, *known
 
 
@@ -196,10 +197,10 @@ def _backward(
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Gradients of q, k and v."""
     gradient, q, k, v = (causal_scan.rowwise(x) for x in (gradient, q, k, v))
-    high, low = in_pieces(directions, q.dtype)
+    along, back = shortened(directions, q.dtype)
     slope = causal_scan.slopes(gradient, out, torch.ones_like(lse))[1]
-    _, dq = _meet(QUERIES, q, gradient, lse, slope, (sums, total, top), high, low, scale)
-    felt = _whole(q, gradient, high, low, scale, lse, slope)
+    _, dq = _meet(QUERIES, q, gradient, lse, slope, (sums, total, top), along, back, scale)
+    felt = _whole(q, gradient, along, scale, lse, slope)
     groups = k.shape[1]
     if groups != q.shape[1]:
         # Sums of the heads that share keys, relative to the largest of their tops.
@@ -207,7 +208,7 @@ def _backward(
         higher = tops.amax(-1)
         weight = torch.exp2(tops - higher.unsqueeze(-1)).flatten(1)
         felt = (shared(felt[0] * weight[..., None, None], groups), shared(felt[1] * weight[..., None], groups), higher)
-    dv, dk = _meet(KEYS, k, v, lse, slope, felt, high, low, scale)
+    dv, dk = _meet(KEYS, k, v, lse, slope, felt, along, back, scale)
     return dq, dk, dv
 
 

@@ -20,8 +20,10 @@ for each eight or sixteen products, and exponentials that rescale sums are right
 entries. Sums are rounded when a row meets them, and so are pairs of a chunk before they meet values, which are exact;
 what a block of features adds to N is rounded once more. So N has 2 roundings apart, and D has none. TF32 cuts features
 in products alone, where N is made: a key's and a row's once more each. So there are at most 4 apart.
-Directions are held in two pieces of the inputs' type, the second of which holds what the first left: `pieces` is
-their relative error, `floor` the absolute one of entries too small for float16.
+For 16-bit inputs directions are rounded to float16: a logarithm is moved by the length of what one lost, at most
+`lost`, times the row's. Numbers of the row are exact in float16 but for those below its smallest, once multiplied by a
+power of two p with :math:`p \le \sqrt{s} \log_2 e < 2p`: each is off by 2⁻²⁵, which moves a logarithm by 2⁻²⁴ times
+the sum of a direction's entries at most: `floor`.
 
 Features of a row are relative to a guess λ‖x‖ at the largest, λ = √(2 ln(m+1)), those of keys to the largest
 b_j = λ‖k_j‖ − ‖k_j‖²/2 up to the end of their chunk; with L the longest direction, logs of features are within
@@ -42,6 +44,8 @@ import math
 from typing import NamedTuple
 
 import torch
+from jaxtyping import Float
+from torch import Tensor
 
 from avow.maths import rounding
 
@@ -67,8 +71,6 @@ class KernelRounding(NamedTuple):
     steps: int
     shared: float
     apart: float
-    pieces: float = 0.0
-    floor: float = 0.0
 
     @property
     def products(self) -> rounding.Products:
@@ -77,11 +79,20 @@ class KernelRounding(NamedTuple):
 
 
 def of_features(kind: torch.dtype, steps: int) -> KernelRounding:
-    """The roundings of random features for inputs of a type."""
-    entry, own = _ENTRIES[kind], rounding.unit(kind)
-    pieces = own**2 + 2 * rounding.unit(torch.float32) if kind != torch.float32 else rounding.unit(kind)
-    floor = rounding.tiny(kind) if kind == torch.float16 else 0.0
-    return KernelRounding(steps, _SECOND * 2 * entry, _SECOND * 4 * entry, _SECOND * pieces, floor)
+    """The roundings of random features for inputs of a type, but for those of directions."""
+    entry = _ENTRIES[kind]
+    return KernelRounding(steps, _SECOND * 2 * entry, _SECOND * 4 * entry)
+
+
+def lost(directions: Float[Tensor, "m d"], kind: torch.dtype) -> float:
+    """How long a part of a direction rounding takes away, at most, for inputs of a type."""
+    held = directions.float() if kind == torch.float32 else directions.float().half()
+    return _SECOND * float(torch.linalg.vector_norm(directions.double() - held.double(), dim=-1).amax())
+
+
+def floor(directions: Float[Tensor, "m d"], kind: torch.dtype) -> float:
+    """What numbers of a row that are too small for products with directions may move a logarithm by."""
+    return 0.0 if kind == torch.float32 else 2.0**-24 * float(directions.abs().sum(-1).amax()) * _SECOND
 
 
 def of_columns(kind: torch.dtype, steps: int) -> KernelRounding:

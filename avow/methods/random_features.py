@@ -229,7 +229,9 @@ class RandomFeatures(Method):
             logs = logs + 4 * u * float(p.bias.abs().amax())
         exponent = 4 * u * rounding.underflow_log(wide) + 3 * rounding.EXP_ULPS * u
         if kernel is not None:
-            logs = logs + (kernel.pieces * longest + kernel.floor * math.sqrt(d)) * radius + kernel.shared / 2
+            along = trace.directions
+            logs = logs + kernel_rounding.lost(along, kept) * radius + kernel_rounding.floor(along, kept)
+            logs = logs + kernel.shared / 2
         moved = rounding.perturbed(2 * (logs + exponent))
         sums = 4 * products.dot(scan.depth(s, trace.steps) + m + 1) + 16 * s * m * rounding.tiny(wide) / least + apart
         lost = flushed(p, norms, s * m / least, wide)

@@ -85,6 +85,11 @@ def in_part(kind: torch.dtype) -> torch.dtype:
     return torch.bfloat16 if kind == torch.bfloat16 else torch.float32
 
 
+def row_lengths(x: Float[Tensor, "b h n d"]) -> Float32[Tensor, "b h n"]:
+    """How long every row is."""
+    return torch.linalg.vector_norm(x, dim=-1, dtype=torch.float32)
+
+
 def added(shares: Float[Tensor, "blocks *rest"], kind: torch.dtype) -> Float[Tensor, "*rest"]:
     """The sum of what programs made, rounded once."""
     out = shares.new_empty(shares.shape[1:], dtype=kind)
@@ -119,6 +124,7 @@ class _Before(NamedTuple):
 def _before(
     y: Tensor,
     z: Tensor,
+    lengths: Tensor,
     lse: Tensor | None,
     slope: Tensor | None,
     parts: Cut,
@@ -138,6 +144,7 @@ def _before(
         feature_scan.feature_sums[(b * h, parts.parts, shares)](
             y,
             z,
+            lengths,
             sums if lse is None else lse,
             sums if slope is None else slope,
             along,
@@ -157,7 +164,7 @@ def _before(
             KEYS=keys,
             WHOLE=False,
             PACKED=parts.table is not None,
-            **constants_of(m, d, e, chosen, y.dtype),
+            **constants_of(m, d, e, chosen, y.dtype, scale),
         )
     sequences = 1 if parts.ends is None else len(parts.ends) - 1
     for held, width, given in ((sums, e, initial[0]), (totals, 1, initial[1])):
@@ -203,7 +210,8 @@ def _forward(
     q, k, v = (causal_scan.rowwise(x) for x in (q, k, v))
     (b, h, n, d), g, e, m = q.shape, k.shape[1], v.shape[3], directions.shape[0]
     parts, (along, _) = _parts(q, m, e, starts), shortened(directions, q.dtype)
-    known = _before(k, v, None, None, parts, along, scale, (initial, initial_total, initial_top))
+    x_lengths, y_lengths = row_lengths(q), row_lengths(k)
+    known = _before(k, v, y_lengths, None, None, parts, along, scale, (initial, initial_total, initial_top))
     chosen = layout(m, d, e, q.dtype)
     sequences = b if starts is None else len(starts) - 1
     blocks = triton.cdiv(m, chosen.features)
@@ -215,6 +223,8 @@ def _forward(
         q,
         k,
         v,
+        x_lengths,
+        y_lengths,
         along,
         parts.table,
         *known,
@@ -231,7 +241,7 @@ def _forward(
         H=h,
         R=h // g,
         PACKED=parts.table is not None,
-        **constants_of(m, d, e, chosen, q.dtype),
+        **constants_of(m, d, e, chosen, q.dtype, scale),
     )
     out, lse = shared_out(numerators, normalisers, seen, q.dtype)
     return out, lse, *last, *known  # type: ignore[return-value]  # mypy does not count what is unpacked
@@ -280,14 +290,20 @@ def _backward(
     slope = causal_scan.slopes(gradient, out, torch.ones_like(lse))[1]
     chosen = layout(m, d, e, q.dtype)
     blocks, columns = triton.cdiv(m, chosen.features), triton.cdiv(e, chosen.columns)
-    known = _before(q, gradient, lse, slope, parts, along, scale)
+    x_lengths, y_lengths = row_lengths(q), row_lengths(k)
+    known = _before(q, gradient, x_lengths, lse, slope, parts, along, scale)
     kept = in_part(q.dtype)
     dq, dk = (q.new_empty(blocks * columns, b, h, n, d, dtype=kept) for _ in range(2))
     dv = q.new_empty(blocks, b, h, n, e, dtype=kept)
-    given = (q, k, v, gradient, lse, slope, along, back, parts.table)
+    given = (q, k, v, gradient, x_lengths, y_lengths, lse, slope, along, back, parts.table)
     strides = [x for tensor in given[:4] for x in tensor.stride()[:3]]
     shape = (n, parts.length, *numbers.values())
-    constants = {"H": h, "R": h // g, "PACKED": parts.table is not None, **constants_of(m, d, e, chosen, q.dtype)}
+    constants = {
+        "H": h,
+        "R": h // g,
+        "PACKED": parts.table is not None,
+        **constants_of(m, d, e, chosen, q.dtype, scale),
+    }
     grid = (b * h, parts.parts, blocks * columns)
     feature_gradients.query_gradients[grid](*given, sums, totals, tops, dq, *strides, *shape, **constants)
     feature_gradients.key_gradients[grid](*given, *known, dk, dv, *strides, *shape, **constants)

@@ -18,7 +18,7 @@ import math
 import triton
 import triton.language as tl
 
-from avow.kernels.feature_tiles import LOWEST, columns, featured, lengths, state_of
+from avow.kernels.feature_tiles import LOWEST, columns, featured, short, state_of
 from avow.kernels.tiles import span, tile
 
 # Factors are those of logarithms to base 2.
@@ -31,6 +31,8 @@ def query_gradients(
     y,
     z,
     g,
+    x_lengths,
+    y_lengths,
     lse,
     slope,
     along,
@@ -72,6 +74,8 @@ def query_gradients(
     PACKED: tl.constexpr,
     KIND: tl.constexpr,
     PRECISION: tl.constexpr,
+    SCALED: tl.constexpr,
+    FAST: tl.constexpr,
 ):
     """What one block of features adds to the gradients of one part's queries."""
     head, part, share = tl.program_id(0), tl.program_id(1), tl.program_id(2)
@@ -84,6 +88,7 @@ def query_gradients(
     y += batch * y_batch + (own // R).to(tl.int64) * y_head + start * y_row
     z += batch * z_batch + (own // R).to(tl.int64) * z_head + start * z_row
     rest = head.to(tl.int64) * rows + start
+    shared = (head // R).to(tl.int64) * rows + start
     target = gradient_q + ((share * tl.num_programs(0) + head).to(tl.int64) * rows + start) * D
     row, entry, feature = tl.arange(0, C), tl.arange(0, DP), own_features * MB + tl.arange(0, MB)
     column = block * EB + tl.arange(0, EB)
@@ -104,21 +109,24 @@ def query_gradients(
         gs = tile(g + ahead * g_row, g_row, row, column, left, E, EB).to(KIND)
         weigh = -tl.load(lse + rest + ahead + row, mask=row < left, other=float("inf"))
         u = tl.load(slope + rest + ahead + row, mask=(row < left) & (block == 0), other=0.0)
-        square, long = lengths(ys)
-        query_guess = lift * lengths(xs)[1]
-        higher = tl.maximum(top, tl.max(tl.where(row < left, lift * long - half * square, LOWEST), 0))
+        long = tl.load(y_lengths + shared + ahead + row, mask=row < left, other=0.0)
+        query_guess = lift * tl.load(x_lengths + rest + ahead + row, mask=row < left, other=0.0)
+        fall = half * long * long
+        higher = tl.maximum(top, tl.max(tl.where(row < left, lift * long - fall, LOWEST), 0))
         shrink = tl.exp2(top - higher)
         top = higher
-        below = tl.where(row < left, half * square + higher, float("inf"))
+        below = tl.where(row < left, fall + higher, float("inf"))
         state, total = state * shrink, total * shrink
         weight = tl.exp2(higher + weigh)
-        keys = featured(ys, along_own, key_factor, power, below, feature, M, MB, PRECISION).to(KIND)
+        keys = short(
+            featured(ys, along_own, key_factor, power, below, feature, M, MB, PRECISION, SCALED, FAST), KIND, FAST
+        )
         pull = (tl.dot(gs, tl.trans(zs), input_precision=PRECISION) + u[:, None]) * weight[:, None]
         pull = tl.where(row[:, None] >= row[None, :], pull, 0.0).to(KIND)
         scaled = (gs.to(tl.float32) * weight[:, None]).to(KIND)
         slopes = tl.dot(scaled, state.to(KIND), input_precision=PRECISION)
         slopes = tl.dot(pull, keys, slopes, input_precision=PRECISION) + (u * weight)[:, None] * total[None, :]
-        slopes = slopes * featured(xs, along_own, factor, power, query_guess, feature, M, MB, PRECISION)
+        slopes = slopes * featured(xs, along_own, factor, power, query_guess, feature, M, MB, PRECISION, SCALED, FAST)
         found = tl.dot(slopes.to(back_own.dtype), tl.trans(back_own), input_precision=PRECISION) * (factor * _LN2)
         goal = target + (ahead + row)[:, None] * D + entry[None, :]
         tl.store(goal, found.to(gradient_q.dtype.element_ty), mask=(row < left)[:, None] & (entry < D)[None, :])
@@ -132,6 +140,8 @@ def key_gradients(
     y,
     z,
     g,
+    x_lengths,
+    y_lengths,
     lse,
     slope,
     along,
@@ -174,6 +184,8 @@ def key_gradients(
     PACKED: tl.constexpr,
     KIND: tl.constexpr,
     PRECISION: tl.constexpr,
+    SCALED: tl.constexpr,
+    FAST: tl.constexpr,
 ):
     """What one block of features adds to the gradients of one part's keys and values, as each query head sees them."""
     head, part, share = tl.program_id(0), tl.program_id(1), tl.program_id(2)
@@ -186,6 +198,7 @@ def key_gradients(
     y += batch * y_batch + (own // R).to(tl.int64) * y_head + start * y_row
     z += batch * z_batch + (own // R).to(tl.int64) * z_head + start * z_row
     rest = head.to(tl.int64) * rows + start
+    shared = (head // R).to(tl.int64) * rows + start
     target = gradient_k + ((share * tl.num_programs(0) + head).to(tl.int64) * rows + start) * D
     value_target = gradient_v + ((own_features * tl.num_programs(0) + head).to(tl.int64) * rows + start) * E
     row, entry, feature = tl.arange(0, C), tl.arange(0, DP), own_features * MB + tl.arange(0, MB)
@@ -209,8 +222,9 @@ def key_gradients(
         gs = tile(g + ahead * g_row, g_row, row, column, left, E, EB).to(KIND)
         weigh = -tl.load(lse + rest + ahead + row, mask=row < left, other=float("inf"))
         u = tl.load(slope + rest + ahead + row, mask=(row < left) & (block == 0), other=0.0)
-        square, long = lengths(ys)
-        guess, query_guess = lift * long, lift * lengths(xs)[1]
+        long = tl.load(y_lengths + shared + ahead + row, mask=row < left, other=0.0)
+        query_guess = lift * tl.load(x_lengths + rest + ahead + row, mask=row < left, other=0.0)
+        guess = lift * long
         higher = tl.maximum(top, tl.max(weigh, 0))
         settled = tl.where(higher > LOWEST, higher, 0.0)
         shrink = tl.exp2(top - settled)
@@ -218,13 +232,15 @@ def key_gradients(
         # What is not there, and rows that were lost, have no features.
         below = tl.where(weigh > LOWEST, query_guess - weigh + settled, float("inf"))
         state, total = state * shrink, total * shrink
-        weight = tl.where(row < left, tl.exp2(guess - half * square + settled), 0.0)
-        queries = featured(xs, along_own, factor, power, below, feature, M, MB, PRECISION).to(KIND)
+        weight = tl.where(row < left, tl.exp2(guess - half * long * long + settled), 0.0)
+        queries = short(
+            featured(xs, along_own, factor, power, below, feature, M, MB, PRECISION, SCALED, FAST), KIND, FAST
+        )
         seen = row[:, None] <= row[None, :]
         pull = (tl.dot(zs, tl.trans(gs), input_precision=PRECISION) + u[None, :]) * weight[:, None]
         pull = tl.where(seen, pull, 0.0).to(KIND)
         scaled = (zs.to(tl.float32) * weight[:, None]).to(KIND)
-        wide = featured(ys, along_own, key_factor, power, guess, feature, M, MB, PRECISION)
+        wide = featured(ys, along_own, key_factor, power, guess, feature, M, MB, PRECISION, SCALED, FAST)
         slopes = tl.dot(scaled, state.to(KIND), input_precision=PRECISION)
         slopes = tl.dot(pull, queries, slopes, input_precision=PRECISION) + weight[:, None] * total[None, :]
         slopes = slopes * wide
@@ -232,7 +248,7 @@ def key_gradients(
         found = (found - (2 * half) * tl.sum(slopes, 1)[:, None] * ys.to(tl.float32)) * _LN2
         goal = target + (ahead + row)[:, None] * D + entry[None, :]
         tl.store(goal, found.to(gradient_k.dtype.element_ty), mask=(row < left)[:, None] & (entry < D)[None, :])
-        keys = (wide * weight[:, None]).to(KIND)
+        keys = short(wide * weight[:, None], KIND, FAST)
         pairs = tl.where(seen, tl.dot(keys, tl.trans(queries), input_precision=PRECISION), 0.0)
         values = tl.dot(keys, tl.trans(state.to(KIND)), input_precision=PRECISION)
         values = tl.dot(pairs.to(KIND), gs, values, input_precision=PRECISION)

@@ -11,6 +11,8 @@ import triton.language as tl
 from torch import Tensor
 
 from avow.kernels.cuts import padded
+from avow.kernels.tiles import interpreted
+from avow.maths.kernel_rounding import NEAR
 
 _LOG2E = math.log2(math.e)
 
@@ -40,7 +42,7 @@ def shortened(directions: Tensor, kind: torch.dtype) -> tuple[Tensor, Tensor]:
 
 def numbers_of(scale: float, m: int) -> dict[str, float]:
     """What logarithms are multiplied by, to base 2: those of queries, of keys; guesses; halves of squares. The last is
-    a power of two near the first.
+    a power of two: one where the first is near it.
     """
     root = math.sqrt(abs(scale)) * _LOG2E
     lift = math.sqrt(2 * math.log(m + 1)) * root
@@ -49,11 +51,11 @@ def numbers_of(scale: float, m: int) -> dict[str, float]:
         "key_factor": root,
         "lift": lift,
         "half": 0.5 * abs(scale) * _LOG2E,
-        "power": 2.0 ** math.floor(math.log2(root)) if root > 0 else 1.0,
+        "power": 1.0 if 1 / NEAR <= root <= NEAR or root == 0 else 2.0 ** math.floor(math.log2(root)),
     }
 
 
-def constants_of(m: int, d: int, e: int, chosen: Layout, kind: torch.dtype) -> dict[str, Any]:
+def constants_of(m: int, d: int, e: int, chosen: Layout, kind: torch.dtype, scale: float) -> dict[str, Any]:
     return {
         "D": d,
         "DP": padded(d),
@@ -66,6 +68,8 @@ def constants_of(m: int, d: int, e: int, chosen: Layout, kind: torch.dtype) -> d
         "KIND": tl.bfloat16 if kind == torch.bfloat16 else tl.float32,
         # TF32 has the digits of float16; three products of it have nearly those of float32.
         "PRECISION": "tf32x3" if kind == torch.float32 else "tf32",
+        "SCALED": numbers_of(scale, m)["power"] != 1,
+        "FAST": not interpreted(),
         "num_warps": chosen.warps,
         "num_stages": chosen.stages,
     }

@@ -7,7 +7,7 @@ import math
 import triton
 import triton.language as tl
 
-from avow.kernels.feature_tiles import columns, featured, lengths, state_of
+from avow.kernels.feature_tiles import columns, featured, short, state_of
 from avow.kernels.tiles import tile
 
 _LN2 = tl.constexpr(math.log(2))
@@ -20,6 +20,7 @@ _MEAN_MODE, _QUERY_MODE, _KEY_MODE = (tl.constexpr(mode) for mode in (MEANS, QUE
 def met(
     x,
     g,
+    x_lengths,
     lse,
     slope,
     along,
@@ -55,6 +56,8 @@ def met(
     MODE: tl.constexpr,
     KIND: tl.constexpr,
     PRECISION: tl.constexpr,
+    SCALED: tl.constexpr,
+    FAST: tl.constexpr,
 ):
     """What one block of features adds where rows meet a state: to means; to gradients of queries; or of keys, and of
     values as `out`.
@@ -83,12 +86,12 @@ def met(
         left = rows - start
         rest = head.to(tl.int64) * rows + start
         xs = tile(x + start * x_row, x_row, row, entry, left, D, DP)
-        square, long = lengths(xs)
+        long = tl.load(x_lengths + rest + row, mask=row < left, other=0.0)
         guess = lift * long
         goal = out + (start + row)[:, None] * E + column[None, :]
         there = (row < left)[:, None] & (column < E)[None, :]
-        wide = featured(xs, along_own, factor, power, guess, feature, M, MB, PRECISION)
-        ones = wide.to(KIND)
+        wide = featured(xs, along_own, factor, power, guess, feature, M, MB, PRECISION, SCALED, FAST)
+        ones = short(wide, KIND, FAST)
         if MODE == _MEAN_MODE:
             found = tl.dot(ones, tl.trans(state), input_precision=PRECISION)
             tl.store(goal, found.to(out.dtype.element_ty), mask=there)
@@ -101,7 +104,7 @@ def met(
                 weight = tl.exp2(top - tl.load(lse + rest + row, mask=row < left, other=float("inf")))
                 single = weight * tl.load(slope + rest + row, mask=row < left, other=0.0)
             else:
-                weight = tl.where(row < left, tl.exp2(top + guess - half * square), 0.0)
+                weight = tl.where(row < left, tl.exp2(top + guess - half * long * long), 0.0)
                 single = weight
             scaled = (gs.to(tl.float32) * weight[:, None]).to(KIND)
             slopes = tl.dot(scaled, state, input_precision=PRECISION) + single[:, None] * total[None, :]

@@ -3,9 +3,8 @@ r"""Random features inside the scan: no feature is ever written to memory.
 A row's features are :math:`e^{ω_f·q_i}`, a key's :math:`e^{ω_f·k_j - \|k_j\|^2/2}`, computed where they are needed. A
 row's are relative to a guess at the largest of them, λ‖q‖ with λ that of m Gaussians, which cancels in its mean. Those
 of keys are relative to the largest :math:`b_j = λ\|k_j\| - \|k_j\|^2/2` up to the end of their chunk, and so are sums
-over them; what a row tells is relative to the largest b that it sees, so that no future key is felt but in rounding. A
-mean is lost only where features leave float32 on their own: the logarithm of its normaliser then says so, and is not
-finite. Logarithms are those to base 2.
+over them: no future key is felt but in rounding. A mean is lost only where features leave float32 on their own: the
+logarithm of its normaliser then says so, and is not finite. Logarithms are those to base 2.
 
 A program takes one block of features: a state for more of them has no room in registers. Each adds its share to the
 numerators and normalisers of its rows, and `shared_rows` divides their sums.
@@ -16,7 +15,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from avow.kernels.feature_tiles import LOWEST, columns, featured, lengths, state_of
+from avow.kernels.feature_tiles import LOWEST, columns, featured, short, state_of
 from avow.kernels.tiles import span, tile
 
 # Normalisers below this, relative to the largest key, may have lost terms that count.
@@ -24,14 +23,10 @@ _TINY = tl.constexpr(2.0**-60)
 
 
 @triton.jit
-def _larger(a, b):
-    return tl.maximum(a, b)
-
-
-@triton.jit
 def feature_sums(
     y,
     z,
+    y_lengths,
     lse,
     slope,
     along,
@@ -65,6 +60,8 @@ def feature_sums(
     PACKED: tl.constexpr,
     KIND: tl.constexpr,
     PRECISION: tl.constexpr,
+    SCALED: tl.constexpr,
+    FAST: tl.constexpr,
 ):
     """A part's sums over keys of features and values, or, from the end, over rows of features and gradients.
 
@@ -97,10 +94,10 @@ def feature_sums(
         left = many - chunk * C
         ys = tile(y + ahead * y_row, y_row, row, entry, left, D, DP)
         zs = tile(z + ahead * z_row, z_row, row, column, left, E, EB)
-        square, long = lengths(ys)
+        long = tl.load(y_lengths + rest + ahead + row, mask=row < left, other=0.0)
         guess = lift * long
         if KEYS:
-            below = half * square
+            below = half * long * long
             log = guess - below
         else:
             log = -tl.load(lse + rest + ahead + row, mask=row < left, other=float("inf"))
@@ -111,7 +108,7 @@ def feature_sums(
         top = higher
         # What is not there, and rows that were lost, have no features.
         below = tl.where((row < left) & (log > LOWEST), below + settled, float("inf"))
-        keys = featured(ys, along_own, factor, power, below, feature, M, MB, PRECISION).to(KIND)
+        keys = short(featured(ys, along_own, factor, power, below, feature, M, MB, PRECISION, SCALED, FAST), KIND, FAST)
         counted = keys.to(tl.float32)
         if not KEYS:
             counted = counted * tl.load(slope + rest + ahead + row, mask=row < left, other=0.0)[:, None]
@@ -129,6 +126,8 @@ def feature_rows(
     x,
     y,
     z,
+    x_lengths,
+    y_lengths,
     along,
     table,
     before,
@@ -169,8 +168,10 @@ def feature_rows(
     PACKED: tl.constexpr,
     KIND: tl.constexpr,
     PRECISION: tl.constexpr,
+    SCALED: tl.constexpr,
+    FAST: tl.constexpr,
 ):
-    """What one block of features adds to the rows of one part, relative to the largest b that each row sees."""
+    """What one block of features adds to the rows of one part, relative to the largest b up to their chunk's end."""
     head, part, share = tl.program_id(0), tl.program_id(1), tl.program_id(2)
     own_features, block = share % NB, share // NB
     parts = tl.num_programs(1)
@@ -184,6 +185,7 @@ def feature_rows(
     row, entry, feature = tl.arange(0, C), tl.arange(0, DP), own_features * MB + tl.arange(0, MB)
     column = block * EB + tl.arange(0, EB)
     group = (head // R).to(tl.int64)
+    shared = group * rows + start
     place = group * parts + part
     along_own = columns(along, own_features, M, MB, D, DP)
     at, inside = state_of(before + place * (M * E), feature, column, M, E)
@@ -197,30 +199,32 @@ def feature_rows(
         xs = tile(x + ahead * x_row, x_row, row, entry, left, D, DP)
         ys = tile(y + ahead * y_row, y_row, row, entry, left, D, DP)
         zs = tile(z + ahead * z_row, z_row, row, column, left, E, EB).to(KIND)
-        square, long = lengths(ys)
-        query_guess = lift * lengths(xs)[1]
-        log = tl.where(row < left, lift * long - half * square, LOWEST)
-        # The largest logarithm that each row sees, and that of all keys so far.
-        highest = tl.maximum(tl.associative_scan(log, 0, _larger), top)
+        long = tl.load(y_lengths + shared + ahead + row, mask=row < left, other=0.0)
+        query_guess = lift * tl.load(x_lengths + rest + ahead + row, mask=row < left, other=0.0)
+        fall = half * long * long
+        log = tl.where(row < left, lift * long - fall, LOWEST)
         higher = tl.maximum(top, tl.max(log, 0))
         shrink = tl.exp2(top - higher)
         top = higher
-        below = tl.where(row < left, half * square + higher, float("inf"))
+        below = tl.where(row < left, fall + higher, float("inf"))
         state, total = state * shrink, total * shrink
-        queries = featured(xs, along_own, factor, power, query_guess, feature, M, MB, PRECISION).to(KIND)
-        keys = featured(ys, along_own, key_factor, power, below, feature, M, MB, PRECISION).to(KIND)
+        queries = short(
+            featured(xs, along_own, factor, power, query_guess, feature, M, MB, PRECISION, SCALED, FAST), KIND, FAST
+        )
+        keys = short(
+            featured(ys, along_own, key_factor, power, below, feature, M, MB, PRECISION, SCALED, FAST), KIND, FAST
+        )
         found = tl.dot(queries, tl.trans(state.to(KIND)), input_precision=PRECISION)
         pairs = tl.dot(queries, tl.trans(keys), input_precision=PRECISION)
         pairs = tl.where(row[:, None] >= row[None, :], pairs, 0.0)
         # The same rounded features as in the mean: what rounding does to both hardly moves their quotient.
         met = tl.sum(queries.to(tl.float32) * total[None, :], 1) + tl.sum(pairs, 1)
         found = tl.dot(pairs.to(KIND), zs, found, input_precision=PRECISION)
-        raise_ = tl.exp2(higher - highest)
         target = numerators + (mine + ahead) * E + row[:, None] * E + column[None, :]
         there = (row < left)[:, None] & (column < E)[None, :]
-        tl.store(target, (found * raise_[:, None]).to(numerators.dtype.element_ty), mask=there)
-        tl.store(normalisers + mine + ahead + row, met * raise_, mask=(row < left) & (block == 0))
-        tl.store(seen_tops + rest + ahead + row, highest, mask=(row < left) & (share == 0))
+        tl.store(target, found.to(numerators.dtype.element_ty), mask=there)
+        tl.store(normalisers + mine + ahead + row, met, mask=(row < left) & (block == 0))
+        tl.store(seen_tops + rest + ahead + row, higher + tl.zeros((C,), tl.float32), mask=(row < left) & (share == 0))
         state = tl.dot(tl.trans(zs), keys, state, input_precision=PRECISION)
         total += tl.sum(keys.to(tl.float32), 0)
     if last and (head % R) == 0:

@@ -18,27 +18,83 @@ def columns(directions, block, M: tl.constexpr, MB: tl.constexpr, D: tl.constexp
 
 
 @triton.jit
-def lengths(x):
-    """The squared length of every row, and the length."""
-    wide = x.to(tl.float32)
-    square = tl.sum(wide * wide, 1)
-    return square, tl.sqrt(square)
+def _halved(x, power, SCALED: tl.constexpr, FAST: tl.constexpr):
+    """Numbers as float16, times a power of two where that is not one."""
+    if FAST and x.dtype == tl.bfloat16 and not SCALED:
+        # Two at a time, which Triton's own conversion is not.
+        y = tl.inline_asm_elementwise(
+            """
+            {
+            .reg .b32 low, high;
+            .reg .f32 even, odd;
+            shl.b32 low, $1, 16;
+            and.b32 high, $1, 0xFFFF0000;
+            mov.b32 even, low;
+            mov.b32 odd, high;
+            cvt.rn.f16x2.f32 $0, odd, even;
+            }
+            """,
+            "=r,r",
+            [x],
+            dtype=tl.float16,
+            is_pure=True,
+            pack=2,
+        )
+    elif SCALED:
+        y = (x.to(tl.float32) * power).to(tl.float16)
+    else:
+        y = x.to(tl.float16)
+    return y
 
 
 @triton.jit
-def featured(x, along, factor, power, below, feature, M: tl.constexpr, MB: tl.constexpr, PRECISION: tl.constexpr):
+def short(x, KIND: tl.constexpr, FAST: tl.constexpr):
+    """Numbers of float32 rounded to the type of products."""
+    if FAST and tl.bfloat16 == KIND:
+        y = tl.inline_asm_elementwise(
+            "cvt.rn.bf16x2.f32 $0, $2, $1;", "=r,f,f", [x], dtype=tl.bfloat16, is_pure=True, pack=2
+        )
+    else:
+        y = x.to(KIND)
+    return y
+
+
+@triton.jit
+def _power_of_two(x, FAST: tl.constexpr):
+    """Right to two units; what is smaller than normal numbers may vanish."""
+    if FAST:
+        y = tl.inline_asm_elementwise("ex2.approx.ftz.f32 $0, $1;", "=f,f", [x], dtype=tl.float32, is_pure=True, pack=1)
+    else:
+        y = tl.exp2(x)
+    return y
+
+
+@triton.jit
+def featured(
+    x,
+    along,
+    factor,
+    power,
+    below,
+    feature,
+    M: tl.constexpr,
+    MB: tl.constexpr,
+    PRECISION: tl.constexpr,
+    SCALED: tl.constexpr,
+    FAST: tl.constexpr,
+):
     """A block of features of every row, each row's relative to a logarithm of its own.
 
-    Numbers of eight bits or eleven fit into float16 as they are, once multiplied by a power of two near the factor.
+    Numbers of eight bits or eleven fit into float16 as they are, or once multiplied by a power of two near the factor.
     """
     if along.dtype == tl.float32:
         log = tl.dot(x, along, input_precision=PRECISION) * factor
     else:
-        log = tl.dot((x.to(tl.float32) * power).to(tl.float16), along) * (factor / power)
+        log = tl.dot(_halved(x, power, SCALED, FAST), along) * (factor / power)
     log = log - below[:, None]
     if M % MB != 0:
         log = tl.where((feature < M)[None, :], log, LOWEST)
-    return tl.exp2(log)
+    return _power_of_two(log, FAST)
 
 
 @triton.jit

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from avow.kernels import causal_scan, cuts, feature_meeting, feature_scan
 from avow.kernels.cuts import padded
-from avow.kernels.feature_attention import added, in_part, shared_out
+from avow.kernels.feature_attention import added, in_part, row_lengths, shared_out
 from avow.kernels.feature_layout import constants_of, layout, numbers_of, shortened
 from avow.kernels.feature_meeting import KEYS, MEANS, QUERIES
 from avow.kernels.linear_attention import check, shared
@@ -46,6 +46,7 @@ def _whole(
     feature_scan.feature_sums[(b * h, parts.parts, shares)](
         y,
         z,
+        row_lengths(y),
         sums if lse is None else lse,
         sums if slope is None else slope,
         along,
@@ -65,7 +66,7 @@ def _whole(
         KEYS=lse is None,
         WHOLE=True,
         PACKED=False,
-        **constants_of(m, d, e, chosen, y.dtype),
+        **constants_of(m, d, e, chosen, y.dtype, scale),
     )
     found = (y.new_empty(b, h, m, e, dtype=torch.float32), y.new_empty(b, h, m, dtype=torch.float32))
     top = y.new_empty(b, h, dtype=torch.float32)
@@ -117,6 +118,7 @@ def _meet(
     feature_meeting.met[(b * h, max(1, triton.cdiv(n, chosen.chunk * _MANY)), blocks * columns)](
         x,
         g,
+        row_lengths(x),
         seen,
         slope,
         along,
@@ -136,7 +138,7 @@ def _meet(
         R=h // known[0].shape[1],
         MANY=_MANY,
         MODE=mode,
-        **constants_of(m, d, e, chosen, x.dtype),
+        **constants_of(m, d, e, chosen, x.dtype, scale),
     )
     if mode == MEANS:
         return shared_out(out, normalisers, seen, x.dtype)

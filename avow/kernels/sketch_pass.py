@@ -22,6 +22,7 @@ from jaxtyping import Float, Float32, Int32, UInt8
 from torch import Tensor
 
 from avow.errors import ShapeError
+from avow.kernels.tiles import interpreted
 from avow.maths.rounding import gamma, unit
 from avow.maths.sketch import GROUP, Sketch, unpacked
 
@@ -342,11 +343,6 @@ def by_head(x: Tensor, name: str) -> Tensor:
         remedy = "pass a slice x[:, :, :s] of one contiguous tensor, or x.contiguous()"
         raise ShapeError(f"{name}.stride()", x.stride(), "must be that of heads in one piece each", remedy)
     return x.view(b * g, *x.shape[2:])
-
-
-def interpreted() -> bool:
-    """Whether kernels run in Python, as they do where TRITON_INTERPRET=1 was set before they were loaded."""
-    return not isinstance(_bounded, triton.JITFunction)
 
 
 class Prepared(NamedTuple):

@@ -53,3 +53,8 @@ def into(x, y, PRECISION: tl.constexpr):
     else:
         found = tl.dot(x, y, input_precision=PRECISION)
     return found
+
+
+def interpreted() -> bool:
+    """Whether kernels run in Python, as they do where TRITON_INTERPRET=1 was set before they were loaded."""
+    return not isinstance(tile, triton.JITFunction)

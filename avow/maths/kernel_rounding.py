@@ -22,8 +22,8 @@ what a block of features adds to N is rounded once more. So N has 2 roundings ap
 in products alone, where N is made: a key's and a row's once more each. So there are at most 4 apart.
 For 16-bit inputs directions are rounded to float16: a logarithm is moved by the length of what one lost, at most
 `lost`, times the row's. Numbers of the row are exact in float16 but for those below its smallest, once multiplied by a
-power of two p with :math:`p \le \sqrt{s} \log_2 e < 2p`: each is off by 2⁻²⁵, which moves a logarithm by 2⁻²⁴ times
-the sum of a direction's entries at most: `floor`.
+power of two p with :math:`\sqrt{s} \log_2 e \le 8p`: each is off by 2⁻²⁵, which moves a logarithm by 2⁻²² times the sum
+of a direction's entries at most: `floor`.
 
 Features of a row are relative to a guess λ‖x‖ at the largest, λ = √(2 ln(m+1)), those of keys to the largest
 b_j = λ‖k_j‖ − ‖k_j‖²/2 up to the end of their chunk; with L the longest direction, logs of features are within
@@ -57,6 +57,8 @@ COMFORT = 1e-3, 3e4
 THIN = 2.0**-80
 # What logs of features may be away from the guess, logs of keys from each other, and logits of softmaxes from zero.
 _REACH, _RANGE, STEEP = 50.0, 10.0, 256.0
+# Factors of logarithms up to this one, and down to its inverse, need no power of two beside them.
+NEAR = 8.0
 # Normalisers that random features' kernels answer for.
 _LEAST_NORMALISER = 2.0**-60
 
@@ -92,7 +94,7 @@ def lost(directions: Float[Tensor, "m d"], kind: torch.dtype) -> float:
 
 def floor(directions: Float[Tensor, "m d"], kind: torch.dtype) -> float:
     """What numbers of a row that are too small for products with directions may move a logarithm by."""
-    return 0.0 if kind == torch.float32 else 2.0**-24 * float(directions.abs().sum(-1).amax()) * _SECOND
+    return 0.0 if kind == torch.float32 else 2.0**-25 * NEAR * float(directions.abs().sum(-1).amax()) * _SECOND
 
 
 def of_columns(kind: torch.dtype, steps: int) -> KernelRounding:

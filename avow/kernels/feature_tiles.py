@@ -5,6 +5,8 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
+from avow.kernels.tiles import exp2_near
+
 LOWEST = tl.constexpr(float("-inf"))
 
 
@@ -60,16 +62,6 @@ def short(x, KIND: tl.constexpr, FAST: tl.constexpr):
 
 
 @triton.jit
-def _power_of_two(x, FAST: tl.constexpr):
-    """Right to two units; what is smaller than normal numbers may vanish."""
-    if FAST:
-        y = tl.inline_asm_elementwise("ex2.approx.ftz.f32 $0, $1;", "=f,f", [x], dtype=tl.float32, is_pure=True, pack=1)
-    else:
-        y = tl.exp2(x)
-    return y
-
-
-@triton.jit
 def featured(
     x,
     along,
@@ -94,7 +86,7 @@ def featured(
     log = log - below[:, None]
     if M % MB != 0:
         log = tl.where((feature < M)[None, :], log, LOWEST)
-    return _power_of_two(log, FAST)
+    return exp2_near(log, FAST)
 
 
 @triton.jit

@@ -19,6 +19,7 @@ from torch import Tensor
 from avow.kernels.choice import PLACES, Chosen
 from avow.kernels.sample_bounds import ABOVE, BELOW
 from avow.kernels.sketch_pass import by_head
+from avow.kernels.tiles import exp2_near, interpreted, log2_near
 
 # Tokens of a tile, warps that share it, rows of a tile of queries, and programs that an H200 runs at once. One warp
 # waits for no other, and eight of them to a processor keep its memory busy.
@@ -110,6 +111,7 @@ def _attended(
     PLACES: tl.constexpr,
     DRAWN: tl.constexpr,
     AGAIN: tl.constexpr,
+    FAST: tl.constexpr,
 ):
     """One share of all lists, as long as any other: the end of one head's, perhaps, and the beginning of the next's."""
     program = tl.program_id(0)
@@ -160,21 +162,22 @@ def _attended(
             carried = tl.load(
                 carriers + place[:, None] * E + column[None, :], mask=there[:, None] & (column < E)[None, :], other=0.0
             )
-            logits = tl.dot(x, tl.trans(keys), input_precision="ieee") * factor  # (RP, TILE)
+            counted = tl.where(there, 0.0, float("-inf"))
             if DRAWN:
                 # The odds of `sampling`, as the bits of a float32.
                 rare = entry >> PLACES
                 odds = ((127 << 23) - (rare << 20)).to(tl.float32, bitcast=True)
-                logits = logits - tl.log2(odds)[None, :]
-            logits = tl.where(there[None, :], logits, float("-inf"))
+                counted = counted - log2_near(odds, FAST)
+            logits = tl.dot(x, tl.trans(keys), input_precision="ieee") * factor + counted[None, :]  # (RP, TILE)
             if DRAWN:
                 length = next_long.to(tl.float32) * ratio
                 next_long = tl.load(lengths + (next_entry & ((1 << PLACES) - 1)))
                 further = at + 2 * TILE + token
                 next_entry = tl.load(own + further, mask=further < end, other=0)
                 slanted = tl.sqrt(length * length + 1)
-                term = logits + tl.log2(slanted)[None, :] - threshold[:, None]
-                term = tl.exp2(tl.where((rare > 0)[None, :], term, float("-inf")))
+                # What was read for certain is no draw.
+                bonus = tl.where(rare > 0, log2_near(slanted, FAST), float("-inf"))
+                term = exp2_near(logits + bonus[None, :] - threshold[:, None], FAST)
                 clipped = tl.minimum(term, ABOVE)
                 squares += tl.sum(clipped * clipped * (1 - odds)[None, :], 1)
                 large += tl.sum(tl.where(term > BELOW, term * ((length + 1) / slanted)[None, :], 0.0), 1)
@@ -185,8 +188,8 @@ def _attended(
                 met = tl.dot(keys, tl.trans(keys))
             longest = tl.maximum(longest, tl.where(token[:, None] == token[None, :], met, 0.0))
             risen = tl.maximum(high, tl.max(logits, 1))
-            fade = tl.exp2(high - risen)
-            weights = tl.exp2(logits - risen[:, None])
+            fade = exp2_near(high - risen, FAST)
+            weights = exp2_near(logits - risen[:, None], FAST)
             mass = mass * fade + tl.sum(weights, 1)
             sums = sums * fade[:, None]
             high = risen
@@ -258,6 +261,7 @@ def attended(q: Tensor, k: Tensor, v: Tensor, chosen: Chosen, scale: float, well
         PLACES=PLACES,
         DRAWN=draws is not None,
         AGAIN=well is not None,
+        FAST=not interpreted(),
         num_warps=_WARPS,
         # Lists and rows are fetched one after the other: five stages hold two tiles, three hold one. Without lists, it
         # is three that hold two.

@@ -22,7 +22,7 @@ from jaxtyping import Float, Float32, Int32, UInt8
 from torch import Tensor
 
 from avow.errors import ShapeError
-from avow.kernels.tiles import interpreted
+from avow.kernels.tiles import exp2_near, interpreted, log2_near
 from avow.maths.rounding import gamma, unit
 from avow.maths.sketch import GROUP, Sketch, unpacked
 
@@ -195,26 +195,6 @@ def _codes(words, FAST: tl.constexpr):
     return low, high
 
 
-@triton.jit
-def _log2(x, FAST: tl.constexpr):
-    """Within 2^-21 of the logarithm, absolutely or relatively."""
-    if FAST:
-        y = tl.inline_asm_elementwise("lg2.approx.ftz.f32 $0, $1;", "=f,f", [x], dtype=tl.float32, is_pure=True, pack=1)
-    else:
-        y = tl.log2(x)
-    return y
-
-
-@triton.jit
-def _exp2(x, FAST: tl.constexpr):
-    """About a power of two: what is proved does not depend on it."""
-    if FAST:
-        y = tl.inline_asm_elementwise("ex2.approx.ftz.f32 $0, $1;", "=f,f", [x], dtype=tl.float32, is_pure=True, pack=1)
-    else:
-        y = tl.exp2(x)
-    return y
-
-
 @triton.jit(do_not_specialize=["c"])
 def _bounded(
     q,
@@ -298,7 +278,7 @@ def _bounded(
         margin = error * tl.load(reach + mine) + least
         middle = sums * grown[None, :] + shift[None, :]
         half = spread[None, :] * far + margin[None, :]
-        term = middle + half + (8.0 * _log2(1 + long * ratio, FAST) + _PAD)
+        term = middle + half + (8.0 * log2_near(1 + long * ratio, FAST) + _PAD)
         # nan is not below the limit, either.
         term = tl.maximum(tl.where(term < _HIGHEST, term, _HIGHEST), -_HIGHEST)
         place = (term + _WHOLE).to(tl.int32, bitcast=True)
@@ -307,7 +287,7 @@ def _bounded(
         peak = peak - _BARE
         spot = (row * c + mine)[None, :] * GROUP + token[:, None]
         tl.store(offset + spot, short, mask=(row < R)[None, :])
-        weight = tl.sum(_exp2((middle - _DOUBT * half - peak.to(tl.float32)[None, :]) * 0.125, FAST), 0)
+        weight = tl.sum(exp2_near((middle - _DOUBT * half - peak.to(tl.float32)[None, :]) * 0.125, FAST), 0)
         at = (head * c + mine) * R + row
         tl.store(top + at, peak, mask=row < R)
         tl.store(mass + at, weight, mask=row < R)

@@ -55,6 +55,26 @@ def into(x, y, PRECISION: tl.constexpr):
     return found
 
 
+@triton.jit
+def log2_near(x, FAST: tl.constexpr):
+    """Within 2^-21 of the logarithm, absolutely or relatively; numbers below the normal ones may count as zero."""
+    if FAST:
+        y = tl.inline_asm_elementwise("lg2.approx.ftz.f32 $0, $1;", "=f,f", [x], dtype=tl.float32, is_pure=True, pack=1)
+    else:
+        y = tl.log2(x)
+    return y
+
+
+@triton.jit
+def exp2_near(x, FAST: tl.constexpr):
+    """A power of two to two units; what is smaller than normal numbers may vanish."""
+    if FAST:
+        y = tl.inline_asm_elementwise("ex2.approx.ftz.f32 $0, $1;", "=f,f", [x], dtype=tl.float32, is_pure=True, pack=1)
+    else:
+        y = tl.exp2(x)
+    return y
+
+
 def interpreted() -> bool:
     """Whether kernels run in Python, as they do where TRITON_INTERPRET=1 was set before they were loaded."""
     return not isinstance(tile, triton.JITFunction)

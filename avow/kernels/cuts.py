@@ -44,10 +44,9 @@ def config(m: int, e: int, itemsize: int) -> Config:
         if m > 128:
             return Config(16, min(e, 16), 8, 1, 1)
         return Config(64, min(e, 32), 4, 2, 2) if m <= 64 else Config(32, min(e, 32), 8, 2, 1)
-    columns = min(e, 128, 16384 // m)
-    if max(m, columns) <= 64:
-        return Config(64, columns, 4, 4, 2)
-    return Config(64 if m <= 256 else 32, columns, 8, 3 if m <= 128 else 2, 1)
+    if m <= 128:
+        return Config(64, min(e, 64), 4, 4, 2 if m <= 64 else 1)
+    return Config(64 if m <= 256 else 32, min(e, 16384 // m), 8, 2, 1)
 
 
 def padded(width: int) -> int:

@@ -87,14 +87,19 @@ def in_part(kind: torch.dtype) -> torch.dtype:
 
 def row_lengths(x: Float[Tensor, "b h n d"]) -> Float32[Tensor, "b h n"]:
     """How long every row is."""
-    return torch.linalg.vector_norm(x, dim=-1, dtype=torch.float32)
+    b, h, n, d = x.shape
+    out = x.new_empty(b, h, n, dtype=torch.float32)
+    feature_scan.row_lengths[(b * h, triton.cdiv(n, 128))](
+        x, out, *x.stride()[:3], n, H=h, D=d, DP=padded(d), C=128, num_warps=4
+    )
+    return out
 
 
 def added(shares: Float[Tensor, "blocks *rest"], kind: torch.dtype) -> Float[Tensor, "*rest"]:
     """The sum of what programs made, rounded once."""
     out = shares.new_empty(shares.shape[1:], dtype=kind)
     count = out.numel()
-    feature_scan.added_shares[(triton.cdiv(count, 2048),)](shares, out, count, NB=len(shares), MANY=2048, num_warps=8)
+    feature_scan.added_shares[(triton.cdiv(count, 4096),)](shares, out, count, NB=len(shares), MANY=4096, num_warps=8)
     return out
 
 
@@ -289,6 +294,7 @@ def _backward(
     parts, numbers, (along, back) = _parts(q, m, e, starts), numbers_of(scale, m), shortened(directions, q.dtype)
     slope = causal_scan.slopes(gradient, out, torch.ones_like(lse))[1]
     chosen = layout(m, d, e, q.dtype)
+    chosen = chosen._replace(stages=chosen.gradient_stages)
     blocks, columns = triton.cdiv(m, chosen.features), triton.cdiv(e, chosen.columns)
     x_lengths, y_lengths = row_lengths(q), row_lengths(k)
     known = _before(q, gradient, x_lengths, lse, slope, parts, along, scale)

@@ -18,20 +18,24 @@ _LOG2E = math.log2(math.e)
 
 
 class Layout(NamedTuple):
-    """Features of a program, rows of a chunk, columns of values per program, warps, loads under way."""
+    """Features of a program, rows of a chunk, columns of values per program, warps, and loads under way: for answers,
+    and for gradients, which have less room for them.
+    """
 
     features: int
     chunk: int
     columns: int
     warps: int
     stages: int
+    gradient_stages: int
 
 
 def layout(m: int, d: int, e: int, kind: torch.dtype) -> Layout:
     """Tiles that stay in registers: a program takes one block of features and some columns of values."""
     if kind == torch.bfloat16:
-        return Layout(min(padded(m), 64), 64, min(padded(e), 64), 4 if d <= 128 else 8, 2 if d <= 128 else 1)
-    return Layout(min(padded(m), 32), 32, min(padded(e), 32), 4, 1)
+        stages = (3, 2) if d <= 64 else (2, 2) if d <= 128 else (1, 1)
+        return Layout(min(padded(m), 64), 64, min(padded(e), 64), 4 if d <= 128 else 8, *stages)
+    return Layout(min(padded(m), 32), 32, min(padded(e), 32), 4, 1, 1)
 
 
 def shortened(directions: Tensor, kind: torch.dtype) -> tuple[Tensor, Tensor]:

@@ -275,3 +275,16 @@ def added_shares(shares, out, count, NB: tl.constexpr, MANY: tl.constexpr):
     for block in tl.static_range(NB):
         found += tl.load(shares + block * count.to(tl.int64) + place, mask=place < count, other=0.0).to(tl.float32)
     tl.store(out + place, found.to(out.dtype.element_ty), mask=place < count)
+
+
+@triton.jit
+def row_lengths(
+    x, out, x_batch, x_head, x_row, rows, H: tl.constexpr, D: tl.constexpr, DP: tl.constexpr, C: tl.constexpr
+):
+    """How long every row is."""
+    head, part = tl.program_id(0), tl.program_id(1)
+    start = part.to(tl.int64) * C
+    row, entry = tl.arange(0, C), tl.arange(0, DP)
+    x += (head // H).to(tl.int64) * x_batch + (head % H).to(tl.int64) * x_head + start * x_row
+    xs = tile(x, x_row, row, entry, rows - start, D, DP).to(tl.float32)
+    tl.store(out + head.to(tl.int64) * rows + start + row, tl.sqrt(tl.sum(xs * xs, 1)), mask=row < rows - start)

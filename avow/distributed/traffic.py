@@ -1,0 +1,112 @@
+"""Every byte that leaves this process for another goes through here, and is counted.
+
+All that processes tell each other is made of one thing: some of them send, some receive, each knows from whom. What
+all have to know is sent by each to each, so that a silence always has a name.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+from torch.distributed.device_mesh import DeviceMesh
+
+from avow.errors import ParameterError
+
+Group = dist.ProcessGroup | DeviceMesh | None
+"""Processes that know each other: a group, a mesh of one axis, or all of them."""
+
+
+@dataclass
+class Traffic:
+    """What this process sent, and in how many messages."""
+
+    sent: int = 0
+    messages: int = 0
+
+
+class Transfer(NamedTuple):
+    """A tensor on its way from one rank of a group to another: contiguous, of the same size at both ends."""
+
+    source: int
+    target: int
+    tensor: Tensor
+
+
+_COUNTING: list[Traffic] = []
+
+
+@contextlib.contextmanager
+def counted() -> Iterator[Traffic]:
+    """Counts what this process sends to others inside the block.
+
+    >>> with counted() as traffic:
+    ...     pass
+    >>> traffic.sent
+    0
+    """
+    here = Traffic()
+    _COUNTING.append(here)
+    try:
+        yield here
+    finally:
+        _COUNTING[:] = [one for one in _COUNTING if one is not here]
+
+
+def group_of(group: Group) -> dist.ProcessGroup:
+    """The process group behind a group, a mesh, or nothing said."""
+    if not dist.is_initialized():
+        remedy = "call torch.distributed.init_process_group first, or use avow.attend"
+        raise ParameterError("group", group, "needs processes that know each other", remedy)
+    if isinstance(group, DeviceMesh):
+        if group.ndim != 1:
+            raise ParameterError(
+                "group", group, "must have one axis", 'pass the axis of the sequence: mesh["sequence"]'
+            )
+        return group.get_group()
+    found = dist.group.WORLD if group is None else group
+    assert found is not None
+    return found
+
+
+class Pending:
+    """Transfers under way; `wait` ends when what this process takes part in is through."""
+
+    def __init__(self, transfers: Sequence[Transfer], group: dist.ProcessGroup) -> None:
+        self._works: list[dist.Work] = []
+        here = dist.get_rank(group)
+        # Empty tensors need no journey; both ends know their sizes.
+        self._mine = [one for one in transfers if here in (one.source, one.target) and one.tensor.numel()]
+        for one in self._mine:
+            if one.source == here:
+                for traffic in _COUNTING:
+                    traffic.sent += one.tensor.numel() * one.tensor.element_size()
+                    traffic.messages += 1
+        if self._mine:
+            self._works = dist.batch_isend_irecv([self._operation(one, here, group) for one in self._mine])
+
+    @staticmethod
+    def _operation(one: Transfer, here: int, group: dist.ProcessGroup) -> dist.P2POp:
+        plain = one.tensor.view(-1).view(torch.uint8)
+        if one.source == here:
+            return dist.P2POp(dist.isend, plain, group=group, group_peer=one.target)
+        return dist.P2POp(dist.irecv, plain, group=group, group_peer=one.source)
+
+    def wait(self) -> None:
+        for work in self._works:
+            work.wait()
+
+
+def gathered(x: Tensor, group: dist.ProcessGroup) -> list[Tensor]:
+    """The tensors of all processes, by rank; all have the same size and type."""
+    here, count = dist.get_rank(group), dist.get_world_size(group)
+    x = x.contiguous()
+    found = [x if rank == here else torch.zeros_like(x) for rank in range(count)]
+    journeys = [(source, target) for source in range(count) for target in range(count) if source != target]
+    Pending([Transfer(source, target, found[source]) for source, target in journeys], group).wait()
+    return found

@@ -52,9 +52,9 @@ def mistakes(rank: int) -> dict[str, str]:
         "heads": lambda: attend(q, k[:, :1] if rank else k, v[:, :1] if rank else v, enable_gqa=True),
         "queries": lambda: attend(q + rank, k, v, enable_gqa=True),
         "nan": lambda: attend(q, k * (math.nan if rank else 1.0), v, enable_gqa=True),
-        "gradient": lambda: attend(q, k.requires_grad_(), v, enable_gqa=True),
-        "axes": lambda: attend(q[0], k[0].detach(), v[0], enable_gqa=True),
-        "tolerance": lambda: attend(q, k.detach(), v, tol=1e-9, enable_gqa=True),
+        "gradient": lambda: attend(q, k.clone().requires_grad_() if rank else k, v, enable_gqa=True),
+        "axes": lambda: attend(q[0], k[0], v[0], enable_gqa=True),
+        "tolerance": lambda: attend(q, k, v, tol=1e-9, enable_gqa=True),
     }
     return {name: message(call) for name, call in ask.items()}
 
@@ -129,8 +129,8 @@ def test_a_tolerance_that_float32_cannot_prove_is_kept_by_float64(said: list[dic
         ("type", "InputError: type of k at rank 1=torch.float64 must be as at rank 0, torch.float32; give"),
         ("heads", "InputError: shape of k without its length at rank 1=(2, 1, 8) must be as at rank 0, (2, 2, 8)"),
         ("queries", "InputError: digest of q at rank 1="),
-        ("nan", "InputError: rank 1: k[0, 0, 0, 0]=nan must be finite; mend k first"),
-        ("gradient", "NotDifferentiable: requires_grad=True has no gradient over processes; use torch.no_grad()"),
+        ("nan", "NonFiniteError: rank 1: k[0, 0, 0, 0]=nan must be finite; mend k first"),
+        ("gradient", "InputError: gradients of q, k or v at rank 1=True must be as at rank 0, False; give all"),
         ("axes", "ShapeError: shapes of q, k, v=(4, 33, 8), (2, 96, 8), (2, 96, 5) must have four axes; add axes for"),
         ("tolerance", "ToleranceUnreachable: tol=1e-09 is less than can be proved, "),
     ],

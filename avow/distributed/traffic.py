@@ -16,6 +16,7 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.distributed.device_mesh import DeviceMesh
 
+from avow.distributed.silence import lost, patience
 from avow.errors import ParameterError
 
 Group = dist.ProcessGroup | DeviceMesh | None
@@ -75,31 +76,49 @@ def group_of(group: Group) -> dist.ProcessGroup:
 
 
 class Pending:
-    """Transfers under way; `wait` ends when what this process takes part in is through."""
+    """Transfers under way; `wait` ends when those that this process takes part in are through.
+
+    Where another process is gone, or silent for too long, `LostRank` names it.
+    """
 
     def __init__(self, transfers: Sequence[Transfer], group: dist.ProcessGroup) -> None:
-        self._works: list[dist.Work] = []
-        here = dist.get_rank(group)
-        # Empty tensors need no journey; both ends know their sizes.
-        self._mine = [one for one in transfers if here in (one.source, one.target) and one.tensor.numel()]
-        for one in self._mine:
-            if one.source == here:
+        self._group, self._here = group, dist.get_rank(group)
+        # Empty tensors need no journey: both ends know their sizes.
+        mine = [one for one in transfers if self._here in (one.source, one.target) and one.tensor.numel()]
+        self._works: list[tuple[Transfer, dist.Work]] = []
+        for one in mine:
+            if one.source == self._here:
                 for traffic in _COUNTING:
                     traffic.sent += one.tensor.numel() * one.tensor.element_size()
                     traffic.messages += 1
-        if self._mine:
-            self._works = dist.batch_isend_irecv([self._operation(one, here, group) for one in self._mine])
-
-    @staticmethod
-    def _operation(one: Transfer, here: int, group: dist.ProcessGroup) -> dist.P2POp:
-        plain = one.tensor.view(-1).view(torch.uint8)
-        if one.source == here:
-            return dist.P2POp(dist.isend, plain, group=group, group_peer=one.target)
-        return dist.P2POp(dist.irecv, plain, group=group, group_peer=one.source)
+        # GPUs must hear of all transfers at once; elsewhere each has its own peer to name where it fails.
+        at_once = [mine] if mine and mine[0].tensor.is_cuda else [[one] for one in mine]
+        for some in at_once:
+            with self._naming(some[0]):
+                works = dist.batch_isend_irecv([self._operation(one) for one in some])
+            self._works += [(some[0], work) for work in works]
 
     def wait(self) -> None:
-        for work in self._works:
-            work.wait()
+        for one, work in self._works:
+            with self._naming(one):
+                if one.tensor.is_cuda:
+                    work.wait()  # the stream waits; what goes wrong there, NCCL tells
+                else:
+                    work.wait(patience(self._group, one.tensor.device))
+
+    def _operation(self, one: Transfer) -> dist.P2POp:
+        plain = one.tensor.view(-1).view(torch.uint8)
+        if one.source == self._here:
+            return dist.P2POp(dist.isend, plain, group=self._group, group_peer=one.target)
+        return dist.P2POp(dist.irecv, plain, group=self._group, group_peer=one.source)
+
+    @contextlib.contextmanager
+    def _naming(self, one: Transfer) -> Iterator[None]:
+        try:
+            yield
+        except RuntimeError as problem:
+            peer = one.target if one.source == self._here else one.source
+            raise lost(peer, problem, self._group, one.tensor.device) from problem
 
 
 def gathered(x: Tensor, group: dist.ProcessGroup) -> list[Tensor]:

@@ -1,0 +1,69 @@
+"""Who is missing, when somebody is: survivors tell each other whom they waited for, and name the same rank.
+
+A process that waits in vain knows for whom. That one may only have given up itself, waiting for another: so each writes
+down in the group's store whom it waited for, before it raises. Whoever wrote nothing is the one that is missing.
+"""
+
+from __future__ import annotations
+
+import time
+from datetime import timedelta
+
+import torch
+import torch.distributed as dist
+from torch.distributed.distributed_c10d import PrefixStore, Store
+
+from avow.errors import LostRank
+
+# Shares of a group's timeout: for a message, for the word of one that others wait for, and for leaving together. What
+# is left is for the clocks.
+_PATIENCE, _GRACE = 0.7, 0.125
+_LONGEST_GRACE = 5.0
+
+
+def patience(group: dist.ProcessGroup, device: torch.device) -> timedelta:
+    """How long a process waits for one message: what the group's timeout leaves beside finding out who is missing."""
+    return _PATIENCE * _timeout(group, device)
+
+
+def lost(peer: int, problem: Exception, group: dist.ProcessGroup, device: torch.device) -> LostRank:
+    """The error that names the rank that is missing, where waiting for `peer` ended with a problem.
+
+    Returns when all others have found out, too, or had the time to.
+    """
+    grace = min(_GRACE * _timeout(group, device).total_seconds(), _LONGEST_GRACE)
+    here, how = dist.get_rank(group), "silent" if "imed out" in str(problem) else "gone"
+    try:
+        store = PrefixStore("avow/gave up", group.get_group_store())
+        store.set(str(here), f"{peer} {how}")
+        missing, how = _followed(store, here, peer, how, grace)
+        others = [str(rank) for rank in range(dist.get_world_size(group)) if rank not in (here, missing)]
+        until = time.monotonic() + grace
+        # The store may live in this process: it must not end while others read.
+        while not all(store.check([rank]) for rank in others) and time.monotonic() < until:
+            time.sleep(0.01)
+    except (RuntimeError, OSError):
+        # The store went down with the process that kept it: what this process saw itself is all there is to know.
+        missing = peer
+    rule = "must take part until all have their answer"
+    return LostRank(f"rank {missing}", how, rule, "look at its log, and start the processes again")
+
+
+def _followed(store: Store, here: int, peer: int, how: str, grace: float) -> tuple[int, str]:
+    """The end of the chain of who waited for whom: one that wrote nothing, or that others had given up before."""
+    seen = {here}
+    while peer not in seen:
+        seen.add(peer)
+        until = time.monotonic() + grace
+        while not store.check([str(peer)]) and time.monotonic() < until:
+            time.sleep(0.01)
+        if not store.check([str(peer)]):
+            break
+        following, how = store.get(str(peer)).decode().split()
+        peer = int(following)
+    return peer, how
+
+
+def _timeout(group: dist.ProcessGroup, device: torch.device) -> timedelta:
+    limit: timedelta = group._get_backend(device).options._timeout
+    return limit

@@ -2,46 +2,36 @@
 
 from __future__ import annotations
 
-import dataclasses
+import math
+from collections.abc import Callable
 from typing import Any
 
 import pytest
 import torch
 import torch.distributed as dist
 from torch import Tensor
+from torch.distributed.device_mesh import init_device_mesh
 
-from avow.distributed import ring_attention
+import avow
+from avow.contract import Sizes
+from avow.distributed import blocks, ring_attend, ring_attention
+from avow.distributed.route import Route
+from avow.distributed.traffic import counted
+from avow.distributed.volume import ring_bytes
+from avow.errors import AvowError
 from tests.processes import together
+from tests.shards import HEADS, Case, apart, piece
 
-
-@dataclasses.dataclass(frozen=True)
-class Case:
-    """A sequence, and how much of it each process holds."""
-
-    rows: tuple[int, ...]
-    keys: tuple[int, ...]
-    dtype: torch.dtype = torch.float64
-    causal: bool = False
-    groups: int = 2
-    scale: float | None = None
-
-    def inputs(self) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-        draw = torch.Generator().manual_seed(len(self.rows) + sum(self.rows))
-
-        def some(heads: int, length: int, dim: int) -> Tensor:
-            return torch.randn(2, heads, length, dim, generator=draw, dtype=torch.float64).to(self.dtype)
-
-        n, s = sum(self.rows), sum(self.keys)
-        return some(4, n, 8), 2 * some(self.groups, s, 8), some(self.groups, s, 5), some(4, n, 5)
-
-    def piece(self, x: Tensor, sizes: tuple[int, ...], rank: int) -> Tensor:
-        return x.split(list(sizes), -2)[rank]
+ROUNDING = {torch.float64: 1e-13, torch.float32: 1e-5, torch.bfloat16: 2e-2}
+# What mistakes are made with.
+PLAIN = Case((16, 16), (16, 16), torch.float32)
 
 
 def cases(count: int) -> dict[str, Case]:
     """What processes are asked, so many of them."""
     even, odd = (16,) * count, tuple(3 + 11 * (rank % 3) + rank for rank in range(count))
     other = tuple(reversed(odd))
+    hole = (0, *odd[1:])
     found: dict[str, Case] = {}
     for causal in (False, True):
         word = "causal" if causal else "whole"
@@ -51,24 +41,84 @@ def cases(count: int) -> dict[str, Case]:
             f"crossed {word}": Case(odd, other, causal=causal, groups=4),
             f"float32 {word}": Case(odd, odd, torch.float32, causal, groups=1),
             f"bfloat16 {word}": Case(odd, odd, torch.bfloat16, causal),
+            f"tight {word}": Case(odd, odd, torch.float32, causal, tol=4e-7),
+            f"a process with nothing {word}": Case(hole, hole, causal=causal),
+            f"a process without keys {word}": Case(odd, tuple(reversed(hole)), causal=causal),
         }
-    found["a long row of keys, causal"] = Case((1,) * count, even, causal=True)
-    found["few keys, causal"] = Case(even, (1,) * count, causal=True)
+    found["more keys than rows, causal"] = Case((1,) * count, even, causal=True)
+    found["more rows than keys, causal"] = Case(even, (1,) * count, causal=True)
     return found
 
 
-def ask() -> dict[str, tuple[Tensor, ...]]:
-    """The answer and the gradients of this process's shard in every case."""
+def backward(out: Tensor, case: Case, pieces: list[Tensor]) -> tuple[Tensor, ...]:
+    """The answer and the gradients of this process's pieces, each of which sees its own part of the loss."""
+    weight = piece(case.inputs()[3], case.rows, dist.get_rank())
+    grads = torch.autograd.grad((out * weight).sum(), pieces)
+    return out.detach(), *grads
+
+
+def message(call: Callable[[], object]) -> str:
+    try:
+        call()
+    except AvowError as problem:
+        return f"{type(problem).__name__}: {problem}"
+    return "no error"
+
+
+def mistakes() -> dict[str, str]:
+    """What each process is told where the last one asks for something else."""
+    wrong = dist.get_rank() == dist.get_world_size() - 1
+    q, k, v = (x[..., :8, :] for x in PLAIN.inputs()[:3])
+    k_bad = k.masked_fill(torch.arange(8)[:, None] == 3, math.inf)
+
+    def huge() -> list[Tensor]:
+        return [q.double(), k.double(), v.double() * (1e290 if wrong else 1.0)]
+
+    ask: dict[str, Callable[[], object]] = {
+        "causal": lambda: ring_attention(q, k, v, causal=wrong, enable_gqa=True),
+        "scale": lambda: ring_attention(q, k, v, scale=2.0 if wrong else 1, enable_gqa=True),
+        "method": lambda: (ring_attend if wrong else ring_attention)(q, k, v, enable_gqa=True),
+        "type": lambda: ring_attention(*(x.double() if wrong else x for x in (q, k, v)), enable_gqa=True),
+        "own type": lambda: ring_attention(q, k.double() if wrong else k, v, enable_gqa=True),
+        "heads": lambda: ring_attention(q, *(x[:, :1] if wrong else x for x in (k, v)), enable_gqa=True),
+        "gradients": lambda: ring_attention(q.clone().requires_grad_(wrong), k, v, enable_gqa=True),
+        "lengths": lambda: ring_attention(q, k, v[:, :, 1:] if wrong else v, enable_gqa=True),
+        "all alike": lambda: ring_attention(q, k, v[:, :, 1:], enable_gqa=True),
+        "tol": lambda: ring_attend(q, k, v, tol=0.1 + wrong, enable_gqa=True),
+        "nan": lambda: ring_attend(q, k_bad if wrong else k, v, enable_gqa=True),
+        "tolerance": lambda: ring_attend(q, k, v, tol=1e-9, enable_gqa=True),
+        "range": lambda: ring_attend(q * 1e20, k * 1e20, v, scale=1e270, enable_gqa=True),
+        "sums": lambda: ring_attend(*huge(), causal=True, enable_gqa=True),
+        "long": lambda: ring_attention(q, k, v, scale="very " * 1000 if wrong else None, enable_gqa=True),  # type: ignore[arg-type]
+    }
+    return {name: message(call) for name, call in ask.items()}
+
+
+def ask() -> dict[str, Any]:
+    """What this process gets in every case."""
     rank, count = dist.get_rank(), dist.get_world_size()
-    found = {}
+    found: dict[str, Any] = {}
     for name, case in cases(count).items():
-        q, k, v, weight = case.inputs()
-        pieces = [
-            case.piece(x, sizes, rank).requires_grad_() for x, sizes in ((q, case.rows), (k, case.keys), (v, case.keys))
-        ]
-        out = ring_attention(*pieces, causal=case.causal, scale=case.scale, enable_gqa=True)
-        (out * case.piece(weight, case.rows, rank)).sum().backward()
-        found[name] = (out.detach(), *(x.grad for x in pieces if x.grad is not None))
+        q, k, v, _ = case.inputs()
+        held = ((q, case.rows), (k, case.keys), (v, case.keys))
+        pieces = [piece(x, sizes, rank).requires_grad_() for x, sizes in held]
+        with counted() as there:
+            out = ring_attention(*pieces, **case.options)  # type: ignore[arg-type]
+        with counted() as back:
+            found[name] = backward(out, case, pieces)
+        with counted() as proved:
+            out, certificate = ring_attend(*pieces, tol=case.tol, **case.options)  # type: ignore[arg-type]
+        found[f"{name}, promised"] = backward(out, case, pieces), certificate
+        found[f"{name}, sent"] = there.sent, there.sent + back.sent, proved.sent
+    with torch.autocast("cpu", torch.bfloat16):
+        case = cases(count)["float32 causal"]
+        found["autocast"] = ring_attention(*(piece(x, case.rows, rank) for x in case.inputs()[:3]), **case.options)  # type: ignore[arg-type]
+    q, k, v, _ = cases(count)["even whole"].inputs()
+    mesh = init_device_mesh("cpu", (count // 2, 2), mesh_dim_names=("data", "sequence"))
+    half = mesh["sequence"].get_local_rank()
+    found["mesh"] = ring_attention(*(x.chunk(2, -2)[half] for x in (q, k, v)), group=mesh["sequence"], enable_gqa=True)
+    found["axes"] = message(lambda: ring_attention(q, k, v, group=mesh))
+    found["mistakes"] = mistakes()
     return found
 
 
@@ -77,28 +127,135 @@ def said(tmp_path_factory: pytest.TempPathFactory) -> dict[int, list[Any]]:
     return {count: together(count, ask, tmp_path_factory.mktemp("ring")) for count in (2, 4)}
 
 
-def alone(case: Case) -> tuple[Tensor, ...]:
-    """The same in one piece, in float64."""
-    q, k, v, weight = (x.double().requires_grad_() for x in case.inputs())
-    keys, values = (x.repeat_interleave(4 // case.groups, 1) for x in (k, v))
-    logits = (8**-0.5 if case.scale is None else case.scale) * (q @ keys.mT)
-    if case.causal:
-        logits = logits.masked_fill(~torch.ones(logits.shape[-2:], dtype=torch.bool).tril(), -torch.inf)
-    out = torch.softmax(logits, -1) @ values
-    (out * weight).sum().backward()
-    return out.detach(), q.grad, k.grad, v.grad  # type: ignore[return-value]
-
-
-ROUNDING = {torch.float64: 1e-13, torch.float32: 1e-5, torch.bfloat16: 2e-2}
-
-
 @pytest.mark.parametrize("count", [2, 4])
 @pytest.mark.parametrize("name", list(cases(2)))
 def test_answers_and_gradients_of_a_ring_are_those_of_one_process(
     said: dict[int, list[Any]], count: int, name: str
 ) -> None:
     case = cases(count)[name]
-    for part, truth in enumerate(alone(case)):
-        whole = torch.cat([one[name][part] for one in said[count]], -2)
+    for number, truth in enumerate(case.whole()):
+        whole = torch.cat([one[name][number] for one in said[count]], -2)
         assert whole.dtype == case.dtype and whole.shape == truth.shape
-        assert float((whole.double() - truth).abs().max()) <= ROUNDING[case.dtype] * float(truth.abs().max())
+        assert apart(whole, truth) <= ROUNDING[case.dtype]
+
+
+@pytest.mark.parametrize("count", [2, 4])
+@pytest.mark.parametrize("name", list(cases(2)))
+def test_certificates_of_a_ring_hold_and_are_no_wider_than_those_of_one_process(
+    said: dict[int, list[Any]], count: int, name: str
+) -> None:
+    case = cases(count)[name]
+    parts = [one[f"{name}, promised"] for one in said[count]]
+    for number, truth in enumerate(case.whole()):
+        whole = torch.cat([answers[number] for answers, _ in parts], -2)
+        assert whole.dtype == case.dtype and apart(whole, truth) <= ROUNDING[case.dtype]
+    out = torch.cat([answers[0] for answers, _ in parts], -2)
+    rows = torch.cat([certificate.rows for _, certificate in parts], -1)
+    assert bool((case.errors(out) <= rows + 1e-15).all())
+    q, k, v, _ = case.inputs()
+    promised = avow.attend(q, k, v, tol=case.tol, method="exact", **case.options).certificate  # type: ignore[arg-type]
+    # Each merge takes logarithms of normalisers, which float64 knows to a thousand units.
+    assert float(rows.max()) <= 1.1 * promised.bound + count * 1e-12
+    for _, certificate in parts:
+        assert case.tol is None or certificate.keeps(case.tol)
+        assert certificate.method in ("exact", "nothing") and certificate.kind == "deterministic"
+
+
+def test_a_tight_tolerance_was_out_of_float32s_reach() -> None:
+    q, k, v, _ = cases(2)["tight causal"].inputs()
+    assert not avow.attend(q, k, v, method="exact", causal=True, enable_gqa=True).certificate.keeps(4e-7)
+
+
+@pytest.mark.parametrize("count", [2, 4])
+@pytest.mark.parametrize("name", [name for name in cases(2) if name.split()[0] in ("even", "uneven", "bfloat16")])
+def test_what_a_ring_sends_is_what_the_formula_says(said: dict[int, list[Any]], count: int, name: str) -> None:
+    case = cases(count)[name]
+    sizes = Sizes(2, HEADS, case.groups, 0, 0, 8, 5, case.dtype, causal=case.causal)
+    for rank, one in enumerate(said[count]):
+        there, both, proved = one[f"{name}, sent"]
+        assert there == ring_bytes(sizes, case.rows, rank)
+        assert both == ring_bytes(sizes, case.rows, rank, gradients=True)
+        assert proved == ring_bytes(sizes, case.rows, rank, promised=True)
+
+
+def test_looking_only_back_sends_less(said: dict[int, list[Any]]) -> None:
+    back, whole = (sum(one[f"even {word}, sent"][0] for one in said[4]) for word in ("causal", "whole"))
+    assert back < 0.7 * whole
+
+
+def test_autocast_does_not_narrow_the_products(said: dict[int, list[Any]]) -> None:
+    whole = torch.cat([one["autocast"] for one in said[4]], -2)
+    assert apart(whole, cases(4)["float32 causal"].whole().out) <= ROUNDING[torch.float32]
+
+
+def test_a_ring_runs_along_one_axis_of_a_mesh(said: dict[int, list[Any]]) -> None:
+    truth = cases(4)["even whole"].whole().out
+    for first in (0, 2):
+        whole = torch.cat([one["mesh"] for one in said[4][first : first + 2]], -2)
+        assert apart(whole, truth) <= ROUNDING[torch.float64]
+    assert all('must have one axis; pass the axis of the sequence: mesh["sequence"]' in one["axes"] for one in said[4])
+
+
+@pytest.mark.parametrize("count", [2, 4])
+@pytest.mark.parametrize(
+    ("name", "words"),
+    [
+        ("causal", "InputError: causal at rank {last}=True must be as at rank 0, False; give all processes the same"),
+        ("scale", "InputError: scale at rank {last}=2.0 must be as at rank 0, 1.0; give all processes the same"),
+        ("method", "InputError: call at rank {last}=ring_attend must be as at rank 0, ring_attention; give all"),
+        ("type", "InputError: type of q at rank {last}=torch.float64 must be as at rank 0, torch.float32; give all"),
+        ("own type", "InputError: type of k at rank {last}=torch.float64 must be as at rank 0, torch.float32; give"),
+        ("heads", "InputError: shape of k without its length at rank {last}=(2, 1, 8) must be as at rank 0, (2, 2, 8)"),
+        ("gradients", "InputError: gradients of q, k or v at rank {last}=True must be as at rank 0, False; give all"),
+        ("lengths", "ShapeError: rank {last}: v.shape[-2]=7 must equal k.shape[-2]=8; each key needs one value"),
+        ("all alike", "ShapeError: v.shape[-2]=7 must equal k.shape[-2]=8; each key needs one value"),
+        ("tol", "InputError: tol at rank {last}=1.1 must be as at rank 0, 0.1; give all processes the same"),
+        ("nan", "NonFiniteError: rank {last}: k[0, 0, 3, 0]=inf must be finite; mend k first"),
+        ("tolerance", "ToleranceUnreachable: tol=1e-09 is less than can be proved, "),
+        ("range", "RangeError: largest norm of scale*|q|*|k|="),
+        (
+            "sums",
+            "ToleranceUnreachable: rank {last}: tol=inf is below inf, the best bound that can be proved in float64",
+        ),
+        ("long", "InputError: scale at rank {last}=very very"),
+    ],
+)
+def test_all_processes_are_told_who_is_to_blame(said: dict[int, list[Any]], count: int, name: str, words: str) -> None:
+    told = {one["mistakes"][name] for one in said[count]}
+    assert len(told) == 1
+    assert words.format(last=count - 1) in told.pop()
+
+
+@pytest.mark.parametrize("causal", [False, True])
+def test_every_block_gets_to_all_who_need_it_and_to_none_beyond(causal: bool) -> None:
+    draw = torch.Generator().manual_seed(3)
+    for _ in range(200):
+        count = int(torch.randint(1, 7, (), generator=draw))
+        rows, keys = (tuple(torch.randint(0, 9, (count,), generator=draw).tolist()) for _ in range(2))
+        route = Route(rows, keys, causal)
+        seen = Case(rows, keys, causal=causal).seen()
+        at = dict(enumerate(range(count)))  # where each block is
+        served: set[tuple[int, int]] = set()
+        for tick in range(route.ticks):
+            served |= {
+                (rank, block)
+                for rank in range(count)
+                if (block := route.at(rank, tick)) is not None and at[block] == rank
+            }
+            for block, source, target in route.blocks(tick):
+                assert at[block] == source
+                at[block] = target
+        parts = [[bool(b.any()) for b in a.split(list(keys), 1)] for a in seen.split(list(rows), 0)]
+        needed = {(rank, block) for rank in range(count) for block in range(count) if parts[rank][block]}
+        assert served == needed
+        assert all((at[block], block) in needed or at[block] == block for block in range(count))
+
+
+def test_a_block_that_is_merged_twice_shows() -> None:
+    case = Case((9,), (9,))
+    q, k, v, _ = case.inputs()
+    out, lse = blocks.answer(q, k, v, None, 8**-0.5)
+    truth = case.whole().out
+    assert apart(out, truth) <= ROUNDING[torch.float64]
+    half = blocks.answer(q, k[..., :4, :], v[..., :4, :], None, 8**-0.5)
+    assert apart(blocks.merged(out, lse, *half)[0], truth) > 1e-3

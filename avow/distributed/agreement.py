@@ -17,12 +17,9 @@ from avow import errors
 from avow.attend import checked_wishes
 from avow.certificates import measure_norms
 from avow.contract import Problem
-from avow.distributed.traffic import Group, gathered, group_of
+from avow.distributed.traffic import PAGE, Group, gathered, group_of
 from avow.errors import AvowError, InputError, ShapeError
 from avow.maths.norms import check_range
-
-# What each process says at a time: few words, so that what agreeing costs is known beforehand.
-PAGE = 2048
 
 
 @dataclass(frozen=True)
@@ -84,7 +81,8 @@ def agree(
     Otherwise all raise one error. It names the first rank that differs from most, or the first that has a problem; a
     problem that all share is raised as it is.
     """
-    texts = {name: str(value) for name, value in same.items()}
+    texts = {name: _text(value) for name, value in same.items()}
+    names = dist.get_process_group_ranks(group)
     story = None if problem is None else [type(problem).__name__, *map(str, _parts(problem))]
     words = told({"same": texts, "own": own, "problem": story}, group, device)
     for name in dict.fromkeys(name for one in words for name in one["same"]):
@@ -92,15 +90,15 @@ def agree(
         usual = max(said, key=lambda value: (Counter(said)[value], -said.index(value)))
         for rank, value in enumerate(said):
             if value != usual:
-                rule = f"must be as at rank {said.index(usual)}, {usual}"
-                raise InputError(f"{name} at rank {rank}", value, rule, "give all processes the same")
+                rule = f"must be as at rank {names[said.index(usual)]}, {usual}"
+                raise InputError(f"{name} at rank {names[rank]}", value, rule, "give all processes the same")
     stories = [one["problem"] for one in words]
     if problem is not None and all(one == story for one in stories):
         raise problem
     for rank, one in enumerate(stories):
         if one is not None:
             kind, name, *rest = one
-            raise getattr(errors, kind)(f"rank {rank}: {name}", *rest) from problem
+            raise getattr(errors, kind)(f"rank {names[rank]}: {name}", *rest) from problem
     return [one["own"] for one in words]
 
 
@@ -123,6 +121,11 @@ def _page(text: bytes, size: int, device: torch.device) -> Tensor:
 
 def _bytes(page: Tensor) -> bytes:
     return page.cpu().numpy().tobytes()
+
+
+def _text(value: object) -> str:
+    """A value as it is compared and printed: 1 and 1.0 are the same wish."""
+    return str(float(value)) if isinstance(value, int | float) and not isinstance(value, bool) else str(value)
 
 
 def _parts(problem: AvowError) -> tuple[object, object, object, object]:

@@ -6,6 +6,7 @@ down in the group's store whom it waited for, before it raises. Whoever wrote no
 
 from __future__ import annotations
 
+import os
 import time
 from datetime import timedelta
 
@@ -43,10 +44,22 @@ def lost(peer: int, problem: Exception, group: dist.ProcessGroup, device: torch.
         while not all(store.check([rank]) for rank in others) and time.monotonic() < until:
             time.sleep(0.01)
     except (RuntimeError, OSError):
-        # The store went down with the process that kept it: what this process saw itself is all there is to know.
-        missing = peer
+        # The store is gone, and with it the process that kept it; nobody can say more.
+        missing, how = _keeper(group, peer), "gone"
     rule = "must take part until all have their answer"
-    return LostRank(f"rank {missing}", how, rule, "look at its log, and start the processes again")
+    return LostRank(_name(missing, group), how, rule, "look at its log, and start the processes again")
+
+
+def _keeper(group: dist.ProcessGroup, otherwise: int) -> int:
+    """The rank that kept the store: the first of all, where torchrun does not keep it and this group has that rank."""
+    members = dist.get_process_group_ranks(group)
+    theirs = os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
+    return otherwise if theirs or 0 not in members else members.index(0)
+
+
+def _name(rank: int, group: dist.ProcessGroup) -> str:
+    """A rank of a group as its log knows it: by its number among all."""
+    return f"rank {dist.get_global_rank(group, rank)}"
 
 
 def _followed(store: Store, here: int, peer: int, how: str, grace: float) -> tuple[int, str]:

@@ -23,6 +23,10 @@ Group = dist.ProcessGroup | DeviceMesh | None
 """Processes that know each other: a group, a mesh of one axis, or all of them."""
 
 
+# Bytes that a process says at a time: few words, so that what agreeing costs is known beforehand.
+PAGE = 2048
+
+
 @dataclass
 class Traffic:
     """What this process sent, and in how many messages."""

@@ -6,6 +6,7 @@ down in the group's store whom it waited for, before it raises. Whoever wrote no
 
 from __future__ import annotations
 
+import contextlib
 import os
 import time
 from datetime import timedelta
@@ -16,10 +17,10 @@ from torch.distributed.distributed_c10d import PrefixStore, Store
 
 from avow.errors import LostRank
 
-# Shares of a group's timeout: for a message, for the word of one that others wait for, and for leaving together. What
-# is left is for the clocks.
-_PATIENCE, _GRACE = 0.7, 0.125
-_LONGEST_GRACE = 5.0
+# Shares of a group's timeout: for a message, for the word of one that others wait for, and for leaving together; what
+# is left is for the clocks. A long timeout is there for long work: words take no longer for it.
+_PATIENCE, _GRACE, _LEAVING = 0.6, 0.25, 0.1
+_LONGEST_GRACE = 10.0
 
 
 def patience(group: dist.ProcessGroup, device: torch.device) -> timedelta:
@@ -32,14 +33,16 @@ def lost(peer: int, problem: Exception, group: dist.ProcessGroup, device: torch.
 
     Returns when all others have found out, too, or had the time to.
     """
-    grace = min(_GRACE * _timeout(group, device).total_seconds(), _LONGEST_GRACE)
+    limit = _timeout(group, device).total_seconds()
+    grace, leaving = (min(share * limit, _LONGEST_GRACE) for share in (_GRACE, _LEAVING))
     here, how = dist.get_rank(group), "silent" if "imed out" in str(problem) else "gone"
     try:
         store = PrefixStore("avow/gave up", group.get_group_store())
         store.set(str(here), f"{peer} {how}")
+        _hang_up(group, device)
         missing, how = _followed(store, here, peer, how, grace)
         others = [str(rank) for rank in range(dist.get_world_size(group)) if rank not in (here, missing)]
-        until = time.monotonic() + grace
+        until = time.monotonic() + leaving
         # The store may live in this process: it must not end while others read.
         while not all(store.check([rank]) for rank in others) and time.monotonic() < until:
             time.sleep(0.01)
@@ -48,6 +51,22 @@ def lost(peer: int, problem: Exception, group: dist.ProcessGroup, device: torch.
         missing, how = _keeper(group, peer), "gone"
     rule = "must take part until all have their answer"
     return LostRank(_name(missing, group), how, rule, "look at its log, and start the processes again")
+
+
+def _hang_up(group: dist.ProcessGroup, device: torch.device) -> None:
+    """Let others notice now, who would else wait until their own patience ends, one after the other.
+
+    gloo closes all connections of a process where one wait is too long, and so one that nobody will answer does it.
+    """
+    if device.type != "cpu":
+        return
+    here = dist.get_rank(group)
+    for rank in range(dist.get_world_size(group)):
+        if rank != here:
+            with contextlib.suppress(RuntimeError):
+                unanswered = dist.irecv(torch.zeros(1), group=group, group_src=rank, tag=1)
+                assert unanswered is not None
+                unanswered.wait(timedelta(milliseconds=1))
 
 
 def _keeper(group: dist.ProcessGroup, otherwise: int) -> int:

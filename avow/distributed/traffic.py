@@ -7,8 +7,10 @@ all have to know is sent by each to each, so that a silence always has a name.
 from __future__ import annotations
 
 import contextlib
+import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from datetime import timedelta
 from typing import NamedTuple
 
 import torch
@@ -103,12 +105,14 @@ class Pending:
             self._works += [(some[0], work) for work in works]
 
     def wait(self) -> None:
+        start = time.monotonic()
         for one, work in self._works:
             with self._naming(one):
                 if one.tensor.is_cuda:
                     work.wait()  # the stream waits; what goes wrong there, NCCL tells
                 else:
-                    work.wait(patience(self._group, one.tensor.device))
+                    left = patience(self._group, one.tensor.device) - timedelta(seconds=time.monotonic() - start)
+                    work.wait(max(left, timedelta(milliseconds=1)))
 
     def _operation(self, one: Transfer) -> dist.P2POp:
         plain = one.tensor.view(-1).view(torch.uint8)

@@ -80,4 +80,4 @@ def piece(x: Tensor, sizes: tuple[int, ...], rank: int) -> Tensor:
 
 def apart(one: Tensor, other: Tensor) -> float:
     """The largest difference, relative to the largest entry."""
-    return float((one.double() - other).abs().max() / other.abs().max())
+    return float((one.detach().double() - other).abs().max() / other.abs().max())

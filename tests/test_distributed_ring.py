@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -14,9 +15,9 @@ from torch.distributed.device_mesh import init_device_mesh
 
 import avow
 from avow.contract import Sizes
-from avow.distributed import blocks, ring_attend, ring_attention
+from avow.distributed import attend, blocks, circuit, ring_attend, ring_attention
 from avow.distributed.route import Route
-from avow.distributed.traffic import counted
+from avow.distributed.traffic import Transfer, counted
 from avow.distributed.volume import ring_bytes
 from avow.errors import AvowError
 from tests.processes import together
@@ -249,6 +250,66 @@ def test_every_block_gets_to_all_who_need_it_and_to_none_beyond(causal: bool) ->
         needed = {(rank, block) for rank in range(count) for block in range(count) if parts[rank][block]}
         assert served == needed
         assert all((at[block], block) in needed or at[block] == block for block in range(count))
+
+
+@pytest.mark.parametrize(("n", "s", "shift"), [(600, 40, None), (520, 300, 0), (600, 90, -300), (300, 330, 40)])
+def test_a_tall_block_is_worked_on_in_tiles(n: int, s: int, shift: int | None) -> None:
+    draw = torch.Generator().manual_seed(5)
+    q, k, v, above = (
+        torch.randn(1, h, m, 3, generator=draw, dtype=torch.float64) for h, m in ((4, n), (2, s), (2, s), (4, n))
+    )
+    seen = torch.ones(n, s, dtype=torch.bool)
+    seen = seen if shift is None else seen.tril(shift)
+    for x in (q, k, v):
+        x.requires_grad_()
+    logits = (0.4 * q @ k.repeat_interleave(2, 1).mT).masked_fill(~seen, -1e4)
+    truth = (torch.softmax(logits, -1) * seen) @ v.repeat_interleave(2, 1)
+    grads = torch.autograd.grad((truth * above).sum(), (q, k, v))
+    with torch.no_grad():
+        out, lse = blocks.answer(q, k, v, shift, 0.4)
+        found = blocks.gradients(q, k, v, lse, above, (above * out).sum(-1), shift, 0.4)
+    assert apart(out, truth.detach()) <= ROUNDING[torch.float64]
+    assert torch.equal(lse > -math.inf, seen.any(-1).expand_as(lse))
+    assert all(apart(mine, theirs) <= ROUNDING[torch.float64] for mine, theirs in zip(found, grads, strict=True))
+
+
+def test_blocks_are_under_way_while_a_process_computes(monkeypatch: pytest.MonkeyPatch) -> None:
+    events: list[str] = []
+
+    class Silent:
+        def __init__(self, transfers: list[Transfer], group: object) -> None:
+            events.append(f"{len(transfers)} under way")
+
+        def wait(self) -> None:
+            events.append("there")
+
+    monkeypatch.setattr(circuit, "Pending", Silent)
+    monkeypatch.setattr(dist, "get_rank", lambda group: 1)
+    k = torch.ones(1, 1, 2, 3)
+    for block, _, _ in circuit.visits(k, k, Route((2, 2, 2), (2, 2, 2), False), None):  # type: ignore[arg-type]
+        events.append(f"block {block}")
+    assert events == [
+        *("2 under way", "block 1", "there"),
+        *("2 under way", "block 0", "there"),
+        *("0 under way", "block 2", "there"),
+    ]
+
+
+def test_one_process_may_be_a_group(tmp_path: Path) -> None:
+    case = Case((9,), (9,), torch.float32, causal=True)
+    q, k, v, _ = case.inputs()
+    q.requires_grad_()
+    dist.init_process_group("gloo", init_method=f"file://{tmp_path}/meeting", rank=0, world_size=1)
+    try:
+        with counted() as traffic:
+            answers = [ring_attention(q, k, v, **case.options), ring_attend(q, k, v, **case.options).out]  # type: ignore[arg-type]
+            answers.append(attend(q, k, v, **case.options).out)  # type: ignore[arg-type]
+            grads = [torch.autograd.grad(out.square().sum(), q)[0] for out in answers]
+    finally:
+        dist.destroy_process_group()
+    assert traffic.sent == 0
+    assert all(apart(out, case.whole().out) <= ROUNDING[torch.float32] for out in answers)
+    assert all(apart(grad, grads[0].double()) <= ROUNDING[torch.float32] for grad in grads)
 
 
 def test_a_block_that_is_merged_twice_shows() -> None:

@@ -77,7 +77,10 @@ def group_of(group: Group) -> dist.ProcessGroup:
             )
         return group.get_group()
     found = dist.group.WORLD if group is None else group
-    assert found is not None
+    if not isinstance(found, dist.ProcessGroup) or dist.get_rank(found) < 0:
+        raise ParameterError(
+            "group", found, "must be one that this process is in", "call it in members of the group only"
+        )
     return found
 
 

@@ -13,7 +13,7 @@ import torch.distributed as dist
 
 # Processes are born of one that has loaded everything already.
 FRESH = multiprocessing.get_context("forkserver")
-FRESH.set_forkserver_preload(["avow.distributed"])
+FRESH.set_forkserver_preload(["avow.distributed", "torch.distributed.fsdp"])
 
 
 def meet(rank: int, count: int, folder: str, seconds: float) -> None:

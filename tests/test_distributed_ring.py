@@ -10,8 +10,11 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
-from torch import Tensor
+from torch import Tensor, nn
 from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import fully_shard
+from torch.distributed.tensor import DTensor
+from torch.nn.parallel import DistributedDataParallel
 
 import avow
 from avow.contract import Sizes
@@ -56,6 +59,38 @@ def backward(out: Tensor, case: Case, pieces: list[Tensor]) -> tuple[Tensor, ...
     weight = piece(case.inputs()[3], case.rows, dist.get_rank())
     grads = torch.autograd.grad((out * weight).sum(), pieces)
     return out.detach(), *grads
+
+
+class Layer(nn.Module):
+    """Attention of two heads, whose weights every process holds."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(1)
+        self.mix = nn.Linear(8, 24, bias=False, dtype=torch.float64)
+
+    def forward(self, x: Tensor) -> Tensor:
+        q, k, v = self.mix(x).unflatten(-1, (3, 2, 4)).permute(2, 0, 3, 1, 4)  # (b, 2, n, 4) each
+        if dist.is_initialized():
+            return ring_attention(q, k, v, causal=True)
+        return nn.functional.scaled_dot_product_attention(q, k, v, is_causal=True)
+
+
+def tokens() -> Tensor:
+    return torch.randn(2, 20, 8, dtype=torch.float64, generator=torch.Generator().manual_seed(2))
+
+
+def trained() -> dict[str, Tensor]:
+    """The gradient of weights that processes hold each, or in shares, with a part of the sequence in each process."""
+    x = tokens().chunk(dist.get_world_size(), 1)[dist.get_rank()]
+    whole = DistributedDataParallel(Layer())
+    whole(x).square().sum().backward()
+    shared = Layer()
+    fully_shard(shared, mesh=init_device_mesh("cpu", (dist.get_world_size(),)))
+    shared(x).square().sum().backward()
+    grad = shared.mix.weight.grad
+    assert isinstance(grad, DTensor) and whole.module.mix.weight.grad is not None
+    return {"DDP": whole.module.mix.weight.grad, "FSDP2": grad.full_tensor()}
 
 
 def message(call: Callable[[], object]) -> str:
@@ -119,6 +154,7 @@ def ask() -> dict[str, Any]:
     half = mesh["sequence"].get_local_rank()
     found["mesh"] = ring_attention(*(x.chunk(2, -2)[half] for x in (q, k, v)), group=mesh["sequence"], enable_gqa=True)
     found["axes"] = message(lambda: ring_attention(q, k, v, group=mesh))
+    found |= trained()
     found["mistakes"] = mistakes()
     return found
 
@@ -195,6 +231,19 @@ def test_a_ring_runs_along_one_axis_of_a_mesh(said: dict[int, list[Any]]) -> Non
         whole = torch.cat([one["mesh"] for one in said[4][first : first + 2]], -2)
         assert apart(whole, truth) <= ROUNDING[torch.float64]
     assert all('must have one axis; pass the axis of the sequence: mesh["sequence"]' in one["axes"] for one in said[4])
+
+
+@pytest.mark.parametrize("count", [2, 4])
+@pytest.mark.parametrize("around", ["DDP", "FSDP2"])
+def test_gradients_of_weights_around_a_ring_are_those_of_one_process(
+    said: dict[int, list[Any]], count: int, around: str
+) -> None:
+    alone = Layer()
+    alone(tokens()).square().sum().backward()
+    assert alone.mix.weight.grad is not None
+    for one in said[count]:
+        # Both average over processes.
+        assert apart(count * one[around], alone.mix.weight.grad) <= ROUNDING[torch.float64]
 
 
 @pytest.mark.parametrize("count", [2, 4])

@@ -128,6 +128,8 @@ class Pending:
         try:
             yield
         except RuntimeError as problem:
+            if one.tensor.is_cuda:
+                raise  # whom a batch waited for, NCCL does not say
             peer = one.target if one.source == self._here else one.source
             raise lost(peer, problem, self._group, one.tensor.device) from problem
 

@@ -98,7 +98,7 @@ def agree(
     for rank, one in enumerate(stories):
         if one is not None:
             kind, name, *rest = one
-            raise getattr(errors, kind)(f"rank {names[rank]}: {name}", *rest) from problem
+            raise getattr(errors, kind, InputError)(f"rank {names[rank]}: {name}", *rest) from problem
     return [one["own"] for one in words]
 
 

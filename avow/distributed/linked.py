@@ -2,20 +2,16 @@
 
 from __future__ import annotations
 
-from typing import Any, Protocol
+from collections.abc import Callable
+from typing import Any
 
 import torch
 from jaxtyping import Float
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-
-class Gradients(Protocol):
-    """The gradients of q, k and v, from an answer, the logarithms of its normalisers, and the gradient above."""
-
-    def __call__(
-        self, q: Tensor, k: Tensor, v: Tensor, out: Tensor, lse: Tensor, grad: Tensor
-    ) -> tuple[Tensor, Tensor, Tensor]: ...
+Gradients = Callable[[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor], tuple[Tensor, Tensor, Tensor]]
+"""Those of q, k and v, from q, k, v, an answer, the logarithms of its normalisers, and the gradient above."""
 
 
 def linked(

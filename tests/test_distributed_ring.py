@@ -113,6 +113,7 @@ def mistakes() -> dict[str, str]:
     ask: dict[str, Callable[[], object]] = {
         "causal": lambda: ring_attention(q, k, v, causal=wrong, enable_gqa=True),
         "scale": lambda: ring_attention(q, k, v, scale=2.0 if wrong else 1, enable_gqa=True),
+        "first": lambda: ring_attention(q, k, v, scale=2.0 if dist.get_rank() == 0 else 1.0, enable_gqa=True),
         "method": lambda: (ring_attend if wrong else ring_attention)(q, k, v, enable_gqa=True),
         "type": lambda: ring_attention(*(x.double() if wrong else x for x in (q, k, v)), enable_gqa=True),
         "own type": lambda: ring_attention(q, k.double() if wrong else k, v, enable_gqa=True),
@@ -153,6 +154,10 @@ def ask() -> dict[str, Any]:
     mesh = init_device_mesh("cpu", (count // 2, 2), mesh_dim_names=("data", "sequence"))
     half = mesh["sequence"].get_local_rank()
     found["mesh"] = ring_attention(*(x.chunk(2, -2)[half] for x in (q, k, v)), group=mesh["sequence"], enable_gqa=True)
+    axis = mesh["sequence"]
+    found["a wrong one on an axis"] = message(
+        lambda: ring_attention(q, k, v, causal=rank == 3, group=axis, enable_gqa=True)
+    )
     found["axes"] = message(lambda: ring_attention(q, k, v, group=mesh))
     found |= trained()
     found["mistakes"] = mistakes()
@@ -231,6 +236,17 @@ def test_a_ring_runs_along_one_axis_of_a_mesh(said: dict[int, list[Any]]) -> Non
         whole = torch.cat([one["mesh"] for one in said[4][first : first + 2]], -2)
         assert apart(whole, truth) <= ROUNDING[torch.float64]
     assert all('must have one axis; pass the axis of the sequence: mesh["sequence"]' in one["axes"] for one in said[4])
+
+
+def test_a_rank_on_an_axis_of_a_mesh_is_named_as_among_all(said: dict[int, list[Any]]) -> None:
+    told = [one["a wrong one on an axis"] for one in said[4]]
+    assert told[:2] == ["no error"] * 2
+    assert told[2] == told[3] and told[3].startswith("InputError: causal at rank 3=True must be as at rank 2, False;")
+
+
+def test_the_one_that_differs_from_most_is_to_blame_be_it_the_first(said: dict[int, list[Any]]) -> None:
+    words = "InputError: scale at rank 0=2.0 must be as at rank 1, 1.0; give all processes the same"
+    assert {one["mistakes"]["first"] for one in said[4]} == {words}
 
 
 @pytest.mark.parametrize("count", [2, 4])

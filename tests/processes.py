@@ -32,7 +32,7 @@ def _process(rank: int, count: int, job: Callable[[], Any], folder: str, seconds
     dist.destroy_process_group()
 
 
-def together(count: int, job: Callable[[], Any], folder: Path, seconds: float = 60) -> list[Any]:
+def together(count: int, job: Callable[[], Any], folder: Path, seconds: float = 300) -> list[Any]:
     """What a job gives in each of so many processes, by rank."""
     folder.mkdir(parents=True, exist_ok=True)
     crowd = [FRESH.Process(target=_process, args=(rank, count, job, str(folder), seconds)) for rank in range(count)]

@@ -22,7 +22,7 @@ from tests.lose_rank import Loss, lose
 @pytest.fixture(scope="module")
 def losses() -> list[Loss]:
     """Two processes killed and one stopped, among three groups that attend at the same time."""
-    jobs = [(signal.SIGKILL, 16.0, 5), (signal.SIGKILL, 16.0, 8), (signal.SIGSTOP, 12.0, 20)]
+    jobs = [(signal.SIGKILL, 32.0, 5), (signal.SIGKILL, 32.0, 8), (signal.SIGSTOP, 20.0, 20)]
     with ThreadPoolExecutor(len(jobs)) as pool:
         return list(pool.map(lambda job: lose(*job), jobs))
 

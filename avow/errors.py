@@ -12,6 +12,7 @@
     │   ├── OutOfReach                   attention weights that no query gives over these keys
     │   └── FileError                    a file that is missing, truncated or incomplete
     ├── MissingPackage                   an optional package this needs is not installed
+    ├── LostRank                         a process that others wait for has ended, or is silent
     ├── ToleranceUnreachable             no arithmetic at hand proves the tolerance
     └── NotDifferentiable                the mathematics has no gradient here
 
@@ -96,6 +97,10 @@ class FileError(InputError):
 
 class MissingPackage(AvowError):
     """An optional package this needs is not installed."""
+
+
+class LostRank(AvowError):
+    """A process that others wait for has ended, or is silent."""
 
 
 class NotDifferentiable(AvowError):

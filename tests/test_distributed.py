@@ -1,12 +1,9 @@
-"""Two processes, each with its own keys, give one answer, one certificate, and one error that names who is to blame."""
+"""Processes with their own keys give one answer, one certificate, and one error that names who is to blame."""
 
 from __future__ import annotations
 
 import math
-import multiprocessing
 from collections.abc import Callable
-from datetime import timedelta
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -15,24 +12,32 @@ import torch.distributed as dist
 from torch import Tensor
 
 import avow
+from avow.contract import Sizes
 from avow.distributed import attend
+from avow.distributed.traffic import counted
+from avow.distributed.volume import shard_bytes
 from avow.errors import AvowError, ParameterError
+from tests.processes import together
+from tests.shards import HEADS, Case, apart, piece
 
-# What the second process holds of 96 keys.
-SPLITS = {"uneven": slice(37, 96), "one key": slice(95, 96), "nothing": slice(96, 96), "everything": slice(0, 96)}
+# How 96 keys are shared.
+SPLITS: dict[int, dict[str, tuple[int, ...]]] = {
+    2: {"uneven": (37, 59), "one key": (95, 1), "nothing": (96, 0), "everything": (0, 96)},
+    4: {"uneven": (7, 30, 1, 58), "one key": (1, 1, 1, 93), "nothing": (48, 0, 48, 0), "everything": (0, 0, 96, 0)},
+}
 TYPES = (torch.float64, torch.float32, torch.float16, torch.bfloat16)
+ROUNDING = {torch.float64: 1e-13, torch.float32: 1e-5, torch.float16: 3e-3, torch.bfloat16: 2e-2}
+TIGHT = Case((33,), (37, 59), torch.float32, scale=-0.3)
 
 
-def inputs(dtype: torch.dtype) -> tuple[Tensor, Tensor, Tensor]:
-    """The same in every process: four query heads on two key heads, one of them with values of another size."""
-    torch.manual_seed(1)
-    q, k, v = torch.randn(2, 4, 33, 8), 2 * torch.randn(2, 2, 96, 8), torch.randn(2, 2, 96, 5)
-    v[:, 1] *= 1e-3
-    return q.to(dtype), k.to(dtype), v.to(dtype)
-
-
-def shard(x: Tensor, second: slice, rank: int) -> Tensor:
-    return x[:, :, second] if rank else x[:, :, : second.start]
+def cases(count: int) -> dict[str, Case]:
+    """What so many processes are asked: 33 rows, which all of them know, and keys in pieces."""
+    found = {}
+    for name, keys in SPLITS[count].items():
+        for causal in (False, True):
+            for dtype in TYPES:
+                found[f"{name}, {dtype}, {'causal' if causal else 'whole'}"] = Case((33,), keys, dtype, causal)
+    return found
 
 
 def message(call: Callable[[], object]) -> str:
@@ -43,105 +48,131 @@ def message(call: Callable[[], object]) -> str:
     return "no error"
 
 
+def gradient_of_a_part(q: Tensor, k: Tensor, v: Tensor, share: float) -> None:
+    """What comes of losses that differ from process to process."""
+    out, _ = attend(q.clone().requires_grad_(), k, v, enable_gqa=True)
+    (out.sum() * share).backward()
+
+
 def mistakes(rank: int) -> dict[str, str]:
     """What each process is told where the second one asks for something else."""
-    q, k, v = inputs(torch.float32)
+    q, k, v, _ = Case((33,), (96,), torch.float32).inputs()
     ask: dict[str, Callable[[], object]] = {
         "tol": lambda: attend(q, k, v, tol=0.1 + rank, enable_gqa=True),
+        "no tol": lambda: attend(q, k, v, tol=-0.1 if rank else None, enable_gqa=True),
         "type": lambda: attend(q, k.double() if rank else k, v, enable_gqa=True),
         "heads": lambda: attend(q, k[:, :1] if rank else k, v[:, :1] if rank else v, enable_gqa=True),
         "queries": lambda: attend(q + rank, k, v, enable_gqa=True),
         "nan": lambda: attend(q, k * (math.nan if rank else 1.0), v, enable_gqa=True),
-        "gradient": lambda: attend(q, k.requires_grad_(), v, enable_gqa=True),
-        "axes": lambda: attend(q[0], k[0].detach(), v[0], enable_gqa=True),
-        "tolerance": lambda: attend(q, k.detach(), v, tol=1e-9, enable_gqa=True),
+        "gradient": lambda: attend(q, k.clone().requires_grad_() if rank else k, v, enable_gqa=True),
+        "loss": lambda: gradient_of_a_part(q, k, v, 1.0 + rank),
+        "axes": lambda: attend(q[0], k[0], v[0], enable_gqa=True),
+        "no tensor": lambda: attend(q, k, None if rank else v, enable_gqa=True),  # type: ignore[arg-type]
+        "tolerance": lambda: attend(q, k, v, tol=1e-9, enable_gqa=True),
     }
     return {name: message(call) for name, call in ask.items()}
 
 
-def process(rank: int, folder: str) -> None:
-    torch.set_num_threads(1)
-    dist.init_process_group(
-        "gloo", init_method=f"file://{folder}/meeting", rank=rank, world_size=2, timeout=timedelta(seconds=30)
-    )
+def ask() -> dict[str, Any]:
+    rank, count = dist.get_rank(), dist.get_world_size()
     found: dict[str, Any] = {}
-    for dtype in TYPES:
-        q, k, v = inputs(dtype)
-        for name, second in SPLITS.items():
-            out, certificate = attend(q, shard(k, second, rank), shard(v, second, rank), enable_gqa=True)
-            found[f"{name} {dtype}"] = out, certificate.to_json()
-    q, k, v = inputs(torch.float32)
-    second = SPLITS["uneven"]
-    out, certificate = attend(q, shard(k, second, rank), shard(v, second, rank), tol=5e-7, scale=-0.3, enable_gqa=True)
-    found["tight"] = out, certificate.to_json()
-    found["mistakes"] = mistakes(rank)
-    torch.save(found, f"{folder}/{rank}.pt")
-    dist.destroy_process_group()
+    for name, case in cases(count).items():
+        q, k, v, weight = case.inputs()
+        pieces = [q.clone().requires_grad_(), *(piece(x, case.keys, rank).requires_grad_() for x in (k, v))]
+        with counted() as there:
+            out, certificate = attend(*pieces, **case.options)  # type: ignore[arg-type]
+        with counted() as back:
+            grads = torch.autograd.grad((out * weight).sum(), pieces)
+        found[name] = (out.detach(), *grads), certificate, there.sent, back.sent
+    if count == 2:
+        q, k, v, _ = TIGHT.inputs()
+        held = (piece(x, TIGHT.keys, rank) for x in (k, v))
+        found["tight"] = attend(q, *held, tol=5e-7, **TIGHT.options)  # type: ignore[arg-type]
+        found["mistakes"] = mistakes(rank)
+    return found
 
 
 @pytest.fixture(scope="module")
-def said(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
-    folder = tmp_path_factory.mktemp("pair")
-    fresh = multiprocessing.get_context("spawn")
-    pair = [fresh.Process(target=process, args=(rank, str(folder))) for rank in range(2)]
-    for one in pair:
-        one.start()
-    for one in pair:
-        one.join()
-    assert [one.exitcode for one in pair] == [0, 0]
-    return [torch.load(Path(folder) / f"{rank}.pt") for rank in range(2)]
+def said(tmp_path_factory: pytest.TempPathFactory) -> dict[int, list[dict[str, Any]]]:
+    return {count: together(count, ask, tmp_path_factory.mktemp("keys")) for count in (2, 4)}
 
 
-def errors(out: Tensor, q: Tensor, k: Tensor, v: Tensor, scale: float) -> Tensor:
-    keys, values = (x.double().repeat_interleave(2, 1) for x in (k, v))
-    truth = torch.softmax(scale * (q.double() @ keys.mT), -1) @ values
-    return (out.double() - truth).norm(dim=-1) / values.norm(dim=-1).amax(-1, keepdim=True)
+@pytest.mark.parametrize("count", [2, 4])
+@pytest.mark.parametrize("name", list(cases(2)))
+def test_processes_answer_as_one(said: dict[int, list[Any]], count: int, name: str) -> None:
+    case = cases(count)[name]
+    (out, *_), certificate, *_ = said[count][0][name]
+    for (other, *_), same, *_ in (one[name] for one in said[count]):
+        assert torch.equal(out, other) and certificate.to_json() == same.to_json()
+    assert out.dtype == case.dtype and certificate.method == "exact"
+    assert bool((case.errors(out) <= certificate.rows + 1e-14).all())
+    q, k, v, _ = case.inputs()
+    promised = avow.attend(q, k, v, method="exact", **case.options).certificate  # type: ignore[arg-type]
+    assert certificate.bound <= 1.1 * promised.bound + count * 1e-12
 
 
-@pytest.mark.parametrize("dtype", TYPES)
-@pytest.mark.parametrize("name", SPLITS)
-def test_two_processes_answer_as_one(said: list[dict[str, Any]], name: str, dtype: torch.dtype) -> None:
-    (out, text), (other, other_text) = (one[f"{name} {dtype}"] for one in said)
-    assert torch.equal(out, other) and text == other_text
-    q, k, v = inputs(dtype)
-    alone, promised = avow.attend(q, k, v, method="exact", enable_gqa=True)
-    certificate = avow.Certificate.from_json(text)
-    assert out.dtype == dtype and certificate.method == "exact"
-    longest = v.double().norm(dim=-1).amax(-1).repeat_interleave(2, 1)[..., None]
-    apart = (out.double() - alone.double()).norm(dim=-1) / longest
-    assert bool((apart <= certificate.rows + promised.rows).all())
-    assert bool((errors(out, q, k, v, 8**-0.5) <= certificate.rows + 1e-14).all())
-    assert certificate.bound <= 1.1 * promised.bound + 1e-12
+@pytest.mark.parametrize("count", [2, 4])
+@pytest.mark.parametrize("name", list(cases(2)))
+def test_gradients_of_processes_are_those_of_one(said: dict[int, list[Any]], count: int, name: str) -> None:
+    case = cases(count)[name]
+    answers = [one[name][0] for one in said[count]]
+    truth = case.whole()
+    for _, queries, _, _ in answers:
+        assert queries.dtype == case.dtype and apart(queries, truth.q) <= ROUNDING[case.dtype]
+    for number, whole in ((2, truth.k), (3, truth.v)):
+        found = torch.cat([one[number] for one in answers], -2)
+        assert found.dtype == case.dtype and apart(found, whole) <= ROUNDING[case.dtype]
 
 
-def test_a_tolerance_that_float32_cannot_prove_is_kept_by_float64(said: list[dict[str, Any]]) -> None:
-    out, certificate = said[0]["tight"][0], avow.Certificate.from_json(said[0]["tight"][1])
-    q, k, v = inputs(torch.float32)
+@pytest.mark.parametrize("count", [2, 4])
+def test_what_processes_send_is_what_the_formula_says(said: dict[int, list[Any]], count: int) -> None:
+    for name, case in cases(count).items():
+        sizes = Sizes(2, HEADS, case.groups, 33, 96, 8, 5, case.dtype, causal=case.causal)
+        there, both = shard_bytes(sizes, count), shard_bytes(sizes, count, gradients=True)
+        assert all(one[name][2:] == (there, both - there) for one in said[count])
+
+
+def test_a_tolerance_that_float32_cannot_prove_is_kept_by_float64(said: dict[int, list[Any]]) -> None:
+    out, certificate = said[2][0]["tight"]
     assert certificate.keeps(5e-7) and out.dtype == torch.float32
-    assert bool((errors(out, q, k, v, -0.3) <= certificate.rows).all())
-    assert not avow.attend(q, k, v, method="exact", scale=-0.3, enable_gqa=True).certificate.keeps(5e-7)
+    assert bool((TIGHT.errors(out) <= certificate.rows).all())
+    q, k, v, _ = TIGHT.inputs()
+    assert not avow.attend(q, k, v, method="exact", **TIGHT.options).certificate.keeps(5e-7)  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize(
     ("name", "words"),
     [
         ("tol", "InputError: tol at rank 1=1.1 must be as at rank 0, 0.1; give all processes the same"),
+        ("no tol", "InputError: tol at rank 1=-0.1 must be as at rank 0, None; give all processes the same"),
         ("type", "InputError: type of k at rank 1=torch.float64 must be as at rank 0, torch.float32; give"),
         ("heads", "InputError: shape of k without its length at rank 1=(2, 1, 8) must be as at rank 0, (2, 2, 8)"),
         ("queries", "InputError: digest of q at rank 1="),
-        ("nan", "InputError: rank 1: k[0, 0, 0, 0]=nan must be finite; mend k first"),
-        ("gradient", "NotDifferentiable: requires_grad=True has no gradient over processes; use torch.no_grad()"),
+        ("nan", "NonFiniteError: rank 1: k[0, 0, 0, 0]=nan must be finite; mend k first"),
+        ("gradient", "InputError: gradients of q, k or v at rank 1=True must be as at rank 0, False; give all"),
+        ("loss", "compute the same loss in all processes, from the whole answer"),
         ("axes", "ShapeError: shapes of q, k, v=(4, 33, 8), (2, 96, 8), (2, 96, 5) must have four axes; add axes for"),
+        (
+            "no tensor",
+            "InputError: type of v at rank 1=nothing must be as at rank 0, torch.float32; give all processes",
+        ),
         ("tolerance", "ToleranceUnreachable: tol=1e-09 is less than can be proved, "),
     ],
 )
-def test_both_processes_are_told_who_is_to_blame(said: list[dict[str, Any]], name: str, words: str) -> None:
-    first, second = (one["mistakes"][name] for one in said)
+def test_both_processes_are_told_who_is_to_blame(said: dict[int, list[Any]], name: str, words: str) -> None:
+    first, second = (one["mistakes"][name] for one in said[2])
     assert first == second
     assert words in first
 
 
+def test_a_key_that_two_processes_hold_shows() -> None:
+    case = Case((5,), (9,))
+    q, k, v, _ = case.inputs()
+    twice = avow.attend(q, *(torch.cat([x, x[..., :1, :]], -2) for x in (k, v)), enable_gqa=True)
+    assert bool((case.errors(twice.out) > twice.certificate.rows).any())
+
+
 def test_processes_that_never_met_are_told_so() -> None:
-    q, k, v = inputs(torch.float32)
+    q, k, v, _ = Case((3,), (3,)).inputs()
     with pytest.raises(ParameterError, match=r"call torch\.distributed\.init_process_group first, or use avow\.attend"):
         attend(q, k, v, enable_gqa=True)

@@ -1,5 +1,6 @@
 """Attention over shards of a sequence, one shard a process: what shards promise merges into what the whole does."""
 
 from avow.distributed.exact import attend
+from avow.distributed.ring import ring_attend, ring_attention
 
-__all__ = ["attend"]
+__all__ = ["attend", "ring_attend", "ring_attention"]

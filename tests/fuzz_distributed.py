@@ -1,0 +1,141 @@
+"""Try to break certificates that travelled: `python -m tests.fuzz_distributed --rows 100000`.
+
+Sequences of every type, of odd lengths, with huge and tiny norms, cut at random; every row of every process is held to
+its bound against the truth, which float64, wider arithmetic or balls decide.
+"""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import random
+import sys
+import tempfile
+from functools import partial
+from pathlib import Path
+from typing import NamedTuple
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from avow.attend import Attended
+from avow.certificates import measure_norms
+from avow.contract import Problem
+from avow.distributed import attend, ring_attend
+from avow.errors import RangeError, ToleranceUnreachable
+from avow.methods.exact import Exact
+from tests.generators import draw_case
+from tests.processes import together
+from tests.truth import judge
+
+
+class Tally(NamedTuple):
+    """What some cases came to."""
+
+    cases: int
+    rows: int
+    broken: int
+    by_balls: int
+    refused: int
+    story: str = ""
+
+    def plus(self, other: Tally) -> Tally:
+        cases, rows, broken, by_balls, refused = (a + b for a, b in zip(self[:5], other[:5], strict=True))
+        return Tally(cases, rows, broken, by_balls, refused, self.story or other.story)
+
+    def __str__(self) -> str:
+        return (
+            f"{self.cases:,} cases, {self.rows:,} rows: {self.broken} broken, {self.by_balls:,} decided by balls, "
+            f"{self.refused} cases refused"
+        )
+
+
+def cut(rng: random.Random, length: int, count: int) -> list[int]:
+    """Sizes of so many shards of a length, some of them perhaps empty."""
+    places = sorted(rng.randint(0, length) for _ in range(count - 1))
+    return [end - start for start, end in zip([0, *places], [*places, length], strict=True)]
+
+
+def judged(p: Problem, answered: Attended, rows: slice, boast: float) -> Tally:
+    """Some rows of a problem against the truth, their bounds multiplied by `boast`."""
+    out, bounds = answered.out, answered.certificate.rows * boast
+    p = p.rows(torch.arange(rows.start, rows.stop))
+    if not bounds.numel():
+        return Tally(1, 0, 0, 0, 0)
+    if not bool(torch.isfinite(out).all()) or bool(bounds.isnan().any()):
+        return Tally(1, bounds.numel(), bounds.numel(), 0, 0, f"nan or inf: {p.sizes}")
+    found = judge(Exact(), p, measure_norms(p), out, bounds, None)
+    return Tally(1, found.rows, found.broken, found.by_balls, 0, found.story)
+
+
+def one_case(seed: int, heads: int, boast: float) -> Tally:
+    """One problem, cut and answered by all processes; each judges the rows that it alone has, or its share of them."""
+    rng = random.Random(seed)
+    rank, count = dist.get_rank(), dist.get_world_size()
+    p = draw_case(seed, heads, "exact").problem
+    ring, causal = rng.random() < 0.6, rng.random() < 0.5
+    q, k, v = p.q, p.k, p.v
+    keys = cut(rng, k.shape[-2], count)
+    rows = cut(rng, q.shape[-2], count)
+    if causal and rng.random() < 0.5 and q.shape[-2] == k.shape[-2]:
+        rows = keys
+    options = {"causal": causal, "scale": p.scale, "enable_gqa": True}
+    whole = Problem.of(q, k, v, **options)  # type: ignore[arg-type]
+    start = sum(rows[:rank])
+    mine = slice(start, start + rows[rank])
+
+    def held(x: Tensor, sizes: list[int]) -> Tensor:
+        return x.split(sizes, -2)[rank]
+
+    try:
+        if ring:
+            answered = ring_attend(held(q, rows), held(k, keys), held(v, keys), **options)  # type: ignore[arg-type]
+            return judged(whole, answered, mine, boast)
+        answered = attend(q, held(k, keys), held(v, keys), **options)  # type: ignore[arg-type]
+    except (RangeError, ToleranceUnreachable):
+        # Beyond float64: refused in all processes alike.
+        return Tally(1, 0, 0, 0, 1)
+    certificate = dataclasses.replace(answered.certificate, rows=answered.certificate.rows[..., mine])
+    return judged(whole, Attended(answered.out[..., mine, :], certificate), mine, boast)
+
+
+def job(rows: int, seed: int, heads: int, boast: float = 1.0) -> Tally:
+    """Cases until all processes together have judged enough rows."""
+    rng, total, everyone = random.Random(seed), Tally(0, 0, 0, 0, 0), 0
+    while everyone < rows:
+        case = rng.getrandbits(48)
+        here = one_case(case, heads, boast)
+        total = total.plus(here._replace(story=f"{here.story}; seed {case}" if here.story else ""))
+        judged_now = torch.tensor(here.rows)
+        dist.all_reduce(judged_now)
+        everyone += int(judged_now)
+    return total
+
+
+def run(rows: int, count: int, seed: int, heads: int = 64, boast: float = 1.0) -> Tally:
+    """What so many processes find."""
+    with tempfile.TemporaryDirectory() as name:
+        found = together(count, partial(job, rows, seed, heads, boast), Path(name), 600)
+    total = found[0]
+    for one in found[1:]:
+        total = total.plus(one)
+    return total._replace(cases=found[0].cases, refused=found[0].refused)
+
+
+def main() -> int:
+    options = argparse.ArgumentParser(description=__doc__)
+    options.add_argument("--rows", type=int, default=100_000)
+    options.add_argument("--seed", type=int, default=0)
+    given = options.parse_args()
+    bad = 0
+    for count in (2, 4):
+        total = run(given.rows // 2 + 1, count, given.seed + count)
+        print(f"{count} processes: {total}", *([total.story] if total.story else []), sep="\n", flush=True)
+        bad += total.broken
+    print("every certificate was kept" if not bad else "CERTIFICATES WERE BROKEN")
+    return 1 if bad else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

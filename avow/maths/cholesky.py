@@ -63,9 +63,9 @@ def pivots(
     few = candidates(x.shape[-2], rank)
     if few == x.shape[-2]:
         return _pivots(x, log_weight, rank, generator)
-    noise = _uniform(log_weight.shape, generator, x)
-    worth = torch.where(log_weight > -math.inf, 2 * log_weight + _gumbel(noise), -1e300 * (1 + noise))
-    index = worth.topk(few, dim=-1).indices  # (b, g, few)
+    noise = uniform(log_weight.shape, generator, x)
+    wanted = torch.where(log_weight > -math.inf, 2 * log_weight + gumbel(noise), -1e300 * (1 + noise))
+    index = wanted.topk(few, dim=-1).indices  # (b, g, few)
     some = x.gather(-2, index.unsqueeze(-1).expand(-1, -1, -1, x.shape[-1]))
     return index.gather(-1, _pivots(some, log_weight.gather(-1, index), rank, generator))
 
@@ -75,12 +75,13 @@ def candidates(keys: int, rank: int) -> int:
     return min(keys, max(_CANDIDATES, _PER_PIVOT * rank))
 
 
-def _uniform(shape: torch.Size, generator: torch.Generator | None, like: Tensor) -> Tensor:
+def uniform(shape: tuple[int, ...], generator: torch.Generator | None, like: Tensor) -> Tensor:
+    """Numbers between 0 and 1, drawn where the generator lives."""
     source = torch.device("cpu") if generator is None else generator.device
     return torch.rand(shape, generator=generator, dtype=like.dtype, device=source).to(like.device)
 
 
-def _gumbel(noise: Tensor) -> Tensor:
+def gumbel(noise: Tensor) -> Tensor:
     """The largest of log-weights plus Gumbel noise are a draw without replacement."""
     return -torch.log(-torch.log(noise.clamp(1e-300, 1 - 1e-16)))
 
@@ -97,12 +98,8 @@ def _pivots(
     taken = torch.zeros(b, g, s, dtype=torch.bool, device=x.device)
     for span in rounds(rank):
         size = span.stop - span.start
-        noise = _uniform(left.shape, generator, x)
-        worth = log_weight + torch.log(left) + _gumbel(noise)
-        # Then keys with nothing left, then hidden ones, in any order.
-        worth = torch.where(left > 0, worth, -1e200 * (1 + noise))
-        worth = torch.where(log_weight > -math.inf, worth, -1e300 * (1 + noise)).masked_fill_(taken, -math.inf)
-        index = worth.topk(size, dim=-1).indices  # (b, g, size)
+        noise = uniform(left.shape, generator, x)
+        index = worth(log_weight, left, taken, noise).topk(size, dim=-1).indices  # (b, g, size)
         chosen[..., span] = index
         taken.scatter_(-1, index, True)
         points = x.gather(-2, index.unsqueeze(-1).expand(-1, -1, -1, d))
@@ -112,16 +109,35 @@ def _pivots(
             earlier = rows[..., : span.start, :]
             along = earlier.gather(-1, index.unsqueeze(-2).expand(-1, -1, span.start, -1))  # (b, g, start, size)
             fresh = fresh - along.transpose(-1, -2) @ earlier
-        block = fresh.gather(-1, index.unsqueeze(-2).expand(-1, -1, size, -1))
-        # Pivots of rounding size, or alike within a round, have nothing new to say: the jitter mutes them.
-        eye = torch.eye(size, dtype=x.dtype, device=x.device)
-        lower, _ = torch.linalg.cholesky_ex(0.5 * (block + block.transpose(-1, -2)) + 1e-10 * eye)
-        lower = torch.where(torch.isfinite(lower).all(-1, keepdim=True).all(-2, keepdim=True), lower, 1e4 * eye)
-        fresh = torch.linalg.solve_triangular(lower, fresh, upper=False)
+        fresh = orthonormal(fresh, fresh.gather(-1, index.unsqueeze(-2).expand(-1, -1, size, -1)))
         rows[..., span, :] = fresh
-        left = left - fresh.square().sum(-2)
-        left = left.masked_fill_(left < _SPENT, 0.0)
+        left = remaining(left, fresh)
     return chosen
+
+
+def worth(
+    log_weight: Float[Tensor, "b g s"], left: Float[Tensor, "b g s"], taken: Tensor, noise: Float[Tensor, "b g s"]
+) -> Float[Tensor, "b g s"]:
+    """Whose largest are the next pivots: `log_weight` that of the diagonal, `left` what earlier pivots left of it."""
+    found = log_weight + torch.log(left) + gumbel(noise)
+    # Then keys with nothing left, then hidden ones, in any order.
+    found = torch.where(left > 0, found, -1e200 * (1 + noise))
+    return torch.where(log_weight > -math.inf, found, -1e300 * (1 + noise)).masked_fill_(taken, -math.inf)
+
+
+def orthonormal(fresh: Float[Tensor, "b g l s"], block: Float[Tensor, "b g l l"]) -> Float[Tensor, "b g l s"]:
+    """A round's rows with what they share among each other taken out; `block` are their columns at its pivots."""
+    # Pivots of rounding size, or alike within a round, have nothing new to say: the jitter mutes them.
+    eye = torch.eye(block.shape[-1], dtype=block.dtype, device=block.device)
+    lower, _ = torch.linalg.cholesky_ex(0.5 * (block + block.transpose(-1, -2)) + 1e-10 * eye)
+    lower = torch.where(torch.isfinite(lower).all(-1, keepdim=True).all(-2, keepdim=True), lower, 1e4 * eye)
+    return torch.linalg.solve_triangular(lower, fresh, upper=False)
+
+
+def remaining(left: Float[Tensor, "b g s"], fresh: Float[Tensor, "b g l s"]) -> Float[Tensor, "b g s"]:
+    """What is left of the diagonal after more pivots."""
+    left = left - fresh.square().sum(-2)
+    return left.masked_fill_(left < _SPENT, 0.0)
 
 
 def pivot_flops(heads: int, keys: int, dim: int, rank: int) -> int:

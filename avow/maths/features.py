@@ -64,9 +64,22 @@ def centred_frame(
     """Means of the queries and of the visible keys, and the diagonal that makes their spreads alike."""
     b, spread_q = _moments(q.flatten(2, 3), None, dtype)
     c, spread_k = _moments(k, None if seen is None else seen.transpose(-1, -2), dtype)
+    return balanced(b, spread_q, c, spread_k)
+
+
+def balanced(mean_q: Tensor, spread_q: Tensor, mean_k: Tensor, spread_k: Tensor) -> Frame:
+    """The frame of these means and mean squares about them."""
     # The small constant keeps gradients finite where all rows agree; any positive balance is exact.
     balance = ((spread_k + 1e-6) / (spread_q + 1e-6)).pow(0.25).clamp(1e-2, 1e2)
-    return Frame(b, c, balance)
+    return Frame(mean_q, mean_k, balance)
+
+
+def sample_step(length: int) -> int:
+    """Every which row of so many tells their moments well enough, since any frame is exact.
+
+    An odd step does not fall in with powers of two.
+    """
+    return length // 2048 | 1
 
 
 def _moments(x: Tensor, seen: Tensor | None, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
@@ -76,8 +89,7 @@ def _moments(x: Tensor, seen: Tensor | None, dtype: torch.dtype) -> tuple[Tensor
         total = weight.sum(-2, keepdim=True).clamp(min=1)
         mean = (x * weight).sum(-2, keepdim=True) / total
         return mean, ((x - mean).square() * weight).sum(-2, keepdim=True) / total
-    # A sample says enough, and any frame is exact. An odd step does not fall in with powers of two.
-    some = x[..., :: x.shape[-2] // 2048 | 1, :].to(dtype)
+    some = x[..., :: sample_step(x.shape[-2]), :].to(dtype)
     mean = some.mean(-2, keepdim=True)
     return mean, (some - mean).square().mean(-2, keepdim=True)
 

@@ -138,7 +138,7 @@ class LowRank(Method):
             sums = scan.collect(rows_of, heads, queries, whole, normalise=True)
             unit, steps = whole.top.unsqueeze(2), whole.steps
         assert sums.normaliser is not None and unit is not None
-        out = finished(p, rescaled(_within_ball(p, values, sums.out), size))
+        out = finished(p, rescaled(within_ball(sums.out, _longest_seen(p, values)), size))
         left, length, near, reach = (torch.cat(columns, -1) for columns in zip(*notes, strict=True))
         trace = Trace(
             key_log=weight.detach()[..., 0],
@@ -276,17 +276,21 @@ def _by_row(y: Float[Tensor, "b g l"], like: Tensor) -> Float[Tensor, "b h n"]:
     return y.unflatten(2, like.shape[2:4]).flatten(1, 2)
 
 
-def _within_ball(p: Problem, values: Tensor, out: Float[Tensor, "b g r n e"]) -> Float[Tensor, "b g r n e"]:
+def _longest_seen(p: Problem, values: Tensor) -> Float[Tensor, "b g r #n 1"]:
+    """The length of the longest value that each row sees."""
+    each = per_query_head(lengths(values)[..., 0], p.q.shape[1])
+    return grouped(visible_max(each, p.allowed, p.causal, p.q.shape[-2], 0.0).unsqueeze(-1), p.k.shape[1])
+
+
+def within_ball(out: Float[Tensor, "b g r n e"], most: Float[Tensor, "b g r #n 1"]) -> Float[Tensor, "b g r n e"]:
     """The nearest point that is no longer than the longest visible value: the target is none, so this only helps."""
-    lengths = per_query_head(_length(values)[..., 0], p.q.shape[1])
-    most = grouped(visible_max(lengths, p.allowed, p.causal, p.q.shape[-2], 0.0).unsqueeze(-1), p.k.shape[1])
     out = out.nan_to_num(0.0, 0.0, 0.0)
-    length = _length(out)
+    length = lengths(out)
     outside = length > most
     return out * torch.where(outside, most / torch.where(outside, length, 1.0), 1.0)
 
 
-def _length(x: Tensor) -> Tensor:
+def lengths(x: Float[Tensor, "*lead e"]) -> Float[Tensor, "*lead 1"]:
     """Norms of rows whose squares might vanish."""
     largest = x.detach().abs().amax(-1, keepdim=True).clamp(min=1e-307)
     return largest * torch.linalg.vector_norm(x / largest, dim=-1, keepdim=True).clamp(min=1e-300)

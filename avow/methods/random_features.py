@@ -91,7 +91,7 @@ class RandomFeatures(Method):
         initial_state: FeatureState | None = None,
     ) -> Computed:
         p = own_keys(problem)
-        wide = self._arithmetic(p)
+        wide = self.arithmetic(p)
         groups, queries = p.k.shape[1], p.q.shape[-2]
         if initial_state is None:
             directions = feature_maps.draw(self.features, p.q.shape[-1], self.orthogonal, generator, p.q.device)
@@ -238,7 +238,8 @@ class RandomFeatures(Method):
         final = rounding.unit(kept) if kept != wide else 0.0
         return moved * (1 + final), sums * (1 + final) + 4 * final + lost
 
-    def _arithmetic(self, p: Problem) -> torch.dtype:
+    def arithmetic(self, p: Problem) -> torch.dtype:
+        """The type features are computed in: wide where squares of norms would leave the inputs' own."""
         wide = linear_type(p)
         if wide == torch.float64 or torch.compiler.is_compiling():
             return wide
@@ -283,7 +284,7 @@ class RandomFeatures(Method):
         return Prospect(bound, "statistical", False, "" if bound < 2 else f"norms of q+k up to {float(worst):.3g}")
 
     def _frame(self, p: Problem) -> Frame:
-        wide = self._arithmetic(p)
+        wide = self.arithmetic(p)
         if p.causal:
             return feature_maps.plain_frame(p.k, wide)
         seen = p.allowed if p.mask_kind == "keys" else None

@@ -69,13 +69,13 @@ class Separable(Method):
         added, seen = key_log(p, wide), key_seen(p)
 
         def keys_of(span: slice) -> scan.Keys:
-            log = self._cooled(p.k[..., span, :].to(wide))
+            log = self.cooled(p.k[..., span, :].to(wide))
             if added is not None:
                 log = log + added[..., span, :]
             return scan.Keys(log, None, None if seen is None else seen[..., span, :])
 
         def mixture(rows: slice) -> Tensor:
-            return grouped(torch.softmax(self._cooled(p.q[..., rows, :].to(wide)), -1), p.k.shape[1])
+            return grouped(torch.softmax(self.cooled(p.q[..., rows, :].to(wide)), -1), p.k.shape[1])
 
         def causal_mixture(tile: scan.Tile) -> Tensor:
             prefix = scan.running(tile.features, tile.total)
@@ -116,7 +116,7 @@ class Separable(Method):
 
         return problems.column_step(q, k, v, state, self.temperature)
 
-    def _cooled(self, x: Tensor) -> Tensor:
+    def cooled(self, x: Tensor) -> Tensor:
         """x over the temperature, a fresh tensor; what leaves the type stops at its end, and the bound says so."""
         most = torch.finfo(x.dtype).max
         return x / self.temperature if self.temperature >= 1 else (x / self.temperature).clamp(-most, most)
@@ -181,8 +181,8 @@ class Separable(Method):
         k, v = (per_query_head(x.to(dtype), heads) for x in (p.k, p.v))
         parts = []
         for rows in row_tiles(n, p.q.shape[0] * heads * s * p.q.shape[-1]):
-            rho = torch.softmax(self._cooled(p.q[..., rows, :].to(dtype)), -1)
-            log = self._cooled(k).unsqueeze(-3)  # (b, h, 1, s, d)
+            rho = torch.softmax(self.cooled(p.q[..., rows, :].to(dtype)), -1)
+            log = self.cooled(k).unsqueeze(-3)  # (b, h, 1, s, d)
             if p.bias is not None:
                 log = log + at_rows(p.bias, rows).to(dtype).unsqueeze(-1)
             if seen is not None:

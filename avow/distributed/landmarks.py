@@ -1,0 +1,108 @@
+"""Landmarks among the keys of all shards, chosen together: a few keys are proposed and told, no shard is sent.
+
+This is `avow.maths.cholesky.pivots` with the keys where they are. In each round every process proposes its best keys;
+all see all proposals and take the best of them. With the same generator the landmarks are those that one process with
+all keys would draw, unless rounding decides.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+from jaxtyping import Bool, Float, Int
+from torch import Tensor
+from torch.nn.functional import pad
+
+from avow.distributed.exchange import combined, combined_numbers, gathered, gathered_numbers
+from avow.distributed.shards import Shards
+from avow.maths import cholesky
+
+
+class Chosen(NamedTuple):
+    """Which landmarks are keys of this process, and which ones; another's have index 0."""
+
+    mine: Bool[Tensor, "b g r"]
+    index: Int[Tensor, "b g r"]
+
+
+class _Candidates(NamedTuple):
+    """This process's keys that may become landmarks, their indices, and their places among those of all shards."""
+
+    x: Float[Tensor, "b g c d"]
+    log_weight: Float[Tensor, "b g c"]
+    index: Int[Tensor, "b g c"]
+    place: Int[Tensor, "b g c"]
+
+
+def chosen(shards: Shards, x: Float[Tensor, "b g s d"], log_weight: Float[Tensor, "b g s"], rank: int) -> Chosen:
+    """Landmarks by randomised block-pivoted Cholesky over the keys of all shards."""
+    few = cholesky.candidates(shards.total, rank)
+    some = _candidates(shards, x, log_weight, rank)
+    b, g, c, d = some.x.shape
+    half = 0.5 * some.x.square().sum(-1).unsqueeze(-2)  # (b, g, 1, c)
+    diagonal, left = 2 * some.log_weight, torch.ones_like(some.log_weight)
+    taken, place = some.place >= few, some.place.clamp(max=few - 1)
+    rows = x.new_zeros(b, g, rank, c)
+    mine, index = torch.zeros(b, g, rank, dtype=torch.bool, device=x.device), place.new_zeros(b, g, rank)
+    for span in cholesky.rounds(rank):
+        size, earlier = span.stop - span.start, rows[..., : span.start, :]
+        noise = cholesky.uniform((b, g, few), shards.generator, x).gather(-1, place)
+        worth = cholesky.worth(diagonal, left, taken, noise)
+        best = worth.topk(min(size, c), dim=-1)
+        own = _at(some.x, best.indices), _at(earlier.transpose(-1, -2), best.indices)
+        proposal = torch.cat([best.values.unsqueeze(-1), *own], -1)  # (b, g, size, 1 + d + start)
+        short = size - proposal.shape[-2]
+        proposal = pad(proposal, (0, 0, 0, short))
+        proposal[..., size - short :, 0] = -torch.inf
+        said = gathered(proposal, shards.group).movedim(0, 2).flatten(2, 3)  # (b, g, ranks·size, 1 + d + start)
+        picked = said[..., 0].topk(size, dim=-1).indices
+        points, along = _at(said[..., 1:], picked).split([d, span.start], -1)
+        here = picked // size == shards.rank
+        slot = torch.where(here, picked % size, 0)
+        local = pad(best.indices, (0, short)).gather(-1, slot) if c else slot
+        mine[..., span] = here
+        if c:
+            index[..., span] = torch.where(here, some.index.gather(-1, local), 0)
+            taken |= torch.zeros_like(taken).long().scatter_add_(-1, local, here.long()).bool()
+        squares = 0.5 * points.square().sum(-1, keepdim=True)
+        fresh = (points @ some.x.transpose(-1, -2)).sub_(half).sub_(squares).clamp_(max=0.0).exp_() - along @ earlier
+        block = cholesky.log_gauss(points, points).exp_() - along @ along.transpose(-1, -2)
+        rows[..., span, :] = cholesky.orthonormal(fresh, block)
+        left = cholesky.remaining(left, rows[..., span, :])
+    return Chosen(mine, index)
+
+
+def landmark_numbers(heads: int, keys: int, longest: int, dim: int, rank: int, ranks: int) -> int:
+    """How many numbers a process sends to choose so many landmarks, the longest shard having `longest` keys."""
+    rounds = sum((span.stop - span.start) * (1 + dim + span.start) for span in cholesky.rounds(rank))
+    few = cholesky.candidates(keys, rank)
+    sought = 0 if few == keys else combined_numbers(1, heads, 2 * min(few, longest), ranks)
+    return sought + gathered_numbers(heads * rounds, ranks)
+
+
+def _candidates(shards: Shards, x: Tensor, log_weight: Tensor, rank: int) -> _Candidates:
+    """All keys, or the best of all shards by a first draw: each process then knows which of them are its own."""
+    (b, g, s), few = log_weight.shape, cholesky.candidates(shards.total, rank)
+    here = torch.arange(s, device=x.device).expand(b, g, s)
+    if few == shards.total:
+        return _Candidates(x, log_weight, here, here + shards.before)
+    noise = cholesky.uniform((b, g, shards.total), shards.generator, x)[..., shards.before : shards.before + s]
+    most = min(few, max(shards.keys))
+    best = (2 * log_weight + cholesky.gumbel(noise)).topk(min(most, s), dim=-1)
+    worth = pad(best.values, (0, most - best.values.shape[-1]), value=-torch.inf)
+    place = combined(worth.reshape(1, 1, b * g, most), _places, shards.group).reshape(b, g, most)
+    index = best.indices
+    return _Candidates(_at(x, index), log_weight.gather(-1, index), index, place[..., : index.shape[-1]].long())
+
+
+def _places(worth: Float[Tensor, "ranks one also heads c"]) -> Float[Tensor, "ranks one also heads c"]:
+    """How many candidates of all ranks are better than each."""
+    flat = worth.movedim(0, -2).flatten(-2)
+    order = flat.argsort(dim=-1, descending=True, stable=True)
+    place = torch.empty_like(flat).scatter_(-1, order, torch.arange(flat.shape[-1]).to(flat).expand_as(flat))
+    return place.unflatten(-1, (worth.shape[0], -1)).movedim(-2, 0)
+
+
+def _at(x: Float[Tensor, "b g c w"], index: Int[Tensor, "b g l"]) -> Float[Tensor, "b g l w"]:
+    return x.gather(-2, index.unsqueeze(-1).expand(*index.shape, x.shape[-1]))

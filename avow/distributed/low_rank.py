@@ -1,0 +1,222 @@
+r"""Low-rank attention over shards of a sequence, one shard a process: landmarks are agreed once, then states travel.
+
+The frame, the landmarks and the factor of their kernel are made together, each number by one process, so that the
+features :math:`\varphi` are the same function everywhere; then each process works on its own rows and keys, and sums
+over keys are joined as any linear attention's are (`avow.distributed.states`).
+
+The bound of a row needs two sums over the keys it sees, of :math:`w_j` and of :math:`w_j \sqrt{\rho(k_j)}`. Each
+process tells both of its own keys; what lies before a causal shard counts as part of its first key, which every row of
+it sees.
+"""
+
+from __future__ import annotations
+
+import torch
+import torch.distributed as dist
+from jaxtyping import Float
+from torch import Tensor
+
+from avow.attend import Attended
+from avow.contract import Method, Sizes
+from avow.distributed import landmarks
+from avow.distributed.exchange import combined, combined_numbers, gathered, gathered_numbers
+from avow.distributed.frames import centred_frame, frame_numbers
+from avow.distributed.shards import Shards, meet, meeting_bytes
+from avow.distributed.states import absorbed, collected, joined, joined_numbers
+from avow.errors import UnknownMethod
+from avow.maths import cholesky, rounding, scan
+from avow.maths.cholesky import Factor
+from avow.maths.features import framed_keys, framed_queries
+from avow.maths.heads import grouped, per_query_head, ungrouped
+from avow.methods.low_rank import LowRank, Trace, lengths, within_ball
+
+_U = rounding.unit(torch.float64)
+
+
+def attend_low_rank(
+    q: Float[Tensor, "*lead n d"],
+    k: Float[Tensor, "*keys s d"],
+    v: Float[Tensor, "*keys s e"],
+    *,
+    method: Method,
+    group: dist.ProcessGroup | None = None,
+    causal: bool = False,
+    scale: float | None = None,
+    enable_gqa: bool = False,
+    confidence: float = 0.99,
+    generator: torch.Generator | None = None,
+) -> Attended:
+    """Softmax attention of this process's rows to the keys of all processes through landmarks among them.
+
+    `q`, `k` and `v` are this process's shard of the sequence, in the order of ranks; shards may differ in length and
+    may be empty, and without `causal` queries may have any length. Gradients flow to every shard.
+    """
+    if not isinstance(method, LowRank):
+        raise UnknownMethod("method", method.name, "has no landmarks", "use low_rank")
+    with torch.autocast(q.device.type, enabled=False):
+        shards = meet(
+            q,
+            k,
+            v,
+            method=method,
+            group=group,
+            causal=causal,
+            scale=scale,
+            enable_gqa=enable_gqa,
+            confidence=confidence,
+            generator=generator,
+        )
+        return shards.attended(method, *_low_rank(shards, method.rank), confidence)
+
+
+def low_rank_bytes(method: LowRank, sizes: Sizes, ranks: int, longest: int, backward: bool = False) -> int:
+    """What one of so many processes sends in `attend_low_rank`, and in its `backward`.
+
+    `sizes` are those of the whole problem, `longest` is the number of keys of the longest shard: beyond some thousands
+    of keys neither matters.
+    """
+    z, r, heads = sizes, method.rank, sizes.batch * sizes.key_heads
+    moved = frame_numbers(heads, z.dim, ranks) + joined_numbers(heads, r, z.value_dim, ranks)
+    moved += combined_numbers(1, heads, 2 * (r * z.dim + 1) + r * r + 1, ranks) + gathered_numbers(3 * heads, ranks)
+    chosen = landmarks.landmark_numbers(heads, z.keys, longest, z.dim, r, ranks)
+    return 8 * moved if backward else 8 * (moved + chosen) + meeting_bytes(heads, ranks)
+
+
+def _low_rank(shards: Shards, rank: int) -> tuple[Tensor, Trace | None]:
+    p = shards.problem
+    heads, queries, groups = p.q.shape[1], p.q.shape[-2], p.k.shape[1]
+    frame = centred_frame(shards, torch.float64)
+    keys, _, shift = framed_keys(p, frame, slice(None), torch.float64)  # (b, g, s, d), (b, g, s, 1)
+    weight = shift + keys.square().sum(-1, keepdim=True)  # log w_j = ‖k_j‖²/2 + the shift of the queries
+    factor, radius = _agreed(shards, keys, weight, rank)
+    values, size = shards.values(torch.float64)
+    residuals = [keys.new_zeros(*keys.shape[:2], 0)]
+    notes: list[tuple[Tensor, ...]] = []
+
+    def keys_of(span: slice) -> scan.Keys:
+        phi = cholesky.features(factor, keys[..., span, :])
+        residuals.append(cholesky.residual(phi.detach(), factor.slack))
+        return scan.Keys(weight[..., span, :].clone(), phi)
+
+    def rows_of(rows: slice) -> Tensor:
+        x = grouped(framed_queries(p, frame, rows, torch.float64), groups)  # (b, g, r, l, d)
+        flat = x.flatten(2, 3)
+        log = cholesky.log_gauss(flat, factor.landmarks)
+        near = log.detach().amax(-1, keepdim=True)
+        phi = torch.exp(log - near) @ factor.b.transpose(-1, -2)  # relative to the nearest landmark
+        with torch.no_grad():
+            left = cholesky.residual(phi * torch.exp(near), factor.slack)
+            norms = (torch.linalg.vector_norm(y, dim=-1) for y in (phi, flat))
+            notes.append(tuple(y.unflatten(2, x.shape[2:4]).flatten(1, 2) for y in (left, near[..., 0], *norms)))
+        return phi.unflatten(2, x.shape[2:4])
+
+    state = joined(shards, absorbed(shards, keys_of, values, rank, 1, *frame, *factor[:2]))
+    residual = torch.cat(residuals, -1)  # of the first pass over the keys
+    told = gathered(_sums(weight.detach()[..., 0], residual, values), shards.group)  # (ranks, b, g, 3)
+    found: list[Tensor] = []
+
+    def answer() -> tuple[scan.Sums, int]:
+        if p.causal:
+            sums, last = scan.causal(keys_of, lambda tile: rows_of(tile.rows), values, heads, queries, state, True)
+            unit, steps = sums.unit_log, last.steps
+        else:
+            whole = scan.settle(state)
+            sums = scan.collect(rows_of, heads, queries, whole, normalise=True)
+            unit, steps = whole.top.unsqueeze(2), whole.steps
+        assert sums.normaliser is not None and unit is not None
+        found.extend(ungrouped(x.detach().expand_as(sums.normaliser))[..., 0] for x in (sums.normaliser, unit))
+        most = grouped(_longest_seen(shards, values, told[..., 2]).unsqueeze(-1), groups)
+        return sums._replace(out=within_ball(sums.out, most)), steps
+
+    out, steps = collected(shards, answer, size, state.sums, state.total, told[..., 2], *frame, *factor[:2])
+    if not found:
+        return out, None
+    left, near, length, reach = (torch.cat(columns, -1) for columns in zip(*notes, strict=True))
+    key_log, key_residual = _seen(shards, weight.detach()[..., 0], residual, told.detach())
+    trace = Trace(
+        key_log=key_log,
+        key_residual=key_residual,
+        row_residual=left,
+        row_norm=length,
+        row_log=near,
+        normaliser=found[0],
+        unit_log=found[1],
+        slack=factor.slack,
+        query_radius=reach,
+        key_radius=radius,
+        frame=frame,
+        steps=steps,
+    )
+    return out, trace
+
+
+def _agreed(shards: Shards, keys: Tensor, weight: Tensor, rank: int) -> tuple[Factor, Float[Tensor, "b g"]]:
+    """The features of landmarks among the keys of all shards, and at most how long those are; each head by one process.
+
+    A landmark comes from the process that has it, as a sum to which the others add zeros.
+    """
+    b, g, s, d = keys.shape
+    with torch.no_grad():
+        radius = torch.linalg.vector_norm(keys, dim=-1).amax(-1) if s else keys.new_zeros(b, g)
+        mine, index = landmarks.chosen(shards, keys, weight[..., 0], rank)
+    held = keys if s else keys.sum(-2, keepdim=True).expand(b, g, 1, d)  # zeros, for autograd a function of the keys
+    own = held.gather(-2, index.unsqueeze(-1).expand(b, g, rank, d)) * mine.unsqueeze(-1)
+
+    def combine(said: Tensor) -> Tensor:
+        points = said[..., :-1].sum(0)[0].unflatten(-1, (rank, d))  # (1, heads, r, d)
+        longest = said[..., -1].detach().amax(0)[0]
+        f = cholesky.factor(points, longest)
+        told = torch.cat([f.landmarks.flatten(2), f.b.flatten(2), f.slack[..., None], longest[..., None]], -1)
+        return told.expand(shards.ranks, 1, *told.shape)
+
+    asked = torch.cat([own.flatten(2), radius.unsqueeze(-1)], -1).reshape(1, 1, b * g, -1)
+    told = combined(asked, combine, shards.group).reshape(b, g, -1)
+    points, inverse, slack, radius = told.split([rank * d, rank * rank, 1, 1], -1)
+    factor = Factor(points.unflatten(-1, (rank, d)), inverse.unflatten(-1, (rank, rank)), slack.detach()[..., 0])
+    return factor, radius.detach()[..., 0]
+
+
+def _sums(key_log: Tensor, residual: Tensor, values: Tensor) -> Float[Tensor, "b g 3"]:
+    """Logarithms of the sums of weights, and of weights times roots of residuals; and the longest value."""
+    sums = [_above(torch.logsumexp(x, -1), x.shape[-1]) for x in (key_log, key_log + 0.5 * residual.log())]
+    longest = lengths(values)[..., 0].amax(-1) if values.shape[-2] else values.sum((-1, -2))
+    return torch.stack([*sums, longest], -1)
+
+
+def _seen(shards: Shards, key_log: Tensor, residual: Tensor, told: Tensor) -> tuple[Tensor, Tensor]:
+    """Logs and residuals whose sums over what a row sees are those over the keys of all shards, or more.
+
+    Without causality one key stands for all. A causal shard's first key stands also for all before it.
+    """
+    if not shards.problem.causal:
+        mass, missed = (_above(torch.logsumexp(told[..., i], 0), shards.ranks).unsqueeze(-1) for i in range(2))
+        return mass, _residual(mass, missed)
+    if not shards.rank:
+        return key_log, residual
+    first = key_log[..., 0], (key_log + 0.5 * residual.log())[..., 0]
+    mass, missed = (
+        _above(torch.logsumexp(torch.cat([told[: shards.rank, ..., i], first[i][None]]), 0), shards.ranks)
+        for i in range(2)
+    )
+    logs = torch.cat([mass.unsqueeze(-1), key_log[..., 1:]], -1)
+    return logs, torch.cat([_residual(mass, missed).unsqueeze(-1), residual[..., 1:]], -1)
+
+
+def _residual(mass: Tensor, missed: Tensor) -> Tensor:
+    """The residual for which a weight of e^mass has at least e^missed left."""
+    return torch.exp(2 * (missed - mass) + 64 * _U * (1 + mass.abs() + missed.abs().nan_to_num(posinf=0.0)))
+
+
+def _above(log: Tensor, terms: int) -> Tensor:
+    """At least the true logarithm of a sum of so many terms."""
+    return log + 64 * _U * (log.abs().nan_to_num(0.0, 0.0, 0.0) + terms)
+
+
+def _longest_seen(shards: Shards, values: Tensor, longest: Float[Tensor, "ranks b g"]) -> Float[Tensor, "b h #n"]:
+    """The length of the longest value that each row sees, in all shards."""
+    p = shards.problem
+    if not p.causal:
+        return per_query_head(longest.amax(0).unsqueeze(-1), p.q.shape[1])
+    earlier = torch.arange(shards.ranks, device=values.device) < shards.rank
+    before = torch.where(earlier[:, None, None], longest, 0.0).amax(0).unsqueeze(-1)
+    return per_query_head(torch.maximum(before, lengths(values)[..., 0].cummax(-1).values), p.q.shape[1])

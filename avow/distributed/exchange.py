@@ -27,14 +27,14 @@ class _Exchange(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None]:
-        return _Exchange.apply(gradients[0], ctx.group), None
+        return exchanged(gradients[0], ctx.group), None
 
 
 def exchanged(
     pieces: Shaped[Tensor, "ranks *piece"], group: dist.ProcessGroup | None
 ) -> Shaped[Tensor, "ranks *piece"]:
     """What each process, by rank, has for this one; `pieces` is what this one has for each."""
-    return _Exchange.apply(pieces, group)
+    return _Exchange.apply(pieces, group)  # type: ignore[no-untyped-call]  # torch gives it no types
 
 
 def gathered(x: Shaped[Tensor, "*piece"], group: dist.ProcessGroup | None) -> Shaped[Tensor, "ranks *piece"]:

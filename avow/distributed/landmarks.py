@@ -20,18 +20,18 @@ from avow.maths import cholesky
 
 
 class Chosen(NamedTuple):
-    """Which landmarks are keys of this process, and which ones; another's have index 0."""
+    """Which landmarks are keys of this process, and which of them; another's have number 0."""
 
     mine: Bool[Tensor, "b g r"]
-    index: Int[Tensor, "b g r"]
+    key: Int[Tensor, "b g r"]
 
 
 class _Candidates(NamedTuple):
-    """This process's keys that may become landmarks, their indices, and their places among those of all shards."""
+    """This process's keys that may become landmarks, which they are, and their places among those of all shards."""
 
     x: Float[Tensor, "b g c d"]
     log_weight: Float[Tensor, "b g c"]
-    index: Int[Tensor, "b g c"]
+    key: Int[Tensor, "b g c"]
     place: Int[Tensor, "b g c"]
 
 
@@ -44,7 +44,7 @@ def chosen(shards: Shards, x: Float[Tensor, "b g s d"], log_weight: Float[Tensor
     diagonal, left = 2 * some.log_weight, torch.ones_like(some.log_weight)
     taken, place = some.place >= few, some.place.clamp(max=few - 1)
     rows = x.new_zeros(b, g, rank, c)
-    mine, index = torch.zeros(b, g, rank, dtype=torch.bool, device=x.device), place.new_zeros(b, g, rank)
+    mine, key = torch.zeros(b, g, rank, dtype=torch.bool, device=x.device), place.new_zeros(b, g, rank)
     for span in cholesky.rounds(rank):
         size, earlier = span.stop - span.start, rows[..., : span.start, :]
         noise = cholesky.uniform((b, g, few), shards.generator, x).gather(-1, place)
@@ -63,14 +63,14 @@ def chosen(shards: Shards, x: Float[Tensor, "b g s d"], log_weight: Float[Tensor
         local = pad(best.indices, (0, short)).gather(-1, slot) if c else slot
         mine[..., span] = here
         if c:
-            index[..., span] = torch.where(here, some.index.gather(-1, local), 0)
+            key[..., span] = torch.where(here, some.key.gather(-1, local), 0)
             taken |= torch.zeros_like(taken).long().scatter_add_(-1, local, here.long()).bool()
         squares = 0.5 * points.square().sum(-1, keepdim=True)
         fresh = (points @ some.x.transpose(-1, -2)).sub_(half).sub_(squares).clamp_(max=0.0).exp_() - along @ earlier
         block = cholesky.log_gauss(points, points).exp_() - along @ along.transpose(-1, -2)
         rows[..., span, :] = cholesky.orthonormal(fresh, block)
         left = cholesky.remaining(left, rows[..., span, :])
-    return Chosen(mine, index)
+    return Chosen(mine, key)
 
 
 def landmark_numbers(heads: int, keys: int, longest: int, dim: int, rank: int, ranks: int) -> int:

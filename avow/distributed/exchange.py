@@ -1,6 +1,6 @@
 """Numbers exchanged between processes, and the gradient of that: an exchange the other way.
 
-Everything here is one collective: each process hands one piece to each. What is made of the pieces in between is
+Everything here is one act: each process hands one piece to each. What is made of the pieces in between is
 ordinary arithmetic that autograd knows. So the gradient of a sum over processes is a sum over processes, and that of a
 scan over ranks a scan in the reverse order, without being written down.
 """
@@ -16,13 +16,18 @@ from jaxtyping import Shaped
 from torch import Tensor
 from torch.nn.functional import pad
 
+from avow.distributed.traffic import Pending, Transfer
+
 
 class _Exchange(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, pieces: Tensor, group: dist.ProcessGroup | None) -> Tensor:
+    def forward(ctx: Any, pieces: Tensor, group: dist.ProcessGroup) -> Tensor:
         ctx.group = group
-        received = torch.empty(pieces.shape, dtype=pieces.dtype, device=pieces.device)
-        dist.all_to_all_single(received, pieces.contiguous(), group=group)
+        here, pieces = dist.get_rank(group), pieces.contiguous()
+        received = pieces.clone()
+        away = [rank for rank in range(len(pieces)) if rank != here]
+        leaving = [Transfer(here, rank, pieces[rank]) for rank in away]
+        Pending(leaving + [Transfer(rank, here, received[rank]) for rank in away], group).wait()
         return received
 
     @staticmethod
@@ -30,20 +35,18 @@ class _Exchange(torch.autograd.Function):
         return exchanged(gradients[0], ctx.group), None
 
 
-def exchanged(
-    pieces: Shaped[Tensor, "ranks *piece"], group: dist.ProcessGroup | None
-) -> Shaped[Tensor, "ranks *piece"]:
+def exchanged(pieces: Shaped[Tensor, "ranks *piece"], group: dist.ProcessGroup) -> Shaped[Tensor, "ranks *piece"]:
     """What each process, by rank, has for this one; `pieces` is what this one has for each."""
     return _Exchange.apply(pieces, group)  # type: ignore[no-untyped-call]  # torch gives it no types
 
 
-def gathered(x: Shaped[Tensor, "*piece"], group: dist.ProcessGroup | None) -> Shaped[Tensor, "ranks *piece"]:
+def gathered(x: Shaped[Tensor, "*piece"], group: dist.ProcessGroup) -> Shaped[Tensor, "ranks *piece"]:
     """What every process says, by rank."""
     return exchanged(x.expand(dist.get_world_size(group), *x.shape), group)
 
 
 def combined(
-    x: Shaped[Tensor, "b g m c"], combine: Callable[[Tensor], Tensor], group: dist.ProcessGroup | None
+    x: Shaped[Tensor, "b g m c"], combine: Callable[[Tensor], Tensor], group: dist.ProcessGroup
 ) -> Shaped[Tensor, "b g m w"]:
     """What is made of the numbers of all processes, each of them doing its share of the rows m for all.
 

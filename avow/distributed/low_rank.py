@@ -12,7 +12,6 @@ it sees.
 from __future__ import annotations
 
 import torch
-import torch.distributed as dist
 from jaxtyping import Float
 from torch import Tensor
 
@@ -23,6 +22,7 @@ from avow.distributed.exchange import combined, combined_numbers, gathered, gath
 from avow.distributed.frames import centred_frame, frame_numbers
 from avow.distributed.shards import Shards, meet, meeting_bytes
 from avow.distributed.states import absorbed, collected, joined, joined_numbers
+from avow.distributed.traffic import Group
 from avow.errors import UnknownMethod
 from avow.maths import cholesky, rounding, scan
 from avow.maths.cholesky import Factor
@@ -39,7 +39,7 @@ def attend_low_rank(
     v: Float[Tensor, "*keys s e"],
     *,
     method: Method,
-    group: dist.ProcessGroup | None = None,
+    group: Group = None,
     causal: bool = False,
     scale: float | None = None,
     enable_gqa: bool = False,

@@ -1,8 +1,7 @@
 """What a process knows of the whole sequence before it works on its own shard of it.
 
-Processes first agree on what is asked, in 64 bytes each; only where they do not, or one of them cannot go on, do they
-tell each other everything, so that all can raise one error that names the rank. Then they tell each other how long
-their longest queries, keys and values are: all that a bound must know of rows that lie elsewhere.
+Processes first agree on what is asked, or raise one error that names the rank (`agreement`). Then they tell each other
+how long their longest queries, keys and values are: all that a bound must know of what lies elsewhere.
 """
 
 from __future__ import annotations
@@ -21,14 +20,14 @@ from torch import Tensor
 from avow.attend import Attended
 from avow.certificates import certify, measure_norms
 from avow.contract import Computed, Method, Norms, Problem
+from avow.distributed.agreement import PAGE, agree
 from avow.distributed.exchange import gathered, gathered_numbers
-from avow.errors import AvowError, InputError, ParameterError, ShapeError
+from avow.distributed.traffic import Group, group_of
+from avow.errors import AvowError, ShapeError
 from avow.maths.heads import scaled_values
 from avow.maths.norms import check_range
 
-# Of the first message: how many queries and keys, a seed, whether all is well, and the digest of what is asked.
-_FIRST = 8
-# Of the second, for each key head: the longest query, key and value, and the largest entry of a value.
+# Of each key head: the longest query, key and value, and the largest entry of a value.
 _LONGEST = 4
 
 
@@ -43,7 +42,7 @@ class Shards:
     keys: tuple[int, ...]
     longest: Float64[Tensor, "ranks b g 4"]
     generator: torch.Generator | None
-    group: dist.ProcessGroup | None
+    group: dist.ProcessGroup
 
     @property
     def ranks(self) -> int:
@@ -103,7 +102,7 @@ def meet(
     v: Tensor,
     *,
     method: Method,
-    group: dist.ProcessGroup | None,
+    group: Group,
     causal: bool,
     scale: float | None,
     enable_gqa: bool,
@@ -111,34 +110,26 @@ def meet(
     generator: torch.Generator | None,
 ) -> Shards:
     """The shards of all processes; raises, in every process alike, where they disagree or one of them cannot go on."""
-    if not dist.is_initialized():
-        remedy = "call torch.distributed.init_process_group first, or use avow.attend"
-        raise ParameterError("group", group, "needs processes that know each other", remedy)
+    processes = group_of(group)
     # Every process draws, so that their generators stay alike; the first one's seed counts.
     seed = int(torch.randint(2**62, ())) if generator is None and method.random else 0
-    options = {"causal": causal, "scale": scale, "enable_gqa": enable_gqa, "confidence": confidence}
-    facts: dict[str, object] = {}
-    trouble: AvowError | None = None
+    same = {"method": method.name, **method.parameters, "causal": causal, "scale": scale, "enable_gqa": enable_gqa}
+    same |= {"confidence": confidence, **_facts(q, k, v, generator)}
+    problem: AvowError | None = None
+    lengths = [0, 0]
     try:
         p = _problem(q, k, v, causal, scale, enable_gqa)
         norms = measure_norms(p)
-        facts = {"method": method.name, **method.parameters, **options, **_facts(q, k, v, generator)}
-    except AvowError as problem:
-        trouble = problem
-    digest = [
-        int.from_bytes(hashlib.sha256(repr(facts).encode()).digest()[i : i + 8], "big", signed=True)
-        for i in range(0, 32, 8)
-    ]
-    lengths = (0, 0) if trouble is not None else (p.q.shape[-2], p.k.shape[-2])
-    said = gathered(torch.tensor([*lengths, seed, trouble is not None, *digest], device=q.device), group).tolist()
-    if any(words[3] or words[4:] != said[0][4:] for words in said):
-        raise _dispute(facts, trouble, group)
-    longest = gathered(_longest(p, norms), group)
+        lengths = [p.q.shape[-2], p.k.shape[-2]]
+    except AvowError as found:
+        problem = found
+    device = q.device if isinstance(q, Tensor) else torch.device("cpu")
+    queries, keys, seeds = zip(*agree(same, [*lengths, seed], problem, processes, device), strict=True)
+    longest = gathered(_longest(p, norms), processes)
     if generator is None and method.random:
-        generator = torch.Generator().manual_seed(said[0][2])
-    queries, keys = (tuple(words[i] for words in said) for i in range(2))
-    rank = dist.get_rank(group)
-    shards = Shards(dataclasses.replace(p, norms=norms), norms, rank, queries, keys, longest, generator, group)
+        generator = torch.Generator().manual_seed(seeds[0])
+    here = dist.get_rank(processes)
+    shards = Shards(dataclasses.replace(p, norms=norms), norms, here, queries, keys, longest, generator, processes)
     check_range(*shards.agreed.most, p.scale)
     method.check(shards.whole[0].sizes)
     return shards
@@ -146,21 +137,13 @@ def meet(
 
 def meeting_bytes(heads: int, ranks: int) -> int:
     """What a process sends until all know of each other, with so many key heads in the batch."""
-    return 8 * gathered_numbers(_FIRST + _LONGEST * heads, ranks)
+    return gathered_numbers(PAGE + 8 * _LONGEST * heads, ranks)
 
 
-def alike(name: str, x: Tensor, group: dist.ProcessGroup | None) -> None:
-    """Raise, in every process alike, where one of them holds other numbers than the first."""
-    digest = hashlib.sha256(x.detach().contiguous().cpu().view(torch.uint8).numpy().tobytes()).digest()
-    first, *others = gathered(torch.tensor(list(digest), dtype=torch.uint8, device=x.device), group).tolist()
-    for rank, theirs in enumerate(others, 1):
-        if theirs != first:
-            rule = f"must be as at rank 0, {bytes(first).hex()[:16]}"
-            raise InputError(f"{name} at rank {rank}", bytes(theirs).hex()[:16], rule, "give all processes the same")
-
-
-ALIKE_BYTES = 32
-"""What a process tells every other in `alike`."""
+def alike(name: str, x: Tensor, group: dist.ProcessGroup) -> None:
+    """Raise, in every process alike, where one of them holds other numbers than the rest."""
+    digest = hashlib.sha256(x.detach().contiguous().cpu().view(-1).view(torch.uint8).numpy().tobytes()).hexdigest()
+    agree({f"digest of {name}": digest}, None, None, group, x.device)
 
 
 def _problem(q: Tensor, k: Tensor, v: Tensor, causal: bool, scale: float | None, enable_gqa: bool) -> Problem:
@@ -172,32 +155,15 @@ def _problem(q: Tensor, k: Tensor, v: Tensor, causal: bool, scale: float | None,
 
 
 def _facts(q: Tensor, k: Tensor, v: Tensor, generator: torch.Generator | None) -> dict[str, object]:
-    state = None if generator is None else hashlib.sha256(generator.get_state().numpy().tobytes()).hexdigest()[:16]
-    return {
-        "type of q": str(q.dtype),
-        "shape of q without its length": (*q.shape[:-2], *q.shape[-1:]),
-        "shape of k without its length": (*k.shape[:-2], *k.shape[-1:]),
-        "shape of v without its length": (*v.shape[:-2], *v.shape[-1:]),
+    tensors = {name: x for name, x in (("q", q), ("k", k), ("v", v)) if isinstance(x, Tensor)}
+    facts: dict[str, object] = {f"type of {name}": x.dtype for name, x in tensors.items()}
+    for name, x in tensors.items():
+        facts[f"shape of {name} without its length"] = (*x.shape[:-2], *x.shape[-1:])
         # Processes answer each other's gradients: either all of them or none.
-        "gradients of q, k, v": tuple(torch.is_grad_enabled() and x.requires_grad for x in (q, k, v)),
-        "digest of generator": state,
-    }
-
-
-def _dispute(facts: dict[str, object], trouble: AvowError | None, group: dist.ProcessGroup | None) -> InputError:
-    """The first error of any process, or the first thing they disagree on."""
-    said: list[Any] = [None] * dist.get_world_size(group)
-    dist.all_gather_object(said, (facts, trouble), group=group)
-    for rank, (_, problem) in enumerate(said):
-        if problem is not None:
-            return InputError(f"rank {rank}: {problem.name}", problem.value, problem.rule, problem.remedy)
-    first = said[0][0]
-    for rank, (theirs, _) in enumerate(said):
-        for name in dict.fromkeys([*first, *theirs]):
-            if repr(theirs.get(name)) != repr(first.get(name)):
-                rule = f"must be as at rank 0, {first.get(name)}"
-                return InputError(f"{name} at rank {rank}", theirs.get(name), rule, "give all processes the same")
-    raise AssertionError("digests differ only where facts do")
+        facts[f"gradient of {name}"] = torch.is_grad_enabled() and x.requires_grad
+    if generator is not None:
+        facts["digest of generator"] = hashlib.sha256(generator.get_state().numpy().tobytes()).hexdigest()
+    return facts
 
 
 def _longest(p: Problem, norms: Norms) -> Float64[Tensor, "b g 4"]:

@@ -21,15 +21,16 @@ import math
 from collections.abc import Callable
 
 import torch
-import torch.distributed as dist
 from jaxtyping import Float
 from torch import Tensor
 
 from avow.attend import Attended
 from avow.contract import Method, Sizes
+from avow.distributed.agreement import PAGE
 from avow.distributed.exchange import combined, combined_numbers, gathered, gathered_numbers, tied
 from avow.distributed.frames import centred_frame, frame_numbers
-from avow.distributed.shards import ALIKE_BYTES, Shards, alike, meet, meeting_bytes
+from avow.distributed.shards import Shards, alike, meet, meeting_bytes
+from avow.distributed.traffic import Group
 from avow.errors import UnknownMethod
 from avow.maths import features as feature_maps
 from avow.maths import rounding, scan
@@ -46,7 +47,7 @@ def attend_states(
     v: Float[Tensor, "*keys s e"],
     *,
     method: Method,
-    group: dist.ProcessGroup | None = None,
+    group: Group = None,
     causal: bool = False,
     scale: float | None = None,
     enable_gqa: bool = False,
@@ -89,7 +90,7 @@ def states_bytes(method: Method, sizes: Sizes, ranks: int, backward: bool = Fals
     moved = item * joined_numbers(heads, features, z.value_dim, ranks)
     said = meeting_bytes(heads, ranks)
     if isinstance(method, RandomFeatures):
-        said += gathered_numbers(ALIKE_BYTES, ranks)
+        said += gathered_numbers(PAGE, ranks)
         if not z.causal:
             moved += item * frame_numbers(heads, z.dim, ranks)
             said += item * gathered_numbers(heads, ranks)
@@ -185,7 +186,7 @@ def _random_features(shards: Shards, method: RandomFeatures) -> tuple[Tensor, ra
     wide = method.arithmetic(dataclasses.replace(p, norms=shards.agreed))
     groups, (queries, d), m = p.k.shape[1], p.q.shape[-2:], method.features
     directions = feature_maps.draw(m, d, method.orthogonal, shards.generator, p.q.device)
-    alike("digest of directions", directions, shards.group)
+    alike("directions", directions, shards.group)
     frame = feature_maps.plain_frame(p.k, wide) if p.causal else centred_frame(shards, wide)
     values, size = shards.values(wide)
     # Once, so that the gradients of both passes over the keys are added up in the wide type.

@@ -8,7 +8,7 @@ import torch
 from avow.contract import Sizes
 from avow.distributed.low_rank import low_rank_bytes
 from avow.methods.low_rank import LowRank
-from tests.linear_shards import COUNTS, NEAR, SABOTAGES, cases, joined, said
+from tests.linear_shards import COUNTS, NEAR, SABOTAGED, SABOTAGES, cases, joined, said
 
 MINE = [name for name in cases(2) if "landmarks" in name]
 # The truth about a long sequence is quadratic.
@@ -42,7 +42,7 @@ def test_bounds_say_something_and_much_smaller_ones_would_be_broken(count: int, 
 @counts
 @pytest.mark.parametrize("sabotage", SABOTAGES)
 def test_a_sabotaged_exchange_shows(count: int, sabotage: str) -> None:
-    name = "landmarks, causal, float64"
+    name = SABOTAGED[2]
     case = cases(count)[name]
     answers = [one["sabotaged"][sabotage, name] for one in said(count)]
     with pytest.raises(AssertionError, match="not close"):

@@ -15,6 +15,7 @@ from unittest import mock
 import torch
 import torch.distributed as dist
 from torch import Tensor
+from torch.distributed.device_mesh import init_device_mesh
 
 import avow
 from avow.attend import Attended
@@ -197,12 +198,12 @@ class Answer:
     sent_back: int
 
 
-def answer(case: Case, rank: int) -> Answer:
+def answer(case: Case, rank: int, **options: Any) -> Answer:
     q, k, v, weight = case.inputs()
     lengths = (case.rows, case.keys, case.keys)
     mine = [case.piece(x, some, rank).clone().requires_grad_() for x, some in zip((q, k, v), lengths, strict=True)]
     with counted() as forward:
-        out, certificate = attend(case, *mine)
+        out, certificate = attend(case, *mine, **options)
     with counted() as backward:
         (out * case.piece(weight, case.rows, rank)).sum().backward()
     gradients = [x.grad for x in mine if x.grad is not None]
@@ -302,6 +303,18 @@ def unseeded(rank: int) -> dict[str, Tensor]:
     return found
 
 
+# What pairs among four processes are asked, each pair by itself.
+PAIRED = ("separable, causal, float64", "features, whole, float64", "landmarks, whole, float64")
+
+
+def pairs(rank: int, count: int) -> dict[str, Answer]:
+    """Answers of processes that form pairs along one axis of a mesh."""
+    if count != 4:
+        return {}
+    mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("batch", "sequence"))["sequence"]
+    return {name: answer(cases(2)[name], rank % 2, group=mesh) for name in PAIRED}
+
+
 def nothing() -> dict[str, Answer]:
     """Where no process has a key, or none a row."""
     rank, count = dist.get_rank(), dist.get_world_size()
@@ -325,7 +338,12 @@ def ask() -> dict[str, Any]:
             for name in SABOTAGED:
                 with mock.patch("avow.distributed.low_rank.joined", states.joined):
                     found["sabotaged"][word, name] = answer(asked[name], rank)
-    return found | {"mistakes": mistakes(rank), "unseeded": unseeded(rank), "nothing": nothing()}
+    return found | {
+        "mistakes": mistakes(rank),
+        "unseeded": unseeded(rank),
+        "nothing": nothing(),
+        "pairs": pairs(rank, count),
+    }
 
 
 @functools.cache

@@ -9,7 +9,7 @@ import torch
 
 from avow.distributed.states import states_bytes
 from avow.methods.random_features import RandomFeatures
-from tests.linear_shards import COUNTS, LENGTHS, NEAR, SABOTAGED, SABOTAGES, cases, joined, said
+from tests.linear_shards import COUNTS, LENGTHS, NEAR, PAIRED, SABOTAGED, SABOTAGES, cases, joined, said
 
 MINE = [name for name in cases(2) if "landmarks" not in name]
 # The truth about a long sequence is quadratic.
@@ -33,7 +33,9 @@ def test_certificates_hold_and_promise_little_less_than_those_of_one_process(cou
 
 
 @counts
-@pytest.mark.parametrize("name", ["separable, whole, float32", "separable, causal, float32", "separable, causal, bfloat16"])
+@pytest.mark.parametrize(
+    "name", ["separable, whole, float32", "separable, causal, float32", "separable, causal, bfloat16"]
+)
 def test_a_bound_a_thousand_times_smaller_would_be_broken(count: int, name: str) -> None:
     case = cases(count)[name]
     out, rows = joined([one[name] for one in said(count)])
@@ -78,6 +80,14 @@ def test_a_process_sends_no_more_than_two_states_whatever_their_number() -> None
     state = 4 * sizes.batch * sizes.key_heads * 1024 * (64 + 2)
     few, many = (states_bytes(RandomFeatures(1024), sizes, ranks, backward=True) for ranks in (2, 64))
     assert few == state and many == 2 * state * 63 / 64
+
+
+@pytest.mark.parametrize("name", PAIRED)
+def test_pairs_of_a_mesh_answer_as_two_processes_do(name: str) -> None:
+    for rank, one in enumerate(said(4)):
+        mine, theirs = one["pairs"][name], said(2)[rank % 2][name]
+        assert torch.equal(mine.out, theirs.out) and torch.equal(mine.certificate.rows, theirs.certificate.rows)
+        assert all(torch.equal(*pair) for pair in zip(mine.gradients, theirs.gradients, strict=True))
 
 
 @counts

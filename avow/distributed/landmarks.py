@@ -87,6 +87,7 @@ def _candidates(shards: Shards, x: Tensor, log_weight: Tensor, rank: int) -> _Ca
     here = torch.arange(s, device=x.device).expand(b, g, s)
     if few == shards.total:
         return _Candidates(x, log_weight, here, here + shards.before)
+    # Every process draws for the keys of all and takes its part: numbers are cheaper to draw than to send.
     noise = cholesky.uniform((b, g, shards.total), shards.generator, x)[..., shards.before : shards.before + s]
     most = min(few, max(shards.keys))
     best = (2 * log_weight + cholesky.gumbel(noise)).topk(min(most, s), dim=-1)

@@ -179,7 +179,7 @@ def _agreed(shards: Shards, keys: Tensor, weight: Tensor, rank: int) -> tuple[Fa
 def _sums(key_log: Tensor, residual: Tensor, values: Tensor) -> Float[Tensor, "b g 3"]:
     """Logarithms of the sums of weights, and of weights times roots of residuals; and the longest value."""
     sums = [_above(torch.logsumexp(x, -1), x.shape[-1]) for x in (key_log, key_log + 0.5 * residual.log())]
-    longest = lengths(values)[..., 0].amax(-1) if values.shape[-2] else values.sum((-1, -2))
+    longest = lengths(values)[..., 0].amax(-1) if values.shape[-2] * values.shape[-1] else values.sum((-1, -2))
     return torch.stack([*sums, longest], -1)
 
 

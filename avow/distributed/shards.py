@@ -20,9 +20,9 @@ from torch import Tensor
 from avow.attend import Attended
 from avow.certificates import certify, measure_norms
 from avow.contract import Computed, Method, Norms, Problem
-from avow.distributed.agreement import PAGE, agree
+from avow.distributed.agreement import agree
 from avow.distributed.exchange import gathered, gathered_numbers
-from avow.distributed.traffic import Group, group_of
+from avow.distributed.traffic import PAGE, Group, group_of
 from avow.errors import AvowError, ShapeError
 from avow.maths.heads import scaled_values
 from avow.maths.norms import check_range

@@ -26,11 +26,10 @@ from torch import Tensor
 
 from avow.attend import Attended
 from avow.contract import Method, Sizes
-from avow.distributed.agreement import PAGE
 from avow.distributed.exchange import combined, combined_numbers, gathered, gathered_numbers, tied
 from avow.distributed.frames import centred_frame, frame_numbers
 from avow.distributed.shards import Shards, alike, meet, meeting_bytes
-from avow.distributed.traffic import Group
+from avow.distributed.traffic import PAGE, Group
 from avow.errors import UnknownMethod
 from avow.maths import features as feature_maps
 from avow.maths import rounding, scan

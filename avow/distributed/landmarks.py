@@ -7,6 +7,7 @@ all keys would draw, unless rounding decides.
 
 from __future__ import annotations
 
+import math
 from typing import NamedTuple
 
 import torch
@@ -39,38 +40,54 @@ def chosen(shards: Shards, x: Float[Tensor, "b g s d"], log_weight: Float[Tensor
     """Landmarks by randomised block-pivoted Cholesky over the keys of all shards."""
     few = cholesky.candidates(shards.total, rank)
     some = _candidates(shards, x, log_weight, rank)
-    b, g, c, d = some.x.shape
+    b, g, c = some.place.shape
     half = 0.5 * some.x.square().sum(-1).unsqueeze(-2)  # (b, g, 1, c)
     diagonal, left = 2 * some.log_weight, torch.ones_like(some.log_weight)
     taken, place = some.place >= few, some.place.clamp(max=few - 1)
     rows = x.new_zeros(b, g, rank, c)
     mine, key = torch.zeros(b, g, rank, dtype=torch.bool, device=x.device), place.new_zeros(b, g, rank)
     for span in cholesky.rounds(rank):
-        size, earlier = span.stop - span.start, rows[..., : span.start, :]
+        earlier = rows[..., : span.start, :]
         noise = cholesky.uniform((b, g, few), shards.generator, x).gather(-1, place)
         worth = cholesky.worth(diagonal, left, taken, noise)
-        best = worth.topk(min(size, c), dim=-1)
-        own = _at(some.x, best.indices), _at(earlier.transpose(-1, -2), best.indices)
-        proposal = torch.cat([best.values.unsqueeze(-1), *own], -1)  # (b, g, size, 1 + d + start)
-        short = size - proposal.shape[-2]
-        proposal = pad(proposal, (0, 0, 0, short))
-        proposal[..., size - short :, 0] = -torch.inf
-        said = gathered(proposal, shards.group).movedim(0, 2).flatten(2, 3)  # (b, g, ranks·size, 1 + d + start)
-        picked = said[..., 0].topk(size, dim=-1).indices
-        points, along = _at(said[..., 1:], picked).split([d, span.start], -1)
-        here = picked // size == shards.rank
-        slot = torch.where(here, picked % size, 0)
-        local = pad(best.indices, (0, short)).gather(-1, slot) if c else slot
-        mine[..., span] = here
+        best = _best(shards, some.x, worth, earlier, span.stop - span.start)
+        mine[..., span] = best.mine
         if c:
-            key[..., span] = torch.where(here, some.key.gather(-1, local), 0)
-            taken |= torch.zeros_like(taken).long().scatter_add_(-1, local, here.long()).bool()
-        squares = 0.5 * points.square().sum(-1, keepdim=True)
-        fresh = (points @ some.x.transpose(-1, -2)).sub_(half).sub_(squares).clamp_(max=0.0).exp_() - along @ earlier
-        block = cholesky.log_gauss(points, points).exp_() - along @ along.transpose(-1, -2)
-        rows[..., span, :] = cholesky.orthonormal(fresh, block)
+            key[..., span] = torch.where(best.mine, some.key.gather(-1, best.candidate), 0)
+            taken |= torch.zeros_like(place).scatter_add_(-1, best.candidate, best.mine.long()).bool()
+        squares = 0.5 * best.x.square().sum(-1, keepdim=True)
+        fresh = (best.x @ some.x.transpose(-1, -2)).sub_(half).sub_(squares).clamp_(max=0.0).exp_()
+        # The pivots' own columns, which every process can tell from what it was told.
+        block = cholesky.log_gauss(best.x, best.x).exp_() - best.along @ best.along.transpose(-1, -2)
+        rows[..., span, :] = cholesky.orthonormal(fresh - best.along @ earlier, block)
         left = cholesky.remaining(left, rows[..., span, :])
     return Chosen(mine, key)
+
+
+class _Pivots(NamedTuple):
+    """Keys of all shards, their entries in the rows of earlier pivots, and which candidate of this process each is."""
+
+    x: Float[Tensor, "b g l d"]
+    along: Float[Tensor, "b g l start"]
+    mine: Bool[Tensor, "b g l"]
+    candidate: Int[Tensor, "b g l"]
+
+
+def _best(
+    shards: Shards, x: Float[Tensor, "b g c d"], worth: Float[Tensor, "b g c"], earlier: Tensor, size: int
+) -> _Pivots:
+    """So many keys of the greatest worth among those of all processes, each of which proposes as many."""
+    own = worth.topk(min(size, x.shape[-2]), dim=-1)
+    told = own.values.unsqueeze(-1), _at(x, own.indices), _at(earlier.transpose(-1, -2), own.indices)
+    short = size - own.indices.shape[-1]
+    proposal = pad(torch.cat(told, -1), (0, 0, 0, short))  # (b, g, size, 1 + d + start)
+    proposal[..., size - short :, 0] = -math.inf
+    said = gathered(proposal, shards.group).movedim(0, 2).flatten(2, 3)  # (b, g, ranks·size, 1 + d + start)
+    picked = said[..., 0].topk(size, dim=-1).indices
+    points, along = _at(said[..., 1:], picked).split([x.shape[-1], earlier.shape[-2]], -1)
+    mine = picked // size == shards.rank
+    candidate = pad(own.indices, (0, short)).gather(-1, torch.where(mine, picked % size, 0))
+    return _Pivots(points, along, mine, candidate)
 
 
 def landmark_numbers(heads: int, keys: int, longest: int, dim: int, rank: int, ranks: int) -> int:
@@ -91,7 +108,7 @@ def _candidates(shards: Shards, x: Tensor, log_weight: Tensor, rank: int) -> _Ca
     noise = cholesky.uniform((b, g, shards.total), shards.generator, x)[..., shards.before : shards.before + s]
     most = min(few, max(shards.keys))
     best = (2 * log_weight + cholesky.gumbel(noise)).topk(min(most, s), dim=-1)
-    worth = pad(best.values, (0, most - best.values.shape[-1]), value=-torch.inf)
+    worth = pad(best.values, (0, most - best.values.shape[-1]), value=-math.inf)
     place = combined(worth.reshape(1, 1, b * g, most), _places, shards.group).reshape(b, g, most)
     index = best.indices
     return _Candidates(_at(x, index), log_weight.gather(-1, index), index, place[..., : index.shape[-1]].long())

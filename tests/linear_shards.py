@@ -332,6 +332,8 @@ def ask() -> dict[str, Any]:
     asked = cases(count)
     found: dict[str, Any] = {name: answer(case, rank) for name, case in asked.items()}
     found["again"] = {name: answer(case, rank) for name, case in asked.items() if "causal, float32" in name}
+    with torch.autocast("cpu", torch.bfloat16):
+        found["autocast"] = {name: answer(case, rank) for name, case in asked.items() if "causal, float32" in name}
     found["sabotaged"] = {}
     for word, sabotage in SABOTAGES.items():
         with sabotage():

@@ -49,7 +49,8 @@ def attend_low_rank(
     """Softmax attention of this process's rows to the keys of all processes through landmarks among them.
 
     `q`, `k` and `v` are this process's shard of the sequence, in the order of ranks; shards may differ in length and
-    may be empty, and without `causal` queries may have any length. Gradients flow to every shard.
+    may be empty, and without `causal` queries may have any length. Gradients flow to every shard, so that all
+    processes go backward together. Their generators must be alike; without one, the first one's seed counts.
     """
     if not isinstance(method, LowRank):
         raise UnknownMethod("method", method.name, "has no landmarks", "use low_rank")

@@ -56,8 +56,9 @@ def attend_states(
     """Attention of this process's rows to the keys of all processes, by `separable` or `random_features`.
 
     `q`, `k` and `v` are this process's shard of the sequence, in the order of ranks; shards may differ in length and
-    may be empty, and without `causal` queries may have any length. Gradients flow to every shard. Random directions
-    are the same in all processes: from their generators, which must be alike, or from the first one's seed.
+    may be empty, and without `causal` queries may have any length. Gradients flow to every shard, so that all
+    processes go backward together. Random directions are the same in all of them: from their generators, which must be
+    alike, or from the first one's seed.
     """
     if not isinstance(method, Separable | RandomFeatures):
         raise UnknownMethod("method", method.name, "keeps no state of sums", "use separable or random_features")
@@ -82,7 +83,8 @@ def attend_states(
 def states_bytes(method: Method, sizes: Sizes, ranks: int, backward: bool = False) -> int:
     """What one of so many processes sends in `attend_states`, and in its `backward`; `sizes` of the whole problem.
 
-    It does not depend on how long the sequence is.
+    It does not depend on how long the sequence is. Random features of norms so large that they take float64 send twice
+    as much.
     """
     z, heads, item = sizes, sizes.batch * sizes.key_heads, rounding.accumulator(sizes.dtype).itemsize
     features = method.features if isinstance(method, RandomFeatures) else z.dim

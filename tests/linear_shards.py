@@ -198,11 +198,11 @@ class Answer:
     sent_back: int
 
 
-def answer(case: Case, rank: int, **options: Any) -> Answer:
+def answer(case: Case, rank: int, autocast: bool = False, **options: Any) -> Answer:
     q, k, v, weight = case.inputs()
     lengths = (case.rows, case.keys, case.keys)
     mine = [case.piece(x, some, rank).clone().requires_grad_() for x, some in zip((q, k, v), lengths, strict=True)]
-    with counted() as forward:
+    with counted() as forward, torch.autocast("cpu", torch.bfloat16, enabled=autocast):
         out, certificate = attend(case, *mine, **options)
     with counted() as backward:
         (out * case.piece(weight, case.rows, rank)).sum().backward()
@@ -331,9 +331,9 @@ def ask() -> dict[str, Any]:
     rank, count = dist.get_rank(), dist.get_world_size()
     asked = cases(count)
     found: dict[str, Any] = {name: answer(case, rank) for name, case in asked.items()}
-    found["again"] = {name: answer(case, rank) for name, case in asked.items() if "causal, float32" in name}
-    with torch.autocast("cpu", torch.bfloat16):
-        found["autocast"] = {name: answer(case, rank) for name, case in asked.items() if "causal, float32" in name}
+    some = {name: case for name, case in asked.items() if "causal, float32" in name}
+    found["again"] = {name: answer(case, rank) for name, case in some.items()}
+    found["autocast"] = {name: answer(case, rank, autocast=True) for name, case in some.items()}
     found["sabotaged"] = {}
     for word, sabotage in SABOTAGES.items():
         with sabotage():

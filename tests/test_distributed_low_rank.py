@@ -7,6 +7,7 @@ import torch
 
 from avow.contract import Sizes
 from avow.distributed.low_rank import low_rank_bytes
+from avow.distributed.traffic import PAGE
 from avow.methods.low_rank import LowRank
 from tests.linear_shards import COUNTS, NEAR, SABOTAGED, SABOTAGES, cases, joined, said
 
@@ -67,6 +68,12 @@ def test_what_is_sent_does_not_grow_with_the_sequence() -> None:
     assert short == long
     keys_of_a_shard = 8 * 2**22 * 64 * 4
     assert long < keys_of_a_shard / 500
+
+
+def test_what_is_sent_grows_little_with_the_processes_where_there_is_a_head_for_each() -> None:
+    sizes = Sizes(1, 64, 64, 2**20, 2**20, 64, 64)
+    few, many = (low_rank_bytes(LowRank(64), sizes, ranks, 2**14) for ranks in (2, 64))
+    assert few < many < 2 * few + 64 * PAGE
 
 
 @counts

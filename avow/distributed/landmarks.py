@@ -1,7 +1,7 @@
 """Landmarks among the keys of all shards, chosen together: a few keys are proposed and told, no shard is sent.
 
-This is `avow.maths.cholesky.pivots` with the keys where they are. In each round every process proposes its best keys;
-all see all proposals and take the best of them. With the same generator the landmarks are those that one process with
+This is `avow.maths.cholesky.pivots` with the keys where they are. In each round every process proposes its best keys,
+and the best of all proposals are told to all. With the same generator the landmarks are those that one process with
 all keys would draw, unless rounding decides.
 """
 
@@ -15,7 +15,7 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 from torch.nn.functional import pad
 
-from avow.distributed.exchange import combined, combined_numbers, gathered, gathered_numbers
+from avow.distributed.exchange import combined, combined_numbers
 from avow.distributed.shards import Shards
 from avow.maths import cholesky
 
@@ -76,15 +76,27 @@ class _Pivots(NamedTuple):
 def _best(
     shards: Shards, x: Float[Tensor, "b g c d"], worth: Float[Tensor, "b g c"], earlier: Tensor, size: int
 ) -> _Pivots:
-    """So many keys of the greatest worth among those of all processes, each of which proposes as many."""
+    """So many keys of the greatest worth among those of all processes, each of which proposes as many.
+
+    One process picks for a head, and tells the others which proposals it took.
+    """
     own = worth.topk(min(size, x.shape[-2]), dim=-1)
     told = own.values.unsqueeze(-1), _at(x, own.indices), _at(earlier.transpose(-1, -2), own.indices)
     short = size - own.indices.shape[-1]
     proposal = pad(torch.cat(told, -1), (0, 0, 0, short))  # (b, g, size, 1 + d + start)
     proposal[..., size - short :, 0] = -math.inf
-    said = gathered(proposal, shards.group).movedim(0, 2).flatten(2, 3)  # (b, g, ranks·size, 1 + d + start)
-    picked = said[..., 0].topk(size, dim=-1).indices
-    points, along = _at(said[..., 1:], picked).split([x.shape[-1], earlier.shape[-2]], -1)
+
+    def pick(said: Tensor) -> Tensor:
+        given = said.unflatten(-1, proposal.shape[-2:]).movedim(0, -3).flatten(-3, -2)  # (1, 1, heads, ranks·size, …)
+        picked = given[..., 0].topk(size, dim=-1).indices.unsqueeze(-1)
+        found = given.gather(-2, picked.expand(*picked.shape[:-1], given.shape[-1]))
+        found = torch.cat([picked.to(found), found[..., 1:]], -1).flatten(-2)
+        return found.expand(shards.ranks, *found.shape)
+
+    heads = proposal.shape[0] * proposal.shape[1]
+    found = combined(proposal.reshape(1, 1, heads, -1), pick, shards.group).reshape(proposal.shape)
+    picked = found[..., 0].long()
+    points, along = found[..., 1:].split([x.shape[-1], earlier.shape[-2]], -1)
     mine = picked // size == shards.rank
     candidate = pad(own.indices, (0, short)).gather(-1, torch.where(mine, picked % size, 0))
     return _Pivots(points, along, mine, candidate)
@@ -95,7 +107,7 @@ def landmark_numbers(heads: int, keys: int, longest: int, dim: int, rank: int, r
     rounds = sum((span.stop - span.start) * (1 + dim + span.start) for span in cholesky.rounds(rank))
     few = cholesky.candidates(keys, rank)
     sought = 0 if few == keys else combined_numbers(1, heads, 2 * min(few, longest), ranks)
-    return sought + gathered_numbers(heads * rounds, ranks)
+    return sought + combined_numbers(1, heads, 2 * rounds, ranks)
 
 
 def _candidates(shards: Shards, x: Tensor, log_weight: Tensor, rank: int) -> _Candidates:

@@ -74,7 +74,7 @@ def low_rank_bytes(method: LowRank, sizes: Sizes, ranks: int, longest: int, back
     """What one of so many processes sends in `attend_low_rank`, and in its `backward`.
 
     `sizes` are those of the whole problem, `longest` is the number of keys of the longest shard: beyond some thousands
-    of keys neither matters.
+    of keys neither matters. Landmarks are shared out by heads, so that more processes than heads send more.
     """
     z, r, heads = sizes, method.rank, sizes.batch * sizes.key_heads
     moved = frame_numbers(heads, z.dim, ranks) + joined_numbers(heads, r, z.value_dim, ranks)

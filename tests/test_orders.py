@@ -19,15 +19,15 @@ from avow.methods.sparse import Sparse
 from tests.caches import queries
 
 
-def terms(count: int, wide: float) -> orders._Terms:
+def terms(count: int, wide: float) -> orders.Terms:
     """Tokens anywhere in brackets up to this many nats on either side."""
     beta, half = (torch.rand(1, 1, 1, count, dtype=torch.float64) for _ in range(2))
     beta, half = (3 * beta).exp(), wide * half + 1e-4
     gamma = beta * (torch.expm1(half) - half) / half.square()
-    return orders._Terms(beta * (-half).exp(), beta * half.exp(), beta, half, gamma)
+    return orders.Terms(beta * (-half).exp(), beta * half.exp(), beta, half, gamma)
 
 
-def most_of(told: orders._Terms, slope: float) -> Tensor:
+def most_of(told: orders.Terms, slope: float) -> Tensor:
     """The largest β·(exp(x) − 1) − μ·x² on a fine grid of x, ends included."""
     x = told.half.unsqueeze(-1) * torch.linspace(-1, 1, 2001, dtype=torch.float64)
     return (told.beta.unsqueeze(-1) * torch.expm1(x) - slope * x.square()).amax(-1)

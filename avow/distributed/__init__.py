@@ -2,5 +2,6 @@
 
 from avow.distributed.exact import attend
 from avow.distributed.ring import ring_attend, ring_attention
+from avow.distributed.sparse import attend_sparse
 
-__all__ = ["attend", "ring_attend", "ring_attention"]
+__all__ = ["attend", "attend_sparse", "ring_attend", "ring_attention"]

@@ -18,10 +18,11 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 import torch
-from jaxtyping import Bool, Float64, Int
+from jaxtyping import Bool, Float32, Float64, Int
 from torch import Tensor
 from torch.nn.functional import pad
 
+from avow.maths.brackets import Brackets
 from avow.maths.crowds import NEAR
 from avow.maths.outlook import SUMS, Outlook
 from avow.maths.reading import Read
@@ -143,7 +144,7 @@ def together(which: Bool[Tensor, "b g r s"], siblings: int) -> Bool[Tensor, "b g
     return apart.any(2, keepdim=True).expand(apart.shape).flatten(2, 3)
 
 
-class _Terms(NamedTuple):
+class Terms(NamedTuple):
     """Tokens at the middles of their brackets, and how far from there they may be."""
 
     low: Float64[Tensor, "b g r s"]
@@ -154,20 +155,27 @@ class _Terms(NamedTuple):
     gamma: Float64[Tensor, "b g r s"]
 
     @staticmethod
-    def of(view: Outlook, span: slice, length: Float64[Tensor, "b g r 1"]) -> _Terms:
-        low, high = (x[..., span].double() for x in (view.brackets.low, view.brackets.high))
-        reach = view.lengths[..., span].double() + length
+    def of(
+        brackets: Brackets,
+        lengths: Float32[Tensor, "b g 1 s0"],
+        crowd: bool,
+        span: slice,
+        length: Float64[Tensor, "b g r 1"],
+    ) -> Terms:
+        """Some tokens, for answers of this length; without a `crowd`, nothing but their worst is known."""
+        low, high = (x[..., span].double() for x in (brackets.low, brackets.high))
+        reach = lengths[..., span].double() + length
         worst = high * reach
-        if view.stray is None:
+        if not crowd:
             nothing = torch.zeros_like(worst)
-            return _Terms(low, worst, worst, nothing, nothing)
+            return Terms(low, worst, worst, nothing, nothing)
         half = 0.5 * (high / low.clamp(min=NEAR)).log()
         crowded = (low >= NEAR) & (half <= _WIDE)
         # The others are taken at their worst, which nothing exceeds.
         half = torch.where(crowded, half, 0.0)
         beta = torch.where(crowded, (low * high).sqrt() * reach, worst)
         gamma = beta * (torch.expm1(half) - half) / half.square().clamp(min=1e-300)
-        return _Terms(low, worst, beta, half, gamma)
+        return Terms(low, worst, beta, half, gamma)
 
     def rest(self, slope: Float64[Tensor, "b g r 1"]) -> Float64[Tensor, "b g r s"]:
         """r_j with this μ."""
@@ -175,13 +183,13 @@ class _Terms(NamedTuple):
         heavy = self.worst - self.beta - slope * self.half.square()
         return torch.where(self.gamma >= slope, heavy, light) + _LOST * self.worst
 
-    def places(self, weights: Float64[Tensor, "b g r 1"], siblings: int) -> Int[Tensor, "b g r s"]:
-        """Bins by the sum of what tokens are worth to the rows of each order."""
+    def worth(self, weights: Float64[Tensor, "b g r 1"], siblings: int) -> Float64[Tensor, "b g r s"]:
+        """The sum of what each token is worth to the rows of its order."""
         worth = (torch.where(self.gamma > 0, self.gamma, self.worst) * weights).nan_to_num(nan=0.0)
         if siblings > 1:
             apart = worth.unflatten(2, (siblings, worth.shape[2] // siblings))  # (b, g, siblings, n, s)
             worth = apart.sum(2, keepdim=True).expand(apart.shape).flatten(2, 3)
-        return (worth.clamp(min=1e-300).log() * -_FINE).clamp(0, _BINS - 1).long()
+        return worth
 
 
 def _sorted(
@@ -202,8 +210,9 @@ def _sorted(
     sums = [budget.new_zeros(*budget.shape[:-1], _BINS) for _ in range(3 + len(slopes))]
     for start in range(0, view.known, _SPAN):
         span = slice(start, min(start + _SPAN, view.known))
-        terms = _Terms.of(view, span, length)
-        place[..., span] = terms.places(weights, siblings).masked_fill(read[..., span], 0)
+        terms = Terms.of(view.brackets, view.lengths, view.stray is not None, span, length)
+        bins = (terms.worth(weights, siblings).clamp(min=1e-300).log() * -_FINE).clamp(0, _BINS - 1).long()
+        place[..., span] = bins.masked_fill(read[..., span], 0)
         parts = [terms.low, terms.worst, terms.beta, *(terms.rest(slope) for slope in slopes)]
         for total, x in zip(sums, parts, strict=True):
             total.scatter_add_(-1, place[..., span], x)

@@ -1,0 +1,258 @@
+r"""The rounds in which shards find one cut through all their tokens, read what is before it, and prove the rest.
+
+With :math:`\hat l` the logits as float64 computes them, off by at most δ in all that matters, the answer errs by
+
+.. math:: tails \cdot e^{2δ} + 2\tanh(δ/2)
+
+where the tails are those of `avow.distributed.shares` at what was computed: the weights of read tokens are right up to
+:math:`e^{\pm δ}`, once in the answer [claim softmax-perturbation], and once in what unread ones are compared with.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Generator
+from typing import NamedTuple
+
+import torch
+from jaxtyping import Float64
+from torch import Tensor
+
+from avow.attend import Attended
+from avow.certificates import measure_norms
+from avow.contract import Certificate, Problem
+from avow.distributed.rounds import Script, Told
+from avow.distributed.shares import (
+    BINS,
+    Budget,
+    Extent,
+    Shard,
+    binned,
+    cut_at,
+    first_cut,
+    left,
+    most_moved,
+    moved_behind,
+)
+from avow.errors import ToleranceUnreachable
+from avow.maths import rounding
+from avow.maths.masks import row_tiles
+from avow.maths.norms import slack
+from avow.maths.orders import together
+from avow.maths.outlook import SUMS
+from avow.maths.reading import Gathered, Tokens
+from avow.methods.sparse import Sparse
+
+# Beyond this many nats below the row's top, a key's whole share is smaller than any bound we state.
+_DEAD = 100.0
+# What is read first may be expected to leave so many times the error that is allowed, if that is little of the answer:
+# it tells what the rest is worth.
+_FIRST, _LITTLE = 16.0, 0.5
+# How often rows that share tokens weigh each other's needs, and how much less those of a row count each time at most.
+ROUNDS, _LEAST = 2, 0.05
+# Values shorter than this are measured too coarsely for a proof.
+_FAINT = 1e-290
+# What float32 rounds in the bins, which only say where to cut: proofs rest on sums in float64.
+_COARSELY = 1 - 1e-4
+# The second cut is sure to do, but for what float32 cannot hold; the third leaves nothing unread.
+_CUTS = 3
+
+
+class Wish(NamedTuple):
+    """What is asked of all shards, how many keys they have, and how many the largest."""
+
+    tol: float | None
+    method: Sparse
+    keys: int
+    widest: int
+
+
+class Reading(NamedTuple):
+    """How many tokens each row read in full: in all shards, and in this one."""
+
+    everywhere: Float64[Tensor, "b h n"]
+    here: Float64[Tensor, "b h n"]
+
+
+def shard_script(problem: Problem, wish: Wish) -> Script[tuple[Attended, Reading]]:
+    """What one shard tells and hears on the way to the answer of all of them."""
+    p = problem
+    b, h, n, d = p.q.shape
+    groups, e = p.v.shape[1], p.v.shape[-1]
+    out, bound = p.q.new_zeros(b, h, n, e), p.q.new_zeros(b, h, n, dtype=torch.float64)
+    reading = Reading(bound.clone(), bound.clone())
+    if wish.keys and out.numel():
+        norms = measure_norms(p) if p.norms is None else p.norms
+        for rows in row_tiles(n, 16 * b * h * wish.widest):
+            q = p.q[:, :, rows].reshape(b, groups, -1, d)  # (b, g, r, d)
+            shard = Shard.of(q, p.k, norms.v, norms.k, p.scale, wish.method.bits, h // groups)
+            tile = _Tile(p, shard, norms.q[:, :, rows].reshape(b, groups, -1, 1), wish)
+            found = yield from tile.script()
+            most = torch.finfo(p.q.dtype).max
+            parts = (found.out.clamp(-most, most).to(p.q.dtype), found.rows, found.everywhere, found.here)
+            for x, part in zip((out, bound, *reading), parts, strict=True):
+                x[:, :, rows] = part.reshape(x[:, :, rows].shape)
+    return Attended(out, _certificate(bound, reading, wish)), reading
+
+
+def _certificate(bound: Float64[Tensor, "b h n"], reading: Reading, wish: Wish) -> Certificate:
+    largest = float(bound.amax()) if bound.numel() else 0.0
+    if wish.tol is not None and not largest <= wish.tol:
+        remedy = "ask for less, or convert q, k and v to a wider type"
+        rule = f"is less than can be proved, {largest:.3g}"
+        raise ToleranceUnreachable("tol", wish.tol, rule, remedy, largest)
+    share = float(reading.everywhere.sum()) / max(bound.numel() * wish.keys, 1)
+    assumed = "sums and exp of float64 are right to 1e-9" if wish.keys else "there was nothing to attend to"
+    return Certificate(
+        wish.method.name,
+        wish.method.parameters,
+        wish.method.target,
+        "deterministic",
+        largest,
+        bound,
+        assumptions=(assumed,),
+        reason=f"read {share:.1%} of the tokens of all shards in full",
+    )
+
+
+class _Found(NamedTuple):
+    """The answer, the bounds of its rows, and what was read."""
+
+    out: Float64[Tensor, "b g r e"]
+    rows: Float64[Tensor, "b g r 1"]
+    everywhere: Float64[Tensor, "b g r 1"]
+    here: Float64[Tensor, "b g r 1"]
+
+
+class _State(NamedTuple):
+    """What all shards know of the answer so far, in the unit of weights and in the size of values."""
+
+    out: Float64[Tensor, "b g r e"]
+    length: Float64[Tensor, "b g r 1"]
+    total: Float64[Tensor, "b g r 1"]
+    """What the tokens that were read weigh, relative to exp(top)."""
+    grown: Float64[Tensor, "b g r 1"]
+    """exp(top − origin)"""
+    shrunk: Float64[Tensor, "b g r 1"]
+    more: tuple[Tensor, ...]
+    """What else shards told, added up."""
+
+
+class _Tile(NamedTuple):
+    """Some rows of all queries beside one shard."""
+
+    problem: Problem
+    shard: Shard
+    queries: Float64[Tensor, "b g r 1"]
+    """At least their lengths."""
+    wish: Wish
+
+    def script(self) -> Script[_Found]:
+        shard, p = self.shard, self.problem
+        own = shard.extent
+        whole = own.unpacked((yield Told("max", own.packed())))
+        most = whole.longest * (1 - 2 * slack(p.v.shape[-1], p.v.dtype)) / whole.size
+        drop = self._drop(whole)
+        look, place = shard.first_look(whole)
+        cut = first_cut((yield Told("sum", look)), torch.maximum(drop, (_FIRST * drop).clamp(max=_LITTLE)), most)
+        touched = together(place < cut, shard.siblings)
+        tokens = Tokens(shard.q.double() * p.scale, p.k, p.v, None, whole.size)
+        read = Gathered.of(tokens).joined(touched)
+        state = yield from _reported(read, whole, shard.expected(whole, touched), shard.strays)
+        rest, strays = state.more
+        allowed = (drop * most * (state.total * state.grown + rest)).nan_to_num(nan=0.0)
+        length = torch.minimum(state.length + drop * most, most)
+        budget = Budget.of(torch.where(most > 0, allowed, math.inf), length, strays)
+        terms = shard.terms(whole, length)
+        weights = torch.ones_like(allowed)
+        for _ in range(ROUNDS if shard.siblings > 1 else 1):
+            mine, place = binned(terms, touched, budget, weights, shard.siblings)
+            moved = moved_behind((yield Told("sum", mine)), budget)
+            cut = cut_at(moved, budget.whole, shard.siblings)
+            needs = moved.gather(-1, cut) / budget.whole.clamp(min=1e-300)
+            weights = weights * needs.nan_to_num(nan=1.0).clamp(_LEAST, 1.0)
+        for attempt in range(_CUTS):
+            kept = place < cut
+            read = read.joined(kept)
+            here = kept.sum(-1, keepdim=True).double()
+            state = yield from _reported(read, whole, left(terms, kept, budget), here)
+            rest, everywhere = state.more
+            ratio = whole.ratio(state.length, length) * (1 + self._sums)
+            tail = most_moved(rest, budget) * ratio
+            low = rest[..., :1]
+            tails = tail * state.shrunk / ((state.total + low * state.shrunk) * most).clamp(min=1e-300)
+            tails = torch.where((most > 0) & ~(tail <= 0), tails.nan_to_num(nan=math.inf, posinf=math.inf), 0.0)
+            short = ~(tails <= drop)
+            if attempt + 1 == _CUTS or not bool(short.any()):
+                break
+            # What joins weighs at least its lower end, and may make the answer longer.
+            least = state.total * state.grown + low
+            joining = tail / (state.total * state.grown).clamp(min=1e-300)
+            longer = torch.minimum(
+                (state.length + joining).nan_to_num(nan=math.inf, posinf=math.inf), most * (1 + 1e-3)
+            )
+            enough = (drop * most * least * _COARSELY / whole.ratio(longer, length)).nan_to_num(nan=0.0)
+            further = cut_at(moved, enough, shard.siblings) if attempt == 0 else torch.full_like(cut, BINS)
+            cut = torch.where(together(short, shard.siblings), torch.maximum(cut, further), cut)
+        return _Found(state.out * whole.size, self._bounds(tails, whole), everywhere, here)
+
+    @property
+    def _sums(self) -> float:
+        """What float64 rounds in sums over the tokens of all shards, and in exp."""
+        return SUMS * max(1.0, self.wish.keys / 2**22)
+
+    def _rounding(self, whole: Extent) -> Float64[Tensor, "b g r 1"]:
+        """δ: of logits, and of differences from a shard's top and of that from the row's, up to 4S + ln s + 100."""
+        u, d = rounding.unit(torch.float64), self.shard.q.shape[-1]
+        reach = abs(self.problem.scale) * self.queries * whole.key
+        return reach * (rounding.gamma(d + 8, u) + 64 * u) + 16 * u * (math.log(max(self.wish.keys, 1)) + _DEAD)
+
+    def _lost(self, whole: Extent) -> Float64[Tensor, "b g 1 1"]:
+        """What sums and the answer may lose to underflow, relative to the longest value."""
+        terms, width = self.wish.keys + 8, math.sqrt(self.problem.v.shape[-1])
+        lost = terms * rounding.tiny(torch.float64) * whole.size + rounding.tiny(self.problem.q.dtype)
+        return width * lost / self._unit(whole).clamp(min=1e-320)
+
+    def _unit(self, whole: Extent) -> Float64[Tensor, "b g 1 1"]:
+        return whole.longest * (1 - 2 * slack(self.problem.v.shape[-1], self.problem.v.dtype))
+
+    @property
+    def _final(self) -> float:
+        kind = self.problem.q.dtype
+        return 0.0 if kind == torch.float64 else rounding.unit(kind)
+
+    def _bounds(self, tails: Float64[Tensor, "b g r 1"], whole: Extent) -> Float64[Tensor, "b g r 1"]:
+        """Bounds on whole rows: what was not read, and the rounding of what was."""
+        delta = self._rounding(whole)
+        rows = tails * torch.exp(2 * delta.clamp(max=_DEAD)) * (1 + self._sums) + 2 * torch.tanh(delta / 2) + self._sums
+        rows = rows.clamp(max=2 + self._sums)  # Answer and target are both averages of values.
+        rows = (rows * (1 + self._final) + self._final) * rounding.OUTWARD + self._lost(whole)
+        # Where all values are zero, so is the answer; lengths near the end of float64 are no longer sharp.
+        unit = self._unit(whole)
+        return torch.where(unit == 0, 0.0, torch.where(unit < _FAINT, math.inf, rows))
+
+    def _drop(self, whole: Extent) -> Float64[Tensor, "b g r 1"]:
+        """What unread tokens may move each row: all of the tolerance that rounding does not need."""
+        delta = self._rounding(whole)
+        if self.wish.tol is None:
+            return torch.full_like(delta, self.wish.method.drop)
+        room = (self.wish.tol / rounding.OUTWARD - self._lost(whole) - self._final) / (1 + self._final)
+        room = (room - 2 * torch.tanh(delta / 2) - self._sums) / (
+            (1 + self._sums) * torch.exp(2 * delta.clamp(max=_DEAD))
+        )
+        return (room * (1 - 1e-6)).nan_to_num(nan=0.0).clamp(min=0.0)
+
+
+def _reported(read: Gathered, whole: Extent, *more: Tensor) -> Generator[Told, Tensor, _State]:
+    """What all shards have read, and the sums of what else they tell."""
+    own = torch.where(read.total > 0, read.top, -math.inf)
+    top = yield Told("max", own)
+    top = top.masked_fill(top == -math.inf, 0.0)
+    share = (own - top).exp()
+    values = read.average(read.weights) * share
+    sums = yield Told("sum", torch.cat([read.total * share, values, *more], -1))
+    total, average, *others = sums.split([1, values.shape[-1], *(x.shape[-1] for x in more)], -1)
+    out = average / total.clamp(min=1e-300)
+    length = torch.linalg.vector_norm(out, dim=-1, keepdim=True)
+    grown = (top - whole.origin).clamp(max=700.0).exp()
+    return _State(out, length, total, grown, (whole.origin - top).exp(), tuple(others))

@@ -17,9 +17,10 @@ import torch
 
 from avow.attend import Attended
 from avow.contract import Problem
-from avow.distributed.rounds import Told, side_by_side
+from avow.distributed.rounds import side_by_side
 from avow.distributed.sparse_rounds import Reading, Wish, shard_script
 from avow.errors import RangeError, ToleranceUnreachable
+from avow.links import Load
 from avow.methods.sparse import Sparse
 from tests.fuzz import Tally, judged
 from tests.generators import draw_case
@@ -27,11 +28,11 @@ from tests.sparse_cases import FAMILIES, draw_sparse_case
 
 
 class Whole(NamedTuple):
-    """What all shards answered alike, what each of them read, and what one of them told the others."""
+    """What all shards answered alike, and what each of them read and sent."""
 
     answer: Attended
     readings: list[Reading]
-    told: list[Told]
+    loads: list[Load]
 
 
 def over_shards(p: Problem, ends: Sequence[int], method: Sparse, tol: float | None = None) -> Whole:
@@ -41,12 +42,12 @@ def over_shards(p: Problem, ends: Sequence[int], method: Sparse, tol: float | No
         dataclasses.replace(p, k=p.k[:, :, start:end], v=p.v[:, :, start:end], norms=None)
         for start, end in zip(starts, ends, strict=True)
     ]
-    wish = Wish(tol, method, ends[-1], max(end - start for start, end in zip(starts, ends, strict=True)))
-    found, told = side_by_side([shard_script(part, wish) for part in parts])
+    wish = Wish(tol, method, ends[-1], max(end - start for start, end in zip(starts, ends, strict=True)), len(ends))
+    found, loads = side_by_side([shard_script(part, wish) for part in parts])
     first = found[0][0]
     for other, _ in found:
         assert torch.equal(other.out, first.out) and torch.equal(other.certificate.rows, first.certificate.rows)
-    return Whole(first, [reading for _, reading in found], told)
+    return Whole(first, [reading for _, reading in found], loads)
 
 
 def run(rows: int, seed: int, heads: int = 16) -> Tally:

@@ -38,7 +38,7 @@ BOUNDS = names("avow.certificates avow.constructions")
 # calibration measures the device, so that the planner can turn counted work into seconds: it needs methods to time.
 PLANNER = METHODS | names("avow.certificates avow.calibration")
 # workloads makes the synthetic heads that attend is compared on: it needs what attend needs.
-ATTEND = PLANNER | names("avow.planner avow.attend avow.workloads")
+ATTEND = PLANNER | names("avow.planner avow.links avow.scaling avow.attend avow.workloads")
 HOSTS = ATTEND | BOUNDS | names("avow avow.record avow.nn avow.optim avow.distributed")
 TRAINING = HOSTS | names("avow.training")
 CLAIMS = TRAINING | names("avow.claims")
@@ -55,7 +55,7 @@ TABLE = (
     Layer(names("certificates constructions"), MATHS | BOUNDS | TENSORS, PROOFS),
     Layer(names("calibration"), METHODS | TENSORS),
     # The planner chooses among numbers; it never touches a tensor.
-    Layer(names("planner"), ATTEND),
+    Layer(names("planner links scaling"), ATTEND),
     Layer(names("attend"), ATTEND | TENSORS),
     # A user's own heads come from a file.
     Layer(names("workloads"), ATTEND | TENSORS, names("safetensors")),

@@ -56,9 +56,10 @@ def attend_sparse(
         problem = refused
     keys = _agreed(problem, _facts(q, k, v, chosen, tol, scale, enable_gqa), k.shape[-2] if k.dim() > 1 else 0, group)
     assert isinstance(problem, Problem)  # or an error was raised
-    wish = Wish(tol, chosen, sum(keys), max(keys))
+    wish = Wish(tol, chosen, sum(keys), max(keys), len(keys))
     with torch.no_grad():
-        return over_processes(shard_script(problem, wish), group)[0]
+        (attended, _), _ = over_processes(shard_script(problem, wish), group)
+    return attended
 
 
 def _checked(

@@ -11,7 +11,6 @@ where the tails are those of `avow.distributed.shares` at what was computed: the
 from __future__ import annotations
 
 import math
-from collections.abc import Generator
 from typing import NamedTuple
 
 import torch
@@ -21,7 +20,7 @@ from torch import Tensor
 from avow.attend import Attended
 from avow.certificates import measure_norms
 from avow.contract import Certificate, Problem
-from avow.distributed.rounds import Script, Told
+from avow.distributed.rounds import Script, added_up, largest
 from avow.distributed.shares import (
     BINS,
     Budget,
@@ -59,12 +58,13 @@ _CUTS = 3
 
 
 class Wish(NamedTuple):
-    """What is asked of all shards, how many keys they have, and how many the largest."""
+    """What is asked of all shards; how many keys they have, how many the largest, and how many shards there are."""
 
     tol: float | None
     method: Sparse
     keys: int
     widest: int
+    ranks: int
 
 
 class Reading(NamedTuple):
@@ -150,15 +150,16 @@ class _Tile(NamedTuple):
     def script(self) -> Script[_Found]:
         shard, p = self.shard, self.problem
         own = shard.extent
-        whole = own.unpacked((yield Told("max", own.packed())))
+        whole = own.unpacked((yield from largest(own.packed(), self.wish.ranks)))
         most = whole.longest * (1 - 2 * slack(p.v.shape[-1], p.v.dtype)) / whole.size
         drop = self._drop(whole)
         look, place = shard.first_look(whole)
-        cut = first_cut((yield Told("sum", look)), torch.maximum(drop, (_FIRST * drop).clamp(max=_LITTLE)), most)
+        look = yield from added_up(look, self.wish.ranks)
+        cut = first_cut(look, torch.maximum(drop, (_FIRST * drop).clamp(max=_LITTLE)), most)
         touched = together(place < cut, shard.siblings)
         tokens = Tokens(shard.q.double() * p.scale, p.k, p.v, None, whole.size)
         read = Gathered.of(tokens).joined(touched)
-        state = yield from _reported(read, whole, shard.expected(whole, touched), shard.strays)
+        state = yield from _reported(read, whole, self.wish.ranks, shard.expected(whole, touched), shard.strays)
         rest, strays = state.more
         allowed = (drop * most * (state.total * state.grown + rest)).nan_to_num(nan=0.0)
         length = torch.minimum(state.length + drop * most, most)
@@ -167,7 +168,7 @@ class _Tile(NamedTuple):
         weights = torch.ones_like(allowed)
         for _ in range(ROUNDS if shard.siblings > 1 else 1):
             mine, place = binned(terms, touched, budget, weights, shard.siblings)
-            moved = moved_behind((yield Told("sum", mine)), budget)
+            moved = moved_behind((yield from added_up(mine, self.wish.ranks)), budget)
             cut = cut_at(moved, budget.whole, shard.siblings)
             needs = moved.gather(-1, cut) / budget.whole.clamp(min=1e-300)
             weights = weights * needs.nan_to_num(nan=1.0).clamp(_LEAST, 1.0)
@@ -175,7 +176,7 @@ class _Tile(NamedTuple):
             kept = place < cut
             read = read.joined(kept)
             here = kept.sum(-1, keepdim=True).double()
-            state = yield from _reported(read, whole, left(terms, kept, budget), here)
+            state = yield from _reported(read, whole, self.wish.ranks, left(terms, kept, budget), here)
             rest, everywhere = state.more
             ratio = whole.ratio(state.length, length) * (1 + self._sums)
             tail = most_moved(rest, budget) * ratio
@@ -243,14 +244,14 @@ class _Tile(NamedTuple):
         return (room * (1 - 1e-6)).nan_to_num(nan=0.0).clamp(min=0.0)
 
 
-def _reported(read: Gathered, whole: Extent, *more: Tensor) -> Generator[Told, Tensor, _State]:
+def _reported(read: Gathered, whole: Extent, ranks: int, *more: Tensor) -> Script[_State]:
     """What all shards have read, and the sums of what else they tell."""
     own = torch.where(read.total > 0, read.top, -math.inf)
-    top = yield Told("max", own)
+    top = yield from largest(own, ranks)
     top = top.masked_fill(top == -math.inf, 0.0)
     share = (own - top).exp()
     values = read.average(read.weights) * share
-    sums = yield Told("sum", torch.cat([read.total * share, values, *more], -1))
+    sums = yield from added_up(torch.cat([read.total * share, values, *more], -1), ranks)
     total, average, *others = sums.split([1, values.shape[-1], *(x.shape[-1] for x in more)], -1)
     out = average / total.clamp(min=1e-300)
     length = torch.linalg.vector_norm(out, dim=-1, keepdim=True)

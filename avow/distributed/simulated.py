@@ -1,0 +1,108 @@
+"""Every way to spread attention over a sequence, as a script that shards can run side by side in one process.
+
+They are what `avow.links` says the price of: the same exchanges with the same numbers, on plain float64 arithmetic.
+Hundreds of shards fit into one process, so what is sent can be counted there, and answers compared with those of one.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Callable
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+from torch.nn.functional import pad
+
+from avow.attend import attend
+from avow.certificates import measure_norms
+from avow.certificates.compose import Partial
+from avow.contract import Problem
+from avow.distributed.rounds import ForEach, ForNext, Script, told_to_all
+from avow.distributed.sparse_rounds import Wish, shard_script
+from avow.maths import rounding
+from avow.maths.heads import grouped, per_query_head, ungrouped
+from avow.maths.norms import lengths, slack
+from avow.methods.sparse import Sparse
+
+
+def partial_answers(p: Problem, ranks: int) -> Script[Tensor]:
+    """Exact attention of all queries to this shard's keys, merged with what the others' answer."""
+    mine = _partial(p)
+    beside = torch.stack([mine.lse, mine.longest, mine.pairs, mine.unsure, mine.drift, *mine.means], -1)
+    told = yield from told_to_all(torch.cat([beside, mine.out], -1), ranks)
+    # Only the answers are merged here; `avow.certificates.compose` merges all of it.
+    return (torch.softmax(told[..., :1], 0) * told[..., beside.shape[-1] :]).sum(0)
+
+
+def _partial(p: Problem) -> Partial:
+    wide = dataclasses.replace(p, q=p.q.double(), k=p.k.double(), v=p.v.double())
+    out, certificate = attend(wide.q, wide.k, wide.v, method="exact", scale=p.scale, enable_gqa=True)
+    logits = p.scale * (wide.q @ per_query_head(wide.k, p.q.shape[1]).mT)
+    norms, u = measure_norms(wide), rounding.unit(torch.float64)
+    reach = abs(p.scale) * norms.q * per_query_head(norms.k.amax(-1, keepdim=True), p.q.shape[1])
+    lse = logits.logsumexp(-1)
+    off = (rounding.gamma(p.q.shape[-1] + 8, u) + 8 * u) * reach + rounding.gamma(p.k.shape[-2] + 6000, u)
+    longest = per_query_head(lengths(wide.v).amax(-1, keepdim=True), p.q.shape[1]).expand(lse.shape)
+    return Partial.of(out, lse, off + 4 * u * lse.abs(), longest, certificate, slack(p.v.shape[-1], torch.float64))
+
+
+def ring(p: Problem, ranks: int) -> Script[Tensor]:
+    """Exact attention of this shard's queries to the keys of all, which pass by in blocks."""
+    q = p.q.double()
+    block, split = torch.cat([p.k, p.v], -1), [p.k.shape[-1], p.v.shape[-1]]
+    out = q.new_zeros(*q.shape[:-1], split[1])
+    lse = q.new_full(q.shape[:-1], -math.inf)
+    for step in range(ranks):
+        if step:
+            block = yield ForNext(block)
+        k, v = (per_query_head(x.double(), q.shape[1]) for x in block.split(split, -1))
+        logits = p.scale * (q @ k.mT)
+        fresh = logits.logsumexp(-1)
+        share = torch.sigmoid(fresh - lse).unsqueeze(-1)
+        out, lse = out + share * (torch.softmax(logits, -1) @ v - out), torch.logaddexp(lse, fresh)
+    return out
+
+
+def sparse(p: Problem, ranks: int, keys: int, tol: float) -> Script[Tensor]:
+    """Sparse attention of all queries to the keys of all shards, as `attend_sparse` runs it."""
+    widest = -(-keys // ranks)
+    attended, _ = yield from shard_script(p, Wish(tol, Sparse(), keys, widest, ranks))
+    return attended.out
+
+
+def states(p: Problem, ranks: int) -> Script[Tensor]:
+    """Separable attention of this shard's queries: each channel's softmax over the keys of all, by its state."""
+    kind = rounding.accumulator(p.q.dtype)
+    k, v = p.k.to(kind), p.v.to(kind)
+    top = k.amax(-2).unsqueeze(-1)  # (b, g, d, 1)
+    weights = (k.mT - top).exp()
+    told = yield from _combined(torch.cat([weights @ v, weights.sum(-1, keepdim=True), top], -1), ranks, _joined)
+    sums, total, _ = told.split([v.shape[-1], 1, 1], -1)
+    return ungrouped(torch.softmax(grouped(p.q.to(kind), k.shape[1]), -1) @ (sums / total).unsqueeze(2))
+
+
+def _joined(told: Float[Tensor, "ranks b g m c"]) -> Float[Tensor, "b g m c"]:
+    """States relative to their own references, added up relative to the highest."""
+    top = told[..., -1:].amax(0)
+    return torch.cat([((told[..., -1:] - top).exp() * told[..., :-1]).sum(0), top], -1)
+
+
+def _combined(x: Float[Tensor, "b g m c"], ranks: int, combine: Callable[[Tensor], Tensor]) -> Script[Tensor]:
+    """What is made of the numbers of all shards, each of which does its share of the rows m for all."""
+    share = -(-x.shape[-2] // ranks)
+    pieces = pad(x, (0, 0, 0, share * ranks - x.shape[-2])).unflatten(-2, (ranks, share)).movedim(-3, 0)
+    received = yield ForEach(pieces)  # (ranks, b, g, share, c)
+    told = yield from told_to_all(combine(received), ranks)
+    return told.movedim(0, -3).flatten(-3, -2)[..., : x.shape[-2], :]
+
+
+def dealt(p: Problem, ranks: int, queries: bool) -> list[Problem]:
+    """The problem of each of so many shards of equal length, each with its share of the `queries` or with all."""
+    parts = []
+    for rank in range(ranks):
+        shares = [slice(rank * x.shape[-2] // ranks, (rank + 1) * x.shape[-2] // ranks) for x in (p.q, p.k)]
+        q = p.q[:, :, shares[0]] if queries else p.q
+        parts.append(dataclasses.replace(p, q=q, k=p.k[:, :, shares[1]], v=p.v[:, :, shares[1]], norms=None))
+    return parts

@@ -1,0 +1,127 @@
+"""What a rank sends when attention is spread over many, and how long that takes: numbers about sizes, no tensors.
+
+Of each way to spread it over the sequence a formula says what one rank sends. Everything that is told to all is sent by
+each to each; what is added up over ranks is added up in shares, one for each rank, and the shares are told to all, so
+that it costs a rank about twice its size however many there are. What ranks say to agree on a call before it comes on
+top: a few kilobytes, whatever the sizes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import NamedTuple
+
+from avow.contract import Method, Sizes
+from avow.maths.cholesky import candidates, rounds
+
+# Numbers beside its answer that a row of a partial answer travels with, so that its certificate can be merged.
+_PARTIAL = 10
+# Sparse attention's rounds: bins and shares as `avow.distributed.shares` has them.
+_FIRST_BINS, _BINS, _SHARES = 128, 160, 3
+
+
+class Load(NamedTuple):
+    """What one rank sends, in how many messages, and how often in turn it has to wait for one."""
+
+    sent: int
+    messages: int
+    waits: int
+
+    def __add__(self, other: Load) -> Load:  # type: ignore[override]  # loads add up; as tuples they would be joined
+        return Load(*(a + b for a, b in zip(self, other, strict=True)))
+
+    def times(self, count: int) -> Load:
+        """The same, so many times one after the other."""
+        return Load(*(count * x for x in self))
+
+
+NOTHING = Load(0, 0, 0)
+
+
+class Link(NamedTuple):
+    """What connects the ranks: bytes a second that each can send, and seconds until a message is there."""
+
+    bandwidth: float
+    latency: float
+
+    def seconds(self, load: Load) -> float:
+        """How long a rank is busy sending and waiting."""
+        return load.sent / self.bandwidth + load.waits * self.latency
+
+
+def told_to_all(size: int, ranks: int) -> Load:
+    """So many bytes for each other rank: the same for all, or not."""
+    return Load((ranks - 1) * size, ranks - 1, 1) if ranks > 1 else NOTHING
+
+
+def added_up(numbers: int, item: int, ranks: int) -> Load:
+    """So many numbers of each rank added up, or the largest taken, and that known to all: an all-reduce."""
+    return combined(1, numbers, 2, item, ranks)
+
+
+def combined(heads: int, rows: int, columns: int, item: int, ranks: int) -> Load:
+    """Numbers by heads and rows, each rank combining a share of the rows; `columns` counts what it gets and gives."""
+    gets_and_gives = told_to_all(heads * -(-rows // ranks) * columns * item, ranks)
+    return gets_and_gives._replace(messages=2 * gets_and_gives.messages, waits=2 * gets_and_gives.waits)
+
+
+def partial_answers(z: Sizes, ranks: int) -> Load:
+    """Exact attention, keys sharded, every rank with all queries: partial answers are told to all."""
+    return told_to_all(z.batch * z.heads * z.queries * (z.value_dim + _PARTIAL) * 8, ranks)
+
+
+def ring_block(z: Sizes, ranks: int) -> Load:
+    """One step of a ring: a block of keys and values goes to the next rank."""
+    size = z.batch * z.key_heads * -(-z.keys // ranks) * (z.dim + z.value_dim) * z.item
+    return Load(size, 1, 1) if ranks > 1 else NOTHING
+
+
+def ring(z: Sizes, ranks: int) -> Load:
+    """Exact attention round a ring, all sharded: each rank sends every block on but the one whose journey ends."""
+    return ring_block(z, ranks).times(ranks - 1)
+
+
+def sparse_rounds(z: Sizes, ranks: int, reports: int = 1) -> Load:
+    """Sparse attention, keys sharded, every rank with all queries; `reports` until all rows are proved, 1 to 3."""
+    rows, heads = z.batch * z.heads * z.queries, z.batch * z.key_heads
+    sums = 1 if z.heads == z.key_heads else 2
+    wide = [2 * rows + 3 * heads, rows, rows * (1 + z.value_dim + 2)]
+    wide += [rows, rows * (1 + z.value_dim + 2 + _SHARES + 1)] * reports
+    narrow = [rows * (_FIRST_BINS + 2), *[rows * _BINS * (3 + _SHARES)] * sums]
+    return _sum(added_up(count, item, ranks) for item, counts in ((8, wide), (4, narrow)) for count in counts)
+
+
+def states(z: Sizes, ranks: int, features: int) -> Load:
+    """Linear attention, all sharded: states are combined, added up over all ranks or, causal, over those before each.
+
+    A feature's state is a sum of values, a total and a reference.
+    """
+    return combined(z.batch * z.key_heads, features, 2 * (z.value_dim + 2), 4 if z.item < 8 else 8, ranks)
+
+
+def landmarks(z: Sizes, ranks: int, rank: int) -> Load:
+    """Low-rank attention, all sharded: landmarks are agreed in rounds of proposals, then states are combined."""
+    heads = z.batch * z.key_heads
+    frame = combined(heads, z.dim, 4 + 3, 8, ranks)
+    factor = combined(1, heads, 2 * (rank * z.dim + 1) + rank * rank + 1, 8, ranks)
+    few = candidates(z.keys, rank)
+    sought = NOTHING if few == z.keys else combined(1, heads, 2 * min(few, -(-z.keys // ranks)), 8, ranks)
+    proposed = _sum(
+        told_to_all(8 * heads * (span.stop - span.start) * (1 + z.dim + span.start), ranks) for span in rounds(rank)
+    )
+    bounds = told_to_all(8 * 3 * heads, ranks)
+    return frame + sought + proposed + factor + bounds + combined(heads, rank, 2 * (z.value_dim + 2), 8, ranks)
+
+
+def method_load(method: Method, z: Sizes, ranks: int) -> Load:
+    """What a rank sends for a method whose queries, keys and values are all sharded."""
+    if method.name == "low_rank":
+        return landmarks(z, ranks, method.parameters["rank"])
+    return states(z, ranks, method.parameters.get("features", z.dim))
+
+
+def _sum(loads: Iterator[Load]) -> Load:
+    total = NOTHING
+    for load in loads:
+        total += load
+    return total

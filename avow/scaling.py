@@ -1,0 +1,215 @@
+"""Which way to spread attention over many ranks: every way in every sharding → seconds → the fastest. No tensors here.
+
+Ranks are spread over heads, over the sequence, or over both: h groups of heads, each on s ranks. Heads need nothing of
+each other, so only the s ranks of a group talk. A rank's time is what it computes and what it sends after that; a ring
+sends the next block while it computes on one.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import math
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import NamedTuple, Protocol
+
+from avow import links
+from avow.contract import Cost, Method, Sizes
+from avow.errors import ParameterError
+from avow.links import Link, Load
+from avow.methods import method_named
+
+# Where it is looked for how many ranks make communication dominate.
+_MOST_RANKS = 4096
+
+
+class Machine(Protocol):
+    """Whatever says how long a rank computes."""
+
+    def seconds(self, method: Method, sizes: Sizes) -> float:
+        """The time of one call."""
+
+
+class Roof(NamedTuple):
+    """A device by two figures: a call takes as long as its products or its reading, whichever is slower."""
+
+    flops: float
+    memory: float
+
+    def seconds(self, method: Method, sizes: Sizes) -> float:
+        cost: Cost = method.cost(sizes)
+        return max(cost.flops / self.flops, _touched(sizes) / self.memory)
+
+
+def _touched(z: Sizes) -> int:
+    """Bytes of q, k, v and the answer."""
+    queries = z.batch * z.heads * z.queries * (z.dim + z.value_dim)
+    return (queries + z.batch * z.key_heads * z.keys * (z.dim + z.value_dim)) * z.item
+
+
+class Sharding(NamedTuple):
+    """Ranks spread over heads and over the sequence."""
+
+    heads: int
+    sequence: int
+
+    def __str__(self) -> str:
+        over = [f"{count} over {what}" for what, count in (("heads", self.heads), ("sequence", self.sequence))]
+        kept = [words for words, count in zip(over, self, strict=True) if count > 1]
+        return " × ".join(kept) or "one rank"
+
+
+def shardings(sizes: Sizes, ranks: int) -> Iterator[Sharding]:
+    """All ways to spread so many ranks evenly over key heads and over the sequence, no rank without a key."""
+    for heads in range(1, ranks + 1):
+        if ranks % heads == 0 and sizes.key_heads % heads == 0 and ranks // heads <= max(sizes.keys, 1):
+            yield Sharding(heads, ranks // heads)
+
+
+class Spent(NamedTuple):
+    """Seconds of one rank: computing, sending and waiting, and both, as far as they do not overlap."""
+
+    computing: float
+    sending: float
+    whole: float
+
+
+@dataclass(frozen=True)
+class Way:
+    """One way to spread a method over the ranks of a sequence."""
+
+    name: str
+    method: Method
+    summary: str
+    load: Callable[[Sizes, int], Load]
+    """What a rank sends, for the sizes of a group of heads."""
+    replicated: bool
+    """Whether every rank has all queries."""
+    overlaps: bool = False
+
+    def part(self, z: Sizes, ranks: int) -> Sizes:
+        """What a rank computes on at once."""
+        keys = -(-z.keys // ranks)
+        if self.replicated:
+            # Whichever rank has the first keys computes on them for all rows: causality saves it nothing.
+            return dataclasses.replace(z, keys=keys, causal=z.causal and ranks == 1)
+        queries = -(-z.queries // ranks)
+        return dataclasses.replace(z, queries=queries, keys=keys, causal=z.causal and not (self.overlaps and ranks > 1))
+
+    def spent(self, sizes: Sizes, sharding: Sharding, link: Link, machine: Machine) -> Spent:
+        """A rank's seconds; of ranks that differ, those of the slowest."""
+        z, ranks = of_heads(sizes, sharding.heads), sharding.sequence
+        computing, sending = machine.seconds(self.method, self.part(z, ranks)), link.seconds(self.load(z, ranks))
+        if not self.overlaps:
+            return Spent(computing, sending, computing + sending)
+        # One block after the other; also where causal, for the last rank sees them all.
+        step = sending / max(ranks - 1, 1)
+        return Spent(ranks * computing, sending, computing + (ranks - 1) * max(computing, step))
+
+
+def of_heads(sizes: Sizes, groups: int) -> Sizes:
+    """The sizes of one of so many equal groups of heads."""
+    return dataclasses.replace(sizes, heads=sizes.heads // groups, key_heads=sizes.key_heads // groups)
+
+
+def ways(sizes: Sizes) -> list[Way]:
+    """Every way there is for a problem of these sizes."""
+    exact, sparse = method_named("exact")(), method_named("sparse")()
+    found = [
+        Way("exact, keys sharded", exact, "partial answers are told to all", links.partial_answers, True),
+        Way("exact, ring", exact, "blocks of keys and values go round", links.ring, False, True),
+    ]
+    if not sizes.causal:
+        found.append(Way("sparse", sparse, "sums of sketches are told, then what was read", links.sparse_rounds, True))
+    for name in ("separable", "random_features", "low_rank"):
+        method = method_named(name)()
+        if name == "low_rank":
+            method = list(method_named(name).settings(sizes))[min(1, sizes.keys // 65)]
+        told = "landmarks are agreed, states combined" if name == "low_rank" else "states are combined"
+        found.append(Way(name, method, told, functools.partial(links.method_load, method), False))
+    return found
+
+
+class Offer(NamedTuple):
+    """A way in its best sharding, and what it costs a rank."""
+
+    way: Way
+    sharding: Sharding
+    spent: Spent
+    load: Load
+    from_ranks: int | None
+    """The fewest ranks, a power of two, at which communication takes longer than computing; None: up to 4096 never."""
+
+    @property
+    def dominated(self) -> str:
+        """What takes longer."""
+        return "communication" if self.spent.sending > self.spent.computing else "computing"
+
+    @property
+    def efficiency(self) -> float:
+        """The share of its time that a rank computes."""
+        return self.spent.computing / self.spent.whole if self.spent.whole > 0 else 1.0
+
+
+def best(way: Way, sizes: Sizes, ranks: int, link: Link, machine: Machine) -> tuple[Sharding, Spent]:
+    """The sharding in which a way is fastest; of equals the one over more heads, which needs no talk."""
+    priced = [(sharding, way.spent(sizes, sharding, link, machine)) for sharding in shardings(sizes, ranks)]
+    return min(priced, key=lambda one: (one[1].whole, -one[0].heads))
+
+
+def offers(sizes: Sizes, ranks: int, link: Link, machine: Machine) -> list[Offer]:
+    """Every way in its best sharding, fastest first."""
+    check(sizes, ranks)
+    made = []
+    for way in ways(sizes):
+        sharding, spent = best(way, sizes, ranks, link, machine)
+        load = way.load(of_heads(sizes, sharding.heads), sharding.sequence)
+        made.append(Offer(way, sharding, spent, load, crossing(way, sizes, link, machine)))
+    return sorted(made, key=lambda offer: offer.spent.whole)
+
+
+def crossing(way: Way, sizes: Sizes, link: Link, machine: Machine) -> int | None:
+    """The fewest ranks, a power of two, at which a way communicates longer than it computes in its best sharding."""
+    ranks = 2
+    while ranks <= _MOST_RANKS and any(True for _ in shardings(sizes, ranks)):
+        _, spent = best(way, sizes, ranks, link, machine)
+        if spent.sending > spent.computing:
+            return ranks
+        ranks *= 2
+    return None
+
+
+def check(sizes: Sizes, ranks: int) -> None:
+    """Raise where so many ranks cannot share the work."""
+    if ranks < 1:
+        raise ParameterError("ranks", ranks, "must be at least 1", "try --ranks 8")
+    if not any(True for _ in shardings(sizes, ranks)):
+        rule = f"cannot be spread over {sizes.keys} keys and {sizes.key_heads} key heads"
+        raise ParameterError("ranks", ranks, rule, "use fewer ranks, or a longer sequence")
+
+
+def weak(
+    sizes: Sizes, ranks: int, link: Link, machine: Machine
+) -> dict[str, tuple[list[int], list[float], list[float]]]:
+    """Weak scaling over the sequence: for each way, ranks by powers of two, seconds, and bytes that a rank sends.
+
+    Each rank has what it has of `sizes` when there are `ranks`; queries grow with keys where they are sharded.
+    """
+    counts = [2**i for i in range(int(math.log2(ranks)) + 1)]
+    found: dict[str, tuple[list[int], list[float], list[float]]] = {}
+    for way in ways(sizes):
+        seconds, sent = [], []
+        for count in counts:
+            z = grown(sizes, count, ranks, way)
+            seconds.append(way.spent(z, Sharding(1, count), link, machine).whole)
+            sent.append(float(way.load(z, count).sent))
+        found[way.name] = counts, seconds, sent
+    return found
+
+
+def grown(sizes: Sizes, count: int, ranks: int, way: Way) -> Sizes:
+    """The problem of `count` ranks that each have as much as of `ranks` has one."""
+    keys = -(-sizes.keys // ranks) * count
+    queries = sizes.queries if way.replicated else -(-sizes.queries // ranks) * count
+    return dataclasses.replace(sizes, keys=keys, queries=queries)

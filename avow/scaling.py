@@ -9,17 +9,18 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import NamedTuple, Protocol
 
 from avow import links
-from avow.contract import Cost, Method, Sizes
+from avow.contract import Method, Sizes
 from avow.errors import ParameterError
 from avow.links import Link, Load
 from avow.methods import method_named
 
+# Bytes of a token beside its sketch: how far that may be off, the length of its value, its part of a group's scales.
+_BESIDE = 12
 # Where it is looked for how many ranks make communication dominate.
 _MOST_RANKS = 4096
 
@@ -32,20 +33,26 @@ class Machine(Protocol):
 
 
 class Roof(NamedTuple):
-    """A device by two figures: a call takes as long as its products or its reading, whichever is slower."""
+    """A device by two figures: a call takes as long as its products or its reading, whichever is slower.
+
+    Sparse attention reads a sketch of all keys and `kept` of the tokens.
+    """
 
     flops: float
     memory: float
+    kept: float = 0.1
 
     def seconds(self, method: Method, sizes: Sizes) -> float:
-        cost: Cost = method.cost(sizes)
-        return max(cost.flops / self.flops, _touched(sizes) / self.memory)
-
-
-def _touched(z: Sizes) -> int:
-    """Bytes of q, k, v and the answer."""
-    queries = z.batch * z.heads * z.queries * (z.dim + z.value_dim)
-    return (queries + z.batch * z.key_heads * z.keys * (z.dim + z.value_dim)) * z.item
+        z = sizes
+        queries = z.batch * z.heads * z.queries * (z.dim + z.value_dim) * z.item
+        keys = z.batch * z.key_heads * z.keys * (z.dim + z.value_dim) * z.item
+        if method.name != "sparse":
+            return max(method.cost(z).flops / self.flops, (queries + keys) / self.memory)
+        tokens = z.batch * z.key_heads * z.keys
+        sketch = tokens * (z.dim * method.parameters["bits"] / 8 + _BESIDE)
+        # Products with the sketch and with what is read: its model of costs is that of the CPU's path, which does more.
+        flops = 2 * z.batch * z.heads * z.queries * z.keys * (z.dim + self.kept * (z.dim + z.value_dim))
+        return max(flops / self.flops, (queries + sketch + self.kept * keys) / self.memory)
 
 
 class Sharding(NamedTuple):
@@ -131,6 +138,13 @@ def ways(sizes: Sizes) -> list[Way]:
     return found
 
 
+class Priced(NamedTuple):
+    """A sharding and what a way spends in it."""
+
+    sharding: Sharding
+    spent: Spent
+
+
 class Offer(NamedTuple):
     """A way in its best sharding, and what it costs a rank."""
 
@@ -140,6 +154,8 @@ class Offer(NamedTuple):
     load: Load
     from_ranks: int | None
     """The fewest ranks, a power of two, at which communication takes longer than computing; None: up to 4096 never."""
+    priced: tuple[Priced, ...]
+    """All shardings, from the fastest down."""
 
     @property
     def dominated(self) -> str:
@@ -152,10 +168,10 @@ class Offer(NamedTuple):
         return self.spent.computing / self.spent.whole if self.spent.whole > 0 else 1.0
 
 
-def best(way: Way, sizes: Sizes, ranks: int, link: Link, machine: Machine) -> tuple[Sharding, Spent]:
-    """The sharding in which a way is fastest; of equals the one over more heads, which needs no talk."""
-    priced = [(sharding, way.spent(sizes, sharding, link, machine)) for sharding in shardings(sizes, ranks)]
-    return min(priced, key=lambda one: (one[1].whole, -one[0].heads))
+def priced(way: Way, sizes: Sizes, ranks: int, link: Link, machine: Machine) -> list[Priced]:
+    """A way in every sharding, fastest first; of equals the one over more heads, which needs no talk."""
+    found = [Priced(sharding, way.spent(sizes, sharding, link, machine)) for sharding in shardings(sizes, ranks)]
+    return sorted(found, key=lambda one: (one.spent.whole, -one.sharding.heads))
 
 
 def offers(sizes: Sizes, ranks: int, link: Link, machine: Machine) -> list[Offer]:
@@ -163,9 +179,12 @@ def offers(sizes: Sizes, ranks: int, link: Link, machine: Machine) -> list[Offer
     check(sizes, ranks)
     made = []
     for way in ways(sizes):
-        sharding, spent = best(way, sizes, ranks, link, machine)
-        load = way.load(of_heads(sizes, sharding.heads), sharding.sequence)
-        made.append(Offer(way, sharding, spent, load, crossing(way, sizes, link, machine)))
+        every = priced(way, sizes, ranks, link, machine)
+        (sharding, spent), load = (
+            every[0],
+            way.load(of_heads(sizes, every[0].sharding.heads), every[0].sharding.sequence),
+        )
+        made.append(Offer(way, sharding, spent, load, crossing(way, sizes, link, machine), tuple(every)))
     return sorted(made, key=lambda offer: offer.spent.whole)
 
 
@@ -173,7 +192,7 @@ def crossing(way: Way, sizes: Sizes, link: Link, machine: Machine) -> int | None
     """The fewest ranks, a power of two, at which a way communicates longer than it computes in its best sharding."""
     ranks = 2
     while ranks <= _MOST_RANKS and any(True for _ in shardings(sizes, ranks)):
-        _, spent = best(way, sizes, ranks, link, machine)
+        spent = priced(way, sizes, ranks, link, machine)[0].spent
         if spent.sending > spent.computing:
             return ranks
         ranks *= 2
@@ -189,27 +208,30 @@ def check(sizes: Sizes, ranks: int) -> None:
         raise ParameterError("ranks", ranks, rule, "use fewer ranks, or a longer sequence")
 
 
-def weak(
-    sizes: Sizes, ranks: int, link: Link, machine: Machine
-) -> dict[str, tuple[list[int], list[float], list[float]]]:
-    """Weak scaling over the sequence: for each way, ranks by powers of two, seconds, and bytes that a rank sends.
+class Weak(NamedTuple):
+    """One way under weak scaling: ranks by powers of two, seconds, and bytes that a rank sends."""
 
-    Each rank has what it has of `sizes` when there are `ranks`; queries grow with keys where they are sharded.
-    """
-    counts = [2**i for i in range(int(math.log2(ranks)) + 1)]
-    found: dict[str, tuple[list[int], list[float], list[float]]] = {}
+    ranks: list[int]
+    seconds: list[float]
+    sent: list[int]
+
+
+def weak(sizes: Sizes, ranks: int, link: Link, machine: Machine) -> dict[str, Weak]:
+    """Weak scaling over the sequence: each rank keeps what one of so many ranks has of these sizes."""
+    counts = [2**i for i in range(ranks.bit_length())]
+    found = {}
     for way in ways(sizes):
-        seconds, sent = [], []
-        for count in counts:
-            z = grown(sizes, count, ranks, way)
-            seconds.append(way.spent(z, Sharding(1, count), link, machine).whole)
-            sent.append(float(way.load(z, count).sent))
-        found[way.name] = counts, seconds, sent
+        grown = [longer(sizes, count, ranks) for count in counts]
+        pairs = list(zip(grown, counts, strict=True))
+        seconds = [way.spent(z, Sharding(1, count), link, machine).whole for z, count in pairs]
+        found[way.name] = Weak(counts, seconds, [way.load(z, count).sent for z, count in pairs])
     return found
 
 
-def grown(sizes: Sizes, count: int, ranks: int, way: Way) -> Sizes:
-    """The problem of `count` ranks that each have as much as of `ranks` has one."""
+def longer(sizes: Sizes, count: int, ranks: int) -> Sizes:
+    """The problem of `count` ranks of which each has as many keys as one of `ranks` has of these sizes.
+
+    There are as many queries as before, or as many as keys where it was so.
+    """
     keys = -(-sizes.keys // ranks) * count
-    queries = sizes.queries if way.replicated else -(-sizes.queries // ranks) * count
-    return dataclasses.replace(sizes, keys=keys, queries=queries)
+    return dataclasses.replace(sizes, keys=keys, queries=keys if sizes.queries == sizes.keys else sizes.queries)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+from pathlib import Path
 from typing import Annotated, Any
 
 import typer
@@ -11,6 +12,8 @@ from rich.console import Console
 
 import avow
 from avow.cli.options import AsJson, Causal, Device, Dim, Heads, Input, Length, Seed, kinds_help, workloads
+from avow.cli.plan_ranks import Asked, plan_ranks
+from avow.errors import ParameterError
 from avow.planner import Plan
 
 # Longer than this, tensors are drawn at this length and only the prices are for the length asked for.
@@ -34,9 +37,48 @@ def plan(
     seed: Seed = 0,
     device: Device = "cpu",
     as_json: AsJson = False,
+    ranks: Annotated[
+        int | None, typer.Option(help="Spread it over so many ranks: time by way and sharding; needs --link.")
+    ] = None,
+    link: Annotated[
+        str | None, typer.Option(metavar="SPEED", help="With --ranks: what a rank can send, such as 400GB/s.")
+    ] = None,
+    latency: Annotated[
+        str, typer.Option(metavar="TIME", help="With --ranks: until a message is there, such as 5us.")
+    ] = "5us",
+    compute: Annotated[
+        str | None,
+        typer.Option(metavar="SPEED", help="With --ranks: a rank's products, such as 400TFLOP/s; else as here."),
+    ] = None,
+    memory: Annotated[
+        str | None, typer.Option(metavar="SPEED", help="With --compute: a rank's memory, such as 4.8TB/s.")
+    ] = None,
+    kept: Annotated[float, typer.Option(help="With --compute: the share of tokens that sparse reads in full.")] = 0.1,
+    queries: Annotated[
+        int | None, typer.Option(help="With --ranks: queries, such as 1 for a step of decoding; as many as keys.")
+    ] = None,
+    batch: Annotated[int, typer.Option(help="With --ranks: sequences at once.")] = 1,
+    key_heads: Annotated[int | None, typer.Option(help="With --ranks: key heads that heads share.")] = None,
+    dtype: Annotated[str, typer.Option(help="With --ranks: float64, float32, bfloat16 or float16.")] = "float32",
+    png: Annotated[
+        Path | None, typer.Option(help="With --ranks: write weak scaling up to so many ranks as a picture.")
+    ] = None,
 ) -> None:
-    """What would run for a tolerance, what it would cost, and why each other method lost."""
+    """What would run for a tolerance, what it would cost, and why each other method lost.
+
+    With --ranks: how long each way takes over many ranks, in which sharding, and where links are the limit.
+    """
     from avow.report.table import plan_table
+
+    if ranks is not None:
+        _only_sizes(ranks, {"tol": tol, "confidence": confidence, "input": input})
+        wanted = length or 131072
+        asked = (ranks, link, latency, compute, memory, kept, wanted, queries, batch, heads, key_heads, dim, dtype)
+        return plan_ranks(Asked(*asked, causal, device, png, as_json))
+    told = {"link": link, "compute": compute, "memory": memory, "queries": queries, "key-heads": key_heads, "png": png}
+    for name, value in told.items():
+        if value is not None:
+            raise ParameterError(name, value, "is for many ranks", f"add --ranks 8, or leave --{name} out")
 
     wanted = length or 2048
     drawn = wanted if input else min(wanted, _DRAWN)
@@ -49,6 +91,14 @@ def plan(
     console = Console()
     console.print(plan_table(made))
     console.print(_verdict(made), style="bold", highlight=False)
+
+
+def _only_sizes(ranks: int, given: dict[str, object]) -> None:
+    """Raise where something is asked of tensors, which a plan for many ranks does not look at."""
+    for name, value in given.items():
+        if value is not None:
+            rule, remedy = "is asked of tensors, of which many ranks are told nothing but sizes", "leave --ranks out"
+            raise ParameterError(name, value, rule, f"leave --{name} out, or {remedy} to see what keeps it")
 
 
 def plain_plan(made: Plan) -> dict[str, Any]:

@@ -78,18 +78,18 @@ def states(p: Problem, ranks: int) -> Script[Tensor]:
     k, v = p.k.to(kind), p.v.to(kind)
     top = k.amax(-2).unsqueeze(-1)  # (b, g, d, 1)
     weights = (k.mT - top).exp()
-    told = yield from _combined(torch.cat([weights @ v, weights.sum(-1, keepdim=True), top], -1), ranks, _joined)
+    told = yield from combined(torch.cat([weights @ v, weights.sum(-1, keepdim=True), top], -1), ranks, joined)
     sums, total, _ = told.split([v.shape[-1], 1, 1], -1)
     return ungrouped(torch.softmax(grouped(p.q.to(kind), k.shape[1]), -1) @ (sums / total).unsqueeze(2))
 
 
-def _joined(told: Float[Tensor, "ranks b g m c"]) -> Float[Tensor, "b g m c"]:
+def joined(told: Float[Tensor, "ranks b g m c"]) -> Float[Tensor, "b g m c"]:
     """States relative to their own references, added up relative to the highest."""
     top = told[..., -1:].amax(0)
     return torch.cat([((told[..., -1:] - top).exp() * told[..., :-1]).sum(0), top], -1)
 
 
-def _combined(x: Float[Tensor, "b g m c"], ranks: int, combine: Callable[[Tensor], Tensor]) -> Script[Tensor]:
+def combined(x: Float[Tensor, "b g m c"], ranks: int, combine: Callable[[Tensor], Tensor]) -> Script[Tensor]:
     """What is made of the numbers of all shards, each of which does its share of the rows m for all."""
     share = -(-x.shape[-2] // ranks)
     pieces = pad(x, (0, 0, 0, share * ranks - x.shape[-2])).unflatten(-2, (ranks, share)).movedim(-3, 0)

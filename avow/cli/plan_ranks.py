@@ -1,0 +1,148 @@
+"""`avow plan --ranks`: the same attention over many ranks; time by way and sharding, and where links are the limit."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import typer
+from rich.console import Console
+
+from avow.calibration import rates
+from avow.cli.numbers import dtype_named
+from avow.cli.quantities import duration, operations, speed
+from avow.contract import Sizes
+from avow.errors import ParameterError
+from avow.links import Link
+from avow.scaling import Machine, Offer, Roof, check, offers, weak
+
+
+class Asked(NamedTuple):
+    """What the command line says, as it was typed."""
+
+    ranks: int
+    link: str | None
+    latency: str
+    compute: str | None
+    memory: str | None
+    kept: float
+    length: int
+    queries: int | None
+    batch: int
+    heads: int
+    key_heads: int | None
+    dim: int
+    dtype: str
+    causal: bool
+    device: str
+    png: Path | None
+    as_json: bool
+
+
+def plan_ranks(asked: Asked) -> None:
+    """Print what each way over so many ranks takes."""
+    from avow.report import atomic
+    from avow.report.charts import png
+    from avow.report.ranks import ranks_table, shardings_table, verdict, weak_chart
+
+    sizes = _sizes(asked)
+    if asked.link is None:
+        rule = "needs to know how fast ranks are connected"
+        raise ParameterError("ranks", asked.ranks, rule, "add --link, such as --link 400GB/s")
+    link = Link(speed("link", asked.link), duration("latency", asked.latency))
+    machine, source = _machine(asked)
+    check(sizes, asked.ranks)
+    if asked.png is not None:
+        atomic.ready(asked.png)
+    made = offers(sizes, asked.ranks, link, machine)
+    if asked.png is not None:
+        scaled = weak(sizes, asked.ranks, link, machine)
+        atomic.write(asked.png, png(weak_chart(scaled, sizes, asked.ranks, link)))
+    if asked.as_json:
+        typer.echo(json.dumps(_plain(made, sizes, asked.ranks, link, source), indent=1, allow_nan=False))
+    else:
+        console = Console()
+        console.print(ranks_table(made, sizes, asked.ranks, link, source), "", sep="\n")
+        console.print(shardings_table(made), "", sep="\n")
+        for line in verdict(made, asked.ranks):
+            console.print(line, style="bold", highlight=False)
+    if asked.png is not None:
+        typer.echo(f"wrote {asked.png}", err=True)
+
+
+def _sizes(asked: Asked) -> Sizes:
+    queries = asked.length if asked.queries is None else asked.queries
+    key_heads = asked.heads if asked.key_heads is None else asked.key_heads
+    counted = {"length": asked.length, "queries": queries, "batch": asked.batch, "heads": asked.heads}
+    for name, value in {**counted, "key-heads": key_heads, "dim": asked.dim}.items():
+        if value < 1:
+            raise ParameterError(name, value, "must be at least 1", f"try --{name} 8")
+    if asked.heads % key_heads:
+        rule = f"must divide the {asked.heads} heads that share them"
+        raise ParameterError("key-heads", key_heads, rule, f"try --key-heads {asked.heads}")
+    kind = dtype_named(asked.dtype)
+    return Sizes(
+        asked.batch,
+        asked.heads,
+        key_heads,
+        queries,
+        asked.length,
+        asked.dim,
+        asked.dim,
+        kind,
+        asked.device,
+        asked.causal,
+    )
+
+
+def _machine(asked: Asked) -> tuple[Machine, str]:
+    """What a rank computes with: a device by its figures, or one like this machine."""
+    if not 0 <= asked.kept <= 1:
+        raise ParameterError("kept", asked.kept, "must be from 0 to 1", "try --kept 0.1")
+    if asked.compute is None and asked.memory is None:
+        known = rates(asked.device)
+        return known, f"ranks like this machine, {known.source}"
+    if asked.compute is None or asked.memory is None:
+        lacking = "compute" if asked.compute is None else "memory"
+        rule, remedy = "is needed beside the other figure of a device", "give --compute 400TFLOP/s and --memory 3TB/s"
+        raise ParameterError(lacking, None, rule, remedy)
+    roof = Roof(operations("compute", asked.compute), speed("memory", asked.memory), asked.kept)
+    return roof, f"ranks of {asked.compute} and {asked.memory}"
+
+
+def _plain(made: list[Offer], sizes: Sizes, ranks: int, link: Link, source: str) -> dict[str, Any]:
+    """A plan as JSON has it."""
+    return {
+        "ranks": ranks,
+        "bandwidth": link.bandwidth,
+        "latency": link.latency,
+        "machine": source,
+        "keys": sizes.keys,
+        "queries": sizes.queries,
+        "ways": [
+            {
+                "way": offer.way.name,
+                "target": offer.way.method.target,
+                "parameters": offer.way.method.parameters,
+                "over_heads": offer.sharding.heads,
+                "over_sequence": offer.sharding.sequence,
+                "computing_seconds": offer.spent.computing,
+                "sending_seconds": offer.spent.sending,
+                "seconds": offer.spent.whole,
+                "bytes_sent": offer.load.sent,
+                "messages": offer.load.messages,
+                "dominated_by": offer.dominated,
+                "communication_dominates_from": offer.from_ranks,
+                "shardings": [
+                    {
+                        "over_heads": one.sharding.heads,
+                        "over_sequence": one.sharding.sequence,
+                        "seconds": one.spent.whole,
+                    }
+                    for one in offer.priced
+                ],
+            }
+            for offer in made
+        ],
+    }

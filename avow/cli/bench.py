@@ -102,6 +102,33 @@ def linear(
     return _say(machine(place), results, as_json)
 
 
+@app.command()
+def shards(
+    ranks: Annotated[int, typer.Option(help="The most shards; powers of two up to it are run.")] = 256,
+    png: Annotated[Path | None, typer.Option(help="Write what a shard sends as a picture.")] = None,
+    as_json: AsJson = False,
+) -> None:
+    """Attention over shards, simulated in one process: what each way sends is counted and held to the planner's model,
+    and answers to those of one shard.
+    """
+    from avow.bench import shards as simulation
+    from avow.report import atomic
+    from avow.report.charts import png as picture
+    from avow.report.progress import progress
+
+    if not 1 <= ranks <= 1024:
+        raise ParameterError("ranks", ranks, "must be from 1 to 1024", "try --ranks 256")
+    if png is not None:
+        atomic.ready(png)
+    counts = [2**i for i in range(ranks.bit_length())]
+    with progress(6 * len(counts)) as tell:
+        result, chart = simulation.run(counts, tell)
+    if png is not None:
+        atomic.write(png, picture(chart))
+        typer.echo(f"wrote {png}", err=True)
+    _say("simulated shards", [result], as_json)
+
+
 def _rehearse() -> None:
     if find_spec("triton") is None:
         raise MissingPackage("triton", "missing", "is needed to interpret kernels", "pip install triton")

@@ -97,7 +97,15 @@ def side_by_side(scripts: Sequence[Script[_Answer]]) -> tuple[list[_Answer], lis
         numbers = [one.numbers for one in sent if isinstance(one, ForNext)]
         # All are at the same place of the same script.
         assert ranks in (len(pieces), len(numbers))
-        received = list(torch.stack(pieces, 1).unbind(0)) if pieces else [numbers[rank - 1] for rank in range(ranks)]
+        received = _dealt(pieces) if pieces else [numbers[rank - 1] for rank in range(ranks)]
+
+
+def _dealt(pieces: list[Tensor]) -> list[Tensor]:
+    """What each shard receives of the pieces that each has for it."""
+    if all(one.stride(0) == 0 for one in pieces):
+        # The same for all: then one copy does for all.
+        return [torch.stack([one[0] for one in pieces])] * len(pieces)
+    return list(torch.stack(pieces, 1).unbind(0))
 
 
 def _load(sent: ForEach | ForNext, ranks: int) -> Load:

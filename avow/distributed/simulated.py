@@ -72,15 +72,34 @@ def sparse(p: Problem, ranks: int, keys: int, tol: float) -> Script[Tensor]:
     return attended.out
 
 
-def states(p: Problem, ranks: int) -> Script[Tensor]:
+def separable(p: Problem, ranks: int) -> Script[Tensor]:
     """Separable attention of this shard's queries: each channel's softmax over the keys of all, by its state."""
     kind = rounding.accumulator(p.q.dtype)
-    k, v = p.k.to(kind), p.v.to(kind)
-    top = k.amax(-2).unsqueeze(-1)  # (b, g, d, 1)
-    weights = (k.mT - top).exp()
+    sums, total, _ = yield from _states(p.k.to(kind).mT, p.v.to(kind), ranks)
+    return ungrouped(torch.softmax(grouped(p.q.to(kind), p.k.shape[1]), -1) @ (sums / total).unsqueeze(2))
+
+
+def random_features(p: Problem, ranks: int, features: int) -> Script[Tensor]:
+    """Attention of this shard's queries by positive random features, the same ones in every shard."""
+    kind = rounding.accumulator(p.q.dtype)
+    ways = torch.randn(features, p.q.shape[-1], generator=torch.Generator().manual_seed(0)).to(kind)
+    q, k = (x.to(kind) * math.sqrt(p.scale) for x in (p.q, p.k))
+    log_keys = (k @ ways.T - 0.5 * k.square().sum(-1, keepdim=True)).mT  # (b, g, m, s)
+    sums, total, top = yield from _states(log_keys, p.v.to(kind), ranks)
+    logs = grouped(q @ ways.T, k.shape[1]) + top.mT.unsqueeze(2)  # (b, g, r, n, m)
+    weights = (logs - logs.amax(-1, keepdim=True)).exp()
+    return ungrouped((weights @ sums.unsqueeze(2)) / (weights @ total.unsqueeze(2)))
+
+
+def _states(
+    logs: Float[Tensor, "b g m s"], v: Float[Tensor, "b g s e"], ranks: int
+) -> Script[tuple[Tensor, Tensor, Tensor]]:
+    """Sums of values, totals and references of features, over the keys of all shards."""
+    top = logs.amax(-1, keepdim=True)
+    weights = (logs - top).exp()
     told = yield from combined(torch.cat([weights @ v, weights.sum(-1, keepdim=True), top], -1), ranks, joined)
-    sums, total, _ = told.split([v.shape[-1], 1, 1], -1)
-    return ungrouped(torch.softmax(grouped(p.q.to(kind), k.shape[1]), -1) @ (sums / total).unsqueeze(2))
+    sums, total, top = told.split([v.shape[-1], 1, 1], -1)
+    return sums, total, top
 
 
 def joined(told: Float[Tensor, "ranks b g m c"]) -> Float[Tensor, "b g m c"]:

@@ -17,7 +17,11 @@ from avow import links
 from avow.contract import Method, Sizes
 from avow.errors import ParameterError
 from avow.links import Link, Load
-from avow.methods import method_named
+from avow.methods.exact import Exact
+from avow.methods.low_rank import LowRank
+from avow.methods.random_features import RandomFeatures
+from avow.methods.separable import Separable
+from avow.methods.sparse import Sparse
 
 # Bytes of a token beside its sketch: how far that may be off, the length of its value, its part of a group's scales.
 _BESIDE = 12
@@ -120,21 +124,19 @@ def of_heads(sizes: Sizes, groups: int) -> Sizes:
     return dataclasses.replace(sizes, heads=sizes.heads // groups, key_heads=sizes.key_heads // groups)
 
 
-def ways(sizes: Sizes) -> list[Way]:
-    """Every way there is for a problem of these sizes."""
-    exact, sparse = method_named("exact")(), method_named("sparse")()
+def ways(sizes: Sizes, rank: int = 64) -> list[Way]:
+    """Every way there is for a problem of these sizes, with so many landmarks where there are as many keys."""
+    exact, sparse = Exact(), Sparse()
     found = [
-        Way("exact, keys sharded", exact, "partial answers are told to all", links.partial_answers, True),
-        Way("exact, ring", exact, "blocks of keys and values go round", links.ring, False, True),
+        Way("exact (keys)", exact, "partial answers are told to all", links.partial_answers, True),
+        Way("exact (ring)", exact, "blocks of keys and values go round", links.ring, False, True),
     ]
     if not sizes.causal:
         found.append(Way("sparse", sparse, "sums of sketches are told, then what was read", links.sparse_rounds, True))
-    for name in ("separable", "random_features", "low_rank"):
-        method = method_named(name)()
-        if name == "low_rank":
-            method = list(method_named(name).settings(sizes))[min(1, sizes.keys // 65)]
-        told = "landmarks are agreed, states combined" if name == "low_rank" else "states are combined"
-        found.append(Way(name, method, told, functools.partial(links.method_load, method), False))
+    landmarks: Method = LowRank(max(1, min(rank, sizes.keys)))
+    for method in (Separable(), RandomFeatures(), landmarks):
+        told = "landmarks are agreed, states combined" if method is landmarks else "states are combined"
+        found.append(Way(method.name, method, told, functools.partial(links.method_load, method), False))
     return found
 
 

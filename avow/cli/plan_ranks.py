@@ -6,6 +6,7 @@ import json
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import torch
 import typer
 from rich.console import Console
 
@@ -100,6 +101,8 @@ def _machine(asked: Asked) -> tuple[Machine, str]:
     """What a rank computes with: a device by its figures, or one like this machine."""
     if not 0 <= asked.kept <= 1:
         raise ParameterError("kept", asked.kept, "must be from 0 to 1", "try --kept 0.1")
+    if asked.device not in ("cpu", "cuda") or (asked.device == "cuda" and not torch.cuda.is_available()):
+        raise ParameterError("device", asked.device, "is not at hand", "use --device cpu")
     if asked.compute is None and asked.memory is None:
         known = rates(asked.device)
         return known, f"ranks like this machine, {known.source}"

@@ -12,7 +12,7 @@ _BINARY = {"Ki": 2.0**10, "Mi": 2.0**20, "Gi": 2.0**30, "Ti": 2.0**40}
 _SPEED = re.compile(r"([0-9.eE+-]+)\s*(Ki|Mi|Gi|Ti|[kKMGTP]?)(B|bit|b)/s")
 _FLOPS = re.compile(r"([0-9.eE+-]+)\s*([kKMGTP]?)FLOPS?(?:/s)?", re.IGNORECASE)
 _TIME = re.compile(r"([0-9.eE+-]+)\s*(s|ms|us|µs|ns)")
-_SECONDS = {"s": 1.0, "ms": 1e-3, "us": 1e-6, "µs": 1e-6, "ns": 1e-9}
+_IN_A_SECOND = {"s": 1.0, "ms": 1e3, "us": 1e6, "µs": 1e6, "ns": 1e9}
 
 
 def speed(name: str, text: str) -> float:
@@ -27,7 +27,7 @@ def speed(name: str, text: str) -> float:
         raise ParameterError(name, repr(text), "is no speed", remedy)
     number, prefix, unit = found.groups()
     factor = (_FACTORS | _BINARY)[prefix] * (1.0 if unit == "B" else 0.125)
-    return _positive(name, text, number, factor, remedy)
+    return _checked(name, text, _number(name, text, number, remedy) * factor, remedy)
 
 
 def operations(name: str, text: str) -> float:
@@ -40,7 +40,7 @@ def operations(name: str, text: str) -> float:
     if not found:
         raise ParameterError(name, repr(text), "is no number of operations a second", remedy)
     prefix = found[2] if found[2] in _FACTORS else found[2].upper()
-    return _positive(name, text, found[1], _FACTORS[prefix], remedy)
+    return _checked(name, text, _number(name, text, found[1], remedy) * _FACTORS[prefix], remedy)
 
 
 def duration(name: str, text: str) -> float:
@@ -52,15 +52,20 @@ def duration(name: str, text: str) -> float:
     found, remedy = _TIME.fullmatch(text.strip()), f"try --{name} 5us, or 0.1ms"
     if not found:
         raise ParameterError(name, repr(text), "is no time", remedy)
-    return _positive(name, text, found[1], _SECONDS[found[2]], remedy, least=0.0)
+    value = _number(name, text, found[1], remedy) / _IN_A_SECOND[found[2]]
+    if not 0 <= value < math.inf:
+        raise ParameterError(name, repr(text), "must be at least 0 and finite", remedy)
+    return value
 
 
-def _positive(name: str, text: str, number: str, factor: float, remedy: str, least: float | None = None) -> float:
+def _number(name: str, text: str, number: str, remedy: str) -> float:
     try:
-        value = float(number) * factor
+        return float(number)
     except ValueError as problem:
         raise ParameterError(name, repr(text), "has no number before its unit", remedy) from problem
-    if not math.isfinite(value) or (value <= 0 if least is None else value < least):
-        rule = "must be above 0" if least is None else "must be at least 0"
-        raise ParameterError(name, repr(text), f"{rule} and finite", remedy)
+
+
+def _checked(name: str, text: str, value: float, remedy: str) -> float:
+    if not 0 < value < math.inf:
+        raise ParameterError(name, repr(text), "must be above 0 and finite", remedy)
     return value

@@ -79,7 +79,8 @@ def verdict(made: list[Offer], ranks: int) -> list[str]:
 
 def _held(offer: Offer) -> str:
     if offer.dominated == "communication":
-        return f"held back by links, which take {words.ratio(offer.spent.sending / max(offer.spent.computing, 1e-300))}"
+        longer = words.ratio(offer.spent.sending / max(offer.spent.computing, 1e-300))
+        return f"held back by links: {longer} its computing"
     return f"{offer.efficiency:.0%} of it computing"
 
 

@@ -1,0 +1,87 @@
+"""What the planner says that ranks send is what shards do send, to the byte, however many there are."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import pytest
+import torch
+
+from avow import links
+from avow.bench import shards
+from avow.contract import Sizes
+from avow.links import Link, Load
+from avow.scaling import ways
+
+NAMES = [way.name for way in ways(shards.problem(2, True).sizes)]
+DECODING = Sizes(1, 32, 8, 1, 131072, 128, 128, torch.bfloat16)
+
+
+def simulated(name: str, ranks: int, dtype: torch.dtype = torch.float32) -> shards.Simulated:
+    (way,) = (way for way in ways(shards.problem(ranks, True).sizes) if way.name == name)
+    return shards.simulate(way, shards.problem(ranks, not way.replicated, dtype), ranks)
+
+
+@pytest.mark.parametrize("ranks", [1, 2, 3, 16])
+@pytest.mark.parametrize("name", NAMES)
+def test_shards_send_what_the_model_says(name: str, ranks: int) -> None:
+    found = simulated(name, ranks)
+    assert found.fault == ""
+    assert (found.load.sent > 0) == (ranks > 1)
+
+
+@pytest.mark.parametrize("name", ["exact (keys)", "separable", "random_features"])
+def test_as_many_as_256_shards_send_what_the_model_says(name: str) -> None:
+    found = simulated(name, 256)
+    assert found.fault == "" and found.load.messages >= 255
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16])
+def test_types_of_another_width_send_another_number_of_bytes(dtype: torch.dtype) -> None:
+    found = {name: simulated(name, 3, dtype) for name in ("exact (ring)", "separable")}
+    assert [one.load for one in found.values()] == [one.modelled for one in found.values()]
+    half = simulated("exact (ring)", 3).load.sent
+    assert found["exact (ring)"].load.sent == half * dtype.itemsize // 4
+
+
+def test_a_model_that_forgets_a_number_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(links, "_PARTIAL", 9)
+    assert simulated("exact (keys)", 3).fault == ("exact (keys) over 3: sent (2048, 2, 1), modelled (1920, 2, 1)")
+
+
+def test_an_answer_that_is_not_one_shards_is_caught() -> None:
+    found = simulated("exact (ring)", 2)
+    assert found._replace(apart=1e-3).fault == "exact (ring) over 2: 0.001 from one shard's answer"
+    assert found._replace(apart=float("nan")).fault
+
+
+def test_a_link_takes_its_bandwidth_and_its_latency() -> None:
+    link = Link(1e9, 1e-5)
+    assert link.seconds(Load(2_000_000, 7, 3)) == pytest.approx(2e-3 + 3e-5)
+    assert link.seconds(links.NOTHING) == 0
+    assert Load(1, 2, 3) + Load(10, 20, 30) == Load(11, 22, 33) and Load(1, 2, 3).times(3) == Load(3, 6, 9)
+
+
+def test_what_is_added_up_costs_twice_its_size_however_many_ranks() -> None:
+    for ranks in (2, 8, 64, 1024):
+        sent = links.added_up(2**20, 8, ranks).sent
+        assert sent == 2 * (ranks - 1) * 2**20 * 8 // ranks
+    assert links.added_up(2**20, 8, 1) == links.NOTHING
+    assert links.told_to_all(100, 5) == Load(400, 4, 1)
+
+
+def test_a_ring_sends_every_block_on_but_the_last() -> None:
+    z = dataclasses.replace(DECODING, queries=131072)
+    block = 131072 // 8 * 8 * (128 + 128) * 2
+    assert links.ring(z, 8) == Load(7 * block, 7, 7)
+    # All together: each rank's keys and values reach each other rank.
+    assert 8 * links.ring(z, 8).sent == 7 * 131072 * 8 * 256 * 2
+
+
+def test_what_sparse_attention_sends_does_not_grow_with_the_keys() -> None:
+    longer = dataclasses.replace(DECODING, keys=2**24)
+    assert links.sparse_rounds(DECODING, 64) == links.sparse_rounds(longer, 64)
+    assert links.ring(longer, 64).sent == 128 * links.ring(DECODING, 64).sent
+    alone = dataclasses.replace(DECODING, key_heads=32)
+    assert links.sparse_rounds(alone, 64).waits < links.sparse_rounds(DECODING, 64).waits
+    assert links.sparse_rounds(DECODING, 64, reports=2).sent > links.sparse_rounds(DECODING, 64).sent

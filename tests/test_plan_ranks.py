@@ -1,0 +1,130 @@
+"""`avow plan --ranks` and `avow bench shards`: what they print and write, and what they say to nonsense."""
+
+from __future__ import annotations
+
+import json
+import math
+from pathlib import Path
+
+import pytest
+
+from avow import links
+from avow.cli.quantities import duration, operations, speed
+from avow.errors import ParameterError
+from tests.test_cli import at_home as at_home
+from tests.test_cli import refused, run
+
+MANY = ["plan", "--ranks", "64", "--link", "400GB/s", "--heads", "32", "--key-heads", "8", "--dim", "128"]
+DEVICE = ["--dtype", "bfloat16", "--compute", "400TFLOP/s", "--memory", "4.8TB/s"]
+
+
+def test_json_prices_every_way_and_every_sharding() -> None:
+    found = json.loads(run(*MANY, *DEVICE, "--latency", "5us", "--json").stdout)
+    assert found["ranks"] == 64 and found["bandwidth"] == 4e11 and found["latency"] == 5e-6
+    assert found["machine"] == "ranks of 400TFLOP/s and 4.8TB/s" and found["keys"] == found["queries"] == 131072
+    ways = {way["way"]: way for way in found["ways"]}
+    assert len(ways) == 6
+    ring = ways["exact (ring)"]
+    assert ring["over_heads"] * ring["over_sequence"] == 64 and ring["dominated_by"] == "computing"
+    assert ring["bytes_sent"] == 7 * 131072 // 8 * 256 * 2
+    assert ring["communication_dominates_from"] == 1024
+    assert {(s["over_heads"], s["over_sequence"]) for s in ring["shardings"]} == {(1, 64), (2, 32), (4, 16), (8, 8)}
+    assert ways["low_rank"]["dominated_by"] == "communication"
+    for way in found["ways"]:
+        assert way["seconds"] == min(s["seconds"] for s in way["shardings"])
+
+
+def test_the_table_fits_eighty_columns_and_ends_in_a_verdict() -> None:
+    shown = run(*MANY, *DEVICE).stdout
+    lines = shown.splitlines()
+    assert "…" not in shown and max(map(len, lines)) <= 80
+    assert lines[0].startswith("plan for 64 ranks, 400 GB/s and 5 µs a message")
+    assert "exact (ring), by sharding" in shown
+    assert "exact (ring): 8 over heads × 8 over sequence, 11 ms, 100% of it computing" in lines
+    assert "links take longer than computing: separable, low_rank and sparse" in lines
+
+
+def test_slow_links_hold_exact_attention_back() -> None:
+    shown = run(*[word.replace("400GB/s", "1Gbit/s") for word in MANY], *DEVICE).stdout
+    assert "exact (ring): 8 over heads × 8 over sequence, 471 ms, held back by links: 43× its computing" in " ".join(
+        shown.split()
+    )
+
+
+def test_a_step_of_decoding_is_another_plan() -> None:
+    found = json.loads(run(*MANY, *DEVICE, "--queries", "1", "--length", "1048576", "--json").stdout)
+    assert found["ways"][0]["way"] == "exact (keys)" and found["ways"][-1]["way"] == "exact (ring)"
+
+
+def test_ranks_like_this_machine_need_no_figures() -> None:
+    found = json.loads(run("plan", "--ranks", "4", "--link", "1GB/s", "--length", "1024", "--json").stdout)
+    assert found["machine"] == "ranks like this machine, typical rates: AVOW_CALIBRATION=off"
+    assert all(way["seconds"] > 0 for way in found["ways"])
+
+
+def test_weak_scaling_is_drawn() -> None:
+    done = run(*MANY[:2], "256", *MANY[3:], *DEVICE, "--png", "out/weak.png")
+    assert done.stderr.strip().endswith("wrote out/weak.png")
+    assert Path("out/weak.png").read_bytes().startswith(b"\x89PNG")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["--ranks", "64", "--link", "fast"], "link='fast' is no speed; try --link 400GB/s, or 100Gbit/s"),
+        (["--ranks", "64", "--link", "400"], "link='400' is no speed; try --link 400GB/s, or 100Gbit/s"),
+        (["--ranks", "64", "--link", "0GB/s"], "link='0GB/s' must be above 0 and finite; try --link 400GB/s, or"),
+        (["--ranks", "64", "--link", "1e400GB/s"], "link='1e400GB/s' must be above 0 and finite; try"),
+        (["--ranks", "64", "--link", "1-1GB/s"], "link='1-1GB/s' has no number before its unit; try"),
+        (["--ranks", "64"], "ranks=64 needs to know how fast ranks are connected; add --link, such as"),
+        (["--ranks", "0", "--link", "1GB/s"], "ranks=0 must be at least 1; try --ranks 8"),
+        (["--ranks", "-3", "--link", "1GB/s"], "ranks=-3 must be at least 1; try --ranks 8"),
+        (["--ranks", "999", "--link", "1GB/s", "--length", "9"], "ranks=999 cannot be spread over 9 keys and 4 key"),
+        (["--ranks", "8", "--link", "1GB/s", "--latency", "soon"], "latency='soon' is no time; try --latency 5us"),
+        (["--ranks", "8", "--link", "1GB/s", "--latency", "-1us"], "latency='-1us' must be at least 0 and finite"),
+        (["--ranks", "8", "--link", "1GB/s", "--key-heads", "3"], "key-heads=3 must divide the 4 heads that share"),
+        (["--ranks", "8", "--link", "1GB/s", "--queries", "0"], "queries=0 must be at least 1; try --queries 8"),
+        (["--ranks", "8", "--link", "1GB/s", "--length", "-5"], "length=-5 must be at least 1; try --length 8"),
+        (["--ranks", "8", "--link", "1GB/s", "--dtype", "int4"], "dtype='int4' is not known; use one of float64"),
+        (["--ranks", "8", "--link", "1GB/s", "--compute", "9TFLOP/s"], "memory=None is needed beside the other figure"),
+        (
+            ["--ranks", "8", "--link", "1GB/s", "--memory", "9GB/s", "--compute", "much"],
+            "compute='much' is no number of",
+        ),
+        (["--ranks", "8", "--link", "1GB/s", "--kept", "2"], "kept=2.0 must be from 0 to 1; try --kept 0.1"),
+        (["--ranks", "8", "--link", "1GB/s", "--device", "abacus"], "device=abacus is not at hand; use --device cpu"),
+        (["--ranks", "8", "--link", "1GB/s", "--tol", "0.1"], "tol=0.1 is asked of tensors, of which many ranks are"),
+        (["--link", "400GB/s"], "link=400GB/s is for many ranks; add --ranks 8, or leave --link out"),
+        (["--png", "x.png"], "png=x.png is for many ranks; add --ranks 8, or leave --png out"),
+    ],
+)
+def test_nonsense_is_answered_in_one_line(arguments: list[str], words: str) -> None:
+    assert refused("plan", *arguments).startswith(f"avow: {words}")
+
+
+def test_quantities_are_read_as_people_write_them() -> None:
+    assert speed("link", " 12.5 GB/s ") == 12.5e9 == speed("link", "100Gbit/s") == speed("link", "100Gb/s")
+    assert speed("link", "1GiB/s") == 2**30 and speed("link", "5kB/s") == 5000 and speed("link", "3e2B/s") == 300
+    assert duration("latency", "3ns") == 3e-9 and math.isclose(duration("latency", "0.5 ms"), 5e-4)
+    assert duration("latency", "7µs") == duration("latency", "7us")
+    assert operations("compute", "2tflops") == 2e12 == operations("compute", "2000 GFLOP/s")
+    with pytest.raises(ParameterError, match="is no speed"):
+        speed("link", "5gb/s")
+
+
+def test_simulated_shards_are_counted_and_drawn() -> None:
+    done = run("bench", "shards", "--ranks", "4", "--png", "out/shards.png", "--json")
+    (result,) = json.loads(done.stdout)["results"]
+    assert result["failures"] == [] and len(result["rows"]) == 3 * 6
+    assert all(row["sent"] == row["modelled"] and (row["sent"] > 0) == (row["shards"] > 1) for row in result["rows"])
+    assert Path("out/shards.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_a_model_that_is_wrong_fails_the_command(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(links, "_BINS", 161)
+    shown = run("bench", "shards", "--ranks", "2", code=1).stdout
+    assert "FAILED: sparse over 2: sent (67312, 16, 16), modelled (67696, 16, 16)" in shown
+
+
+def test_too_many_simulated_shards_are_refused() -> None:
+    assert refused("bench", "shards", "--ranks", "5000") == ("avow: ranks=5000 must be from 1 to 1024; try --ranks 256")

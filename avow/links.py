@@ -19,6 +19,9 @@ _PARTIAL = 10
 # Sparse attention's rounds: bins and shares as `avow.distributed.shares` has them.
 _FIRST_BINS, _BINS, _SHARES = 128, 160, 3
 
+# Numbers of a channel's frame: moments told, a frame heard.
+_FRAME = 4 + 3
+
 
 class Load(NamedTuple):
     """What one rank sends, in how many messages, and how often in turn it has to wait for one."""
@@ -99,10 +102,19 @@ def states(z: Sizes, ranks: int, features: int) -> Load:
     return combined(z.batch * z.key_heads, features, 2 * (z.value_dim + 2), 4 if z.item < 8 else 8, ranks)
 
 
+def random_features(z: Sizes, ranks: int, features: int) -> Load:
+    """Linear attention by random features: unless causal, first a frame for the keys, and how long the longest is."""
+    heads, item = z.batch * z.key_heads, 4 if z.item < 8 else 8
+    load = states(z, ranks, features)
+    if z.causal:
+        return load
+    return load + combined(heads, z.dim, _FRAME, item, ranks) + told_to_all(item * heads, ranks)
+
+
 def landmarks(z: Sizes, ranks: int, rank: int) -> Load:
     """Low-rank attention, all sharded: landmarks are agreed in rounds of proposals, then states are combined."""
     heads = z.batch * z.key_heads
-    frame = combined(heads, z.dim, 4 + 3, 8, ranks)
+    frame = combined(heads, z.dim, _FRAME, 8, ranks)
     factor = combined(1, heads, 2 * (rank * z.dim + 1) + rank * rank + 1, 8, ranks)
     few = candidates(z.keys, rank)
     sought = NOTHING if few == z.keys else combined(1, heads, 2 * min(few, -(-z.keys // ranks)), 8, ranks)
@@ -117,7 +129,9 @@ def method_load(method: Method, z: Sizes, ranks: int) -> Load:
     """What a rank sends for a method whose queries, keys and values are all sharded."""
     if method.name == "low_rank":
         return landmarks(z, ranks, method.parameters["rank"])
-    return states(z, ranks, method.parameters.get("features", z.dim))
+    if method.name == "random_features":
+        return random_features(z, ranks, method.parameters["features"])
+    return states(z, ranks, z.dim)
 
 
 def _sum(loads: Iterator[Load]) -> Load:

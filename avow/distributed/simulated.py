@@ -83,8 +83,15 @@ def random_features(p: Problem, ranks: int, features: int) -> Script[Tensor]:
     """Attention of this shard's queries by positive random features, the same ones in every shard."""
     kind = rounding.accumulator(p.q.dtype)
     ways = torch.randn(features, p.q.shape[-1], generator=torch.Generator().manual_seed(0)).to(kind)
-    q, k = (x.to(kind) * math.sqrt(p.scale) for x in (p.q, p.k))
-    log_keys = (k @ ways.T - 0.5 * k.square().sum(-1, keepdim=True)).mT  # (b, g, m, s)
+    q, k = p.q.to(kind) * math.sqrt(p.scale), p.k.to(kind)
+    # A causal row must not know of keys after it, not even by their mean.
+    k = k * math.sqrt(p.scale) if p.causal else (yield from centred(k, ranks)) * math.sqrt(p.scale)
+    half = 0.5 * k.square().sum(-1)
+    if not p.causal:
+        # Relative to the longest key of all, features neither vanish nor overflow.
+        tops = yield from told_to_all(half.amax(-1), ranks)  # (ranks, b, g)
+        half = half - tops.amax(0).unsqueeze(-1)
+    log_keys = (k @ ways.T - half.unsqueeze(-1)).mT  # (b, g, m, s)
     sums, total, top = yield from _states(log_keys, p.v.to(kind), ranks)
     logs = grouped(q @ ways.T, k.shape[1]) + top.mT.unsqueeze(2)  # (b, g, r, n, m)
     weights = (logs - logs.amax(-1, keepdim=True)).exp()
@@ -100,6 +107,20 @@ def _states(
     told = yield from combined(torch.cat([weights @ v, weights.sum(-1, keepdim=True), top], -1), ranks, joined)
     sums, total, top = told.split([v.shape[-1], 1, 1], -1)
     return sums, total, top
+
+
+def centred(k: Float[Tensor, "b g s d"], ranks: int) -> Script[Tensor]:
+    """Keys less the mean of all shards' keys, which is the same for all of them: it cancels in every row."""
+    count = torch.full_like(k[:, :, 0], k.shape[-2])
+    moments = torch.stack([count, k.sum(2), k.square().sum(2), k.abs().sum(2)], -1)  # (b, g, d, 4)
+    frame = yield from combined(moments, ranks, _frame)
+    return k - frame[..., 0].unsqueeze(-2)
+
+
+def _frame(told: Float[Tensor, "ranks b g d 4"]) -> Float[Tensor, "b g d 3"]:
+    """Means of the keys' numbers, of their squares and of their sizes."""
+    count, *sums = told.sum(0).unbind(-1)
+    return torch.stack([total / count.clamp(min=1) for total in sums], -1)
 
 
 def joined(told: Float[Tensor, "ranks b g m c"]) -> Float[Tensor, "b g m c"]:

@@ -15,7 +15,7 @@ from torch.nn.functional import pad
 
 from avow.contract import Problem
 from avow.distributed.rounds import Script, told_to_all
-from avow.distributed.simulated import combined, joined
+from avow.distributed.simulated import centred, combined, joined
 from avow.maths.cholesky import log_gauss, rounds
 from avow.maths.heads import grouped, ungrouped
 
@@ -26,12 +26,7 @@ _RIDGE = 1e-10
 def low_rank(p: Problem, ranks: int, rank: int) -> Script[Tensor]:
     """This shard's rows through so many landmarks among the keys of all; there are no more keys than candidates."""
     b, g, s, d = p.k.shape
-    wide = p.k.double()
-    ones = torch.ones_like(wide[:, :, :1])
-    moments = torch.stack([ones.squeeze(2) * s, wide.sum(2), wide.square().sum(2), wide.abs().sum(2)], -1)
-    frame = yield from combined(moments, ranks, _frame)  # (b, g, d, 3)
-    # A mean of the keys is the same for all of them: it cancels in every row.
-    keys = (wide - frame[..., 0].unsqueeze(-2)) * math.sqrt(p.scale)
+    keys = (yield from centred(p.k.double(), ranks)) * math.sqrt(p.scale)
     queries = grouped(p.q.double() * math.sqrt(p.scale), g).flatten(2, 3)  # (b, g, r, d)
     heavy = 0.5 * keys.square().sum(-1)  # (b, g, s)
     points, mine = yield from _landmarks(keys, heavy, ranks, rank)
@@ -50,11 +45,6 @@ def low_rank(p: Problem, ranks: int, rank: int) -> Script[Tensor]:
     both = _features(chosen, factor, queries).mT @ sums[..., :-1]  # (b, g, r, e + 1)
     out = both[..., :-1] / both[..., -1:]
     return ungrouped(out.unflatten(2, (-1, p.q.shape[2])))
-
-
-def _frame(told: Float64[Tensor, "ranks b g d 4"]) -> Float64[Tensor, "b g d 3"]:
-    count, total, squares, size = told.sum(0).unbind(-1)
-    return torch.stack([total / count, squares / count, size / count], -1)
 
 
 def _factored(told: Float64[Tensor, "ranks 1 1 m c"], rank: int, dim: int) -> Float64[Tensor, "1 1 m w"]:

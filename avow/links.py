@@ -91,7 +91,9 @@ def sparse_rounds(z: Sizes, ranks: int, reports: int = 1) -> Load:
     wide = [2 * rows + 3 * heads, rows, rows * (1 + z.value_dim + 2)]
     wide += [rows, rows * (1 + z.value_dim + 2 + _SHARES + 1)] * reports
     narrow = [rows * (_FIRST_BINS + 2), *[rows * _BINS * (3 + _SHARES)] * sums]
-    return _sum(added_up(count, item, ranks) for item, counts in ((8, wide), (4, narrow)) for count in counts)
+    told = _sum(added_up(count, item, ranks) for item, counts in ((8, wide), (4, narrow)) for count in counts)
+    # After each report but a third, a byte says whether to go on.
+    return told + told_to_all(1, ranks).times(min(reports, 2))
 
 
 def states(z: Sizes, ranks: int, features: int) -> Load:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import multiprocessing
+import time
 from collections.abc import Callable
 from datetime import timedelta
 from pathlib import Path
@@ -75,8 +76,9 @@ def spread(rank: int, group: dist.ProcessGroup | None) -> dict[str, tuple[Tensor
     for way in ways(shards.problem(ranks, True).sizes):
         p = shards.problem(ranks, not way.replicated)
         part = simulated.dealt(p, ranks, queries=not way.replicated)[rank]
-        found[way.name] = over_processes(shards.script(way, part, ranks, p.k.shape[-2]), group)
-    return {name: (out, tuple(load)) for name, (out, load) in found.items()}
+        out, load = over_processes(shards.script(way, part, ranks, p.k.shape[-2]), group)
+        found[way.name] = out, tuple(load)
+    return found
 
 
 def process(rank: int, folder: str) -> None:
@@ -110,7 +112,12 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     everyone = [fresh.Process(target=process, args=(rank, str(made))) for rank in range(4)]
     for one in everyone:
         one.start()
+    # Where one fails, the others would wait for it until their patience ends.
+    while any(one.is_alive() for one in everyone) and not any(one.exitcode for one in everyone):
+        everyone[0].join(0.1)
+        time.sleep(0.05)
     for one in everyone:
+        one.terminate()
         one.join()
     assert [one.exitcode for one in everyone] == [0] * 4
     return made

@@ -123,7 +123,7 @@ def test_simulated_shards_are_counted_and_drawn() -> None:
 def test_a_model_that_is_wrong_fails_the_command(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(links, "_BINS", 161)
     shown = run("bench", "shards", "--ranks", "2", code=1).stdout
-    assert "FAILED: sparse over 2: sent (67312, 16, 16), modelled (67696, 16, 16)" in shown
+    assert "FAILED: sparse over 2: sent (67313, 17, 17), modelled" in shown
 
 
 def test_too_many_simulated_shards_are_refused() -> None:

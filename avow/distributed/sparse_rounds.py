@@ -20,7 +20,7 @@ from torch import Tensor
 from avow.attend import Attended
 from avow.certificates import measure_norms
 from avow.contract import Certificate, Problem
-from avow.distributed.rounds import Script, added_up, largest
+from avow.distributed.rounds import Script, added_up, largest, told_to_all
 from avow.distributed.shares import (
     BINS,
     Budget,
@@ -101,11 +101,12 @@ def _certificate(bound: Float64[Tensor, "b h n"], reading: Reading, wish: Wish) 
         remedy = "ask for less, or convert q, k and v to a wider type"
         rule = f"is less than can be proved, {largest:.3g}"
         raise ToleranceUnreachable("tol", wish.tol, rule, remedy, largest)
+    told = {} if wish.tol is None else {"drop": wish.tol}
     share = float(reading.everywhere.sum()) / max(bound.numel() * wish.keys, 1)
     assumed = "sums and exp of float64 are right to 1e-9" if wish.keys else "there was nothing to attend to"
     return Certificate(
         wish.method.name,
-        wish.method.parameters,
+        {**wish.method.parameters, **told},
         wish.method.target,
         "deterministic",
         largest,
@@ -184,7 +185,11 @@ class _Tile(NamedTuple):
             tails = tail * state.shrunk / ((state.total + low * state.shrunk) * most).clamp(min=1e-300)
             tails = torch.where((most > 0) & ~(tail <= 0), tails.nan_to_num(nan=math.inf, posinf=math.inf), 0.0)
             short = ~(tails <= drop)
-            if attempt + 1 == _CUTS or not bool(short.any()):
+            if attempt + 1 == _CUTS:
+                break
+            # Machines of several kinds may differ in a last bit: all go on where any has to, or one would wait forever.
+            more = yield from told_to_all(short.any().to(torch.uint8), self.wish.ranks)
+            if not bool(more.any()):
                 break
             # What joins weighs at least its lower end, and may make the answer longer.
             least = state.total * state.grown + low

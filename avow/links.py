@@ -3,7 +3,7 @@
 Of each way to spread it over the sequence a formula says what one rank sends. Everything that is told to all is sent by
 each to each; what is added up over ranks is added up in shares, one for each rank, and the shares are told to all, so
 that it costs a rank about twice its size however many there are. What ranks say to agree on a call before it comes on
-top: a few kilobytes, whatever the sizes.
+top: a page or two to each other rank, whatever the sizes.
 """
 
 from __future__ import annotations
@@ -114,14 +114,17 @@ def random_features(z: Sizes, ranks: int, features: int) -> Load:
 
 
 def landmarks(z: Sizes, ranks: int, rank: int) -> Load:
-    """Low-rank attention, all sharded: landmarks are agreed in rounds of proposals, then states are combined."""
+    """Low-rank attention, all sharded: landmarks are agreed in rounds of proposals, then states are combined.
+
+    Proposals are shared out by heads: more ranks than heads send more.
+    """
     heads = z.batch * z.key_heads
     frame = combined(heads, z.dim, _FRAME, 8, ranks)
     factor = combined(1, heads, 2 * (rank * z.dim + 1) + rank * rank + 1, 8, ranks)
     few = candidates(z.keys, rank)
     sought = NOTHING if few == z.keys else combined(1, heads, 2 * min(few, -(-z.keys // ranks)), 8, ranks)
     proposed = _sum(
-        told_to_all(8 * heads * (span.stop - span.start) * (1 + z.dim + span.start), ranks) for span in rounds(rank)
+        combined(1, heads, 2 * (span.stop - span.start) * (1 + z.dim + span.start), 8, ranks) for span in rounds(rank)
     )
     bounds = told_to_all(8 * 3 * heads, ranks)
     return frame + sought + proposed + factor + bounds + combined(heads, rank, 2 * (z.value_dim + 2), 8, ranks)

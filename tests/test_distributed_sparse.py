@@ -20,7 +20,9 @@ from avow.bench import shards
 from avow.contract import Problem
 from avow.distributed import attend_sparse, shares, simulated, sparse_rounds
 from avow.distributed.rounds import over_processes, side_by_side
+from avow.distributed.traffic import PAGE, counted
 from avow.errors import AvowError, NonFiniteError, ParameterError, ToleranceUnreachable
+from avow.links import sparse_rounds as sparse_rounds_load
 from avow.methods.sparse import Sparse
 from avow.scaling import ways
 from tests import fuzz_shards
@@ -49,7 +51,7 @@ def message(call: Callable[[], object]) -> str:
     return "no error"
 
 
-def mistakes(rank: int, group: dist.ProcessGroup | None) -> dict[str, str]:
+def mistakes(rank: int, group: dist.ProcessGroup) -> dict[str, str]:
     """What each process is told where the last one asks for something else."""
     q, k, v = inputs(torch.float32)
     odd = rank == dist.get_world_size(group) - 1
@@ -69,14 +71,16 @@ def mistakes(rank: int, group: dist.ProcessGroup | None) -> dict[str, str]:
     }
 
 
-def spread(rank: int, group: dist.ProcessGroup | None) -> dict[str, tuple[Tensor, tuple[int, ...]]]:
+def spread(rank: int, group: dist.ProcessGroup) -> dict[str, tuple[Tensor, tuple[int, ...]]]:
     """What each way to spread attention answers in this process, and what it sends."""
     ranks = dist.get_world_size(group)
     found = {}
     for way in ways(shards.problem(ranks, True).sizes):
         p = shards.problem(ranks, not way.replicated)
         part = simulated.dealt(p, ranks, queries=not way.replicated)[rank]
-        out, load = over_processes(shards.script(way, part, ranks, p.k.shape[-2]), group)
+        with counted() as traffic:
+            out, load = over_processes(shards.script(way, part, ranks, p.k.shape[-2]), group)
+        assert (traffic.sent, traffic.messages) == load[:2]
         found[way.name] = out, tuple(load)
     return found
 
@@ -90,14 +94,17 @@ def process(rank: int, folder: str) -> None:
         group = dist.new_group(list(range(world)))
         if rank >= world:
             continue
+        assert isinstance(group, dist.ProcessGroup)
         start, end = (0, *ends)[rank : rank + 2]
         found: dict[str, Any] = {}
         for dtype in TYPES:
             q, k, v = inputs(dtype)
             mine = k[:, :, start:end], v[:, :, start:end]
             for tol in (0.3, 0.03):
-                out, certificate = attend_sparse(q, *mine, group=group, tol=tol, enable_gqa=True)
+                with counted() as traffic:
+                    out, certificate = attend_sparse(q, *mine, group=group, tol=tol, enable_gqa=True)
                 found[f"{dtype} {tol}"] = out, certificate.to_json()
+                found[f"sent {dtype} {tol}"] = traffic.sent
         found["mistakes"] = mistakes(rank, group)
         found["ways"] = spread(rank, group)
         torch.save(found, f"{folder}/{rank} of {world}.pt")
@@ -144,6 +151,10 @@ def test_processes_give_one_answer_within_one_bound(said: list[dict[str, Any]], 
     assert out.dtype == dtype and certificate.method == "sparse" and certificate.kind == "deterministic"
     assert certificate.keeps(tol)
     assert bool((errors(out, q, k, v, 0.25) <= certificate.rows).all())
+    # What the rounds send, and a page to each for agreeing.
+    ranks, sizes = len(said), Problem.of(q, k, v, enable_gqa=True).sizes
+    known = [sparse_rounds_load(sizes, ranks, reports).sent + (ranks - 1) * PAGE for reports in (1, 2)]
+    assert all(one[f"sent {dtype} {tol}"] in known for one in said)
     share = float(certificate.reason.removeprefix("read ").partition("%")[0])
     assert 0 < share < 60
 
@@ -160,12 +171,9 @@ def test_processes_answer_as_the_same_shards_in_one(said: list[dict[str, Any]]) 
     ("name", "words"),
     [
         ("tol", "InputError: tol at rank {last}=0.25 must be as at rank 0, 0.5; give all processes the same"),
-        (
-            "method",
-            "InputError: parameters of method at rank {last}={{'drop': 0.005, 'bits': 8, 'chance': 0.0}} must be",
-        ),
+        ("method", "InputError: method at rank {last}=Sparse(drop=0.005, bits=8, chance=0.0) must be as at rank 0, Sp"),
         ("queries", "InputError: digest of q at rank {last}="),
-        ("nan", "InputError: rank {last}: k[0, 0, 0, 0]=nan must be finite; mend k first"),
+        ("nan", "NonFiniteError: rank {last}: k[0, 0, 0, 0]=nan must be finite; mend k first"),
         ("chance", "ParameterError: method: chance=0.1 has no proof over shards; use chance=0"),
         ("axes", "ShapeError: shapes of q, k, v=(6, 3, 16), (2, 1000, 16), (2, 1000, 5) must have four axes; add"),
         ("tolerance", "ToleranceUnreachable: tol=1e-09 is less than can be proved, "),

@@ -17,6 +17,8 @@ from jaxtyping import Shaped
 from torch import Tensor
 from torch.nn.functional import pad
 
+from avow.distributed.exchange import exchanged
+from avow.distributed.traffic import Pending, Transfer
 from avow.links import NOTHING, Load
 
 _Answer = TypeVar("_Answer")
@@ -64,7 +66,7 @@ def _combined(x: Tensor, ranks: int, combine: Callable[[Tensor, Tensor], Tensor]
     return shares.flatten()[: x.numel()].reshape(x.shape)
 
 
-def over_processes(script: Script[_Answer], group: dist.ProcessGroup | None) -> tuple[_Answer, Load]:
+def over_processes(script: Script[_Answer], group: dist.ProcessGroup) -> tuple[_Answer, Load]:
     """What the script of this process's shard returns, and what it sent; the other processes run theirs."""
     ranks, load = dist.get_world_size(group), NOTHING
     received: Tensor | None = None
@@ -74,7 +76,7 @@ def over_processes(script: Script[_Answer], group: dist.ProcessGroup | None) -> 
         except StopIteration as done:
             return done.value, load
         load += _load(sent, ranks)
-        received = _exchanged(sent.pieces, group) if isinstance(sent, ForEach) else _passed(sent.numbers, group)
+        received = exchanged(sent.pieces, group) if isinstance(sent, ForEach) else _passed(sent.numbers, group)
 
 
 def side_by_side(scripts: Sequence[Script[_Answer]]) -> tuple[list[_Answer], list[Load]]:
@@ -117,22 +119,11 @@ def _load(sent: ForEach | ForNext, ranks: int) -> Load:
     return Load(sent.pieces[1:].numel() * sent.pieces.element_size(), ranks - 1, 1)
 
 
-def _exchanged(pieces: Tensor, group: dist.ProcessGroup | None) -> Tensor:
-    received = torch.empty_like(pieces, memory_format=torch.contiguous_format)
-    dist.all_to_all_single(received, pieces.contiguous(), group=group)
-    return received
-
-
-def _passed(numbers: Tensor, group: dist.ProcessGroup | None) -> Tensor:
+def _passed(numbers: Tensor, group: dist.ProcessGroup) -> Tensor:
     here, ranks = dist.get_rank(group), dist.get_world_size(group)
     if ranks == 1:
         return numbers
-    received = torch.empty_like(numbers, memory_format=torch.contiguous_format)
-    for work in dist.batch_isend_irecv(
-        [
-            dist.P2POp(dist.isend, numbers.contiguous(), group=group, group_peer=(here + 1) % ranks),
-            dist.P2POp(dist.irecv, received, group=group, group_peer=(here - 1) % ranks),
-        ]
-    ):
-        work.wait()
+    numbers, received = numbers.contiguous(), torch.zeros_like(numbers, memory_format=torch.contiguous_format)
+    there, back = Transfer(here, (here + 1) % ranks, numbers), Transfer((here - 1) % ranks, here, received)
+    Pending([there, back], group).wait()
     return received

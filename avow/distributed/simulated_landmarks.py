@@ -6,6 +6,7 @@ at random, so that any number of shards finds the same ones.
 
 from __future__ import annotations
 
+import functools
 import math
 
 import torch
@@ -57,6 +58,13 @@ def _factored(told: Float64[Tensor, "ranks 1 1 m c"], rank: int, dim: int) -> Fl
     return torch.cat([whole, factor.flatten(-2), factor.diagonal(dim1=-1, dim2=-2).amin(-1, keepdim=True)], -1)
 
 
+def _picked(told: Float64[Tensor, "ranks 1 1 m c"], width: int) -> Float64[Tensor, "1 1 m c"]:
+    """Of each head's proposals, as many as one shard made: those of most worth, which stands first."""
+    said = told.unflatten(-1, (-1, width)).movedim(0, 3).flatten(3, 4)  # (1, 1, m, ranks·size, width)
+    best = said[..., 0].topk(told.shape[-1] // width, dim=-1).indices
+    return said.gather(-2, best.unsqueeze(-1).expand(*best.shape, width)).flatten(-2)
+
+
 def _features(points: Tensor, factor: Tensor, x: Tensor) -> Float64[Tensor, "b g r s"]:
     return torch.linalg.solve_triangular(factor, log_gauss(points, x).exp(), upper=False)
 
@@ -78,13 +86,9 @@ def _landmarks(
         )
         best = pad(best, (0, 0, 0, size - best.shape[-2]))
         best[..., index.shape[-1] :, 0] = -math.inf
-        # What tells shards apart is where a proposal stands among those of all.
-        told = yield from told_to_all(best, ranks)  # (ranks, b, g, size, 1 + d + start)
-        said = told.movedim(0, 2).flatten(2, 3)
-        picked = said[..., 0].topk(size, dim=-1).indices
-        _, fresh, along = said.gather(-2, picked.unsqueeze(-1).expand(-1, -1, -1, said.shape[-1])).split(
-            [1, d, span.start], -1
-        )
+        told = best.reshape(1, 1, b * g, -1)
+        said = yield from combined(told, ranks, functools.partial(_picked, width=best.shape[-1]))
+        _, fresh, along = said.reshape(best.shape).split([1, d, span.start], -1)
         points[..., span, :] = fresh
         # A key of this shard is the point itself, to the last bit.
         same = (x.unsqueeze(-2) == fresh.unsqueeze(-3)).all(-1) & ~taken.unsqueeze(-1)  # (b, g, s, size)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import os
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, nullcontext
@@ -14,7 +13,6 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
-from torch.distributed.distributed_c10d import PrefixStore
 from torch.distributed.rendezvous import rendezvous
 from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Optimizer
@@ -23,10 +21,9 @@ from avow.errors import DtypeError, LostRank
 from avow.training import checkpoint
 from avow.training.checkpoint import Snapshot
 from avow.training.interrupt import listening
+from avow.training.meeting import met
 from avow.training.watch import Watch
 
-# How many runs this process began together with others; all count alike.
-_RUNS = itertools.count()
 # Seconds that a process waits for the others, unless told.
 WAIT = 600.0
 
@@ -82,9 +79,8 @@ def ranks(device: str, timeout: float = WAIT) -> Iterator[Ranks]:
     place = torch.device(kind, int(os.environ["LOCAL_RANK"])) if kind == "cuda" else torch.device("cpu")
     if kind == "cuda":
         torch.cuda.set_device(place)
-    # A second run in the same processes would meet what the first one left under its names, and wait for ever.
     store, rank, world = next(rendezvous("env://"))
-    own = PrefixStore(f"run {next(_RUNS)}", store)
+    own = met(store, rank, world, timeout)
     backend, wait = "nccl" if kind == "cuda" else "gloo", timedelta(seconds=timeout)
     dist.init_process_group(backend, store=own, rank=rank, world_size=world, timeout=wait)
     watch = Watch(own, rank, world)

@@ -1,7 +1,7 @@
 """`kill -9` of one process of several at random moments; the run comes back and ends the same: `python -m tests.lose`.
 
-torchrun starts the processes and, after each kill, starts them again. Every survivor must end with an error that names
-the lost rank, before its patience with the others is over.
+The agent of torchrun starts the processes and, after each kill, starts them again. Every survivor must end with an
+error that names the lost rank, before its patience with the others is over.
 """
 
 from __future__ import annotations
@@ -23,6 +23,7 @@ import torch
 
 from avow.training import Progress, checkpoint, train
 from avow.training.log import read_log
+from tests.launch import launched, said
 from tests.runs import small
 
 ROOT = Path(__file__).parent.parent
@@ -52,15 +53,13 @@ def flags(sequence: int, steps: int) -> tuple[str, ...]:
 
 
 @contextlib.contextmanager
-def torchrun(folder: Path, ranks: int, restarts: int, *rest: str) -> Iterator[subprocess.Popen[str]]:
-    """Processes of this module at work in `folder`, each with its words in a file of its own."""
-    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={ranks}"]
-    command += [f"--max-restarts={restarts}", "--log-dir", str(folder / "words"), "--redirects=3", "-m", "tests.lose"]
+def running(folder: Path, ranks: int, restarts: int, *flags: str) -> Iterator[subprocess.Popen[str]]:
+    """Processes at work in `folder`, each with its words in a file of its own; they are started again so many times."""
+    small(folder)  # The corpus, before several processes want to make it.
+    command = [sys.executable, "-m", "tests.lose", f"--ranks={ranks}", f"--times={restarts}", "--launch", str(folder)]
     environment = os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)}
-    with (folder / "torchrun.txt").open("w") as said:
-        process = subprocess.Popen(
-            [*command, "--work", str(folder), *rest], cwd=ROOT, env=environment, stderr=said, text=True
-        )
+    with (folder / "agent.txt").open("w") as told:
+        process = subprocess.Popen([*command, *flags], cwd=ROOT, env=environment, stderr=told, text=True)
         try:
             yield process
         finally:
@@ -88,9 +87,8 @@ def work(folder: Path, flags: list[str]) -> None:
 
 def lost(folder: Path, ranks: int, sequence: int, times: int, steps: int, seed: int) -> list[Loss]:
     """Kill one of the processes so many times, let the run come to its end, and tell how each kill went."""
-    small(folder)  # The corpus, before several processes want to make it.
     draw, kills = random.Random(seed), []
-    with torchrun(folder, ranks, times, *flags(sequence, steps)) as process:
+    with running(folder, ranks, times, *flags(sequence, steps)) as process:
         for attempt in range(times):
             # The steps that are left are shared among the kills that are left: each finds a run to kill.
             begin = _at_step(folder, attempt, 0, process)
@@ -103,17 +101,18 @@ def lost(folder: Path, ranks: int, sequence: int, times: int, steps: int, seed: 
     return [kill._replace(resumed=step) for kill, step in zip(kills, resumed, strict=True)]
 
 
-def ends_alike(folder: Path, ranks: int, sequence: int, steps: int) -> bool:
-    """Whether the run that lost processes ended with the losses, and in the bits, of one that lost none."""
-    whole = folder / "whole"
-    whole.mkdir()
-    (whole / "corpus").symlink_to(folder / "corpus")
-    with torchrun(whole, ranks, 0, *flags(sequence, steps), f"data.corpus={folder / 'corpus'}") as process:
-        _ended(process, whole)
-    ends = [checkpoint.load(checkpoint.checkpoints(one / "run" / "checkpoints")[-1]) for one in (folder, whole)]
-    curves = [[(row["step"], row["loss"]) for row in read_log(one / "run" / "log.csv")] for one in (folder, whole)]
+def undisturbed(folder: Path, ranks: int, sequence: int, steps: int) -> None:
+    """The same run, left in peace."""
+    with running(folder, ranks, 0, *flags(sequence, steps)) as process:
+        _ended(process, folder)
+
+
+def ends_alike(run: Path, other: Path) -> bool:
+    """Whether two runs have the same losses, and ended in the same bits."""
+    ends = [checkpoint.load(checkpoint.checkpoints(one / "checkpoints")[-1]) for one in (run, other)]
+    curves = [[(row["step"], row["loss"]) for row in read_log(one / "log.csv")] for one in (run, other)]
     same = all(torch.equal(x, ends[1].weights[name]) for name, x in ends[0].weights.items())
-    return same and curves[0] == curves[1] and len(curves[0]) == ends[0].step == ends[1].step == steps
+    return same and curves[0] == curves[1] and len(curves[0]) == ends[0].step == ends[1].step
 
 
 def _killed(folder: Path, attempt: int, rank: int, ranks: int) -> Loss:
@@ -124,14 +123,9 @@ def _killed(folder: Path, attempt: int, rank: int, ranks: int) -> Loss:
     while any(_alive(pid) for pid in pids) and time.monotonic() < began + 2 * TIMEOUT:
         time.sleep(0.02)
     seconds = time.monotonic() - began
-    words = {one: _words(folder, attempt, one) for one in range(ranks) if one != rank}
-    named = all(f"LostRank: rank {rank}=lost" in text for text in words.values())
+    words = [said(folder / "words", attempt, one) for one in range(ranks) if one != rank]
+    named = all(f"LostRank: rank {rank}=lost" in text for text in words)
     return Loss(rank, step, -1, in_a_save, seconds, named)
-
-
-def _words(folder: Path, attempt: int, rank: int) -> str:
-    (path,) = (folder / "words").glob(f"*/attempt_{attempt}/{rank}/stderr.log")
-    return path.read_text(encoding="utf-8")
 
 
 def _note(folder: Path, name: str) -> str:
@@ -146,14 +140,12 @@ def _at_step(folder: Path, attempt: int, step: int, process: subprocess.Popen[st
             if (now := int(_note(folder, f"{attempt}.step"))) >= step:
                 return now
         time.sleep(0.005)
-    raise AssertionError(
-        f"attempt {attempt} never came to step {step}: {(folder / 'torchrun.txt').read_text()[-2000:]}"
-    )
+    raise AssertionError(f"attempt {attempt} never came to step {step}: {(folder / 'agent.txt').read_text()[-2000:]}")
 
 
 def _ended(process: subprocess.Popen[str], folder: Path) -> None:
     if process.wait(timeout=300):
-        raise AssertionError((folder / "torchrun.txt").read_text()[-3000:])
+        raise AssertionError((folder / "agent.txt").read_text()[-3000:])
 
 
 def _alive(pid: int) -> bool:
@@ -165,7 +157,7 @@ def _alive(pid: int) -> bool:
 
 def main() -> int:
     options = argparse.ArgumentParser(description=__doc__)
-    options.add_argument("--work", type=Path)
+    options.add_argument("--launch", type=Path)
     options.add_argument("--ranks", type=int, default=4)
     options.add_argument("--sequence", type=int, default=2)
     options.add_argument("--times", type=int, default=20)
@@ -173,12 +165,14 @@ def main() -> int:
     options.add_argument("--seed", type=int, default=0)
     options.add_argument("flags", nargs="*")
     given = options.parse_args()
-    if given.work:
-        work(given.work, given.flags)
+    if given.launch:
+        launched(work, given.launch, given.flags, ranks=given.ranks, words=given.launch / "words", restarts=given.times)
         return 0
     with tempfile.TemporaryDirectory() as name:
-        kills = lost(Path(name), given.ranks, given.sequence, given.times, given.steps, given.seed)
-        same = ends_alike(Path(name), given.ranks, given.sequence, given.steps)
+        killed, whole = Path(name) / "killed", Path(name) / "whole"
+        kills = lost(killed, given.ranks, given.sequence, given.times, given.steps, given.seed)
+        undisturbed(whole, given.ranks, given.sequence, given.steps)
+        same = ends_alike(killed / "run", whole / "run")
     print("kill  rank  at step  resumed from  in a save  seconds  named by all")
     for number, k in enumerate(kills, 1):
         words = "yes" if k.in_a_save else "no", f"{k.seconds:.1f}", "yes" if k.named else "NO"

@@ -95,6 +95,7 @@ class Trainer:
         self.grid = Grid(here, config.run.sequence)
         origin = _origin(self.checkpoints, resume)
         state = None if origin is None else checkpoint.described(origin)
+        _agree(here, -1 if state is None else state["step"], self.checkpoints)
         corpus = corpus_of(config.data.corpus)
         # A run that goes on has its weights, and needs no longer where it began.
         start = checkpoint.load(Path(config.run.start)) if config.run.start and state is None else None
@@ -306,6 +307,16 @@ def _origin(folder: Path, resume: bool | Path) -> Path | None:
     if there and not resume:
         raise FileError("run", folder.parent, "holds a run already", "resume it, or train into another folder")
     return there[-1] if there else None
+
+
+def _agree(here: Ranks, step: int, folder: Path) -> None:
+    """Raise in all processes where they would go on from different steps; -1 is the beginning."""
+    steps = [int(x) for x in here.gathered({"step": torch.tensor([step])}).values()]
+    for rank, other in enumerate(steps):
+        if other != steps[0]:
+            found = [f"step {n}" if n >= 0 else "none" for n in (other, steps[0])]
+            rule = f"holds {found[0]} for rank {rank}, and {found[1]} for rank 0"
+            raise FileError("checkpoints", folder, rule, "give all processes one folder that all of them see")
 
 
 def _same(config: TrainConfig, trained: Mapping[str, Mapping[str, Any]], path: Path) -> None:

@@ -85,8 +85,11 @@ def work(folder: Path, flags: list[str]) -> None:
     train(small(folder, *flags), folder / "run", resume=True, progress=note)
 
 
-def lost(folder: Path, ranks: int, sequence: int, times: int, steps: int, seed: int) -> list[Loss]:
-    """Kill one of the processes so many times, let the run come to its end, and tell how each kill went."""
+def lost(folder: Path, ranks: int, sequence: int, times: int, steps: int, seed: int, stalls: int = 0) -> list[Loss]:
+    """Kill one of the processes so many times, let the run come to its end, and tell how each kill went.
+
+    The last `stalls` of them are not killed but stopped: they keep their connections and say nothing more.
+    """
     draw, kills = random.Random(seed), []
     with running(folder, ranks, times, *flags(sequence, steps)) as process:
         for attempt in range(times):
@@ -95,7 +98,8 @@ def lost(folder: Path, ranks: int, sequence: int, times: int, steps: int, seed: 
             reach = max(1, (steps - begin) // (times - attempt) - SPARED)
             _at_step(folder, attempt, begin + draw.randrange(reach), process)
             time.sleep(draw.uniform(0, SOON))
-            kills.append(_killed(folder, attempt, draw.randrange(ranks), ranks))
+            kind = signal.SIGKILL if attempt < times - stalls else signal.SIGSTOP
+            kills.append(_killed(folder, attempt, draw.randrange(ranks), ranks, kind))
         _ended(process, folder)
     resumed = [int(_note(folder, f"{attempt + 1}.first")) - 1 for attempt in range(times)]
     return [kill._replace(resumed=step) for kill, step in zip(kills, resumed, strict=True)]
@@ -115,12 +119,13 @@ def ends_alike(run: Path, other: Path) -> bool:
     return same and curves[0] == curves[1] and len(curves[0]) == ends[0].step == ends[1].step
 
 
-def _killed(folder: Path, attempt: int, rank: int, ranks: int) -> Loss:
+def _killed(folder: Path, attempt: int, rank: int, ranks: int, kind: signal.Signals) -> Loss:
     pids = [int(_note(folder, f"{attempt}.{one}.pid")) for one in range(ranks)]
     step, began = int(_note(folder, f"{attempt}.step")), time.monotonic()
-    os.kill(pids[rank], signal.SIGKILL)
+    os.kill(pids[rank], kind)
     in_a_save = any((folder / "run" / "checkpoints").glob(".writing-*"))
-    while any(_alive(pid) for pid in pids) and time.monotonic() < began + 2 * TIMEOUT:
+    survivors = [pid for one, pid in enumerate(pids) if one != rank]
+    while any(_alive(pid) for pid in survivors) and time.monotonic() < began + 2 * TIMEOUT:
         time.sleep(0.02)
     seconds = time.monotonic() - began
     words = [said(folder / "words", attempt, one) for one in range(ranks) if one != rank]
@@ -162,6 +167,7 @@ def main() -> int:
     options.add_argument("--sequence", type=int, default=2)
     options.add_argument("--times", type=int, default=20)
     options.add_argument("--steps", type=int, default=400)
+    options.add_argument("--stalls", type=int, default=0)
     options.add_argument("--seed", type=int, default=0)
     options.add_argument("flags", nargs="*")
     given = options.parse_args()
@@ -170,7 +176,7 @@ def main() -> int:
         return 0
     with tempfile.TemporaryDirectory() as name:
         killed, whole = Path(name) / "killed", Path(name) / "whole"
-        kills = lost(killed, given.ranks, given.sequence, given.times, given.steps, given.seed)
+        kills = lost(killed, given.ranks, given.sequence, given.times, given.steps, given.seed, given.stalls)
         undisturbed(whole, given.ranks, given.sequence, given.steps)
         same = ends_alike(killed / "run", whole / "run")
     print("kill  rank  at step  resumed from  in a save  seconds  named by all")
@@ -178,7 +184,8 @@ def main() -> int:
         words = "yes" if k.in_a_save else "no", f"{k.seconds:.1f}", "yes" if k.named else "NO"
         print(f"{number:4}  {k.rank:4}  {k.step:7}  {k.resumed:12}  {words[0]:>9}  {words[1]:>7}  {words[2]:>12}")
     in_time = all(k.named and k.seconds < TIMEOUT for k in kills)
-    print(f"{len(kills)} kills in {given.steps} steps of {given.ranks} processes, sequences over {given.sequence}")
+    how = f"{len(kills) - given.stalls} kills and {given.stalls} stops in {given.steps} steps"
+    print(f"{how} of {given.ranks} processes, sequences over {given.sequence}")
     print(f"survivors {'all named the rank in time' if in_time else 'FAILED'}; ", end="")
     print(f"losses and weights {'equal bit for bit' if same else 'DIFFER'} those of a run that lost nobody")
     return 0 if same and in_time else 1

@@ -113,6 +113,14 @@ def test_part_of_a_checkpoint_is_no_checkpoint(grid: Path, tmp_path: Path, spoil
     assert checkpoint.newest(bad.parent) == good
 
 
+def test_where_one_process_cannot_write_all_are_told_and_nothing_is_left(grid: Path) -> None:
+    said = {(grid / f"full.{rank}.txt").read_text() for rank in range(2)}
+    path = grid / "full" / "checkpoints"
+    words = "could not be written (File too large); make room and start again"
+    assert said == {f"checkpoint={path / 'step-00000000'} {words}"}
+    assert list(path.iterdir()) == []
+
+
 def test_shares_of_another_architecture_are_refused(grid: Path, tmp_path: Path) -> None:
     path = checkpoint.checkpoints(grid / "four_rotary" / "checkpoints")[-1]
     state = json.loads((path / "state.json").read_text())
@@ -190,9 +198,8 @@ def test_a_run_that_loses_a_process_comes_back_and_ends_the_same(grid: Path, tmp
 
 def test_whoever_gives_no_sign_of_life_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(watch, "BEAT", 0.02)
-    monkeypatch.setattr(watch, "PATIENCE", 0.5)
     store = HashStore()
-    first, second, third = (Watch(store, rank, 3) for rank in range(3))
+    first, second, third = (Watch(store, rank, 3, timeout=2.0) for rank in range(3))
     try:
         assert first.lost() is None
         second.stop()
@@ -205,6 +212,13 @@ def test_whoever_gives_no_sign_of_life_is_named(monkeypatch: pytest.MonkeyPatch)
     finally:
         for one in (first, second, third):
             one.stop()
+
+
+@pytest.mark.parametrize("timeout", [1.0, 12.0, 600.0])
+def test_there_is_time_to_find_out_who_is_lost(timeout: float) -> None:
+    wait = watch.waiting(timeout)
+    assert 0.6 * timeout < wait < timeout
+    assert wait + watch._patience(timeout) < timeout
 
 
 def together(store: HashStore, rank: int, found: list[object]) -> threading.Thread:

@@ -52,7 +52,7 @@ class Grid:
 
 def _mesh(numbers: Int[Tensor, "rows places"], here: Ranks) -> DeviceMesh:
     # Groups that a mesh makes by itself wait as long as torch likes, and not as long as the run was told.
-    wait = timedelta(seconds=here.timeout)
+    wait = timedelta(seconds=here.wait_for)
     lines = (numbers.T, numbers)
     groups = [dist.new_subgroups_by_enumeration(line.tolist(), timeout=wait)[0] for line in lines]
     return DeviceMesh.from_group(groups, here.device.type, mesh=numbers, mesh_dim_names=("data", "sequence"))

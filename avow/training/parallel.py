@@ -22,7 +22,7 @@ from avow.training import checkpoint
 from avow.training.checkpoint import Snapshot
 from avow.training.interrupt import listening
 from avow.training.meeting import met
-from avow.training.watch import Watch
+from avow.training.watch import Watch, waiting
 
 # Seconds that a process waits for the others, unless told.
 WAIT = 600.0
@@ -35,7 +35,7 @@ class Ranks:
     rank: int
     world: int
     device: torch.device
-    timeout: float = WAIT
+    wait_for: float = WAIT
 
     def total(self, x: Tensor) -> Tensor:
         """The sum over all processes, as a new tensor."""
@@ -81,11 +81,11 @@ def ranks(device: str, timeout: float = WAIT) -> Iterator[Ranks]:
         torch.cuda.set_device(place)
     store, rank, world = next(rendezvous("env://"))
     own = met(store, rank, world, timeout)
-    backend, wait = "nccl" if kind == "cuda" else "gloo", timedelta(seconds=timeout)
-    dist.init_process_group(backend, store=own, rank=rank, world_size=world, timeout=wait)
-    watch = Watch(own, rank, world)
+    backend, wait = "nccl" if kind == "cuda" else "gloo", waiting(timeout)
+    dist.init_process_group(backend, store=own, rank=rank, world_size=world, timeout=timedelta(seconds=wait))
+    watch = Watch(own, rank, world, timeout)
     try:
-        yield Ranks(rank, world, place, timeout)
+        yield Ranks(rank, world, place, wait)
     except (RuntimeError, LostRank) as problem:
         # torchrun ends the processes that one leaves behind with SIGTERM: not before they have said why.
         with listening():

@@ -101,9 +101,10 @@ def _written(parts: Parts, folder: Path, rank: int) -> bytes:
         state_dict_saver.save(flat, storage_writer=HuggingFaceStorageWriter(str(folder), save_distributed=True))
     except CheckpointException as problem:
         found = next(iter(problem.failures.values()))[0]
-        if not isinstance(found, OSError):
-            raise
-        raise OSError(found.errno, found.strerror) from problem
+        # torch's own is no Exception, and would pass by all who handle one.
+        raise (
+            OSError(found.errno, found.strerror) if isinstance(found, OSError) else RuntimeError(str(found))
+        ) from found
     return hashlib.sha256((folder / _file(rank)).read_bytes()).digest()
 
 

@@ -15,18 +15,29 @@ from torch.distributed.distributed_c10d import PrefixStore, Store
 
 from avow.errors import LostRank
 
-# Seconds between two signs of life, and those without one after which a process counts as lost.
+# Seconds between two signs of life, and those without one after which a process counts as lost, where there is time.
 BEAT, PATIENCE = 0.25, 3.0
+# The share of a run's timeout that may go into finding out who is lost.
+SHARE = 0.25
+
+
+def waiting(timeout: float) -> float:
+    """Seconds to wait for others, so that they can be named before a timeout is over."""
+    return timeout - 1.25 * _patience(timeout)  # A little is for being late.
+
+
+def _patience(timeout: float) -> float:
+    return min(PATIENCE, SHARE * timeout)
 
 
 class Watch:
     """Gives signs of life of this process until it is stopped, and tells which others give none."""
 
-    def __init__(self, store: Store, rank: int, world: int) -> None:
+    def __init__(self, store: Store, rank: int, world: int, timeout: float) -> None:
         # A thread needs a connection of its own: on one, who waits for an answer lets nobody else ask.
         shared: Any = store
         self._signs, self._store = (PrefixStore("watch", shared.clone()) for _ in range(2))
-        self._rank, self._world = rank, world
+        self._rank, self._world, self._patience = rank, world, _patience(timeout)
         self._over = threading.Event()
         self._thread = threading.Thread(target=self._beat, daemon=True)
         self._thread.start()
@@ -40,7 +51,7 @@ class Watch:
         """The error that names those who give no sign of life; None where all do. It takes a few seconds to tell."""
         try:
             before = self._counts()
-            time.sleep(PATIENCE)
+            time.sleep(self._patience)
             silent = [rank for rank, count in self._counts().items() if count == before[rank]]
             if not silent:
                 return None

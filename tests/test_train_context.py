@@ -9,21 +9,23 @@ import shutil
 import subprocess
 import sys
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
+from torch import Tensor
 from torch._C._distributed_c10d import HashStore
 
 from avow.errors import FileError, LostRank, ParameterError
 from avow.nn.attention import Attention
 from avow.nn.shard import Shard
-from avow.training import checkpoint, load_model, read_config, train, watch
+from avow.training import checkpoint, going_on, load_model, read_config, train, watch
 from avow.training.batches import Batches
 from avow.training.log import read_log
 from avow.training.meeting import met
+from avow.training.parallel import Ranks
 from avow.training.watch import Watch
 from tests import lose
 from tests.grid import ROTARY, SAME, STEPS
@@ -158,6 +160,16 @@ def test_a_sequence_that_cannot_be_cut_is_refused(flags: list[str], words: str) 
         read_config(None, ["schedule.steps=3", "run.sequence=2", *flags])
 
 
+def test_processes_that_see_different_checkpoints_do_not_go_on() -> None:
+    class Apart(Ranks):
+        def gathered(self, states: Mapping[str, Tensor]) -> dict[str, Tensor]:
+            return {f"step.{rank}": torch.tensor([step]) for rank, step in enumerate((12, 12, -1))}
+
+    words = "checkpoints=runs holds none for rank 2, and step 12 for rank 0; give all processes one folder"
+    with pytest.raises(FileError, match=re.escape(words)):
+        going_on.agree(Apart(0, 3, torch.device("cpu")), 12, Path("runs"))
+
+
 def test_one_process_alone_cannot_share_a_sequence(tmp_path: Path) -> None:
     with pytest.raises(
         ParameterError, match="run: sequence=2 does not divide the 1 processes of this run; use one of 1,"
@@ -203,9 +215,7 @@ def test_whoever_gives_no_sign_of_life_is_named(monkeypatch: pytest.MonkeyPatch)
     try:
         assert first.lost() is None
         second.stop()
-        assert str(first.lost()).startswith(
-            "rank 1=lost gives no sign of life, and the others cannot go on without it;"
-        )
+        assert str(first.lost()).startswith("rank 1=lost gave no sign of life, and nobody can go on alone; resume from")
         # The first one leaves, having said why; the last one does not take it for the cause.
         first.stop()
         assert str(third.lost()).startswith("rank 1=lost")

@@ -24,10 +24,10 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from avow.errors import FileError, NonFiniteError, ParameterError
+from avow.errors import NonFiniteError, ParameterError
 from avow.nn import build
 from avow.optim import adamw, warmup_cosine
-from avow.training import checkpoint, speed
+from avow.training import checkpoint, going_on, speed
 from avow.training.ahead import ahead
 from avow.training.batches import Batches, Step
 from avow.training.checkpoint import Snapshot
@@ -42,8 +42,6 @@ from avow.training.parallel import Ranks, placed, ranks
 from avow.training.questions import Loss
 from avow.training.vocabulary import PAD, Vocabulary
 
-# What may change when a run is resumed: where and how often, never what is learnt.
-FREE = ("device", "compile", "parallel", "sequence", "timeout", "graphs", "save_every", "log_every")
 # Steps between two times that the processes of a run ask each other whether to stop.
 ASK = 10
 
@@ -93,9 +91,9 @@ class Trainer:
         self.config, self.folder, self.here = config, folder, here
         self.checkpoints = folder / "checkpoints"
         self.grid = Grid(here, config.run.sequence)
-        origin = _origin(self.checkpoints, resume)
+        origin = going_on.origin(self.checkpoints, resume)
         state = None if origin is None else checkpoint.described(origin)
-        _agree(here, -1 if state is None else state["step"], self.checkpoints)
+        going_on.agree(here, -1 if state is None else state["step"], self.checkpoints)
         corpus = corpus_of(config.data.corpus)
         # A run that goes on has its weights, and needs no longer where it began.
         start = checkpoint.load(Path(config.run.start)) if config.run.start and state is None else None
@@ -249,7 +247,7 @@ class Trainer:
         return self.placed.save(snapshot, self.checkpoints)
 
     def _restore(self, state: Mapping[str, Any], path: Path) -> None:
-        _same(self.config, state["facts"]["config"], path)
+        going_on.check_same(self.config, state["facts"]["config"], path)
         snapshot = self.placed.restore(self.optimiser, state, path)
         self.schedule.load_state_dict(dict(snapshot.schedule))
         self.batches.position = snapshot.step
@@ -297,32 +295,3 @@ def _flops_per_position(trainer: Trainer, length: int) -> float:
     own = speed.flops(trainer.model, part) if shard is None else speed.flops(trainer.model, part, shard)
     everyone = trainer.here.total(torch.tensor(own, dtype=torch.float64, device=trainer.here.device))
     return float(everyone) / (trainer.grid.rows * length)
-
-
-def _origin(folder: Path, resume: bool | Path) -> Path | None:
-    """The checkpoint to go on from; a folder with a run in it is not begun again by accident."""
-    if isinstance(resume, Path):
-        return resume
-    there = checkpoint.checkpoints(folder)
-    if there and not resume:
-        raise FileError("run", folder.parent, "holds a run already", "resume it, or train into another folder")
-    return there[-1] if there else None
-
-
-def _agree(here: Ranks, step: int, folder: Path) -> None:
-    """Raise in all processes where they would go on from different steps; -1 is the beginning."""
-    steps = [int(x) for x in here.gathered({"step": torch.tensor([step])}).values()]
-    for rank, other in enumerate(steps):
-        if other != steps[0]:
-            found = [f"step {n}" if n >= 0 else "none" for n in (other, steps[0])]
-            rule = f"holds {found[0]} for rank {rank}, and {found[1]} for rank 0"
-            raise FileError("checkpoints", folder, rule, "give all processes one folder that all of them see")
-
-
-def _same(config: TrainConfig, trained: Mapping[str, Mapping[str, Any]], path: Path) -> None:
-    for section, fields in json.loads(config.to_json()).items():
-        for name, value in fields.items():
-            before = trained.get(section, {}).get(name)
-            if before != value and not (section == "run" and name in FREE):
-                rule = f"contradicts {before!r} of the checkpoint {path}"
-                raise ParameterError(f"{section}: {name}", repr(value), rule, "resume with what the run began with")

@@ -43,7 +43,7 @@ def save(snapshot: Snapshot, folder: Path, here: Ranks) -> Path:
     final = checkpoint.final_of(folder, snapshot.step)
     if here.any(here.rank == 0 and final.exists() and checkpoint.fault(final) is None):
         return final  # A run is deterministic: what stands there is the same.
-    # Of the generators, each process writes its own; all of them would write the same, and so one of them does.
+    # What all processes hold is written by one of them; of the generators each writes its own, and so has a file.
     own = {name: x for name, x in snapshot.generators.items() if name.endswith(f".{here.rank}")}
     parts = Parts(dict(snapshot.weights), checkpoint.flattened(snapshot.optimiser)[0], own)
     temporary = checkpoint.unfinished(folder, snapshot.step)
@@ -77,7 +77,8 @@ def load_into(model: nn.Module, optimiser: Optimizer, state: Mapping[str, Any], 
     shapes = {name.removeprefix(for_weights): size for name, size in there.items() if name.startswith(for_weights)}
     checkpoint.check_architecture(model, shapes, path)
     parameters = [p for group in optimiser.param_groups for p in group["params"]]
-    flat: dict[str, Tensor] = {f"{for_weights}{name}": x for name, x in model.state_dict().items()}
+    weights = {name: torch.zeros_like(x) for name, x in model.state_dict().items()}
+    flat = {f"{for_weights}{name}": x for name, x in weights.items()}
     for name, about in contents.items():
         if name.startswith(for_optimiser):
             # What is kept of a parameter lies as the parameter does; the rest are counts, which all processes hold.
@@ -87,6 +88,7 @@ def load_into(model: nn.Module, optimiser: Optimizer, state: Mapping[str, Any], 
         elif name.startswith(for_generators):
             flat[name] = torch.zeros(about.size, dtype=about.properties.dtype)
     _fill(flat, reader)
+    model.load_state_dict(weights)
     kept = {name.removeprefix(for_optimiser): x for name, x in flat.items() if name.startswith(for_optimiser)}
     draws = {name.removeprefix(for_generators): x for name, x in flat.items() if name.startswith(for_generators)}
     found = checkpoint.snapshot_of(state, {}, kept, draws)

@@ -45,7 +45,7 @@ class Watch:
     def stop(self) -> None:
         """No more signs of life."""
         self._over.set()
-        self._thread.join()
+        self._thread.join(BEAT)  # Who waits for a store that is gone waits long, and is missed by nobody.
 
     def lost(self) -> LostRank | None:
         """The error that names those who give no sign of life; None where all do. It takes a few seconds to tell."""
@@ -60,10 +60,8 @@ class Watch:
         except RuntimeError:
             silent = [0]  # It kept the store, which is gone.
         name = f"rank{'s' if len(silent) > 1 else ''} {', '.join(map(str, silent))}"
-        rule = "gives no sign of life, and the others cannot go on without it"
-        return LostRank(
-            name, "lost", rule, "resume from the last checkpoint, as torchrun --max-restarts does by itself"
-        )
+        remedy = "resume from the last checkpoint, as torchrun --max-restarts does by itself"
+        return LostRank(name, "lost", "gave no sign of life, and nobody can go on alone", remedy)
 
     def _counts(self) -> dict[int, int]:
         """How many signs of life each of the others has given."""

@@ -11,6 +11,7 @@ import sys
 import threading
 from collections.abc import Callable, Mapping
 from pathlib import Path
+from typing import Any, cast
 
 import numpy as np
 import pytest
@@ -18,11 +19,12 @@ import torch
 from torch import Tensor
 from torch._C._distributed_c10d import HashStore
 
-from avow.errors import FileError, LostRank, ParameterError
+from avow.errors import FileError, LostRank, ParameterError, ShapeError
 from avow.nn.attention import Attention
 from avow.nn.shard import Shard
 from avow.training import checkpoint, going_on, load_model, read_config, train, watch
 from avow.training.batches import Batches
+from avow.training.context import Grid
 from avow.training.log import read_log
 from avow.training.meeting import met
 from avow.training.parallel import Ranks
@@ -183,6 +185,36 @@ def test_attention_that_is_not_exact_cannot_read_from_others() -> None:
         ParameterError, match=r"attention=separable cannot read a sequence that processes hold in parts"
     ):
         attention(torch.randn(1, 4, 8), shard=Shard(0, None))  # type: ignore[arg-type]
+
+
+class Line:
+    """In place of a mesh: processes of one row, here imagined."""
+
+    def get_group(self, name: str) -> str:
+        return name
+
+
+def placed(place: int, places: int) -> Grid:
+    grid = Grid(Ranks(0, 1, torch.device("cpu")), 1)
+    grid.mesh, grid.place, grid.places = cast(Any, Line()), place, places
+    return grid
+
+
+@pytest.mark.parametrize(("length", "places"), [(12, 4), (13, 4), (61, 2), (5, 5), (7, 3)])
+def test_parts_make_up_the_whole_and_differ_by_one_token_at_most(length: int, places: int) -> None:
+    ids = torch.arange(2 * length).view(2, length)
+    parts = [placed(place, places).cut(ids, ids + 1) for place in range(places)]
+    assert torch.equal(torch.cat([one for one, _, _ in parts], 1), ids)
+    assert torch.equal(torch.cat([two for _, two, _ in parts], 1), ids + 1)
+    assert all(shard is not None and int(one[0, 0]) == shard.start for one, _, shard in parts)
+    lengths = {one.shape[1] for one, _, _ in parts}
+    assert min(lengths) >= 1 and max(lengths) - min(lengths) <= 1
+
+
+def test_fewer_tokens_than_processes_are_refused() -> None:
+    words = "length=3 is fewer tokens than the 4 processes that share a sequence; pad it to 4, or lower run.sequence"
+    with pytest.raises(ShapeError, match=re.escape(words)):
+        placed(0, 4).cut(torch.ones(2, 3), torch.ones(2, 3))
 
 
 def test_every_process_of_a_sequence_gets_a_token() -> None:

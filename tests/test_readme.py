@@ -154,6 +154,8 @@ def parsed(line: str) -> None:
     if words[:2] == ["python", "-m"]:
         assert (ROOT / words[2].replace(".", "/")).with_suffix(".py").is_file(), f"there is no {words[2]}"
         return
+    if words[0] == "torchrun":
+        words = words[words.index("-m") + 1 :]  # What it is to run, in several processes.
     assert words[0] == "avow", f"{words[0]} belongs into a bash block"
     command = typer.main.get_command(app)
     for _ in range(2):

@@ -14,7 +14,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from avow.errors import FileError, ParameterError
+from avow.errors import ParameterError
 from avow.training import checkpoint, load_model, read_config, train
 from avow.training.log import read_log
 from avow.training.loop import Trainer
@@ -142,11 +142,14 @@ def test_a_run_goes_on_as_the_other_kind(together: Path, kind: str) -> None:
 
 
 @each_kind
-def test_another_number_of_processes_is_refused(together: Path, kind: str) -> None:
+def test_one_process_goes_on_from_what_two_wrote(together: Path, kind: str, tmp_path: Path) -> None:
     config = small(together, *STOPPED, f"run.parallel={kind}")
-    text = r"was written by 2 processes, and here are 1; resume with as many: their draws are stored$"
-    with pytest.raises(FileError, match=text):
-        Trainer(config, together / kind / "whole", ALONE, resume=True)
+    start = checkpoint.checkpoints(together / kind / "whole" / "checkpoints")[-2]
+    assert checkpoint.facts(start)["world"] == 2
+    # Neither of the two drew what one draws: it begins draws of its own, the same each time.
+    ends = [train(config, tmp_path / name, resume=start).model.state_dict() for name in ("one", "again")]
+    assert all(torch.equal(x, ends[1][name]) for name, x in ends[0].items())
+    assert not any(torch.equal(x, final(together / kind / "whole").weights[name]) for name, x in ends[0].items())
 
 
 def test_one_process_shards_nothing_and_trains_alone(tmp_path: Path) -> None:

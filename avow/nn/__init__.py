@@ -14,5 +14,6 @@ from avow.nn.positions import Sinusoidal as Sinusoidal
 from avow.nn.recurrent import GradientHorizon as GradientHorizon
 from avow.nn.recurrent import RecurrentCell as RecurrentCell
 from avow.nn.recurrent import gradient_horizon as gradient_horizon
+from avow.nn.shard import Shard as Shard
 from avow.nn.transformer import Block as Block
 from avow.nn.transformer import TransformerLM as TransformerLM

@@ -13,11 +13,13 @@ from avow.attend import Attended, attend
 from avow.contract import Problem
 from avow.errors import ParameterError, ShapeError
 from avow.methods import method_named
+from avow.methods.exact import Exact
 from avow.methods.random_features import RandomFeatures
 from avow.nn.cache import Memory, memory_of
 from avow.nn.config import check_dropout, check_heads
 from avow.nn.draw import Directions, Draw
 from avow.nn.positions import Rotary
+from avow.nn.shard import Shard
 from avow.params import check_parameters
 
 
@@ -73,14 +75,16 @@ class Attention(nn.Module):
         x: Float[Tensor, "b n w"],
         context: Float[Tensor, "b s w"] | None = None,
         mask: Bool[Tensor, "b s"] | None = None,
+        shard: Shard | None = None,
     ) -> Float[Tensor, "b n w"]:
         """What each position reads; `mask` is True at the keys that may be seen (`nn.MultiheadAttention` says the
-        opposite). A position that may see no key reads zeros.
+        opposite). A position that may see no key reads zeros. Of a sequence that processes hold between them, `shard`
+        says which part `x` is: its positions read from all parts.
         """
         # Projections follow autocast; a method's arithmetic is its own, and its bounds are for that.
-        q, k, v = self._projected(x, context)
+        q, k, v = self._projected(x, context, 0 if shard is None else shard.start)
         with torch.autocast(q.device.type, enabled=False):
-            out = self._computed(self._problem(q, k, v, mask))
+            out = self._computed(self._problem(q, k, v, mask)) if shard is None else self._over(shard, q, k, v, mask)
         return self._joined(out)
 
     def certified(
@@ -241,6 +245,21 @@ class Attention(nn.Module):
             assert isinstance(self.draw, Directions)
             return self.method.compute(problem, initial_state=self.draw.start(problem)).out
         return self.method.compute(problem, None if self.draw is None else self.draw.generator()).out
+
+    def _over(self, shard: Shard, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None) -> Float[Tensor, "b h n d"]:
+        """The same where keys and values lie in the processes of a group, each with its part of the sequence."""
+        from avow.distributed.ring import ring_attention
+
+        if not isinstance(self.method, Exact) or self.cross or mask is not None:
+            what = f"{self.method.name}{' with a mask' if mask is not None else ''}{', cross' if self.cross else ''}"
+            rule = "cannot read a sequence that processes hold in parts"
+            raise ParameterError("attention", what, rule, "use exact self-attention without a mask")
+        wide = self.method.arithmetic(q.dtype)
+        grouped = self.key_heads != self.heads
+        out = ring_attention(
+            q.to(wide), k.to(wide), v.to(wide), group=shard.group, causal=self.causal, enable_gqa=grouped
+        )
+        return out.to(q.dtype)
 
     def _joined(self, out: Float[Tensor, "b h n d"]) -> Float[Tensor, "b n w"]:
         return self.dropout(self.outward(out.transpose(1, 2).flatten(2)))

@@ -14,6 +14,7 @@ from avow.nn.attention import Attention
 from avow.nn.cache import Cache, Memory
 from avow.nn.config import ModelConfig
 from avow.nn.positions import Learned, Rotary, Sinusoidal
+from avow.nn.shard import Shard
 
 _STD = 0.02
 
@@ -30,8 +31,8 @@ class Block(nn.Module):
             nn.Linear(width, 4 * width), nn.GELU(), nn.Linear(4 * width, width), nn.Dropout(dropout)
         )
 
-    def forward(self, x: Float[Tensor, "b n w"]) -> Float[Tensor, "b n w"]:
-        x = x + self.attention(self.before_attention(x))
+    def forward(self, x: Float[Tensor, "b n w"], shard: Shard | None = None) -> Float[Tensor, "b n w"]:
+        x = x + self.attention(self.before_attention(x), shard=shard)
         return x + self.mlp(self.before_mlp(x))
 
     def step(self, x: Float[Tensor, "b l w"], memory: Memory) -> Float[Tensor, "b l w"]:
@@ -83,12 +84,13 @@ class TransformerLM(nn.Module):
         self.head = nn.Linear(c.width, c.vocabulary, bias=False)
         initialise(self, c.layers)
 
-    def forward(self, ids: Int[Tensor, "b n"]) -> Float[Tensor, "b n vocabulary"]:
-        """Logits of the character after each."""
-        check_ids(ids, self.config, start=0)
-        x = self._embedded(ids, 0)
+    def forward(self, ids: Int[Tensor, "b n"], shard: Shard | None = None) -> Float[Tensor, "b n vocabulary"]:
+        """Logits of the character after each; of sequences that processes hold between them, `ids` is a `shard`."""
+        start = 0 if shard is None else shard.start
+        check_ids(ids, self.config, start)
+        x = self._embedded(ids, start)
         for block in self.blocks:
-            x = block(x)
+            x = block(x, shard)
         return self.head(self.norm(x))
 
     def start(self, batch: int) -> Cache:

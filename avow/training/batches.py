@@ -101,12 +101,14 @@ class Batches(Iterator[Step]):
         rank: int = 0,
         world: int = 1,
         position: int = 0,
+        narrowest: int = 1,
     ) -> None:
         if size < accumulate * world:
             rule = f"is fewer examples than {accumulate} micro-batches on each of {world} ranks"
             raise ParameterError("batch", size, rule, f"use batch>={accumulate * world} or a smaller accumulate")
         self.examples, self.size, self.seed, self.block = examples, size, seed, block
         self.accumulate, self.rank, self.world, self.position = accumulate, rank, world, position
+        self.narrowest = narrowest  # Tokens that every sequence is padded to, where each of some processes needs one.
         # A step may touch the end of one epoch and the beginning of the next, or several small epochs.
         self._order = functools.lru_cache(maxsize=4)(lambda epoch: shuffled(seed, epoch, len(examples)))
 
@@ -141,7 +143,7 @@ class Batches(Iterator[Step]):
 
     def _cut(self, numbers: Int[np.ndarray, "size n"], rows: Int[np.ndarray, "b"], lengths: np.ndarray) -> Tensor:
         longest = int(lengths[rows].max())
-        width = min(-(-longest // MULTIPLE) * MULTIPLE, self.block)
+        width = min(max(-(-longest // MULTIPLE) * MULTIPLE, self.narrowest), self.block)
         kept = torch.full((len(rows), width), PAD)
         within = torch.from_numpy(numbers[rows, :width])
         kept[:, : within.shape[1]] = within

@@ -2,7 +2,8 @@
 
 A checkpoint is `step-00000100/` with weights, optimiser state and generators as safetensors, and `state.json` with
 the rest and the digest of every file. It is written under another name, flushed to the disk, and renamed: a crash at
-any moment leaves the one before. Nothing in it is pickled, so nothing in it can run.
+any moment leaves the one before. Nothing in it is pickled, so nothing in it can run. Processes that hold a model in
+shares write shares (`avow.training.shares`), and everything here reads them as if they were whole.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ import hashlib
 import json
 import os
 import shutil
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -25,6 +26,7 @@ from torch import Tensor, nn
 from avow.errors import FileError
 
 FORMAT = "avow checkpoint 1"
+SHARES = f"{FORMAT} in shares"
 TENSORS = ("weights", "optimiser", "generators")
 
 
@@ -42,60 +44,125 @@ class Snapshot:
 
 def save(snapshot: Snapshot, folder: Path) -> Path:
     """Write a checkpoint among those of a run, and drop all others but the last."""
-    final = folder / f"step-{snapshot.step:08d}"
+    final = final_of(folder, snapshot.step)
     if final.exists() and fault(final) is None:
         return final  # A run is deterministic: what stands there is the same.
-    temporary = folder / f".writing-{snapshot.step:08d}"
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-        for left in folder.glob(".writing-*"):
-            shutil.rmtree(left)  # A killed run's.
-        temporary.mkdir()
-        _write(snapshot, temporary)
-        if final.exists():
-            shutil.rmtree(final)  # Damaged, or it would have been returned.
-        temporary.rename(final)
-        _flush(folder)
-    except OSError as problem:
-        shutil.rmtree(temporary, ignore_errors=True)
-        kept = newest(folder)
-        remedy = f"make room and resume from {kept}" if kept else "make room and start again"
-        raise FileError("checkpoint", final, f"could not be written ({problem.strerror})", remedy) from problem
+    with failing_well(folder, snapshot.step):
+        temporary = begin(folder, snapshot.step)
+        flat, _ = flattened(snapshot.optimiser)
+        digests = {}
+        for name, tensors in zip(TENSORS, (snapshot.weights, flat, snapshot.generators), strict=True):
+            # Tied weights share memory, which safetensors refuses: each name gets a copy of its own.
+            content = safetensors.torch.save({key: x.detach().cpu().clone().contiguous() for key, x in tensors.items()})
+            digests[f"{name}.safetensors"] = hashlib.sha256(content).hexdigest()
+            _put(temporary / f"{name}.safetensors", content)
+        finish(snapshot, folder, FORMAT, digests)
+    return final
+
+
+def final_of(folder: Path, step: int) -> Path:
+    """Where the checkpoint of a step stands when it is whole."""
+    return folder / f"step-{step:08d}"
+
+
+def unfinished(folder: Path, step: int) -> Path:
+    """Where it is written before."""
+    return folder / f".writing-{step:08d}"
+
+
+def begin(folder: Path, step: int) -> Path:
+    """An empty folder to write a checkpoint into; what a killed run left is swept."""
+    temporary = unfinished(folder, step)
+    folder.mkdir(parents=True, exist_ok=True)
+    for left in folder.glob(".writing-*"):
+        shutil.rmtree(left)
+    temporary.mkdir()
+    return temporary
+
+
+def finish(snapshot: Snapshot, folder: Path, kind: str, digests: Mapping[str, str]) -> None:
+    """Give a checkpoint whose tensors are written its `state.json` and its name, and drop all others but the last."""
+    temporary, final = unfinished(folder, snapshot.step), final_of(folder, snapshot.step)
+    state = {
+        "format": kind,
+        "step": snapshot.step,
+        "optimiser": flattened(snapshot.optimiser)[1],
+        "schedule": snapshot.schedule,
+        "facts": snapshot.facts,
+        "digests": dict(digests),
+    }
+    _put(temporary / "state.json", json.dumps(state, indent=1, ensure_ascii=False).encode())
+    _flush(temporary)
+    if final.exists():
+        shutil.rmtree(final)  # Damaged, or it would not be written again.
+    temporary.rename(final)
+    _flush(folder)
     for old in [path for path in checkpoints(folder) if path != final][:-1]:
         shutil.rmtree(old)
-    return final
+
+
+@contextlib.contextmanager
+def failing_well(folder: Path, step: int) -> Iterator[None]:
+    """Where a checkpoint cannot be written, leave nothing of it, and say what is left."""
+    try:
+        yield
+    except OSError as problem:
+        shutil.rmtree(unfinished(folder, step), ignore_errors=True)
+        kept, rule = newest(folder), f"could not be written ({problem.strerror})"
+        remedy = f"make room and resume from {kept}" if kept else "make room and start again"
+        raise FileError("checkpoint", final_of(folder, step), rule, remedy) from problem
 
 
 def load(path: Path) -> Snapshot:
     """The snapshot in a checkpoint folder, after every file was found whole."""
+    return read(path, described(path))
+
+
+def read(path: Path, state: Mapping[str, Any]) -> Snapshot:
+    """The same where `described` found the files whole, and gave their state."""
+    if state["format"] == SHARES:
+        # What reads shares takes torch a second to load.
+        from avow.training import shares
+
+        weights, flat, generators = shares.read(path)
+    else:
+        weights, flat, generators = (safetensors.torch.load((path / f"{x}.safetensors").read_bytes()) for x in TENSORS)
+    return snapshot_of(state, weights, flat, generators)
+
+
+def described(path: Path) -> dict[str, Any]:
+    """A checkpoint's `state.json`, after every file was found whole; its tensors stay where they are."""
     wrong = fault(path)
     if wrong is not None:
         raise FileError("checkpoint", path, wrong, _instead(path))
-    state = json.loads((path / "state.json").read_text(encoding="utf-8"))
-    weights, flat, generators = (safetensors.torch.load((path / f"{x}.safetensors").read_bytes()) for x in TENSORS)
-    return Snapshot(
-        state["step"], weights, _nested(flat, state["optimiser"]), state["schedule"], generators, state["facts"]
-    )
+    return dict(json.loads((path / "state.json").read_text(encoding="utf-8")))
 
 
 def facts(path: Path) -> dict[str, Any]:
     """What the trainer noted in a checkpoint, without reading its tensors into memory."""
-    wrong = fault(path)
-    if wrong is not None:
-        raise FileError("checkpoint", path, wrong, _instead(path))
-    return dict(json.loads((path / "state.json").read_text(encoding="utf-8"))["facts"])
+    return dict(described(path)["facts"])
+
+
+def snapshot_of(
+    state: Mapping[str, Any],
+    weights: Mapping[str, Tensor],
+    flat: Mapping[str, Tensor],
+    generators: Mapping[str, Tensor],
+) -> Snapshot:
+    """A snapshot of a `state.json` and the tensors it speaks of."""
+    optimiser = _nested(flat, state["optimiser"])
+    return Snapshot(state["step"], weights, optimiser, state["schedule"], generators, state["facts"])
 
 
 def restore_weights(model: nn.Module, snapshot: Snapshot, path: Path) -> None:
     """Put a snapshot's weights into a model of the same architecture; of another, say how they differ."""
-    check_architecture(model, snapshot, path)
+    check_architecture(model, {name: tuple(x.shape) for name, x in snapshot.weights.items()}, path)
     model.load_state_dict(dict(snapshot.weights))
 
 
-def check_architecture(model: nn.Module, snapshot: Snapshot, path: Path) -> None:
-    """Raise where a snapshot's weights are not those of such a model."""
+def check_architecture(model: nn.Module, other: Mapping[str, tuple[int, ...]], path: Path) -> None:
+    """Raise where the shapes of a checkpoint's weights are not those of such a model."""
     own = {name: tuple(x.shape) for name, x in model.state_dict().items()}
-    other = {name: tuple(x.shape) for name, x in snapshot.weights.items()}
     for name in sorted(own.keys() | other.keys()):
         if own.get(name) != other.get(name):
             has = [f"{where} {shapes.get(name, 'absent')}" for where, shapes in (("here", own), ("there", other))]
@@ -121,9 +188,12 @@ def fault(path: Path) -> str | None:
         return "holds no state.json" if path.exists() else "does not exist"
     except (OSError, ValueError):
         return "has a state.json that cannot be read"
-    if not isinstance(state, dict) or state.get("format") != FORMAT:
+    if not isinstance(state, dict) or state.get("format") not in (FORMAT, SHARES):
         return f"is no {FORMAT!r}"
-    for name in (f"{x}.safetensors" for x in TENSORS):
+    whole = [f"{x}.safetensors" for x in TENSORS]
+    # Whatever lies beside shares would be read with them.
+    there = {file.name for file in path.glob("*.safetensors")} | state["digests"].keys()
+    for name in whole if state["format"] == FORMAT else sorted(there):
         with contextlib.suppress(OSError):
             if hashlib.sha256((path / name).read_bytes()).hexdigest() == state["digests"].get(name):
                 continue
@@ -136,26 +206,6 @@ def _instead(path: Path) -> str:
     return (
         f"resume from the previous good one, {others[-1]}" if others else "there is no previous good one; start again"
     )
-
-
-def _write(snapshot: Snapshot, folder: Path) -> None:
-    flat, described = _flat(snapshot.optimiser)
-    digests = {}
-    for name, tensors in zip(TENSORS, (snapshot.weights, flat, snapshot.generators), strict=True):
-        # Tied weights share memory, which safetensors refuses: each name gets a copy of its own.
-        content = safetensors.torch.save({key: x.detach().cpu().clone().contiguous() for key, x in tensors.items()})
-        digests[f"{name}.safetensors"] = hashlib.sha256(content).hexdigest()
-        _put(folder / f"{name}.safetensors", content)
-    state = {
-        "format": FORMAT,
-        "step": snapshot.step,
-        "optimiser": described,
-        "schedule": snapshot.schedule,
-        "facts": snapshot.facts,
-        "digests": digests,
-    }
-    _put(folder / "state.json", json.dumps(state, indent=1, ensure_ascii=False).encode())
-    _flush(folder)
 
 
 def _put(path: Path, content: bytes) -> None:
@@ -186,7 +236,7 @@ def _flush(folder: Path) -> None:
         os.close(handle)
 
 
-def _flat(optimiser: Mapping[str, Any]) -> tuple[dict[str, Tensor], dict[str, Any]]:
+def flattened(optimiser: Mapping[str, Any]) -> tuple[dict[str, Tensor], dict[str, Any]]:
     """An optimiser's state as named tensors, and the rest as JSON."""
     tensors: dict[str, Tensor] = {}
     plain: dict[str, dict[str, Any]] = {}

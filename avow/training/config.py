@@ -86,6 +86,8 @@ class RunConfig:
     parallel: str = param(
         "replicated", one_of("replicated", "sharded"), "under torchrun: whole weights in each process, or a share"
     )
+    sequence: int = param(1, at_least(1), "under torchrun: processes that hold each sequence in parts between them")
+    timeout: float = param(600.0, between(0, 86_400), "seconds that a process waits for the others before it gives up")
     graphs: bool = param(False, anything(), "record passes as CUDA graphs; for small models on one GPU")
     start: str = param("", anything(), "a checkpoint whose weights and vocabulary to begin with")
     save_every: int = param(1000, at_least(1), "steps between checkpoints")
@@ -124,7 +126,21 @@ class TrainConfig:
         if self.data.accumulate > self.data.batch:
             rule = f"exceeds data.batch={self.data.batch}"
             raise ParameterError("data: accumulate", self.data.accumulate, rule, "cut a step into fewer micro-batches")
+        self._check_sequence()
         self._check_mixture()
+
+    def _check_sequence(self) -> None:
+        """Raise where sequences cannot be cut over as many processes as asked."""
+        sequence, model = self.run.sequence, self.model
+        if sequence > model.block:
+            rule = f"is more processes than the {model.block} tokens of a sequence, model.block"
+            raise ParameterError("run: sequence", sequence, rule, f"use run.sequence<={model.block}")
+        if sequence > 1 and model.attention != "exact":
+            rule = f"needs exact attention to read from the parts of others, and here is {model.attention}"
+            raise ParameterError("run: sequence", sequence, rule, "use run.sequence=1 or model.attention=exact")
+        if sequence > 1 and self.run.compile:
+            rule = "waits for other processes within a pass, which run.compile=true cannot"
+            raise ParameterError("run: sequence", sequence, rule, "use run.sequence=1 or run.compile=false")
 
     def _check_mixture(self) -> None:
         """Raise where the mixture is empty, or says what nothing would heed."""

@@ -346,7 +346,7 @@ def same_run(config: TrainConfig, other: TrainConfig) -> bool:
 
 
 def _learnt(config: TrainConfig) -> TrainConfig:
-    from avow.training.loop import FREE
+    from avow.training.going_on import FREE
 
     usual = dataclasses.asdict(type(config.run)())
     return dataclasses.replace(config, run=dataclasses.replace(config.run, **{name: usual[name] for name in FREE}))

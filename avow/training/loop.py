@@ -24,14 +24,15 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from avow.errors import FileError, NonFiniteError, ParameterError
+from avow.errors import NonFiniteError, ParameterError
 from avow.nn import build
 from avow.optim import adamw, warmup_cosine
-from avow.training import checkpoint, speed
+from avow.training import checkpoint, going_on, speed
 from avow.training.ahead import ahead
 from avow.training.batches import Batches, Step
 from avow.training.checkpoint import Snapshot
 from avow.training.config import TrainConfig
+from avow.training.context import Grid
 from avow.training.data import corpus_of, examples_of, vocabulary_of
 from avow.training.draws import uniform
 from avow.training.graphs import Replayed
@@ -41,8 +42,6 @@ from avow.training.parallel import Ranks, placed, ranks
 from avow.training.questions import Loss
 from avow.training.vocabulary import PAD, Vocabulary
 
-# What may change when a run is resumed: where and how often, never what is learnt.
-FREE = ("device", "compile", "parallel", "graphs", "save_every", "log_every")
 # Steps between two times that the processes of a run ask each other whether to stop.
 ASK = 10
 
@@ -74,7 +73,7 @@ def train(
 
     `resume=True` goes on from the last checkpoint there, if there is one; a path goes on from that checkpoint.
     """
-    with ranks(config.run.device) as here:
+    with ranks(config.run.device, config.run.timeout) as here:
         return Trainer(config, Path(folder), here, resume).run(progress)
 
 
@@ -91,13 +90,15 @@ class Trainer:
     def __init__(self, config: TrainConfig, folder: Path, here: Ranks, resume: bool | Path = False) -> None:
         self.config, self.folder, self.here = config, folder, here
         self.checkpoints = folder / "checkpoints"
-        origin = _origin(self.checkpoints, resume)
-        snapshot = None if origin is None else checkpoint.load(origin)
+        self.grid = Grid(here, config.run.sequence)
+        origin = going_on.origin(self.checkpoints, resume)
+        state = None if origin is None else checkpoint.described(origin)
+        going_on.agree(here, -1 if state is None else state["step"], self.checkpoints)
         corpus = corpus_of(config.data.corpus)
         # A run that goes on has its weights, and needs no longer where it began.
-        start = checkpoint.load(Path(config.run.start)) if config.run.start and snapshot is None else None
-        known = snapshot or start
-        self.vocabulary = Vocabulary(known.facts["characters"]) if known else vocabulary_of(corpus)
+        start = checkpoint.load(Path(config.run.start)) if config.run.start and state is None else None
+        facts = state["facts"] if state is not None else start.facts if start is not None else None
+        self.vocabulary = vocabulary_of(corpus) if facts is None else Vocabulary(facts["characters"])
         if config.model.vocabulary != self.vocabulary.size:
             rule = f"contradicts the {self.vocabulary.size} of the corpus"
             raise ParameterError("model: vocabulary", config.model.vocabulary, rule, "leave it out")
@@ -117,8 +118,9 @@ class Trainer:
             config.run.seed,
             block=config.model.block,
             accumulate=config.data.accumulate,
-            rank=here.rank,
-            world=here.world,
+            rank=self.grid.row,
+            world=self.grid.rows,
+            narrowest=self.grid.places,
         )
         self.steps = config.schedule.steps or self.batches.steps_in(config.schedule.epochs)
         torch.manual_seed(config.run.seed)  # The same first weights in every process.
@@ -136,13 +138,11 @@ class Trainer:
             fused=here.device.type == "cuda",
         )
         self.schedule = warmup_cosine(self.optimiser, config.schedule.warmup, self.steps, config.schedule.floor)
-        # Dropout must differ between processes.
-        (own,) = uniform(config.run.seed, np.array([0]), np.array([here.rank]), 5)
-        torch.manual_seed(int(own[0] * 2**53))
+        self._seed(0)
         self.running, self.counted = torch.zeros((), dtype=torch.float64, device=here.device), 0
         self.positions = 0  # Read by all processes since this one began, without padding.
-        if snapshot is not None and origin is not None:
-            self._restore(snapshot, origin)
+        if state is not None and origin is not None:
+            self._restore(state, origin)
         self.callable = self._callable()
         self.source = ahead(self.batches, self.steps) if here.device.type == "cuda" else self.batches
         if config.run.graphs and here.world > 1:
@@ -207,14 +207,15 @@ class Trainer:
 
     def _pass(self, ids: Tensor, targets: Tensor, whole: float | Tensor) -> Tensor:
         """A micro-batch's part of a step's mean loss over `whole` targets; its gradients are added."""
+        ids, targets, shard = self.grid.cut(ids, targets)
         with torch.autocast(ids.device.type, torch.bfloat16, enabled=self.config.run.precision == "bfloat16"):
-            logits = self.callable(ids)
+            logits = self.callable(ids) if shard is None else self.callable(ids, shard)
         loss = summed_loss(logits, targets) / whole
         # Processes average their gradients, and the share of each is already a part of the mean.
         (loss * self.here.world).backward()
         return loss.detach()
 
-    def _callable(self) -> Callable[[Tensor], Tensor]:
+    def _callable(self) -> Callable[..., Tensor]:
         # Cut by length, batches differ in width from step to step, and one program must do for all of them.
         many = True if self.config.data.accumulate > 1 else None
         model: Any = torch.compile(self.model, dynamic=many) if self.config.run.compile else self.model
@@ -241,28 +242,28 @@ class Trainer:
             "running": [float(self.here.total(self.running)), self.counted],
             "world": self.here.world,
         }
-        path = self.checkpoints / f"step-{self.step:08d}"
-        weights, state = self.placed.gathered(self.optimiser)
-        if self.here.rank == 0:
-            path = checkpoint.save(
-                Snapshot(self.step, weights, state, self.schedule.state_dict(), states, facts), self.checkpoints
-            )
-        self.here.wait()
-        return path
+        weights, state = self.placed.state(self.optimiser)
+        snapshot = Snapshot(self.step, weights, state, self.schedule.state_dict(), states, facts)
+        return self.placed.save(snapshot, self.checkpoints)
 
-    def _restore(self, snapshot: Snapshot, path: Path) -> None:
-        _same(self.config, snapshot.facts["config"], path)
-        if snapshot.facts["world"] != self.here.world:
-            rule = f"was written by {snapshot.facts['world']} processes, and here are {self.here.world}"
-            raise FileError("checkpoint", path, rule, "resume with as many: their draws are stored")
-        self.placed.restore(self.optimiser, snapshot, path)
+    def _restore(self, state: Mapping[str, Any], path: Path) -> None:
+        going_on.check_same(self.config, state["facts"]["config"], path)
+        snapshot = self.placed.restore(self.optimiser, state, path)
         self.schedule.load_state_dict(dict(snapshot.schedule))
         self.batches.position = snapshot.step
         total, self.counted = snapshot.facts["running"]
         self.running.fill_(total if self.here.rank == 0 else 0.0)
+        if snapshot.facts["world"] != self.here.world:
+            self._seed(snapshot.step)  # No process goes on where another was: draws begin anew, the same each time.
+            return
         suffix = f".{self.here.rank}"
         own = {name.removesuffix(suffix): x for name, x in snapshot.generators.items() if name.endswith(suffix)}
         checkpoint.restore_generators(own)
+
+    def _seed(self, step: int) -> None:
+        """Begin the draws of dropout from a step on, which must differ between processes."""
+        (own,) = uniform(self.config.run.seed, np.array([step]), np.array([self.here.rank]), 5)
+        torch.manual_seed(int(own[0] * 2**53))
 
 
 class _Pace:
@@ -272,8 +273,8 @@ class _Pace:
         self._trainer = trainer
         step = trainer.batches.at(trainer.step)
         dtype = torch.bfloat16 if trainer.config.run.precision == "bfloat16" else torch.float32
-        length = max(1, round(step.positions / trainer.batches.size))
-        self._flops = speed.flops_per_position(trainer.model, length, trainer.here.device)
+        length = max(trainer.grid.places, round(step.positions / trainer.batches.size))
+        self._flops = _flops_per_position(trainer, length)
         self._peak = speed.peak_rate(trainer.here.device, dtype) * trainer.here.world
         self._begin = self._mark = time.perf_counter()
         self._first, self._seen = trainer.step, trainer.positions
@@ -287,20 +288,10 @@ class _Pace:
         return tokens, tokens * self._flops / self._peak, eta
 
 
-def _origin(folder: Path, resume: bool | Path) -> Path | None:
-    """The checkpoint to go on from; a folder with a run in it is not begun again by accident."""
-    if isinstance(resume, Path):
-        return resume
-    there = checkpoint.checkpoints(folder)
-    if there and not resume:
-        raise FileError("run", folder.parent, "holds a run already", "resume it, or train into another folder")
-    return there[-1] if there else None
-
-
-def _same(config: TrainConfig, trained: Mapping[str, Mapping[str, Any]], path: Path) -> None:
-    for section, fields in json.loads(config.to_json()).items():
-        for name, value in fields.items():
-            before = trained.get(section, {}).get(name)
-            if before != value and not (section == "run" and name in FREE):
-                rule = f"contradicts {before!r} of the checkpoint {path}"
-                raise ParameterError(f"{section}: {name}", repr(value), rule, "resume with what the run began with")
+def _flops_per_position(trainer: Trainer, length: int) -> float:
+    """Operations that all processes of a row spend on one position of a text of this length."""
+    ids = torch.full((1, length), 2, dtype=torch.int64, device=trainer.here.device)
+    part, _, shard = trainer.grid.cut(ids, ids)
+    own = speed.flops(trainer.model, part) if shard is None else speed.flops(trainer.model, part, shard)
+    everyone = trainer.here.total(torch.tensor(own, dtype=torch.float64, device=trainer.here.device))
+    return float(everyone) / (trainer.grid.rows * length)

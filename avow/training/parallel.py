@@ -2,37 +2,40 @@
 
 from __future__ import annotations
 
-import itertools
 import os
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
-from torch.distributed.distributed_c10d import PrefixStore
 from torch.distributed.rendezvous import rendezvous
 from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Optimizer
 
-from avow.errors import DtypeError
+from avow.errors import DtypeError, LostRank
 from avow.training import checkpoint
 from avow.training.checkpoint import Snapshot
+from avow.training.interrupt import listening
+from avow.training.meeting import met
+from avow.training.watch import Watch, waiting
 
-# How many runs this process began together with others; all count alike.
-_RUNS = itertools.count()
+# Seconds that a process waits for the others, unless told.
+WAIT = 600.0
 
 
 @dataclass(frozen=True)
 class Ranks:
-    """Which of how many processes this is, and where it computes."""
+    """Which of how many processes this is, where it computes, and the seconds that it waits for the others."""
 
     rank: int
     world: int
     device: torch.device
+    wait_for: float = WAIT
 
     def total(self, x: Tensor) -> Tensor:
         """The sum over all processes, as a new tensor."""
@@ -64,7 +67,7 @@ class Ranks:
 
 
 @contextmanager
-def ranks(device: str) -> Iterator[Ranks]:
+def ranks(device: str, timeout: float = WAIT) -> Iterator[Ranks]:
     """This process among those that `torchrun` started; gloo joins CPUs, NCCL joins GPUs."""
     if device == "cuda" and not torch.cuda.is_available():
         raise DtypeError("device", "cuda", "is not available here", "use device=cpu, or device=auto")
@@ -76,13 +79,22 @@ def ranks(device: str) -> Iterator[Ranks]:
     place = torch.device(kind, int(os.environ["LOCAL_RANK"])) if kind == "cuda" else torch.device("cpu")
     if kind == "cuda":
         torch.cuda.set_device(place)
-    # A second run in the same processes would meet what the first one left under its names, and wait for ever.
     store, rank, world = next(rendezvous("env://"))
-    own = PrefixStore(f"run {next(_RUNS)}", store)
-    dist.init_process_group("nccl" if kind == "cuda" else "gloo", store=own, rank=rank, world_size=world)
+    own = met(store, rank, world, timeout)
+    backend, wait = "nccl" if kind == "cuda" else "gloo", waiting(timeout)
+    dist.init_process_group(backend, store=own, rank=rank, world_size=world, timeout=timedelta(seconds=wait))
+    watch = Watch(own, rank, world, timeout)
     try:
-        yield Ranks(rank, world, place)
+        yield Ranks(rank, world, place, wait)
+    except (RuntimeError, LostRank) as problem:
+        # torchrun ends the processes that one leaves behind with SIGTERM: not before they have said why.
+        with listening():
+            lost = watch.lost()
+        if lost is None:
+            raise
+        raise lost from problem
     finally:
+        watch.stop()
         dist.destroy_process_group()
 
 
@@ -112,14 +124,23 @@ class Whole:
         """Shorten the gradient of the whole model to at most `longest`; the length it had."""
         return nn.utils.clip_grad_norm_(self.model.parameters(), longest)
 
-    def gathered(self, optimiser: Optimizer) -> tuple[Mapping[str, Any], Mapping[str, Any]]:
-        """Undivided weights and optimiser state, to be written by the first process; all of them must ask."""
+    def state(self, optimiser: Optimizer) -> tuple[Mapping[str, Any], Mapping[str, Any]]:
+        """Weights and optimiser state, as `save` writes them."""
         return self.model.state_dict(), optimiser.state_dict()
 
-    def restore(self, optimiser: Optimizer, snapshot: Snapshot, path: Path) -> None:
-        """Put a snapshot's weights and optimiser state into a model of the same architecture."""
+    def save(self, snapshot: Snapshot, folder: Path) -> Path:
+        """Write a checkpoint when all processes ask for it; it is whole when they go on."""
+        if self._here.rank == 0:
+            checkpoint.save(snapshot, folder)
+        self._here.wait()
+        return checkpoint.final_of(folder, snapshot.step)
+
+    def restore(self, optimiser: Optimizer, state: Mapping[str, Any], path: Path) -> Snapshot:
+        """Put a checkpoint, whose `state.json` is given, into a model of the same architecture; a snapshot of it."""
+        snapshot = checkpoint.read(path, state)
         checkpoint.restore_weights(self.model, snapshot, path)
         optimiser.load_state_dict(dict(snapshot.optimiser))
+        return snapshot
 
     def undivided(self, path: Path) -> nn.Module:
         """The model for those who use it when the other processes are gone; `path` is its last checkpoint."""

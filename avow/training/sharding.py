@@ -1,6 +1,6 @@
-"""A model cut over processes: each holds a share of every weight and of its optimiser's state; files hold the whole.
+"""A model cut over processes: each holds a share of every weight and of its optimiser's state, and writes that.
 
-A checkpoint does not show how the model that wrote it lay: names, shapes and numbers are those of an undivided one.
+To those who read a checkpoint it does not matter: names, shapes and numbers are those of an undivided model.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from torch.optim import Optimizer
 from avow.nn import build
 from avow.nn.perceiver import Crossing
 from avow.nn.transformer import Block
-from avow.training import checkpoint
+from avow.training import checkpoint, shares
 from avow.training.checkpoint import Snapshot
 from avow.training.parallel import Ranks, Whole
 
@@ -52,19 +52,19 @@ class Sharded(Whole):
         # Each process knows the length of its share; the sum of their squares is what everyone must clip by.
         return cast(DTensor, super().clipped(longest)).full_tensor()
 
-    def gathered(self, optimiser: Optimizer) -> tuple[Mapping[str, Any], Mapping[str, Any]]:
-        options = states.StateDictOptions(full_state_dict=True, cpu_offload=True)
-        weights = states.get_model_state_dict(self.model, options=options)
-        described: dict[str, Any] = {"state": {}, "param_groups": optimiser.state_dict()["param_groups"]}
-        if optimiser.state:  # Asked before the first step, torch would take one to have an answer.
-            found: Any = states.get_optimizer_state_dict(self.model, optimiser, options=options)
-            # Told by name; an optimiser by itself counts its parameters from group to group.
-            numbers = {name: number for number, name in enumerate(chain(*self._names(optimiser)))}
-            described["state"] = {numbers[name]: entries for name, entries in found.get("state", {}).items()}
-        return weights, described
+    def save(self, snapshot: Snapshot, folder: Path) -> Path:
+        return shares.save(snapshot, folder, self._here)
 
-    def restore(self, optimiser: Optimizer, snapshot: Snapshot, path: Path) -> None:
-        checkpoint.check_architecture(self.model, snapshot, path)
+    def restore(self, optimiser: Optimizer, state: Mapping[str, Any], path: Path) -> Snapshot:
+        if state["format"] == checkpoint.SHARES:
+            return shares.load_into(self.model, optimiser, state, path)
+        snapshot = checkpoint.read(path, state)
+        self._deal(optimiser, snapshot, path)
+        return snapshot
+
+    def _deal(self, optimiser: Optimizer, snapshot: Snapshot, path: Path) -> None:
+        """Take this process's share of a snapshot that is whole."""
+        checkpoint.check_architecture(self.model, {name: tuple(x.shape) for name, x in snapshot.weights.items()}, path)
         options = states.StateDictOptions(full_state_dict=True)
         # Tensors are dealt out one by one, so all processes must take them in the same order; files have none.
         weights: dict[str, Any] = {name: snapshot.weights[name] for name in sorted(snapshot.weights)}

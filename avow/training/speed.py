@@ -4,23 +4,23 @@ from __future__ import annotations
 
 import functools
 import time
+from typing import Any
 
 import torch
 from torch import nn
 from torch.utils.flop_counter import FlopCounterMode
 
 
-def flops_per_position(model: nn.Module, length: int, device: torch.device) -> float:
-    """Operations that training spends on one position of a text of this length: backward takes twice the forward."""
+def flops(model: nn.Module, *given: Any) -> int:
+    """Operations that training spends where the model, once, is given this: backward takes twice the forward."""
     was_training = model.training
-    ids = torch.full((1, length), 2, dtype=torch.int64, device=device)
     model.eval()
     try:
         with FlopCounterMode(display=False) as counter:
-            model(ids)
+            model(*given)
     finally:
         model.train(was_training)
-    return 3 * counter.get_total_flops() / length
+    return 3 * int(counter.get_total_flops())
 
 
 @functools.cache

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import math
 from typing import Any, Literal
 
 import numpy as np
@@ -21,6 +22,8 @@ from avow.report.charts import figure
 # What a preview can follow while a slider moves.
 _MOST_UNITS = 400
 _POINTS = 1601
+# And for each tolerance of the figure of units against error, which an end of the interval moves as a whole.
+_MOST_COUNTED = 150
 # More kinks than these are no longer told apart.
 _MARKED = 40
 # Tolerances at which units are counted for the figure of units against error.
@@ -212,10 +215,13 @@ def _growth_figure(inputs: Built, units: int, allowed: float) -> dict[str, Any]:
 @functools.lru_cache(64)
 def _counted(formula: str, start: float, end: float) -> tuple[list[float], list[float]]:
     """Units that a formula takes at some tolerances, until there are too many."""
-    curve, found = _curve(formula), []
+    curve, found = _curve(formula), list[tuple[float, int]]()
     for eps in _TOLERANCES:
+        # Four times as fine takes about twice as many: what would be too many is not begun.
+        if found and found[-1][1] * math.sqrt(found[-1][0] / eps) > _MOST_COUNTED:
+            break
         try:
-            found.append((eps, len(chain(curve, (start, end), eps, _MOST_UNITS // 2)) - 1))
+            found.append((eps, len(chain(curve, (start, end), eps, _MOST_COUNTED)) - 1))
         except (InputError, ToleranceUnreachable):
             break
     return [float(eps) for eps, _ in found], [float(units) for _, units in found]

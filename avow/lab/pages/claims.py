@@ -50,7 +50,8 @@ def preview(inputs: Asked) -> Answer:
             "id": claim.id,
             "html": stated(claim),
             "variants": variants(claim) if claim.id in HUNTS else [],
-            "broken": len(claim.sabotage),
+            "note": "" if claim.id in HUNTS else _undrawn(claim),
+            "broken": [] if claim.not_applicable() else list(claim.sabotage),
         },
         "facts": _facts(claim),
     }
@@ -62,9 +63,8 @@ def verdict(inputs: Asked) -> Answer:
     finding = _found(claim.id)
     figures: dict[str, Any] = {}
     attack: dict[str, Any] | None = None
-    if inputs.hunt:
-        finding = dataclasses.replace(finding, sabotages=_sabotages(claim.id))
-        attack = _attacked(claim, finding, inputs)
+    if inputs.hunt and not claim.not_applicable():
+        attack = _attacked(claim, _sabotages(claim.id), inputs)
     html = judged(finding, figures, set(catalogue()), _LINK)
     tone = finding.verdict if finding.verdict in ("proved", "refuted", "corrected", "supported") else "none"
     return {
@@ -103,7 +103,7 @@ def _found(id: str) -> Finding:
 @functools.cache
 def _sabotages(id: str) -> dict[str, bool]:
     claim = _chosen(id)
-    return {} if claim.not_applicable() else {name: claim.judge_sabotage(name).rejected for name in claim.sabotage}
+    return {name: claim.judge_sabotage(name).rejected for name in claim.sabotage}
 
 
 _SAID = {
@@ -133,13 +133,30 @@ def _fact(label: str, value: str, about: str = "") -> dict[str, str]:
     return {"label": label, "value": value, "about": about}
 
 
-def _attacked(claim: Claim, finding: Finding, inputs: Asked) -> dict[str, Any]:
+def _undrawn(claim: Claim) -> str:
+    """What there is to attack where nothing can be drawn."""
+    if claim.not_applicable():
+        return "The package it speaks of is not installed here, so there is nothing to try."
+    already = "It is broken already: the counterexample stands in its evidence. " if claim.expected == "refuted" else ""
+    count = len(claim.sabotage)
+    broken = f"{count} variants broken on purpose; it must reject each." if count > 1 else "a broken variant to reject."
+    return f"{already}Nothing in this statement could be drawn at random. Attack the check behind it: give it {broken}"
+
+
+def _attacked(claim: Claim, sabotages: dict[str, bool], inputs: Asked) -> dict[str, Any]:
     """What came of the attack, in words."""
-    rejected = sum(finding.sabotages.values())
-    checked = f"The ledger's own check rejects {rejected} of {len(finding.sabotages)} variants broken on purpose."
+    rejected = sum(sabotages.values())
+    checked = f"The ledger's own check rejects {rejected} of {len(sabotages)} variants broken on purpose."
     if claim.id not in HUNTS:
-        says = "It speaks of symbols, programs or laws, not of numbers that could be drawn at random."
-        return {"tone": "none", "word": "nothing to draw", "says": f"{says} {checked}", "html": ""}
+        rows = [[name, "rejected" if caught else "accepted"] for name, caught in sabotages.items()]
+        blind = rejected < len(sabotages)
+        moral = "A check that accepts one proves nothing." if blind else "One that it accepted would show it blind."
+        return {
+            "tone": "refuted" if blind else "proved",
+            "word": "accepted" if blind else "all rejected" if len(sabotages) > 1 else "rejected",
+            "says": f"{checked} {moral}",
+            "html": charts.html_table(Table("What the check says of them", ("broken on purpose", "verdict"), rows)),
+        }
     found = hunted(claim, HUNTS[claim.id], inputs.variant, inputs.cases, inputs.seed, _SEARCH_SECONDS)
     word, says = _told(found)
     return {
@@ -178,12 +195,17 @@ PAGE = Page(
     inputs=Asked,
     preview=preview,
     verdict=verdict,
+    sign=(
+        '<path class="faint" d="M28 10h54M28 24h54M28 38h54"/>'
+        '<path d="m3 10 4 4 8 -8M3 24l4 4 8 -8M4 34l9 9m0 -9 -9 9"/>'
+    ),
     body="""<div id="filters"></div>
 <p id="count" class="soft" aria-live="polite"></p>
 <ul id="ledger" aria-label="Claims"></ul>
 <article id="chosen" aria-live="off"><h2 id="name"></h2><div id="stated"></div><div id="judged"></div></article>
 <section id="breaking" class="card" aria-label="Try to break it"><div class="role"><strong>Try to break it</strong>
 <span id="caught" class="badge" hidden></span></div>
+<p id="note" hidden></p><ul id="broken" hidden aria-label="Variants broken on purpose"></ul>
 <fieldset id="variants"><legend>What is attacked</legend></fieldset>
 <div id="budget"></div>
 <button type="button" id="attack">Search for a counterexample</button>

@@ -176,7 +176,7 @@ def _drawn(inputs: Built, name: str, followed: Any, kinked: Any, units: list[int
     for trace, look in zip(graph["data"], ({"width": 5}, {"width": 2, "dash": "solid"}), strict=True):
         trace["line"] |= look
         trace["marker"]["size"] = 7
-    graph["data"][0]["opacity"] = 0.45
+    graph["data"][0]["opacity"] = 0.55
     graph["data"][1]["mode"] = "lines+markers" if len(kinks) <= _MARKED else "lines"
     return {
         "built": units,
@@ -209,6 +209,9 @@ def _growth_figure(inputs: Built, units: int, allowed: float) -> dict[str, Any]:
     if not own:
         made["layout"]["yaxis"] |= {"dtick": 1}
     made["data"][-1]["marker"]["size"] = 13
+    # The caption names it; three names in so small a legend would take the place of the plot.
+    made["data"][-1]["showlegend"] = False
+    made["data"][0]["showlegend"] = not own
     return made
 
 
@@ -246,10 +249,15 @@ PAGE = Page(
     inputs=Built,
     preview=preview,
     verdict=verdict,
-    body="""<div class="figure" id="graph"></div>
+    sign=(
+        '<path class="faint" stroke-width="4" d="M6 43C40 42 70 26 90 4"/><path d="M6 43 34 39 64 25 90 4"/>'
+        '<circle class="dot" cx="34" cy="39" r="3"/><circle class="dot" cx="64" cy="25" r="3"/>'
+    ),
+    body="""<div class="figure stays" id="graph"></div>
 <div class="pair"><div><p class="caption">Error, and what is allowed</p>
 <div class="figure" id="error"></div></div>
-<div><p class="caption">Units against error</p><div class="figure" id="growth"></div></div></div>
+<div><p class="caption">Units against error <span class="soft">
+(<b class="here">◆</b> this one)</span></p><div class="figure" id="growth"></div></div></div>
 <div class="net"><p class="caption">The network <span id="sizes" class="soft"></span></p>
 <svg id="network" role="img" aria-label="The network" preserveAspectRatio="xMidYMid meet"></svg></div>""",
     formulas=(

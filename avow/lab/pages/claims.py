@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import difflib
 import functools
+from html import escape
 from typing import Any, Literal
 
 from avow.chart import Table
@@ -135,12 +136,13 @@ def _fact(label: str, value: str, about: str = "") -> dict[str, str]:
 
 def _undrawn(claim: Claim) -> str:
     """What there is to attack where nothing can be drawn."""
-    if claim.not_applicable():
-        return "The package it speaks of is not installed here, so there is nothing to try."
-    already = "It is broken already: the counterexample stands in its evidence. " if claim.expected == "refuted" else ""
+    if absent := claim.not_applicable():
+        return f"{absent}, so there is nothing to try."
     count = len(claim.sabotage)
-    broken = f"{count} variants broken on purpose; it must reject each." if count > 1 else "a broken variant to reject."
-    return f"{already}Nothing in this statement could be drawn at random. Attack the check behind it: give it {broken}"
+    broken = f"{count} variants broken on purpose, and it must reject each." if count > 1 else "a broken one to reject."
+    if claim.expected == "refuted":
+        return f"It is broken already: its evidence has the counterexample. Attack the check as well: give it {broken}"
+    return f"It is judged as a whole, and there are no cases to draw. Attack its check instead: give it {broken}"
 
 
 def _attacked(claim: Claim, sabotages: dict[str, bool], inputs: Asked) -> dict[str, Any]:
@@ -148,14 +150,13 @@ def _attacked(claim: Claim, sabotages: dict[str, bool], inputs: Asked) -> dict[s
     rejected = sum(sabotages.values())
     checked = f"The ledger's own check rejects {rejected} of {len(sabotages)} variants broken on purpose."
     if claim.id not in HUNTS:
-        rows = [[name, "rejected" if caught else "accepted"] for name, caught in sabotages.items()]
         blind = rejected < len(sabotages)
-        moral = "A check that accepts one proves nothing." if blind else "One that it accepted would show it blind."
+        moral = "A check that accepts one proves nothing." if blind else "Had it accepted one, it would prove nothing."
         return {
             "tone": "refuted" if blind else "proved",
             "word": "accepted" if blind else "all rejected" if len(sabotages) > 1 else "rejected",
             "says": f"{checked} {moral}",
-            "html": charts.html_table(Table("What the check says of them", ("broken on purpose", "verdict"), rows)),
+            "html": f'<ul class="broken">{"".join(_line(*one) for one in sabotages.items())}</ul>',
         }
     found = hunted(claim, HUNTS[claim.id], inputs.variant, inputs.cases, inputs.seed, _SEARCH_SECONDS)
     word, says = _told(found)
@@ -165,6 +166,11 @@ def _attacked(claim: Claim, sabotages: dict[str, bool], inputs: Asked) -> dict[s
         "says": f"{says} {checked}",
         "html": charts.html_table(_case(found)),
     }
+
+
+def _line(name: str, rejected: bool) -> str:
+    tone, word = ("proved", "rejected") if rejected else ("refuted", "accepted")
+    return f'<li>{escape(name)} <span class="badge {tone}">{word}</span></li>'
 
 
 def _told(found: Outcome) -> tuple[str, str]:

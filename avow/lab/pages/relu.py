@@ -18,6 +18,7 @@ from avow.constructions.relu_network import ReluNetwork
 from avow.errors import InputError, ParameterError, ToleranceUnreachable
 from avow.lab.page import Answer, Inputs, Page, control
 from avow.report.charts import figure
+from avow.report.looks import LOOKS
 
 # What a preview can follow while a slider moves.
 _MOST_UNITS = 400
@@ -206,10 +207,9 @@ def _growth_figure(inputs: Built, units: int, allowed: float) -> dict[str, Any]:
     here = {"this one": ([allowed], [float(units)])}
     made = figure(Chart("", "error allowed", "hidden units", series | here, log_x=True, log_y=True))
     made["layout"]["xaxis"] |= {"dtick": 1 if own else 2}
-    if not own:
-        made["layout"]["yaxis"] |= {"dtick": 1}
-    made["data"][-1]["marker"]["size"] = 13
-    # The caption names it; three names in so small a legend would take the place of the plot.
+    made["layout"]["yaxis"] |= {"dtick": "D2" if own else 1}
+    # The caption names it, and the page's style has its colour: a third name would leave a small plot no room.
+    made["data"][-1] |= {"marker": {"color": LOOKS[2].colour, "symbol": LOOKS[2].symbol, "size": 13}}
     made["data"][-1]["showlegend"] = False
     made["data"][0]["showlegend"] = not own
     return made

@@ -23,7 +23,7 @@ from avow.report.looks import LOOKS
 # What a preview can follow while a slider moves.
 _MOST_UNITS = 400
 _POINTS = 1601
-# And for each tolerance of the figure of units against error, which an end of the interval moves as a whole.
+# And, all together, for the figure of units against error, which an end of the interval moves as a whole.
 _MOST_COUNTED = 150
 # More kinks than these are no longer told apart.
 _MARKED = 40
@@ -221,10 +221,11 @@ def _counted(formula: str, start: float, end: float) -> tuple[list[float], list[
     curve, found = _curve(formula), list[tuple[float, int]]()
     for eps in _TOLERANCES:
         # Four times as fine takes about twice as many: what would be too many is not begun.
-        if found and found[-1][1] * math.sqrt(found[-1][0] / eps) > _MOST_COUNTED:
+        left = _MOST_COUNTED - sum(units for _, units in found)
+        if found and found[-1][1] * math.sqrt(found[-1][0] / eps) > left:
             break
         try:
-            found.append((eps, len(chain(curve, (start, end), eps, _MOST_COUNTED)) - 1))
+            found.append((eps, len(chain(curve, (start, end), eps, left)) - 1))
         except (InputError, ToleranceUnreachable):
             break
     return [float(eps) for eps, _ in found], [float(units) for _, units in found]

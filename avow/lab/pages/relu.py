@@ -29,6 +29,8 @@ _MOST_COUNTED = 150
 _MARKED = 40
 # Tolerances at which units are counted for the figure of units against error.
 _TOLERANCES = (0.1, 0.03, 0.01, 0.003, 0.001)
+# Numbers of units that its axis names: those of a formula lie within a decade or two.
+_COUNTS = (1, 2, 5, 10, 20, 50, 100, 200, 400)
 
 _OWN = {"follow": ("a formula",)}
 _SQUARE = {"follow": ("x² on [0, 1]",)}
@@ -207,7 +209,7 @@ def _growth_figure(inputs: Built, units: int, allowed: float) -> dict[str, Any]:
     here = {"this one": ([allowed], [float(units)])}
     made = figure(Chart("", "error allowed", "hidden units", series | here, log_x=True, log_y=True))
     made["layout"]["xaxis"] |= {"dtick": 1 if own else 2}
-    made["layout"]["yaxis"] |= {"dtick": "D2" if own else 1}
+    made["layout"]["yaxis"] |= {"tickvals": _COUNTS} if own else {"dtick": 1}
     # The caption names it, and the page's style has its colour: a third name would leave a small plot no room.
     made["data"][-1] |= {"marker": {"color": LOOKS[2].colour, "symbol": LOOKS[2].symbol, "size": 13}}
     made["data"][-1]["showlegend"] = False

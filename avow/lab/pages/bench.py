@@ -258,7 +258,7 @@ PAGE = Page(
     ),
     body="""<div class="panel first"><h2>Where it breaks</h2>
 <p class="soft">Dashed what is promised, solid what is measured. An error of 1 is as long as the longest value.</p>
-<div class="figure" id="breaking"></div></div>
+</div><div class="figure stays" id="breaking"></div>
 <div class="panel" id="strip" hidden><h2>What was read</h2>
 <p class="soft"><span id="read"></span> A line is a query, a column is a token, lit where it was read in full: the
 brighter, the more it weighs.</p>

@@ -1,31 +1,57 @@
-"""From a slider to the screen: `python -m benchmarks.lab` moves a slider 200 times in Chromium and times each.
+"""From a slider to the screen: `python -m benchmarks.lab` moves sliders of every page 200 times in Chromium and times
+each move.
 
 A move counts from the browser's event to the end of the frame that shows it; a move that was overtaken by the next one
-counts until that one is shown. Needs chromium and playwright, as the lab's tests do.
+counts until that one is shown. Besides, the processor time of one preview, which a busy machine does not change. Needs
+chromium and playwright, as the lab's tests do.
 """
 
 from __future__ import annotations
 
 import argparse
+import contextlib
+import json
 import os
 import statistics
 import sys
+import time
 from typing import Any
+from urllib.parse import parse_qs
 
+import torch
+
+from avow.errors import AvowError
+from avow.lab.answers import plain
+from avow.lab.page import all_pages
 from tests.lab import running
 from tests.lab_visits import CHROMIUM, QUIET
 
-# A page, and the slider that is moved there.
-SLIDERS = {"explorer": "angle", "dynamics": "gain"}
+# A state of a page, and the slider that is moved there: on every page with sliders, one that asks for much.
+SLIDERS = {
+    "explorer": "angle",
+    "explorer?show=noise&law=Gaussian": "x",
+    "bench": "norm",
+    "bench?method=low_rank&kind=clustered": "rank",
+    "bench?method=sparse&kind=clustered": "drop",
+    "claims": "seed",
+    "relu": "eps",
+    "relu?follow=a+formula&within=0.001": "within",
+    "relu?follow=a+formula&formula=sin(9*x)": "end",
+    "dynamics": "gain",
+    "dynamics?beta=0.98": "penalty",
+}
 MOST = 100.0  # milliseconds
 
 WATCH = """name => {
   window.moves = [];
   document.getElementById(name).addEventListener("input", event => moves.push(event.timeStamp));
-  performance.clearMeasures("avow:paint");
+  performance.clearMeasures();
 }"""
 SHOWN = """() => [moves, performance.getEntriesByName("avow:paint")
   .map(one => [one.startTime, one.startTime + one.duration])]"""
+
+DRAWN = "() => performance.getEntriesByName('avow:figure').map(one => one.duration)"
+JUDGED = "() => !['starting …', 'preview', 'proving …'].includes(document.getElementById('mark').textContent)"
 
 
 def latencies(moves: list[float], paints: list[tuple[float, float]]) -> list[float]:
@@ -33,8 +59,8 @@ def latencies(moves: list[float], paints: list[tuple[float, float]]) -> list[flo
     return [min(end for start, end in paints if start >= move) - move for move in moves]
 
 
-def measured(page: Any, slider: str, moves: int, pause: float) -> list[float]:
-    """The latencies of so many moves by arrow keys, to and fro."""
+def measured(page: Any, slider: str, moves: int, pause: float) -> tuple[list[float], list[float]]:
+    """The latencies of so many moves by arrow keys, to and fro, and how long each figure took to draw meanwhile."""
     page.focus(f"#{slider}")
     for key in ("ArrowRight", "ArrowLeft") * 5:  # figures are drawn, and known to be quick or not
         page.keyboard.press(key)
@@ -43,9 +69,31 @@ def measured(page: Any, slider: str, moves: int, pause: float) -> list[float]:
     for i in range(moves):
         page.keyboard.press("ArrowRight" if i // 25 % 2 == 0 else "ArrowLeft")
         page.wait_for_timeout(pause)
+    drawn = page.evaluate(DRAWN)
     page.wait_for_timeout(1000)
     found, paints = page.evaluate(SHOWN)
-    return latencies(found, paints)
+    return latencies(found, paints), drawn
+
+
+def thought(state: str, slider: str, places: int = 20) -> list[float]:
+    """Milliseconds of processor time that previews take, at so many places of a slider, first visits left out."""
+    name, _, query = state.partition("?")
+    page = all_pages()[name]
+    set_so_far = {key: values[0] for key, values in parse_qs(query).items()}
+    bounds = page.inputs.model_json_schema()["properties"][slider]
+    ends = next((kind for kind in bounds.get("anyOf", [bounds]) if "minimum" in kind), bounds)
+    low, high = ends["minimum"], ends["maximum"]
+    log = bounds["control"]["log"]
+    took = []
+    for i in range(places + 1):
+        share = (i % places + 0.5) / places
+        place = low * (high / low) ** share if log else low + (high - low) * share
+        inputs = page.inputs(**set_so_far | {slider: round(place) if ends["type"] == "integer" else place})
+        since = time.process_time()
+        with contextlib.suppress(AvowError):  # an interval that ends before it begins takes no time at all
+            json.dumps(plain(page.preview(inputs, {}) if page.takes_files else page.preview(inputs)))
+        took.append(1000 * (time.process_time() - since))
+    return took[1:]
 
 
 def main() -> int:
@@ -56,18 +104,22 @@ def main() -> int:
     options.add_argument("--pause", type=float, default=50.0, help="milliseconds between moves")
     chosen = options.parse_args()
     late = False
+    torch.set_num_threads(1)
+    thoughts = {name: thought(name, slider) for name, slider in SLIDERS.items()}
     with running() as lab, sync_playwright() as playwright:
         browser = playwright.chromium.launch(executable_path=CHROMIUM, args=list(QUIET))
         for name, slider in SLIDERS.items():
             page = browser.new_page(viewport={"width": 1280, "height": 900})
             page.goto(lab.address + name)
-            page.wait_for_selector("#facts.sure", timeout=120_000)
-            found = measured(page, slider, chosen.moves, chosen.pause)
+            page.wait_for_function(JUDGED, timeout=120_000)
+            found, drawn = measured(page, slider, chosen.moves, chosen.pause)
             p95 = statistics.quantiles(found, n=20)[-1]
             late |= p95 > MOST
+            figures = f"; figures drawn {len(drawn)} times in {statistics.median(drawn):.0f} ms each" if drawn else ""
             print(
-                f"{name:10} {len(found)} moves of {slider}: p50 {statistics.median(found):.0f} ms, p95 {p95:.0f} ms, "
-                f"largest {max(found):.0f} ms (load {os.getloadavg()[0]:.1f} on {os.cpu_count()} cores)",
+                f"{name}: {len(found)} moves of {slider}, p50 {statistics.median(found):.0f} ms, p95 {p95:.0f} ms, "
+                f"largest {max(found):.0f} ms{figures}; processor {statistics.median(thoughts[name]):.0f} ms, at most "
+                f"{max(thoughts[name]):.0f} (load {os.getloadavg()[0]:.1f} on {os.cpu_count()} cores)",
                 flush=True,
             )
             page.close()

@@ -104,19 +104,62 @@ def test_a_touch_drags_too(visit: Opener) -> None:
     assert abs(float(found.inputs["angle"]) + 90) < 3
 
 
-def test_every_control_is_reached_by_tab_and_its_focus_is_seen(visit: Opener) -> None:
-    found = visit("explorer?space=sphere")
-    found.judged("kept")
-    wanted = found.page.locator("#controls input[type=range]:visible").count()
-    assert wanted == 6
-    reached = set()
-    for _ in range(40):
+# Whatever can be used: links, buttons, boxes, sliders, things to drag; of a group of radios the one that is chosen.
+USABLE = """[...document.querySelectorAll("a, button, input, summary, [tabindex='0']")].filter(one =>
+  one.checkVisibility() && !one.disabled && !(one.type === "radio" && !one.checked))"""
+UNREACHED = f"() => {USABLE}.filter(one => !one.reached).map(one => one.id || one.textContent || one.outerHTML)"
+# The one that has the focus: marked, with the width of the ring around it or around what it stands in.
+FOCUSED = """() => {
+  const one = document.activeElement, knob = one.querySelector(".knob");
+  if (one === document.body) return null;
+  one.reached = true;
+  if (knob) return getComputedStyle(knob).stroke === getComputedStyle(document.querySelector(".shaft")).stroke ? 0 : 3;
+  const rings = [one, one.parentElement].map(getComputedStyle).filter(style => style.outlineStyle !== "none");
+  return Math.max(0, ...rings.map(style => parseFloat(style.outlineWidth)));
+}"""
+DONE = """() => document.getElementById("verdict").hidden ||
+  !["starting …", "preview", "proving …"].includes(document.getElementById("mark").textContent)"""
+
+
+@pytest.mark.parametrize("path", ["", *all_pages(), "explorer?space=sphere", "relu?follow=a+formula"])
+def test_whatever_can_be_used_is_reached_by_tab_and_its_focus_is_seen(visit: Opener, path: str) -> None:
+    found = visit(path)
+    if path:
+        found.page.wait_for_selector("#facts dd")
+        found.page.wait_for_function(DONE)
+    count = len(found.page.evaluate(UNREACHED))
+    assert count >= 7
+    for _ in range(count + 10):
         found.page.keyboard.press("Tab")
-        reached.add(found.page.evaluate("document.activeElement.id || document.activeElement.getAttribute('class')"))
-    assert {"handle", "n", "target", "angle", "rise", "length", "eps"} <= reached
-    found.page.focus("#eps")
-    outline = found.page.evaluate("getComputedStyle(document.activeElement).outlineWidth")
-    assert outline == "3px"
+        width = found.page.evaluate(FOCUSED)
+        assert width is None or width >= 2, found.page.evaluate("document.activeElement.outerHTML.slice(0, 200)")
+    assert found.page.evaluate(UNREACHED) == []
+
+
+def test_a_control_without_a_ring_or_out_of_reach_would_be_found(visit: Opener) -> None:
+    found = visit("")
+    found.page.evaluate("document.querySelector('main a').tabIndex = -1")
+    found.page.evaluate("document.querySelector('nav a').style.outline = 'none'")
+    count = len(found.page.evaluate(UNREACHED))
+    rings = []
+    for _ in range(count):
+        found.page.keyboard.press("Tab")
+        rings.append(found.page.evaluate(FOCUSED))
+    assert 0 in rings and found.page.evaluate(UNREACHED) != []
+
+
+@pytest.mark.parametrize(
+    ("path", "picture", "slider"),
+    [("explorer", "#stage", "#eps"), ("relu", "#graph", "#eps"), ("bench", "#breaking", "#norm")],
+)
+def test_on_a_phone_the_picture_stays_in_sight_of_the_slider_that_moves_it(
+    visit: Opener, path: str, picture: str, slider: str
+) -> None:
+    found = visit(path, viewport={"width": 390, "height": 844})
+    found.page.wait_for_function(DONE)
+    found.page.focus(slider)
+    shown, used = (found.page.locator(one).bounding_box() for one in (picture, slider))
+    assert shown["y"] >= 0 and shown["y"] + shown["height"] <= used["y"] and used["y"] + used["height"] <= 844
 
 
 STATES = [

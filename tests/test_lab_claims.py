@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from fractions import Fraction
 from typing import Any, get_args
 
@@ -104,8 +105,6 @@ def test_a_verdict_is_the_ledgers_own(id: str) -> None:
 
 
 def test_a_verdict_is_computed_and_no_stored_text(monkeypatch: pytest.MonkeyPatch) -> None:
-    import dataclasses
-
     claim = catalogue()["softmax-categorical"]
     broken = dataclasses.replace(claim, subject=claim.sabotage["squares of the weights"])
     monkeypatch.setattr(claims, "catalogue", lambda: catalogue() | {claim.id: broken})
@@ -137,8 +136,35 @@ def test_the_attack_is_told_in_words_with_its_case() -> None:
     assert whole["word"] == "none found" and whole["tone"] == "none"
     assert whole["says"].startswith("300 cases tried, and none breaks it. The nearest miss meets it with equality.")
     assert "That proves nothing" in whole["says"]
-    without = claims.verdict(Asked(claim="finite-mask", hunt=True))["attack"]
-    assert without["word"] == "nothing to draw" and "rejects 2 of 2" in without["says"]
+
+
+def test_where_there_is_nothing_to_draw_the_check_is_attacked(monkeypatch: pytest.MonkeyPatch) -> None:
+    shown = claims.preview(Asked(claim="svd-energy"))["claim"]
+    assert shown["variants"] == [] and shown["broken"] == list(catalogue()["svd-energy"].sabotage)
+    assert shown["note"] == (
+        "It is judged as a whole, and there are no cases to draw. Attack its check instead: "
+        "give it 2 variants broken on purpose, and it must reject each."
+    )
+    assert claims.preview(Asked(claim="finite-mask"))["claim"]["note"].startswith(
+        "It is broken already: its evidence has"
+    )
+    assert claims.preview(Asked(claim="l2-only-sgd"))["claim"]["note"].endswith("give it a broken one to reject.")
+    assert claims.preview(Asked(claim="relu-linear-a"))["claim"]["note"] == ""
+    found = claims.verdict(Asked(claim="finite-mask", hunt=True))["attack"]
+    assert (found["word"], found["tone"]) == ("all rejected", "proved") and "rejects 2 of 2" in found["says"]
+    assert found["html"].count("rejected") == 2 and "infinite masks" in found["html"]
+    monkeypatch.setattr(claims, "_sabotages", lambda id: {"a check <b>": False, "another": True})
+    blind = claims.verdict(Asked(claim="finite-mask", hunt=True))["attack"]
+    assert (blind["word"], blind["tone"]) == ("accepted", "refuted") and "proves nothing" in blind["says"]
+    assert "a check &lt;b&gt;" in blind["html"]
+
+
+def test_a_claim_of_a_package_that_is_not_here_has_nothing_to_try(monkeypatch: pytest.MonkeyPatch) -> None:
+    absent = dataclasses.replace(catalogue()["finite-mask"], requires=("no_such_package",))
+    monkeypatch.setattr(claims, "catalogue", lambda: catalogue() | {absent.id: absent})
+    shown = claims.preview(Asked(claim=absent.id))["claim"]
+    assert shown["note"] == "no_such_package is not installed here, so there is nothing to try."
+    assert shown["broken"] == []
 
 
 def test_the_page_knows_every_claim_topic_and_verdict() -> None:
@@ -207,6 +233,21 @@ def test_the_button_searches_and_another_press_draws_anew(visit: Opener) -> None
     found.page.click("#attack")
     found.page.wait_for_function("() => document.getElementById('caught').textContent === 'none found'")
     assert "That proves nothing" in found.page.inner_text("#outcome")
+
+
+@pytest.mark.browser
+def test_where_there_are_no_cases_the_button_gives_the_check_broken_variants(visit: Opener) -> None:
+    found = visit("claims?claim=finite-mask")
+    found.judged("refuted")
+    assert found.page.locator("#variants, #budget").evaluate_all("all => all.every(one => one.hidden)")
+    assert found.page.locator("#broken li").all_inner_texts() == list(catalogue()["finite-mask"].sabotage)
+    found.page.get_by_role("button", name="Give them to the check").click()
+    found.page.wait_for_selector("#case .broken .badge.proved")
+    assert found.page.inner_text("#caught") == "all rejected" and found.page.locator("#attack").is_hidden()
+    found.page.click("#ledger a[href$=relu-linear-a]")
+    found.judged("corrected")
+    assert found.page.locator("#note, #broken").evaluate_all("all => all.every(one => one.hidden)")
+    assert found.page.inner_text("#attack") == "Search for a counterexample"
 
 
 @pytest.mark.browser

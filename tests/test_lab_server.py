@@ -6,8 +6,11 @@ import contextlib
 import http.client
 import json
 import os
+import platform
 import re
 import socket
+import subprocess
+import sys
 import threading
 import time
 from collections import Counter
@@ -260,6 +263,15 @@ def test_a_process_that_ends_itself_takes_nothing_with_it(lab: Lab) -> None:
     done = lab.post("/api/trial/verdict", {"how": "end"})
     assert done.status == 422 and "ended the process that computed it" in done.mistake
     assert lab.post("/api/trial/verdict", {"number": 4}).said["answer"]["number"] == 4
+
+
+@pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="speaks of glibc's allocator")
+def test_what_a_computation_frees_goes_back_to_the_machine(lab: Lab) -> None:
+    held = lab.post("/api/trial/verdict", {"how": "scatter"}).said["answer"]["grown"]
+    assert held < 20 << 20
+    alone = "import tests.lab_pages.trial as trial; print(trial.scattered())"
+    kept = int(subprocess.run([sys.executable, "-c", alone], capture_output=True, check=True, text=True).stdout)
+    assert kept > 100 << 20, "as the allocator would have it"
 
 
 def test_previews_go_on_while_proofs_are_at_work_two_at_a_time(lab: Lab, tmp_path: Path) -> None:

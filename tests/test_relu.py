@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import json
 import math
 import re
 from collections.abc import Callable
 from fractions import Fraction
 
+import numpy as np
 import pytest
 import sympy
 import torch
@@ -17,6 +19,7 @@ from torch import nn
 from avow.constructions import ReluSquare, relu_linear, relu_piecewise, relu_square
 from avow.constructions.construction import Construction
 from avow.constructions.relu import hinges, sawtooth, sawtooth_error, square_error
+from avow.constructions.relu_curves import chain, curve_of
 from avow.constructions.relu_network import Layer, Layers, as_fractions, pieces
 from avow.errors import (
     AvowError,
@@ -245,6 +248,35 @@ def test_a_convex_curve_takes_no_more_lines_than_needed() -> None:
     """N lines for x² err by at least 1/(8N²): three would miss 1e-2."""
     assert relu_piecewise(X**2, (0, 1), 1e-2).units == 4
     assert Fraction(1, 8 * 9) > Fraction(1, 100)
+
+
+@pytest.mark.parametrize(
+    ("f", "interval", "units"),
+    [
+        (sympy.Abs(X), (-1, 1), 2),
+        (sympy.tanh(1000 * X), (-10, 10), 28),
+        (sympy.sin(20 * X), (0, 3), 364),
+        (sympy.sqrt(X), (0, 4), 22),
+    ],
+    ids=str,
+)
+def test_lines_reach_as_far_as_the_band_lets_them(f: sympy.Expr, interval: tuple[float, float], units: int) -> None:
+    """Corners are met exactly, steps that are thin beside the interval are not stepped over, samples tell truly."""
+    curve = curve_of(f)
+    knots = chain(curve, interval, 1e-3)
+    assert len(knots) - 1 <= units
+    xs, ys = (np.array(column) for column in zip(*knots, strict=True))
+    assert xs[0] == interval[0] and xs[-1] == interval[1] and (np.diff(xs) > 0).all()
+    # A thousand points of every line.
+    there = np.concatenate([np.linspace(low, high, 1000) for low, high in itertools.pairwise(xs)])
+    assert np.abs(curve.values(there) - np.interp(there, xs, ys)).max() <= 1.0005e-3
+    # And no line could be longer by a hundredth: what begins where it begins leaves the band before it ends.
+    for (x, y), (end, _) in itertools.pairwise(knots[:-1]):
+        further = x + 1.01 * (end - x)
+        some = np.linspace(x, further, 1000)
+        for rise in (-1e-3, 0.0, 1e-3):
+            line = np.interp(some, (x, further), (y, float(curve.values(np.array([further]))[0]) + rise))
+            assert np.abs(curve.values(some) - line).max() > 0.99e-3
 
 
 def test_types_with_few_bits_are_counted() -> None:

@@ -43,6 +43,19 @@ def test_all_reports_have_one_template_and_one_stylesheet(reports: dict[str, str
         assert html.count("<style>") == 1 and template._PAPER["js"] in html and template._DRAW in html, name
 
 
+def own_colours(html: str) -> list[str]:
+    """Colours that a page names beyond those of the one stylesheet and of paper."""
+    style = re.search(r"<style>(.*?)</style>", html, re.DOTALL)
+    assert style is not None
+    own = style[1].removeprefix(template.STYLE).removesuffix(template._PAPER["css"])
+    return re.findall(r"#[0-9a-fA-F]{3,8}\b(?=[^{}]*})|rgba?\([^)]*\)", own)
+
+
+def test_all_reports_take_their_colours_from_the_one_stylesheet(reports: dict[str, str]) -> None:
+    assert [found for html in reports.values() for found in own_colours(html)] == []
+    assert own_colours(template.document("", "", {}, style="#accuracy { color: #1a7f4b; }")) == ["#1a7f4b"]
+
+
 def printing(visit: Visit) -> None:
     """Everything that a browser does to a page before it prints it."""
     visit.page.evaluate("dispatchEvent(new Event('beforeprint'))")

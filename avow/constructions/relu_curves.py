@@ -20,6 +20,7 @@ from torch import Tensor
 
 from avow.chart import Chart
 from avow.constructions.construction import Proof
+from avow.constructions.relu_knots import knots_of
 from avow.constructions.relu_network import (
     Layer,
     Layers,
@@ -33,7 +34,7 @@ from avow.constructions.relu_network import (
     pieces,
     rounded,
 )
-from avow.errors import NonFiniteError, ParameterError, ToleranceUnreachable
+from avow.errors import ParameterError, ToleranceUnreachable
 from avow.maths import balls
 
 if TYPE_CHECKING:
@@ -44,8 +45,6 @@ if TYPE_CHECKING:
 
 MOST_UNITS = 1 << 11
 BITS = 128
-# A line is first tried against this many points of the function; what they miss, the balls find.
-SAMPLES = 65
 # Parts of eps that are aimed at, one after the other: what is left covers rounding and what the samples missed.
 AIMS = (0.999, 0.98, 0.9, 0.6)
 # The bound is refined until this part of it is doubt.
@@ -112,7 +111,7 @@ def relu_piecewise(
     eps = checked_eps("relu_piecewise", eps)
     best = math.inf
     for aim in AIMS:
-        exact = _through(curve, _knots(curve, float(low), float(high), aim * float(eps)), dtype)
+        exact = _through(curve, knots_of(curve, float(low), float(high), aim * float(eps), MOST_UNITS), dtype)
         layers = rounded("relu_piecewise", exact, dtype)
         bound = distance(curve, pieces(as_fractions(layers), low, high))
         if bound <= eps:
@@ -137,7 +136,7 @@ def chain(
     """
     low, high = checked_interval("relu_piecewise", interval)
     band = AIMS[0] * float(checked_eps("relu_piecewise", eps))
-    knots = _knots(curve, float(low), float(high), band, most)
+    knots = knots_of(curve, float(low), float(high), band, MOST_UNITS if most is None else most)
     xs, rises = (np.array(column) for column in zip(*knots, strict=True))
     return list(zip(xs.tolist(), (curve.values(xs) + rises).tolist(), strict=True))
 
@@ -202,63 +201,6 @@ def _stationary(curve: Curve, low: arb, high: arb, tilt: arb) -> arb:
     guess = (low + (high - low) * start / (start - end)).mid()
     guess = (guess - (curve.slope(guess) - tilt) / curve.bend(guess)).mid()
     return guess if low <= guess and guess <= high else ((low + high) / 2).mid()
-
-
-def _knots(curve: Curve, low: float, high: float, band: float, most: int | None = None) -> list[tuple[float, float]]:
-    """Where lines meet, and how far above the function: each line reaches as far as `band` lets it."""
-    most = MOST_UNITS if most is None else most
-    starts = [(low, rise) for rise in (0.0, -band, band)]
-    firsts = [(start, _reached(curve, start, high, (high - low) / 1024, band)) for start in starts]
-    knots = [*max(firsts, key=lambda line: line[1][0])]
-    while knots[-1][0] < high:
-        if len(knots) > most:
-            raise ParameterError(
-                "relu_piecewise: eps", f"{band:.2g}", f"needs more than {most:,} units", "give a larger eps"
-            )
-        knots.append(_reached(curve, knots[-1], high, knots[-1][0] - knots[-2][0], band))
-    return knots
-
-
-def _reached(curve: Curve, start: tuple[float, float], high: float, step: float, band: float) -> tuple[float, float]:
-    """The farthest end of a line from `start` that samples find within the band, and its height over the function."""
-
-    def landing(x: float) -> float | None:
-        xs = np.linspace(start[0], x, SAMPLES)
-        values = curve.values(xs)
-        if not np.isfinite(values).all():
-            where = float(xs[~np.isfinite(values)][0])
-            raise NonFiniteError(
-                f"relu_piecewise: {curve.text}", f"nan or inf at x={where:g}", "must be finite", "change the interval"
-            )
-        share = np.linspace(0.0, 1.0, SAMPLES)
-        chord = (values[0] + start[1]) * (1 - share) + values[-1] * share
-        noise = 2.0**-49 * float(np.abs(values).max())  # of values and chord as float64 has them
-        for rise in sorted((-band, 0.0, band), key=lambda rise: abs(rise - start[1])):
-            if float(np.abs(values - chord - rise * share).max()) <= band * (1 + 1e-9) + noise:
-                return rise
-        return None
-
-    while (rise := landing(min(start[0] + step, high))) is None:
-        step /= 2
-        if start[0] + step == start[0]:
-            raise ToleranceUnreachable(
-                "relu_piecewise: eps",
-                f"{band:.2g}",
-                f"is finer than float64 can follow {curve.text} at x={start[0]:g}",
-                "give a larger eps",
-            )
-    near, far = step, 2 * step
-    while start[0] + near < high and (more := landing(min(start[0] + far, high))) is not None:
-        rise, near, far = more, far, 2 * far
-    for _ in range(12):
-        if start[0] + near >= high:
-            break
-        middle = (near + far) / 2
-        if (more := landing(min(start[0] + middle, high))) is None:
-            far = middle
-        else:
-            rise, near = more, middle
-    return min(start[0] + near, high), rise
 
 
 def _through(curve: Curve, knots: Sequence[tuple[float, float]], dtype: torch.dtype) -> Layers:

@@ -126,10 +126,12 @@ class _Hand:
 
     @staticmethod
     async def started(package: str) -> _Hand:
-        # The same modules can be found there as here; threads of its own would only wait for the others'.
+        # The same modules can be found there as here; threads of its own would only wait for the others'. What is freed
+        # goes back: else glibc raises the size from which it does, and a heap of tensors keeps hundreds of megabytes.
         surroundings = os.environ | {
             "PYTHONPATH": os.pathsep.join(map(os.path.abspath, sys.path)),
             "OMP_NUM_THREADS": "1",
+            "MALLOC_MMAP_THRESHOLD_": str(128 * 1024),
         }
         hand = _Hand(
             await asyncio.create_subprocess_exec(

@@ -81,6 +81,8 @@ class Page:
     verdict: Callable[..., Answer] | None = None
     # HTML of the picture; the script finds its places by id, and <slot name="…"></slot> is the place of a control.
     body: str = ""
+    # What the front page shows of it: the inside of an SVG of 96 × 48, lines that may be `faint`, and circles as `dot`.
+    sign: str = ""
     formulas: tuple[str, ...] = ()
     # Words on a button, and the inputs it sets; all others go back to their defaults.
     presets: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)

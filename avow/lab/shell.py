@@ -45,13 +45,18 @@ def page(page: Page, pages: Sequence[Page], token: str) -> str:
 def front(pages: Sequence[Page], token: str) -> str:
     """The list of pages."""
     cards = "".join(
-        f'<li><a href="/{page.name}"><strong>{escape(page.title)}</strong><span>{escape(page.summary)}</span></a></li>'
+        f'<li><a href="/{page.name}">{_sign(page)}<strong>{escape(page.title)}</strong>'
+        f"<span>{escape(page.summary)}</span></a></li>"
         for page in pages
     )
     body = f"""<h1>{_FRONT}</h1>
 <p class="lead">While you move something, numbers are a float preview. Let go, and they are proved.</p>
 <ul class="pages">{cards}</ul>"""
     return _document("avow lab", body, pages, "", token)
+
+
+def _sign(page: Page) -> str:
+    return f'<svg viewBox="0 0 96 48" aria-hidden="true">{page.sign}</svg>' if page.sign else ""
 
 
 _UPLOAD = """<label class="control">A .safetensors file of your own

@@ -59,12 +59,8 @@ tr.failed { color: var(--soft); }
 .answers td:first-child { white-space: normal; min-width: 9rem; }
 .answers td:last-child, .answers th:last-child { text-align: right; }
 h3 { font-size: 1rem; margin: 1.3rem 0 .3rem; }
-.right { color: #1a7f4b; } .wrong { color: #b35900; } .made-up { color: #c0362c; }
-@media (prefers-color-scheme: dark) {
-  .right { color: #4ac27c; } .wrong { color: #e3a341; } .made-up { color: #ff7b72; }
-}
-.trouble { border-left: 3px solid #c0362c; padding-left: 1rem; }
-code { font-size: .88em; overflow-wrap: anywhere; }
+.right { color: var(--proved); } .wrong { color: var(--corrected); } .made-up { color: var(--refuted); }
+.trouble { border-left: 3px solid var(--refuted); padding-left: 1rem; }
 details { margin: .7rem 0; } summary { cursor: pointer; font-size: .92rem; }
 pre { overflow-x: auto; background: var(--card); border-radius: .5rem; padding: .7rem .9rem; font-size: .8rem; }
 """

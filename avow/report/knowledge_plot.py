@@ -12,7 +12,7 @@ from avow.training import Evaluation, knowledge
 from avow.training.knowledge import Experiment
 
 # What has read has a colour of its own, what has not is grey.
-NOT_READ, WHISKER = "#9aa4af", "#6b7580"
+NOT_READ, WHISKER = "#9aa4af", "#7d8590"
 
 
 def colour(experiment: Experiment, label: str) -> str:
@@ -31,7 +31,8 @@ def bars(experiment: Experiment) -> dict[str, Any]:
         "orientation": "h",
         "y": [line.label for line, _ in found],
         "x": accuracies,
-        "marker": {"color": [colour(experiment, line.label) for line, _ in found]},
+        # Pale enough that a whisker is seen upon it, in the light and in the dark.
+        "marker": {"color": [colour(experiment, line.label) for line, _ in found], "opacity": 0.6},
         "error_x": {
             "type": "data",
             "array": [high - x for x, (_, high) in zip(accuracies, whiskers, strict=True)],

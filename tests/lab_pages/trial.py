@@ -7,6 +7,7 @@ import time
 from pathlib import Path
 from typing import Literal
 
+import torch
 from torch import Tensor
 
 from avow.errors import ParameterError
@@ -14,7 +15,9 @@ from avow.lab.page import Answer, Inputs, Page, control
 
 
 class Tried(Inputs):
-    how: Literal["answer", "wait", "stay", "raise", "mistake", "end", "infinite", "print"] = control("answer", "How")
+    how: Literal["answer", "wait", "stay", "raise", "mistake", "end", "infinite", "print", "scatter"] = control(
+        "answer", "How"
+    )
     number: int = control(1, "A number", low=0, high=9)
     file: str | None = None
     # Where a computation leaves a mark: a file when it is through, or a folder to stay in. Tests name their own.
@@ -43,7 +46,28 @@ def verdict(inputs: Tried, tensors: dict[str, Tensor]) -> Answer:
             return {"number": float("inf")}
         case "print":
             print("this must not stand between question and answer")
+        case "scatter":
+            return {"grown": scattered()}
     return {"number": inputs.number, "process": os.getpid()}
+
+
+def scattered() -> int:
+    """Bytes that a process holds when large tensors have come and gone between small ones that stay."""
+    del [torch.ones(1 << 20) for _ in range(2)][:]
+    before = _resident()
+    large = []
+    for _ in range(150):
+        large.append(torch.ones(1 << 18))  # a megabyte
+        _STAYS.append(torch.ones(100))
+    large.clear()
+    return _resident() - before
+
+
+_STAYS: list[Tensor] = []
+
+
+def _resident() -> int:
+    return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
 
 
 def _stay(folder: Path) -> None:

@@ -252,9 +252,13 @@ PAGE = Page(
     inputs=Benched,
     preview=preview,
     verdict=verdict,
+    sign=(
+        '<path class="faint" d="M4 44h88M4 44V4"/><path stroke-dasharray="4 4" d="M6 30 30 16 50 10H90"/>'
+        '<path d="M6 42 34 38 56 30 72 18 90 12"/>'
+    ),
     body="""<div class="panel first"><h2>Where it breaks</h2>
 <p class="soft">Dashed what is promised, solid what is measured. An error of 1 is as long as the longest value.</p>
-<div class="figure" id="breaking"></div></div>
+</div><div class="figure stays" id="breaking"></div>
 <div class="panel" id="strip" hidden><h2>What was read</h2>
 <p class="soft"><span id="read"></span> A line is a query, a column is a token, lit where it was read in full: the
 brighter, the more it weighs.</p>

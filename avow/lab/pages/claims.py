@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import difflib
 import functools
+from html import escape
 from typing import Any, Literal
 
 from avow.chart import Table
@@ -50,7 +51,8 @@ def preview(inputs: Asked) -> Answer:
             "id": claim.id,
             "html": stated(claim),
             "variants": variants(claim) if claim.id in HUNTS else [],
-            "broken": len(claim.sabotage),
+            "note": "" if claim.id in HUNTS else _undrawn(claim),
+            "broken": [] if claim.not_applicable() else list(claim.sabotage),
         },
         "facts": _facts(claim),
     }
@@ -62,9 +64,8 @@ def verdict(inputs: Asked) -> Answer:
     finding = _found(claim.id)
     figures: dict[str, Any] = {}
     attack: dict[str, Any] | None = None
-    if inputs.hunt:
-        finding = dataclasses.replace(finding, sabotages=_sabotages(claim.id))
-        attack = _attacked(claim, finding, inputs)
+    if inputs.hunt and not claim.not_applicable():
+        attack = _attacked(claim, _sabotages(claim.id), inputs)
     html = judged(finding, figures, set(catalogue()), _LINK)
     tone = finding.verdict if finding.verdict in ("proved", "refuted", "corrected", "supported") else "none"
     return {
@@ -103,7 +104,7 @@ def _found(id: str) -> Finding:
 @functools.cache
 def _sabotages(id: str) -> dict[str, bool]:
     claim = _chosen(id)
-    return {} if claim.not_applicable() else {name: claim.judge_sabotage(name).rejected for name in claim.sabotage}
+    return {name: claim.judge_sabotage(name).rejected for name in claim.sabotage}
 
 
 _SAID = {
@@ -133,13 +134,30 @@ def _fact(label: str, value: str, about: str = "") -> dict[str, str]:
     return {"label": label, "value": value, "about": about}
 
 
-def _attacked(claim: Claim, finding: Finding, inputs: Asked) -> dict[str, Any]:
+def _undrawn(claim: Claim) -> str:
+    """What there is to attack where nothing can be drawn."""
+    if absent := claim.not_applicable():
+        return f"{absent}, so there is nothing to try."
+    count = len(claim.sabotage)
+    broken = f"{count} variants broken on purpose, and it must reject each." if count > 1 else "a broken one to reject."
+    if claim.expected == "refuted":
+        return f"It is broken already: its evidence has the counterexample. Attack the check as well: give it {broken}"
+    return f"It is judged as a whole, and there are no cases to draw. Attack its check instead: give it {broken}"
+
+
+def _attacked(claim: Claim, sabotages: dict[str, bool], inputs: Asked) -> dict[str, Any]:
     """What came of the attack, in words."""
-    rejected = sum(finding.sabotages.values())
-    checked = f"The ledger's own check rejects {rejected} of {len(finding.sabotages)} variants broken on purpose."
+    rejected = sum(sabotages.values())
+    checked = f"The ledger's own check rejects {rejected} of {len(sabotages)} variants broken on purpose."
     if claim.id not in HUNTS:
-        says = "It speaks of symbols, programs or laws, not of numbers that could be drawn at random."
-        return {"tone": "none", "word": "nothing to draw", "says": f"{says} {checked}", "html": ""}
+        blind = rejected < len(sabotages)
+        moral = "A check that accepts one proves nothing." if blind else "Had it accepted one, it would prove nothing."
+        return {
+            "tone": "refuted" if blind else "proved",
+            "word": "accepted" if blind else "all rejected" if len(sabotages) > 1 else "rejected",
+            "says": f"{checked} {moral}",
+            "html": f'<ul class="broken">{"".join(_line(*one) for one in sabotages.items())}</ul>',
+        }
     found = hunted(claim, HUNTS[claim.id], inputs.variant, inputs.cases, inputs.seed, _SEARCH_SECONDS)
     word, says = _told(found)
     return {
@@ -148,6 +166,11 @@ def _attacked(claim: Claim, finding: Finding, inputs: Asked) -> dict[str, Any]:
         "says": f"{says} {checked}",
         "html": charts.html_table(_case(found)),
     }
+
+
+def _line(name: str, rejected: bool) -> str:
+    tone, word = ("proved", "rejected") if rejected else ("refuted", "accepted")
+    return f'<li>{escape(name)} <span class="badge {tone}">{word}</span></li>'
 
 
 def _told(found: Outcome) -> tuple[str, str]:
@@ -178,12 +201,17 @@ PAGE = Page(
     inputs=Asked,
     preview=preview,
     verdict=verdict,
+    sign=(
+        '<path class="faint" d="M28 10h54M28 24h54M28 38h54"/>'
+        '<path d="m3 10 4 4 8 -8M3 24l4 4 8 -8M4 34l9 9m0 -9 -9 9"/>'
+    ),
     body="""<div id="filters"></div>
 <p id="count" class="soft" aria-live="polite"></p>
 <ul id="ledger" aria-label="Claims"></ul>
 <article id="chosen" aria-live="off"><h2 id="name"></h2><div id="stated"></div><div id="judged"></div></article>
 <section id="breaking" class="card" aria-label="Try to break it"><div class="role"><strong>Try to break it</strong>
 <span id="caught" class="badge" hidden></span></div>
+<p id="note" hidden></p><ul id="broken" hidden aria-label="Variants broken on purpose"></ul>
 <fieldset id="variants"><legend>What is attacked</legend></fieldset>
 <div id="budget"></div>
 <button type="button" id="attack">Search for a counterexample</button>

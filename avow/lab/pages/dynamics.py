@@ -19,7 +19,7 @@ _ROUNDED = 1 + 1e-9
 
 
 class Moved(Inputs):
-    activation: Literal["tanh", "relu", "sigmoid"] = control("tanh", "σ")
+    activation: Literal["tanh", "relu", "sigmoid"] = control("tanh", "σ, the activation")
     gain: float = control(0.9, "Largest singular value of W", low=0.3, high=2, step=0.01)
     back: int = control(50, "Steps back, T", low=5, high=walks.MOST_STEPS)
     beta: float = control(0.9, "β: what the average keeps", low=0, high=0.99, step=0.01)
@@ -88,7 +88,7 @@ def _gradients(inputs: Moved, proved: dict[str, Any] | None = None) -> dict[str,
     # Whole decades, some five of them.
     decades = max(abs(math.log10(y)) for _, ys in series.values() for y in ys)
     drawn["layout"]["yaxis"]["dtick"] = max(1, round(decades / 5))
-    return _compact(drawn)
+    return drawn
 
 
 def _averages(inputs: Moved) -> dict[str, Any]:
@@ -98,7 +98,7 @@ def _averages(inputs: Moved) -> dict[str, Any]:
         "average from 0": (steps, found.plain),
         "gradients": (steps, found.numbers),
     }
-    drawn = _compact(figure(Chart("Averages", "step", "gradient, average", series)))
+    drawn = figure(Chart("Averages", "step", "gradient, average", series))
     drawn["data"][-1] |= {"mode": "markers", "marker": {"color": "#8a8f98", "size": 4}}
     drawn["layout"]["yaxis"]["range"] = [-0.05, 2.05]
     return drawn
@@ -120,7 +120,7 @@ def _decay(inputs: Moved) -> dict[str, Any]:
     found = walks.decayed(inputs.penalty)
     series = {words: (walks.SIZES, left[inputs.taken]) for words, left in found.items()}
     title, y = "What is left of a weight", "weight left"
-    drawn = _compact(figure(Chart(title, "size of the weight's gradients", y, series, log_x=True)))
+    drawn = figure(Chart(title, "size of the weight's gradients", y, series, log_x=True))
     drawn["layout"]["yaxis"]["range"] = [-0.55, 1.08]
     drawn["layout"]["xaxis"]["dtick"] = 1
     return drawn
@@ -133,13 +133,6 @@ def _decay_says(inputs: Moved) -> str:
         f"{first} leaves {small:.2f} of a weight with tiny gradients and {large:.2f} of one with large ones; "
         f"decoupled decay leaves about {decoupled[inputs.taken][-1]:.2f} of either. Rate η = {walks.RATE:g}."
     )
-
-
-def _compact(drawn: dict[str, Any]) -> dict[str, Any]:
-    """A legend above a small plot, where it takes no width."""
-    drawn["layout"]["legend"] = {"orientation": "h", "x": 0, "y": 1.02, "yanchor": "bottom"}
-    drawn["layout"]["margin"] = {"l": 56, "r": 8, "t": 34, "b": 46}
-    return drawn
 
 
 def _fact(label: str, value: str, about: str = "") -> dict[str, str]:
@@ -163,6 +156,10 @@ PAGE = Page(
     inputs=Moved,
     preview=preview,
     verdict=verdict,
+    sign=(
+        '<path class="faint" d="M4 44h88M4 44V4"/><path stroke-dasharray="4 4" d="M6 6 90 30"/>'
+        '<path d="M6 6C30 12 40 22 56 27S80 38 90 42"/>'
+    ),
     body="""<section class="panel card" id="panel-gradients"><h2>A gradient on its way back</h2>
 <p class="soft">Through T steps of h ← σ(Wh + Ux). Below δ = 1 it vanishes whatever the inputs; above, saturation
 may still hold it.</p><div class="figure" id="gradients"></div>

@@ -118,7 +118,7 @@ def gradients_at(step: int) -> Float[Tensor, "w"]:
     return torch.tensor(SIZES, dtype=torch.float64) * (-1) ** step
 
 
-@functools.lru_cache(256)
+@functools.lru_cache(32)
 def decayed(penalty: float) -> dict[str, list[list[float]]]:
     """For Adam with L2 and for decoupled decay: after each step, what is left of weights that began at 1.
 

@@ -274,7 +274,13 @@ PAGE = Page(
     inputs=Explored,
     preview=preview,
     verdict=verdict,
-    body="""<svg id="stage" viewBox="-1.45 -1.45 2.9 2.9" role="group" aria-label="Keys, query and output"></svg>
+    sign=(
+        '<path class="faint" stroke-width="4" d="M41 24h0M22 5h0M9 11h0M3 24h0M9 37h0M22 43h0M35 37h0"/>'
+        '<circle class="dot" cx="35" cy="11" r="4.5"/>'
+        '<path d="M22 24 31.5 14.5m-5.5 .3 5.5 -.3 -.3 5.5"/>'
+    ),
+    body="""<svg id="stage" class="stays" viewBox="-1.45 -1.45 2.9 2.9" role="group"
+aria-label="Keys, query and output"></svg>
 <p class="legend"><span><b class="k">●</b> key to be read</span><span>● other keys, as large as their weight</span>
 <span><b class="q">➞</b> query, drawn at 1/30 of its length</span><span><b class="o">◆</b> output</span></p>
 <div id="weights" aria-label="Weight of each key" role="img"></div>

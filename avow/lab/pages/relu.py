@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import math
 from typing import Any, Literal
 
 import numpy as np
@@ -17,14 +18,19 @@ from avow.constructions.relu_network import ReluNetwork
 from avow.errors import InputError, ParameterError, ToleranceUnreachable
 from avow.lab.page import Answer, Inputs, Page, control
 from avow.report.charts import figure
+from avow.report.looks import LOOKS
 
 # What a preview can follow while a slider moves.
 _MOST_UNITS = 400
 _POINTS = 1601
+# And, all together, for the figure of units against error, which an end of the interval moves as a whole.
+_MOST_COUNTED = 150
 # More kinks than these are no longer told apart.
 _MARKED = 40
 # Tolerances at which units are counted for the figure of units against error.
 _TOLERANCES = (0.1, 0.03, 0.01, 0.003, 0.001)
+# Numbers of units that its axis names: those of a formula lie within a decade or two.
+_COUNTS = (1, 2, 5, 10, 20, 50, 100, 200, 400)
 
 _OWN = {"follow": ("a formula",)}
 _SQUARE = {"follow": ("x² on [0, 1]",)}
@@ -173,7 +179,7 @@ def _drawn(inputs: Built, name: str, followed: Any, kinked: Any, units: list[int
     for trace, look in zip(graph["data"], ({"width": 5}, {"width": 2, "dash": "solid"}), strict=True):
         trace["line"] |= look
         trace["marker"]["size"] = 7
-    graph["data"][0]["opacity"] = 0.45
+    graph["data"][0]["opacity"] = 0.55
     graph["data"][1]["mode"] = "lines+markers" if len(kinks) <= _MARKED else "lines"
     return {
         "built": units,
@@ -203,19 +209,25 @@ def _growth_figure(inputs: Built, units: int, allowed: float) -> dict[str, Any]:
     here = {"this one": ([allowed], [float(units)])}
     made = figure(Chart("", "error allowed", "hidden units", series | here, log_x=True, log_y=True))
     made["layout"]["xaxis"] |= {"dtick": 1 if own else 2}
-    if not own:
-        made["layout"]["yaxis"] |= {"dtick": 1}
-    made["data"][-1]["marker"]["size"] = 13
+    made["layout"]["yaxis"] |= {"tickvals": _COUNTS} if own else {"dtick": 1}
+    # The caption names it, and the page's style has its colour: a third name would leave a small plot no room.
+    made["data"][-1] |= {"marker": {"color": LOOKS[2].colour, "symbol": LOOKS[2].symbol, "size": 13}}
+    made["data"][-1]["showlegend"] = False
+    made["data"][0]["showlegend"] = not own
     return made
 
 
 @functools.lru_cache(64)
 def _counted(formula: str, start: float, end: float) -> tuple[list[float], list[float]]:
     """Units that a formula takes at some tolerances, until there are too many."""
-    curve, found = _curve(formula), []
+    curve, found = _curve(formula), list[tuple[float, int]]()
     for eps in _TOLERANCES:
+        # Four times as fine takes about twice as many: what would be too many is not begun.
+        left = _MOST_COUNTED - sum(units for _, units in found)
+        if found and found[-1][1] * math.sqrt(found[-1][0] / eps) > left:
+            break
         try:
-            found.append((eps, len(chain(curve, (start, end), eps, _MOST_UNITS // 2)) - 1))
+            found.append((eps, len(chain(curve, (start, end), eps, left)) - 1))
         except (InputError, ToleranceUnreachable):
             break
     return [float(eps) for eps, _ in found], [float(units) for _, units in found]
@@ -240,10 +252,15 @@ PAGE = Page(
     inputs=Built,
     preview=preview,
     verdict=verdict,
-    body="""<div class="figure" id="graph"></div>
+    sign=(
+        '<path class="faint" stroke-width="4" d="M6 43C40 42 70 26 90 4"/><path d="M6 43 34 39 64 25 90 4"/>'
+        '<circle class="dot" cx="34" cy="39" r="3"/><circle class="dot" cx="64" cy="25" r="3"/>'
+    ),
+    body="""<div class="figure stays" id="graph"></div>
 <div class="pair"><div><p class="caption">Error, and what is allowed</p>
 <div class="figure" id="error"></div></div>
-<div><p class="caption">Units against error</p><div class="figure" id="growth"></div></div></div>
+<div><p class="caption">Units against error <span class="soft">
+(<b class="here">◆</b> this one)</span></p><div class="figure" id="growth"></div></div></div>
 <div class="net"><p class="caption">The network <span id="sizes" class="soft"></span></p>
 <svg id="network" role="img" aria-label="The network" preserveAspectRatio="xMidYMid meet"></svg></div>""",
     formulas=(

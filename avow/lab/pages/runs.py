@@ -174,6 +174,10 @@ PAGE = Page(
     order=60,
     inputs=Watched,
     preview=preview,
+    sign=(
+        '<path class="faint" d="M4 44h88M4 44V4"/>'
+        '<path d="M6 6 12 14 18 13 24 22 30 20 38 28 46 27 54 32 62 31 72 35 82 34 90 37"/>'
+    ),
     body=r"""<div id="none" class="card" hidden><h2>No run yet below <code class="folder"></code></h2>
 <p>Here is one that takes seconds; this page finds it by itself, and its loss falls as you watch:</p>
 <pre><code>avow train pretrain <span class="folder"></span>/first \

@@ -14,12 +14,12 @@ at("budget").append(box("cases"), box("seed"));
 start({
   preview(answer) {
     list(answer.ledger);
-    const {id, html, variants} = answer.claim;
+    const {id, html, variants, note, broken} = answer.claim;
     if (id !== shown) at("judged").innerHTML = drawn = "";
     shown = id;
     at("name").textContent = id;
     at("stated").innerHTML = html;
-    attackable(variants);
+    attackable(variants, note, broken);
     for (const [name, row] of rows) row.link.toggleAttribute("aria-current", name === id);
     filter();
     reveal(rows.get(id).item);
@@ -98,7 +98,7 @@ document.addEventListener("click", event => {
   words.set("claim", new URL(link.href).searchParams.get("claim"));
   history.pushState(null, "", `?${words}`);
   dispatchEvent(new PopStateEvent("popstate"));
-  if (matchMedia("(max-width: 52rem)").matches) at("verdict").scrollIntoView();
+  if (matchMedia("(max-width: 46rem)").matches) at("verdict").scrollIntoView();
 });
 
 at("ledger").addEventListener("keydown", event => {
@@ -111,10 +111,16 @@ at("ledger").addEventListener("keydown", event => {
 
 // ---- the search
 
-function attackable(names) {
-  const now = value("variant");
+function attackable(names, note, broken) {
+  const now = value("variant"), told = value("hunt") === true;
   at("variants").hidden = at("budget").hidden = !names.length;
-  at("attack").textContent = names.length ? "Search for a counterexample" : "Judge its broken variants";
+  at("note").hidden = !note;
+  at("note").textContent = note;
+  // What came of them names them again.
+  at("broken").hidden = !note || told || !broken.length;
+  at("broken").replaceChildren(...broken.map(name => element("li", {}, name)));
+  at("attack").hidden = !names.length && (told || !broken.length);
+  at("attack").textContent = names.length ? "Search for a counterexample" : "Give them to the check";
   const labels = names.map(name => {
     const radio = element("input", {type: "radio", name: "attacked", value: name});
     radio.checked = name === now;

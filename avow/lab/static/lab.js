@@ -5,7 +5,7 @@ import {themed} from "./themed.js";
 const page = document.body.dataset.page;
 const token = document.querySelector("meta[name=avow-token]").content;
 const at = id => document.getElementById(id);
-const CALM = 90, QUICK = 30, SETTLED = 220;
+const CALM = 90, QUICK = 35, SETTLED = 220;
 const CONFIG = {responsive: true, displayModeBar: false};
 
 const controls = new Map([...document.querySelectorAll("[data-name]")].map(box => [box.dataset.name, control(box)]));
@@ -28,7 +28,7 @@ export function start(drawing) {
     history.pushState(null, "", address());
   }));
   at("file")?.addEventListener("change", upload);
-  matchMedia("(prefers-color-scheme: dark)").addEventListener("change", () => figures.forEach((_, id) => draw(id)));
+  matchMedia("(prefers-color-scheme: dark)").addEventListener("change", () => figures.forEach((_, id) => paint(id)));
   become(fromAddress());
 }
 
@@ -170,6 +170,7 @@ function take(answer) {
   for (const [name, number] of Object.entries(answer.shown ?? {})) if (!(name in state)) controls.get(name)?.write(number);
   if (answer.facts) at("facts").replaceChildren(...answer.facts.flatMap(({label, value, about}) => [
     element("dt", {}, label), element("dd", {}, value, ...(about ? [element("small", {}, about)] : []))]));
+  spent = 0;
   for (const [id, figure] of Object.entries(answer.figures ?? {})) {
     figures.set(id, figure);
     draw(id);
@@ -184,11 +185,16 @@ const plotly = () => loading ??= new Promise((done, failed) => {
   document.head.append(script);
 });
 
-// A figure that is quickly drawn follows every move; one that is not waits until nothing has moved for a moment.
+// Figures follow every move, in their order, as long as they are quickly drawn, all together; the others wait until
+// nothing has moved for a moment.
 const waiting = new Map(), took = new Map();
+let spent = 0;
 function draw(id) {
   clearTimeout(waiting.get(id));
-  if (took.get(id) < QUICK) paint(id); else waiting.set(id, setTimeout(() => paint(id), CALM));
+  const cost = took.get(id) ?? Infinity;
+  if (spent + cost > QUICK) { waiting.set(id, setTimeout(() => paint(id), CALM)); return; }
+  spent += cost;
+  paint(id);
 }
 
 async function paint(id) {
@@ -198,7 +204,7 @@ async function paint(id) {
   const since = performance.now();
   place.words = words;
   Plotly.react(id, data, look, CONFIG);
-  took.set(id, performance.now() - since);
+  took.set(id, performance.measure("avow:figure", {start: since}).duration);
 }
 
 /** An element with attributes and children. */

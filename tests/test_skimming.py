@@ -202,6 +202,20 @@ def test_what_would_take_longer_than_everything_is_not_read(monkeypatch: pytest.
     # What does not shrink, what does with more tokens than 65,536, and what is gathered.
     for costs in ((0.5, 0.0, 0.1), (0.5, 0.0, 9.0), (1.1, 0.0, 0.0), (0.5, 0.01, 0.0)):
         monkeypatch.setattr(key_value_cache, "_COSTS", {torch.float32: costs})
-        cache._left = 0
+        cache._left, cache._bold = 0, None
         found.append(cache.attend(q, 0.1).certificate.method)
     assert found == ["sparse", "exact", "exact", "exact"]
+
+
+def test_a_look_after_another_leaves_more_unread_and_still_keeps_its_word() -> None:
+    cache = KeyValueCache(2, 16)
+    k, v = tokens(cache, 4000)
+    cache.append(k, v)
+    q = queries(k, 4, sharp=0.7)
+    first, second = (cache.attend(q, 0.05, method="sparse") for _ in range(2))
+    assert share(second.certificate) < 0.9 * share(first.certificate)
+    for out, certificate in (first, second):
+        assert certificate.bound <= 0.05
+        assert bool((errors(q, k, v, out) <= certificate.rows).all())
+    # What was learnt for one tolerance is not used for another.
+    assert cache.attend(q, 0.02, method="sparse").certificate.bound <= 0.02

@@ -33,6 +33,8 @@ _SAMPLE, _BINS, _FINE = 2048, 256, 8
 _FIRST = 10
 # What is aimed at, of what may be lost; less whenever that was not enough.
 _AIMS = (0.9, 0.85, 0.7, 0.5)
+# How many times more than is expected to be allowed may be left unread at first, where a look before this one says so.
+_BOLDEST = 8.0
 # Rows whose products are summed in float32 before float64 goes on.
 _SHORT = 256
 # The share of what may be lost that float32 may take.
@@ -53,6 +55,8 @@ class Skimmed(NamedTuple):
     out: Float64[Tensor, "b g r e"]
     moved: Float64[Tensor, "b g r"]
     read: Int[Tensor, "b g"]
+    bolder: Float64[Tensor, "b g r"]
+    """By how much more a look like this one might have left unread: what the next one may begin with."""
 
 
 @dataclass(frozen=True)
@@ -73,6 +77,8 @@ class Skim:
     """How far it may move a logarithm of a weight."""
     view: View
     hidden: int
+    bold: Float64[Tensor, "b g r"]
+    """How many times what is expected to be allowed is left unread at first."""
 
     @staticmethod
     def over(
@@ -88,11 +94,13 @@ class Skim:
         drop: float,
         hidden: int = 0,
         compiled: bool = False,
+        bold: Float64[Tensor, "b g r"] | None = None,
     ) -> Skim:
         """What the sketch of the first keys says of all tokens but the first `hidden`.
 
-        `lengths` bound those of values, none of them above `longest`. Raises `Unfit` where float32 has no room for
-        these numbers.
+        `lengths` bound those of values, none of them above `longest`. `bold` may hold what a look before this one
+        found: sketches promise less than is true, by about the same in step after step. Raises `Unfit` where float32
+        has no room for these numbers.
         """
         known = sketch.rows
         if known == 0:
@@ -111,9 +119,10 @@ class Skim:
         # Ends are above what is expected by about their radius, of each group the mean under its weights.
         shrunk = torch.exp(-told.slope.float() * (found.radii / found.sums.clamp(min=2.0**-100)))  # (b, g, r, c)
         mass = (found.sums * shrunk).sum(-1).double()
-        budget = (drop - rounding) * most.unsqueeze(-1) * mass
+        bold = torch.ones_like(mass) if bold is None or bold.shape != mass.shape else bold
+        budget = (drop - rounding) * most.unsqueeze(-1) * mass * bold
         view = View.of(found, near.unflatten(-1, (-1, GROUP)), longest, budget, compiled)
-        return Skim(wide, k, v, most, drop, kind, rounding, stray, view, hidden)
+        return Skim(wide, k, v, most, drop, kind, rounding, stray, view, hidden, bold)
 
     @property
     def share(self) -> float:
@@ -131,6 +140,7 @@ class Skim:
             raise Unfit("a hidden token would weigh more than all others")
         count, read = [0] * len(places), view.wanted
         found: _Sums | None = None
+        bolder: Tensor | None = None
         for aim in _AIMS[1:]:
             part = self._sums(places)
             found = part if found is None else found.joined(part)
@@ -139,11 +149,14 @@ class Skim:
             length = torch.linalg.vector_norm(average, dim=-1) + self.rounding * most
             tail = view.behind(length) * (view.ends.origin - found.top).exp()
             moved = tail / (found.total * most) * (2 * self.stray).exp() * (1 + 1e-6) + self.rounding
+            room = (self.drop - self.rounding) / (moved - self.rounding)
+            if bolder is None:
+                bolder = (self.bold * room).nan_to_num(1.0).clamp(1.0, _BOLDEST)
             late = ~(moved <= self.drop)
             if not bool(late.any()):
-                return Skimmed(average, moved, torch.tensor(count, device=self.q.device).view(self.most.shape))
-            allowed = aim * (self.drop - self.rounding) / (moved - self.rounding)
-            view = view.lowered(torch.where(late, allowed, 1.0))
+                counts = torch.tensor(count, device=self.q.device).view(self.most.shape)
+                return Skimmed(average, moved, counts, bolder)
+            view = view.lowered(torch.where(late, aim * room, 1.0))
             places, read = _places(view.wanted & ~read), view.wanted | read
         raise Unfit(f"what is left could still move an average by {float(moved.max()):.1e}")
 

@@ -82,6 +82,8 @@ class KeyValueCache(TokenBuffers):
     ) -> None:
         super().__init__(key_heads, dim, value_dim, batch, dtype, device, bits, window)
         self._pause, self._left, self._asked = 0, 0, ""
+        self._bold: Tensor | None = None
+        """What the last look at the sketch found the next may leave unread at first."""
         self._reads, self._steps = WholeReads(), KernelSteps()
 
     @torch.no_grad()
@@ -233,7 +235,7 @@ class KeyValueCache(TokenBuffers):
             return f"{self.length} tokens are read sooner than chosen among"
         asked = f"{tol:g} {confidence:g}"
         if asked != self._asked:
-            self._asked, self._pause, self._left = asked, 0, 0
+            self._asked, self._pause, self._left, self._bold = asked, 0, 0, None
         if self._left == 0:
             waits = self._pause > 0 and self._steps.waiting
             return "whether the sketch saves anything again is not known yet" if waits else ""
@@ -331,10 +333,12 @@ class KeyValueCache(TokenBuffers):
             method.drop,
             hidden,
             compiled=self.device.type == "cpu" and self.length >= _COMPILED,
+            bold=self._bold,
         )
         if not always and self._price(skim.share) > 1:
             raise NothingToSave(skim.share)
         found = skim.read()
+        self._bold = found.bolder
         unit, read, lost = (
             x.unsqueeze(-1).expand(found.moved.shape).reshape(b, h, 1)
             for x in (most, found.read.double(), (s + 4) * math.sqrt(e) * tiny(torch.float64) * longest)

@@ -19,7 +19,7 @@ compare: $(READY)  ## the error-cost frontier of every method; the report lands 
 	@$(BIN)/avow compare
 
 test: $(READY)  ## all tests
-	@$(BIN)/python -m pytest -n 2 -q --dist loadfile
+	@$(BIN)/python -m pytest -n 3 -q --dist loadfile
 
 test-model: $(MODEL)  ## the slower tests, with a trained model: SmolLM2-135M
 	@$(BIN)/python -m pytest -q -m model tests/test_trained_model.py tests/test_trained_profile.py

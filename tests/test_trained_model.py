@@ -128,7 +128,7 @@ def test_sparse_decoding_keeps_its_certificates_and_reads_less(
     model: Any, tokens: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     ask_sketches(monkeypatch)
-    start, steps = 4500, 200
+    start, steps = 7900, 200
     ids = manual(tokens, start + steps + 1)
     theirs = DynamicCache(config=model.config)
     model(ids[:, :start], past_key_values=theirs, logits_to_keep=1)

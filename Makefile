@@ -12,7 +12,7 @@ export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
 .DEFAULT_GOAL := compare
 .DELETE_ON_ERROR:
-.PHONY: compare test test-model test-transformers claims check format fuzz fuzz-lab bench docs picture clean help
+.PHONY: compare test test-processes test-model test-transformers claims check format fuzz fuzz-lab bench docs picture clean help
 
 compare: $(READY)  ## the error-cost frontier of every method; the report lands under out/ (default)
 	@mkdir -p out
@@ -20,6 +20,9 @@ compare: $(READY)  ## the error-cost frontier of every method; the report lands 
 
 test: $(READY)  ## all tests
 	@$(BIN)/python -m pytest -n 3 -q --dist loadfile
+
+test-processes: $(READY)  ## tests of several processes together: attention over shards, training under torchrun
+	@$(BIN)/python -m pytest -n 2 -q --dist loadfile -m processes
 
 test-model: $(MODEL)  ## the slower tests, with a trained model: SmolLM2-135M
 	@$(BIN)/python -m pytest -q -m model tests/test_trained_model.py tests/test_trained_profile.py

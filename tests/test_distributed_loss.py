@@ -18,6 +18,8 @@ from avow.distributed.silence import _followed
 from tests.fuzz_distributed import run
 from tests.lose_rank import Loss, lose
 
+pytestmark = pytest.mark.processes
+
 
 @pytest.fixture(scope="module")
 def losses() -> list[Loss]:

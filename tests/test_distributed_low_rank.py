@@ -11,6 +11,8 @@ from avow.distributed.traffic import PAGE
 from avow.methods.low_rank import LowRank
 from tests.linear_shards import COUNTS, NEAR, SABOTAGED, SABOTAGES, cases, joined, said
 
+pytestmark = pytest.mark.processes
+
 MINE = [name for name in cases(2) if "landmarks" in name]
 # The truth about a long sequence is quadratic.
 SHORT = [name for name in MINE if "long" not in name]

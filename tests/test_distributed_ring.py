@@ -26,6 +26,8 @@ from avow.errors import AvowError
 from tests.processes import together
 from tests.shards import HEADS, Case, apart, piece
 
+pytestmark = pytest.mark.processes
+
 ROUNDING = {torch.float64: 1e-13, torch.float32: 1e-5, torch.bfloat16: 2e-2}
 # What mistakes are made with.
 PLAIN = Case((16, 16), (16, 16), torch.float32)

@@ -28,6 +28,8 @@ from avow.scaling import ways
 from tests import fuzz_shards
 from tests.fuzz_shards import over_shards
 
+pytestmark = pytest.mark.processes
+
 TYPES = (torch.float64, torch.float32, torch.float16, torch.bfloat16)
 KEYS = 1000
 # Where the keys of each process end.

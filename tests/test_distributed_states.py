@@ -11,6 +11,8 @@ from avow.distributed.states import states_bytes
 from avow.methods.random_features import RandomFeatures
 from tests.linear_shards import COUNTS, LENGTHS, NEAR, PAIRED, SABOTAGED, SABOTAGES, cases, joined, said
 
+pytestmark = pytest.mark.processes
+
 MINE = [name for name in cases(2) if "landmarks" not in name]
 # The truth about a long sequence is quadratic.
 SHORT = [name for name in MINE if "long" not in name]

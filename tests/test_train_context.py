@@ -33,6 +33,8 @@ from tests import lose
 from tests.grid import ROTARY, SAME, STEPS
 from tests.runs import small
 
+pytestmark = pytest.mark.processes
+
 ROOT = Path(__file__).parent.parent
 
 

@@ -22,6 +22,8 @@ from avow.training.parallel import Ranks, Whole
 from tests.runs import small
 from tests.two import EVEN, KINDS, STOPPED, gradients
 
+pytestmark = pytest.mark.processes
+
 ROOT = Path(__file__).parent.parent
 ALONE = Ranks(0, 1, torch.device("cpu"))
 each_kind = pytest.mark.parametrize("kind", KINDS)

@@ -12,7 +12,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from avow.bench.results import Result
+from avow.bench.results import Result, Row
 from avow.chart import Chart
 from avow.contract import Problem
 from avow.distributed import simulated
@@ -54,7 +54,7 @@ def run(counts: list[int], tell: Callable[[str], None]) -> tuple[Result, Chart]:
         for way in ways(problem(count, True).sizes, _RANK):
             tell(f"{way.name} over {count}")
             found.append(simulate(way, problem(count, not way.replicated), count))
-    rows = [
+    rows: list[Row] = [
         {
             "shards": one.ranks,
             "way": one.name,
@@ -67,7 +67,7 @@ def run(counts: list[int], tell: Callable[[str], None]) -> tuple[Result, Chart]:
     ]
     remarks = ["sent: bytes that left one shard, counted; modelled: by the planner; apart: from one shard's answer"]
     title = f"Weak scaling, simulated: 8 keys on each of up to {max(counts)} shards"
-    result = Result(title, rows, [], remarks, [one.fault for one in found if one.fault])  # type: ignore[arg-type]
+    result = Result(title, rows, [], remarks, [one.fault for one in found if one.fault])
     series: dict[str, tuple[list[float], list[float]]] = {}
     for one in found:
         xs, ys = series.setdefault(one.name, ([], []))

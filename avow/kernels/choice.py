@@ -27,7 +27,6 @@ BLOCK, _SPAN, _MASSES, _AT_ONCE = 2048, 2048, 1024, 132 * 8
 # Tokens whose histogram tells where to cut; of more than twice as many only some groups are counted. A bin's terms are
 # taken for larger than they are by a seventh on average, which covers what so large a sample may be off.
 _ENOUGH = 2**14
-LIST_STAGES = 1
 # Bits of a listed token's place, where the step of its odds stands in those above.
 PLACES = 24
 # Groups further below the largest term than this many steps are taken for no further, so that their terms stay normal
@@ -218,14 +217,13 @@ def _listed(
     SPANS: tl.constexpr,
     PLACES: tl.constexpr,
     DRAWN: tl.constexpr,
-    STAGES: tl.constexpr,
 ):
     """Writes the marked tokens of a span behind those of all spans before it; after draws, the seed is the next one."""
     head, part = tl.program_id(0).to(tl.int64), tl.program_id(1)
     every = tl.arange(0, SPANS)
     number = tl.load(found + head * spans + every, mask=every < spans, other=0)
     before = tl.sum(tl.where(every < part, number, 0), 0)
-    for block in tl.range(part * span, tl.minimum(part * span + span, blocks), num_stages=STAGES):
+    for block in range(part * span, tl.minimum(part * span + span, blocks)):
         # Each thread counts sixteen neighbours by itself before it asks the others.
         token = block * BLOCK + tl.arange(0, BLOCK // 16)[:, None] * 16 + tl.arange(0, 16)[None, :]
         wanted = tl.load(flags + head * blocks * BLOCK + token).to(tl.int32)
@@ -381,7 +379,6 @@ def listed(marks: Marked, s: int, seed: Int64[Tensor, "1"] | None = None) -> Cho
         SPANS=triton.next_power_of_2(spans),
         PLACES=PLACES,
         DRAWN=seed is not None,
-        STAGES=LIST_STAGES,
         num_warps=4,
     )
     return Chosen(places, kept, marks.tails, marks.draws)

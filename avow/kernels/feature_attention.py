@@ -315,7 +315,8 @@ def _backward(
     feature_gradients.key_gradients[grid](*given, *known, dk, dv, *strides, *shape, **constants)
     # What siblings add to a key is rounded once, too.
     felt = torch.float32 if g != h else k.dtype
-    return added(dq, q.dtype), *(shared(added(x, felt), g).to(k.dtype) for x in (dk, dv))  # type: ignore[return-value]
+    dk, dv = (shared(added(x, felt), g).to(k.dtype) for x in (dk, dv))
+    return added(dq, q.dtype), dk, dv
 
 
 @_backward.register_fake

@@ -29,7 +29,6 @@ from avow.maths.sketch import GROUP
 
 # Odds are not below 2^-12.8: of a million tokens that weigh nothing, 144 are drawn.
 _RAREST = 103
-DRAW_STAGES = 1
 _LOWEST = tl.constexpr(-_RAREST)
 # Draws have this many bits, so that all odds are whole numbers of them.
 _BITS = 16
@@ -194,7 +193,6 @@ def _drawn(
     BINS: tl.constexpr,
     WIDTH: tl.constexpr,
     PROGRAMS: tl.constexpr,
-    STAGES: tl.constexpr,
 ):
     """Which tokens of `span` blocks are drawn, by which odds, and how many they are."""
     head, part = tl.program_id(0).to(tl.int64), tl.program_id(1)
@@ -220,7 +218,7 @@ def _drawn(
     widest += head * R
     end = tl.minimum(part * span + span, blocks)
     whole = tl.minimum(tl.maximum(c * GROUP // BLOCK, part * span), end)
-    for block in tl.range(part * span, whole, num_stages=STAGES):
+    for block in range(part * span, whole):
         total += _block(block, offset, top, widest, flags, cuts, first_key, second_key, c, s, True, R, RP, BLOCK, GROUP)
     for block in range(whole, end):
         total += _block(
@@ -299,7 +297,6 @@ def drawn(
         BINS=BINS,
         WIDTH=WIDTH,
         PROGRAMS=triton.next_power_of_2(programs),
-        STAGES=DRAW_STAGES,
         num_warps=4,
     )
     return Marked(flags, found, None, Draws(rims, terms.nu, terms.lengths, logs))

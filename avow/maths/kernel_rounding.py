@@ -30,7 +30,8 @@ b_j = λ‖k_j‖ − ‖k_j‖²/2 up to the end of their chunk; with L the lon
 (L + λ)‖x‖ of the guess. `reaches` demands (L + λ)‖x‖ ≤ 50 of rows and keys and a range of b of 10: then no feature
 underflows or overflows, and a row sees a key whose b is no more than 10 below that of its chunk. A product that
 vanishes is below 2⁻¹²⁶ where that key brings e^-(L+λ)‖k‖ e^-10 at least, and the kernel itself demands 2⁻⁶⁰ < D < 2⁶⁰
-relative to the largest b up to the chunk's end. What vanishes is therefore at most s·m·2⁻¹²⁶ over the smaller of these two: `least`.
+relative to the largest b up to the chunk's end. What vanishes is therefore at most s·m·2⁻¹²⁶ over the smaller of these
+two: `least`.
 
 **Separable attention.** A key's exponential is rounded once, to bfloat16, for N and D alike: shared, 1 entry; TF32 cuts
 it in N and in D by themselves: 2 apart. The row's share is rounded once, and the sums or pairs it meets once: 2 apart.

@@ -170,7 +170,7 @@ def test_where_the_package_is_absent_there_is_no_button(visit: Opener) -> None:
     found = visit("claims?claim=auto-lirpa-softmax")
     if not catalogue()["auto-lirpa-softmax"].not_applicable():
         pytest.skip("the package is installed here")
-    found.judged("none")
+    found.judged("not applicable")
     assert "so there is nothing to try" in found.page.inner_text("#note")
     assert found.page.locator("#variants, #budget, #attack").evaluate_all("all => all.every(one => one.hidden)")
     found.page.click("#ledger a[href$=relu-linear-a]")

@@ -40,6 +40,8 @@ class Hunt(NamedTuple):
     whole: frozenset[str] = frozenset()
     # Whether equality, where balls can be sure of it, breaks the statement too.
     strict: bool = False
+    # What the numbers of a case stand for, where their names do not say it.
+    reads: str = ""
 
 
 def numbered(names: str, low: float, high: float) -> dict[str, tuple[float, float]]:
@@ -109,14 +111,8 @@ def _drawn(rng: random.Random, hunt: Hunt, cases: int) -> Generator[list[Fractio
     grids = [1 if name in hunt.whole else GRID for name in hunt.ranges]
     nearest: list[Fraction] = []
     for number in range(cases):
-        if not nearest or number % 2 == 0:
-            case = _anywhere(rng, ranges)
-        else:
-            reach = 10.0 ** rng.uniform(-3, -0.5)
-            case = [
-                min(max(float(x) + rng.gauss(0, reach) * (high - low), low), high)
-                for x, (low, high) in zip(nearest, ranges, strict=True)
-            ]
+        anew = not nearest or number % 2 == 0
+        case = _anywhere(rng, ranges) if anew else _nearby(rng, ranges, nearest)
         nearest = yield [Fraction(round(x * grid), grid) for x, grid in zip(case, grids, strict=True)]
 
 
@@ -132,3 +128,13 @@ def _anywhere(rng: random.Random, ranges: Sequence[tuple[float, float]]) -> list
             case _:
                 drawn.append(rng.uniform(*ends))
     return drawn
+
+
+def _nearby(rng: random.Random, ranges: Sequence[tuple[float, float]], nearest: Sequence[Fraction]) -> list[float]:
+    """Some of its numbers moved, by little or by much: all at once, a step towards a corner would seldom be one."""
+    reach, sure = 10.0 ** rng.uniform(-3, -0.5), rng.randrange(len(ranges))
+    moved = [float(x) for x in nearest]
+    for place, (low, high) in enumerate(ranges):
+        if place == sure or rng.random() < 0.4:
+            moved[place] = min(max(moved[place] + rng.gauss(0, reach) * (high - low), low), high)
+    return moved

@@ -85,12 +85,17 @@ def _by_tiles(tiling: Tiling) -> Excess:
 
 HUNTS: Mapping[str, Hunt] = {
     "cost-exact": Hunt(
-        {"n": (1, 24), "d": (1, 128), "h": (1, 12)}, _as_sloppy, _one_and_many, whole=frozenset({"n", "d", "h"})
+        {"n": (1, 24), "d": (1, 128), "h": (1, 12)},
+        _as_sloppy,
+        _one_and_many,
+        whole=frozenset({"n", "d", "h"}),
+        reads=f"h heads of width d on n tokens, run and counted; as stated, {GENEROUS} times its order is allowed.",
     ),
     "cost-bottleneck": Hunt(
         {"n/b": (1, 4), "b": (1, 8), "d": (1, 8)} | numbered("x y t u", -3, 3),
         _dominates,
         _by_tiles,
         whole=frozenset({"n/b", "b", "d"}),
+        reads="Tiles of b keys, run and counted; sums x and y relative to t and u, merged.",
     ),
 }

@@ -96,5 +96,9 @@ HUNTS: Mapping[str, Hunt] = {
         numbered("q₁₁ q₁₂ q₂₁ q₂₂ k₁₁ k₁₂ k₂₁ k₂₂", -2, 2) | numbered("v₁₁ v₁₂ v₂₁ v₂₂", -1, 1), _kernel_form
     ),
     "separable-rows": Hunt(numbered("q₁ q₂ k₁₁ k₁₂ k₂₁ k₂₂ k₃₁ k₃₂", -6, 6), _distributions),
-    "separable-weaker": Hunt(numbered("q₁₁ q₁₂ q₂₁ q₂₂ q₃₁ q₃₂ k₁₁ k₁₂ k₂₁ k₂₂ k₃₁ k₃₂", -12, 12), _copies),
+    "separable-weaker": Hunt(
+        numbered("q₁₁ q₁₂ q₂₁ q₂₂ q₃₁ q₃₂ k₁₁ k₁₂ k₂₁ k₂₂ k₃₁ k₃₂", -12, 12),
+        _copies,
+        reads="Three queries and keys in the plane.",
+    ),
 }

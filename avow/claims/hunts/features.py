@@ -61,5 +61,6 @@ HUNTS: Mapping[str, Hunt] = {
         _useful,
         _spread,
         whole=frozenset({"log₂m"}),
+        reads="m is a power of two; the estimate is cut at e to the power of the cut to bound its law.",
     ),
 }

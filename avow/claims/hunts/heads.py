@@ -119,16 +119,23 @@ HUNTS: Mapping[str, Hunt] = {
         lambda _: _short_of(lambda n, eps: log(n / eps), (Fraction(1, 2), Fraction(3, 2))),
         _short_of,
         whole=frozenset("n"),
+        reads="Key 1 is c times as long; as stated c is ½ and 3/2.",
     ),
     "heads-gauss": Hunt(
         _EPS | {"n": (2, 1000), "X": (-2, 4), "β/ln((n−1)/ε)": (1, 20)},
         _gauss_copies,
         _gauss_law,
         whole=frozenset("n"),
+        reads="Key a is X times its mean; what is true instead speaks of all X at once.",
     ),
     # √(n/ε) is a whole number, so that weights are fractions, and equal ones are known to be.
     "heads-identical": Hunt(
         {"n": (2, 100), "√(n/ε)": (11, 200)}, _swings_less, whole=frozenset({"n", "√(n/ε)"}), strict=True
     ),
-    "project-out": Hunt({"turn": (0, 1), "angle/π": (0.1, 0.9), "x": (-2, 2), "y": (-2, 2)}, _coordinates, _projected),
+    "project-out": Hunt(
+        {"turn": (0, 1), "angle/π": (0.1, 0.9), "x": (-2, 2), "y": (-2, 2)},
+        _coordinates,
+        _projected,
+        reads="In the plane: A at a part of a full turn, B at that angle to it, v_a = Ax and v_b = By.",
+    ),
 }

@@ -99,11 +99,16 @@ def _permuted(layer: layers.Layer) -> Excess:
 
 
 HUNTS: Mapping[str, Hunt] = {
-    "self-attend-copies-self": Hunt({"β": (0.01, 4)} | numbered("γ δ", -3, 3), _copies_itself),
+    "self-attend-copies-self": Hunt(
+        {"β": (0.01, 4)} | numbered("γ δ", -3, 3),
+        _copies_itself,
+        reads="γ of u_c and δ of u_d are added to the second token.",
+    ),
     "route-by-weights": Hunt({"β": (0.01, 4)}, _routes),
     "permutation": Hunt(
         {"order": (0, 5)} | numbered("w₁₁ w₁₂ w₂₁ w₂₂ x₁₁ x₁₂ x₂₁ x₂₂ x₃₁ x₃₂", -2, 2),
         _permuted,
         whole=frozenset({"order"}),
+        reads="Three tokens of two numbers, the matrix of their scores, and one of their six orders.",
     ),
 }

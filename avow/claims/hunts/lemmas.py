@@ -105,9 +105,17 @@ def _rounding(gamma: Callable[[Any, Any], Any]) -> Excess:
 HUNTS: Mapping[str, Hunt] = {
     "softmax-perturbation": Hunt(numbered("a₁ a₂ a₃", -4, 4) | numbered("d₁ d₂ d₃", -3, 3), _perturbation),
     "tail-mass-output": Hunt(numbered("s₁ s₂ s₃", -3, 3) | numbered("v₁ v₂ v₃", -2, 2), _tail),
-    "dropped-mass": Hunt(numbered("H T", 0.01, 3) | numbered("H/L−1 U−T", 0, 1), _dropped),
+    "dropped-mass": Hunt(
+        numbered("H T", 0.01, 3) | numbered("H/L−1 U−T", 0, 1),
+        _dropped,
+        reads="Head and tail, and by how much their bounds are off.",
+    ),
     "ratio-error": Hunt(numbered("a₁ a₂ a₃ ã₁ ã₂ ã₃", 0.01, 1) | numbered("v₁ v₂ v₃", -1, 1), _ratio),
-    "residual-cauchy-schwarz": Hunt(numbered("x y", -3, 3), _residual),
+    "residual-cauchy-schwarz": Hunt(
+        numbered("x y", -3, 3),
+        _residual,
+        reads="The Gaussian kernel on a line, and one landmark at 0.",
+    ),
     "lse-merge": Hunt(numbered("ℓ₁ ℓ₂", -4, 4) | numbered("o₁ o₂", -2, 2), _merge),
     "rounding-gamma": Hunt({"u": (0.01, 0.18)} | numbered("δ₁/u δ₂/u δ₃/u δ₄/u δ₅/u", -1, 1), _rounding),
 }

@@ -79,8 +79,29 @@ def _sizes(names: str) -> Mapping[str, tuple[float, float]]:
 
 
 HUNTS: Mapping[str, Hunt] = {
-    "low-rank-cost": Hunt(_sizes("nkd"), _by_factors, whole=frozenset("nkd")),
-    "separable-cost": Hunt(_sizes("nd"), _separable, whole=frozenset("nd")),
-    "features-cost": Hunt(_sizes("nmd"), _features, whole=frozenset("nmd")),
-    "perceiver-cost": Hunt(_sizes("ℓmd"), _as_sloppy, _perceiver, whole=frozenset("ℓmd")),
+    "low-rank-cost": Hunt(
+        _sizes("nkd"),
+        _by_factors,
+        whole=frozenset("nkd"),
+        reads="Run and counted, k being n where it is larger.",
+    ),
+    "separable-cost": Hunt(
+        _sizes("nd"),
+        _separable,
+        whole=frozenset("nd"),
+        reads="Run and counted.",
+    ),
+    "features-cost": Hunt(
+        _sizes("nmd"),
+        _features,
+        whole=frozenset("nmd"),
+        reads="Run and counted.",
+    ),
+    "perceiver-cost": Hunt(
+        _sizes("ℓmd"),
+        _as_sloppy,
+        _perceiver,
+        whole=frozenset("ℓmd"),
+        reads=f"Run and counted; as stated, {GENEROUS} times its order is allowed.",
+    ),
 }

@@ -37,6 +37,9 @@ def _mixture(score: Any) -> Excess:
 HUNTS: Mapping[str, Hunt] = {
     "average-two": Hunt({"ε": (0.01, 0.99), "n": (2, 200)}, _average, whole=frozenset("n")),
     "mixture-any": Hunt(
-        {"t": (-5, 10), "n−|S|": (0, 200)} | numbered("w₁ w₂ w₃", 0.01, 1), _mixture, whole=frozenset({"n−|S|"})
+        {"t": (-5, 10), "n−|S|": (0, 200)} | numbered("w₁ w₂ w₃", 0.01, 1),
+        _mixture,
+        whole=frozenset({"n−|S|"}),
+        reads="Three targets in proportion to w₁, w₂, w₃, among so many other orthonormal keys.",
     ),
 }

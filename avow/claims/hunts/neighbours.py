@@ -44,6 +44,14 @@ def _softmax(bounds: Bounds) -> Excess:
 
 
 HUNTS: Mapping[str, Hunt] = {
-    "mpmath-iv-exp": Hunt({"−log₁₀(eˣ − 1)": (0, 6)}, _exponential),
-    "auto-lirpa-softmax": Hunt(numbered("x₁ x₁′ x₂ x₂′", -120, 0), _softmax),
+    "mpmath-iv-exp": Hunt(
+        {"a": (0, 6)},
+        _exponential,
+        reads="x is the float nearest to ln(1 + 10^−a), a as drawn: eˣ is all but a float itself.",
+    ),
+    "auto-lirpa-softmax": Hunt(
+        numbered("x₁ x₁′ x₂ x₂′", -120, 0),
+        _softmax,
+        reads="A box for two logits, and its corners.",
+    ),
 }

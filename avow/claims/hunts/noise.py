@@ -83,7 +83,17 @@ def _logistic(scaled: Scaled) -> Excess:
 
 
 HUNTS: Mapping[str, Hunt] = {
-    "noise-isotropic": Hunt({"−log₁₀α": (2, 8), "log₁₀β": (0, 5), "turn": (0, 1)}, _still_averages, _variance),
+    "noise-isotropic": Hunt(
+        {"−log₁₀α": (2, 8), "log₁₀β": (0, 5), "turn": (0, 1)},
+        _still_averages,
+        _variance,
+        reads="Two keys with orthonormal means, turned by a part of a full turn.",
+    ),
     "noise-one-key-discrete": Hunt({"ε": (0.01, 0.99), "n": (2, 1000)}, _one_or_other, whole=frozenset("n")),
-    "noise-one-key-gauss": Hunt({"β": (0.1, 20), "X": (-2, 4), "turn": (0, 1)}, _within_reach, _logistic),
+    "noise-one-key-gauss": Hunt(
+        {"β": (0.1, 20), "X": (-2, 4), "turn": (0, 1)},
+        _within_reach,
+        _logistic,
+        reads="Key a is X times its mean, which is turned by a part of a full turn.",
+    ),
 }

@@ -104,7 +104,13 @@ HUNTS: Mapping[str, Hunt] = {
     "ema-bias": Hunt({"β": (0.01, 0.99), "E g": (-2, 2)}, _bias),
     "sgd-l2-decay": Hunt(numbered("θ g", -2, 2) | numbered("η γ", 0.01, 1), _decay),
     "adam-l2-vs-w": Hunt(
-        numbered("θ g", -2, 2) | numbered("η γ λ", 0.01, 1) | numbered("√v̂ more", 0.01, 5) | {"ϵ": (0, 0.1)}, _adam
+        numbered("θ g", -2, 2) | numbered("η γ λ", 0.01, 1) | numbered("√v̂ more", 0.01, 5) | {"ϵ": (0, 0.1)},
+        _adam,
+        reads="Two weights, one with a √v̂ that is larger by `more`.",
     ),
-    "l2-only-sgd": Hunt({"γ/½": (0.1, 2), "α": (0.1, 0.9), "η": (0.1, 0.5)}, _only_plain),
+    "l2-only-sgd": Hunt(
+        {"γ/½": (0.1, 2), "α": (0.1, 0.9), "η": (0.1, 0.5)},
+        _only_plain,
+        reads="Forty steps of momentum α on ½(θ − 1)² + γθ², from 0, with the penalty and without.",
+    ),
 }

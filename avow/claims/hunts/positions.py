@@ -56,5 +56,6 @@ HUNTS: Mapping[str, Hunt] = {
         _real,
         whole=frozenset({"p", "turns to p′"}),
         strict=True,
+        reads="p′ is p and so many turns of the first wave, rounded to a whole position.",
     ),
 }

@@ -82,7 +82,21 @@ def _by_its_hull(hull: Hull) -> Excess:
 _EPS = {"ε": (0.01, 0.99)}
 
 HUNTS: Mapping[str, Hunt] = {
-    "copy-separated": Hunt(_EPS | numbered("turn₂ turn₃ turn₄ turn₅", 0, 1), _separated),
-    "copy-shortest": Hunt(_EPS | {"n": (2, 200)}, _shorter, whole=frozenset("n")),
-    "copy-possible": Hunt(_EPS | numbered("k₁ k₂ k₃", -3, 3) | {"λ": (-1, 1), "q": (-9, 9)}, _uncopied, _by_its_hull),
+    "copy-separated": Hunt(
+        _EPS | numbered("turn₂ turn₃ turn₄ turn₅", 0, 1),
+        _separated,
+        reads="Key i lies 20° + 160°·turn away from key 1, all of them of length 1.",
+    ),
+    "copy-shortest": Hunt(
+        _EPS | {"n": (2, 200)},
+        _shorter,
+        whole=frozenset("n"),
+        reads="n orthonormal keys, and the shorter query made for 0.999·ε.",
+    ),
+    "copy-possible": Hunt(
+        _EPS | numbered("k₁ k₂ k₃", -3, 3) | {"λ": (-1, 1), "q": (-9, 9)},
+        _uncopied,
+        _by_its_hull,
+        reads="Keys on a line. As stated, the best of all queries; else q, and a target λ of k₂ and the rest of k₃.",
+    ),
 }

@@ -98,13 +98,23 @@ def _needs(explosion: Explosion) -> Excess:
 
 # Numbers that are not zero, so that a matrix and a direction can be made as long as asked for.
 _WALK = {"w₁₁": (0.1, 2.0)} | numbered("w₁₂ w₂₁ w₂₂ h₁ h₂", -2, 2) | {"v₁": (0.1, 1.0), "v₂": (-1.0, 1.0)}
-_GAMMA = {"γ": (0.1, 3.0), "σ_max/most": (0.0, 1.0)}
+_GAMMA = {"γ": (0.1, 3.0), "part": (0.0, 1.0)}
 
 HUNTS: Mapping[str, Hunt] = {
     "rnn-two-forms": Hunt(
         numbered("w₁₁ w₁₂ w₂₁ w₂₂ u₁₁ u₁₂ u₂₁ u₂₂ b₁ b₂ h₁ h₂ x₁ x₂", -2, 2),
         _forms,
+        reads="Three steps with tanh, the input turning its sign.",
     ),
-    "rnn-vanishing": Hunt({"δ": (0.05, 0.99)} | _GAMMA | _WALK, _vanishing),
-    "rnn-exploding": Hunt(_GAMMA | _WALK, _explodes, _needs),
+    "rnn-vanishing": Hunt(
+        {"δ": (0.05, 0.99)} | _GAMMA | _WALK,
+        _vanishing,
+        reads="σ = γ·tanh, W as long as that part of what is allowed, from h, and a direction v.",
+    ),
+    "rnn-exploding": Hunt(
+        _GAMMA | _WALK,
+        _explodes,
+        _needs,
+        reads="As stated σ = tanh and W is 1 + 3·part long; else σ = γ·tanh, and W that part of 1/γ.",
+    ),
 }

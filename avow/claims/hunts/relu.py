@@ -93,11 +93,13 @@ HUNTS: Mapping[str, Hunt] = {
         {"K": (1, 40), "ε, of four": (0, 3), "x": (0, 1), "w₀": (0.01, 3)} | numbered("b₀ w₁ b₁", -2, 2),
         _hinges,
         whole=frozenset({"K", "ε, of four"}),
+        reads="K units at x; the units of one of the four ε, from 1e-2 on; and any one unit of weights w₀, b₀, w₁, b₁.",
     ),
     "relu-square-deep": Hunt({"m": (1, 8), "x": (0, 1)}, _sawtooth, whole=frozenset("m")),
     "relu-square-line": Hunt(
         {"kinks a side": (1, 8), "reach": (0.1, 50), "ε": (0.001, 1), "x": (-200, 200)},
         _everywhere,
         whole=frozenset({"kinks a side"}),
+        reads="A network through the target at 0 and at points up to the reach on either side.",
     ),
 }

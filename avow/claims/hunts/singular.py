@@ -54,7 +54,19 @@ def _spectral(kept: Callable[[Any], Any]) -> Excess:
 _ENTRIES = {"a₁₁": (0.1, 2.0)} | numbered("a₁₂ a₂₁ a₂₂ a₃₁ a₃₂", -2, 2)
 
 HUNTS: Mapping[str, Hunt] = {
-    "svd-energy": Hunt(_ENTRIES, _energy),
-    "svd-kth": Hunt(_ENTRIES, _kth),
-    "svd-spectral": Hunt(_ENTRIES, _spectral),
+    "svd-energy": Hunt(
+        _ENTRIES,
+        _energy,
+        reads="A matrix of three rows and two columns.",
+    ),
+    "svd-kth": Hunt(
+        _ENTRIES,
+        _kth,
+        reads="A matrix of three rows and two columns.",
+    ),
+    "svd-spectral": Hunt(
+        _ENTRIES,
+        _spectral,
+        reads="A matrix of three rows and two columns.",
+    ),
 }

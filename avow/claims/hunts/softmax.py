@@ -91,7 +91,17 @@ def _hidden(masks: tuple[float, ...]) -> Excess:
 
 HUNTS: Mapping[str, Hunt] = {
     "softmax-categorical": Hunt(numbered("s₁ s₂ s₃ s₄", -8, 8), _categorical),
-    "softmax-bounds": Hunt(numbered("s₁ s₂", -400, 400), _never_zero, _zero_from, strict=True),
+    "softmax-bounds": Hunt(
+        numbered("s₁ s₂", -400, 400),
+        _never_zero,
+        _zero_from,
+        strict=True,
+        reads="Two scores; their weights are rounded to float32, float64 and float16.",
+    ),
     "copy-gap": Hunt({"ε": (0.01, 0.99)} | numbered("s₁−s₂ s₁−s₃ s₁−s₄", -1, 12), _gap),
-    "finite-mask": Hunt({"hidden score": (-5, 5), "log₁₀(−allowed score)": (0, 10)}, _hidden),
+    "finite-mask": Hunt(
+        {"hidden score": (-5, 5), "log₁₀(−allowed score)": (0, 10)},
+        _hidden,
+        reads="Two keys, one hidden, whose weight is rounded to float32; the allowed one has the lower score.",
+    ),
 }

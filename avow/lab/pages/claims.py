@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import difflib
 import functools
+from html import escape
 from typing import Any, Literal
 
 from avow.chart import Table
@@ -136,13 +137,13 @@ def _fact(label: str, value: str, about: str = "") -> dict[str, str]:
 def _attacked(claim: Claim, sabotages: dict[str, bool], inputs: Asked) -> dict[str, Any]:
     """What came of the attack, in words."""
     found = hunted(claim, HUNTS[claim.id], inputs.variant, inputs.cases, inputs.seed, _SEARCH_SECONDS)
-    word, says = _told(found)
+    (word, says), reads = _told(found), HUNTS[claim.id].reads
     rejected = f"{sum(sabotages.values())} of {len(sabotages)}"
     return {
         "tone": "refuted" if found.broken else "none",
         "word": word,
         "says": f"{says} The ledger's own check rejects {rejected} variants broken on purpose.",
-        "html": charts.html_table(_case(found)),
+        "html": charts.html_table(_case(found)) + (f'<p class="soft">{escape(reads)}</p>' if reads else ""),
     }
 
 

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
+import importlib
+import pkgutil
 from fractions import Fraction
 
 import pytest
@@ -11,7 +13,7 @@ import torch
 from flint import arb
 from torch import Tensor
 
-from avow.claims import Claim, catalogue
+from avow.claims import Claim, catalogue, hunts
 from avow.claims.balled import Numbers, balled, compiled, stored
 from avow.claims.hunting import AMENDED, STATED, Hunt, hunted, variants
 from avow.claims.hunts import HUNTS
@@ -60,6 +62,20 @@ def test_every_claim_can_be_attacked_and_every_variant_by_a_name_of_its_own() ->
         assert bool(claim.amended) == (HUNTS[claim.id].amended is not None), claim.id
         assert HUNTS[claim.id].whole <= set(HUNTS[claim.id].ranges), claim.id
     assert {id for id, _ in UNBREAKABLE} <= set(catalogue())
+
+
+def test_a_search_stands_beside_the_file_of_its_claim() -> None:
+    names = [file.name for file in pkgutil.iter_modules(hunts.__path__)]
+    found = {id: name for name in names for id in importlib.import_module(f"{hunts.__name__}.{name}").HUNTS}
+    assert found.keys() == HUNTS.keys()
+    for id, name in found.items():
+        assert catalogue()[id].source.startswith(f"avow.claims.catalogue.{name}"), id
+
+
+def test_a_search_that_looks_away_finds_nothing_to_break() -> None:
+    claim = catalogue()["relu-linear-a"]
+    blind = HUNTS[claim.id]._replace(stated=lambda lines: lambda case: arb(-1))
+    assert hunted(claim, HUNTS[claim.id], cases=20).broken and not hunted(claim, blind, cases=20).broken
 
 
 @pytest.mark.parametrize("id", HUNTS)

@@ -1,35 +1,17 @@
 """What can be drawn at random, claim by claim: the numbers of a case, and by how much it breaks the statement.
 
 An equality is broken by the size of the difference of its sides, an inequality by what one side has over the other.
-Each file belongs to those of the same name in the catalogue.
+Each file belongs to the one of its name in the catalogue, or to those whose names begin so.
 """
 
 from __future__ import annotations
 
+import importlib
+import pkgutil
 from collections.abc import Mapping
 
 from avow.claims.hunting import Hunt
-from avow.claims.hunts import (
-    costs,
-    efficient,
-    features,
-    heads,
-    layers,
-    lemmas,
-    linear_costs,
-    mixtures,
-    neighbours,
-    noise,
-    optimisers,
-    positions,
-    queries,
-    recurrent,
-    relu,
-    singular,
-    softmax,
-)
 
-_FILES = (softmax, queries, mixtures, noise, heads, layers, positions, efficient, features, singular)
-_MORE = (costs, linear_costs, relu, recurrent, optimisers, lemmas, neighbours)
+_FILES = [importlib.import_module(f"{__name__}.{file.name}") for file in pkgutil.iter_modules(__path__)]
 
-HUNTS: Mapping[str, Hunt] = {id: hunt for file in (*_FILES, *_MORE) for id, hunt in file.HUNTS.items()}
+HUNTS: Mapping[str, Hunt] = {id: hunt for file in _FILES for id, hunt in file.HUNTS.items()}

@@ -187,6 +187,15 @@ def test_where_the_package_is_absent_there_is_no_button(visit: Opener) -> None:
 
 
 @pytest.mark.browser
+def test_a_case_of_many_numbers_scrolls_by_itself_on_a_phone(visit: Opener) -> None:
+    found = visit("claims?claim=permutation&hunt=true&variant=positions", viewport={"width": 390, "height": 844})
+    found.page.wait_for_selector("#case table")
+    within = "all => all.every(one => one.getBoundingClientRect().right <= innerWidth)"
+    assert found.page.locator("#breaking, #outcome, #case, #budget").evaluate_all(within)
+    assert not found.page.locator("#case table").evaluate_all(within), "eleven numbers are wider than a phone"
+
+
+@pytest.mark.browser
 def test_an_address_of_no_claim_is_told_so(browser: Any, lab: Lab) -> None:
     found = Visit(browser, lab, "claims?claim=copy-gaps")
     found.page.wait_for_selector("#trouble:not([hidden])")

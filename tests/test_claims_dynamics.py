@@ -19,14 +19,14 @@ def test_the_gradient_in_balls_is_autograd_s() -> None:
         return h
 
     jacobian = torch.autograd.functional.jacobian(run, torch.zeros(3, dtype=torch.float64))
-    found = recurrent._jacobian(recurrent._tenths(recurrent.CONTRACTION.weights), [recurrent.arb(0)] * 3, 5)
+    found = recurrent.jacobian(recurrent.tenths(recurrent.CONTRACTION.weights), [recurrent.arb(0)] * 3, 5)
     shown = torch.tensor([[float(found[i, j]) for j in range(3)] for i in range(3)], dtype=torch.float64)
     torch.testing.assert_close(shown, jacobian)
     assert float(torch.linalg.matrix_norm(jacobian, 2)) <= 0.9**5
 
 
 def test_sylvester_tells_long_from_short() -> None:
-    identity = recurrent._tenths(((10, 0), (0, 10)))
+    identity = recurrent.tenths(((10, 0), (0, 10)))
     assert recurrent._shorter(identity, recurrent.arb(1.01))
     assert not recurrent._shorter(identity, recurrent.arb(0.99))
 

@@ -26,7 +26,7 @@ def test_the_chance_that_random_features_fail_is_no_less_than_what_is_drawn() ->
     radius, count, cut = 5, 64, 6
     draws = torch.exp(radius * torch.randn(20_000, count, generator=generator, dtype=torch.float64) - radius**2 / 2)
     reached = float((draws.mean(-1) >= 0.5).double().mean())
-    bound = features._far_below(radius, count, cut)
+    bound = features.far_below(radius, count, cut)
     assert bound >= arb(reached)
     assert balls.upper(bound) < 0.5
 

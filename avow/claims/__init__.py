@@ -6,6 +6,8 @@ for finding in run(catalogue()): print(finding.claim.id, finding.verdict)
 
 from __future__ import annotations
 
+import importlib
+
 from avow.errors import MissingPackage
 
 try:
@@ -20,14 +22,13 @@ if tuple(int(part) for part in flint.__version__.split(".")[:2]) < (0, 9):
     raise MissingPackage("python-flint", old, "negates balls wrongly and proves nothing", "pip install 'avow[rigor]'")
 try:
     # Looked for here, so that the error is said once and early.
-    import scipy  # noqa: F401
-    import sympy  # noqa: F401
+    for prover in ("scipy", "sympy"):
+        importlib.import_module(prover)
 except ImportError as problem:
     name = problem.name or "a prover"
     raise MissingPackage(name, "missing", "is needed to judge claims", "pip install 'avow[rigor]'") from problem
 
-# The package of that name is loaded first: loaded later, it would take the place of the function.
-import avow.claims.catalogue  # noqa: F401
+import avow.claims.catalogue  # noqa: F401  # loaded later, the package would take the place of its namesake below
 from avow.claims import toolbox as toolbox
 from avow.claims.claim import Claim as Claim
 from avow.claims.claim import Evidence as Evidence

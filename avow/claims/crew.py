@@ -27,8 +27,8 @@ class Worker:
     """
 
     def __init__(self, heard: queue.Queue[tuple[Worker, str]]) -> None:
-        # What it prints, for the words of its end, which `end` closes.
-        self._says = tempfile.TemporaryFile()  # noqa: SIM115
+        # What it prints, for the words of its end.
+        self._says = tempfile.TemporaryFile()  # noqa: SIM115  # open as long as the worker is: `end` closes it
         # The same modules can be found there as here; threads of its own would only wait for the other workers'.
         surroundings = os.environ | {
             "PYTHONPATH": os.pathsep.join(map(os.path.abspath, sys.path)),

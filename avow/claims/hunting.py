@@ -8,14 +8,14 @@ from __future__ import annotations
 
 import random
 import time
-from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Mapping, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
 from typing import Any, NamedTuple
 
-import sympy
-from flint import arb, fmpq
+from flint import arb
 
+from avow.claims.balled import exactly
 from avow.claims.claim import Claim
 from avow.errors import ParameterError
 from avow.maths import balls
@@ -38,6 +38,15 @@ class Hunt(NamedTuple):
     amended: Callable[[Any], Excess] | None = None
     # Numbers that count something.
     whole: frozenset[str] = frozenset()
+    # Whether equality, where balls can be sure of it, breaks the statement too.
+    strict: bool = False
+    # What the numbers of a case stand for, where their names do not say it.
+    reads: str = ""
+
+
+def numbered(names: str, low: float, high: float) -> dict[str, tuple[float, float]]:
+    """Numbers with these names, all of one range."""
+    return dict.fromkeys(names.split(), (low, high))
 
 
 @dataclass(frozen=True)
@@ -68,15 +77,15 @@ def hunted(
         raise ParameterError("variant", repr(variant), f"is none of {claim.id}", f"one of {known}")
     if not 1 <= cases <= MOST_CASES:
         raise ParameterError("cases", cases, f"must lie between 1 and {MOST_CASES:,}", "try 2000")
-    excess = _attacked(claim, hunt, variant)
     start, tried, most, nearest = time.monotonic(), 0, -float("inf"), [Fraction(0)] * len(hunt.ranges)
     with balls.precision(BITS):
+        excess = _attacked(claim, hunt, variant)
         draws = _drawn(random.Random(seed), hunt, cases)
         case = next(draws)
         while True:
             tried += 1
-            found = excess([arb(fmpq(x.numerator, x.denominator)) for x in case])
-            broken = bool(found > 0)
+            found = excess([exactly(x) for x in case])
+            broken = bool(found > 0) or (hunt.strict and bool(found >= 0))
             if found.is_finite() and (broken or float(found.mid()) > most):
                 most, nearest = float(found.mid()), case
             if broken or time.monotonic() - start > seconds:
@@ -97,59 +106,35 @@ def _attacked(claim: Claim, hunt: Hunt, variant: str) -> Excess:
 
 
 def _drawn(rng: random.Random, hunt: Hunt, cases: int) -> Generator[list[Fraction], list[Fraction]]:
-    """Cases: every other one anywhere, the ends more often than chance has them; the rest near the nearest so far."""
+    """Cases: every other one anywhere, with ends and ties that chance alone seldom has; the rest near the nearest."""
     ranges = list(hunt.ranges.values())
     grids = [1 if name in hunt.whole else GRID for name in hunt.ranges]
     nearest: list[Fraction] = []
     for number in range(cases):
-        if not nearest or number % 2 == 0:
-            case = [rng.choice(ends) if rng.random() < 0.1 else rng.uniform(*ends) for ends in ranges]
-        else:
-            reach = 10.0 ** rng.uniform(-3, -0.5)
-            case = [
-                min(max(float(x) + rng.gauss(0, reach) * (high - low), low), high)
-                for x, (low, high) in zip(nearest, ranges, strict=True)
-            ]
+        anew = not nearest or number % 2 == 0
+        case = _anywhere(rng, ranges) if anew else _nearby(rng, ranges, nearest)
         nearest = yield [Fraction(round(x * grid), grid) for x, grid in zip(case, grids, strict=True)]
 
 
-def balled(function: Callable[..., Any], count: int) -> Callable[..., arb]:
-    """A function of symbols, as claims have them, as a function of so many balls."""
-    symbols = [sympy.Dummy(f"x{i}", real=True) for i in range(count)]
-    compiled = _compiled(sympy.sympify(function(*symbols)), {symbol: i for i, symbol in enumerate(symbols)})
-    return lambda *numbers: compiled(numbers)
+def _anywhere(rng: random.Random, ranges: Sequence[tuple[float, float]]) -> list[float]:
+    drawn: list[float] = []
+    for place, ends in enumerate(ranges):
+        alike = [x for x, others in zip(drawn, ranges[:place], strict=True) if others == ends]
+        match rng.random():
+            case luck if luck < 0.1:
+                drawn.append(rng.choice(ends))
+            case luck if luck < 0.2 and alike:
+                drawn.append(rng.choice(alike))
+            case _:
+                drawn.append(rng.uniform(*ends))
+    return drawn
 
 
-def _compiled(expression: Any, places: Mapping[Any, int]) -> Callable[[Sequence[arb]], arb]:
-    parts = [_compiled(part, places) for part in expression.args]
-    match expression:
-        case sympy.Symbol():
-            place = places[expression]
-            return lambda x: x[place]
-        case sympy.Rational():
-            exact = fmpq(int(expression.p), int(expression.q))
-            return lambda x: arb(exact)
-        case sympy.Add():
-            return lambda x: sum((part(x) for part in parts), arb(0))
-        case sympy.Mul():
-            return lambda x: _product(part(x) for part in parts)
-        case sympy.Pow(exp=sympy.Integer() as exponent):
-            whole = int(exponent)
-            return lambda x: parts[0](x) ** whole
-        case sympy.Pow(exp=sympy.Rational(p=1, q=2)):
-            return lambda x: parts[0](x).sqrt()
-        case sympy.Pow():
-            return lambda x: parts[0](x) ** parts[1](x)
-        case sympy.exp() | sympy.log() | sympy.tanh():
-            name = type(expression).__name__
-            return lambda x: getattr(parts[0](x), name)()
-        case sympy.Abs():
-            return lambda x: abs(parts[0](x))
-    raise TypeError(f"{expression} is nothing that balls are known for here")
-
-
-def _product(balls_: Iterator[arb]) -> arb:
-    made = arb(1)
-    for ball in balls_:
-        made *= ball
-    return made
+def _nearby(rng: random.Random, ranges: Sequence[tuple[float, float]], nearest: Sequence[Fraction]) -> list[float]:
+    """Some of its numbers moved, by little or by much: all at once, a step towards a corner would seldom be one."""
+    reach, sure = 10.0 ** rng.uniform(-3, -0.5), rng.randrange(len(ranges))
+    moved = [float(x) for x in nearest]
+    for place, (low, high) in enumerate(ranges):
+        if place == sure or rng.random() < 0.4:
+            moved[place] = min(max(moved[place] + rng.gauss(0, reach) * (high - low), low), high)
+    return moved

@@ -236,17 +236,21 @@ def rounded(number: Callable[[], arb], dtype: torch.dtype) -> Fraction | float:
         # 2^exponent is within a factor of two of the size.
         return relative * Fraction(2) ** (exponent if Fraction(2) ** exponent <= size else exponent - 1)
 
-    overflow = top + spacing(top) / 2
+    overflow, vanish = top + spacing(top) / 2, spacing(Fraction(0)) / 2
 
     def nearest() -> Any:
         x = number()
         if not x.is_finite():
             return None
-        mantissa, exponent = (int(part) for part in x.mid().man_exp())
-        sign = -1 if mantissa < 0 else 1
-        size, magnitude = abs(mantissa) * Fraction(2) ** exponent, sign * x
+        # Far beyond either end of the type, the number itself would be too long to write out.
+        if abs(x) < _ball(vanish):
+            return Fraction(0)
+        sign = -1 if x < 0 else 1
+        magnitude = sign * x
         if magnitude > _ball(overflow):
             return sign * math.inf
+        mantissa, exponent = (int(part) for part in x.mid().man_exp())
+        size = abs(mantissa) * Fraction(2) ** exponent
         found = round(size / spacing(size)) * spacing(size)
         # Half the way to either neighbour; the one below is nearer where the exponent changes.
         above, below = spacing(found) / 2, spacing(found * (1 - relative / 4)) / 2

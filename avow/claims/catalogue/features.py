@@ -91,7 +91,7 @@ def _needed_picture() -> Chart:
     return Chart("Features an error takes", "‖q + k‖", "features", series, log_y=True)
 
 
-def _far_below(radius: int, features: int, cut: int) -> arb:
+def far_below(radius: int | arb, features: int | arb, cut: int | arb) -> arb:
     r"""No less than the chance that an estimate from so many features reaches half of what it estimates.
 
     Relative to its mean one feature is X = e^{rw − r²/2}, w ~ N(0, 1). Either one of them exceeds e^cut, or those that
@@ -135,7 +135,7 @@ def features_variance(variance: Formula) -> Iterator[Evidence]:
     )
     features = 2**24
     with balls.precision(128):
-        chance = _far_below(8, features, 16)
+        chance = far_below(8, features, 16)
     yield toolbox.counterexample(
         bool(chance < arb("0.07")),
         "‖q + k‖ = 8, as of a query and a key of length 4 and logit 16: with 2^24 features the estimate is below half"

@@ -58,7 +58,7 @@ def _discrete_picture() -> Chart:
     assumptions=("real arithmetic", "u, k_2, …, k_n orthonormal", "n ≥ 2, 0 < ε < 1"),
     subject=lambda n, eps: 2 * log(n / eps),
     sabotage={
-        "as stated": lambda n, eps: log(n / eps),
+        "no longer than stated": lambda n, eps: log(n / eps),
         "one and a half times": lambda n, eps: Rational(3, 2) * log(n / eps),
         "blind to how many keys there are": lambda n, eps: 4 * log(1 / eps),
     },
@@ -221,9 +221,9 @@ def weights_of(heads: Heads, stretch: Fraction, n: int = 100, root: int = 100) -
     return first, second
 
 
-def swing(heads: Heads) -> Fraction:
+def swing(heads: Heads, n: int = 100, root: int = 100) -> Fraction:
     """The variance of the weight on v_1 when c is ½ or 3/2 with equal chances."""
-    short, long = (weights_of(heads, c)[0] for c in (Fraction(1, 2), Fraction(3, 2)))
+    short, long = (weights_of(heads, c, n, root)[0] for c in (Fraction(1, 2), Fraction(3, 2)))
     return ((long - short) / 2) ** 2
 
 

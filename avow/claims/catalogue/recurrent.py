@@ -112,7 +112,7 @@ CONTRACTION = Gradient(
 )
 
 
-def _jacobian(weights: arb_mat, start: list[arb], steps: int) -> arb_mat:
+def jacobian(weights: arb_mat, start: list[arb], steps: int) -> arb_mat:
     """:math:`\\partial h_T / \\partial h_0` of h_t = W tanh(h_{t-1}) + (½, …, ½), in balls."""
     h = start
     size = len(start)
@@ -125,7 +125,7 @@ def _jacobian(weights: arb_mat, start: list[arb], steps: int) -> arb_mat:
     return product
 
 
-def _tenths(weights: tuple[tuple[int, ...], ...]) -> arb_mat:
+def tenths(weights: tuple[tuple[int, ...], ...]) -> arb_mat:
     return arb_mat([[arb(fmpq(entry, 10)) for entry in row] for row in weights])
 
 
@@ -143,10 +143,10 @@ def _length(matrix: arb_mat) -> float:
 
 
 def _gradient_picture() -> Chart:
-    weights = _tenths(CONTRACTION.weights)
+    weights = tenths(CONTRACTION.weights)
     steps = list(range(1, 25))
     with balls.precision(128):
-        lengths = [_length(_jacobian(weights, [arb(0), arb(0), arb(0)], t)) for t in steps]
+        lengths = [_length(jacobian(weights, [arb(0), arb(0), arb(0)], t)) for t in steps]
     series = {"‖∂h_T/∂h_0‖ (Frobenius)": (steps, lengths), "√3 δ^T": (steps, [3**0.5 * 0.9**t for t in steps])}
     return Chart("A gradient through time and its bound", "T", "length", series, log_y=True)
 
@@ -178,7 +178,7 @@ def rnn_vanishing(gradient: Gradient) -> Iterator[Evidence]:
         lambda length, n: gradient.rate(delta) * length,
         "∂h_0/∂h_0 = I has norm 1 and every step multiplies it by at most δ: at most δ^T after T",
     )
-    weights = _tenths(gradient.weights)
+    weights = tenths(gradient.weights)
     yield toolbox.enclosed(
         lambda: _shorter(weights, arb(fmpq(81, 100))),
         "an instance: λ_max(WᵀW) < 0.81 = δ²/γ² with δ = 0.9, γ = 1 (tanh)",
@@ -192,7 +192,7 @@ def rnn_vanishing(gradient: Gradient) -> Iterator[Evidence]:
 
 def _keeps_rate(weights: arb_mat, steps: int) -> bool:
     start = [arb(0)] * weights.nrows()
-    return _shorter(_jacobian(weights, start, steps), arb(fmpq(9, 10)) ** (2 * steps))
+    return _shorter(jacobian(weights, start, steps), arb(fmpq(9, 10)) ** (2 * steps))
 
 
 def _one_step_contracts(largest: Any, rate: Any, amended: bool = False) -> Iterator[Evidence]:

@@ -45,14 +45,14 @@ class Asked(Inputs):
 def preview(inputs: Asked) -> Answer:
     """The ledger as a list, and what the chosen claim says; nothing is judged yet."""
     claim = _chosen(inputs.claim)
+    absent = claim.not_applicable()
     return {
         "ledger": [{"id": one.id, "topic": one.topic, "plain": one.plain} for one in catalogue().values()],
         "claim": {
             "id": claim.id,
             "html": stated(claim),
-            "variants": variants(claim) if claim.id in HUNTS else [],
-            "note": "" if claim.id in HUNTS else _undrawn(claim),
-            "broken": [] if claim.not_applicable() else list(claim.sabotage),
+            "variants": [] if absent else variants(claim),
+            "note": f"{absent}, so there is nothing to try." if absent else "",
         },
         "facts": _facts(claim),
     }
@@ -134,50 +134,24 @@ def _fact(label: str, value: str, about: str = "") -> dict[str, str]:
     return {"label": label, "value": value, "about": about}
 
 
-def _undrawn(claim: Claim) -> str:
-    """What there is to attack where nothing can be drawn."""
-    if absent := claim.not_applicable():
-        return f"{absent}, so there is nothing to try."
-    count = len(claim.sabotage)
-    broken = f"{count} variants broken on purpose, and it must reject each." if count > 1 else "a broken one to reject."
-    if claim.expected == "refuted":
-        return f"It is broken already: its evidence has the counterexample. Attack the check as well: give it {broken}"
-    return f"It is judged as a whole, and there are no cases to draw. Attack its check instead: give it {broken}"
-
-
 def _attacked(claim: Claim, sabotages: dict[str, bool], inputs: Asked) -> dict[str, Any]:
     """What came of the attack, in words."""
-    rejected = sum(sabotages.values())
-    checked = f"The ledger's own check rejects {rejected} of {len(sabotages)} variants broken on purpose."
-    if claim.id not in HUNTS:
-        blind = rejected < len(sabotages)
-        moral = "A check that accepts one proves nothing." if blind else "Had it accepted one, it would prove nothing."
-        return {
-            "tone": "refuted" if blind else "proved",
-            "word": "accepted" if blind else "all rejected" if len(sabotages) > 1 else "rejected",
-            "says": f"{checked} {moral}",
-            "html": f'<ul class="broken">{"".join(_line(*one) for one in sabotages.items())}</ul>',
-        }
     found = hunted(claim, HUNTS[claim.id], inputs.variant, inputs.cases, inputs.seed, _SEARCH_SECONDS)
-    word, says = _told(found)
+    (word, says), reads = _told(found), HUNTS[claim.id].reads
+    rejected = f"{sum(sabotages.values())} of {len(sabotages)}"
     return {
         "tone": "refuted" if found.broken else "none",
         "word": word,
-        "says": f"{says} {checked}",
-        "html": charts.html_table(_case(found)),
+        "says": f"{says} The ledger's own check rejects {rejected} variants broken on purpose.",
+        "html": charts.html_table(_case(found)) + (f'<p class="soft">{escape(reads)}</p>' if reads else ""),
     }
-
-
-def _line(name: str, rejected: bool) -> str:
-    tone, word = ("proved", "rejected") if rejected else ("refuted", "accepted")
-    return f'<li>{escape(name)} <span class="badge {tone}">{word}</span></li>'
 
 
 def _told(found: Outcome) -> tuple[str, str]:
     tried = f"{found.tried:,} case{'' if found.tried == 1 else 's'}"
     if found.broken:
-        says = f"Broken by case {found.tried:,}: by {found.excess:.3g}. Balls evaluated it, so it is certain."
-        return "counterexample", says
+        how = f"by {found.excess:.3g}" if found.excess else "its two sides are equal, and they must not be"
+        return "counterexample", f"Broken by case {found.tried:,}: {how}. Balls evaluated it, so it is certain."
     early = f" The time was up: {found.budget:,} were asked for." if found.tried < found.budget else ""
     near = (
         "The nearest miss meets it with equality."
@@ -211,7 +185,7 @@ PAGE = Page(
 <article id="chosen" aria-live="off"><h2 id="name"></h2><div id="stated"></div><div id="judged"></div></article>
 <section id="breaking" class="card" aria-label="Try to break it"><div class="role"><strong>Try to break it</strong>
 <span id="caught" class="badge" hidden></span></div>
-<p id="note" hidden></p><ul id="broken" hidden aria-label="Variants broken on purpose"></ul>
+<p id="note" hidden></p>
 <fieldset id="variants"><legend>What is attacked</legend></fieldset>
 <div id="budget"></div>
 <button type="button" id="attack">Search for a counterexample</button>

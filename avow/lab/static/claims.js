@@ -14,12 +14,12 @@ at("budget").append(box("cases"), box("seed"));
 start({
   preview(answer) {
     list(answer.ledger);
-    const {id, html, variants, note, broken} = answer.claim;
+    const {id, html, variants, note} = answer.claim;
     if (id !== shown) at("judged").innerHTML = drawn = "";
     shown = id;
     at("name").textContent = id;
     at("stated").innerHTML = html;
-    attackable(variants, note, broken);
+    attackable(variants, note);
     for (const [name, row] of rows) row.link.toggleAttribute("aria-current", name === id);
     filter();
     reveal(rows.get(id).item);
@@ -111,16 +111,11 @@ at("ledger").addEventListener("keydown", event => {
 
 // ---- the search
 
-function attackable(names, note, broken) {
-  const now = value("variant"), told = value("hunt") === true;
-  at("variants").hidden = at("budget").hidden = !names.length;
+function attackable(names, note) {
+  const now = value("variant");
+  at("variants").hidden = at("budget").hidden = at("attack").hidden = !names.length;
   at("note").hidden = !note;
   at("note").textContent = note;
-  // What came of them names them again.
-  at("broken").hidden = !note || told || !broken.length;
-  at("broken").replaceChildren(...broken.map(name => element("li", {}, name)));
-  at("attack").hidden = !names.length && (told || !broken.length);
-  at("attack").textContent = names.length ? "Search for a counterexample" : "Give them to the check";
   const labels = names.map(name => {
     const radio = element("input", {type: "radio", name: "attacked", value: name});
     radio.checked = name === now;

@@ -174,6 +174,15 @@ def test_statistical_bounds_fail_no_oftener_than_they_say() -> None:
     assert missed <= 0.2 * rows
 
 
+def test_samples_that_leave_too_little_of_the_mass_certain_prove_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    p, method = peaked(n=1, s=1024, sharp=0.3), Sparse(drop=0.3, chance=0.2)
+    usual, other = (attended(method, p, seed)[0] for seed in (1, 2))
+    assert not torch.equal(usual, other)
+    monkeypatch.setattr("avow.maths.outlook._SURE", 0.0)
+    sure, again = (attended(method, p, seed)[0] for seed in (1, 2))
+    assert torch.equal(sure, again), "draws count only where they prove something"
+
+
 def test_draws_repeat_with_their_seed_and_differ_without() -> None:
     p = peaked(sharp=0.3, s=1024)
     method = Sparse(drop=0.1, chance=0.01)

@@ -152,7 +152,7 @@ def test_sparse_decoding_keeps_its_certificates_and_reads_less(
     assert methods.count("sparse") > len(methods) / 2
     read = bytes_read(mine, [certificate for _, certificate in certificates])
     print(f"{read:.1%} of the bytes, {methods.count('sparse')} of {len(methods)} answers from a part")
-    assert read < 0.5
+    assert read <= 0.45
     agreement = (sparse.argmax(-1) == exact.argmax(-1)).double().mean()
     assert float(agreement) >= 0.99
     losses = [torch.nn.functional.cross_entropy(x, ids[0, start + 1 :]) for x in (sparse, exact)]

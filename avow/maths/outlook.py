@@ -25,6 +25,8 @@ from avow.maths.reading import Read
 
 # Float64 sums over fewer than 2^22 tokens, products of a few factors, and exp itself.
 SUMS = 1e-9
+# The share of an estimated mass that its deviation may have: then (1 + x)/(1 − x·share/(1 − share)) ≤ (1 + x)² up to ½.
+_SURE = 0.4
 # Tokens that are widened to float64 at once: few enough that they never leave a core's own cache.
 _SPAN = 8192
 
@@ -200,7 +202,9 @@ class Outlook:
             )
         )
         shift = torch.linalg.vector_norm(out - center, dim=-1, keepdim=True)
-        least = total - mass
+        # Callers allow for what rounding does to weights, e^δ, by a factor e^(2δ) of the whole: enough as long as the
+        # difference is not much smaller than what it is taken from.
+        least = torch.where(mass <= _SURE * total, total - mass, 0.0)
         moved = (far + mass * shift) * (1 + SUMS) / (least * self.most).clamp(min=1e-300)
         moved = torch.where(least > 0, moved, math.inf).nan_to_num(nan=math.inf, posinf=math.inf)
         return torch.where((self.most > 0) & tail.any(-1, keepdim=True), moved, 0.0)

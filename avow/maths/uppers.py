@@ -22,7 +22,7 @@ from avow.maths.sketch import Sketch
 
 # Differences of rounding between here and `Ends`: additions, relative to the products, the origin among them; and what
 # is so small that the factors which bring a code's bits to their place leave the range of float32.
-_ADDED, _CONSTANT = 2.0**-21, 2.0**-40
+ADDED, CONSTANT = 2.0**-21, 2.0**-40
 # About so many groups tell the origin.
 _SOME = 64
 # Rounding of the bounds themselves.
@@ -49,8 +49,8 @@ def uppers(told: Ends, sketch: Sketch, compiled: bool, first: int = 0) -> Uppers
     Raises `NotCompiled` where a compiler is asked for and there is none.
     """
     # All but the smallest part grows with a group's reach; bounds in float32 are rounded outward.
-    tilt = ((told.tilt + told.length * _ADDED) * _OUTWARD).float().squeeze(-1)  # (b, g, r)
-    floor = ((told.floor + _CONSTANT) * _OUTWARD).float().squeeze(-1)  # (b, g, 1)
+    tilt = ((told.tilt + told.length * ADDED) * _OUTWARD).float().squeeze(-1)  # (b, g, r)
+    floor = ((told.floor + CONSTANT) * _OUTWARD).float().squeeze(-1)  # (b, g, 1)
     slope, grown = (told.slope * _OUTWARD).float().squeeze(-1), told.grown.float().squeeze(-1)
     # Some groups tell it well enough: no bound rests on it.
     some = slice(first, None, max(1, sketch.zero.shape[2] // _SOME))

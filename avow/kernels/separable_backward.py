@@ -15,6 +15,7 @@ from avow.kernels.cuts import Cut, padded
 from avow.kernels.log_prefixes import log_prefixes
 from avow.kernels.separable_gradients import key_gradients, query_gradients
 from avow.kernels.separable_whole import column_gradients, mixed_gradients
+from avow.kernels.tiles import interpreted
 
 # Chunks of keys per program where nothing is carried from one to the next.
 _MANY = 8
@@ -56,15 +57,17 @@ def _blocks(d: int, e: int, kind: torch.dtype) -> tuple[_Block, ...]:
     )
 
 
-def _constants(d: int, e: int, kind: torch.dtype) -> dict[str, Any]:
+def _constants(d: int, e: int, kind: torch.dtype, causal: bool) -> dict[str, Any]:
     wide = kind != torch.bfloat16
     large = max(padded(d), padded(e))
     return {
         "D": d,
         "E": e,
-        "C": 64 if large <= 64 and not wide else 32 if large <= 128 else 16,
+        # Rows of a chunk: causal programs have four matrices of that many rows in their registers at once.
+        "C": 64 if large <= 64 and not wide and not causal else 32 if large <= 128 else 16,
         "KIND": tl.float32 if wide else tl.bfloat16,
         "PRECISION": "tf32x3" if kind == torch.float32 else "tf32",
+        "FAST": not interpreted(),
         "num_warps": 4 if large <= 64 and not wide else 8,
         "num_stages": 2 if large <= 128 else 1,
     }
@@ -82,12 +85,12 @@ def whole_gradients(
 ) -> Gradients:
     """Gradients of rows that see every key; scores are inputs times `cold`, exponents of two times `factor`."""
     (b, h, n, d), (g, s), e = q.shape, k.shape[1:3], v.shape[3]
-    constants, blocks = _constants(d, e, q.dtype), _blocks(d, e, q.dtype)
+    constants, blocks = _constants(d, e, q.dtype, False), _blocks(d, e, q.dtype)
     first = blocks[0]
     totals = torch.where(known.totals > 0, known.totals, 1.0)
     means = known.sums / totals.unsqueeze(-1)
     found = Gradients(*(x.new_empty(x.shape) for x in (q, k, v)))
-    parts = cuts.cut_for(n, b * h * first.programs, 3 if first.values else 1)
+    parts = cuts.cut_for(n, b * h * first.programs, 2 if first.values else 1)
     sums = q.new_empty(b * h, parts.parts, d, e, dtype=torch.float32)
     mixed_gradients[(b * h, parts.parts, first.programs)](
         q,
@@ -150,7 +153,7 @@ def causal_gradients(
 ) -> Gradients:
     """Gradients of rows that see the keys up to their own, given what lies before each part."""
     (b, h, n, d), g, e = q.shape, k.shape[1], v.shape[3]
-    constants, blocks = _constants(d, e, q.dtype), _blocks(d, e, q.dtype)
+    constants, blocks = _constants(d, e, q.dtype, True), _blocks(d, e, q.dtype)
     first, packed = blocks[0], parts.table is not None
     found = Gradients(*(x.new_empty(x.shape) for x in (q, k, v)))
     slope = q.new_empty(b, h, n, dtype=torch.float32)

@@ -19,30 +19,46 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from avow.kernels.separable_scan import LOWEST, columns, mixture
-from avow.kernels.tiles import nearest, span, tile
+from avow.kernels.feature_tiles import LOWEST, short
+from avow.kernels.separable_scan import columns
+from avow.kernels.tiles import exp2_near, nearest, span, tile
 from avow.maths import kernel_rounding
 
 _TINY = tl.constexpr(kernel_rounding.THIN)
 
 
 @triton.jit
-def mixture_block(x, stride, row, feature, left, factor, D: tl.constexpr, DP: tl.constexpr, FB: tl.constexpr):
+def mixture_block(
+    x, stride, row, feature, left, factor, D: tl.constexpr, DP: tl.constexpr, FB: tl.constexpr, FAST: tl.constexpr
+):
     """Some features of the softmax of every row."""
+    own = tile(x, stride, row, feature, left, D, FB).to(tl.float32) * factor
+    if D % FB != 0:
+        own = tl.where((feature < D)[None, :], own, LOWEST)
     if FB == DP:
-        shares = mixture(tile(x, stride, row, feature, left, D, FB), factor, feature, D, DP)
+        weight = exp2_near(own - tl.max(own, 1)[:, None], FAST)
+        whole = tl.sum(weight, 1)
     else:
         every = tl.arange(0, DP)
         log = tile(x, stride, row, every, left, D, DP).to(tl.float32) * factor
         if D != DP:
             log = tl.where((every < D)[None, :], log, LOWEST)
         top = tl.max(log, 1)
-        whole = tl.sum(tl.exp2(log - top[:, None]), 1)
-        own = tile(x, stride, row, feature, left, D, FB).to(tl.float32) * factor
-        shares = tl.exp2(own - top[:, None]) / whole[:, None]
-        if D % FB != 0:
-            shares = tl.where((feature < D)[None, :], shares, 0.0)
-    return shares
+        whole = tl.sum(exp2_near(log - top[:, None], FAST), 1)
+        weight = exp2_near(own - top[:, None], FAST)
+    return weight * (1 / whole)[:, None]
+
+
+@triton.jit
+def inverse_of(prefix, FAST: tl.constexpr):
+    """1 / what a row has seen of a feature; zero where that is lost beside what comes after it."""
+    if FAST:
+        found = tl.inline_asm_elementwise(
+            "rcp.approx.ftz.f32 $0, $1;", "=f,f", [prefix], dtype=tl.float32, is_pure=True, pack=1
+        )
+    else:
+        found = 1 / prefix
+    return tl.where(prefix < _TINY, 0.0, found)
 
 
 @triton.jit
@@ -90,6 +106,7 @@ def query_gradients(
     PACKED: tl.constexpr,
     KIND: tl.constexpr,
     PRECISION: tl.constexpr,
+    FAST: tl.constexpr,
 ):
     """dq and δ of a part's rows, the totals before each of its chunks, and what it adds to Γ and to the sums of σc."""
     head, part, block = tl.program_id(0), tl.program_id(1), tl.program_id(2)
@@ -124,8 +141,8 @@ def query_gradients(
         gs = tile(g + ahead * g_row, g_row, row, column, left, E, EB).to(KIND)
         log = columns(ys, factor, row, left)
         higher = tl.maximum(top, tl.max(log, 0))
-        weight = nearest(tl.exp2(log - higher[None, :]).to(KIND), PRECISION)
-        shrink = tl.exp2(top - higher)
+        weight = nearest(short(exp2_near(log - higher[None, :], FAST), KIND, FAST), PRECISION)
+        shrink = exp2_near(top - higher, FAST)
         top = higher
         state = state * shrink[:, None]
         total = total * shrink
@@ -135,10 +152,10 @@ def query_gradients(
         # Γ is relative to the top of the part's first chunk, the lowest.
         low = tl.where(step == 0, -top, low)
         prefix = tl.dot(ones, weight, input_precision=PRECISION) + total[None, :]
-        share = mixture_block(x + ahead * x_row, x_row, row, feature, left, factor, D, DP, FB)
-        inverse = tl.where(prefix < _TINY, 0.0, 1 / prefix)
-        near = tl.where(seen, tl.dot(gs, tl.trans(zs), input_precision=PRECISION), 0.0).to(KIND)
-        found = tl.dot(gs, tl.trans(nearest(state.to(KIND), PRECISION)), input_precision=PRECISION)
+        share = mixture_block(x + ahead * x_row, x_row, row, feature, left, factor, D, DP, FB, FAST)
+        inverse = inverse_of(prefix, FAST)
+        near = short(tl.where(seen, tl.dot(gs, tl.trans(zs), input_precision=PRECISION), 0.0), KIND, FAST)
+        found = tl.dot(gs, tl.trans(nearest(short(state, KIND, FAST), PRECISION)), input_precision=PRECISION)
         found = tl.dot(nearest(near, PRECISION), weight, found, input_precision=PRECISION) * inverse
         if FB == DP:
             mean = tl.sum(share * found, 1)
@@ -148,10 +165,10 @@ def query_gradients(
         tl.store(slope + rest + ahead + row, mean, mask=(row < left) & (block == 0))
         target = dx + (rest + ahead) * D + row[:, None] * D + feature[None, :]
         answer = share * (found - mean[:, None]) * cold
-        tl.store(target, answer.to(dx.dtype.element_ty), mask=(row < left)[:, None] & (feature < D)[None, :])
-        share = share * (inverse * tl.exp2(-low - top)[None, :])
+        tl.store(target, short(answer, dx.dtype.element_ty, FAST), mask=(row < left)[:, None] & (feature < D)[None, :])
+        share = share * (inverse * exp2_near(-low - top, FAST)[None, :])
         pulled += tl.sum(share * found, 0)
-        added = tl.dot(tl.trans(nearest(share.to(KIND), PRECISION)), gs, added, input_precision=PRECISION)
+        added = tl.dot(tl.trans(nearest(short(share, KIND, FAST), PRECISION)), gs, added, input_precision=PRECISION)
         state = tl.dot(tl.trans(weight), zs, state, input_precision=PRECISION)
         total += tl.sum(weight.to(tl.float32), 0)
     there = head.to(tl.int64) * parts + part
@@ -205,6 +222,7 @@ def key_gradients(
     PACKED: tl.constexpr,
     KIND: tl.constexpr,
     PRECISION: tl.constexpr,
+    FAST: tl.constexpr,
 ):
     """dk and dv of a part, from its end; H heads of keys, R of queries to each.
 
@@ -241,14 +259,14 @@ def key_gradients(
         mark = (place * (length // C) + chunk) * D + feature
         total = tl.load(marks + mark, mask=feature < D, other=1.0)
         top = tl.load(mark_tops + mark, mask=feature < D, other=0.0)
-        exact = tl.exp2(columns(ys, factor, row, left) - top[None, :])
-        weight = nearest(exact.to(KIND), PRECISION)
+        exact = exp2_near(columns(ys, factor, row, left) - top[None, :], FAST)
+        weight = nearest(short(exact, KIND, FAST), PRECISION)
         prefix = tl.dot(ones, weight, input_precision=PRECISION) + total[None, :]
-        inverse = tl.where(prefix < _TINY, 0.0, 1 / prefix)
-        shrink = tl.exp2(top + low)
+        inverse = inverse_of(prefix, FAST)
+        shrink = exp2_near(top + low, FAST)
         low = -top
         state = state * shrink[:, None]
-        held = nearest(state.to(KIND), PRECISION)
+        held = nearest(short(state, KIND, FAST), PRECISION)
         if KEYS:
             zs = tile(z + ahead * z_row, z_row, row, column, left, E, EB).to(KIND)
             pulled = pulled * shrink
@@ -258,26 +276,30 @@ def key_gradients(
         for sibling in range(R):
             other = tl.cast(sibling, tl.int64)
             gs = tile(g + other * g_head + ahead * g_row, g_row, row, column, left, E, EB).to(KIND)
-            shares = mixture_block(x + other * x_head + ahead * x_row, x_row, row, feature, left, factor, D, DP, FB)
-            share = nearest((shares * inverse).to(KIND), PRECISION)
+            shares = mixture_block(
+                x + other * x_head + ahead * x_row, x_row, row, feature, left, factor, D, DP, FB, FAST
+            )
+            share = nearest(short(shares * inverse, KIND, FAST), PRECISION)
             if KEYS:
                 from_head = (head.to(tl.int64) * R + sibling) * rows + start + ahead
-                near = tl.where(felt, tl.dot(zs, tl.trans(gs), input_precision=PRECISION), 0.0).to(KIND)
+                near = short(tl.where(felt, tl.dot(zs, tl.trans(gs), input_precision=PRECISION), 0.0), KIND, FAST)
                 by_key = tl.dot(nearest(near, PRECISION), share, by_key, input_precision=PRECISION)
                 dxs = tile(dx + from_head * D, D, row, feature, left, D, FB).to(tl.float32)
                 mean = tl.load(slope + from_head + row, mask=row < left, other=0.0)
                 pull = (shares * mean[:, None] + dxs / cold) * inverse
                 pulled += tl.sum(pull, 0)
-                by_key = tl.dot(later, nearest(pull.to(KIND), PRECISION), by_key, input_precision=PRECISION)
+                by_key = tl.dot(later, nearest(short(pull, KIND, FAST), PRECISION), by_key, input_precision=PRECISION)
             if VALUES:
-                pairs = tl.where(felt, tl.dot(weight, tl.trans(share), input_precision=PRECISION), 0.0).to(KIND)
+                pairs = short(
+                    tl.where(felt, tl.dot(weight, tl.trans(share), input_precision=PRECISION), 0.0), KIND, FAST
+                )
                 by_value = tl.dot(nearest(pairs, PRECISION), gs, by_value, input_precision=PRECISION)
             state = tl.dot(tl.trans(share), gs, state, input_precision=PRECISION)
         if KEYS:
             target = dy + (rest + ahead) * D + row[:, None] * D + feature[None, :]
-            answer = (exact * by_key * cold).to(dy.dtype.element_ty)
+            answer = short(exact * by_key * cold, dy.dtype.element_ty, FAST)
             tl.store(target, answer, mask=(row < left)[:, None] & (feature < D)[None, :])
         if VALUES:
             target = dz + (rest + ahead) * E + row[:, None] * E + column[None, :]
-            answer = by_value.to(dz.dtype.element_ty)
+            answer = short(by_value, dz.dtype.element_ty, FAST)
             tl.store(target, answer, mask=(row < left)[:, None] & (column < E)[None, :])

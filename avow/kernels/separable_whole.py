@@ -12,9 +12,10 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
+from avow.kernels.feature_tiles import short
 from avow.kernels.separable_gradients import mixture_block
 from avow.kernels.separable_scan import columns
-from avow.kernels.tiles import nearest, span, tile
+from avow.kernels.tiles import exp2_near, nearest, span, tile
 
 
 @triton.jit
@@ -45,6 +46,7 @@ def mixed_gradients(
     C: tl.constexpr,
     KIND: tl.constexpr,
     PRECISION: tl.constexpr,
+    FAST: tl.constexpr,
 ):
     """dq of a part's rows, and what they add to G."""
     head, part, block = tl.program_id(0), tl.program_id(1), tl.program_id(2)
@@ -59,13 +61,13 @@ def mixed_gradients(
     inside = (feature < D)[:, None] & (column < E)[None, :]
     entry = feature[:, None] * E + column[None, :]
     mean = tl.load(means + (head // R).to(tl.int64) * (D * E) + entry, mask=inside, other=0.0)
-    mean = nearest(mean.to(KIND), PRECISION)
+    mean = nearest(short(mean, KIND, FAST), PRECISION)
     added = tl.zeros((FB, EB), tl.float32)
     for step in range(tl.cdiv(many, C)):
         ahead = tl.cast(step, tl.int64) * C
         left = many - step * C
         gs = tile(g + ahead * g_row, g_row, row, column, left, E, EB).to(KIND)
-        share = mixture_block(x + ahead * x_row, x_row, row, feature, left, factor, D, DP, FB)
+        share = mixture_block(x + ahead * x_row, x_row, row, feature, left, factor, D, DP, FB, FAST)
         found = tl.dot(gs, tl.trans(mean), input_precision=PRECISION)
         if FB == DP:
             slope = tl.sum(share * found, 1)
@@ -74,8 +76,8 @@ def mixed_gradients(
             slope = tl.sum(gs.to(tl.float32) * outs.to(tl.float32), 1)
         target = dx + (rest + ahead) * D + row[:, None] * D + feature[None, :]
         answer = share * (found - slope[:, None]) * cold
-        tl.store(target, answer.to(dx.dtype.element_ty), mask=(row < left)[:, None] & (feature < D)[None, :])
-        added = tl.dot(tl.trans(nearest(share.to(KIND), PRECISION)), gs, added, input_precision=PRECISION)
+        tl.store(target, short(answer, dx.dtype.element_ty, FAST), mask=(row < left)[:, None] & (feature < D)[None, :])
+        added = tl.dot(tl.trans(nearest(short(share, KIND, FAST), PRECISION)), gs, added, input_precision=PRECISION)
     tl.store(sums + (head.to(tl.int64) * parts + part) * (D * E) + entry, added, mask=inside)
 
 
@@ -109,6 +111,7 @@ def column_gradients(
     VALUES: tl.constexpr,
     KIND: tl.constexpr,
     PRECISION: tl.constexpr,
+    FAST: tl.constexpr,
 ):
     """dk and dv of some keys, from G; dk needs all columns of values, dv all features."""
     head, part, block = tl.program_id(0), tl.program_id(1), tl.program_id(2)
@@ -123,7 +126,7 @@ def column_gradients(
     inside = (feature < D)[:, None] & (column < E)[None, :]
     place = head.to(tl.int64) * D + feature
     held = tl.load(felt + place[:, None] * E + column[None, :], mask=inside, other=0.0)
-    held = nearest(held.to(KIND), PRECISION)
+    held = nearest(short(held, KIND, FAST), PRECISION)
     pull = tl.load(pulls + place, mask=feature < D, other=0.0)
     top = tl.load(tops + place, mask=feature < D, other=0.0)
     inverse = 1 / tl.load(total + place, mask=feature < D, other=1.0)
@@ -132,15 +135,15 @@ def column_gradients(
         left = rows - start
         rest = head.to(tl.int64) * rows + start
         ys = tile(y + start * y_row, y_row, row, feature, left, D, FB)
-        share = tl.exp2(columns(ys, factor, row, left) - top[None, :]) * inverse[None, :]
+        share = exp2_near(columns(ys, factor, row, left) - top[None, :], FAST) * inverse[None, :]
         if KEYS:
             zs = tile(z + start * z_row, z_row, row, column, left, E, EB).to(KIND)
             found = tl.dot(zs, tl.trans(held), input_precision=PRECISION) - pull[None, :]
-            answer = (share * found * cold).to(dy.dtype.element_ty)
+            answer = short(share * found * cold, dy.dtype.element_ty, FAST)
             target = dy + rest * D + row[:, None] * D + feature[None, :]
             tl.store(target, answer, mask=(row < left)[:, None] & (feature < D)[None, :])
         if VALUES:
-            found = tl.dot(nearest(share.to(KIND), PRECISION), held, input_precision=PRECISION)
+            found = tl.dot(nearest(short(share, KIND, FAST), PRECISION), held, input_precision=PRECISION)
             target = dz + rest * E + row[:, None] * E + column[None, :]
-            answer = found.to(dz.dtype.element_ty)
+            answer = short(found, dz.dtype.element_ty, FAST)
             tl.store(target, answer, mask=(row < left)[:, None] & (column < E)[None, :])

@@ -23,6 +23,7 @@ from avow.kernels.linear_attention import check
 from avow.kernels.log_prefixes import log_prefixes
 from avow.kernels.separable_backward import Known, causal_gradients, whole_gradients
 from avow.kernels.separable_twin import ColumnSums, SeparableMean
+from avow.kernels.tiles import interpreted
 
 _LOG2E = math.log2(math.e)
 # Rows of a chunk, and chunks of rows per program.
@@ -61,7 +62,9 @@ def steps(q: Tensor, k: Tensor, e: int, causal: bool) -> int:
 def _parts(q: Tensor, k: Tensor, e: int, causal: bool) -> Cut:
     (b, h), d = q.shape[:2], q.shape[3]
     blocks = triton.cdiv(e, _constants(d, e, q.dtype)["EB"])
-    return cuts.cut_for(k.shape[2], b * (h if causal else k.shape[1]) * blocks, 2 if d <= 64 else 1)
+    # Programs that a processor's registers hold: those of causal rows have more to remember.
+    resident = 1 if d > 64 else 3 if not causal and e <= 64 and q.dtype == torch.bfloat16 else 2
+    return cuts.cut_for(k.shape[2], b * (h if causal else k.shape[1]) * blocks, resident)
 
 
 def _constants(d: int, e: int, kind: torch.dtype) -> dict[str, Any]:
@@ -106,6 +109,7 @@ def _summed(
             H=g,
             WHOLE=whole,
             PACKED=packed,
+            FAST=not interpreted(),
             **constants,
         )
     shapes = ((b, g, d, e), (b, g, d), (b, g, d)) if whole else ((0,), (0,), (0,))
@@ -186,6 +190,7 @@ def _forward(
         H=h,
         R=h // g,
         PACKED=parts.table is not None,
+        FAST=not interpreted(),
         **constants,
     )
     return out, lost, *last, *known  # type: ignore[return-value]

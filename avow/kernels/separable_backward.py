@@ -45,26 +45,32 @@ class _Block(NamedTuple):
     values: bool
 
 
-def _blocks(d: int, e: int, kind: torch.dtype) -> tuple[_Block, ...]:
+def _width(x: int) -> int:
+    """How wide a tile is: factors of 16 columns, once computed, are not multiplied rightly by every Triton."""
+    return max(32, padded(x))
+
+
+def _blocks(d: int, e: int, kind: torch.dtype, causal: bool) -> tuple[_Block, ...]:
     """One launch for dk and dv where a state fits whole; else one for features, one for columns of values."""
-    room = 4096 if kind != torch.bfloat16 else 8192
-    features, columns = (min(padded(x), max(32, room // padded(y))) for x, y in ((d, e), (e, d)))
-    if features == padded(d):
-        return (_Block(features, padded(e), 1, True, True),)
+    # Products of float32 are three, with the factors of each in registers.
+    room = 8192 if kind == torch.bfloat16 else 2048 if causal and kind == torch.float32 else 4096
+    features, columns = (min(_width(x), max(32, room // _width(y))) for x, y in ((d, e), (e, d)))
+    if features == _width(d):
+        return (_Block(features, _width(e), 1, True, True),)
     return (
-        _Block(features, padded(e), triton.cdiv(d, features), True, False),
-        _Block(padded(d), columns, triton.cdiv(e, columns), False, True),
+        _Block(features, _width(e), triton.cdiv(d, features), True, False),
+        _Block(_width(d), columns, triton.cdiv(e, columns), False, True),
     )
 
 
 def _constants(d: int, e: int, kind: torch.dtype, causal: bool) -> dict[str, Any]:
     wide = kind != torch.bfloat16
-    large = max(padded(d), padded(e))
+    large = max(_width(d), _width(e))
     return {
         "D": d,
         "E": e,
         # Rows of a chunk: causal programs have four matrices of that many rows in their registers at once.
-        "C": 64 if large <= 64 and not wide and not causal else 32 if large <= 128 else 16,
+        "C": 64 if large <= 64 and not wide and not causal else 32,
         "KIND": tl.float32 if wide else tl.bfloat16,
         "PRECISION": "tf32x3" if kind == torch.float32 else "tf32",
         "FAST": not interpreted(),
@@ -85,7 +91,7 @@ def whole_gradients(
 ) -> Gradients:
     """Gradients of rows that see every key; scores are inputs times `cold`, exponents of two times `factor`."""
     (b, h, n, d), (g, s), e = q.shape, k.shape[1:3], v.shape[3]
-    constants, blocks = _constants(d, e, q.dtype, False), _blocks(d, e, q.dtype)
+    constants, blocks = _constants(d, e, q.dtype, False), _blocks(d, e, q.dtype, False)
     first = blocks[0]
     totals = torch.where(known.totals > 0, known.totals, 1.0)
     means = known.sums / totals.unsqueeze(-1)
@@ -107,7 +113,7 @@ def whole_gradients(
         cold,
         H=h,
         R=h // g,
-        DP=padded(d),
+        DP=_width(d),
         FB=first.features,
         EB=first.columns,
         **constants,
@@ -153,7 +159,7 @@ def causal_gradients(
 ) -> Gradients:
     """Gradients of rows that see the keys up to their own, given what lies before each part."""
     (b, h, n, d), g, e = q.shape, k.shape[1], v.shape[3]
-    constants, blocks = _constants(d, e, q.dtype, True), _blocks(d, e, q.dtype)
+    constants, blocks = _constants(d, e, q.dtype, True), _blocks(d, e, q.dtype, True)
     first, packed = blocks[0], parts.table is not None
     found = Gradients(*(x.new_empty(x.shape) for x in (q, k, v)))
     slope = q.new_empty(b, h, n, dtype=torch.float32)
@@ -185,7 +191,7 @@ def causal_gradients(
         cold,
         H=h,
         R=h // g,
-        DP=padded(d),
+        DP=_width(d),
         FB=first.features,
         EB=first.columns,
         PACKED=packed,
@@ -215,7 +221,7 @@ def causal_gradients(
             cold,
             H=g,
             R=h // g,
-            DP=padded(d),
+            DP=_width(d),
             FB=block.features,
             EB=block.columns,
             KEYS=block.keys,

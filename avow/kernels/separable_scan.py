@@ -13,12 +13,14 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
+from avow.kernels.feature_tiles import LOWEST, short
 from avow.kernels.tiles import nearest, span, tile
 from avow.maths import kernel_rounding
 
-LOWEST = tl.constexpr(float("-inf"))
 # Totals below this, relative to the largest key of a chunk, may have lost terms that count.
 _TINY = tl.constexpr(kernel_rounding.THIN)
+# Columns of ones that totals are products with, all the same.
+_ONES = tl.constexpr(32)
 
 
 @triton.jit
@@ -64,6 +66,7 @@ def column_sums(
     PACKED: tl.constexpr,
     KIND: tl.constexpr,
     PRECISION: tl.constexpr,
+    FAST: tl.constexpr,
 ):
     """A part's sums of exponentials and values, relative to the largest key of each feature."""
     head, part, block = tl.program_id(0), tl.program_id(1), tl.program_id(2)
@@ -78,7 +81,12 @@ def column_sums(
     row, feature = tl.arange(0, C), tl.arange(0, DP)
     column = block * EB + tl.arange(0, EB)
     state = tl.zeros((DP, EB), tl.float32)
-    total = tl.zeros((DP,), tl.float32)
+    if tl.bfloat16 == KIND:  # noqa: SIM108
+        # Totals are products with ones: tensor cores add up rows faster than threads tell each other.
+        total = tl.zeros((DP, _ONES), tl.float32)
+    else:
+        total = tl.zeros((DP,), tl.float32)
+    ones = tl.full((C, _ONES), 1.0, tl.float32).to(KIND)
     top = tl.full((DP,), LOWEST, tl.float32)
     steps = tl.cdiv(many, C)
     for step in range(steps):
@@ -89,14 +97,19 @@ def column_sums(
         zs = tile(z + ahead * z_row, z_row, row, column, left, E, EB)
         log = columns(ys, factor, row, left)
         higher = tl.maximum(top, tl.max(log, 0))
-        weight = nearest(tl.exp2(log - higher[None, :]).to(KIND), PRECISION)
+        weight = nearest(short(tl.exp2(log - higher[None, :]), KIND, FAST), PRECISION)
         shrink = tl.exp2(top - higher)
         top = higher
-        total = total * shrink + tl.sum(weight.to(tl.float32), 0)
+        if tl.bfloat16 == KIND:
+            total = tl.dot(tl.trans(weight), ones, total * shrink[:, None])
+        else:
+            total = total * shrink + tl.sum(weight, 0)
         state = tl.dot(tl.trans(weight), zs.to(KIND), state * shrink[:, None], input_precision=PRECISION)
     place = head.to(tl.int64) * parts + part
     inside = (feature < D)[:, None] & (column < E)[None, :]
     tl.store(sums + place * (D * E) + feature[:, None] * E + column[None, :], state, mask=inside)
+    if tl.bfloat16 == KIND:
+        total = tl.max(total, 1)
     if block == 0:
         tl.store(totals + place * D + feature, total, mask=feature < D)
         tl.store(tops + place * D + feature, top, mask=feature < D)
@@ -138,6 +151,7 @@ def causal_rows(
     PACKED: tl.constexpr,
     KIND: tl.constexpr,
     PRECISION: tl.constexpr,
+    FAST: tl.constexpr,
 ):
     """The rows of one part, each over the keys up to its own."""
     head, part, block = tl.program_id(0), tl.program_id(1), tl.program_id(2)
@@ -168,7 +182,7 @@ def causal_rows(
         zs = tile(z + ahead * z_row, z_row, row, column, left, E, EB).to(KIND)
         log = columns(ys, factor, row, left)
         higher = tl.maximum(top, tl.max(log, 0))
-        weight = nearest(tl.exp2(log - higher[None, :]).to(KIND), PRECISION)
+        weight = nearest(short(tl.exp2(log - higher[None, :]), KIND, FAST), PRECISION)
         shrink = tl.exp2(top - higher)
         top = higher
         state = state * shrink[:, None]

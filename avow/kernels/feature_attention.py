@@ -98,8 +98,10 @@ def row_lengths(x: Float[Tensor, "b h n d"]) -> Float32[Tensor, "b h n"]:
 def added(shares: Float[Tensor, "blocks *rest"], kind: torch.dtype) -> Float[Tensor, "*rest"]:
     """The sum of what programs made, rounded once."""
     out = shares.new_empty(shares.shape[1:], dtype=kind)
-    count = out.numel()
-    feature_scan.added_shares[(triton.cdiv(count, 4096),)](shares, out, count, NB=len(shares), MANY=4096, num_warps=8)
+    *_, width = out.shape
+    grid = (max(1, triton.cdiv(out.numel(), 4096)),)
+    rows = out.numel() // width
+    feature_scan.added_shares[grid](shares, out, rows, WIDTH=width, NB=len(shares), MANY=4096, num_warps=8)
     return out
 
 

@@ -204,16 +204,15 @@ def part_rows(
         zs = tile(z + ahead * z_row, z_row, row, column, left, E, EB)
         pairs = tl.dot(xs, tl.trans(ys), input_precision=PRECISION)
         found = into(xs, state, PRECISION)
-        if MODE == _ROWS or MODE == _COLUMNS:  # noqa: SIM109
+        if MODE == _ROWS:
             u = tl.load(slope + rest + ahead + row, mask=row < left, other=0.0)
-            if MODE == _ROWS:
-                pairs += u[:, None]
-                found += u[:, None] * total
-                total = rows_grown(total, zs)
-            else:
-                pairs += u[None, :]
-                found += total
-                total = rows_weighted(total, zs, u)
+            pairs += u[:, None]
+            found += u[:, None] * total
+            total = rows_grown(total, zs)
+        if MODE == _COLUMNS:
+            u = tl.load(slope + rest + ahead + row, mask=row < left, other=0.0)
+            pairs += u[None, :]
+            found += total
         pairs = tl.where(seen, pairs, 0.0)
         found = tl.dot(pairs.to(kind), zs, found, input_precision=PRECISION)
         if MODE == _NORMALISED:
@@ -221,6 +220,8 @@ def part_rows(
             total = columns_grown(total, ys)
             tl.store(norm + rest + ahead + row, divisor, mask=(row < left) & (block == 0))
             found = found * (1 / tl.where(tl.abs(divisor) < _TINY, 1.0, divisor))[:, None]
+        if MODE == _COLUMNS:
+            total = rows_weighted(total, zs, u)
         if MODE == _ROWS:
             found = found * tl.load(weight + rest + ahead + row, mask=row < left, other=0.0)[:, None]
         state = tl.dot(tl.trans(ys), zs, state, input_precision=PRECISION)

@@ -98,9 +98,10 @@ def row_lengths(x: Float[Tensor, "b h n d"]) -> Float32[Tensor, "b h n"]:
 def added(shares: Float[Tensor, "blocks *rest"], kind: torch.dtype) -> Float[Tensor, "*rest"]:
     """The sum of what programs made, rounded once."""
     out = shares.new_empty(shares.shape[1:], dtype=kind)
-    *_, width = out.shape
-    grid = (max(1, triton.cdiv(out.numel(), 4096)),)
-    rows = out.numel() // width
+    count, width = out.numel(), out.shape[-1]
+    if not count:  # queries' gradients have no columns of values beside them
+        return out
+    grid, rows = (triton.cdiv(count, 4096),), count // width
     feature_scan.added_shares[grid](shares, out, rows, WIDTH=width, NB=len(shares), MANY=4096, num_warps=8)
     return out
 

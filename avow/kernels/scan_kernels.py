@@ -13,7 +13,16 @@ import triton
 import triton.language as tl
 
 from avow.kernels.tiles import into, span, tile
-from avow.kernels.totals import as_columns, as_rows, columns_grown, columns_weighted, from_columns, rows_grown, rows_weighted, within
+from avow.kernels.totals import (
+    as_columns,
+    as_rows,
+    columns_grown,
+    columns_weighted,
+    from_columns,
+    rows_grown,
+    rows_weighted,
+    within,
+)
 
 # Only x·y; divide by Σ_j x·y; α = u, β = 1, rows weighted at the end; α = 1, β = w u.
 PLAIN, NORMALISED, ROWS, COLUMNS = 0, 1, 2, 3

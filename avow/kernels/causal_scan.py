@@ -26,6 +26,7 @@ from avow.kernels.scan_kernels import (
     part_rows,
     part_sums,
     row_slopes,
+    weighted_rows,
 )
 
 
@@ -56,7 +57,6 @@ def summed(
     parts: Cut,
     mode: int,
     reverse: bool,
-    weight: Float32[Tensor, "b h n"] | None,
     slope: Float32[Tensor, "b h n"] | None,
     whole: bool,
 ) -> Sums:
@@ -70,7 +70,6 @@ def summed(
         part_sums[(b * h, parts.parts, triton.cdiv(e, chosen.columns))](
             y,
             z,
-            sums if weight is None else weight,
             sums if slope is None else slope,
             parts.table,
             sums,
@@ -104,12 +103,11 @@ def before(
     reverse: bool = False,
     initial: Float32[Tensor, "s h m e"] | None = None,
     initial_total: Float32[Tensor, "s h m"] | None = None,
-    weight: Float32[Tensor, "b h n"] | None = None,
     slope: Float32[Tensor, "b h n"] | None = None,
 ) -> Sums:
     """Sums over all rows before each part, from an initial state on; `reverse` counts from the end."""
     packed = parts.table is not None
-    sums, totals = summed(y, z, parts, mode, reverse, weight, slope, False)
+    sums, totals = summed(y, z, parts, mode, reverse, slope, False)
     (b, h), nothing = y.shape[:2], sums
     for held, given in ((sums, initial), (totals, initial_total)):
         size = held[0, 0].numel()
@@ -191,6 +189,28 @@ def scanned(
         num_stages=chosen.stages,
     )
     return Scanned(out, norm, final, final_total)
+
+
+class Weighted(NamedTuple):
+    """What rows of a normalised mean are weighted by in gradients, slopes by their normalisers, and both weighted."""
+
+    weight: Float32[Tensor, "b h n"]
+    slope: Float32[Tensor, "b h n"]
+    gradient: Float[Tensor, "b h n e"]
+    weighted_slope: Float32[Tensor, "b h n"]
+
+
+def weighted(
+    gradient: Float[Tensor, "b h n e"], out: Float[Tensor, "b h n e"], norm: Float32[Tensor, "b h n"]
+) -> Weighted:
+    """Gradients of the rows of a normalised mean as those of keys and values need them."""
+    b, h, n, e = out.shape
+    found = Weighted(torch.empty_like(norm), torch.empty_like(norm), torch.empty_like(out), torch.empty_like(norm))
+    grid = (b * h, max(1, triton.cdiv(n, 64)))
+    weighted_rows[grid](
+        gradient, out, norm, *found, *gradient.stride()[:3], n, H=h, E=e, EP=padded(e), C=64, num_warps=4
+    )
+    return found
 
 
 def slopes(

@@ -98,8 +98,11 @@ def row_lengths(x: Float[Tensor, "b h n d"]) -> Float32[Tensor, "b h n"]:
 def added(shares: Float[Tensor, "blocks *rest"], kind: torch.dtype) -> Float[Tensor, "*rest"]:
     """The sum of what programs made, rounded once."""
     out = shares.new_empty(shares.shape[1:], dtype=kind)
-    count = out.numel()
-    feature_scan.added_shares[(triton.cdiv(count, 4096),)](shares, out, count, NB=len(shares), MANY=4096, num_warps=8)
+    count, width = out.numel(), out.shape[-1]
+    if not count:  # queries' gradients have no columns of values beside them
+        return out
+    grid, rows = (triton.cdiv(count, 4096),), count // width
+    feature_scan.added_shares[grid](shares, out, rows, WIDTH=width, NB=len(shares), MANY=4096, num_warps=8)
     return out
 
 

@@ -267,14 +267,17 @@ def shared_rows(
     tl.store(lse + row, tl.where(sound, tl.log2(divisor) + highest, float("inf")), mask=row < count)
 
 
-@triton.jit(do_not_specialize=["count"])
-def added_shares(shares, out, count, NB: tl.constexpr, MANY: tl.constexpr):
-    """Numbers from the shares of all programs that made some."""
-    place = tl.program_id(0).to(tl.int64) * MANY + tl.arange(0, MANY)
+@triton.jit(do_not_specialize=["rows"])
+def added_shares(shares, out, rows, WIDTH: tl.constexpr, NB: tl.constexpr, MANY: tl.constexpr):
+    """Numbers from the shares of all programs that made some; loads are as wide as the width of rows allows."""
+    count = rows.to(tl.int64) * WIDTH
+    start = tl.program_id(0).to(tl.int64) * MANY
+    place, left = tl.arange(0, MANY), count - start
     found = tl.zeros((MANY,), tl.float32)
     for block in tl.static_range(NB):
-        found += tl.load(shares + block * count.to(tl.int64) + place, mask=place < count, other=0.0).to(tl.float32)
-    tl.store(out + place, found.to(out.dtype.element_ty), mask=place < count)
+        own = shares + (block * count + start) + place
+        found += tl.load(own, mask=place < left, other=0.0, eviction_policy="evict_first").to(tl.float32)
+    tl.store(out + start + place, found.to(out.dtype.element_ty), mask=place < left)
 
 
 @triton.jit

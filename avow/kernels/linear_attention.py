@@ -20,7 +20,7 @@ from avow.errors import DtypeError, ShapeError
 from avow.kernels import causal_scan, cuts
 from avow.kernels.causal_scan import Sums
 from avow.kernels.cuts import Cut
-from avow.kernels.scan_kernels import COLUMNS, NORMALISED, PLAIN, ROWS, VALUES
+from avow.kernels.scan_kernels import COLUMNS, NORMALISED, PLAIN, ROWS
 
 _TYPES = (torch.bfloat16, torch.float16, torch.float32)
 # Beyond this many numbers in a row, a state has no room in registers.
@@ -138,19 +138,20 @@ def _backward(
     gradient, q, k, v = (causal_scan.rowwise(x) for x in (gradient, q, k, v))
     parts = _parts(q, v.shape[3], starts)
     g, siblings = k.shape[1], q.shape[1] // k.shape[1]
-    weight = slope = None
+    weight = slope = weighted_slope = None
+    felt = gradient
     if normalise:
-        weight, slope = causal_scan.slopes(gradient, out, norm)
+        weight, slope, felt, weighted_slope = causal_scan.weighted(gradient, out, norm)
     forward = Sums(sums, totals)
-    rows, columns, values = (ROWS, COLUMNS, VALUES) if normalise else (PLAIN, PLAIN, PLAIN)
+    rows, columns = (ROWS, COLUMNS) if normalise else (PLAIN, PLAIN)
     dq = causal_scan.scanned(gradient, v, k, forward, parts, rows, False, True, weight, slope).out
     # What comes from after the last row enters once for each key head: with the first of its query heads.
     ends = [None if x is None else first_of(x, siblings) for x in (last, last_total if normalise else None)]
-    known = causal_scan.before(q, gradient, parts, values, True, ends[0], ends[1], weight, slope)
+    known = causal_scan.before(q, felt, parts, columns, True, ends[0], ends[1], weighted_slope)
     # Sums over the heads that share a key head are rounded once.
     kept = q.dtype if siblings == 1 else torch.float32
-    by_value = causal_scan.scanned(k, q, gradient, known, parts, values, True, False, weight, slope, kept)
-    by_key = causal_scan.scanned(v, gradient, q, known, parts, columns, True, True, weight, slope, kept)
+    by_value = causal_scan.scanned(k, q, felt, known, parts, PLAIN, True, kept=kept)
+    by_key = causal_scan.scanned(v, felt, q, known, parts, columns, True, True, None, weighted_slope, kept)
     dk, dv, state, total = (shared(x, g) for x in (by_key.out, by_value.out, by_value.final, by_key.final_total))
     return dq, dk.to(k.dtype), dv.to(v.dtype), state, total
 

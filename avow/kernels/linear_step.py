@@ -27,6 +27,8 @@ _TINY = tl.constexpr(2.0**-126)
 _LOWEST = tl.constexpr(float("-inf"))
 # Columns and features of a state that a program holds at a time.
 _COLUMNS, _FEATURES = 32, 128
+# Numbers of directions that a program's registers hold, and how many such programs a device has room for.
+_HELD, _AT_ONCE = 2**14, 264
 
 
 class _Prepared(NamedTuple):
@@ -58,14 +60,13 @@ def _plain(q, k, total, key, rows, shrink, R: tl.constexpr, M: tl.constexpr, MP:
 
 
 @triton.jit
-def _logs(x, directions, feature, entry, M: tl.constexpr, D: tl.constexpr):
-    """Products of one row with every direction."""
+def _every(directions, feature, entry, M: tl.constexpr, D: tl.constexpr):
+    """Every direction."""
     inside = (feature < M)[:, None] & (entry < D)[None, :]
-    w = tl.load(directions + feature[:, None] * D + entry[None, :], mask=inside, other=0.0)
-    return tl.sum(w * x[None, :], 1)
+    return tl.load(directions + feature[:, None] * D + entry[None, :], mask=inside, other=0.0)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["heads", "many"])
 def _random(
     q,
     k,
@@ -78,33 +79,43 @@ def _random(
     factor,
     key_factor,
     half,
+    heads,
+    many,
     R: tl.constexpr,
     D: tl.constexpr,
     DP: tl.constexpr,
     M: tl.constexpr,
     MP: tl.constexpr,
+    HELD: tl.constexpr,
 ):
-    """Random features, relative to one reference for all of them; to base e, as states are."""
-    head, feature, entry = tl.program_id(0).to(tl.int64), tl.arange(0, MP), tl.arange(0, DP)
+    """Random features of a few heads, relative to one reference for all of them; to base e, as states are."""
+    feature, entry = tl.arange(0, MP), tl.arange(0, DP)
     inside = feature < M
-    x = tl.load(k + head * D + entry, mask=entry < D, other=0.0).to(tl.float32)
-    log = _logs(x, directions, feature, entry, M, D) * key_factor - half * tl.sum(x * x, 0)
-    log = tl.where(inside, log, _LOWEST)
-    before = tl.load(top + head)
-    higher = tl.maximum(before, tl.max(log, 0))
-    own, less = tl.exp2((log - higher) * _LOG2E), tl.exp2((before - higher) * _LOG2E)
-    grown = tl.load(total + head * M + feature, mask=inside, other=0.0) * less + own
-    tl.store(total + head * M + feature, grown, mask=inside)
-    tl.store(top + head, higher)
-    tl.store(key + head * M + feature, own, mask=inside)
-    tl.store(shrink + head * M + feature, tl.full((MP,), 1.0, tl.float32) * less, mask=inside)
-    for sibling in range(R):
-        y = tl.load(q + (head * R + sibling) * D + entry, mask=entry < D, other=0.0).to(tl.float32)
-        own_log = tl.where(inside, _logs(y, directions, feature, entry, M, D) * factor, _LOWEST)
-        row = tl.exp2((own_log - tl.max(own_log, 0)) * _LOG2E)
-        divisor = tl.sum(row * grown, 0)
-        row = row / tl.where(divisor < _TINY, 1.0, divisor)
-        tl.store(rows + (head * R + sibling) * M + feature, row, mask=inside)
+    # Directions are larger than all else: read once for the heads of a program, where registers hold them.
+    held = _every(directions, feature, entry, M, D)
+    first = tl.program_id(0) * many
+    for one in range(first, tl.minimum(first + many, heads)):
+        head = tl.cast(one, tl.int64)
+        x = tl.load(k + head * D + entry, mask=entry < D, other=0.0).to(tl.float32)
+        w = held if HELD else _every(directions, feature, entry, M, D)
+        log = tl.sum(w * x[None, :], 1) * key_factor - half * tl.sum(x * x, 0)
+        log = tl.where(inside, log, _LOWEST)
+        before = tl.load(top + head)
+        higher = tl.maximum(before, tl.max(log, 0))
+        own, less = tl.exp2((log - higher) * _LOG2E), tl.exp2((before - higher) * _LOG2E)
+        grown = tl.load(total + head * M + feature, mask=inside, other=0.0) * less + own
+        tl.store(total + head * M + feature, grown, mask=inside)
+        tl.store(top + head, higher)
+        tl.store(key + head * M + feature, own, mask=inside)
+        tl.store(shrink + head * M + feature, tl.full((MP,), 1.0, tl.float32) * less, mask=inside)
+        for sibling in range(R):
+            y = tl.load(q + (head * R + sibling) * D + entry, mask=entry < D, other=0.0).to(tl.float32)
+            w = held if HELD else _every(directions, feature, entry, M, D)
+            own_log = tl.where(inside, tl.sum(w * y[None, :], 1) * factor, _LOWEST)
+            row = tl.exp2((own_log - tl.max(own_log, 0)) * _LOG2E)
+            divisor = tl.sum(row * grown, 0)
+            row = row / tl.where(divisor < _TINY, 1.0, divisor)
+            tl.store(rows + (head * R + sibling) * M + feature, row, mask=inside)
 
 
 @triton.jit
@@ -220,8 +231,9 @@ def feature_step(
     (h, d), g, m = q.shape[1:], k.shape[1], directions.shape[0]
     scale = d**-0.5 if scale is None else scale
     root = math.sqrt(abs(scale))
-    known = _room(q, g, m)
-    _random[(q.shape[0] * g,)](
+    known, heads = _room(q, g, m), q.shape[0] * g
+    many = max(1, triton.cdiv(heads, _AT_ONCE))
+    _random[(triton.cdiv(heads, many),)](
         q.contiguous(),
         k.contiguous(),
         directions.contiguous(),
@@ -231,11 +243,14 @@ def feature_step(
         math.copysign(root, scale),
         root,
         0.5 * abs(scale),
+        heads,
+        many,
         R=h // g,
         D=d,
         DP=padded(d),
         M=m,
         MP=padded(m),
+        HELD=padded(m) * padded(d) <= _HELD,
         num_warps=8,
     )
     return _step(q, v, state.sums, known)

@@ -17,7 +17,7 @@ from torch import Tensor
 from avow.kernels import causal_scan, cuts
 from avow.kernels.cuts import padded
 from avow.kernels.linear_attention import LinearState, check, shared
-from avow.kernels.scan_kernels import COLUMNS, NORMALISED, PLAIN, PRECISION, ROWS, VALUES
+from avow.kernels.scan_kernels import COLUMNS, NORMALISED, PLAIN, PRECISION, ROWS
 from avow.kernels.tiles import into, tile
 
 _NORMALISED, _ROWS, _COLUMNS = (tl.constexpr(mode) for mode in (NORMALISED, ROWS, COLUMNS))
@@ -133,11 +133,11 @@ def _collect(
     return out, norm
 
 
-def _whole(y: Tensor, z: Tensor, mode: int, weight: Tensor | None = None, slope: Tensor | None = None) -> LinearState:
+def _whole(y: Tensor, z: Tensor, mode: int, slope: Tensor | None = None) -> LinearState:
     """Sums over all rows, parts added up in their order."""
     b, h, n, m = y.shape
     parts = cuts.cut(n, b * h, m, z.shape[3], y.element_size())
-    found = causal_scan.summed(y, z, parts, mode, False, weight, slope, True)
+    found = causal_scan.summed(y, z, parts, mode, False, slope, True)
     sums, totals = found.sums.sum(1), found.totals.sum(1)
     return LinearState(sums.unflatten(0, (b, h)), totals.unflatten(0, (b, h)))
 
@@ -182,13 +182,14 @@ def _backward(
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Gradients of q, k and v."""
     gradient, q, k, v = (causal_scan.rowwise(x) for x in (gradient, q, k, v))
-    weight = slope = None
-    rows, columns, values = (ROWS, COLUMNS, VALUES) if normalise else (PLAIN, PLAIN, PLAIN)
+    weight = slope = weighted_slope = None
+    weighted = gradient
+    rows, columns = (ROWS, COLUMNS) if normalise else (PLAIN, PLAIN)
     if normalise:
-        weight, slope = causal_scan.slopes(gradient, out, norm)
+        weight, slope, weighted, weighted_slope = causal_scan.weighted(gradient, out, norm)
     g = k.shape[1]
     dq = _collect(gradient, LinearState(sums, total), q.shape[1], rows, True, weight, slope)[0]
-    felt = LinearState(*(shared(x, g).contiguous() for x in _whole(q, gradient, values, weight, slope)))
+    felt = LinearState(*(shared(x, g).contiguous() for x in _whole(q, weighted, columns, weighted_slope)))
     dk = _collect(v, felt, g, columns, True)[0]
     return dq, dk, _collect(k, felt, g, PLAIN)[0]
 

@@ -28,6 +28,8 @@ from avow.kernels.tiles import interpreted
 _LOG2E = math.log2(math.e)
 # Rows of a chunk, and chunks of rows per program.
 _CHUNK, _MANY = 64, 8
+# Whether columns are summed relative to the first keys that are read, and again only where that fails.
+_TRUSTING = True
 
 
 def separable_attention(
@@ -47,6 +49,8 @@ def separable_attention(
         raise ParameterError("causal", causal, "must be True where sequences are packed", "call once per sequence")
     begin: list[Tensor | None] = [None, None, None]
     if initial is not None:
+        if torch.is_grad_enabled() and any(x.requires_grad for x in initial):
+            raise ParameterError("initial", "a state with gradients", "must be without", "detach it")
         begin = [initial.sums.contiguous(), initial.total.contiguous(), initial.top * _LOG2E]
     out, missing, sums, total, top, *_ = _forward(q, k, v, causal, temperature, *begin, starts)
     return SeparableMean(out, missing.any(), ColumnSums(sums, total, top / _LOG2E))
@@ -109,6 +113,7 @@ def _summed(
             H=g,
             WHOLE=whole,
             PACKED=packed,
+            TRUSTING=_TRUSTING,
             FAST=not interpreted(),
             **constants,
         )

@@ -19,6 +19,8 @@ from avow.kernels.tiles import interpreted
 
 # Chunks of keys per program where nothing is carried from one to the next.
 _MANY = 8
+# Rows of a chunk and warps of a program for causal rows of at most 64 channels.
+_NARROW = 16, 4
 
 
 class Known(NamedTuple):
@@ -66,16 +68,22 @@ def _blocks(d: int, e: int, kind: torch.dtype, causal: bool) -> tuple[_Block, ..
 def _constants(d: int, e: int, kind: torch.dtype, causal: bool) -> dict[str, Any]:
     wide = kind != torch.bfloat16
     large = max(_width(d), _width(e))
+    narrow = large <= 64 and not wide
+    if causal:
+        # Four matrices of as many rows as a chunk has are in registers at once.
+        chunk, warps = _NARROW if narrow else (16, 8)
+    else:
+        chunk, warps = (64, 4) if narrow else (16 if wide and large > 64 else 32, 8)
+    deep = large <= 128 and kind != torch.float32 and not (wide and causal and large > 64)
     return {
         "D": d,
         "E": e,
-        # Rows of a chunk: causal programs have four matrices of that many rows in their registers at once.
-        "C": 64 if large <= 64 and not wide and not causal else 32,
+        "C": chunk,
         "KIND": tl.float32 if wide else tl.bfloat16,
         "PRECISION": "tf32x3" if kind == torch.float32 else "tf32",
         "FAST": not interpreted(),
-        "num_warps": 4 if large <= 64 and not wide else 8,
-        "num_stages": 2 if large <= 128 else 1,
+        "num_warps": warps,
+        "num_stages": 2 if deep else 1,
     }
 
 
@@ -119,7 +127,9 @@ def whole_gradients(
         **constants,
     )
     felt = sums.view(b, g, -1, d, e).sum(2)  # (b, g, d, e)
-    pulls = (felt * means).sum(-1)
+    # Of the factors that products are made of: where a feature is one key's alone, the two cancel.
+    factors = felt.to(torch.bfloat16).float() if q.dtype == torch.bfloat16 else felt
+    pulls = (factors * means).sum(-1)
     for block in blocks:
         column_gradients[(b * g, triton.cdiv(max(s, 1), constants["C"] * _MANY), block.programs)](
             k,

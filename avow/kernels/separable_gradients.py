@@ -20,7 +20,7 @@ import triton
 import triton.language as tl
 
 from avow.kernels.feature_tiles import LOWEST, short
-from avow.kernels.separable_scan import columns
+from avow.kernels.separable_scan import keys
 from avow.kernels.tiles import exp2_near, nearest, span, tile
 from avow.maths import kernel_rounding
 
@@ -32,20 +32,20 @@ def mixture_block(
     x, stride, row, feature, left, factor, D: tl.constexpr, DP: tl.constexpr, FB: tl.constexpr, FAST: tl.constexpr
 ):
     """Some features of the softmax of every row."""
-    own = tile(x, stride, row, feature, left, D, FB).to(tl.float32) * factor
+    own = tile(x, stride, row, feature, left, D, FB).to(tl.float32)
     if D % FB != 0:
         own = tl.where((feature < D)[None, :], own, LOWEST)
     if FB == DP:
-        weight = exp2_near(own - tl.max(own, 1)[:, None], FAST)
+        weight = exp2_near(tl.fma(own, factor, -(tl.max(own, 1) * factor)[:, None]), FAST)
         whole = tl.sum(weight, 1)
     else:
         every = tl.arange(0, DP)
-        log = tile(x, stride, row, every, left, D, DP).to(tl.float32) * factor
+        others = tile(x, stride, row, every, left, D, DP).to(tl.float32)
         if D != DP:
-            log = tl.where((every < D)[None, :], log, LOWEST)
-        top = tl.max(log, 1)
-        whole = tl.sum(exp2_near(log - top[:, None], FAST), 1)
-        weight = exp2_near(own - top[:, None], FAST)
+            others = tl.where((every < D)[None, :], others, LOWEST)
+        top = tl.max(others, 1) * factor
+        whole = tl.sum(exp2_near(tl.fma(others, factor, -top[:, None]), FAST), 1)
+        weight = exp2_near(tl.fma(own, factor, -top[:, None]), FAST)
     return weight * (1 / whole)[:, None]
 
 
@@ -136,12 +136,11 @@ def query_gradients(
     for step in range(steps):
         ahead = tl.cast(step, tl.int64) * C
         left = many - step * C
-        ys = tile(y + ahead * y_row, y_row, row, feature, left, D, FB)
+        ys = keys(tile(y + ahead * y_row, y_row, row, feature, left, D, FB), row, left)
         zs = tile(z + ahead * z_row, z_row, row, column, left, E, EB).to(KIND)
         gs = tile(g + ahead * g_row, g_row, row, column, left, E, EB).to(KIND)
-        log = columns(ys, factor, row, left)
-        higher = tl.maximum(top, tl.max(log, 0))
-        weight = nearest(short(exp2_near(log - higher[None, :], FAST), KIND, FAST), PRECISION)
+        higher = tl.maximum(top, tl.max(ys, 0) * factor)
+        weight = nearest(short(exp2_near(tl.fma(ys, factor, -higher[None, :]), FAST), KIND, FAST), PRECISION)
         shrink = exp2_near(top - higher, FAST)
         top = higher
         state = state * shrink[:, None]
@@ -255,11 +254,11 @@ def key_gradients(
         chunk = steps - 1 - step
         ahead = tl.cast(chunk, tl.int64) * C
         left = many - chunk * C
-        ys = tile(y + ahead * y_row, y_row, row, feature, left, D, FB)
+        ys = keys(tile(y + ahead * y_row, y_row, row, feature, left, D, FB), row, left)
         mark = (place * (length // C) + chunk) * D + feature
         total = tl.load(marks + mark, mask=feature < D, other=1.0)
         top = tl.load(mark_tops + mark, mask=feature < D, other=0.0)
-        exact = exp2_near(columns(ys, factor, row, left) - top[None, :], FAST)
+        exact = exp2_near(tl.fma(ys, factor, -top[None, :]), FAST)
         weight = nearest(short(exact, KIND, FAST), PRECISION)
         prefix = tl.dot(ones, weight, input_precision=PRECISION) + total[None, :]
         inverse = inverse_of(prefix, FAST)

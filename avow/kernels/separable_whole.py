@@ -14,7 +14,7 @@ import triton.language as tl
 
 from avow.kernels.feature_tiles import short
 from avow.kernels.separable_gradients import mixture_block
-from avow.kernels.separable_scan import columns
+from avow.kernels.separable_scan import keys
 from avow.kernels.tiles import exp2_near, nearest, span, tile
 
 
@@ -134,8 +134,8 @@ def column_gradients(
         start = (part * MANY + step).to(tl.int64) * C
         left = rows - start
         rest = head.to(tl.int64) * rows + start
-        ys = tile(y + start * y_row, y_row, row, feature, left, D, FB)
-        share = exp2_near(columns(ys, factor, row, left) - top[None, :], FAST) * inverse[None, :]
+        ys = keys(tile(y + start * y_row, y_row, row, feature, left, D, FB), row, left)
+        share = exp2_near(tl.fma(ys, factor, -top[None, :]), FAST) * inverse[None, :]
         if KEYS:
             zs = tile(z + start * z_row, z_row, row, column, left, E, EB).to(KIND)
             found = tl.dot(zs, tl.trans(held), input_precision=PRECISION) - pull[None, :]

@@ -7,7 +7,6 @@ from typing import Any
 
 import pytest
 import torch
-import triton.language as tl
 from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
@@ -15,6 +14,8 @@ from avow.errors import ParameterError
 from avow.kernels.interpreted import interpret
 
 interpret()
+
+import triton.language as tl  # noqa: E402
 
 from avow.kernels import separable_attention as separable  # noqa: E402
 from avow.kernels import separable_backward, separable_scan  # noqa: E402
@@ -114,7 +115,7 @@ def test_sums_that_leave_float32_are_taken_again(
     judged(kernel(causal), definition(causal), (q, k, v))
     if trusting:
         monkeypatch.setattr(separable_scan, "_LARGE", tl.constexpr(math.inf))
-        with pytest.raises(AssertionError, match=r"out: nan off, the formula"):
+        with pytest.raises(AssertionError, match=r"out: (inf|nan) off, the formula"):
             judged(kernel(causal), definition(causal), (q, k, v))
 
 

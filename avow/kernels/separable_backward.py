@@ -175,6 +175,7 @@ def causal_gradients(
     slope = q.new_empty(b, h, n, dtype=torch.float32)
     chunks = parts.parts * (parts.length // constants["C"])
     marks, mark_tops = (q.new_empty(b * g, chunks, d, dtype=torch.float32) for _ in range(2))
+    mark_pulls = q.new_empty(b * h, chunks, d, dtype=torch.float32)
     sums = q.new_empty(b * h, parts.parts, d, e, dtype=torch.float32)
     pulls = q.new_empty(b * h, parts.parts, d, dtype=torch.float32)
     lows = q.new_empty(b * g, parts.parts, d, dtype=torch.float32)
@@ -191,6 +192,7 @@ def causal_gradients(
         slope,
         marks,
         mark_tops,
+        mark_pulls,
         sums,
         pulls,
         lows,
@@ -221,6 +223,7 @@ def causal_gradients(
             parts.table,
             marks,
             mark_tops,
+            mark_pulls,
             *after,
             found.k,
             found.v,

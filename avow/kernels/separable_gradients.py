@@ -9,7 +9,8 @@ gradient g of the rows and :math:`c_{if} = g_i \cdot \sum_{j \le i} w_{jf} v_j /
           σ_{if} c_{if} = (ρ_{if} δ_i + T\,dq_{if}) / Z_{if}.
 
 The walk forward knows the sums of keys and values, finds dq and δ, and leaves what every part adds to Γ. The walk back
-finds dk and dv; it has c from dq, and Z from totals that the walk forward left at every chunk. Sums of keys are
+finds dk and dv; it has Z from totals, and sums of σc from sums, that the walk forward left at every chunk, and c within
+a chunk from dq. Sums of keys are
 relative to the largest so far, as in the forward pass, and so is Γ, the other way round: its terms have the sizes of
 1 / Z, which only grow towards the beginning, where its reference falls. No power of two is ever above one.
 """
@@ -76,6 +77,7 @@ def query_gradients(
     slope,
     marks,
     mark_tops,
+    mark_pulls,
     sums,
     pulls,
     lows,
@@ -121,7 +123,7 @@ def query_gradients(
     row, column = tl.arange(0, C), tl.arange(0, EB)
     feature = block * FB + tl.arange(0, FB)
     group = (head // R).to(tl.int64)
-    place = group * parts + part
+    place, there = group * parts + part, head.to(tl.int64) * parts + part
     inside = (feature < D)[:, None] & (column < E)[None, :]
     entry = feature[:, None] * E + column[None, :]
     state = tl.load(before + place * (D * E) + entry, mask=inside, other=0.0)
@@ -165,12 +167,16 @@ def query_gradients(
         target = dx + (rest + ahead) * D + row[:, None] * D + feature[None, :]
         answer = share * (found - mean[:, None]) * cold
         tl.store(target, short(answer, dx.dtype.element_ty, FAST), mask=(row < left)[:, None] & (feature < D)[None, :])
-        share = share * (inverse * exp2_near(-low - top, FAST)[None, :])
-        pulled += tl.sum(share * found, 0)
-        added = tl.dot(tl.trans(nearest(short(share, KIND, FAST), PRECISION)), gs, added, input_precision=PRECISION)
+        share = nearest(short(share * inverse, KIND, FAST), PRECISION)
+        # Of what Γ is made of: where a feature is one key's alone, the two cancel.
+        pull = tl.sum(share.to(tl.float32) * found, 0)
+        mark = (there * (length // C) + step) * D + feature
+        tl.store(mark_pulls + mark, pull, mask=feature < D)
+        fall = exp2_near(-low - top, FAST)
+        pulled += pull * fall
+        added += tl.dot(tl.trans(share), gs, input_precision=PRECISION) * fall[:, None]
         state = tl.dot(tl.trans(weight), zs, state, input_precision=PRECISION)
         total += tl.sum(weight.to(tl.float32), 0)
-    there = head.to(tl.int64) * parts + part
     tl.store(sums + there * (D * E) + entry, added, mask=inside)
     tl.store(pulls + there * D + feature, pulled, mask=feature < D)
     tl.store(lows + place * D + feature, low, mask=(feature < D) & (own % R == 0))
@@ -187,6 +193,7 @@ def key_gradients(
     table,
     marks,
     mark_tops,
+    mark_pulls,
     after,
     pulls,
     lows,
@@ -285,9 +292,13 @@ def key_gradients(
                 by_key = tl.dot(nearest(near, PRECISION), share, by_key, input_precision=PRECISION)
                 dxs = tile(dx + from_head * D, D, row, feature, left, D, FB).to(tl.float32)
                 mean = tl.load(slope + from_head + row, mask=row < left, other=0.0)
-                pull = (shares * mean[:, None] + dxs / cold) * inverse
-                pulled += tl.sum(pull, 0)
-                by_key = tl.dot(later, nearest(short(pull, KIND, FAST), PRECISION), by_key, input_precision=PRECISION)
+                pull = share.to(tl.float32) * mean[:, None] + dxs * (inverse * (1 / cold))
+                left_by = (((head.to(tl.int64) * R + sibling) * parts + part) * (length // C) + chunk) * D + feature
+                pulled += tl.load(mark_pulls + left_by, mask=feature < D, other=0.0)
+                most = nearest(short(pull, KIND, FAST), PRECISION)
+                by_key = tl.dot(later, most, by_key, input_precision=PRECISION)
+                if tl.bfloat16 == KIND:
+                    by_key = tl.dot(later, short(pull - most.to(tl.float32), KIND, FAST), by_key)
             if VALUES:
                 pairs = short(
                     tl.where(felt, tl.dot(weight, tl.trans(share), input_precision=PRECISION), 0.0), KIND, FAST

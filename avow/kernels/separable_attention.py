@@ -17,7 +17,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from avow.errors import ParameterError, ShapeError
-from avow.kernels import causal_scan, cuts, separable_scan
+from avow.kernels import causal_scan, cuts, separable_columns, separable_scan
 from avow.kernels.cuts import Cut, padded
 from avow.kernels.linear_attention import check
 from avow.kernels.log_prefixes import log_prefixes
@@ -98,7 +98,7 @@ def _summed(
     totals, tops, lower = (k.new_empty(b * g, parts.parts, d, dtype=torch.float32) for _ in range(3))
     packed = parts.table is not None
     if whole or parts.parts > 1:
-        separable_scan.column_sums[(b * g, parts.parts, blocks)](
+        separable_columns.column_sums[(b * g, parts.parts, blocks)](
             k,
             v,
             parts.table,

@@ -21,7 +21,7 @@ import triton
 import triton.language as tl
 
 from avow.kernels.feature_tiles import LOWEST, short
-from avow.kernels.separable_scan import keys
+from avow.kernels.separable_columns import keys
 from avow.kernels.tiles import exp2_near, nearest, span, tile
 from avow.maths import kernel_rounding
 

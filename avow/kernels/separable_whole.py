@@ -13,8 +13,8 @@ import triton
 import triton.language as tl
 
 from avow.kernels.feature_tiles import short
+from avow.kernels.separable_columns import keys
 from avow.kernels.separable_gradients import mixture_block
-from avow.kernels.separable_scan import keys
 from avow.kernels.tiles import exp2_near, nearest, span, tile
 
 

@@ -114,11 +114,11 @@ def column_sums(
         before = tl.maximum(steps - 1, 0)
         left = many - before * C
         ahead = tl.cast(before, tl.int64) * C
-        ys = keys(tile(y + ahead * y_row, y_row, row, feature, left, D, DP), row, left)
+        given = keys(tile(y + ahead * y_row, y_row, row, feature, left, D, DP), row, left)
         zs = tile(z + ahead * z_row, z_row, row, column, left, E, EB)
-        top = tl.max(ys, 0) * factor
+        top = tl.max(given, 0) * factor
         top = tl.where(top > LOWEST, top, 0.0)
-        weight = nearest(short(exp2_near(tl.fma(ys, factor, -top[None, :]), FAST), KIND, FAST), PRECISION)
+        weight = nearest(short(exp2_near(tl.fma(given, factor, -top[None, :]), FAST), KIND, FAST), PRECISION)
         total = _weighed(total, weight, C, KIND)
         state = tl.dot(tl.trans(weight), zs.to(KIND), state, input_precision=PRECISION)
         for step in range(before):

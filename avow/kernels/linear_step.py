@@ -17,7 +17,7 @@ import triton.language as tl
 from jaxtyping import Float, Float32
 from torch import Tensor
 
-from avow.kernels.cuts import padded
+from avow.kernels.cuts import divided, padded
 from avow.kernels.feature_attention import FeatureSums
 from avow.kernels.linear_attention import LinearState
 from avow.kernels.separable_twin import ColumnSums
@@ -187,7 +187,7 @@ def _step(q: Tensor, v: Tensor, sums: Tensor, known: _Prepared) -> Tensor:
     (b, h), (g, e), m = q.shape[:2], v.shape[1:], sums.shape[2]
     out = q.new_empty(b, h, e)
     columns = min(_COLUMNS, padded(e))
-    _stepped[(b * g, triton.cdiv(e, columns))](
+    _stepped[(b * g, divided(e, columns))](
         sums,
         v.contiguous(),
         *known,
@@ -232,8 +232,8 @@ def feature_step(
     scale = d**-0.5 if scale is None else scale
     root = math.sqrt(abs(scale))
     known, heads = _room(q, g, m), q.shape[0] * g
-    many = max(1, triton.cdiv(heads, _AT_ONCE))
-    _random[(triton.cdiv(heads, many),)](
+    many = max(1, divided(heads, _AT_ONCE))
+    _random[(divided(heads, many),)](
         q.contiguous(),
         k.contiguous(),
         directions.contiguous(),

@@ -155,11 +155,15 @@ def scanned(
     weight: Float32[Tensor, "b h n"] | None = None,
     slope: Float32[Tensor, "b h n"] | None = None,
     kept: torch.dtype | None = None,
+    plain: bool = True,
 ) -> Scanned:
-    """Every row's sum over the rows up to it, of the type `kept`; `turned` states are those of z yᵀ."""
+    """Every row's sum over the rows up to it, of the type `kept`; `turned` states are those of z yᵀ.
+
+    Parts that others than `plain` scans walk through, too, are longer: fewer columns are taken at a time.
+    """
     (b, hx, n, m), (hy, e) = x.shape, (z.shape[1], z.shape[3])
     h = max(hx, hy)
-    chosen = cuts.config(m, e, x.element_size())
+    chosen = cuts.config(m, e, x.element_size(), plain and mode == PLAIN)
     out = x.new_empty(b, h, n, e, dtype=x.dtype if kept is None else kept)
     norm = x.new_empty(b, h, n if mode == NORMALISED else 0, dtype=torch.float32)
     sequences = b if parts.ends is None else len(parts.ends) - 1

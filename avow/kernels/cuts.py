@@ -39,12 +39,15 @@ class Config(NamedTuple):
     resident: int
 
 
-# Layouts for keys of 65 to 128 numbers of 16 bits: of scans, and of sums of parts.
-WIDE, WIDE_SUMS = Config(64, 64, 4, 4, 1), Config(64, 128, 8, 3, 2)
+# Layouts for keys of 65 to 128 numbers of 16 bits: of scans, of those without normalisers, and of sums of parts.
+WIDE, WIDE_PLAIN, WIDE_SUMS = Config(64, 64, 4, 4, 1), Config(64, 128, 4, 4, 1), Config(64, 128, 8, 3, 2)
 
 
-def config(m: int, e: int, itemsize: int) -> Config:
-    """The layout for keys of m numbers and values of e: the largest state that stays in registers."""
+def config(m: int, e: int, itemsize: int, plain: bool = True) -> Config:
+    """The layout for keys of m numbers and values of e: the largest state that stays in registers.
+
+    Where normalisers go with the sums, not everything is `plain`, and there is less room.
+    """
     m, e = padded(m), padded(e)
     if itemsize == 4:
         if m > 128:
@@ -53,7 +56,8 @@ def config(m: int, e: int, itemsize: int) -> Config:
     if m <= 64:
         return Config(64, min(e, 64), 4, 4, 2)
     if m <= 128:
-        return WIDE._replace(columns=min(e, WIDE.columns))
+        wide = WIDE_PLAIN if plain else WIDE
+        return wide._replace(columns=min(e, wide.columns))
     return Config(64 if m <= 256 else 32, min(e, 16384 // m), 8, 2, 1)
 
 
@@ -87,9 +91,9 @@ def pieces(cut: Cut, programs: int, resident: int, whole: bool) -> int:
     return min(range(1, most + 1), key=idle) if summed * programs else 1
 
 
-def cut(rows: int, heads: int, m: int, e: int, itemsize: int) -> Cut:
+def cut(rows: int, heads: int, m: int, e: int, itemsize: int, plain: bool = True) -> Cut:
     """Parts of one sequence that fill the device once, of whole chunks."""
-    chosen = config(m, e, itemsize)
+    chosen = config(m, e, itemsize, plain)
     return cut_for(rows, heads * divided(e, chosen.columns), chosen.resident)
 
 

@@ -94,7 +94,7 @@ def test_a_scan_that_forgets_pieces_is_seen(many: int, monkeypatch: pytest.Monke
 @pytest.mark.parametrize(
     ("parts", "programs", "resident"), [(4, 64, 3), (4, 16, 2), (16, 16, 2), (2, 1, 1), (7, 300, 2)]
 )
-def test_pieces_never_leave_more_of_a_device_idle(
+def test_pieces_leave_little_of_a_device_idle(
     parts: int, programs: int, resident: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(cuts, "_PROCESSORS", 132)
@@ -106,7 +106,8 @@ def test_pieces_never_leave_more_of_a_device_idle(
 
     chosen = cuts.pieces(cut, programs, resident, False)
     assert 1 <= chosen <= cuts.MOST_PIECES
-    assert all(idle(chosen) <= idle(other) for other in range(1, cuts.MOST_PIECES + 1))
+    assert all(idle(chosen) <= 1.05 * idle(other) for other in range(1, cuts.MOST_PIECES + 1))
+    assert all(idle(fewer) > idle(chosen) for fewer in range(1, chosen))
     # A part alone has nothing before it.
     assert cuts.pieces(cuts.Cut(1, 1024), programs, resident, False) == 1
 

@@ -163,7 +163,8 @@ def scanned(
     """
     (b, hx, n, m), (hy, e) = x.shape, (z.shape[1], z.shape[3])
     h = max(hx, hy)
-    chosen = cuts.config(m, e, x.element_size(), plain and mode == PLAIN)
+    # Sums that float16 meets are in float32, and take twice the room.
+    chosen = cuts.config(m, e, x.element_size(), plain and mode == PLAIN and x.dtype != torch.float16)
     out = x.new_empty(b, h, n, e, dtype=x.dtype if kept is None else kept)
     norm = x.new_empty(b, h, n if mode == NORMALISED else 0, dtype=torch.float32)
     sequences = b if parts.ends is None else len(parts.ends) - 1

@@ -79,16 +79,21 @@ def divided(count: int, size: int) -> int:
 
 
 def pieces(cut: Cut, programs: int, resident: int, whole: bool) -> int:
-    """How many programs share the sums of one part: as many as fill the device best. The last part may need none."""
+    """How many programs share the sums of one part: the fewest that fill the device about as well as any number does.
+
+    The last part needs no sums but for the whole.
+    """
     summed = cut.parts if whole or cut.table is not None else cut.parts - 1
-    slots = _PROCESSORS * resident
+    if not summed * programs:
+        return 1
 
     def idle(many: int) -> float:
-        busy = summed * programs * many / slots
+        busy = summed * programs * many / (_PROCESSORS * resident)
         return math.ceil(busy) / busy
 
-    most = min(MOST_PIECES, cut.length // _WHOLE)
-    return min(range(1, most + 1), key=idle) if summed * programs else 1
+    counts = range(1, max(1, min(MOST_PIECES, cut.length // _WHOLE)) + 1)
+    least = min(map(idle, counts))
+    return next(many for many in counts if idle(many) <= 1.05 * least)
 
 
 def cut(rows: int, heads: int, m: int, e: int, itemsize: int, plain: bool = True) -> Cut:

@@ -121,13 +121,13 @@ def shared_out(
     seen: Float32[Tensor, "b h n"],
     kind: torch.dtype,
 ) -> tuple[Float[Tensor, "b h n e"], Float32[Tensor, "b h n"]]:
-    """Rows, and their normalisers' logarithms, from what all blocks of features added."""
+    """Rows from all blocks of features, and their normalisers' logarithms, which take the place of the tops seen."""
     blocks, b, h, n, e = numerators.shape
-    out, lse, count = numerators.new_empty(b, h, n, e, dtype=kind), torch.empty_like(seen), b * h * n
+    out, count = numerators.new_empty(b, h, n, e, dtype=kind), b * h * n
     feature_scan.shared_rows[(divided(count, 64),)](
-        numerators, normalisers, seen, out, lse, count, NB=blocks, E=e, EP=padded(e), C=64, num_warps=4
+        numerators, normalisers, seen, out, seen, count, NB=blocks, E=e, EP=padded(e), C=64, num_warps=4
     )
-    return out, lse
+    return out, seen
 
 
 class Known(NamedTuple):

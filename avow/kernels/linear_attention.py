@@ -78,7 +78,7 @@ def check(q: Tensor, k: Tensor, v: Tensor, starts: Tensor | None) -> None:
 
 def _parts(q: Tensor, e: int, starts: Tensor | None, normalise: bool) -> Cut:
     b, h, n, m = q.shape
-    whole = cuts.cut(n, b * h, m, e, q.element_size(), not normalise)
+    whole = cuts.cut(n, b * h, m, e, q.element_size(), not normalise and q.dtype != torch.float16)
     return whole if starts is None else cuts.cut_packed(whole, starts, n)
 
 

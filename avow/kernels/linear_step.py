@@ -16,6 +16,7 @@ import triton
 import triton.language as tl
 from jaxtyping import Float, Float32
 from torch import Tensor
+from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from avow.kernels.cuts import divided, padded
 from avow.kernels.feature_attention import FeatureSums
@@ -27,6 +28,8 @@ _TINY = tl.constexpr(2.0**-126)
 _LOWEST = tl.constexpr(float("-inf"))
 # Columns and features of a state that a program holds at a time.
 _COLUMNS, _FEATURES = 32, 128
+# Whether the state is on its way while features are made.
+CLOSELY = False
 # Heads whose features a program makes, and how many numbers of directions it holds at a time.
 _HEADS, _HELD = 16, 2**14
 
@@ -98,8 +101,11 @@ def _random(
     MP: tl.constexpr,
     HEADS: tl.constexpr,
     PRECISION: tl.constexpr,
+    CLOSELY: tl.constexpr,
 ):
     """Random features of a few heads, each relative to one reference for all of them; to base e, as states are."""
+    if CLOSELY:
+        gdc_launch_dependents()
     head = tl.program_id(0).to(tl.int64) * HEADS + tl.arange(0, HEADS)
     feature = tl.arange(0, MP)
     inside = (head < heads)[:, None] & (feature < M)[None, :]
@@ -161,6 +167,7 @@ def _stepped(
     MB: tl.constexpr,
     E: tl.constexpr,
     EB: tl.constexpr,
+    CLOSELY: tl.constexpr,
 ):
     """Some columns of a head's state, changed in place, and what its rows collect from them."""
     head, block = tl.program_id(0).to(tl.int64), tl.program_id(1)
@@ -171,9 +178,12 @@ def _stepped(
         feature = start + tl.arange(0, MB)
         inside = (feature < M)[:, None] & (column < E)[None, :]
         place = state + head * (M * E) + feature[:, None] * E + column[None, :]
+        sums = tl.load(place, mask=inside, other=0.0)
+        if CLOSELY:
+            gdc_wait()
         own = tl.load(key + head * M + feature, mask=feature < M, other=0.0)
         less = tl.load(shrink + head * M + feature, mask=feature < M, other=0.0)
-        sums = tl.load(place, mask=inside, other=0.0) * less[:, None] + own[:, None] * value[None, :]
+        sums = sums * less[:, None] + own[:, None] * value[None, :]
         tl.store(place, sums, mask=inside)
         for r in tl.static_range(R):
             row = tl.load(rows + (head * R + r) * M + feature, mask=feature < M, other=0.0)
@@ -204,7 +214,9 @@ def _step(q: Tensor, v: Tensor, sums: Tensor, known: _Prepared) -> Tensor:
         MB=min(_FEATURES, padded(m)),
         E=e,
         EB=columns,
+        CLOSELY=CLOSELY,
         num_warps=4,
+        **({"launch_pdl": True} if CLOSELY else {}),
     )
     return out
 
@@ -257,6 +269,7 @@ def feature_step(
         HEADS=_HEADS,
         # Numbers of 16 bits are exact in TF32, and three products of it leave of directions what float32 does.
         PRECISION="ieee" if q.dtype == torch.float32 else "tf32x3",
+        CLOSELY=CLOSELY,
         num_warps=8,
     )
     return _step(q, v, state.sums, known)

@@ -16,8 +16,9 @@ import triton
 import triton.language as tl
 from jaxtyping import Float, Float32
 from torch import Tensor
+from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
-from avow.kernels.cuts import padded
+from avow.kernels.cuts import divided, padded
 from avow.kernels.feature_attention import FeatureSums
 from avow.kernels.linear_attention import LinearState
 from avow.kernels.separable_twin import ColumnSums
@@ -27,8 +28,10 @@ _TINY = tl.constexpr(2.0**-126)
 _LOWEST = tl.constexpr(float("-inf"))
 # Columns and features of a state that a program holds at a time.
 _COLUMNS, _FEATURES = 32, 128
-# Numbers of directions that a program's registers hold, and how many such programs a device has room for.
-_HELD, _AT_ONCE = 2**14, 264
+# Whether the state is on its way while features are made.
+CLOSELY = False
+# Heads whose features a program makes, and how many numbers of directions it holds at a time.
+_HEADS, _HELD = 16, 2**14
 
 
 class _Prepared(NamedTuple):
@@ -60,13 +63,24 @@ def _plain(q, k, total, key, rows, shrink, R: tl.constexpr, M: tl.constexpr, MP:
 
 
 @triton.jit
-def _every(directions, feature, entry, M: tl.constexpr, D: tl.constexpr):
-    """Every direction."""
-    inside = (feature < M)[:, None] & (entry < D)[None, :]
-    return tl.load(directions + feature[:, None] * D + entry[None, :], mask=inside, other=0.0)
+def _projected(
+    x, head, heads, directions, feature, D: tl.constexpr, M: tl.constexpr, DB: tl.constexpr, PRECISION: tl.constexpr
+):
+    """Products of some heads' rows with all directions, and the rows' squared lengths."""
+    found = tl.zeros((head.shape[0], feature.shape[0]), tl.float32)
+    square = tl.zeros((head.shape[0],), tl.float32)
+    for start in range(0, D, DB):
+        entry = start + tl.arange(0, DB)
+        there = (head < heads)[:, None] & (entry < D)[None, :]
+        row = tl.load(x + head[:, None] * D + entry[None, :], mask=there, other=0.0).to(tl.float32)
+        inside = (entry < D)[:, None] & (feature < M)[None, :]
+        along = tl.load(directions + feature[None, :] * D + entry[:, None], mask=inside, other=0.0)
+        found = tl.dot(row, along, found, input_precision=PRECISION)
+        square += tl.sum(row * row, 1)
+    return found, square
 
 
-@triton.jit(do_not_specialize=["heads", "many"])
+@triton.jit(do_not_specialize=["heads"])
 def _random(
     q,
     k,
@@ -80,42 +94,40 @@ def _random(
     key_factor,
     half,
     heads,
-    many,
     R: tl.constexpr,
     D: tl.constexpr,
-    DP: tl.constexpr,
+    DB: tl.constexpr,
     M: tl.constexpr,
     MP: tl.constexpr,
-    HELD: tl.constexpr,
+    HEADS: tl.constexpr,
+    PRECISION: tl.constexpr,
+    CLOSELY: tl.constexpr,
 ):
-    """Random features of a few heads, relative to one reference for all of them; to base e, as states are."""
-    feature, entry = tl.arange(0, MP), tl.arange(0, DP)
-    inside = feature < M
-    # Directions are larger than all else: read once for the heads of a program, where registers hold them.
-    held = _every(directions, feature, entry, M, D)
-    first = tl.program_id(0) * many
-    for one in range(first, tl.minimum(first + many, heads)):
-        head = tl.cast(one, tl.int64)
-        x = tl.load(k + head * D + entry, mask=entry < D, other=0.0).to(tl.float32)
-        w = held if HELD else _every(directions, feature, entry, M, D)
-        log = tl.sum(w * x[None, :], 1) * key_factor - half * tl.sum(x * x, 0)
-        log = tl.where(inside, log, _LOWEST)
-        before = tl.load(top + head)
-        higher = tl.maximum(before, tl.max(log, 0))
-        own, less = tl.exp2((log - higher) * _LOG2E), tl.exp2((before - higher) * _LOG2E)
-        grown = tl.load(total + head * M + feature, mask=inside, other=0.0) * less + own
-        tl.store(total + head * M + feature, grown, mask=inside)
-        tl.store(top + head, higher)
-        tl.store(key + head * M + feature, own, mask=inside)
-        tl.store(shrink + head * M + feature, tl.full((MP,), 1.0, tl.float32) * less, mask=inside)
-        for sibling in range(R):
-            y = tl.load(q + (head * R + sibling) * D + entry, mask=entry < D, other=0.0).to(tl.float32)
-            w = held if HELD else _every(directions, feature, entry, M, D)
-            own_log = tl.where(inside, tl.sum(w * y[None, :], 1) * factor, _LOWEST)
-            row = tl.exp2((own_log - tl.max(own_log, 0)) * _LOG2E)
-            divisor = tl.sum(row * grown, 0)
-            row = row / tl.where(divisor < _TINY, 1.0, divisor)
-            tl.store(rows + (head * R + sibling) * M + feature, row, mask=inside)
+    """Random features of a few heads, each relative to one reference for all of them; to base e, as states are."""
+    if CLOSELY:
+        gdc_launch_dependents()
+    head = tl.program_id(0).to(tl.int64) * HEADS + tl.arange(0, HEADS)
+    feature = tl.arange(0, MP)
+    inside = (head < heads)[:, None] & (feature < M)[None, :]
+    place = head[:, None] * M + feature[None, :]
+    log, square = _projected(k, head, heads, directions, feature, D, M, DB, PRECISION)
+    real = (feature < M)[None, :]
+    log = tl.where(real, log * key_factor - half * square[:, None], _LOWEST)
+    before = tl.load(top + head, mask=head < heads, other=0.0)
+    higher = tl.maximum(before, tl.max(log, 1))
+    own, less = tl.exp2((log - higher[:, None]) * _LOG2E), tl.exp2((before - higher) * _LOG2E)
+    grown = tl.load(total + place, mask=inside, other=0.0) * less[:, None] + own
+    tl.store(total + place, grown, mask=inside)
+    tl.store(top + head, higher, mask=head < heads)
+    tl.store(key + place, own, mask=inside)
+    tl.store(shrink + place, less[:, None] + tl.zeros((HEADS, MP), tl.float32), mask=inside)
+    for sibling in range(R):
+        own_log, _ = _projected(q + sibling * D, head * R, heads * R, directions, feature, D, M, DB, PRECISION)
+        own_log = tl.where(real, own_log * factor, _LOWEST)
+        row = tl.exp2((own_log - tl.max(own_log, 1)[:, None]) * _LOG2E)
+        divisor = tl.sum(row * grown, 1)
+        row = row / tl.where(divisor < _TINY, 1.0, divisor)[:, None]
+        tl.store(rows + (head[:, None] * R + sibling) * M + feature[None, :], row, mask=inside)
 
 
 @triton.jit
@@ -155,6 +167,7 @@ def _stepped(
     MB: tl.constexpr,
     E: tl.constexpr,
     EB: tl.constexpr,
+    CLOSELY: tl.constexpr,
 ):
     """Some columns of a head's state, changed in place, and what its rows collect from them."""
     head, block = tl.program_id(0).to(tl.int64), tl.program_id(1)
@@ -165,9 +178,12 @@ def _stepped(
         feature = start + tl.arange(0, MB)
         inside = (feature < M)[:, None] & (column < E)[None, :]
         place = state + head * (M * E) + feature[:, None] * E + column[None, :]
+        sums = tl.load(place, mask=inside, other=0.0)
+        if CLOSELY:
+            gdc_wait()
         own = tl.load(key + head * M + feature, mask=feature < M, other=0.0)
         less = tl.load(shrink + head * M + feature, mask=feature < M, other=0.0)
-        sums = tl.load(place, mask=inside, other=0.0) * less[:, None] + own[:, None] * value[None, :]
+        sums = sums * less[:, None] + own[:, None] * value[None, :]
         tl.store(place, sums, mask=inside)
         for r in tl.static_range(R):
             row = tl.load(rows + (head * R + r) * M + feature, mask=feature < M, other=0.0)
@@ -187,7 +203,7 @@ def _step(q: Tensor, v: Tensor, sums: Tensor, known: _Prepared) -> Tensor:
     (b, h), (g, e), m = q.shape[:2], v.shape[1:], sums.shape[2]
     out = q.new_empty(b, h, e)
     columns = min(_COLUMNS, padded(e))
-    _stepped[(b * g, triton.cdiv(e, columns))](
+    _stepped[(b * g, divided(e, columns))](
         sums,
         v.contiguous(),
         *known,
@@ -198,7 +214,9 @@ def _step(q: Tensor, v: Tensor, sums: Tensor, known: _Prepared) -> Tensor:
         MB=min(_FEATURES, padded(m)),
         E=e,
         EB=columns,
+        CLOSELY=CLOSELY,
         num_warps=4,
+        **({"launch_pdl": True} if CLOSELY else {}),
     )
     return out
 
@@ -232,8 +250,7 @@ def feature_step(
     scale = d**-0.5 if scale is None else scale
     root = math.sqrt(abs(scale))
     known, heads = _room(q, g, m), q.shape[0] * g
-    many = max(1, triton.cdiv(heads, _AT_ONCE))
-    _random[(triton.cdiv(heads, many),)](
+    _random[(divided(heads, _HEADS),)](
         q.contiguous(),
         k.contiguous(),
         directions.contiguous(),
@@ -244,13 +261,15 @@ def feature_step(
         root,
         0.5 * abs(scale),
         heads,
-        many,
         R=h // g,
         D=d,
-        DP=padded(d),
+        DB=min(padded(d), max(16, _HELD // padded(m))),
         M=m,
         MP=padded(m),
-        HELD=padded(m) * padded(d) <= _HELD,
+        HEADS=_HEADS,
+        # Numbers of 16 bits are exact in TF32, and three products of it leave of directions what float32 does.
+        PRECISION="ieee" if q.dtype == torch.float32 else "tf32x3",
+        CLOSELY=CLOSELY,
         num_warps=8,
     )
     return _step(q, v, state.sums, known)

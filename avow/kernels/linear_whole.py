@@ -15,7 +15,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from avow.kernels import causal_scan, cuts
-from avow.kernels.cuts import padded
+from avow.kernels.cuts import divided, padded
 from avow.kernels.linear_attention import LinearState, check, shared
 from avow.kernels.scan_kernels import COLUMNS, NORMALISED, PLAIN, PRECISION, ROWS
 from avow.kernels.tiles import into, tile
@@ -37,9 +37,9 @@ def _collected(
     norm,
     x_batch,
     x_head,
-    x_row,
-    state_row,
-    state_column,
+    x_row: tl.constexpr,
+    state_row: tl.constexpr,
+    state_column: tl.constexpr,
     rows,
     H: tl.constexpr,
     RX: tl.constexpr,
@@ -104,7 +104,7 @@ def _collect(
     norm = x.new_empty(b, heads, n if mode == NORMALISED else 0, dtype=torch.float32)
     columns = min(padded(e), 64 if m <= 256 else 32)
     chunk = _CHUNK if m <= 256 and x.element_size() == 2 else 32
-    _collected[(b * heads, max(1, triton.cdiv(n, chunk * _MANY)), triton.cdiv(e, columns))](
+    _collected[(b * heads, max(1, divided(n, chunk * _MANY)), divided(e, columns))](
         x,
         sums if weight is None else weight,
         sums if slope is None else slope,

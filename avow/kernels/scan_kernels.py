@@ -12,7 +12,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from avow.kernels.tiles import into, span, tile
+from avow.kernels.tiles import into, piece_of, span, tile
 from avow.kernels.totals import (
     as_columns,
     as_rows,
@@ -43,10 +43,10 @@ def part_sums(
     totals,
     y_batch,
     y_head,
-    y_row,
+    y_row: tl.constexpr,
     z_batch,
     z_head,
-    z_row,
+    z_row: tl.constexpr,
     rows,
     length,
     H: tl.constexpr,
@@ -55,19 +55,21 @@ def part_sums(
     E: tl.constexpr,
     EB: tl.constexpr,
     C: tl.constexpr,
+    PIECES: tl.constexpr,
     MODE: tl.constexpr,
     WHOLE: tl.constexpr,
     REVERSE: tl.constexpr,
     PACKED: tl.constexpr,
     PRECISION: tl.constexpr,
 ):
-    """A part's sum of y zᵀ, and of β y where that is asked for; the last part needs none but for the whole."""
-    head, part, block = tl.program_id(0), tl.program_id(1), tl.program_id(2)
-    parts = tl.num_programs(1)
-    start, many, _, last = span(part, parts, length, rows, table, REVERSE, PACKED)
+    """A piece of a part's sum of y zᵀ, and of β y where asked for; the last part needs none but for the whole."""
+    head, piece, block = tl.program_id(0), tl.program_id(1), tl.program_id(2)
+    pieces = tl.num_programs(1)
+    start, many, _, last = span(piece // PIECES, pieces // PIECES, length, rows, table, REVERSE, PACKED)
     if not WHOLE:  # noqa: SIM102 - a constant, which removes the rest
         if last:
             return
+    start, many = piece_of(start, many, piece % PIECES, PIECES, C)
     batch, own = (head // H).to(tl.int64), (head % H).to(tl.int64)
     y += batch * y_batch + own * y_head + start * y_row
     z += batch * z_batch + own * z_head + start * z_row
@@ -92,7 +94,7 @@ def part_sums(
         if MODE == _NORMALISED:
             total = columns_grown(total, ys)
         state = tl.dot(tl.trans(ys), zs, state, input_precision=PRECISION)
-    place = head.to(tl.int64) * parts + part
+    place = head.to(tl.int64) * pieces + piece
     inside = (feature < M)[:, None] & (column < E)[None, :]
     tl.store(sums + place * (M * E) + feature[:, None] * E + column[None, :], state, mask=inside)
     if MODE == _NORMALISED or MODE == _COLUMNS:  # noqa: SIM109
@@ -102,17 +104,19 @@ def part_sums(
 @triton.jit
 def part_prefixes(
     sums,
+    before,
     initial,
     ends,
     parts,
     groups,
     SIZE: tl.constexpr,
     BLOCK: tl.constexpr,
+    PIECES: tl.constexpr,
     GIVEN: tl.constexpr,
     REVERSE: tl.constexpr,
     PACKED: tl.constexpr,
 ):
-    """Sums of parts become what lies before each part, in the order of the scan."""
+    """What lies before each part, in the order of the scan, from the sums of all pieces."""
     head, block, sequence = tl.program_id(0).to(tl.int64), tl.program_id(1), tl.program_id(2)
     place = block * BLOCK + tl.arange(0, BLOCK)
     inside = place < SIZE
@@ -127,11 +131,11 @@ def part_prefixes(
         part = step
         if REVERSE:
             part = first + behind - 1 - step
-        own = sums + (head * parts + part) * SIZE + place
+        tl.store(before + (head * parts + part) * SIZE + place, state, mask=inside)
         # The last part has no sum, and nothing comes after it.
-        found = tl.load(own, mask=inside & (step < behind - 1), other=0.0)
-        tl.store(own, state, mask=inside)
-        state += found
+        there = inside & (step < behind - 1)
+        for piece in tl.static_range(PIECES):
+            state += tl.load(sums + ((head * parts + part) * PIECES + piece) * SIZE + place, mask=there, other=0.0)
 
 
 @triton.jit
@@ -150,15 +154,15 @@ def part_rows(
     final_total,
     x_batch,
     x_head,
-    x_row,
+    x_row: tl.constexpr,
     y_batch,
     y_head,
-    y_row,
+    y_row: tl.constexpr,
     z_batch,
     z_head,
-    z_row,
-    before_row,
-    before_column,
+    z_row: tl.constexpr,
+    before_row: tl.constexpr,
+    before_column: tl.constexpr,
     rows,
     length,
     H: tl.constexpr,
@@ -289,8 +293,6 @@ def weighted_rows(
 def row_slopes(
     gradient,
     out,
-    norm,
-    weight,
     slope,
     batch,
     head,
@@ -301,14 +303,11 @@ def row_slopes(
     EP: tl.constexpr,
     C: tl.constexpr,
 ):
-    """1 / normaliser and −(gradient · mean) of some rows; a row that saw nothing was divided by one."""
+    """−(gradient · mean) of some rows."""
     own, row, column = tl.program_id(0).to(tl.int64), tl.program_id(1) * C + tl.arange(0, C), tl.arange(0, EP)
     inside = (row < rows)[:, None] & (column < E)[None, :]
     away = row[:, None].to(tl.int64)
     base = gradient + (own // H) * batch + (own % H) * head
     g = tl.load(base + away * stride + column[None, :], mask=inside, other=0.0).to(tl.float32)
     o = tl.load(out + own * rows * E + away * E + column[None, :], mask=inside, other=0.0).to(tl.float32)
-    z = tl.load(norm + own * rows + row, mask=row < rows, other=1.0)
-    empty = tl.abs(z) < _TINY
-    tl.store(weight + own * rows + row, 1 / tl.where(empty, 1.0, z), mask=row < rows)
-    tl.store(slope + own * rows + row, tl.where(empty, 0.0, -tl.sum(g * o, 1)), mask=row < rows)
+    tl.store(slope + own * rows + row, -tl.sum(g * o, 1), mask=row < rows)

@@ -64,6 +64,8 @@ class Terms(NamedTuple):
     nu: Float32[Tensor, "bg"]
     counts: Int32[Tensor, "bh bins"]
     """Zeros: an empty histogram."""
+    arrived: Int32[Tensor, "bh"]
+    """Zeros: how many programs have filled theirs part of it."""
     lengths: Float[Tensor, "bg s"]
     """Those of values that terms count with."""
 
@@ -97,6 +99,7 @@ def _prepared(
     nu,
     widest,
     counts,
+    arrived,
     factor,
     relative,
     absolute,
@@ -161,6 +164,7 @@ def _prepared(
         wide = tl.where((wide > unit * 2.0**-20) & (wide < unit), wide, unit)
         tl.store(nu + head, tl.where(wide > 0, wide, 1.0))
         tl.store(widest + head * R + row, tl.full((RP,), _LOWEST, tl.int32), mask=row < R)
+        tl.store(arrived + head * R + row, tl.zeros((RP,), tl.int32), mask=row < R)
         bins = tl.arange(0, BINS)
         blank = tl.zeros((RP, BINS), tl.int32)
         tl.store(counts + (head * R + row)[:, None] * BINS + bins[None, :], blank, mask=(row < R)[:, None])
@@ -333,6 +337,7 @@ class Prepared(NamedTuple):
     nu: Float32[Tensor, "bg"]
     widest: Int32[Tensor, "bh"]
     counts: Int32[Tensor, "bh bins"]
+    arrived: Int32[Tensor, "bh"]
 
 
 def prepared(
@@ -356,6 +361,7 @@ def prepared(
         q.new_empty(heads, dtype=torch.float32),
         q.new_empty(b * h, dtype=torch.int32),
         q.new_empty(b * h, BINS, dtype=torch.int32),
+        q.new_empty(b * h, dtype=torch.int32),
     )
     _prepared[(heads, max(1, triton.cdiv(c, _MANY)))](
         q,
@@ -418,7 +424,7 @@ def prepared_twin(
     wide = torch.where((wide > unit * 2.0**-20) & (wide < unit), wide, unit)
     lowest = torch.full((b * h,), -LIMIT, dtype=torch.int32, device=q.device)
     empty = torch.zeros(b * h, BINS, dtype=torch.int32, device=q.device)
-    return Prepared(bias, torch.stack(rows, -1), torch.where(wide > 0, wide, 1.0), lowest, empty)
+    return Prepared(bias, torch.stack(rows, -1), torch.where(wide > 0, wide, 1.0), lowest, empty, empty[:, 0])
 
 
 def bounded(q: Tensor, sketch: Sketch, lengths: Tensor, known: Prepared) -> Terms:
@@ -463,7 +469,7 @@ def bounded(q: Tensor, sketch: Sketch, lengths: Tensor, known: Prepared) -> Term
         FAST=not interpreted(),
         num_warps=1,
     )
-    return Terms(*out, known.widest, known.nu, known.counts, lengths)
+    return Terms(*out, known.widest, known.nu, known.counts, known.arrived, lengths)
 
 
 def bounded_twin(q: Tensor, sketch: Sketch, lengths: Tensor, known: Prepared) -> Terms:
@@ -488,4 +494,4 @@ def bounded_twin(q: Tensor, sketch: Sketch, lengths: Tensor, known: Prepared) ->
     mass = torch.exp2((middle - _DOUBT.value * half - top.unsqueeze(2)) / STEPS).sum(2)
     widest = top.amax(1).reshape(-1) if c else known.widest
     offset = offset.permute(0, 3, 1, 2).reshape(b * h, c * GROUP).contiguous()
-    return Terms(offset, top, mass, widest, known.nu, known.counts, lengths.reshape(heads, -1))
+    return Terms(offset, top, mass, widest, known.nu, known.counts, known.arrived, lengths.reshape(heads, -1))

@@ -26,8 +26,8 @@ from avow.kernels.sample_bounds import FUZZY, NONE, missed, missed_twin
 from avow.kernels.sketch_pass import STEPS, Terms
 from avow.maths.rounding import gamma, tiny, unit
 
-# Parts that are merged at once, and by how many warps.
-_CHUNK, _MERGING = 128, 4
+# Parts whose largest logits are compared at once, parts that are merged at once, and by how many warps.
+_PARTS, _CHUNK, _MERGING = 256, 128, 4
 # The unit of sums in float32: tensor cores may truncate where IEEE rounds.
 _UNIT = tl.constexpr(2.0**-23)
 
@@ -112,6 +112,15 @@ def _merged(
     count, after = one(counts, head, HEADS), one(ends, head, HEADS)
     if (count == 0) & AGAIN:
         return
+    # What is needed in the end is asked for now, so that nothing waits for it then.
+    query = tl.load(q + row * D + channel, mask=channel < D, other=0.0).to(tl.float32)
+    unit, wide = tl.load(most + head), tl.load(nu + head)
+    if DRAWN:
+        rim, fine = tl.load(rims + row * 2), tl.load(rims + row * 2 + 1)
+    elif AGAIN == 0:
+        span = tl.arange(0, SPANS)
+        tail = tl.sum(tl.load(tails + row * spans + span, mask=span < spans, other=0.0), 0) * (1 + 2.0**-10)
+        peak_term = tl.load(widest + row).to(tl.float32) * 0.125
     first = (after - count) // share + head
     beyond = tl.where(count > 0, (after - 1) // share + head + 1, first)
     high, longest = float("-inf"), 0.0
@@ -143,7 +152,6 @@ def _merged(
     largest = tl.max(tl.abs(answer), 0)
     scaled = answer / tl.where(largest > 0, largest, 1.0)
     own = largest * tl.sqrt(tl.sum(scaled * scaled, 0)) * (1 + 2.0**-13)
-    query = tl.load(q + row * D + channel, mask=channel < D, other=0.0).to(tl.float32)
     largest = tl.max(tl.abs(query), 0)
     scaled = query / tl.where(largest > 0, largest, 1.0)
     asked = largest * tl.sqrt(tl.sum(scaled * scaled, 0)) * (1 + 2.0**-13)
@@ -159,12 +167,10 @@ def _merged(
     depth = (tiles * per_tile + (beyond - first).to(tl.float32) + 2 * TILE + 16) * _UNIT
     rounding = delta + halves + 2 * depth / (1 - depth) + 2.0**-20
     rounding = tl.where(depth < 0.5, rounding, float("inf"))
-    unit, wide = tl.load(most + head), tl.load(nu + head)
     reach = (own + rounding * unit * 1.1) / wide
     grown = tl.exp(delta) * (1 + rounding) * (1 + 2.0**-16)
     moved = 0.0
     if DRAWN:
-        rim, fine = tl.load(rims + row * 2), tl.load(rims + row * 2 + 1)
         step = _apart(rim - fine, high)
         squares, large = tl.sum(squares, 0) * grown * grown, tl.sum(large, 0) * grown
         # What underflows is less than this.
@@ -175,9 +181,7 @@ def _merged(
         # Without a rim, everything was read.
         moved = tl.where(rim < NONE, 0.0, moved)
     elif AGAIN == 0:
-        span = tl.arange(0, SPANS)
-        tail = tl.sum(tl.load(tails + row * spans + span, mask=span < spans, other=0.0), 0) * (1 + 2.0**-10)
-        step = _apart(tl.load(widest + row).to(tl.float32) * 0.125, high)
+        step = _apart(peak_term, high)
         moved = tail * tl.exp2(step) / mass * (wide / unit) * tl.maximum(reach, 1.0) * grown
         moved = tl.where(tail == 0, 0.0, moved)
     whole = (moved + rounding + narrow * own / unit + vanished / unit) * (1 + 2.0**-16)
@@ -290,7 +294,7 @@ def _merge(
         TILE=TILE,
         HEADS=triton.next_power_of_2(heads),
         PROGRAMS=count,
-        PARTS=triton.next_power_of_2(count),
+        PARTS=min(triton.next_power_of_2(count), _PARTS),
         CHUNK=min(triton.next_power_of_2(count), _CHUNK),
         SPANS=triton.next_power_of_2(spans),
         LARGEST=torch.finfo(q.dtype).max,

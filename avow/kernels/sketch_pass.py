@@ -65,7 +65,7 @@ class Terms(NamedTuple):
     counts: Int32[Tensor, "bh bins"]
     """Zeros: an empty histogram."""
     arrived: Int32[Tensor, "bh"]
-    """Zeros: how many programs have filled theirs part of it."""
+    """Zeros: how many programs have filled in their part."""
     lengths: Float[Tensor, "bg s"]
     """Those of values that terms count with."""
 
@@ -140,8 +140,8 @@ def _prepared(
         coarse = x.to(tl.bfloat16)
         shift = tl.dot(zeros, tl.trans(coarse), shift)
     shift = shift * grown[None, :]
-    place = (head * c + group)[:, None] * RP + row[None, :]
-    tl.store(bias + place, shift, mask=(group < c)[:, None])
+    place = (head * c + group)[:, None] * R + row[None, :]
+    tl.store(bias + place, shift, mask=(group < c)[:, None] & (row < R)[None, :])
     if part == 0:
         x = tl.load(q + (head * R + row)[:, None] * D + channel[None, :], mask=there, other=0.0).to(tl.float32)
         x = x * inverse[:, None]
@@ -278,7 +278,8 @@ def _bounded(
             far = tl.where(second[None, :] == 0, far, other_far)
             other_long = tl.load(lengths + after * GROUP + token).to(tl.float32)[:, None]
             long = tl.where(second[None, :] == 0, long, other_long)
-        shift = tl.load(bias + (head * c + mine) * RP + row)
+        at = (head * c + mine) * R + row
+        shift = tl.load(bias + at, mask=row < R, other=0.0)
         margin = error * tl.load(reach + mine) + least
         middle = sums * grown[None, :] + shift[None, :]
         half = spread[None, :] * far + margin[None, :]
@@ -292,7 +293,6 @@ def _bounded(
         spot = (row * c + mine)[None, :] * GROUP + token[:, None]
         tl.store(offset + spot, short, mask=(row < R)[None, :])
         weight = tl.sum(exp2_near((middle - _DOUBT * half - peak.to(tl.float32)[None, :]) * 0.125, FAST), 0)
-        at = (head * c + mine) * R + row
         tl.store(top + at, peak, mask=row < R)
         tl.store(mass + at, weight, mask=row < R)
         highest = tl.maximum(highest, peak)
@@ -332,7 +332,7 @@ def by_head(x: Tensor, name: str) -> Tensor:
 class Prepared(NamedTuple):
     """What the kernel over all tokens needs to know beforehand."""
 
-    bias: Float32[Tensor, "bg c p"]
+    bias: Float32[Tensor, "bg c r"]
     table: Float32[Tensor, "bg p constants"]
     nu: Float32[Tensor, "bg"]
     widest: Int32[Tensor, "bh"]
@@ -356,7 +356,7 @@ def prepared(
     c, heads = sketch.codes.shape[2], b * most.shape[1]
     zero = by_head(sketch.zero, "sketch.zero")
     out = Prepared(
-        q.new_empty(heads, c, SIBLINGS, dtype=torch.float32),
+        q.new_empty(heads, c, b * h // heads, dtype=torch.float32),
         q.new_empty(heads, SIBLINGS, _CONSTANTS.value, dtype=torch.float32),
         q.new_empty(heads, dtype=torch.float32),
         q.new_empty(b * h, dtype=torch.int32),
@@ -408,7 +408,7 @@ def prepared_twin(
     x = x * inverse.unsqueeze(-1)
     factor = scale * math.log2(math.e) * STEPS
     grown = (sketch.size.reshape(b * g, 1) * factor * power.double()).float()
-    bias = sketch.zero.float().reshape(b * g, c, d) @ x.transpose(-1, -2) * grown.unsqueeze(1)
+    bias = (sketch.zero.float().reshape(b * g, c, d) @ x.transpose(-1, -2) * grown.unsqueeze(1))[..., : h // g]
     square = x.square()
     spread = (square @ sketch.metric.reshape(b * g, d, 1)).squeeze(-1).sqrt() * (1 + 2.0**-13) + 2.0**-60
     length = square.sum(-1).sqrt() * (1 + 2.0**-13) + 2.0**-60
@@ -481,7 +481,7 @@ def bounded_twin(q: Tensor, sketch: Sketch, lengths: Tensor, known: Prepared) ->
     steps = sketch.scale.reshape(heads, c, 1, d).float()
     codes = unpacked(sketch.codes, 4).reshape(heads, c, GROUP, d).float()
     sums = codes @ (x.unsqueeze(1) * steps).half().float().transpose(-1, -2)  # (bg, c, G, r)
-    middle = sums * (grown / _LIFT.value).unsqueeze(1) + known.bias[..., :r].unsqueeze(2)
+    middle = sums * (grown / _LIFT.value).unsqueeze(1) + known.bias.unsqueeze(2)
     radius = sketch.radius.reshape(heads, c, GROUP, 1).float()
     long = lengths[:, :, : c * GROUP].reshape(heads, c, GROUP, 1).float()
     margin = (error * sketch.reach.reshape(heads, c, 1) + least).unsqueeze(2)

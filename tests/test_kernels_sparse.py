@@ -464,7 +464,7 @@ names = {torch.float32: "fp32", torch.float64: "fp64", torch.bfloat16: "bf16", t
 names |= {torch.uint8: "u8", torch.float16: "fp16", torch.int64: "i64"}
 done = []
 
-def run(self, *args, grid, warmup, num_warps=4, num_stages=3, **constants):
+def run(self, *args, grid, warmup, num_warps=4, num_stages=3, maxnreg=None, **constants):
     given = dict(zip(self.arg_names, args)) | constants
     assert list(given) == self.arg_names, (self.__name__, list(given), self.arg_names)
     kind = lambda x: "*" + names[x.dtype] if isinstance(x, torch.Tensor) else "fp32" if isinstance(x, float) else "i32"
@@ -472,7 +472,7 @@ def run(self, *args, grid, warmup, num_warps=4, num_stages=3, **constants):
     place = {n: (i,) for i, n in enumerate(given)}
     aligned = {place[n]: [["tt.divisibility", 16]] for n, x in given.items() if isinstance(x, torch.Tensor)}
     source = ASTSource(self, signature, {place[n]: x for n, x in constants.items()}, aligned)
-    options = {"num_warps": num_warps, "num_stages": num_stages}
+    options = {"num_warps": num_warps, "num_stages": num_stages, "maxnreg": maxnreg}
     made = triton.compile(source, target=GPUTarget("cuda", 90, 32), options=options)
     # Triton 3.6 reorders what is counted and its mask each in a way of its own.
     assert "tt.histogram" not in made.asm["ttgir"] or not re.search("tt.histogram %[^:]*,", made.asm["ttgir"])

@@ -25,9 +25,9 @@ from avow.maths.sketch import GROUP
 WIDTH = 3
 # Tokens that a program marks at once, tokens that one counts, groups whose masses one adds up at once, and programs of
 # four warps that an H200 runs at once: where there is more to mark, each of those marks more.
-BLOCK, _SPAN, _MASSES, _AT_ONCE = 2048, 2048, 1024, 132 * 8
-# Warps that count.
-WARPS = 8
+BLOCK, _SPAN, _MASSES, _AT_ONCE = 2048, 2048, 2048, 132 * 8
+# Warps that count; and registers that a thread may have so that eight programs of four warps fit a processor.
+WARPS, REGISTERS = 8, 64
 # Tokens whose histogram tells where to cut; of more than twice as many only some groups are counted. A bin's terms are
 # taken for larger than they are by a seventh on average, which covers what so large a sample may be off.
 _ENOUGH = 2**14
@@ -314,6 +314,7 @@ def marked(terms: Terms, known: Counted, most: Float32[Tensor, "b g"], drop: flo
         WIDTH=WIDTH,
         PROGRAMS=triton.next_power_of_2(programs),
         num_warps=4,
+        maxnreg=REGISTERS,
     )
     return out
 

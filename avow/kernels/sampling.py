@@ -146,8 +146,10 @@ def _planned(
     LIMIT: tl.constexpr,
 ):
     """A part of a row's histogram; whoever is the last to have filled in a part plans for the row."""
-    counting(offset, top, mass, widest, counts, masses, c, blocks, stride, share, R, BLOCK, GROUP, BINS, WIDTH, MASSES)
     row = tl.program_id(0).to(tl.int64)
+    slim = tl.load(nu + row // R) / tl.load(most + row // R)
+    highest = tl.load(widest + row)
+    counting(offset, top, mass, widest, counts, masses, c, blocks, stride, share, R, BLOCK, GROUP, BINS, WIDTH, MASSES)
     # All threads have written before one of them says so.
     tl.debug_barrier()
     before = tl.atomic_add(arrived + row, 1, sem="acq_rel")
@@ -156,9 +158,7 @@ def _planned(
         parts = tl.load(masses + row * blocks + program, mask=program < blocks, other=0.0)
         number = tl.load(counts + row * BINS + bins)
         terms = number.to(tl.float32) * tl.exp2(bins.to(tl.float32) * (-WIDTH / 8)) * stride.to(tl.float32)
-        slim = tl.load(nu + row // R) / tl.load(most + row // R)
         aim = tl.minimum(drop, room - narrow * slim)
-        highest = tl.load(widest + row)
         behind = tl.cumsum(terms, 0, reverse=True)
         cut, fine = _plan(tl.sum(parts, 0), behind, highest, aim, slim, LIMIT, BINS, WIDTH, mean_log, log)
         tl.store(rims + row * 2, (highest - cut).to(tl.float32) * 0.125)
@@ -392,8 +392,7 @@ def drawn(terms: Terms, rims: Float32[Tensor, "bh 2"], logs: Logs, seed: Int64[T
         PLACES=PLACES,
         FAST=not interpreted(),
         num_warps=4,
-        # So that eight programs fit a processor.
-        maxnreg=64,
+        maxnreg=choice.REGISTERS,
     )
     return Chosen(listed, found, None, Draws(rims, terms.nu, terms.lengths, logs, seed))
 

@@ -408,7 +408,8 @@ def prepared_twin(
     x = x * inverse.unsqueeze(-1)
     factor = scale * math.log2(math.e) * STEPS
     grown = (sketch.size.reshape(b * g, 1) * factor * power.double()).float()
-    bias = (sketch.zero.float().reshape(b * g, c, d) @ x.transpose(-1, -2) * grown.unsqueeze(1))[..., : h // g]
+    bias = sketch.zero.float().reshape(b * g, c, d) @ x.transpose(-1, -2) * grown.unsqueeze(1)
+    bias = bias[..., : h // g].contiguous()
     square = x.square()
     spread = (square @ sketch.metric.reshape(b * g, d, 1)).squeeze(-1).sqrt() * (1 + 2.0**-13) + 2.0**-60
     length = square.sum(-1).sqrt() * (1 + 2.0**-13) + 2.0**-60

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import dataclasses
+import inspect
 import math
 import os
+import re
 import subprocess
 import sys
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor
@@ -33,6 +36,7 @@ from tests.test_kernels_sparse import (  # noqa: E402
     Step,
     drawn,
     flags_of,
+    permuted,
     same_lists,
     step,
     terms_of,
@@ -184,6 +188,78 @@ def test_draws_are_even_and_do_not_repeat() -> None:
     assert float(shifted.abs().max()) < 5 / 12 / 64
     counts = (some[0] >> 12).bincount(minlength=16)
     assert float((counts - 256).abs().max()) < 5 * 16
+
+
+def test_the_generator_is_philox() -> None:
+    """Beside the published generator, written down once more in Python's own numbers."""
+    (key, high), mask = sampling._keys_twin(3, 1), 2**32 - 1
+    for place in (0, 5, 4095):
+        x, y, own = place >> 2, high, key
+        for _ in range(7):
+            product = 0xD256D193 * x
+            x, y, own = product >> 32 ^ own ^ y, product & mask, own + 0x9E3779B9 & mask
+        expected = [x & 0xFFFF, x >> 16, y & 0xFFFF, y >> 16][place % 4]
+        assert int(sampling.draws_twin(seeded(), 2, 4096)[1, place]) == expected
+
+
+def test_the_odds_of_four_bytes_at_once_are_those_of_each() -> None:
+    (assembly,) = re.findall(r'"""\s*(\{.*?\})\s*"""', inspect.getsource(sampling._rarer.fn), re.DOTALL)
+
+    def executed(assembly: str, short: list[int], down: int, rare: list[int]) -> list[int]:
+        """What a few lines of PTX make of four bytes, a number that is added to each, and four to stay below."""
+
+        def pairs(numbers: list[int]) -> list[np.ndarray]:
+            return [np.array(numbers[i : i + 2], np.float16) for i in (0, 2)]
+
+        def permuted_pair(a: str, b: str, selector: str) -> np.ndarray:
+            assert a == "$2"
+            word = permuted(int.from_bytes(bytes(short), "little"), int(b, 0), int(selector, 0))
+            return np.array([word], np.uint32).view(np.float16)
+
+        registers = dict(zip(("$3", "$4", "$5", "$6"), pairs([down - 1024] * 4) + pairs(rare), strict=True))
+        for line in re.findall(r"[^;{}]+", assembly):
+            name, _, rest = line.strip().partition(" ")
+            if not rest or name == ".reg":
+                continue
+            target, *sources = (x.strip() for x in rest.split(","))
+            if name == "prmt.b32":
+                registers[target] = permuted_pair(sources[0], sources[1], sources[2])
+            else:
+                does = {"add.rn.f16x2": np.add, "min.f16x2": np.minimum}[name]
+                registers[target] = does(*(registers[x] for x in sources))
+        return [int(x) for name in ("$0", "$1") for x in registers[name]]
+
+    for down in (-900, -255, -1, 0, 60, 900):
+        for start in range(0, 256, 3):
+            short = [start, 255 - start, start * 7 % 256, 255]
+            rare = [103, 50, 0, 103]
+            expected = [min(own, x + down) for own, x in zip(rare, short, strict=True)]
+            assert executed(assembly, short, down, rare) == expected
+    assert executed(assembly.replace("0x4140", "0x4041"), [1, 2, 3, 4], 0, [9] * 4) != [1, 2, 3, 4]
+
+
+def test_plans_and_lists_are_the_same_however_programs_share_the_work(monkeypatch: pytest.MonkeyPatch) -> None:
+    given = step(*drawn(g=3, s=500, d=32, e=32, loud=1.0), torch.float32)
+    _, whole = chosen_of(given)
+    assert whole.draws is not None and whole.found.shape == (3, 1)
+    for name, value in (("BLOCK", 128), ("_SPAN", 128), ("_AT_ONCE", 4)):
+        monkeypatch.setattr(choice, name, value)
+    terms, parts = chosen_of(given)
+    # Four programs counted each row, and the last of them found all that the others had.
+    assert parts.draws is not None and terms.arrived.tolist() == [4] * 6 and parts.found.shape == (3, 2)
+    assert float((parts.draws.rims - whole.draws.rims).abs().max()) <= 1 / sketch_pass.STEPS
+    parts = sampling.drawn(terms, whole.draws.rims, LOGS, seeded(), 500)
+    assert torch.equal(flags_of(parts, 500), flags_of(whole, 500)) and 0 < int(parts.found.sum()) < 1500
+    # Attention over lists in several spans, whose last tiles are not full, is attention over the same tokens.
+    answers = []
+    for chosen in (whole, parts):
+        found = gather_attention.attended(given.q, given.k, given.v, chosen, given.scale)
+        twin = gather_attention.attended_twin(given.q, given.k, given.v, chosen, given.scale)
+        torch.testing.assert_close(found, twin, rtol=1e-4, atol=1e-3, equal_nan=True)
+        most = given.lengths.most
+        answers.append(merging.merged(given.q, given.v, found, terms, chosen, most, 1.0, given.scale))
+    assert torch.equal(answers[0].kept, answers[1].kept)
+    torch.testing.assert_close(answers[0].out, answers[1].out, rtol=1e-4, atol=1e-5)
 
 
 def test_the_inequalities_are_those_of_the_library_and_never_sharper() -> None:

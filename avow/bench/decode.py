@@ -286,10 +286,12 @@ def profile(case: Case, checked: Checked, clock: Clock, limit: float) -> Iterato
     known = sketch_pass.prepared(q, sketch, lengths.most, checked.hint, scale)
     terms = sketch_pass.bounded(q, sketch, lengths.each, known)
     seed = checked.seed
-    aim, logs = sampling.goal(_TOL, _TOL, q.dtype), Logs.of(checked.confidence)
+    aim = sampling.goal(_TOL, _TOL, q.dtype)
 
     def count() -> Any:
-        return choice.counted(terms) if seed is None else sampling.planned(terms, lengths.most, aim, logs)
+        if seed is None:
+            return choice.counted(terms)
+        return sampling.planned(terms, lengths.most, aim, Logs.of(checked.confidence))
 
     # Counted once, since every further time adds to the histogram.
     counted = count()
@@ -297,7 +299,7 @@ def profile(case: Case, checked: Checked, clock: Clock, limit: float) -> Iterato
     def choose() -> Any:
         if seed is None:
             return choice.marked(terms, counted, lengths.most, _DROP, n)
-        return sampling.drawn(terms, counted, logs, seed, n)
+        return sampling.drawn(terms, counted, Logs.of(checked.confidence), seed, n)
 
     chosen = choose()
     parts = gather_attention.attended(q, k, v, chosen, scale)

@@ -115,10 +115,13 @@ def _merged(
     # What is needed in the end is asked for now, so that nothing waits for it then.
     query = tl.load(q + row * D + channel, mask=channel < D, other=0.0).to(tl.float32)
     unit, wide = tl.load(most + head), tl.load(nu + head)
+    span = tl.arange(0, SPANS)
+    if AGAIN == 0:
+        read = tl.sum(tl.load(found + head * spans + span, mask=span < spans, other=0), 0)
+        tl.store(kept + head, read, mask=row % R == 0)
     if DRAWN:
         rim, fine = tl.load(rims + row * 2), tl.load(rims + row * 2 + 1)
     elif AGAIN == 0:
-        span = tl.arange(0, SPANS)
         tail = tl.sum(tl.load(tails + row * spans + span, mask=span < spans, other=0.0), 0) * (1 + 2.0**-10)
         peak_term = tl.load(widest + row).to(tl.float32) * 0.125
     first = (after - count) // share + head
@@ -197,9 +200,6 @@ def _merged(
     tl.store(length + row, own)
     if AGAIN == 0:
         tl.store(within + row, ((moved <= drop) & (whole <= limit) & (whole < float("inf"))).to(tl.int8))
-        span = tl.arange(0, SPANS)
-        read = tl.sum(tl.load(found + head * spans + span, mask=span < spans, other=0), 0)
-        tl.store(kept + head, read, mask=row % R == 0)
         if DRAWN and row == 0:
             # The next step draws anew.
             tl.store(seed, tl.load(seed) + 1)

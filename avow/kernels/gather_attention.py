@@ -1,8 +1,8 @@
 """Softmax attention over listed tokens, in parts that `avow.kernels.merging` puts together.
 
 The lists of all key heads, one after the other, are split over programs into equal shares, since some heads read far
-more than others; each keeps the largest logit, the sum of weights and the weighted values of its share. Logits count
-octaves.
+more than others; each keeps the largest logit, the sum of weights and the weighted values of its share. Shares are
+counted in tiles, none of which has tokens of two spans. Logits count octaves.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from typing import NamedTuple
 import torch
 import triton
 import triton.language as tl
-from jaxtyping import Float32
+from jaxtyping import Float32, Int32
 from torch import Tensor
 
 from avow.kernels.choice import PLACES, Chosen
@@ -45,29 +45,43 @@ class Parts(NamedTuple):
 
 @triton.jit
 def shares(
-    kept,
+    found,
     heads,
+    spans,
     s,
     R: tl.constexpr,
     HEADS: tl.constexpr,
+    SPANS: tl.constexpr,
     PROGRAMS: tl.constexpr,
     TILE: tl.constexpr,
     AGAIN: tl.constexpr,
 ):
     """Where each head's list ends when all stand one after the other, how long each is, and each program's share.
 
-    With `AGAIN`, `kept` says which rows are well, and heads with one that is not list all s tokens.
+    All of them in tiles. With `AGAIN`, `found` says which rows are well, and heads with one that is not list all s
+    tokens.
     """
-    head = tl.arange(0, HEADS)
+    head, span = tl.arange(0, HEADS), tl.arange(0, SPANS)
     if AGAIN:
-        counts = tl.zeros((HEADS,), tl.int64)
+        counts = tl.zeros((HEADS,), tl.int32)
         for sibling in tl.static_range(R):
-            well = tl.load(kept + head * R + sibling, mask=head < heads, other=1)
-            counts = tl.where(well == 0, s, counts)
+            well = tl.load(found + head * R + sibling, mask=head < heads, other=1)
+            counts = tl.where(well == 0, tl.cdiv(s, TILE), counts)
     else:
-        counts = tl.load(kept + head, mask=head < heads, other=0).to(tl.int64)
-    share = tl.cdiv(tl.cdiv(tl.sum(counts, 0), PROGRAMS), TILE) * TILE
-    return tl.cumsum(counts, 0), counts, tl.maximum(share, TILE)
+        own = (head < heads)[:, None] & (span < spans)[None, :]
+        number = tl.load(found + head[:, None] * spans + span[None, :], mask=own, other=0)
+        counts = tl.sum(tl.cdiv(number, TILE), 1)
+    share = tl.cdiv(tl.sum(counts, 0), PROGRAMS)
+    return tl.cumsum(counts, 0), counts, tl.maximum(share, 1)
+
+
+@triton.jit
+def _spot(tile, number, ends, room, SPANS: tl.constexpr, TILE: tl.constexpr):
+    """Where a tile of a list stands in it, and how many tokens are from there on to the end of its span."""
+    gone = ends <= tile
+    part = tl.sum(gone.to(tl.int32), 0)
+    first = (tile - tl.max(tl.where(gone, ends, 0), 0)) * TILE
+    return part * room + first, tl.sum(tl.where(tl.arange(0, SPANS) == part, number, 0), 0) - first
 
 
 @triton.jit
@@ -76,13 +90,13 @@ def one(x, index, HEADS: tl.constexpr):
     return tl.sum(tl.where(tl.arange(0, HEADS) == index, x, 0), 0)
 
 
-@triton.jit(do_not_specialize=["s", "heads"])
+@triton.jit(do_not_specialize=["s", "heads", "spans", "room"])
 def _attended(
     q,
     k,
     v,
     listed,
-    kept,
+    found,
     rims,
     nu,
     each,
@@ -98,6 +112,8 @@ def _attended(
     each_stride,
     s,
     heads,
+    spans,
+    room,
     R: tl.constexpr,
     RP: tl.constexpr,
     D: tl.constexpr,
@@ -106,6 +122,7 @@ def _attended(
     EP: tl.constexpr,
     TILE: tl.constexpr,
     HEADS: tl.constexpr,
+    SPANS: tl.constexpr,
     PROGRAMS: tl.constexpr,
     LIFT: tl.constexpr,
     PLACES: tl.constexpr,
@@ -117,7 +134,7 @@ def _attended(
     program = tl.program_id(0)
     row, channel, column = tl.arange(0, RP), tl.arange(0, DP), tl.arange(0, EP)
     token = tl.arange(0, TILE)
-    ends, counts, share = shares(kept, heads, s, R, HEADS, PROGRAMS, TILE, AGAIN)
+    ends, counts, share = shares(found, heads, spans, s, R, HEADS, SPANS, PROGRAMS, TILE, AGAIN)
     begin = program * share
     stop = tl.minimum(begin + share, tl.max(ends, 0))
     # Lists that end before a share begins, or before it stops; without a share, there is none from the one on.
@@ -126,8 +143,7 @@ def _attended(
     for head in range(first, last + 1):
         count, after = one(counts, head, HEADS), one(ends, head, HEADS)
         before = after - count
-        start = (tl.maximum(begin, before) - before).to(tl.int32)
-        end = (tl.minimum(stop, after) - before).to(tl.int32)
+        start, end = tl.maximum(begin, before) - before, tl.minimum(stop, after) - before
         asked = (row < R)[:, None] & (channel < D)[None, :]
         x = tl.load(q + (head * R + row)[:, None] * D + channel[None, :], mask=asked, other=0.0)
         high = tl.full((RP,), float("-inf"), tl.float32)
@@ -140,21 +156,29 @@ def _attended(
             ratio = 1 / tl.load(nu + head)
             squares = tl.zeros((RP,), tl.float32)
             large = tl.zeros((RP,), tl.float32)
-        own = listed + head * s
+        if not AGAIN:
+            span = tl.arange(0, SPANS)
+            number = tl.load(found + head * spans + span, mask=span < spans, other=0)
+            number_ends = tl.cumsum(tl.cdiv(number, TILE), 0)
+            own = listed + head * spans * room
         rows = k + head * k_stride
         carriers = v + head * v_stride
         if DRAWN:
             # Lengths of values are fetched a tile ahead, and the list that says where two: nothing else waits for them.
             lengths = each + head * each_stride
-            next_entry = tl.load(own + start + token, mask=start + token < end, other=0)
+            spot, left = _spot(start, number, number_ends, room, SPANS, TILE)
+            next_entry = tl.load(own + spot + token, mask=token < left, other=0)
             next_long = tl.load(lengths + (next_entry & ((1 << PLACES) - 1)))
-            next_entry = tl.load(own + start + TILE + token, mask=start + TILE + token < end, other=0)
-        for at in range(start, end, TILE):
-            there = at + token < end
+            spot, left = _spot(start + 1, number, number_ends, room, SPANS, TILE)
+            next_entry = tl.load(own + spot + token, mask=token < left, other=0)
+        for tile in range(start, end):
             if AGAIN:
-                place = tl.where(there, at + token, 0).to(tl.int64)
+                there = tile * TILE + token < s
+                place = tl.where(there, tile * TILE + token, 0).to(tl.int64)
             else:
-                entry = tl.load(own + at + token, mask=there, other=0)
+                spot, left = _spot(tile, number, number_ends, room, SPANS, TILE)
+                there = token < left
+                entry = tl.load(own + spot + token, mask=there, other=0)
                 place = (entry & ((1 << PLACES) - 1) if DRAWN else entry).to(tl.int64)
             keys = tl.load(
                 rows + place[:, None] * D + channel[None, :], mask=there[:, None] & (channel < D)[None, :], other=0.0
@@ -172,8 +196,8 @@ def _attended(
             if DRAWN:
                 length = next_long.to(tl.float32) * ratio
                 next_long = tl.load(lengths + (next_entry & ((1 << PLACES) - 1)))
-                further = at + 2 * TILE + token
-                next_entry = tl.load(own + further, mask=further < end, other=0)
+                spot, left = _spot(tile + 2, number, number_ends, room, SPANS, TILE)
+                next_entry = tl.load(own + spot + token, mask=token < left, other=0)
                 slanted = tl.sqrt(length * length + 1)
                 # What was read for certain is no draw.
                 bonus = tl.where(rare > 0, log2_near(slanted, FAST), float("-inf"))
@@ -222,7 +246,7 @@ def attended(q: Tensor, k: Tensor, v: Tensor, chosen: Chosen, scale: float, well
     """Attention over the listed tokens, in parts; with `well`, over all tokens of heads with a row that is not."""
     b, h, d = q.shape
     g, s, e = v.shape[1:]
-    heads, r = b * g, h // g
+    heads, spans, r = b * g, chosen.found.shape[1], h // g
     keys, values = by_head(k, "k"), by_head(v, "v")
     count = programs(heads, s)
     parts = Parts(
@@ -239,7 +263,7 @@ def attended(q: Tensor, k: Tensor, v: Tensor, chosen: Chosen, scale: float, well
         keys,
         values,
         chosen.listed,
-        chosen.kept if well is None else well,
+        chosen.found if well is None else well,
         *((parts.square,) * 3 if draws is None else draws[:3]),
         *(parts.square if x is None else x for x in parts),
         scale * math.log2(math.e),
@@ -248,6 +272,8 @@ def attended(q: Tensor, k: Tensor, v: Tensor, chosen: Chosen, scale: float, well
         0 if draws is None else draws.lengths.stride(0),
         s,
         heads,
+        spans,
+        chosen.listed.shape[1] // spans,
         R=r,
         RP=_ROWS,
         D=d,
@@ -256,6 +282,7 @@ def attended(q: Tensor, k: Tensor, v: Tensor, chosen: Chosen, scale: float, well
         EP=max(16, triton.next_power_of_2(e)),
         TILE=TILE,
         HEADS=triton.next_power_of_2(heads),
+        SPANS=triton.next_power_of_2(spans),
         PROGRAMS=count,
         LIFT=_lift(v.dtype),
         PLACES=PLACES,
@@ -274,16 +301,17 @@ def attended_twin(q: Tensor, k: Tensor, v: Tensor, chosen: Chosen, scale: float)
     """The same in plain torch; what no program writes is nan."""
     b, h, d = q.shape
     g, s, e = v.shape[1:]
-    r, count, share = h // g, programs(b * g, s), share_of(chosen, programs(b * g, s))
+    r, count = h // g, programs(b * g, s)
     peak, total, values, square, light, heavy = (
         torch.full((count + b * g, *shape), math.nan, device=q.device) for shape in ((r,), (r,), (r, e), (), (r,), (r,))
     )
+    tiles, share = tiles_of(chosen, count)
     before = 0
-    for head, kept in enumerate(chosen.kept.tolist()):
+    for head, own in enumerate(tiles):
         rows = q.reshape(b * g, r, d)[head].float()
-        for program in range(before // share, (before + kept - 1) // share + 1 if kept else 0):
-            start, end = max(program * share - before, 0), min(program * share + share - before, kept)
-            places = chosen.listed[head, start:end].long()
+        for program in range(before // share, (before + len(own) - 1) // share + 1 if len(own) else 0):
+            places = own[max(program * share - before, 0) : program * share + share - before].flatten().long()
+            places = places[places >= 0]
             rare = places >> PLACES if chosen.draws is not None else torch.zeros_like(places)
             places = places - (rare << PLACES)
             odds = ((127 << 23) - (rare << 20)).int().view(torch.float32)
@@ -300,14 +328,22 @@ def attended_twin(q: Tensor, k: Tensor, v: Tensor, chosen: Chosen, scale: float)
                 term = torch.exp2(torch.where(rare > 0, logits + slanted.log2() - (rim - fine), -math.inf))
                 light[slot] = (term.clamp(max=ABOVE.value).square() * (1 - odds)).sum(-1)
                 heavy[slot] = torch.where(term > BELOW.value, term * ((length + 1) / slanted), 0.0).sum(-1)
-        before += kept
+        before += len(own)
     found = Parts(peak, total, values, square)
     return found if chosen.draws is None else found._replace(light=light, heavy=heavy)
 
 
-def share_of(chosen: Chosen, count: int) -> int:
-    """How many tokens a program reads: equally many, by whole tiles."""
-    return max(1, triton.cdiv(triton.cdiv(int(chosen.kept.sum()), count), TILE)) * TILE
+def tiles_of(chosen: Chosen, count: int) -> tuple[list[Int32[Tensor, "tiles t"]], int]:
+    """The tiles of each head's list, −1 where they have no token, and how many of them a program reads."""
+    heads, spans = chosen.found.shape
+    tiles = []
+    for own, found in zip(chosen.listed.view(heads, spans, -1), chosen.found, strict=True):
+        whole = [
+            torch.nn.functional.pad(some[:number], (0, -number % TILE), value=-1)
+            for some, number in zip(own, found.tolist(), strict=True)
+        ]
+        tiles.append(torch.cat(whole).view(-1, TILE))
+    return tiles, max(1, triton.cdiv(sum(map(len, tiles)), count))
 
 
 def _lift(dtype: torch.dtype) -> float:

@@ -21,13 +21,13 @@ from jaxtyping import Bool, Float, Float32, Float64, Int32
 from torch import Tensor
 
 from avow.kernels.choice import Chosen
-from avow.kernels.gather_attention import TILE, Parts, attended, attended_twin, one, programs, share_of, shares
+from avow.kernels.gather_attention import TILE, Parts, attended, attended_twin, one, programs, shares, tiles_of
 from avow.kernels.sample_bounds import FUZZY, NONE, missed, missed_twin
 from avow.kernels.sketch_pass import STEPS, Terms
 from avow.maths.rounding import gamma, tiny, unit
 
-# Parts that are merged at once, and by how many warps.
-_CHUNK, _MERGING = 128, 4
+# Parts whose largest logits are compared at once, parts that are merged at once, and by how many warps.
+_PARTS, _CHUNK, _MERGING = 256, 128, 4
 # The unit of sums in float32: tensor cores may truncate where IEEE rounds.
 _UNIT = tl.constexpr(2.0**-23)
 
@@ -68,6 +68,8 @@ def _merged(
     widest,
     nu,
     most,
+    found,
+    seed,
     kept,
     out,
     bound,
@@ -106,10 +108,22 @@ def _merged(
     row = tl.program_id(0).to(tl.int64)
     head = row // R
     column, channel = tl.arange(0, EP), tl.arange(0, DP)
-    ends, counts, share = shares(kept, heads, s, R, HEADS, PROGRAMS, TILE, AGAIN)
+    ends, counts, share = shares(found, heads, spans, s, R, HEADS, SPANS, PROGRAMS, TILE, AGAIN)
     count, after = one(counts, head, HEADS), one(ends, head, HEADS)
     if (count == 0) & AGAIN:
         return
+    # What is needed in the end is asked for now, so that nothing waits for it then.
+    query = tl.load(q + row * D + channel, mask=channel < D, other=0.0).to(tl.float32)
+    unit, wide = tl.load(most + head), tl.load(nu + head)
+    span = tl.arange(0, SPANS)
+    if AGAIN == 0:
+        read = tl.sum(tl.load(found + head * spans + span, mask=span < spans, other=0), 0)
+        tl.store(kept + head, read, mask=row % R == 0)
+    if DRAWN:
+        rim, fine = tl.load(rims + row * 2), tl.load(rims + row * 2 + 1)
+    elif AGAIN == 0:
+        tail = tl.sum(tl.load(tails + row * spans + span, mask=span < spans, other=0.0), 0) * (1 + 2.0**-10)
+        peak_term = tl.load(widest + row).to(tl.float32) * 0.125
     first = (after - count) // share + head
     beyond = tl.where(count > 0, (after - 1) // share + head + 1, first)
     high, longest = float("-inf"), 0.0
@@ -141,13 +155,12 @@ def _merged(
     largest = tl.max(tl.abs(answer), 0)
     scaled = answer / tl.where(largest > 0, largest, 1.0)
     own = largest * tl.sqrt(tl.sum(scaled * scaled, 0)) * (1 + 2.0**-13)
-    query = tl.load(q + row * D + channel, mask=channel < D, other=0.0).to(tl.float32)
     largest = tl.max(tl.abs(query), 0)
     scaled = query / tl.where(largest > 0, largest, 1.0)
     asked = largest * tl.sqrt(tl.sum(scaled * scaled, 0)) * (1 + 2.0**-13)
     longest = tl.sqrt(longest) * (1 + 2.0**-13) + 2.0**-58
     # Tiles of a program: each rescales what came before, once by exp2 and once by a product.
-    tiles = (share // TILE).to(tl.float32)
+    tiles = share.to(tl.float32)
     # How far each weight may be off, in nats: its logit, the powers of two it went through, and their arguments, which
     # matter down to −150 octaves.
     delta = scale * asked * longest * logit_error + (tiles + 2) * 2.0**-20 + 900 * _UNIT
@@ -157,12 +170,10 @@ def _merged(
     depth = (tiles * per_tile + (beyond - first).to(tl.float32) + 2 * TILE + 16) * _UNIT
     rounding = delta + halves + 2 * depth / (1 - depth) + 2.0**-20
     rounding = tl.where(depth < 0.5, rounding, float("inf"))
-    unit, wide = tl.load(most + head), tl.load(nu + head)
     reach = (own + rounding * unit * 1.1) / wide
     grown = tl.exp(delta) * (1 + rounding) * (1 + 2.0**-16)
     moved = 0.0
     if DRAWN:
-        rim, fine = tl.load(rims + row * 2), tl.load(rims + row * 2 + 1)
         step = _apart(rim - fine, high)
         squares, large = tl.sum(squares, 0) * grown * grown, tl.sum(large, 0) * grown
         # What underflows is less than this.
@@ -173,9 +184,7 @@ def _merged(
         # Without a rim, everything was read.
         moved = tl.where(rim < NONE, 0.0, moved)
     elif AGAIN == 0:
-        span = tl.arange(0, SPANS)
-        tail = tl.sum(tl.load(tails + row * spans + span, mask=span < spans, other=0.0), 0) * (1 + 2.0**-10)
-        step = _apart(tl.load(widest + row).to(tl.float32) * 0.125, high)
+        step = _apart(peak_term, high)
         moved = tail * tl.exp2(step) / mass * (wide / unit) * tl.maximum(reach, 1.0) * grown
         moved = tl.where(tail == 0, 0.0, moved)
     whole = (moved + rounding + narrow * own / unit + vanished / unit) * (1 + 2.0**-16)
@@ -191,6 +200,9 @@ def _merged(
     tl.store(length + row, own)
     if AGAIN == 0:
         tl.store(within + row, ((moved <= drop) & (whole <= limit) & (whole < float("inf"))).to(tl.int8))
+        if DRAWN and row == 0:
+            # The next step draws anew.
+            tl.store(seed, tl.load(seed) + 1)
 
 
 def merged(
@@ -204,12 +216,13 @@ def merged(
     scale: float,
     limit: float = math.inf,
 ) -> Decoded:
-    """The answers and their bounds."""
+    """The answers and their bounds; the seed of draws is advanced."""
     (b, h, _), (g, _, e) = q.shape, v.shape[1:]
     out = q.new_empty(b, h, e)
     bound, length = (q.new_empty(b, h, dtype=torch.float32) for _ in range(2))
     within = q.new_empty(b, h, dtype=torch.int8)
-    found = Decoded(out, bound, within.view(torch.bool), length, chosen.kept.view(b, g))
+    kept = q.new_empty(b, g, dtype=torch.int32)
+    found = Decoded(out, bound, within.view(torch.bool), length, kept)
     _merge(q, v, parts, terms, chosen, most, drop, scale, limit, found, again=False)
     return found
 
@@ -250,7 +263,7 @@ def _merge(
     count = programs(heads, s)
     draws, nothing = None if again else chosen.draws, terms.nu
     tails = nothing if chosen.tails is None else chosen.tails
-    spans = 0 if chosen.tails is None else chosen.tails.shape[1]
+    spans = chosen.found.shape[1]
     _merged[(b * h,)](
         q,
         *(nothing if x is None else x for x in parts),
@@ -259,7 +272,9 @@ def _merge(
         terms.widest,
         terms.nu,
         most,
-        within if again else chosen.kept,
+        within if again else chosen.found,
+        nothing if draws is None else draws.seed,
+        found.kept,
         found.out,
         found.bound,
         within,
@@ -279,9 +294,9 @@ def _merge(
         TILE=TILE,
         HEADS=triton.next_power_of_2(heads),
         PROGRAMS=count,
-        PARTS=triton.next_power_of_2(count),
+        PARTS=min(triton.next_power_of_2(count), _PARTS),
         CHUNK=min(triton.next_power_of_2(count), _CHUNK),
-        SPANS=triton.next_power_of_2(max(spans, 1)),
+        SPANS=triton.next_power_of_2(spans),
         LARGEST=torch.finfo(q.dtype).max,
         DRAWN=draws is not None,
         AGAIN=again,
@@ -302,10 +317,10 @@ def merged_twin(
 ) -> Decoded:
     """The same in plain torch."""
     (b, h, d), (g, _, e) = q.shape, v.shape[1:]
-    r, share = h // g, share_of(chosen, programs(b * g, v.shape[2]))
-    after = chosen.kept.long().cumsum(0)
-    head = torch.arange(b * g, device=q.device)
-    first, beyond = (after - chosen.kept) // share + head, (after - 1) // share + head + 1
+    r, (lists, tiles) = h // g, tiles_of(chosen, programs(b * g, v.shape[2]))
+    counts = torch.tensor([len(own) for own in lists], device=q.device)
+    after, head = counts.cumsum(0), torch.arange(b * g, device=q.device)
+    first, beyond = (after - counts) // tiles + head, (after - 1) // tiles + head + 1
     slots = torch.arange(len(parts.square), device=q.device)
     own_slots = (slots >= first[:, None]) & (slots < beyond[:, None])  # (bg, slots)
     mine = own_slots.repeat_interleave(r, 0)[:, :, None]  # (bh, slots, 1)
@@ -325,7 +340,7 @@ def merged_twin(
     square = torch.where(own_slots, parts.square, 0.0).amax(-1)
     longest = square.sqrt().repeat_interleave(r) * (1 + 2.0**-13) + 2.0**-58
     scale, logit_error, per_tile, narrow, halves, vanished = _rounding(q, v, scale)
-    tiles, count = share // TILE, (beyond - first).repeat_interleave(r)
+    count = (beyond - first).repeat_interleave(r)
     delta = scale * asked * longest * logit_error + (tiles + 2) * 2.0**-20 + 900 * _UNIT.value
     delta = delta if chosen.draws is None else delta + 2.0**-15
     depth = (tiles * per_tile + count + 2 * TILE + 16) * _UNIT.value
@@ -360,7 +375,9 @@ def merged_twin(
     )
     within = (moved <= drop) & (whole <= limit) & (whole < math.inf)
     bound, within, length = (x.view(b, h) for x in (whole, within, own.float()))
-    return Decoded(answer.to(q.dtype).view(b, h, e), bound, within, length, chosen.kept.view(b, g))
+    if chosen.draws is not None:
+        chosen.draws.seed.add_(1)
+    return Decoded(answer.to(q.dtype).view(b, h, e), bound, within, length, chosen.found.sum(-1).int().view(b, g))
 
 
 def read_again_twin(
@@ -378,7 +395,7 @@ def read_again_twin(
     heads = b * g
     ill = ~found.within.view(heads, h // g).all(-1)
     everything = torch.arange(s, device=q.device, dtype=torch.int32).expand(heads, s)
-    whole = Chosen(everything, ill.int() * s, None)
+    whole = Chosen(everything, ill.int()[:, None] * s, None)
     parts = attended_twin(q, k, v, whole, scale)
     again = merged_twin(q, v, parts, terms, whole, most, math.inf, scale)
     rows = ill.repeat_interleave(h // g).view(b, h)

@@ -60,7 +60,8 @@ def steps(q: Tensor, k: Tensor, e: int, causal: bool) -> int:
     """How often sums of a whole sequence are rescaled and added to, at most."""
     constants = _constants(q.shape[3], e, q.dtype)
     parts = _parts(q, k, e, causal)
-    return triton.cdiv(parts.length, constants["C"]) + parts.parts
+    # Through the sums of a part and those of all before it; a causal key then goes through the rows of another.
+    return (2 if causal else 1) * triton.cdiv(parts.length, constants["C"]) + parts.parts
 
 
 def _parts(q: Tensor, k: Tensor, e: int, causal: bool) -> Cut:

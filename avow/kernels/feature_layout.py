@@ -31,7 +31,7 @@ class Layout(NamedTuple):
 
 
 # Rows of a chunk, loads under way, and programs that a processor holds, where sums of narrow rows are made.
-SUMS = 64, 3, 3
+SUMS = 128, 3, 2
 
 
 def layout(m: int, d: int, e: int, kind: torch.dtype) -> Layout:

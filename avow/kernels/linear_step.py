@@ -16,7 +16,6 @@ import triton
 import triton.language as tl
 from jaxtyping import Float, Float32
 from torch import Tensor
-from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from avow.kernels.cuts import divided, padded
 from avow.kernels.feature_attention import FeatureSums
@@ -27,9 +26,7 @@ _LOG2E = tl.constexpr(math.log2(math.e))
 _TINY = tl.constexpr(2.0**-126)
 _LOWEST = tl.constexpr(float("-inf"))
 # Columns and features of a state that a program holds at a time.
-_COLUMNS, _FEATURES = 32, 128
-# Whether the state is on its way while features are made.
-CLOSELY = False
+_COLUMNS, _FEATURES = 64, 128
 # Heads whose features a program makes, and how many numbers of directions it holds at a time.
 _HEADS, _HELD = 16, 2**14
 
@@ -101,11 +98,8 @@ def _random(
     MP: tl.constexpr,
     HEADS: tl.constexpr,
     PRECISION: tl.constexpr,
-    CLOSELY: tl.constexpr,
 ):
     """Random features of a few heads, each relative to one reference for all of them; to base e, as states are."""
-    if CLOSELY:
-        gdc_launch_dependents()
     head = tl.program_id(0).to(tl.int64) * HEADS + tl.arange(0, HEADS)
     feature = tl.arange(0, MP)
     inside = (head < heads)[:, None] & (feature < M)[None, :]
@@ -167,7 +161,6 @@ def _stepped(
     MB: tl.constexpr,
     E: tl.constexpr,
     EB: tl.constexpr,
-    CLOSELY: tl.constexpr,
 ):
     """Some columns of a head's state, changed in place, and what its rows collect from them."""
     head, block = tl.program_id(0).to(tl.int64), tl.program_id(1)
@@ -179,8 +172,6 @@ def _stepped(
         inside = (feature < M)[:, None] & (column < E)[None, :]
         place = state + head * (M * E) + feature[:, None] * E + column[None, :]
         sums = tl.load(place, mask=inside, other=0.0)
-        if CLOSELY:
-            gdc_wait()
         own = tl.load(key + head * M + feature, mask=feature < M, other=0.0)
         less = tl.load(shrink + head * M + feature, mask=feature < M, other=0.0)
         sums = sums * less[:, None] + own[:, None] * value[None, :]
@@ -214,9 +205,7 @@ def _step(q: Tensor, v: Tensor, sums: Tensor, known: _Prepared) -> Tensor:
         MB=min(_FEATURES, padded(m)),
         E=e,
         EB=columns,
-        CLOSELY=CLOSELY,
         num_warps=4,
-        **({"launch_pdl": True} if CLOSELY else {}),
     )
     return out
 
@@ -269,7 +258,6 @@ def feature_step(
         HEADS=_HEADS,
         # Numbers of 16 bits are exact in TF32, and three products of it leave of directions what float32 does.
         PRECISION="ieee" if q.dtype == torch.float32 else "tf32x3",
-        CLOSELY=CLOSELY,
         num_warps=8,
     )
     return _step(q, v, state.sums, known)

@@ -28,8 +28,6 @@ from avow.kernels.tiles import interpreted
 _LOG2E = math.log2(math.e)
 # Rows of a chunk, and chunks of rows per program.
 _CHUNK, _MANY = 64, 8
-# Whether columns are summed relative to the first keys that are read, and again only where that fails.
-_TRUSTING = True
 
 
 def separable_attention(
@@ -114,7 +112,6 @@ def _summed(
             H=g,
             WHOLE=whole,
             PACKED=packed,
-            TRUSTING=_TRUSTING,
             FAST=not interpreted(),
             **constants,
         )

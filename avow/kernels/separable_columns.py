@@ -84,15 +84,14 @@ def column_sums(
     C: tl.constexpr,
     WHOLE: tl.constexpr,
     PACKED: tl.constexpr,
-    TRUSTING: tl.constexpr,
     KIND: tl.constexpr,
     PRECISION: tl.constexpr,
     FAST: tl.constexpr,
 ):
     """A part's sums of exponentials and values, each feature's relative to a reference of its own.
 
-    The reference is the largest key. TRUSTING takes the largest of the chunk read first, and reads again only where
-    others are so much larger that sums might leave float32.
+    The reference is the largest key of the chunk read first; all is read again, with a reference that follows, only
+    where others are so much larger that sums might leave float32.
     """
     head, part, block = tl.program_id(0), tl.program_id(1), tl.program_id(2)
     parts = tl.num_programs(1)
@@ -109,36 +108,31 @@ def column_sums(
     total = _nothing(DP, KIND)
     top = tl.full((DP,), LOWEST, tl.float32)
     steps = tl.cdiv(many, C)
-    if TRUSTING:
-        # The last chunk alone may have fewer rows.
-        before = tl.maximum(steps - 1, 0)
-        left = many - before * C
-        ahead = tl.cast(before, tl.int64) * C
-        given = keys(tile(y + ahead * y_row, y_row, row, feature, left, D, DP), row, left)
-        zs = tile(z + ahead * z_row, z_row, row, column, left, E, EB)
-        top = tl.max(given, 0) * factor
-        top = tl.where(top > LOWEST, top, 0.0)
-        weight = nearest(short(exp2_near(tl.fma(given, factor, -top[None, :]), FAST), KIND, FAST), PRECISION)
+    # The last chunk alone may have fewer rows.
+    before = tl.maximum(steps - 1, 0)
+    left = many - before * C
+    ahead = tl.cast(before, tl.int64) * C
+    given = keys(tile(y + ahead * y_row, y_row, row, feature, left, D, DP), row, left)
+    zs = tile(z + ahead * z_row, z_row, row, column, left, E, EB)
+    top = tl.max(given, 0) * factor
+    top = tl.where(top > LOWEST, top, 0.0)
+    weight = nearest(short(exp2_near(tl.fma(given, factor, -top[None, :]), FAST), KIND, FAST), PRECISION)
+    total = _weighed(total, weight, C, KIND)
+    state = tl.dot(tl.trans(weight), zs.to(KIND), state, input_precision=PRECISION)
+    for step in range(before):
+        ahead = tl.cast(before - 1 - step, tl.int64) * C
+        ys = _whole_rows(y + ahead * y_row, y_row, row, feature, D, DP)
+        zs = _whole_rows(z + ahead * z_row, z_row, row, column, E, EB)
+        log = tl.fma(ys.to(tl.float32), factor, -top[None, :])
+        weight = nearest(short(exp2_near(log, FAST), KIND, FAST), PRECISION)
         total = _weighed(total, weight, C, KIND)
         state = tl.dot(tl.trans(weight), zs.to(KIND), state, input_precision=PRECISION)
-        for step in range(before):
-            ahead = tl.cast(before - 1 - step, tl.int64) * C
-            ys = _whole_rows(y + ahead * y_row, y_row, row, feature, D, DP)
-            zs = _whole_rows(z + ahead * z_row, z_row, row, column, E, EB)
-            log = tl.fma(ys.to(tl.float32), factor, -top[None, :])
-            weight = nearest(short(exp2_near(log, FAST), KIND, FAST), PRECISION)
-            total = _weighed(total, weight, C, KIND)
-            state = tl.dot(tl.trans(weight), zs.to(KIND), state, input_precision=PRECISION)
-        # All blocks of columns have the same totals, and so the same answer.
-        again = ~(tl.max(total) < _LARGE)
-        if again:
-            state = tl.zeros((DP, EB), tl.float32)
-            total = _nothing(DP, KIND)
-            top = tl.full((DP,), LOWEST, tl.float32)
-    else:
-        again = True
-    if again:
-        for step in tl.range(steps, num_stages=1 if TRUSTING else None):
+    # All blocks of columns have the same totals, and so the same answer.
+    if ~(tl.max(total) < _LARGE):
+        state = tl.zeros((DP, EB), tl.float32)
+        total = _nothing(DP, KIND)
+        top = tl.full((DP,), LOWEST, tl.float32)
+        for step in tl.range(steps, num_stages=1):
             chunk = steps - 1 - step
             ahead = tl.cast(chunk, tl.int64) * C
             left = many - chunk * C
@@ -152,14 +146,13 @@ def column_sums(
             state = tl.dot(tl.trans(weight), zs.to(KIND), state * shrink[:, None], input_precision=PRECISION)
     if tl.bfloat16 == KIND:
         total = tl.max(total, 1)
-    if TRUSTING:
-        # References move by whole powers of two, to where totals are between 1 and 2: no rounding, and no sum so large
-        # that its reference is far below it.
-        above = tl.where(total > 0, ((total.to(tl.int32, bitcast=True) >> 23) & 255) - 127, 0)
-        scale = ((127 - above) << 23).to(tl.float32, bitcast=True)
-        state = state * scale[:, None]
-        top = tl.where(total > 0, top + above.to(tl.float32), LOWEST)
-        total = total * scale
+    # References move by whole powers of two, to where totals are between 1 and 2: no rounding, and no sum so large
+    # that its reference is far below it.
+    above = tl.where(total > 0, ((total.to(tl.int32, bitcast=True) >> 23) & 255) - 127, 0)
+    scale = ((127 - above) << 23).to(tl.float32, bitcast=True)
+    state = state * scale[:, None]
+    top = tl.where(total > 0, top + above.to(tl.float32), LOWEST)
+    total = total * scale
     place = head.to(tl.int64) * parts + part
     inside = (feature < D)[:, None] & (column < E)[None, :]
     tl.store(sums + place * (D * E) + feature[:, None] * E + column[None, :], state, mask=inside)

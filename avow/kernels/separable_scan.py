@@ -4,8 +4,8 @@ r"""Separable attention in two readings: one for the columns of K with V, one fo
           ρ_i = softmax_f(q_i / T)
 
 over all keys, or over those up to row i. Every feature has a reference of its own, no smaller than about the largest
-key so far; what row i sees is relative to that of its chunk. Where keys rise by more than 2^80 within a chunk, rows before the rise
-are lost, and are said to be. Logarithms are those to base 2.
+key so far; what row i sees is relative to that of its chunk. Where keys rise by more than 2^80 within a chunk, rows
+before the rise are lost, and are said to be. Logarithms are those to base 2.
 """
 
 from __future__ import annotations

@@ -44,6 +44,12 @@ class Parts(NamedTuple):
 
 
 @triton.jit
+def tiles_in(number, TILE: tl.constexpr):
+    """How many tiles tokens are; without a sign, that is a shift."""
+    return ((number + (TILE - 1)).to(tl.uint32) // TILE).to(tl.int32)
+
+
+@triton.jit
 def shares(
     found,
     heads,
@@ -70,7 +76,7 @@ def shares(
     else:
         own = (head < heads)[:, None] & (span < spans)[None, :]
         number = tl.load(found + head[:, None] * spans + span[None, :], mask=own, other=0)
-        counts = tl.sum(tl.cdiv(number, TILE), 1)
+        counts = tl.sum(tiles_in(number, TILE), 1)
     share = tl.cdiv(tl.sum(counts, 0), PROGRAMS)
     return tl.cumsum(counts, 0), counts, tl.maximum(share, 1)
 
@@ -173,7 +179,7 @@ def attend(
     if not AGAIN:
         span = tl.arange(0, SPANS)
         number = tl.load(found + head * spans + span, mask=span < spans, other=0)
-        tiles = tl.cdiv(number, TILE)
+        tiles = tiles_in(number, TILE)
         after = tl.cumsum(tiles, 0)
         moves, limits = span * room - (after - tiles) * TILE, (after - tiles) * TILE + number
         # What is behind the list has the limit of the last span, and so no token.
@@ -255,7 +261,7 @@ def attend(
         tl.store(heavy + out, large, mask=row < R)
 
 
-@triton.jit(do_not_specialize=["s", "heads", "spans", "room"])
+@triton.jit(do_not_specialize=["s", "heads", "room"])
 def _attended(
     q,
     k,

@@ -26,8 +26,9 @@ from avow.kernels.sample_bounds import FUZZY, NONE, missed, missed_twin
 from avow.kernels.sketch_pass import STEPS, Terms
 from avow.maths.rounding import gamma, tiny, unit
 
-# Parts whose largest logits are compared at once, parts that are merged at once, and by how many warps.
-_PARTS, _CHUNK, _MERGING = 256, 128, 4
+# Parts whose largest logits are compared at once, parts that are merged at once and the numbers that they may be, so
+# that registers hold them, and by how many warps.
+_PARTS, _CHUNK, _HELD, _MERGING = 256, 256, 2**15, 8
 # The unit of sums in float32: tensor cores may truncate where IEEE rounds.
 _UNIT = tl.constexpr(2.0**-23)
 
@@ -60,6 +61,34 @@ def slots_of(head, ends, counts, share, HEADS: tl.constexpr):
     count, after = one(counts, head, HEADS), one(ends, head, HEADS)
     first = (after - count) // share + head
     return first, tl.where(count > 0, (after - 1) // share + head + 1, first)
+
+
+@triton.jit
+def _asked(
+    begin,
+    beyond,
+    sibling,
+    total,
+    values,
+    light,
+    heavy,
+    R: tl.constexpr,
+    E: tl.constexpr,
+    EP: tl.constexpr,
+    CHUNK: tl.constexpr,
+    DRAWN: tl.constexpr,
+):
+    """What some slots hold of a row, asked for before it is needed; zeros from `beyond` on."""
+    slot, column = begin + tl.arange(0, CHUNK), tl.arange(0, EP)
+    at, inside = slot * R + sibling, slot < beyond
+    there = inside[:, None] & (column < E)[None, :]
+    mass = tl.load(total + at, mask=inside, other=0.0)
+    sums = tl.load(values + at[:, None] * E + column[None, :], mask=there, other=0.0)
+    squares, large = tl.zeros((CHUNK,), tl.float32), tl.zeros((CHUNK,), tl.float32)
+    if DRAWN:
+        squares = tl.load(light + at, mask=inside, other=0.0)
+        large = tl.load(heavy + at, mask=inside, other=0.0)
+    return mass, sums, squares, large
 
 
 @triton.jit
@@ -121,6 +150,7 @@ def merge(
         span = tl.arange(0, SPANS)
         tail = tl.sum(tl.load(tails + row * spans + span, mask=span < spans, other=0.0), 0) * (1 + 2.0**-10)
         peak_term = tl.load(widest + row).to(tl.float32) * 0.125
+    ahead = _asked(first, beyond, row % R, total, values, light, heavy, R, E, EP, CHUNK, DRAWN)
     high, longest = float("-inf"), 0.0
     for begin in range(first, beyond, PARTS):
         slot = begin + tl.arange(0, PARTS)
@@ -132,15 +162,13 @@ def merge(
     sums = tl.zeros((EP,), tl.float32)
     for begin in range(first, beyond, CHUNK):
         slot = begin + tl.arange(0, CHUNK)
-        at = slot * R + row % R
-        inside = slot < beyond
-        weight = tl.exp2(tl.load(peak + at, mask=inside, other=float("-inf")) - high)
-        mass += tl.load(total + at, mask=inside, other=0.0) * weight
-        if DRAWN:
-            squares += tl.load(light + at, mask=inside, other=0.0)
-            large += tl.load(heavy + at, mask=inside, other=0.0)
-        there = inside[:, None] & (column < E)[None, :]
-        sums += tl.sum(tl.load(values + at[:, None] * E + column[None, :], mask=there, other=0.0) * weight[:, None], 0)
+        weight = tl.exp2(tl.load(peak + slot * R + row % R, mask=slot < beyond, other=float("-inf")) - high)
+        own_mass, own_values, own_squares, own_large = ahead
+        mass += own_mass * weight
+        squares += own_squares
+        large += own_large
+        sums += tl.sum(own_values * weight[:, None], 0)
+        ahead = _asked(begin + CHUNK, beyond, row % R, total, values, light, heavy, R, E, EP, CHUNK, DRAWN)
     mass = tl.sum(mass, 0)
     answer = sums / mass
     # Rounding must not carry an average of values beyond what their type holds; nan stays nan.
@@ -197,7 +225,7 @@ def merge(
         tl.store(within + row, ((moved <= drop) & (whole <= limit) & (whole < float("inf"))).to(tl.int8))
 
 
-@triton.jit(do_not_specialize=["spans", "heads", "s"])
+@triton.jit(do_not_specialize=["heads", "s"])
 def _merged(
     q,
     peak,
@@ -360,7 +388,7 @@ def merged(
         HEADS=triton.next_power_of_2(heads),
         PROGRAMS=count,
         PARTS=min(triton.next_power_of_2(count), _PARTS),
-        CHUNK=min(triton.next_power_of_2(count), _CHUNK),
+        CHUNK=min(triton.next_power_of_2(count), _CHUNK, _HELD // max(16, triton.next_power_of_2(e))),
         SPANS=triton.next_power_of_2(spans),
         LARGEST=torch.finfo(q.dtype).max,
         DRAWN=draws is not None,

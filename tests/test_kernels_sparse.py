@@ -502,6 +502,5 @@ def test_every_kernel_compiles_for_a_gpu() -> None:
         "_marked",
         "_attended",
         "_merged",
-        "_attended",
-        "_merged",
+        "_read_again",
     ]

@@ -277,7 +277,7 @@ def same_lists(mine: Any, other: Any) -> bool:
 
 def profile(case: Case, checked: Checked, clock: Clock, limit: float) -> Iterator[Row]:
     """Each stage alone: its time, the bytes it must move, and how near the memory limit that is."""
-    from avow.kernels import choice, gather_attention, merging, sampling, sketch_pass
+    from avow.kernels import choice, gather_attention, merging, reading_again, sampling, sketch_pass
     from avow.kernels.sample_bounds import Logs
 
     q, k, v, scale, sketch, lengths = case.q, case.k, case.v, case.scale, checked.sketch, checked.lengths
@@ -341,7 +341,7 @@ def profile(case: Case, checked: Checked, clock: Clock, limit: float) -> Iterato
         ),
         (
             "nothing to read again",
-            lambda: merging.read_again(q, k, v, terms, chosen, lengths.most, scale, found),
+            lambda: reading_again.read_again(q, k, v, terms, lengths.most, scale, found),
             heads * r,
         ),
     ]

@@ -21,13 +21,14 @@ from jaxtyping import Bool, Float, Float32, Float64, Int32
 from torch import Tensor
 
 from avow.kernels.choice import Chosen
-from avow.kernels.gather_attention import TILE, Parts, attended, attended_twin, one, programs, shares, tiles_of
+from avow.kernels.gather_attention import TILE, Parts, one, programs, shares, tiles_of
 from avow.kernels.sample_bounds import FUZZY, NONE, missed, missed_twin
 from avow.kernels.sketch_pass import STEPS, Terms
 from avow.maths.rounding import gamma, tiny, unit
 
-# Parts whose largest logits are compared at once, parts that are merged at once, and by how many warps.
-_PARTS, _CHUNK, _MERGING = 256, 128, 4
+# Parts whose largest logits are compared at once, parts that are merged at once and the numbers that they may be, so
+# that registers hold them, and by how many warps.
+_PARTS, _CHUNK, _HELD, _MERGING = 256, 256, 2**15, 8
 # The unit of sums in float32: tensor cores may truncate where IEEE rounds.
 _UNIT = tl.constexpr(2.0**-23)
 
@@ -54,8 +55,48 @@ def _apart(top, high):
     return top - high + (tl.abs(top) + tl.abs(high) + 1) * 2.0**-21
 
 
-@triton.jit(do_not_specialize=["spans", "heads", "s"])
-def _merged(
+@triton.jit
+def slots_of(head, ends, counts, share, HEADS: tl.constexpr):
+    """The first slot of a head's parts, and the one after the last."""
+    count, after = one(counts, head, HEADS), one(ends, head, HEADS)
+    first = (after - count) // share + head
+    return first, tl.where(count > 0, (after - 1) // share + head + 1, first)
+
+
+@triton.jit
+def _asked(
+    begin,
+    beyond,
+    sibling,
+    total,
+    values,
+    light,
+    heavy,
+    R: tl.constexpr,
+    E: tl.constexpr,
+    EP: tl.constexpr,
+    CHUNK: tl.constexpr,
+    DRAWN: tl.constexpr,
+):
+    """What some slots hold of a row, asked for before it is needed; zeros from `beyond` on."""
+    slot, column = begin + tl.arange(0, CHUNK), tl.arange(0, EP)
+    at, inside = slot * R + sibling, slot < beyond
+    there = inside[:, None] & (column < E)[None, :]
+    mass = tl.load(total + at, mask=inside, other=0.0)
+    sums = tl.load(values + at[:, None] * E + column[None, :], mask=there, other=0.0)
+    squares, large = tl.zeros((CHUNK,), tl.float32), tl.zeros((CHUNK,), tl.float32)
+    if DRAWN:
+        squares = tl.load(light + at, mask=inside, other=0.0)
+        large = tl.load(heavy + at, mask=inside, other=0.0)
+    return mass, sums, squares, large
+
+
+@triton.jit
+def merge(
+    row,
+    first,
+    beyond,
+    share,
     q,
     peak,
     total,
@@ -68,9 +109,6 @@ def _merged(
     widest,
     nu,
     most,
-    found,
-    seed,
-    kept,
     out,
     bound,
     within,
@@ -87,16 +125,12 @@ def _merged(
     variance_log,
     log,
     spans,
-    heads,
-    s,
     R: tl.constexpr,
     D: tl.constexpr,
     DP: tl.constexpr,
     E: tl.constexpr,
     EP: tl.constexpr,
     TILE: tl.constexpr,
-    HEADS: tl.constexpr,
-    PROGRAMS: tl.constexpr,
     PARTS: tl.constexpr,
     CHUNK: tl.constexpr,
     SPANS: tl.constexpr,
@@ -104,28 +138,19 @@ def _merged(
     DRAWN: tl.constexpr,
     AGAIN: tl.constexpr,
 ):
-    """A head's answer, and its bound; with `AGAIN`, those that all tokens were read for stand in for the others."""
-    row = tl.program_id(0).to(tl.int64)
+    """A row's answer from the slots of its head, and its bound; with `AGAIN`, those that all tokens were read for."""
     head = row // R
     column, channel = tl.arange(0, EP), tl.arange(0, DP)
-    ends, counts, share = shares(found, heads, spans, s, R, HEADS, SPANS, PROGRAMS, TILE, AGAIN)
-    count, after = one(counts, head, HEADS), one(ends, head, HEADS)
-    if (count == 0) & AGAIN:
-        return
     # What is needed in the end is asked for now, so that nothing waits for it then.
     query = tl.load(q + row * D + channel, mask=channel < D, other=0.0).to(tl.float32)
     unit, wide = tl.load(most + head), tl.load(nu + head)
-    span = tl.arange(0, SPANS)
-    if AGAIN == 0:
-        read = tl.sum(tl.load(found + head * spans + span, mask=span < spans, other=0), 0)
-        tl.store(kept + head, read, mask=row % R == 0)
     if DRAWN:
         rim, fine = tl.load(rims + row * 2), tl.load(rims + row * 2 + 1)
     elif AGAIN == 0:
+        span = tl.arange(0, SPANS)
         tail = tl.sum(tl.load(tails + row * spans + span, mask=span < spans, other=0.0), 0) * (1 + 2.0**-10)
         peak_term = tl.load(widest + row).to(tl.float32) * 0.125
-    first = (after - count) // share + head
-    beyond = tl.where(count > 0, (after - 1) // share + head + 1, first)
+    ahead = _asked(first, beyond, row % R, total, values, light, heavy, R, E, EP, CHUNK, DRAWN)
     high, longest = float("-inf"), 0.0
     for begin in range(first, beyond, PARTS):
         slot = begin + tl.arange(0, PARTS)
@@ -137,15 +162,13 @@ def _merged(
     sums = tl.zeros((EP,), tl.float32)
     for begin in range(first, beyond, CHUNK):
         slot = begin + tl.arange(0, CHUNK)
-        at = slot * R + row % R
-        inside = slot < beyond
-        weight = tl.exp2(tl.load(peak + at, mask=inside, other=float("-inf")) - high)
-        mass += tl.load(total + at, mask=inside, other=0.0) * weight
-        if DRAWN:
-            squares += tl.load(light + at, mask=inside, other=0.0)
-            large += tl.load(heavy + at, mask=inside, other=0.0)
-        there = inside[:, None] & (column < E)[None, :]
-        sums += tl.sum(tl.load(values + at[:, None] * E + column[None, :], mask=there, other=0.0) * weight[:, None], 0)
+        weight = tl.exp2(tl.load(peak + slot * R + row % R, mask=slot < beyond, other=float("-inf")) - high)
+        own_mass, own_values, own_squares, own_large = ahead
+        mass += own_mass * weight
+        squares += own_squares
+        large += own_large
+        sums += tl.sum(own_values * weight[:, None], 0)
+        ahead = _asked(begin + CHUNK, beyond, row % R, total, values, light, heavy, R, E, EP, CHUNK, DRAWN)
     mass = tl.sum(mass, 0)
     answer = sums / mass
     # Rounding must not carry an average of values beyond what their type holds; nan stays nan.
@@ -200,9 +223,117 @@ def _merged(
     tl.store(length + row, own)
     if AGAIN == 0:
         tl.store(within + row, ((moved <= drop) & (whole <= limit) & (whole < float("inf"))).to(tl.int8))
-        if DRAWN and row == 0:
-            # The next step draws anew.
-            tl.store(seed, tl.load(seed) + 1)
+
+
+@triton.jit(do_not_specialize=["heads", "s"])
+def _merged(
+    q,
+    peak,
+    total,
+    values,
+    square,
+    light,
+    heavy,
+    rims,
+    tails,
+    widest,
+    nu,
+    most,
+    found,
+    seed,
+    arrived,
+    kept,
+    out,
+    bound,
+    within,
+    length,
+    drop,
+    limit,
+    scale,
+    logit_error,
+    per_tile,
+    narrow,
+    halves,
+    vanished,
+    mean_log,
+    variance_log,
+    log,
+    spans,
+    heads,
+    s,
+    R: tl.constexpr,
+    D: tl.constexpr,
+    DP: tl.constexpr,
+    E: tl.constexpr,
+    EP: tl.constexpr,
+    TILE: tl.constexpr,
+    HEADS: tl.constexpr,
+    PROGRAMS: tl.constexpr,
+    PARTS: tl.constexpr,
+    CHUNK: tl.constexpr,
+    SPANS: tl.constexpr,
+    LARGEST: tl.constexpr,
+    DRAWN: tl.constexpr,
+):
+    """A row's answer, and its bound."""
+    row = tl.program_id(0).to(tl.int64)
+    head = row // R
+    ends, counts, share = shares(found, heads, spans, s, R, HEADS, SPANS, PROGRAMS, TILE, False)
+    first, beyond = slots_of(head, ends, counts, share, HEADS)
+    span = tl.arange(0, SPANS)
+    read = tl.sum(tl.load(found + head * spans + span, mask=span < spans, other=0), 0)
+    tl.store(kept + head, read, mask=row % R == 0)
+    # Whoever reads again counts who is done.
+    tl.store(arrived + row, 0)
+    if DRAWN and row == 0:
+        # The next step draws anew.
+        tl.store(seed, tl.load(seed) + 1)
+    merge(
+        row,
+        first,
+        beyond,
+        share,
+        q,
+        peak,
+        total,
+        values,
+        square,
+        light,
+        heavy,
+        rims,
+        tails,
+        widest,
+        nu,
+        most,
+        out,
+        bound,
+        within,
+        length,
+        drop,
+        limit,
+        scale,
+        logit_error,
+        per_tile,
+        narrow,
+        halves,
+        vanished,
+        mean_log,
+        variance_log,
+        log,
+        spans,
+        R,
+        D,
+        DP,
+        E,
+        EP,
+        TILE,
+        PARTS,
+        CHUNK,
+        SPANS,
+        LARGEST,
+        DRAWN,
+        False,
+    )
 
 
 def merged(
@@ -223,57 +354,19 @@ def merged(
     within = q.new_empty(b, h, dtype=torch.int8)
     kept = q.new_empty(b, g, dtype=torch.int32)
     found = Decoded(out, bound, within.view(torch.bool), length, kept)
-    _merge(q, v, parts, terms, chosen, most, drop, scale, limit, found, again=False)
-    return found
-
-
-def read_again(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    terms: Terms,
-    chosen: Chosen,
-    most: Float32[Tensor, "b g"],
-    scale: float,
-    found: Decoded,
-) -> None:
-    """Puts answers from all tokens in the place of those that are not within what was allowed, without a look at them.
-
-    `within` stays as it was: it tells what the answers were that had to be replaced.
-    """
-    parts = attended(q, k, v, chosen, scale, found.within.view(torch.int8))
-    _merge(q, v, parts, terms, chosen, most, math.inf, scale, math.inf, found, again=True)
-
-
-def _merge(
-    q: Tensor,
-    v: Tensor,
-    parts: Parts,
-    terms: Terms,
-    chosen: Chosen,
-    most: Tensor,
-    drop: float,
-    scale: float,
-    limit: float,
-    found: Decoded,
-    again: bool,
-) -> None:
-    (b, h, d), (g, s, e) = q.shape, v.shape[1:]
-    heads, within = b * g, found.within.view(torch.int8)
-    count = programs(heads, s)
-    draws, nothing = None if again else chosen.draws, terms.nu
-    tails = nothing if chosen.tails is None else chosen.tails
-    spans = chosen.found.shape[1]
+    heads, s, d, spans = b * g, v.shape[2], q.shape[2], chosen.found.shape[1]
+    draws, nothing, count = chosen.draws, terms.nu, programs(b * g, v.shape[2])
     _merged[(b * h,)](
         q,
         *(nothing if x is None else x for x in parts),
         nothing if draws is None else draws.rims,
-        tails,
+        nothing if chosen.tails is None else chosen.tails,
         terms.widest,
         terms.nu,
         most,
-        within if again else chosen.found,
+        chosen.found,
         nothing if draws is None else draws.seed,
+        terms.arrived,
         found.kept,
         found.out,
         found.bound,
@@ -281,7 +374,7 @@ def _merge(
         found.length,
         drop,
         limit,
-        *_rounding(q, v, scale),
+        *rounding_of(q, v, scale),
         *((0.0, 0.0, 0.0) if draws is None else draws.logs),
         spans,
         heads,
@@ -295,13 +388,13 @@ def _merge(
         HEADS=triton.next_power_of_2(heads),
         PROGRAMS=count,
         PARTS=min(triton.next_power_of_2(count), _PARTS),
-        CHUNK=min(triton.next_power_of_2(count), _CHUNK),
+        CHUNK=min(triton.next_power_of_2(count), _CHUNK, _HELD // max(16, triton.next_power_of_2(e))),
         SPANS=triton.next_power_of_2(spans),
         LARGEST=torch.finfo(q.dtype).max,
         DRAWN=draws is not None,
-        AGAIN=again,
         num_warps=_MERGING,
     )
+    return found
 
 
 def merged_twin(
@@ -339,7 +432,7 @@ def merged_twin(
     own, asked = (torch.linalg.vector_norm(x.double(), dim=-1) * (1 + 2.0**-13) for x in (answer, q.reshape(b * h, d)))
     square = torch.where(own_slots, parts.square, 0.0).amax(-1)
     longest = square.sqrt().repeat_interleave(r) * (1 + 2.0**-13) + 2.0**-58
-    scale, logit_error, per_tile, narrow, halves, vanished = _rounding(q, v, scale)
+    scale, logit_error, per_tile, narrow, halves, vanished = rounding_of(q, v, scale)
     count = (beyond - first).repeat_interleave(r)
     delta = scale * asked * longest * logit_error + (tiles + 2) * 2.0**-20 + 900 * _UNIT.value
     delta = delta if chosen.draws is None else delta + 2.0**-15
@@ -380,30 +473,7 @@ def merged_twin(
     return Decoded(answer.to(q.dtype).view(b, h, e), bound, within, length, chosen.found.sum(-1).int().view(b, g))
 
 
-def read_again_twin(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    terms: Terms,
-    chosen: Chosen,
-    most: Float32[Tensor, "b g"],
-    scale: float,
-    found: Decoded,
-) -> None:
-    """The same in plain torch."""
-    (b, h, _), (g, s, _) = q.shape, v.shape[1:]
-    heads = b * g
-    ill = ~found.within.view(heads, h // g).all(-1)
-    everything = torch.arange(s, device=q.device, dtype=torch.int32).expand(heads, s)
-    whole = Chosen(everything, ill.int()[:, None] * s, None)
-    parts = attended_twin(q, k, v, whole, scale)
-    again = merged_twin(q, v, parts, terms, whole, most, math.inf, scale)
-    rows = ill.repeat_interleave(h // g).view(b, h)
-    for mine, other in zip((found.out, found.bound, found.length), (again.out, again.bound, again.length), strict=True):
-        mine[rows] = other[rows]
-
-
-def _rounding(q: Tensor, v: Tensor, scale: float) -> tuple[float, float, float, float, float, float]:
+def rounding_of(q: Tensor, v: Tensor, scale: float) -> tuple[float, float, float, float, float, float]:
     """What the shapes and types say of rounding, for the kernel that sums it up.
 
     In turn: the scale, with which |q|·|k| makes nats; the error of a logit relative to that; the additions that a

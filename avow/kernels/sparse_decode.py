@@ -2,7 +2,7 @@
 
 Six kernels, none of which waits for the host: constants of the step; a bound for every token from the sketch; a
 histogram of the bounds; a list from where it is cut on; attention over the list; the answer with its bound. With a
-limit on the bound two more follow, which do nothing unless a row is beyond it. With a confidence below 1 tokens are
+limit on the bound one more follows, which does nothing unless a row is beyond it. With a confidence below 1 tokens are
 drawn instead of cut off, so that fewer are read. Buffers and grids depend on the shapes alone, so a step can be
 captured in a CUDA graph; its draws differ whenever it is replayed.
 """
@@ -17,7 +17,7 @@ from jaxtyping import Float, Float32, Int64
 from torch import Tensor
 
 from avow.errors import DtypeError, ParameterError, ShapeError
-from avow.kernels import choice, gather_attention, merging, sampling, sketch_pass
+from avow.kernels import choice, gather_attention, merging, reading_again, sampling, sketch_pass
 from avow.kernels.merging import Decoded
 from avow.kernels.sample_bounds import Logs
 from avow.maths.norms import slack
@@ -92,7 +92,7 @@ def decode(
     if limit is None:
         return merging.merged(q, v, parts, terms, chosen, lengths.most, drop, scale)
     found = merging.merged(q, v, parts, terms, chosen, lengths.most, math.inf, scale, limit)
-    merging.read_again(q, k, v, terms, chosen, lengths.most, scale, found)
+    reading_again.read_again(q, k, v, terms, lengths.most, scale, found)
     return found
 
 
@@ -127,7 +127,7 @@ def decode_twin(
     if limit is None:
         return merging.merged_twin(q, v, parts, terms, chosen, lengths.most, drop, scale)
     found = merging.merged_twin(q, v, parts, terms, chosen, lengths.most, math.inf, scale, limit)
-    merging.read_again_twin(q, k, v, terms, chosen, lengths.most, scale, found)
+    reading_again.read_again_twin(q, k, v, terms, lengths.most, scale, found)
     return found
 
 

@@ -23,7 +23,7 @@ from avow.kernels.tiles import exp2_near, interpreted, log2_near
 
 # Tokens of a tile, warps that share it, rows of a tile of queries, and programs that an H200 runs at once. One warp
 # waits for no other, and eight of them to a processor keep its memory busy.
-TILE, WARPS, ROWS, _PROGRAMS = 16, 1, 16, 132 * 8
+TILE, WARPS, ROWS, _PROGRAMS = 16, 1, 16, 132 * 7
 
 
 class Parts(NamedTuple):

@@ -25,8 +25,9 @@ from avow.kernels.separable_twin import ColumnSums
 _LOG2E = tl.constexpr(math.log2(math.e))
 _TINY = tl.constexpr(2.0**-126)
 _LOWEST = tl.constexpr(float("-inf"))
-# Columns and features of a state that a program holds at a time.
-_COLUMNS, _FEATURES = 64, 128
+# Columns of a state that a program holds at a time, where it has at most 64 features and where it has more of them; and
+# features at a time.
+_FEW, _MANY, _FEATURES = 32, 64, 256
 # Heads whose features a program makes, and how many numbers of directions it holds at a time.
 _HEADS, _HELD = 16, 2**14
 
@@ -193,7 +194,7 @@ def _room(q: Tensor, groups: int, m: int) -> _Prepared:
 def _step(q: Tensor, v: Tensor, sums: Tensor, known: _Prepared) -> Tensor:
     (b, h), (g, e), m = q.shape[:2], v.shape[1:], sums.shape[2]
     out = q.new_empty(b, h, e)
-    columns = min(_COLUMNS, padded(e))
+    columns = min(_FEW if m <= 64 else _MANY, padded(e))
     _stepped[(b * g, divided(e, columns))](
         sums,
         v.contiguous(),

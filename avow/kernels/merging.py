@@ -28,7 +28,7 @@ from avow.maths.rounding import gamma, tiny, unit
 
 # Parts whose largest logits are compared at once, parts that are merged at once and the numbers that they may be, so
 # that registers hold them, and by how many warps.
-_PARTS, _CHUNK, _HELD, _MERGING = 256, 256, 2**15, 8
+_PARTS, _CHUNK, _HELD, _MERGING = 256, 128, 2**15, 4
 # The unit of sums in float32: tensor cores may truncate where IEEE rounds.
 _UNIT = tl.constexpr(2.0**-23)
 

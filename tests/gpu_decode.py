@@ -1,19 +1,22 @@
 """Try to break decoding's kernels on a GPU: `python -m tests.gpu_decode --rows 1000000`.
 
-So many rows at least are held to deterministic bounds, and as many to statistical ones, against float64. Caches come in
-families: Gaussian, clustered, with giant keys, all keys equal, with values that grow with their weight, or that point
-away from what is read. Truth in float64 errs by far less than these bounds, all of which hold answers in 16 bits or 32.
+So many rows at least are held to deterministic bounds, and as many to statistical ones, against float64; a line every
+few seconds tells how far it is, and with `--seconds` it ends about then with what it has. Caches come in families:
+Gaussian, clustered, with giant keys, all keys equal, with values that grow with their weight, or that point away from
+what is read. Truth in float64 errs by far less than these bounds, all of which hold answers in 16 bits or 32.
 """
 
 from __future__ import annotations
 
 import argparse
+import itertools
 import math
 import random
 import sys
 import time
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -22,8 +25,28 @@ from avow.kernels.sparse_decode import decode, value_lengths
 from avow.maths.sketch import sketched
 
 _CONFIDENCE = 0.999
-# Caches of a batch, key heads, queries that each cache is asked.
-_BATCH, _GROUPS, _ASKED = 8, 8, 16
+# Seconds between two lines, and queries that each cache is asked.
+_PAUSE, _ASKED = 5.0, 8
+
+
+class Shape(NamedTuple):
+    """Caches of a batch, key heads of each, siblings, tokens, widths and type; each has kernels of its own."""
+
+    batch: int
+    groups: int
+    siblings: int
+    tokens: int
+    dim: int
+    kind: torch.dtype
+
+
+# Few, since what takes the time is compiling kernels: a step of each has ten.
+SHAPES = (
+    Shape(8, 8, 4, 32_768, 128, torch.bfloat16),
+    Shape(16, 8, 8, 8_200, 64, torch.bfloat16),
+    Shape(16, 8, 4, 16_000, 64, torch.float16),
+    Shape(32, 8, 8, 1_000, 32, torch.float32),
+)
 
 Family = Callable[[Tensor, Tensor, random.Random], tuple[Tensor, Tensor]]
 
@@ -70,71 +93,93 @@ FAMILIES: dict[str, Family] = {
 }
 
 
-def judge(q: Tensor, k: Tensor, v: Tensor, scale: float) -> Callable[[Tensor], Tensor]:
-    """How far answers are from the truth, in the unit of bounds."""
-    wide = q.double().unflatten(1, (k.shape[1], -1))  # (b, g, r, d)
-    truth = torch.softmax(wide @ k.double().mT * scale, -1) @ v.double()
-    unit = torch.linalg.vector_norm(v.double(), dim=-1).amax(-1)[..., None]
+class Truth:
+    """What answers should be, in float64 and on the same device; keys and values are widened once."""
 
-    def errors(out: Tensor) -> Tensor:
-        apart = torch.linalg.vector_norm(out.double().unflatten(1, (k.shape[1], -1)) - truth, dim=-1)
-        return torch.where(apart == 0, 0.0, apart / unit).flatten(1)
+    def __init__(self, k: Tensor, v: Tensor, scale: float) -> None:
+        self.keys, self.values, self.scale = k.double().mT, v.double(), scale
+        self.unit = torch.linalg.vector_norm(self.values, dim=-1).amax(-1)[..., None]  # (b, g, 1)
 
-    return errors
+    def errors(self, q: Tensor, *answers: Tensor) -> list[Tensor]:
+        """How far answers to a query are from the truth, in the unit of bounds."""
+        groups = self.values.shape[1]
+        wide = q.double().unflatten(1, (groups, -1))  # (b, g, r, d)
+        truth = torch.softmax(wide @ self.keys * self.scale, -1) @ self.values
+        apart = [torch.linalg.vector_norm(out.double().unflatten(1, (groups, -1)) - truth, dim=-1) for out in answers]
+        return [torch.where(x == 0, 0.0, x / self.unit).flatten(1) for x in apart]
 
 
-def run(rows: int, seed: int, device: str) -> tuple[Counter[str], list[str]]:
+def run(
+    rows: int, seed: int, device: str, seconds: float = math.inf, shapes: Sequence[Shape] = SHAPES
+) -> tuple[Counter[str], list[str]]:
     """Counts of rows, misses and samples, and stories of what broke."""
     rng, counts, stories = random.Random(seed), Counter[str](), list[str]()
     torch.manual_seed(seed)
-    while min(counts["deterministic"], counts["statistical"]) < rows:
-        family, kind = (
-            rng.choice(list(FAMILIES)),
-            rng.choice((torch.bfloat16, torch.bfloat16, torch.float16, torch.float32)),
-        )
-        d, siblings, s = rng.choice((32, 64, 128)), rng.choice((1, 4, 8)), rng.choice((700, 2048, 4100))
-        drop, steep = 10 ** rng.uniform(-3, -0.3), 10 ** rng.uniform(-1, 0.9)
-        shape = (_BATCH, _GROUPS, s, d)
-        k, v = FAMILIES[family](torch.randn(shape, device=device), torch.randn(shape, device=device), rng)
-        k, v = (x.to(kind).contiguous() for x in (k, v))
+    start = told_at = time.monotonic()
+    for shape in itertools.cycle(shapes):
+        batch, groups, siblings, s, d, kind = shape
+        family = rng.choice(list(FAMILIES))
+        drop, steep, towards = 10 ** rng.uniform(-3, -0.3), 10 ** rng.uniform(-1, 0.5), rng.choice((0.0, 1.0, 3.0))
+        k, v = (torch.randn(batch, groups, s, d, device=device) for _ in range(2))
+        largest = torch.finfo(kind).max
+        k, v = (x.clamp(-largest, largest).to(kind).contiguous() for x in FAMILIES[family](k, v, rng))
         sketch, lengths, scale = sketched(k), value_lengths(v), d**-0.5
+        truth = Truth(k, v, scale)
         draws = torch.tensor([rng.getrandbits(60)], device=device)
         for asked in range(_ASKED):
-            q = (steep * torch.randn(_BATCH, _GROUPS * siblings, d, device=device)).to(kind)
-            errors = judge(q, k, v, scale)
-            told = f"{family}, {kind}, d = {d}, {siblings} siblings, {s} tokens, drop {drop:.2g}, call {asked}"
+            if min(counts["deterministic"], counts["statistical"]) >= rows or time.monotonic() - start > seconds:
+                return counts, stories
+            q = steep * torch.randn(batch, groups * siblings, d, device=device)
+            # Towards some key: trained heads weigh few tokens far above all others.
+            sought = k[:, :, torch.randint(s, (siblings,), device=device)].float().flatten(1, 2)
+            q = (q + towards * sought).to(kind)
             sure = decode(q, k, v, sketch, lengths, drop, scale)
-            broken = int((~(errors(sure.out) <= sure.bound)).sum())
-            counts["deterministic"] += sure.bound.numel()
-            counts["deterministic, part read"] += int((sure.kept < s).sum()) * siblings
-            counts["broken"] += broken
             # Draws pay where much may be dropped.
-            wide = max(drop, 0.05)
+            wide = max(drop, 0.15)
             first, second = (
                 decode(q, k, v, sketch, lengths, wide, scale, None, None, _CONFIDENCE, draws) for _ in range(2)
             )
-            missed = sum(int((~(errors(x.out) <= x.bound)).sum()) for x in (first, second))
+            # Hints that mislead: rows that then miss the limit are read again, and all of them.
+            hint = torch.full((batch, groups * siblings), 1e-5, device=device) * lengths.most.amax()
+            mended = decode(q, k, v, sketch, lengths, drop, scale, hint, 1.01 * drop)
+            found = (sure, mended, first, second)
+            errors = truth.errors(q, *(x.out for x in found))
+            wrong = [int((~(own <= x.bound)).sum()) for own, x in zip(errors, found, strict=True)]
+            broken, missed = sum(wrong[:2]), wrong[2:]
+            counts["deterministic"] += 2 * sure.bound.numel()
+            counts["read again"] += int((~mended.within).sum())
+            counts["deterministic, part read"] += int((sure.kept < s).sum()) * siblings
+            counts["broken"] += broken
             counts["statistical"] += 2 * first.bound.numel()
             counts["sampled"] += 2 * int((first.out != second.out).any(-1).sum())
             counts["useful"] += sum(int((x.bound < 1).sum()) for x in (first, second))
-            counts["missed"] += missed
+            counts["missed"] += sum(missed)
+            told = f"{family}, {shape}, drop {drop:.2g}, call {asked}"
             if broken:
                 stories.append(f"{told}: {broken} rows broken")
-            if missed:
-                stories.append(f"{told}: {missed} rows missed")
-    return counts, stories
+            if sum(missed):
+                stories.append(f"{told}: {sum(missed)} rows missed")
+            if time.monotonic() - told_at > _PAUSE:
+                told_at = time.monotonic()
+                print(f"{told_at - start:.0f} s: {_told(counts)}", flush=True)
+    raise AssertionError("shapes must not be empty")
+
+
+def _told(counts: Counter[str]) -> str:
+    return ", ".join(f"{name} {number:,}" for name, number in counts.items())
 
 
 def main(arguments: list[str] | None = None) -> int:
     """Print what was found; 1 where a certificate was broken."""
     parser = argparse.ArgumentParser("python -m tests.gpu_decode", description=__doc__)
     parser.add_argument("--rows", type=int, default=1_000_000, help="rows of each kind to judge at least")
+    parser.add_argument("--seconds", type=float, default=math.inf, help="when to end at the latest, with what there is")
     parser.add_argument("--seed", type=int, default=0)
     chosen = parser.parse_args(arguments)
     start = time.monotonic()
-    counts, stories = run(chosen.rows, chosen.seed, "cuda")
+    counts, stories = run(chosen.rows, chosen.seed, "cuda", chosen.seconds)
     print(*stories[:20], sep="\n")
-    print(", ".join(f"{name} {number:,}" for name, number in counts.items()), f"in {time.monotonic() - start:.0f} s")
+    print(f"{_told(counts)} in {time.monotonic() - start:.0f} s")
     # Without a miss, 99% sure that the rate is below this.
     print(f"0 of {counts['sampled']:,} sampled rows would put the rate below {4.61 / max(counts['sampled'], 1):.2g}")
     allowed = (1 - _CONFIDENCE) * counts["sampled"]

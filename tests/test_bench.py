@@ -142,8 +142,8 @@ def test_the_kernels_path_runs_line_by_line_where_kernels_are_interpreted(monkey
     assert all(float(row["error"] or 0) <= float(row["bound"] or 0) for row in steps.rows)
     assert {row["kernel"] for row in kernels.rows} >= {
         "bounds",
-        "cut and marks",
-        "odds and draws",
+        "cut and list",
+        "draws and list",
         "attention",
         "merge",
     }

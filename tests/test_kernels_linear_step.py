@@ -52,6 +52,30 @@ def test_feature_steps_add_up_to_the_scan(scale: float) -> None:
     torch.testing.assert_close(state, truth.last, rtol=1e-4, atol=1e-5)
 
 
+@pytest.mark.parametrize("kind", [torch.float32, torch.bfloat16])
+def test_features_of_many_heads_are_as_near_to_the_truth_as_the_formula(
+    kind: torch.dtype, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # More heads than a program takes, and more entries than it takes of a direction at a time.
+    monkeypatch.setattr(steps, "_HELD", 2**11)
+    (b, h, g, d, m, e), scale = (3, 12, 6, 40, 100, 24), 0.2
+    q, k, v = (torch.randn(b, heads, TOKENS, width).to(kind) for heads, width in ((h, d), (g, d), (g, e)))
+    directions = torch.randn(m, d)
+    state = FeatureSums(torch.zeros(b, g, m, e), torch.zeros(b, g, m), torch.full((b, g), -torch.inf))
+    rows = [steps.feature_step(q[:, :, i], k[:, :, i], v[:, :, i], directions, state, scale) for i in range(2)]
+    q, k, v = (x[:, :, :2] for x in (q, k, v))
+    plain = feature_attention_twin(q, k, v, directions, scale)
+    truth = feature_attention_twin(q.double(), k.double(), v.double(), directions.double(), scale)
+    found = torch.stack(rows, 2)
+
+    def off(x: Tensor) -> float:
+        return float((x.double() - truth.out).abs().max())
+
+    assert off(found) <= 2 * off(plain.out) + 1e-6
+    torch.testing.assert_close(state.total.double(), truth.last.total, rtol=1e-4, atol=1e-6)
+    torch.testing.assert_close(state.top.double(), truth.last.top, rtol=1e-5, atol=1e-5)
+
+
 def test_separable_steps_add_up_to_the_scan() -> None:
     q, k, v = drawn(torch.float32)
     # Keys that rise by hundreds leave nothing of what came before.

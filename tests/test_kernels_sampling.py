@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import dataclasses
+import inspect
 import math
 import os
+import re
 import subprocess
 import sys
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor
@@ -19,13 +22,26 @@ from avow.kernels.interpreted import interpret
 interpret()
 
 from avow.kernels import choice, gather_attention, merging, sample_bounds, sampling, sketch_pass  # noqa: E402
-from avow.kernels.choice import Chosen, Marked  # noqa: E402
+from avow.kernels.choice import Chosen  # noqa: E402
 from avow.kernels.merging import Decoded  # noqa: E402
 from avow.kernels.sample_bounds import Logs  # noqa: E402
 from avow.kernels.sparse_decode import decode, decode_twin  # noqa: E402
 from avow.maths import tails  # noqa: E402
 from avow.maths.sketch import sketched  # noqa: E402
-from tests.test_kernels_sparse import BEYOND, COMPILED, HOSTILE, ROOT, Step, drawn, step, terms_of, unit_of  # noqa: E402
+from tests.test_kernels_sparse import (  # noqa: E402
+    BEYOND,
+    COMPILED,
+    HOSTILE,
+    ROOT,
+    Step,
+    drawn,
+    flags_of,
+    permuted,
+    same_lists,
+    step,
+    terms_of,
+    unit_of,
+)
 
 # A GPU does not warn of inf and nan.
 pytestmark = pytest.mark.filterwarnings("ignore::RuntimeWarning")
@@ -44,10 +60,15 @@ def run(given: Step, drop: float = 0.3, seed: Tensor | None = None, how: Any = d
     return how(given.q, given.k, given.v, given.sketch, given.lengths, drop, given.scale, seed=seed, **options)
 
 
-def marks_of(given: Step, drop: float = 0.3, number: int = 3) -> tuple[sketch_pass.Terms, Marked]:
+def chosen_of(given: Step, drop: float = 0.3, number: int = 3) -> tuple[sketch_pass.Terms, Chosen]:
     terms, s = terms_of(given), given.k.shape[2]
-    aim = sampling.goal(drop, None, given.q.dtype)
-    return terms, sampling.drawn(terms, choice.counted(terms), given.lengths.most, aim, LOGS, seeded(number), s)
+    rims = sampling.planned(terms, given.lengths.most, sampling.goal(drop, None, given.q.dtype), LOGS)
+    return terms, sampling.drawn(terms, rims, LOGS, seeded(number), s)
+
+
+def with_seed(chosen: Chosen, seed: Tensor) -> Chosen:
+    assert chosen.draws is not None
+    return chosen._replace(draws=chosen.draws._replace(seed=seed))
 
 
 def halves(s: int = 2048, d: int = 32) -> Step:
@@ -75,21 +96,16 @@ def test_each_kernel_equals_its_twin(shape: dict[str, int], dtype: torch.dtype) 
     given = step(*drawn(**shape, loud=1.0), dtype)
     most, s = given.lengths.most, given.k.shape[2]
     terms = terms_of(given)
-    known, aim, seed = choice.counted(terms), sampling.goal(0.8, None, dtype), seeded()
-    marks = sampling.drawn(terms, known, most, aim, LOGS, seed, s)
-    assert marks.draws is not None
-    planned = sampling.planned_twin(terms, known, most, aim, LOGS)
+    aim = sampling.goal(0.8, None, dtype)
+    rims, twin_rims = sampling.planned(terms, most, aim, LOGS), sampling.planned_twin(terms, most, aim, LOGS)
+    assert terms.arrived.tolist() == [choice.counting_of(terms).grid[1]] * len(rims)
     # Sums in another order may put a rim on the other side of a whole step.
-    assert float((marks.draws.rims - planned)[:, 0].abs().max()) <= 1 / sketch_pass.STEPS
-    assert torch.equal(marks.draws.rims[:, 1], planned[:, 1])
-    twin = sampling.drawn_twin(terms, marks.draws.rims, LOGS, seed, s)
-    assert torch.equal(marks.flags, twin.flags) and torch.equal(marks.found, twin.found)
-    assert 0.05 < float((marks.flags[:, :s] > 1).float().mean()) < 0.9
+    assert float((rims - twin_rims)[:, 0].abs().max()) <= 1 / sketch_pass.STEPS
+    assert torch.equal(rims[:, 1], twin_rims[:, 1])
     seeds = seeded(), seeded()
-    chosen, other = choice.listed(marks, s, seeds[0]), choice.listed_twin(marks, s, seeds[1])
-    assert seeds[0].tolist() == seeds[1].tolist() == [4] and torch.equal(chosen.kept, other.kept)
-    for head, kept in enumerate(chosen.kept.tolist()):
-        assert torch.equal(chosen.listed[head, :kept], other.listed[head, :kept])
+    chosen = sampling.drawn(terms, rims, LOGS, seeds[0], s)
+    assert same_lists(chosen, sampling.drawn_twin(terms, rims, LOGS, seeds[0], s))
+    assert 0.05 < float((flags_of(chosen, s) > 1).float().mean()) < 0.9
     parts = gather_attention.attended(given.q, given.k, given.v, chosen, given.scale)
     for mine, theirs in zip(
         parts, gather_attention.attended_twin(given.q, given.k, given.v, chosen, given.scale), strict=True
@@ -97,9 +113,10 @@ def test_each_kernel_equals_its_twin(shape: dict[str, int], dtype: torch.dtype) 
         # Uninitialised memory is nan here, too: what one writes, so does the other.
         torch.testing.assert_close(mine, theirs, rtol=1e-4, atol=1e-3, equal_nan=True)
     answers = [
-        how(given.q, given.v, parts, terms, chosen, most, 0.8, given.scale)
-        for how in (merging.merged, merging.merged_twin)
+        how(given.q, given.v, parts, terms, with_seed(chosen, seed), most, 0.8, given.scale)
+        for how, seed in zip((merging.merged, merging.merged_twin), seeds, strict=True)
     ]
+    assert seeds[0].tolist() == seeds[1].tolist() == [4]
     for mine, theirs in zip(*answers, strict=True):
         torch.testing.assert_close(mine, theirs, rtol=unit_of(mine), atol=1e-6)
 
@@ -136,23 +153,23 @@ def test_no_answer_is_further_from_the_truth_than_its_bound(kind: str) -> None:
 
 def test_no_term_exceeds_its_rim() -> None:
     given = step(*drawn(g=2, r=3, s=640, loud=1.5), torch.float32)
-    terms, marks = marks_of(given)
-    assert marks.draws is not None
-    rare = (marks.flags.view(2, -1)[:, :640].long() - 1).repeat_interleave(3, 0)
+    terms, chosen = chosen_of(given)
+    assert chosen.draws is not None
+    rare = (flags_of(chosen, 640).long() - 1).repeat_interleave(3, 0)
     odds = torch.exp2(-(rare // 8).double()) * (16 - rare % 8) / 16
     norms = torch.linalg.vector_norm(given.siblings(given.v), dim=-1)[0]
     nu = terms.nu.double().repeat_interleave(3)[:, None]
     true = given.logits()[0] + torch.log2((norms + nu) / nu) - odds.log2()
     read = (rare >= 0) & (rare > 0)
     assert int(read.sum()) > 100
-    rims = marks.draws.rims[:, :1].double()
+    rims = chosen.draws.rims[:, :1].double()
     assert bool((true <= rims)[read].all())
     # With odds of half as much, some would.
     assert bool((true + 4 > rims)[read].any())
 
 
 def test_odds_are_at_least_what_they_stand_for() -> None:
-    steps = torch.arange(sampling._RAREST + 1)
+    steps = torch.arange(sampling._RAREST.value + 1)
     whole = (16 - (steps & 7)) << (sampling._BITS - 4 - (steps >> 3))
     odds = whole.double() / 2**sampling._BITS
     bits = ((127 << 23) - (steps << 20)).int().view(torch.float32)
@@ -171,6 +188,78 @@ def test_draws_are_even_and_do_not_repeat() -> None:
     assert float(shifted.abs().max()) < 5 / 12 / 64
     counts = (some[0] >> 12).bincount(minlength=16)
     assert float((counts - 256).abs().max()) < 5 * 16
+
+
+def test_the_generator_is_philox() -> None:
+    """Beside the published generator, written down once more in Python's own numbers."""
+    (key, high), mask = sampling._keys_twin(3, 1), 2**32 - 1
+    for place in (0, 5, 4095):
+        x, y, own = place >> 2, high, key
+        for _ in range(7):
+            product = 0xD256D193 * x
+            x, y, own = product >> 32 ^ own ^ y, product & mask, own + 0x9E3779B9 & mask
+        expected = [x & 0xFFFF, x >> 16, y & 0xFFFF, y >> 16][place % 4]
+        assert int(sampling.draws_twin(seeded(), 2, 4096)[1, place]) == expected
+
+
+def test_the_odds_of_four_bytes_at_once_are_those_of_each() -> None:
+    (assembly,) = re.findall(r'"""\s*(\{.*?\})\s*"""', inspect.getsource(sampling._rarer.fn), re.DOTALL)
+
+    def executed(assembly: str, short: list[int], down: int, rare: list[int]) -> list[int]:
+        """What a few lines of PTX make of four bytes, a number that is added to each, and four to stay below."""
+
+        def pairs(numbers: list[int]) -> list[np.ndarray]:
+            return [np.array(numbers[i : i + 2], np.float16) for i in (0, 2)]
+
+        def permuted_pair(a: str, b: str, selector: str) -> np.ndarray:
+            assert a == "$2"
+            word = permuted(int.from_bytes(bytes(short), "little"), int(b, 0), int(selector, 0))
+            return np.array([word], np.uint32).view(np.float16)
+
+        registers = dict(zip(("$3", "$4", "$5", "$6"), pairs([down - 1024] * 4) + pairs(rare), strict=True))
+        for line in re.findall(r"[^;{}]+", assembly):
+            name, _, rest = line.strip().partition(" ")
+            if not rest or name == ".reg":
+                continue
+            target, *sources = (x.strip() for x in rest.split(","))
+            if name == "prmt.b32":
+                registers[target] = permuted_pair(sources[0], sources[1], sources[2])
+            else:
+                does = {"add.rn.f16x2": np.add, "min.f16x2": np.minimum}[name]
+                registers[target] = does(*(registers[x] for x in sources))
+        return [int(x) for name in ("$0", "$1") for x in registers[name]]
+
+    for down in (-900, -255, -1, 0, 60, 900):
+        for start in range(0, 256, 3):
+            short = [start, 255 - start, start * 7 % 256, 255]
+            rare = [103, 50, 0, 103]
+            expected = [min(own, x + down) for own, x in zip(rare, short, strict=True)]
+            assert executed(assembly, short, down, rare) == expected
+    assert executed(assembly.replace("0x4140", "0x4041"), [1, 2, 3, 4], 0, [9] * 4) != [1, 2, 3, 4]
+
+
+def test_plans_and_lists_are_the_same_however_programs_share_the_work(monkeypatch: pytest.MonkeyPatch) -> None:
+    given = step(*drawn(g=3, s=500, d=32, e=32, loud=1.0), torch.float32)
+    _, whole = chosen_of(given)
+    assert whole.draws is not None and whole.found.shape == (3, 1)
+    for name, value in (("BLOCK", 128), ("_SPAN", 128), ("_AT_ONCE", 4)):
+        monkeypatch.setattr(choice, name, value)
+    terms, parts = chosen_of(given)
+    # Four programs counted each row, and the last of them found all that the others had.
+    assert parts.draws is not None and terms.arrived.tolist() == [4] * 6 and parts.found.shape == (3, 2)
+    assert float((parts.draws.rims - whole.draws.rims).abs().max()) <= 1 / sketch_pass.STEPS
+    parts = sampling.drawn(terms, whole.draws.rims, LOGS, seeded(), 500)
+    assert torch.equal(flags_of(parts, 500), flags_of(whole, 500)) and 0 < int(parts.found.sum()) < 1500
+    # Attention over lists in several spans, whose last tiles are not full, is attention over the same tokens.
+    answers = []
+    for chosen in (whole, parts):
+        found = gather_attention.attended(given.q, given.k, given.v, chosen, given.scale)
+        twin = gather_attention.attended_twin(given.q, given.k, given.v, chosen, given.scale)
+        torch.testing.assert_close(found, twin, rtol=1e-4, atol=1e-3, equal_nan=True)
+        most = given.lengths.most
+        answers.append(merging.merged(given.q, given.v, found, terms, chosen, most, 1.0, given.scale))
+    assert torch.equal(answers[0].kept, answers[1].kept)
+    torch.testing.assert_close(answers[0].out, answers[1].out, rtol=1e-4, atol=1e-5)
 
 
 def test_the_inequalities_are_those_of_the_library_and_never_sharper() -> None:
@@ -193,12 +282,11 @@ def test_the_inequalities_are_those_of_the_library_and_never_sharper() -> None:
 def misses(given: Step, steps: int, sabotage: Any = None) -> tuple[float, float]:
     """How often rows are further from the truth than their bounds, and the largest bound."""
     terms = terms_of(given)
-    known, aim, s = choice.counted_twin(terms), sampling.goal(0.2, None, given.q.dtype), given.k.shape[2]
-    rims = sampling.planned_twin(terms, known, given.lengths.most, aim, LOGS)
+    aim, s = sampling.goal(0.2, None, given.q.dtype), given.k.shape[2]
+    rims = sampling.planned_twin(terms, given.lengths.most, aim, LOGS)
     seed, broken, widest = seeded(), 0.0, 0.0
     for _ in range(steps):
-        marks = sampling.drawn_twin(terms, rims, LOGS, seed, s)
-        chosen = choice.listed_twin(marks, s, seed)
+        chosen = sampling.drawn_twin(terms, rims, LOGS, seed, s)
         if sabotage is not None:
             chosen = sabotage(chosen)
         parts = gather_attention.attended_twin(given.q, given.k, given.v, chosen, given.scale)
@@ -228,8 +316,8 @@ def test_what_was_drawn_is_all_that_is_read_and_far_less_than_is_cut_off() -> No
     before = run(given)
     assert int(before.kept) < 0.7 * 1024 < int(given.run(0.3, how=decode_twin).kept)
     seed = seeded()
-    _, marks = marks_of(given)
-    flags = marks.flags.view(1, 1, -1)[:, :, :1024] > 0
+    _, chosen = chosen_of(given)
+    flags = flags_of(chosen, 1024)[None] > 0
     k, v = (torch.where(flags.unsqueeze(-1), x, math.nan) for x in (given.k, given.v))
     after = run(dataclasses.replace(given, k=k, v=v), seed=seed)
     assert all(torch.equal(x, y) for x, y in zip(before, after, strict=True))
@@ -306,4 +394,4 @@ def test_every_kernel_compiles_for_a_gpu() -> None:
         [sys.executable, "-c", drawing], cwd=ROOT, env=environment, capture_output=True, text=True, timeout=300
     )
     assert told.returncode == 0, told.stderr[-2000:]
-    assert told.stdout.split()[3:7] == ["_drawn", "_listed", "_attended", "_merged"]
+    assert told.stdout.split()[2:6] == ["_planned", "_drawn", "_attended", "_merged"]

@@ -231,22 +231,22 @@ def twins(device: str, n: int, kind: torch.dtype, shape: tuple[int, int]) -> lis
     counted, twin = choice.counted(terms), choice.counted_twin(terms)
     if not torch.equal(counted.counts, twin.counts):
         faults.append(f"{told}: {int((counted.counts - twin.counts).abs().sum())} terms miscounted")
-    marks = choice.marked(terms, counted, lengths.most, 0.05, n)
-    marks_twin = choice.marked_twin(terms, counted, lengths.most, 0.05, n)
-    if not torch.equal(marks.flags, marks_twin.flags):
-        faults.append(f"{told}: {int((marks.flags != marks_twin.flags).sum())} tokens marked otherwise")
-    listed, listed_twin = choice.listed(marks, n), choice.listed_twin(marks, n)
-    for head, kept in enumerate(listed_twin.kept.tolist()):
-        if int(listed.kept[head]) != kept or not torch.equal(
-            listed.listed[head, :kept], listed_twin.listed[head, :kept]
-        ):
-            faults.append(f"{told}: the list of head {head} is another")
+    marked = choice.marked(terms, counted, lengths.most, 0.05, n)
+    if not same_lists(marked, choice.marked_twin(terms, counted, lengths.most, 0.05, n)):
+        faults.append(f"{told}: the lists of tokens to read are others")
     logs, seed = Logs.of(0.999), torch.tensor([n], device=device)
-    drawn = sampling.drawn(terms, counted, lengths.most, sampling.goal(0.5, None, kind), logs, seed, n)
-    assert drawn.draws is not None
-    drawn_twin = sampling.drawn_twin(terms, drawn.draws.rims, logs, seed, n)
-    if not torch.equal(drawn.flags, drawn_twin.flags):
-        faults.append(f"{told}: {int((drawn.flags != drawn_twin.flags).sum())} tokens drawn otherwise")
+    # The histogram is full: another one.
+    terms = sketch_pass.bounded(q, sketch, lengths.each, sketch_pass.prepared(q, sketch, lengths.most, None, scale))
+    aim = sampling.goal(0.5, None, kind)
+    rims, rims_twin = (
+        sampling.planned(terms, lengths.most, aim, logs),
+        sampling.planned_twin(terms, lengths.most, aim, logs),
+    )
+    # Sums in another order may put a rim on the other side of a whole step.
+    if not float((rims - rims_twin).abs().max()) <= 1 / sketch_pass.STEPS:
+        faults.append(f"{told}: rims are off by {float((rims - rims_twin).abs().max()):.3g} octaves")
+    if not same_lists(sampling.drawn(terms, rims, logs, seed, n), sampling.drawn_twin(terms, rims, logs, seed, n)):
+        faults.append(f"{told}: the lists of tokens drawn are others")
     mine = decode(q, k, v, sketch, lengths, 0.5, scale, None, None, 0.999, seed)
     errors = distances(Case("", q, k, v, scale), mine.out)
     if int(seed) != n + 1:
@@ -265,9 +265,19 @@ def twins(device: str, n: int, kind: torch.dtype, shape: tuple[int, int]) -> lis
     return faults
 
 
+def same_lists(mine: Any, other: Any) -> bool:
+    """Whether two choices list the same tokens; what stands behind the tokens of a span is nothing."""
+    heads, spans = mine.found.shape
+    room = mine.listed.shape[1] // spans
+    inside = torch.arange(room, device=mine.found.device) < mine.found.unsqueeze(-1)  # (bg, spans, room)
+    return torch.equal(mine.found, other.found) and torch.equal(
+        *(x.listed.view(heads, spans, room)[inside] for x in (mine, other))
+    )
+
+
 def profile(case: Case, checked: Checked, clock: Clock, limit: float) -> Iterator[Row]:
     """Each stage alone: its time, the bytes it must move, and how near the memory limit that is."""
-    from avow.kernels import choice, gather_attention, merging, sampling, sketch_pass
+    from avow.kernels import choice, gather_attention, merging, reading_again, sampling, sketch_pass
     from avow.kernels.sample_bounds import Logs
 
     q, k, v, scale, sketch, lengths = case.q, case.k, case.v, case.scale, checked.sketch, checked.lengths
@@ -275,20 +285,26 @@ def profile(case: Case, checked: Checked, clock: Clock, limit: float) -> Iterato
     r, c = q.shape[1] // heads, sketch.codes.shape[2]
     known = sketch_pass.prepared(q, sketch, lengths.most, checked.hint, scale)
     terms = sketch_pass.bounded(q, sketch, lengths.each, known)
-    counted = choice.counted(terms)
     seed = checked.seed
     aim = sampling.goal(_TOL, _TOL, q.dtype)
 
-    def marked() -> Any:
+    def count() -> Any:
+        if seed is None:
+            return choice.counted(terms)
+        return sampling.planned(terms, lengths.most, aim, Logs.of(checked.confidence))
+
+    # Counted once, since every further time adds to the histogram.
+    counted = count()
+
+    def choose() -> Any:
         if seed is None:
             return choice.marked(terms, counted, lengths.most, _DROP, n)
-        return sampling.drawn(terms, counted, lengths.most, aim, Logs.of(checked.confidence), seed, n)
+        return sampling.drawn(terms, counted, Logs.of(checked.confidence), seed, n)
 
-    marks = marked()
-    chosen = choice.listed(marks, n, seed)
+    chosen = choose()
     parts = gather_attention.attended(q, k, v, chosen, scale)
     found = merging.merged(q, v, parts, terms, chosen, lengths.most, math.inf, scale)
-    kept = float(chosen.kept.double().mean())
+    kept = float(found.kept.double().mean())
     rows, per_group = c * GROUP, heads * c
     sampled = min(rows, 2 * choice._ENOUGH)
     held = sum(x.numel() * 4 for x in (parts.peak, parts.total, parts.values))
@@ -303,13 +319,16 @@ def profile(case: Case, checked: Checked, clock: Clock, limit: float) -> Iterato
             lambda: sketch_pass.bounded(q, sketch, lengths.each, known),
             heads * rows * (d / 2 + 4 + r) + per_group * (2 * d + 36 + 8 * r),
         ),
-        ("histogram", lambda: choice.counted(terms), heads * r * (sampled + 8 * c)),
         (
-            "cut and marks" if seed is None else "odds and draws",
-            marked,
-            heads * (r * (rows + 4 * c) + n),
+            "histogram" if seed is None else "histogram and odds",
+            count,
+            heads * r * (sampled + 8 * c),
         ),
-        ("list", lambda: choice.listed(marks, n, seed), heads * (n + 4 * kept)),
+        (
+            "cut and list" if seed is None else "draws and list",
+            choose,
+            heads * (r * (rows + 4 * c) + 4 * kept),
+        ),
         (
             "attention",
             lambda: gather_attention.attended(q, k, v, chosen, scale),
@@ -322,7 +341,7 @@ def profile(case: Case, checked: Checked, clock: Clock, limit: float) -> Iterato
         ),
         (
             "nothing to read again",
-            lambda: merging.read_again(q, k, v, terms, chosen, lengths.most, scale, found),
+            lambda: reading_again.read_again(q, k, v, terms, lengths.most, scale, found),
             heads * r,
         ),
     ]

@@ -182,7 +182,7 @@ def _taken(row: Row) -> tuple[float, float]:
 def _use(cuts: Any, chosen: Any) -> None:
     """Have every scan laid out in one way."""
 
-    def config(m: int, e: int, itemsize: int) -> Any:
+    def config(m: int, e: int, itemsize: int, plain: bool = True) -> Any:
         return chosen
 
     cuts.config = config

@@ -8,15 +8,15 @@ The first kernel walks each part away from where the third begins, which therefo
 
 from __future__ import annotations
 
+import math
 from typing import NamedTuple
 
 import torch
-import triton
 from jaxtyping import Float, Float32
 from torch import Tensor
 
 from avow.kernels import cuts
-from avow.kernels.cuts import Cut, padded
+from avow.kernels.cuts import Cut, divided, padded
 from avow.kernels.scan_kernels import (
     COLUMNS,
     NORMALISED,
@@ -26,6 +26,7 @@ from avow.kernels.scan_kernels import (
     part_rows,
     part_sums,
     row_slopes,
+    weighted_rows,
 )
 
 
@@ -34,6 +35,14 @@ class Sums(NamedTuple):
 
     sums: Float32[Tensor, "heads parts m e"]
     totals: Float32[Tensor, "heads parts m"]
+
+
+class Pieces(NamedTuple):
+    """The sums of pieces of parts, so many of each part."""
+
+    sums: Float32[Tensor, "heads pieces m e"]
+    totals: Float32[Tensor, "heads pieces m"]
+    many: int
 
 
 class Scanned(NamedTuple):
@@ -56,21 +65,21 @@ def summed(
     parts: Cut,
     mode: int,
     reverse: bool,
-    weight: Float32[Tensor, "b h n"] | None,
     slope: Float32[Tensor, "b h n"] | None,
     whole: bool,
-) -> Sums:
-    """Each part's own sums; those of the last that a scan comes to only where the `whole` is wanted."""
+) -> Pieces:
+    """The sums of each part's pieces; those of the last that a scan comes to only where the `whole` is wanted."""
     b, h, n, m = y.shape
     e = z.shape[-1]
-    chosen = cuts.config(m, e, y.element_size())
-    sums = y.new_empty(b * h, parts.parts, m, e, dtype=torch.float32)
-    totals = y.new_empty(b * h, parts.parts, m if mode != PLAIN else 0, dtype=torch.float32)
+    chosen = cuts.config_of_sums(m, e, y.element_size())
+    columns = divided(e, chosen.columns)
+    many = cuts.pieces(parts, b * h * columns, chosen.resident, whole)
+    sums = y.new_empty(b * h, parts.parts * many, m, e, dtype=torch.float32)
+    totals = y.new_empty(b * h, parts.parts * many, m if mode != PLAIN else 0, dtype=torch.float32)
     if whole or parts.parts > 1:
-        part_sums[(b * h, parts.parts, triton.cdiv(e, chosen.columns))](
+        part_sums[(b * h, parts.parts * many, columns)](
             y,
             z,
-            sums if weight is None else weight,
             sums if slope is None else slope,
             parts.table,
             sums,
@@ -85,6 +94,7 @@ def summed(
             E=e,
             EB=chosen.columns,
             C=chosen.chunk,
+            PIECES=many,
             MODE=mode,
             WHOLE=whole,
             REVERSE=reverse,
@@ -93,7 +103,7 @@ def summed(
             num_warps=chosen.warps,
             num_stages=chosen.stages,
         )
-    return Sums(sums, totals)
+    return Pieces(sums, totals, many)
 
 
 def before(
@@ -104,32 +114,33 @@ def before(
     reverse: bool = False,
     initial: Float32[Tensor, "s h m e"] | None = None,
     initial_total: Float32[Tensor, "s h m"] | None = None,
-    weight: Float32[Tensor, "b h n"] | None = None,
     slope: Float32[Tensor, "b h n"] | None = None,
 ) -> Sums:
     """Sums over all rows before each part, from an initial state on; `reverse` counts from the end."""
-    packed = parts.table is not None
-    sums, totals = summed(y, z, parts, mode, reverse, weight, slope, False)
-    (b, h), nothing = y.shape[:2], sums
-    for held, given in ((sums, initial), (totals, initial_total)):
-        size = held[0, 0].numel()
+    found = summed(y, z, parts, mode, reverse, slope, False)
+    b, h = y.shape[:2]
+    known = Sums(*(x.new_empty(b * h, parts.parts, *x.shape[2:]) for x in found[:2]))
+    sequences = 1 if parts.ends is None else len(parts.ends) - 1
+    for pieces, held, given in zip(found[:2], known, (initial, initial_total), strict=True):
+        size = math.prod(held.shape[2:])
         if size:
             block = min(1024, padded(size))
-            sequences = 1 if parts.ends is None else len(parts.ends) - 1
-            part_prefixes[(b * h, triton.cdiv(size, block), sequences)](
+            part_prefixes[(b * h, divided(size, block), sequences)](
+                pieces,
                 held,
-                nothing if given is None else given,
+                held if given is None else given,
                 parts.ends,
                 parts.parts,
                 b * h,
                 SIZE=size,
                 BLOCK=block,
+                PIECES=found.many,
                 GIVEN=given is not None,
                 REVERSE=reverse,
-                PACKED=packed,
+                PACKED=parts.table is not None,
                 num_warps=4,
             )
-    return Sums(sums, totals)
+    return known
 
 
 def scanned(
@@ -144,18 +155,23 @@ def scanned(
     weight: Float32[Tensor, "b h n"] | None = None,
     slope: Float32[Tensor, "b h n"] | None = None,
     kept: torch.dtype | None = None,
+    plain: bool = True,
 ) -> Scanned:
-    """Every row's sum over the rows up to it, of the type `kept`; `turned` states are those of z yᵀ."""
+    """Every row's sum over the rows up to it, of the type `kept`; `turned` states are those of z yᵀ.
+
+    Parts that others than `plain` scans walk through, too, are longer: fewer columns are taken at a time.
+    """
     (b, hx, n, m), (hy, e) = x.shape, (z.shape[1], z.shape[3])
     h = max(hx, hy)
-    chosen = cuts.config(m, e, x.element_size())
+    # Sums that float16 meets are in float32, and take twice the room.
+    chosen = cuts.config(m, e, x.element_size(), plain and mode == PLAIN and x.dtype != torch.float16)
     out = x.new_empty(b, h, n, e, dtype=x.dtype if kept is None else kept)
     norm = x.new_empty(b, h, n if mode == NORMALISED else 0, dtype=torch.float32)
     sequences = b if parts.ends is None else len(parts.ends) - 1
     final = x.new_empty(sequences, hy, m, e, dtype=torch.float32)
     width = m if mode == NORMALISED else e if mode == COLUMNS else 0
     final_total = x.new_empty(sequences, hy, width, dtype=torch.float32)
-    part_rows[(b * h, parts.parts, triton.cdiv(e, chosen.columns))](
+    part_rows[(b * h, parts.parts, divided(e, chosen.columns))](
         x,
         y,
         z,
@@ -193,14 +209,33 @@ def scanned(
     return Scanned(out, norm, final, final_total)
 
 
-def slopes(
+class Weighted(NamedTuple):
+    """What rows of a normalised mean are weighted by in gradients, slopes by their normalisers, and both weighted."""
+
+    weight: Float32[Tensor, "b h n"]
+    slope: Float32[Tensor, "b h n"]
+    gradient: Float[Tensor, "b h n e"]
+    weighted_slope: Float32[Tensor, "b h n"]
+
+
+def weighted(
     gradient: Float[Tensor, "b h n e"], out: Float[Tensor, "b h n e"], norm: Float32[Tensor, "b h n"]
-) -> tuple[Float32[Tensor, "b h n"], Float32[Tensor, "b h n"]]:
-    """What every row of a normalised mean is weighted by in its gradients, and the slope by its normaliser."""
+) -> Weighted:
+    """Gradients of the rows of a normalised mean as those of keys and values need them."""
     b, h, n, e = out.shape
-    weight, slope = torch.empty_like(norm), torch.empty_like(norm)
-    grid = (b * h, max(1, triton.cdiv(n, 64)))
-    row_slopes[grid](
-        gradient, out, norm, weight, slope, *gradient.stride()[:3], n, H=h, E=e, EP=padded(e), C=64, num_warps=4
+    found = Weighted(torch.empty_like(norm), torch.empty_like(norm), torch.empty_like(out), torch.empty_like(norm))
+    grid = (b * h, max(1, divided(n, 64)))
+    weighted_rows[grid](
+        gradient, out, norm, *found, *gradient.stride()[:3], n, H=h, E=e, EP=padded(e), C=64, num_warps=4
     )
-    return weight, slope
+    return found
+
+
+def slopes(gradient: Float[Tensor, "b h n e"], out: Float[Tensor, "b h n e"]) -> Float32[Tensor, "b h n"]:
+    """The slope of every row of a normalised mean by its normaliser, over what the row is weighted by."""
+    b, h, n, e = out.shape
+    slope = out.new_empty(b, h, n, dtype=torch.float32)
+    row_slopes[(b * h, max(1, divided(n, 64)))](
+        gradient, out, slope, *gradient.stride()[:3], n, H=h, E=e, EP=padded(e), C=64, num_warps=4
+    )
+    return slope

@@ -1,18 +1,20 @@
 r"""Which tokens to read: for each head, the largest terms, until what is left is within a share of the expected mass.
 
 Everything that decides is a whole number: terms are counted in bins of a head's histogram, a cut is a bin, and tokens
-are listed in ascending order by prefix sums. The same input therefore gives the same list, whatever ran first. A key
-head reads what any of its query heads wants, once for all of them; what none of them wants is added up for each.
+are listed in ascending order by prefix sums, span by span. The same input therefore gives the same list, whatever ran
+first. A key head reads what any of its query heads wants, once for all of them; what none of them wants is added up for
+each.
 """
 
 from __future__ import annotations
 
+import itertools
 from typing import NamedTuple
 
 import torch
 import triton
 import triton.language as tl
-from jaxtyping import Float, Float32, Int32, Int64, UInt8
+from jaxtyping import Float, Float32, Int32, Int64
 from torch import Tensor
 
 from avow.kernels.sample_bounds import Logs
@@ -23,7 +25,9 @@ from avow.maths.sketch import GROUP
 WIDTH = 3
 # Tokens that a program marks at once, tokens that one counts, groups whose masses one adds up at once, and programs of
 # four warps that an H200 runs at once: where there is more to mark, each of those marks more.
-BLOCK, _SPAN, _MASSES, _AT_ONCE = 2048, 2048, 1024, 132 * 8
+BLOCK, _SPAN, _MASSES, _AT_ONCE = 2048, 2048, 2048, 132 * 8
+# Warps that count; and registers that a thread may have so that eight programs of four warps fit a processor.
+WARPS, REGISTERS = 8, 64
 # Tokens whose histogram tells where to cut; of more than twice as many only some groups are counted. A bin's terms are
 # taken for larger than they are by a seventh on average, which covers what so large a sample may be off.
 _ENOUGH = 2**14
@@ -53,31 +57,25 @@ class Draws(NamedTuple):
     lengths: Float[Tensor, "bg s"]
     """At least those of values: what terms count with."""
     logs: Logs
-
-
-class Marked(NamedTuple):
-    """One byte for each token: read or not; how many of each span are; and what the others may weigh."""
-
-    flags: UInt8[Tensor, "bg room"]
-    """Zeros behind the last token. Where tokens were drawn, one more than the step of the odds that each had."""
-    found: Int32[Tensor, "bg spans"]
-    tails: Float32[Tensor, "bh spans"] | None
-    draws: Draws | None = None
+    seed: Int64[Tensor, "1"]
+    """What decided the draws; whoever makes an answer of them advances it."""
 
 
 class Chosen(NamedTuple):
-    """The tokens to read of each key head, in ascending order, and what the others may weigh for each query head."""
+    """The tokens to read of each key head, and what the others may weigh for each query head."""
 
-    listed: Int32[Tensor, "bg s"]
-    """Only the first `kept` of a head mean anything. Where tokens were drawn, upper bits hold a step of odds."""
-    kept: Int32[Tensor, "bg"]
+    listed: Int32[Tensor, "bg room"]
+    """In spans of equal room: the first `found` of a span are its tokens, in ascending order. Where tokens were drawn,
+    upper bits hold the step of the odds that each had.
+    """
+    found: Int32[Tensor, "bg spans"]
     tails: Float32[Tensor, "bh spans"] | None
     """At least the terms of tokens that are not read, added up by spans, as multiples of 2^(widest / 8)."""
     draws: Draws | None = None
 
 
-@triton.jit(do_not_specialize=["c", "blocks", "stride", "share"])
-def _counted(
+@triton.jit
+def counting(
     offset,
     top,
     mass,
@@ -124,6 +122,42 @@ def _counted(
     tl.store(masses + row * blocks + block, tl.sum(expected, 0))
 
 
+@triton.jit(do_not_specialize=["c", "blocks", "stride", "share"])
+def _counted(
+    offset,
+    top,
+    mass,
+    widest,
+    counts,
+    masses,
+    c,
+    blocks,
+    stride,
+    share,
+    R: tl.constexpr,
+    BLOCK: tl.constexpr,
+    GROUP: tl.constexpr,
+    BINS: tl.constexpr,
+    WIDTH: tl.constexpr,
+    MASSES: tl.constexpr,
+):
+    """A part of a head's histogram and of its expected mass."""
+    counting(offset, top, mass, widest, counts, masses, c, blocks, stride, share, R, BLOCK, GROUP, BINS, WIDTH, MASSES)
+
+
+@triton.jit
+def appended(own, count, entry, wanted, BLOCK: tl.constexpr):
+    """Writes those entries of a block that are wanted behind `count` others; how many there are then."""
+    # Each thread counts sixteen neighbours by itself before it asks the others.
+    wanted = tl.reshape(wanted, (BLOCK // 16, 16))
+    entry = tl.reshape(entry, (BLOCK // 16, 16))
+    rows = tl.sum(wanted, 1)
+    before = tl.cumsum(rows, 0) - rows
+    place = (count + before)[:, None] + tl.cumsum(wanted, 1) - 1
+    tl.store(own + place, entry, mask=wanted > 0)
+    return count + tl.sum(rows, 0)
+
+
 @triton.jit(do_not_specialize=["c", "s", "blocks", "spans", "span", "programs"])
 def _marked(
     offset,
@@ -133,7 +167,7 @@ def _marked(
     masses,
     most,
     nu,
-    flags,
+    listed,
     found,
     tails,
     drop,
@@ -151,7 +185,7 @@ def _marked(
     WIDTH: tl.constexpr,
     PROGRAMS: tl.constexpr,
 ):
-    """Which tokens of `span` blocks some sibling wants, how many they are, and what the others may weigh."""
+    """Lists the tokens of `span` blocks that some sibling wants, and adds up what the others may weigh."""
     head, part = tl.program_id(0).to(tl.int64), tl.program_id(1)
     row, bins, program = tl.arange(0, RP), tl.arange(0, BINS), tl.arange(0, PROGRAMS)
     rows = head * R + row
@@ -169,7 +203,8 @@ def _marked(
     behind = tl.cumsum(terms, 1, reverse=True)
     over = tl.sum(tl.where(behind <= budget[:, None], 0, 1), 1)
     cuts = tl.where(over >= BINS, 2**30, tl.maximum(over, 1) * WIDTH)  # (RP,)
-    total = tl.zeros((BLOCK // GROUP,), tl.int32)
+    own_list = listed + (head * spans + part) * span * BLOCK
+    count = 0
     left = tl.zeros((BLOCK // GROUP, RP), tl.float32)
     token = tl.arange(0, GROUP)
     for block in range(part * span, tl.minimum(part * span + span, blocks)):
@@ -186,8 +221,7 @@ def _marked(
             above = tl.maximum(above, tl.where(sketched, cut - apart, 0)[:, None] - short)
         wanted = tl.where((above > 0) & (place < s), 1, 0)
         unread = 1.0 - wanted.to(tl.float32)
-        tl.store(flags + (head * blocks) * BLOCK + place, wanted.to(tl.uint8))
-        total += tl.sum(wanted, 1)
+        count = appended(own_list, count, place, wanted, BLOCK)
         for sibling in tl.static_range(R):
             mine = head * R + sibling
             apart = tl.load(widest + mine) - tl.load(top + (head * c + group) * R + sibling, mask=sketched, other=0)
@@ -198,75 +232,34 @@ def _marked(
             term = (bits[:, None] - (short << 20)).to(tl.float32, bitcast=True)
             sums = tl.where(sketched, tl.sum(term * unread, 1), 0.0)
             left += tl.where((row == sibling)[None, :], sums[:, None], 0.0)
-    tl.store(found + head * spans + part, tl.sum(total, 0))
+    tl.store(found + head * spans + part, count)
     tl.store(tails + rows * spans + part, tl.sum(left, 0), mask=row < R)
-
-
-@triton.jit(do_not_specialize=["s", "blocks", "spans", "span"])
-def _listed(
-    flags,
-    found,
-    seed,
-    listed,
-    kept,
-    s,
-    blocks,
-    spans,
-    span,
-    BLOCK: tl.constexpr,
-    SPANS: tl.constexpr,
-    PLACES: tl.constexpr,
-    DRAWN: tl.constexpr,
-):
-    """Writes the marked tokens of a span behind those of all spans before it; after draws, the seed is the next one."""
-    head, part = tl.program_id(0).to(tl.int64), tl.program_id(1)
-    every = tl.arange(0, SPANS)
-    number = tl.load(found + head * spans + every, mask=every < spans, other=0)
-    before = tl.sum(tl.where(every < part, number, 0), 0)
-    for block in range(part * span, tl.minimum(part * span + span, blocks)):
-        # Each thread counts sixteen neighbours by itself before it asks the others.
-        token = block * BLOCK + tl.arange(0, BLOCK // 16)[:, None] * 16 + tl.arange(0, 16)[None, :]
-        wanted = tl.load(flags + head * blocks * BLOCK + token).to(tl.int32)
-        entry = token
-        if DRAWN:
-            entry = token | (wanted - 1 << PLACES)
-            wanted = tl.minimum(wanted, 1)
-        own = tl.sum(wanted, 1)
-        place = before + (tl.cumsum(own, 0) - own)[:, None] + tl.cumsum(wanted, 1) - 1
-        tl.store(listed + head * s + place, entry, mask=wanted > 0)
-        before += tl.sum(own, 0)
-    if part == 0:
-        tl.store(kept + head, tl.sum(number, 0))
-        if DRAWN and head == 0:
-            tl.store(seed, tl.load(seed) + 1)
 
 
 def counted(terms: Terms) -> Counted:
     """Histograms of terms, and their expected mass."""
+    layout = counting_of(terms)
+    masses = terms.mass.new_empty(layout.grid)
+    known = (terms.offset, terms.top, terms.mass, terms.widest, terms.counts)
+    _counted[layout.grid](*known, masses, *layout.numbers, **layout.constants, num_warps=WARPS)
+    return Counted(terms.counts, masses)
+
+
+class Counting(NamedTuple):
+    """How terms are counted: programs by rows and blocks of each, and what `counting` is told beside tensors."""
+
+    grid: tuple[int, int]
+    numbers: tuple[int, int, int, int]
+    constants: dict[str, int]
+
+
+def counting_of(terms: Terms) -> Counting:
+    """The layout of `counting`, fixed by the shape."""
     rows, (_, c, r) = terms.widest.shape[0], terms.top.shape
     stride = stride_of(c)
     blocks = max(1, triton.cdiv(triton.cdiv(c, stride) * GROUP, _SPAN))
-    masses = terms.mass.new_empty(rows, blocks)
-    _counted[(rows, blocks)](
-        terms.offset,
-        terms.top,
-        terms.mass,
-        terms.widest,
-        terms.counts,
-        masses,
-        c,
-        blocks,
-        stride,
-        triton.cdiv(c, blocks),
-        R=r,
-        BLOCK=_SPAN,
-        GROUP=GROUP,
-        BINS=BINS,
-        WIDTH=WIDTH,
-        MASSES=_MASSES,
-        num_warps=8,
-    )
-    return Counted(terms.counts, masses)
+    constants = dict(R=r, BLOCK=_SPAN, GROUP=GROUP, BINS=BINS, WIDTH=WIDTH, MASSES=_MASSES)
+    return Counting((rows, blocks), (c, blocks, stride, triton.cdiv(c, blocks)), constants)
 
 
 def counted_twin(terms: Terms) -> Counted:
@@ -288,12 +281,12 @@ def stride_of(c: int) -> int:
     return max(1, c * GROUP // _ENOUGH)
 
 
-def marked(terms: Terms, known: Counted, most: Float32[Tensor, "b g"], drop: float, s: int) -> Marked:
+def marked(terms: Terms, known: Counted, most: Float32[Tensor, "b g"], drop: float, s: int) -> Chosen:
     """Tokens that some sibling wants, so that the rest moves it by about `drop`, and all that have no sketch."""
     heads, c, r = terms.top.shape
     blocks, spans, span = spans_of(heads, s)
-    out = Marked(
-        terms.offset.new_empty(heads, blocks * BLOCK),
+    out = Chosen(
+        terms.widest.new_empty(heads, spans * span * BLOCK),
         terms.widest.new_empty(heads, spans),
         terms.mass.new_empty(heads * r, spans),
     )
@@ -321,6 +314,7 @@ def marked(terms: Terms, known: Counted, most: Float32[Tensor, "b g"], drop: flo
         WIDTH=WIDTH,
         PROGRAMS=triton.next_power_of_2(programs),
         num_warps=4,
+        maxnreg=REGISTERS,
     )
     return out
 
@@ -337,7 +331,7 @@ def cuts_twin(terms: Terms, known: Counted, most: Float32[Tensor, "b g"], drop: 
     return torch.where(above >= BINS, 2**30, above.clamp(min=1) * WIDTH).int()
 
 
-def marked_twin(terms: Terms, known: Counted, most: Float32[Tensor, "b g"], drop: float, s: int) -> Marked:
+def marked_twin(terms: Terms, known: Counted, most: Float32[Tensor, "b g"], drop: float, s: int) -> Chosen:
     """The same in plain torch."""
     heads, c, r = terms.top.shape
     below = steps_below(terms)
@@ -345,12 +339,9 @@ def marked_twin(terms: Terms, known: Counted, most: Float32[Tensor, "b g"], drop
     flags = torch.nn.functional.pad(wanted, (0, s - c * GROUP), value=True)
     deep = torch.minimum(below, _DEEPEST.value + terms.offset.int())
     left = ((127 << 23) - (deep << 20)).view(torch.float32) * ~wanted.repeat_interleave(r, 0)
-    blocks, spans, span = spans_of(heads, s)
-    room = spans * span * BLOCK
-    flags = torch.nn.functional.pad(flags, (0, room - s))
-    found = flags.view(heads, spans, -1).sum(-1).int()
-    tails = torch.nn.functional.pad(left, (0, room - c * GROUP)).view(heads * r, spans, -1).sum(-1)
-    return Marked(flags[:, : blocks * BLOCK].to(torch.uint8), found, tails)
+    _, spans, span = spans_of(heads, s)
+    tails = torch.nn.functional.pad(left, (0, spans * span * BLOCK - c * GROUP)).view(heads * r, spans, -1).sum(-1)
+    return listed_twin(flags.int(), tails)
 
 
 def spans_of(heads: int, s: int) -> tuple[int, int, int]:
@@ -360,42 +351,18 @@ def spans_of(heads: int, s: int) -> tuple[int, int, int]:
     return blocks, triton.cdiv(blocks, span), span
 
 
-def listed(marks: Marked, s: int, seed: Int64[Tensor, "1"] | None = None) -> Chosen:
-    """The marked tokens, in ascending order; where they were drawn by a `seed`, it is advanced."""
-    heads, spans = marks.found.shape
-    blocks, _, span = spans_of(heads, s)
-    places, kept = marks.found.new_empty(heads, s), marks.found.new_empty(heads)
-    _listed[(heads, spans)](
-        marks.flags,
-        marks.found,
-        marks.found if seed is None else seed,
-        places,
-        kept,
-        s,
-        blocks,
-        spans,
-        span,
-        BLOCK=BLOCK,
-        SPANS=triton.next_power_of_2(spans),
-        PLACES=PLACES,
-        DRAWN=seed is not None,
-        num_warps=4,
-    )
-    return Chosen(places, kept, marks.tails, marks.draws)
-
-
-def listed_twin(marks: Marked, s: int, seed: Int64[Tensor, "1"] | None = None) -> Chosen:
-    """The same in plain torch; behind the last token of a head stands −1."""
-    heads = len(marks.flags)
-    places = torch.full((heads, s), -1, dtype=torch.int32, device=marks.flags.device)
-    for head, flags in enumerate(marks.flags):
-        found = flags.nonzero()[:, 0].int()
-        if seed is not None:
-            found |= flags[found].int() - 1 << PLACES
-        places[head, : len(found)] = found
-    if seed is not None:
-        seed += 1
-    return Chosen(places, (marks.flags > 0).sum(-1, dtype=torch.int32), marks.tails, marks.draws)
+def listed_twin(flags: Int32[Tensor, "bg s"], tails: Tensor | None = None, draws: Draws | None = None) -> Chosen:
+    """Lists of tokens whose flags are not 0 but one more than the step of their odds; elsewhere in a list stands −1."""
+    heads, s = flags.shape
+    _, spans, span = spans_of(heads, s)
+    room = span * BLOCK
+    listed = torch.full((heads, spans, room), -1, dtype=torch.int32, device=flags.device)
+    flags = torch.nn.functional.pad(flags, (0, spans * room - s)).view(heads, spans, room)
+    for head, part in itertools.product(range(heads), range(spans)):
+        place = flags[head, part].nonzero()[:, 0]
+        steps = flags[head, part, place] - 1
+        listed[head, part, : len(place)] = (place + part * room).int() | steps << PLACES
+    return Chosen(listed.flatten(1), (flags > 0).sum(-1, dtype=torch.int32), tails, draws)
 
 
 def steps_below(terms: Terms) -> Int32[Tensor, "bh rows"]:

@@ -13,13 +13,12 @@ import math
 from typing import NamedTuple
 
 import torch
-import triton
 from jaxtyping import Float, Float32, Int
 from torch import Tensor
 
 from avow.kernels import causal_scan, cuts, feature_gradients, feature_scan
-from avow.kernels.cuts import Cut, padded
-from avow.kernels.feature_layout import constants_of, layout, numbers_of, shortened
+from avow.kernels.cuts import Cut, divided, padded
+from avow.kernels.feature_layout import Layout, constants_of, layout, layout_of_sums, numbers_of, shortened
 from avow.kernels.linear_attention import check, shared
 from avow.kernels.log_prefixes import log_prefixes
 
@@ -66,18 +65,28 @@ def feature_attention(
     return FeatureMean(out, lse, FeatureSums(last, total, top / _LOG2E))
 
 
+def _programs(heads: int, m: int, e: int, chosen: Layout) -> int:
+    """How many programs share a part of all heads."""
+    return heads * divided(e, chosen.columns) * divided(m, chosen.features)
+
+
 def _parts(q: Tensor, m: int, e: int, starts: Tensor | None) -> Cut:
     b, h, n, d = q.shape
-    chosen = layout(m, d, e, q.dtype)
-    programs = b * h * triton.cdiv(e, chosen.columns) * triton.cdiv(m, chosen.features)
-    whole = cuts.cut_for(n, programs, 2)
+    whole = cuts.cut_for(n, _programs(b * h, m, e, layout(m, d, e, q.dtype)), 2)
     return whole if starts is None else cuts.cut_packed(whole, starts, n)
 
 
 def steps(q: Tensor, m: int, e: int) -> int:
     """How often sums of a whole sequence are rescaled and added to, at most."""
-    parts = _parts(q, m, e, None)
-    return triton.cdiv(parts.length, layout(m, q.shape[3], e, q.dtype).chunk) + parts.parts
+    (b, h, _, d), parts = q.shape, _parts(q, m, e, None)
+    chosen, resident = layout_of_sums(m, d, e, q.dtype)
+    pieces = cuts.pieces(parts, _programs(b * h, m, e, chosen), resident, False)
+    # Through the sums of a part, those of all before it, and then the rows of another.
+    return (
+        divided(parts.length, pieces * chosen.chunk)
+        + pieces * parts.parts
+        + divided(parts.length, layout(m, d, e, q.dtype).chunk)
+    )
 
 
 def in_part(kind: torch.dtype) -> torch.dtype:
@@ -89,7 +98,7 @@ def row_lengths(x: Float[Tensor, "b h n d"]) -> Float32[Tensor, "b h n"]:
     """How long every row is."""
     b, h, n, d = x.shape
     out = x.new_empty(b, h, n, dtype=torch.float32)
-    feature_scan.row_lengths[(b * h, triton.cdiv(n, 128))](
+    feature_scan.row_lengths[(b * h, divided(n, 128))](
         x, out, *x.stride()[:3], n, H=h, D=d, DP=padded(d), C=128, num_warps=4
     )
     return out
@@ -98,8 +107,11 @@ def row_lengths(x: Float[Tensor, "b h n d"]) -> Float32[Tensor, "b h n"]:
 def added(shares: Float[Tensor, "blocks *rest"], kind: torch.dtype) -> Float[Tensor, "*rest"]:
     """The sum of what programs made, rounded once."""
     out = shares.new_empty(shares.shape[1:], dtype=kind)
-    count = out.numel()
-    feature_scan.added_shares[(triton.cdiv(count, 4096),)](shares, out, count, NB=len(shares), MANY=4096, num_warps=8)
+    count, width = out.numel(), out.shape[-1]
+    if not count:  # queries' gradients have no columns of values beside them
+        return out
+    grid, rows = (divided(count, 4096),), count // width
+    feature_scan.added_shares[grid](shares, out, rows, WIDTH=width, NB=len(shares), MANY=4096, num_warps=8)
     return out
 
 
@@ -109,44 +121,56 @@ def shared_out(
     seen: Float32[Tensor, "b h n"],
     kind: torch.dtype,
 ) -> tuple[Float[Tensor, "b h n e"], Float32[Tensor, "b h n"]]:
-    """Rows, and their normalisers' logarithms, from what all blocks of features added."""
+    """Rows from all blocks of features, and their normalisers' logarithms, which take the place of the tops seen."""
     blocks, b, h, n, e = numerators.shape
-    out, lse, count = numerators.new_empty(b, h, n, e, dtype=kind), torch.empty_like(seen), b * h * n
-    feature_scan.shared_rows[(triton.cdiv(count, 64),)](
-        numerators, normalisers, seen, out, lse, count, NB=blocks, E=e, EP=padded(e), C=64, num_warps=4
+    out, count = numerators.new_empty(b, h, n, e, dtype=kind), b * h * n
+    feature_scan.shared_rows[(divided(count, 64),)](
+        numerators, normalisers, seen, out, seen, count, NB=blocks, E=e, EP=padded(e), C=64, num_warps=4
     )
-    return out, lse
+    return out, seen
 
 
-class _Before(NamedTuple):
-    """What lies before each part, and the tops that is relative to."""
+class Known(NamedTuple):
+    """What lies before each part, or in all of them, and the tops that is relative to."""
 
     sums: Tensor
     totals: Tensor
     tops: Tensor
 
 
-def _before(
-    y: Tensor,
-    z: Tensor,
-    lengths: Tensor,
-    lse: Tensor | None,
-    slope: Tensor | None,
+class Ends(NamedTuple):
+    """The sums that a scan begins with, if any."""
+
+    sums: Tensor | None = None
+    totals: Tensor | None = None
+    tops: Tensor | None = None
+
+
+def known(
+    y: Float[Tensor, "b h n d"],
+    z: Float[Tensor, "b h n e"],
+    lengths: Float32[Tensor, "b h n"],
+    lse: Float32[Tensor, "b h n"] | None,
+    slope: Float32[Tensor, "b h n"] | None,
     parts: Cut,
-    along: Tensor,
+    along: Float[Tensor, "m d"],
     scale: float,
-    initial: tuple[Tensor | None, ...] = (None, None, None),
-) -> _Before:
-    """Sums over keys and values, or, given normalisers and slopes, over rows and gradients from the end."""
+    initial: Ends | None,
+) -> Known:
+    """Sums over keys and values, or, given normalisers and slopes, over rows and gradients from the end.
+
+    They are those before each part; where nothing is said of what comes `initial`ly, those of all parts.
+    """
     (b, h, n, d), e, m = y.shape, z.shape[3], along.shape[0]
-    chosen, numbers = layout(m, d, e, y.dtype), numbers_of(scale, m)
-    keys = lse is None
-    sums = y.new_empty(b * h, parts.parts, m, e, dtype=torch.float32)
-    totals = y.new_empty(b * h, parts.parts, m, dtype=torch.float32)
-    tops, lower = (y.new_empty(b * h, parts.parts, dtype=torch.float32) for _ in range(2))
-    if parts.parts > 1:
-        shares = triton.cdiv(e, chosen.columns) * triton.cdiv(m, chosen.features)
-        feature_scan.feature_sums[(b * h, parts.parts, shares)](
+    (chosen, resident), numbers = layout_of_sums(m, d, e, y.dtype), numbers_of(scale, m)
+    keys, whole = lse is None, initial is None
+    programs = _programs(b * h, m, e, chosen)
+    pieces = cuts.pieces(parts, programs, resident, whole)
+    many = parts.parts * pieces
+    sums, totals = (y.new_empty(b * h, many, *rest, dtype=torch.float32) for rest in ((m, e), (m,)))
+    tops = y.new_empty(b * h, many, dtype=torch.float32)
+    if whole or parts.parts > 1:
+        feature_scan.feature_sums[(b * h, many, programs // (b * h))](
             y,
             z,
             lengths,
@@ -166,37 +190,44 @@ def _before(
             numbers["half"],
             numbers["power"],
             H=h,
+            PIECES=pieces,
             KEYS=keys,
-            WHOLE=False,
+            WHOLE=whole,
             PACKED=parts.table is not None,
             **constants_of(m, d, e, chosen, y.dtype, scale),
         )
-    sequences = 1 if parts.ends is None else len(parts.ends) - 1
-    for held, width, given in ((sums, e, initial[0]), (totals, 1, initial[1])):
-        size = m * width
-        block = min(1024, padded(size))
-        log_prefixes[(b * h, triton.cdiv(size, block), sequences)](
+    begin, sequences = Ends() if initial is None else initial, 1 if parts.ends is None else len(parts.ends) - 1
+    before = Known(*(x.new_empty(b * h, parts.parts, *x.shape[2:]) for x in (sums, totals, tops)))
+    last = Known(*(x.new_empty(b, h, *x.shape[2:]) for x in before)) if whole else before
+    for held, out, final, width, given in (
+        (sums, before.sums, last.sums, e, begin.sums),
+        (totals, before.totals, last.totals, 1, begin.totals),
+    ):
+        block = min(1024, padded(m * width))
+        log_prefixes[(b * h, divided(m * width, block), sequences)](
             held,
             tops,
-            lower,
+            before.tops,
             sums if given is None else given,
-            sums if initial[2] is None else initial[2],
+            sums if begin.tops is None else begin.tops,
             parts.ends,
-            sums,
-            sums,
+            final,
+            last.tops,
             parts.parts,
             b * h,
-            SIZE=size,
+            SIZE=m * width,
             WIDTH=width,
             LOGS=1,
             BLOCK=block,
             GIVEN=given is not None,
-            WHOLE=False,
+            WHOLE=whole,
             REVERSE=not keys,
             PACKED=parts.table is not None,
+            PIECES=pieces,
+            before=out,
             num_warps=4,
         )
-    return _Before(sums, totals, lower)
+    return last
 
 
 @torch.library.custom_op("avow::feature_attention", mutates_args=())
@@ -210,21 +241,22 @@ def _forward(
     initial_total: Tensor | None,
     initial_top: Tensor | None,
     starts: Tensor | None,
-) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
-    """Rows, their normalisers' logarithms, the final sums, and what lies before each part."""
+) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
+    """Rows, their normalisers' logarithms, the final sums, what lies before each part, and lengths of rows and keys."""
     q, k, v = (causal_scan.rowwise(x) for x in (q, k, v))
     (b, h, n, d), g, e, m = q.shape, k.shape[1], v.shape[3], directions.shape[0]
     parts, (along, _) = _parts(q, m, e, starts), shortened(directions, q.dtype)
     x_lengths, y_lengths = row_lengths(q), row_lengths(k)
-    known = _before(k, v, y_lengths, None, None, parts, along, scale, (initial, initial_total, initial_top))
+    begin = Ends(initial, initial_total, initial_top)
+    before = known(k, v, y_lengths, None, None, parts, along, scale, begin)
     chosen = layout(m, d, e, q.dtype)
     sequences = b if starts is None else len(starts) - 1
-    blocks = triton.cdiv(m, chosen.features)
+    blocks = divided(m, chosen.features)
     numerators = q.new_empty(blocks, b, h, n, e, dtype=in_part(q.dtype))
     normalisers = q.new_empty(blocks, b, h, n, dtype=torch.float32)
     seen = q.new_empty(b, h, n, dtype=torch.float32)
     last = tuple(q.new_empty(sequences, g, *rest, dtype=torch.float32) for rest in ((m, e), (m,), ()))
-    feature_scan.feature_rows[(b * h, parts.parts, blocks * triton.cdiv(e, chosen.columns))](
+    feature_scan.feature_rows[(b * h, parts.parts, blocks * divided(e, chosen.columns))](
         q,
         k,
         v,
@@ -232,7 +264,7 @@ def _forward(
         y_lengths,
         along,
         parts.table,
-        *known,
+        *before,
         numerators,
         normalisers,
         seen,
@@ -249,7 +281,7 @@ def _forward(
         **constants_of(m, d, e, chosen, q.dtype, scale),
     )
     out, lse = shared_out(numerators, normalisers, seen, q.dtype)
-    return out, lse, *last, *known  # type: ignore[return-value]  # mypy does not count what is unpacked
+    return out, lse, *last, *before, x_lengths, y_lengths  # type: ignore[return-value]  # mypy does not count what is unpacked
 
 
 @_forward.register_fake
@@ -263,12 +295,12 @@ def _(
     initial_total: Tensor | None,
     initial_top: Tensor | None,
     starts: Tensor | None,
-) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
+) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
     (b, h, n, _), g, e, m = q.shape, k.shape[1], v.shape[3], directions.shape[0]
     sequences = b if starts is None else len(starts) - 1
     parts = torch.library.get_ctx().new_dynamic_size() if starts is not None else _parts(q, m, e, None).parts
     shapes = ((b, h, n), (sequences, g, m, e), (sequences, g, m), (sequences, g))
-    held = ((b * g, parts, m, e), (b * g, parts, m), (b * g, parts))
+    held = ((b * g, parts, m, e), (b * g, parts, m), (b * g, parts), (b, h, n), (b, g, n))
     rest = (q.new_empty(shape, dtype=torch.float32) for shape in (*shapes, *held))
     return q.new_empty(b, h, n, e), *rest  # type: ignore[return-value]  # nor here
 
@@ -286,18 +318,19 @@ def _backward(
     sums: Tensor,
     totals: Tensor,
     tops: Tensor,
+    x_lengths: Tensor,
+    y_lengths: Tensor,
     starts: Tensor | None,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Gradients of q, k and v."""
     gradient, q, k, v = (causal_scan.rowwise(x) for x in (gradient, q, k, v))
     (b, h, n, d), g, e, m = q.shape, k.shape[1], v.shape[3], directions.shape[0]
     parts, numbers, (along, back) = _parts(q, m, e, starts), numbers_of(scale, m), shortened(directions, q.dtype)
-    slope = causal_scan.slopes(gradient, out, torch.ones_like(lse))[1]
+    slope = causal_scan.slopes(gradient, out)
     chosen = layout(m, d, e, q.dtype)
     chosen = chosen._replace(stages=chosen.gradient_stages)
-    blocks, columns = triton.cdiv(m, chosen.features), triton.cdiv(e, chosen.columns)
-    x_lengths, y_lengths = row_lengths(q), row_lengths(k)
-    known = _before(q, gradient, x_lengths, lse, slope, parts, along, scale)
+    blocks, columns = divided(m, chosen.features), divided(e, chosen.columns)
+    behind = known(q, gradient, x_lengths, lse, slope, parts, along, scale, Ends())
     kept = in_part(q.dtype)
     dq, dk = (q.new_empty(blocks * columns, b, h, n, d, dtype=kept) for _ in range(2))
     dv = q.new_empty(blocks, b, h, n, e, dtype=kept)
@@ -312,7 +345,7 @@ def _backward(
     }
     grid = (b * h, parts.parts, blocks * columns)
     feature_gradients.query_gradients[grid](*given, sums, totals, tops, dq, *strides, *shape, **constants)
-    feature_gradients.key_gradients[grid](*given, *known, dk, dv, *strides, *shape, **constants)
+    feature_gradients.key_gradients[grid](*given, *behind, dk, dv, *strides, *shape, **constants)
     # What siblings add to a key is rounded once, too.
     felt = torch.float32 if g != h else k.dtype
     dk, dv = (shared(added(x, felt), g).to(k.dtype) for x in (dk, dv))
@@ -332,6 +365,8 @@ def _(
     sums: Tensor,
     totals: Tensor,
     tops: Tensor,
+    x_lengths: Tensor,
+    y_lengths: Tensor,
     starts: Tensor | None,
 ) -> tuple[Tensor, Tensor, Tensor]:
     return q.new_empty(q.shape), k.new_empty(k.shape), v.new_empty(v.shape)
@@ -339,16 +374,15 @@ def _(
 
 def _keep(ctx, inputs, output):
     q, k, v, directions, scale, *_, starts = inputs
-    out, lse, last, total, top, sums, totals, tops = output
-    ctx.save_for_backward(q, k, v, directions, out, lse, sums, totals, tops, starts)
+    out, lse, _, _, _, *rest = output
+    ctx.save_for_backward(q, k, v, directions, out, lse, *rest, starts)
     ctx.scale = scale
-    ctx.mark_non_differentiable(lse, last, total, top, sums, totals, tops)
+    ctx.mark_non_differentiable(*output[1:])
 
 
 def _gradients(ctx, gradient, *rest):
-    q, k, v, directions, out, lse, sums, totals, tops, starts = ctx.saved_tensors
-    found = _backward(gradient, q, k, v, directions, ctx.scale, out, lse, sums, totals, tops, starts)
-    return *found, None, None, None, None, None, None
+    q, k, v, directions, *found = ctx.saved_tensors
+    return *_backward(gradient, q, k, v, directions, ctx.scale, *found), None, None, None, None, None, None
 
 
 _forward.register_autograd(_gradients, setup_context=_keep)

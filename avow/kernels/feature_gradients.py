@@ -44,16 +44,16 @@ def query_gradients(
     gradient_q,
     x_batch,
     x_head,
-    x_row,
+    x_row: tl.constexpr,
     y_batch,
     y_head,
-    y_row,
+    y_row: tl.constexpr,
     z_batch,
     z_head,
-    z_row,
+    z_row: tl.constexpr,
     g_batch,
     g_head,
-    g_row,
+    g_row: tl.constexpr,
     rows,
     length,
     factor,
@@ -117,16 +117,16 @@ def query_gradients(
         top = higher
         below = tl.where(row < left, fall + higher, float("inf"))
         state, total = state * shrink, total * shrink
-        weight = tl.exp2(higher + weigh)
         keys = short(
             featured(ys, along_own, key_factor, power, below, feature, M, MB, PRECISION, SCALED, FAST), KIND, FAST
         )
-        pull = (tl.dot(gs, tl.trans(zs), input_precision=PRECISION) + u[:, None]) * weight[:, None]
+        pull = tl.dot(gs, tl.trans(zs), input_precision=PRECISION) + u[:, None]
         pull = tl.where(row[:, None] >= row[None, :], pull, 0.0).to(KIND)
-        scaled = (gs.to(tl.float32) * weight[:, None]).to(KIND)
-        slopes = tl.dot(scaled, state.to(KIND), input_precision=PRECISION)
-        slopes = tl.dot(pull, keys, slopes, input_precision=PRECISION) + (u * weight)[:, None] * total[None, :]
-        slopes = slopes * featured(xs, along_own, factor, power, query_guess, feature, M, MB, PRECISION, SCALED, FAST)
+        slopes = tl.dot(gs, state.to(KIND), input_precision=PRECISION)
+        slopes = tl.dot(pull, keys, slopes, input_precision=PRECISION) + u[:, None] * total[None, :]
+        # A row's weight, 2^(higher - lse), is part of its features; a row that was lost has none.
+        above = query_guess - weigh - higher
+        slopes = slopes * featured(xs, along_own, factor, power, above, feature, M, MB, PRECISION, SCALED, FAST)
         found = tl.dot(slopes.to(back_own.dtype), tl.trans(back_own), input_precision=PRECISION) * (factor * _LN2)
         goal = target + (ahead + row)[:, None] * D + entry[None, :]
         tl.store(goal, found.to(gradient_q.dtype.element_ty), mask=(row < left)[:, None] & (entry < D)[None, :])
@@ -154,16 +154,16 @@ def key_gradients(
     gradient_v,
     x_batch,
     x_head,
-    x_row,
+    x_row: tl.constexpr,
     y_batch,
     y_head,
-    y_row,
+    y_row: tl.constexpr,
     z_batch,
     z_head,
-    z_row,
+    z_row: tl.constexpr,
     g_batch,
     g_head,
-    g_row,
+    g_row: tl.constexpr,
     rows,
     length,
     factor,
@@ -224,7 +224,6 @@ def key_gradients(
         u = tl.load(slope + rest + ahead + row, mask=(row < left) & (block == 0), other=0.0)
         long = tl.load(y_lengths + shared + ahead + row, mask=row < left, other=0.0)
         query_guess = lift * tl.load(x_lengths + rest + ahead + row, mask=row < left, other=0.0)
-        guess = lift * long
         higher = tl.maximum(top, tl.max(weigh, 0))
         settled = tl.where(higher > LOWEST, higher, 0.0)
         shrink = tl.exp2(top - settled)
@@ -232,23 +231,23 @@ def key_gradients(
         # What is not there, and rows that were lost, have no features.
         below = tl.where(weigh > LOWEST, query_guess - weigh + settled, float("inf"))
         state, total = state * shrink, total * shrink
-        weight = tl.where(row < left, tl.exp2(guess - half * long * long + settled), 0.0)
+        fall = tl.where(row < left, half * long * long - settled, float("inf"))
         queries = short(
             featured(xs, along_own, factor, power, below, feature, M, MB, PRECISION, SCALED, FAST), KIND, FAST
         )
         seen = row[:, None] <= row[None, :]
-        pull = (tl.dot(zs, tl.trans(gs), input_precision=PRECISION) + u[None, :]) * weight[:, None]
+        keys = short(
+            featured(ys, along_own, key_factor, power, fall, feature, M, MB, PRECISION, SCALED, FAST), KIND, FAST
+        )
+        pull = tl.dot(zs, tl.trans(gs), input_precision=PRECISION) + u[None, :]
         pull = tl.where(seen, pull, 0.0).to(KIND)
-        scaled = (zs.to(tl.float32) * weight[:, None]).to(KIND)
-        wide = featured(ys, along_own, key_factor, power, guess, feature, M, MB, PRECISION, SCALED, FAST)
-        slopes = tl.dot(scaled, state.to(KIND), input_precision=PRECISION)
-        slopes = tl.dot(pull, queries, slopes, input_precision=PRECISION) + weight[:, None] * total[None, :]
-        slopes = slopes * wide
+        slopes = tl.dot(zs, state.to(KIND), input_precision=PRECISION)
+        slopes = tl.dot(pull, queries, slopes, input_precision=PRECISION) + total[None, :]
+        slopes = slopes * keys.to(tl.float32)
         found = tl.dot(slopes.to(back_own.dtype), tl.trans(back_own), input_precision=PRECISION) * key_factor
         found = (found - (2 * half) * tl.sum(slopes, 1)[:, None] * ys.to(tl.float32)) * _LN2
         goal = target + (ahead + row)[:, None] * D + entry[None, :]
         tl.store(goal, found.to(gradient_k.dtype.element_ty), mask=(row < left)[:, None] & (entry < D)[None, :])
-        keys = short(wide * weight[:, None], KIND, FAST)
         pairs = tl.where(seen, tl.dot(keys, tl.trans(queries), input_precision=PRECISION), 0.0)
         values = tl.dot(keys, tl.trans(state.to(KIND)), input_precision=PRECISION)
         values = tl.dot(pairs.to(KIND), gs, values, input_precision=PRECISION)

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import math
+from functools import lru_cache
 from typing import Any, NamedTuple
 
 import torch
-import triton
 import triton.language as tl
 from torch import Tensor
 
-from avow.kernels.cuts import padded
+from avow.kernels.cuts import divided, padded
 from avow.kernels.tiles import interpreted
 from avow.maths.kernel_rounding import NEAR
 
@@ -30,6 +30,10 @@ class Layout(NamedTuple):
     gradient_stages: int
 
 
+# Rows of a chunk, loads under way, and programs that a processor holds, where sums of narrow rows are made.
+SUMS = 128, 3, 2
+
+
 def layout(m: int, d: int, e: int, kind: torch.dtype) -> Layout:
     """Tiles that stay in registers: a program takes one block of features and some columns of values."""
     if kind == torch.bfloat16:
@@ -38,12 +42,22 @@ def layout(m: int, d: int, e: int, kind: torch.dtype) -> Layout:
     return Layout(min(padded(m), 32), 32, min(padded(e), 32), 4, 1, 1)
 
 
+def layout_of_sums(m: int, d: int, e: int, kind: torch.dtype) -> tuple[Layout, int]:
+    """The same for sums of parts, which hold less in registers; and how many of their programs a processor holds."""
+    chosen = layout(m, d, e, kind)
+    if kind != torch.bfloat16 or d > 64:
+        return chosen, 2
+    chunk, stages, resident = SUMS
+    return chosen._replace(chunk=chunk, stages=stages), resident
+
+
 def shortened(directions: Tensor, kind: torch.dtype) -> tuple[Tensor, Tensor]:
     """Directions as features are made with them, and as gradients go back along them: these may be of any size."""
     along = directions.to(torch.float32 if kind == torch.float32 else torch.float16).contiguous()
     return along, along if kind != torch.bfloat16 else directions.to(kind).contiguous()
 
 
+@lru_cache
 def numbers_of(scale: float, m: int) -> dict[str, float]:
     """What logarithms are multiplied by, to base 2: those of queries, of keys; guesses; halves of squares. The last is
     a power of two: one where the first is near it.
@@ -59,13 +73,15 @@ def numbers_of(scale: float, m: int) -> dict[str, float]:
     }
 
 
+@lru_cache
 def constants_of(m: int, d: int, e: int, chosen: Layout, kind: torch.dtype, scale: float) -> dict[str, Any]:
+    """What all kernels of random features are compiled for."""
     return {
         "D": d,
         "DP": padded(d),
         "M": m,
         "MB": chosen.features,
-        "NB": triton.cdiv(m, chosen.features),
+        "NB": divided(m, chosen.features),
         "E": e,
         "EB": chosen.columns,
         "C": chosen.chunk,

@@ -16,7 +16,7 @@ import triton
 import triton.language as tl
 
 from avow.kernels.feature_tiles import LOWEST, columns, featured, short, state_of
-from avow.kernels.tiles import span, tile
+from avow.kernels.tiles import piece_of, span, tile
 
 # Normalisers below this, relative to the largest key, may have lost terms that count.
 _TINY = tl.constexpr(2.0**-60)
@@ -36,10 +36,10 @@ def feature_sums(
     tops,
     y_batch,
     y_head,
-    y_row,
+    y_row: tl.constexpr,
     z_batch,
     z_head,
-    z_row,
+    z_row: tl.constexpr,
     rows,
     length,
     factor,
@@ -55,6 +55,7 @@ def feature_sums(
     E: tl.constexpr,
     EB: tl.constexpr,
     C: tl.constexpr,
+    PIECES: tl.constexpr,
     KEYS: tl.constexpr,
     WHOLE: tl.constexpr,
     PACKED: tl.constexpr,
@@ -63,17 +64,18 @@ def feature_sums(
     SCALED: tl.constexpr,
     FAST: tl.constexpr,
 ):
-    """A part's sums over keys of features and values, or, from the end, over rows of features and gradients.
+    """A piece of a part's sums over keys of features and values, or, from the end, over rows of features and gradients.
 
     A row weighs 2^-lse, and counts in the totals with its slope.
     """
-    head, part, share = tl.program_id(0), tl.program_id(1), tl.program_id(2)
+    head, piece, share = tl.program_id(0), tl.program_id(1), tl.program_id(2)
     own_features, block = share % NB, share // NB
-    parts = tl.num_programs(1)
-    start, many, _begins, last = span(part, parts, length, rows, table, not KEYS, PACKED)
+    pieces = tl.num_programs(1)
+    start, many, _begins, last = span(piece // PIECES, pieces // PIECES, length, rows, table, not KEYS, PACKED)
     if not WHOLE:  # noqa: SIM102 - a constant, which removes the rest
         if last:
             return
+    start, many = piece_of(start, many, piece % PIECES, PIECES, C)
     batch, own = (head // H).to(tl.int64), (head % H).to(tl.int64)
     y += batch * y_batch + own * y_head + start * y_row
     z += batch * z_batch + own * z_head + start * z_row
@@ -114,7 +116,7 @@ def feature_sums(
             counted = counted * tl.load(slope + rest + ahead + row, mask=row < left, other=0.0)[:, None]
         total = total * shrink + tl.sum(counted, 0)
         state = tl.dot(tl.trans(zs).to(KIND), keys, state * shrink, input_precision=PRECISION)
-    place = head.to(tl.int64) * parts + part
+    place = head.to(tl.int64) * pieces + piece
     at, inside = state_of(sums + place * (M * E), feature, column, M, E)
     tl.store(at, state, mask=inside)
     tl.store(totals + place * M + feature, total, mask=(feature < M) & (block == 0))
@@ -141,13 +143,13 @@ def feature_rows(
     final_top,
     x_batch,
     x_head,
-    x_row,
+    x_row: tl.constexpr,
     y_batch,
     y_head,
-    y_row,
+    y_row: tl.constexpr,
     z_batch,
     z_head,
-    z_row,
+    z_row: tl.constexpr,
     rows,
     length,
     factor,
@@ -267,14 +269,17 @@ def shared_rows(
     tl.store(lse + row, tl.where(sound, tl.log2(divisor) + highest, float("inf")), mask=row < count)
 
 
-@triton.jit(do_not_specialize=["count"])
-def added_shares(shares, out, count, NB: tl.constexpr, MANY: tl.constexpr):
-    """Numbers from the shares of all programs that made some."""
-    place = tl.program_id(0).to(tl.int64) * MANY + tl.arange(0, MANY)
+@triton.jit(do_not_specialize=["rows"])
+def added_shares(shares, out, rows, WIDTH: tl.constexpr, NB: tl.constexpr, MANY: tl.constexpr):
+    """Numbers from the shares of all programs that made some; loads are as wide as the width of rows allows."""
+    count = rows.to(tl.int64) * WIDTH
+    start = tl.program_id(0).to(tl.int64) * MANY
+    place, left = tl.arange(0, MANY), count - start
     found = tl.zeros((MANY,), tl.float32)
     for block in tl.static_range(NB):
-        found += tl.load(shares + block * count.to(tl.int64) + place, mask=place < count, other=0.0).to(tl.float32)
-    tl.store(out + place, found.to(out.dtype.element_ty), mask=place < count)
+        own = shares + (block * count + start) + place
+        found += tl.load(own, mask=place < left, other=0.0, eviction_policy="evict_first").to(tl.float32)
+    tl.store(out + start + place, found.to(out.dtype.element_ty), mask=place < left)
 
 
 @triton.jit

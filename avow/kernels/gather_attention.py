@@ -1,8 +1,8 @@
 """Softmax attention over listed tokens, in parts that `avow.kernels.merging` puts together.
 
 The lists of all key heads, one after the other, are split over programs into equal shares, since some heads read far
-more than others; each keeps the largest logit, the sum of weights and the weighted values of its share. Logits count
-octaves.
+more than others; each keeps the largest logit, the sum of weights and the weighted values of its share. Shares are
+counted in tiles, none of which has tokens of two spans. Logits count octaves.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from typing import NamedTuple
 import torch
 import triton
 import triton.language as tl
-from jaxtyping import Float32
+from jaxtyping import Float32, Int32
 from torch import Tensor
 
 from avow.kernels.choice import PLACES, Chosen
@@ -23,7 +23,7 @@ from avow.kernels.tiles import exp2_near, interpreted, log2_near
 
 # Tokens of a tile, warps that share it, rows of a tile of queries, and programs that an H200 runs at once. One warp
 # waits for no other, and eight of them to a processor keep its memory busy.
-TILE, _WARPS, _ROWS, _PROGRAMS = 16, 1, 16, 132 * 8
+TILE, WARPS, ROWS, _PROGRAMS = 16, 1, 16, 132 * 7
 
 
 class Parts(NamedTuple):
@@ -44,30 +44,55 @@ class Parts(NamedTuple):
 
 
 @triton.jit
+def tiles_in(number, TILE: tl.constexpr):
+    """How many tiles tokens are; without a sign, that is a shift."""
+    return ((number + (TILE - 1)).to(tl.uint32) // TILE).to(tl.int32)
+
+
+@triton.jit
 def shares(
-    kept,
+    found,
     heads,
+    spans,
     s,
     R: tl.constexpr,
     HEADS: tl.constexpr,
+    SPANS: tl.constexpr,
     PROGRAMS: tl.constexpr,
     TILE: tl.constexpr,
     AGAIN: tl.constexpr,
 ):
     """Where each head's list ends when all stand one after the other, how long each is, and each program's share.
 
-    With `AGAIN`, `kept` says which rows are well, and heads with one that is not list all s tokens.
+    All of them in tiles. With `AGAIN`, `found` says which rows are well, and heads with one that is not list all s
+    tokens.
     """
-    head = tl.arange(0, HEADS)
+    head, span = tl.arange(0, HEADS), tl.arange(0, SPANS)
     if AGAIN:
-        counts = tl.zeros((HEADS,), tl.int64)
+        counts = tl.zeros((HEADS,), tl.int32)
         for sibling in tl.static_range(R):
-            well = tl.load(kept + head * R + sibling, mask=head < heads, other=1)
-            counts = tl.where(well == 0, s, counts)
+            well = tl.load(found + head * R + sibling, mask=head < heads, other=1)
+            counts = tl.where(well == 0, tl.cdiv(s, TILE), counts)
     else:
-        counts = tl.load(kept + head, mask=head < heads, other=0).to(tl.int64)
-    share = tl.cdiv(tl.cdiv(tl.sum(counts, 0), PROGRAMS), TILE) * TILE
-    return tl.cumsum(counts, 0), counts, tl.maximum(share, TILE)
+        own = (head < heads)[:, None] & (span < spans)[None, :]
+        number = tl.load(found + head[:, None] * spans + span[None, :], mask=own, other=0)
+        counts = tl.sum(tiles_in(number, TILE), 1)
+    share = tl.cdiv(tl.sum(counts, 0), PROGRAMS)
+    return tl.cumsum(counts, 0), counts, tl.maximum(share, 1)
+
+
+@triton.jit
+def _spot(tile, ends, moves, limits, TILE: tl.constexpr):
+    """Where a tile of a list stands in it, and how many tokens are from there on to the end of its span.
+
+    With where the tiles of each span end, by how much its tokens stand behind where they would without spans, and
+    where they would end then. No number is below the one before it, so that the least is that of the first span that
+    ends behind the tile: one step finds both.
+    """
+    behind = ends > tile
+    move = tl.min(tl.where(behind, moves, 2**31 - 1), 0)
+    limit = tl.min(tl.where(behind, limits, 2**31 - 1), 0)
+    return tile * TILE + move, limit - tile * TILE
 
 
 @triton.jit
@@ -76,13 +101,173 @@ def one(x, index, HEADS: tl.constexpr):
     return tl.sum(tl.where(tl.arange(0, HEADS) == index, x, 0), 0)
 
 
-@triton.jit(do_not_specialize=["s", "heads"])
+@triton.jit
+def span_of(head, ends, counts, begin, stop, HEADS: tl.constexpr):
+    """Which tiles of a head's list are those of a share of all lists."""
+    after = one(ends, head, HEADS)
+    before = after - one(counts, head, HEADS)
+    return tl.maximum(begin, before) - before, tl.minimum(stop, after) - before
+
+
+@triton.jit
+def share_of(program, ends, share):
+    """A program's share of all lists: its tiles from one to another, and the heads that they are of, likewise."""
+    begin = program * share
+    stop = tl.minimum(begin + share, tl.max(ends, 0))
+    # Lists that end before a share begins, or before it stops; without a share, there is none from the one on.
+    first = tl.sum((ends <= begin).to(tl.int64), 0)
+    last = tl.where(begin < stop, tl.sum((ends < stop).to(tl.int64), 0), -1)
+    return begin, stop, first, last + 1
+
+
+@triton.jit
+def attend(
+    program,
+    head,
+    start,
+    end,
+    q,
+    k,
+    v,
+    listed,
+    found,
+    rims,
+    nu,
+    each,
+    peak,
+    total,
+    values,
+    square,
+    light,
+    heavy,
+    factor,
+    k_stride,
+    v_stride,
+    each_stride,
+    s,
+    spans,
+    room,
+    R: tl.constexpr,
+    RP: tl.constexpr,
+    D: tl.constexpr,
+    DP: tl.constexpr,
+    E: tl.constexpr,
+    EP: tl.constexpr,
+    TILE: tl.constexpr,
+    SPANS: tl.constexpr,
+    LIFT: tl.constexpr,
+    PLACES: tl.constexpr,
+    DRAWN: tl.constexpr,
+    AGAIN: tl.constexpr,
+    FAST: tl.constexpr,
+):
+    """Some tiles of a head's list, from `start` to `end`: what a program finds of them."""
+    row, channel, column = tl.arange(0, RP), tl.arange(0, DP), tl.arange(0, EP)
+    token = tl.arange(0, TILE)
+    asked = (row < R)[:, None] & (channel < D)[None, :]
+    x = tl.load(q + (head * R + row)[:, None] * D + channel[None, :], mask=asked, other=0.0)
+    high = tl.full((RP,), float("-inf"), tl.float32)
+    mass = tl.zeros((RP,), tl.float32)
+    sums = tl.zeros((RP, EP), tl.float32)
+    longest = tl.zeros((TILE, TILE), tl.float32)
+    if DRAWN:
+        rim = rims + (head * R + row) * 2
+        threshold = tl.load(rim, mask=row < R, other=0.0) - tl.load(rim + 1, mask=row < R, other=0.0)
+        ratio = 1 / tl.load(nu + head)
+        squares = tl.zeros((RP,), tl.float32)
+        large = tl.zeros((RP,), tl.float32)
+    if not AGAIN:
+        span = tl.arange(0, SPANS)
+        number = tl.load(found + head * spans + span, mask=span < spans, other=0)
+        tiles = tiles_in(number, TILE)
+        after = tl.cumsum(tiles, 0)
+        moves, limits = span * room - (after - tiles) * TILE, (after - tiles) * TILE + number
+        # What is behind the list has the limit of the last span, and so no token.
+        after = tl.where(span == SPANS - 1, 2**31 - 1, after)
+        own = listed + head * spans * room
+    rows = k + head * k_stride
+    carriers = v + head * v_stride
+    if DRAWN:
+        # Lengths of values are fetched a tile ahead, and the list that says where two: nothing else waits for them.
+        lengths = each + head * each_stride
+        spot, left = _spot(start, after, moves, limits, TILE)
+        next_entry = tl.load(own + spot + token, mask=token < left, other=0)
+        next_long = tl.load(lengths + (next_entry & ((1 << PLACES) - 1)))
+        spot, left = _spot(start + 1, after, moves, limits, TILE)
+        next_entry = tl.load(own + spot + token, mask=token < left, other=0)
+    for tile in range(start, end):
+        if AGAIN:
+            there = tile * TILE + token < s
+            place = tl.where(there, tile * TILE + token, 0).to(tl.int64)
+        else:
+            spot, left = _spot(tile, after, moves, limits, TILE)
+            there = token < left
+            entry = tl.load(own + spot + token, mask=there, other=0)
+            place = (entry & ((1 << PLACES) - 1) if DRAWN else entry).to(tl.int64)
+        keys = tl.load(
+            rows + place[:, None] * D + channel[None, :], mask=there[:, None] & (channel < D)[None, :], other=0.0
+        )
+        carried = tl.load(
+            carriers + place[:, None] * E + column[None, :], mask=there[:, None] & (column < E)[None, :], other=0.0
+        )
+        counted = tl.where(there, 0.0, float("-inf"))
+        if DRAWN:
+            # The odds of `sampling`, as the bits of a float32.
+            rare = entry >> PLACES
+            odds = ((127 << 23) - (rare << 20)).to(tl.float32, bitcast=True)
+            counted = counted - log2_near(odds, FAST)
+        logits = tl.dot(x, tl.trans(keys), input_precision="ieee") * factor + counted[None, :]  # (RP, TILE)
+        if DRAWN:
+            length = next_long.to(tl.float32) * ratio
+            next_long = tl.load(lengths + (next_entry & ((1 << PLACES) - 1)))
+            spot, left = _spot(tile + 2, after, moves, limits, TILE)
+            next_entry = tl.load(own + spot + token, mask=token < left, other=0)
+            slanted = tl.sqrt(length * length + 1)
+            # What was read for certain is no draw.
+            bonus = tl.where(rare > 0, log2_near(slanted, FAST), float("-inf"))
+            term = exp2_near(logits + bonus[None, :] - threshold[:, None], FAST)
+            clipped = tl.minimum(term, ABOVE)
+            squares += tl.sum(clipped * clipped * (1 - odds)[None, :], 1)
+            large += tl.sum(tl.where(term > BELOW, term * ((length + 1) / slanted)[None, :], 0.0), 1)
+        if keys.dtype == tl.float32:  # noqa: SIM108 - a choice between types is one only as a statement
+            met = tl.sum(keys * keys, 1)[:, None]
+        else:
+            # A square of a length is where a token meets itself: tensor cores are sooner done with all pairs.
+            met = tl.dot(keys, tl.trans(keys))
+        longest = tl.maximum(longest, tl.where(token[:, None] == token[None, :], met, 0.0))
+        risen = tl.maximum(high, tl.max(logits, 1))
+        fade = exp2_near(high - risen, FAST)
+        weights = exp2_near(logits - risen[:, None], FAST)
+        mass = mass * fade + tl.sum(weights, 1)
+        sums = sums * fade[:, None]
+        high = risen
+        if carried.dtype == tl.float32:
+            sums = tl.dot(weights, carried, sums, input_precision="ieee")
+        else:
+            # Two halves carry a weight to twice their bits.
+            lifted = weights * LIFT
+            coarse = lifted.to(carried.dtype)
+            fine = (lifted - coarse.to(tl.float32)).to(carried.dtype)
+            sums = tl.dot(coarse, carried, sums)
+            sums = tl.dot(fine, carried, sums)
+    out = (program + head) * R + row
+    tl.store(peak + out, high, mask=row < R)
+    tl.store(total + out, mass, mask=row < R)
+    inside = (row < R)[:, None] & (column < E)[None, :]
+    tl.store(values + out[:, None] * E + column[None, :], sums * (1 / LIFT), mask=inside)
+    tl.store(square + program + head, tl.max(tl.max(longest, 1), 0))
+    if DRAWN:
+        tl.store(light + out, squares, mask=row < R)
+        tl.store(heavy + out, large, mask=row < R)
+
+
+@triton.jit(do_not_specialize=["s", "heads", "room"])
 def _attended(
     q,
     k,
     v,
     listed,
-    kept,
+    found,
     rims,
     nu,
     each,
@@ -98,6 +283,8 @@ def _attended(
     each_stride,
     s,
     heads,
+    spans,
+    room,
     R: tl.constexpr,
     RP: tl.constexpr,
     D: tl.constexpr,
@@ -106,111 +293,59 @@ def _attended(
     EP: tl.constexpr,
     TILE: tl.constexpr,
     HEADS: tl.constexpr,
+    SPANS: tl.constexpr,
     PROGRAMS: tl.constexpr,
     LIFT: tl.constexpr,
     PLACES: tl.constexpr,
     DRAWN: tl.constexpr,
-    AGAIN: tl.constexpr,
     FAST: tl.constexpr,
 ):
     """One share of all lists, as long as any other: the end of one head's, perhaps, and the beginning of the next's."""
     program = tl.program_id(0)
-    row, channel, column = tl.arange(0, RP), tl.arange(0, DP), tl.arange(0, EP)
-    token = tl.arange(0, TILE)
-    ends, counts, share = shares(kept, heads, s, R, HEADS, PROGRAMS, TILE, AGAIN)
-    begin = program * share
-    stop = tl.minimum(begin + share, tl.max(ends, 0))
-    # Lists that end before a share begins, or before it stops; without a share, there is none from the one on.
-    first = tl.sum((ends <= begin).to(tl.int64), 0)
-    last = tl.where(begin < stop, tl.sum((ends < stop).to(tl.int64), 0), -1)
-    for head in range(first, last + 1):
-        count, after = one(counts, head, HEADS), one(ends, head, HEADS)
-        before = after - count
-        start = (tl.maximum(begin, before) - before).to(tl.int32)
-        end = (tl.minimum(stop, after) - before).to(tl.int32)
-        asked = (row < R)[:, None] & (channel < D)[None, :]
-        x = tl.load(q + (head * R + row)[:, None] * D + channel[None, :], mask=asked, other=0.0)
-        high = tl.full((RP,), float("-inf"), tl.float32)
-        mass = tl.zeros((RP,), tl.float32)
-        sums = tl.zeros((RP, EP), tl.float32)
-        longest = tl.zeros((TILE, TILE), tl.float32)
-        if DRAWN:
-            rim = rims + (head * R + row) * 2
-            threshold = tl.load(rim, mask=row < R, other=0.0) - tl.load(rim + 1, mask=row < R, other=0.0)
-            ratio = 1 / tl.load(nu + head)
-            squares = tl.zeros((RP,), tl.float32)
-            large = tl.zeros((RP,), tl.float32)
-        own = listed + head * s
-        rows = k + head * k_stride
-        carriers = v + head * v_stride
-        if DRAWN:
-            # Lengths of values are fetched a tile ahead, and the list that says where two: nothing else waits for them.
-            lengths = each + head * each_stride
-            next_entry = tl.load(own + start + token, mask=start + token < end, other=0)
-            next_long = tl.load(lengths + (next_entry & ((1 << PLACES) - 1)))
-            next_entry = tl.load(own + start + TILE + token, mask=start + TILE + token < end, other=0)
-        for at in range(start, end, TILE):
-            there = at + token < end
-            if AGAIN:
-                place = tl.where(there, at + token, 0).to(tl.int64)
-            else:
-                entry = tl.load(own + at + token, mask=there, other=0)
-                place = (entry & ((1 << PLACES) - 1) if DRAWN else entry).to(tl.int64)
-            keys = tl.load(
-                rows + place[:, None] * D + channel[None, :], mask=there[:, None] & (channel < D)[None, :], other=0.0
-            )
-            carried = tl.load(
-                carriers + place[:, None] * E + column[None, :], mask=there[:, None] & (column < E)[None, :], other=0.0
-            )
-            counted = tl.where(there, 0.0, float("-inf"))
-            if DRAWN:
-                # The odds of `sampling`, as the bits of a float32.
-                rare = entry >> PLACES
-                odds = ((127 << 23) - (rare << 20)).to(tl.float32, bitcast=True)
-                counted = counted - log2_near(odds, FAST)
-            logits = tl.dot(x, tl.trans(keys), input_precision="ieee") * factor + counted[None, :]  # (RP, TILE)
-            if DRAWN:
-                length = next_long.to(tl.float32) * ratio
-                next_long = tl.load(lengths + (next_entry & ((1 << PLACES) - 1)))
-                further = at + 2 * TILE + token
-                next_entry = tl.load(own + further, mask=further < end, other=0)
-                slanted = tl.sqrt(length * length + 1)
-                # What was read for certain is no draw.
-                bonus = tl.where(rare > 0, log2_near(slanted, FAST), float("-inf"))
-                term = exp2_near(logits + bonus[None, :] - threshold[:, None], FAST)
-                clipped = tl.minimum(term, ABOVE)
-                squares += tl.sum(clipped * clipped * (1 - odds)[None, :], 1)
-                large += tl.sum(tl.where(term > BELOW, term * ((length + 1) / slanted)[None, :], 0.0), 1)
-            if keys.dtype == tl.float32:  # noqa: SIM108 - a choice between types is one only as a statement
-                met = tl.sum(keys * keys, 1)[:, None]
-            else:
-                # A square of a length is where a token meets itself: tensor cores are sooner done with all pairs.
-                met = tl.dot(keys, tl.trans(keys))
-            longest = tl.maximum(longest, tl.where(token[:, None] == token[None, :], met, 0.0))
-            risen = tl.maximum(high, tl.max(logits, 1))
-            fade = exp2_near(high - risen, FAST)
-            weights = exp2_near(logits - risen[:, None], FAST)
-            mass = mass * fade + tl.sum(weights, 1)
-            sums = sums * fade[:, None]
-            high = risen
-            if carried.dtype == tl.float32:
-                sums = tl.dot(weights, carried, sums, input_precision="ieee")
-            else:
-                # Two halves carry a weight to twice their bits.
-                lifted = weights * LIFT
-                coarse = lifted.to(carried.dtype)
-                fine = (lifted - coarse.to(tl.float32)).to(carried.dtype)
-                sums = tl.dot(coarse, carried, sums)
-                sums = tl.dot(fine, carried, sums)
-        out = (program + head) * R + row
-        tl.store(peak + out, high, mask=row < R)
-        tl.store(total + out, mass, mask=row < R)
-        inside = (row < R)[:, None] & (column < E)[None, :]
-        tl.store(values + out[:, None] * E + column[None, :], sums * (1 / LIFT), mask=inside)
-        tl.store(square + program + head, tl.max(tl.max(longest, 1), 0))
-        if DRAWN:
-            tl.store(light + out, squares, mask=row < R)
-            tl.store(heavy + out, large, mask=row < R)
+    ends, counts, share = shares(found, heads, spans, s, R, HEADS, SPANS, PROGRAMS, TILE, False)
+    begin, stop, first, beyond = share_of(program, ends, share)
+    for head in range(first, beyond):
+        start, end = span_of(head, ends, counts, begin, stop, HEADS)
+        attend(
+            program,
+            head,
+            start,
+            end,
+            q,
+            k,
+            v,
+            listed,
+            found,
+            rims,
+            nu,
+            each,
+            peak,
+            total,
+            values,
+            square,
+            light,
+            heavy,
+            factor,
+            k_stride,
+            v_stride,
+            each_stride,
+            s,
+            spans,
+            room,
+            R,
+            RP,
+            D,
+            DP,
+            E,
+            EP,
+            TILE,
+            SPANS,
+            LIFT,
+            PLACES,
+            DRAWN,
+            False,
+            FAST,
+        )
 
 
 def programs(heads: int, s: int) -> int:
@@ -218,20 +353,21 @@ def programs(heads: int, s: int) -> int:
     return min(_PROGRAMS, heads * triton.cdiv(s, TILE))
 
 
-def attended(q: Tensor, k: Tensor, v: Tensor, chosen: Chosen, scale: float, well: Tensor | None = None) -> Parts:
-    """Attention over the listed tokens, in parts; with `well`, over all tokens of heads with a row that is not."""
+def blank_parts(q: Tensor, v: Tensor) -> Parts:
+    """Room for what all programs find."""
+    (b, h, _), (g, s, e) = q.shape, v.shape[1:]
+    slots, r = programs(b * g, s) + b * g, h // g
+    shapes: tuple[tuple[int, ...], ...] = ((slots, r), (slots, r), (slots, r, e), (slots,))
+    return Parts(*(q.new_empty(shape, dtype=torch.float32) for shape in shapes))
+
+
+def attended(q: Tensor, k: Tensor, v: Tensor, chosen: Chosen, scale: float) -> Parts:
+    """Attention over the listed tokens, in parts."""
     b, h, d = q.shape
     g, s, e = v.shape[1:]
-    heads, r = b * g, h // g
+    heads, spans, r = b * g, chosen.found.shape[1], h // g
     keys, values = by_head(k, "k"), by_head(v, "v")
-    count = programs(heads, s)
-    parts = Parts(
-        q.new_empty(count + heads, r, dtype=torch.float32),
-        q.new_empty(count + heads, r, dtype=torch.float32),
-        q.new_empty(count + heads, r, e, dtype=torch.float32),
-        q.new_empty(count + heads, dtype=torch.float32),
-    )
-    draws = chosen.draws if well is None else None
+    count, parts, draws = programs(heads, s), blank_parts(q, v), chosen.draws
     if draws is not None:
         parts = parts._replace(light=torch.empty_like(parts.peak), heavy=torch.empty_like(parts.peak))
     _attended[(count,)](
@@ -239,7 +375,7 @@ def attended(q: Tensor, k: Tensor, v: Tensor, chosen: Chosen, scale: float, well
         keys,
         values,
         chosen.listed,
-        chosen.kept if well is None else well,
+        chosen.found,
         *((parts.square,) * 3 if draws is None else draws[:3]),
         *(parts.square if x is None else x for x in parts),
         scale * math.log2(math.e),
@@ -248,24 +384,25 @@ def attended(q: Tensor, k: Tensor, v: Tensor, chosen: Chosen, scale: float, well
         0 if draws is None else draws.lengths.stride(0),
         s,
         heads,
+        spans,
+        chosen.listed.shape[1] // spans,
         R=r,
-        RP=_ROWS,
+        RP=ROWS,
         D=d,
         DP=max(16, triton.next_power_of_2(d)),
         E=e,
         EP=max(16, triton.next_power_of_2(e)),
         TILE=TILE,
         HEADS=triton.next_power_of_2(heads),
+        SPANS=triton.next_power_of_2(spans),
         PROGRAMS=count,
-        LIFT=_lift(v.dtype),
+        LIFT=lift(v.dtype),
         PLACES=PLACES,
         DRAWN=draws is not None,
-        AGAIN=well is not None,
         FAST=not interpreted(),
-        num_warps=_WARPS,
-        # Lists and rows are fetched one after the other: five stages hold two tiles, three hold one. Without lists, it
-        # is three that hold two.
-        num_stages=5 if well is None and q.element_size() * (d + e) <= 512 else 3,
+        num_warps=WARPS,
+        # Lists and rows are fetched one after the other: five stages hold two tiles, three hold one.
+        num_stages=5 if q.element_size() * (d + e) <= 512 else 3,
     )
     return parts
 
@@ -274,16 +411,17 @@ def attended_twin(q: Tensor, k: Tensor, v: Tensor, chosen: Chosen, scale: float)
     """The same in plain torch; what no program writes is nan."""
     b, h, d = q.shape
     g, s, e = v.shape[1:]
-    r, count, share = h // g, programs(b * g, s), share_of(chosen, programs(b * g, s))
+    r, count = h // g, programs(b * g, s)
     peak, total, values, square, light, heavy = (
         torch.full((count + b * g, *shape), math.nan, device=q.device) for shape in ((r,), (r,), (r, e), (), (r,), (r,))
     )
+    tiles, share = tiles_of(chosen, count)
     before = 0
-    for head, kept in enumerate(chosen.kept.tolist()):
+    for head, own in enumerate(tiles):
         rows = q.reshape(b * g, r, d)[head].float()
-        for program in range(before // share, (before + kept - 1) // share + 1 if kept else 0):
-            start, end = max(program * share - before, 0), min(program * share + share - before, kept)
-            places = chosen.listed[head, start:end].long()
+        for program in range(before // share, (before + len(own) - 1) // share + 1 if len(own) else 0):
+            places = own[max(program * share - before, 0) : program * share + share - before].flatten().long()
+            places = places[places >= 0]
             rare = places >> PLACES if chosen.draws is not None else torch.zeros_like(places)
             places = places - (rare << PLACES)
             odds = ((127 << 23) - (rare << 20)).int().view(torch.float32)
@@ -300,16 +438,24 @@ def attended_twin(q: Tensor, k: Tensor, v: Tensor, chosen: Chosen, scale: float)
                 term = torch.exp2(torch.where(rare > 0, logits + slanted.log2() - (rim - fine), -math.inf))
                 light[slot] = (term.clamp(max=ABOVE.value).square() * (1 - odds)).sum(-1)
                 heavy[slot] = torch.where(term > BELOW.value, term * ((length + 1) / slanted), 0.0).sum(-1)
-        before += kept
+        before += len(own)
     found = Parts(peak, total, values, square)
     return found if chosen.draws is None else found._replace(light=light, heavy=heavy)
 
 
-def share_of(chosen: Chosen, count: int) -> int:
-    """How many tokens a program reads: equally many, by whole tiles."""
-    return max(1, triton.cdiv(triton.cdiv(int(chosen.kept.sum()), count), TILE)) * TILE
+def tiles_of(chosen: Chosen, count: int) -> tuple[list[Int32[Tensor, "tiles t"]], int]:
+    """The tiles of each head's list, −1 where they have no token, and how many of them a program reads."""
+    heads, spans = chosen.found.shape
+    tiles = []
+    for own, found in zip(chosen.listed.view(heads, spans, -1), chosen.found, strict=True):
+        whole = [
+            torch.nn.functional.pad(some[:number], (0, -number % TILE), value=-1)
+            for some, number in zip(own, found.tolist(), strict=True)
+        ]
+        tiles.append(torch.cat(whole).view(-1, TILE))
+    return tiles, max(1, triton.cdiv(sum(map(len, tiles)), count))
 
 
-def _lift(dtype: torch.dtype) -> float:
+def lift(dtype: torch.dtype) -> float:
     """What weights of at most one are multiplied by, so that their halves do not vanish in float16."""
     return 2.0**14 if dtype == torch.float16 else 1.0

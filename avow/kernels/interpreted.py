@@ -1,7 +1,8 @@
 """Kernels in Python, for machines without a GPU: slow, and number by number what they say.
 
 Triton's interpreter is mended where it is not what a GPU does: it cuts numbers off where a GPU rounds them to bfloat16,
-multiplies bfloat16 matrices by the bits of their entries, and takes loop bounds in a way that numpy 2.4 refuses.
+multiplies bfloat16 matrices by the bits of their entries, rounds twice where a GPU multiplies and adds at once, and
+takes loop bounds in a way that numpy 2.4 refuses.
 """
 
 from __future__ import annotations
@@ -44,9 +45,12 @@ def interpret() -> None:
     def mended_dot(self: Any, a: Any, b: Any, *rest: Any) -> Any:
         return dot(self, widened(a), widened(b), *rest)
 
+    def mended_fma(self: Any, x: Any, y: Any, z: Any) -> Any:
+        return self.ternary_op(x, y, z, lambda a, b, c: (a.astype(np.float64) * b + c).astype(c.dtype))
+
     def mended_patch(tensor: Any, scope: Any) -> None:
         patch(tensor, scope)
         scope.set_attr(tensor, "__index__", lambda self: int(self.handle.data.item()))
 
-    builder.cast_impl, builder.create_dot = mended_cast, mended_dot
+    builder.cast_impl, builder.create_dot, builder.create_fma = mended_cast, mended_dot, mended_fma
     interpreter._patch_lang_tensor = mended_patch

@@ -20,7 +20,7 @@ from avow.errors import DtypeError, ShapeError
 from avow.kernels import causal_scan, cuts
 from avow.kernels.causal_scan import Sums
 from avow.kernels.cuts import Cut
-from avow.kernels.scan_kernels import COLUMNS, NORMALISED, PLAIN, ROWS, VALUES
+from avow.kernels.scan_kernels import COLUMNS, NORMALISED, PLAIN, ROWS
 
 _TYPES = (torch.bfloat16, torch.float16, torch.float32)
 # Beyond this many numbers in a row, a state has no room in registers.
@@ -76,9 +76,9 @@ def check(q: Tensor, k: Tensor, v: Tensor, starts: Tensor | None) -> None:
         raise ShapeError("batch", q.shape[0], rule, "put the sequences one after the other, and say where each starts")
 
 
-def _parts(q: Tensor, e: int, starts: Tensor | None) -> Cut:
+def _parts(q: Tensor, e: int, starts: Tensor | None, normalise: bool) -> Cut:
     b, h, n, m = q.shape
-    whole = cuts.cut(n, b * h, m, e, q.element_size())
+    whole = cuts.cut(n, b * h, m, e, q.element_size(), not normalise and q.dtype != torch.float16)
     return whole if starts is None else cuts.cut_packed(whole, starts, n)
 
 
@@ -94,7 +94,7 @@ def _forward(
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
     """Rows, normalisers, the final state, and what lies before each part, for the backward pass."""
     q, k, v = (causal_scan.rowwise(x) for x in (q, k, v))
-    parts, mode = _parts(q, v.shape[3], starts), NORMALISED if normalise else PLAIN
+    parts, mode = _parts(q, v.shape[3], starts, normalise), NORMALISED if normalise else PLAIN
     known = causal_scan.before(k, v, parts, mode, False, initial, initial_total)
     found = causal_scan.scanned(q, k, v, known, parts, mode)
     return found.out, found.norm, found.final, found.final_total, known.sums, known.totals
@@ -112,7 +112,7 @@ def _(
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
     (b, h, n, m), g, e = q.shape, k.shape[1], v.shape[3]
     sequences = b if starts is None else len(starts) - 1
-    parts = torch.library.get_ctx().new_dynamic_size() if starts is not None else _parts(q, e, None).parts
+    parts = torch.library.get_ctx().new_dynamic_size() if starts is not None else _parts(q, e, None, normalise).parts
     wide = m if normalise else 0
     shapes = ((b, h, n if normalise else 0), (sequences, g, m, e), (sequences, g, wide), (b * g, parts, m, e))
     rest = (q.new_empty(shape, dtype=torch.float32) for shape in (*shapes, (b * g, parts, wide)))
@@ -136,21 +136,22 @@ def _backward(
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
     """Gradients of q, k, v and of the initial state; `last` are those of the final state."""
     gradient, q, k, v = (causal_scan.rowwise(x) for x in (gradient, q, k, v))
-    parts = _parts(q, v.shape[3], starts)
+    parts = _parts(q, v.shape[3], starts, normalise)
     g, siblings = k.shape[1], q.shape[1] // k.shape[1]
-    weight = slope = None
+    weight = slope = weighted_slope = None
+    felt = gradient
     if normalise:
-        weight, slope = causal_scan.slopes(gradient, out, norm)
+        weight, slope, felt, weighted_slope = causal_scan.weighted(gradient, out, norm)
     forward = Sums(sums, totals)
-    rows, columns, values = (ROWS, COLUMNS, VALUES) if normalise else (PLAIN, PLAIN, PLAIN)
+    rows, columns = (ROWS, COLUMNS) if normalise else (PLAIN, PLAIN)
     dq = causal_scan.scanned(gradient, v, k, forward, parts, rows, False, True, weight, slope).out
     # What comes from after the last row enters once for each key head: with the first of its query heads.
     ends = [None if x is None else first_of(x, siblings) for x in (last, last_total if normalise else None)]
-    known = causal_scan.before(q, gradient, parts, values, True, ends[0], ends[1], weight, slope)
+    known = causal_scan.before(q, felt, parts, columns, True, ends[0], ends[1], weighted_slope)
     # Sums over the heads that share a key head are rounded once.
     kept = q.dtype if siblings == 1 else torch.float32
-    by_value = causal_scan.scanned(k, q, gradient, known, parts, values, True, False, weight, slope, kept)
-    by_key = causal_scan.scanned(v, gradient, q, known, parts, columns, True, True, weight, slope, kept)
+    by_value = causal_scan.scanned(k, q, felt, known, parts, PLAIN, True, kept=kept, plain=not normalise)
+    by_key = causal_scan.scanned(v, felt, q, known, parts, columns, True, True, None, weighted_slope, kept)
     dk, dv, state, total = (shared(x, g) for x in (by_key.out, by_value.out, by_value.final, by_key.final_total))
     return dq, dk.to(k.dtype), dv.to(v.dtype), state, total
 

@@ -17,7 +17,7 @@ import triton.language as tl
 from jaxtyping import Float, Float32
 from torch import Tensor
 
-from avow.kernels.cuts import padded
+from avow.kernels.cuts import divided, padded
 from avow.kernels.feature_attention import FeatureSums
 from avow.kernels.linear_attention import LinearState
 from avow.kernels.separable_twin import ColumnSums
@@ -25,8 +25,11 @@ from avow.kernels.separable_twin import ColumnSums
 _LOG2E = tl.constexpr(math.log2(math.e))
 _TINY = tl.constexpr(2.0**-126)
 _LOWEST = tl.constexpr(float("-inf"))
-# Columns and features of a state that a program holds at a time.
-_COLUMNS, _FEATURES = 32, 128
+# Columns of a state that a program holds at a time, where it has at most 64 features and where it has more of them; and
+# features at a time.
+_FEW, _MANY, _FEATURES = 32, 64, 256
+# Heads whose features a program makes, and how many numbers of directions it holds at a time.
+_HEADS, _HELD = 16, 2**14
 
 
 class _Prepared(NamedTuple):
@@ -58,14 +61,24 @@ def _plain(q, k, total, key, rows, shrink, R: tl.constexpr, M: tl.constexpr, MP:
 
 
 @triton.jit
-def _logs(x, directions, feature, entry, M: tl.constexpr, D: tl.constexpr):
-    """Products of one row with every direction."""
-    inside = (feature < M)[:, None] & (entry < D)[None, :]
-    w = tl.load(directions + feature[:, None] * D + entry[None, :], mask=inside, other=0.0)
-    return tl.sum(w * x[None, :], 1)
+def _projected(
+    x, head, heads, directions, feature, D: tl.constexpr, M: tl.constexpr, DB: tl.constexpr, PRECISION: tl.constexpr
+):
+    """Products of some heads' rows with all directions, and the rows' squared lengths."""
+    found = tl.zeros((head.shape[0], feature.shape[0]), tl.float32)
+    square = tl.zeros((head.shape[0],), tl.float32)
+    for start in range(0, D, DB):
+        entry = start + tl.arange(0, DB)
+        there = (head < heads)[:, None] & (entry < D)[None, :]
+        row = tl.load(x + head[:, None] * D + entry[None, :], mask=there, other=0.0).to(tl.float32)
+        inside = (entry < D)[:, None] & (feature < M)[None, :]
+        along = tl.load(directions + feature[None, :] * D + entry[:, None], mask=inside, other=0.0)
+        found = tl.dot(row, along, found, input_precision=PRECISION)
+        square += tl.sum(row * row, 1)
+    return found, square
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["heads"])
 def _random(
     q,
     k,
@@ -78,33 +91,38 @@ def _random(
     factor,
     key_factor,
     half,
+    heads,
     R: tl.constexpr,
     D: tl.constexpr,
-    DP: tl.constexpr,
+    DB: tl.constexpr,
     M: tl.constexpr,
     MP: tl.constexpr,
+    HEADS: tl.constexpr,
+    PRECISION: tl.constexpr,
 ):
-    """Random features, relative to one reference for all of them; to base e, as states are."""
-    head, feature, entry = tl.program_id(0).to(tl.int64), tl.arange(0, MP), tl.arange(0, DP)
-    inside = feature < M
-    x = tl.load(k + head * D + entry, mask=entry < D, other=0.0).to(tl.float32)
-    log = _logs(x, directions, feature, entry, M, D) * key_factor - half * tl.sum(x * x, 0)
-    log = tl.where(inside, log, _LOWEST)
-    before = tl.load(top + head)
-    higher = tl.maximum(before, tl.max(log, 0))
-    own, less = tl.exp2((log - higher) * _LOG2E), tl.exp2((before - higher) * _LOG2E)
-    grown = tl.load(total + head * M + feature, mask=inside, other=0.0) * less + own
-    tl.store(total + head * M + feature, grown, mask=inside)
-    tl.store(top + head, higher)
-    tl.store(key + head * M + feature, own, mask=inside)
-    tl.store(shrink + head * M + feature, tl.full((MP,), 1.0, tl.float32) * less, mask=inside)
+    """Random features of a few heads, each relative to one reference for all of them; to base e, as states are."""
+    head = tl.program_id(0).to(tl.int64) * HEADS + tl.arange(0, HEADS)
+    feature = tl.arange(0, MP)
+    inside = (head < heads)[:, None] & (feature < M)[None, :]
+    place = head[:, None] * M + feature[None, :]
+    log, square = _projected(k, head, heads, directions, feature, D, M, DB, PRECISION)
+    real = (feature < M)[None, :]
+    log = tl.where(real, log * key_factor - half * square[:, None], _LOWEST)
+    before = tl.load(top + head, mask=head < heads, other=0.0)
+    higher = tl.maximum(before, tl.max(log, 1))
+    own, less = tl.exp2((log - higher[:, None]) * _LOG2E), tl.exp2((before - higher) * _LOG2E)
+    grown = tl.load(total + place, mask=inside, other=0.0) * less[:, None] + own
+    tl.store(total + place, grown, mask=inside)
+    tl.store(top + head, higher, mask=head < heads)
+    tl.store(key + place, own, mask=inside)
+    tl.store(shrink + place, less[:, None] + tl.zeros((HEADS, MP), tl.float32), mask=inside)
     for sibling in range(R):
-        y = tl.load(q + (head * R + sibling) * D + entry, mask=entry < D, other=0.0).to(tl.float32)
-        own_log = tl.where(inside, _logs(y, directions, feature, entry, M, D) * factor, _LOWEST)
-        row = tl.exp2((own_log - tl.max(own_log, 0)) * _LOG2E)
-        divisor = tl.sum(row * grown, 0)
-        row = row / tl.where(divisor < _TINY, 1.0, divisor)
-        tl.store(rows + (head * R + sibling) * M + feature, row, mask=inside)
+        own_log, _ = _projected(q + sibling * D, head * R, heads * R, directions, feature, D, M, DB, PRECISION)
+        own_log = tl.where(real, own_log * factor, _LOWEST)
+        row = tl.exp2((own_log - tl.max(own_log, 1)[:, None]) * _LOG2E)
+        divisor = tl.sum(row * grown, 1)
+        row = row / tl.where(divisor < _TINY, 1.0, divisor)[:, None]
+        tl.store(rows + (head[:, None] * R + sibling) * M + feature[None, :], row, mask=inside)
 
 
 @triton.jit
@@ -154,9 +172,10 @@ def _stepped(
         feature = start + tl.arange(0, MB)
         inside = (feature < M)[:, None] & (column < E)[None, :]
         place = state + head * (M * E) + feature[:, None] * E + column[None, :]
+        sums = tl.load(place, mask=inside, other=0.0)
         own = tl.load(key + head * M + feature, mask=feature < M, other=0.0)
         less = tl.load(shrink + head * M + feature, mask=feature < M, other=0.0)
-        sums = tl.load(place, mask=inside, other=0.0) * less[:, None] + own[:, None] * value[None, :]
+        sums = sums * less[:, None] + own[:, None] * value[None, :]
         tl.store(place, sums, mask=inside)
         for r in tl.static_range(R):
             row = tl.load(rows + (head * R + r) * M + feature, mask=feature < M, other=0.0)
@@ -175,8 +194,8 @@ def _room(q: Tensor, groups: int, m: int) -> _Prepared:
 def _step(q: Tensor, v: Tensor, sums: Tensor, known: _Prepared) -> Tensor:
     (b, h), (g, e), m = q.shape[:2], v.shape[1:], sums.shape[2]
     out = q.new_empty(b, h, e)
-    columns = min(_COLUMNS, padded(e))
-    _stepped[(b * g, triton.cdiv(e, columns))](
+    columns = min(_FEW if m <= 64 else _MANY, padded(e))
+    _stepped[(b * g, divided(e, columns))](
         sums,
         v.contiguous(),
         *known,
@@ -220,8 +239,8 @@ def feature_step(
     (h, d), g, m = q.shape[1:], k.shape[1], directions.shape[0]
     scale = d**-0.5 if scale is None else scale
     root = math.sqrt(abs(scale))
-    known = _room(q, g, m)
-    _random[(q.shape[0] * g,)](
+    known, heads = _room(q, g, m), q.shape[0] * g
+    _random[(divided(heads, _HEADS),)](
         q.contiguous(),
         k.contiguous(),
         directions.contiguous(),
@@ -231,11 +250,15 @@ def feature_step(
         math.copysign(root, scale),
         root,
         0.5 * abs(scale),
+        heads,
         R=h // g,
         D=d,
-        DP=padded(d),
+        DB=min(padded(d), max(16, _HELD // padded(m))),
         M=m,
         MP=padded(m),
+        HEADS=_HEADS,
+        # Numbers of 16 bits are exact in TF32, and three products of it leave of directions what float32 does.
+        PRECISION="ieee" if q.dtype == torch.float32 else "tf32x3",
         num_warps=8,
     )
     return _step(q, v, state.sums, known)

@@ -15,9 +15,9 @@ from jaxtyping import Float
 from torch import Tensor
 
 from avow.kernels import causal_scan, cuts
-from avow.kernels.cuts import padded
+from avow.kernels.cuts import divided, padded
 from avow.kernels.linear_attention import LinearState, check, shared
-from avow.kernels.scan_kernels import COLUMNS, NORMALISED, PLAIN, PRECISION, ROWS, VALUES
+from avow.kernels.scan_kernels import COLUMNS, NORMALISED, PLAIN, PRECISION, ROWS
 from avow.kernels.tiles import into, tile
 
 _NORMALISED, _ROWS, _COLUMNS = (tl.constexpr(mode) for mode in (NORMALISED, ROWS, COLUMNS))
@@ -37,9 +37,9 @@ def _collected(
     norm,
     x_batch,
     x_head,
-    x_row,
-    state_row,
-    state_column,
+    x_row: tl.constexpr,
+    state_row: tl.constexpr,
+    state_column: tl.constexpr,
     rows,
     H: tl.constexpr,
     RX: tl.constexpr,
@@ -104,7 +104,7 @@ def _collect(
     norm = x.new_empty(b, heads, n if mode == NORMALISED else 0, dtype=torch.float32)
     columns = min(padded(e), 64 if m <= 256 else 32)
     chunk = _CHUNK if m <= 256 and x.element_size() == 2 else 32
-    _collected[(b * heads, max(1, triton.cdiv(n, chunk * _MANY)), triton.cdiv(e, columns))](
+    _collected[(b * heads, max(1, divided(n, chunk * _MANY)), divided(e, columns))](
         x,
         sums if weight is None else weight,
         sums if slope is None else slope,
@@ -133,11 +133,11 @@ def _collect(
     return out, norm
 
 
-def _whole(y: Tensor, z: Tensor, mode: int, weight: Tensor | None = None, slope: Tensor | None = None) -> LinearState:
+def _whole(y: Tensor, z: Tensor, mode: int, slope: Tensor | None = None) -> LinearState:
     """Sums over all rows, parts added up in their order."""
     b, h, n, m = y.shape
     parts = cuts.cut(n, b * h, m, z.shape[3], y.element_size())
-    found = causal_scan.summed(y, z, parts, mode, False, weight, slope, True)
+    found = causal_scan.summed(y, z, parts, mode, False, slope, True)
     sums, totals = found.sums.sum(1), found.totals.sum(1)
     return LinearState(sums.unflatten(0, (b, h)), totals.unflatten(0, (b, h)))
 
@@ -182,13 +182,14 @@ def _backward(
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Gradients of q, k and v."""
     gradient, q, k, v = (causal_scan.rowwise(x) for x in (gradient, q, k, v))
-    weight = slope = None
-    rows, columns, values = (ROWS, COLUMNS, VALUES) if normalise else (PLAIN, PLAIN, PLAIN)
+    weight = slope = weighted_slope = None
+    weighted = gradient
+    rows, columns = (ROWS, COLUMNS) if normalise else (PLAIN, PLAIN)
     if normalise:
-        weight, slope = causal_scan.slopes(gradient, out, norm)
+        weight, slope, weighted, weighted_slope = causal_scan.weighted(gradient, out, norm)
     g = k.shape[1]
     dq = _collect(gradient, LinearState(sums, total), q.shape[1], rows, True, weight, slope)[0]
-    felt = LinearState(*(shared(x, g).contiguous() for x in _whole(q, gradient, values, weight, slope)))
+    felt = LinearState(*(shared(x, g).contiguous() for x in _whole(q, weighted, columns, weighted_slope)))
     dk = _collect(v, felt, g, columns, True)[0]
     return dq, dk, _collect(k, felt, g, PLAIN)[0]
 

@@ -28,11 +28,14 @@ def log_prefixes(
     WHOLE: tl.constexpr,
     REVERSE: tl.constexpr,
     PACKED: tl.constexpr,
+    PIECES: tl.constexpr = 1,
+    before=None,
 ):
     """Sums of parts, each relative to its own top, become what lies before each part, relative to `lower`.
 
     Of SIZE sums, every WIDTH share a feature, and features share LOGS tops. The sum of all parts is asked for where
-    nothing comes after that knows it.
+    nothing comes after that knows it. Sums of parts may come in pieces; there is a tensor of its own, then, for what
+    lies `before` parts.
     """
     head, block, sequence = tl.program_id(0).to(tl.int64), tl.program_id(1), tl.program_id(2)
     place = block * BLOCK + tl.arange(0, BLOCK)
@@ -51,16 +54,23 @@ def log_prefixes(
         part = step
         if REVERSE:
             part = first + behind - 1 - step
-        own = sums + (head * parts + part) * SIZE + place
+        own = (head * parts + part) * PIECES
         there = inside & ((step < behind - 1) | WHOLE)
-        found = tl.load(own, mask=there, other=0.0)
-        log = tl.load(tops + (head * parts + part) * LOGS + at, mask=there, other=LOWEST)
-        tl.store(own, state, mask=inside)
+        lead = tl.load(sums + own * SIZE + place, mask=there, other=0.0)
+        if before is None:
+            tl.store(sums + own * SIZE + place, state, mask=inside)
+        else:
+            tl.store(before + (head * parts + part) * SIZE + place, state, mask=inside)
         tl.store(lower + (head * parts + part) * LOGS + at, top, mask=leads)
-        higher = tl.maximum(top, log)
-        settled = tl.where(higher > LOWEST, higher, 0.0)
-        state = state * tl.exp2(top - settled) + found * tl.exp2(log - settled)
-        top = higher
+        for piece in tl.static_range(PIECES):
+            found = lead
+            if piece > 0:
+                found = tl.load(sums + (own + piece) * SIZE + place, mask=there, other=0.0)
+            log = tl.load(tops + (own + piece) * LOGS + at, mask=there, other=LOWEST)
+            higher = tl.maximum(top, log)
+            settled = tl.where(higher > LOWEST, higher, 0.0)
+            state = state * tl.exp2(top - settled) + found * tl.exp2(log - settled)
+            top = higher
     if WHOLE:
         tl.store(final + (sequence * groups + head) * SIZE + place, state, mask=inside)
         tl.store(final_tops + (sequence * groups + head) * LOGS + at, top, mask=leads)

@@ -21,13 +21,14 @@ from jaxtyping import Bool, Float, Float32, Float64, Int32
 from torch import Tensor
 
 from avow.kernels.choice import Chosen
-from avow.kernels.gather_attention import TILE, Parts, attended, attended_twin, one, programs, share_of, shares
+from avow.kernels.gather_attention import TILE, Parts, one, programs, shares, tiles_of
 from avow.kernels.sample_bounds import FUZZY, NONE, missed, missed_twin
 from avow.kernels.sketch_pass import STEPS, Terms
 from avow.maths.rounding import gamma, tiny, unit
 
-# Parts that are merged at once, and by how many warps.
-_CHUNK, _MERGING = 128, 4
+# Parts whose largest logits are compared at once, parts that are merged at once and the numbers that they may be, so
+# that registers hold them, and by how many warps.
+_PARTS, _CHUNK, _HELD, _MERGING = 256, 128, 2**15, 4
 # The unit of sums in float32: tensor cores may truncate where IEEE rounds.
 _UNIT = tl.constexpr(2.0**-23)
 
@@ -54,7 +55,177 @@ def _apart(top, high):
     return top - high + (tl.abs(top) + tl.abs(high) + 1) * 2.0**-21
 
 
-@triton.jit(do_not_specialize=["spans", "heads", "s"])
+@triton.jit
+def slots_of(head, ends, counts, share, HEADS: tl.constexpr):
+    """The first slot of a head's parts, and the one after the last."""
+    count, after = one(counts, head, HEADS), one(ends, head, HEADS)
+    first = (after - count) // share + head
+    return first, tl.where(count > 0, (after - 1) // share + head + 1, first)
+
+
+@triton.jit
+def _asked(
+    begin,
+    beyond,
+    sibling,
+    total,
+    values,
+    light,
+    heavy,
+    R: tl.constexpr,
+    E: tl.constexpr,
+    EP: tl.constexpr,
+    CHUNK: tl.constexpr,
+    DRAWN: tl.constexpr,
+):
+    """What some slots hold of a row, asked for before it is needed; zeros from `beyond` on."""
+    slot, column = begin + tl.arange(0, CHUNK), tl.arange(0, EP)
+    at, inside = slot * R + sibling, slot < beyond
+    there = inside[:, None] & (column < E)[None, :]
+    mass = tl.load(total + at, mask=inside, other=0.0)
+    sums = tl.load(values + at[:, None] * E + column[None, :], mask=there, other=0.0)
+    squares, large = tl.zeros((CHUNK,), tl.float32), tl.zeros((CHUNK,), tl.float32)
+    if DRAWN:
+        squares = tl.load(light + at, mask=inside, other=0.0)
+        large = tl.load(heavy + at, mask=inside, other=0.0)
+    return mass, sums, squares, large
+
+
+@triton.jit
+def merge(
+    row,
+    first,
+    beyond,
+    share,
+    q,
+    peak,
+    total,
+    values,
+    square,
+    light,
+    heavy,
+    rims,
+    tails,
+    widest,
+    nu,
+    most,
+    out,
+    bound,
+    within,
+    length,
+    drop,
+    limit,
+    scale,
+    logit_error,
+    per_tile,
+    narrow,
+    halves,
+    vanished,
+    mean_log,
+    variance_log,
+    log,
+    spans,
+    R: tl.constexpr,
+    D: tl.constexpr,
+    DP: tl.constexpr,
+    E: tl.constexpr,
+    EP: tl.constexpr,
+    TILE: tl.constexpr,
+    PARTS: tl.constexpr,
+    CHUNK: tl.constexpr,
+    SPANS: tl.constexpr,
+    LARGEST: tl.constexpr,
+    DRAWN: tl.constexpr,
+    AGAIN: tl.constexpr,
+):
+    """A row's answer from the slots of its head, and its bound; with `AGAIN`, those that all tokens were read for."""
+    head = row // R
+    column, channel = tl.arange(0, EP), tl.arange(0, DP)
+    # What is needed in the end is asked for now, so that nothing waits for it then.
+    query = tl.load(q + row * D + channel, mask=channel < D, other=0.0).to(tl.float32)
+    unit, wide = tl.load(most + head), tl.load(nu + head)
+    if DRAWN:
+        rim, fine = tl.load(rims + row * 2), tl.load(rims + row * 2 + 1)
+    elif AGAIN == 0:
+        span = tl.arange(0, SPANS)
+        tail = tl.sum(tl.load(tails + row * spans + span, mask=span < spans, other=0.0), 0) * (1 + 2.0**-10)
+        peak_term = tl.load(widest + row).to(tl.float32) * 0.125
+    ahead = _asked(first, beyond, row % R, total, values, light, heavy, R, E, EP, CHUNK, DRAWN)
+    high, longest = float("-inf"), 0.0
+    for begin in range(first, beyond, PARTS):
+        slot = begin + tl.arange(0, PARTS)
+        peaks = tl.load(peak + slot * R + row % R, mask=slot < beyond, other=float("-inf"))
+        high = tl.maximum(high, tl.max(peaks, 0))
+        longest = tl.maximum(longest, tl.max(tl.load(square + slot, mask=slot < beyond, other=0.0), 0))
+    mass = tl.zeros((CHUNK,), tl.float32)
+    squares, large = tl.zeros((CHUNK,), tl.float32), tl.zeros((CHUNK,), tl.float32)
+    sums = tl.zeros((EP,), tl.float32)
+    for begin in range(first, beyond, CHUNK):
+        slot = begin + tl.arange(0, CHUNK)
+        weight = tl.exp2(tl.load(peak + slot * R + row % R, mask=slot < beyond, other=float("-inf")) - high)
+        own_mass, own_values, own_squares, own_large = ahead
+        mass += own_mass * weight
+        squares += own_squares
+        large += own_large
+        sums += tl.sum(own_values * weight[:, None], 0)
+        ahead = _asked(begin + CHUNK, beyond, row % R, total, values, light, heavy, R, E, EP, CHUNK, DRAWN)
+    mass = tl.sum(mass, 0)
+    answer = sums / mass
+    # Rounding must not carry an average of values beyond what their type holds; nan stays nan.
+    answer = tl.where(answer > LARGEST, LARGEST, tl.where(answer < -LARGEST, -LARGEST, answer))
+    tl.store(out + row * E + column, answer.to(out.dtype.element_ty), mask=column < E)
+    # Lengths, by way of the largest entry, so that no square overflows or vanishes.
+    largest = tl.max(tl.abs(answer), 0)
+    scaled = answer / tl.where(largest > 0, largest, 1.0)
+    own = largest * tl.sqrt(tl.sum(scaled * scaled, 0)) * (1 + 2.0**-13)
+    largest = tl.max(tl.abs(query), 0)
+    scaled = query / tl.where(largest > 0, largest, 1.0)
+    asked = largest * tl.sqrt(tl.sum(scaled * scaled, 0)) * (1 + 2.0**-13)
+    longest = tl.sqrt(longest) * (1 + 2.0**-13) + 2.0**-58
+    # Tiles of a program: each rescales what came before, once by exp2 and once by a product.
+    tiles = share.to(tl.float32)
+    # How far each weight may be off, in nats: its logit, the powers of two it went through, and their arguments, which
+    # matter down to −150 octaves.
+    delta = scale * asked * longest * logit_error + (tiles + 2) * 2.0**-20 + 900 * _UNIT
+    if DRAWN:
+        # The logarithm of odds and lengths, and that of the odds beside a logit.
+        delta += 2.0**-15
+    depth = (tiles * per_tile + (beyond - first).to(tl.float32) + 2 * TILE + 16) * _UNIT
+    rounding = delta + halves + 2 * depth / (1 - depth) + 2.0**-20
+    rounding = tl.where(depth < 0.5, rounding, float("inf"))
+    reach = (own + rounding * unit * 1.1) / wide
+    grown = tl.exp(delta) * (1 + rounding) * (1 + 2.0**-16)
+    moved = 0.0
+    if DRAWN:
+        step = _apart(rim - fine, high)
+        squares, large = tl.sum(squares, 0) * grown * grown, tl.sum(large, 0) * grown
+        # What underflows is less than this.
+        squares += 2.0**-40
+        moved = missed(squares, large, tl.exp2(step), tl.exp2(fine), mass / grown, reach, mean_log, variance_log, log)
+        moved = moved * (wide / unit)
+        moved = tl.where(delta < FUZZY, moved, float("inf"))
+        # Without a rim, everything was read.
+        moved = tl.where(rim < NONE, 0.0, moved)
+    elif AGAIN == 0:
+        step = _apart(peak_term, high)
+        moved = tail * tl.exp2(step) / mass * (wide / unit) * tl.maximum(reach, 1.0) * grown
+        moved = tl.where(tail == 0, 0.0, moved)
+    whole = (moved + rounding + narrow * own / unit + vanished / unit) * (1 + 2.0**-16)
+    # Answer and truth are never further apart than their lengths together.
+    lengths = (1 + own / unit * (1 + narrow) + vanished / unit) * (1 + 2.0**-16)
+    whole = tl.where(whole < lengths, whole, lengths)
+    # Where all values are zero, so is every answer.
+    whole = tl.where(unit == 0, tl.where(own == 0, 0.0, float("inf")), whole)
+    moved = tl.where(unit == 0, 0.0, moved)
+    # nan is no bound.
+    whole = tl.where(whole < float("inf"), whole, float("inf"))
+    tl.store(bound + row, whole)
+    tl.store(length + row, own)
+    if AGAIN == 0:
+        tl.store(within + row, ((moved <= drop) & (whole <= limit) & (whole < float("inf"))).to(tl.int8))
+
+
+@triton.jit(do_not_specialize=["heads", "s"])
 def _merged(
     q,
     peak,
@@ -68,6 +239,9 @@ def _merged(
     widest,
     nu,
     most,
+    found,
+    seed,
+    arrived,
     kept,
     out,
     bound,
@@ -100,97 +274,66 @@ def _merged(
     SPANS: tl.constexpr,
     LARGEST: tl.constexpr,
     DRAWN: tl.constexpr,
-    AGAIN: tl.constexpr,
 ):
-    """A head's answer, and its bound; with `AGAIN`, those that all tokens were read for stand in for the others."""
+    """A row's answer, and its bound."""
     row = tl.program_id(0).to(tl.int64)
     head = row // R
-    column, channel = tl.arange(0, EP), tl.arange(0, DP)
-    ends, counts, share = shares(kept, heads, s, R, HEADS, PROGRAMS, TILE, AGAIN)
-    count, after = one(counts, head, HEADS), one(ends, head, HEADS)
-    if (count == 0) & AGAIN:
-        return
-    first = (after - count) // share + head
-    beyond = tl.where(count > 0, (after - 1) // share + head + 1, first)
-    high, longest = float("-inf"), 0.0
-    for begin in range(first, beyond, PARTS):
-        slot = begin + tl.arange(0, PARTS)
-        peaks = tl.load(peak + slot * R + row % R, mask=slot < beyond, other=float("-inf"))
-        high = tl.maximum(high, tl.max(peaks, 0))
-        longest = tl.maximum(longest, tl.max(tl.load(square + slot, mask=slot < beyond, other=0.0), 0))
-    mass = tl.zeros((CHUNK,), tl.float32)
-    squares, large = tl.zeros((CHUNK,), tl.float32), tl.zeros((CHUNK,), tl.float32)
-    sums = tl.zeros((EP,), tl.float32)
-    for begin in range(first, beyond, CHUNK):
-        slot = begin + tl.arange(0, CHUNK)
-        at = slot * R + row % R
-        inside = slot < beyond
-        weight = tl.exp2(tl.load(peak + at, mask=inside, other=float("-inf")) - high)
-        mass += tl.load(total + at, mask=inside, other=0.0) * weight
-        if DRAWN:
-            squares += tl.load(light + at, mask=inside, other=0.0)
-            large += tl.load(heavy + at, mask=inside, other=0.0)
-        there = inside[:, None] & (column < E)[None, :]
-        sums += tl.sum(tl.load(values + at[:, None] * E + column[None, :], mask=there, other=0.0) * weight[:, None], 0)
-    mass = tl.sum(mass, 0)
-    answer = sums / mass
-    # Rounding must not carry an average of values beyond what their type holds; nan stays nan.
-    answer = tl.where(answer > LARGEST, LARGEST, tl.where(answer < -LARGEST, -LARGEST, answer))
-    tl.store(out + row * E + column, answer.to(out.dtype.element_ty), mask=column < E)
-    # Lengths, by way of the largest entry, so that no square overflows or vanishes.
-    largest = tl.max(tl.abs(answer), 0)
-    scaled = answer / tl.where(largest > 0, largest, 1.0)
-    own = largest * tl.sqrt(tl.sum(scaled * scaled, 0)) * (1 + 2.0**-13)
-    query = tl.load(q + row * D + channel, mask=channel < D, other=0.0).to(tl.float32)
-    largest = tl.max(tl.abs(query), 0)
-    scaled = query / tl.where(largest > 0, largest, 1.0)
-    asked = largest * tl.sqrt(tl.sum(scaled * scaled, 0)) * (1 + 2.0**-13)
-    longest = tl.sqrt(longest) * (1 + 2.0**-13) + 2.0**-58
-    # Tiles of a program: each rescales what came before, once by exp2 and once by a product.
-    tiles = (share // TILE).to(tl.float32)
-    # How far each weight may be off, in nats: its logit, the powers of two it went through, and their arguments, which
-    # matter down to −150 octaves.
-    delta = scale * asked * longest * logit_error + (tiles + 2) * 2.0**-20 + 900 * _UNIT
-    if DRAWN:
-        # The logarithm of odds and lengths, and that of the odds beside a logit.
-        delta += 2.0**-15
-    depth = (tiles * per_tile + (beyond - first).to(tl.float32) + 2 * TILE + 16) * _UNIT
-    rounding = delta + halves + 2 * depth / (1 - depth) + 2.0**-20
-    rounding = tl.where(depth < 0.5, rounding, float("inf"))
-    unit, wide = tl.load(most + head), tl.load(nu + head)
-    reach = (own + rounding * unit * 1.1) / wide
-    grown = tl.exp(delta) * (1 + rounding) * (1 + 2.0**-16)
-    moved = 0.0
-    if DRAWN:
-        rim, fine = tl.load(rims + row * 2), tl.load(rims + row * 2 + 1)
-        step = _apart(rim - fine, high)
-        squares, large = tl.sum(squares, 0) * grown * grown, tl.sum(large, 0) * grown
-        # What underflows is less than this.
-        squares += 2.0**-40
-        moved = missed(squares, large, tl.exp2(step), tl.exp2(fine), mass / grown, reach, mean_log, variance_log, log)
-        moved = moved * (wide / unit)
-        moved = tl.where(delta < FUZZY, moved, float("inf"))
-        # Without a rim, everything was read.
-        moved = tl.where(rim < NONE, 0.0, moved)
-    elif AGAIN == 0:
-        span = tl.arange(0, SPANS)
-        tail = tl.sum(tl.load(tails + row * spans + span, mask=span < spans, other=0.0), 0) * (1 + 2.0**-10)
-        step = _apart(tl.load(widest + row).to(tl.float32) * 0.125, high)
-        moved = tail * tl.exp2(step) / mass * (wide / unit) * tl.maximum(reach, 1.0) * grown
-        moved = tl.where(tail == 0, 0.0, moved)
-    whole = (moved + rounding + narrow * own / unit + vanished / unit) * (1 + 2.0**-16)
-    # Answer and truth are never further apart than their lengths together.
-    lengths = (1 + own / unit * (1 + narrow) + vanished / unit) * (1 + 2.0**-16)
-    whole = tl.where(whole < lengths, whole, lengths)
-    # Where all values are zero, so is every answer.
-    whole = tl.where(unit == 0, tl.where(own == 0, 0.0, float("inf")), whole)
-    moved = tl.where(unit == 0, 0.0, moved)
-    # nan is no bound.
-    whole = tl.where(whole < float("inf"), whole, float("inf"))
-    tl.store(bound + row, whole)
-    tl.store(length + row, own)
-    if AGAIN == 0:
-        tl.store(within + row, ((moved <= drop) & (whole <= limit) & (whole < float("inf"))).to(tl.int8))
+    ends, counts, share = shares(found, heads, spans, s, R, HEADS, SPANS, PROGRAMS, TILE, False)
+    first, beyond = slots_of(head, ends, counts, share, HEADS)
+    span = tl.arange(0, SPANS)
+    read = tl.sum(tl.load(found + head * spans + span, mask=span < spans, other=0), 0)
+    tl.store(kept + head, read, mask=row % R == 0)
+    # Whoever reads again counts who is done.
+    tl.store(arrived + row, 0)
+    if DRAWN and row == 0:
+        # The next step draws anew.
+        tl.store(seed, tl.load(seed) + 1)
+    merge(
+        row,
+        first,
+        beyond,
+        share,
+        q,
+        peak,
+        total,
+        values,
+        square,
+        light,
+        heavy,
+        rims,
+        tails,
+        widest,
+        nu,
+        most,
+        out,
+        bound,
+        within,
+        length,
+        drop,
+        limit,
+        scale,
+        logit_error,
+        per_tile,
+        narrow,
+        halves,
+        vanished,
+        mean_log,
+        variance_log,
+        log,
+        spans,
+        R,
+        D,
+        DP,
+        E,
+        EP,
+        TILE,
+        PARTS,
+        CHUNK,
+        SPANS,
+        LARGEST,
+        DRAWN,
+        False,
+    )
 
 
 def merged(
@@ -204,69 +347,34 @@ def merged(
     scale: float,
     limit: float = math.inf,
 ) -> Decoded:
-    """The answers and their bounds."""
+    """The answers and their bounds; the seed of draws is advanced."""
     (b, h, _), (g, _, e) = q.shape, v.shape[1:]
     out = q.new_empty(b, h, e)
     bound, length = (q.new_empty(b, h, dtype=torch.float32) for _ in range(2))
     within = q.new_empty(b, h, dtype=torch.int8)
-    found = Decoded(out, bound, within.view(torch.bool), length, chosen.kept.view(b, g))
-    _merge(q, v, parts, terms, chosen, most, drop, scale, limit, found, again=False)
-    return found
-
-
-def read_again(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    terms: Terms,
-    chosen: Chosen,
-    most: Float32[Tensor, "b g"],
-    scale: float,
-    found: Decoded,
-) -> None:
-    """Puts answers from all tokens in the place of those that are not within what was allowed, without a look at them.
-
-    `within` stays as it was: it tells what the answers were that had to be replaced.
-    """
-    parts = attended(q, k, v, chosen, scale, found.within.view(torch.int8))
-    _merge(q, v, parts, terms, chosen, most, math.inf, scale, math.inf, found, again=True)
-
-
-def _merge(
-    q: Tensor,
-    v: Tensor,
-    parts: Parts,
-    terms: Terms,
-    chosen: Chosen,
-    most: Tensor,
-    drop: float,
-    scale: float,
-    limit: float,
-    found: Decoded,
-    again: bool,
-) -> None:
-    (b, h, d), (g, s, e) = q.shape, v.shape[1:]
-    heads, within = b * g, found.within.view(torch.int8)
-    count = programs(heads, s)
-    draws, nothing = None if again else chosen.draws, terms.nu
-    tails = nothing if chosen.tails is None else chosen.tails
-    spans = 0 if chosen.tails is None else chosen.tails.shape[1]
+    kept = q.new_empty(b, g, dtype=torch.int32)
+    found = Decoded(out, bound, within.view(torch.bool), length, kept)
+    heads, s, d, spans = b * g, v.shape[2], q.shape[2], chosen.found.shape[1]
+    draws, nothing, count = chosen.draws, terms.nu, programs(b * g, v.shape[2])
     _merged[(b * h,)](
         q,
         *(nothing if x is None else x for x in parts),
         nothing if draws is None else draws.rims,
-        tails,
+        nothing if chosen.tails is None else chosen.tails,
         terms.widest,
         terms.nu,
         most,
-        within if again else chosen.kept,
+        chosen.found,
+        nothing if draws is None else draws.seed,
+        terms.arrived,
+        found.kept,
         found.out,
         found.bound,
         within,
         found.length,
         drop,
         limit,
-        *_rounding(q, v, scale),
+        *rounding_of(q, v, scale),
         *((0.0, 0.0, 0.0) if draws is None else draws.logs),
         spans,
         heads,
@@ -279,14 +387,14 @@ def _merge(
         TILE=TILE,
         HEADS=triton.next_power_of_2(heads),
         PROGRAMS=count,
-        PARTS=triton.next_power_of_2(count),
-        CHUNK=min(triton.next_power_of_2(count), _CHUNK),
-        SPANS=triton.next_power_of_2(max(spans, 1)),
+        PARTS=min(triton.next_power_of_2(count), _PARTS),
+        CHUNK=min(triton.next_power_of_2(count), _CHUNK, _HELD // max(16, triton.next_power_of_2(e))),
+        SPANS=triton.next_power_of_2(spans),
         LARGEST=torch.finfo(q.dtype).max,
         DRAWN=draws is not None,
-        AGAIN=again,
         num_warps=_MERGING,
     )
+    return found
 
 
 def merged_twin(
@@ -302,10 +410,10 @@ def merged_twin(
 ) -> Decoded:
     """The same in plain torch."""
     (b, h, d), (g, _, e) = q.shape, v.shape[1:]
-    r, share = h // g, share_of(chosen, programs(b * g, v.shape[2]))
-    after = chosen.kept.long().cumsum(0)
-    head = torch.arange(b * g, device=q.device)
-    first, beyond = (after - chosen.kept) // share + head, (after - 1) // share + head + 1
+    r, (lists, tiles) = h // g, tiles_of(chosen, programs(b * g, v.shape[2]))
+    counts = torch.tensor([len(own) for own in lists], device=q.device)
+    after, head = counts.cumsum(0), torch.arange(b * g, device=q.device)
+    first, beyond = (after - counts) // tiles + head, (after - 1) // tiles + head + 1
     slots = torch.arange(len(parts.square), device=q.device)
     own_slots = (slots >= first[:, None]) & (slots < beyond[:, None])  # (bg, slots)
     mine = own_slots.repeat_interleave(r, 0)[:, :, None]  # (bh, slots, 1)
@@ -324,8 +432,8 @@ def merged_twin(
     own, asked = (torch.linalg.vector_norm(x.double(), dim=-1) * (1 + 2.0**-13) for x in (answer, q.reshape(b * h, d)))
     square = torch.where(own_slots, parts.square, 0.0).amax(-1)
     longest = square.sqrt().repeat_interleave(r) * (1 + 2.0**-13) + 2.0**-58
-    scale, logit_error, per_tile, narrow, halves, vanished = _rounding(q, v, scale)
-    tiles, count = share // TILE, (beyond - first).repeat_interleave(r)
+    scale, logit_error, per_tile, narrow, halves, vanished = rounding_of(q, v, scale)
+    count = (beyond - first).repeat_interleave(r)
     delta = scale * asked * longest * logit_error + (tiles + 2) * 2.0**-20 + 900 * _UNIT.value
     delta = delta if chosen.draws is None else delta + 2.0**-15
     depth = (tiles * per_tile + count + 2 * TILE + 16) * _UNIT.value
@@ -360,33 +468,12 @@ def merged_twin(
     )
     within = (moved <= drop) & (whole <= limit) & (whole < math.inf)
     bound, within, length = (x.view(b, h) for x in (whole, within, own.float()))
-    return Decoded(answer.to(q.dtype).view(b, h, e), bound, within, length, chosen.kept.view(b, g))
+    if chosen.draws is not None:
+        chosen.draws.seed.add_(1)
+    return Decoded(answer.to(q.dtype).view(b, h, e), bound, within, length, chosen.found.sum(-1).int().view(b, g))
 
 
-def read_again_twin(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    terms: Terms,
-    chosen: Chosen,
-    most: Float32[Tensor, "b g"],
-    scale: float,
-    found: Decoded,
-) -> None:
-    """The same in plain torch."""
-    (b, h, _), (g, s, _) = q.shape, v.shape[1:]
-    heads = b * g
-    ill = ~found.within.view(heads, h // g).all(-1)
-    everything = torch.arange(s, device=q.device, dtype=torch.int32).expand(heads, s)
-    whole = Chosen(everything, ill.int() * s, None)
-    parts = attended_twin(q, k, v, whole, scale)
-    again = merged_twin(q, v, parts, terms, whole, most, math.inf, scale)
-    rows = ill.repeat_interleave(h // g).view(b, h)
-    for mine, other in zip((found.out, found.bound, found.length), (again.out, again.bound, again.length), strict=True):
-        mine[rows] = other[rows]
-
-
-def _rounding(q: Tensor, v: Tensor, scale: float) -> tuple[float, float, float, float, float, float]:
+def rounding_of(q: Tensor, v: Tensor, scale: float) -> tuple[float, float, float, float, float, float]:
     """What the shapes and types say of rounding, for the kernel that sums it up.
 
     In turn: the scale, with which |q|·|k| makes nats; the error of a logit relative to that; the additions that a

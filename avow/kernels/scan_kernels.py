@@ -3,7 +3,8 @@ r"""The kernels of the scan behind every causal linear attention: sums of parts,
 .. math:: out_i = \sum_{j \le i} (x_i \cdot y_j + α_i β_j)\, z_j
 
 `MODE` says what α and β are: gradients of a normalised mean are scans, too, with weights w = 1 / normaliser and slopes
-u = −(gradient · mean), the derivatives by the normalisers over w.
+u = −(gradient · mean), the derivatives by the normalisers over w. Scans over the gradients of rows are given w g and
+w u: they are weighted once for all scans.
 """
 
 from __future__ import annotations
@@ -11,11 +12,21 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from avow.kernels.tiles import into, span, tile
+from avow.kernels.tiles import into, piece_of, span, tile
+from avow.kernels.totals import (
+    as_columns,
+    as_rows,
+    columns_grown,
+    columns_weighted,
+    from_columns,
+    rows_grown,
+    rows_weighted,
+    within,
+)
 
-# Only x·y; divide by Σ_j x·y; α = u, β = 1, rows weighted at the end; z is weighted, α = 1, β = u; z is weighted.
-PLAIN, NORMALISED, ROWS, COLUMNS, VALUES = 0, 1, 2, 3, 4
-_NORMALISED, _ROWS, _COLUMNS, _VALUES = (tl.constexpr(mode) for mode in (NORMALISED, ROWS, COLUMNS, VALUES))
+# Only x·y; divide by Σ_j x·y; α = u, β = 1, rows weighted at the end; α = 1, β = w u.
+PLAIN, NORMALISED, ROWS, COLUMNS = 0, 1, 2, 3
+_NORMALISED, _ROWS, _COLUMNS = (tl.constexpr(mode) for mode in (NORMALISED, ROWS, COLUMNS))
 # Normalisers below this belong to rows that see nothing.
 _TINY = tl.constexpr(2.0**-126)
 # Products of float32 as three of TF32: within a few units of float32, at tensor cores' speed.
@@ -26,17 +37,16 @@ PRECISION = "tf32x3"
 def part_sums(
     y,
     z,
-    weight,
     slope,
     table,
     sums,
     totals,
     y_batch,
     y_head,
-    y_row,
+    y_row: tl.constexpr,
     z_batch,
     z_head,
-    z_row,
+    z_row: tl.constexpr,
     rows,
     length,
     H: tl.constexpr,
@@ -45,19 +55,21 @@ def part_sums(
     E: tl.constexpr,
     EB: tl.constexpr,
     C: tl.constexpr,
+    PIECES: tl.constexpr,
     MODE: tl.constexpr,
     WHOLE: tl.constexpr,
     REVERSE: tl.constexpr,
     PACKED: tl.constexpr,
     PRECISION: tl.constexpr,
 ):
-    """A part's sum of y zᵀ, and of β y where that is asked for; the last part needs none but for the whole."""
-    head, part, block = tl.program_id(0), tl.program_id(1), tl.program_id(2)
-    parts = tl.num_programs(1)
-    start, many, _, last = span(part, parts, length, rows, table, REVERSE, PACKED)
+    """A piece of a part's sum of y zᵀ, and of β y where asked for; the last part needs none but for the whole."""
+    head, piece, block = tl.program_id(0), tl.program_id(1), tl.program_id(2)
+    pieces = tl.num_programs(1)
+    start, many, _, last = span(piece // PIECES, pieces // PIECES, length, rows, table, REVERSE, PACKED)
     if not WHOLE:  # noqa: SIM102 - a constant, which removes the rest
         if last:
             return
+    start, many = piece_of(start, many, piece % PIECES, PIECES, C)
     batch, own = (head // H).to(tl.int64), (head % H).to(tl.int64)
     y += batch * y_batch + own * y_head + start * y_row
     z += batch * z_batch + own * z_head + start * z_row
@@ -65,7 +77,7 @@ def part_sums(
     row, feature = tl.arange(0, C), tl.arange(0, MP)
     column = block * EB + tl.arange(0, EB)
     state = tl.zeros((MP, EB), tl.float32)
-    total = tl.zeros((MP,), tl.float32)
+    total = as_columns(tl.zeros((MP,), tl.float32), y.dtype.element_ty)
     steps = tl.cdiv(many, C)
     for step in range(steps):
         if REVERSE:  # noqa: SIM108 - a choice between constants is one for Triton only as a statement
@@ -76,35 +88,35 @@ def part_sums(
         left = many - chunk * C
         ys = tile(y + ahead * y_row, y_row, row, feature, left, M, MP)
         zs = tile(z + ahead * z_row, z_row, row, column, left, E, EB)
-        if MODE == _VALUES:
-            w = tl.load(weight + rest + ahead + row, mask=row < left, other=0.0)
+        if MODE == _COLUMNS:
             u = tl.load(slope + rest + ahead + row, mask=row < left, other=0.0)
-            zs = (zs.to(tl.float32) * w[:, None]).to(z.dtype.element_ty)
-            total += tl.sum(ys.to(tl.float32) * (u * w)[:, None], 0)
+            total = columns_weighted(total, ys, u)
         if MODE == _NORMALISED:
-            total += tl.sum(ys.to(tl.float32), 0)
+            total = columns_grown(total, ys)
         state = tl.dot(tl.trans(ys), zs, state, input_precision=PRECISION)
-    place = head.to(tl.int64) * parts + part
+    place = head.to(tl.int64) * pieces + piece
     inside = (feature < M)[:, None] & (column < E)[None, :]
     tl.store(sums + place * (M * E) + feature[:, None] * E + column[None, :], state, mask=inside)
-    if MODE == _NORMALISED or MODE == _VALUES:  # noqa: SIM109
-        tl.store(totals + place * M + feature, total, mask=(feature < M) & (block == 0))
+    if MODE == _NORMALISED or MODE == _COLUMNS:  # noqa: SIM109
+        tl.store(totals + place * M + feature, from_columns(total), mask=(feature < M) & (block == 0))
 
 
 @triton.jit
 def part_prefixes(
     sums,
+    before,
     initial,
     ends,
     parts,
     groups,
     SIZE: tl.constexpr,
     BLOCK: tl.constexpr,
+    PIECES: tl.constexpr,
     GIVEN: tl.constexpr,
     REVERSE: tl.constexpr,
     PACKED: tl.constexpr,
 ):
-    """Sums of parts become what lies before each part, in the order of the scan."""
+    """What lies before each part, in the order of the scan, from the sums of all pieces."""
     head, block, sequence = tl.program_id(0).to(tl.int64), tl.program_id(1), tl.program_id(2)
     place = block * BLOCK + tl.arange(0, BLOCK)
     inside = place < SIZE
@@ -119,11 +131,11 @@ def part_prefixes(
         part = step
         if REVERSE:
             part = first + behind - 1 - step
-        own = sums + (head * parts + part) * SIZE + place
+        tl.store(before + (head * parts + part) * SIZE + place, state, mask=inside)
         # The last part has no sum, and nothing comes after it.
-        found = tl.load(own, mask=inside & (step < behind - 1), other=0.0)
-        tl.store(own, state, mask=inside)
-        state += found
+        there = inside & (step < behind - 1)
+        for piece in tl.static_range(PIECES):
+            state += tl.load(sums + ((head * parts + part) * PIECES + piece) * SIZE + place, mask=there, other=0.0)
 
 
 @triton.jit
@@ -142,15 +154,15 @@ def part_rows(
     final_total,
     x_batch,
     x_head,
-    x_row,
+    x_row: tl.constexpr,
     y_batch,
     y_head,
-    y_row,
+    y_row: tl.constexpr,
     z_batch,
     z_head,
-    z_row,
-    before_row,
-    before_column,
+    z_row: tl.constexpr,
+    before_row: tl.constexpr,
+    before_column: tl.constexpr,
     rows,
     length,
     H: tl.constexpr,
@@ -184,9 +196,9 @@ def part_rows(
     entry = feature[:, None] * before_row + column[None, :] * before_column
     state = tl.load(before + place * (M * E) + entry, mask=inside, other=0.0)
     if MODE == _NORMALISED:
-        total = tl.load(totals + place * M + feature, mask=feature < M, other=0.0)
+        total = as_columns(tl.load(totals + place * M + feature, mask=feature < M, other=0.0), y.dtype.element_ty)
     if MODE == _ROWS or MODE == _COLUMNS:  # noqa: SIM109
-        total = tl.load(totals + place * E + column, mask=column < E, other=0.0)
+        total = as_rows(tl.load(totals + place * E + column, mask=column < E, other=0.0), C, z.dtype.element_ty)
     if REVERSE:  # noqa: SIM108
         seen = row[:, None] <= row[None, :]
     else:
@@ -203,31 +215,28 @@ def part_rows(
         xs = tile(x + ahead * x_row, x_row, row, feature, left, M, MP)
         ys = tile(y + ahead * y_row, y_row, row, feature, left, M, MP)
         zs = tile(z + ahead * z_row, z_row, row, column, left, E, EB)
-        if MODE >= _ROWS:
-            w = tl.load(weight + rest + ahead + row, mask=row < left, other=0.0)
-            if MODE != _ROWS:
-                zs = (zs.to(tl.float32) * w[:, None]).to(kind)
         pairs = tl.dot(xs, tl.trans(ys), input_precision=PRECISION)
         found = into(xs, state, PRECISION)
-        if MODE == _ROWS or MODE == _COLUMNS:  # noqa: SIM109
+        if MODE == _ROWS:
             u = tl.load(slope + rest + ahead + row, mask=row < left, other=0.0)
-            if MODE == _ROWS:
-                pairs += u[:, None]
-                found += u[:, None] * total[None, :]
-                total += tl.sum(zs.to(tl.float32), 0)
-            else:
-                pairs += u[None, :]
-                found += total[None, :]
-                total += tl.sum(zs.to(tl.float32) * u[:, None], 0)
+            pairs += u[:, None]
+            found += u[:, None] * total
+            total = rows_grown(total, zs)
+        if MODE == _COLUMNS:
+            u = tl.load(slope + rest + ahead + row, mask=row < left, other=0.0)
+            pairs += u[None, :]
+            found += total
         pairs = tl.where(seen, pairs, 0.0)
         found = tl.dot(pairs.to(kind), zs, found, input_precision=PRECISION)
         if MODE == _NORMALISED:
-            divisor = tl.sum(pairs, 1) + tl.sum(xs.to(tl.float32) * total[None, :], 1)
-            total += tl.sum(ys.to(tl.float32), 0)
+            divisor = tl.sum(pairs, 1) + within(xs, total)
+            total = columns_grown(total, ys)
             tl.store(norm + rest + ahead + row, divisor, mask=(row < left) & (block == 0))
-            found = found / tl.where(tl.abs(divisor) < _TINY, 1.0, divisor)[:, None]
+            found = found * (1 / tl.where(tl.abs(divisor) < _TINY, 1.0, divisor))[:, None]
+        if MODE == _COLUMNS:
+            total = rows_weighted(total, zs, u)
         if MODE == _ROWS:
-            found = found * w[:, None]
+            found = found * tl.load(weight + rest + ahead + row, mask=row < left, other=0.0)[:, None]
         state = tl.dot(tl.trans(ys), zs, state, input_precision=PRECISION)
         target = out + (rest + ahead) * E + row[:, None] * E + column[None, :]
         if E % EB == 0:
@@ -240,17 +249,50 @@ def part_rows(
             at = tl.load(table + 4 * part + 3).to(tl.int64) * (H // RY) + group
         tl.store(final + at * (M * E) + feature[:, None] * E + column[None, :], state, mask=inside)
         if MODE == _NORMALISED:
-            tl.store(final_total + at * M + feature, total, mask=(feature < M) & (block == 0))
+            tl.store(final_total + at * M + feature, from_columns(total), mask=(feature < M) & (block == 0))
         if MODE == _COLUMNS:
-            tl.store(final_total + at * E + column, total, mask=column < E)
+            tl.store(final_total + at * E + column, tl.max(total, 0), mask=column < E)
+
+
+@triton.jit
+def weighted_rows(
+    gradient,
+    out,
+    norm,
+    weight,
+    slope,
+    weighted,
+    weighted_slope,
+    batch,
+    head,
+    stride,
+    rows,
+    H: tl.constexpr,
+    E: tl.constexpr,
+    EP: tl.constexpr,
+    C: tl.constexpr,
+):
+    """1 / normaliser and −(gradient · mean) of some rows, and gradients and slopes times the first."""
+    own, row, column = tl.program_id(0).to(tl.int64), tl.program_id(1) * C + tl.arange(0, C), tl.arange(0, EP)
+    inside = (row < rows)[:, None] & (column < E)[None, :]
+    there, place = own * rows * E + row[:, None].to(tl.int64) * E + column[None, :], own * rows + row
+    base = gradient + (own // H) * batch + (own % H) * head
+    g = tl.load(base + row[:, None].to(tl.int64) * stride + column[None, :], mask=inside, other=0.0).to(tl.float32)
+    o = tl.load(out + there, mask=inside, other=0.0).to(tl.float32)
+    z = tl.load(norm + place, mask=row < rows, other=1.0)
+    # A row that saw nothing was divided by one.
+    empty = tl.abs(z) < _TINY
+    w, u = 1 / tl.where(empty, 1.0, z), tl.where(empty, 0.0, -tl.sum(g * o, 1))
+    tl.store(weight + place, w, mask=row < rows)
+    tl.store(slope + place, u, mask=row < rows)
+    tl.store(weighted_slope + place, w * u, mask=row < rows)
+    tl.store(weighted + there, (g * w[:, None]).to(weighted.dtype.element_ty), mask=inside)
 
 
 @triton.jit
 def row_slopes(
     gradient,
     out,
-    norm,
-    weight,
     slope,
     batch,
     head,
@@ -261,14 +303,11 @@ def row_slopes(
     EP: tl.constexpr,
     C: tl.constexpr,
 ):
-    """1 / normaliser and −(gradient · mean) of some rows; a row that saw nothing was divided by one."""
+    """−(gradient · mean) of some rows."""
     own, row, column = tl.program_id(0).to(tl.int64), tl.program_id(1) * C + tl.arange(0, C), tl.arange(0, EP)
     inside = (row < rows)[:, None] & (column < E)[None, :]
     away = row[:, None].to(tl.int64)
     base = gradient + (own // H) * batch + (own % H) * head
     g = tl.load(base + away * stride + column[None, :], mask=inside, other=0.0).to(tl.float32)
     o = tl.load(out + own * rows * E + away * E + column[None, :], mask=inside, other=0.0).to(tl.float32)
-    z = tl.load(norm + own * rows + row, mask=row < rows, other=1.0)
-    empty = tl.abs(z) < _TINY
-    tl.store(weight + own * rows + row, 1 / tl.where(empty, 1.0, z), mask=row < rows)
-    tl.store(slope + own * rows + row, tl.where(empty, 0.0, -tl.sum(g * o, 1)), mask=row < rows)
+    tl.store(slope + own * rows + row, -tl.sum(g * o, 1), mask=row < rows)

@@ -1,7 +1,8 @@
 """Separable attention: softmax over the features of Q, softmax over the positions of K, both inside the kernels.
 
 Without a mask, keys and values are read once and so are queries: the least there is. Causal rows read keys and values
-a second time. Gradients go through features that are written out, which are no wider than the keys themselves.
+a second time. Gradients, too, compute the softmaxes where they need them, and write nothing of a sequence's length but
+themselves and a number per row.
 """
 
 from __future__ import annotations
@@ -16,11 +17,13 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from avow.errors import ParameterError, ShapeError
-from avow.kernels import causal_scan, cuts, separable_scan
+from avow.kernels import causal_scan, cuts, separable_columns, separable_scan
 from avow.kernels.cuts import Cut, padded
-from avow.kernels.linear_attention import LinearState, check, linear_attention
+from avow.kernels.linear_attention import check
 from avow.kernels.log_prefixes import log_prefixes
-from avow.kernels.separable_twin import ColumnSums, SeparableMean, separable_attention_twin
+from avow.kernels.separable_backward import Known, causal_gradients, whole_gradients
+from avow.kernels.separable_twin import ColumnSums, SeparableMean
+from avow.kernels.tiles import interpreted
 
 _LOG2E = math.log2(math.e)
 # Rows of a chunk, and chunks of rows per program.
@@ -44,8 +47,10 @@ def separable_attention(
         raise ParameterError("causal", causal, "must be True where sequences are packed", "call once per sequence")
     begin: list[Tensor | None] = [None, None, None]
     if initial is not None:
+        if torch.is_grad_enabled() and any(x.requires_grad for x in initial):
+            raise ParameterError("initial", "a state with gradients", "must be without", "detach it")
         begin = [initial.sums.contiguous(), initial.total.contiguous(), initial.top * _LOG2E]
-    out, missing, sums, total, top = _forward(q, k, v, causal, temperature, *begin, starts)
+    out, missing, sums, total, top, *_ = _forward(q, k, v, causal, temperature, *begin, starts)
     return SeparableMean(out, missing.any(), ColumnSums(sums, total, top / _LOG2E))
 
 
@@ -53,13 +58,16 @@ def steps(q: Tensor, k: Tensor, e: int, causal: bool) -> int:
     """How often sums of a whole sequence are rescaled and added to, at most."""
     constants = _constants(q.shape[3], e, q.dtype)
     parts = _parts(q, k, e, causal)
-    return triton.cdiv(parts.length, constants["C"]) + parts.parts
+    # Through the sums of a part and those of all before it; a causal key then goes through the rows of another.
+    return (2 if causal else 1) * triton.cdiv(parts.length, constants["C"]) + parts.parts
 
 
 def _parts(q: Tensor, k: Tensor, e: int, causal: bool) -> Cut:
     (b, h), d = q.shape[:2], q.shape[3]
     blocks = triton.cdiv(e, _constants(d, e, q.dtype)["EB"])
-    return cuts.cut_for(k.shape[2], b * (h if causal else k.shape[1]) * blocks, 2 if d <= 64 else 1)
+    # Programs that a processor's registers hold: those of causal rows have more to remember.
+    resident = 1 if d > 64 else 3 if not causal and e <= 64 and q.dtype == torch.bfloat16 else 2
+    return cuts.cut_for(k.shape[2], b * (h if causal else k.shape[1]) * blocks, resident)
 
 
 def _constants(d: int, e: int, kind: torch.dtype) -> dict[str, Any]:
@@ -89,7 +97,7 @@ def _summed(
     totals, tops, lower = (k.new_empty(b * g, parts.parts, d, dtype=torch.float32) for _ in range(3))
     packed = parts.table is not None
     if whole or parts.parts > 1:
-        separable_scan.column_sums[(b * g, parts.parts, blocks)](
+        separable_columns.column_sums[(b * g, parts.parts, blocks)](
             k,
             v,
             parts.table,
@@ -104,6 +112,7 @@ def _summed(
             H=g,
             WHOLE=whole,
             PACKED=packed,
+            FAST=not interpreted(),
             **constants,
         )
     shapes = ((b, g, d, e), (b, g, d), (b, g, d)) if whole else ((0,), (0,), (0,))
@@ -146,8 +155,8 @@ def _forward(
     initial_total: Tensor | None,
     initial_top: Tensor | None,
     starts: Tensor | None,
-) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
-    """Rows, what was lost, and the sums over all keys."""
+) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
+    """Rows, what was lost, the sums over all keys, and those before each part, for the gradients of causal rows."""
     q, k, v = (causal_scan.rowwise(x) for x in (q, k, v))
     (b, h, n, d), g, e = q.shape, k.shape[1], v.shape[3]
     factor, constants = _LOG2E / temperature, _constants(d, e, q.dtype)
@@ -162,7 +171,7 @@ def _forward(
         separable_scan.mixed_rows[(b * h, triton.cdiv(n, constants["C"] * _MANY), blocks)](
             q, known[0], known[1], out, *q.stride()[:3], n, factor, H=h, R=h // g, MANY=_MANY, **constants
         )
-        return out, lost, *known  # type: ignore[return-value]
+        return out, lost, *known, *(q.new_empty(0, dtype=torch.float32) for _ in range(3))  # type: ignore[return-value]
     sequences = b if starts is None else len(starts) - 1
     last = [q.new_empty(sequences, g, *rest, dtype=torch.float32) for rest in ((d, e), (d,), (d,))]
     lost = q.new_empty(b * h, parts.parts, dtype=torch.int32)
@@ -184,9 +193,10 @@ def _forward(
         H=h,
         R=h // g,
         PACKED=parts.table is not None,
+        FAST=not interpreted(),
         **constants,
     )
-    return out, lost, *last  # type: ignore[return-value]
+    return out, lost, *last, *known  # type: ignore[return-value]
 
 
 @_forward.register_fake
@@ -200,55 +210,70 @@ def _(
     initial_total: Tensor | None,
     initial_top: Tensor | None,
     starts: Tensor | None,
-) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
+) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
     (b, h, n, d), g, e = q.shape, k.shape[1], v.shape[3]
     sequences = b if starts is None else len(starts) - 1
     parts: int | torch.SymInt = 1
     if causal:
         parts = _parts(q, k, e, True).parts if starts is None else torch.library.get_ctx().new_dynamic_size()
-    last = (q.new_empty(sequences, g, *rest, dtype=torch.float32) for rest in ((d, e), (d,), (d,)))
-    return q.new_empty(b, h, n, e), q.new_empty(b * h, parts, dtype=torch.int32), *last  # type: ignore[return-value]
+    shapes = [(sequences, g, *rest) for rest in ((d, e), (d,), (d,))]
+    shapes += [(b * g, parts, *rest) for rest in ((d, e), (d,), (d,))] if causal else [(0,), (0,), (0,)]
+    rest = (q.new_empty(shape, dtype=torch.float32) for shape in shapes)
+    return q.new_empty(b, h, n, e), q.new_empty(b * h, parts, dtype=torch.int32), *rest  # type: ignore[return-value]
+
+
+@torch.library.custom_op("avow::separable_attention_backward", mutates_args=())
+def _backward(
+    gradient: Tensor,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    out: Tensor,
+    sums: Tensor,
+    totals: Tensor,
+    tops: Tensor,
+    causal: bool,
+    temperature: float,
+    starts: Tensor | None,
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Gradients of q, k and v, from the sums over all keys, or from those before each part."""
+    gradient, q, k, v = (causal_scan.rowwise(x) for x in (gradient, q, k, v))
+    known, factor, cold = Known(sums, totals, tops), _LOG2E / temperature, 1 / temperature
+    if not causal:
+        return whole_gradients(gradient, q, k, v, out, known, factor, cold)
+    whole = _parts(q, k, v.shape[3], True)
+    parts = whole if starts is None else cuts.cut_packed(whole, starts, q.shape[2])
+    return causal_gradients(gradient, q, k, v, out, known, parts, factor, cold)
+
+
+@_backward.register_fake
+def _(
+    gradient: Tensor,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    out: Tensor,
+    sums: Tensor,
+    totals: Tensor,
+    tops: Tensor,
+    causal: bool,
+    temperature: float,
+    starts: Tensor | None,
+) -> tuple[Tensor, Tensor, Tensor]:
+    return q.new_empty(q.shape), k.new_empty(k.shape), v.new_empty(v.shape)
 
 
 def _keep(ctx, inputs, output):
-    q, k, v, causal, temperature, *begin, starts = inputs
-    ctx.save_for_backward(q, k, v, *begin, starts)
+    q, k, v, causal, temperature, *_, starts = inputs
+    out, _, *sums = output
+    ctx.save_for_backward(q, k, v, out, *(sums[3:] if causal else sums[:3]), starts)
     ctx.causal, ctx.temperature = causal, temperature
     ctx.mark_non_differentiable(*output[1:])
 
 
 def _gradients(ctx, gradient, *rest):
-    q, k, v, *begin, starts = ctx.saved_tensors
-    initial = None if begin[0] is None else ColumnSums(begin[0], begin[1], begin[2] / _LOG2E)
-    with torch.enable_grad():
-        q, k, v = (x.detach().requires_grad_() for x in (q, k, v))
-        if ctx.causal and starts is None:
-            out = _by_linear(q, k, v, ctx.temperature, initial)
-        else:
-            out = separable_attention_twin(q, k, v, ctx.causal, ctx.temperature, initial, starts).out
-        found = torch.autograd.grad(out, (q, k, v), gradient)
-    return *found, None, None, None, None, None, None
+    *kept, starts = ctx.saved_tensors
+    return *_backward(gradient, *kept, ctx.causal, ctx.temperature, starts), None, None, None, None, None, None
 
 
 _forward.register_autograd(_gradients, setup_context=_keep)
-
-
-def _by_linear(q: Tensor, k: Tensor, v: Tensor, temperature: float, initial: ColumnSums | None) -> Tensor:
-    """Causal rows as linear attention of features that are written out, as wide as the head: for their gradients.
-
-    One reference serves all keys of a feature, so that gradients of rows before a rise of e^80 are lost.
-    """
-    log = k.float() / temperature
-    top = log.detach().amax(-2, keepdim=True)  # (b, g, 1, d)
-    begin = None
-    if initial is not None:
-        top = torch.maximum(top, initial.top.unsqueeze(-2))
-        shrink = torch.exp(initial.top.unsqueeze(-2) - top).mT  # (b, g, d, 1)
-        begin = LinearState(initial.sums * shrink, initial.total * shrink.squeeze(-1))
-    keys = torch.exp(log - top)
-    prefix = keys.cumsum(-2)
-    if begin is not None:
-        prefix = prefix + begin.total.unsqueeze(-2)
-    prefix = prefix.repeat_interleave(q.shape[1] // k.shape[1], 1)
-    rows = torch.softmax(q.float() / temperature, -1) / prefix.clamp(min=torch.finfo(torch.float32).tiny)
-    return linear_attention(rows, keys, v.float(), False, begin)[0].to(q.dtype)

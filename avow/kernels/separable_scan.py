@@ -3,9 +3,9 @@ r"""Separable attention in two readings: one for the columns of K with V, one fo
 .. math:: out_i = \sum_f \frac{ρ_{if}}{t_{if}} \sum_j e^{k_{jf}/T} v_j, \quad t_{if} = \sum_j e^{k_{jf}/T}, \quad
           ρ_i = softmax_f(q_i / T)
 
-over all keys, or over those up to row i. Every feature has a reference of its own, the largest key so far; what row i
-sees is relative to the largest of its chunk. Where keys rise by more than 2^80 within a chunk, rows before the rise
-are lost, and are said to be. Logarithms are those to base 2.
+over all keys, or over those up to row i. Every feature has a reference of its own, no smaller than about the largest
+key so far; what row i sees is relative to that of its chunk. Where keys rise by more than 2^80 within a chunk, rows
+before the rise are lost, and are said to be. Logarithms are those to base 2.
 """
 
 from __future__ import annotations
@@ -13,10 +13,11 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
+from avow.kernels.feature_tiles import LOWEST, short
+from avow.kernels.separable_columns import keys
 from avow.kernels.tiles import nearest, span, tile
 from avow.maths import kernel_rounding
 
-LOWEST = tl.constexpr(float("-inf"))
 # Totals below this, relative to the largest key of a chunk, may have lost terms that count.
 _TINY = tl.constexpr(kernel_rounding.THIN)
 
@@ -24,82 +25,11 @@ _TINY = tl.constexpr(kernel_rounding.THIN)
 @triton.jit
 def mixture(x, factor, column, D: tl.constexpr, DP: tl.constexpr):
     """The softmax of every row over its features."""
-    log = x.to(tl.float32) * factor
+    x = x.to(tl.float32)
     if D != DP:
-        log = tl.where((column < D)[None, :], log, LOWEST)
-    weight = tl.exp2(log - tl.max(log, 1)[:, None])
-    return weight / tl.sum(weight, 1)[:, None]
-
-
-@triton.jit
-def columns(y, factor, row, left):
-    """The logarithms of a chunk of keys, −inf beyond the last."""
-    return tl.where((row < left)[:, None], y.to(tl.float32) * factor, LOWEST)
-
-
-@triton.jit
-def column_sums(
-    y,
-    z,
-    table,
-    sums,
-    totals,
-    tops,
-    y_batch,
-    y_head,
-    y_row,
-    z_batch,
-    z_head,
-    z_row,
-    rows,
-    length,
-    factor,
-    H: tl.constexpr,
-    D: tl.constexpr,
-    DP: tl.constexpr,
-    E: tl.constexpr,
-    EB: tl.constexpr,
-    C: tl.constexpr,
-    WHOLE: tl.constexpr,
-    PACKED: tl.constexpr,
-    KIND: tl.constexpr,
-    PRECISION: tl.constexpr,
-):
-    """A part's sums of exponentials and values, relative to the largest key of each feature."""
-    head, part, block = tl.program_id(0), tl.program_id(1), tl.program_id(2)
-    parts = tl.num_programs(1)
-    start, many, _begins, last = span(part, parts, length, rows, table, False, PACKED)
-    if not WHOLE:  # noqa: SIM102 - a constant, which removes the rest
-        if last:
-            return
-    batch, own = (head // H).to(tl.int64), (head % H).to(tl.int64)
-    y += batch * y_batch + own * y_head + start * y_row
-    z += batch * z_batch + own * z_head + start * z_row
-    row, feature = tl.arange(0, C), tl.arange(0, DP)
-    column = block * EB + tl.arange(0, EB)
-    state = tl.zeros((DP, EB), tl.float32)
-    total = tl.zeros((DP,), tl.float32)
-    top = tl.full((DP,), LOWEST, tl.float32)
-    steps = tl.cdiv(many, C)
-    for step in range(steps):
-        chunk = steps - 1 - step
-        ahead = tl.cast(chunk, tl.int64) * C
-        left = many - chunk * C
-        ys = tile(y + ahead * y_row, y_row, row, feature, left, D, DP)
-        zs = tile(z + ahead * z_row, z_row, row, column, left, E, EB)
-        log = columns(ys, factor, row, left)
-        higher = tl.maximum(top, tl.max(log, 0))
-        weight = nearest(tl.exp2(log - higher[None, :]).to(KIND), PRECISION)
-        shrink = tl.exp2(top - higher)
-        top = higher
-        total = total * shrink + tl.sum(weight.to(tl.float32), 0)
-        state = tl.dot(tl.trans(weight), zs.to(KIND), state * shrink[:, None], input_precision=PRECISION)
-    place = head.to(tl.int64) * parts + part
-    inside = (feature < D)[:, None] & (column < E)[None, :]
-    tl.store(sums + place * (D * E) + feature[:, None] * E + column[None, :], state, mask=inside)
-    if block == 0:
-        tl.store(totals + place * D + feature, total, mask=feature < D)
-        tl.store(tops + place * D + feature, top, mask=feature < D)
+        x = tl.where((column < D)[None, :], x, LOWEST)
+    weight = tl.exp2(tl.fma(x, factor, -(tl.max(x, 1) * factor)[:, None]))
+    return weight * (1 / tl.sum(weight, 1))[:, None]
 
 
 @triton.jit
@@ -138,6 +68,7 @@ def causal_rows(
     PACKED: tl.constexpr,
     KIND: tl.constexpr,
     PRECISION: tl.constexpr,
+    FAST: tl.constexpr,
 ):
     """The rows of one part, each over the keys up to its own."""
     head, part, block = tl.program_id(0), tl.program_id(1), tl.program_id(2)
@@ -164,11 +95,10 @@ def causal_rows(
         ahead = tl.cast(step, tl.int64) * C
         left = many - step * C
         xs = tile(x + ahead * x_row, x_row, row, feature, left, D, DP)
-        ys = tile(y + ahead * y_row, y_row, row, feature, left, D, DP)
+        ys = keys(tile(y + ahead * y_row, y_row, row, feature, left, D, DP), row, left)
         zs = tile(z + ahead * z_row, z_row, row, column, left, E, EB).to(KIND)
-        log = columns(ys, factor, row, left)
-        higher = tl.maximum(top, tl.max(log, 0))
-        weight = nearest(tl.exp2(log - higher[None, :]).to(KIND), PRECISION)
+        higher = tl.maximum(top, tl.max(ys, 0) * factor)
+        weight = nearest(short(tl.exp2(tl.fma(ys, factor, -higher[None, :])), KIND, FAST), PRECISION)
         shrink = tl.exp2(top - higher)
         top = higher
         state = state * shrink[:, None]

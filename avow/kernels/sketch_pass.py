@@ -64,6 +64,8 @@ class Terms(NamedTuple):
     nu: Float32[Tensor, "bg"]
     counts: Int32[Tensor, "bh bins"]
     """Zeros: an empty histogram."""
+    arrived: Int32[Tensor, "bh"]
+    """Zeros: how many programs have filled in their part."""
     lengths: Float[Tensor, "bg s"]
     """Those of values that terms count with."""
 
@@ -97,6 +99,7 @@ def _prepared(
     nu,
     widest,
     counts,
+    arrived,
     factor,
     relative,
     absolute,
@@ -137,8 +140,8 @@ def _prepared(
         coarse = x.to(tl.bfloat16)
         shift = tl.dot(zeros, tl.trans(coarse), shift)
     shift = shift * grown[None, :]
-    place = (head * c + group)[:, None] * RP + row[None, :]
-    tl.store(bias + place, shift, mask=(group < c)[:, None])
+    place = (head * c + group)[:, None] * R + row[None, :]
+    tl.store(bias + place, shift, mask=(group < c)[:, None] & (row < R)[None, :])
     if part == 0:
         x = tl.load(q + (head * R + row)[:, None] * D + channel[None, :], mask=there, other=0.0).to(tl.float32)
         x = x * inverse[:, None]
@@ -161,6 +164,7 @@ def _prepared(
         wide = tl.where((wide > unit * 2.0**-20) & (wide < unit), wide, unit)
         tl.store(nu + head, tl.where(wide > 0, wide, 1.0))
         tl.store(widest + head * R + row, tl.full((RP,), _LOWEST, tl.int32), mask=row < R)
+        tl.store(arrived + head * R + row, tl.zeros((RP,), tl.int32), mask=row < R)
         bins = tl.arange(0, BINS)
         blank = tl.zeros((RP, BINS), tl.int32)
         tl.store(counts + (head * R + row)[:, None] * BINS + bins[None, :], blank, mask=(row < R)[:, None])
@@ -274,7 +278,8 @@ def _bounded(
             far = tl.where(second[None, :] == 0, far, other_far)
             other_long = tl.load(lengths + after * GROUP + token).to(tl.float32)[:, None]
             long = tl.where(second[None, :] == 0, long, other_long)
-        shift = tl.load(bias + (head * c + mine) * RP + row)
+        at = (head * c + mine) * R + row
+        shift = tl.load(bias + at, mask=row < R, other=0.0)
         margin = error * tl.load(reach + mine) + least
         middle = sums * grown[None, :] + shift[None, :]
         half = spread[None, :] * far + margin[None, :]
@@ -288,7 +293,6 @@ def _bounded(
         spot = (row * c + mine)[None, :] * GROUP + token[:, None]
         tl.store(offset + spot, short, mask=(row < R)[None, :])
         weight = tl.sum(exp2_near((middle - _DOUBT * half - peak.to(tl.float32)[None, :]) * 0.125, FAST), 0)
-        at = (head * c + mine) * R + row
         tl.store(top + at, peak, mask=row < R)
         tl.store(mass + at, weight, mask=row < R)
         highest = tl.maximum(highest, peak)
@@ -328,11 +332,12 @@ def by_head(x: Tensor, name: str) -> Tensor:
 class Prepared(NamedTuple):
     """What the kernel over all tokens needs to know beforehand."""
 
-    bias: Float32[Tensor, "bg c p"]
+    bias: Float32[Tensor, "bg c r"]
     table: Float32[Tensor, "bg p constants"]
     nu: Float32[Tensor, "bg"]
     widest: Int32[Tensor, "bh"]
     counts: Int32[Tensor, "bh bins"]
+    arrived: Int32[Tensor, "bh"]
 
 
 def prepared(
@@ -351,11 +356,12 @@ def prepared(
     c, heads = sketch.codes.shape[2], b * most.shape[1]
     zero = by_head(sketch.zero, "sketch.zero")
     out = Prepared(
-        q.new_empty(heads, c, SIBLINGS, dtype=torch.float32),
+        q.new_empty(heads, c, b * h // heads, dtype=torch.float32),
         q.new_empty(heads, SIBLINGS, _CONSTANTS.value, dtype=torch.float32),
         q.new_empty(heads, dtype=torch.float32),
         q.new_empty(b * h, dtype=torch.int32),
         q.new_empty(b * h, BINS, dtype=torch.int32),
+        q.new_empty(b * h, dtype=torch.int32),
     )
     _prepared[(heads, max(1, triton.cdiv(c, _MANY)))](
         q,
@@ -403,6 +409,7 @@ def prepared_twin(
     factor = scale * math.log2(math.e) * STEPS
     grown = (sketch.size.reshape(b * g, 1) * factor * power.double()).float()
     bias = sketch.zero.float().reshape(b * g, c, d) @ x.transpose(-1, -2) * grown.unsqueeze(1)
+    bias = bias[..., : h // g].contiguous()
     square = x.square()
     spread = (square @ sketch.metric.reshape(b * g, d, 1)).squeeze(-1).sqrt() * (1 + 2.0**-13) + 2.0**-60
     length = square.sum(-1).sqrt() * (1 + 2.0**-13) + 2.0**-60
@@ -418,7 +425,7 @@ def prepared_twin(
     wide = torch.where((wide > unit * 2.0**-20) & (wide < unit), wide, unit)
     lowest = torch.full((b * h,), -LIMIT, dtype=torch.int32, device=q.device)
     empty = torch.zeros(b * h, BINS, dtype=torch.int32, device=q.device)
-    return Prepared(bias, torch.stack(rows, -1), torch.where(wide > 0, wide, 1.0), lowest, empty)
+    return Prepared(bias, torch.stack(rows, -1), torch.where(wide > 0, wide, 1.0), lowest, empty, empty[:, 0])
 
 
 def bounded(q: Tensor, sketch: Sketch, lengths: Tensor, known: Prepared) -> Terms:
@@ -463,7 +470,7 @@ def bounded(q: Tensor, sketch: Sketch, lengths: Tensor, known: Prepared) -> Term
         FAST=not interpreted(),
         num_warps=1,
     )
-    return Terms(*out, known.widest, known.nu, known.counts, lengths)
+    return Terms(*out, known.widest, known.nu, known.counts, known.arrived, lengths)
 
 
 def bounded_twin(q: Tensor, sketch: Sketch, lengths: Tensor, known: Prepared) -> Terms:
@@ -475,7 +482,7 @@ def bounded_twin(q: Tensor, sketch: Sketch, lengths: Tensor, known: Prepared) ->
     steps = sketch.scale.reshape(heads, c, 1, d).float()
     codes = unpacked(sketch.codes, 4).reshape(heads, c, GROUP, d).float()
     sums = codes @ (x.unsqueeze(1) * steps).half().float().transpose(-1, -2)  # (bg, c, G, r)
-    middle = sums * (grown / _LIFT.value).unsqueeze(1) + known.bias[..., :r].unsqueeze(2)
+    middle = sums * (grown / _LIFT.value).unsqueeze(1) + known.bias.unsqueeze(2)
     radius = sketch.radius.reshape(heads, c, GROUP, 1).float()
     long = lengths[:, :, : c * GROUP].reshape(heads, c, GROUP, 1).float()
     margin = (error * sketch.reach.reshape(heads, c, 1) + least).unsqueeze(2)
@@ -488,4 +495,4 @@ def bounded_twin(q: Tensor, sketch: Sketch, lengths: Tensor, known: Prepared) ->
     mass = torch.exp2((middle - _DOUBT.value * half - top.unsqueeze(2)) / STEPS).sum(2)
     widest = top.amax(1).reshape(-1) if c else known.widest
     offset = offset.permute(0, 3, 1, 2).reshape(b * h, c * GROUP).contiguous()
-    return Terms(offset, top, mass, widest, known.nu, known.counts, lengths.reshape(heads, -1))
+    return Terms(offset, top, mass, widest, known.nu, known.counts, known.arrived, lengths.reshape(heads, -1))

@@ -1,8 +1,8 @@
 """One decoding step that reads a fraction of the cache and proves that it was enough, on a GPU.
 
-Seven kernels, none of which waits for the host: constants of the step; a bound for every token from the sketch; a
-histogram of the bounds; marks from where it is cut on; a list; attention over the list; the answer with its bound. With
-a limit on the bound two more follow, which do nothing unless a row is beyond it. With a confidence below 1 tokens are
+Six kernels, none of which waits for the host: constants of the step; a bound for every token from the sketch; a
+histogram of the bounds; a list from where it is cut on; attention over the list; the answer with its bound. With a
+limit on the bound one more follows, which does nothing unless a row is beyond it. With a confidence below 1 tokens are
 drawn instead of cut off, so that fewer are read. Buffers and grids depend on the shapes alone, so a step can be
 captured in a CUDA graph; its draws differ whenever it is replayed.
 """
@@ -17,7 +17,7 @@ from jaxtyping import Float, Float32, Int64
 from torch import Tensor
 
 from avow.errors import DtypeError, ParameterError, ShapeError
-from avow.kernels import choice, gather_attention, merging, sampling, sketch_pass
+from avow.kernels import choice, gather_attention, merging, reading_again, sampling, sketch_pass
 from avow.kernels.merging import Decoded
 from avow.kernels.sample_bounds import Logs
 from avow.maths.norms import slack
@@ -81,18 +81,18 @@ def decode(
     q = q.detach().contiguous()
     known = sketch_pass.prepared(q, sketch, lengths.most, hint, scale, sampling.shortest(drop, limit, confidence))
     terms = sketch_pass.bounded(q, sketch, lengths.each, known)
-    s, counted = k.shape[2], choice.counted(terms)
+    s = k.shape[2]
     if seed is None:
-        marks = choice.marked(terms, counted, lengths.most, drop, s)
+        chosen = choice.marked(terms, choice.counted(terms), lengths.most, drop, s)
     else:
-        goal, logs = sampling.goal(drop, limit, q.dtype), Logs.of(confidence)
-        marks = sampling.drawn(terms, counted, lengths.most, goal, logs, seed, s)
-    chosen = choice.listed(marks, s, seed)
+        logs = Logs.of(confidence)
+        rims = sampling.planned(terms, lengths.most, sampling.goal(drop, limit, q.dtype), logs)
+        chosen = sampling.drawn(terms, rims, logs, seed, s)
     parts = gather_attention.attended(q, k, v, chosen, scale)
     if limit is None:
         return merging.merged(q, v, parts, terms, chosen, lengths.most, drop, scale)
     found = merging.merged(q, v, parts, terms, chosen, lengths.most, math.inf, scale, limit)
-    merging.read_again(q, k, v, terms, chosen, lengths.most, scale, found)
+    reading_again.read_again(q, k, v, terms, lengths.most, scale, found)
     return found
 
 
@@ -116,19 +116,18 @@ def decode_twin(
     q = q.detach()
     known = sketch_pass.prepared_twin(q, sketch, lengths.most, hint, scale, sampling.shortest(drop, limit, confidence))
     terms = sketch_pass.bounded_twin(q, sketch, lengths.each, known)
-    s, counted = k.shape[2], choice.counted_twin(terms)
+    s = k.shape[2]
     if seed is None:
-        marks = choice.marked_twin(terms, counted, lengths.most, drop, s)
+        chosen = choice.marked_twin(terms, choice.counted_twin(terms), lengths.most, drop, s)
     else:
-        goal, logs = sampling.goal(drop, limit, q.dtype), Logs.of(confidence)
-        rims = sampling.planned_twin(terms, counted, lengths.most, goal, logs)
-        marks = sampling.drawn_twin(terms, rims, logs, seed, s)
-    chosen = choice.listed_twin(marks, s, seed)
+        logs = Logs.of(confidence)
+        rims = sampling.planned_twin(terms, lengths.most, sampling.goal(drop, limit, q.dtype), logs)
+        chosen = sampling.drawn_twin(terms, rims, logs, seed, s)
     parts = gather_attention.attended_twin(q, k, v, chosen, scale)
     if limit is None:
         return merging.merged_twin(q, v, parts, terms, chosen, lengths.most, drop, scale)
     found = merging.merged_twin(q, v, parts, terms, chosen, lengths.most, math.inf, scale, limit)
-    merging.read_again_twin(q, k, v, terms, chosen, lengths.most, scale, found)
+    reading_again.read_again_twin(q, k, v, terms, lengths.most, scale, found)
     return found
 
 

@@ -35,6 +35,13 @@ def span(part, parts, length, rows, table, REVERSE: tl.constexpr, PACKED: tl.con
 
 
 @triton.jit
+def piece_of(start, many, piece, PIECES: tl.constexpr, C: tl.constexpr):
+    """The rows of one of the pieces that a part is cut into, of whole chunks but for the last."""
+    size = tl.cdiv(many, PIECES * C) * C
+    return start + piece * size, tl.maximum(tl.minimum(size, many - piece * size), 0)
+
+
+@triton.jit
 def nearest(x, PRECISION: tl.constexpr):
     """Factors of a product in TF32, each the nearest that it has: tensor cores cut digits off, always towards zero."""
     if PRECISION == "tf32" and x.dtype == tl.float32:

@@ -1,0 +1,161 @@
+"""What scans are made of: sums of parts in pieces, wide keys, weighted gradients, shares that are added."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import torch
+
+from avow.kernels.interpreted import interpret
+
+interpret()
+
+from avow.kernels import causal_scan, cuts, feature_attention  # noqa: E402
+from avow.kernels.feature_twin import feature_attention_twin  # noqa: E402
+from avow.kernels.feature_whole import feature_attention_whole  # noqa: E402
+from avow.kernels.linear_attention import LinearState, linear_attention, linear_attention_twin  # noqa: E402
+from avow.kernels.linear_whole import linear_attention_whole  # noqa: E402
+from tests.test_kernels_linear import drawn, features, judged, linear  # noqa: E402
+
+
+@pytest.fixture(autouse=True)
+def few_processors(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """A device that a few long parts fill."""
+    monkeypatch.setattr(cuts, "_PROCESSORS", 1)
+    monkeypatch.setattr(cuts, "_WHOLE", 64)
+    yield
+
+
+@pytest.fixture
+def many(monkeypatch: pytest.MonkeyPatch) -> int:
+    """So many pieces of every part, of which some may be empty."""
+    monkeypatch.setattr(cuts, "pieces", lambda cut, programs, resident, whole: 3)
+    return 3
+
+
+def test_sums_in_pieces_are_as_near_to_the_truth_as_the_formula(many: int) -> None:
+    parts = cuts.cut(333, 1, 24, 16, 2)
+    assert parts.parts > 1
+    assert causal_scan.summed(*drawn(1, 1, 1, 333, 24, 16)[1:], parts, 0, False, None, True).many == many
+    q, k, v = drawn(1, 1, 1, 333, 24, 16, torch.bfloat16)
+    judged(lambda q, k, v: linear_attention(q, k, v, True)[0], linear(True), (q, k, v))
+
+
+def test_features_in_pieces_are_as_near_to_the_truth_as_the_formula(many: int) -> None:
+    directions, inputs = torch.randn(40, 16), drawn(1, 1, 1, 333, 16, 24, torch.bfloat16)
+    judged(
+        lambda q, k, v: feature_attention.feature_attention(q, k, v, directions).out, features(directions, 0.25), inputs
+    )
+
+
+def test_pieces_of_all_keys_are_as_near_to_the_truth_as_the_formula(many: int) -> None:
+    inputs, directions = drawn(1, 1, 1, 200, 16, 16), torch.randn(32, 16)
+    judged(
+        lambda q, k, v: feature_attention_whole(q, k, v, directions, 0.25).out,
+        features(directions, 0.25, False),
+        inputs,
+    )
+    q, k, v = inputs
+    torch.testing.assert_close(linear_attention_whole(q, k, v), q @ (k.mT @ v), rtol=1e-4, atol=1e-3)
+
+
+def test_pieces_of_packed_sequences_do_not_see_each_other(many: int) -> None:
+    q, k, v = drawn(1, 1, 1, 300, 16, 16)
+    starts = torch.tensor([0, 0, 170, 171, 300])
+    initial = LinearState(torch.randn(4, 1, 16, 16), torch.rand(4, 1, 16))
+    found, last = linear_attention(q, k, v, True, initial, starts)
+    truth, wanted = linear_attention_twin(q.double(), k.double(), v.double(), True, initial, starts)
+    torch.testing.assert_close(found.double(), truth, rtol=1e-4, atol=1e-5)
+    torch.testing.assert_close(last.sums.double(), wanted.sums, rtol=1e-4, atol=1e-4)
+    directions = torch.randn(32, 16)
+    mean = feature_attention.feature_attention(q, k, v, directions, starts=starts).out
+    for start, stop in ((0, 170), (170, 171), (171, 300)):
+        some = slice(start, stop)
+        own = feature_attention_twin(q[:, :, some].double(), k[:, :, some].double(), v[:, :, some].double(), directions)
+        torch.testing.assert_close(mean[:, :, some].double(), own.out, rtol=1e-4, atol=1e-5)
+
+
+def test_a_scan_that_forgets_pieces_is_seen(many: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    summed = causal_scan.summed
+
+    def forgetful(*given: Any) -> causal_scan.Pieces:
+        found = summed(*given)
+        found.sums[:, 1::many] = 0
+        return found
+
+    monkeypatch.setattr(causal_scan, "summed", forgetful)
+    with pytest.raises(AssertionError, match=r"out: .* off, the formula"):
+        judged(lambda q, k, v: linear_attention(q, k, v)[0], linear(False), drawn(1, 1, 1, 333, 16, 16))
+
+
+@pytest.mark.parametrize(
+    ("parts", "programs", "resident"), [(4, 64, 3), (4, 16, 2), (16, 16, 2), (2, 1, 1), (7, 300, 2)]
+)
+def test_pieces_leave_little_of_a_device_idle(
+    parts: int, programs: int, resident: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(cuts, "_PROCESSORS", 132)
+    cut = cuts.Cut(parts, 1024)
+
+    def idle(pieces: int) -> float:
+        busy = (parts - 1) * programs * pieces / (132 * resident)
+        return math.ceil(busy) / busy
+
+    chosen = cuts.pieces(cut, programs, resident, False)
+    assert 1 <= chosen <= cuts.MOST_PIECES
+    assert all(idle(chosen) <= 1.05 * idle(other) for other in range(1, cuts.MOST_PIECES + 1))
+    assert all(idle(fewer) > idle(chosen) for fewer in range(1, chosen))
+    # A part alone has nothing before it.
+    assert cuts.pieces(cuts.Cut(1, 1024), programs, resident, False) == 1
+
+
+def test_a_key_is_counted_on_all_its_way() -> None:
+    q = torch.empty(1, 1, 600, 16, dtype=torch.bfloat16)
+    parts = feature_attention._parts(q, 64, 16, None)
+    # Through the sums of its part in chunks of 64, the parts, and the rows of another part.
+    assert parts.parts > 1
+    assert feature_attention.steps(q, 64, 16) >= parts.length // 64 + parts.parts + 1
+
+
+@pytest.mark.parametrize("normalise", [True, False])
+def test_wide_keys_are_as_near_to_the_truth_as_the_formula(normalise: bool) -> None:
+    inputs = drawn(1, 2, 1, 139, 128, 128, torch.bfloat16)
+    judged(lambda q, k, v: linear_attention(q, k, v, normalise)[0], linear(normalise), inputs)
+
+
+def test_layouts_leave_no_column_out() -> None:
+    for m, e, size, plain in ((128, 128, 2, True), (128, 128, 2, False), (100, 24, 2, True), (24, 100, 4, True)):
+        for chosen in (cuts.config(m, e, size, plain), cuts.config_of_sums(m, e, size)):
+            assert cuts.divided(e, chosen.columns) * chosen.columns >= e
+            assert chosen.columns <= cuts.padded(e)
+
+
+@pytest.mark.parametrize("kind", [torch.bfloat16, torch.float32])
+def test_gradients_are_weighted_by_normalisers(kind: torch.dtype) -> None:
+    gradient, out = torch.randn(2, 3, 71, 48).to(kind)[..., :24], torch.randn(2, 3, 71, 24).to(kind)
+    norm = torch.rand(2, 3, 71) + 0.1
+    norm[0, 0, 5] = 0  # a row that saw nothing was divided by one
+    found = causal_scan.weighted(gradient, out, norm)
+    weight = torch.where(norm == 0, 1.0, 1 / norm.double())
+    slope = -(gradient.double() * out.double()).sum(-1)
+    slope[0, 0, 5] = 0
+    for ours, truth in (
+        (found.weight, weight),
+        (found.slope, slope),
+        (found.weighted_slope, weight * slope),
+        (found.gradient, gradient.double() * weight[..., None]),
+    ):
+        plain = truth.to(ours.dtype).double()
+        assert float((ours.double() - truth).abs().max()) <= 2 * float((plain - truth).abs().max()) + 1e-5
+    torch.testing.assert_close(causal_scan.slopes(gradient, out)[1].double(), slope[1], rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("shape", [(3, 1, 2, 71, 24), (4, 1, 1, 300, 64), (1, 1, 1, 1, 1), (2, 1, 1, 5, 0)], ids=str)
+def test_shares_add_up_and_are_rounded_once(shape: tuple[int, ...]) -> None:
+    shares = torch.randn(shape).bfloat16()
+    found = feature_attention.added(shares, torch.bfloat16)
+    assert found.shape == shape[1:]
+    assert torch.equal(found, shares.float().sum(0).bfloat16())

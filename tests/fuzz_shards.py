@@ -18,7 +18,8 @@ import torch
 from avow.attend import Attended
 from avow.contract import Problem
 from avow.distributed.rounds import side_by_side
-from avow.distributed.sparse_rounds import Reading, Wish, shard_script
+from avow.distributed.readings import Reading
+from avow.distributed.sparse_rounds import Wish, shard_script
 from avow.errors import RangeError, ToleranceUnreachable
 from avow.links import Load
 from avow.methods.sparse import Sparse

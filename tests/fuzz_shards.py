@@ -2,8 +2,9 @@
 
 So many rows at least are held to deterministic bounds, and as many that sampled to statistical ones. Heads come from
 the families of `tests.sparse_cases`, and from `tests.generators`; their keys are dealt to one to seven shards, some of
-them empty, side by side in one process. Half of the calls ask for a tolerance, which must be kept. Statistical calls
-are made twice with different draws, and rows whose answers differ did sample: only those can miss their bounds.
+them empty, side by side in one process. Half of the calls ask for a tolerance, which must be kept; some have sketches
+of a part of the keys at hand, as caches do. Statistical calls are made twice with different draws, and rows whose
+answers differ did sample: only those can miss their bounds.
 """
 
 from __future__ import annotations
@@ -24,6 +25,7 @@ from avow.distributed.rounds import side_by_side
 from avow.distributed.sparse_rounds import Wish, shard_script
 from avow.errors import RangeError, ToleranceUnreachable
 from avow.links import Load
+from avow.maths.sketch import GROUP, sketched
 from avow.methods.sparse import Sparse
 from tests.fuzz import CONFIDENCE, judged
 from tests.fuzz_sparse import Found
@@ -47,14 +49,30 @@ def parted(p: Problem, ends: Sequence[int]) -> list[Problem]:
     ]
 
 
+def drawing(seed: int, ranks: int) -> list[torch.Generator]:
+    """Draws of so many shards, each its own."""
+    return [torch.Generator().manual_seed((1_000_003 * seed + rank) % 2**63) for rank in range(ranks)]
+
+
 def over_shards(
-    p: Problem, ends: Sequence[int], method: Sparse, tol: float | None = None, seed: int = 0, followed: bool = False
+    p: Problem,
+    ends: Sequence[int],
+    method: Sparse,
+    tol: float | None = None,
+    draws: Sequence[torch.Generator | None] | None = None,
+    followed: bool = False,
+    groups: int | None = None,
 ) -> Whole:
-    """The answer of shards that end at these keys; all of them must give the same."""
+    """The answer of shards that end at these keys; all of them must give the same.
+
+    Of each, up to so many `groups` of keys are sketched before, as those of a cache are.
+    """
     parts = parted(p, ends)
     wish = Wish(tol, method, ends[-1], max(part.k.shape[-2] for part in parts), len(ends), followed)
-    draws = [torch.Generator().manual_seed((1_000_003 * seed + rank) % 2**63) for rank in range(len(ends))]
-    found, loads = side_by_side([shard_script(part, wish, None, own) for part, own in zip(parts, draws, strict=True)])
+    known = [None if groups is None else sketched(part.k[:, :, : groups * GROUP], method.bits) for part in parts]
+    draws = drawing(0, len(ends)) if draws is None else draws
+    scripts = [shard_script(*given) for given in zip(parts, [wish] * len(ends), known, draws, strict=True)]
+    found, loads = side_by_side(scripts)
     first = found[0][0]
     for other, _ in found:
         assert torch.equal(other.out, first.out) and torch.equal(other.certificate.rows, first.certificate.rows)
@@ -80,14 +98,16 @@ def run(rows: int, seed: int, heads: int = 16, chance: float = 0.0) -> Found:
         ends = sorted(
             [*(rng.choice((0, s, rng.randint(0, s), rng.randint(0, s))) for _ in range(rng.randint(0, 6))), s]
         )
+        groups = rng.choice((None, None, 0, 1, 3))
         try:
             answers = [
-                over_shards(case.problem, ends, method, tol, drawn + i).answer for i in range(2 if chance else 1)
+                over_shards(case.problem, ends, method, tol, drawing(drawn + i, len(ends)), groups=groups).answer
+                for i in range(2 if chance else 1)
             ]
         except (RangeError, ToleranceUnreachable):
             continue
         except Exception as problem:
-            problem.add_note(f"{family}, seed {drawn}: {method.parameters} {p.sizes} {ends} {tol}")
+            problem.add_note(f"{family}, seed {drawn}: {method.parameters} {p.sizes} {ends} {tol} {groups}")
             raise
         for answer in answers:
             found = Found(judged(case, answer))
@@ -95,7 +115,7 @@ def run(rows: int, seed: int, heads: int = 16, chance: float = 0.0) -> Found:
             if tol is not None and not answer.certificate.keeps(tol):
                 found.tally.broken += 1
                 found.tally.stories.append(f"tol={tol} was not kept")
-            found.tally.stories = [f"{family} {drawn} {ends} {tol}: {story}" for story in found.tally.stories]
+            found.tally.stories = [f"{family} {drawn} {ends} {tol} {groups}: {story}" for story in found.tally.stories]
             total.add(found)
         if chance:
             total.sampled += 2 * int((answers[0].out != answers[1].out).any(-1).sum())

@@ -24,7 +24,6 @@ from torch import Tensor
 from avow.distributed.rounds import Script, added_up, largest
 from avow.distributed.shares import Extent, Shard
 from avow.maths import tails
-from avow.maths.outlook import SUMS
 from avow.maths.reading import Gathered
 
 # Samples, whose proofs depend on the draws, are planned four times, each larger and with the former in it. Plans take
@@ -49,8 +48,8 @@ class Known(NamedTuple):
     center: Float64[Tensor, "b g r e"]
     """c"""
     ref: Float64[Tensor, "b g r 1"]
-    sums: float
-    """What float64 rounds in sums over the tokens of all shards."""
+    rounded: Float64[Tensor, "b g r 1"]
+    """What weights and sums over the tokens of all shards may be too large by, as float64 computes them: a factor."""
 
 
 class Draws(NamedTuple):
@@ -213,15 +212,16 @@ def _missed(
     """How far the estimate is from the truth, at most, up to the chances that `logs` stand for."""
     total, average, *found = seen.split([1, known.center.shape[-1], 1, 1], -1)
     shrunk = (whole.origin - known.ref).exp()
-    rounded = 1 + SUMS + known.sums
     far = []
     for i, estimate in enumerate(found):
-        end, proved = ends[..., i : i + 1] * shrunk, variances[..., i : i + 1] * shrunk.square()
+        # Of the weights that were computed, each within the factor of what a sketch allows.
+        end = ends[..., i : i + 1] * shrunk * known.rounded
+        proved = variances[..., i : i + 1] * (shrunk * known.rounded).square()
         # The variance is never taken for more than proved.
-        variance = torch.minimum(tails.at_most(estimate, end.square(), logs[2 * i + 1]), proved)
-        far.append(tails.deviation(variance * rounded, end * rounded, logs[2 * i]))
+        variance = torch.minimum(tails.at_most(estimate * known.rounded, end.square(), logs[2 * i + 1]), proved)
+        far.append(tails.deviation(variance, end, logs[2 * i]))
     out = average / total.clamp(min=1e-300)
     shift = torch.linalg.vector_norm(out - known.center, dim=-1, keepdim=True)
     least = total - far[1]
-    moved = (far[0] + far[1] * shift) * rounded / (least * known.most).clamp(min=1e-300)
+    moved = (far[0] + far[1] * shift) * known.rounded / (least * known.most).clamp(min=1e-300)
     return torch.where(least > 0, moved, math.inf).nan_to_num(nan=math.inf, posinf=math.inf)

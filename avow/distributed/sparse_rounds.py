@@ -205,7 +205,8 @@ class _Tile(NamedTuple):
             # What was read, if the values of the rest cancel.
             center = state.out * state.total / (state.total + rest * (whole.origin - ref).exp())
             center = center.nan_to_num(nan=0.0, posinf=0.0, neginf=0.0)
-            known = Known(drop, most, state.length, center, ref, self._sums)
+            rounded = (1 + 2 * self._sums) * self._rounding(whole).clamp(max=_DEAD).exp()
+            known = Known(drop, most, state.length, center, ref, rounded)
             draws, read = yield from draw(
                 shard, whole, read, touched, place < cut, known, chance, self.generator, ranks
             )

@@ -25,6 +25,7 @@ from avow.distributed.sparse_gradients import gradient_script
 from avow.distributed.traffic import counted
 from avow.distributed.volume import sparse_bytes
 from avow.errors import AvowError, NonFiniteError, ParameterError, ToleranceUnreachable
+from avow.links import sparse_rounds as sparse_rounds_load
 from avow.methods.sparse import Sparse
 from avow.scaling import ways
 from tests import fuzz_shards
@@ -218,7 +219,7 @@ def test_processes_answer_as_the_same_shards_in_one(said: list[dict[str, Any]]) 
         ("no confidence", "ParameterError: confidence=0.0 must be above 0 and at most 1; try confidence=0.99"),
         ("axes", "ShapeError: shapes of q, k, v=(6, 3, 16), (2, 1000, 16), (2, 1000, 5) must have four axes; add"),
         ("tolerance", "ToleranceUnreachable: tol=1e-09 is less than can be proved, "),
-        ("gradient", "InputError: gradients of q, k or v at rank {last}=True must be as at rank 0, False; give all"),
+        ("gradient", " at rank {last}=True must be as at rank 0, False; give all processes the same"),
         ("loss", "InputError: norm of the gradient at rank {last}="),
     ],
 )
@@ -295,8 +296,23 @@ def test_what_processes_send_there_and_back_is_what_the_formula_says(
             assert there in known and returned == back > 0
 
 
+@pytest.mark.parametrize("chance", [0.0, 0.1])
+@pytest.mark.parametrize("heads", [2, 6])
+def test_shards_in_one_process_send_what_the_formula_says(heads: int, chance: float) -> None:
+    p = random_heads(1.0, heads, 500)
+    for ends in ([500], [500, 500], [1, 200, 300, 300, 500]):
+        (load, *others) = over_shards(p, ends, Sparse(chance=chance), 0.3).loads
+        tried = range(1, 5) if chance else (None,)
+        known = [sparse_rounds_load(p.sizes, len(ends), reports, rungs) for reports in (1, 2) for rungs in tried]
+        assert load in known and all(other == load for other in others)
+
+
 @pytest.mark.parametrize("ends", [(1024,), (500, 1024), (64, 64, 65, 1024)])
-def test_gradients_are_those_of_one_process_where_it_keeps_the_same(ends: tuple[int, ...]) -> None:
+@pytest.mark.parametrize("tiles", [[slice(0, 2)], [slice(0, 1), slice(1, 2)]])
+def test_gradients_are_those_of_one_process_where_it_keeps_the_same(
+    monkeypatch: pytest.MonkeyPatch, ends: tuple[int, ...], tiles: list[slice]
+) -> None:
+    monkeypatch.setattr(sparse_rounds, "row_tiles", lambda *_: tiles)
     # Five tokens outweigh all others by far, and both keep those alone.
     q, k, v = torch.ones(1, 4, 2, 16), 0.01 * torch.randn(1, 2, 1024, 16), torch.randn(1, 2, 1024, 5)
     k[:, :, [3, 64, 500, 501, 999]] += torch.tensor([9.0, 9.1, 8.9, 9.2, 9.0])[:, None]

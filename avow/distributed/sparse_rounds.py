@@ -22,6 +22,7 @@ from avow.certificates import measure_norms
 from avow.contract import Certificate, Problem
 from avow.distributed.draws import Known, draw
 from avow.distributed.readings import Kept, Reading
+from avow.distributed.reports import reported
 from avow.distributed.rounds import Script, added_up, largest, told_to_all
 from avow.distributed.shares import (
     BINS,
@@ -143,21 +144,6 @@ class _Found(NamedTuple):
     """What the tokens that were read count, by logarithms."""
 
 
-class _State(NamedTuple):
-    """What all shards know of the answer so far, in the unit of weights and in the size of values."""
-
-    out: Float64[Tensor, "b g r e"]
-    length: Float64[Tensor, "b g r 1"]
-    top: Float64[Tensor, "b g r 1"]
-    total: Float64[Tensor, "b g r 1"]
-    """What the tokens that were read weigh, relative to exp(top)."""
-    grown: Float64[Tensor, "b g r 1"]
-    """exp(top − origin)"""
-    shrunk: Float64[Tensor, "b g r 1"]
-    more: tuple[Tensor, ...]
-    """What else shards told, added up."""
-
-
 class _Tile(NamedTuple):
     """Some rows of all queries beside one shard."""
 
@@ -186,7 +172,7 @@ class _Tile(NamedTuple):
         touched = together(place < cut, shard.siblings)
         tokens = Tokens(shard.q.double() * p.scale, p.k, p.v, None, whole.size)
         read = Gathered.of(tokens).joined(touched)
-        state = yield from _reported(read, None, whole, ranks, shard.expected(whole, touched), shard.strays)
+        state = yield from reported(read, None, whole, ranks, shard.expected(whole, touched), shard.strays)
         rest, strays = state.more
         allowed = (drop * most * (state.total * state.grown + rest)).nan_to_num(nan=0.0)
         length = torch.minimum(state.length + drop * most, most)
@@ -218,7 +204,7 @@ class _Tile(NamedTuple):
                 seen = kept | draws.touched
             read = read.joined(kept)
             here = seen.sum(-1, keepdim=True).double()
-            state = yield from _reported(read, odds, whole, ranks, left(terms, kept, budget), here)
+            state = yield from reported(read, odds, whole, ranks, left(terms, kept, budget), here)
             rest, everywhere = state.more
             ratio = whole.ratio(state.length, length) * (1 + self._sums)
             tail = most_moved(rest, budget) * ratio
@@ -292,21 +278,3 @@ class _Tile(NamedTuple):
             (1 + self._sums) * torch.exp(2 * delta.clamp(max=_DEAD))
         )
         return (room * (1 - 1e-6)).nan_to_num(nan=0.0).clamp(min=0.0)
-
-
-def _reported(
-    read: Gathered, odds: Float64[Tensor, "b g r s"] | None, whole: Extent, ranks: int, *more: Tensor
-) -> Script[_State]:
-    """What all shards have read, each token counted once or by its odds, and the sums of what else they tell."""
-    own = torch.where(read.total > 0, read.top, -math.inf)
-    top = yield from largest(own, ranks)
-    top = top.masked_fill(top == -math.inf, 0.0)
-    share = (own - top).exp()
-    weights = read.weights if odds is None else read.weights / read.at(odds).clamp(min=1e-300)
-    values = read.average(weights) * share
-    sums = yield from added_up(torch.cat([read.sum(weights) * share, values, *more], -1), ranks)
-    total, average, *others = sums.split([1, values.shape[-1], *(x.shape[-1] for x in more)], -1)
-    out = average / total.clamp(min=1e-300)
-    length = torch.linalg.vector_norm(out, dim=-1, keepdim=True)
-    grown = (top - whole.origin).clamp(max=700.0).exp()
-    return _State(out, length, top, total, grown, (whole.origin - top).exp(), tuple(others))

@@ -16,8 +16,9 @@ from avow.maths.cholesky import candidates, rounds
 
 # Numbers beside its answer that a row of a partial answer travels with, so that its certificate can be merged.
 _PARTIAL = 10
-# Sparse attention's rounds: bins and shares as `avow.distributed.shares` has them.
+# Sparse attention's rounds: bins and shares as `avow.distributed.shares` has them, and plans as `draws` does.
 _FIRST_BINS, _BINS, _SHARES = 128, 160, 3
+_PLAN_BINS, _LADDER = 256, 4
 
 # Numbers of a channel's frame: moments told, a frame heard.
 _FRAME = 4 + 3
@@ -84,14 +85,26 @@ def ring(z: Sizes, ranks: int) -> Load:
     return ring_block(z, ranks).times(ranks - 1)
 
 
-def sparse_rounds(z: Sizes, ranks: int, reports: int = 1) -> Load:
-    """Sparse attention, keys sharded, every rank with all queries; `reports` until all rows are proved, 1 to 3."""
+def sparse_rounds(z: Sizes, ranks: int, reports: int = 1, rungs: int | None = None) -> Load:
+    """Sparse attention, keys sharded, every rank with all queries; `reports` until all rows are proved, 1 to 3.
+
+    Where rows may be sampled, `rungs` are the samples that some row tried, 0 to 4.
+    """
     rows, heads = z.batch * z.heads * z.queries, z.batch * z.key_heads
-    sums = 1 if z.heads == z.key_heads else 2
+    # Rows that sample share nothing with their siblings, and so need not weigh each other's needs.
+    sums = 1 if z.heads == z.key_heads or rungs is not None else 2
     wide = [2 * rows + 3 * heads, rows, rows * (1 + z.value_dim + 2)]
     wide += [rows, rows * (1 + z.value_dim + 2 + _SHARES + 1)] * reports
     narrow = [rows * (_FIRST_BINS + 2), *[rows * _BINS * (3 + _SHARES)] * sums]
-    told = _sum(added_up(count, item, ranks) for item, counts in ((8, wide), (4, narrow)) for count in counts)
+    byte: list[int] = []
+    if rungs is not None:
+        narrow[0] += rows * _FIRST_BINS
+        narrow.append(rows * 3 * _PLAN_BINS)
+        wide += [rows * (1 + 3 * _LADDER), rows * 2 * _LADDER, *[rows * (1 + z.value_dim + 2)] * rungs]
+        byte = [rows] * rungs
+    told = _sum(
+        added_up(count, item, ranks) for item, counts in ((8, wide), (4, narrow), (1, byte)) for count in counts
+    )
     # After each report but a third, a byte says whether to go on.
     return told + told_to_all(1, ranks).times(min(reports, 2))
 

@@ -5,10 +5,10 @@ from __future__ import annotations
 import math
 import multiprocessing
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from datetime import timedelta
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import pytest
 import torch
@@ -18,15 +18,20 @@ from torch import Tensor
 import avow
 from avow.bench import shards
 from avow.contract import Problem
-from avow.distributed import attend_sparse, shares, simulated, sparse_rounds
+from avow.distributed import draws, shares, simulated, sparse_rounds
 from avow.distributed.rounds import over_processes, side_by_side
-from avow.distributed.traffic import PAGE, counted
+from avow.distributed.sparse import attend_sparse, own_generator
+from avow.distributed.sparse_gradients import gradient_script
+from avow.distributed.traffic import counted
+from avow.distributed.volume import sparse_bytes
 from avow.errors import AvowError, NonFiniteError, ParameterError, ToleranceUnreachable
 from avow.links import sparse_rounds as sparse_rounds_load
 from avow.methods.sparse import Sparse
 from avow.scaling import ways
 from tests import fuzz_shards
-from tests.fuzz_shards import over_shards
+from tests.fuzz import CONFIDENCE
+from tests.fuzz_shards import Whole, over_shards, parted
+from tests.fuzz_sparse import Interval
 
 pytestmark = pytest.mark.processes
 
@@ -66,11 +71,44 @@ def mistakes(rank: int, group: dist.ProcessGroup) -> dict[str, str]:
         "method": ask(q, k, v, method=Sparse(bits=8 if odd else 4)),
         "queries": ask(q + odd, k, v),
         "nan": ask(q, k * (math.nan if odd else 1.0), v),
-        "chance": ask(q, k, v, method=Sparse(chance=0.1)),
+        "confidence": ask(q, k, v, confidence=0.9 if odd else 0.99),
+        "no confidence": ask(q, k, v, confidence=0.0),
         "axes": ask(q[0], k[0], v[0]),
         "tolerance": ask(q, k, v, tol=1e-9),
-        "gradient": ask(q, k, v.requires_grad_()),
+        "gradient": ask(q, k, v.clone().requires_grad_() if odd else v),
+        "loss": message(lambda: part_of_the_loss(q, k, v, group, 1.0 + odd)),
     }
+
+
+def part_of_the_loss(q: Tensor, k: Tensor, v: Tensor, group: dist.ProcessGroup, share: float) -> None:
+    out, _ = attend_sparse(q.clone().requires_grad_(), k, v, group=group, enable_gqa=True)
+    (out.sum() * share).backward()
+
+
+class Followed(NamedTuple):
+    """An answer, the gradients of its product with `loss`, and the bytes that this process sent there and back."""
+
+    out: Tensor
+    certificate: str
+    grads: tuple[Tensor, ...]
+    sent: tuple[int, int]
+
+
+def loss(dtype: torch.dtype) -> Tensor:
+    return torch.randn(1, 6, 3, 5, generator=torch.Generator().manual_seed(3)).to(dtype)
+
+
+def followed(dtype: torch.dtype, part: slice, group: dist.ProcessGroup, confidence: float | None) -> Followed:
+    q, k, v = inputs(dtype)
+    given = [x.clone().requires_grad_() for x in (q, k[:, :, part], v[:, :, part])]
+    draws = torch.Generator().manual_seed(11)
+    with counted() as there:
+        out, certificate = attend_sparse(
+            *given, group=group, tol=0.3, confidence=confidence, enable_gqa=True, generator=draws
+        )
+    with counted() as back:
+        grads = torch.autograd.grad((out * loss(dtype)).sum(), given)
+    return Followed(out.detach(), certificate.to_json(), grads, (there.sent, back.sent))
 
 
 def spread(rank: int, group: dist.ProcessGroup) -> dict[str, tuple[Tensor, tuple[int, ...]]]:
@@ -107,6 +145,8 @@ def process(rank: int, folder: str) -> None:
                     out, certificate = attend_sparse(q, *mine, group=group, tol=tol, enable_gqa=True)
                 found[f"{dtype} {tol}"] = out, certificate.to_json()
                 found[f"sent {dtype} {tol}"] = traffic.sent
+            for confidence in (None, 0.9):
+                found[f"followed {dtype} {confidence}"] = followed(dtype, slice(start, end), group, confidence)
         found["mistakes"] = mistakes(rank, group)
         found["ways"] = spread(rank, group)
         torch.save(found, f"{folder}/{rank} of {world}.pt")
@@ -134,7 +174,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(params=list(ENDS))
 def said(request: pytest.FixtureRequest, folder: Path) -> list[dict[str, Any]]:
-    return [torch.load(folder / f"{rank} of {request.param}.pt") for rank in range(request.param)]
+    return [torch.load(folder / f"{rank} of {request.param}.pt", weights_only=False) for rank in range(request.param)]
 
 
 def errors(out: Tensor, q: Tensor, k: Tensor, v: Tensor, scale: float) -> Tensor:
@@ -153,9 +193,8 @@ def test_processes_give_one_answer_within_one_bound(said: list[dict[str, Any]], 
     assert out.dtype == dtype and certificate.method == "sparse" and certificate.kind == "deterministic"
     assert certificate.keeps(tol)
     assert bool((errors(out, q, k, v, 0.25) <= certificate.rows).all())
-    # What the rounds send, and a page to each for agreeing.
-    ranks, sizes = len(said), Problem.of(q, k, v, enable_gqa=True).sizes
-    known = [sparse_rounds_load(sizes, ranks, reports).sent + (ranks - 1) * PAGE for reports in (1, 2)]
+    sizes = Problem.of(q, k, v, enable_gqa=True).sizes
+    known = [sparse_bytes(sizes, len(said), reports=reports) for reports in (1, 2)]
     assert all(one[f"sent {dtype} {tol}"] in known for one in said)
     share = float(certificate.reason.removeprefix("read ").partition("%")[0])
     assert 0 < share < 60
@@ -176,10 +215,12 @@ def test_processes_answer_as_the_same_shards_in_one(said: list[dict[str, Any]]) 
         ("method", "InputError: method at rank {last}=Sparse(drop=0.005, bits=8, chance=0.0) must be as at rank 0, Sp"),
         ("queries", "InputError: digest of q at rank {last}="),
         ("nan", "NonFiniteError: rank {last}: k[0, 0, 0, 0]=nan must be finite; mend k first"),
-        ("chance", "ParameterError: method: chance=0.1 has no proof over shards; use chance=0"),
+        ("confidence", "InputError: confidence at rank {last}=0.9 must be as at rank 0, 0.99; give all processes the"),
+        ("no confidence", "ParameterError: confidence=0.0 must be above 0 and at most 1; try confidence=0.99"),
         ("axes", "ShapeError: shapes of q, k, v=(6, 3, 16), (2, 1000, 16), (2, 1000, 5) must have four axes; add"),
         ("tolerance", "ToleranceUnreachable: tol=1e-09 is less than can be proved, "),
-        ("gradient", "NotDifferentiable: requires_grad=True has no gradient over processes; use torch.no_grad()"),
+        ("gradient", " at rank {last}=True must be as at rank 0, False; give all processes the same"),
+        ("loss", "InputError: norm of the gradient at rank {last}="),
     ],
 )
 def test_all_processes_are_told_who_is_to_blame(said: list[dict[str, Any]], name: str, words: str) -> None:
@@ -192,6 +233,104 @@ def test_processes_that_never_met_are_told_so() -> None:
     q, k, v = inputs(torch.float32)
     with pytest.raises(ParameterError, match=r"call torch\.distributed\.init_process_group first, or use avow\.attend"):
         attend_sparse(q, k, v, enable_gqa=True)
+
+
+def kept_gradients(p: Problem, ends: Sequence[int], whole: Whole, grad: Tensor) -> list[Tensor]:
+    """What autograd says in float64 of the tokens that shards kept, each by its odds."""
+    b, h, n, s = *p.q.shape[:3], p.k.shape[-2]
+    counted_as = torch.full((b, h, n, s), -math.inf, dtype=torch.float64)
+    for start, end, reading in zip([0, *ends[:-1]], ends, whole.readings, strict=True):
+        for kept in reading.kept:
+            rows = range(n)[kept.rows]
+            some = torch.full((b * p.k.shape[1], kept.logs.shape[1], end - start), -math.inf, dtype=torch.float64)
+            some[kept.head, :, kept.place] = kept.logs
+            counted_as[:, :, kept.rows, start:end] = some.reshape(b, h, len(rows), end - start)
+    q, k, v = (x.double().clone().requires_grad_() for x in (p.q, p.k, p.v))
+    keys, values = (x.repeat_interleave(h // k.shape[1], 1) for x in (k, v))
+    logits = p.scale * (q @ keys.mT)
+    odds = (logits.detach() - counted_as).nan_to_num(posinf=math.inf)
+    out = torch.softmax(logits - odds, -1) @ values
+    return list(torch.autograd.grad((out * grad.double()).sum(), [q, k, v]))
+
+
+def apart(found: Tensor, truth: Tensor) -> float:
+    return float((found.double() - truth).norm() / truth.norm())
+
+
+@pytest.mark.parametrize("dtype", TYPES)
+@pytest.mark.parametrize("confidence", [None, 0.9])
+def test_gradients_of_processes_are_those_of_what_they_kept(
+    said: list[dict[str, Any]], dtype: torch.dtype, confidence: float | None
+) -> None:
+    (out, text, *_), *others = answers = [one[f"followed {dtype} {confidence}"] for one in said]
+    assert all(torch.equal(out, other.out) and text == other.certificate for other in others)
+    q, k, v = inputs(dtype)
+    p, ends = Problem.of(q, k, v, enable_gqa=True), ENDS[len(said)]
+    method = Sparse() if confidence is None else Sparse(chance=1 - confidence)
+    own = [own_generator(method, rank, q.device, torch.Generator().manual_seed(11)) for rank in range(len(said))]
+    whole = over_shards(p, ends, method, 0.3, own, followed=True)
+    assert torch.equal(out, whole.answer.out) and text == whole.answer.certificate.to_json()
+    truth = kept_gradients(p, ends, whole, loss(dtype))
+    allowed = {torch.float64: 1e-13, torch.float32: 1e-6}.get(dtype, 8e-3)
+    for one in answers:
+        assert torch.equal(one.grads[0], answers[0].grads[0]) and apart(one.grads[0], truth[0]) <= allowed
+    for number in (1, 2):
+        found = torch.cat([one.grads[number] for one in answers], 2)
+        assert found.dtype == dtype and apart(found, truth[number]) <= allowed
+    # Unkept tokens have no gradient, and kept ones do.
+    assert 0 < int((truth[2] != 0).any(-1).sum()) < k.shape[2] * k.shape[1]
+
+
+@pytest.mark.parametrize("confidence", [None, 0.9])
+def test_what_processes_send_there_and_back_is_what_the_formula_says(
+    said: list[dict[str, Any]], confidence: float | None
+) -> None:
+    for dtype in TYPES:
+        q, k, v = inputs(dtype)
+        sizes, ranks = Problem.of(q, k, v, enable_gqa=True).sizes, len(said)
+        tried = (None,) if confidence is None else range(5)
+        known = {sparse_bytes(sizes, ranks, reports=reports, rungs=rungs) for reports in (1, 2) for rungs in tried}
+        back = sparse_bytes(sizes, ranks, gradients=True) - sparse_bytes(sizes, ranks)
+        for one in said:
+            there, returned = one[f"followed {dtype} {confidence}"].sent
+            assert there in known and returned == back > 0
+
+
+@pytest.mark.parametrize("chance", [0.0, 0.1])
+@pytest.mark.parametrize("heads", [2, 6])
+def test_shards_in_one_process_send_what_the_formula_says(heads: int, chance: float) -> None:
+    p = random_heads(1.0, heads, 500)
+    for ends in ([500], [500, 500], [1, 200, 300, 300, 500]):
+        (load, *others) = over_shards(p, ends, Sparse(chance=chance), 0.3).loads
+        tried = range(1, 5) if chance else (None,)
+        known = [sparse_rounds_load(p.sizes, len(ends), reports, rungs) for reports in (1, 2) for rungs in tried]
+        assert load in known and all(other == load for other in others)
+
+
+@pytest.mark.parametrize("ends", [(1024,), (500, 1024), (64, 64, 65, 1024)])
+@pytest.mark.parametrize("tiles", [[slice(0, 2)], [slice(0, 1), slice(1, 2)]])
+def test_gradients_are_those_of_one_process_where_it_keeps_the_same(
+    monkeypatch: pytest.MonkeyPatch, ends: tuple[int, ...], tiles: list[slice]
+) -> None:
+    monkeypatch.setattr(sparse_rounds, "row_tiles", lambda *_: tiles)
+    # Five tokens outweigh all others by far, and both keep those alone.
+    q, k, v = torch.ones(1, 4, 2, 16), 0.01 * torch.randn(1, 2, 1024, 16), torch.randn(1, 2, 1024, 5)
+    k[:, :, [3, 64, 500, 501, 999]] += torch.tensor([9.0, 9.1, 8.9, 9.2, 9.0])[:, None]
+    p, grad = Problem.of(q, k, v, enable_gqa=True), torch.randn(1, 4, 2, 5)
+    given = [x.clone().requires_grad_() for x in (q, k, v)]
+    out, alone = avow.attend(*given, method="sparse", tol=1e-3, enable_gqa=True)
+    whole = over_shards(p, ends, Sparse(), 1e-3, followed=True)
+    assert alone.reason == "read 0.5% of the tokens in full"
+    assert whole.answer.certificate.reason == "read 0.5% of the tokens of all shards in full"
+    scripts = [
+        gradient_script(part.q, part.k, part.v, grad, reading, p.scale, len(ends))
+        for part, reading in zip(parted(p, ends), whole.readings, strict=True)
+    ]
+    found, _ = side_by_side(scripts)
+    expected = torch.autograd.grad((out * grad).sum(), given)
+    parts = found[0].q, torch.cat([one.k for one in found], 2), torch.cat([one.v for one in found], 2)
+    assert apart(whole.answer.out, out.detach().double()) <= 1e-7
+    assert all(apart(one, other.double()) <= 1e-6 for one, other in zip(parts, expected, strict=True))
 
 
 @pytest.mark.parametrize("name", [way.name for way in ways(shards.problem(2, True).sizes)])
@@ -271,12 +410,13 @@ HOSTILE: dict[str, Callable[[Tensor, Tensor, Tensor], tuple[Tensor, Tensor, Tens
 }
 
 
+@pytest.mark.parametrize("chance", [0.0, 0.001])
 @pytest.mark.parametrize("name", HOSTILE)
-def test_hostile_heads_keep_their_bounds(name: str) -> None:
+def test_hostile_heads_keep_their_bounds(name: str, chance: float) -> None:
     q, k, v = torch.randn(2, 4, 3, 8), torch.randn(2, 2, 330, 8), torch.randn(2, 2, 330, 6)
     q, k, v = HOSTILE[name](q.abs(), k, v)
     p = Problem.of(q, k, v, enable_gqa=True)
-    out, certificate = over_shards(p, [200, 200, 201, 330], Sparse()).answer
+    out, certificate = over_shards(p, [200, 200, 201, 330], Sparse(chance=chance)).answer
     found = errors(out, q, k, v, 8**-0.5).nan_to_num(nan=0.0)
     assert bool((found <= certificate.rows).all())
     # Queries that see all keys alike have to read nearly all of them; nothing else may be so unsure.
@@ -300,7 +440,7 @@ def test_what_cannot_be_proved_is_refused_alike() -> None:
 
 def test_bounds_hold_in_a_slice_of_the_fuzz() -> None:
     found = fuzz_shards.run(2_000, 5)
-    assert found.sound and found.rows >= 2_000, found.stories
+    assert found.sound and found.tally.rows >= 2_000, found.tally.stories
 
 
 @pytest.mark.parametrize("share", [0.0, 0.02])
@@ -312,4 +452,59 @@ def test_shards_that_own_up_to_too_little_are_caught(monkeypatch: pytest.MonkeyP
 
     monkeypatch.setattr(sparse_rounds, "left", lying)
     found = fuzz_shards.run(1_200, 5)
-    assert not found.sound and found.broken > 0 and found.stories
+    assert not found.sound and found.tally.broken > 0 and found.tally.stories
+
+
+def flat_heads(rows: int) -> Problem:
+    """Heads that look at all keys nearly alike: only samples can save anything."""
+    q, k, v = torch.randn(1, 2, rows, 16), torch.randn(1, 1, 2048, 16), torch.randn(1, 1, 2048, 4)
+    return Problem.of(0.5 * q, k, v, enable_gqa=True)
+
+
+def test_samples_of_shards_are_about_those_of_one_that_had_all_keys() -> None:
+    p = flat_heads(8)
+    alone = Sparse(**Sparse.aimed({}, p.sizes, 0.2, 0.999)).compute(p, torch.Generator().manual_seed(0)).trace
+    sure = over_shards(p, [2048], Sparse(), 0.2)
+    for count in (1, 4, 16):
+        ends = [2048 * i // count for i in range(1, count + 1)]
+        whole = over_shards(p, ends, Sparse(chance=0.001), 0.2)
+        read = sum(float(reading.here.sum()) for reading in whole.readings)
+        assert read == float(whole.readings[0].everywhere.sum())
+        assert read <= 1.15 * float(alone.read.sum()) and read < 0.5 * float(sure.readings[0].everywhere.sum())
+        certificate = whole.answer.certificate
+        assert certificate.keeps(0.2) and certificate.kind == "statistical" and certificate.confidence == 0.999
+
+
+def missed(p: Problem, method: Sparse, calls: int) -> tuple[int, int]:
+    """How many rows are beyond their bounds, of how many, in calls of four shards that draw anew."""
+    broken = rows = 0
+    for seed in range(calls):
+        out, certificate = over_shards(p, [100, 700, 700, 2048], method, 0.2, fuzz_shards.drawing(seed, 4)).answer
+        found = errors(out, p.q, p.k, p.v, p.scale) > certificate.rows
+        broken, rows = broken + int(found.sum()), rows + found.numel()
+    return broken, rows
+
+
+def test_rows_miss_no_more_often_than_promised() -> None:
+    broken, rows = missed(flat_heads(32), Sparse(chance=1 - CONFIDENCE), 8)
+    assert Interval.of(broken, rows).low <= 1 - CONFIDENCE
+    assert broken == 0  # Bennett's inequality is far from sharp
+
+
+def test_ranges_told_too_small_are_caught(monkeypatch: pytest.MonkeyPatch) -> None:
+    honest = draws._missed
+
+    def lying(seen: Tensor, variances: Tensor, ends: Tensor, *given: Any) -> Tensor:
+        return honest(seen, 1e-3 * variances, 1e-3 * ends, *given)
+
+    monkeypatch.setattr(draws, "_missed", lying)
+    broken, rows = missed(flat_heads(32), Sparse(chance=1 - CONFIDENCE), 3)
+    assert Interval.of(broken, rows).low > 1 - CONFIDENCE
+
+
+def test_shards_draw_unlike_each_other_even_from_generators_that_are_alike() -> None:
+    method = Sparse(chance=0.1)
+    made = [own_generator(method, rank, torch.device("cpu"), torch.Generator().manual_seed(5)) for rank in (0, 1, 0)]
+    first, second, again = (torch.rand(4, generator=one) for one in made)
+    assert torch.equal(first, again) and not torch.equal(first, second)
+    assert own_generator(Sparse(), 0, torch.device("cpu"), None) is None

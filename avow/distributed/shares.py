@@ -28,7 +28,7 @@ from torch.nn.functional import pad
 from avow.maths.brackets import Brackets, bracketed
 from avow.maths.crowds import Stray, strayed
 from avow.maths.orders import Terms, together
-from avow.maths.sketch import GROUP, sketched
+from avow.maths.sketch import GROUP, Sketch, sketched
 
 # Bins of a nat and all bins, of a first look at weights and of what is left after it: what is lighter than the last bin
 # is taken together.
@@ -38,6 +38,8 @@ _FINE, BINS = 8, 160
 SHARES = (0.02, 0.1, 0.3)
 # A shard so many nats below all others is taken for that heavy: products of its weights then stay numbers.
 _LIGHTEST = -300.0
+# Groups that reach further, in the unit of a sketch of others, are beyond it.
+_BEYOND = 1e30
 # Lengths of values in float32, rounded up, and the least of them.
 _UP, _SHORTEST = 1 + 2.0**-22, 2.0**-120
 
@@ -80,6 +82,25 @@ class Extent(NamedTuple):
         return torch.maximum(least, most)
 
 
+def whole_sketch(k: Float[Tensor, "b g s d"], bits: int, known: Sketch | None = None) -> Sketch:
+    """The sketch of all keys, from one of the first of them where that is `known`.
+
+    A last group that is not full is filled up with its last key.
+    """
+    s, done = k.shape[-2], 0 if known is None else known.rows
+    if known is not None and done and bool((known.reach <= _BEYOND).all()):
+        more = sketched(_filled(k[:, :, done:]), bits, known.metric, known.size)
+        if bool((more.reach <= _BEYOND).all()):
+            return known.followed_by(more) if done < s else known
+    # Numbers this far from the first ones': one scale for all of them is found anew.
+    return sketched(_filled(k), bits)
+
+
+def _filled(k: Float[Tensor, "b g s d"]) -> Float[Tensor, "b g filled d"]:
+    missing = -k.shape[-2] % GROUP
+    return torch.cat([k, k[:, :, -1:].expand(-1, -1, missing, -1)], 2) if missing else k
+
+
 @dataclass(frozen=True)
 class Shard:
     """One shard's tokens, of which nothing but the sketch and lengths are looked at, beside the rows of all queries."""
@@ -95,18 +116,15 @@ class Shard:
     @staticmethod
     def of(
         q: Float[Tensor, "b g r d"],
-        k: Float[Tensor, "b g s d"],
+        sketch: Sketch,
         lengths: Float64[Tensor, "b g s"],
         keys: Float64[Tensor, "b g s"],
         scale: float,
-        bits: int,
         siblings: int,
     ) -> Shard:
-        """What a sketch of the keys says; a last group that is not full is filled up with its last key."""
-        s = k.shape[-2]
-        filled = torch.cat([k, k[:, :, -1:].expand(-1, -1, -s % GROUP, -1)], 2) if s % GROUP else k
-        sketch = sketched(filled, bits)
-        seen = torch.arange(filled.shape[-2], device=k.device) < s
+        """What a sketch says of the keys: it may hold more rows than there are keys."""
+        s = lengths.shape[-1]
+        seen = torch.arange(sketch.rows, device=q.device) < s
         told = bracketed(q, sketch, scale, seen.expand(1, 1, 1, -1))
         brackets = Brackets(told.low[..., :s], told.high[..., :s], told.log_high[..., :s], told.origin)
         return Shard(q, lengths.unsqueeze(-2), keys, brackets, strayed(q, sketch, scale), siblings)
@@ -127,9 +145,9 @@ class Shard:
         gap = self.brackets.origin - whole.origin
         return gap.exp(), gap.clamp(min=_LIGHTEST).exp()
 
-    def first_look(self, whole: Extent) -> tuple[Float32[Tensor, "b g r bins+2"], Int[Tensor, "b g r s"]]:
-        """Of the tokens by what they may move a short answer: the sums of that in each bin; and all their upper and
-        lower ends. And the bins.
+    def first_look(self, whole: Extent, counts: bool) -> tuple[Float32[Tensor, "b g r m"], Int[Tensor, "b g r s"]]:
+        """Of the tokens by what they may move a short answer: the sums of that in each bin; all their upper and lower
+        ends; and where asked, how many are in each bin. And the bins.
         """
         below, above = self.units(whole)
         near = whole.near(self.lengths)
@@ -140,9 +158,11 @@ class Shard:
         height = self.brackets.log_high + above.log() + (near + usual).log()
         place = ((top - height) * _FIRST_FINE).clamp(0, FIRST_BINS - 1).long()
         low, high = self.brackets.low.double() * below, self.brackets.high.double() * above
-        sums = near.new_zeros(*high.shape[:-1], FIRST_BINS, dtype=torch.float64).scatter_add_(-1, place, high * near)
-        ends = [x.sum(-1, keepdim=True) for x in (high, low)]
-        return torch.cat([sums, *ends], -1).float(), place
+        room = near.new_zeros(*high.shape[:-1], FIRST_BINS, dtype=torch.float64)
+        parts = [room.scatter_add(-1, place, high * near), *(x.sum(-1, keepdim=True) for x in (high, low))]
+        if counts:
+            parts.append(room.scatter_add(-1, place, torch.ones_like(high)))
+        return torch.cat(parts, -1).float(), place
 
     def terms(self, whole: Extent, length: Float64[Tensor, "b g r 1"]) -> Terms:
         """All tokens for answers of about this length, in the unit of all shards."""
@@ -165,13 +185,19 @@ class Shard:
 
 
 def first_cut(
-    sums: Float32[Tensor, "b g r bins+2"], drop: Float64[Tensor, "b g r 1"], most: Float64[Tensor, "b g 1 1"]
+    sums: Float32[Tensor, "b g r m"], drop: Float64[Tensor, "b g r 1"], most: Float64[Tensor, "b g 1 1"]
 ) -> Int[Tensor, "b g r 1"]:
     """The first bin behind which the tokens of all shards may be expected to move a short answer by `drop` at most."""
-    *_, high, low = sums.double().split([FIRST_BINS, 1, 1], -1)
+    high, low = sums[..., FIRST_BINS : FIRST_BINS + 2].double().split(1, -1)
     behind = _behind(sums[..., :FIRST_BINS].double())
     budget = torch.where(most > 0, drop * most * (high * low).sqrt(), math.inf)
     return (~(behind <= budget)).sum(-1, keepdim=True).clamp(1, FIRST_BINS)
+
+
+def heaviest(sums: Float32[Tensor, "b g r m"], count: float) -> Int[Tensor, "b g r 1"]:
+    """The first bin up to which more than so many tokens of all shards stand, where they were counted."""
+    within = sums[..., FIRST_BINS + 2 :].double().cumsum(-1) <= count
+    return within.sum(-1, keepdim=True)
 
 
 class Budget(NamedTuple):

@@ -20,6 +20,9 @@ from torch import Tensor
 from avow.attend import Attended
 from avow.certificates import measure_norms
 from avow.contract import Certificate, Problem
+from avow.distributed.draws import Known, draw
+from avow.distributed.readings import Kept, Reading
+from avow.distributed.reports import reported
 from avow.distributed.rounds import Script, added_up, largest, told_to_all
 from avow.distributed.shares import (
     BINS,
@@ -29,17 +32,19 @@ from avow.distributed.shares import (
     binned,
     cut_at,
     first_cut,
+    heaviest,
     left,
     most_moved,
     moved_behind,
+    whole_sketch,
 )
 from avow.errors import ToleranceUnreachable
 from avow.maths import rounding
 from avow.maths.masks import row_tiles
-from avow.maths.norms import slack
 from avow.maths.orders import together
 from avow.maths.outlook import SUMS
 from avow.maths.reading import Gathered, Tokens
+from avow.maths.sketch import Sketch
 from avow.methods.sparse import Sparse
 
 # Beyond this many nats below the row's top, a key's whole share is smaller than any bound we state.
@@ -47,6 +52,8 @@ _DEAD = 100.0
 # What is read first may be expected to leave so many times the error that is allowed, if that is little of the answer:
 # it tells what the rest is worth.
 _FIRST, _LITTLE = 16.0, 0.5
+# Where the tail may be sampled, at most this share is read first: it only tells how long the answer is about.
+_COARSE = 1 / 64
 # How often rows that share tokens weigh each other's needs, and how much less those of a row count each time at most.
 ROUNDS, _LEAST = 2, 0.05
 # Values shorter than this are measured too coarsely for a proof.
@@ -65,34 +72,41 @@ class Wish(NamedTuple):
     keys: int
     widest: int
     ranks: int
+    followed: bool = False
+    """Whether gradients will be asked for."""
 
 
-class Reading(NamedTuple):
-    """How many tokens each row read in full: in all shards, and in this one."""
+def shard_script(
+    problem: Problem, wish: Wish, sketch: Sketch | None = None, generator: torch.Generator | None = None
+) -> Script[tuple[Attended, Reading]]:
+    """What one shard tells and hears on the way to the answer of all of them.
 
-    everywhere: Float64[Tensor, "b h n"]
-    here: Float64[Tensor, "b h n"]
-
-
-def shard_script(problem: Problem, wish: Wish) -> Script[tuple[Attended, Reading]]:
-    """What one shard tells and hears on the way to the answer of all of them."""
+    A `sketch` may be at hand of the first keys. The `generator` must be unlike that of every other shard.
+    """
     p = problem
     b, h, n, d = p.q.shape
     groups, e = p.v.shape[1], p.v.shape[-1]
-    out, bound = p.q.new_zeros(b, h, n, e), p.q.new_zeros(b, h, n, dtype=torch.float64)
-    reading = Reading(bound.clone(), bound.clone())
+    out = p.q.new_zeros(b, h, n, e, dtype=torch.float64)
+    bound, everywhere, here, lse = out.new_zeros(4, b, h, n).unbind(0)
+    kept: list[Kept] = []
     if wish.keys and out.numel():
         norms = measure_norms(p) if p.norms is None else p.norms
+        sketch = whole_sketch(p.k, wish.method.bits, sketch)
+        # Samples are each row's own; else query heads of a key head read what any of them does.
+        siblings = 1 if wish.method.chance > 0 else h // groups
         for rows in row_tiles(n, 16 * b * h * wish.widest):
             q = p.q[:, :, rows].reshape(b, groups, -1, d)  # (b, g, r, d)
-            shard = Shard.of(q, p.k, norms.v, norms.k, p.scale, wish.method.bits, h // groups)
-            tile = _Tile(p, shard, norms.q[:, :, rows].reshape(b, groups, -1, 1), wish)
+            shard = Shard.of(q, sketch, norms.v, norms.k, p.scale, siblings)
+            tile = _Tile(p, shard, norms.q[:, :, rows].reshape(b, groups, -1, 1), norms.slack, wish, generator)
             found = yield from tile.script()
-            most = torch.finfo(p.q.dtype).max
-            parts = (found.out.clamp(-most, most).to(p.q.dtype), found.rows, found.everywhere, found.here)
-            for x, part in zip((out, bound, *reading), parts, strict=True):
+            parts = (found.out, found.rows, found.everywhere, found.here, found.lse)
+            for x, part in zip((out, bound, everywhere, here, lse), parts, strict=True):
                 x[:, :, rows] = part.reshape(x[:, :, rows].shape)
-    return Attended(out, _certificate(bound, reading, wish)), reading
+            if wish.followed:
+                kept.append(Kept(rows, found.read.head, found.read.place, found.logs))
+    most = torch.finfo(p.q.dtype).max
+    reading = Reading(everywhere, here, out, lse, tuple(kept))
+    return Attended(out.clamp(-most, most).to(p.q.dtype), _certificate(bound, reading, wish)), reading
 
 
 def _certificate(bound: Float64[Tensor, "b h n"], reading: Reading, wish: Wish) -> Certificate:
@@ -108,35 +122,26 @@ def _certificate(bound: Float64[Tensor, "b h n"], reading: Reading, wish: Wish) 
         wish.method.name,
         {**wish.method.parameters, **told},
         wish.method.target,
-        "deterministic",
+        "statistical" if wish.method.chance else "deterministic",
         largest,
         bound,
+        1 - wish.method.chance,
         assumptions=(assumed,),
         reason=f"read {share:.1%} of the tokens of all shards in full",
     )
 
 
 class _Found(NamedTuple):
-    """The answer, the bounds of its rows, and what was read."""
+    """The answer, the bounds of its rows, what was read, the logarithm of the normaliser, and its parts."""
 
     out: Float64[Tensor, "b g r e"]
     rows: Float64[Tensor, "b g r 1"]
     everywhere: Float64[Tensor, "b g r 1"]
     here: Float64[Tensor, "b g r 1"]
-
-
-class _State(NamedTuple):
-    """What all shards know of the answer so far, in the unit of weights and in the size of values."""
-
-    out: Float64[Tensor, "b g r e"]
-    length: Float64[Tensor, "b g r 1"]
-    total: Float64[Tensor, "b g r 1"]
-    """What the tokens that were read weigh, relative to exp(top)."""
-    grown: Float64[Tensor, "b g r 1"]
-    """exp(top − origin)"""
-    shrunk: Float64[Tensor, "b g r 1"]
-    more: tuple[Tensor, ...]
-    """What else shards told, added up."""
+    lse: Float64[Tensor, "b g r 1"]
+    read: Gathered
+    logs: Float64[Tensor, "m r"]
+    """What the tokens that were read count, by logarithms."""
 
 
 class _Tile(NamedTuple):
@@ -146,21 +151,28 @@ class _Tile(NamedTuple):
     shard: Shard
     queries: Float64[Tensor, "b g r 1"]
     """At least their lengths."""
+    slack: float
+    """How far lengths of values may be from what they are said to be."""
     wish: Wish
+    generator: torch.Generator | None
 
     def script(self) -> Script[_Found]:
-        shard, p = self.shard, self.problem
+        shard, p, ranks = self.shard, self.problem, self.wish.ranks
         own = shard.extent
-        whole = own.unpacked((yield from largest(own.packed(), self.wish.ranks)))
-        most = whole.longest * (1 - 2 * slack(p.v.shape[-1], p.v.dtype)) / whole.size
+        whole = own.unpacked((yield from largest(own.packed(), ranks)))
+        most = self._unit(whole) / whole.size
         drop = self._drop(whole)
-        look, place = shard.first_look(whole)
-        look = yield from added_up(look, self.wish.ranks)
-        cut = first_cut(look, torch.maximum(drop, (_FIRST * drop).clamp(max=_LITTLE)), most)
+        chance = self.wish.method.chance
+        look, place = shard.first_look(whole, counts=chance > 0)
+        look = yield from added_up(look, ranks)
+        if chance > 0:
+            cut = torch.minimum(first_cut(look, drop, most), heaviest(look, _COARSE * self.wish.keys))
+        else:
+            cut = first_cut(look, torch.maximum(drop, (_FIRST * drop).clamp(max=_LITTLE)), most)
         touched = together(place < cut, shard.siblings)
         tokens = Tokens(shard.q.double() * p.scale, p.k, p.v, None, whole.size)
         read = Gathered.of(tokens).joined(touched)
-        state = yield from _reported(read, whole, self.wish.ranks, shard.expected(whole, touched), shard.strays)
+        state = yield from reported(read, None, whole, ranks, shard.expected(whole, touched), shard.strays)
         rest, strays = state.more
         allowed = (drop * most * (state.total * state.grown + rest)).nan_to_num(nan=0.0)
         length = torch.minimum(state.length + drop * most, most)
@@ -169,26 +181,43 @@ class _Tile(NamedTuple):
         weights = torch.ones_like(allowed)
         for _ in range(ROUNDS if shard.siblings > 1 else 1):
             mine, place = binned(terms, touched, budget, weights, shard.siblings)
-            moved = moved_behind((yield from added_up(mine, self.wish.ranks)), budget)
+            moved = moved_behind((yield from added_up(mine, ranks)), budget)
             cut = cut_at(moved, budget.whole, shard.siblings)
             needs = moved.gather(-1, cut) / budget.whole.clamp(min=1e-300)
             weights = weights * needs.nan_to_num(nan=1.0).clamp(_LEAST, 1.0)
+        draws = None
+        if chance > 0:
+            ref = torch.where(state.total > 0, state.top, whole.origin)
+            # What was read, if the values of the rest cancel.
+            center = state.out * state.total / (state.total + rest * (whole.origin - ref).exp())
+            center = center.nan_to_num(nan=0.0, posinf=0.0, neginf=0.0)
+            rounded = (1 + 2 * self._sums) * self._rounding(whole).clamp(max=_DEAD).exp()
+            known = Known(drop, most, state.length, center, ref, rounded)
+            draws, read = yield from draw(
+                shard, whole, read, touched, place < cut, known, chance, self.generator, ranks
+            )
+        odds = None if draws is None else draws.odds
         for attempt in range(_CUTS):
-            kept = place < cut
+            kept = seen = place < cut
+            if draws is not None:
+                kept = torch.where(draws.sampled, draws.drawn, kept)
+                seen = kept | draws.touched
             read = read.joined(kept)
-            here = kept.sum(-1, keepdim=True).double()
-            state = yield from _reported(read, whole, self.wish.ranks, left(terms, kept, budget), here)
+            here = seen.sum(-1, keepdim=True).double()
+            state = yield from reported(read, odds, whole, ranks, left(terms, kept, budget), here)
             rest, everywhere = state.more
             ratio = whole.ratio(state.length, length) * (1 + self._sums)
             tail = most_moved(rest, budget) * ratio
             low = rest[..., :1]
             tails = tail * state.shrunk / ((state.total + low * state.shrunk) * most).clamp(min=1e-300)
             tails = torch.where((most > 0) & ~(tail <= 0), tails.nan_to_num(nan=math.inf, posinf=math.inf), 0.0)
+            if draws is not None:
+                tails = torch.where(draws.sampled, draws.tails, tails)
             short = ~(tails <= drop)
             if attempt + 1 == _CUTS:
                 break
             # Machines of several kinds may differ in a last bit: all go on where any has to, or one would wait forever.
-            more = yield from told_to_all(short.any().to(torch.uint8), self.wish.ranks)
+            more = yield from told_to_all(short.any().to(torch.uint8), ranks)
             if not bool(more.any()):
                 break
             # What joins weighs at least its lower end, and may make the answer longer.
@@ -200,7 +229,9 @@ class _Tile(NamedTuple):
             enough = (drop * most * least * _COARSELY / whole.ratio(longer, length)).nan_to_num(nan=0.0)
             further = cut_at(moved, enough, shard.siblings) if attempt == 0 else torch.full_like(cut, BINS)
             cut = torch.where(together(short, shard.siblings), torch.maximum(cut, further), cut)
-        return _Found(state.out * whole.size, self._bounds(tails, whole), everywhere, here)
+        lse = state.top + state.total.log()
+        logs = read.logits if odds is None else read.logits - read.at(odds).log()
+        return _Found(state.out * whole.size, self._bounds(tails, whole), everywhere, here, lse, read, logs)
 
     @property
     def _sums(self) -> float:
@@ -220,7 +251,7 @@ class _Tile(NamedTuple):
         return width * lost / self._unit(whole).clamp(min=1e-320)
 
     def _unit(self, whole: Extent) -> Float64[Tensor, "b g 1 1"]:
-        return whole.longest * (1 - 2 * slack(self.problem.v.shape[-1], self.problem.v.dtype))
+        return whole.longest * (1 - 2 * self.slack)
 
     @property
     def _final(self) -> float:
@@ -247,18 +278,3 @@ class _Tile(NamedTuple):
             (1 + self._sums) * torch.exp(2 * delta.clamp(max=_DEAD))
         )
         return (room * (1 - 1e-6)).nan_to_num(nan=0.0).clamp(min=0.0)
-
-
-def _reported(read: Gathered, whole: Extent, ranks: int, *more: Tensor) -> Script[_State]:
-    """What all shards have read, and the sums of what else they tell."""
-    own = torch.where(read.total > 0, read.top, -math.inf)
-    top = yield from largest(own, ranks)
-    top = top.masked_fill(top == -math.inf, 0.0)
-    share = (own - top).exp()
-    values = read.average(read.weights) * share
-    sums = yield from added_up(torch.cat([read.total * share, values, *more], -1), ranks)
-    total, average, *others = sums.split([1, values.shape[-1], *(x.shape[-1] for x in more)], -1)
-    out = average / total.clamp(min=1e-300)
-    length = torch.linalg.vector_norm(out, dim=-1, keepdim=True)
-    grown = (top - whole.origin).clamp(max=700.0).exp()
-    return _State(out, length, total, grown, (whole.origin - top).exp(), tuple(others))

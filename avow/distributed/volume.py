@@ -13,6 +13,7 @@ from collections.abc import Sequence
 from avow.contract import Sizes
 from avow.distributed.partials import COLUMNS
 from avow.distributed.traffic import PAGE
+from avow.links import added_up, sparse_rounds
 from avow.maths import rounding
 
 
@@ -33,6 +34,20 @@ def ring_bytes(
     if gradients and ranks > 1:
         home = (sum(tokens[:-1]) if last else through) if z.causal else sum(tokens)
         sent += through * token * z.item + home * token * rounding.accumulator(z.dtype).itemsize
+    return sent
+
+
+def sparse_bytes(
+    sizes: Sizes, ranks: int, *, reports: int = 1, rungs: int | None = None, gradients: bool = False
+) -> int:
+    """What each process sends in `attend_sparse`, where all rows are worked on at once, whatever it holds of the keys.
+
+    `reports` and `rungs` are those of `avow.links.sparse_rounds`; `gradients` adds the way back.
+    """
+    z = sizes
+    sent = (ranks - 1) * PAGE + sparse_rounds(z, ranks, reports, rungs).sent
+    if gradients:
+        sent += (ranks - 1) * PAGE + added_up(z.batch * z.heads * z.queries * z.dim, 8, ranks).sent
     return sent
 
 

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from avow.contract.problem import DTYPES
 from avow.errors import DtypeError, ParameterError, ShapeError
-from avow.maths.norms import check_range, row_norms
+from avow.maths.norms import check_range, row_norms, slack
 from avow.maths.sketch import GROUP, Sketch, joined_spread, sketched
 
 # Groups whose numbers are this far from the first ones' are beyond a sketch: they are always read.
@@ -36,6 +36,19 @@ class Ends(NamedTuple):
     keys: list[float]
     values: list[float]
     least: float
+
+
+class Holding(NamedTuple):
+    """The tokens of a cache, bounds on lengths, how far those may be off, and the sketch of whole groups, if any."""
+
+    keys: Float[Tensor, "b g s d"]
+    values: Float[Tensor, "b g s e"]
+    lengths: Float64[Tensor, "b g s"]
+    """At least those of the values."""
+    longest: Float64[Tensor, "b g"]
+    """At least the length of any key."""
+    slack: float
+    sketch: Sketch | None
 
 
 class TokenBuffers:
@@ -103,13 +116,30 @@ class TokenBuffers:
         )
         return more / own
 
+    @property
+    def holding(self) -> Holding:
+        """All tokens held and what is known of them, as they lie there: the next one may move them."""
+        end = self._position - self._base
+        keys, values, lengths = (self._buffers[name][:, :, :end] for name in ("keys", "values", "norms"))
+        # Lengths in float32 were rounded up once more.
+        error = slack(max(self.dim, self.value_dim), self.dtype) + (0.0 if self.dtype == torch.float64 else 2.0**-22)
+        return Holding(
+            keys, values, lengths.double(), self._longest, error, None if self.bits is None else self._sketch(0)
+        )
+
+    def measured(
+        self, k: Float[Tensor, "b g l d"], v: Float[Tensor, "b g l e"]
+    ) -> tuple[Float64[Tensor, "b g l"], Float64[Tensor, "b g l"]]:
+        """At least the lengths of tokens' keys and values; raises where `append` would."""
+        self._check(k, v)
+        longest, norms = row_norms(k.detach(), "k"), row_norms(v.detach(), "v", faithful=True)
+        check_range(0.0, _largest(longest), _largest(norms), 1.0)
+        return longest, norms
+
     def append(self, k: Float[Tensor, "b g l d"], v: Float[Tensor, "b g l e"]) -> None:
         """Remember tokens. Where anything is wrong with them, or there is no memory, the cache stays as it was."""
-        self._check(k, v)
+        longest, norms = self.measured(k, v)
         k, v = k.detach(), v.detach()
-        norms = row_norms(v, "v", faithful=True)
-        longest = row_norms(k, "k")
-        check_range(0.0, _largest(longest), _largest(norms), 1.0)
         count = k.shape[-2]
         if count == 0:
             return

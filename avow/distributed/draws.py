@@ -1,0 +1,227 @@
+r"""Samples of what is behind the heaviest tokens, drawn by each shard alone, with one proof for the estimate of all.
+
+Token j is read with probability :math:`p_j` and counts :math:`1/p_j`-fold. With c any point that was fixed before the
+draws, :math:`\hat N` and :math:`\hat Z` the weighted sum and the mass as drawn, and sums over all tokens of all shards,
+
+.. math:: X = \sum_j (B_j/p_j - 1)\, w_j (v_j - c), \quad M = \sum_j (B_j/p_j - 1)\, w_j, \quad
+          o^* - \hat N/\hat Z = \frac{(\hat N/\hat Z - c) M - X}{\hat Z - M} .
+
+Draws are independent from token to token, in whatever shard they are, so X and M are each one sum of independent terms
+of mean zero, and Bennett's inequality (`avow.maths.tails`) bounds it with the largest term and the variance of all
+shards: the chance to fail is spent once, not by every shard. The variance itself is bounded from what was drawn, by
+Chernoff's inequality, again for all shards at once.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import NamedTuple
+
+import torch
+from jaxtyping import Bool, Float32, Float64
+from torch import Tensor
+
+from avow.distributed.rounds import Script, added_up, largest
+from avow.distributed.shares import Extent, Shard
+from avow.maths import tails
+from avow.maths.reading import Gathered
+
+# Samples, whose proofs depend on the draws, are planned four times, each larger and with the former in it. Plans take
+# values for as far apart as they may be; where they are not, a plan for twice the error proves it.
+LADDER = (2.2, 1.7, 1.35, 1.0)
+# Shares of the chance that the answer's deviation, its variance, the mass's deviation and its variance may fail, and on
+# how many sides each may.
+_PARTS = ((0.8, 2), (0.1, 1), (0.05, 2), (0.05, 1))
+# Bins of a nat; nats above the largest term, for odds below one; and all bins.
+_FINE, _ABOVE, PLAN_BINS = 8, 8, 256
+# What is so many nats above what was read first is not sampled: its weight would leave the range of numbers.
+_HIGH = 300.0
+
+
+class Known(NamedTuple):
+    """What all shards know of rows when they draw; weights are relative to exp(ref)."""
+
+    drop: Float64[Tensor, "b g r 1"]
+    most: Float64[Tensor, "b g 1 1"]
+    length: Float64[Tensor, "b g r 1"]
+    """About that of the answer."""
+    center: Float64[Tensor, "b g r e"]
+    """c"""
+    ref: Float64[Tensor, "b g r 1"]
+    rounded: Float64[Tensor, "b g r 1"]
+    """What weights and sums over the tokens of all shards may be too large by, as float64 computes them: a factor."""
+
+
+class Draws(NamedTuple):
+    """The rows that sample, and for those what each token's chance was, which count, and what they prove."""
+
+    sampled: Bool[Tensor, "b g r 1"]
+    odds: Float64[Tensor, "b g r s"]
+    """1 in other rows."""
+    drawn: Bool[Tensor, "b g r s"]
+    touched: Bool[Tensor, "b g r s"]
+    """What any plan read, whether it did or not."""
+    tails: Float64[Tensor, "b g r 1"]
+    """How far the estimate may be from the truth, in the unit of errors."""
+
+
+def draw(
+    shard: Shard,
+    whole: Extent,
+    read: Gathered,
+    touched: Bool[Tensor, "b g r s"],
+    instead: Bool[Tensor, "b g r s"],
+    known: Known,
+    chance: float,
+    generator: torch.Generator | None,
+    ranks: int,
+) -> Script[tuple[Draws, Gathered]]:
+    """Samples that prove enough, where they are smaller than what would be read `instead`; what is `touched` was read
+    already, and counts for certain.
+    """
+    logs = [math.log(len(LADDER) * sides / (share * chance)) for share, sides in _PARTS]
+    terms, plan = _terms(shard, whole, known)
+    edges = _edges((yield from added_up(plan, ranks)), whole, known, logs)
+    # Fixed before anything is drawn, so that each rung's law is that of independent draws.
+    rungs = [(terms - edge).clamp(max=0.0).exp().masked_fill(touched, 1.0) for edge in edges]
+    ranges = [_Ranges.of(shard, whole, known.center, odds) for odds in rungs]
+    counts = [odds.sum(-1, keepdim=True) for odds in (instead.double(), *rungs)]
+    told = yield from added_up(torch.cat([*counts, *(x for one in ranges for x in one.variances)], -1), ranks)
+    ends = yield from largest(torch.cat([x for one in ranges for x in one.largest], -1), ranks)
+    many, *expected = told[..., : 1 + len(rungs)].split(1, -1)
+    variances = told[..., 1 + len(rungs) :].split(2, -1)
+    sane = (whole.peak - known.ref <= _HIGH) & (known.most > 0)
+    draws = torch.rand(terms.shape, generator=generator, device=terms.device, dtype=torch.float64)
+    found = Draws(
+        torch.zeros_like(sane),
+        torch.ones_like(terms),
+        torch.zeros_like(touched),
+        touched,
+        torch.full_like(known.drop, math.inf),
+    )
+    for odds, count, variance, end in zip(rungs, expected, variances, ends.split(2, -1), strict=True):
+        tried = sane & (count < many) & ~found.sampled
+        if not bool(tried.any()):
+            continue
+        taken = (draws < odds) & tried
+        read = read.joined(taken)
+        seen = yield from added_up(_seen(read, odds, known), ranks)
+        proved = _missed(seen, variance, end, whole, known, logs)
+        # Told to all, so that machines of several kinds, which may differ in a last bit, take the same rows.
+        short = yield from largest((~(tried & (proved <= known.drop))).to(torch.uint8), ranks)
+        now = short == 0
+        found = Draws(
+            found.sampled | now,
+            torch.where(now, odds, found.odds),
+            torch.where(now, taken, found.drawn),
+            found.touched | taken,
+            torch.where(now, proved, found.tails),
+        )
+    return found, read
+
+
+def _terms(shard: Shard, whole: Extent, known: Known) -> tuple[Float64[Tensor, "b g r s"], Float32[Tensor, "b g r m"]]:
+    """Logarithms of what tokens may move a sum, and in bins by that, sums of what their variances are made of."""
+    below, above = shard.units(whole)
+    reach = whole.near(shard.lengths).double() + known.length
+    # Upper ends have a least one, and odds are to be in proportion to them.
+    terms = shard.brackets.high.double().log() + above.log() + reach.log()
+    low, high = shard.brackets.low.double() * below, shard.brackets.high.double() * above
+    place = ((_top(whole, known) - terms) * _FINE).clamp(0, PLAN_BINS - 1).long()
+    room = terms.new_zeros(*terms.shape[:-1], PLAN_BINS)
+    # Expected weights are the ends' geometric mean.
+    parts = (low * reach, low / reach, (low * high).sqrt())
+    return terms, torch.cat([room.scatter_add(-1, place, x) for x in parts], -1).float()
+
+
+def _top(whole: Extent, known: Known) -> Float64[Tensor, "b g r 1"]:
+    """The logarithm of the largest term of all shards, and some room above it."""
+    longest = whole.near(whole.longest).double() + known.length
+    return (whole.peak - whole.origin) + longest.log() + _ABOVE
+
+
+def _edges(
+    plan: Float32[Tensor, "b g r m"], whole: Extent, known: Known, logs: list[float]
+) -> list[Float64[Tensor, "b g r 1"]]:
+    """The logarithms of terms from which on tokens are read for certain, for each rung: the highest that may be
+    expected to prove enough.
+    """
+    # Tokens from bin c on have odds term/edge. Sums over them:
+    apart, mass, weights = (x.flip(-1).cumsum(-1).flip(-1) for x in plan.double().split(PLAN_BINS, -1))
+    edges = _top(whole, known) - torch.arange(PLAN_BINS, device=plan.device) / _FINE
+    most = edges.exp()
+    least = most / (whole.near(-whole.shortest).double() + known.length)
+    moved, lost = (
+        tails.deviation(tails.at_most(most * x.nan_to_num(), bound.square(), own_log), bound, log)
+        for x, bound, log, own_log in ((apart, most, logs[0], logs[1]), (mass, least, logs[2], logs[3]))
+    )
+    total = weights[..., :1]
+    expected = (moved + lost * weights / total * 2 * known.length) / ((total - lost) * known.most)
+    found = []
+    for aim in LADDER:
+        hopeless = (total <= lost) | ~(expected <= aim * known.drop)
+        # The first bin from which on all plans are expected to do.
+        first = hopeless.flip(-1).cummax(-1).values.flip(-1).sum(-1, keepdim=True)
+        edge = edges.gather(-1, first.clamp(max=PLAN_BINS - 1))
+        found.append(torch.where(first >= PLAN_BINS, -math.inf, edge))
+    return found
+
+
+class _Ranges(NamedTuple):
+    """Of the terms of X and of M, as sketches have them, relative to exp(origin)."""
+
+    largest: tuple[Float64[Tensor, "b g r 1"], Float64[Tensor, "b g r 1"]]
+    variances: tuple[Float64[Tensor, "b g r 1"], Float64[Tensor, "b g r 1"]]
+
+    @staticmethod
+    def of(
+        shard: Shard, whole: Extent, center: Float64[Tensor, "b g r e"], odds: Float64[Tensor, "b g r s"]
+    ) -> _Ranges:
+        chancy = odds < 1
+        # Never drawn, a token may still weigh: its chance of 0 proves nothing, and the bound is infinite.
+        p = torch.where(chancy, odds, 1.0)
+        high = torch.where(chancy, shard.brackets.high.double() * shard.units(whole)[1], 0.0)
+        length = torch.linalg.vector_norm(center, dim=-1, keepdim=True)
+        ends = high * (whole.near(shard.lengths).double() + length), high
+        zero = torch.zeros_like(length)  # a shard may have no tokens
+        first, second = (torch.cat([x / p, zero], -1).amax(-1, keepdim=True) for x in ends)
+        spread, other = ((x.square() * (1 - p) / p).sum(-1, keepdim=True) for x in ends)
+        return _Ranges((first, second), (spread, other))
+
+
+def _seen(read: Gathered, odds: Float64[Tensor, "b g r s"], known: Known) -> Float64[Tensor, "b g r m"]:
+    """Of the tokens that were drawn: their mass and weighted values, and the estimates of both variances."""
+    top = torch.where(read.total > 0, read.top, -math.inf)
+    share = (top - known.ref).clamp(max=_HIGH + 1).exp()
+    own = read.at(odds).clamp(min=1e-300)
+    counted = read.weights / own
+    taken = torch.where(own < 1, read.weights, 0.0).square() * (1 - own) / own.square().clamp(min=1e-300)
+    straight = torch.cat([read.sum(counted), read.average(counted)], -1)
+    squares = torch.cat([read.sum(taken * read.squares(known.center)), read.sum(taken)], -1)
+    return torch.cat([straight * share, squares * share.square()], -1)
+
+
+def _missed(
+    seen: Float64[Tensor, "b g r m"],
+    variances: Float64[Tensor, "b g r 2"],
+    ends: Float64[Tensor, "b g r 2"],
+    whole: Extent,
+    known: Known,
+    logs: list[float],
+) -> Float64[Tensor, "b g r 1"]:
+    """How far the estimate is from the truth, at most, up to the chances that `logs` stand for."""
+    total, average, *found = seen.split([1, known.center.shape[-1], 1, 1], -1)
+    shrunk = (whole.origin - known.ref).exp()
+    far = []
+    for i, estimate in enumerate(found):
+        # Of the weights that were computed, each within the factor of what a sketch allows.
+        end = ends[..., i : i + 1] * shrunk * known.rounded
+        proved = variances[..., i : i + 1] * (shrunk * known.rounded).square()
+        # The variance is never taken for more than proved.
+        variance = torch.minimum(tails.at_most(estimate * known.rounded, end.square(), logs[2 * i + 1]), proved)
+        far.append(tails.deviation(variance, end, logs[2 * i]))
+    out = average / total.clamp(min=1e-300)
+    shift = torch.linalg.vector_norm(out - known.center, dim=-1, keepdim=True)
+    least = total - far[1]
+    moved = (far[0] + far[1] * shift) * known.rounded / (least * known.most).clamp(min=1e-300)
+    return torch.where(least > 0, moved, math.inf).nan_to_num(nan=math.inf, posinf=math.inf)

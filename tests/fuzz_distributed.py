@@ -13,7 +13,7 @@ import sys
 import tempfile
 from functools import partial
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 import torch.distributed as dist
@@ -22,7 +22,7 @@ from torch import Tensor
 from avow.attend import Attended
 from avow.certificates import measure_norms
 from avow.contract import Problem
-from avow.distributed import attend, ring_attend
+from avow.distributed import attend
 from avow.errors import RangeError, ToleranceUnreachable
 from avow.methods.exact import Exact
 from tests.generators import draw_case
@@ -80,8 +80,8 @@ def one_case(seed: int, heads: int, boast: float) -> Tally:
     rows = cut(rng, q.shape[-2], count)
     if causal and rng.random() < 0.5 and q.shape[-2] == k.shape[-2]:
         rows = keys
-    options = {"causal": causal, "scale": p.scale, "enable_gqa": True}
-    whole = Problem.of(q, k, v, **options)  # type: ignore[arg-type]
+    options: dict[str, Any] = {"causal": causal, "scale": p.scale, "enable_gqa": True}
+    whole = Problem.of(q, k, v, **options)
     start = sum(rows[:rank])
     mine = slice(start, start + rows[rank])
 
@@ -90,9 +90,9 @@ def one_case(seed: int, heads: int, boast: float) -> Tally:
 
     try:
         if ring:
-            answered = ring_attend(held(q, rows), held(k, keys), held(v, keys), **options)  # type: ignore[arg-type]
+            answered = attend(held(q, rows), held(k, keys), held(v, keys), shared_queries=False, **options)
             return judged(whole, answered, mine, boast)
-        answered = attend(q, held(k, keys), held(v, keys), **options)  # type: ignore[arg-type]
+        answered = attend(q, held(k, keys), held(v, keys), **options)
     except (RangeError, ToleranceUnreachable):
         # Beyond float64: refused in all processes alike.
         return Tally(1, 0, 0, 0, 1)

@@ -59,6 +59,9 @@ def mistakes(rank: int) -> dict[str, str]:
     q, k, v, _ = Case((33,), (96,), torch.float32).inputs()
     ask: dict[str, Callable[[], object]] = {
         "tol": lambda: attend(q, k, v, tol=0.1 + rank, enable_gqa=True),
+        "method": lambda: attend(q, k, v, method="sparse" if rank else "exact", enable_gqa=True),
+        "no method": lambda: attend(q, k, v, method="sprase" if rank else "sparse", enable_gqa=True),
+        "parameter": lambda: attend(q, k, v, method="sparse", bits=8 if rank else 4, enable_gqa=True),
         "no tol": lambda: attend(q, k, v, tol=-0.1 if rank else None, enable_gqa=True),
         "type": lambda: attend(q, k.double() if rank else k, v, enable_gqa=True),
         "heads": lambda: attend(q, k[:, :1] if rank else k, v[:, :1] if rank else v, enable_gqa=True),
@@ -66,7 +69,7 @@ def mistakes(rank: int) -> dict[str, str]:
         "nan": lambda: attend(q, k * (math.nan if rank else 1.0), v, enable_gqa=True),
         "gradient": lambda: attend(q, k.clone().requires_grad_() if rank else k, v, enable_gqa=True),
         "loss": lambda: gradient_of_a_part(q, k, v, 1.0 + rank),
-        "axes": lambda: attend(q[0], k[0], v[0], enable_gqa=True),
+        "axes": lambda: attend(q, k[0], v[0], enable_gqa=True),
         "no tensor": lambda: attend(q, k, None if rank else v, enable_gqa=True),  # type: ignore[arg-type]
         "tolerance": lambda: attend(q, k, v, tol=1e-9, enable_gqa=True),
     }
@@ -144,14 +147,17 @@ def test_a_tolerance_that_float32_cannot_prove_is_kept_by_float64(said: dict[int
     ("name", "words"),
     [
         ("tol", "InputError: tol at rank 1=1.1 must be as at rank 0, 0.1; give all processes the same"),
+        ("method", "InputError: method at rank 1=sparse must be as at rank 0, exact; give all processes the same"),
+        ("no method", "InputError: method at rank 1=sprase must be as at rank 0, sparse; give all processes the same"),
+        ("parameter", "InputError: bits at rank 1=8 must be as at rank 0, 4; give all processes the same"),
         ("no tol", "InputError: tol at rank 1=-0.1 must be as at rank 0, None; give all processes the same"),
         ("type", "InputError: type of k at rank 1=torch.float64 must be as at rank 0, torch.float32; give"),
         ("heads", "InputError: shape of k without its length at rank 1=(2, 1, 8) must be as at rank 0, (2, 2, 8)"),
         ("queries", "InputError: digest of q at rank 1="),
         ("nan", "NonFiniteError: rank 1: k[0, 0, 0, 0]=nan must be finite; mend k first"),
-        ("gradient", "InputError: gradients of q, k or v at rank 1=True must be as at rank 0, False; give all"),
+        ("gradient", "InputError: gradient of k at rank 1=True must be as at rank 0, False; give all processes"),
         ("loss", "compute the same loss in all processes, from the whole answer"),
-        ("axes", "ShapeError: shapes of q, k, v=(4, 33, 8), (2, 96, 8), (2, 96, 5) must have four axes; add axes for"),
+        ("axes", "ShapeError: k.ndim=3 must equal q.ndim=4; give all three the same axes"),
         (
             "no tensor",
             "InputError: type of v at rank 1=nothing must be as at rank 0, torch.float32; give all processes",

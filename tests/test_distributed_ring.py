@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +19,8 @@ from torch.nn.parallel import DistributedDataParallel
 
 import avow
 from avow.contract import Sizes
-from avow.distributed import attend, blocks, circuit, ring_attend, ring_attention
+from avow.distributed import attend, blocks, circuit
+from avow.distributed.ring import ring_attention
 from avow.distributed.route import Route
 from avow.distributed.traffic import Transfer, counted
 from avow.distributed.volume import ring_bytes
@@ -27,6 +29,8 @@ from tests.processes import together
 from tests.shards import HEADS, Case, apart, piece
 
 pytestmark = pytest.mark.processes
+
+ring_attend = partial(attend, method="exact", shared_queries=False)
 
 ROUNDING = {torch.float64: 1e-13, torch.float32: 1e-5, torch.bfloat16: 2e-2}
 # What mistakes are made with.
@@ -269,12 +273,12 @@ def test_gradients_of_weights_around_a_ring_are_those_of_one_process(
     ("name", "words"),
     [
         ("causal", "InputError: causal at rank {last}=True must be as at rank 0, False; give all processes the same"),
-        ("scale", "InputError: scale at rank {last}=2.0 must be as at rank 0, 1.0; give all processes the same"),
-        ("method", "InputError: call at rank {last}=ring_attend must be as at rank 0, ring_attention; give all"),
+        ("scale", "InputError: scale at rank {last}=2.0 must be as at rank 0, 1; give all processes the same"),
+        ("method", "InputError: method at rank {last}=exact must be as at rank 0, exact, unpromised; give all"),
         ("type", "InputError: type of q at rank {last}=torch.float64 must be as at rank 0, torch.float32; give all"),
         ("own type", "InputError: type of k at rank {last}=torch.float64 must be as at rank 0, torch.float32; give"),
         ("heads", "InputError: shape of k without its length at rank {last}=(2, 1, 8) must be as at rank 0, (2, 2, 8)"),
-        ("gradients", "InputError: gradients of q, k or v at rank {last}=True must be as at rank 0, False; give all"),
+        ("gradients", "InputError: gradient of q at rank {last}=True must be as at rank 0, False; give all processes"),
         ("lengths", "ShapeError: rank {last}: v.shape[-2]=7 must equal k.shape[-2]=8; each key needs one value"),
         ("all alike", "ShapeError: v.shape[-2]=7 must equal k.shape[-2]=8; each key needs one value"),
         ("tol", "InputError: tol at rank {last}=1.1 must be as at rank 0, 0.1; give all processes the same"),

@@ -50,13 +50,6 @@ def answered(q: Tensor, k: Tensor, v: Tensor, shift: int | None, scale: float) -
     return Partial.of(out, lse, off, longest, certificate, slack(v.shape[-1], torch.float64))
 
 
-def kinds(dtype: torch.dtype, tol: float | None) -> tuple[torch.dtype, ...]:
-    """The arithmetics to try: that of the sums, and float64 where there is a tolerance to keep."""
-    # A half-precision answer is rounded once, after the merge.
-    first = rounding.accumulator(dtype)
-    return tuple(dict.fromkeys((first, first if tol is None else torch.float64)))
-
-
 def unreachable(tol: float | None, best: float) -> ToleranceUnreachable:
     """The error for a tolerance that no arithmetic at hand proves."""
     rule = f"is less than can be proved, {best:.3g}"

@@ -93,9 +93,10 @@ class _Collector:
     def add(self, numerator: Tensor, normaliser: Tensor | None, reference: Tensor) -> None:
         divisor, unit = None, None
         if normaliser is not None:
-            # A visible key contributes one. What is smaller than its rounding belongs to a row that sees nothing, or of
-            # which landmarks know nothing: to divide by it would make its gradient as large as floats get, and nan.
-            least = torch.finfo(normaliser.dtype).eps
+            # A visible key contributes one; what is smaller belongs to a row that sees nothing, or to one of which
+            # landmarks know nothing. Where dividing by it would take gradients beyond what floats hold, none flow.
+            kind = torch.finfo(normaliser.dtype)
+            least = kind.tiny / kind.eps**2
             divisor = torch.where(normaliser.abs() < least, 1.0, normaliser)
             if reference.shape[-1] == 1:
                 unit = reference.unsqueeze(2).expand_as(normaliser)

@@ -24,13 +24,12 @@ from avow.contract import Certificate, Method, Problem
 from avow.distributed import attend as attend_shards
 from avow.distributed import exchange, states
 from avow.distributed.traffic import counted
-from avow.errors import AvowError
 from avow.maths import features
 from avow.maths.scan import State
 from avow.methods.low_rank import LowRank
 from avow.methods.random_features import RandomFeatures
 from avow.methods.separable import Separable
-from tests.processes import together
+from tests.processes import message, together
 from tests.truth import Verdict, judge
 
 COUNTS = (2, 4)
@@ -234,14 +233,6 @@ SABOTAGES: dict[str, Callable[[], Any]] = {
 
 # The sum over one rank before needs no reference, so that two processes are asked for the whole.
 SABOTAGED = ("separable, whole, float64", "features, whole, float64", "landmarks, whole, float64")
-
-
-def message(call: Callable[[], object]) -> str:
-    try:
-        call()
-    except AvowError as problem:
-        return f"{type(problem).__name__}: {problem}"
-    return "no error"
 
 
 def mistakes(rank: int) -> dict[str, str]:

@@ -16,8 +16,8 @@ from avow.contract import Sizes
 from avow.distributed import attend
 from avow.distributed.traffic import counted
 from avow.distributed.volume import shard_bytes
-from avow.errors import AvowError, ParameterError
-from tests.processes import together
+from avow.errors import ParameterError
+from tests.processes import message, together
 from tests.shards import HEADS, Case, apart, piece
 
 # How 96 keys are shared.
@@ -37,15 +37,10 @@ def cases(count: int) -> dict[str, Case]:
         for causal in (False, True):
             for dtype in TYPES:
                 found[f"{name}, {dtype}, {'causal' if causal else 'whole'}"] = Case((33,), keys, dtype, causal)
+            if name in ("uneven", "nothing"):
+                masked = Case((33,), keys, torch.float32, causal, masked=True)
+                found[f"{name}, masked, {'causal' if causal else 'whole'}"] = masked
     return found
-
-
-def message(call: Callable[[], object]) -> str:
-    try:
-        call()
-    except AvowError as problem:
-        return f"{type(problem).__name__}: {problem}"
-    return "no error"
 
 
 def gradient_of_a_part(q: Tensor, k: Tensor, v: Tensor, share: float) -> None:
@@ -71,6 +66,10 @@ def mistakes(rank: int) -> dict[str, str]:
         "loss": lambda: gradient_of_a_part(q, k, v, 1.0 + rank),
         "axes": lambda: attend(q, k[0], v[0], enable_gqa=True),
         "no tensor": lambda: attend(q, k, None if rank else v, enable_gqa=True),  # type: ignore[arg-type]
+        "float mask": lambda: attend(q, k, v, mask=torch.zeros(96), enable_gqa=True),
+        "wide mask": lambda: attend(q, k, v, mask=torch.ones(99 if rank else 96) > 0, enable_gqa=True),
+        "one mask": lambda: attend(q, k, v, mask=torch.ones(96) > 0 if rank else None, enable_gqa=True),
+        "masked sparse": lambda: attend(q, k, v, mask=torch.ones(96) > 0, method="sparse", enable_gqa=True),
         "tolerance": lambda: attend(q, k, v, tol=1e-9, enable_gqa=True),
     }
     return {name: message(call) for name, call in ask.items()}
@@ -83,7 +82,8 @@ def ask() -> dict[str, Any]:
         q, k, v, weight = case.inputs()
         pieces = [q.clone().requires_grad_(), *(piece(x, case.keys, rank).requires_grad_() for x in (k, v))]
         with counted() as there:
-            out, certificate = attend(*pieces, **case.options)  # type: ignore[arg-type]
+            mask = None if (mask := case.mask()) is None else piece(mask.mT, case.keys, rank).mT
+            out, certificate = attend(*pieces, mask=mask, **case.options)  # type: ignore[arg-type]
         with counted() as back:
             grads = torch.autograd.grad((out * weight).sum(), pieces)
         found[name] = (out.detach(), *grads), certificate, there.sent, back.sent
@@ -110,7 +110,7 @@ def test_processes_answer_as_one(said: dict[int, list[Any]], count: int, name: s
     assert out.dtype == case.dtype and certificate.method == "exact"
     assert bool((case.errors(out) <= certificate.rows + 1e-14).all())
     q, k, v, _ = case.inputs()
-    promised = avow.attend(q, k, v, method="exact", **case.options).certificate  # type: ignore[arg-type]
+    promised = avow.attend(q, k, v, method="exact", mask=case.mask(), **case.options).certificate  # type: ignore[arg-type]
     assert certificate.bound <= 1.1 * promised.bound + count * 1e-12
 
 
@@ -162,6 +162,10 @@ def test_a_tolerance_that_float32_cannot_prove_is_kept_by_float64(said: dict[int
             "no tensor",
             "InputError: type of v at rank 1=nothing must be as at rank 0, torch.float32; give all processes",
         ),
+        ("float mask", "DtypeError: mask.dtype=torch.float32 must be bool over shards; use mask >= 0 for 0 and -inf"),
+        ("wide mask", "ShapeError: rank 1: mask.shape=(99,) must broadcast to (2, 4, 33, 96); use (length, keys)"),
+        ("one mask", "InputError: mask at rank 1=some must be as at rank 0, none; give all processes the same"),
+        ("masked sparse", 'ParameterError: sparse: mask=some has no form over shards; use method="exact"'),
         ("tolerance", "ToleranceUnreachable: tol=1e-09 is less than can be proved, "),
     ],
 )

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 from typing import Any
 from unittest import mock
 
@@ -17,12 +16,11 @@ from avow.certificates import measure_norms
 from avow.contract import Problem, Prospect, Sizes
 from avow.distributed import attend
 from avow.distributed.choosing import candidates
-from avow.errors import AvowError
 from avow.links import Link
 from avow.methods.exact import Exact
 from avow.methods.low_rank import LowRank
 from avow.scaling import Roof, offers
-from tests.processes import together
+from tests.processes import message, together
 from tests.truth import judge
 
 pytestmark = pytest.mark.processes
@@ -77,14 +75,6 @@ CASES: dict[str, tuple[Problem, float | None, dict[str, list[float]], bool, dict
     "causal sparse": (inputs(3.0, causal=True), 0.1, {"exact": DEAR, "sparse": CHEAP}, True, {}, "exact", ""),
     "no tolerance": (inputs(0.7), None, LANDMARKS, False, {}, "exact", ""),
 }
-
-
-def message(call: Callable[[], object]) -> str:
-    try:
-        call()
-    except AvowError as problem:
-        return f"{type(problem).__name__}: {problem}"
-    return "no error"
 
 
 def ask() -> dict[str, Any]:

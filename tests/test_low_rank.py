@@ -217,4 +217,4 @@ def test_gradients_beside_two_very_long_keys_are_numbers(seed: int, causal: bool
     assert certificate.bound >= 2
     found = torch.autograd.grad(out.sum(), inputs)
     assert all(bool(torch.isfinite(x).all()) for x in found)
-    assert float(found[2].abs().max()) > 1
+    assert (float(found[2].abs().max()) > 1) == causal  # the first rows see neither of them

@@ -67,6 +67,7 @@ def meet(
     asked: Mapping[str, object],
     reading: bool,
     causal: bool = False,
+    mask: Tensor | None = None,
     check: Callable[[Problem], None] | None = None,
     telling: object = None,
 ) -> Meeting:
@@ -83,7 +84,7 @@ def meet(
     problem: AvowError | None = None
     sizes = (0.0, 0.0, 0.0)
     try:
-        found = _checked(q, k, v, causal, scale, enable_gqa, asked.get("tol"))
+        found = _checked(q, k, v, mask, causal, scale, enable_gqa, asked.get("tol"))
         if check is not None:
             check(found)
         if reading:
@@ -174,9 +175,16 @@ def _parts(problem: AvowError) -> tuple[object, object, object, object]:
 
 
 def _checked(
-    q: Tensor, k: Tensor, v: Tensor, causal: bool, scale: float | None, enable_gqa: bool, tol: object
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    mask: Tensor | None,
+    causal: bool,
+    scale: float | None,
+    enable_gqa: bool,
+    tol: object,
 ) -> Problem:
-    problem = Problem.of(q, k, v, causal=causal, scale=scale, enable_gqa=enable_gqa)
+    problem = Problem.of(q, k, v, mask=mask, causal=causal, scale=scale, enable_gqa=enable_gqa)
     if q.dim() != 4:
         shapes = f"{tuple(q.shape)}, {tuple(k.shape)}, {tuple(v.shape)}"
         raise ShapeError("shapes of q, k, v", shapes, "must have four axes", "add axes for batch and heads")

@@ -7,90 +7,38 @@ import math
 from typing import Any, NamedTuple
 
 import torch
-from jaxtyping import Float
+import torch.distributed as dist
+from jaxtyping import Bool, Float
 from torch import Tensor
 
-from avow.attend import USUAL_CONFIDENCE, Attended, as_given, check_automatic, checked_wishes
-from avow.contract import Method, Problem
+from avow.attend import USUAL_CONFIDENCE, Attended, as_given, checked_wishes
+from avow.contract import Method
 from avow.distributed.agreement import Meeting, agree, digest, meet
+from avow.distributed.asked import OWN, Asked
 from avow.distributed.choosing import chosen, own_rates
 from avow.distributed.exact import attend_keys
 from avow.distributed.low_rank import attend_low_rank
 from avow.distributed.ring import attend_ring
-from avow.distributed.shards import paired
 from avow.distributed.sparse import attend_sparse
 from avow.distributed.states import attend_states
 from avow.distributed.traffic import Group
-from avow.errors import NotDifferentiable, ParameterError, ToleranceUnreachable, UnknownMethod
+from avow.errors import NotDifferentiable, ShapeError, ToleranceUnreachable
 from avow.links import Link, usual
 from avow.maths import rounding
-from avow.methods import method_named
 from avow.methods.exact import Exact
 from avow.methods.low_rank import LowRank
 from avow.methods.random_features import RandomFeatures
 from avow.methods.separable import Separable
 from avow.methods.sparse import Sparse
-from avow.params import check_parameters
-
-# Methods of which each process brings its own rows; of sparse attention all bring the same, of exact either.
-_OWN = (Separable, RandomFeatures, LowRank)
-
-
-class _Asked(NamedTuple):
-    """What one process asks for, before others agree."""
-
-    method: str
-    parameters: dict[str, Any]
-    tol: float | None
-    confidence: float | None
-    shared_queries: bool
-
-    @property
-    def words(self) -> dict[str, object]:
-        """What all must ask alike."""
-        return {"method": self.method, **self.parameters, "tol": self.tol, "confidence": self.confidence}
-
-    @property
-    def draws(self) -> bool:
-        """Whether something may be drawn at random."""
-        named = any(kind.random and kind.name == self.method for kind in _OWN)
-        return named or (self.method == "auto" and self.tol is not None and not self.shared_queries)
-
-    @property
-    def named(self) -> Method:
-        """The method with its parameters."""
-        kind, served = method_named(self.method), (Exact, Sparse, *_OWN)
-        if kind not in served:
-            remedy = f"use one of {', '.join(one.name for one in served)}"
-            raise UnknownMethod("method", repr(self.method), "has no form over shards", remedy)
-        check_parameters(self.method, kind, self.parameters)
-        return kind(**self.parameters)
-
-    def check(self, problem: Problem) -> None:
-        """Raise where this process cannot ask so."""
-        checked_wishes(self.tol, self.confidence)
-        if self.method == "auto":
-            return check_automatic(self.parameters)
-        method = self.named
-        if isinstance(method, Sparse) and not self.shared_queries:
-            remedy = 'give all processes the same queries, or use method="exact"'
-            raise ParameterError("sparse: shared_queries", False, "must all be known to every process", remedy)
-        if isinstance(method, Sparse) and problem.causal:
-            raise ParameterError("sparse: causal", True, "has no form over shards", 'use method="exact"')
-        if isinstance(method, _OWN):
-            if self.shared_queries:
-                remedy = "pass shared_queries=False and each process's own rows"
-                raise ParameterError(f"{method.name}: shared_queries", True, "must not be the same rows", remedy)
-            paired(problem)
-        return None
 
 
 class _Wish(NamedTuple):
-    """What the caller will accept, and what chance has to do with it."""
+    """What the caller will accept, what chance has to do with it, and what rows may see."""
 
     tol: float | None
     confidence: float
     generator: torch.Generator | None
+    mask: Bool[Tensor, "#b #h #n s"] | None
 
     @property
     def stated(self) -> float:
@@ -107,6 +55,7 @@ def attend(
     tol: float | None = None,
     method: str = "auto",
     shared_queries: bool = True,
+    mask: Tensor | None = None,
     causal: bool = False,
     scale: float | None = None,
     enable_gqa: bool = False,
@@ -121,7 +70,8 @@ def attend(
     the whole of it. Shards may differ in length and may be empty. With `shared_queries` all processes bring the same
     queries and get the same answer (exact and sparse attention); without, each brings its own rows and gets theirs
     (exact attention, by blocks that go round a ring; separable, random_features and low_rank, by states). Then causal
-    rows of all but exact attention are those of the keys beside them.
+    rows of all but exact attention are those of the keys beside them. A boolean `mask`, of exact attention, says which
+    keys this process's queries may see: of its own where queries are shared, else of all.
 
     With `tol`, `method="auto"` runs the cheapest method that proves it for all rows; prices are those of
     `avow plan --ranks` for this `link`. Where processes disagree on what they ask, or one of them cannot attend, all
@@ -129,7 +79,7 @@ def attend(
     together: of one loss that each computes where queries are shared, else of the sum of all losses. Generators must
     be alike; without them, the first one's seed counts.
     """
-    asked = _Asked(method, parameters, tol, confidence, shared_queries)
+    asked = Asked(method, parameters, tol, confidence, shared_queries, mask)
     words = asked.words | {"link": link}
     if generator is not None:
         words["digest of generator"] = digest(generator.get_state())
@@ -139,17 +89,19 @@ def attend(
         *_four(q, k, v),
         group=group,
         causal=causal,
+        mask=mask if shared_queries else None,
         scale=scale,
         enable_gqa=enable_gqa,
         shared_queries=shared_queries,
         asked=words,
         reading=True,
         check=asked.check,
-        telling=[seed, own_rates(device) if method == "auto" and tol is not None else {}],
+        telling=[seed, own_rates(device) if method == "auto" and tol is not None else {}, _length(mask)],
     )
+    _check_lengths(met)
     if generator is None and asked.draws:
         generator = torch.Generator().manual_seed(met.told[0][0])
-    wish = _Wish(*checked_wishes(tol, confidence), generator)
+    wish = _Wish(*checked_wishes(tol, confidence), generator, asked.seen(met.problem))
     if method == "auto":
         attended = _automatic(met, wish, usual(device) if link is None else link)
     else:
@@ -167,10 +119,24 @@ def _four(*tensors: Tensor) -> list[Tensor]:
     return [x.reshape(*lead, *x.shape).flatten(0, -4) for x in tensors]
 
 
+def _length(mask: Tensor | None) -> int | None:
+    return mask.shape[-1] if isinstance(mask, Tensor) and mask.ndim else None
+
+
+def _check_lengths(met: Meeting) -> None:
+    """Raise, in every process alike, where a mask of one of them speaks of another number of keys than there are."""
+    keys = sum(met.keys)
+    for rank, (*_, length) in enumerate(met.told):
+        if not met.shared_queries and length not in (None, 1, keys):
+            name = dist.get_global_rank(met.group, rank)
+            remedy = "say of the keys of all processes, in order of ranks, which this one's rows may see"
+            raise ShapeError(f"rank {name}: mask.shape[-1]", length, f"must be {keys}", remedy)
+
+
 def _automatic(met: Meeting, wish: _Wish, link: Link) -> Attended:
     """Exact attention, unless something cheaper proves the tolerance."""
     z = met.sizes
-    if wish.tol is None or not z.queries * z.keys * z.value_dim:
+    if wish.tol is None or wish.mask is not None or not z.queries * z.keys * z.value_dim:
         return _run(Exact(), met, wish)
     choice = chosen(met, wish.tol, wish.confidence, link, met.told[0][1])
     tried = []
@@ -188,7 +154,7 @@ def _kept(method: Method, met: Meeting, wish: _Wish) -> Attended:
     """The answer, where all processes can prove the tolerance for theirs."""
     method.check(met.sizes)
     attended = _run(method, met, wish)
-    if wish.tol is None or not isinstance(method, _OWN):
+    if wish.tol is None or not isinstance(method, OWN):
         return attended
     bound = attended.certificate.bound if attended.certificate.kind != "none" else math.inf
     bound = max(agree({}, bound, None, met.group, met.device))
@@ -212,5 +178,5 @@ def _run(method: Method, met: Meeting, wish: _Wish) -> Attended:
     # A half-precision answer is rounded once, after the merge. What that cannot prove, float64 may, unless told else.
     first = method.arithmetic(rounding.accumulator(met.problem.q.dtype))
     last = torch.float64 if wish.tol is not None and method.precision == "native" else first
-    serve = attend_keys if met.shared_queries else attend_ring
-    return serve(met, wish.tol, tuple(dict.fromkeys((first, last))))
+    kinds = tuple(dict.fromkeys((first, last)))
+    return attend_keys(met, wish.tol, kinds) if met.shared_queries else attend_ring(met, wish.tol, kinds, wish.mask)

@@ -49,7 +49,7 @@ def attend_keys(met: Meeting, tol: float | None, kinds: Sequence[torch.dtype]) -
 def _merged(q: Tensor, k: Tensor, v: Tensor, shift: int | None, met: Meeting) -> Partial:
     mine, problem = Partial.nothing((*q.shape[:-1], v.shape[-1]), q.device), None
     try:
-        mine = answered(q, k, v, shift, met.scale)
+        mine = answered(q, k, v, shift, met.scale, met.problem.allowed)
     except AvowError as found:
         problem = found
     words = None if mine.words is None else json.loads(mine.words.to_json(rows=False))
@@ -74,6 +74,8 @@ def _gradients(
     along = (grad.to(kind) * out.to(kind)).sum(-1)
     for_queries, for_keys, for_values = (torch.zeros_like(x, dtype=kind) for x in (q, k, v))
     if q.numel() and k.shape[-2]:
-        for_queries, for_keys, for_values = blocks.gradients(q, k, v, lse, grad, along, shift, met.scale)
+        for_queries, for_keys, for_values = blocks.gradients(
+            q, k, v, lse, grad, along, shift, met.scale, met.problem.allowed
+        )
     for_queries = functools.reduce(torch.add, gathered(for_queries, met.group))
     return for_queries.to(q.dtype), for_keys.to(k.dtype), for_values.to(v.dtype)

@@ -12,13 +12,14 @@ import math
 from collections.abc import Sequence
 
 import torch
-from jaxtyping import Float
+from jaxtyping import Bool, Float
 from torch import Tensor
 
 from avow.attend import Attended
 from avow.certificates.compose import Partial, merge
 from avow.distributed import blocks, circuit
 from avow.distributed.agreement import Meeting, agree, meet
+from avow.distributed.circuit import Masks
 from avow.distributed.linked import Gradients, linked
 from avow.distributed.partials import answered, unreachable
 from avow.distributed.route import Route
@@ -27,21 +28,25 @@ from avow.errors import AvowError
 from avow.maths import rounding
 
 
-def attend_ring(met: Meeting, tol: float | None, kinds: Sequence[torch.dtype]) -> Attended:
+def attend_ring(
+    met: Meeting, tol: float | None, kinds: Sequence[torch.dtype], mask: Bool[Tensor, "#b #h #n s"] | None = None
+) -> Attended:
     """Softmax attention of this process's rows to the keys of all, in the first arithmetic that keeps `tol` for all.
 
     Shards may differ in length; an empty one asks nothing and answers nothing. Where causal, row i of all rows sees key
-    j of all keys when j ≤ i. Gradients are those of the sum of all processes' losses.
+    j of all keys when j ≤ i; of those, the keys that `mask` lets it see. Gradients are those of the sum of all
+    processes' losses.
     """
     p = met.problem
     route = Route(met.rows, met.keys, p.causal)
+    masks = None if mask is None else mask.expand(*mask.shape[:-1], sum(met.keys)).split(list(met.keys), -1)
     for kind in kinds:
         with torch.no_grad():
-            whole, problem = _promised(p.q, p.k, p.v, kind, route, met)
+            whole, problem = _promised(p.q, p.k, p.v, kind, route, met, masks)
             out, certificate = whole.answer(p.q.dtype)
         bound = max(agree({}, certificate.bound, problem, met.group, met.device))
         if tol is None or bound <= tol:
-            return Attended(linked(p.q, p.k, p.v, (out, whole.lse), _gradients(route, met)), certificate)
+            return Attended(linked(p.q, p.k, p.v, (out, whole.lse), _gradients(route, met, masks)), certificate)
     raise unreachable(tol, bound)
 
 
@@ -74,8 +79,8 @@ def ring_attention(
     return linked(q, k, v, answer, _gradients(route, met))
 
 
-def _gradients(route: Route, met: Meeting) -> Gradients:
-    return functools.partial(circuit.gradients, route=route, scale=met.scale, group=met.group)
+def _gradients(route: Route, met: Meeting, masks: Masks = None) -> Gradients:
+    return functools.partial(circuit.gradients, route=route, scale=met.scale, group=met.group, masks=masks)
 
 
 def _merged(q: Tensor, k: Tensor, v: Tensor, route: Route, met: Meeting) -> tuple[Tensor, Tensor]:
@@ -90,15 +95,16 @@ def _merged(q: Tensor, k: Tensor, v: Tensor, route: Route, met: Meeting) -> tupl
 
 
 def _promised(
-    q: Tensor, k: Tensor, v: Tensor, kind: torch.dtype, route: Route, met: Meeting
+    q: Tensor, k: Tensor, v: Tensor, kind: torch.dtype, route: Route, met: Meeting, masks: Masks
 ) -> tuple[Partial, AvowError | None]:
     """What all blocks answer to this process's rows; a problem does not keep the blocks of others from passing."""
     whole = Partial.nothing((*q.shape[:-1], v.shape[-1]), q.device)
     problem: AvowError | None = None
     for block, keys, values in circuit.visits(k, v, route, met.group):
         shift = route.shift(met.here, block)
+        mask = None if masks is None else masks[block]
         try:
-            whole = merge(whole, answered(q.to(kind), keys.to(kind), values.to(kind), shift, met.scale))
+            whole = merge(whole, answered(q.to(kind), keys.to(kind), values.to(kind), shift, met.scale, mask))
         except AvowError as found:
             problem = problem or found
     return whole, problem

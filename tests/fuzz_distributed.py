@@ -81,7 +81,11 @@ def one_case(seed: int, heads: int, boast: float) -> Tally:
     if causal and rng.random() < 0.5 and q.shape[-2] == k.shape[-2]:
         rows = keys
     options: dict[str, Any] = {"causal": causal, "scale": p.scale, "enable_gqa": True}
-    whole = Problem.of(q, k, v, **options)
+    mask = None
+    if rng.random() < 0.3:
+        share = rng.choice((0.1, 0.5, 0.9))
+        mask = torch.rand(q.shape[-2], k.shape[-2], generator=torch.Generator().manual_seed(seed)) < share
+    whole = Problem.of(q, k, v, mask=mask, **options)
     start = sum(rows[:rank])
     mine = slice(start, start + rows[rank])
 
@@ -90,8 +94,10 @@ def one_case(seed: int, heads: int, boast: float) -> Tally:
 
     try:
         if ring:
-            answered = attend(held(q, rows), held(k, keys), held(v, keys), shared_queries=False, **options)
+            options |= {"shared_queries": False, "mask": None if mask is None else mask[mine]}
+            answered = attend(held(q, rows), held(k, keys), held(v, keys), **options)
             return judged(whole, answered, mine, boast)
+        options["mask"] = None if mask is None else held(mask.mT, keys).mT
         answered = attend(q, held(k, keys), held(v, keys), **options)
     except (RangeError, ToleranceUnreachable):
         # Beyond float64: refused in all processes alike.

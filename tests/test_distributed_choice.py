@@ -64,7 +64,7 @@ FEATURES = {"exact": DEAR, "low_rank": DEAR, "random_features": CHEAP}
 # Name: problem, tolerance, prices, whether queries are shared, more words; and who answers, and why if it is exact.
 CASES: dict[str, tuple[Problem, float | None, dict[str, list[float]], bool, dict[str, Any], str, str]] = {
     "landmarks": (inputs(0.7), 0.2, LANDMARKS, False, {}, "low_rank", ""),
-    "causal landmarks": (inputs(0.7, causal=True), 0.2, LANDMARKS, False, {}, "low_rank", ""),
+    "causal landmarks": (inputs(0.7, causal=True), 0.2, LANDMARKS, False, {"link": None}, "low_rank", ""),
     "landmarks at a price": (inputs(0.7), 0.2, {"exact": CHEAP}, False, {}, "exact", "low_rank: costs more than exact"),
     "loud keys": (inputs(40.0), 0.2, LANDMARKS, False, {}, "exact", "low_rank: landmarks leave too much of these keys"),
     "hopeless": (inputs(0.7), 1e-3, LANDMARKS, False, {}, "exact", "low_rank: cannot prove 0.001"),

@@ -81,7 +81,7 @@ def attend(
     """
     asked = Asked(method, parameters, tol, confidence, shared_queries, mask)
     words = asked.words | {"link": link}
-    if generator is not None:
+    if isinstance(generator, torch.Generator):
         words["digest of generator"] = digest(generator.get_state())
     seed = int(torch.randint(2**62, ())) if generator is None and asked.draws else 0
     device = q.device.type if isinstance(q, Tensor) else "cpu"

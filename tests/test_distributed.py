@@ -91,6 +91,16 @@ def ask() -> dict[str, Any]:
         q, k, v, _ = TIGHT.inputs()
         held = (piece(x, TIGHT.keys, rank) for x in (k, v))
         found["tight"] = attend(q, *held, tol=5e-7, **TIGHT.options)  # type: ignore[arg-type]
+        k, v = (piece(x, TIGHT.keys, rank) for x in (k, v))
+        # 1 and 1.0 are the same wish.
+        found["axes"] = {
+            axes: attend(*given, tol=1e-4, method="exact", scale=1.0 if rank else 1, enable_gqa=True)
+            for axes, given in {
+                3: (q[0], k[0], v[0]),
+                4: (q[:1], k[:1], v[:1]),
+                5: (q[:1, None], k[:1, None], v[:1, None]),
+            }.items()
+        }
         found["mistakes"] = mistakes(rank)
     return found
 
@@ -141,6 +151,16 @@ def test_a_tolerance_that_float32_cannot_prove_is_kept_by_float64(said: dict[int
     assert bool((TIGHT.errors(out) <= certificate.rows).all())
     q, k, v, _ = TIGHT.inputs()
     assert not avow.attend(q, k, v, method="exact", **TIGHT.options).certificate.keeps(5e-7)  # type: ignore[arg-type]
+
+
+def test_tensors_may_have_any_number_of_axes(said: dict[int, list[Any]]) -> None:
+    for one in said[2]:
+        out, certificate = one["axes"][4]
+        assert out.shape == (1, 4, 33, 5) and certificate.rows.shape == (1, 4, 33)
+        for axes, lead in ((3, (4,)), (5, (1, 1, 4))):
+            other, same = one["axes"][axes]
+            assert torch.equal(other, out.reshape(*lead, 33, 5))
+            assert torch.equal(same.rows, certificate.rows.reshape(*lead, 33))
 
 
 @pytest.mark.parametrize(

@@ -59,6 +59,8 @@ def asked(p: Problem, tol: float | None, prices: dict[str, list[float]], shared:
         return attend(q, p.k[:, :, here], p.v[:, :, here], tol=tol, shared_queries=shared, enable_gqa=True, **given)
 
 
+SEEN = torch.ones(300, dtype=torch.bool)
+SPARSE = {"exact": DEAR, "sparse": CHEAP}
 LANDMARKS = {"exact": DEAR, "low_rank": CHEAP, "random_features": DEAR}
 FEATURES = {"exact": DEAR, "low_rank": DEAR, "random_features": CHEAP}
 # Name: problem, tolerance, prices, whether queries are shared, more words; and who answers, and why if it is exact.
@@ -70,9 +72,11 @@ CASES: dict[str, tuple[Problem, float | None, dict[str, list[float]], bool, dict
     "hopeless": (inputs(0.7), 1e-3, LANDMARKS, False, {}, "exact", "low_rank: cannot prove 0.001"),
     "features": (inputs(0.05), 0.3, FEATURES, False, {"confidence": 0.9}, "random_features", ""),
     "unasked features": (inputs(0.05), 0.3, FEATURES, False, {}, "exact", "promises only with a confidence below 1"),
-    "sparse": (inputs(3.0), 0.1, {"exact": DEAR, "sparse": CHEAP}, True, {}, "sparse", "of the tokens of all shards"),
+    "sparse": (inputs(3.0), 0.1, SPARSE, True, {}, "sparse", "of the tokens of all shards"),
+    "sampled sparse": (inputs(3.0), 0.1, SPARSE, True, {"confidence": 0.99}, "sparse", "of the tokens of all shards"),
     "dear sparse": (inputs(3.0), 0.1, {"exact": CHEAP}, True, {}, "exact", "sparse: costs more than exact"),
-    "causal sparse": (inputs(3.0, causal=True), 0.1, {"exact": DEAR, "sparse": CHEAP}, True, {}, "exact", ""),
+    "causal sparse": (inputs(3.0, causal=True), 0.1, SPARSE, True, {}, "exact", ""),
+    "masked": (inputs(0.7), 0.2, LANDMARKS, False, {"mask": SEEN}, "exact", "no other method has a form over shards"),
     "no tolerance": (inputs(0.7), None, LANDMARKS, False, {}, "exact", ""),
 }
 
@@ -146,7 +150,7 @@ def test_all_processes_are_told_what_is_wrong(said: list[dict[str, Any]], name: 
 def test_prices_are_those_of_the_plan_for_many_ranks(shared: bool) -> None:
     sizes, roof, link = Sizes(1, 8, 1, 4096, 4096, 64, 64), Roof(1e12, 1e11), Link(1e9, 1e-5)
     planned = {offer.way.name: offer.spent.whole for offer in offers(sizes, 16, link, roof)}
-    found = {one.method.name: one.seconds for one in candidates(sizes, 16, shared, 0.1, link, roof)}
+    found = {one.method.name: one.seconds for one in candidates(sizes, 16, shared, 0.1, 1.0, link, roof)}
     exact = "exact (keys)" if shared else "exact (ring)"
     assert math.isclose(found["exact"], planned[exact])
     assert set(found) == ({"exact", "sparse"} if shared else {"exact", "low_rank", "random_features"})

@@ -23,6 +23,9 @@ from avow.distributed.traffic import PAGE, Group, gathered, group_of
 from avow.errors import AvowError, InputError, ShapeError
 from avow.maths.norms import check_range
 
+# Processes whose losses are one compute its gradient each in their own way: so far these may be apart.
+_ALIKE = 1e-2
+
 
 @dataclass(frozen=True)
 class Meeting:
@@ -134,6 +137,16 @@ def agree(
             kind, name, *rest = one
             raise getattr(errors, kind, InputError)(f"rank {names[rank]}: {name}", *rest) from problem
     return [one["own"] for one in words]
+
+
+def one_loss(grad: Tensor, met: Meeting) -> None:
+    """Raise, in every process alike, where they differentiate different losses."""
+    norms = agree({}, float(grad.double().norm()), None, met.group, grad.device)
+    for rank, norm in enumerate(norms):
+        if abs(norm - norms[0]) > _ALIKE * max(norm, norms[0]):
+            rule = f"must be as at rank 0, {norms[0]:.6g}"
+            remedy = "compute the same loss in all processes, from the whole answer"
+            raise InputError(f"norm of the gradient at rank {rank}", f"{norm:.6g}", rule, remedy)
 
 
 def told(words: Any, group: dist.ProcessGroup, device: torch.device) -> list[Any]:

@@ -15,14 +15,14 @@ from avow.attend import USUAL_CONFIDENCE, Attended, as_given, checked_wishes
 from avow.contract import Method
 from avow.distributed.agreement import Meeting, agree, digest, meet
 from avow.distributed.asked import OWN, Asked
-from avow.distributed.choosing import chosen, own_rates
+from avow.distributed.choosing import Choice, chosen, own_rates
 from avow.distributed.exact import attend_keys
 from avow.distributed.low_rank import attend_low_rank
 from avow.distributed.ring import attend_ring
 from avow.distributed.sparse import attend_sparse
 from avow.distributed.states import attend_states
 from avow.distributed.traffic import Group
-from avow.errors import NotDifferentiable, ShapeError, ToleranceUnreachable
+from avow.errors import ShapeError, ToleranceUnreachable
 from avow.links import Link, usual
 from avow.maths import rounding
 from avow.methods.exact import Exact
@@ -136,14 +136,15 @@ def _check_lengths(met: Meeting) -> None:
 def _automatic(met: Meeting, wish: _Wish, link: Link) -> Attended:
     """Exact attention, unless something cheaper proves the tolerance."""
     z = met.sizes
-    if wish.tol is None or wish.mask is not None or not z.queries * z.keys * z.value_dim:
+    if wish.tol is None or not z.queries * z.keys * z.value_dim:
         return _run(Exact(), met, wish)
-    choice = chosen(met, wish.tol, wish.confidence, link, met.told[0][1])
-    tried = []
+    choice, tried = Choice([], "no other method has a form over shards with a mask"), []
+    if wish.mask is None:
+        choice = chosen(met, wish.tol, wish.confidence, link, met.told[0][1])
     for method in choice.methods:
         try:
             return _kept(method, met, wish)
-        except (ToleranceUnreachable, NotDifferentiable) as problem:
+        except ToleranceUnreachable as problem:
             # All processes raise it alike, or none does.
             tried.append(f"{method.name}: {problem.rule}")
     out, certificate = _run(Exact(), met, wish)
@@ -167,8 +168,16 @@ def _kept(method: Method, met: Meeting, wish: _Wish) -> Attended:
 def _run(method: Method, met: Meeting, wish: _Wish) -> Attended:
     if isinstance(method, Sparse):
         p = met.problem
+        sure = wish.confidence if wish.confidence < 1 else None
         return attend_sparse(
-            p.q, p.k, p.v, method=method, group=met.group, tol=wish.tol, scale=met.scale, enable_gqa=True
+            *(p.q, p.k, p.v),
+            method=method,
+            group=met.group,
+            tol=wish.tol,
+            confidence=sure,
+            scale=met.scale,
+            enable_gqa=True,
+            generator=wish.generator,
         )
     if isinstance(method, LowRank):
         return attend_low_rank(met, method, wish.stated, wish.generator)

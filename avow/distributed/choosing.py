@@ -54,7 +54,7 @@ def chosen(met: Meeting, tol: float, confidence: float, link: Link, known: dict[
     `known` are rates as `own_rates` tells them.
     """
     machine = Rates({name: Rate(*rate) for name, rate in known.items()}, "rates of the first process")
-    offers = candidates(met.sizes, len(met.keys), met.shared_queries, tol, link, machine)
+    offers = candidates(met.sizes, len(met.keys), met.shared_queries, tol, confidence, link, machine)
     accepted: frozenset[Kind] = frozenset(("deterministic", "statistical") if confidence < 1 else ("deterministic",))
     judged = functools.partial(planner.judged, offers, tol, accepted, thrifty=True)
     hopes = Plan(tuple(planner.cheapest(judged(foresee=functools.partial(_hoped, confidence=confidence)))), tol, "")
@@ -76,14 +76,14 @@ def chosen(met: Meeting, tol: float, confidence: float, link: Link, known: dict[
 
 
 def candidates(
-    sizes: Sizes, ranks: int, shared_queries: bool, tol: float, link: Link, machine: Machine
+    sizes: Sizes, ranks: int, shared_queries: bool, tol: float, confidence: float, link: Link, machine: Machine
 ) -> list[Candidate]:
     """The methods with a form over shards, priced for so many ranks, cheapest first."""
     methods: list[Method] = [Exact()]
     if not shared_queries:
         methods += [*LowRank.settings(sizes), *RandomFeatures.settings(sizes)]
     elif not sizes.causal:
-        methods.append(Sparse(**Sparse.aimed({}, sizes, tol, 1.0)))
+        methods.append(Sparse(**Sparse.aimed({}, sizes, tol, confidence)))
     found = []
     for method in methods:
         spread = way(method, shared_queries)

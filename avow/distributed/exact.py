@@ -17,15 +17,12 @@ from avow.attend import Attended
 from avow.certificates.compose import Partial, merge
 from avow.contract import Certificate
 from avow.distributed import blocks
-from avow.distributed.agreement import Meeting, agree
+from avow.distributed.agreement import Meeting, agree, one_loss
 from avow.distributed.linked import linked
 from avow.distributed.partials import answered, packed, unpacked, unreachable
 from avow.distributed.traffic import gathered
-from avow.errors import AvowError, InputError
+from avow.errors import AvowError
 from avow.maths import rounding
-
-# Processes whose losses are one compute its gradient each in their own way: so far these may be apart.
-_ALIKE = 1e-2
 
 
 def attend_keys(met: Meeting, tol: float | None, kinds: Sequence[torch.dtype]) -> Attended:
@@ -65,12 +62,7 @@ def _gradients(
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Each process has its keys' gradients at hand; those of the queries add up over all."""
     kind = rounding.accumulator(q.dtype)
-    norms = agree({}, float(grad.double().norm()), None, met.group, q.device)
-    for rank, norm in enumerate(norms):
-        if abs(norm - norms[0]) > _ALIKE * max(norm, norms[0]):
-            rule = f"must be as at rank 0, {norms[0]:.6g}"
-            remedy = "compute the same loss in all processes, from the whole answer"
-            raise InputError(f"norm of the gradient at rank {rank}", f"{norm:.6g}", rule, remedy)
+    one_loss(grad, met)
     along = (grad.to(kind) * out.to(kind)).sum(-1)
     for_queries, for_keys, for_values = (torch.zeros_like(x, dtype=kind) for x in (q, k, v))
     if q.numel() and k.shape[-2]:

@@ -41,12 +41,19 @@ def inputs(loud: float, causal: bool = False) -> Problem:
     return Problem.of(loud * q, loud * k, v, causal=causal, enable_gqa=True)
 
 
-def asked(p: Problem, tol: float | None, prices: dict[str, list[float]], shared: bool, **options: Any) -> Attended:
+def asked(
+    p: Problem,
+    tol: float | None,
+    prices: dict[str, list[float]],
+    shared: bool,
+    rows: slice | None = None,
+    **options: Any,
+) -> Attended:
     """What this process gets of its share, where the first one says that this is what methods cost."""
     rank, count = dist.get_rank(), dist.get_world_size()
     start, end = (0, *ENDS[count])[rank : rank + 2]
     here = slice(start, end)
-    q = p.q if shared else p.q[:, :, here]
+    q = p.q if shared else p.q[:, :, rows or here]
     # Others would choose exact attention.
     told = {f"{name}{form}": price for name, price in prices.items() for form in ("", "/causal")}
     told = {"exact": CHEAP, "exact/causal": CHEAP} if rank else told
@@ -88,6 +95,8 @@ def ask() -> dict[str, Any]:
     with mock.patch.object(LowRank, "foresee", lambda *given: Prospect(0.0, "deterministic", False)):
         found["boasting"] = asked(inputs(40.0), 0.2, LANDMARKS, False)
     p = inputs(0.7)
+    rows = slice(0, 150) if rank == 0 else slice(150, 300 if rank == 1 else 150)
+    found["rows apart"] = asked(inputs(0.7, causal=True), 0.2, LANDMARKS, False, rows=rows)
     found["mistakes"] = {
         "link": message(lambda: asked(p, 0.1, LANDMARKS, False, link=Link(1e9 * (1 + rank), 1e-5))),
         "parameter": message(lambda: asked(p, 0.1, LANDMARKS, False, rank=3)),
@@ -119,6 +128,15 @@ def test_all_processes_run_the_cheapest_method_that_keeps_the_tolerance(said: li
     out, rows = joined(answers, shared)
     verdict = judge(Exact(), p, measure_norms(p), out, rows, None)
     assert verdict.broken == 0, verdict.story
+
+
+def test_causal_rows_that_are_not_those_of_the_keys_beside_them_are_left_to_a_ring(said: list[dict[str, Any]]) -> None:
+    p, answers = inputs(0.7, causal=True), [one["rows apart"] for one in said]
+    out, rows = joined(answers, shared=False)
+    assert judge(Exact(), p, measure_norms(p), out, rows, None).broken == 0
+    for _, certificate in answers:
+        assert certificate.method in ("exact", "nothing")
+        assert certificate.reason.endswith("where causal rows are not those of the keys beside them")
 
 
 def test_a_method_that_cannot_keep_its_word_is_followed_by_exact_attention(said: list[dict[str, Any]]) -> None:

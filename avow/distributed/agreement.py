@@ -155,7 +155,7 @@ def told(words: Any, group: dist.ProcessGroup, device: torch.device) -> list[Any
     pages = gathered(_page(text, PAGE, device), group)
     sizes = [int.from_bytes(_bytes(page[:8]), "big") for page in pages]
     if max(sizes) > PAGE - 8:
-        # Long stories take a second round; nobody writes one but where something is wrong.
+        # Long stories take a second round; hardly anybody writes one but where something is wrong.
         pages = gathered(_page(text, max(sizes) + 8, device), group)
     return [json.loads(_bytes(page[8 : size + 8])) for page, size in zip(pages, sizes, strict=True)]
 

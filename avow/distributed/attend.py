@@ -138,9 +138,14 @@ def _automatic(met: Meeting, wish: _Wish, link: Link) -> Attended:
     z = met.sizes
     if wish.tol is None or not z.queries * z.keys * z.value_dim:
         return _run(Exact(), met, wish)
-    choice, tried = Choice([], "no other method has a form over shards with a mask"), []
-    if wish.mask is None:
+    # Causal states are those of the keys before a row of the same shard.
+    apart = z.causal and not met.shared_queries and met.rows != met.keys
+    if wish.mask is not None or apart:
+        what = "with a mask" if wish.mask is not None else "where causal rows are not those of the keys beside them"
+        choice = Choice([], f"no other method has a form over shards {what}")
+    else:
         choice = chosen(met, wish.tol, wish.confidence, link, met.told[0][1])
+    tried = []
     for method in choice.methods:
         try:
             return _kept(method, met, wish)

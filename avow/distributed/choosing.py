@@ -44,8 +44,9 @@ class Choice(NamedTuple):
 
 
 def own_rates(device: str) -> dict[str, list[float]]:
-    """What a process tells of its machine: the rates of each method, where they were measured."""
-    return {name: list(dataclasses.astuple(rate)) for name, rate in rates(device, measure=False).measured.items()}
+    """What a process tells of its machine: the rates of each method, where they were measured, to four digits."""
+    known = rates(device, measure=False).measured
+    return {name: [float(f"{x:.4g}") for x in dataclasses.astuple(rate)] for name, rate in known.items()}
 
 
 def chosen(met: Meeting, tol: float, confidence: float, link: Link, known: dict[str, list[float]]) -> Choice:

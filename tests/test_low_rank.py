@@ -218,3 +218,13 @@ def test_gradients_beside_two_very_long_keys_are_numbers(seed: int, causal: bool
     found = torch.autograd.grad(out.sum(), inputs)
     assert all(bool(torch.isfinite(x).all()) for x in found)
     assert (float(found[2].abs().max()) > 1) == causal  # the first rows see neither of them
+
+
+@pytest.mark.parametrize("seed", [316, 538])
+def test_a_row_of_which_little_is_known_does_not_spoil_gradients_where_keys_rise_steeply(seed: int) -> None:
+    draw = seeded(seed)
+    q, k, v = (0.6 * torch.randn(1, 2, 4, 4, generator=draw, dtype=torch.float64) for _ in range(3))
+    k[..., 1::2, :] *= torch.tensor([[1000.0], [2000.0]]) / k[..., 1::2, :].norm(dim=-1, keepdim=True)
+    inputs = [x.requires_grad_() for x in (q, k, v)]
+    out = avow.attend(*inputs, method="low_rank", rank=4, causal=True, generator=draw).out
+    assert all(bool(torch.isfinite(x).all()) for x in torch.autograd.grad(out.sum(), inputs))

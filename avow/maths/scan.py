@@ -94,9 +94,9 @@ class _Collector:
         divisor, unit = None, None
         if normaliser is not None:
             # A visible key contributes one; what is smaller belongs to a row that sees nothing, or to one of which
-            # landmarks know nothing. Where dividing by it would take gradients beyond what floats hold, none flow.
-            kind = torch.finfo(normaliser.dtype)
-            least = kind.tiny / kind.eps**2
+            # landmarks know nothing. A gradient divides by it, and meets keys that weigh up to e^rise: where that might
+            # be more than floats hold, none flows.
+            least = math.sqrt(torch.finfo(normaliser.dtype).tiny)
             divisor = torch.where(normaliser.abs() < least, 1.0, normaliser)
             if reference.shape[-1] == 1:
                 unit = reference.unsqueeze(2).expand_as(normaliser)

@@ -6,7 +6,7 @@ import contextlib
 import dataclasses
 import functools
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple, ParamSpec, TypeVar
 
 import torch
@@ -25,7 +25,7 @@ from avow.params import check_parameters
 from avow.planner import Plan
 
 # Without a tolerance a random method still states its promise; this is the confidence it states it at.
-_USUAL_CONFIDENCE = 0.99
+USUAL_CONFIDENCE = 0.99
 
 
 _P = ParamSpec("_P")
@@ -56,7 +56,7 @@ class _Wish(NamedTuple):
         return frozenset(kinds)
 
 
-def _as_given(function: Callable[_P, _R]) -> Callable[_P, _R]:
+def as_given(function: Callable[_P, _R]) -> Callable[_P, _R]:
     """The function outside autocast: a bound for the arithmetic asked for must not meet a narrower one."""
 
     @functools.wraps(function)
@@ -70,7 +70,7 @@ def _as_given(function: Callable[_P, _R]) -> Callable[_P, _R]:
     return outside
 
 
-@_as_given
+@as_given
 def attend(
     q: Tensor,
     k: Tensor,
@@ -107,9 +107,7 @@ def attend(
     wish = _checked_wish(tol, confidence, coverage)
     norms = measure_norms(problem)
     if method == "auto":
-        if parameters:
-            name, value = next(iter(parameters.items()))
-            raise ParameterError(name, repr(value), "belongs to a named method", "name one with method=")
+        check_automatic(parameters)
         return _automatic(problem, norms, wish, generator)
     kind = method_named(method)
     check_parameters(method, kind, parameters)
@@ -123,7 +121,7 @@ def attend(
     return _kept(_run(chosen, problem, norms, wish, generator), wish.tol)
 
 
-@_as_given
+@as_given
 def plan(
     q: Tensor,
     k: Tensor,
@@ -152,7 +150,7 @@ def plan(
     return _planned(problem, measure_norms(problem), wish, rates(sizes.device), sizes, thrifty=False)
 
 
-@_as_given
+@as_given
 def audit(
     out: Tensor,
     q: Tensor,
@@ -181,13 +179,13 @@ def audit(
     return audit_rows(out.detach(), p, measure_norms(p), target, coverage, confidence, generator)
 
 
-@_as_given
+@as_given
 def features_needed(
     q: Tensor,
     k: Tensor,
     *,
     tol: float,
-    confidence: float = _USUAL_CONFIDENCE,
+    confidence: float = USUAL_CONFIDENCE,
     causal: bool = False,
     scale: float | None = None,
     enable_gqa: bool = False,
@@ -207,6 +205,12 @@ def exactly(problem: Problem, norms: Norms, tol: float | None, reason: str = "")
     attended = _exact(problem, norms, _Wish(tol, 1.0, None))
     certificate = attended.certificate
     return attended._replace(certificate=dataclasses.replace(certificate, reason=reason or certificate.reason))
+
+
+def check_automatic(parameters: Mapping[str, object]) -> None:
+    """Raise where a method's parameters were given and none was named."""
+    for name, value in parameters.items():
+        raise ParameterError(name, repr(value), "belongs to a named method", "name one with method=")
 
 
 def checked_wishes(tol: object, confidence: object) -> tuple[float | None, float]:
@@ -243,18 +247,9 @@ def _automatic(problem: Problem, norms: Norms, wish: _Wish, generator: torch.Gen
         tried.append(f"{candidate.label} could prove only {attended.certificate.bound:.1e}")
     for candidate in made.ranked:
         if candidate.method.name == "exact" and not candidate.lost:
-            reason = "; ".join(tried) or _why_exact(made)
+            reason = "; ".join(tried) or made.why_exact
             return _kept(_run(candidate.method, problem, norms, wish, generator, reason), wish.tol)
     raise _unreachable(problem, wish.tol, made.best_bound)
-
-
-def _why_exact(made: Plan) -> str:
-    """Why no cheaper method ran: the least of each method's settings speaks for it."""
-    reasons: dict[str, str] = {}
-    for candidate in made.ranked:
-        if candidate.method.target == "softmax attention" and candidate.lost and candidate.method.name != "exact":
-            reasons.setdefault(candidate.method.name, candidate.lost)
-    return "; ".join(f"{name}: {lost}" for name, lost in reasons.items())
 
 
 def _exact(problem: Problem, norms: Norms, wish: _Wish) -> Attended:
@@ -287,7 +282,7 @@ def _run(
 
 
 def _stated(wish: _Wish) -> float:
-    return wish.confidence if wish.confidence < 1 else _USUAL_CONFIDENCE
+    return wish.confidence if wish.confidence < 1 else USUAL_CONFIDENCE
 
 
 def _sampled(

@@ -53,6 +53,11 @@ class Link(NamedTuple):
         return load.sent / self.bandwidth + load.waits * self.latency
 
 
+def usual(device: str) -> Link:
+    """What is taken for granted where nobody said: sockets of one machine, or GPUs of one."""
+    return Link(1e11, 1e-5) if device == "cuda" else Link(1e9, 1e-4)
+
+
 def told_to_all(size: int, ranks: int) -> Load:
     """So many bytes for each other rank: the same for all, or not."""
     return Load((ranks - 1) * size, ranks - 1, 1) if ranks > 1 else NOTHING

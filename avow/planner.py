@@ -55,6 +55,15 @@ class Plan:
             (c.prospect.bound for c in self.ranked if c.prospect is not None and c.prospect.certain), default=math.inf
         )
 
+    @property
+    def why_exact(self) -> str:
+        """Why no cheaper method may run: the least of each method's settings speaks for it."""
+        reasons: dict[str, str] = {}
+        for candidate in self.ranked:
+            if candidate.method.target == "softmax attention" and candidate.lost and candidate.method.name != "exact":
+                reasons.setdefault(candidate.method.name, candidate.lost)
+        return "; ".join(f"{name}: {lost}" for name, lost in reasons.items())
+
     def __str__(self) -> str:
         lines = [f"{'':2}{'method':34}{'seconds':>10}{'memory':>12}{'bound':>10}  why"]
         for candidate in self.ranked:

@@ -124,20 +124,24 @@ def of_heads(sizes: Sizes, groups: int) -> Sizes:
     return dataclasses.replace(sizes, heads=sizes.heads // groups, key_heads=sizes.key_heads // groups)
 
 
+def way(method: Method, replicated: bool) -> Way:
+    """The way to spread a method: exact attention has two, with all queries in every rank or with those of its own."""
+    if method.name == "exact" and replicated:
+        return Way("exact (keys)", method, "partial answers are told to all", links.partial_answers, True)
+    if method.name == "exact":
+        return Way("exact (ring)", method, "blocks of keys and values go round", links.ring, False, True)
+    if method.name == "sparse":
+        return Way("sparse", method, "sums of sketches are told, then what was read", links.sparse_rounds, True)
+    told = "landmarks are agreed, states combined" if method.name == "low_rank" else "states are combined"
+    return Way(method.name, method, told, functools.partial(links.method_load, method), False)
+
+
 def ways(sizes: Sizes, rank: int = 64) -> list[Way]:
     """Every way there is for a problem of these sizes, with so many landmarks where there are as many keys."""
-    exact, sparse = Exact(), Sparse()
-    found = [
-        Way("exact (keys)", exact, "partial answers are told to all", links.partial_answers, True),
-        Way("exact (ring)", exact, "blocks of keys and values go round", links.ring, False, True),
-    ]
+    found = [way(Exact(), True), way(Exact(), False)]
     if not sizes.causal:
-        found.append(Way("sparse", sparse, "sums of sketches are told, then what was read", links.sparse_rounds, True))
-    landmarks: Method = LowRank(max(1, min(rank, sizes.keys)))
-    for method in (Separable(), RandomFeatures(), landmarks):
-        told = "landmarks are agreed, states combined" if method is landmarks else "states are combined"
-        found.append(Way(method.name, method, told, functools.partial(links.method_load, method), False))
-    return found
+        found.append(way(Sparse(), True))
+    return found + [way(one, False) for one in (Separable(), RandomFeatures(), LowRank(max(1, min(rank, sizes.keys))))]
 
 
 class Priced(NamedTuple):

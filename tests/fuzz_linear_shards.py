@@ -20,8 +20,7 @@ import torch.distributed as dist
 
 from avow.certificates import measure_norms
 from avow.contract import Method, Problem
-from avow.distributed.low_rank import attend_low_rank
-from avow.distributed.states import attend_states
+from avow.distributed import attend
 from avow.errors import RangeError
 from avow.methods.low_rank import LowRank
 from tests.generators import draw_case
@@ -63,17 +62,18 @@ def hunt(rows: int, seed: int) -> dict[str, Counter[str]]:
         while tally["rows"] < rows:
             seed += 1
             method, p, lengths, keys = draw(seed, name, count)
-            serve: Any = attend_low_rank if isinstance(method, LowRank) else attend_states
             mine = [x.split(cut, -2)[rank] for x, cut in ((p.q, lengths), (p.k, keys), (p.v, keys))]
             scale = None if p.default_scale else p.scale
             try:
-                out, certificate = serve(
+                out, certificate = attend(
                     *mine,
-                    method=method,
+                    method=method.name,
+                    shared_queries=False,
                     causal=p.causal,
                     scale=scale,
                     enable_gqa=True,
                     generator=torch.Generator().manual_seed(seed),
+                    **method.parameters,
                 )
             except RangeError:
                 tally["beyond float64"] += 1

@@ -21,17 +21,15 @@ import avow
 from avow.attend import Attended
 from avow.certificates import measure_norms
 from avow.contract import Certificate, Method, Problem
+from avow.distributed import attend as attend_shards
 from avow.distributed import exchange, states
-from avow.distributed.low_rank import attend_low_rank
-from avow.distributed.states import attend_states
 from avow.distributed.traffic import counted
-from avow.errors import AvowError
 from avow.maths import features
 from avow.maths.scan import State
 from avow.methods.low_rank import LowRank
 from avow.methods.random_features import RandomFeatures
 from avow.methods.separable import Separable
-from tests.processes import together
+from tests.processes import message, together
 from tests.truth import Verdict, judge
 
 COUNTS = (2, 4)
@@ -181,10 +179,9 @@ def cases(count: int) -> dict[str, Case]:
 
 
 def attend(case: Case, q: Tensor, k: Tensor, v: Tensor, **options: Any) -> Attended:
-    """Over shards, by whatever the method is served by."""
-    serve = attend_low_rank if isinstance(case.method, LowRank) else attend_states
-    options = {"generator": seeded()} | options
-    return serve(q, k, v, method=case.method, causal=case.causal, enable_gqa=True, **options)
+    """Over shards."""
+    given: dict[str, Any] = {"generator": seeded(), "shared_queries": False, **case.method.parameters, **options}
+    return attend_shards(q, k, v, method=case.method.name, causal=case.causal, enable_gqa=True, **given)
 
 
 @dataclasses.dataclass
@@ -238,14 +235,6 @@ SABOTAGES: dict[str, Callable[[], Any]] = {
 SABOTAGED = ("separable, whole, float64", "features, whole, float64", "landmarks, whole, float64")
 
 
-def message(call: Callable[[], object]) -> str:
-    try:
-        call()
-    except AvowError as problem:
-        return f"{type(problem).__name__}: {problem}"
-    return "no error"
-
-
 def mistakes(rank: int) -> dict[str, str]:
     """What each process is told where the second one asks for something else."""
     torch.manual_seed(0)
@@ -285,8 +274,9 @@ def mistakes(rank: int) -> dict[str, str]:
         "range": asked(
             LowRank(3), q.double() * (1 if second else 1e149), k.double() * (1e149 if second else 1), v.double()
         ),
-        "exact": lambda: attend_states(q, k, v, method=LowRank(3)),
-        "no landmarks": lambda: attend_low_rank(q, k, v, method=Separable()),
+        "latent": lambda: attend_shards(q, k, v, method="latent"),
+        "shared": asked(Separable(), shared_queries=True),
+        "tol": asked(LowRank(2), tol=1e-3),
     }
     return {name: message(call) for name, call in ask.items()}
 

@@ -11,6 +11,8 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
+from avow.errors import AvowError
+
 # Processes are born of one that has loaded everything already.
 FRESH = multiprocessing.get_context("forkserver")
 FRESH.set_forkserver_preload(["avow.distributed", "torch.distributed.fsdp"])
@@ -22,6 +24,15 @@ def meet(rank: int, count: int, folder: str, seconds: float) -> None:
     torch.manual_seed(0)
     limit = timedelta(seconds=seconds)
     dist.init_process_group("gloo", init_method=f"file://{folder}/meeting", rank=rank, world_size=count, timeout=limit)
+
+
+def message(call: Callable[[], object]) -> str:
+    """What a process is told by an error of avow's."""
+    try:
+        call()
+    except AvowError as problem:
+        return f"{type(problem).__name__}: {problem}"
+    return "no error"
 
 
 def _process(rank: int, count: int, job: Callable[[], Any], folder: str, seconds: float) -> None:

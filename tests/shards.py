@@ -31,6 +31,7 @@ class Case:
     groups: int = 2
     scale: float | None = None
     tol: float | None = None
+    masked: bool = False
 
     def inputs(self) -> tuple[Tensor, Tensor, Tensor, Tensor]:
         """The same in every process: q, k, v with one head of another size, and weights for a loss."""
@@ -64,7 +65,14 @@ class Case:
 
     def seen(self) -> Tensor:
         everything = torch.ones(sum(self.rows), sum(self.keys), dtype=torch.bool)
+        if self.masked:
+            everything = torch.rand(everything.shape, generator=torch.Generator().manual_seed(6)) < 0.3
+            everything[:, 0] = True
         return everything.tril() if self.causal else everything
+
+    def mask(self) -> Tensor | None:
+        """What rows may see beside causality."""
+        return dataclasses.replace(self, causal=False).seen() if self.masked else None
 
     def errors(self, out: Tensor) -> Tensor:
         """How far rows are from the truth, each relative to the longest value it sees."""

@@ -16,8 +16,8 @@ from avow.contract import Sizes
 from avow.distributed import attend
 from avow.distributed.traffic import counted
 from avow.distributed.volume import shard_bytes
-from avow.errors import AvowError, ParameterError
-from tests.processes import together
+from avow.errors import ParameterError
+from tests.processes import message, together
 from tests.shards import HEADS, Case, apart, piece
 
 # How 96 keys are shared.
@@ -37,15 +37,10 @@ def cases(count: int) -> dict[str, Case]:
         for causal in (False, True):
             for dtype in TYPES:
                 found[f"{name}, {dtype}, {'causal' if causal else 'whole'}"] = Case((33,), keys, dtype, causal)
+            if name in ("uneven", "nothing"):
+                masked = Case((33,), keys, torch.float32, causal, masked=True)
+                found[f"{name}, masked, {'causal' if causal else 'whole'}"] = masked
     return found
-
-
-def message(call: Callable[[], object]) -> str:
-    try:
-        call()
-    except AvowError as problem:
-        return f"{type(problem).__name__}: {problem}"
-    return "no error"
 
 
 def gradient_of_a_part(q: Tensor, k: Tensor, v: Tensor, share: float) -> None:
@@ -59,6 +54,9 @@ def mistakes(rank: int) -> dict[str, str]:
     q, k, v, _ = Case((33,), (96,), torch.float32).inputs()
     ask: dict[str, Callable[[], object]] = {
         "tol": lambda: attend(q, k, v, tol=0.1 + rank, enable_gqa=True),
+        "method": lambda: attend(q, k, v, method="sparse" if rank else "exact", enable_gqa=True),
+        "no method": lambda: attend(q, k, v, method="sprase" if rank else "sparse", enable_gqa=True),
+        "parameter": lambda: attend(q, k, v, method="sparse", bits=8 if rank else 4, enable_gqa=True),
         "no tol": lambda: attend(q, k, v, tol=-0.1 if rank else None, enable_gqa=True),
         "type": lambda: attend(q, k.double() if rank else k, v, enable_gqa=True),
         "heads": lambda: attend(q, k[:, :1] if rank else k, v[:, :1] if rank else v, enable_gqa=True),
@@ -66,8 +64,12 @@ def mistakes(rank: int) -> dict[str, str]:
         "nan": lambda: attend(q, k * (math.nan if rank else 1.0), v, enable_gqa=True),
         "gradient": lambda: attend(q, k.clone().requires_grad_() if rank else k, v, enable_gqa=True),
         "loss": lambda: gradient_of_a_part(q, k, v, 1.0 + rank),
-        "axes": lambda: attend(q[0], k[0], v[0], enable_gqa=True),
+        "axes": lambda: attend(q, k[0], v[0], enable_gqa=True),
         "no tensor": lambda: attend(q, k, None if rank else v, enable_gqa=True),  # type: ignore[arg-type]
+        "float mask": lambda: attend(q, k, v, mask=torch.zeros(96), enable_gqa=True),
+        "wide mask": lambda: attend(q, k, v, mask=torch.ones(99 if rank else 96) > 0, enable_gqa=True),
+        "one mask": lambda: attend(q, k, v, mask=torch.ones(96) > 0 if rank else None, enable_gqa=True),
+        "masked sparse": lambda: attend(q, k, v, mask=torch.ones(96) > 0, method="sparse", enable_gqa=True),
         "tolerance": lambda: attend(q, k, v, tol=1e-9, enable_gqa=True),
     }
     return {name: message(call) for name, call in ask.items()}
@@ -80,7 +82,8 @@ def ask() -> dict[str, Any]:
         q, k, v, weight = case.inputs()
         pieces = [q.clone().requires_grad_(), *(piece(x, case.keys, rank).requires_grad_() for x in (k, v))]
         with counted() as there:
-            out, certificate = attend(*pieces, **case.options)  # type: ignore[arg-type]
+            mask = None if (mask := case.mask()) is None else piece(mask.mT, case.keys, rank).mT
+            out, certificate = attend(*pieces, mask=mask, **case.options)  # type: ignore[arg-type]
         with counted() as back:
             grads = torch.autograd.grad((out * weight).sum(), pieces)
         found[name] = (out.detach(), *grads), certificate, there.sent, back.sent
@@ -88,6 +91,16 @@ def ask() -> dict[str, Any]:
         q, k, v, _ = TIGHT.inputs()
         held = (piece(x, TIGHT.keys, rank) for x in (k, v))
         found["tight"] = attend(q, *held, tol=5e-7, **TIGHT.options)  # type: ignore[arg-type]
+        k, v = (piece(x, TIGHT.keys, rank) for x in (k, v))
+        # 1 and 1.0 are the same wish.
+        found["axes"] = {
+            axes: attend(*given, tol=1e-4, method="exact", scale=1.0 if rank else 1, enable_gqa=True)
+            for axes, given in {
+                3: (q[0], k[0], v[0]),
+                4: (q[:1], k[:1], v[:1]),
+                5: (q[:1, None], k[:1, None], v[:1, None]),
+            }.items()
+        }
         found["mistakes"] = mistakes(rank)
     return found
 
@@ -107,7 +120,7 @@ def test_processes_answer_as_one(said: dict[int, list[Any]], count: int, name: s
     assert out.dtype == case.dtype and certificate.method == "exact"
     assert bool((case.errors(out) <= certificate.rows + 1e-14).all())
     q, k, v, _ = case.inputs()
-    promised = avow.attend(q, k, v, method="exact", **case.options).certificate  # type: ignore[arg-type]
+    promised = avow.attend(q, k, v, method="exact", mask=case.mask(), **case.options).certificate  # type: ignore[arg-type]
     assert certificate.bound <= 1.1 * promised.bound + count * 1e-12
 
 
@@ -140,22 +153,39 @@ def test_a_tolerance_that_float32_cannot_prove_is_kept_by_float64(said: dict[int
     assert not avow.attend(q, k, v, method="exact", **TIGHT.options).certificate.keeps(5e-7)  # type: ignore[arg-type]
 
 
+def test_tensors_may_have_any_number_of_axes(said: dict[int, list[Any]]) -> None:
+    for one in said[2]:
+        out, certificate = one["axes"][4]
+        assert out.shape == (1, 4, 33, 5) and certificate.rows.shape == (1, 4, 33)
+        for axes, lead in ((3, (4,)), (5, (1, 1, 4))):
+            other, same = one["axes"][axes]
+            assert torch.equal(other, out.reshape(*lead, 33, 5))
+            assert torch.equal(same.rows, certificate.rows.reshape(*lead, 33))
+
+
 @pytest.mark.parametrize(
     ("name", "words"),
     [
         ("tol", "InputError: tol at rank 1=1.1 must be as at rank 0, 0.1; give all processes the same"),
+        ("method", "InputError: method at rank 1=sparse must be as at rank 0, exact; give all processes the same"),
+        ("no method", "InputError: method at rank 1=sprase must be as at rank 0, sparse; give all processes the same"),
+        ("parameter", "InputError: bits at rank 1=8 must be as at rank 0, 4; give all processes the same"),
         ("no tol", "InputError: tol at rank 1=-0.1 must be as at rank 0, None; give all processes the same"),
         ("type", "InputError: type of k at rank 1=torch.float64 must be as at rank 0, torch.float32; give"),
         ("heads", "InputError: shape of k without its length at rank 1=(2, 1, 8) must be as at rank 0, (2, 2, 8)"),
         ("queries", "InputError: digest of q at rank 1="),
         ("nan", "NonFiniteError: rank 1: k[0, 0, 0, 0]=nan must be finite; mend k first"),
-        ("gradient", "InputError: gradients of q, k or v at rank 1=True must be as at rank 0, False; give all"),
+        ("gradient", "InputError: gradient of k at rank 1=True must be as at rank 0, False; give all processes"),
         ("loss", "compute the same loss in all processes, from the whole answer"),
-        ("axes", "ShapeError: shapes of q, k, v=(4, 33, 8), (2, 96, 8), (2, 96, 5) must have four axes; add axes for"),
+        ("axes", "ShapeError: k.ndim=3 must equal q.ndim=4; give all three the same axes"),
         (
             "no tensor",
             "InputError: type of v at rank 1=nothing must be as at rank 0, torch.float32; give all processes",
         ),
+        ("float mask", "DtypeError: mask.dtype=torch.float32 must be bool over shards; use mask >= 0 for 0 and -inf"),
+        ("wide mask", "ShapeError: rank 1: mask.shape=(99,) must broadcast to (2, 4, 33, 96); use (length, keys)"),
+        ("one mask", "InputError: mask at rank 1=some must be as at rank 0, none; give all processes the same"),
+        ("masked sparse", 'ParameterError: sparse: mask=some has no form over shards; use method="exact"'),
         ("tolerance", "ToleranceUnreachable: tol=1e-09 is less than can be proved, "),
     ],
 )

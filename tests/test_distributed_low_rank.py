@@ -101,7 +101,7 @@ def test_where_nobody_has_a_key_all_answer_zero(count: int) -> None:
     [
         ("generators of landmarks", "InputError: digest of generator at rank 1="),
         ("range", "RangeError: largest norm of scale*|q|*|k|="),
-        ("no landmarks", "UnknownMethod: method=separable has no landmarks; use low_rank"),
+        ("tol", "ToleranceUnreachable: low_rank: tol=0.001 is below the "),
     ],
 )
 def test_all_processes_are_told_who_is_to_blame(count: int, name: str, words: str) -> None:

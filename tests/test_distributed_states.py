@@ -129,7 +129,11 @@ def test_where_nobody_has_a_key_all_answer_zero(count: int, method: str) -> None
             "ShapeError: rank 1: q.shape[-2]=7 must equal k.shape[-2]=8 where causal; give each process the queries",
         ),
         ("scale", "ParameterError: separable: scale=0.5 has no meaning for separable attention, which has no logits"),
-        ("exact", "UnknownMethod: method=low_rank keeps no state of sums; use separable or random_features"),
+        ("latent", "UnknownMethod: method='latent' has no form over shards; use one of exact, sparse, separable, "),
+        (
+            "shared",
+            "ParameterError: separable: shared_queries=True must not be the same rows; pass shared_queries=False",
+        ),
     ],
 )
 def test_all_processes_are_told_who_is_to_blame(count: int, name: str, words: str) -> None:

@@ -202,3 +202,29 @@ def test_the_oracle_at_full_rank_is_exact_attention(causal: bool) -> None:
     torch.testing.assert_close(found.approximation, LowRank().reference(problem))
     assert float(found.spectral.abs().max()) == 0.0 and float(found.frobenius.abs().max()) == 0.0
     assert not torch.allclose(oracle(problem, 3).approximation, LowRank().reference(problem))
+
+
+@either_way
+@pytest.mark.parametrize("seed", [6, 9])
+def test_gradients_beside_two_very_long_keys_are_numbers(seed: int, causal: bool) -> None:
+    draw = seeded(seed)
+    q, k, v = (0.6 * torch.randn(1, 2, 24, 4, generator=draw, dtype=torch.float64) for _ in range(3))
+    k[..., 7, :], k[..., 15, :] = 500.0, 1000.0
+    inputs = [x.requires_grad_() for x in (q, k, v)]
+    # Of some rows landmarks know so little that their normalisers lie at the end of float64: to divide by those once
+    # more, as a gradient does, leaves it.
+    out, certificate = avow.attend(*inputs, method="low_rank", rank=12, causal=causal, generator=draw)
+    assert certificate.bound >= 2
+    found = torch.autograd.grad(out.sum(), inputs)
+    assert all(bool(torch.isfinite(x).all()) for x in found)
+    assert (float(found[2].abs().max()) > 1) == causal  # the first rows see neither of them
+
+
+@pytest.mark.parametrize("seed", [316, 538])
+def test_a_row_of_which_little_is_known_does_not_spoil_gradients_where_keys_rise_steeply(seed: int) -> None:
+    draw = seeded(seed)
+    q, k, v = (0.6 * torch.randn(1, 2, 4, 4, generator=draw, dtype=torch.float64) for _ in range(3))
+    k[..., 1::2, :] *= torch.tensor([[1000.0], [2000.0]]) / k[..., 1::2, :].norm(dim=-1, keepdim=True)
+    inputs = [x.requires_grad_() for x in (q, k, v)]
+    out = avow.attend(*inputs, method="low_rank", rank=4, causal=True, generator=draw).out
+    assert all(bool(torch.isfinite(x).all()) for x in torch.autograd.grad(out.sum(), inputs))

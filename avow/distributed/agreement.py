@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import dataclasses
 import hashlib
 import json
+import math
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -16,21 +18,44 @@ from torch import Tensor
 from avow import errors
 from avow.attend import checked_wishes
 from avow.certificates import measure_norms
-from avow.contract import Problem
+from avow.contract import Problem, Sizes
 from avow.distributed.traffic import PAGE, Group, gathered, group_of
 from avow.errors import AvowError, InputError, ShapeError
 from avow.maths.norms import check_range
 
+# Processes whose losses are one compute its gradient each in their own way: so far these may be apart.
+_ALIKE = 1e-2
+
 
 @dataclass(frozen=True)
 class Meeting:
-    """What all processes know once they agree: which of them this is, and how many rows and keys each holds."""
+    """What all processes know once they agree, and the problem of this one's shard, with norms where it was read."""
 
     group: dist.ProcessGroup
     here: int
+    problem: Problem
+    shared_queries: bool
     rows: tuple[int, ...]
+    """How many each process asks with."""
     keys: tuple[int, ...]
-    scale: float
+    most: tuple[float, float, float]
+    """The largest norms of queries, keys and values in any process, where they were read."""
+    told: tuple[Any, ...]
+    """What else each process had to tell."""
+
+    @property
+    def device(self) -> torch.device:
+        return self.problem.q.device
+
+    @property
+    def scale(self) -> float:
+        return self.problem.scale
+
+    @property
+    def sizes(self) -> Sizes:
+        """Those of the whole problem."""
+        queries = self.rows[0] if self.shared_queries else sum(self.rows)
+        return dataclasses.replace(self.problem.sizes, queries=queries, keys=sum(self.keys))
 
 
 def meet(
@@ -44,29 +69,41 @@ def meet(
     shared_queries: bool,
     asked: Mapping[str, object],
     reading: bool,
+    causal: bool = False,
+    mask: Tensor | None = None,
+    check: Callable[[Problem], None] | None = None,
+    telling: object = None,
 ) -> Meeting:
     """The processes of a group before they attend, agreed on all they must be; otherwise all raise the same error.
 
     They agree on `asked`, on types, heads and scale, on whether gradients will flow, and on the queries themselves
-    where those are shared. `reading` looks for nan, inf and norms beyond float64, too.
+    where those are shared. `reading` looks for nan, inf and norms beyond float64, too; `check` for what else would keep
+    this process from attending.
     """
     processes = group_of(group)
-    same = {**asked, "scale": scale, "enable_gqa": enable_gqa, **_facts(q, k, v, shared_queries)}
+    words = {"causal": causal, "shared_queries": shared_queries, "scale": scale, "enable_gqa": enable_gqa}
+    same = {**asked, **words, **_facts(q, k, v, shared_queries)}
+    found: Problem | None = None
     problem: AvowError | None = None
-    factor, sizes = 1.0, [0.0, 0.0, 0.0]
+    sizes = (0.0, 0.0, 0.0)
     try:
-        canonical = _checked(q, k, v, scale, enable_gqa, asked.get("tol"))
-        factor = canonical.scale
+        found = _checked(q, k, v, mask, causal, scale, enable_gqa, asked.get("tol"))
+        if check is not None:
+            check(found)
         if reading:
-            sizes = list(measure_norms(canonical.detached()).most)
-    except AvowError as found:
-        problem = found
+            found = dataclasses.replace(found, norms=measure_norms(found))
+            sizes = found.norms.most if found.norms is not None else sizes
+    except AvowError as raised:
+        problem = raised
     lengths = [x.shape[-2] if isinstance(x, Tensor) and x.dim() > 1 else 0 for x in (q, k)]
     device = q.device if isinstance(q, Tensor) else torch.device("cpu")
-    known = agree(same, [*lengths, *sizes], problem, processes, device)
-    rows, keys, query, key, value = zip(*known, strict=True)
-    check_range(max(query), max(key), max(value), factor)
-    return Meeting(processes, dist.get_rank(processes), rows, keys, factor)
+    known = agree(same, [*lengths, sizes, telling], problem, processes, device)
+    assert found is not None  # or it had a problem
+    rows, keys, each, told = zip(*known, strict=True)
+    query, key, value = (max(column) for column in zip(*each, strict=True))
+    check_range(query, key, value, found.scale)
+    here = dist.get_rank(processes)
+    return Meeting(processes, here, found, shared_queries, rows, keys, (query, key, value), told)
 
 
 def agree(
@@ -81,10 +118,10 @@ def agree(
     Otherwise all raise one error. It names the first rank that differs from most, or the first that has a problem; a
     problem that all share is raised as it is.
     """
-    texts = {name: _text(value) for name, value in same.items()}
+    wishes = {name: _wish(value) for name, value in same.items()}
     names = dist.get_process_group_ranks(group)
     story = None if problem is None else [type(problem).__name__, *map(str, _parts(problem))]
-    words = told({"same": texts, "own": own, "problem": story}, group, device)
+    words = told({"same": wishes, "own": own, "problem": story}, group, device)
     for name in dict.fromkeys(name for one in words for name in one["same"]):
         said = [one["same"].get(name, "nothing") for one in words]
         usual = max(said, key=lambda value: (Counter(said)[value], -said.index(value)))
@@ -102,13 +139,23 @@ def agree(
     return [one["own"] for one in words]
 
 
+def one_loss(grad: Tensor, met: Meeting) -> None:
+    """Raise, in every process alike, where they differentiate different losses."""
+    norms = agree({}, float(grad.double().norm()), None, met.group, grad.device)
+    for rank, norm in enumerate(norms):
+        if abs(norm - norms[0]) > _ALIKE * max(norm, norms[0]):
+            rule = f"must be as at rank 0, {norms[0]:.6g}"
+            remedy = "compute the same loss in all processes, from the whole answer"
+            raise InputError(f"norm of the gradient at rank {rank}", f"{norm:.6g}", rule, remedy)
+
+
 def told(words: Any, group: dist.ProcessGroup, device: torch.device) -> list[Any]:
     """What every process says, by rank: anything JSON can write."""
     text = json.dumps(words).encode()
     pages = gathered(_page(text, PAGE, device), group)
     sizes = [int.from_bytes(_bytes(page[:8]), "big") for page in pages]
     if max(sizes) > PAGE - 8:
-        # Long stories take a second round; nobody writes one but where something is wrong.
+        # Long stories take a second round; hardly anybody writes one but where something is wrong.
         pages = gathered(_page(text, max(sizes) + 8, device), group)
     return [json.loads(_bytes(page[8 : size + 8])) for page, size in zip(pages, sizes, strict=True)]
 
@@ -123,17 +170,34 @@ def _bytes(page: Tensor) -> bytes:
     return page.cpu().numpy().tobytes()
 
 
-def _text(value: object) -> str:
-    """A value as it is compared and printed: 1 and 1.0 are the same wish."""
-    return str(float(value)) if isinstance(value, int | float) and not isinstance(value, bool) else str(value)
+def digest(x: Tensor) -> str:
+    """Equal for equal bits, and for no others that anybody finds."""
+    plain = x.detach().contiguous().cpu().view(-1).view(torch.uint8)
+    return hashlib.sha256(plain.numpy().tobytes()).hexdigest()
+
+
+def _wish(value: object) -> int | float | str:
+    """A value as it is compared and printed. Numbers stay what they are: 1 and 1.0 are the same wish."""
+    if isinstance(value, bool) or (isinstance(value, float) and not math.isfinite(value)):
+        return str(value)
+    return value if isinstance(value, int | float) else str(value)
 
 
 def _parts(problem: AvowError) -> tuple[object, object, object, object]:
     return problem.name, problem.value, problem.rule, problem.remedy
 
 
-def _checked(q: Tensor, k: Tensor, v: Tensor, scale: float | None, enable_gqa: bool, tol: object) -> Problem:
-    problem = Problem.of(q, k, v, scale=scale, enable_gqa=enable_gqa)
+def _checked(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    mask: Tensor | None,
+    causal: bool,
+    scale: float | None,
+    enable_gqa: bool,
+    tol: object,
+) -> Problem:
+    problem = Problem.of(q, k, v, mask=mask, causal=causal, scale=scale, enable_gqa=enable_gqa)
     if q.dim() != 4:
         shapes = f"{tuple(q.shape)}, {tuple(k.shape)}, {tuple(v.shape)}"
         raise ShapeError("shapes of q, k, v", shapes, "must have four axes", "add axes for batch and heads")
@@ -149,9 +213,9 @@ def _facts(q: Tensor, k: Tensor, v: Tensor, shared_queries: bool) -> dict[str, o
             facts["shape of q"] = tuple(x.shape)
         else:
             facts[f"shape of {name} without its length"] = (*x.shape[:-2], *x.shape[-1:])
-    wanted = torch.is_grad_enabled() and any(x.requires_grad for x in tensors.values())
-    facts["gradients of q, k or v"] = wanted
+    for name, x in tensors.items():
+        # Processes answer each other's gradients: either all of them or none.
+        facts[f"gradient of {name}"] = torch.is_grad_enabled() and x.requires_grad
     if shared_queries and "q" in tensors:
-        plain = q.detach().contiguous().cpu().view(-1).view(torch.uint8)
-        facts["digest of q"] = hashlib.sha256(plain.numpy().tobytes()).hexdigest()
+        facts["digest of q"] = digest(q)
     return facts

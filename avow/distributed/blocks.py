@@ -16,7 +16,7 @@ from jaxtyping import Bool, Float
 from torch import Tensor
 
 from avow.maths import rounding
-from avow.maths.masks import row_tiles
+from avow.maths.masks import at_rows, row_tiles
 
 # Rows that look only back are taken so many at a time: few enough to leave out most of what they do not see.
 _TALL = 256
@@ -63,6 +63,7 @@ def gradients(
     along: Float[Tensor, "b h n"],
     shift: int | None,
     scale: float,
+    mask: Bool[Tensor, "#b #h #n s"] | None = None,
 ) -> tuple[Float[Tensor, "b h n d"], Float[Tensor, "b g s d"], Float[Tensor, "b g s e"]]:
     """The gradients that flow through a block, from the logarithms of whole normalisers and `along`, D above."""
     keys, values = _wide(k), _wide(v)
@@ -71,6 +72,9 @@ def gradients(
     for rows, upto in _tiles(q, k, shift):
         some, near, worth = q[..., rows, :], keys[..., :upto, :], values[..., :upto, :]
         weights = _logits(some, near.mT, shift, rows, scale)
+        if mask is not None:
+            seen = at_rows(mask, rows)[..., :upto].expand(*some.shape[:-1], upto)
+            weights = weights.masked_fill_(~_folded(seen, keys.shape[1]), -math.inf)
         weights = weights.sub_(_folded(floor[..., rows, None], keys.shape[1])).exp_()
         above = _folded(_wide(grad[..., rows, :]), keys.shape[1])  # (b, g, r·n, e)
         for_values[..., :upto, :] += weights.mT @ above

@@ -7,7 +7,6 @@ shard a token is does not matter to the answer: a query sees them all.
 from __future__ import annotations
 
 import dataclasses
-import hashlib
 from collections.abc import Sequence
 
 import torch
@@ -17,7 +16,7 @@ from torch import Tensor
 
 from avow.attend import Attended, checked_wishes
 from avow.contract import Norms, Problem
-from avow.distributed.agreement import agree
+from avow.distributed.agreement import agree, digest
 from avow.distributed.rounds import over_processes
 from avow.distributed.sparse import own_generator, sampling
 from avow.distributed.sparse_rounds import Wish, shard_script
@@ -154,6 +153,4 @@ def dealt(lengths: Sequence[int], count: int) -> list[int]:
 def _facts(q: Tensor) -> dict[str, object]:
     if not isinstance(q, Tensor):
         return {"q": type(q).__name__}
-    plain = q.contiguous().cpu().view(-1).view(torch.uint8).numpy().tobytes()
-    digest = hashlib.sha256(plain).hexdigest()
-    return {"type of q": q.dtype, "shape of q": tuple(q.shape), "digest of q": digest}
+    return {"type of q": q.dtype, "shape of q": tuple(q.shape), "digest of q": digest(q)}

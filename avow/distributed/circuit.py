@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 import torch
 import torch.distributed as dist
-from jaxtyping import Float
+from jaxtyping import Bool, Float
 from torch import Tensor
 
 from avow.distributed import blocks
 from avow.distributed.route import Route
 from avow.distributed.traffic import Pending, Transfer
 from avow.maths import rounding
+
+Masks = Sequence[Bool[Tensor, "#b #h #n s"]] | None
+"""Which keys of each block this process's rows may see; None: all."""
 
 
 def visits(
@@ -42,6 +45,7 @@ def gradients(
     route: Route,
     scale: float,
     group: dist.ProcessGroup,
+    masks: Masks = None,
 ) -> tuple[Float[Tensor, "b h n d"], Float[Tensor, "b g s d"], Float[Tensor, "b g s e"]]:
     """The gradients of this process's shards: at each tick that of the block at hand arrives, grows, and goes on."""
     here, kind = dist.get_rank(group), rounding.accumulator(q.dtype)
@@ -63,7 +67,8 @@ def gradients(
         if route.at(here, tick) is not None:
             keys, values = _unpacked(held, k, v, route.keys[block])
             shift = route.shift(here, block)
-            to_q, to_k, to_v = blocks.gradients(q, keys, values, lse, grad, along, shift, scale)
+            mask = None if masks is None else masks[block]
+            to_q, to_k, to_v = blocks.gradients(q, keys, values, lse, grad, along, shift, scale, mask)
             for_queries += to_q
             added = _packed(to_k, to_v)
         pending.wait()

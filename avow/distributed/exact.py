@@ -8,61 +8,45 @@ from __future__ import annotations
 
 import functools
 import json
+from collections.abc import Sequence
 
 import torch
-from jaxtyping import Float
 from torch import Tensor
 
 from avow.attend import Attended
 from avow.certificates.compose import Partial, merge
 from avow.contract import Certificate
 from avow.distributed import blocks
-from avow.distributed.agreement import Meeting, agree, meet
+from avow.distributed.agreement import Meeting, agree, one_loss
 from avow.distributed.linked import linked
-from avow.distributed.partials import answered, kinds, packed, unpacked, unreachable
-from avow.distributed.traffic import Group, gathered
-from avow.errors import AvowError, InputError
+from avow.distributed.partials import answered, packed, unpacked, unreachable
+from avow.distributed.traffic import gathered
+from avow.errors import AvowError
 from avow.maths import rounding
 
-# Processes whose losses are one compute its gradient each in their own way: so far these may be apart.
-_ALIKE = 1e-2
 
+def attend_keys(met: Meeting, tol: float | None, kinds: Sequence[torch.dtype]) -> Attended:
+    """Softmax attention of the same queries to the keys of all processes, in the first arithmetic that keeps `tol`.
 
-def attend(
-    q: Float[Tensor, "b h n d"],
-    k: Float[Tensor, "b g s d"],
-    v: Float[Tensor, "b g s e"],
-    *,
-    group: Group = None,
-    tol: float | None = None,
-    causal: bool = False,
-    scale: float | None = None,
-    enable_gqa: bool = False,
-) -> Attended:
-    """Softmax attention of the same queries to the keys of all processes; `k` and `v` are this process's shard.
-
-    Shards may differ in length and may be empty. `causal`: row i sees the first i + 1 of all keys, in order of ranks.
-    Where processes disagree on queries, types, heads or what they ask, or one of them cannot attend, all of them raise
-    an error that names the rank. Gradients are those of one loss, which every process computes from the answer that
-    all share.
+    Where causal, row i sees the first i + 1 of all keys, in order of ranks. Gradients are those of one loss, which
+    every process computes from the answer that all share.
     """
-    asked = {"call": "attend", "tol": tol, "causal": causal}
-    met = meet(q, k, v, group=group, scale=scale, enable_gqa=enable_gqa, shared_queries=True, asked=asked, reading=True)
-    shift = -sum(met.keys[: met.here]) if causal else None
-    for kind in kinds(q.dtype, tol):
+    p = met.problem
+    shift = -sum(met.keys[: met.here]) if p.causal else None
+    for kind in kinds:
         with torch.no_grad():
-            whole = _merged(q.to(kind), k.to(kind), v.to(kind), shift, met)
-            out, certificate = whole.answer(q.dtype)
+            whole = _merged(p.q.to(kind), p.k.to(kind), p.v.to(kind), shift, met)
+            out, certificate = whole.answer(p.q.dtype)
         if tol is None or certificate.keeps(tol):
             gradients = functools.partial(_gradients, shift=shift, met=met)
-            return Attended(linked(q, k, v, (out, whole.lse), gradients), certificate)
+            return Attended(linked(p.q, p.k, p.v, (out, whole.lse), gradients), certificate)
     raise unreachable(tol, certificate.bound)
 
 
 def _merged(q: Tensor, k: Tensor, v: Tensor, shift: int | None, met: Meeting) -> Partial:
     mine, problem = Partial.nothing((*q.shape[:-1], v.shape[-1]), q.device), None
     try:
-        mine = answered(q, k, v, shift, met.scale)
+        mine = answered(q, k, v, shift, met.scale, met.problem.allowed)
     except AvowError as found:
         problem = found
     words = None if mine.words is None else json.loads(mine.words.to_json(rows=False))
@@ -78,15 +62,12 @@ def _gradients(
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Each process has its keys' gradients at hand; those of the queries add up over all."""
     kind = rounding.accumulator(q.dtype)
-    norms = agree({}, float(grad.double().norm()), None, met.group, q.device)
-    for rank, norm in enumerate(norms):
-        if abs(norm - norms[0]) > _ALIKE * max(norm, norms[0]):
-            rule = f"must be as at rank 0, {norms[0]:.6g}"
-            remedy = "compute the same loss in all processes, from the whole answer"
-            raise InputError(f"norm of the gradient at rank {rank}", f"{norm:.6g}", rule, remedy)
+    one_loss(grad, met)
     along = (grad.to(kind) * out.to(kind)).sum(-1)
     for_queries, for_keys, for_values = (torch.zeros_like(x, dtype=kind) for x in (q, k, v))
     if q.numel() and k.shape[-2]:
-        for_queries, for_keys, for_values = blocks.gradients(q, k, v, lse, grad, along, shift, met.scale)
+        for_queries, for_keys, for_values = blocks.gradients(
+            q, k, v, lse, grad, along, shift, met.scale, met.problem.allowed
+        )
     for_queries = functools.reduce(torch.add, gathered(for_queries, met.group))
     return for_queries.to(q.dtype), for_keys.to(k.dtype), for_values.to(v.dtype)

@@ -16,14 +16,13 @@ from jaxtyping import Float
 from torch import Tensor
 
 from avow.attend import Attended
-from avow.contract import Method, Sizes
+from avow.contract import Sizes
 from avow.distributed import landmarks
+from avow.distributed.agreement import Meeting
 from avow.distributed.exchange import combined, combined_numbers, gathered, gathered_numbers
 from avow.distributed.frames import centred_frame, frame_numbers
-from avow.distributed.shards import Shards, meet, meeting_bytes
+from avow.distributed.shards import Shards, meeting_bytes, shards_of
 from avow.distributed.states import absorbed, collected, joined, joined_numbers
-from avow.distributed.traffic import Group
-from avow.errors import UnknownMethod
 from avow.maths import cholesky, rounding, scan
 from avow.maths.cholesky import Factor
 from avow.maths.features import framed_keys, framed_queries
@@ -33,41 +32,13 @@ from avow.methods.low_rank import LowRank, Trace, lengths, within_ball
 _U = rounding.unit(torch.float64)
 
 
-def attend_low_rank(
-    q: Float[Tensor, "*lead n d"],
-    k: Float[Tensor, "*keys s d"],
-    v: Float[Tensor, "*keys s e"],
-    *,
-    method: Method,
-    group: Group = None,
-    causal: bool = False,
-    scale: float | None = None,
-    enable_gqa: bool = False,
-    confidence: float = 0.99,
-    generator: torch.Generator | None = None,
-) -> Attended:
+def attend_low_rank(met: Meeting, method: LowRank, confidence: float, generator: torch.Generator | None) -> Attended:
     """Softmax attention of this process's rows to the keys of all processes through landmarks among them.
 
-    `q`, `k` and `v` are this process's shard of the sequence, in the order of ranks; shards may differ in length and
-    may be empty, and without `causal` queries may have any length. Gradients flow to every shard, so that all
-    processes go backward together. Their generators must be alike; without one, the first one's seed counts.
+    Shards, gradients and generators are as in `avow.distributed.states.attend_states`.
     """
-    if not isinstance(method, LowRank):
-        raise UnknownMethod("method", method.name, "has no landmarks", "use low_rank")
-    with torch.autocast(q.device.type, enabled=False):
-        shards = meet(
-            q,
-            k,
-            v,
-            method=method,
-            group=group,
-            causal=causal,
-            scale=scale,
-            enable_gqa=enable_gqa,
-            confidence=confidence,
-            generator=generator,
-        )
-        return shards.attended(method, *_low_rank(shards, method.rank), confidence)
+    shards = shards_of(met, generator)
+    return shards.attended(method, *_low_rank(shards, method.rank), confidence)
 
 
 def low_rank_bytes(method: LowRank, sizes: Sizes, ranks: int, longest: int, backward: bool = False) -> int:

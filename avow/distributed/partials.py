@@ -14,7 +14,7 @@ from __future__ import annotations
 import math
 
 import torch
-from jaxtyping import Float64
+from jaxtyping import Bool, Float64
 from torch import Tensor
 
 from avow.attend import attend
@@ -23,18 +23,20 @@ from avow.contract import Certificate, Problem
 from avow.errors import ToleranceUnreachable
 from avow.maths import rounding
 from avow.maths.heads import per_query_head
-from avow.maths.masks import row_tiles, visible_max
+from avow.maths.masks import at_rows, row_tiles, visible_max
 from avow.maths.norms import lengths, row_norms, slack
 
 # What `packed` keeps of each row beside its answer.
 COLUMNS = 10
 
 
-def answered(q: Tensor, k: Tensor, v: Tensor, shift: int | None, scale: float) -> Partial:
-    """What keys answer to rows of which the i-th sees those up to i + `shift`, or all."""
-    mask = None
+def answered(
+    q: Tensor, k: Tensor, v: Tensor, shift: int | None, scale: float, mask: Bool[Tensor, "#b #h #n s"] | None = None
+) -> Partial:
+    """What keys answer to rows of which the i-th sees those up to i + `shift`, or all, that the mask lets it see."""
     if shift is not None and shift != 0:
-        mask = torch.ones(q.shape[-2], k.shape[-2], dtype=torch.bool, device=q.device).tril(shift)
+        back = torch.ones(q.shape[-2], k.shape[-2], dtype=torch.bool, device=q.device).tril(shift)
+        mask = back if mask is None else mask & back
     p = Problem.of(q, k, v, mask=mask, causal=shift == 0, scale=scale, enable_gqa=True)
     out, certificate = attend(q, k, v, method="exact", mask=mask, causal=p.causal, scale=scale, enable_gqa=True)
     if p.empty:
@@ -48,13 +50,6 @@ def answered(q: Tensor, k: Tensor, v: Tensor, shift: int | None, scale: float) -
     off = (rounding.gamma(d + 8, u) + 8 * u) * reach + rounding.gamma(s + 8, u) + 8 * 746 * u + 4 * u * lse.abs()
     off = off * rounding.OUTWARD + 4 * d * rounding.tiny(torch.float64) * max(1.0, abs(p.scale))
     return Partial.of(out, lse, off, longest, certificate, slack(v.shape[-1], torch.float64))
-
-
-def kinds(dtype: torch.dtype, tol: float | None) -> tuple[torch.dtype, ...]:
-    """The arithmetics to try: that of the sums, and float64 where there is a tolerance to keep."""
-    # A half-precision answer is rounded once, after the merge.
-    first = rounding.accumulator(dtype)
-    return tuple(dict.fromkeys((first, first if tol is None else torch.float64)))
 
 
 def unreachable(tol: float | None, best: float) -> ToleranceUnreachable:
@@ -82,8 +77,8 @@ def _logarithms(p: Problem) -> Float64[Tensor, "b h n"]:
     for rows in row_tiles(n, p.q.shape[0] * p.q.shape[1] * s):
         logits = p.scale * (p.q[..., rows, :].double() @ keys)
         if p.allowed is not None:
-            logits = torch.where(p.allowed[..., rows, :], logits, -math.inf)
-        elif p.causal:
+            logits = torch.where(at_rows(p.allowed, rows), logits, -math.inf)
+        if p.causal:
             place = torch.arange(n, device=logits.device)[rows, None]
             logits = torch.where(torch.arange(s, device=logits.device) <= place, logits, -math.inf)
         found.append(torch.logsumexp(logits, -1))

@@ -9,21 +9,45 @@ from __future__ import annotations
 
 import functools
 import math
+from collections.abc import Sequence
 
 import torch
-from jaxtyping import Float
+from jaxtyping import Bool, Float
 from torch import Tensor
 
 from avow.attend import Attended
 from avow.certificates.compose import Partial, merge
 from avow.distributed import blocks, circuit
 from avow.distributed.agreement import Meeting, agree, meet
+from avow.distributed.circuit import Masks
 from avow.distributed.linked import Gradients, linked
-from avow.distributed.partials import answered, kinds, unreachable
+from avow.distributed.partials import answered, unreachable
 from avow.distributed.route import Route
 from avow.distributed.traffic import Group
 from avow.errors import AvowError
 from avow.maths import rounding
+
+
+def attend_ring(
+    met: Meeting, tol: float | None, kinds: Sequence[torch.dtype], mask: Bool[Tensor, "#b #h #n s"] | None = None
+) -> Attended:
+    """Softmax attention of this process's rows to the keys of all, in the first arithmetic that keeps `tol` for all.
+
+    Shards may differ in length; an empty one asks nothing and answers nothing. Where causal, row i of all rows sees key
+    j of all keys when j ≤ i; of those, the keys that `mask` lets it see. Gradients are those of the sum of all
+    processes' losses.
+    """
+    p = met.problem
+    route = Route(met.rows, met.keys, p.causal)
+    masks = None if mask is None else mask.expand(*mask.shape[:-1], sum(met.keys)).split(list(met.keys), -1)
+    for kind in kinds:
+        with torch.no_grad():
+            whole, problem = _promised(p.q, p.k, p.v, kind, route, met, masks)
+            out, certificate = whole.answer(p.q.dtype)
+        bound = max(agree({}, certificate.bound, problem, met.group, met.device))
+        if tol is None or bound <= tol:
+            return Attended(linked(p.q, p.k, p.v, (out, whole.lse), _gradients(route, met, masks)), certificate)
+    raise unreachable(tol, bound)
 
 
 def ring_attention(
@@ -36,56 +60,27 @@ def ring_attention(
     scale: float | None = None,
     enable_gqa: bool = False,
 ) -> Float[Tensor, "b h n e"]:
-    """This process's rows of softmax attention over the sequence that all processes hold together, in order of ranks.
-
-    Shards may differ in length; an empty one asks nothing and answers nothing. `causal` speaks of places in the whole
-    sequence: row i of all rows sees key j of all keys when j ≤ i. Gradients are those of the sum of all processes'
-    losses. Nothing is promised of the answer: `ring_attend` is for that.
-    """
-    asked = {"call": "ring_attention", "causal": causal}
+    """The same answer with nothing promised of it, which is what training needs: numbers are not even read."""
+    asked = {"method": "exact, unpromised"}
     met = meet(
-        q, k, v, group=group, scale=scale, enable_gqa=enable_gqa, shared_queries=False, asked=asked, reading=False
+        *(q, k, v),
+        group=group,
+        causal=causal,
+        scale=scale,
+        enable_gqa=enable_gqa,
+        shared_queries=False,
+        asked=asked,
+        reading=False,
     )
     route = Route(met.rows, met.keys, causal)
-
     # Under autocast products would be narrower than the shards are.
     with torch.no_grad(), torch.autocast(q.device.type, enabled=False):
         answer = _merged(q, k, v, route, met)
     return linked(q, k, v, answer, _gradients(route, met))
 
 
-def ring_attend(
-    q: Float[Tensor, "b h n d"],
-    k: Float[Tensor, "b g s d"],
-    v: Float[Tensor, "b g s e"],
-    *,
-    group: Group = None,
-    tol: float | None = None,
-    causal: bool = False,
-    scale: float | None = None,
-    enable_gqa: bool = False,
-) -> Attended:
-    """`ring_attention` with a certificate for this process's rows; where a tolerance needs it, in float64.
-
-    All processes keep `tol`, or all of them raise the same error.
-    """
-    asked = {"call": "ring_attend", "causal": causal, "tol": tol}
-    met = meet(
-        q, k, v, group=group, scale=scale, enable_gqa=enable_gqa, shared_queries=False, asked=asked, reading=True
-    )
-    route = Route(met.rows, met.keys, causal)
-    for kind in kinds(q.dtype, tol):
-        with torch.no_grad():
-            whole, problem = _promised(q, k, v, kind, route, met)
-            out, certificate = whole.answer(q.dtype)
-        bound = max(agree({}, certificate.bound, problem, met.group, q.device))
-        if tol is None or bound <= tol:
-            return Attended(linked(q, k, v, (out, whole.lse), _gradients(route, met)), certificate)
-    raise unreachable(tol, bound)
-
-
-def _gradients(route: Route, met: Meeting) -> Gradients:
-    return functools.partial(circuit.gradients, route=route, scale=met.scale, group=met.group)
+def _gradients(route: Route, met: Meeting, masks: Masks = None) -> Gradients:
+    return functools.partial(circuit.gradients, route=route, scale=met.scale, group=met.group, masks=masks)
 
 
 def _merged(q: Tensor, k: Tensor, v: Tensor, route: Route, met: Meeting) -> tuple[Tensor, Tensor]:
@@ -100,15 +95,16 @@ def _merged(q: Tensor, k: Tensor, v: Tensor, route: Route, met: Meeting) -> tupl
 
 
 def _promised(
-    q: Tensor, k: Tensor, v: Tensor, kind: torch.dtype, route: Route, met: Meeting
+    q: Tensor, k: Tensor, v: Tensor, kind: torch.dtype, route: Route, met: Meeting, masks: Masks
 ) -> tuple[Partial, AvowError | None]:
     """What all blocks answer to this process's rows; a problem does not keep the blocks of others from passing."""
     whole = Partial.nothing((*q.shape[:-1], v.shape[-1]), q.device)
     problem: AvowError | None = None
     for block, keys, values in circuit.visits(k, v, route, met.group):
         shift = route.shift(met.here, block)
+        mask = None if masks is None else masks[block]
         try:
-            whole = merge(whole, answered(q.to(kind), keys.to(kind), values.to(kind), shift, met.scale))
+            whole = merge(whole, answered(q.to(kind), keys.to(kind), values.to(kind), shift, met.scale, mask))
         except AvowError as found:
             problem = problem or found
     return whole, problem

@@ -1,14 +1,13 @@
 """What a process knows of the whole sequence before it works on its own shard of it.
 
-Processes first agree on what is asked, or raise one error that names the rank (`agreement`). Then they tell each other
-how long their longest queries, keys and values are: all that a bound must know of what lies elsewhere.
+Processes that agreed on what is asked (`agreement`) tell each other how long their longest queries, keys and values
+are: all that a bound must know of what lies elsewhere.
 """
 
 from __future__ import annotations
 
 import dataclasses
 import functools
-import hashlib
 from dataclasses import dataclass
 from typing import Any
 
@@ -18,14 +17,13 @@ from jaxtyping import Float64
 from torch import Tensor
 
 from avow.attend import Attended
-from avow.certificates import certify, measure_norms
+from avow.certificates import certify
 from avow.contract import Computed, Method, Norms, Problem
-from avow.distributed.agreement import agree
+from avow.distributed.agreement import Meeting, agree, digest
 from avow.distributed.exchange import gathered, gathered_numbers
-from avow.distributed.traffic import PAGE, Group, group_of
-from avow.errors import AvowError, ShapeError
+from avow.distributed.traffic import PAGE
+from avow.errors import ShapeError
 from avow.maths.heads import scaled_values
-from avow.maths.norms import check_range
 
 # Of each key head: the longest query, key and value, and the largest entry of a value.
 _LONGEST = 4
@@ -89,50 +87,26 @@ class Shards:
         return (values, None) if size is None else (values / size, size)
 
     def attended(self, method: Method, out: Tensor, trace: Any, confidence: float) -> Attended:
-        """The answer with its certificate, in the shape of the queries as they were given."""
+        """The answer with its certificate."""
         p, norms = self.whole
         certificate = certify(method, p, norms, Computed(out, trace), confidence)
-        certificate = dataclasses.replace(certificate, cost=method.cost(self.problem.sizes))
-        return Attended(out.reshape(*p.leading, *out.shape[-2:]), certificate)
+        return Attended(out, dataclasses.replace(certificate, cost=method.cost(self.problem.sizes)))
 
 
-def meet(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    *,
-    method: Method,
-    group: Group,
-    causal: bool,
-    scale: float | None,
-    enable_gqa: bool,
-    confidence: float,
-    generator: torch.Generator | None,
-) -> Shards:
-    """The shards of all processes; raises, in every process alike, where they disagree or one of them cannot go on."""
-    processes = group_of(group)
-    # Every process draws, so that their generators stay alike; the first one's seed counts.
-    seed = int(torch.randint(2**62, ())) if generator is None and method.random else 0
-    same = {"method": method.name, **method.parameters, "causal": causal, "scale": scale, "enable_gqa": enable_gqa}
-    same |= {"confidence": confidence, **_facts(q, k, v, generator)}
-    problem: AvowError | None = None
-    lengths = [0, 0]
-    try:
-        p = _problem(q, k, v, causal, scale, enable_gqa)
-        norms = measure_norms(p)
-        lengths = [p.q.shape[-2], p.k.shape[-2]]
-    except AvowError as found:
-        problem = found
-    device = q.device if isinstance(q, Tensor) else torch.device("cpu")
-    queries, keys, seeds = zip(*agree(same, [*lengths, seed], problem, processes, device), strict=True)
-    longest = gathered(_longest(p, norms), processes)
-    if generator is None and method.random:
-        generator = torch.Generator().manual_seed(seeds[0])
-    here = dist.get_rank(processes)
-    shards = Shards(dataclasses.replace(p, norms=norms), norms, here, queries, keys, longest, generator, processes)
-    check_range(*shards.agreed.most, p.scale)
-    method.check(shards.whole[0].sizes)
-    return shards
+def shards_of(met: Meeting, generator: torch.Generator | None) -> Shards:
+    """What processes that agreed know of each other once they told how long their longest vectors are."""
+    norms = met.problem.norms
+    assert norms is not None
+    longest = gathered(_longest(met.problem, norms), met.group)
+    return Shards(met.problem, norms, met.here, met.rows, met.keys, longest, generator, met.group)
+
+
+def paired(p: Problem) -> None:
+    """Raise where causal rows are not those of the keys beside them."""
+    queries, keys = p.q.shape[-2], p.k.shape[-2]
+    if p.causal and queries != keys:
+        rule = f"must equal k.shape[-2]={keys} where causal"
+        raise ShapeError("q.shape[-2]", queries, rule, "give each process the queries of its own keys")
 
 
 def meeting_bytes(heads: int, ranks: int) -> int:
@@ -142,28 +116,7 @@ def meeting_bytes(heads: int, ranks: int) -> int:
 
 def alike(name: str, x: Tensor, group: dist.ProcessGroup) -> None:
     """Raise, in every process alike, where one of them holds other numbers than the rest."""
-    digest = hashlib.sha256(x.detach().contiguous().cpu().view(-1).view(torch.uint8).numpy().tobytes()).hexdigest()
-    agree({f"digest of {name}": digest}, None, None, group, x.device)
-
-
-def _problem(q: Tensor, k: Tensor, v: Tensor, causal: bool, scale: float | None, enable_gqa: bool) -> Problem:
-    p = Problem.of(q, k, v, causal=causal, scale=scale, enable_gqa=enable_gqa)
-    if causal and q.shape[-2] != k.shape[-2]:
-        rule = f"must equal k.shape[-2]={k.shape[-2]} where causal"
-        raise ShapeError("q.shape[-2]", q.shape[-2], rule, "give each process the queries of its own keys")
-    return p
-
-
-def _facts(q: Tensor, k: Tensor, v: Tensor, generator: torch.Generator | None) -> dict[str, object]:
-    tensors = {name: x for name, x in (("q", q), ("k", k), ("v", v)) if isinstance(x, Tensor)}
-    facts: dict[str, object] = {f"type of {name}": x.dtype for name, x in tensors.items()}
-    for name, x in tensors.items():
-        facts[f"shape of {name} without its length"] = (*x.shape[:-2], *x.shape[-1:])
-        # Processes answer each other's gradients: either all of them or none.
-        facts[f"gradient of {name}"] = torch.is_grad_enabled() and x.requires_grad
-    if generator is not None:
-        facts["digest of generator"] = hashlib.sha256(generator.get_state().numpy().tobytes()).hexdigest()
-    return facts
+    agree({f"digest of {name}": digest(x)}, None, None, group, x.device)
 
 
 def _longest(p: Problem, norms: Norms) -> Float64[Tensor, "b g 4"]:

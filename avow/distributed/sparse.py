@@ -19,11 +19,11 @@ from torch import Tensor
 
 from avow.attend import Attended, checked_wishes
 from avow.contract import Problem
-from avow.distributed.agreement import Meeting, meet
+from avow.distributed.agreement import Meeting, meet, one_loss
 from avow.distributed.linked import linked
 from avow.distributed.readings import Reading
 from avow.distributed.rounds import over_processes
-from avow.distributed.sparse_gradients import gradient_script, one_loss
+from avow.distributed.sparse_gradients import gradient_script
 from avow.distributed.sparse_rounds import Wish, shard_script
 from avow.distributed.traffic import Group
 from avow.methods.sparse import Sparse

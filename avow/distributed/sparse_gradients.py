@@ -14,13 +14,8 @@ import torch
 from jaxtyping import Float, Float64
 from torch import Tensor
 
-from avow.distributed.agreement import Meeting, agree
 from avow.distributed.readings import Reading
 from avow.distributed.rounds import Script, added_up
-from avow.errors import InputError
-
-# Processes whose losses are one compute its gradient each in their own way: so far these may be apart.
-_ALIKE = 1e-2
 
 
 class Gradients(NamedTuple):
@@ -64,16 +59,6 @@ def gradient_script(
         some += found.reshape(some.shape)
     for_queries = yield from added_up(for_queries, ranks)
     return Gradients(for_queries, to_keys.reshape(*k.shape[:3], d), to_values.reshape(*v.shape[:3], e))
-
-
-def one_loss(grad: Tensor, met: Meeting) -> None:
-    """Raise, in every process alike, where they differentiate different losses."""
-    norms = agree({}, float(grad.double().norm()), None, met.group, grad.device)
-    for rank, norm in enumerate(norms):
-        if abs(norm - norms[0]) > _ALIKE * max(norm, norms[0]):
-            rule = f"must be as at rank 0, {norms[0]:.6g}"
-            remedy = "compute the same loss in all processes, from the whole answer"
-            raise InputError(f"norm of the gradient at rank {rank}", f"{norm:.6g}", rule, remedy)
 
 
 def _rows(x: Float[Tensor, "b h n c"], rows: slice, groups: int) -> Float64[Tensor, "bg r c"]:

@@ -26,11 +26,11 @@ from torch import Tensor
 
 from avow.attend import Attended
 from avow.contract import Method, Sizes
+from avow.distributed.agreement import Meeting
 from avow.distributed.exchange import combined, combined_numbers, gathered, gathered_numbers, tied
 from avow.distributed.frames import centred_frame, frame_numbers
-from avow.distributed.shards import Shards, alike, meet, meeting_bytes
-from avow.distributed.traffic import PAGE, Group
-from avow.errors import UnknownMethod
+from avow.distributed.shards import Shards, alike, meeting_bytes, shards_of
+from avow.distributed.traffic import PAGE
 from avow.maths import features as feature_maps
 from avow.maths import rounding, scan
 from avow.maths.features import framed_keys, framed_queries
@@ -41,43 +41,17 @@ from avow.methods.separable import Separable
 
 
 def attend_states(
-    q: Float[Tensor, "*lead n d"],
-    k: Float[Tensor, "*keys s d"],
-    v: Float[Tensor, "*keys s e"],
-    *,
-    method: Method,
-    group: Group = None,
-    causal: bool = False,
-    scale: float | None = None,
-    enable_gqa: bool = False,
-    confidence: float = 0.99,
-    generator: torch.Generator | None = None,
+    met: Meeting, method: Separable | RandomFeatures, confidence: float, generator: torch.Generator | None
 ) -> Attended:
-    """Attention of this process's rows to the keys of all processes, by `separable` or `random_features`.
+    """Attention of this process's rows to the keys of all processes, by states of sums.
 
-    `q`, `k` and `v` are this process's shard of the sequence, in the order of ranks; shards may differ in length and
-    may be empty, and without `causal` queries may have any length. Gradients flow to every shard, so that all
-    processes go backward together. Random directions are the same in all of them: from their generators, which must be
-    alike, or from the first one's seed.
+    Shards may differ in length and may be empty, and without causality there may be any number of queries. Gradients
+    flow to every shard, so that all processes go backward together. Their generators are alike.
     """
-    if not isinstance(method, Separable | RandomFeatures):
-        raise UnknownMethod("method", method.name, "keeps no state of sums", "use separable or random_features")
-    with torch.autocast(q.device.type, enabled=False):
-        shards = meet(
-            q,
-            k,
-            v,
-            method=method,
-            group=group,
-            causal=causal,
-            scale=scale,
-            enable_gqa=enable_gqa,
-            confidence=confidence,
-            generator=generator,
-        )
-        if isinstance(method, Separable):
-            return shards.attended(method, *_separable(shards, method), confidence)
-        return shards.attended(method, *_random_features(shards, method), confidence)
+    shards = shards_of(met, generator)
+    if isinstance(method, Separable):
+        return shards.attended(method, *_separable(shards, method), confidence)
+    return shards.attended(method, *_random_features(shards, method), confidence)
 
 
 def states_bytes(method: Method, sizes: Sizes, ranks: int, backward: bool = False) -> int:

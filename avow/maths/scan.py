@@ -93,8 +93,10 @@ class _Collector:
     def add(self, numerator: Tensor, normaliser: Tensor | None, reference: Tensor) -> None:
         divisor, unit = None, None
         if normaliser is not None:
-            # A visible key contributes one; what is smaller belongs to a row that sees nothing.
-            least = torch.finfo(normaliser.dtype).tiny
+            # A visible key contributes one; what is smaller belongs to a row that sees nothing, or to one of which
+            # landmarks know nothing. A gradient divides by it, and meets keys that weigh up to e^rise: where that might
+            # be more than floats hold, none flows.
+            least = math.sqrt(torch.finfo(normaliser.dtype).tiny)
             divisor = torch.where(normaliser.abs() < least, 1.0, normaliser)
             if reference.shape[-1] == 1:
                 unit = reference.unsqueeze(2).expand_as(normaliser)

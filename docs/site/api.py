@@ -14,6 +14,7 @@ from typing import Any, Literal, get_args, get_origin
 MODULES = (
     "avow",
     "avow.nn",
+    "avow.distributed",
     "avow.optim",
     "avow.constructions",
     "avow.claims",

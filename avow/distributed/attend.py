@@ -1,0 +1,196 @@
+"""One door to attention over shards of a sequence: whatever the method, the same words and one certificate."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from typing import Any, NamedTuple
+
+import torch
+import torch.distributed as dist
+from jaxtyping import Bool, Float
+from torch import Tensor
+
+from avow.attend import USUAL_CONFIDENCE, Attended, as_given, checked_wishes
+from avow.contract import Method
+from avow.distributed.agreement import Meeting, agree, digest, meet
+from avow.distributed.asked import OWN, Asked
+from avow.distributed.choosing import Choice, chosen, own_rates
+from avow.distributed.exact import attend_keys
+from avow.distributed.low_rank import attend_low_rank
+from avow.distributed.ring import attend_ring
+from avow.distributed.sparse import attend_sparse
+from avow.distributed.states import attend_states
+from avow.distributed.traffic import Group
+from avow.errors import ShapeError, ToleranceUnreachable
+from avow.links import Link, usual
+from avow.maths import rounding
+from avow.methods.exact import Exact
+from avow.methods.low_rank import LowRank
+from avow.methods.random_features import RandomFeatures
+from avow.methods.separable import Separable
+from avow.methods.sparse import Sparse
+
+
+class _Wish(NamedTuple):
+    """What the caller will accept, what chance has to do with it, and what rows may see."""
+
+    tol: float | None
+    confidence: float
+    generator: torch.Generator | None
+    mask: Bool[Tensor, "#b #h #n s"] | None
+
+    @property
+    def stated(self) -> float:
+        return self.confidence if self.confidence < 1 else USUAL_CONFIDENCE
+
+
+@as_given
+def attend(
+    q: Float[Tensor, "*lead n d"],
+    k: Float[Tensor, "*keys s d"],
+    v: Float[Tensor, "*keys s e"],
+    *,
+    group: Group = None,
+    tol: float | None = None,
+    method: str = "auto",
+    shared_queries: bool = True,
+    mask: Tensor | None = None,
+    causal: bool = False,
+    scale: float | None = None,
+    enable_gqa: bool = False,
+    confidence: float | None = None,
+    generator: torch.Generator | None = None,
+    link: Link | None = None,
+    **parameters: Any,
+) -> Attended:
+    """Attention to the keys of all processes, of which `k` and `v` are this one's, and the certificate of its error.
+
+    All else is as in `avow.attend`; the sequence is what ranks hold, in their order, and `causal` speaks of places in
+    the whole of it. Shards may differ in length and may be empty. With `shared_queries` all processes bring the same
+    queries and get the same answer (exact and sparse attention); without, each brings its own rows and gets theirs
+    (exact attention, by blocks that go round a ring; separable, random_features and low_rank, by states). Then causal
+    rows of all but exact attention are those of the keys beside them. A boolean `mask`, of exact attention, says which
+    keys this process's queries may see: of its own where queries are shared, else of all.
+
+    With `tol`, `method="auto"` runs the cheapest method that proves it for all rows; prices are those of
+    `avow plan --ranks` for this `link`. Where processes disagree on what they ask, or one of them cannot attend, all
+    of them raise an error that names the rank. Gradients flow to every shard, so that all processes go backward
+    together: of one loss that each computes where queries are shared, else of the sum of all losses. Generators must
+    be alike; without them, the first one's seed counts.
+    """
+    asked = Asked(method, parameters, tol, confidence, shared_queries, mask)
+    words = asked.words | {"link": link}
+    if isinstance(generator, torch.Generator):
+        words["digest of generator"] = digest(generator.get_state())
+    seed = int(torch.randint(2**62, ())) if generator is None and asked.draws else 0
+    device = q.device.type if isinstance(q, Tensor) else "cpu"
+    met = meet(
+        *_four(q, k, v),
+        group=group,
+        causal=causal,
+        mask=mask if shared_queries else None,
+        scale=scale,
+        enable_gqa=enable_gqa,
+        shared_queries=shared_queries,
+        asked=words,
+        reading=True,
+        check=asked.check,
+        telling=[seed, own_rates(device) if method == "auto" and tol is not None else {}, _length(mask)],
+    )
+    _check_lengths(met)
+    if generator is None and asked.draws:
+        generator = torch.Generator().manual_seed(met.told[0][0])
+    wish = _Wish(*checked_wishes(tol, confidence), generator, asked.seen(met.problem))
+    if method == "auto":
+        attended = _automatic(met, wish, usual(device) if link is None else link)
+    else:
+        attended = _kept(asked.named, met, wish)
+    shape = (*q.shape[:-1], v.shape[-1])
+    rows = attended.certificate.rows.reshape(shape[:-1])
+    return Attended(attended.out.reshape(shape), dataclasses.replace(attended.certificate, rows=rows))
+
+
+def _four(*tensors: Tensor) -> list[Tensor]:
+    """The same tensors with four axes, where they are such as can be; if not, the processes tell each other of it."""
+    if not all(isinstance(x, Tensor) and x.ndim >= 2 for x in tensors) or len({x.ndim for x in tensors}) > 1:
+        return list(tensors)
+    lead = (1,) * (4 - tensors[0].ndim)
+    return [x.reshape(*lead, *x.shape).flatten(0, -4) for x in tensors]
+
+
+def _length(mask: Tensor | None) -> int | None:
+    return mask.shape[-1] if isinstance(mask, Tensor) and mask.ndim else None
+
+
+def _check_lengths(met: Meeting) -> None:
+    """Raise, in every process alike, where a mask of one of them speaks of another number of keys than there are."""
+    keys = sum(met.keys)
+    for rank, (*_, length) in enumerate(met.told):
+        if not met.shared_queries and length not in (None, 1, keys):
+            name = dist.get_global_rank(met.group, rank)
+            remedy = "say of the keys of all processes, in order of ranks, which this one's rows may see"
+            raise ShapeError(f"rank {name}: mask.shape[-1]", length, f"must be {keys}", remedy)
+
+
+def _automatic(met: Meeting, wish: _Wish, link: Link) -> Attended:
+    """Exact attention, unless something cheaper proves the tolerance."""
+    z = met.sizes
+    if wish.tol is None or not z.queries * z.keys * z.value_dim:
+        return _run(Exact(), met, wish)
+    # Causal states are those of the keys before a row of the same shard.
+    apart = z.causal and not met.shared_queries and met.rows != met.keys
+    if wish.mask is not None or apart:
+        what = "with a mask" if wish.mask is not None else "where causal rows are not those of the keys beside them"
+        choice = Choice([], f"no other method has a form over shards {what}")
+    else:
+        choice = chosen(met, wish.tol, wish.confidence, link, met.told[0][1])
+    tried = []
+    for method in choice.methods:
+        try:
+            return _kept(method, met, wish)
+        except ToleranceUnreachable as problem:
+            # All processes raise it alike, or none does.
+            tried.append(f"{method.name}: {problem.rule}")
+    out, certificate = _run(Exact(), met, wish)
+    return Attended(out, dataclasses.replace(certificate, reason="; ".join(tried) or choice.reason))
+
+
+def _kept(method: Method, met: Meeting, wish: _Wish) -> Attended:
+    """The answer, where all processes can prove the tolerance for theirs."""
+    method.check(met.sizes)
+    attended = _run(method, met, wish)
+    if wish.tol is None or not isinstance(method, OWN):
+        return attended
+    bound = attended.certificate.bound if attended.certificate.kind != "none" else math.inf
+    bound = max(agree({}, bound, None, met.group, met.device))
+    if not bound <= wish.tol:
+        rule, remedy = f"is below the {bound:.2e} it can prove", 'use method="auto" or a wider tol'
+        raise ToleranceUnreachable(f"{method.name}: tol", wish.tol, rule, remedy, bound)
+    return attended
+
+
+def _run(method: Method, met: Meeting, wish: _Wish) -> Attended:
+    if isinstance(method, Sparse):
+        p = met.problem
+        sure = wish.confidence if wish.confidence < 1 else None
+        return attend_sparse(
+            *(p.q, p.k, p.v),
+            method=method,
+            group=met.group,
+            tol=wish.tol,
+            confidence=sure,
+            scale=met.scale,
+            enable_gqa=True,
+            generator=wish.generator,
+        )
+    if isinstance(method, LowRank):
+        return attend_low_rank(met, method, wish.stated, wish.generator)
+    if isinstance(method, Separable | RandomFeatures):
+        return attend_states(met, method, wish.stated, wish.generator)
+    assert isinstance(method, Exact)
+    # A half-precision answer is rounded once, after the merge. What that cannot prove, float64 may, unless told else.
+    first = method.arithmetic(rounding.accumulator(met.problem.q.dtype))
+    last = torch.float64 if wish.tol is not None and method.precision == "native" else first
+    kinds = tuple(dict.fromkeys((first, last)))
+    return attend_keys(met, wish.tol, kinds) if met.shared_queries else attend_ring(met, wish.tol, kinds, wish.mask)

@@ -49,7 +49,7 @@ def breaking(
     # Room for a mark at either end, and never another: what moves along the knob is moved alone.
     ends = math.log10(places[0]), math.log10(places[-1])
     room = 0.04 * (ends[1] - ends[0])
-    layout["xaxis"]["range"] = [ends[0] - room, ends[1] + room]
+    layout["xaxis"] |= {"range": [ends[0] - room, ends[1] + room], "dtick": 1}
     return {"data": traces, "layout": layout}
 
 

@@ -207,7 +207,7 @@ function draw(id) {
 async function paint(id) {
   await plotly();
   const place = at(id), {data, layout} = figures.get(id), look = themed(layout), words = JSON.stringify([data, look]);
-  if (!place || (place.words === words && !place.drawn.stale)) return;
+  if (!place || (place.words === words && !place.drawn?.stale)) return;
   const since = performance.now();
   place.words = words;
   Plotly.react(id, data, look, CONFIG);

@@ -32,9 +32,9 @@ start({
 
 const interval = () => JSON.stringify(["formula", "start", "end"].map(value));
 
-let drawn = "";
+let before = "";
 function draw(built) {
-  if (drawn === (drawn = built.join())) return;
+  if (before === (before = built.join())) return;
   const layers = [1, ...built, 1], wide = ACROSS * (layers.length - 1) + 40;
   const svg = at("network"), scene = [];
   const places = layers.map((count, i) => {

@@ -10,7 +10,7 @@ export function remember(place, data, layout) {
 
 /** Move what is drawn to where these numbers are; false where plotly has to draw it anew. */
 export function followed(place, data, layout) {
-  const {drawn, _fullData: full, _fullLayout: frame} = place;
+  const {drawn, _fullData: full, _fullLayout: frame} = place ?? {}; // a page may make the place later
   if (!drawn || drawn.looks.length !== data.length || drawn.layout !== JSON.stringify(layout)) return false;
   const steps = [];
   for (let i = 0; i < data.length; i++) {

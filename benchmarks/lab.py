@@ -2,8 +2,8 @@
 each move.
 
 A move counts from the browser's event to the end of the frame that shows it; a move that was overtaken by the next one
-counts until that one is shown. Besides, the processor time of one preview, which a busy machine does not change. Needs
-chromium and playwright, as the lab's tests do.
+counts until that one is shown. Besides, the processor time of one preview and of the page's main thread for one move,
+which a busy machine hardly changes. Needs chromium and playwright, as the lab's tests do.
 """
 
 from __future__ import annotations
@@ -59,20 +59,30 @@ def latencies(moves: list[float], paints: list[tuple[float, float]]) -> list[flo
     return [min(end for start, end in paints if start >= move) - move for move in moves]
 
 
-def measured(page: Any, slider: str, moves: int, pause: float) -> tuple[list[float], list[float]]:
-    """The latencies of so many moves by arrow keys, to and fro, and how long each figure took to draw meanwhile."""
+def worked(inside: Any) -> float:
+    """Milliseconds of processor time that the page's main thread has taken so far."""
+    found = {one["name"]: one["value"] for one in inside.send("Performance.getMetrics")["metrics"]}
+    return 1000 * float(found["TaskDuration"])
+
+
+def measured(page: Any, slider: str, moves: int, pause: float) -> tuple[list[float], list[float], float]:
+    """The latencies of so many moves by arrow keys, to and fro; how long each figure took that was drawn anew
+    meanwhile; and what a move takes of the page's processor."""
+    inside = page.context.new_cdp_session(page)
+    inside.send("Performance.enable", {"timeDomain": "threadTicks"})
     page.focus(f"#{slider}")
     for key in ("ArrowRight", "ArrowLeft") * 5:  # figures are drawn, and known to be quick or not
         page.keyboard.press(key)
         page.wait_for_timeout(200)
     page.evaluate(WATCH, slider)
+    since = worked(inside)
     for i in range(moves):
         page.keyboard.press("ArrowRight" if i // 25 % 2 == 0 else "ArrowLeft")
         page.wait_for_timeout(pause)
-    drawn = page.evaluate(DRAWN)
+    drawn, spent = page.evaluate(DRAWN), worked(inside) - since
     page.wait_for_timeout(1000)
     found, paints = page.evaluate(SHOWN)
-    return latencies(found, paints), drawn
+    return latencies(found, paints), drawn, spent / moves
 
 
 def thought(state: str, slider: str, places: int = 20) -> list[float]:
@@ -112,14 +122,18 @@ def main() -> int:
             page = browser.new_page(viewport={"width": 1280, "height": 900})
             page.goto(lab.address + name)
             page.wait_for_function(JUDGED, timeout=120_000)
-            found, drawn = measured(page, slider, chosen.moves, chosen.pause)
+            found, drawn, spent = measured(page, slider, chosen.moves, chosen.pause)
             p95 = statistics.quantiles(found, n=20)[-1]
             late |= p95 > MOST
-            figures = f"; figures drawn {len(drawn)} times in {statistics.median(drawn):.0f} ms each" if drawn else ""
+            figures = (
+                f"; figures drawn anew {len(drawn)} times in {statistics.median(drawn):.0f} ms each" if drawn else ""
+            )
+            thinks = thoughts[name]
             print(
                 f"{name}: {len(found)} moves of {slider}, p50 {statistics.median(found):.0f} ms, p95 {p95:.0f} ms, "
-                f"largest {max(found):.0f} ms{figures}; processor {statistics.median(thoughts[name]):.0f} ms, at most "
-                f"{max(thoughts[name]):.0f} (load {os.getloadavg()[0]:.1f} on {os.cpu_count()} cores)",
+                f"largest {max(found):.0f} ms{figures}; processor of a preview {statistics.median(thinks):.0f} ms, "
+                f"at most {max(thinks):.0f}, of the page {spent:.0f} ms "
+                f"(load {os.getloadavg()[0]:.1f} on {os.cpu_count()} cores)",
                 flush=True,
             )
             page.close()

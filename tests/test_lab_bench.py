@@ -17,7 +17,7 @@ from avow.errors import FileError, ShapeError
 from avow.lab.pages import bench
 from avow.lab.pages.bench import KNOBS, PAGE, Benched, judged, preview, verdict
 from avow.lab.pages.bench_figures import share_read
-from avow.lab.pages.bench_heads import Head, Tried, drawn, lit, tried, uploaded
+from avow.lab.pages.bench_heads import Head, Tried, drawn, read_by, tried, uploaded
 from avow.methods.low_rank import LowRank
 from avow.methods.random_features import RandomFeatures
 from avow.methods.sparse import Sparse
@@ -88,17 +88,18 @@ def test_a_wider_tolerance_reads_fewer_tokens_and_stays_within_it() -> None:
 @pytest.mark.parametrize("drop", [0.01, 0.2])
 def test_exactly_the_tokens_that_were_read_are_lit(kind: str, drop: float) -> None:
     head = drawn(kind, 192, 16, 0).rows(8)
-    marks = lit(head, drop)
+    found, marks = read_by(head, Sparse(drop))
     counted = Sparse(drop).compute(Problem.of(head.q.double(), head.k.double(), head.v.double())).trace.read[0, 0]
     assert [len(row) - row.count("0") for row in marks] == counted.tolist()
     share = share_read(tried(head, Sparse(drop)))
     assert float(counted.sum()) / (8 * 192) == pytest.approx(share, abs=6e-4)
+    assert share_read(found) == share and found.error <= found.bound and not found.broken
 
 
 def test_what_a_copying_row_copies_is_the_brightest() -> None:
     head = drawn("copying", 128, 16, 0).rows(6)
     weights = torch.softmax(head.q.double() @ head.k.double().transpose(-1, -2) / 4, -1)[0, 0]
-    for row, best in zip(lit(head, 0.01), weights.argmax(-1).tolist(), strict=True):
+    for row, best in zip(read_by(head, Sparse(0.01))[1], weights.argmax(-1).tolist(), strict=True):
         assert row[best] == "9"
 
 

@@ -162,6 +162,67 @@ def test_on_a_phone_the_picture_stays_in_sight_of_the_slider_that_moves_it(
     assert shown["y"] >= 0 and shown["y"] + shown["height"] <= used["y"] and used["y"] + used["height"] <= 844
 
 
+# Where the marks of every figure stand, and how far its lines reach, in pixels.
+DRAWN = """() => [...document.querySelectorAll(".figure")].map(figure => [
+  ...[...figure.querySelectorAll(".point")].map(mark => mark.getAttribute("transform").match(/-?[\\d.]+/g).map(Number)),
+  ...[...figure.querySelectorAll(".js-line")].map(line => line.getBBox()).map(({x, y, width, height}) =>
+    [x, y, x + width, y + height])])"""
+REDRAWN = "() => performance.getEntriesByName('avow:figure').length"
+AT_REST = "() => [...document.querySelectorAll('.figure')].every(one => !one.drawn?.stale)"
+# What waits until nothing moves would wait for ever.
+NEVER = "() => { window.later = setTimeout; window.setTimeout = (what, ms) => later(what, ms > 200 ? 1e8 : ms); }"
+
+
+def far(one: list[list[list[float]]], other: list[list[list[float]]]) -> float:
+    """The longest way that anything in some figures has gone; infinite where they do not hold the same things."""
+    if [[len(thing) for thing in figure] for figure in one] != [[len(thing) for thing in figure] for figure in other]:
+        return math.inf
+    pairs = [
+        (a, b)
+        for f, g in zip(one, other, strict=True)
+        for p, q in zip(f, g, strict=True)
+        for a, b in zip(p, q, strict=True)
+    ]
+    return max(abs(a - b) for a, b in pairs)
+
+
+@pytest.mark.parametrize(
+    ("path", "slider"),
+    [
+        ("explorer", "length"),
+        ("bench", "norm"),
+        ("bench?method=sparse&kind=clustered&n=256", "drop"),
+        ("relu?eps=0.001", "eps"),
+        ("relu?follow=a+formula", "within"),
+        ("dynamics", "penalty"),
+    ],
+)
+def test_what_follows_a_slider_in_place_stands_where_it_would_be_drawn(visit: Opener, path: str, slider: str) -> None:
+    found = visit(path)
+    found.page.wait_for_function(DONE)
+    # Held, it is not proved; the first move leaves figures as previews have them.
+    found.page.focus(f"#{slider}")
+    found.page.dispatch_event(f"#{slider}", "pointerdown")
+    found.page.keyboard.press("ArrowRight")
+    found.page.wait_for_timeout(1500)
+    found.page.wait_for_function(AT_REST)
+    before, count = found.page.evaluate(DRAWN), found.page.evaluate(REDRAWN)
+    found.page.evaluate(NEVER)
+    for _ in range(3):
+        found.page.keyboard.press("ArrowRight")
+    found.page.wait_for_function(f"() => !({AT_REST})()")
+    found.page.wait_for_timeout(500)
+    moved = found.page.evaluate(DRAWN)
+    assert far(moved, before) > 1, "it followed"
+    assert found.page.evaluate(REDRAWN) == count, "and plotly drew nothing"
+    found.page.evaluate("() => { window.setTimeout = later; }")
+    found.page.keyboard.press("ArrowRight")
+    found.page.keyboard.press("ArrowLeft")
+    found.page.wait_for_function(AT_REST)
+    assert found.page.evaluate(REDRAWN) > count and far(moved, found.page.evaluate(DRAWN)) < 1
+    assert far(moved, [[[x + 2 for x in thing] for thing in figure] for figure in moved]) > 1, "it would be seen"
+
+
 STATES = [
     ("explorer?space=sphere&n=10&target=4", "kept", "Key 4 gets"),
     ("explorer?show=average", "kept", "Keys 1 and 2 each get"),

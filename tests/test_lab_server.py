@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import http.client
 import json
+import math
 import os
 import platform
 import re
@@ -18,6 +19,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from safetensors.torch import save
@@ -26,6 +28,7 @@ from typer.testing import CliRunner
 from avow.cli import app
 from avow.errors import FileError, ParameterError
 from avow.lab import guard, shell
+from avow.lab.answers import MISTAKE, mistake, plain, told
 from avow.lab.page import PACKAGE, all_pages
 from avow.lab.serving import bound
 from avow.lab.static_files import static_files
@@ -290,6 +293,26 @@ def test_previews_go_on_while_proofs_are_at_work_two_at_a_time(lab: Lab, tmp_pat
             proof.join()
     assert [done.status for done in found] == [200] * 3 and len(at_work(tmp_path)) == 3
     assert len({done.said["answer"]["process"] for done in found}) == 2
+
+
+@pytest.mark.skipif(not hasattr(os, "getpriority"), reason="has no priorities")
+def test_proofs_leave_the_cores_to_previews(lab: Lab) -> None:
+    pids = [lab.post(f"/api/trial/{what}", {}).said["answer"]["process"] for what in ("preview", "verdict")]
+    own, preview, proof = (os.getpriority(os.PRIO_PROCESS, pid) for pid in (0, *pids))
+    assert preview == own < proof
+
+
+def test_an_answer_is_one_line_of_json_whatever_it_is_made_of() -> None:
+    facts = {"a": (1.5, None, True, "é\n"), "b": torch.tensor([[1.0, 2.0]]), "c": np.float64(0.1), "d": np.arange(3)}
+    assert json.loads(told(facts)) == {"a": [1.5, None, True, "é\n"], "b": [[1, 2]], "c": 0.1, "d": [0, 1, 2]}
+    assert told(facts) == json.dumps(plain(facts)).encode() and b"\n" not in told(facts)
+    strange = {"far": [math.inf, -math.inf], "none": torch.tensor(math.nan), 3: Path("x")}
+    assert json.loads(told(strange)) == {"far": ["inf", "-inf"], "none": "nan", "3": "x"}
+
+
+def test_a_mistake_is_told_from_an_answer_by_how_it_begins() -> None:
+    assert told(mistake("Unknown", "n", 3, "is odd", "add one")).startswith(MISTAKE)
+    assert not told({"answer": {"error": 3}}).startswith(MISTAKE)
 
 
 def test_no_process_stays_behind() -> None:

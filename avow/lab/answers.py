@@ -11,6 +11,8 @@ from starlette.responses import Response
 
 from avow.errors import AvowError
 
+# How a mistake begins once it is written, and no answer does.
+MISTAKE = b'{"error": '
 # What someone sent is shown back, but not the whole of it.
 _SHOWN = 200
 
@@ -26,6 +28,15 @@ def plain(fact: Any) -> Any:
     if isinstance(fact, list | tuple):
         return [plain(value) for value in fact]
     return plain(fact.tolist()) if hasattr(fact, "tolist") else str(fact)
+
+
+def told(fact: Any) -> bytes:
+    """The same as one line of JSON."""
+    try:
+        # Most answers are lists of numbers, which are written as they are; those that JSON cannot hold are rare.
+        return json.dumps(fact, allow_nan=False, default=plain).encode("ascii")
+    except ValueError:
+        return json.dumps(plain(fact), allow_nan=False).encode("ascii")
 
 
 def mistake(kind: str, name: str, value: object, rule: str, remedy: str) -> dict[str, Any]:
@@ -49,4 +60,4 @@ class Told(Response):
     media_type = "application/json"
 
     def render(self, content: Any) -> bytes:
-        return json.dumps(content, allow_nan=False).encode("ascii")
+        return content if isinstance(content, bytes) else told(content)

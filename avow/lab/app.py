@@ -15,7 +15,7 @@ from starlette.types import ASGIApp
 
 from avow.errors import AvowError
 from avow.lab import shell
-from avow.lab.answers import Told, mistake, mistake_of
+from avow.lab.answers import MISTAKE, Told, mistake, mistake_of
 from avow.lab.crew import Busy, Crew
 from avow.lab.guard import Guard
 from avow.lab.page import PACKAGE, Inputs, Page, all_pages
@@ -32,7 +32,7 @@ _MOST_KEPT = 256
 def build(port: int, token: str, package: str = PACKAGE) -> ASGIApp:
     """The application for one port and one token, its guard around it; its pages are those of a package."""
     pages = all_pages(package)
-    previews, proofs, shelf = Crew(package, 1), Crew(package, _PROOFS_AT_A_TIME), Shelf()
+    previews, proofs, shelf = Crew(package, 1), Crew(package, _PROOFS_AT_A_TIME, stands_back=True), Shelf()
 
     @contextlib.asynccontextmanager
     async def alive(app: FastAPI) -> AsyncIterator[None]:
@@ -76,7 +76,7 @@ def _shown(page: Page, pages: list[Page], token: str) -> Callable[[], Coroutine[
 
 def _computed(page: Page, what: str, crew: Crew, shelf: Shelf) -> Callable[..., Coroutine[Any, Any, Response]]:
     seconds = min(page.seconds, _PREVIEW_SECONDS) if what == "preview" else page.seconds
-    known: dict[str, Any] = {}
+    known: dict[str, bytes] = {}
 
     async def compute(request: Request, inputs: Inputs) -> Response:
         handle = getattr(inputs, "file", None) if page.takes_files else None
@@ -92,11 +92,12 @@ def _computed(page: Page, what: str, crew: Crew, shelf: Shelf) -> Callable[..., 
             if not asked.done():
                 return Response(status_code=499)  # nobody will read it
             answer = asked.result()
-            if page.kept and "error" not in answer:
+            mistaken = answer.startswith(MISTAKE)
+            if page.kept and not mistaken:
                 known[name] = answer
                 if len(known) > _MOST_KEPT:
                     del known[next(iter(known))]
-            return Told(answer, 422 if "error" in answer else 200)
+            return Told(answer, 422 if mistaken else 200)
         finally:
             gone.cancel()
             asked.cancel()

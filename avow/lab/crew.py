@@ -1,7 +1,7 @@
 """Computations in processes of their own: so many at a time, each with a limit, ended when nobody waits for it.
 
-A thread cannot be stopped; a process can. Previews have a process to themselves, so that a long proof never makes a
-slider stutter.
+A thread cannot be stopped; a process can. Previews have a process to themselves, and proofs stand back where there are
+too few cores for both, so that a long proof never makes a slider stutter.
 """
 
 from __future__ import annotations
@@ -20,6 +20,8 @@ from avow.errors import AvowError
 _START_SECONDS = 120.0
 # Someone who moves on leaves a computation behind; one that is nearly done is cheaper to finish than a new process.
 _GRACE_SECONDS = 0.5
+# How far processes that stand back do so, as `nice` counts.
+_STANDS_BACK = 5
 # One answer, at most: enough for figures, too little to fill the memory.
 _LINE_BYTES = 1 << 24
 
@@ -33,10 +35,13 @@ class Busy(AvowError):
 
 
 class Crew:
-    """Processes that answer questions, `hands` of them at a time; further ones start as they are needed."""
+    """Processes that answer questions, `hands` of them at a time; further ones start as they are needed.
 
-    def __init__(self, package: str, hands: int, most_waiting: int = 100) -> None:
-        self._package = package
+    Answers are JSON as the process wrote it. A crew that `stands_back` leaves the cores to whoever else wants them.
+    """
+
+    def __init__(self, package: str, hands: int, most_waiting: int = 100, *, stands_back: bool = False) -> None:
+        self._package, self._stands_back = package, stands_back
         self._free: deque[_Hand] = deque()
         self._gate = asyncio.Semaphore(hands)
         self._room, self._waiting = most_waiting, 0
@@ -48,7 +53,7 @@ class Crew:
         await self._gate.acquire()
         self._begin_another()
 
-    async def ask(self, question: dict[str, Any], seconds: float, file: tuple[str, bytes] | None = None) -> Any:
+    async def ask(self, question: dict[str, Any], seconds: float, file: tuple[str, bytes] | None = None) -> bytes:
         """The answer; cancelling this ends the computation."""
         if self._waiting >= self._room:
             raise Busy("requests", self._waiting, "wait already", "try again in a moment")
@@ -59,7 +64,7 @@ class Crew:
             self._waiting -= 1
         hand: _Hand | None = None
         try:
-            hand = self._free.popleft() if self._free else await _Hand.started(self._package)
+            hand = self._free.popleft() if self._free else await self._started()
             return await _answered(hand, question, seconds, file)
         finally:
             if hand is None or hand.alive:
@@ -67,6 +72,9 @@ class Crew:
             else:
                 # Its place is taken until there is a new one; whoever asked need not wait for that.
                 self._begin_another()
+
+    async def _started(self) -> _Hand:
+        return await _Hand.started(self._package, self._stands_back)
 
     def _begin_another(self) -> None:
         task = asyncio.ensure_future(self._another())
@@ -78,7 +86,7 @@ class Crew:
         # Where it cannot be started, the next one who asks hears why.
         with contextlib.suppress(AvowError, OSError, TimeoutError):
             try:
-                hand = None if self._closed else await _Hand.started(self._package)
+                hand = None if self._closed else await self._started()
             finally:
                 self._give_back(hand)
 
@@ -97,7 +105,7 @@ class Crew:
             await self._free.popleft().end()
 
 
-async def _answered(hand: _Hand, question: dict[str, Any], seconds: float, file: tuple[str, bytes] | None) -> Any:
+async def _answered(hand: _Hand, question: dict[str, Any], seconds: float, file: tuple[str, bytes] | None) -> bytes:
     """What one process says, within the limit; where nobody waits any more, it is ended unless it is nearly done."""
     asked = asyncio.ensure_future(hand.ask(question, file))
     late = False
@@ -125,7 +133,7 @@ class _Hand:
         self.alive = True
 
     @staticmethod
-    async def started(package: str) -> _Hand:
+    async def started(package: str, stands_back: bool) -> _Hand:
         # The same modules can be found there as here; threads of its own would only wait for the others'. What is freed
         # goes back: else glibc raises the size from which it does, and a heap of tensors keeps hundreds of megabytes.
         surroundings = os.environ | {
@@ -147,6 +155,9 @@ class _Hand:
                 limit=_LINE_BYTES,
             )
         )
+        if stands_back and hasattr(os, "setpriority"):
+            with contextlib.suppress(OSError):
+                os.setpriority(os.PRIO_PROCESS, hand._process.pid, os.getpriority(os.PRIO_PROCESS, 0) + _STANDS_BACK)
         try:
             await asyncio.wait_for(hand._line(), _START_SECONDS)
         except BaseException:
@@ -154,7 +165,7 @@ class _Hand:
             raise
         return hand
 
-    async def ask(self, question: dict[str, Any], file: tuple[str, bytes] | None) -> Any:
+    async def ask(self, question: dict[str, Any], file: tuple[str, bytes] | None) -> bytes:
         handle, content = file if file is not None else (None, b"")
         sent = handle is not None and handle != self._file
         header = question | {"file": handle, "bytes": len(content) if sent else None}
@@ -166,7 +177,7 @@ class _Hand:
             self._file = handle
         return await self._line()
 
-    async def _line(self) -> Any:
+    async def _line(self) -> bytes:
         assert self._process.stdout is not None
         try:
             line = await self._process.stdout.readline()
@@ -175,7 +186,7 @@ class _Hand:
         if not line:
             await self.end()
             raise TookTooLong("this input", "as given", "ended the process that computed it", "choose smaller sizes")
-        return json.loads(line)
+        return line
 
     async def end(self) -> None:
         """End the process, whatever it is doing."""

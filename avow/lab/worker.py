@@ -15,21 +15,21 @@ from typing import Any, BinaryIO
 
 import torch
 
-from avow.lab.answers import mistake_of, plain
+from avow.lab.answers import mistake_of, told
 from avow.lab.page import Page, all_pages
 from avow.lab.uploads import tensors_of
 
 
-def answer_of(pages: dict[str, Page], question: dict[str, Any], tensors: dict[str, torch.Tensor]) -> dict[str, Any]:
-    """What a page says, or the four parts of its mistake."""
+def answer_of(pages: dict[str, Page], question: dict[str, Any], tensors: dict[str, torch.Tensor]) -> bytes:
+    """What a page says as JSON, or the four parts of its mistake."""
     try:
         page = pages[question["page"]]
         function = page.preview if question["what"] == "preview" else page.verdict
         assert function is not None, f"{page.name} has no {question['what']}"
         inputs = page.inputs.model_validate(question["inputs"])
-        return {"answer": plain(function(inputs, tensors) if page.takes_files else function(inputs))}
+        return told({"answer": function(inputs, tensors) if page.takes_files else function(inputs)})
     except Exception as problem:
-        return mistake_of(problem)
+        return told(mistake_of(problem))
 
 
 def serve(package: str, questions: BinaryIO, answers: BinaryIO) -> None:
@@ -37,13 +37,13 @@ def serve(package: str, questions: BinaryIO, answers: BinaryIO) -> None:
     waiting: queue.Queue[tuple[dict[str, Any], bytes]] = queue.Queue()
     tensors: dict[str, torch.Tensor] = {}
 
-    def tell(said: dict[str, Any]) -> None:
-        answers.write(json.dumps(said, allow_nan=False).encode() + b"\n")
+    def tell(said: bytes) -> None:
+        answers.write(said + b"\n")
         answers.flush()
 
     threading.Thread(target=_read, args=(questions, waiting), daemon=True).start()
     pages = all_pages(package)
-    tell({"ready": True})
+    tell(told({"ready": True}))
     while True:
         question, content = waiting.get()
         if content:
@@ -64,6 +64,6 @@ if __name__ == "__main__":
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     torch.set_num_threads(1)
     # What a computation prints must not mix with the answers.
-    told = os.fdopen(os.dup(1), "wb")
+    answers = os.fdopen(os.dup(1), "wb")
     os.dup2(2, 1)
-    serve(sys.argv[1], sys.stdin.buffer, told)
+    serve(sys.argv[1], sys.stdin.buffer, answers)

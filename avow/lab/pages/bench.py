@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import functools
+from collections import OrderedDict
 from collections.abc import Callable
 from typing import Any, Literal, NamedTuple
 
@@ -16,7 +16,7 @@ from avow.contract import Method
 from avow.errors import AvowError
 from avow.lab.page import Answer, Inputs, Page, control
 from avow.lab.pages import bench_figures as figures
-from avow.lab.pages.bench_heads import Head, Tried, drawn, lit, tried, uploaded
+from avow.lab.pages.bench_heads import Head, Tried, drawn, read_by, tried, uploaded
 from avow.methods import method_named
 from avow.methods.low_rank import LowRank
 from avow.methods.random_features import RandomFeatures
@@ -25,8 +25,8 @@ from avow.planner import candidates
 from avow.report import words
 from avow.report.measure import pace
 
-# A preview looks at so many keys at most.
-_KEYS = 512
+# A preview looks at so many keys at most, and asks them so many queries.
+_KEYS, _QUERIES = 512, 128
 # Sparse attention weighs each row by itself, and slowly here: so many rows tell enough of it while one moves, so many
 # pairs of rows and keys when one lets go, and so many beside other methods.
 _ROWS, _PAIRS, _ASIDE = 20, 1 << 18, 1 << 16
@@ -104,17 +104,15 @@ KNOBS = {
 
 def preview(inputs: Benched, tensors: dict[str, Tensor]) -> Answer:
     """Some rows of the head, its answer and its certificate, and how both change along the knob."""
-    base = _head(inputs, tensors, _KEYS)
+    base, curve = _at_rest(_resting(inputs), tensors)
     knob = KNOBS[inputs.method]
-    some = base.rows(_ROWS) if inputs.method == "sparse" else base
-    head, method = knob.put(some, inputs, knob.at(inputs))
-    found = tried(head, method)
-    curve = _curve_of_file(base, inputs) if inputs.file else _curve(_resting(inputs))
+    head, method = knob.put(base, inputs, knob.at(inputs))
+    found, lit = read_by(head, method) if isinstance(method, Sparse) else (tried(head, method), None)
     drawn_curve = figures.breaking(inputs.method, knob.title, knob.places, curve, (knob.at(inputs), found))
     return {
         "facts": _facts(found, head, f"of {len(found.errors)} rows over {head.k.shape[-2]} keys, in float64"),
         "figures": {"breaking": drawn_curve, "promises": figures.promises(found)},
-        "strip": {"rows": lit(head, inputs.drop), "tokens": head.k.shape[-2]} if inputs.method == "sparse" else None,
+        "strip": {"rows": lit, "tokens": head.k.shape[-2]} if lit else None,
     }
 
 
@@ -167,22 +165,27 @@ def _head(inputs: Benched, tensors: dict[str, Tensor], most: int) -> Head:
 
 
 def _resting(inputs: Benched) -> Benched:
-    """The same inputs with what moves along the curve, or moves it not at all, at rest: a key to remember curves by."""
+    """The same inputs with what moves along the curve, or moves it not at all, at rest: a key to remember them by."""
     still = {name: Benched.model_fields[name].default for name in ("norm", "rank", "drop", "cost")}
     if inputs.method != "random_features":
         still["features"] = Benched.model_fields["features"].default
     return inputs.model_copy(update=still | {"n": min(inputs.n, _KEYS)})
 
 
-@functools.lru_cache(64)
-def _curve(inputs: Benched) -> tuple[Tried, ...]:
-    return _curve_of_file(_head(inputs, {}, _KEYS), inputs)
+# What does not move with the knob, of the last few states. A file is known by its handle, one of the inputs.
+_known: OrderedDict[Benched, tuple[Head, tuple[Tried, ...]]] = OrderedDict()
+_MOST_KNOWN = 8
 
 
-def _curve_of_file(base: Head, inputs: Benched) -> tuple[Tried, ...]:
-    knob = KNOBS[inputs.method]
-    some = base.rows(_ROWS) if inputs.method == "sparse" else base
-    return tuple(tried(*knob.put(some, inputs, place)) for place in knob.places)
+def _at_rest(inputs: Benched, tensors: dict[str, Tensor]) -> tuple[Head, tuple[Tried, ...]]:
+    """The head as a preview sees it, and what the method makes of it along the whole knob."""
+    if inputs not in _known:
+        knob = KNOBS[inputs.method]
+        head = _head(inputs, tensors, _KEYS).rows(_ROWS if inputs.method == "sparse" else _QUERIES)
+        _known[inputs] = head, tuple(tried(*knob.put(head, inputs, place)) for place in knob.places)
+        if len(_known) > _MOST_KNOWN:
+            _known.popitem(last=False)
+    return _known[inputs]
 
 
 def _asked(head: Head, method: Method, pairs: int) -> Head:

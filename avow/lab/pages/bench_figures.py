@@ -17,7 +17,7 @@ Points = Sequence[tuple[float, float]]
 # Below this an error is rounding, and one axis holds all methods.
 _FLOOR, _CEILING = 1e-9, 8.0
 # Some hundred rows tell the story; the one nearest to its bound is always among them.
-_MARKS = 400
+_MARKS = 200
 _USELESS = "no use"
 _LETTERS = {"square": "■", "diamond": "◆", "triangle-up": "▲", "triangle-down": "▼", "pentagon": "⬟", "hexagon": "⬢"}
 _PRICES = (0.001, 0.003, 0.01, 0.03, 0.1, 0.3, 1, 3, 10, 30, 100, 300, 1000)
@@ -45,8 +45,12 @@ def breaking(
         )
     for trace in traces[2:4]:
         trace["showlegend"] = False
-    lowest = min(y for _, y in [*own, (place, one.error)])
-    return {"data": traces, "layout": _layout(title, "error", lowest) | {"shapes": [_level(1.0)]}}
+    layout = _layout(title, "error", min(y for _, y in [*own, (place, one.error)])) | {"shapes": [_level(1.0)]}
+    # Room for a mark at either end, and never another: what moves along the knob is moved alone.
+    ends = math.log10(places[0]), math.log10(places[-1])
+    room = 0.04 * (ends[1] - ends[0])
+    layout["xaxis"] |= {"range": [ends[0] - room, ends[1] + room], "dtick": 1}
+    return {"data": traces, "layout": layout}
 
 
 def promises(found: Tried) -> Figure:

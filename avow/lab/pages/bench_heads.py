@@ -17,6 +17,7 @@ from avow.certificates.audit import reference_error
 from avow.contract import Certificate, Cost, Method, Problem
 from avow.errors import FileError
 from avow.methods import method_named
+from avow.methods.sparse import Sparse
 from avow.report.words import label
 from avow.workloads import workload
 
@@ -27,7 +28,7 @@ _FEATHER = 2.0**-40
 _MARKS = 9
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Head:
     """Queries, keys and values of one head, (1, 1, length, dim) each, and where they come from."""
 
@@ -68,6 +69,17 @@ class Head:
         """The longest value: what errors and bounds are relative to."""
         return max(float(self.v.double().norm(dim=-1).amax()), 1e-300)
 
+    @functools.cached_property
+    def feathered(self) -> Float[Tensor, "1 1 s f"]:
+        """Values in float64 with one more column for each token, too short to change any length and so any choice."""
+        keys = self.k.shape[-2]
+        feathers = torch.eye(keys, dtype=torch.float64).expand(1, 1, keys, keys) * self.feather
+        return torch.cat([self.v.double(), feathers], -1)  # (1, 1, s, e + s)
+
+    @property
+    def feather(self) -> float:
+        return _FEATHER * self.unit
+
     @property
     def exact_cost(self) -> Cost:
         return method_named("exact")().cost(self.problem.sizes)
@@ -99,7 +111,8 @@ def uploaded(tensors: Mapping[str, Tensor], length: int, head: int) -> Head:
     batch, heads = four["q"].shape[:2]
     b, h = head // heads % batch, head % heads
     group = h // (heads // four["k"].shape[1])
-    q, k, v = (four[name][b : b + 1, i : i + 1, :length] for name, i in (("q", h), ("k", group), ("v", group)))
+    # Copies, for a slice that is remembered would hold the whole file.
+    q, k, v = (four[name][b : b + 1, i : i + 1, :length].clone() for name, i in (("q", h), ("k", group), ("v", group)))
     return Head(q, k, v, f"head {h} of the file")
 
 
@@ -137,25 +150,30 @@ def tried(head: Head, method: Method) -> Tried:
     call: dict[str, Any] = {"method": method.name, "generator": generator, **method.parameters}
     with torch.no_grad():
         out, certificate = avow.attend(head.q, head.k, head.v, **call)
+    return _measured(head, method, out, certificate)
+
+
+def read_by(head: Head, method: Sparse) -> tuple[Tried, list[str]]:
+    """Sparse attention in float64, and for every row a mark for each token: 0 where it was not read, else 1 to 9, the
+    more the more it weighs.
+
+    Values get one more column for each token, too short to change any length and so any choice; the answer has the
+    weight of each token that counted there.
+    """
+    with torch.no_grad():
+        out, certificate = avow.attend(
+            head.q.double(), head.k.double(), head.feathered, method="sparse", **method.parameters
+        )
+    own, feathers = out.split([head.v.shape[-1], head.k.shape[-2]], -1)
+    weights = feathers[0, 0] / head.feather  # (n, s)
+    steps = (_MARKS + 1 + 2 * weights.clamp(min=1e-300).log10()).floor().clamp(1, _MARKS)
+    marks = (torch.where(weights > 0, steps, 0) + ord("0")).to(torch.uint8)
+    return _measured(head, method, own, certificate), [bytes(row.tolist()).decode() for row in marks]
+
+
+def _measured(head: Head, method: Method, out: Float[Tensor, "1 1 n e"], certificate: Certificate) -> Tried:
     errors = (out[0, 0].double() - head.truth).norm(dim=-1) / head.unit
     bounds = certificate.rows[0, 0]
     broken = 0 if method.target != SOFTMAX else int((errors - head.doubt > bounds).sum())
     cost = method.cost(head.problem.sizes)
     return Tried(method, certificate, errors, bounds, broken, cost.flops / max(head.exact_cost.flops, 1))
-
-
-def lit(head: Head, drop: float) -> list[str]:
-    """For every row, a mark for each token: 0 where it was not read, else 1 to 9, the more the more it weighs.
-
-    Values get one more column for each token, too short to change any length and so any choice; the answer has the
-    weight of each token that counted there.
-    """
-    keys = head.k.shape[-2]
-    feathers = torch.eye(keys, dtype=torch.float64).expand(1, 1, keys, keys) * _FEATHER * head.unit
-    values = torch.cat([head.v.double(), feathers], -1)  # (1, 1, s, e + s)
-    with torch.no_grad():
-        out, _ = avow.attend(head.q.double(), head.k.double(), values, method="sparse", drop=drop)
-    weights = out[0, 0, :, head.v.shape[-1] :] / (_FEATHER * head.unit)  # (n, s)
-    steps = (_MARKS + 1 + 2 * weights.clamp(min=1e-300).log10()).floor().clamp(1, _MARKS)
-    marks = torch.where(weights > 0, steps, 0).int().tolist()
-    return ["".join(map(str, row)) for row in marks]

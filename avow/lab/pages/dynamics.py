@@ -85,9 +85,12 @@ def _gradients(inputs: Moved, proved: dict[str, Any] | None = None) -> dict[str,
     )
     if proved:
         drawn["data"][-1]["mode"] = "markers"
-    # Whole decades, some five of them.
-    decades = max(abs(math.log10(y)) for _, ys in series.values() for y in ys)
-    drawn["layout"]["yaxis"]["dtick"] = max(1, round(decades / 5))
+    # Whole decades, some five ticks of them, and whole tens of steps: axes stand still while what they hold moves.
+    decades = [math.log10(y) for _, ys in series.values() for y in ys if y > 0]
+    tick = max(1, round((max(decades) - min(decades)) / 5))
+    ends = [tick * math.floor(min(decades) / tick) - 0.2, tick * math.ceil(max(decades) / tick) + 0.2]
+    drawn["layout"]["yaxis"] |= {"dtick": tick, "range": ends}
+    drawn["layout"]["xaxis"]["range"] = [-1, 10 * math.ceil(inputs.back / 10) + 1]
     return drawn
 
 
@@ -101,6 +104,7 @@ def _averages(inputs: Moved) -> dict[str, Any]:
     drawn = figure(Chart("Averages", "step", "gradient, average", series))
     drawn["data"][-1] |= {"mode": "markers", "marker": {"color": "#8a8f98", "size": 4}}
     drawn["layout"]["yaxis"]["range"] = [-0.05, 2.05]
+    drawn["layout"]["xaxis"]["range"] = [-1, walks.SEEN + 2]
     return drawn
 
 
@@ -122,7 +126,8 @@ def _decay(inputs: Moved) -> dict[str, Any]:
     title, y = "What is left of a weight", "weight left"
     drawn = figure(Chart(title, "size of the weight's gradients", y, series, log_x=True))
     drawn["layout"]["yaxis"]["range"] = [-0.55, 1.08]
-    drawn["layout"]["xaxis"]["dtick"] = 1
+    ends = [math.log10(walks.SIZES[0]) - 0.15, math.log10(walks.SIZES[-1]) + 0.15]
+    drawn["layout"]["xaxis"] |= {"dtick": 1, "range": ends}
     return drawn
 
 

@@ -191,6 +191,7 @@ def _stage(scene: Scene, found: Readout) -> Answer:
 def _drawn(inputs: Explored, scene: Scene) -> dict[str, Any]:
     """The curve for plotly; weights keep their whole range, so that nothing jumps while the query moves."""
     drawn = figure(_curve(inputs, scene))
+    drawn["layout"]["xaxis"]["range"] = [-1.05, 2.05] if inputs.show == "noise" else [-0.6, _MOST_LENGTH + 0.6]
     drawn["layout"]["yaxis"]["range"] = [-0.03, 1.05]
     return drawn
 

@@ -9,7 +9,6 @@ from typing import Any, Literal
 import numpy as np
 import torch
 
-from avow.chart import Chart
 from avow.cli.formula import parse
 from avow.constructions import relu_piecewise, relu_square
 from avow.constructions.construction import Proof
@@ -17,20 +16,15 @@ from avow.constructions.relu_curves import Curve, chain, curve_of
 from avow.constructions.relu_network import ReluNetwork
 from avow.errors import InputError, ParameterError, ToleranceUnreachable
 from avow.lab.page import Answer, Inputs, Page, control
-from avow.report.charts import figure
-from avow.report.looks import LOOKS
+from avow.lab.pages import relu_figures as figures
+from avow.lab.pages.relu_figures import Followed
 
 # What a preview can follow while a slider moves.
 _MOST_UNITS = 400
 _POINTS = 1601
-# And, all together, for the figure of units against error, which an end of the interval moves as a whole.
-_MOST_COUNTED = 150
-# More kinks than these are no longer told apart.
-_MARKED = 40
-# Tolerances at which units are counted for the figure of units against error.
+# Tolerances at which units are counted for the figure of units against error, so many of them all together.
 _TOLERANCES = (0.1, 0.03, 0.01, 0.003, 0.001)
-# Numbers of units that its axis names: those of a formula lie within a decade or two.
-_COUNTS = (1, 2, 5, 10, 20, 50, 100, 200, 400)
+_MOST_COUNTED = 400
 
 _OWN = {"follow": ("a formula",)}
 _SQUARE = {"follow": ("x² on [0, 1]",)}
@@ -61,13 +55,16 @@ def preview(inputs: Built) -> Answer:
     network, kinks = _values(made, x), _kinks(made)
     facts = [*_units(inputs), _measured(x * x, network)]
     layers = [len(bias) for _, bias in made.layers[:-1]]
-    return _drawn(inputs, "x²", (x, x * x, network), (kinks, _values(made, kinks)), layers) | {"facts": facts}
+    found = Followed("x²", x, x * x, network, kinks, _values(made, kinks))
+    return _drawn(inputs, found, layers) | {"facts": facts}
 
 
 def verdict(inputs: Built) -> Answer:
     """The weights that are returned, proved: in fractions for x², in balls for a formula."""
     if inputs.follow == "a formula":
-        return _checked(inputs, lambda: _proved(inputs, _network(inputs)))
+        answer = _checked(inputs, lambda: _proved(inputs, _network(inputs)))
+        series = {"one layer": _counted(inputs.formula, inputs.start, inputs.end)}
+        return answer | {"figures": {"growth": figures.growth(series, sum(answer["built"]), inputs.within, True)}}
     return _proved(inputs, _square(inputs.eps, inputs.layers == "many"))
 
 
@@ -109,7 +106,7 @@ def _sketched(inputs: Built) -> Answer:
     true, network = curve.values(x), np.interp(x, kinks, heights)
     units = len(points) - 1
     facts = [_fact("Hidden units", f"{units:,}", "one layer"), _measured(true, network)]
-    return _drawn(inputs, curve.text, (x, true, network), (kinks, heights), [units]) | {"facts": facts}
+    return _drawn(inputs, Followed(curve.text, x, true, network, kinks, heights), [units]) | {"facts": facts}
 
 
 def _checked(inputs: Built, work: Any) -> Answer:
@@ -171,50 +168,15 @@ def _fact(label: str, value: str, about: str = "") -> dict[str, str]:
     return {"label": label, "value": value, "about": about}
 
 
-def _drawn(inputs: Built, name: str, followed: Any, kinked: Any, units: list[int]) -> Answer:
+def _drawn(inputs: Built, found: Followed, units: list[int]) -> Answer:
     """The network over the function, its error within the band, and units against error."""
-    allowed = inputs.within if inputs.follow == "a formula" else inputs.eps
-    (x, true, network), (kinks, heights) = followed, kinked
-    graph = figure(Chart("", "x", "value", {name: (x[::4], true[::4]), "network, with its kinks": (kinks, heights)}))
-    for trace, look in zip(graph["data"], ({"width": 5}, {"width": 2, "dash": "solid"}), strict=True):
-        trace["line"] |= look
-        trace["marker"]["size"] = 7
-    graph["data"][0]["opacity"] = 0.55
-    graph["data"][1]["mode"] = "lines+markers" if len(kinks) <= _MARKED else "lines"
-    return {
-        "built": units,
-        "figures": {
-            "graph": graph,
-            "error": _error_figure(Chart("", "x", "error", {"error": (x, network - true)}), allowed),
-            "growth": _growth_figure(inputs, sum(units), allowed),
-        },
-    }
-
-
-def _error_figure(chart: Chart, allowed: float) -> dict[str, Any]:
-    """The error with the band it must keep to, drawn to the same height whatever the band."""
-    made = figure(chart)
-    made["layout"]["yaxis"] |= {"range": [-1.35 * allowed, 1.35 * allowed], "exponentformat": "power"}
-    made["layout"]["shapes"] = [
-        {"type": "line", "xref": "paper", "x0": 0, "x1": 1, "y0": y, "y1": y, "line": {"dash": "dot", "width": 1.5}}
-        for y in (allowed, -allowed)
-    ]
-    return made
-
-
-def _growth_figure(inputs: Built, units: int, allowed: float) -> dict[str, Any]:
-    """Units against error, both in factors, and where this network stands."""
     own = inputs.follow == "a formula"
-    series = {"one layer": _counted(inputs.formula, inputs.start, inputs.end)} if own else _both_ways()
-    here = {"this one": ([allowed], [float(units)])}
-    made = figure(Chart("", "error allowed", "hidden units", series | here, log_x=True, log_y=True))
-    made["layout"]["xaxis"] |= {"dtick": 1 if own else 2}
-    made["layout"]["yaxis"] |= {"tickvals": _COUNTS} if own else {"dtick": 1}
-    # The caption names it, and the page's style has its colour: a third name would leave a small plot no room.
-    made["data"][-1] |= {"marker": {"color": LOOKS[2].colour, "symbol": LOOKS[2].symbol, "size": 13}}
-    made["data"][-1]["showlegend"] = False
-    made["data"][0]["showlegend"] = not own
-    return made
+    allowed = inputs.within if own else inputs.eps
+    growth = figures.growth({"one layer": ([], [])} if own else _both_ways(), sum(units), allowed, own)
+    if own:
+        growth["data"][0] = None  # counting takes longer than a slider waits: it comes with the verdict
+    drawn = {"graph": figures.graph(found), "error": figures.error(found, allowed), "growth": growth}
+    return {"built": units, "figures": drawn}
 
 
 @functools.lru_cache(64)

@@ -1,11 +1,12 @@
 // What every page shares: controls ↔ address ↔ requests. Previews follow every move, the last one wins; when nothing
 // has moved for a moment, the verdict is asked for. Nothing is computed here but where things stand on the screen.
+import {followed, remember} from "./moved.js";
 import {themed} from "./themed.js";
 
 const page = document.body.dataset.page;
 const token = document.querySelector("meta[name=avow-token]").content;
 const at = id => document.getElementById(id);
-const CALM = 90, QUICK = 35, SETTLED = 220;
+const CALM = 90, QUICK = 35, SETTLED = 220, RESTED = 400;
 const CONFIG = {responsive: true, displayModeBar: false};
 
 const controls = new Map([...document.querySelectorAll("[data-name]")].map(box => [box.dataset.name, control(box)]));
@@ -86,18 +87,19 @@ async function previews() {
   mark("none", ...(awake ? ["preview", "float arithmetic, while you move"] : ["starting …", "the arithmetic wakes up"]), []);
   if (flying) { again = true; return; }
   flying = true;
-  do {
-    again = false;
-    const since = moved, answer = await ask("preview");
-    if (answer) {
-      if (!awake) mark("none", "preview", "float arithmetic, while you move", []);
-      awake = true;
-      take(answer);
-      own.preview?.(answer);
-      // What was drawn is on the screen when the frame it belongs to is over.
-      requestAnimationFrame(() => setTimeout(() => performance.measure("avow:paint", {start: since, end: performance.now()})));
-    }
-  } while (again);
+  let since = moved, coming = ask("preview");
+  while (coming) {
+    const answer = await coming, start = since;
+    // While this one is drawn, the next one is computed; whatever moved between them is not asked for.
+    [since, coming, again] = [moved, again ? ask("preview") : null, false];
+    if (!answer) continue;
+    if (!awake) mark("none", "preview", "float arithmetic, while you move", []);
+    awake = true;
+    take(answer);
+    own.preview?.(answer);
+    // What was drawn is on the screen when the frame it belongs to is over.
+    requestAnimationFrame(() => setTimeout(() => performance.measure("avow:paint", {start, end: performance.now()})));
+  }
   flying = false;
   settle();
 }
@@ -157,6 +159,7 @@ function trouble(error) {
 // ---- what was found
 
 function mark(tone, word, says, steps) {
+  if (tone === "none" && at("mark").textContent === word && at("says").textContent === says) return;
   at("mark").className = `badge ${tone}`;
   at("mark").textContent = word;
   at("says").textContent = says;
@@ -171,8 +174,11 @@ function take(answer) {
   if (answer.facts) at("facts").replaceChildren(...answer.facts.flatMap(({label, value, about}) => [
     element("dt", {}, label), element("dd", {}, value, ...(about ? [element("small", {}, about)] : []))]));
   spent = 0;
-  for (const [id, figure] of Object.entries(answer.figures ?? {})) {
-    figures.set(id, figure);
+  for (const [id, {data, layout}] of Object.entries(answer.figures ?? {})) {
+    const before = figures.get(id)?.data, known = before?.length === data.length;
+    const whole = data.map((trace, i) => trace ?? (known && before[i]));
+    if (!whole.every(Boolean)) continue; // what is not known yet comes with the verdict
+    figures.set(id, {data: whole, layout});
     draw(id);
   }
 }
@@ -185,14 +191,15 @@ const plotly = () => loading ??= new Promise((done, failed) => {
   document.head.append(script);
 });
 
-// Figures follow every move, in their order, as long as they are quickly drawn, all together; the others wait until
-// nothing has moved for a moment.
+// What is drawn follows every move in place. Figures that plotly must draw do so in their order, as long as they are
+// quickly drawn, all together; the others wait until nothing has moved for a moment.
 const waiting = new Map(), took = new Map();
 let spent = 0;
 function draw(id) {
   clearTimeout(waiting.get(id));
-  const cost = took.get(id) ?? Infinity;
-  if (spent + cost > QUICK) { waiting.set(id, setTimeout(() => paint(id), CALM)); return; }
+  const {data, layout} = figures.get(id), cost = took.get(id) ?? Infinity;
+  const calm = followed(at(id), data, layout) ? RESTED : spent + cost > QUICK ? CALM : 0;
+  if (calm) { waiting.set(id, setTimeout(() => paint(id), calm)); return; }
   spent += cost;
   paint(id);
 }
@@ -200,10 +207,11 @@ function draw(id) {
 async function paint(id) {
   await plotly();
   const place = at(id), {data, layout} = figures.get(id), look = themed(layout), words = JSON.stringify([data, look]);
-  if (!place || place.words === words) return;
+  if (!place || (place.words === words && !place.drawn?.stale)) return;
   const since = performance.now();
   place.words = words;
   Plotly.react(id, data, look, CONFIG);
+  remember(place, data, layout);
   took.set(id, performance.measure("avow:figure", {start: since}).duration);
 }
 

@@ -1,14 +1,23 @@
 // The ReLU builder: figures say most of it; the network is drawn, and a mistake stands beside the field it is about.
-import {element, start} from "./lab.js";
+import {element, start, value} from "./lab.js";
 
 const at = id => document.getElementById(id);
 const home = at("trouble").parentElement, after = at("trouble").nextElementSibling;
 // More units than this in a layer are drawn as this many.
 const MOST = 24, ACROSS = 90, TALL = 150;
 
+let counted = ""; // what units were last counted of
+
 start({
-  preview({built}) { draw(built); },
-  verdict({built}) { draw(built); },
+  preview({built}) {
+    draw(built);
+    at("growth").classList.toggle("stale", value("follow") === "a formula" && counted !== interval());
+  },
+  verdict({built}) {
+    draw(built);
+    counted = interval();
+    at("growth").classList.remove("stale");
+  },
   trouble(error) {
     const box = error && document.querySelector(`[data-name="${CSS.escape(error.name)}"]`);
     const beside = box && !box.hidden;
@@ -21,7 +30,11 @@ start({
   },
 });
 
+const interval = () => JSON.stringify(["formula", "start", "end"].map(value));
+
+let before = "";
 function draw(built) {
+  if (before === (before = built.join())) return;
   const layers = [1, ...built, 1], wide = ACROSS * (layers.length - 1) + 40;
   const svg = at("network"), scene = [];
   const places = layers.map((count, i) => {

@@ -12,7 +12,7 @@ export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
 .DEFAULT_GOAL := compare
 .DELETE_ON_ERROR:
-.PHONY: compare test test-processes test-model test-transformers claims check format fuzz fuzz-lab bench docs picture clean help
+.PHONY: compare test test-kernels test-processes test-model test-transformers claims check format fuzz fuzz-lab bench docs picture clean help
 
 compare: $(READY)  ## the error-cost frontier of every method; the report lands under out/ (default)
 	@mkdir -p out
@@ -20,6 +20,9 @@ compare: $(READY)  ## the error-cost frontier of every method; the report lands 
 
 test: $(READY)  ## all tests
 	@$(BIN)/python -m pytest -n 3 -q --dist loadfile
+
+test-kernels: $(READY)  ## tests of the kernels for GPUs, interpreted on the CPU
+	@$(BIN)/python -m pytest -n 3 -q --dist loadfile -m kernels
 
 test-processes: $(READY)  ## tests of several processes together: attention over shards, training under torchrun
 	@$(BIN)/python -m pytest -n 2 -q --dist loadfile -m processes

@@ -20,7 +20,7 @@ from avow.nn import kernel_steps, key_value_cache, token_buffers  # noqa: E402
 from avow.nn.key_value_cache import KeyValueCache  # noqa: E402
 
 # A GPU does not warn of inf and nan.
-pytestmark = pytest.mark.filterwarnings("ignore::RuntimeWarning")
+pytestmark = [pytest.mark.kernels, pytest.mark.filterwarnings("ignore::RuntimeWarning")]
 
 TOL = 5e-2
 

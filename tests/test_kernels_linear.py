@@ -23,6 +23,8 @@ from avow.kernels.feature_whole import feature_attention_whole  # noqa: E402
 from avow.kernels.linear_attention import LinearState, linear_attention, linear_attention_twin  # noqa: E402
 from avow.kernels.linear_whole import linear_attention_whole, linear_attention_whole_twin  # noqa: E402
 
+pytestmark = pytest.mark.kernels
+
 Inputs = tuple[Tensor, Tensor, Tensor]
 Call = Callable[[Tensor, Tensor, Tensor], Tensor]
 # Below this, relatively, an error in float32 is nobody's fault.

@@ -16,6 +16,8 @@ from avow.kernels.feature_twin import feature_attention_twin  # noqa: E402
 from avow.kernels.linear_attention import LinearState, linear_attention_twin  # noqa: E402
 from avow.kernels.separable_twin import ColumnSums, separable_attention_twin  # noqa: E402
 
+pytestmark = pytest.mark.kernels
+
 TOKENS = 5
 
 

@@ -33,6 +33,8 @@ from avow.methods.separable import Separable  # noqa: E402
 from avow.nn.cache import memory_of  # noqa: E402
 from avow.nn.draw import Directions  # noqa: E402
 
+pytestmark = pytest.mark.kernels
+
 KINDS = [torch.bfloat16, torch.float16, torch.float32]
 at_kinds = pytest.mark.parametrize("kind", KINDS, ids=str)
 

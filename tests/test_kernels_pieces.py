@@ -20,6 +20,8 @@ from avow.kernels.linear_attention import LinearState, linear_attention, linear_
 from avow.kernels.linear_whole import linear_attention_whole  # noqa: E402
 from tests.test_kernels_linear import drawn, features, judged, linear  # noqa: E402
 
+pytestmark = pytest.mark.kernels
+
 
 @pytest.fixture(autouse=True)
 def few_processors(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:

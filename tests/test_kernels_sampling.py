@@ -44,7 +44,7 @@ from tests.test_kernels_sparse import (  # noqa: E402
 )
 
 # A GPU does not warn of inf and nan.
-pytestmark = pytest.mark.filterwarnings("ignore::RuntimeWarning")
+pytestmark = [pytest.mark.kernels, pytest.mark.filterwarnings("ignore::RuntimeWarning")]
 
 CONFIDENCE = 0.9
 LOGS = Logs.of(CONFIDENCE)

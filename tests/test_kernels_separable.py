@@ -15,6 +15,8 @@ from avow.kernels.separable_attention import separable_attention  # noqa: E402
 from avow.kernels.separable_twin import ColumnSums, separable_attention_twin  # noqa: E402
 from tests.test_kernels_linear import judged, short_parts, siblings  # noqa: E402
 
+pytestmark = pytest.mark.kernels
+
 __all__ = ["short_parts"]
 
 

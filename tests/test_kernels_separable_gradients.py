@@ -23,6 +23,8 @@ from avow.kernels.separable_twin import ColumnSums  # noqa: E402
 from tests.test_kernels_linear import Call, judged, passes, short_parts, siblings  # noqa: E402
 from tests.test_kernels_separable import drawn  # noqa: E402
 
+pytestmark = pytest.mark.kernels
+
 __all__ = ["short_parts"]
 
 Shape = tuple[int, int, int, int, int, int]

@@ -27,6 +27,8 @@ from avow.kernels import choice, gather_attention, merging, sketch_pass  # noqa:
 from avow.kernels.sparse_decode import Decoded, Lengths, decode, decode_twin, value_lengths  # noqa: E402
 from avow.maths.sketch import GROUP, Sketch, sketched  # noqa: E402
 
+pytestmark = pytest.mark.kernels
+
 ROOT = Path(__file__).parent.parent
 
 

@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import sys
 from pathlib import Path
@@ -22,7 +23,7 @@ from avow.errors import ToleranceUnreachable
 from avow.integrations.transformers import CertifiedCache, disable, enable, statement
 from avow.nn import KeyValueCache
 from tests.caches import share
-from tests.layer_audit import ask_sketches, audited
+from tests.layer_audit import Audited, ask_sketches, audited
 
 pytestmark = [pytest.mark.model, pytest.mark.filterwarnings("ignore")]
 
@@ -128,7 +129,7 @@ def test_sparse_decoding_keeps_its_certificates_and_reads_less(
     model: Any, tokens: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     ask_sketches(monkeypatch)
-    start, steps = 7900, 200
+    start, steps = 7500, 600
     ids = manual(tokens, start + steps + 1)
     theirs = DynamicCache(config=model.config)
     model(ids[:, :start], past_key_values=theirs, logits_to_keep=1)
@@ -136,17 +137,22 @@ def test_sparse_decoding_keeps_its_certificates_and_reads_less(
     for own, other in zip(mine.layers, theirs.layers, strict=True):
         own.update(other.keys, other.values)
 
-    def read_on(cache: Any) -> Tensor:
-        one_by_one = [model(ids[:, i : i + 1], past_key_values=cache).logits[0] for i in range(start, start + steps)]
-        return torch.cat(one_by_one)
-
-    exact = read_on(theirs)
+    exact = model(ids[:, start:-1], past_key_values=theirs).logits[0]
     enable(model, tol=1e-2)
-    with audited() as found, avow.record() as certificates:
-        sparse = read_on(mine)
+    found: list[Audited] = []
+    rows = []
+    with avow.record() as certificates:
+        for i in range(start, start + steps):
+            # Every third step is computed again in float64, which takes longer than the step.
+            judged: contextlib.AbstractContextManager[list[Audited]]
+            judged = audited() if i % 3 == 0 else contextlib.nullcontext([])
+            with judged as audits:
+                rows.append(model(ids[:, i : i + 1], past_key_values=mine).logits[0])
+            found += audits
+    sparse = torch.cat(rows)
 
-    assert len(found) == steps * 30
-    assert all(audit.kept and audit.certificate.keeps(1e-2) for audit in found)
+    assert len(found) == steps // 3 * 30 and all(audit.kept for audit in found)
+    assert len(certificates) == steps * 30 and certificates.keeps(1e-2)
     assert {certificate.kind for _, certificate in certificates} == {"deterministic"}
     methods = [certificate.method for _, certificate in certificates]
     assert methods.count("sparse") > len(methods) / 2

@@ -12,14 +12,17 @@ export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
 .DEFAULT_GOAL := compare
 .DELETE_ON_ERROR:
-.PHONY: compare test test-kernels test-processes test-model test-transformers claims check format fuzz fuzz-lab bench docs picture clean help
+.PHONY: compare test test-browser test-kernels test-processes test-model test-transformers claims check format fuzz fuzz-lab bench docs picture clean help
 
 compare: $(READY)  ## the error-cost frontier of every method; the report lands under out/ (default)
 	@mkdir -p out
 	@$(BIN)/avow compare
 
-test: $(READY)  ## all tests
+test: $(READY)  ## the tests; the others that CI runs are test-browser, test-kernels and test-processes
 	@$(BIN)/python -m pytest -n 3 -q --dist loadfile
+
+test-browser: $(READY)  ## tests of the lab, the reports and the documents in a real browser
+	@$(BIN)/python -m pytest -n 2 -q --dist loadfile -m browser
 
 test-kernels: $(READY)  ## tests of the kernels for GPUs, interpreted on the CPU
 	@$(BIN)/python -m pytest -n 3 -q --dist loadfile -m kernels

@@ -14,7 +14,8 @@ from avow.maths import uppers
 from avow.maths.brackets import ends
 from avow.maths.fused import Fused, NotCompiled
 from avow.maths.sketch import Sketch, sketched
-from avow.maths.skimming import Skim, Unfit
+from avow.maths.skimming import Skim
+from avow.maths.unread import Unfit
 from avow.nn import KeyValueCache, key_value_cache
 from tests.caches import DTYPES, errors, queries, share, tokens
 

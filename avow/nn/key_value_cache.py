@@ -26,7 +26,8 @@ from avow.maths.fused import NotCompiled
 from avow.maths.norms import check_range, row_norms, slack
 from avow.maths.rounding import tiny
 from avow.maths.sketch import GROUP
-from avow.maths.skimming import Skim, Unfit
+from avow.maths.skimming import Skim
+from avow.maths.unread import Unfit
 from avow.methods.sparse import NothingToSave, Sparse, Trace
 from avow.nn import cache_file
 from avow.nn.kernel_steps import Held, KernelSteps

@@ -82,7 +82,7 @@ def run(method: Any, p: Any) -> None:
 def run_maths() -> None:
     """What no method calls: analysis and the paths of other arithmetic."""
     from avow.contract import Problem
-    from avow.maths import brackets, features, norms, rounding, sketch, softmax, spectral, uppers
+    from avow.maths import brackets, features, norms, rounding, sketch, softmax, spectral, unread, uppers
     from avow.methods import method_named
 
     q, k = torch.randn(2, 6, 5, 3), torch.randn(2, 2, 130, 3)
@@ -91,7 +91,11 @@ def run_maths() -> None:
     sketch.unpacked(sketch.packed(torch.zeros(2, 7, dtype=torch.uint8), 4), 4)
     first = sketch.sketched(k)
     both = first.followed_by(sketch.sketched(k, metric=first.metric, size=first.size))
-    uppers.uppers(brackets.ends(q.reshape(2, 2, 15, 3), both, 0.5), both, compiled=False)
+    rows = q.reshape(2, 2, 15, 3)
+    told = brackets.ends(rows, both, 0.5)
+    uppers.uppers(told, both, compiled=False)
+    unread.crowded(rows, both, 0.5, told)
+    unread.where(torch.eye(3, dtype=torch.bool)[None])
     softmax.softmax_weights(q, k, None, None, True, 0.5)
     features.variance_for(0.1, 0.9)
     spectral.norm_bound(torch.randn(4, 3))

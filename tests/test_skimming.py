@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from avow.maths import uppers
+from avow.maths import unread, uppers
 from avow.maths.brackets import ends
 from avow.maths.fused import Fused, NotCompiled
 from avow.maths.sketch import Sketch, sketched
@@ -92,6 +92,21 @@ def test_many_together_are_known_to_weigh_less_than_each_at_its_worst() -> None:
     true = weights * (torch.linalg.vector_norm(v.double(), dim=-1).unsqueeze(2) + 0.5)  # (b, g, r, s)
     true = true.masked_fill(together.view.wanted.unsqueeze(2), 0.0).sum(-1)
     assert bool((true <= left).all()) and float((left / worst).max()) < 0.98
+
+
+@pytest.mark.parametrize("size", [1e-14, 1.0, 1e14])
+def test_what_many_strayed_together_is_not_lost_where_squares_are_small(size: float) -> None:
+    # Keys along single channels: a group's middle lies along all of them, and every weight is tiny beside its origin.
+    k = 8 * torch.eye(16)[torch.randint(16, (1, 2, 4096))] + torch.rand(1, 2, 4096, 16)
+    q, v = torch.full((1, 2, 1, 16), 4.0), size * torch.randn(1, 2, 4096, 16)
+    view = skimmed(q, k, v, sketched(k), 0.4).view
+    assert view.crowded is not None and view.together is not None
+    terms = view.ends.weights.double() * (view.near.double() + 0.5 * view.longest.unsqueeze(-1)).unsqueeze(2)
+    left = terms.masked_fill(view.wanted.unflatten(-1, (-1, 64)).unsqueeze(2), 0.0) * view.crowded.shrunk.unsqueeze(-1)
+    assert float(view.ends.weights.max()) < 2.0**-64 and bool((left > 0).any())
+    straight = left.square().sum((-1, -2)).sqrt()
+    bent = view.crowded.whole * view.crowded.bent * torch.exp(view.cut / -unread._FINE) * view.largest
+    assert bool((view.together.strayed >= (1 - 2.0**-12) * view.crowded.whole * (straight + bent)).all())
 
 
 def test_a_sketch_that_claims_to_have_lost_less_of_all_keys_together_is_caught() -> None:

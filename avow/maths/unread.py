@@ -104,7 +104,7 @@ class View:
         long = (found.weights.movedim(2, 3), near)
         over, *left = _parted_fused(long, limits, usual) if compiled else _parted(*long, limits, usual)
         moved, mass, squares = (x.movedim(2, 3).double() for x in left)  # (b, g, r, c)
-        together = None if crowded is None else crowded.sums(moved, mass, squares, limits)
+        together = None if crowded is None else crowded.sums(moved, mass, squares, limits, usual.double())
         # What is not below all limits, nan included, is not among those sums.
         wanted = (over < 0).logical_not_().flatten(2)
         singly = moved.sum(-1), mass.sum(-1)
@@ -133,7 +133,7 @@ class View:
         if self.together is None:
             return singly
         # Those whose logarithms float32 rounds by more than `crowded` allows for weigh less than this each.
-        faint = self.known * _FAINTEST * (self.longest + length)
+        faint = self.known * _FAINTEST * (1 + self.longest + length)
         # The most of (n + length)/(n + ν) for any n up to the longest.
         usual = 0.5 * self.longest
         ratio = torch.where(length > usual, length / usual, (self.longest + length) / (self.longest + usual))
@@ -163,9 +163,17 @@ class _Crowded(NamedTuple):
     shrunk: Float64[Tensor, "b g r c"]
     """At least exp(−h) of any token of a group."""
 
-    def sums(self, moved: Tensor, mass: Tensor, squares: Tensor, limits: Float32[Tensor, "b g r"]) -> _Together:
+    def sums(
+        self,
+        moved: Float64[Tensor, "b g r c"],
+        mass: Float64[Tensor, "b g r c"],
+        squares: Float64[Tensor, "b g r c"],
+        limits: Float32[Tensor, "b g r"],
+        usual: Float64[Tensor, "b g 1"],
+    ) -> _Together:
         """From sums over each group's unwanted tokens at their upper ends; their keys are below the limits."""
-        straight = (squares * self.shrunk.square()).sum(-1).sqrt()
+        # A square that is too small for float32 is less than its smallest normal number.
+        straight = (squares * self.shrunk.square() + GROUP * 2.0**-125).sum(-1).sqrt() * usual
         strayed = self.whole * (straight + self.whole * self.bent * limits)
         return _Together((moved * self.shrunk).sum(-1), (mass * self.shrunk).sum(-1), strayed)
 
@@ -186,7 +194,7 @@ def crowded(q: Tensor, sketch: Sketch, factor: float, told: Ends) -> _Crowded | 
 
 def _parted(weights: Tensor, near: Tensor, limits: Tensor, usual: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """How far each token's key is above the nearest limit, then sums over each group's tokens below all of them: of
-    weights times lengths, of weights, and of squares of keys.
+    weights times lengths, of weights, and of squares of keys over ν.
     """
     rows = range(weights.shape[3])
     keys = near + usual.unsqueeze(-1)  # (b, g, c, G)
@@ -195,7 +203,9 @@ def _parted(weights: Tensor, near: Tensor, limits: Tensor, usual: Tensor) -> tup
     below = torch.where(over < 0, 1.0, 0.0)
     left = [weights[:, :, :, i] * below for i in rows]
     moved, mass = [(x * near).sum(-1) for x in left], [x.sum(-1) for x in left]
-    squares = [(x * keys).square().sum(-1) for x in left]
+    # In units of ν: squares of short values would leave the range of float32.
+    relative = near / usual.unsqueeze(-1) + 1
+    squares = [(x * relative).square().sum(-1) for x in left]
     return over, torch.stack(moved, 3), torch.stack(mass, 3), torch.stack(squares, 3)
 
 

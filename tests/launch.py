@@ -1,26 +1,28 @@
-"""Processes as `torchrun` starts, watches and restarts them, but forked: what they need is loaded once, not in each."""
+"""Processes as `torchrun` starts, watches and restarts them, born of one that has loaded what they need already."""
 
 from __future__ import annotations
 
+import multiprocessing
 import os
 import traceback
 import uuid
 from collections.abc import Callable
 from pathlib import Path
 
-# What takes torch seconds to load when it is first needed: by an optimiser, by divided tensors.
-import torch._dynamo as _dynamo  # noqa: F401
 from torch.distributed.elastic.multiprocessing import DefaultLogsSpecs, Std
 from torch.distributed.launcher.api import LaunchConfig, elastic_launch
 
-import avow.training.sharding as _sharding  # noqa: F401
+# What takes torch seconds to load when it is first needed: by an optimiser, by divided tensors.
+multiprocessing.get_context("forkserver").set_forkserver_preload(
+    ["torch._dynamo", "avow.training", "avow.training.sharding", "tests.runs"]
+)
 
 
 def launched(work: Callable[..., None], *given: object, ranks: int, words: Path, restarts: int = 0) -> None:
     """So many processes do this work; where one fails, all are started again, so many times at most.
 
-    What each says goes to a file below `words`. Nobody may have computed a gradient here before: torch forbids to fork
-    after that.
+    What each says goes to a file below `words`. They are not forked from here: the agent has threads, and what one of
+    them holds at that moment would be held forever in the child.
     """
     config = LaunchConfig(
         min_nodes=1,
@@ -31,7 +33,7 @@ def launched(work: Callable[..., None], *given: object, ranks: int, words: Path,
         rdzv_backend="c10d",
         rdzv_endpoint="localhost:0",
         max_restarts=restarts,
-        start_method="fork",
+        start_method="forkserver",
     )
     elastic_launch(config, _told)(work, *given)
 

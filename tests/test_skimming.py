@@ -178,6 +178,16 @@ def test_numbers_beyond_float32_are_left_to_others(loud: float, long: float) -> 
         skimmed(q, k, v, sketched(k[:, :, :63]))
 
 
+@pytest.mark.parametrize("size", [1e-14, 1e-16, 1e-25])
+def test_small_values_below_small_weights_are_left_to_others(size: float) -> None:
+    k = 12 * torch.eye(16)[torch.randint(16, (1, 1, 2048))] + torch.rand(1, 1, 2048, 16)
+    v, q = size * torch.randn(1, 1, 2048, 8), torch.full((1, 1, 1, 16), 5.0)
+    cache = KeyValueCache(1, 16, 8)
+    cache.append(k, v)
+    out, certificate = cache.attend(q, 0.1, method="sparse")
+    assert float(errors(q, k, v, out, None).max()) <= certificate.bound <= 0.1
+
+
 # Compiled
 
 

@@ -27,7 +27,7 @@ _SAMPLE, _BINS, _FINE = 2048, 512, 16
 _FIRST = 20
 # So many times, rows of a head guess again how much each may leave, as what one reads serves all of them.
 _TURNS = 4
-# The largest key for which float32 has room.
+# The largest key for which float32 has room, and one over the smallest.
 _HIGH = 1e35
 # Rounding of exp, its argument and sums of 64 terms, in float32.
 _GROWN = 1 + 2.0**-12
@@ -75,7 +75,7 @@ class View:
         """With tokens wanted so that about `budget` is left."""
         longest = longest.unsqueeze(-1)
         largest = found.tops.amax(-1).double() * (1.5 * longest)  # (b, g, r)
-        if not (float(largest.amin()) > 0 and float(largest.amax()) < _HIGH):
+        if not (float(largest.amin()) > 1 / _HIGH and float(largest.amax()) < _HIGH):
             raise Unfit("the sketch says too little")
         # Every few rows of every few groups.
         count = near.shape[2] * GROUP

@@ -85,6 +85,17 @@ def test_an_audit_never_reads_below_the_true_error() -> None:
     assert 0 < report.certificate.bound < 1e-11
 
 
+def test_each_sampled_error_stands_beside_its_row() -> None:
+    q, k, v = tensors(200)
+    out = avow.attend(q, k, v).out
+    wrong = torch.randn(2, 3, 200, 1)
+    report = avow.audit(out + wrong, q, k, v, generator=seeded())
+    assert not torch.equal(report.rows, report.rows.flip(0))
+    longest = v.norm(dim=-1).amax(-1)[..., None]  # (2, 3, 1)
+    moved = ((4**0.5) * wrong.abs().squeeze(-1) / longest)[tuple(report.rows.T)]
+    torch.testing.assert_close(report.errors.float(), moved, rtol=1e-2, atol=1e-4)
+
+
 def test_errors_agree_with_the_certificate_of_an_approximation() -> None:
     q, k, v = tensors()
     out, certificate = avow.attend(q, k, v, method="low_rank", rank=8)

@@ -61,8 +61,9 @@ def audit_rows(
     else:
         source = torch.device("cpu") if generator is None else generator.device
         index = torch.randint(population, (needed,), generator=generator, device=source).cpu()
-    rows = torch.stack([index // (h * n), index // n % h, index % n], -1)
-    errors = torch.cat([_errors(out, p, norms, target, one) for one in _by_head(rows)]) if len(rows) else torch.zeros(0)
+    heads = _by_head(torch.stack([index // (h * n), index // n % h, index % n], -1))
+    rows = torch.cat(heads) if heads else torch.zeros(0, 3, dtype=torch.long)
+    errors = torch.cat([_errors(out, p, norms, target, one) for one in heads]) if heads else torch.zeros(0)
     worst = float(errors.amax()) if errors.numel() else 0.0
     certificate = Certificate(
         method=target.name,

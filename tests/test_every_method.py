@@ -224,6 +224,21 @@ def test_empty_sequences_give_empty_or_zero_answers(kind: type[Method], shape: t
 
 @every_method
 @either_way
+@pytest.mark.parametrize("lead", [(0, 2), (2, 0)], ids=str)
+@pytest.mark.parametrize("shape", [(3, 4), (0, 4), (3, 0)], ids=str)
+def test_no_heads_at_all_give_an_empty_answer(
+    kind: type[Method], causal: bool, lead: tuple[int, int], shape: tuple[int, int]
+) -> None:
+    n, s = shape
+    q, k = torch.randn(*lead, n, 6), torch.randn(*lead, s, 6)
+    least = {p.name: 1 for p in kind.declared() if p.type is int}
+    out, certificate = avow.attend(q, k, k, method=kind.name, causal=causal, **least)
+    assert out.shape == (*lead, n, 6) and certificate.bound == 0.0
+    assert certificate.cost is not None and min(certificate.cost.flops, certificate.cost.peak_bytes) >= 0
+
+
+@every_method
+@either_way
 def test_compiles_into_one_graph(kind: type[Method], causal: bool) -> None:
     problem = Problem.of(*tensors(70, 70), causal=causal)
     method = small(kind)

@@ -218,7 +218,7 @@ class Latent(Method):
 
     def _segments(self, rows: int) -> tuple[int, int]:
         """The length of a segment and how many hold so many rows."""
-        return (min(self.segment, rows), -(-rows // self.segment))
+        return (max(1, min(self.segment, rows)), -(-rows // self.segment))
 
     def _strays(self, z: Sizes) -> bool:
         """Whether a row's own segment may show it nothing, so that its horizon lies further back."""
@@ -237,14 +237,14 @@ class Latent(Method):
             size, count = self._segments(z.queries)
             behind, read, near, passes = count * size, count * size, size, 1 + self._strays(z)
         else:
-            size, behind = self.segment, (z.keys - 1) // self.segment * self.segment
+            size, behind = self.segment, max(0, z.keys - 1) // self.segment * self.segment
             count, read, passes = behind // size, z.queries, 1
             near = z.keys - behind if z.mask == "none" else min(size, z.keys)
         flops = 2 * keys * behind * m * (2 * d + e + 1) + passes * 2 * rows * read * (m + near) * (d + e)
         work = 3 * keys * behind * m + passes * 4 * rows * read * (m + near)
         launches = 20 + count + 30 * (1 + rows * read * (m + near) // TILE)
         # A tile's rows: logits, three answers, the sums of its segments; and, where causal, the averages of these.
-        at_once = min(read, max(size, TILE // (rows * (m + near))))
+        at_once = min(read, max(size, TILE // max(1, rows * (m + near))))
         held = keys * (min(count, -(-at_once // size)) if z.causal else count) * m * (d + e + 1)
         reading = rows * at_once * (m + near + 3 * e) + held
         if z.causal:

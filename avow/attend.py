@@ -21,7 +21,7 @@ from avow.errors import ParameterError, RangeError, ShapeError, ToleranceUnreach
 from avow.maths.rounding import unit
 from avow.methods import method_named, random_features
 from avow.methods.random_features import FeatureCount
-from avow.params import check_parameters
+from avow.params import as_float, check_parameters
 from avow.planner import Plan
 
 # Without a tolerance a random method still states its promise; this is the confidence it states it at.
@@ -105,6 +105,9 @@ def attend(
         q, k, v, mask=mask, causal=causal, scale=scale, enable_gqa=enable_gqa, kernel=kernel, sigma=sigma
     )
     wish = _checked_wish(tol, confidence, coverage)
+    if generator is not None and not isinstance(generator, torch.Generator):
+        rule = "must be a torch.Generator"
+        raise ParameterError("generator", repr(generator), rule, "pass torch.Generator().manual_seed(0)")
     norms = measure_norms(problem)
     if method == "auto":
         check_automatic(parameters)
@@ -326,26 +329,16 @@ def _checked_wish(tol: object, confidence: object, coverage: object) -> _Wish:
     wished = _number(
         "tol",
         tol,
-        0 <= _as_float(tol) <= most,
+        0 <= as_float(tol) <= most,
         "must be a number of at least 0",
         "try tol=1e-2, or leave it out for exact",
     )
     sure = _number(
-        "confidence", confidence, 0 < _as_float(confidence) <= 1, "must be above 0 and at most 1", "try confidence=0.99"
+        "confidence", confidence, 0 < as_float(confidence) <= 1, "must be above 0 and at most 1", "try confidence=0.99"
     )
     rule = "must lie strictly between 0 and 1"
-    covered = _number("coverage", coverage, 0 < _as_float(coverage) < 1, rule, "try coverage=0.99")
+    covered = _number("coverage", coverage, 0 < as_float(coverage) < 1, rule, "try coverage=0.99")
     return _Wish(wished, 1.0 if sure is None else sure, covered)
-
-
-def _as_float(value: object) -> float:
-    """The number, or nan for what is none: numpy scalars and tensors of one element are numbers."""
-    if isinstance(value, bool | str) or value is None:
-        return math.nan
-    try:
-        return float(value)  # type: ignore[arg-type]  # what is no number raises, and is caught
-    except (TypeError, ValueError, RuntimeError):
-        return math.nan
 
 
 def _number(name: str, value: object, fits: bool, rule: str, remedy: str) -> float | None:
@@ -353,4 +346,4 @@ def _number(name: str, value: object, fits: bool, rule: str, remedy: str) -> flo
         return None
     if not fits:
         raise ParameterError(name, value, rule, remedy)
-    return _as_float(value)
+    return as_float(value)

@@ -43,6 +43,16 @@ def anything() -> Rule:
     return Rule("may be anything of its type", lambda value: True)
 
 
+def as_float(value: object) -> float:
+    """The number, or nan for what is none: numpy scalars and tensors of one element are numbers."""
+    if isinstance(value, bool | str | bytes) or value is None:
+        return math.nan
+    try:
+        return float(value)  # type: ignore[arg-type]  # what is no number raises, and is caught
+    except (TypeError, ValueError, RuntimeError, OverflowError):
+        return math.nan
+
+
 @dataclass(frozen=True)
 class Parameter:
     """One declared parameter of one method."""

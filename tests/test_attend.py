@@ -431,6 +431,36 @@ _BAD: list[tuple[str, tuple[Any, ...], dict[str, Any], type[AvowError], str]] = 
         ParameterError,
         "scale=inf must be finite; leave scale out for 1/sqrt(dim)",
     ),
+    *(
+        (
+            f"{name} of {type(value).__name__}",
+            (_Q, _Q, _Q),
+            {name: value} | more,
+            UnknownMethod if name == "method" else ParameterError,
+            text,
+        )
+        for name, value, more, text in (
+            ("scale", b"1", {}, "scale=b'1' must be finite; leave scale out for 1/sqrt(dim)"),
+            ("scale", 10**400, {}, f"scale={10**400} must be finite; leave scale out for 1/sqrt(dim)"),
+            ("scale", [], {}, "scale=[] must be finite; leave scale out for 1/sqrt(dim)"),
+            (
+                "tol",
+                10**400,
+                {},
+                f"tol={10**400} must be a number of at least 0; try tol=1e-2, or leave it out for exact",
+            ),
+            ("sigma", "1", {"kernel": "rbf"}, 'sigma=1 must be a positive number; pass sigma=1.0 with kernel="rbf"'),
+            (
+                "sigma",
+                1e-320,
+                {"kernel": "rbf"},
+                'sigma=1e-320 must be a positive number; pass sigma=1.0 with kernel="rbf"',
+            ),
+            ("causal", [], {}, "causal=[] must be True or False; pass other masks with mask="),
+            ("generator", 7, {}, "generator=7 must be a torch.Generator; pass torch.Generator().manual_seed(0)"),
+            ("method", {}, {}, f"method={{}} is not a method; known methods: {', '.join(avow.all_methods())}"),
+        )
+    ),
 ]
 
 

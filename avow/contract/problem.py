@@ -13,6 +13,7 @@ from jaxtyping import Bool, Float
 from torch import Tensor
 
 from avow.errors import DtypeError, NonFiniteError, ParameterError, ShapeError
+from avow.params import as_float
 
 MaskKind = Literal["none", "keys", "full"]
 
@@ -96,18 +97,20 @@ class Problem:
         q4, k4, v4 = (_four(x) for x in (q, k, v))
         allowed, bias = _split_mask(mask, leading, q4.shape[-2], k4.shape[-2], q)
         default_scale = scale is None
+        if not isinstance(causal, bool):
+            raise ParameterError("causal", repr(causal), "must be True or False", "pass other masks with mask=")
         if kernel == "dot":
             if sigma is not None:
                 raise ParameterError("sigma", sigma, 'belongs to kernel="rbf"', 'leave it out or pass kernel="rbf"')
-            if scale is not None and (isinstance(scale, bool | str) or not math.isfinite(scale)):
+            factor = 1 / math.sqrt(q.shape[-1]) if scale is None else as_float(scale)
+            if not math.isfinite(factor):
                 raise ParameterError("scale", scale, "must be finite", "leave scale out for 1/sqrt(dim)")
-            factor = 1 / math.sqrt(q.shape[-1]) if scale is None else float(scale)
         elif kernel == "rbf":
             if scale is not None:
                 raise ParameterError("scale", scale, 'has no meaning for kernel="rbf"', "set sigma instead")
-            if sigma is None or not sigma > 0 or math.isinf(sigma):
+            width = as_float(sigma)
+            if not 0 < width < math.inf or math.isinf(factor := 1 / width):
                 raise ParameterError("sigma", sigma, "must be a positive number", 'pass sigma=1.0 with kernel="rbf"')
-            factor = 1 / sigma
             # softmax over keys of −‖q−k‖²/2σ: the ‖q‖² term is constant in a row and cancels  [claim rbf-equals-dot]
             shift = -(k4.double() ** 2).sum(-1).unsqueeze(-2) * (0.5 * factor)  # (b, g, 1, s)
             shift = shift.repeat_interleave(q4.shape[1] // max(k4.shape[1], 1), dim=1)

@@ -29,6 +29,6 @@ def _found(folders: tuple[str, ...]) -> dict[str, type[Method]]:
 def method_named(name: str) -> type[Method]:
     """The method of that name."""
     methods = all_methods()
-    if name not in methods:
+    if not isinstance(name, str) or name not in methods:
         raise UnknownMethod("method", repr(name), "is not a method", f"known methods: {', '.join(methods)}")
     return methods[name]

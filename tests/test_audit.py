@@ -85,6 +85,16 @@ def test_an_audit_never_reads_below_the_true_error() -> None:
     assert 0 < report.certificate.bound < 1e-11
 
 
+@pytest.mark.parametrize("size", [1e-160, 1e-307, 3e-308, 1e-310])
+def test_values_whose_squares_vanish_are_audited_too(size: float) -> None:
+    q = torch.randn(1, 1, 5, 2, dtype=torch.float64)
+    v = size * torch.tensor([[[[1.0, 0.0]]]], dtype=torch.float64)
+    exact = v.expand(1, 1, 5, 2)
+    report = avow.audit(exact * 0.7, q, q[:, :, :1], v)
+    assert bool((report.errors >= 0.3 * (1 - 1e-6)).all())
+    assert size < 1e-300 or bool((report.errors < 0.31).all())
+
+
 def test_each_sampled_error_stands_beside_its_row() -> None:
     q, k, v = tensors(200)
     out = avow.attend(q, k, v).out

@@ -18,6 +18,7 @@ from avow.contract import Certificate, Method, Norms, Problem
 from avow.errors import ParameterError
 from avow.maths import rounding
 from avow.maths.masks import visible_max
+from avow.maths.norms import lengths
 
 
 @dataclass(frozen=True)
@@ -92,11 +93,15 @@ def _errors(out: Tensor, p: Problem, norms: Norms, target: Method, rows: Int[Ten
     one = p.head(b, h, group)
     some = one.rows(index)
     truth = target.reference(some)[0, 0]
-    distance = torch.linalg.vector_norm(out[b, h, index].double() - truth, dim=-1)
+    distance = lengths(out[b, h, index].double() - truth)
     values = norms.v[b : b + 1, group : group + 1]
-    ceiling = visible_max(values, some.allowed, False, len(index), 0.0)[0, 0] * (1 - norms.slack)
+    longest = visible_max(values, some.allowed, False, len(index), 0.0)[0, 0]
+    tiny = rounding.tiny(torch.float64)
+    # At most the longest value, and what the reference's products may lose below the smallest normal number.
+    unit = (longest * (1 - norms.slack) - tiny).clamp(min=0.0)
+    lost = (p.k.shape[-2] + 4) * math.sqrt(p.v.shape[-1]) * tiny
     own = reference_error(some, norms.q[b, h, index], float(norms.k[b, group].amax()))
-    relative = torch.where(ceiling > 0, distance / ceiling.clamp(min=1e-320), torch.where(distance > 0, math.inf, 0.0))
+    relative = torch.where(longest > 0, (distance + lost) / unit, torch.where(distance > 0, math.inf, 0.0))
     return ((relative + own) * rounding.OUTWARD).cpu()
 
 

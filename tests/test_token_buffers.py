@@ -84,6 +84,17 @@ def test_a_damaged_or_foreign_file_is_refused(tmp_path: Path) -> None:
         KeyValueCache.load(tmp_path / "nothing")
 
 
+def test_a_loaded_cache_does_not_live_in_its_file(tmp_path: Path) -> None:
+    path = tmp_path / "cache"
+    cache = filled()
+    cache.save(path)
+    loaded = KeyValueCache.load(path)
+    with path.open("r+b") as file:  # in place, as who copies another file over it does
+        file.write(bytes(path.stat().st_size))
+    for name in ("longest", "metric", "size", "spread"):
+        assert torch.equal(getattr(loaded, f"_{name}"), getattr(cache, f"_{name}")), name
+
+
 def test_a_failing_write_leaves_the_old_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = tmp_path / "cache.safetensors"
     filled().save(path)

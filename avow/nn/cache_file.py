@@ -45,7 +45,8 @@ def read(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
     try:
         with safe_open(path, framework="pt") as file:
             about = file.metadata() or {}
-            tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 - it is no mapping
+            # Copies: the tensors of an open file change, or end the process, when the file does.
+            tensors = {name: file.get_tensor(name).clone() for name in file.keys()}  # noqa: SIM118 - it is no mapping
     except FileNotFoundError as problem:
         raise FileError("path", path, "does not exist", "check the path") from problem
     except OSError as problem:

@@ -16,7 +16,7 @@ from avow import planner
 from avow.calibration import Rates, rates
 from avow.certificates import certify, measure_norms
 from avow.certificates.audit import Audit, audit_rows
-from avow.contract import Certificate, Computed, Kind, Method, Norms, Problem
+from avow.contract import Certificate, Computed, Kind, Method, Norms, Problem, Prospect
 from avow.errors import ParameterError, RangeError, ShapeError, ToleranceUnreachable
 from avow.maths.rounding import unit
 from avow.methods import method_named, random_features
@@ -225,7 +225,9 @@ def checked_wishes(tol: object, confidence: object) -> tuple[float | None, float
 def _planned(problem: Problem, norms: Norms, wish: _Wish, known: Rates, sizes: Any, thrifty: bool) -> Plan:
     detached = problem.detached()
 
-    def foresee(method: Method) -> Any:
+    def foresee(method: Method) -> Prospect:
+        if problem.empty:
+            return Prospect(0.0, "deterministic", True, "there is nothing to attend to")
         with torch.no_grad():
             return method.foresee(detached, norms, wish.confidence)
 

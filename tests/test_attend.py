@@ -488,6 +488,14 @@ def test_numbers_of_numpy_and_torch_are_numbers(tol: Any) -> None:
     assert avow.attend(*tensors(), tol=tol).certificate.bound <= 0.011
 
 
+@pytest.mark.parametrize("shape", [(0, 2, 3, 4), (1, 0, 3, 4), (1, 2, 0, 4)], ids=str)
+def test_there_is_a_plan_where_there_is_nothing_to_attend_to(shape: tuple[int, ...]) -> None:
+    q = torch.zeros(shape)
+    for tol in (None, 1e-2):
+        chosen = avow.plan(q, q, q, tol=tol).chosen
+        assert chosen is not None and chosen.prospect is not None and chosen.prospect.bound == 0.0
+
+
 def test_the_plan_is_what_attend_does(monkeypatch: pytest.MonkeyPatch) -> None:
     for names, tensors_of in ((("low_rank",), clustered()), (("exact",), clustered()), (("low_rank",), tensors())):
         cheap(monkeypatch, *names)

@@ -17,7 +17,7 @@ from avow.calibration import Rates, rates
 from avow.certificates import certify, measure_norms
 from avow.certificates.audit import Audit, audit_rows
 from avow.contract import Certificate, Computed, Kind, Method, Norms, Problem, Prospect
-from avow.errors import ParameterError, RangeError, ShapeError, ToleranceUnreachable
+from avow.errors import DtypeError, ParameterError, RangeError, ShapeError, ToleranceUnreachable
 from avow.maths.rounding import unit
 from avow.methods import method_named, random_features
 from avow.methods.random_features import FeatureCount
@@ -105,9 +105,7 @@ def attend(
         q, k, v, mask=mask, causal=causal, scale=scale, enable_gqa=enable_gqa, kernel=kernel, sigma=sigma
     )
     wish = _checked_wish(tol, confidence, coverage)
-    if generator is not None and not isinstance(generator, torch.Generator):
-        rule = "must be a torch.Generator"
-        raise ParameterError("generator", repr(generator), rule, "pass torch.Generator().manual_seed(0)")
+    _check_generator(generator)
     norms = measure_norms(problem)
     if method == "auto":
         check_automatic(parameters)
@@ -175,6 +173,9 @@ def audit(
     p = Problem.of(
         q, k, v, mask=mask, causal=causal, scale=scale, enable_gqa=enable_gqa, kernel=kernel, sigma=sigma
     ).detached()
+    _check_generator(generator)
+    if not isinstance(out, Tensor):
+        raise DtypeError("out", type(out).__name__, "must be a torch.Tensor", "wrap it with torch.as_tensor")
     if tuple(out.shape) != (*p.leading, p.q.shape[-2], p.v.shape[-1]):
         rule = f"must be {(*p.leading, p.q.shape[-2], p.v.shape[-1])}"
         raise ShapeError("out.shape", tuple(out.shape), rule, "pass the answer of this very problem")
@@ -341,6 +342,12 @@ def _checked_wish(tol: object, confidence: object, coverage: object) -> _Wish:
     rule = "must lie strictly between 0 and 1"
     covered = _number("coverage", coverage, 0 < as_float(coverage) < 1, rule, "try coverage=0.99")
     return _Wish(wished, 1.0 if sure is None else sure, covered)
+
+
+def _check_generator(generator: object) -> None:
+    if generator is not None and not isinstance(generator, torch.Generator):
+        rule = "must be a torch.Generator"
+        raise ParameterError("generator", repr(generator), rule, "pass torch.Generator().manual_seed(0)")
 
 
 def _number(name: str, value: object, fits: bool, rule: str, remedy: str) -> float | None:

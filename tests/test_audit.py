@@ -95,6 +95,38 @@ def test_values_whose_squares_vanish_are_audited_too(size: float) -> None:
     assert size < 1e-300 or bool((report.errors < 0.31).all())
 
 
+@pytest.mark.parametrize("bad", [math.nan, math.inf])
+def test_an_answer_that_is_no_number_is_infinitely_wrong(bad: float) -> None:
+    q, k, v = tensors()
+    out = avow.attend(q, k, v).out
+    out[1, 2, 3, 0] = bad
+    report = avow.audit(out, q, k, v)
+    assert report.certificate.bound == math.inf and int(report.errors.isinf().sum()) == 1
+
+
+@pytest.mark.parametrize("method", avow.all_methods())
+@pytest.mark.parametrize("sizes", [(0, 3), (4, 0)], ids=["no keys", "no values"])
+def test_an_answer_to_nothing_must_be_zero(method: str, sizes: tuple[int, int]) -> None:
+    s, e = sizes
+    q, k, v = torch.randn(1, 2, 5, 4), torch.randn(1, 2, s, 4), torch.randn(1, 2, s, e)
+    zeros = torch.zeros(1, 2, 5, e)
+    assert avow.audit(zeros, q, k, v, method=method).certificate.bound == 0.0
+    if e:
+        zeros[0, 1, 2] = 1e-30
+        assert avow.audit(zeros, q, k, v, method=method).errors.isinf().sum() == 1
+
+
+def test_what_is_no_answer_share_or_generator_is_refused() -> None:
+    q, k, v = tensors()
+    for options, words in (
+        ({"out": [0.0]}, "out=list must be a torch.Tensor"),
+        ({"coverage": "all"}, "coverage=all must lie strictly between 0 and 1"),
+        ({"generator": 7}, "generator=7 must be a torch.Generator"),
+    ):
+        with pytest.raises(avow.InputError, match=words):
+            avow.audit(**{"out": torch.zeros(2, 3, 40, 4), "q": q, "k": k, "v": v} | options)  # type: ignore[arg-type]
+
+
 def test_each_sampled_error_stands_beside_its_row() -> None:
     q, k, v = tensors(200)
     out = avow.attend(q, k, v).out

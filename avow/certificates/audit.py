@@ -19,6 +19,7 @@ from avow.errors import ParameterError
 from avow.maths import rounding
 from avow.maths.masks import visible_max
 from avow.maths.norms import lengths
+from avow.params import as_float
 
 
 @dataclass(frozen=True)
@@ -37,7 +38,7 @@ class Audit:
 def rows_needed(coverage: float, confidence: float) -> int:
     """How many sampled rows prove that coverage at that confidence."""
     for name, value in (("coverage", coverage), ("confidence", confidence)):
-        if not 0 < value < 1:
+        if not 0 < as_float(value) < 1:
             raise ParameterError(name, value, "must lie strictly between 0 and 1", f"try {name}=0.99")
     return math.ceil(math.log(1 - confidence) / math.log(coverage))
 
@@ -89,11 +90,14 @@ def _by_head(rows: Int[Tensor, "r 3"]) -> list[Int[Tensor, "l 3"]]:
 def _errors(out: Tensor, p: Problem, norms: Norms, target: Method, rows: Int[Tensor, "l 3"]) -> Float[Tensor, "l"]:
     """Upper bounds on the errors of some rows of one head: distance to float64's answer plus float64's own error."""
     b, h, index = int(rows[0, 0]), int(rows[0, 1]), rows[:, 2].to(p.q.device)
+    given = out[b, h, index].double()
+    if p.empty:  # The target is zero where there is nothing to attend to.
+        return torch.where((given == 0).all(-1), 0.0, math.inf).double().cpu()
     group = h // (p.q.shape[1] // p.k.shape[1])
     one = p.head(b, h, group)
     some = one.rows(index)
     truth = target.reference(some)[0, 0]
-    distance = lengths(out[b, h, index].double() - truth)
+    distance = torch.where(torch.isfinite(given).all(-1), lengths(given - truth), math.inf)
     values = norms.v[b : b + 1, group : group + 1]
     longest = visible_max(values, some.allowed, False, len(index), 0.0)[0, 0]
     tiny = rounding.tiny(torch.float64)

@@ -64,8 +64,9 @@ bench: $(READY)  ## ratios against installed peers
 docs: $(READY)  ## the documents as a site under out/site/, which needs no network
 	@$(BIN)/python -m docs.site
 
-picture: $(READY)  ## draw the README's picture anew
+picture: $(READY)  ## draw the pictures anew: the README's, and that of the architecture
 	@$(BIN)/avow compare --threads 1 --png docs/frontier.png
+	@$(BIN)/python -m docs.site.architecture
 
 clean:  ## remove what was made, except .venv
 	@rm -rf out build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis

@@ -25,6 +25,7 @@ from pygments.lexers import get_lexer_by_name
 from avow.report.mathml import display, formula
 
 _LEXERS = {"python": "python", "bash": "bash"}
+_PICTURES = {".png": "image/png", ".svg": "image/svg+xml"}
 _OUTSIDE = re.compile(r"https://[\w.-]+\.[a-z]{2,}(/[\w./%~#?=&+-]*)?")
 
 
@@ -131,11 +132,11 @@ class _Renderer(RendererHTML):
         file = known.root / posixpath.dirname(page.source) / target
         if not tokens[i].content.strip():
             page.fault(f"the picture {target!r} has no words for those who cannot see it")
-        if file.suffix != ".png" or not file.is_file():
-            page.fault(f"the picture {target!r} is no PNG in the repository")
+        if file.suffix not in _PICTURES or not file.is_file():
+            page.fault(f"the picture {target!r} is no PNG or SVG in the repository")
             return ""
         data = base64.b64encode(file.read_bytes()).decode()
-        return f'<img src="data:image/png;base64,{data}" alt="{escape(tokens[i].content)}">'
+        return f'<img src="data:{_PICTURES[file.suffix]};base64,{data}" alt="{escape(tokens[i].content)}">'
 
     def table_open(self, tokens: Sequence[Token], i: int, options: Any, env: MutableMapping[str, Any]) -> str:
         return '<div class="scroll" tabindex="0"><table>\n'

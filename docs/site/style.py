@@ -34,7 +34,8 @@ main th, main td { text-align: left; white-space: normal; vertical-align: baseli
 main td:first-child:not(:last-child) { min-width: 6rem; }
 main th[style*=right], main td[style*=right] { white-space: nowrap; }
 main td code { overflow-wrap: break-word; } :not(pre) > code span { white-space: nowrap; }
-main img { max-width: 100%; height: auto; border-radius: .5rem; margin: .6rem 0; background: #fff; }
+main img { max-width: 100%; height: auto; border-radius: .5rem; margin: .6rem 0; }
+main img[src^="data:image/png"] { background: #fff; }
 main .formula { margin: .9rem 0; }
 blockquote { margin: 1rem 0; padding-left: 1rem; border-left: 3px solid var(--line); color: var(--soft); }
 .beside { display: flex; justify-content: space-between; gap: 1rem; margin-top: 3rem; padding-top: 1rem;

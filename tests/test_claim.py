@@ -122,6 +122,13 @@ def test_a_check_that_yields_anything_but_evidence_is_told_so() -> None:
         ({"amended": "y"}, "claim a-claim: amended='y' must go with a correction; give `amended`"),
         ({"needs": "x"}, "claim a-claim: needs='x' must be a tuple of strings; write needs=('x',)"),
         ({"used_by": "avow"}, "claim a-claim: used_by='avow' must be a tuple of strings; write used_by=('avow',)"),
+        ({"assumptions": None}, "claim a-claim: assumptions=None must be a tuple of strings; write assumptions=('one'"),
+        ({"requires": (5,)}, "claim a-claim: requires=(5,) must be a tuple of strings; write requires=('one', 'two')"),
+        ({"topic": 5}, "claim a-claim: topic=5 must be a string; write it in quotes"),
+        ({"plain": "half a \ud800"}, "claim a-claim: plain='half a \\ud800' must be a string; write it in quotes"),
+        ({"sabotage": [2]}, 'claim a-claim: sabotage=[2] must hold broken subjects by name; write sabotage={"half of'),
+        ({"sabotage": {1: 2}}, "claim a-claim: sabotage={1: 2} must hold broken subjects by name; write "),
+        ({"picture": "x"}, "claim a-claim: picture='x' must be a function; give it uncalled"),
     ],
 )
 def test_a_claim_that_contradicts_itself_is_refused(words: dict[str, Any], message: str) -> None:
@@ -129,9 +136,26 @@ def test_a_claim_that_contradicts_itself_is_refused(words: dict[str, Any], messa
         made([], **words)
 
 
-def test_a_claim_has_a_name() -> None:
-    with pytest.raises(ParameterError, match=re.escape("claim: id='' must be a word; try \"copy-gap\"")):
-        claim("", topic="t", statement="x", plain="x", expected="proved")(lambda _: [])
+@pytest.mark.parametrize("id", ["", "two words", " padded", "two\nlines", 5])
+def test_a_claim_has_a_name(id: Any) -> None:
+    with pytest.raises(ParameterError, match=re.escape(f'claim: id={id!r} must be a word; try "copy-gap"')):
+        claim(id, topic="t", statement="x", plain="x", expected="proved")(lambda _: [])
+
+
+@pytest.mark.parametrize("unlike", [("magic", "a step"), ("symbolic", 5), ("symbolic", "a step", 7)])
+def test_evidence_is_of_a_kind_and_says_something(unlike: Any) -> None:
+    with pytest.raises(TypeError, match="evidence is of a kind, says something and has facts by name, unlike Evidence"):
+        Evidence(*unlike)
+
+
+def test_a_claim_whose_function_would_take_another_s_place_is_refused() -> None:
+    words = {"topic": "t", "statement": "x", "plain": "x", "expected": "proved"}
+    scope: dict[str, Any] = {"claim": claim, "words": words}
+    exec("@claim('first', **words)\ndef check(_): return []", scope)
+    exec("@claim('first', **words)\ndef check(_): return []", scope)  # the same file, loaded again
+    message = "claim second: name of its function='check' is also that of the claim first, which would be lost; give"
+    with pytest.raises(ParameterError, match=re.escape(message)):
+        exec("@claim('second', **words)\ndef check(_): return []", scope)
 
 
 def test_a_claim_about_a_missing_package_does_not_apply_and_is_no_failure() -> None:

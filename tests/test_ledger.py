@@ -159,9 +159,9 @@ FINE = "@claim('{0}', **words)\ndef check(_):\n    yield toolbox.identity(x, x, 
             "import no_such_module",
             "raised while loading: ModuleNotFoundError: No module named 'no_such_module' (line 7)",
         ),
-        ("def (", "raised while loading: SyntaxError: invalid syntax (mine.py, line 7) (line 7)"),
+        ("def (", "raised while loading: SyntaxError: invalid syntax (line 7); mend it there"),
         ("@claim('x', **words | {'expected': 'true'})\ndef f(_): ...", "expected='true' is no verdict; one of ["),
-        ("pass", "holds no claims; write one: @avow.claims.claim("),
+        ("pass", "holds no claims at its top level; write one: @avow.claims.claim("),
         (FINE.format("copy-gap"), "has a claim called 'copy-gap', and so does the catalogue; give it an id of its own"),
         (
             FINE.format("one") + "\nother = claim('one', **words)(lambda _: [])",
@@ -179,9 +179,24 @@ def test_a_file_that_holds_no_good_claims_says_why(tmp_path: Path, body: str, me
 def test_a_file_must_be_there_and_be_python(tmp_path: Path) -> None:
     with pytest.raises(FileError, match=r"claims file=.*gone\.py does not exist; check the path"):
         claims_in(tmp_path / "gone.py")
+    with pytest.raises(FileError, match=rf"claims file={re.escape(str(tmp_path))} is a folder; give one of its files"):
+        claims_in(tmp_path)
     (tmp_path / "notes.txt").write_text("claims")
     with pytest.raises(FileError, match=r"notes\.txt is not a Python file; give a file whose name ends in \.py"):
         claims_in(tmp_path / "notes.txt")
+
+
+def test_a_file_that_never_ends_is_given_up_at_its_line(tmp_path: Path) -> None:
+    path = written(tmp_path, "while True:\n    pass")
+    with pytest.raises(FileError, match=r"ran out of time while loading: 0\.2 s \(line [78]\); mend it there, and try"):
+        claims_in(path, seconds=0.2)
+    assert list(claims_in(written(tmp_path, FINE.format("quick")), seconds=0.2)) == ["quick"]
+    time.sleep(0.3)  # nothing is interrupted once it is loaded
+
+
+def test_whoever_interrupts_the_loading_of_a_file_is_heard(tmp_path: Path) -> None:
+    with pytest.raises(KeyboardInterrupt):
+        claims_in(written(tmp_path, "raise KeyboardInterrupt"))
 
 
 def test_a_file_may_import_what_lies_beside_it(tmp_path: Path) -> None:
@@ -217,10 +232,10 @@ TROUBLED = """
         print("noise on stdout, which is not for the news")
         yield toolbox.identity((x + 1) ** 2, x**2 + sympy.Integer(k) * x + 1, "a square")
 
-    @claim("raises", **words)
+    @claim("raises", sabotage={"any": 1}, **words)
     def raises(_):
         yield toolbox.identity(x, x, "same")
-        raise ValueError("no")
+        raise ValueError("no \\ud800")
 
     @claim("threads", **words)
     def threads(_):
@@ -248,6 +263,10 @@ TROUBLED = """
 
     @claim("undrawn", picture=no_picture, **words)
     def undrawn(_):
+        yield toolbox.identity(x, x, "same")
+
+    @claim("no-drawing", picture=lambda: 5, **words)
+    def no_drawing(_):
         yield toolbox.identity(x, x, "same")
 
     @claim("absent", requires=("no_such_package",), sabotage={"any": 1}, **words)
@@ -301,13 +320,14 @@ def troubled(tmp_path_factory: pytest.TempPathFactory) -> tuple[dict[str, Findin
     ("id", "verdict", "trouble"),
     [
         ("fine", "proved", ""),
-        ("raises", "no verdict", "the check raised ValueError: no"),
+        ("raises", "no verdict", "the check raised ValueError: no ?"),
         ("threads", "proved", ""),
         ("after", "proved", ""),
         ("orphan", "no verdict", "it needs the claim no-such-claim, and there is none of that name"),
         ("hen", "no verdict", "it waits for claims that wait for it: hen and egg"),
         ("egg", "no verdict", "it waits for claims that wait for it: hen and egg"),
         ("undrawn", "proved", "the picture raised RuntimeError: no ink"),
+        ("no-drawing", "proved", "the picture raised TypeError: a picture is a Chart or a Table, not int"),
         ("absent", "not applicable", "no_such_package is not installed here"),
         ("loops", "no verdict", "the claim ran out of time: 4 s"),
         ("exits", "no verdict", "the claim ended the interpreter, with exit code 3"),
@@ -328,7 +348,7 @@ def test_nothing_asked_for_is_left_out_and_nothing_else_is_told(
     troubled: tuple[dict[str, Finding], list[str]],
 ) -> None:
     found, told = troubled
-    assert len(found) == 15
+    assert len(found) == 16
     # Those without hope were never begun, and copy-gap was judged for another's sake.
     assert set(told) == set(found) - {"orphan", "hen", "egg", "later", "last"}
 
@@ -340,7 +360,8 @@ def test_sabotages_are_judged_and_those_not_seen_rejected_are_not_said_to_be(
     # One that makes the check itself fall over has not been rejected by it.
     assert found["fine"].sabotages == {"three": True, "two again": False, "no number": False}
     assert found["half-way"].sabotages == {"fine": True, "loops": False, "never tried": False}
-    assert found["absent"].sabotages == {}
+    # Of a check that cannot be tried, or that falls over the claim itself, nothing is said.
+    assert found["absent"].sabotages == found["raises"].sabotages == {}
 
 
 def test_what_a_worker_found_is_what_the_claim_finds_here(troubled: tuple[dict[str, Finding], list[str]]) -> None:

@@ -43,6 +43,10 @@ class Evidence:
     facts: Mapping[str, Any] = field(default_factory=dict)
     amended: bool = False
 
+    def __post_init__(self) -> None:
+        if self.kind not in get_args(Kind) or not isinstance(self.says, str) or not isinstance(self.facts, Mapping):
+            raise TypeError(f"evidence is of a kind, says something and has facts by name, unlike {self!r}")
+
     def plain(self) -> dict[str, Any]:
         """The step as JSON has it."""
         return {"kind": self.kind, "says": self.says, "facts": as_json(self.facts), "amended": self.amended}
@@ -76,7 +80,7 @@ class Claim:
 
     def __post_init__(self) -> None:
         name = f"claim {self.id}"
-        if not self.id or self.id != self.id.strip():
+        if not _is_text(self.id) or self.id.split() != [self.id]:
             raise ParameterError("claim: id", repr(self.id), "must be a word", 'try "copy-gap"')
         recorded = [verdict for verdict in get_args(Verdict) if verdict not in ("no verdict", "not applicable")]
         if self.expected not in recorded:
@@ -84,10 +88,21 @@ class Claim:
         if (self.expected == "corrected") != bool(self.amended):
             remedy = "give `amended` with expected='corrected', and only then"
             raise ParameterError(f"{name}: amended", repr(self.amended), "must go with a correction", remedy)
+        for field_name in ("topic", "statement", "plain", "amended", "amended_plain"):
+            if not _is_text(words := getattr(self, field_name)):
+                raise ParameterError(f"{name}: {field_name}", repr(words), "must be a string", "write it in quotes")
         for field_name in ("assumptions", "used_by", "needs", "requires"):
-            if isinstance(words := getattr(self, field_name), str):
-                remedy = f"write {field_name}=({words!r},)"
-                raise ParameterError(f"{name}: {field_name}", repr(words), "must be a tuple of strings", remedy)
+            words = getattr(self, field_name)
+            if not isinstance(words, tuple) or not all(map(_is_text, words)):
+                shown = repr((words,) if isinstance(words, str) else ("one", "two"))
+                rule, remedy = "must be a tuple of strings", f"write {field_name}={shown}"
+                raise ParameterError(f"{name}: {field_name}", repr(words), rule, remedy)
+        if not isinstance(self.sabotage, Mapping) or not all(map(_is_text, self.sabotage)):
+            rule, remedy = "must hold broken subjects by name", 'write sabotage={"half of it": …}'
+            raise ParameterError(f"{name}: sabotage", repr(self.sabotage), rule, remedy)
+        for field_name, found in (("check", self.check), ("picture", self.picture or as_json)):
+            if not callable(found):
+                raise ParameterError(f"{name}: {field_name}", repr(found), "must be a function", "give it uncalled")
 
     def judge(self) -> Finding:
         """The verdict on the claim, and all that was found on the way."""
@@ -212,10 +227,17 @@ def version_of(package: str) -> str:
         return str(getattr(module, "__version__", "of no version"))
 
 
+def _is_text(words: Any) -> bool:
+    """Whether something is a string that a page can hold: halves of characters (surrogates) it cannot."""
+    return isinstance(words, str) and words == as_json(words)
+
+
 def as_json(fact: Any) -> Any:
     """A number, a word, or lists and tables of them, as JSON can hold it; what it cannot hold is spelled out."""
-    if fact is None or isinstance(fact, bool | int | str):
+    if fact is None or isinstance(fact, bool | int):
         return fact
+    if isinstance(fact, str):
+        return fact.encode(errors="replace").decode()
     if isinstance(fact, float):
         return fact if math.isfinite(fact) else str(fact)
     if isinstance(fact, Mapping):
@@ -233,6 +255,11 @@ def claim(id: str, **words: Any) -> Callable[[Check], Claim]:
     """
 
     def made(check: Check) -> Claim:
+        name = getattr(check, "__name__", "")
+        before = getattr(check, "__globals__", {}).get(name)
+        if isinstance(before, Claim) and before.id != id:
+            rule = f"is also that of the claim {before.id}, which would be lost"
+            raise ParameterError(f"claim {id}: name of its function", repr(name), rule, "give each function its own")
         return Claim(id, check=check, **words)
 
     return made

@@ -140,6 +140,7 @@ class Worker:
             told["seconds"],
             "; ".join(filter(None, (told["trouble"], self._trouble))),
             told["raised"],
-            self._sabotages if told["verdict"] != "not applicable" else {},
+            # Where the check does not apply, or breaks on the claim itself, it was shown nothing else.
+            {} if told["raised"] or told["verdict"] == "not applicable" else self._sabotages,
             told.get("picture"),
         )

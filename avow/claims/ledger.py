@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import _thread
+import contextlib
 import dataclasses
 import functools
 import importlib
 import importlib.util
 import pkgutil
 import sys
+import threading
 import traceback
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -45,17 +49,26 @@ def _rank(topic: str) -> int:
     return _TOPICS.index(topic) if topic in _TOPICS else len(_TOPICS)
 
 
-def claims_in(path: str | Path) -> dict[str, Claim]:
-    """The claims of a Python file of one's own, by id."""
+def claims_in(path: str | Path, seconds: float = 60.0) -> dict[str, Claim]:
+    """The claims of a Python file of one's own, by id; a file that takes longer to load is given up."""
     path = Path(path)
     if not path.is_file():
-        raise FileError("claims file", path, "does not exist", "check the path")
+        rule, remedy = (
+            ("is a folder", "give one of its files") if path.is_dir() else ("does not exist", "check the path")
+        )
+        raise FileError("claims file", path, rule, remedy)
     if path.suffix != ".py":
         raise FileError("claims file", path, "is not a Python file", "give a file whose name ends in .py")
+    late = threading.Event()
     try:
-        module = load(str(path))
-    except (Exception, SystemExit) as problem:
+        with _interrupted_after(seconds, late):
+            module = load(str(path))
+    except (Exception, SystemExit, KeyboardInterrupt) as problem:
+        if isinstance(problem, KeyboardInterrupt) and not late.is_set():
+            raise
         rule = f"raised while loading: {_told(problem, path)}"
+        if late.is_set():
+            rule = f"ran out of time while loading: {seconds:g} s{_line(problem, path)}"
         raise FileError("claims file", path, rule, "mend it there, and try again") from problem
     found: dict[str, Claim] = {}
     for one in _claims_of(module, str(path.resolve())):
@@ -67,7 +80,7 @@ def claims_in(path: str | Path) -> dict[str, Claim]:
         found[one.id] = one
     if not found:
         remedy = 'write one: @avow.claims.claim("my-claim", topic=…, expected="proved", …)'
-        raise FileError("claims file", path, "holds no claims", remedy)
+        raise FileError("claims file", path, "holds no claims at its top level", remedy)
     return found
 
 
@@ -96,11 +109,38 @@ def _claims_of(module: Any, source: str) -> list[Claim]:
     return [dataclasses.replace(one, source=source) for one in own]
 
 
+@contextlib.contextmanager
+def _interrupted_after(seconds: float, late: threading.Event) -> Iterator[None]:
+    """What takes longer inside is interrupted as Ctrl-C would, and `late` is set; only the main thread can be."""
+    done = threading.Lock()
+
+    def interrupt() -> None:
+        if done.acquire(blocking=False):
+            late.set()
+            _thread.interrupt_main()
+
+    timer = threading.Timer(seconds, interrupt)
+    timer.daemon = True
+    if threading.current_thread() is threading.main_thread():
+        timer.start()
+    try:
+        yield
+    finally:
+        timer.cancel()
+        # Whoever comes first has the lock for good: nothing is interrupted once the work is done.
+        done.acquire(blocking=False)
+
+
 def _told(problem: BaseException, path: Path) -> str:
     """An exception in one line, with the line of the file that raised it."""
+    words = problem.msg if isinstance(problem, SyntaxError) else problem
+    return f"{type(problem).__name__}: {words}{_line(problem, path)}"
+
+
+def _line(problem: BaseException, path: Path) -> str:
+    """The line of a file that raised an exception, in brackets, where it is known."""
     steps = traceback.extract_tb(problem.__traceback__)
     lines = [step.lineno for step in steps if Path(step.filename) == path.resolve()]
     if isinstance(problem, SyntaxError):
         lines.append(problem.lineno)
-    where = f" (line {lines[-1]})" if lines else ""
-    return f"{type(problem).__name__}: {problem}{where}"
+    return f" (line {lines[-1]})" if lines and lines[-1] else ""

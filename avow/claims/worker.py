@@ -18,6 +18,7 @@ from typing import Any
 
 import torch
 
+from avow.chart import Picture
 from avow.claims.claim import Claim, Finding, as_json
 from avow.claims.ledger import load
 
@@ -25,9 +26,11 @@ from avow.claims.ledger import load
 def news_of(source: str, id: str, sabotage: bool) -> Iterator[dict[str, Any]]:
     """What there is to say about one claim, as it is found."""
     one = _found(source, id)
-    names = list(one.sabotage) if sabotage and not one.not_applicable() else []
+    finding = one.judge()
+    worked = finding.verdict != "not applicable" and not finding.raised
+    names = list(one.sabotage) if sabotage and worked else []
     stages = [*(f"the sabotage {name!r}" for name in names), "the picture", ""]
-    yield {"news": "verdict", "next": stages[0], **_said(one.judge())}
+    yield {"news": "verdict", "next": stages[0], **_said(finding)}
     for name, following in zip(names, stages[1:], strict=False):
         yield {"news": "sabotage", "next": following, "name": name, "rejected": one.judge_sabotage(name).rejected}
     yield {"news": "picture", "next": "", **_drawn(one)}
@@ -57,7 +60,10 @@ def _drawn(one: Claim) -> dict[str, Any]:
     if one.picture is None:
         return {"picture": None, "trouble": ""}
     try:
-        return {"picture": as_json(one.picture().plain()), "trouble": ""}
+        drawn = one.picture()
+        if not isinstance(drawn, Picture):
+            raise TypeError(f"a picture is a Chart or a Table, not {type(drawn).__name__}")
+        return {"picture": as_json(drawn.plain()), "trouble": ""}
     except Exception as problem:
         return {"picture": None, "trouble": f"the picture raised {type(problem).__name__}: {problem}"}
 
@@ -72,7 +78,7 @@ def serve() -> None:
     os.dup2(2, 1)
 
     def tell(**words: Any) -> None:
-        news.write(json.dumps(words, allow_nan=False) + "\n")
+        news.write(json.dumps(as_json(words), allow_nan=False) + "\n")
         news.flush()
 
     requests: queue.Queue[str] = queue.Queue()

@@ -115,9 +115,14 @@ def self_attend_copies_self(tokens: Sequence[Matrix]) -> Iterator[Evidence]:
     )
     shrunk, low = Symbol("t", nonnegative=True), Symbol("h", nonnegative=True)
     yield toolbox.nonnegative(
-        1 / (1 + shrunk) - 1 / (1 + shrunk + low),
-        "and α_22 ≥ 1/(1 + 2e^(−3β²/4)) > ⅓: c_2 stays √2·β/3 away from u_b at every β, and tends to √2·β away",
+        1 / (1 + shrunk) - 1 / (1 + shrunk + low), "α_22 falls with the other two terms: it is ≥ 1/(1 + 2e^(−3β²/4))"
     )
+    least, above = 1 / (1 + 2 * exp(-3 * beta**2 / 4)), Symbol("h", positive=True)
+    yield toolbox.positive(
+        least.subs(exp(-3 * beta**2 / 4), 1 / (1 + above)) - Rational(1, 3),
+        "e^(3β²/4) = 1 + h > 1, so α_22 > ⅓: c_2 stays √2·β/3 away from u_b at every β",
+    )
+    yield toolbox.identity(sympy.limit(least, beta, sympy.oo), 1, "and α_22 → 1 as β grows: √2·β away")
     yield _self_weight_at_three()
 
 

@@ -13,8 +13,9 @@ from sympy import Symbol, exp, log, sqrt
 
 from avow.chart import Chart, Table
 from avow.claims import toolbox
-from avow.claims.claim import Evidence, claim
+from avow.claims.claim import Evidence, Unproved, claim
 from avow.constructions.queries import average_query, mixture_query
+from avow.errors import OutOfReach
 
 eps = Symbol("varepsilon", positive=True)
 below_one = 1 / (1 + Symbol("x", positive=True))
@@ -129,12 +130,31 @@ def mixture_any(score: Any) -> Iterator[Evidence]:
         "any keys: Kq = ln w + c·1 gives softmax(Kq) = w",
     )
     yield toolbox.identity(log(exp(s) / partition), s - log(partition), "and softmax(Kq) = w gives Kq = ln w + ln(Z)·1")
-    quarter, half = Fraction(1, 4), Fraction(1, 2)
-    yield toolbox.rational(
-        half**2 != quarter * quarter,
-        "keys 0, 1, 2 on a line force α_2² = α_1·α_3, so (¼, ½, ¼) is out of reach",
-        wanted=half**2,
-        forced=quarter * quarter,
-    )
+    yield from _out_of_reach()
     made = mixture_query(torch.eye(50), [0.5, 0.3, 0.2] + [0.0] * 47, eps=0.01)
     yield toolbox.kept(made, "the library's query for ½, 0.3, 0.2 on three of fifty keys", norm=made.norm)
+
+
+def _out_of_reach() -> Iterator[Evidence]:
+    """Weights that keys 0, 1, 2 on a line cannot have, whatever the query."""
+    y, wanted = Symbol("y", real=True), [Fraction(1, 4), Fraction(1, 2), Fraction(1, 4)]
+    terms = [exp(key * y) for key in (0, 1, 2)]
+    first, second, third = (term / sum(terms) for term in terms)
+    yield toolbox.identity(second**2, first * third, "keys 0, 1, 2 on a line: α_2² = α_1·α_3 for every query")
+    yield toolbox.rational(
+        wanted[1] ** 2 != wanted[0] * wanted[2],
+        "so (¼, ½, ¼) is out of reach",
+        wanted=wanted[1] ** 2,
+        forced=wanted[0] * wanted[2],
+    )
+    try:
+        mixture_query(torch.tensor([[0.0], [1.0], [2.0]]), [float(weight) for weight in wanted], eps=0.01)
+    except OutOfReach as refusal:
+        combination = refusal.combination
+    else:
+        raise Unproved("the library made a query for weights that no query gives")
+    yield toolbox.rational(
+        sum(combination) == 0 and sum(c * key for key, c in enumerate(combination)) == 0 and any(combination),
+        "the library refuses them, with a combination of the keys that vanishes: Σ c_i·ln α_i = 0, and not for these",
+        combination=[str(c) for c in combination],
+    )

@@ -96,6 +96,12 @@ def noise_isotropic(variance: Any) -> Iterator[Evidence]:
 
     yield toolbox.identity(sympy.limit(within, v, 0, "+"), 1, "P(|gap| ≤ δ) = erf(δ/√(2v)) → 1 as v = 4αβ² → 0", True)
     yield toolbox.identity(sympy.limit(within, v, sympy.oo), 0, "it depends on αβ² alone, and → 0 as αβ² → ∞", True)
+    yield toolbox.nonnegative(
+        -sympy.diff(within, v), "it falls as αβ² grows: where αβ² ≥ c, it is at most that of c", True
+    )
+    yield toolbox.identity(
+        sympy.limit(within, delta, 0, "+"), 0, "which → 0 with δ: αβ² that does not vanish leaves no average", True
+    )
     to_other = (mean_a - mean_j).dot(query)
     yield toolbox.identity(to_other, beta, "a gap from a or b to any other key has mean β and the same variance", True)
     behind = (1 - erf(to_other / 2 / sqrt(2 * claimed))) / 2

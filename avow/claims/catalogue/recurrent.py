@@ -297,19 +297,32 @@ def rnn_exploding(explosion: Explosion) -> Iterator[Evidence]:
         gradient=length.str(5),
     )
     yield from _one_step_contracts(explosion.needed(gamma) ** 2, 1, amended=True)
-    yield toolbox.induction(
-        lambda n: sympy.Integer(1) ** n,
-        0,
-        1,
-        lambda length, n: 1 * length,
-        "so with σ_max(W) ≤ 1/γ the gradient is never longer than 1: to explode it needs more",
-        amended=True,
+    before, step = (1 / (1 + Symbol(name, nonnegative=True)) for name in ("x", "y"))
+    yield toolbox.nonnegative(
+        1 - step * before,
+        "‖I‖ = 1, and what is at most 1 stays so under such a step: with σ_max(W) ≤ 1/γ the gradient is never longer",
+        True,
     )
+    yield from _either_way()
+
+
+def _either_way() -> Iterator[Evidence]:
+    """One tanh unit with W = 3, above 1/γ: its gradient explodes from h = 0, and never grows from h near 3."""
+    z = Symbol("z", real=True)
+    unit = 3 * sympy.tanh(z)
+    yield toolbox.identity(unit.subs(z, 0), 0, "one unit h_t = 3·tanh(h_(t−1)) that starts at 0 stays there", True)
     yield toolbox.induction(
         lambda n: 3**n,
         0,
         1,
-        lambda length, n: 3 * length,
-        "and it may explode: one unit W = 3 at h = 0 gives 3^T",
+        lambda length, n: sympy.diff(unit, z).subs(z, 0) * length,
+        "where its slope is 3: the gradient is 3^T, and explodes",
         amended=True,
     )
+
+    def held(h: arb) -> bool:
+        out = h.tanh()
+        return bool(3 * out > arb("2.9")) and bool(3 * out < 3) and bool(3 * (1 - out * out) < arb("0.1"))
+
+    says = "started anywhere in [2.9, 3] it stays there, and every slope is below 0.1: the gradient is never above 1"
+    yield toolbox.cover(held, [(2.9, 3.0)], says, amended=True)

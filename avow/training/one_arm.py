@@ -83,7 +83,7 @@ def _short(progress: Progress) -> dict[str, Any]:
 
 def _heed_the_end() -> None:
     """When nobody listens any more, stop as after SIGTERM: the run is saved and can be resumed."""
-    # Past Python's own buffer: its lock, held while waiting here, would stop every process that is forked meanwhile.
+    # Past Python's own buffer: its lock, held while waiting here, would keep the process from ending.
     while os.read(0, 4096):
         pass
     os.kill(os.getpid(), signal.SIGTERM)

@@ -11,7 +11,6 @@ import dataclasses
 import itertools
 import json
 import os
-import tempfile
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -19,7 +18,9 @@ from pathlib import Path
 
 import torch
 
+from avow import atomic
 from avow.contract import Cost, Method, Problem, Sizes
+from avow.errors import FileError
 from avow.methods import all_methods
 
 # Raise when the cost model or the way it is fitted changes: older files are then measured anew.
@@ -71,7 +72,7 @@ def rates(device: str = "cpu", measure: bool = True) -> Rates:
         return Rates({}, "typical rates: nothing measured yet")
     fresh = measure_rates(device)
     # A cache that cannot be written costs two seconds next time, nothing else.
-    with contextlib.suppress(OSError):
+    with contextlib.suppress(FileError):
         _write(path, fresh)
     return Rates(fresh, "measured just now")
 
@@ -92,15 +93,7 @@ def _read(path: Path) -> dict[str, Rate] | None:
 
 
 def _write(path: Path, measured: dict[str, Rate]) -> None:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    text = json.dumps({name: dataclasses.asdict(rate) for name, rate in measured.items()}, indent=1)
-    with tempfile.NamedTemporaryFile("w", dir=path.parent, delete=False) as file:
-        try:
-            file.write(text)
-            file.flush()
-            os.replace(file.name, path)
-        finally:
-            Path(file.name).unlink(missing_ok=True)
+    atomic.write(path, json.dumps({name: dataclasses.asdict(rate) for name, rate in measured.items()}, indent=1))
 
 
 def measure_rates(device: str = "cpu") -> dict[str, Rate]:

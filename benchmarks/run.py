@@ -10,9 +10,9 @@ import os
 import sys
 from pathlib import Path
 
+from avow.atomic import write
 from avow.bench.machine import machine
 from avow.bench.results import Result
-from avow.report.atomic import write
 from benchmarks.options import Options
 
 NAMES = ("overhead", "linear", "scaling", "planner", "heads")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import multiprocessing
 import os
 import select
 import signal
@@ -13,9 +14,9 @@ from pathlib import Path
 import pytest
 import torch
 
-from avow.errors import ParameterError
+from avow.errors import LostRank, ParameterError
 from avow.training.ahead import ahead
-from avow.training.batches import Batches
+from avow.training.batches import Batches, Step
 from avow.training.graphs import Replayed
 from avow.training.loop import Trainer
 from avow.training.parallel import Ranks
@@ -46,11 +47,15 @@ def test_steps_come_in_order_and_only_until_the_last(tmp_path: Path, position: i
     assert not torch.equal(expected[0].micros[0].ids, expected[1].micros[0].ids), "equal steps would show nothing"
 
 
+def children(process: int) -> list[int]:
+    return [int(line) for line in Path(f"/proc/{process}/task/{process}/children").read_text().split()]
+
+
 def test_makers_leave_signals_to_the_process_that_trains(tmp_path: Path) -> None:
-    batches = made(tmp_path, 0)
-    steps = ahead(batches, 40)
+    before = set(children(os.getpid()))
+    steps = ahead(made(tmp_path, 0), 40)
     next(steps)
-    makers = [int(line) for line in Path(f"/proc/{os.getpid()}/task/{os.getpid()}/children").read_text().split()]
+    makers = set(children(os.getpid())) - before
     assert makers
     for maker in makers:
         os.kill(maker, signal.SIGTERM)
@@ -59,48 +64,78 @@ def test_makers_leave_signals_to_the_process_that_trains(tmp_path: Path) -> None
     assert len(list(steps)) == 39
 
 
-def test_a_process_ends_though_it_did_not_ask_for_every_step(tmp_path: Path) -> None:
-    program = f"""if True:
-        import pathlib
-        from avow.training.ahead import _made, ahead
-        from tests.test_ahead import made
-        steps = MAKE(made(pathlib.Path({str(tmp_path)!r}), 0), 40)
-        next(steps)
-        print("one", flush=True)
-    """
-    command = [sys.executable, "-c", program.replace("MAKE", "ahead")]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
-    assert (done.stdout, done.returncode) == ("one\n", 0), done.stderr
-    # Without that, the makers do not hear that they should go, and Python waits for them for ever.
-    command = [sys.executable, "-c", program.replace("MAKE", "_made")]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as stuck:
-        assert stuck.stdout is not None and stuck.stdout.readline() == "one\n"
-        with pytest.raises(subprocess.TimeoutExpired):
-            stuck.wait(3)
-        for maker in Path(f"/proc/{stuck.pid}/task/{stuck.pid}/children").read_text().split():
-            os.kill(int(maker), signal.SIGKILL)
+def test_a_maker_that_is_gone_is_missed(tmp_path: Path) -> None:
+    before = set(children(os.getpid()))
+    steps = ahead(made(tmp_path, 0), 10**6)
+    next(steps)
+    for maker in set(children(os.getpid())) - before:
+        os.kill(maker, signal.SIGKILL)
+    with pytest.raises(LostRank, match="maker of batches=gone must make batches until the last step; see what it said"):
+        list(steps)
 
 
-@pytest.mark.parametrize("waits, ends", [("one_arm._heed_the_end", True), ("sys.stdin.read", False)])
-def test_makers_start_while_an_arm_waits_for_its_input_to_end(tmp_path: Path, waits: str, ends: bool) -> None:
-    program = f"""if True:
-        import pathlib, sys, threading, time
-        from avow.training import one_arm
-        from avow.training.ahead import ahead
-        from tests.test_ahead import made
-        threading.Thread(target={waits}, daemon=True).start()
-        time.sleep(0.3)
-        steps = ahead(made(pathlib.Path({str(tmp_path)!r}), 0), 3)
-        print("began", flush=True)
-        print(len(list(steps)), flush=True)
-    """
-    command, pipe = [sys.executable, "-c", program], subprocess.PIPE
+def test_makers_end_when_nobody_wants_their_steps(tmp_path: Path) -> None:
+    before = set(children(os.getpid()))
+    steps = ahead(made(tmp_path, 0), 10**6)
+    next(steps)
+    assert set(children(os.getpid())) - before
+    del steps
+    assert not set(children(os.getpid())) - before
+
+
+def program(folder: Path, *last: str) -> list[str]:
+    """A process that asks for the first of many steps, tells of it, and goes on so."""
+    lines = (
+        "import os, pathlib, signal, sys, threading, time",
+        "from avow.training.ahead import ahead",
+        "from tests.test_ahead import forked, made",
+        f"batches = made(pathlib.Path({str(folder)!r}), 0)",
+        *last,
+    )
+    return [sys.executable, "-c", "\n".join(lines)]
+
+
+@pytest.mark.parametrize("end, code", [("pass", 0), ("os.kill(os.getpid(), signal.SIGKILL)", -signal.SIGKILL)])
+def test_makers_end_with_the_process_that_trains(tmp_path: Path, end: str, code: int) -> None:
+    command = program(tmp_path, "steps = ahead(batches, 10**6)", "next(steps)", "print(1, flush=True)", "input()", end)
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
+        assert process.stdin is not None and process.stdout is not None and process.stdout.readline() == b"1\n"
+        makers = children(process.pid)
+        assert makers
+        process.stdin.write(b"\n")
+        process.stdin.flush()
+        assert process.wait(60) == code
+    until = time.monotonic() + 60
+    while any(alive(maker) for maker in makers):
+        assert time.monotonic() < until, "a maker goes on for nobody"
+        time.sleep(0.01)
+
+
+def alive(process: int) -> bool:
+    """Whether a process is there and not waiting to be buried."""
+    try:
+        return "\nState:\tZ" not in Path(f"/proc/{process}/status").read_text()
+    except OSError:
+        return False
+
+
+def forked(batches: Batches, until: int) -> list[Step]:
+    """As it must not be done: the child wants what a thread here holds, and no such thread lives in it."""
+    with multiprocessing.get_context("fork").Pool(1) as pool:
+        return pool.map(batches.at, range(until))
+
+
+@pytest.mark.parametrize("made_by, ends", [("ahead", True), ("forked", False)])
+def test_makers_start_whatever_other_threads_hold(tmp_path: Path, made_by: str, ends: bool) -> None:
+    waiting = "threading.Thread(target=sys.stdin.read, daemon=True).start(); time.sleep(0.3)"
+    begin, whole = "print('began', flush=True)", f"print(len(list({made_by}(batches, 3))), flush=True)"
+    command, pipe = program(tmp_path, waiting, begin, whole, "os._exit(0)"), subprocess.PIPE
     with subprocess.Popen(command, stdin=pipe, stdout=pipe, bufsize=0) as process:
         assert process.stdout is not None and process.stdout.readline() == b"began\n"
         ready, _, _ = select.select([process.stdout], [], [], 60 if ends else 5)
         assert bool(ready) == ends
-        for maker in Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split():
-            os.kill(int(maker), signal.SIGKILL)
+        for maker in children(process.pid):
+            os.kill(maker, signal.SIGKILL)
         process.kill()
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 import resource
 from pathlib import Path
@@ -159,6 +160,18 @@ def test_a_full_disk_leaves_the_old_one(tmp_path: Path) -> None:
     assert load(good).step == 1
     assert [path.name for path in tmp_path.iterdir()] == ["step-00000001"]
     assert load(save(snapshot(2), tmp_path)).step == 2
+
+
+def test_ctrl_c_in_a_save_leaves_nothing_of_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    save(snapshot(1), tmp_path)
+
+    def interrupted(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(os, "replace", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        save(snapshot(2), tmp_path)
+    assert [path.name for path in tmp_path.iterdir()] == ["step-00000001"]
 
 
 def test_what_a_killed_save_left_is_swept(tmp_path: Path) -> None:

@@ -13,9 +13,10 @@ from safetensors.torch import save_file
 from typer.testing import CliRunner
 
 import avow
+from avow import atomic
 from avow.cli import app, methods_help
 from avow.contract import Method
-from avow.report import atomic, compare
+from avow.report import compare
 
 SMALL = ["--length", "72", "--heads", "2", "--dim", "8", "--quick"]
 

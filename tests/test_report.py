@@ -5,10 +5,8 @@ from __future__ import annotations
 import dataclasses
 import io
 import json
-import os
 import re
 import time
-from pathlib import Path
 
 import pytest
 import torch
@@ -16,9 +14,8 @@ from rich.console import Console
 
 import avow
 from avow.contract import Sizes
-from avow.errors import FileError
 from avow.methods import method_named
-from avow.report import atomic, words
+from avow.report import words
 from avow.report.compare import Bench, Board, Comparison, Measured, Point, Row
 from avow.report.decoding import WISHES, Decoding, Step, decoding, last_query
 from avow.report.figures import frontier_figure
@@ -80,37 +77,6 @@ def test_nothing_on_the_frontier_is_beaten_and_everything_off_it_is() -> None:
     points = [(1.0, 1e-7), (0.5, 1e-2), (0.7, 1e-1), (0.5, 1e-2), (2.0, 1e-7)]
     assert frontier(points) == [True, True, False, True, False]
     assert frontier([]) == []
-
-
-def test_a_file_is_replaced_whole(tmp_path: Path) -> None:
-    path = tmp_path / "new" / "page.html"
-    atomic.write(path, "old")
-    atomic.write(path, b"new")
-    assert path.read_text() == "new" and os.listdir(path.parent) == ["page.html"]
-
-
-@pytest.mark.parametrize("failure", [KeyboardInterrupt(), OSError(28, "No space left on device")])
-def test_a_write_that_fails_leaves_the_old_file(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, failure: BaseException
-) -> None:
-    path = tmp_path / "page.html"
-    atomic.write(path, "old")
-
-    def fail(*_: object) -> None:
-        raise failure
-
-    monkeypatch.setattr(os, "replace", fail)
-    with pytest.raises((KeyboardInterrupt, FileError)):
-        atomic.write(path, "new")
-    assert path.read_text() == "old" and os.listdir(tmp_path) == ["page.html"]
-
-
-def test_a_place_that_cannot_be_written_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(FileError, match="is a folder; name a file in it"):
-        atomic.ready(tmp_path)
-    (tmp_path / "file").write_text("")
-    with pytest.raises(FileError, match=r"has no folder .*; name another place"):
-        atomic.ready(tmp_path / "file" / "page.html")
 
 
 def test_every_method_is_measured_on_every_workload(comparison: Comparison) -> None:

@@ -260,7 +260,7 @@ def test_elsewhere_a_long_run_takes_some_twenty_lines(capsys: pytest.CaptureFixt
         (["finetune", "b"], "--from=None says what to begin with, and must be given; name a pretrained run, or use"),
         (["finetune", "b", "--from", "none"], "run=none does not exist; give the folder of a run, or one of its check"),
         (["evaluate", "corpus"], "run=corpus is neither a run nor a checkpoint; give the folder of a run"),
-        (["pretrain", "corpus/wiki.txt", *SMALL], "wiki.txt/config.json could not be written (File exists); make room"),
+        (["pretrain", "corpus/wiki.txt", *SMALL], "wiki.txt/config.json has no folder (File exists); name"),
         (["pretrain", "b", "model.block=4"], "block=4 leaves 3 characters of a document, fewer than 4; use a larger"),
         (["pretrain", "b", "--device", "tpu"], "run: device='tpu' must be one of auto, cpu, cuda"),
     ],
@@ -333,7 +333,7 @@ def test_a_full_disk_during_a_save_leaves_the_old_checkpoint(monkeypatch: pytest
         patched.setattr(checkpoint, "save", full)
         line = refused("pretrain", "first", *FLAGS)
     assert line == (
-        "avow: checkpoint=first/checkpoints/step-00000008 could not be written (File too large); "
+        "avow: checkpoint=first/checkpoints/step-00000008 cannot be written (File too large); "
         "make room and resume from first/checkpoints/step-00000004"
     )
     assert [path.name for path in Path("first/checkpoints").iterdir() if path.name != "step-00000000"] == [

@@ -122,7 +122,7 @@ def test_part_of_a_checkpoint_is_no_checkpoint(grid: Path, tmp_path: Path, spoil
 def test_where_one_process_cannot_write_all_are_told_and_nothing_is_left(grid: Path) -> None:
     said = {(grid / f"full.{rank}.txt").read_text() for rank in range(2)}
     path = grid / "full" / "checkpoints"
-    words = "could not be written (File too large); make room and start again"
+    words = "cannot be written (File too large); make room and start again"
     assert said == {f"checkpoint={path / 'step-00000000'} {words}"}
     assert list(path.iterdir()) == []
 

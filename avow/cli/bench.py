@@ -111,8 +111,8 @@ def shards(
     """Attention over shards, simulated in one process: what each way sends is counted and held to the planner's model,
     and answers to those of one shard.
     """
+    from avow import atomic
     from avow.bench import shards as simulation
-    from avow.report import atomic
     from avow.report.charts import png as picture
     from avow.report.progress import progress
 

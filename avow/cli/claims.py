@@ -49,7 +49,7 @@ def run(
     as_json: AsJson = False,
 ) -> None:
     """Judge claims and their broken variants; fails where a verdict is not the recorded one."""
-    from avow.report import atomic
+    from avow import atomic
     from avow.report.claims_page import claims_page, headline
     from avow.report.claims_table import faults, findings_table
 

@@ -68,7 +68,7 @@ def compare(
     as_json: AsJson = False,
 ) -> None:
     """The error-cost frontier of every method, as a table and an HTML report."""
-    from avow.report import atomic
+    from avow import atomic
     from avow.report.compare import Bench, Comparison
     from avow.report.page import page
     from avow.report.picture import png as picture

@@ -268,7 +268,8 @@ def relu_piecewise(
 
 def _deliver(make: Callable[[], Construction], save: Path | None, plot: Path | None, as_json: bool) -> None:
     """Make the weights, prove them, show and write them; a proof that fails leaves no file."""
-    from avow.report import atomic, charts
+    from avow import atomic
+    from avow.report import charts
     from avow.report.weights import plain, saved, told, weights_table
 
     if plot is not None and plot.suffix != ".png":

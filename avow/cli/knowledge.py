@@ -48,7 +48,7 @@ def knowledge(
     as_json: AsJson = False,
 ) -> None:
     """Train models with and without reading, ask them, and compare: under five minutes on two cores."""
-    from avow.report import atomic
+    from avow import atomic
     from avow.report.knowledge_page import knowledge_page
     from avow.report.knowledge_plot import png
     from avow.report.knowledge_table import knowledge_table

@@ -43,7 +43,7 @@ class Asked(NamedTuple):
 
 def plan_ranks(asked: Asked) -> None:
     """Print what each way over so many ranks takes."""
-    from avow.report import atomic
+    from avow import atomic
     from avow.report.charts import png
     from avow.report.ranks import ranks_table, shardings_table, verdict, weak_chart
 

@@ -37,10 +37,10 @@ def profile(
     as_json: AsJson = False,
 ) -> None:
     """What each head of a model does with a text, what each method could save, and a plan for avow.apply."""
+    from avow import atomic
     from avow.integrations.transformers.layers import replaceable
     from avow.integrations.transformers.model_files import load_model, read_text
     from avow.integrations.transformers.profiling import profile as measure
-    from avow.report import atomic
     from avow.report.charts import columns
     from avow.report.profile_page import profile_page
     from avow.report.profile_table import headline, kinds_table, methods_table

@@ -129,7 +129,7 @@ def evaluate(
     as_json: AsJson = False,
 ) -> None:
     """Ask a model questions: exact matches, and whether its confidence says which answers are made up."""
-    from avow.report import atomic
+    from avow import atomic
     from avow.report.evaluation import page, told
 
     if questions is not None and corpus is not None:

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
-import secrets
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -13,6 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from avow import atomic
 from avow.errors import FileError
 
 FORMAT = "avow key-value cache 2"
@@ -24,18 +23,7 @@ def write(path: Path, tensors: Mapping[str, Tensor], facts: Mapping[str, Any]) -
 
     content = {name: x.detach().cpu().contiguous() for name, x in tensors.items()}
     told = json.dumps(facts, sort_keys=True)
-    data = save(content, {"format": FORMAT, "facts": told, "digest": _digest(content, told)})
-    temporary = path.with_name(f".{path.name}.{secrets.token_hex(4)}")
-    try:
-        with open(temporary, "xb") as file:
-            file.write(data)
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(temporary, path)
-    except OSError as problem:
-        raise FileError("path", path, f"cannot be written ({problem.strerror})", "name another place") from problem
-    finally:
-        temporary.unlink(missing_ok=True)
+    atomic.write(path, save(content, {"format": FORMAT, "facts": told, "digest": _digest(content, told)}))
 
 
 def read(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:

@@ -1,67 +1,112 @@
-"""Batches made before they are asked for, so that a GPU never waits for them."""
+"""Batches made before they are asked for, by processes of their own, so that a GPU never waits for them.
+
+Makers are started afresh, not forked: a process that trains has threads, of its devices, its connections, its log, and
+what one of them holds at that moment a forked child would hold for ever. Each maker makes every so many steps and
+writes them into a pipe, which holds some of them; when nobody reads it any more, the maker ends.
+"""
 
 from __future__ import annotations
 
-import atexit
+import contextlib
+import mmap
 import os
-import signal
+import pickle
+import subprocess
+import sys
+import tempfile
 import weakref
-from collections.abc import Generator, Iterator
-from typing import Any
+from collections.abc import Iterator
+from typing import IO, Any
 
+import numpy as np
 import torch
-from torch.utils.data import DataLoader, Dataset
 
-from avow.training.batches import Batches, Step
+from avow.errors import LostRank
+from avow.training.batches import Batches, Micro, Step
 
-# Processes that make batches, where there are cores for them, and the steps each is ahead.
-_MAKERS, _DEPTH = 4, 8
-
-
-class _Steps(Dataset[Step]):
-    """Steps by number: what a step reads depends on nothing else, so any process can make it."""
-
-    def __init__(self, batches: Batches) -> None:
-        self._batches = batches
-
-    def __getitem__(self, step: int) -> Step:
-        return self._batches.at(step)
-
-
-def _deaf(maker: int) -> None:
-    """Leave Ctrl-C and SIGTERM, which reach every process of a run, to the one that trains: it ends its makers."""
-    for kind in (signal.SIGINT, signal.SIGTERM):
-        signal.signal(kind, signal.SIG_IGN)
+# Processes that make batches, where there are cores for them, and the bytes that each may be ahead.
+_MAKERS, _ROOM = 4, 2**20
+# Ctrl-C and SIGTERM, which may reach every process of a run, are left to the one that trains: it has a step to end.
+_PROGRAM = """
+import signal, sys
+for kind in (signal.SIGINT, signal.SIGTERM):
+    signal.signal(kind, signal.SIG_IGN)
+from avow.training.ahead import make
+make(*map(int, sys.argv[1:]))
+"""
 
 
 def ahead(batches: Batches, until: int) -> Iterator[Step]:
     """The steps from where `batches` stands until a last one, in order, in memory from which a GPU can fetch."""
-    steps = _made(batches, until)
-    # Makers are deaf to the signal that Python sends them before it waits for their end; this one they heed.
-    atexit.register(_close, weakref.ref(steps))
-    return steps
+    begin, count = batches.position, max(1, min(_MAKERS, (os.cpu_count() or 1) // 2))
+    with tempfile.TemporaryFile() as told:
+        pickle.dump(batches, told)
+        told.flush()
+        # They begin now, and not when the first step is asked for: until then there is time.
+        makers = [_Maker(told, range(begin + first, until, count)) for first in range(count)]
+    return _in_turn(batches, until, makers)
 
 
-def _close(steps: weakref.ref[Generator[Step, None, None]]) -> None:
-    if (left := steps()) is not None:
-        left.close()
-
-
-def _made(batches: Batches, until: int) -> Generator[Step, None, None]:
-    makers = max(1, min(_MAKERS, (os.cpu_count() or 1) // 2))
-    loader: DataLoader[Any] = DataLoader(
-        _Steps(batches),
-        batch_size=None,
-        sampler=range(batches.position, until),
-        num_workers=makers,
-        prefetch_factor=_DEPTH,
-        pin_memory=torch.cuda.is_available(),
-        # Makers never touch the GPU, and what they read is already in memory: nothing needs to be sent to them.
-        multiprocessing_context="fork",
-        # Else the loader would draw from torch's own generator, which belongs to dropout.
-        generator=torch.Generator(),
-        worker_init_fn=_deaf,
-    )
-    for step in loader:
+def _in_turn(batches: Batches, until: int, makers: list[_Maker]) -> Iterator[Step]:
+    for number in range(until - batches.position):
+        step = makers[number % len(makers)].next()
         batches.position += 1
         yield step
+
+
+class _Maker:
+    """A process that makes some steps of batches, which lie in a file; it ends when this is forgotten."""
+
+    def __init__(self, batches: IO[bytes], steps: range) -> None:
+        self._pinned = torch.cuda.is_available()
+        self._process = subprocess.Popen(
+            [sys.executable, "-P", "-c", _PROGRAM, *map(str, (steps.start, steps.stop, steps.step))],
+            stdin=batches,
+            stdout=subprocess.PIPE,
+            pipesize=_ROOM,
+            # The same modules can be found there as here.
+            env=os.environ | {"PYTHONPATH": os.pathsep.join(map(os.path.abspath, sys.path)), "OMP_NUM_THREADS": "1"},
+            start_new_session=True,
+        )
+        weakref.finalize(self, _end, self._process)
+
+    def next(self) -> Step:
+        """The next of its steps."""
+        assert self._process.stdout is not None
+        try:
+            micros, targets, positions = pickle.load(self._process.stdout)
+        except (EOFError, pickle.UnpicklingError) as problem:
+            rule = "must make batches until the last step"
+            remedy = "see what it said, or what else ended it, and resume from the last checkpoint"
+            raise LostRank("maker of batches", "gone", rule, remedy) from problem
+        return Step(tuple(Micro(*map(self._tensor, micro)) for micro in micros), targets, positions)
+
+    def _tensor(self, numbers: np.ndarray) -> torch.Tensor:
+        room = torch.empty(numbers.shape, dtype=torch.int64, pin_memory=self._pinned)
+        return room.copy_(torch.from_numpy(numbers))
+
+
+def _end(process: subprocess.Popen[bytes]) -> None:
+    process.kill()
+    process.wait()
+    assert process.stdout is not None
+    process.stdout.close()
+
+
+def make(begin: int, until: int, every: int) -> None:
+    """Write steps of the batches in standard input to standard output: what a maker does."""
+    torch.set_num_threads(1)
+    # Others read the same file: none may move the place where it is read.
+    with mmap.mmap(0, 0, access=mmap.ACCESS_READ) as whole:
+        batches: Batches = pickle.loads(whole)
+    told = os.dup(1)
+    os.dup2(2, 1)  # What else prints must not mix with the steps.
+    with contextlib.suppress(BrokenPipeError), open(told, "wb") as steps:
+        for number in range(begin, until, every):
+            pickle.dump(_plain(batches.at(number)), steps)
+            steps.flush()
+
+
+def _plain(step: Step) -> Any:
+    """A step without tensors, which take long to pickle; numbers of characters fit into half the bytes."""
+    return [[x.numpy().astype(np.int32) for x in micro] for micro in step.micros], step.targets, step.positions

@@ -23,6 +23,8 @@ from avow.training.vocabulary import PAD
 
 # Widths are rounded up to this: what tensor cores like, and few shapes for a compiler to meet.
 MULTIPLE = 8
+# A step may touch the end of one epoch and the beginning of the next, or several small epochs.
+_order = functools.lru_cache(maxsize=4)(shuffled)
 
 
 class Examples(Protocol):
@@ -50,12 +52,6 @@ class Step:
     micros: tuple[Micro, ...]
     targets: int
     positions: int
-
-    def pin_memory(self) -> Step:
-        """The same where a GPU can fetch it by itself; torch's loader asks for this name."""
-        return Step(
-            tuple(Micro(*(x.pin_memory() for x in micro)) for micro in self.micros), self.targets, self.positions
-        )
 
 
 class Mixture:
@@ -109,8 +105,6 @@ class Batches(Iterator[Step]):
         self.examples, self.size, self.seed, self.block = examples, size, seed, block
         self.accumulate, self.rank, self.world, self.position = accumulate, rank, world, position
         self.narrowest = narrowest  # Tokens that every sequence is padded to, where each of some processes needs one.
-        # A step may touch the end of one epoch and the beginning of the next, or several small epochs.
-        self._order = functools.lru_cache(maxsize=4)(lambda epoch: shuffled(seed, epoch, len(examples)))
 
     def __next__(self) -> Step:
         step = self.at(self.position)
@@ -126,7 +120,8 @@ class Batches(Iterator[Step]):
         epochs, places = np.divmod(np.arange(step * self.size, (step + 1) * self.size), len(self.examples))
         indices = np.empty_like(places)
         for epoch in np.unique(epochs):
-            indices[epochs == epoch] = self._order(int(epoch))[places[epochs == epoch]]
+            order = _order(self.seed, int(epoch), len(self.examples))
+            indices[epochs == epoch] = order[places[epochs == epoch]]
         return epochs, indices
 
     def at(self, step: int) -> Step:

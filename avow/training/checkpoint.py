@@ -11,7 +11,6 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import json
-import os
 import shutil
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -23,6 +22,7 @@ import safetensors.torch
 import torch
 from torch import Tensor, nn
 
+from avow import atomic
 from avow.errors import FileError
 
 FORMAT = "avow checkpoint 1"
@@ -55,7 +55,7 @@ def save(snapshot: Snapshot, folder: Path) -> Path:
             # Tied weights share memory, which safetensors refuses: each name gets a copy of its own.
             content = safetensors.torch.save({key: x.detach().cpu().clone().contiguous() for key, x in tensors.items()})
             digests[f"{name}.safetensors"] = hashlib.sha256(content).hexdigest()
-            _put(temporary / f"{name}.safetensors", content)
+            atomic.put(temporary / f"{name}.safetensors", content)
         finish(snapshot, folder, FORMAT, digests)
     return final
 
@@ -91,12 +91,10 @@ def finish(snapshot: Snapshot, folder: Path, kind: str, digests: Mapping[str, st
         "facts": snapshot.facts,
         "digests": dict(digests),
     }
-    _put(temporary / "state.json", json.dumps(state, indent=1, ensure_ascii=False).encode())
-    _flush(temporary)
+    atomic.put(temporary / "state.json", json.dumps(state, indent=1, ensure_ascii=False))
     if final.exists():
         shutil.rmtree(final)  # Damaged, or it would not be written again.
-    temporary.rename(final)
-    _flush(folder)
+    atomic.settle(temporary, final)
     for old in [path for path in checkpoints(folder) if path != final][:-1]:
         shutil.rmtree(old)
 
@@ -106,9 +104,11 @@ def failing_well(folder: Path, step: int) -> Iterator[None]:
     """Where a checkpoint cannot be written, leave nothing of it, and say what is left."""
     try:
         yield
-    except OSError as problem:
+    except BaseException as problem:
         shutil.rmtree(unfinished(folder, step), ignore_errors=True)
-        kept, rule = newest(folder), f"could not be written ({problem.strerror})"
+        if not isinstance(problem, OSError):
+            raise
+        kept, rule = newest(folder), f"cannot be written ({problem.strerror})"
         remedy = f"make room and resume from {kept}" if kept else "make room and start again"
         raise FileError("checkpoint", final_of(folder, step), rule, remedy) from problem
 
@@ -206,34 +206,6 @@ def _instead(path: Path) -> str:
     return (
         f"resume from the previous good one, {others[-1]}" if others else "there is no previous good one; start again"
     )
-
-
-def _put(path: Path, content: bytes) -> None:
-    with path.open("wb") as file:
-        file.write(content)
-        file.flush()
-        os.fsync(file.fileno())
-
-
-def put_whole(path: Path, text: str) -> None:
-    """Write a file that is at every moment the old one or the new one; its folder is made."""
-    temporary = path.with_name(f".writing-{path.name}")
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        _put(temporary, text.encode())
-        temporary.replace(path)
-    except OSError as problem:
-        rule = f"could not be written ({problem.strerror})"
-        raise FileError("file", path, rule, "make room, or name another folder") from problem
-
-
-def _flush(folder: Path) -> None:
-    """Make the names in a folder durable, not only the contents of its files."""
-    handle = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)
 
 
 def flattened(optimiser: Mapping[str, Any]) -> tuple[dict[str, Tensor], dict[str, Any]]:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import random
 from pathlib import Path
 
+from avow import atomic
 from avow.errors import ParameterError
 from avow.training.corpus import Corpus, Line, Question
 
@@ -65,9 +66,8 @@ def invent(people: int = 160, seed: int = 0, documents: int = len(SENTENCES)) ->
 
 def write_corpus(corpus: Corpus, folder: Path) -> None:
     """The corpus as wiki.txt, train.tsv and dev.tsv, as `read_corpus` reads them."""
-    folder.mkdir(parents=True, exist_ok=True)
     texts = {"wiki.txt": [line.text for line in corpus.documents]}
     for name, questions in (("train.tsv", corpus.train), ("dev.tsv", corpus.dev)):
         texts[name] = [f"{asked.question}\t{asked.answer}" for asked in questions]
     for name, lines in texts.items():
-        (folder / name).write_text("".join(f"{line}\n" for line in lines), encoding="utf-8")
+        atomic.write(folder / name, "".join(f"{line}\n" for line in lines))

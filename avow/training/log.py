@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import contextlib
 import csv
-import os
+import io
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from types import TracebackType
 from typing import Any
 
+from avow import atomic
 from avow.errors import FileError
 
 
@@ -43,13 +44,12 @@ class Log:
     def __init__(self, path: Path, step: int) -> None:
         self._path = path
         kept = [row for row in read_log(path) if int(row["step"]) <= step] if path.exists() else []
-        temporary = path.with_suffix(".writing")
+        whole = io.StringIO()
+        writer = csv.DictWriter(whole, COLUMNS)
+        writer.writeheader()
+        writer.writerows(kept)
+        atomic.write(path, whole.getvalue())
         with self._writable():
-            with temporary.open("w", newline="", encoding="utf-8") as file:
-                writer = csv.DictWriter(file, COLUMNS)
-                writer.writeheader()
-                writer.writerows(kept)
-            os.replace(temporary, path)
             self._board = _board(path.parent, step)
 
     def add(self, progress: Progress) -> None:
@@ -78,7 +78,7 @@ class Log:
         try:
             yield
         except OSError as problem:
-            rule = f"could not be written ({problem.strerror})"
+            rule = f"cannot be written ({problem.strerror})"
             raise FileError("log", self._path, rule, "make room and resume from the last checkpoint") from problem
 
 

@@ -24,6 +24,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
+from avow import atomic
 from avow.errors import NonFiniteError, ParameterError
 from avow.nn import build
 from avow.optim import adamw, warmup_cosine
@@ -181,7 +182,7 @@ class Trainer:
         """Train to the end, or until someone asks to stop."""
         self.model.train()
         if self.here.rank == 0:
-            checkpoint.put_whole(self.folder / "config.json", self.config.to_json())
+            atomic.write(self.folder / "config.json", self.config.to_json())
         record = Log(self.folder / "log.csv", self.step) if self.here.rank == 0 else nullcontext()
         pace = _Pace(self)
         last: Progress | None = None

@@ -17,8 +17,8 @@ from typing import Any
 
 import torch
 
+from avow import atomic
 from avow.errors import AvowError
-from avow.training import checkpoint
 from avow.training.config import TrainConfig
 from avow.training.data import corpus_of
 from avow.training.evaluation import evaluate
@@ -64,8 +64,8 @@ def run_arm(config: TrainConfig, folder: Path, progress: Any = None) -> str:
     if not done.interrupted:
         found = evaluate(done.model, done.vocabulary, corpus_of(config.data.corpus).dev)
         result = {"parameters": sum(p.numel() for p in done.model.parameters()), **so_far()}
-        checkpoint.put_whole(folder / RESULT, json.dumps({**result, "evaluation": found.plain()}, ensure_ascii=False))
-    checkpoint.put_whole(folder / SPENT, json.dumps(so_far()))
+        atomic.write(folder / RESULT, json.dumps({**result, "evaluation": found.plain()}, ensure_ascii=False))
+    atomic.write(folder / SPENT, json.dumps(so_far()))
     return "interrupted" if done.interrupted else "finished"
 
 
@@ -83,7 +83,7 @@ def _short(progress: Progress) -> dict[str, Any]:
 
 def _heed_the_end() -> None:
     """When nobody listens any more, stop as after SIGTERM: the run is saved and can be resumed."""
-    # Past Python's own buffer: its lock, held while waiting here, would stop every process that is forked meanwhile.
+    # Past Python's own buffer: its lock, held while waiting here, would keep the process from ending.
     while os.read(0, 4096):
         pass
     os.kill(os.getpid(), signal.SIGTERM)

@@ -1,0 +1,65 @@
+"""Files and folders that are whole or not there, whatever comes between: an error, Ctrl-C, a crash, a power cut.
+
+What is new is written beside its place under another name, flushed to the disk, and renamed; the folder it lies in is
+flushed after that, since a name may be lost as a content may. Where it fails, nothing of it is left.
+"""
+
+from __future__ import annotations
+
+import os
+import secrets
+from pathlib import Path
+
+from avow.errors import FileError
+
+
+def write(path: Path, content: str | bytes) -> None:
+    """Put content where `path` says, all of it or none: whatever stood there stays until the new file is whole."""
+    ready(path)
+    temporary = path.with_name(f".{path.name}.{secrets.token_hex(4)}")
+    try:
+        put(temporary, content)
+        settle(temporary, path)
+    except OSError as problem:
+        raise FileError("path", path, f"cannot be written ({problem.strerror})", "name another place") from problem
+    finally:
+        temporary.unlink(missing_ok=True)
+
+
+def ready(path: Path) -> None:
+    """Make the folder of a file to come, or say why it cannot be written: before the work, not after it."""
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+    except OSError as problem:
+        raise FileError("path", path, f"has no folder ({problem.strerror})", "name another place") from problem
+    if path.is_dir():
+        raise FileError("path", path, "is a folder", "name a file in it")
+    if path.exists() and not path.is_file():
+        raise FileError("path", path, "is no plain file", "name another place")  # A device must not be replaced.
+    if not os.access(path.parent, os.W_OK):
+        raise FileError("path", path, "lies in a folder that cannot be written", "name another place")
+
+
+def put(path: Path, content: str | bytes) -> None:
+    """Write a file that was not there, down to the disk."""
+    with path.open("xb") as file:
+        file.write(content.encode() if isinstance(content, str) else content)
+        file.flush()
+        os.fsync(file.fileno())
+
+
+def settle(temporary: Path, final: Path) -> None:
+    """Give a file, or a folder whose files are on the disk, its name: in one moment, and for good."""
+    if temporary.is_dir():
+        _flush(temporary)
+    os.replace(temporary, final)
+    _flush(final.parent)
+
+
+def _flush(folder: Path) -> None:
+    """Make the names in a folder durable, not only the contents of its files."""
+    handle = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)

@@ -1,0 +1,81 @@
+"""What is written is whole or not there, and nothing else is left behind."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+from avow import atomic
+from avow.errors import FileError
+
+
+def test_a_file_is_replaced_whole(tmp_path: Path) -> None:
+    path = tmp_path / "new" / "page.html"
+    atomic.write(path, "old")
+    atomic.write(path, b"new")
+    assert path.read_text() == "new" and os.listdir(path.parent) == ["page.html"]
+
+
+@pytest.mark.parametrize("moment", ["fsync", "replace"])
+@pytest.mark.parametrize("failure", [KeyboardInterrupt(), OSError(28, "No space left on device")])
+def test_a_write_that_fails_leaves_the_old_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, failure: BaseException, moment: str
+) -> None:
+    path = tmp_path / "page.html"
+    atomic.write(path, "old")
+
+    def fail(*_: object) -> None:
+        raise failure
+
+    monkeypatch.setattr(os, moment, fail)
+    words = r"page\.html cannot be written \(No space left on device\); name another place$"
+    with pytest.raises(FileError, match=words) if isinstance(failure, OSError) else pytest.raises(KeyboardInterrupt):
+        atomic.write(path, "new")
+    assert path.read_text() == "old" and os.listdir(tmp_path) == ["page.html"]
+
+
+def test_what_is_renamed_is_on_the_disk_and_so_is_its_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    done: list[str] = []
+    fsync, replace = os.fsync, os.replace
+
+    def flushed(handle: int) -> None:
+        done.append("folder" if os.path.isdir(f"/proc/self/fd/{handle}") else "file")
+        fsync(handle)
+
+    def renamed(*paths: Path) -> None:
+        done.append("renamed")
+        replace(*paths)
+
+    monkeypatch.setattr(os, "fsync", flushed)
+    monkeypatch.setattr(os, "replace", renamed)
+    atomic.write(tmp_path / "page.html", "new")
+    assert done == ["file", "renamed", "folder"]
+    done.clear()
+    (tmp_path / "writing").mkdir()
+    atomic.put(tmp_path / "writing" / "part", b"some")
+    atomic.settle(tmp_path / "writing", tmp_path / "whole")
+    assert done == ["file", "folder", "renamed", "folder"]
+    assert (tmp_path / "whole" / "part").read_bytes() == b"some" and not (tmp_path / "writing").exists()
+
+
+def test_a_file_may_be_read_by_whom_its_maker_lets(tmp_path: Path) -> None:
+    before = os.umask(0o027)
+    try:
+        atomic.write(tmp_path / "ours", "new")
+        (tmp_path / "plain").write_text("new")
+    finally:
+        os.umask(before)
+    assert (tmp_path / "ours").stat().st_mode == (tmp_path / "plain").stat().st_mode
+
+
+def test_a_place_that_cannot_be_written_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(FileError, match="is a folder; name a file in it"):
+        atomic.ready(tmp_path)
+    (tmp_path / "file").write_text("")
+    with pytest.raises(FileError, match=r"has no folder .*; name another place"):
+        atomic.ready(tmp_path / "file" / "page.html")
+    os.mkfifo(tmp_path / "pipe")
+    with pytest.raises(FileError, match="pipe is no plain file; name another place"):
+        atomic.write(tmp_path / "pipe", "would replace it")

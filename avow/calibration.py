@@ -10,6 +10,7 @@ import contextlib
 import dataclasses
 import itertools
 import json
+import math
 import os
 import time
 from collections.abc import Callable
@@ -22,6 +23,7 @@ from avow import atomic
 from avow.contract import Cost, Method, Problem, Sizes
 from avow.errors import FileError
 from avow.methods import all_methods
+from avow.params import as_float
 
 # Raise when the cost model or the way it is fitted changes: older files are then measured anew.
 VERSION = 3
@@ -87,9 +89,11 @@ def cache_file(device: str) -> Path:
 def _read(path: Path) -> dict[str, Rate] | None:
     try:
         plain = json.loads(path.read_text())
-        return {name: Rate(**rate) for name, rate in plain.items()}
-    except (OSError, ValueError, TypeError, AttributeError):
+        found = {name: Rate(**rate) for name, rate in plain.items()}
+    except (OSError, ValueError, TypeError, AttributeError, RecursionError):
         return None
+    known = all(0 <= as_float(x) < math.inf for rate in found.values() for x in dataclasses.astuple(rate))
+    return found if known else None
 
 
 def _write(path: Path, measured: dict[str, Rate]) -> None:

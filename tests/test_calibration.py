@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 from pathlib import Path
 
@@ -119,6 +120,11 @@ def test_a_cache_that_lacks_a_method_is_measured_anew(cache: Path, measured: lis
         '{"exact": {"launch": 1}}',
         '{"exact": {"launch": 1, "pointwise": 2, "flop": 3, "more": 4}}',
         "\x00\x01",
+        *(
+            json.dumps({name: {"launch": odd, "pointwise": 1.0, "flop": 1.0} for name in avow.all_methods()})
+            for odd in ("1", None, -1.0, math.nan, math.inf, [], True)
+        ),
+        "[" * 100_000,
     ],
 )
 def test_an_unreadable_cache_is_ignored_and_replaced(text: str, cache: Path, measured: list[str]) -> None:

@@ -6,6 +6,7 @@ import json
 import os
 import re
 import resource
+import shutil
 from pathlib import Path
 
 import pytest
@@ -100,9 +101,30 @@ def spoil_lose(path: Path) -> None:
     (path / "generators.safetensors").unlink()
 
 
-def spoil_unlist(path: Path) -> None:
+def respell(path: Path, changed: dict[str, object]) -> None:
     state = json.loads((path / "state.json").read_text())
-    (path / "state.json").write_text(json.dumps(state | {"digests": {}}))
+    (path / "state.json").write_text(json.dumps(state | changed))
+
+
+def spoil_unlist(path: Path) -> None:
+    respell(path, {"digests": {}})
+
+
+def spoil_step(path: Path) -> None:
+    respell(path, {"step": 3})
+
+
+def spoil_schedule(path: Path) -> None:
+    respell(path, {"schedule": {"last_epoch": 1}})
+
+
+def spoil_digests(path: Path) -> None:
+    respell(path, {"digests": None})
+
+
+def spoil_name(path: Path) -> None:
+    shutil.rmtree(path)
+    shutil.copytree(path.with_name("step-00000001"), path)
 
 
 @pytest.mark.parametrize(
@@ -111,9 +133,13 @@ def spoil_unlist(path: Path) -> None:
         (spoil_truncate, "is damaged: weights.safetensors is not what was written"),
         (spoil_flip, "is damaged: optimiser.safetensors is not what was written"),
         (spoil_cut_state, "has a state.json that cannot be read"),
-        (spoil_foreign, "is no 'avow checkpoint 1'"),
+        (spoil_foreign, "is no 'avow checkpoint 2'"),
         (spoil_lose, "is damaged: generators.safetensors is not what was written"),
-        (spoil_unlist, "is damaged: weights.safetensors is not what was written"),
+        (spoil_unlist, "is damaged: state.json is not what was written"),
+        (spoil_step, "is damaged: state.json is not what was written"),
+        (spoil_schedule, "is damaged: state.json is not what was written"),
+        (spoil_digests, "is damaged: state.json is not what was written"),
+        (spoil_name, "holds step 1 under another's name"),
     ],
 )
 def test_a_damaged_one_is_refused_and_the_previous_good_one_named(tmp_path: Path, spoil, words: str) -> None:  # type: ignore[no-untyped-def]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import math
+import re
 
 import pytest
 import torch
@@ -13,7 +14,7 @@ from torch.nn.functional import scaled_dot_product_attention
 
 import avow
 from avow.contract import Certificate, Cost, Kind, Problem, Sizes
-from avow.errors import ParameterError
+from avow.errors import InputError, ParameterError
 
 
 def tensors(*lead: int, n: int = 5, s: int = 7, d: int = 4, e: int = 3) -> tuple[Tensor, Tensor, Tensor]:
@@ -198,6 +199,41 @@ def test_json_may_leave_the_rows_out() -> None:
     made = certificate()
     assert "rows" not in json.loads(made.to_json(rows=False))
     assert Certificate.from_json(made.to_json(rows=False)).bound == made.bound
+
+
+@pytest.mark.parametrize(
+    ("changed", "why"),
+    [
+        ({"kind": "certain"}, "its kind is 'certain'"),
+        ({"kind": []}, "its kind is []"),
+        ({"bound": -1.0}, "its bound is none, or below that of a row"),
+        ({"bound": "nan"}, "its bound is none, or below that of a row"),
+        ({"bound": 0.0}, "its bound is none, or below that of a row"),
+        ({"bound": None}, "TypeError: "),
+        ({"confidence": 2}, "its confidence or coverage is no share"),
+        ({"rounding": "yes"}, "its confidence or coverage is no share"),
+        ({"method": 3}, "its words are none"),
+        ({"parameters": []}, "its words are none"),
+        ({"assumptions": [1]}, "its words are none"),
+        ({"rows": {"shape": [7], "values": [0.1]}}, "RuntimeError: "),
+        ({"rows": {"shape": [1], "values": ["x"]}}, "ValueError: "),
+        ({"rows": {"shape": [1], "values": [-0.1]}}, "its bound is none, or below that of a row"),
+        ({"cost": {"flops": 1}}, "TypeError: "),
+        ({"cost": {"flops": "1", "pointwise": 1, "launches": 1, "peak_bytes": 1}}, "its cost is none"),
+        ({"more": 1}, "TypeError: "),
+    ],
+    ids=str,
+)
+def test_what_no_certificate_says_is_refused(changed: dict[str, object], why: str) -> None:
+    plain = json.loads(certificate(cost=Cost(1, 2, 3, 4)).to_json()) | changed
+    with pytest.raises(InputError, match=re.escape(f"is no certificate ({why}")):
+        Certificate.from_json(json.dumps(plain))
+
+
+@pytest.mark.parametrize("text", ["", "{", "[]", "3", "null", "[" * 100_000])
+def test_what_is_no_certificate_is_refused(text: str) -> None:
+    with pytest.raises(InputError, match=r"is no certificate .*; pass what Certificate\.to_json wrote"):
+        Certificate.from_json(text)
 
 
 def test_a_certificate_cannot_be_changed() -> None:

@@ -103,6 +103,24 @@ def test_keys_of_any_size_decode_without_overflow(attention: str) -> None:
     torch.testing.assert_close(steps, whole, rtol=1e-4, atol=1e-4 * float(whole.abs().max()))
 
 
+@decoders
+@pytest.mark.parametrize("causal", [True, False])
+@torch.no_grad()
+def test_tokens_too_large_for_single_precision_are_read_between_others(attention: str, causal: bool) -> None:
+    module = Attention(8, 2, attention, causal=causal, **DECODERS[attention])
+    x = torch.randn(1, 30, 8)
+    x[:, 10:12] *= 1e15
+    whole = module(x)
+    assert bool(whole.isfinite().all())
+    if causal:
+        memory = module.start(30)
+        steps = torch.cat([module.step(part, memory) for part in x.split([1, 9, 1, 1, 1, 17], 1)], 1)
+        torch.testing.assert_close(
+            steps[:, :10], whole[:, :10], rtol=1e-4, atol=1e-4 * float(whole[:, :10].abs().max())
+        )
+        assert bool(steps.isfinite().all())
+
+
 def held(cache: Cache) -> int:
     """Numbers a cache holds for what it has read, the draw not counted."""
     total = 0

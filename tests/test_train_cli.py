@@ -311,7 +311,8 @@ def test_a_checkpoint_of_another_architecture_is_refused() -> None:
         "leave it out: the checkpoint knows its model"
     )
     path = Path("base/checkpoints/step-00000014/state.json")
-    path.write_text(path.read_text().replace('"width": 16', '"width": 32'))
+    state = json.loads(path.read_text().replace('"width": 16', '"width": 32'))
+    path.write_text(json.dumps(checkpoint.sealed(state)))
     line = refused("evaluate", "base")
     assert "step-00000014 is of another architecture: " in line
     assert line.endswith("use the model configuration it was trained with")

@@ -132,7 +132,7 @@ def test_shares_of_another_architecture_are_refused(grid: Path, tmp_path: Path) 
     state = json.loads((path / "state.json").read_text())
     state["facts"]["config"]["model"]["layers"] = 3
     shutil.copytree(path, tmp_path / path.name)
-    (tmp_path / path.name / "state.json").write_text(json.dumps(state))
+    (tmp_path / path.name / "state.json").write_text(json.dumps(checkpoint.sealed(state)))
     with pytest.raises(FileError, match=re.escape("is of another architecture: blocks.2.")):
         load_model(tmp_path / path.name)
 

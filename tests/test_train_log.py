@@ -5,6 +5,7 @@ from __future__ import annotations
 import builtins
 import re
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -86,3 +87,32 @@ def test_a_log_that_cannot_be_written_is_said(tmp_path: Path) -> None:
         words = "log.csv cannot be written (Is a directory); make room and resume from the last checkpoint"
         with pytest.raises(FileError, match=re.escape(words)):
             log.add(line(1))
+
+
+def test_what_is_no_line_of_numbers_is_forgotten(tmp_path: Path) -> None:
+    path = tmp_path / "log.csv"
+    with Log(path, 0) as log:
+        for step in (1, 2, 3):
+            log.add(line(step))
+    lines = path.read_text().splitlines()
+    path.write_text(
+        "\n".join([lines[0], lines[0], lines[1] + ",7", lines[2].replace("1.0", "x"), lines[3][:9], lines[3]])
+    )
+    with Log(path, 9):
+        assert [row["step"] for row in read_log(path)] == ["1", "3"]
+
+
+@pytest.mark.parametrize(
+    ("spoil", "words"),
+    [
+        (lambda path: path.write_bytes(b"\xff\xfe"), "is no CSV ('utf-8' codec can't decode byte 0xff"),
+        (lambda path: path.mkdir(), "cannot be read (Is a directory)"),
+    ],
+    ids=["bytes", "folder"],
+)
+def test_a_log_that_cannot_be_read_is_said(tmp_path: Path, spoil: Callable[[Path], None], words: str) -> None:
+    spoil(tmp_path / "log.csv")
+    with pytest.raises(
+        FileError, match=f"log={re.escape(f'{tmp_path}/log.csv {words}')}.*; move it away: a run goes on"
+    ):
+        Log(tmp_path / "log.csv", 0)

@@ -7,11 +7,14 @@ import json
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 import torch
 from jaxtyping import Float
 from torch import Tensor
+
+from avow.errors import InputError
+from avow.params import as_float
 
 Kind = Literal["deterministic", "statistical", "sampled", "none"]
 
@@ -101,14 +104,39 @@ class Certificate:
 
     @staticmethod
     def from_json(text: str) -> Certificate:
-        """The certificate `to_json` wrote."""
-        plain = json.loads(text)
-        stored = plain.pop("rows", {"shape": [0], "values": []})
-        values = torch.tensor([float(x) for x in stored["values"]], dtype=torch.float64)
-        cost = plain.pop("cost")
-        plain["bound"] = float(plain["bound"])
-        plain["assumptions"] = tuple(plain["assumptions"])
-        return Certificate(**plain, rows=values.reshape(stored["shape"]), cost=None if cost is None else Cost(**cost))
+        """The certificate `to_json` wrote; what no certificate says is refused."""
+        try:
+            plain = json.loads(text)
+            stored = plain.pop("rows", {"shape": [0], "values": []})
+            values = torch.tensor([float(x) for x in stored["values"]], dtype=torch.float64)
+            cost = plain.pop("cost")
+            plain["bound"] = float(plain["bound"])
+            plain["assumptions"] = tuple(plain["assumptions"])
+            cost = None if cost is None else Cost(**cost)
+            made = Certificate(**plain, rows=values.reshape(stored["shape"]), cost=cost)
+        except (ValueError, KeyError, TypeError, AttributeError, RuntimeError, RecursionError) as problem:
+            raise _unread(text, f"{type(problem).__name__}: {problem}") from problem
+        if wrong := made._fault():
+            raise _unread(text, wrong)
+        return made
+
+    def _fault(self) -> str:
+        """What no certificate says, in words; empty where nothing is wrong."""
+        if self.kind not in get_args(Kind):
+            return f"its kind is {self.kind!r}"
+        words = (self.method, self.target, self.reason, *self.assumptions)
+        if not all(isinstance(x, str) for x in words) or not isinstance(self.parameters, dict):
+            return "its words are none"
+        shares = as_float(self.confidence), as_float(self.coverage)
+        if not all(0 <= x <= 1 for x in shares) or not isinstance(self.rounding, bool):
+            return "its confidence or coverage is no share"
+        counted = [] if self.cost is None else dataclasses.astuple(self.cost)
+        if not all(0 <= as_float(x) < math.inf for x in counted):
+            return "its cost is none"
+        # nan compares false with everything.
+        if not self.bound >= 0 or not bool(((self.rows >= 0) & (self.rows <= self.bound)).all()):
+            return "its bound is none, or below that of a row"
+        return ""
 
     def __str__(self) -> str:
         settings = ", ".join(f"{name}={value}" for name, value in self.parameters.items())
@@ -127,6 +155,11 @@ class Certificate:
         if self.cost is not None:
             lines.append(f"  cost     {self.cost.flops:.3g} flops, {self.cost.peak_bytes / 2**20:.1f} MiB at the peak")
         return "\n".join(lines)
+
+
+def _unread(text: str, why: str) -> InputError:
+    rule = f"is no certificate ({why[:200]})"
+    return InputError("certificate", repr(text[:40]), rule, "pass what Certificate.to_json wrote")
 
 
 def _finite_or_word(x: float) -> float | str:

@@ -59,6 +59,13 @@ class FeatureState(NamedTuple):
     sums: scan.State
     size: Float[Tensor, "b g 1 1"] | None
 
+    def to(self, dtype: torch.dtype) -> FeatureState:
+        """The same state in another type; the draw keeps its own."""
+        top, sums, total, steps = self.sums
+        kept = scan.State(top.to(dtype), sums.to(dtype), total.to(dtype), steps)
+        frame = Frame(*(x.to(dtype) for x in self.frame))
+        return FeatureState(self.directions, frame, kept, None if self.size is None else self.size.to(dtype))
+
 
 class Trace(NamedTuple):
     """What the certificate must know of the run: besides the draw and the frame, lengths in the frame."""
@@ -101,6 +108,9 @@ class RandomFeatures(Method):
                 feature_maps.plain_frame(p.k, wide) if p.causal else feature_maps.centred_frame(rows, p.k, seen, wide)
             )
         else:
+            # Sums over keys so far may be wider than these keys need, or narrower.
+            wide = torch.promote_types(wide, initial_state.sums.sums.dtype)
+            initial_state = initial_state.to(wide)
             directions, frame = initial_state.directions, initial_state.frame
         fast = self._by_kernels(p, directions, frame, initial_state)
         if fast is not None:

@@ -1,9 +1,9 @@
 """All that a run needs to go on, in a folder that is either whole or not there.
 
 A checkpoint is `step-00000100/` with weights, optimiser state and generators as safetensors, and `state.json` with
-the rest and the digest of every file. It is written under another name, flushed to the disk, and renamed: a crash at
-any moment leaves the one before. Nothing in it is pickled, so nothing in it can run. Processes that hold a model in
-shares write shares (`avow.training.shares`), and everything here reads them as if they were whole.
+the rest and the digest of every file, its own among them. It is written under another name, flushed to the disk, and
+renamed: a crash at any moment leaves the one before. Nothing in it is pickled, so nothing in it can run. Processes that
+hold a model in shares write shares (`avow.training.shares`), and everything here reads them as if they were whole.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from torch import Tensor, nn
 from avow import atomic
 from avow.errors import FileError
 
-FORMAT = "avow checkpoint 1"
+FORMAT = "avow checkpoint 2"
 SHARES = f"{FORMAT} in shares"
 TENSORS = ("weights", "optimiser", "generators")
 
@@ -91,12 +91,18 @@ def finish(snapshot: Snapshot, folder: Path, kind: str, digests: Mapping[str, st
         "facts": snapshot.facts,
         "digests": dict(digests),
     }
-    atomic.put(temporary / "state.json", json.dumps(state, indent=1, ensure_ascii=False))
+    atomic.put(temporary / "state.json", json.dumps(sealed(state), indent=1, ensure_ascii=False))
     if final.exists():
         shutil.rmtree(final)  # Damaged, or it would not be written again.
     atomic.settle(temporary, final)
     for old in [path for path in checkpoints(folder) if path != final][:-1]:
         shutil.rmtree(old)
+
+
+def sealed(state: Mapping[str, Any]) -> dict[str, Any]:
+    """A state as JSON has it, with a digest over all that it says."""
+    plain = json.loads(json.dumps({name: value for name, value in state.items() if name != "digest"}))
+    return plain | {"digest": hashlib.sha256(json.dumps(plain, sort_keys=True).encode()).hexdigest()}
 
 
 @contextlib.contextmanager
@@ -186,10 +192,14 @@ def fault(path: Path) -> str | None:
         state = json.loads((path / "state.json").read_text(encoding="utf-8"))
     except FileNotFoundError:
         return "holds no state.json" if path.exists() else "does not exist"
-    except (OSError, ValueError):
+    except (OSError, ValueError, RecursionError):
         return "has a state.json that cannot be read"
     if not isinstance(state, dict) or state.get("format") not in (FORMAT, SHARES):
         return f"is no {FORMAT!r}"
+    if state.get("digest") != sealed(state)["digest"]:
+        return "is damaged: state.json is not what was written"
+    if path.name.startswith("step-") and path.name != final_of(path.parent, state["step"]).name:
+        return f"holds step {state['step']} under another's name"
     whole = [f"{x}.safetensors" for x in TENSORS]
     # Whatever lies beside shares would be read with them.
     there = {file.name for file in path.glob("*.safetensors")} | state["digests"].keys()

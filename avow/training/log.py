@@ -43,7 +43,7 @@ class Log:
 
     def __init__(self, path: Path, step: int) -> None:
         self._path = path
-        kept = [row for row in read_log(path) if int(row["step"]) <= step] if path.exists() else []
+        kept = [row for row in read_log(path) if float(row["step"]) <= step] if path.exists() else []
         whole = io.StringIO()
         writer = csv.DictWriter(whole, COLUMNS)
         writer.writeheader()
@@ -92,7 +92,22 @@ def _board(folder: Path, step: int) -> Any:
 
 
 def read_log(path: Path) -> list[dict[str, str]]:
-    """The lines of a log; one that a crash cut short is left out."""
-    with path.open(newline="", encoding="utf-8") as file:
-        rows = list(csv.DictReader(file))
-    return [row for row in rows if all(row.get(column) for column in COLUMNS)]
+    """The lines of a log; one that a crash cut short is left out, and so is one that holds anything but numbers."""
+    try:
+        with path.open(newline="", encoding="utf-8") as file:
+            rows = list(csv.DictReader(file))
+    except OSError as problem:
+        rule = f"cannot be read ({problem.strerror})"
+        raise FileError("log", path, rule, "move it away: a run goes on without it") from problem
+    except (UnicodeDecodeError, csv.Error) as problem:
+        raise FileError("log", path, f"is no CSV ({problem})", "move it away: a run goes on without it") from problem
+    lines = [{column: row.get(column) or "" for column in COLUMNS} for row in rows]
+    return [line for line in lines if all(map(_is_number, line.values()))]
+
+
+def _is_number(text: str) -> bool:
+    try:
+        float(text)
+    except ValueError:
+        return False
+    return True

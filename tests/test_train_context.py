@@ -20,8 +20,7 @@ from torch import Tensor
 from torch._C._distributed_c10d import HashStore
 
 from avow.errors import FileError, LostRank, ParameterError, ShapeError
-from avow.nn.attention import Attention
-from avow.nn.shard import Shard
+from avow.nn.attention import Attention, Shard
 from avow.training import checkpoint, going_on, load_model, read_config, train, watch
 from avow.training.batches import Batches
 from avow.training.context import Grid

@@ -72,10 +72,15 @@ def train(
 ) -> Trained:
     """Train as configured and leave everything in `folder`.
 
-    `resume=True` goes on from the last checkpoint there, if there is one; a path goes on from that checkpoint.
+    `resume=True` goes on from the last checkpoint there, if there is one; a path goes on from that checkpoint. First
+    weights and dropout draw from torch's own generators, which know no others; they are left as they were found.
     """
     with ranks(config.run.device, config.run.timeout) as here:
-        return Trainer(config, Path(folder), here, resume).run(progress)
+        before = checkpoint.generators()
+        try:
+            return Trainer(config, Path(folder), here, resume).run(progress)
+        finally:
+            checkpoint.restore_generators(before)
 
 
 def summed_loss(logits: Float[Tensor, "b n c"], targets: Tensor) -> Float[Tensor, ""]:

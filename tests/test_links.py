@@ -60,7 +60,7 @@ def test_an_answer_that_is_not_one_shards_is_caught() -> None:
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("ranks", [2, 4, 64])
 def test_the_model_is_that_of_the_calls_themselves(ranks: int, dtype: torch.dtype) -> None:
-    """Apart from what processes say to agree; of the other ways `bytes_sent`, which is counted, is made of the model."""
+    """Apart from what processes say to agree; of the other ways `bytes_sent`, which is counted, is made of it."""
     z = Sizes(2, 8, 4, 64 * ranks, 64 * ranks, 32, 24, dtype)
     assert links.ring(z, ranks).sent == ring_bytes(z, [64] * ranks, 0) - (ranks - 1) * PAGE
 

@@ -8,7 +8,7 @@ import re
 
 import pytest
 
-PACKAGES = ["avow.nn", "avow.distributed"]
+PACKAGES = ["avow.nn", "avow.distributed", "avow.training"]
 
 
 def named(text: str) -> list[str]:

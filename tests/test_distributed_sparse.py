@@ -18,7 +18,7 @@ from torch import Tensor
 import avow
 from avow.bench import shards
 from avow.contract import Problem
-from avow.distributed import simulated, sparse_budget, sparse_draws
+from avow.distributed import simulated, sparse_budget, sparse_draws, sparse_script
 from avow.distributed.bytes_sent import sparse_bytes
 from avow.distributed.scripts import over_processes, side_by_side
 from avow.distributed.sparse import attend_sparse, own_generator

@@ -11,6 +11,6 @@ def apply(model: Any, plan: Any) -> None:
     `avow profile` writes plans; `avow.integrations.transformers.disable` takes this one back. A plan that was made for
     another model is refused, and the model stays as it was.
     """
-    from avow.integrations.transformers.application import apply as into
+    from avow.integrations.transformers.model_plan import apply as into
 
     into(model, plan)

@@ -16,7 +16,7 @@ from avow.maths.cholesky import candidates, rounds
 
 # Numbers beside its answer that a row of a partial answer travels with, so that its certificate can be merged.
 _PARTIAL = 10
-# Sparse attention's rounds: bins and shares as `avow.distributed.shares` has them, and plans as `draws` does.
+# Sparse attention's rounds: bins and shares as `avow.distributed.sparse_budget` has them, plans as `sparse_draws` does.
 _FIRST_BINS, _BINS, _SHARES = 128, 160, 3
 _PLAN_BINS, _LADDER = 256, 4
 
@@ -136,16 +136,25 @@ def landmarks(z: Sizes, ranks: int, rank: int) -> Load:
 
     Proposals are shared out by heads: more ranks than heads send more.
     """
+    return proposals(z, ranks, rank, -(-z.keys // ranks)) + around_landmarks(z, ranks, rank)
+
+
+def proposals(z: Sizes, ranks: int, rank: int, longest: int) -> Load:
+    """What choosing so many landmarks takes, where the longest shard has `longest` keys."""
+    heads, few = z.batch * z.key_heads, candidates(z.keys, rank)
+    sought = NOTHING if few == z.keys else combined(1, heads, 2 * min(few, longest), 8, ranks)
+    return sought + _sum(
+        combined(1, heads, 2 * (span.stop - span.start) * (1 + z.dim + span.start), 8, ranks) for span in rounds(rank)
+    )
+
+
+def around_landmarks(z: Sizes, ranks: int, rank: int) -> Load:
+    """What attention by landmarks takes besides: a frame, the factor of their kernel, sums for bounds, and states."""
     heads = z.batch * z.key_heads
     frame = combined(heads, z.dim, _FRAME, 8, ranks)
     factor = combined(1, heads, 2 * (rank * z.dim + 1) + rank * rank + 1, 8, ranks)
-    few = candidates(z.keys, rank)
-    sought = NOTHING if few == z.keys else combined(1, heads, 2 * min(few, -(-z.keys // ranks)), 8, ranks)
-    proposed = _sum(
-        combined(1, heads, 2 * (span.stop - span.start) * (1 + z.dim + span.start), 8, ranks) for span in rounds(rank)
-    )
     bounds = told_to_all(8 * 3 * heads, ranks)
-    return frame + sought + proposed + factor + bounds + combined(heads, rank, 2 * (z.value_dim + 2), 8, ranks)
+    return frame + factor + bounds + combined(heads, rank, 2 * (z.value_dim + 2), 8, ranks)
 
 
 def method_load(method: Method, z: Sizes, ranks: int) -> Load:

@@ -20,9 +20,9 @@ import torch
 
 from avow.attend import Attended
 from avow.contract import Problem
-from avow.distributed.readings import Reading
-from avow.distributed.rounds import side_by_side
-from avow.distributed.sparse_rounds import Wish, shard_script
+from avow.distributed.scripts import side_by_side
+from avow.distributed.sparse_reports import Reading
+from avow.distributed.sparse_script import Wish, shard_script
 from avow.errors import RangeError, ToleranceUnreachable
 from avow.links import Load
 from avow.maths.sketch import GROUP, sketched

@@ -12,9 +12,9 @@ import torch
 from torch import Tensor
 
 from avow.errors import AvowError
-from avow.nn.shard import Shard
+from avow.nn.attention import Shard
 from avow.training import checkpoint, loop, train
-from avow.training.context import Grid
+from avow.training.grid import Grid
 from tests import lose
 from tests.launch import launched
 from tests.runs import small

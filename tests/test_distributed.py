@@ -14,8 +14,8 @@ from torch import Tensor
 import avow
 from avow.contract import Sizes
 from avow.distributed import attend
+from avow.distributed.bytes_sent import shard_bytes
 from avow.distributed.traffic import counted
-from avow.distributed.volume import shard_bytes
 from avow.errors import ParameterError
 from tests.processes import message, together
 from tests.shards import HEADS, Case, apart, piece

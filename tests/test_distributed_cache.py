@@ -13,9 +13,9 @@ from torch import Tensor
 
 from avow.contract import Sizes
 from avow.distributed import ShardedCache
+from avow.distributed.bytes_sent import sparse_bytes
 from avow.distributed.cache import dealt
 from avow.distributed.traffic import counted
-from avow.distributed.volume import sparse_bytes
 from avow.errors import AvowError, ParameterError
 from avow.nn import KeyValueCache
 from tests.caches import errors

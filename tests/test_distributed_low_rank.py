@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from avow.contract import Sizes
-from avow.distributed.low_rank import low_rank_bytes
+from avow.distributed.bytes_sent import low_rank_bytes
 from avow.distributed.traffic import PAGE
 from avow.methods.low_rank import LowRank
 from tests.linear_shards import COUNTS, NEAR, SABOTAGED, SABOTAGES, cases, joined, said

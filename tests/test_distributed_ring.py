@@ -19,11 +19,11 @@ from torch.nn.parallel import DistributedDataParallel
 
 import avow
 from avow.contract import Sizes
-from avow.distributed import attend, blocks, circuit
+from avow.distributed import attend, blocks, ring_travel
+from avow.distributed.bytes_sent import ring_bytes
 from avow.distributed.ring import ring_attention
-from avow.distributed.route import Route
+from avow.distributed.ring_route import Route
 from avow.distributed.traffic import Transfer, counted
-from avow.distributed.volume import ring_bytes
 from tests.processes import message, together
 from tests.shards import HEADS, Case, apart, piece
 
@@ -350,10 +350,10 @@ def test_blocks_are_under_way_while_a_process_computes(monkeypatch: pytest.Monke
         def wait(self) -> None:
             events.append("there")
 
-    monkeypatch.setattr(circuit, "Pending", Silent)
+    monkeypatch.setattr(ring_travel, "Pending", Silent)
     monkeypatch.setattr(dist, "get_rank", lambda group: 1)
     k = torch.ones(1, 1, 2, 3)
-    for block, _, _ in circuit.visits(k, k, Route((2, 2, 2), (2, 2, 2), False), None):  # type: ignore[arg-type]
+    for block, _, _ in ring_travel.visits(k, k, Route((2, 2, 2), (2, 2, 2), False), None):  # type: ignore[arg-type]
         events.append(f"block {block}")
     assert events == [
         *("2 under way", "block 1", "there"),

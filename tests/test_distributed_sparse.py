@@ -18,12 +18,12 @@ from torch import Tensor
 import avow
 from avow.bench import shards
 from avow.contract import Problem
-from avow.distributed import draws, shares, simulated, sparse_rounds
-from avow.distributed.rounds import over_processes, side_by_side
+from avow.distributed import simulated, sparse_budget, sparse_draws, sparse_script
+from avow.distributed.bytes_sent import sparse_bytes
+from avow.distributed.scripts import over_processes, side_by_side
 from avow.distributed.sparse import attend_sparse, own_generator
 from avow.distributed.sparse_gradients import gradient_script
 from avow.distributed.traffic import counted
-from avow.distributed.volume import sparse_bytes
 from avow.errors import AvowError, NonFiniteError, ParameterError, ToleranceUnreachable
 from avow.links import sparse_rounds as sparse_rounds_load
 from avow.methods.sparse import Sparse
@@ -312,7 +312,7 @@ def test_shards_in_one_process_send_what_the_formula_says(heads: int, chance: fl
 def test_gradients_are_those_of_one_process_where_it_keeps_the_same(
     monkeypatch: pytest.MonkeyPatch, ends: tuple[int, ...], tiles: list[slice]
 ) -> None:
-    monkeypatch.setattr(sparse_rounds, "row_tiles", lambda *_: tiles)
+    monkeypatch.setattr(sparse_script, "row_tiles", lambda *_: tiles)
     # Five tokens outweigh all others by far, and both keep those alone.
     q, k, v = torch.ones(1, 4, 2, 16), 0.01 * torch.randn(1, 2, 1024, 16), torch.randn(1, 2, 1024, 5)
     k[:, :, [3, 64, 500, 501, 999]] += torch.tensor([9.0, 9.1, 8.9, 9.2, 9.0])[:, None]
@@ -445,12 +445,12 @@ def test_bounds_hold_in_a_slice_of_the_fuzz() -> None:
 
 @pytest.mark.parametrize("share", [0.0, 0.02])
 def test_shards_that_own_up_to_too_little_are_caught(monkeypatch: pytest.MonkeyPatch, share: float) -> None:
-    honest = shares.left
+    honest = sparse_budget.left
 
     def lying(*given: Any) -> Tensor:
         return honest(*given) * share
 
-    monkeypatch.setattr(sparse_rounds, "left", lying)
+    monkeypatch.setattr(sparse_script, "left", lying)
     found = fuzz_shards.run(1_200, 5)
     assert not found.sound and found.tally.broken > 0 and found.tally.stories
 
@@ -492,12 +492,12 @@ def test_rows_miss_no_more_often_than_promised() -> None:
 
 
 def test_ranges_told_too_small_are_caught(monkeypatch: pytest.MonkeyPatch) -> None:
-    honest = draws._missed
+    honest = sparse_draws._missed
 
     def lying(seen: Tensor, variances: Tensor, ends: Tensor, *given: Any) -> Tensor:
         return honest(seen, 1e-3 * variances, 1e-3 * ends, *given)
 
-    monkeypatch.setattr(draws, "_missed", lying)
+    monkeypatch.setattr(sparse_draws, "_missed", lying)
     broken, rows = missed(flat_heads(32), Sparse(chance=1 - CONFIDENCE), 3)
     assert Interval.of(broken, rows).low > 1 - CONFIDENCE
 

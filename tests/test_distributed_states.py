@@ -7,7 +7,7 @@ import dataclasses
 import pytest
 import torch
 
-from avow.distributed.states import states_bytes
+from avow.distributed.bytes_sent import states_bytes
 from avow.methods.random_features import RandomFeatures
 from tests.linear_shards import COUNTS, LENGTHS, NEAR, PAIRED, SABOTAGED, SABOTAGES, cases, joined, said
 

@@ -30,8 +30,8 @@ from avow.maths import kernel_rounding, scan  # noqa: E402
 from avow.methods import random_features  # noqa: E402
 from avow.methods.random_features import RandomFeatures  # noqa: E402
 from avow.methods.separable import Separable  # noqa: E402
-from avow.nn.cache import memory_of  # noqa: E402
 from avow.nn.draw import Directions  # noqa: E402
+from avow.nn.memory import memory_of  # noqa: E402
 
 pytestmark = pytest.mark.kernels
 

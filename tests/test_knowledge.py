@@ -21,7 +21,8 @@ from avow.cli import app
 from avow.errors import FileError, ParameterError
 from avow.nn import build
 from avow.training import Evaluation, Outcome, corpus_of, evaluate, invent, load_model, write_corpus
-from avow.training.knowledge import CLASSIC, NOT_READ, SMALL, Arm, Experiment, Result, Row, arms, told_apart
+from avow.training.knowledge import Experiment, Result, Row, told_apart
+from avow.training.knowledge_arms import CLASSIC, NOT_READ, SMALL, Arm, arms
 from avow.training.one_arm import run_arm
 from avow.training.sampling import Answer
 from avow.training.side_by_side import Interrupted, News, read_result, side_by_side

@@ -15,10 +15,10 @@ import avow
 from avow.contract import Certificate
 from avow.errors import AvowError, FileError, ParameterError
 from avow.integrations.transformers import ModelPlan, Setting, disable, enable, read_plan, verify
-from avow.integrations.transformers.fingerprint import fingerprint
 from avow.integrations.transformers.heads import by_heads
 from avow.integrations.transformers.layers import layers, replaceable
 from avow.integrations.transformers.masks import Seen
+from avow.integrations.transformers.model_plan import fingerprint
 from avow.integrations.transformers.verification import _Audit
 from tests.layer_audit import ask_sketches, audited
 from tests.model_folders import LLAMA, long_model

@@ -88,6 +88,15 @@ def test_without_any_one_part_the_bits_would_differ(tmp_path: Path, lost: str, m
     )
 
 
+def test_a_run_leaves_the_draws_of_others_alone(tmp_path: Path) -> None:
+    before = torch.get_rng_state()
+    Trainer(small(tmp_path), tmp_path / "seen", ALONE).advance()
+    assert not torch.equal(torch.get_rng_state(), before), "weights and dropout have no other generator"
+    torch.set_rng_state(before)
+    train(small(tmp_path), tmp_path / "run")
+    assert torch.equal(torch.get_rng_state(), before)
+
+
 def test_a_log_goes_on_where_the_checkpoint_stands(tmp_path: Path) -> None:
     config = small(tmp_path, "run.log_every=1")
     train(config, tmp_path / "whole")

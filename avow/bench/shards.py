@@ -16,7 +16,7 @@ from avow.bench.results import Result, Row
 from avow.chart import Chart
 from avow.contract import Problem
 from avow.distributed import simulated
-from avow.distributed.rounds import Script, side_by_side
+from avow.distributed.scripts import Script, side_by_side
 from avow.distributed.simulated_landmarks import low_rank
 from avow.links import Load
 from avow.scaling import Way, ways

@@ -52,7 +52,8 @@ def knowledge(
     from avow.report.knowledge_page import knowledge_page
     from avow.report.knowledge_plot import png
     from avow.report.knowledge_table import knowledge_table
-    from avow.training.knowledge import Experiment, arms
+    from avow.training.knowledge import Experiment
+    from avow.training.knowledge_arms import arms
     from avow.training.side_by_side import Interrupted, side_by_side
 
     chosen = arms(corpus, split(attentions), split(positions), seeds, steps, device, flags or [])

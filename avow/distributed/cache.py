@@ -17,9 +17,9 @@ from torch import Tensor
 from avow.attend import Attended, checked_wishes
 from avow.contract import Norms, Problem
 from avow.distributed.agreement import agree, digest
-from avow.distributed.rounds import over_processes
+from avow.distributed.scripts import over_processes
 from avow.distributed.sparse import own_generator, sampling
-from avow.distributed.sparse_rounds import Wish, shard_script
+from avow.distributed.sparse_script import Wish, shard_script
 from avow.distributed.traffic import Group, group_of
 from avow.errors import AvowError, ParameterError, ShapeError
 from avow.maths.norms import check_range, row_norms

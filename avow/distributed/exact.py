@@ -18,7 +18,7 @@ from avow.certificates.compose import Partial, merge
 from avow.contract import Certificate
 from avow.distributed import blocks
 from avow.distributed.agreement import Meeting, agree, one_loss
-from avow.distributed.linked import linked
+from avow.distributed.autograd import linked
 from avow.distributed.partials import answered, packed, unpacked, unreachable
 from avow.distributed.traffic import gathered
 from avow.errors import AvowError

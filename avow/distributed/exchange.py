@@ -61,16 +61,6 @@ def combined(
     return told.movedim(0, -3).flatten(-3, -2)[..., :rows, :]
 
 
-def gathered_numbers(size: int, ranks: int) -> int:
-    """How many numbers a process sends in `gathered`."""
-    return (ranks - 1) * size
-
-
-def combined_numbers(heads: int, rows: int, columns: int, ranks: int) -> int:
-    """How many numbers a process sends in `combined`, `columns` being c + w."""
-    return (ranks - 1) * heads * -(-rows // ranks) * columns
-
-
 def tied(out: Tensor, *exchanges: Tensor) -> Tensor:
     """The same answer, for autograd a function of all these: a process without rows must answer others' gradients."""
     followed = [x for x in exchanges if x.requires_grad]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from avow.distributed.exchange import combined, combined_numbers
+from avow.distributed.exchange import combined
 from avow.distributed.shards import Shards
 from avow.maths import features
 from avow.maths.features import Frame
@@ -28,11 +28,6 @@ def centred_frame(shards: Shards, dtype: torch.dtype) -> Frame:
     mine = torch.stack([moment for x in parts for moment in _moments(x.to(dtype))], -1)  # (b, g, d, 4)
     found = combined(mine, combine, shards.group)
     return Frame(*found.transpose(-1, -2).split(1, -2))  # (b, g, 1, d) each
-
-
-def frame_numbers(heads: int, dim: int, ranks: int) -> int:
-    """How many numbers a process sends for a frame: the moments of its rows, then its share of the answer."""
-    return combined_numbers(heads, dim, 4 + 3, ranks)
 
 
 def _taken(repeats: int, lengths: tuple[int, ...], rank: int) -> list[range]:

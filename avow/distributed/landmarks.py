@@ -15,7 +15,7 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 from torch.nn.functional import pad
 
-from avow.distributed.exchange import combined, combined_numbers
+from avow.distributed.exchange import combined
 from avow.distributed.shards import Shards
 from avow.maths import cholesky
 
@@ -100,14 +100,6 @@ def _best(
     mine = picked // size == shards.rank
     candidate = pad(own.indices, (0, short)).gather(-1, torch.where(mine, picked % size, 0))
     return _Pivots(points, along, mine, candidate)
-
-
-def landmark_numbers(heads: int, keys: int, longest: int, dim: int, rank: int, ranks: int) -> int:
-    """How many numbers a process sends to choose so many landmarks, the longest shard having `longest` keys."""
-    rounds = sum((span.stop - span.start) * (1 + dim + span.start) for span in cholesky.rounds(rank))
-    few = cholesky.candidates(keys, rank)
-    sought = 0 if few == keys else combined_numbers(1, heads, 2 * min(few, longest), ranks)
-    return sought + combined_numbers(1, heads, 2 * rounds, ranks)
 
 
 def _candidates(shards: Shards, x: Tensor, log_weight: Tensor, rank: int) -> _Candidates:

@@ -16,13 +16,12 @@ from jaxtyping import Float
 from torch import Tensor
 
 from avow.attend import Attended
-from avow.contract import Sizes
 from avow.distributed import landmarks
 from avow.distributed.agreement import Meeting
-from avow.distributed.exchange import combined, combined_numbers, gathered, gathered_numbers
-from avow.distributed.frames import centred_frame, frame_numbers
-from avow.distributed.shards import Shards, meeting_bytes, shards_of
-from avow.distributed.states import absorbed, collected, joined, joined_numbers
+from avow.distributed.exchange import combined, gathered
+from avow.distributed.frames import centred_frame
+from avow.distributed.shards import Shards, shards_of
+from avow.distributed.states import absorbed, collected, joined
 from avow.maths import cholesky, rounding, scan
 from avow.maths.cholesky import Factor
 from avow.maths.features import framed_keys, framed_queries
@@ -39,19 +38,6 @@ def attend_low_rank(met: Meeting, method: LowRank, confidence: float, generator:
     """
     shards = shards_of(met, generator)
     return shards.attended(method, *_low_rank(shards, method.rank), confidence)
-
-
-def low_rank_bytes(method: LowRank, sizes: Sizes, ranks: int, longest: int, backward: bool = False) -> int:
-    """What one of so many processes sends in `attend_low_rank`, and in its `backward`.
-
-    `sizes` are those of the whole problem, `longest` is the number of keys of the longest shard: beyond some thousands
-    of keys neither matters. Landmarks are shared out by heads, so that more processes than heads send more.
-    """
-    z, r, heads = sizes, method.rank, sizes.batch * sizes.key_heads
-    moved = frame_numbers(heads, z.dim, ranks) + joined_numbers(heads, r, z.value_dim, ranks)
-    moved += combined_numbers(1, heads, 2 * (r * z.dim + 1) + r * r + 1, ranks) + gathered_numbers(3 * heads, ranks)
-    chosen = landmarks.landmark_numbers(heads, z.keys, longest, z.dim, r, ranks)
-    return 8 * moved if backward else 8 * (moved + chosen) + meeting_bytes(heads, ranks)
 
 
 def _low_rank(shards: Shards, rank: int) -> tuple[Tensor, Trace | None]:

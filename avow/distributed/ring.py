@@ -17,12 +17,12 @@ from torch import Tensor
 
 from avow.attend import Attended
 from avow.certificates.compose import Partial, merge
-from avow.distributed import blocks, circuit
+from avow.distributed import blocks, ring_travel
 from avow.distributed.agreement import Meeting, agree, meet
-from avow.distributed.circuit import Masks
-from avow.distributed.linked import Gradients, linked
+from avow.distributed.autograd import Gradients, linked
 from avow.distributed.partials import answered, unreachable
-from avow.distributed.route import Route
+from avow.distributed.ring_route import Route
+from avow.distributed.ring_travel import Masks
 from avow.distributed.traffic import Group
 from avow.errors import AvowError
 from avow.maths import rounding
@@ -80,7 +80,7 @@ def ring_attention(
 
 
 def _gradients(route: Route, met: Meeting, masks: Masks = None) -> Gradients:
-    return functools.partial(circuit.gradients, route=route, scale=met.scale, group=met.group, masks=masks)
+    return functools.partial(ring_travel.gradients, route=route, scale=met.scale, group=met.group, masks=masks)
 
 
 def _merged(q: Tensor, k: Tensor, v: Tensor, route: Route, met: Meeting) -> tuple[Tensor, Tensor]:
@@ -88,7 +88,7 @@ def _merged(q: Tensor, k: Tensor, v: Tensor, route: Route, met: Meeting) -> tupl
     kind = rounding.accumulator(q.dtype)
     out = torch.zeros(*q.shape[:-1], v.shape[-1], dtype=kind, device=q.device)
     lse = torch.full(q.shape[:-1], -math.inf, dtype=kind, device=q.device)
-    for block, keys, values in circuit.visits(k, v, route, met.group):
+    for block, keys, values in ring_travel.visits(k, v, route, met.group):
         shift = route.shift(met.here, block)
         out, lse = blocks.merged(out, lse, *blocks.answer(q, keys, values, shift, met.scale))
     return out.to(q.dtype), lse
@@ -100,7 +100,7 @@ def _promised(
     """What all blocks answer to this process's rows; a problem does not keep the blocks of others from passing."""
     whole = Partial.nothing((*q.shape[:-1], v.shape[-1]), q.device)
     problem: AvowError | None = None
-    for block, keys, values in circuit.visits(k, v, route, met.group):
+    for block, keys, values in ring_travel.visits(k, v, route, met.group):
         shift = route.shift(met.here, block)
         mask = None if masks is None else masks[block]
         try:

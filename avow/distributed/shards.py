@@ -20,13 +20,12 @@ from avow.attend import Attended
 from avow.certificates import certify
 from avow.contract import Computed, Method, Norms, Problem
 from avow.distributed.agreement import Meeting, agree, digest
-from avow.distributed.exchange import gathered, gathered_numbers
-from avow.distributed.traffic import PAGE
+from avow.distributed.exchange import gathered
 from avow.errors import ShapeError
 from avow.maths.heads import scaled_values
 
 # Of each key head: the longest query, key and value, and the largest entry of a value.
-_LONGEST = 4
+LONGEST = 4
 
 
 @dataclass(frozen=True)
@@ -107,11 +106,6 @@ def paired(p: Problem) -> None:
     if p.causal and queries != keys:
         rule = f"must equal k.shape[-2]={keys} where causal"
         raise ShapeError("q.shape[-2]", queries, rule, "give each process the queries of its own keys")
-
-
-def meeting_bytes(heads: int, ranks: int) -> int:
-    """What a process sends until all know of each other, with so many key heads in the batch."""
-    return gathered_numbers(PAGE + 8 * _LONGEST * heads, ranks)
 
 
 def alike(name: str, x: Tensor, group: dist.ProcessGroup) -> None:

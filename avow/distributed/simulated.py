@@ -19,8 +19,8 @@ from avow.attend import attend
 from avow.certificates import measure_norms
 from avow.certificates.compose import Partial
 from avow.contract import Problem
-from avow.distributed.rounds import ForEach, ForNext, Script, told_to_all
-from avow.distributed.sparse_rounds import Wish, shard_script
+from avow.distributed.scripts import ForEach, ForNext, Script, told_to_all
+from avow.distributed.sparse_script import Wish, shard_script
 from avow.maths import rounding
 from avow.maths.heads import grouped, per_query_head, ungrouped
 from avow.maths.norms import lengths, slack

@@ -15,7 +15,7 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 from avow.contract import Problem
-from avow.distributed.rounds import Script, told_to_all
+from avow.distributed.scripts import Script, told_to_all
 from avow.distributed.simulated import centred, combined, joined
 from avow.maths.cholesky import log_gauss, rounds
 from avow.maths.heads import grouped, ungrouped

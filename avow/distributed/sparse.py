@@ -3,9 +3,9 @@ r"""Sparse attention over shards of the keys: every process gets the answer, and
 Shards first tell each other what their sketches say: how heavy their heaviest tokens may be, and how much weight, at
 most and at least, stands in bins below that. So all know where one cut through the tokens of all shards leaves no more
 unread than the tolerance allows; each reads what is before it, and a shard with nothing there reads nothing. What was
-read and what was left add up over shards to one proof (`avow.distributed.shares`); a row whose proof falls short reads
-on, up to a cut that is sure to do. On how tokens are spread over shards nothing depends but which of them are sketched
-together. With a confidence below 1, shards sample what is behind the heaviest tokens (`avow.distributed.draws`).
+read and what was left add up over shards to one proof (`sparse_budget`); a row whose proof falls short reads on, up to
+a cut that is sure to do. On how tokens are spread over shards nothing depends but which of them are sketched together.
+With a confidence below 1, shards sample what is behind the heaviest tokens (`sparse_draws`).
 """
 
 from __future__ import annotations
@@ -20,11 +20,11 @@ from torch import Tensor
 from avow.attend import Attended, checked_wishes
 from avow.contract import Problem
 from avow.distributed.agreement import Meeting, meet, one_loss
-from avow.distributed.linked import linked
-from avow.distributed.readings import Reading
-from avow.distributed.rounds import over_processes
+from avow.distributed.autograd import linked
+from avow.distributed.scripts import over_processes
 from avow.distributed.sparse_gradients import gradient_script
-from avow.distributed.sparse_rounds import Wish, shard_script
+from avow.distributed.sparse_reports import Reading
+from avow.distributed.sparse_script import Wish, shard_script
 from avow.distributed.traffic import Group
 from avow.methods.sparse import Sparse
 

@@ -14,8 +14,8 @@ import torch
 from jaxtyping import Float, Float64
 from torch import Tensor
 
-from avow.distributed.readings import Reading
-from avow.distributed.rounds import Script, added_up
+from avow.distributed.scripts import Script, added_up
+from avow.distributed.sparse_reports import Reading
 
 
 class Gradients(NamedTuple):

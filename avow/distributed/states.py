@@ -25,12 +25,10 @@ from jaxtyping import Float
 from torch import Tensor
 
 from avow.attend import Attended
-from avow.contract import Method, Sizes
 from avow.distributed.agreement import Meeting
-from avow.distributed.exchange import combined, combined_numbers, gathered, gathered_numbers, tied
-from avow.distributed.frames import centred_frame, frame_numbers
-from avow.distributed.shards import Shards, alike, meeting_bytes, shards_of
-from avow.distributed.traffic import PAGE
+from avow.distributed.exchange import combined, gathered, tied
+from avow.distributed.frames import centred_frame
+from avow.distributed.shards import Shards, alike, shards_of
 from avow.maths import features as feature_maps
 from avow.maths import rounding, scan
 from avow.maths.features import framed_keys, framed_queries
@@ -54,24 +52,6 @@ def attend_states(
     return shards.attended(method, *_random_features(shards, method), confidence)
 
 
-def states_bytes(method: Method, sizes: Sizes, ranks: int, backward: bool = False) -> int:
-    """What one of so many processes sends in `attend_states`, and in its `backward`; `sizes` of the whole problem.
-
-    It does not depend on how long the sequence is. Random features of norms so large that they take float64 send twice
-    as much.
-    """
-    z, heads, item = sizes, sizes.batch * sizes.key_heads, rounding.accumulator(sizes.dtype).itemsize
-    features = method.features if isinstance(method, RandomFeatures) else z.dim
-    moved = item * joined_numbers(heads, features, z.value_dim, ranks)
-    said = meeting_bytes(heads, ranks)
-    if isinstance(method, RandomFeatures):
-        said += gathered_numbers(PAGE, ranks)
-        if not z.causal:
-            moved += item * frame_numbers(heads, z.dim, ranks)
-            said += item * gathered_numbers(heads, ranks)
-    return moved if backward else moved + said
-
-
 def joined(shards: Shards, state: scan.State) -> scan.State:
     """The state a process's rows start from: of all keys before its shard where causal, else of all keys."""
     logs, ranks = state.top.shape[-1], shards.ranks
@@ -90,11 +70,6 @@ def joined(shards: Shards, state: scan.State) -> scan.State:
     top = told[..., -1:].detach().transpose(-1, -2)[..., :logs]
     tiles = len(list(scan.tiles(max(shards.keys), top.shape[0] * top.shape[1] * mine.shape[-2])))
     return scan.State(top, told[..., :e], told[..., e : e + 1], tiles + ranks + rounding.EXP_ULPS // 4)
-
-
-def joined_numbers(heads: int, features: int, value_dim: int, ranks: int) -> int:
-    """How many numbers a process sends in `joined`: its state, then its share of what all are told."""
-    return combined_numbers(heads, features, 2 * (value_dim + 2), ranks)
 
 
 def _added(held: Float[Tensor, "ranks b g m c"], tops: Float[Tensor, "ranks b g m 1"]) -> Float[Tensor, "b g m w"]:

@@ -291,7 +291,9 @@ def _fused_on_cpu(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, causal: 
 @functools.cache
 def _quickest(device: torch.device, dtype: torch.dtype, dim: int, length: int, causal: bool) -> list[SDPBackend]:
     """The fused kernels of a device from the fastest down, measured once for each family of sizes."""
-    q, k, v = (torch.randn(1, 8, length, dim, dtype=dtype, device=device) for _ in range(3))
+    # A generator of its own: to measure must not move the draws of whoever asks.
+    draws = torch.Generator(device).manual_seed(0)
+    q, k, v = (torch.randn(1, 8, length, dim, generator=draws, dtype=dtype, device=device) for _ in range(3))
 
     def seconds(backend: SDPBackend) -> float:
         try:

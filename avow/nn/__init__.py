@@ -1,12 +1,33 @@
-"""Modules over any method: attention, positions, and language models that decode token by token."""
+"""Modules over any method: attention, language models that decode token by token, and a certified cache of tokens.
+
+Models:
+    config            ModelConfig, what a model is made of
+    positions         where a token stands: Learned, Sinusoidal, Rotary
+    draw              the randomness of a module, drawn once
+    attention         Attention: projections, heads and positions around any method; Shard
+    memory            what a decoder's attention remembers; Cache, that of a whole model
+    transformer       TransformerLM, its Block, and what all models share
+    perceiver         PerceiverLM: the past in learned latents
+    build             from a config to its model
+Tokens that are attended to with a certificate:
+    key_value_cache   KeyValueCache, all of them so far
+    token_buffers     the room they lie in, with their sketch
+    whole_reads       answers from all of them, on a CPU
+    kernel_steps      answers from some of them, by kernels on a GPU
+    cache_file        the file they are kept in
+Questions asked of a module:
+    recurrent         RecurrentCell, and how far back its gradients reach
+    equivariance      whether it treats its tokens as a set
+"""
 
 from avow.nn.attention import Attention as Attention
+from avow.nn.attention import Shard as Shard
 from avow.nn.build import build as build
-from avow.nn.cache import Cache as Cache
 from avow.nn.config import ModelConfig as ModelConfig
 from avow.nn.equivariance import Equivariance as Equivariance
 from avow.nn.equivariance import check_permutation_equivariance as check_permutation_equivariance
 from avow.nn.key_value_cache import KeyValueCache as KeyValueCache
+from avow.nn.memory import Cache as Cache
 from avow.nn.perceiver import PerceiverLM as PerceiverLM
 from avow.nn.positions import Learned as Learned
 from avow.nn.positions import Rotary as Rotary
@@ -14,6 +35,5 @@ from avow.nn.positions import Sinusoidal as Sinusoidal
 from avow.nn.recurrent import GradientHorizon as GradientHorizon
 from avow.nn.recurrent import RecurrentCell as RecurrentCell
 from avow.nn.recurrent import gradient_horizon as gradient_horizon
-from avow.nn.shard import Shard as Shard
 from avow.nn.transformer import Block as Block
 from avow.nn.transformer import TransformerLM as TransformerLM

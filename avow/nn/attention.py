@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Any, Literal
 
 import torch
 from jaxtyping import Bool, Float
 from torch import Tensor, nn
+from torch.distributed import ProcessGroup
 from torch.nn.functional import linear
 
 from avow.attend import Attended, attend
@@ -15,12 +17,19 @@ from avow.errors import ParameterError, ShapeError
 from avow.methods import method_named
 from avow.methods.exact import Exact
 from avow.methods.random_features import RandomFeatures
-from avow.nn.cache import Memory, memory_of
 from avow.nn.config import check_dropout, check_heads
 from avow.nn.draw import Directions, Draw
+from avow.nn.memory import Memory, memory_of
 from avow.nn.positions import Rotary
-from avow.nn.shard import Shard
 from avow.params import check_parameters
+
+
+@dataclass(frozen=True)
+class Shard:
+    """A part of each sequence, from place `start` on; the processes of `group` hold the whole, in their order."""
+
+    start: int
+    group: ProcessGroup
 
 
 class Attention(nn.Module):

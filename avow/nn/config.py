@@ -96,10 +96,10 @@ class ModelConfig:
         check_parameters(self.attention, method_named(self.attention), dict(self.settings))
 
 
-def check_count(name: str, value: object) -> None:
-    """Raise unless this is a whole number of at least one."""
+def check_count(name: str, value: object, usual: int = 8) -> None:
+    """Raise unless this is a whole number of at least one; `usual` is one to try."""
     if not isinstance(value, int) or isinstance(value, bool) or value < 1:
-        raise ParameterError(name, repr(value), "must be a whole number of at least 1", f"try {name}=8")
+        raise ParameterError(name, repr(value), "must be a whole number of at least 1", f"try {name}={usual}")
 
 
 def check_heads(width: int, heads: int, key_heads: int | None) -> None:
@@ -117,6 +117,5 @@ def check_heads(width: int, heads: int, key_heads: int | None) -> None:
 
 def check_dropout(dropout: object) -> None:
     """Raise unless this is a share of numbers that may be dropped: all of them may not."""
-    number = isinstance(dropout, int | float) and not isinstance(dropout, bool)
-    if not (number and 0 <= dropout < 1):  # type: ignore[operator]
+    if isinstance(dropout, bool) or not isinstance(dropout, int | float) or not 0 <= dropout < 1:
         raise ParameterError("dropout", repr(dropout), "must be at least 0 and below 1", "try dropout=0.1")

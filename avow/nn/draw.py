@@ -73,7 +73,7 @@ class Directions(Draw):
         self._drawn_from = self._stamp()
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Directions:
-        super()._apply(fn, recurse)  # type: ignore[no-untyped-call]
+        super()._apply(fn, recurse)  # type: ignore[no-untyped-call]  # torch gives it no types
         self._renew()
         return self
 

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from torch.nn.modules.dropout import _DropoutNd
 
 from avow.errors import DtypeError, NonFiniteError, ParameterError, ShapeError
+from avow.nn.config import check_count
 
 
 @dataclass(frozen=True)
@@ -53,8 +54,7 @@ def check_permutation_equivariance(
     >>> print(check_permutation_equivariance(nn.LayerNorm(4), (2, 5, 4), trials=3).holds)
     True
     """
-    if isinstance(trials, bool) or not isinstance(trials, int) or trials < 1:
-        raise ParameterError("trials", trials, "must be a whole number of at least 1", "try trials=8")
+    check_count("trials", trials)
     if tolerance is not None and not (tolerance >= 0 and math.isfinite(tolerance)):
         raise ParameterError("tolerance", tolerance, "must be at least 0", "leave it out for the type's own")
     _refuse_dropout(module)

@@ -13,7 +13,6 @@ and letters alone would not.
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
 from typing import cast
 
@@ -23,14 +22,13 @@ from torch import Tensor, nn
 from torch.nn.functional import linear, pad
 
 from avow.contract import Problem
-from avow.errors import ParameterError, ShapeError
+from avow.errors import ParameterError
 from avow.methods.exact import Exact
 from avow.nn.attention import Attention
 from avow.nn.config import ModelConfig
-from avow.nn.positions import Learned, Rotary, Sinusoidal
-from avow.nn.transformer import Block, check_ids, initialise
+from avow.nn.positions import Rotary
+from avow.nn.transformer import STD, Block, CharacterModel, check_ids, initialise, mlp, quieten
 
-_STD = 0.02
 # Horizons to a block where the config does not say: latents are worked out anew at each.
 _HORIZONS = 8
 
@@ -48,9 +46,7 @@ class Crossing(nn.Module):
         self.outward = nn.Linear(c.width, c.width)
         self.dropout = nn.Dropout(c.dropout)
         self.before_mlp = nn.LayerNorm(c.width)
-        self.mlp = nn.Sequential(
-            nn.Linear(c.width, 4 * c.width), nn.GELU(), nn.Linear(4 * c.width, c.width), nn.Dropout(c.dropout)
-        )
+        self.mlp = mlp(c.width, c.dropout)
 
     def forward(
         self,
@@ -68,7 +64,7 @@ class Crossing(nn.Module):
             keys, values = linear(self.before_context(context), weight[width:], bias[width:]).chunk(2, -1)
             q, k, v = (y.unflatten(-1, (-1, self.dim)).transpose(1, 2) for y in (own, keys, values))  # (b, h, n, d)
             if self.rotary is not None:
-                q, k = (_turned(self.rotary, y, at) for y, at in zip((q, k), places, strict=True))
+                q, k = (self.rotary.at(y, at) for y, at in zip((q, k), places, strict=True))
             with torch.autocast(q.device.type, enabled=False):
                 problem = Problem.of(q, k, v, mask=seen, enable_gqa=q.shape[1] != k.shape[1])
                 out = self.method.compute(problem).out.transpose(1, 2).flatten(2)  # (b, n, w)
@@ -96,7 +92,7 @@ class PerceiverCache:
         return self.near[layer]
 
 
-class PerceiverLM(nn.Module):
+class PerceiverLM(CharacterModel):
     """Logits of the next character at every position, the far past seen through learned latents.
 
     Of the `layers`, `latent_layers` work on the latents and one leads down to them. The others are of tokens: half of
@@ -109,19 +105,11 @@ class PerceiverLM(nn.Module):
     """
 
     def __init__(self, config: ModelConfig) -> None:
-        super().__init__()
-        c = self.config = config
-        _check(c)
+        _check(config)
+        super().__init__(config)
+        c, rotary = config, self.rotary()
         self.segment = c.settings.get("segment", max(1, c.block // _HORIZONS))
-        self.tokens = nn.Embedding(c.vocabulary, c.width)
-        self.places: Learned | Sinusoidal | None = None
-        rotary = Rotary(c.width // c.heads, c.block) if c.positions == "rotary" else None
-        if c.positions == "learned":
-            self.places = Learned(c.block, c.width)
-        elif c.positions == "sinusoidal":
-            self.places = Sinusoidal(c.block, c.width, amplitude=_STD * math.sqrt(2))
-        self.latents = nn.Parameter(_STD * torch.randn(c.latents, c.width))
-        self.dropout = nn.Dropout(c.dropout)
+        self.latents = nn.Parameter(STD * torch.randn(c.latents, c.width))
         self.down = Crossing(c, rotary)
         self.blocks = nn.ModuleList(Block(c.width, self._talk(c.dropout), c.dropout) for _ in range(c.latent_layers))
         count = c.layers - c.latent_layers - 1
@@ -131,8 +119,7 @@ class PerceiverLM(nn.Module):
         self.head = nn.Linear(c.width, c.vocabulary, bias=False)
         initialise(self, c.layers)
         for crossing in (self.down, *self._nears, *self._ups):
-            for last in (crossing.outward, cast("nn.Linear", crossing.mlp[2])):
-                nn.init.normal_(last.weight, std=_STD / math.sqrt(2 * c.layers))
+            quieten(crossing.outward, crossing.mlp, c.layers)
 
     def _talk(self, dropout: float) -> Attention:
         """Attention among the latents of one horizon, all of which know the same tokens."""
@@ -141,7 +128,7 @@ class PerceiverLM(nn.Module):
     def forward(self, ids: Int[Tensor, "b n"]) -> Float[Tensor, "b n vocabulary"]:
         """Logits of the character after each."""
         check_ids(ids, self.config, start=0)
-        x = self._embedded(ids, 0)
+        x = self.embedded(ids, 0)
         at = torch.arange(-(-x.shape[1] // self.segment), device=x.device) * self.segment  # horizons (t,)
         for near in self._nears:
             x = self._over_segments(near, x, at, None)
@@ -195,10 +182,7 @@ class PerceiverLM(nn.Module):
         self, ids: Int[Tensor, "b l"], cache: PerceiverCache
     ) -> tuple[Float[Tensor, "b l vocabulary"], PerceiverCache]:
         """Logits after each of the next ids, equal to those of a whole pass in evaluation; and the cache, updated."""
-        check_ids(ids, self.config, cache.length)
-        if ids.shape[0] != cache.batch:
-            rule = f"must be {cache.batch}, the batch this cache was started for"
-            raise ShapeError("ids.shape[0]", ids.shape[0], rule, f"call start({ids.shape[0]})")
+        self.check_step(ids, cache.length, cache.batch)
         parts, first = [], 0
         while first < ids.shape[1]:
             last = min(ids.shape[1], first + self.segment - cache.length % self.segment)
@@ -213,7 +197,7 @@ class PerceiverLM(nn.Module):
             cache.near = [near[:, -self.segment :] for near in cache.near]
             cache.latents = self._latents(cache.tokens, torch.tensor([cache.length], device=ids.device))
         assert cache.latents is not None
-        x = self._embedded(ids, cache.length)
+        x = self.embedded(ids, cache.length)
         places = torch.arange(cache.length - cache.near[0].shape[1], cache.length + x.shape[1], device=x.device)
         own = places[-x.shape[1] :]
         seen = places <= own[:, None]
@@ -235,10 +219,6 @@ class PerceiverLM(nn.Module):
     def _ups(self) -> list[Crossing]:
         return cast("list[Crossing]", list(self.up))
 
-    def _embedded(self, ids: Tensor, start: int) -> Float[Tensor, "b n w"]:
-        x = self.tokens(ids)  # (b, n, w)
-        return self.dropout(x if self.places is None else x + self.places(ids.shape[-1], start))
-
 
 class NaivePerceiver(PerceiverLM):
     """A comparison, not a model to use: the triangular mask between latents and positions, without horizons.
@@ -255,11 +235,11 @@ class NaivePerceiver(PerceiverLM):
     def forward(self, ids: Int[Tensor, "b n"]) -> Float[Tensor, "b n vocabulary"]:
         """Logits of the character after each, blind to what lies between the first m characters and itself."""
         check_ids(ids, self.config, start=0)
-        x = self._embedded(ids, 0)
+        x = self.embedded(ids, 0)
         b, n, w = x.shape
         m = self.latents.shape[0]
         places, order = torch.arange(n, device=x.device), torch.arange(m, device=x.device)
-        at = _within(order, self.config.block)
+        at = order.clamp(max=self.config.block - 1)  # what lies past the block is padding
         latents = self.down(self.latents.expand(b, m, w), x, places <= order[:, None], (at[None], places[None]))
         for block in self.blocks:
             latents = block(latents)
@@ -279,15 +259,3 @@ def _check(c: ModelConfig) -> None:
     if c.layers < c.latent_layers + 2:
         rule = f"must leave one layer down and one up beside latent_layers={c.latent_layers}"
         raise ParameterError("layers", c.layers, rule, f"use layers={c.latent_layers + 2}, or fewer latent_layers")
-
-
-def _within(places: Tensor, block: int) -> Tensor:
-    """The same places, those past the end of the block (of padding alone) at its end."""
-    return places.clamp(max=block - 1)
-
-
-def _turned(rotary: Rotary, x: Float[Tensor, "b h n d"], places: Int[Tensor, "#b n"]) -> Float[Tensor, "b h n d"]:
-    """Queries or keys turned as at these places."""
-    cosine, sine = (table[places].unsqueeze(1) for table in (rotary.cosine, rotary.sine))  # (b, 1, n, d/2)
-    first, second = x.chunk(2, -1)
-    return torch.cat([first * cosine - second * sine, first * sine + second * cosine], -1).to(x.dtype)

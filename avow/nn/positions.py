@@ -7,7 +7,7 @@ is applied to queries and keys, whose products then depend on the distance betwe
 from __future__ import annotations
 
 import torch
-from jaxtyping import Float
+from jaxtyping import Float, Int
 from torch import Tensor, nn
 
 from avow.errors import ParameterError, ShapeError
@@ -85,10 +85,17 @@ class Rotary(nn.Module):
             rule = f"must be {self.dim}, the dimension this was made for"
             raise ShapeError("head dimension", x.shape[-1], rule, f"make Rotary({x.shape[-1]}, …)")
         span = _span(x.shape[-2], start, self.block)
-        cosine, sine = self.cosine[span], self.sine[span]  # (n, d/2)
-        first, second = x.chunk(2, -1)
-        turned = torch.cat([first * cosine - second * sine, first * sine + second * cosine], -1)
-        return turned.to(x.dtype)  # half precision is turned in the table's type
+        return _turned(x, self.cosine[span], self.sine[span])  # (n, d/2) each
+
+    def at(self, x: Float[Tensor, "b h n d"], places: Int[Tensor, "#b n"]) -> Float[Tensor, "b h n d"]:
+        """The same turned as at any places, each sequence at its own."""
+        return _turned(x, *(table[places].unsqueeze(1) for table in (self.cosine, self.sine)))  # (b, 1, n, d/2) each
+
+
+def _turned(x: Tensor, cosine: Tensor, sine: Tensor) -> Tensor:
+    first, second = x.chunk(2, -1)
+    turned = torch.cat([first * cosine - second * sine, first * sine + second * cosine], -1)
+    return turned.to(x.dtype)  # half precision is turned in the table's type
 
 
 def _angles(block: int, dim: int) -> Float[Tensor, "block half"]:

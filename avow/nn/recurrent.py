@@ -20,6 +20,7 @@ from torch import Tensor, nn
 from avow.errors import DtypeError, NonFiniteError, ParameterError, RangeError, ShapeError
 from avow.maths import spectral
 from avow.maths.rounding import EXP_ULPS, OUTWARD, gamma, tiny, unit
+from avow.nn.config import check_count
 
 Activation = Literal["tanh", "relu", "sigmoid"]
 Order = Literal["inside", "outside"]
@@ -44,8 +45,7 @@ class RecurrentCell(nn.Module):
     def __init__(self, inputs: int, width: int, activation: Activation = "tanh", order: Order = "outside") -> None:
         super().__init__()
         for name, size in (("inputs", inputs), ("width", width)):
-            if isinstance(size, bool) or not isinstance(size, int) or size < 1:
-                raise ParameterError(name, size, "must be a whole number of at least 1", f"try {name}=64")
+            check_count(name, size, 64)
         for name, word, known in (("activation", activation, Activation), ("order", order, Order)):
             if word not in get_args(known):
                 rule = f"must be one of {', '.join(get_args(known))}"
@@ -246,8 +246,7 @@ def _slope_at(activation: Activation, z: Float[Tensor, "d"]) -> Float[Tensor, "d
 def _check(cell: RecurrentCell, steps: int, inputs: Tensor | None, start: Tensor | None) -> None:
     if not isinstance(cell, RecurrentCell):
         raise DtypeError("cell", type(cell).__name__, "must be a RecurrentCell", "copy its weights into one")
-    if isinstance(steps, bool) or not isinstance(steps, int) or steps < 1:
-        raise ParameterError("steps", steps, "must be a whole number of at least 1", "try steps=50")
+    check_count("steps", steps, 50)
     wanted = {
         "inputs": (inputs, (steps, cell.intake.in_features), "(steps, inputs of the cell)"),
         "start": (start, (cell.recurrent.in_features,), "(width of the cell,)"),

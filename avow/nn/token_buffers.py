@@ -18,6 +18,7 @@ from avow.contract.problem import DTYPES
 from avow.errors import DtypeError, ParameterError, ShapeError
 from avow.maths.norms import check_range, row_norms, slack
 from avow.maths.sketch import GROUP, Sketch, joined_spread, sketched
+from avow.nn.config import check_count
 
 # Groups whose numbers are this far from the first ones' are beyond a sketch: they are always read.
 _BEYOND = 1e30
@@ -67,11 +68,11 @@ class TokenBuffers:
     ) -> None:
         value_dim = dim if value_dim is None else value_dim
         for name, value in (("key_heads", key_heads), ("dim", dim), ("value_dim", value_dim), ("batch", batch)):
-            _check_whole(name, value, 1, math.inf)
-        if bits is not None:
-            _check_whole("bits", bits, 1, 8)
+            check_count(name, value, 64)
+        if bits is not None and (not isinstance(bits, int) or isinstance(bits, bool) or not 1 <= bits <= 8):
+            raise ParameterError("bits", bits, "must be from 1 to 8", "try bits=4")
         if window is not None:
-            _check_whole("window", window, 1, math.inf)
+            check_count("window", window, 64)
         if dtype not in DTYPES:
             known = ", ".join(str(t).removeprefix("torch.") for t in DTYPES)
             raise DtypeError("dtype", dtype, f"must be one of {known}", "use torch.bfloat16")
@@ -286,9 +287,3 @@ def wider(extremes: Float64[Tensor, "b g 2"], lengths: Float[Tensor, "b g l"]) -
 
 def _largest(norms: Tensor) -> float:
     return float(norms.amax()) if norms.numel() else 0.0
-
-
-def _check_whole(name: str, value: object, least: int, most: float) -> None:
-    if not isinstance(value, int) or isinstance(value, bool) or not least <= value <= most:
-        rule = f"must be a whole number of at least {least}" if most == math.inf else f"must be from {least} to {most}"
-        raise ParameterError(name, value, rule, f"try {name}={4 if name == 'bits' else 64}")

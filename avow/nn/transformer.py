@@ -10,13 +10,13 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 
 from avow.errors import DtypeError, ParameterError, ShapeError
-from avow.nn.attention import Attention
-from avow.nn.cache import Cache, Memory
+from avow.nn.attention import Attention, Shard
 from avow.nn.config import ModelConfig
+from avow.nn.memory import Cache, Memory
 from avow.nn.positions import Learned, Rotary, Sinusoidal
-from avow.nn.shard import Shard
 
-_STD = 0.02
+# GPT-2's first weights are N(0, 0.02²).
+STD = 0.02
 
 
 class Block(nn.Module):
@@ -27,9 +27,7 @@ class Block(nn.Module):
         self.before_attention = nn.LayerNorm(width)
         self.attention = attention
         self.before_mlp = nn.LayerNorm(width)
-        self.mlp = nn.Sequential(
-            nn.Linear(width, 4 * width), nn.GELU(), nn.Linear(4 * width, width), nn.Dropout(dropout)
-        )
+        self.mlp = mlp(width, dropout)
 
     def forward(self, x: Float[Tensor, "b n w"], shard: Shard | None = None) -> Float[Tensor, "b n w"]:
         x = x + self.attention(self.before_attention(x), shard=shard)
@@ -41,7 +39,40 @@ class Block(nn.Module):
         return x + self.mlp(self.before_mlp(x))
 
 
-class TransformerLM(nn.Module):
+class CharacterModel(nn.Module):
+    """What every language model here begins with: vectors of characters and places, and positions by turning."""
+
+    def __init__(self, config: ModelConfig) -> None:
+        super().__init__()
+        c = self.config = config
+        self.tokens = nn.Embedding(c.vocabulary, c.width)
+        self.places: Learned | Sinusoidal | None = None
+        if c.positions == "learned":
+            self.places = Learned(c.block, c.width)
+        elif c.positions == "sinusoidal":
+            # As loud as the tokens are at first: a sine's root mean square is its amplitude over √2.
+            self.places = Sinusoidal(c.block, c.width, amplitude=STD * math.sqrt(2))
+        self.dropout = nn.Dropout(c.dropout)
+
+    def rotary(self) -> Rotary | None:
+        """What turns queries and keys of all layers, where the config says so."""
+        c = self.config
+        return Rotary(c.width // c.heads, c.block) if c.positions == "rotary" else None
+
+    def embedded(self, ids: Int[Tensor, "b n"], start: int) -> Float[Tensor, "b n w"]:
+        """What enters the first layer: `ids` from place `start` on."""
+        x = self.tokens(ids)  # (b, n, w)
+        return self.dropout(x if self.places is None else x + self.places(ids.shape[-1], start))
+
+    def check_step(self, ids: Tensor, length: int, batch: int) -> None:
+        """Raise on ids that cannot be read after `length` others of so many sequences."""
+        check_ids(ids, self.config, length)
+        if ids.shape[0] != batch:
+            rule = f"must be {batch}, the batch this cache was started for"
+            raise ShapeError("ids.shape[0]", ids.shape[0], rule, f"call start({ids.shape[0]})")
+
+
+class TransformerLM(CharacterModel):
     """A pre-norm GPT over characters: logits of the next one at every position.
 
     >>> model = TransformerLM(ModelConfig(vocabulary=256))
@@ -50,19 +81,8 @@ class TransformerLM(nn.Module):
     """
 
     def __init__(self, config: ModelConfig) -> None:
-        super().__init__()
-        c = self.config = config
-        self.tokens = nn.Embedding(c.vocabulary, c.width)
-        self.places: Learned | Sinusoidal | None = None
-        rotary = None
-        if c.positions == "learned":
-            self.places = Learned(c.block, c.width)
-        elif c.positions == "sinusoidal":
-            # As loud as the tokens are at first: a sine's root mean square is its amplitude over √2.
-            self.places = Sinusoidal(c.block, c.width, amplitude=_STD * math.sqrt(2))
-        else:
-            rotary = Rotary(c.width // c.heads, c.block)
-        self.dropout = nn.Dropout(c.dropout)
+        super().__init__(config)
+        c, rotary = config, self.rotary()
         self.blocks = nn.ModuleList(
             Block(
                 c.width,
@@ -88,7 +108,7 @@ class TransformerLM(nn.Module):
         """Logits of the character after each; of sequences that processes hold between them, `ids` is a `shard`."""
         start = 0 if shard is None else shard.start
         check_ids(ids, self.config, start)
-        x = self._embedded(ids, start)
+        x = self.embedded(ids, start)
         for block in self.blocks:
             x = block(x, shard)
         return self.head(self.norm(x))
@@ -100,11 +120,8 @@ class TransformerLM(nn.Module):
     @torch.no_grad()
     def step(self, ids: Int[Tensor, "b l"], cache: Cache) -> tuple[Float[Tensor, "b l vocabulary"], Cache]:
         """Logits after each of the next ids, equal to those of a whole pass in evaluation; and the cache, updated."""
-        check_ids(ids, self.config, cache.length)
-        if ids.shape[0] != cache.batch:
-            rule = f"must be {cache.batch}, the batch this cache was started for"
-            raise ShapeError("ids.shape[0]", ids.shape[0], rule, f"call start({ids.shape[0]})")
-        x = self._embedded(ids, cache.length)
+        self.check_step(ids, cache.length, cache.batch)
+        x = self.embedded(ids, cache.length)
         for block, memory in zip(self._stack, cache.layers, strict=True):
             x = block.step(x, memory)
         return self.head(self.norm(x)), cache
@@ -113,9 +130,10 @@ class TransformerLM(nn.Module):
     def _stack(self) -> list[Block]:
         return cast("list[Block]", list(self.blocks))
 
-    def _embedded(self, ids: Tensor, start: int) -> Float[Tensor, "b n w"]:
-        x = self.tokens(ids)  # (b, n, w)
-        return self.dropout(x if self.places is None else x + self.places(ids.shape[-1], start))
+
+def mlp(width: int, dropout: float) -> nn.Sequential:
+    """Two layers with GELU between them, four times as wide inside."""
+    return nn.Sequential(nn.Linear(width, 4 * width), nn.GELU(), nn.Linear(4 * width, width), nn.Dropout(dropout))
 
 
 def initialise(model: nn.Module, layers: int) -> None:
@@ -125,13 +143,18 @@ def initialise(model: nn.Module, layers: int) -> None:
     """
     for module in model.modules():
         if isinstance(module, nn.Linear | nn.Embedding):
-            nn.init.normal_(module.weight, std=_STD)
+            nn.init.normal_(module.weight, std=STD)
         if isinstance(module, nn.Linear) and module.bias is not None:
             nn.init.zeros_(module.bias)
     for module in model.modules():
         if isinstance(module, Block):
-            for last in (module.attention.outward, module.mlp[2]):
-                nn.init.normal_(last.weight, std=_STD / math.sqrt(2 * layers))  # type: ignore[arg-type]
+            quieten(module.attention.outward, module.mlp, layers)
+
+
+def quieten(outward: nn.Linear, mlp: nn.Sequential, layers: int) -> None:
+    """Smaller first weights for what a layer, one of so many, adds to the residual stream."""
+    for last in (outward, cast("nn.Linear", mlp[2])):
+        nn.init.normal_(last.weight, std=STD / math.sqrt(2 * layers))
 
 
 def check_ids(ids: Tensor, config: ModelConfig, start: int) -> None:

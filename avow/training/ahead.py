@@ -44,11 +44,11 @@ def ahead(batches: Batches, until: int) -> Iterator[Step]:
         told.flush()
         # They begin now, and not when the first step is asked for: until then there is time.
         makers = [_Maker(told, range(begin + first, until, count)) for first in range(count)]
-    return _in_turn(batches, until, makers)
+    return _in_turn(batches, makers, until - begin)
 
 
-def _in_turn(batches: Batches, until: int, makers: list[_Maker]) -> Iterator[Step]:
-    for number in range(until - batches.position):
+def _in_turn(batches: Batches, makers: list[_Maker], count: int) -> Iterator[Step]:
+    for number in range(count):
         step = makers[number % len(makers)].next()
         batches.position += 1
         yield step

@@ -3,7 +3,8 @@
 A checkpoint is `step-00000100/` with weights, optimiser state and generators as safetensors, and `state.json` with
 the rest and the digest of every file, its own among them. It is written under another name, flushed to the disk, and
 renamed: a crash at any moment leaves the one before. Nothing in it is pickled, so nothing in it can run. Processes that
-hold a model in shares write shares (`avow.training.shares`), and everything here reads them as if they were whole.
+hold a model in shares write shares (`avow.training.checkpoint_shares`), and everything here reads them as if they were
+whole.
 """
 
 from __future__ import annotations
@@ -128,9 +129,9 @@ def read(path: Path, state: Mapping[str, Any]) -> Snapshot:
     """The same where `described` found the files whole, and gave their state."""
     if state["format"] == SHARES:
         # What reads shares takes torch a second to load.
-        from avow.training import shares
+        from avow.training import checkpoint_shares
 
-        weights, flat, generators = shares.read(path)
+        weights, flat, generators = checkpoint_shares.read(path)
     else:
         weights, flat, generators = (safetensors.torch.load((path / f"{x}.safetensors").read_bytes()) for x in TENSORS)
     return snapshot_of(state, weights, flat, generators)

@@ -23,7 +23,7 @@ from avow.errors import FileError, ParameterError
 from avow.nn import ModelConfig
 from avow.params import Rule, anything, at_least, between, check_parameters, one_of, param, parameters_of
 from avow.training import checkpoint, spans
-from avow.training.data import corpus_of, vocabulary_of
+from avow.training.tasks import corpus_of, vocabulary_of
 from avow.training.weighted import Recipe
 
 share = Rule("must be at least 0 and below 1", lambda value: 0 <= value < 1)

@@ -16,7 +16,7 @@ from torch import nn
 from avow.chart import Chart
 from avow.errors import InputError, ParameterError
 from avow.training.corpus import Question
-from avow.training.sampling import Answer, answers
+from avow.training.sampling import Answer, answers, decoder
 from avow.training.vocabulary import Vocabulary
 
 # An interval misses the truth on either side in at most 1 of this many cases: 95% in all.
@@ -164,7 +164,7 @@ class Evaluation:
 
 def evaluate(model: nn.Module, vocabulary: Vocabulary, questions: Sequence[Question]) -> Evaluation:
     """The model asked every question; its answers have room for the longest one expected."""
-    block = int(model.config.block)  # type: ignore[union-attr, arg-type]
+    block = decoder(model).config.block
     for question in questions:
         # The question, its mask, and the answer are read; the end is only written.
         positions = len(question.question) + 1 + len(question.answer)

@@ -28,19 +28,20 @@ from avow import atomic
 from avow.errors import NonFiniteError, ParameterError
 from avow.nn import build
 from avow.optim import adamw, warmup_cosine
-from avow.training import checkpoint, going_on, speed
+from avow.training import checkpoint, resuming, speed
 from avow.training.ahead import ahead
 from avow.training.batches import Batches, Step
 from avow.training.checkpoint import Snapshot
 from avow.training.config import TrainConfig
-from avow.training.context import Grid
-from avow.training.data import corpus_of, examples_of, vocabulary_of
+from avow.training.corpus import Corpus
 from avow.training.draws import uniform
 from avow.training.graphs import Replayed
+from avow.training.grid import Grid
 from avow.training.interrupt import listening
 from avow.training.log import Log, Progress
 from avow.training.parallel import Ranks, placed, ranks
 from avow.training.questions import Loss
+from avow.training.tasks import corpus_of, examples_of, vocabulary_of
 from avow.training.vocabulary import PAD, Vocabulary
 
 # Steps between two times that the processes of a run ask each other whether to stop.
@@ -72,10 +73,15 @@ def train(
 ) -> Trained:
     """Train as configured and leave everything in `folder`.
 
-    `resume=True` goes on from the last checkpoint there, if there is one; a path goes on from that checkpoint.
+    `resume=True` goes on from the last checkpoint there, if there is one; a path goes on from that checkpoint. First
+    weights and dropout draw from torch's own generators, which know no others; they are left as they were found.
     """
     with ranks(config.run.device, config.run.timeout) as here:
-        return Trainer(config, Path(folder), here, resume).run(progress)
+        before = checkpoint.generators()
+        try:
+            return Trainer(config, Path(folder), here, resume).run(progress)
+        finally:
+            checkpoint.restore_generators(before)
 
 
 def summed_loss(logits: Float[Tensor, "b n c"], targets: Tensor) -> Float[Tensor, ""]:
@@ -92,37 +98,15 @@ class Trainer:
         self.config, self.folder, self.here = config, folder, here
         self.checkpoints = folder / "checkpoints"
         self.grid = Grid(here, config.run.sequence)
-        origin = going_on.origin(self.checkpoints, resume)
+        origin = resuming.origin(self.checkpoints, resume)
         state = None if origin is None else checkpoint.described(origin)
-        going_on.agree(here, -1 if state is None else state["step"], self.checkpoints)
-        corpus = corpus_of(config.data.corpus)
+        resuming.agree(here, -1 if state is None else state["step"], self.checkpoints)
         # A run that goes on has its weights, and needs no longer where it began.
         start = checkpoint.load(Path(config.run.start)) if config.run.start and state is None else None
         facts = state["facts"] if state is not None else start.facts if start is not None else None
+        corpus = corpus_of(config.data.corpus)
         self.vocabulary = vocabulary_of(corpus) if facts is None else Vocabulary(facts["characters"])
-        if config.model.vocabulary != self.vocabulary.size:
-            rule = f"contradicts the {self.vocabulary.size} of the corpus"
-            raise ParameterError("model: vocabulary", config.model.vocabulary, rule, "leave it out")
-        examples = examples_of(
-            config.data.task,
-            corpus,
-            self.vocabulary,
-            config.model.block,
-            config.run.seed,
-            config.data.spans,
-            cast(Loss, config.data.loss),
-            config.mixture,
-        )
-        self.batches = Batches(
-            examples,
-            config.data.batch,
-            config.run.seed,
-            block=config.model.block,
-            accumulate=config.data.accumulate,
-            rank=self.grid.row,
-            world=self.grid.rows,
-            narrowest=self.grid.places,
-        )
+        self.batches = self._batches(corpus)
         self.steps = config.schedule.steps or self.batches.steps_in(config.schedule.epochs)
         torch.manual_seed(config.run.seed)  # The same first weights in every process.
         self.model = build(config.model)
@@ -130,14 +114,9 @@ class Trainer:
             checkpoint.restore_weights(self.model, start, Path(config.run.start))
         self.model.to(here.device)
         self.placed = placed(config.run.parallel, self.model, here)
-        c = config.optimiser
-        self.optimiser = adamw(
-            self.model,
-            c.rate,
-            weight_decay=c.decay,
-            betas=(c.beta1, c.beta2),
-            fused=here.device.type == "cuda",
-        )
+        c, fused = config.optimiser, here.device.type == "cuda"
+        betas = c.beta1, c.beta2
+        self.optimiser = adamw(self.model, c.rate, weight_decay=c.decay, betas=betas, fused=fused)
         self.schedule = warmup_cosine(self.optimiser, config.schedule.warmup, self.steps, config.schedule.floor)
         self._seed(0)
         self.running, self.counted = torch.zeros((), dtype=torch.float64, device=here.device), 0
@@ -150,6 +129,25 @@ class Trainer:
             rule = f"records one process, and here are {here.world}"
             raise ParameterError("run: graphs", True, rule, "leave it out")
         self.replayed = Replayed(self._pass, self.model.parameters()) if config.run.graphs else None
+
+    def _batches(self, corpus: Corpus) -> Batches:
+        """What this process reads of the task, step by step."""
+        c, size = self.config, self.vocabulary.size
+        if c.model.vocabulary != size:
+            rule = f"contradicts the {size} of the corpus"
+            raise ParameterError("model: vocabulary", c.model.vocabulary, rule, "leave it out")
+        loss = cast(Loss, c.data.loss)
+        text = corpus, self.vocabulary, c.model.block, c.run.seed
+        return Batches(
+            examples_of(c.data.task, *text, c.data.spans, loss, c.mixture),
+            c.data.batch,
+            c.run.seed,
+            block=c.model.block,
+            accumulate=c.data.accumulate,
+            rank=self.grid.row,
+            world=self.grid.rows,
+            narrowest=self.grid.places,
+        )
 
     @property
     def step(self) -> int:
@@ -248,7 +246,7 @@ class Trainer:
         return self.placed.save(snapshot, self.checkpoints)
 
     def _restore(self, state: Mapping[str, Any], path: Path) -> None:
-        going_on.check_same(self.config, state["facts"]["config"], path)
+        resuming.check_same(self.config, state["facts"]["config"], path)
         snapshot = self.placed.restore(self.optimiser, state, path)
         self.schedule.load_state_dict(dict(snapshot.schedule))
         self.batches.position = snapshot.step

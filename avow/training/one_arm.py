@@ -20,10 +20,10 @@ import torch
 from avow import atomic
 from avow.errors import AvowError
 from avow.training.config import TrainConfig
-from avow.training.data import corpus_of
 from avow.training.evaluation import evaluate
 from avow.training.log import Progress
 from avow.training.loop import train
+from avow.training.tasks import corpus_of
 
 RESULT, SPENT = "result.json", "spent.json"
 

@@ -6,7 +6,7 @@ import math
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any, Protocol, cast, runtime_checkable
+from typing import Any, Protocol, cast
 
 import numpy as np
 import torch
@@ -59,15 +59,15 @@ def sample(
             "temperature", temperature, rule, "use 0 for the likeliest character, 1 for the model's own"
         )
     start = _numbers(text, vocabulary)
-    block = _decoder(model).config.block
+    block = decoder(model).config.block
     if not 0 < len(start) < block:
         rule = f"has {len(start)} characters, and must have at least 1 and leave room in the block of {block}"
         raise InputError("text", repr(text), rule, f"give 1 to {block - 1} characters")
     written: list[int] = []
-    with _asked(model) as (decoder, device):
-        ids, cache = torch.from_numpy(start)[None].to(device), decoder.start(1)  # (1, n)
+    with _asked(model) as (asked, device):
+        ids, cache = torch.from_numpy(start)[None].to(device), asked.start(1)  # (1, n)
         for _ in range(min(length, block - len(start))):
-            logits, cache = decoder.step(ids, cache)
+            logits, cache = asked.step(ids, cache)
             written.append(_drawn(_log_probabilities(logits[:, -1])[0], temperature, generator))
             ids = torch.tensor([[written[-1]]], device=device)
     return vocabulary.decode(written)
@@ -80,29 +80,29 @@ def answers(model: nn.Module, vocabulary: Vocabulary, questions: Sequence[Questi
     gets alone.
     """
     check_count("longest", longest)
-    block = _decoder(model).config.block
+    block = decoder(model).config.block
     prompts = [_prompt(question, vocabulary, block) for question in questions]
     of_length: dict[int, list[int]] = {}
     for place, row in enumerate(prompts):
         of_length.setdefault(len(row), []).append(place)
     found: dict[int, Answer] = {}
-    with _asked(model) as (decoder, device):
+    with _asked(model) as (asked, device):
         for length, places in of_length.items():
             for first in range(0, len(places), _TOGETHER):
                 some = places[first : first + _TOGETHER]
                 ids = torch.from_numpy(np.stack([prompts[place] for place in some])).to(device)  # (b, n)
-                said = _decoded(decoder, vocabulary, ids, min(longest, block - length))
+                said = _decoded(asked, vocabulary, ids, min(longest, block - length))
                 found.update(zip(some, said, strict=True))
     return [found[place] for place in range(len(prompts))]
 
 
-def _decoded(decoder: _Decoder, vocabulary: Vocabulary, ids: Int[Tensor, "b n"], room: int) -> list[Answer]:
+def _decoded(asked: Decoder, vocabulary: Vocabulary, ids: Int[Tensor, "b n"], room: int) -> list[Answer]:
     """Greedy answers to prompts of one length, of at most `room` characters."""
-    cache, said = decoder.start(len(ids)), []
+    cache, said = asked.start(len(ids)), []
     total = torch.zeros(len(ids), dtype=torch.float64)
     ended = torch.zeros(len(ids), dtype=torch.bool)
     for count in range(room + 1):
-        logits, cache = decoder.step(ids, cache)
+        logits, cache = asked.step(ids, cache)
         scores = _log_probabilities(logits[:, -1])  # (b, vocabulary)
         likeliest = scores.argmax(-1)  # (b,)
         # Whoever has no room left is judged by the end it should have come to.
@@ -152,8 +152,7 @@ def _prompt(question: Question, vocabulary: Vocabulary, block: int) -> Int[np.nd
     return row
 
 
-@runtime_checkable
-class _Decoder(Protocol):
+class Decoder(Protocol):
     """What is asked of a language model here."""
 
     config: ModelConfig
@@ -163,19 +162,20 @@ class _Decoder(Protocol):
     def step(self, ids: Tensor, cache: Any) -> tuple[Tensor, Any]: ...
 
 
-def _decoder(model: nn.Module) -> _Decoder:
-    return cast("_Decoder", model)
+def decoder(model: nn.Module) -> Decoder:
+    """The model as what it is: one of `avow.nn`, or one that has what those have."""
+    return cast("Decoder", model)
 
 
 @contextmanager
-def _asked(model: nn.Module) -> Iterator[tuple[_Decoder, torch.device]]:
+def _asked(model: nn.Module) -> Iterator[tuple[Decoder, torch.device]]:
     """The model in evaluation mode, and where it lives; afterwards every part of it is in the mode it was in."""
     modes = [(module, module.training) for module in model.modules()]
     device = next((parameter.device for parameter in model.parameters()), torch.device("cpu"))
     model.eval()
     try:
         with torch.no_grad():
-            yield _decoder(model), device
+            yield decoder(model), device
     finally:
         for module, mode in modes:
             module.training = mode

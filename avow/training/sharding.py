@@ -21,7 +21,7 @@ from torch.optim import Optimizer
 from avow.nn import build
 from avow.nn.perceiver import Crossing
 from avow.nn.transformer import Block
-from avow.training import checkpoint, shares
+from avow.training import checkpoint, checkpoint_shares
 from avow.training.checkpoint import Snapshot
 from avow.training.parallel import Ranks, Whole
 
@@ -53,11 +53,11 @@ class Sharded(Whole):
         return cast(DTensor, super().clipped(longest)).full_tensor()
 
     def save(self, snapshot: Snapshot, folder: Path) -> Path:
-        return shares.save(snapshot, folder, self._here)
+        return checkpoint_shares.save(snapshot, folder, self._here)
 
     def restore(self, optimiser: Optimizer, state: Mapping[str, Any], path: Path) -> Snapshot:
         if state["format"] == checkpoint.SHARES:
-            return shares.load_into(self.model, optimiser, state, path)
+            return checkpoint_shares.load_into(self.model, optimiser, state, path)
         snapshot = checkpoint.read(path, state)
         self._deal(optimiser, snapshot, path)
         return snapshot

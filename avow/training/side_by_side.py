@@ -24,7 +24,8 @@ from avow.training import checkpoint
 from avow.training.config import TrainConfig
 from avow.training.evaluation import Evaluation
 from avow.training.interrupt import listening
-from avow.training.knowledge import Arm, Result, same_run
+from avow.training.knowledge import Result
+from avow.training.knowledge_arms import Arm, same_run
 from avow.training.one_arm import RESULT
 
 # Seconds that an arm which was asked to stop has for its checkpoint.

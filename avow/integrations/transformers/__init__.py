@@ -2,6 +2,25 @@
 
 Importing this registers the attention implementations `"avow"` and `"avow|method"` with transformers, together with
 the masks they need; `enable` and `disable` switch a loaded model over and back.
+
+Attention of a model:
+    switch         enable and disable: avow on in a model, and off so that nothing of it is left
+    names          the names under which transformers finds avow
+    setting        what is asked of a layer or a head
+    layers         the attention layers of a model, and what each was asked
+    forward        the function that transformers calls in every layer
+    masks          which keys rows may see, from transformers' masks
+    heads          a layer whose heads attend each in its own way
+    cache          CertifiedCache: keys and values for `generate()`
+    statement      what is proved and measured of one run
+A plan for each head:
+    profiling      what each head does with a text, and the plan that follows
+    watch          seeing what each layer is asked while a model runs
+    head_figures   what the weights of a head look like
+    offers         what each method can do for it
+    model_plan     the plan, its file, and putting it into the model it was made for
+    verification   whether it is safe: predictions beside exact attention's
+    model_files    models and texts from files at hand
 """
 
 from avow.errors import MissingPackage
@@ -12,9 +31,9 @@ except ImportError as problem:
     rule = "is needed to put avow into its models"
     raise MissingPackage("transformers", "missing", rule, "pip install 'avow[hf]'") from problem
 
-from avow.integrations.transformers.application import apply as apply
 from avow.integrations.transformers.cache import CertifiedCache as CertifiedCache
 from avow.integrations.transformers.model_plan import ModelPlan as ModelPlan
+from avow.integrations.transformers.model_plan import apply as apply
 from avow.integrations.transformers.model_plan import read_plan as read_plan
 from avow.integrations.transformers.names import register as register
 from avow.integrations.transformers.profiling import Profile as Profile

@@ -81,9 +81,16 @@ def head_figures(problem: Problem, norms: Norms, rows: int) -> list[HeadFigures]
     return found
 
 
+def keys_seen(p: Problem) -> Float[Tensor, "1 #h r"]:
+    """How many keys each row sees."""
+    if p.allowed is None:
+        return torch.full((1, 1, p.q.shape[-2]), p.k.shape[-2], dtype=torch.float64, device=p.q.device)
+    return p.allowed.expand(*p.allowed.shape[:2], p.q.shape[-2], -1).sum(-1).double()
+
+
 def tokens_for(problem: Problem, share: float) -> list[float]:
     """Of the tokens that some rows see, the part that has this share of each row's mass, head by head."""
-    p, seen = problem, _visible(problem).sum(-1).double()  # (1, #h, r)
+    p, seen = problem, keys_seen(problem)
     shared = p.q.shape[1] // p.k.shape[1]
     found = []
     for head in range(p.q.shape[1]):

@@ -1,17 +1,26 @@
-"""A plan for a whole model: what each head of each layer is asked, and the model it was made for."""
+"""A plan for a whole model: what each head of each layer is asked, the model it was made for, and putting it in."""
 
 from __future__ import annotations
 
+import hashlib
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from avow.errors import AvowError, FileError
+import torch
+from torch import nn
+from transformers import PreTrainedModel
+
+from avow.errors import AvowError, FileError, ParameterError
+from avow.integrations.transformers.layers import Layer, check_model, mark, replaceable
 from avow.integrations.transformers.setting import Setting
+from avow.integrations.transformers.switch import enable
 
 FORMAT = "avow plan 1"
+# Evenly spaced numbers of each parameter that are looked at: training or quantising again moves nearly all of them.
+_SAMPLE = 64
 
 
 @dataclass(frozen=True)
@@ -65,6 +74,44 @@ def read_plan(path: str | Path) -> ModelPlan:
     except (ValueError, KeyError, TypeError, AttributeError) as problem:
         rule = f"is no plan for a model ({type(problem).__name__}: {problem})"
         raise FileError("plan", path, rule, "write one with avow profile MODEL --plan") from problem
+
+
+def apply(model: PreTrainedModel, plan: ModelPlan | str | Path) -> None:
+    """Have each head of a model attend as a plan, or the file of one, says; `disable` takes it back.
+
+    A plan that was made for another model is refused, and the model stays as it was. `sparse` heads read the tokens
+    that may matter when they go on from a text; a text that is read at once is answered in the cheapest way that keeps
+    the tolerance. Where a head's method cannot prove its tolerance, that answer is exact, and its certificate says so.
+    """
+    made = plan if isinstance(plan, ModelPlan) else read_plan(plan)
+    check_model(model)
+    own = fingerprint(model)
+    if own != made.fingerprint:
+        rule = f"was made for a model with the fingerprint {made.fingerprint}, and this one's is {own}"
+        raise ParameterError("plan", made.model, rule, "run avow profile on this model")
+    found = replaceable(model)
+    if list(found) != list(made.layers):
+        missing = sorted(set(found) ^ set(made.layers)) or list(found)
+        rule = f"does not name the model's attention layers ({missing[0]})"
+        raise ParameterError("plan", made.model, rule, "run avow profile on this model")
+    many = getattr(model.config.get_text_config(decoder=True), "num_attention_heads", None)
+    for name, heads in made.layers.items():
+        if many is not None and len(heads) != many:
+            raise ParameterError("heads of the plan", len(heads), f"must be the model's {many} in {name}", "profile it")
+    enable(model)
+    for name, module in found.items():
+        mark(module, Layer(name, Setting(), made.layers[name]))
+
+
+def fingerprint(model: nn.Module) -> str:
+    """Twelve hexadecimal digits that change with any parameter's name, shape, type or sampled numbers."""
+    digest = hashlib.sha256()
+    for name, weight in model.named_parameters():
+        flat = weight.detach().reshape(-1)
+        places = torch.linspace(0, max(flat.numel() - 1, 0), min(_SAMPLE, flat.numel()), dtype=torch.float64).long()
+        numbers = flat[places.to(flat.device)].double().cpu().tolist()
+        digest.update(repr((name, tuple(weight.shape), str(weight.dtype), numbers)).encode())
+    return digest.hexdigest()[:12]
 
 
 def _plain(setting: Setting) -> dict[str, Any]:

@@ -15,8 +15,10 @@ from avow.calibration import Rates, least_seconds
 from avow.certificates import certify
 from avow.contract import Computed, Kind, Method, Norms, Problem
 from avow.errors import AvowError
+from avow.integrations.transformers.head_figures import keys_seen
 from avow.integrations.transformers.setting import softmax_methods
 from avow.maths.sketch import sketched
+from avow.methods.exact import Exact
 from avow.methods.sparse import Sparse
 
 CONFIDENCE = 0.99
@@ -96,7 +98,7 @@ def _settings(p: Problem, tol: float) -> Iterator[Method]:
 def _sparse(method: Sparse, rows: Problem, norms: Norms, needed: list[float]) -> Iterator[Offer]:
     trace = (computed := method.compute(_with(rows, norms))).trace
     certificate = certify(method, rows, norms, computed, 1.0)
-    seen, shared = _seen(rows), rows.q.shape[1] // rows.k.shape[1]
+    seen, shared = keys_seen(rows), rows.q.shape[1] // rows.k.shape[1]
     sketch = sketched(rows.k, method.bits)
     beside = sketch.bytes_per_row / ((rows.k.shape[-1] + rows.v.shape[-1]) * rows.k.element_size())
     for head in range(rows.q.shape[1]):
@@ -121,7 +123,7 @@ def _linear(
     to leave the others.
     """
     shared = whole.q.shape[1] // whole.k.shape[1]
-    exact = next(iter(next(kind for kind in softmax_methods() if kind.name == "exact").settings(whole.sizes)))
+    exact = next(iter(Exact.settings(whole.sizes)))
     for head in range(whole.q.shape[1]):
         one, lengths = whole.head(0, head, head // shared), _own(whole_norms, head, shared)
         predicted = known.seconds(method, one.sizes) / known.seconds(exact, one.sizes)
@@ -162,10 +164,3 @@ def _with(problem: Problem, norms: Norms) -> Problem:
 def _own(norms: Norms, head: int, shared: int) -> Norms:
     key = head // shared
     return Norms(norms.q[:, head : head + 1], norms.k[:, key : key + 1], norms.v[:, key : key + 1], norms.slack)
-
-
-def _seen(p: Problem) -> Tensor:
-    """How many keys each row sees, (1, #h, r)."""
-    if p.allowed is None:
-        return torch.full((1, 1, p.q.shape[-2]), p.k.shape[-2], dtype=torch.float64, device=p.q.device)
-    return p.allowed.expand(*p.allowed.shape[:2], p.q.shape[-2], -1).sum(-1).double()

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import contextlib
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -17,13 +16,12 @@ from avow.calibration import Rates, rates
 from avow.certificates import measure_norms
 from avow.contract import Certificate, Problem
 from avow.errors import ParameterError
-from avow.integrations.transformers.fingerprint import fingerprint
 from avow.integrations.transformers.head_figures import HeadFigures, head_figures, sampled_rows, tokens_for
-from avow.integrations.transformers.layers import Layer, layers, mark, replaceable
-from avow.integrations.transformers.model_plan import ModelPlan
+from avow.integrations.transformers.layers import replaceable
+from avow.integrations.transformers.model_plan import ModelPlan, fingerprint
 from avow.integrations.transformers.offers import CONFIDENCE, Offer, layer_offers
 from avow.integrations.transformers.setting import Setting
-from avow.integrations.transformers.switch import disable, enable, enabled
+from avow.integrations.transformers.switch import as_it_was, enable
 from avow.integrations.transformers.watch import watching
 
 ROWS = 128
@@ -128,7 +126,8 @@ def profile(
             tell(layer)
             found[layer] = _heads(problem, certificate, tol, known)
 
-    with exact(model), watching(measure):
+    with as_it_was(model), watching(measure):
+        enable(model)
         inputs: dict[str, Any] = {"input_ids": ids}
         if model.config.is_encoder_decoder:
             inputs["decoder_input_ids"] = ids
@@ -160,28 +159,3 @@ def _heads(problem: Problem, certificate: Certificate, tol: float, known: Rates)
     offers = layer_offers(problem, norms, index, tol, known, needed)
     bounds = certificate.rows.reshape(problem.q.shape[:-1])[0].amax(-1).tolist()
     return tuple(Head(*parts[:2], tuple(parts[2])) for parts in zip(figures, bounds, offers, strict=True))
-
-
-@contextlib.contextmanager
-def exact(model: PreTrainedModel) -> Iterator[None]:
-    """The model with exact attention through avow, as long as the block runs; then as it was."""
-    if not enabled(model):
-        enable(model)
-        try:
-            yield
-        finally:
-            disable(model)
-        return
-    before = layers(model)
-    modules = replaceable(model)
-    enable(model)
-    try:
-        yield
-    finally:
-        restore(modules, before)
-
-
-def restore(modules: dict[str, Any], before: list[Layer]) -> None:
-    """Have layers attend as they did."""
-    for layer in before:
-        mark(modules[layer.name], layer)

@@ -12,7 +12,7 @@ from transformers import DynamicCache, EncoderDecoderCache, PreTrainedModel
 
 from avow.errors import ParameterError
 from avow.integrations.transformers.cache import CertifiedCache
-from avow.integrations.transformers.layers import Layer, layers, mark, replaceable, unmark
+from avow.integrations.transformers.layers import Layer, check_model, layers, mark, replaceable, unmark
 from avow.integrations.transformers.names import NAME
 from avow.integrations.transformers.setting import Setting
 
@@ -43,9 +43,7 @@ def enable(
     `generate()` then keeps keys and values in a `CertifiedCache`. Where a layer cannot be replaced the error names it,
     and the model stays as it was. Enabling again changes what is asked.
     """
-    if not isinstance(model, PreTrainedModel):
-        rule = "must be a transformers.PreTrainedModel"
-        raise ParameterError("model", type(model).__name__, rule, "pass a model that transformers made")
+    check_model(model)
     setting = Setting(tol, method, confidence, parameters)
     found = replaceable(model)
     if not enabled(model):
@@ -77,6 +75,21 @@ def disable(model: PreTrainedModel) -> None:
 def enabled(model: PreTrainedModel) -> bool:
     """Whether `enable` turned avow on in this model."""
     return _KEPT_AS in vars(model)
+
+
+@contextlib.contextmanager
+def as_it_was(model: PreTrainedModel) -> Iterator[None]:
+    """Whatever is switched inside the block, the model is as it was when it ends."""
+    before = (replaceable(model), layers(model)) if enabled(model) else None
+    try:
+        yield
+    finally:
+        if before is not None:
+            modules, asked = before
+            for layer in asked:
+                mark(modules[layer.name], layer)
+        elif enabled(model):
+            disable(model)
 
 
 @contextlib.contextmanager

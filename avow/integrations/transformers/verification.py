@@ -15,11 +15,8 @@ from transformers import DynamicCache, PreTrainedModel
 
 from avow.contract import Certificate, Problem
 from avow.errors import ParameterError
-from avow.integrations.transformers.application import apply
-from avow.integrations.transformers.layers import layers, replaceable
-from avow.integrations.transformers.model_plan import ModelPlan, read_plan
-from avow.integrations.transformers.profiling import restore
-from avow.integrations.transformers.switch import disable, enabled, without
+from avow.integrations.transformers.model_plan import ModelPlan, apply, read_plan
+from avow.integrations.transformers.switch import as_it_was, without
 from avow.integrations.transformers.watch import watching
 from avow.maths.masks import visible_max
 from avow.maths.softmax import softmax_average
@@ -86,9 +83,8 @@ def verify(
     started = time.perf_counter()
     made = plan if isinstance(plan, ModelPlan) else read_plan(plan)
     _check(model, ids, places, generated)
-    before = (replaceable(model), layers(model)) if enabled(model) else None
-    apply(model, made)
-    try:
+    with as_it_was(model):
+        apply(model, made)
         start = ids.shape[1] - places - 1
         past = DynamicCache(config=model.config.get_text_config(decoder=True))
         with without(model):
@@ -97,11 +93,6 @@ def verify(
         audit = _Audit()
         with record() as certificates, watching(audit):
             planned, rewritten = _read_on(model, ids[:, start:], past, generated)
-    finally:
-        if before is None:
-            disable(model)
-        else:
-            restore(*before)
     return _verdict(
         made, ids, exact[:-1], planned[:-1], written, rewritten, certificates, audit, time.perf_counter() - started
     )

@@ -1,4 +1,4 @@
-"""What shards have read of their tokens, added up over all of them."""
+"""What shards have read of their tokens: added up over all of them on the way to an answer, and told in the end."""
 
 from __future__ import annotations
 
@@ -6,11 +6,11 @@ import math
 from typing import NamedTuple
 
 import torch
-from jaxtyping import Float64
+from jaxtyping import Float64, Int
 from torch import Tensor
 
-from avow.distributed.rounds import Script, added_up, largest
-from avow.distributed.shares import Extent
+from avow.distributed.scripts import Script, added_up, largest
+from avow.distributed.sparse_budget import Extent
 from avow.maths.reading import Gathered
 
 
@@ -45,3 +45,26 @@ def reported(
     length = torch.linalg.vector_norm(out, dim=-1, keepdim=True)
     grown = (top - whole.origin).clamp(max=700.0).exp()
     return State(out, length, top, total, grown, (whole.origin - top).exp(), tuple(others))
+
+
+class Kept(NamedTuple):
+    """Tokens of one shard that some rows count, and by how much."""
+
+    rows: slice
+    head: Int[Tensor, " m"]
+    place: Int[Tensor, " m"]
+    logs: Float64[Tensor, "m r"]
+    """Logits, less the logarithms of odds; −inf where a row does not count a token."""
+
+
+class Reading(NamedTuple):
+    """How many tokens each row read in full: in all shards, and in this one; and the answer before it was rounded, the
+    logarithm of its normaliser, and what this shard has in both.
+    """
+
+    everywhere: Float64[Tensor, "b h n"]
+    here: Float64[Tensor, "b h n"]
+    out: Float64[Tensor, "b h n e"]
+    lse: Float64[Tensor, "b h n"]
+    kept: tuple[Kept, ...]
+    """Empty where no gradient will be asked for."""

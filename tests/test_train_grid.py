@@ -20,11 +20,10 @@ from torch import Tensor
 from torch._C._distributed_c10d import HashStore
 
 from avow.errors import FileError, LostRank, ParameterError, ShapeError
-from avow.nn.attention import Attention
-from avow.nn.shard import Shard
-from avow.training import checkpoint, going_on, load_model, read_config, train, watch
+from avow.nn.attention import Attention, Shard
+from avow.training import checkpoint, load_model, read_config, resuming, train, watch
 from avow.training.batches import Batches
-from avow.training.context import Grid
+from avow.training.grid import Grid
 from avow.training.log import read_log
 from avow.training.meeting import met
 from avow.training.parallel import Ranks
@@ -171,7 +170,7 @@ def test_processes_that_see_different_checkpoints_do_not_go_on() -> None:
 
     words = "checkpoints=runs holds none for rank 2, and step 12 for rank 0; give all processes one folder"
     with pytest.raises(FileError, match=re.escape(words)):
-        going_on.agree(Apart(0, 3, torch.device("cpu")), 12, Path("runs"))
+        resuming.agree(Apart(0, 3, torch.device("cpu")), 12, Path("runs"))
 
 
 def test_one_process_alone_cannot_share_a_sequence(tmp_path: Path) -> None:

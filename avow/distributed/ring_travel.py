@@ -11,7 +11,7 @@ from jaxtyping import Bool, Float
 from torch import Tensor
 
 from avow.distributed import blocks
-from avow.distributed.route import Route
+from avow.distributed.ring_route import Route
 from avow.distributed.traffic import Pending, Transfer
 from avow.maths import rounding
 

@@ -4,7 +4,7 @@ With :math:`\hat l` the logits as float64 computes them, off by at most δ in al
 
 .. math:: tails \cdot e^{2δ} + 2\tanh(δ/2)
 
-where the tails are those of `avow.distributed.shares` at what was computed: the weights of read tokens are right up to
+where the tails are those of `sparse_budget` at what was computed: the weights of read tokens are right up to
 :math:`e^{\pm δ}`, once in the answer [claim softmax-perturbation], and once in what unread ones are compared with.
 """
 
@@ -20,15 +20,12 @@ from torch import Tensor
 from avow.attend import Attended
 from avow.certificates import measure_norms
 from avow.contract import Certificate, Problem
-from avow.distributed.draws import Known, draw
-from avow.distributed.readings import Kept, Reading
-from avow.distributed.reports import reported
-from avow.distributed.rounds import Script, added_up, largest, told_to_all
-from avow.distributed.shares import (
+from avow.distributed.scripts import Script, added_up, largest, told_to_all
+from avow.distributed.sparse_budget import (
     BINS,
     Budget,
     Extent,
-    Shard,
+    SketchedShard,
     binned,
     cut_at,
     first_cut,
@@ -38,6 +35,8 @@ from avow.distributed.shares import (
     moved_behind,
     whole_sketch,
 )
+from avow.distributed.sparse_draws import Known, draw
+from avow.distributed.sparse_reports import Kept, Reading, reported
 from avow.errors import ToleranceUnreachable
 from avow.maths import rounding
 from avow.maths.masks import row_tiles
@@ -96,7 +95,7 @@ def shard_script(
         siblings = 1 if wish.method.chance > 0 else h // groups
         for rows in row_tiles(n, 16 * b * h * wish.widest):
             q = p.q[:, :, rows].reshape(b, groups, -1, d)  # (b, g, r, d)
-            shard = Shard.of(q, sketch, norms.v, norms.k, p.scale, siblings)
+            shard = SketchedShard.of(q, sketch, norms.v, norms.k, p.scale, siblings)
             tile = _Tile(p, shard, norms.q[:, :, rows].reshape(b, groups, -1, 1), norms.slack, wish, generator)
             found = yield from tile.script()
             parts = (found.out, found.rows, found.everywhere, found.here, found.lse)
@@ -148,7 +147,7 @@ class _Tile(NamedTuple):
     """Some rows of all queries beside one shard."""
 
     problem: Problem
-    shard: Shard
+    shard: SketchedShard
     queries: Float64[Tensor, "b g r 1"]
     """At least their lengths."""
     slack: float

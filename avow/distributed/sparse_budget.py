@@ -102,7 +102,7 @@ def _filled(k: Float[Tensor, "b g s d"]) -> Float[Tensor, "b g filled d"]:
 
 
 @dataclass(frozen=True)
-class Shard:
+class SketchedShard:
     """One shard's tokens, of which nothing but the sketch and lengths are looked at, beside the rows of all queries."""
 
     q: Float[Tensor, "b g r d"]
@@ -121,13 +121,13 @@ class Shard:
         keys: Float64[Tensor, "b g s"],
         scale: float,
         siblings: int,
-    ) -> Shard:
+    ) -> SketchedShard:
         """What a sketch says of the keys: it may hold more rows than there are keys."""
         s = lengths.shape[-1]
         seen = torch.arange(sketch.rows, device=q.device) < s
         told = bracketed(q, sketch, scale, seen.expand(1, 1, 1, -1))
         brackets = Brackets(told.low[..., :s], told.high[..., :s], told.log_high[..., :s], told.origin)
-        return Shard(q, lengths.unsqueeze(-2), keys, brackets, strayed(q, sketch, scale), siblings)
+        return SketchedShard(q, lengths.unsqueeze(-2), keys, brackets, strayed(q, sketch, scale), siblings)
 
     @property
     def extent(self) -> Extent:

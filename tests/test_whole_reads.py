@@ -11,7 +11,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from avow.maths import cpu_sums
 from avow.nn import KeyValueCache
-from avow.nn import whole as reading
+from avow.nn import whole_reads as reading
 from tests.caches import errors, queries, tokens
 
 TYPES = [torch.float32, torch.bfloat16, torch.float16]

@@ -16,7 +16,7 @@ from torch import Tensor
 from torch.distributed.device_mesh import DeviceMesh
 
 from avow.errors import ParameterError, ShapeError
-from avow.nn.shard import Shard
+from avow.nn.attention import Shard
 from avow.training.parallel import Ranks
 
 

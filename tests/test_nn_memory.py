@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from avow.errors import ParameterError, ShapeError
 from avow.nn import Attention, Cache, ModelConfig, TransformerLM
-from avow.nn.cache import ColumnSums, FeatureSums, KeysAndValues
+from avow.nn.memory import ColumnSums, FeatureSums, KeysAndValues
 
 LENGTH = 140
 BASE = ModelConfig(vocabulary=20, block=LENGTH, layers=2, heads=4, width=24, dropout=0.1, positions="rotary")

@@ -21,8 +21,8 @@ import torch
 from jaxtyping import Bool, Float32, Float64
 from torch import Tensor
 
-from avow.distributed.rounds import Script, added_up, largest
-from avow.distributed.shares import Extent, Shard
+from avow.distributed.scripts import Script, added_up, largest
+from avow.distributed.sparse_budget import Extent, SketchedShard
 from avow.maths import tails
 from avow.maths.reading import Gathered
 
@@ -66,7 +66,7 @@ class Draws(NamedTuple):
 
 
 def draw(
-    shard: Shard,
+    shard: SketchedShard,
     whole: Extent,
     read: Gathered,
     touched: Bool[Tensor, "b g r s"],
@@ -120,7 +120,9 @@ def draw(
     return found, read
 
 
-def _terms(shard: Shard, whole: Extent, known: Known) -> tuple[Float64[Tensor, "b g r s"], Float32[Tensor, "b g r m"]]:
+def _terms(
+    shard: SketchedShard, whole: Extent, known: Known
+) -> tuple[Float64[Tensor, "b g r s"], Float32[Tensor, "b g r m"]]:
     """Logarithms of what tokens may move a sum, and in bins by that, sums of what their variances are made of."""
     below, above = shard.units(whole)
     reach = whole.near(shard.lengths).double() + known.length
@@ -175,7 +177,7 @@ class _Ranges(NamedTuple):
 
     @staticmethod
     def of(
-        shard: Shard, whole: Extent, center: Float64[Tensor, "b g r e"], odds: Float64[Tensor, "b g r s"]
+        shard: SketchedShard, whole: Extent, center: Float64[Tensor, "b g r e"], odds: Float64[Tensor, "b g r s"]
     ) -> _Ranges:
         chancy = odds < 1
         # Never drawn, a token may still weigh: its chance of 0 proves nothing, and the bound is infinite.

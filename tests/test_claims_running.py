@@ -212,19 +212,19 @@ def test_no_worker_is_left_behind_by_an_interrupt_or_a_sudden_end(tmp_path: Path
         parent = subprocess.Popen(command, cwd=ROOT, stderr=subprocess.PIPE, text=True)
         running.append((parent, word, pid))
     for parent, word, pid in running:
-        worker = int(soon(lambda pid=pid: pid.is_file() and pid.read_text()))
+        worker = int(soon(lambda file: file.is_file() and file.read_text(), pid))
         parent.send_signal(word)
         _, said = parent.communicate(timeout=30)
         assert parent.returncode != 0
         assert "KeyboardInterrupt" in said or word == signal.SIGKILL
-        soon(lambda worker=worker: not alive(worker))
+        soon(lambda process: not alive(process), worker)
 
 
-def soon(answer: Callable[[], Any]) -> Any:
+def soon(answer: Callable[[Any], Any], about: Any) -> Any:
     """The first answer that is one, within a while."""
     until = time.monotonic() + 60
     while time.monotonic() < until:
-        if found := answer():
+        if found := answer(about):
             return found
         time.sleep(0.02)
     raise AssertionError("it never came")

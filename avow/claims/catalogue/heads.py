@@ -177,7 +177,7 @@ def heads_gauss(rule: Law) -> Iterator[Evidence]:
     yield toolbox.nonnegative(
         later, "so exactly when X is that or more; and head 2, of score β ≥ ln((n−1)/ε), always", True
     )
-    sigma = (arb(int(rule.variance.p)) / int(rule.variance.q)).sqrt()
+    sigma = balls.ball(Fraction(rule.variance)).sqrt()
     for count, strength, low, high in (
         (1000, 20, 0.7258, 0.7259),
         (1000, 50, 0.8618, 0.8619),

@@ -1,8 +1,10 @@
-"""What claims' tests ask of the catalogue: a finding made once, the step that says some words, the number in a fact."""
+"""What claims' tests ask for: a finding made once, the step that says some words, the number in a fact, a file."""
 
 from __future__ import annotations
 
 import functools
+import textwrap
+from pathlib import Path
 from types import ModuleType
 from typing import Any
 
@@ -34,3 +36,19 @@ def step(id: str, words: str) -> Evidence:
 def number(fact: Any) -> float:
     """The middle of a ball as it is printed."""
     return float(str(fact).strip("[]").split(" ")[0])
+
+
+HEAD = """
+    import os, signal, sys, time
+    import sympy
+    from avow.claims import claim, toolbox
+    x = sympy.Symbol("x", real=True)
+    words = dict(topic="mine", expected="proved", statement="x", plain="x")
+"""
+
+
+def written(folder: Path, body: str, name: str = "mine.py") -> Path:
+    """A file of claims."""
+    path = folder / name
+    path.write_text(textwrap.dedent(HEAD) + textwrap.dedent(body))
+    return path

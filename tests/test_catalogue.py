@@ -31,7 +31,7 @@ def test_each_sabotage_is_rejected_by_the_check_itself(id: str, name: str) -> No
 @every_claim
 def test_a_claim_can_be_told_and_drawn(id: str) -> None:
     one = CLAIMS[id]
-    assert one.sabotage and one.assumptions and one.plain.endswith(".")
+    assert one.statement and one.sabotage and one.assumptions and one.plain.endswith(".")
     for latex in filter(None, (one.statement, one.amended)):
         assert "<math" in formula(latex), latex
     assert bool(one.amended) == bool(one.amended_plain) == (one.expected == "corrected")

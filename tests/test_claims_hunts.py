@@ -14,9 +14,10 @@ from flint import arb
 from torch import Tensor
 
 from avow.claims import Claim, catalogue, hunts
-from avow.claims.balled import Numbers, balled, compiled, stored
+from avow.claims.balled import Numbers, balled, stored
 from avow.claims.hunting import AMENDED, STATED, Hunt, hunted, variants
 from avow.claims.hunts import HUNTS
+from avow.constructions.formulas import compiled
 from avow.errors import ParameterError
 
 # Variants that no case can break, and that the ledger's check rejects all the same.

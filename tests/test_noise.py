@@ -279,13 +279,13 @@ def test_a_proof_sees_one_wrong_entry() -> None:
         (
             lambda: robust_heads(9, EPS, COIN, dtype=torch.int64),
             DtypeError,
-            "dtype=torch.int64 must be a floating type",
+            "dtype=torch.int64 must be one of float16, bfloat16, float32, float64; use dtype=torch.float64",
         ),
         (lambda: robust_heads(3, EPS, COIN, keys=torch.eye(2)), ShapeError, "keys=(2, 2) must be (3, d); give one row"),
         (
             lambda: robust_heads(2, EPS, COIN, keys=torch.tensor([[1.0, math.nan], [0, 1]])),
             NonFiniteError,
-            "robust_heads: keys=nan or inf must be finite; give orthonormal rows",
+            "robust_heads: keys=nan or inf must be finite; replace what is not",
         ),
         (
             lambda: robust_heads(2, EPS, COIN, keys=torch.tensor([[1.0, 0.001], [0, 1]])),

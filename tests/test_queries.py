@@ -284,7 +284,7 @@ BAD: list[tuple[Any, tuple[Any, ...], type[AvowError], str]] = [
     (copy_query, (GOOD, 3, 0.1), ParameterError, "copy_query: target=3 must lie in 0..2, the rows of keys; count keys"),
     (copy_query, (GOOD, -1, 0.1), ParameterError, "copy_query: target=-1 must lie in 0..2, the rows of keys"),
     (copy_query, (GOOD, 0, 0.0), ParameterError, "copy_query: eps=0.0 must lie in (0, 1); try eps=0.01"),
-    (copy_query, (GOOD, 0, 1), ParameterError, "copy_query: eps=1.0 must lie in (0, 1); try eps=0.01"),
+    (copy_query, (GOOD, 0, 1), ParameterError, "copy_query: eps=1 must lie in (0, 1); try eps=0.01"),
     (copy_query, (GOOD, 0, math.nan), ParameterError, "copy_query: eps=nan must lie in (0, 1); try eps=0.01"),
     (
         copy_query,

@@ -301,7 +301,7 @@ EYE = torch.eye(3, dtype=torch.float64)
         (
             lambda: program(torch.randn(4, 4).bfloat16(), CHAIN, 1e-6),
             ToleranceUnreachable,
-            "program: eps=1e-06 is below what 3 hops in torch.bfloat16 can promise; use float64 or fewer hops",
+            "program: eps=1e-06 is below what 3 hops in bfloat16 can promise; use float64 or fewer hops",
         ),
     ],
 )

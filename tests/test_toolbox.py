@@ -185,7 +185,7 @@ def test_a_cover_wants_intervals() -> None:
 
 @given(st.fractions(-100, 100), st.fractions(0, 100))
 def test_a_piece_holds_both_its_ends(low: Fraction, width: Fraction) -> None:
-    piece = toolbox._between(low, low + width)
+    piece = balls.interval(low, low + width)
     for part in (Fraction(0), Fraction(1, 3), Fraction(1)):
         inside = low + part * width
         assert piece.overlaps(arb(inside.numerator) / arb(inside.denominator))

@@ -15,7 +15,6 @@ from typing import Any, NamedTuple
 
 from flint import arb
 
-from avow.claims.balled import exactly
 from avow.claims.claim import Claim
 from avow.errors import ParameterError
 from avow.maths import balls
@@ -84,7 +83,7 @@ def hunted(
         case = next(draws)
         while True:
             tried += 1
-            found = excess([exactly(x) for x in case])
+            found = excess([balls.ball(x) for x in case])
             broken = bool(found > 0) or (hunt.strict and bool(found >= 0))
             if found.is_finite() and (broken or float(found.mid()) > most):
                 most, nearest = float(found.mid()), case

@@ -26,7 +26,7 @@ from avow.claims.claim import Evidence, Unproved
 from avow.constructions.construction import Construction
 from avow.maths import balls
 
-Box = Sequence[tuple[float, float]]
+Box = Sequence[tuple[float | Fraction, float | Fraction]]
 
 
 def identity(left: Any, right: Any, says: str, amended: bool = False) -> Evidence:
@@ -149,7 +149,7 @@ def cover(
             if tried > most:
                 where = ", ".join(f"[{float(low):.6g}, {float(high):.6g}]" for low, high in piece)
                 raise Unproved(f"{says}: still open after {most} pieces, at {where}")
-            if _truth(holds(*(_between(low, high) for low, high in piece))):
+            if _truth(holds(*(balls.interval(low, high) for low, high in piece))):
                 continue
             widest = max(range(len(piece)), key=lambda i: piece[i][1] - piece[i][0])
             low, high = piece[widest]
@@ -243,18 +243,18 @@ def rounded(number: Callable[[], arb], dtype: torch.dtype) -> Fraction | float:
         if not x.is_finite():
             return None
         # Far beyond either end of the type, the number itself would be too long to write out.
-        if abs(x) < _ball(vanish):
+        if abs(x) < balls.ball(vanish):
             return Fraction(0)
         sign = -1 if x < 0 else 1
         magnitude = sign * x
-        if magnitude > _ball(overflow):
+        if magnitude > balls.ball(overflow):
             return sign * math.inf
         mantissa, exponent = (int(part) for part in x.mid().man_exp())
         size = abs(mantissa) * Fraction(2) ** exponent
         found = round(size / spacing(size)) * spacing(size)
         # Half the way to either neighbour; the one below is nearer where the exponent changes.
         above, below = spacing(found) / 2, spacing(found * (1 - relative / 4)) / 2
-        inside = magnitude < _ball(min(found + above, overflow)) and magnitude > _ball(found - below)
+        inside = magnitude < balls.ball(min(found + above, overflow)) and magnitude > balls.ball(found - below)
         return sign * found if inside else None
 
     decided = balls.decided(nearest)
@@ -281,14 +281,6 @@ def _truth(found: Any) -> bool:
     if isinstance(found, bool | sympy.logic.boolalg.BooleanAtom) or getattr(found, "dtype", None) in (bool, torch.bool):
         return bool(found)
     raise TypeError(f"{found!r} is no truth value")
-
-
-def _ball(x: Fraction) -> arb:
-    return arb(x.numerator) / arb(x.denominator)
-
-
-def _between(low: Fraction, high: Fraction) -> arb:
-    return _ball(low).union(_ball(high))
 
 
 def _shown(facts: dict[str, Any]) -> str:

@@ -1,22 +1,23 @@
-"""What may be asked of a query: keys, eps, weights, indices and dtypes, each refused with the rule that it breaks."""
+"""What may be asked of a construction: keys, matrices, eps, weights, indices, dtypes; refused with the rule broken."""
 
 from __future__ import annotations
 
 import operator
 from collections.abc import Sequence
+from typing import SupportsFloat
 
 import torch
 from torch import Tensor
 
 from avow.errors import DtypeError, NonFiniteError, ParameterError, ShapeError
 
-# From coarse to fine: a dtype that cannot hold a query names the next one that can.
+# From coarse to fine: a dtype that cannot hold a query's numbers names the next one that can.
 DTYPES = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
 # Weights that miss a sum of 1 by less are divided by it.
 SUM_TOLERANCE = 1e-6
 
 
-def plain(dtype: torch.dtype) -> str:
+def named(dtype: torch.dtype) -> str:
     """The name of a dtype as a sentence has it."""
     return str(dtype).removeprefix("torch.")
 
@@ -36,18 +37,27 @@ def checked_keys(name: str, keys: Tensor) -> Tensor:
     return keys.detach().clone()
 
 
-def checked_eps(name: str, eps: float) -> float:
+def checked_matrix(name: str, x: Tensor) -> None:
+    """Refuse what is no finite matrix of a floating type."""
+    if x.dtype not in DTYPES:
+        raise DtypeError(name, x.dtype, "must be of a floating type", "try .double()")
+    if x.ndim != 2:
+        raise ShapeError(name, tuple(x.shape), "must be a matrix", "give two dimensions")
+    if not bool(x.isfinite().all()):
+        raise NonFiniteError(name, "nan or inf", "must be finite", "replace what is not")
+
+
+def checked_eps(name: str, eps: SupportsFloat) -> float:
     """An eps that leaves something to promise."""
-    eps = float(eps)
-    if not 0 < eps < 1:
+    if not isinstance(eps, SupportsFloat) or not 0 < float(eps) < 1:
         raise ParameterError(f"{name}: eps", eps, "must lie in (0, 1)", "try eps=0.01")
-    return eps
+    return float(eps)
 
 
 def checked_dtype(name: str, dtype: torch.dtype) -> torch.dtype:
-    """A dtype that a query can be rounded to."""
+    """A dtype that weights can be rounded to."""
     if dtype not in DTYPES:
-        choices = ", ".join(map(plain, DTYPES))
+        choices = ", ".join(map(named, DTYPES))
         raise DtypeError(f"{name}: dtype", dtype, f"must be one of {choices}", "use dtype=torch.float64")
     return dtype
 

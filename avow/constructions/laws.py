@@ -58,7 +58,7 @@ class DiscreteLaw:
     def probability(self, least: float | Fraction, most: float | Fraction) -> arb:
         """P(least ≤ X ≤ most)."""
         with balls.precision(128):
-            return balls.ratio(self.share(least, most))
+            return balls.ball(self.share(least, most))
 
     def share(self, least: float | Fraction, most: float | Fraction) -> Fraction:
         """P(least ≤ X ≤ most), as the fraction it is."""
@@ -93,7 +93,7 @@ class GaussianLaw:
     def _above(self, x: float | Fraction) -> arb:
         if x in (-math.inf, math.inf):
             return balls.ball(1 if x < 0 else 0)
-        return ((_exact(x) - balls.ball(self.mean)) / (2 * balls.ball(self.variance)).sqrt()).erfc() / 2
+        return ((balls.ball(x) - balls.ball(self.mean)) / (2 * balls.ball(self.variance)).sqrt()).erfc() / 2
 
     def __str__(self) -> str:
         return f"X ~ N({self.mean:g}, {self.variance:g})"
@@ -121,10 +121,6 @@ class AnyScale:
 
 
 Law = DiscreteLaw | GaussianLaw | AnyScale
-
-
-def _exact(x: float | Fraction) -> arb:
-    return balls.ratio(x) if isinstance(x, Fraction) else balls.ball(x)
 
 
 def _fraction(name: str, x: Fraction | float) -> Fraction:

@@ -25,12 +25,11 @@ from avow.chart import Chart
 from avow.constructions.laws import REACH, DiscreteLaw, GaussianLaw
 from avow.errors import NonFiniteError, ParameterError
 from avow.maths import balls
+from avow.maths.balls import Enclosure
 
 if TYPE_CHECKING:
     from flint import arb
 
-# Two floats with the true number between them.
-Enclosure = tuple[float, float]
 Head = Mapping[int, float]
 
 _BITS = 128
@@ -73,8 +72,8 @@ class NoiseAnalysis:
     def weights_at(self, scale: float | Fraction) -> dict[int, Enclosure]:
         """The averaged weight of every key that a head or the target names, when X is this."""
         with balls.precision(_BITS):
-            named, _ = _Scene(self.n, self.heads, self.noisy, self.target).weights(_ball(scale))
-            return {key: _enclosure(weight) for key, weight in named.items()}
+            named, _ = _Scene(self.n, self.heads, self.noisy, self.target).weights(balls.ball(scale))
+            return {key: balls.ends(weight) for key, weight in named.items()}
 
     def picture(self) -> Chart:
         """Weights of the named keys as the scale goes from −1 to 3."""
@@ -114,7 +113,7 @@ def noise_analysis(
             outcomes = tuple(_outcome(scene, eta, *odds) for odds in zip(law.values, law.probabilities, strict=True))
             sure = sum((o.probability for o in outcomes if o.succeeds), Fraction(0))
             maybe = sum((o.probability for o in outcomes if o.succeeds is None), Fraction(0))
-            success = balls.ratio(sure).union(balls.ratio(sure + maybe))
+            success = balls.ball(sure).union(balls.ball(sure + maybe))
         else:
             outcomes = ()
             success = _gaussian_success(scene, law, eta)
@@ -171,18 +170,18 @@ class _Scene:
     def error(self, low: arb, high: arb | None = None) -> arb:
         """‖averaged weights − target‖₁."""
         averaged, rest = self.weights(low, high)
-        parts = [abs(weight - balls.ratio(self.target.get(key, Fraction(0)))) for key, weight in averaged.items()]
+        parts = [abs(weight - balls.ball(self.target.get(key, Fraction(0)))) for key, weight in averaged.items()]
         return sum(parts, rest)
 
 
 def _outcome(scene: _Scene, eta: float, scale: Fraction, probability: Fraction) -> Outcome:
     def answer() -> bool | None:
-        error, most = scene.error(_ball(scale)), balls.ball(eta)
+        error, most = scene.error(balls.ball(scale)), balls.ball(eta)
         return True if error <= most else False if error > most else None
 
-    averaged, rest = scene.weights(_ball(scale))
-    weights = {key: _enclosure(weight) for key, weight in averaged.items()}
-    return Outcome(scale, probability, weights, _enclosure(rest), _enclosure(scene.error(_ball(scale))), answer())
+    averaged, rest = scene.weights(balls.ball(scale))
+    weights = {key: balls.ends(weight) for key, weight in averaged.items()}
+    return Outcome(scale, probability, weights, balls.ends(rest), balls.ends(scene.error(balls.ball(scale))), answer())
 
 
 def _gaussian_success(scene: _Scene, law: GaussianLaw, eta: float) -> arb:
@@ -210,7 +209,7 @@ def _gaussian_success(scene: _Scene, law: GaussianLaw, eta: float) -> arb:
                 weight = float(law.probability(*half).mid())
                 open_mass += weight
                 heapq.heappush(pieces, (-weight, *half))
-    left_open += sum((law.probability(low, high) for _, low, high in pieces), balls.ball(0))
+    left_open += balls.total(law.probability(low, high) for _, low, high in pieces)
     return sure.union(sure + left_open)
 
 
@@ -223,7 +222,7 @@ def _moment(scene: _Scene, law: DiscreteLaw | GaussianLaw, power: int) -> arb:
 
     if isinstance(law, DiscreteLaw):
         odds = zip(law.values, law.probabilities, strict=True)
-        return sum((balls.ratio(p) * weight(_ball(value)) for value, p in odds), balls.ball(0))
+        return balls.total(balls.ball(p) * weight(balls.ball(value)) for value, p in odds)
     from flint import acb, arb
 
     spread = balls.ball(law.variance).sqrt()
@@ -272,15 +271,7 @@ def _check_problem(n: int, heads: Sequence[Head], eta: float, noisy: int) -> Non
                 )
 
 
-def _ball(x: float | Fraction) -> arb:
-    return balls.ratio(x) if isinstance(x, Fraction) else balls.ball(x)
-
-
-def _enclosure(x: arb) -> Enclosure:
-    return balls.lower(x), balls.upper(x)
-
-
 def _odds(x: arb) -> Enclosure:
     """An enclosure of a number known to lie in [0, 1]."""
-    low, high = _enclosure(x)
+    low, high = balls.ends(x)
     return max(0.0, low), min(1.0, high)

@@ -11,8 +11,9 @@ import torch
 from torch import Tensor, nn
 
 from avow.chart import Table
+from avow.constructions.asked import checked_eps, checked_matrix, named
 from avow.constructions.construction import Construction, Proof
-from avow.constructions.projections import check_matrix, linear
+from avow.constructions.projections import linear
 from avow.constructions.routers import Router, Routes, attended, attention_weights, router, routing_table
 from avow.errors import ParameterError, ShapeError, ToleranceUnreachable
 from avow.maths import balls
@@ -105,15 +106,14 @@ def program(
     overwrites it, a matrix (d, d) keeps what it maps: with `residual` on the addresses and `carry` on the contents,
     a hop overwrites contents. Tokens a hop does not name read themselves.
     """
-    check_matrix("program: tokens", tokens)
-    if not 0 < eps < 1:
-        raise ParameterError("program: eps", eps, "must lie in (0, 1)", "try eps=0.01")
+    checked_matrix("program: tokens", tokens)
+    eps = checked_eps("program", eps)
     if not hops:
         raise ParameterError("program: hops", "[]", "must hold a hop", "give a mapping of destination to source")
     n, d = tokens.shape
     if isinstance(residual, bool):
         residual = torch.eye(d, dtype=tokens.dtype) if residual else torch.zeros(d, d, dtype=tokens.dtype)
-    check_matrix("program: residual", residual)
+    checked_matrix("program: residual", residual)
     carry = torch.eye(d, dtype=tokens.dtype) if carry is None else carry
     for name, x in (("residual", residual), ("carry", carry)):
         if tuple(x.shape) != (d, d):
@@ -135,7 +135,7 @@ def program(
     raise ToleranceUnreachable(
         "program: eps",
         eps,
-        f"is below what {len(hops)} hops in {tokens.dtype} can promise",
+        f"is below what {len(hops)} hops in {named(tokens.dtype)} can promise",
         "use float64 or fewer hops",
         best,
     )
@@ -215,7 +215,7 @@ def _lost(hop: Router, tokens: arb_mat) -> arb:
     lost = balls.ball(0)
     for row, (source,) in zip(attention_weights(hop, tokens, list(hop.routes)), hop.routes.values(), strict=True):
         missed = [w for j, w in enumerate(row) if not torch.equal(hop.tokens[j], hop.tokens[source])]
-        lost = lost.max(sum(missed, balls.ball(0)))
+        lost = lost.max(balls.total(missed))
     return lost
 
 

@@ -18,8 +18,9 @@ import torch
 from torch import Tensor, nn
 
 from avow.chart import Table
+from avow.constructions.asked import checked_matrix, named
 from avow.constructions.construction import Construction, Proof
-from avow.errors import DtypeError, NonFiniteError, ParameterError, ShapeError
+from avow.errors import DtypeError, ParameterError, ShapeError
 from avow.maths import balls, rounding
 from avow.maths.grids import frobenius, rounded
 
@@ -102,7 +103,7 @@ def project_out(a: Tensor, b: Tensor) -> ProjectOut:
             [ 0.,  0.]])
     """
     for name, side in (("A", a), ("B", b)):
-        check_matrix(f"project_out: {name}", side)
+        checked_matrix(f"project_out: {name}", side)
         if side.shape[1] == 0:
             raise ShapeError(f"project_out: {name}", tuple(side.shape), "must have columns", "give (d, 1) or wider")
     if a.shape[0] != b.shape[0]:
@@ -129,7 +130,7 @@ def project_out(a: Tensor, b: Tensor) -> ProjectOut:
     error = (rounding.unit(a.dtype) * relative + flushed) * (1 + 1e-6)
     finite = bool(torch.isfinite(projection).all()) and bool(torch.isfinite(coordinates).all())
     if not finite or error > _WORST:
-        raise _dependent(columns, p, f"too little for a projector in {str(a.dtype).removeprefix('torch.')}")
+        raise _dependent(columns, p, f"too little for a projector in {named(a.dtype)}")
     return ProjectOut(a, b, coordinates, projection, basis.smallest, error)
 
 
@@ -166,16 +167,6 @@ def linear(weight: Tensor) -> nn.Linear:
     made = nn.Linear(weight.shape[1], weight.shape[0], bias=False, dtype=weight.dtype)
     made.weight = nn.Parameter(weight.clone(), requires_grad=False)
     return made
-
-
-def check_matrix(name: str, x: Tensor) -> None:
-    """A finite matrix of a floating type, or the error that says what it is instead."""
-    if x.dtype not in (torch.float64, torch.float32, torch.bfloat16, torch.float16):
-        raise DtypeError(name, x.dtype, "must be of a floating type", "try .double()")
-    if x.ndim != 2:
-        raise ShapeError(name, tuple(x.shape), "must be a matrix", "give two dimensions")
-    if not bool(torch.isfinite(x).all()):
-        raise NonFiniteError(name, "nan or inf", "must be finite", "replace what is not")
 
 
 def _dependent(columns: Tensor, p: int, verdict: str) -> ParameterError:

@@ -17,7 +17,6 @@ error carries the combination of keys that proves it.
 
 from __future__ import annotations
 
-import functools
 import math
 from abc import abstractmethod
 from collections.abc import Mapping, Sequence
@@ -34,9 +33,7 @@ from avow.constructions.asked import checked_dtype, checked_eps, checked_index, 
 from avow.constructions.construction import Construction, Proof
 from avow.constructions.search import Goal, built
 from avow.constructions.shortest import Array, least_length
-from avow.errors import (
-    ParameterError,
-)
+from avow.errors import ParameterError
 from avow.maths import balls
 
 if TYPE_CHECKING:
@@ -107,13 +104,13 @@ class Query(Construction):
     def _excess(self, scores: Sequence[arb]) -> arb:
         r"""The largest :math:`w_i/\alpha_i`, less what it would be were nothing lost."""
         top = max(scores, key=lambda score: score.mid())
-        total = sum(((score - top).exp() for score in scores), balls.ball(0))
+        total = balls.total((score - top).exp() for score in scores)
         losses = []
         for i, share in self.shares.items():
             fall = top - scores[i]
             # Beyond this exp leaves what balls can hold; the promise is broken long before.
             losses.append(balls.ball(math.inf) if fall > 1e6 else balls.ball(share) * total * fall.exp())
-        return functools.reduce(lambda a, b: a.max(b), losses) - balls.ball(self.whole)
+        return balls.most(losses) - balls.ball(self.whole)
 
     def picture(self) -> Chart:
         places = range(len(self.keys))

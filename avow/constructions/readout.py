@@ -12,12 +12,10 @@ from jaxtyping import Float
 from torch import Tensor
 
 from avow.maths import balls
+from avow.maths.balls import Enclosure
 
 if TYPE_CHECKING:
     from flint import arb
-
-# Two floats with the true number between them.
-Enclosure = tuple[float, float]
 
 
 @dataclass(frozen=True, eq=False)
@@ -76,9 +74,7 @@ def enclosed(
     with balls.precision(bits):
         heads = len(queries)
         rows, columns = balls.matrix(keys), balls.matrix(values.mT)
-        unit = balls.ball(0)
-        for value in balls.matrix(values):
-            unit = unit.max(balls.norm(value))
+        unit = balls.most(balls.norm(value) for value in balls.matrix(values))
         averaged = [balls.ball(0)] * len(rows)
         error, gap = 0.0, (0.0, 0.0)
         for head, (query, answer) in enumerate(zip(balls.matrix(queries), balls.matrix(answers), strict=True)):
@@ -90,21 +86,12 @@ def enclosed(
             off = balls.norm([balls.dot(weights, column) - x for column, x in zip(columns, answer, strict=True)])
             # Values that are all zero are read as zero, and so is the unit: what is off then has no bound.
             error = max(error, balls.upper(off / unit) if unit > 0 else 0.0 if off == 0 else math.inf)
-        output = tuple(_ends(balls.dot(averaged, column)) for column in columns)
-        return Enclosed(tuple(map(_ends, averaged)), output, gap, error)
+        output = tuple(balls.ends(balls.dot(averaged, column)) for column in columns)
+        return Enclosed(tuple(map(balls.ends, averaged)), output, gap, error)
 
 
 def _gap(scores: list[arb], kept: Sequence[int]) -> Enclosure:
     others = [score for i, score in enumerate(scores) if i not in kept]
     if not others:
         return math.inf, math.inf
-    least, most = scores[kept[0]], others[0]
-    for i in kept:
-        least = least.min(scores[i])
-    for score in others:
-        most = most.max(score)
-    return _ends(least - most)
-
-
-def _ends(x: arb) -> Enclosure:
-    return balls.lower(x), balls.upper(x)
+    return balls.ends(balls.least(scores[i] for i in kept) - balls.most(others))

@@ -10,6 +10,7 @@ from fractions import Fraction
 import torch
 
 from avow.chart import Chart
+from avow.constructions.asked import checked_eps, named
 from avow.constructions.construction import Proof
 from avow.constructions.relu_network import (
     Layer,
@@ -17,10 +18,8 @@ from avow.constructions.relu_network import (
     Number,
     ReluNetwork,
     as_fractions,
-    checked_eps,
     checked_interval,
     checked_number,
-    named,
     pieces,
     rounded,
     rounded_up,
@@ -142,7 +141,8 @@ def relu_square(eps: Number, deep: bool = False, dtype: torch.dtype = torch.floa
     >>> [relu_square(eps, deep=True).units for eps in (1e-2, 1e-3, 1e-4, 1e-6)]
     [8, 11, 17, 26]
     """
-    eps = checked_eps("relu_square", eps)
+    checked_eps("relu_square", eps)
+    eps = checked_number("relu_square: eps", eps)
     sizes, made, error = (_depths(eps), sawtooth, sawtooth_error) if deep else (_widths(eps), hinges, square_error)
     best = math.inf
     for size in sizes:

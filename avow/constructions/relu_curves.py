@@ -19,7 +19,9 @@ import torch
 from torch import Tensor
 
 from avow.chart import Chart
+from avow.constructions.asked import checked_eps, named
 from avow.constructions.construction import Proof
+from avow.constructions.formulas import FUNCTIONS, compiled
 from avow.constructions.relu_knots import knots_of
 from avow.constructions.relu_network import (
     Layer,
@@ -28,9 +30,8 @@ from avow.constructions.relu_network import (
     Piece,
     ReluNetwork,
     as_fractions,
-    checked_eps,
     checked_interval,
-    named,
+    checked_number,
     pieces,
     rounded,
 )
@@ -49,8 +50,6 @@ BITS = 128
 AIMS = (0.999, 0.98, 0.9, 0.6)
 # The bound is refined until this part of it is doubt.
 SHARPNESS = 2.0**-10
-
-FUNCTIONS = ("exp", "log", "sin", "cos", "tan", "atan", "sinh", "cosh", "tanh", "erf")
 
 
 @dataclass(frozen=True)
@@ -108,7 +107,8 @@ def relu_piecewise(
     """
     curve = curve_of(f)
     low, high = checked_interval("relu_piecewise", interval)
-    eps = checked_eps("relu_piecewise", eps)
+    checked_eps("relu_piecewise", eps)
+    eps = checked_number("relu_piecewise: eps", eps)
     best = math.inf
     for aim in AIMS:
         exact = _through(curve, knots_of(curve, float(low), float(high), aim * float(eps), MOST_UNITS), dtype)
@@ -135,7 +135,7 @@ def chain(
     One unit a line, as `relu_piecewise` first tries it; more than `most` of them, MOST_UNITS unless told, are refused.
     """
     low, high = checked_interval("relu_piecewise", interval)
-    band = AIMS[0] * float(checked_eps("relu_piecewise", eps))
+    band = AIMS[0] * checked_eps("relu_piecewise", eps)
     knots = knots_of(curve, float(low), float(high), band, MOST_UNITS if most is None else most)
     xs, rises = (np.array(column) for column in zip(*knots, strict=True))
     return list(zip(xs.tolist(), (curve.values(xs) + rises).tolist(), strict=True))
@@ -168,7 +168,7 @@ def distance(curve: Curve, lines: Sequence[Piece]) -> float:
 
 def _error_on(curve: Curve, piece: Piece) -> tuple[float, float]:
     """What |f − line| reaches on a piece for certain, and what it does not exceed."""
-    low, high, tilt, lift = (_ball(number) for number in piece)
+    low, high, tilt, lift = (balls.ball(number) for number in piece)
     box, center, reach = low.union(high), (low + high) / 2, (high - low) / 2
 
     def error(x: arb) -> arb:
@@ -246,7 +246,7 @@ def curve_of(f: sympy.Expr) -> Curve:
         except OverflowError:  # a number of the formula itself is beyond float64
             return np.full(xs.shape, np.inf)
 
-    return Curve(str(f), values, *(_enclosure(part) for part in (plain, slope, sympy.diff(slope, x))))
+    return Curve(str(f), values, *(_enclosure(part, x) for part in (plain, slope, sympy.diff(slope, x))))
 
 
 def _refuse_unknown(name: str, f: sympy.Expr, plain: sympy.Expr) -> None:
@@ -260,61 +260,10 @@ def _refuse_unknown(name: str, f: sympy.Expr, plain: sympy.Expr) -> None:
             raise ParameterError(name, f, f"holds {part}, which is not known here", can)
 
 
-def _enclosure(expression: sympy.Expr) -> Ball:
-    """A function of balls that holds an expression's values; not finite where it cannot tell."""
-    import sympy
-    from flint import arb
-
-    parts = [_enclosure(part) for part in expression.args]
-    match expression:
-        case sympy.Symbol():
-            return lambda x: x
-        case sympy.Rational() | sympy.Float():
-            exact = sympy.Rational(expression)
-            return lambda x: _ball(Fraction(int(exact.p), int(exact.q)))
-        case sympy.pi:
-            return lambda x: arb.pi()
-        case sympy.E:
-            return lambda x: arb.const_e()
-        case sympy.Add():
-            return lambda x: sum((part(x) for part in parts), arb(0))
-        case sympy.Mul():
-            return lambda x: math.prod((part(x) for part in parts), start=arb(1))
-        case sympy.Pow(exp=sympy.Rational() as exponent):
-            return lambda x: _power(parts[0](x), int(exponent.p), int(exponent.q))
-        case sympy.Pow():
-            return lambda x: parts[0](x) ** parts[1](x)
-        case sympy.Abs():
-            return lambda x: abs(parts[0](x))
-        case sympy.sign():
-            return lambda x: parts[0](x).sgn()
-        case sympy.DiracDelta():
-            return lambda x: arb(0) if parts[0](x) != 0 else arb.nan()
-    method = type(expression).__name__
-    if method in FUNCTIONS:
-        return lambda x: getattr(parts[0](x), method)()
-    return lambda x: arb.nan()
-
-
-def _power(base: arb, up: int, root: int) -> arb:
-    """base^(up/root), on the part of the base where that is a real number."""
-    from flint import arb
-
-    if root > 1:
-        # A ball around [0, h] always reaches a little below zero, where there is no root to enclose.
-        if base < 0:
-            return arb.nan()
-        base = base.root(root) if base > 0 else arb(0).union(base.upper().root(root))
-    if base > 0 or base < 0 or base == 0:
-        return base**up
-    if up < 0:
-        return arb.nan()
-    most = base.abs_upper() ** up
-    return arb(0).union(most) if up % 2 == 0 else (-most).union(most)
-
-
-def _ball(number: Fraction | float) -> arb:
-    from flint import arb, fmpq
-
-    exact = Fraction(number)
-    return arb(fmpq(exact.numerator, exact.denominator))
+def _enclosure(expression: sympy.Expr, x: sympy.Symbol) -> Ball:
+    """A function of one ball that holds an expression's values; not finite where it cannot tell."""
+    try:
+        at = compiled(expression, [x])
+    except TypeError:  # a derivative that is no function
+        return lambda ball: ball * math.nan
+    return lambda ball: at([ball])

@@ -18,8 +18,9 @@ import torch
 from torch import Tensor, nn
 
 from avow.chart import Chart
+from avow.constructions.asked import checked_dtype
 from avow.constructions.construction import Construction
-from avow.errors import DtypeError, NonFiniteError, ParameterError, RangeError
+from avow.errors import NonFiniteError, ParameterError, RangeError
 
 Number = int | float | Fraction
 
@@ -117,8 +118,7 @@ def pieces(layers: Layers, low: Fraction | float, high: Fraction | float) -> lis
 
 def rounded(owner: str, exact: Layers, dtype: torch.dtype) -> Rounded:
     """Weights rounded to a type, as a linear map holds them."""
-    if not dtype.is_floating_point:
-        raise DtypeError(f"{owner}: dtype", dtype, "holds no fractions", "use torch.float64")
+    checked_dtype(owner, dtype)
     made = []
     for rows, bias in exact:
         weight = torch.tensor([[_nearest(entry) for entry in row] for row in rows], dtype=torch.float64).to(dtype)
@@ -142,13 +142,6 @@ def as_fractions(layers: Rounded) -> Layers:
     )
 
 
-def checked_eps(owner: str, eps: Number) -> Fraction:
-    """A tolerance in (0, 1), exactly."""
-    if not isinstance(eps, Number) or not 0 < float(eps) < 1:
-        raise ParameterError(f"{owner}: eps", eps, "must lie in (0, 1)", "try eps=0.01")
-    return Fraction(eps)
-
-
 def checked_interval(owner: str, interval: tuple[Number, Number]) -> tuple[Fraction, Fraction]:
     """Two finite ends, the lower first, exactly."""
     if len(interval) != 2:
@@ -164,10 +157,6 @@ def checked_number(name: str, number: Number) -> Fraction:
     if not isinstance(number, Number) or (isinstance(number, float) and not math.isfinite(number)):
         raise NonFiniteError(name, number, "must be a finite number", "give an int, a float or a Fraction")
     return Fraction(number)
-
-
-def named(dtype: torch.dtype) -> str:
-    return str(dtype).removeprefix("torch.")
 
 
 def rounded_up(number: Fraction | float) -> float:

@@ -17,9 +17,10 @@ import torch
 from torch import Tensor, nn
 
 from avow.chart import Chart
+from avow.constructions.asked import checked_dtype, checked_eps, checked_matrix, named
 from avow.constructions.construction import Construction, Proof
 from avow.constructions.laws import REACH, AnyScale, DiscreteLaw, GaussianLaw, Law
-from avow.errors import DtypeError, NonFiniteError, ParameterError, ShapeError, ToleranceUnreachable
+from avow.errors import ParameterError, ShapeError, ToleranceUnreachable
 from avow.maths import balls, rounding
 
 if TYPE_CHECKING:
@@ -168,7 +169,8 @@ def robust_heads(
     >>> round(float(heads.queries[0, 0]), 3), bool(heads.verify())
     (23.024, True)
     """
-    _check_heads(n, eps, noisy, other, dtype)
+    _check_heads(n, noisy, other)
+    eps, dtype = checked_eps("robust_heads", eps), checked_dtype("robust_heads", dtype)
     least, most = _ends(law, least, away)
     directions = None if keys is None else _orthonormal(keys.detach().to(dtype), n, tolerance)
     needed = math.log((n - 1) / eps)
@@ -195,7 +197,7 @@ def robust_heads(
     raise ToleranceUnreachable(
         "robust_heads: eps",
         eps,
-        f"cannot be kept with queries and keys rounded to {_name(dtype)} for every scale from {least:g} to {most:g}",
+        f"cannot be kept with queries and keys rounded to {named(dtype)} for every scale from {least:g} to {most:g}",
         "use a wider dtype, or bound the scale",
         best,
     )
@@ -249,25 +251,20 @@ def _down(x: Fraction) -> float:
     return found if Fraction(found) <= x else math.nextafter(found, -math.inf)
 
 
-def _check_heads(n: int, eps: float, noisy: int, other: int, dtype: torch.dtype) -> None:
+def _check_heads(n: int, noisy: int, other: int) -> None:
     if n < 2:
         raise ParameterError("robust_heads: n", n, "must be at least 2", "two heads need two keys")
-    if not 0 < eps < 1:
-        raise ParameterError("robust_heads: eps", eps, "must lie in (0, 1)", "try eps=0.01")
     if not (0 <= noisy < n and 0 <= other < n and noisy != other):
         raise ParameterError(
             "robust_heads: noisy, other", (noisy, other), f"must be two of the keys 0..{n - 1}", "try 0 and 1"
         )
-    if dtype not in (torch.float64, torch.float32, torch.bfloat16, torch.float16):
-        raise DtypeError("robust_heads: dtype", dtype, "must be a floating type", "try torch.float64")
 
 
 def _orthonormal(keys: Tensor, n: int, tolerance: float | None) -> Tensor:
     """The keys, if every inner product is within the tolerance of 0 or 1, the rounding of the check included."""
     if keys.ndim != 2 or keys.shape[0] != n:
         raise ShapeError("robust_heads: keys", tuple(keys.shape), f"must be ({n}, d)", "give one row for each key")
-    if not bool(torch.isfinite(keys).all()):
-        raise NonFiniteError("robust_heads: keys", "nan or inf", "must be finite", "give orthonormal rows")
+    checked_matrix("robust_heads: keys", keys)
     d = keys.shape[1]
     # Rounding unit rows moves an inner product by little more than 2u; making them in float64 costs some d roundings.
     usual = 4 * (1 + math.sqrt(d)) * rounding.unit(keys.dtype) + 16 * d * rounding.unit(torch.float64)
@@ -285,7 +282,3 @@ def _orthonormal(keys: Tensor, n: int, tolerance: float | None) -> Tensor:
             "orthonormalise them (torch.linalg.qr), or give a larger tolerance",
         )
     return keys
-
-
-def _name(dtype: torch.dtype) -> str:
-    return str(dtype).removeprefix("torch.")

@@ -26,8 +26,9 @@ import torch
 from torch import Tensor, nn
 
 from avow.chart import Table
+from avow.constructions.asked import checked_eps, checked_matrix, named
 from avow.constructions.construction import Construction, Proof
-from avow.constructions.projections import check_matrix, dual_basis, linear
+from avow.constructions.projections import dual_basis, linear
 from avow.errors import ParameterError, RangeError, ShapeError, ToleranceUnreachable
 from avow.maths import balls
 from avow.maths.grids import longest, rounded, stacked
@@ -134,15 +135,14 @@ def router(tokens: Tensor, routes: Routes, eps: float, *, carry: Tensor | None =
     >>> round(made.scale, 3), bool(made.verify()), made.is_smallest()
     (5.493, True, True)
     """
-    check_matrix("router: tokens", tokens)
+    checked_matrix("router: tokens", tokens)
     n, d = tokens.shape
     if n == 0:
         raise ShapeError("router: tokens", tuple(tokens.shape), "must hold a token", "give (n, d)")
-    if not 0 < eps < 1:
-        raise ParameterError("router: eps", eps, "must lie in (0, 1)", "try eps=0.01")
+    eps = checked_eps("router", eps)
     table = routing_table(routes, n)
     carry = torch.eye(d, dtype=tokens.dtype) if carry is None else carry
-    check_matrix("router: carry", carry)
+    checked_matrix("router: carry", carry)
     if carry.shape[1] != d:
         raise ShapeError("router: carry", tuple(carry.shape), f"must be (e, {d}), as wide as a token", "transpose it?")
     tokens, carry = tokens.detach(), carry.detach()
@@ -160,7 +160,7 @@ def router(tokens: Tensor, routes: Routes, eps: float, *, carry: Tensor | None =
         raise RangeError(
             "router: tokens",
             f"of size {math.ldexp(1.0, exponent):.3g}",
-            f"so small, or so near dependent, carry the weights out of {str(tokens.dtype).removeprefix('torch.')}",
+            f"so small, or so near dependent, carry the weights out of {named(tokens.dtype)}",
             "scale them towards 1, or use a wider type",
         )
     return _with_smallest_scale(Router(tokens, table, carry, W_Q, W_K, W_V, 0.0, eps))
@@ -176,7 +176,7 @@ def feature_map(features: Tensor, gains: Sequence[float]) -> Tensor:
             [ 0., -1.,  0.],
             [ 0.,  0.,  0.]])
     """
-    check_matrix("feature_map: features", features)
+    checked_matrix("feature_map: features", features)
     if len(gains) != len(features) or not all(map(math.isfinite, gains)):
         rule = f"must be a finite number for each of the {len(features)} features"
         raise ParameterError("feature_map: gains", tuple(gains), rule, "0 drops a feature")
@@ -231,12 +231,12 @@ def routing_table(routes: Routes, n: int) -> dict[int, tuple[int, ...]]:
     if not routes:
         raise ParameterError("router: routes", "{}", "must route a token", "try {0: 1}")
     table = {}
-    for i, named in routes.items():
-        sources = (named,) if isinstance(named, int) else tuple(named)
+    for i, given in routes.items():
+        sources = (given,) if isinstance(given, int) else tuple(given)
         whole = all(isinstance(j, int) for j in (i, *sources))
         if not sources or not whole or len(set(sources)) != len(sources) or not all(0 <= j < n for j in (i, *sources)):
             rule = f"must name tokens 0..{n - 1}, each source once and at least one"
-            raise ParameterError("router: routes", f"{i}: {named}", rule, "count tokens from 0")
+            raise ParameterError("router: routes", f"{i}: {given}", rule, "count tokens from 0")
         table[i] = sources
     return table
 
@@ -339,7 +339,7 @@ def _with_smallest_scale(made: Router) -> Router:
     raise ToleranceUnreachable(
         "router: eps",
         made.eps,
-        f"cannot be kept with weights rounded to {str(made.tokens.dtype).removeprefix('torch.')}",
+        f"cannot be kept with weights rounded to {named(made.tokens.dtype)}",
         "use a wider type, or tokens further from dependent",
         float(tried.amin()),
     )

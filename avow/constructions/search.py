@@ -14,7 +14,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from avow.constructions.asked import DTYPES, plain
+from avow.constructions.asked import DTYPES, named
 from avow.constructions.construction import Construction
 from avow.constructions.shortest import Array, exponent, hull_distance, impossible, pushed, scaled
 from avow.errors import InsideHull, OutOfReach, RangeError, ToleranceUnreachable
@@ -145,7 +145,7 @@ def _rounded(
 
 
 def _too_coarse(goal: Goal, rays: list[Ray], best: float, enough: torch.dtype) -> ToleranceUnreachable:
-    name, remedy = plain(goal.dtype), f"use dtype={enough}"
+    name, remedy = named(goal.dtype), f"use dtype={enough}"
     largest = min(float(np.abs(ray.fixed + ray.push).max()) for ray in rays)
     if largest > torch.finfo(goal.dtype).max:
         rule = f"ends at {torch.finfo(goal.dtype).max:g}, and the query reaches {largest:.3g}"
@@ -186,7 +186,7 @@ def _refusal(goal: Goal, rays: list[Ray], best: float) -> Exception:
     missed = hull_distance(keys, goal.weights) if goal.rest else math.inf
     found = f"the best query found reaches {best:.3g}" if math.isfinite(best) else "no query was found"
     rule = (
-        f"can be neither kept nor refuted: in {plain(goal.dtype)} {found}, and the nearest combination of the other "
+        f"can be neither kept nor refuted: in {named(goal.dtype)} {found}, and the nearest combination of the other "
         f"keys misses by {missed:.3g} of the largest entry"
     )
     remedy = "move the kept keys away from the hull of the others, or drop the keys nearest to them"

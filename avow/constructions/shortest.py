@@ -142,7 +142,7 @@ def least_length(keys: Float[Tensor, "n d"], target: int, eps: float, dual: Floa
 
     def bound() -> float | None:
         weights = [balls.ball(dual[j]) for j in chosen]
-        total = sum(weights, balls.ball(0))
+        total = balls.total(weights)
         weights = [weight / total for weight in weights]
         pulled = [rows[target][c] - balls.dot(weights, [rows[j][c] for j in chosen]) for c in range(len(rows[target]))]
         drop = entropy(weights) - balls.ball(eps).log()
@@ -159,7 +159,7 @@ def least_length(keys: Float[Tensor, "n d"], target: int, eps: float, dual: Floa
 
 def entropy(weights: Sequence[arb]) -> arb:
     r""":math:`-\sum_j \lambda_j \ln \lambda_j`, in balls."""
-    return -sum((weight * weight.log() for weight in weights), balls.ball(0))
+    return -balls.total(weight * weight.log() for weight in weights)
 
 
 class Impossible(NamedTuple):
@@ -198,14 +198,14 @@ def _refutes(combination: Sequence[Fraction], weights: Tensor, eps: float) -> tu
         wholly, exactly = balls.ball(0), balls.ball(0)
         rest = []
         for c, w in zip(combination, wanted, strict=True):
-            share = balls.ball(c.numerator) / balls.ball(c.denominator)
+            share = balls.ball(c)
             if w > 0:
                 exactly += share * balls.ball(w).log()
                 wholly += share * ((balls.ball(w) if c > 0 else balls.ball(w) + slack) / (one + slack)).log()
             elif c < 0:
                 rest.append(-share)
         if rest:
-            total = sum(rest, balls.ball(0))
+            total = balls.total(rest)
             held = entropy([share / total for share in rest])
             exactly -= total * (slack.log() - held)
             wholly -= total * ((slack / (one + slack)).log() - held)

@@ -7,8 +7,9 @@ true, and what came out false is merely open: `decided` asks again with more bit
 from __future__ import annotations
 
 import contextlib
+import functools
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from fractions import Fraction
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -20,6 +21,8 @@ if TYPE_CHECKING:
     from flint import arb, arb_mat
 
 T = TypeVar("T")
+# Two floats with the true number between them.
+Enclosure = tuple[float, float]
 # Enough for every proof here: beyond it, two numbers that still cannot be told apart are taken for equal.
 MOST_BITS = 1 << 14
 
@@ -46,14 +49,12 @@ def precision(bits: int) -> Iterator[None]:
         ctx.prec = before
 
 
-def ball(x: float | int | str | Tensor) -> arb:
-    """A float as it is, exactly; a string as the decimal it spells, enclosed."""
-    return _flint().arb(float(x) if isinstance(x, Tensor) else x)
-
-
-def ratio(x: Fraction) -> arb:
-    """A fraction, enclosed."""
-    return _flint().arb(x.numerator) / x.denominator
+def ball(x: float | int | str | Fraction | Tensor) -> arb:
+    """A float or a whole number as it is, exactly; a fraction, and a string as the decimal it spells, enclosed."""
+    flint = _flint()
+    if isinstance(x, Fraction):
+        return flint.arb(flint.fmpq(x.numerator, x.denominator))
+    return flint.arb(float(x) if isinstance(x, Tensor) else x)
 
 
 def grid(x: Tensor) -> arb_mat:
@@ -61,10 +62,9 @@ def grid(x: Tensor) -> arb_mat:
     return _flint().arb_mat(*x.shape, x.detach().double().flatten().tolist())
 
 
-def interval(low: float, high: float) -> arb:
+def interval(low: float | Fraction, high: float | Fraction) -> arb:
     """A ball that holds every number from `low` to `high`."""
-    arb = _flint().arb
-    return arb(low).union(arb(high))
+    return ball(low).union(ball(high))
 
 
 def vector(x: Tensor) -> list[arb]:
@@ -77,8 +77,22 @@ def matrix(x: Tensor) -> list[list[arb]]:
     return [[ball(entry) for entry in row] for row in x.detach().double().tolist()]
 
 
+def total(found: Iterable[arb]) -> arb:
+    return sum(found, ball(0))
+
+
+def most(found: Iterable[arb]) -> arb:
+    """The largest of some numbers."""
+    return functools.reduce(lambda a, b: a.max(b), found)
+
+
+def least(found: Iterable[arb]) -> arb:
+    """The smallest of some numbers."""
+    return functools.reduce(lambda a, b: a.min(b), found)
+
+
 def dot(a: Sequence[arb], b: Sequence[arb]) -> arb:
-    return sum((x * y for x, y in zip(a, b, strict=True)), ball(0))
+    return total(x * y for x, y in zip(a, b, strict=True))
 
 
 def norm(a: Sequence[arb]) -> arb:
@@ -94,8 +108,8 @@ def softmax(logits: Sequence[arb]) -> list[arb]:
     """Weights of every logit; shifting by one of them cancels exactly."""
     top = max(logits, key=lambda x: x.mid())
     weights = [(x - top).exp() for x in logits]
-    total = sum(weights, ball(0))
-    return [weight / total for weight in weights]
+    whole = total(weights)
+    return [weight / whole for weight in weights]
 
 
 def normal_cdf(x: arb) -> arb:
@@ -117,6 +131,11 @@ def upper(x: arb) -> float:
 def lower(x: arb) -> float:
     """A float that is no larger than any number of the ball."""
     return -upper(-x)
+
+
+def ends(x: arb) -> Enclosure:
+    """Two floats that a ball lies between."""
+    return lower(x), upper(x)
 
 
 def decided(question: Callable[[], T | None], bits: int = 64, most: int = MOST_BITS) -> T | None:

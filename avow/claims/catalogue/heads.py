@@ -63,7 +63,7 @@ def _discrete_picture() -> Chart:
         "blind to how many keys there are": lambda n, eps: 4 * log(1 / eps),
     },
     picture=_discrete_picture,
-    used_by=("constructions/robust",),
+    used_by=("constructions/robust", "constructions/noise"),
     needs=("copy-gap",),
 )
 def heads_discrete(strength: Any) -> Iterator[Evidence]:
@@ -152,7 +152,7 @@ def _gauss_picture() -> Chart:
         "blind to how many keys there are": Law(Rational(1, 2), lambda n, eps, beta, log: log(1 / eps) / beta),
     },
     picture=_gauss_picture,
-    used_by=("constructions/robust",),
+    used_by=("constructions/robust", "constructions/noise"),
     needs=("copy-gap",),
 )
 def heads_gauss(rule: Law) -> Iterator[Evidence]:
@@ -177,7 +177,7 @@ def heads_gauss(rule: Law) -> Iterator[Evidence]:
     yield toolbox.nonnegative(
         later, "so exactly when X is that or more; and head 2, of score β ≥ ln((n−1)/ε), always", True
     )
-    sigma = (arb(int(rule.variance.p)) / int(rule.variance.q)).sqrt()
+    sigma = balls.ball(Fraction(rule.variance)).sqrt()
     for count, strength, low, high in (
         (1000, 20, 0.7258, 0.7259),
         (1000, 50, 0.8618, 0.8619),

@@ -83,7 +83,15 @@ def _perturbation_picture() -> Chart:
         "true, but not the least": lambda delta: delta,
     },
     picture=_perturbation_picture,
-    used_by=("maths/rounding", "methods/random_features", "methods/low_rank", "certificates/audit"),
+    used_by=(
+        "maths/rounding",
+        "maths/kernel_rounding",
+        "methods/exact",
+        "methods/sparse",
+        "certificates/compose",
+        "constructions/programs",
+        "distributed/sparse_rounds",
+    ),
     needs=("softmax-categorical",),
 )
 def softmax_perturbation(bound: Callable[[Any], Any]) -> Iterator[Evidence]:
@@ -148,7 +156,7 @@ def _tail_picture() -> Chart:
         "half of it": lambda tau: tau / 2,
     },
     picture=_tail_picture,
-    used_by=("methods/exact",),
+    used_by=("methods/sparse", "maths/skimming", "kernels/merging", "distributed/shares"),
     needs=("softmax-categorical",),
 )
 def tail_mass_output(factor: Callable[[Any], Any]) -> Iterator[Evidence]:
@@ -194,7 +202,7 @@ def _dropped_picture() -> Chart:
         "both at their lowest": lambda low, high: (high - 1) / (low + high - 1),
     },
     picture=_dropped_picture,
-    used_by=("methods/exact",),
+    used_by=("methods/sparse",),
     needs=("softmax-categorical",),
 )
 def dropped_mass(bound: Callable[[Any, Any], Any]) -> Iterator[Evidence]:
@@ -231,7 +239,7 @@ def _ratio_picture() -> Table:
         "over twice the normaliser": lambda miss, normaliser: 2 * miss / (2 * normaliser),
     },
     picture=_ratio_picture,
-    used_by=("methods/low_rank", "methods/exact"),
+    used_by=("methods/low_rank",),
 )
 def ratio_error(bound: Callable[[Any, Any], Any]) -> Iterator[Evidence]:
     wrong, right, value = (Symbol(name, real=True) for name in ("a_t", "a", "v"))
@@ -287,7 +295,7 @@ def _residual_picture() -> Chart:
         "the smaller factor forgotten": lambda x, y: x,
     },
     picture=_residual_picture,
-    used_by=("maths/cholesky", "methods/low_rank"),
+    used_by=("maths/cholesky", "maths/sketch", "methods/low_rank"),
 )
 def residual_cauchy_schwarz(bound: Callable[[Any, Any], Any]) -> Iterator[Evidence]:
     yield from cauchy_schwarz()
@@ -359,7 +367,7 @@ def _merge_picture() -> Chart:
         "the last sum kept": _last_wins,
     },
     picture=_merge_picture,
-    used_by=("methods/exact",),
+    used_by=("certificates/compose", "distributed/exact"),
     needs=("softmax-categorical",),
 )
 def lse_merge(merge: Callable[[Shard, Shard], Shard]) -> Iterator[Evidence]:
@@ -399,7 +407,7 @@ def _gamma_picture() -> Chart:
         "one rounding too few": lambda n, u: (n - 1) * u / (1 - n * u),
     },
     picture=_gamma_picture,
-    used_by=("maths/rounding",),
+    used_by=("maths/rounding", "maths/spectral", "nn/recurrent"),
 )
 def rounding_gamma(gamma: Callable[[Any, Any], Any]) -> Iterator[Evidence]:
     # (n+1)u < 1 leaves room: u = 1/(n + 1 + room).

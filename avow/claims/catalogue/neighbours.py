@@ -81,7 +81,7 @@ def _outside(truth: Callable[[], arb], low: Fraction, high: Fraction) -> bool:
 
     def answer() -> bool | None:
         x = truth()
-        ends = [arb(end.numerator) / arb(end.denominator) for end in (low, high)]
+        ends = [balls.ball(end) for end in (low, high)]
         if x < ends[0] or x > ends[1]:
             return True
         return False if ends[0] <= x <= ends[1] else None

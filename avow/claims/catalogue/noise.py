@@ -309,7 +309,7 @@ def noise_one_key_gauss(scaled: Scaled) -> Iterator[Evidence]:
     for name, score, weight in zip("ab", scores, scaled[:2], strict=True):
         share = exp(score) / (exp(scores[0]) + exp(scores[1]))
         yield toolbox.identity(weight(beta, x), share, f"k_a = X·μ_a, scores βX and β: the weight of key {name}", True)
-    sigma = (arb(int(scaled.variance.p)) / int(scaled.variance.q)).sqrt()
+    sigma = balls.ball(Fraction(scaled.variance)).sqrt()
     yield toolbox.law(
         balls.normal_cdf(-1 / sigma),
         0.0786496035251,

@@ -353,7 +353,7 @@ def _with_momentum(penalty: Fraction, steps: int) -> Fraction:
 def _with_adam(penalty: Fraction, steps: int) -> arb:
     """θ after Adam's steps on ½(θ − 1)² + penalty·θ², from 0, in balls: η = 1/20, β = (9/10, 99/100), ϵ = 10^-8."""
     first, second = arb(fmpq(9, 10)), arb(fmpq(99, 100))
-    weight = arb(fmpq(penalty.numerator, penalty.denominator))
+    weight = balls.ball(penalty)
     theta, m, v = arb(0), arb(0), arb(0)
     for t in range(1, steps + 1):
         g = theta - 1 + 2 * weight * theta

@@ -19,6 +19,7 @@ from torch import Tensor
 from avow.chart import Table
 from avow.claims import toolbox
 from avow.claims.claim import Evidence, Unproved, claim
+from avow.constructions.asked import named
 from avow.maths import balls
 
 LAST = 4096
@@ -44,7 +45,7 @@ def distances(d: int) -> list[arb]:
     with balls.precision(80):
         waves = frequencies(d)
         halves = (arb(step) / 2 for step in range(1, LAST + 1))
-        return [2 * sum(((half * wave).sin() ** 2 for wave in waves), arb(0)).sqrt() for half in halves]
+        return [2 * balls.norm([(half * wave).sin() for wave in waves]) for half in halves]
 
 
 @cache
@@ -63,7 +64,7 @@ def stored(d: int, dtype: torch.dtype) -> Tensor:
         return exact
     low, high = (_rounded(exact * (1 + sign * 2**-50), dtype) for sign in (-1, 1))
     if not torch.equal(low, high):
-        raise Unproved(f"an entry of width {d} lies too near a tie of {_name(dtype)}")
+        raise Unproved(f"an entry of width {d} lies too near a tie of {named(dtype)}")
     return low
 
 
@@ -105,7 +106,7 @@ def _picture() -> Table:
         found = [nearest(d, dtype) for dtype in TYPES]
         rows.append((d, *(f"{one.distance:.6g} (Δ = {one.step})" for one in found)))
     title = f"The smallest distance of two encodings, positions 0 to {LAST}"
-    return Table(title, ("width", *map(_name, TYPES)), rows)
+    return Table(title, ("width", *map(named, TYPES)), rows)
 
 
 @claim(
@@ -223,7 +224,7 @@ def _smallest(d: int) -> Evidence:
         True,
         step=closest + 1,
         distance=real[closest].str(12),
-        **{_name(dtype): nearest(d, dtype)._asdict() for dtype in TYPES},
+        **{named(dtype): nearest(d, dtype)._asdict() for dtype in TYPES},
     )
 
 
@@ -232,11 +233,7 @@ def _apart_once_stored(d: int, dtype: torch.dtype) -> Evidence:
     least = min(distances(d), key=float) - moved
     return toolbox.enclosed(
         lambda: bool(least > 1.4),
-        f"width {d} in {_name(dtype)}: no entry moves by over eps/2, so no two encodings are within 1.4",
+        f"width {d} in {named(dtype)}: no entry moves by over eps/2, so no two encodings are within 1.4",
         True,
         at_least=balls.lower(least),
     )
-
-
-def _name(dtype: torch.dtype) -> str:
-    return str(dtype).removeprefix("torch.")

@@ -22,6 +22,7 @@ from avow.claims import toolbox
 from avow.claims.claim import Evidence, Unproved, claim
 from avow.constructions.queries import copy_query
 from avow.errors import InsideHull
+from avow.maths import balls
 
 # n keys, m of them others; an excess that is not negative; an ε below 1.
 m = Symbol("m", integer=True, positive=True)
@@ -125,7 +126,7 @@ def _copied_with_keys_at_sixty_degrees(count: int, one_over_eps: int) -> Evidenc
 
     least = Fraction(one_over_eps, one_over_eps + 1)
     return toolbox.enclosed(
-        lambda: weight() > arb(least.numerator) / least.denominator,
+        lambda: weight() > balls.ball(least),
         "the nearest keys allowed, all at 60° to k_1",
         n=count,
         eps=1 / one_over_eps,

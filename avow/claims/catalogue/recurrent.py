@@ -139,7 +139,7 @@ def _shorter(matrix: arb_mat, square: arb) -> bool:
 
 def _length(matrix: arb_mat) -> float:
     """The Frobenius norm, to draw."""
-    return float(sum((entry * entry for entry in matrix.entries()), arb(0)).sqrt().mid())
+    return float(balls.norm(matrix.entries()).mid())
 
 
 def _gradient_picture() -> Chart:

@@ -67,7 +67,7 @@ def _square_picture() -> Chart:
         "one unit fewer": Hinges(units={eps: units - 1 for eps, units in WIDE.items()}),
     },
     picture=_square_picture,
-    used_by=("constructions/relu",),
+    used_by=("constructions/relu", "lab/pages/relu"),
 )
 def relu_square_wide(network: Hinges) -> Iterator[Evidence]:
     yield from _within(network)

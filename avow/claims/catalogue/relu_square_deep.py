@@ -55,7 +55,7 @@ def _deep_picture() -> Table:
         "two units a layer": Sawtooth(units=lambda m: 2 * m),
     },
     picture=_deep_picture,
-    used_by=("constructions/relu",),
+    used_by=("constructions/relu", "lab/pages/relu"),
     needs=("relu-square",),
 )
 def relu_square_deep(network: Sawtooth) -> Iterator[Evidence]:

@@ -18,6 +18,7 @@ from sympy import Symbol, exp, log
 from avow.chart import Chart, Table
 from avow.claims import toolbox
 from avow.claims.claim import Evidence, claim
+from avow.constructions.asked import named
 
 # A score; the exponential of one, that of another, and the sum of the others' or of all.
 score = Symbol("s", real=True)
@@ -184,7 +185,7 @@ def _vanishing() -> Iterator[Evidence]:
 
 def _vanishing_in(dtype: torch.dtype, gap: str) -> Iterator[Evidence]:
     """That gap in one type, from its format."""
-    half, name = _half_of_least(dtype), str(dtype).removeprefix("torch.")
+    half, name = _half_of_least(dtype), named(dtype)
     inverse = half.denominator
     yield toolbox.rational(
         half.numerator == 1 and inverse == 1 << (inverse.bit_length() - 1),

@@ -12,9 +12,10 @@ from functools import cache
 from flint import arb
 
 from avow.claims import counting
-from avow.claims.balled import Numbers, balled, most, whole
+from avow.claims.balled import Numbers, balled, whole
 from avow.claims.catalogue.costs import Heads, Program, Tiling
 from avow.claims.hunting import Excess, Hunt, numbered
+from avow.maths.balls import most
 
 # How many times an order of which no constant is known may be passed, either way.
 GENEROUS = 16

@@ -8,10 +8,12 @@ from typing import Any
 import sympy
 from flint import arb
 
-from avow.claims.balled import Numbers, balled, compiled, most, total
+from avow.claims.balled import Numbers, balled
 from avow.claims.catalogue import efficient
 from avow.claims.hunting import Excess, Hunt, numbered
+from avow.constructions.formulas import compiled
 from avow.maths import balls
+from avow.maths.balls import most, total
 
 Rows = list[Numbers]
 

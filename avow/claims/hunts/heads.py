@@ -10,10 +10,11 @@ import sympy
 from flint import arb, arb_mat
 from sympy import log
 
-from avow.claims.balled import Numbers, balled, exactly, most, whole
+from avow.claims.balled import Numbers, balled, whole
 from avow.claims.catalogue import heads
 from avow.claims.hunting import Excess, Hunt
 from avow.maths import balls
+from avow.maths.balls import most
 
 
 def _short_of(strength: Any, lengths: tuple[Fraction, ...] = ()) -> Excess:
@@ -23,7 +24,7 @@ def _short_of(strength: Any, lengths: tuple[Fraction, ...] = ()) -> Excess:
     def excess(case: Numbers) -> arb:
         eps, n, drawn = case
         t = length(n, eps)
-        scales = [*map(exactly, lengths)] if lengths else [drawn]
+        scales = [*map(balls.ball, lengths)] if lengths else [drawn]
         return most([1 / (1 + eps) - 1 / (1 + (n - 1) * (-scale * t).exp()) for scale in (*scales, arb(1))])
 
     return excess
@@ -40,7 +41,7 @@ def _gauss_copies(rule: heads.Law) -> Excess:
 
 
 def _gauss_law(rule: heads.Law) -> Excess:
-    sigma = (arb(int(rule.variance.p)) / int(rule.variance.q)).sqrt()
+    sigma = balls.ball(Fraction(rule.variance)).sqrt()
 
     def excess(case: Numbers) -> arb:
         eps, n, _, times = case
@@ -56,7 +57,7 @@ def _gauss_law(rule: heads.Law) -> Excess:
 def _swings_less(pair: heads.Heads) -> Excess:
     def excess(case: Numbers) -> arb:
         n, root = map(whole, case)
-        return exactly(heads.swing(pair, n, root) - heads.swing(pair[:1], n, root))
+        return balls.ball(heads.swing(pair, n, root) - heads.swing(pair[:1], n, root))
 
     return excess
 

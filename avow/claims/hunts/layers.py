@@ -8,10 +8,11 @@ from collections.abc import Mapping, Sequence
 from flint import arb
 from sympy import Matrix
 
-from avow.claims.balled import Numbers, most, whole
+from avow.claims.balled import Numbers, whole
 from avow.claims.catalogue import layers
 from avow.claims.hunting import Excess, Hunt, numbered
 from avow.maths import balls
+from avow.maths.balls import most
 
 Vector = list[arb]
 

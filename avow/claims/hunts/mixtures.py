@@ -7,8 +7,9 @@ from typing import Any
 
 from flint import arb
 
-from avow.claims.balled import Numbers, balled, most, total
+from avow.claims.balled import Numbers, balled
 from avow.claims.hunting import Excess, Hunt, numbered
+from avow.maths.balls import most, total
 
 
 def _average(query: Any) -> Excess:

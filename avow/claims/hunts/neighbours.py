@@ -11,16 +11,17 @@ from collections.abc import Callable, Mapping
 import torch
 from flint import arb
 
-from avow.claims.balled import Numbers, exactly, most
+from avow.claims.balled import Numbers
 from avow.claims.catalogue.neighbours import Bounds, Ends
 from avow.claims.hunting import Excess, Hunt, numbered
 from avow.maths import balls
+from avow.maths.balls import most
 
 
 def _exponential(enclosure: Callable[[float], Ends]) -> Excess:
     def excess(case: Numbers) -> arb:
         x = math.log(1 + 10.0 ** -float(case[0]))
-        low, high = map(exactly, enclosure(x))
+        low, high = map(balls.ball, enclosure(x))
         truth = arb(x).exp()
         return (low - truth).max(truth - high)
 

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from fractions import Fraction
 from typing import Any
 
 from flint import arb
 
-from avow.claims.balled import Numbers, balled, most
+from avow.claims.balled import Numbers, balled
 from avow.claims.catalogue.noise import Scaled, Stretch
 from avow.claims.hunting import Excess, Hunt
 from avow.maths import balls
+from avow.maths.balls import most
 
 
 def _turned(turn: arb) -> tuple[tuple[arb, arb], tuple[arb, arb]]:
@@ -41,7 +43,7 @@ def _variance(variance: Any) -> Excess:
 
 
 def _one_or_other(stretch: Stretch) -> Excess:
-    lengths = [arb(int(c.p)) / int(c.q) for c in stretch]
+    lengths = [balls.ball(Fraction(c)) for c in stretch]
 
     def excess(case: Numbers) -> arb:
         eps, n = case
@@ -67,7 +69,7 @@ def _within_reach(scaled: Scaled) -> Excess:
 
 def _logistic(scaled: Scaled) -> Excess:
     weights = [balled(weight, 2) for weight in (scaled.weight_a, scaled.weight_b)]
-    spread = (arb(int(scaled.variance.p)) / int(scaled.variance.q)).sqrt()
+    spread = balls.ball(Fraction(scaled.variance)).sqrt()
 
     def excess(case: Numbers) -> arb:
         beta, x, turn = case

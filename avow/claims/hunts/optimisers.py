@@ -8,9 +8,11 @@ from typing import Any
 
 from flint import arb
 
-from avow.claims.balled import Numbers, balled, exactly, most, total
+from avow.claims.balled import Numbers, balled
 from avow.claims.catalogue.optimisers import AdamRules
 from avow.claims.hunting import Excess, Hunt, numbered
+from avow.maths import balls
+from avow.maths.balls import most, total
 
 
 def _steps(alpha: arb, rate: arb, gradients: Numbers) -> list[arb]:
@@ -89,7 +91,7 @@ def _only_plain(penalty: Fraction) -> Excess:
             return theta
 
         # To regularise is to end at a smaller weight, which the statement denies to all but plain SGD.
-        return abs(ends(arb(0))) - abs(ends(times * exactly(penalty)))
+        return abs(ends(arb(0))) - abs(ends(times * balls.ball(penalty)))
 
     return excess
 

@@ -7,10 +7,11 @@ from collections.abc import Mapping
 import torch
 from flint import arb
 
-from avow.claims.balled import Numbers, most, stored, whole
+from avow.claims.balled import Numbers, stored, whole
 from avow.claims.catalogue.positions import LAST, TYPES, Encoding, frequencies
 from avow.claims.hunting import Excess, Hunt
 from avow.maths import balls
+from avow.maths.balls import most
 
 
 def _later(position: int, turns: int, wave: arb) -> int:

@@ -8,10 +8,11 @@ from typing import Any
 from flint import arb
 from sympy import log
 
-from avow.claims.balled import Numbers, balled, most, total
+from avow.claims.balled import Numbers, balled
 from avow.claims.catalogue.queries import Hull, Lengths
 from avow.claims.hunting import Excess, Hunt, numbered
 from avow.maths import balls
+from avow.maths.balls import most, total
 
 
 def _separated(lengths: Lengths) -> Excess:

@@ -6,10 +6,11 @@ from collections.abc import Mapping
 
 from flint import arb, arb_mat
 
-from avow.claims.balled import Numbers, balled, most
+from avow.claims.balled import Numbers, balled
 from avow.claims.catalogue.recurrent import Explosion, Forms, Gradient, jacobian, tenths
 from avow.claims.hunting import Excess, Hunt, numbered
 from avow.maths import balls
+from avow.maths.balls import most
 
 
 def _column(entries: Numbers) -> arb_mat:

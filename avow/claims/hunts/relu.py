@@ -8,13 +8,15 @@ from fractions import Fraction
 
 from flint import arb
 
-from avow.claims.balled import Numbers, exactly, most, total, whole
+from avow.claims.balled import Numbers, whole
 from avow.claims.catalogue.relu import Units, relu
 from avow.claims.catalogue.relu_square import Hinges
 from avow.claims.catalogue.relu_square_deep import Sawtooth
 from avow.claims.catalogue.relu_square_line import Growth
 from avow.claims.hunting import Excess, Hunt, numbered
 from avow.constructions.relu import sawtooth
+from avow.maths import balls
+from avow.maths.balls import most, total
 
 
 def _line(units: Units) -> Excess:
@@ -35,7 +37,7 @@ def _hinges(network: Hinges) -> Excess:
         return most(
             [
                 off(whole(units), x) - 1 / (2 * (2 * units + 1) ** 2),
-                off(enough, x) - exactly(eps),
+                off(enough, x) - balls.ball(eps),
                 arb(1) / 18 - _farthest(*one),
             ]
         )
@@ -62,7 +64,7 @@ def _sawtooth(network: Sawtooth) -> Excess:
         for k in range(1, depth + 1):
             tooth = network.tooth(relu(tooth), relu(tooth - arb(1) / 2))
             share = network.share(k)
-            found = found - exactly(Fraction(int(share.p), int(share.q))) * tooth
+            found = found - balls.ball(Fraction(int(share.p), int(share.q))) * tooth
         units = sum(len(layer.bias) for layer in sawtooth(depth)[:-1])
         return (abs(found - x * x) - arb(4) ** -(depth + 1)).max(arb(units - network.units(depth)))
 

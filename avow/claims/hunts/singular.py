@@ -7,9 +7,10 @@ from typing import Any
 
 from flint import arb
 
-from avow.claims.balled import Numbers, balled, most, total
+from avow.claims.balled import Numbers, balled
 from avow.claims.hunting import Excess, Hunt, numbered
 from avow.maths import balls
+from avow.maths.balls import most, total
 
 
 def _values(entries: Numbers) -> list[arb]:

@@ -10,9 +10,10 @@ from typing import Any
 import torch
 from flint import arb
 
-from avow.claims.balled import Numbers, balled, least, most, stored, total
+from avow.claims.balled import Numbers, balled, stored
 from avow.claims.catalogue.softmax import Gap, Safe
 from avow.claims.hunting import Excess, Hunt, numbered
+from avow.maths.balls import least, most, total
 
 
 def _categorical(weight: Callable[[Any, Any], Any]) -> Excess:

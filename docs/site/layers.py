@@ -58,7 +58,12 @@ BOXES = (
     _box("kernels", "Triton, loaded at use", 8, 300),
     _box("maths", "rows, sketches, rounding", 8, 740),
     _box(
-        "contract", "errors, parameters, problems, certificates, charts", 9, 130, "errors params contract chart", 1059
+        "contract",
+        "errors, parameters, problems, certificates, charts, whole files",
+        9,
+        130,
+        "errors params contract chart atomic",
+        1059,
     ),
 )
 

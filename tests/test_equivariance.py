@@ -245,6 +245,11 @@ def test_dropout_may_stay_where_it_is_off() -> None:
             NonFiniteError,
             "module's answer=nan or inf must be finite; try a smaller example",
         ),
+        (
+            lambda: check_permutation_equivariance(nn.Identity(), True),
+            ShapeError,
+            "example=(True,) must be a shape (…, n, d) with n ≥ 2; try (2, 16, d)",
+        ),
     ],
 )
 def test_what_cannot_be_is_refused_with_its_name_value_rule_and_remedy(

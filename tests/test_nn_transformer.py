@@ -222,6 +222,7 @@ def test_what_is_no_config_is_refused(text: str, words: str) -> None:
         (torch.tensor([[1, -1]]), ParameterError, "id=-1 is outside the vocabulary of 20"),
         (torch.zeros(1, 33).long(), ShapeError, "length=33 exceeds block=32; shorten the text or make a longer block"),
         (torch.zeros(1, 3), DtypeError, "ids.dtype=torch.float32 must be int64 or int32; use ids.long()"),
+        (None, DtypeError, "ids=NoneType must be a torch.Tensor; wrap it with torch.tensor"),
         (torch.zeros(3).long(), ShapeError, "ids.shape=(3,) must be (batch, length), neither of them 0"),
         (torch.zeros(1, 0).long(), ShapeError, "ids.shape=(1, 0) must be (batch, length), neither of them 0"),
     ],

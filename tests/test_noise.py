@@ -13,7 +13,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from avow.constructions import AnyScale, DiscreteLaw, GaussianLaw, noise_analysis, robust_heads
-from avow.errors import AvowError, DtypeError, NonFiniteError, ParameterError, ShapeError, ToleranceUnreachable
+from avow.errors import (
+    AvowError,
+    DtypeError,
+    NonFiniteError,
+    ParameterError,
+    RangeError,
+    ShapeError,
+    ToleranceUnreachable,
+)
 from avow.maths import balls
 
 HALF = Fraction(1, 2)
@@ -317,6 +325,18 @@ def test_a_proof_sees_one_wrong_entry() -> None:
         (lambda: DiscreteLaw((math.nan,), (1,)), ParameterError, "DiscreteLaw: values=nan must be a finite number"),
         (lambda: GaussianLaw(1.0, 0.0), ParameterError, "GaussianLaw: variance=0.0 must be above 0 and finite"),
         (lambda: GaussianLaw(math.inf), ParameterError, "GaussianLaw: mean=inf must be finite; try mean=1"),
+        (lambda: GaussianLaw(10**400), ParameterError, "must be finite; try mean=1"),
+        (
+            lambda: robust_heads(3, 0.1, 0.5),
+            ParameterError,
+            "law=0.5 must say which scales there are; try AnyScale(0.5)",
+        ),
+        (
+            lambda: robust_heads(3, 0.1, AnyScale(0.5), noisy=0.5),
+            ParameterError,
+            "(0.5, 1) must be two of the keys 0..2",
+        ),
+        (lambda: robust_heads(3, 0.1, DiscreteLaw((10**400,), (1,))), RangeError, "is beyond float64"),
         (lambda: AnyScale(2.0, 1.0), ParameterError, "AnyScale: least=2.0 must be at most most=1.0; try AnyScale(0.5)"),
     ],
 )

@@ -342,6 +342,28 @@ def test_what_takes_too_many_units_is_refused(f: sympy.Expr, monkeypatch: pytest
         relu_piecewise(f, (-1, 2), 0.1)
 
 
+@pytest.mark.parametrize(
+    ("make", "error", "text"),
+    [
+        (lambda: relu_square(10**400), ParameterError, "must lie in (0, 1); try eps=0.01"),
+        (lambda: relu_piecewise(X, (0, Fraction(10**400)), 0.1), RangeError, "reaches beyond float64"),
+        (lambda: relu_piecewise(X, (0, 5e-324), 0.1), RangeError, "is too narrow for float64; widen it"),
+        (lambda: relu_piecewise(X, (1, 1 + 1e-12), 0.1), RangeError, "is too narrow for float64; widen it"),
+        (
+            lambda: relu_piecewise(X, (0, 1), 0.1, torch.complex64),
+            DtypeError,
+            "dtype=torch.complex64 must be one of float16",
+        ),
+        (lambda: relu_piecewise(X, (0, 1e9), 0.1, torch.float16), RangeError, "cannot carry the interval"),
+    ],
+)
+def test_numbers_at_the_ends_of_types_are_refused_in_words(
+    make: Callable[[], object], error: type[AvowError], text: str
+) -> None:
+    with pytest.raises(error, match=re.escape(text)):
+        make()
+
+
 def test_a_promise_reads_as_a_sentence() -> None:
     made = relu_square(1e-2)
     assert isinstance(made, ReluSquare)

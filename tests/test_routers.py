@@ -303,6 +303,13 @@ EYE = torch.eye(3, dtype=torch.float64)
             ToleranceUnreachable,
             "program: eps=1e-06 is below what 3 hops in bfloat16 can promise; use float64 or fewer hops",
         ),
+        (lambda: router(torch.eye(3), 7, 0.1), ParameterError, "router: routes=7 must route a token; try {0: 1}"),
+        (lambda: router(torch.eye(3), {0: 0.5}, 0.1), ParameterError, "routes=0: 0.5 must name tokens 0..2"),
+        (lambda: router(torch.eye(3), {0: True}, 0.1), ParameterError, "routes=0: True must name tokens 0..2"),
+        (lambda: program(torch.eye(3), [0.5], 0.1), ParameterError, "router: routes=0.5 must route a token"),
+        (lambda: route_by_weights(10**400), ParameterError, "must be above 0 and finite; try beta=3"),
+        (lambda: feature_map(torch.eye(2), (1, 10**400)), ParameterError, "must be a finite number for each of the 2"),
+        (lambda: feature_map(torch.zeros(0, 0), ()), ParameterError, "are not proved linearly independent"),
     ],
 )
 def test_what_cannot_be_routed_is_refused_in_words(make, error: type[AvowError], text: str) -> None:  # type: ignore[no-untyped-def]

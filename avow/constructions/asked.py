@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from avow.errors import DtypeError, NonFiniteError, ParameterError, ShapeError
+from avow.params import as_float
 
 # From coarse to fine: a dtype that cannot hold a query's numbers names the next one that can.
 DTYPES = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
@@ -49,9 +50,10 @@ def checked_matrix(name: str, x: Tensor) -> None:
 
 def checked_eps(name: str, eps: SupportsFloat) -> float:
     """An eps that leaves something to promise."""
-    if not isinstance(eps, SupportsFloat) or not 0 < float(eps) < 1:
+    number = as_float(eps)
+    if not 0 < number < 1:
         raise ParameterError(f"{name}: eps", eps, "must lie in (0, 1)", "try eps=0.01")
-    return float(eps)
+    return number
 
 
 def checked_dtype(name: str, dtype: torch.dtype) -> torch.dtype:
@@ -64,8 +66,7 @@ def checked_dtype(name: str, dtype: torch.dtype) -> torch.dtype:
 
 def checked_index(name: str, index: int, n: int, within: Sequence[int] | None = None) -> int:
     """The index of a key; `within` is what it was given in, for the error to show."""
-    index = operator.index(index)
-    if not 0 <= index < n:
+    if not hasattr(index, "__index__") or not 0 <= (index := operator.index(index)) < n:
         value = index if within is None else list(within)
         raise ParameterError(name, value, f"must lie in 0..{n - 1}, the rows of keys", "count keys from 0")
     return index

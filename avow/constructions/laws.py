@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 
 from avow.errors import ParameterError
 from avow.maths import balls
+from avow.params import as_float
 
 if TYPE_CHECKING:
     from flint import arb
@@ -78,12 +79,14 @@ class GaussianLaw:
     variance: float = 0.5
 
     def __post_init__(self) -> None:
-        if not math.isfinite(self.mean):
+        if not math.isfinite(as_float(self.mean)):
             raise ParameterError("GaussianLaw: mean", self.mean, "must be finite", "try mean=1")
-        if not 0 < self.variance < math.inf:
+        if not 0 < as_float(self.variance) < math.inf:
             raise ParameterError(
                 "GaussianLaw: variance", self.variance, "must be above 0 and finite", "try variance=0.5"
             )
+        for name in ("mean", "variance"):
+            object.__setattr__(self, name, float(getattr(self, name)))
 
     def probability(self, least: float | Fraction, most: float | Fraction) -> arb:
         """P(least ≤ X ≤ most), enclosed to some 110 bits."""
@@ -107,7 +110,7 @@ class AnyScale:
     most: float = math.inf
 
     def __post_init__(self) -> None:
-        if not self.least <= self.most or self.least == math.inf:
+        if not as_float(self.least) <= as_float(self.most) or self.least == math.inf:
             raise ParameterError(
                 "AnyScale: least", self.least, f"must be at most most={self.most}", "try AnyScale(0.5)"
             )

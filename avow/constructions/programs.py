@@ -119,7 +119,9 @@ def program(
         if tuple(x.shape) != (d, d):
             raise ShapeError(f"program: {name}", tuple(x.shape), f"must be ({d}, {d})", "a hop maps tokens to tokens")
     tokens, carry, residual = tokens.detach(), carry.detach(), residual.detach()
-    tables = [routing_table({i: hop.get(i, i) for i in range(n)} | dict(hop), n) for hop in hops]
+    tables = [
+        routing_table(hop if not isinstance(hop, Mapping) else {i: i for i in range(n)} | dict(hop), n) for hop in hops
+    ]
     each = min(eps / (2 * len(hops)), 0.5)
     best = math.inf
     for _ in range(12):

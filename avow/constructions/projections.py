@@ -144,7 +144,7 @@ class DualBasis:
 
 def dual_basis(columns: Tensor) -> DualBasis | None:
     """The least-norm rows D with D·columns = I; None where the columns (d, m) are not proved independent."""
-    if columns.shape[1] > columns.shape[0] or not bool((columns != 0).any(0).all()):
+    if columns.shape[0] < max(1, columns.shape[1]) or not bool((columns != 0).any(0).all()):
         return None
     # Columns are brought to one size by powers of two, which is exact, so that only their angles matter.
     exponents = torch.frexp(columns.double().abs().amax(0)).exponent.clamp(-1000, 1000).tolist()

@@ -35,6 +35,7 @@ from avow.constructions.search import Goal, built
 from avow.constructions.shortest import Array, least_length
 from avow.errors import ParameterError
 from avow.maths import balls
+from avow.params import as_float
 
 if TYPE_CHECKING:
     from flint import arb
@@ -297,6 +298,9 @@ def mixture_query(
     """
     keys = checked_keys("mixture_query", keys)
     eps = checked_eps("mixture_query", eps)
-    weights = checked_weights(torch.as_tensor(weights).detach().double().cpu(), len(keys))
+    given = (
+        weights if isinstance(weights, Tensor) else torch.tensor([as_float(x) for x in weights], dtype=torch.float64)
+    )
+    weights = checked_weights(given.detach().double().cpu(), len(keys))
     goal = Goal("mixture_query", keys, weights, eps, len(keys), checked_dtype("mixture_query", dtype))
     return built(goal, lambda query, _: MixtureQuery(query, keys, eps, weights))

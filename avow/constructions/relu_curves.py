@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 
 from avow.chart import Chart
-from avow.constructions.asked import checked_eps, named
+from avow.constructions.asked import checked_dtype, checked_eps, named
 from avow.constructions.construction import Proof
 from avow.constructions.formulas import FUNCTIONS, compiled
 from avow.constructions.relu_knots import knots_of
@@ -35,7 +35,7 @@ from avow.constructions.relu_network import (
     pieces,
     rounded,
 )
-from avow.errors import ParameterError, ToleranceUnreachable
+from avow.errors import ParameterError, RangeError, ToleranceUnreachable
 from avow.maths import balls
 
 if TYPE_CHECKING:
@@ -106,9 +106,12 @@ def relu_piecewise(
     4
     """
     curve = curve_of(f)
+    checked_dtype("relu_piecewise", dtype)
     low, high = checked_interval("relu_piecewise", interval)
     checked_eps("relu_piecewise", eps)
     eps = checked_number("relu_piecewise: eps", eps)
+    if high - low < max(abs(low), abs(high)) * Fraction(1e-9) + Fraction(1e-290):
+        raise RangeError("relu_piecewise: interval", interval, "is too narrow for float64", "widen it")
     best = math.inf
     for aim in AIMS:
         exact = _through(curve, knots_of(curve, float(low), float(high), aim * float(eps), MOST_UNITS), dtype)
@@ -209,6 +212,8 @@ def _through(curve: Curve, knots: Sequence[tuple[float, float]], dtype: torch.dt
     One unit a line: the first gives the slope to begin with, every other a change of slope.
     """
     xs, rises = (np.array(column) for column in zip(*knots, strict=True))
+    if not bool(torch.from_numpy(xs).to(dtype).isfinite().all()):
+        raise RangeError("relu_piecewise: dtype", dtype, "cannot carry the interval", "use a wider type")
     held, kept = np.unique(torch.from_numpy(xs).to(dtype).double().numpy(), return_index=True)
     heights = curve.values(np.clip(held, xs[0], xs[-1])) + rises[kept]
     points = [(Fraction(x), Fraction(y)) for x, y in zip(held.tolist(), heights.tolist(), strict=True)]

@@ -21,6 +21,7 @@ from avow.chart import Chart
 from avow.constructions.asked import checked_dtype
 from avow.constructions.construction import Construction
 from avow.errors import NonFiniteError, ParameterError, RangeError
+from avow.params import as_float
 
 Number = int | float | Fraction
 
@@ -147,6 +148,8 @@ def checked_interval(owner: str, interval: tuple[Number, Number]) -> tuple[Fract
     if len(interval) != 2:
         raise ParameterError(f"{owner}: interval", interval, "must have two ends", "try interval=(0, 1)")
     low, high = (checked_number(f"{owner}: interval", end) for end in interval)
+    if not abs(as_float(low)) + abs(as_float(high)) < math.inf:
+        raise RangeError(f"{owner}: interval", interval, "reaches beyond float64", "keep it within ±1e307")
     if not float(low) < float(high):
         raise ParameterError(f"{owner}: interval", interval, "must rise from its first end to its second", "swap them")
     return low, high

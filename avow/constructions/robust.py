@@ -20,8 +20,9 @@ from avow.chart import Chart
 from avow.constructions.asked import checked_dtype, checked_eps, checked_matrix, named
 from avow.constructions.construction import Construction, Proof
 from avow.constructions.laws import REACH, AnyScale, DiscreteLaw, GaussianLaw, Law
-from avow.errors import ParameterError, ShapeError, ToleranceUnreachable
+from avow.errors import ParameterError, RangeError, ShapeError, ToleranceUnreachable
 from avow.maths import balls, rounding
+from avow.params import as_float
 
 if TYPE_CHECKING:
     from flint import arb
@@ -214,7 +215,9 @@ def _ends(law: Law, least: float | Fraction | None, away: bool) -> tuple[float, 
             start, most = (law.mean - spread if away else law.mean / 2), law.mean + spread
         case AnyScale():
             start, most = law.least, law.most
-    chosen = start if least is None else _down(least) if isinstance(least, Fraction) else float(least)
+        case _:
+            raise ParameterError("robust_heads: law", law, "must say which scales there are", "try AnyScale(0.5)")
+    chosen = start if least is None else _down(least) if isinstance(least, Fraction) else as_float(least)
     if math.isnan(chosen) or chosen > most:
         raise ParameterError(
             "robust_heads: least", least, f"must be at most the law's largest scale {most:g}", "leave it out"
@@ -247,14 +250,17 @@ def _positive(law: Law) -> str:
 
 
 def _down(x: Fraction) -> float:
-    found = float(x)
+    found = as_float(x)
+    if math.isnan(found):
+        raise RangeError("robust_heads: scale", x, "is beyond float64", "try scales up to 1e300")
     return found if Fraction(found) <= x else math.nextafter(found, -math.inf)
 
 
 def _check_heads(n: int, noisy: int, other: int) -> None:
-    if n < 2:
+    if not isinstance(n, int) or n < 2:
         raise ParameterError("robust_heads: n", n, "must be at least 2", "two heads need two keys")
-    if not (0 <= noisy < n and 0 <= other < n and noisy != other):
+    whole = all(isinstance(key, int) and not isinstance(key, bool) for key in (noisy, other))
+    if not (whole and 0 <= noisy < n and 0 <= other < n and noisy != other):
         raise ParameterError(
             "robust_heads: noisy, other", (noisy, other), f"must be two of the keys 0..{n - 1}", "try 0 and 1"
         )

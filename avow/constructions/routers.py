@@ -18,7 +18,7 @@ self-attend-copies-self]. Dependent tokens may still be routed: a linear program
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
@@ -32,6 +32,7 @@ from avow.constructions.projections import dual_basis, linear
 from avow.errors import ParameterError, RangeError, ShapeError, ToleranceUnreachable
 from avow.maths import balls
 from avow.maths.grids import longest, rounded, stacked
+from avow.params import as_float
 
 if TYPE_CHECKING:
     from flint import arb, arb_mat
@@ -177,7 +178,7 @@ def feature_map(features: Tensor, gains: Sequence[float]) -> Tensor:
             [ 0.,  0.,  0.]])
     """
     checked_matrix("feature_map: features", features)
-    if len(gains) != len(features) or not all(map(math.isfinite, gains)):
+    if len(gains) != len(features) or not all(math.isfinite(as_float(gain)) for gain in gains):
         rule = f"must be a finite number for each of the {len(features)} features"
         raise ParameterError("feature_map: gains", tuple(gains), rule, "0 drops a feature")
     basis = dual_basis(features.mT)
@@ -185,7 +186,9 @@ def feature_map(features: Tensor, gains: Sequence[float]) -> Tensor:
         shape = tuple(features.shape)
         raise ParameterError("feature_map: features", shape, "are not proved linearly independent", "drop one of them")
     with balls.precision(_BITS):
-        gained = balls.grid(features.mT) * balls.grid(torch.diag(torch.tensor(gains, dtype=torch.float64)))
+        gained = balls.grid(features.mT) * balls.grid(
+            torch.diag(torch.tensor([float(gain) for gain in gains], dtype=torch.float64))
+        )
         return rounded(gained * basis.rows, features.dtype)
 
 
@@ -197,8 +200,9 @@ def route_by_weights(beta: float) -> Router:
     :math:`\|c_1 - (u_b - u_c)\| = \sqrt5\,\beta w` and :math:`\|c_2 - u_b\| = \sqrt2\,\beta w`; the bound is the
     larger, in units of max‖v‖ = √2 β.
     """
-    if not 0 < beta < math.inf:
+    if not 0 < as_float(beta) < math.inf:
         raise ParameterError("route_by_weights: beta", beta, "must be above 0 and finite", "try beta=3")
+    beta = float(beta)
     a, b, c, d = torch.eye(4, dtype=torch.float64)
     tokens = beta * torch.stack((d + b, a, c + b))
     # β⁻² u uᵀ is the projector on a unit vector: β cancels, and every entry is exact.
@@ -228,12 +232,12 @@ def attended(hop: Router, tokens: arb_mat, rows: Sequence[int]) -> tuple[arb_mat
 
 def routing_table(routes: Routes, n: int) -> dict[int, tuple[int, ...]]:
     """Routes as destination to sources, checked."""
-    if not routes:
-        raise ParameterError("router: routes", "{}", "must route a token", "try {0: 1}")
+    if not isinstance(routes, Mapping) or not routes:
+        raise ParameterError("router: routes", repr(routes), "must route a token", "try {0: 1}")
     table = {}
     for i, given in routes.items():
-        sources = (given,) if isinstance(given, int) else tuple(given)
-        whole = all(isinstance(j, int) for j in (i, *sources))
+        sources = tuple(given) if isinstance(given, Iterable) else (given,)
+        whole = all(isinstance(j, int) and not isinstance(j, bool) for j in (i, *sources))
         if not sources or not whole or len(set(sources)) != len(sources) or not all(0 <= j < n for j in (i, *sources)):
             rule = f"must name tokens 0..{n - 1}, each source once and at least one"
             raise ParameterError("router: routes", f"{i}: {given}", rule, "count tokens from 0")

@@ -97,7 +97,7 @@ def _drawing(
             rule = "must have at least two tokens: (…, n, d), or (…, n) for ids"
             raise ShapeError("example.shape", tuple(given.shape), rule, "give a sequence with n ≥ 2")
         return lambda: given
-    shape = tuple(example)
+    shape = tuple(example) if isinstance(example, Sequence) else (example,)
     if not all(isinstance(size, int) and size >= 1 for size in shape) or len(shape) < 2 or shape[-2] < 2:
         raise ShapeError("example", shape, "must be a shape (…, n, d) with n ≥ 2", "try (2, 16, d)")
     weights = [p for p in module.parameters() if p.is_floating_point()] if isinstance(module, nn.Module) else []

@@ -159,6 +159,8 @@ def quieten(outward: nn.Linear, mlp: nn.Sequential, layers: int) -> None:
 
 def check_ids(ids: Tensor, config: ModelConfig, start: int) -> None:
     """Raise on ids of another shape or type, outside the vocabulary, or past the block."""
+    if not isinstance(ids, Tensor):
+        raise DtypeError("ids", type(ids).__name__, "must be a torch.Tensor", "wrap it with torch.tensor")
     if ids.dtype not in (torch.int64, torch.int32):
         raise DtypeError("ids.dtype", ids.dtype, "must be int64 or int32", "use ids.long()")
     if ids.ndim != 2 or ids.numel() == 0:

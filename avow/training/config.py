@@ -170,7 +170,7 @@ class TrainConfig:
         for name, section in values.items():
             if name != "model" and name not in SECTIONS:
                 known = ", ".join(["model", *SECTIONS])
-                raise ParameterError(name, repr(section), "is no section of a configuration", f"known: {known}")
+                raise ParameterError(name or "''", repr(section), "is no section of a configuration", f"known: {known}")
             if not isinstance(section, Mapping):
                 raise ParameterError(name, repr(section), "must be a section", f"write [{name}] and its fields below")
         for name, kind in SECTIONS.items():

@@ -12,7 +12,7 @@ export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
 .DEFAULT_GOAL := compare
 .DELETE_ON_ERROR:
-.PHONY: compare test test-browser test-kernels test-processes test-model test-transformers claims check format fuzz fuzz-lab bench docs picture clean help
+.PHONY: compare test test-browser test-kernels test-processes test-model test-transformers claims check format fuzz fuzz-lab soak bench docs picture clean help
 
 compare: $(READY)  ## the error-cost frontier of every method; the report lands under out/ (default)
 	@mkdir -p out
@@ -57,6 +57,9 @@ fuzz: $(READY)  ## a million random problems against their certificates, ten tho
 fuzz-lab: $(READY)  ## thousands of hostile requests to the lab, then fifty clients at once for a minute
 	@$(BIN)/python -m tests.fuzz_lab --requests 2500
 	@$(BIN)/python -m tests.load_lab --clients 50 --seconds 60
+
+soak: $(READY)  ## an hour of hostile use: calls, caches, damaged files, runs, modules, constructions and the lab in turns
+	@$(BIN)/python -m tests.soak --minutes $(or $(MINUTES),60)
 
 bench: $(READY)  ## ratios against installed peers
 	@$(BIN)/python -m benchmarks.run

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import math
 import random
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -14,6 +15,16 @@ from avow.methods import all_methods
 
 # The range a generated number may have in each type, so that it is finite and, mostly, not zero.
 _RANGE = {torch.float64: 30.0, torch.float32: 30.0, torch.bfloat16: 30.0, torch.float16: 4.0}
+
+
+class Call(NamedTuple):
+    """The arguments of a call, and a method for it."""
+
+    q: Tensor
+    k: Tensor
+    v: Tensor
+    options: dict[str, Any]
+    method: Method
 
 
 @dataclasses.dataclass(frozen=True)
@@ -27,6 +38,12 @@ class Case:
 
 
 def draw_case(seed: int, heads: int = 64, only: str | None = None) -> Case:
+    """A call of `heads` independent heads, in canonical form."""
+    q, k, v, options, method = draw_call(seed, heads, only)
+    return Case(Problem.of(q, k, v, **options), method, options["mask"], seed)
+
+
+def draw_call(seed: int, heads: int = 64, only: str | None = None) -> Call:
     """A call of `heads` independent heads: the method, sizes, mask, type and layout vary by call, numbers by head."""
     rng = random.Random(seed)
     generator = torch.Generator().manual_seed(seed)
@@ -40,15 +57,14 @@ def draw_case(seed: int, heads: int = 64, only: str | None = None) -> Case:
     groups = max(1, heads // share)
     q, k, v = _numbers(rng, generator, groups * share, groups, n, s, d, e, dtype)
     mask = _mask(rng, generator, n, s, dtype)
-    options: dict[str, object] = {"causal": rng.random() < 0.4, "mask": mask}
+    options: dict[str, Any] = {"causal": rng.random() < 0.4, "mask": mask, "enable_gqa": share > 1}
     if name != "separable":
         if name != "latent" and rng.random() < 0.2:
             options |= {"kernel": "rbf", "sigma": rng.choice((0.1, 1.0, 30.0))}
         elif rng.random() < 0.3:
             options["scale"] = rng.choice((1.0, -0.5, 0.0, 1e-20, 1e6, 0.125))
     q, k, v = (layout(rng, x) for x in (q, k, v))
-    problem = Problem.of(q, k, v, enable_gqa=share > 1, **options)  # type: ignore[arg-type]
-    return Case(problem, _settings(rng, name, s), mask, seed)
+    return Call(q, k, v, options, _settings(rng, name, s))
 
 
 def _settings(rng: random.Random, name: str, s: int) -> Method:

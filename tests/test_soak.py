@@ -13,7 +13,7 @@ import avow
 from avow.contract import Promise
 from avow.errors import AvowError, ParameterError
 from avow.methods.exact import Exact
-from tests.soak import caches, calls, checkpoints, claims_files, constructions, damage, files, modules
+from tests.soak import caches, calls, checkpoints, claims_files, constructions, damage, files, model_caches, modules
 from tests.soak.__main__ import SURFACES, main
 from tests.soak.turns import Found, Soak, Surface, Tally, Wrong, once, resident, tried
 
@@ -32,13 +32,14 @@ def slice_of(surface: Surface, folder: Path, cases: int, seed: int) -> Tally:
     [
         (calls.surface, 80),
         (caches.surface, 4),
+        (model_caches.surface, 10),
         (files.surface, 200),
         (checkpoints.surface, 20),
         (claims_files.surface, 20),
         (modules.surface, 60),
         (constructions.surface, 100),
     ],
-    ids=["calls", "caches", "files", "checkpoints", "claims", "modules", "constructions"],
+    ids=["calls", "caches", "model caches", "files", "checkpoints", "claims", "modules", "constructions"],
 )
 def test_a_slice_of_each_surface_finds_nothing(tmp_path: Path, surface: Surface, cases: int) -> None:
     tally = slice_of(surface, tmp_path, cases, 11)

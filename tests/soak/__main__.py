@@ -14,12 +14,13 @@ from pathlib import Path
 
 import torch
 
-from tests.soak import caches, calls, checkpoints, claims_files, constructions, files, lab, modules
+from tests.soak import caches, calls, checkpoints, claims_files, constructions, files, lab, model_caches, modules
 from tests.soak.turns import Soak, Surface
 
 SURFACES: dict[str, Surface] = {
     "attend": calls.surface,
     "caches": caches.surface,
+    "model-caches": model_caches.surface,
     "files": files.surface,
     "claims": claims_files.surface,
     "checkpoints": checkpoints.surface,

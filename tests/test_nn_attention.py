@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 import avow
-from avow.errors import ParameterError, ShapeError, UnknownMethod
+from avow.errors import ParameterError, ShapeError, ToleranceUnreachable, UnknownMethod
 from avow.nn import Attention, Rotary
 
 SETTINGS: dict[str, dict[str, Any]] = {"random_features": {"features": 16}, "low_rank": {"rank": 4}}
@@ -48,6 +48,26 @@ def test_it_computes_what_attend_computes_between_its_projections(
         largest = v.norm(dim=-1).max() * 4**0.5 * torch.linalg.matrix_norm(module.outward.weight, 2)
         assert float(errors) <= float(largest) * certificate.bound + 1e-12
     assert module(x).shape == x.shape
+
+
+@torch.no_grad()
+def test_what_is_certified_sees_the_same_keys_and_keeps_what_is_asked() -> None:
+    x, context, seen = torch.randn(2, 5, 12), torch.randn(2, 9, 12), torch.rand(2, 9) < 0.6
+    seen[:, 0] = True
+    module = attention("sparse", cross=True).eval()
+    out, certificate = module.certified(x, context, seen, tol=0.05)
+    assert certificate.bound <= 0.05
+    torch.testing.assert_close(out, attention_of("exact", module)(x, context, seen), rtol=0, atol=0.3)
+    assert not torch.allclose(out, module.certified(x, context, tol=0.05).out, atol=1e-3), "hidden keys were seen"
+    features = attention("random_features", cross=True)
+    assert features.certified(x, context, confidence=0.9).certificate.confidence == 0.9
+    with pytest.raises(ToleranceUnreachable, match=r"random_features: tol=1e-05"):
+        features.certified(x, context, tol=1e-5, confidence=0.9)
+
+
+def attention_of(method: str, given: Attention) -> Attention:
+    """The same weights under another method, by way of PyTorch's own module."""
+    return Attention.from_torch(given.to_torch(), method, cross=given.cross)
 
 
 @pytest.mark.parametrize("bias", [True, False])

@@ -2,19 +2,14 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
-import os
 import queue
 import signal
-import subprocess
-import sys
-import tempfile
-import threading
 import time
 from typing import Any
 
 from avow.claims.claim import Claim, Evidence, Finding
+from avow.workers import Process
 
 # A fresh worker loads torch and the provers, on a busy machine too.
 _START_SECONDS = 120.0
@@ -27,34 +22,12 @@ class Worker:
     """
 
     def __init__(self, heard: queue.Queue[tuple[Worker, str]]) -> None:
-        # What it prints, for the words of its end.
-        self._says = tempfile.TemporaryFile()  # noqa: SIM115  # open as long as the worker is: `end` closes it
-        # The same modules can be found there as here; threads of its own would only wait for the other workers'.
-        surroundings = os.environ | {
-            "PYTHONPATH": os.pathsep.join(map(os.path.abspath, sys.path)),
-            "OMP_NUM_THREADS": "1",
-        }
-        self._process = subprocess.Popen(
-            [sys.executable, "-P", "-m", "avow.claims.worker"],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=self._says,
-            env=surroundings,
-            text=True,
-            encoding="utf-8",
-        )
+        # Threads of its own would only wait for the other workers'.
+        self._process = Process("avow.claims.worker", lambda line: heard.put((self, line)), threads=1)
         self.claim: Claim | None = None
         self.alive = True
         self.deadline = self._since = self._limit = 0.0
         self._loaded = False
-        threading.Thread(target=self._listen, args=(heard,), daemon=True).start()
-
-    def _listen(self, heard: queue.Queue[tuple[Worker, str]]) -> None:
-        assert self._process.stdout is not None
-        with self._process.stdout as lines:
-            for line in lines:
-                heard.put((self, line))
-        heard.put((self, ""))
 
     def begin(self, one: Claim, limit: float, sabotage: bool) -> None:
         """Send a claim; its limit begins when the worker has loaded what every claim needs."""
@@ -64,11 +37,7 @@ class Worker:
         self._trouble = ""
         self._ended = False
         self._wait(limit if self._loaded else _START_SECONDS)
-        assert self._process.stdin is not None
-        # Where it has ended meanwhile, its listener says so.
-        with contextlib.suppress(BrokenPipeError):
-            self._process.stdin.write(json.dumps({"source": one.source, "id": one.id, "sabotage": sabotage}) + "\n")
-            self._process.stdin.flush()
+        self._process.send({"source": one.source, "id": one.id, "sabotage": sabotage})
 
     def _wait(self, limit: float) -> None:
         self._since = time.monotonic()
@@ -106,25 +75,18 @@ class Worker:
 
     def _last_words(self) -> str:
         """How a process ended by itself; one that could not even load says why in the last line it printed."""
-        code = self._process.wait()
+        code, last = self._process.last_words()
         how = f"ended the interpreter, with exit code {code}"
         if code < 0:
             how = f"broke the interpreter, with {signal.Signals(-code).name}"
         if self._loaded:
             return f"{self._stage} {how}"
-        self._says.seek(0)
-        lines = self._says.read().decode(errors="replace").strip().splitlines()
-        return f"loading {how}" + (f": {lines[-1]}" if lines else "")
+        return f"loading {how}" + (f": {last}" if last else "")
 
     def end(self) -> None:
         """Leave no process behind."""
         self.alive = False
-        self._process.kill()
-        self._process.wait()
-        self._says.close()
-        assert self._process.stdin is not None
-        with contextlib.suppress(BrokenPipeError):
-            self._process.stdin.close()
+        self._process.end()
 
     def finding(self) -> Finding | None:
         """What came of the claim, once it has ended."""

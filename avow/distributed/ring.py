@@ -29,7 +29,7 @@ from avow.maths import rounding
 
 
 def attend_ring(
-    met: Meeting, tol: float | None, kinds: Sequence[torch.dtype], mask: Bool[Tensor, "#b #h #n s"] | None = None
+    met: Meeting, tol: float | None, kinds: Sequence[torch.dtype], mask: Bool[Tensor, "#b #h #n s"] | None
 ) -> Attended:
     """Softmax attention of this process's rows to the keys of all, in the first arithmetic that keeps `tol` for all.
 

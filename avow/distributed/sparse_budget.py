@@ -82,7 +82,7 @@ class Extent(NamedTuple):
         return torch.maximum(least, most)
 
 
-def whole_sketch(k: Float[Tensor, "b g s d"], bits: int, known: Sketch | None = None) -> Sketch:
+def whole_sketch(k: Float[Tensor, "b g s d"], bits: int, known: Sketch | None) -> Sketch:
     """The sketch of all keys, from one of the first of them where that is `known`.
 
     A last group that is not full is filled up with its last key.

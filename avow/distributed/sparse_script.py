@@ -14,7 +14,7 @@ import math
 from typing import NamedTuple
 
 import torch
-from jaxtyping import Float64
+from jaxtyping import Bool, Float64, Int
 from torch import Tensor
 
 from avow.attend import Attended
@@ -35,12 +35,12 @@ from avow.distributed.sparse_budget import (
     moved_behind,
     whole_sketch,
 )
-from avow.distributed.sparse_draws import Known, draw
-from avow.distributed.sparse_reports import Kept, Reading, reported
+from avow.distributed.sparse_draws import Draws, Known, draw
+from avow.distributed.sparse_reports import Kept, Reading, State, reported
 from avow.errors import ToleranceUnreachable
 from avow.maths import rounding
 from avow.maths.masks import row_tiles
-from avow.maths.orders import together
+from avow.maths.orders import Terms, together
 from avow.maths.outlook import SUMS
 from avow.maths.reading import Gathered, Tokens
 from avow.maths.sketch import Sketch
@@ -143,6 +143,35 @@ class _Found(NamedTuple):
     """What the tokens that were read count, by logarithms."""
 
 
+class _First(NamedTuple):
+    """What all shards know after the first reading; `state` tells also what the rest may weigh, and ΣS²."""
+
+    whole: Extent
+    most: Float64[Tensor, "b g 1 1"]
+    """The longest value, in the size of values."""
+    drop: Float64[Tensor, "b g r 1"]
+    """What unread tokens may move each row, in the unit of errors."""
+    touched: Bool[Tensor, "b g r s"]
+    read: Gathered
+    state: State
+
+
+class _Cut(NamedTuple):
+    """Tokens in bins by what they are worth, and the bin from which on they are not read."""
+
+    budget: Budget
+    terms: Terms
+    moved: Float64[Tensor, "b g r bins"]
+    """What the tokens of each bin and all after it may move a row's sum."""
+    place: Int[Tensor, "b g r s"]
+    bin: Int[Tensor, "b g r 1"]
+
+    @property
+    def before(self) -> Bool[Tensor, "b g r s"]:
+        """The tokens that are read."""
+        return self.place < self.bin
+
+
 class _Tile(NamedTuple):
     """Some rows of all queries beside one shard."""
 
@@ -156,15 +185,24 @@ class _Tile(NamedTuple):
     generator: torch.Generator | None
 
     def script(self) -> Script[_Found]:
-        shard, p, ranks = self.shard, self.problem, self.wish.ranks
+        """A first look and a first reading; one cut through all tokens; samples, where chance may help; the proof."""
+        first = yield from self._first_reading()
+        cut = yield from self._one_cut(first)
+        if self.wish.method.chance == 0:
+            return (yield from self._proved(first, cut, None, first.read))
+        draws, read = yield from self._drawn(first, cut)
+        return (yield from self._proved(first, cut, draws, read))
+
+    def _first_reading(self) -> Script[_First]:
+        """What sketches say of all tokens, and the heaviest of them read: enough to tell what the rest is worth."""
+        shard, p, ranks, sampling = self.shard, self.problem, self.wish.ranks, self.wish.method.chance > 0
         own = shard.extent
         whole = own.unpacked((yield from largest(own.packed(), ranks)))
         most = self._unit(whole) / whole.size
         drop = self._drop(whole)
-        chance = self.wish.method.chance
-        look, place = shard.first_look(whole, counts=chance > 0)
+        look, place = shard.first_look(whole, counts=sampling)
         look = yield from added_up(look, ranks)
-        if chance > 0:
+        if sampling:
             cut = torch.minimum(first_cut(look, drop, most), heaviest(look, _COARSE * self.wish.keys))
         else:
             cut = first_cut(look, torch.maximum(drop, (_FIRST * drop).clamp(max=_LITTLE)), most)
@@ -172,6 +210,11 @@ class _Tile(NamedTuple):
         tokens = Tokens(shard.q.double() * p.scale, p.k, p.v, None, whole.size)
         read = Gathered.of(tokens).joined(touched)
         state = yield from reported(read, None, whole, ranks, shard.expected(whole, touched), shard.strays)
+        return _First(whole, most, drop, touched, read, state)
+
+    def _one_cut(self, first: _First) -> Script[_Cut]:
+        """Where all tokens may be cut so that what is behind moves no row by more than it may be moved."""
+        shard, (whole, most, drop, touched, _, state) = self.shard, first
         rest, strays = state.more
         allowed = (drop * most * (state.total * state.grown + rest)).nan_to_num(nan=0.0)
         length = torch.minimum(state.length + drop * most, most)
@@ -180,32 +223,42 @@ class _Tile(NamedTuple):
         weights = torch.ones_like(allowed)
         for _ in range(ROUNDS if shard.siblings > 1 else 1):
             mine, place = binned(terms, touched, budget, weights, shard.siblings)
-            moved = moved_behind((yield from added_up(mine, ranks)), budget)
+            moved = moved_behind((yield from added_up(mine, self.wish.ranks)), budget)
             cut = cut_at(moved, budget.whole, shard.siblings)
             needs = moved.gather(-1, cut) / budget.whole.clamp(min=1e-300)
             weights = weights * needs.nan_to_num(nan=1.0).clamp(_LEAST, 1.0)
-        draws = None
-        if chance > 0:
-            ref = torch.where(state.total > 0, state.top, whole.origin)
-            # What was read, if the values of the rest cancel.
-            center = state.out * state.total / (state.total + rest * (whole.origin - ref).exp())
-            center = center.nan_to_num(nan=0.0, posinf=0.0, neginf=0.0)
-            rounded = (1 + 2 * self._sums) * self._rounding(whole).clamp(max=_DEAD).exp()
-            known = Known(drop, most, state.length, center, ref, rounded)
-            draws, read = yield from draw(
-                shard, whole, read, touched, place < cut, known, chance, self.generator, ranks
-            )
+        return _Cut(budget, terms, moved, place, cut)
+
+    def _drawn(self, first: _First, cut: _Cut) -> Script[tuple[Draws, Gathered]]:
+        """Samples of what is behind the heaviest tokens, where they prove enough and are smaller than the cut."""
+        whole, most, drop, touched, read, state = first
+        rest, _ = state.more
+        ref = torch.where(state.total > 0, state.top, whole.origin)
+        # What was read, if the values of the rest cancel.
+        center = state.out * state.total / (state.total + rest * (whole.origin - ref).exp())
+        center = center.nan_to_num(nan=0.0, posinf=0.0, neginf=0.0)
+        rounded = (1 + 2 * self._sums) * self._rounding(whole).clamp(max=_DEAD).exp()
+        known = Known(drop, most, state.length, center, ref, rounded)
+        wish = self.wish
+        found = yield from draw(
+            self.shard, whole, read, touched, cut.before, known, wish.method.chance, self.generator, wish.ranks
+        )
+        return found
+
+    def _proved(self, first: _First, cut: _Cut, draws: Draws | None, read: Gathered) -> Script[_Found]:
+        """All tokens before the cut read, and what that proves; where it is too little, the cut goes further."""
+        shard, (whole, most, drop, *_), (budget, terms, moved, *_) = self.shard, first, cut
         odds = None if draws is None else draws.odds
         for attempt in range(_CUTS):
-            kept = seen = place < cut
+            kept = seen = cut.before
             if draws is not None:
                 kept = torch.where(draws.sampled, draws.drawn, kept)
                 seen = kept | draws.touched
             read = read.joined(kept)
             here = seen.sum(-1, keepdim=True).double()
-            state = yield from reported(read, odds, whole, ranks, left(terms, kept, budget), here)
+            state = yield from reported(read, odds, whole, self.wish.ranks, left(terms, kept, budget), here)
             rest, everywhere = state.more
-            ratio = whole.ratio(state.length, length) * (1 + self._sums)
+            ratio = whole.ratio(state.length, budget.length) * (1 + self._sums)
             tail = most_moved(rest, budget) * ratio
             low = rest[..., :1]
             tails = tail * state.shrunk / ((state.total + low * state.shrunk) * most).clamp(min=1e-300)
@@ -216,7 +269,7 @@ class _Tile(NamedTuple):
             if attempt + 1 == _CUTS:
                 break
             # Machines of several kinds may differ in a last bit: all go on where any has to, or one would wait forever.
-            more = yield from told_to_all(short.any().to(torch.uint8), ranks)
+            more = yield from told_to_all(short.any().to(torch.uint8), self.wish.ranks)
             if not bool(more.any()):
                 break
             # What joins weighs at least its lower end, and may make the answer longer.
@@ -225,9 +278,10 @@ class _Tile(NamedTuple):
             longer = torch.minimum(
                 (state.length + joining).nan_to_num(nan=math.inf, posinf=math.inf), most * (1 + 1e-3)
             )
-            enough = (drop * most * least * _COARSELY / whole.ratio(longer, length)).nan_to_num(nan=0.0)
-            further = cut_at(moved, enough, shard.siblings) if attempt == 0 else torch.full_like(cut, BINS)
-            cut = torch.where(together(short, shard.siblings), torch.maximum(cut, further), cut)
+            enough = (drop * most * least * _COARSELY / whole.ratio(longer, budget.length)).nan_to_num(nan=0.0)
+            further = cut_at(moved, enough, shard.siblings) if attempt == 0 else torch.full_like(cut.bin, BINS)
+            further = torch.maximum(cut.bin, further)
+            cut = cut._replace(bin=torch.where(together(short, shard.siblings), further, cut.bin))
         lse = state.top + state.total.log()
         logs = read.logits if odds is None else read.logits - read.at(odds).log()
         return _Found(state.out * whole.size, self._bounds(tails, whole), everywhere, here, lse, read, logs)

@@ -15,6 +15,7 @@ from collections import deque
 from typing import Any
 
 from avow.errors import AvowError
+from avow.workers import surroundings
 
 # A fresh process loads torch and the provers, on a busy machine too.
 _START_SECONDS = 120.0
@@ -134,13 +135,9 @@ class _Hand:
 
     @staticmethod
     async def started(package: str, stands_back: bool) -> _Hand:
-        # The same modules can be found there as here; threads of its own would only wait for the others'. What is freed
-        # goes back: else glibc raises the size from which it does, and a heap of tensors keeps hundreds of megabytes.
-        surroundings = os.environ | {
-            "PYTHONPATH": os.pathsep.join(map(os.path.abspath, sys.path)),
-            "OMP_NUM_THREADS": "1",
-            "MALLOC_MMAP_THRESHOLD_": str(128 * 1024),
-        }
+        # Threads of its own would only wait for the others'. What is freed goes back: else glibc raises the size from
+        # which it does, and a heap of tensors keeps hundreds of megabytes.
+        around = surroundings(threads=1) | {"MALLOC_MMAP_THRESHOLD_": str(128 * 1024)}
         hand = _Hand(
             await asyncio.create_subprocess_exec(
                 sys.executable,
@@ -151,7 +148,7 @@ class _Hand:
                 stdin=asyncio.subprocess.PIPE,
                 stdout=asyncio.subprocess.PIPE,
                 stderr=asyncio.subprocess.DEVNULL,
-                env=surroundings,
+                env=around,
                 limit=_LINE_BYTES,
             )
         )

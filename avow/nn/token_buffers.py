@@ -59,12 +59,12 @@ class TokenBuffers:
         self,
         key_heads: int,
         dim: int,
-        value_dim: int | None = None,
-        batch: int = 1,
-        dtype: torch.dtype = torch.float32,
-        device: torch.device | str = "cpu",
-        bits: int | None = 4,
-        window: int | None = None,
+        value_dim: int | None,
+        batch: int,
+        dtype: torch.dtype,
+        device: torch.device | str,
+        bits: int | None,
+        window: int | None,
     ) -> None:
         value_dim = dim if value_dim is None else value_dim
         for name, value in (("key_heads", key_heads), ("dim", dim), ("value_dim", value_dim), ("batch", batch)):
@@ -102,6 +102,17 @@ class TokenBuffers:
         return self._position if self.window is None else min(self._position, self.window)
 
     @property
+    def position(self) -> int:
+        """How many tokens were appended in all."""
+        return self._position
+
+    @property
+    def tokens(self) -> tuple[Float[Tensor, "b g s d"], Float[Tensor, "b g s e"]]:
+        """The keys and values of all tokens held, as they lie there: the next one may move them."""
+        end = self._position - self._base
+        return self._buffers["keys"][:, :, :end], self._buffers["values"][:, :, :end]
+
+    @property
     def nbytes(self) -> int:
         """The bytes of all buffers, the room for tokens to come included."""
         return sum(x.numel() * x.element_size() for x in self._buffers.values())
@@ -120,12 +131,11 @@ class TokenBuffers:
     @property
     def holding(self) -> Holding:
         """All tokens held and what is known of them, as they lie there: the next one may move them."""
-        end = self._position - self._base
-        keys, values, lengths = (self._buffers[name][:, :, :end] for name in ("keys", "values", "norms"))
+        lengths = self._buffers["norms"][:, :, : self._position - self._base]
         # Lengths in float32 were rounded up once more.
         error = slack(max(self.dim, self.value_dim), self.dtype) + (0.0 if self.dtype == torch.float64 else 2.0**-22)
         return Holding(
-            keys, values, lengths.double(), self._longest, error, None if self.bits is None else self._sketch(0)
+            *self.tokens, lengths.double(), self._longest, error, None if self.bits is None else self._sketch(0)
         )
 
     def measured(

@@ -23,6 +23,7 @@ import torch
 
 from avow.errors import LostRank
 from avow.training.batches import Batches, Micro, Step
+from avow.workers import surroundings
 
 # Processes that make batches, where there are cores for them, and the bytes that each may be ahead.
 _MAKERS, _ROOM = 4, 2**20
@@ -64,8 +65,7 @@ class _Maker:
             stdin=batches,
             stdout=subprocess.PIPE,
             pipesize=_ROOM,
-            # The same modules can be found there as here.
-            env=os.environ | {"PYTHONPATH": os.pathsep.join(map(os.path.abspath, sys.path)), "OMP_NUM_THREADS": "1"},
+            env=surroundings(),
             start_new_session=True,
         )
         weakref.finalize(self, _end, self._process)

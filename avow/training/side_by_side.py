@@ -7,10 +7,6 @@ import json
 import os
 import queue
 import signal
-import subprocess
-import sys
-import tempfile
-import threading
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -27,6 +23,7 @@ from avow.training.interrupt import listening
 from avow.training.knowledge import Result
 from avow.training.knowledge_arms import Arm, same_run
 from avow.training.one_arm import RESULT
+from avow.workers import Process
 
 # Seconds that an arm which was asked to stop has for its checkpoint.
 PATIENCE = 60.0
@@ -159,33 +156,13 @@ class Worker:
 
     def __init__(self, arm: Arm, folder: Path, threads: int, heard: queue.Queue[tuple[Worker, str]]) -> None:
         self.arm, self._asked = arm, 0.0
-        self._says = tempfile.TemporaryFile()  # noqa: SIM115  # what it prints, for the words of its end
-        # The same modules can be found there as here.
-        surroundings = os.environ | {"PYTHONPATH": os.pathsep.join(map(os.path.abspath, sys.path))}
-        self._process = subprocess.Popen(
-            [sys.executable, "-P", "-m", "avow.training.one_arm"],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=self._says,
-            env=surroundings | {"OMP_NUM_THREADS": str(threads)},
-            # Ctrl-C must reach it from here alone: a second one would end it before its checkpoint.
-            start_new_session=True,
-            text=True,
-            encoding="utf-8",
+        # Ctrl-C must reach it from here alone: a second one would end it before its checkpoint.
+        self._process = Process(
+            "avow.training.one_arm", lambda line: heard.put((self, line)), threads=threads, apart=True
         )
-        assert self._process.stdin is not None
-        request = {"config": json.loads(arm.config.to_json()), "folder": str(folder.absolute()), "threads": threads}
-        with contextlib.suppress(BrokenPipeError):  # Where it has ended already, its listener says so.
-            self._process.stdin.write(json.dumps(request) + "\n")
-            self._process.stdin.flush()
-        threading.Thread(target=self._listen, args=(heard,), daemon=True).start()
-
-    def _listen(self, heard: queue.Queue[tuple[Worker, str]]) -> None:
-        assert self._process.stdout is not None
-        with self._process.stdout as lines:
-            for line in lines:
-                heard.put((self, line))
-        heard.put((self, ""))
+        self._process.send(
+            {"config": json.loads(arm.config.to_json()), "folder": str(folder.absolute()), "threads": threads}
+        )
 
     def news(self, line: str) -> News:
         """What a line says, or its end."""
@@ -198,16 +175,14 @@ class Worker:
         """Ask it to save and stop; one that does not in time is ended, and has its checkpoint before."""
         if not self._asked:
             self._asked = time.monotonic()
-            self._process.send_signal(signal.SIGTERM)
+            self._process.terminate()
         elif time.monotonic() - self._asked > PATIENCE:
             self._process.kill()
 
     def _last_words(self) -> str:
-        code = self._process.wait()
+        code, last = self._process.last_words()
         how = f"its process was ended by {signal.Signals(-code).name}" if code < 0 else f"its process ended with {code}"
-        self._says.seek(0)
-        lines = self._says.read().decode(errors="replace").strip().splitlines()
-        return how + (f": {lines[-1]}" if lines else "")
+        return how + (f": {last}" if last else "")
 
     def __enter__(self) -> Worker:
         return self
@@ -215,9 +190,4 @@ class Worker:
     def __exit__(
         self, kind: type[BaseException] | None, problem: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self._process.kill()
-        self._process.wait()
-        self._says.close()
-        assert self._process.stdin is not None
-        with contextlib.suppress(BrokenPipeError):
-            self._process.stdin.close()
+        self._process.end()

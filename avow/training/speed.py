@@ -24,12 +24,12 @@ def flops(model: nn.Module, *given: Any) -> int:
 
 
 @functools.cache
-def peak_rate(device: torch.device, dtype: torch.dtype, seconds: float = 0.2) -> float:
-    """Operations per second of a large square product: the best of several, measured for about `seconds`."""
+def peak_rate(device: torch.device, dtype: torch.dtype) -> float:
+    """Operations per second of a large square product: the best of several, measured for a fifth of a second."""
     n = 8192 if device.type == "cuda" else 1024
     # Not torch's global generator: measuring must not move the draws of a run.
     a, b = (torch.full((n, n), 0.5, device=device, dtype=dtype) for _ in range(2))
-    best, end = float("inf"), time.perf_counter() + seconds
+    best, end = float("inf"), time.perf_counter() + 0.2
     while best == float("inf") or time.perf_counter() < end:
         _settle(device)
         begin = time.perf_counter()

@@ -107,7 +107,7 @@ class CertifiedLayer(CacheLayerMixin):  # type: ignore[misc]  # its types are no
     def batch_select_indices(self, indices: Tensor) -> None:
         """Keep these sequences, in this order."""
         if self.cache is not None and self.length:
-            keys, values = held(self.cache)
+            keys, values = self.cache.tokens
             rows = indices.to(keys.device)
             self._rebuild(keys[rows], values[rows])
 
@@ -119,7 +119,7 @@ class CertifiedLayer(CacheLayerMixin):  # type: ignore[misc]  # its types are no
             raise ParameterError("tokens_to_remove", tokens_to_remove, "must be at most 0", remedy)
         if many == 0 or self.cache is None:
             return
-        keys, values = held(self.cache)
+        keys, values = self.cache.tokens
         left = self.length - many
         if left <= 0:
             self.reset()
@@ -145,11 +145,11 @@ class CertifiedLayer(CacheLayerMixin):  # type: ignore[misc]  # its types are no
     def _show(self, tokens: int) -> tuple[Tensor, Tensor]:
         """Have `keys` and `values` be the last tokens held, and remember on them where they are from."""
         assert self.cache is not None
-        keys, values = held(self.cache)
+        keys, values = self.cache.tokens
         start = keys.shape[2] - tokens
         self.keys, self.values = shown = keys[:, :, start:], values[:, :, start:]
         for x in shown:
-            setattr(x, _KEPT_AS, (self.cache, self.cache._position))
+            setattr(x, _KEPT_AS, (self.cache, self.cache.position))
         return shown
 
 
@@ -163,11 +163,4 @@ def behind(key: Tensor, value: Tensor) -> KeyValueCache | None:
         return None
     cache, position = origin
     assert isinstance(cache, KeyValueCache)
-    return cache if cache.length == key.shape[-2] and cache._position == position else None
-
-
-def held(cache: KeyValueCache) -> tuple[Tensor, Tensor]:
-    """All keys and values that a cache holds, as it holds them: not a copy."""
-    end = cache._position - cache._base
-    keys, values = (cache._buffers[name][:, :, :end] for name in ("keys", "values"))
-    return keys, values
+    return cache if cache.length == key.shape[-2] and cache.position == position else None

@@ -25,7 +25,7 @@ class Loaded(NamedTuple):
     name: str
 
 
-def load_model(source: str, dtype: torch.dtype = torch.float32) -> Loaded:
+def load_model(source: str) -> Loaded:
     """The model in a folder, in a GGUF file, or in the installed package of that name, whose code is not run."""
     from safetensors import SafetensorError
 
@@ -36,7 +36,7 @@ def load_model(source: str, dtype: torch.dtype = torch.float32) -> Loaded:
     try:
         with _quiet():
             family = AutoModelForCausalLM if gguf else _family(folder)
-            model = family.from_pretrained(folder, dtype=dtype, **more).eval()
+            model = family.from_pretrained(folder, dtype=torch.float32, **more).eval()
             tokenizer = AutoTokenizer.from_pretrained(folder, **more)
     except (OSError, ValueError, KeyError, RuntimeError, ImportError, AttributeError, SafetensorError) as problem:
         said = str(problem).strip().splitlines() or [type(problem).__name__]

@@ -7,9 +7,10 @@ import math
 import warnings
 from typing import Any, NoReturn
 
+from avow.constructions.formulas import FUNCTIONS
 from avow.errors import ParameterError
 
-_FUNCTIONS = ("exp", "log", "sqrt", "sin", "cos", "tan", "atan", "sinh", "cosh", "tanh")
+_FUNCTIONS = ("sqrt", *FUNCTIONS)
 _CONSTANTS = {"pi": "pi", "e": "E"}
 _LONGEST = 200
 # Numbers raised to powers stay small enough to be written down.

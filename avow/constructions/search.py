@@ -16,7 +16,8 @@ from torch import Tensor
 
 from avow.constructions.asked import DTYPES, named
 from avow.constructions.construction import Construction
-from avow.constructions.shortest import Array, exponent, hull_distance, impossible, pushed, scaled
+from avow.constructions.impossible import hull_distance, impossible
+from avow.constructions.shortest import Array, exponent, pushed, scaled
 from avow.errors import InsideHull, OutOfReach, RangeError, ToleranceUnreachable
 
 

@@ -13,12 +13,10 @@ from sympy import Symbol, exp, log, sqrt
 
 from avow.chart import Chart, Table
 from avow.claims import toolbox
+from avow.claims.catalogue.queries import below_one, eps
 from avow.claims.claim import Evidence, Unproved, claim
 from avow.constructions.queries import average_query, mixture_query
 from avow.errors import OutOfReach
-
-eps = Symbol("varepsilon", positive=True)
-below_one = 1 / (1 + Symbol("x", positive=True))
 
 
 def _average_picture() -> Chart:

@@ -273,7 +273,7 @@ def _copy_possible_picture() -> Chart:
         "the affine hull in place of the convex": Hull(0, Symbol("lambda", real=True)),
     },
     picture=_copy_possible_picture,
-    used_by=("constructions/queries", "constructions/shortest"),
+    used_by=("constructions/queries", "constructions/impossible"),
     needs=("copy-gap",),
 )
 def copy_possible(hull: Hull) -> Iterator[Evidence]:

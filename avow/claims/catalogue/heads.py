@@ -131,9 +131,8 @@ def _gauss_picture() -> Chart:
     plain="With Gaussian scaling of key a, two separate heads still give the mean of the two values.",
     amended=r"P\bigl(\alpha^{(1)}_a \ge \tfrac{1}{1+\varepsilon}\bigr) = \Phi\Bigl(\sqrt2\bigl(1-\tfrac1\beta"
     r"\ln\tfrac{n-1}{\varepsilon}\bigr)\Bigr) \uparrow 1-\Phi(-\sqrt2) \approx 0.921",
-    amended_plain="They do so with probability Φ(√2(1 − ln((n−1)/ε)/β)), which is below 0.921 for every β: X ≤"
-    " 0 defeats the"
-    " first head however long its query.",
+    amended_plain="They do so with probability Φ(√2(1 − ln((n−1)/ε)/β)), which is below 0.921 for every β: X ≤ 0"
+    " defeats the first head however long its query.",
     assumptions=("real arithmetic", "isotropic noise → 0: the other keys score 0", "n ≥ 2, 0 < ε < 1, β ≥ ln((n−1)/ε)"),
     subject=Law(Rational(1, 2), lambda n, eps, beta, log: log((n - 1) / eps) / beta),
     sabotage={

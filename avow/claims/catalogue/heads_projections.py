@@ -51,15 +51,12 @@ def _project_picture() -> Table:
     topic="heads",
     expected="corrected",
     statement=r"A^\top A = I,\ B^\top B = I,\ A^\top B = 0,\ v_a \in \operatorname{span}A,\ v_b \in"
-    r" \operatorname{span}B:"
-    r"\quad A^\top(v_a+v_b) = v_a",
+    r" \operatorname{span}B:\quad A^\top(v_a+v_b) = v_a",
     plain="Where the values of two kinds live in orthogonal spans, Aᵀ recovers v_a from v_a + v_b.",
-    amended=r"AA^\top(v_a+v_b) = v_a;\quad \text{for independent spans } A\,(A^\top R A)^{-1}A^\top"
-    r" R\,(v_a+v_b) = v_a,\ "
-    r"R = I - B(B^\top B)^{-1}B^\top",
+    amended=r"AA^\top(v_a+v_b) = v_a;\quad \text{for independent spans } A\,(A^\top R A)^{-1}A^\top R\,(v_a+v_b) ="
+    r" v_a,\ R = I - B(B^\top B)^{-1}B^\top",
     amended_plain="Aᵀ returns the coordinates of v_a; AAᵀ returns v_a. For spans that are independent but not"
-    " orthogonal"
-    " the oblique projector does it.",
+    " orthogonal the oblique projector does it.",
     assumptions=("real arithmetic", "any sizes", "oblique: the columns of [A B] are independent"),
     subject=Projectors(A * At, A * G * At * R),
     sabotage={

@@ -7,7 +7,8 @@ from fractions import Fraction
 import pytest
 import torch
 
-from avow.claims.catalogue import optimisers, recurrent
+from avow.claims.catalogue import optimisers, optimisers_decay, recurrent
+from avow.maths import balls
 
 
 def test_the_gradient_in_balls_is_autograd_s() -> None:
@@ -46,7 +47,7 @@ def test_torch_s_sgd_penalises_as_the_claim_has_it(momentum: float) -> None:
     """Its weight_decay is the penalty's gradient 2γθ; only without momentum is it the decay 2ηγ."""
     gradients = [0.3, -0.7, 0.2]
     found = stepped(torch.optim.SGD, gradients, lr=0.1, momentum=momentum, weight_decay=0.5)
-    penalised, decayed = optimisers._decays(0.1, 0.25, 2 * 0.1 * 0.25, momentum, 1.0, gradients)
+    penalised, decayed = optimisers_decay._decays(0.1, 0.25, 2 * 0.1 * 0.25, momentum, 1.0, gradients)
     assert found == pytest.approx(penalised, abs=1e-12)
     assert (found == pytest.approx(decayed, abs=1e-12)) == (momentum == 0.0)
 
@@ -78,6 +79,6 @@ def test_adam_in_balls_is_torch_s_adam() -> None:
         adam.zero_grad()
         ((theta - 1) ** 2 / 2 + theta**2 / 2).backward()
         adam.step()
-    with optimisers.balls.precision(512):
-        found = optimisers._with_adam(Fraction(1, 2), 150)
+    with balls.precision(512):
+        found = optimisers_decay._with_adam(Fraction(1, 2), 150)
     assert float(theta.detach()) == pytest.approx(float(found), abs=1e-9)

@@ -202,6 +202,7 @@ x = sympy.Symbol("x", real=True)
         ("-x + +3", 3 - x),
         ("sqrt(2) - pi*e", sympy.sqrt(2) - sympy.pi * sympy.E),
         ("log(1 + x)", sympy.log(1 + x)),
+        ("erf(x)", sympy.erf(x)),
     ],
 )
 def test_a_formula_means_what_it_says(text: str, meant: Any) -> None:

@@ -6,6 +6,7 @@ import re
 import subprocess
 import sys
 import textwrap
+import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -170,8 +171,15 @@ def test_a_file_that_never_ends_is_given_up_at_its_line(tmp_path: Path) -> None:
     path = written(tmp_path, "while True:\n    pass")
     with pytest.raises(FileError, match=r"ran out of time while loading: 0\.2 s \(line [78]\); mend it there, and try"):
         claims_in(path, seconds=0.2)
-    assert list(claims_in(written(tmp_path, FINE.format("quick")), seconds=0.2)) == ["quick"]
-    time.sleep(0.3)  # nothing is interrupted once it is loaded
+    assert list(claims_in(written(tmp_path, FINE.format("quick")))) == ["quick"]
+
+
+def test_what_is_done_in_time_is_not_interrupted_later() -> None:
+    late = threading.Event()
+    with ledger._interrupted_after(0.05, late):
+        pass
+    time.sleep(0.2)
+    assert not late.is_set()
 
 
 def test_whoever_interrupts_the_loading_of_a_file_is_heard(tmp_path: Path) -> None:

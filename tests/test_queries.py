@@ -331,3 +331,8 @@ def test_bad_input_is_refused_in_words(
 ) -> None:
     with pytest.raises(kind, match=re.escape(text)):
         build(*arguments)
+
+
+def test_a_query_says_what_it_promises_when_printed() -> None:
+    found = copy_query(torch.eye(3), target=1, eps=0.1)
+    assert str(found) == f"CopyQuery: {found.promise}" and "key 1 gets a weight of at least" in str(found)

@@ -13,8 +13,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
+from avow.constructions.impossible import impossible
 from avow.constructions.queries import average_query, copy_query, mixture_query
-from avow.constructions.shortest import impossible, least_length, pushed
+from avow.constructions.shortest import least_length, pushed
 from avow.errors import InsideHull, OutOfReach, ToleranceUnreachable
 
 

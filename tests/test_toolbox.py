@@ -7,6 +7,7 @@ import json
 import math
 import re
 from fractions import Fraction
+from functools import partial
 from typing import Any
 
 import pytest
@@ -247,7 +248,7 @@ def test_rounding_by_balls_is_rounding_by_the_machine(dtype: torch.dtype) -> Non
     near_top = torch.tensor([form.max, -form.max, form.tiny, form.tiny * form.eps, 0.0, 1.0], dtype=torch.float64)
     numbers = torch.cat([signs * exponents.exp(), near_top, 1 + torch.tensor([3, -3]).double() * form.eps / 8])
     for number, machine in zip(numbers.tolist(), numbers.to(dtype).double().tolist(), strict=True):
-        assert float(toolbox.rounded(lambda number=number: arb(number), dtype)) == machine, number
+        assert float(toolbox.rounded(partial(arb, number), dtype)) == machine, number
 
 
 def test_overflow_begins_halfway_to_the_number_that_is_not_there() -> None:

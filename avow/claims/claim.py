@@ -20,7 +20,7 @@ import math
 import time
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
-from typing import Any, Literal, get_args
+from typing import Any, Literal, NoReturn, get_args
 
 from avow.chart import Picture
 from avow.errors import ParameterError
@@ -79,30 +79,30 @@ class Claim:
     source: str = field(default="", compare=False)
 
     def __post_init__(self) -> None:
-        name = f"claim {self.id}"
+        def refuse(part: str, rule: str, remedy: str) -> NoReturn:
+            raise ParameterError(f"claim {self.id}: {part}", repr(getattr(self, part)), rule, remedy)
+
         if not _is_text(self.id) or self.id.split() != [self.id]:
             raise ParameterError("claim: id", repr(self.id), "must be a word", 'try "copy-gap"')
         recorded = [verdict for verdict in get_args(Verdict) if verdict not in ("no verdict", "not applicable")]
         if self.expected not in recorded:
-            raise ParameterError(f"{name}: expected", repr(self.expected), "is no verdict", f"one of {recorded}")
+            refuse("expected", "is no verdict", f"one of {recorded}")
         if (self.expected == "corrected") != bool(self.amended):
-            remedy = "give `amended` with expected='corrected', and only then"
-            raise ParameterError(f"{name}: amended", repr(self.amended), "must go with a correction", remedy)
-        for field_name in ("topic", "statement", "plain", "amended", "amended_plain"):
-            if not _is_text(words := getattr(self, field_name)):
-                raise ParameterError(f"{name}: {field_name}", repr(words), "must be a string", "write it in quotes")
-        for field_name in ("assumptions", "used_by", "needs", "requires"):
-            words = getattr(self, field_name)
+            refuse("amended", "must go with a correction", "give `amended` with expected='corrected', and only then")
+        for part in ("topic", "statement", "plain", "amended", "amended_plain"):
+            if not _is_text(getattr(self, part)):
+                refuse(part, "must be a string", "write it in quotes")
+        for part in ("assumptions", "used_by", "needs", "requires"):
+            words = getattr(self, part)
             if not isinstance(words, tuple) or not all(map(_is_text, words)):
-                shown = repr((words,) if isinstance(words, str) else ("one", "two"))
-                rule, remedy = "must be a tuple of strings", f"write {field_name}={shown}"
-                raise ParameterError(f"{name}: {field_name}", repr(words), rule, remedy)
+                shown = (words,) if isinstance(words, str) else ("one", "two")
+                refuse(part, "must be a tuple of strings", f"write {part}={shown}")
         if not isinstance(self.sabotage, Mapping) or not all(map(_is_text, self.sabotage)):
-            rule, remedy = "must hold broken subjects by name", 'write sabotage={"half of it": …}'
-            raise ParameterError(f"{name}: sabotage", repr(self.sabotage), rule, remedy)
-        for field_name, found in (("check", self.check), ("picture", self.picture or as_json)):
-            if not callable(found):
-                raise ParameterError(f"{name}: {field_name}", repr(found), "must be a function", "give it uncalled")
+            refuse("sabotage", "must hold broken subjects by name", 'write sabotage={"half of it": …}')
+        if not callable(self.check):
+            refuse("check", "must be a function", "give it uncalled")
+        if self.picture is not None and not callable(self.picture):
+            refuse("picture", "must be a function", "give it uncalled")
 
     def judge(self) -> Finding:
         """The verdict on the claim, and all that was found on the way."""

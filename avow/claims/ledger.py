@@ -127,8 +127,9 @@ def _interrupted_after(seconds: float, late: threading.Event) -> Iterator[None]:
         yield
     finally:
         timer.cancel()
-        # Whoever comes first has the lock for good: nothing is interrupted once the work is done.
-        done.acquire(blocking=False)
+        # Whoever comes first has the lock for good; an interrupt that is on its way arrives here, and not later.
+        if not done.acquire(blocking=False):
+            timer.join()
 
 
 def _told(problem: BaseException, path: Path) -> str:

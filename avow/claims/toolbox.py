@@ -1,6 +1,7 @@
 """Steps of a proof: each function checks something by machine and returns the evidence, or raises `Unproved`.
 
-`identity`, `equal_matrices`, `nonnegative`, `positive`, `rising`, `induction`  symbolic, by SymPy
+`identity`, `equal_matrices`, `same_product`            symbolic, by SymPy: equality
+`nonnegative`, `positive`, `rising`, `induction`        symbolic, by SymPy: signs, and every n
 `rational`              exact arithmetic on fractions
 `enclosed`, `cover`     balls, over a whole domain where it is one
 `law`                   a probability from its exact distribution

@@ -9,7 +9,6 @@ from typing import Any, NoReturn
 
 from avow.errors import ParameterError
 
-_FUNCTIONS = ("exp", "log", "sqrt", "sin", "cos", "tan", "atan", "sinh", "cosh", "tanh")
 _CONSTANTS = {"pi": "pi", "e": "E"}
 _LONGEST = 200
 # Numbers raised to powers stay small enough to be written down.
@@ -31,7 +30,7 @@ def parse(text: str) -> Any:
         with warnings.catch_warnings(action="error"):
             tree = ast.parse(text.strip(), mode="eval")
     except (SyntaxError, ValueError, SyntaxWarning, DeprecationWarning) as problem:
-        known = f"numbers, x, pi, e, + - * / **, {', '.join(_FUNCTIONS)}"
+        known = f"numbers, x, pi, e, + - * / **, {', '.join(_functions())}"
         raise ParameterError("formula", repr(text), "is no formula", f"use {known}") from problem
     made = _read(tree.body, text)
     if made.has(sympy.nan, sympy.zoo, sympy.oo, -sympy.oo, sympy.I):
@@ -59,9 +58,11 @@ def _read(node: ast.expr, text: str) -> Any:
             _refuse(text, "uses ^, which is no power here", "write x**2")
         case ast.BinOp(left=left, op=operation, right=right):
             return _combined(_read(left, text), operation, _read(right, text), text)
-        case ast.Call(func=ast.Name(id=name), args=[argument], keywords=[]) if name in _FUNCTIONS:
+        case ast.Call(func=ast.Name(id=name), args=[argument], keywords=[]) if name in _functions():
             return getattr(sympy, name)(_read(argument, text))
-    _refuse(text, f"holds {ast.unparse(node)!r}, which is not known here", f"known: {', '.join(_FUNCTIONS)}, x, pi, e")
+    _refuse(
+        text, f"holds {ast.unparse(node)!r}, which is not known here", f"known: {', '.join(_functions())}, x, pi, e"
+    )
 
 
 def _combined(left: Any, operation: ast.operator, right: Any, text: str) -> Any:
@@ -92,3 +93,10 @@ def _power(base: Any, exponent: Any, text: str) -> Any:
 
 def _refuse(text: str, rule: str, remedy: str) -> NoReturn:
     raise ParameterError("formula", repr(text), rule, remedy)
+
+
+def _functions() -> tuple[str, ...]:
+    """Those that a network can follow, and the root, which is a power."""
+    from avow.constructions.formulas import FUNCTIONS
+
+    return ("sqrt", *FUNCTIONS)

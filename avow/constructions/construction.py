@@ -60,6 +60,9 @@ class Construction(ABC):
     def picture(self) -> Picture:
         """The point of the construction, drawn."""
 
+    def __str__(self) -> str:
+        return f"{type(self).__name__}: {self.promise}"
+
     def as_module(self) -> nn.Module:
         """The construction as a module, where a module makes sense."""
         raise NotImplementedError(f"{type(self).__name__} is no map of inputs: it has no module")

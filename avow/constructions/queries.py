@@ -248,7 +248,8 @@ def copy_query(
     target = checked_index("copy_query: target", target, len(keys))
     weights = torch.zeros(len(keys), dtype=torch.float64)
     weights[target] = 1.0
-    goal = Goal("copy_query", keys, weights, eps, len(keys) - 1, checked_dtype("copy_query", dtype))
+    dtype = checked_dtype("copy_query", dtype)
+    goal = Goal("copy_query", ("target", target), eps, keys, weights, eps, len(keys) - 1, dtype)
 
     def made(query: Tensor, dual: Array | None) -> CopyQuery:
         if dual is None:
@@ -280,7 +281,8 @@ def average_query(
     weights = torch.zeros(len(keys), dtype=torch.float64)
     weights[list(subset)] = 1 / len(subset)
     dtype = checked_dtype("average_query", dtype)
-    goal = Goal("average_query", keys, weights, eps / len(subset), len(keys), dtype)
+    wish = ("subset", sorted(subset))
+    goal = Goal("average_query", wish, eps, keys, weights, eps / len(subset), len(keys), dtype)
     return built(goal, lambda query, _: AverageQuery(query, keys, eps, subset))
 
 
@@ -302,5 +304,6 @@ def mixture_query(
         weights if isinstance(weights, Tensor) else torch.tensor([as_float(x) for x in weights], dtype=torch.float64)
     )
     weights = checked_weights(given.detach().double().cpu(), len(keys))
-    goal = Goal("mixture_query", keys, weights, eps, len(keys), checked_dtype("mixture_query", dtype))
+    dtype = checked_dtype("mixture_query", dtype)
+    goal = Goal("mixture_query", ("weights", weights.tolist()), eps, keys, weights, eps, len(keys), dtype)
     return built(goal, lambda query, _: MixtureQuery(query, keys, eps, weights))

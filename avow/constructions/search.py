@@ -16,24 +16,25 @@ from torch import Tensor
 
 from avow.constructions.asked import DTYPES, named
 from avow.constructions.construction import Construction
-from avow.constructions.shortest import Array, exponent, hull_distance, impossible, pushed, scaled
+from avow.constructions.impossible import hull_distance, impossible
+from avow.constructions.shortest import Array, exponent, pushed, scaled
 from avow.errors import InsideHull, OutOfReach, RangeError, ToleranceUnreachable
 
 
 class Goal(NamedTuple):
-    """What is asked: each key at least its weight over 1 + eps, the others a `crowd` to be pushed down."""
+    """What is wanted: each key at least its weight over 1 + eps, the others a `crowd` to be pushed down.
+
+    `name`, `wish` and `asked` are the caller's: the function, its parameter with the value given, and its eps.
+    """
 
     name: str
+    wish: tuple[str, object]
+    asked: float
     keys: Tensor
     weights: Tensor
     eps: float
     crowd: int
     dtype: torch.dtype
-
-    @property
-    def asked(self) -> float:
-        """The eps of the caller."""
-        return self.eps * len(self.kept) if self.name == "average_query" else self.eps
 
     @property
     def kept(self) -> list[int]:
@@ -164,20 +165,19 @@ def _refusal(goal: Goal, rays: list[Ray], best: float) -> Exception:
     refuted = impossible(keys, goal.weights, goal.eps)
     if refuted is not None:
         used = [i for i, c in enumerate(refuted.combination) if c != 0]
-        if goal.name == "copy_query":
+        word, wanted = goal.wish
+        if word == "target":
             (target,) = goal.kept
             weights = tuple(max(-c, c * 0) for c in refuted.combination)
             rule = "has a key in the convex hull of the others, so no query scores it above them all"
             others = [i for i in used if i != target]
             remedy = f"move that key, or drop one of keys {others}: it is their mean by the weights on this error"
-            return InsideHull("copy_query: target", target, rule, remedy, weights)
+            return InsideHull(f"{goal.name}: {word}", wanted, rule, remedy, weights)
         rule = "is out of reach: no query gives these keys such weights"
         if not refuted.wholly:
             rule = "is out of reach: no query keeps these keys' ratios exactly and the others within eps"
         remedy = f"change the weights or one of keys {used}, whose combination on this error proves it"
-        asked = goal.kept if goal.name == "average_query" else goal.weights.tolist()
-        word = "subset" if goal.name == "average_query" else "weights"
-        return OutOfReach(f"{goal.name}: {word}", asked, rule, remedy, refuted.combination)
+        return OutOfReach(f"{goal.name}: {word}", wanted, rule, remedy, refuted.combination)
     if rays and not any(np.isfinite(ray.fixed + ray.push).all() for ray in rays):
         largest = float(keys.double().abs().amax())
         return RangeError(

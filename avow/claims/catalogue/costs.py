@@ -100,10 +100,9 @@ def _heads_picture() -> Chart:
     r"h \text{ heads in sequence multiply the time only}",
     plain="One attention head takes time in the order of nd² + n²d and extra space in the order of n² + nd + d²;"
     " several heads after each other multiply the time and nothing else.",
-    amended=r"\text{one head: time } \Theta(nd^2 + n^2d),\ \text{extra space } \Theta(n^2 + nd)"
-    r"\text{ with the matrix written out}; \quad h \text{ heads of width } d \text{ in sequence: time }"
-    r"\Theta(h(nd^2 + n^2d)),\ \text{extra space } \Theta(n^2 + hnd); \quad \text{of width } d/h: \text{ time }"
-    r"\Theta(nd^2 + n^2d)",
+    amended=r"\text{one head: time } \Theta(nd^2 + n^2d),\ \text{extra space } \Theta(n^2 + nd)\text{ with the matrix"
+    r" written out}; \quad h \text{ heads of width } d \text{ in sequence: time }\Theta(h(nd^2 + n^2d)),\ \text{extra"
+    r" space } \Theta(n^2 + hnd); \quad \text{of width } d/h: \text{ time }\Theta(nd^2 + n^2d)",
     amended_plain="The time of one head is right. The d² are the weights, which are given and not extra. Heads in"
     " sequence keep their answers, so space grows by nd a head (unless each is projected and added at once); and heads"
     " of the usual width d/h take no more products together than one head of width d.",

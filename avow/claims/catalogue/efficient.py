@@ -7,7 +7,7 @@ not depend on their index.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import sympy
@@ -186,7 +186,8 @@ def _circle(keys: int, stretch: float) -> list[list[arb]]:
     return [balls.softmax([stretch * balls.dot(a, b) for b in points]) for a in points]
 
 
-def _from_identity(weights: list[list[arb]]) -> arb:
+def from_identity(weights: Sequence[Sequence[arb]]) -> arb:
+    """‖I − weights‖²."""
     # A ball's power of two is nan where it holds zero; its product with itself is not.
     off = [weight - (row == column) for row, line in enumerate(weights) for column, weight in enumerate(line)]
     return balls.dot(off, off)
@@ -247,7 +248,7 @@ def separable_weaker(bound: Formula) -> Iterator[Evidence]:
         " other weights sum to at most s = (n−1)e^{−tg}, and ‖I − P‖² ≤ 2ns² vanishes",
     )
     yield toolbox.enclosed(
-        lambda: bool(_from_identity(_circle(8, 100.0)) < arb(10) ** -20),
+        lambda: bool(from_identity(_circle(8, 100.0)) < arb(10) ** -20),
         "eight keys in the plane: softmax attention copies all eight values, and separable attention misses by 6",
         keys=8,
         dim=2,

@@ -11,23 +11,16 @@ from fractions import Fraction
 from typing import Any, NamedTuple
 
 import sympy
-import torch
 from flint import arb
-from sympy import Matrix, Rational, Symbol, exp, log
+from sympy import Rational, Symbol, exp, log
 
 from avow.chart import Chart, Table
 from avow.claims import toolbox
+from avow.claims.catalogue.queries import below_one, enough, eps, m, n, slack
 from avow.claims.claim import Evidence, claim
 from avow.constructions.laws import AnyScale, GaussianLaw
-from avow.constructions.projections import project_out as projector
 from avow.constructions.robust import robust_heads
 from avow.maths import balls
-
-m = Symbol("m", integer=True, positive=True)
-n = m + 1
-eps = Symbol("varepsilon", positive=True)
-slack = Symbol("delta", nonnegative=True)
-below_one = 1 / (1 + Symbol("x", positive=True))
 
 
 def _discrete_picture() -> Chart:
@@ -80,10 +73,7 @@ def heads_discrete(strength: Any) -> Iterator[Evidence]:
     yield toolbox.nonnegative(spare, "c ≥ ½ gives head 1 a score of at least t/2, and head 2's is t", True)
     others = (n - 1) * exp(-length / 2)
     yield toolbox.nonnegative(eps - others, "the others have score 0: n − 1 terms e^(−t/2) sum to at most ε", True)
-    total = Symbol("S", nonnegative=True)
-    yield toolbox.nonnegative(
-        1 / (1 + total) - 1 / (1 + total + slack), "S ≤ ε gives both heads a weight 1/(1+S) ≥ 1/(1+ε)", True
-    )
+    yield enough(amended=True)
     weight = Symbol("alpha", positive=True)
     yield toolbox.identity(
         2 * (1 - weight).subs(weight, 1 / (1 + eps)),
@@ -141,9 +131,8 @@ def _gauss_picture() -> Chart:
     plain="With Gaussian scaling of key a, two separate heads still give the mean of the two values.",
     amended=r"P\bigl(\alpha^{(1)}_a \ge \tfrac{1}{1+\varepsilon}\bigr) = \Phi\Bigl(\sqrt2\bigl(1-\tfrac1\beta"
     r"\ln\tfrac{n-1}{\varepsilon}\bigr)\Bigr) \uparrow 1-\Phi(-\sqrt2) \approx 0.921",
-    amended_plain="They do so with probability Φ(√2(1 − ln((n−1)/ε)/β)), which is below 0.921 for every β: X ≤"
-    " 0 defeats the"
-    " first head however long its query.",
+    amended_plain="They do so with probability Φ(√2(1 − ln((n−1)/ε)/β)), which is below 0.921 for every β: X ≤ 0"
+    " defeats the first head however long its query.",
     assumptions=("real arithmetic", "isotropic noise → 0: the other keys score 0", "n ≥ 2, 0 < ε < 1, β ≥ ln((n−1)/ε)"),
     subject=Law(Rational(1, 2), lambda n, eps, beta, log: log((n - 1) / eps) / beta),
     sabotage={
@@ -272,100 +261,3 @@ def heads_identical(heads: Heads) -> Iterator[Evidence]:
         variance, sigma**2 * (1 + rho) / 2, "Var of the mean of two heads of correlation ρ is σ²(1+ρ)/2"
     )
     yield toolbox.identity(variance.subs(rho, 1), sigma**2, "shared keys make ρ = 1: nothing is gained")
-
-
-class Projectors(NamedTuple):
-    """What to multiply v_a + v_b by: for orthonormal A and B with AᵀB = 0, and for independent spans."""
-
-    orthogonal: Any
-    oblique: Any
-
-
-# Words in matrices of any size. H and G stand for (BᵀB)⁻¹ and (AᵀRA)⁻¹, R for I − BHBᵀ.
-A, At, B, Bt, H, G, R = sympy.symbols("A A^T B B^T H G R", commutative=False)
-x, y = sympy.symbols("x y", commutative=False)
-away_from_b = 1 - B * H * Bt
-
-
-def _oblique(a: Matrix, b: Matrix) -> Matrix:
-    away = sympy.eye(a.rows) - b * (b.T * b).inv() * b.T
-    return a * (a.T * away * a).inv() * a.T * away
-
-
-def _project_picture() -> Table:
-    a = Matrix([1, 0])
-    others = Matrix([0, 1]), Matrix([3, 4]) / 5
-    made = (("Aᵀ", [a.T] * 2), ("AAᵀ", [a * a.T] * 2), ("the oblique projector", [_oblique(a, b) for b in others]))
-    rows = [
-        (name, *(str(list(matrix * (2 * a + b))) for matrix, b in zip(matrices, others, strict=True)))
-        for name, matrices in made
-    ]
-    headings = "multiplied by", "v_b = (0, 1)", "v_b = (3/5, 4/5)"
-    return Table("v_a = (2, 0), and what comes back from v_a + v_b", headings, rows)
-
-
-@claim(
-    "project-out",
-    topic="heads",
-    expected="corrected",
-    statement=r"A^\top A = I,\ B^\top B = I,\ A^\top B = 0,\ v_a \in \operatorname{span}A,\ v_b \in"
-    r" \operatorname{span}B:"
-    r"\quad A^\top(v_a+v_b) = v_a",
-    plain="Where the values of two kinds live in orthogonal spans, Aᵀ recovers v_a from v_a + v_b.",
-    amended=r"AA^\top(v_a+v_b) = v_a;\quad \text{for independent spans } A\,(A^\top R A)^{-1}A^\top"
-    r" R\,(v_a+v_b) = v_a,\ "
-    r"R = I - B(B^\top B)^{-1}B^\top",
-    amended_plain="Aᵀ returns the coordinates of v_a; AAᵀ returns v_a. For spans that are independent but not"
-    " orthogonal"
-    " the oblique projector does it.",
-    assumptions=("real arithmetic", "any sizes", "oblique: the columns of [A B] are independent"),
-    subject=Projectors(A * At, A * G * At * R),
-    sabotage={
-        "the transpose alone": Projectors(At, A * G * At * R),
-        "the orthogonal projector for spans at an angle": Projectors(A * At, A * At),
-        "the projector of the other span": Projectors(1 - A * At, A * G * At * R),
-    },
-    picture=_project_picture,
-    used_by=("constructions/projections",),
-)
-def project_out(projectors: Projectors) -> Iterator[Evidence]:
-    a, b = [Fraction(3, 5), Fraction(4, 5)], [Fraction(-4, 5), Fraction(3, 5)]
-    value = [5 * ours + 5 * theirs for ours, theirs in zip(a, b, strict=True)]
-    got = [sum(ours * entry for ours, entry in zip(a, value, strict=True))]
-    yield toolbox.counterexample(
-        got != [5 * ours for ours in a],
-        "A = (3/5, 4/5)ᵀ, v_a = (3, 4), v_b = (−4, 3): Aᵀ gives one number, not a vector of the plane",
-        "exact rationals",
-        **{"A^T (v_a + v_b)": [str(entry) for entry in got], "v_a": ["3", "4"]},
-    )
-    coordinates = sympy.expand(At * (A * x + B * y)).subs({At * A: 1, At * B: 0})
-    yield toolbox.identity(coordinates, x, "AᵀA = I, AᵀB = 0: Aᵀ(Ax + By) = x, the coordinates", True)
-    kept = sympy.expand(projectors.orthogonal * (A * x + B * y)).subs({At * A: 1, At * B: 0})
-    yield toolbox.identity(kept, A * x, "AAᵀ(Ax + By) = Ax = v_a", True)
-
-    kept = sympy.expand(projectors.oblique * A * x).subs(G * At * R * A, 1)
-    yield toolbox.identity(kept, A * x, "independent spans, P = A(AᵀRA)⁻¹AᵀR: P·Ax = Ax", True)
-    gone = sympy.expand((projectors.oblique * B * y).subs(R, away_from_b)).subs(H * Bt * B, 1)
-    yield toolbox.identity(sympy.expand(gone), 0, "RB = B − B(BᵀB)⁻¹BᵀB = 0, so P·By = 0", True)
-    square = sympy.expand(away_from_b**2).subs(H * Bt * B, 1)
-    yield toolbox.identity(
-        square,
-        sympy.expand(away_from_b),
-        "R² = R = Rᵀ: xᵀAᵀRAx = ‖RAx‖² is 0 only where Ax lies in B's span, that is at x = 0, so the inverse exists",
-        True,
-    )
-    yield _at_an_angle()
-    made = projector(torch.tensor([[1.0], [0.0]]), torch.tensor([[0.6], [0.8]]))
-    yield toolbox.kept(made, "the library's projector for these two, rounded to float32", True)
-
-
-def _at_an_angle() -> Evidence:
-    a, b = Matrix([1, 0]), Matrix([3, 4]) / 5
-    oblique = _oblique(a, b)
-    return toolbox.rational(
-        oblique * a == a and oblique * b == sympy.zeros(2, 1) and a * a.T * b != sympy.zeros(2, 1),
-        "A = (1, 0)ᵀ, B = (3/5, 4/5)ᵀ: the oblique projector keeps A and drops B; AAᵀ lets 3/5 of B through",
-        True,
-        P=oblique.tolist(),
-        leak=(a.T * b)[0],
-    )

@@ -66,12 +66,10 @@ def _self_picture() -> Chart:
     "self-attend-copies-self",
     topic="heads",
     expected="proved",
-    statement=r"x_1=u_d+u_b,\ x_2=u_a,\ x_3=u_c+u_b,\ K=Q=V=I:\quad c_2\approx x_2, \text{ and no } x_2 +"
-    r" \gamma u_c + \delta"
-    r" u_d \text{ has } c_2 \approx u_b",
-    plain="With identity weights a token attends to itself: c_2 ≈ x_2, and adding u_c or u_d to x_2, in any"
-    " amount, cannot make"
-    " c_2 into u_b.",
+    statement=r"x_1=u_d+u_b,\ x_2=u_a,\ x_3=u_c+u_b,\ K=Q=V=I:\quad c_2\approx x_2, \text{ and no } x_2 + \gamma u_c +"
+    r" \delta u_d \text{ has } c_2 \approx u_b",
+    plain="With identity weights a token attends to itself: c_2 ≈ x_2, and adding u_c or u_d to x_2, in any amount,"
+    " cannot make c_2 into u_b.",
     assumptions=("real arithmetic", "orthogonal u's of length β > 0, any dimension", "scores are not divided by √d"),
     subject=tokens,
     sabotage={

@@ -227,9 +227,8 @@ def _ratio_picture() -> Table:
     "ratio-error",
     topic="lemmas",
     expected="proved",
-    statement=r"\Bigl\|\frac{\sum_j \tilde a_j v_j}{\tilde Z} - \frac{\sum_j a_j v_j}{Z}\Bigr\|"
-    r"\le \frac{2\sum_j|\tilde a_j - a_j|}{\tilde Z}\,\max_j\|v_j\|,\quad Z = \textstyle\sum_j a_j,"
-    r"\ \tilde Z = \sum_j \tilde a_j > 0",
+    statement=r"\Bigl\|\frac{\sum_j \tilde a_j v_j}{\tilde Z} - \frac{\sum_j a_j v_j}{Z}\Bigr\|\le \frac{2\sum_j|\tilde"
+    r" a_j - a_j|}{\tilde Z}\,\max_j\|v_j\|,\quad Z = \textstyle\sum_j a_j,\ \tilde Z = \sum_j \tilde a_j > 0",
     plain="A normalised average whose unnormalised weights are off by E in all is off by at most 2E over its own"
     " normaliser.",
     assumptions=("real arithmetic", "a_j ≥ 0, not all zero", "Z̃ > 0; single ã_j may be negative"),

@@ -2,7 +2,7 @@ r"""What linear time costs: factors of the matrix, separable attention, random f
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -15,13 +15,12 @@ from torch import Tensor
 from avow.calibration import random_problem
 from avow.chart import Chart, Table
 from avow.claims import counting, toolbox
-from avow.claims.catalogue.costs import FIXED, PRODUCTS, library, operations, over_lengths
+from avow.claims.catalogue.costs import FIXED, PRODUCTS, Program, library, operations, over_lengths
 from avow.claims.claim import Evidence, claim
 from avow.contract import Problem, Sizes
 from avow.maths import balls
 
 n, d, k, m = (counting.length(name) for name in ("n", "d", "k", "m"))
-Program = Callable[..., Any]
 
 
 # Factors in place of the matrix.

@@ -13,12 +13,10 @@ from sympy import Symbol, exp, log, sqrt
 
 from avow.chart import Chart, Table
 from avow.claims import toolbox
+from avow.claims.catalogue.queries import below_one, eps
 from avow.claims.claim import Evidence, Unproved, claim
 from avow.constructions.queries import average_query, mixture_query
 from avow.errors import OutOfReach
-
-eps = Symbol("varepsilon", positive=True)
-below_one = 1 / (1 + Symbol("x", positive=True))
 
 
 def _average_picture() -> Chart:
@@ -93,12 +91,10 @@ def _mixture_picture() -> Table:
     "mixture-any",
     topic="queries",
     expected="proved",
-    statement=r"k_i \text{ orthonormal},\ w > 0 \text{ on } S,\ \textstyle\sum_S w_i = 1:\ q = \sum_{i\in"
-    r" S}(t+\ln w_i)k_i"
-    r"\text{ gives } \alpha_i = \frac{w_i e^t}{e^t + n - |S|} \to w_i",
-    plain="Any target distribution over a subset of orthonormal keys is reachable, as closely as wanted;"
-    " exactly where the"
-    " subset is all of them. For general keys exactly when the log-targets lie in range(K) + span(1).",
+    statement=r"k_i \text{ orthonormal},\ w > 0 \text{ on } S,\ \textstyle\sum_S w_i = 1:\ q = \sum_{i\in S}(t+\ln"
+    r" w_i)k_i\text{ gives } \alpha_i = \frac{w_i e^t}{e^t + n - |S|} \to w_i",
+    plain="Any target distribution over a subset of orthonormal keys is reachable, as closely as wanted; exactly where"
+    " the subset is all of them. For general keys exactly when the log-targets lie in range(K) + span(1).",
     assumptions=("real arithmetic", "targets are positive on the subset and sum to 1"),
     subject=lambda t, w: t + log(w),
     sabotage={

@@ -55,8 +55,7 @@ def _even_picture() -> Chart:
     r"\alpha \to 0,\ \beta \to \infty \;\Rightarrow\; \alpha_a, \alpha_b \to \tfrac12",
     plain="Keys with isotropic noise of vanishing variance α: β(μ_a + μ_b) with β large still averages.",
     amended=r"(k_a-k_b)\cdot q \sim N(0, 4\alpha\beta^2), \text{ so } \alpha_a,\alpha_b \to \tfrac12 \text{ in"
-    r" probability as }"
-    r"\beta\to\infty,\ \alpha\beta^2 \to 0; \text{ not where } \alpha\beta^2 \not\to 0",
+    r" probability as }\beta\to\infty,\ \alpha\beta^2 \to 0; \text{ not where } \alpha\beta^2 \not\to 0",
     amended_plain="The gap between the two scores has variance 4αβ². The query averages when αβ² → 0, not"
     " merely α → 0.",
     assumptions=("real arithmetic", "keys are independent", "n ≥ 2 keys, their number fixed"),
@@ -171,9 +170,8 @@ def _stretch_picture() -> Table:
     expected="proved",
     statement=r"k_1 = c\,u,\ c\in\{\tfrac12,\tfrac32\},\ q = \ln(n/\varepsilon)(u+k_2):\quad"
     r"\alpha_1/\alpha_2 = e^{(c-1)\ln(n/\varepsilon)} = (n/\varepsilon)^{\pm1/2}",
-    plain="If key 1 comes half or one and a half times as long, the query of an average gives one value or the"
-    " other, never"
-    " their mean.",
+    plain="If key 1 comes half or one and a half times as long, the query of an average gives one value or the other,"
+    " never their mean.",
     assumptions=("real arithmetic", "u, k_2, …, k_n orthonormal", "n ≥ 2, 0 < ε ≤ 1"),
     subject=Stretch(Rational(1, 2), Rational(3, 2)),
     sabotage={
@@ -258,16 +256,13 @@ def _scaled_picture() -> Chart:
     topic="queries",
     expected="corrected",
     statement=r"\Sigma_a = \alpha I + \tfrac12\mu_a\mu_a^\top,\ \alpha \to 0:\quad k_a \approx X\mu_a,\ X \in"
-    r" [\tfrac12,\tfrac32],"
-    r"\quad \alpha_a = \alpha_b = \frac{1}{1+e^{\beta(1-X)}}",
+    r" [\tfrac12,\tfrac32],\quad \alpha_a = \alpha_b = \frac{1}{1+e^{\beta(1-X)}}",
     plain="With noise ½ along its own mean, key a is X times its mean with X between ½ and 3/2, and both weights are"
     " 1/(1 + e^(β(1−X))).",
     amended=r"X \sim N(1,\tfrac12),\ P(X<0) = \Phi(-\sqrt2);\quad \alpha_a = \sigma(\beta(X-1)),\ \alpha_b ="
-    r" \sigma(\beta(1-X))"
-    r";\quad \alpha_a \to \mathrm{Bernoulli}(\tfrac12) \text{ as } \beta\to\infty",
-    amended_plain="X is normal with mean 1 and variance ½: unbounded, and negative with probability 0.0786. The"
-    " weights are"
-    " σ(β(X−1)) and σ(β(1−X)); as β grows, one key takes all, each half of the time.",
+    r" \sigma(\beta(1-X));\quad \alpha_a \to \mathrm{Bernoulli}(\tfrac12) \text{ as } \beta\to\infty",
+    amended_plain="X is normal with mean 1 and variance ½: unbounded, and negative with probability 0.0786. The weights"
+    " are σ(β(X−1)) and σ(β(1−X)); as β grows, one key takes all, each half of the time.",
     assumptions=("real arithmetic", "two keys, q = β(μ_a + μ_b), orthonormal means", "α → 0 where X is spoken of"),
     subject=Scaled(
         lambda beta, x: _logistic(beta * (x - 1)), lambda beta, x: _logistic(beta * (1 - x)), Rational(1, 2)

@@ -118,11 +118,9 @@ def _picture() -> Table:
     amended=r"\|e(p+\Delta)-e(p)\|^2 = \textstyle\sum_j 4\sin^2(\Delta\omega_j/2) > 0 \text{ in real"
     r" arithmetic, by the first pair"
     r" alone}; \text{ stored with width 64, positions } 0..4096 \text{ are over } 1.4 \text{ apart in every type}",
-    amended_plain="In real arithmetic they differ, by the first sine and cosine alone, since 2π is irrational;"
-    " how far depends on"
-    " the distance of the positions only. That pair comes within 6.03e-5 at 710 positions, which bfloat16 and"
-    " float16 cannot"
-    " hold; a full encoding of width 64 stays over 1.4 apart up to 4096 in every type.",
+    amended_plain="In real arithmetic they differ, by the first sine and cosine alone, since 2π is irrational; how far"
+    " depends on the distance of the positions only. That pair comes within 6.03e-5 at 710 positions, which bfloat16"
+    " and float16 cannot hold; a full encoding of width 64 stays over 1.4 apart up to 4096 in every type.",
     assumptions=(
         "π is irrational (Lambert)",
         "entries are computed exactly and rounded once, to nearest",

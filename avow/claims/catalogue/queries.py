@@ -260,12 +260,10 @@ def _copy_possible_picture() -> Chart:
     expected="corrected",
     statement=r"\forall \varepsilon > 0\ \exists q:\ \alpha_1 \ge \frac{1}{1+\varepsilon}",
     plain="Any value can be copied, given a long enough query.",
-    amended=r"\Bigl(\forall \varepsilon > 0\ \exists q:\ \alpha_1 \ge \tfrac{1}{1+\varepsilon}\Bigr)"
-    r"\iff k_1 \notin \operatorname{conv}\{k_2,\dots,k_n\}; \text{ otherwise } \alpha_1 \le \tfrac12 \text{ for"
-    r" every } q",
+    amended=r"\Bigl(\forall \varepsilon > 0\ \exists q:\ \alpha_1 \ge \tfrac{1}{1+\varepsilon}\Bigr)\iff k_1 \notin"
+    r" \operatorname{conv}\{k_2,\dots,k_n\}; \text{ otherwise } \alpha_1 \le \tfrac12 \text{ for every } q",
     amended_plain="A value can be copied exactly when its key is outside the convex hull of the other keys; the"
-    " separating"
-    " query or the convex combination is the certificate. Inside, its weight never exceeds ½.",
+    " separating query or the convex combination is the certificate. Inside, its weight never exceeds ½.",
     assumptions=("real arithmetic", "n ≥ 2, any keys in any dimension"),
     subject=Hull(0, Symbol("lambda", nonnegative=True)),
     sabotage={
@@ -273,7 +271,7 @@ def _copy_possible_picture() -> Chart:
         "the affine hull in place of the convex": Hull(0, Symbol("lambda", real=True)),
     },
     picture=_copy_possible_picture,
-    used_by=("constructions/queries", "constructions/shortest"),
+    used_by=("constructions/queries", "constructions/impossible"),
     needs=("copy-gap",),
 )
 def copy_possible(hull: Hull) -> Iterator[Evidence]:

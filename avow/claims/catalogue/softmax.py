@@ -103,10 +103,9 @@ def _bounds_picture() -> Table:
     expected="corrected",
     statement=r"0 < \alpha_i < \infty \quad\text{and}\quad \textstyle\sum_j e^{s_j} \ne 0, \text{ as computed}",
     plain="No weight is infinite, none is exactly zero, and the denominator is never zero.",
-    amended=r"\text{In } \mathbb{R}: 0 < \alpha_i < 1 \ (n \ge 2).\ "
-    r"\text{In floating point with least positive number } 2h:\ "
-    r"\max_j s_j - s_i \ge \ln\tfrac1h \Rightarrow \mathrm{fl}(\alpha_i) = 0,\ \text{and } "
-    r"\textstyle\sum_j e^{s_j - \max s} \ge 1",
+    amended=r"\text{In } \mathbb{R}: 0 < \alpha_i < 1 \ (n \ge 2).\ \text{In floating point with least positive number"
+    r" } 2h:\ \max_j s_j - s_i \ge \ln\tfrac1h \Rightarrow \mathrm{fl}(\alpha_i) = 0,\ \text{and } \textstyle\sum_j"
+    r" e^{s_j - \max s} \ge 1",
     amended_plain="In real arithmetic weights lie strictly between 0 and 1 (one key alone has exactly 1). In floating"
     " point a weight is 0 once its score is 103.97 (float32), 745.13 (float64) or 17.33 (float16) below the largest,"
     " and the plain formula divides 0 by 0 or inf by inf; with the maximum subtracted the denominator lies between 1"

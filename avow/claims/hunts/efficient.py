@@ -86,8 +86,7 @@ def _copies(bound: efficient.Formula) -> Excess:
     def excess(case: Numbers) -> arb:
         queries, keys = _rows(case[:6], 2), _rows(case[6:], 2)
         weights = _separable(queries, keys)
-        off = [weight - (row == column) for row, line in enumerate(weights) for column, weight in enumerate(line)]
-        return bound(len(weights), 2) - balls.dot(off, off)
+        return bound(len(weights), 2) - efficient.from_identity(weights)
 
     return excess
 

@@ -12,6 +12,7 @@ from sympy import log
 
 from avow.claims.balled import Numbers, balled, whole
 from avow.claims.catalogue import heads
+from avow.claims.catalogue import heads_projections as projections
 from avow.claims.hunting import Excess, Hunt
 from avow.maths import balls
 from avow.maths.balls import most
@@ -81,7 +82,15 @@ def _missed(word: Any, a: arb_mat, b: arb_mat, x: arb, y: arb) -> arb:
     h = (turned * b).inv()
     away = arb_mat([[1, 0], [0, 1]]) - b * h * turned
     g = (a.transpose() * away * a).inv()
-    given = (heads.A, heads.At, heads.B, heads.Bt, heads.H, heads.G, heads.R)
+    given = (
+        projections.A,
+        projections.At,
+        projections.B,
+        projections.Bt,
+        projections.H,
+        projections.G,
+        projections.R,
+    )
     letters = dict(zip(given, (a, a.transpose(), b, turned, h, g, away), strict=True))
     made = (_word(word, letters) * (a * x + b * y)).entries()
     padded = [*made, *[arb(0)] * (2 - len(made))]
@@ -95,15 +104,15 @@ def _spans(case: Numbers) -> tuple[arb_mat, arb_mat, arb_mat]:
     return a, across, oblique
 
 
-def _coordinates(projectors: heads.Projectors) -> Excess:
+def _coordinates(projectors: projections.Projectors) -> Excess:
     def excess(case: Numbers) -> arb:
         a, across, _ = _spans(case)
-        return _missed(heads.At, a, across, *case[2:])
+        return _missed(projections.At, a, across, *case[2:])
 
     return excess
 
 
-def _projected(projectors: heads.Projectors) -> Excess:
+def _projected(projectors: projections.Projectors) -> Excess:
     def excess(case: Numbers) -> arb:
         a, across, oblique = _spans(case)
         words = ((projectors.orthogonal, across), (projectors.oblique, oblique))

@@ -10,7 +10,8 @@ from flint import arb
 
 from avow.claims import counting
 from avow.claims.balled import Numbers, whole
-from avow.claims.catalogue.linear_costs import Perceiver, Program, put_together
+from avow.claims.catalogue.costs import Program
+from avow.claims.catalogue.linear_costs import Perceiver, put_together
 from avow.claims.hunting import Excess, Hunt
 from avow.claims.hunts.costs import GENEROUS, between
 
@@ -85,18 +86,8 @@ HUNTS: Mapping[str, Hunt] = {
         whole=frozenset("nkd"),
         reads="Run and counted, k being n where it is larger.",
     ),
-    "separable-cost": Hunt(
-        _sizes("nd"),
-        _separable,
-        whole=frozenset("nd"),
-        reads="Run and counted.",
-    ),
-    "features-cost": Hunt(
-        _sizes("nmd"),
-        _features,
-        whole=frozenset("nmd"),
-        reads="Run and counted.",
-    ),
+    "separable-cost": Hunt(_sizes("nd"), _separable, whole=frozenset("nd"), reads="Run and counted."),
+    "features-cost": Hunt(_sizes("nmd"), _features, whole=frozenset("nmd"), reads="Run and counted."),
     "perceiver-cost": Hunt(
         _sizes("ℓmd"),
         _as_sloppy,

@@ -9,7 +9,7 @@ from typing import Any
 from flint import arb
 
 from avow.claims.balled import Numbers, balled
-from avow.claims.catalogue.optimisers import AdamRules
+from avow.claims.catalogue.optimisers_decay import AdamRules
 from avow.claims.hunting import Excess, Hunt, numbered
 from avow.maths import balls
 from avow.maths.balls import most, total

@@ -54,20 +54,10 @@ def _spectral(kept: Callable[[Any], Any]) -> Excess:
 # Entries that are never all zero: a matrix of zeros has nothing to say here.
 _ENTRIES = {"a₁₁": (0.1, 2.0)} | numbered("a₁₂ a₂₁ a₂₂ a₃₁ a₃₂", -2, 2)
 
+_READS = "A matrix of three rows and two columns."
+
 HUNTS: Mapping[str, Hunt] = {
-    "svd-energy": Hunt(
-        _ENTRIES,
-        _energy,
-        reads="A matrix of three rows and two columns.",
-    ),
-    "svd-kth": Hunt(
-        _ENTRIES,
-        _kth,
-        reads="A matrix of three rows and two columns.",
-    ),
-    "svd-spectral": Hunt(
-        _ENTRIES,
-        _spectral,
-        reads="A matrix of three rows and two columns.",
-    ),
+    "svd-energy": Hunt(_ENTRIES, _energy, reads=_READS),
+    "svd-kth": Hunt(_ENTRIES, _kth, reads=_READS),
+    "svd-spectral": Hunt(_ENTRIES, _spectral, reads=_READS),
 }

@@ -62,7 +62,7 @@ BOXES = (
         "errors, parameters, problems, certificates, charts, whole files",
         9,
         130,
-        "errors params contract chart atomic",
+        "errors params contract wishes chart atomic",
         1059,
     ),
 )

@@ -15,13 +15,13 @@ import torch
 from torch.nn.functional import scaled_dot_product_attention
 
 import avow
-from avow.attend import _exact, _run, _Wish
+from avow.attend import _exact, _run
 from avow.certificates import measure_norms
 from avow.certificates.audit import reference_error
 from avow.contract import Problem
 from avow.errors import RangeError
-from avow.maths.heads import per_query_head
-from avow.maths.masks import visible_max
+from avow.maths.heads import longest_seen
+from avow.wishes import Wish
 from tests.generators import draw_case
 
 
@@ -42,7 +42,7 @@ def fuzz(seconds: float) -> dict[str, int]:
             norms = measure_norms(gpu)
         except RangeError:
             continue
-        wish = _Wish(None, 0.999999, None)
+        wish = Wish(None, 0.999999, None)
         exact = case.method.name == "exact"
         run = _exact(gpu, norms, wish) if exact else _run(case.method, gpu, norms, wish, None)
         out, bounds = run.out.cpu().double(), run.certificate.rows.cpu().reshape(p.q.shape[:-1])
@@ -53,8 +53,8 @@ def fuzz(seconds: float) -> dict[str, int]:
             print("nan", case.method, case.seed, p.sizes)
             continue
         truth = case.method.reference(p)
-        values = per_query_head(torch.linalg.vector_norm(p.v.double(), dim=-1), p.q.shape[1])
-        tight = visible_max(values, p.allowed, p.causal, p.q.shape[-2], 0.0).expand(p.q.shape[:-1])
+        lengths = torch.linalg.vector_norm(p.v.double(), dim=-1)
+        tight = longest_seen(p, lengths).expand(p.q.shape[:-1])
         distance = torch.linalg.vector_norm(out.reshape(truth.shape) - truth, dim=-1)
         error = torch.where(tight > 0, distance / tight.clamp(min=1e-320), torch.where(distance > 0, math.inf, 0.0))
         key = float(norms.k.amax())

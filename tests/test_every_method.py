@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import math
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -75,8 +76,12 @@ def test_keeps_its_certificate_on_odd_sizes(kind: type[Method], causal: bool, dt
 
 
 @every_method
-def test_a_certificate_a_thousand_times_too_small_is_caught(kind: type[Method]) -> None:
-    assert not kept(small(kind), Problem.of(*tensors(33, 33)), shrink=1e-4)
+def test_a_certificate_ten_thousand_times_too_small_is_caught(kind: type[Method]) -> None:
+    method, problem = small(kind), Problem.of(*tensors(33, 33))
+    # Only a bound of zero, for values that are copied, is none too small.
+    nothing = torch.zeros(problem.q.shape[:-1])
+    copies = judge(method, problem, measure_norms(problem), answer(method, problem), nothing, None).broken == 0
+    assert copies or not kept(method, problem, shrink=1e-4)
 
 
 @every_method
@@ -84,10 +89,10 @@ def test_a_certificate_a_thousand_times_too_small_is_caught(kind: type[Method]) 
 def test_operations_are_counted_to_the_last(kind: type[Method], causal: bool) -> None:
     for n, s, heads, groups in ((17, 17, 4, 4), (70, 130, 4, 2), (130, 70, 4, 1), (1100, 1100, 2, 2)):
         q, k, v = tensors(n, s, heads, groups)
-        for options in ({}, {"mask": torch.ones(2, 1, 1, s, dtype=torch.bool)}, {"mask": torch.randn(n, s)}):
-            if kind.name != "exact" and n > 1000 and "mask" in options:
+        for mask in (None, torch.ones(2, 1, 1, s, dtype=torch.bool), torch.randn(n, s)):
+            if kind.name != "exact" and n > 1000 and mask is not None:
                 continue
-            problem = Problem.of(q, k, v, causal=causal, enable_gqa=True, **options)
+            problem = Problem.of(q, k, v, causal=causal, enable_gqa=True, mask=mask)
             method = small(kind)
             with FlopCounterMode(display=False, custom_mapping=_COUNTED) as counter:
                 answer(method, problem)
@@ -110,9 +115,12 @@ def test_gradients_are_those_of_the_computed_function(kind: type[Method], causal
 def test_gradients_flow_through_long_sequences_and_biases(kind: type[Method]) -> None:
     q, k, v = (x.double().requires_grad_() for x in tensors(1100, 1100, 1, 1, 3, 2))
     bias = torch.zeros(1100, dtype=torch.float64, requires_grad=True)
-    answer(small(kind), Problem.of(q, k, v, causal=True, mask=bias)).square().sum().backward()
-    for x in (q, k, v, bias):
-        assert x.grad is not None and bool(torch.isfinite(x.grad).all()) and bool(x.grad.abs().sum() > 0)
+    problem, given = Problem.of(q, k, v, causal=True, mask=bias), (q, k, v, bias)
+    # To whatever the target depends on: a mechanism may ignore its keys.
+    targets = torch.autograd.grad(small(kind).reference(problem).square().sum(), given, allow_unused=True)
+    found = torch.autograd.grad(answer(small(kind), problem).square().sum(), given, allow_unused=True)
+    assert [x is not None and bool(x.any()) for x in found] == [x is not None and bool(x.any()) for x in targets]
+    assert all(bool(torch.isfinite(x).all()) for x in found if x is not None)
 
 
 @every_method
@@ -141,8 +149,8 @@ def test_a_row_that_sees_nothing_is_zero(kind: type[Method], causal: bool) -> No
         if blind.any():
             assert float(out.detach().transpose(1, 2)[blind].abs().max()) == 0.0
             assert float(certificate.rows.transpose(1, 2)[blind].abs().max()) == 0.0
-        grads = torch.autograd.grad(out.sum(), (q, k, v))
-        assert all(bool(torch.isfinite(x).all()) for x in grads)
+        grads = torch.autograd.grad(out.sum(), (q, k, v), allow_unused=True)
+        assert all(bool(torch.isfinite(x).all()) for x in grads if x is not None)
 
 
 @every_method
@@ -212,11 +220,25 @@ def test_any_number_of_leading_axes(kind: type[Method]) -> None:
 
 
 @every_method
+def test_all_chance_is_the_generators(kind: type[Method]) -> None:
+    q, k, v = tensors(33, 33)
+    problem, method = Problem.of(q, k, v), small(kind)
+    before = torch.get_rng_state()
+    assert torch.equal(answer(method, problem, seed=1), answer(method, problem, seed=1))
+    assert kind.random or torch.equal(answer(method, problem, seed=1), answer(method, problem, seed=2))
+    method.foresee(problem, measure_norms(problem), 0.9)
+    avow.plan(q, k, v, tol=1e-2, confidence=0.9)
+    assert torch.equal(torch.get_rng_state(), before), "torch's own generator was drawn from"
+    torch.rand(1)
+    assert not torch.equal(torch.get_rng_state(), before)
+
+
+@every_method
 @pytest.mark.parametrize("shape", [(0, 3), (3, 0), (0, 0)], ids=str)
 def test_empty_sequences_give_empty_or_zero_answers(kind: type[Method], shape: tuple[int, int]) -> None:
     n, s = shape
     q, k, v = (x.requires_grad_() for x in (torch.randn(2, 4, n, 6), torch.randn(2, 4, s, 6), torch.randn(2, 4, s, 3)))
-    least = {p.name: 1 for p in kind.declared() if p.type is int}
+    least: dict[str, Any] = {p.name: 1 for p in kind.declared() if p.type is int}
     out, certificate = avow.attend(q, k, v, method=kind.name, **least)
     assert out.shape == (2, 4, n, 3) and float(out.detach().abs().sum()) == 0.0 and certificate.bound == 0.0
     out.sum().backward()
@@ -231,7 +253,7 @@ def test_no_heads_at_all_give_an_empty_answer(
 ) -> None:
     n, s = shape
     q, k = torch.randn(*lead, n, 6), torch.randn(*lead, s, 6)
-    least = {p.name: 1 for p in kind.declared() if p.type is int}
+    least: dict[str, Any] = {p.name: 1 for p in kind.declared() if p.type is int}
     out, certificate = avow.attend(q, k, k, method=kind.name, causal=causal, **least)
     assert out.shape == (*lead, n, 6) and certificate.bound == 0.0
     assert certificate.cost is not None and min(certificate.cost.flops, certificate.cost.peak_bytes) >= 0

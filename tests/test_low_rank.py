@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import re
+from typing import Any
 
 import pytest
 import torch
@@ -14,8 +15,9 @@ from avow.certificates import measure_norms
 from avow.contract import Problem
 from avow.errors import ParameterError
 from avow.maths import cholesky
+from avow.maths.singular import oracle
 from avow.maths.softmax import softmax_weights
-from avow.methods.low_rank import LowRank, oracle
+from avow.methods.low_rank import LowRank
 from tests.truth import judge
 
 either_way = pytest.mark.parametrize("causal", [False, True], ids=["whole", "causal"])
@@ -35,7 +37,7 @@ def clustered(n: int = 96, clusters: int = 6, spread: float = 0.01) -> tuple[Ten
     return q, k, torch.randn(1, 2, n, 5, dtype=torch.float64)
 
 
-def bound_at(rank: int, q: Tensor, k: Tensor, v: Tensor, **options: object) -> float:
+def bound_at(rank: int, q: Tensor, k: Tensor, v: Tensor, **options: Any) -> float:
     return avow.attend(q, k, v, method="low_rank", rank=rank, generator=seeded(), **options).certificate.bound
 
 
@@ -175,7 +177,7 @@ def test_the_oracle_loses_exactly_its_singular_values(rank: int) -> None:
     eye = torch.eye(16, dtype=torch.float64).expand(1, 2, 16, 16)
     problem = Problem.of(q, k, eye)
     found = oracle(problem, rank)
-    weights = softmax_weights(q, k, None, None, False, problem.scale)
+    weights = softmax_weights(problem)
     lost = weights - found.approximation  # with unit vectors for values the answer is the matrix
     torch.testing.assert_close(found.spectral, torch.linalg.matrix_norm(lost, 2), rtol=0, atol=1e-12)
     torch.testing.assert_close(found.frobenius, torch.linalg.matrix_norm(lost), rtol=0, atol=1e-12)
@@ -186,7 +188,7 @@ def test_no_landmarks_beat_the_oracle() -> None:
     q, k = (torch.randn(1, 2, 16, 4, dtype=torch.float64) for _ in range(2))
     eye = torch.eye(16, dtype=torch.float64).expand(1, 2, 16, 16)
     problem = Problem.of(q, k, eye)
-    weights = softmax_weights(q, k, None, None, False, problem.scale)
+    weights = softmax_weights(problem)
     for rank in (2, 5, 9):
         mine = LowRank(rank).compute(problem, seeded()).out
         assert bool((torch.linalg.matrix_norm(weights - mine) >= oracle(problem, rank).frobenius - 1e-12).all())

@@ -27,7 +27,7 @@ from torch import Tensor
 
 from avow.contract import Computed, Cost, Method, Norms, Problem, Promise, Prospect, Sizes
 from avow.errors import ParameterError
-from avow.maths import cholesky, rounding, scan
+from avow.maths import cholesky, rounding, scan, scan_costs
 from avow.maths.features import Frame, centred_frame, framed_keys, framed_queries
 from avow.maths.heads import (
     finished,
@@ -35,6 +35,7 @@ from avow.maths.heads import (
     grouped,
     key_log,
     key_seen,
+    longest_seen,
     own_keys,
     per_query_head,
     rescaled,
@@ -42,8 +43,8 @@ from avow.maths.heads import (
     settled,
     ungrouped,
 )
-from avow.maths.masks import at_rows, row_tiles, visible, visible_max
-from avow.maths.softmax import softmax_average, softmax_weights
+from avow.maths.masks import at_rows, row_tiles, visible
+from avow.maths.softmax import softmax_average
 from avow.params import at_least, param
 
 _U = rounding.unit(torch.float64)
@@ -192,7 +193,7 @@ class LowRank(Method):
         heads, queries, s = p.q.shape[1], p.q.shape[-2], p.k.shape[-2]
         log = per_query_head(log, heads)
         if p.mask_kind == "full":
-            seen = visible(p.allowed, p.causal, queries, s, p.q.device)
+            seen = visible(p)
             parts = [torch.logsumexp(_added(p, seen, log, rows), -1) for rows in row_tiles(queries, log.numel())]
             total = torch.cat(parts, -1)
         elif p.causal:
@@ -212,8 +213,8 @@ class LowRank(Method):
             pairs = rows * z.keys
             flops += 2 * pairs * (r + z.value_dim)
             return Cost(flops, 6 * pairs + 3 * keys * r, 30 * r, 8 * (keys * r + 4 * min(pairs, 2**24)))
-        flops += scan.flops(z, r, normalise=True, shared=True)
-        launches = 25 * len(list(cholesky.rounds(r))) + 40 * scan.count(z, r)
+        flops += scan_costs.flops(z, r, normalise=True, shared=True)
+        launches = 25 * len(list(cholesky.rounds(r))) + 40 * scan_costs.count(z, r)
         choosing = 12 * heads * cholesky.candidates(z.keys, r) * len(list(cholesky.rounds(r)))
         work = choosing + (rows + keys) * (6 * r + 6 * z.dim + 6 * z.value_dim)
         return Cost(flops, work, launches, self._peak(z))
@@ -225,16 +226,14 @@ class LowRank(Method):
         copied = few * z.dim if few < z.batch * z.linear_key_heads * z.keys else 0
         choosing = keys * z.dim + max(keys * z.dim, copied + few * (self.rank + 3 * min(self.rank // 2 + 1, 16) + 8))
         held = keys * (z.dim + 3 + (e if z.item != 8 else 0))
-        collecting = (
-            held + rows * 5 + scan.peak_bytes(dataclasses.replace(z, dtype=torch.float64), self.rank, 8, z.dim) // 8
-        )
+        passing = scan_costs.peak_bytes(dataclasses.replace(z, dtype=torch.float64), self.rank, 8, z.dim)
+        collecting = held + rows * 5 + passing // 8
         finishing = held + rows * (4 * e + 6)
         factors = z.batch * z.linear_key_heads * self.rank * (5 * self.rank + 2 * z.dim)
         return 8 * (max(choosing, collecting, finishing) + factors)
 
     def reference(self, problem: Problem) -> Tensor:
-        p = problem
-        return softmax_average(p.q, p.k, p.v, p.allowed, p.bias, p.causal, p.scale)
+        return softmax_average(problem)
 
     @classmethod
     def settings(cls, sizes: Sizes) -> Iterator[LowRank]:
@@ -278,8 +277,7 @@ def _by_row(y: Float[Tensor, "b g l"], like: Tensor) -> Float[Tensor, "b h n"]:
 
 def _longest_seen(p: Problem, values: Tensor) -> Float[Tensor, "b g r #n 1"]:
     """The length of the longest value that each row sees."""
-    each = per_query_head(lengths(values)[..., 0], p.q.shape[1])
-    return grouped(visible_max(each, p.allowed, p.causal, p.q.shape[-2], 0.0).unsqueeze(-1), p.k.shape[1])
+    return grouped(longest_seen(p, lengths(values)[..., 0]).unsqueeze(-1), p.k.shape[1])
 
 
 def within_ball(out: Float[Tensor, "b g r n e"], most: Float[Tensor, "b g r #n 1"]) -> Float[Tensor, "b g r n e"]:
@@ -309,7 +307,7 @@ def _pairwise(
 ) -> tuple[scan.Sums, Tensor]:
     """Row by row against every key, for masks that differ by row."""
     n, s, heads, groups = p.q.shape[-2], p.k.shape[-2], p.q.shape[1], p.k.shape[1]
-    seen = visible(p.allowed, p.causal, n, s, p.q.device)
+    seen = visible(p)
     keys = keys_of(slice(0, s))
     assert keys.factor is not None, "low_rank's keys come as factors with one log each"
     log = per_query_head(keys.log[..., 0], heads)
@@ -325,27 +323,3 @@ def _pairwise(
         parts.append(tuple(grouped(x, groups) for x in (out, norm, top)))
     out, norm, top = (torch.cat(columns, -2) for columns in zip(*parts, strict=True))
     return scan.Sums(out, norm, None), top
-
-
-class SingularValues(NamedTuple):
-    """The best any matrix of that rank could do, by Eckart and Young."""
-
-    approximation: Float[Tensor, "b h n e"]
-    spectral: Float[Tensor, "b h"]
-    frobenius: Float[Tensor, "b h"]
-
-
-def oracle(problem: Problem, rank: int) -> SingularValues:
-    r"""Attention with its weights cut to `rank` singular values, and what that loses.
-
-    :math:`\min_{rank(M) \le r} \|P - M\|_2 = \sigma_{r+1}` and :math:`\|P - M\|_F^2 = \sum_{i>r} \sigma_i^2`
-    [claim svd-spectral]. For analysis: the decomposition costs more than attention itself.
-    """
-    p = problem
-    weights = softmax_weights(p.q, p.k, p.allowed, p.bias, p.causal, p.scale)
-    u, sigma, w = torch.linalg.svd(weights, full_matrices=False)
-    kept = min(rank, sigma.shape[-1])
-    short = u[..., :kept] @ (sigma[..., :kept, None] * (w[..., :kept, :] @ per_query_head(p.v.double(), p.q.shape[1])))
-    rest = sigma[..., kept:]
-    spectral = rest[..., 0] if rest.shape[-1] else sigma.new_zeros(sigma.shape[:-1])
-    return SingularValues(short, spectral, torch.linalg.vector_norm(rest, dim=-1))

@@ -21,7 +21,7 @@ from torch import Tensor
 
 from avow.contract import Computed, Cost, Method, Norms, Problem, Promise, Prospect, Sizes
 from avow.errors import ParameterError
-from avow.maths import kernel_rounding, rounding, scan
+from avow.maths import kernel_rounding, rounding, scan, scan_costs
 from avow.maths.heads import (
     finished,
     flushed,
@@ -153,9 +153,9 @@ class Separable(Method):
             pairs = rows * z.keys
             return Cost(2 * pairs * z.value_dim, 4 * pairs * m, 20, 4 * item * min(pairs * m, 2**24))
         work = (rows + keys) * ((3 + z.causal) * m + 2 * z.value_dim)
-        launches = 8 + scan.count(z, m) * (24 if z.causal else 10)
-        flops = scan.flops(z, m, normalise=False) + (scan.running_flops(z, m) if z.causal else 0)
-        return Cost(flops, work, launches, scan.peak_bytes(z, m, item, 0), item / 4)
+        launches = 8 + scan_costs.count(z, m) * (24 if z.causal else 10)
+        flops = scan_costs.flops(z, m, normalise=False) + (scan_costs.running_flops(z, m) if z.causal else 0)
+        return Cost(flops, work, launches, scan_costs.peak_bytes(z, m, item, 0), item / 4)
 
     def reference(self, problem: Problem) -> Tensor:
         return self._by_definition(self._checked(problem), torch.float64)
@@ -177,7 +177,7 @@ class Separable(Method):
     def _by_definition(self, p: Problem, dtype: torch.dtype) -> Tensor:
         """Every weight written out: quadratic, for masks that differ by row and for the tests."""
         n, s, heads = p.q.shape[-2], p.k.shape[-2], p.q.shape[1]
-        seen = visible(p.allowed, p.causal, n, s, p.q.device)
+        seen = visible(p)
         k, v = (per_query_head(x.to(dtype), heads) for x in (p.k, p.v))
         parts = []
         for rows in row_tiles(n, p.q.shape[0] * heads * s * p.q.shape[-1]):

@@ -16,12 +16,12 @@ from avow.kernels.interpreted import interpret
 
 interpret()
 
-from avow.kernels import causal_scan, cuts  # noqa: E402
-from avow.kernels.feature_attention import FeatureSums, feature_attention  # noqa: E402
-from avow.kernels.feature_twin import feature_attention_twin, feature_attention_whole_twin  # noqa: E402
-from avow.kernels.feature_whole import feature_attention_whole  # noqa: E402
-from avow.kernels.linear_attention import LinearState, linear_attention, linear_attention_twin  # noqa: E402
-from avow.kernels.linear_whole import linear_attention_whole, linear_attention_whole_twin  # noqa: E402
+from avow.kernels import causal_scan, cuts
+from avow.kernels.feature_attention import FeatureSums, feature_attention
+from avow.kernels.feature_twin import feature_attention_twin, feature_attention_whole_twin
+from avow.kernels.feature_whole import feature_attention_whole
+from avow.kernels.linear_attention import LinearState, linear_attention, linear_attention_twin
+from avow.kernels.linear_whole import linear_attention_whole, linear_attention_whole_twin
 
 pytestmark = pytest.mark.kernels
 

@@ -11,9 +11,9 @@ from avow.kernels.interpreted import interpret
 
 interpret()
 
-from avow.kernels.separable_attention import separable_attention  # noqa: E402
-from avow.kernels.separable_twin import ColumnSums, separable_attention_twin  # noqa: E402
-from tests.test_kernels_linear import judged, short_parts, siblings  # noqa: E402
+from avow.kernels.separable_attention import separable_attention
+from avow.kernels.separable_twin import ColumnSums, separable_attention_twin
+from tests.test_kernels_linear import judged, short_parts, siblings
 
 pytestmark = pytest.mark.kernels
 

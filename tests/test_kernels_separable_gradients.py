@@ -15,13 +15,13 @@ from avow.kernels.interpreted import interpret
 
 interpret()
 
-import triton.language as tl  # noqa: E402
+import triton.language as tl
 
-from avow.kernels import separable_backward, separable_columns  # noqa: E402
-from avow.kernels.separable_attention import separable_attention  # noqa: E402
-from avow.kernels.separable_twin import ColumnSums  # noqa: E402
-from tests.test_kernels_linear import Call, judged, passes, short_parts, siblings  # noqa: E402
-from tests.test_kernels_separable import drawn  # noqa: E402
+from avow.kernels import separable_backward, separable_columns
+from avow.kernels.separable_attention import separable_attention
+from avow.kernels.separable_twin import ColumnSums
+from tests.test_kernels_linear import Call, judged, passes, short_parts, siblings
+from tests.test_kernels_separable import drawn
 
 pytestmark = pytest.mark.kernels
 

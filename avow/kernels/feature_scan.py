@@ -72,7 +72,7 @@ def feature_sums(
     own_features, block = share % NB, share // NB
     pieces = tl.num_programs(1)
     start, many, _begins, last = span(piece // PIECES, pieces // PIECES, length, rows, table, not KEYS, PACKED)
-    if not WHOLE:  # noqa: SIM102 - a constant, which removes the rest
+    if not WHOLE:
         if last:
             return
     start, many = piece_of(start, many, piece % PIECES, PIECES, C)
@@ -88,7 +88,7 @@ def feature_sums(
     top = tl.full((), LOWEST, tl.float32)
     steps = tl.cdiv(many, C)
     for step in range(steps):
-        if KEYS:  # noqa: SIM108 - a choice between constants is one for Triton only as a statement
+        if KEYS:
             chunk = steps - 1 - step
         else:
             chunk = step

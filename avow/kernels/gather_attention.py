@@ -1,8 +1,7 @@
 """Softmax attention over listed tokens, in parts that `avow.kernels.merging` puts together.
 
-The lists of all key heads, one after the other, are split over programs into equal shares, since some heads read far
-more than others; each keeps the largest logit, the sum of weights and the weighted values of its share. Shares are
-counted in tiles, none of which has tokens of two spans. Logits count octaves.
+Each program reads its share of all lists, and keeps the largest logit, the sum of weights and the weighted values of
+what it read of each head. Logits count octaves.
 """
 
 from __future__ import annotations
@@ -13,17 +12,20 @@ from typing import NamedTuple
 import torch
 import triton
 import triton.language as tl
-from jaxtyping import Float32, Int32
+from jaxtyping import Float32
 from torch import Tensor
 
 from avow.kernels.choice import PLACES, Chosen
+from avow.kernels.heads import by_head
+from avow.kernels.list_shares import TILE, programs, share_of, shares, span_of, tiles_in, tiles_listed, tiles_of
 from avow.kernels.sample_bounds import ABOVE, BELOW
-from avow.kernels.sketch_pass import by_head
 from avow.kernels.tiles import exp2_near, interpreted, log2_near
 
-# Tokens of a tile, warps that share it, rows of a tile of queries, and programs that an H200 runs at once. One warp
-# waits for no other, and eight of them to a processor keep its memory busy.
-TILE, WARPS, ROWS, _PROGRAMS = 16, 1, 16, 132 * 7
+_TILE, _PLACE = tl.constexpr(TILE), tl.constexpr(2**PLACES - 1)
+_PLACES = tl.constexpr(PLACES)
+# Warps that share a tile, and rows of a tile of queries. One warp waits for no other, and eight of them to a processor
+# keep its memory busy.
+WARPS, ROWS = 1, 16
 
 
 class Parts(NamedTuple):
@@ -44,45 +46,7 @@ class Parts(NamedTuple):
 
 
 @triton.jit
-def tiles_in(number, TILE: tl.constexpr):
-    """How many tiles tokens are; without a sign, that is a shift."""
-    return ((number + (TILE - 1)).to(tl.uint32) // TILE).to(tl.int32)
-
-
-@triton.jit
-def shares(
-    found,
-    heads,
-    spans,
-    s,
-    R: tl.constexpr,
-    HEADS: tl.constexpr,
-    SPANS: tl.constexpr,
-    PROGRAMS: tl.constexpr,
-    TILE: tl.constexpr,
-    AGAIN: tl.constexpr,
-):
-    """Where each head's list ends when all stand one after the other, how long each is, and each program's share.
-
-    All of them in tiles. With `AGAIN`, `found` says which rows are well, and heads with one that is not list all s
-    tokens.
-    """
-    head, span = tl.arange(0, HEADS), tl.arange(0, SPANS)
-    if AGAIN:
-        counts = tl.zeros((HEADS,), tl.int32)
-        for sibling in tl.static_range(R):
-            well = tl.load(found + head * R + sibling, mask=head < heads, other=1)
-            counts = tl.where(well == 0, tl.cdiv(s, TILE), counts)
-    else:
-        own = (head < heads)[:, None] & (span < spans)[None, :]
-        number = tl.load(found + head[:, None] * spans + span[None, :], mask=own, other=0)
-        counts = tl.sum(tiles_in(number, TILE), 1)
-    share = tl.cdiv(tl.sum(counts, 0), PROGRAMS)
-    return tl.cumsum(counts, 0), counts, tl.maximum(share, 1)
-
-
-@triton.jit
-def _spot(tile, ends, moves, limits, TILE: tl.constexpr):
+def _spot(tile, ends, moves, limits):
     """Where a tile of a list stands in it, and how many tokens are from there on to the end of its span.
 
     With where the tiles of each span end, by how much its tokens stand behind where they would without spans, and
@@ -92,32 +56,7 @@ def _spot(tile, ends, moves, limits, TILE: tl.constexpr):
     behind = ends > tile
     move = tl.min(tl.where(behind, moves, 2**31 - 1), 0)
     limit = tl.min(tl.where(behind, limits, 2**31 - 1), 0)
-    return tile * TILE + move, limit - tile * TILE
-
-
-@triton.jit
-def one(x, index, HEADS: tl.constexpr):
-    """One entry of a block."""
-    return tl.sum(tl.where(tl.arange(0, HEADS) == index, x, 0), 0)
-
-
-@triton.jit
-def span_of(head, ends, counts, begin, stop, HEADS: tl.constexpr):
-    """Which tiles of a head's list are those of a share of all lists."""
-    after = one(ends, head, HEADS)
-    before = after - one(counts, head, HEADS)
-    return tl.maximum(begin, before) - before, tl.minimum(stop, after) - before
-
-
-@triton.jit
-def share_of(program, ends, share):
-    """A program's share of all lists: its tiles from one to another, and the heads that they are of, likewise."""
-    begin = program * share
-    stop = tl.minimum(begin + share, tl.max(ends, 0))
-    # Lists that end before a share begins, or before it stops; without a share, there is none from the one on.
-    first = tl.sum((ends <= begin).to(tl.int64), 0)
-    last = tl.where(begin < stop, tl.sum((ends < stop).to(tl.int64), 0), -1)
-    return begin, stop, first, last + 1
+    return tile * _TILE + move, limit - tile * _TILE
 
 
 @triton.jit
@@ -129,59 +68,60 @@ def attend(
     q,
     k,
     v,
-    listed,
-    found,
-    rims,
-    nu,
-    each,
     peak,
     total,
     values,
     square,
-    light,
-    heavy,
     factor,
     k_stride,
     v_stride,
-    each_stride,
-    s,
-    spans,
-    room,
     R: tl.constexpr,
     RP: tl.constexpr,
     D: tl.constexpr,
     DP: tl.constexpr,
     E: tl.constexpr,
     EP: tl.constexpr,
-    TILE: tl.constexpr,
-    SPANS: tl.constexpr,
     LIFT: tl.constexpr,
-    PLACES: tl.constexpr,
-    DRAWN: tl.constexpr,
-    AGAIN: tl.constexpr,
     FAST: tl.constexpr,
+    s=None,
+    listed=None,
+    found=None,
+    spans=None,
+    room=None,
+    SPANS: tl.constexpr = 1,
+    rims=None,
+    nu=None,
+    each=None,
+    each_stride=None,
+    light=None,
+    heavy=None,
 ):
-    """Some tiles of a head's list, from `start` to `end`: what a program finds of them."""
+    """Some tiles of a head's list, from `start` to `end`: what a program finds of them.
+
+    Without a list, tokens are the first `s` of all. Lists with rims are of draws.
+    """
+    LISTED: tl.constexpr = listed is not None
+    DRAWN: tl.constexpr = rims is not None
     row, channel, column = tl.arange(0, RP), tl.arange(0, DP), tl.arange(0, EP)
-    token = tl.arange(0, TILE)
+    token = tl.arange(0, _TILE)
     asked = (row < R)[:, None] & (channel < D)[None, :]
     x = tl.load(q + (head * R + row)[:, None] * D + channel[None, :], mask=asked, other=0.0)
     high = tl.full((RP,), float("-inf"), tl.float32)
     mass = tl.zeros((RP,), tl.float32)
     sums = tl.zeros((RP, EP), tl.float32)
-    longest = tl.zeros((TILE, TILE), tl.float32)
+    longest = tl.zeros((_TILE, _TILE), tl.float32)
     if DRAWN:
         rim = rims + (head * R + row) * 2
         threshold = tl.load(rim, mask=row < R, other=0.0) - tl.load(rim + 1, mask=row < R, other=0.0)
         ratio = 1 / tl.load(nu + head)
         squares = tl.zeros((RP,), tl.float32)
         large = tl.zeros((RP,), tl.float32)
-    if not AGAIN:
+    if LISTED:
         span = tl.arange(0, SPANS)
         number = tl.load(found + head * spans + span, mask=span < spans, other=0)
-        tiles = tiles_in(number, TILE)
+        tiles = tiles_in(number)
         after = tl.cumsum(tiles, 0)
-        moves, limits = span * room - (after - tiles) * TILE, (after - tiles) * TILE + number
+        moves, limits = span * room - (after - tiles) * _TILE, (after - tiles) * _TILE + number
         # What is behind the list has the limit of the last span, and so no token.
         after = tl.where(span == SPANS - 1, 2**31 - 1, after)
         own = listed + head * spans * room
@@ -190,20 +130,20 @@ def attend(
     if DRAWN:
         # Lengths of values are fetched a tile ahead, and the list that says where two: nothing else waits for them.
         lengths = each + head * each_stride
-        spot, left = _spot(start, after, moves, limits, TILE)
+        spot, left = _spot(start, after, moves, limits)
         next_entry = tl.load(own + spot + token, mask=token < left, other=0)
-        next_long = tl.load(lengths + (next_entry & ((1 << PLACES) - 1)))
-        spot, left = _spot(start + 1, after, moves, limits, TILE)
+        next_long = tl.load(lengths + (next_entry & _PLACE))
+        spot, left = _spot(start + 1, after, moves, limits)
         next_entry = tl.load(own + spot + token, mask=token < left, other=0)
     for tile in range(start, end):
-        if AGAIN:
-            there = tile * TILE + token < s
-            place = tl.where(there, tile * TILE + token, 0).to(tl.int64)
-        else:
-            spot, left = _spot(tile, after, moves, limits, TILE)
+        if LISTED:
+            spot, left = _spot(tile, after, moves, limits)
             there = token < left
             entry = tl.load(own + spot + token, mask=there, other=0)
-            place = (entry & ((1 << PLACES) - 1) if DRAWN else entry).to(tl.int64)
+            place = (entry & _PLACE if DRAWN else entry).to(tl.int64)
+        else:
+            there = tile * _TILE + token < s
+            place = tl.where(there, tile * _TILE + token, 0).to(tl.int64)
         keys = tl.load(
             rows + place[:, None] * D + channel[None, :], mask=there[:, None] & (channel < D)[None, :], other=0.0
         )
@@ -213,14 +153,14 @@ def attend(
         counted = tl.where(there, 0.0, float("-inf"))
         if DRAWN:
             # The odds of `sampling`, as the bits of a float32.
-            rare = entry >> PLACES
+            rare = entry >> _PLACES
             odds = ((127 << 23) - (rare << 20)).to(tl.float32, bitcast=True)
             counted = counted - log2_near(odds, FAST)
         logits = tl.dot(x, tl.trans(keys), input_precision="ieee") * factor + counted[None, :]  # (RP, TILE)
         if DRAWN:
             length = next_long.to(tl.float32) * ratio
-            next_long = tl.load(lengths + (next_entry & ((1 << PLACES) - 1)))
-            spot, left = _spot(tile + 2, after, moves, limits, TILE)
+            next_long = tl.load(lengths + (next_entry & _PLACE))
+            spot, left = _spot(tile + 2, after, moves, limits)
             next_entry = tl.load(own + spot + token, mask=token < left, other=0)
             slanted = tl.sqrt(length * length + 1)
             # What was read for certain is no draw.
@@ -229,7 +169,7 @@ def attend(
             clipped = tl.minimum(term, ABOVE)
             squares += tl.sum(clipped * clipped * (1 - odds)[None, :], 1)
             large += tl.sum(tl.where(term > BELOW, term * ((length + 1) / slanted)[None, :], 0.0), 1)
-        if keys.dtype == tl.float32:  # noqa: SIM108 - a choice between types is one only as a statement
+        if keys.dtype == tl.float32:
             met = tl.sum(keys * keys, 1)[:, None]
         else:
             # A square of a length is where a token meets itself: tensor cores are sooner done with all pairs.
@@ -261,7 +201,7 @@ def attend(
         tl.store(heavy + out, large, mask=row < R)
 
 
-@triton.jit(do_not_specialize=["s", "heads", "room"])
+@triton.jit(do_not_specialize=["heads", "room"])
 def _attended(
     q,
     k,
@@ -281,7 +221,6 @@ def _attended(
     k_stride,
     v_stride,
     each_stride,
-    s,
     heads,
     spans,
     room,
@@ -291,18 +230,16 @@ def _attended(
     DP: tl.constexpr,
     E: tl.constexpr,
     EP: tl.constexpr,
-    TILE: tl.constexpr,
     HEADS: tl.constexpr,
     SPANS: tl.constexpr,
     PROGRAMS: tl.constexpr,
     LIFT: tl.constexpr,
-    PLACES: tl.constexpr,
-    DRAWN: tl.constexpr,
     FAST: tl.constexpr,
 ):
     """One share of all lists, as long as any other: the end of one head's, perhaps, and the beginning of the next's."""
     program = tl.program_id(0)
-    ends, counts, share = shares(found, heads, spans, s, R, HEADS, SPANS, PROGRAMS, TILE, False)
+    counts = tiles_listed(found, heads, spans, HEADS, SPANS)
+    ends, share = shares(counts, PROGRAMS)
     begin, stop, first, beyond = share_of(program, ends, share)
     for head in range(first, beyond):
         start, end = span_of(head, ends, counts, begin, stop, HEADS)
@@ -314,43 +251,34 @@ def _attended(
             q,
             k,
             v,
-            listed,
-            found,
-            rims,
-            nu,
-            each,
             peak,
             total,
             values,
             square,
-            light,
-            heavy,
             factor,
             k_stride,
             v_stride,
-            each_stride,
-            s,
-            spans,
-            room,
             R,
             RP,
             D,
             DP,
             E,
             EP,
-            TILE,
-            SPANS,
             LIFT,
-            PLACES,
-            DRAWN,
-            False,
             FAST,
+            None,
+            listed,
+            found,
+            spans,
+            room,
+            SPANS,
+            rims,
+            nu,
+            each,
+            each_stride,
+            light,
+            heavy,
         )
-
-
-def programs(heads: int, s: int) -> int:
-    """Over how many programs all lists are spread, fixed by the shape."""
-    return min(_PROGRAMS, heads * triton.cdiv(s, TILE))
 
 
 def blank_parts(q: Tensor, v: Tensor) -> Parts:
@@ -376,13 +304,12 @@ def attended(q: Tensor, k: Tensor, v: Tensor, chosen: Chosen, scale: float) -> P
         values,
         chosen.listed,
         chosen.found,
-        *((parts.square,) * 3 if draws is None else draws[:3]),
-        *(parts.square if x is None else x for x in parts),
+        *((None,) * 3 if draws is None else draws[:3]),
+        *parts,
         scale * math.log2(math.e),
         keys.stride(0),
         values.stride(0),
-        0 if draws is None else draws.lengths.stride(0),
-        s,
+        None if draws is None else draws.lengths.stride(0),
         heads,
         spans,
         chosen.listed.shape[1] // spans,
@@ -392,13 +319,10 @@ def attended(q: Tensor, k: Tensor, v: Tensor, chosen: Chosen, scale: float) -> P
         DP=max(16, triton.next_power_of_2(d)),
         E=e,
         EP=max(16, triton.next_power_of_2(e)),
-        TILE=TILE,
         HEADS=triton.next_power_of_2(heads),
         SPANS=triton.next_power_of_2(spans),
         PROGRAMS=count,
         LIFT=lift(v.dtype),
-        PLACES=PLACES,
-        DRAWN=draws is not None,
         FAST=not interpreted(),
         num_warps=WARPS,
         # Lists and rows are fetched one after the other: five stages hold two tiles, three hold one.
@@ -441,19 +365,6 @@ def attended_twin(q: Tensor, k: Tensor, v: Tensor, chosen: Chosen, scale: float)
         before += len(own)
     found = Parts(peak, total, values, square)
     return found if chosen.draws is None else found._replace(light=light, heavy=heavy)
-
-
-def tiles_of(chosen: Chosen, count: int) -> tuple[list[Int32[Tensor, "tiles t"]], int]:
-    """The tiles of each head's list, −1 where they have no token, and how many of them a program reads."""
-    heads, spans = chosen.found.shape
-    tiles = []
-    for own, found in zip(chosen.listed.view(heads, spans, -1), chosen.found, strict=True):
-        whole = [
-            torch.nn.functional.pad(some[:number], (0, -number % TILE), value=-1)
-            for some, number in zip(own, found.tolist(), strict=True)
-        ]
-        tiles.append(torch.cat(whole).view(-1, TILE))
-    return tiles, max(1, triton.cdiv(sum(map(len, tiles)), count))
 
 
 def lift(dtype: torch.dtype) -> float:

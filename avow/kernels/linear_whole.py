@@ -65,7 +65,7 @@ def _collected(
     sums = tl.load(state + place * (M * E) + entry, mask=inside, other=0.0)
     if MODE == _NORMALISED:
         beside = tl.load(total + place * M + feature, mask=feature < M, other=0.0)
-    if MODE == _ROWS or MODE == _COLUMNS:  # noqa: SIM109 - Triton knows no `in` for constants
+    if MODE == _ROWS or MODE == _COLUMNS:
         beside = tl.load(total + place * E + column, mask=column < E, other=0.0)
     for step in range(MANY):
         start = (part * MANY + step).to(tl.int64) * C

@@ -66,7 +66,7 @@ def part_sums(
     head, piece, block = tl.program_id(0), tl.program_id(1), tl.program_id(2)
     pieces = tl.num_programs(1)
     start, many, _, last = span(piece // PIECES, pieces // PIECES, length, rows, table, REVERSE, PACKED)
-    if not WHOLE:  # noqa: SIM102 - a constant, which removes the rest
+    if not WHOLE:
         if last:
             return
     start, many = piece_of(start, many, piece % PIECES, PIECES, C)
@@ -80,7 +80,7 @@ def part_sums(
     total = as_columns(tl.zeros((MP,), tl.float32), y.dtype.element_ty)
     steps = tl.cdiv(many, C)
     for step in range(steps):
-        if REVERSE:  # noqa: SIM108 - a choice between constants is one for Triton only as a statement
+        if REVERSE:
             chunk = step
         else:
             chunk = steps - 1 - step
@@ -97,7 +97,7 @@ def part_sums(
     place = head.to(tl.int64) * pieces + piece
     inside = (feature < M)[:, None] & (column < E)[None, :]
     tl.store(sums + place * (M * E) + feature[:, None] * E + column[None, :], state, mask=inside)
-    if MODE == _NORMALISED or MODE == _COLUMNS:  # noqa: SIM109
+    if MODE == _NORMALISED or MODE == _COLUMNS:
         tl.store(totals + place * M + feature, from_columns(total), mask=(feature < M) & (block == 0))
 
 
@@ -197,16 +197,16 @@ def part_rows(
     state = tl.load(before + place * (M * E) + entry, mask=inside, other=0.0)
     if MODE == _NORMALISED:
         total = as_columns(tl.load(totals + place * M + feature, mask=feature < M, other=0.0), y.dtype.element_ty)
-    if MODE == _ROWS or MODE == _COLUMNS:  # noqa: SIM109
+    if MODE == _ROWS or MODE == _COLUMNS:
         total = as_rows(tl.load(totals + place * E + column, mask=column < E, other=0.0), C, z.dtype.element_ty)
-    if REVERSE:  # noqa: SIM108
+    if REVERSE:
         seen = row[:, None] <= row[None, :]
     else:
         seen = row[:, None] >= row[None, :]
     kind = x.dtype.element_ty
     steps = tl.cdiv(many, C)
     for step in range(steps):
-        if REVERSE:  # noqa: SIM108
+        if REVERSE:
             chunk = steps - 1 - step
         else:
             chunk = step

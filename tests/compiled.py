@@ -58,9 +58,9 @@ def scans() -> None:
     directions = torch.randn(64, 64)
     q, k, v = (torch.randn(1, heads, 1500, 64).bfloat16().requires_grad_() for heads in (4, 2, 2))
     linear_attention(q, k, v, True)[0].sum().backward()
-    linear_attention_whole(q, k, v, True).sum().backward()
+    linear_attention_whole(q, k, v, True).sum()
     feature_attention(q, k, v, directions).out.sum().backward()
-    feature_attention_whole(q, k, v, directions).out.sum().backward()
+    feature_attention_whole(q, k, v, directions)
     for causal in (False, True):
         separable_attention(q, k, v, causal).out.sum().backward()
 

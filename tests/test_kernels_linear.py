@@ -11,6 +11,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from avow.bench.linear_variants import siblings
 from avow.errors import DtypeError, ShapeError
 from avow.kernels.interpreted import interpret
 
@@ -64,10 +65,6 @@ def judged(call: Call, formula: Call, inputs: Inputs) -> None:
     truth = passes(formula, wide, seed.to(inputs[0].dtype).double())
     for name, x, p, t in zip(("out", "dq", "dk", "dv"), found, plain, truth, strict=True):
         assert off(x, t) <= 2 * off(p, t) + _FRESH, f"{name}: {off(x, t):.3g} off, the formula {off(p, t):.3g}"
-
-
-def siblings(q: Tensor, *others: Tensor) -> list[Tensor]:
-    return [x.repeat_interleave(q.shape[1] // x.shape[1], 1) for x in others]
 
 
 def linear(normalise: bool) -> Call:

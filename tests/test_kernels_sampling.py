@@ -13,7 +13,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from avow.bench.decode import same_lists
+from avow.bench.decode_checks import same_lists
 from avow.errors import ParameterError, ShapeError
 from avow.kernels.interpreted import interpret
 

@@ -6,6 +6,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from avow.bench.linear_variants import siblings
 from avow.errors import ParameterError, ShapeError
 from avow.kernels.interpreted import interpret
 
@@ -13,7 +14,7 @@ interpret()
 
 from avow.kernels.separable_attention import separable_attention
 from avow.kernels.separable_twin import ColumnSums, separable_attention_twin
-from tests.test_kernels_linear import judged, short_parts, siblings
+from tests.test_kernels_linear import judged, short_parts
 
 pytestmark = pytest.mark.kernels
 

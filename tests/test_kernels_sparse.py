@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 import torch
 
-from avow.bench.decode import same_lists
+from avow.bench.decode_checks import same_lists
 from avow.kernels.interpreted import interpret
 
 interpret()

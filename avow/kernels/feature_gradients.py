@@ -18,8 +18,8 @@ import math
 import triton
 import triton.language as tl
 
-from avow.kernels.feature_tiles import LOWEST, columns, featured, short, state_of
-from avow.kernels.tiles import span, tile
+from avow.kernels.feature_tiles import columns, featured, state_of
+from avow.kernels.tiles import LOWEST, short, span, tile
 
 # Factors are those of logarithms to base 2.
 _LN2 = tl.constexpr(math.log(2))

@@ -15,8 +15,8 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from avow.kernels.feature_tiles import LOWEST, columns, featured, short, state_of
-from avow.kernels.tiles import piece_of, span, tile
+from avow.kernels.feature_tiles import columns, featured, state_of
+from avow.kernels.tiles import LOWEST, piece_of, short, span, tile
 
 # Normalisers below this, relative to the largest key, may have lost terms that count.
 _TINY = tl.constexpr(2.0**-60)

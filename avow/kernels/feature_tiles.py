@@ -5,9 +5,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from avow.kernels.tiles import exp2_near
-
-LOWEST = tl.constexpr(float("-inf"))
+from avow.kernels.tiles import LOWEST, exp2_near
 
 
 @triton.jit
@@ -46,18 +44,6 @@ def _halved(x, power, SCALED: tl.constexpr, FAST: tl.constexpr):
         y = (x.to(tl.float32) * power).to(tl.float16)
     else:
         y = x.to(tl.float16)
-    return y
-
-
-@triton.jit
-def short(x, KIND: tl.constexpr, FAST: tl.constexpr):
-    """Numbers of float32 rounded to the type of products."""
-    if FAST and tl.bfloat16 == KIND:
-        y = tl.inline_asm_elementwise(
-            "cvt.rn.bf16x2.f32 $0, $2, $1;", "=r,f,f", [x], dtype=tl.bfloat16, is_pure=True, pack=2
-        )
-    else:
-        y = x.to(KIND)
     return y
 
 

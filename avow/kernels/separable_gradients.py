@@ -20,12 +20,11 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from avow.kernels.feature_tiles import LOWEST, short
 from avow.kernels.separable_columns import keys
-from avow.kernels.tiles import exp2_near, nearest, span, tile
+from avow.kernels.tiles import LOWEST, exp2_near, nearest, short, span, tile
 from avow.maths import kernel_rounding
 
-_TINY = tl.constexpr(kernel_rounding.THIN)
+_THIN = tl.constexpr(kernel_rounding.THIN)
 
 
 @triton.jit
@@ -59,7 +58,7 @@ def inverse_of(prefix, FAST: tl.constexpr):
         )
     else:
         found = 1 / prefix
-    return tl.where(prefix < _TINY, 0.0, found)
+    return tl.where(prefix < _THIN, 0.0, found)
 
 
 @triton.jit

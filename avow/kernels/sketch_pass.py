@@ -21,7 +21,7 @@ from jaxtyping import Float, Float32, Int32, UInt8
 from torch import Tensor
 
 from avow.kernels.heads import by_head
-from avow.kernels.step_constants import CONSTANTS, LIMIT, LOWEST, SIBLINGS, STEPS, Prepared
+from avow.kernels.step_constants import CONSTANTS, LIMIT, LOWEST_TERM, SIBLINGS, STEPS, Prepared
 from avow.kernels.tiles import exp2_near, interpreted, log2_near
 from avow.maths.sketch import GROUP, Sketch, unpacked
 
@@ -135,7 +135,7 @@ def _bounded(
     upper = tl.load(entry + W, mask=there, other=0.0).to(tl.float32) * (lift * 0.0625)[None, :]
     grown = grown * (2.0**24 / _LIFT)
     ratio = 1 / tl.load(nu + head)
-    highest = tl.full((RP,), LOWEST, tl.int32)
+    highest = tl.full((RP,), LOWEST_TERM, tl.int32)
     codes += head * codes_stride
     offset += head * R * c * _GROUP
     scale += head * scale_stride

@@ -19,7 +19,7 @@ from avow.maths.sketch import Sketch
 STEPS = 8
 # The largest term there is, in steps: far below the 2^22 that the sketch pass can round.
 LIMIT = 2**21
-LOWEST = tl.constexpr(-LIMIT)
+LOWEST_TERM = tl.constexpr(-LIMIT)
 # Query heads that share a key head, at most: the smallest tile of a tensor core.
 SIBLINGS = 8
 # Bins of the histogram that is emptied here and filled later.
@@ -134,7 +134,7 @@ def _prepared(
         # Some length between the longest value's and a millionth of it; which one, only the choice depends on.
         wide = tl.where((wide > unit * 2.0**-20) & (wide < unit), wide, unit)
         tl.store(nu + head, tl.where(wide > 0, wide, 1.0))
-        tl.store(widest + head * R + row, tl.full((RP,), LOWEST, tl.int32), mask=row < R)
+        tl.store(widest + head * R + row, tl.full((RP,), LOWEST_TERM, tl.int32), mask=row < R)
         tl.store(arrived + head * R + row, tl.zeros((RP,), tl.int32), mask=row < R)
         bins = tl.arange(0, _BINS)
         blank = tl.zeros((RP, _BINS), tl.int32)

@@ -70,7 +70,7 @@ def tokens() -> None:
     from avow.kernels import linear_step as step
     from avow.kernels.feature_attention import FeatureSums
     from avow.kernels.linear_attention import LinearState
-    from avow.kernels.separable_twin import ColumnSums
+    from avow.kernels.separable_attention import ColumnSums
 
     q, k, v = (torch.randn(1, heads, 64).bfloat16() for heads in (4, 2, 2))
     sums, total = torch.zeros(1, 2, 64, 64), torch.zeros(1, 2, 64)

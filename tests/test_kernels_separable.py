@@ -12,8 +12,8 @@ from avow.kernels.interpreted import interpret
 
 interpret()
 
-from avow.kernels.separable_attention import separable_attention
-from avow.kernels.separable_twin import ColumnSums, separable_attention_twin
+from avow.kernels.separable_attention import ColumnSums, separable_attention
+from avow.kernels.separable_twin import separable_attention_twin
 from tests.test_kernels_linear import judged, short_parts
 
 pytestmark = pytest.mark.kernels

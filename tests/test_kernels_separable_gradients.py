@@ -20,8 +20,7 @@ import triton.language as tl
 
 from avow.kernels import separable_backward, separable_columns
 from avow.kernels.log_prefixes import Known, before_parts
-from avow.kernels.separable_attention import separable_attention
-from avow.kernels.separable_twin import ColumnSums
+from avow.kernels.separable_attention import ColumnSums, separable_attention
 from tests.test_kernels_linear import Call, judged, passes, short_parts
 from tests.test_kernels_separable import drawn
 

@@ -42,7 +42,7 @@ def _random(device: str, b: int, g: int, d: int, e: int) -> Any:
 
 
 def _columns(device: str, b: int, g: int, d: int, e: int) -> Any:
-    from avow.kernels.separable_twin import ColumnSums
+    from avow.kernels.separable_attention import ColumnSums
 
     return ColumnSums(*_zeros(device, b, g, d, e, d))
 

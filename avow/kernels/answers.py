@@ -12,6 +12,7 @@ from jaxtyping import Bool, Float, Float32, Float64, Int32
 from torch import Tensor
 
 from avow.kernels.choice import Chosen
+from avow.kernels.cuts import padded
 from avow.kernels.gather_attention import Parts
 from avow.kernels.list_shares import TILE, programs, shares, slots_of, tiles_listed, tiles_of
 from avow.kernels.merging import UNIT, merge, rounding_of
@@ -190,13 +191,13 @@ def merged(
         heads,
         R=h // g,
         D=d,
-        DP=max(16, triton.next_power_of_2(d)),
+        DP=padded(d),
         E=e,
-        EP=max(16, triton.next_power_of_2(e)),
+        EP=padded(e),
         HEADS=triton.next_power_of_2(heads),
         PROGRAMS=count,
         PARTS=min(triton.next_power_of_2(count), _PARTS),
-        CHUNK=min(triton.next_power_of_2(count), _CHUNK, _HELD // max(16, triton.next_power_of_2(e))),
+        CHUNK=min(triton.next_power_of_2(count), _CHUNK, _HELD // padded(e)),
         SPANS=triton.next_power_of_2(spans),
         LARGEST=torch.finfo(q.dtype).max,
         num_warps=_WARPS,

@@ -76,6 +76,17 @@ def featured(
 
 
 @triton.jit
+def risen(top, long, row, left, lift, half):
+    """What sums are relative to once they have some keys more, of lengths `long`: the largest b of all.
+
+    With what older sums shrink by, and what the logarithms of these keys' features are less.
+    """
+    fall = half * long * long
+    higher = tl.maximum(top, tl.max(tl.where(row < left, lift * long - fall, LOWEST), 0))
+    return higher, tl.exp2(top - higher), tl.where(row < left, fall + higher, float("inf"))
+
+
+@triton.jit
 def state_of(base, feature, column, M: tl.constexpr, E: tl.constexpr):
     """Where a block of a state lies, one row for each column of values, and what of it is there."""
     return base + feature[None, :] * E + column[:, None], (feature < M)[None, :] & (column < E)[:, None]

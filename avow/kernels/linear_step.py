@@ -20,7 +20,7 @@ from torch import Tensor
 from avow.kernels.cuts import divided, padded
 from avow.kernels.feature_attention import FeatureSums
 from avow.kernels.linear_attention import LinearState
-from avow.kernels.separable_twin import ColumnSums
+from avow.kernels.separable_attention import ColumnSums
 from avow.kernels.tiles import LOWEST, TINY
 
 _LOG2E = tl.constexpr(math.log2(math.e))

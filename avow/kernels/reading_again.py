@@ -16,11 +16,13 @@ from torch import Tensor
 
 from avow.kernels.answers import Decoded, merged_twin
 from avow.kernels.choice import Chosen
-from avow.kernels.gather_attention import ROWS, WARPS, attend, attended_twin, blank_parts, lift
+from avow.kernels.cuts import padded
+from avow.kernels.gather_attention import attended_twin, blank_parts
 from avow.kernels.heads import by_head
 from avow.kernels.list_shares import programs, share_of, shares, slots_of, span_of, tiles_again
 from avow.kernels.merging import merge, rounding_of
 from avow.kernels.sketch_pass import Terms
+from avow.kernels.tile_attention import ROWS, WARPS, attend, lift
 from avow.kernels.tiles import interpreted
 
 # Parts that one warp merges at once.
@@ -172,9 +174,9 @@ def read_again(
         R=h // g,
         RP=ROWS,
         D=d,
-        DP=max(16, triton.next_power_of_2(d)),
+        DP=padded(d),
         E=e,
-        EP=max(16, triton.next_power_of_2(e)),
+        EP=padded(e),
         HEADS=triton.next_power_of_2(heads),
         PROGRAMS=count,
         CHUNK=_CHUNK,

@@ -8,12 +8,12 @@ themselves and a number per row.
 from __future__ import annotations
 
 import math
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 import triton
 import triton.language as tl
-from jaxtyping import Float, Int
+from jaxtyping import Bool, Float, Float32, Int
 from torch import Tensor
 
 from avow.errors import ParameterError, ShapeError
@@ -22,12 +22,27 @@ from avow.kernels.cuts import Cut, padded
 from avow.kernels.linear_attention import blank, check, like_inputs
 from avow.kernels.log_prefixes import Begin, Known, before_parts
 from avow.kernels.separable_backward import causal_gradients, whole_gradients
-from avow.kernels.separable_twin import ColumnSums, SeparableMean
 from avow.kernels.tiles import interpreted
 
 _LOG2E = math.log2(math.e)
 # Rows of a chunk, and chunks of rows per program.
 _CHUNK, _MANY = 64, 8
+
+
+class ColumnSums(NamedTuple):
+    """All that is remembered of the keys so far: sums relative to e^top, feature by feature."""
+
+    sums: Float32[Tensor, "s g d e"]
+    total: Float32[Tensor, "s g d"]
+    top: Float32[Tensor, "s g d"]
+
+
+class SeparableMean(NamedTuple):
+    """The answer, whether keys rose too steeply for float32 to carry it, and the sums after the last key."""
+
+    out: Float[Tensor, "b h n e"]
+    lost: Bool[Tensor, ""]
+    last: ColumnSums
 
 
 def separable_attention(

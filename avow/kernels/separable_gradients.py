@@ -10,9 +10,9 @@ gradient g of the rows and :math:`c_{if} = g_i \cdot \sum_{j \le i} w_{jf} v_j /
 
 The walk forward knows the sums of keys and values, finds dq and δ, and leaves what every part adds to Γ. The walk back
 finds dk and dv; it has Z from totals, and sums of σc from sums, that the walk forward left at every chunk, and c within
-a chunk from dq. Sums of keys are
-relative to the largest so far, as in the forward pass, and so is Γ, the other way round: its terms have the sizes of
-1 / Z, which only grow towards the beginning, where its reference falls. No power of two is ever above one.
+a chunk from dq. Sums of keys are relative to the largest so far, as in the forward pass, and so is Γ, the other way
+round: its terms have the sizes of 1 / Z, which only grow towards the beginning, where its reference falls. No power of
+two is ever above one.
 """
 
 from __future__ import annotations

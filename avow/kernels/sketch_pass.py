@@ -20,6 +20,7 @@ import triton.language as tl
 from jaxtyping import Float, Float32, Int32, UInt8
 from torch import Tensor
 
+from avow.kernels.cuts import padded
 from avow.kernels.heads import by_head
 from avow.kernels.step_constants import CONSTANTS, LIMIT, LOWEST_TERM, SIBLINGS, STEPS, Prepared
 from avow.kernels.tiles import exp2_near, interpreted, log2_near
@@ -241,7 +242,7 @@ def bounded(q: Tensor, sketch: Sketch, lengths: Tensor, known: Prepared) -> Term
         R=r,
         RP=SIBLINGS,
         W=d // 2,
-        WP=max(16, triton.next_power_of_2(d // 2)),
+        WP=padded(d // 2),
         TWO=at_once == 2,
         STAGES=3 if at_once == 2 else 4,
         FAST=not interpreted(),

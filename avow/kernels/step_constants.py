@@ -11,6 +11,7 @@ import triton.language as tl
 from jaxtyping import Float32, Int32
 from torch import Tensor
 
+from avow.kernels.cuts import padded
 from avow.kernels.heads import by_head
 from avow.maths.rounding import gamma, unit
 from avow.maths.sketch import Sketch
@@ -181,7 +182,7 @@ def prepared(
         R=b * h // heads,
         RP=SIBLINGS,
         D=d,
-        DP=max(16, triton.next_power_of_2(d)),
+        DP=padded(d),
         MANY=_MANY,
         PARTS={torch.bfloat16: 1, torch.float16: 2, torch.float32: 3}[q.dtype],
         HINTED=hint is not None,

@@ -29,7 +29,7 @@ def compiled(family: str) -> list[str]:
         env=environment,
         capture_output=True,
         text=True,
-        timeout=300,
+        timeout=900,
     )
     assert told.returncode == 0, told.stderr[-2000:]
     return told.stdout.split()

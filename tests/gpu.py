@@ -10,6 +10,9 @@ import math
 import random
 import sys
 import time
+from collections.abc import Callable
+from functools import partial
+from typing import Any
 
 import torch
 from torch.nn.functional import scaled_dot_product_attention
@@ -87,14 +90,10 @@ def large() -> None:
                 q, k, v = (torch.randn(1, 16, n, 64, device="cuda", dtype=dtype) for _ in range(3))
                 out, certificate = avow.attend(q, k, v, causal=causal)
                 error = float(avow.audit(out, q, k, v, causal=causal).errors.max())
-
-                def bare(q=q, k=k, v=v, causal=causal):  # type: ignore[no-untyped-def]
-                    return scaled_dot_product_attention(q, k, v, is_causal=causal)
-
-                def ours(q=q, k=k, v=v, causal=causal):  # type: ignore[no-untyped-def]
-                    return avow.attend(q, k, v, causal=causal)
-
-                times = [median(bare), median(ours)]
+                times = [
+                    median(partial(scaled_dot_product_attention, q, k, v, is_causal=causal)),
+                    median(partial(avow.attend, q, k, v, causal=causal)),
+                ]
                 print(
                     f"{dtype!s:15} n={n:6} causal={causal!s:5} bound {certificate.bound:.2e} error {error:.2e} "
                     f"kept={error <= certificate.bound} bare {times[0] * 1e3:.3f} ms, "
@@ -102,7 +101,8 @@ def large() -> None:
                 )
 
 
-def median(once) -> float:  # type: ignore[no-untyped-def]
+def median(once: Callable[[], Any]) -> float:
+    """Seconds that a call takes, by the clock on the wall."""
     for _ in range(3):
         once()
     torch.cuda.synchronize()

@@ -14,7 +14,7 @@ from torch import Tensor
 from typer.testing import CliRunner
 
 from avow.attend import Attended
-from avow.bench import cached, decode
+from avow.bench import cached, decode, decode_checks
 from avow.bench.cases import Case, Sizes, cases, distances, stored
 from avow.bench.clock import Clock
 from avow.bench.results import Goal, Result, Row, shown
@@ -134,7 +134,7 @@ def test_the_kernels_path_runs_line_by_line_where_kernels_are_interpreted(monkey
         asked.append(n)
         return []
 
-    monkeypatch.setattr(decode, "twins", agree)
+    monkeypatch.setattr(decode_checks, "twins", agree)
     steps, kernels = decode.run("cpu", Sizes((130,), 2, 1, 1, 1), None, lambda step: None)
     told = [(row["keys"], row["confidence"]) for row in steps.rows]
     assert told == [(keys, sure) for keys in ("sharp", "diffuse") for sure in (1.0, 0.999)]

@@ -16,10 +16,10 @@ from typer.testing import CliRunner
 
 import avow
 from avow.bench import linear, linear_checks, linear_plain, linear_speeds, linear_steps
+from avow.bench.clock import Clock
 from avow.bench.linear_peers import fla, peer_of, performer
 from avow.bench.linear_variants import FEATURES, error, variants
 from avow.bench.results import Row
-from avow.bench.timer import Timer
 from avow.cli import app
 from avow.kernels.interpreted import interpret
 
@@ -115,7 +115,7 @@ def test_a_kernel_is_judged_by_float64_and_by_its_own_formula() -> None:
 def test_random_shapes_and_tables_come_out_at_tiny_sizes() -> None:
     (shapes,) = linear.shapes("cpu", 1, rehearsed=True)
     assert shapes.title == "1 random shapes and types, 0 faults"
-    clock = Timer("cpu", 1, 1)
+    clock = Clock("cpu", 1, 1)
     rows: list[Row] = list(linear_speeds.timed("cpu", TINY, ["separable"], clock, 1e9))
     assert rows[0]["kernel"] == "separable" and float(rows[0]["of the limit"] or 0) > 0
     aims = list(linear.goals([rows[0] | {"of the limit": 0.71}]))

@@ -14,10 +14,10 @@ from avow.kernels.interpreted import interpret
 
 interpret()
 
-from avow.contract import Certificate  # noqa: E402
-from avow.kernels import sparse_decode  # noqa: E402
-from avow.nn import kernel_steps, key_value_cache, token_buffers  # noqa: E402
-from avow.nn.key_value_cache import KeyValueCache  # noqa: E402
+from avow.contract import Certificate
+from avow.kernels import sparse_decode
+from avow.nn import kernel_steps, key_value_cache, token_buffers
+from avow.nn.key_value_cache import KeyValueCache
 
 # A GPU does not warn of inf and nan.
 pytestmark = [pytest.mark.kernels, pytest.mark.filterwarnings("ignore::RuntimeWarning")]

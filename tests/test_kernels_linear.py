@@ -11,17 +11,18 @@ import pytest
 import torch
 from torch import Tensor
 
+from avow.bench.linear_variants import siblings
 from avow.errors import DtypeError, ShapeError
 from avow.kernels.interpreted import interpret
 
 interpret()
 
-from avow.kernels import causal_scan, cuts  # noqa: E402
-from avow.kernels.feature_attention import FeatureSums, feature_attention  # noqa: E402
-from avow.kernels.feature_twin import feature_attention_twin, feature_attention_whole_twin  # noqa: E402
-from avow.kernels.feature_whole import feature_attention_whole  # noqa: E402
-from avow.kernels.linear_attention import LinearState, linear_attention, linear_attention_twin  # noqa: E402
-from avow.kernels.linear_whole import linear_attention_whole, linear_attention_whole_twin  # noqa: E402
+from avow.kernels import causal_scan, cuts
+from avow.kernels.feature_attention import FeatureSums, feature_attention
+from avow.kernels.feature_twin import feature_attention_twin, feature_attention_whole_twin
+from avow.kernels.feature_whole import feature_attention_whole
+from avow.kernels.linear_attention import LinearState, linear_attention, linear_attention_twin
+from avow.kernels.linear_whole import linear_attention_whole, linear_attention_whole_twin
 
 pytestmark = pytest.mark.kernels
 
@@ -64,10 +65,6 @@ def judged(call: Call, formula: Call, inputs: Inputs) -> None:
     truth = passes(formula, wide, seed.to(inputs[0].dtype).double())
     for name, x, p, t in zip(("out", "dq", "dk", "dv"), found, plain, truth, strict=True):
         assert off(x, t) <= 2 * off(p, t) + _FRESH, f"{name}: {off(x, t):.3g} off, the formula {off(p, t):.3g}"
-
-
-def siblings(q: Tensor, *others: Tensor) -> list[Tensor]:
-    return [x.repeat_interleave(q.shape[1] // x.shape[1], 1) for x in others]
 
 
 def linear(normalise: bool) -> Call:

@@ -10,11 +10,12 @@ from avow.kernels.interpreted import interpret
 
 interpret()
 
-from avow.kernels import linear_step as steps  # noqa: E402
-from avow.kernels.feature_attention import FeatureSums  # noqa: E402
-from avow.kernels.feature_twin import feature_attention_twin  # noqa: E402
-from avow.kernels.linear_attention import LinearState, linear_attention_twin  # noqa: E402
-from avow.kernels.separable_twin import ColumnSums, separable_attention_twin  # noqa: E402
+from avow.kernels import linear_step as steps
+from avow.kernels.feature_attention import FeatureSums
+from avow.kernels.feature_twin import feature_attention_twin
+from avow.kernels.linear_attention import LinearState, linear_attention_twin
+from avow.kernels.separable_attention import ColumnSums
+from avow.kernels.separable_twin import separable_attention_twin
 
 pytestmark = pytest.mark.kernels
 

@@ -23,15 +23,15 @@ from avow.kernels.interpreted import interpret
 
 interpret()
 
-from triton.runtime import interpreter  # noqa: E402
+from triton.runtime import interpreter
 
-from avow.kernels import cuts, feature_attention, problems  # noqa: E402
-from avow.maths import kernel_rounding, scan  # noqa: E402
-from avow.methods import random_features  # noqa: E402
-from avow.methods.random_features import RandomFeatures  # noqa: E402
-from avow.methods.separable import Separable  # noqa: E402
-from avow.nn.draw import Directions  # noqa: E402
-from avow.nn.memory import memory_of  # noqa: E402
+from avow.kernels import cuts, feature_attention, problems
+from avow.maths import kernel_rounding, scan
+from avow.methods import random_features
+from avow.methods.random_features import RandomFeatures
+from avow.methods.separable import Separable
+from avow.nn.draw import Directions
+from avow.nn.memory import memory_of
 
 pytestmark = pytest.mark.kernels
 

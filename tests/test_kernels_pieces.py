@@ -13,12 +13,12 @@ from avow.kernels.interpreted import interpret
 
 interpret()
 
-from avow.kernels import causal_scan, cuts, feature_attention  # noqa: E402
-from avow.kernels.feature_twin import feature_attention_twin  # noqa: E402
-from avow.kernels.feature_whole import feature_attention_whole  # noqa: E402
-from avow.kernels.linear_attention import LinearState, linear_attention, linear_attention_twin  # noqa: E402
-from avow.kernels.linear_whole import linear_attention_whole  # noqa: E402
-from tests.test_kernels_linear import drawn, features, judged, linear  # noqa: E402
+from avow.kernels import causal_scan, cuts, feature_attention
+from avow.kernels.feature_twin import feature_attention_twin
+from avow.kernels.feature_whole import feature_attention_whole
+from avow.kernels.linear_attention import LinearState, linear_attention, linear_attention_twin
+from avow.kernels.linear_whole import linear_attention_whole
+from tests.test_kernels_linear import drawn, features, judged, linear
 
 pytestmark = pytest.mark.kernels
 

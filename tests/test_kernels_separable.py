@@ -6,14 +6,15 @@ import pytest
 import torch
 from torch import Tensor
 
+from avow.bench.linear_variants import siblings
 from avow.errors import ParameterError, ShapeError
 from avow.kernels.interpreted import interpret
 
 interpret()
 
-from avow.kernels.separable_attention import separable_attention  # noqa: E402
-from avow.kernels.separable_twin import ColumnSums, separable_attention_twin  # noqa: E402
-from tests.test_kernels_linear import judged, short_parts, siblings  # noqa: E402
+from avow.kernels.separable_attention import ColumnSums, separable_attention
+from avow.kernels.separable_twin import separable_attention_twin
+from tests.test_kernels_linear import judged, short_parts
 
 pytestmark = pytest.mark.kernels
 

@@ -10,18 +10,19 @@ import torch
 from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
+from avow.bench.linear_variants import siblings
 from avow.errors import ParameterError
 from avow.kernels.interpreted import interpret
 
 interpret()
 
-import triton.language as tl  # noqa: E402
+import triton.language as tl
 
-from avow.kernels import separable_backward, separable_columns  # noqa: E402
-from avow.kernels.separable_attention import separable_attention  # noqa: E402
-from avow.kernels.separable_twin import ColumnSums  # noqa: E402
-from tests.test_kernels_linear import Call, judged, passes, short_parts, siblings  # noqa: E402
-from tests.test_kernels_separable import drawn  # noqa: E402
+from avow.kernels import separable_backward, separable_columns
+from avow.kernels.log_prefixes import Known, before_parts
+from avow.kernels.separable_attention import ColumnSums, separable_attention
+from tests.test_kernels_linear import Call, judged, passes, short_parts
+from tests.test_kernels_separable import drawn
 
 pytestmark = pytest.mark.kernels
 
@@ -161,13 +162,11 @@ def test_fewer_rows_than_keys_and_expanded_gradients_are_read_where_they_lie() -
 
 
 def test_the_judge_sees_gradients_that_forget_later_parts(monkeypatch: pytest.MonkeyPatch) -> None:
-    after = separable_backward._after
+    def forgetful(*given: Any, **options: Any) -> Known:
+        found = before_parts(*given, **options)
+        return Known(torch.zeros_like(found.sums), torch.zeros_like(found.totals), found.tops)
 
-    def forgetful(*given: Any) -> separable_backward.Known:
-        found = after(*given)
-        return separable_backward.Known(torch.zeros_like(found.sums), torch.zeros_like(found.totals), found.tops)
-
-    monkeypatch.setattr(separable_backward, "_after", forgetful)
+    monkeypatch.setattr(separable_backward, "before_parts", forgetful)
     q, k, v = drawn(1, 1, 1, 140, 16, 16)
     with pytest.raises(AssertionError, match=r"dk: .* off, the formula"):
         judged(kernel(True), definition(True), (q, k, v))

@@ -1,4 +1,4 @@
-"""How long a call takes on the device it runs on."""
+"""How long a call takes on the device it runs on, and how much memory."""
 
 from __future__ import annotations
 
@@ -26,16 +26,15 @@ class Clock:
         except RuntimeError as why:
             print(f"  timed without a graph ({str(why).splitlines()[0][:80]})", file=sys.stderr)
             replay = call
-        times = []
-        for _ in range(self.rounds):
-            start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-            start.record()
-            for _ in range(self.calls):
-                replay()
-            end.record()
-            torch.cuda.synchronize()
-            times.append(start.elapsed_time(end) / 1e3 / self.calls)
-        return statistics.median(times)
+        return self._by_events(replay)
+
+    def eager(self, call: Callable[[], Any]) -> float:
+        """What one call takes as it comes, without a graph: for those that no graph can hold."""
+        if self.device != "cuda":
+            return self.in_turns({"": call})[""]
+        for _ in range(2):
+            call()
+        return self._by_events(call)
 
     def in_turns(self, calls: Mapping[str, Callable[[], Any]]) -> dict[str, float]:
         """What each call takes; they take turns, so that a busy machine slows them all."""
@@ -52,6 +51,29 @@ class Clock:
         room = torch.ones(2**28 if self.device == "cuda" else 2**22, device=self.device)
         target = torch.empty_like(room)
         return 2 * 4 * room.numel() / self.seconds(lambda: torch.mul(room, 2, out=target))
+
+    def peak(self, call: Callable[[], Any]) -> float:
+        """The bytes that a call takes beyond what was there before it."""
+        if self.device != "cuda":
+            return 0.0
+        torch.cuda.synchronize()
+        torch.cuda.reset_peak_memory_stats()
+        before = torch.cuda.memory_allocated()
+        call()
+        torch.cuda.synchronize()
+        return torch.cuda.max_memory_allocated() - before
+
+    def _by_events(self, call: Callable[[], Any]) -> float:
+        times = []
+        for _ in range(self.rounds):
+            start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+            start.record()
+            for _ in range(self.calls):
+                call()
+            end.record()
+            torch.cuda.synchronize()
+            times.append(start.elapsed_time(end) / 1e3 / self.calls)
+        return statistics.median(times)
 
     def _each(self, call: Callable[[], Any]) -> float:
         before = time.perf_counter()

@@ -17,9 +17,9 @@ from torch import Tensor
 
 from avow.bench.cases import Case, Sizes, cases, distances
 from avow.bench.clock import Clock
+from avow.bench.decode_checks import beside_twins
 from avow.bench.results import Goal, Result, Row, tell_row
 from avow.bench.rivals import exact
-from avow.bench.spread import spread
 from avow.maths.sketch import GROUP, Sketch, sketched
 from avow.nn.kernel_steps import _WORTHWHILE
 from avow.nn.key_value_cache import _LONGEST_PAUSE
@@ -199,124 +199,49 @@ def sketched_by_head(k: Tensor) -> Sketch:
     return dataclasses.replace(parts[0], **joined)
 
 
-def beside_twins(device: str, lengths: tuple[int, ...]) -> list[str]:
-    """What is wrong with the kernels at some lengths, beside their twins and beside the truth."""
-    kinds, shapes = (torch.bfloat16, torch.float16, torch.float32), ((4, 128), (8, 64), (1, 96))
-    tasks = [(device, n, kind, shape) for n in lengths for kind in kinds for shape in shapes]
-    return [fault for found in spread(device, twins, tasks) for fault in found]
-
-
-def twins(device: str, n: int, kind: torch.dtype, shape: tuple[int, int]) -> list[str]:
-    """What is wrong at one length, for one type, for so many sibling heads of one width."""
-    from avow.kernels import choice, sampling, sketch_pass
-    from avow.kernels.sample_bounds import Logs
-    from avow.kernels.sparse_decode import decode, value_lengths
-
-    faults = []
-    r, d = shape
-    generator = torch.Generator(device).manual_seed(d)
-    q, k, v = (
-        torch.randn(shape, generator=generator, device=device).to(kind)
-        for shape in ((1, 2 * r, d), (1, 2, n, d), (1, 2, n, d))
-    )
-    q, told = 3 * q, f"kernels at {n} tokens: {kind}, r = {r}, d = {d}"
-    sketch, lengths, scale = sketched(k), value_lengths(v), d**-0.5
-    mine = decode(q, k, v, sketch, lengths, 0.05, scale)
-    errors = distances(Case("", q, k, v, scale), mine.out)
-    if not bool((errors <= mine.bound).all() & (mine.bound < 0.1).all()):
-        faults.append(f"{told}: error {float(errors.max()):.3g}, bound {float(mine.bound.max()):.3g}")
-    known = sketch_pass.prepared(q, sketch, lengths.most, None, scale)
-    terms = sketch_pass.bounded(q, sketch, lengths.each, known)
-    # What follows from the same terms is whole numbers, and so the same.
-    counted, twin = choice.counted(terms), choice.counted_twin(terms)
-    if not torch.equal(counted.counts, twin.counts):
-        faults.append(f"{told}: {int((counted.counts - twin.counts).abs().sum())} terms miscounted")
-    marked = choice.marked(terms, counted, lengths.most, 0.05, n)
-    if not same_lists(marked, choice.marked_twin(terms, counted, lengths.most, 0.05, n)):
-        faults.append(f"{told}: the lists of tokens to read are others")
-    logs, seed = Logs.of(0.999), torch.tensor([n], device=device)
-    # The histogram is full: another one.
-    terms = sketch_pass.bounded(q, sketch, lengths.each, sketch_pass.prepared(q, sketch, lengths.most, None, scale))
-    aim = sampling.goal(0.5, None, kind)
-    rims, rims_twin = (
-        sampling.planned(terms, lengths.most, aim, logs),
-        sampling.planned_twin(terms, lengths.most, aim, logs),
-    )
-    # Sums in another order may put a rim on the other side of a whole step.
-    if not float((rims - rims_twin).abs().max()) <= 1 / sketch_pass.STEPS:
-        faults.append(f"{told}: rims are off by {float((rims - rims_twin).abs().max()):.3g} octaves")
-    if not same_lists(sampling.drawn(terms, rims, logs, seed, n), sampling.drawn_twin(terms, rims, logs, seed, n)):
-        faults.append(f"{told}: the lists of tokens drawn are others")
-    mine = decode(q, k, v, sketch, lengths, 0.5, scale, None, None, 0.999, seed)
-    errors = distances(Case("", q, k, v, scale), mine.out)
-    if int(seed) != n + 1:
-        faults.append(f"{told}: the next step would draw the same")
-    if not bool((errors <= mine.bound).all() & (mine.bound < 1).all()):
-        faults.append(f"{told}, drawn: error {float(errors.max()):.3g}, bound {float(mine.bound.max()):.3g}")
-    top = terms.top.transpose(1, 2).reshape(2 * r, -1).repeat_interleave(GROUP, 1)
-    said = (top - terms.offset.int()).double() / sketch_pass.STEPS
-    keys, values = (x[:, :, : sketch.rows].double().repeat_interleave(r, 1)[0] for x in (k, v))
-    logits = (keys @ q[0].double().unsqueeze(-1)).squeeze(-1) * (scale * math.log2(math.e))
-    nu = terms.nu.double().repeat_interleave(r)[:, None]
-    true = logits + torch.log2(1 + torch.linalg.vector_norm(values, dim=-1) / nu)
-    if bool((true > said).any()) or float((said - true).median()) > 8:
-        wide = float((said - true).median())
-        faults.append(f"{told}: {int((true > said).sum())} terms understated, {wide:.3g} octaves off")
-    return faults
-
-
-def same_lists(mine: Any, other: Any) -> bool:
-    """Whether two choices list the same tokens; what stands behind the tokens of a span is nothing."""
-    heads, spans = mine.found.shape
-    room = mine.listed.shape[1] // spans
-    inside = torch.arange(room, device=mine.found.device) < mine.found.unsqueeze(-1)  # (bg, spans, room)
-    return torch.equal(mine.found, other.found) and torch.equal(
-        *(x.listed.view(heads, spans, room)[inside] for x in (mine, other))
-    )
-
-
 def profile(case: Case, checked: Checked, clock: Clock, limit: float) -> Iterator[Row]:
     """Each stage alone: its time, the bytes it must move, and how near the memory limit that is."""
-    from avow.kernels import choice, gather_attention, merging, reading_again, sampling, sketch_pass
+    from avow.kernels import histogram, planning
     from avow.kernels.sample_bounds import Logs
+    from avow.kernels.sparse_decode import KERNELS
 
     q, k, v, scale, sketch, lengths = case.q, case.k, case.v, case.scale, checked.sketch, checked.lengths
     heads, n, d, e = k.shape[1], case.length, k.shape[3], v.shape[3]
     r, c = q.shape[1] // heads, sketch.codes.shape[2]
-    known = sketch_pass.prepared(q, sketch, lengths.most, checked.hint, scale)
-    terms = sketch_pass.bounded(q, sketch, lengths.each, known)
+    known = KERNELS.prepared(q, sketch, lengths.most, checked.hint, scale)
+    terms = KERNELS.bounded(q, sketch, lengths.each, known)
     seed = checked.seed
-    aim = sampling.goal(_TOL, _TOL, q.dtype)
+    aim = planning.goal(_TOL, _TOL, q.dtype)
 
     def count() -> Any:
         if seed is None:
-            return choice.counted(terms)
-        return sampling.planned(terms, lengths.most, aim, Logs.of(checked.confidence))
+            return KERNELS.counted(terms)
+        return KERNELS.planned(terms, lengths.most, aim, Logs.of(checked.confidence))
 
     # Counted once, since every further time adds to the histogram.
     counted = count()
 
     def choose() -> Any:
         if seed is None:
-            return choice.marked(terms, counted, lengths.most, _DROP, n)
-        return sampling.drawn(terms, counted, Logs.of(checked.confidence), seed, n)
+            return KERNELS.marked(terms, counted, lengths.most, _DROP, n)
+        return KERNELS.drawn(terms, counted, Logs.of(checked.confidence), seed, n)
 
     chosen = choose()
-    parts = gather_attention.attended(q, k, v, chosen, scale)
-    found = merging.merged(q, v, parts, terms, chosen, lengths.most, math.inf, scale)
+    parts = KERNELS.attended(q, k, v, chosen, scale)
+    found = KERNELS.merged(q, v, parts, terms, chosen, lengths.most, math.inf, scale)
     kept = float(found.kept.double().mean())
     rows, per_group = c * GROUP, heads * c
-    sampled = min(rows, 2 * choice._ENOUGH)
+    sampled = min(rows, 2 * histogram._ENOUGH)
     held = sum(x.numel() * 4 for x in (parts.peak, parts.total, parts.values))
     stages: list[tuple[str, Callable[[], Any], float]] = [
         (
             "constants",
-            lambda: sketch_pass.prepared(q, sketch, lengths.most, checked.hint, scale),
+            lambda: KERNELS.prepared(q, sketch, lengths.most, checked.hint, scale),
             per_group * (4 * d + 32),
         ),
         (
             "bounds",
-            lambda: sketch_pass.bounded(q, sketch, lengths.each, known),
+            lambda: KERNELS.bounded(q, sketch, lengths.each, known),
             heads * rows * (d / 2 + 4 + r) + per_group * (2 * d + 36 + 8 * r),
         ),
         (
@@ -331,22 +256,22 @@ def profile(case: Case, checked: Checked, clock: Clock, limit: float) -> Iterato
         ),
         (
             "attention",
-            lambda: gather_attention.attended(q, k, v, chosen, scale),
+            lambda: KERNELS.attended(q, k, v, chosen, scale),
             heads * kept * (2 * (d + e) + 4) + held,
         ),
         (
             "merge",
-            lambda: merging.merged(q, v, parts, terms, chosen, lengths.most, _DROP, scale),
+            lambda: KERNELS.merged(q, v, parts, terms, chosen, lengths.most, _DROP, scale),
             held,
         ),
         (
             "nothing to read again",
-            lambda: reading_again.read_again(q, k, v, terms, lengths.most, scale, found),
+            lambda: KERNELS.read_again(q, k, v, terms, lengths.most, scale, found),
             heads * r,
         ),
     ]
-    for name, stage, moved in stages:
-        seconds = clock.seconds(stage)
+    for name, call, moved in stages:
+        seconds = clock.seconds(call)
         yield {
             "kernel": name,
             "keys": case.name,

@@ -8,12 +8,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 
+from avow.bench.clock import Clock
 from avow.bench.linear_checks import check_step, checked, fuzzed
 from avow.bench.linear_speeds import Sizes, crossed, stages, timed, tune
 from avow.bench.linear_steps import HEADS, STEPS, WIDTH, steps
 from avow.bench.linear_variants import FEATURES, variants
 from avow.bench.results import Goal, Result, Row
-from avow.bench.timer import Timer
 
 FULL = Sizes(131072, 16, (64, 128), (2048, 4096, 8192, 16384, 131072), 9, 5)
 QUICK = Sizes(16384, 16, (64,), (2048, 8192), 3, 5)
@@ -25,7 +25,7 @@ def run(
     device: str, sizes: Sizes, only: str | None, tell: Callable[[str], None], rehearsed: bool = False
 ) -> list[Result]:
     """The tables: whole attention against its peers, its kernels one by one, exact attention, single steps."""
-    clock = Timer(device, sizes.rounds, sizes.calls)
+    clock = Clock(device, sizes.rounds, sizes.calls)
     limit = clock.bandwidth()
     names = [name for name in variants() if only is None or name.startswith(only)]
     batches = (2,) if rehearsed else (1, 64)

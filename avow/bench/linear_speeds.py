@@ -10,16 +10,15 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
-from torch.nn.attention import SDPBackend, sdpa_kernel
+from torch.nn.attention import sdpa_kernel
 from torch.nn.functional import scaled_dot_product_attention
 
+from avow.bench.clock import Clock
 from avow.bench.linear_checks import drawn
 from avow.bench.linear_peers import fla, peer_of, performer
 from avow.bench.linear_variants import Inputs, variants
 from avow.bench.results import Row, tell_row
-from avow.bench.timer import Timer
-
-_BACKENDS = {"cuDNN": SDPBackend.CUDNN_ATTENTION, "flash": SDPBackend.FLASH_ATTENTION, "math": SDPBackend.MATH}
+from avow.bench.rivals import BACKENDS
 
 
 class Sizes(NamedTuple):
@@ -33,7 +32,7 @@ class Sizes(NamedTuple):
     calls: int
 
 
-def both(clock: Timer, call: Callable[[Tensor, Tensor, Tensor], Tensor], inputs: Inputs) -> tuple[float, float]:
+def both(clock: Clock, call: Callable[[Tensor, Tensor, Tensor], Tensor], inputs: Inputs) -> tuple[float, float]:
     """Seconds of a forward pass, and of one with its gradients."""
     with torch.no_grad():
         forward = clock.seconds(lambda: call(*inputs))
@@ -46,7 +45,7 @@ def both(clock: Timer, call: Callable[[Tensor, Tensor, Tensor], Tensor], inputs:
     return forward, clock.eager(train)
 
 
-def timed(device: str, sizes: Sizes, sound: list[str], clock: Timer, limit: float) -> Iterator[Row]:
+def timed(device: str, sizes: Sizes, sound: list[str], clock: Clock, limit: float) -> Iterator[Row]:
     """One row for every variant and width whose kernel passed."""
     rival = fla() if device == "cuda" else None
     others = performer() if device == "cuda" and "random features" in sound else None
@@ -97,7 +96,7 @@ def timed(device: str, sizes: Sizes, sound: list[str], clock: Timer, limit: floa
                 torch.cuda.empty_cache()
 
 
-def beside_performer(clock: Timer, make: Any, inputs: Inputs, own: float) -> Row:
+def beside_performer(clock: Clock, make: Any, inputs: Inputs, own: float) -> Row:
     """What performer-pytorch takes for the same, in the type that it computes in."""
     q, k, v = (x.float() for x in inputs)
     try:
@@ -114,7 +113,7 @@ def crossed(device: str, sizes: Sizes, name: str) -> Iterator[Row]:
     """One variant beside exact attention by the best backend, from short sequences to long ones."""
     variant = variants()[name]
     for n in sizes.crossover:
-        clock = Timer(device, 3, 1 if n > 20000 else 5)
+        clock = Clock(device, 3, 1 if n > 20000 else 5)
         inputs = variant.prepare(
             *drawn(device, 1, sizes.heads, sizes.heads, n, sizes.widths[0], sizes.widths[0], torch.bfloat16)
         )
@@ -123,7 +122,7 @@ def crossed(device: str, sizes: Sizes, name: str) -> Iterator[Row]:
         for backend in ("cuDNN", "flash") if device == "cuda" else ("math",):
 
             def exact(q: Tensor, k: Tensor, v: Tensor, backend: str = backend) -> Tensor:
-                with sdpa_kernel(_BACKENDS[backend]):
+                with sdpa_kernel(BACKENDS[backend]):
                     return scaled_dot_product_attention(q, k, v, is_causal=True)
 
             try:
@@ -145,7 +144,7 @@ def crossed(device: str, sizes: Sizes, name: str) -> Iterator[Row]:
         yield row
 
 
-def stages(device: str, sizes: Sizes, clock: Timer, limit: float) -> Iterator[Row]:
+def stages(device: str, sizes: Sizes, clock: Clock, limit: float) -> Iterator[Row]:
     """Each kernel of the plain scan alone, with the bytes that it must move."""
     from avow.kernels import causal_scan as scan
     from avow.kernels.cuts import cut
@@ -194,7 +193,7 @@ def tune(device: str, sizes: Sizes) -> list[Row]:
     from avow.kernels import cuts
 
     shipped = cuts.config
-    clock, rows = Timer(device, sizes.rounds, sizes.calls), list[Row]()
+    clock, rows = Clock(device, sizes.rounds, sizes.calls), list[Row]()
     for d in sizes.widths:
         inputs = drawn(device, 1, sizes.heads, sizes.heads, sizes.length, d, d, torch.bfloat16)
         q, k, v = inputs

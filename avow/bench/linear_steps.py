@@ -9,9 +9,9 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from avow.bench.clock import Clock
 from avow.bench.linear_variants import FEATURES, directions
 from avow.bench.results import Row
-from avow.bench.timer import Timer
 
 HEADS, WIDTH = 16, 64
 
@@ -42,7 +42,7 @@ def _random(device: str, b: int, g: int, d: int, e: int) -> Any:
 
 
 def _columns(device: str, b: int, g: int, d: int, e: int) -> Any:
-    from avow.kernels.separable_twin import ColumnSums
+    from avow.kernels.separable_attention import ColumnSums
 
     return ColumnSums(*_zeros(device, b, g, d, e, d))
 
@@ -72,7 +72,7 @@ STEPS = {
 }
 
 
-def steps(device: str, clock: Timer, limit: float, names: list[str], batches: tuple[int, ...]) -> Iterator[Row]:
+def steps(device: str, clock: Clock, limit: float, names: list[str], batches: tuple[int, ...]) -> Iterator[Row]:
     """Single tokens: what the state's way through the processor takes, and what a step does."""
     for b in batches:
         for name in names:

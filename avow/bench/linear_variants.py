@@ -47,11 +47,16 @@ class Variant(NamedTuple):
     quick_cases: tuple[Case, ...] = _QUICK_CASES
 
 
+def siblings(q: Tensor, *others: Tensor) -> list[Tensor]:
+    """Keys and values as often as query heads share them."""
+    return [x.repeat_interleave(q.shape[1] // x.shape[1], 1) for x in others]
+
+
 def weighted(normalise: bool) -> Callable[[Tensor, Tensor, Tensor], Tensor]:
     """Causal linear attention by its definition, all pairs written out."""
 
     def formula(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        k, v = (x.repeat_interleave(q.shape[1] // x.shape[1], 1) for x in (k, v))
+        k, v = siblings(q, k, v)
         pairs = (q @ k.mT).tril()
         return pairs @ v / pairs.sum(-1, keepdim=True) if normalise else pairs @ v
 
@@ -65,7 +70,7 @@ def collected(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
 
 
 def collected_formula(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-    k, v = (x.repeat_interleave(q.shape[1] // x.shape[1], 1) for x in (k, v))
+    k, v = siblings(q, k, v)
     pairs = q @ k.mT
     return pairs @ v / pairs.sum(-1, keepdim=True)
 
@@ -116,7 +121,7 @@ def feature_logs(q: Tensor, k: Tensor) -> Inputs:
 
 
 def feature_formula(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-    k, v = (x.repeat_interleave(q.shape[1] // x.shape[1], 1) for x in (k, v))
+    k, v = siblings(q, k, v)
     rows, keys, _ = feature_logs(q, k)
     pairs = (rows @ keys.mT).tril()
     return pairs @ v / pairs.sum(-1, keepdim=True)
@@ -129,7 +134,7 @@ def featured_whole(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
 
 
 def whole_formula(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-    k, v = (x.repeat_interleave(q.shape[1] // x.shape[1], 1) for x in (k, v))
+    k, v = siblings(q, k, v)
     rows, keys, _ = feature_logs(q, k)
     pairs = rows @ keys.mT
     return pairs @ v / pairs.sum(-1, keepdim=True)
@@ -146,7 +151,7 @@ def separated(causal: bool) -> Callable[[Tensor, Tensor, Tensor], Tensor]:
 
 def separable_formula(causal: bool) -> Callable[[Tensor, Tensor, Tensor], Tensor]:
     def formula(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        k, v = (x.repeat_interleave(q.shape[1] // x.shape[1], 1) for x in (k, v))
+        k, v = siblings(q, k, v)
         rows, columns = torch.softmax(q, -1), torch.exp(k - k.detach().amax(-2, keepdim=True))
         if not causal:
             return rows @ ((columns / columns.sum(-2, keepdim=True)).mT @ v)

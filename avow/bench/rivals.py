@@ -11,7 +11,7 @@ from torch.nn.functional import scaled_dot_product_attention
 
 from avow.bench.cases import Case, distances
 
-_BACKENDS = {
+BACKENDS = {
     "cuDNN": SDPBackend.CUDNN_ATTENTION,
     "flash": SDPBackend.FLASH_ATTENTION,
     "efficient": SDPBackend.EFFICIENT_ATTENTION,
@@ -29,7 +29,7 @@ def exact(case: Case) -> Iterator[tuple[str, Callable[[], Tensor]]]:
         for form, x, shared in (("heads", q, True), ("rows", rows, False)):
 
             def call(x: Tensor = x, shared: bool = shared, name: str = name) -> Tensor:
-                with sdpa_kernel(_BACKENDS[name]):
+                with sdpa_kernel(BACKENDS[name]):
                     return scaled_dot_product_attention(x, case.k, case.v, scale=case.scale, enable_gqa=shared)
 
             try:

@@ -80,7 +80,7 @@ def summed(
         part_sums[(b * h, parts.parts * many, columns)](
             y,
             z,
-            sums if slope is None else slope,
+            slope,
             parts.table,
             sums,
             totals,
@@ -120,24 +120,21 @@ def before(
     found = summed(y, z, parts, mode, reverse, slope, False)
     b, h = y.shape[:2]
     known = Sums(*(x.new_empty(b * h, parts.parts, *x.shape[2:]) for x in found[:2]))
-    sequences = 1 if parts.ends is None else len(parts.ends) - 1
     for pieces, held, given in zip(found[:2], known, (initial, initial_total), strict=True):
         size = math.prod(held.shape[2:])
         if size:
             block = min(1024, padded(size))
-            part_prefixes[(b * h, divided(size, block), sequences)](
+            part_prefixes[(b * h, divided(size, block), parts.sequences)](
                 pieces,
                 held,
-                held if given is None else given,
+                given,
                 parts.ends,
                 parts.parts,
                 b * h,
                 SIZE=size,
                 BLOCK=block,
                 PIECES=found.many,
-                GIVEN=given is not None,
                 REVERSE=reverse,
-                PACKED=parts.table is not None,
                 num_warps=4,
             )
     return known
@@ -167,7 +164,7 @@ def scanned(
     chosen = cuts.config(m, e, x.element_size(), plain and mode == PLAIN and x.dtype != torch.float16)
     out = x.new_empty(b, h, n, e, dtype=x.dtype if kept is None else kept)
     norm = x.new_empty(b, h, n if mode == NORMALISED else 0, dtype=torch.float32)
-    sequences = b if parts.ends is None else len(parts.ends) - 1
+    sequences = b * parts.sequences
     final = x.new_empty(sequences, hy, m, e, dtype=torch.float32)
     width = m if mode == NORMALISED else e if mode == COLUMNS else 0
     final_total = x.new_empty(sequences, hy, width, dtype=torch.float32)
@@ -175,8 +172,8 @@ def scanned(
         x,
         y,
         z,
-        final if weight is None else weight,
-        final if slope is None else slope,
+        weight,
+        slope,
         parts.table,
         known.sums,
         known.totals,

@@ -17,33 +17,21 @@ import triton.language as tl
 from jaxtyping import Float, Float32, Int32, Int64
 from torch import Tensor
 
+from avow.kernels.histogram import WIDTH, Counted, steps_below, stride_of
 from avow.kernels.sample_bounds import Logs
-from avow.kernels.sketch_pass import BINS, STEPS, Terms
+from avow.kernels.sketch_pass import Terms
+from avow.kernels.step_constants import BINS, STEPS
 from avow.maths.sketch import GROUP
 
-# Steps in a bin: 128 bins of three eighths reach 48 octaves below the largest term; what is smaller is in the last.
-WIDTH = 3
-# Tokens that a program marks at once, tokens that one counts, groups whose masses one adds up at once, and programs of
-# four warps that an H200 runs at once: where there is more to mark, each of those marks more.
-BLOCK, _SPAN, _MASSES, _AT_ONCE = 2048, 2048, 2048, 132 * 8
-# Warps that count; and registers that a thread may have so that eight programs of four warps fit a processor.
-WARPS, REGISTERS = 8, 64
-# Tokens whose histogram tells where to cut; of more than twice as many only some groups are counted. A bin's terms are
-# taken for larger than they are by a seventh on average, which covers what so large a sample may be off.
-_ENOUGH = 2**14
+_BINS, _GROUP, _WIDTH = (tl.constexpr(number) for number in (BINS, GROUP, WIDTH))
+# Tokens that a program marks at once, and programs of four warps that an H200 runs at once: where there is more to
+# mark, each of those marks more. A thread may have so many registers that eight of them fit a processor.
+BLOCK, _AT_ONCE, REGISTERS = 2048, 132 * 8, 64
 # Bits of a listed token's place, where the step of its odds stands in those above.
 PLACES = 24
 # Groups further below the largest term than this many steps are taken for no further, so that their terms stay normal
 # numbers whatever their offsets.
 _DEEPEST = tl.constexpr(700)
-
-
-class Counted(NamedTuple):
-    """Histograms of terms, of all of them or of a sample, and the mass that all of them are expected to have."""
-
-    counts: Int32[Tensor, "bh bins"]
-    masses: Float32[Tensor, "bh programs"]
-    """In parts, as multiples of 2^(widest / 8)."""
 
 
 class Draws(NamedTuple):
@@ -75,77 +63,6 @@ class Chosen(NamedTuple):
 
 
 @triton.jit
-def counting(
-    offset,
-    top,
-    mass,
-    widest,
-    counts,
-    masses,
-    c,
-    blocks,
-    stride,
-    share,
-    R: tl.constexpr,
-    BLOCK: tl.constexpr,
-    GROUP: tl.constexpr,
-    BINS: tl.constexpr,
-    WIDTH: tl.constexpr,
-    MASSES: tl.constexpr,
-):
-    """Adds one of `stride` groups to a head's histogram, and the expected mass of `share` groups up."""
-    row, block = tl.program_id(0).to(tl.int64), tl.program_id(1)
-    head, sibling = row // R, row % R
-    highest = tl.load(widest + row)
-    number = block * (BLOCK // GROUP) + tl.arange(0, BLOCK // GROUP)
-    # Not always the same of them, since texts repeat themselves.
-    group = number * stride + number * 5 % stride
-    inside = group < c
-    below = highest - tl.load(top + (head * c + group) * R + sibling, mask=inside, other=0)
-    place = group[:, None] * GROUP + tl.arange(0, GROUP)[None, :]
-    short = tl.load(offset + row * c * GROUP + place, mask=inside[:, None], other=0).to(tl.int32)
-    # What is not there goes to the last bin and is taken out again: Triton 3.6 reorders what a histogram counts and
-    # its mask each in a way of its own.
-    which = tl.where(inside[:, None], tl.minimum((below[:, None] + short) // WIDTH, BINS - 1), BINS - 1)
-    beyond = (BLOCK // GROUP - tl.sum(inside.to(tl.int32), 0)) * GROUP
-    bins = tl.arange(0, BINS)
-    found = tl.histogram(tl.reshape(which, (BLOCK,)), BINS) - tl.where(bins == BINS - 1, beyond, 0)
-    tl.atomic_add(counts + row * BINS + bins, found, sem="relaxed")
-    expected = tl.zeros((MASSES,), tl.float32)
-    end = tl.minimum(block * share + share, c)
-    for first in range(block * share, end, MASSES):
-        each = first + tl.arange(0, MASSES)
-        at = (head * c + each) * R + sibling
-        weight = tl.load(mass + at, mask=each < end, other=0.0)
-        apart = highest - tl.load(top + at, mask=each < end, other=0)
-        expected += tl.where(each < end, weight * tl.exp2(apart.to(tl.float32) * -0.125), 0.0)
-    tl.store(masses + row * blocks + block, tl.sum(expected, 0))
-
-
-@triton.jit(do_not_specialize=["c", "blocks", "stride", "share"])
-def _counted(
-    offset,
-    top,
-    mass,
-    widest,
-    counts,
-    masses,
-    c,
-    blocks,
-    stride,
-    share,
-    R: tl.constexpr,
-    BLOCK: tl.constexpr,
-    GROUP: tl.constexpr,
-    BINS: tl.constexpr,
-    WIDTH: tl.constexpr,
-    MASSES: tl.constexpr,
-):
-    """A part of a head's histogram and of its expected mass."""
-    counting(offset, top, mass, widest, counts, masses, c, blocks, stride, share, R, BLOCK, GROUP, BINS, WIDTH, MASSES)
-
-
-@triton.jit
 def appended(own, count, entry, wanted, BLOCK: tl.constexpr):
     """Writes those entries of a block that are wanted behind `count` others; how many there are then."""
     # Each thread counts sixteen neighbours by itself before it asks the others.
@@ -156,6 +73,15 @@ def appended(own, count, entry, wanted, BLOCK: tl.constexpr):
     place = (count + before)[:, None] + tl.cumsum(wanted, 1) - 1
     tl.store(own + place, entry, mask=wanted > 0)
     return count + tl.sum(rows, 0)
+
+
+@triton.jit
+def _below(offset, top, widest, head, sibling, group, place, c, R: tl.constexpr):
+    """How many steps groups are below a sibling's largest term, and their tokens below the group's."""
+    row = head * R + sibling
+    apart = tl.load(widest + row) - tl.load(top + (head * c + group) * R + sibling, mask=group < c, other=0)
+    short = tl.load(offset + row * c * _GROUP + place, mask=(group < c)[:, None], other=0).to(tl.int32)
+    return apart, short
 
 
 @triton.jit(do_not_specialize=["c", "s", "blocks", "spans", "span", "programs"])
@@ -180,14 +106,11 @@ def _marked(
     R: tl.constexpr,
     RP: tl.constexpr,
     BLOCK: tl.constexpr,
-    GROUP: tl.constexpr,
-    BINS: tl.constexpr,
-    WIDTH: tl.constexpr,
     PROGRAMS: tl.constexpr,
 ):
     """Lists the tokens of `span` blocks that some sibling wants, and adds up what the others may weigh."""
     head, part = tl.program_id(0).to(tl.int64), tl.program_id(1)
-    row, bins, program = tl.arange(0, RP), tl.arange(0, BINS), tl.arange(0, PROGRAMS)
+    row, bins, program = tl.arange(0, RP), tl.arange(0, _BINS), tl.arange(0, PROGRAMS)
     rows = head * R + row
     own = (row < R)[:, None]
     # Where to cut: every program finds the same, sooner than it could be told.
@@ -197,35 +120,31 @@ def _marked(
     budget = tl.sum(parts, 1) * drop * (tl.load(most + head) / tl.load(nu + head))
     # Where the budget is not a number, everything is read.
     budget = tl.where(budget < float("inf"), budget, -1.0)
-    number = tl.load(counts + rows[:, None] * BINS + bins[None, :], mask=own, other=0)
+    number = tl.load(counts + rows[:, None] * _BINS + bins[None, :], mask=own, other=0)
     # Each bin's terms are taken for the largest that it may hold.
-    terms = number.to(tl.float32) * tl.exp2(bins.to(tl.float32) * (-WIDTH / 8))[None, :]
+    terms = number.to(tl.float32) * tl.exp2(bins.to(tl.float32) * (-_WIDTH / 8))[None, :]
     behind = tl.cumsum(terms, 1, reverse=True)
     over = tl.sum(tl.where(behind <= budget[:, None], 0, 1), 1)
-    cuts = tl.where(over >= BINS, 2**30, tl.maximum(over, 1) * WIDTH)  # (RP,)
+    cuts = tl.where(over >= _BINS, 2**30, tl.maximum(over, 1) * _WIDTH)  # (RP,)
     own_list = listed + (head * spans + part) * span * BLOCK
     count = 0
-    left = tl.zeros((BLOCK // GROUP, RP), tl.float32)
-    token = tl.arange(0, GROUP)
+    left = tl.zeros((BLOCK // _GROUP, RP), tl.float32)
+    token = tl.arange(0, _GROUP)
     for block in range(part * span, tl.minimum(part * span + span, blocks)):
-        group = block * (BLOCK // GROUP) + tl.arange(0, BLOCK // GROUP)
-        place = group[:, None] * GROUP + token[None, :]
+        group = block * (BLOCK // _GROUP) + tl.arange(0, BLOCK // _GROUP)
+        place = group[:, None] * _GROUP + token[None, :]
         sketched = group < c
         # By how many steps a token is above some sibling's cut; what has no sketch is always read.
-        above = tl.where(sketched, 0, 1)[:, None] + tl.zeros((BLOCK // GROUP, GROUP), tl.int32)
+        above = tl.where(sketched, 0, 1)[:, None] + tl.zeros((BLOCK // _GROUP, _GROUP), tl.int32)
         for sibling in tl.static_range(R):
-            mine = head * R + sibling
-            apart = tl.load(widest + mine) - tl.load(top + (head * c + group) * R + sibling, mask=sketched, other=0)
-            short = tl.load(offset + mine * c * GROUP + place, mask=sketched[:, None], other=0).to(tl.int32)
+            apart, short = _below(offset, top, widest, head, sibling, group, place, c, R)
             cut = tl.sum(tl.where(row == sibling, cuts, 0), 0)
             above = tl.maximum(above, tl.where(sketched, cut - apart, 0)[:, None] - short)
         wanted = tl.where((above > 0) & (place < s), 1, 0)
         unread = 1.0 - wanted.to(tl.float32)
         count = appended(own_list, count, place, wanted, BLOCK)
         for sibling in tl.static_range(R):
-            mine = head * R + sibling
-            apart = tl.load(widest + mine) - tl.load(top + (head * c + group) * R + sibling, mask=sketched, other=0)
-            short = tl.load(offset + mine * c * GROUP + place, mask=sketched[:, None], other=0).to(tl.int32)
+            apart, short = _below(offset, top, widest, head, sibling, group, place, c, R)
             # As the bits of a float32, whole steps make a power of two, or where the steps are no whole octave what
             # lies between two of them on a line: that is above the power, by 6% at most.
             bits = (127 << 23) - (tl.where(sketched, tl.minimum(apart, _DEEPEST), 0) << 20)
@@ -234,51 +153,6 @@ def _marked(
             left += tl.where((row == sibling)[None, :], sums[:, None], 0.0)
     tl.store(found + head * spans + part, count)
     tl.store(tails + rows * spans + part, tl.sum(left, 0), mask=row < R)
-
-
-def counted(terms: Terms) -> Counted:
-    """Histograms of terms, and their expected mass."""
-    layout = counting_of(terms)
-    masses = terms.mass.new_empty(layout.grid)
-    known = (terms.offset, terms.top, terms.mass, terms.widest, terms.counts)
-    _counted[layout.grid](*known, masses, *layout.numbers, **layout.constants, num_warps=WARPS)
-    return Counted(terms.counts, masses)
-
-
-class Counting(NamedTuple):
-    """How terms are counted: programs by rows and blocks of each, and what `counting` is told beside tensors."""
-
-    grid: tuple[int, int]
-    numbers: tuple[int, int, int, int]
-    constants: dict[str, int]
-
-
-def counting_of(terms: Terms) -> Counting:
-    """The layout of `counting`, fixed by the shape."""
-    rows, (_, c, r) = terms.widest.shape[0], terms.top.shape
-    stride = stride_of(c)
-    blocks = max(1, triton.cdiv(triton.cdiv(c, stride) * GROUP, _SPAN))
-    constants = dict(R=r, BLOCK=_SPAN, GROUP=GROUP, BINS=BINS, WIDTH=WIDTH, MASSES=_MASSES)
-    return Counting((rows, blocks), (c, blocks, stride, triton.cdiv(c, blocks)), constants)
-
-
-def counted_twin(terms: Terms) -> Counted:
-    """The same in plain torch; masses in one part."""
-    heads, c, r = terms.top.shape
-    top = terms.top.transpose(1, 2).reshape(heads * r, c)
-    stride = stride_of(c)
-    number = torch.arange(triton.cdiv(c, stride), device=top.device)
-    group = number * stride + number * 5 % stride
-    below = steps_below(terms).view(heads * r, c, GROUP)[:, group[group < c]].flatten(1)
-    bins = (below // WIDTH).clamp(max=BINS - 1).long()
-    counts = torch.zeros_like(terms.counts).scatter_add_(1, bins, torch.ones_like(below))
-    mass = terms.mass.transpose(1, 2).reshape(heads * r, c)
-    return Counted(counts, (mass * torch.exp2((top - terms.widest[:, None]) / STEPS)).sum(-1, keepdim=True))
-
-
-def stride_of(c: int) -> int:
-    """Of how many groups one is counted."""
-    return max(1, c * GROUP // _ENOUGH)
 
 
 def marked(terms: Terms, known: Counted, most: Float32[Tensor, "b g"], drop: float, s: int) -> Chosen:
@@ -309,9 +183,6 @@ def marked(terms: Terms, known: Counted, most: Float32[Tensor, "b g"], drop: flo
         R=r,
         RP=triton.next_power_of_2(r),
         BLOCK=BLOCK,
-        GROUP=GROUP,
-        BINS=BINS,
-        WIDTH=WIDTH,
         PROGRAMS=triton.next_power_of_2(programs),
         num_warps=4,
         maxnreg=REGISTERS,
@@ -363,10 +234,3 @@ def listed_twin(flags: Int32[Tensor, "bg s"], tails: Tensor | None = None, draws
         steps = flags[head, part, place] - 1
         listed[head, part, : len(place)] = (place + part * room).int() | steps << PLACES
     return Chosen(listed.flatten(1), (flags > 0).sum(-1, dtype=torch.int32), tails, draws)
-
-
-def steps_below(terms: Terms) -> Int32[Tensor, "bh rows"]:
-    """How many steps each term is below its head's largest."""
-    heads, c, r = terms.top.shape
-    top = terms.top.transpose(1, 2).reshape(heads * r, c)
-    return terms.widest[:, None] - top.repeat_interleave(GROUP, 1) + terms.offset.int()

@@ -27,6 +27,11 @@ class Cut(NamedTuple):
     ends: Int32[Tensor, "sequences+1"] | None = None
     """Where each sequence's parts begin in the table."""
 
+    @property
+    def sequences(self) -> int:
+        """How many sequences each entry of a batch is."""
+        return 1 if self.ends is None else len(self.ends) - 1
+
 
 class Config(NamedTuple):
     """How a scan is laid out: rows of a chunk, columns of values per program, warps, loads under way, and how many
@@ -109,8 +114,13 @@ def cut_for(rows: int, programs: int, resident: int) -> Cut:
     return Cut(max(1, divided(rows, length)), length)
 
 
-def cut_packed(whole: Cut, starts: Int[Tensor, "sequences+1"], rows: int) -> Cut:
-    """Packed sequences in parts as long as those of `whole`; how many follows from the shapes: some may be empty."""
+def cut_packed(whole: Cut, starts: Int[Tensor, "sequences+1"] | None, rows: int) -> Cut:
+    """Packed sequences in parts as long as those of `whole`, which it is where nothing is packed.
+
+    How many parts there are follows from the shapes: some may be empty.
+    """
+    if starts is None:
+        return whole
     length, sequences = whole.length, len(starts) - 1
     parts = divided(rows, length) + sequences
     starts = starts.to(torch.int64)

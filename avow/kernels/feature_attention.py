@@ -19,8 +19,8 @@ from torch import Tensor
 from avow.kernels import causal_scan, cuts, feature_gradients, feature_scan
 from avow.kernels.cuts import Cut, divided, padded
 from avow.kernels.feature_layout import Layout, constants_of, layout, layout_of_sums, numbers_of, shortened
-from avow.kernels.linear_attention import check, shared
-from avow.kernels.log_prefixes import log_prefixes
+from avow.kernels.linear_attention import blank, check, like_inputs, shared
+from avow.kernels.log_prefixes import NOTHING, Begin, Known, before_parts
 
 _LOG2E = math.log2(math.e)
 
@@ -73,7 +73,7 @@ def _programs(heads: int, m: int, e: int, chosen: Layout) -> int:
 def _parts(q: Tensor, m: int, e: int, starts: Tensor | None) -> Cut:
     b, h, n, d = q.shape
     whole = cuts.cut_for(n, _programs(b * h, m, e, layout(m, d, e, q.dtype)), 2)
-    return whole if starts is None else cuts.cut_packed(whole, starts, n)
+    return cuts.cut_packed(whole, starts, n)
 
 
 def steps(q: Tensor, m: int, e: int) -> int:
@@ -130,22 +130,6 @@ def shared_out(
     return out, seen
 
 
-class Known(NamedTuple):
-    """What lies before each part, or in all of them, and the tops that is relative to."""
-
-    sums: Tensor
-    totals: Tensor
-    tops: Tensor
-
-
-class Ends(NamedTuple):
-    """The sums that a scan begins with, if any."""
-
-    sums: Tensor | None = None
-    totals: Tensor | None = None
-    tops: Tensor | None = None
-
-
 def known(
     y: Float[Tensor, "b h n d"],
     z: Float[Tensor, "b h n e"],
@@ -155,7 +139,7 @@ def known(
     parts: Cut,
     along: Float[Tensor, "m d"],
     scale: float,
-    initial: Ends | None,
+    initial: Begin | None,
 ) -> Known:
     """Sums over keys and values, or, given normalisers and slopes, over rows and gradients from the end.
 
@@ -174,8 +158,8 @@ def known(
             y,
             z,
             lengths,
-            sums if lse is None else lse,
-            sums if slope is None else slope,
+            lse,
+            slope,
             along,
             parts.table,
             sums,
@@ -196,38 +180,8 @@ def known(
             PACKED=parts.table is not None,
             **constants_of(m, d, e, chosen, y.dtype, scale),
         )
-    begin, sequences = Ends() if initial is None else initial, 1 if parts.ends is None else len(parts.ends) - 1
-    before = Known(*(x.new_empty(b * h, parts.parts, *x.shape[2:]) for x in (sums, totals, tops)))
-    last = Known(*(x.new_empty(b, h, *x.shape[2:]) for x in before)) if whole else before
-    for held, out, final, width, given in (
-        (sums, before.sums, last.sums, e, begin.sums),
-        (totals, before.totals, last.totals, 1, begin.totals),
-    ):
-        block = min(1024, padded(m * width))
-        log_prefixes[(b * h, divided(m * width, block), sequences)](
-            held,
-            tops,
-            before.tops,
-            sums if given is None else given,
-            sums if begin.tops is None else begin.tops,
-            parts.ends,
-            final,
-            last.tops,
-            parts.parts,
-            b * h,
-            SIZE=m * width,
-            WIDTH=width,
-            LOGS=1,
-            BLOCK=block,
-            GIVEN=given is not None,
-            WHOLE=whole,
-            REVERSE=not keys,
-            PACKED=parts.table is not None,
-            PIECES=pieces,
-            before=out,
-            num_warps=4,
-        )
-    return last
+    found = Known(sums, totals, tops)
+    return before_parts(found, parts, initial or NOTHING, not keys, pieces, b if whole else None)
 
 
 @torch.library.custom_op("avow::feature_attention", mutates_args=())
@@ -247,7 +201,7 @@ def _forward(
     (b, h, n, d), g, e, m = q.shape, k.shape[1], v.shape[3], directions.shape[0]
     parts, (along, _) = _parts(q, m, e, starts), shortened(directions, q.dtype)
     x_lengths, y_lengths = row_lengths(q), row_lengths(k)
-    begin = Ends(initial, initial_total, initial_top)
+    begin = Begin(initial, initial_total, initial_top)
     before = known(k, v, y_lengths, None, None, parts, along, scale, begin)
     chosen = layout(m, d, e, q.dtype)
     sequences = b if starts is None else len(starts) - 1
@@ -255,7 +209,7 @@ def _forward(
     numerators = q.new_empty(blocks, b, h, n, e, dtype=in_part(q.dtype))
     normalisers = q.new_empty(blocks, b, h, n, dtype=torch.float32)
     seen = q.new_empty(b, h, n, dtype=torch.float32)
-    last = tuple(q.new_empty(sequences, g, *rest, dtype=torch.float32) for rest in ((m, e), (m,), ()))
+    last = Known(*blank(q, (sequences, g, m, e), (sequences, g, m), (sequences, g)))
     feature_scan.feature_rows[(b * h, parts.parts, blocks * divided(e, chosen.columns))](
         q,
         k,
@@ -281,28 +235,17 @@ def _forward(
         **constants_of(m, d, e, chosen, q.dtype, scale),
     )
     out, lse = shared_out(numerators, normalisers, seen, q.dtype)
-    return out, lse, *last, *before, x_lengths, y_lengths  # type: ignore[return-value]  # mypy does not count what is unpacked
+    return out, lse, *last, *before, x_lengths, y_lengths
 
 
 @_forward.register_fake
-def _(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    directions: Tensor,
-    scale: float,
-    initial: Tensor | None,
-    initial_total: Tensor | None,
-    initial_top: Tensor | None,
-    starts: Tensor | None,
-) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
+def _(q, k, v, directions, scale, initial, initial_total, initial_top, starts):
     (b, h, n, _), g, e, m = q.shape, k.shape[1], v.shape[3], directions.shape[0]
     sequences = b if starts is None else len(starts) - 1
     parts = torch.library.get_ctx().new_dynamic_size() if starts is not None else _parts(q, m, e, None).parts
     shapes = ((b, h, n), (sequences, g, m, e), (sequences, g, m), (sequences, g))
     held = ((b * g, parts, m, e), (b * g, parts, m), (b * g, parts), (b, h, n), (b, g, n))
-    rest = (q.new_empty(shape, dtype=torch.float32) for shape in (*shapes, *held))
-    return q.new_empty(b, h, n, e), *rest  # type: ignore[return-value]  # nor here
+    return q.new_empty(b, h, n, e), *blank(q, *shapes, *held)
 
 
 @torch.library.custom_op("avow::feature_attention_backward", mutates_args=())
@@ -330,7 +273,7 @@ def _backward(
     chosen = layout(m, d, e, q.dtype)
     chosen = chosen._replace(stages=chosen.gradient_stages)
     blocks, columns = divided(m, chosen.features), divided(e, chosen.columns)
-    behind = known(q, gradient, x_lengths, lse, slope, parts, along, scale, Ends())
+    behind = known(q, gradient, x_lengths, lse, slope, parts, along, scale, NOTHING)
     kept = in_part(q.dtype)
     dq, dk = (q.new_empty(blocks * columns, b, h, n, d, dtype=kept) for _ in range(2))
     dv = q.new_empty(blocks, b, h, n, e, dtype=kept)
@@ -352,24 +295,7 @@ def _backward(
     return added(dq, q.dtype), dk, dv
 
 
-@_backward.register_fake
-def _(
-    gradient: Tensor,
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    directions: Tensor,
-    scale: float,
-    out: Tensor,
-    lse: Tensor,
-    sums: Tensor,
-    totals: Tensor,
-    tops: Tensor,
-    x_lengths: Tensor,
-    y_lengths: Tensor,
-    starts: Tensor | None,
-) -> tuple[Tensor, Tensor, Tensor]:
-    return q.new_empty(q.shape), k.new_empty(k.shape), v.new_empty(v.shape)
+_backward.register_fake(like_inputs)
 
 
 def _keep(ctx, inputs, output):

@@ -18,8 +18,8 @@ import math
 import triton
 import triton.language as tl
 
-from avow.kernels.feature_tiles import LOWEST, columns, featured, short, state_of
-from avow.kernels.tiles import span, tile
+from avow.kernels.feature_tiles import columns, featured, risen, state_of
+from avow.kernels.tiles import LOWEST, short, span, tile
 
 # Factors are those of logarithms to base 2.
 _LN2 = tl.constexpr(math.log(2))
@@ -111,11 +111,7 @@ def query_gradients(
         u = tl.load(slope + rest + ahead + row, mask=(row < left) & (block == 0), other=0.0)
         long = tl.load(y_lengths + shared + ahead + row, mask=row < left, other=0.0)
         query_guess = lift * tl.load(x_lengths + rest + ahead + row, mask=row < left, other=0.0)
-        fall = half * long * long
-        higher = tl.maximum(top, tl.max(tl.where(row < left, lift * long - fall, LOWEST), 0))
-        shrink = tl.exp2(top - higher)
-        top = higher
-        below = tl.where(row < left, fall + higher, float("inf"))
+        top, shrink, below = risen(top, long, row, left, lift, half)
         state, total = state * shrink, total * shrink
         keys = short(
             featured(ys, along_own, key_factor, power, below, feature, M, MB, PRECISION, SCALED, FAST), KIND, FAST
@@ -124,8 +120,8 @@ def query_gradients(
         pull = tl.where(row[:, None] >= row[None, :], pull, 0.0).to(KIND)
         slopes = tl.dot(gs, state.to(KIND), input_precision=PRECISION)
         slopes = tl.dot(pull, keys, slopes, input_precision=PRECISION) + u[:, None] * total[None, :]
-        # A row's weight, 2^(higher - lse), is part of its features; a row that was lost has none.
-        above = query_guess - weigh - higher
+        # A row's weight, 2^(top - lse), is part of its features; a row that was lost has none.
+        above = query_guess - weigh - top
         slopes = slopes * featured(xs, along_own, factor, power, above, feature, M, MB, PRECISION, SCALED, FAST)
         found = tl.dot(slopes.to(back_own.dtype), tl.trans(back_own), input_precision=PRECISION) * (factor * _LN2)
         goal = target + (ahead + row)[:, None] * D + entry[None, :]

@@ -7,8 +7,8 @@ import math
 import triton
 import triton.language as tl
 
-from avow.kernels.feature_tiles import columns, featured, short, state_of
-from avow.kernels.tiles import tile
+from avow.kernels.feature_tiles import columns, featured, state_of
+from avow.kernels.tiles import short, tile
 
 _LN2 = tl.constexpr(math.log(2))
 # What rows ask of the state.

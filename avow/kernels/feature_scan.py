@@ -15,8 +15,8 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from avow.kernels.feature_tiles import LOWEST, columns, featured, short, state_of
-from avow.kernels.tiles import piece_of, span, tile
+from avow.kernels.feature_tiles import columns, featured, risen, state_of
+from avow.kernels.tiles import LOWEST, piece_of, short, span, tile
 
 # Normalisers below this, relative to the largest key, may have lost terms that count.
 _TINY = tl.constexpr(2.0**-60)
@@ -72,7 +72,7 @@ def feature_sums(
     own_features, block = share % NB, share // NB
     pieces = tl.num_programs(1)
     start, many, _begins, last = span(piece // PIECES, pieces // PIECES, length, rows, table, not KEYS, PACKED)
-    if not WHOLE:  # noqa: SIM102 - a constant, which removes the rest
+    if not WHOLE:
         if last:
             return
     start, many = piece_of(start, many, piece % PIECES, PIECES, C)
@@ -88,7 +88,7 @@ def feature_sums(
     top = tl.full((), LOWEST, tl.float32)
     steps = tl.cdiv(many, C)
     for step in range(steps):
-        if KEYS:  # noqa: SIM108 - a choice between constants is one for Triton only as a statement
+        if KEYS:
             chunk = steps - 1 - step
         else:
             chunk = step
@@ -203,12 +203,7 @@ def feature_rows(
         zs = tile(z + ahead * z_row, z_row, row, column, left, E, EB).to(KIND)
         long = tl.load(y_lengths + shared + ahead + row, mask=row < left, other=0.0)
         query_guess = lift * tl.load(x_lengths + rest + ahead + row, mask=row < left, other=0.0)
-        fall = half * long * long
-        log = tl.where(row < left, lift * long - fall, LOWEST)
-        higher = tl.maximum(top, tl.max(log, 0))
-        shrink = tl.exp2(top - higher)
-        top = higher
-        below = tl.where(row < left, fall + higher, float("inf"))
+        top, shrink, below = risen(top, long, row, left, lift, half)
         state, total = state * shrink, total * shrink
         queries = short(
             featured(xs, along_own, factor, power, query_guess, feature, M, MB, PRECISION, SCALED, FAST), KIND, FAST
@@ -226,7 +221,7 @@ def feature_rows(
         there = (row < left)[:, None] & (column < E)[None, :]
         tl.store(target, found.to(numerators.dtype.element_ty), mask=there)
         tl.store(normalisers + mine + ahead + row, met, mask=(row < left) & (block == 0))
-        tl.store(seen_tops + rest + ahead + row, higher + tl.zeros((C,), tl.float32), mask=(row < left) & (share == 0))
+        tl.store(seen_tops + rest + ahead + row, top + tl.zeros((C,), tl.float32), mask=(row < left) & (share == 0))
         state = tl.dot(tl.trans(zs), keys, state, input_precision=PRECISION)
         total += tl.sum(keys.to(tl.float32), 0)
     if last and (head % R) == 0:

@@ -5,9 +5,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from avow.kernels.tiles import exp2_near
-
-LOWEST = tl.constexpr(float("-inf"))
+from avow.kernels.tiles import LOWEST, exp2_near
 
 
 @triton.jit
@@ -50,18 +48,6 @@ def _halved(x, power, SCALED: tl.constexpr, FAST: tl.constexpr):
 
 
 @triton.jit
-def short(x, KIND: tl.constexpr, FAST: tl.constexpr):
-    """Numbers of float32 rounded to the type of products."""
-    if FAST and tl.bfloat16 == KIND:
-        y = tl.inline_asm_elementwise(
-            "cvt.rn.bf16x2.f32 $0, $2, $1;", "=r,f,f", [x], dtype=tl.bfloat16, is_pure=True, pack=2
-        )
-    else:
-        y = x.to(KIND)
-    return y
-
-
-@triton.jit
 def featured(
     x,
     along,
@@ -87,6 +73,17 @@ def featured(
     if M % MB != 0:
         log = tl.where((feature < M)[None, :], log, LOWEST)
     return exp2_near(log, FAST)
+
+
+@triton.jit
+def risen(top, long, row, left, lift, half):
+    """What sums are relative to once they have some keys more, of lengths `long`: the largest b of all.
+
+    With what older sums shrink by, and what the logarithms of these keys' features are less.
+    """
+    fall = half * long * long
+    higher = tl.maximum(top, tl.max(tl.where(row < left, lift * long - fall, LOWEST), 0))
+    return higher, tl.exp2(top - higher), tl.where(row < left, fall + higher, float("inf"))
 
 
 @triton.jit

@@ -14,10 +14,11 @@ from torch import Tensor
 
 from avow.kernels import causal_scan, cuts, feature_meeting
 from avow.kernels.cuts import divided
-from avow.kernels.feature_attention import Known, added, in_part, known, row_lengths, shared_out
+from avow.kernels.feature_attention import added, in_part, known, row_lengths, shared_out
 from avow.kernels.feature_layout import constants_of, layout, layout_of_sums, numbers_of, shortened
 from avow.kernels.feature_meeting import KEYS, MEANS, QUERIES
-from avow.kernels.linear_attention import check, shared
+from avow.kernels.linear_attention import blank, check, like_inputs, shared
+from avow.kernels.log_prefixes import Known
 
 # Chunks of rows per program.
 _MANY = 4
@@ -119,13 +120,10 @@ def _forward(
 
 
 @_forward.register_fake
-def _(
-    q: Tensor, k: Tensor, v: Tensor, directions: Tensor, scale: float
-) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
+def _(q, k, v, directions, scale):
     (b, h, n, _), (g, s), e, m = q.shape, k.shape[1:3], v.shape[3], directions.shape[0]
     shapes = ((b, h, n), (b, g, m, e), (b, g, m), (b, g), (b, h, n), (b, g, s))
-    rest = (q.new_empty(shape, dtype=torch.float32) for shape in shapes)
-    return q.new_empty(b, h, n, e), *rest  # type: ignore[return-value]  # mypy does not count what is unpacked
+    return q.new_empty(b, h, n, e), *blank(q, *shapes)
 
 
 @torch.library.custom_op("avow::feature_attention_whole_backward", mutates_args=())
@@ -162,23 +160,7 @@ def _backward(
     return dq, dk, dv
 
 
-@_backward.register_fake
-def _(
-    gradient: Tensor,
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    directions: Tensor,
-    scale: float,
-    out: Tensor,
-    lse: Tensor,
-    sums: Tensor,
-    total: Tensor,
-    top: Tensor,
-    x_lengths: Tensor,
-    y_lengths: Tensor,
-) -> tuple[Tensor, Tensor, Tensor]:
-    return q.new_empty(q.shape), k.new_empty(k.shape), v.new_empty(v.shape)
+_backward.register_fake(like_inputs)
 
 
 def _keep(ctx, inputs, output):

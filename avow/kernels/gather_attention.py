@@ -1,8 +1,7 @@
-"""Softmax attention over listed tokens, in parts that `avow.kernels.merging` puts together.
+"""Attention over listed tokens, in parts that `avow.kernels.merging` puts together.
 
-The lists of all key heads, one after the other, are split over programs into equal shares, since some heads read far
-more than others; each keeps the largest logit, the sum of weights and the weighted values of its share. Shares are
-counted in tiles, none of which has tokens of two spans. Logits count octaves.
+Each program reads its share of all lists, and keeps the largest logit, the sum of weights and the weighted values of
+what it read of each head.
 """
 
 from __future__ import annotations
@@ -13,17 +12,16 @@ from typing import NamedTuple
 import torch
 import triton
 import triton.language as tl
-from jaxtyping import Float32, Int32
+from jaxtyping import Float32
 from torch import Tensor
 
 from avow.kernels.choice import PLACES, Chosen
+from avow.kernels.cuts import padded
+from avow.kernels.heads import by_head
+from avow.kernels.list_shares import programs, share_of, shares, span_of, tiles_listed, tiles_of
 from avow.kernels.sample_bounds import ABOVE, BELOW
-from avow.kernels.sketch_pass import by_head
-from avow.kernels.tiles import exp2_near, interpreted, log2_near
-
-# Tokens of a tile, warps that share it, rows of a tile of queries, and programs that an H200 runs at once. One warp
-# waits for no other, and eight of them to a processor keep its memory busy.
-TILE, WARPS, ROWS, _PROGRAMS = 16, 1, 16, 132 * 7
+from avow.kernels.tile_attention import ROWS, WARPS, attend, lift
+from avow.kernels.tiles import interpreted
 
 
 class Parts(NamedTuple):
@@ -43,225 +41,7 @@ class Parts(NamedTuple):
     heavy: Float32[Tensor, "slots r"] | None = None
 
 
-@triton.jit
-def tiles_in(number, TILE: tl.constexpr):
-    """How many tiles tokens are; without a sign, that is a shift."""
-    return ((number + (TILE - 1)).to(tl.uint32) // TILE).to(tl.int32)
-
-
-@triton.jit
-def shares(
-    found,
-    heads,
-    spans,
-    s,
-    R: tl.constexpr,
-    HEADS: tl.constexpr,
-    SPANS: tl.constexpr,
-    PROGRAMS: tl.constexpr,
-    TILE: tl.constexpr,
-    AGAIN: tl.constexpr,
-):
-    """Where each head's list ends when all stand one after the other, how long each is, and each program's share.
-
-    All of them in tiles. With `AGAIN`, `found` says which rows are well, and heads with one that is not list all s
-    tokens.
-    """
-    head, span = tl.arange(0, HEADS), tl.arange(0, SPANS)
-    if AGAIN:
-        counts = tl.zeros((HEADS,), tl.int32)
-        for sibling in tl.static_range(R):
-            well = tl.load(found + head * R + sibling, mask=head < heads, other=1)
-            counts = tl.where(well == 0, tl.cdiv(s, TILE), counts)
-    else:
-        own = (head < heads)[:, None] & (span < spans)[None, :]
-        number = tl.load(found + head[:, None] * spans + span[None, :], mask=own, other=0)
-        counts = tl.sum(tiles_in(number, TILE), 1)
-    share = tl.cdiv(tl.sum(counts, 0), PROGRAMS)
-    return tl.cumsum(counts, 0), counts, tl.maximum(share, 1)
-
-
-@triton.jit
-def _spot(tile, ends, moves, limits, TILE: tl.constexpr):
-    """Where a tile of a list stands in it, and how many tokens are from there on to the end of its span.
-
-    With where the tiles of each span end, by how much its tokens stand behind where they would without spans, and
-    where they would end then. No number is below the one before it, so that the least is that of the first span that
-    ends behind the tile: one step finds both.
-    """
-    behind = ends > tile
-    move = tl.min(tl.where(behind, moves, 2**31 - 1), 0)
-    limit = tl.min(tl.where(behind, limits, 2**31 - 1), 0)
-    return tile * TILE + move, limit - tile * TILE
-
-
-@triton.jit
-def one(x, index, HEADS: tl.constexpr):
-    """One entry of a block."""
-    return tl.sum(tl.where(tl.arange(0, HEADS) == index, x, 0), 0)
-
-
-@triton.jit
-def span_of(head, ends, counts, begin, stop, HEADS: tl.constexpr):
-    """Which tiles of a head's list are those of a share of all lists."""
-    after = one(ends, head, HEADS)
-    before = after - one(counts, head, HEADS)
-    return tl.maximum(begin, before) - before, tl.minimum(stop, after) - before
-
-
-@triton.jit
-def share_of(program, ends, share):
-    """A program's share of all lists: its tiles from one to another, and the heads that they are of, likewise."""
-    begin = program * share
-    stop = tl.minimum(begin + share, tl.max(ends, 0))
-    # Lists that end before a share begins, or before it stops; without a share, there is none from the one on.
-    first = tl.sum((ends <= begin).to(tl.int64), 0)
-    last = tl.where(begin < stop, tl.sum((ends < stop).to(tl.int64), 0), -1)
-    return begin, stop, first, last + 1
-
-
-@triton.jit
-def attend(
-    program,
-    head,
-    start,
-    end,
-    q,
-    k,
-    v,
-    listed,
-    found,
-    rims,
-    nu,
-    each,
-    peak,
-    total,
-    values,
-    square,
-    light,
-    heavy,
-    factor,
-    k_stride,
-    v_stride,
-    each_stride,
-    s,
-    spans,
-    room,
-    R: tl.constexpr,
-    RP: tl.constexpr,
-    D: tl.constexpr,
-    DP: tl.constexpr,
-    E: tl.constexpr,
-    EP: tl.constexpr,
-    TILE: tl.constexpr,
-    SPANS: tl.constexpr,
-    LIFT: tl.constexpr,
-    PLACES: tl.constexpr,
-    DRAWN: tl.constexpr,
-    AGAIN: tl.constexpr,
-    FAST: tl.constexpr,
-):
-    """Some tiles of a head's list, from `start` to `end`: what a program finds of them."""
-    row, channel, column = tl.arange(0, RP), tl.arange(0, DP), tl.arange(0, EP)
-    token = tl.arange(0, TILE)
-    asked = (row < R)[:, None] & (channel < D)[None, :]
-    x = tl.load(q + (head * R + row)[:, None] * D + channel[None, :], mask=asked, other=0.0)
-    high = tl.full((RP,), float("-inf"), tl.float32)
-    mass = tl.zeros((RP,), tl.float32)
-    sums = tl.zeros((RP, EP), tl.float32)
-    longest = tl.zeros((TILE, TILE), tl.float32)
-    if DRAWN:
-        rim = rims + (head * R + row) * 2
-        threshold = tl.load(rim, mask=row < R, other=0.0) - tl.load(rim + 1, mask=row < R, other=0.0)
-        ratio = 1 / tl.load(nu + head)
-        squares = tl.zeros((RP,), tl.float32)
-        large = tl.zeros((RP,), tl.float32)
-    if not AGAIN:
-        span = tl.arange(0, SPANS)
-        number = tl.load(found + head * spans + span, mask=span < spans, other=0)
-        tiles = tiles_in(number, TILE)
-        after = tl.cumsum(tiles, 0)
-        moves, limits = span * room - (after - tiles) * TILE, (after - tiles) * TILE + number
-        # What is behind the list has the limit of the last span, and so no token.
-        after = tl.where(span == SPANS - 1, 2**31 - 1, after)
-        own = listed + head * spans * room
-    rows = k + head * k_stride
-    carriers = v + head * v_stride
-    if DRAWN:
-        # Lengths of values are fetched a tile ahead, and the list that says where two: nothing else waits for them.
-        lengths = each + head * each_stride
-        spot, left = _spot(start, after, moves, limits, TILE)
-        next_entry = tl.load(own + spot + token, mask=token < left, other=0)
-        next_long = tl.load(lengths + (next_entry & ((1 << PLACES) - 1)))
-        spot, left = _spot(start + 1, after, moves, limits, TILE)
-        next_entry = tl.load(own + spot + token, mask=token < left, other=0)
-    for tile in range(start, end):
-        if AGAIN:
-            there = tile * TILE + token < s
-            place = tl.where(there, tile * TILE + token, 0).to(tl.int64)
-        else:
-            spot, left = _spot(tile, after, moves, limits, TILE)
-            there = token < left
-            entry = tl.load(own + spot + token, mask=there, other=0)
-            place = (entry & ((1 << PLACES) - 1) if DRAWN else entry).to(tl.int64)
-        keys = tl.load(
-            rows + place[:, None] * D + channel[None, :], mask=there[:, None] & (channel < D)[None, :], other=0.0
-        )
-        carried = tl.load(
-            carriers + place[:, None] * E + column[None, :], mask=there[:, None] & (column < E)[None, :], other=0.0
-        )
-        counted = tl.where(there, 0.0, float("-inf"))
-        if DRAWN:
-            # The odds of `sampling`, as the bits of a float32.
-            rare = entry >> PLACES
-            odds = ((127 << 23) - (rare << 20)).to(tl.float32, bitcast=True)
-            counted = counted - log2_near(odds, FAST)
-        logits = tl.dot(x, tl.trans(keys), input_precision="ieee") * factor + counted[None, :]  # (RP, TILE)
-        if DRAWN:
-            length = next_long.to(tl.float32) * ratio
-            next_long = tl.load(lengths + (next_entry & ((1 << PLACES) - 1)))
-            spot, left = _spot(tile + 2, after, moves, limits, TILE)
-            next_entry = tl.load(own + spot + token, mask=token < left, other=0)
-            slanted = tl.sqrt(length * length + 1)
-            # What was read for certain is no draw.
-            bonus = tl.where(rare > 0, log2_near(slanted, FAST), float("-inf"))
-            term = exp2_near(logits + bonus[None, :] - threshold[:, None], FAST)
-            clipped = tl.minimum(term, ABOVE)
-            squares += tl.sum(clipped * clipped * (1 - odds)[None, :], 1)
-            large += tl.sum(tl.where(term > BELOW, term * ((length + 1) / slanted)[None, :], 0.0), 1)
-        if keys.dtype == tl.float32:  # noqa: SIM108 - a choice between types is one only as a statement
-            met = tl.sum(keys * keys, 1)[:, None]
-        else:
-            # A square of a length is where a token meets itself: tensor cores are sooner done with all pairs.
-            met = tl.dot(keys, tl.trans(keys))
-        longest = tl.maximum(longest, tl.where(token[:, None] == token[None, :], met, 0.0))
-        risen = tl.maximum(high, tl.max(logits, 1))
-        fade = exp2_near(high - risen, FAST)
-        weights = exp2_near(logits - risen[:, None], FAST)
-        mass = mass * fade + tl.sum(weights, 1)
-        sums = sums * fade[:, None]
-        high = risen
-        if carried.dtype == tl.float32:
-            sums = tl.dot(weights, carried, sums, input_precision="ieee")
-        else:
-            # Two halves carry a weight to twice their bits.
-            lifted = weights * LIFT
-            coarse = lifted.to(carried.dtype)
-            fine = (lifted - coarse.to(tl.float32)).to(carried.dtype)
-            sums = tl.dot(coarse, carried, sums)
-            sums = tl.dot(fine, carried, sums)
-    out = (program + head) * R + row
-    tl.store(peak + out, high, mask=row < R)
-    tl.store(total + out, mass, mask=row < R)
-    inside = (row < R)[:, None] & (column < E)[None, :]
-    tl.store(values + out[:, None] * E + column[None, :], sums * (1 / LIFT), mask=inside)
-    tl.store(square + program + head, tl.max(tl.max(longest, 1), 0))
-    if DRAWN:
-        tl.store(light + out, squares, mask=row < R)
-        tl.store(heavy + out, large, mask=row < R)
-
-
-@triton.jit(do_not_specialize=["s", "heads", "room"])
+@triton.jit(do_not_specialize=["heads", "room"])
 def _attended(
     q,
     k,
@@ -281,7 +61,6 @@ def _attended(
     k_stride,
     v_stride,
     each_stride,
-    s,
     heads,
     spans,
     room,
@@ -291,18 +70,16 @@ def _attended(
     DP: tl.constexpr,
     E: tl.constexpr,
     EP: tl.constexpr,
-    TILE: tl.constexpr,
     HEADS: tl.constexpr,
     SPANS: tl.constexpr,
     PROGRAMS: tl.constexpr,
     LIFT: tl.constexpr,
-    PLACES: tl.constexpr,
-    DRAWN: tl.constexpr,
     FAST: tl.constexpr,
 ):
     """One share of all lists, as long as any other: the end of one head's, perhaps, and the beginning of the next's."""
     program = tl.program_id(0)
-    ends, counts, share = shares(found, heads, spans, s, R, HEADS, SPANS, PROGRAMS, TILE, False)
+    counts = tiles_listed(found, heads, spans, HEADS, SPANS)
+    ends, share = shares(counts, PROGRAMS)
     begin, stop, first, beyond = share_of(program, ends, share)
     for head in range(first, beyond):
         start, end = span_of(head, ends, counts, begin, stop, HEADS)
@@ -314,43 +91,34 @@ def _attended(
             q,
             k,
             v,
-            listed,
-            found,
-            rims,
-            nu,
-            each,
             peak,
             total,
             values,
             square,
-            light,
-            heavy,
             factor,
             k_stride,
             v_stride,
-            each_stride,
-            s,
-            spans,
-            room,
             R,
             RP,
             D,
             DP,
             E,
             EP,
-            TILE,
-            SPANS,
             LIFT,
-            PLACES,
-            DRAWN,
-            False,
             FAST,
+            None,
+            listed,
+            found,
+            spans,
+            room,
+            SPANS,
+            rims,
+            nu,
+            each,
+            each_stride,
+            light,
+            heavy,
         )
-
-
-def programs(heads: int, s: int) -> int:
-    """Over how many programs all lists are spread, fixed by the shape."""
-    return min(_PROGRAMS, heads * triton.cdiv(s, TILE))
 
 
 def blank_parts(q: Tensor, v: Tensor) -> Parts:
@@ -376,29 +144,25 @@ def attended(q: Tensor, k: Tensor, v: Tensor, chosen: Chosen, scale: float) -> P
         values,
         chosen.listed,
         chosen.found,
-        *((parts.square,) * 3 if draws is None else draws[:3]),
-        *(parts.square if x is None else x for x in parts),
+        *((None,) * 3 if draws is None else draws[:3]),
+        *parts,
         scale * math.log2(math.e),
         keys.stride(0),
         values.stride(0),
-        0 if draws is None else draws.lengths.stride(0),
-        s,
+        None if draws is None else draws.lengths.stride(0),
         heads,
         spans,
         chosen.listed.shape[1] // spans,
         R=r,
         RP=ROWS,
         D=d,
-        DP=max(16, triton.next_power_of_2(d)),
+        DP=padded(d),
         E=e,
-        EP=max(16, triton.next_power_of_2(e)),
-        TILE=TILE,
+        EP=padded(e),
         HEADS=triton.next_power_of_2(heads),
         SPANS=triton.next_power_of_2(spans),
         PROGRAMS=count,
         LIFT=lift(v.dtype),
-        PLACES=PLACES,
-        DRAWN=draws is not None,
         FAST=not interpreted(),
         num_warps=WARPS,
         # Lists and rows are fetched one after the other: five stages hold two tiles, three hold one.
@@ -441,21 +205,3 @@ def attended_twin(q: Tensor, k: Tensor, v: Tensor, chosen: Chosen, scale: float)
         before += len(own)
     found = Parts(peak, total, values, square)
     return found if chosen.draws is None else found._replace(light=light, heavy=heavy)
-
-
-def tiles_of(chosen: Chosen, count: int) -> tuple[list[Int32[Tensor, "tiles t"]], int]:
-    """The tiles of each head's list, −1 where they have no token, and how many of them a program reads."""
-    heads, spans = chosen.found.shape
-    tiles = []
-    for own, found in zip(chosen.listed.view(heads, spans, -1), chosen.found, strict=True):
-        whole = [
-            torch.nn.functional.pad(some[:number], (0, -number % TILE), value=-1)
-            for some, number in zip(own, found.tolist(), strict=True)
-        ]
-        tiles.append(torch.cat(whole).view(-1, TILE))
-    return tiles, max(1, triton.cdiv(sum(map(len, tiles)), count))
-
-
-def lift(dtype: torch.dtype) -> float:
-    """What weights of at most one are multiplied by, so that their halves do not vanish in float16."""
-    return 2.0**14 if dtype == torch.float16 else 1.0

@@ -1,12 +1,13 @@
 """Kernels in Python, for machines without a GPU: slow, and number by number what they say.
 
 Triton's interpreter is mended where it is not what a GPU does: it cuts numbers off where a GPU rounds them to bfloat16,
-multiplies bfloat16 matrices by the bits of their entries, rounds twice where a GPU multiplies and adds at once, and
-takes loop bounds in a way that numpy 2.4 refuses.
+multiplies bfloat16 matrices by the bits of their entries, rounds twice where a GPU multiplies and adds at once, takes
+loop bounds in a way that numpy 2.4 refuses, and a constant's sum with a block for another constant.
 """
 
 from __future__ import annotations
 
+import operator
 import os
 import sys
 from typing import Any
@@ -17,7 +18,7 @@ import torch
 
 def interpret() -> None:
     """Have kernels run in Python; must be called before the first of them is loaded."""
-    assert os.environ.get("TRITON_INTERPRET") == "1" or "avow.kernels.sketch_pass" not in sys.modules, "too late"
+    assert os.environ.get("TRITON_INTERPRET") == "1" or "avow.kernels.tiles" not in sys.modules, "too late"
     os.environ["TRITON_INTERPRET"] = "1"
     from triton.runtime import interpreter
 
@@ -52,5 +53,12 @@ def interpret() -> None:
         patch(tensor, scope)
         scope.set_attr(tensor, "__index__", lambda self: int(self.handle.data.item()))
 
+    def mended_constant(name: str) -> Any:
+        plain, does = getattr(interpreter.tl.constexpr, f"__{name}__"), getattr(operator, name)
+        block = interpreter.tl.tensor
+        return lambda self, other: does(self.value, other) if isinstance(other, block) else plain(self, other)
+
+    for name in ("add", "sub", "mul"):
+        setattr(interpreter.tl.constexpr, f"__{name}__", mended_constant(name))
     builder.cast_impl, builder.create_dot, builder.create_fma = mended_cast, mended_dot, mended_fma
     interpreter._patch_lang_tensor = mended_patch

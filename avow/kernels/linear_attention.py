@@ -79,7 +79,7 @@ def check(q: Tensor, k: Tensor, v: Tensor, starts: Tensor | None) -> None:
 def _parts(q: Tensor, e: int, starts: Tensor | None, normalise: bool) -> Cut:
     b, h, n, m = q.shape
     whole = cuts.cut(n, b * h, m, e, q.element_size(), not normalise and q.dtype != torch.float16)
-    return whole if starts is None else cuts.cut_packed(whole, starts, n)
+    return cuts.cut_packed(whole, starts, n)
 
 
 @torch.library.custom_op("avow::linear_attention", mutates_args=())
@@ -101,22 +101,13 @@ def _forward(
 
 
 @_forward.register_fake
-def _(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    initial: Tensor | None,
-    initial_total: Tensor | None,
-    starts: Tensor | None,
-    normalise: bool,
-) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
+def _(q, k, v, initial, initial_total, starts, normalise):
     (b, h, n, m), g, e = q.shape, k.shape[1], v.shape[3]
     sequences = b if starts is None else len(starts) - 1
     parts = torch.library.get_ctx().new_dynamic_size() if starts is not None else _parts(q, e, None, normalise).parts
     wide = m if normalise else 0
     shapes = ((b, h, n if normalise else 0), (sequences, g, m, e), (sequences, g, wide), (b * g, parts, m, e))
-    rest = (q.new_empty(shape, dtype=torch.float32) for shape in (*shapes, (b * g, parts, wide)))
-    return q.new_empty(b, h, n, e), *rest  # type: ignore[return-value]  # mypy does not count what is unpacked
+    return q.new_empty(b, h, n, e), *blank(q, *shapes, (b * g, parts, wide))
 
 
 @torch.library.custom_op("avow::linear_attention_backward", mutates_args=())
@@ -157,25 +148,21 @@ def _backward(
 
 
 @_backward.register_fake
-def _(
-    gradient: Tensor,
-    last: Tensor | None,
-    last_total: Tensor | None,
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    out: Tensor,
-    norm: Tensor,
-    sums: Tensor,
-    totals: Tensor,
-    starts: Tensor | None,
-    normalise: bool,
-) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
+def _(gradient, last, last_total, q, k, v, out, norm, sums, totals, starts, normalise):
     sequences = k.shape[0] if starts is None else len(starts) - 1
     g, m, e = k.shape[1], k.shape[3], v.shape[3]
-    same = q.new_empty(q.shape), k.new_empty(k.shape), v.new_empty(v.shape)
-    state = q.new_empty(sequences, g, m, e, dtype=torch.float32)
-    return *same, state, q.new_empty(sequences, g, m if normalise else 0, dtype=torch.float32)
+    state, total = (sequences, g, m, e), (sequences, g, m if normalise else 0)
+    return *like_inputs(gradient, q, k, v), *blank(q, state, total)
+
+
+def like_inputs(gradient, q, k, v, *rest):
+    """Room for gradients of q, k and v: all that tracing needs to know of how they are computed."""
+    return q.new_empty(q.shape), k.new_empty(k.shape), v.new_empty(v.shape)
+
+
+def blank(q: Tensor, *shapes: tuple[int | torch.SymInt, ...]) -> list[Float32[Tensor, "..."]]:
+    """Room for numbers of float32, of some shapes."""
+    return [q.new_empty(shape, dtype=torch.float32) for shape in shapes]
 
 
 def first_of(x: Tensor, siblings: int) -> Tensor:

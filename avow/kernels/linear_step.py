@@ -20,11 +20,10 @@ from torch import Tensor
 from avow.kernels.cuts import divided, padded
 from avow.kernels.feature_attention import FeatureSums
 from avow.kernels.linear_attention import LinearState
-from avow.kernels.separable_twin import ColumnSums
+from avow.kernels.separable_attention import ColumnSums
+from avow.kernels.tiles import LOWEST, TINY
 
 _LOG2E = tl.constexpr(math.log2(math.e))
-_TINY = tl.constexpr(2.0**-126)
-_LOWEST = tl.constexpr(float("-inf"))
 # Columns of a state that a program holds at a time, where it has at most 64 features and where it has more of them; and
 # features at a time.
 _FEW, _MANY, _FEATURES = 32, 64, 256
@@ -56,7 +55,7 @@ def _plain(q, k, total, key, rows, shrink, R: tl.constexpr, M: tl.constexpr, MP:
         row = tl.load(q + place, mask=inside, other=0.0).to(tl.float32)
         if DIVIDE:
             divisor = tl.sum(row * grown, 0)
-            row = row / tl.where(tl.abs(divisor) < _TINY, 1.0, divisor)
+            row = row / tl.where(tl.abs(divisor) < TINY, 1.0, divisor)
         tl.store(rows + place, row, mask=inside)
 
 
@@ -107,7 +106,7 @@ def _random(
     place = head[:, None] * M + feature[None, :]
     log, square = _projected(k, head, heads, directions, feature, D, M, DB, PRECISION)
     real = (feature < M)[None, :]
-    log = tl.where(real, log * key_factor - half * square[:, None], _LOWEST)
+    log = tl.where(real, log * key_factor - half * square[:, None], LOWEST)
     before = tl.load(top + head, mask=head < heads, other=0.0)
     higher = tl.maximum(before, tl.max(log, 1))
     own, less = tl.exp2((log - higher[:, None]) * _LOG2E), tl.exp2((before - higher) * _LOG2E)
@@ -118,10 +117,10 @@ def _random(
     tl.store(shrink + place, less[:, None] + tl.zeros((HEADS, MP), tl.float32), mask=inside)
     for sibling in range(R):
         own_log, _ = _projected(q + sibling * D, head * R, heads * R, directions, feature, D, M, DB, PRECISION)
-        own_log = tl.where(real, own_log * factor, _LOWEST)
+        own_log = tl.where(real, own_log * factor, LOWEST)
         row = tl.exp2((own_log - tl.max(own_log, 1)[:, None]) * _LOG2E)
         divisor = tl.sum(row * grown, 1)
-        row = row / tl.where(divisor < _TINY, 1.0, divisor)[:, None]
+        row = row / tl.where(divisor < TINY, 1.0, divisor)[:, None]
         tl.store(rows + (head[:, None] * R + sibling) * M + feature[None, :], row, mask=inside)
 
 
@@ -143,7 +142,7 @@ def _softmaxes(q, k, total, top, key, rows, shrink, temperature, R: tl.constexpr
     for sibling in range(R):
         there = (head * R + sibling) * M + feature
         y = tl.load(q + there, mask=inside, other=0.0).to(tl.float32) / temperature
-        y = tl.where(inside, y, _LOWEST)
+        y = tl.where(inside, y, LOWEST)
         row = tl.exp2((y - tl.max(y, 0)) * _LOG2E)
         tl.store(rows + there, row / tl.sum(row, 0) / grown, mask=inside)
 

@@ -16,12 +16,11 @@ from torch import Tensor
 
 from avow.kernels import causal_scan, cuts
 from avow.kernels.cuts import divided, padded
-from avow.kernels.linear_attention import LinearState, check, shared
+from avow.kernels.linear_attention import LinearState, blank, check, like_inputs, shared
 from avow.kernels.scan_kernels import COLUMNS, NORMALISED, PLAIN, PRECISION, ROWS
-from avow.kernels.tiles import into, tile
+from avow.kernels.tiles import TINY, into, tile
 
 _NORMALISED, _ROWS, _COLUMNS = (tl.constexpr(mode) for mode in (NORMALISED, ROWS, COLUMNS))
-_TINY = tl.constexpr(2.0**-126)
 # Rows of a chunk, and chunks per program.
 _CHUNK, _MANY = 64, 8
 
@@ -65,7 +64,7 @@ def _collected(
     sums = tl.load(state + place * (M * E) + entry, mask=inside, other=0.0)
     if MODE == _NORMALISED:
         beside = tl.load(total + place * M + feature, mask=feature < M, other=0.0)
-    if MODE == _ROWS or MODE == _COLUMNS:  # noqa: SIM109 - Triton knows no `in` for constants
+    if MODE == _ROWS or MODE == _COLUMNS:
         beside = tl.load(total + place * E + column, mask=column < E, other=0.0)
     for step in range(MANY):
         start = (part * MANY + step).to(tl.int64) * C
@@ -76,7 +75,7 @@ def _collected(
         if MODE == _NORMALISED:
             divisor = tl.sum(xs.to(tl.float32) * beside[None, :], 1)
             tl.store(norm + rest + row, divisor, mask=(row < left) & (block == 0))
-            found = found / tl.where(tl.abs(divisor) < _TINY, 1.0, divisor)[:, None]
+            found = found / tl.where(tl.abs(divisor) < TINY, 1.0, divisor)[:, None]
         if MODE == _ROWS:
             w = tl.load(weight + rest + row, mask=row < left, other=0.0)
             u = tl.load(slope + rest + row, mask=row < left, other=0.0)
@@ -106,8 +105,8 @@ def _collect(
     chunk = _CHUNK if m <= 256 and x.element_size() == 2 else 32
     _collected[(b * heads, max(1, divided(n, chunk * _MANY)), divided(e, columns))](
         x,
-        sums if weight is None else weight,
-        sums if slope is None else slope,
+        weight,
+        slope,
         sums,
         state.total,
         out,
@@ -161,11 +160,10 @@ def _forward(q: Tensor, k: Tensor, v: Tensor, normalise: bool) -> tuple[Tensor, 
 
 
 @_forward.register_fake
-def _(q: Tensor, k: Tensor, v: Tensor, normalise: bool) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+def _(q, k, v, normalise):
     (b, h, n, m), g, e = q.shape, k.shape[1], v.shape[3]
-    norm = q.new_empty(b, h, n if normalise else 0, dtype=torch.float32)
-    total = q.new_empty(b, g, m if normalise else 0, dtype=torch.float32)
-    return q.new_empty(b, h, n, e), norm, q.new_empty(b, g, m, e, dtype=torch.float32), total
+    norm, total = (b, h, n if normalise else 0), (b, g, m if normalise else 0)
+    return q.new_empty(b, h, n, e), *blank(q, norm, (b, g, m, e), total)
 
 
 @torch.library.custom_op("avow::linear_attention_whole_backward", mutates_args=())
@@ -194,19 +192,7 @@ def _backward(
     return dq, dk, _collect(k, felt, g, PLAIN)[0]
 
 
-@_backward.register_fake
-def _(
-    gradient: Tensor,
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    out: Tensor,
-    norm: Tensor,
-    sums: Tensor,
-    total: Tensor,
-    normalise: bool,
-) -> tuple[Tensor, Tensor, Tensor]:
-    return q.new_empty(q.shape), k.new_empty(k.shape), v.new_empty(v.shape)
+_backward.register_fake(like_inputs)
 
 
 def _keep(ctx, inputs, output):

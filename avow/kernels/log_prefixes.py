@@ -2,10 +2,34 @@
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 import triton
 import triton.language as tl
+from jaxtyping import Float32
+from torch import Tensor
 
-from avow.kernels.feature_tiles import LOWEST
+from avow.kernels.cuts import Cut, divided, padded
+from avow.kernels.tiles import LOWEST
+
+
+class Known(NamedTuple):
+    """Sums of each part, before each, or over all, relative to 2^tops; features have tops of their own or share one."""
+
+    sums: Float32[Tensor, "*heads m e"]
+    totals: Float32[Tensor, "*heads m"]
+    tops: Float32[Tensor, "..."]
+
+
+class Begin(NamedTuple):
+    """The sums that a scan begins with, if any."""
+
+    sums: Tensor | None = None
+    totals: Tensor | None = None
+    tops: Tensor | None = None
+
+
+NOTHING = Begin()
 
 
 @triton.jit
@@ -24,30 +48,28 @@ def log_prefixes(
     WIDTH: tl.constexpr,
     LOGS: tl.constexpr,
     BLOCK: tl.constexpr,
-    GIVEN: tl.constexpr,
-    WHOLE: tl.constexpr,
     REVERSE: tl.constexpr,
-    PACKED: tl.constexpr,
-    PIECES: tl.constexpr = 1,
+    PIECES: tl.constexpr,
     before=None,
 ):
     """Sums of parts, each relative to its own top, become what lies before each part, relative to `lower`.
 
-    Of SIZE sums, every WIDTH share a feature, and features share LOGS tops. The sum of all parts is asked for where
-    nothing comes after that knows it. Sums of parts may come in pieces; there is a tensor of its own, then, for what
-    lies `before` parts.
+    Of SIZE sums, every WIDTH share a feature, and features share LOGS tops. The `final` sum of all parts is asked for
+    where nothing comes after that knows it. Sums of parts may come in pieces; there is a tensor of its own, then, for
+    what lies `before` parts.
     """
+    WHOLE: tl.constexpr = final is not None
     head, block, sequence = tl.program_id(0).to(tl.int64), tl.program_id(1), tl.program_id(2)
     place = block * BLOCK + tl.arange(0, BLOCK)
     inside = place < SIZE
     at = (place // WIDTH) % LOGS
     leads = inside & (place % WIDTH == 0) & (place // WIDTH < LOGS)
     first, behind = 0, parts
-    if PACKED:
+    if ends is not None:
         first, behind = tl.load(ends + sequence), tl.load(ends + sequence + 1)
     state = tl.zeros((BLOCK,), tl.float32)
     top = tl.full((BLOCK,), LOWEST, tl.float32)
-    if GIVEN:
+    if initial is not None:
         state = tl.load(initial + (sequence * groups + head) * SIZE + place, mask=inside, other=0.0)
         top = tl.load(initial_tops + (sequence * groups + head) * LOGS + at, mask=inside, other=0.0)
     for step in range(first, behind):
@@ -74,3 +96,44 @@ def log_prefixes(
     if WHOLE:
         tl.store(final + (sequence * groups + head) * SIZE + place, state, mask=inside)
         tl.store(final_tops + (sequence * groups + head) * LOGS + at, top, mask=leads)
+
+
+def before_parts(
+    added: Known,
+    parts: Cut,
+    begin: Begin = NOTHING,
+    reverse: bool = False,
+    pieces: int | None = None,
+    batch: int | None = None,
+) -> Known:
+    """What lies before each part, from what each adds, in its place; or, of a whole batch, the sums over all parts.
+
+    Where parts come in `pieces`, it has a place of its own.
+    """
+    heads, m, many = added.totals.shape[0], added.totals.shape[2], parts.parts
+    lower = added.tops.new_empty(heads, many, *added.tops.shape[2:])
+    last = None if batch is None else Known(*(x.new_empty(batch, heads // batch, *x.shape[2:]) for x in added))
+    before = [x if pieces is None else x.new_empty(heads, many, *x.shape[2:]) for x in added[:2]]
+    for i, width in enumerate((added.sums.shape[3], 1)):
+        block = min(1024, padded(m * width))
+        log_prefixes[(heads, divided(m * width, block), parts.sequences)](
+            added[i],
+            added.tops,
+            lower,
+            begin[i],
+            begin.tops,
+            parts.ends,
+            None if last is None else last[i],
+            None if last is None else last.tops,
+            many,
+            heads,
+            SIZE=m * width,
+            WIDTH=width,
+            LOGS=1 if added.tops.ndim == 2 else m,
+            BLOCK=block,
+            REVERSE=reverse,
+            PIECES=1 if pieces is None else pieces,
+            before=None if pieces is None else before[i],
+            num_warps=4,
+        )
+    return Known(before[0], before[1], lower) if last is None else last

@@ -14,7 +14,7 @@ from avow.errors import NotDifferentiable
 from avow.kernels import feature_attention as features
 from avow.kernels import linear_step
 from avow.kernels import separable_attention as columns
-from avow.kernels.separable_twin import ColumnSums
+from avow.kernels.separable_attention import ColumnSums
 from avow.maths import kernel_rounding, scan
 from avow.maths.features import Frame
 from avow.maths.kernel_rounding import KernelRounding

@@ -14,22 +14,15 @@ import triton.language as tl
 from jaxtyping import Float32
 from torch import Tensor
 
+from avow.kernels.answers import Decoded, merged_twin
 from avow.kernels.choice import Chosen
-from avow.kernels.gather_attention import (
-    ROWS,
-    TILE,
-    WARPS,
-    attend,
-    attended_twin,
-    blank_parts,
-    lift,
-    programs,
-    share_of,
-    shares,
-    span_of,
-)
-from avow.kernels.merging import Decoded, merge, merged_twin, rounding_of, slots_of
-from avow.kernels.sketch_pass import Terms, by_head
+from avow.kernels.cuts import padded
+from avow.kernels.gather_attention import attended_twin, blank_parts
+from avow.kernels.heads import by_head
+from avow.kernels.list_shares import programs, share_of, shares, slots_of, span_of, tiles_again
+from avow.kernels.merging import merge, rounding_of
+from avow.kernels.sketch_pass import Terms
+from avow.kernels.tile_attention import ROWS, WARPS, attend, lift
 from avow.kernels.tiles import interpreted
 
 # Parts that one warp merges at once.
@@ -68,7 +61,6 @@ def _read_again(
     DP: tl.constexpr,
     E: tl.constexpr,
     EP: tl.constexpr,
-    TILE: tl.constexpr,
     HEADS: tl.constexpr,
     PROGRAMS: tl.constexpr,
     CHUNK: tl.constexpr,
@@ -78,7 +70,8 @@ def _read_again(
 ):
     """One share of all tokens of heads with a row that is not within what was allowed."""
     program = tl.program_id(0)
-    ends, counts, share = shares(within, heads, 0, s, R, HEADS, 1, PROGRAMS, TILE, True)
+    counts = tiles_again(within, heads, s, R, HEADS)
+    ends, share = shares(counts, PROGRAMS)
     begin, stop, first, beyond = share_of(program, ends, share)
     for head in range(first, beyond):
         start, end = span_of(head, ends, counts, begin, stop, HEADS)
@@ -91,36 +84,21 @@ def _read_again(
             k,
             v,
             peak,
-            within,
-            peak,
-            peak,
-            peak,
-            peak,
             total,
             values,
             square,
-            peak,
-            peak,
             factor,
             k_stride,
             v_stride,
-            0,
-            s,
-            0,
-            0,
             R,
             RP,
             D,
             DP,
             E,
             EP,
-            TILE,
-            1,
             LIFT,
-            0,
-            False,
-            True,
             FAST,
+            s,
         )
         slot, slots = slots_of(head, ends, counts, share, HEADS)
         # All threads have written before one of them says so.
@@ -138,41 +116,25 @@ def _read_again(
                     total,
                     values,
                     square,
-                    peak,
-                    peak,
-                    peak,
-                    peak,
-                    peak,
                     most,
                     most,
                     out,
                     bound,
-                    within,
                     length,
-                    0.0,
-                    0.0,
                     scale,
                     logit_error,
                     per_tile,
                     narrow,
                     halves,
                     vanished,
-                    0.0,
-                    0.0,
-                    0.0,
-                    0,
                     R,
                     D,
                     DP,
                     E,
                     EP,
-                    TILE,
                     CHUNK,
                     CHUNK,
-                    1,
                     LARGEST,
-                    False,
-                    True,
                 )
 
 
@@ -212,10 +174,9 @@ def read_again(
         R=h // g,
         RP=ROWS,
         D=d,
-        DP=max(16, triton.next_power_of_2(d)),
+        DP=padded(d),
         E=e,
-        EP=max(16, triton.next_power_of_2(e)),
-        TILE=TILE,
+        EP=padded(e),
         HEADS=triton.next_power_of_2(heads),
         PROGRAMS=count,
         CHUNK=_CHUNK,

@@ -12,7 +12,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from avow.kernels.tiles import into, piece_of, span, tile
+from avow.kernels.tiles import TINY, into, piece_of, span, tile
 from avow.kernels.totals import (
     as_columns,
     as_rows,
@@ -27,8 +27,6 @@ from avow.kernels.totals import (
 # Only x·y; divide by Σ_j x·y; α = u, β = 1, rows weighted at the end; α = 1, β = w u.
 PLAIN, NORMALISED, ROWS, COLUMNS = 0, 1, 2, 3
 _NORMALISED, _ROWS, _COLUMNS = (tl.constexpr(mode) for mode in (NORMALISED, ROWS, COLUMNS))
-# Normalisers below this belong to rows that see nothing.
-_TINY = tl.constexpr(2.0**-126)
 # Products of float32 as three of TF32: within a few units of float32, at tensor cores' speed.
 PRECISION = "tf32x3"
 
@@ -66,7 +64,7 @@ def part_sums(
     head, piece, block = tl.program_id(0), tl.program_id(1), tl.program_id(2)
     pieces = tl.num_programs(1)
     start, many, _, last = span(piece // PIECES, pieces // PIECES, length, rows, table, REVERSE, PACKED)
-    if not WHOLE:  # noqa: SIM102 - a constant, which removes the rest
+    if not WHOLE:
         if last:
             return
     start, many = piece_of(start, many, piece % PIECES, PIECES, C)
@@ -80,7 +78,7 @@ def part_sums(
     total = as_columns(tl.zeros((MP,), tl.float32), y.dtype.element_ty)
     steps = tl.cdiv(many, C)
     for step in range(steps):
-        if REVERSE:  # noqa: SIM108 - a choice between constants is one for Triton only as a statement
+        if REVERSE:
             chunk = step
         else:
             chunk = steps - 1 - step
@@ -97,7 +95,7 @@ def part_sums(
     place = head.to(tl.int64) * pieces + piece
     inside = (feature < M)[:, None] & (column < E)[None, :]
     tl.store(sums + place * (M * E) + feature[:, None] * E + column[None, :], state, mask=inside)
-    if MODE == _NORMALISED or MODE == _COLUMNS:  # noqa: SIM109
+    if MODE == _NORMALISED or MODE == _COLUMNS:
         tl.store(totals + place * M + feature, from_columns(total), mask=(feature < M) & (block == 0))
 
 
@@ -112,18 +110,16 @@ def part_prefixes(
     SIZE: tl.constexpr,
     BLOCK: tl.constexpr,
     PIECES: tl.constexpr,
-    GIVEN: tl.constexpr,
     REVERSE: tl.constexpr,
-    PACKED: tl.constexpr,
 ):
     """What lies before each part, in the order of the scan, from the sums of all pieces."""
     head, block, sequence = tl.program_id(0).to(tl.int64), tl.program_id(1), tl.program_id(2)
     place = block * BLOCK + tl.arange(0, BLOCK)
     inside = place < SIZE
     first, behind = 0, parts
-    if PACKED:
+    if ends is not None:
         first, behind = tl.load(ends + sequence), tl.load(ends + sequence + 1)
-    if GIVEN:
+    if initial is not None:
         state = tl.load(initial + (sequence * groups + head) * SIZE + place, mask=inside, other=0.0)
     else:
         state = tl.zeros((BLOCK,), tl.float32)
@@ -197,16 +193,16 @@ def part_rows(
     state = tl.load(before + place * (M * E) + entry, mask=inside, other=0.0)
     if MODE == _NORMALISED:
         total = as_columns(tl.load(totals + place * M + feature, mask=feature < M, other=0.0), y.dtype.element_ty)
-    if MODE == _ROWS or MODE == _COLUMNS:  # noqa: SIM109
+    if MODE == _ROWS or MODE == _COLUMNS:
         total = as_rows(tl.load(totals + place * E + column, mask=column < E, other=0.0), C, z.dtype.element_ty)
-    if REVERSE:  # noqa: SIM108
+    if REVERSE:
         seen = row[:, None] <= row[None, :]
     else:
         seen = row[:, None] >= row[None, :]
     kind = x.dtype.element_ty
     steps = tl.cdiv(many, C)
     for step in range(steps):
-        if REVERSE:  # noqa: SIM108
+        if REVERSE:
             chunk = steps - 1 - step
         else:
             chunk = step
@@ -232,7 +228,7 @@ def part_rows(
             divisor = tl.sum(pairs, 1) + within(xs, total)
             total = columns_grown(total, ys)
             tl.store(norm + rest + ahead + row, divisor, mask=(row < left) & (block == 0))
-            found = found * (1 / tl.where(tl.abs(divisor) < _TINY, 1.0, divisor))[:, None]
+            found = found * (1 / tl.where(tl.abs(divisor) < TINY, 1.0, divisor))[:, None]
         if MODE == _COLUMNS:
             total = rows_weighted(total, zs, u)
         if MODE == _ROWS:
@@ -281,7 +277,7 @@ def weighted_rows(
     o = tl.load(out + there, mask=inside, other=0.0).to(tl.float32)
     z = tl.load(norm + place, mask=row < rows, other=1.0)
     # A row that saw nothing was divided by one.
-    empty = tl.abs(z) < _TINY
+    empty = tl.abs(z) < TINY
     w, u = 1 / tl.where(empty, 1.0, z), tl.where(empty, 0.0, -tl.sum(g * o, 1))
     tl.store(weight + place, w, mask=row < rows)
     tl.store(slope + place, u, mask=row < rows)

@@ -8,26 +8,41 @@ themselves and a number per row.
 from __future__ import annotations
 
 import math
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 import triton
 import triton.language as tl
-from jaxtyping import Float, Int
+from jaxtyping import Bool, Float, Float32, Int
 from torch import Tensor
 
 from avow.errors import ParameterError, ShapeError
 from avow.kernels import causal_scan, cuts, separable_columns, separable_scan
 from avow.kernels.cuts import Cut, padded
-from avow.kernels.linear_attention import check
-from avow.kernels.log_prefixes import log_prefixes
-from avow.kernels.separable_backward import Known, causal_gradients, whole_gradients
-from avow.kernels.separable_twin import ColumnSums, SeparableMean
+from avow.kernels.linear_attention import blank, check, like_inputs
+from avow.kernels.log_prefixes import Begin, Known, before_parts
+from avow.kernels.separable_backward import causal_gradients, whole_gradients
 from avow.kernels.tiles import interpreted
 
 _LOG2E = math.log2(math.e)
 # Rows of a chunk, and chunks of rows per program.
 _CHUNK, _MANY = 64, 8
+
+
+class ColumnSums(NamedTuple):
+    """All that is remembered of the keys so far: sums relative to e^top, feature by feature."""
+
+    sums: Float32[Tensor, "s g d e"]
+    total: Float32[Tensor, "s g d"]
+    top: Float32[Tensor, "s g d"]
+
+
+class SeparableMean(NamedTuple):
+    """The answer, whether keys rose too steeply for float32 to carry it, and the sums after the last key."""
+
+    out: Float[Tensor, "b h n e"]
+    lost: Bool[Tensor, ""]
+    last: ColumnSums
 
 
 def separable_attention(
@@ -86,16 +101,13 @@ def _constants(d: int, e: int, kind: torch.dtype) -> dict[str, Any]:
     }
 
 
-def _summed(
-    k: Tensor, v: Tensor, factor: float, parts: Cut, begin: tuple[Tensor | None, ...], whole: bool
-) -> list[Tensor]:
+def _summed(k: Tensor, v: Tensor, factor: float, parts: Cut, begin: Begin, whole: bool) -> Known:
     """What lies before each part, relative to tops; or, of all parts, the whole sums and tops."""
     (b, g, n, d), e = k.shape, v.shape[3]
     constants = _constants(d, e, k.dtype)
     blocks = triton.cdiv(e, constants["EB"])
     sums = k.new_empty(b * g, parts.parts, d, e, dtype=torch.float32)
-    totals, tops, lower = (k.new_empty(b * g, parts.parts, d, dtype=torch.float32) for _ in range(3))
-    packed = parts.table is not None
+    totals, tops = (k.new_empty(b * g, parts.parts, d, dtype=torch.float32) for _ in range(2))
     if whole or parts.parts > 1:
         separable_columns.column_sums[(b * g, parts.parts, blocks)](
             k,
@@ -111,37 +123,11 @@ def _summed(
             factor,
             H=g,
             WHOLE=whole,
-            PACKED=packed,
+            PACKED=parts.table is not None,
             FAST=not interpreted(),
             **constants,
         )
-    shapes = ((b, g, d, e), (b, g, d), (b, g, d)) if whole else ((0,), (0,), (0,))
-    last = [k.new_empty(shape, dtype=torch.float32) for shape in shapes]
-    sequences = 1 if parts.ends is None else len(parts.ends) - 1
-    for held, width, given, final in ((sums, e, begin[0], last[0]), (totals, 1, begin[1], last[1])):
-        block = min(1024, padded(d * width))
-        log_prefixes[(b * g, triton.cdiv(d * width, block), sequences)](
-            held,
-            tops,
-            lower,
-            sums if given is None else given,
-            sums if begin[2] is None else begin[2],
-            parts.ends,
-            final,
-            last[2],
-            parts.parts,
-            b * g,
-            SIZE=d * width,
-            WIDTH=width,
-            LOGS=d,
-            BLOCK=block,
-            GIVEN=given is not None,
-            WHOLE=whole,
-            REVERSE=False,
-            PACKED=packed,
-            num_warps=4,
-        )
-    return last if whole else [sums, totals, lower]
+    return before_parts(Known(sums, totals, tops), parts, begin, batch=b if whole else None)
 
 
 @torch.library.custom_op("avow::separable_attention", mutates_args=())
@@ -161,19 +147,17 @@ def _forward(
     (b, h, n, d), g, e = q.shape, k.shape[1], v.shape[3]
     factor, constants = _LOG2E / temperature, _constants(d, e, q.dtype)
     blocks = triton.cdiv(e, constants["EB"])
-    whole = _parts(q, k, e, causal)
-    parts = whole if starts is None else cuts.cut_packed(whole, starts, n)
-    begin = (initial, initial_total, initial_top)
-    known = _summed(k, v, factor, parts, begin, not causal)
+    parts = cuts.cut_packed(_parts(q, k, e, causal), starts, n)
+    known = _summed(k, v, factor, parts, Begin(initial, initial_total, initial_top), not causal)
     out = q.new_empty(b, h, n, e)
     if not causal:
         lost = torch.zeros(b * h, 1, dtype=torch.int32, device=q.device)
         separable_scan.mixed_rows[(b * h, triton.cdiv(n, constants["C"] * _MANY), blocks)](
-            q, known[0], known[1], out, *q.stride()[:3], n, factor, H=h, R=h // g, MANY=_MANY, **constants
+            q, known.sums, known.totals, out, *q.stride()[:3], n, factor, H=h, R=h // g, MANY=_MANY, **constants
         )
-        return out, lost, *known, *(q.new_empty(0, dtype=torch.float32) for _ in range(3))  # type: ignore[return-value]
+        return out, lost, *known, *Known(*blank(q, (0,), (0,), (0,)))
     sequences = b if starts is None else len(starts) - 1
-    last = [q.new_empty(sequences, g, *rest, dtype=torch.float32) for rest in ((d, e), (d,), (d,))]
+    last = Known(*blank(q, *((sequences, g, *rest) for rest in ((d, e), (d,), (d,)))))
     lost = q.new_empty(b * h, parts.parts, dtype=torch.int32)
     separable_scan.causal_rows[(b * h, parts.parts, blocks)](
         q,
@@ -196,21 +180,11 @@ def _forward(
         FAST=not interpreted(),
         **constants,
     )
-    return out, lost, *last, *known  # type: ignore[return-value]
+    return out, lost, *last, *known
 
 
 @_forward.register_fake
-def _(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    causal: bool,
-    temperature: float,
-    initial: Tensor | None,
-    initial_total: Tensor | None,
-    initial_top: Tensor | None,
-    starts: Tensor | None,
-) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
+def _(q, k, v, causal, temperature, initial, initial_total, initial_top, starts):
     (b, h, n, d), g, e = q.shape, k.shape[1], v.shape[3]
     sequences = b if starts is None else len(starts) - 1
     parts: int | torch.SymInt = 1
@@ -218,8 +192,7 @@ def _(
         parts = _parts(q, k, e, True).parts if starts is None else torch.library.get_ctx().new_dynamic_size()
     shapes = [(sequences, g, *rest) for rest in ((d, e), (d,), (d,))]
     shapes += [(b * g, parts, *rest) for rest in ((d, e), (d,), (d,))] if causal else [(0,), (0,), (0,)]
-    rest = (q.new_empty(shape, dtype=torch.float32) for shape in shapes)
-    return q.new_empty(b, h, n, e), q.new_empty(b * h, parts, dtype=torch.int32), *rest  # type: ignore[return-value]
+    return q.new_empty(b, h, n, e), q.new_empty(b * h, parts, dtype=torch.int32), *blank(q, *shapes)
 
 
 @torch.library.custom_op("avow::separable_attention_backward", mutates_args=())
@@ -241,26 +214,11 @@ def _backward(
     known, factor, cold = Known(sums, totals, tops), _LOG2E / temperature, 1 / temperature
     if not causal:
         return whole_gradients(gradient, q, k, v, out, known, factor, cold)
-    whole = _parts(q, k, v.shape[3], True)
-    parts = whole if starts is None else cuts.cut_packed(whole, starts, q.shape[2])
+    parts = cuts.cut_packed(_parts(q, k, v.shape[3], True), starts, q.shape[2])
     return causal_gradients(gradient, q, k, v, out, known, parts, factor, cold)
 
 
-@_backward.register_fake
-def _(
-    gradient: Tensor,
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    out: Tensor,
-    sums: Tensor,
-    totals: Tensor,
-    tops: Tensor,
-    causal: bool,
-    temperature: float,
-    starts: Tensor | None,
-) -> tuple[Tensor, Tensor, Tensor]:
-    return q.new_empty(q.shape), k.new_empty(k.shape), v.new_empty(v.shape)
+_backward.register_fake(like_inputs)
 
 
 def _keep(ctx, inputs, output):

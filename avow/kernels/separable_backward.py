@@ -7,12 +7,12 @@ from typing import Any, NamedTuple
 import torch
 import triton
 import triton.language as tl
-from jaxtyping import Float, Float32
+from jaxtyping import Float
 from torch import Tensor
 
 from avow.kernels import cuts
 from avow.kernels.cuts import Cut, padded
-from avow.kernels.log_prefixes import log_prefixes
+from avow.kernels.log_prefixes import Known, before_parts
 from avow.kernels.separable_gradients import key_gradients, query_gradients
 from avow.kernels.separable_whole import column_gradients, mixed_gradients
 from avow.kernels.tiles import interpreted
@@ -21,14 +21,6 @@ from avow.kernels.tiles import interpreted
 _MANY = 8
 # Rows of a chunk and warps of a program for causal rows of at most 64 channels.
 _NARROW = 16, 4
-
-
-class Known(NamedTuple):
-    """Sums of exponentials and values before each part, or over all keys, relative to 2^tops."""
-
-    sums: Float32[Tensor, "*heads d e"]
-    totals: Float32[Tensor, "*heads d"]
-    tops: Float32[Tensor, "*heads d"]
 
 
 class Gradients(NamedTuple):
@@ -211,7 +203,7 @@ def causal_gradients(
     )
     if h > g:
         sums, pulls = (x.unflatten(0, (b * g, -1)).sum(1) for x in (sums, pulls))
-    after = _after(sums, pulls, lows, parts)
+    after = before_parts(Known(sums, pulls, lows), parts, reverse=True)
     for block in blocks:
         key_gradients[(b * g, parts.parts, block.programs)](
             q,
@@ -243,34 +235,3 @@ def causal_gradients(
             **constants,
         )
     return found
-
-
-def _after(sums: Tensor, pulls: Tensor, lows: Tensor, parts: Cut) -> Known:
-    """What comes after each part, from what each adds."""
-    heads, _, d, e = sums.shape
-    tops = torch.empty_like(lows)
-    sequences = 1 if parts.ends is None else len(parts.ends) - 1
-    for held, width in ((sums, e), (pulls, 1)):
-        block = min(1024, padded(d * width))
-        log_prefixes[(heads, triton.cdiv(d * width, block), sequences)](
-            held,
-            lows,
-            tops,
-            sums,
-            sums,
-            parts.ends,
-            sums,
-            sums,
-            parts.parts,
-            heads,
-            SIZE=d * width,
-            WIDTH=width,
-            LOGS=d,
-            BLOCK=block,
-            GIVEN=False,
-            WHOLE=False,
-            REVERSE=True,
-            PACKED=parts.table is not None,
-            num_warps=4,
-        )
-    return Known(sums, pulls, tops)

@@ -8,8 +8,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from avow.kernels.feature_tiles import LOWEST, short
-from avow.kernels.tiles import exp2_near, nearest, span, tile
+from avow.kernels.tiles import LOWEST, exp2_near, nearest, short, span, tile
 
 # Columns of ones that totals are products with, all the same.
 _ONES = tl.constexpr(32)
@@ -31,7 +30,7 @@ def keys(y, row, left):
 def _whole_rows(base, stride, row, column, WIDTH: tl.constexpr, PADDED: tl.constexpr):
     """Some rows of a matrix that has them all."""
     place = base + row[:, None] * stride + column[None, :]
-    if WIDTH % PADDED == 0:  # noqa: SIM108 - a constant
+    if WIDTH % PADDED == 0:
         found = tl.load(place)
     else:
         found = tl.load(place, mask=(column < WIDTH)[None, :], other=0.0)
@@ -41,7 +40,7 @@ def _whole_rows(base, stride, row, column, WIDTH: tl.constexpr, PADDED: tl.const
 @triton.jit
 def _nothing(DP: tl.constexpr, KIND: tl.constexpr):
     """Totals of no keys; in bfloat16 as many times as products have columns."""
-    if tl.bfloat16 == KIND:  # noqa: SIM108
+    if tl.bfloat16 == KIND:
         total = tl.zeros((DP, _ONES), tl.float32)
     else:
         total = tl.zeros((DP,), tl.float32)
@@ -96,7 +95,7 @@ def column_sums(
     head, part, block = tl.program_id(0), tl.program_id(1), tl.program_id(2)
     parts = tl.num_programs(1)
     start, many, _begins, last = span(part, parts, length, rows, table, False, PACKED)
-    if not WHOLE:  # noqa: SIM102 - a constant, which removes the rest
+    if not WHOLE:
         if last:
             return
     batch, own = (head // H).to(tl.int64), (head % H).to(tl.int64)

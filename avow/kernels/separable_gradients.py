@@ -10,9 +10,9 @@ gradient g of the rows and :math:`c_{if} = g_i \cdot \sum_{j \le i} w_{jf} v_j /
 
 The walk forward knows the sums of keys and values, finds dq and δ, and leaves what every part adds to Γ. The walk back
 finds dk and dv; it has Z from totals, and sums of σc from sums, that the walk forward left at every chunk, and c within
-a chunk from dq. Sums of keys are
-relative to the largest so far, as in the forward pass, and so is Γ, the other way round: its terms have the sizes of
-1 / Z, which only grow towards the beginning, where its reference falls. No power of two is ever above one.
+a chunk from dq. Sums of keys are relative to the largest so far, as in the forward pass, and so is Γ, the other way
+round: its terms have the sizes of 1 / Z, which only grow towards the beginning, where its reference falls. No power of
+two is ever above one.
 """
 
 from __future__ import annotations
@@ -20,12 +20,11 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from avow.kernels.feature_tiles import LOWEST, short
 from avow.kernels.separable_columns import keys
-from avow.kernels.tiles import exp2_near, nearest, span, tile
+from avow.kernels.tiles import LOWEST, exp2_near, nearest, short, span, tile
 from avow.maths import kernel_rounding
 
-_TINY = tl.constexpr(kernel_rounding.THIN)
+_THIN = tl.constexpr(kernel_rounding.THIN)
 
 
 @triton.jit
@@ -59,7 +58,7 @@ def inverse_of(prefix, FAST: tl.constexpr):
         )
     else:
         found = 1 / prefix
-    return tl.where(prefix < _TINY, 0.0, found)
+    return tl.where(prefix < _THIN, 0.0, found)
 
 
 @triton.jit

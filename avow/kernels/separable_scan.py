@@ -13,13 +13,12 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from avow.kernels.feature_tiles import LOWEST, short
 from avow.kernels.separable_columns import keys
-from avow.kernels.tiles import nearest, span, tile
+from avow.kernels.tiles import LOWEST, nearest, short, span, tile
 from avow.maths import kernel_rounding
 
 # Totals below this, relative to the largest key of a chunk, may have lost terms that count.
-_TINY = tl.constexpr(kernel_rounding.THIN)
+_THIN = tl.constexpr(kernel_rounding.THIN)
 
 
 @triton.jit
@@ -105,9 +104,9 @@ def causal_rows(
         total = total * shrink
         # What each row has seen of each feature: the products that make the numerator, summed.
         prefix = tl.dot(ones, weight, input_precision=PRECISION) + total[None, :]
-        thin = (prefix < _TINY) & (row < left)[:, None] & (feature < D)[None, :]
+        thin = (prefix < _THIN) & (row < left)[:, None] & (feature < D)[None, :]
         missing += tl.sum(thin.to(tl.int32), 1)
-        share = (mixture(xs, factor, feature, D, DP) / tl.where(prefix < _TINY, 1.0, prefix)).to(KIND)
+        share = (mixture(xs, factor, feature, D, DP) / tl.where(prefix < _THIN, 1.0, prefix)).to(KIND)
         share = nearest(share, PRECISION)
         pairs = tl.where(seen, tl.dot(share, tl.trans(weight), input_precision=PRECISION), 0.0).to(KIND)
         found = tl.dot(share, nearest(state.to(KIND), PRECISION), input_precision=PRECISION)

@@ -1,32 +1,17 @@
-"""Separable attention in plain torch, as its kernels compute it, and the states that both keep."""
+"""Separable attention in plain torch, as its kernels compute it: on any device and for any type, float64 too."""
 
 from __future__ import annotations
 
 import math
-from typing import NamedTuple
 
 import torch
-from jaxtyping import Bool, Float, Float32, Int
+from jaxtyping import Float, Int
 from torch import Tensor
+
+from avow.kernels.separable_attention import ColumnSums, SeparableMean
 
 # Rows of a chunk.
 _CHUNK = 64
-
-
-class ColumnSums(NamedTuple):
-    """All that is remembered of the keys so far: sums relative to e^top, feature by feature."""
-
-    sums: Float32[Tensor, "s g d e"]
-    total: Float32[Tensor, "s g d"]
-    top: Float32[Tensor, "s g d"]
-
-
-class SeparableMean(NamedTuple):
-    """The answer, whether keys rose too steeply for float32 to carry it, and the sums after the last key."""
-
-    out: Float[Tensor, "b h n e"]
-    lost: Bool[Tensor, ""]
-    last: ColumnSums
 
 
 def separable_attention_twin(

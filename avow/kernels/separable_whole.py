@@ -12,10 +12,9 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from avow.kernels.feature_tiles import short
 from avow.kernels.separable_columns import keys
 from avow.kernels.separable_gradients import mixture_block
-from avow.kernels.tiles import exp2_near, nearest, span, tile
+from avow.kernels.tiles import exp2_near, nearest, short, span, tile
 
 
 @triton.jit

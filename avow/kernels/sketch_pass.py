@@ -12,7 +12,6 @@ written is a byte, not a number of four. A token whose offset would not fit is t
 
 from __future__ import annotations
 
-import math
 from typing import NamedTuple
 
 import torch
@@ -21,35 +20,25 @@ import triton.language as tl
 from jaxtyping import Float, Float32, Int32, UInt8
 from torch import Tensor
 
-from avow.errors import ShapeError
+from avow.kernels.cuts import padded
+from avow.kernels.heads import by_head
+from avow.kernels.step_constants import CONSTANTS, LIMIT, LOWEST_TERM, SIBLINGS, STEPS, Prepared
 from avow.kernels.tiles import exp2_near, interpreted, log2_near
-from avow.maths.rounding import gamma, unit
 from avow.maths.sketch import GROUP, Sketch, unpacked
 
-# Terms are counted in eighths of an octave.
-STEPS = 8
-# The largest term there is, in steps: far below 2^22, so that adding `_WHOLE` leaves a whole number in the lowest bits.
-LIMIT = 2**21
-# Query heads that share a key head, at most: the smallest tile of a tensor core.
-SIBLINGS = 8
-# Bins of the histogram that is emptied here and filled later.
-BINS = 128
+_GROUP = tl.constexpr(GROUP)
 # Queries times scales are rounded to float16; this power of two keeps them away from the ends of its range.
 _LIFT = tl.constexpr(2.0**12)
 # Covers what log2 and its sums round, in steps, and the half that makes the nearest whole number one above.
 _PAD = tl.constexpr(0.5 + 2.0**-6)
-_LOWEST = tl.constexpr(-(2**21))
-_HIGHEST = tl.constexpr(2.0**21)
+_HIGHEST = tl.constexpr(float(LIMIT))
 # Added to a number of at most 2^22, it leaves the nearest whole number in the lowest bits, and there without it.
 _WHOLE, _BARE = tl.constexpr(1.5 * 2.0**23), tl.constexpr(0x4B400000)
 # What a token is expected to weigh is taken this share of its interval below the middle: where few tokens make up the
 # whole mass, a guess too high would have too little read. Errors of products spread about an eighth of their bound.
 _DOUBT = tl.constexpr(0.25)
-# Constants of a head: what its queries are multiplied by, what products are, and what widens intervals.
-_CONSTANTS = tl.constexpr(5)
-# Groups per program of the first kernel, and how many programs of the second an H200 runs at once: one warp each,
-# eight to a processor.
-_MANY, _AT_ONCE = 64, 132 * 8
+# Programs that an H200 runs at once: one warp each, eight to a processor.
+_AT_ONCE = 132 * 8
 
 
 class Terms(NamedTuple):
@@ -68,106 +57,6 @@ class Terms(NamedTuple):
     """Zeros: how many programs have filled in their part."""
     lengths: Float[Tensor, "bg s"]
     """Those of values that terms count with."""
-
-
-def relative_error(d: int) -> float:
-    """What a product with a sketched row may be off, relative to the query's length and the group's reach.
-
-    Queries times scales are rounded to float16, |q_c·scale_c·code| summing to ‖q‖·reach at most; both products, with
-    the codes and with the zeros (with these in up to three parts), are summed in float32 (on tensor cores, with twice
-    its unit); bringing them to steps and adding them up takes less than 2^-20.
-    """
-    half, u = unit(torch.float16), 2 * unit(torch.float32)
-    return half + (gamma(d + 8, u) + gamma(3 * d + 8, u)) * (1 + half) + 2.0**-20
-
-
-def absolute_error(d: int) -> float:
-    """The same for products that are too small for float16: each by 2^-25, lifted by 2^12, times a code of 240."""
-    return d * 240 * 2.0**-25 * 2.0**-12 + 2.0**-60
-
-
-@triton.jit(do_not_specialize=["c"])
-def _prepared(
-    q,
-    zero,
-    metric,
-    size,
-    most,
-    hint,
-    bias,
-    table,
-    nu,
-    widest,
-    counts,
-    arrived,
-    factor,
-    relative,
-    absolute,
-    least,
-    zero_stride,
-    c,
-    R: tl.constexpr,
-    RP: tl.constexpr,
-    D: tl.constexpr,
-    DP: tl.constexpr,
-    MANY: tl.constexpr,
-    BINS: tl.constexpr,
-    PARTS: tl.constexpr,
-    HINTED: tl.constexpr,
-):
-    """Constants of each head, and the products of queries with the zeros of `MANY` groups."""
-    head, part = tl.program_id(0).to(tl.int64), tl.program_id(1)
-    row, channel = tl.arange(0, RP), tl.arange(0, DP)
-    there = (row < R)[:, None] & (channel < D)[None, :]
-    x = tl.load(q + (head * R + row)[:, None] * D + channel[None, :], mask=there, other=0.0).to(tl.float32)
-    # A power of two at most the largest entry, and its inverse, by their exponents.
-    exponent = (tl.max(tl.abs(x), 1).to(tl.int32, bitcast=True) >> 23) & 255
-    exponent = tl.minimum(tl.maximum(exponent, 32), 253)
-    power, inverse = (
-        (exponent << 23).to(tl.float32, bitcast=True),
-        ((254 - exponent) << 23).to(tl.float32, bitcast=True),
-    )
-    x = x * inverse[:, None]
-    grown = (tl.load(size + head) * factor * power.to(tl.float64)).to(tl.float32)  # (RP,)
-    group = part * MANY + tl.arange(0, MANY)
-    inside = (group < c)[:, None] & (channel < D)[None, :]
-    zeros = tl.load(zero + head * zero_stride + group[:, None] * D + channel[None, :], mask=inside, other=0.0)
-    # Each part holds the next eight bits of the queries, so that every product is exact.
-    coarse = x.to(tl.bfloat16)
-    shift = tl.dot(zeros, tl.trans(coarse))  # (MANY, RP)
-    for _ in tl.static_range(PARTS - 1):
-        x = x - coarse.to(tl.float32)
-        coarse = x.to(tl.bfloat16)
-        shift = tl.dot(zeros, tl.trans(coarse), shift)
-    shift = shift * grown[None, :]
-    place = (head * c + group)[:, None] * R + row[None, :]
-    tl.store(bias + place, shift, mask=(group < c)[:, None] & (row < R)[None, :])
-    if part == 0:
-        x = tl.load(q + (head * R + row)[:, None] * D + channel[None, :], mask=there, other=0.0).to(tl.float32)
-        x = x * inverse[:, None]
-        weight = tl.load(metric + head * D + channel, mask=channel < D, other=0.0)
-        square = x * x
-        # Sums of at most 256 squares, their root and these products round by less than 2^-13.
-        spread = tl.sqrt(tl.sum(square * weight[None, :], 1)) * (1 + 2.0**-13) + 2.0**-60
-        length = tl.sqrt(tl.sum(square, 1)) * (1 + 2.0**-13) + 2.0**-60
-        own = table + (head * RP + row) * _CONSTANTS
-        tl.store(own, inverse)
-        tl.store(own + 1, grown)
-        tl.store(own + 2, spread * grown * (1 + 2.0**-18))
-        tl.store(own + 3, length * grown * relative)
-        tl.store(own + 4, absolute * grown)
-        unit = tl.load(most + head)
-        wide = unit
-        if HINTED:
-            wide = tl.maximum(tl.max(tl.load(hint + head * R + row, mask=row < R, other=0.0), 0), unit * least)
-        # Some length between the longest value's and a millionth of it; which one, only the choice depends on.
-        wide = tl.where((wide > unit * 2.0**-20) & (wide < unit), wide, unit)
-        tl.store(nu + head, tl.where(wide > 0, wide, 1.0))
-        tl.store(widest + head * R + row, tl.full((RP,), _LOWEST, tl.int32), mask=row < R)
-        tl.store(arrived + head * R + row, tl.zeros((RP,), tl.int32), mask=row < R)
-        bins = tl.arange(0, BINS)
-        blank = tl.zeros((RP, BINS), tl.int32)
-        tl.store(counts + (head * R + row)[:, None] * BINS + bins[None, :], blank, mask=(row < R)[:, None])
 
 
 @triton.jit
@@ -224,7 +113,6 @@ def _bounded(
     RP: tl.constexpr,
     W: tl.constexpr,
     WP: tl.constexpr,
-    GROUP: tl.constexpr,
     TWO: tl.constexpr,
     STAGES: tl.constexpr,
     FAST: tl.constexpr,
@@ -235,10 +123,10 @@ def _bounded(
     take groups in turns, so that what all of them read at a time lies together.
     """
     head, part = tl.program_id(0).to(tl.int64), tl.program_id(1)
-    column, byte, token = tl.arange(0, RP), tl.arange(0, WP), tl.arange(0, GROUP)
+    column, byte, token = tl.arange(0, RP), tl.arange(0, WP), tl.arange(0, _GROUP)
     STRIDE: tl.constexpr = 2 if TWO else 1
     row, second = column % (RP // STRIDE), column // (RP // STRIDE)
-    own = table + (head * RP + row) * _CONSTANTS
+    own = table + (head * RP + row) * CONSTANTS
     inverse, grown, spread = tl.load(own), tl.load(own + 1), tl.load(own + 2)
     error, least = tl.load(own + 3), tl.load(own + 4)
     there = (row < R)[None, :] & (byte < W)[:, None]
@@ -248,9 +136,9 @@ def _bounded(
     upper = tl.load(entry + W, mask=there, other=0.0).to(tl.float32) * (lift * 0.0625)[None, :]
     grown = grown * (2.0**24 / _LIFT)
     ratio = 1 / tl.load(nu + head)
-    highest = tl.full((RP,), _LOWEST, tl.int32)
+    highest = tl.full((RP,), LOWEST_TERM, tl.int32)
     codes += head * codes_stride
-    offset += head * R * c * GROUP
+    offset += head * R * c * _GROUP
     scale += head * scale_stride
     radius += head * radius_stride
     lengths += head * lengths_stride
@@ -260,10 +148,10 @@ def _bounded(
         # Behind the last group comes the last group again: what is written twice is the same.
         after = tl.minimum(group + 1, c - 1)
         mine = tl.where(second == 0, group, after)  # (RP,)
-        low, high = _codes(_words(codes, group, token, byte, W, WP, GROUP), FAST)
+        low, high = _codes(_words(codes, group, token, byte, W, WP), FAST)
         low_steps, high_steps = _steps(scale, group, byte, W)
-        far = tl.load(radius + group * GROUP + token).to(tl.float32)[:, None]
-        long = tl.load(lengths + group * GROUP + token).to(tl.float32)[:, None]
+        far = tl.load(radius + group * _GROUP + token).to(tl.float32)[:, None]
+        long = tl.load(lengths + group * _GROUP + token).to(tl.float32)[:, None]
         if TWO:
             other_low, other_high = _steps(scale, after, byte, W)
             low_steps = tl.where(second[None, :] == 0, low_steps, other_low)
@@ -272,11 +160,11 @@ def _bounded(
         high_side = (upper * high_steps).to(tl.float16)
         sums = tl.dot(high, high_side, tl.dot(low, low_side))  # (GROUP, RP)
         if TWO:
-            low, high = _codes(_words(codes, after, token, byte, W, WP, GROUP), FAST)
+            low, high = _codes(_words(codes, after, token, byte, W, WP), FAST)
             sums = tl.where(second[None, :] == 0, sums, tl.dot(high, high_side, tl.dot(low, low_side)))
-            other_far = tl.load(radius + after * GROUP + token).to(tl.float32)[:, None]
+            other_far = tl.load(radius + after * _GROUP + token).to(tl.float32)[:, None]
             far = tl.where(second[None, :] == 0, far, other_far)
-            other_long = tl.load(lengths + after * GROUP + token).to(tl.float32)[:, None]
+            other_long = tl.load(lengths + after * _GROUP + token).to(tl.float32)[:, None]
             long = tl.where(second[None, :] == 0, long, other_long)
         at = (head * c + mine) * R + row
         shift = tl.load(bias + at, mask=row < R, other=0.0)
@@ -290,7 +178,7 @@ def _bounded(
         peak = tl.max(place, 0)  # (RP,)
         short = tl.minimum(peak[None, :] - place, 255).to(tl.uint8)
         peak = peak - _BARE
-        spot = (row * c + mine)[None, :] * GROUP + token[:, None]
+        spot = (row * c + mine)[None, :] * _GROUP + token[:, None]
         tl.store(offset + spot, short, mask=(row < R)[None, :])
         weight = tl.sum(exp2_near((middle - _DOUBT * half - peak.to(tl.float32)[None, :]) * 0.125, FAST), 0)
         tl.store(top + at, peak, mask=row < R)
@@ -300,10 +188,10 @@ def _bounded(
 
 
 @triton.jit
-def _words(codes, group, token, byte, W: tl.constexpr, WP: tl.constexpr, GROUP: tl.constexpr):
+def _words(codes, group, token, byte, W: tl.constexpr, WP: tl.constexpr):
     """The bytes of a group's codes."""
-    place = (group * GROUP + token)[:, None] * W + byte[None, :]
-    if W == WP:  # noqa: SIM108 - a choice between constants is one for Triton only as a statement
+    place = (group * _GROUP + token)[:, None] * W + byte[None, :]
+    if W == WP:
         words = tl.load(codes + place)
     else:
         words = tl.load(codes + place, mask=(byte < W)[None, :], other=0)
@@ -317,115 +205,6 @@ def _steps(scale, group, byte, W: tl.constexpr):
     low = tl.load(steps, mask=byte < W, other=0.0).to(tl.float32)
     high = tl.load(steps + W, mask=byte < W, other=0.0).to(tl.float32)
     return low[:, None], high[:, None]
-
-
-def by_head(x: Tensor, name: str) -> Tensor:
-    """A view with batch and heads as one axis; what belongs to a head must lie in one piece."""
-    b, g = x.shape[:2]
-    joined = x.stride(0) == g * x.stride(1) or b == 1 or g == 1
-    if not joined or not x[0, 0].is_contiguous():
-        remedy = "pass a slice x[:, :, :s] of one contiguous tensor, or x.contiguous()"
-        raise ShapeError(f"{name}.stride()", x.stride(), "must be that of heads in one piece each", remedy)
-    return x.view(b * g, *x.shape[2:])
-
-
-class Prepared(NamedTuple):
-    """What the kernel over all tokens needs to know beforehand."""
-
-    bias: Float32[Tensor, "bg c r"]
-    table: Float32[Tensor, "bg p constants"]
-    nu: Float32[Tensor, "bg"]
-    widest: Int32[Tensor, "bh"]
-    counts: Int32[Tensor, "bh bins"]
-    arrived: Int32[Tensor, "bh"]
-
-
-def prepared(
-    q: Tensor,
-    sketch: Sketch,
-    most: Float32[Tensor, "b g"],
-    hint: Float32[Tensor, "b h"] | None,
-    scale: float,
-    least: float = 0.0,
-) -> Prepared:
-    """Constants of every head, and the products with the zeros of all groups.
-
-    `hint` are lengths that answers may have; those below the share `least` of the longest value are taken for that.
-    """
-    b, h, d = q.shape
-    c, heads = sketch.codes.shape[2], b * most.shape[1]
-    zero = by_head(sketch.zero, "sketch.zero")
-    out = Prepared(
-        q.new_empty(heads, c, b * h // heads, dtype=torch.float32),
-        q.new_empty(heads, SIBLINGS, _CONSTANTS.value, dtype=torch.float32),
-        q.new_empty(heads, dtype=torch.float32),
-        q.new_empty(b * h, dtype=torch.int32),
-        q.new_empty(b * h, BINS, dtype=torch.int32),
-        q.new_empty(b * h, dtype=torch.int32),
-    )
-    _prepared[(heads, max(1, triton.cdiv(c, _MANY)))](
-        q,
-        zero,
-        sketch.metric.contiguous(),
-        sketch.size.contiguous(),
-        most,
-        most if hint is None else hint,
-        *out,
-        scale * math.log2(math.e) * STEPS,
-        relative_error(d),
-        absolute_error(d),
-        least,
-        zero.stride(0),
-        c,
-        R=b * h // heads,
-        RP=SIBLINGS,
-        D=d,
-        DP=max(16, triton.next_power_of_2(d)),
-        MANY=_MANY,
-        BINS=BINS,
-        PARTS={torch.bfloat16: 1, torch.float16: 2, torch.float32: 3}[q.dtype],
-        HINTED=hint is not None,
-        num_warps=4,
-    )
-    return out
-
-
-def prepared_twin(
-    q: Tensor,
-    sketch: Sketch,
-    most: Float32[Tensor, "b g"],
-    hint: Float32[Tensor, "b h"] | None,
-    scale: float,
-    least: float = 0.0,
-) -> Prepared:
-    """The same in plain torch."""
-    b, h, d = q.shape
-    g, c = sketch.codes.shape[1:3]
-    x = torch.zeros(b * g, SIBLINGS, d, device=q.device)
-    x[:, : h // g] = q.reshape(b * g, h // g, d).float()
-    exponent = (x.abs().amax(-1).view(torch.int32) >> 23 & 255).clamp(32, 253)
-    power, inverse = (exponent << 23).view(torch.float32), (254 - exponent << 23).view(torch.float32)
-    x = x * inverse.unsqueeze(-1)
-    factor = scale * math.log2(math.e) * STEPS
-    grown = (sketch.size.reshape(b * g, 1) * factor * power.double()).float()
-    bias = sketch.zero.float().reshape(b * g, c, d) @ x.transpose(-1, -2) * grown.unsqueeze(1)
-    bias = bias[..., : h // g].contiguous()
-    square = x.square()
-    spread = (square @ sketch.metric.reshape(b * g, d, 1)).squeeze(-1).sqrt() * (1 + 2.0**-13) + 2.0**-60
-    length = square.sum(-1).sqrt() * (1 + 2.0**-13) + 2.0**-60
-    rows = (
-        inverse,
-        grown,
-        spread * grown * (1 + 2.0**-18),
-        length * grown * relative_error(d),
-        grown * absolute_error(d),
-    )
-    unit = most.reshape(b * g)
-    wide = unit if hint is None else torch.fmax(hint.reshape(b * g, -1).amax(-1), unit * least)
-    wide = torch.where((wide > unit * 2.0**-20) & (wide < unit), wide, unit)
-    lowest = torch.full((b * h,), -LIMIT, dtype=torch.int32, device=q.device)
-    empty = torch.zeros(b * h, BINS, dtype=torch.int32, device=q.device)
-    return Prepared(bias, torch.stack(rows, -1), torch.where(wide > 0, wide, 1.0), lowest, empty, empty[:, 0])
 
 
 def bounded(q: Tensor, sketch: Sketch, lengths: Tensor, known: Prepared) -> Terms:
@@ -463,8 +242,7 @@ def bounded(q: Tensor, sketch: Sketch, lengths: Tensor, known: Prepared) -> Term
         R=r,
         RP=SIBLINGS,
         W=d // 2,
-        WP=max(16, triton.next_power_of_2(d // 2)),
-        GROUP=GROUP,
+        WP=padded(d // 2),
         TWO=at_once == 2,
         STAGES=3 if at_once == 2 else 4,
         FAST=not interpreted(),

@@ -9,7 +9,9 @@ captured in a CUDA graph; its draws differ whenever it is replayed.
 
 from __future__ import annotations
 
+import functools
 import math
+from collections.abc import Callable
 from typing import NamedTuple
 
 import torch
@@ -17,9 +19,17 @@ from jaxtyping import Float, Float32, Int64
 from torch import Tensor
 
 from avow.errors import DtypeError, ParameterError, ShapeError
-from avow.kernels import choice, gather_attention, merging, reading_again, sampling, sketch_pass
-from avow.kernels.merging import Decoded
+from avow.kernels import planning
+from avow.kernels.answers import Decoded, merged, merged_twin
+from avow.kernels.choice import PLACES, Chosen, marked, marked_twin
+from avow.kernels.gather_attention import Parts, attended, attended_twin
+from avow.kernels.histogram import Counted, counted, counted_twin
+from avow.kernels.planning import planned, planned_twin
+from avow.kernels.reading_again import read_again, read_again_twin
 from avow.kernels.sample_bounds import Logs
+from avow.kernels.sampling import drawn, drawn_twin
+from avow.kernels.sketch_pass import Terms, bounded, bounded_twin
+from avow.kernels.step_constants import SIBLINGS, Prepared, prepared, prepared_twin
 from avow.maths.norms import slack
 from avow.maths.sketch import Sketch
 
@@ -51,6 +61,35 @@ def value_lengths(v: Float[Tensor, "b g s e"]) -> Lengths:
     return Lengths(each, torch.where(largest[..., 0, 0] == 0, 0.0, torch.where(most > 2.0**-100, most, math.nan)))
 
 
+class Stages(NamedTuple):
+    """What a step does, one after the other; either cuts off or, having planned, draws."""
+
+    prepared: Callable[..., Prepared]
+    bounded: Callable[..., Terms]
+    counted: Callable[[Terms], Counted]
+    marked: Callable[..., Chosen]
+    planned: Callable[..., Float32[Tensor, "bh 2"]]
+    drawn: Callable[..., Chosen]
+    attended: Callable[..., Parts]
+    merged: Callable[..., Decoded]
+    read_again: Callable[..., None]
+
+
+KERNELS = Stages(prepared, bounded, counted, marked, planned, drawn, attended, merged, read_again)
+# The same in plain torch, on any device.
+TWINS = Stages(
+    prepared_twin,
+    bounded_twin,
+    counted_twin,
+    marked_twin,
+    planned_twin,
+    drawn_twin,
+    attended_twin,
+    merged_twin,
+    read_again_twin,
+)
+
+
 def decode(
     q: Float[Tensor, "b h d"],
     k: Float[Tensor, "b g s d"],
@@ -63,6 +102,7 @@ def decode(
     limit: float | None = None,
     confidence: float = 1.0,
     seed: Int64[Tensor, "1"] | None = None,
+    stages: Stages = KERNELS,
 ) -> Decoded:
     """Attention of one query per head over a cache, by the tokens that may matter.
 
@@ -79,63 +119,31 @@ def decode(
     _check(q, k, v, sketch, lengths, drop, scale)
     seed = _checked_seed(confidence, seed, k)
     q = q.detach().contiguous()
-    known = sketch_pass.prepared(q, sketch, lengths.most, hint, scale, sampling.shortest(drop, limit, confidence))
-    terms = sketch_pass.bounded(q, sketch, lengths.each, known)
-    s = k.shape[2]
+    most, s = lengths.most, k.shape[2]
+    known = stages.prepared(q, sketch, most, hint, scale, planning.shortest(drop, limit, confidence))
+    terms = stages.bounded(q, sketch, lengths.each, known)
     if seed is None:
-        chosen = choice.marked(terms, choice.counted(terms), lengths.most, drop, s)
+        chosen = stages.marked(terms, stages.counted(terms), most, drop, s)
     else:
         logs = Logs.of(confidence)
-        rims = sampling.planned(terms, lengths.most, sampling.goal(drop, limit, q.dtype), logs)
-        chosen = sampling.drawn(terms, rims, logs, seed, s)
-    parts = gather_attention.attended(q, k, v, chosen, scale)
+        rim = stages.planned(terms, most, planning.goal(drop, limit, q.dtype), logs)
+        chosen = stages.drawn(terms, rim, logs, seed, s)
+    parts = stages.attended(q, k, v, chosen, scale)
     if limit is None:
-        return merging.merged(q, v, parts, terms, chosen, lengths.most, drop, scale)
-    found = merging.merged(q, v, parts, terms, chosen, lengths.most, math.inf, scale, limit)
-    reading_again.read_again(q, k, v, terms, lengths.most, scale, found)
+        return stages.merged(q, v, parts, terms, chosen, most, drop, scale)
+    found = stages.merged(q, v, parts, terms, chosen, most, math.inf, scale, limit)
+    stages.read_again(q, k, v, terms, most, scale, found)
     return found
 
 
-def decode_twin(
-    q: Float[Tensor, "b h d"],
-    k: Float[Tensor, "b g s d"],
-    v: Float[Tensor, "b g s e"],
-    sketch: Sketch,
-    lengths: Lengths,
-    drop: float,
-    scale: float | None = None,
-    hint: Float32[Tensor, "b h"] | None = None,
-    limit: float | None = None,
-    confidence: float = 1.0,
-    seed: Int64[Tensor, "1"] | None = None,
-) -> Decoded:
-    """The same step in plain torch, on any device."""
-    scale = 1 / math.sqrt(q.shape[-1]) if scale is None else scale
-    _check(q, k, v, sketch, lengths, drop, scale)
-    seed = _checked_seed(confidence, seed, k)
-    q = q.detach()
-    known = sketch_pass.prepared_twin(q, sketch, lengths.most, hint, scale, sampling.shortest(drop, limit, confidence))
-    terms = sketch_pass.bounded_twin(q, sketch, lengths.each, known)
-    s = k.shape[2]
-    if seed is None:
-        chosen = choice.marked_twin(terms, choice.counted_twin(terms), lengths.most, drop, s)
-    else:
-        logs = Logs.of(confidence)
-        rims = sampling.planned_twin(terms, lengths.most, sampling.goal(drop, limit, q.dtype), logs)
-        chosen = sampling.drawn_twin(terms, rims, logs, seed, s)
-    parts = gather_attention.attended_twin(q, k, v, chosen, scale)
-    if limit is None:
-        return merging.merged_twin(q, v, parts, terms, chosen, lengths.most, drop, scale)
-    found = merging.merged_twin(q, v, parts, terms, chosen, lengths.most, math.inf, scale, limit)
-    reading_again.read_again_twin(q, k, v, terms, lengths.most, scale, found)
-    return found
+decode_twin = functools.partial(decode, stages=TWINS)
 
 
 def _check(q: Tensor, k: Tensor, v: Tensor, sketch: Sketch, lengths: Lengths, drop: float, scale: float) -> None:
     (h, d), (g, s) = q.shape[1:], k.shape[1:3]
     siblings = h // max(g, 1)
-    if h != siblings * g or not 1 <= siblings <= sketch_pass.SIBLINGS:
-        rule = f"must be a multiple of the {g} key heads, by at most {sketch_pass.SIBLINGS}"
+    if h != siblings * g or not 1 <= siblings <= SIBLINGS:
+        rule = f"must be a multiple of the {g} key heads, by at most {SIBLINGS}"
         raise ShapeError("heads of q", h, rule, "repeat keys and values for some of the query heads")
     if d % 16 or not 16 <= d <= 256:
         raise ShapeError("dim of q", d, "must be a multiple of 16 up to 256", "fill up q and k with zeros")
@@ -167,7 +175,7 @@ def _checked_seed(confidence: float, seed: Tensor | None, k: Tensor) -> Int64[Te
         told = "None" if seed is None else f"{seed.dtype}, {tuple(seed.shape)}, {seed.device}"
         rule = f"must be one torch.int64 on {k.device}, since tokens are drawn"
         raise ParameterError("seed", told, rule, "try torch.tensor([0], device=k.device)")
-    if k.shape[2] > 2**choice.PLACES:
-        rule = f"must be at most {2**choice.PLACES} where tokens are drawn"
+    if k.shape[2] > 2**PLACES:
+        rule = f"must be at most {2**PLACES} where tokens are drawn"
         raise ShapeError("keys", k.shape[2], rule, "leave the confidence at 1")
     return seed

@@ -1,9 +1,14 @@
-"""What every scan loads: tiles of rows, spans of parts, and products with a state."""
+"""What every scan does: tiles of rows, spans of parts, products with a state, and numbers rounded as it needs them."""
 
 from __future__ import annotations
 
 import triton
 import triton.language as tl
+
+# The logarithm of nothing.
+LOWEST = tl.constexpr(float("-inf"))
+# Normalisers below this belong to rows that see nothing.
+TINY = tl.constexpr(2.0**-126)
 
 
 @triton.jit
@@ -60,6 +65,18 @@ def into(x, y, PRECISION: tl.constexpr):
     else:
         found = tl.dot(x, y, input_precision=PRECISION)
     return found
+
+
+@triton.jit
+def short(x, KIND: tl.constexpr, FAST: tl.constexpr):
+    """Numbers of float32 rounded to the type of products."""
+    if FAST and tl.bfloat16 == KIND:
+        y = tl.inline_asm_elementwise(
+            "cvt.rn.bf16x2.f32 $0, $2, $1;", "=r,f,f", [x], dtype=tl.bfloat16, is_pure=True, pack=2
+        )
+    else:
+        y = x.to(KIND)
+    return y
 
 
 @triton.jit

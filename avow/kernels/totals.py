@@ -30,7 +30,7 @@ def _parted(x):
 @triton.jit
 def as_columns(total, KIND: tl.constexpr):
     """Sums as a scan of rows of a type carries them to multiply rows by."""
-    if tl.bfloat16 == KIND:  # noqa: SIM108 - a choice between constants is one for Triton only as a statement
+    if tl.bfloat16 == KIND:
         held = total[:, None] + tl.zeros((total.shape[0], _ALIKE), tl.float32)
     else:
         held = total
@@ -40,7 +40,7 @@ def as_columns(total, KIND: tl.constexpr):
 @triton.jit
 def from_columns(total):
     """One number for each entry again."""
-    if len(total.shape) == 2:  # noqa: SIM108
+    if len(total.shape) == 2:
         found = tl.sum(total, 1) * (1 / _ALIKE)
     else:
         found = total
@@ -80,7 +80,7 @@ def within(xs, total):
 @triton.jit
 def as_rows(total, C: tl.constexpr, KIND: tl.constexpr):
     """Sums as a scan of rows of a type carries them to add to rows."""
-    if tl.bfloat16 == KIND:  # noqa: SIM108
+    if tl.bfloat16 == KIND:
         held = total[None, :] + tl.zeros((C, total.shape[0]), tl.float32)
     else:
         held = total[None, :]

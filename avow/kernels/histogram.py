@@ -1,0 +1,129 @@
+"""How many terms of a head are how large: in bins of steps below its largest, by many programs at once."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+import triton
+import triton.language as tl
+from jaxtyping import Float32, Int32
+from torch import Tensor
+
+from avow.kernels.sketch_pass import Terms
+from avow.kernels.step_constants import BINS, STEPS
+from avow.maths.sketch import GROUP
+
+# Steps in a bin: 128 bins of three eighths reach 48 octaves below the largest term; what is smaller is in the last.
+WIDTH = 3
+_BINS, _GROUP, _WIDTH = (tl.constexpr(number) for number in (BINS, GROUP, WIDTH))
+# Tokens that a program counts, groups whose masses it adds up at once, and its warps.
+_SPAN, _MASSES, WARPS = 2048, 2048, 8
+# Tokens whose histogram tells where to cut; of more than twice as many only some groups are counted. A bin's terms are
+# taken for larger than they are by a seventh on average, which covers what so large a sample may be off.
+_ENOUGH = 2**14
+
+
+class Counted(NamedTuple):
+    """Histograms of terms, of all of them or of a sample, and the mass that all of them are expected to have."""
+
+    counts: Int32[Tensor, "bh bins"]
+    masses: Float32[Tensor, "bh programs"]
+    """In parts, as multiples of 2^(widest / 8)."""
+
+
+@triton.jit(do_not_specialize=["c", "blocks", "stride", "share"])
+def counting(
+    offset,
+    top,
+    mass,
+    widest,
+    counts,
+    masses,
+    c,
+    blocks,
+    stride,
+    share,
+    R: tl.constexpr,
+    BLOCK: tl.constexpr,
+    MASSES: tl.constexpr,
+):
+    """Adds one of `stride` groups to a row's histogram, and the expected mass of `share` groups up."""
+    row, block = tl.program_id(0).to(tl.int64), tl.program_id(1)
+    head, sibling = row // R, row % R
+    highest = tl.load(widest + row)
+    number = block * (BLOCK // _GROUP) + tl.arange(0, BLOCK // _GROUP)
+    # Not always the same of them, since texts repeat themselves.
+    group = number * stride + number * 5 % stride
+    inside = group < c
+    below = highest - tl.load(top + (head * c + group) * R + sibling, mask=inside, other=0)
+    place = group[:, None] * _GROUP + tl.arange(0, _GROUP)[None, :]
+    short = tl.load(offset + row * c * _GROUP + place, mask=inside[:, None], other=0).to(tl.int32)
+    # What is not there goes to the last bin and is taken out again: Triton 3.6 reorders what a histogram counts and
+    # its mask each in a way of its own.
+    which = tl.where(inside[:, None], tl.minimum((below[:, None] + short) // _WIDTH, _BINS - 1), _BINS - 1)
+    beyond = (BLOCK // _GROUP - tl.sum(inside.to(tl.int32), 0)) * _GROUP
+    bins = tl.arange(0, _BINS)
+    found = tl.histogram(tl.reshape(which, (BLOCK,)), _BINS) - tl.where(bins == _BINS - 1, beyond, 0)
+    tl.atomic_add(counts + row * _BINS + bins, found, sem="relaxed")
+    expected = tl.zeros((MASSES,), tl.float32)
+    end = tl.minimum(block * share + share, c)
+    for first in range(block * share, end, MASSES):
+        each = first + tl.arange(0, MASSES)
+        at = (head * c + each) * R + sibling
+        weight = tl.load(mass + at, mask=each < end, other=0.0)
+        apart = highest - tl.load(top + at, mask=each < end, other=0)
+        expected += tl.where(each < end, weight * tl.exp2(apart.to(tl.float32) * -0.125), 0.0)
+    tl.store(masses + row * blocks + block, tl.sum(expected, 0))
+
+
+class Counting(NamedTuple):
+    """How terms are counted: programs by rows and blocks of each, and what `counting` is told beside tensors."""
+
+    grid: tuple[int, int]
+    numbers: tuple[int, int, int, int]
+    constants: dict[str, int]
+
+
+def counting_of(terms: Terms) -> Counting:
+    """The layout of `counting`, fixed by the shape."""
+    rows, (_, c, r) = terms.widest.shape[0], terms.top.shape
+    stride = stride_of(c)
+    blocks = max(1, triton.cdiv(triton.cdiv(c, stride) * GROUP, _SPAN))
+    constants = dict(R=r, BLOCK=_SPAN, MASSES=_MASSES)
+    return Counting((rows, blocks), (c, blocks, stride, triton.cdiv(c, blocks)), constants)
+
+
+def stride_of(c: int) -> int:
+    """Of how many groups one is counted."""
+    return max(1, c * GROUP // _ENOUGH)
+
+
+def counted(terms: Terms) -> Counted:
+    """Histograms of terms, and their expected mass."""
+    layout = counting_of(terms)
+    masses = terms.mass.new_empty(layout.grid)
+    known = (terms.offset, terms.top, terms.mass, terms.widest, terms.counts)
+    counting[layout.grid](*known, masses, *layout.numbers, **layout.constants, num_warps=WARPS)
+    return Counted(terms.counts, masses)
+
+
+def counted_twin(terms: Terms) -> Counted:
+    """The same in plain torch; masses in one part."""
+    heads, c, r = terms.top.shape
+    top = terms.top.transpose(1, 2).reshape(heads * r, c)
+    stride = stride_of(c)
+    number = torch.arange(triton.cdiv(c, stride), device=top.device)
+    group = number * stride + number * 5 % stride
+    below = steps_below(terms).view(heads * r, c, GROUP)[:, group[group < c]].flatten(1)
+    bins = (below // WIDTH).clamp(max=BINS - 1).long()
+    counts = torch.zeros_like(terms.counts).scatter_add_(1, bins, torch.ones_like(below))
+    mass = terms.mass.transpose(1, 2).reshape(heads * r, c)
+    return Counted(counts, (mass * torch.exp2((top - terms.widest[:, None]) / STEPS)).sum(-1, keepdim=True))
+
+
+def steps_below(terms: Terms) -> Int32[Tensor, "bh rows"]:
+    """How many steps each term is below its head's largest."""
+    heads, c, r = terms.top.shape
+    top = terms.top.transpose(1, 2).reshape(heads * r, c)
+    return terms.widest[:, None] - top.repeat_interleave(GROUP, 1) + terms.offset.int()

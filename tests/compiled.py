@@ -1,0 +1,91 @@
+"""Kernels compiled for a GPU that need not be there: `python -m tests.compiled decode` prints their names in order.
+
+Run in an interpreter of its own, since whether kernels are compiled or interpreted is settled when they are loaded.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import sys
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+os.environ.pop("TRITON_INTERPRET", None)
+
+import triton
+from triton.backends.compiler import GPUTarget
+from triton.compiler import ASTSource, make_backend
+from triton.runtime.jit import create_function_from_signature
+
+_TARGET = GPUTarget("cuda", 90, 32)
+# What a processor of it can share among the threads of a program.
+_SHARED = 227 * 1024
+
+
+def compile_only(self: Any, *args: Any, grid: Any, warmup: bool, **kwargs: Any) -> None:
+    """In the place of a launch: the kernel for these arguments, and its name."""
+    backend = make_backend(_TARGET)
+    bound, kinds, options = create_function_from_signature(self.signature, self.params, backend)(*args, **kwargs)
+    options, signature, constants, attributes = self._pack_args(backend, kwargs, bound, kinds, options)
+    made = triton.compile(ASTSource(self, signature, constants, attributes), _TARGET, options.__dict__)
+    # Triton 3.6 reorders what is counted and its mask each in a way of its own.
+    assert not re.search("tt.histogram %[^:]*,", made.asm["ttgir"]), self.__name__
+    assert made.metadata.shared <= _SHARED, (self.__name__, made.metadata.shared)
+    print(self.__name__)
+
+
+def decode(confidence: float = 1.0) -> None:
+    """One certified step, its last resort included."""
+    from avow.kernels.sparse_decode import decode, value_lengths
+    from avow.maths.sketch import sketched
+
+    q, k, v = (torch.randn(shape).bfloat16() for shape in ((1, 8, 128), (1, 2, 200, 128), (1, 2, 200, 128)))
+    seed = torch.tensor([1]) if confidence < 1 else None
+    decode(q, k, v, sketched(k), value_lengths(v), 1e-2, limit=1e-2, confidence=confidence, seed=seed)
+
+
+def scans() -> None:
+    """Answers and gradients of every linear attention, of enough rows for several parts."""
+    from avow.kernels.feature_attention import feature_attention
+    from avow.kernels.feature_whole import feature_attention_whole
+    from avow.kernels.linear_attention import linear_attention
+    from avow.kernels.linear_whole import linear_attention_whole
+    from avow.kernels.separable_attention import separable_attention
+
+    directions = torch.randn(64, 64)
+    q, k, v = (torch.randn(1, heads, 1500, 64).bfloat16().requires_grad_() for heads in (4, 2, 2))
+    linear_attention(q, k, v, True)[0].sum().backward()
+    linear_attention_whole(q, k, v, True).sum()
+    feature_attention(q, k, v, directions).out.sum().backward()
+    feature_attention_whole(q, k, v, directions)
+    for causal in (False, True):
+        separable_attention(q, k, v, causal).out.sum().backward()
+
+
+def tokens() -> None:
+    """One token more for every linear attention."""
+    from avow.kernels import linear_step as step
+    from avow.kernels.feature_attention import FeatureSums
+    from avow.kernels.linear_attention import LinearState
+    from avow.kernels.separable_attention import ColumnSums
+
+    q, k, v = (torch.randn(1, heads, 64).bfloat16() for heads in (4, 2, 2))
+    sums, total = torch.zeros(1, 2, 64, 64), torch.zeros(1, 2, 64)
+    step.linear_step(q, k, v, LinearState(sums, total), True)
+    step.feature_step(q, k, v, torch.randn(64, 64), FeatureSums(sums, total, torch.zeros(1, 2)))
+    step.separable_step(q, k, v, ColumnSums(sums, total, total))
+
+
+FAMILIES: dict[str, Callable[[], None]] = {
+    "decode": decode,
+    "draws": lambda: decode(0.999),
+    "scans": scans,
+    "tokens": tokens,
+}
+
+if __name__ == "__main__":
+    triton.JITFunction.run = compile_only
+    FAMILIES[sys.argv[1]]()

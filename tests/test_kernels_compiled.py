@@ -1,0 +1,48 @@
+"""What is interpreted elsewhere compiles, too: every kernel, for a GPU that need not be there."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+pytestmark = pytest.mark.kernels
+
+ROOT = Path(__file__).parent.parent
+STEP = "_prepared _bounded counting _marked _attended _merged _read_again"
+SCANS = """
+    part_sums part_prefixes part_rows weighted_rows _collected
+    row_lengths feature_sums log_prefixes feature_rows shared_rows row_slopes query_gradients key_gradients added_shares
+    met column_sums causal_rows mixed_rows mixed_gradients column_gradients
+"""
+
+
+def compiled(family: str) -> list[str]:
+    """The kernels that a process of its own compiled, in order."""
+    environment = {name: x for name, x in os.environ.items() if name != "TRITON_INTERPRET"}
+    told = subprocess.run(
+        [sys.executable, "-m", "tests.compiled", family],
+        cwd=ROOT,
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=900,
+    )
+    assert told.returncode == 0, told.stderr[-2000:]
+    return told.stdout.split()
+
+
+def test_every_kernel_of_a_step_compiles_for_a_gpu() -> None:
+    assert compiled("decode") == STEP.split()
+    assert compiled("draws") == STEP.replace("counting _marked", "_planned _drawn").split()
+
+
+def test_every_kernel_of_a_scan_compiles_for_a_gpu() -> None:
+    assert set(compiled("scans")) == set(SCANS.split())
+
+
+def test_every_kernel_of_a_single_token_compiles_for_a_gpu() -> None:
+    assert set(compiled("tokens")) == {"_plain", "_random", "_softmaxes", "_stepped"}

@@ -1,0 +1,159 @@
+"""Whole steps of certified sparse decoding: however they are shared, wherever they read, whatever they are told."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from avow.errors import DtypeError, ParameterError, ShapeError
+from avow.kernels.interpreted import interpret
+
+interpret()
+
+from avow.kernels import answers, choice, histogram, list_shares
+from avow.kernels.answers import Decoded
+from avow.kernels.sparse_decode import decode, decode_twin, value_lengths
+from avow.maths.sketch import GROUP, sketched
+from tests.decoding import Step, drawn, step, terms_of
+
+pytestmark = pytest.mark.kernels
+
+
+def test_steps_repeat_bit_for_bit() -> None:
+    given = step(*drawn(g=2))
+    assert all(torch.equal(x, y) for x, y in zip(given.run(), given.run(), strict=True))
+
+
+def test_a_whole_step_equals_its_twin() -> None:
+    given = step(*drawn(g=2, s=300), torch.float32)
+    for mine, other in zip(given.run(), given.run(how=decode_twin), strict=True):
+        torch.testing.assert_close(mine, other, rtol=1e-3, atol=1e-5, check_dtype=False)
+
+
+@pytest.mark.parametrize("count", [3, 7])
+def test_programs_that_do_more_than_a_block_or_a_head_find_the_same(
+    monkeypatch: pytest.MonkeyPatch, count: int
+) -> None:
+    given = step(*drawn(g=3, s=500, d=32, e=32), torch.float32)
+    alone = given.run(how=decode_twin)
+    for module, name, value in ((choice, "BLOCK", 128), (histogram, "_SPAN", 128), (choice, "_AT_ONCE", 4)):
+        monkeypatch.setattr(module, name, value)
+    monkeypatch.setattr(list_shares, "_PROGRAMS", count)
+    monkeypatch.setattr(answers, "_CHUNK", 2)
+    assert choice.spans_of(3, 500) == (4, 2, 3)
+    found, other = given.run(), given.run(how=decode_twin)
+    for mine, theirs in zip(found, other, strict=True):
+        torch.testing.assert_close(mine, theirs, rtol=1e-3, atol=1e-5, check_dtype=False)
+    torch.testing.assert_close(found.out, alone.out, rtol=1e-3, atol=1e-5)
+    assert torch.equal(found.kept, alone.kept) and bool((given.errors(found.out) <= found.bound).all())
+
+
+def test_a_sample_of_long_lists_is_enough_to_cut_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    given = step(*drawn(g=1, s=900, d=32, e=32, loud=6.0), torch.float32)
+    whole = given.run()
+    monkeypatch.setattr(histogram, "_ENOUGH", 300)
+    assert histogram.stride_of(given.sketch.codes.shape[2]) == 2
+    found, other = given.run(), given.run(how=decode_twin)
+    assert torch.equal(found.kept, other.kept) and bool(found.within.all())
+    assert 0.8 < float(found.kept / whole.kept) < 1.25
+    terms = terms_of(given)
+    counts = histogram.counted(terms).counts
+    assert torch.equal(counts, histogram.counted_twin(terms).counts) and counts.sum(-1).tolist() == [7 * GROUP] * 2
+
+
+@pytest.mark.parametrize("how", [decode, decode_twin])
+def test_heads_that_would_break_the_limit_read_all_tokens_after_all(how: Callable[..., Decoded]) -> None:
+    given = step(*drawn(g=2, loud=6.0), torch.float32)
+    hint = torch.tensor([[1e-4, 1e-4, 9.0, 9.0]])
+    plain = given.run(0.02, hint, how)
+    again = given.run(0.02, hint, lambda *x: how(*x, limit=0.04))
+    # The first head was misled, and the second one was not.
+    assert plain.within.tolist() == again.within.tolist() == [[False, False, True, True]]
+    assert bool((plain.bound[0, :2] > 0.04).all() & (again.bound[0, :2] < 1e-3).all())
+    assert torch.equal(plain.out[0, 2:], again.out[0, 2:]) and torch.equal(plain.bound[0, 2:], again.bound[0, 2:])
+    assert bool((given.errors(again.out) <= again.bound).all())
+
+
+def test_part_of_a_larger_cache_is_read_in_place() -> None:
+    q, k, v = drawn(b=2, g=2, r=1, s=100)
+    given = step(q, k, v)
+    whole = given.run()
+    room = [torch.full((2, 2, 128, 64), math.nan, dtype=torch.bfloat16) for _ in range(2)]
+    for x, y in zip(room, (given.k, given.v), strict=True):
+        x[:, :, :100] = y
+    k, v = (x[:, :, :100] for x in room)
+    assert all(torch.equal(x, y) for x, y in zip(whole, dataclasses.replace(given, k=k, v=v).run(), strict=True))
+    with pytest.raises(ShapeError, match=r"k\.stride\(\)=.* must be that of heads in one piece each; pass a slice"):
+        dataclasses.replace(given, k=given.k.transpose(-1, -2).contiguous().transpose(-1, -2)).run()
+
+
+def test_a_hint_far_too_small_is_flagged_and_proves_nothing_false() -> None:
+    q, k, v = drawn(r=1, s=320, loud=6.0)
+    given = step(q, k, 0.1 * v.abs() + torch.eye(64)[torch.arange(320) % 64])
+    plain = given.run()
+    near, far = given.run(hint=1.1 * plain.length), given.run(hint=torch.full((1, 1), 1e-3))
+    assert bool(near.within.all()) and int(near.kept) < int(plain.kept)
+    assert not bool(far.within.all())
+    assert bool((given.errors(far.out) <= far.bound).all())
+
+
+def test_lengths_bound_values_from_both_sides() -> None:
+    for size in (1e-35, 1e-18, 1.0, 1e18, 1e37):
+        v = torch.randn(2, 3, 50, 24) * size
+        v[0, 0] = 0.0
+        each, most = value_lengths(v)
+        true = torch.linalg.vector_norm(v.double(), dim=-1)
+        assert bool((each.double() >= true).all())
+        assert float(most[0, 0]) == 0.0
+        assert bool(((most.double() <= true.amax(-1)) | most.isnan()).all())
+        if size > 1e-20:
+            assert bool((each.double() <= true * 1.02 + 2e-15 * size).all())
+            assert bool((most.double() >= true.amax(-1) * 0.999).all())
+
+
+def test_nothing_waits_for_the_host(monkeypatch: pytest.MonkeyPatch) -> None:
+    given = step(*drawn(s=70))
+    expected = given.run()
+
+    def refused(*_: object) -> None:
+        raise AssertionError("a step read a number back")
+
+    # Not `cpu`: with that the interpreter itself fetches what a kernel works on.
+    for name in ("item", "tolist", "__bool__", "__int__", "__float__", "__index__", "nonzero"):
+        monkeypatch.setattr(Tensor, name, refused)
+    found = given.run()
+    monkeypatch.undo()
+    assert torch.equal(found.out, expected.out)
+
+
+@pytest.mark.parametrize(
+    ("change", "error", "words"),
+    [
+        (
+            lambda x: {"q": x.q.repeat(1, 5, 1)},
+            ShapeError,
+            "heads of q=10 must be a multiple of the 1 key heads, by at most 8",
+        ),
+        (lambda x: {"q": x.q.half()}, DtypeError, "types of q, k, v=.* must be one of the 16-bit types, or float32"),
+        (lambda x: {"sketch": sketched(x.k, 8)}, ParameterError, "bits of the sketch=8 must be 4"),
+        (lambda x: {"k": x.k[:, :, :100]}, ShapeError, "sketched rows, lengths, keys=192, 200, 100 must be at most"),
+    ],
+)
+def test_what_does_not_fit_is_refused(
+    change: Callable[[Step], dict[str, Any]], error: type[Exception], words: str
+) -> None:
+    given = step(*drawn())
+    with pytest.raises(error, match=words):
+        dataclasses.replace(given, **change(given)).run()
+    with pytest.raises(ParameterError, match="drop=-1 must be at least 0; give the error"):
+        given.run(-1)
+    with pytest.raises(ParameterError, match=r"scale=-0\.5 must be above 0; turn the signs"):
+        dataclasses.replace(given, scale=-0.5).run()
+    with pytest.raises(ShapeError, match="dim of q=24 must be a multiple of 16 up to 256; fill up q and k"):
+        step(*drawn(d=24)).run()

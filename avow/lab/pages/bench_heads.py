@@ -15,10 +15,10 @@ import avow
 from avow.certificates import measure_norms
 from avow.certificates.audit import reference_error
 from avow.contract import Certificate, Cost, Method, Problem
-from avow.errors import FileError
+from avow.errors import FileError, InputError
 from avow.methods import method_named
 from avow.methods.sparse import Sparse
-from avow.report.words import label
+from avow.report.words import label, listed
 from avow.workloads import workload
 
 SOFTMAX = "softmax attention"
@@ -97,7 +97,7 @@ def uploaded(tensors: Mapping[str, Tensor], length: int, head: int) -> Head:
     missing = [name for name in ("q", "k", "v") if name not in tensors]
     if missing:
         held = ", ".join(sorted(tensors))[:80]
-        rule = f"lacks {' and '.join(missing)} (it holds {held})"
+        rule = f"lacks {listed(missing)} (it holds {held})"
         raise FileError("file", "as uploaded", rule, "save tensors named q, k and v")
     four = {}
     for name in ("q", "k", "v"):
@@ -107,7 +107,11 @@ def uploaded(tensors: Mapping[str, Tensor], length: int, head: int) -> Head:
             raise FileError("file", "as uploaded", rule, "save (heads, length, dim)")
         four[name] = x[(None,) * (4 - x.ndim)]  # (b, h, n, d)
     # Whatever does not fit together is said of the whole file, before a part of it is taken.
-    _ = Problem.of(four["q"], four["k"], four["v"], enable_gqa=True)
+    try:
+        Problem.of(four["q"], four["k"], four["v"], enable_gqa=True)
+    except InputError as problem:
+        rule = f"holds what does not fit together: {problem.name}={problem.value} {problem.rule}"
+        raise FileError("file", "as uploaded", rule, problem.remedy) from problem
     batch, heads = four["q"].shape[:2]
     b, h = head // heads % batch, head % heads
     group = h // (heads // four["k"].shape[1])

@@ -110,6 +110,7 @@ at("ledger").addEventListener("keydown", event => {
 
 function attackable(names, note) {
   const now = value("variant");
+  at("breaking").hidden = false;
   at("variants").hidden = at("budget").hidden = at("attack").hidden = !names.length;
   at("note").hidden = !note;
   at("note").textContent = note;

@@ -259,16 +259,6 @@ def test_what_was_set_comes_back_from_the_address(visit: Opener) -> None:
     first.judged("kept")
 
 
-def test_an_address_that_breaks_a_rule_is_told_which(browser: Any, lab: Lab) -> None:
-    found = Visit(browser, lab, "explorer?n=99")
-    found.page.wait_for_selector("#trouble:not([hidden])")
-    assert "n = 99 input should be less than or equal to 12" in found.page.inner_text("#trouble")
-    found.page.get_by_role("button", name="Copy one").click()
-    found.judged("kept")
-    assert found.page.locator("#trouble").is_hidden()
-    found.page.close()
-
-
 def test_a_phone_need_not_scroll_sideways_and_the_dark_is_dark(visit: Opener, lab: Lab) -> None:
     phone = visit("", viewport={"width": 390, "height": 844}, color_scheme="dark", reduced_motion="reduce")
     for path in ("", *all_pages(), "explorer?show=noise"):
@@ -279,3 +269,21 @@ def test_a_phone_need_not_scroll_sideways_and_the_dark_is_dark(visit: Opener, la
         colour = phone.page.evaluate("getComputedStyle(document.body).backgroundColor")
         assert max(int(part) for part in colour.removeprefix("rgb(").removesuffix(")").split(",")) < 64
         assert phone.page.evaluate("document.getAnimations().length") == 0
+
+
+def test_paper_is_white_and_says_where_the_controls_stand(visit: Opener) -> None:
+    found = visit("explorer", color_scheme="dark")
+    found.judged("kept")
+    found.page.wait_for_selector("#curve svg .scatterlayer path", state="attached")
+    found.page.emulate_media(media="print")
+    found.page.evaluate("() => dispatchEvent(new Event('beforeprint'))")
+    assert found.page.evaluate("getComputedStyle(document.body).backgroundColor") == "rgb(255, 255, 255)"
+    assert found.page.locator("#steps").is_visible(), "how it was proved is unfolded"
+    assert found.page.locator("#n").is_hidden() and found.page.locator("[for=n] + output").is_visible()
+    assert found.page.locator("[data-name=space] label:visible").all_inner_texts() == ["plane"]
+    ink = "() => getComputedStyle(document.querySelector('#curve .xtick text')).fill"
+    found.page.wait_for_function(f"() => ({ink})() === 'rgb(28, 33, 40)'")
+    found.page.emulate_media(media="screen")
+    found.page.evaluate("() => dispatchEvent(new Event('afterprint'))")
+    found.page.wait_for_function(f"() => ({ink})() === 'rgb(230, 237, 243)'")
+    assert found.page.locator("#steps").is_hidden()

@@ -16,7 +16,6 @@ from pydantic import ValidationError
 from typer.testing import CliRunner
 
 from avow.cli import app
-from avow.errors import ParameterError
 from avow.lab.pages import runs_disk
 from avow.lab.pages.runs import PAGE, Watched, preview
 from avow.training import train
@@ -104,8 +103,9 @@ def test_one_run_or_one_folder_is_chosen_by_its_name_in_the_list(below: Path) ->
 def test_a_name_that_is_not_in_the_list_is_no_path(below: Path, name: str) -> None:
     a_run(below.parent / f"{below.name}-secret", 10)
     a_run(below / "set/a", 10)
-    with pytest.raises(ParameterError, match="is none of the runs that are here; choose one from the list"):
-        preview(Watched(run=name))
+    answer = preview(Watched(run=name))
+    assert "is none of the runs that are here; choose one from the list" in str(answer["trouble"])
+    assert [run["name"] for run in answer["runs"]] == ["set/a"] and not answer["figures"], "here is the list"
     with pytest.raises(ValidationError):
         Watched(run="x" * 301)
 

@@ -114,15 +114,15 @@ def test_every_answer_is_armoured(lab: Lab) -> None:
 @pytest.mark.parametrize(
     ("inputs", "words"),
     [
-        ({"number": 10}, "number=10 input should be less than or equal to 9; move its control"),
-        ({"number": "many"}, "number=many input should be a valid integer"),
-        ({"number": None}, "number=None input should be a valid integer"),
-        ({"number": 1e400}, "number=inf input should be a finite number"),
-        ({"number": [[[]]]}, "number=[[[]]] input should be a valid integer"),
-        ({"how": "x" * 5000}, "… input should be 'answer'"),
+        ({"number": 10}, "number=10 must be less than or equal to 9; set it anew on the page"),
+        ({"number": "many"}, "number=many must be a valid integer"),
+        ({"number": None}, "number=None must be a valid integer"),
+        ({"number": 1e400}, "number=inf must be a finite number"),
+        ({"number": [[[]]]}, "number=[[[]]] must be a valid integer"),
+        ({"how": "x" * 5000}, "… must be 'answer'"),
         ({"path": "/etc/passwd"}, "path=/etc/passwd extra inputs are not permitted"),
-        ([], "body=[] input should be a valid dictionary"),
-        ("words", "body=words input should be a valid dictionary"),
+        ([], "body=[] must be a valid dictionary"),
+        ("words", "body=words must be a valid dictionary"),
     ],
 )
 def test_inputs_that_break_a_rule_are_told_which(lab: Lab, inputs: Any, words: str) -> None:
@@ -162,7 +162,7 @@ def test_addresses_that_are_not_known_lead_nowhere(lab: Lab, path: str) -> None:
 
 def test_a_body_that_is_too_long_is_not_read(lab: Lab) -> None:
     done = lab.post("/api/trial/preview", {"how": "x" * 70000})
-    assert done.status == 413 and "must be at most 65536 bytes" in done.mistake
+    assert done.status == 413 and "must be at most 64 KiB" in done.mistake
     assert lab.ask("POST", "/api/files", None, {"Content-Length": str(1 << 40)}).status == 413
     chunks = (b"x" * 5000 for _ in range(20))
     connection = http.client.HTTPConnection("127.0.0.1", lab.port, timeout=60)
@@ -315,11 +315,26 @@ def test_a_mistake_is_told_from_an_answer_by_how_it_begins() -> None:
     assert not told({"answer": {"error": 3}}).startswith(MISTAKE)
 
 
-def test_no_process_stays_behind() -> None:
+def test_no_process_stays_behind_and_who_waits_for_one_is_told(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    found: list[Answered] = []
+    staying = {"how": "stay", "mark": str(tmp_path)}
     with running("tests.lab_pages") as lab:
         pids = [lab.post(f"/api/trial/{what}", {}).said["answer"]["process"] for what in ("preview", "verdict")]
+        waiting = [
+            threading.Thread(target=lambda: found.append(lab.post("/api/trial/verdict", staying))) for _ in range(3)
+        ]
+        for one in waiting:
+            one.start()
+        until(lambda: len(at_work(tmp_path)) == 2)
+        pids += at_work(tmp_path)
         assert all(Path(f"/proc/{pid}").exists() for pid in pids) and os.getpid() not in pids
+    for one in waiting:
+        one.join()
     assert not any(Path(f"/proc/{pid}").exists() for pid in pids)
+    assert sorted(done.status for done in found) == [422, 422, 503] and all(done.mistake for done in found)
+    assert capsys.readouterr().err == "", "a server that is told to end has nothing to complain of"
 
 
 # ---- pages and the command

@@ -11,7 +11,6 @@ from fastapi import FastAPI, Request
 from fastapi.exceptions import RequestValidationError
 from starlette.exceptions import HTTPException
 from starlette.responses import HTMLResponse, Response
-from starlette.types import ASGIApp
 
 from avow.errors import AvowError
 from avow.lab import shell
@@ -29,10 +28,13 @@ _PROOFS_AT_A_TIME = 2
 _MOST_KEPT = 256
 
 
-def build(port: int, token: str, package: str = PACKAGE) -> ASGIApp:
+def build(port: int, token: str, package: str = PACKAGE) -> Guard:
     """The application for one port and one token, its guard around it; its pages are those of a package."""
     pages = all_pages(package)
     previews, proofs, shelf = Crew(package, 1), Crew(package, _PROOFS_AT_A_TIME, stands_back=True), Shelf()
+
+    async def close() -> None:
+        await asyncio.gather(previews.close(), proofs.close())
 
     @contextlib.asynccontextmanager
     async def alive(app: FastAPI) -> AsyncIterator[None]:
@@ -40,12 +42,12 @@ def build(port: int, token: str, package: str = PACKAGE) -> ASGIApp:
         try:
             yield
         finally:
-            await asyncio.gather(previews.close(), proofs.close())
+            await close()
 
     app = FastAPI(title="avow lab", docs_url=None, redoc_url=None, redirect_slashes=False, lifespan=alive)
     app.add_exception_handler(AvowError, _told)
     app.add_exception_handler(RequestValidationError, _misread)
-    app.add_exception_handler(HTTPException, _unknown)
+    app.add_exception_handler(HTTPException, _unknown(list(pages.values()), token))
 
     @app.get("/", response_class=HTMLResponse)
     async def front() -> str:
@@ -64,7 +66,7 @@ def build(port: int, token: str, package: str = PACKAGE) -> ASGIApp:
     for name, content in static_files().items():
         app.get(f"/static/{name}", include_in_schema=False)(_sent(content, TYPES[name.rpartition(".")[2]]))
     app.get("/plotly.js", include_in_schema=False)(_plotly)
-    return Guard(app, port, token)
+    return Guard(app, port, token, close)
 
 
 def _shown(page: Page, pages: list[Page], token: str) -> Callable[[], Coroutine[Any, Any, str]]:
@@ -137,15 +139,20 @@ async def _misread(request: Request, problem: Exception) -> Response:
     assert isinstance(problem, RequestValidationError)
     first = problem.errors()[0]
     name = ".".join(str(part) for part in first["loc"] if part != "body") or "body"
-    rule = first["msg"][:1].lower() + first["msg"][1:]
-    return Told(
-        mistake("ParameterError", name, first.get("input"), rule, "move its control, or load the page anew"), 422
-    )
+    rule = first["msg"].replace("Input should", "must", 1)
+    rule = rule[:1].lower() + rule[1:]
+    return Told(mistake("ParameterError", name, first.get("input"), rule, "set it anew on the page"), 422)
 
 
-async def _unknown(request: Request, problem: Exception) -> Response:
-    assert isinstance(problem, HTTPException)
-    if problem.status_code == 400:
-        return Told(mistake("InputError", "body", "as sent", "is no JSON that can be read", "send JSON"), 422)
-    rule = "is not known here" if problem.status_code == 404 else f"was refused: {problem.detail}"
-    return Told(mistake("Unknown", "address", request.url.path, rule, "start from the front page"), problem.status_code)
+def _unknown(pages: list[Page], token: str) -> Callable[[Request, Exception], Coroutine[Any, Any, Response]]:
+    async def answer(request: Request, problem: Exception) -> Response:
+        assert isinstance(problem, HTTPException)
+        status, path = problem.status_code, request.url.path
+        if status == 404 and "text/html" in request.headers.get("accept", ""):
+            return HTMLResponse(shell.front(pages, token, lost=path), status)
+        if status == 400:
+            return Told(mistake("InputError", "body", "as sent", "is no JSON that can be read", "send JSON"), 422)
+        rule = "is not known here" if status == 404 else f"was refused: {problem.detail}"
+        return Told(mistake("Unknown", "address", path, rule, "start from the front page"), status)
+
+    return answer

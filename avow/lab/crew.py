@@ -44,6 +44,7 @@ class Crew:
     def __init__(self, package: str, hands: int, most_waiting: int = 100, *, stands_back: bool = False) -> None:
         self._package, self._stands_back = package, stands_back
         self._free: deque[_Hand] = deque()
+        self._busy: set[_Hand] = set()
         self._gate = asyncio.Semaphore(hands)
         self._room, self._waiting = most_waiting, 0
         self._closed = False
@@ -65,9 +66,13 @@ class Crew:
             self._waiting -= 1
         hand: _Hand | None = None
         try:
+            if self._closed:
+                raise Busy("the lab", "", "has ended", "start avow lab again, and open the address it prints")
             hand = self._free.popleft() if self._free else await self._started()
+            self._busy.add(hand)
             return await _answered(hand, question, seconds, file)
         finally:
+            self._busy -= {hand}
             if hand is None or hand.alive:
                 self._give_back(hand)
             else:
@@ -75,7 +80,13 @@ class Crew:
                 self._begin_another()
 
     async def _started(self) -> _Hand:
-        return await _Hand.started(self._package, self._stands_back)
+        hand = await _Hand.begun(self._package, self._stands_back)
+        self._busy.add(hand)
+        try:
+            await hand.ready()
+        finally:
+            self._busy.discard(hand)
+        return hand
 
     def _begin_another(self) -> None:
         task = asyncio.ensure_future(self._another())
@@ -97,13 +108,13 @@ class Crew:
         self._gate.release()
 
     async def close(self) -> None:
-        """Leave no process behind."""
+        """Leave no process behind; who waits for an answer is told so at once."""
         self._closed = True
         for task in list(self._starting):
             task.cancel()
         await asyncio.gather(*self._starting, return_exceptions=True)
-        while self._free:
-            await self._free.popleft().end()
+        await asyncio.gather(*(hand.end() for hand in (*self._free, *self._busy)))
+        self._free.clear()
 
 
 async def _answered(hand: _Hand, question: dict[str, Any], seconds: float, file: tuple[str, bytes] | None) -> bytes:
@@ -134,7 +145,7 @@ class _Hand:
         self.alive = True
 
     @staticmethod
-    async def started(package: str, stands_back: bool) -> _Hand:
+    async def begun(package: str, stands_back: bool) -> _Hand:
         # Threads of its own would only wait for the others'. What is freed goes back: else glibc raises the size from
         # which it does, and a heap of tensors keeps hundreds of megabytes.
         around = surroundings(threads=1) | {"MALLOC_MMAP_THRESHOLD_": str(128 * 1024)}
@@ -155,12 +166,15 @@ class _Hand:
         if stands_back and hasattr(os, "setpriority"):
             with contextlib.suppress(OSError):
                 os.setpriority(os.PRIO_PROCESS, hand._process.pid, os.getpriority(os.PRIO_PROCESS, 0) + _STANDS_BACK)
-        try:
-            await asyncio.wait_for(hand._line(), _START_SECONDS)
-        except BaseException:
-            await hand.end()
-            raise
         return hand
+
+    async def ready(self) -> None:
+        """Wait until it can be asked; where that does not come, end it."""
+        try:
+            await asyncio.wait_for(self._line(), _START_SECONDS)
+        except BaseException:
+            await self.end()
+            raise
 
     async def ask(self, question: dict[str, Any], file: tuple[str, bytes] | None) -> bytes:
         handle, content = file if file is not None else (None, b"")

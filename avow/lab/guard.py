@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import secrets
+from collections.abc import Awaitable, Callable
 from typing import Any
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
@@ -53,10 +54,10 @@ class _Unheard(Exception):
 
 
 class Guard:
-    """An application behind its rules."""
+    """An application behind its rules; `close` ends what it computes, so that nobody waits for it."""
 
-    def __init__(self, app: ASGIApp, port: int, token: str) -> None:
-        self.app, self._token = app, token
+    def __init__(self, app: ASGIApp, port: int, token: str, close: Callable[[], Awaitable[None]]) -> None:
+        self.app, self._token, self.close = app, token, close
         self.hosts = {f"127.0.0.1:{port}", f"localhost:{port}", f"[::1]:{port}"}
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -124,10 +125,10 @@ def _header(scope: Scope, name: str) -> str | None:
 
 async def _body(scope: Scope, receive: Receive) -> bytes:
     """The whole body, unless there is too much of it or it takes too long."""
-    most = _FILE_BYTES if scope["path"] == "/api/files" else _BODY_BYTES
+    name, most = ("file", _FILE_BYTES) if scope["path"] == "/api/files" else ("body", _BODY_BYTES)
     said = _header(scope, "content-length") or "0"
     if not said.isascii() or not said.isdigit() or len(said) > 12 or int(said) > most:
-        raise _too_long(said, most)
+        raise _too_long(name, said, most)
 
     async def read() -> bytes:
         body = bytearray()
@@ -137,7 +138,7 @@ async def _body(scope: Scope, receive: Receive) -> bytes:
                 return bytes(body)
             body += message.get("body", b"")
             if len(body) > most:
-                raise _too_long(len(body), most)
+                raise _too_long(name, len(body), most)
             if not message.get("more_body", False):
                 return bytes(body)
 
@@ -155,8 +156,9 @@ async def _left(receive: Receive) -> None:
                 pass
 
 
-def _too_long(said: object, most: int) -> Refused:
-    return Refused(413, "body", f"{said} bytes", f"must be at most {most} bytes", "send less")
+def _too_long(name: str, said: object, most: int) -> Refused:
+    room = f"{most >> 20} MiB" if most >> 20 else f"{most >> 10} KiB"
+    return Refused(413, name, f"{said} bytes", f"must be at most {room}", "send less")
 
 
 def _replayed(body: bytes, receive: Receive) -> Receive:

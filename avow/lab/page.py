@@ -18,7 +18,13 @@ PACKAGE = "avow.lab.pages"
 #   facts    [{"label", "value", "about"}], the numbers beside the picture
 #   figures  plotly figures by the id of the element they are drawn in; a trace of null is the one drawn there before
 #   verdict  {"tone", "word", "says", "steps"}, of a verdict only; tones are those of badges: proved, refuted, none
+#   trouble  the error of an input that leaves something to show: a list to choose from, say
 Answer = dict[str, Any]
+
+
+def fact(label: str, value: str, about: str = "") -> dict[str, str]:
+    """One number beside the picture."""
+    return {"label": label, "value": value, "about": about}
 
 
 class Inputs(BaseModel):
@@ -38,17 +44,19 @@ def control(
     about: str = "",
     when: Mapping[str, tuple[str, ...]] | None = None,
     longest: int | None = None,
+    below: str = "",
     quiet: bool = False,
 ) -> Any:
     """One input with its bounds and its words: the check, the control on the page and the address share them.
 
     `when` names other inputs and the choices of theirs for which this one is shown. A default of None leaves the value
-    to the page, which says under `shown` what it took. `log` lets the slider move in factors. A `quiet` one is set by
-    presets and the address alone.
+    to the page, which says under `shown` what it took. `log` lets the slider move in factors; one that is `below`
+    another ends before it, as the last of n things does. A `quiet` one is set by presets and the address alone.
     """
     extra: dict[str, Any] = {
         "step": step,
         "log": log,
+        "below": below,
         "quiet": quiet,
         "when": {name: list(words) for name, words in (when or {}).items()},
     }

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import secrets
 import socket
 import webbrowser
@@ -20,9 +21,9 @@ _PACKAGE = "avow.lab.pages"
 def serve(port: int, ready: Callable[[str], None]) -> None:
     """Serve until interrupted, on the given port or a free one (0); `ready` is told the address."""
     try:
-        import uvicorn  # noqa: F401  # so that what is missing is named before a port is taken
-
-        from avow.lab import app  # noqa: F401
+        # What is missing is named before a port is taken.
+        for needed in ("uvicorn", "avow.lab.app"):
+            importlib.import_module(needed)
     except ImportError as problem:
         raise MissingPackage(
             problem.name or "fastapi", "missing", "is needed for the lab", "pip install 'avow[lab,rigor]'"
@@ -40,6 +41,7 @@ def server(
     from avow.lab.app import build
 
     port = listening.getsockname()[1]
+    app = build(port, token, package)
 
     class Server(uvicorn.Server):
         async def startup(self, sockets: list[socket.socket] | None = None) -> None:
@@ -47,9 +49,13 @@ def server(
             if self.started:
                 ready(f"http://{_HOST}:{port}/")
 
+        async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+            await app.close()
+            await super().shutdown(sockets)
+
     return Server(
         uvicorn.Config(
-            build(port, token, package),
+            app,
             log_level="warning",
             access_log=False,
             server_header=False,

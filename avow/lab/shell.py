@@ -42,15 +42,16 @@ def page(page: Page, pages: Sequence[Page], token: str) -> str:
     return _document(f"{page.title} · avow lab", body, pages, page.name, token)
 
 
-def front(pages: Sequence[Page], token: str) -> str:
-    """The list of pages."""
+def front(pages: Sequence[Page], token: str, lost: str = "") -> str:
+    """The list of pages, for who comes in or has `lost` the way at an address that is not here."""
     cards = "".join(
         f'<li><a href="/{page.name}">{_sign(page)}<strong>{escape(page.title)}</strong>'
         f"<span>{escape(page.summary)}</span></a></li>"
         for page in pages
     )
-    body = f"""<h1>{_FRONT}</h1>
-<p class="lead">While you move something, numbers are a float preview. Let go, and they are proved.</p>
+    lead = "While you move something, numbers are a preview in float arithmetic. Let go, and they are proved."
+    body = f"""<h1>{escape(f"There is no page {lost}" if lost else _FRONT)}</h1>
+<p class="lead">{"These are the pages that there are." if lost else lead}</p>
 <ul class="pages">{cards}</ul>"""
     return _document("avow lab", body, pages, "", token)
 
@@ -80,12 +81,14 @@ def _document(title: str, body: str, pages: Sequence[Page], here: str, token: st
 <link rel="icon" href="data:,">
 <link rel="stylesheet" href="/static/style.css">
 <link rel="stylesheet" href="/static/lab.css">
-{look}</head>
+{look}<link rel="stylesheet" href="/static/paper.css">
+</head>
 <body data-page="{here}">
 <header class="bar"><a class="home" href="/">avow lab</a><nav aria-label="Pages">{links}</nav></header>
 <main>
 {body}
 </main>
+<script src="/static/paper.js"></script>
 {script}
 </body>
 </html>
@@ -119,7 +122,7 @@ def _control(name: str, spec: dict[str, Any]) -> str:
     if "enum" in kind or "const" in kind:
         choices = "".join(
             f'<label><input type="radio" name="{name}" value="{escape(str(choice))}"'
-            f"{' checked' if choice == default else ''}>{escape(str(choice))}</label>"
+            f"{' checked' if choice == default else ''}>{escape(str(choice).replace('_', ' '))}</label>"
             for choice in kind.get("enum", [kind.get("const")])
         )
         return f'<fieldset class="control" {head} data-kind="choice"><legend>{label}</legend>{choices}{note}</fieldset>'
@@ -136,8 +139,9 @@ def _control(name: str, spec: dict[str, Any]) -> str:
     step = extra["step"] or (1 if kind["type"] == "integer" else (high - low) / 200)
     # A slider that moves in factors has decades, and finer steps within them; its script reads it so.
     ends = f'data-low="{low}" data-high="{high}" data-step="{step}" data-log="{"yes" if extra["log"] else ""}"'
+    below = f' data-below="{extra["below"]}"' if extra["below"] else ""
     slider = f'<input type="range" id="{name}"{described}>'
     return (
-        f'<div class="control" {head} data-kind="number" {ends}><label for="{name}">{label}</label>'
+        f'<div class="control" {head} data-kind="number" {ends}{below}><label for="{name}">{label}</label>'
         f'<output for="{name}"></output>{slider}{note}</div>'
     )

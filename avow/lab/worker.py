@@ -21,13 +21,15 @@ from avow.lab.uploads import tensors_of
 
 
 def answer_of(pages: dict[str, Page], question: dict[str, Any], tensors: dict[str, torch.Tensor]) -> bytes:
-    """What a page says as JSON, or the four parts of its mistake."""
+    """What a page says as JSON, or the four parts of its mistake; where the page still has something to say, both."""
     try:
         page = pages[question["page"]]
         function = page.preview if question["what"] == "preview" else page.verdict
         assert function is not None, f"{page.name} has no {question['what']}"
         inputs = page.inputs.model_validate(question["inputs"])
-        return told({"answer": function(inputs, tensors) if page.takes_files else function(inputs)})
+        answer = function(inputs, tensors) if page.takes_files else function(inputs)
+        trouble = answer.pop("trouble", None)
+        return told((mistake_of(trouble) if trouble else {}) | {"answer": answer})
     except Exception as problem:
         return told(mistake_of(problem))
 

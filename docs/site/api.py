@@ -30,11 +30,17 @@ _WIDE = 88
 def public(module: types.ModuleType) -> dict[str, Any]:
     """The names a module offers: its `__all__`, or what it defines or re-exports of its own package."""
     if hasattr(module, "__all__"):
-        names = [name for name in module.__all__ if not name.startswith("_")]
-        return {name: getattr(module, name) for name in names if not inspect.ismodule(getattr(module, name))}
+        found = {name: getattr(module, name) for name in module.__all__ if not name.startswith("_")}
+        return dict(sorted(((name, x) for name, x in found.items() if not inspect.ismodule(x)), key=_rank))
     return {
         name: thing for name, thing in vars(module).items() if not name.startswith("_") and _of(thing, module.__name__)
     }
+
+
+def _rank(named: tuple[str, Any]) -> int:
+    """What one calls, then what one gets back, then what can go wrong."""
+    thing = named[1]
+    return inspect.isclass(thing) + (inspect.isclass(thing) and issubclass(thing, Exception))
 
 
 def _of(thing: Any, module: str) -> bool:

@@ -9,7 +9,7 @@ a:hover { text-decoration-color: currentColor; }
 pre { overflow-x: auto; background: var(--card); border-radius: .5rem; padding: .7rem .9rem; }
 pre code { font-size: inherit; overflow-wrap: normal; }
 ul, ol { margin: .2rem 0; padding-left: 1.3rem; }
-li math, td math { font-size: 1rem; }
+td math { font-size: 1rem; }
 body { max-width: 76rem; padding-top: 0; }
 html { scroll-padding-top: 1rem; }
 .skip { position: absolute; left: -99rem; } .skip:focus { left: 1rem; top: .5rem; background: var(--page); }
@@ -37,11 +37,10 @@ main td code { overflow-wrap: break-word; } :not(pre) > code span { white-space:
 main img { max-width: 100%; height: auto; border-radius: .5rem; margin: .6rem 0; }
 main img[src^="data:image/png"] { background: #fff; }
 main .formula { margin: .9rem 0; }
-blockquote { margin: 1rem 0; padding-left: 1rem; border-left: 3px solid var(--line); color: var(--soft); }
 .beside { display: flex; justify-content: space-between; gap: 1rem; margin-top: 3rem; padding-top: 1rem;
   border-top: 1px solid var(--line); } .beside [rel=next] { margin-left: auto; text-align: right; }
-.k, .kn, .ow, .kc { color: var(--word); } .s1, .s2, .sd, .s, .sa, .sh { color: var(--string); }
-.c1, .gp, .go { color: var(--soft); } .mi, .mf { color: var(--figure); }
+.k, .kn, .ow, .kc { color: var(--word); } .s1, .s2, .sd, .s, .sa { color: var(--string); }
+.c1 { color: var(--soft); } .mi, .mf { color: var(--figure); }
 :root { --word: #0b57a8; --string: #1a7040; --figure: #8a4a00; }
 @media (prefers-color-scheme: dark) { :root { --word: #79b8ff; --string: #7ed0a0; --figure: #e3b341; } }
 @media (max-width: 56rem) {

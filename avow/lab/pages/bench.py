@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections import OrderedDict
 from collections.abc import Callable
 from typing import Any, Literal, NamedTuple
@@ -14,7 +15,7 @@ import avow
 from avow.calibration import rates
 from avow.contract import Method
 from avow.errors import AvowError
-from avow.lab.page import Answer, Inputs, Page, control
+from avow.lab.page import Answer, Inputs, Page, control, fact
 from avow.lab.pages import bench_figures as figures
 from avow.lab.pages.bench_heads import Head, Tried, drawn, read_by, tried, uploaded
 from avow.methods import method_named
@@ -43,7 +44,7 @@ class Benched(Inputs):
     )
     norm: float = control(
         8.0,
-        "Queries and keys, times as long",
+        "Queries and keys stretched (×)",
         low=0.1,
         high=30,
         log=True,
@@ -61,8 +62,8 @@ class Benched(Inputs):
         when={"method": ("sparse",)},
     )
     n: int = control(512, "Tokens (n)", low=64, high=2048, step=64)
-    d: int = control(32, "Numbers per token (d)", low=8, high=128, step=8)
-    head: int = control(0, "Head, or another draw", low=0, high=31)
+    d: int = control(32, "Numbers per token (d)", low=8, high=128, step=8, about="A file has its own.")
+    head: int = control(0, "Draw, or head of the file", low=0, high=31)
     cost: Literal["operations", "time"] = control("operations", "Cost counted in")
     file: str | None = Field(default=None, max_length=32)
 
@@ -82,7 +83,7 @@ def _whole(x: float, head: Head) -> int:
 
 KNOBS = {
     "random_features": Knob(
-        "queries and keys, times as long",
+        "queries and keys stretched (×)",
         (0.1, 0.3, 1, 2, 4, 6, 9, 15, 30),
         lambda inputs: inputs.norm,
         lambda head, inputs, x: (head.scaled(x), RandomFeatures(features=inputs.features)),
@@ -221,30 +222,25 @@ def _price(head: Head, found: Tried, unit: str) -> float:
 def _automatic(head: Head) -> dict[str, str]:
     with torch.no_grad():
         chosen = avow.attend(head.q, head.k, head.v, tol=GOAL, confidence=0.99).certificate
-    return _fact(f"attend(tol={GOAL:g}) runs", chosen.method, f"and proves {chosen.bound:.2g}")
+    return fact(f"attend(tol={GOAL:g}) runs", chosen.method, f"the quickest that proves it: {chosen.bound:.2g}")
 
 
 def _facts(found: Tried, head: Head, about: str) -> list[dict[str, str]]:
     certificate = found.certificate
     kind = certificate.kind if certificate.kind == "deterministic" else f"with probability {certificate.confidence:g}"
     facts = [
-        _fact("Largest error", f"{found.error:.2g}", about),
-        _fact("Certificate", f"error ≤ {found.bound:.2g}", kind),
+        fact("Largest error", f"{found.error:.2g}", about),
+        fact("Certificate", f"error ≤ {found.bound:.2g}", kind),
     ]
     if found.method.name != "sparse":  # which saves reading, not arithmetic
-        facts.append(_fact("Operations", words.ratio(found.operations), "of exact attention's"))
+        facts.append(fact("Operations", words.ratio(found.operations), "of exact attention's"))
     if found.method.name == "random_features":
-        value, _, why = (
-            str(avow.features_needed(head.q, head.k, tol=GOAL)).replace(" (", ": ").rstrip(")").partition(": ")
-        )
-        facts.append(_fact(f"Features for {GOAL:g}", value, why))
+        needed = avow.features_needed(head.q, head.k, tol=GOAL)
+        count = "hopeless" if math.isinf(needed.features) else f"{needed.features:,.0f}"
+        facts.append(fact(f"Features for {GOAL:g}", count, f"they grow as exp(|q+k|²), here {needed.radius:.3g}²"))
     if found.method.name == "sparse":
-        facts.append(_fact("Tokens read in full", f"{figures.share_read(found):.1%}", "of those that a row may see"))
+        facts.append(fact("Tokens read in full", f"{figures.share_read(found):.1%}", "of those that a row may see"))
     return facts
-
-
-def _fact(label: str, value: str, about: str = "") -> dict[str, str]:
-    return {"label": label, "value": value, "about": about}
 
 
 PAGE = Page(

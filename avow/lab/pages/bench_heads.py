@@ -15,10 +15,10 @@ import avow
 from avow.certificates import measure_norms
 from avow.certificates.audit import reference_error
 from avow.contract import Certificate, Cost, Method, Problem
-from avow.errors import FileError
+from avow.errors import FileError, InputError
 from avow.methods import method_named
 from avow.methods.sparse import Sparse
-from avow.report.words import label
+from avow.report.words import label, listed
 from avow.workloads import workload
 
 SOFTMAX = "softmax attention"
@@ -30,12 +30,11 @@ _MARKS = 9
 
 @dataclass(frozen=True, eq=False)
 class Head:
-    """Queries, keys and values of one head, (1, 1, length, dim) each, and where they come from."""
+    """Queries, keys and values of one head, (1, 1, length, dim) each."""
 
     q: Float[Tensor, "1 1 n d"]
     k: Float[Tensor, "1 1 s d"]
     v: Float[Tensor, "1 1 s e"]
-    about: str
 
     def rows(self, count: int) -> Head:
         """The same head asked by fewer queries, evenly taken."""
@@ -43,11 +42,11 @@ class Head:
         if count >= n:
             return self
         places = torch.arange(count) * n // count
-        return Head(self.q[..., places, :], self.k, self.v, self.about)
+        return Head(self.q[..., places, :], self.k, self.v)
 
     def scaled(self, times: float) -> Head:
         """The same directions, queries and keys so many times as long."""
-        return Head(self.q * times, self.k * times, self.v, self.about)
+        return Head(self.q * times, self.k * times, self.v)
 
     @functools.cached_property
     def problem(self) -> Problem:
@@ -89,7 +88,7 @@ class Head:
 def drawn(kind: str, length: int, dim: int, seed: int) -> Head:
     """One head of a known kind."""
     made = workload(kind, 1, length, dim, seed)
-    return Head(made.q, made.k, made.v, made.summary)
+    return Head(made.q, made.k, made.v)
 
 
 def uploaded(tensors: Mapping[str, Tensor], length: int, head: int) -> Head:
@@ -97,7 +96,7 @@ def uploaded(tensors: Mapping[str, Tensor], length: int, head: int) -> Head:
     missing = [name for name in ("q", "k", "v") if name not in tensors]
     if missing:
         held = ", ".join(sorted(tensors))[:80]
-        rule = f"lacks {' and '.join(missing)} (it holds {held})"
+        rule = f"lacks {listed(missing)} (it holds {held})"
         raise FileError("file", "as uploaded", rule, "save tensors named q, k and v")
     four = {}
     for name in ("q", "k", "v"):
@@ -107,13 +106,17 @@ def uploaded(tensors: Mapping[str, Tensor], length: int, head: int) -> Head:
             raise FileError("file", "as uploaded", rule, "save (heads, length, dim)")
         four[name] = x[(None,) * (4 - x.ndim)]  # (b, h, n, d)
     # Whatever does not fit together is said of the whole file, before a part of it is taken.
-    _ = Problem.of(four["q"], four["k"], four["v"], enable_gqa=True)
+    try:
+        Problem.of(four["q"], four["k"], four["v"], enable_gqa=True)
+    except InputError as problem:
+        rule = f"holds what does not fit together: {problem.name}={problem.value} {problem.rule}"
+        raise FileError("file", "as uploaded", rule, problem.remedy) from problem
     batch, heads = four["q"].shape[:2]
     b, h = head // heads % batch, head % heads
     group = h // (heads // four["k"].shape[1])
     # Copies, for a slice that is remembered would hold the whole file.
     q, k, v = (four[name][b : b + 1, i : i + 1, :length].clone() for name, i in (("q", h), ("k", group), ("v", group)))
-    return Head(q, k, v, f"head {h} of the file")
+    return Head(q, k, v)
 
 
 @dataclass(frozen=True)

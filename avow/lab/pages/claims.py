@@ -15,7 +15,7 @@ from avow.claims.hunting import MOST_CASES, STATED, Outcome, hunted, variants
 from avow.claims.hunts import HUNTS
 from avow.claims.running import judged_after_needs
 from avow.errors import ParameterError
-from avow.lab.page import Answer, Inputs, Page, control
+from avow.lab.page import Answer, Inputs, Page, control, fact
 from avow.report import charts, words
 from avow.report.claims_article import judged, stated
 
@@ -44,10 +44,14 @@ class Asked(Inputs):
 
 def preview(inputs: Asked) -> Answer:
     """The ledger as a list, and what the chosen claim says; nothing is judged yet."""
-    claim = _chosen(inputs.claim)
+    ledger = [{"id": one.id, "topic": one.topic, "plain": one.plain} for one in catalogue().values()]
+    try:
+        claim = _chosen(inputs.claim)
+    except ParameterError as problem:
+        return {"ledger": ledger, "trouble": problem}
     absent = claim.not_applicable()
     return {
-        "ledger": [{"id": one.id, "topic": one.topic, "plain": one.plain} for one in catalogue().values()],
+        "ledger": ledger,
         "claim": {
             "id": claim.id,
             "html": stated(claim),
@@ -123,15 +127,11 @@ def _says(finding: Finding) -> str:
 
 
 def _facts(claim: Claim, finding: Finding | None = None) -> list[dict[str, str]]:
-    facts = [_fact("Topic", claim.topic), _fact("Recorded verdict", claim.expected, "as the catalogue has it")]
+    facts = [fact("Topic", claim.topic), fact("Recorded verdict", claim.expected, "as the catalogue has it")]
     if finding is not None:
         kinds = ", ".join(finding.kinds) or "none"
-        facts.append(_fact("Judged just now", finding.verdict, f"in {words.seconds(finding.seconds)}, by {kinds}"))
+        facts.append(fact("Judged just now", finding.verdict, f"in {words.seconds(finding.seconds)}, by {kinds}"))
     return facts
-
-
-def _fact(label: str, value: str, about: str = "") -> dict[str, str]:
-    return {"label": label, "value": value, "about": about}
 
 
 def _attacked(claim: Claim, sabotages: dict[str, bool], inputs: Asked) -> dict[str, Any]:
@@ -183,7 +183,7 @@ PAGE = Page(
 <p id="count" class="soft" aria-live="polite"></p>
 <ul id="ledger" aria-label="Claims"></ul>
 <article id="chosen" aria-live="off"><h2 id="name"></h2><div id="stated"></div><div id="judged"></div></article>
-<section id="breaking" class="card" aria-label="Try to break it"><div class="role"><strong>Try to break it</strong>
+<section id="breaking" class="card" aria-label="Try to break it" hidden><div class="role"><strong>Try to break it</strong>
 <span id="caught" class="badge" hidden></span></div>
 <p id="note" hidden></p>
 <fieldset id="variants"><legend>What is attacked</legend></fieldset>

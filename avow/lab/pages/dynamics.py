@@ -6,7 +6,7 @@ import math
 from typing import Any, Literal
 
 from avow.chart import Chart
-from avow.lab.page import Answer, Inputs, Page, control
+from avow.lab.page import Answer, Inputs, Page, control, fact
 from avow.lab.pages import dynamics_walks as walks
 from avow.nn import gradient_horizon
 from avow.nn.recurrent import STEEPEST
@@ -23,7 +23,7 @@ class Moved(Inputs):
     gain: float = control(0.9, "Largest singular value of W", low=0.3, high=2, step=0.01)
     back: int = control(50, "Steps back, T", low=5, high=walks.MOST_STEPS)
     beta: float = control(0.9, "β: what the average keeps", low=0, high=0.99, step=0.01)
-    delta: float = control(0.5, "δ: the step along the average", low=0.01, high=10, log=True)
+    delta: float = control(0.5, "Step along the average", low=0.01, high=10, log=True)
     penalty: float = control(0.5, "λ: the penalty, or the decay", low=0.01, high=3, log=True)
     taken: int = control(50, "Steps of training", low=1, high=walks.DECAY_STEPS)
 
@@ -33,8 +33,8 @@ def preview(inputs: Moved) -> Answer:
     rate, most = STEEPEST[inputs.activation] * inputs.gain, walks.worst(inputs.activation, inputs.gain, inputs.back)
     there = walks.measured(inputs.activation, inputs.gain)[inputs.back]
     facts = [
-        _fact(f"‖∂h_{inputs.back}/∂h_0‖, measured", f"{there:.3g}", "on these inputs, float64"),
-        _fact(f"At most δ^{inputs.back}", f"{most[-1]:.3g}", f"δ = {rate:.3g}, whatever the inputs"),
+        fact(f"‖∂h_{inputs.back}/∂h_0‖, measured", f"{there:.3g}", "on these inputs, float64"),
+        fact(f"At most δ^{inputs.back}", f"{most[-1]:.3g}", f"δ = {rate:.3g}, whatever the inputs"),
     ]
     return {
         "facts": facts,
@@ -51,9 +51,9 @@ def verdict(inputs: Moved) -> Answer:
     last = found[inputs.back]
     anyhow = last.kind == "contraction"
     facts = [
-        _fact(f"‖∂h_{inputs.back}/∂h_0‖ is at most", _up(last.bound), f"measured ≈ {last.measured:.3g}, float64"),
-        _fact("A step, at most", _up(last.rate, 4), "δ" if anyhow else f"the {inputs.back}th root of the bound"),
-        _fact("Which holds for", "every input" if anyhow else "these inputs"),
+        fact(f"‖∂h_{inputs.back}/∂h_0‖ is at most", _up(last.bound), f"measured ≈ {last.measured:.3g}, float64"),
+        fact("A step, at most", _up(last.rate, 4), "δ" if anyhow else f"the {inputs.back}th root of the bound"),
+        fact("Which holds for", "every input" if anyhow else "these inputs"),
     ]
     broken = [t for t, one in found.items() if one.measured > one.bound * _ROUNDED]
     if broken:
@@ -69,7 +69,8 @@ def verdict(inputs: Moved) -> Answer:
 def _gradients_say(inputs: Moved, bound: float, rate: float, anyhow: bool) -> str:
     if anyhow:
         half = walks.half_life(rate)
-        return f"Whatever the inputs, the gradient halves every {half:.3g} steps: at most {_up(bound)} of it is left."
+        often = "at each step" if half == 1 else f"every {half:.3g} steps"
+        return f"Whatever the inputs, the gradient halves {often}: at most {_up(bound)} of it is left."
     allowed = (STEEPEST[inputs.activation] * inputs.gain) ** inputs.back
     return f"On these inputs the gradient is at most {_up(bound)}; δ alone would allow {allowed:.2g}."
 
@@ -114,7 +115,7 @@ def _averages_say(inputs: Moved) -> str:
         f"After the first step the plain average is {found.plain[0]:.2g}, the corrected one {found.corrected[0]:.2g}."
     )
     same = (
-        f"SGD with momentum {found.momentum:.3g} and rate δ(1 − β) = {found.learning_rate:.3g} walks the same: "
+        f"SGD with momentum {found.momentum:.3g} and rate (1 − β) · step = {found.learning_rate:.3g} walks the same: "
         f"{found.apart:.1g} apart on a way of {abs(found.by_sgd):.3g}."
     )
     return f"{first} {same}"
@@ -138,10 +139,6 @@ def _decay_says(inputs: Moved) -> str:
         f"{first} leaves {small:.2f} of a weight with tiny gradients and {large:.2f} of one with large ones; "
         f"decoupled decay leaves about {decoupled[inputs.taken][-1]:.2f} of either. Rate η = {walks.RATE:g}."
     )
-
-
-def _fact(label: str, value: str, about: str = "") -> dict[str, str]:
-    return {"label": label, "value": value, "about": about}
 
 
 def _up(bound: float, digits: int = 3) -> str:
@@ -187,10 +184,10 @@ may still hold it.</p><div class="figure" id="gradients"></div>
         r" \quad \eta\lambda \quad \text{decoupled}",
     ),
     presets={
-        "It vanishes": {},
+        "A gradient vanishes": {},
         "It explodes": {"activation": "relu", "gain": 2.0},
         "Saturation holds it": {"gain": 1.2},
-        "Long memory": {"beta": 0.98},
+        "Momentum, long memory": {"beta": 0.98},
         "No momentum": {"beta": 0.0},
         "A strong penalty": {"penalty": 2.0},
     },

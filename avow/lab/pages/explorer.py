@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import math
+from collections.abc import Iterable
 from typing import Any, Literal
 
 import torch
@@ -15,9 +16,11 @@ from avow.constructions.queries import Query
 from avow.constructions.readout import Enclosed, Readout, enclosed, read
 from avow.constructions.routers import Router
 from avow.contract import Certificate
-from avow.lab.page import Answer, Inputs, Page, control
+from avow.errors import ParameterError
+from avow.lab.page import Answer, Inputs, Page, control, fact
 from avow.lab.pages import explorer_scenes as scenes
 from avow.lab.pages.explorer_scenes import Scene
+from avow.report import words
 from avow.report.charts import figure
 
 _MOST_LENGTH = 40.0
@@ -31,9 +34,9 @@ class Explored(Inputs):
     show: Literal["copy", "average", "noise", "route"] = control("copy", "What the head does", quiet=True)
     space: Literal["plane", "sphere"] = control("plane", "Keys on the", when={"show": _LOOKING})
     n: int = control(8, "Number of keys", low=3, high=12, when={"show": ("copy", "average", "route")})
-    target: int = control(1, "Key to read", low=0, high=11, when={"show": _LOOKING})
-    other: int = control(2, "And key", low=0, high=11, when={"show": ("average",)})
-    ahead: int = control(2, "Steps ahead that each token reads", low=0, high=11, when={"show": ("route",)})
+    target: int = control(1, "Key to read", low=0, high=11, below="n", when={"show": _LOOKING})
+    other: int = control(2, "And key", low=0, high=11, below="n", when={"show": ("average",)})
+    ahead: int = control(2, "Steps ahead that each token reads", low=0, high=11, below="n", when={"show": ("route",)})
     angle: float | None = control(
         None, "Direction (°)", low=-180, high=180, step=1, when={"show": ("copy", "average", "route")}
     )
@@ -68,17 +71,17 @@ def preview(inputs: Explored) -> Answer:
     found = read(scene.queries, scene.keys, scene.values)
     certificate = _attended(scene)[1]
     facts = [
-        _fact("Logit gap", f"{found.gap(_kept(scene)):.4g}", _GAP),
-        _fact("Length of the query", f"{float(scene.queries[0].double().norm()):.4g}"),
+        fact("Logit gap", f"{found.gap(_kept(scene)):.4g}", _GAP),
+        fact("Length of the query", f"{float(scene.queries[0].double().norm()):.4g}"),
     ]
     if isinstance(scene.made, Query):
         about = f"the promise asks for at most {inputs.eps:g}"
-        facts.append(_fact("Goes elsewhere, over what is read", f"{scene.made.estimate:.3g}", about))
+        facts.append(fact("Goes elsewhere, over what is read", f"{scene.made.estimate:.3g}", about))
     if inputs.show == "noise":
         facts.append(
-            _fact("Off the average of keys 0 and 1", f"{_off(found):.3g}", f"at most {scenes.ETA:g} is a success")
+            fact("Off the average of keys 0 and 1", f"{_off(found):.3g}", f"at most {scenes.ETA:g} is a success")
         )
-    facts += [_fact("Output", _point(found.outputs.mean(0).tolist())), _certified(certificate)]
+    facts += [fact("Output", _point(found.outputs.mean(0).tolist())), _certified(certificate)]
     return _stage(scene, found) | {"facts": facts, "figures": {"curve": _drawn(inputs, scene)}}
 
 
@@ -88,17 +91,15 @@ def verdict(inputs: Explored) -> Answer:
     answers, certificate = _attended(scene)
     true = enclosed(scene.queries, scene.keys, scene.values, answers, _kept(scene))
     facts = [
-        _fact("Logit gap", _between(true.gap), _GAP),
-        _fact("Weight of what is read", _between(_sum(true, scene.wanted))),
+        fact("Logit gap", _between(true.gap), _GAP),
+        fact("Weight of what is read", _between(_sum(true, scene.wanted))),
     ]
     judged = _judged(inputs, scene)
     if inputs.show == "noise":
         for name, found in scenes.odds(inputs.eps, _law(inputs)).items():
             about = f"of weights within {scenes.ETA:g} of ½ and ½"
-            facts.append(
-                _fact(f"Chance with {name} head{'s' if name == 'two' else ''}", _between(found.success), about)
-            )
-    facts += [_fact("Output", _point([sum(ends) / 2 for ends in true.output])), _certified(certificate)]
+            facts.append(fact(f"Chance with {name} head{'s' if name == 'two' else ''}", _between(found.success), about))
+    facts += [fact("Output", _point([sum(ends) / 2 for ends in true.output])), _certified(certificate)]
     kept = true.error <= certificate.bound
     step = (
         f"the float32 answer is within {true.error:.2e} of real arithmetic, and its certificate "
@@ -111,17 +112,26 @@ def verdict(inputs: Explored) -> Answer:
 
 
 def _scene(inputs: Explored) -> Scene:
-    target, other = inputs.target % inputs.n, inputs.other % inputs.n
     match inputs.show:
         case "noise":
             return scenes.noisy(inputs.eps, _law(inputs), inputs.heads, inputs.x)
         case "route":
-            return scenes.routing(inputs.n, inputs.ahead % inputs.n, inputs.eps, inputs.angle)
+            return scenes.routing(inputs.n, _key(inputs, "ahead"), inputs.eps, inputs.angle)
         case "copy":
-            wanted: tuple[int, ...] = (target,)
+            wanted: tuple[int, ...] = (_key(inputs, "target"),)
         case "average":
-            wanted = (target, other if other != target else (target + 1) % inputs.n)
+            wanted = _key(inputs, "target"), _key(inputs, "other")
+            if wanted[0] == wanted[1]:
+                raise ParameterError("other", wanted[1], "must be another key than the first", "move either of the two")
     return scenes.looking(inputs.space, inputs.n, wanted, inputs.eps, inputs.angle, inputs.rise, inputs.length)
+
+
+def _key(inputs: Explored, name: Literal["target", "other", "ahead"]) -> int:
+    """One of the keys that there are."""
+    number: int = getattr(inputs, name)
+    if number >= inputs.n:
+        raise ParameterError(name, number, f"must be below the number of keys, {inputs.n}", "move it to the left")
+    return number
 
 
 def _law(inputs: Explored) -> Any:
@@ -138,8 +148,8 @@ def _attended(scene: Scene) -> tuple[torch.Tensor, Certificate]:
 def _judged(inputs: Explored, scene: Scene) -> dict[str, Any]:
     """The verdict's words."""
     if scene.refusal is not None:
-        keys = [i for i, share in enumerate(scene.refusal.combination) if share]
-        says = f"No query reads just keys {_listed(scene.wanted)} alike: keys {_listed(keys)} rule it out, exactly."
+        keys = _names(i for i, share in enumerate(scene.refusal.combination) if share)
+        says = f"No query reads just keys {_names(scene.wanted)} alike: keys {keys} rule it out, exactly."
         return {"tone": "refuted", "word": "impossible", "says": says, "steps": [str(scene.refusal)]}
     if inputs.show == "noise":
         chances = scenes.odds(inputs.eps, _law(inputs))
@@ -162,7 +172,7 @@ def _judged(inputs: Explored, scene: Scene) -> dict[str, Any]:
 def _sentence(scene: Scene, proof: Proof, inputs: Explored) -> str:
     if isinstance(scene.made, Router):
         return f"Each of {inputs.n} tokens receives what its source carries, within {proof.achieved:.3g}."
-    keys = f"Key {scene.wanted[0]} gets" if len(scene.wanted) == 1 else f"Keys {_listed(scene.wanted)} each get"
+    keys = f"Key {scene.wanted[0]} gets" if len(scene.wanted) == 1 else f"Keys {_names(scene.wanted)} each get"
     share = f"1/({len(scene.wanted)} + {inputs.eps:g})"
     return (
         f"{keys} a weight of at least {share}."
@@ -219,10 +229,10 @@ def _over_scales(eps: float, law: Any) -> dict[str, tuple[list[float], list[floa
     """The noisy key's weight at every scale, for one head and for two."""
     scales = [i / 25 - 1 for i in range(76)]
     series = {}
-    for name, words in (("one", "one head"), ("two", "two heads")):
+    for name, label in (("one", "one head"), ("two", "two heads")):
         drawn = [scenes.noisy(eps, law, name, scale) for scale in scales]
         weights = [float(read(one.queries, one.keys, one.values).weights.mean(0)[0]) for one in drawn]
-        series[words] = (scales, weights)
+        series[label] = (scales, weights)
     return series
 
 
@@ -238,15 +248,12 @@ def _off(found: Readout) -> float:
 
 
 def _sum(true: Enclosed, keys: tuple[int, ...]) -> tuple[float, float]:
-    return tuple(sum(true.weights[i][end] for i in keys) for end in (0, 1))  # type: ignore[return-value]
-
-
-def _fact(label: str, value: str, about: str = "") -> dict[str, str]:
-    return {"label": label, "value": value, "about": about}
+    low, high = (sum(true.weights[i][end] for i in keys) for end in (0, 1))
+    return low, high
 
 
 def _certified(certificate: Certificate) -> dict[str, str]:
-    return _fact("Certificate", f"error ≤ {certificate.bound:.2e}", f"{certificate.kind}, float32, rounding included")
+    return fact("Certificate", f"error ≤ {certificate.bound:.2e}", f"{certificate.kind}, float32, rounding included")
 
 
 def _point(x: list[float]) -> str:
@@ -262,9 +269,8 @@ def _between(ends: tuple[float, float]) -> str:
     return f"{ends[0]:.3g} to {ends[1]:.3g}"
 
 
-def _listed(keys: Any) -> str:
-    *most, last = map(str, keys)
-    return f"{', '.join(most)} and {last}" if most else last
+def _names(keys: Iterable[int]) -> str:
+    return words.listed([str(key) for key in keys])
 
 
 PAGE = Page(

@@ -15,7 +15,7 @@ from avow.constructions.construction import Proof
 from avow.constructions.relu_curves import Curve, chain, curve_of
 from avow.constructions.relu_network import ReluNetwork
 from avow.errors import InputError, ParameterError, ToleranceUnreachable
-from avow.lab.page import Answer, Inputs, Page, control
+from avow.lab.page import Answer, Inputs, Page, control, fact
 from avow.lab.pages import relu_figures as figures
 from avow.lab.pages.relu_figures import Followed
 
@@ -73,9 +73,9 @@ def _proved(inputs: Built, made: ReluNetwork) -> Answer:
     low, high = (inputs.start, inputs.end) if inputs.follow == "a formula" else (0.0, 1.0)
     x = np.linspace(low, high, _POINTS)
     true = _curve(inputs.formula).values(x) if inputs.follow == "a formula" else x * x
-    facts = _units(inputs) if inputs.follow != "a formula" else [_fact("Hidden units", f"{made.units:,}", "one layer")]
+    facts = _units(inputs) if inputs.follow != "a formula" else [fact("Hidden units", f"{made.units:,}", "one layer")]
     facts += [
-        _fact("Proven error", f"≤ {proof.achieved:.6g}", "everywhere, the rounding of the weights included"),
+        fact("Proven error", f"≤ {proof.achieved:.6g}", "everywhere, the rounding of the weights included"),
         _measured(true, _values(made, x), mark="≈ "),
     ]
     return {"facts": facts, "verdict": _judged(proof, made, inputs), "built": [len(b) for _, b in made.layers[:-1]]}
@@ -86,7 +86,8 @@ def _judged(proof: Proof, made: ReluNetwork, inputs: Built) -> dict[str, Any]:
     kept = bool(proof) and proof.achieved <= allowed
     units = f"{made.units:,} unit{'' if made.units == 1 else 's'}"
     depth = "one layer" if made.depth == 1 else f"{made.depth} layers"
-    what = f"{units} in {depth} stay within {proof.achieved:.4g} everywhere, and {allowed:g} was allowed."
+    stay = "stays" if made.units == 1 else "stay"
+    what = f"{units} in {depth} {stay} within {proof.achieved:.4g} everywhere, and {allowed:g} was allowed."
     if not kept:
         what = f"{units} in {depth} could be off by {proof.achieved:.4g}, and {allowed:g} was allowed."
     steps = [proof.promise, *proof.steps]
@@ -105,7 +106,7 @@ def _sketched(inputs: Built) -> Answer:
     x = np.linspace(inputs.start, inputs.end, _POINTS)
     true, network = curve.values(x), np.interp(x, kinks, heights)
     units = len(points) - 1
-    facts = [_fact("Hidden units", f"{units:,}", "one layer"), _measured(true, network)]
+    facts = [fact("Hidden units", f"{units:,}", "one layer"), _measured(true, network)]
     return _drawn(inputs, Followed(curve.text, x, true, network, kinks, heights), [units]) | {"facts": facts}
 
 
@@ -153,19 +154,15 @@ def _units(inputs: Built) -> list[dict[str, str]]:
     """How many units x² takes either way."""
     wide, deep = _square(inputs.eps, False), _square(inputs.eps, True)
     return [
-        _fact("Units in one layer", f"{wide.units:,}", "built here" if inputs.layers == "one" else ""),
-        _fact("Units in many layers", f"{deep.units:,}", f"{deep.depth} layers"),
+        fact("Units in one layer", f"{wide.units:,}", "built here" if inputs.layers == "one" else ""),
+        fact("Units in many layers", f"{deep.units:,}", f"{deep.depth} layers"),
     ]
 
 
 def _measured(true: Any, network: Any, mark: str = "") -> dict[str, str]:
     """The error at some points; beside a proof it is marked, for it is none."""
     about = f"the largest of {_POINTS:,} points in float64"
-    return _fact("Measured error", f"{mark}{float(np.abs(true - network).max()):.6g}", about)
-
-
-def _fact(label: str, value: str, about: str = "") -> dict[str, str]:
-    return {"label": label, "value": value, "about": about}
+    return fact("Measured error", f"{mark}{float(np.abs(true - network).max()):.6g}", about)
 
 
 def _drawn(inputs: Built, found: Followed, units: list[int]) -> Answer:

@@ -7,7 +7,7 @@ from typing import Any, Literal
 
 from avow.chart import Chart
 from avow.errors import ParameterError
-from avow.lab.page import Answer, Inputs, Page, control
+from avow.lab.page import Answer, Inputs, Page, control, fact
 from avow.lab.pages import runs_disk as disk
 from avow.lab.pages.runs_disk import Run
 from avow.report import words
@@ -33,17 +33,22 @@ class Watched(Inputs):
 def preview(inputs: Watched) -> Answer:
     """Where every run stands now; curves of the chosen ones, and the tables of experiments that ended."""
     runs = disk.all_runs()
-    chosen = _chosen(runs, inputs.run)
+    trouble, chosen = None, list[Run]()
+    try:
+        chosen = _chosen(runs, inputs.run)
+    except ParameterError as problem:
+        trouble = problem
     place = str(disk.folder())
-    facts = _facts(chosen) if len(chosen) == 1 else [_fact("Runs", str(len(runs)), f"below {place}")]
+    facts = _facts(chosen) if len(chosen) == 1 else [fact("Runs", str(len(runs)), f"below {place}")]
     if len(chosen) != 1:
-        facts += [_fact(run.name.rpartition("/")[2], _loss(run), _progress(run)) for run in chosen]
+        facts += [fact(run.name.rpartition("/")[2], _loss(run), _progress(run)) for run in chosen]
     return {
         "facts": facts,
         "figures": {"curves": _drawn(chosen, inputs)} if any(run.curves["step"] for run in chosen) else {},
         "runs": [_listed(run, run in chosen) for run in _newest_folders_first(runs)],
         "knowledge": [_table(name, told) for name, told in disk.knowledge()],
         "folder": place,
+        "trouble": trouble,
     }
 
 
@@ -97,20 +102,16 @@ def _loss(run: Run) -> str:
 
 def _facts(chosen: list[Run]) -> list[dict[str, str]]:
     run = chosen[0]
-    facts = [_fact("State", run.state, _progress(run)), _fact("Loss", _loss(run), "nats per character, last")]
+    facts = [fact("State", run.state, _progress(run)), fact("Loss", _loss(run), "nats per character, last")]
     finite = [loss for loss in run.curves["loss"] if math.isfinite(loss)]
     if finite:
-        facts.append(_fact("Lowest", f"{min(finite):.4g}", "among the steps that were written down"))
+        facts.append(fact("Lowest", f"{min(finite):.4g}", "among the steps that were written down"))
     speed, eta = run.last("tokens_per_second"), run.last("eta")
     if speed is not None:
-        facts.append(_fact("Speed", f"{speed:,.0f} tokens/s"))
+        facts.append(fact("Speed", f"{speed:,.0f} tokens/s"))
     if eta is not None and run.state == "running":
-        facts.append(_fact("Still to go", words.seconds(eta)))
-    return [*facts, _fact("Model", run.about)]
-
-
-def _fact(label: str, value: str, about: str = "") -> dict[str, str]:
-    return {"label": label, "value": value, "about": about}
+        facts.append(fact("Still to go", words.seconds(eta)))
+    return [*facts, fact("Model", run.about)]
 
 
 def _drawn(chosen: list[Run], inputs: Watched) -> dict[str, Any]:

@@ -6,7 +6,7 @@ const costs = document.getElementById("costs");
 let shown = null;
 
 start({
-  proving: "every row at the size you chose, against float64",
+  proving: "rows at the size you chose, against float64",
   preview(answer) {
     shown = answer.strip;
     strip.hidden = !shown;

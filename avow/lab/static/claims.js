@@ -1,8 +1,7 @@
 // Claims: the ledger, judged one after the other; the chosen one; and the search that tries to break it.
-import {element, move, start, value} from "./lab.js";
+import {element, move, post, start, trouble, value} from "./lab.js";
 
 const at = id => document.getElementById(id), box = name => document.querySelector(`[data-name=${name}]`);
-const token = document.querySelector("meta[name=avow-token]").content;
 const rows = new Map(), verdicts = new Map();
 let judging = false, shown = "", drawn = "";
 
@@ -14,6 +13,7 @@ at("budget").append(box("cases"), box("seed"));
 start({
   preview(answer) {
     list(answer.ledger);
+    if (!answer.claim) return filter();
     const {id, html, variants, note} = answer.claim;
     if (id !== shown) at("judged").innerHTML = drawn = "";
     shown = id;
@@ -61,12 +61,9 @@ async function judgeAll() {
   judging = true;
   for (const id of rows.keys()) {
     if (verdicts.has(id)) continue;
-    try {
-      const got = await fetch("/api/claims/verdict", {method: "POST", body: JSON.stringify({claim: id}),
-        headers: {"Content-Type": "application/json", "X-Avow-Token": token}});
-      const said = await got.json();
-      if (said.answer) judged(said.answer);
-    } catch { break; }
+    const said = await post("claims/verdict", JSON.stringify({claim: id}));
+    if (said.answer) judged(said.answer);
+    if (said.error && !said.error.kind) { trouble(said.error); break; } // nobody is there any more
   }
   judging = false;
 }
@@ -113,6 +110,7 @@ at("ledger").addEventListener("keydown", event => {
 
 function attackable(names, note) {
   const now = value("variant");
+  at("breaking").hidden = false;
   at("variants").hidden = at("budget").hidden = at("attack").hidden = !names.length;
   at("note").hidden = !note;
   at("note").textContent = note;

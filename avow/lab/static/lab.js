@@ -36,12 +36,15 @@ export function start(drawing) {
 /** Change some inputs, as a control or a drag does; null gives one back to the page. */
 export function move(changes) {
   moved = performance.now();
-  for (const [name, value] of Object.entries(changes)) {
-    if (value === null || value === controls.get(name)?.preset) delete state[name]; else state[name] = value;
-  }
+  for (const [name, value] of Object.entries(changes)) put(name, value);
+  for (const [name, {box}] of controls) if (box.dataset.below && value(name) > last(box)) put(name, last(box));
   show();
   previews();
 }
+
+const put = (name, value) => {
+  if (value === null || value === controls.get(name)?.preset) delete state[name]; else state[name] = value;
+};
 
 /** Between taking hold of something and letting go, no verdict is asked for. */
 export function hold(on) {
@@ -59,9 +62,15 @@ function become(wanted) {
   previews();
 }
 
+/** The last of as many things as another control counts. */
+const last = box => value(box.dataset.below) - 1;
+
 function show() {
-  for (const [name, one] of controls) if (name in state || one.preset !== null) one.write(state[name] ?? one.preset);
-  for (const one of controls.values()) {
+  const write = ([name, one]) => { if (name in state || one.preset !== null) one.write(state[name] ?? one.preset); };
+  [...controls].forEach(write);
+  for (const pair of controls) {
+    const [, one] = pair;
+    if (one.box.dataset.below) { one.reach(last(one.box)); write(pair); }
     const rules = Object.entries(JSON.parse(one.box.dataset.when ?? "{}"));
     one.box.hidden = one.box.dataset.quiet || !rules.every(([name, words]) => words.includes(value(name)));
   }
@@ -93,7 +102,7 @@ async function previews() {
     // While this one is drawn, the next one is computed; whatever moved between them is not asked for.
     [since, coming, again] = [moved, again ? ask("preview") : null, false];
     if (!answer) continue;
-    if (!awake) mark("none", "preview", "float arithmetic, while you move", []);
+    if (!awake && at("trouble").hidden) mark("none", "preview", "float arithmetic, while you move", []);
     awake = true;
     take(answer);
     own.preview?.(answer);
@@ -123,37 +132,51 @@ async function prove() {
   own.verdict?.(answer);
 }
 
-/** One request; null where it failed, and the reader has been told why, or where it was given up. */
-export async function ask(what, signal) {
-  const body = JSON.stringify(held ? {...state, file: held} : state);
+/** What the lab says to a request: an answer or an error; neither where it was given up. */
+export async function post(path, body, signal) {
+  const kind = typeof body === "string" ? {"Content-Type": "application/json"} : {};
   try {
-    const got = await fetch(`/api/${page}/${what}`, {method: "POST", signal, body,
-      headers: {"Content-Type": "application/json", "X-Avow-Token": token}});
-    const said = await got.json();
-    trouble(said.error);
-    return said.answer ?? null;
+    const got = await fetch(`/api/${path}`, {method: "POST", signal, body, headers: {...kind, "X-Avow-Token": token}});
+    return await got.json();
   } catch (problem) {
-    if (problem.name === "AbortError") return null;
-    trouble({name: "the lab", value: "", rule: "does not answer", remedy: "start avow lab again, and reload"});
-    return null;
+    if (problem.name === "AbortError") return {};
+    return {error: {name: "the lab", rule: "does not answer", remedy: "start avow lab again, and open the address it prints"}};
   }
 }
 
-async function upload() {
-  const file = at("file").files[0];
-  if (!file) return;
-  const got = await fetch("/api/files", {method: "POST", body: file, headers: {"X-Avow-Token": token}});
-  const said = await got.json();
+/** What the page answers to its inputs; null where it was given up, or failed and the reader has been told why. */
+async function ask(what, signal) {
+  const said = await post(`${page}/${what}`, JSON.stringify(held ? {...state, file: held} : state), signal);
+  if (signal?.aborted) return null;
   trouble(said.error);
-  held = said.file ?? null;
-  at("held").textContent = Object.entries(said.tensors ?? {}).map(([n, x]) => `${n}: ${x.shape.join("×")}`).join(", ");
-  if (held) move({});
+  return said.answer ?? null;
 }
 
-function trouble(error) {
-  at("trouble").hidden = !error;
+/** Send the file that was chosen; without one, the page goes on as it began. */
+async function upload() {
+  const file = at("file").files[0], said = file ? await post("files", file) : {};
+  held = said.file ?? null;
+  at("held").textContent = Object.entries(said.tensors ?? {}).map(([n, x]) => `${n}: ${x.shape.join("×")}`).sort().join(", ");
+  if (said.error) trouble(said.error, "file"); else move({});
+}
+
+/** Say what is wrong beside the field it is about, or above all where that cannot be seen; nothing is proved until it is mended. */
+export function trouble(error, name = error?.name) {
+  const told = at("trouble"), field = error && (controls.get(name)?.box ?? at(name)?.closest(".control"));
+  const beside = field && !field.hidden ? field : null;
+  if (!error && told.hidden) return;
+  document.querySelectorAll("[aria-invalid]").forEach(one => one.removeAttribute("aria-invalid"));
+  beside?.querySelector("input").setAttribute("aria-invalid", "true");
+  // A file that was of no use is let go, and can be chosen again when it is mended: the same one would be no change.
+  if (beside?.contains(at("file"))) { held = null; at("file").value = at("held").textContent = ""; }
+  if (beside) beside.append(told); else document.querySelector(".bench").before(told);
+  document.querySelector(".bench").classList.toggle("mistaken", !!error);
+  told.hidden = !error;
+  if (error) {
+    told.textContent = `${error.name}${error.value ? "=" + error.value : ""} ${error.rule}; ${error.remedy}`;
+    mark("none", "no answer", "nothing is computed until this is mended", []);
+  }
   own.trouble?.(error);
-  if (error) at("trouble").textContent = `${error.name}${error.value ? " = " + error.value : ""} ${error.rule}; ${error.remedy}`;
 }
 
 // ---- what was found
@@ -204,9 +227,9 @@ function draw(id) {
   paint(id);
 }
 
-async function paint(id) {
+async function paint(id, size = {}) {
   await plotly();
-  const place = at(id), {data, layout} = figures.get(id), look = themed(layout), words = JSON.stringify([data, look]);
+  const place = at(id), {data, layout} = figures.get(id), look = {...themed(layout), ...size}, words = JSON.stringify([data, look]);
   if (!place || (place.words === words && !place.drawn?.stale)) return;
   const since = performance.now();
   place.words = words;
@@ -214,6 +237,12 @@ async function paint(id) {
   remember(place, data, layout);
   took.set(id, performance.measure("avow:figure", {start: since}).duration);
 }
+
+// Figures follow the width of a window by themselves, but not that of paper.
+const there = () => [...figures.keys()].filter(id => at(id));
+addEventListener("beforeprint", () => there().forEach(id =>
+  paint(id, {width: at(id).clientWidth, height: at(id).clientHeight})));
+addEventListener("afterprint", () => there().forEach(async id => { await paint(id); Plotly.Plots.resize(id); }));
 
 /** An element with attributes and children. */
 export function element(name, attributes, ...children) {
@@ -231,17 +260,22 @@ function control(box) {
   const input = box.querySelector("input");
   if (kind === "choice") {
     const all = [...box.querySelectorAll("input")];
-    return {box, preset, read: () => all.find(one => one.checked)?.value, parse: word => word,
+    return {box, preset, read: () => all.find(one => one.checked)?.value, parse: String,
       write: word => all.forEach(one => one.checked = one.value === word)};
   }
-  if (kind === "switch") return {box, preset, read: () => input.checked, parse: word => word === "true",
-    write: on => input.checked = on};
-  if (kind === "text") return {box, preset, read: () => input.value, parse: word => word,
+  if (kind === "switch") return {box, preset, read: () => input.checked, parse: word => ({true: true, false: false})[word] ?? word,
+    write: on => input.checked = on === true};
+  if (kind === "text") return {box, preset, read: () => input.value, parse: String,
     write: word => { if (input.value !== word) input.value = word ?? ""; }};
-  const {low, high, step, log} = box.dataset, output = box.querySelector("output");
-  const [there, back] = log ? [Math.log10, x => Number((10 ** x).toPrecision(3))] : [Number, Number];
-  Object.assign(input, {min: there(low), max: there(high), step: log ? 0.01 : step});
-  return {box, preset, read: () => back(input.value), parse: Number,
+  const {log} = box.dataset, output = box.querySelector("output");
+  const [low, high, fine] = [box.dataset.low, box.dataset.high, log ? 0.01 : box.dataset.step].map(Number);
+  // The last step of a slider in factors reaches its end, or would go beyond it.
+  const [there, back] = log ? [Math.log10, x => Math.min(high, Number((10 ** x).toPrecision(3)))] : [Number, Number];
+  const reach = most => input.max = log ? there(low) + fine * Math.ceil((there(most) - there(low)) / fine - 1e-6) : most;
+  Object.assign(input, {min: there(low), step: fine});
+  reach(high);
+  // What is no number is left for the lab to say so.
+  return {box, preset, reach, read: () => back(input.value), parse: word => word.trim() && Number.isFinite(Number(word)) ? Number(word) : word,
     write: number => {
       input.value = there(number);
       output.textContent = brief(number);

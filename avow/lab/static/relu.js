@@ -1,8 +1,7 @@
-// The ReLU builder: figures say most of it; the network is drawn, and a mistake stands beside the field it is about.
+// The ReLU builder: figures say most of it, and the network is drawn.
 import {element, start, value} from "./lab.js";
 
 const at = id => document.getElementById(id);
-const home = at("trouble").parentElement, after = at("trouble").nextElementSibling;
 // More units than this in a layer are drawn as this many.
 const MOST = 24, ACROSS = 90, TALL = 150;
 
@@ -17,16 +16,6 @@ start({
     draw(built);
     counted = interval();
     at("growth").classList.remove("stale");
-  },
-  trouble(error) {
-    const box = error && document.querySelector(`[data-name="${CSS.escape(error.name)}"]`);
-    const beside = box && !box.hidden;
-    if (beside) box.append(at("trouble")); else home.insertBefore(at("trouble"), after);
-    document.querySelectorAll("#controls [aria-invalid]").forEach(one => one.removeAttribute("aria-invalid"));
-    if (!error) return;
-    if (beside) box.querySelector("input").setAttribute("aria-invalid", "true");
-    at("mark").textContent = "not built";
-    at("says").textContent = "nothing to prove until this is mended";
   },
 });
 

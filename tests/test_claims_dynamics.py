@@ -26,6 +26,15 @@ def test_the_gradient_in_balls_is_autograd_s() -> None:
     assert float(torch.linalg.matrix_norm(jacobian, 2)) <= 0.9**5
 
 
+@pytest.mark.parametrize(("start", "low", "high"), [(0.0, 3.0**10, 3.0**10), (2.9, 0.0, 0.1**10), (3.0, 0.0, 0.1**10)])
+def test_one_unit_explodes_from_nought_and_never_from_three(start: float, low: float, high: float) -> None:
+    h = x = torch.tensor(start, dtype=torch.float64, requires_grad=True)
+    for _ in range(10):
+        x = 3 * x.tanh()
+    (gradient,) = torch.autograd.grad(x, h)
+    assert low <= float(gradient) <= high
+
+
 def test_sylvester_tells_long_from_short() -> None:
     identity = recurrent.tenths(((10, 0), (0, 10)))
     assert recurrent._shorter(identity, recurrent.arb(1.01))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from fractions import Fraction
 from typing import Any
 
 import pytest
@@ -53,6 +54,20 @@ def test_the_normal_law_in_balls_encloses_it() -> None:
     for x in (-3.0, -0.5, 1.25):
         assert float(balls.normal_cdf(arb(x))) == pytest.approx(0.5 * math.erfc(-x / math.sqrt(2)), rel=1e-14)
     assert not balls.normal_cdf(arb(1)).overlaps(balls.normal_cdf(arb(-1)))
+
+
+def test_weights_out_of_reach_come_with_the_combination_that_forbids_them() -> None:
+    combination = [
+        Fraction(c)
+        for c in step("mixture-any", "the library refuses them")
+        .facts["combination"]
+        .strip("[]")
+        .replace("'", "")
+        .split(", ")
+    ]
+    logs = [math.log(weight) for weight in (0.25, 0.5, 0.25)]
+    assert abs(sum(float(c) * log for c, log in zip(combination, logs, strict=True))) > 1
+    assert sum(combination) == 0 and combination[1] + 2 * combination[2] == 0
 
 
 @dataclass(frozen=True)

@@ -90,7 +90,7 @@ def _perturbation_picture() -> Chart:
         "methods/sparse",
         "certificates/compose",
         "constructions/programs",
-        "distributed/sparse_rounds",
+        "distributed/sparse_script",
     ),
     needs=("softmax-categorical",),
 )
@@ -156,7 +156,7 @@ def _tail_picture() -> Chart:
         "half of it": lambda tau: tau / 2,
     },
     picture=_tail_picture,
-    used_by=("methods/sparse", "maths/skimming", "kernels/merging", "distributed/shares"),
+    used_by=("methods/sparse", "maths/skimming", "kernels/merging", "distributed/sparse_budget"),
     needs=("softmax-categorical",),
 )
 def tail_mass_output(factor: Callable[[Any], Any]) -> Iterator[Evidence]:

@@ -152,7 +152,7 @@ def _spectral_picture() -> Chart:
     subject=lambda k: k - 1,
     sabotage={"one singular value fewer kept": lambda k: k - 2, "one more kept": lambda k: k},
     picture=_spectral_picture,
-    used_by=("methods/low_rank",),
+    used_by=("maths/singular",),
     needs=("svd-kth",),
 )
 def svd_spectral(kept: Callable[[Any], Any]) -> Iterator[Evidence]:

@@ -59,7 +59,7 @@ def _energy_picture() -> Table:
     subject=lambda sigma: sigma**2,
     sabotage={"singular values, not their squares": lambda sigma: sigma, "half of it": lambda sigma: sigma**2 / 2},
     picture=_energy_picture,
-    used_by=("methods/low_rank",),
+    used_by=("maths/singular",),
 )
 def svd_energy(energy: Callable[[Any], Any]) -> Iterator[Evidence]:
     a, b, sigma = IndexedBase("a", real=True), IndexedBase("b", real=True), IndexedBase("sigma", nonnegative=True)
@@ -105,7 +105,7 @@ def _kth_picture() -> Chart:
         "k² in place of k": lambda energy, k: energy / k**2,
     },
     picture=_kth_picture,
-    used_by=("methods/low_rank",),
+    used_by=("maths/singular",),
     needs=("svd-energy",),
 )
 def svd_kth(bound: Callable[[Any, Any], Any]) -> Iterator[Evidence]:

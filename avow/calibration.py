@@ -10,7 +10,6 @@ import contextlib
 import dataclasses
 import itertools
 import json
-import math
 import os
 import time
 from collections.abc import Callable
@@ -92,7 +91,8 @@ def _read(path: Path) -> dict[str, Rate] | None:
         found = {name: Rate(**rate) for name, rate in plain.items()}
     except (OSError, ValueError, TypeError, AttributeError, RecursionError):
         return None
-    known = all(0 <= as_float(x) < math.inf for rate in found.values() for x in dataclasses.astuple(rate))
+    # More than a second for one operation was never measured, and would overflow where many are counted.
+    known = all(0 <= as_float(x) <= 1 for rate in found.values() for x in dataclasses.astuple(rate))
     return found if known else None
 
 

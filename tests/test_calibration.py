@@ -122,7 +122,7 @@ def test_a_cache_that_lacks_a_method_is_measured_anew(cache: Path, measured: lis
         "\x00\x01",
         *(
             json.dumps({name: {"launch": odd, "pointwise": 1.0, "flop": 1.0} for name in avow.all_methods()})
-            for odd in ("1", None, -1.0, math.nan, math.inf, [], True)
+            for odd in ("1", None, -1.0, math.nan, math.inf, 1e308, [], True)
         ),
         "[" * 100_000,
     ],

@@ -116,6 +116,7 @@ def test_accidents_change_what_they_happen_to() -> None:
 
 def test_the_command_tells_what_it_found(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch, "set_num_threads", lambda count: None)  # the other tests keep theirs
+    monkeypatch.setenv("AVOW_CALIBRATION", "off")
     assert main(["--only", "attend", "--case", "5"]) == 0
     assert capsys.readouterr().out.startswith("Found(what=")
     with pytest.raises(SystemExit):

@@ -6,6 +6,7 @@ A failure is told with the command that repeats it. 1 where anything failed, or 
 from __future__ import annotations
 
 import argparse
+import os
 import random
 import sys
 import tempfile
@@ -45,6 +46,7 @@ def main(arguments: list[str] | None = None) -> int:
     surfaces = {name: SURFACES[name] for name in names}
     torch.set_num_threads(1)
     warnings.simplefilter("error")
+    os.environ["AVOW_CALIBRATION"] = "off"  # Prices do not matter here, and measuring them takes long.
     with tempfile.TemporaryDirectory() as folder:
         if chosen.case is not None:
             (surface,) = surfaces.values()

@@ -47,30 +47,33 @@ def surface(folder: Path) -> Iterator[Case]:
     home.mkdir()
     config = small(folder)
     kinds = _kinds(config, folder)
-    with mock.patch.dict(os.environ, {"XDG_CACHE_HOME": str(folder / "cache"), "AVOW_CALIBRATION": "on"}):
 
-        def case(seed: int) -> Found:
-            rng = random.Random(seed)
-            kind = rng.choice(kinds)
-            path = home / kind.name
-            good = kind.good(rng)
-            whole = rng.random() < 0.1
-            binary = path.suffix in (".safetensors", ".toml", ".txt", ".tsv")
-            data = good if whole else bytes_of(rng, good) if binary else text_of(rng, good.decode()).encode()
-            path.write_bytes(data)
-            found = tried(lambda: kind.read(path))
-            if path.read_bytes() != data:
-                raise Wrong(f"{kind.name} was changed by reading it")
-            if isinstance(found, AvowError):
-                if whole:
-                    raise Wrong(f"a good {kind.name} was refused: {found}")
-                if kind.names_path and str(path) not in str(found):
-                    raise Wrong(f"{kind.name}: a refusal that does not name the file: {found}")
-                return Found(f"{kind.name} refused")
-            said = tried(lambda: kind.holds(found))
-            return Found(f"{kind.name} {'unfit' if isinstance(said, AvowError) else 'read'}")
+    def case(seed: int) -> Found:
+        with mock.patch.dict(os.environ, {"XDG_CACHE_HOME": str(folder / "cache"), "AVOW_CALIBRATION": "on"}):
+            return read(seed)
 
-        yield case
+    def read(seed: int) -> Found:
+        rng = random.Random(seed)
+        kind = rng.choice(kinds)
+        path = home / kind.name
+        good = kind.good(rng)
+        whole = rng.random() < 0.1
+        binary = path.suffix in (".safetensors", ".toml", ".txt", ".tsv")
+        data = good if whole else bytes_of(rng, good) if binary else text_of(rng, good.decode()).encode()
+        path.write_bytes(data)
+        found = tried(lambda: kind.read(path))
+        if path.read_bytes() != data:
+            raise Wrong(f"{kind.name} was changed by reading it")
+        if isinstance(found, AvowError):
+            if whole:
+                raise Wrong(f"a good {kind.name} was refused: {found}")
+            if kind.names_path and str(path) not in str(found):
+                raise Wrong(f"{kind.name}: a refusal that does not name the file: {found}")
+            return Found(f"{kind.name} refused")
+        said = tried(lambda: kind.holds(found))
+        return Found(f"{kind.name} {'unfit' if isinstance(said, AvowError) else 'read'}")
+
+    yield case
 
 
 def certificate_of(rng: random.Random) -> Certificate:

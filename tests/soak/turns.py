@@ -131,14 +131,15 @@ class Soak:
 
     def run(self, seconds: float, tell: Callable[[str], None] = print) -> bool:
         """Take turns until time is up; whether nothing failed."""
-        until, draw = time.monotonic() + seconds, random.Random(self.seed)
-        last = time.monotonic()
+        draw = random.Random(self.seed)
         with contextlib.ExitStack() as stack:
             cases = {}
             for name, surface in self.surfaces.items():
                 (home := self.folder / name).mkdir(parents=True, exist_ok=True)
                 cases[name] = stack.enter_context(surface(home))
                 self.tallies[name] = Tally(name)
+            last = time.monotonic()
+            until = last + seconds
             while time.monotonic() < until:
                 for name, case in cases.items():
                     told = len(self.tallies[name].stories)

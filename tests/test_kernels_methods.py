@@ -26,6 +26,7 @@ interpret()
 from triton.runtime import interpreter
 
 from avow.kernels import cuts, feature_attention, problems
+from avow.maths import features as feature_maps
 from avow.maths import kernel_rounding, scan
 from avow.methods import random_features
 from avow.methods.random_features import RandomFeatures
@@ -114,7 +115,7 @@ def apart(p: Problem, out: Tensor, truth: Tensor) -> Tensor:
 def rounded(method: RandomFeatures, p: Problem, computed: Computed) -> Tensor:
     """The part of a certificate that is about arithmetic, row by row; that about chance would hide it."""
     trace, norms = computed.trace, measure_norms(p)
-    radii = random_features._radii(p, trace.frame, trace.query_radius, trace.key_radius, norms)
+    radii = feature_maps.radii(p, trace.frame, trace.query_radius, trace.key_radius, norms)
     longest = float(torch.linalg.vector_norm(trace.directions, dim=-1).amax())
     moved, rest = method._rounding(p, norms, *radii, longest, trace)
     return (moved + rest).expand(p.q.shape[:3])

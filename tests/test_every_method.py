@@ -75,8 +75,12 @@ def test_keeps_its_certificate_on_odd_sizes(kind: type[Method], causal: bool, dt
 
 
 @every_method
-def test_a_certificate_a_thousand_times_too_small_is_caught(kind: type[Method]) -> None:
-    assert not kept(small(kind), Problem.of(*tensors(33, 33)), shrink=1e-4)
+def test_a_certificate_ten_thousand_times_too_small_is_caught(kind: type[Method]) -> None:
+    method, problem = small(kind), Problem.of(*tensors(33, 33))
+    # Only a bound of zero, for values that are copied, is none too small.
+    nothing = torch.zeros(problem.q.shape[:-1])
+    copies = judge(method, problem, measure_norms(problem), answer(method, problem), nothing, None).broken == 0
+    assert copies or not kept(method, problem, shrink=1e-4)
 
 
 @every_method
@@ -110,9 +114,12 @@ def test_gradients_are_those_of_the_computed_function(kind: type[Method], causal
 def test_gradients_flow_through_long_sequences_and_biases(kind: type[Method]) -> None:
     q, k, v = (x.double().requires_grad_() for x in tensors(1100, 1100, 1, 1, 3, 2))
     bias = torch.zeros(1100, dtype=torch.float64, requires_grad=True)
-    answer(small(kind), Problem.of(q, k, v, causal=True, mask=bias)).square().sum().backward()
-    for x in (q, k, v, bias):
-        assert x.grad is not None and bool(torch.isfinite(x.grad).all()) and bool(x.grad.abs().sum() > 0)
+    problem, given = Problem.of(q, k, v, causal=True, mask=bias), (q, k, v, bias)
+    # To whatever the target depends on: a mechanism may ignore its keys.
+    targets = torch.autograd.grad(small(kind).reference(problem).square().sum(), given, allow_unused=True)
+    found = torch.autograd.grad(answer(small(kind), problem).square().sum(), given, allow_unused=True)
+    assert [x is not None and bool(x.any()) for x in found] == [x is not None and bool(x.any()) for x in targets]
+    assert all(bool(torch.isfinite(x).all()) for x in found if x is not None)
 
 
 @every_method
@@ -141,8 +148,8 @@ def test_a_row_that_sees_nothing_is_zero(kind: type[Method], causal: bool) -> No
         if blind.any():
             assert float(out.detach().transpose(1, 2)[blind].abs().max()) == 0.0
             assert float(certificate.rows.transpose(1, 2)[blind].abs().max()) == 0.0
-        grads = torch.autograd.grad(out.sum(), (q, k, v))
-        assert all(bool(torch.isfinite(x).all()) for x in grads)
+        grads = torch.autograd.grad(out.sum(), (q, k, v), allow_unused=True)
+        assert all(bool(torch.isfinite(x).all()) for x in grads if x is not None)
 
 
 @every_method

@@ -22,7 +22,7 @@ from avow.bench.results import Goal, Result, Row
 from avow.certificates import certify, measure_norms
 from avow.contract import Problem
 from avow.maths.heads import per_query_head
-from avow.maths.masks import visible
+from avow.maths.masks import seen_by
 from avow.maths.sketch import Sketch, sketched
 from avow.methods.sparse import Sparse
 from avow.workloads import read
@@ -65,10 +65,9 @@ class _Step(NamedTuple):
 
 def _decoding(layer: Problem, rows: int) -> Iterator[tuple[Problem, Sketch]]:
     """Some rows of a layer, each with the keys up to its own and their sketch."""
-    n, s = layer.q.shape[-2], layer.k.shape[-2]
+    n = layer.q.shape[-2]
     some = torch.randperm(n, generator=torch.Generator().manual_seed(0))[:rows].sort().values
-    seen = visible(layer.allowed, layer.causal, n, s, layer.q.device)
-    assert seen is not None
+    seen = seen_by(layer)
     for row in some.tolist():
         keys = int(seen[0, 0, row].sum())
         q, k, v = layer.q[:, :, row : row + 1].float(), layer.k[:, :, :keys].float(), layer.v[:, :, :keys].float()

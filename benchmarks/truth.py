@@ -9,7 +9,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from avow.contract import Certificate, Method, Problem
-from avow.maths.masks import visible_max
+from avow.maths.heads import longest_seen
 from avow.methods.exact import Exact
 
 _ROWS = 16
@@ -35,9 +35,7 @@ def distance(out: Tensor, problem: Problem, target: Method | None = None, count:
 def errors(off: Float[Tensor, "b h r e"], problem: Problem) -> Float[Tensor, "b h r"]:
     """Lengths of differences, each in units of the longest value its row sees."""
     p = problem
-    lengths = torch.linalg.vector_norm(p.v.double(), dim=-1).repeat_interleave(p.q.shape[1] // p.v.shape[1], 1)
-    longest = visible_max(lengths, p.allowed, p.causal, p.q.shape[-2], 0.0)
-    return torch.linalg.vector_norm(off, dim=-1) / longest
+    return torch.linalg.vector_norm(off, dim=-1) / longest_seen(p, torch.linalg.vector_norm(p.v.double(), dim=-1))
 
 
 def broken(out: Tensor, certificate: Certificate, problem: Problem, target: Method | None = None) -> str:

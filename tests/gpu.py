@@ -20,8 +20,7 @@ from avow.certificates import measure_norms
 from avow.certificates.audit import reference_error
 from avow.contract import Problem
 from avow.errors import RangeError
-from avow.maths.heads import per_query_head
-from avow.maths.masks import visible_max
+from avow.maths.heads import longest_seen
 from tests.generators import draw_case
 
 
@@ -53,8 +52,8 @@ def fuzz(seconds: float) -> dict[str, int]:
             print("nan", case.method, case.seed, p.sizes)
             continue
         truth = case.method.reference(p)
-        values = per_query_head(torch.linalg.vector_norm(p.v.double(), dim=-1), p.q.shape[1])
-        tight = visible_max(values, p.allowed, p.causal, p.q.shape[-2], 0.0).expand(p.q.shape[:-1])
+        lengths = torch.linalg.vector_norm(p.v.double(), dim=-1)
+        tight = longest_seen(p, lengths).expand(p.q.shape[:-1])
         distance = torch.linalg.vector_norm(out.reshape(truth.shape) - truth, dim=-1)
         error = torch.where(tight > 0, distance / tight.clamp(min=1e-320), torch.where(distance > 0, math.inf, 0.0))
         key = float(norms.k.amax())

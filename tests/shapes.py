@@ -96,7 +96,7 @@ def run_maths() -> None:
     uppers.uppers(told, both, compiled=False)
     unread.crowded(rows, both, 0.5, told)
     unread.where(torch.eye(3, dtype=torch.bool)[None])
-    softmax.softmax_weights(q, k, None, None, True, 0.5)
+    softmax.softmax_weights(Problem.of(q, k, k, causal=True, enable_gqa=True))
     features.variance_for(0.1, 0.9)
     spectral.norm_bound(torch.randn(4, 3))
     norms.lengths(torch.randn(2, 4, 3))
@@ -138,7 +138,7 @@ def spoil() -> None:
     from avow.maths.softmax import softmax_average
 
     q, k, v = torch.randn(2, 3, 5, 4), torch.randn(1, 3, 7, 4), torch.randn(2, 3, 7, 6)
-    softmax_average(q, k, v, None, None, False, 1.0)
+    softmax_average(Problem(q, k, v, None, None, False, 1.0, False, "dot", (2, 3)))
 
 
 def main() -> int:

@@ -175,7 +175,7 @@ def test_the_oracle_loses_exactly_its_singular_values(rank: int) -> None:
     eye = torch.eye(16, dtype=torch.float64).expand(1, 2, 16, 16)
     problem = Problem.of(q, k, eye)
     found = oracle(problem, rank)
-    weights = softmax_weights(q, k, None, None, False, problem.scale)
+    weights = softmax_weights(problem)
     lost = weights - found.approximation  # with unit vectors for values the answer is the matrix
     torch.testing.assert_close(found.spectral, torch.linalg.matrix_norm(lost, 2), rtol=0, atol=1e-12)
     torch.testing.assert_close(found.frobenius, torch.linalg.matrix_norm(lost), rtol=0, atol=1e-12)
@@ -186,7 +186,7 @@ def test_no_landmarks_beat_the_oracle() -> None:
     q, k = (torch.randn(1, 2, 16, 4, dtype=torch.float64) for _ in range(2))
     eye = torch.eye(16, dtype=torch.float64).expand(1, 2, 16, 16)
     problem = Problem.of(q, k, eye)
-    weights = softmax_weights(q, k, None, None, False, problem.scale)
+    weights = softmax_weights(problem)
     for rank in (2, 5, 9):
         mine = LowRank(rank).compute(problem, seeded()).out
         assert bool((torch.linalg.matrix_norm(weights - mine) >= oracle(problem, rank).frobenius - 1e-12).all())

@@ -19,7 +19,7 @@ from torch import Tensor
 import avow
 from avow.certificates import compose
 from avow.certificates.compose import Partial, merge
-from avow.contract import Certificate, Kind
+from avow.contract import Certificate, Kind, Problem
 from avow.errors import AvowError
 from avow.maths import rounding
 from avow.maths.norms import lengths, row_norms, slack
@@ -385,7 +385,7 @@ def test_shards_that_really_attended_merge_into_a_promise_that_holds(method: str
         lse, off = logarithms(0.5 * q, k[..., some, :])
         parts.append(Partial.of(out, lse, off, longest, certificate, slack(16, dtype)))
     out, certificate = fold(parts).answer(dtype)
-    truth = softmax_average(0.5 * q, k, v, None, None, False, 0.25)
+    truth = softmax_average(Problem.of(0.5 * q, k, v, scale=0.25))
     error = (out.double() - truth).norm(dim=-1) / v.double().norm(dim=-1).amax(-1, keepdim=True)
     assert out.dtype == dtype and certificate.rows.shape == (2, 2, 96)
     assert bool((error <= certificate.rows).all())

@@ -12,8 +12,7 @@ from torch import Tensor
 from avow.certificates import certify, measure_norms
 from avow.contract import Problem
 from avow.maths import orders
-from avow.maths.heads import per_query_head
-from avow.maths.masks import visible_max
+from avow.maths.heads import longest_seen, per_query_head
 from avow.methods import sparse
 from avow.methods.sparse import Sparse
 from tests.caches import queries
@@ -72,7 +71,7 @@ def attended(p: Problem, method: Sparse) -> tuple[Tensor, Tensor, sparse.Trace]:
     norms = measure_norms(p)
     computed = method.compute(p, torch.Generator().manual_seed(0))
     rows = certify(method, p, norms, computed, 0.99).rows
-    unit = visible_max(per_query_head(norms.v, p.q.shape[1]), p.allowed, p.causal, p.q.shape[-2], 0.0)
+    unit = longest_seen(p, norms.v)
     errors = torch.linalg.vector_norm(computed.out.double() - method.reference(p), dim=-1) / unit.clamp(min=1e-300)
     return errors, rows.reshape(errors.shape), computed.trace
 

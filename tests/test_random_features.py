@@ -280,7 +280,7 @@ def test_a_state_carried_from_quiet_keys_to_loud_ones_equals_one_call(first: flo
 def test_frames_change_no_weight_of_the_target() -> None:
     p = small_problem(scale=0.7)
     plain, centred = frames(p)
-    truth = softmax_weights(p.q, p.k, None, None, False, p.scale)
+    truth = softmax_weights(p)
     for frame in (plain, centred):
         q = framed_queries(p, frame, slice(None), torch.float64)
         k, _, shift = framed_keys(p, frame, slice(None), torch.float64)

@@ -15,8 +15,7 @@ from avow.certificates import certify, measure_norms
 from avow.contract import Certificate, Problem
 from avow.errors import ParameterError, ToleranceUnreachable
 from avow.maths import sketch as sketches
-from avow.maths.heads import per_query_head
-from avow.maths.masks import visible_max
+from avow.maths.heads import longest_seen
 from avow.methods import sparse
 from avow.methods.sparse import Sparse
 
@@ -36,8 +35,7 @@ def attended(method: Sparse, p: Problem, seed: int = 0) -> tuple[Tensor, Certifi
 
 def errors(p: Problem, out: Tensor) -> Tensor:
     truth = Sparse().reference(p)
-    lengths = per_query_head(torch.linalg.vector_norm(p.v.double(), dim=-1), p.q.shape[1])
-    unit = visible_max(lengths, p.allowed, p.causal, p.q.shape[-2], 0.0)
+    unit = longest_seen(p, torch.linalg.vector_norm(p.v.double(), dim=-1))
     return torch.linalg.vector_norm(out.double() - truth, dim=-1) / unit
 
 

@@ -16,8 +16,8 @@ from torch import Tensor
 
 from avow.certificates.audit import reference_error
 from avow.contract import Method, Norms, Problem
-from avow.maths.heads import per_query_head
-from avow.maths.masks import visible, visible_max
+from avow.maths.heads import longest_seen, per_query_head
+from avow.maths.masks import visible
 from avow.methods.latent import Latent, directions
 
 # Mechanisms whose truth is written out here once more, apart from the methods that are judged by it.
@@ -56,8 +56,7 @@ def judge(
         return Verdict(bounds.numel(), wrong, 0, f"{wrong} rows answer nothing otherwise than by zeros")
     out = out.double()
     truth, added = wide_reference(method, p, mask)
-    values = per_query_head(_norm(p.v.double()), p.q.shape[1])
-    tight = visible_max(values, p.allowed, p.causal, p.q.shape[-2], 0.0).expand(p.q.shape[:-1])
+    tight = longest_seen(p, _norm(p.v.double())).expand(p.q.shape[:-1])
     distance = _norm(out - truth)
     error = torch.where(tight > 0, distance / tight.clamp(min=1e-320), torch.where(distance > 0, math.inf, 0.0))
     key = per_query_head(norms.k.amax(-1, keepdim=True), p.q.shape[1])
@@ -146,7 +145,7 @@ def _wide_reference(method: Method, p: Problem, added: Tensor | None) -> Tensor:
     heads = p.q.shape[1]
     q, k, v = (np.asarray(per_query_head(x, heads)).astype(np.longdouble) for x in (p.q, p.k, p.v))
     n, s = q.shape[-2], k.shape[-2]
-    seen = visible(p.allowed, p.causal, n, s, p.q.device)
+    seen = visible(p)
     mask = np.broadcast_to(np.ones((1, 1, 1, 1), bool) if seen is None else seen.numpy(), (*q.shape[:2], n, s))
     bias = np.longdouble(0) if added is None else added.numpy().astype(np.longdouble)
     if p.kernel == "rbf":
@@ -214,7 +213,7 @@ def ball_error(method: Method, p: Problem, out: Tensor, b: int, h: int, i: int, 
 
 def _ball_row(method: Method, p: Problem, out: Tensor, b: int, h: int, i: int, added: Tensor | None) -> arb:
     group = h // (p.q.shape[1] // p.k.shape[1])
-    seen = visible(p.allowed, p.causal, p.q.shape[-2], p.k.shape[-2], p.q.device)
+    seen = visible(p)
     keys = [j for j in range(p.k.shape[-2]) if seen is None or bool(_at(seen, b, h, i)[j])]
     got = [arb(x) for x in out[b, h, i].tolist()]
     if not keys:

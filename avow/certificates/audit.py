@@ -17,7 +17,7 @@ from torch import Tensor
 from avow.contract import Certificate, Method, Norms, Problem
 from avow.errors import ParameterError
 from avow.maths import rounding
-from avow.maths.masks import visible_max
+from avow.maths.heads import longest_seen
 from avow.maths.norms import lengths
 from avow.params import as_float
 
@@ -98,8 +98,7 @@ def _errors(out: Tensor, p: Problem, norms: Norms, target: Method, rows: Int[Ten
     some = one.rows(index)
     truth = target.reference(some)[0, 0]
     distance = torch.where(torch.isfinite(given).all(-1), lengths(given - truth), math.inf)
-    values = norms.v[b : b + 1, group : group + 1]
-    longest = visible_max(values, some.allowed, False, len(index), 0.0)[0, 0]
+    longest = longest_seen(some, norms.v[b : b + 1, group : group + 1])[0, 0]
     tiny = rounding.tiny(torch.float64)
     # At most the longest value, and what the reference's products may lose below the smallest normal number.
     unit = (longest * (1 - norms.slack) - tiny).clamp(min=0.0)

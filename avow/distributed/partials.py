@@ -22,8 +22,8 @@ from avow.certificates.compose import Partial
 from avow.contract import Certificate, Problem
 from avow.errors import ToleranceUnreachable
 from avow.maths import rounding
-from avow.maths.heads import per_query_head
-from avow.maths.masks import at_rows, row_tiles, visible_max
+from avow.maths.heads import longest_seen, per_query_head
+from avow.maths.masks import at_rows, row_tiles
 from avow.maths.norms import lengths, row_norms, slack
 
 # What `packed` keeps of each row beside its answer.
@@ -41,8 +41,7 @@ def answered(
     out, certificate = attend(q, k, v, method="exact", mask=mask, causal=p.causal, scale=scale, enable_gqa=True)
     if p.empty:
         return Partial.nothing(out.shape, out.device)
-    values = per_query_head(lengths(v), q.shape[1])
-    longest = visible_max(values, p.allowed, p.causal, q.shape[-2], 0.0).expand(out.shape[:-1])
+    longest = longest_seen(p, lengths(v)).expand(out.shape[:-1])
     lse = _logarithms(p)
     u, (d, s) = rounding.unit(torch.float64), (q.shape[-1], k.shape[-2])
     keys = per_query_head(row_norms(k, "k").amax(-1, keepdim=True), q.shape[1])

@@ -60,8 +60,7 @@ def linear_type(p: Problem) -> torch.dtype:
 def highest_bias(p: Problem) -> float:
     """The largest magnitude, over all rows, of a row's highest visible bias."""
     assert p.bias is not None
-    n, s = p.q.shape[-2], p.k.shape[-2]
-    seen = visible(p.allowed, p.causal, n, s, p.q.device)
+    seen = visible(p)
     shown = p.bias if seen is None else torch.where(seen, p.bias, -math.inf)
     tops = shown.amax(-1)
     return float(tops.masked_fill(tops == -math.inf, 0.0).abs().amax())
@@ -91,7 +90,7 @@ def key_seen(p: Problem) -> Bool[Tensor, "#b #g s 1"] | None:
 
 def finished(p: Problem, out: Float[Tensor, "b h n e"]) -> Float[Tensor, "b h n e"]:
     """The answer in the inputs' type, zero in rows that see nothing."""
-    seen = sees_any(p.allowed, p.causal, p.q.shape[-2])
+    seen = sees_any(p)
     if seen is not None:
         out = torch.where(seen.unsqueeze(-1), out, 0.0)
     if out.dtype != p.q.dtype:
@@ -100,10 +99,14 @@ def finished(p: Problem, out: Float[Tensor, "b h n e"]) -> Float[Tensor, "b h n 
     return out
 
 
+def longest_seen(p: Problem, lengths: Float[Tensor, "b g s"]) -> Float[Tensor, "b h #n"]:
+    """The largest length among the values each row sees, zero where it sees none."""
+    return visible_max(p, per_query_head(lengths, p.q.shape[1]))
+
+
 def ceilings(p: Problem, norms: Norms) -> Float[Tensor, "b h #n"]:
     """At most the largest value norm each row sees, zero where it sees none."""
-    values = per_query_head(norms.v, p.q.shape[1])
-    return visible_max(values, p.allowed, p.causal, p.q.shape[-2], 0.0) * (1 - norms.slack)
+    return longest_seen(p, norms.v) * (1 - norms.slack)
 
 
 def flushed(p: Problem, norms: Norms, terms: float, dtype: torch.dtype) -> Float[Tensor, "b h #n"]:
@@ -123,5 +126,5 @@ def flushed(p: Problem, norms: Norms, terms: float, dtype: torch.dtype) -> Float
 def settled(p: Problem, rows: Tensor) -> Float[Tensor, "b h n"]:
     """Bounds of every row, zero where nothing is seen."""
     rows = rows.expand(p.q.shape[:-1])
-    seen = sees_any(p.allowed, p.causal, p.q.shape[-2])
+    seen = sees_any(p)
     return rows if seen is None else torch.where(seen, rows, 0.0)

@@ -9,33 +9,35 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
+from avow.contract import Problem
+
 # Entries of a (rows × keys) tile that a reduction may hold at once.
 _TILE = 2**24
 
 
-def past(n: int, s: int, device: torch.device) -> Bool[Tensor, "n s"]:
-    """Row i sees key j when j ≤ i: aligned to the first row, as SDPA's `is_causal`."""
-    return torch.ones(n, s, dtype=torch.bool, device=device).tril()
-
-
-def visible(
-    allowed: Bool[Tensor, "#b #h #n s"] | None, causal: bool, n: int, s: int, device: torch.device
-) -> Bool[Tensor, "#b #h #n s"] | None:
-    """Mask and causality as one; None when every row sees every key."""
-    if not causal:
+def seen_by(p: Problem, rows: slice = slice(None)) -> Bool[Tensor, "#b #h #n s"]:
+    """Which keys some rows see, mask and causality as one."""
+    s = p.k.shape[-2]
+    allowed = p.q.new_ones(1, 1, 1, s, dtype=torch.bool) if p.allowed is None else at_rows(p.allowed, rows)
+    if not p.causal:
         return allowed
-    return past(n, s, device)[None, None] if allowed is None else allowed & past(n, s, device)
+    start, stop = rows.start or 0, p.q.shape[-2] if rows.stop is None else rows.stop
+    # Row i sees key j when j ≤ i: aligned to the first row, as SDPA's `is_causal`.
+    return allowed & torch.ones(stop - start, s, dtype=torch.bool, device=p.q.device).tril(start)
 
 
-def sees_any(allowed: Bool[Tensor, "#b #h #n s"] | None, causal: bool, n: int) -> Bool[Tensor, "#b #h #n"] | None:
+def visible(p: Problem, rows: slice = slice(None)) -> Bool[Tensor, "#b #h #n s"] | None:
+    """What `seen_by` says; None when every row sees every key."""
+    return None if p.allowed is None and not p.causal else seen_by(p, rows)
+
+
+def sees_any(p: Problem) -> Bool[Tensor, "#b #h #n"] | None:
     """Which rows see at least one key; None when all do."""
-    if allowed is None:
+    if p.allowed is None:
         return None
-    if not causal:
-        return allowed.any(-1)
-    if allowed.shape[-2] == 1:
-        return prefix(allowed[..., 0, :].to(torch.uint8), n).bool()
-    return visible(allowed, True, n, allowed.shape[-1], allowed.device).any(-1)  # type: ignore[union-attr]
+    if p.causal and p.allowed.shape[-2] == 1:
+        return prefix(p.allowed[..., 0, :].to(torch.uint8), p.q.shape[-2]).bool()
+    return seen_by(p).any(-1)
 
 
 def prefix(x: Tensor, n: int) -> Tensor:
@@ -47,26 +49,17 @@ def prefix(x: Tensor, n: int) -> Tensor:
     return running
 
 
-def visible_max(
-    x: Float[Tensor, "b h s"], allowed: Bool[Tensor, "#b #h #n s"] | None, causal: bool, n: int, empty: float
-) -> Float[Tensor, "b h #n"]:
-    """The largest x over the keys each row sees, `empty` where it sees none."""
-    s = x.shape[-1]
+def visible_max(p: Problem, x: Float[Tensor, "b h s"]) -> Float[Tensor, "b h #n"]:
+    """The largest x ≥ 0 over the keys each row sees, zero where it sees none."""
+    n, s = p.q.shape[-2], x.shape[-1]
     if s == 0:
-        return x.new_full((*x.shape[:-1], 1), empty)
-    if allowed is None or allowed.shape[-2] == 1:
-        if allowed is not None:
-            x = torch.where(allowed[..., 0, :], x, -math.inf)
-        best = prefix(x, n) if causal else x.amax(-1, keepdim=True)
-    else:
-        parts = []
-        for rows in row_tiles(n, x.shape[0] * x.shape[1] * s):
-            seen = allowed[..., rows, :]
-            if causal:
-                seen = seen & past(n, s, x.device)[rows]
-            parts.append(torch.where(seen, x[..., None, :], -math.inf).amax(-1))
-        best = torch.cat(parts, -1)
-    return best.masked_fill(best == -math.inf, empty)
+        return x.new_zeros(*x.shape[:-1], 1)
+    if p.allowed is None or p.allowed.shape[-2] == 1:
+        if p.allowed is not None:
+            x = torch.where(p.allowed[..., 0, :], x, 0.0)
+        return prefix(x, n) if p.causal else x.amax(-1, keepdim=True)
+    tiles = row_tiles(n, x.shape[0] * x.shape[1] * s)
+    return torch.cat([torch.where(seen_by(p, rows), x[..., None, :], 0.0).amax(-1) for rows in tiles], -1)
 
 
 def row_tiles(n: int, per_row: int) -> Iterator[slice]:
@@ -76,22 +69,14 @@ def row_tiles(n: int, per_row: int) -> Iterator[slice]:
         yield slice(start, min(start + step, n))
 
 
-def additive(
-    allowed: Bool[Tensor, "#b #h #n s"] | None,
-    bias: Float[Tensor, "#b #h #n s"] | None,
-    causal: bool,
-    n: int,
-    s: int,
-    dtype: torch.dtype,
-    device: torch.device,
-) -> Tensor | None:
+def additive(p: Problem, dtype: torch.dtype) -> Tensor | None:
     """One mask for a kernel: boolean where nothing is added, else numbers with −inf for what is hidden.
 
     A row's largest visible bias is subtracted first: it cancels in the softmax, and a bias of −1e9 over a
     whole row would otherwise swallow the logits. A row that sees nothing is shown everything, so that the
     kernel stays finite; the caller blanks it.
     """
-    seen = visible(allowed, causal, n, s, device)
+    seen, bias = visible(p), p.bias
     if seen is not None:
         seen = seen | ~seen.any(-1, keepdim=True)
     if bias is None:
@@ -106,11 +91,10 @@ def at_rows(x: Tensor, rows: slice) -> Tensor:
     return x if x.shape[-2] == 1 else x[..., rows, :]
 
 
-def visible_pairs(allowed: Tensor | None, causal: bool, rows: tuple[int, ...], s: int, device: torch.device) -> int:
-    """How many pairs there are of a row, (b, h, n) of them, and one of s keys that it sees."""
-    b, h, n = rows
-    if allowed is None:
-        per_head = sum(min(i + 1, s) for i in range(n)) if causal else n * s
-        return b * h * per_head
-    seen = allowed & past(n, s, device) if causal else allowed
+def visible_pairs(p: Problem) -> int:
+    """How many pairs there are of a row and a key that it sees."""
+    b, h, n, s = *p.q.shape[:3], p.k.shape[-2]
+    if p.allowed is None:
+        return b * h * (sum(min(i + 1, s) for i in range(n)) if p.causal else n * s)
+    seen = seen_by(p)
     return int(seen.sum()) * (b * h * n * s // seen.numel())

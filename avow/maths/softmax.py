@@ -6,56 +6,36 @@ import math
 from collections.abc import Iterator
 
 import torch
-from jaxtyping import Bool, Float
+from jaxtyping import Float
 from torch import Tensor
 
-from avow.maths.masks import at_rows, past, row_tiles
+from avow.contract import Problem
+from avow.maths.heads import per_query_head
+from avow.maths.masks import at_rows, row_tiles, visible
 
 
-def softmax_average(
-    q: Float[Tensor, "b h n d"],
-    k: Float[Tensor, "b g s d"],
-    v: Float[Tensor, "b g s e"],
-    allowed: Bool[Tensor, "#b #h #n s"] | None,
-    bias: Float[Tensor, "#b #h #n s"] | None,
-    causal: bool,
-    scale: float,
-) -> Float[Tensor, "b h n e"]:
+def softmax_average(p: Problem) -> Float[Tensor, "b h n e"]:
     """softmax(scale·q·kᵀ + bias) v over what each row sees, zero where it sees nothing."""
-    weights = [tile @ _heads(v.double(), q.shape[1]) for tile in softmax_tiles(q, k, allowed, bias, causal, scale)]
-    return torch.cat(weights, -2)
+    values = per_query_head(p.v.double(), p.q.shape[1])
+    return torch.cat([weights @ values for weights in softmax_tiles(p)], -2)
 
 
-def softmax_weights(
-    q: Float[Tensor, "b h n d"],
-    k: Float[Tensor, "b g s d"],
-    allowed: Bool[Tensor, "#b #h #n s"] | None,
-    bias: Float[Tensor, "#b #h #n s"] | None,
-    causal: bool,
-    scale: float,
-) -> Float[Tensor, "b h n s"]:
+def softmax_weights(p: Problem) -> Float[Tensor, "b h n s"]:
     """The whole matrix of weights."""
-    return torch.cat(list(softmax_tiles(q, k, allowed, bias, causal, scale)), -2)
+    return torch.cat(list(softmax_tiles(p)), -2)
 
 
-def softmax_tiles(
-    q: Tensor, k: Tensor, allowed: Tensor | None, bias: Tensor | None, causal: bool, scale: float
-) -> Iterator[Tensor]:
+def softmax_tiles(p: Problem) -> Iterator[Tensor]:
     """The weights, some rows at a time."""
-    keys = _heads(k.double(), q.shape[1])
-    n, s = q.shape[-2], k.shape[-2]
-    for rows in row_tiles(n, q.shape[0] * q.shape[1] * s):
-        logits = scale * (q[..., rows, :].double() @ keys.transpose(-1, -2))
-        if bias is not None:
-            logits = logits + at_rows(bias, rows).double()
-        if allowed is not None:
-            logits = torch.where(at_rows(allowed, rows), logits, -math.inf)
-        if causal:
-            logits = torch.where(past(n, s, q.device)[rows], logits, -math.inf)
+    keys = per_query_head(p.k.double(), p.q.shape[1])
+    n, s = p.q.shape[-2], p.k.shape[-2]
+    for rows in row_tiles(n, p.q.shape[0] * p.q.shape[1] * s):
+        logits = p.scale * (p.q[..., rows, :].double() @ keys.transpose(-1, -2))
+        if p.bias is not None:
+            logits = logits + at_rows(p.bias, rows).double()
+        seen = visible(p, rows)
+        if seen is not None:
+            logits = torch.where(seen, logits, -math.inf)
         top = logits.detach().amax(-1, keepdim=True) if s else logits.new_zeros(*logits.shape[:-1], 1)
         weights = torch.exp(logits - torch.where(top > -math.inf, top, 0.0))
         yield weights / weights.sum(-1, keepdim=True).clamp(min=1e-300)
-
-
-def _heads(x: Tensor, heads: int) -> Tensor:
-    return x if x.shape[1] == heads else x.repeat_interleave(heads // x.shape[1], dim=1)

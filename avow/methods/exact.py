@@ -25,8 +25,8 @@ from torch.nn.functional import pad, scaled_dot_product_attention
 from avow.contract import Computed, Cost, Method, Norms, Problem, Promise, Prospect, Sizes
 from avow.maths import rounding
 from avow.maths.cpu_sums import many_at_once
-from avow.maths.heads import highest_bias
-from avow.maths.masks import additive, sees_any, visible_max
+from avow.maths.heads import ceilings, finished, highest_bias, per_query_head, settled
+from avow.maths.masks import additive
 from avow.maths.softmax import softmax_average
 from avow.params import one_of, param
 
@@ -62,31 +62,21 @@ class Exact(Method):
         masked = p.allowed is not None or p.bias is not None
         mask = None
         if masked:
-            mask = additive(p.allowed, p.bias, p.causal, n, s, kind, q.device)
+            mask = additive(p, kind)
             mask = None if mask is None else mask.expand(*mask.shape[:2], n, s)
         out = _fastest(q, k, v, mask, p.causal and not masked, scale)
         out = out[..., :e] if d != e else out
-        seen = sees_any(p.allowed, p.causal, n)
-        if seen is not None:
-            out = torch.where(seen.unsqueeze(-1), out, 0.0)
-        if kind != p.q.dtype:
-            most = torch.finfo(p.q.dtype).max
-            out = out.clamp(-most, most).to(p.q.dtype)
-        return Computed(out)
+        return Computed(finished(p, out))
 
     def promise(self, problem: Problem, norms: Norms, computed: Computed, confidence: float) -> Promise:
         p = problem
-        heads = p.q.shape[1] // max(p.k.shape[1], 1)
-        keys = norms.k.amax(-1, keepdim=True).repeat_interleave(heads, 1)  # (b, h, 1)
+        keys = per_query_head(norms.k.amax(-1, keepdim=True), p.q.shape[1])  # (b, h, 1)
         reach = norms.q * (abs(p.scale) * keys)  # S_i
         model = self.model(p, *norms.most[:2])
         # 2·tanh(δ/2) for the weights, then what sums, flushing and the output's type add.
         rows = reach.mul_(model.slope / 2).add_(model.floor / 2).tanh_().mul_(2 * model.grown)
         rows.add_(_flushed(_smallest_ceiling(p, norms), model.lost).add_(model.rest))
-        seen = sees_any(p.allowed, p.causal, p.q.shape[-2])
-        if seen is not None:
-            rows = torch.where(seen, rows, 0.0)
-        return Promise("deterministic", rows, assumptions=(self.assumption(p),))
+        return Promise("deterministic", settled(p, rows), assumptions=(self.assumption(p),))
 
     def foresee(self, problem: Problem, norms: Norms, confidence: float) -> Prospect:
         if not self.fits(problem, *norms.most):
@@ -183,8 +173,7 @@ class Exact(Method):
         return Cost(4 * pairs * width, pairs // (2 if z.causal else 1), 2, held, weight)
 
     def reference(self, problem: Problem) -> Tensor:
-        p = problem
-        return softmax_average(p.q, p.k, p.v, p.allowed, p.bias, p.causal, p.scale)
+        return softmax_average(problem)
 
     @classmethod
     def settings(cls, sizes: Sizes) -> Iterator[Exact]:
@@ -226,9 +215,7 @@ def _smallest_ceiling(p: Problem, norms: Norms) -> Tensor:
     least = norms.least_value * (1 - norms.slack)
     if least > 1e-10:
         return torch.full((1, 1, 1), least, dtype=torch.float64, device=p.v.device)
-    heads = p.q.shape[1] // max(p.v.shape[1], 1)
-    values = norms.v.repeat_interleave(heads, 1)
-    return visible_max(values, p.allowed, p.causal, p.q.shape[-2], 0.0) * (1 - norms.slack)
+    return ceilings(p, norms)
 
 
 def _fastest(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, causal: bool, scale: float) -> Tensor:

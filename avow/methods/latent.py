@@ -60,7 +60,7 @@ from avow.maths.horizons import (
     softmax_and_log,
     tiles,
 )
-from avow.maths.masks import at_rows, row_tiles, visible
+from avow.maths.masks import at_rows, row_tiles, seen_by
 from avow.params import at_least, param
 
 
@@ -257,9 +257,7 @@ class Latent(Method):
     def _by_definition(self, p: Problem, dtype: torch.dtype) -> Tensor:
         """Every weight written out: for masks that differ by row, and for the tests."""
         n, s, heads = p.q.shape[-2], p.k.shape[-2], p.q.shape[1]
-        seen = visible(p.allowed, p.causal, n, s, p.q.device)
-        if seen is None:
-            seen = torch.ones(1, 1, 1, s, dtype=torch.bool, device=p.q.device)
+        seen = seen_by(p)
         k, v = p.k.to(dtype), per_query_head(p.v.to(dtype), heads)
         log = per_query_head(p.scale * (directions(self.latents, k) @ k.mT), heads)  # (b, h, m, s)
         k = per_query_head(k, heads)

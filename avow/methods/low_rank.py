@@ -35,6 +35,7 @@ from avow.maths.heads import (
     grouped,
     key_log,
     key_seen,
+    longest_seen,
     own_keys,
     per_query_head,
     rescaled,
@@ -42,7 +43,7 @@ from avow.maths.heads import (
     settled,
     ungrouped,
 )
-from avow.maths.masks import at_rows, row_tiles, visible, visible_max
+from avow.maths.masks import at_rows, row_tiles, visible
 from avow.maths.softmax import softmax_average, softmax_weights
 from avow.params import at_least, param
 
@@ -192,7 +193,7 @@ class LowRank(Method):
         heads, queries, s = p.q.shape[1], p.q.shape[-2], p.k.shape[-2]
         log = per_query_head(log, heads)
         if p.mask_kind == "full":
-            seen = visible(p.allowed, p.causal, queries, s, p.q.device)
+            seen = visible(p)
             parts = [torch.logsumexp(_added(p, seen, log, rows), -1) for rows in row_tiles(queries, log.numel())]
             total = torch.cat(parts, -1)
         elif p.causal:
@@ -233,8 +234,7 @@ class LowRank(Method):
         return 8 * (max(choosing, collecting, finishing) + factors)
 
     def reference(self, problem: Problem) -> Tensor:
-        p = problem
-        return softmax_average(p.q, p.k, p.v, p.allowed, p.bias, p.causal, p.scale)
+        return softmax_average(problem)
 
     @classmethod
     def settings(cls, sizes: Sizes) -> Iterator[LowRank]:
@@ -278,8 +278,7 @@ def _by_row(y: Float[Tensor, "b g l"], like: Tensor) -> Float[Tensor, "b h n"]:
 
 def _longest_seen(p: Problem, values: Tensor) -> Float[Tensor, "b g r #n 1"]:
     """The length of the longest value that each row sees."""
-    each = per_query_head(lengths(values)[..., 0], p.q.shape[1])
-    return grouped(visible_max(each, p.allowed, p.causal, p.q.shape[-2], 0.0).unsqueeze(-1), p.k.shape[1])
+    return grouped(longest_seen(p, lengths(values)[..., 0]).unsqueeze(-1), p.k.shape[1])
 
 
 def within_ball(out: Float[Tensor, "b g r n e"], most: Float[Tensor, "b g r #n 1"]) -> Float[Tensor, "b g r n e"]:
@@ -309,7 +308,7 @@ def _pairwise(
 ) -> tuple[scan.Sums, Tensor]:
     """Row by row against every key, for masks that differ by row."""
     n, s, heads, groups = p.q.shape[-2], p.k.shape[-2], p.q.shape[1], p.k.shape[1]
-    seen = visible(p.allowed, p.causal, n, s, p.q.device)
+    seen = visible(p)
     keys = keys_of(slice(0, s))
     assert keys.factor is not None, "low_rank's keys come as factors with one log each"
     log = per_query_head(keys.log[..., 0], heads)
@@ -342,7 +341,7 @@ def oracle(problem: Problem, rank: int) -> SingularValues:
     [claim svd-spectral]. For analysis: the decomposition costs more than attention itself.
     """
     p = problem
-    weights = softmax_weights(p.q, p.k, p.allowed, p.bias, p.causal, p.scale)
+    weights = softmax_weights(p)
     u, sigma, w = torch.linalg.svd(weights, full_matrices=False)
     kept = min(rank, sigma.shape[-1])
     short = u[..., :kept] @ (sigma[..., :kept, None] * (w[..., :kept, :] @ per_query_head(p.v.double(), p.q.shape[1])))

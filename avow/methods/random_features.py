@@ -274,8 +274,7 @@ class RandomFeatures(Method):
         return Cost(flops, work, launches, scan.peak_bytes(z, m, item, z.dim), item / 4)
 
     def reference(self, problem: Problem) -> Tensor:
-        p = problem
-        return softmax_average(p.q, p.k, p.v, p.allowed, p.bias, p.causal, p.scale)
+        return softmax_average(problem)
 
     @classmethod
     def settings(cls, sizes: Sizes) -> Iterator[RandomFeatures]:
@@ -384,7 +383,7 @@ def _pairwise(
 ) -> Tensor:
     """Every weight as a sum over features of its own, for masks that differ by row: safe, and quadratic."""
     n, s, heads = p.q.shape[-2], p.k.shape[-2], p.q.shape[1]
-    seen = visible(p.allowed, p.causal, n, s, p.q.device)
+    seen = visible(p)
     keys = per_query_head(key_logs(slice(None)), heads)
     values = per_query_head(p.v.to(dtype), heads)
     parts = []

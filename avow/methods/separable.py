@@ -177,7 +177,7 @@ class Separable(Method):
     def _by_definition(self, p: Problem, dtype: torch.dtype) -> Tensor:
         """Every weight written out: quadratic, for masks that differ by row and for the tests."""
         n, s, heads = p.q.shape[-2], p.k.shape[-2], p.q.shape[1]
-        seen = visible(p.allowed, p.causal, n, s, p.q.device)
+        seen = visible(p)
         k, v = (per_query_head(x.to(dtype), heads) for x in (p.k, p.v))
         parts = []
         for rows in row_tiles(n, p.q.shape[0] * heads * s * p.q.shape[-1]):

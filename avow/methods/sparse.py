@@ -31,7 +31,7 @@ from avow.maths import rounding
 from avow.maths.brackets import bracketed
 from avow.maths.crowds import strayed
 from avow.maths.heads import highest_bias, per_query_head, ungrouped
-from avow.maths.masks import at_rows, past, row_tiles, visible_pairs
+from avow.maths.masks import at_rows, row_tiles, visible, visible_pairs
 from avow.maths.norms import row_norms, slack
 from avow.maths.orders import Order, together
 from avow.maths.outlook import SUMS, Outlook
@@ -233,7 +233,7 @@ class Sparse(Method):
         rows = rows + (lost + trace.lost) / trace.most
         # Where all values are zero, so is the answer; lengths near the end of float64 are no longer sharp.
         rows = torch.where(trace.most == 0, 0.0, torch.where(trace.most < _FAINT, math.inf, rows))
-        pairs = visible_pairs(p.allowed, p.causal, p.q.shape[:3], p.k.shape[-2], p.q.device)
+        pairs = visible_pairs(p)
         share = float(trace.read.sum()) / max(pairs, 1)
         return Promise(
             "statistical" if self.chance else "deterministic",
@@ -280,8 +280,7 @@ class Sparse(Method):
         return 14 * 8 * pairs + copies
 
     def reference(self, problem: Problem) -> Tensor:
-        p = problem
-        return softmax_average(p.q, p.k, p.v, p.allowed, p.bias, p.causal, p.scale)
+        return softmax_average(problem)
 
     @classmethod
     def aimed(
@@ -353,11 +352,8 @@ class _Known:
         """Which tokens each row sees; None where it sees them all."""
         p = self.problem
         b, h, n = p.q[:, :, rows].shape[:3]
-        s = p.k.shape[-2]
-        seen = past(p.q.shape[-2], s, p.q.device)[None, None, rows] if p.causal else None
-        if p.allowed is not None:
-            seen = at_rows(p.allowed, rows) if seen is None else seen & at_rows(p.allowed, rows)
-        return None if seen is None else self._rows(seen.expand(b, h, n, s))
+        seen = visible(p, rows)
+        return None if seen is None else self._rows(seen.expand(b, h, n, -1))
 
     def _bias(self, rows: slice) -> Float64[Tensor, "b g r s"] | None:
         """Biases below the highest that a row sees: what all keys share cancels, and may be huge."""

@@ -72,7 +72,7 @@ def head_figures(problem: Problem, norms: Norms, rows: int) -> list[HeadFigures]
     found = []
     for head in range(p.q.shape[1]):
         one = some.head(0, head, head // shared)
-        weights = softmax_weights(one.q, one.k, one.allowed, one.bias, False, one.scale)[0, 0]  # (r, s)
+        weights = softmax_weights(one)[0, 0]  # (r, s)
         own = seen[0, head if seen.shape[1] > 1 else 0].expand(weights.shape)
         key = head // shared
         lengths = tuple(float(x.mean()) for x in (norms.q[0, head], norms.k[0, key], norms.v[0, key]))
@@ -95,7 +95,7 @@ def tokens_for(problem: Problem, share: float) -> list[float]:
     found = []
     for head in range(p.q.shape[1]):
         one = p.head(0, head, head // shared)
-        weights = softmax_weights(one.q, one.k, one.allowed, one.bias, False, one.scale)[0, 0]  # (r, s)
+        weights = softmax_weights(one)[0, 0]  # (r, s)
         many = seen[0, head if seen.shape[1] > 1 else 0]
         found.append(float(_counted(weights, many, share).sum() / many.sum().clamp(min=1)))
     return found

@@ -18,7 +18,7 @@ from avow.errors import ParameterError
 from avow.integrations.transformers.model_plan import ModelPlan, apply, read_plan
 from avow.integrations.transformers.switch import as_it_was, without
 from avow.integrations.transformers.watch import watching
-from avow.maths.masks import visible_max
+from avow.maths.heads import longest_seen
 from avow.maths.softmax import softmax_average
 from avow.record import Record, record
 
@@ -169,10 +169,8 @@ class _Audit:
         n = problem.q.shape[-2]
         index = torch.linspace(0, n - 1, min(_AUDITED, n), dtype=torch.float64).long().to(out.device)
         some = problem.rows(index)
-        truth = softmax_average(some.q, some.k, some.v, some.allowed, some.bias, False, some.scale)
-        shared = problem.q.shape[1] // problem.k.shape[1]
-        lengths = torch.linalg.vector_norm(some.v.double(), dim=-1).repeat_interleave(shared, 1)  # (1, h, s)
-        most = visible_max(lengths, some.allowed, False, len(index), 0.0)
+        truth = softmax_average(some)
+        most = longest_seen(some, torch.linalg.vector_norm(some.v.double(), dim=-1))
         off = torch.linalg.vector_norm(out[:, :, index].double() - truth, dim=-1)
         errors = torch.where(most > 0, off / most.clamp(min=1e-300), off)
         bounds = certificate.rows.reshape(1, -1, n)[..., index.to(certificate.rows.device)].to(errors.device)

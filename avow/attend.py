@@ -16,17 +16,14 @@ from avow import planner
 from avow.calibration import Rates, rates
 from avow.certificates import certify, measure_norms
 from avow.certificates.audit import Audit, audit_rows
-from avow.contract import Certificate, Computed, Kind, Method, Norms, Problem, Prospect
+from avow.contract import Certificate, Computed, Method, Norms, Problem, Prospect
 from avow.errors import DtypeError, ParameterError, RangeError, ShapeError, ToleranceUnreachable
 from avow.maths.rounding import unit
 from avow.methods import method_named, random_features
 from avow.methods.random_features import FeatureCount
-from avow.params import as_float, check_parameters
+from avow.params import check_parameters
 from avow.planner import Plan
-
-# Without a tolerance a random method still states its promise; this is the confidence it states it at.
-USUAL_CONFIDENCE = 0.99
-
+from avow.wishes import USUAL_CONFIDENCE, Wish, checked_wish
 
 _P = ParamSpec("_P")
 _R = TypeVar("_R")
@@ -37,23 +34,6 @@ class Attended(NamedTuple):
 
     out: Tensor
     certificate: Certificate
-
-
-class _Wish(NamedTuple):
-    """What the caller will accept."""
-
-    tol: float | None
-    confidence: float
-    coverage: float | None
-
-    @property
-    def kinds(self) -> frozenset[Kind]:
-        kinds: set[Kind] = {"deterministic"}
-        if self.confidence < 1:
-            kinds.add("statistical")
-        if self.coverage is not None:
-            kinds.add("sampled")
-        return frozenset(kinds)
 
 
 def as_given(function: Callable[_P, _R]) -> Callable[_P, _R]:
@@ -104,7 +84,7 @@ def attend(
     problem = Problem.of(
         q, k, v, mask=mask, causal=causal, scale=scale, enable_gqa=enable_gqa, kernel=kernel, sigma=sigma
     )
-    wish = _checked_wish(tol, confidence, coverage)
+    wish = checked_wish(tol, confidence, coverage)
     _check_generator(generator)
     norms = measure_norms(problem)
     if method == "auto":
@@ -146,7 +126,7 @@ def plan(
     problem = Problem.of(
         q, k, v, mask=mask, causal=causal, scale=scale, enable_gqa=enable_gqa, kernel=kernel, sigma=sigma
     )
-    wish = _checked_wish(tol, confidence, coverage)
+    wish = checked_wish(tol, confidence, coverage)
     sizes = problem.sizes if keys is None else problem.sizes.with_keys(keys)
     return _planned(problem, measure_norms(problem), wish, rates(sizes.device), sizes, thrifty=False)
 
@@ -196,7 +176,7 @@ def features_needed(
 ) -> FeatureCount:
     """How many random features would certify `tol`, from q and k alone; prints as "hopeless" where none would pay."""
     problem = Problem.of(q, k, k, causal=causal, scale=scale, enable_gqa=enable_gqa).detached()
-    wish = _checked_wish(tol, confidence, None)
+    wish = checked_wish(tol, confidence)
     if tol == 0 or wish.confidence == 1:
         raise ParameterError(
             "tol, confidence", (tol, confidence), "must allow some error", "try tol=1e-2, confidence=0.99"
@@ -206,7 +186,7 @@ def features_needed(
 
 def exactly(problem: Problem, norms: Norms, tol: float | None, reason: str = "") -> Attended:
     """Exact attention where norms are at hand, in the narrowest arithmetic that keeps `tol`; `reason` says why."""
-    attended = _exact(problem, norms, _Wish(tol, 1.0, None))
+    attended = _exact(problem, norms, Wish(tol, 1.0, None))
     certificate = attended.certificate
     return attended._replace(certificate=dataclasses.replace(certificate, reason=reason or certificate.reason))
 
@@ -217,13 +197,7 @@ def check_automatic(parameters: Mapping[str, object]) -> None:
         raise ParameterError(name, repr(value), "belongs to a named method", "name one with method=")
 
 
-def checked_wishes(tol: object, confidence: object) -> tuple[float | None, float]:
-    """A tolerance and a confidence that `attend` would take; the confidence is 1 where none was given."""
-    wish = _checked_wish(tol, confidence, None)
-    return wish.tol, wish.confidence
-
-
-def _planned(problem: Problem, norms: Norms, wish: _Wish, known: Rates, sizes: Any, thrifty: bool) -> Plan:
+def _planned(problem: Problem, norms: Norms, wish: Wish, known: Rates, sizes: Any, thrifty: bool) -> Plan:
     detached = problem.detached()
 
     def foresee(method: Method) -> Prospect:
@@ -238,13 +212,13 @@ def _planned(problem: Problem, norms: Norms, wish: _Wish, known: Rates, sizes: A
     return Plan(tuple(planner.cheapest(judged)), wish.tol, known.source, exact)
 
 
-def _automatic(problem: Problem, norms: Norms, wish: _Wish, generator: torch.Generator | None) -> Attended:
+def _automatic(problem: Problem, norms: Norms, wish: Wish, generator: torch.Generator | None) -> Attended:
     if wish.tol is None or problem.empty:
         return _exact(problem, norms, wish)
     made = _planned(problem, norms, wish, rates(problem.q.device.type, measure=False), problem.sizes, thrifty=True)
     offers = [candidate for candidate in made.ranked if not candidate.lost and candidate.method.name != "exact"]
     # Audits of several answers, of which the first that passes is kept, share one chance of being wrong.
-    shared = wish if wish.coverage is None else wish._replace(confidence=1 - (1 - _stated(wish)) / max(len(offers), 1))
+    shared = wish if wish.coverage is None else wish._replace(confidence=1 - (1 - wish.stated) / max(len(offers), 1))
     tried: list[str] = []
     for candidate in offers:
         attended = _run(candidate.method, problem, norms, shared, generator)
@@ -258,7 +232,7 @@ def _automatic(problem: Problem, norms: Norms, wish: _Wish, generator: torch.Gen
     raise _unreachable(problem, wish.tol, made.best_bound)
 
 
-def _exact(problem: Problem, norms: Norms, wish: _Wish) -> Attended:
+def _exact(problem: Problem, norms: Norms, wish: Wish) -> Attended:
     """Exact attention in the narrowest arithmetic that cannot overflow and keeps the tolerance, if there is one."""
     best = math.inf
     for method in method_named("exact").settings(problem.sizes):
@@ -272,7 +246,7 @@ def _exact(problem: Problem, norms: Norms, wish: _Wish) -> Attended:
 
 
 def _run(
-    method: Method, problem: Problem, norms: Norms, wish: _Wish, generator: torch.Generator | None, reason: str = ""
+    method: Method, problem: Problem, norms: Norms, wish: Wish, generator: torch.Generator | None, reason: str = ""
 ) -> Attended:
     if problem.empty:
         nothing = sum(x.sum() for x in (problem.q, problem.k, problem.v)) * 0
@@ -280,15 +254,11 @@ def _run(
         computed = Computed(out)
     else:
         computed = method.compute(dataclasses.replace(problem, norms=norms), generator)
-    certificate = certify(method, problem, norms, computed, _stated(wish))  # before reshaping: rows are canonical
+    certificate = certify(method, problem, norms, computed, wish.stated)  # before reshaping: rows are canonical
     if wish.coverage is not None and certificate.kind != "deterministic" and not problem.empty:
         certificate = _sampled(method, problem, norms, computed.out, wish, generator, certificate)
     out = computed.out.reshape(*problem.leading, *computed.out.shape[-2:])
     return Attended(out, dataclasses.replace(certificate, reason=reason or certificate.reason))
-
-
-def _stated(wish: _Wish) -> float:
-    return wish.confidence if wish.confidence < 1 else USUAL_CONFIDENCE
 
 
 def _sampled(
@@ -296,13 +266,13 @@ def _sampled(
     problem: Problem,
     norms: Norms,
     out: Tensor,
-    wish: _Wish,
+    wish: Wish,
     generator: torch.Generator | None,
     stated: Certificate,
 ) -> Certificate:
     assert wish.coverage is not None
     found = audit_rows(
-        out.detach(), problem.detached(), norms, method, wish.coverage, _stated(wish), generator
+        out.detach(), problem.detached(), norms, method, wish.coverage, wish.stated, generator
     ).certificate
     return dataclasses.replace(found, parameters=stated.parameters, cost=stated.cost)
 
@@ -327,32 +297,7 @@ def _unreachable(problem: Problem, tol: float, best: float) -> ToleranceUnreacha
     return ToleranceUnreachable("tol", tol, rule, remedy, best)
 
 
-def _checked_wish(tol: object, confidence: object, coverage: object) -> _Wish:
-    most = math.nextafter(math.inf, 0)
-    wished = _number(
-        "tol",
-        tol,
-        0 <= as_float(tol) <= most,
-        "must be a number of at least 0",
-        "try tol=1e-2, or leave it out for exact",
-    )
-    sure = _number(
-        "confidence", confidence, 0 < as_float(confidence) <= 1, "must be above 0 and at most 1", "try confidence=0.99"
-    )
-    rule = "must lie strictly between 0 and 1"
-    covered = _number("coverage", coverage, 0 < as_float(coverage) < 1, rule, "try coverage=0.99")
-    return _Wish(wished, 1.0 if sure is None else sure, covered)
-
-
 def _check_generator(generator: object) -> None:
     if generator is not None and not isinstance(generator, torch.Generator):
         rule = "must be a torch.Generator"
         raise ParameterError("generator", repr(generator), rule, "pass torch.Generator().manual_seed(0)")
-
-
-def _number(name: str, value: object, fits: bool, rule: str, remedy: str) -> float | None:
-    if value is None:
-        return None
-    if not fits:
-        raise ParameterError(name, value, rule, remedy)
-    return as_float(value)

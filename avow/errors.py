@@ -22,18 +22,17 @@ Every message has four parts: the name, the value it had, the rule it broke, the
 from __future__ import annotations
 
 from fractions import Fraction
-from typing import Any
 
 
 class AvowError(Exception):
     """Anything avow raises on purpose."""
 
     def __init__(self, name: str, value: object, rule: str, remedy: str) -> None:
+        super().__init__(name, value, rule, remedy)
         self.name, self.value, self.rule, self.remedy = name, value, rule, remedy
-        super().__init__(f"{name}={value} {rule}; {remedy}")
 
-    def __reduce__(self) -> tuple[Any, ...]:
-        return type(self), (self.name, self.value, self.rule, self.remedy)
+    def __str__(self) -> str:
+        return f"{self.name}={self.value} {self.rule}; {self.remedy}"
 
 
 class InputError(AvowError, ValueError):
@@ -71,9 +70,6 @@ class InsideHull(InputError):
         super().__init__(name, value, rule, remedy)
         self.weights = weights
 
-    def __reduce__(self) -> tuple[Any, ...]:
-        return type(self), (self.name, self.value, self.rule, self.remedy, self.weights)
-
 
 class OutOfReach(InputError):
     r"""Attention weights that no query gives; `combination`, one number for each key, is the proof.
@@ -86,9 +82,6 @@ class OutOfReach(InputError):
     ) -> None:
         super().__init__(name, value, rule, remedy)
         self.combination = combination
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        return type(self), (self.name, self.value, self.rule, self.remedy, self.combination)
 
 
 class FileError(InputError):
@@ -113,6 +106,3 @@ class ToleranceUnreachable(AvowError):
     def __init__(self, name: str, value: object, rule: str, remedy: str, best: float = float("inf")) -> None:
         super().__init__(name, value, rule, remedy)
         self.best = best
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        return type(self), (self.name, self.value, self.rule, self.remedy, self.best)

@@ -67,16 +67,9 @@ class Parameter:
         """Raise unless `value` has the declared type and keeps the rule."""
         numeric = self.type is float and isinstance(value, int) and not isinstance(value, bool)
         if not (isinstance(value, self.type) or numeric) or (isinstance(value, bool) and self.type is not bool):
-            raise ParameterError(
-                f"{owner}: {self.name}",
-                repr(value),
-                f"must be of type {self.type.__name__}",
-                f"the default is {self.default!r} ({self.help})",
-            )
+            raise self._refusal(owner, repr(value), f"must be of type {self.type.__name__}")
         if (isinstance(value, float) and math.isnan(value)) or not self.rule.holds(value):
-            raise ParameterError(
-                f"{owner}: {self.name}", repr(value), self.rule.words, f"the default is {self.default!r} ({self.help})"
-            )
+            raise self._refusal(owner, repr(value), self.rule.words)
 
     def read(self, owner: str, text: str) -> Any:
         """The value a command line's `name=text` means."""
@@ -87,14 +80,12 @@ class Parameter:
         try:
             value = self.type(text)
         except ValueError as problem:
-            raise ParameterError(
-                f"{owner}: {self.name}",
-                text,
-                f"must be of type {self.type.__name__}",
-                f"the default is {self.default!r} ({self.help})",
-            ) from problem
+            raise self._refusal(owner, text, f"must be of type {self.type.__name__}") from problem
         self.check(owner, value)
         return value
+
+    def _refusal(self, owner: str, value: str, rule: str) -> ParameterError:
+        return ParameterError(f"{owner}: {self.name}", value, rule, f"the default is {self.default!r} ({self.help})")
 
 
 def param(default: Any, rule: Rule, help: str) -> Any:

@@ -82,11 +82,11 @@ def run(method: Any, p: Any) -> None:
 def run_maths() -> None:
     """What no method calls: analysis and the paths of other arithmetic."""
     from avow.contract import Problem
-    from avow.maths import brackets, features, norms, rounding, sketch, softmax, spectral, unread, uppers
-    from avow.methods import method_named
+    from avow.maths import brackets, features, norms, rounding, singular, sketch, softmax, spectral, unread, uppers
+    from avow.methods.sparse import Sparse
 
     q, k = torch.randn(2, 6, 5, 3), torch.randn(2, 2, 130, 3)
-    sampling = method_named("sparse")(drop=0.3, chance=0.01)
+    sampling = Sparse(drop=0.3, chance=0.01)
     run(sampling, Problem.of(q, k, k, kernel="rbf", sigma=1.0, enable_gqa=True))
     sketch.unpacked(sketch.packed(torch.zeros(2, 7, dtype=torch.uint8), 4), 4)
     first = sketch.sketched(k)
@@ -97,6 +97,7 @@ def run_maths() -> None:
     unread.crowded(rows, both, 0.5, told)
     unread.where(torch.eye(3, dtype=torch.bool)[None])
     softmax.softmax_weights(Problem.of(q, k, k, causal=True, enable_gqa=True))
+    singular.oracle(Problem.of(q, k, k, enable_gqa=True), 2)
     features.variance_for(0.1, 0.9)
     spectral.norm_bound(torch.randn(4, 3))
     norms.lengths(torch.randn(2, 4, 3))
@@ -135,10 +136,9 @@ def unreached(package: str) -> list[str]:
 
 def spoil() -> None:
     """A batch of one where two are needed: torch would broadcast it without a word."""
-    from avow.maths.softmax import softmax_average
+    from avow.maths import scan
 
-    q, k, v = torch.randn(2, 3, 5, 4), torch.randn(1, 3, 7, 4), torch.randn(2, 3, 7, 6)
-    softmax_average(Problem(q, k, v, None, None, False, 1.0, False, "dot", (2, 3)))
+    scan.running(torch.randn(2, 3, 5, 4), torch.randn(1, 3, 4, 1))
 
 
 def main() -> int:

@@ -219,6 +219,20 @@ def test_any_number_of_leading_axes(kind: type[Method]) -> None:
 
 
 @every_method
+def test_all_chance_is_the_generators(kind: type[Method]) -> None:
+    q, k, v = tensors(33, 33)
+    problem, method = Problem.of(q, k, v), small(kind)
+    before = torch.get_rng_state()
+    assert torch.equal(answer(method, problem, seed=1), answer(method, problem, seed=1))
+    assert kind.random or torch.equal(answer(method, problem, seed=1), answer(method, problem, seed=2))
+    method.foresee(problem, measure_norms(problem), 0.9)
+    avow.plan(q, k, v, tol=1e-2, confidence=0.9)
+    assert torch.equal(torch.get_rng_state(), before), "torch's own generator was drawn from"
+    torch.rand(1)
+    assert not torch.equal(torch.get_rng_state(), before)
+
+
+@every_method
 @pytest.mark.parametrize("shape", [(0, 3), (3, 0), (0, 0)], ids=str)
 def test_empty_sequences_give_empty_or_zero_answers(kind: type[Method], shape: tuple[int, int]) -> None:
     n, s = shape

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import re
+from typing import Any
 
 import pytest
 import torch
@@ -14,8 +15,9 @@ from avow.certificates import measure_norms
 from avow.contract import Problem
 from avow.errors import ParameterError
 from avow.maths import cholesky
+from avow.maths.singular import oracle
 from avow.maths.softmax import softmax_weights
-from avow.methods.low_rank import LowRank, oracle
+from avow.methods.low_rank import LowRank
 from tests.truth import judge
 
 either_way = pytest.mark.parametrize("causal", [False, True], ids=["whole", "causal"])
@@ -35,7 +37,7 @@ def clustered(n: int = 96, clusters: int = 6, spread: float = 0.01) -> tuple[Ten
     return q, k, torch.randn(1, 2, n, 5, dtype=torch.float64)
 
 
-def bound_at(rank: int, q: Tensor, k: Tensor, v: Tensor, **options: object) -> float:
+def bound_at(rank: int, q: Tensor, k: Tensor, v: Tensor, **options: Any) -> float:
     return avow.attend(q, k, v, method="low_rank", rank=rank, generator=seeded(), **options).certificate.bound
 
 

@@ -14,6 +14,7 @@ import avow
 from avow.certificates import certify, measure_norms
 from avow.contract import Certificate, Problem
 from avow.errors import ParameterError, ToleranceUnreachable
+from avow.maths import known
 from avow.maths import sketch as sketches
 from avow.maths.heads import longest_seen
 from avow.methods import sparse
@@ -87,7 +88,7 @@ def test_tokens_taken_together_are_read_less_than_each_at_its_worst(monkeypatch:
     p = peaked(s=4096, n=2, sharp=2.0, heads=2)
     out, certificate, trace = attended(Sparse(drop=0.05), p)
     assert bool((errors(p, out) <= certificate.rows).all())
-    monkeypatch.setattr(sparse, "strayed", lambda *_: None)
+    monkeypatch.setattr(known, "strayed", lambda *_: None)
     _, _, singly = attended(Sparse(drop=0.05), p)
     assert float(trace.read.mean()) < 0.8 * float(singly.read.mean())
 

@@ -172,8 +172,7 @@ class Partial:
 
     def answer(self, dtype: torch.dtype = torch.float64) -> tuple[Float[Tensor, "*rows e"], Certificate]:
         """The answer in a type, rounded to it once, and its certificate."""
-        most = torch.finfo(dtype).max
-        out = self.out if dtype == torch.float64 else self.out.clamp(-most, most).to(dtype)
+        out = rounding.narrowed(self.out, dtype)
         with torch.no_grad():
             rows = self._bound(lengths(self.out - out.double()))
         bound = float(rows.amax()) if rows.numel() else 0.0

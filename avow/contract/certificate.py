@@ -85,9 +85,6 @@ class Certificate:
         mine, theirs = self._plain(), other._plain()
         return mine == theirs and torch.equal(self.rows, other.rows)
 
-    # Rows are tensors, which are compared and not hashed; Python itself writes it so.
-    __hash__ = None  # type: ignore[assignment]
-
     def _plain(self) -> dict[str, Any]:
         plain = {f.name: getattr(self, f.name) for f in dataclasses.fields(self) if f.name != "rows"}
         return plain | {"parameters": dict(self.parameters)}

@@ -68,7 +68,11 @@ class Method(ABC):
 
     @abstractmethod
     def compute(self, problem: Problem, generator: torch.Generator | None = None) -> Computed:
-        """The answer."""
+        """The answer. All chance in it is `generator`'s, or that of torch's own generator where none is given.
+
+        Nothing else draws from torch's own, so that a seed set by the caller is the caller's: what is drawn to measure
+        or to guess comes from generators with a seed of their own.
+        """
 
     @abstractmethod
     def promise(self, problem: Problem, norms: Norms, computed: Computed, confidence: float) -> Promise:

@@ -289,7 +289,8 @@ class Norms:
     @functools.cached_property
     def most(self) -> tuple[float, float, float]:
         """The largest norm of a query, of a key and of a value."""
-        return tuple(float(x.amax()) if x.numel() else 0.0 for x in (self.q, self.k, self.v))  # type: ignore[return-value]
+        q, k, v = (float(x.amax()) if x.numel() else 0.0 for x in (self.q, self.k, self.v))
+        return q, k, v
 
     @functools.cached_property
     def least_value(self) -> float:

@@ -16,12 +16,12 @@ import torch.distributed as dist
 from torch import Tensor
 
 from avow import errors
-from avow.attend import checked_wishes
 from avow.certificates import measure_norms
 from avow.contract import Problem, Sizes
 from avow.distributed.traffic import PAGE, Group, gathered, group_of
 from avow.errors import AvowError, InputError, ShapeError
 from avow.maths.norms import check_range
+from avow.wishes import checked_wish
 
 # Processes whose losses are one compute its gradient each in their own way: so far these may be apart.
 _ALIKE = 1e-2
@@ -201,7 +201,7 @@ def _checked(
     if q.dim() != 4:
         shapes = f"{tuple(q.shape)}, {tuple(k.shape)}, {tuple(v.shape)}"
         raise ShapeError("shapes of q, k, v", shapes, "must have four axes", "add axes for batch and heads")
-    checked_wishes(tol, None)
+    checked_wish(tol)
     return problem
 
 

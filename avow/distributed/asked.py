@@ -8,7 +8,7 @@ import torch
 from jaxtyping import Bool
 from torch import Tensor
 
-from avow.attend import check_automatic, checked_wishes
+from avow.attend import check_automatic
 from avow.contract import Method, Problem
 from avow.distributed.shards import paired
 from avow.errors import DtypeError, ParameterError, UnknownMethod
@@ -19,6 +19,7 @@ from avow.methods.random_features import RandomFeatures
 from avow.methods.separable import Separable
 from avow.methods.sparse import Sparse
 from avow.params import check_parameters
+from avow.wishes import checked_wish
 
 # Methods of which each process brings its own rows; of sparse attention all bring the same, of exact either.
 OWN = (Separable, RandomFeatures, LowRank)
@@ -58,7 +59,7 @@ class Asked(NamedTuple):
 
     def check(self, problem: Problem) -> None:
         """Raise where this process cannot ask so."""
-        checked_wishes(self.tol, self.confidence)
+        checked_wish(self.tol, self.confidence)
         self.seen(problem)
         if self.method == "auto":
             return check_automatic(self.parameters)

@@ -11,7 +11,7 @@ import torch.distributed as dist
 from jaxtyping import Bool, Float
 from torch import Tensor
 
-from avow.attend import USUAL_CONFIDENCE, Attended, as_given, checked_wishes
+from avow.attend import Attended, as_given
 from avow.contract import Method
 from avow.distributed.agreement import Meeting, agree, digest, meet
 from avow.distributed.asked import OWN, Asked
@@ -30,6 +30,7 @@ from avow.methods.low_rank import LowRank
 from avow.methods.random_features import RandomFeatures
 from avow.methods.separable import Separable
 from avow.methods.sparse import Sparse
+from avow.wishes import USUAL_CONFIDENCE, checked_wish
 
 
 class _Wish(NamedTuple):
@@ -101,7 +102,7 @@ def attend(
     _check_lengths(met)
     if generator is None and asked.draws:
         generator = torch.Generator().manual_seed(met.told[0][0])
-    wish = _Wish(*checked_wishes(tol, confidence), generator, asked.seen(met.problem))
+    wish = _Wish(*checked_wish(tol, confidence)[:2], generator, asked.seen(met.problem))
     if method == "auto":
         attended = _automatic(met, wish, usual(device) if link is None else link)
     else:

@@ -14,7 +14,7 @@ import torch.distributed as dist
 from jaxtyping import Float
 from torch import Tensor
 
-from avow.attend import Attended, checked_wishes
+from avow.attend import Attended
 from avow.contract import Norms, Problem
 from avow.distributed.agreement import agree, digest
 from avow.distributed.scripts import over_processes
@@ -25,6 +25,7 @@ from avow.errors import AvowError, ParameterError, ShapeError
 from avow.maths.norms import check_range, row_norms
 from avow.methods.sparse import Sparse
 from avow.nn.key_value_cache import KeyValueCache
+from avow.wishes import checked_wish
 
 # What caches must have in common.
 _MADE = ("key_heads", "dim", "value_dim", "batch", "dtype", "bits", "window")
@@ -117,7 +118,7 @@ class ShardedCache:
         return found
 
     def _problem(self, q: Tensor, tol: float | None, confidence: float | None, scale: float | None) -> Problem:
-        checked_wishes(tol, confidence)
+        checked_wish(tol, confidence)
         held = self.cache.holding
         if self.cache.length != self.lengths[self._here]:
             rule = f"must be the {self.lengths[self._here]} tokens that it was given"

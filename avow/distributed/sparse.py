@@ -17,7 +17,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from avow.attend import Attended, checked_wishes
+from avow.attend import Attended
 from avow.contract import Problem
 from avow.distributed.agreement import Meeting, meet, one_loss
 from avow.distributed.autograd import linked
@@ -27,6 +27,7 @@ from avow.distributed.sparse_reports import Reading
 from avow.distributed.sparse_script import Wish, shard_script
 from avow.distributed.traffic import Group
 from avow.methods.sparse import Sparse
+from avow.wishes import checked_wish
 
 
 def attend_sparse(
@@ -71,7 +72,7 @@ def attend_sparse(
 
 def sampling(method: Sparse, confidence: float | None) -> Sparse:
     """The method with the chance that a confidence leaves, where one is asked for."""
-    _, sure = checked_wishes(None, confidence)
+    sure = checked_wish(None, confidence).confidence
     return method if confidence is None else dataclasses.replace(method, chance=1 - sure)
 
 

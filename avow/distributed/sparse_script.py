@@ -46,8 +46,6 @@ from avow.maths.reading import Gathered, Tokens
 from avow.maths.sketch import Sketch
 from avow.methods.sparse import Sparse
 
-# Beyond this many nats below the row's top, a key's whole share is smaller than any bound we state.
-_DEAD = 100.0
 # What is read first may be expected to leave so many times the error that is allowed, if that is little of the answer:
 # it tells what the rest is worth.
 _FIRST, _LITTLE = 16.0, 0.5
@@ -103,9 +101,8 @@ def shard_script(
                 x[:, :, rows] = part.reshape(x[:, :, rows].shape)
             if wish.followed:
                 kept.append(Kept(rows, found.read.head, found.read.place, found.logs))
-    most = torch.finfo(p.q.dtype).max
     reading = Reading(everywhere, here, out, lse, tuple(kept))
-    return Attended(out.clamp(-most, most).to(p.q.dtype), _certificate(bound, reading, wish)), reading
+    return Attended(rounding.narrowed(out, p.q.dtype), _certificate(bound, reading, wish)), reading
 
 
 def _certificate(bound: Float64[Tensor, "b h n"], reading: Reading, wish: Wish) -> Certificate:
@@ -237,7 +234,7 @@ class _Tile(NamedTuple):
         # What was read, if the values of the rest cancel.
         center = state.out * state.total / (state.total + rest * (whole.origin - ref).exp())
         center = center.nan_to_num(nan=0.0, posinf=0.0, neginf=0.0)
-        rounded = (1 + 2 * self._sums) * self._rounding(whole).clamp(max=_DEAD).exp()
+        rounded = (1 + 2 * self._sums) * self._rounding(whole).clamp(max=rounding.DEAD).exp()
         known = Known(drop, most, state.length, center, ref, rounded)
         wish = self.wish
         found = yield from draw(
@@ -295,7 +292,7 @@ class _Tile(NamedTuple):
         """δ: of logits, and of differences from a shard's top and of that from the row's, up to 4S + ln s + 100."""
         u, d = rounding.unit(torch.float64), self.shard.q.shape[-1]
         reach = abs(self.problem.scale) * self.queries * whole.key
-        return reach * (rounding.gamma(d + 8, u) + 64 * u) + 16 * u * (math.log(max(self.wish.keys, 1)) + _DEAD)
+        return reach * (rounding.gamma(d + 8, u) + 64 * u) + 16 * u * (math.log(max(self.wish.keys, 1)) + rounding.DEAD)
 
     def _lost(self, whole: Extent) -> Float64[Tensor, "b g 1 1"]:
         """What sums and the answer may lose to underflow, relative to the longest value."""
@@ -314,7 +311,11 @@ class _Tile(NamedTuple):
     def _bounds(self, tails: Float64[Tensor, "b g r 1"], whole: Extent) -> Float64[Tensor, "b g r 1"]:
         """Bounds on whole rows: what was not read, and the rounding of what was."""
         delta = self._rounding(whole)
-        rows = tails * torch.exp(2 * delta.clamp(max=_DEAD)) * (1 + self._sums) + 2 * torch.tanh(delta / 2) + self._sums
+        rows = (
+            tails * torch.exp(2 * delta.clamp(max=rounding.DEAD)) * (1 + self._sums)
+            + 2 * torch.tanh(delta / 2)
+            + self._sums
+        )
         rows = rows.clamp(max=2 + self._sums)  # Answer and target are both averages of values.
         rows = (rows * (1 + self._final) + self._final) * rounding.OUTWARD + self._lost(whole)
         # Where all values are zero, so is the answer; lengths near the end of float64 are no longer sharp.
@@ -328,6 +329,6 @@ class _Tile(NamedTuple):
             return torch.full_like(delta, self.wish.method.drop)
         room = (self.wish.tol / rounding.OUTWARD - self._lost(whole) - self._final) / (1 + self._final)
         room = (room - 2 * torch.tanh(delta / 2) - self._sums) / (
-            (1 + self._sums) * torch.exp(2 * delta.clamp(max=_DEAD))
+            (1 + self._sums) * torch.exp(2 * delta.clamp(max=rounding.DEAD))
         )
         return (room * (1 - 1e-6)).nan_to_num(nan=0.0).clamp(min=0.0)

@@ -13,7 +13,10 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
-from avow.contract import Problem
+from avow.contract import Norms, Problem
+from avow.maths import rounding
+from avow.maths.heads import grouped, per_query_head
+from avow.maths.scan import tiles
 
 
 def draw(
@@ -65,6 +68,13 @@ def centred_frame(
     b, spread_q = _moments(q.flatten(2, 3), None, dtype)
     c, spread_k = _moments(k, None if seen is None else seen.transpose(-1, -2), dtype)
     return balanced(b, spread_q, c, spread_k)
+
+
+def frame_of(p: Problem, dtype: torch.dtype) -> Frame:
+    """The frame for a problem: centred on what all rows see, plain for causal ones."""
+    if p.causal:
+        return plain_frame(p.k, dtype)
+    return centred_frame(grouped(p.q, p.k.shape[1]), p.k, p.allowed if p.mask_kind == "keys" else None, dtype)
 
 
 def balanced(mean_q: Tensor, spread_q: Tensor, mean_k: Tensor, spread_k: Tensor) -> Frame:
@@ -155,3 +165,34 @@ def variance_for(tol: float, confidence: float) -> float:
     """The relative variance at which `ratio_bound` equals `tol`."""
     miss = (1 - confidence) / 2
     return (tol / (1 / math.sqrt(miss) + tol * math.sqrt((1 - miss) / miss))) ** 2
+
+
+def lengths(p: Problem, frame: Frame) -> tuple[Tensor, Tensor]:
+    """Lengths in the frame, of queries and of the longest keys; tile by tile, since whole copies would cost more."""
+    per_position, dtype = p.q.shape[0] * p.q.shape[1] * p.q.shape[-1], frame.key_shift.dtype
+    rows = [
+        torch.linalg.vector_norm(framed_queries(p, frame, span, dtype), dim=-1)
+        for span in tiles(p.q.shape[-2], per_position)
+    ]
+    keys = [
+        framed_keys(p, frame, span, dtype)[1][..., 0].amax(-1, keepdim=True)
+        for span in tiles(p.k.shape[-2], per_position)
+    ]
+    return torch.cat(rows, -1), torch.cat(keys, -1).amax(-1, keepdim=True)
+
+
+def radii(p: Problem, frame: Frame, rows: Tensor, keys: Tensor, norms: Norms) -> tuple[Tensor, Tensor, Tensor]:
+    """Norms in the frame: of every query (b, h, n), of the longest key (b, h, 1), and the largest shift of a log."""
+    heads = p.q.shape[1]
+    grown = 1 + 64 * (p.q.shape[-1] + 4) * rounding.unit(frame.key_shift.dtype)
+    radius_q, radius_k = rows.double() * grown, keys.double() * grown
+    centre_q = torch.linalg.vector_norm(frame.query_shift, dim=-1).double()
+    centre_k = torch.linalg.vector_norm(frame.key_shift, dim=-1).double()
+    longest_key = per_query_head(norms.k.amax(-1, keepdim=True), p.k.shape[1])
+    reach = abs(p.scale) * (centre_q + _per_group(norms.q, p.k.shape[1])) * (longest_key + centre_k)
+    return radius_q, per_query_head(radius_k, heads), per_query_head(reach, heads)
+
+
+def _per_group(x: Float[Tensor, "b h n"], groups: int) -> Float[Tensor, "b g 1"]:
+    """The largest entry among the query heads of each key head."""
+    return x.reshape(x.shape[0], groups, -1).amax(-1, keepdim=True)

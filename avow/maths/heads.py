@@ -57,13 +57,16 @@ def linear_type(p: Problem) -> torch.dtype:
     return torch.float64 if p.bias is not None else rounding.accumulator(p.q.dtype)
 
 
-def highest_bias(p: Problem) -> float:
-    """The largest magnitude, over all rows, of a row's highest visible bias."""
+def distance_rounding(p: Problem, own: float) -> float:
+    """How far logits are moved by the rounding of kernel="rbf"'s bias, −‖k‖²/2σ of at most `own`, to float64.
+
+    It is a rounded sum itself, and the caller's mask, which it was added to, may have swallowed part of it.
+    """
     assert p.bias is not None
-    seen = visible(p)
-    shown = p.bias if seen is None else torch.where(seen, p.bias, -math.inf)
-    tops = shown.amax(-1)
-    return float(tops.masked_fill(tops == -math.inf, 0.0).abs().amax())
+    seen, u = visible(p), rounding.unit(torch.float64)
+    tops = (p.bias if seen is None else torch.where(seen, p.bias, -math.inf)).amax(-1)
+    highest = float(tops.masked_fill(tops == -math.inf, 0.0).abs().amax())
+    return rounding.gamma(p.q.shape[-1] + 8, u) * own + 4 * u * (highest + own + 2 * rounding.DEAD)
 
 
 def scaled_values(p: Problem, dtype: torch.dtype) -> tuple[Tensor, Tensor | None]:
@@ -93,10 +96,7 @@ def finished(p: Problem, out: Float[Tensor, "b h n e"]) -> Float[Tensor, "b h n 
     seen = sees_any(p)
     if seen is not None:
         out = torch.where(seen.unsqueeze(-1), out, 0.0)
-    if out.dtype != p.q.dtype:
-        most = torch.finfo(p.q.dtype).max
-        out = out.clamp(-most, most).to(p.q.dtype)
-    return out
+    return rounding.narrowed(out, p.q.dtype)
 
 
 def longest_seen(p: Problem, lengths: Float[Tensor, "b g s"]) -> Float[Tensor, "b h #n"]:

@@ -63,7 +63,7 @@ NEAR = 8.0
 # Normalisers that random features' kernels answer for.
 _LEAST_NORMALISER = 2.0**-60
 
-_ENTRIES = {torch.bfloat16: 2.0**-8, torch.float16: 2.0**-10, torch.float32: 0.0}
+_ENTRIES = {torch.bfloat16: rounding.unit(torch.bfloat16), torch.float16: rounding.TF32, torch.float32: 0.0}
 # Second-order terms, of which the largest are four entries of bfloat16.
 _SECOND = 1.03
 

@@ -25,6 +25,12 @@ _TINY = {torch.float64: 2.0**-1022, torch.float32: 2.0**-126, torch.bfloat16: 2.
 # The largest magnitude that may appear in an intermediate result, with room for sums of 2^20 terms.
 _SAFE = {torch.float64: 1e290, torch.float32: 1e30, torch.bfloat16: 1e30, torch.float16: 1e30}
 
+# What tensor cores may cut off a factor of float32, relative to it, when they take it for TF32.
+TF32 = 2.0**-10
+
+# Beyond this many nats below the row's top, a key's whole share is smaller than any bound we state.
+DEAD = 100.0
+
 # exp by vectorised polynomials (20 ulp in PyTorch's fused CPU attention) or by the GPU's exp2 unit.
 EXP_ULPS = 64
 
@@ -47,6 +53,12 @@ def safe(dtype: torch.dtype) -> float:
 def accumulator(dtype: torch.dtype) -> torch.dtype:
     """The type sums are carried in for inputs of a type."""
     return torch.float64 if dtype == torch.float64 else torch.float32
+
+
+def narrowed(x: Tensor, dtype: torch.dtype) -> Tensor:
+    """x rounded to a type; what lies beyond its range stops at the end of it."""
+    most = torch.finfo(dtype).max
+    return x if x.dtype == dtype else x.clamp(-most, most).to(dtype)
 
 
 def gamma(terms: float, u: float) -> float:
@@ -74,9 +86,9 @@ def products(dtype: torch.dtype, device: str) -> Products:
     """
     u = unit(accumulator(dtype))
     switches = torch.backends.cuda if device == "cuda" else torch.backends.mkldnn
-    chosen = (switches.matmul.fp32_precision, torch.backends.fp32_precision)  # type: ignore[attr-defined]
+    chosen = (switches.matmul.fp32_precision, torch.backends.fp32_precision)  # type: ignore[attr-defined]  # torch makes these up as they are asked for
     lowered = next((word for word in chosen if word != "none"), "ieee")
-    entry = {"tf32": 2.0**-10, "bf16": 2.0**-8}.get(lowered, 0.0) if dtype == torch.float32 else 0.0
+    entry = {"tf32": TF32, "bf16": unit(torch.bfloat16)}.get(lowered, 0.0) if dtype == torch.float32 else 0.0
     grain = 1 if device == "cpu" or dtype == torch.float64 else 8 if dtype == torch.float32 else 2
     return Products(entry, grain * u)
 

@@ -22,7 +22,8 @@ from jaxtyping import Bool, Float
 from torch import Tensor
 from torch.nn.functional import pad
 
-from avow.contract import Sizes
+from avow.maths.collecting import Collector
+from avow.maths.collecting import Sums as Sums
 
 # Keys per block: within a block rows meet keys pair by pair, between blocks through sums.
 BLOCK = 64
@@ -68,70 +69,6 @@ class Tile(NamedTuple):
     reference: Float[Tensor, "b g 1 #m"]
     total: Float[Tensor, "b g m 1"]
     features: Float[Tensor, "b g l m"]
-
-
-class Sums(NamedTuple):
-    """What rows collect: weighted sums of values, divided by their normalisers where those were asked for.
-
-    Normalisers are relative to exp(`unit_log`), noted for features that share one logarithm.
-    """
-
-    out: Float[Tensor, "b g r n e"]
-    normaliser: Float[Tensor, "b g r n 1"] | None
-    unit_log: Float[Tensor, "b g r n 1"] | None
-
-
-class _Collector:
-    """Rows as they are finished: written in place, or kept for one concatenation where autograd watches."""
-
-    def __init__(self, queries: int) -> None:
-        self.queries = queries
-        self.parts: list[Sums] = []
-        self.whole: Sums | None = None
-        self.done = 0
-
-    def add(self, numerator: Tensor, normaliser: Tensor | None, reference: Tensor) -> None:
-        divisor, unit = None, None
-        if normaliser is not None:
-            # A visible key contributes one; what is smaller belongs to a row that sees nothing, or to one of which
-            # landmarks know nothing. A gradient divides by it, and meets keys that weigh up to e^rise: where that might
-            # be more than floats hold, none flows.
-            least = math.sqrt(torch.finfo(normaliser.dtype).tiny)
-            divisor = torch.where(normaliser.abs() < least, 1.0, normaliser)
-            if reference.shape[-1] == 1:
-                unit = reference.unsqueeze(2).expand_as(normaliser)
-        length = numerator.shape[-2]
-        if length == self.queries or numerator.requires_grad or torch.compiler.is_compiling():
-            self.parts.append(Sums(numerator if divisor is None else numerator / divisor, normaliser, unit))
-            return
-        if self.whole is None:
-            self.whole = Sums(*(_longer(x, self.queries) for x in (numerator, normaliser, unit)))  # type: ignore[arg-type]
-        span = slice(self.done, self.done + length)
-        rows = self.whole.out[..., span, :]
-        if divisor is None:
-            rows.copy_(numerator)
-        else:
-            torch.div(numerator, divisor, out=rows)
-        for target, source in ((self.whole.normaliser, normaliser), (self.whole.unit_log, unit)):
-            if target is not None and source is not None:
-                target[..., span, :] = source
-        if unit is None:
-            self.whole = self.whole._replace(unit_log=None)
-        self.done += length
-
-    def joined(self) -> Sums:
-        if self.whole is not None:
-            return self.whole
-        if len(self.parts) == 1:
-            return self.parts[0]
-        columns = zip(*self.parts, strict=True)
-        # Features may share one logarithm in some tiles and not in others: then there is no unit of them all.
-        joined = (None if any(x is None for x in column) else torch.cat(column, -2) for column in columns)
-        return Sums(*joined)  # type: ignore[arg-type]
-
-
-def _longer(x: Tensor | None, length: int) -> Tensor | None:
-    return None if x is None else x.new_empty(*x.shape[:-2], length, x.shape[-1])
 
 
 KeysOf = Callable[[slice], Keys]
@@ -185,13 +122,13 @@ def absorb(keys_of: KeysOf, values: Float[Tensor, "b g s e"], features: int, sta
 
 def collect(rows_of: Callable[[slice], Tensor], heads: int, queries: int, state: State, normalise: bool) -> Sums:
     """What every row collects from one state that it sees whole."""
-    collector = _Collector(queries)
+    collector = Collector(queries)
     _collect(rows_of, heads, queries, state, normalise, collector)
     return collector.joined()
 
 
 def _collect(
-    rows_of: Callable[[slice], Tensor], heads: int, queries: int, state: State, normalise: bool, collector: _Collector
+    rows_of: Callable[[slice], Tensor], heads: int, queries: int, state: State, normalise: bool, collector: Collector
 ) -> None:
     # The normaliser is one more column: a product of its own would read all rows again.
     columns = (torch.cat([state.sums, state.total], -1) if normalise else state.sums).unsqueeze(2)
@@ -216,7 +153,7 @@ def causal(
     Where logs rise too steeply inside a tile, the tile is halved until they do not.
     """
     s, m = values.shape[-2], state.sums.shape[-2]
-    collector = _Collector(queries)
+    collector = Collector(queries)
     paired = min(queries, s)
     for span in tiles(paired, values.shape[0] * heads * m):
         state = _tile(keys_of(span), rows_of, values, span, state, collector, normalise)
@@ -278,7 +215,7 @@ def _first(keys: Keys) -> Tensor:
 
 
 def _tile(
-    keys: Keys, rows_of: RowsOf, values: Tensor, span: slice, state: State, collector: _Collector, normalise: bool
+    keys: Keys, rows_of: RowsOf, values: Tensor, span: slice, state: State, collector: Collector, normalise: bool
 ) -> State:
     length = span.stop - span.start
     state = _joining(state, keys)
@@ -369,60 +306,3 @@ def depth(keys: int, steps: int) -> float:
     halved down to single keys, so their number is counted, not assumed.
     """
     return min(keys, TILE) + 4 * steps + 2 * BLOCK + 16
-
-
-def count(sizes: Sizes, features: int) -> int:
-    """How many tiles a pass over rows and keys works through."""
-    z = sizes
-    rows, keys = (tile_length(z.batch * heads * features) for heads in (z.heads, z.linear_key_heads))
-    return -(-z.queries // rows) + -(-z.keys // keys)
-
-
-def flops(sizes: Sizes, features: int, normalise: bool, shared: bool = False) -> int:
-    """Multiply-adds, counted as two, of one pass over keys and rows; `shared` where features share one log a key."""
-    z, m, e = sizes, features, sizes.value_dim
-    read = e + normalise
-    per_key, per_row = 2 * z.batch * z.linear_key_heads * m * (e + shared), 2 * z.batch * z.heads * m * read
-    if not z.causal:
-        return per_key * z.keys + per_row * z.queries
-    total, paired = 0, min(z.queries, z.keys)
-    for span in tiles(paired, z.batch * z.heads * m):
-        length = span.stop - span.start
-        size = min(BLOCK, length)
-        padded = -(-length // size) * size
-        total += padded * (2 * z.batch * z.linear_key_heads * m * e + per_row + 2 * z.batch * z.heads * size * (m + e))
-        total += 2 * z.batch * z.linear_key_heads * (padded // size) ** 2 * m * read
-    return total + per_key * (z.keys - paired) + per_row * (z.queries - paired)
-
-
-def running_flops(sizes: Sizes, features: int) -> int:
-    """Multiply-adds, counted as two, of `running` over every tile of a causal pass."""
-    z = sizes
-    per_head, paired = 2 * z.batch * z.linear_key_heads * features, min(z.queries, z.keys)
-    late = len(list(tiles(z.queries - paired, z.batch * z.heads * features)))
-    lengths = [span.stop - span.start for span in tiles(paired, z.batch * z.heads * features)] + [1] * late
-    total = 0
-    for length in lengths:
-        size = min(BLOCK, length)
-        blocks = -(-length // size)
-        total += per_head * (blocks * size * size + blocks * blocks)
-    return total
-
-
-def peak_bytes(sizes: Sizes, features: int, item: int, per_row: int) -> int:
-    """What a pass holds at its peak beyond its inputs: copies of the values, the answer, and one tile's work.
-
-    `per_row` counts what a row's features are made from, beyond themselves.
-    """
-    z, m, e = sizes, features, sizes.value_dim
-    rows, shared = z.batch * z.heads, z.batch * z.linear_key_heads
-    tile = min(tile_length(rows * m), z.queries)
-    held = shared * z.keys * e * item if item != z.item else 0
-    if tile < z.queries:
-        held += rows * z.queries * e * item
-    if not z.causal:
-        # From the second tile on, the features of the one before are still held.
-        return held + item * tile * rows * ((2 * m if tile < z.queries else m) + e + per_row)
-    # Per key: its features and running sums, one per block, three times over. Per row: features, near weights, sums.
-    regrouped = m + e if z.heads != z.linear_key_heads else 0
-    return held + item * tile * (shared * (m + 3 * m * e // BLOCK) + rows * (m + BLOCK + 2 * e + regrouped))

@@ -25,13 +25,10 @@ from torch.nn.functional import pad, scaled_dot_product_attention
 from avow.contract import Computed, Cost, Method, Norms, Problem, Promise, Prospect, Sizes
 from avow.maths import rounding
 from avow.maths.cpu_sums import many_at_once
-from avow.maths.heads import ceilings, finished, highest_bias, per_query_head, settled
+from avow.maths.heads import ceilings, distance_rounding, finished, per_query_head, settled
 from avow.maths.masks import additive
 from avow.maths.softmax import softmax_average
 from avow.params import one_of, param
-
-# Beyond this many nats below the row's top, a key's whole share is smaller than any bound we state.
-_DEAD = 100.0
 
 
 @dataclass(frozen=True)
@@ -116,13 +113,10 @@ class Exact(Method):
         floor = 4 * d * tiny * (scale + math.sqrt(scale) * (query + key)) + rounding.exponentials(s, kind, device)
         if p.bias is not None:
             # Only keys within Λ = 4S + ln s + 100 of the row's top matter; their shifted bias is at most Λ.
-            slope, floor = slope + 32 * u, floor + 8 * u * (math.log(s) + _DEAD)
+            slope, floor = slope + 32 * u, floor + 8 * u * (math.log(s) + rounding.DEAD)
             if p.kernel == "rbf":
-                # The bias is −‖k‖²/2σ in float64, and the caller's mask may have swallowed part of it.
-                narrow = rounding.unit(torch.float64)
-                own = 0.5 * scale * key**2
-                floor += rounding.gamma(d + 8, narrow) * own + 4 * narrow * (highest_bias(p) + own + 2 * _DEAD)
-                slope += 16 * narrow
+                floor += distance_rounding(p, 0.5 * scale * key**2)
+                slope += 16 * rounding.unit(torch.float64)
         if s == 1:
             slope = floor = 0.0  # one key has all the weight, whatever its logit
         depths = rounding.tiled_depths(s, kind, device, device == "cpu" and many_at_once())

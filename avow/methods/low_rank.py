@@ -27,7 +27,7 @@ from torch import Tensor
 
 from avow.contract import Computed, Cost, Method, Norms, Problem, Promise, Prospect, Sizes
 from avow.errors import ParameterError
-from avow.maths import cholesky, rounding, scan
+from avow.maths import cholesky, rounding, scan, scan_costs
 from avow.maths.features import Frame, centred_frame, framed_keys, framed_queries
 from avow.maths.heads import (
     finished,
@@ -44,7 +44,7 @@ from avow.maths.heads import (
     ungrouped,
 )
 from avow.maths.masks import at_rows, row_tiles, visible
-from avow.maths.softmax import softmax_average, softmax_weights
+from avow.maths.softmax import softmax_average
 from avow.params import at_least, param
 
 _U = rounding.unit(torch.float64)
@@ -213,8 +213,8 @@ class LowRank(Method):
             pairs = rows * z.keys
             flops += 2 * pairs * (r + z.value_dim)
             return Cost(flops, 6 * pairs + 3 * keys * r, 30 * r, 8 * (keys * r + 4 * min(pairs, 2**24)))
-        flops += scan.flops(z, r, normalise=True, shared=True)
-        launches = 25 * len(list(cholesky.rounds(r))) + 40 * scan.count(z, r)
+        flops += scan_costs.flops(z, r, normalise=True, shared=True)
+        launches = 25 * len(list(cholesky.rounds(r))) + 40 * scan_costs.count(z, r)
         choosing = 12 * heads * cholesky.candidates(z.keys, r) * len(list(cholesky.rounds(r)))
         work = choosing + (rows + keys) * (6 * r + 6 * z.dim + 6 * z.value_dim)
         return Cost(flops, work, launches, self._peak(z))
@@ -226,9 +226,8 @@ class LowRank(Method):
         copied = few * z.dim if few < z.batch * z.linear_key_heads * z.keys else 0
         choosing = keys * z.dim + max(keys * z.dim, copied + few * (self.rank + 3 * min(self.rank // 2 + 1, 16) + 8))
         held = keys * (z.dim + 3 + (e if z.item != 8 else 0))
-        collecting = (
-            held + rows * 5 + scan.peak_bytes(dataclasses.replace(z, dtype=torch.float64), self.rank, 8, z.dim) // 8
-        )
+        passing = scan_costs.peak_bytes(dataclasses.replace(z, dtype=torch.float64), self.rank, 8, z.dim)
+        collecting = held + rows * 5 + passing // 8
         finishing = held + rows * (4 * e + 6)
         factors = z.batch * z.linear_key_heads * self.rank * (5 * self.rank + 2 * z.dim)
         return 8 * (max(choosing, collecting, finishing) + factors)
@@ -324,27 +323,3 @@ def _pairwise(
         parts.append(tuple(grouped(x, groups) for x in (out, norm, top)))
     out, norm, top = (torch.cat(columns, -2) for columns in zip(*parts, strict=True))
     return scan.Sums(out, norm, None), top
-
-
-class SingularValues(NamedTuple):
-    """The best any matrix of that rank could do, by Eckart and Young."""
-
-    approximation: Float[Tensor, "b h n e"]
-    spectral: Float[Tensor, "b h"]
-    frobenius: Float[Tensor, "b h"]
-
-
-def oracle(problem: Problem, rank: int) -> SingularValues:
-    r"""Attention with its weights cut to `rank` singular values, and what that loses.
-
-    :math:`\min_{rank(M) \le r} \|P - M\|_2 = \sigma_{r+1}` and :math:`\|P - M\|_F^2 = \sum_{i>r} \sigma_i^2`
-    [claim svd-spectral]. For analysis: the decomposition costs more than attention itself.
-    """
-    p = problem
-    weights = softmax_weights(p)
-    u, sigma, w = torch.linalg.svd(weights, full_matrices=False)
-    kept = min(rank, sigma.shape[-1])
-    short = u[..., :kept] @ (sigma[..., :kept, None] * (w[..., :kept, :] @ per_query_head(p.v.double(), p.q.shape[1])))
-    rest = sigma[..., kept:]
-    spectral = rest[..., 0] if rest.shape[-1] else sigma.new_zeros(sigma.shape[:-1])
-    return SingularValues(short, spectral, torch.linalg.vector_norm(rest, dim=-1))

@@ -21,7 +21,7 @@ from torch import Tensor
 
 from avow.contract import Computed, Cost, Method, Norms, Problem, Promise, Prospect, Sizes
 from avow.maths import features as feature_maps
-from avow.maths import kernel_rounding, rounding, scan
+from avow.maths import kernel_rounding, rounding, scan, scan_costs
 from avow.maths.features import Frame, framed_keys, framed_queries
 from avow.maths.heads import (
     finished,
@@ -102,11 +102,7 @@ class RandomFeatures(Method):
         groups, queries = p.k.shape[1], p.q.shape[-2]
         if initial_state is None:
             directions = feature_maps.draw(self.features, p.q.shape[-1], self.orthogonal, generator, p.q.device)
-            rows = grouped(p.q, groups)
-            seen = p.allowed if p.mask_kind == "keys" else None
-            frame = (
-                feature_maps.plain_frame(p.k, wide) if p.causal else feature_maps.centred_frame(rows, p.k, seen, wide)
-            )
+            frame = feature_maps.frame_of(p, wide)
         else:
             # Sums over keys so far may be wider than these keys need, or narrower.
             wide = torch.promote_types(wide, initial_state.sums.sums.dtype)
@@ -206,7 +202,7 @@ class RandomFeatures(Method):
 
     def promise(self, problem: Problem, norms: Norms, computed: Computed, confidence: float) -> Promise:
         p, trace = own_keys(problem), computed.trace
-        radius_q, radius_k, shift = _radii(p, trace.frame, trace.query_radius, trace.key_radius, norms)
+        radius_q, radius_k, shift = feature_maps.radii(p, trace.frame, trace.query_radius, trace.key_radius, norms)
         variance = feature_maps.relative_variance(radius_q + radius_k, self.features, p.q.shape[-1], self.orthogonal)
         chance = feature_maps.ratio_bound(variance, confidence)
         longest = float(torch.linalg.vector_norm(trace.directions, dim=-1).amax())
@@ -268,10 +264,10 @@ class RandomFeatures(Method):
         if z.mask == "full":
             pairs = rows * z.keys
             return Cost(projections + 2 * pairs * z.value_dim, 4 * pairs * m, 20, 4 * item * min(pairs * m, 2**24))
-        launches = 16 + scan.count(z, m) * (30 if z.causal else 14)
-        flops = projections + scan.flops(z, m, normalise=True, shared=True)
+        launches = 16 + scan_costs.count(z, m) * (30 if z.causal else 14)
+        flops = projections + scan_costs.flops(z, m, normalise=True, shared=True)
         work = (rows + keys) * (4 * m + 3 * z.dim + 3 * z.value_dim)
-        return Cost(flops, work, launches, scan.peak_bytes(z, m, item, z.dim), item / 4)
+        return Cost(flops, work, launches, scan_costs.peak_bytes(z, m, item, z.dim), item / 4)
 
     def reference(self, problem: Problem) -> Tensor:
         return softmax_average(problem)
@@ -285,19 +281,12 @@ class RandomFeatures(Method):
         if confidence >= 1:
             return Prospect(math.inf, "none", True, "promises only with a confidence below 1")
         p = own_keys(problem)
-        frame = self._frame(p)
-        radius_q, radius_k, _ = _radii(p, frame, *_lengths(p, frame), norms)
+        frame = feature_maps.frame_of(p, self.arithmetic(p))
+        radius_q, radius_k, _ = feature_maps.radii(p, frame, *feature_maps.lengths(p, frame), norms)
         worst = (radius_q + radius_k).amax()
         variance = feature_maps.relative_variance(worst, self.features, p.q.shape[-1], self.orthogonal)
         bound = float(feature_maps.ratio_bound(variance, confidence))
         return Prospect(bound, "statistical", False, "" if bound < 2 else f"norms of q+k up to {float(worst):.3g}")
-
-    def _frame(self, p: Problem) -> Frame:
-        wide = self.arithmetic(p)
-        if p.causal:
-            return feature_maps.plain_frame(p.k, wide)
-        seen = p.allowed if p.mask_kind == "keys" else None
-        return feature_maps.centred_frame(grouped(p.q, p.k.shape[1]), p.k, seen, wide)
 
 
 def _suits(p: Problem, frame: Frame, initial_state: FeatureState | None) -> bool:
@@ -336,8 +325,8 @@ class FeatureCount(NamedTuple):
 def features_needed(problem: Problem, norms: Norms, tol: float, confidence: float) -> FeatureCount:
     """The features that would certify `tol` for every row, from the norms of q and k alone."""
     method, p = RandomFeatures(), own_keys(problem)
-    frame = method._frame(p)
-    radius_q, radius_k, _ = _radii(p, frame, *_lengths(p, frame), norms)
+    frame = feature_maps.frame_of(p, method.arithmetic(p))
+    radius_q, radius_k, _ = feature_maps.radii(p, frame, *feature_maps.lengths(p, frame), norms)
     worst = (radius_q + radius_k).amax()
     d = p.q.shape[-1]
     # From d features on, the bound is a constant over their number.
@@ -345,37 +334,6 @@ def features_needed(problem: Problem, norms: Norms, tol: float, confidence: floa
     single = float(torch.expm1(worst.square()))
     needed = max(per_feature / feature_maps.variance_for(tol, confidence), 1.0)
     return FeatureCount(math.ceil(needed) if needed <= _HOPELESS else math.inf, single, float(worst))
-
-
-def _lengths(p: Problem, frame: Frame) -> tuple[Tensor, Tensor]:
-    """Lengths in the frame, of queries and of the longest keys; tile by tile, since whole copies would cost more."""
-    per_position, dtype = p.q.shape[0] * p.q.shape[1] * p.q.shape[-1], frame.key_shift.dtype
-    rows = [
-        torch.linalg.vector_norm(framed_queries(p, frame, span, dtype), dim=-1)
-        for span in scan.tiles(p.q.shape[-2], per_position)
-    ]
-    keys = [
-        framed_keys(p, frame, span, dtype)[1][..., 0].amax(-1, keepdim=True)
-        for span in scan.tiles(p.k.shape[-2], per_position)
-    ]
-    return torch.cat(rows, -1), torch.cat(keys, -1).amax(-1, keepdim=True)
-
-
-def _radii(p: Problem, frame: Frame, rows: Tensor, keys: Tensor, norms: Norms) -> tuple[Tensor, Tensor, Tensor]:
-    """Norms in the frame: of every query (b, h, n), of the longest key (b, h, 1), and the largest shift of a log."""
-    heads = p.q.shape[1]
-    grown = 1 + 64 * (p.q.shape[-1] + 4) * rounding.unit(frame.key_shift.dtype)
-    radius_q, radius_k = rows.double() * grown, keys.double() * grown
-    centre_q = torch.linalg.vector_norm(frame.query_shift, dim=-1).double()
-    centre_k = torch.linalg.vector_norm(frame.key_shift, dim=-1).double()
-    longest_key = per_query_head(norms.k.amax(-1, keepdim=True), p.k.shape[1])
-    reach = abs(p.scale) * (centre_q + _per_group(norms.q, p.k.shape[1])) * (longest_key + centre_k)
-    return radius_q, per_query_head(radius_k, heads), per_query_head(reach, heads)
-
-
-def _per_group(x: Float[Tensor, "b h n"], groups: int) -> Float[Tensor, "b g 1"]:
-    """The largest entry among the query heads of each key head."""
-    return x.reshape(x.shape[0], groups, -1).amax(-1, keepdim=True)
 
 
 def _pairwise(

@@ -28,20 +28,16 @@ from torch import Tensor
 
 from avow.contract import Computed, Cost, Method, Norms, Problem, Promise, Prospect, Sizes
 from avow.maths import rounding
-from avow.maths.brackets import bracketed
-from avow.maths.crowds import strayed
-from avow.maths.heads import highest_bias, per_query_head, ungrouped
-from avow.maths.masks import at_rows, row_tiles, visible, visible_pairs
-from avow.maths.norms import row_norms, slack
+from avow.maths.heads import distance_rounding, per_query_head, ungrouped
+from avow.maths.known import Known
+from avow.maths.masks import row_tiles, visible_pairs
 from avow.maths.orders import Order, together
 from avow.maths.outlook import SUMS, Outlook
-from avow.maths.reading import Gathered, Masked, Read, Tokens
+from avow.maths.reading import Gathered, Masked, Read
 from avow.maths.sketch import GROUP, SQUARINGS, Sketch, sketched
 from avow.maths.softmax import softmax_average
 from avow.params import Rule, param
 
-# Beyond this many nats below the row's top, a key's whole share is smaller than any bound we state.
-_DEAD = 100.0
 # What is read first may be expected to leave so many times the error that is allowed, if that is little of the answer:
 # it tells what the rest is worth.
 _FIRST, _LITTLE = 6.0, 0.1
@@ -117,14 +113,7 @@ class Sparse(Method):
         or, for samples, after a small part.
         """
         p = problem
-        lengths = _lengths(p.v.detach()) if p.norms is None else p.norms.v  # (b, g, s)
-        known = _Known(
-            p,
-            lengths.unsqueeze(-2),
-            _size(lengths),
-            sketched(p.k, self.bits) if sketch is None else sketch,
-            sketch is not None,
-        )
+        known = Known.of(p, sketched(p.k, self.bits) if sketch is None else sketch, gathers=sketch is not None)
         b, h, n = p.q.shape[:3]
         tiles = row_tiles(n, 16 * b * h * p.k.shape[-2])
         parts = [self._tile(known, rows, generator, worthwhile) for rows in tiles]
@@ -133,13 +122,11 @@ class Sparse(Method):
         tails, unit, read = (x.squeeze(-1) for x in (tails, unit, read))
         terms = (p.k.shape[-2] + 4) * math.sqrt(p.v.shape[-1])
         lost = (terms * rounding.tiny(torch.float64) * size[..., 0]).expand(tails.shape)
-        most = torch.finfo(p.q.dtype).max
-        return Computed(
-            (out * size).clamp(-most, most).to(p.q.dtype), Trace(tails, unit, read, lost, distinct.squeeze(-1))
-        )
+        trace = Trace(tails, unit, read, lost, distinct.squeeze(-1))
+        return Computed(rounding.narrowed(out * size, p.q.dtype), trace)
 
     def _tile(
-        self, known: _Known, rows: slice, generator: torch.Generator | None, worthwhile: float
+        self, known: Known, rows: slice, generator: torch.Generator | None, worthwhile: float
     ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
         """The answers of some rows, what unread tokens may have moved them, their units, and how much was read: by each
         query head, and by any that share a key head.
@@ -253,12 +240,11 @@ class Sparse(Method):
         """Bounds on whole rows: what was not read, and the rounding of what was."""
         d, s, u = p.q.shape[-1], p.k.shape[-2], rounding.unit(torch.float64)
         # Logits, their differences from the row's top, and biases beside them: those within Λ = 4S + ln s + 100 matter.
-        delta = reach * (rounding.gamma(d + 8, u) + 32 * u) + 8 * u * (math.log(max(s, 1)) + _DEAD)
+        delta = reach * (rounding.gamma(d + 8, u) + 32 * u) + 8 * u * (math.log(max(s, 1)) + rounding.DEAD)
         if p.kernel == "rbf":
-            # The bias −‖k‖²/2σ is itself a rounded sum, and the caller's mask may have swallowed part of it.
-            own = 0.5 * abs(p.scale) * float(p.k.detach().double().square().sum(-1).amax())
-            delta = delta + rounding.gamma(d + 8, u) * own + 4 * u * (highest_bias(p) + own + 2 * _DEAD)
-        rows = tails * torch.exp(2 * delta.clamp(max=_DEAD)) * (1 + SUMS) + 2 * torch.tanh(delta / 2) + SUMS
+            longest = float(p.k.detach().double().square().sum(-1).amax())
+            delta = delta + distance_rounding(p, 0.5 * abs(p.scale) * longest)
+        rows = tails * torch.exp(2 * delta.clamp(max=rounding.DEAD)) * (1 + SUMS) + 2 * torch.tanh(delta / 2) + SUMS
         rows = rows.clamp(max=2 + SUMS)  # Answer and target are both averages of values.
         final = 0.0 if p.q.dtype == torch.float64 else rounding.unit(p.q.dtype)
         return (rows * (1 + final) + final) * rounding.OUTWARD
@@ -299,74 +285,6 @@ class Sparse(Method):
             yield cls(drop)
 
 
-@dataclass(frozen=True)
-class _Known:
-    """A problem, bounds on the lengths of its values, and the sketch of its keys."""
-
-    problem: Problem
-    lengths: Float64[Tensor, "b g 1 s"]
-    size: Float64[Tensor, "b g 1 1"]
-    sketch: Sketch
-    gathers: bool
-    """Whether only chosen tokens may be touched."""
-
-    def tokens(self, rows: slice) -> Tokens:
-        """Some rows of queries and all tokens; what must not be touched is only passed on."""
-        p = self.problem
-        q = self._rows(p.q[:, :, rows]).double() * p.scale
-        return Tokens(q, p.k, p.v, self._bias(rows), self.size)
-
-    def outlook(self, rows: slice, bias: Float64[Tensor, "b g r s"] | None) -> Outlook:
-        """What the sketch says of some rows."""
-        p, known = self.problem, self.sketch.rows
-        q, seen = self._rows(p.q[:, :, rows].detach()), self._seen(rows)
-        brackets = bracketed(
-            q,
-            self.sketch,
-            p.scale,
-            None if seen is None else seen[..., :known],
-            None if bias is None else bias[..., :known].detach(),
-        )
-        lengths = self.lengths / self.size
-        most = self.longest(rows) / self.size
-        everything = torch.ones(1, 1, 1, p.k.shape[-2], dtype=torch.bool, device=q.device) if seen is None else seen
-        # Biases round in ways of their own.
-        stray = strayed(q, self.sketch, p.scale) if bias is None else None
-        return Outlook.of(brackets, everything.expand(*q.shape[:-1], -1), lengths, most, stray)
-
-    def longest(self, rows: slice) -> Float64[Tensor, "b g r 1"]:
-        """At most the longest value that each row sees: zero only where all of them are."""
-        p, seen = self.problem, self._seen(rows)
-        found = (self.lengths if seen is None else torch.where(seen, self.lengths, 0.0)).amax(-1, keepdim=True)
-        b, h, n = p.q[:, :, rows].shape[:3]
-        groups = p.k.shape[1]
-        return (found * (1 - 2 * slack(p.v.shape[-1], p.v.dtype))).expand(b, groups, h // max(groups, 1) * n, 1)
-
-    def _rows(self, x: Tensor) -> Tensor:
-        """Rows of query heads, (b, h, n, c), as rows of the key head they share: (b, g, r, c)."""
-        b, h, n, c = x.shape
-        groups = self.problem.k.shape[1]
-        return x.reshape(b, groups, h // max(groups, 1) * n, c)
-
-    def _seen(self, rows: slice) -> Bool[Tensor, "b g r s"] | None:
-        """Which tokens each row sees; None where it sees them all."""
-        p = self.problem
-        b, h, n = p.q[:, :, rows].shape[:3]
-        seen = visible(p, rows)
-        return None if seen is None else self._rows(seen.expand(b, h, n, -1))
-
-    def _bias(self, rows: slice) -> Float64[Tensor, "b g r s"] | None:
-        """Biases below the highest that a row sees: what all keys share cancels, and may be huge."""
-        p = self.problem
-        if p.bias is None:
-            return None
-        b, h, n = p.q[:, :, rows].shape[:3]
-        bias = self._rows(at_rows(p.bias, rows).double().expand(b, h, n, p.k.shape[-2]))
-        seen = self._seen(rows)
-        top = (bias if seen is None else torch.where(seen, bias, -math.inf)).detach().amax(-1, keepdim=True)
-        return bias - top.masked_fill(top == -math.inf, 0.0)
-
-
 def _length(read: Read) -> Float64[Tensor, "b g r 1"]:
     """How long the answer from what was read is."""
     return torch.linalg.vector_norm(read.average(read.weights) / read.total.clamp(min=1e-300), dim=-1, keepdim=True)
@@ -377,17 +295,3 @@ def _check(view: Outlook, reads: Tensor, worthwhile: float) -> None:
     share = float(reads.sum()) / max(float(view.seen.sum()), 1.0)
     if share > worthwhile:
         raise NothingToSave(share)
-
-
-def _size(lengths: Float64[Tensor, "b g s"]) -> Float64[Tensor, "b g 1 1"]:
-    """The power of two that brings a head's values near one."""
-    largest = lengths.amax(-1).clamp(min=4 * torch.finfo(torch.float64).tiny)
-    return torch.exp2(torch.floor(torch.log2(largest)))[..., None, None]
-
-
-def _lengths(v: Tensor) -> Float64[Tensor, "b g s"]:
-    """Upper bounds on the lengths of values; compiled, without a look at how large they are."""
-    if torch.compiler.is_compiling():
-        norms = torch.linalg.vector_norm(v.to(rounding.accumulator(v.dtype)), dim=-1)
-        return norms.double() * (1 + slack(v.shape[-1], v.dtype) / 2)
-    return row_norms(v, "v", faithful=True)

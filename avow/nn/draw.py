@@ -12,7 +12,6 @@ from torch import Tensor, nn
 from avow.contract import Problem
 from avow.maths import features as feature_maps
 from avow.maths import rounding, scan
-from avow.maths.heads import grouped
 from avow.methods.random_features import FeatureState, RandomFeatures
 
 
@@ -53,10 +52,7 @@ class Directions(Draw):
         if not torch.compiler.is_compiling() and self._drawn_from != self._stamp():
             self._renew()
         wide = rounding.accumulator(p.q.dtype)
-        if p.causal:
-            frame = feature_maps.plain_frame(p.k, wide)
-        else:
-            frame = feature_maps.centred_frame(grouped(p.q, p.k.shape[1]), p.k, p.allowed, wide)
+        frame = feature_maps.frame_of(p, wide)
         empty = scan.nothing(p.v.to(wide), self.method.features, 1)
         return FeatureState(self.directions, frame, empty, None)
 

@@ -18,7 +18,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from avow.attend import Attended, checked_wishes, exactly
+from avow.attend import Attended, exactly
 from avow.certificates import certify
 from avow.contract import Computed, Norms, Problem
 from avow.errors import DtypeError, FileError, ParameterError, ShapeError
@@ -33,6 +33,7 @@ from avow.nn import cache_file
 from avow.nn.kernel_steps import Held, KernelSteps
 from avow.nn.token_buffers import PARTS, TokenBuffers, wider
 from avow.nn.whole_reads import WholeReads
+from avow.wishes import checked_wish
 
 # Where more than this share of the tokens would have to be gathered, reading them all in order is as fast.
 _WORTHWHILE = 0.4
@@ -112,7 +113,7 @@ class KeyValueCache(TokenBuffers):
             raise ParameterError(
                 "method", repr(method), "must be 'auto' or 'sparse'", "leave tol out for exact answers"
             )
-        tol, sure = checked_wishes(tol, confidence)
+        tol, sure, _ = checked_wish(tol, confidence)
         asked = method == "sparse"
         cast = torch.is_autocast_enabled(self.device.type)
         with torch.autocast(self.device.type, enabled=False) if cast else contextlib.nullcontext():

@@ -11,7 +11,6 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from avow.attend import checked_wishes
 from avow.calibration import Rates, rates
 from avow.certificates import measure_norms
 from avow.contract import Certificate, Problem
@@ -23,6 +22,7 @@ from avow.integrations.transformers.offers import CONFIDENCE, Offer, layer_offer
 from avow.integrations.transformers.setting import Setting
 from avow.integrations.transformers.switch import as_it_was, enable
 from avow.integrations.transformers.watch import watching
+from avow.wishes import checked_wish
 
 ROWS = 128
 """Rows of each head whose weights are looked at, evenly spaced over the text."""
@@ -110,7 +110,7 @@ def profile(
     `tol` is what a plan must prove of every row of every head, `budget` the share of exact attention's cost it may
     take. The model is left as it was.
     """
-    if checked_wishes(tol, None)[0] in (None, 0.0):
+    if checked_wish(tol).tol in (None, 0.0):
         raise ParameterError("tol", tol, "must be above 0", "try tol=1e-2")
     if not 0 < budget <= 1:
         raise ParameterError("budget", budget, "must be above 0 and at most 1", "try budget=0.5")

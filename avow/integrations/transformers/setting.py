@@ -7,11 +7,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from avow.attend import checked_wishes
 from avow.contract import Method
 from avow.errors import ParameterError
 from avow.methods import all_methods, method_named
 from avow.params import check_parameters
+from avow.wishes import checked_wish
 
 # Models are trained with softmax attention: a method with another target would change what they compute.
 _TARGET = "softmax attention"
@@ -27,7 +27,7 @@ class Setting:
     parameters: Mapping[str, Any] = dataclasses.field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        checked_wishes(self.tol, self.confidence)
+        checked_wish(self.tol, self.confidence)
         if self.method == "auto":
             if self.parameters:
                 name, value = next(iter(self.parameters.items()))

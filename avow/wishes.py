@@ -1,0 +1,61 @@
+"""What a caller will accept: a tolerance, a confidence, a coverage."""
+
+from __future__ import annotations
+
+import math
+from typing import NamedTuple
+
+from avow.contract import Kind
+from avow.errors import ParameterError
+from avow.params import as_float
+
+# Without a tolerance a random method still states its promise; this is the confidence it states it at.
+USUAL_CONFIDENCE = 0.99
+
+
+class Wish(NamedTuple):
+    """What the caller will accept."""
+
+    tol: float | None
+    confidence: float
+    coverage: float | None
+
+    @property
+    def kinds(self) -> frozenset[Kind]:
+        kinds: set[Kind] = {"deterministic"}
+        if self.confidence < 1:
+            kinds.add("statistical")
+        if self.coverage is not None:
+            kinds.add("sampled")
+        return frozenset(kinds)
+
+    @property
+    def stated(self) -> float:
+        """The confidence promises are stated at, also where certainty was asked for."""
+        return self.confidence if self.confidence < 1 else USUAL_CONFIDENCE
+
+
+def checked_wish(tol: object, confidence: object = None, coverage: object = None) -> Wish:
+    """What `attend` was asked to accept, once it is known to make sense; the confidence is 1 where none was given."""
+    most = math.nextafter(math.inf, 0)
+    wished = _number(
+        "tol",
+        tol,
+        0 <= as_float(tol) <= most,
+        "must be a number of at least 0",
+        "try tol=1e-2, or leave it out for exact",
+    )
+    sure = _number(
+        "confidence", confidence, 0 < as_float(confidence) <= 1, "must be above 0 and at most 1", "try confidence=0.99"
+    )
+    rule = "must lie strictly between 0 and 1"
+    covered = _number("coverage", coverage, 0 < as_float(coverage) < 1, rule, "try coverage=0.99")
+    return Wish(wished, 1.0 if sure is None else sure, covered)
+
+
+def _number(name: str, value: object, fits: bool, rule: str, remedy: str) -> float | None:
+    if value is None:
+        return None
+    if not fits:
+        raise ParameterError(name, value, rule, remedy)
+    return as_float(value)

@@ -17,9 +17,10 @@ from collections import Counter
 import torch
 from scipy.stats import binom
 
-from avow.attend import Attended, _exact, _run, _Wish
+from avow.attend import Attended, _exact, _run
 from avow.certificates import measure_norms
 from avow.errors import RangeError
+from avow.wishes import Wish
 from tests.generators import Case, draw_case
 from tests.truth import judge
 
@@ -63,7 +64,7 @@ class Tally:
 def answer(case: Case) -> Attended:
     """What the method answers, certified; its draws follow from the case's seed."""
     p, method = case.problem, case.method
-    norms, wish = measure_norms(p), _Wish(None, CONFIDENCE, None)
+    norms, wish = measure_norms(p), Wish(None, CONFIDENCE, None)
     if method.name == "exact":
         return _exact(p, norms, wish)
     return _run(method, p, norms, wish, torch.Generator().manual_seed(case.seed))

@@ -15,12 +15,13 @@ import torch
 from torch.nn.functional import scaled_dot_product_attention
 
 import avow
-from avow.attend import _exact, _run, _Wish
+from avow.attend import _exact, _run
 from avow.certificates import measure_norms
 from avow.certificates.audit import reference_error
 from avow.contract import Problem
 from avow.errors import RangeError
 from avow.maths.heads import longest_seen
+from avow.wishes import Wish
 from tests.generators import draw_case
 
 
@@ -41,7 +42,7 @@ def fuzz(seconds: float) -> dict[str, int]:
             norms = measure_norms(gpu)
         except RangeError:
             continue
-        wish = _Wish(None, 0.999999, None)
+        wish = Wish(None, 0.999999, None)
         exact = case.method.name == "exact"
         run = _exact(gpu, norms, wish) if exact else _run(case.method, gpu, norms, wish, None)
         out, bounds = run.out.cpu().double(), run.certificate.rows.cpu().reshape(p.q.shape[:-1])

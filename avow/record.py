@@ -12,15 +12,12 @@ import json
 from collections.abc import Iterator
 from typing import NamedTuple
 
-from avow.contract import Certificate, Kind
+from avow.contract import Certificate, weakest
 
 _HONESTY = (
     "Each bound is of one layer's answer to the inputs that this layer was given.\n"
     "They do not compose through the network into a bound on logits: measure those."
 )
-
-# A promise may be weaker than another, and the weakest speaks for a layer.
-_STRENGTH: dict[Kind, int] = {"deterministic": 3, "statistical": 2, "sampled": 1, "none": 0}
 
 
 class Recorded(NamedTuple):
@@ -64,9 +61,8 @@ class Record(list[Recorded]):
         lines = [f"{'layer':<{widest}}  answers  worst bound  promise        method"]
         for layer, found in layers.items():
             worst = max(found, key=lambda certificate: certificate.bound).bound
-            kind = min((x.kind for x in found), key=lambda kind: _STRENGTH[kind])
             methods = ", ".join(dict.fromkeys(x.method for x in found))
-            lines.append(f"{layer:<{widest}}  {len(found):7d}  {worst:11.1e}  {kind:<13}  {methods}")
+            lines.append(f"{layer:<{widest}}  {len(found):7d}  {worst:11.1e}  {weakest(found).kind:<13}  {methods}")
         return "\n".join([*lines, _HONESTY])
 
 

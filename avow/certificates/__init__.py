@@ -18,9 +18,7 @@ def measure_norms(p: Problem) -> Norms:
     return norms
 
 
-def certify(
-    method: Method, p: Problem, norms: Norms, computed: Computed, confidence: float, reason: str = ""
-) -> Certificate:
+def certify(method: Method, p: Problem, norms: Norms, computed: Computed, confidence: float) -> Certificate:
     """The certificate of an answer just computed."""
     if p.empty:
         rows = p.q.new_zeros(p.q.shape[:-1], dtype=torch.float64)
@@ -39,6 +37,6 @@ def certify(
         confidence=promise.confidence,
         coverage=promise.coverage,
         assumptions=promise.assumptions,
-        reason=reason or promise.reason,
+        reason=promise.reason,
         cost=method.cost(p.sizes),
     )

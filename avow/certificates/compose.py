@@ -46,13 +46,12 @@ import torch
 from jaxtyping import Float, Float64
 from torch import Tensor
 
-from avow.contract import Certificate, Kind
+from avow.contract import Certificate, weakest
 from avow.errors import InputError, NonFiniteError, RangeError, ShapeError
 from avow.maths import rounding
 from avow.maths.norms import lengths
 
 _TARGET = "softmax attention"
-_STRENGTH: dict[Kind, int] = {"deterministic": 3, "statistical": 2, "sampled": 1, "none": 0}
 _U = rounding.unit(torch.float64)
 
 # A normaliser worse known than by this, in nats, is taken for unknown; e^16 times a value of 1e300 is still a number.
@@ -79,18 +78,18 @@ def compose(parts: Sequence[Certificate], dim: int) -> Certificate:
     if {"statistical", "sampled"} <= kinds:
         rule = "speak of single rows and of shares of rows, which do not add up"
         raise InputError("parts", "statistical and sampled", rule, "audit the whole answer instead")
-    weakest = min(parts, key=lambda part: _STRENGTH[part.kind])
+    least = weakest(parts)
     rows = torch.cat([part.rows for part in parts], dim)
     sizes = [part.rows.numel() for part in parts]
     coverage = sum(part.coverage * size for part, size in zip(parts, sizes, strict=True)) / max(sum(sizes), 1)
     confidence = min(part.confidence for part in parts)
-    if weakest.kind == "sampled":
+    if least.kind == "sampled":
         confidence = max(0.0, 1 - sum(1 - part.confidence for part in parts))
     costs = [part.cost for part in parts if part.cost is not None]
     return dataclasses.replace(
-        weakest,
+        least,
         method=" + ".join(dict.fromkeys(part.method for part in parts)),
-        parameters=weakest.parameters if len({part.method for part in parts}) == 1 else {},
+        parameters=least.parameters if len({part.method for part in parts}) == 1 else {},
         bound=max(part.bound for part in parts),
         rows=rows,
         confidence=confidence,
@@ -236,7 +235,7 @@ def _joined(a: Certificate | None, b: Certificate | None) -> Certificate | None:
     if a.confidence < 1 and b.confidence < 1:
         confidence = max(0.0, confidence - 2 * _U)  # the sum above may have been rounded up
     return dataclasses.replace(
-        min(a, b, key=lambda part: _STRENGTH[part.kind]),
+        weakest((a, b)),
         method=_united(a.method, b.method, " + "),
         parameters=a.parameters if a.parameters == b.parameters else {},
         confidence=confidence,

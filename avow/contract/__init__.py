@@ -4,7 +4,7 @@ Axes, everywhere: `b` batch, `h` query heads, `g` key heads (g divides h), `n` q
 `d` head dimension, `e` value dimension.
 """
 
-from avow.contract.certificate import Certificate, Cost, Kind, Promise
+from avow.contract.certificate import Certificate, Cost, Kind, Promise, weakest
 from avow.contract.method import Computed, Method, Prospect
 from avow.contract.problem import DTYPES, MaskKind, Norms, Problem, Sizes
 
@@ -21,4 +21,5 @@ __all__ = [
     "Promise",
     "Prospect",
     "Sizes",
+    "weakest",
 ]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import math
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal, get_args
 
@@ -157,6 +157,14 @@ class Certificate:
 def _unread(text: str, why: str) -> InputError:
     rule = f"is no certificate ({why[:200]})"
     return InputError("certificate", repr(text[:40]), rule, "pass what Certificate.to_json wrote")
+
+
+_STRENGTH: dict[Kind, int] = {"deterministic": 3, "statistical": 2, "sampled": 1, "none": 0}
+
+
+def weakest(certificates: Iterable[Certificate]) -> Certificate:
+    """The one whose kind of promise is the weakest, and speaks for all; the first of equals."""
+    return min(certificates, key=lambda certificate: _STRENGTH[certificate.kind])
 
 
 def _finite_or_word(x: float) -> float | str:

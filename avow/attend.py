@@ -16,7 +16,7 @@ from avow import planner
 from avow.calibration import Rates, rates
 from avow.certificates import certify, measure_norms
 from avow.certificates.audit import Audit, audit_rows
-from avow.contract import Certificate, Computed, Method, Norms, Problem, Prospect
+from avow.contract import Certificate, Computed, Method, Norms, Problem, Prospect, named
 from avow.errors import DtypeError, ParameterError, RangeError, ShapeError, ToleranceUnreachable
 from avow.maths.rounding import unit
 from avow.methods import method_named, random_features
@@ -288,7 +288,7 @@ def _kept(attended: Attended, tol: float | None) -> Attended:
 
 def _unreachable(problem: Problem, tol: float, best: float) -> ToleranceUnreachable:
     kept = problem.q.dtype
-    name = str(kept).removeprefix("torch.")
+    name = named(kept)
     if kept == torch.float64 or best > 4 * unit(kept):
         remedy = f"shrink the logits: scale·|q|·|k| is too large for tol={tol:g}"
     else:

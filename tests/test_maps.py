@@ -8,7 +8,7 @@ import re
 
 import pytest
 
-PACKAGES = ["avow.nn", "avow.distributed", "avow.training", "avow.integrations.transformers"]
+PACKAGES = ["avow.maths", "avow.nn", "avow.distributed", "avow.training", "avow.integrations.transformers"]
 
 
 def named(text: str) -> list[str]:

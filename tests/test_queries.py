@@ -290,7 +290,7 @@ BAD: list[tuple[Any, tuple[Any, ...], type[AvowError], str]] = [
         copy_query,
         (GOOD, 0, 0.1, False, torch.int8),
         DtypeError,
-        "copy_query: dtype=torch.int8 must be one of float16, bfloat16, float32, float64; use dtype=torch.float64",
+        "copy_query: dtype=torch.int8 must be one of float64, float32, bfloat16, float16; use dtype=torch.float64",
     ),
     (
         average_query,

@@ -10,10 +10,11 @@ import torch
 from torch import Tensor
 
 from avow.cli.options import split
+from avow.contract import DTYPES, named
 from avow.errors import FileError, ParameterError
 from avow.workloads import load_tensors
 
-_DTYPES = {"float64": torch.float64, "float32": torch.float32, "float16": torch.float16, "bfloat16": torch.bfloat16}
+_DTYPES = {named(dtype): dtype for dtype in DTYPES}
 
 
 def fraction(name: str, text: str) -> Fraction:

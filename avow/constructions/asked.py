@@ -9,18 +9,12 @@ from typing import SupportsFloat
 import torch
 from torch import Tensor
 
+from avow.contract import DTYPES, check_dtype
 from avow.errors import DtypeError, NonFiniteError, ParameterError, ShapeError
 from avow.params import as_float
 
-# From coarse to fine: a dtype that cannot hold a query's numbers names the next one that can.
-DTYPES = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
 # Weights that miss a sum of 1 by less are divided by it.
 SUM_TOLERANCE = 1e-6
-
-
-def named(dtype: torch.dtype) -> str:
-    """The name of a dtype as a sentence has it."""
-    return str(dtype).removeprefix("torch.")
 
 
 def checked_keys(name: str, keys: Tensor) -> Tensor:
@@ -58,9 +52,7 @@ def checked_eps(name: str, eps: SupportsFloat) -> float:
 
 def checked_dtype(name: str, dtype: torch.dtype) -> torch.dtype:
     """A dtype that weights can be rounded to."""
-    if dtype not in DTYPES:
-        choices = ", ".join(map(named, DTYPES))
-        raise DtypeError(f"{name}: dtype", dtype, f"must be one of {choices}", "use dtype=torch.float64")
+    check_dtype(f"{name}: dtype", dtype, "use dtype=torch.float64")
     return dtype
 
 

@@ -11,10 +11,11 @@ import torch
 from torch import Tensor, nn
 
 from avow.chart import Table
-from avow.constructions.asked import checked_eps, checked_matrix, named
+from avow.constructions.asked import checked_eps, checked_matrix
 from avow.constructions.construction import Construction, Proof
 from avow.constructions.projections import linear
 from avow.constructions.routers import Router, Routes, attended, attention_weights, router, routing_table
+from avow.contract import named
 from avow.errors import ParameterError, ShapeError, ToleranceUnreachable
 from avow.maths import balls
 from avow.maths.grids import longest, rounded, spectral, stacked

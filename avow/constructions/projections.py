@@ -18,8 +18,9 @@ import torch
 from torch import Tensor, nn
 
 from avow.chart import Table
-from avow.constructions.asked import checked_matrix, named
+from avow.constructions.asked import checked_matrix
 from avow.constructions.construction import Construction, Proof
+from avow.contract import named
 from avow.errors import DtypeError, ParameterError, ShapeError
 from avow.maths import balls, rounding
 from avow.maths.grids import frobenius, rounded

@@ -10,7 +10,7 @@ from fractions import Fraction
 import torch
 
 from avow.chart import Chart
-from avow.constructions.asked import checked_eps, named
+from avow.constructions.asked import checked_eps
 from avow.constructions.construction import Proof
 from avow.constructions.relu_network import (
     Layer,
@@ -24,6 +24,7 @@ from avow.constructions.relu_network import (
     rounded,
     rounded_up,
 )
+from avow.contract import named
 from avow.errors import ParameterError, ToleranceUnreachable
 
 # One layer for x² needs about 1/√(8 eps) units; whoever asks for more than these wants a deep network.

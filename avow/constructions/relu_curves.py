@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 
 from avow.chart import Chart
-from avow.constructions.asked import checked_dtype, checked_eps, named
+from avow.constructions.asked import checked_dtype, checked_eps
 from avow.constructions.construction import Proof
 from avow.constructions.formulas import FUNCTIONS, compiled
 from avow.constructions.relu_knots import knots_of
@@ -35,6 +35,7 @@ from avow.constructions.relu_network import (
     pieces,
     rounded,
 )
+from avow.contract import named
 from avow.errors import ParameterError, RangeError, ToleranceUnreachable
 from avow.maths import balls
 

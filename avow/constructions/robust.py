@@ -17,9 +17,10 @@ import torch
 from torch import Tensor, nn
 
 from avow.chart import Chart
-from avow.constructions.asked import checked_dtype, checked_eps, checked_matrix, named
+from avow.constructions.asked import checked_dtype, checked_eps, checked_matrix
 from avow.constructions.construction import Construction, Proof
 from avow.constructions.laws import REACH, AnyScale, DiscreteLaw, GaussianLaw, Law
+from avow.contract import named
 from avow.errors import ParameterError, RangeError, ShapeError, ToleranceUnreachable
 from avow.maths import balls, rounding
 from avow.params import as_float

@@ -26,9 +26,10 @@ import torch
 from torch import Tensor, nn
 
 from avow.chart import Table
-from avow.constructions.asked import checked_eps, checked_matrix, named
+from avow.constructions.asked import checked_eps, checked_matrix
 from avow.constructions.construction import Construction, Proof
 from avow.constructions.projections import dual_basis, linear
+from avow.contract import named
 from avow.errors import ParameterError, RangeError, ShapeError, ToleranceUnreachable
 from avow.maths import balls
 from avow.maths.grids import longest, rounded, stacked

@@ -14,10 +14,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from avow.constructions.asked import DTYPES, named
 from avow.constructions.construction import Construction
 from avow.constructions.impossible import hull_distance, impossible
 from avow.constructions.shortest import Array, exponent, pushed, scaled
+from avow.contract import DTYPES, named
 from avow.errors import InsideHull, OutOfReach, RangeError, ToleranceUnreachable
 
 
@@ -66,7 +66,7 @@ def built(goal: Goal, made: Callable[[Tensor, Array | None], Q], closed_form: bo
         if found is not None:
             return found
         best = min(best, least)
-    for dtype in DTYPES[DTYPES.index(goal.dtype) + 1 :]:
+    for dtype in reversed(DTYPES[: DTYPES.index(goal.dtype)]):
         if any(_rounded(ray, goal, dtype, made)[0] is not None for ray in rays):
             raise _too_coarse(goal, rays, best, dtype)
     raise _refusal(goal, rays, best)

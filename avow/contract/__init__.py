@@ -5,8 +5,9 @@ Axes, everywhere: `b` batch, `h` query heads, `g` key heads (g divides h), `n` q
 """
 
 from avow.contract.certificate import Certificate, Cost, Kind, Promise, weakest
+from avow.contract.dtypes import DTYPES, check_dtype, named
 from avow.contract.method import Computed, Method, Prospect
-from avow.contract.problem import DTYPES, MaskKind, Norms, Problem, Sizes
+from avow.contract.problem import MaskKind, Norms, Problem, Sizes
 
 __all__ = [
     "DTYPES",
@@ -21,5 +22,7 @@ __all__ = [
     "Promise",
     "Prospect",
     "Sizes",
+    "check_dtype",
+    "named",
     "weakest",
 ]

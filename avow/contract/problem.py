@@ -12,12 +12,11 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
+from avow.contract.dtypes import DTYPES, check_dtype
 from avow.errors import DtypeError, NonFiniteError, ParameterError, ShapeError
 from avow.params import as_float
 
 MaskKind = Literal["none", "keys", "full"]
-
-DTYPES = (torch.float64, torch.float32, torch.bfloat16, torch.float16)
 
 
 @dataclass(frozen=True)
@@ -213,9 +212,7 @@ def _check_tensors(q: Tensor, k: Tensor, v: Tensor, enable_gqa: bool) -> None:
             raise DtypeError(name, type(x).__name__, "must be a torch.Tensor", "wrap it with torch.as_tensor")
         if x.ndim < 2:
             raise ShapeError(f"{name}.shape", tuple(x.shape), "must be (..., length, dim)", "add the missing axes")
-        if x.dtype not in DTYPES:
-            known = ", ".join(str(t).removeprefix("torch.") for t in DTYPES)
-            raise DtypeError(f"{name}.dtype", x.dtype, f"must be one of {known}", f"convert with {name}.float()")
+        check_dtype(f"{name}.dtype", x.dtype, f"convert with {name}.float()")
         if x.dtype != q.dtype:
             raise DtypeError(f"{name}.dtype", x.dtype, f"must equal q.dtype={q.dtype}", f"use {name}.to(q.dtype)")
         if x.device != q.device:

@@ -8,12 +8,12 @@ from typing import Any
 
 import torch
 
+from avow.contract import DTYPES, named
 from avow.errors import DtypeError, FileError, NonFiniteError, ShapeError
 
 _TENSORS = 8
 _DIMENSIONS = 4
 _ELEMENTS = 1 << 23
-_DTYPES = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
 # A reader compares a few files; older ones make room.
 _FILES = 4
 
@@ -32,7 +32,7 @@ def tensors_of(content: bytes) -> dict[str, torch.Tensor]:
         raise FileError("file", f"{len(found)} tensors", f"must hold 1 to {_TENSORS}", "save q, k and v alone")
     for name, tensor in found.items():
         shown = repr(name[:40])
-        if tensor.dtype not in _DTYPES:
+        if tensor.dtype not in DTYPES:
             raise DtypeError(shown, tensor.dtype, "must be floating point", "convert it before saving")
         if not 1 <= tensor.dim() <= _DIMENSIONS or not 1 <= tensor.numel() <= _ELEMENTS:
             rule = f"must have 1 to {_DIMENSIONS} axes and 1 to {_ELEMENTS} numbers"
@@ -55,9 +55,7 @@ class Shelf:
         self._files[handle] = content
         while len(self._files) > _FILES:
             self._files.popitem(last=False)
-        held = {
-            name: {"shape": list(x.shape), "dtype": str(x.dtype).removeprefix("torch.")} for name, x in found.items()
-        }
+        held = {name: {"shape": list(x.shape), "dtype": named(x.dtype)} for name, x in found.items()}
         return {"file": handle, "tensors": held}
 
     def get(self, handle: str) -> bytes:

@@ -1,1 +1,37 @@
-"""Mathematics on tensors: it knows rows, weights and rounding, and nothing of attention."""
+"""Mathematics on tensors: it knows rows, weights and rounding, and nothing of methods.
+
+What every method stands on:
+    rounding          the rounding model: units, sums, products, exponentials
+    kernel_rounding   what kernels of linear attention round besides
+    cpu_sums          how this CPU's fused attention adds up, seen from its rounding
+    norms             lengths of rows, proved; nan and inf are looked for here alone
+    masks             what a row sees
+    heads             heads that share keys, values of any size, the last touch on an answer
+    softmax           softmax averages by their definition: the truth
+Sums over keys in linear time:
+    scan              one state, one pass, no overflow
+    collecting        what rows collect on the way
+    scan_costs        what a pass costs
+    features          random features, the frames they live in, and how many a tolerance needs
+    cholesky          landmarks, and what they leave over
+    singular          the best that any low rank could do
+    horizons          averages of all that lies behind a row
+Tokens that are left unread:
+    sketch            keys in a few bits, with a bound on every product
+    brackets          weights between two proved ends
+    known             a problem beside its sketch
+    outlook           tokens by how much each can move a row
+    crowds            what many weigh together
+    tails             how much of a sum can be left out, or sampled
+    orders            which tokens siblings leave unread together
+    reading           averages over the chosen ones
+Caches of tokens, in one pass:
+    skimming          averages from the heavy tokens alone
+    uppers            the most that each may weigh
+    unread            which of them to read
+    fused             loops that a compiler makes of torch code
+Proofs:
+    balls             numbers that carry their own error
+    grids             matrices of them
+    spectral          a bound on the spectral norm that trusts no decomposition
+"""

@@ -22,7 +22,7 @@ from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.functional import pad, scaled_dot_product_attention
 
-from avow.contract import Computed, Cost, Method, Norms, Problem, Promise, Prospect, Sizes
+from avow.contract import Computed, Cost, Method, Norms, Problem, Promise, Prospect, Sizes, named
 from avow.maths import rounding
 from avow.maths.cpu_sums import many_at_once
 from avow.maths.heads import ceilings, distance_rounding, finished, per_query_head, settled
@@ -133,7 +133,7 @@ class Exact(Method):
     def assumption(self, p: Problem) -> str:
         """What the promise rests on."""
         kind = self.arithmetic(p.q.dtype)
-        wide = str(rounding.accumulator(kind)).removeprefix("torch.")
+        wide = named(rounding.accumulator(kind))
         if p.q.device.type != "cpu":
             tiles, right = f"tiles of 32 to {rounding.largest_tile(p.q.device.type)} keys", "64 ulp"
         else:

@@ -20,7 +20,7 @@ from torch import Tensor
 
 from avow.attend import Attended, exactly
 from avow.certificates import certify
-from avow.contract import Computed, Norms, Problem
+from avow.contract import Computed, Norms, Problem, named
 from avow.errors import DtypeError, FileError, ParameterError, ShapeError
 from avow.maths.fused import NotCompiled
 from avow.maths.norms import check_range, row_norms, slack
@@ -141,7 +141,7 @@ class KeyValueCache(TokenBuffers):
         if self._metric is not None and self._size is not None and self._spread is not None:
             tensors |= {"metric": self._metric, "size": self._size, "spread": self._spread}
         made = {name: getattr(self, name) for name in ("key_heads", "dim", "value_dim", "batch", "bits", "window")}
-        facts = {"made": made, "dtype": str(self.dtype).removeprefix("torch."), "state": self._state()}
+        facts = {"made": made, "dtype": named(self.dtype), "state": self._state()}
         cache_file.write(Path(path), tensors, facts)
 
     @staticmethod

@@ -14,7 +14,7 @@ import torch
 from jaxtyping import Float, Float64
 from torch import Tensor
 
-from avow.contract.problem import DTYPES
+from avow.contract import check_dtype
 from avow.errors import DtypeError, ParameterError, ShapeError
 from avow.maths.norms import check_range, row_norms, slack
 from avow.maths.sketch import GROUP, Sketch, joined_spread, sketched
@@ -73,9 +73,7 @@ class TokenBuffers:
             raise ParameterError("bits", bits, "must be from 1 to 8", "try bits=4")
         if window is not None:
             check_count("window", window, 64)
-        if dtype not in DTYPES:
-            known = ", ".join(str(t).removeprefix("torch.") for t in DTYPES)
-            raise DtypeError("dtype", dtype, f"must be one of {known}", "use torch.bfloat16")
+        check_dtype("dtype", dtype, "use torch.bfloat16")
         self.key_heads, self.dim, self.value_dim, self.batch = key_heads, dim, value_dim, batch
         self.dtype, self.device, self.bits, self.window = dtype, torch.device(device), bits, window
         self._position = 0

@@ -12,7 +12,7 @@ import torch
 
 import avow
 from avow.calibration import rates
-from avow.contract import Method, Sizes
+from avow.contract import Method, Sizes, named
 from avow.errors import AvowError
 from avow.methods import method_named
 from avow.report import words
@@ -94,9 +94,7 @@ class Board:
 
     def plain(self) -> dict[str, Any]:
         names = ("batch", "heads", "key_heads", "queries", "keys", "dim", "value_dim", "causal")
-        sizes = {name: getattr(self.sizes, name) for name in names} | {
-            "dtype": str(self.sizes.dtype).removeprefix("torch.")
-        }
+        sizes = {name: getattr(self.sizes, name) for name in names} | {"dtype": named(self.sizes.dtype)}
         steps = None if self.decoding is None else self.decoding.plain()
         rows = [row.plain() for row in self.rows]
         return {"kind": self.kind, "summary": self.summary, "sizes": sizes, "rows": rows, "decoding": steps}

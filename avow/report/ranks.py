@@ -8,7 +8,7 @@ from rich.table import Table
 from rich.text import Text
 
 from avow.chart import Chart
-from avow.contract import Sizes
+from avow.contract import Sizes, named
 from avow.links import Link
 from avow.report import words
 from avow.scaling import Offer, Weak
@@ -21,7 +21,7 @@ def ranks_table(made: list[Offer], sizes: Sizes, ranks: int, link: Link, source:
     z = sizes
     heads = f"{z.heads} heads" if z.heads == z.key_heads else f"{z.heads} heads on {z.key_heads}"
     shape = f"{heads} × {z.queries:,} queries × {z.keys:,} keys × {z.dim}{', causal' if z.causal else ''}"
-    kind = str(z.dtype).removeprefix("torch.")
+    kind = named(z.dtype)
     title = Text.assemble(
         (f"plan for {ranks} ranks, {size(link.bandwidth)}/s and {time(link.latency)} a message", "bold"),
         f"\n{shape}, {kind}\n{source}",

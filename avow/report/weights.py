@@ -9,9 +9,9 @@ from typing import Any
 from rich.console import RenderableType
 from rich.table import Table
 from rich.text import Text
-from torch import Tensor
 
 from avow.constructions.construction import Construction, Proof
+from avow.contract import named
 from avow.report import words
 
 # A terminal shows this many numbers of a tensor.
@@ -27,7 +27,7 @@ def weights_table(made: Construction) -> Table:
         numbers = [words.number(float(number)) for number in x.flatten()[:_SHOWN].tolist()]
         more = ", …" if x.numel() > _SHOWN else ""
         shape = " × ".join(map(str, x.shape)) or "one number"
-        table.add_row(Text(name, "bold"), shape, _type(x), Text(", ".join(numbers) + more))
+        table.add_row(Text(name, "bold"), shape, named(x.dtype), Text(", ".join(numbers) + more))
     return table
 
 
@@ -58,7 +58,7 @@ def plain(made: Construction, proof: Proof, most: int) -> dict[str, Any]:
         "tensors": {
             name: {
                 "shape": list(x.shape),
-                "dtype": _type(x),
+                "dtype": named(x.dtype),
                 "values": as_json(x.tolist()) if x.numel() <= most else None,
             }
             for name, x in made.tensors().items()
@@ -78,7 +78,3 @@ def saved(made: Construction, proof: Proof) -> bytes:
         "proved": repr(proof.achieved),
     }
     return save({name: x.contiguous() for name, x in made.tensors().items()}, told)
-
-
-def _type(x: Tensor) -> str:
-    return str(x.dtype).removeprefix("torch.")

@@ -19,7 +19,7 @@ from torch import Tensor
 from avow.chart import Table
 from avow.claims import toolbox
 from avow.claims.claim import Evidence, Unproved, claim
-from avow.constructions.asked import named
+from avow.contract import named
 from avow.maths import balls
 
 LAST = 4096

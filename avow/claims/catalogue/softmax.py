@@ -18,7 +18,7 @@ from sympy import Symbol, exp, log
 from avow.chart import Chart, Table
 from avow.claims import toolbox
 from avow.claims.claim import Evidence, claim
-from avow.constructions.asked import named
+from avow.contract import named
 
 # A score; the exponential of one, that of another, and the sum of the others' or of all.
 score = Symbol("s", real=True)

@@ -302,7 +302,7 @@ y = sympy.Symbol("y")
         (
             lambda: relu_square(1e-2, dtype=torch.int32),
             DtypeError,
-            "relu_square: dtype=torch.int32 must be one of float16, ",
+            "relu_square: dtype=torch.int32 must be one of float64, ",
         ),
         (
             lambda: relu_square(1e-4, dtype=torch.bfloat16),

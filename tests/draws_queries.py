@@ -13,9 +13,9 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from avow.constructions.asked import DTYPES
 from avow.constructions.construction import Construction
 from avow.constructions.queries import Query, average_query, copy_query, mixture_query
+from avow.contract import DTYPES
 from avow.errors import InsideHull, OutOfReach, RangeError, ToleranceUnreachable
 
 # What a builder may answer instead of a query, each with its proof or its reason.

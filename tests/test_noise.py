@@ -287,7 +287,7 @@ def test_a_proof_sees_one_wrong_entry() -> None:
         (
             lambda: robust_heads(9, EPS, COIN, dtype=torch.int64),
             DtypeError,
-            "dtype=torch.int64 must be one of float16, bfloat16, float32, float64; use dtype=torch.float64",
+            "dtype=torch.int64 must be one of float64, float32, bfloat16, float16; use dtype=torch.float64",
         ),
         (lambda: robust_heads(3, EPS, COIN, keys=torch.eye(2)), ShapeError, "keys=(2, 2) must be (3, d); give one row"),
         (

@@ -15,8 +15,8 @@ import torch
 from torch import Tensor
 
 from avow.constructions import average_query, copy_query, mixture_query
-from avow.constructions.asked import DTYPES
 from avow.constructions.queries import Query
+from avow.contract import DTYPES
 from avow.errors import (
     AvowError,
     DtypeError,

@@ -183,7 +183,8 @@ PAGE = Page(
 <p id="count" class="soft" aria-live="polite"></p>
 <ul id="ledger" aria-label="Claims"></ul>
 <article id="chosen" aria-live="off"><h2 id="name"></h2><div id="stated"></div><div id="judged"></div></article>
-<section id="breaking" class="card" aria-label="Try to break it" hidden><div class="role"><strong>Try to break it</strong>
+<section id="breaking" class="card" aria-label="Try to break it" hidden>
+<div class="role"><strong>Try to break it</strong>
 <span id="caught" class="badge" hidden></span></div>
 <p id="note" hidden></p>
 <fieldset id="variants"><legend>What is attacked</legend></fieldset>

@@ -12,6 +12,7 @@ import torch
 from avow.cli.formula import parse
 from avow.constructions import relu_piecewise, relu_square
 from avow.constructions.construction import Proof
+from avow.constructions.formulas import FUNCTIONS
 from avow.constructions.relu_curves import Curve, chain, curve_of
 from avow.constructions.relu_network import ReluNetwork
 from avow.errors import InputError, ParameterError, ToleranceUnreachable
@@ -36,7 +37,7 @@ class Built(Inputs):
         "sin(3*x)",
         "A formula in x",
         longest=400,
-        about="+ - * / **, exp, log, sqrt, sin, cos, tan, atan, sinh, cosh, tanh, pi, e. It is read, never run.",
+        about=f"+ - * / **, sqrt, {', '.join(FUNCTIONS)}, pi, e. It is read, never run.",
         when=_OWN,
     )
     start: float = control(0.0, "From", low=-10, high=10, step=0.1, when=_OWN)

@@ -16,7 +16,7 @@ from avow.report.charts import figure
 # As many curves as there are colours.
 _CURVES = 7
 _COLUMNS = {
-    "loss": ("loss", "nats per character"),
+    "loss": ("loss", "loss, nats per character"),
     "learning rate": ("rate", "learning rate"),
     "gradient": ("norm", "length of the gradient"),
     "speed": ("tokens_per_second", "tokens per second"),
@@ -89,10 +89,13 @@ def _listed(run: Run, chosen: bool) -> dict[str, Any]:
 
 
 def _progress(run: Run) -> str:
+    return ", ".join(filter(None, (run.state, _where(run))))
+
+
+def _where(run: Run) -> str:
     if not run.curves["step"]:
-        return run.state
-    where = f"{run.step:,} steps" if run.state == "finished" else f"step {run.step:,} of {run.steps:,}"
-    return f"{run.state}, {where}"
+        return ""
+    return f"{run.step:,} steps" if run.state == "finished" else f"step {run.step:,} of {run.steps:,}"
 
 
 def _loss(run: Run) -> str:
@@ -102,7 +105,7 @@ def _loss(run: Run) -> str:
 
 def _facts(chosen: list[Run]) -> list[dict[str, str]]:
     run = chosen[0]
-    facts = [fact("State", run.state, _progress(run)), fact("Loss", _loss(run), "nats per character, last")]
+    facts = [fact("State", run.state, _where(run)), fact("Loss", _loss(run), "nats per character, last")]
     finite = [loss for loss in run.curves["loss"] if math.isfinite(loss)]
     if finite:
         facts.append(fact("Lowest", f"{min(finite):.4g}", "among the steps that were written down"))

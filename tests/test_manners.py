@@ -41,6 +41,13 @@ def commands(group: Any = None, path: tuple[str, ...] = ()) -> Iterator[tuple[tu
         ("compare --length many", "length='many' must be a whole number; see avow compare --help"),
         ("plan --tol tight", "tol='tight' must be a number; see avow plan --help"),
         ("compare this", "arguments=this have no place in avow compare; see avow compare --help"),
+        ("compare --length 99999999999", "memory=all there is is not enough for these sizes; try smaller ones"),
+        (
+            "construct copy --orthonormal 99999999",
+            "memory=all there is is not enough for these sizes; try smaller ones",
+        ),
+        ("compare --patience nan", "patience=nan must be above 0; try --patience 20"),
+        ("construct robust-heads", "keys=nothing must be given in one way; use one of --keys FILE, --orthonormal N"),
         ("compare --seed -1", "seed='-1' must be at least 0; see avow compare --help"),
         ("lab --port 99999", "port='99999' must be at most 65535; see avow lab --help"),
         ("train sample", "run=nothing must be given; see avow train sample --help"),

@@ -24,7 +24,6 @@ from avow.cli.options import (
     Threads,
     command,
     files,
-    machine,
     place,
     png_ready,
     split,
@@ -71,6 +70,7 @@ def compare(
 ) -> None:
     """Error against time for every method, as a table and a report."""
     from avow import atomic
+    from avow.bench.machine import machine
     from avow.report.compare import Bench, Comparison
     from avow.report.page import page
     from avow.report.picture import png as picture
@@ -79,6 +79,8 @@ def compare(
     from avow.report.terminal import bold, show
 
     device = place(device)
+    if not patience > 0:
+        raise ParameterError("patience", patience, "must be above 0", "try --patience 20")
     loads = workloads(kinds, input, length, heads, dim, seed, causal, device)
     names = split(methods) or list(avow.all_methods())
     fixed = _fixed(settings or [], names, [load.sizes for load in loads])
@@ -100,7 +102,7 @@ def compare(
         boards = tuple(bench.board(load, tell, longest(load)) for load in loads)
         longer = longest(loads[-1])
         scaling = tuple(bench.scaling((longer.first(n) for n in lengths), tell))
-    made = Comparison(boards, scaling, machine(device, threads))
+        made = Comparison(boards, scaling, machine(device))
     atomic.write(html, page(made, command()))
     if png:
         atomic.write(png, picture(made))

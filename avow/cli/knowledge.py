@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from avow.cli.options import AsJson, Device, command, files, split
+from avow.cli.options import AsJson, Device, command, files, place, split
 from avow.cli.output import document, wrote
 
 if TYPE_CHECKING:
@@ -52,6 +52,7 @@ def knowledge(
     Trains models with and without reading, asks them and compares, in under five minutes on two cores.
     """
     from avow import atomic
+    from avow.bench.machine import machine
     from avow.report.knowledge_page import knowledge_page
     from avow.report.knowledge_plot import png
     from avow.report.knowledge_table import knowledge_table
@@ -60,11 +61,12 @@ def knowledge(
     from avow.training.knowledge_arms import arms
     from avow.training.side_by_side import Interrupted, side_by_side
 
+    where = machine(place(device))
     chosen = arms(corpus, split(attentions), split(positions), seeds, steps, device, flags or [])
     html, picture, figures = (out / f"knowledge.{kind}" for kind in ("html", "png", "json"))
     written = files(html, picture, figures)
     try:
-        with _progress(len(chosen)) as tell:
+        with _progress() as tell:
             results = side_by_side(chosen, out, resume=resume, jobs=jobs, tell=tell)
     except (Interrupted, KeyboardInterrupt) as problem:
         words = [word for word in sys.argv[1:] if word != "--resume"]
@@ -75,11 +77,10 @@ def knowledge(
         kind = problem.signal if isinstance(problem, Interrupted) else signal.SIGINT
         raise typer.Exit(128 + kind) from problem
     made = Experiment.of(corpus, out, results)
-    machine = _machine(device)
-    plain = {"command": command(), "machine": machine, **made.plain()}
+    plain = {"command": command(), "machine": where, **made.plain()}
     atomic.write(figures, json.dumps(plain, indent=1, ensure_ascii=False))
     atomic.write(picture, png(made))
-    atomic.write(html, knowledge_page(made, command(), machine))
+    atomic.write(html, knowledge_page(made, command(), where))
     if as_json:
         document(plain)
     else:
@@ -92,7 +93,7 @@ def knowledge(
 
 
 @contextmanager
-def _progress(count: int) -> Iterator[Callable[[News], None]]:
+def _progress() -> Iterator[Callable[[News], None]]:
     """How far every arm is: bars on a terminal, plain lines elsewhere, always on stderr."""
     if not sys.stderr.isatty():
         quarters: dict[str, int] = {}
@@ -136,20 +137,3 @@ def _words(news: News) -> str:
     if news.kind == "progress":
         return f"step {news.step:,}/{news.steps:,}, loss {news.loss:.3f}"
     return {"found": "had finished before", "failed": f"failed: {news.why}"}.get(news.kind, news.kind)
-
-
-def _machine(device: str) -> str:
-    """The hardware, in words."""
-    import torch
-
-    from avow.training.side_by_side import cores
-
-    if device != "cpu" and torch.cuda.is_available():
-        return f"{torch.cuda.get_device_name()}, torch {torch.__version__}"
-    name = "CPU"
-    try:
-        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
-        name = next((line.partition(":")[2].strip() for line in lines if line.startswith("model name")), name)
-    except OSError:
-        pass  # Other systems keep this elsewhere.
-    return f"{cores()} cores of {name}, torch {torch.__version__}"

@@ -10,7 +10,7 @@ from typing import Any, NoReturn
 import typer
 from typer.core import TyperGroup
 
-from avow.errors import AvowError, FileError, ParameterError
+from avow.errors import AvowError, FileError, ParameterError, RangeError
 
 # What typer raises for any wrong use of a command; it has no public name of its own.
 _WRONG_USE: Any = typer.BadParameter.__base__
@@ -60,6 +60,11 @@ class Polite(TyperGroup):
             return super().invoke(ctx)
         except (AvowError, _WRONG_USE) as problem:
             _end(problem)
+        except (MemoryError, RuntimeError) as problem:
+            # Torch has no exception of its own for a CPU that is out of memory.
+            if not isinstance(problem, MemoryError) and "allocate memory" not in str(problem):
+                raise
+            _end(RangeError("memory", "all there is", "is not enough for these sizes", "try smaller ones"))
         except KeyboardInterrupt as problem:
             typer.echo("avow: interrupted; nothing was written", err=True)
             raise typer.Exit(130) from problem

@@ -55,12 +55,6 @@ def use_threads(count: int) -> Iterator[None]:
         torch.set_num_threads(before)
 
 
-def machine(device: str, threads: int) -> str:
-    """The hardware in words."""
-    where = torch.cuda.get_device_name() if device == "cuda" else f"{threads} CPU thread{'s' if threads > 1 else ''}"
-    return f"{where}, torch {torch.__version__}"
-
-
 def files(*paths: Path | None) -> list[Path]:
     """Those places that were named, each fit to be written: told before the work, not after it."""
     named = [path for path in paths if path is not None]

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from avow.cli.options import AsJson, Threads, command, files, machine, use_threads
+from avow.cli.options import AsJson, Threads, command, files, use_threads
 from avow.cli.output import document, wrote
 
 if TYPE_CHECKING:
@@ -37,6 +37,7 @@ def profile(
     The plan says what each method could save within a tolerance; avow.apply and avow verify take it.
     """
     from avow import atomic
+    from avow.bench.machine import machine
     from avow.integrations.transformers.layers import replaceable
     from avow.integrations.transformers.model_files import load_model, read_text
     from avow.integrations.transformers.profiling import profile as measure
@@ -52,7 +53,7 @@ def profile(
         ids = read_text(loaded, text, tokens)
         with progress(len(replaceable(loaded.model))) as tell:
             made = measure(loaded.model, ids, tol, budget, loaded.name, tell)
-    atomic.write(html, profile_page(made, command(), machine("cpu", threads)))
+        atomic.write(html, profile_page(made, command(), machine()))
     atomic.write(plan, made.plan.to_json())
     if as_json:
         document(plain(made))

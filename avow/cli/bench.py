@@ -160,7 +160,8 @@ def _table(result: Result) -> Columns:
     notes = [f"skipped: {result.skipped}"] if result.skipped else [*result.remarks, result.conditions]
     notes += [*map(str, result.goals), *(f"FAILED: {failure}" for failure in result.failures)]
     rows = [[shown(value) for value in row.values()] for row in result.rows]
-    return Columns("l" + "r" * (len(headings) - 1), headings, rows, result.title, [note for note in notes if note])
+    form = ["r" if any(isinstance(row[name], int | float) for row in result.rows) else "l" for name in headings]
+    return Columns("".join(form), headings, rows, result.title, [note for note in notes if note])
 
 
 def _where(device: str) -> str:

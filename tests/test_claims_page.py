@@ -119,7 +119,7 @@ def test_no_word_of_a_claim_becomes_markup() -> None:
     evil = "<script>alert(1)</script>"
 
     @claim(
-        f"id {evil}",
+        f"id{evil}",
         topic=evil,
         expected="corrected",
         statement=rf"\text{{{evil}}} x",

@@ -182,7 +182,7 @@ def test_a_result_travels_as_plain_data_and_shows_what_failed() -> None:
     [
         (["--length", "0"], "length=0 must be at least 1; try --length 65536"),
         (["--length", "64", "--length", "-3"], "length=-3 must be at least 1; try --length 65536"),
-        (["--device", "abacus"], "device=abacus must be auto, cpu or cuda; leave --device out"),
+        (["--device", "abacus"], "device=abacus is not at hand; use --device cpu"),
         (["--heads", "nowhere"], "heads=nowhere is no folder; name a folder of .safetensors files with q, k and v"),
         (["--heads", "empty"], "heads=empty holds no .safetensors file; save q, k and v of some heads there"),
         (["--heads", "short"], "heads=short holds a file of fewer than 256 keys or 2 queries; save longer heads"),

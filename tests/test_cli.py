@@ -14,7 +14,8 @@ from typer.testing import CliRunner
 
 import avow
 from avow import atomic
-from avow.cli import app, methods_help
+from avow.cli import app
+from avow.cli.lists import methods
 from avow.contract import Method
 from avow.report import compare
 
@@ -122,7 +123,7 @@ def test_a_picture_is_written_on_request() -> None:
         (["--kinds", "wild"], "kind='wild' is not a kind of workload; known kinds: "),
         (["--kinds", ","], "kinds=',' names no kind of workload; known kinds: "),
         (["--methods", "magic"], "method='magic' is not a method; known methods: exact, "),
-        (["--set", "nonsense"], "--set='nonsense' must read METHOD.NAME=VALUE; try --set low_rank.rank=32"),
+        (["--set", "nonsense"], "set='nonsense' must read METHOD.NAME=VALUE; try --set low_rank.rank=32"),
         (["--set", "magic.x=1"], "method='magic' is not a method; "),
         (["--set", "low_rank.colour=1"], "low_rank: colour='1' is not a parameter; known parameters: rank"),
         (["--set", "low_rank.rank=many"], "low_rank: rank=many must be of type int; the default is 64"),
@@ -130,7 +131,7 @@ def test_a_picture_is_written_on_request() -> None:
         (["--set", "low_rank.rank=99"], "low_rank: rank=99 exceeds 72 keys; use rank<=72"),
         (
             ["--methods", "exact", "--set", "low_rank.rank=8"],
-            "--set='low_rank.rank=8' sets a method that is not compared; ",
+            "set='low_rank.rank=8' sets a method that is not compared; ",
         ),
         (["--length", "0"], "length=0 must be at least 1; try --length 8192"),
         (["--threads", "0"], "threads=0 must be at least 1; try --threads 1"),
@@ -182,7 +183,7 @@ def test_a_new_method_shows_up_in_help_by_itself(monkeypatch: pytest.MonkeyPatch
         summary = "the last few keys"
 
     monkeypatch.setattr(avow, "all_methods", lambda: {"window": Window})
-    assert "window: the last few keys" in methods_help()
+    assert methods() == {"Methods": [("window", "the last few keys")]}
 
 
 def test_plan_ranks_and_gives_every_loser_a_reason() -> None:

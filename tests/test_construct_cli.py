@@ -126,7 +126,7 @@ def test_a_type_can_be_asked_for() -> None:
 
 
 def test_a_picture_is_written_on_request() -> None:
-    run("relu-piecewise", *COMMANDS["relu-piecewise"], "--plot", "curve.png")
+    run("relu-piecewise", *COMMANDS["relu-piecewise"], "--png", "curve.png")
     assert Path("curve.png").read_bytes()[:4] == b"\x89PNG"
 
 
@@ -142,7 +142,7 @@ def test_a_proof_that_does_not_hold_fails_and_writes_nothing(monkeypatch: pytest
         return replace(verify(self), achieved=1.0)
 
     monkeypatch.setattr(avow.constructions.ReluLinear, "verify", broken)
-    done = run("relu-linear", "--save", "line.safetensors", "--plot", "line.png", code=1)
+    done = run("relu-linear", "--save", "line.safetensors", "--png", "line.png", code=1)
     assert "BROKEN" in done.stdout and done.stderr == "avow: the proof does not hold; nothing was written\n"
     assert list(Path().iterdir()) == []
 
@@ -177,7 +177,7 @@ def test_a_proof_that_does_not_hold_fails_and_writes_nothing(monkeypatch: pytest
         (["relu-linear", "--slope", "1/3"], "relu_linear: m=1/3 is no float64 number"),
         (["relu-piecewise", "--formula", "x", "--from", "a"], "from='a' is no number; try --from 0.5, or 1/3"),
         (["relu-piecewise", "--formula", "x^2"], "formula='x^2' uses ^, which is no power here; write x**2"),
-        (["relu-square", "--plot", "a.pdf"], "plot=a.pdf must be a .png file; try --plot a.png"),
+        (["relu-square", "--png", "a.pdf"], "png=a.pdf must be a .png file; try --png a.png"),
         (["relu-square", "--eps", "0"], "relu_square: eps=0"),
     ],
 )

@@ -115,7 +115,7 @@ def test_answers_of_every_kind_are_shown_with_their_confidence(sample: Experimen
     page = page_of(sample)
     assert ">Right</span>: 50 of 64" in page and ">Made up</span>: 7 of 64" in page and ">Wrong</span>: 7 of 64" in page
     surest = answered(50, 0.9).outcomes[0]
-    row = f"<td>{surest.question}</td><td>{surest.expected}</td><td>{surest.expected}</td><td>90.0%</td>"
+    row = f'<td class="wordy">{surest.question}</td><td>{surest.expected}</td><td>{surest.expected}</td><td>90.0%</td>'
     assert row in page
     mean = sum(o.answer.confidence for o in answered(50, 0.9).outcomes[:50]) / 50
     assert f"<tr><td>exact</td><td>50</td><td>{mean:.0%}</td><td>7</td>" in page

@@ -257,7 +257,7 @@ def test_elsewhere_a_long_run_takes_some_twenty_lines(capsys: pytest.CaptureFixt
         ),
         (["pretrain", "b", "--corpus", "nowhere"], "corpus=nowhere is no folder; give a folder with wiki.txt"),
         (["pretrain", "data.batch=4"], "RUN='data.batch=4' reads like a field; name the folder of the run first"),
-        (["finetune", "b"], "--from=None says what to begin with, and must be given; name a pretrained run, or use"),
+        (["finetune", "b"], "from=None says what to begin with, and must be given; name a pretrained run, or use"),
         (["finetune", "b", "--from", "none"], "run=none does not exist; give the folder of a run, or one of its check"),
         (["evaluate", "corpus"], "run=corpus is neither a run nor a checkpoint; give the folder of a run"),
         (["pretrain", "corpus/wiki.txt", *SMALL], "wiki.txt/config.json has no folder (File exists); name"),
@@ -346,8 +346,9 @@ def test_a_full_disk_during_a_save_leaves_the_old_checkpoint(monkeypatch: pytest
 def test_a_gpu_that_is_not_there_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     flags = [flag for flag in FLAGS if not flag.startswith("run.device")]
-    words = "avow: device=cuda is not available here; use device=cpu, or device=auto"
-    assert refused("pretrain", "other", *flags, "--device", "cuda") == words
+    field = "avow: device=cuda is not available here; use device=cpu, or device=auto"
+    assert refused("pretrain", "other", *flags, "--device", "cuda") == field
+    words = "avow: device=cuda is not at hand; use --device cpu"
     assert refused("evaluate", "base", "--device", "cuda") == words
     assert refused("sample", "base", "A", "--device", "cuda") == words
     assert not Path("other").exists()
@@ -390,7 +391,7 @@ def test_a_bad_line_is_named_with_its_file(documents: str, questions: str, words
 
 def test_questions_come_from_one_place() -> None:
     line = refused("evaluate", "base", "--questions", "corpus/dev.tsv", "--corpus", "corpus")
-    assert line == "avow: --questions=corpus/dev.tsv contradicts --corpus corpus; give one of them"
+    assert line == "avow: questions=corpus/dev.tsv contradicts --corpus corpus; give one of them"
     Path("corpus/dev.tsv").unlink()
     line = refused("evaluate", "base")
     assert line == "avow: corpus=corpus has no dev questions; add a dev.tsv, or give --questions FILE.tsv"

@@ -12,7 +12,8 @@ def machine(device: str = "cpu") -> str:
     """The processor, its cores, and the torch that ran on them; or the GPU."""
     if device == "cuda":
         return f"{torch.cuda.get_device_name()}, torch {torch.__version__}"
-    return f"{_processor()}, {torch.get_num_threads()} threads, torch {torch.__version__}, CPU"
+    threads = torch.get_num_threads()
+    return f"{_processor()}, {threads} thread{'s' if threads > 1 else ''}, torch {torch.__version__}, CPU"
 
 
 def _processor() -> str:

@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 import difflib
-import json
 from collections.abc import Generator
 from contextlib import closing
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, cast
 
 import typer
-from rich.console import Console
 
-from avow.cli.options import AsJson, command
+from avow.cli.options import AsJson, command, files
+from avow.cli.output import document, wrote
 from avow.errors import ParameterError
 
 if TYPE_CHECKING:
@@ -29,51 +28,52 @@ Seconds = Annotated[float, typer.Option(help="A claim that takes longer gets no 
 def list_claims(topic: Topic = None, user: User = None, as_json: AsJson = False) -> None:
     """Every claim with its topic, the verdict on record and its words."""
     from avow.report.claims_table import catalogue_table
+    from avow.report.terminal import show
 
     claims = _chosen(_known(user), topic, [])
     if as_json:
-        _print({"claims": [_plain(claim) for claim in claims]})
+        document({"claims": [_plain(claim) for claim in claims]})
     else:
-        Console().print(catalogue_table(claims))
+        show(catalogue_table(claims))
 
 
 @app.command()
 def run(
-    ids: Annotated[
-        list[str] | None, typer.Argument(metavar="[ID]...", help="Claims to judge; all unless told.")
-    ] = None,
+    ids: Annotated[list[str] | None, typer.Argument(metavar="ID", help="Claims to judge; all unless told.")] = None,
     topic: Topic = None,
     user: User = None,
     seconds: Seconds = 60.0,
-    html: Annotated[Path, typer.Option(help="Where the page goes.")] = Path("out/claims.html"),
+    html: Annotated[Path, typer.Option(help="Where the report goes.")] = Path("out/claims.html"),
     as_json: AsJson = False,
 ) -> None:
-    """Judge claims and their broken variants; fails where a verdict is not the recorded one."""
+    """Judge claims and their broken variants.
+
+    Fails where a verdict is not the recorded one.
+    """
     from avow import atomic
     from avow.report.claims_page import claims_page, headline
     from avow.report.claims_table import faults, findings_table
+    from avow.report.terminal import bold, show
 
     known = _known(user)
     claims = _chosen(known, topic, ids or [])
-    atomic.ready(html)
+    written = files(html)
     findings = _judged(claims, known, seconds)
     wrong = faults(findings)
     atomic.write(html, claims_page(findings, command()))
     if as_json:
-        _print({"headline": headline(findings), "faults": wrong, "claims": [found.plain() for found in findings]})
+        document({"headline": headline(findings), "faults": wrong, "claims": [found.plain() for found in findings]})
     else:
-        console = Console()
-        console.print(findings_table(findings), "", sep="\n")
-        console.print(headline(findings), style="bold", highlight=False, markup=False)
+        show(findings_table(findings), "", bold(headline(findings)))
     for line in wrong:
-        typer.echo(line, err=True)
-    typer.echo(f"wrote {html}", err=True)
+        typer.echo(f"avow: {line}", err=True)
+    wrote(written)
     if wrong:
         raise typer.Exit(1)
 
 
-@app.command()
-def show(
+@app.command("show")
+def show_claim(
     id: Annotated[str, typer.Argument(help="The claim.")],
     user: User = None,
     seconds: Seconds = 60.0,
@@ -81,15 +81,14 @@ def show(
 ) -> None:
     """Everything about one claim, judged now."""
     from avow.report.claims_table import told
+    from avow.report.terminal import show
 
     known = _known(user)
     (finding,) = _judged(_chosen(known, None, [id]), known, seconds)
     if as_json:
-        _print(finding.plain())
-        return
-    console = Console(highlight=False)
-    for part in told(finding):
-        console.print(part)
+        document(finding.plain())
+    else:
+        show(*told(finding))
 
 
 def _known(user: Path | None) -> dict[str, Claim]:
@@ -151,7 +150,3 @@ def _plain(claim: Claim) -> dict[str, Any]:
         "used_by": list(claim.used_by),
         "needs": list(claim.needs),
     }
-
-
-def _print(document: dict[str, Any]) -> None:
-    typer.echo(json.dumps(document, indent=1, allow_nan=False))

@@ -2,35 +2,28 @@
 
 from __future__ import annotations
 
-import json
+import inspect
 from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 import torch
 import typer
-from rich.console import Console
+from torch import Tensor
 
+from avow import constructions
 from avow.cli import numbers
-from avow.cli.options import AsJson
+from avow.cli.formula import parse
+from avow.cli.options import AsJson, Png, Seed, files, png_ready
+from avow.cli.output import document, wrote
+from avow.constructions.construction import Construction
 from avow.errors import ParameterError
 
-if TYPE_CHECKING:
-    from avow.constructions.construction import Construction
-
-app = typer.Typer(no_args_is_help=True, help="Weights in closed form that do what they say, with their proofs.")
+app = typer.Typer(no_args_is_help=True, help="Weights in closed form that do what they say, with proofs.")
 
 Keys = Annotated[Path | None, typer.Option(help="A .safetensors file with a tensor named keys, one key a row.")]
 Orthonormal = Annotated[int | None, typer.Option(help="So many unit vectors as keys.")]
-Random = Annotated[int | None, typer.Option(help="So many keys of random direction and length 1.")]
-Dim = Annotated[int | None, typer.Option(help="Dimension of the keys; as many as there are keys, unless told.")]
-Seed = Annotated[int, typer.Option(help="Seed of what is drawn.")]
 Eps = Annotated[float, typer.Option(help="The error that is promised.")]
-Dtype = Annotated[str, typer.Option(help="Type of the weights: float64, float32, float16 or bfloat16.")]
-Save = Annotated[
-    Path | None, typer.Option(help="Write the weights here, as .safetensors with the promise beside them.")
-]
-Plot = Annotated[Path | None, typer.Option(help="Draw the point of it here, as .png.")]
 Start = Annotated[str | None, typer.Option("--from", help="Where the interval begins.")]
 End = Annotated[str | None, typer.Option("--to", help="Where the interval ends.")]
 
@@ -38,71 +31,115 @@ End = Annotated[str | None, typer.Option("--to", help="Where the interval ends."
 _MOST = 4096
 
 
-@app.command()
+def _given(
+    keys: Keys = None,
+    orthonormal: Orthonormal = None,
+    random: Annotated[int | None, typer.Option(help="So many keys of random direction and length 1.")] = None,
+    dim: Annotated[
+        int | None, typer.Option(help="Dimension of the keys; as many as there are keys, unless told.")
+    ] = None,
+    seed: Seed = 0,
+) -> Tensor:
+    return numbers.keys_from(keys, orthonormal, random, dim, seed)
+
+
+def _type(
+    dtype: Annotated[str, typer.Option(help="Type of the weights: float64, float32, float16 or bfloat16.")] = "float64",
+) -> torch.dtype:
+    return numbers.dtype_named(dtype)
+
+
+def _deliver(
+    make: Callable[[], Construction],
+    save: Annotated[
+        Path | None, typer.Option(help="Write the weights here, as .safetensors with the promise beside them.")
+    ] = None,
+    png: Png = None,
+    as_json: AsJson = False,
+) -> None:
+    """Make the weights, prove them, show and write them; a proof that fails leaves no file."""
+    from avow import atomic
+    from avow.report import charts
+    from avow.report.terminal import show
+    from avow.report.weights import plain, saved, told, weights_table
+
+    written = files(save) + png_ready(png)
+    made = make()
+    proof = made.verify()
+    if proof and save is not None:
+        atomic.write(save, saved(made, proof))
+    if proof and png is not None:
+        atomic.write(png, charts.png(made.picture()))
+    if as_json:
+        document(plain(made, proof, _MOST))
+    else:
+        show(weights_table(made), "", *told(proof))
+    if not proof:
+        typer.echo("avow: the proof does not hold; nothing was written", err=True)
+        raise typer.Exit(1)
+    wrote(written)
+
+
+def _construction(make: Callable[..., Construction]) -> Callable[..., None]:
+    """A command of a function that makes weights.
+
+    `given` and `kind` are read for it, from the options of `_given` and `_type`; what it makes goes to `_deliver`.
+    """
+    own = dict(inspect.signature(make, eval_str=True).parameters)
+    read = {name: reader for name, reader in (("given", _given), ("kind", _type)) if own.pop(name, None)}
+    options = {
+        reader: dict(inspect.signature(reader, eval_str=True).parameters) for reader in (*read.values(), _deliver)
+    }
+    del options[_deliver]["make"]
+
+    def command(**told: Any) -> None:
+        found = {name: told[name] for name in own}
+        for name, reader in read.items():
+            found[name] = reader(**{option: told[option] for option in options[reader]})
+        _deliver(lambda: make(**found), **{option: told[option] for option in options[_deliver]})
+
+    shown: Any = command
+    shown.__name__, shown.__doc__ = make.__name__, make.__doc__
+    asked = [option for some in (own, *options.values()) for option in some.values()]
+    shown.__signature__ = inspect.Signature([option.replace(kind=option.KEYWORD_ONLY) for option in asked])
+    app.command(make.__name__.replace("_", "-"))(shown)
+    return command
+
+
+@_construction
 def copy(
+    given: Tensor,
+    kind: torch.dtype,
     target: Annotated[int, typer.Option(help="The key to copy from.")] = 0,
     eps: Eps = 0.01,
     shortest: Annotated[
         bool, typer.Option("--shortest", help="The shortest query there is, with a proof of it.")
     ] = False,
-    keys: Keys = None,
-    orthonormal: Orthonormal = None,
-    random: Random = None,
-    dim: Dim = None,
-    seed: Seed = 0,
-    dtype: Dtype = "float64",
-    save: Save = None,
-    plot: Plot = None,
-    as_json: AsJson = False,
-) -> None:
+) -> Construction:
     """A query that puts all but eps of the weight on one key."""
-    from avow.constructions import copy_query
-
-    given, kind = numbers.keys_from(keys, orthonormal, random, dim, seed), numbers.dtype_named(dtype)
-    _deliver(lambda: copy_query(given, target, eps, shortest, kind), save, plot, as_json)
+    return constructions.copy_query(given, target, eps, shortest, kind)
 
 
-@app.command()
+@_construction
 def average(
+    given: Tensor,
+    kind: torch.dtype,
     subset: Annotated[str, typer.Option(help="The keys to average, separated by commas.")] = "0,1",
     eps: Eps = 0.01,
-    keys: Keys = None,
-    orthonormal: Orthonormal = None,
-    random: Random = None,
-    dim: Dim = None,
-    seed: Seed = 0,
-    dtype: Dtype = "float64",
-    save: Save = None,
-    plot: Plot = None,
-    as_json: AsJson = False,
-) -> None:
+) -> Construction:
     """A query that shares the weight evenly among some keys."""
-    from avow.constructions import average_query
-
-    given, kind = numbers.keys_from(keys, orthonormal, random, dim, seed), numbers.dtype_named(dtype)
-    chosen = numbers.indices("subset", subset)
-    _deliver(lambda: average_query(given, chosen, eps, kind), save, plot, as_json)
+    return constructions.average_query(given, numbers.indices("subset", subset), eps, kind)
 
 
-@app.command()
+@_construction
 def mixture(
+    given: Tensor,
+    kind: torch.dtype,
     weights: Annotated[str, typer.Option(help="The weights, separated by commas.")],
     subset: Annotated[str | None, typer.Option(help="The keys they are for; the first ones unless told.")] = None,
     eps: Eps = 0.01,
-    keys: Keys = None,
-    orthonormal: Orthonormal = None,
-    random: Random = None,
-    dim: Dim = None,
-    seed: Seed = 0,
-    dtype: Dtype = "float64",
-    save: Save = None,
-    plot: Plot = None,
-    as_json: AsJson = False,
-) -> None:
+) -> Construction:
     """A query that spreads the weight over some keys as told."""
-    from avow.constructions import mixture_query
-
-    given, kind = numbers.keys_from(keys, orthonormal, random, dim, seed), numbers.dtype_named(dtype)
     shares = numbers.fractions("weights", weights)
     chosen = list(range(len(shares))) if subset is None else numbers.indices("subset", subset)
     if len(set(chosen)) != len(shares) or len(chosen) != len(shares) or not set(chosen) <= set(range(len(given))):
@@ -110,37 +147,30 @@ def mixture(
         raise ParameterError("subset", chosen, rule, "try --subset 0,1 --weights 0.7,0.3")
     spread = torch.zeros(len(given), dtype=torch.float64)
     spread[chosen] = torch.tensor([float(share) for share in shares], dtype=torch.float64)
-    _deliver(lambda: mixture_query(given, spread, eps, kind), save, plot, as_json)
+    return constructions.mixture_query(given, spread, eps, kind)
 
 
-@app.command()
+@_construction
 def route(
+    given: Tensor,
+    kind: torch.dtype,
     route: Annotated[
         list[str] | None,
         typer.Option(metavar="TOKEN=SOURCES", help="Which token reads which, or averages which; may be repeated."),
     ] = None,
     eps: Eps = 0.01,
-    keys: Annotated[Path | None, typer.Option(help="A .safetensors file with a tensor named keys: the tokens.")] = None,
-    orthonormal: Annotated[int | None, typer.Option(help="So many unit vectors as tokens.")] = None,
-    random: Annotated[int | None, typer.Option(help="So many tokens of random direction and length 1.")] = None,
-    dim: Annotated[int | None, typer.Option(help="Dimension of the tokens.")] = None,
-    seed: Seed = 0,
-    dtype: Dtype = "float64",
-    save: Save = None,
-    plot: Plot = None,
-    as_json: AsJson = False,
-) -> None:
-    """One attention head that delivers to each token what others carry."""
-    from avow.constructions import router
+) -> Construction:
+    """A head that delivers to each token what others carry.
 
-    tokens = numbers.keys_from(keys, orthonormal, random, dim, seed).to(numbers.dtype_named(dtype))
-    table = numbers.routes(route or [])
-    _deliver(lambda: router(tokens, table, eps), save, plot, as_json)
+    The keys are the tokens.
+    """
+    return constructions.router(given.to(kind), numbers.routes(route or []), eps)
 
 
-@app.command("robust-heads")
+@_construction
 def robust_heads(
-    at_least: Annotated[float, typer.Option(help="Key a may be scaled by anything from here on.")] = 0.5,
+    kind: torch.dtype,
+    at_least: Annotated[float, typer.Option(help="The key may be scaled by anything from here on.")] = 0.5,
     scales: Annotated[
         str | None, typer.Option(help="It is scaled by one of these instead, each as likely: 1/2,3/2.")
     ] = None,
@@ -151,36 +181,31 @@ def robust_heads(
     eps: Eps = 0.01,
     keys: Keys = None,
     orthonormal: Orthonormal = None,
-    dtype: Dtype = "float64",
-    save: Save = None,
-    plot: Plot = None,
-    as_json: AsJson = False,
-) -> None:
-    """Two heads whose mean keeps to two values while one of their keys is scaled at random."""
-    from avow.constructions import AnyScale, DiscreteLaw, GaussianLaw
-    from avow.constructions import robust_heads as made
+) -> Construction:
+    """Two heads that average two values while a key is scaled.
 
-    law: Any = AnyScale(at_least)
+    Their mean keeps to the two values, whatever the scale, or with the law of it.
+    """
+    law: Any = constructions.AnyScale(at_least)
     if scales is not None:
         values = numbers.fractions("scales", scales)
-        law = DiscreteLaw(values, [1 / numbers.fraction("scales", str(len(values)))] * len(values))
+        law = constructions.DiscreteLaw(values, [1 / numbers.fraction("scales", str(len(values)))] * len(values))
     if gauss is not None:
         moments = numbers.fractions("gauss", gauss)
         if len(moments) != 2 or scales is not None:
             raise ParameterError("gauss", repr(gauss), "must be a mean and a variance, without --scales", "try 1,1/2")
-        law = GaussianLaw(*map(float, moments))
-    given, kind = numbers.keys_from(keys, orthonormal, None, None, 0), numbers.dtype_named(dtype)
+        law = constructions.GaussianLaw(*map(float, moments))
+    if (keys is None) == (orthonormal is None):
+        value, remedy = "nothing" if keys is None else "both", "use one of --keys FILE, --orthonormal N"
+        raise ParameterError("keys", value, "must be given in one way", remedy)
+    given = numbers.keys_from(keys, orthonormal, None, None, 0)
     own = None if keys is None else given
-    _deliver(
-        lambda: made(len(given), eps, law, away=away, keys=own, noisy=noisy, other=other, dtype=kind),
-        save,
-        plot,
-        as_json,
-    )
+    return constructions.robust_heads(len(given), eps, law, away=away, keys=own, noisy=noisy, other=other, dtype=kind)
 
 
-@app.command("project-out")
+@_construction
 def project_out(
+    kind: torch.dtype,
     input: Annotated[
         Path | None, typer.Option(help="A .safetensors file with A and B: columns to keep and to remove.")
     ] = None,
@@ -188,15 +213,8 @@ def project_out(
     kept: Annotated[int, typer.Option(help="Without a file: columns to keep.")] = 2,
     removed: Annotated[int, typer.Option(help="Without a file: columns to remove.")] = 3,
     seed: Seed = 0,
-    dtype: Dtype = "float64",
-    save: Save = None,
-    plot: Plot = None,
-    as_json: AsJson = False,
-) -> None:
+) -> Construction:
     """The projector that keeps one span and removes another."""
-    from avow.constructions import project_out as made
-
-    kind = numbers.dtype_named(dtype)
     if input is not None:
         a, b = numbers.tensor_in(input, "A"), numbers.tensor_in(input, "B")
     else:
@@ -205,96 +223,46 @@ def project_out(
                 raise ParameterError(name, size, "must be at least 1", f"try --{name} 2")
         drawn = torch.randn(dim, kept + removed, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
         a, b = drawn[:, :kept], drawn[:, kept:]
-    _deliver(lambda: made(a.to(kind), b.to(kind)), save, plot, as_json)
+    return constructions.project_out(a.to(kind), b.to(kind))
 
 
-@app.command("relu-linear")
+@_construction
 def relu_linear(
+    kind: torch.dtype,
     slope: Annotated[str, typer.Option(help="The slope, exactly as written: 2, 0.1 or 1/3.")] = "1",
     intercept: Annotated[str, typer.Option(help="The value at 0.")] = "0",
     start: Start = None,
     end: End = None,
-    dtype: Dtype = "float64",
-    save: Save = None,
-    plot: Plot = None,
-    as_json: AsJson = False,
-) -> None:
-    """A straight line from two ReLUs, everywhere or on an interval."""
-    from avow.constructions import relu_linear as made
-
+) -> Construction:
+    """A straight line from two ReLUs, everywhere or in part."""
     if (start is None) != (end is None):
         raise ParameterError("interval", f"from {start} to {end}", "has one end", "give --from and --to, or neither")
     interval = None
     if start is not None and end is not None:
         interval = numbers.fraction("from", start), numbers.fraction("to", end)
-    m, b = numbers.fraction("slope", slope), numbers.fraction("intercept", intercept)
-    _deliver(lambda: made(m, b, interval, numbers.dtype_named(dtype)), save, plot, as_json)
+    return constructions.relu_linear(
+        numbers.fraction("slope", slope), numbers.fraction("intercept", intercept), interval, kind
+    )
 
 
-@app.command("relu-square")
+@_construction
 def relu_square(
+    kind: torch.dtype,
     eps: Eps = 1e-3,
     deep: Annotated[bool, typer.Option("--deep", help="Many thin layers in place of one wide one.")] = False,
-    dtype: Dtype = "float64",
-    save: Save = None,
-    plot: Plot = None,
-    as_json: AsJson = False,
-) -> None:
+) -> Construction:
     """The square on [0, 1], within eps everywhere."""
-    from avow.constructions import relu_square as made
-
-    _deliver(lambda: made(eps, deep, numbers.dtype_named(dtype)), save, plot, as_json)
+    return constructions.relu_square(eps, deep, kind)
 
 
-@app.command("relu-piecewise")
+@_construction
 def relu_piecewise(
+    kind: torch.dtype,
     formula: Annotated[str, typer.Option(help="A formula in x, such as exp(-x**2); read, never run.")],
-    start: Annotated[str, typer.Option("--from", help="Where the interval begins.")] = "0",
-    end: Annotated[str, typer.Option("--to", help="Where the interval ends.")] = "1",
+    start: Start = "0",
+    end: End = "1",
     eps: Eps = 1e-3,
-    dtype: Dtype = "float64",
-    save: Save = None,
-    plot: Plot = None,
-    as_json: AsJson = False,
-) -> None:
+) -> Construction:
     """Any formula in x on an interval, within eps everywhere."""
-    from avow.cli.formula import parse
-    from avow.constructions import relu_piecewise as made
-
-    curve, kind = parse(formula), numbers.dtype_named(dtype)
-    interval = numbers.fraction("from", start), numbers.fraction("to", end)
-    _deliver(lambda: made(curve, interval, eps, kind), save, plot, as_json)
-
-
-def _deliver(make: Callable[[], Construction], save: Path | None, plot: Path | None, as_json: bool) -> None:
-    """Make the weights, prove them, show and write them; a proof that fails leaves no file."""
-    from avow import atomic
-    from avow.report import charts
-    from avow.report.weights import plain, saved, told, weights_table
-
-    if plot is not None and plot.suffix != ".png":
-        raise ParameterError("plot", plot, "must be a .png file", f"try --plot {plot.with_suffix('.png')}")
-    for path in (save, plot):
-        if path is not None:
-            atomic.ready(path)
-    made = make()
-    proof = made.verify()
-    files = []
-    if proof and save is not None:
-        files.append((save, saved(made, proof)))
-    if proof and plot is not None:
-        files.append((plot, charts.png(made.picture())))
-    for path, content in files:
-        atomic.write(path, content)
-    if as_json:
-        typer.echo(json.dumps(plain(made, proof, _MOST), indent=1, allow_nan=False))
-    else:
-        console = Console(highlight=False)
-        console.print(weights_table(made), "", sep="\n")
-        for part in told(proof):
-            console.print(part)
-    if not proof:
-        typer.echo("avow: the proof does not hold; nothing was written", err=True)
-        raise typer.Exit(1)
-    for path, _ in files:
-        typer.echo(f"wrote {path}", err=True)
+    interval = numbers.fraction("from", str(start)), numbers.fraction("to", str(end))
+    return constructions.relu_piecewise(parse(formula), interval, eps, kind)

@@ -12,9 +12,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
-from rich.console import Console
 
-from avow.cli.options import AsJson, command, split
+from avow.cli.options import AsJson, Device, command, files, place, split
+from avow.cli.output import document, wrote
 
 if TYPE_CHECKING:
     from avow.training.side_by_side import News
@@ -24,7 +24,7 @@ def knowledge(
     flags: Annotated[
         list[str] | None,
         typer.Argument(
-            metavar="[SECTION.NAME=VALUE]...",
+            metavar="SECTION.NAME=VALUE",
             help="Fields of every arm's configuration; avow train pretrain --help lists them.",
         ),
     ] = None,
@@ -40,28 +40,33 @@ def knowledge(
     seeds: Annotated[int, typer.Option(help="Runs of every arm; with several, the table tells their spread.")] = 1,
     steps: Annotated[int | None, typer.Option(help="Steps of the pretrained arms.")] = None,
     out: Annotated[Path, typer.Option(help="Where runs, report, picture and figures go.")] = Path("out/knowledge"),
-    device: Annotated[str, typer.Option(metavar="auto|cpu|cuda", help="Where to compute.")] = "auto",
+    device: Device = "auto",
     jobs: Annotated[
         int | None, typer.Option(min=1, help="Arms at once; one for each core unless told, on a GPU one.")
     ] = None,
     resume: Annotated[bool, typer.Option("--resume", help="Go on with what an interrupted experiment left.")] = False,
     as_json: AsJson = False,
 ) -> None:
-    """Train models with and without reading, ask them, and compare: under five minutes on two cores."""
+    """What each attention can learn: models read, and are asked.
+
+    Trains models with and without reading, asks them and compares, in under five minutes on two cores.
+    """
     from avow import atomic
+    from avow.bench.machine import machine
     from avow.report.knowledge_page import knowledge_page
     from avow.report.knowledge_plot import png
     from avow.report.knowledge_table import knowledge_table
+    from avow.report.terminal import bold, show
     from avow.training.knowledge import Experiment
     from avow.training.knowledge_arms import arms
     from avow.training.side_by_side import Interrupted, side_by_side
 
+    where = machine(place(device))
     chosen = arms(corpus, split(attentions), split(positions), seeds, steps, device, flags or [])
     html, picture, figures = (out / f"knowledge.{kind}" for kind in ("html", "png", "json"))
-    for path in (html, picture, figures):
-        atomic.ready(path)
+    written = files(html, picture, figures)
     try:
-        with _progress(len(chosen)) as tell:
+        with _progress() as tell:
             results = side_by_side(chosen, out, resume=resume, jobs=jobs, tell=tell)
     except (Interrupted, KeyboardInterrupt) as problem:
         words = [word for word in sys.argv[1:] if word != "--resume"]
@@ -72,27 +77,23 @@ def knowledge(
         kind = problem.signal if isinstance(problem, Interrupted) else signal.SIGINT
         raise typer.Exit(128 + kind) from problem
     made = Experiment.of(corpus, out, results)
-    machine = _machine(device)
-    document = {"command": command(), "machine": machine, **made.plain()}
-    atomic.write(figures, json.dumps(document, indent=1, ensure_ascii=False))
+    plain = {"command": command(), "machine": where, **made.plain()}
+    atomic.write(figures, json.dumps(plain, indent=1, ensure_ascii=False))
     atomic.write(picture, png(made))
-    atomic.write(html, knowledge_page(made, command(), machine))
+    atomic.write(html, knowledge_page(made, command(), where))
     if as_json:
-        typer.echo(json.dumps(document, indent=1, ensure_ascii=False))
+        document(plain)
     else:
-        console = Console(highlight=False)
-        console.print(knowledge_table(made), "", sep="\n")
-        console.print(made.headline, style="bold", markup=False)
+        show(knowledge_table(made), "", bold(made.headline))
     for failed in made.failures:
         typer.echo(f"avow: {failed.arm.name} came to no end: {failed.why}", err=True)
-    for path in (html, picture, figures):
-        typer.echo(f"wrote {path}", err=True)
+    wrote(written)
     if made.failures:
         raise typer.Exit(1)
 
 
 @contextmanager
-def _progress(count: int) -> Iterator[Callable[[News], None]]:
+def _progress() -> Iterator[Callable[[News], None]]:
     """How far every arm is: bars on a terminal, plain lines elsewhere, always on stderr."""
     if not sys.stderr.isatty():
         quarters: dict[str, int] = {}
@@ -106,6 +107,7 @@ def _progress(count: int) -> Iterator[Callable[[News], None]]:
 
         yield line
         return
+    from rich.console import Console
     from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
 
     columns = (TextColumn("{task.description}"), BarColumn(), TextColumn("{task.fields[told]}"), TimeElapsedColumn())
@@ -135,20 +137,3 @@ def _words(news: News) -> str:
     if news.kind == "progress":
         return f"step {news.step:,}/{news.steps:,}, loss {news.loss:.3f}"
     return {"found": "had finished before", "failed": f"failed: {news.why}"}.get(news.kind, news.kind)
-
-
-def _machine(device: str) -> str:
-    """The hardware, in words."""
-    import torch
-
-    from avow.training.side_by_side import cores
-
-    if device != "cpu" and torch.cuda.is_available():
-        return f"{torch.cuda.get_device_name()}, torch {torch.__version__}"
-    name = "CPU"
-    try:
-        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
-        name = next((line.partition(":")[2].strip() for line in lines if line.startswith("model name")), name)
-    except OSError:
-        pass  # Other systems keep this elsewhere.
-    return f"{cores()} cores of {name}, torch {torch.__version__}"

@@ -19,7 +19,10 @@ def lab(
     runs: Annotated[Path, typer.Option(help="Folder below which training runs are shown.")] = Path("out"),
     as_json: AsJson = False,
 ) -> None:
-    """The local page: see attention keep its word. Serves this machine alone, until Ctrl-C."""
+    """The local page: see attention keep its word.
+
+    Serves this machine alone, until Ctrl-C.
+    """
     from avow.lab.serving import open_browser, serve
 
     # The processes that look at runs inherit it; a page never names a folder.

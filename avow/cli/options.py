@@ -3,21 +3,17 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Annotated
 
 import torch
 import typer
 
+from avow import atomic
 from avow.errors import ParameterError
 from avow.workloads import KINDS, Workload, read, workload
-
-
-def kinds_help() -> str:
-    """Every kind of workload in a line."""
-    lines = ["Kinds of heads to draw, separated by commas.", "", "\b"]
-    return "\n".join(lines + [f"{name}: {kind.summary}" for name, kind in KINDS.items()])
-
 
 Length = Annotated[int | None, typer.Option(help="Keys and queries; with --input, keep only the first so many keys.")]
 Heads = Annotated[int, typer.Option(help="Heads to draw.")]
@@ -25,21 +21,59 @@ Dim = Annotated[int, typer.Option(help="Dimension of each head.")]
 Input = Annotated[
     Path | None, typer.Option(help="Your own heads: a .safetensors file with q, k, v and, if you like, q_positions.")
 ]
-Causal = Annotated[bool, typer.Option(help="Whether a row sees only keys up to its own place.")]
-Seed = Annotated[int, typer.Option(help="Seed of what is drawn and of random methods.")]
-Device = Annotated[str, typer.Option(help="cpu or cuda.")]
+Causal = Annotated[bool, typer.Option("--causal", help="A row sees only keys up to its own place.")]
+Seed = Annotated[int, typer.Option(min=0, max=2**63 - 1, help="Seed of what is drawn.")]
+Device = Annotated[str, typer.Option(metavar="auto|cpu|cuda", help="Where to compute; auto: a GPU if there is one.")]
+Threads = Annotated[int, typer.Option(help="CPU threads; more than 1 is unsteady on a busy machine.")]
+Png = Annotated[Path | None, typer.Option(help="Write a picture here too, as .png.")]
 AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON document and nothing else on stdout.")]
 
 
 def split(text: str | None) -> list[str]:
+    """The words between commas."""
     return [word.strip() for word in (text or "").split(",") if word.strip()]
+
+
+def place(device: str) -> str:
+    """Where to compute: cpu or cuda."""
+    there = torch.cuda.is_available()
+    if device not in ("auto", "cpu", *(["cuda"] if there else [])):
+        raise ParameterError("device", device, "is not at hand", "use --device cpu")
+    return "cuda" if device != "cpu" and there else "cpu"
+
+
+@contextmanager
+def use_threads(count: int) -> Iterator[None]:
+    """Have torch use so many for a while."""
+    if count < 1:
+        raise ParameterError("threads", count, "must be at least 1", "try --threads 1")
+    before = torch.get_num_threads()
+    torch.set_num_threads(count)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
+
+
+def files(*paths: Path | None) -> list[Path]:
+    """Those places that were named, each fit to be written: told before the work, not after it."""
+    named = [path for path in paths if path is not None]
+    for path in named:
+        atomic.ready(path)
+    return named
+
+
+def png_ready(path: Path | None) -> list[Path]:
+    """The same for a picture, whose name must say what it is."""
+    if path is not None and path.suffix != ".png":
+        raise ParameterError("png", path, "must be a .png file", f"try --png {path.with_suffix('.png')}")
+    return files(path)
 
 
 def workloads(
     kinds: str, input: Path | None, length: int | None, heads: int, dim: int, seed: int, causal: bool, device: str
 ) -> list[Workload]:
-    if device not in ("cpu", "cuda") or (device == "cuda" and not torch.cuda.is_available()):
-        raise ParameterError("device", device, "is not at hand", "use --device cpu")
+    """The heads to look at: drawn, one workload for each kind, or those of a file."""
     if length is not None and length < 1:
         raise ParameterError("length", length, "must be at least 1", "try --length 8192")
     if input is not None:
@@ -52,4 +86,5 @@ def workloads(
 
 
 def command() -> str:
+    """What was typed."""
     return " ".join(["avow", *sys.argv[1:]])

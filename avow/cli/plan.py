@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-import json
 import math
-from pathlib import Path
 from typing import Annotated, Any
 
 import typer
-from rich.console import Console
 
 import avow
-from avow.cli.options import AsJson, Causal, Device, Dim, Heads, Input, Length, Seed, kinds_help, workloads
+from avow.cli.lists import kinds, told_below
+from avow.cli.options import AsJson, Causal, Device, Dim, Heads, Input, Length, Png, Seed, place, workloads
+from avow.cli.output import document
 from avow.cli.plan_ranks import Asked, plan_ranks
 from avow.errors import ParameterError
 from avow.planner import Plan
@@ -19,15 +18,14 @@ from avow.planner import Plan
 # Longer than this, tensors are drawn at this length and only the prices are for the length asked for.
 _DRAWN = 4096
 
+Planned = told_below(kinds)
+
 
 def plan(
     length: Length = None,
     heads: Heads = 4,
     dim: Dim = 64,
-    kind: Annotated[
-        str,
-        typer.Option(help=kinds_help().replace("Kinds of heads to draw, separated by commas", "Kind of heads to draw")),
-    ] = "diffuse",
+    kind: Annotated[str, typer.Option(help="Kind of heads to draw; see below.")] = "diffuse",
     tol: Annotated[float | None, typer.Option(help="The error every row may have; exact unless told.")] = None,
     confidence: Annotated[
         float | None, typer.Option(help="Accept promises that hold with this probability, such as 0.99.")
@@ -36,7 +34,6 @@ def plan(
     causal: Causal = False,
     seed: Seed = 0,
     device: Device = "cpu",
-    as_json: AsJson = False,
     ranks: Annotated[
         int | None, typer.Option(help="Spread it over so many ranks: time by way and sharding; needs --link.")
     ] = None,
@@ -44,8 +41,8 @@ def plan(
         str | None, typer.Option(metavar="SPEED", help="With --ranks: what a rank can send, such as 400GB/s.")
     ] = None,
     latency: Annotated[
-        str, typer.Option(metavar="TIME", help="With --ranks: until a message is there, such as 5us.")
-    ] = "5us",
+        str | None, typer.Option(metavar="TIME", help="With --ranks: until a message is there; 5us unless told.")
+    ] = None,
     compute: Annotated[
         str | None,
         typer.Option(metavar="SPEED", help="With --ranks: a rank's products, such as 400TFLOP/s; else as here."),
@@ -53,47 +50,54 @@ def plan(
     memory: Annotated[
         str | None, typer.Option(metavar="SPEED", help="With --compute: a rank's memory, such as 4.8TB/s.")
     ] = None,
-    kept: Annotated[float, typer.Option(help="With --compute: the share of tokens that sparse reads in full.")] = 0.1,
+    kept: Annotated[
+        float | None, typer.Option(help="With --compute: the share of tokens that sparse reads; 0.1 unless told.")
+    ] = None,
     queries: Annotated[
         int | None, typer.Option(help="With --ranks: queries, such as 1 for a step of decoding; as many as keys.")
     ] = None,
-    batch: Annotated[int, typer.Option(help="With --ranks: sequences at once.")] = 1,
+    batch: Annotated[int | None, typer.Option(help="With --ranks: sequences at once; 1 unless told.")] = None,
     key_heads: Annotated[int | None, typer.Option(help="With --ranks: key heads that heads share.")] = None,
-    dtype: Annotated[str, typer.Option(help="With --ranks: float64, float32, bfloat16 or float16.")] = "float32",
-    png: Annotated[
-        Path | None, typer.Option(help="With --ranks: write weak scaling up to so many ranks as a picture.")
+    dtype: Annotated[
+        str | None, typer.Option(help="With --ranks: float64, float32, bfloat16 or float16; float32 unless told.")
     ] = None,
+    png: Png = None,
+    as_json: AsJson = False,
 ) -> None:
-    """What would run for a tolerance, what it would cost, and why each other method lost.
+    """What would run for a tolerance, at what cost, and why.
 
-    With --ranks: how long each way takes over many ranks, in which sharding, and where links are the limit.
+    Each other method comes with the reason it lost. With --ranks: how long each way takes over many ranks, in which
+    sharding, and where links are the limit; --png draws weak scaling up to so many ranks.
     """
     from avow.report.table import plan_table
+    from avow.report.terminal import bold, show
 
+    more = {"latency": latency, "kept": kept, "batch": batch, "dtype": dtype}
+    told = {"link": link, "compute": compute, "memory": memory, "queries": queries, "key_heads": key_heads, **more}
+    device = place(device)
     if ranks is not None:
-        _only_sizes(ranks, {"tol": tol, "confidence": confidence, "input": input})
-        wanted = length or 131072
-        asked = (ranks, link, latency, compute, memory, kept, wanted, queries, batch, heads, key_heads, dim, dtype)
-        return plan_ranks(Asked(*asked, causal, device, png, as_json))
-    told = {"link": link, "compute": compute, "memory": memory, "queries": queries, "key-heads": key_heads, "png": png}
-    for name, value in told.items():
+        _only_sizes({"tol": tol, "confidence": confidence, "input": input})
+        given: dict[str, Any] = {name: value for name, value in told.items() if value is not None}
+        sizes: dict[str, Any] = {"length": 131072 if length is None else length, "heads": heads, "dim": dim}
+        return plan_ranks(Asked(ranks, **sizes, **given, causal=causal, device=device, png=png, as_json=as_json))
+    for name, value in {**told, "png": png}.items():
         if value is not None:
-            raise ParameterError(name, value, "is for many ranks", f"add --ranks 8, or leave --{name} out")
+            option = name.replace("_", "-")
+            raise ParameterError(option, value, "is for many ranks", f"add --ranks 8, or leave --{option} out")
 
-    wanted = length or 2048
+    wanted = 2048 if length is None else length
     drawn = wanted if input else min(wanted, _DRAWN)
-    (load,) = workloads(kind, input, length if input else drawn, heads, dim, seed, causal, device)
+    load, *others = workloads(kind, input, length if input else drawn, heads, dim, seed, causal, device)
+    if others:
+        raise ParameterError("kind", repr(kind), "must be one kind", f"try --kind {load.kind}")
     keys = wanted if drawn < wanted else None
     made = avow.plan(load.q, load.k, load.v, tol=tol, confidence=confidence, keys=keys, **load.call)
     if as_json:
-        typer.echo(json.dumps(plain_plan(made), indent=1, allow_nan=False))
-        return
-    console = Console()
-    console.print(plan_table(made))
-    console.print(_verdict(made), style="bold", highlight=False)
+        return document(plain_plan(made))
+    return show(plan_table(made), bold(_verdict(made)))
 
 
-def _only_sizes(ranks: int, given: dict[str, object]) -> None:
+def _only_sizes(given: dict[str, object]) -> None:
     """Raise where something is asked of tensors, which a plan for many ranks does not look at."""
     for name, value in given.items():
         if value is not None:

@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import torch
-import typer
-from rich.console import Console
-
 from avow.calibration import rates
 from avow.cli.numbers import dtype_named
+from avow.cli.options import png_ready
+from avow.cli.output import document, wrote
 from avow.cli.quantities import duration, operations, speed
 from avow.contract import Sizes
 from avow.errors import ParameterError
@@ -23,22 +20,22 @@ class Asked(NamedTuple):
     """What the command line says, as it was typed."""
 
     ranks: int
-    link: str | None
-    latency: str
-    compute: str | None
-    memory: str | None
-    kept: float
     length: int
-    queries: int | None
-    batch: int
     heads: int
-    key_heads: int | None
     dim: int
-    dtype: str
     causal: bool
     device: str
     png: Path | None
     as_json: bool
+    link: str | None = None
+    latency: str = "5us"
+    compute: str | None = None
+    memory: str | None = None
+    kept: float = 0.1
+    queries: int | None = None
+    batch: int = 1
+    key_heads: int | None = None
+    dtype: str = "float32"
 
 
 def plan_ranks(asked: Asked) -> None:
@@ -46,30 +43,26 @@ def plan_ranks(asked: Asked) -> None:
     from avow import atomic
     from avow.report.charts import png
     from avow.report.ranks import ranks_table, shardings_table, verdict, weak_chart
+    from avow.report.terminal import bold, show
 
     sizes = _sizes(asked)
+    check(sizes, asked.ranks)
     if asked.link is None:
         rule = "needs to know how fast ranks are connected"
         raise ParameterError("ranks", asked.ranks, rule, "add --link, such as --link 400GB/s")
     link = Link(speed("link", asked.link), duration("latency", asked.latency))
     machine, source = _machine(asked)
-    check(sizes, asked.ranks)
-    if asked.png is not None:
-        atomic.ready(asked.png)
+    written = png_ready(asked.png)
     made = offers(sizes, asked.ranks, link, machine)
     if asked.png is not None:
         scaled = weak(sizes, asked.ranks, link, machine)
         atomic.write(asked.png, png(weak_chart(scaled, sizes, asked.ranks, link)))
     if asked.as_json:
-        typer.echo(json.dumps(_plain(made, sizes, asked.ranks, link, source), indent=1, allow_nan=False))
+        document(_plain(made, sizes, asked.ranks, link, source))
     else:
-        console = Console()
-        console.print(ranks_table(made, sizes, asked.ranks, link, source), "", sep="\n")
-        console.print(shardings_table(made), "", sep="\n")
-        for line in verdict(made, asked.ranks):
-            console.print(line, style="bold", highlight=False)
-    if asked.png is not None:
-        typer.echo(f"wrote {asked.png}", err=True)
+        show(ranks_table(made, sizes, asked.ranks, link, source), "", shardings_table(made), "")
+        show(*map(bold, verdict(made, asked.ranks)))
+    wrote(written)
 
 
 def _sizes(asked: Asked) -> Sizes:
@@ -101,8 +94,6 @@ def _machine(asked: Asked) -> tuple[Machine, str]:
     """What a rank computes with: a device by its figures, or one like this machine."""
     if not 0 <= asked.kept <= 1:
         raise ParameterError("kept", asked.kept, "must be from 0 to 1", "try --kept 0.1")
-    if asked.device not in ("cpu", "cuda") or (asked.device == "cuda" and not torch.cuda.is_available()):
-        raise ParameterError("device", asked.device, "is not at hand", "use --device cpu")
     if asked.compute is None and asked.memory is None:
         known = rates(asked.device)
         return known, f"ranks like this machine, {known.source}"

@@ -3,16 +3,13 @@
 from __future__ import annotations
 
 import dataclasses
-import json
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
-import torch
 import typer
-from rich.console import Console
 
-from avow.cli.options import AsJson, command
-from avow.errors import ParameterError
+from avow.cli.options import AsJson, Threads, command, files, use_threads
+from avow.cli.output import document, wrote
 
 if TYPE_CHECKING:
     from avow.integrations.transformers.profiling import Profile
@@ -22,7 +19,6 @@ Text = Annotated[Path, typer.Option("--text", help="A text in UTF-8.")]
 Tokens = Annotated[
     int | None, typer.Option(help="Read so many tokens; unless told, all that the model has positions for.")
 ]
-Threads = Annotated[int, typer.Option(help="CPU threads.")]
 
 
 def profile(
@@ -36,8 +32,12 @@ def profile(
     plan: Annotated[Path, typer.Option(help="Where the plan goes.")] = Path("out/plan.json"),
     as_json: AsJson = False,
 ) -> None:
-    """What each head of a model does with a text, what each method could save, and a plan for avow.apply."""
+    """What each head of a model does with a text, and a plan.
+
+    The plan says what each method could save within a tolerance; avow.apply and avow verify take it.
+    """
     from avow import atomic
+    from avow.bench.machine import machine
     from avow.integrations.transformers.layers import replaceable
     from avow.integrations.transformers.model_files import load_model, read_text
     from avow.integrations.transformers.profiling import profile as measure
@@ -45,36 +45,21 @@ def profile(
     from avow.report.profile_page import profile_page
     from avow.report.profile_table import headline, kinds_table, methods_table
     from avow.report.progress import progress
+    from avow.report.terminal import bold, show
 
-    for path in (html, plan):
-        atomic.ready(path)
-    use_threads(threads)
-    loaded = load_model(model)
-    ids = read_text(loaded, text, tokens)
-    with progress(len(replaceable(loaded.model))) as tell:
-        made = measure(loaded.model, ids, tol, budget, loaded.name, tell)
-    atomic.write(html, profile_page(made, command(), machine(threads)))
+    written = files(html, plan)
+    with use_threads(threads):
+        loaded = load_model(model)
+        ids = read_text(loaded, text, tokens)
+        with progress(len(replaceable(loaded.model))) as tell:
+            made = measure(loaded.model, ids, tol, budget, loaded.name, tell)
+        atomic.write(html, profile_page(made, command(), machine()))
     atomic.write(plan, made.plan.to_json())
     if as_json:
-        typer.echo(json.dumps(plain(made), indent=1, allow_nan=False))
+        document(plain(made))
     else:
-        console = Console()
-        for table in (kinds_table(made), methods_table(made)):
-            console.print(columns(table), "", sep="\n")
-        console.print(headline(made), style="bold", highlight=False)
-    for path in (html, plan):
-        typer.echo(f"wrote {path}", err=True)
-
-
-def use_threads(threads: int) -> None:
-    """Have torch use so many; the command ends with the process."""
-    if threads < 1:
-        raise ParameterError("threads", threads, "must be at least 1", "try --threads 1")
-    torch.set_num_threads(threads)
-
-
-def machine(threads: int) -> str:
-    return f"{threads} CPU thread{'s' if threads > 1 else ''}, torch {torch.__version__}"
+        show(columns(kinds_table(made)), "", columns(methods_table(made)), "", bold(headline(made)))
+    wrote(written)
 
 
 def plain(made: Profile) -> dict[str, Any]:

@@ -2,69 +2,41 @@
 
 from __future__ import annotations
 
-from dataclasses import fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
-from rich.console import Console
-from typer.core import TyperCommand
 
-from avow.cli.options import AsJson, command
-from avow.cli.training import fit, show
+from avow.cli.lists import configuration, told_below
+from avow.cli.options import AsJson, Device, Seed, command, files, place
+from avow.cli.output import document, wrote
+from avow.cli.training import fit
 from avow.errors import FileError, ParameterError
 
 if TYPE_CHECKING:
     from avow.report.evaluation import Asked
 
-app = typer.Typer(no_args_is_help=True, help="Pretrain and fine-tune models, ask them questions, let them write.")
+app = typer.Typer(no_args_is_help=True, help="Pretrain and fine-tune models, ask them, let them write.")
 
-# How long a run is where nobody says.
-LENGTHS = {"pretrain": "schedule.steps=1000", "finetune": "schedule.steps=200"}
+# How many steps a run has where nobody says.
+STEPS = {"pretrain": 1000, "finetune": 200}
 # In place of a pretrained run: the baseline that has read nothing.
 NOTHING = "nothing"
-
-
-class Configured(TyperCommand):
-    """A command whose help ends in all fields of a configuration, as the configuration declares them."""
-
-    def format_help(self, ctx: Any, formatter: Any) -> None:
-        super().format_help(ctx, formatter)
-        from avow.nn import ModelConfig
-        from avow.params import parameters_of
-        from avow.training.config import SECTIONS
-
-        # What the command says where the configuration leaves it open.
-        own = dict([LENGTHS[str(self.name)].split("=")])
-        formatter.write_paragraph()
-        formatter.write_text("Fields of a configuration, in a file or as section.name=value:")
-        for section, kind in SECTIONS.items():
-            told = []
-            for p in parameters_of(kind):
-                name = f"{section}.{p.name}"
-                choices = f" ({', '.join(p.rule.choices)})" if p.rule.choices else ""
-                told.append((f"{name}={own.get(name, p.default)}", f"{p.help}{choices}"))
-            with formatter.section(section):
-                formatter.write_dl(told)
-        usual = ModelConfig(vocabulary=1)
-        with formatter.section("model"):
-            names = [field.name for field in fields(usual) if field.name != "vocabulary"]
-            formatter.write_text(", ".join(f"model.{name}={getattr(usual, name)}" for name in names))
 
 
 Run = Annotated[Path, typer.Argument(metavar="RUN", help="The folder of the run: log, configuration, checkpoints.")]
 Finished = Annotated[Path, typer.Argument(metavar="RUN", help="The folder of a run, or one of its checkpoints.")]
 Flags = Annotated[
-    list[str] | None, typer.Argument(metavar="[SECTION.NAME=VALUE]...", help="Fields of the configuration; see below.")
+    list[str] | None, typer.Argument(metavar="SECTION.NAME=VALUE", help="Fields of the configuration; see below.")
 ]
 Config = Annotated[Path | None, typer.Option(help="A configuration in TOML or JSON; fields on the command line win.")]
 Corpus = Annotated[str | None, typer.Option(metavar="DIR|invented", help="The same as data.corpus.")]
 Resume = Annotated[bool, typer.Option("--resume", help="Go on from the last checkpoint in RUN, if there is one.")]
 ResumeFrom = Annotated[Path | None, typer.Option(help="Go on from this checkpoint of RUN.")]
-Device = Annotated[str | None, typer.Option(metavar="auto|cpu|cuda", help="The same as run.device.")]
+RunDevice = Annotated[str | None, typer.Option("--device", metavar="auto|cpu|cuda", help="The same as run.device.")]
 
 
-@app.command(cls=Configured)
+@app.command(cls=told_below(lambda: configuration(steps=STEPS["pretrain"])))
 def pretrain(
     run: Run,
     flags: Flags = None,
@@ -72,15 +44,18 @@ def pretrain(
     corpus: Corpus = None,
     resume: Resume = False,
     resume_from: ResumeFrom = None,
-    device: Device = None,
+    device: RunDevice = None,
     as_json: AsJson = False,
 ) -> None:
-    """Train a model on documents: those of invented people, unless told."""
+    """Train a model on documents.
+
+    Those of invented people, unless told.
+    """
     given = _with(flags, {"data.corpus": corpus, "run.device": device})
-    fit("pretrain", run, config, given, [LENGTHS["pretrain"]], resume_from or resume, as_json)
+    fit("pretrain", run, config, given, [f"schedule.steps={STEPS['pretrain']}"], resume_from or resume, as_json)
 
 
-@app.command(cls=Configured)
+@app.command(cls=told_below(lambda: configuration(steps=STEPS["finetune"])))
 def finetune(
     run: Run,
     flags: Flags = None,
@@ -96,12 +71,15 @@ def finetune(
     corpus: Corpus = None,
     resume: Resume = False,
     resume_from: ResumeFrom = None,
-    device: Device = None,
+    device: RunDevice = None,
     as_json: AsJson = False,
 ) -> None:
-    """Teach a pretrained model to answer: the questions of the corpus it has read, unless told."""
+    """Teach a pretrained model to answer questions.
+
+    Those of the corpus it has read, unless told.
+    """
     given = _with(flags, {"data.corpus": corpus, "run.device": device})
-    defaults = [LENGTHS["finetune"]]
+    defaults = [f"schedule.steps={STEPS['finetune']}"]
     resumed = bool(resume_from or resume) and (run / "config.json").exists()
     if origin is not None and origin != NOTHING:
         start = _start(Path(origin))
@@ -109,7 +87,7 @@ def finetune(
         defaults.append(f"data.corpus={_facts(start)['data']['corpus']}")
     elif origin is None and not resumed and not any(flag.startswith("run.start=") for flag in given):
         remedy = f"name a pretrained run, or use --from {NOTHING} for one that has read nothing"
-        raise ParameterError("--from", None, "says what to begin with, and must be given", remedy)
+        raise ParameterError("from", None, "says what to begin with, and must be given", remedy)
     if not resumed:
         given = _with(given, {"data.task": "finetune"})
     fit("finetune", run, config, given, defaults, resume_from or resume, as_json)
@@ -124,29 +102,29 @@ def evaluate(
     corpus: Annotated[
         str | None, typer.Option(metavar="DIR|invented", help="Ask its dev.tsv; the run's own corpus unless told.")
     ] = None,
-    html: Annotated[Path | None, typer.Option(help="Write a page with the charts and every answer.")] = None,
-    device: Annotated[str, typer.Option(metavar="auto|cpu|cuda", help="Where to compute.")] = "auto",
+    html: Annotated[Path | None, typer.Option(help="Write a report with the charts and every answer.")] = None,
+    device: Device = "auto",
     as_json: AsJson = False,
 ) -> None:
-    """Ask a model questions: exact matches, and whether its confidence says which answers are made up."""
+    """Ask a model questions, and see what it makes up.
+
+    Counts exact matches, and whether its confidence says which answers are made up.
+    """
     from avow import atomic
     from avow.report.evaluation import page, told
+    from avow.report.terminal import show
 
     if questions is not None and corpus is not None:
-        raise ParameterError("--questions", questions, f"contradicts --corpus {corpus}", "give one of them")
-    if html is not None:
-        atomic.ready(html)
+        raise ParameterError("questions", questions, f"contradicts --corpus {corpus}", "give one of them")
+    written = files(html)
     asked = _asked(run, questions, corpus, device)
     if html is not None:
         atomic.write(html, page(asked, command()))
     if as_json:
-        show(asked.plain())
+        document(asked.plain())
     else:
-        console = Console(highlight=False)
-        for part in told(asked):
-            console.print(part)
-    if html is not None:
-        typer.echo(f"wrote {html}", err=True)
+        show(*told(asked))
+    wrote(written)
 
 
 @app.command()
@@ -154,9 +132,11 @@ def sample(
     run: Finished,
     text: Annotated[str, typer.Argument(help="How it begins; ⁇ stands for the mask.")],
     length: Annotated[int, typer.Option(help="Characters to write at most; the block ends it too.")] = 200,
-    temperature: Annotated[float, typer.Option(help="0: the likeliest character; 1: as the model draws.")] = 1.0,
-    seed: Annotated[int, typer.Option(min=0, max=2**63 - 1, help="Seed of what is drawn.")] = 0,
-    device: Annotated[str, typer.Option(metavar="auto|cpu|cuda", help="Where to compute.")] = "auto",
+    temperature: Annotated[
+        float, typer.Option(help="How freely it draws: 0 is the likeliest character, 1 as the model says.")
+    ] = 1.0,
+    seed: Seed = 0,
+    device: Device = "auto",
     as_json: AsJson = False,
 ) -> None:
     """Continue a text."""
@@ -167,11 +147,11 @@ def sample(
     from avow.training.parallel import ranks
 
     model, vocabulary = load_model(run)
-    with ranks(_device(device)) as here:
+    with ranks(place(device)) as here:
         generator = torch.Generator().manual_seed(seed)
         written = continued(model.to(here.device), vocabulary, text, length, temperature, generator)
     if as_json:
-        show({"text": text, "written": written, "temperature": temperature, "seed": seed})
+        document({"text": text, "written": written, "temperature": temperature, "seed": seed})
     else:
         typer.echo(text + typer.style(written, bold=True))
 
@@ -230,14 +210,6 @@ def _asked(run: Path, questions: Path | None, corpus: str | None, device: str) -
         given, train, where = read.dev, read.train, f"the dev questions of {name}"
         if not given:
             raise FileError("corpus", name, "has no dev questions", "add a dev.tsv, or give --questions FILE.tsv")
-    with ranks(_device(device)) as here:
+    with ranks(place(device)) as here:
         found = evaluate(model.to(here.device), vocabulary, given)
     return Asked(path, where, found, majority(train, given) if train else None)
-
-
-def _device(name: str) -> str:
-    from avow.params import parameters_of
-    from avow.training.config import RunConfig
-
-    (declared,) = (p for p in parameters_of(RunConfig) if p.name == "device")
-    return str(declared.read("--device", name))

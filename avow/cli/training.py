@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-import json
 import os
 import shlex
 import signal
 from contextlib import nullcontext
 from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import typer
 
+from avow.cli.output import document
 from avow.errors import ParameterError
 
 if TYPE_CHECKING:
@@ -73,7 +73,7 @@ def _told(name: str, run: Path, config: TrainConfig, done: Trained, as_json: boo
     if as_json:
         told = {name: last[name] for name in ("epoch", "loss", "rate", "tokens_per_second", "mfu")}
         files = {"checkpoint": str(done.checkpoint), "config": str(run / "config.json"), "log": str(run / "log.csv")}
-        show({"run": str(run), "step": done.step, "interrupted": done.interrupted, **told, **files})
+        document({"run": str(run), "step": done.step, "interrupted": done.interrupted, **told, **files})
     elif last["loss"] is not None:
         typer.echo(
             f"{done.step:,} steps, {last['epoch']:,.1f} epochs: loss {last['loss']:.3f} nats per character, "
@@ -114,8 +114,3 @@ def _standing(name: str, run: Path) -> str:
 
     kept = checkpoint.newest(run / "checkpoints")
     return f"{kept} is whole; go on with: {_again(name, run)}" if kept else "no checkpoint was written yet"
-
-
-def show(document: dict[str, Any]) -> None:
-    """Print one JSON document."""
-    typer.echo(json.dumps(document, indent=1, ensure_ascii=False, allow_nan=False))

@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Annotated
 
 import typer
-from rich.console import Console
 
-from avow.cli.options import AsJson
-from avow.cli.profile import Model, Text, Threads, Tokens, use_threads
+from avow.cli.options import AsJson, Threads, use_threads
+from avow.cli.output import document
+from avow.cli.profile import Model, Text, Tokens
 
 
 def verify(
@@ -23,25 +22,25 @@ def verify(
     threads: Threads = 2,
     as_json: AsJson = False,
 ) -> None:
-    """Perplexity, agreement, KL and generation under a plan beside exact attention, with certificates.
+    """What a plan changes in a model's predictions.
 
-    Fails where a row that was recomputed in float64 is further off than its certificate says.
+    Perplexity, agreement, KL and generation under the plan beside exact attention, with certificates. Fails where a
+    row that was recomputed in float64 is further off than its certificate says.
     """
     from avow.integrations.transformers.model_files import load_model, read_text
     from avow.integrations.transformers.model_plan import read_plan
     from avow.integrations.transformers.verification import verify as compare
     from avow.report.charts import columns
     from avow.report.profile_table import verdict_line, verdict_table
+    from avow.report.terminal import bold, show
 
-    use_threads(threads)
     made = read_plan(plan)
-    loaded = load_model(model)
-    verdict = compare(loaded.model, made, read_text(loaded, text, tokens), places, generate)
+    with use_threads(threads):
+        loaded = load_model(model)
+        verdict = compare(loaded.model, made, read_text(loaded, text, tokens), places, generate)
     if as_json:
-        typer.echo(json.dumps(verdict.plain(), indent=1, allow_nan=False))
+        document(verdict.plain())
     else:
-        console = Console()
-        console.print(columns(verdict_table(verdict)), "", sep="\n")
-        console.print(verdict_line(verdict), style="bold", highlight=False)
+        show(columns(verdict_table(verdict)), "", bold(verdict_line(verdict)))
     if not verdict.kept:
         raise typer.Exit(1)

@@ -9,11 +9,10 @@ from collections.abc import Mapping, Sequence
 from html import escape
 from typing import Any
 
-from rich.table import Table as Columns
-from rich.text import Text
-
 from avow.chart import Chart, Picture, Table
 from avow.report.looks import INK, LINE, LOOKS, SOFT, calm
+from avow.report.markup import html_table as html_table
+from avow.report.terminal import Columns
 from avow.report.words import number
 
 # A terminal shows this many points of a long chart, and a line of no more has its points marked.
@@ -86,31 +85,13 @@ def _categories(chart: Chart) -> list[str]:
     return [number(x) for x in _places(chart)]
 
 
-def html_table(table: Table) -> str:
-    """A table as a page shows it; it scrolls by itself where it is wider than the window."""
-    head = "".join(f"<th>{escape(heading)}</th>" for heading in table.headings)
-    body = ""
-    for row in table.rows:
-        body += "<tr>" + "".join(f"<td{_wordy(cell)}>{escape(number(cell))}</td>" for cell in row) + "</tr>\n"
-    return f'<div class="scroll"><table><thead><tr>{head}</tr></thead><tbody>\n{body}</tbody></table></div>'
-
-
-def _wordy(cell: object) -> str:
-    """Long words wrap; numbers never do."""
-    return ' class="wordy"' if isinstance(cell, str) and len(cell) > 24 else ""
-
-
 def columns(picture: Picture) -> Columns:
     """A chart or a table for a terminal; of a long chart some points, evenly taken."""
     if isinstance(picture, Chart):
         return columns(_tabled(picture))
-    shown = Columns(title=Text(picture.title), title_justify="left", title_style="bold", box=None, pad_edge=False)
-    for i, heading in enumerate(picture.headings):
-        numeric = any(isinstance(row[i], int | float) for row in picture.rows)
-        shown.add_column(Text(heading), justify="right" if numeric else "left")
-    for row in picture.rows:
-        shown.add_row(*(Text(number(cell)) for cell in row))
-    return shown
+    numeric = [any(isinstance(row[i], int | float) for row in picture.rows) for i in range(len(picture.headings))]
+    rows = [[number(cell) for cell in row] for row in picture.rows]
+    return Columns("".join("r" if x else "w" for x in numeric), picture.headings, rows, picture.title)
 
 
 def _tabled(chart: Chart) -> Table:

@@ -7,11 +7,13 @@ from collections.abc import Sequence
 from html import escape
 from typing import Any
 
+from avow.chart import Table
 from avow.claims.claim import Finding, Verdict
 from avow.report import words
 from avow.report.claims_article import anchor, badge, judged, linked, stated
 from avow.report.claims_style import FILTER, STYLE
-from avow.report.document import document
+from avow.report.document import report
+from avow.report.markup import Raw, html_table
 
 VERDICTS: tuple[Verdict, ...] = ("proved", "corrected", "refuted", "supported", "no verdict", "not applicable")
 
@@ -25,14 +27,12 @@ def claims_page(findings: Sequence[Finding], command: str) -> str:
     for topic in topics:
         articles = "".join(_article(f, figures, known) for f in findings if f.claim.topic == topic)
         sections += f"<section><h2>{escape(topic)}</h2>\n{articles}</section>\n"
-    body = f"""<p class="soft">avow claims</p>
-<h1>{escape(headline(findings))}</h1>
-<p class="soft">{_HOW_TO_READ}</p>
+    body = f"""<p class="soft">{_HOW_TO_READ}</p>
 {_filters(findings, topics)}
 {_overview(findings)}
 {sections}
 <p class="soft">Made by <code>{escape(command)}</code>.</p>"""
-    return document("avow claims", body, figures, STYLE, FILTER)
+    return report("avow claims", headline(findings), body, figures, STYLE, FILTER)
 
 
 _HOW_TO_READ = (
@@ -81,17 +81,12 @@ def _filters(findings: Sequence[Finding], topics: list[str]) -> str:
 
 
 def _overview(findings: Sequence[Finding]) -> str:
-    rows = ""
-    for finding in findings:
-        claim = finding.claim
-        rows += (
-            f"<tr {_data(finding)}><td>{linked(claim.id)}</td>"
-            f'<td class="verdict">{badge(finding)}</td><td>{escape(claim.plain)}</td>'
-            f'<td class="wide soft">{escape(", ".join(finding.kinds))}</td></tr>\n'
-        )
-    head = '<th>claim</th><th>verdict</th><th>in words</th><th class="wide">evidence</th>'
-    table = f"<thead><tr>{head}</tr></thead><tbody>\n{rows}</tbody>"
-    return f'<div class="scroll"><table class="overview">{table}</table></div>'
+    rows = []
+    for found in findings:
+        verdict, kinds = Raw(badge(found), "verdict"), Raw(escape(", ".join(found.kinds)), "wide soft")
+        rows.append((Raw(linked(found.claim.id)), verdict, found.claim.plain, kinds))
+    table = Table("", ("claim", "verdict", "in words", "evidence"), rows)
+    return html_table(table, "overview", [_data(found) for found in findings])
 
 
 def _article(finding: Finding, figures: dict[str, Any], known: set[str]) -> str:

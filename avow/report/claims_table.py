@@ -6,12 +6,12 @@ from collections.abc import Iterable, Iterator
 
 from rich.console import RenderableType
 from rich.padding import Padding
-from rich.table import Table
 from rich.text import Text
 
 from avow.claims.claim import Claim, Finding, Verdict
 from avow.report import charts, words
 from avow.report.claims_article import fact_told
+from avow.report.terminal import Columns
 
 _COLOURS: dict[Verdict, str] = {
     "proved": "green",
@@ -21,35 +21,21 @@ _COLOURS: dict[Verdict, str] = {
 }
 
 
-def catalogue_table(claims: Iterable[Claim]) -> Table:
+def catalogue_table(claims: Iterable[Claim]) -> Columns:
     """Every claim with its topic, the verdict on record and its words."""
-    table = Table(box=None, pad_edge=False)
-    table.add_column("claim", no_wrap=True)
-    for heading in ("topic", "recorded", "in words"):
-        table.add_column(heading)
-    for claim in claims:
-        table.add_row(Text(claim.id), Text(claim.topic), _coloured(claim.expected), Text(claim.plain))
-    return table
+    rows = [(claim.id, claim.topic, _coloured(claim.expected), claim.plain) for claim in claims]
+    return Columns("lllw", ("claim", "topic", "recorded", "in words"), rows)
 
 
-def findings_table(findings: Iterable[Finding]) -> Table:
+def findings_table(findings: Iterable[Finding]) -> Columns:
     """The verdict on every claim, what it rests on, how long it took and how many broken variants were rejected."""
-    table = Table(box=None, pad_edge=False)
-    table.add_column("claim", no_wrap=True)
-    table.add_column("verdict", no_wrap=True)
-    table.add_column("evidence")
-    table.add_column("time", justify="right", no_wrap=True)
-    table.add_column("sabotage\nrejected", justify="right", no_wrap=True)
+    rows = []
     for finding in findings:
-        rejected = sum(finding.sabotages.values())
-        table.add_row(
-            Text(finding.claim.id),
-            _coloured(finding.verdict),
-            Text(", ".join(finding.kinds) or words.NOTHING),
-            words.seconds(finding.seconds),
-            f"{rejected} of {len(finding.sabotages)}" if finding.sabotages else words.NOTHING,
-        )
-    return table
+        kinds = ", ".join(finding.kinds) or words.NOTHING
+        tried = len(finding.sabotages)
+        rejected = f"{sum(finding.sabotages.values())} of {tried}" if tried else words.NOTHING
+        rows.append((finding.claim.id, _coloured(finding.verdict), kinds, words.seconds(finding.seconds), rejected))
+    return Columns("llwrr", ("claim", "verdict", "evidence", "time", "sabotage\nrejected"), rows)
 
 
 def faults(findings: Iterable[Finding]) -> list[str]:

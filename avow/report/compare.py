@@ -6,6 +6,7 @@ import dataclasses
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
@@ -228,10 +229,7 @@ class Bench:
 
     def _measured(self, method: Method, workload: Workload) -> Measured:
         device = workload.q.device
-
-        def call() -> Any:
-            return _attend(method, workload, self.seed)
-
+        call = partial(_attend, method, workload, self.seed)
         memory = peak_bytes(call, device)
         out, certificate = call()
         exact = method_named("exact")()
@@ -248,20 +246,23 @@ class Bench:
     def scaling(self, workloads: Iterable[Workload], tell: Tell) -> Iterator[Point]:
         """Time and memory of each method as it comes, at every length."""
         for workload in workloads:
-            sizes, device = workload.sizes, workload.q.device
             for name in self.methods:
                 method = self.fixed.get(name) or method_named(name)()
-                tell(f"{sizes.keys:,} keys: {words.label(method)}")
-                if self._too_long(method, sizes):
+                tell(f"{workload.sizes.keys:,} keys: {words.label(method)}")
+                if self._too_long(method, workload.sizes):
                     continue
                 try:
-                    bound = _bound(_attend(method, workload, self.seed)[1])
+                    yield self._point(method, workload)
                 except AvowError:
                     continue  # a rank above the number of keys, say: the curve starts later
-                memory = peak_bytes(lambda: _attend(method, workload, self.seed), device)  # noqa: B023
-                repeats = 3 if sizes.keys < _LONG else 1
-                times = sorted(timed(lambda: _attend(method, workload, self.seed), device) for _ in range(repeats))  # noqa: B023
-                yield Point(workload.kind, method, sizes.keys, times[repeats // 2], memory, bound)
+
+    def _point(self, method: Method, workload: Workload) -> Point:
+        call = partial(_attend, method, workload, self.seed)
+        keys, device = workload.sizes.keys, workload.q.device
+        bound = _bound(call()[1])
+        repeats = 3 if keys < _LONG else 1
+        times = sorted(timed(call, device) for _ in range(repeats))
+        return Point(workload.kind, method, keys, times[repeats // 2], peak_bytes(call, device), bound)
 
 
 def _attend(method: Method, workload: Workload, seed: int) -> tuple[torch.Tensor, avow.Certificate]:

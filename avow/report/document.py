@@ -70,6 +70,14 @@ def document(title: str, body: str, figures: Mapping[str, Any], style: str = "",
 """
 
 
+def report(
+    command: str, headline: str, body: str, figures: Mapping[str, Any], style: str = "", script: str = ""
+) -> str:
+    """The page that a command makes: its name, what it found in a sentence, then the body."""
+    head = f'<p class="soft">{escape(command)}</p>\n<h1>{escape(headline)}</h1>\n'
+    return document(command, head + body, figures, style, script)
+
+
 def _safe(text: str) -> str:
     """JSON that no HTML parser can mistake for the end of its script."""
     return text.replace("<", "\\u003c")

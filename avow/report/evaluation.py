@@ -10,12 +10,13 @@ from pathlib import Path
 from typing import Any
 
 from rich.console import RenderableType
-from rich.table import Table as Columns
 from rich.text import Text
 
 from avow.chart import Table
-from avow.report.charts import figure, html_table
-from avow.report.document import document
+from avow.report.charts import figure
+from avow.report.document import report
+from avow.report.markup import html_table
+from avow.report.terminal import Columns
 from avow.training import Evaluation, Outcome
 
 # Shares of the questions that a model may choose to answer.
@@ -72,18 +73,14 @@ def told(asked: Asked) -> Iterator[RenderableType]:
     yield Text(asked.headline, style="bold")
     yield Text(asked.baseline)
     yield Text("")
-    table = Columns(box=None, pad_edge=False)
-    table.add_column("answered, surest first")
-    table.add_column("right", justify="right")
-    for coverage in COVERAGES:
-        table.add_row(f"{coverage:.0%}", f"{asked.found.accuracy_at(coverage):.1%}")
-    yield table
+    rows = [(f"{coverage:.0%}", f"{asked.found.accuracy_at(coverage):.1%}") for coverage in COVERAGES]
+    yield Columns("lr", ("answered, surest first", "right"), rows)
     yield Text(f"mean confidence {asked.confidence:.1%}")
     for right in (True, False):
         some = asked.surest(right)
         if some:
             yield Text("")
-            yield _answers("right" if right else "wrong", some[:_SHOWN], right)
+            yield _answers(some[:_SHOWN], right)
             if len(some) > _SHOWN:
                 yield Text(f"and {len(some) - _SHOWN:,} more", style="dim")
 
@@ -95,16 +92,16 @@ def page(asked: Asked, command: str) -> str:
         f'<h2>{escape(chart.title)}</h2>\n<div class="figure" id="{id}"></div>\n' for id, chart in charts.items()
     )
     headings = ("question", "answer", "expected", "right", "confidence")
-    rows = [(o.question, _said(o), o.expected, o.right, f"{o.answer.confidence:.1%}") for o in _by_confidence(asked)]
-    body = f"""<p class="soft">avow train evaluate</p>
-<h1>{escape(asked.headline)}</h1>
-<p class="soft">{escape(str(asked.checkpoint))}, asked {escape(asked.questions)}. {escape(_sentence(asked.baseline))}
-Mean confidence {asked.confidence:.1%}.</p>
+    rows = [(o.question, said(o), o.expected, o.right, f"{o.answer.confidence:.1%}") for o in _by_confidence(asked)]
+    body = f"""<p class="soft">{escape(str(asked.checkpoint))}, asked {escape(asked.questions)}.
+{escape(_sentence(asked.baseline))} Mean confidence {asked.confidence:.1%}.</p>
 <p class="soft">{_HOW_TO_READ}</p>
 {parts}<h2>Every answer, the most confident first</h2>
-{html_table(Table("answers", headings, rows))}
+{html_table(Table("", headings, rows))}
 <p class="soft"><code>{escape(command)}</code></p>"""
-    return document("avow train evaluate", body, {id: figure(chart) for id, chart in charts.items()}, _STYLE)
+    return report(
+        "avow train evaluate", asked.headline, body, {id: figure(chart) for id, chart in charts.items()}, _STYLE
+    )
 
 
 _STYLE = "td, th { text-align: left; } td.wordy { white-space: normal; min-width: 14rem; }"
@@ -123,7 +120,7 @@ def _sentence(words: str) -> str:
     return words[0].upper() + words[1:] + "."
 
 
-def _said(outcome: Outcome) -> str:
+def said(outcome: Outcome) -> str:
     """An answer; one that did not come to an end is seen to go on."""
     return outcome.answer.text if outcome.answer.ended else f"{outcome.answer.text}…"
 
@@ -132,14 +129,9 @@ def _by_confidence(asked: Asked) -> list[Outcome]:
     return sorted(asked.found.outcomes, key=lambda outcome: -outcome.answer.confidence)
 
 
-def _answers(title: str, some: list[Outcome], right: bool) -> Columns:
-    table = Columns(box=None, pad_edge=False)
-    table.add_column(Text(title, style="green" if right else "red"), overflow="ellipsis", no_wrap=True, ratio=3)
-    table.add_column("answer", overflow="ellipsis", no_wrap=True, ratio=1)
-    if not right:
-        table.add_column("expected", overflow="ellipsis", no_wrap=True, ratio=1)
-    table.add_column("confidence", justify="right", no_wrap=True)
-    for outcome in some:
-        cells = [outcome.question, _said(outcome), *([] if right else [outcome.expected])]
-        table.add_row(*map(Text, cells), Text(f"{outcome.answer.confidence:.1%}"))
-    return table
+def _answers(some: list[Outcome], right: bool) -> Columns:
+    """Right answers, or wrong ones beside those that were expected."""
+    rows = [(o.question, said(o), o.expected, f"{o.answer.confidence:.1%}") for o in some]
+    if right:
+        return Columns("wwr", ("right", "answer", "confidence"), [(*row[:2], row[3]) for row in rows])
+    return Columns("wwwr", ("wrong", "answer", "expected", "confidence"), rows)

@@ -7,11 +7,13 @@ import math
 from html import escape
 from typing import Any
 
-from avow.chart import Chart
+from avow.chart import Chart, Table
 from avow.report.charts import figure
-from avow.report.document import document
+from avow.report.document import report
+from avow.report.evaluation import said
 from avow.report.knowledge_plot import bars, colour
 from avow.report.knowledge_table import HEADINGS, columns, lines
+from avow.report.markup import html_table
 from avow.report.words import NOTHING
 from avow.training import Evaluation, Outcome, corpus_of
 from avow.training.knowledge import Experiment, Result, told_apart
@@ -30,11 +32,9 @@ def knowledge_page(experiment: Experiment, command: str, machine: str) -> str:
             figures[id] = _weighed(figures[id], experiment)
         drawn += f'<h2>{escape(chart.title)}</h2>\n<p class="soft">{words}</p>\n<div class="figure" id="{id}"></div>\n'
     asked = experiment.majority.asked
-    body = f"""<p class="soft">avow knowledge</p>
-<h1>{escape(experiment.headline)}</h1>
-<p class="soft">Models read short texts about people and are then asked {asked} times where someone was born. The people
-asked about stand in the text; their questions are in no training set. What is right is exactly right, character by
-character. {_HOW_TO_READ}</p>
+    body = f"""<p class="soft">Models read short texts about people and are then asked {asked} times where someone was
+born. The people asked about stand in the text; their questions are in no training set. What is right is
+exactly right, character by character. {_HOW_TO_READ}</p>
 <div class="figure bars" id="accuracy" style="height: {6 + 2.6 * len(figures["accuracy"]["data"][0]["y"])}rem"></div>
 {_table(experiment)}
 {_failures(experiment)}
@@ -44,7 +44,7 @@ character. {_HOW_TO_READ}</p>
 <code>{escape(experiment.corpus)}</code>. Each arm is a run in <code>{escape(str(experiment.folder))}</code>, and
 <code>avow train evaluate</code> or <code>sample</code> takes its folder.</p>
 {_configurations(experiment)}"""
-    return document("avow knowledge", body, figures, _STYLE)
+    return report("avow knowledge", experiment.headline, body, figures, _STYLE)
 
 
 _HOW_TO_READ = (
@@ -69,13 +69,10 @@ pre { overflow-x: auto; background: var(--card); border-radius: .5rem; padding: 
 def _table(experiment: Experiment) -> str:
     found = list(lines(experiment))
     kept = columns(found)
-    head = "".join(f"<th>{escape(HEADINGS[place])}</th>" for place in kept)
-    body = ""
-    for line in found:
-        rank = "failed" if line.evaluation is None else "best" if line.best else "other"
-        cells = "".join(f"<td>{escape(line.cells[place])}</td>" for place in kept)
-        body += f'<tr class="{rank}">{cells}</tr>\n'
-    return f'<div class="scroll"><table><thead><tr>{head}</tr></thead><tbody>\n{body}</tbody></table></div>'
+    rows = [[line.cells[place] for place in kept] for line in found]
+    ranks = ["failed" if line.evaluation is None else "best" if line.best else "other" for line in found]
+    table = Table("", [HEADINGS[place] for place in kept], rows)
+    return html_table(table, marks=[f'class="{rank}"' for rank in ranks])
 
 
 def _failures(experiment: Experiment) -> str:
@@ -153,13 +150,12 @@ _KINDS = {
 def _answers(experiment: Experiment) -> str:
     """How many answers of each kind every arm gives and how sure it is of them, and some of them to read."""
     corpus = corpus_of(experiment.corpus)
-    counts, parts = "", ""
+    counts, parts = [], ""
     for row in experiment.rows:
         if row.middle is None or row.middle.evaluation is None:
             continue
         kinds = told_apart(row.middle.evaluation, corpus)
-        cells = "".join(f"<td>{len(some)}</td><td>{_sure(some)}</td>" for some in kinds.values())
-        counts += f"<tr><td>{escape(row.label)}</td>{cells}</tr>\n"
+        counts.append([row.label, *(cell for some in kinds.values() for cell in (len(some), _sure(some)))])
         told = ""
         for kind, outcomes in kinds.items():
             name, meaning = _KINDS[kind]
@@ -171,12 +167,11 @@ def _answers(experiment: Experiment) -> str:
         parts += f"<details{shown}><summary>Some answers of {escape(row.label)}</summary>\n{told}</details>\n"
     if not parts:
         return ""
-    head = "".join(f"<th>{name.lower()}</th><th>sure</th>" for name, _ in _KINDS.values())
-    table = f"<thead><tr><th>arm</th>{head}</tr></thead><tbody>\n{counts}</tbody>"
+    headings = ["arm", *(heading for name, _ in _KINDS.values() for heading in (name.lower(), "sure"))]
     return f"""<h2>Right, wrong and made up</h2>
 <p class="soft">What a model did not read it makes up, and says with what confidence: the mean of it stands beside each
 count.</p>
-<div class="scroll"><table>{table}</table></div>
+{html_table(Table("", headings, counts))}
 {parts}"""
 
 
@@ -188,14 +183,9 @@ def _shown(outcomes: list[Outcome]) -> str:
     """The surest, the least sure, and some between."""
     count = min(_SHOWN, len(outcomes))
     places = sorted({round(i * (len(outcomes) - 1) / max(count - 1, 1)) for i in range(count)})
-    rows = ""
-    for outcome in (outcomes[place] for place in places):
-        said = outcome.answer.text + ("" if outcome.answer.ended else "…")
-        cells = (outcome.question, said, outcome.expected, f"{outcome.answer.confidence:.1%}")
-        rows += "<tr>" + "".join(f"<td>{escape(cell)}</td>" for cell in cells) + "</tr>\n"
-    head = "<th>question</th><th>answer</th><th>expected</th><th>confidence</th>"
-    table = f"<thead><tr>{head}</tr></thead><tbody>\n{rows}</tbody>"
-    return f'<div class="scroll"><table class="answers">{table}</table></div>\n'
+    some = [outcomes[place] for place in places]
+    rows = [(o.question, said(o), o.expected, f"{o.answer.confidence:.1%}") for o in some]
+    return html_table(Table("", ("question", "answer", "expected", "confidence"), rows), "answers") + "\n"
 
 
 def _configurations(experiment: Experiment) -> str:

@@ -6,10 +6,8 @@ import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from rich.table import Table
-from rich.text import Text
-
 from avow.report import words
+from avow.report.terminal import Columns
 from avow.training import Evaluation
 from avow.training.knowledge import Experiment, Row
 
@@ -46,18 +44,15 @@ def lines(experiment: Experiment) -> Iterator[Line]:
         yield Line(cells, middle.evaluation, row is experiment.best)
 
 
-def knowledge_table(experiment: Experiment) -> Table:
+def knowledge_table(experiment: Experiment) -> Columns:
     """The table for a terminal; the best of those that read is bold, and columns that say nothing are left out."""
     found = list(lines(experiment))
     kept = columns(found)
     if SEEDS in kept:
         kept.remove(CPU)  # Eighty characters have no room for it.
-    table = Table(box=None, pad_edge=False)
-    for place in kept:
-        table.add_column(HEADINGS[place], justify="right" if place else "left", no_wrap=True)
-    for line in found:
-        table.add_row(*(Text(line.cells[place]) for place in kept), style="bold" if line.best else "")
-    return table
+    rows = [[line.cells[place] for place in kept] for line in found]
+    styles = ["bold" if line.best else "" for line in found]
+    return Columns("l" + "r" * (len(kept) - 1), [HEADINGS[place] for place in kept], rows, styles=styles)
 
 
 def columns(found: list[Line]) -> list[int]:

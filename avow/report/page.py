@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from html import escape
 from typing import Any
 
+from avow.chart import Table
+from avow.report import words
 from avow.report.compare import Board, Comparison
-from avow.report.document import document
+from avow.report.document import report
 from avow.report.figures import frontier_figure, scaling_figures
+from avow.report.markup import html_table
 from avow.report.table import DECODING_HEADINGS, HEADINGS, cells, step_cells
 
 _STYLE = """
@@ -27,15 +29,13 @@ def page(comparison: Comparison, command: str) -> str:
     if comparison.scaling:
         figures |= {f"scaling-{i}": figure for i, figure in enumerate(scaling_figures(comparison))}
         scaling = _SCALING
-    body = f"""<p class="soft">avow compare</p>
-<h1>{escape(comparison.headline)}</h1>
-<p class="soft">{_HOW_TO_READ}</p>
+    body = f"""<p class="soft">{_HOW_TO_READ}</p>
 {"".join(_section(board, i) for i, board in enumerate(comparison.boards))}
 {scaling}
 <h2>How this was measured</h2>
 <p class="soft"><code>{escape(command)}</code> on {escape(comparison.machine)}.</p>
 <p class="soft">{_METHOD}</p>"""
-    return document("avow compare", body, figures, _STYLE)
+    return report("avow compare", comparison.headline, body, figures, _STYLE)
 
 
 _HOW_TO_READ = (
@@ -59,12 +59,8 @@ _SCALING = """<h2>Growth with length</h2>
 
 
 def _section(board: Board, i: int) -> str:
-    z = board.sizes
-    shape = (
-        f"{z.heads} heads, {z.queries:,} queries, {z.keys:,} keys, dimension {z.dim}{', causal' if z.causal else ''}"
-    )
     return f"""<h2>{escape(board.kind)}</h2>
-<p class="soft">{escape(board.summary)} · {shape}</p>
+<p class="soft">{escape(board.summary)} · {words.shape(board.sizes)}</p>
 <div class="figure" id="frontier-{i}"></div>
 {_table(board)}
 {_decoding(board)}
@@ -75,23 +71,12 @@ def _decoding(board: Board) -> str:
     """Steps of decoding, where they were measured."""
     if board.decoding is None or not board.decoding.steps:
         return ""
-    body = "".join(_line("other", step_cells(step)) for step in board.decoding.steps)
+    rows = [step_cells(step) for step in board.decoding.steps]
     return f"""<p class="soft">{_STEPS.format(keys=board.decoding.keys)}</p>
-{_scrolled(DECODING_HEADINGS, body)}"""
+{html_table(Table("", DECODING_HEADINGS, rows))}"""
 
 
 def _table(board: Board) -> str:
-    body = ""
-    for row in board.rows:
-        rank = "absent" if row.measured is None else "best" if row.frontier else "other"
-        body += _line(rank, cells(row))
-    return _scrolled(HEADINGS, body)
-
-
-def _line(rank: str, found: list[str]) -> str:
-    return f'<tr class="{rank}">' + "".join(f"<td>{escape(cell)}</td>" for cell in found) + "</tr>\n"
-
-
-def _scrolled(headings: Sequence[str], body: str) -> str:
-    head = "".join(f"<th>{heading}</th>" for heading in headings)
-    return f'<div class="scroll"><table><thead><tr>{head}</tr></thead><tbody>\n{body}</tbody></table></div>'
+    ranks = ["absent" if row.measured is None else "best" if row.frontier else "other" for row in board.rows]
+    table = Table("", HEADINGS, [cells(row) for row in board.rows])
+    return html_table(table, marks=[f'class="{rank}"' for rank in ranks])

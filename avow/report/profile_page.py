@@ -8,7 +8,7 @@ from typing import Any
 from avow.integrations.transformers.head_figures import NEAR
 from avow.integrations.transformers.profiling import CERTIFIED, ROWS, Profile
 from avow.report.charts import html_table
-from avow.report.document import document
+from avow.report.document import report
 from avow.report.profile_figures import kinds_figure, number_figure, reading_figure
 from avow.report.profile_table import headline, heads_table, kinds_table, methods_table
 
@@ -30,10 +30,9 @@ def profile_page(profile: Profile, command: str, machine: str) -> str:
     for id, (title, words, figure) in _small(profile).items():
         figures[id] = figure
         small += f'<div><h2>{title}</h2>\n<p class="soft">{words}</p>\n{_figure(id, profile)}</div>\n'
-    body = f"""<p class="soft">avow profile</p>
-<h1>{escape(headline(profile))}</h1>
-<p class="soft">{profile.tokens:,} tokens of text, {len(profile.layers)} attention layers, {len(profile.heads)} heads.
-Each square below is a head: layers go from left to right, the heads of a layer from top to bottom.</p>
+    body = f"""<p class="soft">{profile.tokens:,} tokens of text, {len(profile.layers)} attention layers,
+{len(profile.heads)} heads. Each square below is a head: layers go from left to right, the heads of a
+layer from top to bottom.</p>
 <h2>What each head does</h2>
 <p class="soft">{_KINDS}</p>
 {_figure("kinds", profile)}
@@ -54,7 +53,7 @@ over rows.</p>
 <p class="soft"><code>{escape(command)}</code> on {escape(machine)}, {profile.seconds:.0f} s. The model's fingerprint is
 <code>{profile.fingerprint}</code>.</p>
 <p class="soft">{_METHOD}</p>"""
-    return document(f"avow profile: {profile.model}", body, figures, _STYLE)
+    return report("avow profile", headline(profile), body, figures, _STYLE)
 
 
 def _small(profile: Profile) -> dict[str, tuple[str, str, Any]]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -10,13 +11,11 @@ from contextlib import contextmanager
 @contextmanager
 def progress(steps: int) -> Iterator[Callable[[str], None]]:
     """A function to call with the name of each step as it begins."""
+    begun = itertools.count(1)
     if not sys.stderr.isatty():
-        done = 0
 
         def line(step: str) -> None:
-            nonlocal done
-            done += 1
-            print(f"[{done}/{steps}] {step}", file=sys.stderr, flush=True)
+            print(f"[{next(begun)}/{steps}] {step}", file=sys.stderr, flush=True)
 
         yield line
         return
@@ -30,9 +29,9 @@ def progress(steps: int) -> Iterator[Callable[[str], None]]:
         TextColumn("{task.description}"),
     )
     with Progress(*columns, console=Console(stderr=True), transient=True) as bar:
-        task = bar.add_task("", total=steps, completed=-1)
+        task = bar.add_task("", total=steps)
 
         def step_bar(step: str) -> None:
-            bar.update(task, advance=1, description=step)
+            bar.update(task, completed=next(begun) - 1, description=step)
 
         yield step_bar

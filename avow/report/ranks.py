@@ -2,57 +2,50 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 
-from rich.table import Table
 from rich.text import Text
 
 from avow.chart import Chart
 from avow.contract import Sizes, named
 from avow.links import Link
 from avow.report import words
-from avow.scaling import Offer, Weak
+from avow.report.terminal import Columns
+from avow.scaling import Offer, Spent, Weak
 
 _SOFTMAX = "softmax attention"
 
 
-def ranks_table(made: list[Offer], sizes: Sizes, ranks: int, link: Link, source: str) -> Table:
+def ranks_table(made: list[Offer], sizes: Sizes, ranks: int, link: Link, source: str) -> Columns:
     """Ways from the fastest down, each in its best sharding."""
-    z = sizes
-    heads = f"{z.heads} heads" if z.heads == z.key_heads else f"{z.heads} heads on {z.key_heads}"
-    shape = f"{heads} × {z.queries:,} queries × {z.keys:,} keys × {z.dim}{', causal' if z.causal else ''}"
-    kind = named(z.dtype)
+    links = f"{words.size(link.bandwidth)}/s and {words.seconds(link.latency)} a message"
+    kind = named(sizes.dtype)
     title = Text.assemble(
-        (f"plan for {ranks} ranks, {size(link.bandwidth)}/s and {time(link.latency)} a message", "bold"),
-        f"\n{shape}, {kind}\n{source}",
+        (f"plan for {words.count(ranks, 'rank')}, {links}", "bold"), f"\n{words.shape(sizes)}, {kind}\n{source}"
     )
-    table = Table(title=title, title_justify="left", title_style="", box=None, pad_edge=False)
-    table.add_column("way", no_wrap=True)
-    for heading in ("over\nheads", "over\ntokens", "computing", "links", "in all", "sent", "links\nrule"):
-        table.add_column(heading, justify="right", no_wrap=True)
+    rows = []
     for offer in made:
-        other = offer.way.method.target != _SOFTMAX
-        name = f"{offer.way.name}{'*' if other else ''}"
-        times = map(time, (offer.spent.computing, offer.spent.sending, offer.spent.whole))
-        table.add_row(*map(Text, (name, *map(str, offer.sharding), *times, size(offer.load.sent), _rule(offer))))
+        name = f"{offer.way.name}{'*' if offer.way.method.target != _SOFTMAX else ''}"
+        sent = words.size(offer.load.sent)
+        rows.append([name, *map(str, offer.sharding), *_times(offer.spent), sent, _rule(offer)])
+    headings = ("way", "over\nheads", "over\ntokens", "computing", "links", "in all", "sent", "links\nrule")
     notes = [
-        "sent: bytes of one rank a call; links rule: from so many ranks on they take longer than computing (! now)"
+        "sent: bytes of one rank a call; links rule: from so many ranks on they take longer than computing (! now)",
+        "* a mechanism of its own, no approximation of softmax attention",
     ]
-    notes += ["* a mechanism of its own, no approximation of softmax attention"]
-    table.caption, table.caption_justify, table.caption_style = "\n".join(notes), "left", "dim"
-    return table
+    return Columns("lrrrrrrr", headings, rows, title, notes)
 
 
-def shardings_table(made: list[Offer]) -> Table:
+def shardings_table(made: list[Offer]) -> Columns:
     """The fastest exact way in every sharding."""
     exact = next(offer for offer in made if offer.way.method.name == "exact")
-    table = Table(title=Text(f"{exact.way.name}, by sharding"), title_justify="left", title_style="bold", box=None)
-    table.pad_edge = False
-    for heading in ("over heads", "over sequence", "computing", "links", "in all"):
-        table.add_column(heading, justify="right", no_wrap=True)
-    for sharding, spent in exact.priced:
-        table.add_row(*map(str, sharding), *map(time, (spent.computing, spent.sending, spent.whole)))
-    return table
+    rows = [[*map(str, sharding), *_times(spent)] for sharding, spent in exact.priced]
+    headings = ("over heads", "over sequence", "computing", "links", "in all")
+    return Columns("rrrrr", headings, rows, f"{exact.way.name}, by sharding")
+
+
+def _times(spent: Spent) -> Iterator[str]:
+    return map(words.seconds, (spent.computing, spent.sending, spent.whole))
 
 
 def _rule(offer: Offer) -> str:
@@ -63,12 +56,12 @@ def _rule(offer: Offer) -> str:
 def verdict(made: list[Offer], ranks: int) -> list[str]:
     """The fastest exact way, what an approximation would take, and what holds the fastest back."""
     exact = next(offer for offer in made if offer.way.method.name == "exact")
-    lines = [f"{exact.way.name}: {exact.sharding}, {time(exact.spent.whole)}, {_held(exact)}"]
+    lines = [f"{exact.way.name}: {exact.sharding}, {words.seconds(exact.spent.whole)}, {_held(exact)}"]
     softer = [o for o in made if o.way.method.target == _SOFTMAX and o.spent.whole < exact.spent.whole]
     if softer:
         gain = exact.spent.whole / softer[0].spent.whole if softer[0].spent.whole else 1.0
         lines.append(
-            f"{softer[0].way.name}: {softer[0].sharding}, {time(softer[0].spent.whole)}, "
+            f"{softer[0].way.name}: {softer[0].sharding}, {words.seconds(softer[0].spent.whole)}, "
             f"{gain:.1f} times as fast where it proves the tolerance"
         )
     ruled = [offer.way.name for offer in made if offer.dominated == "communication"]
@@ -84,30 +77,9 @@ def _held(offer: Offer) -> str:
     return f"{offer.efficiency:.0%} of it computing"
 
 
-def time(x: float) -> str:
-    """Seconds in a few digits.
-
-    >>> time(3e-7), time(2.5e-5), time(0.25), time(90.0)
-    ('0.3 µs', '25 µs', '250 ms', '90 s')
-    """
-    return f"{x * 1e6:.3g} µs" if x < 1e-3 else f"{x * 1e3:.3g} ms" if x < 1 else f"{x:.3g} s"
-
-
-def size(count: float) -> str:
-    """Bytes in a few digits.
-
-    >>> size(1536), size(4e11), size(0)
-    ('1.54 kB', '400 GB', '0 B')
-    """
-    for factor, unit in ((1e12, "TB"), (1e9, "GB"), (1e6, "MB"), (1e3, "kB")):
-        if count >= factor:
-            return f"{count / factor:.3g} {unit}"
-    return f"{count:.3g} B"
-
-
 def weak_chart(scaled: Mapping[str, Weak], sizes: Sizes, ranks: int, link: Link) -> Chart:
     """Seconds of each way as ranks and the sequence grow together."""
     each = -(-sizes.keys // ranks)
-    title = f"Weak scaling over the sequence: {each:,} keys a rank, links of {size(link.bandwidth)}/s"
+    title = f"Weak scaling over the sequence: {each:,} keys a rank, links of {words.size(link.bandwidth)}/s"
     series = {name: (found.ranks, found.seconds) for name, found in scaled.items()}
     return Chart(title, "ranks", "seconds", series, log_x=True, log_y=True)

@@ -2,25 +2,22 @@
 
 from __future__ import annotations
 
-from rich.console import Group
-from rich.table import Table
 from rich.text import Text
 
 from avow.planner import Plan
 from avow.report import words
 from avow.report.compare import Board, Row
 from avow.report.decoding import Decoding, Step
+from avow.report.terminal import Columns
 
 HEADINGS = ("method", "time", "memory", "error", "bound", "to softmax", "promise")
 DECODING_HEADINGS = ("tol", "answered by", "time", "error", "bound", "holds", "because")
 _SHORT = {"deterministic": "always", "sampled": "sampled", "none": "none"}
 
 
-def board_table(board: Board) -> Table:
+def board_table(board: Board) -> Columns:
     """One workload's rows; what no other row beats is bold."""
-    z = board.sizes
-    shape = f"{z.heads} heads × {z.queries:,} queries × {z.keys:,} keys × {z.dim}{', causal' if z.causal else ''}"
-    title = Text.assemble((f"{board.kind}: {board.summary}", "bold"), f"\n{shape}")
+    title = Text.assemble((f"{board.kind}: {board.summary}", "bold"), f"\n{words.shape(board.sizes)}")
     missing: dict[tuple[str, str], list[str]] = {}
     for row in board.rows:
         if row.measured is None:
@@ -34,23 +31,19 @@ def board_table(board: Board) -> Table:
             if row.own_mechanism
         }
     )
-    table = Table(
-        title=title, title_justify="left", title_style="", caption=Text("\n".join(notes)), caption_justify="left"
-    )
-    table.box, table.pad_edge = None, False
-    table.add_column("method", no_wrap=True)
-    for heading in ("time", "MiB", "error", "bound", "to\nsoftmax", "holds"):
-        table.add_column(heading, justify="right", no_wrap=True)
+    rows, styles = [], []
     for row in board.rows:
         if row.measured is not None:
             name, time, _, *errors, _ = cells(row)
             memory = f"{row.measured.peak_bytes / 2**20:.1f}"
             short = _SHORT.get(row.measured.kind, f"{row.measured.confidence:.4g}")
-            table.add_row(*map(Text, [name, time, memory, *errors, short]), style="bold" if row.frontier else "")
-    return table
+            rows.append([name, time, memory, *errors, short])
+            styles.append("bold" if row.frontier else "")
+    headings = ("method", "time", "MiB", "error", "bound", "to\nsoftmax", "holds")
+    return Columns("lrrrrrr", headings, rows, title, notes, styles)
 
 
-def decoding_table(found: Decoding) -> Group:
+def decoding_table(found: Decoding) -> Columns:
     """Steps of decoding, one line a tolerance; what several have to say for themselves is said once."""
     title = Text.assemble(("decoding", "bold"), f": the last query against {found.keys:,} keys in a cache")
     reasons: dict[str, list[str]] = {}
@@ -58,13 +51,9 @@ def decoding_table(found: Decoding) -> Group:
         if step.because:
             sure = f" at {step.confidence:g}" if step.confidence < 1 else ""
             reasons.setdefault(step.because, []).append(f"{step.tol:g}{sure}")
-    notes = [Text(f"{words.listed(labels)}: {why}") for why, labels in reasons.items()]
-    table = Table(box=None, pad_edge=False)
-    for heading in DECODING_HEADINGS[:-1]:
-        table.add_column(heading, justify="right", no_wrap=True)
-    for step in found.steps:
-        table.add_row(*map(Text, step_cells(step)[:-1]))
-    return Group(title, table, *notes)
+    notes = [f"{words.listed(labels)}: {why}" for why, labels in reasons.items()]
+    rows = [step_cells(step)[:-1] for step in found.steps]
+    return Columns("rrrrrr", DECODING_HEADINGS[:-1], rows, title, notes)
 
 
 def step_cells(step: Step) -> list[str]:
@@ -91,25 +80,20 @@ def cells(row: Row) -> list[str]:
     return [row.label, *numbers, "", promise]
 
 
-def plan_table(plan: Plan) -> Table:
-    """Candidates from the chosen one down, each with the reason it lost."""
+def plan_table(plan: Plan) -> Columns:
+    """Candidates from the chosen one down, and below them why the others lost; a reason that several share once."""
     wish = "no tolerance" if plan.tol is None else f"tolerance {plan.tol:g}"
-    table = Table(title=f"plan for {wish} ({plan.source})", title_justify="left", title_style="bold", box=None)
-    table.add_column("")
-    table.add_column("method", no_wrap=True)
-    for heading in ("predicted", "memory", "bound"):
-        table.add_column(heading, justify="right", no_wrap=True)
-    table.add_column("why")
+    rows, styles = [], []
+    reasons: dict[str, list[str]] = {}
     for candidate in plan.ranked:
         chosen = candidate is plan.chosen
+        label = words.label(candidate.method)
         bound = words.NOTHING if candidate.prospect is None else words.error(candidate.prospect.bound)
+        price = words.seconds(candidate.seconds), words.memory(candidate.cost.peak_bytes)
+        rows.append([f"{'→' if chosen else ' '} {label}", *price, bound])
+        styles.append("bold" if chosen else "dim" if candidate.lost else "")
         why = candidate.lost or ("cheapest that keeps its word" if chosen else "keeps its word, costs more")
-        mark, style = ("→", "bold") if chosen else ("", "" if not candidate.lost else "dim")
-        told = (
-            words.label(candidate.method),
-            words.seconds(candidate.seconds),
-            words.memory(candidate.cost.peak_bytes),
-            bound,
-        )
-        table.add_row(mark, *told, Text(why), style=style)
-    return table
+        reasons.setdefault(why, []).append(label)
+    notes = [f"{why}: {words.listed(labels)}" for why, labels in reasons.items()]
+    headings = ("  method", "predicted", "memory", "bound")
+    return Columns("lrrr", headings, rows, f"plan for {wish} ({plan.source})", notes, styles)

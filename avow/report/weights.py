@@ -13,22 +13,21 @@ from rich.text import Text
 from avow.constructions.construction import Construction, Proof
 from avow.contract import named
 from avow.report import words
+from avow.report.terminal import Columns
 
 # A terminal shows this many numbers of a tensor.
 _SHOWN = 6
 
 
-def weights_table(made: Construction) -> Table:
+def weights_table(made: Construction) -> Columns:
     """Every tensor by name, with its shape, its type and its first numbers."""
-    table = Table(box=None, pad_edge=False, show_header=False)
-    for _ in range(4):
-        table.add_column(overflow="fold")
+    rows = []
     for name, x in made.tensors().items():
         numbers = [words.number(float(number)) for number in x.flatten()[:_SHOWN].tolist()]
         more = ", …" if x.numel() > _SHOWN else ""
         shape = " × ".join(map(str, x.shape)) or "one number"
-        table.add_row(Text(name, "bold"), shape, named(x.dtype), Text(", ".join(numbers) + more))
-    return table
+        rows.append((Text(name, "bold"), shape, named(x.dtype), ", ".join(numbers) + more))
+    return Columns("lllw", ("", "", "", ""), rows)
 
 
 def told(proof: Proof) -> Iterator[RenderableType]:

@@ -1,0 +1,61 @@
+"""Lists at the end of a command's help: what the library itself declares, so that nothing is said twice."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import fields
+from typing import Any
+
+from typer.core import TyperCommand
+
+import avow
+from avow.workloads import KINDS
+
+# Titles, and below each the terms with their meanings.
+Lists = dict[str, list[tuple[str, str]]]
+
+
+def told_below(lists: Callable[[], Lists]) -> type[TyperCommand]:
+    """A kind of command whose help ends in such lists."""
+
+    class Told(TyperCommand):
+        def format_help(self, ctx: Any, formatter: Any) -> None:
+            super().format_help(ctx, formatter)
+            for title, terms in lists().items():
+                with formatter.section(title):
+                    formatter.write_dl(terms)
+
+    return Told
+
+
+def kinds() -> Lists:
+    """Every kind of workload in a line."""
+    return {"Kinds": [(name, kind.summary) for name, kind in KINDS.items()]}
+
+
+def methods() -> Lists:
+    """Every method with its parameters, as the methods themselves declare them."""
+    terms = []
+    for name, kind in avow.all_methods().items():
+        terms.append((name, kind.summary))
+        terms += [(f"  {name}.{p.name}={p.default}", p.help) for p in kind.declared()]
+    return {"Methods": terms}
+
+
+def configuration(**own: object) -> Lists:
+    """The fields of a configuration; `own` are values that a command gives where the configuration leaves them open."""
+    from avow.nn import ModelConfig
+    from avow.params import parameters_of
+    from avow.training.config import SECTIONS
+
+    lists = {}
+    for section, kind in SECTIONS.items():
+        terms = []
+        for p in parameters_of(kind):
+            choices = f" ({', '.join(p.rule.choices)})" if p.rule.choices else ""
+            terms.append((f"{section}.{p.name}={own.get(p.name, p.default)}", f"{p.help}{choices}"))
+        lists[f"Fields of {section}, in a file or as section.name=value"] = terms
+    usual = ModelConfig(vocabulary=1)
+    names = [field.name for field in fields(usual) if field.name != "vocabulary"]
+    lists["Fields of model"] = [(f"model.{name}={getattr(usual, name)}", "") for name in names]
+    return lists

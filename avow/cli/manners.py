@@ -1,0 +1,111 @@
+"""How the command line takes mistakes and interrupts: one line on stderr, never a traceback."""
+
+from __future__ import annotations
+
+import difflib
+import io
+import sys
+from typing import Any, NoReturn
+
+import typer
+from typer.core import TyperGroup
+
+from avow.errors import AvowError, FileError, ParameterError, RangeError
+
+# What typer raises for any wrong use of a command; it has no public name of its own.
+_WRONG_USE: Any = typer.BadParameter.__base__
+
+
+# Its rules in our words.
+_RULES = {
+    "Input should be": "must be",
+    "a valid integer": "a whole number",
+    "a valid number": "a number",
+    "greater than or equal to": "at least",
+    "less than or equal to": "at most",
+}
+ORDER = ("compare", "plan", "claims", "construct", "lab", "knowledge", "train", "profile", "verify", "bench")
+
+
+class Polite(TyperGroup):
+    """Mistakes end in one line with name, value, rule and remedy; an interrupt ends at once."""
+
+    def list_commands(self, ctx: Any) -> list[str]:
+        """In the order in which a curious person tries them."""
+        return [*ORDER, *(name for name in self.commands if name not in ORDER)]
+
+    def main(self, *args: Any, **more: Any) -> Any:
+        for stream in (sys.stdout, sys.stderr):
+            if isinstance(stream, io.TextIOWrapper):
+                # Where a terminal lacks a character it shows a question mark.
+                stream.reconfigure(errors="replace")
+        try:
+            return super().main(*args, **more | {"prog_name": "avow"})
+        except OSError as problem:
+            # A full disk, say, behind stdout.
+            told = FileError(
+                "file", problem.filename or "output", f"failed ({problem.strerror})", "check disk and rights"
+            )
+            typer.echo(f"avow: {told}", err=True)
+            sys.exit(1)
+
+    def make_context(self, *args: Any, **more: Any) -> Any:
+        try:
+            return super().make_context(*args, **more)
+        except _WRONG_USE as problem:
+            _end(problem)
+
+    def invoke(self, ctx: Any) -> Any:
+        try:
+            return super().invoke(ctx)
+        except (AvowError, _WRONG_USE) as problem:
+            _end(problem)
+        except (MemoryError, RuntimeError) as problem:
+            # Torch has no exception of its own for a CPU that is out of memory.
+            if not isinstance(problem, MemoryError) and "allocate memory" not in str(problem):
+                raise
+            _end(RangeError("memory", "all there is", "is not enough for these sizes", "try smaller ones"))
+        except KeyboardInterrupt as problem:
+            typer.echo("avow: interrupted; nothing was written", err=True)
+            raise typer.Exit(130) from problem
+
+
+def _end(problem: Exception) -> NoReturn:
+    """Say what was wrong and leave; a group that was given nothing to do tells what it can do instead."""
+    if type(problem).__name__ == "NoArgsIsHelpError":
+        raise problem
+    told = problem if isinstance(problem, AvowError) else explained(problem)
+    typer.echo(f"avow: {told}", err=True)
+    raise typer.Exit(2) from problem
+
+
+def explained(problem: Any) -> AvowError:
+    """A wrong use of a command as the four parts that every error has."""
+    here = problem.ctx.command_path if problem.ctx else "avow"
+    remedy = f"see {here} --help"
+    match type(problem).__name__:
+        case "NoSuchOption":
+            near = f"did you mean {problem.possibilities[0]}?" if problem.possibilities else remedy
+            return ParameterError("option", problem.option_name, f"is not known to {here}", near)
+        case "BadOptionUsage":
+            return ParameterError("option", problem.option_name, "must have a value", remedy)
+        case "MissingParameter":
+            return ParameterError(_name(problem.param), "nothing", "must be given", remedy)
+        case "BadParameter" if hasattr(problem.__cause__, "errors"):
+            (found, *_) = problem.__cause__.errors()
+            rule = found["msg"].partition(",")[0]
+            for theirs, ours in _RULES.items():
+                rule = rule.replace(theirs, ours)
+            return ParameterError(_name(problem.param), repr(found["input"]), rule, remedy)
+    if known := getattr(problem.ctx and problem.ctx.command, "commands", None):
+        name = problem.message.split("'")[1]
+        near = " or ".join(difflib.get_close_matches(name, known))
+        remedy = f"did you mean {near}?" if near else f"known commands: {', '.join(known)}"
+        return ParameterError("command", name, f"is not known to {here}", remedy)
+    value = problem.message.partition("(s) (")[2].rstrip(")") or repr(problem.message)
+    return ParameterError("arguments", value, f"have no place in {here}", remedy)
+
+
+def _name(parameter: Any) -> str:
+    """A parameter as people type it, without its dashes."""
+    return str((parameter.opts or [parameter.name])[0]).lstrip("-")

@@ -25,8 +25,8 @@ def linear(options: Options) -> list[Result]:
 
     results = kernels.run("cuda", kernels.QUICK if options.quick else kernels.FULL, None, _tell)
     for row in (row for result in results for row in result.rows):
-        if row.get("fla MB"):
-            row["times the memory"] = float(row["fla MB"] or 0) / float(row["MB"] or 1)
+        if "fla MB" in row:
+            row["times the memory"] = float(row["fla MB"] or 0) / float(row["MB"] or 1) if row["fla MB"] else None
     return results
 
 

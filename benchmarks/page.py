@@ -132,7 +132,10 @@ def section(benchmark: Benchmark, known: Mapping[str, Measured]) -> str:
     """One benchmark: what it is, its command, machine and day, its goals, and what of its tables a reader needs."""
     measured = known[benchmark.name]
     remarks = [remark for result in measured.results for remark in result.remarks]
-    goals = [f"- {goal}" for result in measured.results for goal in result.goals]
+    aims = [goal for result in measured.results for goal in result.goals]
+    goals = [f"- {goal}" for goal in aims if not goal.met]
+    if aims:
+        goals.append(f"- {len(aims) - len(goals)} of {len(aims)} goals met")
     failures = [f"- FAILED: {failure}" for result in measured.results for failure in result.failures]
     # Parts of the table that this run could not fill, a peer that was not installed, say, are left out.
     tables = []

@@ -30,6 +30,10 @@ def main(arguments: list[str] | None = None) -> int:
     if unknown:
         print(f"--only: {', '.join(unknown)} is no benchmark; known: {', '.join(known)}", file=sys.stderr)
         return 2
+    for name, folder, file in (("heads", parsed.heads, "*.safetensors"), ("corpus", parsed.corpus, "wiki.txt")):
+        if folder is not None and not list(folder.glob(file)):
+            print(f"--{name}: {folder} holds no {file}; name {NEEDS[name].partition(', ')[2]}", file=sys.stderr)
+            return 2
     options = Options(parsed.quick, parsed.heads, parsed.corpus)
     failed = False
     for benchmark in (known[name] for name in names):
@@ -45,12 +49,11 @@ def main(arguments: list[str] | None = None) -> int:
             traceback.print_exc()
             failed = True
             continue
-        print("\n\n".join(["", made.machine, *(result.text() for result in made.results)]), flush=True)
-        failed |= any(result.failures for result in made.results)
         # After each, so that a run that is interrupted keeps what it has; small sizes are no figures.
-        if parsed.figures is not None or not options.quick:
-            path = made.save(parsed.figures or FOLDER)
-            print(f"\n{made.seconds:.0f} s; wrote {path}", flush=True)
+        kept = made.save(parsed.figures or FOLDER) if parsed.figures is not None or not options.quick else None
+        print("\n\n".join(["", made.machine, *(result.text() for result in made.results)]), flush=True)
+        print(f"\n{made.seconds:.0f} s{f'; wrote {kept}' if kept else ''}", flush=True)
+        failed |= any(result.failures for result in made.results)
     return int(failed)
 
 

@@ -259,6 +259,8 @@ def test_what_a_machine_lacks_is_named(
     assert running.main([]) == 0 and "toy: left out; it needs --heads DIR" in capsys.readouterr().out
     assert running.main(["--only", "toy"]) == 1, "what was asked for and cannot run is a failure"
     assert running.main(["--only", "toys"]) == 2 and "toys is no benchmark; known: toy" in capsys.readouterr().err
+    assert running.main(["--heads", str(tmp_path)]) == 2
+    assert f"--heads: {tmp_path} holds no *.safetensors; name a folder of" in capsys.readouterr().err
     assert all(running.lacking(one, Options()) for one in ALL if "heads" in one.needs or "corpus" in one.needs)
     assert {need for one in ALL for need in one.needs} == set(NEEDS)
 

@@ -61,8 +61,9 @@ fuzz-lab: $(READY)  ## thousands of hostile requests to the lab, then fifty clie
 soak: $(READY)  ## an hour of hostile use: calls, caches, damaged files, runs, modules, constructions and the lab in turns
 	@$(BIN)/python -m tests.soak --minutes $(or $(MINUTES),60)
 
-bench: $(READY)  ## ratios against installed peers
+bench: $(READY)  ## every benchmark this machine is fit for, half an hour; docs/numbers.md and what pages quote of it
 	@$(BIN)/python -m benchmarks.run
+	@$(BIN)/python -m benchmarks.page
 
 docs: $(READY)  ## the documents as a site under out/site/, which needs no network
 	@$(BIN)/python -m docs.site

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
@@ -41,27 +40,43 @@ class _Case(NamedTuple):
     problem: Problem
 
 
-def run(options: Options) -> Result:
+def run(options: Options) -> list[Result]:
     """The largest bound and error of each layer, method and setting, and how many rows break their bound: none."""
     title = "heads: certificates on the heads of a trained model, measured against float64"
-    if options.heads is None:
-        return Result(title, skipped="no folder of heads was given; pass --heads DIR with *.safetensors files")
-    files = sorted(Path(options.heads).glob("*.safetensors"))
-    if not files:
-        return Result(title, skipped=f"{options.heads} holds no *.safetensors file")
+    assert options.heads is not None
+    files = sorted(options.heads.glob("*.safetensors"))
     rows: list[Row] = []
     for file in files[:1] if options.quick else files:
         for case in _cases(workloads.read(file, causal=True), options.quick):
             rows.append(_row(file.stem, case))
     failures = [f"{row['layer']} {row['method']} {row['setting']}: broken bounds" for row in rows if row["violations"]]
     remarks = [
-        "`mask`: the rows at their positions, what each sees given as a boolean mask. `causal`: a causal problem as "
-        "long as the keys, the rows at their own places and the places between filled with the row before, so that "
-        "the linear path runs; the real rows are checked.",
         f"`mask, {_MASKED_ROWS} rows`: that many rows of one query head per key head, on the quadratic path that masks "
         "differing by row take. random_features promises each row with probability 0.99; the rest promise always.",
     ]
-    return Result(title, rows, goals(rows), remarks, failures)
+    return [
+        Result(title, by_method(rows), goals(rows), remarks, failures),
+        Result("heads: every layer and setting", rows),
+    ]
+
+
+def by_method(rows: list[Row]) -> list[Row]:
+    """Over all layers and settings: rows checked and broken, the range of bounds, and the largest error."""
+    groups: dict[tuple[str, str], list[Row]] = {}
+    for row in rows:
+        groups.setdefault((str(row["method"]), str(row["rows by"])), []).append(row)
+    return [
+        {
+            "method": method,
+            "rows by": places,
+            "rows checked": sum(int(row["checked"] or 0) for row in some),
+            "broken": sum(int(row["violations"] or 0) for row in some),
+            "least bound": min(float(row["median bound"] or 0) for row in some),
+            "worst bound": max(float(row["largest bound"] or 0) for row in some),
+            "worst error": max(float(row["largest error"] or 0) for row in some),
+        }
+        for (method, places), some in groups.items()
+    ]
 
 
 def goals(rows: list[Row]) -> list[Goal]:

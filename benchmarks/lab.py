@@ -1,5 +1,4 @@
-"""From a slider to the screen: `python -m benchmarks.lab` moves sliders of every page 200 times in Chromium and times
-each move.
+"""From a slider to the screen: sliders of every page are moved in Chromium, and each move is timed.
 
 A move counts from the browser's event to the end of the frame that shows it; a move that was overtaken by the next one
 counts until that one is shown. Besides, the processor time of one preview and of the page's main thread for one move,
@@ -8,21 +7,20 @@ which a busy machine hardly changes. Needs chromium and playwright, as the lab's
 
 from __future__ import annotations
 
-import argparse
 import contextlib
 import json
-import os
 import statistics
-import sys
 import time
 from typing import Any
 from urllib.parse import parse_qs
 
 import torch
 
+from avow.bench.results import Goal, Result, Row, tell_row
 from avow.errors import AvowError
 from avow.lab.answers import plain
 from avow.lab.page import all_pages
+from benchmarks.options import Options
 from tests.lab import running
 from tests.lab_visits import CHROMIUM, QUIET
 
@@ -106,40 +104,40 @@ def thought(state: str, slider: str, places: int = 20) -> list[float]:
     return took[1:]
 
 
-def main() -> int:
+def run(options: Options) -> Result:
+    """Every slider, moved; late is what takes longer than people call immediate."""
     from playwright.sync_api import sync_playwright
 
-    options = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    options.add_argument("--moves", type=int, default=200)
-    options.add_argument("--pause", type=float, default=50.0, help="milliseconds between moves")
-    chosen = options.parse_args()
-    late = False
+    moves, pause = (5 if options.quick else 200), 50.0
+    sliders = dict(list(SLIDERS.items())[: 1 if options.quick else None])
+    threads = torch.get_num_threads()
     torch.set_num_threads(1)
-    thoughts = {name: thought(name, slider) for name, slider in SLIDERS.items()}
+    thoughts = {name: thought(name, slider) for name, slider in sliders.items()}
+    torch.set_num_threads(threads)
+    rows: list[Row] = []
     with running() as lab, sync_playwright() as playwright:
         browser = playwright.chromium.launch(executable_path=CHROMIUM, args=list(QUIET))
-        for name, slider in SLIDERS.items():
+        for name, slider in sliders.items():
             page = browser.new_page(viewport={"width": 1280, "height": 900})
             page.goto(lab.address + name)
             page.wait_for_function(JUDGED, timeout=120_000)
-            found, drawn, spent = measured(page, slider, chosen.moves, chosen.pause)
-            p95 = statistics.quantiles(found, n=20)[-1]
-            late |= p95 > MOST
-            figures = (
-                f"; figures drawn anew {len(drawn)} times in {statistics.median(drawn):.0f} ms each" if drawn else ""
+            found, drawn, spent = measured(page, slider, moves, pause)
+            rows.append(
+                {
+                    "page": name,
+                    "slider": slider,
+                    "p50 ms": statistics.median(found),
+                    "p95 ms": statistics.quantiles(found, n=20)[-1],
+                    "largest ms": max(found),
+                    "figures drawn": len(drawn),
+                    "ms a figure": statistics.median(drawn) if drawn else None,
+                    "preview ms": statistics.median(thoughts[name]),
+                    "page's ms": spent,
+                }
             )
-            thinks = thoughts[name]
-            print(
-                f"{name}: {len(found)} moves of {slider}, p50 {statistics.median(found):.0f} ms, p95 {p95:.0f} ms, "
-                f"largest {max(found):.0f} ms{figures}; processor of a preview {statistics.median(thinks):.0f} ms, "
-                f"at most {max(thinks):.0f}, of the page {spent:.0f} ms "
-                f"(load {os.getloadavg()[0]:.1f} on {os.cpu_count()} cores)",
-                flush=True,
-            )
+            tell_row(rows[-1])
             page.close()
         browser.close()
-    return int(late)
-
-
-if __name__ == "__main__":
-    sys.exit(main())
+    worst = max(float(row["p95 ms"] or 0) for row in rows)
+    goal = Goal(f"95 of 100 moves shown within {MOST:g} ms on every page", f"{worst:.0f} ms at worst", worst <= MOST)
+    return Result(f"lab: {moves} moves of every slider, every {pause:g} ms", rows, [goal])

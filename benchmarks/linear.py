@@ -29,6 +29,7 @@ _SETTINGS: dict[str, dict[str, Any]] = {
     "random_features": {"features": _FEATURES},
     "low_rank": {"rank": 64},
 }
+_BARE = ", no certificate"
 Inputs = tuple[Tensor, Tensor, Tensor]
 
 
@@ -36,7 +37,7 @@ def run(options: Options) -> Result:
     """Speed-ups over SDPA and over performer-pytorch, of whole calls with their certificates."""
     long, short = (2048, 512) if options.quick else (16384, 2048)
     seconds = 5.0 if options.quick else 45.0
-    remarks = ["Speed-ups are medians over rounds; `no certificate` times a method's computing alone."]
+    remarks = ["Without a certificate, a method's computing is timed alone."]
     qkv = inputs(long)
     contenders = []
     for causal in (False, True):
@@ -104,7 +105,7 @@ def _avow(name: str, qkv: Inputs, causal: bool) -> list[Contender]:
         far = too_far(out, problem, _NEAR) if method.target == "softmax attention" else ""
         return broken(out, certificate, problem, method) or far
 
-    bare = Contender(_label(f"{name}, no certificate", causal), alone, check)
+    bare = Contender(_label(f"{name}{_BARE}", causal), alone, check)
     return [Contender(_label(name, causal), whole, check), bare]
 
 
@@ -124,15 +125,18 @@ def _rows(found: Race, n: int) -> list[Row]:
     rows: list[Row] = []
     for name in [*found.times, *found.failed]:
         tail = ", causal" if name.endswith(", causal") else ""
+        bare = name.removesuffix(tail)
         base, peer = found.ratio(f"SDPA{tail}", name), found.ratio(f"performer{tail}", name)
         rows.append(
             {
-                "contender": name,
+                "contender": bare.removesuffix(_BARE),
+                "certificate": "no" if bare.endswith(_BARE) else "yes" if bare in _SETTINGS else "–",
+                "causal": "yes" if tail else "no",
                 "n": n,
                 "seconds": found.median(name) if name in found.times else None,
                 "speed-up over SDPA": base and base.median,
                 "by minima": base and base.minimum,
-                "over performer": peer and peer.median,
+                "over performer-pytorch": peer and peer.median,
                 "check": found.failed.get(name, "passed"),
             }
         )

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from pathlib import Path
 
 
 @dataclass(frozen=True)
 class Options:
-    """Small sizes, and a folder of real heads."""
+    """Small sizes; a folder of real heads; a folder of texts and questions."""
 
     quick: bool = False
-    heads: str | None = None
+    heads: Path | None = None
+    corpus: Path | None = None

@@ -59,5 +59,6 @@ def _point(n: int, causal: bool, seconds: float) -> tuple[Row, list[str]]:
         "SDPA seconds": found.median("SDPA") if "SDPA" in found.times else None,
         "median ratio": ratio and round(ratio.median, 4),
         "ratio of minima": ratio and round(ratio.minimum, 4),
+        "on top": ratio and round(ratio.median - 1, 4),
     }
     return row, [f"n={n}: {name} {why}" for name, why in found.failed.items()]

@@ -45,7 +45,7 @@ def points(quick: bool) -> Iterator[Point]:
     yield Point(Exact("float64"), Sizes(1, 8, 8, 1024, 1024, 64, 64))
 
 
-def run(options: Options) -> Result:
+def run(options: Options) -> list[Result]:
     """Predicted over measured seconds and bytes of computing, by rates fitted at the start of the run."""
     rates = Rates(measure_rates("cpu"), "measured for this run")
     chosen = list(points(options.quick))
@@ -74,7 +74,7 @@ def run(options: Options) -> Result:
         )
     failures = [f"{chosen[int(i)]} {why}" for i, why in found.failed.items()]
     title = "planner: predicted against measured time and peak memory of computing (float32)"
-    return Result(title, rows, _goals(rows), _by_method(rows), failures)
+    return [Result(title, _by_method(rows), _goals(rows), failures=failures), Result("planner: every point", rows)]
 
 
 def _contender(name: str, point: Point) -> Contender:
@@ -106,13 +106,18 @@ def _goals(rows: list[Row]) -> list[Goal]:
     ]
 
 
-def _by_method(rows: list[Row]) -> list[str]:
+def _by_method(rows: list[Row]) -> list[Row]:
     """The median errors of each method and setting, causal apart."""
-    groups: dict[str, list[Row]] = {}
+    groups: dict[tuple[str, str], list[Row]] = {}
     for row in rows:
-        groups.setdefault(f"{row['method']}{', causal' if row['causal'] == 'yes' else ''}", []).append(row)
+        groups.setdefault((str(row["method"]), str(row["causal"])), []).append(row)
     return [
-        f"- {name}: median error of time {statistics.median(_errors(some, 'time')):.0%}, "
-        f"of memory {statistics.median(_errors(some, 'memory')):.0%}"
-        for name, some in groups.items()
+        {
+            "method": method,
+            "causal": causal,
+            "points": len(some),
+            "error of time": statistics.median(_errors(some, "time")),
+            "error of memory": statistics.median(_errors(some, "memory")),
+        }
+        for (method, causal), some in groups.items()
     ]

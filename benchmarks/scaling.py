@@ -41,8 +41,8 @@ _LINES = (
 )
 
 
-def run(options: Options) -> Result:
-    """Times and peaks of whole calls relative to the shortest length, and their slopes on log-log paper."""
+def run(options: Options) -> list[Result]:
+    """Slopes of time and memory on log-log paper, and times and peaks of whole calls at every length."""
     lengths = [4096 * 2**i for i in range(3 if options.quick else 5)]
     rows: list[Row] = []
     failures: list[str] = []
@@ -67,7 +67,25 @@ def run(options: Options) -> Result:
                 }
             )
     title = f"scaling: n = {lengths[0]} to {lengths[-1]}, 8 heads, d = 64, float32, 256 features, rank 64"
-    return Result(title, rows, goals(rows), failures=failures)
+    return [Result(title, slopes(rows), goals(rows), failures=failures), Result("scaling: every length", rows)]
+
+
+def slopes(rows: list[Row]) -> list[Row]:
+    """One row for each method: how steeply its time and its memory grow, and what both are at the longest length."""
+    found: list[Row] = []
+    for method, mine in _by_method(rows).items():
+        lengths = [int(row["n"] or 0) for row in mine]
+        time, memory = (slope(lengths, [float(row[x] or 0.0) for row in mine]) for x in ("seconds", "peak MiB"))
+        longest = mine[-1]["n"]
+        ends: Row = {f"seconds at {longest}": mine[-1]["seconds"], f"MiB at {longest}": mine[-1]["peak MiB"]}
+        found.append({"method": method, "slope of time": time, "slope of memory": memory, **ends})
+    return found
+
+
+def _by_method(rows: list[Row]) -> dict[str, list[Row]]:
+    return {
+        name: [row for row in rows if row["method"] == name] for name in dict.fromkeys(str(r["method"]) for r in rows)
+    }
 
 
 def _contender(line: _Line, n: int, qkv: Inputs) -> Contender:
@@ -83,8 +101,7 @@ def _contender(line: _Line, n: int, qkv: Inputs) -> Contender:
 def goals(rows: list[Row]) -> list[Goal]:
     """The slopes of time and memory of each method; one whose times do not even grow was not measured."""
     found = []
-    for method in dict.fromkeys(str(row["method"]) for row in rows):
-        mine = [row for row in rows if row["method"] == method]
+    for method, mine in _by_method(rows).items():
         lengths = [int(row["n"] or 0) for row in mine]
         for what, column in (("time", "seconds"), ("memory", "peak MiB")):
             values = [float(row[column] or 0.0) for row in mine]

@@ -1,4 +1,4 @@
-"""Sparse attention on real heads, decoding: tokens and bytes read, bounds and errors: `python -m benchmarks.sparse`.
+"""Sparse attention on real heads, decoding: tokens and bytes read, bounds and errors.
 
 Every row is one decoding step at its place in the text: its cache holds the keys up to its own and a sketch of their
 whole groups, and tokens of the group that is still open are always read. Bytes are those of a half precision cache:
@@ -9,15 +9,12 @@ beside them stands the mean over the steps.
 
 from __future__ import annotations
 
-import argparse
 import dataclasses
 from collections.abc import Iterator, Sequence
-from pathlib import Path
 from typing import NamedTuple
 
 import torch
 
-from avow.bench.machine import machine
 from avow.bench.results import Goal, Result, Row
 from avow.certificates import certify, measure_norms
 from avow.contract import Problem
@@ -26,18 +23,23 @@ from avow.maths.masks import seen_by
 from avow.maths.sketch import Sketch, sketched
 from avow.methods.sparse import Sparse
 from avow.workloads import read
+from benchmarks.options import Options
 
 _TOLERANCES = (1e-1, 1e-2, 1e-3)
 _CHANCES = (0.0, 1e-3)
+# Decoding steps of each layer.
+_ROWS = 128
 # Layers of the goals: the first layer of the model looks everywhere, and is shown beside them.
 _GOALS = ("layer09", "layer18", "layer27")
 
 
-def run(folder: Path, rows: int) -> Result:
+def run(options: Options) -> Result:
     """All layers in a folder, at every tolerance, deterministic and statistical."""
+    assert options.heads is not None
+    rows = 2 if options.quick else _ROWS
     table: list[Row] = []
     failures: list[str] = []
-    for path in sorted(folder.glob("*.safetensors")):
+    for path in sorted(options.heads.glob("*.safetensors")):
         layer = read(path, causal=True).problem
         methods = [Sparse(drop=drop, chance=chance) for chance in _CHANCES for drop in _TOLERANCES]
         steps = [[_step(p, sketch, method) for method in methods] for p, sketch in _decoding(layer, rows)]
@@ -123,19 +125,3 @@ def _goals(table: list[Row]) -> list[Goal]:
         Goal("at most 35% of the bytes at 1e-2, always", f"{read:.1%}", read <= 0.35),
         Goal("at most 8% of the tokens at 1e-2, with confidence 0.999", f"{sampled:.1%}", sampled <= 0.08),
     ]
-
-
-def main(arguments: list[str] | None = None) -> int:
-    """Print the table; 1 where a bound was broken."""
-    parser = argparse.ArgumentParser("python -m benchmarks.sparse", description=__doc__)
-    parser.add_argument("--heads", type=Path, required=True, help="a folder of .safetensors with q, k, v, q_positions")
-    parser.add_argument("--rows", type=int, default=64, help="decoding steps of each layer")
-    parsed = parser.parse_args(arguments)
-    print(machine())
-    result = run(parsed.heads, parsed.rows)
-    print(result.text())
-    return int(bool(result.failures))
-
-
-if __name__ == "__main__":
-    raise SystemExit(main())

@@ -1,4 +1,4 @@
-"""Pretraining against the plain loop, in one run: `python -m benchmarks.training --corpus DIR`.
+"""Pretraining against the plain loop, in one run: `python -m benchmarks.run --only gpu_training --corpus DIR`.
 
 The plain loop is what people write first: every batch padded to the block, made when it is needed, float32, one kernel
 after the other. Both train the same model on the same examples; speeds are shown only if their gradients agree and
@@ -7,7 +7,6 @@ their losses stay together.
 
 from __future__ import annotations
 
-import argparse
 import statistics
 import tempfile
 import time
@@ -24,6 +23,7 @@ from avow.training import Progress, TrainConfig, read_config, train
 from avow.training.loop import Trainer, summed_loss
 from avow.training.parallel import Ranks
 from avow.training.speed import peak_rate
+from benchmarks.options import Options
 
 # Of bfloat16's rounding, in the gradient of a whole step, relative to its length.
 _NEAR = 0.03
@@ -92,8 +92,10 @@ def ours(config: TrainConfig, folder: Path, steps: int) -> tuple[float, list[Ten
     return float(trainer.running) / steps, first
 
 
-def run(corpus: str, epochs: int, steps: int, device: str) -> Result:
+def run(options: Options) -> Result:
     """The comparison, then the whole pretraining."""
+    corpus, device = str(options.corpus), "cuda" if torch.cuda.is_available() else "cpu"
+    epochs, steps = (2, 20) if options.quick else (650, 300)
     fast = _FAST[device]
     with tempfile.TemporaryDirectory() as folder:
         # Dropout draws differently in the two, and would hide a difference that matters.
@@ -116,11 +118,10 @@ def run(corpus: str, epochs: int, steps: int, device: str) -> Result:
     if not abs(loss - slow.loss) <= _TOGETHER * slow.loss:
         failures.append(f"after {steps} steps the losses are {loss:.4f} and {slow.loss:.4f}")
     # One forward pass has the same arithmetic in both loops, so tokens tell its share of the peak.
+    whole = slow.seconds * trained.step
     rows: list[Row] = [
-        _row(
-            "plain: padded, float32", slow.seconds * trained.step, trained.step, slow.tokens, slow.tokens * mfu / tokens
-        ),
-        _row("avow", seconds, trained.step, tokens, mfu),
+        _row("plain: padded, float32", whole, trained.step, slow.tokens, slow.tokens * mfu / tokens),
+        _row("avow", seconds, trained.step, tokens, mfu) | {"times faster": whole / seconds, "with compiling": total},
     ]
     size = sum(p.numel() for p in trained.model.parameters())
     remarks = [
@@ -128,7 +129,6 @@ def run(corpus: str, epochs: int, steps: int, device: str) -> Result:
         f"gradients of the first step differ by {difference:.2g} of their length; mean loss over {steps} steps "
         f"{loss:.4f} and {slow.loss:.4f}; the plain loop's seconds are its pace over those steps times all steps",
         f"with set-up, compiling and the last checkpoint {total:.1f} s; peak {_peak(config):.3g} TFLOP/s measured",
-        f"{slow.seconds * trained.step / seconds:.3g} times faster than the plain loop",
     ]
     goal = Goal(f"{epochs} epochs in at most {_AIM:g} s of training", f"{seconds:.1f} s", seconds <= _AIM)
     where = torch.cuda.get_device_name() if device == "cuda" else machine()
@@ -137,7 +137,8 @@ def run(corpus: str, epochs: int, steps: int, device: str) -> Result:
 
 
 def _row(loop: str, seconds: float, steps: int, tokens: float, mfu: float) -> Row:
-    return {"loop": loop, "seconds": seconds, "ms a step": 1e3 * seconds / steps, "tokens/s": tokens, "MFU": mfu}
+    pace: Row = {"seconds": seconds, "ms a step": 1e3 * seconds / steps, "tokens/s": tokens, "MFU": mfu}
+    return {"loop": loop, **pace, "times faster": 1.0, "with compiling": None}
 
 
 def _distance(found: list[Tensor], expected: list[Tensor]) -> float:
@@ -164,20 +165,3 @@ def _trainer(config: TrainConfig, folder: Path) -> Trainer:
 def _settle(device: torch.device) -> None:
     if device.type == "cuda":
         torch.cuda.synchronize(device)
-
-
-def main(arguments: list[str] | None = None) -> int:
-    """Print the table; 1 where the two loops do not learn the same."""
-    parser = argparse.ArgumentParser("python -m benchmarks.training", description=__doc__)
-    parser.add_argument("--corpus", default="invented", help="a folder with wiki.txt, or invented")
-    parser.add_argument("--epochs", type=int, default=650, help="times that the text is read")
-    parser.add_argument("--steps", type=int, default=300, help="steps over which both loops are compared")
-    parser.add_argument("--device", choices=("cuda", "cpu"), default="cuda", help="where both loops train")
-    parsed = parser.parse_args(arguments)
-    result = run(parsed.corpus, parsed.epochs, parsed.steps, parsed.device)
-    print(result.text())
-    return int(bool(result.failures))
-
-
-if __name__ == "__main__":
-    raise SystemExit(main())

@@ -174,7 +174,7 @@ def test_a_result_travels_as_plain_data_and_shows_what_failed() -> None:
     made = Result("title", [{"a": 1, "b": 2.5e-7}], [Goal("aim", "found", False)], ["remark"], ["why"])
     assert Result.of(json.loads(json.dumps(made.plain()))) == made
     assert made.text().splitlines()[0] == "title" and "  FAILED: why" in made.text() and "MISSED: aim" in made.text()
-    assert "| a | b |" in made.markdown() and shown(None) == "–" and shown(0.0) == "0"
+    assert shown(None) == "–" and shown(0.0) == "0"
 
 
 @pytest.mark.parametrize(

@@ -9,11 +9,11 @@ from torch import Tensor
 
 from avow.attend import Attended
 from avow.nn import KeyValueCache
-from benchmarks.decode_loop import run
+from benchmarks.loop import loop
 
 
 def test_every_row_of_every_step_is_judged() -> None:
-    result = run(40, 100, 1.0)
+    result = loop(40, 100, 1.0)
     (row,) = result.rows
     assert result.failures == [] and (row["steps"], row["rows"], row["violations"]) == (40, 320, 0)
     assert float(row["largest bound"] or 1) <= 1e-2 and "live tensors grew by 0 bytes" in result.remarks[1]
@@ -28,6 +28,6 @@ def test_a_wrong_answer_and_a_leak_are_noticed(monkeypatch: pytest.MonkeyPatch) 
         return Attended(kept[-1], certificate)
 
     monkeypatch.setattr(KeyValueCache, "attend", careless)
-    broken, leak = run(40, 100, 1.0).failures
+    broken, leak = loop(40, 100, 1.0).failures
     assert broken == "320 rows outside their bounds"
     assert leak == f"live tensors grew by {8 * 8 * 64 * 2:,} bytes"

@@ -5,25 +5,22 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
 import sys
 from pathlib import Path
-from pydoc_data.topics import topics
 from typing import Any
 
 import pytest
 import torch
 from torch import Tensor
-from transformers import AutoModelForCausalLM, AutoTokenizer, DynamicCache
+from transformers import AutoModelForCausalLM, AutoTokenizer
 
 import avow
-from avow.contract import Certificate
 from avow.errors import ToleranceUnreachable
-from avow.integrations.transformers import CertifiedCache, disable, enable, statement
-from avow.nn import KeyValueCache
-from tests.caches import share
-from tests.layer_audit import Audited, ask_sketches, audited
+from avow.integrations.transformers import disable, enable, statement
+from benchmarks.model import decoded
+from benchmarks.model import manual as manual
+from tests.layer_audit import audited
 
 pytestmark = [pytest.mark.model, pytest.mark.filterwarnings("ignore")]
 
@@ -57,14 +54,6 @@ def padded(tokens: Any, side: str) -> dict[str, Tensor]:
     """All prompts in one batch, the shorter ones padded on a side."""
     tokens.padding_side = side
     found: dict[str, Tensor] = dict(tokens(PROMPTS, return_tensors="pt", padding=True))
-    return found
-
-
-def manual(tokens: Any, length: int) -> Tensor:
-    """The first tokens of Python's own manual: English and code, and on every machine."""
-    text = "\n".join(topics[name] for name in sorted(topics))
-    found: Tensor = tokens(text[: 8 * length], return_tensors="pt").input_ids[:, :length]
-    assert found.shape[1] == length
     return found
 
 
@@ -116,53 +105,20 @@ def test_two_hundred_tokens_are_those_of_sdpa(model: Any, tokens: Any) -> None:
     assert certificates.keeps(1e-2)
 
 
-def bytes_read(cache: CertifiedCache, certificates: list[Certificate]) -> float:
-    """What was read of caches in half precision, beside what exact attention reads: sketches, and tokens in full."""
-    own = cache.layers[0].cache
-    sketch = KeyValueCache(own.key_heads, own.dim, own.value_dim, dtype=torch.bfloat16).overhead
-    full = [share(one) if one.method == "sparse" else 1.0 for one in certificates]
-    return sketch + sum(full) / len(full)
-
-
 @torch.no_grad()
-def test_sparse_decoding_keeps_its_certificates_and_reads_less(
-    model: Any, tokens: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    ask_sketches(monkeypatch)
+def test_sparse_decoding_keeps_its_certificates_and_reads_less(model: Any, tokens: Any) -> None:
     start, steps = 7500, 600
     ids = manual(tokens, start + steps + 1)
-    theirs = DynamicCache(config=model.config)
-    model(ids[:, :start], past_key_values=theirs, logits_to_keep=1)
-    mine = CertifiedCache(model.config)
-    for own, other in zip(mine.layers, theirs.layers, strict=True):
-        own.update(other.keys, other.values)
-
-    exact = model(ids[:, start:-1], past_key_values=theirs).logits[0]
-    enable(model, tol=1e-2)
-    found: list[Audited] = []
-    rows = []
-    with avow.record() as certificates:
-        for i in range(start, start + steps):
-            # Every third step is computed again in float64, which takes longer than the step.
-            judged: contextlib.AbstractContextManager[list[Audited]]
-            judged = audited() if i % 3 == 0 else contextlib.nullcontext([])
-            with judged as audits:
-                rows.append(model(ids[:, i : i + 1], past_key_values=mine).logits[0])
-            found += audits
-    sparse = torch.cat(rows)
-
-    assert len(found) == steps // 3 * 30 and all(audit.kept for audit in found)
-    assert len(certificates) == steps * 30 and certificates.keeps(1e-2)
-    assert {certificate.kind for _, certificate in certificates} == {"deterministic"}
-    methods = [certificate.method for _, certificate in certificates]
+    found = decoded(model, ids, start)
+    assert len(found.audits) == steps // 3 * 30 and all(audit.kept for audit in found.audits)
+    assert len(found.certificates) == steps * 30
+    assert all(certificate.keeps(1e-2) for certificate in found.certificates)
+    assert {certificate.kind for certificate in found.certificates} == {"deterministic"}
+    methods = [certificate.method for certificate in found.certificates]
     assert methods.count("sparse") > len(methods) / 2
-    read = bytes_read(mine, [certificate for _, certificate in certificates])
-    print(f"{read:.1%} of the bytes, {methods.count('sparse')} of {len(methods)} answers from a part")
-    assert read <= 0.45
-    agreement = (sparse.argmax(-1) == exact.argmax(-1)).double().mean()
-    assert float(agreement) >= 0.99
-    losses = [torch.nn.functional.cross_entropy(x, ids[0, start + 1 :]) for x in (sparse, exact)]
-    assert abs(float(torch.exp(losses[0] - losses[1])) - 1) <= 2e-3
+    assert found.bytes_read <= 0.45
+    assert found.agreement >= 0.99
+    assert abs(found.change(ids[0, start + 1 :])) <= 2e-3
 
 
 @torch.no_grad()

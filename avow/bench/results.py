@@ -1,4 +1,4 @@
-"""What a benchmark found: tables of ratios, goals met or missed, and remarks; as text, Markdown or plain data."""
+"""What a benchmark found: tables of ratios, goals met or missed, and remarks; as text or plain data."""
 
 from __future__ import annotations
 
@@ -6,8 +6,6 @@ import dataclasses
 import sys
 from dataclasses import dataclass, field
 from typing import Any
-
-_UNKNOWN = "How busy the machine was during this run was not recorded."
 
 Value = str | int | float | None
 Row = dict[str, Value]
@@ -34,7 +32,6 @@ class Result:
     goals: list[Goal] = field(default_factory=list)
     remarks: list[str] = field(default_factory=list)
     failures: list[str] = field(default_factory=list)
-    skipped: str = ""
     conditions: str = ""
 
     @staticmethod
@@ -48,8 +45,6 @@ class Result:
     def text(self) -> str:
         """The table for a terminal, goals and remarks below it."""
         lines = [self.title]
-        if self.skipped:
-            return f"{self.title}\n  skipped: {self.skipped}"
         if self.rows:
             cells = [list(self.rows[0]), *([shown(x) for x in row.values()] for row in self.rows)]
             widths = [max(len(line[i]) for line in cells) for i in range(len(cells[0]))]
@@ -58,21 +53,6 @@ class Result:
         lines += [f"  {goal}" for goal in self.goals]
         lines += [f"  FAILED: {failure}" for failure in self.failures]
         return "\n".join(lines)
-
-    def markdown(self) -> str:
-        """The same for a page."""
-        parts = [f"## {self.title}"]
-        if self.skipped:
-            return f"{parts[0]}\n\nNot run: {self.skipped}."
-        parts += [f"- {goal}" for goal in self.goals] + [f"- FAILED: {failure}" for failure in self.failures]
-        if len(parts) > 1:
-            parts = [parts[0], "\n".join(parts[1:])]
-        parts.append("\n".join([*self.remarks, "", self.conditions or _UNKNOWN]).strip())
-        if self.rows:
-            head = list(self.rows[0])
-            table = [head, ["---"] + ["---:"] * (len(head) - 1), *([shown(x) for x in r.values()] for r in self.rows)]
-            parts.append("\n".join("| " + " | ".join(line) + " |" for line in table))
-        return "\n\n".join(parts)
 
 
 def shown(value: Value) -> str:

@@ -63,6 +63,7 @@ def rendered(page: Page, known: Known) -> None:
     markdown.use(dollarmath_plugin, allow_labels=False, allow_space=False, allow_digits=False, renderer=drawn)
     markdown.use(anchors_plugin, max_level=4)
     text = re.sub(r"^<!--.*?-->\n", "", page.text, flags=re.MULTILINE | re.DOTALL)
+    text = re.sub(r"<!--[\w-]+-->", "", text)  # the name of the figure that a number is
     page.body = markdown.render(text, {"page": page, "known": known})
     if not page.title:
         page.fault("has no title; begin with a line like '# Certificates'")

@@ -27,7 +27,8 @@ nav a[aria-current] { font-weight: 650; }
 main h1 { margin: .6rem 0 1rem; }
 main h2 { margin: 2.4rem 0 .6rem; }
 main h3 { margin: 1.8rem 0 .4rem; font-size: 1rem; }
-main p, main li { max-width: 46rem; } main p { margin: .7rem 0; } main li { margin: .25rem 0; }
+main p, main li { max-width: 46rem; } main p:has(img) { max-width: none; }
+main p { margin: .7rem 0; } main li { margin: .25rem 0; }
 main pre { margin: .9rem 0; font-size: .8rem; }
 main .scroll { margin: .9rem 0; }
 main th, main td { text-align: left; white-space: normal; vertical-align: baseline; }

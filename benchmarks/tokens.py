@@ -1,29 +1,29 @@
-"""Decoding token by token against recomputing the whole text for each token: `python -m benchmarks.decode`."""
+"""Decoding token by token against recomputing the whole text for each token."""
 
 from __future__ import annotations
 
-import argparse
 import statistics
 import time
 
 import torch
 
-from avow.bench.machine import machine
 from avow.bench.results import Goal, Result, Row
 from avow.nn import ModelConfig, TransformerLM
+from benchmarks.options import Options
 
 _AIM = 10.0
 _NEAR = 1e-5
 _ATTENTIONS = ("exact", "separable", "random_features")
 
 
-def run(length: int, rounds: int) -> Result:
+def run(options: Options) -> Result:
     """One more token at the end of a text: seconds from the cache and by a pass over all of it, taken in turns."""
+    length, rounds = (128, 2) if options.quick else (2048, 16)
     rows = [_point(attention, length, rounds) for attention in _ATTENTIONS]
     failures = [f"{row['attention']}: logits differ" for row in rows if float(row["difference"] or 0) > _NEAR]
     least = min(float(row["times faster"] or 0) for row in rows)
     goal = Goal(f"at least {_AIM:g} times faster at length {length}", f"{least:.3g} at least", least >= _AIM)
-    title = f"decode: one more token at length {length}, from the cache and anew (4 layers, 8 heads, width 256)"
+    title = f"tokens: one more token at length {length}, from the cache and anew (4 layers, 8 heads, width 256)"
     return Result(title, rows, [goal], failures=failures)
 
 
@@ -50,19 +50,3 @@ def _point(attention: str, length: int, rounds: int) -> Row:
         "times faster": statistics.median(b / a for a, b in zip(steps, passes, strict=True)),
         "difference": difference,
     }
-
-
-def main(arguments: list[str] | None = None) -> int:
-    """Print the table; 1 where the two ways disagree."""
-    parser = argparse.ArgumentParser("python -m benchmarks.decode", description=__doc__)
-    parser.add_argument("--length", type=int, default=2048, help="tokens of the text")
-    parser.add_argument("--rounds", type=int, default=16, help="tokens decoded both ways")
-    parsed = parser.parse_args(arguments)
-    print(machine())
-    result = run(parsed.length, parsed.rounds)
-    print(result.text())
-    return int(bool(result.failures))
-
-
-if __name__ == "__main__":
-    raise SystemExit(main())

@@ -1,4 +1,4 @@
-"""A long decoding loop from a `KeyValueCache`, every answer judged: `python -m benchmarks.decode_loop`.
+"""A long decoding loop from a `KeyValueCache`, every answer judged.
 
 Heads are made up to look like those of a text: neighbours are alike, a few channels are loud, the first token draws
 everyone, and a query looks for one earlier token and for what is near. Each step appends a token, attends with a
@@ -8,7 +8,6 @@ enlarged: by then only the tokens themselves may add to it.
 
 from __future__ import annotations
 
-import argparse
 import gc
 import os
 import statistics
@@ -18,9 +17,9 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from avow.bench.machine import machine
 from avow.bench.results import Result, Row
 from avow.nn import KeyValueCache
+from benchmarks.options import Options
 
 _GROUPS, _HEADS, _DIM = 2, 8, 64
 _TOL = 1e-2
@@ -28,7 +27,12 @@ _TOL = 1e-2
 _SETTLING = 32
 
 
-def run(steps: int, tokens: int, confidence: float, dtype: torch.dtype = torch.bfloat16) -> Result:
+def run(options: Options) -> Result:
+    """A thousand steps behind a long text."""
+    return loop(40, 200, 1.0) if options.quick else loop(1000, 8000, 1.0)
+
+
+def loop(steps: int, tokens: int, confidence: float, dtype: torch.dtype = torch.bfloat16) -> Result:
     """So many steps after a text of so many tokens."""
     q, k, v = _text(tokens + steps, dtype)
     cache = KeyValueCache(_GROUPS, _DIM, dtype=dtype)
@@ -42,7 +46,7 @@ def run(steps: int, tokens: int, confidence: float, dtype: torch.dtype = torch.b
         cache.append(k[:, :, end - 1 : end], v[:, :, end - 1 : end])
         query = q[:, :, end - 1 : end]
         before = time.perf_counter()
-        out, certificate = cache.attend(query, _TOL, confidence, generator=draws)
+        out, certificate = cache.attend(query, _TOL, confidence, generator=draws, method="sparse")
         seconds.append(time.perf_counter() - before)
         errors = _errors(out, query, k[:, :, :end], v[:, :, :end])
         rows = certificate.rows.reshape(errors.shape)
@@ -122,20 +126,3 @@ def _live() -> int:
     gc.collect()
     found = [x.untyped_storage() for x in gc.get_objects() if type(x) is Tensor]
     return sum({storage.data_ptr(): storage.nbytes() for storage in found}.values())
-
-
-def main(arguments: list[str] | None = None) -> int:
-    """Print what was found; 1 where an answer broke its bound or memory grew beyond the cache."""
-    parser = argparse.ArgumentParser("python -m benchmarks.decode_loop", description=__doc__)
-    parser.add_argument("--steps", type=int, default=1000)
-    parser.add_argument("--tokens", type=int, default=8000, help="tokens in the cache before the first step")
-    parser.add_argument("--confidence", type=float, default=1.0)
-    parsed = parser.parse_args(arguments)
-    print(machine())
-    result = run(parsed.steps, parsed.tokens, parsed.confidence)
-    print(result.text())
-    return int(bool(result.failures))
-
-
-if __name__ == "__main__":
-    raise SystemExit(main())

@@ -217,7 +217,7 @@ def _cell(seed: int) -> Found:
             weight.mul_(min(size, 1e30) if weight.dtype == torch.float32 else size)
     steps: Any = rng.choice((1, 3, 20)) if rng.random() < 0.9 else rng.choice(FEW)
     inputs = None
-    if rng.random() < 0.7 and isinstance(steps, int) and 0 <= steps < 99:
+    if rng.random() < 0.7 and type(steps) is int and 0 <= steps < 99:
         kind = next(made.parameters()).dtype
         inputs = rng.choice((1.0, 1e-9, 1e9)) * torch.randn(steps, options[0], dtype=kind)  # type: ignore[arg-type]
     found = tried(lambda: gradient_horizon(made, steps, inputs))

@@ -157,7 +157,7 @@ def _table(result: Result) -> Columns:
     from avow.report.terminal import Columns
 
     headings = list(result.rows[0]) if result.rows else []
-    notes = [f"skipped: {result.skipped}"] if result.skipped else [*result.remarks, result.conditions]
+    notes = [*result.remarks, result.conditions]
     notes += [*map(str, result.goals), *(f"FAILED: {failure}" for failure in result.failures)]
     rows = [[shown(value) for value in row.values()] for row in result.rows]
     form = ["r" if any(isinstance(row[name], int | float) for row in result.rows) else "l" for name in headings]

@@ -6,8 +6,10 @@ flushed after that, since a name may be lost as a content may. Where it fails, n
 
 from __future__ import annotations
 
+import contextlib
 import os
 import secrets
+from collections.abc import Iterator
 from pathlib import Path
 
 from avow.errors import FileError
@@ -15,29 +17,45 @@ from avow.errors import FileError
 
 def write(path: Path, content: str | bytes) -> None:
     """Put content where `path` says, all of it or none: whatever stood there stays until the new file is whole."""
-    ready(path)
-    temporary = path.with_name(f".{path.name}.{secrets.token_hex(4)}")
-    try:
+    _place(path)
+    with _beside(path) as temporary:
         put(temporary, content)
         settle(temporary, path)
-    except OSError as problem:
-        raise FileError("path", path, f"cannot be written ({problem.strerror})", "name another place") from problem
-    finally:
-        temporary.unlink(missing_ok=True)
 
 
 def ready(path: Path) -> None:
-    """Make the folder of a file to come, or say why it cannot be written: before the work, not after it."""
+    """Make the folder of a file to come and try it, or say why it cannot be written: before the work, not after it."""
+    _place(path)
+    # Only trying tells: rights do not speak of /proc, of a full disk, of names that are too long.
+    with _beside(path) as temporary:
+        temporary.touch(exist_ok=False)
+
+
+def _place(path: Path) -> None:
+    """Make the folder of a file to come; what is no file is never replaced by one."""
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
     except OSError as problem:
         raise FileError("path", path, f"has no folder ({problem.strerror})", "name another place") from problem
-    if path.is_dir():
+    # Not those of Path, which raise where a name is too long.
+    if os.path.isdir(path):
         raise FileError("path", path, "is a folder", "name a file in it")
-    if path.exists() and not path.is_file():
+    if os.path.exists(path) and not os.path.isfile(path):
         raise FileError("path", path, "is no plain file", "name another place")  # A device must not be replaced.
-    if not os.access(path.parent, os.W_OK):
-        raise FileError("path", path, "lies in a folder that cannot be written", "name another place")
+
+
+@contextlib.contextmanager
+def _beside(path: Path) -> Iterator[Path]:
+    """A name beside a file's; whatever happens, nothing is left under it."""
+    temporary = path.with_name(f".{path.name}.{secrets.token_hex(4)}")
+    try:
+        yield temporary
+    except OSError as problem:
+        raise FileError("path", path, f"cannot be written ({problem.strerror})", "name another place") from problem
+    finally:
+        # Where nothing could be written, nothing can be removed either.
+        with contextlib.suppress(OSError):
+            temporary.unlink(missing_ok=True)
 
 
 def put(path: Path, content: str | bytes) -> None:

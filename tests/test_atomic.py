@@ -79,3 +79,22 @@ def test_a_place_that_cannot_be_written_is_refused(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "pipe")
     with pytest.raises(FileError, match="pipe is no plain file; name another place"):
         atomic.write(tmp_path / "pipe", "would replace it")
+
+
+@pytest.mark.parametrize(
+    ("place", "why"),
+    [("/proc/page.html", "No such file or directory|Permission denied"), ("n" * 250 + ".html", "File name too long")],
+)
+def test_a_place_that_only_trying_tells_of_is_refused_before_the_work(tmp_path: Path, place: str, why: str) -> None:
+    path = tmp_path / place
+    for refuse in (atomic.ready, lambda path: atomic.write(path, "new")):
+        with pytest.raises(FileError, match=rf"cannot be written \((?:{why})\); name another place$"):
+            refuse(path)
+    assert os.listdir(tmp_path) == []
+
+
+def test_getting_ready_leaves_what_was_there(tmp_path: Path) -> None:
+    atomic.write(tmp_path / "page.html", "old")
+    atomic.ready(tmp_path / "page.html")
+    atomic.ready(tmp_path / "new" / "page.html")
+    assert (tmp_path / "page.html").read_text() == "old" and os.listdir(tmp_path / "new") == []

@@ -97,6 +97,10 @@ def spoil_foreign(path: Path) -> None:
     (path / "state.json").write_text(json.dumps({"step": 2, "model": {}}))
 
 
+def spoil_age(path: Path) -> None:
+    respell(path, {"format": "avow checkpoint 1"})
+
+
 def spoil_lose(path: Path) -> None:
     (path / "generators.safetensors").unlink()
 
@@ -134,6 +138,7 @@ def spoil_name(path: Path) -> None:
         (spoil_flip, "is damaged: optimiser.safetensors is not what was written"),
         (spoil_cut_state, "has a state.json that cannot be read"),
         (spoil_foreign, "is no 'avow checkpoint 2'"),
+        (spoil_age, "is an 'avow checkpoint 1', and this version reads 'avow checkpoint 2'"),
         (spoil_lose, "is damaged: generators.safetensors is not what was written"),
         (spoil_unlist, "is damaged: state.json is not what was written"),
         (spoil_step, "is damaged: state.json is not what was written"),

@@ -196,7 +196,9 @@ def fault(path: Path) -> str | None:
     except (OSError, ValueError, RecursionError):
         return "has a state.json that cannot be read"
     if not isinstance(state, dict) or state.get("format") not in (FORMAT, SHARES):
-        return f"is no {FORMAT!r}"
+        kind = str(state.get("format")) if isinstance(state, dict) else ""
+        other = kind.startswith(FORMAT.rstrip("0123456789"))
+        return f"is an {kind!r}, and this version reads {FORMAT!r}" if other else f"is no {FORMAT!r}"
     if state.get("digest") != sealed(state)["digest"]:
         return "is damaged: state.json is not what was written"
     if path.name.startswith("step-") and path.name != final_of(path.parent, state["step"]).name:

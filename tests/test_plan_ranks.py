@@ -120,6 +120,11 @@ def test_simulated_shards_are_counted_and_drawn() -> None:
     assert Path("out/shards.png").read_bytes().startswith(b"\x89PNG")
 
 
+def test_one_shard_is_no_plural() -> None:
+    shown = run("bench", "shards", "--ranks", "1").stdout
+    assert "8 keys on one shard\n" in shown and "1 shards" not in shown
+
+
 def test_a_model_that_is_wrong_fails_the_command(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(links, "_BINS", 161)
     shown = run("bench", "shards", "--ranks", "2", code=1).stdout

@@ -66,7 +66,8 @@ def run(counts: list[int], tell: Callable[[str], None]) -> tuple[Result, Chart]:
         for one in found
     ]
     remarks = ["sent: bytes that left one shard, counted; modelled: by the planner; apart: from one shard's answer"]
-    title = f"Weak scaling, simulated: 8 keys on each of up to {max(counts)} shards"
+    where = f"each of up to {max(counts)} shards" if max(counts) > 1 else "one shard"
+    title = f"Weak scaling, simulated: 8 keys on {where}"
     result = Result(title, rows, [], remarks, [one.fault for one in found if one.fault])
     series: dict[str, tuple[list[float], list[float]]] = {}
     for one in found:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import errno
+import fcntl
 import multiprocessing
 import os
 import select
@@ -62,6 +64,20 @@ def test_makers_leave_signals_to_the_process_that_trains(tmp_path: Path) -> None
         os.kill(maker, signal.SIGINT)
     time.sleep(0.1)
     assert len(list(steps)) == 39
+
+
+def test_steps_come_through_a_small_pipe_where_a_large_one_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked = []
+
+    def refuse(file: object, what: int, *_: int) -> int:
+        asked.append(what)
+        raise PermissionError(errno.EPERM, "Operation not permitted")
+
+    monkeypatch.setattr(fcntl, "fcntl", refuse)
+    assert len(list(ahead(made(tmp_path, 0), 6))) == 6
+    assert asked and set(asked) == {fcntl.F_SETPIPE_SZ}
 
 
 def test_a_maker_that_is_gone_is_missed(tmp_path: Path) -> None:

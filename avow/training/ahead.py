@@ -64,11 +64,16 @@ class _Maker:
             [sys.executable, "-P", "-c", _PROGRAM, *map(str, (steps.start, steps.stop, steps.step))],
             stdin=batches,
             stdout=subprocess.PIPE,
-            pipesize=_ROOM,
             env=surroundings(),
             start_new_session=True,
         )
         weakref.finalize(self, _end, self._process)
+        assert self._process.stdout is not None
+        # Only Linux has large pipes, and no user more than some of them; steps go through a small one, too.
+        with contextlib.suppress(ImportError, AttributeError, OSError):
+            import fcntl
+
+            fcntl.fcntl(self._process.stdout, fcntl.F_SETPIPE_SZ, _ROOM)
 
     def next(self) -> Step:
         """The next of its steps."""

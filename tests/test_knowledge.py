@@ -183,7 +183,7 @@ def test_arms_end_when_nobody_listens(people: str, tmp_path: Path) -> None:
     """`kill -9` of the experiment leaves no arm behind that trains for nobody; what it leaves can be resumed."""
     words = [*TINY, "--corpus", people, "--attentions", "exact", "--steps", "1000000", "--device", "cpu", "--jobs", "1"]
     parent = subprocess.Popen(
-        [sys.executable, "-m", "avow.cli", "knowledge", *words, "--out", str(tmp_path)],
+        [sys.executable, "-m", "avow", "knowledge", *words, "--out", str(tmp_path)],
         stdout=subprocess.DEVNULL,
         stderr=subprocess.PIPE,
         text=True,

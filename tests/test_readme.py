@@ -87,7 +87,7 @@ def run_bash(page: Path, block: Block, home: Path) -> None:
 
 def lay_out(home: Path) -> None:
     """Commands that stand in for those that would reach the network or build the whole project."""
-    avow = f'exec "{sys.executable}" -m avow.cli "$@"'
+    avow = f'exec "{sys.executable}" -m avow "$@"'
     stand_ins = {
         "bin/avow": avow,
         "bin/make": f'unset MAKEFLAGS; exec {real("make")} -n -C "{ROOT}" "$@" >/dev/null',

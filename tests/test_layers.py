@@ -186,7 +186,7 @@ def test_a_clean_tree_has_no_faults(tmp_path: Path) -> None:
         ),
         ("methods/window.py", "import triton", "methods may not import triton"),
         ("constructions/rings.py", "import flint", "constructions may import flint only inside a function"),
-        ("nn/cache.py", "import scipy.linalg", "nn may not import scipy"),
+        ("nn/memory.py", "import scipy.linalg", "nn may not import scipy"),
         ("planner.py", "import torch", "planner may not import torch"),
         ("attend.py", "from avow.constructions import query", "attend may not import avow.constructions"),
         ("attend.py", "from rich import print", "attend may not import rich"),

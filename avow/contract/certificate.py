@@ -154,9 +154,9 @@ class Certificate:
         return "\n".join(lines)
 
 
-def _unread(text: str, why: str) -> InputError:
+def _unread(text: object, why: str) -> InputError:
     rule = f"is no certificate ({why[:200]})"
-    return InputError("certificate", repr(text[:40]), rule, "pass what Certificate.to_json wrote")
+    return InputError("certificate", repr(str(text)[:40]), rule, "pass what Certificate.to_json wrote")
 
 
 _STRENGTH: dict[Kind, int] = {"deterministic": 3, "statistical": 2, "sampled": 1, "none": 0}

@@ -38,7 +38,7 @@ def ring_bytes(
 ) -> int:
     """What a process sends in a ring where ranks hold so many tokens each, rows and keys alike, none of them none.
 
-    `promised` is `ring_attend` in one arithmetic, else `ring_attention`; `gradients` adds the way back.
+    `promised` is `attend_ring` in one arithmetic, else `ring_attention`; `gradients` adds the way back.
     """
     z, ranks = sizes, len(tokens)
     token = z.batch * z.key_heads * (z.dim + z.value_dim)

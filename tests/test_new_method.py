@@ -63,8 +63,9 @@ def test_the_method_is_found_and_attends_and_is_planned(copy: Path) -> None:
 def test_the_command_line_knows_it(copy: Path) -> None:
     done = run(copy, "-m", "avow", "compare", "--help")
     assert done.returncode == 0, done.stderr
-    assert "flattened: softmax attention with smaller logits" in done.stdout
-    assert "flattened.warmth=0.25: how much of each logit is left" in done.stdout
+    told = " ".join(done.stdout.split())
+    assert "flattened softmax attention with smaller logits" in told
+    assert "flattened.warmth=0.25 how much of each logit is left" in told
 
 
 def test_the_comparison_contains_it(copy: Path) -> None:

@@ -12,6 +12,7 @@ import math
 import statistics
 import time
 from collections.abc import Callable
+from functools import partial
 
 import torch
 from torch import Tensor
@@ -71,9 +72,9 @@ def _point(q: Tensor, k: Tensor, v: Tensor, length: int, kind: torch.dtype, roun
         for one, least in zip(queries, best, strict=True):
             rows = one.reshape(one.shape[0], k.shape[1], -1, one.shape[3])
             times = [
-                _seconds(lambda one=one: scaled_dot_product_attention(one, k, v, enable_gqa=True)),  # type: ignore[misc]
-                _seconds(lambda rows=rows: scaled_dot_product_attention(rows, k, v)),  # type: ignore[misc]
-                _seconds(lambda one=one: cache.attend(one, _TOL)),  # type: ignore[misc]
+                _seconds(partial(scaled_dot_product_attention, one, k, v, enable_gqa=True)),
+                _seconds(partial(scaled_dot_product_attention, rows, k, v)),
+                _seconds(partial(cache.attend, one, _TOL)),
             ]
             for all_of, taken in zip(seconds, times, strict=True):
                 all_of.append(taken)

@@ -120,7 +120,8 @@ def _numbers(
     if rng.random() < 0.05:
         q[..., 0, :] = 0.0
     limit = torch.finfo(dtype).max / 4
-    return tuple(x.clamp(-limit, limit).to(dtype) for x in (q, k, v))  # type: ignore[return-value]
+    q, k, v = (x.clamp(-limit, limit).to(dtype) for x in (q, k, v))
+    return q, k, v
 
 
 def sizes(g: torch.Generator, heads: int, reach: float) -> Tensor:

@@ -180,7 +180,7 @@ def test_without_our_mask_the_equivalence_test_fails(family: Family) -> None:
 def test_a_failure_in_a_part_of_a_test_is_a_failure() -> None:
     class Wrong:
         def test_part(self) -> None:
-            with self.subTest("a part"):  # type: ignore[attr-defined]
+            with self.subTest("a part"):  # type: ignore[attr-defined]  # given by the runner
                 raise ValueError("wrong")
 
     assert run(Wrong, FAMILIES[0], "test_part") == Outcome("failed", "ValueError: wrong", 0)

@@ -58,6 +58,19 @@ def test_a_loaded_cache_answers_bit_for_bit_and_goes_on(
     assert [path.name for path in tmp_path.iterdir()] == ["cache.safetensors"]
 
 
+def test_what_a_look_found_the_next_may_leave_unread_is_kept_too(tmp_path: Path) -> None:
+    cache = filled()
+    k, v = tokens(cache, 900)
+    cache.append(k, v)
+    q = queries(k, 4)
+    first = cache.attend(q, 0.1, method="sparse")
+    cache.save(tmp_path / "cache.safetensors")
+    again = KeyValueCache.load(tmp_path / "cache.safetensors")
+    mine, theirs = (one.attend(q, 0.1, method="sparse") for one in (cache, again))
+    assert mine.certificate.reason != first.certificate.reason, "the second look is no bolder: it shows nothing"
+    assert torch.equal(mine.out, theirs.out) and mine.certificate == theirs.certificate
+
+
 def test_an_empty_cache_can_be_kept(tmp_path: Path) -> None:
     KeyValueCache(2, 16).save(tmp_path / "empty")
     assert KeyValueCache.load(tmp_path / "empty").length == 0

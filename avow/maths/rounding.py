@@ -102,7 +102,7 @@ def tiled_depths(n: int, dtype: torch.dtype, device: str, many: bool) -> tuple[f
     """The most roundings any one term goes through in the sums of an average over n keys: weighted values, weights.
 
     On a GPU tiles hold at least 32 keys; each is rescaled and added to those before it. PyTorch's CPU kernel takes 512
-    keys at a time and rescales once; with `many` (`cpu_sums.many_at_once`) it adds 128 of them or more to the sums of
+    keys at a time and rescales once; with `many` (`cpu_sums.fewest_rows`) it adds 128 of them or more to the sums of
     weighted values at once, 256 as was seen, and weights in 8 lanes or more. Otherwise, and in float64, for which two
     rows are not enough, nothing is assumed of the order.
     """

@@ -24,7 +24,7 @@ from torch.nn.functional import pad, scaled_dot_product_attention
 
 from avow.contract import Computed, Cost, Method, Norms, Problem, Promise, Prospect, Sizes, named
 from avow.maths import rounding
-from avow.maths.cpu_sums import many_at_once
+from avow.maths.cpu_sums import MOST_ROWS, fewest_rows
 from avow.maths.heads import ceilings, distance_rounding, finished, per_query_head, settled
 from avow.maths.masks import additive
 from avow.maths.softmax import softmax_average
@@ -119,7 +119,7 @@ class Exact(Method):
                 slope += 16 * rounding.unit(torch.float64)
         if s == 1:
             slope = floor = 0.0  # one key has all the weight, whatever its logit
-        depths = rounding.tiled_depths(s, kind, device, device == "cpu" and many_at_once())
+        depths = rounding.tiled_depths(s, kind, device, self._many_at_once(p))
         sums = sum(map(products.dot, depths)) + 8 * u + 4 * s * tiny + 1e-40
         if kind in (torch.bfloat16, torch.float16):
             # The kernel rounds each weight to the input type before it meets the values.
@@ -130,6 +130,11 @@ class Exact(Method):
             final = rounding.unit(kept)
         return Model(slope, floor, sums * rounding.OUTWARD, lost * rounding.OUTWARD, final)
 
+    def _many_at_once(self, p: Problem) -> bool:
+        """Whether a CPU's kernel adds many weighted values of this type and width at once."""
+        width = max(p.q.shape[-1], p.v.shape[-1])
+        return p.q.device.type == "cpu" and fewest_rows(self.arithmetic(p.q.dtype), width) > 0
+
     def assumption(self, p: Problem) -> str:
         """What the promise rests on."""
         kind = self.arithmetic(p.q.dtype)
@@ -137,7 +142,7 @@ class Exact(Method):
         if p.q.device.type != "cpu":
             tiles, right = f"tiles of 32 to {rounding.largest_tile(p.q.device.type)} keys", "64 ulp"
         else:
-            tiles = "tiles of 512 keys" if kind != torch.float64 and many_at_once() else "any order"
+            tiles = "tiles of 512 keys" if self._many_at_once(p) else "any order"
             right = "2^-12" if kind in (torch.bfloat16, torch.float16) else "64 ulp"
         return f"the kernel accumulates in {wide}, in {tiles}, with exp right to {right}"
 
@@ -238,22 +243,28 @@ def _fastest(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, causal: bool,
 
 
 def _on_cpu(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, causal: bool, scale: float) -> Tensor:
-    """Attention on the one fused kernel that PyTorch has for CPUs, by blocks of at least two rows."""
-    n, grouped = q.shape[2], q.shape[1] != k.shape[1]
+    """Attention on the one fused kernel that PyTorch has for CPUs, in blocks of rows enough for its bound."""
+    (b, h, n, width), grouped = q.shape, q.shape[1] != k.shape[1]
     if grouped and n == 1 and mask is None and not causal:
         # Siblings are rows of one head: far faster than heads that share their keys.
-        rows = q.reshape(q.shape[0], k.shape[1], -1, q.shape[3])
+        rows = q.reshape(b, k.shape[1], -1, width)
         return _on_cpu(rows, k, v, mask, causal, scale).reshape(*q.shape[:3], v.shape[3])
     q, k, v = (x if x.stride(-1) == 1 else x.contiguous() for x in (q, k, v))
-    # A block of one row is a product of a matrix and a vector: MKL rounds its sums at every few keys, or at each. A
-    # second row, which is cut off again, makes it a product of matrices, which rounds them once in 128 keys or more.
+    # A block of few rows may be rounded at every few keys, or at each. More of them, which are cut off again, make it
+    # a product of matrices, which rounds once in 128 keys or more.
     height = 256 if n >= 768 else 64 if n >= 192 else 32
-    lone = n % height == 1 and q.dtype == torch.float32
+    compiling = torch.compiler.is_compiling()
+    fewest = MOST_ROWS if compiling else fewest_rows(q.dtype, width)
+    short = max(0, fewest - n % height) if n % height else 0
+    if short:
+        q = torch.cat([q, q[:, :, -1:].expand(-1, -1, short, -1)], 2)
+        mask = mask if mask is None else torch.cat([mask, mask[:, :, -1:].expand(-1, -1, short, -1)], 2)
+    # A block that is alone would be spread over threads, few rows for each.
+    lone = b * h == 1 and n <= height and (compiling or torch.get_num_threads() > 1)
     if lone:
-        q = torch.cat([q, q[:, :, -1:]], 2)
-        mask = mask if mask is None else torch.cat([mask, mask[:, :, -1:]], 2)
+        q, k, v = (x.expand(-1, 2, -1, -1) for x in (q, k, v))
     out = _fused_on_cpu(q, k, v, mask, causal, scale)
-    return out[:, :, :n] if lone else out
+    return out[:, :h, :n] if lone or short else out
 
 
 def _fused_on_cpu(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, causal: bool, scale: float) -> Tensor:

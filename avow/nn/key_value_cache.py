@@ -140,6 +140,8 @@ class KeyValueCache(TokenBuffers):
         tensors["longest"] = self._longest
         if self._metric is not None and self._size is not None and self._spread is not None:
             tensors |= {"metric": self._metric, "size": self._size, "spread": self._spread}
+        if self._bold is not None:
+            tensors["bold"] = self._bold
         made = {name: getattr(self, name) for name in ("key_heads", "dim", "value_dim", "batch", "bits", "window")}
         facts = {"made": made, "dtype": named(self.dtype), "state": self._state()}
         cache_file.write(Path(path), tensors, facts)
@@ -166,6 +168,7 @@ class KeyValueCache(TokenBuffers):
                 cache._metric, cache._size, cache._spread = (
                     tensors[name].to(cache.device) for name in ("metric", "size", "spread")
                 )
+            cache._bold = tensors["bold"].to(cache.device) if "bold" in tensors else None
         except (KeyError, TypeError, RuntimeError) as problem:
             raise FileError("path", path, f"does not fit together ({problem})", "save the cache again") from problem
         return cache

@@ -20,6 +20,7 @@ from jaxtyping import Float, Float32
 from torch import Tensor
 
 from avow.contract import Certificate, Problem
+from avow.maths.cpu_sums import fewest_rows
 from avow.maths.norms import check_range, row_norms
 from avow.maths.rounding import EXP_ULPS, OUTWARD, gamma, tiny, unit
 from avow.methods.exact import Exact
@@ -165,11 +166,13 @@ def whole(
     b, h, _, d = q.shape
     g = k.shape[1]
     rows = q.reshape(b * g, 1, h // g, d)
-    if h == g and q.dtype == torch.float32:
-        rows = torch.cat([rows, rows], 2)  # (b·g, 1, 2, d), as the sums of a single row are rounded more often
+    short = fewest_rows(q.dtype, d) - h // g
+    if short > 0:
+        # (b·g, 1, r, d): sums of fewer rows are rounded more often.
+        rows = torch.cat([rows, rows[:, :, -1:].expand(-1, -1, short, -1)], 2)
     out, logs = _parts(rows, k, v, scale, made.parts)
-    if rows.shape[2] > h // g:
-        out, logs = out[:, :, :1], logs[:, :, :1]
+    if short > 0:
+        out, logs = out[:, :, : h // g], logs[:, :, : h // g]
     length = None
     if made.parts > 1:
         shares, parts = _shares(logs), out
@@ -203,7 +206,11 @@ def _parts(
     each = s // parts
     main = parts * each
     keys, values = (x[:, :, :main].view(-1, parts, each, d) for x in (k, v))  # (h, c, s/c, d)
-    out, logs = kernel(rows.expand(-1, parts, -1, -1), keys, values, scale=scale)
+    # A part that is alone would be spread over threads, few rows for each.
+    heads = 2 if len(keys) * parts == 1 else parts
+    out, logs = (
+        x[:, :parts] for x in kernel(*(x.expand(-1, heads, -1, -1) for x in (rows, keys, values)), scale=scale)
+    )
     if main == s:
         return out, logs
     more, their = kernel(rows, *(x[:, :, main:].view(-1, 1, s - main, d) for x in (k, v)), scale=scale)

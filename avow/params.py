@@ -35,6 +35,10 @@ def between(low: float, high: float) -> Rule:
     return Rule(f"must be above {low:g} and at most {high:g}", lambda value: low < value <= high)
 
 
+def from_to(low: int, high: int) -> Rule:
+    return Rule(f"must be from {low} to {high}", lambda value: low <= value <= high)
+
+
 def one_of(*choices: str) -> Rule:
     return Rule(f"must be one of {', '.join(choices)}", lambda value: value in choices, choices)
 

@@ -401,7 +401,7 @@ _BAD: list[tuple[str, tuple[Any, ...], dict[str, Any], type[AvowError], str]] = 
         (_Q, _Q, _Q),
         {"method": "random_features", "features": 0},
         ParameterError,
-        "random_features: features=0 must be at least 1; the default is 256 (random directions)",
+        "random_features: features=0 must be from 1 to 16777216; the default is 256 (random directions)",
     ),
     (
         "no kernel",

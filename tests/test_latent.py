@@ -203,11 +203,14 @@ def test_another_kernel_is_refused() -> None:
         avow.attend(q, k, v, method="latent", kernel="rbf", sigma=1.0)
 
 
-@pytest.mark.parametrize("name", ["latents", "segment"])
-def test_no_latents_and_no_segment_are_refused(name: str) -> None:
+@pytest.mark.parametrize(
+    ("name", "value", "rule"),
+    [("latents", 0, "from 1 to 1048576"), ("latents", 10**12, "from 1 to 1048576"), ("segment", 0, "at least 1")],
+)
+def test_no_latents_no_segment_and_more_latents_than_memory_are_refused(name: str, value: int, rule: str) -> None:
     q, k, v = tensors(8)
-    with pytest.raises(ParameterError, match=f"latent: {name}=0 must be at least 1"):
-        avow.attend(q, k, v, method="latent", **{name: 0})
+    with pytest.raises(ParameterError, match=f"latent: {name}={value} must be {rule}"):
+        avow.attend(q, k, v, method="latent", **{name: value})
 
 
 def test_it_is_never_chosen_for_softmax_attention() -> None:

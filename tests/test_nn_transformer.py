@@ -173,7 +173,7 @@ def test_every_block_of_a_model_is_of_the_method_asked_for() -> None:
         (
             {"attention": "random_features", "settings": {"features": 0}},
             ParameterError,
-            "random_features: features=0 must be at least 1",
+            "random_features: features=0 must be from 1 to 16777216",
         ),
         (
             {"positions": "alibi"},

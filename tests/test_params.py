@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 import pytest
 
 from avow.errors import ParameterError
-from avow.params import Parameter, anything, at_least, between, check_parameters, one_of, param, parameters_of
+from avow.params import Parameter, anything, at_least, between, check_parameters, from_to, one_of, param, parameters_of
 
 
 @dataclass(frozen=True)
@@ -19,6 +19,7 @@ class Sieve:
     share: float = param(0.5, between(0, 1), "of the keys")
     order: str = param("random", one_of("random", "greedy"), "how landmarks are drawn")
     centred: bool = param(True, anything(), "subtract the mean first")
+    bits: int = param(4, from_to(1, 8), "of a number")
     cache: int = field(default=0)
 
 
@@ -42,12 +43,21 @@ def test_parameters_are_found_in_order_and_plain_fields_are_not() -> None:
         ("share", float, 0.5, "of the keys"),
         ("order", str, "random", "how landmarks are drawn"),
         ("centred", bool, True, "subtract the mean first"),
+        ("bits", int, 4, "of a number"),
     ]
 
 
 @pytest.mark.parametrize(
     ("name", "value"),
-    [("rank", 1), ("share", 1.0), ("share", 1), ("share", 1e-300), ("order", "greedy"), ("centred", False)],
+    [
+        ("rank", 1),
+        ("share", 1.0),
+        ("share", 1),
+        ("share", 1e-300),
+        ("order", "greedy"),
+        ("centred", False),
+        ("bits", 8),
+    ],
 )
 def test_a_value_that_keeps_its_rule_is_welcome(name: str, value: object) -> None:
     assert message(name, value) == ""
@@ -71,7 +81,9 @@ def test_a_value_that_keeps_its_rule_is_welcome(name: str, value: object) -> Non
             "sieve: order='sorted' must be one of random, greedy; the default is 'random' (how landmarks are drawn)",
         ),
         ("centred", 1, "sieve: centred=1 must be of type bool; the default is True (subtract the mean first)"),
-        ("cache", 3, "sieve: cache=3 is not a parameter; known parameters: rank, share, order, centred"),
+        ("cache", 3, "sieve: cache=3 is not a parameter; known parameters: rank, share, order, centred, bits"),
+        ("bits", 9, "sieve: bits=9 must be from 1 to 8; the default is 4 (of a number)"),
+        ("bits", 10**400, f"sieve: bits={10**400} must be from 1 to 8; the default is 4 (of a number)"),
     ],
 )
 def test_a_value_that_breaks_its_rule_is_told_which_and_what_to_do(name: str, value: object, words: str) -> None:

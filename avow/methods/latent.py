@@ -61,7 +61,7 @@ from avow.maths.horizons import (
     tiles,
 )
 from avow.maths.masks import at_rows, row_tiles, seen_by
-from avow.params import at_least, param
+from avow.params import at_least, from_to, param
 
 
 class Trace(NamedTuple):
@@ -81,7 +81,7 @@ class Latent(Method):
     summary: ClassVar[str] = "the past through m averages of it, the present itself; linear, its own mechanism"
     target: ClassVar[str] = "latent attention"
 
-    latents: int = param(64, at_least(1), "averages that stand for the past")
+    latents: int = param(64, from_to(1, 2**20), "averages that stand for the past")
     segment: int = param(64, at_least(1), "keys between one horizon and the next")
 
     def compute(self, problem: Problem, generator: torch.Generator | None = None) -> Computed:

@@ -40,7 +40,7 @@ from avow.maths.heads import (
 from avow.maths.kernel_rounding import KernelRounding
 from avow.maths.masks import at_rows, row_tiles, visible
 from avow.maths.softmax import softmax_average
-from avow.params import anything, at_least, param
+from avow.params import anything, from_to, param
 
 # Beyond this many features even a sequence of a million keys is cheaper to attend to exactly.
 _HOPELESS = 2**24
@@ -88,7 +88,7 @@ class RandomFeatures(Method):
     summary: ClassVar[str] = "exp(q·k) as an expectation of positive features; linear, good for small norms"
     random: ClassVar[bool] = True
 
-    features: int = param(256, at_least(1), "random directions")
+    features: int = param(256, from_to(1, _HOPELESS), "random directions")
     orthogonal: bool = param(True, anything(), "draw directions in orthogonal blocks")
 
     def compute(

@@ -36,7 +36,7 @@ from avow.maths.outlook import SUMS, Outlook
 from avow.maths.reading import Gathered, Masked, Read
 from avow.maths.sketch import GROUP, SQUARINGS, Sketch, sketched
 from avow.maths.softmax import softmax_average
-from avow.params import Rule, param
+from avow.params import Rule, from_to, param
 
 # What is read first may be expected to leave so many times the error that is allowed, if that is little of the answer:
 # it tells what the rest is worth.
@@ -95,7 +95,7 @@ class Sparse(Method):
     random: ClassVar[bool] = True
 
     drop: float = param(5e-3, Rule("must be at least 0", lambda x: x >= 0), "error that unread tokens may cause")
-    bits: int = param(4, Rule("must be from 1 to 8", lambda x: 1 <= x <= 8), "bits of a key's number in the sketch")
+    bits: int = param(4, from_to(1, 8), "bits of a key's number in the sketch")
     chance: float = param(
         0.0, Rule("must be at least 0 and below 1", lambda x: 0 <= x < 1), "chance that a row's bound fails; 0: none"
     )

@@ -63,8 +63,10 @@ def _draw(panel: Any, board: Board) -> None:
     panel.set_xlim(min(low, 0.5) / 1.4, max(high, 2) * 1.4)
 
 
-# Two names on one another cannot be read; a mark under a name can still be seen.
-_NAMES = 20.0
+# Two names on one another cannot be read, a mark under a name can hardly be seen, and one far away is not found.
+_NAMES, _MARKS, _FAR = 20.0, 3.0, 0.8
+# How far above or below its mark a name may stand, in pixels.
+_UP = (15, -15, 26, -26, 37, -37, 50, -50, 65, -65)
 
 
 class _Box(NamedTuple):
@@ -98,10 +100,11 @@ def _label(panel: Any, board: Board) -> None:
             for left, middle in (
                 (x + 9, y),
                 (x - 9 - size.width, y),
-                *((x - size.width * share, y + up) for up in (15, -15, 26, -26, 37, -37) for share in (0.5, 0.1, 0.9)),
+                *((x - size.width * share, y + up) for up in _UP for share in (0.5, 0.1, 0.9)),
             ):
                 place = _Box(left, middle - size.height / 2, left + size.width, middle + size.height / 2)
-                covered = sum(place.overlap(other) for boxes in marks.values() for other in boxes)
+                covered = _MARKS * sum(place.overlap(other) for boxes in marks.values() for other in boxes)
+                covered += _FAR * abs(middle - y)
                 covered += sum(place.overlap(other) for other in stems)
                 covered += _NAMES * sum(place.overlap(other) for other in names)
                 inside = place.overlap(frame) / (size.width * size.height)

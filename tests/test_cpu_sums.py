@@ -102,6 +102,13 @@ def test_a_kernel_that_rounds_more_often_is_found_out_and_costs_the_bound(monkey
 
 
 @usual
+def test_what_is_asked_does_not_depend_on_who_asks() -> None:
+    plain = cpu_sums.strayed(1, FLOAT, 64)
+    with sdpa_kernel(SDPBackend.MATH), torch.autocast("cpu", torch.bfloat16), torch.device("meta"):
+        assert cpu_sums.strayed(1, FLOAT, 64) == plain
+
+
+@usual
 def test_one_row_is_what_strays() -> None:
     fewest = cpu_sums.fewest_rows(FLOAT, 64)
     assert cpu_sums.strayed(1, FLOAT, 64) > 2 * cpu_sums.strayed(fewest, FLOAT, 64)

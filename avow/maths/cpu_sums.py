@@ -11,7 +11,6 @@ from __future__ import annotations
 import functools
 
 import torch
-from torch.nn.functional import scaled_dot_product_attention
 
 from avow.maths.rounding import unit
 
@@ -50,15 +49,17 @@ def strayed(rows: int, dtype: torch.dtype, width: int) -> float:
     drawn, u = torch.Generator().manual_seed(0), unit(torch.float32)
     heads = max(2, -(-_PATTERNS // width))  # one alone would be spread over threads by the library
     columns = heads * width
-    sizes = torch.tensor(_SIZES, dtype=torch.float32) * (2 * u)
-    patterns = sizes[torch.randint(len(sizes), (max(_PERIODS), columns), generator=drawn)]
-    periods = torch.tensor(_PERIODS).repeat(-(-columns // len(_PERIODS)))[:columns]
-    v = patterns.gather(0, torch.arange(_KEYS)[:, None] % periods).view(1, _KEYS, heads, width).transpose(1, 2)
-    v[:, :, 0], v[:, :, -1] = 1.0, -1.0
-    one = 4096.0 if dtype == torch.float16 else 1.0  # float16 has no numbers as small as a unit of one
-    v = (v * one).to(dtype).contiguous()
-    q = torch.zeros(1, heads, rows, width, dtype=dtype)
-    k = torch.zeros(1, 1, 1, width, dtype=dtype).expand(1, heads, _KEYS, width)  # all weigh alike
-    out = scaled_dot_product_attention(q, k, v, scale=1.0)
+    with torch.device("cpu"):
+        sizes = torch.tensor(_SIZES, dtype=torch.float32) * (2 * u)
+        patterns = sizes[torch.randint(len(sizes), (max(_PERIODS), columns), generator=drawn)]
+        periods = torch.tensor(_PERIODS).repeat(-(-columns // len(_PERIODS)))[:columns]
+        v = patterns.gather(0, torch.arange(_KEYS)[:, None] % periods).view(1, _KEYS, heads, width).transpose(1, 2)
+        v[:, :, 0], v[:, :, -1] = 1.0, -1.0
+        one = 4096.0 if dtype == torch.float16 else 1.0  # float16 has no numbers as small as a unit of one
+        v = (v * one).to(dtype).contiguous()
+        q = torch.zeros(1, heads, rows, width, dtype=dtype)
+        k = torch.zeros(1, 1, 1, width, dtype=dtype).expand(1, heads, _KEYS, width)  # all weigh alike
+    # Itself: what stands before it may be told to take another kernel, or another type.
+    out, _ = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu(q, k, v, scale=1.0)
     off = out.double() * _KEYS - v.double().sum(2, keepdim=True)
     return float(off.abs().amax()) / (u * one)

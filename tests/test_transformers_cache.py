@@ -138,8 +138,12 @@ def test_a_cache_that_is_cropped_goes_on_from_there() -> None:
     cache.crop(-4)
     step(model, ids[:, :8], whole)
     assert cache.get_seq_length() == 8
+    short = copy.deepcopy(cache)
+    short.crop(-1)
     again, wanted = (step(model, ids[:, 8:10], x) for x in (cache, whole))
-    torch.testing.assert_close(again, wanted, rtol=0, atol=1e-6)
+    # Keys of twelve tokens at once are not rounded as those of eight are; a token too few is another matter.
+    torch.testing.assert_close(again, wanted, rtol=0, atol=1e-5)
+    assert float((step(model, ids[:, 8:10], short) - wanted).abs().amax()) > 1e-3
     cache.crop(-10)
     assert cache.get_seq_length() == 0
 

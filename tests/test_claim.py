@@ -72,7 +72,25 @@ def test_an_amendment_that_is_not_proved_corrects_nothing(evidence: list[Evidenc
 
 def test_no_evidence_is_no_verdict() -> None:
     assert verdict_of([], False) == "no verdict"
-    assert made([]).judge().verdict == "no verdict"
+    found = made([]).judge()
+    assert (found.verdict, found.trouble) == ("no verdict", "the check yielded no evidence")
+
+
+@pytest.mark.parametrize(
+    ("evidence", "words"),
+    [
+        ([step("counterexample")], "the statement is refuted, and nothing proves the amendment"),
+        ([step("counterexample"), step("search", True)], "the statement is refuted, and nothing proves the amendment"),
+        ([step("symbolic", True)], "there is evidence for an amendment, and no counterexample"),
+        ([step("symbolic"), step("symbolic", True)], "there is evidence for an amendment, and no counterexample"),
+    ],
+)
+def test_no_verdict_says_what_it_lacks(evidence: list[Evidence], words: str) -> None:
+    def check(_: Any) -> Iterator[Evidence]:
+        yield from evidence
+
+    one = Claim("x", topic="t", statement="x", plain="x", expected="corrected", amended="y", check=check)
+    assert (one.judge().verdict, one.judge().trouble[: len(words)]) == ("no verdict", words)
 
 
 def test_a_step_that_does_not_hold_leaves_no_verdict_and_its_words() -> None:

@@ -143,6 +143,8 @@ class Claim:
         except (Exception, SystemExit) as problem:
             trouble, raised = f"the check raised {type(problem).__name__}: {problem}", True
         verdict = "no verdict" if trouble else verdict_of(found, bool(self.amended))
+        if verdict == "no verdict" and not trouble:
+            trouble = _lacking(found)
         return Finding(self, verdict, tuple(found), time.perf_counter() - start, trouble, raised)
 
 
@@ -160,6 +162,16 @@ def verdict_of(evidence: Iterable[Evidence], has_amendment: bool) -> Verdict:
     if amended or not stated:
         return "no verdict"
     return "proved" if PROOFS.issuperset(stated) else "supported"
+
+
+def _lacking(evidence: Iterable[Evidence]) -> str:
+    """What evidence that earns no verdict would need."""
+    steps = list(evidence)
+    if not steps:
+        return "the check yielded no evidence"
+    if any(step.kind == "counterexample" and not step.amended for step in steps):
+        return "the statement is refuted, and nothing proves the amendment: yield evidence with amended=True"
+    return "there is evidence for an amendment, and no counterexample to the statement"
 
 
 @dataclass(frozen=True)

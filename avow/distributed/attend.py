@@ -13,7 +13,7 @@ from torch import Tensor
 
 from avow.attend import Attended, as_given
 from avow.contract import Method
-from avow.distributed.agreement import Meeting, agree, digest, meet
+from avow.distributed.agreement import Meeting, agree, meet
 from avow.distributed.asked import OWN, Asked
 from avow.distributed.choosing import Choice, chosen, own_rates
 from avow.distributed.exact import attend_keys
@@ -80,10 +80,7 @@ def attend(
     together: of one loss that each computes where queries are shared, else of the sum of all losses. Generators must
     be alike; without them, the first one's seed counts.
     """
-    asked = Asked(method, parameters, tol, confidence, shared_queries, mask)
-    words = asked.words | {"link": link}
-    if isinstance(generator, torch.Generator):
-        words["digest of generator"] = digest(generator.get_state())
+    asked = Asked(method, parameters, tol, confidence, shared_queries, mask, generator)
     seed = int(torch.randint(2**62, ())) if generator is None and asked.draws else 0
     device = q.device.type if isinstance(q, Tensor) else "cpu"
     met = meet(
@@ -94,7 +91,7 @@ def attend(
         scale=scale,
         enable_gqa=enable_gqa,
         shared_queries=shared_queries,
-        asked=words,
+        asked=asked.words | {"link": link},
         reading=True,
         check=asked.check,
         telling=[seed, own_rates(device) if method == "auto" and tol is not None else {}, _length(mask)],

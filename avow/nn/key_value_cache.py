@@ -33,7 +33,7 @@ from avow.nn import cache_file
 from avow.nn.kernel_steps import Held, KernelSteps
 from avow.nn.token_buffers import PARTS, TokenBuffers, wider
 from avow.nn.whole_reads import WholeReads
-from avow.wishes import checked_wish
+from avow.wishes import check_generator, checked_wish
 
 # Where more than this share of the tokens would have to be gathered, reading them all in order is as fast.
 _WORTHWHILE = 0.4
@@ -114,6 +114,7 @@ class KeyValueCache(TokenBuffers):
                 "method", repr(method), "must be 'auto' or 'sparse'", "leave tol out for exact answers"
             )
         tol, sure, _ = checked_wish(tol, confidence)
+        check_generator(generator)
         asked = method == "sparse"
         cast = torch.is_autocast_enabled(self.device.type)
         with torch.autocast(self.device.type, enabled=False) if cast else contextlib.nullcontext():

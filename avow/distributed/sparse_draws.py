@@ -23,6 +23,7 @@ from torch import Tensor
 
 from avow.distributed.scripts import Script, added_up, largest
 from avow.distributed.sparse_budget import Extent, SketchedShard
+from avow.links import PLAN_BINS
 from avow.maths import tails
 from avow.maths.reading import Gathered
 
@@ -32,8 +33,8 @@ LADDER = (2.2, 1.7, 1.35, 1.0)
 # Shares of the chance that the answer's deviation, its variance, the mass's deviation and its variance may fail, and on
 # how many sides each may.
 _PARTS = ((0.8, 2), (0.1, 1), (0.05, 2), (0.05, 1))
-# Bins of a nat; nats above the largest term, for odds below one; and all bins.
-_FINE, _ABOVE, PLAN_BINS = 8, 8, 256
+# Bins of a nat; and nats above the largest term, for odds below one.
+_FINE, _ABOVE = 8, 8
 # What is so many nats above what was read first is not sampled: its weight would leave the range of numbers.
 _HIGH = 300.0
 

@@ -22,7 +22,6 @@ from avow.certificates import measure_norms
 from avow.contract import Certificate, Problem
 from avow.distributed.scripts import Script, added_up, largest, told_to_all
 from avow.distributed.sparse_budget import (
-    BINS,
     Budget,
     Extent,
     SketchedShard,
@@ -38,6 +37,7 @@ from avow.distributed.sparse_budget import (
 from avow.distributed.sparse_draws import Draws, Known, draw
 from avow.distributed.sparse_reports import Kept, Reading, State, reported
 from avow.errors import ToleranceUnreachable
+from avow.links import BINS
 from avow.maths import rounding
 from avow.maths.masks import row_tiles
 from avow.maths.orders import Terms, together

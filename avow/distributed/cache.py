@@ -19,7 +19,7 @@ from avow.contract import Norms, Problem
 from avow.distributed.agreement import agree, digest
 from avow.distributed.scripts import over_processes
 from avow.distributed.sparse import own_generator, sampling
-from avow.distributed.sparse_script import Wish, shard_script
+from avow.distributed.sparse_script import Task, shard_script
 from avow.distributed.traffic import Group, group_of
 from avow.errors import AvowError, ParameterError, ShapeError
 from avow.maths.norms import check_range, row_norms
@@ -89,12 +89,12 @@ class ShardedCache:
         if tol is None:
             return attend(q, problem.k, problem.v, group=self._group, scale=scale, enable_gqa=True)
         method = sampling(Sparse(bits=self.cache.bits or 4), confidence)
-        wish = Wish(tol, method, self.length, max(self.lengths), len(self.lengths))
+        task = Task(tol, method, self.length, max(self.lengths), len(self.lengths))
         draws = own_generator(method, self._here, q.device, generator)
         # Under autocast products would be narrower than the bounds allow for.
         with torch.autocast(q.device.type, enabled=False):
             (attended, _), _ = over_processes(
-                shard_script(problem, wish, self.cache.holding.sketch, draws), self._group
+                shard_script(problem, task, self.cache.holding.sketch, draws), self._group
             )
         return attended
 

@@ -263,7 +263,7 @@ class KeyValueCache(TokenBuffers):
 
     def _rest(self) -> None:
         """Answers exactly for a while, twice as long as the last time."""
-        self._pause = min(max(1, 2 * self._pause), _LONGEST_PAUSE)
+        self._pause = next_pause(self._pause)
         self._left = self._pause
 
     def _unfit(self, problem: Problem, tol: float | None, confidence: float) -> str:
@@ -353,6 +353,11 @@ class KeyValueCache(TokenBuffers):
         out = found.out.reshape(b, h, 1, e).clamp(-limit, limit).to(self.dtype)
         trace = Trace(found.moved.reshape(b, h, 1), unit, read, lost, found.read.double().unsqueeze(-1))
         return Computed(out, trace)
+
+
+def next_pause(pause: int) -> int:
+    """How many answers are exact after the sketch saved nothing again, where they were `pause` the last time."""
+    return min(max(1, 2 * pause), _LONGEST_PAUSE)
 
 
 def _without_kernels(attended: Attended, why: str) -> Attended:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import pytest
@@ -16,10 +15,10 @@ from avow.distributed import ShardedCache
 from avow.distributed.bytes_sent import sparse_bytes
 from avow.distributed.cache import dealt
 from avow.distributed.traffic import counted
-from avow.errors import AvowError, ParameterError
+from avow.errors import ParameterError
 from avow.nn import KeyValueCache
 from tests.caches import errors
-from tests.processes import together
+from tests.processes import message, together
 
 pytestmark = pytest.mark.processes
 
@@ -78,14 +77,6 @@ def decoded(dtype: torch.dtype, tol: float | None, confidence: float | None) -> 
         facts = certificate.kind, certificate.method, certificate.reason
         found.append(Step(out, certificate.rows, *facts, traffic.sent, cache.lengths))
     return found
-
-
-def message(call: Callable[[], object]) -> str:
-    try:
-        call()
-    except AvowError as problem:
-        return f"{type(problem).__name__}: {problem}"
-    return "no error"
 
 
 def mistakes(odd: bool) -> dict[str, str]:

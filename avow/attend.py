@@ -23,7 +23,7 @@ from avow.methods import method_named, random_features
 from avow.methods.random_features import FeatureCount
 from avow.params import check_parameters
 from avow.planner import Plan
-from avow.wishes import USUAL_CONFIDENCE, Wish, checked_wish
+from avow.wishes import USUAL_CONFIDENCE, Wish, check_generator, checked_wish
 
 _P = ParamSpec("_P")
 _R = TypeVar("_R")
@@ -85,7 +85,7 @@ def attend(
         q, k, v, mask=mask, causal=causal, scale=scale, enable_gqa=enable_gqa, kernel=kernel, sigma=sigma
     )
     wish = checked_wish(tol, confidence, coverage)
-    _check_generator(generator)
+    check_generator(generator)
     norms = measure_norms(problem)
     if method == "auto":
         check_automatic(parameters)
@@ -153,7 +153,7 @@ def audit(
     p = Problem.of(
         q, k, v, mask=mask, causal=causal, scale=scale, enable_gqa=enable_gqa, kernel=kernel, sigma=sigma
     ).detached()
-    _check_generator(generator)
+    check_generator(generator)
     if not isinstance(out, Tensor):
         raise DtypeError("out", type(out).__name__, "must be a torch.Tensor", "wrap it with torch.as_tensor")
     if tuple(out.shape) != (*p.leading, p.q.shape[-2], p.v.shape[-1]):
@@ -295,9 +295,3 @@ def _unreachable(problem: Problem, tol: float, best: float) -> ToleranceUnreacha
         remedy = f"convert q, k and v to {'float64' if kept == torch.float32 else 'float32'}"
     rule = f"is below {best:.2e}, the best bound that can be proved in {name}"
     return ToleranceUnreachable("tol", tol, rule, remedy, best)
-
-
-def _check_generator(generator: object) -> None:
-    if generator is not None and not isinstance(generator, torch.Generator):
-        rule = "must be a torch.Generator"
-        raise ParameterError("generator", repr(generator), rule, "pass torch.Generator().manual_seed(0)")

@@ -15,10 +15,11 @@ from avow.contract import Method, Sizes
 from avow.maths.cholesky import candidates, rounds
 
 # Numbers beside its answer that a row of a partial answer travels with, so that its certificate can be merged.
-_PARTIAL = 10
-# Sparse attention's rounds: bins and shares as `avow.distributed.sparse_budget` has them, plans as `sparse_draws` does.
-_FIRST_BINS, _BINS, _SHARES = 128, 160, 3
-_PLAN_BINS, _LADDER = 256, 4
+PARTIAL = 10
+# Bins that tokens of sparse attention are told in: at a first look, of what is left after it, and of plans to draw.
+FIRST_BINS, BINS, PLAN_BINS = 128, 160, 256
+# How many shares of the budget `avow.distributed.sparse_budget` weighs, and samples `sparse_draws` plans.
+_SHARES, _LADDER = 3, 4
 
 # Numbers of a channel's frame: moments told, a frame heard.
 _FRAME = 4 + 3
@@ -76,7 +77,7 @@ def combined(heads: int, rows: int, columns: int, item: int, ranks: int) -> Load
 
 def partial_answers(z: Sizes, ranks: int) -> Load:
     """Exact attention, keys sharded, every rank with all queries: partial answers are told to all."""
-    return told_to_all(z.batch * z.heads * z.queries * (z.value_dim + _PARTIAL) * 8, ranks)
+    return told_to_all(z.batch * z.heads * z.queries * (z.value_dim + PARTIAL) * 8, ranks)
 
 
 def ring_block(z: Sizes, ranks: int) -> Load:
@@ -100,11 +101,11 @@ def sparse_rounds(z: Sizes, ranks: int, reports: int = 1, rungs: int | None = No
     sums = 1 if z.heads == z.key_heads or rungs is not None else 2
     wide = [2 * rows + 3 * heads, rows, rows * (1 + z.value_dim + 2)]
     wide += [rows, rows * (1 + z.value_dim + 2 + _SHARES + 1)] * reports
-    narrow = [rows * (_FIRST_BINS + 2), *[rows * _BINS * (3 + _SHARES)] * sums]
+    narrow = [rows * (FIRST_BINS + 2), *[rows * BINS * (3 + _SHARES)] * sums]
     byte: list[int] = []
     if rungs is not None:
-        narrow[0] += rows * _FIRST_BINS
-        narrow.append(rows * 3 * _PLAN_BINS)
+        narrow[0] += rows * FIRST_BINS
+        narrow.append(rows * 3 * PLAN_BINS)
         wide += [rows * (1 + 3 * _LADDER), rows * 2 * _LADDER, *[rows * (1 + z.value_dim + 2)] * rungs]
         byte = [rows] * rungs
     told = _sum(

@@ -1,9 +1,11 @@
-"""What a caller will accept: a tolerance, a confidence, a coverage."""
+"""What a caller will accept, a tolerance, a confidence, a coverage, and what its chance is to come from."""
 
 from __future__ import annotations
 
 import math
 from typing import NamedTuple
+
+import torch
 
 from avow.contract import Kind
 from avow.errors import ParameterError
@@ -51,6 +53,13 @@ def checked_wish(tol: object, confidence: object = None, coverage: object = None
     rule = "must lie strictly between 0 and 1"
     covered = _number("coverage", coverage, 0 < as_float(coverage) < 1, rule, "try coverage=0.99")
     return Wish(wished, 1.0 if sure is None else sure, covered)
+
+
+def check_generator(generator: object) -> None:
+    """Raise where chance could not come from it."""
+    if generator is not None and not isinstance(generator, torch.Generator):
+        rule = "must be a torch.Generator"
+        raise ParameterError("generator", repr(generator), rule, "pass torch.Generator().manual_seed(0)")
 
 
 def _number(name: str, value: object, fits: bool, rule: str, remedy: str) -> float | None:

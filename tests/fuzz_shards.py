@@ -22,7 +22,7 @@ from avow.attend import Attended
 from avow.contract import Problem
 from avow.distributed.scripts import side_by_side
 from avow.distributed.sparse_reports import Reading
-from avow.distributed.sparse_script import Wish, shard_script
+from avow.distributed.sparse_script import Task, shard_script
 from avow.errors import RangeError, ToleranceUnreachable
 from avow.links import Load
 from avow.maths.sketch import GROUP, sketched
@@ -68,10 +68,10 @@ def over_shards(
     Of each, up to so many `groups` of keys are sketched before, as those of a cache are.
     """
     parts = parted(p, ends)
-    wish = Wish(tol, method, ends[-1], max(part.k.shape[-2] for part in parts), len(ends), followed)
+    task = Task(tol, method, ends[-1], max(part.k.shape[-2] for part in parts), len(ends), followed)
     known = [None if groups is None else sketched(part.k[:, :, : groups * GROUP], method.bits) for part in parts]
     draws = drawing(0, len(ends)) if draws is None else draws
-    scripts = [shard_script(*given) for given in zip(parts, [wish] * len(ends), known, draws, strict=True)]
+    scripts = [shard_script(*given) for given in zip(parts, [task] * len(ends), known, draws, strict=True)]
     found, loads = side_by_side(scripts)
     first = found[0][0]
     for other, _ in found:

@@ -4,19 +4,21 @@ from __future__ import annotations
 
 import errno
 import fcntl
+import functools
 import multiprocessing
 import os
 import select
 import signal
 import subprocess
 import sys
+import tempfile
 import time
 from pathlib import Path
 
 import pytest
 import torch
 
-from avow.errors import LostRank, ParameterError
+from avow.errors import FileError, LostRank, ParameterError
 from avow.training.ahead import ahead
 from avow.training.batches import Batches, Step
 from avow.training.graphs import Replayed
@@ -47,6 +49,21 @@ def test_steps_come_in_order_and_only_until_the_last(tmp_path: Path, position: i
         for mine, theirs in zip(one.micros, other.micros, strict=True):
             assert torch.equal(mine.ids, theirs.ids) and torch.equal(mine.targets, theirs.targets)
     assert not torch.equal(expected[0].micros[0].ids, expected[1].micros[0].ids), "equal steps would show nothing"
+
+
+@pytest.mark.parametrize(("lack", "words"), [("room", "No space left on device"), ("folder", "No such file or dir")])
+def test_where_batches_cannot_be_written_down_one_is_told_where(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, lack: str, words: str
+) -> None:
+    batches = made(tmp_path, 0)
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "none"))
+    if lack == "room":
+        monkeypatch.setattr(tempfile, "TemporaryFile", functools.partial(open, "/dev/full", "wb"))
+    with pytest.raises(FileError) as told:
+        ahead(batches, 6)
+    first = f"temporary folder={tmp_path / 'none'} cannot hold the batches ({words}"
+    assert str(told.value).startswith(first)
+    assert str(told.value).endswith("; make room there, or name another in TMPDIR")
 
 
 def children(process: int) -> list[int]:

@@ -49,6 +49,10 @@ def test_few_rows_are_all_recomputed_and_the_promise_is_about_all() -> None:
     certificate = report.certificate
     assert (certificate.kind, certificate.coverage, certificate.confidence) == ("sampled", 1.0, 1.0)
     assert certificate.bound == float(report.errors.max()) < 1e-5
+    assert certificate.assumptions == ("all 240 rows were recomputed in float64",)
+    first, second, *_ = str(report).splitlines()
+    assert first.startswith("all 240 rows recomputed in float64: largest error")
+    assert second.startswith("every row is within") and "drawn" not in str(report)
 
 
 def test_many_rows_are_sampled_and_the_promise_says_so() -> None:
@@ -56,7 +60,8 @@ def test_many_rows_are_sampled_and_the_promise_says_so() -> None:
     report = avow.audit(avow.attend(q, k, v).out, q, k, v, generator=seeded())
     assert report.errors.numel() == 459 < 2 * 3 * 200
     assert (report.certificate.coverage, report.certificate.confidence) == (0.99, 0.99)
-    assert "459 rows recomputed in float64: largest error" in str(report)
+    assert str(report).startswith("459 rows recomputed in float64: largest error")
+    assert "0.99 of the rows, with probability 0.99, are within" in str(report)
     assert report.certificate.assumptions == ("the 459 audited rows were drawn uniformly",)
     again = avow.audit(avow.attend(q, k, v).out, q, k, v, generator=seeded())
     assert torch.equal(report.rows, again.rows)

@@ -157,6 +157,14 @@ def test_kernels_that_disagree_with_their_twins_get_no_speed(monkeypatch: pytest
     assert steps.failures[0] == "at 200 tokens: terms understated"
 
 
+def test_a_step_that_saves_nothing_is_followed_by_the_pauses_of_a_cache() -> None:
+    took: list[str] = []
+    decode.paused(lambda: took.append("look"), lambda: took.append("rest"))()
+    assert len(took) == 64
+    # One, two, four answers and so on between them.
+    assert [at for at, what in enumerate(took) if what == "look"] == [0, 2, 5, 10, 19, 36]
+
+
 def test_goals_are_judged_by_what_was_found() -> None:
     row: Row = {"keys": "real", "n": 65536, "confidence": 1.0, "times faster": 0.5}
     missed, met = (cached.goals([row | {"times faster": ratio}])[0] for ratio in (0.5, 1.5))

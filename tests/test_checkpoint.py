@@ -161,6 +161,21 @@ def test_a_damaged_one_is_refused_and_the_previous_good_one_named(tmp_path: Path
     assert load(bad).step == 2
 
 
+def test_the_state_that_was_found_whole_is_the_one_that_is_used(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = save(snapshot(3), tmp_path)
+    reading, reads = Path.read_text, 0
+
+    def once(file: Path, *given: str | None, **options: str | None) -> str:
+        nonlocal reads
+        reads += file.name == "state.json"
+        return reading(file, *given, **options)
+
+    monkeypatch.setattr(Path, "read_text", once)
+    assert load(path).step == 3 and reads == 1
+
+
 def test_one_that_is_not_there_is_refused(tmp_path: Path) -> None:
     with pytest.raises(FileError, match="does not exist"):
         load(tmp_path / "step-00000009")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import pytest
@@ -16,10 +15,10 @@ from avow.distributed import ShardedCache
 from avow.distributed.bytes_sent import sparse_bytes
 from avow.distributed.cache import dealt
 from avow.distributed.traffic import counted
-from avow.errors import AvowError, ParameterError
+from avow.errors import ParameterError
 from avow.nn import KeyValueCache
 from tests.caches import errors
-from tests.processes import together
+from tests.processes import message, together
 
 pytestmark = pytest.mark.processes
 
@@ -80,14 +79,6 @@ def decoded(dtype: torch.dtype, tol: float | None, confidence: float | None) -> 
     return found
 
 
-def message(call: Callable[[], object]) -> str:
-    try:
-        call()
-    except AvowError as problem:
-        return f"{type(problem).__name__}: {problem}"
-    return "no error"
-
-
 def mistakes(odd: bool) -> dict[str, str]:
     """What each process is told where the last one does something else."""
     k, v = tokens(100, torch.float32)
@@ -111,6 +102,7 @@ def mistakes(odd: bool) -> dict[str, str]:
         "bits": message(lambda: ShardedCache(fresh(bits=None))),
         "tol": message(lambda: whole.attend(q, tol=0.25 if odd else 0.5)),
         "confidence": message(lambda: whole.attend(q, tol=0.5, confidence=0.5 if odd else 0.9)),
+        "generator": message(lambda: whole.attend(q, tol=0.5, generator=7 if odd else None)),  # type: ignore[arg-type]
         "query": message(lambda: whole.attend(q + odd, tol=0.5)),
         "nan": message(lambda: whole.attend(q * math.nan, tol=0.5)),
         "type": message(lambda: whole.attend(q.double(), tol=0.5)),
@@ -179,6 +171,7 @@ def test_shards_become_level_and_send_what_is_known(said: dict[int, list[dict[st
         ("bits", "ParameterError: cache: bits=None must be from 1 to 8: a sketch says what to read; make the cache"),
         ("tol", "InputError: tol at rank {last}=0.25 must be as at rank 0, 0.5; give all processes the same"),
         ("confidence", "InputError: confidence at rank {last}=0.5 must be as at rank 0, 0.9; give all processes"),
+        ("generator", "ParameterError: rank {last}: generator=7 must be a torch.Generator; pass torch.Generator().man"),
         ("query", "InputError: digest of q at rank {last}="),
         ("nan", "NonFiniteError: q[0, 0, 0, 0]=nan must be finite; mend q first"),
         ("type", "DtypeError: "),

@@ -102,6 +102,8 @@ def ask() -> dict[str, Any]:
         "parameter": message(lambda: asked(p, 0.1, LANDMARKS, False, rank=3)),
         "tolerance": message(lambda: asked(p, 1e-9, LANDMARKS, False)),
         "confidence": message(lambda: asked(p, 0.1, LANDMARKS, False, confidence=1.5)),
+        "generator": message(lambda: asked(p, 0.1, LANDMARKS, False, generator=7)),
+        "one generator": message(lambda: asked(p, 0.1, LANDMARKS, False, generator=7 if rank == 1 else None)),
     }
     return found
 
@@ -155,6 +157,8 @@ def test_a_method_that_cannot_keep_its_word_is_followed_by_exact_attention(said:
         ("parameter", "ParameterError: rank=3 belongs to a named method; name one with method="),
         ("tolerance", "ToleranceUnreachable: tol=1e-09 is less than can be proved, "),
         ("confidence", "ParameterError: confidence=1.5 must be above 0 and at most 1; try confidence=0.99"),
+        ("generator", "ParameterError: generator=7 must be a torch.Generator; pass torch.Generator().manual_seed(0)"),
+        ("one generator", "ParameterError: rank 1: generator=7 must be a torch.Generator; pass torch.Generator()"),
     ],
 )
 def test_all_processes_are_told_what_is_wrong(said: list[dict[str, Any]], name: str, words: str) -> None:

@@ -33,7 +33,7 @@ def kernels_everywhere(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(KeyValueCache, "_price", lambda *_: 0.0)
     monkeypatch.setattr(token_buffers, "_ACROSS", ())
     # Half of so few tokens have no sketch.
-    monkeypatch.setattr(kernel_steps, "_WORTHWHILE", 0.95)
+    monkeypatch.setattr(kernel_steps, "WORTHWHILE", 0.95)
 
 
 def filled(tokens: int = 126, **options: Any) -> KeyValueCache:
@@ -216,7 +216,7 @@ def test_steps_with_a_confidence_draw_anew_each_time_and_keep_their_certificates
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     # Of so few tokens most are read, and it is asked again all the same.
-    monkeypatch.setattr(kernel_steps, "_WORTHWHILE", 1.0)
+    monkeypatch.setattr(kernel_steps, "WORTHWHILE", 1.0)
     cache, q = filled(640), asked(0.3)
     answers = [cache.attend(q, tol=0.5, confidence=0.9) for _ in range(2)]
     for out, certificate in answers:

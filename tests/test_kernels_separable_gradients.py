@@ -19,7 +19,7 @@ interpret()
 import triton.language as tl
 
 from avow.kernels import separable_backward, separable_columns
-from avow.kernels.log_prefixes import Known, before_parts
+from avow.kernels.log_prefixes import LogSums, before_parts
 from avow.kernels.separable_attention import ColumnSums, separable_attention
 from tests.test_kernels_linear import Call, judged, passes, short_parts
 from tests.test_kernels_separable import drawn
@@ -162,9 +162,9 @@ def test_fewer_rows_than_keys_and_expanded_gradients_are_read_where_they_lie() -
 
 
 def test_the_judge_sees_gradients_that_forget_later_parts(monkeypatch: pytest.MonkeyPatch) -> None:
-    def forgetful(*given: Any, **options: Any) -> Known:
+    def forgetful(*given: Any, **options: Any) -> LogSums:
         found = before_parts(*given, **options)
-        return Known(torch.zeros_like(found.sums), torch.zeros_like(found.totals), found.tops)
+        return LogSums(torch.zeros_like(found.sums), torch.zeros_like(found.totals), found.tops)
 
     monkeypatch.setattr(separable_backward, "before_parts", forgetful)
     q, k, v = drawn(1, 1, 1, 140, 16, 16)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
+import re
 
 import pytest
 import torch
@@ -275,3 +276,12 @@ def test_what_the_sketch_asks_for_can_be_read_whatever_it_costs(monkeypatch: pyt
     assert flat.method == "sparse" and flat.bound <= 0.05, "a flat head reads nearly all, and says so"
     with pytest.raises(ParameterError, match=r"method='dense' must be 'auto' or 'sparse'; leave tol out for exact"):
         cache.attend(q, tol=0.05, method="dense")
+
+
+@pytest.mark.parametrize("tol", [None, 0.1])
+def test_chance_comes_from_a_generator_or_is_refused_whatever_is_asked(tol: float | None) -> None:
+    cache = KeyValueCache(2, 16)
+    cache.append(*tokens(cache, 100))
+    text = "generator=7 must be a torch.Generator; pass torch.Generator().manual_seed(0)"
+    with pytest.raises(ParameterError, match=f"^{re.escape(text)}$"):
+        cache.attend(torch.randn(1, 4, 1, 16), tol, generator=7)  # type: ignore[arg-type]

@@ -47,7 +47,7 @@ def test_types_of_another_width_send_another_number_of_bytes(dtype: torch.dtype)
 
 
 def test_a_model_that_forgets_a_number_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(links, "_PARTIAL", 9)
+    monkeypatch.setattr(links, "PARTIAL", 9)
     assert simulated("exact (keys)", 3).fault == ("exact (keys) over 3: sent (2048, 2, 1), modelled (1920, 2, 1)")
 
 

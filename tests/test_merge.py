@@ -6,10 +6,8 @@ Shards here report errors that are exactly as large as the ones they make, so th
 from __future__ import annotations
 
 import dataclasses
-import functools
 import math
-from collections.abc import Iterable
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import pytest
@@ -19,141 +17,29 @@ from torch import Tensor
 import avow
 from avow.certificates import compose
 from avow.certificates.compose import Partial, merge
-from avow.contract import Certificate, Kind, Problem
-from avow.errors import AvowError
+from avow.contract import Problem
 from avow.maths import rounding
 from avow.maths.norms import lengths, row_norms, slack
 from avow.maths.softmax import softmax_average
-
-Wide = np.ndarray[Any, np.dtype[np.longdouble]]
-
-
-class Case(NamedTuple):
-    """Rows over shards: logits (rows, shards, keys), −inf where hidden, and values (rows, shards, keys, e)."""
-
-    logits: Wide
-    values: Wide
-
-
-class Truth(NamedTuple):
-    """Every shard's own answer, logarithm and longest value, in extended precision."""
-
-    out: Wide
-    lse: Wide
-    longest: Wide
-
-
-def wide(x: Tensor) -> Wide:
-    return x.double().numpy().astype(np.longdouble)
-
-
-def norms(x: Wide) -> Wide:
-    top = np.abs(x).max(-1, keepdims=True)
-    safe = np.where(top > 0, top, 1)
-    return np.asarray(safe[..., 0] * np.sqrt(((x / safe) ** 2).sum(-1)), dtype=np.longdouble)
-
-
-def attention(logits: Wide, values: Wide) -> Truth:
-    """Softmax averages over the last axis of the logits."""
-    top = logits.max(-1, keepdims=True)
-    top = np.where(np.isfinite(top), top, 0)
-    weights = np.exp(logits - top)
-    total = weights.sum(-1)
-    some = np.where(total > 0, total, 1)
-    out = (weights[..., None] * values).sum(-2) / some[..., None]
-    lse = np.where(total > 0, top[..., 0] + np.log(some), -np.inf)
-    return Truth(out, lse, np.where(logits > -np.inf, norms(values), 0).max(-1))
-
-
-def whole(case: Case) -> Truth:
-    rows, width = len(case.logits), case.values.shape[-1]
-    return attention(case.logits.reshape(rows, -1), case.values.reshape(rows, -1, width))
-
-
-def upward(x: Wide) -> Tensor:
-    """The float64 just above."""
-    return torch.from_numpy(np.nextafter(x.astype(np.float64), np.inf))
-
-
-def words(rows: Tensor, kind: Kind = "deterministic", confidence: float = 1.0) -> Certificate:
-    bound = float(rows.amax()) if rows.numel() else 0.0
-    return Certificate("exact", {}, "softmax attention", kind, bound, rows, confidence)
-
-
-def report(truth: Truth, i: int, out: Tensor, lse: Tensor, confidence: float = 1.0) -> Partial:
-    """The report of shard i that answers `out` and `lse`: its errors as large as they are, and no larger."""
-    longest = truth.longest[:, i]
-    seen = np.isfinite(truth.lse[:, i])
-    off = np.abs(wide(lse) - np.where(seen, truth.lse[:, i], 0))
-    far = norms(wide(out) - truth.out[:, i]) / np.where(longest > 0, longest, 1)
-    said = words(upward(np.where(seen, far, 0)), "deterministic" if confidence == 1 else "statistical", confidence)
-    return Partial.of(out, lse, upward(np.where(seen, off, 0)), upward(longest), said, slack=1e-15)
-
-
-def liars(case: Case, error: float, stray: float, dtype: torch.dtype = torch.float64) -> list[Partial]:
-    """Shards that err by up to so much in their answers and logarithms, mostly to one side."""
-    truth = attention(*case)
-    rows, shards = truth.lse.shape
-    parts = []
-    for i in range(shards):
-        away = torch.from_numpy((truth.out[:, i] + truth.longest[:, i, None] / 2).astype(np.float64))
-        size = torch.rand(rows, 1, dtype=torch.float64) * error
-        out = (torch.from_numpy(truth.out[:, i].astype(np.float64)) + size * away).to(dtype)
-        side = (torch.randint(2, (rows,)) * 2 - 1) * torch.rand(rows, dtype=torch.float64).sqrt()
-        lse = torch.from_numpy(truth.lse[:, i].astype(np.float64)) + side * stray
-        parts.append(report(truth, i, out, lse))
-    return parts
-
-
-def errors(out: Tensor, case: Case) -> Wide:
-    """How far every row really is from the truth, in the unit of certificates."""
-    truth = whole(case)
-    distance = norms(wide(out) - truth.out)
-    return np.asarray(distance / np.where(truth.longest > 0, truth.longest, 1), dtype=np.longdouble)
-
-
-def broken(out: Tensor, bounds: Tensor, case: Case) -> int:
-    return int((errors(out, case) > wide(bounds)).sum())
-
-
-def fold(parts: Iterable[Partial]) -> Partial:
-    return functools.reduce(merge, parts)
-
-
-def draw(rows: int, shards: int = 4, keys: int = 3, width: int = 3, temper: float = 3.0) -> Case:
-    logits = temper * torch.randn(rows, shards, keys)
-    # Values of a shard point one way and those of the next another: what moves a weight moves the answer.
-    values = torch.randn(rows, shards, keys, width) + 4 * torch.randn(rows, shards, 1, width).sign()
-    return Case(wide(logits), wide(values))
-
-
-def spread(case: Case, logits: float, low: float, high: float) -> Case:
-    """Shards moved apart in their logits, and values anywhere between 10^low and 10^high."""
-    rows, shards, _ = case.logits.shape
-    apart = wide(logits * (2 * torch.rand(rows, shards, 1) - 1))
-    sizes = 10.0 ** wide(low + (high - low) * torch.rand(rows, shards, 1, 1))
-    return Case(rounded(case.logits + apart), rounded(case.values * sizes))
-
-
-def rounded(x: Wide) -> Wide:
-    return x.astype(np.float64).astype(np.longdouble)
-
-
-def hidden(case: Case, share: float) -> Case:
-    """Keys hidden at random, whole shards of some rows, and everything from the first rows."""
-    rows, shards, keys = case.logits.shape
-    seen = (torch.rand(rows, shards, keys) > share) & (torch.rand(rows, shards, 1) > share)
-    seen[: rows // 100] = False
-    return Case(np.where(seen.numpy(), case.logits, -np.inf), case.values)
-
-
-def lifted(case: Case, by: float) -> Case:
-    return Case(rounded(case.logits + by), case.values)
-
-
-def tied(case: Case) -> Case:
-    return Case(np.zeros_like(case.logits), np.sign(case.values))
-
+from tests.merge_cases import (
+    Case,
+    attention,
+    broken,
+    draw,
+    errors,
+    fold,
+    hidden,
+    keyed,
+    liars,
+    lifted,
+    norms,
+    report,
+    spread,
+    tied,
+    whole,
+    wide,
+    words,
+)
 
 ROWS = 10_000
 
@@ -259,12 +145,6 @@ def test_a_shard_of_no_weight_may_know_its_normaliser_badly() -> None:
     assert merge(sure, vague).answer()[1].bound < 1e-12
 
 
-def keyed(*pairs: tuple[float, float]) -> Case:
-    """One row, one key a shard: its logit and its value."""
-    logits, values = zip(*pairs, strict=True)
-    return Case(wide(torch.tensor(logits)).reshape(1, -1, 1), wide(torch.tensor(values)).reshape(1, -1, 1, 1))
-
-
 def test_the_bound_is_attained() -> None:
     case = keyed((-0.01, 1.0), (0.01, -1.0))
     level = torch.zeros(1, dtype=torch.float64)
@@ -311,58 +191,6 @@ def test_a_type_that_cannot_hold_the_answer_is_part_of_the_bound() -> None:
     assert float(out) == 65504.0
     assert float(errors(out, case)[0]) == pytest.approx(certificate.bound, rel=1e-6)
     assert broken(out, certificate.rows, case) == 0
-
-
-def test_failures_of_statistical_shards_add_up_and_no_less_would_do() -> None:
-    case = tied(draw(10_000))
-    truth = attention(*case)
-    parts = []
-    for i in range(4):
-        lse = torch.from_numpy(truth.lse[:, i].astype(np.float64))
-        part = report(truth, i, torch.from_numpy(truth.out[:, i].astype(np.float64)), lse, confidence=0.9)
-        # Every tenth row breaks its promise, and no row that breaks another's.
-        parts.append(dataclasses.replace(part, out=part.out + 10.0 * (torch.arange(10_000) % 10 == i).unsqueeze(-1)))
-    out, certificate = fold(parts).answer()
-    assert certificate.kind == "statistical"
-    assert certificate.confidence == pytest.approx(0.6)
-    assert broken(out, certificate.rows, case) == 4000
-    assert fold(parts * 3).answer()[1].confidence == 0.0
-
-
-def test_the_words_of_certificates_unite_in_every_tree() -> None:
-    rows = torch.zeros(1, dtype=torch.float64)
-    chance = dataclasses.replace(words(rows, "statistical", 0.99), method="random_features", assumptions=("b", "a"))
-    loose = dataclasses.replace(words(rows), parameters={"precision": "native"}, rounding=False, reason="it was asked")
-    said = [words(rows), chance, loose, dataclasses.replace(chance, confidence=0.98, reason="it was cheap")]
-    parts = [Partial.of(torch.zeros(1, 1), rows, 0.0, rows, one) for one in said] + [Partial.nothing((1, 1))]
-    for _ in range(300):
-        forest = list(parts)
-        while len(forest) > 1:
-            a, b = (forest.pop(int(torch.randint(len(forest), ()))) for _ in range(2))
-            forest.append(merge(a, b))
-        whole = forest[0].answer()[1]
-        assert (whole.method, whole.kind, whole.rounding) == ("exact + random_features", "statistical", False)
-        assert (whole.assumptions, whole.reason) == (("a", "b"), "it was asked; it was cheap")
-        assert whole.parameters == {}
-        assert 0.97 - 1e-12 < whole.confidence <= 0.97
-
-
-def test_nothing_anywhere_is_zero_without_error() -> None:
-    out, certificate = merge(Partial.nothing((2, 3, 4)), Partial.nothing((2, 3, 4))).answer(torch.bfloat16)
-    assert out.dtype == torch.bfloat16 and out.shape == (2, 3, 4) and not bool(out.any())
-    assert (certificate.bound, certificate.confidence) == (0.0, 1.0)
-    assert certificate.assumptions == ("there was nothing to attend to",)
-
-
-def test_a_certificate_without_a_promise_leaves_none() -> None:
-    rows = torch.full((1,), math.inf, dtype=torch.float64)
-    blank = Partial.of(torch.ones(1, 1), torch.zeros(1), 0.0, torch.ones(1), words(rows, "none"))
-    merged = merge(
-        blank,
-        Partial.of(torch.ones(1, 1), torch.zeros(1), 0.0, torch.ones(1), words(torch.ones(1, dtype=torch.float64))),
-    )
-    assert merged.answer()[1].kind == "none"
-    assert not merged.answer()[1].keeps(10.0)
 
 
 def logarithms(q: Tensor, k: Tensor) -> tuple[Tensor, Tensor]:
@@ -413,42 +241,3 @@ def test_gradients_flow_through_a_merge() -> None:
     want = torch.autograd.grad(((torch.softmax(logits, -1) @ values) * goal).sum(), (logits, values))
     for mine, right in zip(got, want, strict=True):
         assert torch.allclose(mine, right, atol=1e-6)
-
-
-@pytest.mark.parametrize(
-    ("changed", "message"),
-    [
-        ({"lse": torch.zeros(3)}, "shape of lse=(3,) must be (2,), one number for each row of out; report on"),
-        ({"lse": torch.tensor([0.0, math.inf])}, "lse=inf must be finite, or -inf for no key; mend q and k first"),
-        ({"lse_error": -1.0}, "lse_error=-1.0 must be a number, zero or more; report bounds of what was computed"),
-        ({"lse_error": math.nan}, "lse_error=nan must be a number, zero or more"),
-        ({"longest": torch.tensor([1.0, math.nan])}, "longest=nan must be a number, zero or more"),
-        (
-            {"longest": torch.tensor([1.0, 1e301], dtype=torch.float64)},
-            "largest longest=1e+301 must be at most 1e+300; scale v",
-        ),
-        ({"out": torch.full((2, 2), math.nan)}, "out=nan or inf must be finite where a key is seen; mend v first"),
-        ({"slack": 1.0}, "slack=1.0 must be at least 0 and below 1; use the slack of the norms you took"),
-        (
-            {"certificate": dataclasses.replace(words(torch.zeros(2)), target="separable attention")},
-            "target of certificate=separable attention is no mixture of what shards answer; merge shards of softmax",
-        ),
-        (
-            {"certificate": words(torch.zeros(2), "sampled")},
-            "kind of certificate=sampled speaks of a share of the rows and not of any one; audit the merged answer",
-        ),
-    ],
-)
-def test_a_report_that_cannot_be_merged_says_what_is_wrong(changed: dict[str, Any], message: str) -> None:
-    good: dict[str, Any] = {"out": torch.zeros(2, 2), "lse": torch.zeros(2), "lse_error": 0.0}
-    good |= {"longest": torch.ones(2), "certificate": words(torch.zeros(2))}
-    with pytest.raises(AvowError) as caught:
-        Partial.of(**(good | changed))
-    assert message in str(caught.value)
-
-
-def test_parts_of_other_queries_do_not_merge() -> None:
-    with pytest.raises(
-        AvowError, match=r"\(2, 3\) and \(4, 3\) must be equal; let every shard answer the same queries"
-    ):
-        merge(Partial.nothing((2, 3)), Partial.nothing((4, 3)))

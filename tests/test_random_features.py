@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
+import re
 from collections.abc import Iterator
 
 import pytest
@@ -15,7 +17,7 @@ from avow.contract import Problem
 from avow.errors import ParameterError
 from avow.maths import features as feature_maps
 from avow.maths.features import Frame, framed_keys, framed_queries
-from avow.maths.softmax import softmax_weights
+from avow.maths.softmax import softmax_average, softmax_weights
 from avow.methods.random_features import RandomFeatures, Trace
 
 # The chance that a band of Chebyshev's inequality is left.
@@ -275,6 +277,41 @@ def test_a_state_carried_from_quiet_keys_to_loud_ones_equals_one_call(first: flo
     end, _ = run(after, initial_state=carried.final_state)
     torch.testing.assert_close(torch.cat([start, end], -2), whole, atol=2e-4, rtol=1e-4)
     torch.testing.assert_close(whole.double(), quadratic(wide(p), trace), atol=2e-4, rtol=1e-4)
+
+
+@pytest.mark.parametrize("kind", [torch.float32, torch.float64], ids=str)
+def test_a_pass_that_goes_on_promises_nothing_of_keys_it_does_not_hold(kind: torch.dtype) -> None:
+    method = RandomFeatures(16)
+    q, k, v = (torch.randn(1, 2, 700, 6) for _ in range(3))
+    k[..., 350:, :] *= 1e-3
+    p = Problem.of(1e-3 * q, k, v, causal=True)
+    before, after = halves(p, 350)
+    carried = method.compute(before, seeded()).trace.final_state
+    # A later part of other numbers may be summed in a wider type than the sums it begins with.
+    after = Problem.of(after.q.to(kind), after.k.to(kind), after.v.to(kind), causal=True)
+    computed, norms = method.compute(after, initial_state=carried), measure_norms(after)
+    certificate = certify(method, after, norms, computed, 0.9)
+    assert certificate.kind == "none" and certificate.bound == math.inf and not certificate.keeps(1e300)
+    assert certificate.reason == "it went on from a state, whose keys are not in the problem"
+
+    # What it would promise of its own keys, which are short, is broken by the longer ones before them.
+    unaware = dataclasses.replace(computed, trace=computed.trace._replace(carried=False))
+    bounds = certify(method, after, norms, unaware, 0.9).rows
+    truth = softmax_average(wide(p))[..., 350:, :]
+    longest = torch.linalg.vector_norm(v.double(), dim=-1).amax(-1, keepdim=True)
+    errors = torch.linalg.vector_norm(computed.out.double() - truth, dim=-1) / longest
+    assert int((errors > bounds).sum()) > errors.numel() / 2, "with probability 0.9 none is"
+
+
+def test_sums_over_keys_are_not_forgotten_where_masks_differ_by_row() -> None:
+    p = small_problem(20, causal=True)
+    carried = run(p)[1].final_state
+    masked = Problem.of(p.q, p.k, p.v, mask=torch.rand(20, 20) < 0.7)
+    text = (
+        "random_features: mask=full has no room for keys that are known by their sums alone; let all rows see the same"
+    )
+    with pytest.raises(ParameterError, match=f"^{re.escape(text)} keys$"):
+        run(masked, initial_state=carried)
 
 
 def test_frames_change_no_weight_of_the_target() -> None:

@@ -213,12 +213,16 @@ def test_a_text_that_leaves_no_room_is_refused(text: str) -> None:
         sample(tiny(), VOCABULARY, text, 3)
 
 
-def test_a_temperature_or_a_length_that_means_nothing_is_refused() -> None:
+def test_a_temperature_a_length_or_a_generator_that_means_nothing_is_refused() -> None:
     for temperature in (-1.0, math.nan, math.inf):
         with pytest.raises(ParameterError, match=f"temperature={temperature} must be a finite number of at least 0; "):
             sample(tiny(), VOCABULARY, "a", 3, temperature)
     with pytest.raises(ParameterError, match="length=0 must be a whole number"):
         sample(tiny(), VOCABULARY, "a", 0)
+    with pytest.raises(
+        ParameterError, match=r"generator=7 must be a torch\.Generator; pass torch\.Generator\(\)\.manual"
+    ):
+        sample(tiny(), VOCABULARY, "a", 3, generator=7)  # type: ignore[arg-type]
 
 
 def test_a_confidence_is_a_probability() -> None:

@@ -21,8 +21,8 @@ from avow.bench.decode_checks import beside_twins
 from avow.bench.results import Goal, Result, Row, tell_row
 from avow.bench.rivals import exact
 from avow.maths.sketch import GROUP, Sketch, sketched
-from avow.nn.kernel_steps import _WORTHWHILE
-from avow.nn.key_value_cache import _LONGEST_PAUSE
+from avow.nn.kernel_steps import WORTHWHILE
+from avow.nn.key_value_cache import next_pause
 
 FULL = Sizes((131072, 1048576), 32, 8, 15, 20)
 QUICK = Sizes((4096,), 8, 2, 3, 5)
@@ -69,7 +69,7 @@ def run(device: str, sizes: Sizes, folder: Path | None, tell: Callable[[str], No
             best = min(rivals, key=lambda name: rivals[name])
             read = float(checked.found.kept.double().mean()) / case.length
             many = None
-            if read > _WORTHWHILE or not bool(checked.found.within.all()):
+            if read > WORTHWHILE or not bool(checked.found.within.all()):
                 once = Clock(device, sizes.rounds, 1)
                 many = once.seconds(paused(checked.step, dict(exact(case))[best])) / _STEPS
             steps.append(
@@ -146,7 +146,7 @@ def paused(step: Callable[[], Any], rest: Callable[[], Any]) -> Callable[[], Non
     looks: list[bool] = []
     pause = 0
     while len(looks) < _STEPS:
-        pause = min(max(1, 2 * pause), _LONGEST_PAUSE)
+        pause = next_pause(pause)
         looks += [True, *[False] * pause]
 
     def call() -> None:

@@ -43,7 +43,9 @@ class Result:
         return dataclasses.asdict(self)
 
     def text(self) -> str:
-        """The table for a terminal, goals and remarks below it."""
+        """The table as plain text, goals and remarks below it."""
+        # `avow bench` shows the same in `avow.report.terminal.Columns`, which is above and takes rich; this one is for
+        # `benchmarks/`, whose machines may have torch and nothing for people to look at.
         lines = [self.title]
         if self.rows:
             cells = [list(self.rows[0]), *([shown(x) for x in row.values()] for row in self.rows)]

@@ -2,7 +2,7 @@ r"""Recomputing some rows in float64: what a sample proves about all rows.
 
 Of r rows drawn uniformly without regard to the answer, the largest error bounds the errors of at least a share c of
 all rows, unless every one of the r rows fell into the best c: a chance of at most :math:`c^r`. No distribution is
-assumed; r = ln(1−confidence)/ln(coverage) rows are enough.
+assumed; r = ln(1−confidence)/ln(coverage) rows are enough. Where there are no more, all are recomputed.
 """
 
 from __future__ import annotations
@@ -32,7 +32,8 @@ class Audit:
 
     def __str__(self) -> str:
         checked, worst = self.errors.numel(), float(self.errors.amax()) if self.errors.numel() else 0.0
-        return f"{checked} rows recomputed in float64: largest error {worst:.2e}\n{self.certificate}"
+        every = "all " if self.certificate.coverage == 1 else ""
+        return f"{every}{checked} rows recomputed in float64: largest error {worst:.2e}\n{self.certificate}"
 
 
 def rows_needed(coverage: float, confidence: float) -> int:
@@ -58,11 +59,12 @@ def audit_rows(
     needed = rows_needed(coverage, confidence)
     population = b * h * n
     if population <= needed:
-        # Few rows: recompute them all, and the certificate is no longer a sample.
         index, coverage, confidence = torch.arange(population), 1.0, 1.0
+        words = f"all {population} rows were recomputed in float64"
     else:
         source = torch.device("cpu") if generator is None else generator.device
         index = torch.randint(population, (needed,), generator=generator, device=source).cpu()
+        words = f"the {needed} audited rows were drawn uniformly"
     heads = _by_head(torch.stack([index // (h * n), index // n % h, index % n], -1))
     rows = torch.cat(heads) if heads else torch.zeros(0, 3, dtype=torch.long)
     errors = torch.cat([_errors(out, p, norms, target, one) for one in heads]) if heads else torch.zeros(0)
@@ -76,7 +78,7 @@ def audit_rows(
         rows=torch.full((*p.leading, n), worst, dtype=torch.float64),
         confidence=confidence,
         coverage=coverage,
-        assumptions=(f"the {len(rows)} audited rows were drawn uniformly",),
+        assumptions=(words,),
     )
     return Audit(certificate, rows, errors)
 

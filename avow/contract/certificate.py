@@ -137,10 +137,11 @@ class Certificate:
 
     def __str__(self) -> str:
         settings = ", ".join(f"{name}={value}" for name, value in self.parameters.items())
+        share = f"{self.coverage:.4g} of the rows, with probability {self.confidence:g}, are within"
         sentence = {
             "deterministic": "every row is within",
             "statistical": f"each row, with probability {self.confidence:g}, is within",
-            "sampled": f"{self.coverage:.4g} of the rows, with probability {self.confidence:g}, are within",
+            "sampled": share if min(self.coverage, self.confidence) < 1 else "every row is within",
             "none": "no promise:",
         }[self.kind]
         what = self.reason if self.kind == "none" else f"{self.bound:.2e} of {self.target}"

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from avow.attend import check_automatic
 from avow.contract import Method, Problem
+from avow.distributed.agreement import digest
 from avow.distributed.shards import paired
 from avow.errors import DtypeError, ParameterError, UnknownMethod
 from avow.methods import method_named
@@ -19,7 +20,7 @@ from avow.methods.random_features import RandomFeatures
 from avow.methods.separable import Separable
 from avow.methods.sparse import Sparse
 from avow.params import check_parameters
-from avow.wishes import checked_wish
+from avow.wishes import check_generator, checked_wish
 
 # Methods of which each process brings its own rows; of sparse attention all bring the same, of exact either.
 OWN = (Separable, RandomFeatures, LowRank)
@@ -34,11 +35,18 @@ class Asked(NamedTuple):
     confidence: float | None
     shared_queries: bool
     mask: Tensor | None
+    generator: torch.Generator | None
 
     @property
     def words(self) -> dict[str, object]:
         """What all must ask alike."""
-        same = {"tol": self.tol, "confidence": self.confidence, "mask": "none" if self.mask is None else "some"}
+        same: dict[str, object] = {
+            "tol": self.tol,
+            "confidence": self.confidence,
+            "mask": "none" if self.mask is None else "some",
+        }
+        if isinstance(self.generator, torch.Generator):
+            same["digest of generator"] = digest(self.generator.get_state())
         return {"method": self.method, **self.parameters, **same}
 
     @property
@@ -60,6 +68,7 @@ class Asked(NamedTuple):
     def check(self, problem: Problem) -> None:
         """Raise where this process cannot ask so."""
         checked_wish(self.tol, self.confidence)
+        check_generator(self.generator)
         self.seen(problem)
         if self.method == "auto":
             return check_automatic(self.parameters)

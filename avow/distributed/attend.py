@@ -13,7 +13,7 @@ from torch import Tensor
 
 from avow.attend import Attended, as_given
 from avow.contract import Method
-from avow.distributed.agreement import Meeting, agree, digest, meet
+from avow.distributed.agreement import Meeting, agree, meet
 from avow.distributed.asked import OWN, Asked
 from avow.distributed.choosing import Choice, chosen, own_rates
 from avow.distributed.exact import attend_keys
@@ -30,20 +30,16 @@ from avow.methods.low_rank import LowRank
 from avow.methods.random_features import RandomFeatures
 from avow.methods.separable import Separable
 from avow.methods.sparse import Sparse
-from avow.wishes import USUAL_CONFIDENCE, checked_wish
+from avow.wishes import Wish, checked_wish
 
 
-class _Wish(NamedTuple):
-    """What the caller will accept, what chance has to do with it, and what rows may see."""
+class _Call(NamedTuple):
+    """What all processes agreed on, what they will accept, what draws, and what rows may see."""
 
-    tol: float | None
-    confidence: float
+    met: Meeting
+    wish: Wish
     generator: torch.Generator | None
     mask: Bool[Tensor, "#b #h #n s"] | None
-
-    @property
-    def stated(self) -> float:
-        return self.confidence if self.confidence < 1 else USUAL_CONFIDENCE
 
 
 @as_given
@@ -80,10 +76,7 @@ def attend(
     together: of one loss that each computes where queries are shared, else of the sum of all losses. Generators must
     be alike; without them, the first one's seed counts.
     """
-    asked = Asked(method, parameters, tol, confidence, shared_queries, mask)
-    words = asked.words | {"link": link}
-    if isinstance(generator, torch.Generator):
-        words["digest of generator"] = digest(generator.get_state())
+    asked = Asked(method, parameters, tol, confidence, shared_queries, mask, generator)
     seed = int(torch.randint(2**62, ())) if generator is None and asked.draws else 0
     device = q.device.type if isinstance(q, Tensor) else "cpu"
     met = meet(
@@ -94,7 +87,7 @@ def attend(
         scale=scale,
         enable_gqa=enable_gqa,
         shared_queries=shared_queries,
-        asked=words,
+        asked=asked.words | {"link": link},
         reading=True,
         check=asked.check,
         telling=[seed, own_rates(device) if method == "auto" and tol is not None else {}, _length(mask)],
@@ -102,11 +95,11 @@ def attend(
     _check_lengths(met)
     if generator is None and asked.draws:
         generator = torch.Generator().manual_seed(met.told[0][0])
-    wish = _Wish(*checked_wish(tol, confidence)[:2], generator, asked.seen(met.problem))
+    call = _Call(met, checked_wish(tol, confidence), generator, asked.seen(met.problem))
     if method == "auto":
-        attended = _automatic(met, wish, usual(device) if link is None else link)
+        attended = _automatic(call, usual(device) if link is None else link)
     else:
-        attended = _kept(asked.named, met, wish)
+        attended = _kept(asked.named, call)
     shape = (*q.shape[:-1], v.shape[-1])
     rows = attended.certificate.rows.reshape(shape[:-1])
     return Attended(attended.out.reshape(shape), dataclasses.replace(attended.certificate, rows=rows))
@@ -134,44 +127,46 @@ def _check_lengths(met: Meeting) -> None:
             raise ShapeError(f"rank {name}: mask.shape[-1]", length, f"must be {keys}", remedy)
 
 
-def _automatic(met: Meeting, wish: _Wish, link: Link) -> Attended:
+def _automatic(call: _Call, link: Link) -> Attended:
     """Exact attention, unless something cheaper proves the tolerance."""
-    z = met.sizes
+    met, wish, z = call.met, call.wish, call.met.sizes
     if wish.tol is None or not z.queries * z.keys * z.value_dim:
-        return _run(Exact(), met, wish)
+        return _run(Exact(), call)
     # Causal states are those of the keys before a row of the same shard.
     apart = z.causal and not met.shared_queries and met.rows != met.keys
-    if wish.mask is not None or apart:
-        what = "with a mask" if wish.mask is not None else "where causal rows are not those of the keys beside them"
+    if call.mask is not None or apart:
+        what = "with a mask" if call.mask is not None else "where causal rows are not those of the keys beside them"
         choice = Choice([], f"no other method has a form over shards {what}")
     else:
         choice = chosen(met, wish.tol, wish.confidence, link, met.told[0][1])
     tried = []
     for method in choice.methods:
         try:
-            return _kept(method, met, wish)
+            return _kept(method, call)
         except ToleranceUnreachable as problem:
             # All processes raise it alike, or none does.
             tried.append(f"{method.name}: {problem.rule}")
-    out, certificate = _run(Exact(), met, wish)
+    out, certificate = _run(Exact(), call)
     return Attended(out, dataclasses.replace(certificate, reason="; ".join(tried) or choice.reason))
 
 
-def _kept(method: Method, met: Meeting, wish: _Wish) -> Attended:
+def _kept(method: Method, call: _Call) -> Attended:
     """The answer, where all processes can prove the tolerance for theirs."""
+    met, tol = call.met, call.wish.tol
     method.check(met.sizes)
-    attended = _run(method, met, wish)
-    if wish.tol is None or not isinstance(method, OWN):
+    attended = _run(method, call)
+    if tol is None or not isinstance(method, OWN):
         return attended
     bound = attended.certificate.bound if attended.certificate.kind != "none" else math.inf
     bound = max(agree({}, bound, None, met.group, met.device))
-    if not bound <= wish.tol:
+    if not bound <= tol:
         rule, remedy = f"is below the {bound:.2e} it can prove", 'use method="auto" or a wider tol'
-        raise ToleranceUnreachable(f"{method.name}: tol", wish.tol, rule, remedy, bound)
+        raise ToleranceUnreachable(f"{method.name}: tol", tol, rule, remedy, bound)
     return attended
 
 
-def _run(method: Method, met: Meeting, wish: _Wish) -> Attended:
+def _run(method: Method, call: _Call) -> Attended:
+    met, wish = call.met, call.wish
     if isinstance(method, Sparse):
         p = met.problem
         sure = wish.confidence if wish.confidence < 1 else None
@@ -183,15 +178,15 @@ def _run(method: Method, met: Meeting, wish: _Wish) -> Attended:
             confidence=sure,
             scale=met.scale,
             enable_gqa=True,
-            generator=wish.generator,
+            generator=call.generator,
         )
     if isinstance(method, LowRank):
-        return attend_low_rank(met, method, wish.stated, wish.generator)
+        return attend_low_rank(met, method, wish.stated, call.generator)
     if isinstance(method, Separable | RandomFeatures):
-        return attend_states(met, method, wish.stated, wish.generator)
+        return attend_states(met, method, wish.stated, call.generator)
     assert isinstance(method, Exact)
     # A half-precision answer is rounded once, after the merge. What that cannot prove, float64 may, unless told else.
     first = method.arithmetic(rounding.accumulator(met.problem.q.dtype))
     last = torch.float64 if wish.tol is not None and method.precision == "native" else first
     kinds = tuple(dict.fromkeys((first, last)))
-    return attend_keys(met, wish.tol, kinds) if met.shared_queries else attend_ring(met, wish.tol, kinds, wish.mask)
+    return attend_keys(met, wish.tol, kinds) if met.shared_queries else attend_ring(met, wish.tol, kinds, call.mask)

@@ -19,13 +19,13 @@ from avow.contract import Norms, Problem
 from avow.distributed.agreement import agree, digest
 from avow.distributed.scripts import over_processes
 from avow.distributed.sparse import own_generator, sampling
-from avow.distributed.sparse_script import Wish, shard_script
+from avow.distributed.sparse_script import Task, shard_script
 from avow.distributed.traffic import Group, group_of
 from avow.errors import AvowError, ParameterError, ShapeError
 from avow.maths.norms import check_range, row_norms
 from avow.methods.sparse import Sparse
 from avow.nn.key_value_cache import KeyValueCache
-from avow.wishes import checked_wish
+from avow.wishes import check_generator, checked_wish
 
 # What caches must have in common.
 _MADE = ("key_heads", "dim", "value_dim", "batch", "dtype", "bits", "window")
@@ -85,26 +85,35 @@ class ShardedCache:
         """
         from avow.distributed import attend  # which is above: it knows all methods
 
-        problem = self._agreed(q, tol, confidence, scale)
+        problem = self._agreed(q, tol, confidence, scale, generator)
         if tol is None:
             return attend(q, problem.k, problem.v, group=self._group, scale=scale, enable_gqa=True)
         method = sampling(Sparse(bits=self.cache.bits or 4), confidence)
-        wish = Wish(tol, method, self.length, max(self.lengths), len(self.lengths))
+        task = Task(tol, method, self.length, max(self.lengths), len(self.lengths))
         draws = own_generator(method, self._here, q.device, generator)
         # Under autocast products would be narrower than the bounds allow for.
         with torch.autocast(q.device.type, enabled=False):
             (attended, _), _ = over_processes(
-                shard_script(problem, wish, self.cache.holding.sketch, draws), self._group
+                shard_script(problem, task, self.cache.holding.sketch, draws), self._group
             )
         return attended
 
-    def _agreed(self, q: Tensor, tol: float | None, confidence: float | None, scale: float | None) -> Problem:
+    def _agreed(
+        self,
+        q: Tensor,
+        tol: float | None,
+        confidence: float | None,
+        scale: float | None,
+        generator: torch.Generator | None,
+    ) -> Problem:
         """What is asked of this shard, with norms of its tokens, where all processes ask the same and can answer."""
         found: Problem | None = None
         problem: AvowError | None = None
         most, factor = [0.0, 0.0, 0.0], 1.0
         try:
-            found = self._problem(q, tol, confidence, scale)
+            checked_wish(tol, confidence)
+            check_generator(generator)
+            found = self._problem(q, scale)
             assert found.norms is not None
             most, factor = list(found.norms.most), found.scale
         except AvowError as raised:
@@ -117,8 +126,7 @@ class ShardedCache:
         assert found is not None
         return found
 
-    def _problem(self, q: Tensor, tol: float | None, confidence: float | None, scale: float | None) -> Problem:
-        checked_wish(tol, confidence)
+    def _problem(self, q: Tensor, scale: float | None) -> Problem:
         held = self.cache.holding
         if self.cache.length != self.lengths[self._here]:
             rule = f"must be the {self.lengths[self._here]} tokens that it was given"

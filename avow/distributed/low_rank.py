@@ -24,8 +24,8 @@ from avow.distributed.shards import Shards, shards_of
 from avow.distributed.states import absorbed, collected, joined
 from avow.maths import cholesky, rounding, scan
 from avow.maths.cholesky import Factor
-from avow.maths.features import framed_keys, framed_queries
 from avow.maths.heads import grouped, per_query_head, ungrouped
+from avow.maths.landmark_features import LandmarkFeatures, WeightedKeys
 from avow.methods.low_rank import LowRank, Trace, lengths, within_ball
 
 _U = rounding.unit(torch.float64)
@@ -44,42 +44,24 @@ def _low_rank(shards: Shards, rank: int) -> tuple[Tensor, Trace | None]:
     p = shards.problem
     heads, queries, groups = p.q.shape[1], p.q.shape[-2], p.k.shape[1]
     frame = centred_frame(shards, torch.float64)
-    keys, _, shift = framed_keys(p, frame, slice(None), torch.float64)  # (b, g, s, d), (b, g, s, 1)
-    weight = shift + keys.square().sum(-1, keepdim=True)  # log w_j = ‖k_j‖²/2 + the shift of the queries
-    factor, radius = _agreed(shards, keys, weight, rank)
+    keys = WeightedKeys.of(p, frame)
+    factor, radius = _agreed(shards, keys.points, keys.log, rank)
+    features = LandmarkFeatures(p, keys, factor)
     values, size = shards.values(torch.float64)
-    residuals = [keys.new_zeros(*keys.shape[:2], 0)]
-    notes: list[tuple[Tensor, ...]] = []
-
-    def keys_of(span: slice) -> scan.Keys:
-        phi = cholesky.features(factor, keys[..., span, :])
-        residuals.append(cholesky.residual(phi.detach(), factor.slack))
-        return scan.Keys(weight[..., span, :].clone(), phi)
-
-    def rows_of(rows: slice) -> Tensor:
-        x = grouped(framed_queries(p, frame, rows, torch.float64), groups)  # (b, g, r, l, d)
-        flat = x.flatten(2, 3)
-        log = cholesky.log_gauss(flat, factor.landmarks)
-        near = log.detach().amax(-1, keepdim=True)
-        phi = torch.exp(log - near) @ factor.b.transpose(-1, -2)  # relative to the nearest landmark
-        with torch.no_grad():
-            left = cholesky.residual(phi * torch.exp(near), factor.slack)
-            norms = (torch.linalg.vector_norm(y, dim=-1) for y in (phi, flat))
-            notes.append(tuple(y.unflatten(2, x.shape[2:4]).flatten(1, 2) for y in (left, near[..., 0], *norms)))
-        return phi.unflatten(2, x.shape[2:4])
-
-    state = joined(shards, absorbed(shards, keys_of, values, rank, 1, *frame, *factor[:2]))
-    residual = torch.cat(residuals, -1)  # of the first pass over the keys
-    told = gathered(_sums(weight.detach()[..., 0], residual, values), shards.group)  # (ranks, b, g, 3)
+    state = joined(shards, absorbed(shards, features.of_keys, values, rank, 1, *frame, *factor[:2]))
+    residual = features.key_residual  # of the first pass over the keys
+    told = gathered(_sums(keys.log.detach()[..., 0], residual, values), shards.group)  # (ranks, b, g, 3)
     found: list[Tensor] = []
 
     def answer() -> tuple[scan.Sums, int]:
         if p.causal:
-            sums, last = scan.causal(keys_of, lambda tile: rows_of(tile.rows), values, heads, queries, state, True)
+            sums, last = scan.causal(
+                features.of_keys, lambda tile: features.of_rows(tile.rows), values, heads, queries, state, True
+            )
             unit, steps = sums.unit_log, last.steps
         else:
             whole = scan.settle(state)
-            sums = scan.collect(rows_of, heads, queries, whole, normalise=True)
+            sums = scan.collect(features.of_rows, heads, queries, whole, normalise=True)
             unit, steps = whole.top.unsqueeze(2), whole.steps
         assert sums.normaliser is not None and unit is not None
         found.extend(ungrouped(x.detach().expand_as(sums.normaliser))[..., 0] for x in (sums.normaliser, unit))
@@ -89,18 +71,18 @@ def _low_rank(shards: Shards, rank: int) -> tuple[Tensor, Trace | None]:
     out, steps = collected(shards, answer, size, state.sums, state.total, told[..., 2], *frame, *factor[:2])
     if not found:
         return out, None
-    left, near, length, reach = (torch.cat(columns, -1) for columns in zip(*notes, strict=True))
-    key_log, key_residual = _seen(shards, weight.detach()[..., 0], residual, told.detach())
+    rows = features.rows
+    key_log, key_residual = _seen(shards, keys.log.detach()[..., 0], residual, told.detach())
     trace = Trace(
         key_log=key_log,
         key_residual=key_residual,
-        row_residual=left,
-        row_norm=length,
-        row_log=near,
+        row_residual=rows.residual,
+        row_norm=rows.norm,
+        row_log=rows.log,
         normaliser=found[0],
         unit_log=found[1],
         slack=factor.slack,
-        query_radius=reach,
+        query_radius=rows.radius,
         key_radius=radius,
         frame=frame,
         steps=steps,

@@ -21,13 +21,11 @@ from avow.attend import attend
 from avow.certificates.compose import Partial
 from avow.contract import Certificate, Problem
 from avow.errors import ToleranceUnreachable
+from avow.links import PARTIAL
 from avow.maths import rounding
 from avow.maths.heads import longest_seen, per_query_head
 from avow.maths.masks import at_rows, row_tiles
 from avow.maths.norms import lengths, row_norms, slack
-
-# What `packed` keeps of each row beside its answer.
-COLUMNS = 10
 
 
 def answered(
@@ -65,8 +63,8 @@ def packed(part: Partial) -> Float64[Tensor, "b h n c"]:
 
 def unpacked(x: Float64[Tensor, "b h n c"], words: Certificate | None, loose: float) -> Partial:
     """The part whose numbers were packed; what it says and how loose its norms are travel apart."""
-    lse, longest, pairs, unsure, drift, *means = x[..., :COLUMNS].unbind(-1)
-    return Partial(x[..., COLUMNS:], lse, longest, torch.stack(means), pairs, unsure, drift, loose, words)
+    lse, longest, pairs, unsure, drift, *means = x[..., :PARTIAL].unbind(-1)
+    return Partial(x[..., PARTIAL:], lse, longest, torch.stack(means), pairs, unsure, drift, loose, words)
 
 
 def _logarithms(p: Problem) -> Float64[Tensor, "b h n"]:

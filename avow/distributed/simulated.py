@@ -20,7 +20,7 @@ from avow.certificates import measure_norms
 from avow.certificates.compose import Partial
 from avow.contract import Problem
 from avow.distributed.scripts import ForEach, ForNext, Script, told_to_all
-from avow.distributed.sparse_script import Wish, shard_script
+from avow.distributed.sparse_script import Task, shard_script
 from avow.maths import rounding
 from avow.maths.heads import grouped, per_query_head, ungrouped
 from avow.maths.norms import lengths, slack
@@ -68,7 +68,7 @@ def ring(p: Problem, ranks: int) -> Script[Tensor]:
 def sparse(p: Problem, ranks: int, keys: int, tol: float) -> Script[Tensor]:
     """Sparse attention of all queries to the keys of all shards, as `attend_sparse` runs it."""
     widest = -(-keys // ranks)
-    attended, _ = yield from shard_script(p, Wish(tol, Sparse(), keys, widest, ranks))
+    attended, _ = yield from shard_script(p, Task(tol, Sparse(), keys, widest, ranks))
     return attended.out
 
 

@@ -24,7 +24,7 @@ from avow.distributed.autograd import linked
 from avow.distributed.scripts import over_processes
 from avow.distributed.sparse_gradients import gradient_script
 from avow.distributed.sparse_reports import Reading
-from avow.distributed.sparse_script import Wish, shard_script
+from avow.distributed.sparse_script import Task, shard_script
 from avow.distributed.traffic import Group
 from avow.methods.sparse import Sparse
 from avow.wishes import checked_wish
@@ -59,10 +59,10 @@ def attend_sparse(
     chosen = sampling(chosen, confidence)
     problem = Problem.of(q.detach(), k.detach(), v.detach(), scale=scale, enable_gqa=enable_gqa)
     followed = torch.is_grad_enabled() and any(x.requires_grad for x in (q, k, v))
-    wish = Wish(tol, chosen, sum(met.keys), max(met.keys), len(met.keys), followed)
+    task = Task(tol, chosen, sum(met.keys), max(met.keys), len(met.keys), followed)
     # Under autocast products would be narrower than the bounds allow for.
     with torch.no_grad(), torch.autocast(q.device.type, enabled=False):
-        script = shard_script(problem, wish, generator=own_generator(chosen, met.here, q.device, generator))
+        script = shard_script(problem, task, generator=own_generator(chosen, met.here, q.device, generator))
         (attended, reading), _ = over_processes(script, met.group)
     if not followed:
         return attended

@@ -25,15 +25,15 @@ from jaxtyping import Bool, Float, Float32, Float64, Int
 from torch import Tensor
 from torch.nn.functional import pad
 
+from avow.links import BINS, FIRST_BINS
 from avow.maths.brackets import Brackets, bracketed
 from avow.maths.crowds import Stray, strayed
 from avow.maths.orders import Terms, together
 from avow.maths.sketch import GROUP, Sketch, sketched
 
-# Bins of a nat and all bins, of a first look at weights and of what is left after it: what is lighter than the last bin
-# is taken together.
-_FIRST_FINE, FIRST_BINS = 4, 128
-_FINE, BINS = 8, 160
+# Bins of a nat, of a first look at weights and of what is left after it: what is lighter than the last bin is taken
+# together.
+_FIRST_FINE, _FINE = 4, 8
 # Shares of the budget that μ·ΣS² may be; the best one is taken.
 SHARES = (0.02, 0.1, 0.3)
 # A shard so many nats below all others is taken for that heavy: products of its weights then stay numbers.

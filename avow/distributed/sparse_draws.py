@@ -23,6 +23,7 @@ from torch import Tensor
 
 from avow.distributed.scripts import Script, added_up, largest
 from avow.distributed.sparse_budget import Extent, SketchedShard
+from avow.links import PLAN_BINS
 from avow.maths import tails
 from avow.maths.reading import Gathered
 
@@ -32,13 +33,13 @@ LADDER = (2.2, 1.7, 1.35, 1.0)
 # Shares of the chance that the answer's deviation, its variance, the mass's deviation and its variance may fail, and on
 # how many sides each may.
 _PARTS = ((0.8, 2), (0.1, 1), (0.05, 2), (0.05, 1))
-# Bins of a nat; nats above the largest term, for odds below one; and all bins.
-_FINE, _ABOVE, PLAN_BINS = 8, 8, 256
+# Bins of a nat; and nats above the largest term, for odds below one.
+_FINE, _ABOVE = 8, 8
 # What is so many nats above what was read first is not sampled: its weight would leave the range of numbers.
 _HIGH = 300.0
 
 
-class Known(NamedTuple):
+class Basis(NamedTuple):
     """What all shards know of rows when they draw; weights are relative to exp(ref)."""
 
     drop: Float64[Tensor, "b g r 1"]
@@ -71,7 +72,7 @@ def draw(
     read: Gathered,
     touched: Bool[Tensor, "b g r s"],
     instead: Bool[Tensor, "b g r s"],
-    known: Known,
+    basis: Basis,
     chance: float,
     generator: torch.Generator | None,
     ranks: int,
@@ -80,24 +81,24 @@ def draw(
     already, and counts for certain.
     """
     logs = [math.log(len(LADDER) * sides / (share * chance)) for share, sides in _PARTS]
-    terms, plan = _terms(shard, whole, known)
-    edges = _edges((yield from added_up(plan, ranks)), whole, known, logs)
+    terms, plan = _terms(shard, whole, basis)
+    edges = _edges((yield from added_up(plan, ranks)), whole, basis, logs)
     # Fixed before anything is drawn, so that each rung's law is that of independent draws.
     rungs = [(terms - edge).clamp(max=0.0).exp().masked_fill(touched, 1.0) for edge in edges]
-    ranges = [_Ranges.of(shard, whole, known.center, odds) for odds in rungs]
+    ranges = [_Ranges.of(shard, whole, basis.center, odds) for odds in rungs]
     counts = [odds.sum(-1, keepdim=True) for odds in (instead.double(), *rungs)]
     told = yield from added_up(torch.cat([*counts, *(x for one in ranges for x in one.variances)], -1), ranks)
     ends = yield from largest(torch.cat([x for one in ranges for x in one.largest], -1), ranks)
     many, *expected = told[..., : 1 + len(rungs)].split(1, -1)
     variances = told[..., 1 + len(rungs) :].split(2, -1)
-    sane = (whole.peak - known.ref <= _HIGH) & (known.most > 0)
+    sane = (whole.peak - basis.ref <= _HIGH) & (basis.most > 0)
     draws = torch.rand(terms.shape, generator=generator, device=terms.device, dtype=torch.float64)
     found = Draws(
         torch.zeros_like(sane),
         torch.ones_like(terms),
         torch.zeros_like(touched),
         touched,
-        torch.full_like(known.drop, math.inf),
+        torch.full_like(basis.drop, math.inf),
     )
     for odds, count, variance, end in zip(rungs, expected, variances, ends.split(2, -1), strict=True):
         tried = sane & (count < many) & ~found.sampled
@@ -105,10 +106,10 @@ def draw(
             continue
         taken = (draws < odds) & tried
         read = read.joined(taken)
-        seen = yield from added_up(_seen(read, odds, known), ranks)
-        proved = _missed(seen, variance, end, whole, known, logs)
+        seen = yield from added_up(_seen(read, odds, basis), ranks)
+        proved = _missed(seen, variance, end, whole, basis, logs)
         # Told to all, so that machines of several kinds, which may differ in a last bit, take the same rows.
-        short = yield from largest((~(tried & (proved <= known.drop))).to(torch.uint8), ranks)
+        short = yield from largest((~(tried & (proved <= basis.drop))).to(torch.uint8), ranks)
         now = short == 0
         found = Draws(
             found.sampled | now,
@@ -121,47 +122,47 @@ def draw(
 
 
 def _terms(
-    shard: SketchedShard, whole: Extent, known: Known
+    shard: SketchedShard, whole: Extent, basis: Basis
 ) -> tuple[Float64[Tensor, "b g r s"], Float32[Tensor, "b g r m"]]:
     """Logarithms of what tokens may move a sum, and in bins by that, sums of what their variances are made of."""
     below, above = shard.units(whole)
-    reach = whole.near(shard.lengths).double() + known.length
+    reach = whole.near(shard.lengths).double() + basis.length
     # Upper ends have a least one, and odds are to be in proportion to them.
     terms = shard.brackets.high.double().log() + above.log() + reach.log()
     low, high = shard.brackets.low.double() * below, shard.brackets.high.double() * above
-    place = ((_top(whole, known) - terms) * _FINE).clamp(0, PLAN_BINS - 1).long()
+    place = ((_top(whole, basis) - terms) * _FINE).clamp(0, PLAN_BINS - 1).long()
     room = terms.new_zeros(*terms.shape[:-1], PLAN_BINS)
     # Expected weights are the ends' geometric mean.
     parts = (low * reach, low / reach, (low * high).sqrt())
     return terms, torch.cat([room.scatter_add(-1, place, x) for x in parts], -1).float()
 
 
-def _top(whole: Extent, known: Known) -> Float64[Tensor, "b g r 1"]:
+def _top(whole: Extent, basis: Basis) -> Float64[Tensor, "b g r 1"]:
     """The logarithm of the largest term of all shards, and some room above it."""
-    longest = whole.near(whole.longest).double() + known.length
+    longest = whole.near(whole.longest).double() + basis.length
     return (whole.peak - whole.origin) + longest.log() + _ABOVE
 
 
 def _edges(
-    plan: Float32[Tensor, "b g r m"], whole: Extent, known: Known, logs: list[float]
+    plan: Float32[Tensor, "b g r m"], whole: Extent, basis: Basis, logs: list[float]
 ) -> list[Float64[Tensor, "b g r 1"]]:
     """The logarithms of terms from which on tokens are read for certain, for each rung: the highest that may be
     expected to prove enough.
     """
     # Tokens from bin c on have odds term/edge. Sums over them:
     apart, mass, weights = (x.flip(-1).cumsum(-1).flip(-1) for x in plan.double().split(PLAN_BINS, -1))
-    edges = _top(whole, known) - torch.arange(PLAN_BINS, device=plan.device) / _FINE
+    edges = _top(whole, basis) - torch.arange(PLAN_BINS, device=plan.device) / _FINE
     most = edges.exp()
-    least = most / (whole.near(-whole.shortest).double() + known.length)
+    least = most / (whole.near(-whole.shortest).double() + basis.length)
     moved, lost = (
         tails.deviation(tails.at_most(most * x.nan_to_num(), bound.square(), own_log), bound, log)
         for x, bound, log, own_log in ((apart, most, logs[0], logs[1]), (mass, least, logs[2], logs[3]))
     )
     total = weights[..., :1]
-    expected = (moved + lost * weights / total * 2 * known.length) / ((total - lost) * known.most)
+    expected = (moved + lost * weights / total * 2 * basis.length) / ((total - lost) * basis.most)
     found = []
     for aim in LADDER:
-        hopeless = (total <= lost) | ~(expected <= aim * known.drop)
+        hopeless = (total <= lost) | ~(expected <= aim * basis.drop)
         # The first bin from which on all plans are expected to do.
         first = hopeless.flip(-1).cummax(-1).values.flip(-1).sum(-1, keepdim=True)
         edge = edges.gather(-1, first.clamp(max=PLAN_BINS - 1))
@@ -191,15 +192,15 @@ class _Ranges(NamedTuple):
         return _Ranges((first, second), (spread, other))
 
 
-def _seen(read: Gathered, odds: Float64[Tensor, "b g r s"], known: Known) -> Float64[Tensor, "b g r m"]:
+def _seen(read: Gathered, odds: Float64[Tensor, "b g r s"], basis: Basis) -> Float64[Tensor, "b g r m"]:
     """Of the tokens that were drawn: their mass and weighted values, and the estimates of both variances."""
     top = torch.where(read.total > 0, read.top, -math.inf)
-    share = (top - known.ref).clamp(max=_HIGH + 1).exp()
+    share = (top - basis.ref).clamp(max=_HIGH + 1).exp()
     own = read.at(odds).clamp(min=1e-300)
     counted = read.weights / own
     taken = torch.where(own < 1, read.weights, 0.0).square() * (1 - own) / own.square().clamp(min=1e-300)
     straight = torch.cat([read.sum(counted), read.average(counted)], -1)
-    squares = torch.cat([read.sum(taken * read.squares(known.center)), read.sum(taken)], -1)
+    squares = torch.cat([read.sum(taken * read.squares(basis.center)), read.sum(taken)], -1)
     return torch.cat([straight * share, squares * share.square()], -1)
 
 
@@ -208,22 +209,22 @@ def _missed(
     variances: Float64[Tensor, "b g r 2"],
     ends: Float64[Tensor, "b g r 2"],
     whole: Extent,
-    known: Known,
+    basis: Basis,
     logs: list[float],
 ) -> Float64[Tensor, "b g r 1"]:
     """How far the estimate is from the truth, at most, up to the chances that `logs` stand for."""
-    total, average, *found = seen.split([1, known.center.shape[-1], 1, 1], -1)
-    shrunk = (whole.origin - known.ref).exp()
+    total, average, *found = seen.split([1, basis.center.shape[-1], 1, 1], -1)
+    shrunk = (whole.origin - basis.ref).exp()
     far = []
     for i, estimate in enumerate(found):
         # Of the weights that were computed, each within the factor of what a sketch allows.
-        end = ends[..., i : i + 1] * shrunk * known.rounded
-        proved = variances[..., i : i + 1] * (shrunk * known.rounded).square()
+        end = ends[..., i : i + 1] * shrunk * basis.rounded
+        proved = variances[..., i : i + 1] * (shrunk * basis.rounded).square()
         # The variance is never taken for more than proved.
-        variance = torch.minimum(tails.at_most(estimate * known.rounded, end.square(), logs[2 * i + 1]), proved)
+        variance = torch.minimum(tails.at_most(estimate * basis.rounded, end.square(), logs[2 * i + 1]), proved)
         far.append(tails.deviation(variance, end, logs[2 * i]))
     out = average / total.clamp(min=1e-300)
-    shift = torch.linalg.vector_norm(out - known.center, dim=-1, keepdim=True)
+    shift = torch.linalg.vector_norm(out - basis.center, dim=-1, keepdim=True)
     least = total - far[1]
-    moved = (far[0] + far[1] * shift) * known.rounded / (least * known.most).clamp(min=1e-300)
+    moved = (far[0] + far[1] * shift) * basis.rounded / (least * basis.most).clamp(min=1e-300)
     return torch.where(least > 0, moved, math.inf).nan_to_num(nan=math.inf, posinf=math.inf)

@@ -22,7 +22,6 @@ from avow.certificates import measure_norms
 from avow.contract import Certificate, Problem
 from avow.distributed.scripts import Script, added_up, largest, told_to_all
 from avow.distributed.sparse_budget import (
-    BINS,
     Budget,
     Extent,
     SketchedShard,
@@ -35,9 +34,10 @@ from avow.distributed.sparse_budget import (
     moved_behind,
     whole_sketch,
 )
-from avow.distributed.sparse_draws import Draws, Known, draw
+from avow.distributed.sparse_draws import Basis, Draws, draw
 from avow.distributed.sparse_reports import Kept, Reading, State, reported
 from avow.errors import ToleranceUnreachable
+from avow.links import BINS
 from avow.maths import rounding
 from avow.maths.masks import row_tiles
 from avow.maths.orders import Terms, together
@@ -61,7 +61,7 @@ _COARSELY = 1 - 1e-4
 _CUTS = 3
 
 
-class Wish(NamedTuple):
+class Task(NamedTuple):
     """What is asked of all shards; how many keys they have, how many the largest, and how many shards there are."""
 
     tol: float | None
@@ -74,7 +74,7 @@ class Wish(NamedTuple):
 
 
 def shard_script(
-    problem: Problem, wish: Wish, sketch: Sketch | None = None, generator: torch.Generator | None = None
+    problem: Problem, task: Task, sketch: Sketch | None = None, generator: torch.Generator | None = None
 ) -> Script[tuple[Attended, Reading]]:
     """What one shard tells and hears on the way to the answer of all of them.
 
@@ -86,42 +86,42 @@ def shard_script(
     out = p.q.new_zeros(b, h, n, e, dtype=torch.float64)
     bound, everywhere, here, lse = out.new_zeros(4, b, h, n).unbind(0)
     kept: list[Kept] = []
-    if wish.keys and out.numel():
+    if task.keys and out.numel():
         norms = measure_norms(p) if p.norms is None else p.norms
-        sketch = whole_sketch(p.k, wish.method.bits, sketch)
+        sketch = whole_sketch(p.k, task.method.bits, sketch)
         # Samples are each row's own; else query heads of a key head read what any of them does.
-        siblings = 1 if wish.method.chance > 0 else h // groups
-        for rows in row_tiles(n, 16 * b * h * wish.widest):
+        siblings = 1 if task.method.chance > 0 else h // groups
+        for rows in row_tiles(n, 16 * b * h * task.widest):
             q = p.q[:, :, rows].reshape(b, groups, -1, d)  # (b, g, r, d)
             shard = SketchedShard.of(q, sketch, norms.v, norms.k, p.scale, siblings)
-            tile = _Tile(p, shard, norms.q[:, :, rows].reshape(b, groups, -1, 1), norms.slack, wish, generator)
+            tile = _Tile(p, shard, norms.q[:, :, rows].reshape(b, groups, -1, 1), norms.slack, task, generator)
             found = yield from tile.script()
             parts = (found.out, found.rows, found.everywhere, found.here, found.lse)
             for x, part in zip((out, bound, everywhere, here, lse), parts, strict=True):
                 x[:, :, rows] = part.reshape(x[:, :, rows].shape)
-            if wish.followed:
+            if task.followed:
                 kept.append(Kept(rows, found.read.head, found.read.place, found.logs))
     reading = Reading(everywhere, here, out, lse, tuple(kept))
-    return Attended(rounding.narrowed(out, p.q.dtype), _certificate(bound, reading, wish)), reading
+    return Attended(rounding.narrowed(out, p.q.dtype), _certificate(bound, reading, task)), reading
 
 
-def _certificate(bound: Float64[Tensor, "b h n"], reading: Reading, wish: Wish) -> Certificate:
+def _certificate(bound: Float64[Tensor, "b h n"], reading: Reading, task: Task) -> Certificate:
     largest = float(bound.amax()) if bound.numel() else 0.0
-    if wish.tol is not None and not largest <= wish.tol:
+    if task.tol is not None and not largest <= task.tol:
         remedy = "ask for less, or convert q, k and v to a wider type"
         rule = f"is less than can be proved, {largest:.3g}"
-        raise ToleranceUnreachable("tol", wish.tol, rule, remedy, largest)
-    told = {} if wish.tol is None else {"drop": wish.tol}
-    share = float(reading.everywhere.sum()) / max(bound.numel() * wish.keys, 1)
-    assumed = "sums and exp of float64 are right to 1e-9" if wish.keys else "there was nothing to attend to"
+        raise ToleranceUnreachable("tol", task.tol, rule, remedy, largest)
+    told = {} if task.tol is None else {"drop": task.tol}
+    share = float(reading.everywhere.sum()) / max(bound.numel() * task.keys, 1)
+    assumed = "sums and exp of float64 are right to 1e-9" if task.keys else "there was nothing to attend to"
     return Certificate(
-        wish.method.name,
-        {**wish.method.parameters, **told},
-        wish.method.target,
-        "statistical" if wish.method.chance else "deterministic",
+        task.method.name,
+        {**task.method.parameters, **told},
+        task.method.target,
+        "statistical" if task.method.chance else "deterministic",
         largest,
         bound,
-        1 - wish.method.chance,
+        1 - task.method.chance,
         assumptions=(assumed,),
         reason=f"read {share:.1%} of the tokens of all shards in full",
     )
@@ -178,21 +178,21 @@ class _Tile(NamedTuple):
     """At least their lengths."""
     slack: float
     """How far lengths of values may be from what they are said to be."""
-    wish: Wish
+    task: Task
     generator: torch.Generator | None
 
     def script(self) -> Script[_Found]:
         """A first look and a first reading; one cut through all tokens; samples, where chance may help; the proof."""
         first = yield from self._first_reading()
         cut = yield from self._one_cut(first)
-        if self.wish.method.chance == 0:
+        if self.task.method.chance == 0:
             return (yield from self._proved(first, cut, None, first.read))
         draws, read = yield from self._drawn(first, cut)
         return (yield from self._proved(first, cut, draws, read))
 
     def _first_reading(self) -> Script[_First]:
         """What sketches say of all tokens, and the heaviest of them read: enough to tell what the rest is worth."""
-        shard, p, ranks, sampling = self.shard, self.problem, self.wish.ranks, self.wish.method.chance > 0
+        shard, p, ranks, sampling = self.shard, self.problem, self.task.ranks, self.task.method.chance > 0
         own = shard.extent
         whole = own.unpacked((yield from largest(own.packed(), ranks)))
         most = self._unit(whole) / whole.size
@@ -200,7 +200,7 @@ class _Tile(NamedTuple):
         look, place = shard.first_look(whole, counts=sampling)
         look = yield from added_up(look, ranks)
         if sampling:
-            cut = torch.minimum(first_cut(look, drop, most), heaviest(look, _COARSE * self.wish.keys))
+            cut = torch.minimum(first_cut(look, drop, most), heaviest(look, _COARSE * self.task.keys))
         else:
             cut = first_cut(look, torch.maximum(drop, (_FIRST * drop).clamp(max=_LITTLE)), most)
         touched = together(place < cut, shard.siblings)
@@ -220,7 +220,7 @@ class _Tile(NamedTuple):
         weights = torch.ones_like(allowed)
         for _ in range(ROUNDS if shard.siblings > 1 else 1):
             mine, place = binned(terms, touched, budget, weights, shard.siblings)
-            moved = moved_behind((yield from added_up(mine, self.wish.ranks)), budget)
+            moved = moved_behind((yield from added_up(mine, self.task.ranks)), budget)
             cut = cut_at(moved, budget.whole, shard.siblings)
             needs = moved.gather(-1, cut) / budget.whole.clamp(min=1e-300)
             weights = weights * needs.nan_to_num(nan=1.0).clamp(_LEAST, 1.0)
@@ -235,10 +235,10 @@ class _Tile(NamedTuple):
         center = state.out * state.total / (state.total + rest * (whole.origin - ref).exp())
         center = center.nan_to_num(nan=0.0, posinf=0.0, neginf=0.0)
         rounded = (1 + 2 * self._sums) * self._rounding(whole).clamp(max=rounding.DEAD).exp()
-        known = Known(drop, most, state.length, center, ref, rounded)
-        wish = self.wish
+        basis = Basis(drop, most, state.length, center, ref, rounded)
+        task = self.task
         found = yield from draw(
-            self.shard, whole, read, touched, cut.before, known, wish.method.chance, self.generator, wish.ranks
+            self.shard, whole, read, touched, cut.before, basis, task.method.chance, self.generator, task.ranks
         )
         return found
 
@@ -253,7 +253,7 @@ class _Tile(NamedTuple):
                 seen = kept | draws.touched
             read = read.joined(kept)
             here = seen.sum(-1, keepdim=True).double()
-            state = yield from reported(read, odds, whole, self.wish.ranks, left(terms, kept, budget), here)
+            state = yield from reported(read, odds, whole, self.task.ranks, left(terms, kept, budget), here)
             rest, everywhere = state.more
             ratio = whole.ratio(state.length, budget.length) * (1 + self._sums)
             tail = most_moved(rest, budget) * ratio
@@ -266,7 +266,7 @@ class _Tile(NamedTuple):
             if attempt + 1 == _CUTS:
                 break
             # Machines of several kinds may differ in a last bit: all go on where any has to, or one would wait forever.
-            more = yield from told_to_all(short.any().to(torch.uint8), self.wish.ranks)
+            more = yield from told_to_all(short.any().to(torch.uint8), self.task.ranks)
             if not bool(more.any()):
                 break
             # What joins weighs at least its lower end, and may make the answer longer.
@@ -286,17 +286,17 @@ class _Tile(NamedTuple):
     @property
     def _sums(self) -> float:
         """What float64 rounds in sums over the tokens of all shards, and in exp."""
-        return SUMS * max(1.0, self.wish.keys / 2**22)
+        return SUMS * max(1.0, self.task.keys / 2**22)
 
     def _rounding(self, whole: Extent) -> Float64[Tensor, "b g r 1"]:
         """δ: of logits, and of differences from a shard's top and of that from the row's, up to 4S + ln s + 100."""
         u, d = rounding.unit(torch.float64), self.shard.q.shape[-1]
         reach = abs(self.problem.scale) * self.queries * whole.key
-        return reach * (rounding.gamma(d + 8, u) + 64 * u) + 16 * u * (math.log(max(self.wish.keys, 1)) + rounding.DEAD)
+        return reach * (rounding.gamma(d + 8, u) + 64 * u) + 16 * u * (math.log(max(self.task.keys, 1)) + rounding.DEAD)
 
     def _lost(self, whole: Extent) -> Float64[Tensor, "b g 1 1"]:
         """What sums and the answer may lose to underflow, relative to the longest value."""
-        terms, width = self.wish.keys + 8, math.sqrt(self.problem.v.shape[-1])
+        terms, width = self.task.keys + 8, math.sqrt(self.problem.v.shape[-1])
         lost = terms * rounding.tiny(torch.float64) * whole.size + rounding.tiny(self.problem.q.dtype)
         return width * lost / self._unit(whole).clamp(min=1e-320)
 
@@ -325,9 +325,9 @@ class _Tile(NamedTuple):
     def _drop(self, whole: Extent) -> Float64[Tensor, "b g r 1"]:
         """What unread tokens may move each row: all of the tolerance that rounding does not need."""
         delta = self._rounding(whole)
-        if self.wish.tol is None:
-            return torch.full_like(delta, self.wish.method.drop)
-        room = (self.wish.tol / rounding.OUTWARD - self._lost(whole) - self._final) / (1 + self._final)
+        if self.task.tol is None:
+            return torch.full_like(delta, self.task.method.drop)
+        room = (self.task.tol / rounding.OUTWARD - self._lost(whole) - self._final) / (1 + self._final)
         room = (room - 2 * torch.tanh(delta / 2) - self._sums) / (
             (1 + self._sums) * torch.exp(2 * delta.clamp(max=rounding.DEAD))
         )

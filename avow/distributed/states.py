@@ -31,7 +31,7 @@ from avow.distributed.frames import centred_frame
 from avow.distributed.shards import Shards, alike, shards_of
 from avow.maths import features as feature_maps
 from avow.maths import rounding, scan
-from avow.maths.features import framed_keys, framed_queries
+from avow.maths.feature_logs import FeatureLogs
 from avow.maths.heads import finished, grouped, linear_type, rescaled
 from avow.methods import random_features, separable
 from avow.methods.random_features import RandomFeatures
@@ -134,31 +134,26 @@ def _separable(shards: Shards, method: Separable) -> tuple[Tensor, separable.Tra
 def _random_features(shards: Shards, method: RandomFeatures) -> tuple[Tensor, random_features.Trace]:
     p = shards.problem
     wide = method.arithmetic(dataclasses.replace(p, norms=shards.agreed))
-    groups, (queries, d), m = p.k.shape[1], p.q.shape[-2:], method.features
+    (queries, d), m = p.q.shape[-2:], method.features
     directions = feature_maps.draw(m, d, method.orthogonal, shards.generator, p.q.device)
     alike("directions", directions, shards.group)
     frame = feature_maps.plain_frame(p.k, wide) if p.causal else centred_frame(shards, wide)
     values, size = shards.values(wide)
     # Once, so that the gradients of both passes over the keys are added up in the wide type.
     p = dataclasses.replace(p, k=p.k.to(wide))
-    across = directions.to(wide).T.expand(*p.k.shape[:2], -1, -1).contiguous()  # (b, g, d, m): one product per head
-    row_radii = [p.q.new_zeros(*p.q.shape[:2], 0, dtype=wide)]
-    key_radii = [p.k.new_zeros(*p.k.shape[:2], 1, dtype=wide)]
+    logs = FeatureLogs(p, directions, frame, wide)
 
     def keys_of(span: slice) -> scan.Keys:
-        keys, length, shift = framed_keys(p, frame, span, wide)
-        key_radii.append(length.detach()[..., 0].amax(-1, keepdim=True))
-        return scan.Keys((keys @ across).add_(shift))
+        log, shift = logs.of_keys(span)
+        return scan.Keys(log.add_(shift))
 
     def weigh(span: slice, reference: Tensor) -> Tensor:
-        rows = framed_queries(p, frame, span, wide)
-        row_radii.append(torch.linalg.vector_norm(rows.detach(), dim=-1))
-        log = (grouped(rows, groups) @ across.unsqueeze(2)).add_(reference.unsqueeze(2))  # (b, g, r, l, m)
+        log = logs.of_rows(span).add_(reference.unsqueeze(2))
         return log.sub_(log.detach().amax(-1, keepdim=True)).exp_()
 
     state = joined(shards, absorbed(shards, keys_of, values, m, m, *frame))
     # No key is longer in the frame than the longest of all shards, which a causal frame leaves as it is.
-    longest = math.sqrt(abs(p.scale)) * shards.agreed.k if p.causal else _longest(torch.cat(key_radii, -1), shards)
+    longest = math.sqrt(abs(p.scale)) * shards.agreed.k if p.causal else _longest(logs.key_radius, shards)
 
     def answer() -> tuple[scan.Sums, int]:
         if p.causal:
@@ -171,8 +166,8 @@ def _random_features(shards: Shards, method: RandomFeatures) -> tuple[Tensor, ra
         return sums, whole.steps
 
     out, steps = collected(shards, answer, size, state.sums, state.total, *frame)
-    return out, random_features.Trace(directions, frame, torch.cat(row_radii, -1), longest, None, steps)
+    return out, random_features.Trace(directions, frame, logs.query_radius, longest, None, steps)
 
 
-def _longest(radii: Float[Tensor, "b g tiles"], shards: Shards) -> Float[Tensor, "b g 1"]:
-    return gathered(radii.amax(-1, keepdim=True), shards.group).amax(0)
+def _longest(radius: Float[Tensor, "b g 1"], shards: Shards) -> Float[Tensor, "b g 1"]:
+    return gathered(radius, shards.group).amax(0)

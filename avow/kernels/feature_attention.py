@@ -20,7 +20,7 @@ from avow.kernels import causal_scan, cuts, feature_gradients, feature_scan
 from avow.kernels.cuts import Cut, divided, padded
 from avow.kernels.feature_layout import Layout, constants_of, layout, layout_of_sums, numbers_of, shortened
 from avow.kernels.linear_attention import blank, check, like_inputs, shared
-from avow.kernels.log_prefixes import NOTHING, Begin, Known, before_parts
+from avow.kernels.log_prefixes import NOTHING, Begin, LogSums, before_parts
 
 _LOG2E = math.log2(math.e)
 
@@ -140,7 +140,7 @@ def known(
     along: Float[Tensor, "m d"],
     scale: float,
     initial: Begin | None,
-) -> Known:
+) -> LogSums:
     """Sums over keys and values, or, given normalisers and slopes, over rows and gradients from the end.
 
     They are those before each part; where nothing is said of what comes `initial`ly, those of all parts.
@@ -180,7 +180,7 @@ def known(
             PACKED=parts.table is not None,
             **constants_of(m, d, e, chosen, y.dtype, scale),
         )
-    found = Known(sums, totals, tops)
+    found = LogSums(sums, totals, tops)
     return before_parts(found, parts, initial or NOTHING, not keys, pieces, b if whole else None)
 
 
@@ -209,7 +209,7 @@ def _forward(
     numerators = q.new_empty(blocks, b, h, n, e, dtype=in_part(q.dtype))
     normalisers = q.new_empty(blocks, b, h, n, dtype=torch.float32)
     seen = q.new_empty(b, h, n, dtype=torch.float32)
-    last = Known(*blank(q, (sequences, g, m, e), (sequences, g, m), (sequences, g)))
+    last = LogSums(*blank(q, (sequences, g, m, e), (sequences, g, m), (sequences, g)))
     feature_scan.feature_rows[(b * h, parts.parts, blocks * divided(e, chosen.columns))](
         q,
         k,

@@ -18,7 +18,7 @@ from avow.kernels.feature_attention import added, in_part, known, row_lengths, s
 from avow.kernels.feature_layout import constants_of, layout, layout_of_sums, numbers_of, shortened
 from avow.kernels.feature_meeting import KEYS, MEANS, QUERIES
 from avow.kernels.linear_attention import blank, check, like_inputs, shared
-from avow.kernels.log_prefixes import Known
+from avow.kernels.log_prefixes import LogSums
 
 # Chunks of rows per program.
 _MANY = 4
@@ -33,7 +33,7 @@ class WholeMean(NamedTuple):
 
 def _whole(
     y: Tensor, z: Tensor, lengths: Tensor, along: Tensor, scale: float, lse: Tensor | None, slope: Tensor | None
-) -> Known:
+) -> LogSums:
     """Sums, totals and tops over all keys and values, or over all rows and gradients."""
     (b, h, n, d), e, m = y.shape, z.shape[3], along.shape[0]
     chosen, resident = layout_of_sums(m, d, e, y.dtype)
@@ -48,7 +48,7 @@ def _meet(
     lse: Tensor,
     slope: Tensor,
     lengths: Tensor,
-    state: Known,
+    state: LogSums,
     along: Tensor,
     back: Tensor,
     scale: float,
@@ -146,7 +146,7 @@ def _backward(
     gradient, q, k, v = (causal_scan.rowwise(x) for x in (gradient, q, k, v))
     along, back = shortened(directions, q.dtype)
     slope = causal_scan.slopes(gradient, out)
-    _, dq = _meet(QUERIES, q, gradient, lse, slope, x_lengths, Known(sums, total, top), along, back, scale)
+    _, dq = _meet(QUERIES, q, gradient, lse, slope, x_lengths, LogSums(sums, total, top), along, back, scale)
     felt = _whole(q, gradient, x_lengths, along, scale, lse, slope)
     groups = k.shape[1]
     if groups != q.shape[1]:
@@ -155,7 +155,7 @@ def _backward(
         higher = tops.amax(-1)
         weight = torch.exp2(tops - higher.unsqueeze(-1)).flatten(1)
         sums, total = felt.sums * weight[..., None, None], felt.totals * weight[..., None]
-        felt = Known(shared(sums, groups), shared(total, groups), higher)
+        felt = LogSums(shared(sums, groups), shared(total, groups), higher)
     dv, dk = _meet(KEYS, k, v, lse, slope, y_lengths, felt, along, back, scale)
     return dq, dk, dv
 

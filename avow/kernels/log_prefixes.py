@@ -13,7 +13,7 @@ from avow.kernels.cuts import Cut, divided, padded
 from avow.kernels.tiles import LOWEST
 
 
-class Known(NamedTuple):
+class LogSums(NamedTuple):
     """Sums of each part, before each, or over all, relative to 2^tops; features have tops of their own or share one."""
 
     sums: Float32[Tensor, "*heads m e"]
@@ -99,20 +99,20 @@ def log_prefixes(
 
 
 def before_parts(
-    added: Known,
+    added: LogSums,
     parts: Cut,
     begin: Begin = NOTHING,
     reverse: bool = False,
     pieces: int | None = None,
     batch: int | None = None,
-) -> Known:
+) -> LogSums:
     """What lies before each part, from what each adds, in its place; or, of a whole batch, the sums over all parts.
 
     Where parts come in `pieces`, it has a place of its own.
     """
     heads, m, many = added.totals.shape[0], added.totals.shape[2], parts.parts
     lower = added.tops.new_empty(heads, many, *added.tops.shape[2:])
-    last = None if batch is None else Known(*(x.new_empty(batch, heads // batch, *x.shape[2:]) for x in added))
+    last = None if batch is None else LogSums(*(x.new_empty(batch, heads // batch, *x.shape[2:]) for x in added))
     before = [x if pieces is None else x.new_empty(heads, many, *x.shape[2:]) for x in added[:2]]
     for i, width in enumerate((added.sums.shape[3], 1)):
         block = min(1024, padded(m * width))
@@ -136,4 +136,4 @@ def before_parts(
             before=None if pieces is None else before[i],
             num_warps=4,
         )
-    return Known(before[0], before[1], lower) if last is None else last
+    return LogSums(before[0], before[1], lower) if last is None else last

@@ -20,7 +20,7 @@ from avow.errors import ParameterError, ShapeError
 from avow.kernels import causal_scan, cuts, separable_columns, separable_scan
 from avow.kernels.cuts import Cut, padded
 from avow.kernels.linear_attention import blank, check, like_inputs
-from avow.kernels.log_prefixes import Begin, Known, before_parts
+from avow.kernels.log_prefixes import Begin, LogSums, before_parts
 from avow.kernels.separable_backward import causal_gradients, whole_gradients
 from avow.kernels.tiles import interpreted
 
@@ -101,7 +101,7 @@ def _constants(d: int, e: int, kind: torch.dtype) -> dict[str, Any]:
     }
 
 
-def _summed(k: Tensor, v: Tensor, factor: float, parts: Cut, begin: Begin, whole: bool) -> Known:
+def _summed(k: Tensor, v: Tensor, factor: float, parts: Cut, begin: Begin, whole: bool) -> LogSums:
     """What lies before each part, relative to tops; or, of all parts, the whole sums and tops."""
     (b, g, n, d), e = k.shape, v.shape[3]
     constants = _constants(d, e, k.dtype)
@@ -127,7 +127,7 @@ def _summed(k: Tensor, v: Tensor, factor: float, parts: Cut, begin: Begin, whole
             FAST=not interpreted(),
             **constants,
         )
-    return before_parts(Known(sums, totals, tops), parts, begin, batch=b if whole else None)
+    return before_parts(LogSums(sums, totals, tops), parts, begin, batch=b if whole else None)
 
 
 @torch.library.custom_op("avow::separable_attention", mutates_args=())
@@ -155,9 +155,9 @@ def _forward(
         separable_scan.mixed_rows[(b * h, triton.cdiv(n, constants["C"] * _MANY), blocks)](
             q, known.sums, known.totals, out, *q.stride()[:3], n, factor, H=h, R=h // g, MANY=_MANY, **constants
         )
-        return out, lost, *known, *Known(*blank(q, (0,), (0,), (0,)))
+        return out, lost, *known, *LogSums(*blank(q, (0,), (0,), (0,)))
     sequences = b if starts is None else len(starts) - 1
-    last = Known(*blank(q, *((sequences, g, *rest) for rest in ((d, e), (d,), (d,)))))
+    last = LogSums(*blank(q, *((sequences, g, *rest) for rest in ((d, e), (d,), (d,)))))
     lost = q.new_empty(b * h, parts.parts, dtype=torch.int32)
     separable_scan.causal_rows[(b * h, parts.parts, blocks)](
         q,
@@ -211,7 +211,7 @@ def _backward(
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Gradients of q, k and v, from the sums over all keys, or from those before each part."""
     gradient, q, k, v = (causal_scan.rowwise(x) for x in (gradient, q, k, v))
-    known, factor, cold = Known(sums, totals, tops), _LOG2E / temperature, 1 / temperature
+    known, factor, cold = LogSums(sums, totals, tops), _LOG2E / temperature, 1 / temperature
     if not causal:
         return whole_gradients(gradient, q, k, v, out, known, factor, cold)
     parts = cuts.cut_packed(_parts(q, k, v.shape[3], True), starts, q.shape[2])

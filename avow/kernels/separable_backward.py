@@ -12,7 +12,7 @@ from torch import Tensor
 
 from avow.kernels import cuts
 from avow.kernels.cuts import Cut, padded
-from avow.kernels.log_prefixes import Known, before_parts
+from avow.kernels.log_prefixes import LogSums, before_parts
 from avow.kernels.separable_gradients import key_gradients, query_gradients
 from avow.kernels.separable_whole import column_gradients, mixed_gradients
 from avow.kernels.tiles import interpreted
@@ -85,7 +85,7 @@ def whole_gradients(
     k: Float[Tensor, "b g s d"],
     v: Float[Tensor, "b g s e"],
     out: Float[Tensor, "b h n e"],
-    known: Known,
+    known: LogSums,
     factor: float,
     cold: float,
 ) -> Gradients:
@@ -154,7 +154,7 @@ def causal_gradients(
     k: Float[Tensor, "b g n d"],
     v: Float[Tensor, "b g n e"],
     out: Float[Tensor, "b h n e"],
-    known: Known,
+    known: LogSums,
     parts: Cut,
     factor: float,
     cold: float,
@@ -203,7 +203,7 @@ def causal_gradients(
     )
     if h > g:
         sums, pulls = (x.unflatten(0, (b * g, -1)).sum(1) for x in (sums, pulls))
-    after = before_parts(Known(sums, pulls, lows), parts, reverse=True)
+    after = before_parts(LogSums(sums, pulls, lows), parts, reverse=True)
     for block in blocks:
         key_gradients[(b * g, parts.parts, block.programs)](
             q,

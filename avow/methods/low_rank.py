@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import ClassVar, NamedTuple
 
@@ -28,7 +28,7 @@ from torch import Tensor
 from avow.contract import Computed, Cost, Method, Norms, Problem, Promise, Prospect, Sizes
 from avow.errors import ParameterError
 from avow.maths import cholesky, rounding, scan, scan_costs
-from avow.maths.features import Frame, centred_frame, framed_keys, framed_queries
+from avow.maths.features import Frame, centred_frame
 from avow.maths.heads import (
     finished,
     flushed,
@@ -43,6 +43,7 @@ from avow.maths.heads import (
     settled,
     ungrouped,
 )
+from avow.maths.landmark_features import LandmarkFeatures, WeightedKeys
 from avow.maths.masks import at_rows, row_tiles, visible
 from avow.maths.softmax import softmax_average
 from avow.params import at_least, param
@@ -84,78 +85,56 @@ class LowRank(Method):
 
     def compute(self, problem: Problem, generator: torch.Generator | None = None) -> Computed:
         p = own_keys(problem)
-        heads, queries, d = p.q.shape[1:]
-        groups = p.k.shape[1]
-        seen = key_seen(p) if p.mask_kind == "keys" else None
-        frame = centred_frame(
-            grouped(p.q, groups), p.k, None if seen is None else seen.transpose(-1, -2), torch.float64
-        )
-        keys, _, shift = framed_keys(p, frame, slice(None), torch.float64)  # (b, g, s, d), (b, g, s, 1)
-        if seen is not None:
-            # What no row may see must not stretch the space the landmarks live in.
-            keys, shift = torch.where(seen, keys, 0.0), torch.where(seen, shift, 0.0)
-        added = key_log(p, torch.float64) if p.mask_kind != "full" else None
-        weight = shift + keys.square().sum(-1, keepdim=True)  # log w_j = ‖k_j‖²/2 + the shift of the queries
-        weight = weight if added is None else weight + added
-        radius_k = torch.linalg.vector_norm(keys.detach(), dim=-1).amax(-1)
+        keys = _weighted(p)
+        radius = torch.linalg.vector_norm(keys.points.detach(), dim=-1).amax(-1)
         with torch.no_grad():
-            chosen = cholesky.pivots(keys, weight[..., 0], self.rank, generator)
-        landmarks = keys.gather(-2, chosen.unsqueeze(-1).expand(-1, -1, -1, d))
-        factor = cholesky.factor(landmarks, radius_k)
+            chosen = cholesky.pivots(keys.points, keys.log[..., 0], self.rank, generator)
+        landmarks = keys.points.gather(-2, chosen.unsqueeze(-1).expand(-1, -1, -1, p.q.shape[-1]))
+        features = LandmarkFeatures(p, keys, cholesky.factor(landmarks, radius))
         values, size = scaled_values(p, torch.float64)
-        key_residuals: list[Tensor] = []
-        notes: list[tuple[Tensor, ...]] = []
-
-        def keys_of(span: slice) -> scan.Keys:
-            phi = cholesky.features(factor, keys[..., span, :])
-            key_residuals.append(cholesky.residual(phi.detach(), factor.slack))
-            return scan.Keys(weight[..., span, :].clone(), phi, None if seen is None else seen[..., span, :])
-
-        def rows_of(rows: slice) -> Tensor:
-            x = grouped(framed_queries(p, frame, rows, torch.float64), groups)  # (b, g, r, l, d)
-            flat = x.flatten(2, 3)
-            log = cholesky.log_gauss(flat, factor.landmarks)
-            near = log.detach().amax(-1, keepdim=True)
-            phi = torch.exp(log - near) @ factor.b.transpose(-1, -2)  # relative to the nearest landmark
-            with torch.no_grad():
-                size = torch.linalg.vector_norm(phi, dim=-1)
-                left = cholesky.residual(phi * torch.exp(near), factor.slack)
-                reach = torch.linalg.vector_norm(flat, dim=-1)
-                notes.append(tuple(_by_row(y, x) for y in (left, size, near[..., 0], reach)))
-            return phi.unflatten(2, x.shape[2:4])
-
-        start = scan.nothing(values, self.rank, 1)
-        unit: Tensor | None
-        if p.mask_kind == "full":
-            sums, unit = _pairwise(p, rows_of, keys_of, values)
-            steps = p.k.shape[-2]  # one sum, in any order
-        elif p.causal:
-            sums, state = scan.causal(
-                keys_of, lambda tile: rows_of(tile.rows), values, heads, queries, start, normalise=True
-            )
-            unit, steps = sums.unit_log, state.steps
-        else:
-            whole = scan.settle(scan.absorb(keys_of, values, self.rank))
-            sums = scan.collect(rows_of, heads, queries, whole, normalise=True)
-            unit, steps = whole.top.unsqueeze(2), whole.steps
-        assert sums.normaliser is not None and unit is not None
+        sums, unit, steps = self._summed(p, features, values)
+        assert sums.normaliser is not None
         out = finished(p, rescaled(within_ball(sums.out, _longest_seen(p, values)), size))
-        left, length, near, reach = (torch.cat(columns, -1) for columns in zip(*notes, strict=True))
+        rows = features.rows
         trace = Trace(
-            key_log=weight.detach()[..., 0],
-            key_residual=torch.cat(key_residuals, -1),
-            row_residual=left,
-            row_norm=length,
-            row_log=near,
+            key_log=keys.log.detach()[..., 0],
+            key_residual=features.key_residual,
+            row_residual=rows.residual,
+            row_norm=rows.norm,
+            row_log=rows.log,
             normaliser=ungrouped(sums.normaliser.detach())[..., 0],
             unit_log=ungrouped(unit.detach().expand_as(sums.normaliser))[..., 0],
-            slack=factor.slack.detach(),
-            query_radius=reach,
-            key_radius=radius_k,
-            frame=frame,
+            slack=features.factor.slack.detach(),
+            query_radius=rows.radius,
+            key_radius=radius,
+            frame=keys.frame,
             steps=steps,
         )
         return Computed(out, trace)
+
+    def _summed(
+        self, p: Problem, features: LandmarkFeatures, values: Float[Tensor, "b g s e"]
+    ) -> tuple[scan.Sums, Tensor, int]:
+        """Averages of values, the logs of what their normalisers are relative to, and in how many steps."""
+        heads, queries = p.q.shape[1:3]
+        if p.mask_kind == "full":
+            return *_pairwise(p, features, values), p.k.shape[-2]  # one sum, in any order
+        if p.causal:
+            start = scan.nothing(values, self.rank, 1)
+            sums, state = scan.causal(
+                features.of_keys,
+                lambda tile: features.of_rows(tile.rows),
+                values,
+                heads,
+                queries,
+                start,
+                normalise=True,
+            )
+            assert sums.unit_log is not None
+            return sums, sums.unit_log, state.steps
+        whole = scan.settle(scan.absorb(features.of_keys, values, self.rank))
+        sums = scan.collect(features.of_rows, heads, queries, whole, normalise=True)
+        return sums, whole.top.unsqueeze(2), whole.steps
 
     def promise(self, problem: Problem, norms: Norms, computed: Computed, confidence: float) -> Promise:
         p = own_keys(problem)
@@ -270,9 +249,12 @@ def _sampled(p: Problem, size: int) -> Problem:
     return Problem(q, k, v, None, None, False, p.scale, p.default_scale, "dot", p.leading)
 
 
-def _by_row(y: Float[Tensor, "b g l"], like: Tensor) -> Float[Tensor, "b h n"]:
-    """Per-row notes of grouped rows (b, g, r·l) as (b, h, l)."""
-    return y.unflatten(2, like.shape[2:4]).flatten(1, 2)
+def _weighted(p: Problem) -> WeightedKeys:
+    """The keys where landmarks are sought: in a frame of what rows may see, with what a mask adds to all rows alike."""
+    seen = key_seen(p) if p.mask_kind == "keys" else None
+    visible_keys = None if seen is None else seen.transpose(-1, -2)
+    frame = centred_frame(grouped(p.q, p.k.shape[1]), p.k, visible_keys, torch.float64)
+    return WeightedKeys.of(p, frame, seen, key_log(p, torch.float64) if p.mask_kind != "full" else None)
 
 
 def _longest_seen(p: Problem, values: Tensor) -> Float[Tensor, "b g r #n 1"]:
@@ -302,13 +284,11 @@ def _added(p: Problem, seen: Tensor | None, log: Float[Tensor, "b h s"], rows: s
     return total if seen is None else torch.where(at_rows(seen, rows), total, -math.inf)
 
 
-def _pairwise(
-    p: Problem, rows_of: Callable[[slice], Tensor], keys_of: scan.KeysOf, values: Tensor
-) -> tuple[scan.Sums, Tensor]:
+def _pairwise(p: Problem, features: LandmarkFeatures, values: Tensor) -> tuple[scan.Sums, Tensor]:
     """Row by row against every key, for masks that differ by row."""
     n, s, heads, groups = p.q.shape[-2], p.k.shape[-2], p.q.shape[1], p.k.shape[1]
     seen = visible(p)
-    keys = keys_of(slice(0, s))
+    keys = features.of_keys(slice(0, s))
     assert keys.factor is not None, "low_rank's keys come as factors with one log each"
     log = per_query_head(keys.log[..., 0], heads)
     phi, held = per_query_head(keys.factor, heads), per_query_head(values, heads)
@@ -317,7 +297,7 @@ def _pairwise(
         total = _added(p, seen, log, rows)
         top = total.detach().amax(-1, keepdim=True)
         top = top.masked_fill(top == -math.inf, 0.0)
-        weights = (ungrouped(rows_of(rows)) @ phi.transpose(-1, -2)) * torch.exp(total - top)
+        weights = (ungrouped(features.of_rows(rows)) @ phi.transpose(-1, -2)) * torch.exp(total - top)
         norm = weights.sum(-1, keepdim=True)
         out = (weights @ held) / torch.where(norm.abs() < 1e-300, 1.0, norm)
         parts.append(tuple(grouped(x, groups) for x in (out, norm, top)))

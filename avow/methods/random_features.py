@@ -11,22 +11,23 @@ q and k what a tolerance would take, and says so when it is hopeless.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import ClassVar, NamedTuple
 
 import torch
-from jaxtyping import Float
+from jaxtyping import Bool, Float
 from torch import Tensor
 
 from avow.contract import Computed, Cost, Method, Norms, Problem, Promise, Prospect, Sizes
+from avow.errors import ParameterError
 from avow.maths import features as feature_maps
 from avow.maths import kernel_rounding, rounding, scan, scan_costs
-from avow.maths.features import Frame, framed_keys, framed_queries
+from avow.maths.feature_logs import FeatureLogs
+from avow.maths.features import Frame
 from avow.maths.heads import (
     finished,
     flushed,
-    grouped,
     key_log,
     key_seen,
     linear_type,
@@ -76,6 +77,8 @@ class Trace(NamedTuple):
     key_radius: Float[Tensor, "b g 1"]
     final_state: FeatureState | None
     steps: int
+    carried: bool = False
+    """Whether it began with a state: how long the keys in that are is not known."""
     kernel: KernelRounding | None = None
     """How kernels rounded, where they made the answer."""
 
@@ -99,7 +102,6 @@ class RandomFeatures(Method):
     ) -> Computed:
         p = own_keys(problem)
         wide = self.arithmetic(p)
-        groups, queries = p.k.shape[1], p.q.shape[-2]
         if initial_state is None:
             directions = feature_maps.draw(self.features, p.q.shape[-1], self.orthogonal, generator, p.q.device)
             frame = feature_maps.frame_of(p, wide)
@@ -111,70 +113,46 @@ class RandomFeatures(Method):
         fast = self._by_kernels(p, directions, frame, initial_state)
         if fast is not None:
             return fast
-        across = directions.to(wide).T.expand(*p.k.shape[:2], -1, -1).contiguous()  # (b, g, d, m): one product per head
-        longest = torch.linalg.vector_norm(directions, dim=-1).amax()
-        radii_q: list[Tensor] = []
-        radii_k: list[Tensor] = []
-
-        def quiet(radius: Tensor) -> bool:
-            """Whether no log of these rows or keys is far from zero; a compiled graph does not ask."""
-            return not torch.compiler.is_compiling() and bool(1.01 * longest * radius.amax() <= _CALM[wide])
-
-        def row_logs(span: slice) -> Tensor:
-            rows = framed_queries(p, frame, span, wide)
-            radii_q.append(torch.linalg.vector_norm(rows.detach(), dim=-1))
-            return grouped(rows, groups) @ across.unsqueeze(2)  # (b, g, r, l, m)
-
-        def key_logs(span: slice) -> tuple[Tensor, Tensor]:
-            keys, length, shift = framed_keys(p, frame, span, wide)
-            radii_k.append(length.detach()[..., 0].amax(-1, keepdim=True))
-            return keys @ across, shift
-
-        def traced(state: FeatureState | None, steps: int) -> Trace:
-            longest_key = torch.cat(radii_k, -1).amax(-1, keepdim=True)
-            return Trace(directions, frame, torch.cat(radii_q, -1), longest_key, state, steps)
-
+        logs = FeatureLogs(p, directions, frame, wide)
         if p.mask_kind == "full":
-            out = _pairwise(p, row_logs, lambda span: torch.add(*key_logs(span)), wide)
-            return Computed(finished(p, out), traced(None, p.k.shape[-2]))
-        values, size = scaled_values(p, wide)
+            if initial_state is not None and initial_state.sums.steps:
+                rule = "has no room for keys that are known by their sums alone"
+                raise ParameterError("random_features: mask", "full", rule, "let all rows see the same keys")
+            out, state, steps = _pairwise(p, logs), None, p.k.shape[-2]
+        else:
+            out, state = self._scanned(p, logs, initial_state)
+            steps = state.sums.steps
+        lengths = logs.query_radius, logs.key_radius
+        return Computed(finished(p, out), Trace(directions, frame, *lengths, state, steps, initial_state is not None))
+
+    def _scanned(
+        self, p: Problem, logs: FeatureLogs, initial_state: FeatureState | None
+    ) -> tuple[Tensor, FeatureState]:
+        """The answer from sums over keys, and the sums over all of them."""
+        values, size = scaled_values(p, logs.wide)
         start = None
         if initial_state is not None:
             start, values, size = _in_one_unit(initial_state, values, size)
-        added, seen = key_log(p, wide), key_seen(p)
-        m, heads = self.features, p.q.shape[1]
         calm = start is None or start.top.shape[-1] == 1
-
-        def keys_of(span: slice) -> scan.Keys:
-            nonlocal calm
-            log, shift = key_logs(span)
-            if added is not None:
-                shift = shift + added[..., span, :]
-            visible = None if seen is None else seen[..., span, :]
-            calm = calm and quiet(radii_k[-1])
-            if calm:
-                return scan.Keys(shift, log.exp_(), visible)
-            return scan.Keys(log.add_(shift), None, visible)
-
-        def weigh(rows: slice, reference: Tensor) -> Tensor:
-            log = row_logs(rows)
-            if reference.shape[-1] > 1:
-                log = log.add_(reference.unsqueeze(2))
-            elif quiet(radii_q[-1]):
-                return log.exp_()
-            return log.sub_(log.detach().amax(-1, keepdim=True)).exp_()
-
+        longest = torch.linalg.vector_norm(logs.directions, dim=-1).amax()
+        weights = _Weights(logs, key_log(p, logs.wide), key_seen(p), calm, longest)
+        m, heads, queries = self.features, *p.q.shape[1:3]
         if p.causal:
             begin = scan.nothing(values, m, 1) if start is None else start
             sums, state = scan.causal(
-                keys_of, lambda tile: weigh(tile.rows, tile.reference), values, heads, queries, begin, normalise=True
+                weights.of_keys,
+                lambda tile: weights.of_rows(tile.rows, tile.reference),
+                values,
+                heads,
+                queries,
+                begin,
+                normalise=True,
             )
         else:
-            state = scan.absorb(keys_of, values, m, start)
+            state = scan.absorb(weights.of_keys, values, m, start)
             whole = scan.settle(state)
-            sums = scan.collect(lambda rows: weigh(rows, whole.top), heads, queries, whole, normalise=True)
-        final = FeatureState(directions, frame, state, size)
-        return Computed(finished(p, rescaled(sums.out, size)), traced(final, state.steps))
+            sums = scan.collect(lambda rows: weights.of_rows(rows, whole.top), heads, queries, whole, normalise=True)
+        return rescaled(sums.out, size), FeatureState(logs.directions, logs.frame, state, size)
 
     def _by_kernels(
         self, p: Problem, directions: Tensor, frame: Frame, initial_state: FeatureState | None
@@ -190,7 +168,8 @@ class RandomFeatures(Method):
         if found is None:
             return None
         state = FeatureState(directions, frame, found.state, None)
-        return Computed(found.out, Trace(directions, frame, *lengths, state, found.state.steps, found.rounding))
+        carried, steps = initial_state is not None, found.state.steps
+        return Computed(found.out, Trace(directions, frame, *lengths, state, steps, carried, found.rounding))
 
     def step(self, problem: Problem, state: FeatureState) -> Tensor | None:
         """The answer to one more token, which the state takes in, in place; None where no kernel does that."""
@@ -202,6 +181,9 @@ class RandomFeatures(Method):
 
     def promise(self, problem: Problem, norms: Norms, computed: Computed, confidence: float) -> Promise:
         p, trace = own_keys(problem), computed.trace
+        if trace.carried:
+            unknown = torch.full(p.q.shape[:-1], math.inf, dtype=torch.float64, device=p.q.device)
+            return Promise("none", unknown, reason="it went on from a state, whose keys are not in the problem")
         radius_q, radius_k, shift = feature_maps.radii(p, trace.frame, trace.query_radius, trace.key_radius, norms)
         variance = feature_maps.relative_variance(radius_q + radius_k, self.features, p.q.shape[-1], self.orthogonal)
         chance = feature_maps.ratio_bound(variance, confidence)
@@ -289,6 +271,41 @@ class RandomFeatures(Method):
         return Prospect(bound, "statistical", False, "" if bound < 2 else f"norms of q+k up to {float(worst):.3g}")
 
 
+@dataclass
+class _Weights:
+    """Features as a scan takes them: as they are while all keys so far are calm, and by their logs from there on."""
+
+    logs: FeatureLogs
+    added: Float[Tensor, "#b #g s 1"] | None
+    seen: Bool[Tensor, "#b #g s 1"] | None
+    calm: bool
+    longest: Float[Tensor, ""]
+    """Of the directions."""
+
+    def of_keys(self, span: slice) -> scan.Keys:
+        log, shift = self.logs.of_keys(span)
+        if self.added is not None:
+            shift = shift + self.added[..., span, :]
+        seen = None if self.seen is None else self.seen[..., span, :]
+        self.calm = self.calm and self._quiet(self.logs.key_radii[-1])
+        if self.calm:
+            return scan.Keys(shift, log.exp_(), seen)
+        return scan.Keys(log.add_(shift), None, seen)
+
+    def of_rows(self, rows: slice, reference: Float[Tensor, "b g 1 #m"]) -> Float[Tensor, "b g r l m"]:
+        log = self.logs.of_rows(rows)
+        if reference.shape[-1] > 1:
+            log = log.add_(reference.unsqueeze(2))
+        elif self._quiet(self.logs.query_radii[-1]):
+            return log.exp_()
+        return log.sub_(log.detach().amax(-1, keepdim=True)).exp_()
+
+    def _quiet(self, radius: Tensor) -> bool:
+        """Whether no log of rows or keys this long is far from zero; a compiled graph does not ask."""
+        longest = self.longest
+        return not torch.compiler.is_compiling() and bool(1.01 * longest * radius.amax() <= _CALM[self.logs.wide])
+
+
 def _suits(p: Problem, frame: Frame, initial_state: FeatureState | None) -> bool:
     """Whether kernels are worth asking: nothing here waits for the device, or loads them."""
     if torch.compiler.is_compiling() or not p.causal or frame.key_shift.dtype != torch.float32:
@@ -336,19 +353,17 @@ def features_needed(problem: Problem, norms: Norms, tol: float, confidence: floa
     return FeatureCount(math.ceil(needed) if needed <= _HOPELESS else math.inf, single, float(worst))
 
 
-def _pairwise(
-    p: Problem, row_logs: Callable[[slice], Tensor], key_logs: Callable[[slice], Tensor], dtype: torch.dtype
-) -> Tensor:
+def _pairwise(p: Problem, logs: FeatureLogs) -> Float[Tensor, "b h n e"]:
     """Every weight as a sum over features of its own, for masks that differ by row: safe, and quadratic."""
     n, s, heads = p.q.shape[-2], p.k.shape[-2], p.q.shape[1]
     seen = visible(p)
-    keys = per_query_head(key_logs(slice(None)), heads)
-    values = per_query_head(p.v.to(dtype), heads)
+    keys = per_query_head(torch.add(*logs.of_keys(slice(None))), heads)
+    values = per_query_head(p.v.to(logs.wide), heads)
     parts = []
     for rows in row_tiles(n, p.q.shape[0] * heads * s * keys.shape[-1]):
-        log = torch.logsumexp(ungrouped(row_logs(rows)).unsqueeze(-2) + keys.unsqueeze(-3), -1)
+        log = torch.logsumexp(ungrouped(logs.of_rows(rows)).unsqueeze(-2) + keys.unsqueeze(-3), -1)
         if p.bias is not None:
-            log = log + at_rows(p.bias, rows).to(dtype)
+            log = log + at_rows(p.bias, rows).to(logs.wide)
         if seen is not None:
             log = torch.where(at_rows(seen, rows), log, -math.inf)
             log = torch.where(at_rows(seen, rows).any(-1, keepdim=True), log, 0.0)

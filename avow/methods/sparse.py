@@ -195,7 +195,8 @@ class Sparse(Method):
         rungs = view.odds([self.drop * aim for aim in _LADDER], touched, length, self._logs)
         if math.isfinite(worthwhile):
             _check(view, torch.minimum(rungs[len(rungs) // 2].sum(-1, keepdim=True), many.double()), worthwhile)
-        draws = torch.rand(view.seen.shape, generator=generator, device=view.seen.device, dtype=torch.float64)
+        home = view.seen.device if generator is None else generator.device
+        draws = torch.rand(view.seen.shape, generator=generator, device=home, dtype=torch.float64).to(view.seen.device)
         odds, drawn = torch.ones_like(draws), torch.zeros_like(view.seen)
         sampled = torch.zeros_like(many, dtype=torch.bool)
         for some in rungs:

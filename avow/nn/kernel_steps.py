@@ -30,7 +30,7 @@ _AIM = 0.5
 # Answers are expected to be this much longer than the last ones at most: a guess, which only decides what is read.
 _LONGER = 1.1
 # Where more than this share of the tokens has to be read, the look at the sketch costs more than it saves.
-_WORTHWHILE = 0.6
+WORTHWHILE = 0.6
 
 
 class Held(NamedTuple):
@@ -71,7 +71,7 @@ class _Report:
         """Whether the step read little enough, and proved what it was to prove."""
         kept, bound, within = self.arrays
         share = float(kept.double().mean()) / self.tokens
-        return share <= _WORTHWHILE and bool(within.all()) and bool((bound <= self.tol).all())
+        return share <= WORTHWHILE and bool(within.all()) and bool((bound <= self.tol).all())
 
 
 @dataclass

@@ -33,7 +33,7 @@ from avow.nn import cache_file
 from avow.nn.kernel_steps import Held, KernelSteps
 from avow.nn.token_buffers import PARTS, TokenBuffers, wider
 from avow.nn.whole_reads import WholeReads
-from avow.wishes import checked_wish
+from avow.wishes import check_generator, checked_wish
 
 # Where more than this share of the tokens would have to be gathered, reading them all in order is as fast.
 _WORTHWHILE = 0.4
@@ -114,6 +114,7 @@ class KeyValueCache(TokenBuffers):
                 "method", repr(method), "must be 'auto' or 'sparse'", "leave tol out for exact answers"
             )
         tol, sure, _ = checked_wish(tol, confidence)
+        check_generator(generator)
         asked = method == "sparse"
         cast = torch.is_autocast_enabled(self.device.type)
         with torch.autocast(self.device.type, enabled=False) if cast else contextlib.nullcontext():
@@ -262,7 +263,7 @@ class KeyValueCache(TokenBuffers):
 
     def _rest(self) -> None:
         """Answers exactly for a while, twice as long as the last time."""
-        self._pause = min(max(1, 2 * self._pause), _LONGEST_PAUSE)
+        self._pause = next_pause(self._pause)
         self._left = self._pause
 
     def _unfit(self, problem: Problem, tol: float | None, confidence: float) -> str:
@@ -352,6 +353,11 @@ class KeyValueCache(TokenBuffers):
         out = found.out.reshape(b, h, 1, e).clamp(-limit, limit).to(self.dtype)
         trace = Trace(found.moved.reshape(b, h, 1), unit, read, lost, found.read.double().unsqueeze(-1))
         return Computed(out, trace)
+
+
+def next_pause(pause: int) -> int:
+    """How many answers are exact after the sketch saved nothing again, where they were `pause` the last time."""
+    return min(max(1, 2 * pause), _LONGEST_PAUSE)
 
 
 def _without_kernels(attended: Attended, why: str) -> Attended:

@@ -21,7 +21,7 @@ from typing import IO, Any
 import numpy as np
 import torch
 
-from avow.errors import LostRank
+from avow.errors import FileError, LostRank
 from avow.training.batches import Batches, Micro, Step
 from avow.workers import surroundings
 
@@ -40,12 +40,25 @@ make(*map(int, sys.argv[1:]))
 def ahead(batches: Batches, until: int) -> Iterator[Step]:
     """The steps from where `batches` stands until a last one, in order, in memory from which a GPU can fetch."""
     begin, count = batches.position, max(1, min(_MAKERS, (os.cpu_count() or 1) // 2))
-    with tempfile.TemporaryFile() as told:
-        pickle.dump(batches, told)
-        told.flush()
+    with _written(batches) as told:
         # They begin now, and not when the first step is asked for: until then there is time.
         makers = [_Maker(told, range(begin + first, until, count)) for first in range(count)]
     return _in_turn(batches, makers, until - begin)
+
+
+def _written(batches: Batches) -> IO[bytes]:
+    """A file without a name that holds them."""
+    try:
+        with contextlib.ExitStack() as closing:
+            told = closing.enter_context(tempfile.TemporaryFile())
+            pickle.dump(batches, told)
+            told.flush()
+            closing.pop_all()
+            return told
+    except OSError as problem:
+        folder = tempfile.tempdir or "none"
+        rule, remedy = f"cannot hold the batches ({problem.strerror})", "make room there, or name another in TMPDIR"
+        raise FileError("temporary folder", folder, rule, remedy) from problem
 
 
 def _in_turn(batches: Batches, makers: list[_Maker], count: int) -> Iterator[Step]:

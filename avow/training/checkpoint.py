@@ -139,10 +139,10 @@ def read(path: Path, state: Mapping[str, Any]) -> Snapshot:
 
 def described(path: Path) -> dict[str, Any]:
     """A checkpoint's `state.json`, after every file was found whole; its tensors stay where they are."""
-    wrong = fault(path)
-    if wrong is not None:
-        raise FileError("checkpoint", path, wrong, _instead(path))
-    return dict(json.loads((path / "state.json").read_text(encoding="utf-8")))
+    try:
+        return _whole(path)
+    except _Fault as wrong:
+        raise FileError("checkpoint", path, str(wrong), _instead(path)) from None
 
 
 def facts(path: Path) -> dict[str, Any]:
@@ -190,19 +190,32 @@ def newest(folder: Path) -> Path | None:
 def fault(path: Path) -> str | None:
     """What is wrong with a checkpoint, in words; None where it is whole."""
     try:
+        _whole(path)
+    except _Fault as wrong:
+        return str(wrong)
+    return None
+
+
+class _Fault(Exception):
+    """What is wrong with a checkpoint, in words."""
+
+
+def _whole(path: Path) -> dict[str, Any]:
+    """The state of a checkpoint of which every file is what was written; a fault where one is not."""
+    try:
         state = json.loads((path / "state.json").read_text(encoding="utf-8"))
     except FileNotFoundError:
-        return "holds no state.json" if path.exists() else "does not exist"
+        raise _Fault("holds no state.json" if path.exists() else "does not exist") from None
     except (OSError, ValueError, RecursionError):
-        return "has a state.json that cannot be read"
+        raise _Fault("has a state.json that cannot be read") from None
     if not isinstance(state, dict) or state.get("format") not in (FORMAT, SHARES):
         kind = str(state.get("format")) if isinstance(state, dict) else ""
         other = kind.startswith(FORMAT.rstrip("0123456789"))
-        return f"is an {kind!r}, and this version reads {FORMAT!r}" if other else f"is no {FORMAT!r}"
+        raise _Fault(f"is an {kind!r}, and this version reads {FORMAT!r}" if other else f"is no {FORMAT!r}")
     if state.get("digest") != sealed(state)["digest"]:
-        return "is damaged: state.json is not what was written"
+        raise _Fault("is damaged: state.json is not what was written")
     if path.name.startswith("step-") and path.name != final_of(path.parent, state["step"]).name:
-        return f"holds step {state['step']} under another's name"
+        raise _Fault(f"holds step {state['step']} under another's name")
     whole = [f"{x}.safetensors" for x in TENSORS]
     # Whatever lies beside shares would be read with them.
     there = {file.name for file in path.glob("*.safetensors")} | state["digests"].keys()
@@ -210,8 +223,8 @@ def fault(path: Path) -> str | None:
         with contextlib.suppress(OSError):
             if hashlib.sha256((path / name).read_bytes()).hexdigest() == state["digests"].get(name):
                 continue
-        return f"is damaged: {name} is not what was written"
-    return None
+        raise _Fault(f"is damaged: {name} is not what was written")
+    return state
 
 
 def _instead(path: Path) -> str:

@@ -19,6 +19,7 @@ from avow.nn.config import check_count
 from avow.training.corpus import Question
 from avow.training.questions import prompt
 from avow.training.vocabulary import MASK, MASK_SIGN, PAD, Vocabulary
+from avow.wishes import check_generator
 
 # Questions decoded together: enough to fill a device, few enough that their caches fit a small one.
 _TOGETHER = 256
@@ -58,6 +59,7 @@ def sample(
         raise ParameterError(
             "temperature", temperature, rule, "use 0 for the likeliest character, 1 for the model's own"
         )
+    check_generator(generator)
     start = _numbers(text, vocabulary)
     block = decoder(model).config.block
     if not 0 < len(start) < block:

@@ -72,7 +72,8 @@ class Parameter:
         numeric = self.type is float and isinstance(value, int) and not isinstance(value, bool)
         if not (isinstance(value, self.type) or numeric) or (isinstance(value, bool) and self.type is not bool):
             raise self._refusal(owner, repr(value), f"must be of type {self.type.__name__}")
-        if (isinstance(value, float) and math.isnan(value)) or not self.rule.holds(value):
+        # Nan, and integers beyond what a float can hold.
+        if (self.type is float and math.isnan(as_float(value))) or not self.rule.holds(value):
             raise self._refusal(owner, repr(value), self.rule.words)
 
     def read(self, owner: str, text: str) -> Any:

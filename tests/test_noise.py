@@ -74,6 +74,11 @@ def test_the_ratio_of_the_two_weights_is_the_exponential_of_the_scale_less_one()
         assert math.isclose(ratio, (N / EPS) ** float(outcome.scale - 1), rel_tol=1e-12)
 
 
+def test_laws_of_fractions_print_as_those_of_floats_do() -> None:
+    assert str(AnyScale(Fraction(1, 2), 3)) == str(AnyScale(0.5, 3.0)) == "any X from 0.5 to 3"
+    assert str(GaussianLaw(Fraction(1, 2), Fraction(1, 4))) == "X ~ N(0.5, 0.25)"
+
+
 @pytest.mark.parametrize(("n", "weight"), [(1000, 0.24043574), (10**6, 0.0099)])
 def test_a_head_of_its_own_is_not_enough_at_half_scale(n: int, weight: float) -> None:
     t = math.log(n / EPS)

@@ -20,6 +20,7 @@ class Sieve:
     order: str = param("random", one_of("random", "greedy"), "how landmarks are drawn")
     centred: bool = param(True, anything(), "subtract the mean first")
     bits: int = param(4, from_to(1, 8), "of a number")
+    width: float = param(1.0, at_least(0), "of a stripe")
     cache: int = field(default=0)
 
 
@@ -44,6 +45,7 @@ def test_parameters_are_found_in_order_and_plain_fields_are_not() -> None:
         ("order", str, "random", "how landmarks are drawn"),
         ("centred", bool, True, "subtract the mean first"),
         ("bits", int, 4, "of a number"),
+        ("width", float, 1.0, "of a stripe"),
     ]
 
 
@@ -73,6 +75,7 @@ def test_a_value_that_keeps_its_rule_is_welcome(name: str, value: object) -> Non
         ("share", 0.0, "sieve: share=0.0 must be above 0 and at most 1; the default is 0.5 (of the keys)"),
         ("share", 1.01, "sieve: share=1.01 must be above 0 and at most 1; the default is 0.5 (of the keys)"),
         ("share", math.nan, "sieve: share=nan must be above 0 and at most 1; the default is 0.5 (of the keys)"),
+        ("width", 10**400, f"sieve: width={10**400} must be at least 0; the default is 1.0 (of a stripe)"),
         ("share", "1", "sieve: share='1' must be of type float; the default is 0.5 (of the keys)"),
         ("share", True, "sieve: share=True must be of type float; the default is 0.5 (of the keys)"),
         (
@@ -81,7 +84,7 @@ def test_a_value_that_keeps_its_rule_is_welcome(name: str, value: object) -> Non
             "sieve: order='sorted' must be one of random, greedy; the default is 'random' (how landmarks are drawn)",
         ),
         ("centred", 1, "sieve: centred=1 must be of type bool; the default is True (subtract the mean first)"),
-        ("cache", 3, "sieve: cache=3 is not a parameter; known parameters: rank, share, order, centred, bits"),
+        ("cache", 3, "sieve: cache=3 is not a parameter; known parameters: rank, share, order, centred, bits, width"),
         ("bits", 9, "sieve: bits=9 must be from 1 to 8; the default is 4 (of a number)"),
         ("bits", 10**400, f"sieve: bits={10**400} must be from 1 to 8; the default is 4 (of a number)"),
     ],

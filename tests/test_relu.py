@@ -317,6 +317,11 @@ y = sympy.Symbol("y")
         (lambda: relu_linear(Fraction(10) ** 400, 0), RangeError, "relu_linear: dtype=torch.float64 cannot carry"),
         (lambda: relu_linear(1, 0, (2, 1)), ParameterError, "relu_linear: interval=(2, 1) must rise"),
         (lambda: relu_piecewise(X, (0, 0), 0.1), ParameterError, "relu_piecewise: interval=(0, 0) must rise"),
+        (
+            lambda: relu_piecewise(1 / X, (1e-300, Fraction(1, 3)), 0.1),
+            ToleranceUnreachable,
+            "eps=0.1 is finer than float64 can follow 1/x at x=1e-300; give a larger eps",
+        ),
         (lambda: relu_piecewise(X, (0, math.inf), 0.1), NonFiniteError, "relu_piecewise: interval=inf must be a"),
         (lambda: relu_piecewise(X, (0, 1, 2), 0.1), ParameterError, "relu_piecewise: interval=(0, 1, 2) must have two"),
         (lambda: relu_piecewise(X, (0, 1), 2), ParameterError, "relu_piecewise: eps=2 must lie in (0, 1)"),

@@ -99,7 +99,7 @@ class GaussianLaw:
         return ((balls.ball(x) - balls.ball(self.mean)) / (2 * balls.ball(self.variance)).sqrt()).erfc() / 2
 
     def __str__(self) -> str:
-        return f"X ~ N({self.mean:g}, {self.variance:g})"
+        return f"X ~ N({float(self.mean):g}, {float(self.variance):g})"
 
 
 @dataclass(frozen=True)
@@ -120,7 +120,7 @@ class AnyScale:
         return balls.ball(1 if least <= self.least and self.most <= most else 0)
 
     def __str__(self) -> str:
-        return f"any X from {self.least:g} to {self.most:g}"
+        return f"any X from {float(self.least):g} to {float(self.most):g}"
 
 
 Law = DiscreteLaw | GaussianLaw | AnyScale

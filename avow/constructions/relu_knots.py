@@ -90,10 +90,12 @@ def _sight(
     noise = 2.0**-49 * np.maximum(np.maximum.accumulate(np.abs(values)), abs(base))
     room = float(rises.max()) * (1 + 1e-9) + noise
     run, climb = xs - left, values - base
-    least = np.maximum(np.maximum.accumulate((climb - room) / run), found.least)
-    most = np.minimum(np.minimum.accumulate((climb + room) / run), found.most)
-    slopes = (climb + rises[:, None]) / run
-    fits = (slopes >= least) & (slopes <= most)
+    # A climb may be steeper than float64 can tell: no line of numbers follows it.
+    with np.errstate(over="ignore"):
+        least = np.maximum(np.maximum.accumulate((climb - room) / run), found.least)
+        most = np.minimum(np.minimum.accumulate((climb + room) / run), found.most)
+        slopes = (climb + rises[:, None]) / run
+    fits = (slopes >= least) & (slopes <= most) & np.isfinite(slopes)
     missed = ~fits.any(0)
     i = int(missed.argmax()) if missed.any() else len(xs)
     if i == 0:

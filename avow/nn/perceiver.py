@@ -22,6 +22,7 @@ from torch import Tensor, nn
 from torch.nn.functional import linear, pad
 
 from avow.contract import Problem
+from avow.declared import declared
 from avow.errors import ParameterError
 from avow.methods.exact import Exact
 from avow.nn.attention import Attention
@@ -104,6 +105,7 @@ class PerceiverLM(CharacterModel):
     torch.Size([1, 3, 256])
     """
 
+    @declared()
     def __init__(self, config: ModelConfig) -> None:
         _check(config)
         super().__init__(config)

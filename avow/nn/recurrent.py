@@ -11,13 +11,14 @@ import copy
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Literal, NamedTuple, get_args
+from typing import Literal, NamedTuple
 
 import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from avow.errors import DtypeError, NonFiniteError, ParameterError, RangeError, ShapeError
+from avow.declared import declared
+from avow.errors import DtypeError, NonFiniteError, RangeError, ShapeError
 from avow.maths import spectral
 from avow.maths.rounding import EXP_ULPS, OUTWARD, gamma, tiny, unit
 from avow.nn.config import check_count
@@ -42,14 +43,11 @@ class RecurrentCell(nn.Module):
     each other's `state_dict`.
     """
 
+    @declared()
     def __init__(self, inputs: int, width: int, activation: Activation = "tanh", order: Order = "outside") -> None:
         super().__init__()
         for name, size in (("inputs", inputs), ("width", width)):
             check_count(name, size, 64)
-        for name, word, known in (("activation", activation, Activation), ("order", order, Order)):
-            if word not in get_args(known):
-                rule = f"must be one of {', '.join(get_args(known))}"
-                raise ParameterError(name, repr(word), rule, f'try {name}="{get_args(known)[0]}"')
         self.activation, self.order = activation, order
         self.recurrent = nn.Linear(width, width, bias=False)  # W
         self.intake = nn.Linear(inputs, width)  # U and b

@@ -38,7 +38,7 @@ BOUNDS = names("avow.certificates avow.constructions")
 PLANNER = METHODS | names("avow.certificates avow.calibration")
 # workloads makes the synthetic heads that attend is compared on: it needs what attend needs.
 ATTEND = PLANNER | names("avow.planner avow.links avow.scaling avow.attend avow.workloads")
-HOSTS = ATTEND | BOUNDS | names("avow avow.record avow.nn avow.optim avow.distributed")
+HOSTS = ATTEND | BOUNDS | names("avow avow.record avow.nn avow.optim avow.walks avow.distributed")
 TRAINING = HOSTS | names("avow.training")
 CLAIMS = TRAINING | names("avow.claims")
 # What people look at reads answers, certificates and claims; it computes none of them.
@@ -65,7 +65,7 @@ TABLE = (
     # Whoever runs a layer notes its certificate; nothing of how it attended.
     Layer(names("record"), NOUNS),
     # A cache may be kept in a file; on a GPU, kernels answer from it.
-    Layer(names("nn optim distributed"), HOSTS | TENSORS, names("safetensors avow.kernels")),
+    Layer(names("nn optim walks distributed"), HOSTS | TENSORS, names("safetensors avow.kernels")),
     # Nothing but what people look at loads an integration, so it may load its host outright.
     Layer(names("integrations"), HOSTS | TENSORS | names("avow.integrations transformers"), names("gguf safetensors")),
     Layer(names("training"), TRAINING | TENSORS | names("safetensors")),

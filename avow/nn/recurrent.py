@@ -218,13 +218,16 @@ def _bell(activation: Activation, z: Float[Tensor, "d"]) -> Float[Tensor, "d"]:
     return 4 * STEEPEST[activation] * (shrunk / (1 + shrunk) ** 2)
 
 
-def _measured(cell: RecurrentCell, inputs: Tensor, state: Tensor) -> float:
-    """The spectral norm of the product of the steps' Jacobians along the computed states.
+def gradients_along(
+    cell: RecurrentCell, inputs: Float[Tensor, "t i"], state: Float[Tensor, "d"]
+) -> Iterator[Float[Tensor, "d d"]]:
+    """∂h_t/∂h_0 for t = 0, 1, …: the products of the steps' Jacobians along the computed states of a float64 cell.
 
     Autograd would take tanh' as 1 − tanh², of which nothing is left where the unit is saturated.
     """
     weight = cell.recurrent.weight
     total = torch.eye(len(state), dtype=torch.float64)
+    yield total
     for x in inputs:
         if cell.order == "inside":
             slope = _slope_at(cell.activation, state)
@@ -232,6 +235,12 @@ def _measured(cell: RecurrentCell, inputs: Tensor, state: Tensor) -> float:
         else:
             z = cell.recurrent(state) + cell.intake(x)
             total, state = _slope_at(cell.activation, z)[:, None] * (weight @ total), cell.activated(z)
+        yield total
+
+
+def _measured(cell: RecurrentCell, inputs: Tensor, state: Tensor) -> float:
+    """The spectral norm of the product of the steps' Jacobians along the computed states."""
+    *_, total = gradients_along(cell, inputs, state)
     if not bool(total.isfinite().all()):
         raise RangeError("gradient", "inf", "must stay within float64", "ask for fewer steps, or for smaller weights")
     return float(torch.linalg.matrix_norm(total, 2))

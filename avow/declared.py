@@ -101,7 +101,7 @@ def _refusal(name: str, parameter: inspect.Parameter, fault: _Fault) -> InputErr
     if isinstance(default, bool | int | float | str | torch.dtype):
         remedy = f"the default is {default!r}"
     elif default is not parameter.empty:
-        remedy = "leave it out"
+        remedy = f"{remedy}, or leave it out"
     kind = DtypeError if fault.words == "a torch.Tensor" else ParameterError
     return kind(name + fault.place, shown, f"must be {fault.words}", remedy)
 
@@ -183,6 +183,8 @@ def _of_kind(kind: type, value: Any) -> tuple[bool, str, str]:
         return isinstance(value, str), "text", "pass a str"
     if kind is Path:
         return isinstance(value, os.PathLike), "a path", "pass a pathlib.Path"
+    if kind is torch.Generator:
+        return isinstance(value, kind), "a torch.Generator", "pass torch.Generator().manual_seed(0)"
     if kind.__module__.startswith("avow."):
         name = kind.__name__
         return isinstance(value, kind), f"{'an' if name[0] in 'AEIO' else 'a'} {name}", f"make one with avow's {name}"

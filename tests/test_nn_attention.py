@@ -247,7 +247,7 @@ def test_it_compiles_into_one_graph(method: str) -> None:
         (
             lambda: Attention(12, 4, positions="rotary"),
             ParameterError,
-            "positions='rotary' must be a Rotary; leave",
+            "positions='rotary' must be a Rotary; make",
         ),
         (
             lambda: Attention(12, 4)(torch.zeros(2, 3, 11)),

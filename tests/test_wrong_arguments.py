@@ -51,6 +51,11 @@ class Call(NamedTuple):
     given: dict[str, Any]
 
 
+def parameters(function: Callable[..., Any]) -> list[str]:
+    """Names of all that may be given by its own name."""
+    return [x.name for x in inspect.signature(function).parameters.values() if x.kind is not x.VAR_KEYWORD]
+
+
 def _attention() -> dict[str, Call]:
     q = torch.randn(1, 2, 5, 4)
     about = {"mask": None, "causal": False, "scale": None, "enable_gqa": False}
@@ -226,7 +231,7 @@ def _hugging(folder: Path) -> dict[str, Call]:
         "read_plan": Call(h.read_plan, {"path": plan}),
         "apply": Call(h.apply, {"model": model, "plan": plan}),
         "statement": Call(lambda model: h.statement(model, input_ids=ids), {"model": model}),
-        "verify": Call(h.verify, {"model": model, "plan": plan, "ids": ids, "places": 2, "generated": 1}),
+        "verify": Call(h.verify, dict(zip(parameters(h.verify), (model, plan, ids, 2, 1), strict=True))),
     }
 
 
@@ -308,8 +313,7 @@ def stumbles(call: Call, left: Collection[str] = ()) -> list[str]:
 @pytest.mark.parametrize("name", EVERY)
 def test_a_wrong_argument_is_refused_in_four_parts(name: str, calls: dict[str, Call]) -> None:
     call = calls[name]
-    parameters = inspect.signature(call.function).parameters
-    assert {*call.given} >= {x.name for x in parameters.values() if x.kind is not x.VAR_KEYWORD}
+    assert {*call.given} == {*parameters(call.function)}
     assert stumbles(call, LEFT.get(name, ())) == []
 
 

@@ -258,9 +258,10 @@ def _down(x: Fraction) -> float:
 
 
 def _check_heads(n: int, noisy: int, other: int) -> None:
-    if n < 2:
+    if not isinstance(n, int) or n < 2:
         raise ParameterError("robust_heads: n", n, "must be at least 2", "two heads need two keys")
-    if not (0 <= noisy < n and 0 <= other < n and noisy != other):
+    whole = all(isinstance(key, int) and not isinstance(key, bool) for key in (noisy, other))
+    if not (whole and 0 <= noisy < n and 0 <= other < n and noisy != other):
         raise ParameterError(
             "robust_heads: noisy, other", (noisy, other), f"must be two of the keys 0..{n - 1}", "try 0 and 1"
         )

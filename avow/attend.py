@@ -177,11 +177,11 @@ def features_needed(
     """How many random features would certify `tol`, from q and k alone; prints as "hopeless" where none would pay."""
     problem = Problem.of(q, k, k, causal=causal, scale=scale, enable_gqa=enable_gqa).detached()
     wish = checked_wish(tol, confidence)
-    if tol == 0 or wish.confidence == 1:
+    if not wish.tol or wish.confidence == 1:
         raise ParameterError(
             "tol, confidence", (tol, confidence), "must allow some error", "try tol=1e-2, confidence=0.99"
         )
-    return random_features.features_needed(problem, measure_norms(problem), tol, wish.confidence)
+    return random_features.features_needed(problem, measure_norms(problem), wish.tol, wish.confidence)
 
 
 def exactly(problem: Problem, norms: Norms, tol: float | None, reason: str = "") -> Attended:

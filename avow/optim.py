@@ -15,12 +15,14 @@ from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _NormBase
 from torch.optim.lr_scheduler import LambdaLR
 
+from avow.declared import declared
 from avow.errors import ParameterError, ShapeError
 
 # Tables that are looked up, and gains: what they hold does not multiply activations as a matrix does.
 _EXEMPT = (nn.Embedding, nn.EmbeddingBag, nn.LayerNorm, nn.RMSNorm, nn.GroupNorm, _NormBase)
 
 
+@declared()
 def momentum_from_average(beta: float, delta: float) -> tuple[float, float]:
     r"""(momentum, learning rate) of `torch.optim.SGD` that walk as an average of gradients does.
 
@@ -36,6 +38,7 @@ def momentum_from_average(beta: float, delta: float) -> tuple[float, float]:
     return float(beta), delta * (1 - beta)
 
 
+@declared()
 def average_from_momentum(momentum: float, learning_rate: float) -> tuple[float, float]:
     """(β, δ) of the average of gradients that walks as `torch.optim.SGD` with this momentum does.
 
@@ -47,6 +50,7 @@ def average_from_momentum(momentum: float, learning_rate: float) -> tuple[float,
     return float(momentum), learning_rate / (1 - momentum)
 
 
+@declared()
 def decay_groups(model: nn.Module, weight_decay: float) -> list[dict[str, Any]]:
     """Two parameter groups: matrices, which decay, and everything else, which does not.
 
@@ -68,6 +72,7 @@ def decay_groups(model: nn.Module, weight_decay: float) -> list[dict[str, Any]]:
     ]
 
 
+@declared()
 def adamw(
     model: nn.Module,
     learning_rate: float,
@@ -86,6 +91,7 @@ def adamw(
     return torch.optim.AdamW(groups, lr=learning_rate, betas=betas, eps=epsilon, fused=fused or None)
 
 
+@declared()
 def adam_l2(
     model: nn.Module,
     learning_rate: float,
@@ -104,6 +110,7 @@ def adam_l2(
     return torch.optim.Adam(groups, lr=learning_rate, betas=betas, eps=epsilon, fused=fused or None)
 
 
+@declared()
 def warmup_cosine(optimizer: torch.optim.Optimizer, warmup: int, total: int, floor: float = 0.1) -> LambdaLR:
     """A schedule that rises for `warmup` steps, falls by a cosine until step `total`, and stays there.
 
@@ -153,6 +160,7 @@ class AveragedWeights:
     ...     out = model(torch.ones(1, 2))  # the averaged model
     """
 
+    @declared()
     def __init__(self, model: nn.Module, decay: float = 0.999) -> None:
         _share("decay", decay)
         self.model, self.decay, self.updates = model, float(decay), 0
@@ -198,9 +206,12 @@ class AveragedWeights:
         averages = {name: average.clone() for name, average in self._averages.items()}
         return {"decay": self.decay, "updates": self.updates, "averages": averages}
 
+    @declared()
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Go on from a saved average of the same model."""
         self._refuse_while_swapped("load_state_dict")
+        if missing := sorted({"decay", "updates", "averages"} - state.keys()):
+            raise ParameterError("state", list(state), f"lacks {missing[0]}", "pass what state_dict() returned")
         if state["decay"] != self.decay:
             remedy = f"build AveragedWeights(model, decay={state['decay']})"
             raise ParameterError("decay", self.decay, f"must equal the saved {state['decay']}", remedy)
@@ -231,6 +242,8 @@ def _checked_groups(
     model: nn.Module, learning_rate: float, weight_decay: float, betas: tuple[float, float], epsilon: float
 ) -> list[dict[str, Any]]:
     _at_least_zero("learning_rate", learning_rate, "a step size such as learning_rate=1e-3")
+    if len(betas) != 2:
+        raise ParameterError("betas", tuple(betas), "must be two", "try betas=(0.9, 0.95)")
     for index, beta in enumerate(betas):
         _share(f"betas[{index}]", beta)
     _at_least_zero("epsilon", epsilon, "epsilon=1e-8")
@@ -252,5 +265,5 @@ def _at_least_zero(name: str, value: float, remedy: str) -> None:
 
 
 def _count(name: str, value: int, least: int) -> None:
-    if isinstance(value, bool) or not isinstance(value, int) or value < least:
-        raise ParameterError(name, value, f"must be a whole number of at least {least}", "count the optimiser's steps")
+    if value < least:
+        raise ParameterError(name, value, f"must be at least {least}", "count the optimiser's steps")

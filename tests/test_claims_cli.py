@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
+import functools
 import json
 from pathlib import Path
-from typing import Any
 
 import pytest
-from typer.testing import CliRunner
 
-from avow.cli import app
+from tests import command
 
 SAMPLE = str(Path(__file__).parent / "sample_claims.py")
 
@@ -29,17 +28,7 @@ def gullible(other):
 """
 
 
-def run(*arguments: str, code: int = 0) -> Any:
-    done = CliRunner().invoke(app, ["claims", *arguments])
-    assert done.exit_code == code, (done.output, done.exception)
-    return done
-
-
-def refused(*arguments: str) -> str:
-    """The one line that a mistake ends in."""
-    done = run(*arguments, code=2)
-    assert done.stdout == "" and done.stderr.count("\n") == 1, done.stderr
-    return str(done.stderr.strip())
+run, refused = (functools.partial(act, "claims") for act in (command.run, command.refused))
 
 
 @pytest.fixture(autouse=True)

@@ -5,19 +5,17 @@ from __future__ import annotations
 import json
 import os
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
 from safetensors.torch import save_file
-from typer.testing import CliRunner
 
 import avow
 from avow import atomic
-from avow.cli import app
 from avow.cli.lists import methods
 from avow.contract import Method
 from avow.report import compare
+from tests.command import refused, run
 
 SMALL = ["--length", "72", "--heads", "2", "--dim", "8", "--quick"]
 
@@ -27,19 +25,6 @@ def at_home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Each test in a folder of its own, with the built-in rates."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("AVOW_CALIBRATION", "off")
-
-
-def run(*arguments: str, code: int = 0) -> Any:
-    done = CliRunner().invoke(app, list(arguments))
-    assert done.exit_code == code, (done.output, done.exception)
-    return done
-
-
-def refused(*arguments: str) -> str:
-    """The one line that a mistake ends in."""
-    done = run(*arguments, code=2)
-    assert done.stdout == "" and done.stderr.count("\n") == 1, done.stderr
-    return str(done.stderr.strip())
 
 
 def test_json_is_one_document_with_every_method_and_nothing_else_is_on_stdout() -> None:

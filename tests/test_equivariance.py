@@ -247,8 +247,8 @@ def test_dropout_may_stay_where_it_is_off() -> None:
         ),
         (
             lambda: check_permutation_equivariance(nn.Identity(), True),
-            ShapeError,
-            "example=(True,) must be a shape (…, n, d) with n ≥ 2; try (2, 16, d)",
+            ParameterError,
+            "example=True must be a torch.Tensor or a sequence; wrap it with torch.as_tensor",
         ),
     ],
 )

@@ -16,7 +16,6 @@ from avow.contract import Problem
 from avow.errors import FileError
 from avow.lab.pages import bench
 from avow.lab.pages.bench import KNOBS, PAGE, Benched, judged, preview, verdict
-from avow.lab.pages.bench_figures import share_read
 from avow.lab.pages.bench_heads import Head, Tried, drawn, read_by, tried, uploaded
 from avow.methods.low_rank import LowRank
 from avow.methods.random_features import RandomFeatures
@@ -91,9 +90,9 @@ def test_exactly_the_tokens_that_were_read_are_lit(kind: str, drop: float) -> No
     found, marks = read_by(head, Sparse(drop))
     counted = Sparse(drop).compute(Problem.of(head.q.double(), head.k.double(), head.v.double())).trace.read[0, 0]
     assert [len(row) - row.count("0") for row in marks] == counted.tolist()
-    share = share_read(tried(head, Sparse(drop)))
-    assert float(counted.sum()) / (8 * 192) == pytest.approx(share, abs=6e-4)
-    assert share_read(found) == share and found.error <= found.bound and not found.broken
+    assert found.read == float(counted.sum()) / (8 * 192) == tried(head, Sparse(drop)).read
+    assert f"read {found.read:.1%} of the tokens" in found.certificate.reason
+    assert found.error <= found.bound and not found.broken
 
 
 def test_what_a_copying_row_copies_is_the_brightest() -> None:

@@ -6,15 +6,12 @@ import math
 from typing import Any
 
 import pytest
-import torch
-from torch import nn
 
 from avow.lab.pages import dynamics
-from avow.lab.pages import dynamics_walks as walks
+from avow.lab.pages import dynamics_scenes as scenes
 from avow.lab.pages.dynamics import PAGE, Moved, preview, verdict
 from avow.nn import gradient_horizon
 from avow.nn.recurrent import GradientHorizon
-from avow.optim import adam_l2, adamw
 from tests.lab_visits import Opener
 
 
@@ -26,7 +23,7 @@ def curve(answer: dict[str, Any], figure: str, name: str) -> list[float]:
 @pytest.mark.parametrize("gain", [0.3, 1.0, 1.4])
 def test_the_measured_curve_is_the_library_s_and_no_proved_point_is_below_it(activation: Any, gain: float) -> None:
     inputs = Moved(activation=activation, gain=gain, back=40)
-    cell, x = walks.cell_of(activation, gain), walks.inputs_of()
+    cell, x = scenes.cell_of(activation, gain), scenes.inputs_of()
     found = gradient_horizon(cell, 40, x[:40])
     drawn = curve(preview(inputs), "gradients", "measured")
     assert drawn[0] == pytest.approx(1) and drawn[40] == pytest.approx(found.measured, rel=1e-6)
@@ -58,38 +55,6 @@ def test_a_bound_that_is_shown_shorter_is_still_one(bound: float) -> None:
     for digits in (3, 4):
         shown = float(dynamics._up(bound, digits))
         assert bound <= shown <= bound * (1 + 10.0 ** (1 - digits) * 1.01)
-
-
-def test_momentum_walks_as_torch_does_and_along_the_average() -> None:
-    for beta, delta in ((0.0, 0.5), (0.9, 0.5), (0.99, 10.0)):
-        found = walks.averages(beta, delta)
-        model = nn.Linear(1, 1, bias=False, dtype=torch.float64)
-        nn.init.zeros_(model.weight)
-        sgd = torch.optim.SGD(model.parameters(), lr=found.learning_rate, momentum=found.momentum)
-        for number in found.numbers:
-            model.weight.grad = torch.full_like(model.weight, number)
-            sgd.step()
-        assert float(model.weight.detach()) == pytest.approx(found.by_sgd, rel=1e-12)
-        assert found.apart <= 1e-12 * abs(found.by_sgd)
-
-
-def test_the_corrected_average_is_the_plain_one_over_its_weights() -> None:
-    found = walks.averages(0.9, 0.5)
-    for t, (plain, corrected) in enumerate(zip(found.plain, found.corrected, strict=True), start=1):
-        assert corrected == pytest.approx(plain / (1 - 0.9**t), rel=1e-12)
-    assert found.corrected[0] == found.numbers[0] and found.plain[0] == pytest.approx(found.numbers[0] / 10)
-
-
-@pytest.mark.parametrize("penalty", [0.01, 0.5, 3.0])
-def test_decay_is_that_of_the_library_s_optimisers(penalty: float) -> None:
-    for make, drawn in zip((adam_l2, adamw), walks.decayed(penalty).values(), strict=True):
-        model = nn.Linear(len(walks.SIZES), 1, bias=False, dtype=torch.float64)
-        nn.init.ones_(model.weight)
-        optimiser = make(model, walks.RATE, weight_decay=penalty, betas=walks.BETAS)
-        for step in range(walks.DECAY_STEPS):
-            model.weight.grad = walks.gradients_at(step)[None]  # (1, weights)
-            optimiser.step()
-            assert model.weight.detach()[0].tolist() == pytest.approx(drawn[step + 1], rel=1e-9, abs=1e-9)
 
 
 def test_the_defaults_make_the_point() -> None:

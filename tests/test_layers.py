@@ -30,7 +30,7 @@ def names(*words: str) -> frozenset[str]:
 TENSORS = names("torch numpy jaxtyping")
 PROOFS = names("flint scipy sympy")
 
-NOUNS = names("avow.errors avow.atomic avow.workers avow.contract avow.params avow.chart avow.wishes")
+NOUNS = names("avow.errors avow.atomic avow.workers avow.contract avow.params avow.declared avow.chart avow.wishes")
 MATHS = NOUNS | names("avow.maths")
 METHODS = MATHS | names("avow.methods")
 BOUNDS = names("avow.certificates avow.constructions")
@@ -38,7 +38,7 @@ BOUNDS = names("avow.certificates avow.constructions")
 PLANNER = METHODS | names("avow.certificates avow.calibration")
 # workloads makes the synthetic heads that attend is compared on: it needs what attend needs.
 ATTEND = PLANNER | names("avow.planner avow.links avow.scaling avow.attend avow.workloads")
-HOSTS = ATTEND | BOUNDS | names("avow avow.record avow.nn avow.optim avow.distributed")
+HOSTS = ATTEND | BOUNDS | names("avow avow.record avow.nn avow.optim avow.walks avow.distributed")
 TRAINING = HOSTS | names("avow.training")
 CLAIMS = TRAINING | names("avow.claims")
 # What people look at reads answers, certificates and claims; it computes none of them.
@@ -46,7 +46,7 @@ PAGES = CLAIMS - names("avow.maths") | names("avow.report avow.lab avow.cli avow
 
 TABLE = (
     # A chart is a noun like the others: constructions and claims make it, reports draw it.
-    Layer(names("errors atomic workers contract params chart wishes"), NOUNS | names("torch jaxtyping")),
+    Layer(names("errors atomic workers contract params declared chart wishes"), NOUNS | names("torch jaxtyping")),
     # Balls are maths; their library is loaded at use.
     Layer(names("maths"), MATHS | TENSORS, names("flint")),
     Layer(names("kernels"), MATHS | TENSORS | names("avow.kernels triton")),
@@ -65,7 +65,7 @@ TABLE = (
     # Whoever runs a layer notes its certificate; nothing of how it attended.
     Layer(names("record"), NOUNS),
     # A cache may be kept in a file; on a GPU, kernels answer from it.
-    Layer(names("nn optim distributed"), HOSTS | TENSORS, names("safetensors avow.kernels")),
+    Layer(names("nn optim walks distributed"), HOSTS | TENSORS, names("safetensors avow.kernels")),
     # Nothing but what people look at loads an integration, so it may load its host outright.
     Layer(names("integrations"), HOSTS | TENSORS | names("avow.integrations transformers"), names("gguf safetensors")),
     Layer(names("training"), TRAINING | TENSORS | names("safetensors")),

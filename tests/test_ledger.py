@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import subprocess
 import sys
@@ -136,6 +137,11 @@ FINE = "@claim('{0}', **words)\ndef check(_):\n    yield toolbox.identity(x, x, 
     [
         ("1 / 0", "raised while loading: ZeroDivisionError: division by zero (line 7); mend it there"),
         ("raise SystemExit(3)", "raised while loading: SystemExit: 3 (line 7); mend it there, and try again"),
+        ("import os\nos._exit(0)", "raised while loading: SystemExit: os._exit(0) (line 8); mend it there, and try"),
+        (
+            "def down(): down()\ndown()",
+            "raised while loading: RecursionError: maximum recursion depth exceeded (line 7); mend it there, and try",
+        ),
         (
             "import no_such_module",
             "raised while loading: ModuleNotFoundError: No module named 'no_such_module' (line 7)",
@@ -149,7 +155,7 @@ FINE = "@claim('{0}', **words)\ndef check(_):\n    yield toolbox.identity(x, x, 
             "has two claims called 'one'; rename one of them",
         ),
     ],
-    ids=["raises", "exits", "imports", "syntax", "verdict", "empty", "clash", "twice"],
+    ids=["raises", "exits", "leaves", "descends", "imports", "syntax", "verdict", "empty", "clash", "twice"],
 )
 def test_a_file_that_holds_no_good_claims_says_why(tmp_path: Path, body: str, message: str) -> None:
     path = written(tmp_path, body)
@@ -165,6 +171,19 @@ def test_a_file_must_be_there_and_be_python(tmp_path: Path) -> None:
     (tmp_path / "notes.txt").write_text("claims")
     with pytest.raises(FileError, match=r"notes\.txt is not a Python file; give a file whose name ends in \.py"):
         claims_in(tmp_path / "notes.txt")
+
+
+def test_what_a_file_prints_is_kept_out_of_the_answer(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert list(claims_in(written(tmp_path, "print('hello')\n" + FINE.format("quick")))) == ["quick"]
+    assert capsys.readouterr() == ("", "hello\n")
+
+
+def test_the_process_can_be_left_again_once_a_file_is_loaded(tmp_path: Path) -> None:
+    leave = os._exit
+    claims_in(written(tmp_path, FINE.format("quick")))
+    with pytest.raises(FileError):
+        claims_in(written(tmp_path, "import os\nos._exit(0)"))
+    assert os._exit is leave
 
 
 def test_a_file_that_never_ends_is_given_up_at_its_line(tmp_path: Path) -> None:

@@ -175,7 +175,7 @@ def test_a_file_that_is_no_plan_is_refused(tmp_path: Path, text: str | None, wor
 
 
 def test_what_is_no_model_is_refused() -> None:
-    with pytest.raises(ParameterError, match=r"model=Linear must be a transformers.PreTrainedModel; pass a model that"):
+    with pytest.raises(ParameterError, match=r"model=Linear must be a transformers.PreTrainedModel; pass one"):
         avow.apply(torch.nn.Linear(2, 2), planned(long_model(), *[LOOSE] * 4))
 
 

@@ -244,7 +244,11 @@ def test_it_compiles_into_one_graph(method: str) -> None:
             "exact: rank=3 is not a parameter; known parameters: precision",
         ),
         (lambda: Attention(12, 4, dropout=1.0), ParameterError, "dropout=1.0 must be at least 0 and below 1"),
-        (lambda: Attention(12, 4, positions="rotary"), ParameterError, "positions='rotary' must be Rotary or None"),
+        (
+            lambda: Attention(12, 4, positions="rotary"),
+            ParameterError,
+            "positions='rotary' must be a Rotary; make",
+        ),
         (
             lambda: Attention(12, 4)(torch.zeros(2, 3, 11)),
             ShapeError,

@@ -314,7 +314,7 @@ def test_a_proof_sees_one_wrong_entry() -> None:
         (
             lambda: noise_analysis(5, [{}], AnyScale(1.0), 0.1),
             ParameterError,
-            "to inf must give probabilities; try Gau",
+            "law=AnyScale must be a DiscreteLaw or a GaussianLaw",
         ),
         (lambda: noise_analysis(5, [{}], COIN, 0.1, target={0: math.nan}), ParameterError, "must be a distribution"),
         (
@@ -334,12 +334,12 @@ def test_a_proof_sees_one_wrong_entry() -> None:
         (
             lambda: robust_heads(3, 0.1, 0.5),
             ParameterError,
-            "law=0.5 must say which scales there are; try AnyScale(0.5)",
+            "law=0.5 must be a DiscreteLaw or a GaussianLaw or an AnyScale",
         ),
         (
             lambda: robust_heads(3, 0.1, AnyScale(0.5), noisy=0.5),
             ParameterError,
-            "(0.5, 1) must be two of the keys 0..2",
+            "robust_heads: noisy=0.5 must be a whole number; the default is 0",
         ),
         (lambda: robust_heads(3, 0.1, DiscreteLaw((10**400,), (1,))), RangeError, "is beyond float64"),
         (lambda: AnyScale(2.0, 1.0), ParameterError, "AnyScale: least=2.0 must be at most most=1.0; try AnyScale(0.5)"),

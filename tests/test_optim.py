@@ -342,11 +342,11 @@ def loaded(**changes: Any) -> None:
         ),
         (
             lambda: warmup_cosine(optimizer(), 0, 0),
-            "total=0 must be a whole number of at least 1; count the optimiser's steps",
+            "total=0 must be at least 1; count the optimiser's steps",
         ),
         (
             lambda: warmup_cosine(optimizer(), 1.5, 10),  # type: ignore[arg-type]
-            "warmup=1.5 must be a whole number of at least 0; count the optimiser's steps",
+            "warmup=1.5 must be a whole number; count in whole numbers",
         ),
         (
             lambda: warmup_cosine(optimizer(), 1, 10, 1.5),

@@ -256,12 +256,12 @@ def broken() -> RecurrentCell:
         (
             lambda: RecurrentCell(4, 4, "gelu"),  # type: ignore[arg-type]
             ParameterError,
-            "activation='gelu' must be one of tanh, relu, sigmoid; try activation=\"tanh\"",
+            "activation='gelu' must be one of tanh, relu, sigmoid; the default is 'tanh'",
         ),
         (
             lambda: RecurrentCell(4, 4, order="before"),  # type: ignore[arg-type]
             ParameterError,
-            "order='before' must be one of inside, outside; try order=\"inside\"",
+            "order='before' must be one of inside, outside; the default is 'outside'",
         ),
         (
             lambda: gradient_horizon(nn.RNNCell(1, 1), 3),  # type: ignore[arg-type]

@@ -297,7 +297,7 @@ y = sympy.Symbol("y")
         (lambda: relu_square(0), ParameterError, "relu_square: eps=0 must lie in (0, 1); try eps=0.01"),
         (lambda: relu_square(1.0), ParameterError, "relu_square: eps=1.0 must lie in (0, 1)"),
         (lambda: relu_square(math.nan, deep=True), ParameterError, "relu_square: eps=nan must lie in (0, 1)"),
-        (lambda: relu_square("0.1"), ParameterError, "relu_square: eps=0.1 must lie in (0, 1)"),
+        (lambda: relu_square("0.1"), ParameterError, "relu_square: eps='0.1' must be a number; pass one"),
         (lambda: relu_square(1e-12), ParameterError, "needs 353,553 units in one layer, and at most 16,384 are made"),
         (
             lambda: relu_square(1e-2, dtype=torch.int32),

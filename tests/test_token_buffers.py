@@ -295,7 +295,7 @@ def test_an_empty_cache_cannot_be_attended_to() -> None:
     ("wrong", "text"),
     [
         ({"key_heads": 0}, "key_heads=0 must be a whole number of at least 1"),
-        ({"dim": 1.5}, "dim=1.5 must be a whole number of at least 1"),
+        ({"dim": 1.5}, "dim=1.5 must be a whole number; count in whole numbers"),
         ({"window": 0}, "window=0 must be a whole number of at least 1"),
         ({"bits": 9}, "bits=9 must be from 1 to 8; try bits=4"),
     ],

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import os
 import re
@@ -17,14 +18,13 @@ from typing import Any
 import pytest
 import torch
 from rich.console import Console
-from typer.testing import CliRunner
 
-from avow.cli import app
 from avow.params import parameters_of
 from avow.report import training_progress
 from avow.training import Progress, checkpoint, invent, write_corpus
 from avow.training.config import SECTIONS
 from avow.training.log import read_log
+from tests import command as commands
 from tests.runs import SMALL
 
 ROOT = Path(__file__).parent.parent
@@ -54,10 +54,7 @@ def lines(name: str) -> int:
     return len(Path("corpus", name).read_text().splitlines())
 
 
-def run(*arguments: str, code: int = 0) -> Any:
-    done = CliRunner().invoke(app, ["train", *arguments])
-    assert done.exit_code == code, (done.output, done.exception)
-    return done
+run = functools.partial(commands.run, "train")
 
 
 def refused(*arguments: str) -> str:

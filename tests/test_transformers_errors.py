@@ -113,7 +113,7 @@ def test_a_wrong_argument_changes_nothing(arguments: dict[str, Any], kind: type[
 
 
 def test_what_is_no_model_and_what_is_not_enabled_is_refused() -> None:
-    with pytest.raises(ParameterError, match=r"model=Linear must be a transformers.PreTrainedModel; pass a model that"):
+    with pytest.raises(ParameterError, match=r"model=Linear must be a transformers.PreTrainedModel; pass one"):
         enable(torch.nn.Linear(2, 2))
     model = LLAMA.build()
     for act in (disable, statement):

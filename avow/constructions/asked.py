@@ -58,7 +58,7 @@ def checked_dtype(name: str, dtype: torch.dtype) -> torch.dtype:
 
 def checked_index(name: str, index: int, n: int, within: Sequence[int] | None = None) -> int:
     """The index of a key; `within` is what it was given in, for the error to show."""
-    if not hasattr(index, "__index__") or not 0 <= (index := operator.index(index)) < n:
+    if not 0 <= (index := operator.index(index)) < n:
         value = index if within is None else list(within)
         raise ParameterError(name, value, f"must lie in 0..{n - 1}, the rows of keys", "count keys from 0")
     return index

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from fractions import Fraction
 from typing import TYPE_CHECKING
 
+from avow.declared import declared
 from avow.errors import ParameterError
 from avow.maths import balls
 from avow.params import as_float
@@ -29,6 +30,7 @@ class DiscreteLaw:
     values: tuple[Fraction, ...]
     probabilities: tuple[Fraction, ...]
 
+    @declared("DiscreteLaw")
     def __init__(self, values: Iterable[Fraction | float], probabilities: Iterable[Fraction | float]) -> None:
         object.__setattr__(self, "values", tuple(_fraction("values", value) for value in values))
         object.__setattr__(self, "probabilities", tuple(_fraction("probabilities", p) for p in probabilities))
@@ -56,11 +58,13 @@ class DiscreteLaw:
                 "give fractions.Fraction where a float is not exact",
             )
 
+    @declared("probability")
     def probability(self, least: float | Fraction, most: float | Fraction) -> arb:
         """P(least ≤ X ≤ most)."""
         with balls.precision(128):
             return balls.ball(self.share(least, most))
 
+    @declared("share")
     def share(self, least: float | Fraction, most: float | Fraction) -> Fraction:
         """P(least ≤ X ≤ most), as the fraction it is."""
         odds = zip(self.values, self.probabilities, strict=True)
@@ -88,6 +92,7 @@ class GaussianLaw:
         for name in ("mean", "variance"):
             object.__setattr__(self, name, float(getattr(self, name)))
 
+    @declared("probability")
     def probability(self, least: float | Fraction, most: float | Fraction) -> arb:
         """P(least ≤ X ≤ most), enclosed to some 110 bits."""
         with balls.precision(128):
@@ -115,6 +120,7 @@ class AnyScale:
                 "AnyScale: least", self.least, f"must be at most most={self.most}", "try AnyScale(0.5)"
             )
 
+    @declared("probability")
     def probability(self, least: float | Fraction, most: float | Fraction) -> arb:
         """1 where the range lies within the two, which is all that can be said; 0 where it does not."""
         return balls.ball(1 if least <= self.least and self.most <= most else 0)

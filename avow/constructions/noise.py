@@ -23,6 +23,7 @@ from typing import TYPE_CHECKING, Any
 
 from avow.chart import Chart
 from avow.constructions.laws import REACH, DiscreteLaw, GaussianLaw
+from avow.declared import declared
 from avow.errors import NonFiniteError, ParameterError
 from avow.maths import balls
 from avow.maths.balls import Enclosure
@@ -83,6 +84,7 @@ class NoiseAnalysis:
         return Chart(f"{len(self.heads)} head(s), n = {self.n}: weights as one key is scaled", "X", "weight", series)
 
 
+@declared("noise_analysis")
 def noise_analysis(
     n: int,
     heads: Sequence[Head],
@@ -103,8 +105,6 @@ def noise_analysis(
     ([0.9968, 0.0032], (0.0, 0.0))
     """
     _check_problem(n, heads, eta, noisy)
-    if not isinstance(law, DiscreteLaw | GaussianLaw):
-        raise ParameterError("noise_analysis: law", law, "must give probabilities", "try GaussianLaw(1, 0.5)")
     exact = _target(target, n)
     kept = tuple(dict(head) for head in heads)
     scene = _Scene(n, kept, noisy, exact)
@@ -257,7 +257,7 @@ def _check_problem(n: int, heads: Sequence[Head], eta: float, noisy: int) -> Non
         )
     if not 0 <= noisy < n:
         raise ParameterError("noise_analysis: noisy", noisy, f"must be one of the keys 0..{n - 1}", "try noisy=0")
-    if not heads:
+    if not len(heads):
         raise ParameterError("noise_analysis: heads", "[]", "must hold a head", "try heads=[{0: 10.0, 1: 10.0}]")
     for head in heads:
         for key, coordinate in head.items():

@@ -16,6 +16,7 @@ from avow.constructions.construction import Construction, Proof
 from avow.constructions.projections import linear
 from avow.constructions.routers import Router, Routes, attended, attention_weights, router, routing_table
 from avow.contract import named
+from avow.declared import declared
 from avow.errors import ParameterError, ShapeError, ToleranceUnreachable
 from avow.maths import balls
 from avow.maths.grids import longest, rounded, spectral, stacked
@@ -93,6 +94,7 @@ class _Hops(nn.Module):
         return tokens
 
 
+@declared("program")
 def program(
     tokens: Tensor,
     hops: Sequence[Routes],
@@ -109,7 +111,7 @@ def program(
     """
     checked_matrix("program: tokens", tokens)
     eps = checked_eps("program", eps)
-    if not hops:
+    if not len(hops):
         raise ParameterError("program: hops", "[]", "must hold a hop", "give a mapping of destination to source")
     n, d = tokens.shape
     if isinstance(residual, bool):
@@ -120,9 +122,7 @@ def program(
         if tuple(x.shape) != (d, d):
             raise ShapeError(f"program: {name}", tuple(x.shape), f"must be ({d}, {d})", "a hop maps tokens to tokens")
     tokens, carry, residual = tokens.detach(), carry.detach(), residual.detach()
-    tables = [
-        routing_table(hop if not isinstance(hop, Mapping) else {i: i for i in range(n)} | dict(hop), n) for hop in hops
-    ]
+    tables = [routing_table({i: i for i in range(n)} | dict(hop), n) for hop in hops]
     each = min(eps / (2 * len(hops)), 0.5)
     best = math.inf
     for _ in range(12):

@@ -21,6 +21,7 @@ from avow.chart import Table
 from avow.constructions.asked import checked_matrix
 from avow.constructions.construction import Construction, Proof
 from avow.contract import named
+from avow.declared import declared
 from avow.errors import DtypeError, ParameterError, ShapeError
 from avow.maths import balls, rounding
 from avow.maths.grids import frobenius, rounded
@@ -92,6 +93,7 @@ class ProjectOut(Construction):
         return linear(self.projection)
 
 
+@declared("project_out")
 def project_out(a: Tensor, b: Tensor) -> ProjectOut:
     """The projector that keeps A's columns (d, p) and removes B's (d, q), in their type, with its rounding bounded.
 

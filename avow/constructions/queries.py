@@ -33,6 +33,7 @@ from avow.constructions.asked import checked_dtype, checked_eps, checked_index, 
 from avow.constructions.construction import Construction, Proof
 from avow.constructions.search import Goal, built
 from avow.constructions.shortest import Array, least_length
+from avow.declared import declared
 from avow.errors import ParameterError
 from avow.maths import balls
 from avow.params import as_float
@@ -226,6 +227,7 @@ class MixtureQuery(Query):
         return f"each of {len(self.shares)} keys gets at least its weight over 1 + {self.eps:g}"
 
 
+@declared("copy_query")
 def copy_query(
     keys: Float[Tensor, "n d"],
     target: int,
@@ -260,6 +262,7 @@ def copy_query(
     return built(goal, made, closed_form=not shortest)
 
 
+@declared("average_query")
 def average_query(
     keys: Float[Tensor, "n d"], subset: Sequence[int], eps: float, dtype: torch.dtype = torch.float64
 ) -> AverageQuery:
@@ -286,6 +289,7 @@ def average_query(
     return built(goal, lambda query, _: AverageQuery(query, keys, eps, subset))
 
 
+@declared("mixture_query")
 def mixture_query(
     keys: Float[Tensor, "n d"],
     weights: Float[Tensor, " n"] | Sequence[float],

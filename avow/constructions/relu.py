@@ -25,6 +25,7 @@ from avow.constructions.relu_network import (
     rounded_up,
 )
 from avow.contract import named
+from avow.declared import declared
 from avow.errors import ParameterError, ToleranceUnreachable
 
 # One layer for x² needs about 1/√(8 eps) units; whoever asks for more than these wants a deep network.
@@ -60,6 +61,7 @@ class ReluLinear(ReluNetwork):
         return self.drawn("A line from two ReLUs", "line", lambda x: m * x + b, low, high)
 
 
+@declared("relu_linear")
 def relu_linear(
     m: Number, b: Number, interval: tuple[Number, Number] | None = None, dtype: torch.dtype = torch.float64
 ) -> ReluLinear:
@@ -130,6 +132,7 @@ class ReluSquareDeep(ReluNetwork):
         return self.drawn(f"x² from {self.units} ReLUs in {self.depth} layers", "x²", torch.square, 0.0, 1.0)
 
 
+@declared("relu_square")
 def relu_square(eps: Number, deep: bool = False, dtype: torch.dtype = torch.float64) -> ReluSquare | ReluSquareDeep:
     """A network within `eps` of x² on [0, 1]: the fewest units of one layer, or a deep one.
 

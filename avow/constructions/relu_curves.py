@@ -36,6 +36,7 @@ from avow.constructions.relu_network import (
     rounded,
 )
 from avow.contract import named
+from avow.declared import declared
 from avow.errors import ParameterError, RangeError, ToleranceUnreachable
 from avow.maths import balls
 
@@ -94,6 +95,7 @@ class ReluPiecewise(ReluNetwork):
         return self.drawn(title, self.curve.text, truth, float(self.low), float(self.high))
 
 
+@declared("relu_piecewise")
 def relu_piecewise(
     f: sympy.Expr, interval: tuple[Number, Number], eps: Number, dtype: torch.dtype = torch.float64
 ) -> ReluPiecewise:

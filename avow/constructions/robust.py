@@ -21,6 +21,7 @@ from avow.constructions.asked import checked_dtype, checked_eps, checked_matrix
 from avow.constructions.construction import Construction, Proof
 from avow.constructions.laws import REACH, AnyScale, DiscreteLaw, GaussianLaw, Law
 from avow.contract import named
+from avow.declared import declared
 from avow.errors import ParameterError, RangeError, ShapeError, ToleranceUnreachable
 from avow.maths import balls, rounding
 from avow.params import as_float
@@ -142,6 +143,7 @@ def _lost(scores: Mapping[int, arb], unnamed: int, noisy: int, own: int, scale: 
     return against / (1 + against) if against.is_finite() else balls.ball(1)
 
 
+@declared("robust_heads")
 def robust_heads(
     n: int,
     eps: float,
@@ -216,8 +218,6 @@ def _ends(law: Law, least: float | Fraction | None, away: bool) -> tuple[float, 
             start, most = (law.mean - spread if away else law.mean / 2), law.mean + spread
         case AnyScale():
             start, most = law.least, law.most
-        case _:
-            raise ParameterError("robust_heads: law", law, "must say which scales there are", "try AnyScale(0.5)")
     chosen = start if least is None else _down(least) if isinstance(least, Fraction) else as_float(least)
     if math.isnan(chosen) or chosen > most:
         raise ParameterError(

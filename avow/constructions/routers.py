@@ -30,6 +30,7 @@ from avow.constructions.asked import checked_eps, checked_matrix
 from avow.constructions.construction import Construction, Proof
 from avow.constructions.projections import dual_basis, linear
 from avow.contract import named
+from avow.declared import declared
 from avow.errors import ParameterError, RangeError, ShapeError, ToleranceUnreachable
 from avow.maths import balls
 from avow.maths.grids import longest, rounded, stacked
@@ -125,6 +126,7 @@ class _Head(nn.Module):
         return torch.softmax(scores, -1) @ self.value(tokens)
 
 
+@declared("router")
 def router(tokens: Tensor, routes: Routes, eps: float, *, carry: Tensor | None = None) -> Router:
     """The head with the smallest scale that routes these tokens (n, d) to within `eps` max‖v‖.
 
@@ -168,6 +170,7 @@ def router(tokens: Tensor, routes: Routes, eps: float, *, carry: Tensor | None =
     return _with_smallest_scale(Router(tokens, table, carry, W_Q, W_K, W_V, 0.0, eps))
 
 
+@declared("feature_map")
 def feature_map(features: Tensor, gains: Sequence[float]) -> Tensor:
     """The matrix (d, d) that multiplies each feature by its gain, and by 0 what is orthogonal to all of them.
 
@@ -193,6 +196,7 @@ def feature_map(features: Tensor, gains: Sequence[float]) -> Tensor:
         return rounded(gained * basis.rows, features.dtype)
 
 
+@declared("route_by_weights")
 def route_by_weights(beta: float) -> Router:
     r"""The worked example: orthogonal features of length β; tokens d+b, a, c+b; c_1 ≈ u_b − u_c and c_2 ≈ u_b.
 
@@ -233,13 +237,12 @@ def attended(hop: Router, tokens: arb_mat, rows: Sequence[int]) -> tuple[arb_mat
 
 def routing_table(routes: Routes, n: int) -> dict[int, tuple[int, ...]]:
     """Routes as destination to sources, checked."""
-    if not isinstance(routes, Mapping) or not routes:
+    if not routes:
         raise ParameterError("router: routes", repr(routes), "must route a token", "try {0: 1}")
     table = {}
     for i, given in routes.items():
         sources = tuple(given) if isinstance(given, Iterable) else (given,)
-        whole = all(isinstance(j, int) and not isinstance(j, bool) for j in (i, *sources))
-        if not sources or not whole or len(set(sources)) != len(sources) or not all(0 <= j < n for j in (i, *sources)):
+        if not sources or len(set(sources)) != len(sources) or not all(0 <= j < n for j in (i, *sources)):
             rule = f"must name tokens 0..{n - 1}, each source once and at least one"
             raise ParameterError("router: routes", f"{i}: {given}", rule, "count tokens from 0")
         table[i] = sources

@@ -13,7 +13,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from avow.errors import InputError
+from avow.errors import InputError, ParameterError
 from avow.params import as_float
 
 Kind = Literal["deterministic", "statistical", "sampled", "none"]
@@ -77,6 +77,8 @@ class Certificate:
 
     def keeps(self, tol: float) -> bool:
         """Whether the promise is at least as strong as `tol`."""
+        if math.isnan(as_float(tol)):
+            raise ParameterError("tol", repr(tol), "must be a number", "try tol=1e-2")
         return self.kind != "none" and self.bound <= tol
 
     def __eq__(self, other: object) -> bool:

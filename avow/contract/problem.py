@@ -13,6 +13,7 @@ from jaxtyping import Bool, Float
 from torch import Tensor
 
 from avow.contract.dtypes import DTYPES, check_dtype
+from avow.declared import declared
 from avow.errors import DtypeError, NonFiniteError, ParameterError, ShapeError
 from avow.params import as_float
 
@@ -47,9 +48,10 @@ class Sizes:
         """Key heads a linear method sums over: all query heads where they mask a shared key differently."""
         return self.heads if self.own_masks else self.key_heads
 
-    def with_keys(self, n: int) -> Sizes:
+    @declared()
+    def with_keys(self, keys: int) -> Sizes:
         """The same problem at another sequence length."""
-        return dataclasses.replace(self, queries=n, keys=n)
+        return dataclasses.replace(self, queries=keys, keys=keys)
 
 
 @dataclass(frozen=True)

@@ -16,6 +16,7 @@ from torch import Tensor
 
 from avow.attend import Attended
 from avow.contract import Norms, Problem
+from avow.declared import declared
 from avow.distributed.agreement import agree, digest
 from avow.distributed.scripts import over_processes
 from avow.distributed.sparse import own_generator, sampling
@@ -38,6 +39,7 @@ class ShardedCache:
     an error that names it when they next attend; nothing is sent before that. Answers carry no gradient.
     """
 
+    @declared()
     def __init__(self, cache: KeyValueCache, group: Group = None) -> None:
         self.cache, self._group = cache, group_of(group)
         self._here = dist.get_rank(self._group)

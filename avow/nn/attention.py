@@ -13,7 +13,8 @@ from torch.nn.functional import linear
 
 from avow.attend import Attended, attend
 from avow.contract import Problem
-from avow.errors import ParameterError, ShapeError
+from avow.declared import declared
+from avow.errors import DtypeError, ParameterError, ShapeError
 from avow.methods import method_named
 from avow.methods.exact import Exact
 from avow.methods.random_features import RandomFeatures
@@ -41,6 +42,7 @@ class Attention(nn.Module):
     longer be the ones a certificate speaks of.
     """
 
+    @declared()
     def __init__(
         self,
         width: int,
@@ -57,9 +59,6 @@ class Attention(nn.Module):
         super().__init__()
         check_heads(width, heads, key_heads)
         check_dropout(dropout)
-        if positions is not None and not isinstance(positions, Rotary):
-            rule = "must be Rotary or None"
-            raise ParameterError("positions", repr(positions), rule, "add other positions to the input instead")
         kind = method_named(method)
         check_parameters(method, kind, settings)
         self.width, self.heads, self.key_heads = width, heads, heads if key_heads is None else key_heads
@@ -90,6 +89,8 @@ class Attention(nn.Module):
         opposite). A position that may see no key reads zeros. Of a sequence that processes hold between them, `shard`
         says which part `x` is: its positions read from all parts.
         """
+        if shard is not None and not isinstance(shard, Shard):
+            raise ParameterError("shard", type(shard).__name__, "must be a Shard", "leave it out in one process")
         # Projections follow autocast; a method's arithmetic is its own, and its bounds are for that.
         q, k, v = self._projected(x, context, 0 if shard is None else shard.start)
         with torch.autocast(q.device.type, enabled=False):
@@ -276,6 +277,7 @@ class Attention(nn.Module):
     def _key_mask(self, mask: Tensor | None, k: Tensor) -> Bool[Tensor, "b 1 1 s"] | None:
         if mask is None:
             return None
+        _check_tensor("mask", mask)
         if mask.dtype != torch.bool or mask.shape != (k.shape[0], k.shape[-2]):
             value = f"{str(mask.dtype).removeprefix('torch.')} {tuple(mask.shape)}"
             rule = f"must be bool {(k.shape[0], k.shape[-2])}"
@@ -283,9 +285,15 @@ class Attention(nn.Module):
         return mask[:, None, None]
 
     def _check_input(self, name: Literal["x", "context"], x: Tensor) -> None:
+        _check_tensor(name, x)
         if x.ndim != 3 or x.shape[-1] != self.width:
             rule = f"must be (batch, length, {self.width})"
             raise ShapeError(f"{name}.shape", tuple(x.shape), rule, "add the missing axes or project it first")
 
     def extra_repr(self) -> str:
         return f"{self.method.name}, heads={self.heads}, key_heads={self.key_heads}, causal={self.causal}"
+
+
+def _check_tensor(name: str, x: object) -> None:
+    if not isinstance(x, Tensor):
+        raise DtypeError(name, type(x).__name__, "must be a torch.Tensor", "wrap it with torch.as_tensor")

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from torch import nn
 
+from avow.declared import declared
 from avow.nn.config import ModelConfig
 from avow.nn.perceiver import PerceiverLM
 from avow.nn.transformer import TransformerLM
 
 
+@declared()
 def build(config: ModelConfig) -> nn.Module:
     """The model a config describes: a Perceiver for latent attention, a transformer for every other."""
     if config.attention == "latent":

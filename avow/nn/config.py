@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal, get_args
 
+from avow.declared import declared
 from avow.errors import ParameterError
 from avow.methods import method_named
 from avow.params import check_parameters
@@ -56,6 +57,7 @@ class ModelConfig:
         return json.dumps(dataclasses.asdict(self), indent=1)
 
     @classmethod
+    @declared()
     def from_json(cls, text: str) -> ModelConfig:
         """The config that `to_json` wrote."""
         try:
@@ -67,6 +69,7 @@ class ModelConfig:
         return cls.of(given)
 
     @classmethod
+    @declared()
     def of(cls, given: Mapping[str, Any]) -> ModelConfig:
         """The config of some fields, the others as usual."""
         known = [f.name for f in dataclasses.fields(cls)]

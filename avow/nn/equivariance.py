@@ -11,6 +11,7 @@ from jaxtyping import Int
 from torch import Tensor, nn
 from torch.nn.modules.dropout import _DropoutNd
 
+from avow.declared import declared
 from avow.errors import DtypeError, NonFiniteError, ParameterError, ShapeError
 from avow.nn.config import check_count
 
@@ -36,6 +37,7 @@ class Equivariance:
         return f"not permutation equivariant ({size}): see the order {self.witness}"
 
 
+@declared()
 def check_permutation_equivariance(
     module: Callable[[Tensor], Tensor],
     example: Tensor | Sequence[int],
@@ -97,8 +99,8 @@ def _drawing(
             rule = "must have at least two tokens: (…, n, d), or (…, n) for ids"
             raise ShapeError("example.shape", tuple(given.shape), rule, "give a sequence with n ≥ 2")
         return lambda: given
-    shape = tuple(example) if isinstance(example, Sequence) else (example,)
-    if not all(isinstance(size, int) and size >= 1 for size in shape) or len(shape) < 2 or shape[-2] < 2:
+    shape = tuple(example)
+    if not all(size >= 1 for size in shape) or len(shape) < 2 or shape[-2] < 2:
         raise ShapeError("example", shape, "must be a shape (…, n, d) with n ≥ 2", "try (2, 16, d)")
     weights = [p for p in module.parameters() if p.is_floating_point()] if isinstance(module, nn.Module) else []
     like = weights[0].detach() if weights else torch.zeros(())

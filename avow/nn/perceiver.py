@@ -7,8 +7,6 @@ and through the latents of its horizon beyond, and nothing it reads has seen its
 
 What the latents read has read its own near past: a word looks the same to them wherever it stands between horizons,
 and letters alone would not.
-
-`NaivePerceiver` is the mask that suggests itself instead, for comparison: latent r reads tokens up to r.
 """
 
 from __future__ import annotations
@@ -22,6 +20,7 @@ from torch import Tensor, nn
 from torch.nn.functional import linear, pad
 
 from avow.contract import Problem
+from avow.declared import declared
 from avow.errors import ParameterError
 from avow.methods.exact import Exact
 from avow.nn.attention import Attention
@@ -104,6 +103,7 @@ class PerceiverLM(CharacterModel):
     torch.Size([1, 3, 256])
     """
 
+    @declared()
     def __init__(self, config: ModelConfig) -> None:
         _check(config)
         super().__init__(config)
@@ -218,38 +218,6 @@ class PerceiverLM(CharacterModel):
     @property
     def _ups(self) -> list[Crossing]:
         return cast("list[Crossing]", list(self.up))
-
-
-class NaivePerceiver(PerceiverLM):
-    """A comparison, not a model to use: the triangular mask between latents and positions, without horizons.
-
-    Latent r reads tokens 0 to r, position i reads latents 0 to i. Nothing of the future is seen, and nothing of the
-    past from token m on either: m latents in a triangle cover the first m positions and no more.
-    """
-
-    def _talk(self, dropout: float) -> Attention:
-        # Latent r may only listen to those that know no more than it does.
-        c = self.config
-        return Attention(c.width, c.heads, key_heads=c.key_heads, dropout=dropout, causal=True)
-
-    def forward(self, ids: Int[Tensor, "b n"]) -> Float[Tensor, "b n vocabulary"]:
-        """Logits of the character after each, blind to what lies between the first m characters and itself."""
-        check_ids(ids, self.config, start=0)
-        x = self.embedded(ids, 0)
-        b, n, w = x.shape
-        m = self.latents.shape[0]
-        places, order = torch.arange(n, device=x.device), torch.arange(m, device=x.device)
-        at = order.clamp(max=self.config.block - 1)  # what lies past the block is padding
-        latents = self.down(self.latents.expand(b, m, w), x, places <= order[:, None], (at[None], places[None]))
-        for block in self.blocks:
-            latents = block(latents)
-        for layer in (*self._nears, *self._ups):
-            x = layer(x, latents, order <= places[:, None], (places[None], at[None]))
-        return self.head(self.norm(x))
-
-    def start(self, batch: int) -> PerceiverCache:
-        """Refused: a comparison does not decode."""
-        raise ParameterError("model", "NaivePerceiver", "does not decode token by token", "use PerceiverLM")
 
 
 def _check(c: ModelConfig) -> None:

@@ -6,12 +6,16 @@ is applied to queries and keys, whose products then depend on the distance betwe
 
 from __future__ import annotations
 
+import math
+
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
+from avow.declared import declared
 from avow.errors import ParameterError, ShapeError
 from avow.nn.config import check_count
+from avow.params import as_float
 
 _BASE = 10_000.0
 
@@ -19,9 +23,11 @@ _BASE = 10_000.0
 class Learned(nn.Module):
     """A vector for each place, learned like the embeddings of tokens."""
 
+    @declared()
     def __init__(self, block: int, width: int) -> None:
         super().__init__()
         check_count("block", block)
+        check_count("width", width)
         self.block = block
         self.places = nn.Embedding(block, width)
 
@@ -40,16 +46,20 @@ class Sinusoidal(nn.Module):
 
     table: Tensor
 
+    @declared()
     def __init__(self, block: int, width: int, amplitude: float = 1.0) -> None:
         super().__init__()
         check_count("block", block)
+        check_count("width", width)
+        if not math.isfinite(as_float(amplitude)):
+            raise ParameterError("amplitude", amplitude, "must be finite", "the default is 1.0")
         if width % 2:
             rule = "must be even: sines and cosines come in pairs"
             raise ParameterError("width", width, rule, f"use width={width + 1}")
         self.block = block
         angles = _angles(block, width)
         table = torch.stack([angles.sin(), angles.cos()], -1).flatten(-2)  # (block, width)
-        self.register_buffer("table", (amplitude * table).to(torch.get_default_dtype()), persistent=False)
+        self.register_buffer("table", (float(amplitude) * table).to(torch.get_default_dtype()), persistent=False)
 
     def forward(self, length: int, start: int = 0) -> Float[Tensor, "n w"]:
         """The vectors of `length` places from `start` on."""
@@ -67,6 +77,7 @@ class Rotary(nn.Module):
     cosine: Tensor
     sine: Tensor
 
+    @declared()
     def __init__(self, dim: int, block: int) -> None:
         super().__init__()
         check_count("block", block)

@@ -11,13 +11,14 @@ import copy
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Literal, NamedTuple, get_args
+from typing import Literal, NamedTuple
 
 import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from avow.errors import DtypeError, NonFiniteError, ParameterError, RangeError, ShapeError
+from avow.declared import declared
+from avow.errors import DtypeError, NonFiniteError, RangeError, ShapeError
 from avow.maths import spectral
 from avow.maths.rounding import EXP_ULPS, OUTWARD, gamma, tiny, unit
 from avow.nn.config import check_count
@@ -42,14 +43,11 @@ class RecurrentCell(nn.Module):
     each other's `state_dict`.
     """
 
+    @declared()
     def __init__(self, inputs: int, width: int, activation: Activation = "tanh", order: Order = "outside") -> None:
         super().__init__()
         for name, size in (("inputs", inputs), ("width", width)):
             check_count(name, size, 64)
-        for name, word, known in (("activation", activation, Activation), ("order", order, Order)):
-            if word not in get_args(known):
-                rule = f"must be one of {', '.join(get_args(known))}"
-                raise ParameterError(name, repr(word), rule, f'try {name}="{get_args(known)[0]}"')
         self.activation, self.order = activation, order
         self.recurrent = nn.Linear(width, width, bias=False)  # W
         self.intake = nn.Linear(inputs, width)  # U and b
@@ -220,13 +218,16 @@ def _bell(activation: Activation, z: Float[Tensor, "d"]) -> Float[Tensor, "d"]:
     return 4 * STEEPEST[activation] * (shrunk / (1 + shrunk) ** 2)
 
 
-def _measured(cell: RecurrentCell, inputs: Tensor, state: Tensor) -> float:
-    """The spectral norm of the product of the steps' Jacobians along the computed states.
+def gradients_along(
+    cell: RecurrentCell, inputs: Float[Tensor, "t i"], state: Float[Tensor, "d"]
+) -> Iterator[Float[Tensor, "d d"]]:
+    """∂h_t/∂h_0 for t = 0, 1, …: the products of the steps' Jacobians along the computed states of a float64 cell.
 
     Autograd would take tanh' as 1 − tanh², of which nothing is left where the unit is saturated.
     """
     weight = cell.recurrent.weight
     total = torch.eye(len(state), dtype=torch.float64)
+    yield total
     for x in inputs:
         if cell.order == "inside":
             slope = _slope_at(cell.activation, state)
@@ -234,6 +235,12 @@ def _measured(cell: RecurrentCell, inputs: Tensor, state: Tensor) -> float:
         else:
             z = cell.recurrent(state) + cell.intake(x)
             total, state = _slope_at(cell.activation, z)[:, None] * (weight @ total), cell.activated(z)
+        yield total
+
+
+def _measured(cell: RecurrentCell, inputs: Tensor, state: Tensor) -> float:
+    """The spectral norm of the product of the steps' Jacobians along the computed states."""
+    *_, total = gradients_along(cell, inputs, state)
     if not bool(total.isfinite().all()):
         raise RangeError("gradient", "inf", "must stay within float64", "ask for fewer steps, or for smaller weights")
     return float(torch.linalg.matrix_norm(total, 2))

@@ -15,6 +15,7 @@ from jaxtyping import Float, Float64
 from torch import Tensor
 
 from avow.contract import check_dtype
+from avow.declared import declared
 from avow.errors import DtypeError, ParameterError, ShapeError
 from avow.maths.norms import check_range, row_norms, slack
 from avow.maths.sketch import GROUP, Sketch, joined_spread, sketched
@@ -55,6 +56,7 @@ class Holding(NamedTuple):
 class TokenBuffers:
     """Keys and values of `key_heads` heads, to which tokens are appended."""
 
+    @declared()
     def __init__(
         self,
         key_heads: int,
@@ -74,8 +76,12 @@ class TokenBuffers:
         if window is not None:
             check_count("window", window, 64)
         check_dtype("dtype", dtype, "use torch.bfloat16")
+        try:
+            place = torch.device(device)
+        except RuntimeError as problem:
+            raise ParameterError("device", repr(device), "is none that torch knows", 'try device="cpu"') from problem
         self.key_heads, self.dim, self.value_dim, self.batch = key_heads, dim, value_dim, batch
-        self.dtype, self.device, self.bits, self.window = dtype, torch.device(device), bits, window
+        self.dtype, self.device, self.bits, self.window = dtype, place, bits, window
         self._position = 0
         """How many tokens were appended in all."""
         self._base = 0

@@ -9,9 +9,10 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
+from avow.declared import declared
 from avow.errors import DtypeError, ParameterError, ShapeError
 from avow.nn.attention import Attention, Shard
-from avow.nn.config import ModelConfig
+from avow.nn.config import ModelConfig, check_count, check_dropout
 from avow.nn.memory import Cache, Memory
 from avow.nn.positions import Learned, Rotary, Sinusoidal
 
@@ -22,8 +23,11 @@ STD = 0.02
 class Block(nn.Module):
     """Attention, then an MLP on each position, both added to what was there, normalised before."""
 
+    @declared()
     def __init__(self, width: int, attention: Attention, dropout: float) -> None:
         super().__init__()
+        check_count("width", width)
+        check_dropout(dropout)
         self.before_attention = nn.LayerNorm(width)
         self.attention = attention
         self.before_mlp = nn.LayerNorm(width)
@@ -42,6 +46,7 @@ class Block(nn.Module):
 class CharacterModel(nn.Module):
     """What every language model here begins with: vectors of characters and places, and positions by turning."""
 
+    @declared()
     def __init__(self, config: ModelConfig) -> None:
         super().__init__()
         c = self.config = config

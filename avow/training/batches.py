@@ -10,14 +10,16 @@ from __future__ import annotations
 import functools
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple, Protocol
+from typing import NamedTuple, Protocol, runtime_checkable
 
 import numpy as np
 import torch
 from jaxtyping import Int
 from torch import Tensor
 
+from avow.declared import declared
 from avow.errors import ParameterError
+from avow.training.corpus import check_some
 from avow.training.draws import shuffled
 from avow.training.vocabulary import PAD
 
@@ -27,6 +29,7 @@ MULTIPLE = 8
 _order = functools.lru_cache(maxsize=4)(shuffled)
 
 
+@runtime_checkable
 class Examples(Protocol):
     """Numbered examples that may differ from epoch to epoch."""
 
@@ -57,7 +60,9 @@ class Step:
 class Mixture:
     """Several kinds of examples as one; an epoch reads each of them once."""
 
+    @declared()
     def __init__(self, parts: Sequence[Examples]) -> None:
+        check_some("parts", parts)
         self._parts = tuple(parts)
         self._ends = np.cumsum([len(part) for part in parts])
 
@@ -86,6 +91,7 @@ class Mixture:
 class Batches(Iterator[Step]):
     """Steps from `position` on, without end; `position` is all that a resumed run needs to know."""
 
+    @declared()
     def __init__(
         self,
         examples: Examples,

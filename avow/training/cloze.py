@@ -22,6 +22,7 @@ from dataclasses import dataclass
 import numpy as np
 from jaxtyping import Bool, Int
 
+from avow.declared import declared
 from avow.errors import ParameterError
 from avow.training.corpus import Line
 from avow.training.draws import uniform
@@ -87,6 +88,7 @@ class Cloze:
 class ClozeExamples(SpanExamples):
     """Cloze examples over documents that are tokenised once; where nothing can be asked for, span corruption."""
 
+    @declared()
     def __init__(
         self,
         documents: Sequence[Line],

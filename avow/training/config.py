@@ -19,6 +19,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from avow.declared import declared
 from avow.errors import FileError, ParameterError
 from avow.nn import ModelConfig
 from avow.params import Rule, anything, at_least, between, check_parameters, one_of, param, parameters_of
@@ -103,6 +104,7 @@ SECTIONS: dict[str, type] = {
 }
 
 
+@declared()
 @dataclass(frozen=True)
 class TrainConfig:
     """One run, completely."""
@@ -165,6 +167,7 @@ class TrainConfig:
                 raise ParameterError(f"mixture: {parameter.name}", value, rule, f"leave it out or use {kind}>=1")
 
     @staticmethod
+    @declared()
     def of(values: Mapping[str, Any]) -> TrainConfig:
         """A configuration from nested values; the vocabulary comes from the corpus or from `run.start`."""
         for name, section in values.items():
@@ -183,6 +186,7 @@ class TrainConfig:
         return TrainConfig(_model(dict(values.get("model", {})), made["data"], made["run"]), **made)
 
     @staticmethod
+    @declared()
     def from_json(text: str) -> TrainConfig:
         """The configuration that `to_json` wrote."""
         return TrainConfig.of(_object(text, "configuration"))
@@ -192,6 +196,7 @@ class TrainConfig:
         return json.dumps({"model": json.loads(self.model.to_json()), **sections}, indent=1)
 
 
+@declared()
 def read_config(path: str | Path | None = None, flags: Iterable[str] = (), defaults: Iterable[str] = ()) -> TrainConfig:
     """The configuration of a TOML or JSON file, with flags such as `schedule.epochs=20` on top.
 

@@ -5,10 +5,12 @@ A corpus folder holds `wiki.txt`, `train.tsv` and, for evaluation alone, `dev.ts
 
 from __future__ import annotations
 
+from collections.abc import Sized
 from dataclasses import dataclass
 from pathlib import Path
 
-from avow.errors import FileError
+from avow.declared import declared
+from avow.errors import FileError, ParameterError
 
 
 @dataclass(frozen=True)
@@ -37,6 +39,13 @@ class Corpus:
     dev: tuple[Question, ...]
 
 
+def check_some(name: str, given: Sized) -> None:
+    """Raise where there is nothing to read."""
+    if not len(given):
+        raise ParameterError(name, "[]", "must hold something to read", "give at least one")
+
+
+@declared()
 def read_corpus(folder: str | Path) -> Corpus:
     """The corpus of a folder with wiki.txt, train.tsv and dev.tsv; what is not there is empty, but not all of it."""
     folder = Path(folder)
@@ -52,6 +61,7 @@ def read_corpus(folder: str | Path) -> Corpus:
     )
 
 
+@declared()
 def read_documents(path: str | Path) -> tuple[Line, ...]:
     """The documents of a text file, one per line."""
     lines = _lines(Path(path))
@@ -61,6 +71,7 @@ def read_documents(path: str | Path) -> tuple[Line, ...]:
     return lines
 
 
+@declared()
 def read_questions(path: str | Path) -> tuple[Question, ...]:
     """The questions and answers of a two-column TSV without a header."""
     found = []

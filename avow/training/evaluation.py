@@ -14,6 +14,7 @@ from jaxtyping import Float
 from torch import nn
 
 from avow.chart import Chart
+from avow.declared import declared
 from avow.errors import InputError, ParameterError
 from avow.training.corpus import Question
 from avow.training.sampling import Answer, answers, decoder
@@ -49,6 +50,7 @@ class Bin(NamedTuple):
     size: int
 
 
+@declared()
 @dataclass(frozen=True)
 class Evaluation:
     """Outcomes in the order asked, and what they say together."""
@@ -162,6 +164,7 @@ class Evaluation:
         return np.interp(np.arange(1, self.asked + 1), np.append(0, ends), np.append(0, np.cumsum(right)))
 
 
+@declared()
 def evaluate(model: nn.Module, vocabulary: Vocabulary, questions: Sequence[Question]) -> Evaluation:
     """The model asked every question; its answers have room for the longest one expected."""
     block = decoder(model).config.block
@@ -176,11 +179,13 @@ def evaluate(model: nn.Module, vocabulary: Vocabulary, questions: Sequence[Quest
     return _judged(questions, answers(model, vocabulary, questions, longest))
 
 
+@declared()
 def always(answer: str, questions: Sequence[Question], confidence: float = 1.0) -> Evaluation:
     """The baseline that gives one answer whatever is asked."""
     return _judged(questions, [Answer(answer, confidence)] * len(questions))
 
 
+@declared()
 def majority(train_questions: Sequence[Question], dev_questions: Sequence[Question]) -> Evaluation:
     """The baseline that always gives the most frequent answer of the training questions, the first of equals.
 

@@ -10,6 +10,7 @@ import random
 from pathlib import Path
 
 from avow import atomic
+from avow.declared import declared
 from avow.errors import ParameterError
 from avow.training.corpus import Corpus, Line, Question
 
@@ -34,6 +35,7 @@ SENTENCES = (
 )
 
 
+@declared()
 def invent(people: int = 160, seed: int = 0, documents: int = len(SENTENCES)) -> Corpus:
     """Some hundred people, so many documents each; three fifths of the questions train, the rest judge."""
     if not 4 <= people <= len(FIRST) * len(LAST):
@@ -64,10 +66,11 @@ def invent(people: int = 160, seed: int = 0, documents: int = len(SENTENCES)) ->
     return Corpus(read, train, dev)
 
 
-def write_corpus(corpus: Corpus, folder: Path) -> None:
+@declared()
+def write_corpus(corpus: Corpus, folder: str | Path) -> None:
     """The corpus as wiki.txt, train.tsv and dev.tsv, as `read_corpus` reads them."""
     texts = {"wiki.txt": [line.text for line in corpus.documents]}
     for name, questions in (("train.tsv", corpus.train), ("dev.tsv", corpus.dev)):
         texts[name] = [f"{asked.question}\t{asked.answer}" for asked in questions]
     for name, lines in texts.items():
-        atomic.write(folder / name, "".join(f"{line}\n" for line in lines))
+        atomic.write(Path(folder) / name, "".join(f"{line}\n" for line in lines))

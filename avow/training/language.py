@@ -7,14 +7,17 @@ from collections.abc import Sequence
 import numpy as np
 from jaxtyping import Int
 
-from avow.training.corpus import Line
+from avow.declared import declared
+from avow.training.corpus import Line, check_some
 from avow.training.vocabulary import PAD, Vocabulary
 
 
 class LanguageExamples:
     """Documents read from their start; the loss counts every character but the first."""
 
+    @declared()
     def __init__(self, documents: Sequence[Line], vocabulary: Vocabulary, block: int) -> None:
+        check_some("documents", documents)
         # The last character is a target and no input, so one more than the block is used.
         rows = [vocabulary.encode(document.text, document.where)[: block + 1] for document in documents]
         self._sizes = np.array([len(row) for row in rows], dtype=np.int64)

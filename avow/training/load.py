@@ -6,12 +6,14 @@ from pathlib import Path
 
 from torch import nn
 
+from avow.declared import declared
 from avow.errors import FileError
 from avow.nn import ModelConfig, build
 from avow.training import checkpoint
 from avow.training.vocabulary import Vocabulary
 
 
+@declared()
 def load_model(path: str | Path) -> tuple[nn.Module, Vocabulary]:
     """The model, ready to be asked, and its vocabulary: of a checkpoint, or of the last one of a run's folder."""
     path = last_of(path)

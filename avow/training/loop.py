@@ -25,6 +25,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from avow import atomic
+from avow.declared import declared
 from avow.errors import NonFiniteError, ParameterError
 from avow.nn import build
 from avow.optim import adamw, warmup_cosine
@@ -64,6 +65,7 @@ class Trained:
     signal: int = 0
 
 
+@declared()
 def train(
     config: TrainConfig,
     folder: str | Path,

@@ -11,6 +11,7 @@ from collections.abc import Sequence
 import numpy as np
 from jaxtyping import Int
 
+from avow.declared import declared
 from avow.errors import ParameterError
 from avow.training.corpus import Line
 from avow.training.draws import uniform
@@ -38,6 +39,7 @@ class SpansAfterName(SpanExamples):
     A span that is longer than what is left after the name is shortened to it; the other draws keep the plain law.
     """
 
+    @declared()
     def __init__(
         self,
         documents: Sequence[Line],

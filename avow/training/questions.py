@@ -8,13 +8,15 @@ from typing import Literal
 import numpy as np
 from jaxtyping import Int
 
+from avow.declared import declared
 from avow.errors import InputError
-from avow.training.corpus import Question
+from avow.training.corpus import Question, check_some
 from avow.training.vocabulary import MASK, PAD, Vocabulary
 
 Loss = Literal["answer", "all"]
 
 
+@declared()
 def prompt(question: str, vocabulary: Vocabulary, where: str = "question") -> Int[np.ndarray, "n"]:
     """What a model reads before it answers: `question M`."""
     return np.append(vocabulary.encode(question, where), MASK)
@@ -23,9 +25,11 @@ def prompt(question: str, vocabulary: Vocabulary, where: str = "question") -> In
 class QuestionExamples:
     """Questions with their answers, tokenised once; the loss counts the answer and its end alone, or everything."""
 
+    @declared()
     def __init__(
         self, questions: Sequence[Question], vocabulary: Vocabulary, block: int, loss: Loss = "answer"
     ) -> None:
+        check_some("questions", questions)
         rows = [_example(question, vocabulary, block) for question in questions]
         width = max(len(row) for row in rows)
         self._rows = np.full((len(rows), width), PAD, dtype=np.int64)

@@ -13,6 +13,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
+from avow.declared import declared
 from avow.errors import InputError, NonFiniteError, ParameterError
 from avow.nn import ModelConfig
 from avow.nn.config import check_count
@@ -41,6 +42,7 @@ class Answer:
             raise ParameterError("confidence", self.confidence, "must be a probability", "give a number from 0 to 1")
 
 
+@declared()
 def sample(
     model: nn.Module,
     vocabulary: Vocabulary,
@@ -75,6 +77,7 @@ def sample(
     return vocabulary.decode(written)
 
 
+@declared()
 def answers(model: nn.Module, vocabulary: Vocabulary, questions: Sequence[Question], longest: int = 32) -> list[Answer]:
     """The model's likeliest characters after each `question M`, up to its closing M or `longest` of them.
 
@@ -134,7 +137,7 @@ def _drawn(scores: Float[Tensor, "vocabulary"], temperature: float, generator: t
     if temperature == 0:
         return int(scores.argmax())
     # The best score becomes 0 first: however small the temperature, it stays there, and the sum is at least 1.
-    chances = ((scores - scores.max()) / temperature).softmax(-1)
+    chances = ((scores - scores.max()) / float(temperature)).softmax(-1)
     if generator is not None:
         chances = chances.to(generator.device)
     return int(torch.multinomial(chances, 1, generator=generator))

@@ -17,9 +17,10 @@ from dataclasses import dataclass
 import numpy as np
 from jaxtyping import Int
 
+from avow.declared import declared
 from avow.errors import ParameterError
 from avow.params import at_least, between, check_parameters, param
-from avow.training.corpus import Line
+from avow.training.corpus import Line, check_some
 from avow.training.draws import uniform
 from avow.training.vocabulary import MASK, PAD, Vocabulary
 
@@ -52,6 +53,7 @@ class Cut:
 class SpanExamples:
     """Examples of span corruption over documents that are tokenised once."""
 
+    @declared()
     def __init__(
         self, documents: Sequence[Line], vocabulary: Vocabulary, block: int, seed: int, spans: Spans | None = None
     ) -> None:
@@ -59,6 +61,7 @@ class SpanExamples:
         if self.spans.limit(block) < 4:
             rule = f"leaves {self.spans.limit(block)} characters of a document, fewer than 4"
             raise ParameterError("block", block, rule, "use a larger block or a larger spans.longest")
+        check_some("documents", documents)
         self.seed, self.block = seed, block
         numbers = [vocabulary.encode(document.text, document.where) for document in documents]
         self._sizes = np.array([len(x) for x in numbers], dtype=np.int64)

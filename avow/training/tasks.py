@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from avow.declared import declared
 from avow.errors import InputError
 from avow.training.batches import Examples, Mixture
 from avow.training.cloze import ClozeExamples
@@ -15,11 +16,13 @@ from avow.training.vocabulary import Vocabulary
 from avow.training.weighted import Recipe, weighted
 
 
+@declared()
 def corpus_of(name: str) -> Corpus:
     """The embedded corpus of invented people, or that of a folder."""
     return invent() if name == "invented" else read_corpus(name)
 
 
+@declared()
 def vocabulary_of(corpus: Corpus) -> Vocabulary:
     """The characters of all that may be trained on: documents and training questions, never the dev questions."""
     texts = [line.text for line in corpus.documents]

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 import numpy as np
 from jaxtyping import Int
 
+from avow.declared import declared
 from avow.errors import FileError, InputError
 
 PAD, MASK = 0, 1
@@ -17,6 +18,7 @@ PAD, MASK = 0, 1
 MASK_SIGN = "⁇"
 
 
+@declared()
 @dataclass(frozen=True)
 class Vocabulary:
     """Characters in order; the first has number 2."""
@@ -29,6 +31,7 @@ class Vocabulary:
             raise InputError("characters", repr(min(twice)), "occurs twice", "list every character once")
 
     @staticmethod
+    @declared()
     def of(texts: Iterable[str]) -> Vocabulary:
         """The characters of some texts, in the order of their code points."""
         return Vocabulary("".join(sorted(set().union(*texts))))
@@ -42,6 +45,7 @@ class Vocabulary:
     def _numbers(self) -> dict[str, int]:
         return {character: number for number, character in enumerate(self.characters, 2)}
 
+    @declared()
     def encode(self, text: str, where: str = "text") -> Int[np.ndarray, "n"]:
         """The numbers of a text; `where` is what an error calls it."""
         try:
@@ -52,6 +56,7 @@ class Vocabulary:
             remedy = "remove it, or train on a text that holds it"
             raise InputError(where, repr(text), rule, remedy) from problem
 
+    @declared()
     def decode(self, numbers: Iterable[int]) -> str:
         """The text of some numbers; a mask reads as ⁇, padding as nothing."""
         signs = ("", MASK_SIGN, *self.characters)
@@ -61,6 +66,7 @@ class Vocabulary:
         return json.dumps({"characters": self.characters}, ensure_ascii=False)
 
     @staticmethod
+    @declared()
     def from_json(text: str) -> Vocabulary:
         """The vocabulary that `to_json` wrote."""
         try:

@@ -8,8 +8,11 @@ from dataclasses import dataclass
 import numpy as np
 from jaxtyping import Int
 
+from avow.declared import declared
+from avow.errors import ParameterError
 from avow.params import Rule, at_least, param
 from avow.training.batches import Examples, Mixture
+from avow.training.corpus import check_some
 
 fraction = Rule("must be from 0 to 1", lambda value: 0 <= value <= 1)
 
@@ -43,7 +46,12 @@ class Repeated:
         return self._part.rows(*np.divmod(epochs * self._count + indices, len(self._part)))
 
 
+@declared()
 def weighted(parts: Sequence[Examples], weights: Sequence[int]) -> Mixture:
     """Several kinds as one, in shares proportional to whole weights; one weight is as many as the largest kind has."""
+    check_some("parts", parts)
+    if len(weights) != len(parts) or min(weights) < 1:
+        rule = f"must be a whole number of at least 1 for each of the {len(parts)} parts"
+        raise ParameterError("weights", list(weights), rule, "leave out a part that is not to be read")
     largest = max(len(part) for part in parts)
     return Mixture([Repeated(part, weight * largest) for part, weight in zip(parts, weights, strict=True)])

@@ -49,7 +49,7 @@ BOXES = (
     _box("integrations", "Hugging Face models", 3, 650),
     _box("training", "corpus, loop, checkpoints", 3, 900),
     _box("distributed", "shards of a sequence", 4, 240),
-    _box("nn", "modules, caches, optimisers", 4, 720, "nn optim"),
+    _box("nn", "modules, caches, optimisers", 4, 720, "nn optim walks"),
     _box("attend", "answer and certificate", 5, 470, "attend workloads record"),
     _box("planner", "the cheapest that is certain", 6, 530, "planner calibration links scaling"),
     _box("certificates", "bounds, made and composed", 7, 220),
@@ -62,7 +62,7 @@ BOXES = (
         "errors, parameters, problems, certificates, charts, whole files",
         9,
         130,
-        "errors params contract wishes chart atomic workers",
+        "errors params declared contract wishes chart atomic workers",
         1059,
     ),
 )

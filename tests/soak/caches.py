@@ -179,6 +179,7 @@ class Life:
         """Tokens and questions of the wrong kind: refused, and nothing has changed."""
         rng = self.rng
         k, v = self._tokens(rng.choice((1, 3, 70)))
+        wrong: tuple[Any, ...] = (None, 3, "v", v[0], v.unsqueeze(0))
         bad = rng.choice((math.nan, math.inf, -math.inf))
         kind = rng.randrange(6)
         if kind == 0:
@@ -190,7 +191,7 @@ class Life:
         elif kind == 3:
             k = k[..., :-1] if self.dim > 1 else k[0]
         elif kind == 4:
-            v = rng.choice((None, 3, "v", v[0], v.unsqueeze(0)))
+            v = rng.choice(wrong)
         if kind < 5:
             if tried(lambda: self.cache.append(k, v)) is None:
                 raise Wrong(f"wrong tokens were taken ({kind})")
@@ -249,7 +250,7 @@ def _alike(one: KeyValueCache, other: KeyValueCache, batch: int, heads: int) -> 
             raise Wrong(f"another {name} came back")
     if not one.length:
         return
-    if not all(torch.equal(x, y) for x, y in zip(one.holding[:4], other.holding[:4], strict=True)):  # type: ignore[arg-type]
+    if not all(torch.equal(x, y) for x, y in zip(one.holding[:4], other.holding[:4], strict=True)):
         raise Wrong("other tokens came back")
     q = torch.ones(batch, heads, 1, one.dim, dtype=one.dtype)
     first, second = (tried(lambda cache=cache: copy.deepcopy(cache).attend(q, 0.1)) for cache in (one, other))  # type: ignore[misc]

@@ -101,7 +101,7 @@ def _more(rng: random.Random, tensors: list[Any], options: dict[str, Any], found
         out = found.out.detach()
         if rng.random() < 0.5:
             out = out + torch.rand_like(out) * rng.choice((0.0, 1e-3, 1.0))
-        share = {"coverage": rng.choice((0.5, 0.9, 0.999)), "confidence": rng.choice((0.5, 0.9))}
+        share: dict[str, Any] = {"coverage": rng.choice((0.5, 0.9, 0.999)), "confidence": rng.choice((0.5, 0.9))}
         report = tried(lambda: avow.audit(out, q, k, v, **about, **share, method=found.certificate.method))
         if isinstance(report, AvowError) or not report.errors.numel():
             return

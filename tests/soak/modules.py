@@ -203,11 +203,11 @@ def _one_kind(x: torch.Tensor, context: Any, made: Attention, mask: Any) -> torc
 def _cell(seed: int) -> Found:
     rng = random.Random(seed)
     torch.manual_seed(seed)
-    options = [rng.choice((1, 2, 5)), rng.choice((1, 3, 8)), rng.choice(("tanh", "relu", "sigmoid"))]
+    options: list[Any] = [rng.choice((1, 2, 5)), rng.choice((1, 3, 8)), rng.choice(("tanh", "relu", "sigmoid"))]
     if rng.random() < 0.1:
         options[rng.randrange(3)] = rng.choice(FEW)
-    order = rng.choice(("inside", "outside"))
-    made = tried(lambda: RecurrentCell(*options, order))  # type: ignore[arg-type]
+    options.append(rng.choice(("inside", "outside")))
+    made = tried(lambda: RecurrentCell(*options))
     if isinstance(made, AvowError):
         return Found("no cell")
     size = rng.choice((1.0, 1.0, 0.0, 1e-160, 30.0, 1e150, 1e-300))
@@ -219,7 +219,7 @@ def _cell(seed: int) -> Found:
     inputs = None
     if rng.random() < 0.7 and type(steps) is int and 0 <= steps < 99:
         kind = next(made.parameters()).dtype
-        inputs = rng.choice((1.0, 1e-9, 1e9)) * torch.randn(steps, options[0], dtype=kind)  # type: ignore[arg-type]
+        inputs = rng.choice((1.0, 1e-9, 1e9)) * torch.randn(steps, options[0], dtype=kind)
     found = tried(lambda: gradient_horizon(made, steps, inputs))
     if isinstance(found, AvowError):
         return Found("no horizon")

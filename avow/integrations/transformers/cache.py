@@ -9,6 +9,7 @@ from torch import Tensor
 from transformers import DynamicCache, PreTrainedConfig
 from transformers.cache_utils import CacheLayerMixin, DynamicLayer, DynamicSlidingWindowLayer
 
+from avow.declared import declared
 from avow.errors import NotDifferentiable, ParameterError
 from avow.nn import KeyValueCache
 
@@ -23,6 +24,7 @@ class CertifiedCache(DynamicCache):  # type: ignore[misc]  # its types are not r
     those does a model with an encoder forget tokens, as assisted decoding asks.
     """
 
+    @declared()
     def __init__(self, config: PreTrainedConfig, bits: int | None = 4) -> None:
         super().__init__(config=config.get_text_config(decoder=True))
         self.layers[:] = [_like(layer, bits) for layer in self.layers]

@@ -60,13 +60,6 @@ def layers(model: nn.Module) -> list[Layer]:
     return [found for module in model.modules() if isinstance(found := vars(module).get(_KEPT_AS), Layer)]
 
 
-def check_model(model: object) -> None:
-    """Raise unless transformers made this model."""
-    if not isinstance(model, PreTrainedModel):
-        rule = "must be a transformers.PreTrainedModel"
-        raise ParameterError("model", type(model).__name__, rule, "pass a model that transformers made")
-
-
 def replaceable(model: nn.Module) -> dict[str, nn.Module]:
     """The attention layers by name. Raises, and names the layer, where one cannot be replaced."""
     found = {name: module for name, module in model.named_modules() if _asks_interface(type(module))}

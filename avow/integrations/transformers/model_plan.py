@@ -13,8 +13,9 @@ import torch
 from torch import nn
 from transformers import PreTrainedModel
 
+from avow.declared import declared
 from avow.errors import AvowError, FileError, ParameterError
-from avow.integrations.transformers.layers import Layer, check_model, mark, replaceable
+from avow.integrations.transformers.layers import Layer, mark, replaceable
 from avow.integrations.transformers.setting import Setting
 from avow.integrations.transformers.switch import enable
 
@@ -61,6 +62,7 @@ class ModelPlan:
         return ModelPlan(str(plain["model"]), str(plain["fingerprint"]), float(plain["tol"]), layers)
 
 
+@declared()
 def read_plan(path: str | Path) -> ModelPlan:
     """The plan in a file."""
     try:
@@ -76,6 +78,7 @@ def read_plan(path: str | Path) -> ModelPlan:
         raise FileError("plan", path, rule, "write one with avow profile MODEL --plan") from problem
 
 
+@declared()
 def apply(model: PreTrainedModel, plan: ModelPlan | str | Path) -> None:
     """Have each head of a model attend as a plan, or the file of one, says; `disable` takes it back.
 
@@ -84,7 +87,6 @@ def apply(model: PreTrainedModel, plan: ModelPlan | str | Path) -> None:
     the tolerance. Where a head's method cannot prove its tolerance, that answer is exact, and its certificate says so.
     """
     made = plan if isinstance(plan, ModelPlan) else read_plan(plan)
-    check_model(model)
     own = fingerprint(model)
     if own != made.fingerprint:
         rule = f"was made for a model with the fingerprint {made.fingerprint}, and this one's is {own}"

@@ -14,6 +14,7 @@ from transformers import PreTrainedModel
 from avow.calibration import Rates, rates
 from avow.certificates import measure_norms
 from avow.contract import Certificate, Problem
+from avow.declared import declared
 from avow.errors import ParameterError
 from avow.integrations.transformers.head_figures import HeadFigures, head_figures, sampled_rows, tokens_for
 from avow.integrations.transformers.layers import replaceable
@@ -96,6 +97,7 @@ class Profile:
         return Setting(self.tol, offer.method, confidence, parameters)
 
 
+@declared()
 @torch.no_grad()
 def profile(
     model: PreTrainedModel,

@@ -28,6 +28,9 @@ class Setting:
 
     def __post_init__(self) -> None:
         checked_wish(self.tol, self.confidence)
+        if not isinstance(self.parameters, Mapping):
+            rule = "must map names of parameters to values"
+            raise ParameterError("parameters", repr(self.parameters), rule, 'try {"features": 256}')
         if self.method == "auto":
             if self.parameters:
                 name, value = next(iter(self.parameters.items()))

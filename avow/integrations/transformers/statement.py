@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
+from avow.declared import declared
 from avow.errors import ParameterError
 from avow.integrations.transformers.switch import enabled, without
 from avow.record import Record, record
@@ -30,6 +31,7 @@ class Statement:
         return f"{self.certificates}\n{measured}{self.agreement:.2%} of {self.places} places"
 
 
+@declared()
 @torch.no_grad()
 def statement(model: PreTrainedModel, **inputs: Any) -> Statement:
     """What is proved of every layer for these inputs, and what is measured of the logits; runs the model twice."""

@@ -10,9 +10,10 @@ from typing import Any
 
 from transformers import DynamicCache, EncoderDecoderCache, PreTrainedModel
 
+from avow.declared import declared
 from avow.errors import ParameterError
 from avow.integrations.transformers.cache import CertifiedCache
-from avow.integrations.transformers.layers import Layer, check_model, layers, mark, replaceable, unmark
+from avow.integrations.transformers.layers import Layer, layers, mark, replaceable, unmark
 from avow.integrations.transformers.names import NAME
 from avow.integrations.transformers.setting import Setting
 
@@ -31,6 +32,7 @@ class _Before:
             config._attn_implementation_internal = implementation
 
 
+@declared()
 def enable(
     model: PreTrainedModel,
     tol: float | None = None,
@@ -43,7 +45,6 @@ def enable(
     `generate()` then keeps keys and values in a `CertifiedCache`. Where a layer cannot be replaced the error names it,
     and the model stays as it was. Enabling again changes what is asked.
     """
-    check_model(model)
     setting = Setting(tol, method, confidence, parameters)
     found = replaceable(model)
     if not enabled(model):
@@ -62,6 +63,7 @@ def enable(
         mark(module, Layer(name, setting))
 
 
+@declared()
 def disable(model: PreTrainedModel) -> None:
     """The model as it was before `enable`."""
     if not enabled(model):

@@ -14,6 +14,7 @@ from torch.nn import functional
 from transformers import DynamicCache, PreTrainedModel
 
 from avow.contract import Certificate, Problem
+from avow.declared import declared
 from avow.errors import ParameterError
 from avow.integrations.transformers.model_plan import ModelPlan, apply, read_plan
 from avow.integrations.transformers.switch import as_it_was, without
@@ -72,6 +73,7 @@ class Verdict:
         return {"plan": planned | {"heads": self.plan.heads, "changed": self.plan.changed}, **plain, "bounds": bounds}
 
 
+@declared()
 @torch.no_grad()
 def verify(
     model: PreTrainedModel, plan: ModelPlan | str | Path, ids: Tensor, places: int = 128, generated: int = 32

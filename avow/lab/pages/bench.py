@@ -239,7 +239,7 @@ def _facts(found: Tried, head: Head, about: str) -> list[dict[str, str]]:
         count = "hopeless" if math.isinf(needed.features) else f"{needed.features:,.0f}"
         facts.append(fact(f"Features for {GOAL:g}", count, f"they grow as exp(|q+k|²), here {needed.radius:.3g}²"))
     if found.method.name == "sparse":
-        facts.append(fact("Tokens read in full", f"{figures.share_read(found):.1%}", "of those that a row may see"))
+        facts.append(fact("Tokens read in full", f"{found.read:.1%}", "of those that a row may see"))
     return facts
 
 

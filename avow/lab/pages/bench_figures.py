@@ -38,8 +38,8 @@ def breaking(
         _trace([(place, one.bound)], "markers", marker=_marker(colour, "circle-open", 13)),
         _trace([(place, one.error)], "markers", marker=_marker(colour, "circle", 13)),
     ]
-    if any("read" in one.certificate.reason for one in found):
-        read = [(at, share_read(one)) for at, one in zip(places, found, strict=True)]
+    if not math.isnan(one.read):
+        read = [(at, one.read) for at, one in zip(places, found, strict=True)]
         traces.append(
             _trace(read, "lines", name="share of tokens read", line={"color": "#7d8590", "width": 2, "dash": "dot"})
         )
@@ -119,12 +119,6 @@ def legend(found: Sequence[Tried]) -> list[dict[str, str]]:
         }
         for name, own in kinds.items()
     ]
-
-
-def share_read(found: Tried) -> float:
-    """The share of the tokens that sparse attention read in full, as its certificate says."""
-    words = found.certificate.reason.split()
-    return float(words[1].rstrip("%")) / 100 if words[:1] == ["read"] else math.nan
 
 
 def words_of(name: str) -> str:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import dataclasses
 import functools
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -12,7 +14,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 import avow
-from avow.certificates import measure_norms
+from avow.certificates import certify, measure_norms
 from avow.certificates.audit import reference_error
 from avow.contract import Certificate, Cost, Method, Problem
 from avow.errors import FileError, InputError
@@ -121,7 +123,10 @@ def uploaded(tensors: Mapping[str, Tensor], length: int, head: int) -> Head:
 
 @dataclass(frozen=True)
 class Tried:
-    """A method on a head: its certificate, and for every row what was promised and what it is."""
+    """A method on a head: its certificate, and for every row what was promised and what it is.
+
+    `read` is the share of the tokens that sparse attention read in full, nan for methods that choose none.
+    """
 
     method: Method
     certificate: Certificate
@@ -129,6 +134,7 @@ class Tried:
     bounds: Float[Tensor, "n"]
     broken: int
     operations: float
+    read: float
 
     @property
     def label(self) -> str:
@@ -150,10 +156,11 @@ class Tried:
 def tried(head: Head, method: Method) -> Tried:
     """Run a method as `attend` runs it, and measure every row against float64."""
     generator = torch.Generator().manual_seed(0)
-    call: dict[str, Any] = {"method": method.name, "generator": generator, **method.parameters}
     with torch.no_grad():
-        out, certificate = avow.attend(head.q, head.k, head.v, **call)
-    return _measured(head, method, out, certificate)
+        if isinstance(method, Sparse):
+            return _measured(head, method, *_chosen(method, Problem.of(head.q, head.k, head.v), generator))
+        call: dict[str, Any] = {"method": method.name, "generator": generator, **method.parameters}
+        return _measured(head, method, *avow.attend(head.q, head.k, head.v, **call))
 
 
 def read_by(head: Head, method: Sparse) -> tuple[Tried, list[str]]:
@@ -164,19 +171,30 @@ def read_by(head: Head, method: Sparse) -> tuple[Tried, list[str]]:
     weight of each token that counted there.
     """
     with torch.no_grad():
-        out, certificate = avow.attend(
-            head.q.double(), head.k.double(), head.feathered, method="sparse", **method.parameters
-        )
+        out, certificate, read = _chosen(method, Problem.of(head.q.double(), head.k.double(), head.feathered))
     own, feathers = out.split([head.v.shape[-1], head.k.shape[-2]], -1)
     weights = feathers[0, 0] / head.feather  # (n, s)
     steps = (_MARKS + 1 + 2 * weights.clamp(min=1e-300).log10()).floor().clamp(1, _MARKS)
     marks = (torch.where(weights > 0, steps, 0) + ord("0")).to(torch.uint8)
-    return _measured(head, method, own, certificate), [bytes(row.tolist()).decode() for row in marks]
+    return _measured(head, method, own, certificate, read), [bytes(row.tolist()).decode() for row in marks]
 
 
-def _measured(head: Head, method: Method, out: Float[Tensor, "1 1 n e"], certificate: Certificate) -> Tried:
+def _chosen(
+    method: Sparse, problem: Problem, generator: torch.Generator | None = None
+) -> tuple[Float[Tensor, "1 1 n e"], Certificate, float]:
+    """Sparse attention as `attend` runs it, and what no certificate holds: the share of the tokens that were read."""
+    norms = measure_norms(problem)
+    computed = method.compute(dataclasses.replace(problem, norms=norms), generator)
+    pairs = problem.q.shape[-2] * problem.k.shape[-2]
+    return computed.out, certify(method, problem, norms, computed, 1.0), float(computed.trace.read.sum()) / pairs
+
+
+def _measured(
+    head: Head, method: Method, out: Float[Tensor, "1 1 n e"], certificate: Certificate, read: float = math.nan
+) -> Tried:
     errors = (out[0, 0].double() - head.truth).norm(dim=-1) / head.unit
     bounds = certificate.rows[0, 0]
     broken = 0 if method.target != SOFTMAX else int((errors - head.doubt > bounds).sum())
     cost = method.cost(head.problem.sizes)
-    return Tried(method, certificate, errors, bounds, broken, cost.flops / max(head.exact_cost.flops, 1))
+    operations = cost.flops / max(head.exact_cost.flops, 1)
+    return Tried(method, certificate, errors, bounds, broken, operations, read)

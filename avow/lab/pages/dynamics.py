@@ -7,7 +7,7 @@ from typing import Any, Literal
 
 from avow.chart import Chart
 from avow.lab.page import Answer, Inputs, Page, control, fact
-from avow.lab.pages import dynamics_walks as walks
+from avow.lab.pages import dynamics_scenes as scenes
 from avow.nn import gradient_horizon
 from avow.nn.recurrent import STEEPEST
 from avow.report.charts import figure
@@ -21,17 +21,17 @@ _ROUNDED = 1 + 1e-9
 class Moved(Inputs):
     activation: Literal["tanh", "relu", "sigmoid"] = control("tanh", "σ, the activation")
     gain: float = control(0.9, "Largest singular value of W", low=0.3, high=2, step=0.01)
-    back: int = control(50, "Steps back, T", low=5, high=walks.MOST_STEPS)
+    back: int = control(50, "Steps back, T", low=5, high=scenes.MOST_STEPS)
     beta: float = control(0.9, "β: what the average keeps", low=0, high=0.99, step=0.01)
     delta: float = control(0.5, "Step along the average", low=0.01, high=10, log=True)
     penalty: float = control(0.5, "λ: the penalty, or the decay", low=0.01, high=3, log=True)
-    taken: int = control(50, "Steps of training", low=1, high=walks.DECAY_STEPS)
+    taken: int = control(50, "Steps of training", low=1, high=scenes.DECAY_STEPS)
 
 
 def preview(inputs: Moved) -> Answer:
     """All three panels in float64."""
-    rate, most = STEEPEST[inputs.activation] * inputs.gain, walks.worst(inputs.activation, inputs.gain, inputs.back)
-    there = walks.measured(inputs.activation, inputs.gain)[inputs.back]
+    rate, most = STEEPEST[inputs.activation] * inputs.gain, _worst(inputs)
+    there = scenes.measured(inputs.activation, inputs.gain)[inputs.back]
     facts = [
         fact(f"‖∂h_{inputs.back}/∂h_0‖, measured", f"{there:.3g}", "on these inputs, float64"),
         fact(f"At most δ^{inputs.back}", f"{most[-1]:.3g}", f"δ = {rate:.3g}, whatever the inputs"),
@@ -45,7 +45,7 @@ def preview(inputs: Moved) -> Answer:
 
 def verdict(inputs: Moved) -> Answer:
     """The gradient's bound, every rounding enclosed, at steps along the way; and the measurement held to it."""
-    cell, x = walks.cell_of(inputs.activation, inputs.gain), walks.inputs_of()
+    cell, x = scenes.cell_of(inputs.activation, inputs.gain), scenes.inputs_of()
     places = sorted({max(1, round(inputs.back * k / _POINTS)) for k in range(1, _POINTS + 1)})
     found = {t: gradient_horizon(cell, t, x[:t]) for t in places}
     last = found[inputs.back]
@@ -66,9 +66,14 @@ def verdict(inputs: Moved) -> Answer:
     return {"facts": facts, "verdict": judged, "figures": {"gradients": _gradients(inputs, proved)}}
 
 
+def _worst(inputs: Moved) -> list[float]:
+    """δ^t for t = 0 … T, in floats; δ is the steepest slope times the gain."""
+    return [(STEEPEST[inputs.activation] * inputs.gain) ** t for t in range(inputs.back + 1)]
+
+
 def _gradients_say(inputs: Moved, bound: float, rate: float, anyhow: bool) -> str:
     if anyhow:
-        half = walks.half_life(rate)
+        half = math.log(2) / -math.log(rate)
         often = "at each step" if half == 1 else f"every {half:.3g} steps"
         return f"Whatever the inputs, the gradient halves {often}: at most {_up(bound)} of it is left."
     allowed = (STEEPEST[inputs.activation] * inputs.gain) ** inputs.back
@@ -78,8 +83,8 @@ def _gradients_say(inputs: Moved, bound: float, rate: float, anyhow: bool) -> st
 def _gradients(inputs: Moved, proved: dict[str, Any] | None = None) -> dict[str, Any]:
     steps = list(range(inputs.back + 1))
     series = {
-        "measured": (steps, walks.measured(inputs.activation, inputs.gain)[: inputs.back + 1]),
-        "δᵗ": (steps, walks.worst(inputs.activation, inputs.gain, inputs.back)),
+        "measured": (steps, scenes.measured(inputs.activation, inputs.gain)[: inputs.back + 1]),
+        "δᵗ": (steps, _worst(inputs)),
     }
     drawn = figure(
         Chart("How far back", "steps back, t", "length of the gradient", series | (proved or {}), log_y=True)
@@ -96,21 +101,21 @@ def _gradients(inputs: Moved, proved: dict[str, Any] | None = None) -> dict[str,
 
 
 def _averages(inputs: Moved) -> dict[str, Any]:
-    found, steps = walks.averages(inputs.beta, inputs.delta), list(range(1, walks.SEEN + 1))
+    found, steps = scenes.averaged(inputs.beta, inputs.delta), list(range(1, scenes.SEEN + 1))
     series = {
         "corrected average": (steps, found.corrected),
         "average from 0": (steps, found.plain),
-        "gradients": (steps, found.numbers),
+        "gradients": (steps, scenes.signal()),
     }
     drawn = figure(Chart("Averages", "step", "gradient, average", series))
     drawn["data"][-1] |= {"mode": "markers", "marker": {"color": "#8a8f98", "size": 4}}
     drawn["layout"]["yaxis"]["range"] = [-0.05, 2.05]
-    drawn["layout"]["xaxis"]["range"] = [-1, walks.SEEN + 2]
+    drawn["layout"]["xaxis"]["range"] = [-1, scenes.SEEN + 2]
     return drawn
 
 
 def _averages_say(inputs: Moved) -> str:
-    found = walks.averages(inputs.beta, inputs.delta)
+    found = scenes.averaged(inputs.beta, inputs.delta)
     first = (
         f"After the first step the plain average is {found.plain[0]:.2g}, the corrected one {found.corrected[0]:.2g}."
     )
@@ -122,22 +127,22 @@ def _averages_say(inputs: Moved) -> str:
 
 
 def _decay(inputs: Moved) -> dict[str, Any]:
-    found = walks.decayed(inputs.penalty)
-    series = {words: (walks.SIZES, left[inputs.taken]) for words, left in found.items()}
+    found = scenes.decayed(inputs.penalty)
+    series = {words: (scenes.SIZES, left[inputs.taken]) for words, left in found.items()}
     title, y = "What is left of a weight", "weight left"
     drawn = figure(Chart(title, "size of the weight's gradients", y, series, log_x=True))
     drawn["layout"]["yaxis"]["range"] = [-0.55, 1.08]
-    ends = [math.log10(walks.SIZES[0]) - 0.15, math.log10(walks.SIZES[-1]) + 0.15]
+    ends = [math.log10(scenes.SIZES[0]) - 0.15, math.log10(scenes.SIZES[-1]) + 0.15]
     drawn["layout"]["xaxis"] |= {"dtick": 1, "range": ends}
     return drawn
 
 
 def _decay_says(inputs: Moved) -> str:
-    (first, penalised), (_, decoupled) = walks.decayed(inputs.penalty).items()
+    (first, penalised), (_, decoupled) = scenes.decayed(inputs.penalty).items()
     small, large = penalised[inputs.taken][0], penalised[inputs.taken][-1]
     return (
         f"{first} leaves {small:.2f} of a weight with tiny gradients and {large:.2f} of one with large ones; "
-        f"decoupled decay leaves about {decoupled[inputs.taken][-1]:.2f} of either. Rate η = {walks.RATE:g}."
+        f"decoupled decay leaves about {decoupled[inputs.taken][-1]:.2f} of either. Rate η = {scenes.RATE:g}."
     )
 
 

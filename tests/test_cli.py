@@ -112,7 +112,7 @@ def test_a_picture_is_written_on_request() -> None:
         (["--set", "magic.x=1"], "method='magic' is not a method; "),
         (["--set", "low_rank.colour=1"], "low_rank: colour='1' is not a parameter; known parameters: rank"),
         (["--set", "low_rank.rank=many"], "low_rank: rank=many must be of type int; the default is 64"),
-        (["--set", "low_rank.rank=0"], "low_rank: rank=0 must be at least 1; "),
+        (["--set", "low_rank.rank=0"], "low_rank: rank=0 must be from 1 to 65536; "),
         (["--set", "low_rank.rank=99"], "low_rank: rank=99 exceeds 72 keys; use rank<=72"),
         (
             ["--methods", "exact", "--set", "low_rank.rank=8"],

@@ -230,3 +230,9 @@ def test_a_row_of_which_little_is_known_does_not_spoil_gradients_where_keys_rise
     inputs = [x.requires_grad_() for x in (q, k, v)]
     out = avow.attend(*inputs, method="low_rank", rank=4, causal=True, generator=draw).out
     assert all(bool(torch.isfinite(x).all()) for x in torch.autograd.grad(out.sum(), inputs))
+
+
+def test_a_rank_that_no_memory_holds_is_refused_even_where_there_is_nothing_to_attend_to() -> None:
+    q, nothing = torch.randn(1, 2, 3, 4), torch.randn(1, 2, 0, 4)
+    with pytest.raises(ParameterError, match="low_rank: rank=1000000000000 must be from 1 to 65536"):
+        avow.attend(q, nothing, nothing, method="low_rank", rank=10**12)

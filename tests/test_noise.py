@@ -310,6 +310,7 @@ def test_a_proof_sees_one_wrong_entry() -> None:
         (lambda: noise_analysis(5, [], COIN, 0.1), ParameterError, "heads=[] must hold a head"),
         (lambda: noise_analysis(5, [{7: 1.0}], COIN, 0.1), ParameterError, "heads=key 7 must be one of the keys 0..4"),
         (lambda: noise_analysis(5, [{0: math.inf}], COIN, 0.1), NonFiniteError, "heads=inf must be finite, at key 0"),
+        (lambda: noise_analysis(5, [{0: 10**400}], COIN, 0.1), AvowError, "noise_analysis: heads"),
         (lambda: noise_analysis(5, [{}], COIN, 0.1, noisy=5), ParameterError, "noisy=5 must be one of the keys 0..4"),
         (
             lambda: noise_analysis(5, [{}], AnyScale(1.0), 0.1),

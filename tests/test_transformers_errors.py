@@ -90,7 +90,7 @@ def test_a_model_that_does_not_let_its_attention_be_set_is_left_alone(monkeypatc
         ({"confidence": 2}, ParameterError, "confidence=2 must be above 0 and at most 1; "),
         ({"method": "no_such"}, UnknownMethod, "method='no_such' is not a method; known methods: exact"),
         ({"rank": 4}, ParameterError, "rank=4 belongs to a named method; name one with method="),
-        ({"method": "low_rank", "rank": 0}, ParameterError, "low_rank: rank=0 must be at least 1; "),
+        ({"method": "low_rank", "rank": 0}, ParameterError, "low_rank: rank=0 must be from 1 to 65536; "),
         (
             {"method": "separable"},
             ParameterError,

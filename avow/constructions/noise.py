@@ -27,6 +27,7 @@ from avow.declared import declared
 from avow.errors import NonFiniteError, ParameterError
 from avow.maths import balls
 from avow.maths.balls import Enclosure
+from avow.params import as_float
 
 if TYPE_CHECKING:
     from flint import arb
@@ -265,7 +266,7 @@ def _check_problem(n: int, heads: Sequence[Head], eta: float, noisy: int) -> Non
                 raise ParameterError(
                     "noise_analysis: heads", f"key {key}", f"must be one of the keys 0..{n - 1}", "count from 0"
                 )
-            if not math.isfinite(coordinate):
+            if not math.isfinite(as_float(coordinate)):
                 raise NonFiniteError(
                     "noise_analysis: heads", coordinate, f"must be finite, at key {key}", "use a finite query"
                 )

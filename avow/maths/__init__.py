@@ -13,7 +13,9 @@ Sums over keys in linear time:
     collecting        what rows collect on the way
     scan_costs        what a pass costs
     features          random features, the frames they live in, and how many a tolerance needs
+    feature_logs      their logarithms, tile by tile
     cholesky          landmarks, and what they leave over
+    landmark_features features by landmarks, tile by tile
     singular          the best that any low rank could do
     horizons          averages of all that lies behind a row
 Tokens that are left unread:

@@ -46,7 +46,7 @@ from avow.maths.heads import (
 from avow.maths.landmark_features import LandmarkFeatures, WeightedKeys
 from avow.maths.masks import at_rows, row_tiles, visible
 from avow.maths.softmax import softmax_average
-from avow.params import at_least, param
+from avow.params import from_to, param
 
 _U = rounding.unit(torch.float64)
 
@@ -76,7 +76,7 @@ class LowRank(Method):
     summary: ClassVar[str] = "landmark keys by randomised pivoted Cholesky; linear, a bound for every row"
     random: ClassVar[bool] = True
 
-    rank: int = param(64, at_least(1), "landmarks per head")
+    rank: int = param(64, from_to(1, 2**16), "landmarks per head")
 
     def check(self, sizes: Sizes) -> None:
         if sizes.keys and self.rank > sizes.keys:

@@ -33,7 +33,7 @@ def commands(group: Any = None, path: tuple[str, ...] = ()) -> Iterator[tuple[tu
     ("arguments", "line"),
     [
         ("compar", "command=compar is not known to avow; did you mean compare?"),
-        ("sing", "command=sing is not known to avow; known commands: compare, plan, "),
+        ("sing", "command=sing is not known to avow; known commands: compare, plan, claims, "),
         ("claims lst", "command=lst is not known to avow claims; did you mean list?"),
         ("--loud", "option=--loud is not known to avow; see avow --help"),
         ("compare --lenght 5", "option=--lenght is not known to avow compare; did you mean --length?"),

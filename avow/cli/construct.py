@@ -216,7 +216,7 @@ def project_out(
 ) -> Construction:
     """The projector that keeps one span and removes another."""
     if input is not None:
-        a, b = numbers.tensor_in(input, "A"), numbers.tensor_in(input, "B")
+        a, b = (numbers.tensor_in(input, name, "input") for name in ("A", "B"))
     else:
         for name, size in (("dim", dim), ("kept", kept), ("removed", removed)):
             if size < 1:

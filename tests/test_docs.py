@@ -63,7 +63,11 @@ def dead(files: dict[str, str]) -> list[str]:
             there = posixpath.normpath(posixpath.join(posixpath.dirname(address), path)) if path else address
             if not target or there not in read or (name and name not in read[there].names):
                 found.append(f"{address}: {target!r}")
-        found += [f"{address}: loads {source!r}" for source in links.loaded if not source.startswith("data:image/")]
+        found += [
+            f"{address}: loads {source!r}"
+            for source in links.loaded
+            if not source.startswith(("data:image/", "data:,"))
+        ]
     return found
 
 

@@ -61,6 +61,8 @@ def commands(group: Any = None, path: tuple[str, ...] = ()) -> Iterator[tuple[tu
         ("plan --ranks 0", "ranks=0 must be at least 1; try --ranks 8"),
         ("plan --ranks 8 --link 1GB/s --png a.pdf", "png=a.pdf must be a .png file; try --png a.png"),
         ("compare --png a.pdf", "png=a.pdf must be a .png file; try --png a.png"),
+        ("profile model --text a --html a.html --plan ./a.html", "path=a.html is given for two files; name another"),
+        ("compare --html a.png --png a.png", "path=a.png is given for two files; name another place for one of them"),
         ("bench shards --png a.pdf", "png=a.pdf must be a .png file; try --png a.png"),
     ],
 )

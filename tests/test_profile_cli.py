@@ -121,6 +121,11 @@ def test_a_missing_text_and_one_that_is_no_text_are_named(folder: Path) -> None:
     assert refused("profile", folder) == "avow: text=text.txt does not exist; check the path"
     Path("text.txt").write_bytes(b"\xff\xfe\x00")
     assert refused("profile", folder).startswith("avow: text=text.txt cannot be read (")
+    Path("text.txt").unlink()
+    Path("text.txt").mkdir()
+    told = "avow: text=text.txt cannot be read (Is a directory); name a text file in UTF-8"
+    assert refused("profile", folder) == told
+    assert refused("profile", "nowhere") == told, "a text is read before a model is loaded"
 
 
 def test_a_model_that_is_not_supported_is_named_with_the_reason(tmp_path: Path) -> None:

@@ -196,6 +196,7 @@ def test_the_command_writes_a_site_and_replaces_an_older_one(tmp_path: Path, mon
     assert sorted(path.name for path in out.iterdir()) == ["index.html", "two.html"]
     (out / "index.html").unlink()
     assert main(["--out", str(out)]) == 1 and (out / "two.html").exists(), "it removes nothing but sites"
+    assert main(["--out", str(out / "two.html")]) == 1 and (out / "two.html").is_file()
 
 
 def test_where_anything_is_wrong_nothing_is_written(

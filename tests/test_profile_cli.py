@@ -105,7 +105,7 @@ def test_an_installed_package_is_found_and_none_of_its_code_is_run(
         ),
         (None, ["--tokens", "1"], "tokens=1 is too few; give at least 2 tokens"),
         (None, ["--tokens", "520"], "tokens=520 exceeds the model's 512 positions; ask for at most 512"),
-        (None, ["--tol", "0"], "tol=0.0 must be above 0; try tol=1e-2"),
+        (None, ["--tol", "0"], "tol=0.0 must be above 0 and finite; try tol=1e-2"),
         (None, ["--budget", "2"], "budget=2.0 must be above 0 and at most 1; try budget=0.5"),
         (None, ["--html", "/proc/none/a.html"], "path=/proc/none/a.html has no folder"),
         (None, ["--threads", "0"], "threads=0 must be at least 1; try --threads 1"),

@@ -1,4 +1,4 @@
-"""`avow` from its first moment: whoever presses Ctrl-C while torch still loads gets one line, too.
+"""`avow` from its first moment: whoever presses Ctrl-C before a command has begun gets one line, too.
 
 This lies beside the package, not in it: whatever is imported from `avow` loads torch before its own first line.
 """
@@ -17,9 +17,12 @@ def main() -> None:
         signal.signal(signal.SIGINT, _leave)
     from avow.cli import main as run
 
-    if heard:
-        signal.signal(signal.SIGINT, signal.default_int_handler)
-    run()
+    run(_hand_over if heard else None)
+
+
+def _hand_over() -> None:
+    # From here on the command knows best what an interrupt leaves behind.
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 def _leave(*_: object) -> None:

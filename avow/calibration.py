@@ -41,6 +41,10 @@ class Rate:
         return self.launch * cost.launches + work * cost.weight
 
 
+# Seconds of single runs. A machine at rest needs less than one; where other work has its cores, threads wait for one
+# another, and all the runs would take minutes and tell nothing.
+_PATIENCE = 5.0
+
 # A two-core machine of 2026; only ratios between methods matter where nothing was measured.
 TYPICAL = Rate(5e-6, 4e-10, 8e-12)
 
@@ -72,6 +76,8 @@ def rates(device: str = "cpu", measure: bool = True) -> Rates:
     if not measure:
         return Rates({}, "typical rates: nothing measured yet")
     fresh = measure_rates(device)
+    if fresh is None:
+        return Rates({}, "typical rates: this machine is too busy to be measured")
     # A cache that cannot be written costs two seconds next time, nothing else.
     with contextlib.suppress(FileError):
         _write(path, fresh)
@@ -100,9 +106,9 @@ def _write(path: Path, measured: dict[str, Rate]) -> None:
     atomic.write(path, json.dumps({name: dataclasses.asdict(rate) for name, rate in measured.items()}, indent=1))
 
 
-def measure_rates(device: str = "cpu") -> dict[str, Rate]:
-    """The rates of every method on this device, fitted to runs of a few milliseconds."""
-    fitted = {}
+def measure_rates(device: str = "cpu") -> dict[str, Rate] | None:
+    """The rates of every method on this device, fitted to runs of a few milliseconds; None where it is too busy."""
+    fitted, spent = {}, 0.0
     for name, kind in all_methods().items():
         for causal in (False, True):
             runs = []
@@ -111,6 +117,9 @@ def measure_rates(device: str = "cpu") -> dict[str, Rate]:
                 problem = random_problem(sizes)
                 for method in itertools.islice(kind.settings(sizes), 2):
                     runs.append((method.cost(sizes), measured_seconds(method, problem, repeats=2)))
+                    spent += runs[-1][1]
+                    if spent > _PATIENCE:
+                        return None
             fitted[_key(name, causal)] = fit(runs)
     return fitted
 

@@ -166,47 +166,52 @@ def workload(
     return Workload(kind, summary, q, k, v, causal)
 
 
-def read(path: str | Path, causal: bool = False) -> Workload:
+def read(path: str | Path, causal: bool = False, option: str = "input") -> Workload:
     """The q, k and v of a safetensors file: (heads, length, dim), with or without a batch axis.
 
     A tensor `q_positions` says where in the sequence each query stands; a causal row then sees the keys up to there.
+    What is wrong with the file is told of `option`, where the caller had it from.
     """
-    tensors = load_tensors(Path(path))
+    tensors = load_tensors(Path(path), option)
     missing = [name for name in ("q", "k", "v") if name not in tensors]
     if missing:
         held = ", ".join(sorted(tensors)) or "nothing"
-        raise _unusable(path, f"lacks {' and '.join(missing)} (it holds {held})", "save tensors named q, k and v")
-    q, k, v = (_four(path, name, tensors[name]) for name in ("q", "k", "v"))
-    positions = _positions(path, tensors.get("q_positions"), q.shape[-2], k.shape[-2])
+        raise FileError(
+            option, path, f"lacks {' and '.join(missing)} (it holds {held})", "save tensors named q, k and v"
+        )
+    q, k, v = (_four(option, path, name, tensors[name]) for name in ("q", "k", "v"))
+    positions = _positions(option, path, tensors.get("q_positions"), q.shape[-2], k.shape[-2])
     made = Workload(Path(path).stem, f"heads read from {Path(path).name}", q, k, v, causal, positions)
     _ = made.problem  # shapes and types that do not fit are named before anything runs
     return made
 
 
-def load_tensors(path: Path) -> dict[str, Tensor]:
-    """Everything in a safetensors file, by name."""
+def load_tensors(path: Path, option: str) -> dict[str, Tensor]:
+    """Everything in a safetensors file, by name; what is wrong with it is told of `option`."""
     from safetensors import SafetensorError
     from safetensors.torch import load
 
     try:
         return load(path.read_bytes())
     except FileNotFoundError as problem:
-        raise _unusable(path, "does not exist", "check the path") from problem
+        raise FileError(option, path, "does not exist", "check the path") from problem
     except OSError as problem:
-        raise _unusable(path, f"cannot be read ({problem.strerror})", "name a readable .safetensors file") from problem
+        raise FileError(
+            option, path, f"cannot be read ({problem.strerror})", "name a readable .safetensors file"
+        ) from problem
     except (SafetensorError, ValueError, KeyError) as problem:
         rule = f"is truncated or no safetensors file ({problem})"
-        raise _unusable(path, rule, "write it again with safetensors.torch.save_file") from problem
+        raise FileError(option, path, rule, "write it again with safetensors.torch.save_file") from problem
 
 
-def _four(path: str | Path, name: str, x: Tensor) -> Tensor:
+def _four(option: str, path: str | Path, name: str, x: Tensor) -> Tensor:
     if not 2 <= x.ndim <= 4:
         rule = f"holds {name} of shape {tuple(x.shape)}, not (heads, length, dim)"
-        raise _unusable(path, rule, "save (heads, length, dim) or (batch, heads, length, dim)")
+        raise FileError(option, path, rule, "save (heads, length, dim) or (batch, heads, length, dim)")
     return x[(None,) * (4 - x.ndim)]
 
 
-def _positions(path: str | Path, positions: Tensor | None, queries: int, keys: int) -> Tensor | None:
+def _positions(option: str, path: str | Path, positions: Tensor | None, queries: int, keys: int) -> Tensor | None:
     if positions is None:
         return None
     whole = not positions.dtype.is_floating_point and not positions.dtype.is_complex
@@ -216,10 +221,6 @@ def _positions(path: str | Path, positions: Tensor | None, queries: int, keys: i
         or (queries and not 0 <= int(positions.min()) <= int(positions.max()) < keys)
     ):
         rule = f"holds q_positions that are not {queries} whole numbers from 0 to {keys - 1}"
-        raise _unusable(path, rule, "save the place of each query among the keys, or leave q_positions out")
+        raise FileError(option, path, rule, "save the place of each query among the keys, or leave q_positions out")
     # Rows at 0, 1, 2, … are what `causal` means by itself, and most methods are faster without a mask.
     return None if torch.equal(positions.cpu(), torch.arange(queries)) else positions.long()
-
-
-def _unusable(path: str | Path, rule: str, remedy: str) -> FileError:
-    return FileError("input", path, rule, remedy)

@@ -131,7 +131,7 @@ def profiled(options: Options) -> list[Result]:
         "predicted": statistics.median(offer.predicted for offer in sparse),
         "profile seconds": made.seconds,
     }
-    verdict = verify(loaded.model, made.plan, ids, places=64, generated=16)
+    verdict = verify(loaded.model, made.plan, ids, places=64, generate=16)
     after: Row = {
         "places": verdict.places,
         "same token": verdict.agreement,

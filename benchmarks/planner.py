@@ -47,7 +47,10 @@ def points(quick: bool) -> Iterator[Point]:
 
 def run(options: Options) -> list[Result]:
     """Predicted over measured seconds and bytes of computing, by rates fitted at the start of the run."""
-    rates = Rates(measure_rates("cpu"), "measured for this run")
+    measured = measure_rates("cpu")
+    if measured is None:
+        raise SystemExit("this machine is too busy to be measured; try again when it is at rest")
+    rates = Rates(measured, "measured for this run")
     chosen = list(points(options.quick))
     contenders = [_contender(str(i), point) for i, point in enumerate(chosen)]
     found = race(contenders, 10.0 if options.quick else 30.0, least=3, most=5)

@@ -27,7 +27,7 @@ _BAD: list[tuple[str, tuple[Any, ...], dict[str, Any], type[AvowError], str]] = 
         (_Q, _Q[..., :3], _Q),
         {},
         ShapeError,
-        "k.shape[-1]=3 must equal q.shape[-1]=4 and be at least 1; queries and keys share one head dimension",
+        "k.shape[-1]=3 must equal q.shape[-1]=4 and be at least 1; project queries and keys to one head dimension",
     ),
     (
         "values without keys",

@@ -195,7 +195,7 @@ def test_a_result_travels_as_plain_data_and_shows_what_failed() -> None:
         (["--heads", "empty"], "heads=empty holds no .safetensors file; save q, k and v of some heads there"),
         (["--heads", "short"], "heads=short holds a file of fewer than 256 keys or 2 queries; save longer heads"),
         (["--heads", "mixed"], "heads=mixed holds heads of different sizes; keep one model and one length to a folder"),
-        (["--heads", "broken"], "input=broken/a.safetensors is truncated or no safetensors file"),
+        (["--heads", "broken"], "heads=broken/a.safetensors is truncated or no safetensors file"),
     ],
 )
 def test_nonsense_gets_name_value_rule_and_remedy(

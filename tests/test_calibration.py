@@ -12,7 +12,7 @@ import pytest
 import avow
 from avow import calibration
 from avow.calibration import TYPICAL, Rate, Rates, cache_file, fit, measure_rates, rates
-from avow.contract import Cost, Sizes
+from avow.contract import Cost, Method, Problem, Sizes
 from avow.methods.exact import Exact
 
 SOME = {name: Rate(1e-6, 1e-10, 1e-12) for name in avow.all_methods()}
@@ -161,13 +161,27 @@ def test_a_cache_that_cannot_be_written_costs_nothing(cache: Path, measured: lis
     assert rates("cpu") == Rates(SOME, "measured just now")
 
 
+def test_a_machine_that_is_too_busy_is_left_alone_and_nothing_is_remembered(
+    cache: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    runs: list[str] = []
+
+    def slow(method: Method, problem: Problem, repeats: int) -> float:
+        runs.append(method.name)
+        return 1.0
+
+    monkeypatch.setattr(calibration, "measured_seconds", slow)
+    assert rates("cpu") == Rates({}, "typical rates: this machine is too busy to be measured")
+    assert len(runs) == 6 and not cache.exists()
+
+
 def test_every_method_gets_rates_with_positive_predictions(monkeypatch: pytest.MonkeyPatch) -> None:
     # Tiny problems in place of those that take a while: the fit is the same.
     def tiny(batch: int, heads: int, groups: int, n: int, s: int, d: int, e: int, *rest: object) -> Sizes:
         return Sizes(batch, heads, groups, max(n // 16, 32), max(s // 16, 32), d // 4, e // 4, *rest)  # type: ignore[arg-type]
 
     monkeypatch.setattr(calibration, "Sizes", tiny)
-    found = Rates(measure_rates("cpu"), "measured")
+    found = Rates(measure_rates("cpu") or {}, "measured")
     for name, kind in avow.all_methods().items():
         assert {name, f"{name}/causal"} <= set(found.measured)
         for causal in (False, True):

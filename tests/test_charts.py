@@ -40,6 +40,13 @@ def test_a_page_gets_every_point_that_its_axis_can_show() -> None:
     json.dumps(figure, allow_nan=False)
 
 
+def test_shares_that_are_all_zero_stand_at_the_foot_of_their_axis() -> None:
+    def axis(ys: list[float]) -> object:
+        return charts.figure(Chart("", "", "", {"a": ([1, 2], ys)}))["layout"]["yaxis"].get("range")
+
+    assert axis([0, 0]) == [0, 1] and axis([0, 0.5]) is None and axis([0, -0.5]) is None
+
+
 def test_names_on_a_page_are_words_not_markup() -> None:
     assert charts.figure(LINES)["data"][0]["name"] == "one &amp; only"
     evil = Table("", ("<b>",), [("<script>",)])

@@ -144,6 +144,11 @@ def test_no_word_of_a_claim_becomes_markup() -> None:
         (r"p \iff q", "<mo>⟺</mo>"),
         (r"2\ln n", '<mn>2</mn><mspace width="0.17em" /><mi>ln</mi><mspace width="0.17em" /><mi>n</mi>'),
         (r"\operatorname{softmax}(x)", '<mi>softmax</mi><mo stretchy="false">(</mo>'),
+        (r"\arg\max_j s_j", '<mi>arg</mi><mspace width="0.17em" /><msub><mi>max</mi><mi>j</mi></msub><mspace'),
+        (
+            r"\argmax_j s_j",
+            '<msub><mi movablelimits="true">arg\u2009max</mi><mi>j</mi></msub><mspace width="0.17em" />',
+        ),
         (r"A\mathbf{1}", "<mn>𝟏</mn>"),
         (r"x \to \infty", "<mi>∞</mi>"),
         (r"\text{if } a", "<mtext>if\xa0</mtext>"),

@@ -63,7 +63,11 @@ def dead(files: dict[str, str]) -> list[str]:
             there = posixpath.normpath(posixpath.join(posixpath.dirname(address), path)) if path else address
             if not target or there not in read or (name and name not in read[there].names):
                 found.append(f"{address}: {target!r}")
-        found += [f"{address}: loads {source!r}" for source in links.loaded if not source.startswith("data:image/")]
+        found += [
+            f"{address}: loads {source!r}"
+            for source in links.loaded
+            if not source.startswith(("data:image/", "data:,"))
+        ]
     return found
 
 
@@ -192,6 +196,7 @@ def test_the_command_writes_a_site_and_replaces_an_older_one(tmp_path: Path, mon
     assert sorted(path.name for path in out.iterdir()) == ["index.html", "two.html"]
     (out / "index.html").unlink()
     assert main(["--out", str(out)]) == 1 and (out / "two.html").exists(), "it removes nothing but sites"
+    assert main(["--out", str(out / "two.html")]) == 1 and (out / "two.html").is_file()
 
 
 def test_where_anything_is_wrong_nothing_is_written(

@@ -65,7 +65,7 @@ def test_a_real_run_is_drawn_as_it_was_logged(below: Path) -> None:
     rows = read_log(below / "made" / "run" / "log.csv")
     assert curve["x"] == [float(row["step"]) for row in rows] == [2.0, 4.0, 6.0]
     assert curve["y"] == [float(row["loss"]) for row in rows]
-    assert facts(answer)["Loss"] == f"{float(rows[-1]['loss']):.4g}" and "1 layers of 16" in facts(answer)["Model"]
+    assert facts(answer)["Loss"] == f"{float(rows[-1]['loss']):.4g}" and "1 layer of 16" in facts(answer)["Model"]
 
 
 def test_states_tell_running_finished_stopped_and_not_begun(below: Path) -> None:

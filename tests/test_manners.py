@@ -33,7 +33,7 @@ def commands(group: Any = None, path: tuple[str, ...] = ()) -> Iterator[tuple[tu
     ("arguments", "line"),
     [
         ("compar", "command=compar is not known to avow; did you mean compare?"),
-        ("sing", "command=sing is not known to avow; known commands: compare, plan, "),
+        ("sing", "command=sing is not known to avow; known commands: compare, plan, claims, "),
         ("claims lst", "command=lst is not known to avow claims; did you mean list?"),
         ("--loud", "option=--loud is not known to avow; see avow --help"),
         ("compare --lenght 5", "option=--lenght is not known to avow compare; did you mean --length?"),
@@ -61,6 +61,8 @@ def commands(group: Any = None, path: tuple[str, ...] = ()) -> Iterator[tuple[tu
         ("plan --ranks 0", "ranks=0 must be at least 1; try --ranks 8"),
         ("plan --ranks 8 --link 1GB/s --png a.pdf", "png=a.pdf must be a .png file; try --png a.png"),
         ("compare --png a.pdf", "png=a.pdf must be a .png file; try --png a.png"),
+        ("profile model --text a --html a.html --plan ./a.html", "path=a.html is given for two files; name another"),
+        ("compare --html a.png --png a.png", "path=a.png is given for two files; name another place for one of them"),
         ("bench shards --png a.pdf", "png=a.pdf must be a .png file; try --png a.png"),
     ],
 )

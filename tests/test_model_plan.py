@@ -181,10 +181,10 @@ def test_what_is_no_model_is_refused() -> None:
 
 def test_an_exact_plan_changes_nothing_and_a_loose_one_is_measured() -> None:
     model, text = long_model(), ids()
-    same = verify(model, planned(model, *[EXACT] * 4), text, places=24, generated=6)
+    same = verify(model, planned(model, *[EXACT] * 4), text, places=24, generate=6)
     assert (same.agreement, same.matched, same.places, same.generated) == (1, 6, 24, 6)
     assert abs(same.change) < 1e-5 and same.divergence < 1e-9 and same.kept
-    loose = verify(model, planned(model, *[Setting(1.0, "sparse")] * 4, tol=1.0), text, places=24, generated=6)
+    loose = verify(model, planned(model, *[Setting(1.0, "sparse")] * 4, tol=1.0), text, places=24, generate=6)
     assert loose.divergence > 1e-4 > same.divergence and loose.largest_error > 1e-2
     assert loose.kept and loose.within and loose.certificates.bound <= 1.0
     assert loose.exact_perplexity == pytest.approx(same.exact_perplexity)
@@ -195,7 +195,7 @@ def test_a_plan_that_is_applied_already_stays_applied() -> None:
     model = long_model()
     avow.apply(model, planned(model, *[LOOSE] * 4))
     before = layers(model)
-    verify(model, planned(model, *[EXACT] * 4), ids(60), places=8, generated=0)
+    verify(model, planned(model, *[EXACT] * 4), ids(60), places=8, generate=0)
     assert layers(model) == before
 
 
@@ -218,7 +218,7 @@ def test_an_answer_beyond_its_bound_would_be_seen() -> None:
     [
         ({"ids": ids(20), "places": 19}, "tokens=20 is too short a text to predict its last 19 from at least one"),
         ({"places": 0}, "places=0 must be at least 1; try places=32"),
-        ({"generated": -1}, "generated=-1 must be at least 0; try generated=32"),
+        ({"generate": -1}, "generate=-1 must be at least 0; try generate=32"),
         ({"ids": torch.ones(2, 90, dtype=torch.long)}, "ids.shape=(2, 90) must be (1, length); pass one text"),
     ],
 )

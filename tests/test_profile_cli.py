@@ -105,7 +105,7 @@ def test_an_installed_package_is_found_and_none_of_its_code_is_run(
         ),
         (None, ["--tokens", "1"], "tokens=1 is too few; give at least 2 tokens"),
         (None, ["--tokens", "520"], "tokens=520 exceeds the model's 512 positions; ask for at most 512"),
-        (None, ["--tol", "0"], "tol=0.0 must be above 0; try tol=1e-2"),
+        (None, ["--tol", "0"], "tol=0.0 must be above 0 and finite; try tol=1e-2"),
         (None, ["--budget", "2"], "budget=2.0 must be above 0 and at most 1; try budget=0.5"),
         (None, ["--html", "/proc/none/a.html"], "path=/proc/none/a.html has no folder"),
         (None, ["--threads", "0"], "threads=0 must be at least 1; try --threads 1"),
@@ -121,6 +121,11 @@ def test_a_missing_text_and_one_that_is_no_text_are_named(folder: Path) -> None:
     assert refused("profile", folder) == "avow: text=text.txt does not exist; check the path"
     Path("text.txt").write_bytes(b"\xff\xfe\x00")
     assert refused("profile", folder).startswith("avow: text=text.txt cannot be read (")
+    Path("text.txt").unlink()
+    Path("text.txt").mkdir()
+    told = "avow: text=text.txt cannot be read (Is a directory); name a text file in UTF-8"
+    assert refused("profile", folder) == told
+    assert refused("profile", "nowhere") == told, "a text is read before a model is loaded"
 
 
 def test_a_model_that_is_not_supported_is_named_with_the_reason(tmp_path: Path) -> None:

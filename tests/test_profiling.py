@@ -149,8 +149,8 @@ def test_a_layer_that_never_goes_on_from_a_text_is_not_promised_a_cheaper_going_
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        ({"tol": 0}, "tol=0 must be above 0; try tol=1e-2"),
-        ({"tol": -1}, "tol=-1 must be a number of at least 0; "),
+        ({"tol": 0}, "tol=0 must be above 0 and finite; try tol=1e-2"),
+        ({"tol": float("nan")}, "tol=nan must be above 0 and finite; try tol=1e-2"),
         ({"budget": 0}, "budget=0 must be above 0 and at most 1; try budget=0.5"),
         (
             {"ids": torch.ones(2, 9, dtype=torch.long)},

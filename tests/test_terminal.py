@@ -47,6 +47,7 @@ def test_a_narrow_terminal_has_rows_below_one_another_and_loses_nothing(width: i
     assert max(map(len, shown.splitlines())) <= width and "…" not in shown
     together = "".join(shown.split())
     assert all("".join(str(cell).split()) in together for row in TABLE.rows for cell in row)
+    assert shown.splitlines()[1] == "method", "what stands out has a heading, too"
     assert "  to softmax" in shown and shown.count("softmax") == 1  # an empty cell has no line
 
 

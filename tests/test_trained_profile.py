@@ -29,7 +29,7 @@ def test_a_plan_made_on_one_part_of_the_manual_is_safe_on_another(loaded: tuple[
     assert found.share < 1
     assert model.config._attn_implementation == "sdpa"
 
-    verdict = verify(model, found.plan, ids, places=64, generated=8)
+    verdict = verify(model, found.plan, ids, places=64, generate=8)
     assert verdict.kept and verdict.within
     assert verdict.agreement >= 0.99 and abs(verdict.change) <= 2e-3
     assert verdict.largest_error > 1e-5, "tokens were left out"

@@ -71,7 +71,7 @@ def stored(folder: Path) -> list[Workload]:
     files = sorted(folder.glob("*.safetensors"))
     if not files:
         raise FileError("heads", folder, "holds no .safetensors file", "save q, k and v of some heads there")
-    found = [read(file) for file in files[1:] or files]
+    found = [read(file, option="heads") for file in files[1:] or files]
     least = min(load.k.shape[-2] for load in found)
     if least < _WINDOW or min(load.q.shape[-2] for load in found) < 2:
         rule = f"holds a file of fewer than {_WINDOW} keys or 2 queries"

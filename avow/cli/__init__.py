@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Annotated
 
 import typer
@@ -20,9 +21,9 @@ app = typer.Typer(
 )
 
 
-def main() -> None:
-    """The entry point."""
-    app()
+def main(begin: Callable[[], None] | None = None) -> None:
+    """The entry point; `begin` is called when what was typed is read and the command itself begins."""
+    app(obj=begin)
 
 
 def _version(wanted: bool) -> None:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from avow.cli.options import AsJson, Device, Png, place, png_ready
+from avow.cli.options import AsJson, Device, Png, files, place
 from avow.cli.output import document, wrote
 from avow.errors import MissingPackage, ParameterError
 
@@ -120,7 +120,7 @@ def shards(
 
     if not 1 <= ranks <= 1024:
         raise ParameterError("ranks", ranks, "must be from 1 to 1024", "try --ranks 256")
-    written = png_ready(png)
+    written = files(png=png)
     counts = [2**i for i in range(ranks.bit_length())]
     with progress(6 * len(counts)) as tell:
         result, chart = simulation.run(counts, tell)

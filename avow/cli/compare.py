@@ -25,7 +25,6 @@ from avow.cli.options import (
     command,
     files,
     place,
-    png_ready,
     split,
     use_threads,
     workloads,
@@ -86,7 +85,7 @@ def compare(
     fixed = _fixed(settings or [], names, [load.sizes for load in loads])
     for name in names:
         method_named(name)
-    written = files(html) + png_ready(png)
+    written = files(html, png=png)
     bench = Bench(names, fixed, seed, 1 if quick else 5, patience)
     lengths = [] if quick else _lengths(loads[0], drawn=input is None)
     steps = sum(len(list(bench.settings(name, load.sizes))) for load in loads for name in names)

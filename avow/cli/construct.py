@@ -14,7 +14,7 @@ from torch import Tensor
 from avow import constructions
 from avow.cli import numbers
 from avow.cli.formula import parse
-from avow.cli.options import AsJson, Png, Seed, files, png_ready
+from avow.cli.options import AsJson, Png, Seed, files
 from avow.cli.output import document, wrote
 from avow.constructions.construction import Construction
 from avow.errors import ParameterError
@@ -63,7 +63,7 @@ def _deliver(
     from avow.report.terminal import show
     from avow.report.weights import plain, saved, told, weights_table
 
-    written = files(save) + png_ready(png)
+    written = files(save, png=png)
     made = make()
     proof = made.verify()
     if proof and save is not None:
@@ -216,7 +216,7 @@ def project_out(
 ) -> Construction:
     """The projector that keeps one span and removes another."""
     if input is not None:
-        a, b = numbers.tensor_in(input, "A"), numbers.tensor_in(input, "B")
+        a, b = (numbers.tensor_in(input, name, "input") for name in ("A", "B"))
     else:
         for name, size in (("dim", dim), ("kept", kept), ("removed", removed)):
             if size < 1:

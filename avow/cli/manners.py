@@ -57,6 +57,8 @@ class Polite(TyperGroup):
 
     def invoke(self, ctx: Any) -> Any:
         try:
+            if ctx.obj is not None:
+                ctx.obj()
             return super().invoke(ctx)
         except (AvowError, _WRONG_USE) as problem:
             _end(problem)
@@ -97,7 +99,8 @@ def explained(problem: Any) -> AvowError:
             for theirs, ours in _RULES.items():
                 rule = rule.replace(theirs, ours)
             return ParameterError(_name(problem.param), repr(found["input"]), rule, remedy)
-    if known := getattr(problem.ctx and problem.ctx.command, "commands", None):
+    if hasattr(problem.ctx and problem.ctx.command, "list_commands"):
+        known = problem.ctx.command.list_commands(problem.ctx)
         name = problem.message.split("'")[1]
         near = " or ".join(difflib.get_close_matches(name, known))
         remedy = f"did you mean {near}?" if near else f"known commands: {', '.join(known)}"

@@ -71,7 +71,10 @@ def keys_from(file: Path | None, orthonormal: int | None, random: int | None, di
         value = " and ".join(told) or "nothing"
         raise ParameterError("keys", value, "must be given in one way", f"use one of {', '.join(ways)}")
     if file is not None:
-        return tensor_in(file, "keys")
+        if dim is not None:
+            rule, remedy = "is for keys that are drawn, and those of a file have theirs", "leave --dim out"
+            raise ParameterError("dim", dim, rule, remedy)
+        return tensor_in(file, "keys", "keys")
     count = orthonormal if orthonormal is not None else random
     assert count is not None
     width = count if dim is None else dim
@@ -85,10 +88,10 @@ def keys_from(file: Path | None, orthonormal: int | None, random: int | None, di
     return drawn / drawn.norm(dim=1, keepdim=True)
 
 
-def tensor_in(file: Path, name: str) -> Tensor:
-    """One matrix of a safetensors file."""
-    held = load_tensors(file)
+def tensor_in(file: Path, name: str, option: str) -> Tensor:
+    """One matrix of the safetensors file that an option names."""
+    held = load_tensors(file, option)
     if name not in held:
         rule = f"lacks {name} (it holds {', '.join(sorted(held)) or 'nothing'})"
-        raise FileError("input", file, rule, f"save a tensor named {name}")
+        raise FileError(option, file, rule, f"save a tensor named {name}")
     return held[name]

@@ -55,19 +55,16 @@ def use_threads(count: int) -> Iterator[None]:
         torch.set_num_threads(before)
 
 
-def files(*paths: Path | None) -> list[Path]:
+def files(*paths: Path | None, png: Path | None = None) -> list[Path]:
     """Those places that were named, each fit to be written: told before the work, not after it."""
-    named = [path for path in paths if path is not None]
-    for path in named:
+    if png is not None and png.suffix != ".png":
+        raise ParameterError("png", png, "must be a .png file", f"try --png {png.with_suffix('.png')}")
+    named = [path for path in (*paths, png) if path is not None]
+    for i, path in enumerate(named):
+        if path.absolute() in [other.absolute() for other in named[:i]]:
+            raise ParameterError("path", path, "is given for two files", "name another place for one of them")
         atomic.ready(path)
     return named
-
-
-def png_ready(path: Path | None) -> list[Path]:
-    """The same for a picture, whose name must say what it is."""
-    if path is not None and path.suffix != ".png":
-        raise ParameterError("png", path, "must be a .png file", f"try --png {path.with_suffix('.png')}")
-    return files(path)
 
 
 def workloads(

@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 
 from avow.calibration import rates
 from avow.cli.numbers import dtype_named
-from avow.cli.options import png_ready
+from avow.cli.options import files
 from avow.cli.output import document, wrote
 from avow.cli.quantities import duration, operations, speed
 from avow.contract import Sizes
@@ -52,7 +52,7 @@ def plan_ranks(asked: Asked) -> None:
         raise ParameterError("ranks", asked.ranks, rule, "add --link, such as --link 400GB/s")
     link = Link(speed("link", asked.link), duration("latency", asked.latency))
     machine, source = _machine(asked)
-    written = png_ready(asked.png)
+    written = files(png=asked.png)
     made = offers(sizes, asked.ranks, link, machine)
     if asked.png is not None:
         scaled = weak(sizes, asked.ranks, link, machine)

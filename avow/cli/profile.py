@@ -39,7 +39,7 @@ def profile(
     from avow import atomic
     from avow.bench.machine import machine
     from avow.integrations.transformers.layers import replaceable
-    from avow.integrations.transformers.model_files import load_model, read_text
+    from avow.integrations.transformers.model_files import load_model, read_text, tokens_of
     from avow.integrations.transformers.profiling import profile as measure
     from avow.report.charts import columns
     from avow.report.profile_page import profile_page
@@ -47,10 +47,10 @@ def profile(
     from avow.report.progress import progress
     from avow.report.terminal import bold, show
 
-    written = files(html, plan)
+    written, words = files(html, plan), read_text(text)
     with use_threads(threads):
         loaded = load_model(model)
-        ids = read_text(loaded, text, tokens)
+        ids = tokens_of(loaded, words, tokens)
         with progress(len(replaceable(loaded.model))) as tell:
             made = measure(loaded.model, ids, tol, budget, loaded.name, tell)
         atomic.write(html, profile_page(made, command(), machine()))

@@ -27,17 +27,17 @@ def verify(
     Perplexity, agreement, KL and generation under the plan beside exact attention, with certificates. Fails where a
     row that was recomputed in float64 is further off than its certificate says.
     """
-    from avow.integrations.transformers.model_files import load_model, read_text
+    from avow.integrations.transformers.model_files import load_model, read_text, tokens_of
     from avow.integrations.transformers.model_plan import read_plan
     from avow.integrations.transformers.verification import verify as compare
     from avow.report.charts import columns
     from avow.report.profile_table import verdict_line, verdict_table
     from avow.report.terminal import bold, show
 
-    made = read_plan(plan)
+    made, words = read_plan(plan), read_text(text)
     with use_threads(threads):
         loaded = load_model(model)
-        verdict = compare(loaded.model, made, read_text(loaded, text, tokens), places, generate)
+        verdict = compare(loaded.model, made, tokens_of(loaded, words, tokens), places, generate)
     if as_json:
         document(verdict.plain())
     else:

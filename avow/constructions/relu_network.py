@@ -151,7 +151,8 @@ def checked_interval(owner: str, interval: tuple[Number, Number]) -> tuple[Fract
     if not abs(as_float(low)) + abs(as_float(high)) < math.inf:
         raise RangeError(f"{owner}: interval", interval, "reaches beyond float64", "keep it within ±1e307")
     if not float(low) < float(high):
-        raise ParameterError(f"{owner}: interval", interval, "must rise from its first end to its second", "swap them")
+        given = f"({low}, {high})"
+        raise ParameterError(f"{owner}: interval", given, "must rise from its first end to its second", "swap them")
     return low, high
 
 

@@ -259,7 +259,7 @@ def _down(x: Fraction) -> float:
 
 def _check_heads(n: int, noisy: int, other: int) -> None:
     if not isinstance(n, int) or n < 2:
-        raise ParameterError("robust_heads: n", n, "must be at least 2", "two heads need two keys")
+        raise ParameterError("robust_heads: n", n, "must be at least 2", "give two keys or more")
     whole = all(isinstance(key, int) and not isinstance(key, bool) for key in (noisy, other))
     if not (whole and 0 <= noisy < n and 0 <= other < n and noisy != other):
         raise ParameterError(

@@ -223,7 +223,7 @@ def _check_tensors(q: Tensor, k: Tensor, v: Tensor, enable_gqa: bool) -> None:
             raise ShapeError(f"{name}.ndim", x.ndim, f"must equal q.ndim={q.ndim}", "give all three the same axes")
     if q.shape[-1] != k.shape[-1] or q.shape[-1] == 0:
         rule = f"must equal q.shape[-1]={q.shape[-1]} and be at least 1"
-        raise ShapeError("k.shape[-1]", k.shape[-1], rule, "queries and keys share one head dimension")
+        raise ShapeError("k.shape[-1]", k.shape[-1], rule, "project queries and keys to one head dimension")
     if k.shape[-2] != v.shape[-2]:
         rule = f"must equal k.shape[-2]={k.shape[-2]}"
         raise ShapeError("v.shape[-2]", v.shape[-2], rule, "each key needs one value")

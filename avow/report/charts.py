@@ -56,6 +56,8 @@ def figure(chart: Chart) -> dict[str, Any]:
         "xaxis": {"title": {"text": escape(chart.x)}, **_scale(chart.log_x)},
         "yaxis": {"title": {"text": escape(chart.y)}, **_scale(chart.log_y)},
     }
+    if not any(y for _, ys in chart.series.values() for y in ys):
+        axes["yaxis"]["range"] = [0, 1]  # Left to itself, plotly would go down to −1.
     if chart.marks == "bars":
         axes["xaxis"] |= {"type": "category", "categoryorder": "array", "categoryarray": _categories(chart)}
     return {"data": traces, "layout": axes}

@@ -59,6 +59,7 @@ def document(title: str, body: str, figures: Mapping[str, Any], style: str = "",
 <meta name="viewport" content="width=device-width, initial-scale=1">
 <meta http-equiv="Content-Security-Policy" content="{policy}">
 <title>{escape(title)}</title>
+<link rel="icon" href="data:,">
 <style>{STYLE}{style}</style>
 </head>
 <body>

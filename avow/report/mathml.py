@@ -96,6 +96,8 @@ def _mend(parent: ElementTree.Element) -> None:
         # The converter writes its characters as entities and expects the markup to be unescaped as a whole, which
         # would turn the words of a LaTeX text into markup too.
         node.text = html.unescape(node.text or "")
+        if node.text == r"\arg":  # The one name among those of TeX that it does not know.
+            node.text = "arg"
         if node.tag == "mi" and (_is_relation(node.text) or node.text in (":", ";")):
             node.tag = "mo"
         if node.tag in ("mi", "mo") and (_is_name(node.text) or node.text in ("∞", "∅")):
@@ -126,7 +128,7 @@ def _thin() -> ElementTree.Element:
 
 
 def _is_name(text: str) -> bool:
-    return len(text) > 1 and text.isalpha()
+    return len(text) > 1 and "".join(text.split()).isalpha()
 
 
 def _is_relation(text: str) -> bool:

@@ -50,7 +50,7 @@ _METHOD = (
     "random and recomputed in float64: with 99% confidence, 99% of all rows are no worse."
 )
 _STEPS = (
-    "Decoding: the last query against {keys:,} keys that a KeyValueCache holds, its sketch in place. Times are relative"
+    "Decoding: the last query against {keys} that a KeyValueCache holds, its sketch in place. Times are relative"
     " to the exact answer from that cache; avow bench decode compares with PyTorch's own."
 )
 _SCALING = """<h2>Growth with length</h2>
@@ -72,7 +72,7 @@ def _decoding(board: Board) -> str:
     if board.decoding is None or not board.decoding.steps:
         return ""
     rows = [step_cells(step) for step in board.decoding.steps]
-    return f"""<p class="soft">{_STEPS.format(keys=board.decoding.keys)}</p>
+    return f"""<p class="soft">{_STEPS.format(keys=words.count(board.decoding.keys, "key"))}</p>
 {html_table(Table("", DECODING_HEADINGS, rows))}"""
 
 

@@ -45,7 +45,7 @@ def board_table(board: Board) -> Columns:
 
 def decoding_table(found: Decoding) -> Columns:
     """Steps of decoding, one line a tolerance; what several have to say for themselves is said once."""
-    title = Text.assemble(("decoding", "bold"), f": the last query against {found.keys:,} keys in a cache")
+    title = Text.assemble(("decoding", "bold"), f": the last query against {words.count(found.keys, 'key')} in a cache")
     reasons: dict[str, list[str]] = {}
     for step in found.steps:
         if step.because:

@@ -49,6 +49,8 @@ class Columns:
         return table
 
     def _below(self) -> Iterator[RenderableType]:
+        if self.headings[0]:
+            yield Text(self.headings[0].replace("\n", " "), "dim")
         for (first, *rest), style in self._styled():
             yield Text.assemble(_text(first), style=f"{style} bold")
             cells = Table.grid(padding=(0, _GAP, 0, 0))

@@ -24,6 +24,9 @@ def main(arguments: list[str] | None = None) -> int:
         count = "1 fault" if len(site.faults) == 1 else f"{len(site.faults)} faults"
         print(f"{count}; nothing was written", file=sys.stderr)
         return 1
+    if out.exists() and not out.is_dir():
+        print(f"--out={out} is no folder; name another place", file=sys.stderr)
+        return 1
     if out.exists() and not (out / "index.html").exists() and any(out.iterdir()):
         print(f"--out={out} holds something else than a site; name another folder", file=sys.stderr)
         return 1

@@ -89,14 +89,19 @@ def _quiet() -> Iterator[None]:
         yield
 
 
-def read_text(loaded: Loaded, path: Path, tokens: int | None) -> Tensor:
-    """The first tokens of a text, (1, n): as many as asked, or all that the model has positions for."""
+def read_text(path: Path) -> str:
+    """A text in UTF-8."""
     try:
-        text = path.read_text(encoding="utf-8")
+        return path.read_text(encoding="utf-8")
     except FileNotFoundError as problem:
         raise FileError("text", path, "does not exist", "check the path") from problem
     except (OSError, UnicodeDecodeError) as problem:
-        raise FileError("text", path, f"cannot be read ({problem})", "name a text file in UTF-8") from problem
+        why = problem.strerror if isinstance(problem, OSError) else problem
+        raise FileError("text", path, f"cannot be read ({why})", "name a text file in UTF-8") from problem
+
+
+def tokens_of(loaded: Loaded, text: str, tokens: int | None) -> Tensor:
+    """The first tokens of a text, (1, n): as many as asked, or all that the model has positions for."""
     ids: Tensor = loaded.tokenizer(text, return_tensors="pt", verbose=False).input_ids
     return first_tokens(loaded.model, ids, tokens)
 

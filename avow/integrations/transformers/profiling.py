@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -23,7 +24,7 @@ from avow.integrations.transformers.offers import CONFIDENCE, Offer, layer_offer
 from avow.integrations.transformers.setting import Setting
 from avow.integrations.transformers.switch import as_it_was, enable
 from avow.integrations.transformers.watch import watching
-from avow.wishes import checked_wish
+from avow.params import as_float
 
 ROWS = 128
 """Rows of each head whose weights are looked at, evenly spaced over the text."""
@@ -112,8 +113,8 @@ def profile(
     `tol` is what a plan must prove of every row of every head, `budget` the share of exact attention's cost it may
     take. The model is left as it was.
     """
-    if checked_wish(tol).tol in (None, 0.0):
-        raise ParameterError("tol", tol, "must be above 0", "try tol=1e-2")
+    if not 0 < as_float(tol) < math.inf:
+        raise ParameterError("tol", tol, "must be above 0 and finite", "try tol=1e-2")
     if not 0 < budget <= 1:
         raise ParameterError("budget", budget, "must be above 0 and at most 1", "try budget=0.5")
     if ids.ndim != 2 or ids.shape[0] != 1 or ids.shape[1] < 2:

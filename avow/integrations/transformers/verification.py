@@ -76,7 +76,7 @@ class Verdict:
 @declared()
 @torch.no_grad()
 def verify(
-    model: PreTrainedModel, plan: ModelPlan | str | Path, ids: Tensor, places: int = 128, generated: int = 32
+    model: PreTrainedModel, plan: ModelPlan | str | Path, ids: Tensor, places: int = 128, generate: int = 32
 ) -> Verdict:
     """The model's predictions under a plan beside its own, for the last `places` tokens of a text (1, n), and beyond.
 
@@ -84,28 +84,28 @@ def verify(
     """
     started = time.perf_counter()
     made = plan if isinstance(plan, ModelPlan) else read_plan(plan)
-    _check(model, ids, places, generated)
+    _check(model, ids, places, generate)
     with as_it_was(model):
         apply(model, made)
         start = ids.shape[1] - places - 1
         past = DynamicCache(config=model.config.get_text_config(decoder=True))
         with without(model):
             model.base_model(ids[:, :start], past_key_values=past, use_cache=True)
-            exact, written = _read_on(model, ids[:, start:], copy.deepcopy(past), generated)
+            exact, written = _read_on(model, ids[:, start:], copy.deepcopy(past), generate)
         audit = _Audit()
         with record() as certificates, watching(audit):
-            planned, rewritten = _read_on(model, ids[:, start:], past, generated)
+            planned, rewritten = _read_on(model, ids[:, start:], past, generate)
     return _verdict(
         made, ids, exact[:-1], planned[:-1], written, rewritten, certificates, audit, time.perf_counter() - started
     )
 
 
-def _check(model: Any, ids: Tensor, places: int, generated: int) -> None:
+def _check(model: Any, ids: Tensor, places: int, generate: int) -> None:
     decodes = isinstance(model, PreTrainedModel) and model.can_generate() and not model.config.is_encoder_decoder
     if not decodes:
         rule = "does not predict the next token of a text"
         raise ParameterError("model", type(model).__name__, rule, "verify plans of decoder-only language models")
-    for name, value, least in (("places", places, 1), ("generated", generated, 0)):
+    for name, value, least in (("places", places, 1), ("generate", generate, 0)):
         if value < least:
             raise ParameterError(name, value, f"must be at least {least}", f"try {name}=32")
     if ids.ndim != 2 or ids.shape[0] != 1:
@@ -115,12 +115,12 @@ def _check(model: Any, ids: Tensor, places: int, generated: int) -> None:
         raise ParameterError("tokens", ids.shape[1], rule, "give a longer text or ask for fewer places")
 
 
-def _read_on(model: PreTrainedModel, ids: Tensor, past: Any, generated: int) -> tuple[Tensor, list[int]]:
+def _read_on(model: PreTrainedModel, ids: Tensor, past: Any, generate: int) -> tuple[Tensor, list[int]]:
     """The logits of all these tokens, (n, words), and the tokens that are likeliest one after another behind them."""
     logits = model(ids, past_key_values=past, use_cache=True).logits[0].float()
     written: list[int] = []
     last = logits[-1]
-    for _ in range(generated):
+    for _ in range(generate):
         written.append(int(last.argmax()))
         last = model(ids.new_tensor([written[-1:]]), past_key_values=past, use_cache=True).logits[0, -1]
     return logits, written

@@ -120,7 +120,8 @@ def _run(root: Path, path: Path) -> Run | None:
 
 def _about(told: dict[str, Any]) -> str:
     model, data = told["model"], told["data"]
-    sizes = f"{model.get('layers')} layers of {model.get('width')}"
+    layers = model.get("layers")
+    sizes = f"{layers} {'layer' if layers == 1 else 'layers'} of {model.get('width')}"
     return f"{model.get('attention')}, {sizes}, {data.get('task')}"
 
 

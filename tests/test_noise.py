@@ -77,6 +77,8 @@ def test_the_ratio_of_the_two_weights_is_the_exponential_of_the_scale_less_one()
 def test_laws_of_fractions_print_as_those_of_floats_do() -> None:
     assert str(AnyScale(Fraction(1, 2), 3)) == str(AnyScale(0.5, 3.0)) == "any X from 0.5 to 3"
     assert str(GaussianLaw(Fraction(1, 2), Fraction(1, 4))) == "X ~ N(0.5, 0.25)"
+    heads = robust_heads(3, EPS, AnyScale(Fraction(1, 2), 3))
+    assert "scaled by X from 0.5 to 3, so" in heads.promise and "at X = 0.5: " in str(heads.verify())
 
 
 @pytest.mark.parametrize(("n", "weight"), [(1000, 0.24043574), (10**6, 0.0099)])

@@ -315,6 +315,11 @@ y = sympy.Symbol("y")
         (lambda: relu_linear(0.1, 0, dtype=torch.float32), ParameterError, "drifts from the line without end; give an"),
         (lambda: relu_linear(1e300, 0, (0, 1), torch.float32), RangeError, "cannot carry the weights; use a wider"),
         (lambda: relu_linear(Fraction(10) ** 400, 0), RangeError, "relu_linear: dtype=torch.float64 cannot carry"),
+        (
+            lambda: relu_linear(Fraction(10**40, 7), 0, (2, 1e300)),
+            ParameterError,
+            "drifts from the line without end; give an interval, or a shorter one",
+        ),
         (lambda: relu_linear(1, 0, (2, 1)), ParameterError, "relu_linear: interval=(2, 1) must rise"),
         (lambda: relu_piecewise(X, (0, 0), 0.1), ParameterError, "relu_piecewise: interval=(0, 0) must rise"),
         (

@@ -82,7 +82,7 @@ def relu_linear(
             "relu_linear: m",
             m,
             f"is no {named(dtype)} number, and a rounded slope drifts from the line without end",
-            "give an interval, or a slope that the type holds",
+            "give an interval, or a shorter one, or a slope that the type holds",
         )
     return ReluLinear(exact, layers, bound, m, b, low, high)
 

@@ -164,8 +164,11 @@ def checked_number(name: str, number: Number) -> Fraction:
 
 
 def rounded_up(number: Fraction | float) -> float:
-    """A float that is no smaller."""
-    found = float(number)
+    """A float that is no smaller: infinity beyond them all."""
+    try:
+        found = float(number)
+    except OverflowError:
+        return math.inf
     return found if found >= number else math.nextafter(found, math.inf)
 
 

@@ -53,8 +53,8 @@ class RobustHeads(Construction):
     def promise(self) -> str:
         return (
             f"of {self.n} keys, head 1 gives key {self.noisy} and head 2 gives key {self.other} at least the weight "
-            f"1/(1 + {self.eps:g}) whenever key {self.noisy} is scaled by X from {self.least:g} to {self.most:g}, so "
-            f"their average is within {self.bound:.3g} max‖v‖ of ½(v_{self.noisy} + v_{self.other}); {self.law} does "
+            f"1/(1 + {self.eps:g}) whenever key {self.noisy} is scaled by X from {float(self.least):g} to "
+            f"{float(self.most):g}, so their average is within {self.bound:.3g} max‖v‖ of ½(v_{self.noisy} + v_{self.other}); {self.law} does "
             f"so with probability at least {math.floor(self.success * 1e12) / 1e12:.12g}"
         )
 
@@ -81,7 +81,7 @@ class RobustHeads(Construction):
                 for end in (self.least, self.most):
                     lost = balls.upper(2 * _lost(scores, unnamed, self.noisy, own, end))
                     worst = max(worst, lost)
-                    steps.append(f"head {head + 1} at X = {end:g}: 2(1 − weight of key {own}) ≤ {lost:.6g}")
+                    steps.append(f"head {head + 1} at X = {float(end):g}: 2(1 − weight of key {own}) ≤ {lost:.6g}")
         steps.append("between the ends each weight is a monotone function of X, a logistic function of one score")
         return Proof(self.promise, self.bound, worst, tuple(steps))
 
@@ -201,7 +201,8 @@ def robust_heads(
     raise ToleranceUnreachable(
         "robust_heads: eps",
         eps,
-        f"cannot be kept with queries and keys rounded to {named(dtype)} for every scale from {least:g} to {most:g}",
+        f"cannot be kept with queries and keys rounded to {named(dtype)} for every scale from {float(least):g} to "
+        f"{float(most):g}",
         "use a wider dtype, or bound the scale",
         best,
     )
@@ -221,7 +222,7 @@ def _ends(law: Law, least: float | Fraction | None, away: bool) -> tuple[float, 
     chosen = start if least is None else _down(least) if isinstance(least, Fraction) else as_float(least)
     if math.isnan(chosen) or chosen > most:
         raise ParameterError(
-            "robust_heads: least", least, f"must be at most the law's largest scale {most:g}", "leave it out"
+            "robust_heads: least", least, f"must be at most the law's largest scale {float(most):g}", "leave it out"
         )
     if not away and not chosen > 0:
         raise ParameterError(

@@ -283,7 +283,7 @@ def test_a_proof_sees_one_wrong_entry() -> None:
         (
             lambda: robust_heads(1, EPS, COIN),
             ParameterError,
-            "robust_heads: n=1 must be at least 2; two heads need two",
+            "robust_heads: n=1 must be at least 2; give two keys or more",
         ),
         (
             lambda: robust_heads(9, EPS, COIN, other=0),

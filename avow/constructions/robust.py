@@ -54,8 +54,9 @@ class RobustHeads(Construction):
         return (
             f"of {self.n} keys, head 1 gives key {self.noisy} and head 2 gives key {self.other} at least the weight "
             f"1/(1 + {self.eps:g}) whenever key {self.noisy} is scaled by X from {float(self.least):g} to "
-            f"{float(self.most):g}, so their average is within {self.bound:.3g} max‖v‖ of ½(v_{self.noisy} + v_{self.other}); {self.law} does "
-            f"so with probability at least {math.floor(self.success * 1e12) / 1e12:.12g}"
+            f"{float(self.most):g}, so their average is within {self.bound:.3g} max‖v‖ of "
+            f"½(v_{self.noisy} + v_{self.other}); {self.law} does so with probability at least "
+            f"{math.floor(self.success * 1e12) / 1e12:.12g}"
         )
 
     @property

@@ -58,6 +58,15 @@ def test_a_loaded_cache_answers_bit_for_bit_and_goes_on(
     assert [path.name for path in tmp_path.iterdir()] == ["cache.safetensors"]
 
 
+def test_a_device_is_the_one_where_tensors_land() -> None:
+    assert KeyValueCache(1, 4, device="cpu").device == torch.zeros(1).device
+    with pytest.raises(ParameterError, match=r"device='nowhere' cannot be used here \(.+\); try device=\"cpu\"$"):
+        KeyValueCache(1, 4, device="nowhere")
+    if not torch.cuda.is_available():
+        with pytest.raises(ParameterError, match=r"device='cuda' cannot be used here \(.*CUDA.*\); try device"):
+            KeyValueCache(1, 4, device="cuda")
+
+
 def test_what_a_look_found_the_next_may_leave_unread_is_kept_too(tmp_path: Path) -> None:
     cache = filled()
     k, v = tokens(cache, 900)

@@ -77,9 +77,13 @@ class TokenBuffers:
             check_count("window", window, 64)
         check_dtype("dtype", dtype, "use torch.bfloat16")
         try:
-            place = torch.device(device)
-        except RuntimeError as problem:
-            raise ParameterError("device", repr(device), "is none that torch knows", 'try device="cpu"') from problem
+            # Where tensors land: "cuda" is the current one of the GPUs, and theirs says which.
+            place = torch.empty(0, device=device).device
+        except (RuntimeError, AssertionError) as problem:
+            why = str(problem).partition("\n")[0]
+            raise ParameterError(
+                "device", repr(device), f"cannot be used here ({why})", 'try device="cpu"'
+            ) from problem
         self.key_heads, self.dim, self.value_dim, self.batch = key_heads, dim, value_dim, batch
         self.dtype, self.device, self.bits, self.window = dtype, place, bits, window
         self._position = 0

@@ -106,7 +106,8 @@ def test_a_sharded_run_leaves_the_files_of_an_undivided_one(together: Path) -> N
     for mine, theirs in ((one.weights, two.weights), *states):
         assert mine.keys() == theirs.keys()
         for name, x in mine.items():
-            torch.testing.assert_close(x, theirs[name], atol=1e-6, rtol=0)
+            # Adam divides by a gradient's own size: where that is rounding, so is a part of the step.
+            torch.testing.assert_close(x, theirs[name], atol=1e-5, rtol=0)
     assert one.optimiser["param_groups"] == two.optimiser["param_groups"]
     assert one.optimiser["state"].keys() == two.optimiser["state"].keys() != set()
 

@@ -106,8 +106,11 @@ def test_a_sharded_run_leaves_the_files_of_an_undivided_one(together: Path) -> N
     for mine, theirs in ((one.weights, two.weights), *states):
         assert mine.keys() == theirs.keys()
         for name, x in mine.items():
-            # Adam divides by a gradient's own size: where that is rounding, so is a part of the step.
-            torch.testing.assert_close(x, theirs[name], atol=1e-5, rtol=0)
+            y = theirs[name]
+            if name.endswith("attention.inward.bias"):
+                # A bias of all keys moves no weight: its gradient is rounding, and so is Adam's step by it.
+                x, y = (torch.cat([x[:16], x[32:]]) for x in (x, y))
+            torch.testing.assert_close(x, y, atol=1e-6, rtol=0)
     assert one.optimiser["param_groups"] == two.optimiser["param_groups"]
     assert one.optimiser["state"].keys() == two.optimiser["state"].keys() != set()
 

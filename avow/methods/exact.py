@@ -295,6 +295,8 @@ def _fused_on_cpu(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, causal: 
         # The kernel does not take masks with gradients, and may be switched off: what is left sums in an unknown order.
         q, k, v = (x.double() for x in (q, k, v))
         mask = mask if mask is None or mask.dtype == torch.bool else mask.double()
+        plain = torch.ops.aten._scaled_dot_product_attention_math
+        return plain(q, k, v, mask, 0.0, causal, scale=scale, enable_gqa=grouped)[0].to(kind)
     return scaled_dot_product_attention(q, k, v, mask, is_causal=causal, scale=scale, enable_gqa=grouped).to(kind)
 
 

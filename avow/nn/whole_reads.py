@@ -165,7 +165,7 @@ def whole(
     """The answers of one query of each head to all tokens."""
     b, h, _, d = q.shape
     g = k.shape[1]
-    rows = q.reshape(b * g, 1, h // g, d)
+    rows = q.reshape(b * g, 1, h // g, d).contiguous()  # the kernel takes features for neighbours
     short = fewest_rows(q.dtype, d) - h // g
     if short > 0:
         # (b·g, 1, r, d): sums of fewer rows are rounded more often.

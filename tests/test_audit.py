@@ -11,9 +11,11 @@ import torch
 from torch import Tensor
 
 import avow
-from avow.certificates.audit import rows_needed
+from avow.certificates import measure_norms
+from avow.certificates.audit import reference_error, rows_needed
 from avow.errors import ParameterError, ShapeError
-from avow.methods.latent import directions
+from avow.methods import method_named
+from avow.methods.latent import Latent, directions
 
 
 def tensors(n: int = 40, dtype: torch.dtype = torch.float32) -> tuple[Tensor, Tensor, Tensor]:
@@ -211,20 +213,35 @@ def test_the_share_of_rows_within_the_bound_is_as_promised() -> None:
 
 
 @pytest.mark.parametrize("method", ["latent", "separable"])
-@pytest.mark.parametrize("size", [1.0, 3e4])
+@pytest.mark.parametrize("size", [1.0, 3e4, 1e6])
 def test_an_audit_counts_the_rounding_of_the_mechanism_it_recomputes(method: str, size: float) -> None:
-    draw = seeded()
-    q, k, v = (torch.randn(1, 1, 200, 8, generator=draw) for _ in range(3))
-    q, k = (size * q).float(), (size * k).float()
-    out = avow.attend(q, k, v, method=method).out
+    q, k, v = (torch.randn(1, 1, 200, 8, generator=seeded(i), dtype=torch.float64) for i in range(3))
+    q, k = size * q, size * k
+    # What the audit itself computes: it finds no distance, and must still say how far both may be from the truth.
+    out = method_named(method)().reference(avow.Problem.of(q, k, v))
     report = avow.audit(out, q, k, v, method=method)
     # The same definition in eighty bits: what float64 itself loses shows.
-    truth = (_latent if method == "latent" else _separable)(
-        *(x[0, 0].double().numpy().astype(np.longdouble) for x in (q, k, v))
-    )
-    error = np.linalg.norm(out[0, 0].double().numpy() - truth, axis=-1) / float(v.double().norm(dim=-1).amax())
+    wide = [x[0, 0].numpy().astype(np.longdouble) for x in (q, k, v)]
+    truth = _latent(*wide) if method == "latent" else _separable(*wide)
+    error = np.linalg.norm(out[0, 0].numpy() - truth, axis=-1) / float(v.norm(dim=-1).amax())
     assert (error.astype(float) <= report.errors.numpy()).all()
     assert report.errors.numel() == 200
+
+
+def test_an_audit_asks_the_mechanism_how_far_its_reference_may_be_off(monkeypatch: pytest.MonkeyPatch) -> None:
+    q, k, v = tensors()
+    out = avow.attend(q, k, v, method="latent").out
+    before = avow.audit(out, q, k, v, method="latent").errors
+    monkeypatch.setattr(Latent, "reference_error", lambda _, p, __: torch.full(p.q.shape[:-1], 0.5))
+    assert torch.allclose(avow.audit(out, q, k, v, method="latent").errors, before + 0.5, atol=1e-6)
+
+
+def test_latents_of_large_logits_are_less_certain_than_softmax_averages() -> None:
+    # Latents are averages themselves: what rounding does to their keys meets the queries once more.
+    q, k, v = (1e4 * torch.randn(1, 1, 200, 8, dtype=torch.float64) for _ in range(3))
+    problem = avow.Problem.of(q, k, v)
+    norms = measure_norms(problem)
+    assert bool((Latent().reference_error(problem, norms) > 100 * reference_error(problem, norms)).all())
 
 
 def _softmax(x: np.ndarray, axis: int) -> np.ndarray:

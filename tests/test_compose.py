@@ -68,7 +68,7 @@ def test_promises_about_single_rows_and_about_shares_of_rows_are_not_mixed() -> 
 
 
 def test_coverage_is_weighted_by_rows() -> None:
-    few = dataclasses.replace(SAMPLE, rows=SAMPLE.rows[:, :3], coverage=0.5)
+    few = part(0.2, "sampled", rows=3, confidence=0.95, coverage=0.5)
     assert compose([SAMPLE, few], -1).coverage == pytest.approx((12 * 0.9 + 3 * 0.5) / 15)
 
 

@@ -188,7 +188,7 @@ class Partial:
     def _bounds(
         self, moved: Float64[Tensor, "*rows"], out: Float[Tensor, "*rows e"]
     ) -> tuple[Float64[Tensor, "*rows"], Float64[Tensor, "*rows"]]:
-        """The theorem above for an answer that has been moved so far since: relative to the longest value, and to it."""
+        """The theorem above for an answer moved so far since, relative to the longest value and to the true answer."""
         error, _, _, _, floor = self.means
         all_alike = rounding.perturbed(self.unsure + self.drift) * self.longest
         by_mass = torch.where(floor > 0, self.pairs / floor, 0.0) + rounding.perturbed(self.drift) * self.longest

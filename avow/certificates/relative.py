@@ -1,7 +1,7 @@
 r"""How far an answer may be off beside its own length.
 
-A certificate bounds :math:`\|out_i - o^*_i\|` by :math:`b_i`, its row's bound times the longest value that the row sees.
-The true answer is then no shorter than :math:`\|out_i\| - b_i`, and the error relative to it is at most
+A certificate bounds :math:`\|out_i - o^*_i\|` by :math:`b_i`, the row's bound times the longest value that it sees. The
+true answer is then no shorter than :math:`\|out_i\| - b_i`, and the error relative to it is at most
 
 .. math:: \frac{\|out_i - o^*_i\|}{\|o^*_i\|} \le \frac{b_i}{\|out_i\| - b_i},
 
@@ -57,18 +57,21 @@ def longest_values(p: Problem, norms: Norms) -> Float64[Tensor, "b h #n"]:
 def relative_rows(
     p: Problem, norms: Norms, out: Float[Tensor, "b h n e"], rows: Float64[Tensor, "b h n"]
 ) -> Float64[Tensor, "b h n"]:
-    """Bounds on the errors of an answer's rows relative to the true answer, from those relative to the longest value."""
+    """Bounds on the errors of rows relative to the true answer, from those relative to the longest value."""
     return relative_errors(absolute_errors(rows, longest_values(p, norms)), length_floors(out.detach()))
 
 
-def aim(ratio: float, rtol: float) -> float:
+def aimed_bound(ratio: float, rtol: float) -> float:
     """The bound, in units of the longest value, that proves `rtol` of answers which are `ratio` times as long."""
     return ratio * rtol / (1 + rtol) * (1 - 1e-6)
 
 
 def shortest_ratio(p: Problem, norms: Norms, out: Float[Tensor, "b h n e"], rows: Float64[Tensor, "b h n"]) -> float:
-    """At most how long every answer is beside the longest value that its row sees; rows that see none do not count."""
-    longest = longest_values(p, norms).expand(rows.shape)
-    left = length_floors(out.detach()) - absolute_errors(rows, longest)
+    """About how long the shortest answer is beside the longest value of its row; rows that see no value do not count.
+
+    It is proved where errors are small beside the answers. Where they are not, a quarter of what was given is a guess.
+    """
+    longest, lengths = longest_values(p, norms).expand(rows.shape), length_floors(out.detach())
+    left = torch.maximum(lengths - absolute_errors(rows, longest), lengths / 4)
     ratios = torch.where(longest > 0, left / longest.clamp(min=1e-300), 1.0)
     return max(0.0, float(ratios.amin())) if ratios.numel() else 1.0

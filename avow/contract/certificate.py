@@ -135,7 +135,7 @@ class Certificate:
             plain["bound"], plain["relative"] = float(plain["bound"]), float(plain.get("relative", math.inf))
             plain["assumptions"] = tuple(plain["assumptions"])
             made = Certificate(**plain, cost=None if cost is None else Cost(**cost))
-        except (ValueError, KeyError, TypeError, AttributeError, RuntimeError, RecursionError, ShapeError) as error:
+        except (ValueError, KeyError, TypeError, AttributeError, RuntimeError, RecursionError) as error:
             raise _unread(text, f"{type(error).__name__}: {error}") from error
         if wrong := made._fault():
             raise _unread(text, wrong)

@@ -72,7 +72,10 @@ class Exact(Method):
         model = self.model(p, *norms.most[:2])
         # 2·tanh(δ/2) for the weights, then what sums, flushing and the output's type add.
         rows = reach.mul_(model.slope / 2).add_(model.floor / 2).tanh_().mul_(2 * model.grown)
-        rows.add_(_flushed(_smallest_ceiling(p, norms), model.lost).add_(model.rest))
+        rows.add_(_flushed(_smallest_ceiling(p, norms), model.lost).add_(model.sums * (1 + model.final)))
+        if model.final:
+            # The answer's own rounding is relative to its length, which is known by now: on flat heads that is little.
+            rows = rows + model.final * rounding.OUTWARD * _shares(p, norms, computed.out)
         return Promise("deterministic", settled(p, rows), assumptions=(self.assumption(p),))
 
     def foresee(self, problem: Problem, norms: Norms, confidence: float) -> Prospect:
@@ -207,6 +210,19 @@ def _flushed(ceiling: Tensor, lost: float) -> Tensor:
     A number divided by a tensor is computed through its reciprocal, which overflows for subnormals: hence the fill.
     """
     return torch.where(ceiling > 0, torch.full_like(ceiling, lost) / ceiling, 0.0)
+
+
+def _shares(p: Problem, norms: Norms, out: Tensor) -> Tensor:
+    """At least how long each answer is beside the longest value that its row sees; no more than 1, as before rounding.
+
+    A number rounded by way of float32 is rounded twice, which the margin of 2^-10 covers, and the sum's own rounding;
+    squares of entries below 2^-60 may vanish.
+    """
+    masked = p.allowed is not None and p.allowed.shape[-2] > 1
+    longest = _smallest_ceiling(p, norms) if masked else ceilings(p, norms)
+    lengths = torch.linalg.vector_norm(out.detach().float(), dim=-1).double() * (1 + 2.0**-10)
+    lengths = lengths + 2.0**-60 * math.sqrt(out.shape[-1])
+    return (lengths / longest.clamp(min=1e-300)).clamp(max=1.0).nan_to_num(nan=1.0)
 
 
 def _smallest_ceiling(p: Problem, norms: Norms) -> Tensor:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from rich.text import Text
 
-from avow.planner import Plan
+from avow.planner import BOUND_UNIT, Plan
 from avow.report import words
 from avow.report.compare import Board, Row
 from avow.report.decoding import Decoding, Step
@@ -82,7 +82,6 @@ def cells(row: Row) -> list[str]:
 
 def plan_table(plan: Plan) -> Columns:
     """Candidates from the chosen one down, and below them why the others lost; a reason that several share once."""
-    wish = "no tolerance" if plan.tol is None else f"tolerance {plan.tol:g}"
     rows, styles = [], []
     reasons: dict[str, list[str]] = {}
     for candidate in plan.ranked:
@@ -96,4 +95,4 @@ def plan_table(plan: Plan) -> Columns:
         reasons.setdefault(why, []).append(label)
     notes = [f"{why}: {words.listed(labels)}" for why, labels in reasons.items()]
     headings = ("  method", "predicted", "memory", "bound")
-    return Columns("lrrr", headings, rows, f"plan for {wish} ({plan.source})", notes, styles)
+    return Columns("lrrr", headings, rows, f"plan for {plan.asked} ({plan.source})", [*notes, BOUND_UNIT], styles)

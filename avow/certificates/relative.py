@@ -19,7 +19,7 @@ import torch
 from jaxtyping import Float, Float64
 from torch import Tensor
 
-from avow.contract import Norms, Problem
+from avow.contract import Certificate, Norms, Problem
 from avow.maths import rounding
 from avow.maths.heads import longest_seen, per_query_head
 from avow.maths.norms import length_floors
@@ -64,6 +64,13 @@ def relative_rows(
 def aimed_bound(ratio: float, rtol: float) -> float:
     """The bound, in units of the longest value, that proves `rtol` of answers which are `ratio` times as long."""
     return ratio * rtol / (1 + rtol) * (1 - 1e-6)
+
+
+def proved_ratio(certificate: Certificate) -> float:
+    """At most how long any true answer is beside the longest value of its row; 0 where nothing of that is proved."""
+    some = certificate.rows > 0
+    ratios = torch.where(some, certificate.rows / certificate.relative_rows.clamp(min=1e-300), 1.0)
+    return float(ratios.amin()) if ratios.numel() else 1.0
 
 
 def shortest_ratio(p: Problem, norms: Norms, out: Float[Tensor, "b h n e"], rows: Float64[Tensor, "b h n"]) -> float:

@@ -89,7 +89,7 @@ class Plan:
             )
             why = candidate.lost or kept
             lines.append(f"{mark}{candidate.label:34}{candidate.seconds:>10.2g}{memory:>12}{bound:>10}  {why}")
-        return "\n".join([f"plan for {self.asked} ({self.source})", *lines, BOUND_UNIT])
+        return "\n".join([f"plan for {self.asked} ({self.source}); {BOUND_UNIT}", *lines])
 
 
 def candidates(sizes: Sizes, rates: Rates, methods: Iterable[type[Method]] | None = None) -> list[Candidate]:

@@ -103,6 +103,17 @@ def compose(parts: Sequence[Certificate], dim: int) -> Certificate:
     )
 
 
+def select(certificate: Certificate, index: Tensor | Sequence[int], dim: int) -> Certificate:
+    """The certificate of some of the rows of an answer, along an axis of them and in this order."""
+    places = torch.as_tensor(index, dtype=torch.long, device=certificate.rows.device)
+    rows, own = (x.index_select(dim, places) for x in (certificate.rows, certificate.relative_rows))
+    if certificate.kind == "sampled" and certificate.coverage < 1 and rows.numel() < certificate.rows.numel():
+        rule = "speaks of a share of the rows and not of any one"
+        raise InputError("kind of certificate", "sampled", rule, "audit the answer's part instead")
+    bound, relative = (float(x.amax()) if x.numel() else 0.0 for x in (rows, own))
+    return dataclasses.replace(certificate, rows=rows, bound=bound, relative=relative, relative_rows=own)
+
+
 @dataclass(frozen=True, eq=False)
 class Partial:
     """What some of the keys answer to every row, and all it takes to merge that with what other keys answer.

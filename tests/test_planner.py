@@ -195,7 +195,8 @@ def test_the_printed_plan_has_a_line_and_a_reason_for_each() -> None:
     q, k, v = torch.randn(3, 1, 2, 300, 8).unbind()
     made = avow.plan(q, k, v, tol=1e-2)
     first, header, *lines = str(made).splitlines()
-    assert first == f"plan for tolerance 0.01 ({made.source})"
+    unit = "bounds are relative to the longest value that a row sees"
+    assert first == f"plan for tolerance 0.01 ({made.source}); {unit}"
     assert header.split() == ["method", "seconds", "memory", "bound", "why"]
     assert len(lines) == len(made.ranked)
     for line, candidate in zip(lines, made.ranked, strict=True):

@@ -36,12 +36,14 @@ class Asked(NamedTuple):
     shared_queries: bool
     mask: Tensor | None
     generator: torch.Generator | None
+    rtol: float | None = None
 
     @property
     def words(self) -> dict[str, object]:
         """What all must ask alike."""
         same: dict[str, object] = {
             "tol": self.tol,
+            "rtol": self.rtol,
             "confidence": self.confidence,
             "mask": "none" if self.mask is None else "some",
         }
@@ -53,7 +55,8 @@ class Asked(NamedTuple):
     def draws(self) -> bool:
         """Whether something may be drawn at random."""
         named = any(kind.random and kind.name == self.method for kind in OWN)
-        return named or (self.method == "auto" and self.tol is not None and not self.shared_queries)
+        tolerant = self.tol is not None or self.rtol is not None
+        return named or (self.method == "auto" and tolerant and not self.shared_queries)
 
     @property
     def named(self) -> Method:
@@ -67,7 +70,7 @@ class Asked(NamedTuple):
 
     def check(self, problem: Problem) -> None:
         """Raise where this process cannot ask so."""
-        checked_wish(self.tol, self.confidence)
+        checked_wish(self.tol, self.confidence, rtol=self.rtol)
         check_generator(self.generator)
         self.seen(problem)
         if self.method == "auto":

@@ -7,6 +7,7 @@ shard a token is does not matter to the answer: a query sees them all.
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections.abc import Sequence
 
 import torch
@@ -15,6 +16,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from avow.attend import Attended
+from avow.certificates.relative import aimed_bound, proved_ratio
 from avow.contract import Norms, Problem
 from avow.declared import declared
 from avow.distributed.agreement import agree, digest
@@ -22,7 +24,7 @@ from avow.distributed.scripts import over_processes
 from avow.distributed.sparse import own_generator, sampling
 from avow.distributed.sparse_script import Task, shard_script
 from avow.distributed.traffic import Group, group_of
-from avow.errors import AvowError, ParameterError, ShapeError
+from avow.errors import AvowError, ParameterError, ShapeError, ToleranceUnreachable
 from avow.maths.norms import check_range, row_norms
 from avow.methods.sparse import Sparse
 from avow.nn.key_value_cache import KeyValueCache
@@ -79,18 +81,37 @@ class ShardedCache:
         confidence: float | None = None,
         scale: float | None = None,
         generator: torch.Generator | None = None,
+        rtol: float | None = None,
     ) -> Attended:
         """The answers of all heads to the query of the last token, and the certificate of the error they made.
 
-        The bound never exceeds `tol`; None means exact. `confidence < 1` accepts bounds that hold with that probability
-        for each row, over the draws of all processes.
+        The bound never exceeds `tol`, nor the bound relative to the answer `rtol`; without either, the answer is exact.
+        `confidence < 1` accepts bounds that hold with that probability for each row, over the draws of all processes.
         """
         from avow.distributed import attend  # which is above: it knows all methods
 
-        problem = self._agreed(q, tol, confidence, scale, generator)
-        if tol is None:
-            return attend(q, problem.k, problem.v, group=self._group, scale=scale, enable_gqa=True)
-        method = sampling(Sparse(bits=self.cache.bits or 4), confidence)
+        problem = self._agreed(q, tol, confidence, scale, generator, rtol)
+        limit, ratio = math.inf if tol is None else tol, 1 / math.sqrt(self.length)
+        for _ in range(0 if tol is None and rtol is None else 1 if rtol is None else 2):
+            aim = limit if rtol is None else min(limit, aimed_bound(ratio, rtol))
+            try:
+                attended = self._sparse(problem, aim, confidence, generator)
+            except ToleranceUnreachable:
+                # All processes raise it alike. With `rtol` the aim was a guess: exact attention may still prove it.
+                if rtol is None:
+                    raise
+                break
+            if rtol is None or attended.certificate.keeps(tol, rtol):
+                return attended
+            ratio = proved_ratio(attended.certificate)
+        options = {"group": self._group, "scale": scale, "enable_gqa": True, "tol": tol, "rtol": rtol}
+        return attend(q, problem.k, problem.v, method="exact", **options)
+
+    def _sparse(
+        self, problem: Problem, tol: float, confidence: float | None, generator: torch.Generator | None
+    ) -> Attended:
+        """The answer from a part of the tokens of all shards."""
+        q, method = problem.q, sampling(Sparse(bits=self.cache.bits or 4), confidence)
         task = Task(tol, method, self.length, max(self.lengths), len(self.lengths))
         draws = own_generator(method, self._here, q.device, generator)
         # Under autocast products would be narrower than the bounds allow for.
@@ -107,20 +128,21 @@ class ShardedCache:
         confidence: float | None,
         scale: float | None,
         generator: torch.Generator | None,
+        rtol: float | None,
     ) -> Problem:
         """What is asked of this shard, with norms of its tokens, where all processes ask the same and can answer."""
         found: Problem | None = None
         problem: AvowError | None = None
         most, factor = [0.0, 0.0, 0.0], 1.0
         try:
-            checked_wish(tol, confidence)
+            checked_wish(tol, confidence, rtol=rtol)
             check_generator(generator)
             found = self._problem(q, scale)
             assert found.norms is not None
             most, factor = list(found.norms.most), found.scale
         except AvowError as raised:
             problem = raised
-        asked = {"call": "ShardedCache.attend", "tol": tol, "confidence": confidence, "scale": scale}
+        asked = {"call": "ShardedCache.attend", "tol": tol, "rtol": rtol, "confidence": confidence, "scale": scale}
         same = {**asked, "lengths of shards": self.lengths, **_facts(q)}
         known = agree(same, most, problem, self._group, self.cache.device)
         query, key, value = (max(column) for column in zip(*known, strict=True))

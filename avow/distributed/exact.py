@@ -23,10 +23,11 @@ from avow.distributed.partials import answered, packed, unpacked, unreachable
 from avow.distributed.traffic import gathered
 from avow.errors import AvowError
 from avow.maths import rounding
+from avow.wishes import Wish
 
 
-def attend_keys(met: Meeting, tol: float | None, kinds: Sequence[torch.dtype]) -> Attended:
-    """Softmax attention of the same queries to the keys of all processes, in the first arithmetic that keeps `tol`.
+def attend_keys(met: Meeting, wish: Wish, kinds: Sequence[torch.dtype]) -> Attended:
+    """Softmax attention of the same queries to the keys of all processes, in the first arithmetic that keeps the wish.
 
     Where causal, row i sees the first i + 1 of all keys, in order of ranks. Gradients are those of one loss, which
     every process computes from the answer that all share.
@@ -37,10 +38,10 @@ def attend_keys(met: Meeting, tol: float | None, kinds: Sequence[torch.dtype]) -
         with torch.no_grad():
             whole = _merged(p.q.to(kind), p.k.to(kind), p.v.to(kind), shift, met)
             out, certificate = whole.answer(p.q.dtype)
-        if tol is None or certificate.keeps(tol):
+        if wish.met_by(certificate):
             gradients = functools.partial(_gradients, shift=shift, met=met)
             return Attended(linked(p.q, p.k, p.v, (out, whole.lse), gradients), certificate)
-    raise unreachable(tol, certificate.bound)
+    raise unreachable(wish, certificate.bound, certificate.relative)
 
 
 def _merged(q: Tensor, k: Tensor, v: Tensor, shift: int | None, met: Meeting) -> Partial:

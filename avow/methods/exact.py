@@ -25,7 +25,7 @@ from torch.nn.functional import pad, scaled_dot_product_attention
 from avow.contract import Computed, Cost, Method, Norms, Problem, Promise, Prospect, Sizes, named
 from avow.maths import rounding
 from avow.maths.cpu_sums import MOST_ROWS, fewest_rows
-from avow.maths.heads import distance_rounding, finished, longest_seen, per_query_head, settled
+from avow.maths.heads import ceilings, distance_rounding, finished, longest_seen, per_query_head, settled
 from avow.maths.masks import additive
 from avow.maths.norms import at_least
 from avow.maths.softmax import softmax_average
@@ -78,7 +78,10 @@ class Exact(Method):
         model = self.model(p, *norms.most[:2])
         # 2·tanh(δ/2) for the weights, then what sums, flushing and the output's type add.
         rows = reach.mul_(model.slope / 2).add_(model.floor / 2).tanh_().mul_(2 * model.grown)
-        rows.add_(_flushed(p, norms, model, computed.trace).add_(model.rest))
+        rows.add_(_flushed(p, norms, model, computed.trace).add_(model.sums * (1 + model.final)))
+        if model.final:
+            # The answer's own rounding is relative to its length, which is known by now: on flat heads that is little.
+            rows = rows + model.final * rounding.OUTWARD * _shares(p, norms, computed.out)
         return Promise("deterministic", settled(p, rows), assumptions=(self.assumption(p),))
 
     def foresee(self, problem: Problem, norms: Norms, confidence: float) -> Prospect:
@@ -216,6 +219,21 @@ def _size(norms: Norms) -> float:
     """The power of two that values are divided by before they are summed: one, unless all are near underflow."""
     longest = norms.most[2]
     return 2.0 ** max(-1000, math.frexp(longest)[1]) if 0 < longest < _FAINT else 1.0
+
+
+def _shares(p: Problem, norms: Norms, out: Tensor) -> Tensor:
+    """At least how long each answer is beside the longest value that its row sees; no more than 1, as before rounding.
+
+    A number rounded by way of float32 is rounded twice, which the margin of 2^-10 covers, and the sum's own rounding;
+    squares of entries below 2^-60 may vanish.
+    """
+    masked = p.allowed is not None and p.allowed.shape[-2] > 1
+    least = norms.least_value * (1 - norms.slack)
+    # Rows that see different values share the shortest of all where none is near underflow: to look would cost more.
+    longest = torch.full_like(norms.q, least) if masked and least > 1e-10 else ceilings(p, norms)
+    lengths = torch.linalg.vector_norm(out.detach().float(), dim=-1).double() * (1 + 2.0**-10)
+    lengths = lengths + 2.0**-60 * math.sqrt(out.shape[-1])
+    return (lengths / longest.clamp(min=1e-300)).clamp(max=1.0).nan_to_num(nan=1.0)
 
 
 def _flushed(p: Problem, norms: Norms, model: Model, size: float) -> Tensor:

@@ -121,7 +121,8 @@ def plan(
 ) -> Plan:
     """What `attend` would weigh for these tensors, what it would cost, and why each loser lost.
 
-    `keys` prices the plan for a longer sequence of the same kind.
+    `keys` prices the plan for another number of keys. Queries grow with them if there are as many, as in
+    self-attention; otherwise they stay as they are, so that one query is priced as a step of decoding.
     """
     problem = Problem.of(
         q, k, v, mask=mask, causal=causal, scale=scale, enable_gqa=enable_gqa, kernel=kernel, sigma=sigma

@@ -212,3 +212,15 @@ def test_the_place_is_checked_before_the_work(monkeypatch: pytest.MonkeyPatch) -
     Path("file").write_text("")
     assert "has no folder" in refused("compare", *SMALL, "--html", "file/page.html")
     assert atomic.ready(Path("fine/page.html")) is None
+
+
+def test_a_plan_of_one_query_is_a_step_of_decoding() -> None:
+    def seconds(*more: str) -> float:
+        found = json.loads(run("plan", "--length", "65536", "--heads", "1", "--dim", "8", "--json", *more).stdout)
+        return float(found["exact_seconds"])
+
+    step = seconds("--queries", "1")
+    assert step < seconds() / 1000
+    assert seconds("--queries", "1", "--causal") == step, "the last query sees every key"
+    assert seconds("--queries", "2") > step
+    assert "queries=0 must be from 1 to the 2048 there are" in refused("plan", "--queries", "0")

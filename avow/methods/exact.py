@@ -8,7 +8,6 @@ unit. All of it is divided by the largest visible value norm, which therefore ca
 
 from __future__ import annotations
 
-import contextlib
 import functools
 import math
 import time
@@ -23,6 +22,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.functional import pad, scaled_dot_product_attention
 
 from avow.contract import Computed, Cost, Method, Norms, Problem, Promise, Prospect, Sizes, named
+from avow.errors import is_out_of_memory
 from avow.maths import rounding
 from avow.maths.cpu_sums import MOST_ROWS, fewest_rows
 from avow.maths.heads import ceilings, distance_rounding, finished, per_query_head, settled
@@ -230,11 +230,17 @@ def _fastest(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, causal: bool,
         return call(q, k, v)
     if mask is None:
         bucket = 1 << (max(q.shape[-2], 1) - 1).bit_length()
-        backend = _quickest(q.device, q.dtype, q.shape[-1], min(bucket, 8192), causal)
-        # A kernel that does not take these sizes says so by an error, and warns why.
-        with contextlib.suppress(RuntimeError), warnings.catch_warnings(), sdpa_kernel(backend, set_priority=True):
-            warnings.simplefilter("ignore")
-            return call(q, k, v)
+        try:
+            backend = _quickest(q.device, q.dtype, q.shape[-1], min(bucket, 8192), causal)
+        except torch.OutOfMemoryError:
+            backend = _fused(q.dtype)  # no room to measure which is faster, and maybe enough for the call itself
+        try:
+            with warnings.catch_warnings(), sdpa_kernel(backend, set_priority=True):
+                warnings.simplefilter("ignore")
+                return call(q, k, v)
+        except RuntimeError as error:
+            if not _is_refusal(error):
+                raise
     # What is left may round more often than the bound allows for in half precision; in float32 it does not.
     if not half:
         return call(q, k, v)
@@ -296,13 +302,25 @@ def _quickest(device: torch.device, dtype: torch.dtype, dim: int, length: int, c
                         start = time.perf_counter()
                     scaled_dot_product_attention(q, k, v, is_causal=causal)
             torch.cuda.synchronize(device)
-        except RuntimeError:
+        except RuntimeError as error:
+            if not _is_refusal(error):
+                raise
             return math.inf
         return time.perf_counter() - start
 
-    fused = [SDPBackend.CUDNN_ATTENTION, SDPBackend.FLASH_ATTENTION]
-    if dtype == torch.float32:
-        fused = [SDPBackend.EFFICIENT_ATTENTION]
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        return sorted(fused, key=seconds)
+        return sorted(_fused(dtype), key=seconds)
+
+
+def _fused(dtype: torch.dtype) -> list[SDPBackend]:
+    """The fused kernels of GPUs that round as the bound says."""
+    if dtype == torch.float32:
+        return [SDPBackend.EFFICIENT_ATTENTION]
+    return [SDPBackend.CUDNN_ATTENTION, SDPBackend.FLASH_ATTENTION]
+
+
+def _is_refusal(error: RuntimeError) -> bool:
+    """Whether a fused kernel says that it does not take these sizes: any other error is the caller's to see."""
+    refusals = ("No available kernel", "cuDNN Frontend error", "No valid execution plans")
+    return any(words in str(error) for words in refusals) and not is_out_of_memory(error)

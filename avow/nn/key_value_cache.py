@@ -21,7 +21,7 @@ from torch import Tensor
 from avow.attend import Attended, exactly
 from avow.certificates import certify
 from avow.contract import Computed, Norms, Problem, named
-from avow.errors import DtypeError, FileError, ParameterError, ShapeError
+from avow.errors import DtypeError, FileError, ParameterError, ShapeError, is_out_of_memory
 from avow.maths.fused import NotCompiled
 from avow.maths.norms import check_range, row_norms, slack
 from avow.maths.rounding import tiny
@@ -171,6 +171,8 @@ class KeyValueCache(TokenBuffers):
                 )
             cache._bold = tensors["bold"].to(cache.device) if "bold" in tensors else None
         except (KeyError, TypeError, RuntimeError) as problem:
+            if is_out_of_memory(problem):
+                raise
             raise FileError("path", path, f"does not fit together ({problem})", "save the cache again") from problem
         return cache
 

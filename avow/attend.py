@@ -16,8 +16,18 @@ from avow import planner
 from avow.calibration import Rates, rates
 from avow.certificates import certify, measure_norms
 from avow.certificates.audit import Audit, audit_rows
-from avow.contract import Certificate, Computed, Method, Norms, Problem, Prospect, named
-from avow.errors import DtypeError, ParameterError, RangeError, ShapeError, ToleranceUnreachable
+from avow.contract import (
+    Certificate,
+    Computed,
+    Method,
+    Norms,
+    Problem,
+    Prospect,
+    check_numbers,
+    check_tensor,
+    named,
+)
+from avow.errors import ParameterError, RangeError, ShapeError, ToleranceUnreachable
 from avow.maths.rounding import unit
 from avow.methods import method_named, random_features
 from avow.methods.random_features import FeatureCount
@@ -43,7 +53,7 @@ def as_given(function: Callable[_P, _R]) -> Callable[_P, _R]:
     def outside(*arguments: _P.args, **options: _P.kwargs) -> _R:
         kinds = {x.device.type for x in arguments if isinstance(x, Tensor)} or {"cpu"}
         with contextlib.ExitStack() as stack:
-            for kind in kinds:
+            for kind in filter(torch.amp.is_autocast_available, kinds):
                 stack.enter_context(torch.autocast(kind, enabled=False))
             return function(*arguments, **options)
 
@@ -155,8 +165,8 @@ def audit(
         q, k, v, mask=mask, causal=causal, scale=scale, enable_gqa=enable_gqa, kernel=kernel, sigma=sigma
     ).detached()
     check_generator(generator)
-    if not isinstance(out, Tensor):
-        raise DtypeError("out", type(out).__name__, "must be a torch.Tensor", "wrap it with torch.as_tensor")
+    check_tensor("out", out)
+    check_numbers("out", out)
     if tuple(out.shape) != (*p.leading, p.q.shape[-2], p.v.shape[-1]):
         rule = f"must be {(*p.leading, p.q.shape[-2], p.v.shape[-1])}"
         raise ShapeError("out.shape", tuple(out.shape), rule, "pass the answer of this very problem")

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import torch
 
-from avow.contract import Certificate, Computed, Method, Norms, Problem, Promise
+from avow.contract import Certificate, Computed, Method, Norms, Problem, Promise, check_numbers
 from avow.maths.norms import check_range, row_norms, slack
 
 
 def measure_norms(p: Problem) -> Norms:
     """Norms of every row, after the checks that need to read the numbers: finite, and within float64's reach."""
+    for name, x in (("q", p.q), ("k", p.k), ("v", p.v)):
+        check_numbers(name, x)
     with torch.no_grad():
         values = row_norms(p.v, "v", faithful=True)
         widest = max(p.q.shape[-1], p.v.shape[-1])

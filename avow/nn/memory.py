@@ -58,7 +58,9 @@ class KeysAndValues(Memory):
         before, after = self.length, self.length + q.shape[-2]
         if self.keys is None or self.values is None:
             # Room for the whole block at once: growing by one token would copy all tokens each time.
-            self.keys, self.values = (x.new_zeros(*x.shape[:2], self.block, x.shape[-1]) for x in (k, v))
+            # Ordinary tensors even under inference_mode: others could not be written to outside.
+            with torch.inference_mode(False):
+                self.keys, self.values = (x.new_zeros(*x.shape[:2], self.block, x.shape[-1]) for x in (k, v))
         self.keys[..., before:after, :] = k
         self.values[..., before:after, :] = v
         mask = None

@@ -215,12 +215,13 @@ def test_the_place_is_checked_before_the_work(monkeypatch: pytest.MonkeyPatch) -
 
 
 def test_a_plan_of_one_query_is_a_step_of_decoding() -> None:
-    def seconds(*more: str) -> float:
+    def memory(*more: str) -> int:
         found = json.loads(run("plan", "--length", "65536", "--heads", "1", "--dim", "8", "--json", *more).stdout)
-        return float(found["exact_seconds"])
+        (native,) = [x for x in found["candidates"] if x["parameters"] == {"precision": "native"}]
+        return int(native["peak_bytes"])
 
-    step = seconds("--queries", "1")
-    assert step < seconds() / 1000
-    assert seconds("--queries", "1", "--causal") == step, "the last query sees every key"
-    assert seconds("--queries", "2") > step
+    step = memory("--queries", "1")
+    assert memory() > step + 65535 * 8 * 4
+    assert memory("--queries", "1", "--causal") == step, "the last query sees every key"
+    assert memory("--queries", "2") > step
     assert "queries=0 must be from 1 to the 2048 there are" in refused("plan", "--queries", "0")

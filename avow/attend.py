@@ -17,8 +17,18 @@ from avow.calibration import Rates, rates
 from avow.certificates import certify, measure_norms
 from avow.certificates.audit import Audit, audit_rows
 from avow.certificates.relative import aimed_bound, shortest_ratio
-from avow.contract import Certificate, Computed, Method, Norms, Problem, Prospect, named
-from avow.errors import DtypeError, ParameterError, RangeError, ShapeError, ToleranceUnreachable
+from avow.contract import (
+    Certificate,
+    Computed,
+    Method,
+    Norms,
+    Problem,
+    Prospect,
+    check_numbers,
+    check_tensor,
+    named,
+)
+from avow.errors import ParameterError, RangeError, ShapeError, ToleranceUnreachable
 from avow.maths.random_stream import random_stream
 from avow.maths.rounding import unit
 from avow.methods import method_named, random_features
@@ -136,8 +146,9 @@ def plan(
 ) -> Plan:
     """What `attend` would weigh for these tensors, what it would cost, and why each loser lost.
 
-    `keys` prices the plan for a longer sequence of the same kind. Whether `rtol` is kept shows in the answer alone:
-    before, methods are weighed by how long a few answers are.
+    `keys` prices the plan for another number of keys. Queries grow with them if there are as many, as in
+    self-attention; otherwise they stay as they are, so that one query is priced as a step of decoding. Whether `rtol`
+    is kept shows in the answer alone: before, methods are weighed by how long a few answers are.
     """
     problem = Problem.of(
         q, k, v, mask=mask, causal=causal, scale=scale, enable_gqa=enable_gqa, kernel=kernel, sigma=sigma
@@ -170,8 +181,8 @@ def audit(
         q, k, v, mask=mask, causal=causal, scale=scale, enable_gqa=enable_gqa, kernel=kernel, sigma=sigma
     ).detached()
     check_generator(generator)
-    if not isinstance(out, Tensor):
-        raise DtypeError("out", type(out).__name__, "must be a torch.Tensor", "wrap it with torch.as_tensor")
+    check_tensor("out", out)
+    check_numbers("out", out)
     if tuple(out.shape) != (*p.leading, p.q.shape[-2], p.v.shape[-1]):
         rule = f"must be {(*p.leading, p.q.shape[-2], p.v.shape[-1])}"
         raise ShapeError("out.shape", tuple(out.shape), rule, "pass the answer of this very problem")

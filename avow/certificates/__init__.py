@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from avow.certificates.relative import relative_rows
-from avow.contract import Certificate, Computed, Method, Norms, Problem, Promise
+from avow.contract import Certificate, Computed, Method, Norms, Problem, Promise, check_numbers
 from avow.maths import rounding
 from avow.maths.heads import longest_seen, per_query_head
 from avow.maths.norms import at_least, check_range, lengths, row_norms, slack
@@ -20,6 +20,8 @@ _NOTHING = 1e-22
 
 def measure_norms(p: Problem) -> Norms:
     """Norms of every row, after the checks that need to read the numbers: finite, and within float64's reach."""
+    for name, x in (("q", p.q), ("k", p.k), ("v", p.v)):
+        check_numbers(name, x)
     with torch.no_grad():
         values = row_norms(p.v, "v", faithful=True)
         widest = max(p.q.shape[-1], p.v.shape[-1])

@@ -11,9 +11,9 @@ import torch.distributed as dist
 from jaxtyping import Bool, Float
 from torch import Tensor
 
-from avow.attend import Attended, as_given
+from avow.attend import Attended
 from avow.contract import Method
-from avow.distributed.agreement import Meeting, agree, meet
+from avow.distributed.agreement import Meeting, agree, meet, storage
 from avow.distributed.asked import OWN, Asked
 from avow.distributed.choosing import Choice, chosen, own_rates
 from avow.distributed.exact import attend_keys
@@ -42,7 +42,6 @@ class _Call(NamedTuple):
     mask: Bool[Tensor, "#b #h #n s"] | None
 
 
-@as_given
 def attend(
     q: Float[Tensor, "*lead n d"],
     k: Float[Tensor, "*keys s d"],
@@ -78,7 +77,6 @@ def attend(
     """
     asked = Asked(method, parameters, tol, confidence, shared_queries, mask, generator)
     seed = int(torch.randint(2**62, ())) if generator is None and asked.draws else 0
-    device = q.device.type if isinstance(q, Tensor) else "cpu"
     met = meet(
         *_four(q, k, v),
         group=group,
@@ -90,16 +88,18 @@ def attend(
         asked=asked.words | {"link": link},
         reading=True,
         check=asked.check,
-        telling=[seed, own_rates(device) if method == "auto" and tol is not None else {}, _length(mask)],
+        telling=lambda: [seed, own_rates(q.device.type) if method == "auto" and tol is not None else {}, _length(mask)],
     )
     _check_lengths(met)
     if generator is None and asked.draws:
         generator = torch.Generator().manual_seed(met.told[0][0])
     call = _Call(met, checked_wish(tol, confidence), generator, asked.seen(met.problem))
-    if method == "auto":
-        attended = _automatic(call, usual(device) if link is None else link)
-    else:
-        attended = _kept(asked.named, call)
+    # Under autocast products would be narrower than the bounds allow for.
+    with torch.autocast(met.device.type, enabled=False):
+        if method == "auto":
+            attended = _automatic(call, usual(met.device.type) if link is None else link)
+        else:
+            attended = _kept(asked.named, call)
     shape = (*q.shape[:-1], v.shape[-1])
     rows = attended.certificate.rows.reshape(shape[:-1])
     return Attended(attended.out.reshape(shape), dataclasses.replace(attended.certificate, rows=rows))
@@ -107,7 +107,8 @@ def attend(
 
 def _four(*tensors: Tensor) -> list[Tensor]:
     """The same tensors with four axes, where they are such as can be; if not, the processes tell each other of it."""
-    if not all(isinstance(x, Tensor) and x.ndim >= 2 for x in tensors) or len({x.ndim for x in tensors}) > 1:
+    dense = all(isinstance(x, Tensor) and storage(x) == "dense" and x.ndim >= 2 for x in tensors)
+    if not dense or len({x.ndim for x in tensors}) > 1:
         return list(tensors)
     lead = (1,) * (4 - tensors[0].ndim)
     return [x.reshape(*lead, *x.shape).flatten(0, -4) for x in tensors]
@@ -158,7 +159,7 @@ def _kept(method: Method, call: _Call) -> Attended:
     if tol is None or not isinstance(method, OWN):
         return attended
     bound = attended.certificate.bound if attended.certificate.kind != "none" else math.inf
-    bound = max(agree({}, bound, None, met.group, met.device))
+    bound = max(agree({}, bound, None, met.group))
     if not bound <= tol:
         rule, remedy = f"is below the {bound:.2e} it can prove", 'use method="auto" or a wider tol'
         raise ToleranceUnreachable(f"{method.name}: tol", tol, rule, remedy, bound)

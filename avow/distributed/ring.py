@@ -18,7 +18,7 @@ from torch import Tensor
 from avow.attend import Attended
 from avow.certificates.compose import Partial, merge
 from avow.distributed import blocks, ring_travel
-from avow.distributed.agreement import Meeting, agree, meet
+from avow.distributed.agreement import Meeting, agree, attempt, meet
 from avow.distributed.autograd import Gradients, linked
 from avow.distributed.partials import answered, unreachable
 from avow.distributed.ring_route import Route
@@ -44,7 +44,7 @@ def attend_ring(
         with torch.no_grad():
             whole, problem = _promised(p.q, p.k, p.v, kind, route, met, masks)
             out, certificate = whole.answer(p.q.dtype)
-        bound = max(agree({}, certificate.bound, problem, met.group, met.device))
+        bound = max(agree({}, certificate.bound, problem, met.group))
         if tol is None or bound <= tol:
             return Attended(linked(p.q, p.k, p.v, (out, whole.lse), _gradients(route, met, masks)), certificate)
     raise unreachable(tol, bound)
@@ -103,8 +103,7 @@ def _promised(
     for block, keys, values in ring_travel.visits(k, v, route, met.group):
         shift = route.shift(met.here, block)
         mask = None if masks is None else masks[block]
-        try:
-            whole = merge(whole, answered(q.to(kind), keys.to(kind), values.to(kind), shift, met.scale, mask))
-        except AvowError as found:
-            problem = problem or found
+        given = q.to(kind), keys.to(kind), values.to(kind), shift, met.scale, mask
+        found, failed = attempt(functools.partial(answered, *given))
+        whole, problem = whole if found is None else merge(whole, found), problem or failed
     return whole, problem

@@ -24,6 +24,7 @@ from avow.report import training_progress
 from avow.training import Progress, checkpoint, invent, write_corpus
 from avow.training.config import SECTIONS
 from avow.training.log import read_log
+from avow.training.run_lock import locked
 from tests import command as commands
 from tests.runs import SMALL
 
@@ -299,6 +300,32 @@ def test_a_truncated_checkpoint_is_refused_and_the_good_one_named_works() -> Non
     assert f"{bad} is damaged: weights.safetensors is not what was written; beginning with {good}" in done.stderr
     run("pretrain", "base", "--resume-from", str(good))
     run("evaluate", "base")
+
+
+def test_a_checkpoint_of_another_run_is_refused_and_nothing_of_the_run_changes() -> None:
+    run("pretrain", "other", *FLAGS, "run.seed=2")
+    early, _ = checkpoint.checkpoints(Path("other/checkpoints"))
+    files = [path for path in Path("base").rglob("*") if path.is_file()]
+    before = {path: path.read_bytes() for path in files}
+    line = refused("pretrain", "base", *FLAGS, "run.seed=2", "--resume-from", str(early))
+    assert line == (
+        f"avow: checkpoint={early} is of another run, other, than base; "
+        f"resume other, or begin a new run with its weights: run.start={early}"
+    )
+    line = refused("pretrain", "base", "--resume-from", str(early))
+    assert f"checkpoint={early} is of another run, other, than base: run.seed is 2 there and 0 here; " in line
+    line = refused("pretrain", "new", *FLAGS, "run.seed=2", "--resume-from", str(early))
+    assert "is of another run, other, than new; " in line and not Path("new/checkpoints").exists()
+    after = {path: path.read_bytes() for path in files if path.name != ".lock"}
+    assert after == {path: content for path, content in before.items() if path.name != ".lock"}
+
+
+def test_a_folder_in_which_another_run_is_at_work_is_refused() -> None:
+    with locked(Path("base")):
+        line = refused("pretrain", "base", "--resume")
+    assert line.startswith(f"avow: run=base is being written by process {os.getpid()} on ")
+    assert line.endswith("; wait until that ends, or name another folder")
+    run("pretrain", "base", "--resume")
 
 
 def test_a_checkpoint_of_another_architecture_is_refused() -> None:

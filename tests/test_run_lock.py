@@ -13,6 +13,7 @@ import signal
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -100,6 +101,35 @@ def test_a_run_that_fails_gives_its_folder_back(tmp_path: Path) -> None:
         train(small(tmp_path), tmp_path / "run", resume=tmp_path / "step-7")
     with locked(tmp_path / "run"):
         pass
+
+
+def test_a_lock_leaves_nothing_behind_and_takes_nothing_along(tmp_path: Path) -> None:
+    with locked(tmp_path / "runs" / "one"):
+        pass
+    assert list(tmp_path.iterdir()) == []
+    with locked(tmp_path / "runs" / "one"):
+        (tmp_path / "runs" / "note").write_text("kept")
+    assert [path.name for path in (tmp_path / "runs").iterdir()] == ["note"]
+
+
+def test_only_one_of_many_holds_a_folder_that_comes_and_goes(tmp_path: Path) -> None:
+    inside, most = 0, 0
+
+    def visit() -> None:
+        nonlocal inside, most
+        for _ in range(50):
+            with locked(tmp_path / "run", wait=60):
+                inside += 1
+                most = max(most, inside)
+                time.sleep(0)
+                inside -= 1
+
+    crowd = [threading.Thread(target=visit) for _ in range(4)]
+    for one in crowd:
+        one.start()
+    for one in crowd:
+        one.join()
+    assert most == 1 and not (tmp_path / "run" / LOCK).exists()
 
 
 def test_who_waits_gets_the_folder_when_it_is_free(tmp_path: Path) -> None:

@@ -1,7 +1,7 @@
 """One run at a time writes a folder: a lock of the operating system, which ends with the process that holds it.
 
-The file that carries the lock stays when the run is over, with the number of the last process that held it. It means
-nothing by itself: where that process is gone, nothing is locked, however it ended.
+The file that carries the lock holds the number of that process. It means nothing by itself: what a killed process left
+locks nothing.
 """
 
 from __future__ import annotations
@@ -26,30 +26,22 @@ _PAUSE = 0.05
 def locked(folder: Path, name: str = "run", wait: float = 0.0) -> Iterator[None]:
     """Hold a folder until the block ends; raise where another process holds it, after so many seconds of waiting.
 
-    `name` is what the folder is called in errors.
+    `name` is what the folder is called in errors. What was made for the lock alone is gone when the block ends.
     """
+    made = [one for one in (folder, *folder.parents) if not one.exists()]
+    file = _taken(folder, name, time.monotonic() + wait)
     try:
-        folder.mkdir(parents=True, exist_ok=True)
-        file = os.open(folder / LOCK, os.O_RDWR | os.O_CREAT, 0o666)
-    except OSError as error:
-        rule = f"cannot be written ({error.strerror})"
-        raise FileError(name, folder, rule, "name another folder") from error
-    try:
-        until = time.monotonic() + wait
-        while not _taken(file, folder, name):
-            if time.monotonic() >= until:
-                rule = f"is being written by {_holder(file)}"
-                raise FileError(name, folder, rule, "wait until that ends, or name another folder")
-            time.sleep(_PAUSE)
         # On a full disk the lock holds as well; only its holder is not named.
         with contextlib.suppress(OSError):
             os.ftruncate(file, 0)
             os.pwrite(file, f"{os.getpid()} {platform.node()}".encode(), 0)
-        try:
-            yield
-        finally:
-            fcntl.flock(file, fcntl.LOCK_UN)  # for processes forked meanwhile, too, which closing would not do
+        yield
     finally:
+        with contextlib.suppress(OSError):
+            (folder / LOCK).unlink()
+            for one in made:
+                one.rmdir()  # unless something was written there
+        fcntl.flock(file, fcntl.LOCK_UN)  # for processes forked meanwhile, too, which closing would not do
         os.close(file)
 
 
@@ -68,18 +60,44 @@ def locked_by_first(folder: Path, here: Ranks) -> Iterator[None]:
         yield
 
 
-def _taken(file: int, folder: Path, name: str) -> bool:
-    try:
-        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return False
-    except OSError as error:
-        rule = f"cannot be locked ({error.strerror})"
-        remedy = "name a folder on a file system that has locks: without, another run could write there unnoticed"
-        raise FileError(name, folder, rule, remedy) from error
-    return True
+def _taken(folder: Path, name: str, until: float) -> int:
+    """The file that carries a folder's lock, open and locked."""
+    path = folder / LOCK
+    while True:
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+            file = os.open(path, os.O_RDWR | os.O_CREAT, 0o666)
+        except OSError as error:
+            if isinstance(error, FileNotFoundError | FileExistsError) and not os.path.lexists(folder):
+                continue  # The folder was just given back by another process, which had made it.
+            raise FileError(name, folder, f"cannot be written ({error.strerror})", "name another folder") from error
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            if _is_at(file, path):
+                return file
+            os.close(file)  # Who held it before has removed it meanwhile: it locks nothing any more.
+            continue
+        except BlockingIOError:
+            holder = _holder(file)
+            os.close(file)
+        except OSError as error:
+            os.close(file)
+            rule = f"cannot be locked ({error.strerror})"
+            remedy = "name a folder on a file system that has locks: without, another run could write there unnoticed"
+            raise FileError(name, folder, rule, remedy) from error
+        if time.monotonic() >= until:
+            rule = f"is being written by {holder}"
+            raise FileError(name, folder, rule, "wait until that ends, or name another folder")
+        time.sleep(_PAUSE)
 
 
 def _holder(file: int) -> str:
     number, _, machine = os.pread(file, 512, 0).decode(errors="replace").partition(" ")
     return f"process {number} on {machine}" if number.isdigit() else "another process"
+
+
+def _is_at(file: int, path: Path) -> bool:
+    try:
+        return os.path.samestat(os.fstat(file), path.stat())
+    except FileNotFoundError:
+        return False

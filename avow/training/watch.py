@@ -46,7 +46,7 @@ class Watch:
             silent = [rank for rank, count in self._counts().items() if count == before[rank]]
             if not silent:
                 return None
-            # Whoever finds out first is right: those who find out later miss him, too. Only of itself each knows better.
+            # Whoever finds out first is right: those who find out later miss him, too. Of itself each knows better.
             found = json.loads(self._store.compare_set("lost", "", json.dumps(silent)))
             silent = [rank for rank in found if rank != self._rank] or silent
         except RuntimeError:

@@ -174,6 +174,17 @@ def test_processes_that_see_different_checkpoints_do_not_go_on() -> None:
         resuming.agree(Apart(0, 3, torch.device("cpu")), 12, Path("runs"))
 
 
+def test_processes_that_would_read_different_texts_are_refused() -> None:
+    class Apart(Ranks):
+        def gathered(self, states: Mapping[str, Tensor]) -> dict[str, Tensor]:
+            return {f"data.{rank}": states["data"] + (rank == 1) for rank in range(3)}
+
+    words = "corpus=people holds other texts for rank 1 than for rank 0; give all processes the same texts"
+    with pytest.raises(FileError, match=re.escape(words)):
+        resuming.agree_on_texts(Apart(0, 3, torch.device("cpu")), "00ff", "people")
+    resuming.agree_on_texts(Ranks(0, 1, torch.device("cpu")), "00ff", "people")
+
+
 def test_one_process_alone_cannot_share_a_sequence(tmp_path: Path) -> None:
     with pytest.raises(
         ParameterError, match="run: sequence=2 does not divide the 1 processes of this run; use one of 1,"

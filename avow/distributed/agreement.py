@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import hashlib
 import json
 import math
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
@@ -92,8 +93,7 @@ def meet(
             check(found)
         return dataclasses.replace(found, norms=measure_norms(found)) if reading else found
 
-    # Under autocast norms would be narrower than the bounds allow for.
-    with torch.autocast(group_device(processes).type, enabled=False):
+    with outside_autocast():
         facts, no_facts = attempt(lambda: _facts(q, k, v, shared_queries))
         found, unfit = attempt(checked)
         own, untold = attempt(lambda: None if telling is None else telling())
@@ -107,6 +107,15 @@ def meet(
     check_range(query, key, value, found.scale)
     here = dist.get_rank(processes)
     return Meeting(processes, here, found, shared_queries, rows, keys, (query, key, value), told)
+
+
+@contextlib.contextmanager
+def outside_autocast() -> Iterator[None]:
+    """Arithmetic as wide as the tensors, wherever they are: under autocast it is narrower than bounds allow for."""
+    with contextlib.ExitStack() as stack:
+        for kind in ("cpu", "cuda") if torch.cuda.is_available() else ("cpu",):
+            stack.enter_context(torch.autocast(kind, enabled=False))
+        yield
 
 
 def attempt(check: Callable[[], _Result]) -> tuple[_Result | None, AvowError | None]:
@@ -196,7 +205,7 @@ def _bytes(page: Tensor) -> bytes:
 def digest(x: Tensor) -> str:
     """Equal for equal bits, and for no others that anybody finds."""
     plain = x.detach().contiguous().cpu().view(-1).view(torch.uint8)
-    return hashlib.sha256(plain.numpy().tobytes()).hexdigest()
+    return hashlib.sha256(plain.numpy().data).hexdigest()
 
 
 def _wish(value: object) -> int | float | str:

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from avow.attend import Attended
 from avow.contract import Method
-from avow.distributed.agreement import Meeting, agree, meet, storage
+from avow.distributed.agreement import Meeting, agree, meet, outside_autocast, storage
 from avow.distributed.asked import OWN, Asked
 from avow.distributed.choosing import Choice, chosen, own_rates
 from avow.distributed.exact import attend_keys
@@ -94,8 +94,7 @@ def attend(
     if generator is None and asked.draws:
         generator = torch.Generator().manual_seed(met.told[0][0])
     call = _Call(met, checked_wish(tol, confidence), generator, asked.seen(met.problem))
-    # Under autocast products would be narrower than the bounds allow for.
-    with torch.autocast(met.device.type, enabled=False):
+    with outside_autocast():
         if method == "auto":
             attended = _automatic(call, usual(met.device.type) if link is None else link)
         else:

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from avow.attend import Attended
 from avow.contract import Norms, Problem
-from avow.distributed.agreement import agree, attempt, check_dense, digest, tensor_facts
+from avow.distributed.agreement import agree, attempt, check_dense, digest, outside_autocast, tensor_facts
 from avow.distributed.scripts import over_processes
 from avow.distributed.sparse import own_generator, sampling
 from avow.distributed.sparse_script import Task, shard_script
@@ -96,8 +96,7 @@ class ShardedCache:
         method = sampling(Sparse(bits=self.cache.bits or 4), confidence)
         task = Task(tol, method, self.length, max(self.lengths), len(self.lengths))
         draws = own_generator(method, self._here, q.device, generator)
-        # Under autocast products would be narrower than the bounds allow for.
-        with torch.autocast(q.device.type, enabled=False):
+        with outside_autocast():
             (attended, _), _ = over_processes(
                 shard_script(problem, task, self.cache.holding.sketch, draws), self._group
             )
@@ -118,8 +117,7 @@ class ShardedCache:
             check_generator(generator)
             return self._problem(q, scale)
 
-        # Under autocast norms would be narrower than the bounds allow for.
-        with torch.autocast(self.cache.device.type, enabled=False):
+        with outside_autocast():
             facts, no_facts = attempt(lambda: _facts(q))
             found, unfit = attempt(checked)
         most = (0.0, 0.0, 0.0) if found is None or found.norms is None else found.norms.most

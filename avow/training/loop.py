@@ -118,6 +118,7 @@ class Trainer:
         self.origin = origin = resuming.origin(self.checkpoints, resume)
         state = None if origin is None else checkpoint.described(origin)
         corpus = corpus_of(config.data.corpus)
+        resuming.agree_on_texts(here, corpus.digest, config.data.corpus)
         if state is not None and origin is not None:
             resuming.check_same(config, state["facts"], corpus, origin, self.checkpoints)
             resuming.check_alone(state["facts"], origin)
@@ -127,7 +128,7 @@ class Trainer:
         # A run that goes on has its weights, and needs no longer where it began.
         start = checkpoint.load(Path(config.run.start)) if config.run.start and state is None else None
         facts = state["facts"] if state is not None else start.facts if start is not None else None
-        self.identity = {"run": uuid.uuid4().hex if state is None else facts["run"], "data": corpus.digest}
+        self.identity = {"run": uuid.uuid4().hex if state is None else state["facts"]["run"], "data": corpus.digest}
         self.vocabulary = vocabulary_of(corpus) if facts is None else Vocabulary(facts["characters"])
         self.batches = self._batches(corpus)
         self.steps = config.schedule.steps or self.batches.steps_in(config.schedule.epochs)

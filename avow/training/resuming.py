@@ -44,6 +44,16 @@ def agree(here: Ranks, step: int, folder: Path) -> None:
             raise FileError("checkpoints", folder, rule, "give all processes one folder that all of them see")
 
 
+def agree_on_texts(here: Ranks, digest: str, corpus: str) -> None:
+    """Raise in all processes where they would read different texts; `digest` is of those that this one has."""
+    mine = torch.frombuffer(bytearray.fromhex(digest), dtype=torch.uint8)
+    first, *others = here.gathered({"data": mine}).values()
+    for rank, other in enumerate(others, 1):
+        if not torch.equal(other, first):
+            rule = f"holds other texts for rank {rank} than for rank 0"
+            raise FileError("corpus", corpus, rule, "give all processes the same texts")
+
+
 def check_same(config: TrainConfig, facts: Mapping[str, Any], corpus: Corpus, path: Path, folder: Path) -> None:
     """Raise where a run of `folder` would be another one than that which wrote the checkpoint it goes on from."""
     changes = differences(config, facts["config"])

@@ -67,7 +67,7 @@ class Separable(Method):
     temperature: float = param(1.0, between(0, math.inf), "divides Q and K before their softmaxes")
 
     def compute(self, problem: Problem, generator: torch.Generator | None = None) -> Computed:
-        p = own_keys(self._checked(problem))
+        p = own_keys(self.checked(problem))
         wide = linear_type(p)
         if p.mask_kind == "full":
             return Computed(finished(p, self._by_definition(p, wide)), Trace(p.k.shape[-2]))  # one sum, in any order
@@ -147,7 +147,7 @@ class Separable(Method):
         return (wide / self.temperature).clamp(-limits.max, limits.max).to(x.dtype)
 
     def promise(self, problem: Problem, norms: Norms, computed: Computed, confidence: float) -> Promise:
-        p = own_keys(self._checked(problem))
+        p = own_keys(self.checked(problem))
         wide, kept, trace = linear_type(p), p.q.dtype, computed.trace
         kernel = trace.kernel
         products = rounding.products(wide, p.q.device.type) if kernel is None else kernel.products
@@ -183,7 +183,7 @@ class Separable(Method):
         return Cost(flops, work, launches, scan_costs.peak_bytes(z, m, item, 0), item / 4)
 
     def reference(self, problem: Problem) -> Tensor:
-        return self._by_definition(self._checked(problem), torch.float64)
+        return self._by_definition(self.checked(problem), torch.float64)
 
     def reference_error(self, problem: Problem, norms: Norms) -> Tensor:
         return self.promise(problem, norms, Computed(problem.q, Trace(problem.k.shape[-2])), 1.0).rows
@@ -195,7 +195,8 @@ class Separable(Method):
     def foresee(self, problem: Problem, norms: Norms, confidence: float) -> Prospect:
         return Prospect(math.inf, "none", True, "its target is separable attention, not softmax attention")
 
-    def _checked(self, p: Problem) -> Problem:
+    def checked(self, p: Problem) -> Problem:
+        """The problem, unless it asks for what has no meaning here."""
         if not p.default_scale or p.kernel != "dot":
             name, value = ("scale", p.scale) if p.kernel == "dot" else ("kernel", p.kernel)
             rule = "has no meaning for separable attention, which has no logits q·k"

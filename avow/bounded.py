@@ -21,8 +21,8 @@ from torch import Tensor
 
 from avow.errors import FileError
 
-HEADER_BYTES = 1 << 20
-"""The longest header of a safetensors file: about ten thousand tensors."""
+HEADER_BYTES = 1 << 22
+"""The longest header of a safetensors file: about forty thousand tensors."""
 DOCUMENT_BYTES = 1 << 22
 """The longest document of JSON or TOML."""
 GGUF_FIELDS, GGUF_TENSORS = 1 << 12, 1 << 16
@@ -81,15 +81,18 @@ class Contents(NamedTuple):
     metadata: dict[str, str]
 
 
-def read_header(file: BinaryIO) -> Header:
-    """The header of a safetensors file, which is left where its first tensor begins; raises `Malformed`."""
+def read_header(file: BinaryIO, most: int = HEADER_BYTES) -> Header:
+    """The header, of at most so many bytes, of a safetensors file, which is left where its first tensor begins.
+
+    Raises `Malformed`, at no more cost than reading so many bytes of JSON.
+    """
     size = file.seek(0, io.SEEK_END)
     file.seek(0)
     length = int.from_bytes(file.read(8), "little")
     if size < 8 or length > size - 8:
         raise Malformed(f"{size} bytes are fewer than its header says")
-    if length > HEADER_BYTES:
-        raise Malformed(f"its header has {length} bytes, and at most {HEADER_BYTES} are read")
+    if length > most:
+        raise Malformed(f"its header has {length} bytes, and at most {most} are read")
     try:
         plain = json.loads(file.read(length), object_pairs_hook=_without_twins)
     except (ValueError, RecursionError) as error:
@@ -156,7 +159,7 @@ def _opened(path: Path, option: str, remedy: str) -> Iterator[BinaryIO]:
     """A file to read; whatever is wrong with it, on the way to it or inside, is said of `option`."""
     try:
         if path.exists() and not path.is_file():
-            raise FileError(option, path, "is not a plain file", remedy)
+            raise FileError(option, path, "is not a plain file", "name one that is")
         with path.open("rb") as file:
             yield file
     except FileNotFoundError as error:

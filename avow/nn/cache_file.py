@@ -170,5 +170,5 @@ def _digest(tensors: Mapping[str, Tensor], facts: str) -> str:
     digest = hashlib.sha256(facts.encode())
     for name, x in sorted(tensors.items()):
         digest.update(f"{name} {x.dtype} {tuple(x.shape)}".encode())
-        digest.update(x.reshape(-1).view(torch.uint8).numpy())
+        digest.update(memoryview(x.reshape(-1).view(torch.uint8).numpy()))  # type: ignore[arg-type]  # it is a buffer
     return digest.hexdigest()

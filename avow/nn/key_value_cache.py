@@ -137,8 +137,8 @@ class KeyValueCache(TokenBuffers):
         """Write what the cache holds to a safetensors file, whole or not at all."""
         made = {name: getattr(self, name) for name in ("key_heads", "dim", "value_dim", "batch", "bits", "window")}
         learnt = (self._position, self._base, self._pause, self._left, self._asked, self._wide)
-        known = (self._longest, self._metric, self._size, self._spread, self._bold)
-        cache_file.write(Path(path), cache_file.Saved(made, self.dtype, *learnt, *self.tokens, *known))
+        sketch = (self._metric, self._size, self._spread, self._bold)
+        cache_file.write(Path(path), cache_file.Saved(made, self.dtype, *learnt, *self.tokens, self._longest, *sketch))
 
     @staticmethod
     def load(path: str | Path, device: torch.device | str = "cpu") -> KeyValueCache:

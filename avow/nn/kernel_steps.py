@@ -10,7 +10,7 @@ they have arrived.
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 from jaxtyping import Float
@@ -21,6 +21,7 @@ from avow.maths.norms import slack
 from avow.maths.rounding import unit
 from avow.maths.sketch import Sketch
 from avow.methods.sparse import Sparse
+from avow.nn.lazy_certificate import LazyCertificate
 
 # What kernels can multiply, how many query heads may share a key head, and of how many tokens they can draw.
 _TYPES, _SIBLINGS, _WIDEST = (torch.bfloat16, torch.float16, torch.float32), 8, 256
@@ -41,16 +42,6 @@ class Held(NamedTuple):
     """At least the lengths of values."""
     longest: Float[Tensor, "b g"]
     """At least the longest of them, and hardly more."""
-
-
-class Awaited(Certificate):
-    """A certificate whose bound is on the device: the first look at it waits for the step to be done."""
-
-    def __getattr__(self, name: str) -> Any:
-        if name != "bound":
-            raise AttributeError(name)
-        object.__setattr__(self, "bound", float(self.rows.amax()))
-        return self.bound
 
 
 @dataclass
@@ -158,20 +149,22 @@ class KernelSteps:
             self._report = _sent((found.kept, found.bound, found.within), p.k.shape[-2], tol)
         chance = 1 - confidence
         method = Sparse(bits=4, drop=tol if chance else _AIM * tol, chance=chance)
-        certificate = Awaited.__new__(Awaited)
-        facts: dict[str, Any] = {
-            "method": method.name,
-            "parameters": method.parameters,
-            "target": method.target,
-            "kind": "statistical" if chance else "deterministic",
-            "confidence": confidence,
-            "rows": found.bound.double().unsqueeze(-1),
-            "assumptions": ("tensor cores sum in float32, with twice its unit",),
-            "reason": f"only tokens that {'were drawn' if chance else 'may matter'} were read in full",
-            "cost": method.cost(p.sizes),
-        }
-        for name, value in facts.items():
-            object.__setattr__(certificate, name, value)
+        rows = found.bound.double().unsqueeze(-1)
+        # The bound is on the device: the first look at it waits for the step to be done.
+        certificate = LazyCertificate.of(
+            lambda: {"bound": float(rows.amax())},
+            method=method.name,
+            parameters=method.parameters,
+            target=method.target,
+            kind="statistical" if chance else "deterministic",
+            rows=rows,
+            confidence=confidence,
+            coverage=1.0,
+            rounding=True,
+            assumptions=("tensor cores sum in float32, with twice its unit",),
+            reason=f"only tokens that {'were drawn' if chance else 'may matter'} were read in full",
+            cost=method.cost(p.sizes),
+        )
         return found.out.unsqueeze(-2), certificate
 
     def _drawn(self, device: torch.device, generator: torch.Generator | None) -> Tensor:

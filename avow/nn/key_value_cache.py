@@ -32,7 +32,7 @@ from avow.methods.sparse import NothingToSave, Sparse, Trace
 from avow.nn import cache_file
 from avow.nn.kernel_steps import Held, KernelSteps
 from avow.nn.token_buffers import PARTS, TokenBuffers, wider
-from avow.nn.whole_reads import WholeReads
+from avow.nn.whole_reads import Asked, WholeReads, serves
 from avow.wishes import check_generator, checked_wish
 
 # Where more than this share of the tokens would have to be gathered, reading them all in order is as fast.
@@ -87,8 +87,9 @@ class KeyValueCache(TokenBuffers):
         self._bold: Tensor | None = None
         """What the last look at the sketch found the next may leave unread at first."""
         self._reads, self._steps = WholeReads(), KernelSteps()
+        self._settled: tuple[Any, ...] | None = None
+        """What was asked of the last answer, and found to be well said."""
 
-    @torch.no_grad()
     def attend(
         self,
         q: Float[Tensor, "b h n d"],
@@ -102,40 +103,92 @@ class KeyValueCache(TokenBuffers):
 
         The bound never exceeds `tol`; None means exact. `confidence < 1` accepts bounds that hold with that probability
         for each row, which lets flat heads be sampled. Where reading all tokens is faster, all are read; with
-        `method="sparse"` only those that the sketch asks for, whatever that takes. On a GPU, single queries are
-        answered without waiting for the device, and the certificate is fetched when its bound is looked at; nan among
-        such queries, or logits so large that single precision cannot keep `tol`, then show in the bound, and as an
-        error from the next call on.
+        `method="exact"` always, with `method="sparse"` only those that the sketch asks for, whatever that takes.
+        Certificates of single queries are worked out when somebody looks at them. On a GPU such queries are answered
+        without waiting for the device; nan among them, or logits so large that single precision cannot keep `tol`, then
+        show in the bound, and as an error from the next call on.
         """
+        attended = self._quick(q, (tol, confidence, scale, generator, method))
+        return attended or self._attend(q, tol, confidence, scale, generator, method)
+
+    @torch.no_grad()
+    def _attend(
+        self,
+        q: Tensor,
+        tol: float | None,
+        confidence: float | None,
+        scale: float | None,
+        generator: torch.Generator | None,
+        method: str,
+    ) -> Attended:
+        """The answer after every check."""
         if isinstance(tol, int | float) and tol <= 0:
             raise ParameterError("tol", tol, "must be above 0", "try tol=1e-2, or leave it out for exact")
-        if method not in ("auto", "sparse"):
-            raise ParameterError(
-                "method", repr(method), "must be 'auto' or 'sparse'", "leave tol out for exact answers"
-            )
-        tol, sure, _ = checked_wish(tol, confidence)
+        if method not in ("auto", "exact", "sparse"):
+            rule = "must be 'auto', 'exact' or 'sparse'"
+            raise ParameterError("method", repr(method), rule, "use another method with avow.attend")
+        if method == "sparse" and self.bits is None:
+            rule = "needs a sketch of the keys, and this cache keeps none"
+            raise ParameterError("method", repr(method), rule, "make the cache with bits=4")
+        checked, sure, _ = checked_wish(tol, confidence)
         check_generator(generator)
-        asked = method == "sparse"
+        self._measure()
         cast = torch.is_autocast_enabled(self.device.type)
         with torch.autocast(self.device.type, enabled=False) if cast else contextlib.nullcontext():
             problem, first = self._problem(q, scale)
+            self._settled = (tol, confidence, scale, generator, method)
             self._learn()
-            why = self._why_not(tol, sure, asked)
-            unfit = "" if why else self._unfit(problem, tol, sure)
-            if tol is not None and not why and not unfit:
+            why = self._why_not(checked, sure, method)
+            unfit = "" if why else self._unfit(problem, checked, sure)
+            if checked is not None and not why and not unfit:
                 held = Held(self._sketch(0), self._lengths(problem, 0), self._extremes[..., 1])
-                return Attended(*self._steps.step(problem, held, tol, sure, generator))
+                return Attended(*self._steps.step(problem, held, checked, sure, generator))
             norms = None
-            if tol is not None and not why and not problem.empty:
+            if checked is not None and not why and not problem.empty:
                 norms = self._norms(problem, first)
-                attended, why = self._sparse(problem, norms, first, tol, sure, generator, asked)
+                attended, why = self._sparse(problem, norms, first, checked, sure, generator, method == "sparse")
                 if attended is not None:
                     return attended if self.device.type == "cpu" else _without_kernels(attended, unfit)
-            attended = self._whole(problem, tol, why)
-            return attended or exactly(problem, norms or self._norms(problem, first), tol, why)
+            attended = self._whole(problem, checked, why)
+            return attended or exactly(problem, norms or self._norms(problem, first), checked, why)
+
+    def _quick(self, q: Tensor, asked: tuple[Any, ...]) -> Attended | None:
+        """The answer where all that is asked was asked, checked and found to read all tokens before; else None.
+
+        Decoding waits for this at every layer and token.
+        """
+        tol, _, scale, _, method = asked
+        usual = (
+            self.device.type == "cpu"
+            and asked == self._settled
+            and self._position > 0
+            and self.window is None
+            and (tol is None or method == "exact" or self.bits is None or self.length < _SHORT["cpu"])
+            and method != "sparse"
+            and isinstance(q, Tensor)
+            and not q.requires_grad
+            and q.dtype == self.dtype
+            and q.device == self.device
+            and q.ndim == 4
+            and q.shape[0] == self.batch
+            and q.shape[1] % self.key_heads == 0 < q.shape[1]
+            and q.shape[3] == self.dim
+            and not torch.is_autocast_enabled("cpu")
+        )
+        k, v = self.tokens
+        if not usual or not serves(q, v):
+            return None
+        length = self.length
+        error = slack(self.value_dim, self.dtype) + (0.0 if self._wide else 2.0**-22)
+        wish = Asked(tol, scale)
+        found = self._reads.quick(q, k, v, self._ends, error, wish, lambda: self._why_all(tol, method, length))
+        return None if found is None else Attended(*found)
 
     def save(self, path: str | Path) -> None:
         """Write what the cache holds to a safetensors file, whole or not at all."""
+        self._measure()
+        if self.bits is not None:
+            self._sketch(0)
         held, groups = self._position - self._base, self._groups
         tensors = {name: x[:, :, : groups if name in PARTS else held] for name, x in self._buffers.items()}
         tensors["longest"] = self._longest
@@ -162,7 +215,7 @@ class KeyValueCache(TokenBuffers):
             for name, x in buffers.items():
                 x[:, :, : tensors[name].shape[2]] = tensors[name].to(cache.device)
             cache._buffers, cache._longest = buffers, tensors["longest"].to(cache.device)
-            cache._found = None
+            cache._found, cache._sketched = None, 0 if cache.bits is None else cache._groups
             if cache._position:
                 cache._extremes = wider(cache._extremes, tensors["norms"].to(cache.device))
             if "metric" in tensors:
@@ -229,16 +282,15 @@ class KeyValueCache(TokenBuffers):
     def _lengths(self, problem: Problem, first: int) -> Tensor:
         return self._buffers["norms"][:, :, first : first + problem.k.shape[-2]]
 
-    def _why_not(self, tol: float | None, confidence: float, always: bool) -> str:
+    def _why_not(self, tol: float | None, confidence: float, method: str) -> str:
         """Why the sketch is not even asked; empty where it is."""
-        if tol is None:
+        short = self.length < _SHORT["cpu" if self.device.type == "cpu" else "cuda"]
+        if tol is None or self.bits is None or method == "exact" or (method == "auto" and short):
+            return self._why_all(tol, method, self.length)
+        if method == "sparse":
             return ""
-        if self.bits is None:
-            return "the cache keeps no sketch"
-        if always:
-            return ""
-        if self.length < _SHORT["cpu" if self.device.type == "cpu" else "cuda"] or self._price(_FEW) > 1:
-            return f"{self.length} tokens are read sooner than chosen among"
+        if self._price(_FEW) > 1:
+            return self._why_all(tol, method, self.length)
         asked = f"{tol:g} {confidence:g}"
         if asked != self._asked:
             self._asked, self._pause, self._left, self._bold = asked, 0, 0, None
@@ -247,6 +299,14 @@ class KeyValueCache(TokenBuffers):
             return "whether the sketch saves anything again is not known yet" if waits else ""
         self._left -= 1
         return f"the sketch saved nothing lately; it is asked again after {self._left} more"
+
+    def _why_all(self, tol: float | None, method: str, length: int) -> str:
+        """Why all of so many tokens are read without a look at the sketch."""
+        if tol is None or method == "exact":
+            return ""
+        if self.bits is None:
+            return "the cache keeps no sketch"
+        return f"{length} tokens are read sooner than chosen among"
 
     def _price(self, share: float) -> float:
         """About what an answer from a share of the tokens costs, relative to one from all of them."""

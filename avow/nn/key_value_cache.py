@@ -302,8 +302,10 @@ class KeyValueCache(TokenBuffers):
 
     def _why_all(self, tol: float | None, method: str, length: int) -> str:
         """Why all of so many tokens are read without a look at the sketch."""
-        if tol is None or method == "exact":
+        if tol is None:
             return ""
+        if method == "exact":
+            return "exact attention was asked for"
         if self.bits is None:
             return "the cache keeps no sketch"
         return f"{length} tokens are read sooner than chosen among"

@@ -228,8 +228,8 @@ class TokenBuffers:
             return False
         known = self._ends
         own, lengths = row_lengths(k), row_lengths(v)
-        # nan compares false with everything.
-        if not (max(own) <= _USUAL and max(lengths) <= _USUAL and min(lengths) >= 1 / _USUAL):
+        # nan compares false with everything, each by itself: the largest of several may hide it.
+        if not all(x <= _USUAL for x in own) or not all(1 / _USUAL <= x <= _USUAL for x in lengths):
             return False
         keys[:, :, at : at + 1] = k
         values[:, :, at : at + 1] = v

@@ -65,17 +65,44 @@ def decoding_speed(model: nn.Module, plan: ModelPlan, ids: Tensor, rounds: int =
     if rounds < 1:
         raise ParameterError("rounds", rounds, "must be at least 1", "try rounds=12")
     with as_it_was(model):
-        if enabled(model):
-            disable(model)
+        _off(model)
         past = DynamicCache(config=model.config.get_text_config(decoder=True))
         model.base_model(ids, past_key_values=past, use_cache=True)
-        ways: dict[str, tuple[Callable[[], None], Any]] = {}
-        for name, turn in (("enabled", lambda: enable(model, plan.tol)), ("plan", lambda: apply(model, plan))):
-            turn()
-            ways[name] = (turn, _filled(model, past))
-            disable(model)
-        ways = {"as it is": (lambda: None, past)} | ways
-        return _speed(model, ids, rounds, ways)
+        return speed_behind(model, plan, past, ids[:, -1:], rounds)
+
+
+@torch.no_grad()
+def speed_behind(model: PreTrainedModel, plan: ModelPlan, past: DynamicCache, ids: Tensor, rounds: int) -> Speed:
+    """What the tokens (1, 1) cost behind what a cache holds, which grows; avow must not be enabled in the model."""
+    tokens = past.get_seq_length()
+    turns: dict[str, Callable[[], None]] = {
+        "as it is": lambda: None,
+        "enabled": lambda: enable(model, plan.tol),
+        "plan": lambda: apply(model, plan),
+    }
+    caches: dict[str, Any] = {}
+    for name, turn in turns.items():
+        turn()
+        caches[name] = _filled(model, past) if enabled(model) else past
+        _off(model)
+    taken: dict[str, list[float]] = {name: [] for name in turns}
+    on_cpu, names = ids.device.type == "cpu", list(turns)
+    for i in range(rounds + _WARM):
+        first = i % len(names)
+        for name in names[first:] + names[:first]:
+            turns[name]()
+            begun = _clock(on_cpu)
+            model(ids, past_key_values=caches[name], use_cache=True)
+            taken[name].append(1e3 * (_clock(on_cpu) - begun))
+            _off(model)
+    kept = [found[_WARM:] for found in taken.values()]
+    ratios = [statistics.median(x / y for x, y in zip(found, kept[0], strict=True)) for found in kept[1:]]
+    return Speed(tokens, rounds, *map(statistics.median, kept), *ratios, "processor time" if on_cpu else "time")
+
+
+def _off(model: PreTrainedModel) -> None:
+    if enabled(model):
+        disable(model)
 
 
 def _filled(model: PreTrainedModel, past: DynamicCache) -> Any:
@@ -87,31 +114,6 @@ def _filled(model: PreTrainedModel, past: DynamicCache) -> Any:
         else:
             cache.layers[i] = copy.deepcopy(other)
     return cache
-
-
-def _speed(model: Any, ids: Tensor, rounds: int, ways: dict[str, tuple[Callable[[], None], Any]]) -> Speed:
-    """The ways in turns, token by token, each first as often as the others."""
-    names = list(ways)
-    taken: dict[str, list[float]] = {name: [] for name in ways}
-    on_cpu = ids.device.type == "cpu"
-    for i in range(rounds + _WARM):
-        shift = i % len(names)
-        for name in names[shift:] + names[:shift]:
-            turn, cache = ways[name]
-            turn()
-            begun = _clock(on_cpu)
-            model(ids[:, i % ids.shape[1]].unsqueeze(0), past_key_values=cache, use_cache=True)
-            taken[name].append(1e3 * (_clock(on_cpu) - begun))
-            if enabled(model):
-                disable(model)
-    kept = {name: found[_WARM:] for name, found in taken.items()}
-    ratios = {
-        name: statistics.median(x / y for x, y in zip(found, kept[names[0]], strict=True))
-        for name, found in kept.items()
-    }
-    middle = {name: statistics.median(found) for name, found in kept.items()}
-    clock = "processor time" if on_cpu else "time"
-    return Speed(ids.shape[1], rounds, *middle.values(), ratios["enabled"], ratios["plan"], clock)
 
 
 def _clock(on_cpu: bool) -> float:

@@ -204,6 +204,21 @@ ALL = (
         quiet=False,
     ),
     Benchmark(
+        "model_speed",
+        "What a new token of a trained model costs",
+        "SmolLM2-135M (9 query heads on 3 key heads of 64, 30 layers) behind so many tokens (1,024 of Python's manual, "
+        "again and again), from the caches that `generate()` uses: as it is (SDPA), with `enable(model, tol=1e-2)`, "
+        "and with a plan of `avow profile`. Processor time of all threads, token by token in turns; ratios are medians "
+        "of each round's own.",
+        "benchmarks.model_speed",
+        4,
+        (
+            "model_speed; dtype, tokens, as it is ms, enabled ms, plan ms, enabled ratio as enabled, plan ratio as "
+            "with the plan",
+        ),
+        ("model",),
+    ),
+    Benchmark(
         "profile",
         "A trained model, head by head",
         "`avow profile` of SmolLM2-135M on 4,096 tokens of Python's manual at tol = 1e-2 and budget 0.5, then `avow "

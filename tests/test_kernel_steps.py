@@ -18,6 +18,7 @@ from avow.contract import Certificate
 from avow.kernels import sparse_decode
 from avow.nn import kernel_steps, key_value_cache, token_buffers
 from avow.nn.key_value_cache import KeyValueCache
+from avow.nn.lazy_certificate import LazyCertificate
 
 # A GPU does not warn of inf and nan.
 pytestmark = [pytest.mark.kernels, pytest.mark.filterwarnings("ignore::RuntimeWarning")]
@@ -68,7 +69,7 @@ def test_every_step_of_a_growing_cache_keeps_its_certificate() -> None:
     for _ in range(3):
         q = asked()
         out, certificate = cache.attend(q, tol=TOL)
-        assert isinstance(certificate, kernel_steps.Awaited) and certificate.kind == "deterministic"
+        assert isinstance(certificate, LazyCertificate) and certificate.kind == "deterministic"
         assert out.shape == (1, 4, 1, 32) and out.dtype == torch.bfloat16
         assert certificate.rows.shape == (1, 4, 1) and certificate.keeps(TOL)
         assert bool((errors(cache, q, out) <= certificate.rows).all())
@@ -200,7 +201,7 @@ def test_what_is_not_for_kernels_says_why(options: dict[str, Any], heads: int, t
     cache = filled(128, **options)
     q = asked(heads=heads, dtype=cache.dtype)
     assert cache._unfit(cache._problem(q, None)[0], tol, 1.0) == why
-    assert not isinstance(cache.attend(q, tol=tol).certificate, kernel_steps.Awaited)
+    assert not isinstance(cache.attend(q, tol=tol).certificate, LazyCertificate)
 
 
 def test_more_tokens_than_can_be_told_apart_are_not_drawn_from(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -220,7 +221,7 @@ def test_steps_with_a_confidence_draw_anew_each_time_and_keep_their_certificates
     cache, q = filled(640), asked(0.3)
     answers = [cache.attend(q, tol=0.5, confidence=0.9) for _ in range(2)]
     for out, certificate in answers:
-        assert isinstance(certificate, kernel_steps.Awaited) and certificate.kind == "statistical"
+        assert isinstance(certificate, LazyCertificate) and certificate.kind == "statistical"
         assert certificate.confidence == 0.9 and certificate.keeps(0.5)
         assert "tokens that were drawn" in certificate.reason
         assert bool((errors(cache, q, out) <= certificate.rows).all())

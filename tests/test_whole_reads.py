@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import pytest
 import torch
@@ -22,13 +23,19 @@ each_type = pytest.mark.parametrize("dtype", TYPES, ids=str)
 def counts(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """How many parts each answer was read in; five threads are thought to be there, and parts may be short."""
     seen: list[int] = []
-    bare = reading._parts
+    bare, quick = reading._parts, reading.WholeReads.quick
 
     def spied(rows: Tensor, k: Tensor, v: Tensor, scale: float, parts: int) -> tuple[Tensor, Tensor]:
         seen.append(parts)
         return bare(rows, k, v, scale, parts)
 
+    def spied_quick(*given: Any) -> Any:
+        found = quick(*given)
+        seen.extend([] if found is None else [1])
+        return found
+
     monkeypatch.setattr(reading, "_parts", spied)
+    monkeypatch.setattr(reading.WholeReads, "quick", spied_quick)
     monkeypatch.setattr(reading, "_SHORTEST", 8)
     monkeypatch.setattr(torch, "get_num_threads", lambda: 5)
     return seen

@@ -41,9 +41,10 @@ def profile(
     from avow.integrations.transformers.layers import replaceable
     from avow.integrations.transformers.model_files import load_model, read_text, tokens_of
     from avow.integrations.transformers.profiling import profile as measure
+    from avow.integrations.transformers.speed import decoding_speed
     from avow.report.charts import columns
     from avow.report.profile_page import profile_page
-    from avow.report.profile_table import headline, kinds_table, methods_table
+    from avow.report.profile_table import headline, kinds_table, methods_table, speed_table
     from avow.report.progress import progress
     from avow.report.terminal import bold, show
 
@@ -53,12 +54,15 @@ def profile(
         ids = tokens_of(loaded, words, tokens)
         with progress(len(replaceable(loaded.model))) as tell:
             made = measure(loaded.model, ids, tol, budget, loaded.name, tell)
+        if loaded.model.can_generate() and not loaded.model.config.is_encoder_decoder:
+            made = dataclasses.replace(made, speed=decoding_speed(loaded.model, made.plan, ids))
         atomic.write(html, profile_page(made, command(), machine()))
     atomic.write(plan, made.plan.to_json())
     if as_json:
         document(plain(made))
     else:
-        show(columns(kinds_table(made)), "", columns(methods_table(made)), "", bold(headline(made)))
+        paces = [] if made.speed is None else [columns(speed_table(made.speed)), ""]
+        show(columns(kinds_table(made)), "", columns(methods_table(made)), "", *paces, bold(headline(made)))
     wrote(written)
 
 
@@ -80,7 +84,8 @@ def plain(made: Profile) -> dict[str, Any]:
     facts = {
         name: getattr(made, name) for name in ("model", "fingerprint", "tokens", "tol", "budget", "seconds", "share")
     }
-    return facts | {"layers": layers}
+    speed = None if made.speed is None else dataclasses.asdict(made.speed) | {"verdict": made.speed.verdict}
+    return facts | {"speed": speed, "layers": layers}
 
 
 def _offer(offer: Any) -> dict[str, Any] | None:

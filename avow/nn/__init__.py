@@ -14,6 +14,7 @@ Tokens that are attended to with a certificate:
     token_buffers     the room they lie in, with their sketch
     whole_reads       answers from all of them, on a CPU
     kernel_steps      answers from some of them, by kernels on a GPU
+    lazy_certificate  certificates that are completed when somebody looks
     cache_file        the file they are kept in
 Questions asked of a module:
     recurrent         RecurrentCell, and how far back its gradients reach

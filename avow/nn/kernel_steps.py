@@ -9,7 +9,6 @@ they have arrived.
 
 from __future__ import annotations
 
-import functools
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
@@ -25,6 +24,7 @@ from avow.maths.random_stream import INDEPENDENT
 from avow.maths.rounding import unit
 from avow.maths.sketch import Sketch
 from avow.methods.sparse import Sparse
+from avow.nn.lazy_certificate import LazyCertificate
 
 # What kernels can multiply, how many query heads may share a key head, and of how many tokens they can draw.
 _TYPES, _SIBLINGS, _WIDEST = (torch.bfloat16, torch.float16, torch.float32), 8, 256
@@ -50,27 +50,6 @@ class Held(NamedTuple):
     """At least the lengths of values."""
     longest: Float[Tensor, "b g"]
     """At least the longest of them, and hardly more."""
-
-
-class Awaited(Certificate):
-    """A certificate whose bounds are on the device: the first look at one waits for the step to be done."""
-
-    _longest: Float[Tensor, "b h 1"]
-    """At least the longest value of each head."""
-    _lengths: Float[Tensor, "b h 1"]
-    """At most how long the answers were when they were given, whatever becomes of them."""
-
-    @functools.cached_property
-    def bound(self) -> float:
-        return float(self.rows.amax())
-
-    @functools.cached_property
-    def relative_rows(self) -> Tensor:
-        return relative_errors(absolute_errors(self.rows, self._longest), self._lengths)
-
-    @functools.cached_property
-    def relative(self) -> float:
-        return float(self.relative_rows.amax())
 
 
 @dataclass
@@ -178,22 +157,32 @@ class KernelSteps:
             self._report = _sent((found.kept, found.bound, found.within), p.k.shape[-2], tol)
         chance = 1 - confidence
         method = Sparse(bits=4, drop=tol if chance else _AIM * tol, chance=chance)
-        certificate = Awaited.__new__(Awaited)
-        facts: dict[str, Any] = {
-            "method": method.name,
-            "parameters": method.parameters,
-            "target": method.target,
-            "kind": "statistical" if chance else "deterministic",
-            "confidence": confidence,
-            "rows": found.bound.double().unsqueeze(-1),
-            "assumptions": (_SUMS, _POWERS, *((INDEPENDENT,) if chance else ())),
-            "reason": f"only tokens that {'were drawn' if chance else 'may matter'} were read in full",
-            "cost": method.cost(p.sizes),
-            "_longest": per_query_head(held.longest, h).double().unsqueeze(-1),
-            "_lengths": length_floors(found.out).unsqueeze(-1),
-        }
-        for name, value in facts.items():
-            object.__setattr__(certificate, name, value)
+        rows = found.bound.double().unsqueeze(-1)
+        # At least the longest value of each head, and at most how long answers are, whatever becomes of them later.
+        longest, lengths = (
+            per_query_head(held.longest, h).double().unsqueeze(-1),
+            length_floors(found.out).unsqueeze(-1),
+        )
+
+        def bounds() -> dict[str, Any]:
+            """What is on the device: the first look at it waits for the step to be done."""
+            own = relative_errors(absolute_errors(rows, longest), lengths)
+            return {"bound": float(rows.amax()), "relative_rows": own, "relative": float(own.amax())}
+
+        certificate = LazyCertificate.of(
+            bounds,
+            method=method.name,
+            parameters=method.parameters,
+            target=method.target,
+            kind="statistical" if chance else "deterministic",
+            rows=rows,
+            confidence=confidence,
+            coverage=1.0,
+            rounding=True,
+            assumptions=(_SUMS, _POWERS, *((INDEPENDENT,) if chance else ())),
+            reason=f"only tokens that {'were drawn' if chance else 'may matter'} were read in full",
+            cost=method.cost(p.sizes),
+        )
         return found.out.unsqueeze(-2), certificate
 
     def _drawn(self, device: torch.device, generator: torch.Generator | None) -> Tensor:

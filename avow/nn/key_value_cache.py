@@ -33,8 +33,8 @@ from avow.methods.exact import has_tangents
 from avow.methods.sparse import NothingToSave, Sparse, Trace
 from avow.nn import cache_file
 from avow.nn.kernel_steps import Held, KernelSteps
-from avow.nn.token_buffers import TokenBuffers
-from avow.nn.whole_reads import WholeReads
+from avow.nn.token_buffers import TokenBuffers, is_plain_call
+from avow.nn.whole_reads import Asked, WholeReads, serves
 from avow.wishes import Wish, check_generator, checked_wish
 
 # Where more than this share of the tokens would have to be gathered, reading them all in order is as fast.
@@ -91,8 +91,9 @@ class KeyValueCache(TokenBuffers):
         self._shortness: float | None = None
         """How long the shortest of the last answers was beside the longest value: what `rtol` is aimed by."""
         self._reads, self._steps = WholeReads(), KernelSteps()
+        self._settled: tuple[Any, ...] | None = None
+        """What was asked of the last answer, and found to be well said."""
 
-    @torch.no_grad()
     def attend(
         self,
         q: Float[Tensor, "b h n d"],
@@ -107,29 +108,48 @@ class KeyValueCache(TokenBuffers):
 
         The bound never exceeds `tol`, nor the bound relative to the answer `rtol`; without either, the answer is exact.
         `confidence < 1` accepts bounds that hold with that probability for each row, which lets flat heads be sampled.
-        Where reading all tokens is faster, all are read; with `method="sparse"` only those that the sketch asks for,
-        whatever that takes. On a GPU, single queries are answered without waiting for the device, unless `rtol` is
-        given, and the certificate is fetched when its bound is looked at; nan among such queries, or logits so large
-        that single precision cannot keep `tol`, then show in the bound, and as an error from the next call on.
+        Where reading all tokens is faster, all are read; with `method="exact"` always, with `method="sparse"` only
+        those that the sketch asks for, whatever that takes. Certificates of single queries are worked out when somebody
+        looks at them. On a GPU such queries are answered without waiting for the device, unless `rtol` is given; nan
+        among them, or logits so large that single precision cannot keep `tol`, then show in the bound, and as an error
+        from the next call on.
         """
+        attended = self._quick(q, (tol, confidence, scale, generator, method, rtol))
+        return attended or self._attend(q, tol, confidence, scale, generator, method, rtol)
+
+    @torch.no_grad()
+    def _attend(
+        self,
+        q: Tensor,
+        tol: float | None,
+        confidence: float | None,
+        scale: float | None,
+        generator: torch.Generator | None,
+        method: str,
+        rtol: float | None,
+    ) -> Attended:
+        """The answer after every check."""
         for name, value in (("tol", tol), ("rtol", rtol)):
             if isinstance(value, int | float) and value <= 0:
                 remedy = f"try {name}=1e-2, or leave it out for exact"
                 raise ParameterError(name, value, "must be above 0", remedy)
-        if method not in ("auto", "sparse"):
-            raise ParameterError(
-                "method", repr(method), "must be 'auto' or 'sparse'", "leave tol out for exact answers"
-            )
+        if method not in ("auto", "exact", "sparse"):
+            rule = "must be 'auto', 'exact' or 'sparse'"
+            raise ParameterError("method", repr(method), rule, "use another method with avow.attend")
+        if method == "sparse" and self.bits is None:
+            rule = "needs a sketch of the keys, and this cache keeps none"
+            raise ParameterError("method", repr(method), rule, "make the cache with bits=4")
         wish = checked_wish(tol, confidence, rtol=rtol)
         check_generator(generator)
-        asked = method == "sparse"
+        self._measure()
         cast = torch.is_autocast_enabled(self.device.type)
         with torch.autocast(self.device.type, enabled=False) if cast else contextlib.nullcontext():
             problem, first = self._problem(q, scale)
+            self._settled = (tol, confidence, scale, generator, method, rtol)
             self._learn()
             if wish.rtol is None:
-                return self._answer(problem, first, wish, wish.tol, generator, asked)
-            return self._relative(problem, first, wish, generator, asked)
+                return self._answer(problem, first, wish, wish.tol, generator, method)
+            return self._relative(problem, first, wish, generator, method)
 
     def _answer(
         self,
@@ -138,10 +158,10 @@ class KeyValueCache(TokenBuffers):
         wish: Wish,
         aim: float | None,
         generator: torch.Generator | None,
-        asked: bool,
+        method: str,
     ) -> Attended:
         """The answer within the wish's `tol`; one from a part of the tokens is within `aim`."""
-        why = self._why_not(wish, asked)
+        why = self._why_not(wish, method)
         unfit = "" if why else self._unfit(problem, aim, wish.confidence)
         if aim is not None and not why and not unfit:
             held = Held(self._sketch(0), self._lengths(problem, 0), self._extremes[..., 1])
@@ -149,14 +169,14 @@ class KeyValueCache(TokenBuffers):
         norms = None
         if aim is not None and not why and not problem.empty:
             norms = self._norms(problem, first)
-            attended, why = self._sparse(problem, norms, first, aim, wish.confidence, generator, asked)
+            attended, why = self._sparse(problem, norms, first, aim, wish.confidence, generator, method == "sparse")
             if attended is not None:
                 return attended if self.device.type == "cpu" else _without_kernels(attended, unfit)
         attended = self._whole(problem, wish.tol, why)
         return attended or exactly(problem, norms or self._norms(problem, first), wish.tol, why)
 
     def _relative(
-        self, problem: Problem, first: int, wish: Wish, generator: torch.Generator | None, asked: bool
+        self, problem: Problem, first: int, wish: Wish, generator: torch.Generator | None, method: str
     ) -> Attended:
         """The answer within the wish's `rtol`: from a part of the tokens, which is aimed twice, or else from all."""
         assert wish.rtol is not None
@@ -169,7 +189,7 @@ class KeyValueCache(TokenBuffers):
         tried = ""
         for _ in range(2):
             aim = min(tol, aimed_bound(self._shortness, wish.rtol))
-            attended = self._answer(problem, first, wish, aim, generator, asked)
+            attended = self._answer(problem, first, wish, aim, generator, method)
             certificate = attended.certificate
             if not problem.empty:
                 self._shortness = shortest_ratio(problem, norms, attended.out, certificate.rows)
@@ -180,8 +200,45 @@ class KeyValueCache(TokenBuffers):
                 break
         return exactly(problem, norms, wish.tol, tried, wish.rtol)
 
+    def _quick(self, q: Tensor, asked: tuple[Any, ...]) -> Attended | None:
+        """The answer where all that is asked was asked, checked and found to read all tokens before; else None.
+
+        Decoding waits for this at every layer and token.
+        """
+        tol, _, scale, _, method, rtol = asked
+        usual = (
+            self.device.type == "cpu"
+            and asked == self._settled
+            and rtol is None
+            and self._position > 0
+            and self.window is None
+            and (tol is None or method == "exact" or self.bits is None or self.length < _SHORT["cpu"])
+            and method != "sparse"
+            and isinstance(q, Tensor)
+            and not q.requires_grad
+            and q.dtype == self.dtype
+            and q.device == self.device
+            and q.ndim == 4
+            and q.shape[0] == self.batch
+            and q.shape[1] % self.key_heads == 0 < q.shape[1]
+            and q.shape[3] == self.dim
+            and not torch.is_autocast_enabled("cpu")
+            and is_plain_call()
+        )
+        k, v = self.tokens
+        if not usual or not serves(q, v):
+            return None
+        length = self.length
+        error = slack(self.value_dim, self.dtype) + (0.0 if self._wide else 2.0**-22)
+        wish = Asked(tol, scale)
+        found = self._reads.quick(q, k, v, self._ends, error, wish, lambda: self._why_all(tol is None, method, length))
+        return None if found is None else Attended(*found)
+
     def save(self, path: str | Path) -> None:
         """Write what the cache holds to a safetensors file, whole or not at all."""
+        self._measure()
+        if self.bits is not None:
+            self._sketch(0)
         made = {name: getattr(self, name) for name in ("key_heads", "dim", "value_dim", "batch", "bits", "window")}
         learnt = (self._position, self._base, self._pause, self._left, self._asked, self._wide, self._shortness)
         sketch = (self._metric, self._size, self._spread, self._bold)
@@ -265,16 +322,15 @@ class KeyValueCache(TokenBuffers):
     def _lengths(self, problem: Problem, first: int) -> Tensor:
         return self._buffers["norms"][:, :, first : first + problem.k.shape[-2]]
 
-    def _why_not(self, wish: Wish, always: bool) -> str:
+    def _why_not(self, wish: Wish, method: str) -> str:
         """Why the sketch is not even asked; empty where it is."""
-        if wish.exact:
+        short = self.length < _SHORT["cpu" if self.device.type == "cpu" else "cuda"]
+        if wish.exact or self.bits is None or method == "exact" or (method == "auto" and short):
+            return self._why_all(wish.exact, method, self.length)
+        if method == "sparse":
             return ""
-        if self.bits is None:
-            return "the cache keeps no sketch"
-        if always:
-            return ""
-        if self.length < _SHORT["cpu" if self.device.type == "cpu" else "cuda"] or self._price(_FEW) > 1:
-            return f"{self.length} tokens are read sooner than chosen among"
+        if self._price(_FEW) > 1:
+            return self._why_all(wish.exact, method, self.length)
         asked = f"{wish.tol} {wish.rtol} {wish.confidence:g}"
         if asked != self._asked:
             self._asked, self._pause, self._left, self._bold, self._shortness = asked, 0, 0, None, None
@@ -283,6 +339,16 @@ class KeyValueCache(TokenBuffers):
             return "whether the sketch saves anything again is not known yet" if waits else ""
         self._left -= 1
         return f"the sketch saved nothing lately; it is asked again after {self._left} more"
+
+    def _why_all(self, exact: bool, method: str, length: int) -> str:
+        """Why all of so many tokens are read without a look at the sketch."""
+        if exact:
+            return ""
+        if method == "exact":
+            return "exact attention was asked for"
+        if self.bits is None:
+            return "the cache keeps no sketch"
+        return f"{length} tokens are read sooner than chosen among"
 
     def _price(self, share: float) -> float:
         """About what an answer from a share of the tokens costs, relative to one from all of them."""

@@ -1,7 +1,8 @@
 r"""The tokens of a cache in buffers that grow: keys, values, a sketch of the keys and bounds on the lengths of values.
 
-Groups of 64 tokens are sketched when they are complete. While there is room nothing moves; then all that is still seen
-moves to new buffers, in which half is free.
+Groups of 64 tokens are sketched when they are complete: on a GPU at once, on a CPU, where short caches are read in
+full, when the sketch is asked for. While there is room nothing moves; then all that is still seen moves to new buffers,
+in which half is free.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ from typing import NamedTuple
 import torch
 from jaxtyping import Float, Float64
 from torch import Tensor
+from torch.autograd import forward_ad
 
 from avow.contract import check_dtype, check_numbers, check_tensor
 from avow.declared import declared
@@ -30,8 +32,12 @@ _SHORTEST, _LONGEST = 2.0**-100, 2.0**100
 # Devices whose look at a group wants its rows side by side.
 _ACROSS = ("cpu",)
 
-# Tokens of a file that are sketched at once: the arithmetic takes many times their memory.
-_AT_ONCE = 2**14
+# Devices on which tokens are sketched when they come; elsewhere, when the sketch is asked for. So many groups at once:
+# the arithmetic takes many times their memory.
+_EAGER, _GROUPS_AT_ONCE = ("cuda",), 256
+
+# Lengths up to this, and down to its inverse, are far from where anything overflows or underflows.
+_USUAL = 2.0**40
 
 PARTS = ("codes", "scale", "zero", "radius", "reach")
 
@@ -55,6 +61,11 @@ class Holding(NamedTuple):
     """At least the length of any key."""
     slack: float
     sketch: Sketch | None
+
+
+def is_plain_call() -> bool:
+    """Whether no transform of `torch.func` is under way, and no derivative is carried forward."""
+    return torch._C._functorch.peek_interpreter_stack() is None and forward_ad._current_level < 0
 
 
 class TokenBuffers:
@@ -103,10 +114,16 @@ class TokenBuffers:
         )
         """At most the shortest, and at least the longest of all values so far."""
         self._found: Ends | None = None
-        """`_ends` where it was asked for since the last token."""
+        """`_ends` where it was asked for and no later token changed it."""
+        self._unmeasured = 0
+        """How many of the last tokens were only written down; `_ends` knows their lengths already."""
+        self._sketched = 0
+        """How many of the groups held have a sketch."""
         self._wide = dtype == torch.float64
         """Whether lengths of values need float64."""
         self._buffers = self._room(0)
+        self._seen: tuple[Tensor, Tensor, Tensor] | None = None
+        """The buffer of keys, and `tokens` of it, as they were last asked for."""
 
     @property
     def length(self) -> int:
@@ -121,8 +138,10 @@ class TokenBuffers:
     @property
     def tokens(self) -> tuple[Float[Tensor, "b g s d"], Float[Tensor, "b g s e"]]:
         """The keys and values of all tokens held, as they lie there: the next one may move them."""
-        end = self._position - self._base
-        return self._buffers["keys"][:, :, :end], self._buffers["values"][:, :, :end]
+        keys, end = self._buffers["keys"], self._position - self._base
+        if self._seen is None or self._seen[0] is not keys or self._seen[1].shape[2] != end:
+            self._seen = (keys, keys[:, :, :end], self._buffers["values"][:, :, :end])
+        return self._seen[1:]
 
     @property
     def nbytes(self) -> int:
@@ -143,6 +162,7 @@ class TokenBuffers:
     @property
     def holding(self) -> Holding:
         """All tokens held and what is known of them, as they lie there: the next one may move them."""
+        self._measure()
         lengths = self._buffers["norms"][:, :, : self._position - self._base]
         # Lengths in float32 were rounded up once more.
         error = slack(max(self.dim, self.value_dim), self.dtype) + (0.0 if self.dtype == torch.float64 else 2.0**-22)
@@ -159,12 +179,17 @@ class TokenBuffers:
         check_range(0.0, _largest(longest), _largest(norms), 1.0)
         return longest, norms
 
-    @torch.inference_mode(False)
     def append(self, k: Float[Tensor, "b g l d"], v: Float[Tensor, "b g l e"]) -> None:
         """Remember tokens. Where anything is wrong with them, or there is no memory, the cache stays as it was.
 
         Under `torch.inference_mode` as elsewhere it holds ordinary tensors: others could not be written to outside.
         """
+        if not self._write_one(k, v):
+            self._append(k, v)
+
+    @torch.inference_mode(False)
+    def _append(self, k: Tensor, v: Tensor) -> None:
+        self._measure()
         longest, norms = self.measured(k, v)
         k, v = k.detach(), v.detach()
         count = k.shape[-2]
@@ -178,16 +203,14 @@ class TokenBuffers:
         if wide and not self._wide:
             buffers = buffers | {"norms": buffers["norms"].double()}
         start, end = self._position - base, after - base
-        fresh = self._fresh_groups(k, start)
+        # A GPU's steps find the sketch in place, also those that a CUDA graph repeats.
+        fresh = self._fresh_groups(k, start) if self.device.type in _EAGER else None
         # Nothing below can fail: only now does the cache change.
         for name, x in (("keys", k), ("values", v), ("norms", lengths)):
             buffers[name][:, :, start:end] = x
+        self._sketched = max(self._sketched - (base - self._base) // GROUP, 0)
         if fresh is not None:
-            first = start // GROUP
-            self._metric, self._size, self._spread = fresh.metric, fresh.size, joined_spread(self._spread, fresh.spread)
-            for name in PARTS:
-                part = getattr(fresh, name)
-                buffers[name][:, :, first : first + part.shape[2]] = part
+            self._write_groups(buffers, fresh)
         self._longest = torch.maximum(self._longest, longest.amax(-1))
         self._extremes = wider(self._extremes, lengths)
         self._found = None
@@ -200,7 +223,7 @@ class TokenBuffers:
             self._metric, self._size = saved.metric.to(self.device), saved.size.to(self.device)
         held = saved.position - saved.base
         # A window forgets when tokens come in parts; it never holds many.
-        most = _AT_ONCE if self.window is None else max(held, 1)
+        most = _GROUPS_AT_ONCE * GROUP if self.window is None else max(held, 1)
         for start in range(0, held, most):
             self.append(*(x[:, :, start : start + most].to(self.device) for x in (saved.keys, saved.values)))
         self._base, self._position = saved.base, saved.position
@@ -209,15 +232,69 @@ class TokenBuffers:
         if self.window is None and bool((self._longest > 2 * own + 2.0**-40).any()):
             raise ParameterError("longest", float(self._longest.amax()), "exceeds the longest key", "save it again")
         if saved.spread is not None:
+            self._sketch(0)  # what these keys lose is known when they are sketched; the file may say more
             self._spread = saved.spread.to(self.device)
             if not spread_holds(self._sketch(0), self._buffers["keys"]):
                 rule = "is less than the sketch lost of the keys"
                 raise ParameterError("spread", float(saved.spread.amax()), rule, "save it again")
 
+    def _write_one(self, k: Tensor, v: Tensor) -> bool:
+        """Whether this was one token of usual numbers, for which there is room on a CPU: it is written down.
+
+        Decoding waits for this at every layer and token, so nothing else is done: the rest is made up for by
+        `_measure` when it is asked for.
+        """
+        at, buffers = self._position - self._base, self._buffers
+        keys, values = buffers["keys"], buffers["values"]
+        usual = (
+            self.device.type == "cpu"
+            and self.device.type not in _EAGER
+            and self.window is None
+            and 0 < at < keys.shape[2]
+            and isinstance(k, Tensor)
+            and isinstance(v, Tensor)
+            and k.shape == (self.batch, self.key_heads, 1, self.dim)
+            and v.shape == (self.batch, self.key_heads, 1, self.value_dim)
+            and k.dtype == v.dtype == self.dtype
+            and k.device == v.device == self.device
+            and not (k.requires_grad or v.requires_grad)
+            and is_plain_call()
+        )
+        if not usual:
+            return False
+        known = self._ends
+        own, lengths = row_lengths(k), row_lengths(v)
+        # nan compares false with everything, each by itself: the largest of several may hide it.
+        if not all(x <= _USUAL for x in own) or not all(1 / _USUAL <= x <= _USUAL for x in lengths):
+            return False
+        keys[:, :, at : at + 1] = k
+        values[:, :, at : at + 1] = v
+        self._found = Ends(
+            list(map(max, known.keys, own)), list(map(max, known.values, lengths)), min(known.least, *lengths)
+        )
+        self._position += 1
+        self._unmeasured += 1
+        return True
+
+    def _measure(self) -> None:
+        """Makes up for what was not done for tokens that were only written down."""
+        if not self._unmeasured:
+            return
+        end = self._position - self._base
+        k, v = (self._buffers[name][:, :, end - self._unmeasured : end] for name in ("keys", "values"))
+        lengths, wide = _kept(row_norms(v, "v", faithful=True), self._wide)
+        if wide and not self._wide:
+            self._buffers = self._buffers | {"norms": self._buffers["norms"].double()}
+        self._buffers["norms"][:, :, end - self._unmeasured : end] = lengths
+        self._longest = torch.maximum(self._longest, row_norms(k, "k").amax(-1))
+        self._extremes = wider(self._extremes, lengths)
+        self._wide, self._unmeasured = wide, 0
+
     @property
     def _ends(self) -> Ends:
         """What is known of the tokens' lengths, in plain numbers."""
         if self._found is None:
+            self._measure()
             keys, values = self._longest.flatten().tolist(), self._extremes.flatten(0, 1).tolist()
             self._found = Ends(keys, [longest for _, longest in values], min(shortest for shortest, _ in values))
         return self._found
@@ -262,20 +339,22 @@ class TokenBuffers:
         room = self._room(max(2 * capacity, needed) if self.window is None else 2 * needed)
         start, end = base - self._base, min(self._position - self._base, capacity)
         for name, x in room.items():
-            by = GROUP if name in PARTS else 1
-            old = held[name][:, :, start // by : max(end // by, start // by)]
+            first, last = (start // GROUP, self._sketched) if name in PARTS else (start, end)
+            old = held[name][:, :, first : max(last, first)]
             x[:, :, : old.shape[2]] = old
         return room, base
 
     def _fresh_groups(self, k: Tensor, start: int) -> Sketch | None:
         """The sketch of the groups that these keys, the first at `start` in the buffers, complete."""
-        if self.bits is None:
-            return None
         begun = start % GROUP
-        if begun + k.shape[-2] < GROUP:
+        if self.bits is None or begun + k.shape[-2] < GROUP:
             return None
         open_rows = self._buffers["keys"][:, :, self._position - self._base - begun : self._position - self._base]
-        rows = torch.cat([open_rows, k], 2)
+        return self._groups_of(torch.cat([open_rows, k], 2))
+
+    def _groups_of(self, rows: Float[Tensor, "b g l d"]) -> Sketch:
+        """The sketch of the whole groups among rows that follow those sketched before."""
+        assert self.bits is not None
         size = self._size
         if size is None:
             largest = rows[:, :, : rows.shape[2] // GROUP * GROUP].double().abs().amax((2, 3))
@@ -291,9 +370,21 @@ class TokenBuffers:
         )
         return dataclasses.replace(fresh, scale=scale, zero=zero, radius=radius, reach=reach)
 
+    def _write_groups(self, buffers: dict[str, Tensor], fresh: Sketch) -> None:
+        """Have these groups be the next that are sketched."""
+        self._metric, self._size, self._spread = fresh.metric, fresh.size, joined_spread(self._spread, fresh.spread)
+        for name in PARTS:
+            part = getattr(fresh, name)
+            buffers[name][:, :, self._sketched : self._sketched + part.shape[2]] = part
+        self._sketched += fresh.codes.shape[2]
+
     def _sketch(self, first: int) -> Sketch:
-        """The sketch of the whole groups from a place in the buffers on."""
+        """The sketch of the whole groups from a place in the buffers on; those that have none get theirs now."""
         assert self.bits is not None
+        keys = self._buffers["keys"]
+        while self._sketched < self._groups:
+            last = min(self._groups, self._sketched + _GROUPS_AT_ONCE)
+            self._write_groups(self._buffers, self._groups_of(keys[:, :, self._sketched * GROUP : last * GROUP]))
         if self._metric is None or self._size is None:
             return sketched(self._buffers["keys"][:, :, :0], self.bits)
         span = slice(first // GROUP, self._groups)
@@ -331,6 +422,16 @@ def wider(extremes: Float64[Tensor, "b g 2"], lengths: Float[Tensor, "b g l"]) -
     return torch.stack(
         [torch.minimum(extremes[..., 0], lengths.amin(-1)), torch.maximum(extremes[..., 1], lengths.amax(-1))], -1
     )
+
+
+def row_lengths(rows: Float[Tensor, "b h n d"]) -> list[float]:
+    """Upper bounds on the norms of rows on a CPU, right to a part of 1e-10 above 2^-80; nan where a number is nan.
+
+    Squares of float32 neither overflow nor vanish in float64, and subnormal numbers that a CPU was told to flush have
+    less than what is added.
+    """
+    found = torch.linalg.vector_norm(rows, dim=-1, dtype=torch.float64).tolist()
+    return [x * (1 + 1e-11) + 2.0**-115 for heads in found for head in heads for x in head]
 
 
 def _largest(norms: Tensor) -> float:

@@ -12,20 +12,24 @@ and once more at the end, relative to its own length, which is known by then.
 
 from __future__ import annotations
 
+import dataclasses
 import math
-from typing import NamedTuple
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, NamedTuple
 
 import torch
 from jaxtyping import Float, Float32
 from torch import Tensor
 
 from avow.certificates.relative import absolute_errors, relative_errors
-from avow.contract import Certificate, Problem
+from avow.contract import Certificate, Problem, Sizes
 from avow.maths.cpu_sums import fewest_rows
 from avow.maths.norms import check_range, length_floors, row_norms
 from avow.maths.rounding import EXP_ULPS, OUTWARD, gamma, tiny, unit
 from avow.methods.exact import Exact
-from avow.nn.token_buffers import Ends
+from avow.nn.lazy_certificate import LazyCertificate
+from avow.nn.token_buffers import Ends, row_lengths
 
 _EXACT = Exact()
 
@@ -37,6 +41,10 @@ _IDLE = 0.06
 _MOST, _FAINT = 0.1, 1e-9
 # By how much the memory of long answers fades with each.
 _FORGET = 0.97
+# Queries longer than this are left to the general way.
+_QUERY = 2.0**40
+# The binding: a call of torch.ops' operator takes longer.
+_kernel = torch._scaled_dot_product_flash_attention_for_cpu  # type: ignore[attr-defined]
 _HALF = (torch.bfloat16, torch.float16)
 
 
@@ -46,6 +54,65 @@ class WholeReads:
     def __init__(self) -> None:
         self._ratio = 0.6
         """How long answers were lately, beside the longest value."""
+        self._limits: Limits | None = None
+        self._room: tuple[Tensor, Tensor] | None = None
+        """For the queries of each key head, filled up with zeros where they are too few; and without these."""
+
+    def __deepcopy__(self, memo: object) -> WholeReads:
+        """Another cache learns for itself."""
+        return WholeReads()
+
+    def quick(
+        self,
+        q: Float[Tensor, "b h 1 d"],
+        k: Float[Tensor, "b g s d"],
+        v: Float[Tensor, "b g s d"],
+        known: Ends,
+        error: float,
+        asked: Asked,
+        reason: Callable[[], str],
+    ) -> tuple[Tensor, Certificate] | None:
+        """What `attend` answers, in few steps: limits stand from call to call, and the longest query decides.
+
+        The certificate is worked out when somebody looks at it. None where numbers are not within the limits, or more
+        threads are kept busy by several parts.
+        """
+        (b, h, _, d), (g, s) = q.shape, k.shape[1:3]
+        if not _plain_products(q.dtype):
+            return None
+        limits = self._limits
+        if limits is None or limits.asked != asked or limits.heads != h or not limits.hold(s, known):
+            problem = Problem.of(q, k, v, scale=asked.scale, enable_gqa=True)
+            limits = self._limits = Limits.of(problem, known, error, asked)
+        norms = row_lengths(q)
+        # nan compares false with everything.
+        if not all(x <= limits.query for x in norms):
+            return None
+        if limits.tokens >= 2 * _SHORTEST and parts_for(b * g, s, q.dtype) > 1:
+            return None
+        siblings, rows = h // g, q.reshape(b, g, h // g, d).contiguous()  # the kernel takes features for neighbours
+        if limits.rows > siblings:
+            # Sums of fewer rows are rounded more often.
+            if self._room is None or self._room[0].shape != (b, g, limits.rows, d) or self._room[1].shape != rows.shape:
+                room = q.new_zeros(b, g, limits.rows, d)
+                self._room = room, room[:, :, :siblings]
+            self._room[1].copy_(rows)
+            rows = self._room[0]
+        out = _kernel(rows, k, v, scale=limits.scale)[0]
+        out = (out if limits.rows <= siblings else out[:, :, :siblings]).reshape(q.shape)
+        # Captured now: whoever has the answer may write into it before anybody looks.
+        lengths = torch.linalg.vector_norm(out, dim=-1, dtype=torch.float64)
+
+        def stated() -> dict[str, Any]:
+            longest = [x * (1 - error) for x in known.values]
+            beside = [x / longest[i // siblings] for i, x in enumerate(lengths.flatten().tolist())]
+            reach = [x * known.keys[i // siblings] * abs(limits.scale) for i, x in enumerate(norms)]
+            bounds = [limits.plan.bound(x, y) for x, y in zip(reach, beside, strict=True)]
+            sizes = dataclasses.replace(limits.sizes, keys=s)
+            values = [known.values[i // siblings] for i in range(len(norms))]
+            return _stated(bounds, values, lengths * (1 - 2.0**-40), sizes, limits.assumption, reason())
+
+        return out, LazyCertificate.of(stated)
 
     def attend(
         self, problem: Problem, known: Ends, error: float, tol: float | None, reason: str
@@ -55,7 +122,7 @@ class WholeReads:
         Lengths in `known` may be above the true ones by `error`, relatively.
         """
         q, (b, g, s, _) = problem.q, problem.k.shape
-        if q.shape[2] != 1 or q.dtype == torch.float64 or q.shape[3] != problem.v.shape[3]:
+        if not serves(q, problem.v):
             return None
         norms, factor, siblings = lengths_of(q, "q"), abs(problem.scale), q.shape[1] // g
         query, key, value, least = max(norms), max(known.keys), max(known.values), known.least
@@ -81,25 +148,111 @@ class WholeReads:
         if not kept:
             return None
         values = [known.values[i // siblings] for i in range(len(norms))]
-        return found.out, _certificate(problem, found.out, bounds, values, reason)
+        said = _stated(bounds, values, length_floors(found.out), problem.sizes, _EXACT.assumption(problem), reason)
+        return found.out, Certificate(**said)
 
 
-def _certificate(problem: Problem, out: Tensor, bounds: list[float], longest: list[float], reason: str) -> Certificate:
-    rows, values = torch.tensor([bounds, longest], dtype=torch.float64).view(2, problem.q.shape[0], -1, 1)
-    own = relative_errors(absolute_errors(rows, values), length_floors(out))
-    return Certificate(
-        _EXACT.name,
-        _EXACT.parameters,
-        _EXACT.target,
-        "deterministic",
-        max(bounds),
-        rows,
-        assumptions=(_EXACT.assumption(problem),),
-        reason=reason,
-        cost=_EXACT.cost(problem.sizes),
-        relative=float(own.amax()),
-        relative_rows=own,
-    )
+def _stated(
+    bounds: list[float], longest: list[float], lengths: Tensor, sizes: Sizes, assumption: str, reason: str
+) -> dict[str, Any]:
+    """What a certificate with these bounds of rows says, of answers at least as long as `lengths`."""
+    rows, values = torch.tensor([bounds, longest], dtype=torch.float64, device="cpu").view(2, sizes.batch, -1, 1)
+    own = relative_errors(absolute_errors(rows, values), lengths)
+    return {
+        "method": _EXACT.name,
+        "parameters": _EXACT.parameters,
+        "target": _EXACT.target,
+        "kind": "deterministic",
+        "bound": max(bounds),
+        "rows": rows,
+        "assumptions": (assumption,),
+        "reason": reason,
+        "cost": _EXACT.cost(sizes),
+        "relative": float(own.amax()),
+        "relative_rows": own,
+    }
+
+
+def serves(q: Tensor, v: Tensor) -> bool:
+    """Whether queries are of the kind that is answered here: one of each head, as wide as values, not in float64."""
+    return q.shape[2] == 1 and q.dtype != torch.float64 and q.shape[3] == v.shape[3]
+
+
+def _plain_products(dtype: torch.dtype) -> bool:
+    """Whether the user's switches leave the kernel on, and products of float32 as they are."""
+    if not torch._C._get_flash_sdp_enabled():  # type: ignore[attr-defined]  # what torch.backends asks, in one call
+        return False
+    if dtype != torch.float32:
+        return True
+    precision = torch._C._get_fp32_precision_getter  # type: ignore[attr-defined]
+    return {precision("mkldnn", "matmul"), precision("generic", "all")} <= {"none", "ieee"}
+
+
+class Asked(NamedTuple):
+    """What is asked of answers, from call to call the same."""
+
+    tol: float | None
+    scale: float | None
+
+
+@dataclass(frozen=True)
+class Limits:
+    """Constants of bounds that hold for up to `tokens` tokens and norms up to these, and keep what is asked."""
+
+    asked: Asked
+    heads: int
+    sizes: Sizes
+    scale: float
+    plan: Plan
+    tokens: int
+    query: float
+    """The longest query whose bound is within the tolerance, however long its answer; -1 where none is."""
+    key: float
+    value: float
+    least: float
+    rows: int
+    """How many rows the kernel needs to add as the model says."""
+    assumption: str
+
+    def hold(self, tokens: int, known: Ends) -> bool:
+        """Whether they hold for so many tokens of such lengths."""
+        return (
+            tokens <= self.tokens
+            and known.least >= self.least
+            and max(known.keys) <= self.key
+            and max(known.values) <= self.value
+        )
+
+    @staticmethod
+    def of(problem: Problem, known: Ends, error: float, asked: Asked) -> Limits:
+        """Limits with some room above what is known, so that they last."""
+        p, s = problem, problem.k.shape[2]
+        # An eighth more tokens, and lengths up to the next power of two.
+        step = 1 << max(4, s.bit_length() - 4)
+        tokens = -(-s // step) * step
+        key, value = (2.0 ** math.frexp(max(x))[1] for x in (known.keys, known.values))
+        least = 2.0 ** (math.frexp(known.least)[1] - 1) if known.least > _FAINT else 0.0
+        made = plan(p, _QUERY, key, max(least, _FAINT) * (1 - error), 1, tokens)
+        wanted = _MOST if asked.tol is None else min(asked.tol, _MOST)
+        # An answer is no longer than the longest value, and what it is off.
+        rest = wanted - made.bound(0.0, 1 + wanted)
+        longest = min(_QUERY, rest / (made.slope * key * abs(p.scale) + 1e-300))
+        usual = least > 0 and rest > 0 and _EXACT.fits(p, _QUERY, key, value * tokens / s)
+        alone = p.k.shape[0] * p.k.shape[1] == 1  # would be spread over threads, few rows for each
+        return Limits(
+            asked,
+            p.q.shape[1],
+            p.sizes,
+            p.scale,
+            made,
+            tokens,
+            longest if usual and not alone and p.scale > 0 else -1.0,
+            key,
+            value,
+            least,
+            fewest_rows(p.q.dtype, p.q.shape[3]),
+            _EXACT.assumption(p),
+        )
 
 
 class Whole(NamedTuple):
@@ -135,9 +288,9 @@ def parts_for(heads: int, s: int, dtype: torch.dtype) -> int:
     return least
 
 
-def plan(problem: Problem, query: float, key: float, least: float, parts: int) -> Plan:
-    """So many parts, for norms of q and k up to these and no value shorter than `least`."""
-    s, d, dtype = problem.k.shape[2], problem.q.shape[3], problem.q.dtype
+def plan(problem: Problem, query: float, key: float, least: float, parts: int, tokens: int | None = None) -> Plan:
+    """So many parts, for norms of q and k up to these and no value shorter than `least`; of more tokens where told."""
+    s, d, dtype = tokens or problem.k.shape[2], problem.q.shape[3], problem.q.dtype
     model = _EXACT.model(problem, query, key, -(-s // parts))
     # 2·tanh(δ/2) ≤ δ for the weights.
     slope, fixed, lost = model.slope, model.floor + model.sums, model.lost + model.ends
@@ -209,7 +362,6 @@ def _parts(
     rows: Float[Tensor, "h 1 r d"], k: Float[Tensor, "b g s d"], v: Float[Tensor, "b g s d"], scale: float, parts: int
 ) -> tuple[Float[Tensor, "h c r d"], Float32[Tensor, "h c r"]]:
     """The answers of all parts, the few keys that are left over as one more, and the logarithms of their weights."""
-    kernel = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu
     s, d = k.shape[2:]
     each = s // parts
     main = parts * each
@@ -217,9 +369,9 @@ def _parts(
     # A part that is alone would be spread over threads, few rows for each.
     heads = 2 if len(keys) * parts == 1 else parts
     out, logs = (
-        x[:, :parts] for x in kernel(*(x.expand(-1, heads, -1, -1) for x in (rows, keys, values)), scale=scale)
+        x[:, :parts] for x in _kernel(*(x.expand(-1, heads, -1, -1) for x in (rows, keys, values)), scale=scale)
     )
     if main == s:
         return out, logs
-    more, their = kernel(rows, *(x[:, :, main:].view(-1, 1, s - main, d) for x in (k, v)), scale=scale)
+    more, their = _kernel(rows, *(x[:, :, main:].view(-1, 1, s - main, d) for x in (k, v)), scale=scale)
     return torch.cat([out, more], 1), torch.cat([logs, their], 1)

@@ -10,7 +10,7 @@ from avow.integrations.transformers.profiling import CERTIFIED, ROWS, Profile
 from avow.report.charts import html_table
 from avow.report.document import report
 from avow.report.profile_figures import kinds_figure, number_figure, reading_figure
-from avow.report.profile_table import headline, heads_table, kinds_table, methods_table
+from avow.report.profile_table import headline, heads_table, kinds_table, methods_table, speed_table
 
 _STYLE = """
 .pair { display: grid; grid-template-columns: repeat(auto-fit, minmax(min(100%, 26rem), 1fr)); gap: 0 1.5rem; }
@@ -33,7 +33,7 @@ def profile_page(profile: Profile, command: str, machine: str) -> str:
     body = f"""<p class="soft">{profile.tokens:,} tokens of text, {len(profile.layers)} attention layers,
 {len(profile.heads)} heads. Each square below is a head: layers go from left to right, the heads of a
 layer from top to bottom.</p>
-<h2>What each head does</h2>
+{_speed(profile)}<h2>What each head does</h2>
 <p class="soft">{_KINDS}</p>
 {_figure("kinds", profile)}
 {html_table(kinds_table(profile))}
@@ -54,6 +54,17 @@ over rows.</p>
 <code>{profile.fingerprint}</code>.</p>
 <p class="soft">{_METHOD}</p>"""
     return report("avow profile", headline(profile), body, figures, _STYLE)
+
+
+def _speed(profile: Profile) -> str:
+    """What the user will get, before anything else."""
+    if profile.speed is None:
+        return ""
+    return f"""<h2>What a new token costs</h2>
+<p class="soft">{_SPEED}</p>
+{html_table(speed_table(profile.speed))}
+<p>{escape(profile.speed.verdict[0].upper() + profile.speed.verdict[1:])}.</p>
+"""
 
 
 def _small(profile: Profile) -> dict[str, tuple[str, str, Any]]:
@@ -87,6 +98,11 @@ def _figure(id: str, profile: Profile) -> str:
     return f'<div class="figure" id="{id}" style="height: {min(6 + 1.3 * most, 40):.1f}rem"></div>'
 
 
+_SPEED = (
+    "Measured on this machine, behind this text, from the caches that <code>generate()</code> uses: all three took "
+    "turns token by token. The figures below say what could be left unread, which is worth its price only on some "
+    "machines and at some lengths: a cache asks its sketch where that pays, and else reads everything."
+)
 _KINDS = (
     "<b>Copying</b>: one token has at least half of a row's mass, on average. <b>Local</b>: the nearest "
     f"{NEAR} tokens have it. <b>Diffuse</b>: it is spread as if over at least half of the tokens seen. "

@@ -8,6 +8,7 @@ from collections import Counter
 from avow.chart import Table
 from avow.integrations.transformers.head_figures import KINDS
 from avow.integrations.transformers.profiling import Profile
+from avow.integrations.transformers.speed import Speed
 from avow.integrations.transformers.verification import Verdict
 from avow.report.words import NOTHING, error
 
@@ -22,7 +23,18 @@ def headline(profile: Profile) -> str:
     served = (
         f"{plan.changed} of {plan.heads} heads keep {profile.tol:g} at {profile.budget:.0%} of exact attention or less"
     )
-    return f"{profile.model}: {served}; all heads together would take {profile.share:.0%}"
+    return f"{profile.model}: {served}" + ("" if profile.speed is None else f"; {profile.speed.verdict}")
+
+
+def speed_table(speed: Speed) -> Table:
+    """What a new token costs, three ways."""
+    rows = [
+        ("as it is", f"{speed.as_it_is:.1f}", "1.00"),
+        ("avow enabled", f"{speed.enabled:.1f}", f"{speed.enabled_ratio:.2f}"),
+        ("with the plan", f"{speed.planned:.1f}", f"{speed.planned_ratio:.2f}"),
+    ]
+    title = f"A new token behind {speed.tokens:,} ({speed.clock}, medians of {speed.rounds} rounds in turns)"
+    return Table(title, ("the model", "ms per token", "beside as it is"), rows)
 
 
 def methods_table(profile: Profile) -> Table:
@@ -112,6 +124,7 @@ def verdict_table(verdict: Verdict) -> Table:
         ("likeliest token the same", f"{v.agreement:.2%} of {v.places} places"),
         ("KL(exact ‖ plan)", f"{v.divergence:.1e} nats on average, {v.largest_divergence:.1e} at most"),
         ("written greedily", f"{v.matched} of {v.generated} tokens the same before the first that differs"),
+        ("answers from a part of the tokens", f"{v.partial:,} of {len(v.certificates):,}"),
         ("largest bound of a layer", f"{v.certificates.bound:.1e} (proved)"),
         ("largest error of a row", f"{v.largest_error:.1e} ({v.audited:,} rows recomputed in float64)"),
     ]
@@ -131,7 +144,9 @@ def verdict_line(verdict: Verdict) -> str:
     same = (
         "the same" if v.agreement == 1 and v.matched == v.generated else f"the same at {v.agreement:.1%} of the places"
     )
-    return f"on this text the predictions are {same}, perplexity changes by {v.change:+.2%}; {proved}"
+    found = f"on this text the predictions are {same}, perplexity changes by {v.change:+.2%}; {proved}"
+    # On a CPU short caches are read in full, whatever the plan allows.
+    return found if v.partial else f"{found}; all tokens were read everywhere, so this plan saves nothing here"
 
 
 def _percent(shares: list[float]) -> str:

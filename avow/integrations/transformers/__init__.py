@@ -20,6 +20,7 @@ A plan for each head:
     offers         what each method can do for it
     model_plan     the plan, its file, and putting it into the model it was made for
     verification   whether it is safe: predictions beside exact attention's
+    speed          whether it pays: what a new token costs, as it is, enabled and with the plan
     model_files    models and texts from files at hand
 """
 
@@ -39,6 +40,8 @@ from avow.integrations.transformers.names import register as register
 from avow.integrations.transformers.profiling import Profile as Profile
 from avow.integrations.transformers.profiling import profile as profile
 from avow.integrations.transformers.setting import Setting as Setting
+from avow.integrations.transformers.speed import Speed as Speed
+from avow.integrations.transformers.speed import decoding_speed as decoding_speed
 from avow.integrations.transformers.statement import Statement as Statement
 from avow.integrations.transformers.statement import statement as statement
 from avow.integrations.transformers.switch import disable as disable

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import copy
+import weakref
 from collections.abc import Iterator
 from typing import Any
 
@@ -97,13 +98,14 @@ class CertifiedLayer(CacheLayerMixin):  # type: ignore[misc]  # its types are no
 
     def update(self, key_states: Tensor, value_states: Tensor, *args: Any, **more: Any) -> tuple[Tensor, Tensor]:
         """Remember tokens; all keys and values that they may see."""
-        if torch.is_grad_enabled() and (key_states.requires_grad or value_states.requires_grad):
+        if (key_states.requires_grad or value_states.requires_grad) and torch.is_grad_enabled():
             rule = "keeps keys and values without their gradients"
             remedy = "decode under torch.no_grad(), or train with use_cache=False"
             raise NotDifferentiable("past_key_values", type(self).__name__, rule, remedy)
-        # Under autocast values may be narrower than keys; a wider type holds both as they are.
-        wide = torch.promote_types(key_states.dtype, value_states.dtype)
-        key_states, value_states = key_states.to(wide), value_states.to(wide)
+        if key_states.dtype != value_states.dtype:
+            # Under autocast values may be narrower than keys; a wider type holds both as they are.
+            wide = torch.promote_types(key_states.dtype, value_states.dtype)
+            key_states, value_states = key_states.to(wide), value_states.to(wide)
         if self.cache is None:
             self.lazy_initialization(key_states, value_states)
         assert self.cache is not None
@@ -187,11 +189,12 @@ class CertifiedLayer(CacheLayerMixin):  # type: ignore[misc]  # its types are no
         """Have `keys` and `values` be the last tokens held, and remember on them where they are from."""
         assert self.cache is not None
         keys, values = self.cache.tokens
-        start = keys.shape[2] - tokens
-        self.keys, self.values = shown = keys[:, :, start:], values[:, :, start:]
-        for x in shown:
-            setattr(x, _KEPT_AS, (self.cache, self.cache.position))
-        return shown
+        if (start := keys.shape[2] - tokens) > 0:
+            keys, values = keys[:, :, start:], values[:, :, start:]
+        self.keys, self.values = keys, values
+        # The cache holds these tensors: a reference back would keep both until garbage is collected.
+        setattr(keys, _KEPT_AS, (weakref.ref(self.cache), self.cache.position, values))
+        return keys, values
 
 
 def behind(key: Tensor, value: Tensor) -> KeyValueCache | None:
@@ -200,8 +203,9 @@ def behind(key: Tensor, value: Tensor) -> KeyValueCache | None:
     None for tensors that a model changed on the way from its cache to its attention function.
     """
     origin = getattr(key, _KEPT_AS, None)
-    if origin is None or origin != getattr(value, _KEPT_AS, None):
+    if origin is None or origin[2] is not value:
         return None
-    cache, position = origin
-    assert isinstance(cache, KeyValueCache)
-    return cache if cache.length == key.shape[-2] and cache.position == position else None
+    cache: KeyValueCache | None = origin[0]()
+    if cache is None:
+        return None
+    return cache if cache.length == key.shape[-2] and cache.position == origin[1] else None

@@ -24,6 +24,8 @@ def by_heads(settings: tuple[Setting, ...], query: Tensor, view: Seen, attend: A
         rule = f"must be the layer's {query.shape[1]} heads"
         raise ParameterError("heads of the plan", len(settings), rule, "profile this model again")
     groups = _alike(settings)
+    if query.shape[-2] == 1 and view.mask is None and behind(view.key, view.value) is not None:
+        return attend(_together(settings), query, view)
     if len(groups) == 1:
         return _kept(settings[0], query, view, attend)
     parts = [_part(settings[heads[0]], heads, query, view, attend) for heads in groups]
@@ -32,13 +34,26 @@ def by_heads(settings: tuple[Setting, ...], query: Tensor, view: Seen, attend: A
     return Attended(torch.cat([part.out for part in parts], 1)[:, order], certificate)
 
 
+def _together(settings: tuple[Setting, ...]) -> Setting:
+    """What all heads are asked when they go on from a cache, in one reading of it.
+
+    A cache looks at its sketch for all heads at once. As soon as one head reads everything, another look and gathering
+    tokens for the others costs more than they save; so do methods that are for whole texts. Whether the sketch is
+    worth a look at this length, on this device, the cache decides.
+    """
+    first = settings[0]
+    if not first.exact and first.method == "sparse" and all(setting == first for setting in settings):
+        return Setting(first.tol, "auto", first.confidence, rtol=first.rtol)
+    tol, rtol = (min((x for x in limits if x is not None), default=None) for limits in _limits(settings))
+    return Setting(tol, "exact", rtol=rtol)
+
+
+def _limits(settings: tuple[Setting, ...]) -> tuple[list[float | None], list[float | None]]:
+    return [setting.tol for setting in settings], [setting.rtol for setting in settings]
+
+
 def _part(setting: Setting, heads: list[int], query: Tensor, view: Seen, attend: Attend) -> Attended:
     """The answers of some heads."""
-    single = query.shape[-2] == 1 and view.mask is None
-    if single and not setting.exact and setting.asks_cache and behind(view.key, view.value) is not None:
-        # A cache has one sketch for all heads, which is in place: the others' answers are left aside.
-        out, certificate = _kept(setting, query, view, attend)
-        return Attended(out[:, heads], select(certificate, heads, dim=1))
     own = [head // (query.shape[1] // view.key.shape[1]) for head in heads]
     mask = view.mask[:, heads] if view.mask is not None and view.mask.shape[1] > 1 else view.mask
     part = Seen(view.key[:, own], view.value[:, own], mask, view.causal)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import inspect
 from collections.abc import Iterator
 from dataclasses import dataclass
+from types import CodeType
 
 from torch import nn
 from transformers import PreTrainedModel
@@ -19,6 +20,8 @@ _UNLIKE = {
     "attn_logit_softcapping": "bends its logits by soft-capping",
     "sinks": "adds sinks to its softmax",
 }
+# What classes pass to their attention function, if it is not one of transformers' own, instead of a mask.
+_CHOICES = {"indices", "block_indices"}
 
 
 @dataclass(frozen=True)
@@ -74,7 +77,20 @@ def replaceable(model: nn.Module) -> dict[str, nn.Module]:
             if getattr(module, attribute, None) is not None:
                 rule = f"({type(module).__name__}) {what}, which is not softmax attention"
                 raise ParameterError("model", name, rule, "keep attn_implementation='eager' for it")
+        if any(_CHOICES.intersection(_constants(code)) for code in _methods(type(module))):
+            rule = f"({type(module).__name__}) chooses keys by an indexer of its own, and does not say so in its mask"
+            raise ParameterError("model", name, rule, "keep attn_implementation='sdpa' for it")
     return found
+
+
+def pretrained(model: nn.Module) -> PreTrainedModel:
+    """The model of transformers: itself, or the one inside a wrapper such as peft's."""
+    unwrap = getattr(model, "get_base_model", None)
+    inner = unwrap() if callable(unwrap) else model
+    if not isinstance(inner, PreTrainedModel):
+        rule, remedy = "must be a transformers.PreTrainedModel, or wrap one as peft does", "pass the model inside"
+        raise ParameterError("model", type(model).__name__, rule, remedy)
+    return inner
 
 
 def _others(model: nn.Module) -> Iterator[tuple[str, nn.Module]]:
@@ -97,11 +113,21 @@ def _wholes(name: str) -> Iterator[str]:
 
 def _asks_interface(kind: type) -> bool:
     """Whether a class looks its attention function up where transformers keeps them."""
+    return any("ALL_ATTENTION_FUNCTIONS" in code.co_names for code in _methods(kind))
+
+
+def _methods(kind: type) -> Iterator[CodeType]:
+    """The code of a class's own methods, those of torch's and transformers' base classes left out."""
     for owner in kind.__mro__:
         if owner in (nn.Module, PreTrainedModel):
             break
         for thing in vars(owner).values():
             code = getattr(inspect.unwrap(thing), "__code__", None) if callable(thing) else None
-            if code is not None and "ALL_ATTENTION_FUNCTIONS" in code.co_names:
-                return True
-    return False
+            if code is not None:
+                yield code
+
+
+def _constants(code: CodeType) -> Iterator[str]:
+    """The names of keyword arguments, and other text, in a function's calls."""
+    for constant in code.co_consts:
+        yield from (x for x in (constant if isinstance(constant, tuple) else (constant,)) if isinstance(x, str))

@@ -11,12 +11,11 @@ from typing import Any
 
 import torch
 from torch import nn
-from transformers import PreTrainedModel
 
 from avow import bounded
 from avow.declared import declared
 from avow.errors import AvowError, FileError, ParameterError
-from avow.integrations.transformers.layers import Layer, mark, replaceable
+from avow.integrations.transformers.layers import Layer, mark, pretrained, replaceable
 from avow.integrations.transformers.setting import Setting
 from avow.integrations.transformers.switch import enable
 
@@ -80,14 +79,15 @@ def read_plan(path: str | Path) -> ModelPlan:
 
 
 @declared()
-def apply(model: PreTrainedModel, plan: ModelPlan | str | Path) -> None:
+def apply(model: nn.Module, plan: ModelPlan | str | Path) -> None:
     """Have each head of a model attend as a plan, or the file of one, says; `disable` takes it back.
 
-    A plan that was made for another model is refused, and the model stays as it was. `sparse` heads read the tokens
-    that may matter when they go on from a text; a text that is read at once is answered in the cheapest way that keeps
+    A plan that was made for another model is refused, and the model stays as it was. When a text is gone on with,
+    layers whose heads are all `sparse` read the tokens that may matter, where their cache finds that this pays; the
+    others read all of them, once for all heads. A text that is read at once is answered in the cheapest way that keeps
     the tolerance. Where a head's method cannot prove its tolerance, that answer is exact, and its certificate says so.
     """
-    made = plan if isinstance(plan, ModelPlan) else read_plan(plan)
+    made, model = plan if isinstance(plan, ModelPlan) else read_plan(plan), pretrained(model)
     own = fingerprint(model)
     if own != made.fingerprint:
         rule = f"was made for a model with the fingerprint {made.fingerprint}, and this one's is {own}"

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from avow.calibration import Rates, rates
@@ -18,10 +18,11 @@ from avow.contract import Certificate, Problem
 from avow.declared import declared
 from avow.errors import ParameterError
 from avow.integrations.transformers.head_figures import HeadFigures, head_figures, sampled_rows, tokens_for
-from avow.integrations.transformers.layers import replaceable
+from avow.integrations.transformers.layers import pretrained, replaceable
 from avow.integrations.transformers.model_plan import ModelPlan, fingerprint
 from avow.integrations.transformers.offers import CONFIDENCE, Offer, layer_offers
 from avow.integrations.transformers.setting import Setting
+from avow.integrations.transformers.speed import Speed
 from avow.integrations.transformers.switch import as_it_was, enable
 from avow.integrations.transformers.watch import watching
 from avow.params import as_float
@@ -71,6 +72,8 @@ class Profile:
     budget: float
     layers: dict[str, tuple[Head, ...]]
     seconds: float
+    speed: Speed | None = None
+    """What a new token costs with the plan, where that was measured (`decoding_speed`)."""
 
     @property
     def heads(self) -> list[Head]:
@@ -78,9 +81,15 @@ class Profile:
 
     @property
     def share(self) -> float:
-        """What all heads would cost under the plan, relative to exact attention."""
-        found = [head.chosen(self.tol, self.budget) for head in self.heads]
-        return sum(1.0 if offer is None else offer.share for offer in found) / max(len(found), 1)
+        """The part of keys and values that the plan reads to go on from the text, where caches look at their sketches.
+
+        A layer with a head that is exact reads everything.
+        """
+        found = []
+        for heads in self.layers.values():
+            offers = [head.chosen(self.tol, self.budget) for head in heads]
+            found += [1.0 if offer is None or None in offers else offer.share for offer in offers]
+        return sum(found) / max(len(found), 1)
 
     @property
     def plan(self) -> ModelPlan:
@@ -101,7 +110,7 @@ class Profile:
 @declared()
 @torch.no_grad()
 def profile(
-    model: PreTrainedModel,
+    model: nn.Module,
     ids: Tensor,
     tol: float = 1e-2,
     budget: float = 0.5,
@@ -119,7 +128,7 @@ def profile(
         raise ParameterError("budget", budget, "must be above 0 and at most 1", "try budget=0.5")
     if ids.ndim != 2 or ids.shape[0] != 1 or ids.shape[1] < 2:
         raise ParameterError("ids.shape", tuple(ids.shape), "must be (1, length of at least 2)", "pass one text")
-    started = time.perf_counter()
+    started, model = time.perf_counter(), pretrained(model)
     found: dict[str, tuple[Head, ...]] = {}
     known = rates(ids.device.type, measure=False)
 

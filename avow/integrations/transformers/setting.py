@@ -52,7 +52,7 @@ class Setting:
     @property
     def asks_cache(self) -> bool:
         """Whether a cache of keys and values keeps this promise itself: all of them, or those that may matter."""
-        fits = self.method == "auto" or self.method == ("exact" if self.exact else "sparse")
+        fits = self.method in ("auto", "exact") or (self.method == "sparse" and not self.exact)
         return fits and not self.parameters
 
 

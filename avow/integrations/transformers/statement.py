@@ -6,11 +6,11 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch import Tensor
-from transformers import PreTrainedModel
+from torch import Tensor, nn
 
 from avow.declared import declared
 from avow.errors import ParameterError
+from avow.integrations.transformers.layers import pretrained
 from avow.integrations.transformers.switch import enabled, without
 from avow.record import Record, record
 
@@ -33,8 +33,9 @@ class Statement:
 
 @declared()
 @torch.no_grad()
-def statement(model: PreTrainedModel, **inputs: Any) -> Statement:
+def statement(model: nn.Module, **inputs: Any) -> Statement:
     """What is proved of every layer for these inputs, and what is measured of the logits; runs the model twice."""
+    model = pretrained(model)
     if not enabled(model):
         raise ParameterError("model", type(model).__name__, "does not have avow enabled", "call enable(model) first")
     with record() as certificates:

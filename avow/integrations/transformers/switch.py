@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 import contextlib
-import types
+import functools
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
+from torch import nn
 from transformers import DynamicCache, EncoderDecoderCache, PreTrainedModel
 
 from avow.declared import declared
 from avow.errors import ParameterError
 from avow.integrations.transformers.cache import CertifiedCache
-from avow.integrations.transformers.layers import Layer, layers, mark, replaceable, unmark
+from avow.integrations.transformers.layers import Layer, layers, mark, pretrained, replaceable, unmark
 from avow.integrations.transformers.names import NAME
 from avow.integrations.transformers.setting import Setting
 
@@ -31,10 +32,15 @@ class _Before:
         for config, implementation in self.configs:
             config._attn_implementation_internal = implementation
 
+    def followed_by(self, later: _Before) -> _Before:
+        """What to go back to, where somebody set other implementations later: those, and else what was before."""
+        first = {id(config): implementation for config, implementation in self.configs}
+        return _Before(tuple((x, first.get(id(x), name) if name == NAME else name) for x, name in later.configs))
+
 
 @declared()
 def enable(
-    model: PreTrainedModel,
+    model: nn.Module,
     tol: float | None = None,
     method: str = "auto",
     confidence: float | None = None,
@@ -44,29 +50,33 @@ def enable(
     """Have every attention layer of a model attend through avow, within `tol` and `rtol`; without either, exactly.
 
     `generate()` then keeps keys and values in a `CertifiedCache`. Where a layer cannot be replaced the error names it,
-    and the model stays as it was. Enabling again changes what is asked.
+    and the model stays as it was. Enabling again changes what is asked, and takes the model back from another
+    implementation that was set in between. A model inside a wrapper such as peft's is enabled there.
     """
     setting = Setting(tol, method, confidence, parameters, rtol)
+    model = pretrained(model)
     found = replaceable(model)
-    if not enabled(model):
-        before = _before(model)
+    if not enabled(model) or any(_implementation(module) != NAME for module in found.values()):
+        now = _before(model)
+        before = vars(model)[_KEPT_AS].followed_by(now) if enabled(model) else now
         model.set_attn_implementation(NAME)
         missed = [name for name, module in found.items() if _implementation(module) != NAME]
         if missed:
-            before.restore()
+            now.restore()
             rule = "does not let its attention implementation be set"
             raise ParameterError("model", missed[0], rule, "use a model that does")
         setattr(model, _KEPT_AS, before)
         if hasattr(model, _PREPARES):
-            # A bound method: a deep copy of the model then prepares caches for itself.
-            setattr(model, _PREPARES, types.MethodType(_prepare_cache, model))
+            # A deep copy of the model, and one from a file, then prepare caches for themselves.
+            setattr(model, _PREPARES, functools.partial(_prepare_cache, model))
     for name, module in found.items():
         mark(module, Layer(name, setting))
 
 
 @declared()
-def disable(model: PreTrainedModel) -> None:
+def disable(model: nn.Module) -> None:
     """The model as it was before `enable`."""
+    model = pretrained(model)
     if not enabled(model):
         raise ParameterError("model", type(model).__name__, "does not have avow enabled", "call enable(model) first")
     vars(model).pop(_KEPT_AS).restore()
@@ -89,6 +99,8 @@ def as_it_was(model: PreTrainedModel) -> Iterator[None]:
     finally:
         if before is not None:
             modules, asked = before
+            if not enabled(model):
+                enable(model)
             for layer in asked:
                 mark(modules[layer.name], layer)
         elif enabled(model):
@@ -104,6 +116,11 @@ def without(model: PreTrainedModel) -> Iterator[None]:
         yield
     finally:
         now.restore()
+
+
+def own_cache(model: PreTrainedModel) -> CertifiedCache:
+    """The cache that `generate()` gets: with a sketch where a layer may answer with an error."""
+    return CertifiedCache(model.config, bits=4 if any(layer.tolerant for layer in layers(model)) else None)
 
 
 def _before(model: PreTrainedModel) -> _Before:
@@ -129,7 +146,7 @@ def _prepare_cache(model: Any, generation_config: Any, model_kwargs: dict[str, A
     made: Any = model_kwargs.get("past_key_values")
     if made is given or generation_config.is_assistant or generation_config.cache_implementation == "offloaded":
         return prepared
-    own = CertifiedCache(model.config, bits=4 if any(layer.tolerant for layer in layers(model)) else None)
+    own = own_cache(model)
     if type(made) is DynamicCache:
         model_kwargs["past_key_values"] = own
     elif type(made) is EncoderDecoderCache and type(made.self_attention_cache) is DynamicCache:

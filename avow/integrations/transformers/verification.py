@@ -4,20 +4,22 @@ from __future__ import annotations
 
 import copy
 import time
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.nn import functional
-from transformers import DynamicCache, PreTrainedModel
+from transformers import PreTrainedModel
 
 from avow.contract import Certificate, Problem
 from avow.declared import declared
 from avow.errors import ParameterError
+from avow.integrations.transformers.layers import pretrained
 from avow.integrations.transformers.model_plan import ModelPlan, apply, read_plan
-from avow.integrations.transformers.switch import as_it_was, without
+from avow.integrations.transformers.switch import as_it_was, own_cache, without
 from avow.integrations.transformers.watch import watching
 from avow.maths.heads import longest_seen
 from avow.maths.softmax import softmax_average
@@ -59,6 +61,11 @@ class Verdict:
         return self.perplexity / self.exact_perplexity - 1
 
     @property
+    def partial(self) -> int:
+        """How many answers of layers were not from all tokens: where there is none, the plan changes nothing here."""
+        return sum(certificate.method != "exact" for _, certificate in self.certificates)
+
+    @property
     def within(self) -> bool:
         """Whether every layer's certificate promises the plan's tolerance, or more."""
         return self.certificates.keeps(self.plan.tol)
@@ -66,7 +73,7 @@ class Verdict:
     def plain(self) -> dict[str, Any]:
         """The verdict as JSON has it."""
         names = "tokens places exact_perplexity perplexity change agreement divergence largest_divergence generated"
-        names += " matched largest_error audited kept within seconds"
+        names += " matched partial largest_error audited kept within seconds"
         plain = {name: getattr(self, name) for name in names.split()}
         bounds = {name: max(x.bound for x in found) for name, found in self.certificates.layers.items()}
         planned = {"model": self.plan.model, "fingerprint": self.plan.fingerprint, "tol": self.plan.tol}
@@ -76,25 +83,26 @@ class Verdict:
 @declared()
 @torch.no_grad()
 def verify(
-    model: PreTrainedModel, plan: ModelPlan | str | Path, ids: Tensor, places: int = 128, generate: int = 32
+    model: nn.Module, plan: ModelPlan | str | Path, ids: Tensor, places: int = 128, generate: int = 32
 ) -> Verdict:
     """The model's predictions under a plan beside its own, for the last `places` tokens of a text (1, n), and beyond.
 
-    The text before them is read once, by the model as it is. The model is left as it was.
+    The text before them is read once, by the model as it is. Under the plan the rest is read as `generate()` writes it:
+    token by token, from the cache that it uses. The model is left as it was.
     """
     started = time.perf_counter()
-    made = plan if isinstance(plan, ModelPlan) else read_plan(plan)
+    made, model = plan if isinstance(plan, ModelPlan) else read_plan(plan), pretrained(model)
     _check(model, ids, places, generate)
     with as_it_was(model):
         apply(model, made)
         start = ids.shape[1] - places - 1
-        past = DynamicCache(config=model.config.get_text_config(decoder=True))
+        past = own_cache(model)
         with without(model):
             model.base_model(ids[:, :start], past_key_values=past, use_cache=True)
-            exact, written = _read_on(model, ids[:, start:], copy.deepcopy(past), generate)
+            exact, written = _read_on(model, [ids[:, start:]], copy.deepcopy(past), generate)
         audit = _Audit()
         with record() as certificates, watching(audit):
-            planned, rewritten = _read_on(model, ids[:, start:], past, generate)
+            planned, rewritten = _read_on(model, ids[:, start:].split(1, 1), past, generate)
     return _verdict(
         made, ids, exact[:-1], planned[:-1], written, rewritten, certificates, audit, time.perf_counter() - started
     )
@@ -115,14 +123,15 @@ def _check(model: Any, ids: Tensor, places: int, generate: int) -> None:
         raise ParameterError("tokens", ids.shape[1], rule, "give a longer text or ask for fewer places")
 
 
-def _read_on(model: PreTrainedModel, ids: Tensor, past: Any, generate: int) -> tuple[Tensor, list[int]]:
+def _read_on(model: PreTrainedModel, parts: Iterable[Tensor], past: Any, generate: int) -> tuple[Tensor, list[int]]:
     """The logits of all these tokens, (n, words), and the tokens that are likeliest one after another behind them."""
-    logits = model(ids, past_key_values=past, use_cache=True).logits[0].float()
-    written: list[int] = []
+    read = [model(ids, past_key_values=past, use_cache=True).logits[0].float() for ids in parts]
+    logits, written = torch.cat(read), []
     last = logits[-1]
     for _ in range(generate):
         written.append(int(last.argmax()))
-        last = model(ids.new_tensor([written[-1:]]), past_key_values=past, use_cache=True).logits[0, -1]
+        ids = torch.tensor([written[-1:]], device=logits.device)
+        last = model(ids, past_key_values=past, use_cache=True).logits[0, -1]
     return logits, written
 
 

@@ -1,0 +1,218 @@
+"""Decoding on a CPU in few steps: certificates are worked out when somebody looks, and are of the answer given."""
+
+from __future__ import annotations
+
+import copy
+import dataclasses
+import pickle
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from avow.contract import Certificate
+from avow.nn import KeyValueCache, token_buffers, whole_reads
+from avow.nn.lazy_certificate import LazyCertificate
+from tests.caches import errors, queries
+
+DTYPES = [torch.float32, torch.bfloat16, torch.float16]
+each_type = pytest.mark.parametrize("dtype", DTYPES, ids=str)
+
+
+def grown(
+    tokens: int = 200, dtype: torch.dtype = torch.float32, dim: int = 16, heads: int = 3, **options: Any
+) -> tuple[KeyValueCache, Tensor, Tensor]:
+    """A cache to which half of its tokens came one by one, and what it holds."""
+    k, v = (torch.randn(1, heads, tokens, dim).to(dtype) for _ in range(2))
+    cache = KeyValueCache(heads, dim, dtype=dtype, **options)
+    cache.append(k[:, :, : tokens // 2], v[:, :, : tokens // 2])
+    for i in range(tokens // 2, tokens):
+        cache.append(k[:, :, i : i + 1], v[:, :, i : i + 1])
+    return cache, k, v
+
+
+def quick(cache: KeyValueCache, q: Tensor, tol: float | None = 1e-2) -> tuple[Tensor, Certificate]:
+    """The second of two answers to the same: after the first everything is settled."""
+    cache.attend(q, tol)
+    out, certificate = cache.attend(q, tol)
+    assert isinstance(certificate, LazyCertificate) and "_later" in vars(certificate)
+    return out, certificate
+
+
+@each_type
+@pytest.mark.parametrize("tol", [None, 1e-2])
+@pytest.mark.parametrize("sharp", [0.0, 1.0, 12.0])
+def test_a_late_certificate_holds_and_says_all_that_an_early_one_does(
+    dtype: torch.dtype, tol: float | None, sharp: float
+) -> None:
+    cache, k, v = grown(dtype=dtype)
+    q = queries(k, 9, sharp=sharp)
+    early = cache.attend(q, tol).certificate
+    out, late = quick(cache, q, tol)
+    assert bool((errors(q, k, v, out) <= late.rows).all())
+    assert late.bound == float(late.rows.amax()) <= (tol or 0.1)
+    # Constants are of up to an eighth more tokens.
+    assert early.bound * 0.9 <= late.bound <= early.bound * 1.5
+    for field in dataclasses.fields(Certificate):
+        if field.name not in ("bound", "rows", "relative", "relative_rows"):
+            assert getattr(late, field.name) == getattr(early, field.name), field.name
+
+
+@each_type
+def test_what_is_overwritten_later_changes_no_certificate(dtype: torch.dtype) -> None:
+    cache, k, v = grown(dtype=dtype)
+    q = queries(k, 9)
+    looked = quick(cache, q)[1].rows
+    out, certificate = quick(cache, q)
+    # The model writes into its tensors, the cache grows, and the next answer is longer by far.
+    out.mul_(1e3)
+    q.mul_(1e3)
+    cache.append(1e3 * k[:, :, :1], 1e3 * v[:, :, :1])
+    cache.attend(torch.randn_like(q), 1e-2)
+    assert torch.equal(certificate.rows, looked)
+
+
+def test_a_certificate_that_kept_the_tensors_instead_would_be_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    norm = torch.linalg.vector_norm
+
+    class Kept:
+        """The rows themselves in the place of their norms."""
+
+        def __init__(self, rows: Tensor) -> None:
+            self.rows = rows
+
+        def flatten(self) -> Tensor:
+            return norm(self.rows, dim=-1, dtype=torch.float64).flatten()
+
+    cache, k, _ = grown(dtype=torch.bfloat16)
+    q = queries(k, 9)
+    looked = quick(cache, q)[1].rows
+    own = whole_reads.row_lengths(q)
+    monkeypatch.setattr(whole_reads, "row_lengths", lambda rows: own)
+    monkeypatch.setattr(torch.linalg, "vector_norm", lambda rows, **more: Kept(rows))
+    out, certificate = cache.attend(q, 1e-2)
+    out.mul_(1e3)
+    assert not torch.equal(certificate.rows, looked)
+
+
+@each_type
+def test_tokens_that_were_only_written_down_are_measured_when_it_matters(dtype: torch.dtype) -> None:
+    cache, k, v = grown(dtype=dtype)
+    assert cache._unmeasured > 0
+    other = KeyValueCache(3, 16, dtype=dtype)
+    other.append(k, v)
+    for mine, theirs in zip(cache.holding[:4], other.holding[:4], strict=True):
+        torch.testing.assert_close(mine, theirs)
+    assert cache._unmeasured == 0
+    out, certificate = cache.attend(q := queries(k, 6), 0.1, method="sparse")
+    assert certificate.method == "sparse" and bool((errors(q, k, v, out) <= certificate.rows).all())
+
+
+def test_a_longer_key_or_value_counts_at_once_though_it_was_only_written_down() -> None:
+    cache, k, v = grown()
+    q = queries(k, 9)
+    before = quick(cache, q)[1].bound
+    k1, v1 = 30 * k[:, :, :1], 100 * v[:, :, :1]
+    cache.append(k1, v1)
+    assert cache._unmeasured > 0
+    out, certificate = cache.attend(q, 1e-2)
+    assert certificate.bound > 2 * before
+    assert bool((errors(q, torch.cat([k, k1], 2), torch.cat([v, v1], 2), out) <= certificate.rows).all())
+
+
+def test_bounds_that_forget_the_last_token_would_be_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    cache, k, v = grown()
+    q = queries(k, 9)
+    quick(cache, q)
+    known = cache._ends
+    # One key that is 3,000 times as long: its rounding alone exceeds what the others' lengths allow.
+    k1, v1 = 3e3 * k[:, :, :1], v[:, :, :1]
+    cache.append(k1, v1)
+    honest = cache.attend(q, 1e-1).certificate.bound
+    cache._found = known
+    assert honest > 10 * cache.attend(q, 1e-1).certificate.bound
+
+
+@pytest.mark.parametrize("bad", [float("nan"), float("inf")])
+@pytest.mark.parametrize("which", ["k", "v", "q"])
+def test_numbers_that_are_none_are_refused_as_ever(which: str, bad: float) -> None:
+    cache, k, v = grown()
+    q = queries(k, 9)
+    quick(cache, q)
+    before = cache.position
+    given = {"k": k[:, :, :1].clone(), "v": v[:, :, :1].clone(), "q": q.clone()}
+    given[which][0, 1, 0, 3] = bad
+    with pytest.raises(ValueError, match=rf"{which}\[0, 1, 0, 3\]={bad} must be finite"):
+        cache.append(given["k"], given["v"])
+        cache.attend(given["q"], 1e-2)
+    assert cache.position == before + (which == "q")
+
+
+@each_type
+def test_a_switch_that_is_thrown_between_tokens_is_heeded(dtype: torch.dtype) -> None:
+    cache, k, v = grown(dtype=dtype)
+    q = queries(k, 9)
+    quick(cache, q)
+    with torch.nn.attention.sdpa_kernel(torch.nn.attention.SDPBackend.MATH):
+        out, certificate = cache.attend(q, 1e-2)
+    assert not isinstance(certificate, LazyCertificate) and bool((errors(q, k, v, out) <= certificate.rows).all())
+    torch.set_float32_matmul_precision("medium")
+    try:
+        certificate = cache.attend(q, 0.5).certificate
+        assert isinstance(cache.attend(q, 0.5).certificate, LazyCertificate) == (dtype != torch.float32)
+    finally:
+        torch.set_float32_matmul_precision("highest")
+
+
+def test_no_sketch_is_made_on_a_cpu_until_it_is_asked_for() -> None:
+    cache, k, v = grown(400)
+    quick(cache, queries(k, 6))
+    assert cache._sketched == 0
+    q = queries(k, 6)
+    out, certificate = cache.attend(q, 0.1, method="sparse")
+    assert cache._sketched == 400 // 64 and certificate.method == "sparse"
+    assert bool((errors(q, k, v, out) <= certificate.rows).all())
+    # And then of the groups that came since.
+    more = torch.randn(1, 3, 100, 16)
+    cache.append(more, more)
+    cache.attend(q, 0.1, method="sparse")
+    assert cache._sketched == 500 // 64
+
+
+def test_a_sketch_is_the_same_whether_it_is_made_at_once_or_late(monkeypatch: pytest.MonkeyPatch) -> None:
+    k, v = torch.randn(1, 2, 320, 16), torch.randn(1, 2, 320, 16)
+    late = KeyValueCache(2, 16)
+    monkeypatch.setattr(token_buffers, "_EAGER", ("cpu",))
+    early = KeyValueCache(2, 16)
+    early.append(k, v)
+    assert early._sketched == 5
+    monkeypatch.undo()
+    late.append(k, v)
+    assert late._sketched == 0
+    for part in token_buffers.PARTS:
+        assert torch.equal(getattr(early._sketch(0), part), getattr(late._sketch(0), part))
+
+
+def test_a_late_certificate_travels_complete() -> None:
+    cache, k, _ = grown()
+    q = queries(k, 9)
+    whole = quick(cache, q)[1]
+    for again in (
+        copy.deepcopy(quick(cache, q)[1]),
+        pickle.loads(pickle.dumps(quick(cache, q)[1])),
+        Certificate.from_json(quick(cache, q)[1].to_json()),
+        dataclasses.replace(quick(cache, q)[1]),
+    ):
+        assert again == whole and again.bound == whole.bound
+    assert str(quick(cache, q)[1]) == str(whole)
+
+
+@pytest.mark.parametrize(("dtype", "tol"), [(torch.float32, 1e-7), (torch.bfloat16, 5e-3)], ids=str)
+def test_a_tolerance_that_may_be_missed_goes_the_general_way(dtype: torch.dtype, tol: float) -> None:
+    cache, k, v = grown(dtype=dtype)
+    q = queries(k, 9)
+    for _ in range(2):
+        out, certificate = cache.attend(q, tol)
+        assert not isinstance(certificate, LazyCertificate) and certificate.keeps(tol)
+        assert bool((errors(q, k, v, out) <= certificate.rows).all())

@@ -1,0 +1,135 @@
+"""A record holds the answers that were given while it was open: of its own thread, and of threads that have none."""
+
+from __future__ import annotations
+
+import contextvars
+import math
+import threading
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from transformers import TextIteratorStreamer
+
+import avow
+from avow.contract import Certificate
+from avow.integrations.transformers import enable
+from avow.record import note
+from tests.model_folders import long_model
+from tests.tiny_models import WORDS
+
+
+def certificate(bound: float = 1e-3) -> Certificate:
+    return Certificate("exact", {}, "softmax attention", "deterministic", bound, torch.tensor([bound]))
+
+
+def in_thread(work: Callable[[], Any], name: str = "worker") -> None:
+    """Run something in another thread to its end; what it raises is raised here."""
+    raised: list[BaseException] = []
+
+    def run() -> None:
+        try:
+            work()
+        except BaseException as error:
+            raised.append(error)
+
+    thread = threading.Thread(target=run, name=name)
+    thread.start()
+    thread.join()
+    if raised:
+        raise raised[0]
+
+
+def test_an_empty_record_keeps_nothing_and_bounds_nothing() -> None:
+    with avow.record() as found:
+        pass
+    assert not found.keeps(1e-9) and not found.keeps(1.0)
+    assert found.bound == math.inf
+    assert str(found).startswith("no answer was recorded")
+
+
+def test_a_record_gets_the_answers_of_a_thread_that_has_none() -> None:
+    with avow.record() as found:
+        note("here", certificate())
+        in_thread(lambda: note("there", certificate(2e-3)), "streamer")
+    assert [layer for layer, _ in found] == ["here", "there"] and found.bound == 2e-3
+    assert found.threads == {"streamer": 1} and "1 answers were given in the thread streamer" in str(found)
+
+
+def test_streaming_generation_is_recorded_in_full() -> None:
+    class Tokens:
+        """A tokenizer that writes numbers."""
+
+        def decode(self, ids: Any, **options: Any) -> str:
+            return " ".join(map(str, ids)) + "\n"
+
+    model = long_model()
+    enable(model, tol=1e-2)
+    streamer = TextIteratorStreamer(Tokens())  # type: ignore[arg-type]
+    asked = {"max_new_tokens": 12, "min_new_tokens": 12, "do_sample": False, "streamer": streamer}
+    with avow.record() as found:
+        thread = threading.Thread(
+            target=model.generate, args=(torch.randint(3, WORDS, (1, 9)),), kwargs=asked, name="generate"
+        )
+        thread.start()
+        assert "".join(streamer)
+        thread.join()
+    assert len(found) == 12 * 2 and found.keeps(1e-2)
+    assert found.threads == {"generate": 24}
+
+
+def test_records_of_two_threads_get_their_own_answers_each() -> None:
+    both_open, found = threading.Barrier(2), {}
+
+    def work(name: str) -> None:
+        with avow.record() as own:
+            both_open.wait()
+            for _ in range(100):
+                note(name, certificate())
+            both_open.wait()
+        found[name] = own
+
+    threads = [threading.Thread(target=work, args=(name,)) for name in ("a", "b")]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    for name, own in found.items():
+        assert {layer for layer, _ in own} == {name} and len(own) == 100
+        assert own.keeps(1e-2) and not own.threads and not own.unattributed
+
+
+def test_an_answer_that_may_be_anybodys_is_in_no_record_and_all_say_so() -> None:
+    other: list[Any] = []
+
+    def work() -> None:
+        with avow.record() as own:
+            note("other", certificate())
+            other.append(own)
+            in_thread(lambda: note("whose?", certificate()), "third")
+
+    with avow.record() as mine:
+        note("mine", certificate())
+        in_thread(work)
+    for record, layer in ((mine, "mine"), (other[0], "other")):
+        assert [name for name, _ in record] == [layer]
+        assert record.unattributed == 1 and not record.keeps(1.0)
+        assert "1 answers of other threads are not in this record" in str(record)
+
+
+def test_a_record_inside_another_shares_its_answers_also_with_a_third_thread() -> None:
+    with avow.record() as outer:
+        note("first", certificate())
+        with avow.record() as inner:
+            in_thread(lambda: note("second", certificate()))
+        note("third", certificate())
+    assert [layer for layer, _ in outer] == ["first", "second", "third"]
+    assert [layer for layer, _ in inner] == ["second"]
+
+
+def test_a_context_that_outlives_a_record_adds_nothing_to_it() -> None:
+    with avow.record() as found:
+        note("in time", certificate())
+        later = contextvars.copy_context()
+    later.run(note, "too late", certificate())
+    assert [layer for layer, _ in found] == ["in time"]

@@ -89,7 +89,7 @@ def test_a_certificate_that_kept_the_tensors_instead_would_be_found(monkeypatch:
     cache, k, _ = grown(dtype=torch.bfloat16)
     q = queries(k, 9)
     looked = quick(cache, q)[1].rows
-    own = whole_reads.row_lengths(q)
+    own = token_buffers.row_lengths(q)
     monkeypatch.setattr(whole_reads, "row_lengths", lambda rows: own)
     monkeypatch.setattr(torch.linalg, "vector_norm", lambda rows, **more: Kept(rows))
     out, certificate = cache.attend(q, 1e-2)

@@ -43,7 +43,7 @@ _FORGET = 0.97
 # Queries longer than this are left to the general way.
 _QUERY = 2.0**40
 # The binding: a call of torch.ops' operator takes longer.
-_kernel = torch._scaled_dot_product_flash_attention_for_cpu  # type: ignore[attr-defined]
+_kernel: Callable[..., tuple[Tensor, Tensor]] = torch._scaled_dot_product_flash_attention_for_cpu
 _HALF = (torch.bfloat16, torch.float16)
 
 
@@ -171,11 +171,11 @@ def serves(q: Tensor, v: Tensor) -> bool:
 
 def _plain_products(dtype: torch.dtype) -> bool:
     """Whether the user's switches leave the kernel on, and products of float32 as they are."""
-    if not torch._C._get_flash_sdp_enabled():  # type: ignore[attr-defined]  # what torch.backends asks, in one call
+    if not torch._C._get_flash_sdp_enabled():  # what torch.backends asks, in one call
         return False
     if dtype != torch.float32:
         return True
-    precision = torch._C._get_fp32_precision_getter  # type: ignore[attr-defined]
+    precision = torch._C._get_fp32_precision_getter
     return {precision("mkldnn", "matmul"), precision("generic", "all")} <= {"none", "ieee"}
 
 

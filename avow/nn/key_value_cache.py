@@ -136,7 +136,8 @@ class KeyValueCache(TokenBuffers):
         cast = torch.is_autocast_enabled(self.device.type)
         with torch.autocast(self.device.type, enabled=False) if cast else contextlib.nullcontext():
             problem, first = self._problem(q, scale)
-            self._settled = (tol, confidence, scale, generator, method)
+            # A generator cannot be copied, and the cache can.
+            self._settled = (tol, confidence, scale, None, method) if generator is None else None
             self._learn()
             why = self._why_not(checked, sure, method)
             unfit = "" if why else self._unfit(problem, checked, sure)

@@ -274,7 +274,7 @@ def test_what_the_sketch_asks_for_can_be_read_whatever_it_costs(monkeypatch: pyt
     assert asked.method == "sparse" and asked.bound <= 0.05 and "of the tokens in full" in asked.reason
     flat = cache.attend(0 * q, tol=0.05, method="sparse").certificate
     assert flat.method == "sparse" and flat.bound <= 0.05, "a flat head reads nearly all, and says so"
-    with pytest.raises(ParameterError, match=r"method='dense' must be 'auto' or 'sparse'; leave tol out for exact"):
+    with pytest.raises(ParameterError, match=r"method='dense' must be 'auto', 'exact' or 'sparse'; use another"):
         cache.attend(q, tol=0.05, method="dense")
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import dataclasses
 import pickle
+import threading
 from typing import Any
 
 import pytest
@@ -88,7 +89,7 @@ def test_a_certificate_that_kept_the_tensors_instead_would_be_found(monkeypatch:
     cache, k, _ = grown(dtype=torch.bfloat16)
     q = queries(k, 9)
     looked = quick(cache, q)[1].rows
-    own = whole_reads.row_lengths(q)
+    own = token_buffers.row_lengths(q)
     monkeypatch.setattr(whole_reads, "row_lengths", lambda rows: own)
     monkeypatch.setattr(torch.linalg, "vector_norm", lambda rows, **more: Kept(rows))
     out, certificate = cache.attend(q, 1e-2)
@@ -216,3 +217,46 @@ def test_a_tolerance_that_may_be_missed_goes_the_general_way(dtype: torch.dtype,
         out, certificate = cache.attend(q, tol)
         assert not isinstance(certificate, LazyCertificate) and certificate.keeps(tol)
         assert bool((errors(q, k, v, out) <= certificate.rows).all())
+
+
+@pytest.mark.parametrize("made_inside", [True, False])
+def test_a_cache_goes_on_outside_of_inference_mode(made_inside: bool) -> None:
+    k, v = torch.randn(2, 1, 3, 80, 16)
+    q = queries(k, 9)
+    with torch.inference_mode(made_inside):
+        cache = KeyValueCache(3, 16)
+    with torch.inference_mode():
+        cache.append(k[:, :, :70], v[:, :, :70])
+        quick(cache, q)
+    for i in range(70, 80):
+        cache.append(k[:, :, i : i + 1], v[:, :, i : i + 1])
+    out, certificate = quick(cache, q)
+    assert bool((errors(q, k, v, out) <= certificate.rows).all())
+
+
+def test_two_threads_may_look_at_once() -> None:
+    cache, k, _ = grown()
+    expected = quick(cache, queries(k, 9))[1].reason
+    looks, started = 0, threading.Barrier(4)
+
+    def later() -> dict[str, Any]:
+        nonlocal looks
+        looks += 1
+        started.wait()  # all of them are in here before any of them is done
+        return {
+            "method": "exact",
+            "parameters": {},
+            "target": "t",
+            "kind": "none",
+            "bound": 0.0,
+            "rows": torch.zeros(1),
+        }
+
+    certificate = LazyCertificate.of(later, reason=expected)
+    found: list[str] = []
+    threads = [threading.Thread(target=lambda: found.append(certificate.method + certificate.reason)) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert found == ["exact" + expected] * 4 and looks == 4

@@ -71,7 +71,7 @@ def test_a_planned_model_keeps_every_certificate_when_it_reads_and_when_it_write
     ask_sketches(monkeypatch)
     model = long_model()
     plan = planned(model, LOOSE, EXACT, TIGHT, LOOSE)
-    all_alike = plan.layers | {"model.layers.1.self_attn": (LOOSE,) * 4}
+    all_alike = {**plan.layers, "model.layers.1.self_attn": (LOOSE,) * 4}
     avow.apply(model, dataclasses.replace(plan, layers=all_alike))
     more = {} if own_cache else {"past_key_values": DynamicCache(config=model.config)}
     with audited() as found, avow.record() as certificates:
@@ -101,7 +101,7 @@ def test_under_a_plan_no_keys_are_copied_for_a_new_token(monkeypatch: pytest.Mon
                 shapes.append(tuple(out.shape))
             return out
 
-    with Spy():
+    with Spy():  # type: ignore[no-untyped-call]
         model(ids(1), past_key_values=past)
     assert len(shapes) > 50
     assert not [shape for shape in shapes if len(shape) == 4 and shape[2] >= 200], "nothing as long as the text is made"

@@ -65,7 +65,7 @@ def test_streaming_generation_is_recorded_in_full() -> None:
 
     model = long_model()
     enable(model, tol=1e-2)
-    streamer = TextIteratorStreamer(Tokens())  # type: ignore[arg-type]
+    streamer = TextIteratorStreamer(Tokens())
     asked = {"max_new_tokens": 12, "min_new_tokens": 12, "do_sample": False, "streamer": streamer}
     with avow.record() as found:
         thread = threading.Thread(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import io
 from collections.abc import Callable
 from typing import Any
 
@@ -286,3 +287,26 @@ def test_transformers_own_caches_still_do() -> None:
         assert torch.equal(generated(model, inputs, **more), wanted)
     static = generated(model, inputs, cache_implementation="static", disable_compile=True)
     assert torch.equal(static, wanted)
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("way", ["copy", "file"])
+def test_a_copy_of_a_cache_in_use_goes_on_by_itself(way: str) -> None:
+    model = LLAMA.build()
+    enable(model, tol=1e-2)
+    cache, text = CertifiedCache(model.config), torch.randint(3, WORDS, (1, 20))
+    model(text[:, :12], past_key_values=cache)
+    model(text[:, 12:13], past_key_values=cache)
+    if way == "copy":
+        again: Any = copy.deepcopy(cache)
+    else:
+        file = io.BytesIO()
+        torch.save(cache, file)
+        again = torch.load(io.BytesIO(file.getvalue()), weights_only=False)
+    expected = [model(text[:, i : i + 1], past_key_values=cache).logits for i in range(13, 20)]
+    assert again.get_seq_length() == 13
+    with avow.record() as found:
+        for i in range(13, 20):
+            assert torch.equal(model(text[:, i : i + 1], past_key_values=again).logits, expected[i - 13])
+    assert found.keeps(1e-2) and len(found) == 2 * 7
+    assert cache.layers[0].cache.position == again.layers[0].cache.position == 20

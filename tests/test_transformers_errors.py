@@ -113,7 +113,9 @@ def test_a_wrong_argument_changes_nothing(arguments: dict[str, Any], kind: type[
 
 
 def test_what_is_no_model_and_what_is_not_enabled_is_refused() -> None:
-    with pytest.raises(ParameterError, match=r"model=Linear must be a transformers.PreTrainedModel; pass one"):
+    with pytest.raises(
+        ParameterError, match=r"model=Linear must be a transformers.PreTrainedModel, or wrap one as peft does"
+    ):
         enable(torch.nn.Linear(2, 2))
     model = LLAMA.build()
     for act in (disable, statement):

@@ -61,8 +61,10 @@ def profile(
     if as_json:
         document(plain(made))
     else:
-        paces = [] if made.speed is None else [columns(speed_table(made.speed)), ""]
-        show(columns(kinds_table(made)), "", columns(methods_table(made)), "", *paces, bold(headline(made)))
+        show(columns(kinds_table(made)), "", columns(methods_table(made)), "")
+        if made.speed is not None:
+            show(columns(speed_table(made.speed)), "")
+        show(bold(headline(made)))
     wrote(written)
 
 

@@ -145,7 +145,8 @@ class KeyValueCache(TokenBuffers):
         cast = torch.is_autocast_enabled(self.device.type)
         with torch.autocast(self.device.type, enabled=False) if cast else contextlib.nullcontext():
             problem, first = self._problem(q, scale)
-            self._settled = (tol, confidence, scale, generator, method, rtol)
+            # A generator cannot be copied, and the cache can.
+            self._settled = (tol, confidence, scale, None, method, rtol) if generator is None else None
             self._learn()
             if wish.rtol is None:
                 return self._answer(problem, first, wish, wish.tol, generator, method)

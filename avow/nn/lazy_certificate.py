@@ -38,8 +38,11 @@ class _Late:
         if certificate is None:
             return self
         fields = certificate.__dict__
-        later = fields.pop("_later")
-        fields.update(vars(Certificate(**later(), **fields)))
+        # Two threads may look at once: then both complete it, to the same.
+        if (later := fields.get("_later")) is not None:
+            known = {name: value for name, value in fields.items() if name != "_later"}
+            fields.update(vars(Certificate(**(later() | known))))
+            fields.pop("_later", None)
         return fields[self._name]
 
 

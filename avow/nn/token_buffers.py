@@ -306,7 +306,7 @@ class TokenBuffers:
 
     @torch.inference_mode(False)
     def _room(self, tokens: int) -> dict[str, Tensor]:
-        """Buffers for so many tokens."""
+        """Buffers for so many tokens; they are written into inside and outside of inference_mode."""
         b, g, groups = self.batch, self.key_heads, tokens // GROUP
         room = {
             "keys": torch.empty(b, g, tokens, self.dim, dtype=self.dtype, device=self.device),

@@ -44,7 +44,7 @@ _FORGET = 0.97
 # Queries longer than this are left to the general way.
 _QUERY = 2.0**40
 # The binding: a call of torch.ops' operator takes longer.
-_kernel = torch._scaled_dot_product_flash_attention_for_cpu  # type: ignore[attr-defined]
+_kernel: Callable[..., tuple[Tensor, Tensor]] = torch._scaled_dot_product_flash_attention_for_cpu
 _HALF = (torch.bfloat16, torch.float16)
 
 
@@ -94,7 +94,8 @@ class WholeReads:
         if limits.rows > siblings:
             # Sums of fewer rows are rounded more often.
             if self._room is None or self._room[0].shape != (b, g, limits.rows, d) or self._room[1].shape != rows.shape:
-                room = q.new_zeros(b, g, limits.rows, d)
+                with torch.inference_mode(False):  # it is written into outside, too
+                    room = q.new_zeros(b, g, limits.rows, d)
                 self._room = room, room[:, :, :siblings]
             self._room[1].copy_(rows)
             rows = self._room[0]
@@ -180,11 +181,11 @@ def serves(q: Tensor, v: Tensor) -> bool:
 
 def _plain_products(dtype: torch.dtype) -> bool:
     """Whether the user's switches leave the kernel on, and products of float32 as they are."""
-    if not torch._C._get_flash_sdp_enabled():  # type: ignore[attr-defined]  # what torch.backends asks, in one call
+    if not torch._C._get_flash_sdp_enabled():  # what torch.backends asks, in one call
         return False
     if dtype != torch.float32:
         return True
-    precision = torch._C._get_fp32_precision_getter  # type: ignore[attr-defined]
+    precision = torch._C._get_fp32_precision_getter
     return {precision("mkldnn", "matmul"), precision("generic", "all")} <= {"none", "ieee"}
 
 
@@ -234,8 +235,9 @@ class Limits:
         least = 2.0 ** (math.frexp(known.least)[1] - 1) if known.least > _FAINT else 0.0
         made = plan(p, _QUERY, key, max(least, _FAINT) * (1 - error), 1, tokens)
         wanted = _MOST if asked.tol is None else min(asked.tol, _MOST)
-        # An answer is no longer than the longest value, and what it is off.
-        rest = wanted - made.bound(0.0, 1 + wanted)
+        # An answer is no longer than the longest value, and what it is off; that value's length is known to a part of
+        # `error`, far below a thousandth.
+        rest = wanted * (1 - 1e-9) - made.bound(0.0, (1 + wanted) * 1.001)
         longest = min(_QUERY, rest / (made.slope * key * abs(p.scale) + 1e-300))
         usual = least > 0 and rest > 0 and _EXACT.fits(p, _QUERY, key, value * tokens / s)
         alone = p.k.shape[0] * p.k.shape[1] == 1  # would be spread over threads, few rows for each

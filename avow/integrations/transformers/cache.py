@@ -192,9 +192,21 @@ class CertifiedLayer(CacheLayerMixin):  # type: ignore[misc]  # its types are no
         if (start := keys.shape[2] - tokens) > 0:
             keys, values = keys[:, :, start:], values[:, :, start:]
         self.keys, self.values = keys, values
-        # The cache holds these tensors: a reference back would keep both until garbage is collected.
-        setattr(keys, _KEPT_AS, (weakref.ref(self.cache), self.cache.position, values))
+        setattr(keys, _KEPT_AS, _Origin(self.cache, values))
         return keys, values
+
+
+class _Origin:
+    """Where keys were shown from, and the values beside them. Copies of keys were shown by nobody."""
+
+    def __init__(self, cache: KeyValueCache | None = None, values: Tensor | None = None) -> None:
+        # The cache holds these keys: a reference back would keep both until garbage is collected.
+        self.cache = None if cache is None else weakref.ref(cache)
+        self.position = -1 if cache is None else cache.position
+        self.values = values
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _Origin, ()
 
 
 def behind(key: Tensor, value: Tensor) -> KeyValueCache | None:
@@ -202,10 +214,9 @@ def behind(key: Tensor, value: Tensor) -> KeyValueCache | None:
 
     None for tensors that a model changed on the way from its cache to its attention function.
     """
-    origin = getattr(key, _KEPT_AS, None)
-    if origin is None or origin[2] is not value:
+    origin: _Origin | None = getattr(key, _KEPT_AS, None)
+    if origin is None or origin.values is not value or origin.cache is None:
         return None
-    cache: KeyValueCache | None = origin[0]()
-    if cache is None:
-        return None
-    return cache if cache.length == key.shape[-2] and cache.position == origin[1] else None
+    cache = origin.cache()
+    seen = cache is not None and cache.length == key.shape[-2] and cache.position == origin.position
+    return cache if seen else None

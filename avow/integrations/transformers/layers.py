@@ -6,6 +6,7 @@ import inspect
 from collections.abc import Iterator
 from dataclasses import dataclass
 from types import CodeType
+from typing import Any
 
 from torch import nn
 from transformers import PreTrainedModel
@@ -83,7 +84,7 @@ def replaceable(model: nn.Module) -> dict[str, nn.Module]:
     return found
 
 
-def pretrained(model: nn.Module) -> PreTrainedModel:
+def pretrained(model: Any) -> PreTrainedModel:
     """The model of transformers: itself, or the one inside a wrapper such as peft's."""
     unwrap = getattr(model, "get_base_model", None)
     inner = unwrap() if callable(unwrap) else model

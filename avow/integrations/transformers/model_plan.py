@@ -79,7 +79,7 @@ def read_plan(path: str | Path) -> ModelPlan:
 
 
 @declared()
-def apply(model: nn.Module, plan: ModelPlan | str | Path) -> None:
+def apply(model: Any, plan: ModelPlan | str | Path) -> None:
     """Have each head of a model attend as a plan, or the file of one, says; `disable` takes it back.
 
     A plan that was made for another model is refused, and the model stays as it was. When a text is gone on with,

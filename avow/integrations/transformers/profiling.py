@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from transformers import PreTrainedModel
 
 from avow.calibration import Rates, rates
@@ -110,7 +110,7 @@ class Profile:
 @declared()
 @torch.no_grad()
 def profile(
-    model: nn.Module,
+    model: Any,
     ids: Tensor,
     tol: float = 1e-2,
     budget: float = 0.5,

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from transformers import DynamicCache, PreTrainedModel
 
 from avow.declared import declared
@@ -54,7 +54,7 @@ class Speed:
 
 @declared()
 @torch.no_grad()
-def decoding_speed(model: nn.Module, plan: ModelPlan, ids: Tensor, rounds: int = 12) -> Speed:
+def decoding_speed(model: Any, plan: ModelPlan, ids: Tensor, rounds: int = 12) -> Speed:
     """What one more token behind the tokens (1, n) costs without avow, with it enabled at the plan's tolerance, and
     under the plan, from the caches that `generate()` uses. The model is left as it was.
     """
@@ -97,7 +97,9 @@ def speed_behind(model: PreTrainedModel, plan: ModelPlan, past: DynamicCache, id
             _off(model)
     kept = [found[_WARM:] for found in taken.values()]
     ratios = [statistics.median(x / y for x, y in zip(found, kept[0], strict=True)) for found in kept[1:]]
-    return Speed(tokens, rounds, *map(statistics.median, kept), *ratios, "processor time" if on_cpu else "time")
+    middle = [statistics.median(found) for found in kept]
+    clock = "processor time" if on_cpu else "time"
+    return Speed(tokens, rounds, middle[0], middle[1], middle[2], ratios[0], ratios[1], clock)
 
 
 def _off(model: PreTrainedModel) -> None:

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from avow.declared import declared
 from avow.errors import ParameterError
@@ -33,7 +33,7 @@ class Statement:
 
 @declared()
 @torch.no_grad()
-def statement(model: nn.Module, **inputs: Any) -> Statement:
+def statement(model: Any, **inputs: Any) -> Statement:
     """What is proved of every layer for these inputs, and what is measured of the logits; runs the model twice."""
     model = pretrained(model)
     if not enabled(model):

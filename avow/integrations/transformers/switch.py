@@ -8,7 +8,6 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from torch import nn
 from transformers import DynamicCache, EncoderDecoderCache, PreTrainedModel
 
 from avow.declared import declared
@@ -40,7 +39,7 @@ class _Before:
 
 @declared()
 def enable(
-    model: nn.Module,
+    model: Any,
     tol: float | None = None,
     method: str = "auto",
     confidence: float | None = None,
@@ -74,7 +73,7 @@ def enable(
 
 
 @declared()
-def disable(model: nn.Module) -> None:
+def disable(model: Any) -> None:
     """The model as it was before `enable`."""
     model = pretrained(model)
     if not enabled(model):

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch.nn import functional
 from transformers import PreTrainedModel
 
@@ -82,9 +82,7 @@ class Verdict:
 
 @declared()
 @torch.no_grad()
-def verify(
-    model: nn.Module, plan: ModelPlan | str | Path, ids: Tensor, places: int = 128, generate: int = 32
-) -> Verdict:
+def verify(model: Any, plan: ModelPlan | str | Path, ids: Tensor, places: int = 128, generate: int = 32) -> Verdict:
     """The model's predictions under a plan beside its own, for the last `places` tokens of a text (1, n), and beyond.
 
     The text before them is read once, by the model as it is. Under the plan the rest is read as `generate()` writes it:

@@ -180,7 +180,7 @@ def test_tensors_may_have_any_number_of_axes(said: dict[int, list[Any]]) -> None
         ("axes", "ShapeError: k.ndim=3 must equal q.ndim=4; give all three the same axes"),
         (
             "no tensor",
-            "InputError: type of v at rank 1=nothing must be as at rank 0, torch.float32; give all processes",
+            "InputError: storage of v at rank 1=NoneType must be as at rank 0, dense on cpu; give all processes",
         ),
         ("float mask", "DtypeError: mask.dtype=torch.float32 must be bool over shards; use mask >= 0 for 0 and -inf"),
         ("wide mask", "ShapeError: rank 1: mask.shape=(99,) must broadcast to (2, 4, 33, 96); use (length, keys)"),

@@ -9,6 +9,7 @@ import contextlib
 import math
 import warnings
 from collections.abc import Callable
+from types import SimpleNamespace
 from typing import Any
 from unittest import mock
 
@@ -20,6 +21,7 @@ from torch import Tensor
 from avow.distributed import ShardedCache, attend
 from avow.distributed.ring import ring_attention
 from avow.distributed.sparse import attend_sparse
+from avow.distributed.traffic import group_device
 from avow.errors import AvowError
 from avow.nn import KeyValueCache
 from tests.processes import together
@@ -291,6 +293,14 @@ def test_a_failure_in_one_process_is_told_to_all(said: list[dict[str, str]]) -> 
 
 def test_processes_go_on_after_an_error(said: list[dict[str, str]]) -> None:
     assert [one["after"] for one in said] == ["no error"] * 2
+
+
+@pytest.mark.parametrize(
+    ("kinds", "where"), [(("cpu",), "cpu"), (("cuda",), "cuda"), (("cuda", "cpu"), "cpu"), ((), "cpu")]
+)
+def test_words_travel_where_the_group_says_and_not_where_a_tensor_is(kinds: tuple[str, ...], where: str) -> None:
+    group: Any = SimpleNamespace(_device_types=[torch.device(kind) for kind in kinds])
+    assert group_device(group).type == where
 
 
 def test_an_outcome_tells_raw_errors_and_none_at_all() -> None:

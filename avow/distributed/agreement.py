@@ -267,8 +267,9 @@ def tensor_facts(name: str, x: Tensor, length: bool) -> dict[str, object]:
 
 
 def _facts(q: Tensor, k: Tensor, v: Tensor, shared_queries: bool) -> dict[str, object]:
-    tensors = {name: x for name, x in (("q", q), ("k", k), ("v", v)) if isinstance(x, Tensor)}
-    facts: dict[str, object] = {}
+    given = {"q": q, "k": k, "v": v}
+    tensors = {name: x for name, x in given.items() if isinstance(x, Tensor)}
+    facts: dict[str, object] = {f"storage of {name}": type(x).__name__ for name, x in given.items()}
     for name, x in tensors.items():
         facts |= tensor_facts(name, x, length=name == "q" and shared_queries)
     for name, x in tensors.items():

@@ -12,6 +12,7 @@ import contextlib
 import dataclasses
 import math
 from pathlib import Path
+from typing import Any
 
 import torch
 from jaxtyping import Float

@@ -104,8 +104,15 @@ class ShardedCache:
             if rtol is None or attended.certificate.keeps(tol, rtol):
                 return attended
             ratio = proved_ratio(attended.certificate)
-        options = {"group": self._group, "scale": scale, "enable_gqa": True, "tol": tol, "rtol": rtol}
-        return attend(q, problem.k, problem.v, method="exact", **options)
+        return attend(
+            *(q, problem.k, problem.v),
+            group=self._group,
+            tol=tol,
+            rtol=rtol,
+            method="exact",
+            scale=scale,
+            enable_gqa=True,
+        )
 
     def _sparse(
         self, problem: Problem, tol: float, confidence: float | None, generator: torch.Generator | None

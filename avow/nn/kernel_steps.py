@@ -55,15 +55,15 @@ class Awaited(Certificate):
     """At most how long the answers were when they were given, whatever becomes of them."""
 
     @functools.cached_property
-    def bound(self) -> float:  # type: ignore[override]  # as the fields of the class above, but later
+    def bound(self) -> float:
         return float(self.rows.amax())
 
     @functools.cached_property
-    def relative_rows(self) -> Tensor:  # type: ignore[override]
+    def relative_rows(self) -> Tensor:
         return relative_errors(absolute_errors(self.rows, self._longest), self._lengths)
 
     @functools.cached_property
-    def relative(self) -> float:  # type: ignore[override]
+    def relative(self) -> float:
         return float(self.relative_rows.amax())
 
 

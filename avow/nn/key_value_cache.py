@@ -140,7 +140,7 @@ class KeyValueCache(TokenBuffers):
         asked: bool,
     ) -> Attended:
         """The answer within the wish's `tol`; one from a part of the tokens is within `aim`."""
-        why = self._why_not(wish, asked)
+        why = self._why_not(wish.tol if wish.rtol is None else wish.rtol, wish.confidence, asked)
         unfit = "" if why else self._unfit(problem, aim, wish.confidence)
         if aim is not None and not why and not unfit:
             held = Held(self._sketch(0), self._lengths(problem, 0), self._extremes[..., 1])
@@ -274,9 +274,9 @@ class KeyValueCache(TokenBuffers):
     def _lengths(self, problem: Problem, first: int) -> Tensor:
         return self._buffers["norms"][:, :, first : first + problem.k.shape[-2]]
 
-    def _why_not(self, wish: Wish, always: bool) -> str:
+    def _why_not(self, tol: float | None, confidence: float, always: bool) -> str:
         """Why the sketch is not even asked; empty where it is."""
-        if wish.exact:
+        if tol is None:
             return ""
         if self.bits is None:
             return "the cache keeps no sketch"
@@ -284,9 +284,9 @@ class KeyValueCache(TokenBuffers):
             return ""
         if self.length < _SHORT["cpu" if self.device.type == "cpu" else "cuda"] or self._price(_FEW) > 1:
             return f"{self.length} tokens are read sooner than chosen among"
-        asked = f"{wish.tol} {wish.rtol} {wish.confidence:g}"
+        asked = f"{tol:g} {confidence:g}"
         if asked != self._asked:
-            self._asked, self._pause, self._left, self._bold, self._shortness = asked, 0, 0, None, None
+            self._asked, self._pause, self._left, self._bold = asked, 0, 0, None
         if self._left == 0:
             waits = self._pause > 0 and self._steps.waiting
             return "whether the sketch saves anything again is not known yet" if waits else ""

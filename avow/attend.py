@@ -17,8 +17,19 @@ from avow.calibration import Rates, rates
 from avow.certificates import certify, measure_norms
 from avow.certificates.audit import Audit, audit_rows
 from avow.certificates.relative import aimed_bound, shortest_ratio
-from avow.contract import Certificate, Computed, Method, Norms, Problem, Prospect, named
-from avow.errors import DtypeError, ParameterError, RangeError, ShapeError, ToleranceUnreachable
+from avow.contract import (
+    Certificate,
+    Computed,
+    Method,
+    Norms,
+    Problem,
+    Prospect,
+    check_numbers,
+    check_tensor,
+    named,
+)
+from avow.errors import ParameterError, RangeError, ShapeError, ToleranceUnreachable
+from avow.maths.random_stream import random_stream
 from avow.maths.rounding import unit
 from avow.methods import method_named, random_features
 from avow.methods.random_features import FeatureCount
@@ -45,9 +56,10 @@ def as_given(function: Callable[_P, _R]) -> Callable[_P, _R]:
 
     @functools.wraps(function)
     def outside(*arguments: _P.args, **options: _P.kwargs) -> _R:
-        kinds = {x.device.type for x in arguments if isinstance(x, Tensor)} or {"cpu"}
+        given = (*arguments, *options.values())
+        kinds = {x.device.type for x in given if isinstance(x, Tensor)} or {"cpu"}
         with contextlib.ExitStack() as stack:
-            for kind in kinds:
+            for kind in filter(torch.amp.is_autocast_available, kinds):
                 stack.enter_context(torch.autocast(kind, enabled=False))
             return function(*arguments, **options)
 
@@ -134,8 +146,9 @@ def plan(
 ) -> Plan:
     """What `attend` would weigh for these tensors, what it would cost, and why each loser lost.
 
-    `keys` prices the plan for a longer sequence of the same kind. Whether `rtol` is kept shows in the answer alone:
-    before, methods are weighed by how long a few answers are.
+    `keys` prices the plan for another number of keys. Queries grow with them if there are as many, as in
+    self-attention; otherwise they stay as they are, so that one query is priced as a step of decoding. Whether `rtol`
+    is kept shows in the answer alone: before, methods are weighed by how long a few answers are.
     """
     problem = Problem.of(
         q, k, v, mask=mask, causal=causal, scale=scale, enable_gqa=enable_gqa, kernel=kernel, sigma=sigma
@@ -168,8 +181,8 @@ def audit(
         q, k, v, mask=mask, causal=causal, scale=scale, enable_gqa=enable_gqa, kernel=kernel, sigma=sigma
     ).detached()
     check_generator(generator)
-    if not isinstance(out, Tensor):
-        raise DtypeError("out", type(out).__name__, "must be a torch.Tensor", "wrap it with torch.as_tensor")
+    check_tensor("out", out)
+    check_numbers("out", out)
     if tuple(out.shape) != (*p.leading, p.q.shape[-2], p.v.shape[-1]):
         rule = f"must be {(*p.leading, p.q.shape[-2], p.v.shape[-1])}"
         raise ShapeError("out.shape", tuple(out.shape), rule, "pass the answer of this very problem")
@@ -277,11 +290,12 @@ def _automatic(problem: Problem, norms: Norms, wish: Wish, generator: torch.Gene
 
 def _exact(problem: Problem, norms: Norms, wish: Wish, reason: str = "") -> Attended:
     """Exact attention in the narrowest arithmetic that cannot overflow and keeps the tolerances, if there is one."""
-    best, own = math.inf, math.inf
+    best, own, detached = math.inf, math.inf, problem.detached()
     for method in method_named("exact").settings(problem.sizes):
-        bound = 0.0 if problem.empty else method.foresee(problem.detached(), norms, 1.0).bound
-        best = min(best, bound)
-        if bound > (1e300 if wish.tol is None else wish.tol):
+        prospect = Prospect(0.0, "deterministic", True) if problem.empty else method.foresee(detached, norms, 1.0)
+        best = min(best, prospect.bound)
+        # Without a tolerance any answer will do that does not overflow: the widest arithmetic comes last.
+        if prospect.kind == "none" if wish.tol is None else prospect.bound > wish.tol:
             continue
         # How an answer's error compares with its own length is known when it is there.
         attended = _run(method, problem, norms, wish, None, reason)
@@ -299,7 +313,8 @@ def _run(
         out = problem.v.new_zeros(*problem.q.shape[:-1], problem.v.shape[-1]) + nothing
         computed = Computed(out)
     else:
-        computed = method.compute(dataclasses.replace(problem, norms=norms), generator)
+        stream = random_stream(generator, problem.q.device) if method.draws else None
+        computed = method.compute(dataclasses.replace(problem, norms=norms), stream)
     certificate = certify(method, problem, norms, computed, wish.stated)  # before reshaping: rows are canonical
     if wish.coverage is not None and certificate.kind != "deterministic" and not problem.empty:
         certificate = _sampled(method, problem, norms, computed.out, wish, generator, certificate)

@@ -233,3 +233,16 @@ def test_a_plan_is_made_for_a_relative_tolerance() -> None:
     assert "plan for relative tolerance 0.01, which is about" in run(*arguments).stdout
     assert "rtol=-1.0 must be a number of at least 0" in refused("plan", "--rtol", "-1")
     assert "rtol=0.1 is asked of tensors" in refused("plan", "--rtol", "0.1", "--ranks", "8", "--link", "1GB/s")
+
+
+def test_a_plan_of_one_query_is_a_step_of_decoding() -> None:
+    def memory(*more: str) -> int:
+        found = json.loads(run("plan", "--length", "65536", "--heads", "1", "--dim", "8", "--json", *more).stdout)
+        (native,) = [x for x in found["candidates"] if x["parameters"] == {"precision": "native"}]
+        return int(native["peak_bytes"])
+
+    step = memory("--queries", "1")
+    assert memory() > step + 65535 * 8 * 4
+    assert memory("--queries", "1", "--causal") == step, "the last query sees every key"
+    assert memory("--queries", "2") > step
+    assert "queries=0 must be from 1 to the 2048 there are" in refused("plan", "--queries", "0")

@@ -94,8 +94,12 @@ def test_sizes_say_all_that_a_cost_depends_on() -> None:
     assert shared.linear_key_heads == 3 and shared.item == 4
     own = Problem.of(q, k, v, enable_gqa=True, mask=torch.ones(1, 6, 1, 7, dtype=torch.bool)).sizes
     assert own.own_masks and own.linear_key_heads == 6
-    longer = shared.with_keys(100)
-    assert (longer.queries, longer.keys, longer.heads) == (100, 100, 6)
+
+
+@pytest.mark.parametrize(("queries", "keys", "grown"), [(7, 7, 100), (1, 7, 1), (5, 7, 5), (1, 1, 1)])
+def test_queries_grow_with_the_keys_only_where_there_are_as_many(queries: int, keys: int, grown: int) -> None:
+    longer = Sizes(2, 6, 3, queries, keys, 4, 8).with_keys(100)
+    assert (longer.queries, longer.keys, longer.heads) == (grown, 100, 6)
 
 
 def test_the_scale_is_one_over_the_root_of_the_dimension_unless_said() -> None:

@@ -219,3 +219,12 @@ def test_a_plan_for_a_longer_sequence_costs_more() -> None:
     near, far = avow.plan(q, k, v, tol=1e-2), avow.plan(q, k, v, tol=1e-2, keys=4096)
     assert far.exact_seconds > 10 * near.exact_seconds
     assert {c.label for c in near.ranked} < {c.label for c in far.ranked}
+
+
+def test_one_query_is_priced_as_one_however_many_keys_are_asked_for() -> None:
+    q, k, v = (torch.randn(1, 2, n, 8) for n in (1, 64, 64))
+    step = avow.plan(q, k, v, keys=4096)
+    pass_over_all = avow.plan(k, k, v, keys=4096)
+    (one,) = [c for c in step.ranked if c.label == "exact(precision=native)"]
+    (all_of_them,) = [c for c in pass_over_all.ranked if c.label == "exact(precision=native)"]
+    assert all_of_them.cost.flops == 4096 * one.cost.flops

@@ -146,4 +146,4 @@ def test_keys_far_from_zero_keep_their_bound_at_any_temperature(temperature: flo
 def test_a_temperature_that_sends_keys_out_of_range_gives_numbers_and_an_honest_bound(causal: bool) -> None:
     q, k, v = torch.randn(1, 2, 20, 8) * 1e30, torch.randn(1, 2, 20, 8) * 1e30, torch.randn(1, 2, 20, 8)
     out, certificate = avow.attend(q, k, v, method="separable", temperature=1e-30, causal=causal)
-    assert bool(torch.isfinite(out).all()) and certificate.bound >= 2
+    assert bool(torch.isfinite(out).all()) and 1 < certificate.bound <= 2.01

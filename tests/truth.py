@@ -113,8 +113,7 @@ def _reference_error(method: Method, p: Problem, norms: Norms, key: Tensor) -> T
         # Positive sums of exponentials of the inputs themselves: see the method's own promise.
         bias = 0.0 if p.bias is None else float(p.bias.abs().amax())
         return torch.tensor(shrink * (4 * bias + 4000 + 8 * p.k.shape[-2]) * 2.0**-53).expand(p.q.shape[:-1])
-    rows = [reference_error(p, norms.q[b], float(key[b].amax())) for b in range(p.q.shape[0])]
-    return shrink * torch.stack(rows)
+    return shrink * reference_error(p, norms)
 
 
 def _latent_error(method: Latent, p: Problem, norms: Norms, key: Tensor, u: float) -> Tensor:

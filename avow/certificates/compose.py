@@ -50,7 +50,7 @@ from avow.certificates.relative import relative_errors
 from avow.contract import Certificate, weakest
 from avow.errors import InputError, NonFiniteError, RangeError, ShapeError
 from avow.maths import rounding
-from avow.maths.norms import length_floors, lengths
+from avow.maths.norms import at_least, length_floors, lengths
 
 _TARGET = "softmax attention"
 _U = rounding.unit(torch.float64)
@@ -206,7 +206,7 @@ class Partial:
         # Each merge rounds every term by a few units: far below what OUTWARD leaves for it.
         apart = torch.minimum(error + torch.minimum(all_alike, by_mass), lengths(self.out) + self.longest)
         absolute = (apart + moved) * rounding.OUTWARD
-        unit = (self.longest * (1 - self.slack) - rounding.tiny(torch.float64)).clamp(min=0.0)
+        unit = at_least(self.longest, self.slack, self.out.shape[-1])
         beyond = torch.where(absolute > 0, math.inf, 0.0)
         return torch.where(unit > 0, absolute / unit * rounding.OUTWARD, beyond), relative_errors(
             absolute, length_floors(out)

@@ -60,7 +60,8 @@ def plan(
         float | None, typer.Option(help="With --compute: the share of tokens that sparse reads; 0.1 unless told.")
     ] = None,
     queries: Annotated[
-        int | None, typer.Option(help="With --ranks: queries, such as 1 for a step of decoding; as many as keys.")
+        int | None,
+        typer.Option(help="Only the last so many queries: 1 is a step of decoding. As many as keys."),
     ] = None,
     batch: Annotated[int | None, typer.Option(help="With --ranks: sequences at once; 1 unless told.")] = None,
     key_heads: Annotated[int | None, typer.Option(help="With --ranks: key heads that heads share.")] = None,
@@ -79,10 +80,11 @@ def plan(
     from avow.report.terminal import bold, show
 
     more = {"latency": latency, "kept": kept, "batch": batch, "dtype": dtype}
-    told = {"link": link, "compute": compute, "memory": memory, "queries": queries, "key_heads": key_heads, **more}
+    told = {"link": link, "compute": compute, "memory": memory, "key_heads": key_heads, **more}
     device = place(device)
     if ranks is not None:
         _only_sizes({"tol": tol, "rtol": rtol, "confidence": confidence, "input": input})
+        told |= {"queries": queries}
         given: dict[str, Any] = {name: value for name, value in told.items() if value is not None}
         sizes: dict[str, Any] = {"length": 131072 if length is None else length, "heads": heads, "dim": dim}
         return plan_ranks(Asked(ranks, **sizes, **given, causal=causal, device=device, png=png, as_json=as_json))
@@ -92,10 +94,12 @@ def plan(
             raise ParameterError(option, value, "is for many ranks", f"add --ranks 8, or leave --{option} out")
 
     wanted = 2048 if length is None else length
-    drawn = wanted if input else min(wanted, _DRAWN)
+    # One key more than queries where there are more: as many of them would grow with the keys.
+    drawn = wanted if input else min(wanted, max(_DRAWN, (queries or 0) + 1))
     load, *others = workloads(kind, input, length if input else drawn, heads, dim, seed, causal, device)
     if others:
         raise ParameterError("kind", repr(kind), "must be one kind", f"try --kind {load.kind}")
+    load = load if queries is None else load.last(queries)
     keys = wanted if drawn < wanted else None
     made = avow.plan(load.q, load.k, load.v, tol=tol, rtol=rtol, confidence=confidence, keys=keys, **load.call)
     if as_json:

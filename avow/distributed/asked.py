@@ -10,7 +10,7 @@ from torch import Tensor
 
 from avow.attend import check_automatic
 from avow.contract import Method, Problem
-from avow.distributed.agreement import digest
+from avow.distributed.agreement import check_dense, digest, storage
 from avow.distributed.shards import paired
 from avow.errors import DtypeError, ParameterError, UnknownMethod
 from avow.methods import method_named
@@ -45,11 +45,17 @@ class Asked(NamedTuple):
             "tol": self.tol,
             "rtol": self.rtol,
             "confidence": self.confidence,
-            "mask": "none" if self.mask is None else "some",
+            "mask": self._mask_word,
         }
         if isinstance(self.generator, torch.Generator):
             same["digest of generator"] = digest(self.generator.get_state())
         return {"method": self.method, **self.parameters, **same}
+
+    @property
+    def _mask_word(self) -> str:
+        """Whether there is a mask, and what is odd about how it holds its entries."""
+        odd = isinstance(self.mask, Tensor) and storage(self.mask) != "dense"
+        return "none" if self.mask is None else storage(self.mask) if odd else "some"
 
     @property
     def draws(self) -> bool:
@@ -88,12 +94,15 @@ class Asked(NamedTuple):
                 remedy = "pass shared_queries=False and each process's own rows"
                 raise ParameterError(f"{method.name}: shared_queries", True, "must not be the same rows", remedy)
             paired(problem)
+        if isinstance(method, Separable):
+            method.checked(problem)  # a process without rows never comes to its promise, which would ask
         return None
 
     def seen(self, problem: Problem) -> Bool[Tensor, "#b #h #n s"] | None:
         """The mask with four axes: of this process's keys where queries are shared, else of all."""
         if self.mask is None:
             return None
+        check_dense("mask", self.mask)
         if isinstance(self.mask, Tensor) and self.mask.dtype != torch.bool:
             raise DtypeError("mask.dtype", self.mask.dtype, "must be bool over shards", "use mask >= 0 for 0 and -inf")
         if self.shared_queries:

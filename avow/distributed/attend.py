@@ -11,10 +11,10 @@ import torch.distributed as dist
 from jaxtyping import Bool, Float
 from torch import Tensor
 
-from avow.attend import Attended, as_given
+from avow.attend import Attended
 from avow.certificates.relative import aimed_bound, proved_ratio
 from avow.contract import Method
-from avow.distributed.agreement import Meeting, agree, meet
+from avow.distributed.agreement import Meeting, agree, meet, outside_autocast, storage
 from avow.distributed.asked import OWN, Asked
 from avow.distributed.choosing import Choice, chosen, own_rates
 from avow.distributed.exact import attend_keys
@@ -43,7 +43,6 @@ class _Call(NamedTuple):
     mask: Bool[Tensor, "#b #h #n s"] | None
 
 
-@as_given
 def attend(
     q: Float[Tensor, "*lead n d"],
     k: Float[Tensor, "*keys s d"],
@@ -81,7 +80,6 @@ def attend(
     asked = Asked(method, parameters, tol, confidence, shared_queries, mask, generator, rtol)
     tolerant = method == "auto" and (tol is not None or rtol is not None)
     seed = int(torch.randint(2**62, ())) if generator is None and asked.draws else 0
-    device = q.device.type if isinstance(q, Tensor) else "cpu"
     met = meet(
         *_four(q, k, v),
         group=group,
@@ -93,16 +91,17 @@ def attend(
         asked=asked.words | {"link": link},
         reading=True,
         check=asked.check,
-        telling=[seed, own_rates(device) if tolerant else {}, _length(mask)],
+        telling=lambda: [seed, own_rates(q.device.type) if tolerant else {}, _length(mask)],
     )
     _check_lengths(met)
     if generator is None and asked.draws:
         generator = torch.Generator().manual_seed(met.told[0][0])
     call = _Call(met, checked_wish(tol, confidence, rtol=rtol), generator, asked.seen(met.problem))
-    if method == "auto":
-        attended = _automatic(call, usual(device) if link is None else link)
-    else:
-        attended = _kept(asked.named, call)
+    with outside_autocast():
+        if method == "auto":
+            attended = _automatic(call, usual(met.device.type) if link is None else link)
+        else:
+            attended = _kept(asked.named, call)
     shape = (*q.shape[:-1], v.shape[-1])
     found = attended.certificate
     rows, own = (x.reshape(shape[:-1]) for x in (found.rows, found.relative_rows))
@@ -111,7 +110,8 @@ def attend(
 
 def _four(*tensors: Tensor) -> list[Tensor]:
     """The same tensors with four axes, where they are such as can be; if not, the processes tell each other of it."""
-    if not all(isinstance(x, Tensor) and x.ndim >= 2 for x in tensors) or len({x.ndim for x in tensors}) > 1:
+    dense = all(isinstance(x, Tensor) and storage(x) == "dense" and x.ndim >= 2 for x in tensors)
+    if not dense or len({x.ndim for x in tensors}) > 1:
         return list(tensors)
     lead = (1,) * (4 - tensors[0].ndim)
     return [x.reshape(*lead, *x.shape).flatten(0, -4) for x in tensors]
@@ -166,7 +166,7 @@ def _kept(method: Method, call: _Call) -> Attended:
         return attended
     certificate = attended.certificate
     own = (certificate.bound, certificate.relative) if certificate.kind != "none" else (math.inf, math.inf)
-    found = zip(*agree({}, own, None, met.group, met.device), strict=True)
+    found = zip(*agree({}, own, None, met.group), strict=True)
     for name, limit, bound in zip(("tol", "rtol"), (wish.tol, wish.rtol), map(max, found), strict=True):
         if limit is not None and not bound <= limit:
             rule, remedy = f"is below the {bound:.2e} it can prove", f'use method="auto" or a wider {name}'

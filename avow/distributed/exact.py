@@ -17,11 +17,10 @@ from avow.attend import Attended
 from avow.certificates.compose import Partial, merge
 from avow.contract import Certificate
 from avow.distributed import blocks
-from avow.distributed.agreement import Meeting, agree, one_loss
+from avow.distributed.agreement import Meeting, agree, attempt, one_loss
 from avow.distributed.autograd import linked
 from avow.distributed.partials import answered, packed, unpacked, unreachable
 from avow.distributed.traffic import gathered
-from avow.errors import AvowError
 from avow.maths import rounding
 from avow.wishes import Wish
 
@@ -45,13 +44,10 @@ def attend_keys(met: Meeting, wish: Wish, kinds: Sequence[torch.dtype]) -> Atten
 
 
 def _merged(q: Tensor, k: Tensor, v: Tensor, shift: int | None, met: Meeting) -> Partial:
-    mine, problem = Partial.nothing((*q.shape[:-1], v.shape[-1]), q.device), None
-    try:
-        mine = answered(q, k, v, shift, met.scale, met.problem.allowed)
-    except AvowError as found:
-        problem = found
+    found, problem = attempt(lambda: answered(q, k, v, shift, met.scale, met.problem.allowed))
+    mine = Partial.nothing((*q.shape[:-1], v.shape[-1]), q.device) if found is None else found
     words = None if mine.words is None else json.loads(mine.words.to_json(rows=False))
-    said = agree({}, [words, mine.slack], problem, met.group, q.device)
+    said = agree({}, [words, mine.slack], problem, met.group)
     parts = []
     for numbers, (theirs, loose) in zip(gathered(packed(mine), met.group), said, strict=True):
         parts.append(unpacked(numbers, None if theirs is None else Certificate.from_json(json.dumps(theirs)), loose))

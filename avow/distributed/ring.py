@@ -19,7 +19,7 @@ from torch import Tensor
 from avow.attend import Attended
 from avow.certificates.compose import Partial, merge
 from avow.distributed import blocks, ring_travel
-from avow.distributed.agreement import Meeting, agree, meet
+from avow.distributed.agreement import Meeting, agree, attempt, meet
 from avow.distributed.autograd import Gradients, linked
 from avow.distributed.partials import answered, unreachable
 from avow.distributed.ring_route import Route
@@ -47,7 +47,7 @@ def attend_ring(
             whole, problem = _promised(p.q, p.k, p.v, kind, route, met, masks)
             out, certificate = whole.answer(p.q.dtype)
         own = [certificate.bound, certificate.relative]
-        bound, relative = map(max, zip(*agree({}, own, problem, met.group, met.device), strict=True))
+        bound, relative = map(max, zip(*agree({}, own, problem, met.group), strict=True))
         if wish.exact or dataclasses.replace(certificate, bound=bound, relative=relative).keeps(wish.tol, wish.rtol):
             return Attended(linked(p.q, p.k, p.v, (out, whole.lse), _gradients(route, met, masks)), certificate)
     raise unreachable(wish, bound, relative)
@@ -106,8 +106,7 @@ def _promised(
     for block, keys, values in ring_travel.visits(k, v, route, met.group):
         shift = route.shift(met.here, block)
         mask = None if masks is None else masks[block]
-        try:
-            whole = merge(whole, answered(q.to(kind), keys.to(kind), values.to(kind), shift, met.scale, mask))
-        except AvowError as found:
-            problem = problem or found
+        given = q.to(kind), keys.to(kind), values.to(kind), shift, met.scale, mask
+        found, failed = attempt(functools.partial(answered, *given))
+        whole, problem = whole if found is None else merge(whole, found), problem or failed
     return whole, problem

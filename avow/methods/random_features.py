@@ -40,6 +40,7 @@ from avow.maths.heads import (
 )
 from avow.maths.kernel_rounding import KernelRounding
 from avow.maths.masks import at_rows, row_tiles, visible
+from avow.maths.random_stream import INDEPENDENT
 from avow.maths.softmax import softmax_average
 from avow.params import anything, from_to, param
 
@@ -89,6 +90,7 @@ class RandomFeatures(Method):
 
     name: ClassVar[str] = "random_features"
     summary: ClassVar[str] = "exp(q·k) as an expectation of positive features; linear, good for small norms"
+    averages: ClassVar[bool] = True
     random: ClassVar[bool] = True
 
     features: int = param(256, from_to(1, _HOPELESS), "random directions")
@@ -132,7 +134,7 @@ class RandomFeatures(Method):
         values, size = scaled_values(p, logs.wide)
         start = None
         if initial_state is not None:
-            start, values, size = _in_one_unit(initial_state, values, size)
+            start, values, size = scan.in_one_unit(initial_state.sums, initial_state.size, values, size)
         calm = start is None or start.top.shape[-1] == 1
         longest = torch.linalg.vector_norm(logs.directions, dim=-1).amax()
         weights = _Weights(logs, key_log(p, logs.wide), key_seen(p), calm, longest)
@@ -191,7 +193,7 @@ class RandomFeatures(Method):
         moved, rest = self._rounding(p, norms, radius_q, radius_k, shift, longest, trace)
         # A mixture of values is never further from another than two of their lengths.
         rows = (chance + moved).clamp(max=2.0) + rest
-        assumptions = ("the generator's numbers are independent and Gaussian", "exp is right to 64 ulp")
+        assumptions = ("the generator's numbers are Gaussian", INDEPENDENT, "exp is right to 64 ulp")
         return Promise("statistical", settled(p, rows * rounding.OUTWARD), confidence, assumptions=assumptions)
 
     def _rounding(
@@ -313,17 +315,6 @@ def _suits(p: Problem, frame: Frame, initial_state: FeatureState | None) -> bool
     from avow.kernels import presence
 
     return (initial_state is None or initial_state.size is None) and presence.at_hand(p.q.device)
-
-
-def _in_one_unit(state: FeatureState, values: Tensor, size: Tensor | None) -> tuple[scan.State, Tensor, Tensor | None]:
-    """Sums so far and new values, divided by the same power of two."""
-    if state.size is None and size is None:
-        return state.sums, values, None
-    one = torch.ones_like(values[..., :1, :1])
-    before, now = (one if x is None else x for x in (state.size, size))
-    larger = torch.maximum(before, now)
-    sums = state.sums._replace(sums=state.sums.sums * (before / larger))
-    return sums, values * (now / larger), larger
 
 
 class FeatureCount(NamedTuple):

@@ -21,6 +21,7 @@ from avow.certificates.relative import absolute_errors, relative_errors
 from avow.contract import Certificate, Problem
 from avow.maths.heads import per_query_head
 from avow.maths.norms import length_floors, slack
+from avow.maths.random_stream import INDEPENDENT
 from avow.maths.rounding import unit
 from avow.maths.sketch import Sketch
 from avow.methods.sparse import Sparse
@@ -34,6 +35,11 @@ _AIM = 0.5
 _LONGER = 1.1
 # Where more than this share of the tokens has to be read, the look at the sketch costs more than it saves.
 WORTHWHILE = 0.6
+
+
+# What the kernels' bounds assume of a GPU.
+_SUMS = "tensor cores sum in float32, with twice its unit"
+_POWERS = "ex2.approx is right to two units of float32, lg2.approx to 2^-21"
 
 
 class Held(NamedTuple):
@@ -180,7 +186,7 @@ class KernelSteps:
             "kind": "statistical" if chance else "deterministic",
             "confidence": confidence,
             "rows": found.bound.double().unsqueeze(-1),
-            "assumptions": ("tensor cores sum in float32, with twice its unit",),
+            "assumptions": (_SUMS, _POWERS, *((INDEPENDENT,) if chance else ())),
             "reason": f"only tokens that {'were drawn' if chance else 'may matter'} were read in full",
             "cost": method.cost(p.sizes),
             "_longest": per_query_head(held.longest, h).double().unsqueeze(-1),

@@ -21,14 +21,16 @@ from torch import Tensor
 from avow.attend import Attended, exactly
 from avow.certificates import certify
 from avow.certificates.relative import aimed_bound, shortest_ratio
-from avow.contract import Computed, Norms, Problem, named
-from avow.errors import DtypeError, FileError, ParameterError, ShapeError
+from avow.contract import Computed, Norms, Problem, check_tensor, named
+from avow.errors import DtypeError, FileError, NotDifferentiable, ParameterError, ShapeError, is_out_of_memory
 from avow.maths.fused import NotCompiled
 from avow.maths.norms import check_range, row_norms, slack
+from avow.maths.random_stream import random_stream
 from avow.maths.rounding import tiny
 from avow.maths.sketch import GROUP
 from avow.maths.skimming import Skim
 from avow.maths.unread import Unfit
+from avow.methods.exact import has_tangents
 from avow.methods.sparse import NothingToSave, Sparse, Trace
 from avow.nn import cache_file
 from avow.nn.kernel_steps import Held, KernelSteps
@@ -216,6 +218,8 @@ class KeyValueCache(TokenBuffers):
                 )
             cache._bold = tensors["bold"].to(cache.device) if "bold" in tensors else None
         except (KeyError, TypeError, RuntimeError) as problem:
+            if is_out_of_memory(problem):
+                raise
             raise FileError("path", path, f"does not fit together ({problem})", "save the cache again") from problem
         return cache
 
@@ -226,9 +230,13 @@ class KeyValueCache(TokenBuffers):
         """What is asked of the tokens that these queries see, and where in the buffers those begin: with a group."""
         if self._position == 0:
             raise ShapeError("cache.length", 0, "must be at least 1", "append keys and values first")
-        if not isinstance(q, Tensor) or q.ndim != 4:
-            shape = tuple(q.shape) if isinstance(q, Tensor) else type(q).__name__
-            raise ShapeError("q.shape", shape, "must be (batch, heads, length, dim)", "give q its four axes")
+        check_tensor("q", q)
+        if has_tangents(q):
+            rule = "asks for derivatives forward, which answers from a cache do not carry"
+            raise NotDifferentiable("q", "a dual tensor", rule, "use avow.attend with its keys and values")
+        if q.ndim != 4:
+            rule = "must be (batch, heads, length, dim)"
+            raise ShapeError("q.shape", tuple(q.shape), rule, "give q its four axes")
         if q.shape[0] != self.batch:
             raise ShapeError("q.shape[0]", q.shape[0], f"must equal batch={self.batch}", "attend with the whole batch")
         if q.dtype != self.dtype:
@@ -361,7 +369,8 @@ class KeyValueCache(TokenBuffers):
         values = self._lengths(problem, first).double()
         whole = Norms(norms.q, self._longest.unsqueeze(-1).expand(-1, -1, s), values, norms.slack)
         worthwhile = math.inf if always else _WORTHWHILE
-        return method.compute(dataclasses.replace(problem, norms=whole), generator, self._sketch(first), worthwhile)
+        stream = random_stream(generator, self.device) if method.draws else None
+        return method.compute(dataclasses.replace(problem, norms=whole), stream, self._sketch(first), worthwhile)
 
     def _skimmed(self, method: Sparse, problem: Problem, first: int, always: bool) -> Computed:
         """The answer to one query of each head; raises `NothingToSave` before a token is read, unless `always`."""

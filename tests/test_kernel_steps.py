@@ -246,3 +246,41 @@ def test_a_copy_of_a_cache_answers_alike_and_learns_for_itself() -> None:
     other = copy.deepcopy(cache)
     assert not other._steps.waiting
     assert torch.equal(other.attend(q, tol=TOL).out, first.out)
+
+
+def relative_errors(cache: KeyValueCache, q: Tensor, out: Tensor) -> Tensor:
+    """How far an answer is from the truth, in float64 and relative to the truth's own length."""
+    k, v = (cache._buffers[x][:, :, : cache._position].double().repeat_interleave(2, 1) for x in ("keys", "values"))
+    truth = torch.softmax(q.double() @ k.transpose(-1, -2) * q.shape[-1] ** -0.5, -1) @ v
+    return torch.linalg.vector_norm(out.double() - truth, dim=-1) / torch.linalg.vector_norm(truth, dim=-1)
+
+
+def test_a_step_is_within_its_bound_relative_to_the_answer_whatever_becomes_of_that() -> None:
+    cache = filled()
+    q = asked()
+    out, certificate = cache.attend(q, tol=TOL)
+    assert isinstance(certificate, kernel_steps.Awaited)
+    kept = out.clone()
+    out.mul_(1e6)  # the caller's to do: the certificate is of what was given
+    assert certificate.relative == float(certificate.relative_rows.amax()) < 1
+    assert bool((relative_errors(cache, q, kept) <= certificate.relative_rows).all())
+    assert kernel_steps.Certificate.from_json(certificate.to_json()) == certificate
+
+
+def test_steps_keep_a_relative_tolerance_or_make_way_for_exact_attention() -> None:
+    cache = filled()
+    q = asked()
+    out, certificate = cache.attend(q, rtol=0.3)
+    assert isinstance(certificate, kernel_steps.Awaited) and certificate.keeps(rtol=0.3)
+    assert bool((relative_errors(cache, q, out) <= 0.3).all())
+    out, certificate = cache.attend(q, rtol=5e-3)
+    assert not isinstance(certificate, kernel_steps.Awaited) and certificate.keeps(rtol=5e-3)
+    assert bool((relative_errors(cache, q, out) <= 5e-3).all())
+
+
+def test_a_relative_tolerance_is_never_ignored_by_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
+    # Kernels know nothing of it: where their answers are short beside their bounds, others are given.
+    monkeypatch.setattr(kernel_steps, "length_floors", lambda x: torch.zeros(x.shape[:-1], dtype=torch.float64))
+    cache = filled()
+    certificate = cache.attend(asked(), rtol=0.3).certificate
+    assert certificate.method == "exact" and certificate.keeps(rtol=0.3)

@@ -125,8 +125,9 @@ def test_the_search_notices_a_bound_that_takes_the_given_answer_for_the_true_one
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16, torch.float16], ids=str)
 @pytest.mark.parametrize("size", [1e-200, 1e-42, 1e-20, 1.0, 1e4, 1e30, 1e200])
-def test_lower_bounds_on_lengths_are_below_and_close(dtype: torch.dtype, size: float) -> None:
-    x = (torch.randn(50, 24, dtype=torch.float64) * size).to(dtype)
+@pytest.mark.parametrize("rows", [50, 1000])
+def test_lower_bounds_on_lengths_are_below_and_close(dtype: torch.dtype, size: float, rows: int) -> None:
+    x = (torch.randn(rows, 24, dtype=torch.float64) * size).to(dtype)
     x = x[torch.isfinite(x).all(-1)]
     exact = _norm(x.double())
     floors = length_floors(x)

@@ -60,7 +60,7 @@ def _attention() -> dict[str, Call]:
     q = torch.randn(1, 2, 5, 4)
     about = {"mask": None, "causal": False, "scale": None, "enable_gqa": False}
     kernel = {"kernel": "dot", "sigma": None}
-    wish = {"tol": 0.1, "confidence": None, "coverage": None}
+    wish = {"tol": 0.1, "rtol": 0.5, "confidence": None, "coverage": None}
     asked = {"q": q, "k": q, "v": q, **about, **kernel}
     certificate = avow.attend(q, q, q).certificate
     few = {name: about[name] for name in ("causal", "scale", "enable_gqa")}
@@ -75,7 +75,7 @@ def _attention() -> dict[str, Call]:
         "apply": Call(avow.apply, {"model": ARCHITECTURES[0].build(), "plan": "there is none"}),
         "Problem.of": Call(avow.Problem.of, asked),
         "Sizes.with_keys": Call(avow.Problem.of(q, q, q).sizes.with_keys, {"keys": 7}),
-        "Certificate.keeps": Call(certificate.keeps, {"tol": 0.1}),
+        "Certificate.keeps": Call(certificate.keeps, {"tol": 0.1, "rtol": 0.5}),
         "Certificate.from_json": Call(avow.Certificate.from_json, {"text": certificate.to_json()}),
     }
 
@@ -221,9 +221,9 @@ def _hugging(folder: Path) -> dict[str, Call]:
     plan.write_text(h.profile(model, ids).plan.to_json())
     h.enable(model, 0.1)
     return {
-        "enable": Call(h.enable, {"model": model, "tol": 0.1, "method": "auto", "confidence": None}),
+        "enable": Call(h.enable, {"model": model, "tol": 0.1, "rtol": None, "method": "auto", "confidence": None}),
         "disable": Call(h.disable, {"model": ARCHITECTURES[0].build()}),
-        "Setting": Call(h.Setting, {"tol": 0.1, "method": "auto", "confidence": None, "parameters": {}}),
+        "Setting": Call(h.Setting, {"tol": 0.1, "rtol": None, "method": "auto", "confidence": None, "parameters": {}}),
         "CertifiedCache": Call(h.CertifiedCache, {"config": model.config, "bits": 4}),
         "profile": Call(
             h.profile, {"model": model, "ids": ids, "tol": 0.1, "budget": 0.5, "name": "small", "tell": print}
@@ -237,7 +237,15 @@ def _hugging(folder: Path) -> dict[str, Call]:
 
 def _distributed() -> dict[str, Call]:
     q = torch.randn(1, 2, 5, 4)
-    asked = {"group": None, "tol": 0.1, "method": "auto", "shared_queries": True, "mask": None, "causal": False}
+    asked = {
+        "group": None,
+        "tol": 0.1,
+        "rtol": None,
+        "method": "auto",
+        "shared_queries": True,
+        "mask": None,
+        "causal": False,
+    }
     more = {"scale": None, "enable_gqa": False, "confidence": None, "generator": None, "link": None}
     return {
         "attend": Call(distributed.attend, {"q": q, "k": q, "v": q, **asked, **more}),

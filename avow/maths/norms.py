@@ -16,6 +16,9 @@ LONGEST_KEY = 1e150
 # Squares of numbers outside this range overflow or underflow in the type.
 _COMFORT = {torch.float32: (1e-12, 1e18), torch.float64: (1e-140, 1e150)}
 
+# From so many numbers on a conversion to float64 takes longer than a look at their range.
+_MANY = 2**14
+
 
 def slack(dim: int, dtype: torch.dtype) -> float:
     """The relative error of `row_norms`, in both directions."""
@@ -91,7 +94,7 @@ def length_floors(x: Float[Tensor, "*lead d"]) -> Float[Tensor, "*lead"]:
     if x.numel() == 0:
         return x.new_zeros(x.shape[:-1], dtype=torch.float64)
     kind, d = accumulator(x.dtype), x.shape[-1]
-    if x.device.type == "cpu":
+    if x.device.type == "cpu" and x.numel() > _MANY:
         # Where numbers are usual the narrow sum is the fastest; to ask would be to wait on other devices.
         norms = torch.linalg.vector_norm(x.to(kind), dim=-1)
         least, largest = (float(end) for end in torch.aminmax(norms))

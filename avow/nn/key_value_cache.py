@@ -335,7 +335,7 @@ class KeyValueCache(TokenBuffers):
             return self._why_all(wish.exact, method, self.length)
         asked = f"{wish.tol} {wish.rtol} {wish.confidence:g}"
         if asked != self._asked:
-            self._asked, self._pause, self._left, self._bold, self._shortness = asked, 0, 0, None, None
+            self._asked, self._pause, self._left, self._bold = asked, 0, 0, None
         if self._left == 0:
             waits = self._pause > 0 and self._steps.waiting
             return "whether the sketch saves anything again is not known yet" if waits else ""

@@ -16,7 +16,7 @@ from torch.utils.checkpoint import checkpoint
 
 import avow
 from avow.certificates import measure_norms
-from avow.contract import Computed, Problem
+from avow.contract import Computed, Method, Problem
 from avow.errors import NotDifferentiable
 from avow.kernels import presence
 from avow.kernels.interpreted import interpret
@@ -380,3 +380,20 @@ def test_nan_lengths_reach_nothing() -> None:
     for bad in (math.nan, math.inf):
         assert not kernel_rounding.reaches(64, 8.0, bad, 1.0)
         assert not kernel_rounding.reaches(64, 8.0, 1.0, bad)
+
+
+@pytest.mark.filterwarnings("ignore:`torch.jit.script` is deprecated:DeprecationWarning")
+@pytest.mark.parametrize("method", [Separable(0.5), RandomFeatures(20)], ids=lambda method: method.name)
+def test_derivatives_forward_take_the_plain_path(method: Method, monkeypatch: pytest.MonkeyPatch) -> None:
+    inputs = drawn(torch.float32, 2, 1, 12, 16, 16, 0.5)
+    found = []
+    for kernels in (True, False):
+        monkeypatch.setattr(presence, "at_hand", lambda device, kernels=kernels: kernels)
+
+        def call(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+            problem = Problem.of(q, k, v, causal=True, enable_gqa=True)
+            return method.compute(problem, torch.Generator().manual_seed(0)).out
+
+        found.append(torch.func.jvp(call, tuple(inputs), tuple(inputs)))
+    for mine, plain in zip(*found, strict=True):
+        torch.testing.assert_close(mine, plain)

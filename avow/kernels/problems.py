@@ -18,6 +18,7 @@ from avow.kernels.separable_attention import ColumnSums
 from avow.maths import kernel_rounding, scan
 from avow.maths.features import Frame
 from avow.maths.kernel_rounding import KernelRounding
+from avow.maths.tangents import has_tangents
 
 _TYPES = (torch.bfloat16, torch.float16, torch.float32)
 _WIDEST_KEY, _WIDEST_VALUE = 256, 512
@@ -45,7 +46,9 @@ class Radii(NamedTuple):
 
 
 def shaped(p: Problem) -> bool:
-    """Whether a problem has a shape, a type and a mask that kernels know."""
+    """Whether a problem has a shape, a type and a mask that kernels know, and no derivative forward is asked for."""
+    if has_tangents(p.q, p.k, p.v):
+        return False
     (_, h, n, d), (g, s), e = p.q.shape, p.k.shape[1:3], p.v.shape[3]
     paired = n == s or not p.causal
     widest = (_WIDEST_FLOAT, _WIDEST_FLOAT) if p.q.dtype == torch.float32 else (_WIDEST_KEY, _WIDEST_VALUE)
@@ -145,7 +148,8 @@ def _single(q: Tensor, k: Tensor, v: Tensor, state: scan.State) -> bool:
     """Whether one token can be answered by changing a state in place."""
     followed = _followed(q, k, v, *state[:3])
     whole = all(x.is_contiguous() and x.dtype == torch.float32 for x in state[:3])
-    return q.shape[2] == k.shape[2] == 1 and q.dtype in _TYPES and whole and not followed
+    single = q.shape[2] == k.shape[2] == 1 and q.dtype in _TYPES
+    return single and whole and not followed and not has_tangents(q, k, v, *state[:3])
 
 
 def feature_step(

@@ -18,7 +18,6 @@ from typing import ClassVar, NamedTuple
 
 import torch
 from torch import Tensor
-from torch.autograd import forward_ad
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.functional import pad, scaled_dot_product_attention
 
@@ -30,6 +29,7 @@ from avow.maths.heads import ceilings, distance_rounding, finished, longest_seen
 from avow.maths.masks import additive
 from avow.maths.norms import at_least
 from avow.maths.softmax import softmax_average
+from avow.maths.tangents import has_tangents
 from avow.params import one_of, param
 
 # Values that are all shorter are brought near one before they are summed.
@@ -258,7 +258,7 @@ def _fastest(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, causal: bool,
     call = functools.partial(
         scaled_dot_product_attention, attn_mask=mask, is_causal=causal, scale=scale, enable_gqa=grouped
     )
-    if not torch.compiler.is_compiling() and has_tangents(q, k, v, mask):
+    if has_tangents(q, k, v, mask):
         # No fused kernel has derivatives forward; what is left sums in an unknown order.
         wider = mask if mask is None or mask.dtype == torch.bool else mask.double()
         with sdpa_kernel(SDPBackend.MATH):
@@ -285,11 +285,6 @@ def _fastest(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, causal: bool,
     if not half:
         return call(q, k, v)
     return call(q.float(), k.float(), v.float()).to(q.dtype)
-
-
-def has_tangents(*tensors: Tensor | None) -> bool:
-    """Whether derivatives of some tensors are carried forward, as `torch.func.jvp` does."""
-    return any(x is not None and forward_ad.unpack_dual(x).tangent is not None for x in tensors)
 
 
 def _on_cpu(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, causal: bool, scale: float) -> Tensor:

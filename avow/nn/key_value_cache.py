@@ -29,8 +29,8 @@ from avow.maths.random_stream import random_stream
 from avow.maths.rounding import tiny
 from avow.maths.sketch import GROUP
 from avow.maths.skimming import Skim
+from avow.maths.tangents import has_tangents
 from avow.maths.unread import Unfit
-from avow.methods.exact import has_tangents
 from avow.methods.sparse import NothingToSave, Sparse, Trace
 from avow.nn import cache_file
 from avow.nn.kernel_steps import Held, KernelSteps

@@ -17,7 +17,7 @@ from torch import Tensor
 from avow.contract import check_dtype
 from avow.declared import declared
 from avow.errors import DtypeError, ParameterError, ShapeError
-from avow.maths.norms import check_range, row_norms, slack
+from avow.maths.norms import check_range, lengths, row_norms, slack
 from avow.maths.sketch import GROUP, Sketch, joined_spread, sketched, spread_holds
 from avow.nn.cache_file import Saved
 from avow.nn.config import check_count
@@ -198,7 +198,17 @@ class TokenBuffers:
         # A window forgets when tokens come in parts; it never holds many.
         most = _AT_ONCE if self.window is None else max(held, 1)
         for start in range(0, held, most):
-            self.append(*(x[:, :, start : start + most].to(self.device) for x in (saved.keys, saved.values)))
+            k, v, norms = (
+                x[:, :, start : start + most].to(self.device) for x in (saved.keys, saved.values, saved.norms)
+            )
+            self.append(k, v)
+            self._check_norms(norms, v)
+        if held:
+            # Measured together with others, lengths differ in their last digits.
+            self._buffers["norms"][:, :, :held] = saved.norms
+            nothing = torch.zeros_like(self._extremes)
+            nothing[..., 0] = math.inf
+            self._extremes = wider(nothing, self._buffers["norms"][:, :, :held])
         self._base, self._position = saved.base, saved.position
         own, self._longest = self._longest, torch.maximum(self._longest, saved.longest.to(self.device))
         # Of keys that a window forgot nothing else is left. Bounds differ a little with what is measured together.
@@ -209,6 +219,15 @@ class TokenBuffers:
             if not spread_holds(self._sketch(0), self._buffers["keys"]):
                 rule = "is less than the sketch lost of the keys"
                 raise ParameterError("spread", float(saved.spread.amax()), rule, "save it again")
+
+    def _check_norms(self, norms: Float[Tensor, "b g l"], v: Float[Tensor, "b g l e"]) -> None:
+        """Raise where some numbers are not bounds on the lengths of values such as `append` finds."""
+        # What `lengths` computes exceeds a length by half a slack, and is off by less than a quarter of one.
+        least = lengths(v) * (1 - slack(self.value_dim, torch.float64) / 8)
+        most = least * (1 + 4 * slack(self.value_dim, self.dtype) + 2.0**-20) + 2.0**-59 * math.sqrt(self.value_dim)
+        bad = (norms.double() < least) | (norms.double() > most)
+        if bool(bad.any()):
+            raise ParameterError("norms", float(norms[bad][0]), "is not the length of its value", "save it again")
 
     @property
     def _ends(self) -> Ends:

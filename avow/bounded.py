@@ -86,13 +86,7 @@ def read_header(file: BinaryIO, most: int = HEADER_BYTES) -> Header:
 
     Raises `Malformed`, at no more cost than reading so many bytes of JSON.
     """
-    size = file.seek(0, io.SEEK_END)
-    file.seek(0)
-    length = int.from_bytes(file.read(8), "little")
-    if size < 8 or length > size - 8:
-        raise Malformed(f"{size} bytes are fewer than its header says")
-    if length > most:
-        raise Malformed(f"its header has {length} bytes, and at most {most} are read")
+    size, length = _extent(file, most)
     try:
         plain = json.loads(file.read(length), object_pairs_hook=_without_twins)
     except (ValueError, RecursionError) as error:
@@ -140,9 +134,12 @@ def load_tensors(path: Path, option: str, remedy: str = _AGAIN) -> Contents:
 
 
 def check_header(path: Path, option: str, remedy: str) -> None:
-    """Raise where another library could not read the header of a safetensors or GGUF file at a small cost."""
+    """Raise where another library could not read the header of a safetensors or GGUF file at a small cost.
+
+    What the header says is left to that library, which may know more types.
+    """
     with _opened(path, option, remedy) as file:
-        _check_gguf(file) if path.suffix == ".gguf" else read_header(file)
+        _check_gguf(file) if path.suffix == ".gguf" else _extent(file, HEADER_BYTES)
 
 
 def read_document(path: Path) -> str:
@@ -169,6 +166,18 @@ def _opened(path: Path, option: str, remedy: str) -> Iterator[BinaryIO]:
     except Malformed as error:
         kind = "GGUF" if path.suffix == ".gguf" else "safetensors"
         raise FileError(option, path, f"is truncated or no {kind} file ({error})", remedy) from error
+
+
+def _extent(file: BinaryIO, most: int) -> tuple[int, int]:
+    """The bytes of a safetensors file and of its header, where the file is left."""
+    size = file.seek(0, io.SEEK_END)
+    file.seek(0)
+    length = int.from_bytes(file.read(8), "little")
+    if size < 8 or length > size - 8:
+        raise Malformed(f"{size} bytes are fewer than its header says")
+    if length > most:
+        raise Malformed(f"its header has {length} bytes, and at most {most} are read")
+    return size, length
 
 
 def _without_twins(pairs: list[tuple[str, Any]]) -> dict[str, Any]:

@@ -57,6 +57,27 @@ def test_a_step_that_reads_a_part_is_timed_beside_exact_attention(
     assert result["failures"] == [] and document["machine"] and "[3/3] diffuse" in done.stderr
 
 
+def test_a_step_is_an_append_and_an_attend_beside_a_copy_and_exact_attention(monkeypatch: pytest.MonkeyPatch) -> None:
+    appended, attended = [], []
+    append, attend = KeyValueCache.append, KeyValueCache.attend
+
+    def appending(self: KeyValueCache, k: Tensor, v: Tensor) -> None:
+        appended.append(k.shape[2])
+        append(self, k, v)
+
+    def attending(self: KeyValueCache, *arguments: Any) -> Attended:
+        attended.append(self.length)
+        return attend(self, *arguments)
+
+    monkeypatch.setattr(KeyValueCache, "append", appending)
+    monkeypatch.setattr(KeyValueCache, "attend", attending)
+    sizes = TINY._replace(lengths=(100,), rounds=2, calls=3)
+    (result,) = cached.run("cpu", sizes, None, lambda step: None)
+    assert [row["n"] for row in result.rows] == [100] * 4 and result.failures == []
+    # Checked once, then timed: each time after one more token.
+    assert attended == [*range(100, 107)] * 4 and appended == [100, *[1] * 6] * 4
+
+
 def test_the_table_is_for_people() -> None:
     shown = run("--device", "cpu", "--quick", "--length", "100").stdout
     assert "times faster" in shown and "100 tokens are read sooner than chosen among" in shown

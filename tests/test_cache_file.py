@@ -20,7 +20,7 @@ from torch import Tensor
 
 from avow import bounded
 from avow.errors import FileError, RangeError, ToleranceUnreachable
-from avow.nn import KeyValueCache, cache_file, key_value_cache
+from avow.nn import KeyValueCache, cache_file, key_value_cache, token_buffers
 from tests.caches import DTYPES, errors, filled, queries, tokens
 from tests.processes import FRESH
 
@@ -107,6 +107,28 @@ def test_a_file_that_is_cut_short_while_it_is_read_is_refused(tmp_path: Path, mo
         KeyValueCache.load(path)
 
 
+def test_a_loaded_cache_is_bit_for_bit_the_one_that_was_saved(tmp_path: Path) -> None:
+    """Whatever its tokens: lengths differ by what is measured together, and groups may be beyond a sketch."""
+    path = tmp_path / "cache"
+    for seed in range(40):
+        rng, _ = random.Random(seed), torch.manual_seed(seed)
+        kind, window = rng.choice(DTYPES), rng.choice((None, None, 1, 70, 200))
+        cache = KeyValueCache(2, rng.choice((1, 3, 16)), 8, 2, kind, bits=rng.choice((None, 1, 4, 8)), window=window)
+        large = 1e4 if kind == torch.float16 else 1e36
+        for _ in range(rng.choice((1, 3, 9))):
+            count, sizes = rng.choice((1, 63, 64, 130)), (1.0, 1.0, 0.0, 1e-4, large)
+            cache.append(*((rng.choice(sizes) * torch.randn(2, 2, count, d)).to(kind) for d in (cache.dim, 8)))
+        cache.save(path)
+        again = KeyValueCache.load(path)
+        held, groups = cache.position - cache._base, cache._groups
+        for name, x in cache._buffers.items():
+            end = groups if name in token_buffers.PARTS else held
+            assert torch.equal(again._buffers[name][:, :, :end], x[:, :, :end]), (seed, name)
+        for name in ("longest", "metric", "size", "spread", "position", "base", "wide"):
+            mine, theirs = (getattr(one, f"_{name}") for one in (cache, again))
+            assert torch.equal(mine, theirs) if isinstance(mine, Tensor) else mine == theirs, (seed, name)
+
+
 # Files that deceive
 
 
@@ -158,6 +180,10 @@ FORGERIES: dict[str, tuple[Change, str]] = {
     "values double": (changed_to("values", Tensor.double), "values is (1, 2, 301, 8) of torch.float64"),
     "nan keys": (filled_with("keys", math.nan), "holds what no cache can hold (k"),
     "infinite values": (filled_with("values", math.inf), "holds what no cache can hold (v"),
+    "norms too short": (changed_to("norms", lambda x: x * 0.999), "is not the length of its value"),
+    "norms too long": (changed_to("norms", lambda x: x * 1.001), "is not the length of its value"),
+    "norms nan": (filled_with("norms", math.nan), "norms holds numbers that are not finite and at least 0"),
+    "norms double": (changed_to("norms", Tensor.double), "norms is (1, 2, 301) of torch.float64"),
     "longest nan": (filled_with("longest", math.nan), "longest holds numbers that are not from 0 to 1e+150"),
     "longest below 0": (filled_with("longest", -1), "longest holds numbers that are not from 0 to 1e+150"),
     "longest too long": (filled_with("longest", 1e9), "longest=1000000000.0 exceeds the longest key"),

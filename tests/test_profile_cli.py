@@ -137,7 +137,10 @@ def test_a_model_that_is_not_supported_is_named_with_the_reason(tmp_path: Path) 
 
 def test_a_broken_model_is_named(tmp_path: Path) -> None:
     broken = saved(LLAMA.build(), tmp_path / "broken")
-    (broken / "model.safetensors").write_bytes(b"nothing")
+    file = broken / "model.safetensors"
+    file.write_bytes(b"nothing")
+    assert refused("profile", broken).startswith(f"avow: model={file} is truncated or no safetensors file (7 bytes are")
+    file.write_bytes((2).to_bytes(8, "little") + b"[]")
     assert refused("profile", broken).startswith(f"avow: model={broken} cannot be loaded (")
 
 

@@ -1,7 +1,7 @@
 """A cache in one file that is whole or refused: safetensors with a digest over all it holds, every field checked.
 
-The digest tells accidents, not intent: anyone can compute it. So nothing that a certificate rests on is believed. The
-file holds keys, values and what cannot be computed from them; whoever loads it sketches the keys again.
+The digest tells accidents, not intent: anyone can compute it. So nothing that a certificate rests on is believed: who
+loads a file sketches its keys again, and holds the other bounds in it to the keys and values.
 """
 
 from __future__ import annotations
@@ -48,6 +48,8 @@ class Saved:
     shortness: float | None
     keys: Float[Tensor, "b g s d"]
     values: Float[Tensor, "b g s e"]
+    norms: Float[Tensor, "b g s"]
+    """Bounds on the lengths of values; believed where they are."""
     longest: Float64[Tensor, "b g"]
     metric: Float32[Tensor, "b g d"] | None
     size: Float64[Tensor, "b g"] | None
@@ -56,7 +58,7 @@ class Saved:
 
 
 _STATE = ("position", "base", "pause", "left", "asked", "wide", "shortness")
-_TENSORS = ("keys", "values", "longest", "metric", "size", "spread", "bold")
+_TENSORS = ("keys", "values", "norms", "longest", "metric", "size", "spread", "bold")
 
 
 def write(path: Path, saved: Saved) -> None:
@@ -120,16 +122,18 @@ def _checked(facts: Any, tensors: dict[str, Tensor]) -> Saved:
         raise _Misfit(f"an empty cache is wider than {_WIDEST} dimensions")
     if "metric" in tensors and (bits is None or position < GROUP):
         raise _Misfit("metric is there, and no sketch")
-    _check_tensors(tensors, made, dtype, position - base)
+    _check_tensors(tensors, made, dtype, torch.float64 if state["wide"] else torch.float32, position - base)
     held = {name: tensors.get(name) for name in _TENSORS}
     return Saved(made, dtype, **state, **held)  # type: ignore[arg-type]  # all that may not be None is there
 
 
-def _check_tensors(tensors: dict[str, Tensor], made: Mapping[str, int], dtype: torch.dtype, held: int) -> None:
+def _check_tensors(
+    tensors: dict[str, Tensor], made: Mapping[str, int], dtype: torch.dtype, of_norms: torch.dtype, held: int
+) -> None:
     """Raise where a tensor is missing, of another shape or type, or holds what no cache does."""
     b, g, d, e = (made[name] for name in ("batch", "key_heads", "dim", "value_dim"))
-    shapes = {"keys": (b, g, held, d), "values": (b, g, held, e), "longest": (b, g)}
-    types = {"keys": dtype, "values": dtype, "longest": torch.float64}
+    shapes = {"keys": (b, g, held, d), "values": (b, g, held, e), "norms": (b, g, held), "longest": (b, g)}
+    types = {"keys": dtype, "values": dtype, "norms": of_norms, "longest": torch.float64}
     if "metric" in tensors:
         shapes |= {"metric": (b, g, d), "size": (b, g), "spread": (b, g, d)}
         types |= {"metric": torch.float32, "size": torch.float64, "spread": torch.float32}
@@ -148,6 +152,7 @@ def _check_tensors(tensors: dict[str, Tensor], made: Mapping[str, int], dtype: t
 def _check_numbers(name: str, x: Float64[Tensor, "*shape"]) -> None:
     low, high = METRIC_RANGE
     rules = {
+        "norms": ((x >= 0) & x.isfinite(), "finite and at least 0"),
         "longest": ((x >= 0) & (x <= LONGEST_KEY), f"from 0 to {LONGEST_KEY:g}"),
         "metric": ((x >= low) & (x <= high), f"from {low:g} to {high:g}"),
         "size": ((x > 0) & x.isfinite() & (torch.frexp(x).mantissa == 0.5), "powers of two"),

@@ -244,7 +244,8 @@ class KeyValueCache(TokenBuffers):
         made = {name: getattr(self, name) for name in ("key_heads", "dim", "value_dim", "batch", "bits", "window")}
         learnt = (self._position, self._base, self._pause, self._left, self._asked, self._wide, self._shortness)
         sketch = (self._metric, self._size, self._spread, self._bold)
-        cache_file.write(Path(path), cache_file.Saved(made, self.dtype, *learnt, *self.tokens, self._longest, *sketch))
+        bounds = self._buffers["norms"][:, :, : self._position - self._base], self._longest
+        cache_file.write(Path(path), cache_file.Saved(made, self.dtype, *learnt, *self.tokens, *bounds, *sketch))
 
     @staticmethod
     def load(path: str | Path, device: torch.device | str = "cpu") -> KeyValueCache:

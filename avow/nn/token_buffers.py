@@ -19,7 +19,7 @@ from torch.autograd import forward_ad
 from avow.contract import check_dtype, check_numbers, check_tensor
 from avow.declared import declared
 from avow.errors import DtypeError, ParameterError, ShapeError
-from avow.maths.norms import check_range, row_norms, slack
+from avow.maths.norms import check_range, lengths, row_norms, slack
 from avow.maths.sketch import GROUP, Sketch, joined_spread, sketched, spread_holds
 from avow.nn.cache_file import Saved
 from avow.nn.config import check_count
@@ -225,7 +225,19 @@ class TokenBuffers:
         # A window forgets when tokens come in parts; it never holds many.
         most = _GROUPS_AT_ONCE * GROUP if self.window is None else max(held, 1)
         for start in range(0, held, most):
-            self.append(*(x[:, :, start : start + most].to(self.device) for x in (saved.keys, saved.values)))
+            k, v, norms = (
+                x[:, :, start : start + most].to(self.device) for x in (saved.keys, saved.values, saved.norms)
+            )
+            self.append(k, v)
+            self._check_norms(norms, v)
+        if held:
+            self._measure()
+            self._found = None
+            # Measured together with others, lengths differ in their last digits.
+            self._buffers["norms"][:, :, :held] = saved.norms
+            nothing = torch.zeros_like(self._extremes)
+            nothing[..., 0] = math.inf
+            self._extremes = wider(nothing, self._buffers["norms"][:, :, :held])
         self._base, self._position = saved.base, saved.position
         own, self._longest = self._longest, torch.maximum(self._longest, saved.longest.to(self.device))
         # Of keys that a window forgot nothing else is left. Bounds differ a little with what is measured together.
@@ -289,6 +301,15 @@ class TokenBuffers:
         self._longest = torch.maximum(self._longest, row_norms(k, "k").amax(-1))
         self._extremes = wider(self._extremes, lengths)
         self._wide, self._unmeasured = wide, 0
+
+    def _check_norms(self, norms: Float[Tensor, "b g l"], v: Float[Tensor, "b g l e"]) -> None:
+        """Raise where some numbers are not bounds on the lengths of values such as `append` finds."""
+        # What `lengths` computes exceeds a length by half a slack, and is off by less than a quarter of one.
+        least = lengths(v) * (1 - slack(self.value_dim, torch.float64) / 8)
+        most = least * (1 + 4 * slack(self.value_dim, self.dtype) + 2.0**-20) + 2.0**-59 * math.sqrt(self.value_dim)
+        bad = (norms.double() < least) | (norms.double() > most)
+        if bool(bad.any()):
+            raise ParameterError("norms", float(norms[bad][0]), "is not the length of its value", "save it again")
 
     @property
     def _ends(self) -> Ends:

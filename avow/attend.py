@@ -18,6 +18,7 @@ from avow.certificates import certify, measure_norms
 from avow.certificates.audit import Audit, audit_rows
 from avow.contract import Certificate, Computed, Method, Norms, Problem, Prospect, named
 from avow.errors import DtypeError, ParameterError, RangeError, ShapeError, ToleranceUnreachable
+from avow.maths.random_stream import random_stream
 from avow.maths.rounding import unit
 from avow.methods import method_named, random_features
 from avow.methods.random_features import FeatureCount
@@ -41,9 +42,10 @@ def as_given(function: Callable[_P, _R]) -> Callable[_P, _R]:
 
     @functools.wraps(function)
     def outside(*arguments: _P.args, **options: _P.kwargs) -> _R:
-        kinds = {x.device.type for x in arguments if isinstance(x, Tensor)} or {"cpu"}
+        given = (*arguments, *options.values())
+        kinds = {x.device.type for x in given if isinstance(x, Tensor)} or {"cpu"}
         with contextlib.ExitStack() as stack:
-            for kind in kinds:
+            for kind in filter(torch.amp.is_autocast_available, kinds):
                 stack.enter_context(torch.autocast(kind, enabled=False))
             return function(*arguments, **options)
 
@@ -238,10 +240,12 @@ def _exact(problem: Problem, norms: Norms, wish: Wish) -> Attended:
     for method in method_named("exact").settings(problem.sizes):
         if problem.empty:
             return _run(method, problem, norms, wish, None)
-        bound = method.foresee(problem.detached(), norms, 1.0).bound
-        if bound <= (wish.tol if wish.tol is not None else 1e300):
+        prospect = method.foresee(problem.detached(), norms, 1.0)
+        # Without a tolerance any answer will do that does not overflow: the widest arithmetic comes last.
+        kept = prospect.kind != "none" if wish.tol is None else prospect.bound <= wish.tol
+        if kept:
             return _run(method, problem, norms, wish, None)
-        best = min(best, bound)
+        best = min(best, prospect.bound)
     raise _unreachable(problem, wish.tol if wish.tol is not None else math.inf, best)
 
 
@@ -253,7 +257,8 @@ def _run(
         out = problem.v.new_zeros(*problem.q.shape[:-1], problem.v.shape[-1]) + nothing
         computed = Computed(out)
     else:
-        computed = method.compute(dataclasses.replace(problem, norms=norms), generator)
+        stream = random_stream(generator, problem.q.device) if method.draws else None
+        computed = method.compute(dataclasses.replace(problem, norms=norms), stream)
     certificate = certify(method, problem, norms, computed, wish.stated)  # before reshaping: rows are canonical
     if wish.coverage is not None and certificate.kind != "deterministic" and not problem.empty:
         certificate = _sampled(method, problem, norms, computed.out, wish, generator, certificate)

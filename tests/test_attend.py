@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 import avow
+from avow.attend import as_given
 from avow.calibration import Rate, Rates
 from avow.contract import Method, Problem, Prospect
 from avow.errors import ToleranceUnreachable
@@ -220,6 +221,24 @@ def test_the_plan_is_what_attend_does(monkeypatch: pytest.MonkeyPatch) -> None:
         certificate = avow.attend(*tensors_of, tol=1e-2).certificate
         assert chosen is not None
         assert (chosen.method.name, chosen.method.parameters) == (certificate.method, certificate.parameters)
+
+
+class _OnGpu(Tensor):
+    """A tensor that says it is on a GPU."""
+
+    device = torch.device("cuda")  # type: ignore[assignment]
+
+
+@pytest.mark.parametrize("by_name", [False, True])
+def test_autocast_is_off_for_the_device_of_every_tensor_given_by_position_or_by_name(by_name: bool) -> None:
+    seen = as_given(lambda *_, **__: torch.is_autocast_enabled("cuda"))
+    x = torch.zeros(1).as_subclass(_OnGpu)
+    torch.set_autocast_enabled("cuda", True)
+    try:
+        assert seen() and not (seen(q=x) if by_name else seen(x))
+        assert torch.is_autocast_enabled("cuda")
+    finally:
+        torch.set_autocast_enabled("cuda", False)
 
 
 @pytest.mark.parametrize("method", ["exact", "low_rank", "random_features", "separable"])

@@ -5,13 +5,17 @@ from __future__ import annotations
 import math
 import re
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor
 
 import avow
-from avow.certificates.audit import rows_needed
+from avow.certificates import measure_norms
+from avow.certificates.audit import reference_error, rows_needed
 from avow.errors import ParameterError, ShapeError
+from avow.methods import method_named
+from avow.methods.latent import Latent, directions
 
 
 def tensors(n: int = 40, dtype: torch.dtype = torch.float32) -> tuple[Tensor, Tensor, Tensor]:
@@ -62,7 +66,7 @@ def test_many_rows_are_sampled_and_the_promise_says_so() -> None:
     assert (report.certificate.coverage, report.certificate.confidence) == (0.99, 0.99)
     assert str(report).startswith("459 rows recomputed in float64: largest error")
     assert "0.99 of the rows, with probability 0.99, are within" in str(report)
-    assert report.certificate.assumptions == ("the 459 audited rows were drawn uniformly",)
+    assert report.certificate.assumptions == ("the 459 audited rows were drawn uniformly, whatever the answer",)
     again = avow.audit(avow.attend(q, k, v).out, q, k, v, generator=seeded())
     assert torch.equal(report.rows, again.rows)
     assert not torch.equal(report.rows, avow.audit(avow.attend(q, k, v).out, q, k, v, generator=seeded(1)).rows)
@@ -206,3 +210,54 @@ def test_the_share_of_rows_within_the_bound_is_as_promised() -> None:
         lies += float((errors <= sampled.bound).double().mean()) < sampled.coverage
     # 5% wrong rows are more than the 3% a sample may miss with probability 0.2: 8 lies expected at most.
     assert 0 < lies <= 18
+
+
+@pytest.mark.parametrize("method", ["latent", "separable"])
+@pytest.mark.parametrize("size", [1.0, 3e4, 1e6])
+def test_an_audit_counts_the_rounding_of_the_mechanism_it_recomputes(method: str, size: float) -> None:
+    q, k, v = (torch.randn(1, 1, 200, 8, generator=seeded(i), dtype=torch.float64) for i in range(3))
+    q, k = size * q, size * k
+    # What the audit itself computes: it finds no distance, and must still say how far both may be from the truth.
+    out = method_named(method)().reference(avow.Problem.of(q, k, v))
+    report = avow.audit(out, q, k, v, method=method)
+    # The same definition in eighty bits: what float64 itself loses shows.
+    wide = [x[0, 0].numpy().astype(np.longdouble) for x in (q, k, v)]
+    truth = _latent(*wide) if method == "latent" else _separable(*wide)
+    error = np.linalg.norm(out[0, 0].numpy() - truth, axis=-1) / float(v.norm(dim=-1).amax())
+    assert (error.astype(float) <= report.errors.numpy()).all()
+    assert report.errors.numel() == 200
+
+
+def test_an_audit_asks_the_mechanism_how_far_its_reference_may_be_off(monkeypatch: pytest.MonkeyPatch) -> None:
+    q, k, v = tensors()
+    out = avow.attend(q, k, v, method="latent").out
+    before = avow.audit(out, q, k, v, method="latent").errors
+    monkeypatch.setattr(Latent, "reference_error", lambda _, p, __: torch.full(p.q.shape[:-1], 0.5))
+    assert torch.allclose(avow.audit(out, q, k, v, method="latent").errors, before + 0.5, atol=1e-6)
+
+
+def test_latents_of_large_logits_are_less_certain_than_softmax_averages() -> None:
+    # Latents are averages themselves: what rounding does to their keys meets the queries once more.
+    q, k, v = (1e4 * torch.randn(1, 1, 200, 8, dtype=torch.float64) for _ in range(3))
+    problem = avow.Problem.of(q, k, v)
+    norms = measure_norms(problem)
+    assert bool((Latent().reference_error(problem, norms) > 100 * reference_error(problem, norms)).all())
+
+
+def _softmax(x: np.ndarray, axis: int) -> np.ndarray:
+    weights = np.exp(x - x.max(axis, keepdims=True))
+    return weights / weights.sum(axis, keepdims=True)
+
+
+def _separable(q: np.ndarray, k: np.ndarray, v: np.ndarray) -> np.ndarray:
+    return _softmax(q, 1) @ (_softmax(k, 0).T @ v)
+
+
+def _latent(q: np.ndarray, k: np.ndarray, v: np.ndarray) -> np.ndarray:
+    """Latent attention of 64 latents and segments of 64 to 200 keys without a mask, by its definition."""
+    z = directions(64, torch.zeros(1, k.shape[1], dtype=torch.float64)).numpy().astype(np.longdouble)
+    scale, end = np.longdouble(1 / math.sqrt(k.shape[1])), (len(k) - 1) // 64 * 64
+    weights = _softmax(scale * (z @ k[:end].T), 1)
+    keys, values = weights @ k[:end], weights @ v[:end]
+    far = scale * (q @ keys.T) + np.log(np.longdouble(end)) - np.log(np.longdouble(64))
+    return _softmax(np.concatenate([far, scale * (q @ k[end:].T)], 1), 1) @ np.concatenate([values, v[end:]])

@@ -15,7 +15,8 @@ from torch.nn.functional import scaled_dot_product_attention
 import avow
 from avow.contract import Problem
 from avow.errors import RangeError
-from avow.methods.exact import Exact
+from avow.maths import rounding
+from avow.methods.exact import Exact, _fused_on_cpu
 from tests.truth import judge
 
 LOWEST = torch.finfo(torch.float32).min
@@ -119,7 +120,8 @@ def test_values_may_be_wider_or_narrower_than_keys(d: int, e: int, causal: bool)
 
 
 @pytest.mark.parametrize(("word", "unit"), [("bf16", 2.0**-8), ("tf32", 2.0**-10)])
-def test_lowered_matmul_precision_widens_the_bound(word: str, unit: float) -> None:
+def test_products_that_are_narrower_widen_the_bound(word: str, unit: float, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(rounding, "_narrows_on_cpu", lambda *_: True)
     q, k, v = tensors()
     before = avow.attend(q, k, v).certificate.bound
     wide = avow.attend(q.double(), k.double(), v.double()).certificate.bound
@@ -128,6 +130,89 @@ def test_lowered_matmul_precision_widens_the_bound(word: str, unit: float) -> No
         assert before < 1e-4 < unit < lowered
         assert avow.attend(q.double(), k.double(), v.double()).certificate.bound == wide
     assert avow.attend(q, k, v).certificate.bound == before
+
+
+@pytest.mark.parametrize("word", ["bf16", "tf32"])
+def test_a_switch_that_changes_no_product_on_this_cpu_changes_no_bound(word: str) -> None:
+    q, k, v = tensors()
+    before = avow.attend(q, k, v).certificate.bound
+    with matmul_precision(word):
+        out, certificate = avow.attend(q, k, v)
+        narrows = rounding._narrows_on_cpu(word, torch.backends.mkldnn.enabled)
+    assert (certificate.bound > 2.0**-10) if narrows else (certificate.bound == before)
+    assert broken_rows(Problem.of(q, k, v), out, certificate.rows) == 0
+
+
+def _biased(dtype: torch.dtype, biases: str) -> tuple[Tensor, ...]:
+    """q, k, v and a bias of the inputs' own type, whose differences that type has no room for."""
+    torch.manual_seed(0)
+    keys = {"two keys": ((0.0, 260.0), (3.09375, -256.0)), "far apart": ((-60160.0, 59904.0), (60160.0, -59904.0))}
+    if biases in keys:
+        k, bias = (torch.tensor(x) for x in keys[biases])
+        shaped = (torch.ones(1, 1), k[:, None], torch.tensor([[1.0], [-1.0]]), bias[None])
+        return tuple(x.to(dtype)[None, None] for x in shaped)
+    q, k, v = torch.randn(3, 1, 2, 48, 8).unbind()
+    return q.to(dtype), (8 * k).to(dtype), v.to(dtype), (6 * torch.randn(1, 2, 48, 48)).to(dtype)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("biases", ["two keys", "Gaussian", "far apart"])
+def test_a_bias_in_half_precision_is_added_as_it_is(dtype: torch.dtype, biases: str) -> None:
+    q, k, v, bias = _biased(dtype, biases)
+    out, certificate = avow.attend(q, k, v, mask=bias, scale=1.0)
+    logits = q.double() @ k.double().mT + bias.double()
+    truth = torch.softmax(logits, -1) @ v.double()
+    longest = v.double().norm(dim=-1).amax(-1)[..., None]
+    error = (out.double() - truth).norm(dim=-1) / longest
+    assert certificate.parameters["precision"] == "native"
+    assert bool((error <= certificate.rows).all())
+    # What was lost in half precision breaks the bound: the test can fail.
+    top = bias.amax(-1, keepdim=True)
+    lost = torch.softmax(q.double() @ k.double().mT + (bias - top).double(), -1) @ v.double()
+    assert bool(((lost - truth).norm(dim=-1) / longest > certificate.rows).any())
+
+
+_LAYOUTS = {
+    "one row for all keys": lambda: torch.randn(1, 2, 1, 16).expand(1, 2, 2**17, 16),
+    "overlapping rows": lambda: torch.full((1, 2, 2**17 + 15), 1.0).add_(2e-5).unfold(-1, 16, 1),
+    "transposed": lambda: torch.full((1, 2, 16, 2**17), 1.00002).mT,
+    "every other feature": lambda: torch.full((1, 2, 2**17, 32), 1.00002)[..., ::2],
+}
+
+
+@pytest.mark.parametrize("layout", _LAYOUTS)
+def test_values_of_any_layout_are_summed_as_the_bound_says(layout: str) -> None:
+    v = _LAYOUTS[layout]()
+    q, k = torch.zeros(1, 2, 40, 16), torch.zeros(1, 1, 1, 16).expand(v.shape)
+    out, certificate = avow.attend(q, k, v)
+    error = (out.double() - v.double().mean(-2, keepdim=True)).norm(dim=-1) / v.double().norm(dim=-1).amax()
+    assert float(error.amax()) <= certificate.bound < 1e-3
+
+
+def test_overlapping_rows_given_to_the_kernel_itself_would_break_the_bound() -> None:
+    torch.manual_seed(0)
+    v = torch.randn(1, 2, 1, 16).expand(1, 2, 2**18, 16)
+    q, k = torch.zeros(1, 2, 40, 16), torch.zeros(1, 1, 1, 16).expand(v.shape)
+    bound = avow.attend(q, k, v).certificate.bound
+    error = (_fused_on_cpu(q, k, v, None, False, 1.0) - v[:, :, :1]).norm(dim=-1) / v[:, :, :1].norm(dim=-1)
+    assert float(error.amax()) > bound
+
+
+@pytest.mark.parametrize("size", [1e-36, 1e-40, 1e-44])
+@pytest.mark.parametrize("method", ["exact", "sparse", "low_rank", "random_features", "separable", "latent"])
+def test_no_bound_is_beyond_what_the_answers_length_tells(method: str, size: float) -> None:
+    q, k, v = torch.randn(3, 1, 2, 128, 16).unbind()
+    out, certificate = avow.attend(q, k, size * v, method=method)
+    assert certificate.bound <= 2.01
+    assert float(out.double().norm(dim=-1).amax()) <= 1.01 * float((size * v).double().norm(dim=-1).amax())
+
+
+def test_values_near_underflow_are_summed_near_one() -> None:
+    q, k, v = torch.randn(3, 1, 2, 512, 16).unbind()
+    v = (1e-35 * v).contiguous()
+    out, certificate = avow.attend(q, k, v)
+    assert certificate.bound < 1e-2  # sums of products that underflow could promise 2 only
+    assert broken_rows(Problem.of(q, k, v), out, certificate.rows) == 0
 
 
 @pytest.mark.parametrize(("dtype", "unit"), [(torch.bfloat16, 2.0**-8), (torch.float16, 2.0**-11)])

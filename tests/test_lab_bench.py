@@ -61,7 +61,7 @@ def test_the_certificate_of_random_features_gives_way_before_the_answer_does() -
     failed = min(place for place, error in errors.items() if error >= 0.1)
     assert 3 * warned < failed < 30, "norms that break the answer are far above those that break the promise"
     answer = verdict(Benched(), {})
-    assert answer["verdict"]["word"] == "warned" and "off by 0.16" in answer["verdict"]["says"]
+    assert answer["verdict"]["word"] == "warned" and re.search(r"off by 0\.\d+\.$", answer["verdict"]["says"])
     assert facts(answer)["Features for 0.01"] == "hopeless"
 
 

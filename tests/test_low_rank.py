@@ -214,7 +214,7 @@ def test_gradients_beside_two_very_long_keys_are_numbers(seed: int, causal: bool
     # Of some rows landmarks know so little that their normalisers lie at the end of float64: to divide by those once
     # more, as a gradient does, leaves it.
     out, certificate = avow.attend(*inputs, method="low_rank", rank=12, causal=causal, generator=draw)
-    assert certificate.bound >= 2
+    assert certificate.bound >= 1
     found = torch.autograd.grad(out.sum(), inputs)
     assert all(bool(torch.isfinite(x).all()) for x in found)
     assert (float(found[2].abs().max()) > 1) == causal  # the first rows see neither of them

@@ -100,10 +100,10 @@ def test_the_temperature_divides_queries_and_keys(causal: bool, temperature: flo
     assert not torch.allclose(out, by_definition(q, k, v, causal))
 
 
-@pytest.mark.parametrize("temperature", [0.0, -1.0, float("nan")])
-def test_a_temperature_that_is_not_positive_is_refused(temperature: float) -> None:
+@pytest.mark.parametrize("temperature", [0.0, -1.0, 1e-39, float("nan"), float("inf")])
+def test_a_temperature_beyond_float32_is_refused(temperature: float) -> None:
     q, k, v = torch.randn(3, 1, 2, 8, 4).unbind()
-    with pytest.raises(ParameterError, match=r"separable: temperature=.* must be above 0"):
+    with pytest.raises(ParameterError, match=r"separable: temperature=.* must be from 1e-30 to 1e\+30"):
         avow.attend(q, k, v, method="separable", temperature=temperature)
 
 
@@ -143,4 +143,4 @@ def test_keys_far_from_zero_keep_their_bound_at_any_temperature(temperature: flo
 def test_a_temperature_that_sends_keys_out_of_range_gives_numbers_and_an_honest_bound(causal: bool) -> None:
     q, k, v = torch.randn(1, 2, 20, 8) * 1e30, torch.randn(1, 2, 20, 8) * 1e30, torch.randn(1, 2, 20, 8)
     out, certificate = avow.attend(q, k, v, method="separable", temperature=1e-30, causal=causal)
-    assert bool(torch.isfinite(out).all()) and certificate.bound >= 2
+    assert bool(torch.isfinite(out).all()) and 1 < certificate.bound <= 2.01

@@ -2,10 +2,19 @@
 
 from __future__ import annotations
 
+import dataclasses
+import math
+
 import torch
+from torch import Tensor
 
 from avow.contract import Certificate, Computed, Method, Norms, Problem, Promise
-from avow.maths.norms import check_range, row_norms, slack
+from avow.maths import rounding
+from avow.maths.heads import longest_seen, per_query_head
+from avow.maths.norms import at_least, check_range, lengths, row_norms, slack
+
+# Less than OUTWARD adds to any bound.
+_NOTHING = 1e-22
 
 
 def measure_norms(p: Problem) -> Norms:
@@ -26,6 +35,10 @@ def certify(method: Method, p: Problem, norms: Norms, computed: Computed, confid
     else:
         with torch.no_grad():
             promise = method.promise(p.detached(), norms, computed, confidence)
+            rows = promise.rows + _misread(method, p, norms)
+            if method.averages and promise.kind != "none" and bool((rows > 1).any()):
+                rows = torch.minimum(rows, _trivial(p, norms, computed.out.detach()))
+            promise = dataclasses.replace(promise, rows=rows)
     shaped = promise.rows.reshape(*p.leading, p.q.shape[-2])
     return Certificate(
         method=method.name,
@@ -40,3 +53,37 @@ def certify(method: Method, p: Problem, norms: Norms, computed: Computed, confid
         reason=promise.reason,
         cost=method.cost(p.sizes),
     )
+
+
+def _misread(method: Method, p: Problem, norms: Norms) -> Tensor | float:
+    """What it costs each row that subnormal numbers among the inputs may have been read as zeros.
+
+    Methods promise what they owe to the numbers they read. Logits move little, and values by less than they are long.
+    """
+    rows: Tensor | float = 0.0
+    if method.target == "softmax attention":
+        query, key, _ = norms.most
+        if rounding.misread_logits(query, key, p.scale, p.q.shape[-1], p.q.dtype) > _NOTHING:
+            keys = per_query_head(norms.k.amax(-1, keepdim=True), p.q.shape[1])
+            moved = rounding.misread_logits(norms.q, keys, p.scale, p.q.shape[-1], p.q.dtype)
+            rows = rounding.perturbed(moved) * rounding.OUTWARD
+    unread = math.sqrt(p.v.shape[-1]) * rounding.unread(p.q.dtype)
+    if unread > _NOTHING * norms.least_value:
+        longest, unit = _longest(p, norms)
+        rows = rows + torch.where(longest > 0, (torch.full_like(unit, unread) / unit).clamp(max=1.0), 0.0)
+    return rows
+
+
+def _trivial(p: Problem, norms: Norms, out: Tensor) -> Tensor:
+    """No answer is further from an average of the values that its row sees than both are long."""
+    longest, unit = _longest(p, norms)
+    return torch.where(longest > 0, (lengths(out) + longest) * rounding.OUTWARD / unit, math.inf)
+
+
+def _longest(p: Problem, norms: Norms) -> tuple[Tensor, Tensor]:
+    """At least and at most the length of the longest value that each row sees."""
+    if norms.v.shape[-1] == p.v.shape[-2]:
+        most = least = longest_seen(p, norms.v)
+    else:  # a cache knows the shortest and the longest of its values
+        least, most = (per_query_head(x.unsqueeze(-1), p.q.shape[1]) for x in (norms.v.amin(-1), norms.v.amax(-1)))
+    return most, at_least(least, norms.slack, p.v.shape[-1])

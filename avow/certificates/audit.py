@@ -7,6 +7,7 @@ assumed; r = ln(1−confidence)/ln(coverage) rows are enough. Where there are no
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from dataclasses import dataclass
 
@@ -17,8 +18,9 @@ from torch import Tensor
 from avow.contract import Certificate, Method, Norms, Problem
 from avow.errors import ParameterError
 from avow.maths import rounding
-from avow.maths.heads import longest_seen
-from avow.maths.norms import lengths
+from avow.maths.heads import longest_seen, per_query_head
+from avow.maths.norms import at_least, lengths, widened
+from avow.maths.random_stream import random_stream
 from avow.params import as_float
 
 
@@ -62,9 +64,9 @@ def audit_rows(
         index, coverage, confidence = torch.arange(population), 1.0, 1.0
         words = f"all {population} rows were recomputed in float64"
     else:
-        source = torch.device("cpu") if generator is None else generator.device
-        index = torch.randint(population, (needed,), generator=generator, device=source).cpu()
-        words = f"the {needed} audited rows were drawn uniformly"
+        stream = random_stream(generator, "cpu")
+        index = torch.randint(population, (needed,), generator=stream, device=stream.device).cpu()
+        words = f"the {needed} audited rows were drawn uniformly, whatever the answer"
     heads = _by_head(torch.stack([index // (h * n), index // n % h, index % n], -1))
     rows = torch.cat(heads) if heads else torch.zeros(0, 3, dtype=torch.long)
     errors = torch.cat([_errors(out, p, norms, target, one) for one in heads]) if heads else torch.zeros(0)
@@ -92,28 +94,33 @@ def _by_head(rows: Int[Tensor, "r 3"]) -> list[Int[Tensor, "l 3"]]:
 def _errors(out: Tensor, p: Problem, norms: Norms, target: Method, rows: Int[Tensor, "l 3"]) -> Float[Tensor, "l"]:
     """Upper bounds on the errors of some rows of one head: distance to float64's answer plus float64's own error."""
     b, h, index = int(rows[0, 0]), int(rows[0, 1]), rows[:, 2].to(p.q.device)
-    given = out[b, h, index].double()
+    given = widened(out[b, h, index])
     if p.empty:  # The target is zero where there is nothing to attend to.
         return torch.where((given == 0).all(-1), 0.0, math.inf).double().cpu()
     group = h // (p.q.shape[1] // p.k.shape[1])
     one = p.head(b, h, group)
     some = one.rows(index)
+    # Every number of the inputs, also those that are read as zeros while `torch.set_flush_denormal` is on.
+    some = dataclasses.replace(some, q=widened(some.q), k=widened(some.k), v=widened(some.v))
     truth = target.reference(some)[0, 0]
     distance = torch.where(torch.isfinite(given).all(-1), lengths(given - truth), math.inf)
-    longest = longest_seen(some, norms.v[b : b + 1, group : group + 1])[0, 0]
-    tiny = rounding.tiny(torch.float64)
+    heads, keys = (slice(b, b + 1), slice(h, h + 1)), (slice(b, b + 1), slice(group, group + 1))
+    mine = Norms(norms.q[heads][..., index], norms.k[keys], norms.v[keys], norms.slack)
+    longest = longest_seen(some, mine.v)[0, 0]
     # At most the longest value, and what the reference's products may lose below the smallest normal number.
-    unit = (longest * (1 - norms.slack) - tiny).clamp(min=0.0)
-    lost = (p.k.shape[-2] + 4) * math.sqrt(p.v.shape[-1]) * tiny
-    own = reference_error(some, norms.q[b, h, index], float(norms.k[b, group].amax()))
+    unit = at_least(longest, norms.slack, p.v.shape[-1])
+    lost = (p.k.shape[-2] + 4) * math.sqrt(p.v.shape[-1]) * rounding.tiny(torch.float64)
+    own = target.reference_error(some, mine)
+    own = reference_error(some, mine) if own is None else own
     relative = torch.where(longest > 0, (distance + lost) / unit, torch.where(distance > 0, math.inf, 0.0))
-    return ((relative + own) * rounding.OUTWARD).cpu()
+    return ((relative + own[0, 0]) * rounding.OUTWARD).cpu()
 
 
-def reference_error(p: Problem, query: Float[Tensor, "l"], key: float) -> Float[Tensor, "l"]:
-    """The rounding of a float64 reference itself."""
+def reference_error(p: Problem, norms: Norms) -> Float[Tensor, "b h n"]:
+    """The rounding of a softmax average in float64 itself."""
     u, d, s = rounding.unit(torch.float64), p.q.shape[-1], p.k.shape[-2]
-    reach = abs(p.scale) * query * key
+    key = per_query_head(norms.k.amax(-1, keepdim=True), p.q.shape[1])
+    reach = abs(p.scale) * norms.q * key + rounding.misread_logits(norms.q, key, p.scale, d, torch.float64) / u
     bias = 0.0 if p.bias is None else float(p.bias.abs().amax())
     logit = (
         rounding.gamma(d + 8, u) * reach

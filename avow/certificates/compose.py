@@ -49,7 +49,7 @@ from torch import Tensor
 from avow.contract import Certificate, weakest
 from avow.errors import InputError, NonFiniteError, RangeError, ShapeError
 from avow.maths import rounding
-from avow.maths.norms import lengths
+from avow.maths.norms import at_least, lengths
 
 _TARGET = "softmax attention"
 _U = rounding.unit(torch.float64)
@@ -190,7 +190,7 @@ class Partial:
         # Each merge rounds every term by a few units: far below what OUTWARD leaves for it.
         apart = torch.minimum(error + torch.minimum(all_alike, by_mass), lengths(self.out) + self.longest)
         absolute = (apart + moved) * rounding.OUTWARD
-        unit = (self.longest * (1 - self.slack) - rounding.tiny(torch.float64)).clamp(min=0.0)
+        unit = at_least(self.longest, self.slack, self.out.shape[-1])
         beyond = torch.where(absolute > 0, math.inf, 0.0)
         return torch.where(unit > 0, absolute / unit * rounding.OUTWARD, beyond)
 

@@ -43,6 +43,9 @@ class Method(ABC):
     summary: ClassVar[str]
     target: ClassVar[str] = "softmax attention"
     random: ClassVar[bool] = False
+    averages: ClassVar[bool] = False
+    """Whether the target's rows are averages of the values they see: no answer is then further off than both are long.
+    """
 
     def __post_init__(self) -> None:
         check_parameters(self.name, type(self), self.parameters)
@@ -66,6 +69,11 @@ class Method(ABC):
     def check(self, sizes: Sizes) -> None:
         """Raise when these parameters do not fit these sizes."""
 
+    @property
+    def draws(self) -> bool:
+        """Whether these settings draw at all."""
+        return self.random
+
     @abstractmethod
     def compute(self, problem: Problem, generator: torch.Generator | None = None) -> Computed:
         """The answer. All chance in it is `generator`'s, or that of torch's own generator where none is given.
@@ -85,6 +93,10 @@ class Method(ABC):
     @abstractmethod
     def reference(self, problem: Problem) -> Tensor:
         """The target itself in float64, by its definition."""
+
+    def reference_error(self, problem: Problem, norms: Norms) -> Tensor | None:
+        """How far `reference` of a float64 problem may itself be off, in each row; None: as softmax averages are."""
+        return None
 
     @classmethod
     @abstractmethod

@@ -26,12 +26,17 @@ MOST_ROWS = 8
 """Blocks of so many rows are products of matrices where any are."""
 
 
-@functools.cache
 def fewest_rows(dtype: torch.dtype, width: int) -> int:
     """How many rows a block must have to be summed as products of matrices are, heads side by side; 0: none suffices.
 
-    It holds for values of this width, and is asked once, of some million products.
+    It holds for values of this width, and is asked once, of some million products; again where oneDNN was switched off
+    or on, since products may then be another library's.
     """
+    return _fewest_rows(dtype, width, torch.backends.mkldnn.enabled)
+
+
+@functools.cache
+def _fewest_rows(dtype: torch.dtype, width: int, onednn: bool) -> int:
     if dtype == torch.float64 or torch.backends.cpu.get_cpu_capability() not in ("AVX2", "AVX512"):
         return 0  # what half precision does elsewhere was not looked at
     for fewest in (1, 2, 4, MOST_ROWS):

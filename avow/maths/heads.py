@@ -12,6 +12,7 @@ from torch import Tensor
 from avow.contract import Norms, Problem
 from avow.maths import rounding
 from avow.maths.masks import sees_any, visible, visible_max
+from avow.maths.norms import at_least
 
 # Heads whose values are this far from one, either way, are brought near one before they are summed.
 _COMFORT = 1e-8
@@ -105,8 +106,8 @@ def longest_seen(p: Problem, lengths: Float[Tensor, "b g s"]) -> Float[Tensor, "
 
 
 def ceilings(p: Problem, norms: Norms) -> Float[Tensor, "b h #n"]:
-    """At most the largest value norm each row sees, zero where it sees none."""
-    return longest_seen(p, norms.v) * (1 - norms.slack)
+    """At most the largest value norm each row sees; zero where it sees none, or float64 cannot tell it from zero."""
+    return at_least(longest_seen(p, norms.v), norms.slack, p.v.shape[-1])
 
 
 def flushed(p: Problem, norms: Norms, terms: float, dtype: torch.dtype) -> Float[Tensor, "b h #n"]:
@@ -115,12 +116,11 @@ def flushed(p: Problem, norms: Norms, terms: float, dtype: torch.dtype) -> Float
     Values are summed as they are or divided by their head's magnitude, so a row that sees only far smaller ones may
     lose them.
     """
-    ceiling = ceilings(p, norms)
-    e = p.v.shape[-1]
+    longest, e = longest_seen(p, norms.v), p.v.shape[-1]
     size = per_query_head(2 * norms.v.amax(-1, keepdim=True), p.q.shape[1])
     size = torch.where(size < 0.1 * _COMFORT, size, size.clamp(min=1.0))  # as they are, or as `scaled_values` made them
     lost = 4 * math.sqrt(e) * (terms * rounding.tiny(dtype) * size + rounding.tiny(p.q.dtype) + rounding.tiny(dtype))
-    return torch.where(ceiling > 0, lost / ceiling.clamp(min=1e-320), 0.0)
+    return torch.where(longest > 0, lost / at_least(longest, norms.slack, e), 0.0)
 
 
 def settled(p: Problem, rows: Tensor) -> Float[Tensor, "b h n"]:

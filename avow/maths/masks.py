@@ -72,9 +72,10 @@ def row_tiles(n: int, per_row: int) -> Iterator[slice]:
 def additive(p: Problem, dtype: torch.dtype) -> Tensor | None:
     """One mask for a kernel: boolean where nothing is added, else numbers with −inf for what is hidden.
 
-    A row's largest visible bias is subtracted first: it cancels in the softmax, and a bias of −1e9 over a
-    whole row would otherwise swallow the logits. A row that sees nothing is shown everything, so that the
-    kernel stays finite; the caller blanks it.
+    `dtype` is the one that logits are in, float32 or float64: half precision has no room for a bias of −256.1. A row's
+    largest visible bias is subtracted first: it cancels in the softmax, and a bias of −1e9 over a whole row would
+    otherwise swallow the logits. A row that sees nothing is shown everything, so that the kernel stays finite; the
+    caller blanks it.
     """
     seen, bias = visible(p), p.bias
     if seen is not None:

@@ -9,7 +9,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from avow.errors import NonFiniteError, RangeError
-from avow.maths.rounding import accumulator, tiny, unit
+from avow.maths.rounding import accumulator, tiny, unit, unread
 
 # Squares of numbers outside this range overflow or underflow in the type.
 _COMFORT = {torch.float32: (1e-12, 1e18), torch.float64: (1e-140, 1e150)}
@@ -23,7 +23,7 @@ def slack(dim: int, dtype: torch.dtype) -> float:
 def row_norms(x: Float[Tensor, "*lead d"], name: str, faithful: bool = False) -> Float[Tensor, "*lead"]:
     """Upper bounds, in float64, on the Euclidean norm of every row; raises where a number is nan or inf.
 
-    A `faithful` bound also exceeds the norm by no more than `slack`, however small the row.
+    A `faithful` bound is also no larger than `at_least` says, however small the row, and zero where the row is.
     """
     if x.numel() == 0:
         return x.new_zeros(x.shape[:-1], dtype=torch.float64)
@@ -41,24 +41,44 @@ def row_norms(x: Float[Tensor, "*lead d"], name: str, faithful: bool = False) ->
         if faithful and kind == torch.float64:
             return lengths(x)
         exponent = _exponent(x)
-        wide = torch.linalg.vector_norm(x.double() * 2.0**-exponent, dim=-1) * 2.0**exponent
-        vanishing = 2.0 ** (exponent - 500) if kind == torch.float64 else 0.0
+        wide = torch.linalg.vector_norm(widened(x) * 2.0**-exponent, dim=-1) * 2.0**exponent
+        vanishing = 2.0 ** (exponent - 500) + 2 * unread(kind) if kind == torch.float64 else 0.0
     d = x.shape[-1]
-    return wide.mul_(1 + slack(d, x.dtype) / 2).add_(vanishing * math.sqrt(d) if largest else 0.0)
+    return wide.mul_(1 + slack(d, x.dtype) / 2).add_(vanishing * math.sqrt(d))
 
 
 def lengths(x: Float[Tensor, "*lead d"]) -> Float[Tensor, "*lead"]:
-    """Upper bounds, in float64, on the Euclidean norm of finite rows, however far apart their sizes.
+    """Upper bounds, in float64, on the Euclidean norm of finite rows, however far apart their sizes; zero for zeros.
 
-    Each row is measured by its own largest entry, so the bound exceeds the norm by `slack` of float64 and by no more
-    than the smallest normal number besides.
+    Each row is measured by its own largest entry, so `at_least` tells how far the bound may exceed the norm.
     """
-    if x.shape[-1] == 0:
+    d = x.shape[-1]
+    if d == 0:
         return x.new_zeros(x.shape[:-1], dtype=torch.float64)
-    wide = x.double()
+    wide = widened(x)
     top = wide.abs().amax(-1)
     inner = torch.linalg.vector_norm(wide / torch.where(top > 0, top, 1.0).unsqueeze(-1), dim=-1)
-    return torch.where(top > 0, top * inner * (1 + slack(x.shape[-1], torch.float64) / 2) + tiny(torch.float64), 0.0)
+    some = ((wide.view(torch.int64) << 1) != 0).any(-1)  # subnormal numbers may be read as zero, their bits are not
+    rounded = top * inner * (1 + slack(d, torch.float64) / 2) + 2 * math.sqrt(d) * tiny(torch.float64)
+    return torch.where(some, rounded, 0.0)
+
+
+def at_least(norms: Tensor, slack: float, dim: int) -> Tensor:
+    """What the norms of rows are at least, by faithful bounds with that slack; zero where float64 cannot tell."""
+    return (norms * (1 - slack) - 8 * math.sqrt(dim) * tiny(torch.float64)).clamp(min=0.0)
+
+
+def widened(x: Tensor) -> Tensor:
+    """The same numbers in float64: every one of them, also where subnormal numbers are read as zero.
+
+    Numbers of float64 itself are returned as they are.
+    """
+    if x.dtype in (torch.float64, torch.float16) or torch.compiler.is_compiling():
+        return x.double()
+    bits = x.view(torch.int32) if x.dtype == torch.float32 else x.view(torch.int16).to(torch.int32) << 16
+    size = bits & 0x7FFFFFFF
+    small = size.double() * 2.0**-149
+    return torch.where(size < 0x800000, torch.where(bits < 0, -small, small), x.double())
 
 
 def _exponent(x: Tensor) -> int:

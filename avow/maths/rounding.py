@@ -7,11 +7,15 @@ built from these is multiplied by `OUTWARD`, which covers the rounding of the bo
 
 from __future__ import annotations
 
+import functools
 import math
 from dataclasses import dataclass
+from typing import TypeVar
 
 import torch
 from torch import Tensor
+
+_Lengths = TypeVar("_Lengths", float, Tensor)
 
 OUTWARD = 1 + 1e-9
 
@@ -21,6 +25,10 @@ _BITS = {torch.float64: 53, torch.float32: 24, torch.bfloat16: 8, torch.float16:
 # The absolute error of a result too small for the type. Subnormals may be flushed (on GPUs, or under
 # torch.set_flush_denormal), so the smallest normal number counts; float16 conversions never flush.
 _TINY = {torch.float64: 2.0**-1022, torch.float32: 2.0**-126, torch.bfloat16: 2.0**-126, torch.float16: 2.0**-25}
+
+# Numbers of a type below this may be read as zero (torch.set_flush_denormal, and some GPUs). The switch belongs to each
+# thread of a pool, so nobody can ask for it: it always counts. Conversions from float16 read every number.
+_UNREAD = {torch.float64: 2.0**-1022, torch.float32: 2.0**-126, torch.bfloat16: 2.0**-126, torch.float16: 0.0}
 
 # The largest magnitude that may appear in an intermediate result, with room for sums of 2^20 terms.
 _SAFE = {torch.float64: 1e290, torch.float32: 1e30, torch.bfloat16: 1e30, torch.float16: 1e30}
@@ -43,6 +51,20 @@ def unit(dtype: torch.dtype) -> float:
 def tiny(dtype: torch.dtype) -> float:
     """The largest absolute error of rounding to zero in a type."""
     return _TINY[dtype]
+
+
+def unread(dtype: torch.dtype) -> float:
+    """Numbers of a type that are smaller may be read as zero."""
+    return _UNREAD[dtype]
+
+
+def misread_logits(query: _Lengths, key: _Lengths, scale: float, dim: int, dtype: torch.dtype) -> _Lengths:
+    """How far logits of queries and keys up to these lengths move if subnormal numbers among them are read as zero.
+
+    |(q + a)·(k + b) − q·k| ≤ |a||k| + |q||b| + |a||b| with |a|, |b| ≤ √d·unread.
+    """
+    step = 2 * math.sqrt(dim) * unread(dtype)
+    return abs(scale) * step * (query + key + step)
 
 
 def safe(dtype: torch.dtype) -> float:
@@ -82,15 +104,41 @@ def products(dtype: torch.dtype, device: str) -> Products:
     """How matrix products round for inputs of a type, the user's precision switches obeyed.
 
     On a GPU, tensor cores may truncate where IEEE rounds, which doubles the unit, and float32 attention may run as
-    three TF32 passes, which stay within eight units.
+    three TF32 passes, which stay within eight units. A CPU that has no narrower products is asked whether it has.
     """
     u = unit(accumulator(dtype))
-    switches = torch.backends.cuda if device == "cuda" else torch.backends.mkldnn
-    chosen = (switches.matmul.fp32_precision, torch.backends.fp32_precision)  # type: ignore[attr-defined]  # torch makes these up as they are asked for
-    lowered = next((word for word in chosen if word != "none"), "ieee")
-    entry = {"tf32": TF32, "bf16": unit(torch.bfloat16)}.get(lowered, 0.0) if dtype == torch.float32 else 0.0
+    entry = {"tf32": TF32, "bf16": unit(torch.bfloat16)}.get(_float32_products(device), 0.0)
+    asked = entry > 0 and device == "cpu" and not torch.compiler.is_compiling()
+    if dtype != torch.float32 or (
+        asked and not _narrows_on_cpu(_float32_products(device), torch.backends.mkldnn.enabled)
+    ):
+        entry = 0.0
     grain = 1 if device == "cpu" or dtype == torch.float64 else 8 if dtype == torch.float32 else 2
     return Products(entry, grain * u)
+
+
+def _float32_products(device: str) -> str:
+    """What the user's switches allow products of float32 to be taken in: "ieee", "tf32" or "bf16"."""
+    switches = torch.backends.cuda if device == "cuda" else torch.backends.mkldnn
+    chosen = (switches.matmul.fp32_precision, torch.backends.fp32_precision)  # type: ignore[attr-defined]  # torch makes these up as they are asked for
+    return next((word for word in chosen if word != "none"), "ieee")
+
+
+@functools.cache
+@torch.no_grad()
+def _narrows_on_cpu(word: str, onednn: bool) -> bool:
+    """Whether products of float32 on this CPU really are narrower under these switches, which must be set: asked once.
+
+    1 + 2^-12 is 1 in TF32 and in bfloat16. Which products narrow depends on the processor, and from there on at most
+    on their being small.
+    """
+    with torch.device("cpu"), torch.autocast("cpu", enabled=False):
+        x = torch.full((4, 256, 256), 1 + 2.0**-12)
+        means = [x[0] @ x[0] / 256, x[0, :1] @ x[0] / 256, x[0] @ x[0, 0] / 256, x @ x.mT / 256]
+        heads = x[None, :2, :, :64].contiguous()
+        q = torch.zeros(1, 2, 32, 64)
+        means += [torch.ops.aten._scaled_dot_product_flash_attention_for_cpu(q, heads, heads)[0] * x[0, 0, 0]]
+    return any(bool((mean - (1 + 2.0**-12) ** 2).abs().amax() > 2.0**-20) for mean in means)
 
 
 def largest_tile(device: str) -> int:

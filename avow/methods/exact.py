@@ -25,10 +25,14 @@ from torch.nn.functional import pad, scaled_dot_product_attention
 from avow.contract import Computed, Cost, Method, Norms, Problem, Promise, Prospect, Sizes, named
 from avow.maths import rounding
 from avow.maths.cpu_sums import MOST_ROWS, fewest_rows
-from avow.maths.heads import ceilings, distance_rounding, finished, per_query_head, settled
+from avow.maths.heads import distance_rounding, finished, longest_seen, per_query_head, settled
 from avow.maths.masks import additive
+from avow.maths.norms import at_least
 from avow.maths.softmax import softmax_average
 from avow.params import one_of, param
+
+# Values that are all shorter are brought near one before they are summed.
+_FAINT = 2.0**-60
 
 
 @dataclass(frozen=True)
@@ -37,6 +41,7 @@ class Exact(Method):
 
     name: ClassVar[str] = "exact"
     summary: ClassVar[str] = "softmax attention on the best PyTorch kernel; its rounding proved"
+    averages: ClassVar[bool] = True
 
     precision: str = param("native", one_of("native", "float32", "float64"), "arithmetic to compute in")
 
@@ -59,11 +64,12 @@ class Exact(Method):
         masked = p.allowed is not None or p.bias is not None
         mask = None
         if masked:
-            mask = additive(p, kind)
+            mask = additive(p, rounding.accumulator(kind))
             mask = None if mask is None else mask.expand(*mask.shape[:2], n, s)
-        out = _fastest(q, k, v, mask, p.causal and not masked, scale)
+        size = 1.0 if p.norms is None else _size(p.norms)
+        out = _fastest(q, k, v if size == 1 else v / size, mask, p.causal and not masked, scale)
         out = out[..., :e] if d != e else out
-        return Computed(finished(p, out))
+        return Computed(finished(p, out if size == 1 else out * size), size)
 
     def promise(self, problem: Problem, norms: Norms, computed: Computed, confidence: float) -> Promise:
         p = problem
@@ -72,7 +78,7 @@ class Exact(Method):
         model = self.model(p, *norms.most[:2])
         # 2·tanh(δ/2) for the weights, then what sums, flushing and the output's type add.
         rows = reach.mul_(model.slope / 2).add_(model.floor / 2).tanh_().mul_(2 * model.grown)
-        rows.add_(_flushed(_smallest_ceiling(p, norms), model.lost).add_(model.rest))
+        rows.add_(_flushed(p, norms, model, computed.trace).add_(model.rest))
         return Promise("deterministic", settled(p, rows), assumptions=(self.assumption(p),))
 
     def foresee(self, problem: Problem, norms: Norms, confidence: float) -> Prospect:
@@ -81,7 +87,9 @@ class Exact(Method):
         query, key, _ = norms.most
         model = self.model(problem, query, key)
         delta = abs(problem.scale) * query * key * model.slope + model.floor
-        flushed = float(_flushed(_smallest_ceiling(problem, norms), model.lost).amax())
+        flushed = float(_flushed(problem, norms, model, _size(norms)).amax())
+        if flushed > 1 and self.arithmetic(problem.q.dtype) != torch.float64:
+            return Prospect(math.inf, "none", True, f"values underflow in {self.arithmetic(problem.q.dtype)}")
         bound = 2 * math.tanh(delta / 2) * model.grown + model.rest + flushed
         return Prospect(bound * rounding.OUTWARD, "deterministic", True)
 
@@ -94,8 +102,6 @@ class Exact(Method):
             return False  # the kernel holds the scale in the type, too
         dots = query * key * max(1.0, abs(problem.scale))
         sums = value * problem.k.shape[-2]
-        if problem.bias is not None and kind in (torch.bfloat16, torch.float16) and problem.bias.dtype != kind:
-            return False
         return dots <= limit and sums <= limit
 
     def model(self, p: Problem, query: float, key: float, keys: int | None = None) -> Model:
@@ -109,8 +115,10 @@ class Exact(Method):
         scale = abs(p.scale)
         # Growing with the query: the dot product, its scaling, the argument of exp (twice S at most).
         slope = products.dot(d + 8) + 8 * u
-        # Not growing: underflow, exp itself, rescaling between tiles.
-        floor = 4 * d * tiny * (scale + math.sqrt(scale) * (query + key)) + rounding.exponentials(s, kind, device)
+        # Not growing: underflow, of products and of what is scaled before them (by √scale, in some kernels) or after;
+        # exp itself, rescaling between tiles.
+        floor = 4 * d * tiny * (1 + scale + (scale + math.sqrt(scale)) * (query + key))
+        floor += rounding.exponentials(s, kind, device)
         if p.bias is not None:
             # Only keys within Λ = 4S + ln s + 100 of the row's top matter; their shifted bias is at most Λ.
             slope, floor = slope + 32 * u, floor + 8 * u * (math.log(s) + rounding.DEAD)
@@ -124,11 +132,9 @@ class Exact(Method):
         if kind in (torch.bfloat16, torch.float16):
             # The kernel rounds each weight to the input type before it meets the values.
             sums += rounding.unit(kind) + s * rounding.tiny(kind)
-        lost, final = s * math.sqrt(e) * tiny, 0.0
-        if kept != wide:
-            lost += math.sqrt(e) * rounding.tiny(kept)
-            final = rounding.unit(kept)
-        return Model(slope, floor, sums * rounding.OUTWARD, lost * rounding.OUTWARD, final)
+        lost, ends = s * math.sqrt(e) * tiny, math.sqrt(e) * rounding.tiny(kept)
+        final = 0.0 if kept == wide else rounding.unit(kept)
+        return Model(slope, floor, sums * rounding.OUTWARD, lost * rounding.OUTWARD, ends * rounding.OUTWARD, final)
 
     def _many_at_once(self, p: Problem) -> bool:
         """Whether a CPU's kernel adds many weighted values of this type and width at once."""
@@ -183,12 +189,17 @@ class Exact(Method):
 
 
 class Model(NamedTuple):
-    """The bound (2·tanh((slope·S + floor)/2) + sums)·(1 + final) + final + lost/ceiling, S a row's largest logit."""
+    """The bound (2·tanh((slope·S + floor)/2) + sums)·(1 + final) + final + (lost·size + ends)/ceiling.
+
+    S is a row's largest logit, and values are summed divided by `size`.
+    """
 
     slope: float
     floor: float
     sums: float
     lost: float
+    ends: float
+    """What an answer may lose to underflow in its own type."""
     final: float
     """The unit of the answer's type, where that is narrower than the sums'."""
 
@@ -201,20 +212,22 @@ class Model(NamedTuple):
         return self.sums * (1 + self.final) + self.final * rounding.OUTWARD
 
 
-def _flushed(ceiling: Tensor, lost: float) -> Tensor:
-    """What underflow may cost a row, relative to the largest value it sees; nothing where all it sees is zero.
-
-    A number divided by a tensor is computed through its reciprocal, which overflows for subnormals: hence the fill.
-    """
-    return torch.where(ceiling > 0, torch.full_like(ceiling, lost) / ceiling, 0.0)
+def _size(norms: Norms) -> float:
+    """The power of two that values are divided by before they are summed: one, unless all are near underflow."""
+    longest = norms.most[2]
+    return 2.0 ** max(-1000, math.frexp(longest)[1]) if 0 < longest < _FAINT else 1.0
 
 
-def _smallest_ceiling(p: Problem, norms: Norms) -> Tensor:
-    """At most the largest value norm each row sees, found cheaply where no value is near underflow."""
+def _flushed(p: Problem, norms: Norms, model: Model, size: float) -> Tensor:
+    """What underflow may cost a row, relative to the largest value it sees; nothing where all it sees is zero."""
+    lost = model.lost * size + model.ends
     least = norms.least_value * (1 - norms.slack)
     if least > 1e-10:
-        return torch.full((1, 1, 1), least, dtype=torch.float64, device=p.v.device)
-    return ceilings(p, norms)
+        return torch.full((1, 1, 1), lost / least, dtype=torch.float64, device=p.v.device)
+    longest = longest_seen(p, norms.v)
+    # A number divided by a tensor is computed through its reciprocal, which overflows for subnormals: hence the fill.
+    relative = torch.full_like(longest, lost) / at_least(longest, norms.slack, p.v.shape[-1])
+    return torch.where(longest > 0, relative, 0.0)
 
 
 def _fastest(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, causal: bool, scale: float) -> Tensor:
@@ -226,7 +239,7 @@ def _fastest(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, causal: bool,
     if q.device.type == "cpu":
         return _on_cpu(q, k, v, mask, causal, scale)
     half = q.dtype in (torch.bfloat16, torch.float16)
-    if q.device.type != "cuda" or torch.compiler.is_compiling() or q.dtype == torch.float64:
+    if q.device.type != "cuda" or q.dtype == torch.float64 or (mask is None and torch.compiler.is_compiling()):
         return call(q, k, v)
     if mask is None:
         bucket = 1 << (max(q.shape[-2], 1) - 1).bit_length()
@@ -238,8 +251,7 @@ def _fastest(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, causal: bool,
     # What is left may round more often than the bound allows for in half precision; in float32 it does not.
     if not half:
         return call(q, k, v)
-    wider = mask.float() if mask is not None and mask.dtype != torch.bool else mask
-    return call(q.float(), k.float(), v.float(), attn_mask=wider).to(q.dtype)
+    return call(q.float(), k.float(), v.float()).to(q.dtype)
 
 
 def _on_cpu(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, causal: bool, scale: float) -> Tensor:
@@ -249,7 +261,8 @@ def _on_cpu(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, causal: bool, 
         # Siblings are rows of one head: far faster than heads that share their keys.
         rows = q.reshape(b, k.shape[1], -1, width)
         return _on_cpu(rows, k, v, mask, causal, scale).reshape(*q.shape[:3], v.shape[3])
-    q, k, v = (x if x.stride(-1) == 1 else x.contiguous() for x in (q, k, v))
+    # Where rows overlap, products of matrices leave the library for plain loops, which round at every key.
+    q, k, v = (x if _has_rows(x) else x.clone(memory_format=torch.contiguous_format) for x in (q, k, v))
     # A block of few rows may be rounded at every few keys, or at each. More of them, which are cut off again, make it
     # a product of matrices, which rounds once in 128 keys or more.
     height = 256 if n >= 768 else 64 if n >= 192 else 32
@@ -267,6 +280,11 @@ def _on_cpu(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, causal: bool, 
     return out[:, :h, :n] if lone or short else out
 
 
+def _has_rows(x: Tensor) -> bool:
+    """Whether the last two axes are a matrix as libraries take them: rows that follow one another."""
+    return x.stride(-1) == 1 and x.shape[-1] <= x.stride(-2) < 2**31
+
+
 def _fused_on_cpu(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, causal: bool, scale: float) -> Tensor:
     grouped = q.shape[1] != k.shape[1]
     kind = q.dtype
@@ -277,6 +295,8 @@ def _fused_on_cpu(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, causal: 
         # The kernel does not take masks with gradients, and may be switched off: what is left sums in an unknown order.
         q, k, v = (x.double() for x in (q, k, v))
         mask = mask if mask is None or mask.dtype == torch.bool else mask.double()
+        plain = torch.ops.aten._scaled_dot_product_attention_math
+        return plain(q, k, v, mask, 0.0, causal, scale=scale, enable_gqa=grouped)[0].to(kind)
     return scaled_dot_product_attention(q, k, v, mask, is_causal=causal, scale=scale, enable_gqa=grouped).to(kind)
 
 

@@ -79,6 +79,7 @@ class Latent(Method):
 
     name: ClassVar[str] = "latent"
     summary: ClassVar[str] = "the past through m averages of it, the present itself; linear, its own mechanism"
+    averages: ClassVar[bool] = True
     target: ClassVar[str] = "latent attention"
 
     latents: int = param(64, from_to(1, 2**20), "averages that stand for the past")
@@ -167,7 +168,8 @@ class Latent(Method):
         longest = per_query_head(norms.k.amax(-1, keepdim=True), heads)  # (b, h, 1)
         reach = scale * norms.q * longest  # the largest logit of a row, by Cauchy–Schwarz: latent keys are no longer
         logit = products.dot(d + 8) + 8 * u
-        floor = 8 * d * tiny * (1 + scale)
+        misread = rounding.misread_logits(norms.q, longest, p.scale, d, kept)
+        floor = 8 * d * max(tiny, rounding.unread(kept)) * (1 + scale)
 
         def argument(size: Tensor) -> Tensor:
             """Biasing rounds numbers as large as the bias; shifting, what is above underflow or twice a logit at most.
@@ -189,7 +191,7 @@ class Latent(Method):
         logs = math.log(s) + math.log(m)
         mass = argument(torch.zeros_like(longest)) + exponentials + sums + 16 * u * (1 + logs + bias)
         lost = 8 * s * math.sqrt(d) * tiny * scale * norms.q
-        up = reach * (eta + logit * (1 + eta)) + lost + floor + mass + argument(reach + logs)
+        up = reach * (eta + logit * (1 + eta)) + lost + misread + floor + mass + argument(reach + logs)
         up = up + rounding.EXP_ULPS * u
         # The weights sum to one, so errors of the values they meet are errors of the row, and add up.
         ends = 4 * products.dot(m + trace.near + 16) + 8 * (m + trace.near) * tiny
@@ -201,6 +203,10 @@ class Latent(Method):
 
     def reference(self, problem: Problem) -> Tensor:
         return self._by_definition(self._checked(problem), torch.float64)
+
+    def reference_error(self, problem: Problem, norms: Norms) -> Tensor:
+        s = problem.k.shape[-2]
+        return self.promise(problem, norms, Computed(problem.q, Trace(torch.float64, s, s, None)), 1.0).rows
 
     @classmethod
     def settings(cls, sizes: Sizes) -> Iterator[Latent]:

@@ -74,6 +74,7 @@ class LowRank(Method):
 
     name: ClassVar[str] = "low_rank"
     summary: ClassVar[str] = "landmark keys by randomised pivoted Cholesky; linear, a bound for every row"
+    averages: ClassVar[bool] = True
     random: ClassVar[bool] = True
 
     rank: int = param(64, from_to(1, 2**16), "landmarks per head")

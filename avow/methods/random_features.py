@@ -40,6 +40,7 @@ from avow.maths.heads import (
 )
 from avow.maths.kernel_rounding import KernelRounding
 from avow.maths.masks import at_rows, row_tiles, visible
+from avow.maths.random_stream import INDEPENDENT
 from avow.maths.softmax import softmax_average
 from avow.params import anything, from_to, param
 
@@ -89,6 +90,7 @@ class RandomFeatures(Method):
 
     name: ClassVar[str] = "random_features"
     summary: ClassVar[str] = "exp(q·k) as an expectation of positive features; linear, good for small norms"
+    averages: ClassVar[bool] = True
     random: ClassVar[bool] = True
 
     features: int = param(256, from_to(1, _HOPELESS), "random directions")
@@ -191,7 +193,7 @@ class RandomFeatures(Method):
         moved, rest = self._rounding(p, norms, radius_q, radius_k, shift, longest, trace)
         # A mixture of values is never further from another than two of their lengths.
         rows = (chance + moved).clamp(max=2.0) + rest
-        assumptions = ("the generator's numbers are independent and Gaussian", "exp is right to 64 ulp")
+        assumptions = ("the generator's numbers are Gaussian", INDEPENDENT, "exp is right to 64 ulp")
         return Promise("statistical", settled(p, rows * rounding.OUTWARD), confidence, assumptions=assumptions)
 
     def _rounding(

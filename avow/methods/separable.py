@@ -37,7 +37,10 @@ from avow.maths.heads import (
 )
 from avow.maths.kernel_rounding import KernelRounding
 from avow.maths.masks import at_rows, row_tiles, visible
-from avow.params import between, param
+from avow.params import Rule, param
+
+# Beyond these ends a temperature, or what is divided by it, leaves float32.
+_TEMPERATURES = Rule("must be from 1e-30 to 1e+30", lambda x: 1e-30 <= x <= 1e30)
 
 
 class Trace(NamedTuple):
@@ -53,9 +56,10 @@ class Separable(Method):
 
     name: ClassVar[str] = "separable"
     summary: ClassVar[str] = "softmax over Q's features times softmax over K's positions; linear, its own mechanism"
+    averages: ClassVar[bool] = True
     target: ClassVar[str] = "separable attention"
 
-    temperature: float = param(1.0, between(0, math.inf), "divides Q and K before their softmaxes")
+    temperature: float = param(1.0, _TEMPERATURES, "divides Q and K before their softmaxes")
 
     def compute(self, problem: Problem, generator: torch.Generator | None = None) -> Computed:
         p = own_keys(self._checked(problem))
@@ -129,7 +133,7 @@ class Separable(Method):
         u, s, d = products.u, p.k.shape[-2], p.q.shape[-1]
         # Every weight is a product of positive numbers, so relative errors add up: two exponentials, their
         # arguments (divided, biased, shifted; what lies beyond underflow has no weight), then the sums.
-        argument = 4 * u * rounding.underflow_log(wide)
+        argument = 4 * u * rounding.underflow_log(wide) + 2 * rounding.unread(kept) / self.temperature
         if p.bias is not None or self.temperature != 1 or kernel is not None:
             # Dividing and biasing round numbers as large as the inputs, before what they share is subtracted; and so
             # do logarithms to base 2.
@@ -159,6 +163,9 @@ class Separable(Method):
 
     def reference(self, problem: Problem) -> Tensor:
         return self._by_definition(self._checked(problem), torch.float64)
+
+    def reference_error(self, problem: Problem, norms: Norms) -> Tensor:
+        return self.promise(problem, norms, Computed(problem.q, Trace(problem.k.shape[-2])), 1.0).rows
 
     @classmethod
     def settings(cls, sizes: Sizes) -> Iterator[Separable]:

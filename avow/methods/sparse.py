@@ -33,6 +33,7 @@ from avow.maths.known import Known
 from avow.maths.masks import row_tiles, visible_pairs
 from avow.maths.orders import Order, together
 from avow.maths.outlook import SUMS, Outlook
+from avow.maths.random_stream import INDEPENDENT
 from avow.maths.reading import Gathered, Masked, Read
 from avow.maths.sketch import GROUP, SQUARINGS, Sketch, sketched
 from avow.maths.softmax import softmax_average
@@ -92,6 +93,7 @@ class Sparse(Method):
 
     name: ClassVar[str] = "sparse"
     summary: ClassVar[str] = "reads in full only tokens that may matter; proves that the others do not"
+    averages: ClassVar[bool] = True
     random: ClassVar[bool] = True
 
     drop: float = param(5e-3, Rule("must be at least 0", lambda x: x >= 0), "error that unread tokens may cause")
@@ -99,6 +101,10 @@ class Sparse(Method):
     chance: float = param(
         0.0, Rule("must be at least 0 and below 1", lambda x: 0 <= x < 1), "chance that a row's bound fails; 0: none"
     )
+
+    @property
+    def draws(self) -> bool:
+        return self.chance > 0
 
     def compute(
         self,
@@ -227,7 +233,7 @@ class Sparse(Method):
             "statistical" if self.chance else "deterministic",
             rows,
             1 - self.chance,
-            assumptions=("sums and exp of float64 are right to 1e-9",),
+            assumptions=("sums and exp of float64 are right to 1e-9", *((INDEPENDENT,) if self.chance else ())),
             reason=f"read {share:.1%} of the tokens in full",
         )
 

@@ -18,6 +18,7 @@ from torch import Tensor
 
 from avow.contract import Certificate, Problem
 from avow.maths.norms import slack
+from avow.maths.random_stream import INDEPENDENT
 from avow.maths.rounding import unit
 from avow.maths.sketch import Sketch
 from avow.methods.sparse import Sparse
@@ -31,6 +32,11 @@ _AIM = 0.5
 _LONGER = 1.1
 # Where more than this share of the tokens has to be read, the look at the sketch costs more than it saves.
 WORTHWHILE = 0.6
+
+
+# What the kernels' bounds assume of a GPU.
+_SUMS = "tensor cores sum in float32, with twice its unit"
+_POWERS = "ex2.approx is right to two units of float32, lg2.approx to 2^-21"
 
 
 class Held(NamedTuple):
@@ -166,7 +172,7 @@ class KernelSteps:
             "kind": "statistical" if chance else "deterministic",
             "confidence": confidence,
             "rows": found.bound.double().unsqueeze(-1),
-            "assumptions": ("tensor cores sum in float32, with twice its unit",),
+            "assumptions": (_SUMS, _POWERS, *((INDEPENDENT,) if chance else ())),
             "reason": f"only tokens that {'were drawn' if chance else 'may matter'} were read in full",
             "cost": method.cost(p.sizes),
         }

@@ -24,6 +24,7 @@ from avow.contract import Computed, Norms, Problem, named
 from avow.errors import DtypeError, FileError, ParameterError, ShapeError
 from avow.maths.fused import NotCompiled
 from avow.maths.norms import check_range, row_norms, slack
+from avow.maths.random_stream import random_stream
 from avow.maths.rounding import tiny
 from avow.maths.sketch import GROUP
 from avow.maths.skimming import Skim
@@ -316,7 +317,8 @@ class KeyValueCache(TokenBuffers):
         values = self._lengths(problem, first).double()
         whole = Norms(norms.q, self._longest.unsqueeze(-1).expand(-1, -1, s), values, norms.slack)
         worthwhile = math.inf if always else _WORTHWHILE
-        return method.compute(dataclasses.replace(problem, norms=whole), generator, self._sketch(first), worthwhile)
+        stream = random_stream(generator, self.device) if method.draws else None
+        return method.compute(dataclasses.replace(problem, norms=whole), stream, self._sketch(first), worthwhile)
 
     def _skimmed(self, method: Sparse, problem: Problem, first: int, always: bool) -> Computed:
         """The answer to one query of each head; raises `NothingToSave` before a token is read, unless `always`."""

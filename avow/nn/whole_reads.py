@@ -132,7 +132,7 @@ def plan(problem: Problem, query: float, key: float, least: float, parts: int) -
     s, d, dtype = problem.k.shape[2], problem.q.shape[3], problem.q.dtype
     model = _EXACT.model(problem, query, key, -(-s // parts))
     # 2·tanh(δ/2) ≤ δ for the weights.
-    slope, fixed, lost = model.slope, model.floor + model.sums, model.lost
+    slope, fixed, lost = model.slope, model.floor + model.sums, model.lost + model.ends
     # An answer in half precision is relative to one that was rounded already.
     rounded = model.final * (1 + 2 * model.final)
     if parts > 1:
@@ -165,7 +165,7 @@ def whole(
     """The answers of one query of each head to all tokens."""
     b, h, _, d = q.shape
     g = k.shape[1]
-    rows = q.reshape(b * g, 1, h // g, d)
+    rows = q.reshape(b * g, 1, h // g, d).contiguous()  # the kernel takes features for neighbours
     short = fewest_rows(q.dtype, d) - h // g
     if short > 0:
         # (b·g, 1, r, d): sums of fewer rows are rounded more often.

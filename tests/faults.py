@@ -138,6 +138,8 @@ class Case:
             return False
         if self.entry in ("cache", "decoding", "shards") and has.keys() & {"mask", "causal", "kernel"}:
             return False
+        if self.entry in ("merge", "shards") and has.get("switch", "").startswith("autocast"):
+            return False  # the group is the door to both, and stands outside autocast
         if self.entry == "merge" and ("kernel" in has or masked in BIASES):
             return False
         if self.entry == "group" and (
@@ -175,6 +177,43 @@ def cases(seed: int = 0) -> list[Case]:
         exact = [("attend", "exact", dtype) for dtype in FLOATS]
         found += [Case(*at, pair, rng.getrandbits(32)) for at in dict.fromkeys([*exact, *more])]
     return [case for case in found if case.fits]
+
+
+# What broke once, by the issue or by this matrix: these are always run.
+_FLUSHED = (("v numbers", "subnormal"), ("switch", "flush"))
+_DROWNED = (("q numbers", "subnormal"), ("k numbers", "huge"), ("scale", "1e10"), ("switch", "flush"))
+ONCE_BROKEN = (
+    *(Case("attend", "exact", name, (("mask", f"{name} against"),)) for name in ("bfloat16", "float16")),
+    *(Case("attend", "auto", name, (("mask", f"{name} against"),)) for name in ("bfloat16", "float16")),
+    Case("attend", "exact", "float32", (("size", "many equal keys"), ("v layout", "one row"))),
+    Case("attend", "exact", "float32", _FLUSHED),
+    Case("attend", "sparse", "float32", _FLUSHED),
+    Case("cache", "sparse", "float32", _FLUSHED),
+    Case("cache", "exact", "bfloat16", _FLUSHED),
+    Case("decoding", "exact", "float64", _FLUSHED),
+    Case("audit", "exact", "float32", _FLUSHED),
+    Case("merge", "exact", "float32", _FLUSHED),
+    Case("shards", "sparse", "float32", _FLUSHED),
+    Case("attend", "auto", "float32", _DROWNED),
+    Case("attend", "exact", "bfloat16", _DROWNED),
+    Case("attend", "exact", "float32", (("q layout", "overlapping"),)),
+    Case("group", "exact", "float64", (("q layout", "overlapping"),)),
+    Case("decoding", "exact", "float32", (("q layout", "strided"),)),
+    Case("decoding", "auto", "bfloat16", (("q layout", "transposed"),)),
+    Case("cache", "exact", "float16", (("size", "one row"), ("q layout", "one number"))),
+    Case("attend", "exact", "float64", (("switch", "sdpa efficient"),)),
+    Case("audit", "exact", "float16", (("switch", "sdpa efficient"),)),
+    Case("decoding", "auto statistical", "float64", (("switch", "sdpa efficient"),)),
+    Case("audit", "separable", "float64", (("switch", "default device"),)),
+    Case("decoding", "auto", "float32", (("switch", "default device"),)),
+    Case("group", "exact", "float64", (("switch", "default device"),)),
+    Case("cache", "exact", "float16", (("size", "square"), ("switch", "autocast"))),
+)
+
+
+def sample(count: int, seed: int = 0) -> list[Case]:
+    """What broke once, and so many others."""
+    return [*ONCE_BROKEN, *random.Random(seed).sample(cases(), count)]
 
 
 def _levels() -> list[tuple[str, str]]:

@@ -64,7 +64,9 @@ def test_no_promise_breaks_in_a_sample_of_the_matrix() -> None:
 def test_what_broke_once_holds(case: Case) -> None:
     assert case.fits or len(case.faults) > 2
     report = run([dataclasses.replace(case, seed=seed) for seed in range(2)])
-    assert report.sound and not report.refused, report.stories
+    assert report.sound, report.stories
+    # Where subnormal numbers are read as zero, it may be that no tolerance can be proved.
+    assert not report.refused or "flush" in str(case), report
 
 
 def test_no_promise_breaks_inside_models() -> None:

@@ -7,6 +7,7 @@ flushed after that, since a name may be lost as a content may. Where it fails, n
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 import secrets
 from collections.abc import Iterator
@@ -56,6 +57,12 @@ def _beside(path: Path) -> Iterator[Path]:
         # Where nothing could be written, nothing can be removed either.
         with contextlib.suppress(OSError):
             temporary.unlink(missing_ok=True)
+
+
+def remedy(error: OSError) -> str:
+    """What to do about a file that could not be written."""
+    full = error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+    return "make room" if full else "let this process write there"
 
 
 def put(path: Path, content: str | bytes) -> None:

@@ -16,8 +16,19 @@ from avow import planner
 from avow.calibration import Rates, rates
 from avow.certificates import certify, measure_norms
 from avow.certificates.audit import Audit, audit_rows
-from avow.contract import Certificate, Computed, Method, Norms, Problem, Prospect, named
-from avow.errors import DtypeError, ParameterError, RangeError, ShapeError, ToleranceUnreachable
+from avow.certificates.relative import aimed_bound, shortest_ratio
+from avow.contract import (
+    Certificate,
+    Computed,
+    Method,
+    Norms,
+    Problem,
+    Prospect,
+    check_numbers,
+    check_tensor,
+    named,
+)
+from avow.errors import ParameterError, RangeError, ShapeError, ToleranceUnreachable
 from avow.maths.random_stream import random_stream
 from avow.maths.rounding import unit
 from avow.methods import method_named, random_features
@@ -28,6 +39,9 @@ from avow.wishes import USUAL_CONFIDENCE, Wish, check_generator, checked_wish
 
 _P = ParamSpec("_P")
 _R = TypeVar("_R")
+
+# How long answers are is found out from this many rows at most, and from one of so many: next to nothing of the cost.
+_SAMPLED_ROWS, _ROWS_PER_SAMPLE = 8, 64
 
 
 class Attended(NamedTuple):
@@ -59,6 +73,7 @@ def attend(
     v: Tensor,
     *,
     tol: float | None = None,
+    rtol: float | None = None,
     method: str = "auto",
     mask: Tensor | None = None,
     causal: bool = False,
@@ -73,8 +88,9 @@ def attend(
 ) -> Attended:
     """Attention, and the certificate of the error it made.
 
-    `tol` bounds every row's error, in units of the largest value norm the row sees; the cheapest method that can
-    prove it runs, and exact attention where none can. `tol=None` means exact. `confidence < 1` also accepts
+    `tol` bounds every row's error, in units of the largest value norm the row sees, and `rtol` in units of the true
+    answer's own length; the cheapest method that can prove what was asked runs, and exact attention where none can.
+    Without either, the answer is exact. `confidence < 1` also accepts
     promises that hold with that probability, `coverage < 1` promises about that share of the rows. A named
     `method` takes its own parameters. Shapes, masks and scale are those of PyTorch's SDPA.
 
@@ -86,7 +102,7 @@ def attend(
     problem = Problem.of(
         q, k, v, mask=mask, causal=causal, scale=scale, enable_gqa=enable_gqa, kernel=kernel, sigma=sigma
     )
-    wish = checked_wish(tol, confidence, coverage)
+    wish = checked_wish(tol, confidence, coverage, rtol)
     check_generator(generator)
     norms = measure_norms(problem)
     if method == "auto":
@@ -96,12 +112,18 @@ def attend(
     check_parameters(method, kind, parameters)
     if method == "exact" and "precision" not in parameters:
         return _exact(problem, norms, wish)
-    chosen = kind(**kind.aimed(parameters, problem.sizes, wish.tol, wish.confidence))
+    aim = _aim(problem, norms, wish)
+    chosen = kind(**kind.aimed(parameters, problem.sizes, aim, wish.confidence))
     chosen.check(problem.sizes)
     foreseen = chosen.foresee(problem.detached(), norms, 1.0) if method == "exact" and not problem.empty else None
     if foreseen is not None and math.isinf(foreseen.bound):
         raise RangeError("exact: precision", parameters["precision"], foreseen.reason, 'use precision="float64"')
-    return _kept(_run(chosen, problem, norms, wish, generator), wish.tol)
+    attended = _run(chosen, problem, norms, wish, generator)
+    if wish.rtol is not None and not wish.met_by(attended.certificate):
+        # How long the answers are is known now, so that what is left to the method may be aimed again.
+        again = kind(**kind.aimed(parameters, problem.sizes, _aim(problem, norms, wish, attended), wish.confidence))
+        attended = attended if again == chosen else _run(again, problem, norms, wish, generator)
+    return _kept(attended, wish)
 
 
 @as_given
@@ -111,6 +133,7 @@ def plan(
     v: Tensor,
     *,
     tol: float | None = None,
+    rtol: float | None = None,
     mask: Tensor | None = None,
     causal: bool = False,
     scale: float | None = None,
@@ -123,12 +146,14 @@ def plan(
 ) -> Plan:
     """What `attend` would weigh for these tensors, what it would cost, and why each loser lost.
 
-    `keys` prices the plan for a longer sequence of the same kind.
+    `keys` prices the plan for another number of keys. Queries grow with them if there are as many, as in
+    self-attention; otherwise they stay as they are, so that one query is priced as a step of decoding. Whether `rtol`
+    is kept shows in the answer alone: before, methods are weighed by how long a few answers are.
     """
     problem = Problem.of(
         q, k, v, mask=mask, causal=causal, scale=scale, enable_gqa=enable_gqa, kernel=kernel, sigma=sigma
     )
-    wish = checked_wish(tol, confidence, coverage)
+    wish = checked_wish(tol, confidence, coverage, rtol)
     sizes = problem.sizes if keys is None else problem.sizes.with_keys(keys)
     return _planned(problem, measure_norms(problem), wish, rates(sizes.device), sizes, thrifty=False)
 
@@ -156,8 +181,8 @@ def audit(
         q, k, v, mask=mask, causal=causal, scale=scale, enable_gqa=enable_gqa, kernel=kernel, sigma=sigma
     ).detached()
     check_generator(generator)
-    if not isinstance(out, Tensor):
-        raise DtypeError("out", type(out).__name__, "must be a torch.Tensor", "wrap it with torch.as_tensor")
+    check_tensor("out", out)
+    check_numbers("out", out)
     if tuple(out.shape) != (*p.leading, p.q.shape[-2], p.v.shape[-1]):
         rule = f"must be {(*p.leading, p.q.shape[-2], p.v.shape[-1])}"
         raise ShapeError("out.shape", tuple(out.shape), rule, "pass the answer of this very problem")
@@ -186,9 +211,9 @@ def features_needed(
     return random_features.features_needed(problem, measure_norms(problem), wish.tol, wish.confidence)
 
 
-def exactly(problem: Problem, norms: Norms, tol: float | None, reason: str = "") -> Attended:
-    """Exact attention where norms are at hand, in the narrowest arithmetic that keeps `tol`; `reason` says why."""
-    attended = _exact(problem, norms, Wish(tol, 1.0, None))
+def exactly(problem: Problem, norms: Norms, tol: float | None, reason: str = "", rtol: float | None = None) -> Attended:
+    """Exact attention where norms are known, in the narrowest arithmetic that keeps both limits; `reason` says why."""
+    attended = _exact(problem, norms, Wish(tol, 1.0, None, rtol))
     certificate = attended.certificate
     return attended._replace(certificate=dataclasses.replace(certificate, reason=reason or certificate.reason))
 
@@ -210,43 +235,74 @@ def _planned(problem: Problem, norms: Norms, wish: Wish, known: Rates, sizes: An
 
     offers = planner.candidates(sizes, known)
     exact = min(offer.seconds for offer in offers if offer.method.name == "exact")
-    judged = planner.judged(offers, wish.tol, wish.kinds, foresee, thrifty)
-    return Plan(tuple(planner.cheapest(judged)), wish.tol, known.source, exact)
+    aim = None if wish.rtol is None else _aim(problem, norms, wish)
+    judged = planner.judged(offers, wish.tol, wish.kinds, foresee, thrifty, aim)
+    return Plan(tuple(planner.cheapest(judged)), wish.tol, known.source, exact, wish.rtol, aim)
+
+
+def _aim(problem: Problem, norms: Norms, wish: Wish, attended: Attended | None = None) -> float | None:
+    """The bound to aim at, relative to the longest value: `tol`, or what `rtol` needs of answers as long as these.
+
+    Without an answer its length is that of a few rows; where even those cost too much, that of a flat head.
+    """
+    if wish.rtol is None:
+        return wish.tol
+    if problem.empty:
+        ratio = 1.0
+    elif attended is not None:
+        shape = (*problem.q.shape[:-1], problem.v.shape[-1])
+        ratio = shortest_ratio(
+            problem, norms, attended.out.reshape(shape), attended.certificate.rows.reshape(shape[:-1])
+        )
+    elif count := min(_SAMPLED_ROWS, problem.q.shape[-2] // _ROWS_PER_SAMPLE):
+        index = torch.linspace(0, problem.q.shape[-2] - 1, count, device=problem.q.device).long()
+        rows = problem.detached().rows(index)
+        with torch.no_grad():
+            out = method_named("exact")().compute(rows).out
+        ratio = shortest_ratio(rows, norms, out, out.new_zeros(out.shape[:-1], dtype=torch.float64))
+    else:
+        ratio = 1 / math.sqrt(problem.k.shape[-2])
+    return min(math.inf if wish.tol is None else wish.tol, aimed_bound(ratio, wish.rtol))
 
 
 def _automatic(problem: Problem, norms: Norms, wish: Wish, generator: torch.Generator | None) -> Attended:
-    if wish.tol is None or problem.empty:
+    if wish.exact or problem.empty:
         return _exact(problem, norms, wish)
     made = _planned(problem, norms, wish, rates(problem.q.device.type, measure=False), problem.sizes, thrifty=True)
     offers = [candidate for candidate in made.ranked if not candidate.lost and candidate.method.name != "exact"]
     # Audits of several answers, of which the first that passes is kept, share one chance of being wrong.
     shared = wish if wish.coverage is None else wish._replace(confidence=1 - (1 - wish.stated) / max(len(offers), 1))
     tried: list[str] = []
+    needed = math.inf
     for candidate in offers:
+        if candidate.prospect is not None and candidate.prospect.bound > needed:
+            continue  # the answers that were seen are shorter than was thought
         attended = _run(candidate.method, problem, norms, shared, generator)
-        if attended.certificate.kind in wish.kinds and attended.certificate.keeps(wish.tol):
+        certificate = attended.certificate
+        if wish.met_by(certificate):
             return attended
-        tried.append(f"{candidate.label} could prove only {attended.certificate.bound:.1e}")
-    for candidate in made.ranked:
-        if candidate.method.name == "exact" and not candidate.lost:
-            reason = "; ".join(tried) or made.why_exact
-            return _kept(_run(candidate.method, problem, norms, wish, generator, reason), wish.tol)
-    raise _unreachable(problem, wish.tol, made.best_bound)
+        proved = f"{certificate.bound:.1e}" + (f" ({certificate.relative:.1e} relative)" if wish.rtol else "")
+        tried.append(f"{candidate.label} could prove only {proved}")
+        if wish.rtol is not None:
+            needed = _aim(problem, norms, wish, attended) or 0.0
+    return _exact(problem, norms, wish, "; ".join(tried) or made.why_exact)
 
 
-def _exact(problem: Problem, norms: Norms, wish: Wish) -> Attended:
-    """Exact attention in the narrowest arithmetic that cannot overflow and keeps the tolerance, if there is one."""
-    best = math.inf
+def _exact(problem: Problem, norms: Norms, wish: Wish, reason: str = "") -> Attended:
+    """Exact attention in the narrowest arithmetic that cannot overflow and keeps the tolerances, if there is one."""
+    best, own, detached = math.inf, math.inf, problem.detached()
     for method in method_named("exact").settings(problem.sizes):
-        if problem.empty:
-            return _run(method, problem, norms, wish, None)
-        prospect = method.foresee(problem.detached(), norms, 1.0)
-        # Without a tolerance any answer will do that does not overflow: the widest arithmetic comes last.
-        kept = prospect.kind != "none" if wish.tol is None else prospect.bound <= wish.tol
-        if kept:
-            return _run(method, problem, norms, wish, None)
+        prospect = Prospect(0.0, "deterministic", True) if problem.empty else method.foresee(detached, norms, 1.0)
         best = min(best, prospect.bound)
-    raise _unreachable(problem, wish.tol if wish.tol is not None else math.inf, best)
+        # Without a tolerance any answer will do that does not overflow: the widest arithmetic comes last.
+        if prospect.kind == "none" if wish.tol is None else prospect.bound > wish.tol:
+            continue
+        # How an answer's error compares with its own length is known when it is there.
+        attended = _run(method, problem, norms, wish, None, reason)
+        if wish.rtol is None or attended.certificate.keeps(rtol=wish.rtol):
+            return attended
+        own = min(own, attended.certificate.relative)
+    raise _unreachable(problem, wish, best, own)
 
 
 def _run(
@@ -282,21 +338,32 @@ def _sampled(
     return dataclasses.replace(found, parameters=stated.parameters, cost=stated.cost)
 
 
-def _kept(attended: Attended, tol: float | None) -> Attended:
+def _kept(attended: Attended, wish: Wish) -> Attended:
     certificate = attended.certificate
-    if tol is not None and not certificate.keeps(tol):
+    if wish.tol is not None and not certificate.keeps(wish.tol):
         name = f"{certificate.method}: tol"
         rule = f"is below the {certificate.bound:.2e} it can prove"
-        raise ToleranceUnreachable(name, tol, rule, 'use method="auto" or a wider tol', certificate.bound)
+        raise ToleranceUnreachable(name, wish.tol, rule, 'use method="auto" or a wider tol', certificate.bound)
+    if wish.rtol is not None and not certificate.keeps(rtol=wish.rtol):
+        name = f"{certificate.method}: rtol"
+        rule = f"is below the {certificate.relative:.2e} it can prove relative to the answer"
+        raise ToleranceUnreachable(name, wish.rtol, rule, 'use method="auto" or a wider rtol', certificate.relative)
     return attended
 
 
-def _unreachable(problem: Problem, tol: float, best: float) -> ToleranceUnreachable:
+def _unreachable(problem: Problem, wish: Wish, best: float, own: float) -> ToleranceUnreachable:
+    """The error for exact attention that proves `best` relative to the longest value, and `own` to the answer."""
     kept = problem.q.dtype
     name = named(kept)
+    wider = f"convert q, k and v to {'float64' if kept == torch.float32 else 'float32'}"
+    tol = math.inf if wish.tol is None else wish.tol
+    if wish.rtol is not None and best <= tol:
+        rule = f"is below {own:.2e}, the best bound relative to the answer that can be proved in {name}"
+        hint = "an answer near zero has no relative bound; ask for tol= instead"
+        remedy = hint if kept == torch.float64 else f"{wider}, or ask for tol="
+        return ToleranceUnreachable("rtol", wish.rtol, rule, remedy, own)
+    remedy = wider
     if kept == torch.float64 or best > 4 * unit(kept):
         remedy = f"shrink the logits: scale·|q|·|k| is too large for tol={tol:g}"
-    else:
-        remedy = f"convert q, k and v to {'float64' if kept == torch.float32 else 'float32'}"
     rule = f"is below {best:.2e}, the best bound that can be proved in {name}"
     return ToleranceUnreachable("tol", tol, rule, remedy, best)

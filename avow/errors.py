@@ -23,6 +23,8 @@ from __future__ import annotations
 
 from fractions import Fraction
 
+import torch
+
 
 class AvowError(Exception):
     """Anything avow raises on purpose."""
@@ -106,3 +108,14 @@ class ToleranceUnreachable(AvowError):
     def __init__(self, name: str, value: object, rule: str, remedy: str, best: float = float("inf")) -> None:
         super().__init__(name, value, rule, remedy)
         self.best = best
+
+
+def is_out_of_memory(error: BaseException | None) -> bool:
+    """Whether this error, or one that it was raised from, says that there is no memory left."""
+    if error is None:
+        return False
+    # Torch has no exception of its own for a CPU that is out of memory.
+    said = isinstance(error, RuntimeError) and ("allocate memory" in str(error) or "out of memory" in str(error))
+    # The compiler keeps what stopped it in an attribute of its own.
+    causes = (error.__cause__, getattr(error, "inner_exception", None))
+    return isinstance(error, MemoryError | torch.OutOfMemoryError) or said or any(map(is_out_of_memory, causes))

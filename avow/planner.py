@@ -15,6 +15,8 @@ WASTE = 0.1
 # A guess must clear the tolerance by this factor to be worth trying.
 _MARGIN = 0.7
 
+BOUND_UNIT = "bounds are relative to the longest value that a row sees"
+
 Foresee = Callable[[Method], Prospect]
 
 
@@ -42,6 +44,18 @@ class Plan:
     tol: float | None
     source: str
     exact_seconds: float = field(default=math.nan)
+    rtol: float | None = None
+    aim: float | None = None
+    """The bound that `rtol` is expected to need, relative to the longest value; whether it does shows in the answer."""
+
+    @property
+    def asked(self) -> str:
+        """What the plan is for."""
+        limits = [] if self.tol is None else [f"tolerance {self.tol:g}"]
+        if self.rtol is not None:
+            about = "" if self.aim is None else f", which is about {self.aim:.1e} of the longest value"
+            limits.append(f"relative tolerance {self.rtol:g}{about}")
+        return " and ".join(limits) or "no tolerance"
 
     @property
     def chosen(self) -> Candidate | None:
@@ -75,8 +89,7 @@ class Plan:
             )
             why = candidate.lost or kept
             lines.append(f"{mark}{candidate.label:34}{candidate.seconds:>10.2g}{memory:>12}{bound:>10}  {why}")
-        wish = "no tolerance" if self.tol is None else f"tolerance {self.tol:g}"
-        return "\n".join([f"plan for {wish} ({self.source})", *lines])
+        return "\n".join([f"plan for {self.asked} ({self.source}); {BOUND_UNIT}", *lines])
 
 
 def candidates(sizes: Sizes, rates: Rates, methods: Iterable[type[Method]] | None = None) -> list[Candidate]:
@@ -91,12 +104,19 @@ def candidates(sizes: Sizes, rates: Rates, methods: Iterable[type[Method]] | Non
 
 
 def judged(
-    offers: list[Candidate], tol: float | None, accept: frozenset[Kind], foresee: Foresee, thrifty: bool
+    offers: list[Candidate],
+    tol: float | None,
+    accept: frozenset[Kind],
+    foresee: Foresee,
+    thrifty: bool,
+    aim: float | None = None,
 ) -> list[Candidate]:
     """The same candidates, each with its prospect and, where it cannot win, the reason.
 
-    A `thrifty` judge asks no candidate whose asking and running might cost more than `WASTE` of exact attention.
+    A `thrifty` judge asks no candidate whose asking and running might cost more than `WASTE` of exact attention. An
+    `aim` is what all but exact attention are held to in place of `tol`: a guess of what will be needed.
     """
+    limit = tol if aim is None else aim
     exact = min((c.seconds for c in offers if c.method.name == "exact"), default=math.inf)
     purse = WASTE * exact
     done = []
@@ -106,14 +126,14 @@ def judged(
             done.append(_verdict(offer, prospect, tol, accept))
         elif offer.method.target != "softmax attention":
             done.append(replace(offer, lost=f"its target is {offer.method.target}"))
-        elif tol is None:
+        elif limit is None:
             done.append(replace(offer, lost="no tolerance was given: exact"))
         elif offer.seconds >= exact:
             done.append(replace(offer, lost="costs more than exact"))
         elif thrifty and offer.seconds > purse:
             done.append(replace(offer, lost=f"trying it might waste more than {WASTE:.0%} of exact"))
         else:
-            verdict = _verdict(offer, foresee(offer.method), tol, accept)
+            verdict = _verdict(offer, foresee(offer.method), limit, accept)
             purse -= 0.0 if verdict.lost or not thrifty else offer.seconds
             done.append(verdict)
     return done
@@ -127,7 +147,7 @@ def _verdict(offer: Candidate, prospect: Prospect, tol: float | None, accept: fr
         return replace(offer, lost=f"its promise is {prospect.kind}; pass confidence= or coverage= to accept it")
     limit = math.inf if tol is None else tol if prospect.certain else tol * _MARGIN
     if prospect.bound > limit:
-        return replace(offer, lost=prospect.reason or f"cannot prove {tol:g}")
+        return replace(offer, lost=prospect.reason or f"cannot prove {tol:.3g}")
     return offer
 
 

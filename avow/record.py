@@ -12,9 +12,10 @@ import json
 from collections.abc import Iterator
 from typing import NamedTuple
 
-from avow.contract import Certificate, weakest
+from avow.contract import Certificate, check_limits, weakest
 
 _HONESTY = (
+    "Bounds are relative to the longest value that a row sees; of answer: relative to the true answer's own length.\n"
     "Each bound is of one layer's answer to the inputs that this layer was given.\n"
     "They do not compose through the network into a bound on logits: measure those."
 )
@@ -32,8 +33,13 @@ class Record(list[Recorded]):
 
     @property
     def bound(self) -> float:
-        """The largest bound of any layer: no layer's answer was further off than that."""
+        """The largest bound of any layer, relative to the longest value: no answer was further off than that."""
         return max((entry.certificate.bound for entry in self), default=0.0)
+
+    @property
+    def relative(self) -> float:
+        """The largest bound of any layer relative to its answer's own length."""
+        return max((entry.certificate.relative for entry in self), default=0.0)
 
     @property
     def layers(self) -> dict[str, list[Certificate]]:
@@ -43,9 +49,10 @@ class Record(list[Recorded]):
             found.setdefault(layer, []).append(certificate)
         return found
 
-    def keeps(self, tol: float) -> bool:
-        """Whether every answer of every layer is promised to be within `tol`."""
-        return all(entry.certificate.keeps(tol) for entry in self)
+    def keeps(self, tol: float | None = None, rtol: float | None = None) -> bool:
+        """Whether every answer of every layer is promised to be within `tol`, and relative to itself within `rtol`."""
+        check_limits(tol, rtol)
+        return all(entry.certificate.keeps(tol, rtol) for entry in self)
 
     def to_json(self) -> str:
         """Each layer's certificates as JSON, without the bounds of single rows."""
@@ -58,11 +65,12 @@ class Record(list[Recorded]):
         if not layers:
             return "no answer was recorded: run a model in which avow is enabled"
         widest = max(len(layer) for layer in layers)
-        lines = [f"{'layer':<{widest}}  answers  worst bound  promise        method"]
+        lines = [f"{'layer':<{widest}}  answers  worst bound  of answer  promise        method"]
         for layer, found in layers.items():
-            worst = max(found, key=lambda certificate: certificate.bound).bound
+            worst, own = (max(getattr(x, name) for x in found) for name in ("bound", "relative"))
             methods = ", ".join(dict.fromkeys(x.method for x in found))
-            lines.append(f"{layer:<{widest}}  {len(found):7d}  {worst:11.1e}  {weakest(found).kind:<13}  {methods}")
+            numbers = f"{len(found):7d}  {worst:11.1e}  {own:9.1e}"
+            lines.append(f"{layer:<{widest}}  {numbers}  {weakest(found).kind:<13}  {methods}")
         return "\n".join([*lines, _HONESTY])
 
 

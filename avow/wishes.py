@@ -1,4 +1,4 @@
-"""What a caller will accept, a tolerance, a confidence, a coverage, and what its chance is to come from."""
+"""What a caller will accept, tolerances, a confidence, a coverage, and what its chance is to come from."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 import torch
 
-from avow.contract import Kind
+from avow.contract import Certificate, Kind
 from avow.errors import ParameterError
 from avow.params import as_float
 
@@ -21,6 +21,16 @@ class Wish(NamedTuple):
     tol: float | None
     confidence: float
     coverage: float | None
+    rtol: float | None = None
+
+    @property
+    def exact(self) -> bool:
+        """Whether no error is allowed but that of rounding."""
+        return self.tol is None and self.rtol is None
+
+    def met_by(self, certificate: Certificate) -> bool:
+        """Whether a certificate promises all that was asked for."""
+        return certificate.kind in self.kinds and (self.exact or certificate.keeps(self.tol, self.rtol))
 
     @property
     def kinds(self) -> frozenset[Kind]:
@@ -37,22 +47,24 @@ class Wish(NamedTuple):
         return self.confidence if self.confidence < 1 else USUAL_CONFIDENCE
 
 
-def checked_wish(tol: object, confidence: object = None, coverage: object = None) -> Wish:
+def checked_wish(tol: object, confidence: object = None, coverage: object = None, rtol: object = None) -> Wish:
     """What `attend` was asked to accept, once it is known to make sense; the confidence is 1 where none was given."""
-    most = math.nextafter(math.inf, 0)
-    wished = _number(
-        "tol",
-        tol,
-        0 <= as_float(tol) <= most,
-        "must be a number of at least 0",
-        "try tol=1e-2, or leave it out for exact",
+    wished, own = (
+        _number(
+            name,
+            value,
+            0 <= as_float(value) < math.inf,
+            "must be a number of at least 0",
+            f"try {name}=1e-2, or leave it out for exact",
+        )
+        for name, value in (("tol", tol), ("rtol", rtol))
     )
     sure = _number(
         "confidence", confidence, 0 < as_float(confidence) <= 1, "must be above 0 and at most 1", "try confidence=0.99"
     )
     rule = "must lie strictly between 0 and 1"
     covered = _number("coverage", coverage, 0 < as_float(coverage) < 1, rule, "try coverage=0.99")
-    return Wish(wished, 1.0 if sure is None else sure, covered)
+    return Wish(wished, 1.0 if sure is None else sure, covered, own)
 
 
 def check_generator(generator: object) -> None:

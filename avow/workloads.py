@@ -134,6 +134,18 @@ class Workload:
         there = self.positions < length
         return dataclasses.replace(self, q=self.q[..., there, :], k=k, v=v, positions=self.positions[there])
 
+    def last(self, queries: int) -> Workload:
+        """The same keys with the last so many queries only: one of them is a step of decoding."""
+        held, keys = self.q.shape[-2], self.k.shape[-2]
+        if not 1 <= queries <= held:
+            raise ParameterError("queries", queries, f"must be from 1 to the {held} there are", "try queries=1")
+        places = torch.arange(held, device=self.q.device) if self.positions is None else self.positions
+        kept, q = places[-queries:], self.q[..., -queries:, :]
+        # Rows that see every key need no mask.
+        if not self.causal or int(kept.min()) >= keys - 1:
+            return dataclasses.replace(self, q=q, causal=False, positions=None)
+        return dataclasses.replace(self, q=q, positions=kept if queries < held else self.positions)
+
     def to(self, device: str) -> Workload:
         positions = None if self.positions is None else self.positions.to(device)
         moved = {name: getattr(self, name).to(device) for name in ("q", "k", "v")}

@@ -7,7 +7,6 @@ its bound against the truth, which float64, wider arithmetic or balls decide.
 from __future__ import annotations
 
 import argparse
-import dataclasses
 import random
 import sys
 import tempfile
@@ -21,6 +20,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from avow.attend import Attended
+from avow.certificates.compose import select
 from avow.contract import Problem
 from avow.distributed import attend
 from avow.errors import RangeError, ToleranceUnreachable
@@ -108,7 +108,7 @@ def one_case(seed: int, heads: int, boast: float) -> Tally:
     except (RangeError, ToleranceUnreachable):
         # Beyond float64, or finer than it: refused in all processes alike.
         return Tally(1, 0, 0, 0, 1)
-    certificate = dataclasses.replace(answered.certificate, rows=answered.certificate.rows[..., mine])
+    certificate = select(answered.certificate, torch.arange(answered.certificate.rows.shape[-1])[mine], -1)
     return judged(whole, Attended(answered.out[..., mine, :], certificate), mine, boast)
 
 

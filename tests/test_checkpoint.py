@@ -137,8 +137,8 @@ def spoil_name(path: Path) -> None:
         (spoil_truncate, "is damaged: weights.safetensors is not what was written"),
         (spoil_flip, "is damaged: optimiser.safetensors is not what was written"),
         (spoil_cut_state, "has a state.json that cannot be read"),
-        (spoil_foreign, "is no 'avow checkpoint 2'"),
-        (spoil_age, "is an 'avow checkpoint 1', and this version reads 'avow checkpoint 2'"),
+        (spoil_foreign, "is no 'avow checkpoint 3'"),
+        (spoil_age, "is an 'avow checkpoint 1', and this version reads 'avow checkpoint 3'"),
         (spoil_lose, "is damaged: generators.safetensors is not what was written"),
         (spoil_unlist, "is damaged: state.json is not what was written"),
         (spoil_step, "is damaged: state.json is not what was written"),
@@ -156,9 +156,19 @@ def test_a_damaged_one_is_refused_and_the_previous_good_one_named(tmp_path: Path
     spoil_truncate(good)
     with pytest.raises(FileError, match="there is no previous good one; start again"):
         load(bad)
-    # Saving that step anew mends it.
-    assert save(snapshot(2), tmp_path) == bad
-    assert load(bad).step == 2
+
+
+def test_one_that_is_there_is_never_written_over(tmp_path: Path) -> None:
+    other = save(snapshot(2), tmp_path)
+    before = dict(load(other).weights)
+    words = "step-00000002 is there already, and this run did not write it; move it away, or train into another folder"
+    with pytest.raises(FileError, match=re.escape(words)):
+        save(snapshot(2), tmp_path)
+    assert same(dict(load(other).weights), before) and [path.name for path in tmp_path.iterdir()] == [other.name]
+    # A damaged one is no better: who wrote it is not known.
+    spoil_truncate(other)
+    with pytest.raises(FileError, match=re.escape(words)):
+        save(snapshot(2), tmp_path)
 
 
 def test_the_state_that_was_found_whole_is_the_one_that_is_used(

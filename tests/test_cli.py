@@ -194,7 +194,7 @@ def test_a_long_plan_is_priced_for_its_length_without_drawing_it() -> None:
 
 def test_a_plan_without_hope_says_so() -> None:
     arguments = ["plan", "--length", "64", "--heads", "1", "--dim", "8", "--tol", "1e-20"]
-    assert "nothing at hand proves 1e-20; the best bound is" in run(*arguments).stdout
+    assert "nothing available proves tolerance 1e-20; the best bound is" in run(*arguments).stdout
     assert json.loads(run(*arguments, "--json").stdout)["chosen"] is None
 
 
@@ -212,3 +212,37 @@ def test_the_place_is_checked_before_the_work(monkeypatch: pytest.MonkeyPatch) -
     Path("file").write_text("")
     assert "has no folder" in refused("compare", *SMALL, "--html", "file/page.html")
     assert atomic.ready(Path("fine/page.html")) is None
+
+
+def test_errors_are_shown_in_both_units() -> None:
+    arguments = ["--length", "64", "--heads", "1", "--dim", "8", "--kinds", "diffuse", "--methods", "exact", "--quick"]
+    shown = run("compare", *arguments).stdout
+    assert "errors and bounds are relative to the longest value that a row sees" in shown
+    assert "diffuse: errors relative to the length of the true answer" in shown
+    (load,) = json.loads(run("compare", *arguments, "--json").stdout)["workloads"]
+    for row in load["rows"]:
+        assert row["error"] < row["relative_error"] < row["relative_bound"] and row["bound"] < row["relative_bound"]
+    page = Path("out/compare.html").read_text()
+    assert "<th>bound of answer</th>" in page and "relative to the true answer" in page
+
+
+def test_a_plan_is_made_for_a_relative_tolerance() -> None:
+    arguments = ["plan", "--length", "256", "--heads", "2", "--dim", "16", "--rtol", "1e-2"]
+    document = json.loads(run(*arguments, "--json").stdout)
+    assert (document["tol"], document["rtol"]) == (None, 1e-2) and 0 < document["aim"] < 1e-2
+    assert "plan for relative tolerance 0.01, which is about" in run(*arguments).stdout
+    assert "rtol=-1.0 must be a number of at least 0" in refused("plan", "--rtol", "-1")
+    assert "rtol=0.1 is asked of tensors" in refused("plan", "--rtol", "0.1", "--ranks", "8", "--link", "1GB/s")
+
+
+def test_a_plan_of_one_query_is_a_step_of_decoding() -> None:
+    def memory(*more: str) -> int:
+        found = json.loads(run("plan", "--length", "65536", "--heads", "1", "--dim", "8", "--json", *more).stdout)
+        (native,) = [x for x in found["candidates"] if x["parameters"] == {"precision": "native"}]
+        return int(native["peak_bytes"])
+
+    step = memory("--queries", "1")
+    assert memory() > step + 65535 * 8 * 4
+    assert memory("--queries", "1", "--causal") == step, "the last query sees every key"
+    assert memory("--queries", "2") > step
+    assert "queries=0 must be from 1 to the 2048 there are" in refused("plan", "--queries", "0")

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 import avow
-from avow.certificates.compose import compose
+from avow.certificates.compose import compose, select
 from avow.contract import Certificate, Cost, Kind
 from avow.errors import InputError
 
@@ -68,7 +68,7 @@ def test_promises_about_single_rows_and_about_shares_of_rows_are_not_mixed() -> 
 
 
 def test_coverage_is_weighted_by_rows() -> None:
-    few = dataclasses.replace(SAMPLE, rows=SAMPLE.rows[:, :3], coverage=0.5)
+    few = part(0.2, "sampled", rows=3, confidence=0.95, coverage=0.5)
     assert compose([SAMPLE, few], -1).coverage == pytest.approx((12 * 0.9 + 3 * 0.5) / 15)
 
 
@@ -122,3 +122,21 @@ def test_heads_attended_apart_compose_to_all_heads_at_once() -> None:
     assert joined.rows.shape == whole.rows.shape
     assert joined.bound == max(p.bound for p in parts) == float(joined.rows.max())
     assert (joined.kind, joined.method, joined.target) == (whole.kind, whole.method, whole.target)
+
+
+def test_rows_are_selected_in_both_units() -> None:
+    own = torch.tensor([[0.5, 1.0, math.inf, 0.25]], dtype=torch.float64)
+    whole = dataclasses.replace(STRONG, relative=math.inf, relative_rows=own)
+    some = select(whole, [3, 0], -1)
+    assert torch.equal(some.rows, whole.rows[:, [3, 0]]) and some.bound == float(some.rows.amax())
+    assert some.relative_rows.tolist() == [[0.25, 0.5]] and some.relative == 0.5
+    assert select(whole, [], -1).bound == 0.0
+    parts = [select(whole, [i], -1) for i in range(4)]
+    again = compose(parts, -1)
+    assert torch.equal(again.rows, whole.rows) and torch.equal(again.relative_rows, own)
+
+
+def test_a_share_of_all_rows_says_nothing_of_some() -> None:
+    assert select(SAMPLE, list(range(11, -1, -1)), -1).coverage == 0.9
+    with pytest.raises(InputError, match="sampled speaks of a share of the rows and not of any one"):
+        select(SAMPLE, [0, 1], -1)

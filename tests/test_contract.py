@@ -15,7 +15,7 @@ from torch.nn.functional import scaled_dot_product_attention
 
 import avow
 from avow.contract import Certificate, Cost, Kind, Problem, Sizes
-from avow.errors import InputError, ParameterError
+from avow.errors import InputError, ParameterError, ShapeError
 
 
 def tensors(*lead: int, n: int = 5, s: int = 7, d: int = 4, e: int = 3) -> tuple[Tensor, Tensor, Tensor]:
@@ -94,8 +94,12 @@ def test_sizes_say_all_that_a_cost_depends_on() -> None:
     assert shared.linear_key_heads == 3 and shared.item == 4
     own = Problem.of(q, k, v, enable_gqa=True, mask=torch.ones(1, 6, 1, 7, dtype=torch.bool)).sizes
     assert own.own_masks and own.linear_key_heads == 6
-    longer = shared.with_keys(100)
-    assert (longer.queries, longer.keys, longer.heads) == (100, 100, 6)
+
+
+@pytest.mark.parametrize(("queries", "keys", "grown"), [(7, 7, 100), (1, 7, 1), (5, 7, 5), (1, 1, 1)])
+def test_queries_grow_with_the_keys_only_where_there_are_as_many(queries: int, keys: int, grown: int) -> None:
+    longer = Sizes(2, 6, 3, queries, keys, 4, 8).with_keys(100)
+    assert (longer.queries, longer.keys, longer.heads) == (grown, 100, 6)
 
 
 def test_the_scale_is_one_over_the_root_of_the_dimension_unless_said() -> None:
@@ -148,12 +152,15 @@ def certificate(kind: Kind = "deterministic", bound: float = 1.25e-3, **more: ob
     return Certificate(kind=kind, bound=bound, rows=rows, **parts)  # type: ignore[arg-type]
 
 
+UNITS = "1.25e-03 of softmax attention, relative to the longest value (2.00e-02 relative to the answer)"
+
+
 @pytest.mark.parametrize(
     ("kind", "first"),
     [
-        ("deterministic", "every row is within 1.25e-03 of softmax attention"),
-        ("statistical", "each row, with probability 0.9, is within 1.25e-03 of softmax attention"),
-        ("sampled", "0.99 of the rows, with probability 0.9, are within 1.25e-03 of softmax attention"),
+        ("deterministic", f"every row is within {UNITS}"),
+        ("statistical", f"each row, with probability 0.9, is within {UNITS}"),
+        ("sampled", f"0.99 of the rows, with probability 0.9, are within {UNITS}"),
         ("none", "no promise: norms are too large"),
     ],
 )
@@ -165,6 +172,7 @@ def test_a_certificate_reads_as_sentences(kind: Kind, first: str) -> None:
         assumptions=("exp is right to 64 ulp",),
         reason="norms are too large",
         cost=Cost(12345, 1, 1, 2**20),
+        relative=0.02,
     )
     lines = str(made).splitlines()
     assert lines[0] == first
@@ -173,6 +181,11 @@ def test_a_certificate_reads_as_sentences(kind: Kind, first: str) -> None:
     assert ("  because  norms are too large" in lines) == (kind != "none")
     assert "  assumes  exp is right to 64 ulp" in lines
     assert lines[-1] == "  cost     1.23e+04 flops, 1.0 MiB at the peak"
+
+
+def test_what_is_not_proved_relative_to_the_answer_is_said() -> None:
+    said = "1.25e-03 of softmax attention, relative to the longest value (relative to the answer nothing is proved)"
+    assert said in str(certificate())
 
 
 def test_rounding_that_is_left_out_is_said() -> None:
@@ -185,21 +198,64 @@ def test_a_certificate_keeps_what_it_bounds() -> None:
     assert not certificate("none").keeps(10.0) and not certificate(bound=math.nan).keeps(10.0)
 
 
+def test_a_certificate_keeps_both_limits_or_none() -> None:
+    made = certificate(relative=0.02)
+    assert made.keeps(rtol=0.02) and not made.keeps(rtol=0.019)
+    assert made.keeps(1.25e-3, 0.02) and not made.keeps(1.24e-3, 0.02) and not made.keeps(1.25e-3, 0.019)
+    assert not certificate("none", relative=0.02).keeps(rtol=1.0)
+    assert not certificate(relative=math.nan).keeps(rtol=1.0)
+    assert not certificate().keeps(rtol=1e300)  # nothing is known in that unit
+
+
+@pytest.mark.parametrize(
+    ("limits", "text"),
+    [
+        ({}, "tol, rtol=None, None must not both be left out; try tol=1e-2 or rtol=1e-2"),
+        ({"rtol": math.nan}, "rtol=nan must be a number; try rtol=1e-2"),
+        ({"tol": math.nan, "rtol": 1.0}, "tol=nan must be a number; try tol=1e-2"),
+    ],
+    ids=str,
+)
+def test_limits_that_are_none_are_refused(limits: dict[str, float], text: str) -> None:
+    with pytest.raises(ParameterError, match=f"^{re.escape(text)}$"):
+        certificate(relative=0.02).keeps(**limits)
+
+
 @pytest.mark.parametrize("bound", [1.25e-3, math.inf])
 def test_json_brings_a_certificate_back(bound: float) -> None:
-    made = certificate(bound=bound, assumptions=("a", "b"), cost=Cost(1, 2, 3, 4), reason="because")
+    own = {"relative": 8 * bound, "relative_rows": torch.tensor([[8 * bound, 0.0]], dtype=torch.float64)}
+    made = certificate(bound=bound, assumptions=("a", "b"), cost=Cost(1, 2, 3, 4), reason="because", **own)
     text = made.to_json()
     plain = json.loads(text, parse_constant=lambda word: pytest.fail(f"{word} is not JSON"))
     assert plain["bound"] == (bound if math.isfinite(bound) else "inf")
+    assert plain["relative"] == (8 * bound if math.isfinite(bound) else "inf")
     assert Certificate.from_json(text) == made
     assert Certificate.from_json(text) != dataclasses.replace(made, bound=1.0)
     assert Certificate.from_json(text) != dataclasses.replace(made, rows=made.rows * 2)
+    assert Certificate.from_json(text) != dataclasses.replace(made, relative=1.0)
+    assert Certificate.from_json(text) != dataclasses.replace(made, relative_rows=made.relative_rows + 1)
+
+
+def test_a_certificate_of_before_there_was_a_second_unit_promises_nothing_in_it() -> None:
+    plain = json.loads(certificate(relative=0.02).to_json())
+    del plain["relative"], plain["relative_rows"]
+    old = Certificate.from_json(json.dumps(plain))
+    assert old.keeps(1.25e-3) and not old.keeps(rtol=1e300)
+    assert old.relative == math.inf and torch.equal(old.relative_rows, torch.full((1, 2), math.inf).double())
+    assert Certificate.from_json(old.to_json()) == old
+
+
+def test_bounds_of_rows_have_one_shape_in_both_units() -> None:
+    text = r"shape of relative_rows=(3,) must be that of rows, (1, 2); change both, or neither"
+    with pytest.raises(ShapeError, match=f"^{re.escape(text)}$"):
+        certificate(relative_rows=torch.zeros(3))
 
 
 def test_json_may_leave_the_rows_out() -> None:
-    made = certificate()
-    assert "rows" not in json.loads(made.to_json(rows=False))
-    assert Certificate.from_json(made.to_json(rows=False)).bound == made.bound
+    made = certificate(relative=0.02)
+    assert not {"rows", "relative_rows"} & json.loads(made.to_json(rows=False)).keys()
+    short = Certificate.from_json(made.to_json(rows=False))
+    assert (short.bound, short.relative) == (made.bound, 0.02)
 
 
 @pytest.mark.parametrize(
@@ -218,10 +274,15 @@ def test_json_may_leave_the_rows_out() -> None:
         ({"assumptions": [1]}, "its words are none"),
         ({"rows": {"shape": [7], "values": [0.1]}}, "RuntimeError: "),
         ({"rows": {"shape": [1], "values": ["x"]}}, "ValueError: "),
-        ({"rows": {"shape": [1], "values": [-0.1]}}, "its bound is none, or below that of a row"),
+        ({"rows": {"shape": [1, 2], "values": [-0.1, 0]}}, "its bound is none, or below that of a row"),
         ({"cost": {"flops": 1}}, "TypeError: "),
         ({"cost": {"flops": "1", "pointwise": 1, "launches": 1, "peak_bytes": 1}}, "its cost is none"),
         ({"more": 1}, "TypeError: "),
+        ({"relative": -1.0}, "its relative bound is not a bound"),
+        ({"relative": "nan"}, "its relative bound is not a bound"),
+        ({"relative": 1.0}, "its relative bound is not a bound, or below that of a row"),
+        ({"relative_rows": {"shape": [1, 2], "values": [0, -1]}}, "its relative bound is not a bound"),
+        ({"relative_rows": {"shape": [2], "values": [0, 1]}}, "ShapeError: "),
     ],
     ids=str,
 )

@@ -5,18 +5,25 @@ Short versions of `python -m tests.lose_rank` and `python -m tests.fuzz_distribu
 
 from __future__ import annotations
 
+import functools
 import signal
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 
 import pytest
+import torch
+import torch.distributed as dist
 from torch._C._distributed_c10d import HashStore
 from torch.distributed.distributed_c10d import Store
 
+from avow import atomic
+from avow.distributed import attend
 from avow.distributed.silence import _followed
 from tests.fuzz_distributed import run
 from tests.lose_rank import Loss, lose
+from tests.processes import FRESH, meet, message, together
 
 pytestmark = pytest.mark.processes
 
@@ -65,12 +72,56 @@ def wrote(words: dict[int, str]) -> Store:
     [
         ({0: "1 gone"}, (1, "gone")),
         ({0: "1 gone", 1: "2 gone", 2: "3 silent"}, (3, "silent")),
-        # Rank 1 had given this one up, and so it was silent itself.
-        ({0: "1 gone", 1: "0 silent"}, (0, "silent")),
+        # Rank 1 had waited for this one until the timeout.
+        ({0: "1 gone", 1: "0 silent"}, (1, "late")),
+        ({0: "2 gone", 2: "1 silent", 1: "0 silent"}, (1, "late")),
+        # Another came too late.
+        ({0: "1 silent", 1: "2 silent", 2: "1 gone"}, (2, "silent")),
+        # Two that waited for each other name each other.
+        ({0: "1 silent", 1: "0 silent"}, (1, "silent")),
     ],
 )
 def test_who_waited_for_whom_leads_to_the_one_that_is_missing(words: dict[int, str], missing: tuple[int, str]) -> None:
-    assert _followed(wrote(words), 0, 1, "gone", 0.05) == missing
+    peer, how = words[0].split()
+    assert _followed(wrote(words), 0, int(peer), how, 0.05) == missing
+
+
+def slow(after: float) -> str:
+    """What a process is told where the second comes so many seconds late."""
+    if dist.get_rank() == 1:
+        time.sleep(after)
+    return message(lambda: attend(*torch.randn(3, 1, 2, 8, 4).unbind()))
+
+
+def test_a_slow_process_is_waited_for_until_the_timeout(tmp_path: Path) -> None:
+    # Two thirds of the timeout: what is left is for a machine that is busy.
+    assert together(2, functools.partial(slow, 16.0), tmp_path, 24.0) == ["no error"] * 2
+
+
+def late(rank: int, folder: str) -> None:
+    """Two processes attend when the first has given up waiting for the second."""
+    meet(rank, 3, folder, 3.0)
+    given = torch.randn(3, 1, 2, 8, 4).unbind()
+    assert message(lambda: attend(*given)) == "no error"
+    names = {f"told-{other}" for other in (0, 2)}
+    while rank == 1 and not names <= {path.name for path in Path(folder).iterdir()}:
+        time.sleep(0.05)
+    told = message(lambda: attend(*given))
+    atomic.write(Path(folder, f"told-{rank}"), told)
+    dist.destroy_process_group()
+
+
+def test_one_that_comes_after_the_timeout_is_named_by_the_others_and_names_them(tmp_path: Path) -> None:
+    crowd = [FRESH.Process(target=late, args=(rank, str(tmp_path))) for rank in range(3)]
+    for one in crowd:
+        one.start()
+    for one in crowd:
+        one.join()
+    first, second, third = ((tmp_path / f"told-{rank}").read_text() for rank in range(3))
+    rest = "must take part until all have their answer; look at its log, and start the processes again"
+    assert first == third == f"LostRank: rank 1=silent {rest}"
+    rule = "=gone waited for this process, rank 1, longer than the group's timeout of 3 s; raise the timeout if "
+    assert second.startswith(("LostRank: rank 0" + rule, "LostRank: rank 2" + rule))
 
 
 def test_a_survivor_that_has_not_yet_told_is_given_time() -> None:
@@ -78,11 +129,12 @@ def test_a_survivor_that_has_not_yet_told_is_given_time() -> None:
 
     def late() -> None:
         time.sleep(0.1)
-        store.set("1", "2 silent")
+        store.set("1", "0 silent")
 
     teller = threading.Thread(target=late)
     teller.start()
-    assert _followed(store, 0, 1, "gone", 0.5)[0] == 2
+    # Far more than a busy machine needs; without it rank 1 would be called gone.
+    assert _followed(store, 0, 1, "gone", 60.0) == (0, "silent")
     teller.join()
 
 

@@ -7,9 +7,10 @@ import pickle
 import re
 
 import pytest
+import torch
 
 from avow import errors
-from avow.errors import AvowError, InputError, NotDifferentiable, ParameterError, ToleranceUnreachable
+from avow.errors import AvowError, InputError, NotDifferentiable, ParameterError, ToleranceUnreachable, is_out_of_memory
 
 EVERY = [x for x in vars(errors).values() if inspect.isclass(x) and issubclass(x, AvowError)]
 
@@ -81,3 +82,15 @@ def test_a_branch_in_the_wrong_place_would_be_read_there() -> None:
         "C": "B",
         "D": "A",
     }
+
+
+@pytest.mark.parametrize("size", [2**50, 2**60])
+def test_a_cpu_and_a_gpu_without_memory_are_told_from_other_errors(size: int) -> None:
+    with pytest.raises(RuntimeError) as caught:
+        torch.empty(size, dtype=torch.uint8)
+    assert is_out_of_memory(caught.value)
+    assert is_out_of_memory(torch.OutOfMemoryError("CUDA out of memory")) and is_out_of_memory(MemoryError())
+    wrapped = RuntimeError("a compiler failed")
+    assert not is_out_of_memory(wrapped)
+    wrapped.__cause__ = caught.value
+    assert is_out_of_memory(wrapped)

@@ -5,17 +5,20 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 
 import pytest
 import torch
 from torch import Tensor
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.nn.attention import SDPBackend
 from torch.nn.functional import scaled_dot_product_attention
 
 import avow
 from avow.contract import Problem
 from avow.errors import RangeError
 from avow.maths import rounding
+from avow.methods import exact
 from avow.methods.exact import Exact, _fused_on_cpu
 from tests.truth import judge
 
@@ -222,7 +225,7 @@ def test_a_half_precision_bound_contains_the_rounding_of_the_output(
 ) -> None:
     q, k, v = tensors(dtype=dtype)
     out, certificate = avow.attend(q, k, v, method="exact", precision=precision)
-    assert float(certificate.rows.min()) >= unit
+    assert float(certificate.relative_rows.min()) >= unit
     problem = Problem.of(q, k, v)
     assert broken_rows(problem, out, certificate.rows) == 0
     # Outputs do round: a bound without their unit would be broken.
@@ -268,3 +271,59 @@ def test_settings_are_the_input_type_and_all_that_are_wider(dtype: torch.dtype) 
     found = [Exact("native"), *(Exact(word) for word in ("float32", "float64"))]
     assert len(list(Exact.settings(sizes))) == words[dtype]
     assert [method for method in found if method in list(Exact.settings(sizes))] == list(Exact.settings(sizes))
+
+
+def on_a_gpu(monkeypatch: pytest.MonkeyPatch, error: RuntimeError) -> list[torch.dtype]:
+    """Attention in half precision on a GPU whose fused kernels raise this; the types of the calls that were made."""
+    calls = []
+
+    def call(q: Tensor, *_: Tensor, **__: object) -> Tensor:
+        calls.append(q.dtype)
+        if q.dtype == torch.float16:
+            raise error
+        return q
+
+    monkeypatch.setattr(exact, "scaled_dot_product_attention", call)
+    monkeypatch.setattr(exact, "_quickest", lambda *_: [SDPBackend.FLASH_ATTENTION])
+    with FakeTensorMode():
+        q = torch.empty(1, 1, 4, 8, dtype=torch.float16, device="cuda")
+        exact._fastest(q, q, q, None, False, 1.0)
+    return calls
+
+
+def test_a_kernel_that_does_not_take_these_sizes_is_replaced(monkeypatch: pytest.MonkeyPatch) -> None:
+    refusal = RuntimeError("No available kernel. Aborting execution.")
+    assert on_a_gpu(monkeypatch, refusal) == [torch.float16, torch.float32]
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        torch.OutOfMemoryError("CUDA out of memory."),
+        RuntimeError("CUDA error: an illegal memory access"),
+    ],
+)
+def test_any_other_error_of_a_kernel_is_raised_and_nothing_larger_tried(
+    monkeypatch: pytest.MonkeyPatch, error: RuntimeError
+) -> None:
+    with pytest.raises(type(error), match="memory"):
+        on_a_gpu(monkeypatch, error)
+
+
+def test_without_room_to_measure_kernels_the_call_itself_still_runs(monkeypatch: pytest.MonkeyPatch) -> None:
+    chosen = []
+
+    def measured(*_: object) -> None:
+        raise torch.OutOfMemoryError("CUDA out of memory.")
+
+    def kernels(backends: list[SDPBackend], set_priority: bool) -> AbstractContextManager[None]:
+        chosen.extend(backends)
+        return nullcontext()
+
+    monkeypatch.setattr(exact, "scaled_dot_product_attention", lambda q, *_, **__: q)
+    monkeypatch.setattr(exact, "_quickest", measured)
+    monkeypatch.setattr(exact, "sdpa_kernel", kernels)
+    with FakeTensorMode():
+        q = torch.empty(1, 1, 4, 8, dtype=torch.float16, device="cuda")
+        exact._fastest(q, q, q, None, False, 1.0)
+    assert chosen == [SDPBackend.CUDNN_ATTENTION, SDPBackend.FLASH_ATTENTION]

@@ -16,6 +16,7 @@ from avow.kernels.feature_twin import feature_attention_twin
 from avow.kernels.linear_attention import LinearState, linear_attention_twin
 from avow.kernels.separable_attention import ColumnSums
 from avow.kernels.separable_twin import separable_attention_twin
+from avow.methods.separable import Separable
 
 pytestmark = pytest.mark.kernels
 
@@ -105,3 +106,16 @@ def test_a_step_that_forgets_its_key_is_seen(monkeypatch: pytest.MonkeyPatch) ->
     out = steps.linear_step(q[:, :, 0], k[:, :, 0], v[:, :, 0], state)
     truth = linear_attention_twin(q[:, :, :1], k[:, :, :1], v[:, :, :1])[0][:, :, 0]
     assert not torch.allclose(out, truth)
+
+
+@pytest.mark.filterwarnings("ignore:(overflow|invalid value) encountered:RuntimeWarning")
+@pytest.mark.parametrize("size", [1e-30, 1.0, 1e36])
+def test_separable_steps_stay_finite_where_cooling_leaves_the_type(size: float) -> None:
+    q, k, v = drawn(torch.float32)
+    q, k = size * q, size * k
+    q[:, :, 1], k[:, :, 2] = 0, 0
+    q[:, :, 3] = -3e38  # all of a row stops at the same end
+    state = ColumnSums(*empty(24, 40, 24))
+    rows = [steps.separable_step(q[:, :, i], k[:, :, i], v[:, :, i], state, 1e-6) for i in range(TOKENS)]
+    wanted, _ = Separable(1e-6).read_on(q, k, v, None)
+    torch.testing.assert_close(torch.stack(rows, 2), wanted, rtol=1e-4, atol=1e-5)

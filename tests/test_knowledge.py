@@ -109,6 +109,26 @@ def test_a_second_experiment_does_not_overwrite_the_first(made: tuple[Path, dict
         side_by_side(first, out, resume=True)
 
 
+def test_an_experiment_is_not_resumed_with_other_texts_and_other_questions_are_asked_anew(tmp_path: Path) -> None:
+    people = tmp_path / "people"
+    write_corpus(invent(people=10, documents=2), people)
+    (arm, *_) = tiny(str(people))
+    (first,) = side_by_side([arm], tmp_path / "out")
+    told: list[str] = []
+    assert side_by_side([arm], tmp_path / "out", resume=True, tell=lambda news: told.append(news.kind)) == [first]
+    assert told == ["found"]
+    with (people / "dev.tsv").open("a") as questions:
+        questions.write("Where was nobody born?\tNowhere\n")
+    (again,) = side_by_side([arm], tmp_path / "out", resume=True)
+    assert first.evaluation is not None and again.evaluation is not None
+    assert again.evaluation.asked == first.evaluation.asked + 1
+    text = people / "wiki.txt"
+    text.write_text("".join(reversed(text.read_text().splitlines(keepends=True))))
+    words = f"corpus={people} holds other texts than those that the run in {tmp_path / 'out' / arm.name} has read"
+    with pytest.raises(FileError, match=re.escape(f"{words}; put those back, or use another --out")):
+        side_by_side([arm], tmp_path / "out", resume=True)
+
+
 def children() -> list[int]:
     """The processes that this one started."""
     found = []

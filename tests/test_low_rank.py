@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor
+from torch._dynamo.utils import counters
 
 import avow
 from avow.contract import Problem
@@ -234,3 +235,42 @@ def test_a_rank_that_no_memory_holds_is_refused_even_where_there_is_nothing_to_a
     q, nothing = torch.randn(1, 2, 3, 4), torch.randn(1, 2, 0, 4)
     with pytest.raises(ParameterError, match="low_rank: rank=1000000000000 must be from 1 to 65536"):
         avow.attend(q, nothing, nothing, method="low_rank", rank=10**12)
+
+
+@pytest.mark.parametrize("causal", [False, True])
+def test_a_compiled_graph_does_not_grow_with_the_rank_and_gives_the_same_answer_and_gradients(causal: bool) -> None:
+    leaves = [x.requires_grad_() for x in torch.randn(3, 1, 2, 96, 8).unbind()]
+
+    def run(method: LowRank, compiled: bool) -> tuple[int, list[Tensor]]:
+        def out(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+            return method.compute(Problem.of(q, k, v, causal=causal)).out
+
+        torch._dynamo.reset()
+        counters.clear()
+        torch.manual_seed(0)
+        answer = (torch.compile(out, backend="aot_eager", fullgraph=True) if compiled else out)(*leaves)
+        return counters["stats"]["calls_captured"], [answer, *torch.autograd.grad(answer.square().sum(), leaves)]
+
+    captured = []
+    for rank in (8, 64):
+        calls, found = run(LowRank(rank), compiled=True)
+        captured.append(calls)
+        for mine, plain in zip(found, run(LowRank(rank), compiled=False)[1], strict=True):
+            torch.testing.assert_close(mine, plain)
+    assert captured[0] == captured[1]
+
+
+def test_a_generator_breaks_the_graph_and_draws_the_same_landmarks() -> None:
+    q, k, v = torch.randn(3, 1, 2, 64, 8).unbind()
+
+    def out(seed: int, compiled: bool) -> Tensor:
+        generator, method = torch.Generator().manual_seed(seed), LowRank(8)
+
+        def call(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+            return method.compute(Problem.of(q, k, v), generator).out
+
+        torch._dynamo.reset()
+        return (torch.compile(call, backend="aot_eager") if compiled else call)(q, k, v)
+
+    torch.testing.assert_close(out(1, compiled=True), out(1, compiled=False))
+    assert not torch.allclose(out(1, compiled=True), out(2, compiled=False))

@@ -11,9 +11,13 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from avow.contract import Problem
 from avow.errors import ParameterError, ShapeError
+from avow.methods.random_features import RandomFeatures
+from avow.methods.separable import Separable
 from avow.nn import Attention, Cache, ModelConfig, TransformerLM
-from avow.nn.memory import ColumnSums, FeatureSums, KeysAndValues
+from avow.nn.draw import Directions
+from avow.nn.memory import ColumnSums, FeatureSums, KeysAndValues, memory_of
 
 LENGTH = 140
 BASE = ModelConfig(vocabulary=20, block=LENGTH, layers=2, heads=4, width=24, dropout=0.1, positions="rotary")
@@ -131,7 +135,7 @@ def held(cache: Cache) -> int:
                 total += memory.keys.numel() + memory.values.numel()
             case ColumnSums():
                 assert memory.state is not None
-                total += sum(x.numel() for x in memory.state[:3])
+                total += sum(x.numel() for x in memory.state.sums[:3])
             case FeatureSums():
                 assert memory.state is not None
                 total += sum(x.numel() for x in memory.state.sums[:3])
@@ -213,3 +217,37 @@ def test_a_full_cache_and_another_batch_are_refused(attention: str) -> None:
     module.step(torch.zeros(1, 4, 8), memory)
     with pytest.raises(ShapeError, match="length=5 exceeds block=4; start anew"):
         module.step(torch.zeros(1, 1, 8), memory)
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("temperature", [5e-324, 1e-300, 1e-40, 1e-6, 0.5, 1.0, 1e6, 1e300])
+@pytest.mark.parametrize("size", ["tiny", "usual", "huge"])
+@torch.no_grad()
+def test_steps_of_separable_attention_are_its_whole_pass_at_any_temperature(
+    dtype: torch.dtype, temperature: float, size: str
+) -> None:
+    method, limits = Separable(temperature), torch.finfo(dtype)
+    factor = {"tiny": 4 * limits.smallest_normal, "usual": 1.0, "huge": limits.max / 64}[size]
+    q, k, v = (torch.randn(2, heads, 30, 8).to(dtype) for heads in (4, 2, 2))
+    q[:, :, 3], k[:, :, 5] = 0, 0
+    q, k, v = (x * factor for x in (q, k, v))
+    whole = method.compute(Problem.of(q, k, v, causal=True, enable_gqa=True)).out
+    memory = memory_of(method, None, 30)
+    parts = zip(*(x.split([1, 1, 20, 1, 7], 2) for x in (q, k, v)), strict=True)
+    steps = torch.cat([memory.read(*part) for part in parts], 2)
+    assert bool(whole.isfinite().all()) and float(whole.abs().amax()) > 0
+    # The answer is a mean of values: what one step or all of them round is relative to those.
+    torch.testing.assert_close(steps / factor, whole / factor, rtol=4 * limits.eps, atol=32 * limits.eps)
+
+
+@torch.no_grad()
+def test_steps_of_random_features_lose_no_value_near_underflow() -> None:
+    method, draw = RandomFeatures(16), Directions(RandomFeatures(16), 4)
+    q, k = torch.randn(2, 1, 2, 12, 4).unbind()
+    v = torch.randint(1, 9, (1, 2, 12, 4)).float()
+    whole = memory_of(method, draw, 12).read(q, k, v)
+    memory, unit = memory_of(method, draw, 12), 2.0**-148
+    parts = zip(*(x.split(3, 2) for x in (q, k, unit * v)), strict=True)
+    steps = torch.cat([memory.read(*part) for part in parts], 2)
+    # Half the distance of the smallest numbers, half of the unit: only the answer itself is rounded.
+    torch.testing.assert_close(steps / unit, whole, rtol=0, atol=1 / 4 + 1e-4)

@@ -195,7 +195,8 @@ def test_the_printed_plan_has_a_line_and_a_reason_for_each() -> None:
     q, k, v = torch.randn(3, 1, 2, 300, 8).unbind()
     made = avow.plan(q, k, v, tol=1e-2)
     first, header, *lines = str(made).splitlines()
-    assert first == f"plan for tolerance 0.01 ({made.source})"
+    unit = "bounds are relative to the longest value that a row sees"
+    assert first == f"plan for tolerance 0.01 ({made.source}); {unit}"
     assert header.split() == ["method", "seconds", "memory", "bound", "why"]
     assert len(lines) == len(made.ranked)
     for line, candidate in zip(lines, made.ranked, strict=True):
@@ -218,3 +219,12 @@ def test_a_plan_for_a_longer_sequence_costs_more() -> None:
     near, far = avow.plan(q, k, v, tol=1e-2), avow.plan(q, k, v, tol=1e-2, keys=4096)
     assert far.exact_seconds > 10 * near.exact_seconds
     assert {c.label for c in near.ranked} < {c.label for c in far.ranked}
+
+
+def test_one_query_is_priced_as_one_however_many_keys_are_asked_for() -> None:
+    q, k, v = (torch.randn(1, 2, n, 8) for n in (1, 64, 64))
+    step = avow.plan(q, k, v, keys=4096)
+    pass_over_all = avow.plan(k, k, v, keys=4096)
+    (one,) = [c for c in step.ranked if c.label == "exact(precision=native)"]
+    (all_of_them,) = [c for c in pass_over_all.ranked if c.label == "exact(precision=native)"]
+    assert all_of_them.cost.flops == 4096 * one.cost.flops

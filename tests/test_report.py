@@ -6,7 +6,8 @@ import dataclasses
 import io
 import json
 import re
-import time
+from collections.abc import Callable
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -21,7 +22,7 @@ from avow.report.decoding import WISHES, Decoding, Step, decoding, last_query
 from avow.report.figures import frontier_figure
 from avow.report.frontier import frontier
 from avow.report.looks import look
-from avow.report.measure import largest_error, pace, peak_bytes
+from avow.report.measure import largest_errors, pace, peak_bytes
 from avow.report.page import page
 from avow.report.picture import png
 from avow.report.progress import progress
@@ -58,19 +59,30 @@ def test_the_peak_is_what_is_held_at_once() -> None:
     assert peak_bytes(in_turn, CPU) == pytest.approx(4 * 2**20, rel=0.01)
 
 
-def test_a_slower_call_has_a_larger_ratio() -> None:
-    slow = pace(lambda: time.sleep(0.02), lambda: time.sleep(0.002), CPU, 3)
-    assert slow.ratio > 3 and slow.seconds >= 0.02
-    assert pace(lambda: time.sleep(0.002), lambda: time.sleep(0.02), CPU, 3).ratio < 1 / 3
+def test_a_slower_call_has_a_larger_ratio(monkeypatch: pytest.MonkeyPatch) -> None:
+    now = 0.0
+
+    def taking(seconds: float) -> Callable[[], None]:
+        def call() -> None:
+            nonlocal now
+            now += seconds
+
+        return call
+
+    # A clock of its own: on a busy machine nothing takes as long as it should.
+    monkeypatch.setattr("avow.report.measure.time", SimpleNamespace(perf_counter=lambda: now))
+    slow = pace(taking(0.02), taking(0.002), CPU, 3)
+    assert slow.ratio == pytest.approx(10) and slow.seconds == pytest.approx(0.02)
+    assert pace(taking(0.002), taking(0.02), CPU, 3).ratio == pytest.approx(0.1)
 
 
 def test_the_measured_error_sees_a_wrong_row() -> None:
     w = workload("diffuse", 1, 32, 8)
     exact = method_named("exact")()
     out, _ = avow.attend(w.q, w.k, w.v)
-    assert largest_error(out, w, exact, 0) < 1e-5
+    assert largest_errors(out, w, exact, 0).error < 1e-5 > largest_errors(out, w, exact, 0).relative / 100
     out[0, 0, 17] += 1.0
-    assert largest_error(out, w, exact, 0) > 0.1
+    assert largest_errors(out, w, exact, 0).relative > largest_errors(out, w, exact, 0).error > 0.1
 
 
 def test_nothing_on_the_frontier_is_beaten_and_everything_off_it_is() -> None:
@@ -102,7 +114,7 @@ def test_another_temperature_is_another_target() -> None:
     row = Bench(["separable"], {"separable": warm}, pairs=1).board(w, lambda step: None).rows[0]
     assert row.measured is not None and row.measured.error < 1e-3
     out, _ = avow.attend(w.q, w.k, w.v, method="separable")
-    assert largest_error(out, w, warm, 0) > row.measured.error
+    assert largest_errors(out, w, warm, 0).error > row.measured.error
 
 
 def test_what_would_take_too_long_is_named_not_run() -> None:
@@ -126,7 +138,7 @@ def board(kind: str, ratio: float, bound: float, promise: str = "deterministic")
     """Exact attention and one low-rank row with chosen numbers."""
 
     def row(name: str, ratio: float, bound: float, promise: str) -> Row:
-        return Row(method_named(name)(), Measured(1.0, ratio, 1, 1e-6, 1e-6, promise, 0.99, bound))
+        return Row(method_named(name)(), Measured(1.0, ratio, 1, 1e-6, 1e-6, promise, 0.99, bound, 1e-5, 0.02))
 
     sizes = Sizes(1, 1, 1, 2048, 2048, 8, 8)
     return Board(kind, "", sizes, (row("exact", 1.0, 1e-5, "deterministic"), row("low_rank", ratio, bound, promise)))
@@ -135,19 +147,25 @@ def board(kind: str, ratio: float, bound: float, promise: str = "deterministic")
 def test_the_headline_names_the_winner_and_where_there_is_none() -> None:
     made = Comparison((board("diffuse", 0.25, 2e-3), board("copying", 0.25, 2.0)), (), "")
     assert made.headline == (
-        "On diffuse heads low_rank(rank=64) takes 25% of exact attention's time and proves every row within 2.0e-03;"
+        "On diffuse heads low_rank(rank=64) takes 25% of exact attention's time and proves every row within"
+        " 2.0e-03 of the longest value (2.0e-02 of the answer);"
         " on copying nothing faster than exact proves 0.01."
     )
 
 
 def test_a_statistical_winner_is_said_to_be_one() -> None:
-    assert "2.0e-03 with probability 0.99" in Comparison((board("diffuse", 0.5, 2e-3, "statistical"),), (), "").headline
+    assert (
+        "(2.0e-02 of the answer) with probability 0.99"
+        in Comparison((board("diffuse", 0.5, 2e-3, "statistical"),), (), "").headline
+    )
 
 
 @pytest.mark.parametrize(("ratio", "bound"), [(1.5, 2e-3), (0.5, 0.2)])
 def test_a_headline_never_claims_what_was_slower_or_unproved(ratio: float, bound: float) -> None:
     headline = Comparison((board("diffuse", ratio, bound),), (), "").headline
-    assert headline.startswith("At 2,048 keys nothing faster than exact attention proves an error of 0.01")
+    assert headline.startswith(
+        "At 2,048 keys nothing faster than exact attention proves an error of 0.01 of the longest"
+    )
 
 
 def swept(name: str, seconds: float, bound: float | None) -> Point:
@@ -277,7 +295,7 @@ def test_only_who_compares_sparse_sees_decoding() -> None:
 
 def test_what_several_steps_say_is_said_once() -> None:
     def step(tol: float, confidence: float, method: str, because: str) -> Step:
-        return Step(tol, confidence, 1e-3, 0.5, 1e-6, 1e-3, method, because)
+        return Step(tol, confidence, 1e-3, 0.5, 1e-6, 1e-3, method, because, 1e-5, 0.02)
 
     steps = (step(0.1, 1, "sparse", "all"), step(0.01, 0.999, "sparse", "all"), step(0.01, 0.999, "exact", ""))
     console = Console(width=80, file=io.StringIO())

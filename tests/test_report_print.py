@@ -63,6 +63,13 @@ def printing(visit: Visit) -> None:
     visit.page.emulate_media(media="print")
 
 
+def cut_off(visit: Visit) -> int:
+    """How many tables and formulas are wider than their place."""
+    wide = "all => all.filter(one => one.checkVisibility() && one.scrollWidth > one.clientWidth + 1).length"
+    found: int = visit.page.eval_on_selector_all(".scroll, .formula", wide)
+    return found
+
+
 def filled(visit: Visit) -> bool:
     """Whether a figure comes to be wider than paper; it measures its place a moment later."""
     for _ in range(50):
@@ -100,8 +107,7 @@ def test_reports_print_whole_on_white_and_come_back(browser: Any, reports: dict[
         printing(visit)
         assert dark(visit.page.evaluate(INK)), name
         assert visit.page.locator("details:not([open])").count() == 0, name
-        wide = "all => all.filter(one => one.checkVisibility() && one.scrollWidth > one.clientWidth + 1).length"
-        assert visit.page.eval_on_selector_all(".scroll", wide) == 0, f"{name}: a table is cut off"
+        assert cut_off(visit) == 0, f"{name}: a table is cut off"
         assert visit.page.evaluate("document.documentElement.scrollWidth") <= SHEET, name
         figures = json.loads(visit.page.inner_text("#figures") or visit.page.text_content("#figures"))
         drawn = visit.sizes(".figure .main-svg")
@@ -114,6 +120,46 @@ def test_reports_print_whole_on_white_and_come_back(browser: Any, reports: dict[
         assert filled(visit), f"{name}: figures are as wide as the screen again"
         assert not any(map(dark, labels(visit))), name
         assert visit.complaints == [] and visit.requests == []
+
+
+def widened(html: str, digits: int) -> str:
+    """The page with so many digits in every cell of its tables."""
+    return re.sub(r"(<td[^>]*>)[^<]*", r"\g<1>" + "8" * digits, html)
+
+
+@pytest.mark.browser
+@pytest.mark.parametrize("digits", [9, 12, 40, 400])
+def test_tables_print_whole_however_many_digits_their_numbers_have(
+    browser: Any,  # noqa: F811
+    reports: dict[str, str],
+    tmp_path: Path,
+    digits: int,
+) -> None:
+    for name, html in reports.items():
+        path = tmp_path / f"{name}.html"
+        path.write_text(widened(html, digits))
+        visit = Visit(browser, path, viewport={"width": 1280, "height": 900})
+        before = visit.sizes("td")
+        printing(visit)
+        assert cut_off(visit) == 0, f"{name}: a table is cut off"
+        assert visit.page.evaluate("document.documentElement.scrollWidth") <= SHEET, name
+        visit.page.emulate_media(media="screen")
+        visit.page.set_viewport_size({"width": 1280, "height": 900})
+        visit.page.evaluate("dispatchEvent(new Event('afterprint'))")
+        assert visit.sizes("td") == before, f"{name}: on the screen tables are as large as they were"
+
+
+@pytest.mark.browser
+def test_a_table_that_keeps_its_size_on_paper_would_be_caught(
+    browser: Any,  # noqa: F811
+    reports: dict[str, str],
+    tmp_path: Path,
+) -> None:
+    path = tmp_path / "wide.html"
+    path.write_text(widened(reports["compare"], 40).replace("wide.style.zoom = wide.clientWidth", "wide.clientWidth"))
+    visit = Visit(browser, path, viewport={"width": 1280, "height": 900})
+    printing(visit)
+    assert cut_off(visit) > 0
 
 
 @pytest.mark.browser

@@ -28,7 +28,7 @@ def test_a_climb_gets_higher_than_its_random_start_and_its_recipe_makes_the_same
     while climb.evaluations < 2 * PATIENCE:
         climb.step(rng)
     climb.isolate()
-    assert climb.ratio > 2 * climb.first > 0
+    assert climb.ratio > 1.3 * climb.first > 0
     recipe = json.loads(climb.recipe)
     again = replay(recipe)
     assert all(torch.equal(getattr(again, name), getattr(climb.state, name)) for name in "qkv")

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from avow.maths import unread, uppers
 from avow.maths.brackets import ends
-from avow.maths.fused import Fused, NotCompiled
+from avow.maths.fused import Fused
 from avow.maths.sketch import Sketch, sketched
 from avow.maths.skimming import Skim
 from avow.maths.unread import Unfit
@@ -240,7 +240,7 @@ def test_a_long_cache_compiles_and_answers_within_its_certificates(monkeypatch: 
         more = tokens(cache, 70)
         cache.append(*more)
         k, v = (torch.cat(x, 2) for x in zip((k, v), more, strict=True))
-    assert read and not Fused.failed
+    assert read and not uppers._all_heads._failures
 
 
 def test_without_a_compiler_it_is_exact_and_says_why(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -249,14 +249,11 @@ def test_without_a_compiler_it_is_exact_and_says_why(monkeypatch: pytest.MonkeyP
     def none(*_: object, **__: object) -> None:
         raise RuntimeError("no g++\nand more")
 
-    monkeypatch.setattr(Fused, "failed", "")
     monkeypatch.setattr("torch.compile", none)
-    monkeypatch.setattr(uppers._all_heads, "_made", None)
+    monkeypatch.setattr(uppers, "_all_heads", Fused(uppers._of_all_heads, axis=2))
     certificate = cache.attend(queries(k, 4), 0.1).certificate
     text = "the look at the sketch could not be compiled (RuntimeError: no g++), and plain torch takes longer"
     assert certificate.method == "exact" and certificate.reason == text
-    with pytest.raises(NotCompiled, match=r"no g\+\+$"):
-        uppers._all_heads([])  # it is not tried again
 
 
 def test_what_would_take_longer_than_everything_is_not_read(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -87,6 +87,16 @@ def test_an_audit_sees_what_flushing_did(problem: Given) -> None:
     assert bool((softmax_error(out, q, k, v, scale)[0, 0] <= found.errors).all())
 
 
+def test_subnormal_numbers_among_separable_logits_are_charged() -> None:
+    torch.manual_seed(0)
+    q, k, v = (torch.randn(1, 1, 16, 4) * size for size in (1e-39, 1e-39, 1.0))
+    with flushing():
+        out, certificate = avow.attend(q, k, v, method="separable", temperature=1e-39)
+    rows, columns = torch.softmax(q.double() / 1e-39, -1), torch.softmax(k.double() / 1e-39, -2)
+    error = (out.double() - rows @ (columns.mT @ v.double())).norm(dim=-1) / v.double().norm(dim=-1).amax()
+    assert bool((error <= certificate.rows).all()) and float(error.amax()) > 1e-2
+
+
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
 def test_numbers_are_widened_as_they_are(dtype: torch.dtype) -> None:
     numbers = torch.tensor([0.0, -0.0, 1.5, -3.0, 1e-39, -1e-40, 1e-45, 6e-8, -6e-8]).to(dtype)

@@ -24,6 +24,7 @@ from avow.report import training_progress
 from avow.training import Progress, checkpoint, invent, write_corpus
 from avow.training.config import SECTIONS
 from avow.training.log import read_log
+from avow.training.run_lock import locked
 from tests import command as commands
 from tests.runs import SMALL
 
@@ -257,7 +258,7 @@ def test_elsewhere_a_long_run_takes_some_twenty_lines(capsys: pytest.CaptureFixt
         (["finetune", "b"], "from=None says what to begin with, and must be given; name a pretrained run, or use"),
         (["finetune", "b", "--from", "none"], "run=none does not exist; give the folder of a run, or one of its check"),
         (["evaluate", "corpus"], "run=corpus is neither a run nor a checkpoint; give the folder of a run"),
-        (["pretrain", "corpus/wiki.txt", *SMALL], "wiki.txt/config.json has no folder (File exists); name"),
+        (["pretrain", "corpus/wiki.txt", *SMALL], "run=corpus/wiki.txt cannot be written (File exists); name"),
         (["pretrain", "b", "model.block=4"], "block=4 leaves 3 characters of a document, fewer than 4; use a larger"),
         (["pretrain", "b", "--device", "tpu"], "run: device='tpu' must be one of auto, cpu, cuda"),
     ],
@@ -299,6 +300,30 @@ def test_a_truncated_checkpoint_is_refused_and_the_good_one_named_works() -> Non
     assert f"{bad} is damaged: weights.safetensors is not what was written; beginning with {good}" in done.stderr
     run("pretrain", "base", "--resume-from", str(good))
     run("evaluate", "base")
+
+
+def test_a_checkpoint_of_another_run_is_refused_and_nothing_of_the_run_changes() -> None:
+    run("pretrain", "other", *FLAGS, "run.seed=2")
+    early, _ = checkpoint.checkpoints(Path("other/checkpoints"))
+    before = {path: path.read_bytes() for path in Path("base").rglob("*") if path.is_file()}
+    line = refused("pretrain", "base", *FLAGS, "run.seed=2", "--resume-from", str(early))
+    assert line == (
+        f"avow: checkpoint={early} is of another run, other, than base; "
+        f"resume other, or begin a new run with its weights: run.start={early}"
+    )
+    line = refused("pretrain", "base", "--resume-from", str(early))
+    assert f"checkpoint={early} is of another run, other, than base: run.seed is 2 there and 0 here; " in line
+    line = refused("pretrain", "new", *FLAGS, "run.seed=2", "--resume-from", str(early))
+    assert "is of another run, other, than new; " in line and not Path("new").exists()
+    assert {path: path.read_bytes() for path in Path("base").rglob("*") if path.is_file()} == before
+
+
+def test_a_folder_in_which_another_run_is_at_work_is_refused() -> None:
+    with locked(Path("base")):
+        line = refused("pretrain", "base", "--resume")
+    assert line.startswith(f"avow: run=base is being written by process {os.getpid()} on ")
+    assert line.endswith("; wait until that ends, or name another folder")
+    run("pretrain", "base", "--resume")
 
 
 def test_a_checkpoint_of_another_architecture_is_refused() -> None:

@@ -84,7 +84,7 @@ def test_a_log_that_cannot_be_written_is_said(tmp_path: Path) -> None:
     with Log(tmp_path / "log.csv", 0) as log:
         (tmp_path / "log.csv").unlink()
         (tmp_path / "log.csv").mkdir()
-        words = "log.csv cannot be written (Is a directory); make room and resume from the last checkpoint"
+        words = "log.csv cannot be written (Is a directory); let this process write there and resume from the last"
         with pytest.raises(FileError, match=re.escape(words)):
             log.add(line(1))
 

@@ -216,6 +216,85 @@ def test_a_damaged_checkpoint_is_refused_and_the_one_before_goes_on(tmp_path: Pa
     assert same(train(small(tmp_path), tmp_path / "run", resume=good), whole)
 
 
+def test_a_damaged_checkpoint_that_was_passed_over_is_set_aside(tmp_path: Path) -> None:
+    folder = tmp_path / "run" / "checkpoints"
+    train(small(tmp_path), tmp_path / "run")
+    good, bad = checkpoint.checkpoints(folder)
+    (bad / "weights.safetensors").write_bytes(b"half")
+    # It is stopped before it comes to that step again: what it goes on from is its own.
+    often = small(tmp_path, "run.log_every=1")
+    half = train(often, tmp_path / "run", resume=good, progress=interrupting(13, signal.SIGINT))
+    assert half.interrupted and checkpoint.checkpoints(folder)[-1] == half.checkpoint
+    assert (folder / f"damaged-{bad.name}" / "weights.safetensors").read_bytes() == b"half"
+    train(small(tmp_path), tmp_path / "run", resume=True)
+
+
+def weights(path: Path) -> dict[str, Tensor]:
+    return dict(checkpoint.load(path).weights)
+
+
+def test_a_checkpoint_of_another_run_is_refused(tmp_path: Path) -> None:
+    first = train(small(tmp_path, "run.seed=1"), tmp_path / "first")
+    second = train(small(tmp_path, "run.seed=2"), tmp_path / "second")
+    early = checkpoint.checkpoints(tmp_path / "second" / "checkpoints")[0]
+    before = weights(first.checkpoint), (tmp_path / "first" / "config.json").read_text()
+    words = f"checkpoint={early} is of another run, {tmp_path / 'second'}, than {tmp_path / 'first'}"
+    remedy = f"; resume {tmp_path / 'second'}, or begin a new run with its weights: run.start={early}"
+    # With the configuration of either: with one they differ in that, with the other in where they are.
+    for seed, difference in ((2, ""), (1, ": run.seed is 2 there and 1 here")):
+        with pytest.raises(FileError, match=re.escape(words + difference + remedy)):
+            train(small(tmp_path, f"run.seed={seed}"), tmp_path / "first", resume=early)
+    after = weights(first.checkpoint), (tmp_path / "first" / "config.json").read_text()
+    assert before[1] == after[1] and all(torch.equal(x, after[0][name]) for name, x in before[0].items())
+    # The same checkpoint under another name of its folder is its own.
+    (tmp_path / "link").symlink_to(tmp_path / "second")
+    later = checkpoint.checkpoints(tmp_path / "link" / "checkpoints")[-1]
+    assert same(train(small(tmp_path, "run.seed=2"), tmp_path / "second", resume=later), second)
+    # And what the remedy says begins a new run.
+    assert train(small(tmp_path, f"run.start={early}"), tmp_path / "third").step == 14
+
+
+def test_a_checkpoint_of_another_run_in_the_same_folder_is_refused(tmp_path: Path) -> None:
+    for seed in (1, 2):
+        train(small(tmp_path, f"run.seed={seed}"), tmp_path / f"{seed}")
+    (_, own), (early, _) = (checkpoint.checkpoints(tmp_path / seed / "checkpoints") for seed in "12")
+    moved = own.parent / early.name
+    shutil.rmtree(moved)
+    shutil.copytree(early, moved)
+    words = f"checkpoint={moved} is of another run than {own}; move it away, then resume"
+    with pytest.raises(FileError, match=re.escape(words)):
+        train(small(tmp_path, "run.seed=1"), tmp_path / "1", resume=True)
+
+
+def test_a_later_checkpoint_is_not_kept_nor_written_over_in_silence(tmp_path: Path) -> None:
+    whole = train(small(tmp_path), tmp_path / "run")
+    early, late = checkpoint.checkpoints(tmp_path / "run" / "checkpoints")
+    rule = f"checkpoint={late} is later than {early}, and the run would go on as if it were not there"
+    with pytest.raises(FileError, match=re.escape(f"{rule}; resume from that one, or move it away first")):
+        train(small(tmp_path), tmp_path / "run", resume=early)
+    late.rename(tmp_path / "away")
+    again = train(small(tmp_path), tmp_path / "run", resume=early)
+    assert same(again, whole) and again.checkpoint == late
+    assert all(torch.equal(x, weights(late)[name]) for name, x in again.model.state_dict().items())
+
+
+def test_a_run_does_not_go_on_with_other_texts(tmp_path: Path) -> None:
+    config = small(tmp_path)
+    train(config, tmp_path / "run", progress=interrupting(6, signal.SIGINT))
+    text = tmp_path / "corpus" / "wiki.txt"
+    before = text.read_text()
+    # The same characters and as many lines: nothing but the texts themselves tells.
+    text.write_text("".join(reversed(before.splitlines(keepends=True))))
+    words = f"corpus={config.data.corpus} holds other texts than those that the run of "
+    with pytest.raises(FileError, match=re.escape(words)):
+        train(config, tmp_path / "run", resume=True)
+    text.write_text(before)
+    # Questions to be judged by are no part of a run.
+    with (tmp_path / "corpus" / "dev.tsv").open("a") as questions:
+        questions.write("Where was nobody born?\tNowhere\n")
+    assert not train(config, tmp_path / "run", resume=True).interrupted
+
+
 def test_a_gpu_that_is_not_there_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     with pytest.raises(DtypeError, match="device=cuda is not available here; use device=cpu"):

@@ -178,3 +178,14 @@ def test_shapes_that_do_not_fit_are_named_at_once(tmp_path: Path) -> None:
     path = saved(tmp_path, q=drawn(1, 2, 4), k=drawn(1, 6, 3), v=drawn(1, 6, 4))
     with pytest.raises(avow.InputError, match=r"k.shape\[-1\]=3"):
         read(path)
+
+
+def test_the_last_queries_see_what_they_saw() -> None:
+    w = workload("diffuse", heads=2, length=16, dim=8, causal=True)
+    whole = avow.attend(w.q, w.k, w.v, **w.call).out
+    for count in (1, 5, 16):
+        last = w.last(count)
+        torch.testing.assert_close(avow.attend(last.q, last.k, last.v, **last.call).out, whole[..., -count:, :])
+    assert w.last(1).call["mask"] is None
+    with pytest.raises(ParameterError, match="queries=17 must be from 1 to the 16 there are; try queries=1"):
+        w.last(17)

@@ -8,7 +8,8 @@ import math
 import torch
 from torch import Tensor
 
-from avow.contract import Certificate, Computed, Method, Norms, Problem, Promise
+from avow.certificates.relative import relative_rows
+from avow.contract import Certificate, Computed, Method, Norms, Problem, Promise, check_numbers
 from avow.maths import rounding
 from avow.maths.heads import longest_seen, per_query_head
 from avow.maths.norms import at_least, check_range, lengths, row_norms, slack
@@ -19,6 +20,8 @@ _NOTHING = 1e-22
 
 def measure_norms(p: Problem) -> Norms:
     """Norms of every row, after the checks that need to read the numbers: finite, and within float64's reach."""
+    for name, x in (("q", p.q), ("k", p.k), ("v", p.v)):
+        check_numbers(name, x)
     with torch.no_grad():
         values = row_norms(p.v, "v", faithful=True)
         widest = max(p.q.shape[-1], p.v.shape[-1])
@@ -31,7 +34,7 @@ def certify(method: Method, p: Problem, norms: Norms, computed: Computed, confid
     """The certificate of an answer just computed."""
     if p.empty:
         rows = p.q.new_zeros(p.q.shape[:-1], dtype=torch.float64)
-        promise = Promise("deterministic", rows, assumptions=("there was nothing to attend to",))
+        promise, own = Promise("deterministic", rows, assumptions=("there was nothing to attend to",)), rows
     else:
         with torch.no_grad():
             promise = method.promise(p.detached(), norms, computed, confidence)
@@ -39,19 +42,24 @@ def certify(method: Method, p: Problem, norms: Norms, computed: Computed, confid
             if method.averages and promise.kind != "none" and bool((rows > 1).any()):
                 rows = torch.minimum(rows, _trivial(p, norms, computed.out.detach()))
             promise = dataclasses.replace(promise, rows=rows)
-    shaped = promise.rows.reshape(*p.leading, p.q.shape[-2])
+            own = relative_rows(p, norms, computed.out, promise.rows)
+    shaped, own = (x.reshape(*p.leading, p.q.shape[-2]) for x in (promise.rows, own))
+    # One transfer brings both from a device.
+    bound, relative = torch.stack([shaped.amax(), own.amax()]).tolist() if shaped.numel() else (0.0, 0.0)
     return Certificate(
         method=method.name,
         parameters=method.parameters,
         target=method.target,
         kind=promise.kind,
-        bound=float(shaped.amax()) if shaped.numel() else 0.0,
+        bound=bound,
         rows=shaped,
         confidence=promise.confidence,
         coverage=promise.coverage,
         assumptions=promise.assumptions,
         reason=promise.reason,
         cost=method.cost(p.sizes),
+        relative=relative,
+        relative_rows=own,
     )
 
 

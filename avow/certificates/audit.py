@@ -3,6 +3,9 @@ r"""Recomputing some rows in float64: what a sample proves about all rows.
 Of r rows drawn uniformly without regard to the answer, the largest error bounds the errors of at least a share c of
 all rows, unless every one of the r rows fell into the best c: a chance of at most :math:`c^r`. No distribution is
 assumed; r = ln(1−confidence)/ln(coverage) rows are enough. Where there are no more, all are recomputed.
+
+That holds of errors in either unit, relative to the longest value and to the true answer, each on its own; and of both
+at once for limits that were fixed before the rows were drawn, such as `tol` and `rtol`.
 """
 
 from __future__ import annotations
@@ -19,23 +22,31 @@ from avow.contract import Certificate, Method, Norms, Problem
 from avow.errors import ParameterError
 from avow.maths import rounding
 from avow.maths.heads import longest_seen, per_query_head
-from avow.maths.norms import at_least, lengths, widened
+from avow.maths.norms import at_least, length_floors, lengths, widened
 from avow.maths.random_stream import random_stream
 from avow.params import as_float
 
 
 @dataclass(frozen=True)
 class Audit:
-    """Errors of the rows that were recomputed, and the certificate they earn."""
+    """Errors of the rows that were recomputed, as upper bounds in three units, and the certificate they earn.
+
+    `errors` are relative to the longest value that a row sees, `relative_errors` to the true answer, and
+    `absolute_errors` to nothing.
+    """
 
     certificate: Certificate
     rows: Int[Tensor, "r 3"]
     errors: Float[Tensor, "r"]
+    relative_errors: Float[Tensor, "r"]
+    absolute_errors: Float[Tensor, "r"]
 
     def __str__(self) -> str:
-        checked, worst = self.errors.numel(), float(self.errors.amax()) if self.errors.numel() else 0.0
+        found = (self.errors, self.relative_errors, self.absolute_errors)
+        worst, own, plain = (float(x.amax()) if x.numel() else 0.0 for x in found)
         every = "all " if self.certificate.coverage == 1 else ""
-        return f"{every}{checked} rows recomputed in float64: largest error {worst:.2e}\n{self.certificate}"
+        units = f"{worst:.2e} of the longest value, {own:.2e} of the answer, {plain:.2e} absolute"
+        return f"{every}{self.errors.numel()} rows recomputed in float64: largest errors {units}\n{self.certificate}"
 
 
 def rows_needed(coverage: float, confidence: float) -> int:
@@ -69,20 +80,23 @@ def audit_rows(
         words = f"the {needed} audited rows were drawn uniformly, whatever the answer"
     heads = _by_head(torch.stack([index // (h * n), index // n % h, index % n], -1))
     rows = torch.cat(heads) if heads else torch.zeros(0, 3, dtype=torch.long)
-    errors = torch.cat([_errors(out, p, norms, target, one) for one in heads]) if heads else torch.zeros(0)
-    worst = float(errors.amax()) if errors.numel() else 0.0
+    errors = torch.cat([_errors(out, p, norms, target, one) for one in heads], -1) if heads else torch.zeros(3, 0)
+    worst, own, _ = errors.amax(-1).tolist() if heads else (0.0, 0.0, 0.0)
+    everywhere = torch.ones(*p.leading, n, dtype=torch.float64)
     certificate = Certificate(
         method=target.name,
         parameters={},
         target=target.target,
         kind="sampled",
         bound=worst,
-        rows=torch.full((*p.leading, n), worst, dtype=torch.float64),
+        rows=worst * everywhere,
         confidence=confidence,
         coverage=coverage,
         assumptions=(words,),
+        relative=own,
+        relative_rows=own * everywhere,
     )
-    return Audit(certificate, rows, errors)
+    return Audit(certificate, rows, *errors)
 
 
 def _by_head(rows: Int[Tensor, "r 3"]) -> list[Int[Tensor, "l 3"]]:
@@ -91,12 +105,15 @@ def _by_head(rows: Int[Tensor, "r 3"]) -> list[Int[Tensor, "l 3"]]:
     return [rows[(rows[:, 0] == b) & (rows[:, 1] == h)] for b, h in sorted(heads)]
 
 
-def _errors(out: Tensor, p: Problem, norms: Norms, target: Method, rows: Int[Tensor, "l 3"]) -> Float[Tensor, "l"]:
-    """Upper bounds on the errors of some rows of one head: distance to float64's answer plus float64's own error."""
+def _errors(out: Tensor, p: Problem, norms: Norms, target: Method, rows: Int[Tensor, "l 3"]) -> Float[Tensor, "3 l"]:
+    """Upper bounds on the errors of some rows of one head: distance to float64's answer plus float64's own error.
+
+    They are relative to the longest value, relative to the true answer, and absolute.
+    """
     b, h, index = int(rows[0, 0]), int(rows[0, 1]), rows[:, 2].to(p.q.device)
     given = widened(out[b, h, index])
     if p.empty:  # The target is zero where there is nothing to attend to.
-        return torch.where((given == 0).all(-1), 0.0, math.inf).double().cpu()
+        return torch.where((given == 0).all(-1), 0.0, math.inf).double().expand(3, -1).cpu()
     group = h // (p.q.shape[1] // p.k.shape[1])
     one = p.head(b, h, group)
     some = one.rows(index)
@@ -110,10 +127,15 @@ def _errors(out: Tensor, p: Problem, norms: Norms, target: Method, rows: Int[Ten
     # At most the longest value, and what the reference's products may lose below the smallest normal number.
     unit = at_least(longest, norms.slack, p.v.shape[-1])
     lost = (p.k.shape[-2] + 4) * math.sqrt(p.v.shape[-1]) * rounding.tiny(torch.float64)
-    own = target.reference_error(some, mine)
-    own = reference_error(some, mine) if own is None else own
-    relative = torch.where(longest > 0, (distance + lost) / unit, torch.where(distance > 0, math.inf, 0.0))
-    return ((relative + own[0, 0]) * rounding.OUTWARD).cpu()
+    asked = target.reference_error(some, mine)
+    own = (reference_error(some, mine) if asked is None else asked)[0, 0]
+    beside = torch.where(longest > 0, (distance + lost) / unit, torch.where(distance > 0, math.inf, 0.0))
+    # The true answer is no shorter than the reference's less its own error, and zero where there is no value.
+    off = torch.where(longest > 0, own * longest + lost, 0.0)
+    absolute = (distance + off) * rounding.OUTWARD
+    length = (length_floors(truth) - off) / rounding.OUTWARD
+    to_answer = torch.where(length > 0, absolute / length, torch.where(absolute > 0, math.inf, 0.0))
+    return torch.stack([(beside + own) * rounding.OUTWARD, to_answer * rounding.OUTWARD, absolute]).cpu()
 
 
 def reference_error(p: Problem, norms: Norms) -> Float[Tensor, "b h n"]:

@@ -1,6 +1,6 @@
 r"""Certificates of parts make the certificate of the whole: over heads, over a batch, over shards of the keys.
 
-**Answers side by side** (`compose`) keep their bounds row by row.
+**Answers side by side** (`compose`) keep their bounds row by row, in both units.
 
 **Shards of the keys** (`merge`). Shard i holds some of the keys. Of a row it knows, truly, its normaliser
 :math:`Z_i = \sum e^{l_j}` and its answer :math:`o_i`; it reports :math:`\ell_i` and :math:`out_i` with
@@ -46,10 +46,11 @@ import torch
 from jaxtyping import Float, Float64
 from torch import Tensor
 
+from avow.certificates.relative import relative_errors
 from avow.contract import Certificate, weakest
 from avow.errors import InputError, NonFiniteError, RangeError, ShapeError
 from avow.maths import rounding
-from avow.maths.norms import at_least, lengths
+from avow.maths.norms import at_least, length_floors, lengths
 
 _TARGET = "softmax attention"
 _U = rounding.unit(torch.float64)
@@ -79,7 +80,7 @@ def compose(parts: Sequence[Certificate], dim: int) -> Certificate:
         rule = "speak of single rows and of shares of rows, which do not add up"
         raise InputError("parts", "statistical and sampled", rule, "audit the whole answer instead")
     least = weakest(parts)
-    rows = torch.cat([part.rows for part in parts], dim)
+    rows, own = (torch.cat([getattr(part, name) for part in parts], dim) for name in ("rows", "relative_rows"))
     sizes = [part.rows.numel() for part in parts]
     coverage = sum(part.coverage * size for part, size in zip(parts, sizes, strict=True)) / max(sum(sizes), 1)
     confidence = min(part.confidence for part in parts)
@@ -97,7 +98,20 @@ def compose(parts: Sequence[Certificate], dim: int) -> Certificate:
         rounding=all(part.rounding for part in parts),
         assumptions=tuple(dict.fromkeys(sentence for part in parts for sentence in part.assumptions)),
         cost=sum(costs[1:], costs[0]) if len(costs) == len(parts) else None,
+        relative=max(part.relative for part in parts),
+        relative_rows=own,
     )
+
+
+def select(certificate: Certificate, index: Tensor | Sequence[int], dim: int) -> Certificate:
+    """The certificate of some of the rows of an answer, along an axis of them and in this order."""
+    places = torch.as_tensor(index, dtype=torch.long, device=certificate.rows.device)
+    rows, own = (x.index_select(dim, places) for x in (certificate.rows, certificate.relative_rows))
+    if certificate.kind == "sampled" and certificate.coverage < 1 and rows.numel() < certificate.rows.numel():
+        rule = "speaks of a share of the rows and not of any one"
+        raise InputError("kind of certificate", "sampled", rule, "audit the answer's part instead")
+    bound, relative = (float(x.amax()) if x.numel() else 0.0 for x in (rows, own))
+    return dataclasses.replace(certificate, rows=rows, bound=bound, relative=relative, relative_rows=own)
 
 
 @dataclass(frozen=True, eq=False)
@@ -152,7 +166,8 @@ class Partial:
             means = torch.stack([error, size, ratio, ratio * size, floor])
         none = torch.zeros_like(size)
         # Its bounds live on in the means; what travels further is what it says beside them.
-        words = dataclasses.replace(certificate, rows=torch.zeros(0, dtype=torch.float64))
+        none_of_them = torch.zeros(0, dtype=torch.float64)
+        words = dataclasses.replace(certificate, rows=none_of_them, relative=math.inf, relative_rows=none_of_them)
         return Partial(wide, lse.double(), size, means, none, stray, none, slack, words)
 
     @staticmethod
@@ -173,17 +188,18 @@ class Partial:
         """The answer in a type, rounded to it once, and its certificate."""
         out = rounding.narrowed(self.out, dtype)
         with torch.no_grad():
-            rows = self._bound(lengths(self.out - out.double()))
-        bound = float(rows.amax()) if rows.numel() else 0.0
-        if self.words is None:
+            rows, own = self._bounds(lengths(self.out - out.double()), out.detach())
+        bound, relative = (float(x.amax()) if x.numel() else 0.0 for x in (rows, own))
+        words = self.words
+        if words is None:
             assumed = ("there was nothing to attend to",)
             words = Certificate("nothing", {}, _TARGET, "deterministic", bound, rows, assumptions=assumed)
-        else:
-            words = dataclasses.replace(self.words, bound=bound, rows=rows)
-        return out, words
+        return out, dataclasses.replace(words, bound=bound, rows=rows, relative=relative, relative_rows=own)
 
-    def _bound(self, moved: Float64[Tensor, "*rows"]) -> Float64[Tensor, "*rows"]:
-        """The theorem above, relative to the longest value, for an answer that has been moved so far since."""
+    def _bounds(
+        self, moved: Float64[Tensor, "*rows"], out: Float[Tensor, "*rows e"]
+    ) -> tuple[Float64[Tensor, "*rows"], Float64[Tensor, "*rows"]]:
+        """The theorem above for an answer moved so far since, relative to the longest value and to the true answer."""
         error, _, _, _, floor = self.means
         all_alike = rounding.perturbed(self.unsure + self.drift) * self.longest
         by_mass = torch.where(floor > 0, self.pairs / floor, 0.0) + rounding.perturbed(self.drift) * self.longest
@@ -192,7 +208,9 @@ class Partial:
         absolute = (apart + moved) * rounding.OUTWARD
         unit = at_least(self.longest, self.slack, self.out.shape[-1])
         beyond = torch.where(absolute > 0, math.inf, 0.0)
-        return torch.where(unit > 0, absolute / unit * rounding.OUTWARD, beyond)
+        return torch.where(unit > 0, absolute / unit * rounding.OUTWARD, beyond), relative_errors(
+            absolute, length_floors(out)
+        )
 
 
 def merge(a: Partial, b: Partial) -> Partial:

@@ -74,7 +74,7 @@ def compare(
     from avow.report.page import page
     from avow.report.picture import png as picture
     from avow.report.progress import progress
-    from avow.report.table import board_table, decoding_table
+    from avow.report.table import board_table, decoding_table, relative_table
     from avow.report.terminal import bold, show
 
     device = place(device)
@@ -109,7 +109,7 @@ def compare(
         document(made.plain())
     else:
         for board in boards:
-            show(board_table(board), "")
+            show(board_table(board), "", relative_table(board), "")
             if board.decoding is not None and board.decoding.steps:
                 show(decoding_table(board.decoding), "")
         show(bold(made.headline))

@@ -10,7 +10,7 @@ from typing import Any, NoReturn
 import typer
 from typer.core import TyperGroup
 
-from avow.errors import AvowError, FileError, ParameterError, RangeError
+from avow.errors import AvowError, FileError, ParameterError, RangeError, is_out_of_memory
 
 # What typer raises for any wrong use of a command; it has no public name of its own.
 _WRONG_USE: Any = typer.BadParameter.__base__
@@ -63,8 +63,7 @@ class Polite(TyperGroup):
         except (AvowError, _WRONG_USE) as problem:
             _end(problem)
         except (MemoryError, RuntimeError) as problem:
-            # Torch has no exception of its own for a CPU that is out of memory.
-            if not isinstance(problem, MemoryError) and "allocate memory" not in str(problem):
+            if not is_out_of_memory(problem):
                 raise
             _end(RangeError("memory", "all there is", "is not enough for these sizes", "try smaller ones"))
         except KeyboardInterrupt as problem:

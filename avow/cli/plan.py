@@ -26,7 +26,13 @@ def plan(
     heads: Heads = 4,
     dim: Dim = 64,
     kind: Annotated[str, typer.Option(help="Kind of heads to draw; see below.")] = "diffuse",
-    tol: Annotated[float | None, typer.Option(help="The error every row may have; exact unless told.")] = None,
+    tol: Annotated[
+        float | None,
+        typer.Option(help="The error every row may have, of the longest value; exact unless told."),
+    ] = None,
+    rtol: Annotated[
+        float | None, typer.Option(help="The error every row may have, of the answer's own length.")
+    ] = None,
     confidence: Annotated[
         float | None, typer.Option(help="Accept promises that hold with this probability, such as 0.99.")
     ] = None,
@@ -54,7 +60,8 @@ def plan(
         float | None, typer.Option(help="With --compute: the share of tokens that sparse reads; 0.1 unless told.")
     ] = None,
     queries: Annotated[
-        int | None, typer.Option(help="With --ranks: queries, such as 1 for a step of decoding; as many as keys.")
+        int | None,
+        typer.Option(help="Only the last so many queries: 1 is a step of decoding. As many as keys."),
     ] = None,
     batch: Annotated[int | None, typer.Option(help="With --ranks: sequences at once; 1 unless told.")] = None,
     key_heads: Annotated[int | None, typer.Option(help="With --ranks: key heads that heads share.")] = None,
@@ -73,10 +80,11 @@ def plan(
     from avow.report.terminal import bold, show
 
     more = {"latency": latency, "kept": kept, "batch": batch, "dtype": dtype}
-    told = {"link": link, "compute": compute, "memory": memory, "queries": queries, "key_heads": key_heads, **more}
+    told = {"link": link, "compute": compute, "memory": memory, "key_heads": key_heads, **more}
     device = place(device)
     if ranks is not None:
-        _only_sizes({"tol": tol, "confidence": confidence, "input": input})
+        _only_sizes({"tol": tol, "rtol": rtol, "confidence": confidence, "input": input})
+        told |= {"queries": queries}
         given: dict[str, Any] = {name: value for name, value in told.items() if value is not None}
         sizes: dict[str, Any] = {"length": 131072 if length is None else length, "heads": heads, "dim": dim}
         return plan_ranks(Asked(ranks, **sizes, **given, causal=causal, device=device, png=png, as_json=as_json))
@@ -86,12 +94,14 @@ def plan(
             raise ParameterError(option, value, "is for many ranks", f"add --ranks 8, or leave --{option} out")
 
     wanted = 2048 if length is None else length
-    drawn = wanted if input else min(wanted, _DRAWN)
+    # One key more than queries where there are more: as many of them would grow with the keys.
+    drawn = wanted if input else min(wanted, max(_DRAWN, (queries or 0) + 1))
     load, *others = workloads(kind, input, length if input else drawn, heads, dim, seed, causal, device)
     if others:
         raise ParameterError("kind", repr(kind), "must be one kind", f"try --kind {load.kind}")
+    load = load if queries is None else load.last(queries)
     keys = wanted if drawn < wanted else None
-    made = avow.plan(load.q, load.k, load.v, tol=tol, confidence=confidence, keys=keys, **load.call)
+    made = avow.plan(load.q, load.k, load.v, tol=tol, rtol=rtol, confidence=confidence, keys=keys, **load.call)
     if as_json:
         return document(plain_plan(made))
     return show(plan_table(made), bold(_verdict(made)))
@@ -126,6 +136,8 @@ def plain_plan(made: Plan) -> dict[str, Any]:
     chosen = 0 if made.chosen is not None else None
     return {
         "tol": made.tol,
+        "rtol": made.rtol,
+        "aim": made.aim,
         "rates": made.source,
         "exact_seconds": made.exact_seconds,
         "chosen": chosen,
@@ -138,7 +150,7 @@ def _verdict(made: Plan) -> str:
 
     chosen = made.chosen
     if chosen is None:
-        return f"nothing at hand proves {made.tol:g}; the best bound is {made.best_bound:.1e}"
+        return f"nothing available proves {made.asked}; the best bound is {made.best_bound:.1e}"
     faster = made.exact_seconds / chosen.seconds if chosen.seconds else 1.0
     beside = f", {faster:.1f} times as fast as exact" if chosen.method.name != "exact" else ""
     price = f"{words.seconds(chosen.seconds)} and {words.memory(chosen.cost.peak_bytes)}"

@@ -4,8 +4,8 @@ Axes, everywhere: `b` batch, `h` query heads, `g` key heads (g divides h), `n` q
 `d` head dimension, `e` value dimension.
 """
 
-from avow.contract.certificate import Certificate, Cost, Kind, Promise, weakest
-from avow.contract.dtypes import DTYPES, check_dtype, named
+from avow.contract.certificate import Certificate, Cost, Kind, Promise, check_limits, weakest
+from avow.contract.dtypes import DTYPES, check_dtype, check_numbers, check_tensor, named
 from avow.contract.method import Computed, Method, Prospect
 from avow.contract.problem import MaskKind, Norms, Problem, Sizes
 
@@ -23,6 +23,9 @@ __all__ = [
     "Prospect",
     "Sizes",
     "check_dtype",
+    "check_limits",
+    "check_numbers",
+    "check_tensor",
     "named",
     "weakest",
 ]

@@ -12,7 +12,7 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
-from avow.contract.dtypes import DTYPES, check_dtype
+from avow.contract.dtypes import DTYPES, check_dtype, check_tensor
 from avow.declared import declared
 from avow.errors import DtypeError, NonFiniteError, ParameterError, ShapeError
 from avow.params import as_float
@@ -50,8 +50,13 @@ class Sizes:
 
     @declared()
     def with_keys(self, keys: int) -> Sizes:
-        """The same problem at another sequence length."""
-        return dataclasses.replace(self, queries=keys, keys=keys)
+        """The same problem with another number of keys.
+
+        Queries grow with the keys if there are as many of them, as in self-attention. Otherwise they stay as they are:
+        one query, a step of decoding, stays one.
+        """
+        queries = keys if self.queries == self.keys > 1 else self.queries
+        return dataclasses.replace(self, queries=queries, keys=keys)
 
 
 @dataclass(frozen=True)
@@ -210,8 +215,7 @@ def _four(x: Tensor) -> Tensor:
 
 def _check_tensors(q: Tensor, k: Tensor, v: Tensor, enable_gqa: bool) -> None:
     for name, x in (("q", q), ("k", k), ("v", v)):
-        if not isinstance(x, Tensor):
-            raise DtypeError(name, type(x).__name__, "must be a torch.Tensor", "wrap it with torch.as_tensor")
+        check_tensor(name, x)
         if x.ndim < 2:
             raise ShapeError(f"{name}.shape", tuple(x.shape), "must be (..., length, dim)", "add the missing axes")
         check_dtype(f"{name}.dtype", x.dtype, f"convert with {name}.float()")
@@ -245,8 +249,7 @@ def _split_mask(
     """Which keys a row may see, and what is added to their logits: −inf means the first, never the second."""
     if mask is None:
         return None, None
-    if not isinstance(mask, Tensor):
-        raise DtypeError("mask", type(mask).__name__, "must be a torch.Tensor", "wrap it with torch.as_tensor")
+    check_tensor("mask", mask)
     full = (*leading, n, s)
     try:
         fits = torch.broadcast_shapes(mask.shape, full) == torch.Size(full)

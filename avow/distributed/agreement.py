@@ -2,26 +2,30 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import hashlib
 import json
 import math
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
+from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
 from avow import errors
 from avow.certificates import measure_norms
 from avow.contract import Problem, Sizes
-from avow.distributed.traffic import PAGE, Group, gathered, group_of
-from avow.errors import AvowError, InputError, ShapeError
+from avow.distributed.traffic import PAGE, Group, gathered, group_device, group_of
+from avow.errors import AvowError, DtypeError, InputError, ShapeError
 from avow.maths.norms import check_range
 from avow.wishes import checked_wish
+
+_Result = TypeVar("_Result")
 
 # Processes whose losses are one compute its gradient each in their own way: so far these may be apart.
 _ALIKE = 1e-2
@@ -72,33 +76,32 @@ def meet(
     causal: bool = False,
     mask: Tensor | None = None,
     check: Callable[[Problem], None] | None = None,
-    telling: object = None,
+    telling: Callable[[], object] | None = None,
 ) -> Meeting:
     """The processes of a group before they attend, agreed on all they must be; otherwise all raise the same error.
 
     They agree on `asked`, on types, heads and scale, on whether gradients will flow, and on the queries themselves
     where those are shared. `reading` looks for nan, inf and norms beyond float64, too; `check` for what else would keep
-    this process from attending.
+    this process from attending; `telling` gives what else the others are to know. Whatever this process was given,
+    nothing raises before the others have heard of it.
     """
     processes = group_of(group)
-    words = {"causal": causal, "shared_queries": shared_queries, "scale": scale, "enable_gqa": enable_gqa}
-    same = {**asked, **words, **_facts(q, k, v, shared_queries)}
-    found: Problem | None = None
-    problem: AvowError | None = None
-    sizes = (0.0, 0.0, 0.0)
-    try:
+
+    def checked() -> Problem:
         found = _checked(q, k, v, mask, causal, scale, enable_gqa, asked.get("tol"))
         if check is not None:
             check(found)
-        if reading:
-            found = dataclasses.replace(found, norms=measure_norms(found))
-            sizes = found.norms.most if found.norms is not None else sizes
-    except AvowError as raised:
-        problem = raised
-    lengths = [x.shape[-2] if isinstance(x, Tensor) and x.dim() > 1 else 0 for x in (q, k)]
-    device = q.device if isinstance(q, Tensor) else torch.device("cpu")
-    known = agree(same, [*lengths, sizes, telling], problem, processes, device)
-    assert found is not None  # or it had a problem
+        return dataclasses.replace(found, norms=measure_norms(found)) if reading else found
+
+    with outside_autocast():
+        facts, no_facts = attempt(lambda: _facts(q, k, v, shared_queries))
+        found, unfit = attempt(checked)
+        own, untold = attempt(lambda: None if telling is None else telling())
+    words = {"causal": causal, "shared_queries": shared_queries, "scale": scale, "enable_gqa": enable_gqa}
+    sizes = (0.0, 0.0, 0.0) if found is None or found.norms is None else found.norms.most
+    lengths = (0, 0) if found is None else (found.q.shape[-2], found.k.shape[-2])
+    known = agree({**asked, **words, **(facts or {})}, [*lengths, sizes, own], unfit or no_facts or untold, processes)
+    assert found is not None  # or all would have raised
     rows, keys, each, told = zip(*known, strict=True)
     query, key, value = (max(column) for column in zip(*each, strict=True))
     check_range(query, key, value, found.scale)
@@ -106,13 +109,32 @@ def meet(
     return Meeting(processes, here, found, shared_queries, rows, keys, (query, key, value), told)
 
 
-def agree(
-    same: Mapping[str, object],
-    own: Any,
-    problem: AvowError | None,
-    group: dist.ProcessGroup,
-    device: torch.device,
-) -> list[Any]:
+@contextlib.contextmanager
+def outside_autocast() -> Iterator[None]:
+    """Arithmetic as wide as the tensors, wherever they are: under autocast it is narrower than bounds allow for."""
+    with contextlib.ExitStack() as stack:
+        for kind in ("cpu", "cuda") if torch.cuda.is_available() else ("cpu",):
+            stack.enter_context(torch.autocast(kind, enabled=False))
+        yield
+
+
+def attempt(check: Callable[[], _Result]) -> tuple[_Result | None, AvowError | None]:
+    """What a check in this process gives, or the error that keeps it from going on, for `agree` to tell the others.
+
+    What raises here alone would leave the others waiting, so an error of any other kind is told, too.
+    """
+    try:
+        return check(), None
+    except AvowError as error:
+        return None, error
+    except Exception as error:
+        rule = f"failed ({' '.join(str(error).split())[:200]})"
+        wrapped = InputError("call", type(error).__name__, rule, "give this process what the others are given")
+        wrapped.__cause__ = error
+        return None, wrapped
+
+
+def agree(same: Mapping[str, object], own: Any, problem: AvowError | None, group: dist.ProcessGroup) -> list[Any]:
     """What every process has of its `own`, by rank, where all say the `same` and none of them has a problem.
 
     Otherwise all raise one error. It names the first rank that differs from most, or the first that has a problem; a
@@ -121,14 +143,15 @@ def agree(
     wishes = {name: _wish(value) for name, value in same.items()}
     names = dist.get_process_group_ranks(group)
     story = None if problem is None else [type(problem).__name__, *map(str, _parts(problem))]
-    words = told({"same": wishes, "own": own, "problem": story}, group, device)
+    words = told({"same": wishes, "own": own, "problem": story}, group)
     for name in dict.fromkeys(name for one in words for name in one["same"]):
         said = [one["same"].get(name, "nothing") for one in words]
         usual = max(said, key=lambda value: (Counter(said)[value], -said.index(value)))
         for rank, value in enumerate(said):
             if value != usual:
                 rule = f"must be as at rank {names[said.index(usual)]}, {usual}"
-                raise InputError(f"{name} at rank {names[rank]}", value, rule, "give all processes the same")
+                remedy = "give all processes the same"
+                raise InputError(f"{name} at rank {names[rank]}", value, rule, remedy) from problem
     stories = [one["problem"] for one in words]
     if problem is not None and all(one == story for one in stories):
         raise problem
@@ -141,17 +164,26 @@ def agree(
 
 def one_loss(grad: Tensor, met: Meeting) -> None:
     """Raise, in every process alike, where they differentiate different losses."""
-    norms = agree({}, float(grad.double().norm()), None, met.group, grad.device)
+    norms = agree({}, float(grad.double().norm()), None, met.group)
+    names = dist.get_process_group_ranks(met.group)
     for rank, norm in enumerate(norms):
-        if abs(norm - norms[0]) > _ALIKE * max(norm, norms[0]):
-            rule = f"must be as at rank 0, {norms[0]:.6g}"
+        if not _alike(norm, norms[0]):
+            rule = f"must be as at rank {names[0]}, {norms[0]:.6g}"
             remedy = "compute the same loss in all processes, from the whole answer"
-            raise InputError(f"norm of the gradient at rank {rank}", f"{norm:.6g}", rule, remedy)
+            raise InputError(f"norm of the gradient at rank {names[rank]}", f"{norm:.6g}", rule, remedy)
 
 
-def told(words: Any, group: dist.ProcessGroup, device: torch.device) -> list[Any]:
+def _alike(norm: float, other: float) -> bool:
+    """Whether two norms may be of one gradient; nan and inf are like themselves alone."""
+    if not (math.isfinite(norm) and math.isfinite(other)):
+        return norm == other or (math.isnan(norm) and math.isnan(other))
+    return abs(norm - other) <= _ALIKE * max(norm, other)
+
+
+def told(words: Any, group: dist.ProcessGroup) -> list[Any]:
     """What every process says, by rank: anything JSON can write."""
-    text = json.dumps(words).encode()
+    # Where words travel must not depend on what one process was given.
+    text, device = json.dumps(words).encode(), group_device(group)
     pages = gathered(_page(text, PAGE, device), group)
     sizes = [int.from_bytes(_bytes(page[:8]), "big") for page in pages]
     if max(sizes) > PAGE - 8:
@@ -173,7 +205,7 @@ def _bytes(page: Tensor) -> bytes:
 def digest(x: Tensor) -> str:
     """Equal for equal bits, and for no others that anybody finds."""
     plain = x.detach().contiguous().cpu().view(-1).view(torch.uint8)
-    return hashlib.sha256(plain.numpy().tobytes()).hexdigest()
+    return hashlib.sha256(plain.numpy().data).hexdigest()
 
 
 def _wish(value: object) -> int | float | str:
@@ -197,6 +229,8 @@ def _checked(
     enable_gqa: bool,
     tol: object,
 ) -> Problem:
+    for name, x in (("q", q), ("k", k), ("v", v)):
+        check_dense(name, x)
     problem = Problem.of(q, k, v, mask=mask, causal=causal, scale=scale, enable_gqa=enable_gqa)
     if q.dim() != 4:
         shapes = f"{tuple(q.shape)}, {tuple(k.shape)}, {tuple(v.shape)}"
@@ -205,17 +239,41 @@ def _checked(
     return problem
 
 
+def storage(x: Tensor) -> str:
+    """How a tensor holds its numbers: `dense`, or what keeps it from being read row by row."""
+    if x.is_nested:
+        return "nested"
+    if x.is_meta or x.layout != torch.strided:
+        return "meta" if x.is_meta else str(x.layout).removeprefix("torch.")
+    return type(x).__name__ if is_traceable_wrapper_subclass(x) else "dense"
+
+
+def check_dense(name: str, x: Tensor) -> None:
+    """Raise where a tensor has no numbers of its own to read, row by row; what is no tensor is refused elsewhere."""
+    if isinstance(x, Tensor) and storage(x) != "dense":
+        remedy = f"pass a dense tensor with the numbers of {name}"
+        raise DtypeError(f"storage of {name}", storage(x), "must be dense over shards", remedy)
+
+
+def tensor_facts(name: str, x: Tensor, length: bool) -> dict[str, object]:
+    """What processes must have in common of a tensor, its length only if told so; of one without numbers, just that."""
+    held = storage(x)
+    if held != "dense":
+        return {f"storage of {name}": held}
+    facts: dict[str, object] = {f"storage of {name}": f"dense on {x.device.type}", f"type of {name}": x.dtype}
+    if length:
+        return facts | {f"shape of {name}": tuple(x.shape)}
+    return facts | {f"shape of {name} without its length": (*x.shape[:-2], *x.shape[-1:])}
+
+
 def _facts(q: Tensor, k: Tensor, v: Tensor, shared_queries: bool) -> dict[str, object]:
     tensors = {name: x for name, x in (("q", q), ("k", k), ("v", v)) if isinstance(x, Tensor)}
-    facts: dict[str, object] = {f"type of {name}": x.dtype for name, x in tensors.items()}
+    facts: dict[str, object] = {}
     for name, x in tensors.items():
-        if name == "q" and shared_queries:
-            facts["shape of q"] = tuple(x.shape)
-        else:
-            facts[f"shape of {name} without its length"] = (*x.shape[:-2], *x.shape[-1:])
+        facts |= tensor_facts(name, x, length=name == "q" and shared_queries)
     for name, x in tensors.items():
         # Processes answer each other's gradients: either all of them or none.
         facts[f"gradient of {name}"] = torch.is_grad_enabled() and x.requires_grad
-    if shared_queries and "q" in tensors:
+    if shared_queries and "q" in tensors and storage(q) == "dense":
         facts["digest of q"] = digest(q)
     return facts

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from avow.attend import check_automatic
 from avow.contract import Method, Problem
-from avow.distributed.agreement import digest
+from avow.distributed.agreement import check_dense, digest, storage
 from avow.distributed.shards import paired
 from avow.errors import DtypeError, ParameterError, UnknownMethod
 from avow.methods import method_named
@@ -36,24 +36,33 @@ class Asked(NamedTuple):
     shared_queries: bool
     mask: Tensor | None
     generator: torch.Generator | None
+    rtol: float | None = None
 
     @property
     def words(self) -> dict[str, object]:
         """What all must ask alike."""
         same: dict[str, object] = {
             "tol": self.tol,
+            "rtol": self.rtol,
             "confidence": self.confidence,
-            "mask": "none" if self.mask is None else "some",
+            "mask": self._mask_word,
         }
         if isinstance(self.generator, torch.Generator):
             same["digest of generator"] = digest(self.generator.get_state())
         return {"method": self.method, **self.parameters, **same}
 
     @property
+    def _mask_word(self) -> str:
+        """Whether there is a mask, and what is odd about how it holds its entries."""
+        odd = isinstance(self.mask, Tensor) and storage(self.mask) != "dense"
+        return "none" if self.mask is None else storage(self.mask) if odd else "some"
+
+    @property
     def draws(self) -> bool:
         """Whether something may be drawn at random."""
         named = any(kind.random and kind.name == self.method for kind in OWN)
-        return named or (self.method == "auto" and self.tol is not None and not self.shared_queries)
+        tolerant = self.tol is not None or self.rtol is not None
+        return named or (self.method == "auto" and tolerant and not self.shared_queries)
 
     @property
     def named(self) -> Method:
@@ -67,7 +76,7 @@ class Asked(NamedTuple):
 
     def check(self, problem: Problem) -> None:
         """Raise where this process cannot ask so."""
-        checked_wish(self.tol, self.confidence)
+        checked_wish(self.tol, self.confidence, rtol=self.rtol)
         check_generator(self.generator)
         self.seen(problem)
         if self.method == "auto":
@@ -85,12 +94,15 @@ class Asked(NamedTuple):
                 remedy = "pass shared_queries=False and each process's own rows"
                 raise ParameterError(f"{method.name}: shared_queries", True, "must not be the same rows", remedy)
             paired(problem)
+        if isinstance(method, Separable):
+            method.checked(problem)  # a process without rows never comes to its promise, which would ask
         return None
 
     def seen(self, problem: Problem) -> Bool[Tensor, "#b #h #n s"] | None:
         """The mask with four axes: of this process's keys where queries are shared, else of all."""
         if self.mask is None:
             return None
+        check_dense("mask", self.mask)
         if isinstance(self.mask, Tensor) and self.mask.dtype != torch.bool:
             raise DtypeError("mask.dtype", self.mask.dtype, "must be bool over shards", "use mask >= 0 for 0 and -inf")
         if self.shared_queries:

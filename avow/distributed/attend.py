@@ -11,9 +11,10 @@ import torch.distributed as dist
 from jaxtyping import Bool, Float
 from torch import Tensor
 
-from avow.attend import Attended, as_given
+from avow.attend import Attended
+from avow.certificates.relative import aimed_bound, proved_ratio
 from avow.contract import Method
-from avow.distributed.agreement import Meeting, agree, meet
+from avow.distributed.agreement import Meeting, agree, meet, outside_autocast, storage
 from avow.distributed.asked import OWN, Asked
 from avow.distributed.choosing import Choice, chosen, own_rates
 from avow.distributed.exact import attend_keys
@@ -42,7 +43,6 @@ class _Call(NamedTuple):
     mask: Bool[Tensor, "#b #h #n s"] | None
 
 
-@as_given
 def attend(
     q: Float[Tensor, "*lead n d"],
     k: Float[Tensor, "*keys s d"],
@@ -50,6 +50,7 @@ def attend(
     *,
     group: Group = None,
     tol: float | None = None,
+    rtol: float | None = None,
     method: str = "auto",
     shared_queries: bool = True,
     mask: Tensor | None = None,
@@ -70,15 +71,15 @@ def attend(
     rows of all but exact attention are those of the keys beside them. A boolean `mask`, of exact attention, says which
     keys this process's queries may see: of its own where queries are shared, else of all.
 
-    With `tol`, `method="auto"` runs the cheapest method that proves it for all rows; prices are those of
+    With `tol` or `rtol`, `method="auto"` runs the cheapest method that proves them for all rows; prices are those of
     `avow plan --ranks` for this `link`. Where processes disagree on what they ask, or one of them cannot attend, all
     of them raise an error that names the rank. Gradients flow to every shard, so that all processes go backward
     together: of one loss that each computes where queries are shared, else of the sum of all losses. Generators must
     be alike; without them, the first one's seed counts.
     """
-    asked = Asked(method, parameters, tol, confidence, shared_queries, mask, generator)
+    asked = Asked(method, parameters, tol, confidence, shared_queries, mask, generator, rtol)
+    tolerant = method == "auto" and (tol is not None or rtol is not None)
     seed = int(torch.randint(2**62, ())) if generator is None and asked.draws else 0
-    device = q.device.type if isinstance(q, Tensor) else "cpu"
     met = meet(
         *_four(q, k, v),
         group=group,
@@ -90,24 +91,27 @@ def attend(
         asked=asked.words | {"link": link},
         reading=True,
         check=asked.check,
-        telling=[seed, own_rates(device) if method == "auto" and tol is not None else {}, _length(mask)],
+        telling=lambda: [seed, own_rates(q.device.type) if tolerant else {}, _length(mask)],
     )
     _check_lengths(met)
     if generator is None and asked.draws:
         generator = torch.Generator().manual_seed(met.told[0][0])
-    call = _Call(met, checked_wish(tol, confidence), generator, asked.seen(met.problem))
-    if method == "auto":
-        attended = _automatic(call, usual(device) if link is None else link)
-    else:
-        attended = _kept(asked.named, call)
+    call = _Call(met, checked_wish(tol, confidence, rtol=rtol), generator, asked.seen(met.problem))
+    with outside_autocast():
+        if method == "auto":
+            attended = _automatic(call, usual(met.device.type) if link is None else link)
+        else:
+            attended = _kept(asked.named, call)
     shape = (*q.shape[:-1], v.shape[-1])
-    rows = attended.certificate.rows.reshape(shape[:-1])
-    return Attended(attended.out.reshape(shape), dataclasses.replace(attended.certificate, rows=rows))
+    found = attended.certificate
+    rows, own = (x.reshape(shape[:-1]) for x in (found.rows, found.relative_rows))
+    return Attended(attended.out.reshape(shape), dataclasses.replace(found, rows=rows, relative_rows=own))
 
 
 def _four(*tensors: Tensor) -> list[Tensor]:
     """The same tensors with four axes, where they are such as can be; if not, the processes tell each other of it."""
-    if not all(isinstance(x, Tensor) and x.ndim >= 2 for x in tensors) or len({x.ndim for x in tensors}) > 1:
+    dense = all(isinstance(x, Tensor) and storage(x) == "dense" and x.ndim >= 2 for x in tensors)
+    if not dense or len({x.ndim for x in tensors}) > 1:
         return list(tensors)
     lead = (1,) * (4 - tensors[0].ndim)
     return [x.reshape(*lead, *x.shape).flatten(0, -4) for x in tensors]
@@ -130,15 +134,15 @@ def _check_lengths(met: Meeting) -> None:
 def _automatic(call: _Call, link: Link) -> Attended:
     """Exact attention, unless something cheaper proves the tolerance."""
     met, wish, z = call.met, call.wish, call.met.sizes
-    if wish.tol is None or not z.queries * z.keys * z.value_dim:
-        return _run(Exact(), call)
+    if wish.exact or not z.queries * z.keys * z.value_dim:
+        return _run(Exact(), call, wish.tol)
     # Causal states are those of the keys before a row of the same shard.
     apart = z.causal and not met.shared_queries and met.rows != met.keys
     if call.mask is not None or apart:
         what = "with a mask" if call.mask is not None else "where causal rows are not those of the keys beside them"
         choice = Choice([], f"no other method has a form over shards {what}")
     else:
-        choice = chosen(met, wish.tol, wish.confidence, link, met.told[0][1])
+        choice = chosen(met, _aim(call), wish.confidence, link, met.told[0][1])
     tried = []
     for method in choice.methods:
         try:
@@ -146,26 +150,60 @@ def _automatic(call: _Call, link: Link) -> Attended:
         except ToleranceUnreachable as problem:
             # All processes raise it alike, or none does.
             tried.append(f"{method.name}: {problem.rule}")
-    out, certificate = _run(Exact(), call)
+    out, certificate = _run(Exact(), call, wish.tol)
     return Attended(out, dataclasses.replace(certificate, reason="; ".join(tried) or choice.reason))
 
 
 def _kept(method: Method, call: _Call) -> Attended:
-    """The answer, where all processes can prove the tolerance for theirs."""
-    met, tol = call.met, call.wish.tol
+    """The answer, where all processes can prove the tolerances for theirs."""
+    met, wish = call.met, call.wish
     method.check(met.sizes)
-    attended = _run(method, call)
-    if tol is None or not isinstance(method, OWN):
+    exact = isinstance(method, Exact)
+    attended = (
+        _aimed(method, call) if wish.rtol is not None and isinstance(method, Sparse) else _run(method, call, wish.tol)
+    )
+    if wish.exact or exact or not (isinstance(method, OWN) or wish.rtol is not None):
         return attended
-    bound = attended.certificate.bound if attended.certificate.kind != "none" else math.inf
-    bound = max(agree({}, bound, None, met.group, met.device))
-    if not bound <= tol:
-        rule, remedy = f"is below the {bound:.2e} it can prove", 'use method="auto" or a wider tol'
-        raise ToleranceUnreachable(f"{method.name}: tol", tol, rule, remedy, bound)
+    certificate = attended.certificate
+    own = (certificate.bound, certificate.relative) if certificate.kind != "none" else (math.inf, math.inf)
+    found = zip(*agree({}, own, None, met.group), strict=True)
+    for name, limit, bound in zip(("tol", "rtol"), (wish.tol, wish.rtol), map(max, found), strict=True):
+        if limit is not None and not bound <= limit:
+            rule, remedy = f"is below the {bound:.2e} it can prove", f'use method="auto" or a wider {name}'
+            raise ToleranceUnreachable(f"{method.name}: {name}", limit, rule, remedy, bound)
     return attended
 
 
-def _run(method: Method, call: _Call) -> Attended:
+def _aimed(method: Sparse, call: _Call) -> Attended:
+    """Sparse attention aimed at `rtol`, and again when it is proved how long answers are: in every process alike."""
+    wish, aim = call.wish, _aim(call)
+    try:
+        attended = _run(method, call, aim)
+        ratio = proved_ratio(attended.certificate)
+        if not attended.certificate.keeps(wish.tol, wish.rtol) and ratio > 0:
+            aim = _aim(call, ratio)
+            attended = _run(method, call, aim)
+    except ToleranceUnreachable as error:
+        rule = f"needs a bound of {aim:.2e} relative to the longest value, and {error.best:.2e} is the best"
+        remedy = 'use method="auto" or a wider rtol'
+        raise ToleranceUnreachable("sparse: rtol", wish.rtol, rule, remedy, error.best) from error
+    return attended
+
+
+def _aim(call: _Call, ratio: float | None = None) -> float:
+    """The bound to aim at, relative to the longest value: `tol`, or what `rtol` needs of answers of this length.
+
+    Before there is one, it is that of a flat head, which every process knows alike.
+    """
+    wish = call.wish
+    tol = math.inf if wish.tol is None else wish.tol
+    if wish.rtol is None:
+        return tol
+    return min(tol, aimed_bound(1 / math.sqrt(max(call.met.sizes.keys, 1)) if ratio is None else ratio, wish.rtol))
+
+
+def _run(method: Method, call: _Call, tol: float | None) -> Attended:
+    """The answer; sparse attention is held to this `tol`, exact attention to all that is wished for."""
     met, wish = call.met, call.wish
     if isinstance(method, Sparse):
         p = met.problem
@@ -174,7 +212,7 @@ def _run(method: Method, call: _Call) -> Attended:
             *(p.q, p.k, p.v),
             method=method,
             group=met.group,
-            tol=wish.tol,
+            tol=tol,
             confidence=sure,
             scale=met.scale,
             enable_gqa=True,
@@ -187,6 +225,6 @@ def _run(method: Method, call: _Call) -> Attended:
     assert isinstance(method, Exact)
     # A half-precision answer is rounded once, after the merge. What that cannot prove, float64 may, unless told else.
     first = method.arithmetic(rounding.accumulator(met.problem.q.dtype))
-    last = torch.float64 if wish.tol is not None and method.precision == "native" else first
+    last = torch.float64 if not wish.exact and method.precision == "native" else first
     kinds = tuple(dict.fromkeys((first, last)))
-    return attend_keys(met, wish.tol, kinds) if met.shared_queries else attend_ring(met, wish.tol, kinds, call.mask)
+    return attend_keys(met, wish, kinds) if met.shared_queries else attend_ring(met, wish, kinds, call.mask)

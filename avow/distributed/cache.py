@@ -7,6 +7,9 @@ shard a token is does not matter to the answer: a query sees them all.
 from __future__ import annotations
 
 import dataclasses
+import functools
+import hashlib
+import math
 from collections.abc import Sequence
 
 import torch
@@ -15,14 +18,14 @@ from jaxtyping import Float
 from torch import Tensor
 
 from avow.attend import Attended
+from avow.certificates.relative import aimed_bound, proved_ratio
 from avow.contract import Norms, Problem
-from avow.declared import declared
-from avow.distributed.agreement import agree, digest
+from avow.distributed.agreement import agree, attempt, check_dense, digest, outside_autocast, tensor_facts
 from avow.distributed.scripts import over_processes
 from avow.distributed.sparse import own_generator, sampling
 from avow.distributed.sparse_script import Task, shard_script
 from avow.distributed.traffic import Group, group_of
-from avow.errors import AvowError, ParameterError, ShapeError
+from avow.errors import DtypeError, ParameterError, ShapeError, ToleranceUnreachable
 from avow.maths.norms import check_range, row_norms
 from avow.methods.sparse import Sparse
 from avow.nn.key_value_cache import KeyValueCache
@@ -35,24 +38,21 @@ _MADE = ("key_heads", "dim", "value_dim", "batch", "dtype", "bits", "window")
 class ShardedCache:
     """The tokens of the `KeyValueCache` of every process of a group, each of which may hold some already.
 
-    Processes append the same tokens and ask the same queries in the same order. Where one of them does not, all raise
-    an error that names it when they next attend; nothing is sent before that. Answers carry no gradient.
+    Processes append the same tokens, the same number at a time, and ask the same queries, all in the same order. Where
+    one of them does not, all raise an error that names it when they next attend; nothing is sent before that. Answers
+    carry no gradient.
     """
 
-    @declared()
     def __init__(self, cache: KeyValueCache, group: Group = None) -> None:
         self.cache, self._group = cache, group_of(group)
         self._here = dist.get_rank(self._group)
-        problem: AvowError | None = None
-        if cache.window is not None:
-            remedy = "leave window out; a window fits on one device"
-            problem = ParameterError("cache: window", cache.window, "has no form over shards", remedy)
-        elif cache.bits is None:
-            remedy = "make the cache with bits=4"
-            problem = ParameterError("cache: bits", None, "must be from 1 to 8: a sketch says what to read", remedy)
-        made = {f"cache: {name}": getattr(cache, name) for name in _MADE}
-        self.lengths: tuple[int, ...] = tuple(agree(made, cache.length, problem, self._group, cache.device))
+        _, problem = attempt(lambda: _check_cache(cache))
+        made = {f"cache: {name}": getattr(cache, name, "nothing") for name in _MADE}
+        held = agree(made, 0 if problem else cache.length, problem, self._group)
+        self.lengths: tuple[int, ...] = tuple(held)
         """How many tokens each process holds, by rank."""
+        self._appends, self._appended = 0, hashlib.sha256()
+        """How often tokens were appended, and what they were, call by call."""
 
     @property
     def length(self) -> int:
@@ -64,12 +64,18 @@ class ShardedCache:
 
         Where anything is wrong with them, no shard keeps any.
         """
+        for name, x in (("k", k), ("v", v)):
+            check_dense(name, x)
         self.cache.measured(k, v)
         shares = dealt(self.lengths, k.shape[-2])
         start = sum(shares[: self._here])
         mine = slice(start, start + shares[self._here])
+        # Which shard takes which token depends on how many come at once, so that shapes count, too.
+        tokens = f"{tuple(k.shape)} {digest(k)} {digest(v)}".encode()
         self.cache.append(k[:, :, mine], v[:, :, mine])
         self.lengths = tuple(length + share for length, share in zip(self.lengths, shares, strict=True))
+        self._appends += 1
+        self._appended.update(tokens)
 
     @torch.no_grad()
     def attend(
@@ -79,22 +85,40 @@ class ShardedCache:
         confidence: float | None = None,
         scale: float | None = None,
         generator: torch.Generator | None = None,
+        rtol: float | None = None,
     ) -> Attended:
         """The answers of all heads to the query of the last token, and the certificate of the error they made.
 
-        The bound never exceeds `tol`; None means exact. `confidence < 1` accepts bounds that hold with that probability
-        for each row, over the draws of all processes.
+        The bound never exceeds `tol`, nor the bound relative to the answer `rtol`; without either, the answer is exact.
+        `confidence < 1` accepts bounds that hold with that probability for each row, over the draws of all processes.
         """
         from avow.distributed import attend  # which is above: it knows all methods
 
-        problem = self._agreed(q, tol, confidence, scale, generator)
-        if tol is None:
-            return attend(q, problem.k, problem.v, group=self._group, scale=scale, enable_gqa=True)
-        method = sampling(Sparse(bits=self.cache.bits or 4), confidence)
+        problem = self._agreed(q, tol, confidence, scale, generator, rtol)
+        limit, ratio = math.inf if tol is None else tol, 1 / math.sqrt(self.length)
+        for _ in range(0 if tol is None and rtol is None else 1 if rtol is None else 2):
+            aim = limit if rtol is None else min(limit, aimed_bound(ratio, rtol))
+            try:
+                attended = self._sparse(problem, aim, confidence, generator)
+            except ToleranceUnreachable:
+                # All processes raise it alike. With `rtol` the aim was a guess: exact attention may still prove it.
+                if rtol is None:
+                    raise
+                break
+            if rtol is None or attended.certificate.keeps(tol, rtol):
+                return attended
+            ratio = proved_ratio(attended.certificate)
+        call = functools.partial(attend, q, problem.k, problem.v, method="exact", group=self._group)
+        return call(scale=scale, enable_gqa=True, tol=tol, rtol=rtol)
+
+    def _sparse(
+        self, problem: Problem, tol: float, confidence: float | None, generator: torch.Generator | None
+    ) -> Attended:
+        """The answer from a part of the tokens of all shards."""
+        q, method = problem.q, sampling(Sparse(bits=self.cache.bits or 4), confidence)
         task = Task(tol, method, self.length, max(self.lengths), len(self.lengths))
         draws = own_generator(method, self._here, q.device, generator)
-        # Under autocast products would be narrower than the bounds allow for.
-        with torch.autocast(q.device.type, enabled=False):
+        with outside_autocast():
             (attended, _), _ = over_processes(
                 shard_script(problem, task, self.cache.holding.sketch, draws), self._group
             )
@@ -107,28 +131,30 @@ class ShardedCache:
         confidence: float | None,
         scale: float | None,
         generator: torch.Generator | None,
+        rtol: float | None,
     ) -> Problem:
         """What is asked of this shard, with norms of its tokens, where all processes ask the same and can answer."""
-        found: Problem | None = None
-        problem: AvowError | None = None
-        most, factor = [0.0, 0.0, 0.0], 1.0
-        try:
-            checked_wish(tol, confidence)
+
+        def checked() -> Problem:
+            checked_wish(tol, confidence, rtol=rtol)
             check_generator(generator)
-            found = self._problem(q, scale)
-            assert found.norms is not None
-            most, factor = list(found.norms.most), found.scale
-        except AvowError as raised:
-            problem = raised
-        asked = {"call": "ShardedCache.attend", "tol": tol, "confidence": confidence, "scale": scale}
-        same = {**asked, "lengths of shards": self.lengths, **_facts(q)}
-        known = agree(same, most, problem, self._group, self.cache.device)
+            return self._problem(q, scale)
+
+        with outside_autocast():
+            facts, no_facts = attempt(lambda: _facts(q))
+            found, unfit = attempt(checked)
+        most = (0.0, 0.0, 0.0) if found is None or found.norms is None else found.norms.most
+        asked = {"call": "ShardedCache.attend", "tol": tol, "rtol": rtol, "confidence": confidence, "scale": scale}
+        held = {"lengths of shards": self.lengths, "calls of append": self._appends}
+        held |= {"digest of appended tokens": self._appended.hexdigest()}
+        known = agree({**asked, **held, **(facts or {})}, most, unfit or no_facts, self._group)
+        assert found is not None  # or all would have raised
         query, key, value = (max(column) for column in zip(*known, strict=True))
-        check_range(query, key, value, factor)
-        assert found is not None
+        check_range(query, key, value, found.scale)
         return found
 
     def _problem(self, q: Tensor, scale: float | None) -> Problem:
+        check_dense("q", q)
         held = self.cache.holding
         if self.cache.length != self.lengths[self._here]:
             rule = f"must be the {self.lengths[self._here]} tokens that it was given"
@@ -161,7 +187,21 @@ def dealt(lengths: Sequence[int], count: int) -> list[int]:
     return shares
 
 
+def _check_cache(cache: KeyValueCache) -> None:
+    """Raise where a cache cannot be one of several shards."""
+    if not isinstance(cache, KeyValueCache):
+        remedy = "make one with avow.nn.KeyValueCache"
+        raise DtypeError("cache", type(cache).__name__, "must be a KeyValueCache", remedy)
+    if cache.window is not None:
+        remedy = "leave window out; a window fits on one device"
+        raise ParameterError("cache: window", cache.window, "has no form over shards", remedy)
+    if cache.bits is None:
+        remedy = "make the cache with bits=4"
+        raise ParameterError("cache: bits", None, "must be from 1 to 8: a sketch says what to read", remedy)
+
+
 def _facts(q: Tensor) -> dict[str, object]:
     if not isinstance(q, Tensor):
         return {"q": type(q).__name__}
-    return {"type of q": q.dtype, "shape of q": tuple(q.shape), "digest of q": digest(q)}
+    facts = tensor_facts("q", q, length=True)
+    return facts | ({"digest of q": digest(q)} if "type of q" in facts else {})

@@ -21,9 +21,8 @@ from avow import planner
 from avow.calibration import Rate, Rates, rates
 from avow.certificates import measure_norms
 from avow.contract import Kind, Method, Norms, Problem, Prospect, Sizes
-from avow.distributed.agreement import Meeting, agree
+from avow.distributed.agreement import Meeting, agree, attempt
 from avow.distributed.exchange import gathered
-from avow.errors import AvowError
 from avow.links import Link
 from avow.methods.exact import Exact
 from avow.methods.low_rank import LowRank
@@ -63,16 +62,15 @@ def chosen(met: Meeting, tol: float, confidence: float, link: Link, known: dict[
     if len(asked) == 1:
         return Choice([], hopes.why_exact)
     sample = None if met.shared_queries else _sample(met, asked)
-    order, reason, problem = [], "", None
-    if met.here == 0:
-        try:
-            foresee = functools.partial(_foreseen, met=met, sample=sample, confidence=confidence)
-            made = Plan(tuple(planner.cheapest(judged(foresee=foresee))), tol, "")
-            good = [candidate.method for candidate in made.ranked if not candidate.lost]
-            order, reason = [asked.index(method) for method in good if method.name != "exact"], made.why_exact
-        except AvowError as found:
-            problem = found
-    order, reason = agree({}, [order, reason], problem, met.group, met.device)[0]
+
+    def ordered() -> tuple[list[int], str]:
+        foresee = functools.partial(_foreseen, met=met, sample=sample, confidence=confidence)
+        made = Plan(tuple(planner.cheapest(judged(foresee=foresee))), tol, "")
+        good = [candidate.method for candidate in made.ranked if not candidate.lost]
+        return [asked.index(method) for method in good if method.name != "exact"], made.why_exact
+
+    mine, problem = attempt(ordered) if met.here == 0 else (None, None)
+    order, reason = agree({}, mine, problem, met.group)[0]
     return Choice([asked[index] for index in order], reason)
 
 

@@ -17,16 +17,16 @@ from avow.attend import Attended
 from avow.certificates.compose import Partial, merge
 from avow.contract import Certificate
 from avow.distributed import blocks
-from avow.distributed.agreement import Meeting, agree, one_loss
+from avow.distributed.agreement import Meeting, agree, attempt, one_loss
 from avow.distributed.autograd import linked
 from avow.distributed.partials import answered, packed, unpacked, unreachable
 from avow.distributed.traffic import gathered
-from avow.errors import AvowError
 from avow.maths import rounding
+from avow.wishes import Wish
 
 
-def attend_keys(met: Meeting, tol: float | None, kinds: Sequence[torch.dtype]) -> Attended:
-    """Softmax attention of the same queries to the keys of all processes, in the first arithmetic that keeps `tol`.
+def attend_keys(met: Meeting, wish: Wish, kinds: Sequence[torch.dtype]) -> Attended:
+    """Softmax attention of the same queries to the keys of all processes, in the first arithmetic that keeps the wish.
 
     Where causal, row i sees the first i + 1 of all keys, in order of ranks. Gradients are those of one loss, which
     every process computes from the answer that all share.
@@ -37,20 +37,17 @@ def attend_keys(met: Meeting, tol: float | None, kinds: Sequence[torch.dtype]) -
         with torch.no_grad():
             whole = _merged(p.q.to(kind), p.k.to(kind), p.v.to(kind), shift, met)
             out, certificate = whole.answer(p.q.dtype)
-        if tol is None or certificate.keeps(tol):
+        if wish.met_by(certificate):
             gradients = functools.partial(_gradients, shift=shift, met=met)
             return Attended(linked(p.q, p.k, p.v, (out, whole.lse), gradients), certificate)
-    raise unreachable(tol, certificate.bound)
+    raise unreachable(wish, certificate.bound, certificate.relative)
 
 
 def _merged(q: Tensor, k: Tensor, v: Tensor, shift: int | None, met: Meeting) -> Partial:
-    mine, problem = Partial.nothing((*q.shape[:-1], v.shape[-1]), q.device), None
-    try:
-        mine = answered(q, k, v, shift, met.scale, met.problem.allowed)
-    except AvowError as found:
-        problem = found
+    found, problem = attempt(lambda: answered(q, k, v, shift, met.scale, met.problem.allowed))
+    mine = Partial.nothing((*q.shape[:-1], v.shape[-1]), q.device) if found is None else found
     words = None if mine.words is None else json.loads(mine.words.to_json(rows=False))
-    said = agree({}, [words, mine.slack], problem, met.group, q.device)
+    said = agree({}, [words, mine.slack], problem, met.group)
     parts = []
     for numbers, (theirs, loose) in zip(gathered(packed(mine), met.group), said, strict=True):
         parts.append(unpacked(numbers, None if theirs is None else Certificate.from_json(json.dumps(theirs)), loose))

@@ -26,6 +26,7 @@ from avow.maths import rounding
 from avow.maths.heads import longest_seen, per_query_head
 from avow.maths.masks import at_rows, row_tiles
 from avow.maths.norms import lengths, row_norms, slack
+from avow.wishes import Wish
 
 
 def answered(
@@ -49,10 +50,12 @@ def answered(
     return Partial.of(out, lse, off, longest, certificate, slack(v.shape[-1], torch.float64))
 
 
-def unreachable(tol: float | None, best: float) -> ToleranceUnreachable:
-    """The error for a tolerance that no arithmetic at hand proves."""
+def unreachable(wish: Wish, bound: float, relative: float) -> ToleranceUnreachable:
+    """The error for a tolerance that no available arithmetic proves: at best it proves these."""
+    own = wish.tol is None or bound <= wish.tol
+    name, limit, best = ("rtol", wish.rtol, relative) if own else ("tol", wish.tol, bound)
     rule = f"is less than can be proved, {best:.3g}"
-    return ToleranceUnreachable("tol", tol, rule, "ask for less, or convert q, k and v to a wider type", best)
+    return ToleranceUnreachable(name, limit, rule, "ask for less, or convert q, k and v to a wider type", best)
 
 
 def packed(part: Partial) -> Float64[Tensor, "b h n c"]:

@@ -7,6 +7,7 @@ the gradients of a block travel on with it until it is home.
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import math
 from collections.abc import Sequence
@@ -18,7 +19,7 @@ from torch import Tensor
 from avow.attend import Attended
 from avow.certificates.compose import Partial, merge
 from avow.distributed import blocks, ring_travel
-from avow.distributed.agreement import Meeting, agree, meet
+from avow.distributed.agreement import Meeting, agree, attempt, meet
 from avow.distributed.autograd import Gradients, linked
 from avow.distributed.partials import answered, unreachable
 from avow.distributed.ring_route import Route
@@ -26,12 +27,13 @@ from avow.distributed.ring_travel import Masks
 from avow.distributed.traffic import Group
 from avow.errors import AvowError
 from avow.maths import rounding
+from avow.wishes import Wish
 
 
 def attend_ring(
-    met: Meeting, tol: float | None, kinds: Sequence[torch.dtype], mask: Bool[Tensor, "#b #h #n s"] | None
+    met: Meeting, wish: Wish, kinds: Sequence[torch.dtype], mask: Bool[Tensor, "#b #h #n s"] | None
 ) -> Attended:
-    """Softmax attention of this process's rows to the keys of all, in the first arithmetic that keeps `tol` for all.
+    """Softmax attention of this process's rows to the keys of all, in the first arithmetic that keeps the wish of all.
 
     Shards may differ in length; an empty one asks nothing and answers nothing. Where causal, row i of all rows sees key
     j of all keys when j ≤ i; of those, the keys that `mask` lets it see. Gradients are those of the sum of all
@@ -44,10 +46,11 @@ def attend_ring(
         with torch.no_grad():
             whole, problem = _promised(p.q, p.k, p.v, kind, route, met, masks)
             out, certificate = whole.answer(p.q.dtype)
-        bound = max(agree({}, certificate.bound, problem, met.group, met.device))
-        if tol is None or bound <= tol:
+        own = [certificate.bound, certificate.relative]
+        bound, relative = map(max, zip(*agree({}, own, problem, met.group), strict=True))
+        if wish.exact or dataclasses.replace(certificate, bound=bound, relative=relative).keeps(wish.tol, wish.rtol):
             return Attended(linked(p.q, p.k, p.v, (out, whole.lse), _gradients(route, met, masks)), certificate)
-    raise unreachable(tol, bound)
+    raise unreachable(wish, bound, relative)
 
 
 def ring_attention(
@@ -103,8 +106,7 @@ def _promised(
     for block, keys, values in ring_travel.visits(k, v, route, met.group):
         shift = route.shift(met.here, block)
         mask = None if masks is None else masks[block]
-        try:
-            whole = merge(whole, answered(q.to(kind), keys.to(kind), values.to(kind), shift, met.scale, mask))
-        except AvowError as found:
-            problem = problem or found
+        given = q.to(kind), keys.to(kind), values.to(kind), shift, met.scale, mask
+        found, failed = attempt(functools.partial(answered, *given))
+        whole, problem = whole if found is None else merge(whole, found), problem or failed
     return whole, problem

@@ -110,7 +110,7 @@ def paired(p: Problem) -> None:
 
 def alike(name: str, x: Tensor, group: dist.ProcessGroup) -> None:
     """Raise, in every process alike, where one of them holds other numbers than the rest."""
-    agree({f"digest of {name}": digest(x)}, None, None, group, x.device)
+    agree({f"digest of {name}": digest(x)}, None, None, group)
 
 
 def _longest(p: Problem, norms: Norms) -> Float64[Tensor, "b g 4"]:

@@ -19,6 +19,7 @@ from torch import Tensor
 
 from avow.attend import Attended
 from avow.certificates import measure_norms
+from avow.certificates.relative import absolute_errors, relative_errors
 from avow.contract import Certificate, Problem
 from avow.distributed.scripts import Script, added_up, largest, told_to_all
 from avow.distributed.sparse_budget import (
@@ -40,6 +41,7 @@ from avow.errors import ToleranceUnreachable
 from avow.links import BINS
 from avow.maths import rounding
 from avow.maths.masks import row_tiles
+from avow.maths.norms import length_floors
 from avow.maths.orders import Terms, together
 from avow.maths.outlook import SUMS
 from avow.maths.reading import Gathered, Tokens
@@ -84,7 +86,7 @@ def shard_script(
     b, h, n, d = p.q.shape
     groups, e = p.v.shape[1], p.v.shape[-1]
     out = p.q.new_zeros(b, h, n, e, dtype=torch.float64)
-    bound, everywhere, here, lse = out.new_zeros(4, b, h, n).unbind(0)
+    bound, everywhere, here, lse, longest = out.new_zeros(5, b, h, n).unbind(0)
     kept: list[Kept] = []
     if task.keys and out.numel():
         norms = measure_norms(p) if p.norms is None else p.norms
@@ -96,16 +98,20 @@ def shard_script(
             shard = SketchedShard.of(q, sketch, norms.v, norms.k, p.scale, siblings)
             tile = _Tile(p, shard, norms.q[:, :, rows].reshape(b, groups, -1, 1), norms.slack, task, generator)
             found = yield from tile.script()
-            parts = (found.out, found.rows, found.everywhere, found.here, found.lse)
-            for x, part in zip((out, bound, everywhere, here, lse), parts, strict=True):
+            parts = (found.out, found.rows, found.everywhere, found.here, found.lse, found.longest)
+            for x, part in zip((out, bound, everywhere, here, lse, longest), parts, strict=True):
                 x[:, :, rows] = part.reshape(x[:, :, rows].shape)
             if task.followed:
                 kept.append(Kept(rows, found.read.head, found.read.place, found.logs))
     reading = Reading(everywhere, here, out, lse, tuple(kept))
-    return Attended(rounding.narrowed(out, p.q.dtype), _certificate(bound, reading, task)), reading
+    answer = rounding.narrowed(out, p.q.dtype)
+    own = relative_errors(absolute_errors(bound, longest), length_floors(answer))
+    return Attended(answer, _certificate(bound, own, reading, task)), reading
 
 
-def _certificate(bound: Float64[Tensor, "b h n"], reading: Reading, task: Task) -> Certificate:
+def _certificate(
+    bound: Float64[Tensor, "b h n"], own: Float64[Tensor, "b h n"], reading: Reading, task: Task
+) -> Certificate:
     largest = float(bound.amax()) if bound.numel() else 0.0
     if task.tol is not None and not largest <= task.tol:
         remedy = "ask for less, or convert q, k and v to a wider type"
@@ -124,6 +130,8 @@ def _certificate(bound: Float64[Tensor, "b h n"], reading: Reading, task: Task) 
         1 - task.method.chance,
         assumptions=(assumed,),
         reason=f"read {share:.1%} of the tokens of all shards in full",
+        relative=float(own.amax()) if own.numel() else 0.0,
+        relative_rows=own,
     )
 
 
@@ -138,6 +146,8 @@ class _Found(NamedTuple):
     read: Gathered
     logs: Float64[Tensor, "m r"]
     """What the tokens that were read count, by logarithms."""
+    longest: Float64[Tensor, "b g r 1"]
+    """At least the length of the longest value."""
 
 
 class _First(NamedTuple):
@@ -281,7 +291,8 @@ class _Tile(NamedTuple):
             cut = cut._replace(bin=torch.where(together(short, shard.siblings), further, cut.bin))
         lse = state.top + state.total.log()
         logs = read.logits if odds is None else read.logits - read.at(odds).log()
-        return _Found(state.out * whole.size, self._bounds(tails, whole), everywhere, here, lse, read, logs)
+        longest = whole.longest.expand(lse.shape)
+        return _Found(state.out * whole.size, self._bounds(tails, whole), everywhere, here, lse, read, logs, longest)
 
     @property
     def _sums(self) -> float:

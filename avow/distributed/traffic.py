@@ -18,7 +18,7 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.distributed.device_mesh import DeviceMesh
 
-from avow.distributed.silence import lost, patience
+from avow.distributed.silence import lost, timeout_of
 from avow.errors import ParameterError
 
 Group = dist.ProcessGroup | DeviceMesh | None
@@ -84,6 +84,12 @@ def group_of(group: Group) -> dist.ProcessGroup:
     return found
 
 
+def group_device(group: dist.ProcessGroup) -> torch.device:
+    """Where processes of a group tell each other words: a CPU where it joins those, else the GPU of each."""
+    kinds = {device.type for device in group._device_types}
+    return torch.device("cpu" if "cpu" in kinds or not kinds else sorted(kinds)[0])
+
+
 class Pending:
     """Transfers under way; `wait` ends when those that this process takes part in are through.
 
@@ -114,7 +120,7 @@ class Pending:
                 if one.tensor.is_cuda:
                     work.wait()  # the stream waits; what goes wrong there, NCCL tells
                 else:
-                    left = patience(self._group, one.tensor.device) - timedelta(seconds=time.monotonic() - start)
+                    left = timeout_of(self._group, one.tensor.device) - timedelta(seconds=time.monotonic() - start)
                     work.wait(max(left, timedelta(milliseconds=1)))
 
     def _operation(self, one: Transfer) -> dist.P2POp:

@@ -24,6 +24,7 @@ from avow.kernels.separable_attention import ColumnSums
 from avow.kernels.tiles import LOWEST, TINY
 
 _LOG2E = tl.constexpr(math.log2(math.e))
+_MOST = tl.constexpr(torch.finfo(torch.float32).max)
 # Columns of a state that a program holds at a time, where it has at most 64 features and where it has more of them; and
 # features at a time.
 _FEW, _MANY, _FEATURES = 32, 64, 256
@@ -125,12 +126,18 @@ def _random(
 
 
 @triton.jit
+def _cooled(x, temperature):
+    """Numbers over the temperature; what leaves the type stops at its end, as in the whole pass."""
+    return tl.minimum(tl.maximum(x.to(tl.float32) / temperature, -_MOST), _MOST)
+
+
+@triton.jit
 def _softmaxes(q, k, total, top, key, rows, shrink, temperature, R: tl.constexpr, M: tl.constexpr, MP: tl.constexpr):
     """Separable attention's columns, each with a reference of its own, and its rows."""
     head, feature = tl.program_id(0).to(tl.int64), tl.arange(0, MP)
     inside = feature < M
     place = head * M + feature
-    log = tl.load(k + place, mask=inside, other=0.0).to(tl.float32) / temperature
+    log = _cooled(tl.load(k + place, mask=inside, other=0.0), temperature)
     before = tl.load(top + place, mask=inside, other=0.0)
     higher = tl.maximum(before, log)
     own, less = tl.exp2((log - higher) * _LOG2E), tl.exp2((before - higher) * _LOG2E)
@@ -141,8 +148,8 @@ def _softmaxes(q, k, total, top, key, rows, shrink, temperature, R: tl.constexpr
     tl.store(shrink + place, less, mask=inside)
     for sibling in range(R):
         there = (head * R + sibling) * M + feature
-        y = tl.load(q + there, mask=inside, other=0.0).to(tl.float32) / temperature
-        y = tl.where(inside, y, LOWEST)
+        y = _cooled(tl.load(q + there, mask=inside, other=0.0), temperature)
+        y = tl.where(inside, y, -float("inf"))
         row = tl.exp2((y - tl.max(y, 0)) * _LOG2E)
         tl.store(rows + there, row / tl.sum(row, 0) / grown, mask=inside)
 

@@ -176,7 +176,7 @@ def column_step(
     temperature: float,
 ) -> Float[Tensor, "b h 1 e"] | None:
     """One token more of separable attention; the state takes it in, in place."""
-    if not _single(q, k, v, state) or q.shape[3] > _WIDEST_KEY:
+    if not _single(q, k, v, state) or q.shape[3] > _WIDEST_KEY or not 1e-6 <= temperature <= 1e6:
         return None
     sums = ColumnSums(state.sums, state.total.squeeze(-1), state.top.squeeze(-2))
     q, k, v = (x.squeeze(2) for x in (q, k, v))

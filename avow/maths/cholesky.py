@@ -60,6 +60,9 @@ def pivots(
     weight zero (log −inf) are drawn only when no others are left. Of many keys only some are candidates, drawn in
     the same way. Any landmarks are sound; these are good.
     """
+    if torch.compiler.is_compiling():
+        # Round after round would be traced: a graph that grows with the rank and takes minutes to compile.
+        return _opaque(x, log_weight, rank) if generator is None else _uncompiled(x, log_weight, rank, generator)
     few = candidates(x.shape[-2], rank)
     if few == x.shape[-2]:
         return _pivots(x, log_weight, rank, generator)
@@ -68,6 +71,21 @@ def pivots(
     index = wanted.topk(few, dim=-1).indices  # (b, g, few)
     some = x.gather(-2, index.unsqueeze(-1).expand(-1, -1, -1, x.shape[-1]))
     return index.gather(-1, _pivots(some, log_weight.gather(-1, index), rank, generator))
+
+
+@torch.library.custom_op("avow::pivots", mutates_args=(), tags=(torch.Tag.nondeterministic_seeded,))
+def _opaque(x: Tensor, log_weight: Tensor, rank: int) -> Tensor:
+    """`pivots` as one node of a compiled graph."""
+    return pivots(x, log_weight, rank, None)
+
+
+@_opaque.register_fake
+def _(x: Tensor, log_weight: Tensor, rank: int) -> Tensor:
+    return x.new_empty(*x.shape[:2], rank, dtype=torch.int64)
+
+
+# No graph holds a generator.
+_uncompiled = torch.compiler.disable(lambda *arguments: pivots(*arguments))
 
 
 def candidates(keys: int, rank: int) -> int:

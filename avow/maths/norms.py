@@ -81,6 +81,29 @@ def widened(x: Tensor) -> Tensor:
     return torch.where(size < 0x800000, torch.where(bits < 0, -small, small), x.double())
 
 
+def length_floors(x: Float[Tensor, "*lead d"]) -> Float[Tensor, "*lead"]:
+    """Lower bounds, in float64, on the Euclidean norm of every row, below it by no more than twice `slack`.
+
+    A row that holds nan or inf has no norm, and the bound says so by not being finite.
+    """
+    if x.numel() == 0:
+        return x.new_zeros(x.shape[:-1], dtype=torch.float64)
+    kind, d = accumulator(x.dtype), x.shape[-1]
+    if x.device.type == "cpu":
+        # Where numbers are usual the narrow sum is the fastest; to ask would be to wait on other devices.
+        norms = torch.linalg.vector_norm(x.to(kind), dim=-1)
+        least, largest = (float(end) for end in torch.aminmax(norms))
+        low, high = _COMFORT[kind]
+        if low <= least and largest <= high:
+            return norms.double() * (1 - slack(d, x.dtype))
+    wide, most = x.double(), 4 * (d + 4) * unit(torch.float64)
+    if kind != torch.float64:  # whose squares float64 has room for
+        return torch.linalg.vector_norm(wide, dim=-1) * (1 - most)
+    top = wide.abs().amax(-1)
+    inner = torch.linalg.vector_norm(wide / torch.where(top > 0, top, 1.0).unsqueeze(-1), dim=-1)
+    return (top * inner * (1 - most) - tiny(torch.float64)).clamp(min=0.0)
+
+
 def _exponent(x: Tensor) -> int:
     """The power of two that brings the largest entry of x near one; 0 where float64 has room enough anyway."""
     if x.dtype != torch.float64:

@@ -82,6 +82,20 @@ def nothing(values: Float[Tensor, "b g s e"], features: int, logs: int) -> State
     return State(top, values.new_zeros(b, g, features, e), values.new_zeros(b, g, features, 1))
 
 
+def in_one_unit(
+    state: State, before: Tensor | None, values: Float[Tensor, "b g s e"], now: Tensor | None
+) -> tuple[State, Tensor, Tensor | None]:
+    """Sums divided by one power of two and new values divided by another, both divided by the larger, and that."""
+    if before is None and now is None:
+        return state, values, None
+    one = torch.ones_like(values[..., :1, :1])
+    before, now = (one if x is None else x for x in (before, now))
+    # Sums of nothing have no unit: one would swallow values near underflow.
+    read = (state.total > 0).any(-2, keepdim=True)
+    larger = torch.where(read, torch.maximum(before, now), now)
+    return state._replace(sums=state.sums * (before / larger)), values * (now / larger), larger
+
+
 def settle(state: State) -> State:
     """The same state with a finite reference."""
     return state.seen_from(_finite(state.top))

@@ -8,7 +8,6 @@ unit. All of it is divided by the largest visible value norm, which therefore ca
 
 from __future__ import annotations
 
-import contextlib
 import functools
 import math
 import time
@@ -19,13 +18,15 @@ from typing import ClassVar, NamedTuple
 
 import torch
 from torch import Tensor
+from torch.autograd import forward_ad
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.functional import pad, scaled_dot_product_attention
 
 from avow.contract import Computed, Cost, Method, Norms, Problem, Promise, Prospect, Sizes, named
+from avow.errors import is_out_of_memory
 from avow.maths import rounding
 from avow.maths.cpu_sums import MOST_ROWS, fewest_rows
-from avow.maths.heads import distance_rounding, finished, longest_seen, per_query_head, settled
+from avow.maths.heads import ceilings, distance_rounding, finished, longest_seen, per_query_head, settled
 from avow.maths.masks import additive
 from avow.maths.norms import at_least
 from avow.maths.softmax import softmax_average
@@ -66,7 +67,7 @@ class Exact(Method):
         if masked:
             mask = additive(p, rounding.accumulator(kind))
             mask = None if mask is None else mask.expand(*mask.shape[:2], n, s)
-        size = 1.0 if p.norms is None else _size(p.norms)
+        size = 1.0 if p.norms is None else _size(p.norms, p.q.dtype)
         out = _fastest(q, k, v if size == 1 else v / size, mask, p.causal and not masked, scale)
         out = out[..., :e] if d != e else out
         return Computed(finished(p, out if size == 1 else out * size), size)
@@ -78,7 +79,10 @@ class Exact(Method):
         model = self.model(p, *norms.most[:2])
         # 2·tanh(δ/2) for the weights, then what sums, flushing and the output's type add.
         rows = reach.mul_(model.slope / 2).add_(model.floor / 2).tanh_().mul_(2 * model.grown)
-        rows.add_(_flushed(p, norms, model, computed.trace).add_(model.rest))
+        rows.add_(_flushed(p, norms, model, computed.trace).add_(model.sums * (1 + model.final)))
+        if model.final:
+            # The answer's own rounding is relative to its length, which is known by now: on flat heads that is little.
+            rows = rows + model.final * rounding.OUTWARD * _shares(p, norms, computed.out)
         return Promise("deterministic", settled(p, rows), assumptions=(self.assumption(p),))
 
     def foresee(self, problem: Problem, norms: Norms, confidence: float) -> Prospect:
@@ -87,7 +91,7 @@ class Exact(Method):
         query, key, _ = norms.most
         model = self.model(problem, query, key)
         delta = abs(problem.scale) * query * key * model.slope + model.floor
-        flushed = float(_flushed(problem, norms, model, _size(norms)).amax())
+        flushed = float(_flushed(problem, norms, model, _size(norms, problem.q.dtype)).amax())
         if flushed > 1 and self.arithmetic(problem.q.dtype) != torch.float64:
             return Prospect(math.inf, "none", True, f"values underflow in {self.arithmetic(problem.q.dtype)}")
         bound = 2 * math.tanh(delta / 2) * model.grown + model.rest + flushed
@@ -212,10 +216,28 @@ class Model(NamedTuple):
         return self.sums * (1 + self.final) + self.final * rounding.OUTWARD
 
 
-def _size(norms: Norms) -> float:
-    """The power of two that values are divided by before they are summed: one, unless all are near underflow."""
-    longest = norms.most[2]
-    return 2.0 ** max(-1000, math.frexp(longest)[1]) if 0 < longest < _FAINT else 1.0
+def _size(norms: Norms, dtype: torch.dtype) -> float:
+    """The power of two that values are divided by before they are summed: one, unless all are near underflow.
+
+    It is a number that the type has, and so has its reciprocal.
+    """
+    longest, least = norms.most[2], -1000 if dtype == torch.float64 else -100
+    return 2.0 ** max(least, math.frexp(longest)[1]) if 0 < longest < _FAINT else 1.0
+
+
+def _shares(p: Problem, norms: Norms, out: Tensor) -> Tensor:
+    """At least how long each answer is beside the longest value that its row sees; no more than 1, as before rounding.
+
+    A number rounded by way of float32 is rounded twice, which the margin of 2^-10 covers, and the sum's own rounding;
+    squares of entries below 2^-60 may vanish.
+    """
+    masked = p.allowed is not None and p.allowed.shape[-2] > 1
+    least = norms.least_value * (1 - norms.slack)
+    # Rows that see different values share the shortest of all where none is near underflow: to look would cost more.
+    longest = torch.full_like(norms.q, least) if masked and least > 1e-10 else ceilings(p, norms)
+    lengths = torch.linalg.vector_norm(out.detach().float(), dim=-1).double() * (1 + 2.0**-10)
+    lengths = lengths + 2.0**-60 * math.sqrt(out.shape[-1])
+    return (lengths / longest.clamp(min=1e-300)).clamp(max=1.0).nan_to_num(nan=1.0)
 
 
 def _flushed(p: Problem, norms: Norms, model: Model, size: float) -> Tensor:
@@ -236,6 +258,11 @@ def _fastest(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, causal: bool,
     call = functools.partial(
         scaled_dot_product_attention, attn_mask=mask, is_causal=causal, scale=scale, enable_gqa=grouped
     )
+    if not torch.compiler.is_compiling() and has_tangents(q, k, v, mask):
+        # No fused kernel has derivatives forward; what is left sums in an unknown order.
+        wider = mask if mask is None or mask.dtype == torch.bool else mask.double()
+        with sdpa_kernel(SDPBackend.MATH):
+            return call(q.double(), k.double(), v.double(), attn_mask=wider).to(q.dtype)
     if q.device.type == "cpu":
         return _on_cpu(q, k, v, mask, causal, scale)
     half = q.dtype in (torch.bfloat16, torch.float16)
@@ -243,15 +270,26 @@ def _fastest(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, causal: bool,
         return call(q, k, v)
     if mask is None:
         bucket = 1 << (max(q.shape[-2], 1) - 1).bit_length()
-        backend = _quickest(q.device, q.dtype, q.shape[-1], min(bucket, 8192), causal)
-        # A kernel that does not take these sizes says so by an error, and warns why.
-        with contextlib.suppress(RuntimeError), warnings.catch_warnings(), sdpa_kernel(backend, set_priority=True):
-            warnings.simplefilter("ignore")
-            return call(q, k, v)
+        try:
+            backend = _quickest(q.device, q.dtype, q.shape[-1], min(bucket, 8192), causal)
+        except torch.OutOfMemoryError:
+            backend = _fused(q.dtype)  # no room to measure which is faster, and maybe enough for the call itself
+        try:
+            with warnings.catch_warnings(), sdpa_kernel(backend, set_priority=True):
+                warnings.simplefilter("ignore")
+                return call(q, k, v)
+        except RuntimeError as error:
+            if not _is_refusal(error):
+                raise
     # What is left may round more often than the bound allows for in half precision; in float32 it does not.
     if not half:
         return call(q, k, v)
     return call(q.float(), k.float(), v.float()).to(q.dtype)
+
+
+def has_tangents(*tensors: Tensor | None) -> bool:
+    """Whether derivatives of some tensors are carried forward, as `torch.func.jvp` does."""
+    return any(x is not None and forward_ad.unpack_dual(x).tangent is not None for x in tensors)
 
 
 def _on_cpu(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, causal: bool, scale: float) -> Tensor:
@@ -316,13 +354,25 @@ def _quickest(device: torch.device, dtype: torch.dtype, dim: int, length: int, c
                         start = time.perf_counter()
                     scaled_dot_product_attention(q, k, v, is_causal=causal)
             torch.cuda.synchronize(device)
-        except RuntimeError:
+        except RuntimeError as error:
+            if not _is_refusal(error):
+                raise
             return math.inf
         return time.perf_counter() - start
 
-    fused = [SDPBackend.CUDNN_ATTENTION, SDPBackend.FLASH_ATTENTION]
-    if dtype == torch.float32:
-        fused = [SDPBackend.EFFICIENT_ATTENTION]
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        return sorted(fused, key=seconds)
+        return sorted(_fused(dtype), key=seconds)
+
+
+def _fused(dtype: torch.dtype) -> list[SDPBackend]:
+    """The fused kernels of GPUs that round as the bound says."""
+    if dtype == torch.float32:
+        return [SDPBackend.EFFICIENT_ATTENTION]
+    return [SDPBackend.CUDNN_ATTENTION, SDPBackend.FLASH_ATTENTION]
+
+
+def _is_refusal(error: RuntimeError) -> bool:
+    """Whether a fused kernel says that it does not take these sizes: any other error is the caller's to see."""
+    refusals = ("No available kernel", "cuDNN Frontend error", "No valid execution plans")
+    return any(words in str(error) for words in refusals) and not is_out_of_memory(error)

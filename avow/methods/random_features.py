@@ -134,7 +134,7 @@ class RandomFeatures(Method):
         values, size = scaled_values(p, logs.wide)
         start = None
         if initial_state is not None:
-            start, values, size = _in_one_unit(initial_state, values, size)
+            start, values, size = scan.in_one_unit(initial_state.sums, initial_state.size, values, size)
         calm = start is None or start.top.shape[-1] == 1
         longest = torch.linalg.vector_norm(logs.directions, dim=-1).amax()
         weights = _Weights(logs, key_log(p, logs.wide), key_seen(p), calm, longest)
@@ -315,17 +315,6 @@ def _suits(p: Problem, frame: Frame, initial_state: FeatureState | None) -> bool
     from avow.kernels import presence
 
     return (initial_state is None or initial_state.size is None) and presence.at_hand(p.q.device)
-
-
-def _in_one_unit(state: FeatureState, values: Tensor, size: Tensor | None) -> tuple[scan.State, Tensor, Tensor | None]:
-    """Sums so far and new values, divided by the same power of two."""
-    if state.size is None and size is None:
-        return state.sums, values, None
-    one = torch.ones_like(values[..., :1, :1])
-    before, now = (one if x is None else x for x in (state.size, size))
-    larger = torch.maximum(before, now)
-    sums = state.sums._replace(sums=state.sums.sums * (before / larger))
-    return sums, values * (now / larger), larger
 
 
 class FeatureCount(NamedTuple):

@@ -17,6 +17,7 @@ from dataclasses import dataclass
 from typing import ClassVar, NamedTuple
 
 import torch
+from jaxtyping import Float
 from torch import Tensor
 
 from avow.contract import Computed, Cost, Method, Norms, Problem, Promise, Prospect, Sizes
@@ -37,10 +38,14 @@ from avow.maths.heads import (
 )
 from avow.maths.kernel_rounding import KernelRounding
 from avow.maths.masks import at_rows, row_tiles, visible
-from avow.params import Rule, param
+from avow.params import between, param
 
-# Beyond these ends a temperature, or what is divided by it, leaves float32.
-_TEMPERATURES = Rule("must be from 1e-30 to 1e+30", lambda x: 1e-30 <= x <= 1e30)
+
+class ColumnState(NamedTuple):
+    """Sums over all keys so far, per feature, in O(d²), and the power of two their values were divided by, if any."""
+
+    sums: scan.State
+    size: Float[Tensor, "b g 1 1"] | None = None
 
 
 class Trace(NamedTuple):
@@ -59,17 +64,31 @@ class Separable(Method):
     averages: ClassVar[bool] = True
     target: ClassVar[str] = "separable attention"
 
-    temperature: float = param(1.0, _TEMPERATURES, "divides Q and K before their softmaxes")
+    temperature: float = param(1.0, between(0, math.inf), "divides Q and K before their softmaxes")
 
     def compute(self, problem: Problem, generator: torch.Generator | None = None) -> Computed:
-        p = own_keys(self._checked(problem))
+        p = own_keys(self.checked(problem))
         wide = linear_type(p)
         if p.mask_kind == "full":
             return Computed(finished(p, self._by_definition(p, wide)), Trace(p.k.shape[-2]))  # one sum, in any order
         fast = self._by_kernels(p, wide)
         if fast is not None:
             return fast
+        out, state = self._scanned(p, wide, None)
+        return Computed(out, Trace(state.sums.steps))
+
+    def read_on(self, q: Tensor, k: Tensor, v: Tensor, state: ColumnState | None) -> tuple[Tensor, ColumnState]:
+        """The answers to the next tokens, each of which sees all before it, and the sums over all of them."""
+        p = Problem.of(q, k, v, causal=True, enable_gqa=q.shape[1] != k.shape[1])
+        return self._scanned(p, linear_type(p), state)
+
+    def _scanned(self, p: Problem, wide: torch.dtype, before: ColumnState | None) -> tuple[Tensor, ColumnState]:
+        """The answer from sums over keys, those known before included, and the sums over all of them."""
         values, size = scaled_values(p, wide)
+        queries, features = p.q.shape[-2:]
+        start = scan.nothing(values, features, features)
+        if before is not None:
+            start, values, size = scan.in_one_unit(*before, values, size)
         added, seen = key_log(p, wide), key_seen(p)
 
         def keys_of(span: slice) -> scan.Keys:
@@ -85,15 +104,13 @@ class Separable(Method):
             prefix = scan.running(tile.features, tile.total)
             return mixture(tile.rows) / prefix.clamp_(min=_least(wide)).unsqueeze(2)
 
-        queries, features = p.q.shape[-2:]
         if p.causal:
-            start = scan.nothing(values, features, features)
             sums, state = scan.causal(keys_of, causal_mixture, values, p.q.shape[1], queries, start, normalise=False)
         else:
-            state = scan.absorb(keys_of, values, features)
+            state = scan.absorb(keys_of, values, features, start if before is not None else None)
             columns = state._replace(sums=state.sums / state.total.clamp(min=_least(wide)))
             sums = scan.collect(mixture, p.q.shape[1], queries, columns, normalise=False)
-        return Computed(finished(p, rescaled(sums.out, size)), Trace(state.steps))
+        return finished(p, rescaled(sums.out, size)), ColumnState(state, size)
 
     def _by_kernels(self, p: Problem, wide: torch.dtype) -> Computed | None:
         """The same answer where the device has kernels and they fit the problem."""
@@ -108,9 +125,9 @@ class Separable(Method):
         found = problems.column_means(p, self.temperature)
         return None if found is None else Computed(found.out, Trace(found.rounding.steps, found.rounding))
 
-    def step(self, q: Tensor, k: Tensor, v: Tensor, state: scan.State) -> Tensor | None:
+    def step(self, q: Tensor, k: Tensor, v: Tensor, state: ColumnState) -> Tensor | None:
         """The answer to one more token, which the state takes in, in place; None where no kernel does that."""
-        if torch.compiler.is_compiling():
+        if torch.compiler.is_compiling() or state.size is not None:
             return None
         from avow.kernels import presence
 
@@ -118,15 +135,19 @@ class Separable(Method):
             return None
         from avow.kernels import problems
 
-        return problems.column_step(q, k, v, state, self.temperature)
+        return problems.column_step(q, k, v, state.sums, self.temperature)
 
     def cooled(self, x: Tensor) -> Tensor:
         """x over the temperature, a fresh tensor; what leaves the type stops at its end, and the bound says so."""
-        most = torch.finfo(x.dtype).max
-        return x / self.temperature if self.temperature >= 1 else (x / self.temperature).clamp(-most, most)
+        if self.temperature >= 1:
+            return x / self.temperature
+        limits = torch.finfo(x.dtype)
+        # A temperature below the type's range would be zero there, and zero over it nan.
+        wide = x.double() if self.temperature < limits.tiny else x
+        return (wide / self.temperature).clamp(-limits.max, limits.max).to(x.dtype)
 
     def promise(self, problem: Problem, norms: Norms, computed: Computed, confidence: float) -> Promise:
-        p = own_keys(self._checked(problem))
+        p = own_keys(self.checked(problem))
         wide, kept, trace = linear_type(p), p.q.dtype, computed.trace
         kernel = trace.kernel
         products = rounding.products(wide, p.q.device.type) if kernel is None else kernel.products
@@ -162,7 +183,7 @@ class Separable(Method):
         return Cost(flops, work, launches, scan_costs.peak_bytes(z, m, item, 0), item / 4)
 
     def reference(self, problem: Problem) -> Tensor:
-        return self._by_definition(self._checked(problem), torch.float64)
+        return self._by_definition(self.checked(problem), torch.float64)
 
     def reference_error(self, problem: Problem, norms: Norms) -> Tensor:
         return self.promise(problem, norms, Computed(problem.q, Trace(problem.k.shape[-2])), 1.0).rows
@@ -174,7 +195,8 @@ class Separable(Method):
     def foresee(self, problem: Problem, norms: Norms, confidence: float) -> Prospect:
         return Prospect(math.inf, "none", True, "its target is separable attention, not softmax attention")
 
-    def _checked(self, p: Problem) -> Problem:
+    def checked(self, p: Problem) -> Problem:
+        """The problem, unless it asks for what has no meaning here."""
         if not p.default_scale or p.kernel != "dot":
             name, value = ("scale", p.scale) if p.kernel == "dot" else ("kernel", p.kernel)
             rule = "has no meaning for separable attention, which has no logits q·k"

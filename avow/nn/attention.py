@@ -12,9 +12,9 @@ from torch.distributed import ProcessGroup
 from torch.nn.functional import linear
 
 from avow.attend import Attended, attend
-from avow.contract import Problem
+from avow.contract import Problem, check_tensor
 from avow.declared import declared
-from avow.errors import DtypeError, ParameterError, ShapeError
+from avow.errors import ParameterError, ShapeError
 from avow.methods import method_named
 from avow.methods.exact import Exact
 from avow.methods.random_features import RandomFeatures
@@ -277,7 +277,7 @@ class Attention(nn.Module):
     def _key_mask(self, mask: Tensor | None, k: Tensor) -> Bool[Tensor, "b 1 1 s"] | None:
         if mask is None:
             return None
-        _check_tensor("mask", mask)
+        check_tensor("mask", mask)
         if mask.dtype != torch.bool or mask.shape != (k.shape[0], k.shape[-2]):
             value = f"{str(mask.dtype).removeprefix('torch.')} {tuple(mask.shape)}"
             rule = f"must be bool {(k.shape[0], k.shape[-2])}"
@@ -285,15 +285,10 @@ class Attention(nn.Module):
         return mask[:, None, None]
 
     def _check_input(self, name: Literal["x", "context"], x: Tensor) -> None:
-        _check_tensor(name, x)
+        check_tensor(name, x)
         if x.ndim != 3 or x.shape[-1] != self.width:
             rule = f"must be (batch, length, {self.width})"
             raise ShapeError(f"{name}.shape", tuple(x.shape), rule, "add the missing axes or project it first")
 
     def extra_repr(self) -> str:
         return f"{self.method.name}, heads={self.heads}, key_heads={self.key_heads}, causal={self.causal}"
-
-
-def _check_tensor(name: str, x: object) -> None:
-    if not isinstance(x, Tensor):
-        raise DtypeError(name, type(x).__name__, "must be a torch.Tensor", "wrap it with torch.as_tensor")

@@ -9,6 +9,7 @@ they have arrived.
 
 from __future__ import annotations
 
+import functools
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
@@ -16,8 +17,10 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from avow.certificates.relative import absolute_errors, relative_errors
 from avow.contract import Certificate, Problem
-from avow.maths.norms import slack
+from avow.maths.heads import per_query_head
+from avow.maths.norms import length_floors, slack
 from avow.maths.random_stream import INDEPENDENT
 from avow.maths.rounding import unit
 from avow.maths.sketch import Sketch
@@ -50,13 +53,24 @@ class Held(NamedTuple):
 
 
 class Awaited(Certificate):
-    """A certificate whose bound is on the device: the first look at it waits for the step to be done."""
+    """A certificate whose bounds are on the device: the first look at one waits for the step to be done."""
 
-    def __getattr__(self, name: str) -> Any:
-        if name != "bound":
-            raise AttributeError(name)
-        object.__setattr__(self, "bound", float(self.rows.amax()))
-        return self.bound
+    _longest: Float[Tensor, "b h 1"]
+    """At least the longest value of each head."""
+    _lengths: Float[Tensor, "b h 1"]
+    """At most how long the answers were when they were given, whatever becomes of them."""
+
+    @functools.cached_property
+    def bound(self) -> float:
+        return float(self.rows.amax())
+
+    @functools.cached_property
+    def relative_rows(self) -> Tensor:
+        return relative_errors(absolute_errors(self.rows, self._longest), self._lengths)
+
+    @functools.cached_property
+    def relative(self) -> float:
+        return float(self.relative_rows.amax())
 
 
 @dataclass
@@ -175,6 +189,8 @@ class KernelSteps:
             "assumptions": (_SUMS, _POWERS, *((INDEPENDENT,) if chance else ())),
             "reason": f"only tokens that {'were drawn' if chance else 'may matter'} were read in full",
             "cost": method.cost(p.sizes),
+            "_longest": per_query_head(held.longest, h).double().unsqueeze(-1),
+            "_lengths": length_floors(found.out).unsqueeze(-1),
         }
         for name, value in facts.items():
             object.__setattr__(certificate, name, value)

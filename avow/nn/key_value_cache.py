@@ -20,8 +20,9 @@ from torch import Tensor
 
 from avow.attend import Attended, exactly
 from avow.certificates import certify
-from avow.contract import Computed, Norms, Problem, named
-from avow.errors import DtypeError, FileError, ParameterError, ShapeError
+from avow.certificates.relative import aimed_bound, shortest_ratio
+from avow.contract import Computed, Norms, Problem, check_tensor, named
+from avow.errors import DtypeError, FileError, NotDifferentiable, ParameterError, ShapeError, is_out_of_memory
 from avow.maths.fused import NotCompiled
 from avow.maths.norms import check_range, row_norms, slack
 from avow.maths.random_stream import random_stream
@@ -29,12 +30,13 @@ from avow.maths.rounding import tiny
 from avow.maths.sketch import GROUP
 from avow.maths.skimming import Skim
 from avow.maths.unread import Unfit
+from avow.methods.exact import has_tangents
 from avow.methods.sparse import NothingToSave, Sparse, Trace
 from avow.nn import cache_file
 from avow.nn.kernel_steps import Held, KernelSteps
 from avow.nn.token_buffers import PARTS, TokenBuffers, wider
 from avow.nn.whole_reads import WholeReads
-from avow.wishes import check_generator, checked_wish
+from avow.wishes import Wish, check_generator, checked_wish
 
 # Where more than this share of the tokens would have to be gathered, reading them all in order is as fast.
 _WORTHWHILE = 0.4
@@ -87,6 +89,8 @@ class KeyValueCache(TokenBuffers):
         self._pause, self._left, self._asked = 0, 0, ""
         self._bold: Tensor | None = None
         """What the last look at the sketch found the next may leave unread at first."""
+        self._shortness: float | None = None
+        """How long the shortest of the last answers was beside the longest value: what `rtol` is aimed by."""
         self._reads, self._steps = WholeReads(), KernelSteps()
 
     @torch.no_grad()
@@ -98,42 +102,84 @@ class KeyValueCache(TokenBuffers):
         scale: float | None = None,
         generator: torch.Generator | None = None,
         method: str = "auto",
+        rtol: float | None = None,
     ) -> Attended:
         """The answers to the queries of the last n tokens, and the certificate of the error they made.
 
-        The bound never exceeds `tol`; None means exact. `confidence < 1` accepts bounds that hold with that probability
-        for each row, which lets flat heads be sampled. Where reading all tokens is faster, all are read; with
-        `method="sparse"` only those that the sketch asks for, whatever that takes. On a GPU, single queries are
-        answered without waiting for the device, and the certificate is fetched when its bound is looked at; nan among
-        such queries, or logits so large that single precision cannot keep `tol`, then show in the bound, and as an
-        error from the next call on.
+        The bound never exceeds `tol`, nor the bound relative to the answer `rtol`; without either, the answer is exact.
+        `confidence < 1` accepts bounds that hold with that probability for each row, which lets flat heads be sampled.
+        Where reading all tokens is faster, all are read; with `method="sparse"` only those that the sketch asks for,
+        whatever that takes. On a GPU, single queries are answered without waiting for the device, unless `rtol` is
+        given, and the certificate is fetched when its bound is looked at; nan among such queries, or logits so large
+        that single precision cannot keep `tol`, then show in the bound, and as an error from the next call on.
         """
-        if isinstance(tol, int | float) and tol <= 0:
-            raise ParameterError("tol", tol, "must be above 0", "try tol=1e-2, or leave it out for exact")
+        for name, value in (("tol", tol), ("rtol", rtol)):
+            if isinstance(value, int | float) and value <= 0:
+                remedy = f"try {name}=1e-2, or leave it out for exact"
+                raise ParameterError(name, value, "must be above 0", remedy)
         if method not in ("auto", "sparse"):
             raise ParameterError(
                 "method", repr(method), "must be 'auto' or 'sparse'", "leave tol out for exact answers"
             )
-        tol, sure, _ = checked_wish(tol, confidence)
+        wish = checked_wish(tol, confidence, rtol=rtol)
         check_generator(generator)
         asked = method == "sparse"
         cast = torch.is_autocast_enabled(self.device.type)
         with torch.autocast(self.device.type, enabled=False) if cast else contextlib.nullcontext():
             problem, first = self._problem(q, scale)
             self._learn()
-            why = self._why_not(tol, sure, asked)
-            unfit = "" if why else self._unfit(problem, tol, sure)
-            if tol is not None and not why and not unfit:
-                held = Held(self._sketch(0), self._lengths(problem, 0), self._extremes[..., 1])
-                return Attended(*self._steps.step(problem, held, tol, sure, generator))
-            norms = None
-            if tol is not None and not why and not problem.empty:
-                norms = self._norms(problem, first)
-                attended, why = self._sparse(problem, norms, first, tol, sure, generator, asked)
-                if attended is not None:
-                    return attended if self.device.type == "cpu" else _without_kernels(attended, unfit)
-            attended = self._whole(problem, tol, why)
-            return attended or exactly(problem, norms or self._norms(problem, first), tol, why)
+            if wish.rtol is None:
+                return self._answer(problem, first, wish, wish.tol, generator, asked)
+            return self._relative(problem, first, wish, generator, asked)
+
+    def _answer(
+        self,
+        problem: Problem,
+        first: int,
+        wish: Wish,
+        aim: float | None,
+        generator: torch.Generator | None,
+        asked: bool,
+    ) -> Attended:
+        """The answer within the wish's `tol`; one from a part of the tokens is within `aim`."""
+        why = self._why_not(wish, asked)
+        unfit = "" if why else self._unfit(problem, aim, wish.confidence)
+        if aim is not None and not why and not unfit:
+            held = Held(self._sketch(0), self._lengths(problem, 0), self._extremes[..., 1])
+            return Attended(*self._steps.step(problem, held, aim, wish.confidence, generator))
+        norms = None
+        if aim is not None and not why and not problem.empty:
+            norms = self._norms(problem, first)
+            attended, why = self._sparse(problem, norms, first, aim, wish.confidence, generator, asked)
+            if attended is not None:
+                return attended if self.device.type == "cpu" else _without_kernels(attended, unfit)
+        attended = self._whole(problem, wish.tol, why)
+        return attended or exactly(problem, norms or self._norms(problem, first), wish.tol, why)
+
+    def _relative(
+        self, problem: Problem, first: int, wish: Wish, generator: torch.Generator | None, asked: bool
+    ) -> Attended:
+        """The answer within the wish's `rtol`: from a part of the tokens, which is aimed twice, or else from all."""
+        assert wish.rtol is not None
+        norms, tol = self._norms(problem, first), math.inf if wish.tol is None else wish.tol
+        if problem.q.device.type == "cuda" and torch.cuda.is_current_stream_capturing():
+            remedy = "use tol=, which kernels keep by themselves, or attend outside of the graph"
+            raise ParameterError("rtol", wish.rtol, "cannot be checked while a CUDA graph is captured", remedy)
+        if self._shortness is None:
+            self._shortness = 1 / math.sqrt(self.length)
+        tried = ""
+        for _ in range(2):
+            aim = min(tol, aimed_bound(self._shortness, wish.rtol))
+            attended = self._answer(problem, first, wish, aim, generator, asked)
+            certificate = attended.certificate
+            if not problem.empty:
+                self._shortness = shortest_ratio(problem, norms, attended.out, certificate.rows)
+            if wish.met_by(certificate):
+                return attended
+            tried = f"{certificate.method} could prove only {certificate.relative:.1e} relative to the answer"
+            if certificate.method == "exact":
+                break
+        return exactly(problem, norms, wish.tol, tried, wish.rtol)
 
     def save(self, path: str | Path) -> None:
         """Write what the cache holds to a safetensors file, whole or not at all."""
@@ -172,19 +218,25 @@ class KeyValueCache(TokenBuffers):
                 )
             cache._bold = tensors["bold"].to(cache.device) if "bold" in tensors else None
         except (KeyError, TypeError, RuntimeError) as problem:
+            if is_out_of_memory(problem):
+                raise
             raise FileError("path", path, f"does not fit together ({problem})", "save the cache again") from problem
         return cache
 
     def _state(self) -> dict[str, Any]:
-        return {name: getattr(self, f"_{name}") for name in ("position", "base", "pause", "left", "asked")}
+        return {name: getattr(self, f"_{name}") for name in ("position", "base", "pause", "left", "asked", "shortness")}
 
     def _problem(self, q: Tensor, scale: float | None) -> tuple[Problem, int]:
         """What is asked of the tokens that these queries see, and where in the buffers those begin: with a group."""
         if self._position == 0:
             raise ShapeError("cache.length", 0, "must be at least 1", "append keys and values first")
-        if not isinstance(q, Tensor) or q.ndim != 4:
-            shape = tuple(q.shape) if isinstance(q, Tensor) else type(q).__name__
-            raise ShapeError("q.shape", shape, "must be (batch, heads, length, dim)", "give q its four axes")
+        check_tensor("q", q)
+        if has_tangents(q):
+            rule = "asks for derivatives forward, which answers from a cache do not carry"
+            raise NotDifferentiable("q", "a dual tensor", rule, "use avow.attend with its keys and values")
+        if q.ndim != 4:
+            rule = "must be (batch, heads, length, dim)"
+            raise ShapeError("q.shape", tuple(q.shape), rule, "give q its four axes")
         if q.shape[0] != self.batch:
             raise ShapeError("q.shape[0]", q.shape[0], f"must equal batch={self.batch}", "attend with the whole batch")
         if q.dtype != self.dtype:
@@ -230,9 +282,9 @@ class KeyValueCache(TokenBuffers):
     def _lengths(self, problem: Problem, first: int) -> Tensor:
         return self._buffers["norms"][:, :, first : first + problem.k.shape[-2]]
 
-    def _why_not(self, tol: float | None, confidence: float, always: bool) -> str:
+    def _why_not(self, wish: Wish, always: bool) -> str:
         """Why the sketch is not even asked; empty where it is."""
-        if tol is None:
+        if wish.exact:
             return ""
         if self.bits is None:
             return "the cache keeps no sketch"
@@ -240,9 +292,9 @@ class KeyValueCache(TokenBuffers):
             return ""
         if self.length < _SHORT["cpu" if self.device.type == "cpu" else "cuda"] or self._price(_FEW) > 1:
             return f"{self.length} tokens are read sooner than chosen among"
-        asked = f"{tol:g} {confidence:g}"
+        asked = f"{wish.tol} {wish.rtol} {wish.confidence:g}"
         if asked != self._asked:
-            self._asked, self._pause, self._left, self._bold = asked, 0, 0, None
+            self._asked, self._pause, self._left, self._bold, self._shortness = asked, 0, 0, None, None
         if self._left == 0:
             waits = self._pause > 0 and self._steps.waiting
             return "whether the sketch saves anything again is not known yet" if waits else ""

@@ -16,11 +16,10 @@ from torch import Tensor
 from avow.contract import Method, Problem
 from avow.errors import ParameterError, ShapeError
 from avow.maths import rounding, scan
-from avow.maths.heads import grouped, ungrouped
 from avow.methods.exact import Exact
 from avow.methods.low_rank import LowRank
 from avow.methods.random_features import FeatureState, RandomFeatures
-from avow.methods.separable import Separable
+from avow.methods.separable import ColumnState, Separable
 from avow.nn.draw import Directions, Draw
 
 
@@ -59,7 +58,9 @@ class KeysAndValues(Memory):
         before, after = self.length, self.length + q.shape[-2]
         if self.keys is None or self.values is None:
             # Room for the whole block at once: growing by one token would copy all tokens each time.
-            self.keys, self.values = (x.new_zeros(*x.shape[:2], self.block, x.shape[-1]) for x in (k, v))
+            # Ordinary tensors even under inference_mode: others could not be written to outside.
+            with torch.inference_mode(False):
+                self.keys, self.values = (x.new_zeros(*x.shape[:2], self.block, x.shape[-1]) for x in (k, v))
         self.keys[..., before:after, :] = k
         self.values[..., before:after, :] = v
         mask = None
@@ -78,28 +79,16 @@ class ColumnSums(Memory):
     def __init__(self, block: int, method: Separable) -> None:
         super().__init__(block)
         self.method = method
-        self.state: scan.State | None = None
+        self.state: ColumnState | None = None
 
     def _read(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        wide = rounding.accumulator(q.dtype)
-        temperature, features = self.method.temperature, q.shape[-1]
-        log, values = k.to(wide) / temperature, v.to(wide)
-
-        def keys_of(span: slice) -> scan.Keys:
-            return scan.Keys(log[..., span, :].clone())
-
-        def rows_of(tile: scan.Tile) -> Tensor:
-            prefix = scan.running(tile.features, tile.total)
-            mixture = torch.softmax(q[..., tile.rows, :].to(wide) / temperature, -1)
-            return grouped(mixture, k.shape[1]) / prefix.clamp(min=torch.finfo(wide).tiny).unsqueeze(2)
-
-        begin = scan.nothing(values, features, features) if self.state is None else self.state
-        out = self.method.step(q, k, v, begin)
-        if out is not None:
-            self.state = begin
-            return out
-        sums, self.state = scan.causal(keys_of, rows_of, values, q.shape[1], q.shape[-2], begin, normalise=False)
-        return ungrouped(sums.out).to(q.dtype)
+        if self.state is None:
+            values, features = v.to(rounding.accumulator(q.dtype)), q.shape[-1]
+            self.state = ColumnState(scan.nothing(values, features, features))
+        out = self.method.step(q, k, v, self.state)
+        if out is None:
+            out, self.state = self.method.read_on(q, k, v, self.state)
+        return out
 
 
 class FeatureSums(Memory):

@@ -14,7 +14,7 @@ import torch
 from jaxtyping import Float, Float64
 from torch import Tensor
 
-from avow.contract import check_dtype
+from avow.contract import check_dtype, check_numbers, check_tensor
 from avow.declared import declared
 from avow.errors import DtypeError, ParameterError, ShapeError
 from avow.maths.norms import check_range, row_norms, slack
@@ -155,8 +155,12 @@ class TokenBuffers:
         check_range(0.0, _largest(longest), _largest(norms), 1.0)
         return longest, norms
 
+    @torch.inference_mode(False)
     def append(self, k: Float[Tensor, "b g l d"], v: Float[Tensor, "b g l e"]) -> None:
-        """Remember tokens. Where anything is wrong with them, or there is no memory, the cache stays as it was."""
+        """Remember tokens. Where anything is wrong with them, or there is no memory, the cache stays as it was.
+
+        Under `torch.inference_mode` as elsewhere it holds ordinary tensors: others could not be written to outside.
+        """
         longest, norms = self.measured(k, v)
         k, v = k.detach(), v.detach()
         count = k.shape[-2]
@@ -198,6 +202,7 @@ class TokenBuffers:
         """Whole groups among the tokens held."""
         return (self._position - self._base) // GROUP
 
+    @torch.inference_mode(False)
     def _room(self, tokens: int) -> dict[str, Tensor]:
         """Buffers for so many tokens."""
         b, g, groups = self.batch, self.key_heads, tokens // GROUP
@@ -273,8 +278,8 @@ class TokenBuffers:
     def _check(self, k: Tensor, v: Tensor) -> None:
         """Raise where tokens are not of this cache's kind."""
         for name, x, width in (("k", k, self.dim), ("v", v, self.value_dim)):
-            if not isinstance(x, Tensor):
-                raise DtypeError(name, type(x).__name__, "must be a torch.Tensor", "wrap it with torch.as_tensor")
+            check_tensor(name, x)
+            check_numbers(name, x)
             if x.dtype != self.dtype:
                 raise DtypeError(f"{name}.dtype", x.dtype, f"must equal the cache's {self.dtype}", "convert it first")
             if x.device != self.device:

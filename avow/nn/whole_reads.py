@@ -19,9 +19,10 @@ import torch
 from jaxtyping import Float, Float32
 from torch import Tensor
 
+from avow.certificates.relative import absolute_errors, relative_errors
 from avow.contract import Certificate, Problem
 from avow.maths.cpu_sums import fewest_rows
-from avow.maths.norms import check_range, row_norms
+from avow.maths.norms import check_range, length_floors, row_norms
 from avow.maths.rounding import EXP_ULPS, OUTWARD, gamma, tiny, unit
 from avow.methods.exact import Exact
 from avow.nn.token_buffers import Ends
@@ -77,20 +78,27 @@ class WholeReads:
         # are given anew, which for a dozen answers or so is not risked again.
         kept = max(bounds) <= wanted
         self._ratio = min(1.0, max(1.02 * max(lengths) / twice, _FORGET * self._ratio)) if kept else 1.0
-        return (found.out, _certificate(problem, bounds, reason)) if kept else None
+        if not kept:
+            return None
+        values = [known.values[i // siblings] for i in range(len(norms))]
+        return found.out, _certificate(problem, found.out, bounds, values, reason)
 
 
-def _certificate(problem: Problem, bounds: list[float], reason: str) -> Certificate:
+def _certificate(problem: Problem, out: Tensor, bounds: list[float], longest: list[float], reason: str) -> Certificate:
+    rows, values = torch.tensor([bounds, longest], dtype=torch.float64).view(2, problem.q.shape[0], -1, 1)
+    own = relative_errors(absolute_errors(rows, values), length_floors(out))
     return Certificate(
         _EXACT.name,
         _EXACT.parameters,
         _EXACT.target,
         "deterministic",
         max(bounds),
-        torch.tensor(bounds, dtype=torch.float64).view(problem.q.shape[0], -1, 1),
+        rows,
         assumptions=(_EXACT.assumption(problem),),
         reason=reason,
         cost=_EXACT.cost(problem.sizes),
+        relative=float(own.amax()),
+        relative_rows=own,
     )
 
 

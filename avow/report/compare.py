@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -19,7 +18,7 @@ from avow.methods import method_named
 from avow.report import words
 from avow.report.decoding import Decoding, decoding
 from avow.report.frontier import frontier
-from avow.report.measure import largest_error, pace, peak_bytes, timed
+from avow.report.measure import finite, largest_errors, pace, peak_bytes, timed
 from avow.workloads import Workload
 
 SOFTMAX = "softmax attention"
@@ -35,7 +34,11 @@ Tell = Callable[[str], None]
 
 @dataclass(frozen=True)
 class Measured:
-    """What one call took and gave. `error` is to the method's own target, `to_softmax` to softmax attention."""
+    """What one call took and gave. `error` is to the method's own target, `to_softmax` to softmax attention.
+
+    These and `bound` are relative to the longest value that a row sees; `relative_error` and `relative_bound` are those
+    of the method's own target, relative to the answer.
+    """
 
     seconds: float
     ratio: float
@@ -45,6 +48,8 @@ class Measured:
     kind: str
     confidence: float
     bound: float | None
+    relative_error: float | None
+    relative_bound: float | None
 
 
 @dataclass(frozen=True)
@@ -132,14 +137,15 @@ class Comparison:
         if not won:
             keys = max(board.sizes.keys for board in self.boards)
             instead = self._later() or self._closest()
-            return f"At {keys:,} keys nothing faster than exact attention proves an error of {GOAL:g}{instead}."
+            goal = f"an error of {GOAL:g} of the longest value"
+            return f"At {keys:,} keys nothing faster than exact attention proves {goal}{instead}."
         parts = []
         for kind, row in won.items():
             assert row is not None and row.measured is not None
             likely = f" with probability {row.measured.confidence:g}" if row.measured.kind == "statistical" else ""
             parts.append(
                 f"on {kind} heads {row.label} takes {row.measured.ratio:.0%} of exact attention's time"
-                f" and proves every row within {row.measured.bound:.1e}{likely}"
+                f" and proves every row within {_in_units(row.measured)}{likely}"
             )
         rest = f"; on {words.listed(lost)} nothing faster than exact proves {GOAL:g}" if lost else ""
         sentence = "; ".join(parts) + rest
@@ -235,12 +241,21 @@ class Bench:
         exact = method_named("exact")()
         speed = pace(call, lambda: _attend(exact, workload, self.seed), device, self.pairs)
         ratio = 1.0 if method == exact else speed.ratio
-        error = largest_error(out, workload, method, self.seed)
-        softmax = error
+        found = largest_errors(out, workload, method, self.seed)
+        softmax = found.error
         if method.target != SOFTMAX:
-            softmax = largest_error(out, workload, exact, self.seed)
+            softmax = largest_errors(out, workload, exact, self.seed).error
         return Measured(
-            speed.seconds, ratio, memory, error, softmax, certificate.kind, certificate.confidence, _bound(certificate)
+            speed.seconds,
+            ratio,
+            memory,
+            found.error,
+            softmax,
+            certificate.kind,
+            certificate.confidence,
+            _bound(certificate),
+            finite(found.relative),
+            None if certificate.kind == "none" else finite(certificate.relative),
         )
 
     def scaling(self, workloads: Iterable[Workload], tell: Tell) -> Iterator[Point]:
@@ -275,7 +290,13 @@ def _attend(method: Method, workload: Workload, seed: int) -> tuple[torch.Tensor
 
 def _bound(certificate: avow.Certificate) -> float | None:
     """What is promised, if anything is."""
-    return certificate.bound if certificate.kind != "none" and math.isfinite(certificate.bound) else None
+    return None if certificate.kind == "none" else finite(certificate.bound)
+
+
+def _in_units(found: Measured) -> str:
+    """The bound in both units."""
+    own = "" if found.relative_bound is None else f" ({found.relative_bound:.1e} of the answer)"
+    return f"{found.bound:.1e} of the longest value{own}"
 
 
 def _with_frontier(rows: list[Row]) -> list[Row]:

@@ -16,7 +16,7 @@ import torch
 from avow.errors import ToleranceUnreachable
 from avow.methods import method_named
 from avow.nn import KeyValueCache
-from avow.report.measure import largest_error, pace
+from avow.report.measure import finite, largest_errors, pace
 from avow.workloads import Workload
 
 # Tolerances, and the probability with which a bound may be relied on.
@@ -27,7 +27,10 @@ _LEAST = 5
 
 @dataclass(frozen=True)
 class Step:
-    """One answer within a tolerance: what it took beside the exact one, how wrong it is, what it promises, and why."""
+    """One answer within a tolerance: what it took beside the exact one, how wrong it is, what it promises, and why.
+
+    `error` and `bound` are relative to the longest value that a row sees, the other two to the answer.
+    """
 
     tol: float
     confidence: float
@@ -37,6 +40,8 @@ class Step:
     bound: float
     method: str
     because: str
+    relative_error: float | None
+    relative_bound: float | None
 
 
 @dataclass(frozen=True)
@@ -82,13 +87,16 @@ def _steps(cache: KeyValueCache, load: Workload, seed: int, pairs: int) -> Itera
         except ToleranceUnreachable:
             continue  # half precision cannot say it: rounding alone is coarser
         speed = pace(call, lambda: cache.attend(load.q), load.q.device, max(pairs, _LEAST))
+        found = largest_errors(out, load, exact, seed)
         yield Step(
             tol,
             confidence,
             speed.seconds,
             speed.ratio,
-            largest_error(out, load, exact, seed),
+            found.error,
             certificate.bound,
             certificate.method,
             certificate.reason,
+            finite(found.relative),
+            finite(certificate.relative),
         )

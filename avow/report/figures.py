@@ -91,6 +91,8 @@ def _hover(row: Row) -> str:
         lines.append(f"{words.error(found.to_softmax)} from softmax attention: it is another mechanism")
     else:
         lines.append(f"{words.error(found.error)} measured, {words.error(found.bound)} proved ({found.kind})")
+        own = f"{words.error(found.relative_error)} measured, {words.error(found.relative_bound)} proved"
+        lines.append(f"of the answer's length: {own}")
     return "<br>".join(lines)
 
 

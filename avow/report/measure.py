@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import statistics
 import time
@@ -74,9 +75,21 @@ def peak_bytes(call: Call, device: torch.device) -> int:
     return most
 
 
-def largest_error(out: Tensor, workload: Workload, target: Method, seed: int) -> float:
-    """The largest error among sampled rows, each recomputed in float64 by the target's definition."""
+def finite(x: float) -> float | None:
+    """The number where it is one; nothing is proved by an infinite bound."""
+    return x if math.isfinite(x) else None
+
+
+class LargestErrors(NamedTuple):
+    """The largest errors among sampled rows: relative to the longest value that a row sees, and to the true answer."""
+
+    error: float
+    relative: float
+
+
+def largest_errors(out: Tensor, workload: Workload, target: Method, seed: int) -> LargestErrors:
+    """The largest errors among sampled rows, each recomputed in float64 by the target's definition."""
     problem = workload.problem
     generator = torch.Generator().manual_seed(seed)
-    found = audit_rows(out, problem, measure_norms(problem), target, 0.99, 0.99, generator)
-    return float(found.errors.max()) if found.errors.numel() else 0.0
+    found = audit_rows(out, problem, measure_norms(problem), target, 0.99, 0.99, generator).certificate
+    return LargestErrors(found.bound, found.relative)

@@ -41,8 +41,9 @@ def page(comparison: Comparison, command: str) -> str:
 _HOW_TO_READ = (
     "Each method stands twice: filled where its error was measured, open where its certificate puts the bound. Left of "
     "the dotted line is faster than exact attention; lower is closer to it. Errors are in units of the largest value "
-    "norm a row sees, so a bound of 2 says nothing. A cross is another mechanism: its distance from softmax attention "
-    "is shown, and its own promise is about its own definition."
+    "norm a row sees, so a bound of 2 says nothing; columns of answer have them relative to the true answer, which is "
+    "far shorter where values cancel. A cross is another mechanism: its distance from softmax attention is shown, and "
+    "its own promise is about its own definition."
 )
 _METHOD = (
     "Times are whole calls, certificate included, each run in turn with exact attention; the ratio is the median of "

@@ -4,14 +4,15 @@ from __future__ import annotations
 
 from rich.text import Text
 
-from avow.planner import Plan
+from avow.planner import BOUND_UNIT, Plan
 from avow.report import words
-from avow.report.compare import Board, Row
+from avow.report.compare import Board, Measured, Row
 from avow.report.decoding import Decoding, Step
 from avow.report.terminal import Columns
 
-HEADINGS = ("method", "time", "memory", "error", "bound", "to softmax", "promise")
-DECODING_HEADINGS = ("tol", "answered by", "time", "error", "bound", "holds", "because")
+HEADINGS = ("method", "time", "memory", "error", "bound", "of answer", "bound of answer", "to softmax", "promise")
+DECODING_HEADINGS = ("tol", "answered by", "time", "error", "bound", "of answer", "bound of answer", "holds", "because")
+UNIT = "errors and bounds are relative to the longest value that a row sees"
 _SHORT = {"deterministic": "always", "sampled": "sampled", "none": "none"}
 
 
@@ -34,13 +35,25 @@ def board_table(board: Board) -> Columns:
     rows, styles = [], []
     for row in board.rows:
         if row.measured is not None:
-            name, time, _, *errors, _ = cells(row)
+            name, time, _, error, bound, _, _, softmax, _ = cells(row)
             memory = f"{row.measured.peak_bytes / 2**20:.1f}"
-            short = _SHORT.get(row.measured.kind, f"{row.measured.confidence:.4g}")
-            rows.append([name, time, memory, *errors, short])
+            rows.append([name, time, memory, error, bound, softmax, _holds(row.measured)])
             styles.append("bold" if row.frontier else "")
     headings = ("method", "time", "MiB", "error", "bound", "to\nsoftmax", "holds")
-    return Columns("lrrrrrr", headings, rows, title, notes, styles)
+    return Columns("lrrrrrr", headings, rows, title, [UNIT, *notes], styles)
+
+
+def relative_table(board: Board) -> Columns:
+    """The same rows' errors relative to the answer: they have no room beside the others in a narrow terminal."""
+    found = [(row, row.measured) for row in board.rows if row.measured is not None]
+    rows = [[*cells(row)[:1], *cells(row)[5:7], _holds(measured)] for row, measured in found]
+    styles = ["bold" if row.frontier else "" for row, _ in found]
+    title = Text.assemble((f"{board.kind}: errors relative to the length of the true answer", "bold"))
+    return Columns("lrrr", ("method", "error", "bound", "holds"), rows, title, [], styles)
+
+
+def _holds(found: Measured) -> str:
+    return _SHORT.get(found.kind, f"{found.confidence:.4g}")
 
 
 def decoding_table(found: Decoding) -> Columns:
@@ -53,13 +66,14 @@ def decoding_table(found: Decoding) -> Columns:
             reasons.setdefault(step.because, []).append(f"{step.tol:g}{sure}")
     notes = [f"{words.listed(labels)}: {why}" for why, labels in reasons.items()]
     rows = [step_cells(step)[:-1] for step in found.steps]
-    return Columns("rrrrrr", DECODING_HEADINGS[:-1], rows, title, notes)
+    return Columns("rrrrrrrr", DECODING_HEADINGS[:-1], rows, title, notes)
 
 
 def step_cells(step: Step) -> list[str]:
     """What the page says of a step under `DECODING_HEADINGS`."""
     holds = "always" if step.confidence == 1 or step.method == "exact" else f"{step.confidence:g}"
-    numbers = [words.ratio(step.ratio), words.error(step.error), words.error(step.bound)]
+    errors = (step.error, step.bound, step.relative_error, step.relative_bound)
+    numbers = [words.ratio(step.ratio), *map(words.error, errors)]
     return [f"{step.tol:g}", step.method, *numbers, holds, step.because]
 
 
@@ -67,13 +81,9 @@ def cells(row: Row) -> list[str]:
     """What the page says of a row under `HEADINGS`."""
     found = row.measured
     if found is None:
-        return [row.label, *[words.NOTHING] * 5, row.why]
-    numbers = [
-        words.ratio(found.ratio),
-        words.memory(found.peak_bytes),
-        words.error(found.error),
-        words.error(found.bound),
-    ]
+        return [row.label, *[words.NOTHING] * 7, row.why]
+    errors = (found.error, found.bound, found.relative_error, found.relative_bound)
+    numbers = [words.ratio(found.ratio), words.memory(found.peak_bytes), *map(words.error, errors)]
     promise = found.kind if found.kind != "statistical" else f"{found.kind}, {found.confidence:g}"
     if row.own_mechanism:
         return [row.label, *numbers, words.error(found.to_softmax), f"{promise}, of {row.method.target}"]
@@ -82,7 +92,6 @@ def cells(row: Row) -> list[str]:
 
 def plan_table(plan: Plan) -> Columns:
     """Candidates from the chosen one down, and below them why the others lost; a reason that several share once."""
-    wish = "no tolerance" if plan.tol is None else f"tolerance {plan.tol:g}"
     rows, styles = [], []
     reasons: dict[str, list[str]] = {}
     for candidate in plan.ranked:
@@ -96,4 +105,4 @@ def plan_table(plan: Plan) -> Columns:
         reasons.setdefault(why, []).append(label)
     notes = [f"{why}: {words.listed(labels)}" for why, labels in reasons.items()]
     headings = ("  method", "predicted", "memory", "bound")
-    return Columns("lrrr", headings, rows, f"plan for {wish} ({plan.source})", notes, styles)
+    return Columns("lrrr", headings, rows, f"plan for {plan.asked} ({plan.source})", [*notes, BOUND_UNIT], styles)

@@ -21,6 +21,7 @@ A run:
     checkpoint          all that it needs to go on, whole or not there
     checkpoint_shares   the same, each process its own part
     resuming            a run goes on only from what it was
+    run_lock            one run at a time writes a folder
     load                a trained model from its files
     interrupt           Ctrl-C as a question that a loop asks
     graphs              passes recorded as CUDA graphs

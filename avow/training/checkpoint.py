@@ -2,9 +2,9 @@
 
 A checkpoint is `step-00000100/` with weights, optimiser state and generators as safetensors, and `state.json` with
 the rest and the digest of every file, its own among them. It is written under another name, flushed to the disk, and
-renamed: a crash at any moment leaves the one before. Nothing in it is pickled, so nothing in it can run. Processes that
-hold a model in shares write shares (`avow.training.checkpoint_shares`), and everything here reads them as if they were
-whole.
+renamed: a crash at any moment leaves the one before, and one that is there is never written over. Nothing in it is
+pickled, so nothing in it can run. Processes that hold a model in shares write shares
+(`avow.training.checkpoint_shares`), and everything here reads them as if they were whole.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from torch import Tensor, nn
 from avow import atomic
 from avow.errors import FileError
 
-FORMAT = "avow checkpoint 2"
+FORMAT = "avow checkpoint 3"
 SHARES = f"{FORMAT} in shares"
 TENSORS = ("weights", "optimiser", "generators")
 
@@ -46,8 +46,7 @@ class Snapshot:
 def save(snapshot: Snapshot, folder: Path) -> Path:
     """Write a checkpoint among those of a run, and drop all others but the last."""
     final = final_of(folder, snapshot.step)
-    if final.exists() and fault(final) is None:
-        return final  # A run is deterministic: what stands there is the same.
+    check_absent(final)
     with failing_well(folder, snapshot.step):
         temporary = begin(folder, snapshot.step)
         flat, _ = flattened(snapshot.optimiser)
@@ -64,6 +63,13 @@ def save(snapshot: Snapshot, folder: Path) -> Path:
 def final_of(folder: Path, step: int) -> Path:
     """Where the checkpoint of a step stands when it is whole."""
     return folder / f"step-{step:08d}"
+
+
+def check_absent(final: Path) -> None:
+    """Raise where a checkpoint of that step is there already: it is not the one to be written."""
+    if final.exists():
+        rule = "is there already, and this run did not write it"
+        raise FileError("checkpoint", final, rule, "move it away, or train into another folder")
 
 
 def unfinished(folder: Path, step: int) -> Path:
@@ -93,8 +99,6 @@ def finish(snapshot: Snapshot, folder: Path, kind: str, digests: Mapping[str, st
         "digests": dict(digests),
     }
     atomic.put(temporary / "state.json", json.dumps(sealed(state), indent=1, ensure_ascii=False))
-    if final.exists():
-        shutil.rmtree(final)  # Damaged, or it would not be written again.
     atomic.settle(temporary, final)
     for old in [path for path in checkpoints(folder) if path != final][:-1]:
         shutil.rmtree(old)
@@ -116,7 +120,7 @@ def failing_well(folder: Path, step: int) -> Iterator[None]:
         if not isinstance(problem, OSError):
             raise
         kept, rule = newest(folder), f"cannot be written ({problem.strerror})"
-        remedy = f"make room and resume from {kept}" if kept else "make room and start again"
+        remedy = f"{atomic.remedy(problem)} and {f'resume from {kept}' if kept else 'start again'}"
         raise FileError("checkpoint", final_of(folder, step), rule, remedy) from problem
 
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import errno
 import hashlib
+import os
 import warnings
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -41,8 +42,8 @@ class Parts(NamedTuple):
 def save(snapshot: Snapshot, folder: Path, here: Ranks) -> Path:
     """Write a checkpoint of which each process holds a share; all of them must ask, and all raise where one cannot."""
     final = checkpoint.final_of(folder, snapshot.step)
-    if here.any(here.rank == 0 and final.exists() and checkpoint.fault(final) is None):
-        return final  # A run is deterministic: what stands there is the same.
+    if here.any(here.rank == 0 and final.exists()):
+        checkpoint.check_absent(final)
     # What all processes hold is written by one of them; of the generators each writes its own, and so has a file.
     own = {name: x for name, x in snapshot.generators.items() if name.endswith(f".{here.rank}")}
     parts = Parts(dict(snapshot.weights), checkpoint.flattened(snapshot.optimiser)[0], own)
@@ -117,8 +118,11 @@ def _together(here: Ranks, act: Callable[[], Any]) -> Any:
         found = act()
     except OSError as one:
         problem = one
-    if here.any(problem is not None):
-        raise problem or OSError(errno.EIO, "by another process")
+    code = 0 if problem is None else problem.errno or errno.EIO
+    codes = here.gathered({"errno": torch.tensor([code])})
+    for failed in map(int, codes.values()):
+        if failed:
+            raise problem or OSError(failed, f"{os.strerror(failed)}, in another process")
     return found
 
 

@@ -5,9 +5,12 @@ A corpus folder holds `wiki.txt`, `train.tsv` and, for evaluation alone, `dev.ts
 
 from __future__ import annotations
 
+import hashlib
+import json
 from collections.abc import Sized
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from avow.declared import declared
 from avow.errors import FileError, ParameterError
@@ -37,6 +40,25 @@ class Corpus:
     documents: tuple[Line, ...]
     train: tuple[Question, ...]
     dev: tuple[Question, ...]
+
+    @property
+    def digest(self) -> str:
+        """Of all that may be trained on: the same for the same texts in the same order, wherever they stand."""
+        return digest_of([line.text for line in self.documents], questions_of(self.train))
+
+    @property
+    def dev_digest(self) -> str:
+        """Of the questions to be judged by."""
+        return digest_of(questions_of(self.dev))
+
+
+def questions_of(asked: tuple[Question, ...]) -> list[list[str]]:
+    return [[one.question, one.answer] for one in asked]
+
+
+def digest_of(*texts: list[Any]) -> str:
+    """Equal for equal texts, and for no others that anybody finds."""
+    return hashlib.sha256(json.dumps(texts).encode()).hexdigest()
 
 
 def check_some(name: str, given: Sized) -> None:

@@ -13,7 +13,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
-from avow.errors import ParameterError
+from avow.errors import ParameterError, is_out_of_memory
 
 Pass = Callable[[Tensor, Tensor, Tensor], Tensor]
 # Kernels choose their algorithms and buffers the first few times they run, and none of that may be recorded.
@@ -66,6 +66,8 @@ class Replayed:
             with torch.cuda.graph(graph, pool=self._pool, capture_error_mode="thread_local"):
                 loss = self._run(*given)
         except RuntimeError as problem:
+            if is_out_of_memory(problem):
+                raise
             rule = f"cannot record this model ({str(problem).splitlines()[0]})"
             raise ParameterError("run: graphs", True, rule, "use run.graphs=false") from problem
         for parameter, gradient in zip(self._parameters, before, strict=True):

@@ -79,7 +79,8 @@ class Log:
             yield
         except OSError as problem:
             rule = f"cannot be written ({problem.strerror})"
-            raise FileError("log", self._path, rule, "make room and resume from the last checkpoint") from problem
+            remedy = f"{atomic.remedy(problem)} and resume from the last checkpoint"
+            raise FileError("log", self._path, rule, remedy) from problem
 
 
 def _board(folder: Path, step: int) -> Any:

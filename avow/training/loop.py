@@ -3,6 +3,7 @@
     run/config.json      what was asked
     run/log.csv          what happened
     run/checkpoints/     the last two, each whole
+    run/.lock            held by the process that writes all this
 
 On a CPU a run that was interrupted and resumed, with as many threads, ends in the same weights, bit for bit, as one
 that was not.
@@ -13,6 +14,7 @@ from __future__ import annotations
 import json
 import math
 import time
+import uuid
 from collections.abc import Callable, Mapping
 from contextlib import nullcontext
 from dataclasses import dataclass
@@ -42,6 +44,7 @@ from avow.training.interrupt import listening
 from avow.training.log import Log, Progress
 from avow.training.parallel import Ranks, placed, ranks
 from avow.training.questions import Loss
+from avow.training.run_lock import locked_by_first
 from avow.training.tasks import corpus_of, examples_of, vocabulary_of
 from avow.training.vocabulary import PAD, Vocabulary
 
@@ -75,15 +78,27 @@ def train(
 ) -> Trained:
     """Train as configured and leave everything in `folder`.
 
-    `resume=True` goes on from the last checkpoint there, if there is one; a path goes on from that checkpoint. First
-    weights and dropout draw from torch's own generators, which know no others; they are left as they were found.
+    `resume=True` goes on from the last checkpoint there, if there is one; a path goes on from that checkpoint, which
+    must be one of this folder. No other process may write there meanwhile. First weights and dropout draw from torch's
+    own generators, which know no others; they are left as they were found.
     """
-    with ranks(config.run.device, config.run.timeout) as here:
-        before = checkpoint.generators()
-        try:
-            return Trainer(config, Path(folder), here, resume).run(progress)
-        finally:
-            checkpoint.restore_generators(before)
+    with ranks(config.run.device, config.run.timeout) as here, locked_by_first(Path(folder), here):
+        return train_here(config, Path(folder), here, resume, progress)
+
+
+def train_here(
+    config: TrainConfig,
+    folder: Path,
+    here: Ranks,
+    resume: bool | Path,
+    progress: Callable[[Progress], None] | None,
+) -> Trained:
+    """The same in processes that know each other, in a folder that they hold."""
+    before = checkpoint.generators()
+    try:
+        return Trainer(config, folder, here, resume).run(progress)
+    finally:
+        checkpoint.restore_generators(before)
 
 
 def summed_loss(logits: Float[Tensor, "b n c"], targets: Tensor) -> Float[Tensor, ""]:
@@ -100,13 +115,20 @@ class Trainer:
         self.config, self.folder, self.here = config, folder, here
         self.checkpoints = folder / "checkpoints"
         self.grid = Grid(here, config.run.sequence)
-        origin = resuming.origin(self.checkpoints, resume)
+        self.origin = origin = resuming.origin(self.checkpoints, resume)
         state = None if origin is None else checkpoint.described(origin)
+        corpus = corpus_of(config.data.corpus)
+        resuming.agree_on_texts(here, corpus.digest, config.data.corpus)
+        if state is not None and origin is not None:
+            resuming.check_same(config, state["facts"], corpus, origin, self.checkpoints)
+            resuming.check_alone(state["facts"], origin)
         resuming.agree(here, -1 if state is None else state["step"], self.checkpoints)
+        if origin is not None and here.rank == 0:
+            resuming.set_aside_later(origin)
         # A run that goes on has its weights, and needs no longer where it began.
         start = checkpoint.load(Path(config.run.start)) if config.run.start and state is None else None
         facts = state["facts"] if state is not None else start.facts if start is not None else None
-        corpus = corpus_of(config.data.corpus)
+        self.identity = {"run": uuid.uuid4().hex if state is None else state["facts"]["run"], "data": corpus.digest}
         self.vocabulary = vocabulary_of(corpus) if facts is None else Vocabulary(facts["characters"])
         self.batches = self._batches(corpus)
         self.steps = config.schedule.steps or self.batches.steps_in(config.schedule.epochs)
@@ -187,7 +209,7 @@ class Trainer:
         pace = _Pace(self)
         last: Progress | None = None
         with record as log, listening() as interruption:
-            path = self._save()
+            path = self.origin or self._save()
             while self.step < self.steps:
                 norm = self.advance()
                 done = self.step == self.steps
@@ -238,6 +260,7 @@ class Trainer:
     def _save(self) -> Path:
         states = self.here.gathered(checkpoint.generators())
         facts = {
+            **self.identity,
             "config": json.loads(self.config.to_json()),
             "characters": self.vocabulary.characters,
             "running": [float(self.here.total(self.running)), self.counted],
@@ -248,7 +271,6 @@ class Trainer:
         return self.placed.save(snapshot, self.checkpoints)
 
     def _restore(self, state: Mapping[str, Any], path: Path) -> None:
-        resuming.check_same(self.config, state["facts"]["config"], path)
         snapshot = self.placed.restore(self.optimiser, state, path)
         self.schedule.load_state_dict(dict(snapshot.schedule))
         self.batches.position = snapshot.step

@@ -22,10 +22,14 @@ from avow.errors import AvowError
 from avow.training.config import TrainConfig
 from avow.training.evaluation import evaluate
 from avow.training.log import Progress
-from avow.training.loop import train
+from avow.training.loop import train_here
+from avow.training.parallel import ranks
+from avow.training.run_lock import locked
 from avow.training.tasks import corpus_of
 
 RESULT, SPENT = "result.json", "spent.json"
+# Seconds that an arm which was asked to stop has for its checkpoint.
+PATIENCE = 60.0
 
 
 def serve() -> None:
@@ -60,12 +64,16 @@ def run_arm(config: TrainConfig, folder: Path, progress: Any = None) -> str:
         now = (time.perf_counter() - clock, time.process_time() - busy)
         return dict(zip(before, (a + b for a, b in zip(before.values(), now, strict=True)), strict=True))
 
-    done = train(config, folder, resume=True, progress=progress)
-    if not done.interrupted:
-        found = evaluate(done.model, done.vocabulary, corpus_of(config.data.corpus).dev)
-        result = {"parameters": sum(p.numel() for p in done.model.parameters()), **so_far()}
-        atomic.write(folder / RESULT, json.dumps({**result, "evaluation": found.plain()}, ensure_ascii=False))
-    atomic.write(folder / SPENT, json.dumps(so_far()))
+    # An arm whose experiment was killed may still be writing its last checkpoint.
+    with locked(folder, wait=PATIENCE), ranks(config.run.device, config.run.timeout) as here:
+        done = train_here(config, folder, here, resume=True, progress=progress)
+        if not done.interrupted:
+            corpus = corpus_of(config.data.corpus)
+            found = evaluate(done.model, done.vocabulary, corpus.dev)
+            result: dict[str, Any] = {"parameters": sum(p.numel() for p in done.model.parameters()), **so_far()}
+            result |= {"questions": corpus.dev_digest, "evaluation": found.plain()}
+            atomic.write(folder / RESULT, json.dumps(result, ensure_ascii=False))
+        atomic.write(folder / SPENT, json.dumps(so_far()))
     return "interrupted" if done.interrupted else "finished"
 
 

@@ -22,7 +22,7 @@ from avow.training import checkpoint
 from avow.training.checkpoint import Snapshot
 from avow.training.interrupt import listening
 from avow.training.meeting import met
-from avow.training.watch import Watch, waiting
+from avow.training.watch import Watch
 
 # Seconds that a process waits for the others, unless told.
 WAIT = 600.0
@@ -81,11 +81,11 @@ def ranks(device: str, timeout: float = WAIT) -> Iterator[Ranks]:
         torch.cuda.set_device(place)
     store, rank, world = next(rendezvous("env://"))
     own = met(store, rank, world, timeout)
-    backend, wait = "nccl" if kind == "cuda" else "gloo", waiting(timeout)
-    dist.init_process_group(backend, store=own, rank=rank, world_size=world, timeout=timedelta(seconds=wait))
+    backend, wait = "nccl" if kind == "cuda" else "gloo", timedelta(seconds=timeout)
+    dist.init_process_group(backend, store=own, rank=rank, world_size=world, timeout=wait)
     watch = Watch(own, rank, world, timeout)
     try:
-        yield Ranks(rank, world, place, wait)
+        yield Ranks(rank, world, place, timeout)
     except (RuntimeError, LostRank) as problem:
         # torchrun ends the processes that one leaves behind with SIGTERM: not before they have said why.
         with listening():

@@ -22,11 +22,11 @@ from avow.training.evaluation import Evaluation
 from avow.training.interrupt import listening
 from avow.training.knowledge import Result
 from avow.training.knowledge_arms import Arm, same_run
-from avow.training.one_arm import RESULT
+from avow.training.one_arm import PATIENCE, RESULT
+from avow.training.run_lock import locked
+from avow.training.tasks import corpus_of
 from avow.workers import Process
 
-# Seconds that an arm which was asked to stop has for its checkpoint.
-PATIENCE = 60.0
 # Seconds between two looks at whether someone asked to stop.
 LOOK = 0.2
 
@@ -66,9 +66,17 @@ def side_by_side(
 ) -> list[Result]:
     """What came of each arm, in order; `jobs` at once: on a CPU one for each core, on a GPU one, unless told.
 
-    `resume=True` goes on where an earlier call stopped: arms that finished then are not run again.
+    `resume=True` goes on where an earlier call stopped: arms that finished then are not run again. No other experiment
+    may write the folder meanwhile.
     """
     folder = Path(folder)
+    with locked(folder, "out"):
+        return _run_all(arms, folder, resume, jobs, tell)
+
+
+def _run_all(
+    arms: Sequence[Arm], folder: Path, resume: bool, jobs: int | None, tell: Callable[[News], None]
+) -> list[Result]:
     results = {arm.name: found for arm in arms if (found := _standing(arm, folder / arm.name, resume)) is not None}
     waiting = [arm for arm in arms if arm.name not in results]
     for arm in arms:
@@ -103,9 +111,11 @@ def side_by_side(
 
 
 def read_result(arm: Arm, folder: Path) -> Result | None:
-    """What a finished arm left in its folder; None where it has not finished, or not this arm."""
+    """What a finished arm left in its folder; None where it has not finished, or was asked other questions."""
     try:
         left = json.loads((folder / RESULT).read_text(encoding="utf-8"))
+        if left["questions"] != corpus_of(arm.config.data.corpus).dev_digest:
+            return None
         figures = {name: left[name] for name in ("parameters", "seconds", "cpu_seconds")}
         return Result(arm, Evaluation.of(left["evaluation"]), **figures)
     except (OSError, ValueError, KeyError, TypeError, InputError):
@@ -130,6 +140,10 @@ def _standing(arm: Arm, folder: Path, resume: bool) -> Result | None:
             "holds a run of another configuration",
             "repeat what it began with, or use another --out",
         )
+    kept = checkpoint.newest(folder / "checkpoints")
+    if kept is not None and checkpoint.facts(kept)["data"] != corpus_of(arm.config.data.corpus).digest:
+        rule = f"holds other texts than those that the run in {folder} has read"
+        raise FileError("corpus", arm.config.data.corpus, rule, "put those back, or use another --out")
     return read_result(arm, folder)
 
 

@@ -1,7 +1,7 @@
 """Signs of life: each process of a run gives one now and then, so that those who wait in vain can say for whom.
 
 A process that ends takes its connections with it, and the error of those at their other ends names nobody; one that
-hangs is noticed when the time to wait is over. Signs of life go through the store where the processes met.
+hangs is noticed when the time to wait is over, all of it. Signs of life go through the store where the processes met.
 """
 
 from __future__ import annotations
@@ -17,17 +17,8 @@ from avow.errors import LostRank
 
 # Seconds between two signs of life, and those without one after which a process counts as lost, where there is time.
 BEAT, PATIENCE = 0.25, 3.0
-# The share of a run's timeout that may go into finding out who is lost.
+# What finding out who is lost may take, as a share of a run's timeout, which was waited for before.
 SHARE = 0.25
-
-
-def waiting(timeout: float) -> float:
-    """Seconds to wait for others, so that they can be named before a timeout is over."""
-    return timeout - 1.25 * _patience(timeout)  # A little is for being late.
-
-
-def _patience(timeout: float) -> float:
-    return min(PATIENCE, SHARE * timeout)
 
 
 class Watch:
@@ -37,7 +28,7 @@ class Watch:
         # A thread needs a connection of its own: on one, who waits for an answer lets nobody else ask.
         shared: Any = store
         self._signs, self._store = (PrefixStore("watch", shared.clone()) for _ in range(2))
-        self._rank, self._world, self._patience = rank, world, _patience(timeout)
+        self._rank, self._world, self._patience = rank, world, min(PATIENCE, SHARE * timeout)
         self._over = threading.Event()
         self._thread = threading.Thread(target=self._beat, daemon=True)
         self._thread.start()
@@ -48,16 +39,19 @@ class Watch:
         self._thread.join(BEAT)  # Who waits for a store that is gone waits long, and is missed by nobody.
 
     def lost(self) -> LostRank | None:
-        """The error that names those who give no sign of life; None where all do. It takes a few seconds to tell."""
+        """The error that names others who give no sign of life; None where all do. It takes a few seconds to tell."""
         try:
             before = self._counts()
             time.sleep(self._patience)
             silent = [rank for rank, count in self._counts().items() if count == before[rank]]
             if not silent:
                 return None
-            # Whoever finds out first is right: those who find out later miss him, too.
-            silent = json.loads(self._store.compare_set("lost", "", json.dumps(silent)))
+            # Whoever finds out first is right: those who find out later miss him, too. Of itself each knows better.
+            found = json.loads(self._store.compare_set("lost", "", json.dumps(silent)))
+            silent = [rank for rank in found if rank != self._rank] or silent
         except RuntimeError:
+            if self._rank == 0:
+                return None
             silent = [0]  # It kept the store, which is gone.
         name = f"rank{'s' if len(silent) > 1 else ''} {', '.join(map(str, silent))}"
         remedy = "resume from the last checkpoint, as torchrun --max-restarts does by itself"

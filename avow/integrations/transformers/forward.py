@@ -79,12 +79,13 @@ def _attended(setting: Setting, query: Tensor, view: Seen, scaling: float | None
     cache = behind(view.key, view.value)
     learning = torch.is_grad_enabled() and query.requires_grad
     if cache is not None and query.shape[-2] == 1 and view.mask is None and setting.asks_cache and not learning:
-        return cache.attend(query, setting.tol, setting.confidence, scaling)
+        return cache.attend(query, setting.tol, setting.confidence, scaling, rtol=setting.rtol)
     return attend(
         query,
         view.key,
         view.value,
         tol=setting.tol,
+        rtol=setting.rtol,
         method=setting.method,
         mask=view.mask,
         causal=view.causal,

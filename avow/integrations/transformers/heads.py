@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from avow.attend import Attended
-from avow.certificates.compose import compose
+from avow.certificates.compose import compose, select
 from avow.errors import ParameterError, ToleranceUnreachable
 from avow.integrations.transformers.cache import behind
 from avow.integrations.transformers.masks import Seen
@@ -28,19 +28,17 @@ def by_heads(settings: tuple[Setting, ...], query: Tensor, view: Seen, attend: A
         return _kept(settings[0], query, view, attend)
     parts = [_part(settings[heads[0]], heads, query, view, attend) for heads in groups]
     order = torch.tensor([head for heads in groups for head in heads], device=query.device).argsort()
-    certificate = compose([part.certificate for part in parts], dim=1)
-    certificate = dataclasses.replace(certificate, rows=certificate.rows[:, order.to(certificate.rows.device)])
+    certificate = select(compose([part.certificate for part in parts], dim=1), order, dim=1)
     return Attended(torch.cat([part.out for part in parts], 1)[:, order], certificate)
 
 
 def _part(setting: Setting, heads: list[int], query: Tensor, view: Seen, attend: Attend) -> Attended:
     """The answers of some heads."""
     single = query.shape[-2] == 1 and view.mask is None
-    if single and setting.tol is not None and setting.asks_cache and behind(view.key, view.value) is not None:
+    if single and not setting.exact and setting.asks_cache and behind(view.key, view.value) is not None:
         # A cache has one sketch for all heads, which is in place: the others' answers are left aside.
         out, certificate = _kept(setting, query, view, attend)
-        rows = certificate.rows[:, heads]
-        return Attended(out[:, heads], dataclasses.replace(certificate, rows=rows, bound=float(rows.amax())))
+        return Attended(out[:, heads], select(certificate, heads, dim=1))
     own = [head // (query.shape[1] // view.key.shape[1]) for head in heads]
     mask = view.mask[:, heads] if view.mask is not None and view.mask.shape[1] > 1 else view.mask
     part = Seen(view.key[:, own], view.value[:, own], mask, view.causal)
@@ -62,14 +60,14 @@ def _alike(settings: tuple[Setting, ...]) -> list[list[int]]:
 
 def _kept(setting: Setting, query: Tensor, view: Seen, attend: Attend) -> Attended:
     """The answer as the setting says; as exactly as its tolerance needs where its method cannot prove that."""
-    if setting.method == "sparse" and setting.tol is not None and 1 < query.shape[-2] == view.key.shape[-2]:
+    if setting.method == "sparse" and not setting.exact and 1 < query.shape[-2] == view.key.shape[-2]:
         # A text that is read at once: over all its rows the choice of tokens costs more than reading them all.
-        setting = Setting(setting.tol, confidence=setting.confidence)
+        setting = Setting(setting.tol, confidence=setting.confidence, rtol=setting.rtol)
     try:
         return attend(setting, query, view)
     except ToleranceUnreachable as problem:
         if setting.method in ("auto", "exact"):
             raise
-        out, certificate = attend(Setting(setting.tol, "exact"), query, view)
+        out, certificate = attend(Setting(setting.tol, "exact", rtol=setting.rtol), query, view)
         reason = f"{setting.method} could prove only {problem.best:.1e}"
         return Attended(out, dataclasses.replace(certificate, reason=reason))

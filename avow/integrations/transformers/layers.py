@@ -33,7 +33,7 @@ class Layer:
     @property
     def tolerant(self) -> bool:
         """Whether any of its heads may answer with an error."""
-        return any(setting.tol is not None for setting in self.heads or (self.setting,))
+        return any(not setting.exact for setting in self.heads or (self.setting,))
 
 
 def layer_of(module: nn.Module, named: Setting) -> Layer:

@@ -14,7 +14,7 @@ import transformers
 from torch import Tensor
 from transformers import AutoConfig, AutoModel, AutoModelForCausalLM, AutoTokenizer, PreTrainedModel
 
-from avow.errors import FileError, ParameterError
+from avow.errors import FileError, ParameterError, is_out_of_memory
 
 
 class Loaded(NamedTuple):
@@ -39,6 +39,8 @@ def load_model(source: str) -> Loaded:
             model = family.from_pretrained(folder, dtype=torch.float32, **more).eval()
             tokenizer = AutoTokenizer.from_pretrained(folder, **more)
     except (OSError, ValueError, KeyError, RuntimeError, ImportError, AttributeError, SafetensorError) as problem:
+        if is_out_of_memory(problem):
+            raise
         said = str(problem).strip().splitlines() or [type(problem).__name__]
         raise FileError("model", source, f"cannot be loaded ({said[0]})", "name a model of transformers") from problem
     return Loaded(model, tokenizer, place.stem if gguf else place.name)

@@ -120,11 +120,14 @@ def _plain(setting: Setting) -> dict[str, Any]:
     plain: dict[str, Any] = {"method": setting.method, "tol": setting.tol}
     if setting.confidence is not None:
         plain["confidence"] = setting.confidence
+    if setting.rtol is not None:
+        plain["rtol"] = setting.rtol
     return plain | ({"parameters": dict(setting.parameters)} if setting.parameters else {})
 
 
 def _setting(plain: dict[str, Any]) -> Setting:
-    known = {"method", "tol", "confidence", "parameters"}
+    known = {"method", "tol", "rtol", "confidence", "parameters"}
     if unknown := sorted(set(plain) - known):
         raise ValueError(f"it asks a head for {unknown[0]!r}")
-    return Setting(plain["tol"], plain["method"], plain.get("confidence"), plain.get("parameters", {}))
+    more = plain.get("confidence"), plain.get("parameters", {}), plain.get("rtol")
+    return Setting(plain["tol"], plain["method"], *more)

@@ -25,9 +25,10 @@ class Setting:
     method: str = "auto"
     confidence: float | None = None
     parameters: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+    rtol: float | None = None
 
     def __post_init__(self) -> None:
-        checked_wish(self.tol, self.confidence)
+        checked_wish(self.tol, self.confidence, rtol=self.rtol)
         if not isinstance(self.parameters, Mapping):
             rule = "must map names of parameters to values"
             raise ParameterError("parameters", repr(self.parameters), rule, 'try {"features": 256}')
@@ -44,9 +45,14 @@ class Setting:
         check_parameters(self.method, kind, dict(self.parameters))
 
     @property
+    def exact(self) -> bool:
+        """Whether no error is allowed but that of rounding."""
+        return self.tol is None and self.rtol is None
+
+    @property
     def asks_cache(self) -> bool:
         """Whether a cache of keys and values keeps this promise itself: all of them, or those that may matter."""
-        fits = self.method == "auto" or self.method == ("exact" if self.tol is None else "sparse")
+        fits = self.method == "auto" or self.method == ("exact" if self.exact else "sparse")
         return fits and not self.parameters
 
 

@@ -38,14 +38,15 @@ def enable(
     tol: float | None = None,
     method: str = "auto",
     confidence: float | None = None,
+    rtol: float | None = None,
     **parameters: Any,
 ) -> None:
-    """Have every attention layer of a model attend through avow, within `tol`; None means exact.
+    """Have every attention layer of a model attend through avow, within `tol` and `rtol`; without either, exactly.
 
     `generate()` then keeps keys and values in a `CertifiedCache`. Where a layer cannot be replaced the error names it,
     and the model stays as it was. Enabling again changes what is asked.
     """
-    setting = Setting(tol, method, confidence, parameters)
+    setting = Setting(tol, method, confidence, parameters, rtol)
     found = replaceable(model)
     if not enabled(model):
         before = _before(model)

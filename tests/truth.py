@@ -117,7 +117,7 @@ def _by_its_own_reference(method: Method, p: Problem, out: Tensor, bounds: Tenso
 def verdict(question: Question, out: Tensor, bounds: Tensor, most_balls: int | None = None) -> Verdict:
     """How many rows of `out` break their bound, decided rigorously.
 
-    Of the rows that floats cannot decide, `most_balls` go to balls, spread over all of them.
+    Of the rows that floats cannot decide, `most_balls` go to balls: those that look worst.
     """
     b, h, n, _ = question.shape
     given, limits = _given(out, question), bounds.detach().cpu().double().reshape(b, h, n).numpy()
@@ -136,8 +136,9 @@ def verdict(question: Question, out: Tensor, bounds: Tensor, most_balls: int | N
         worst = float((error / np.where(clear, limits, 1))[clear].max()) if clear.any() else 0.0
     which = [(int(x), int(y), int(z)) for x, y, z in np.argwhere(lost)]
     undecided = np.argwhere(~kept & ~lost).tolist()
-    if most_balls is not None:
-        undecided = undecided[:: -(-len(undecided) // most_balls) or 1]
+    if most_balls is not None and len(undecided) > most_balls:
+        undecided.sort(key=lambda at: float(error[tuple(at)]) / max(float(limits[tuple(at)]), 1e-300), reverse=True)
+        undecided = undecided[:most_balls]
     for row in undecided:
         found, ratio = ball_verdict(question, given, *row, float(limits[tuple(row)]))
         worst = max(worst, ratio)

@@ -18,7 +18,7 @@ from pathlib import Path
 
 import torch
 
-from avow import atomic
+from avow import atomic, bounded
 from avow.contract import Cost, Method, Problem, Sizes
 from avow.errors import FileError
 from avow.methods import all_methods
@@ -93,7 +93,7 @@ def cache_file(device: str) -> Path:
 
 def _read(path: Path) -> dict[str, Rate] | None:
     try:
-        plain = json.loads(path.read_text())
+        plain = json.loads(bounded.read_document(path))
         found = {name: Rate(**rate) for name, rate in plain.items()}
     except (OSError, ValueError, TypeError, AttributeError, RecursionError):
         return None

@@ -16,6 +16,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from avow import bounded
 from avow.contract import Problem, Sizes
 from avow.errors import FileError, ParameterError
 
@@ -184,7 +185,7 @@ def read(path: str | Path, causal: bool = False, option: str = "input") -> Workl
     A tensor `q_positions` says where in the sequence each query stands; a causal row then sees the keys up to there.
     What is wrong with the file is told of `option`, where the caller had it from.
     """
-    tensors = load_tensors(Path(path), option)
+    tensors, _ = bounded.load_tensors(Path(path), option)
     missing = [name for name in ("q", "k", "v") if name not in tensors]
     if missing:
         held = ", ".join(sorted(tensors)) or "nothing"
@@ -196,24 +197,6 @@ def read(path: str | Path, causal: bool = False, option: str = "input") -> Workl
     made = Workload(Path(path).stem, f"heads read from {Path(path).name}", q, k, v, causal, positions)
     _ = made.problem  # shapes and types that do not fit are named before anything runs
     return made
-
-
-def load_tensors(path: Path, option: str) -> dict[str, Tensor]:
-    """Everything in a safetensors file, by name; what is wrong with it is told of `option`."""
-    from safetensors import SafetensorError
-    from safetensors.torch import load
-
-    try:
-        return load(path.read_bytes())
-    except FileNotFoundError as problem:
-        raise FileError(option, path, "does not exist", "check the path") from problem
-    except OSError as problem:
-        raise FileError(
-            option, path, f"cannot be read ({problem.strerror})", "name a readable .safetensors file"
-        ) from problem
-    except (SafetensorError, ValueError, KeyError) as problem:
-        rule = f"is truncated or no safetensors file ({problem})"
-        raise FileError(option, path, rule, "write it again with safetensors.torch.save_file") from problem
 
 
 def _four(option: str, path: str | Path, name: str, x: Tensor) -> Tensor:

@@ -90,7 +90,9 @@ def table(question: str, known: Mapping[str, Measured]) -> list[Row]:
     name, *conditions, wanted = (part.strip() for part in question.split(";"))
     if name not in known:
         raise NoFigure(f"{question}: {name} was never measured")
-    pairs = [column.partition(" as ") for column in (part.strip() for part in wanted.split(","))]
+    # A column such as `times as fast` is a name, not two.
+    columns = [part.strip() for part in wanted.split(",")]
+    pairs = [(x, "", "") if _rows(known[name], [], x) else x.partition(" as ") for x in columns]
     rows = _rows(known[name], conditions, *(old for old, _, _ in pairs))
     if not rows:
         raise NoFigure(f"{question}: no row of {name} says that")

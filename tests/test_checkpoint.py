@@ -13,6 +13,7 @@ import pytest
 import torch
 from torch import nn
 
+from avow import bounded
 from avow.errors import FileError
 from avow.optim import adamw, warmup_cosine
 from avow.training import checkpoint
@@ -175,14 +176,14 @@ def test_the_state_that_was_found_whole_is_the_one_that_is_used(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     path = save(snapshot(3), tmp_path)
-    reading, reads = Path.read_text, 0
+    reading, reads = bounded.read_document, 0
 
-    def once(file: Path, *given: str | None, **options: str | None) -> str:
+    def once(file: Path) -> str:
         nonlocal reads
         reads += file.name == "state.json"
-        return reading(file, *given, **options)
+        return reading(file)
 
-    monkeypatch.setattr(Path, "read_text", once)
+    monkeypatch.setattr(bounded, "read_document", once)
     assert load(path).step == 3 and reads == 1
 
 

@@ -26,6 +26,7 @@ from benchmarks.page import (
     numbers,
     pages,
     questions,
+    section,
     written,
 )
 
@@ -37,7 +38,7 @@ FIGURE = re.compile(
 # What was decided or follows from sizes, and was not measured.
 NOT_MEASURED = {
     "docs/knowledge.md": ["95%, Clopper"],
-    "docs/lab.md": ["at most 32 MiB", "64 KiB.", "at most 5 s,", "within 35 ms;"],
+    "docs/lab.md": ["at most 32 MiB", "64 KiB, which", "64 KiB, too.", "at most 5 s,", "within 35 ms;"],
     "docs/profile.md": ["have 90%, 99% and 99.9% of the mass"],
     "docs/ranks.md": [
         "13 kB a row, 20 kB where",
@@ -76,6 +77,11 @@ def test_no_figure_stands_there_without_its_name(page: Path) -> None:
 
 def test_the_page_of_numbers_is_that_of_the_files() -> None:
     assert NUMBERS.read_text() == numbers(everything()), "python -m benchmarks.page writes it"
+
+
+def test_every_section_of_the_page_shows_a_table() -> None:
+    known = everything()
+    assert [one.name for one in ALL if one.name in known and "\n| --" not in section(one, known)] == []
 
 
 def test_every_name_is_quoted_somewhere_and_every_file_has_a_section() -> None:
@@ -161,6 +167,8 @@ def test_a_table_is_cut_from_the_rows() -> None:
     ]
     with pytest.raises(NoFigure, match="no row of overhead says that"):
         table("overhead; keys=fake; n", known())
+    rows = [{"n": 1024, "times as fast": 1.5}]
+    assert table("overhead; n, times as fast", known(results=[Result("x", rows)])) == rows
 
 
 def test_numbers_are_written_to_the_digits_that_the_page_gives() -> None:

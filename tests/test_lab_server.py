@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import http.client
 import json
@@ -215,6 +216,85 @@ def test_a_handle_is_no_path(lab: Lab) -> None:
 def test_files_that_break_a_rule_are_told_which(lab: Lab, content: bytes, words: str) -> None:
     done = lab.ask("POST", "/api/files", content)
     assert done.status == 422 and words in done.mistake
+
+
+# A file that is all header, of 30 MiB; what it costs to refuse it, in MiB at the peak.
+ALL_HEADER = """
+import sys
+from pathlib import Path
+from avow.errors import FileError
+from avow.lab.uploads import tensors_of
+
+entry, count = '"%x":{"dtype":"U8","shape":[0],"data_offsets":[0,0]}', 1 << 19
+header = ("{" + ",".join(entry % number for number in range(count)) + "}").encode()
+content = len(header).to_bytes(8, "little") + header
+del header
+
+def mib(what):
+    (line,) = (x for x in Path("/proc/self/status").read_text().splitlines() if x.startswith(what))
+    return int(line.split()[1]) / 1024
+
+Path("/proc/self/clear_refs").write_text("5")
+before = mib("VmRSS")
+try:
+    tensors_of(content)
+except FileError as error:
+    print(len(content) >> 20, mib("VmHWM") - before, error)
+"""
+
+
+def test_a_file_that_is_all_header_is_refused_before_it_is_parsed() -> None:
+    ran = subprocess.run([sys.executable, "-c", ALL_HEADER], capture_output=True, text=True, check=True)
+    size, grown, words = ran.stdout.split(maxsplit=2)
+    assert int(size) == 27 and float(grown) < 16, ran.stdout
+    assert "bytes, and at most 65536 are read); write it with safetensors.torch.save_file" in words
+
+
+def test_files_are_received_a_few_at_a_time() -> None:
+    inside, most = 0, 0
+
+    async def answering(scope: Any, receive: Any, send: Any) -> None:
+        nonlocal inside, most
+        inside += 1
+        most = max(most, inside)
+        await asyncio.sleep(0.01)
+        inside -= 1
+
+    async def all_at_once(path: str) -> int:
+        nonlocal most
+        most = 0
+        entrance = guard.Guard(answering, 80, "secret", lambda: asyncio.sleep(0))
+        headers = [(b"host", b"localhost:80"), (b"x-avow-token", b"secret")]
+        scope = {"type": "http", "method": "POST", "path": path, "headers": headers}
+
+        async def receive() -> Any:
+            await asyncio.sleep(0)
+            return {"type": "http.request", "body": b"some", "more_body": False}
+
+        async def send(message: Any) -> None:
+            raise AssertionError(message)
+
+        await asyncio.gather(*(entrance(scope, receive, send) for _ in range(6)))
+        return most
+
+    assert asyncio.run(all_at_once("/api/files")) == 2
+    assert asyncio.run(all_at_once("/api/trial/preview")) == 6, "it shows nothing"
+
+
+def test_who_waits_too_long_for_others_files_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("avow.lab.guard._BODY_SECONDS", 0.01)
+
+    async def waits() -> tuple[int, bytes]:
+        entrance = guard.Guard(lambda *_: asyncio.sleep(0), 80, "secret", lambda: asyncio.sleep(0))
+        headers = [(b"host", b"localhost:80"), (b"x-avow-token", b"secret")]
+        said: list[Any] = []
+        async with entrance._turn("/api/files"), entrance._turn("/api/files"):
+            scope = {"type": "http", "method": "POST", "path": "/api/files", "headers": headers}
+            await entrance(scope, lambda: asyncio.sleep(0), lambda message: asyncio.sleep(0, said.append(message)))
+        return said[0]["status"], said[1]["body"]
+
+    status, body = asyncio.run(waits())
+    assert status == 503 and b"had to wait for 2 other files for 0.01 s" in body
 
 
 def test_a_shelf_keeps_the_last_four_files() -> None:

@@ -30,7 +30,9 @@ def names(*words: str) -> frozenset[str]:
 TENSORS = names("torch numpy jaxtyping")
 PROOFS = names("flint scipy sympy")
 
-NOUNS = names("avow.errors avow.atomic avow.workers avow.contract avow.params avow.declared avow.chart avow.wishes")
+NOUNS = names(
+    "avow.errors avow.atomic avow.bounded avow.workers avow.contract avow.params avow.declared avow.chart avow.wishes"
+)
 MATHS = NOUNS | names("avow.maths")
 METHODS = MATHS | names("avow.methods")
 BOUNDS = names("avow.certificates avow.constructions")
@@ -46,7 +48,9 @@ PAGES = CLAIMS - names("avow.maths") | names("avow.report avow.lab avow.cli avow
 
 TABLE = (
     # A chart is a noun like the others: constructions and claims make it, reports draw it.
-    Layer(names("errors atomic workers contract params declared chart wishes"), NOUNS | names("torch jaxtyping")),
+    Layer(
+        names("errors atomic bounded workers contract params declared chart wishes"), NOUNS | names("torch jaxtyping")
+    ),
     # Balls are maths; their library is loaded at use.
     Layer(names("maths"), MATHS | TENSORS, names("flint")),
     Layer(names("kernels"), MATHS | TENSORS | names("avow.kernels triton")),
@@ -56,8 +60,7 @@ TABLE = (
     # The planner chooses among numbers; it never touches a tensor.
     Layer(names("planner links scaling"), ATTEND),
     Layer(names("attend"), ATTEND | TENSORS),
-    # A user's own heads come from a file.
-    Layer(names("workloads"), ATTEND | TENSORS, names("safetensors")),
+    Layer(names("workloads"), ATTEND | TENSORS),
     # The surface re-exports, and so stands right above attend.
     Layer(names("avow"), ATTEND - names("avow.maths") | names("avow.record avow.apply")),
     # A plan for a whole model belongs to the library that has the model, which is loaded when there is one.

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import copy
+from collections.abc import Callable
 from typing import Any
 
 import pytest
 import torch
 from torch import Tensor
-from transformers import DynamicCache
+from transformers import DynamicCache, Qwen3Config
 
 import avow
 from avow.errors import NotDifferentiable, ParameterError
@@ -159,6 +160,70 @@ def test_cropping_beyond_the_window_is_refused() -> None:
     with pytest.raises(ParameterError, match=r"tokens_to_remove=3 must be at most 0; use crop\(-3\)"):
         layer.crop(3)
     assert layer.get_seq_length() == 300
+
+
+def mixed() -> CertifiedCache:
+    """A cache of a full layer, one with a sliding window and another full one, with 450 tokens of two sequences."""
+    kinds = ["full_attention", "sliding_attention", "full_attention"]
+    config = Qwen3Config(num_hidden_layers=3, layer_types=kinds, use_sliding_window=True, sliding_window=30)
+    cache = CertifiedCache(config)
+    for _ in range(45):
+        for layer in range(3):
+            cache.update(*torch.randn(2, 2, 2, 10, 8), layer)
+    assert [layer.window for layer in cache.layers] == [None, 30, None]
+    return cache
+
+
+def held(cache: CertifiedCache) -> list[tuple[int, Tensor, Tensor]]:
+    return [(layer.get_seq_length(), layer.keys.clone(), layer.cache.tokens[1].clone()) for layer in cache.layers]
+
+
+def same(cache: CertifiedCache, before: list[tuple[int, Tensor, Tensor]]) -> bool:
+    after = held(cache)
+    return all(
+        n == m and torch.equal(k, j) and torch.equal(v, w) for (n, k, v), (m, j, w) in zip(after, before, strict=True)
+    )
+
+
+def test_a_crop_that_one_layer_refuses_changes_none() -> None:
+    cache = mixed()
+    before = held(cache)
+    with pytest.raises(ParameterError, match=r"tokens_to_remove=-420 reaches back beyond the window of 30 tokens"):
+        cache.crop(-420)
+    assert same(cache, before), [layer.get_seq_length() for layer in cache.layers]
+    cache.crop(-5)
+    assert [layer.get_seq_length() for layer in cache.layers] == [445] * 3 and not same(cache, before)
+
+
+@pytest.mark.parametrize(
+    "operation",
+    [
+        lambda cache: cache.crop(-5),
+        lambda cache: cache.reorder_cache(torch.tensor([1, 0])),
+        lambda cache: cache.batch_repeat_interleave(2),
+        lambda cache: cache.batch_select_indices(torch.tensor([1])),
+    ],
+    ids=["crop", "reorder_cache", "batch_repeat_interleave", "batch_select_indices"],
+)
+@pytest.mark.parametrize("failing", [0, 1, 2])
+def test_what_fails_in_one_layer_changes_none(
+    operation: Callable[[CertifiedCache], None], failing: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cache = mixed()
+    before, append, count = held(cache), KeyValueCache.append, iter(range(9))
+
+    def full(self: KeyValueCache, k: Tensor, v: Tensor) -> None:
+        if next(count) == failing:
+            raise MemoryError
+        append(self, k, v)
+
+    monkeypatch.setattr(KeyValueCache, "append", full)
+    with pytest.raises(MemoryError):
+        operation(cache)
+    assert same(cache, before)
+    monkeypatch.undo()
+    operation(cache)
+    assert not same(cache, before)
 
 
 def test_only_keys_and_values_as_they_were_shown_are_answered_for_by_a_cache() -> None:

@@ -145,7 +145,7 @@ def test_a_missing_file_is_named(tmp_path: Path) -> None:
 
 
 def test_a_folder_is_no_file(tmp_path: Path) -> None:
-    with pytest.raises(FileError, match=r"cannot be read \(Is a directory\); name a readable"):
+    with pytest.raises(FileError, match=r"is not a plain file; name one that is$"):
         read(tmp_path)
 
 

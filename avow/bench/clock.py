@@ -46,6 +46,12 @@ class Clock:
                 times[name].append(self._each(call))
         return {name: statistics.median(found) for name, found in times.items()}
 
+    def eagerly(self, calls: Mapping[str, Callable[[], Any]]) -> dict[str, float]:
+        """What each call takes as it comes, without a graph; on a CPU they take turns."""
+        if self.device == "cuda":
+            return {name: self.eager(call) for name, call in calls.items()}
+        return self.in_turns(calls)
+
     def bandwidth(self) -> float:
         """Bytes that a simple kernel reads and writes in a second; what CUDA graphs copy by themselves is slower."""
         room = torch.ones(2**28 if self.device == "cuda" else 2**22, device=self.device)

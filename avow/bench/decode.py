@@ -1,4 +1,6 @@
-"""Certified sparse decoding by kernels, on a GPU, against the best exact attention there.
+"""The kernels of certified sparse decoding on a GPU, replayed in a CUDA graph, against exact attention so replayed.
+
+No call of a user's takes so little: `avow.bench.cached` measures those.
 
 Every answer is compared with float64 first; what fails there gets no speed. Nothing here needs a GPU but speed: with
 the kernels interpreted, every line runs on a CPU at tiny sizes.
@@ -106,7 +108,13 @@ def run(device: str, sizes: Sizes, folder: Path | None, tell: Callable[[str], No
         remarks.append("No folder of real heads was given: only made-up keys.")
     told = f"{sizes.heads} query heads over {sizes.groups} key heads, d = 128, {device}"
     return [
-        Result(f"sparse decode: one certified step ({told})", steps, goals(steps, kernels), remarks, failures),
+        Result(
+            f"sparse decode: kernels of one certified step in a CUDA graph ({told})",
+            steps,
+            goals(steps, kernels),
+            remarks,
+            failures,
+        ),
         Result(
             f"sparse decode: its kernels (reading and writing runs at {limit / 1e12:.3g} TB/s here)",
             kernels,

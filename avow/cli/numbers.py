@@ -9,10 +9,10 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
+from avow import bounded
 from avow.cli.options import split
 from avow.contract import DTYPES, named
 from avow.errors import FileError, ParameterError
-from avow.workloads import load_tensors
 
 _DTYPES = {named(dtype): dtype for dtype in DTYPES}
 
@@ -90,7 +90,7 @@ def keys_from(file: Path | None, orthonormal: int | None, random: int | None, di
 
 def tensor_in(file: Path, name: str, option: str) -> Tensor:
     """One matrix of the safetensors file that an option names."""
-    held = load_tensors(file, option)
+    held, _ = bounded.load_tensors(file, option)
     if name not in held:
         rule = f"lacks {name} (it holds {', '.join(sorted(held)) or 'nothing'})"
         raise FileError(option, file, rule, f"save a tensor named {name}")

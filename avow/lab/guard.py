@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import secrets
-from collections.abc import Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
 from typing import Any
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
@@ -19,7 +19,10 @@ from avow.lab.answers import Told, mistake, mistake_of
 
 TOKEN = "x-avow-token"
 _BODY_BYTES = 64 * 1024
+_FILES = "/api/files"
 _FILE_BYTES = 32 * 1024 * 1024
+# Files that are received and read at once; the others wait, and what they send with them.
+_FILES_AT_ONCE = 2
 _BODY_SECONDS = 20.0
 
 # Plotly writes its rules into style elements that it makes empty, brings one for maps along, and sets style attributes:
@@ -58,6 +61,7 @@ class Guard:
 
     def __init__(self, app: ASGIApp, port: int, token: str, close: Callable[[], Awaitable[None]]) -> None:
         self.app, self._token, self.close = app, token, close
+        self._turns = asyncio.Semaphore(_FILES_AT_ONCE)
         self.hosts = {f"127.0.0.1:{port}", f"localhost:{port}", f"[::1]:{port}"}
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -86,8 +90,9 @@ class Guard:
 
         try:
             self._admit(scope)
-            body = await _body(scope, receive)
-            await self.app(scope, _replayed(body, receive), armoured)
+            async with self._turn(scope["path"]):
+                body = await _body(scope, receive)
+                await self.app(scope, _replayed(body, receive), armoured)
         except _Unheard:
             await _left(receive)
         except Refused as refused:
@@ -99,6 +104,22 @@ class Guard:
             if started:
                 raise
             await Told(mistake_of(problem), 422)(scope, receive, armoured)
+
+    @contextlib.asynccontextmanager
+    async def _turn(self, path: str) -> AsyncIterator[None]:
+        """The time in which a request may be received and answered: files come a few at a time."""
+        if path != _FILES:
+            yield
+            return
+        try:
+            await asyncio.wait_for(self._turns.acquire(), _BODY_SECONDS)
+        except TimeoutError:
+            rule = f"had to wait for {_FILES_AT_ONCE} other files for {_BODY_SECONDS:g} s"
+            raise Refused(503, "file", "unread", rule, "try again in a moment") from None
+        try:
+            yield
+        finally:
+            self._turns.release()
 
     def _admit(self, scope: Scope) -> None:
         host = _header(scope, "host")
@@ -125,7 +146,7 @@ def _header(scope: Scope, name: str) -> str | None:
 
 async def _body(scope: Scope, receive: Receive) -> bytes:
     """The whole body, unless there is too much of it or it takes too long."""
-    name, most = ("file", _FILE_BYTES) if scope["path"] == "/api/files" else ("body", _BODY_BYTES)
+    name, most = ("file", _FILE_BYTES) if scope["path"] == _FILES else ("body", _BODY_BYTES)
     said = _header(scope, "content-length") or "0"
     if not said.isascii() or not said.isdigit() or len(said) > 12 or int(said) > most:
         raise _too_long(name, said, most)

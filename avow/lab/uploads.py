@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import io
+import math
 import secrets
 from collections import OrderedDict
 from typing import Any
 
 import torch
 
+from avow import bounded
 from avow.contract import DTYPES, named
 from avow.errors import DtypeError, FileError, NonFiniteError, ShapeError
 
 _TENSORS = 8
+_HEADER_BYTES = 1 << 16
 _DIMENSIONS = 4
 _ELEMENTS = 1 << 23
 # A reader compares a few files; older ones make room.
@@ -20,26 +24,32 @@ _FILES = 4
 
 def tensors_of(content: bytes) -> dict[str, torch.Tensor]:
     """The tensors of a safetensors file, each within the limits; nothing of it is ever run."""
-    from safetensors import SafetensorError
-    from safetensors.torch import load
-
+    file = io.BytesIO(content)
     try:
-        found: dict[str, torch.Tensor] = load(content)
-    except (SafetensorError, KeyError, ValueError) as problem:
-        rule = f"is no safetensors file ({str(problem)[:120]})"
+        header = bounded.read_header(file, _HEADER_BYTES)
+        _check(header)
+        found = bounded.read_tensors(file, header)
+    except bounded.Malformed as error:
+        rule = f"is no safetensors file ({str(error)[:120]})"
         raise FileError("file", f"{len(content)} bytes", rule, "write it with safetensors.torch.save_file") from None
-    if not 1 <= len(found) <= _TENSORS:
-        raise FileError("file", f"{len(found)} tensors", f"must hold 1 to {_TENSORS}", "save q, k and v alone")
     for name, tensor in found.items():
-        shown = repr(name[:40])
-        if tensor.dtype not in DTYPES:
-            raise DtypeError(shown, tensor.dtype, "must be floating point", "convert it before saving")
-        if not 1 <= tensor.dim() <= _DIMENSIONS or not 1 <= tensor.numel() <= _ELEMENTS:
-            rule = f"must have 1 to {_DIMENSIONS} axes and 1 to {_ELEMENTS} numbers"
-            raise ShapeError(shown, tuple(tensor.shape), rule, "save a slice of it")
         if not bool(tensor.isfinite().all()):
-            raise NonFiniteError(shown, "nan or inf", "must be finite", "mend it before saving")
+            raise NonFiniteError(repr(name[:40]), "nan or inf", "must be finite", "remove nan and inf before saving")
     return found
+
+
+def _check(header: bounded.Header) -> None:
+    """Raise where a file holds more than a page can show, before any of it is read."""
+    entries = header.entries
+    if not 1 <= len(entries) <= _TENSORS:
+        raise FileError("file", f"{len(entries)} tensors", f"must hold 1 to {_TENSORS}", "save q, k and v alone")
+    for name, entry in entries.items():
+        shown = repr(name[:40])
+        if entry.dtype not in DTYPES:
+            raise DtypeError(shown, entry.dtype, "must be floating point", "convert it before saving")
+        if not 1 <= len(entry.shape) <= _DIMENSIONS or not 1 <= math.prod(entry.shape) <= _ELEMENTS:
+            rule = f"must have 1 to {_DIMENSIONS} axes and 1 to {_ELEMENTS} numbers"
+            raise ShapeError(shown, entry.shape, rule, "save a slice of it")
 
 
 class Shelf:

@@ -11,6 +11,8 @@ from torch import Tensor
 from avow.errors import NonFiniteError, RangeError
 from avow.maths.rounding import accumulator, tiny, unit, unread
 
+LONGEST_KEY = 1e150
+"""Beyond this, squared norms leave float64."""
 # Squares of numbers outside this range overflow or underflow in the type.
 _COMFORT = {torch.float32: (1e-12, 1e18), torch.float64: (1e-140, 1e150)}
 
@@ -126,7 +128,7 @@ def check_range(q_norm: float, k_norm: float, v_norm: float, scale: float) -> No
     """Raise where logits, squared norms or sums of values would leave float64."""
     for name, size, limit in (
         ("q", q_norm, 1e150),
-        ("k", k_norm, 1e150),
+        ("k", k_norm, LONGEST_KEY),
         ("v", v_norm, 1e300),
         ("scale*|q|*|k|", abs(scale) * q_norm * k_norm, 1e290),
     ):

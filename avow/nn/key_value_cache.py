@@ -12,7 +12,6 @@ import contextlib
 import dataclasses
 import math
 from pathlib import Path
-from typing import Any
 
 import torch
 from jaxtyping import Float
@@ -21,8 +20,8 @@ from torch import Tensor
 from avow.attend import Attended, exactly
 from avow.certificates import certify
 from avow.certificates.relative import aimed_bound, shortest_ratio
-from avow.contract import Computed, Norms, Problem, check_tensor, named
-from avow.errors import DtypeError, FileError, NotDifferentiable, ParameterError, ShapeError, is_out_of_memory
+from avow.contract import Computed, Norms, Problem, check_tensor
+from avow.errors import AvowError, DtypeError, FileError, NotDifferentiable, ParameterError, ShapeError
 from avow.maths.fused import NotCompiled
 from avow.maths.norms import check_range, row_norms, slack
 from avow.maths.random_stream import random_stream
@@ -34,7 +33,7 @@ from avow.methods.exact import has_tangents
 from avow.methods.sparse import NothingToSave, Sparse, Trace
 from avow.nn import cache_file
 from avow.nn.kernel_steps import Held, KernelSteps
-from avow.nn.token_buffers import PARTS, TokenBuffers, wider
+from avow.nn.token_buffers import TokenBuffers
 from avow.nn.whole_reads import WholeReads
 from avow.wishes import Wish, check_generator, checked_wish
 
@@ -183,48 +182,32 @@ class KeyValueCache(TokenBuffers):
 
     def save(self, path: str | Path) -> None:
         """Write what the cache holds to a safetensors file, whole or not at all."""
-        held, groups = self._position - self._base, self._groups
-        tensors = {name: x[:, :, : groups if name in PARTS else held] for name, x in self._buffers.items()}
-        tensors["longest"] = self._longest
-        if self._metric is not None and self._size is not None and self._spread is not None:
-            tensors |= {"metric": self._metric, "size": self._size, "spread": self._spread}
-        if self._bold is not None:
-            tensors["bold"] = self._bold
         made = {name: getattr(self, name) for name in ("key_heads", "dim", "value_dim", "batch", "bits", "window")}
-        facts = {"made": made, "dtype": named(self.dtype), "state": self._state()}
-        cache_file.write(Path(path), tensors, facts)
+        learnt = (self._position, self._base, self._pause, self._left, self._asked, self._wide, self._shortness)
+        sketch = (self._metric, self._size, self._spread, self._bold)
+        cache_file.write(Path(path), cache_file.Saved(made, self.dtype, *learnt, *self.tokens, self._longest, *sketch))
 
     @staticmethod
     def load(path: str | Path, device: torch.device | str = "cpu") -> KeyValueCache:
         """The cache that `save` wrote; it answers as that one would have."""
-        tensors, facts = cache_file.read(Path(path))
+        saved = cache_file.read(Path(path))
+        if saved.pause > _LONGEST_PAUSE:
+            rule = f"does not fit together (pause={saved.pause} exceeds {_LONGEST_PAUSE})"
+            raise FileError("path", path, rule, "save the cache again")
+        cache = KeyValueCache(**saved.made, dtype=saved.dtype, device=device)  # type: ignore[arg-type]
         try:
-            cache = KeyValueCache(**facts["made"], dtype=getattr(torch, facts["dtype"]), device=device)
-            for name, value in facts["state"].items():
-                setattr(cache, f"_{name}", value)
-            # A file of before lengths were narrowed holds them all in float64.
-            cache._wide = tensors["norms"].dtype == torch.float64
-            cache._buffers = cache._room(0)
-            buffers, _ = cache._fitting(cache._base, cache._position)
-            for name, x in buffers.items():
-                x[:, :, : tensors[name].shape[2]] = tensors[name].to(cache.device)
-            cache._buffers, cache._longest = buffers, tensors["longest"].to(cache.device)
-            cache._found = None
-            if cache._position:
-                cache._extremes = wider(cache._extremes, tensors["norms"].to(cache.device))
-            if "metric" in tensors:
-                cache._metric, cache._size, cache._spread = (
-                    tensors[name].to(cache.device) for name in ("metric", "size", "spread")
-                )
-            cache._bold = tensors["bold"].to(cache.device) if "bold" in tensors else None
-        except (KeyError, TypeError, RuntimeError) as problem:
-            if is_out_of_memory(problem):
-                raise
-            raise FileError("path", path, f"does not fit together ({problem})", "save the cache again") from problem
+            cache._restore(saved)
+        except AvowError as error:
+            rule = f"holds what no cache can hold ({error})"
+            raise FileError("path", path, rule, "save the cache again") from error
+        cache._pause, cache._left, cache._asked, cache._shortness = (
+            saved.pause,
+            saved.left,
+            saved.asked,
+            saved.shortness,
+        )
+        cache._bold = None if saved.bold is None else saved.bold.to(cache.device)
         return cache
-
-    def _state(self) -> dict[str, Any]:
-        return {name: getattr(self, f"_{name}") for name in ("position", "base", "pause", "left", "asked", "shortness")}
 
     def _problem(self, q: Tensor, scale: float | None) -> tuple[Problem, int]:
         """What is asked of the tokens that these queries see, and where in the buffers those begin: with a group."""

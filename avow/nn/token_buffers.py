@@ -18,7 +18,8 @@ from avow.contract import check_dtype, check_numbers, check_tensor
 from avow.declared import declared
 from avow.errors import DtypeError, ParameterError, ShapeError
 from avow.maths.norms import check_range, row_norms, slack
-from avow.maths.sketch import GROUP, Sketch, joined_spread, sketched
+from avow.maths.sketch import GROUP, Sketch, joined_spread, sketched, spread_holds
+from avow.nn.cache_file import Saved
 from avow.nn.config import check_count
 
 # Groups whose numbers are this far from the first ones' are beyond a sketch: they are always read.
@@ -28,6 +29,9 @@ _SHORTEST, _LONGEST = 2.0**-100, 2.0**100
 
 # Devices whose look at a group wants its rows side by side.
 _ACROSS = ("cpu",)
+
+# Tokens of a file that are sketched at once: the arithmetic takes many times their memory.
+_AT_ONCE = 2**14
 
 PARTS = ("codes", "scale", "zero", "radius", "reach")
 
@@ -188,6 +192,27 @@ class TokenBuffers:
         self._extremes = wider(self._extremes, lengths)
         self._found = None
         self._buffers, self._base, self._position, self._wide = buffers, base, after, wide
+
+    def _restore(self, saved: Saved) -> None:
+        """Hold what a cache like this one held; it must be empty. Raises where `append` would."""
+        self._wide = saved.wide
+        if saved.metric is not None and saved.size is not None:
+            self._metric, self._size = saved.metric.to(self.device), saved.size.to(self.device)
+        held = saved.position - saved.base
+        # A window forgets when tokens come in parts; it never holds many.
+        most = _AT_ONCE if self.window is None else max(held, 1)
+        for start in range(0, held, most):
+            self.append(*(x[:, :, start : start + most].to(self.device) for x in (saved.keys, saved.values)))
+        self._base, self._position = saved.base, saved.position
+        own, self._longest = self._longest, torch.maximum(self._longest, saved.longest.to(self.device))
+        # Of keys that a window forgot nothing else is left. Bounds differ a little with what is measured together.
+        if self.window is None and bool((self._longest > 2 * own + 2.0**-40).any()):
+            raise ParameterError("longest", float(self._longest.amax()), "exceeds the longest key", "save it again")
+        if saved.spread is not None:
+            self._spread = saved.spread.to(self.device)
+            if not spread_holds(self._sketch(0), self._buffers["keys"]):
+                rule = "is less than the sketch lost of the keys"
+                raise ParameterError("spread", float(saved.spread.amax()), rule, "save it again")
 
     @property
     def _ends(self) -> Ends:

@@ -23,6 +23,7 @@ from torch.distributed.checkpoint.hf_storage import HuggingFaceStorageReader, Hu
 from torch.distributed.checkpoint.metadata import TensorStorageMetadata
 from torch.optim import Optimizer
 
+from avow import bounded
 from avow.training import checkpoint
 from avow.training.checkpoint import Snapshot
 from avow.training.parallel import Ranks
@@ -60,7 +61,7 @@ def save(snapshot: Snapshot, folder: Path, here: Ranks) -> Path:
 
 def read(path: Path) -> Parts:
     """All tensors of a checkpoint in shares, undivided."""
-    reader = HuggingFaceStorageReader(str(path))
+    reader = _reader(path)
     flat = {name: torch.zeros(about.size, dtype=about.properties.dtype) for name, about in _contents(reader).items()}
     _fill(flat, reader)
     return Parts(*({name.removeprefix(k): x for name, x in flat.items() if name.startswith(k)} for k in _KINDS))
@@ -71,7 +72,7 @@ def load_into(model: nn.Module, optimiser: Optimizer, state: Mapping[str, Any], 
 
     `state` is its `state.json`. The snapshot returned has the generators, but no weights: those are where they belong.
     """
-    reader = HuggingFaceStorageReader(str(path))
+    reader = _reader(path)
     contents = _contents(reader)
     there = {name: tuple(about.size) for name, about in contents.items()}
     for_weights, for_optimiser, for_generators = _KINDS
@@ -129,6 +130,13 @@ def _together(here: Ranks, act: Callable[[], Any]) -> Any:
 def _file(rank: int) -> str:
     """The name that torch gives to the file of a rank."""
     return f"shard-{rank + 1:05d}-model-00001-of-00001.safetensors"
+
+
+def _reader(path: Path) -> HuggingFaceStorageReader:
+    """What reads the shares of a checkpoint, whose headers are not longer than they may be."""
+    for file in sorted(path.glob("*.safetensors")):
+        bounded.check_header(file, "checkpoint", "resume from another checkpoint")
+    return HuggingFaceStorageReader(str(path))
 
 
 def _contents(reader: HuggingFaceStorageReader) -> dict[str, TensorStorageMetadata]:

@@ -19,6 +19,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from avow import bounded
 from avow.declared import declared
 from avow.errors import FileError, ParameterError
 from avow.nn import ModelConfig
@@ -240,11 +241,13 @@ def _file(path: str | Path | None) -> dict[str, Any]:
         return {}
     path = Path(path)
     try:
-        text = path.read_text(encoding="utf-8")
+        text = bounded.read_document(path)
     except OSError as problem:
         raise FileError("config", path, f"cannot be read ({problem.strerror})", "check the path") from problem
     except UnicodeDecodeError as problem:
         raise FileError("config", path, f"is not UTF-8 at byte {problem.start}", "convert the file") from problem
+    except ValueError as error:
+        raise FileError("config", path, f"is too long ({error})", "leave out what is not configuration") from error
     if path.suffix == ".json":
         return _object(text, str(path))
     if path.suffix != ".toml":

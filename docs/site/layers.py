@@ -62,7 +62,7 @@ BOXES = (
         "errors, parameters, problems, certificates, charts, whole files",
         9,
         130,
-        "errors params declared contract wishes chart atomic workers",
+        "errors params declared contract wishes chart atomic bounded workers",
         1059,
     ),
 )

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
+import copy
+from collections.abc import Iterator
 from typing import Any
 
 import torch
@@ -28,6 +31,41 @@ class CertifiedCache(DynamicCache):  # type: ignore[misc]  # its types are not r
     def __init__(self, config: PreTrainedConfig, bits: int | None = 4) -> None:
         super().__init__(config=config.get_text_config(decoder=True))
         self.layers[:] = [_like(layer, bits) for layer in self.layers]
+
+    def crop(self, tokens_to_remove: int) -> None:
+        """Forget the last n tokens, said as −n; where one layer cannot, all keep theirs."""
+        with self._all_or_none():
+            super().crop(tokens_to_remove)
+
+    def reorder_cache(self, beam_idx: Tensor) -> None:
+        """Continue each beam from the one it came from."""
+        with self._all_or_none():
+            super().reorder_cache(beam_idx)
+
+    def batch_repeat_interleave(self, repeats: int) -> None:
+        """Have each sequence so many times."""
+        with self._all_or_none():
+            super().batch_repeat_interleave(repeats)
+
+    def batch_select_indices(self, indices: Tensor) -> None:
+        """Keep these sequences, in this order."""
+        with self._all_or_none():
+            super().batch_select_indices(indices)
+
+    @contextlib.contextmanager
+    def _all_or_none(self) -> Iterator[None]:
+        """Where something fails inside, every layer holds what it held before: layers replace what they change."""
+        before = [
+            {name: copy.copy(x) if isinstance(x, list | dict) else x for name, x in vars(layer).items()}
+            for layer in self.layers
+        ]
+        try:
+            yield
+        except BaseException:
+            for layer, held in zip(self.layers, before, strict=True):
+                vars(layer).clear()
+                vars(layer).update(held)
+            raise
 
 
 def _like(layer: Any, bits: int | None) -> Any:
@@ -129,14 +167,15 @@ class CertifiedLayer(CacheLayerMixin):  # type: ignore[misc]  # its types are no
         if keys.shape[2] - many < (left if self.window is None else min(left, self.window - 1)):
             rule = f"reaches back beyond the window of {self.window} tokens"
             raise ParameterError("tokens_to_remove", tokens_to_remove, rule, "start again from the prompt")
-        self.length = left
         self._rebuild(keys[:, :, :-many], values[:, :, :-many])
+        self.length = left
 
     def _rebuild(self, keys: Tensor, values: Tensor) -> None:
-        """Hold these tokens instead, the last of `length`."""
-        self.cache = self._empty(keys, values)
-        self.cache.append(keys, values)
-        self._show(self.cache.length)
+        """Hold these tokens instead; where there is no memory for them, the layer stays as it was."""
+        cache = self._empty(keys, values)
+        cache.append(keys, values)
+        self.cache = cache
+        self._show(cache.length)
 
     def _empty(self, keys: Tensor, values: Tensor) -> KeyValueCache:
         batch, heads, _, dim = keys.shape

@@ -13,6 +13,7 @@ import torch
 from torch import nn
 from transformers import PreTrainedModel
 
+from avow import bounded
 from avow.declared import declared
 from avow.errors import AvowError, FileError, ParameterError
 from avow.integrations.transformers.layers import Layer, mark, replaceable
@@ -66,7 +67,7 @@ class ModelPlan:
 def read_plan(path: str | Path) -> ModelPlan:
     """The plan in a file."""
     try:
-        return ModelPlan.from_json(Path(path).read_text(encoding="utf-8"))
+        return ModelPlan.from_json(bounded.read_document(Path(path)))
     except FileNotFoundError as problem:
         raise FileError("plan", path, "does not exist", "write one with avow profile MODEL --plan") from problem
     except OSError as problem:

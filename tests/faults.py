@@ -202,6 +202,8 @@ ONCE_BROKEN = (
     Case("decoding", "auto", "bfloat16", (("q layout", "transposed"),)),
     Case("cache", "exact", "float16", (("size", "one row"), ("q layout", "one number"))),
     Case("attend", "exact", "float64", (("switch", "sdpa efficient"),)),
+    Case("attend", "exact", "float32", (("mask", "rows"), ("switch", "sdpa math"))),
+    Case("attend", "exact", "float16", (("mask", "blind"), ("switch", "sdpa math"))),
     Case("audit", "exact", "float16", (("switch", "sdpa efficient"),)),
     Case("decoding", "auto statistical", "float64", (("switch", "sdpa efficient"),)),
     Case("audit", "separable", "float64", (("switch", "default device"),)),

@@ -50,8 +50,11 @@ format: $(READY)  ## format, and mend what the linter can mend safely
 	@$(BIN)/ruff check --fix --exit-zero --quiet $(SOURCES)
 	@$(BIN)/ruff format $(SOURCES)
 
-fuzz: $(READY)  ## a million random problems against their certificates, ten thousand constructions of each kind
+fuzz: $(READY)  ## a million random problems against their certificates, every pair of faults, a search, ten thousand constructions
 	@$(BIN)/python -m tests.fuzz --cases 1000000
+	@$(BIN)/python -m tests.faults
+	@$(BIN)/python -m tests.faults_transformers
+	@$(BIN)/python -m tests.search --minutes $(or $(MINUTES),10)
 	@$(BIN)/python -m tests.prove --cases 10000
 
 fuzz-lab: $(READY)  ## thousands of hostile requests to the lab, then fifty clients at once for a minute

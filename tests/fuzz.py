@@ -81,7 +81,6 @@ def judged(case: Case, answered: Attended) -> Tally:
     out, certificate = answered
     tally = Tally()
     tally.cases[method.name] = p.q.shape[0] * p.q.shape[1]
-    norms = measure_norms(p)
     rows = certificate.rows.reshape(p.q.shape[:-1])
     tally.rows = rows.numel()
     out = out.reshape(*p.q.shape[:-1], -1)
@@ -89,7 +88,7 @@ def judged(case: Case, answered: Attended) -> Tally:
         tally.nan = 1
         tally.stories.append(f"nan or inf: {method.name}{method.parameters} seed {case.seed} {p.sizes}")
         return tally
-    verdict = judge(method, p, norms, out, rows, case.mask)
+    verdict = judge(method, p, out, rows, case.mask)
     tally.by_balls = verdict.by_balls
     if certificate.kind == "statistical":
         tally.chancy_rows, tally.chancy_misses = verdict.rows, verdict.broken

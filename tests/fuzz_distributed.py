@@ -20,7 +20,6 @@ import torch.distributed as dist
 from torch import Tensor
 
 from avow.attend import Attended
-from avow.certificates import measure_norms
 from avow.certificates.compose import select
 from avow.contract import Problem
 from avow.distributed import attend
@@ -68,7 +67,7 @@ def judged(p: Problem, answered: Attended, rows: slice, boast: float) -> Tally:
         return Tally(1, 0, 0, 0, 0)
     if not bool(torch.isfinite(out).all()) or bool(bounds.isnan().any()):
         return Tally(1, bounds.numel(), bounds.numel(), 0, 0, f"nan or inf: {p.sizes}")
-    found = judge(Exact(), p, measure_norms(p), out, bounds, None)
+    found = judge(Exact(), p, out, bounds, None)
     return Tally(1, found.rows, found.broken, found.by_balls, 0, found.story)
 
 

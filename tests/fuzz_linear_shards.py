@@ -18,7 +18,6 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from avow.certificates import measure_norms
 from avow.contract import Method, Problem
 from avow.distributed import attend
 from avow.errors import RangeError
@@ -82,7 +81,7 @@ def hunt(rows: int, seed: int) -> dict[str, Counter[str]]:
             dist.all_gather_object(everyone, (out, certificate.rows))
             whole, bounds = torch.cat([x for x, _ in everyone], -2), torch.cat([x for _, x in everyone], -1)
             if rank == 0:
-                verdict = judge(method, p, measure_norms(p), whole, bounds, None)
+                verdict = judge(method, p, whole, bounds, None)
                 tally["broken"] += verdict.broken
                 tally["by balls"] += verdict.by_balls
                 tally["below one"] += int((bounds < 1).sum())

@@ -19,7 +19,6 @@ from torch.distributed.device_mesh import init_device_mesh
 
 import avow
 from avow.attend import Attended
-from avow.certificates import measure_norms
 from avow.contract import Certificate, Method, Problem
 from avow.distributed import attend as attend_shards
 from avow.distributed import exchange, states
@@ -145,7 +144,7 @@ class Case:
 
     def judged(self, out: Tensor, bounds: Tensor) -> Verdict:
         p = self.problem
-        return judge(self.method, p, measure_norms(p), out, bounds, None)
+        return judge(self.method, p, out, bounds, None)
 
 
 def _words(c: Certificate) -> tuple[object, ...]:

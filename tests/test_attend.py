@@ -15,7 +15,6 @@ from torch import Tensor
 import avow
 from avow.attend import as_given
 from avow.calibration import Rate, Rates
-from avow.certificates import measure_norms
 from avow.contract import Method, Problem, Prospect
 from avow.errors import ToleranceUnreachable
 from avow.methods.exact import Exact
@@ -45,7 +44,7 @@ def cheap(monkeypatch: pytest.MonkeyPatch, *names: str) -> None:
 
 
 def kept(method: Method, problem: Problem, attended: Any) -> bool:
-    verdict = judge(method, problem, measure_norms(problem), attended.out, attended.certificate.rows, None)
+    verdict = judge(method, problem, attended.out, attended.certificate.rows, None)
     return verdict.broken == 0
 
 

@@ -12,7 +12,6 @@ import torch.distributed as dist
 from torch import Tensor
 
 from avow.attend import Attended
-from avow.certificates import measure_norms
 from avow.contract import Problem, Prospect, Sizes
 from avow.distributed import attend
 from avow.distributed.choosing import candidates
@@ -128,14 +127,14 @@ def test_all_processes_run_the_cheapest_method_that_keeps_the_tolerance(said: li
         assert tol is None or certificate.keeps(tol)
         assert reason in certificate.reason
     out, rows = joined(answers, shared)
-    verdict = judge(Exact(), p, measure_norms(p), out, rows, None)
+    verdict = judge(Exact(), p, out, rows, None)
     assert verdict.broken == 0, verdict.story
 
 
 def test_causal_rows_that_are_not_those_of_the_keys_beside_them_are_left_to_a_ring(said: list[dict[str, Any]]) -> None:
     p, answers = inputs(0.7, causal=True), [one["rows apart"] for one in said]
     out, rows = joined(answers, shared=False)
-    assert judge(Exact(), p, measure_norms(p), out, rows, None).broken == 0
+    assert judge(Exact(), p, out, rows, None).broken == 0
     for _, certificate in answers:
         assert certificate.method in ("exact", "nothing")
         assert certificate.reason.endswith("where causal rows are not those of the keys beside them")

@@ -57,7 +57,7 @@ def kept(method: Method, problem: Problem, shrink: float = 1.0) -> bool:
     certificate = certify(method, problem, norms, computed, 0.999)
     mask = None if problem.kernel == "rbf" else problem.bias
     rows = certificate.rows.reshape(problem.q.shape[:-1]) * shrink
-    return judge(method, problem, norms, computed.out, rows, mask).broken == 0
+    return judge(method, problem, computed.out, rows, mask).broken == 0
 
 
 def test_every_method_has_a_test_file_of_its_own() -> None:
@@ -80,7 +80,7 @@ def test_a_certificate_ten_thousand_times_too_small_is_caught(kind: type[Method]
     method, problem = small(kind), Problem.of(*tensors(33, 33))
     # Only a bound of zero, for values that are copied, is none too small.
     nothing = torch.zeros(problem.q.shape[:-1])
-    copies = judge(method, problem, measure_norms(problem), answer(method, problem), nothing, None).broken == 0
+    copies = judge(method, problem, answer(method, problem), nothing, None).broken == 0
     assert copies or not kept(method, problem, shrink=1e-4)
 
 
@@ -305,11 +305,10 @@ def test_settings_fit_the_sizes_they_are_offered_for(kind: type[Method]) -> None
 def test_the_judge_accepts_the_truth_and_rejects_a_lie() -> None:
     kind = all_methods()["exact"]
     problem = Problem.of(*tensors(9, 9, dtype=torch.float64))
-    norms = measure_norms(problem)
     truth = kind().reference(problem)
     bounds = torch.full(problem.q.shape[:-1], 1e-12, dtype=torch.float64)
-    assert judge(kind(), problem, norms, truth, bounds, None).broken == 0
+    assert judge(kind(), problem, truth, bounds, None).broken == 0
     lie = truth.clone()
     lie[0, 0, 0, 0] += 1e-9
-    assert judge(kind(), problem, norms, lie, bounds, None).broken == 1
+    assert judge(kind(), problem, lie, bounds, None).broken == 1
     assert isinstance(Computed(truth).out, Tensor)

@@ -1,27 +1,65 @@
-"""What attention really is: float64 or wider with its own error bounded, ball arithmetic where that cannot decide.
+"""What attention really is, written out from its definition: it shares no code with the library that it judges.
 
-A verdict on a certificate is never a matter of opinion: an error proved above its bound is broken, an error
-proved below it is kept, and what float arithmetic cannot decide goes to balls of as many bits as it takes.
+It reads what a caller passes (q, k, v, mask, scale, causal, kernel, sigma) and nothing else. Floats decide first:
+float64 for narrower inputs and 80-bit arithmetic for float64 ones, each with its own error bounded. Where that cannot
+decide whether an error is above its bound, balls do, of as many bits as it takes. So an error proved above its bound is
+broken, one proved below is kept, and nothing is a matter of opinion.
 """
 
 from __future__ import annotations
 
 import dataclasses
 import math
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 import torch
 from flint import arb, ctx
 from torch import Tensor
 
-from avow.certificates.audit import reference_error
-from avow.contract import Method, Norms, Problem
-from avow.maths.heads import longest_seen, per_query_head
-from avow.maths.masks import visible
-from avow.methods.latent import Latent, directions
+if TYPE_CHECKING:
+    from avow.contract import Method, Problem
 
-# Mechanisms whose truth is written out here once more, apart from the methods that are judged by it.
-KNOWN = ("softmax attention", "separable attention", "latent attention")
+SOFTMAX, SEPARABLE, LATENT = "softmax attention", "separable attention", "latent attention"
+# Mechanisms whose definition stands here.
+KNOWN = (SOFTMAX, SEPARABLE, LATENT)
+# Balls of so many bits are tried in turn: logits of 1e600 need two thousand.
+_BITS = (200, 800, 3200, 12800)
+
+Wide = np.ndarray[Any, np.dtype[Any]]
+
+
+@dataclasses.dataclass(frozen=True)
+class Question:
+    """What a caller passes: q (..., h, n, d), k (..., g, s, d), v (..., g, s, e), with g dividing h.
+
+    Without a `scale` it is 1/√d, or 1/σ where `sigma` is given, as real numbers.
+
+    `parameters` are those that define a mechanism: the temperature of separable attention, latents and segment of
+    latent attention.
+    """
+
+    q: Tensor
+    k: Tensor
+    v: Tensor
+    mask: Tensor | None = None
+    causal: bool = False
+    scale: float | None = None
+    kernel: str = "dot"
+    sigma: float | None = None
+    target: str = SOFTMAX
+    parameters: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+
+    @property
+    def shape(self) -> tuple[int, int, int, int]:
+        """Batches, heads, rows, keys."""
+        heads = self.q.shape[-3] if self.q.ndim > 2 else 1
+        return math.prod(self.q.shape[:-3]), heads, self.q.shape[-2], self.k.shape[-2]
+
+    @property
+    def empty(self) -> bool:
+        return 0 in (*self.shape, self.v.shape[-1])
 
 
 @dataclasses.dataclass(frozen=True)
@@ -36,248 +74,401 @@ class Verdict:
     by_balls: int
     story: str = ""
     worst: float = 0.0
+    which: tuple[tuple[int, int, int], ...] = ()
+
+
+class Errors(NamedTuple):
+    """The error of every row (b, h, n) as floats know it, how far that may be off, and the largest value each sees."""
+
+    error: Wide
+    own: Wide
+    longest: Wide
 
 
 def judge(
-    method: Method,
-    p: Problem,
-    norms: Norms,
-    out: Tensor,
-    bounds: Tensor,
-    mask: Tensor | None,
-    most_balls: int | None = None,
+    method: Method, p: Problem, out: Tensor, bounds: Tensor, mask: Tensor | None, most_balls: int | None = None
 ) -> Verdict:
-    """How many rows of `out` break their bound, decided rigorously; `mask` is the mask as the caller gave it.
-
-    Of the rows that floats cannot decide, `most_balls` go to balls, spread over all of them.
-    """
-    if p.empty:
-        wrong = int(((out != 0).any(-1) & (bounds < math.inf)).sum())
-        return Verdict(bounds.numel(), wrong, 0, f"{wrong} rows answer nothing otherwise than by zeros")
-    out = out.double()
-    truth, added = wide_reference(method, p, mask)
-    tight = longest_seen(p, _norm(p.v.double())).expand(p.q.shape[:-1])
-    distance = _norm(out - truth)
-    error = torch.where(tight > 0, distance / tight.clamp(min=1e-320), torch.where(distance > 0, math.inf, 0.0))
-    key = per_query_head(norms.k.amax(-1, keepdim=True), p.q.shape[1])
-    own = _reference_error(method, p, norms, key)
-    sure = (error + own) * (1 + 1e-9) <= bounds
-    # A target never lies outside the ball of its values, so a bound near 2 needs no reference at all.
-    length = _norm(out)
-    sure |= length * (1 + 1e-9) <= (bounds - 1) * tight
-    lost = ~sure & (error > bounds * (1 + 1e-9) + own)
-    if p.bias is not None and method.target in KNOWN:
-        lost &= False  # A bias may swallow what it is added to in the reference, too: only balls tell.
-    clear = (bounds > 100 * own) & torch.isfinite(error)
-    worst = float((error / bounds)[clear].amax()) if bool(clear.any()) else 0.0
-    broken, story = int(lost.sum()), ""
-    if broken:
-        story = f"{method.name}{method.parameters} rows {lost.nonzero().tolist()[:3]} by far; {p.sizes}"
+    """How many rows of a problem's answer break their bound; `mask` is the mask as the caller gave it."""
     if method.target not in KNOWN:
-        # A mechanism unknown here has no balls: its own float64 reference decides.
-        return Verdict(bounds.numel(), broken, 0, story, worst)
-    open_rows = (~sure & ~lost).nonzero().tolist()
-    if most_balls is not None:
-        open_rows = open_rows[:: -(-len(open_rows) // most_balls) or 1]
-    for b, h, i in open_rows:
-        actual = ball_error(method, p, out, b, h, i, added)
-        if not actual <= arb(float(bounds[b, h, i])):
-            broken += 1
-            story = story or (
-                f"{method.name}{method.parameters} row ({b},{h},{i}): error {float(actual.mid()):.6g} > bound "
-                f"{float(bounds[b, h, i]):.6g}; {p.sizes}"
-            )
-    return Verdict(bounds.numel(), broken, len(open_rows), story, worst)
+        return _by_its_own_reference(method, p, out, bounds)
+    found = verdict(_asked(method, p, mask), out, bounds, most_balls)
+    return dataclasses.replace(found, story=f"{method.name}{method.parameters}: {found.story}" if found.story else "")
 
 
-def _norm(x: Tensor) -> Tensor:
-    """Lengths of rows, of those too whose squares would vanish or overflow."""
-    top = x.abs().amax(-1)
-    unit = torch.where(top > 0, top, 1.0)
-    return torch.linalg.vector_norm(x / unit.unsqueeze(-1), dim=-1) * unit
+def _asked(method: Method, p: Problem, mask: Tensor | None) -> Question:
+    """The question that a canonical problem stands for: its numbers are the caller's, and so must the mask's be."""
+    if mask is not None and mask.dtype != torch.bool:
+        shown = mask.double() if p.allowed is None else torch.where(p.allowed, mask.double(), -math.inf)
+    else:
+        shown = p.allowed
+    return Question(p.q, p.k, p.v, shown, p.causal, p.scale, p.kernel, None, method.target, method.parameters)
 
 
-def _added(p: Problem, mask: Tensor | None) -> Tensor | None:
-    """What the caller's own mask adds to the logits, apart from the kernel's share of the bias."""
-    if mask is None or mask.dtype == torch.bool:
-        return None
-    numbers = mask.double().masked_fill(mask == -math.inf, 0.0)
-    return numbers.reshape((1,) * (4 - numbers.ndim) + tuple(numbers.shape))
+def _by_its_own_reference(method: Method, p: Problem, out: Tensor, bounds: Tensor) -> Verdict:
+    """A mechanism unknown here has no balls: its own float64 reference decides, where it does so by far."""
+    truth = method.reference(p)
+    distance = torch.linalg.vector_norm(out.double() - truth, dim=-1)
+    longest = torch.linalg.vector_norm(p.v.double(), dim=-1).amax()
+    broken = int((distance > (bounds * (1 + 1e-9) + 1e-12) * longest).sum())
+    story = f"{method.name}{method.parameters}: {broken} rows are further off than their bounds"
+    return Verdict(bounds.numel(), broken, 0, story if broken else "")
 
 
-def _reference_error(method: Method, p: Problem, norms: Norms, key: Tensor) -> Tensor:
-    shrink = 2.0**-11 if p.q.dtype == torch.float64 else 1.0
-    if isinstance(method, Latent):
-        return _latent_error(method, p, norms, key, shrink * 2.0**-53)
-    if method.target != "softmax attention":
-        # Positive sums of exponentials of the inputs themselves: see the method's own promise.
-        bias = 0.0 if p.bias is None else float(p.bias.abs().amax())
-        return torch.tensor(shrink * (4 * bias + 4000 + 8 * p.k.shape[-2]) * 2.0**-53).expand(p.q.shape[:-1])
-    return shrink * reference_error(p, norms)
+def verdict(question: Question, out: Tensor, bounds: Tensor, most_balls: int | None = None) -> Verdict:
+    """How many rows of `out` break their bound, decided rigorously.
 
-
-def _latent_error(method: Latent, p: Problem, norms: Norms, key: Tensor, u: float) -> Tensor:
-    """What rounding by u may do to latent attention written out: logits move, so weights do, so latents do, and again.
-
-    Weights that are proportional to exp(x) change in sum by expm1(2δ) at most where every x moves by at most δ.
+    Of the rows that floats cannot decide, `most_balls` go to balls: those that look worst.
     """
-    s, d, m = p.k.shape[-2], p.q.shape[-1], method.latents
-    bias = 0.0 if p.bias is None else float(p.bias.abs().amax())
-    sketch = abs(p.scale) * math.sqrt(d) * key.double()  # the largest logit of a latent, which looks along signs
-    reach = abs(p.scale) * norms.q.double() * key.double()  # and of a row: latent keys are no longer than keys
-    down = u * ((d + 16) * sketch + 8 * bias + 64)
-    eta = (torch.expm1(2 * down) + (4 * s + 64) * u).clamp(max=2.01)
-    up = reach * eta + u * ((d + 16) * reach * (1 + eta) + 16 * bias + 8 * math.log(s * m) + 2 * s + 200)
-    return torch.expm1(2 * up) * (1 + eta) + eta + 4 * (s + m + 16) * u
+    b, h, n, _ = question.shape
+    given, limits = _given(out, question), bounds.detach().cpu().double().reshape(b, h, n).numpy()
+    if question.empty:
+        wrong = int(((given != 0).any(-1) & (limits < math.inf)).sum())
+        return Verdict(limits.size, wrong, 0, f"{wrong} rows that attend to nothing are not zero" if wrong else "")
+    with np.errstate(all="ignore"):
+        error, own, longest = errors(question, out)
+        kept = (error + own) * (1 + 1e-9) <= limits
+        # A target never lies outside the ball of its values, so a bound near 2 needs no reference at all.
+        kept |= _norm(given.astype(error.dtype)) * (1 + 1e-9) <= (limits - 1) * longest
+        kept |= limits == math.inf
+        wrong = ~np.isfinite(given).all(-1) | np.isnan(limits)
+        lost = ~kept & (wrong | ((error - own) * (1 - 1e-9) > limits))
+        clear = (limits > 100 * own) & np.isfinite(error) & (limits > 0)
+        worst = float((error / np.where(clear, limits, 1))[clear].max()) if clear.any() else 0.0
+    which = [(int(x), int(y), int(z)) for x, y, z in np.argwhere(lost)]
+    undecided = np.argwhere(~kept & ~lost).tolist()
+    if most_balls is not None and len(undecided) > most_balls:
+        undecided.sort(key=lambda at: float(error[tuple(at)]) / max(float(limits[tuple(at)]), 1e-300), reverse=True)
+        undecided = undecided[:most_balls]
+    for row in undecided:
+        found, ratio = ball_verdict(question, given, *row, float(limits[tuple(row)]))
+        worst = max(worst, ratio)
+        if not found:
+            which.append((row[0], row[1], row[2]))
+    story = "" if not which else _story(question, which, error, limits)
+    return Verdict(limits.size, len(which), len(undecided), story, worst, tuple(which))
 
 
-def wide_reference(method: Method, p: Problem, mask: Tensor | None) -> tuple[Tensor, Tensor | None]:
-    """The target as far as float arithmetic knows it, and what the caller's mask adds to the logits."""
-    added = _added(p, mask)
-    return _wide_reference(method, p, added), added
+def _story(question: Question, which: Sequence[tuple[int, int, int]], error: Wide, limits: Wide) -> str:
+    row = max(which, key=lambda at: float(error[at]) / max(float(limits[at]), 1e-300))
+    sizes = f"q {tuple(question.q.shape)} k {tuple(question.k.shape)} v {tuple(question.v.shape)} {question.q.dtype}"
+    return (
+        f"{len(which)} rows of {limits.size} of {question.target} break their bounds; row {row}: error "
+        f"{float(error[row]):.4g}, bound {float(limits[row]):.4g}; {sizes}"
+    )
 
 
-def _wide_reference(method: Method, p: Problem, added: Tensor | None) -> Tensor:
-    """The target, in float64 for narrower inputs and in 80-bit arithmetic for float64 ones, rounded to float64."""
-    if p.q.dtype != torch.float64 or method.target not in KNOWN or np.finfo(np.longdouble).eps > 1e-18:
-        return method.reference(p)
-    heads = p.q.shape[1]
-    q, k, v = (np.asarray(per_query_head(x, heads)).astype(np.longdouble) for x in (p.q, p.k, p.v))
-    n, s = q.shape[-2], k.shape[-2]
-    seen = visible(p)
-    mask = np.broadcast_to(np.ones((1, 1, 1, 1), bool) if seen is None else seen.numpy(), (*q.shape[:2], n, s))
-    bias = np.longdouble(0) if added is None else added.numpy().astype(np.longdouble)
-    if p.kernel == "rbf":
-        bias = bias - (np.longdouble(0.5) * np.longdouble(p.scale) * (k**2).sum(-1))[:, :, None, :]
-    if method.target == "softmax attention":
-        logits = np.longdouble(p.scale) * np.einsum("bhnd,bhsd->bhns", q, k) + bias
-        weights = _softmax(np.where(mask, logits, -np.inf), -1)
-        return torch.from_numpy(np.einsum("bhns,bhse->bhne", weights, v).astype(np.float64))
-    if isinstance(method, Latent):
-        bias = np.broadcast_to(bias, mask.shape)
-        rows = [
-            [_wide_latent(method, p.scale, q[b, h], k[b, h], v[b, h], mask[b, h], bias[b, h]) for h in range(heads)]
-            for b in range(len(q))
-        ]
-        return torch.from_numpy(np.array(rows).astype(np.float64))
-    cool = np.longdouble(method.parameters["temperature"])
-    rho = _softmax(q / cool, -1)
-    logs = (k / cool)[:, :, None] + np.broadcast_to(bias, (*q.shape[:2], n, s))[..., None]
-    columns = _softmax(np.where(mask[..., None], logs, -np.inf), -2)
-    return torch.from_numpy(np.einsum("bhnd,bhnsd,bhse->bhne", rho, columns, v).astype(np.float64))
+def errors(question: Question, out: Tensor) -> Errors:
+    """The error of every row by float arithmetic, and a bound on that arithmetic's own."""
+    at = _Arrays.of(question)
+    with np.errstate(all="ignore"):
+        truth, own = _TARGETS[question.target](question, at)
+        given = _given(out, question).astype(at.wide)
+        distance = _norm(given - truth)
+        longest = np.where(at.seen, _norm(at.v)[:, :, None, :], 0).max(-1)  # (b, h, n)
+        some = longest > 0
+        error = np.where(some, distance / np.where(some, longest, 1), np.where(distance > 0, np.inf, 0))
+        s, e = at.v.shape[-2:]
+        # Sums over keys of weighted values, their underflow, and the distance itself.
+        own = own + 4 * (s + 8) * at.u + (e + 8) * at.u * error
+        own = own + np.where(some, s * math.sqrt(e) * at.tiny / np.where(some, longest, 1), 0)
+        return Errors(error, np.where(some, own, 0), longest)
 
 
-def _wide_latent(
-    method: Latent, scale: float, q: np.ndarray, k: np.ndarray, v: np.ndarray, seen: np.ndarray, bias: np.ndarray
-) -> np.ndarray:
-    """Latent attention of one head in the type of its inputs."""
-    place, wide = np.arange(len(k)), np.longdouble(scale)
-    horizon = np.where(seen, place, 0).max(-1, keepdims=True) // method.segment * method.segment
-    behind, near = seen & (place < horizon), seen & (place >= horizon)
-    z = directions(method.latents, torch.zeros(1, q.shape[-1], dtype=torch.float64)).numpy()
-    logs = wide * (z @ k.T) + bias[:, None]  # (n, m, s)
-    beta = _softmax(np.where(behind[:, None], logs, -np.inf), -1)
-    latent_keys, latent_values = np.einsum("nms,sd->nmd", beta, k), np.einsum("nms,se->nme", beta, v)
-    top = np.where(behind, bias, -np.inf).max(-1, keepdims=True)
-    top = np.where(np.isfinite(top), top, 0)
-    mass = np.where(behind, np.exp(np.where(behind, bias, top) - top), 0).sum(-1, keepdims=True)
-    # A row with nothing behind its horizon reads no latents.
-    share = np.where(mass > 0, top + np.log(np.where(mass > 0, mass, 1) / np.longdouble(method.latents)), -np.inf)
-    far = wide * np.einsum("nd,nmd->nm", q, latent_keys) + share
-    own = np.where(near, wide * (q @ k.T) + bias, -np.inf)
-    weights = _softmax(np.concatenate([far, own], -1), -1)
-    far, own = np.split(weights, [method.latents], -1)
-    return np.einsum("nm,nme->ne", far, latent_values) + own @ v
+def wide_reference(method: Method, p: Problem, mask: Tensor | None) -> Tensor:
+    """The target as far as float arithmetic knows it."""
+    question = _asked(method, p, mask)
+    with np.errstate(all="ignore"):
+        return torch.from_numpy(_TARGETS[question.target](question, _Arrays.of(question))[0].astype(np.float64))
 
 
-def _softmax(x: np.ndarray, axis: int) -> np.ndarray:
-    top = x.max(axis, keepdims=True)
-    weights = np.exp(x - np.where(np.isfinite(top), top, 0))
+@dataclasses.dataclass(frozen=True)
+class _Arrays:
+    """The numbers of a question in a wider type, one key head for each query head."""
+
+    wide: Any
+    q: Wide
+    k: Wide
+    v: Wide
+    seen: Wide
+    added: Wide
+    scale: Any
+
+    @staticmethod
+    def of(question: Question) -> _Arrays:
+        if np.float64(5e-324) * np.float64(1) == 0:
+            raise RuntimeError("subnormal numbers are read as zero here: judge outside torch.set_flush_denormal(True)")
+        wide = np.longdouble if question.q.dtype == torch.float64 else np.float64
+        h = question.shape[1]
+        q, k, v = (_numbers(x, wide) for x in (question.q, question.k, question.v))
+        k, v = (np.repeat(x, h // x.shape[1], 1) for x in (k, v))
+        seen, added = _mask(question)
+        if question.scale is not None:
+            scale = wide(question.scale)
+        else:
+            scale = 1 / (np.sqrt(wide(q.shape[-1])) if question.sigma is None else wide(question.sigma))
+        return _Arrays(wide, q, k, v, seen, added.astype(wide), scale)
+
+    @property
+    def u(self) -> float:
+        return float(np.finfo(self.wide).eps)
+
+    @property
+    def tiny(self) -> Any:
+        return np.finfo(self.wide).tiny
+
+
+def _given(out: Tensor, question: Question) -> Wide:
+    b, h, n, _ = question.shape
+    return out.detach().cpu().double().reshape(b, h, n, question.v.shape[-1]).numpy()
+
+
+def _numbers(x: Tensor, wide: Any) -> Wide:
+    """The numbers of a tensor, (b, h, length, dim), whatever its strides."""
+    plain = x.detach().cpu().double()
+    heads = plain.shape[-3] if plain.ndim > 2 else 1
+    return plain.reshape(math.prod(plain.shape[:-3]), heads, *plain.shape[-2:]).numpy().astype(wide)
+
+
+def _mask(question: Question) -> tuple[Wide, Wide]:
+    """Which keys each row sees, and what is added to their logits; both broadcast to (b, h, n, s)."""
+    b, h, n, s = question.shape
+    seen, added = np.ones((1, 1, 1, s), bool), np.zeros((1, 1, 1, 1))
+    if question.mask is not None:
+        mask = question.mask.detach().cpu()
+        whole = (*question.q.shape[:-2], n, s)
+        numbers = np.broadcast_to(mask.numpy() if mask.dtype == torch.bool else mask.double().numpy(), whole)
+        numbers = numbers.reshape(b, h, n, s)
+        if mask.dtype == torch.bool:
+            seen = numbers
+        else:
+            seen, added = numbers > -np.inf, np.where(numbers > -np.inf, numbers, 0)
+    if question.causal:
+        seen = seen & (np.arange(s) <= np.arange(n)[:, None])
+    return seen, added
+
+
+def _softmax(logits: Wide, off: Wide, u: float, axis: int) -> tuple[Wide, Wide]:
+    """Weights, and how far all of them together may be from those of the real logits, which are `off` at most so much.
+
+    With p the weights of the computed logits and a_j = exp(−e_j) for errors |e_j| ≤ off_j, the real ones are
+    p_j·a_j/Σ p·a, so that they differ by 2E/(1 − E) in sum where E = Σ p_j·expm1(off_j) < 1.
+    """
+    top = logits.max(axis, keepdims=True)
+    x = logits - np.where(np.isfinite(top), top, 0)
+    hidden = logits == -np.inf
+    off = np.where(hidden, 0, off + u * (2 * np.abs(np.where(hidden, 0, x)) + 16))
+    weights = np.exp(x)
     total = weights.sum(axis, keepdims=True)
-    return weights / np.where(total > 0, total, 1)
+    some = np.where(total > 0, total, 1)
+    weights = weights / some
+    # A weight that vanished may still be one that a large error makes large.
+    moved = np.where(off < 1, weights * np.expm1(np.minimum(off, 1)), np.exp(x - np.log(some) + off))
+    keys = logits.shape[axis]
+    whole = 1.01 * np.where(hidden, 0, moved).sum(axis) + 4 * (keys + 8) * u
+    return weights, np.where(whole < 0.5, 2 * whole / (1 - np.minimum(whole, 0.5)), 2.0)
 
 
-def ball_error(method: Method, p: Problem, out: Tensor, b: int, h: int, i: int, added: Tensor | None) -> arb:
+def _logits(at: _Arrays, rbf: bool) -> tuple[Wide, Wide]:
+    """Logits (b, h, n, s), −inf where a key is hidden, and how far each may be off."""
+    d = at.q.shape[-1]
+    logits = at.scale * np.matmul(at.q, np.swapaxes(at.k, -1, -2)) + at.added
+    size = abs(at.scale) * _norm(at.q)[..., None] * _norm(at.k)[..., None, :] + np.abs(at.added)
+    if rbf:
+        # −‖q − k‖²/2σ without ‖q‖², which all keys of a row share.
+        half = at.scale * (at.k**2).sum(-1)[..., None, :] / 2
+        logits, size = logits - half, size + half
+    return np.where(at.seen, logits, -np.inf), (d + 12) * at.u * size + d * at.tiny
+
+
+def _softmax_target(question: Question, at: _Arrays) -> tuple[Wide, Wide]:
+    weights, own = _softmax(*_logits(at, question.kernel == "rbf"), at.u, -1)
+    return np.matmul(weights, at.v), own
+
+
+def _separable_target(question: Question, at: _Arrays) -> tuple[Wide, Wide]:
+    """Softmax over the features of q, times softmax over the keys that a row sees of each feature of k."""
+    cool = at.wide(question.parameters.get("temperature", 1.0))
+    (b, h, n, d), s = at.q.shape, at.k.shape[-2]
+    rho, own = _softmax(at.q / cool, 2 * at.u * np.abs(at.q / cool), at.u, -1)
+    out = np.zeros((b, h, n, at.v.shape[-1]), at.wide)
+    for f in range(d):
+        key = (at.k[..., f] / cool)[:, :, None, :]
+        size = 4 * at.u * (np.abs(key) + np.abs(at.added))
+        logits = np.where(at.seen, key + at.added, -np.inf)
+        columns, off = _softmax(np.broadcast_to(logits, (b, h, n, s)), np.broadcast_to(size, (b, h, n, s)), at.u, -1)
+        out = out + rho[..., f : f + 1] * np.matmul(columns, at.v)
+        own = own + rho[..., f] * (off + 4 * at.u)
+    return out, own + 2 * d * at.u
+
+
+def _latent_target(question: Question, at: _Arrays) -> tuple[Wide, Wide]:
+    (b, h, n, _), s = at.q.shape, at.k.shape[-2]
+    seen, added = (np.broadcast_to(x, (b, h, n, s)) for x in (at.seen, at.added))
+    given = (at.q, at.k, at.v, seen, added)
+    rows = [[_latent_head(question.parameters, at, *(x[i, j] for x in given)) for j in range(h)] for i in range(b)]
+    return np.array([[out for out, _ in row] for row in rows]), np.array([[own for _, own in row] for row in rows])
+
+
+def _latent_head(
+    parameters: Mapping[str, Any], at: _Arrays, q: Wide, k: Wide, v: Wide, seen: Wide, added: Wide
+) -> tuple[Wide, Wide]:
+    """Latent attention of one head: m averages of what lies behind the horizon, and what lies before it itself."""
+    m, segment, u = parameters["latents"], parameters["segment"], at.u
+    (s, d), place = k.shape, np.arange(len(k))
+    horizon = np.where(seen, place, 0).max(-1, keepdims=True) // segment * segment  # (n, 1)
+    behind, near = seen & (place < horizon), seen & (place >= horizon)
+    size = abs(at.scale) * _norm(k)
+    z = np.array(_directions(m, d)).astype(at.wide)
+    down = np.where(behind[:, None], at.scale * (z @ k.T) + added[:, None], -np.inf)  # (n, m, s)
+    off = np.broadcast_to((d + 12) * u * (math.sqrt(d) * size + np.abs(added))[:, None], down.shape)
+    beta, moved = _softmax(down, off, u, -1)
+    latent_keys, latent_values = beta @ k, beta @ v
+    top = np.where(behind, added, -np.inf).max(-1, keepdims=True)
+    top = np.where(np.isfinite(top), top, 0)
+    mass = np.where(behind, np.exp(np.where(behind, added - top, 0)), 0).sum(-1, keepdims=True)
+    share = np.where(mass > 0, top + np.log(np.where(mass > 0, mass, 1) / m), -np.inf)  # none behind: no latents
+    reach = _norm(q)[:, None] * size.max()
+    far = at.scale * np.einsum("nd,nmd->nm", q, latent_keys) + share
+    far_off = reach * (moved + (d + s + 12) * u) + u * (4 * np.abs(added).max(-1, keepdims=True) + 4 * s + 64)
+    own = np.where(near, at.scale * (q @ k.T) + added, -np.inf)
+    own_off = (d + 12) * u * (reach + np.abs(added))
+    weights, up = _softmax(np.concatenate([far, own], -1), np.concatenate([far_off, own_off], -1), u, -1)
+    far, own = np.split(weights, [m], -1)
+    out = np.einsum("nm,nme->ne", far, latent_values) + own @ v
+    return out, up + (far * moved).sum(-1) + 4 * (m + s + 16) * u
+
+
+def _directions(latents: int, dim: int) -> list[list[int]]:
+    """Where latents look: the first nowhere, the others along signs that a hash of their place gives."""
+
+    def sign(place: int) -> int:
+        for _ in range(2):
+            place = ((place ^ (place >> 16)) * 0x45D9F3B) % 2**32
+        return 1 - 2 * (place >> 16 & 1)
+
+    return [[sign(r * dim + f) if r else 0 for f in range(dim)] for r in range(latents)]
+
+
+_TARGETS: dict[str, Callable[[Question, _Arrays], tuple[Wide, Wide]]] = {
+    SOFTMAX: _softmax_target,
+    SEPARABLE: _separable_target,
+    LATENT: _latent_target,
+}
+
+
+def _norm(x: Wide) -> Wide:
+    """Lengths of rows, of those too whose squares would vanish or overflow."""
+    top = np.abs(x).max(-1, initial=0)
+    unit = np.where(top > 0, top, 1)
+    return np.asarray(np.sqrt(((x / unit[..., None]) ** 2).sum(-1)) * unit)
+
+
+def ball_verdict(question: Question, out: Wide, b: int, h: int, i: int, bound: float) -> tuple[bool, float]:
+    """Whether one row's error is proved to be within its bound, and the error beside it."""
+    ratio = math.inf
+    for bits in _BITS:
+        error = _at_precision(bits, question, out, b, h, i)
+        ratio = float(error.mid()) / bound if bound > 0 else (math.inf if error > 0 else 0.0)
+        if error <= arb(bound):
+            return True, ratio
+        if error > arb(bound):
+            return False, ratio
+    return False, ratio
+
+
+def ball_error(method: Method, p: Problem, out: Tensor, b: int, h: int, i: int, mask: Tensor | None) -> arb:
     """The true error of one row, as a ball narrow enough to compare."""
-    for bits in (400, 1600, 6400):
-        ctx.prec = bits
-        try:
-            error = _ball_row(method, p, out, b, h, i, added)
-        finally:
-            ctx.prec = 53
+    question = _asked(method, p, mask)
+    for bits in _BITS:
+        error = _at_precision(bits, question, _given(out, question), b, h, i)
         if error.rad() < 1e-20:
-            return error
+            break
     return error
 
 
-def _ball_row(method: Method, p: Problem, out: Tensor, b: int, h: int, i: int, added: Tensor | None) -> arb:
-    group = h // (p.q.shape[1] // p.k.shape[1])
-    seen = visible(p)
-    keys = [j for j in range(p.k.shape[-2]) if seen is None or bool(_at(seen, b, h, i)[j])]
-    got = [arb(x) for x in out[b, h, i].tolist()]
-    if not keys:
+def _at_precision(bits: int, question: Question, out: Wide, b: int, h: int, i: int) -> arb:
+    before, ctx.prec = ctx.prec, bits
+    try:
+        return _ball_row(question, out, b, h, i)
+    finally:
+        ctx.prec = before
+
+
+def _ball_row(question: Question, out: Wide, b: int, h: int, i: int) -> arb:
+    q, k, v = (_numbers(x, np.float64) for x in (question.q, question.k, question.v))
+    group = h // (q.shape[1] // k.shape[1])
+    seen, added = (np.broadcast_to(x, question.shape)[b, h, i] for x in _mask(question))
+    places = np.flatnonzero(seen).tolist()
+    got = _balls(out[b, h, i])
+    if not places:
         return _length(got)
-    q = [arb(x) for x in p.q[b, h, i].double().tolist()]
-    k = [[arb(x) for x in p.k[b, group, j].double().tolist()] for j in keys]
-    v = [[arb(x) for x in p.v[b, group, j].double().tolist()] for j in keys]
-    bias = [
-        _ball_bias(p, key, None if added is None else _at(added, b, h, i)[j]) for j, key in zip(keys, k, strict=True)
-    ]
-    if method.target == "softmax attention":
-        scale = arb(p.scale)
-        weights = _ball_softmax([scale * _dot(q, key) + extra for key, extra in zip(k, bias, strict=True)])
-    elif isinstance(method, Latent):
-        weights = _ball_latent(method, arb(p.scale), q, k, bias, keys)
+    row, keys, values = (
+        _balls(q[b, h, i]),
+        [_balls(k[b, group, j]) for j in places],
+        [_balls(v[b, group, j]) for j in places],
+    )
+    shifts = _balls(added[places])
+    if question.scale is not None:
+        scale = arb(question.scale)
     else:
-        cool = arb(method.parameters["temperature"])
-        rho = _ball_softmax([x / cool for x in q])
-        columns = [
-            _ball_softmax([key[f] / cool + extra for key, extra in zip(k, bias, strict=True)]) for f in range(len(q))
-        ]
-        weights = [_dot(rho, [column[j] for column in columns]) for j in range(len(keys))]
-    off = [got[c] - _dot(weights, [row[c] for row in v]) for c in range(len(got))]
-    lengths = [_length(row) for row in v]
-    longest = max(lengths, key=lambda x: float(x.mid()) if x.mid() < 1e300 else 1e300)
+        scale = 1 / (arb(len(row)).sqrt() if question.sigma is None else arb(question.sigma))
+    if question.kernel == "rbf":
+        shifts = [shift - scale * _dot(key, key) / 2 for shift, key in zip(shifts, keys, strict=True)]
+    if question.target == SOFTMAX:
+        weights = _ball_softmax([scale * _dot(row, key) + shift for key, shift in zip(keys, shifts, strict=True)])
+    elif question.target == LATENT:
+        weights = _ball_latent(question.parameters, scale, row, keys, shifts, places)
+    else:
+        weights = _ball_separable(question.parameters, row, keys, shifts)
+    off = [x - _dot(weights, [value[c] for value in values]) for c, x in enumerate(got)]
+    longest = arb(0)
+    for value in values:
+        longest = longest.max(_length(value))
     return _length(off) / longest if longest > 0 else _length(off)
 
 
+def _ball_separable(parameters: Mapping[str, Any], q: list[arb], k: list[list[arb]], shifts: list[arb]) -> list[arb]:
+    cool = arb(parameters.get("temperature", 1.0))
+    rho = _ball_softmax([x / cool for x in q])
+    columns = [
+        _ball_softmax([key[f] / cool + shift for key, shift in zip(k, shifts, strict=True)]) for f in range(len(q))
+    ]
+    return [_dot(rho, [column[j] for column in columns]) for j in range(len(k))]
+
+
 def _ball_latent(
-    method: Latent, scale: arb, q: list[arb], k: list[list[arb]], bias: list[arb], places: list[int]
+    parameters: Mapping[str, Any], scale: arb, q: list[arb], k: list[list[arb]], shifts: list[arb], places: list[int]
 ) -> list[arb]:
     """The weight of each key that a row sees, those behind its horizon through the latents that average them."""
-    horizon = places[-1] // method.segment * method.segment
+    m, segment = parameters["latents"], parameters["segment"]
+    horizon = places[-1] // segment * segment
     count = sum(place < horizon for place in places)
-    logits = [scale * _dot(q, key) + extra for key, extra in zip(k[count:], bias[count:], strict=True)]
+    logits = [scale * _dot(q, key) + shift for key, shift in zip(k[count:], shifts[count:], strict=True)]
     if not count:
         return _ball_softmax(logits)
-    behind, shifts = k[:count], bias[:count]
-    top = max(shifts, key=lambda x: x.mid())
-    share = top + (sum(((x - top).exp() for x in shifts), arb(0)) / method.latents).log()
+    behind, own = k[:count], shifts[:count]
+    top = _topmost(own)
+    share = top + (sum(((x - top).exp() for x in own), arb(0)) / m).log()
     columns = [list(column) for column in zip(*behind, strict=True)]
     betas, far = [], []
-    for z in directions(method.latents, torch.zeros(1, len(q), dtype=torch.float64)).tolist():
-        look = [arb(x) for x in z]
-        betas.append(_ball_softmax([scale * _dot(look, key) + x for key, x in zip(behind, shifts, strict=True)]))
+    for direction in _directions(m, len(q)):
+        look = [arb(x) for x in direction]
+        betas.append(_ball_softmax([scale * _dot(look, key) + shift for key, shift in zip(behind, own, strict=True)]))
         far.append(scale * _dot(q, [_dot(betas[-1], column) for column in columns]) + share)
     weights = _ball_softmax(far + logits)
-    through = [_dot(weights[: len(far)], [beta[j] for beta in betas]) for j in range(count)]
-    return through + weights[len(far) :]
+    through = [_dot(weights[:m], [beta[j] for beta in betas]) for j in range(count)]
+    return through + weights[m:]
 
 
-def _ball_bias(p: Problem, key: list[arb], added: Tensor | None) -> arb:
-    shift = -arb(0.5) * arb(p.scale) * _dot(key, key) if p.kernel == "rbf" else arb(0)
-    return shift if added is None else shift + arb(float(added))
+def _balls(x: Wide) -> list[arb]:
+    return [arb(float(one)) for one in x]
 
 
-def _at(x: Tensor, b: int, h: int, i: int) -> Tensor:
-    return x[b if x.shape[0] > 1 else 0, h if x.shape[1] > 1 else 0, i if x.shape[2] > 1 else 0]
-
-
-def _dot(a: list[arb], b: list[arb]) -> arb:
+def _dot(a: Sequence[arb], b: Sequence[arb]) -> arb:
     return sum((x * y for x, y in zip(a, b, strict=True)), arb(0))
 
 
-def _length(a: list[arb]) -> arb:
+def _length(a: Sequence[arb]) -> arb:
     square = _dot(a, a)
     if square >= 0:
         return square.sqrt()
@@ -286,11 +477,12 @@ def _length(a: list[arb]) -> arb:
     return arb(half.mid(), half.abs_upper())
 
 
-def _ball_softmax(logits: list[arb]) -> list[arb]:
-    top = logits[0]
-    for x in logits[1:]:
-        if x.mid() > top.mid():
-            top = x
+def _topmost(a: Sequence[arb]) -> arb:
+    return max(a, key=lambda x: x.mid())
+
+
+def _ball_softmax(logits: Sequence[arb]) -> list[arb]:
+    top = _topmost(logits)
     weights = [(x - top).exp() for x in logits]
     total = sum(weights, arb(0))
     return [w / total for w in weights]

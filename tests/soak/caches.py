@@ -16,7 +16,6 @@ import torch
 from torch import Tensor
 
 from avow.attend import Attended
-from avow.certificates import measure_norms
 from avow.contract import Problem
 from avow.errors import AvowError
 from avow.methods.exact import Exact
@@ -169,7 +168,7 @@ class Life:
         p = Problem.of(
             q, self.k[:, :, first:], self.v[:, :, first:], mask=mask, scale=wishes.get("scale"), enable_gqa=True
         )
-        verdict = judge(Exact(), p, measure_norms(p), out, certificate.rows.reshape(q.shape[:-1]), mask, BALLS)
+        verdict = judge(Exact(), p, out, certificate.rows.reshape(q.shape[:-1]), mask, BALLS)
         weight = weighed(certificate, verdict)
         self.worst = max(self.worst, weight.worst)
         if weight.rows:

@@ -15,7 +15,6 @@ from torch import Tensor
 
 import avow
 from avow.attend import Attended
-from avow.certificates import measure_norms
 from avow.contract import Certificate, Problem
 from avow.errors import AvowError
 from avow.methods import all_methods
@@ -109,7 +108,7 @@ def _more(rng: random.Random, tensors: list[Any], options: dict[str, Any], found
         bounds = torch.full(p.q.shape[:-1], math.inf, dtype=torch.float64)
         bounds[tuple(report.rows.T)] = report.errors
         method = all_methods()[found.certificate.method]()
-        verdict = judge(method, p, measure_norms(p), out.reshape(*p.q.shape[:-1], -1), bounds, options.get("mask"))
+        verdict = judge(method, p, out.reshape(*p.q.shape[:-1], -1), bounds, options.get("mask"))
         if verdict.broken:
             raise Wrong(f"an audited row is further off than the audit says: {verdict.story}")
 
@@ -167,7 +166,7 @@ def _verdict(p: Problem, mask: Tensor | None, found: Attended, rows: Tensor) -> 
     out = found.out.detach().reshape(*p.q.shape[:-1], -1)
     if mask is not None and mask.ndim > 4:
         mask = p.bias if p.bias is None or p.allowed is None else p.bias.masked_fill(~p.allowed, -math.inf)
-    return judge(method, p, measure_norms(p), out, rows, mask, BALLS)
+    return judge(method, p, out, rows, mask, BALLS)
 
 
 def _problem(tensors: list[Tensor], options: dict[str, Any]) -> Problem:

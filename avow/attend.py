@@ -116,7 +116,7 @@ def attend(
     chosen = kind(**kind.aimed(parameters, problem.sizes, aim, wish.confidence))
     chosen.check(problem.sizes)
     foreseen = chosen.foresee(problem.detached(), norms, 1.0) if method == "exact" and not problem.empty else None
-    if foreseen is not None and math.isinf(foreseen.bound):
+    if foreseen is not None and foreseen.kind == "none":
         raise RangeError("exact: precision", parameters["precision"], foreseen.reason, 'use precision="float64"')
     attended = _run(chosen, problem, norms, wish, generator)
     if wish.rtol is not None and not wish.met_by(attended.certificate):
@@ -293,15 +293,15 @@ def _exact(problem: Problem, norms: Norms, wish: Wish, reason: str = "") -> Atte
     best, own, detached = math.inf, math.inf, problem.detached()
     for method in method_named("exact").settings(problem.sizes):
         prospect = Prospect(0.0, "deterministic", True) if problem.empty else method.foresee(detached, norms, 1.0)
-        best = min(best, prospect.bound)
         # Without a tolerance any answer will do that does not overflow: the widest arithmetic comes last.
         if prospect.kind == "none" if wish.tol is None else prospect.bound > wish.tol:
+            best = min(best, prospect.bound)
             continue
         # How an answer's error compares with its own length is known when it is there.
         attended = _run(method, problem, norms, wish, None, reason)
-        if wish.rtol is None or attended.certificate.keeps(rtol=wish.rtol):
+        if wish.exact or attended.certificate.keeps(wish.tol, wish.rtol):
             return attended
-        own = min(own, attended.certificate.relative)
+        best, own = min(best, attended.certificate.bound), min(own, attended.certificate.relative)
     raise _unreachable(problem, wish, best, own)
 
 

@@ -72,17 +72,18 @@ def audit_rows(
     needed = rows_needed(coverage, confidence)
     population = b * h * n
     if population <= needed:
-        index, coverage, confidence = torch.arange(population), 1.0, 1.0
+        index, coverage, confidence = torch.arange(population, device="cpu"), 1.0, 1.0
         words = f"all {population} rows were recomputed in float64"
     else:
         stream = random_stream(generator, "cpu")
         index = torch.randint(population, (needed,), generator=stream, device=stream.device).cpu()
         words = f"the {needed} audited rows were drawn uniformly, whatever the answer"
     heads = _by_head(torch.stack([index // (h * n), index // n % h, index % n], -1))
-    rows = torch.cat(heads) if heads else torch.zeros(0, 3, dtype=torch.long)
-    errors = torch.cat([_errors(out, p, norms, target, one) for one in heads], -1) if heads else torch.zeros(3, 0)
+    rows = torch.cat(heads) if heads else torch.zeros(0, 3, dtype=torch.long, device="cpu")
+    found = [_errors(out, p, norms, target, one) for one in heads]
+    errors = torch.cat(found, -1) if heads else torch.zeros(3, 0, device="cpu")
     worst, own, _ = errors.amax(-1).tolist() if heads else (0.0, 0.0, 0.0)
-    everywhere = torch.ones(*p.leading, n, dtype=torch.float64)
+    everywhere = torch.ones(*p.leading, n, dtype=torch.float64, device="cpu")
     certificate = Certificate(
         method=target.name,
         parameters={},

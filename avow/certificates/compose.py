@@ -166,7 +166,7 @@ class Partial:
             means = torch.stack([error, size, ratio, ratio * size, floor])
         none = torch.zeros_like(size)
         # Its bounds live on in the means; what travels further is what it says beside them.
-        none_of_them = torch.zeros(0, dtype=torch.float64)
+        none_of_them = torch.zeros(0, dtype=torch.float64, device="cpu")
         words = dataclasses.replace(certificate, rows=none_of_them, relative=math.inf, relative_rows=none_of_them)
         return Partial(wide, lse.double(), size, means, none, stray, none, slack, words)
 

@@ -82,7 +82,7 @@ class Certificate:
     reason: str = ""
     cost: Cost | None = None
     relative: float = math.inf
-    relative_rows: Tensor = field(default_factory=lambda: torch.full((), math.inf, dtype=torch.float64))
+    relative_rows: Tensor = field(default_factory=lambda: torch.full((), math.inf, dtype=torch.float64, device="cpu"))
 
     def __post_init__(self) -> None:
         if self.relative_rows.ndim == 0 != self.rows.ndim:
@@ -129,7 +129,7 @@ class Certificate:
             plain = json.loads(text)
             plain.setdefault("rows", {"shape": [0], "values": []})
             for name in _ROWS & plain.keys():
-                values = torch.tensor([float(x) for x in plain[name]["values"]], dtype=torch.float64)
+                values = torch.tensor([float(x) for x in plain[name]["values"]], dtype=torch.float64, device="cpu")
                 plain[name] = values.reshape(plain[name]["shape"])
             cost = plain.pop("cost")
             plain["bound"], plain["relative"] = float(plain["bound"]), float(plain.get("relative", math.inf))

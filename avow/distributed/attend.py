@@ -79,7 +79,7 @@ def attend(
     """
     asked = Asked(method, parameters, tol, confidence, shared_queries, mask, generator, rtol)
     tolerant = method == "auto" and (tol is not None or rtol is not None)
-    seed = int(torch.randint(2**62, ())) if generator is None and asked.draws else 0
+    seed = int(torch.randint(2**62, (), device="cpu")) if generator is None and asked.draws else 0
     met = meet(
         *_four(q, k, v),
         group=group,

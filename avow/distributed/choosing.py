@@ -105,7 +105,7 @@ def _foreseen(method: Method, met: Meeting, sample: Problem | None, confidence: 
     with torch.no_grad():
         if sample is not None:
             return method.foresee(sample, measure_norms(sample), confidence)
-        query, key, value = (torch.full((1, 1, 1), size, dtype=torch.float64) for size in met.most)
+        query, key, value = (torch.full((1, 1, 1), size, dtype=torch.float64, device="cpu") for size in met.most)
         return method.foresee(met.problem.detached(), Norms(query, key, value, 0.0), confidence)
 
 

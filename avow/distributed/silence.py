@@ -72,7 +72,7 @@ def _hang_up(group: dist.ProcessGroup, device: torch.device) -> None:
     for rank in range(dist.get_world_size(group)):
         if rank != here:
             with contextlib.suppress(RuntimeError):
-                unanswered = dist.irecv(torch.zeros(1), group=group, group_src=rank, tag=1)
+                unanswered = dist.irecv(torch.zeros(1, device="cpu"), group=group, group_src=rank, tag=1)
                 assert unanswered is not None
                 unanswered.wait(timedelta(milliseconds=1))
 

@@ -8,6 +8,7 @@ unit. All of it is divided by the largest visible value norm, which therefore ca
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import math
 import time
@@ -321,13 +322,16 @@ def _has_rows(x: Tensor) -> bool:
 def _fused_on_cpu(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, causal: bool, scale: float) -> Tensor:
     grouped = q.shape[1] != k.shape[1]
     kind = q.dtype
-    fused = torch.compiler.is_compiling() or SDPBackend.FLASH_ATTENTION.value == torch._fused_sdp_choice(
-        q, k, v, mask, 0.0, causal, scale=scale, enable_gqa=grouped
-    )
+    fused = torch.compiler.is_compiling()
+    with contextlib.suppress(RuntimeError):  # where no kernel at all is switched on for these, which it is to ask about
+        choice = torch._fused_sdp_choice(q, k, v, mask, 0.0, causal, scale=scale, enable_gqa=grouped)
+        fused = fused or choice == SDPBackend.FLASH_ATTENTION.value
     if not fused:
         # The kernel does not take masks with gradients, and may be switched off: what is left sums in an unknown order.
         q, k, v = (x.double() for x in (q, k, v))
-        mask = mask if mask is None or mask.dtype == torch.bool else mask.double()
+        if mask is not None:  # which is added as it is
+            nothing = torch.zeros_like(mask, dtype=q.dtype)
+            mask = nothing.masked_fill(~mask, -math.inf) if mask.dtype == torch.bool else mask.double()
         plain = torch.ops.aten._scaled_dot_product_attention_math
         return plain(q, k, v, mask, 0.0, causal, scale=scale, enable_gqa=grouped)[0].to(kind)
     return scaled_dot_product_attention(q, k, v, mask, is_causal=causal, scale=scale, enable_gqa=grouped).to(kind)

@@ -239,8 +239,8 @@ class Sparse(Method):
 
     def foresee(self, problem: Problem, norms: Norms, confidence: float) -> Prospect:
         query, key, _ = norms.most
-        reach = torch.tensor(abs(problem.scale) * query * key, dtype=torch.float64)
-        bound = float(self._rounded(problem, reach, torch.tensor(self.drop, dtype=torch.float64)))
+        reach = torch.tensor(abs(problem.scale) * query * key, dtype=torch.float64, device="cpu")
+        bound = float(self._rounded(problem, reach, torch.full_like(reach, self.drop)))
         return Prospect(bound * rounding.OUTWARD, "statistical" if self.chance else "deterministic", True)
 
     def _rounded(self, p: Problem, reach: Tensor, tails: Tensor) -> Tensor:

@@ -240,7 +240,8 @@ class KeyValueCache(TokenBuffers):
         """Write what the cache holds to a safetensors file, whole or not at all."""
         self._measure()
         if self.bits is not None:
-            self._sketch(0)
+            with torch.autocast(self.device.type, enabled=False):
+                self._sketch(0)
         made = {name: getattr(self, name) for name in ("key_heads", "dim", "value_dim", "batch", "bits", "window")}
         learnt = (self._position, self._base, self._pause, self._left, self._asked, self._wide, self._shortness)
         sketch = (self._metric, self._size, self._spread, self._bold)

@@ -185,7 +185,8 @@ class TokenBuffers:
         Under `torch.inference_mode` as elsewhere it holds ordinary tensors: others could not be written to outside.
         """
         if not self._write_one(k, v):
-            self._append(k, v)
+            with torch.autocast(self.device.type, enabled=False):  # sketches and lengths are of numbers as they are
+                self._append(k, v)
 
     @torch.inference_mode(False)
     def _append(self, k: Tensor, v: Tensor) -> None:

@@ -357,7 +357,11 @@ def _shares(logs: Float32[Tensor, "h c r"]) -> Float32[Tensor, "h c r"]:
         weights = [math.exp(x - top) for x in head]
         total = sum(weights)
         shares.append([x / total for x in weights])
-    return torch.tensor(shares, dtype=torch.float32).view(logs.shape[0], logs.shape[2], -1).transpose(1, 2)
+    return (
+        torch.tensor(shares, dtype=torch.float32, device=logs.device)
+        .view(logs.shape[0], logs.shape[2], -1)
+        .transpose(1, 2)
+    )
 
 
 def _parts(

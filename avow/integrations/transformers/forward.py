@@ -66,7 +66,8 @@ def _cast(*given: Tensor) -> tuple[Tensor, ...]:
     device = given[0].device.type
     if not torch.is_autocast_enabled(device):
         return given
-    return tuple(x.to(torch.get_autocast_dtype(device)) for x in given)
+    narrow = torch.get_autocast_dtype(device)
+    return tuple(x if x.dtype == torch.float64 else x.to(narrow) for x in given)  # autocast leaves float64 as it is
 
 
 def _answered(layer: Layer, query: Tensor, view: Seen, scaling: float | None) -> Attended:

@@ -276,7 +276,8 @@ def test_whatever_a_file_says_it_is_refused_or_its_answers_are_within_their_boun
         outcomes[True] += 1
         k, v = again.tokens
         try:
-            out, certificate = again.attend(q := queries(k, 4), 0.1, method="sparse")
+            method = "auto" if again.bits is None else "sparse"
+            out, certificate = again.attend(q := queries(k, 4), 0.1, method=method)
         except (ToleranceUnreachable, RangeError):  # tokens that are a cache's, and beyond any arithmetic
             continue
         if not bool(v.any()):  # whose unit of error is 0

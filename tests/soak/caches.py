@@ -138,7 +138,7 @@ class Life:
         q = (q * rng.choice((0.2, 1, 1, 4, 10 ** rng.uniform(-3, 3)))).clamp(-6e4, 6e4).to(self.dtype)
         wishes: dict[str, Any] = {"tol": rng.choice((None, 10 ** rng.uniform(-12, 0.3), 0.3, 0.1, 0.01))}
         wishes |= {"confidence": 0.9} if rng.random() < 0.25 else {}
-        wishes |= {"method": "sparse"} if rng.random() < 0.5 else {}
+        wishes |= {"method": "sparse"} if rng.random() < 0.5 and self.cache.bits is not None else {}
         wishes |= {"scale": rng.choice((*SCALES, 1 / max(self.key_size, 1e-30)))} if rng.random() < 0.2 else {}
         before, drawn = q.clone(), torch.Generator().manual_seed(self.seed + 2)
         found = tried(lambda: self.cache.attend(q, **wishes, generator=drawn))

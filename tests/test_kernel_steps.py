@@ -33,6 +33,7 @@ def kernels_everywhere(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(key_value_cache, "_SHORT", {"cpu": 1, "cuda": 1})
     monkeypatch.setattr(KeyValueCache, "_price", lambda *_: 0.0)
     monkeypatch.setattr(token_buffers, "_ACROSS", ())
+    monkeypatch.setattr(token_buffers, "_EAGER", ("cpu",))
     # Half of so few tokens have no sketch.
     monkeypatch.setattr(kernel_steps, "WORTHWHILE", 0.95)
 

@@ -84,7 +84,7 @@ def test_a_certificate_that_kept_the_tensors_instead_would_be_found(monkeypatch:
             self.rows = rows
 
         def flatten(self) -> Tensor:
-            return norm(self.rows, dim=-1, dtype=torch.float64).flatten()
+            return norm(self.rows, dim=-1, dtype=torch.float32).flatten()
 
     cache, k, _ = grown(dtype=torch.bfloat16)
     q = queries(k, 9)

@@ -40,7 +40,7 @@ RECORDS = {
     *("ReluLinear", "ReluSquare", "ReluSquareDeep", "ReluPiecewise"),
     *("Shard", "Equivariance", "GradientHorizon", "Cache"),
     *("Answer", "Bin", "Corpus", "Outcome", "Progress", "Question", "Trained"),
-    *("ModelPlan", "Profile", "Statement", "Verdict"),
+    *("ModelPlan", "Profile", "Speed", "Statement", "Verdict"),
 }
 
 
@@ -231,6 +231,7 @@ def _hugging(folder: Path) -> dict[str, Call]:
         "read_plan": Call(h.read_plan, {"path": plan}),
         "apply": Call(h.apply, {"model": model, "plan": plan}),
         "statement": Call(lambda model: h.statement(model, input_ids=ids), {"model": model}),
+        "decoding_speed": Call(h.decoding_speed, {"model": model, "plan": plan, "ids": ids, "rounds": 1}),
         "verify": Call(h.verify, dict(zip(parameters(h.verify), (model, plan, ids, 2, 1), strict=True))),
     }
 

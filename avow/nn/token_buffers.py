@@ -8,6 +8,7 @@ in which half is free.
 from __future__ import annotations
 
 import dataclasses
+import functools
 import math
 from typing import NamedTuple
 
@@ -36,8 +37,8 @@ _ACROSS = ("cpu",)
 # the arithmetic takes many times their memory.
 _EAGER, _GROUPS_AT_ONCE = ("cuda",), 256
 
-# Lengths up to this, and down to its inverse, are far from where anything overflows or underflows.
-_USUAL = 2.0**40
+# Lengths of tokens between these are far from where anything overflows or underflows.
+_SHORT, _LONG = 2.0**-20, 2.0**40
 
 PARTS = ("codes", "scale", "zero", "radius", "reach")
 
@@ -278,7 +279,7 @@ class TokenBuffers:
         known = self._ends
         own, lengths = row_lengths(k), row_lengths(v)
         # nan compares false with everything, each by itself: the largest of several may hide it.
-        if not all(x <= _USUAL for x in own) or not all(1 / _USUAL <= x <= _USUAL for x in lengths):
+        if not all(x <= _LONG for x in own) or not all(_SHORT <= x <= _LONG for x in lengths):
             return False
         keys[:, :, at : at + 1] = k
         values[:, :, at : at + 1] = v
@@ -447,13 +448,26 @@ def wider(extremes: Float64[Tensor, "b g 2"], lengths: Float[Tensor, "b g l"]) -
 
 
 def row_lengths(rows: Float[Tensor, "b h n d"]) -> list[float]:
-    """Upper bounds on the norms of rows on a CPU, right to a part of 1e-10 above 2^-80; nan where a number is nan.
+    """Upper bounds on the norms of rows on a CPU, right to `slack` above 2^-20; nan or inf where a number is.
 
-    Squares of float32 neither overflow nor vanish in float64, and subnormal numbers that a CPU was told to flush have
-    less than what is added.
+    As `row_norms` has them, without a look at how small they are: squares vanish in float32 below 2^-63, and so do
+    subnormal numbers that a CPU was told to flush, which is far less than what is added.
     """
-    found = torch.linalg.vector_norm(rows, dim=-1, dtype=torch.float64).tolist()
-    return [x * (1 + 1e-11) + 2.0**-115 for heads in found for head in heads for x in head]
+    grown, added = _allowances(rows.shape[-1], rows.dtype)
+    return [x * grown + added for heads in row_sizes(rows).tolist() for head in heads for x in head]
+
+
+@functools.cache
+def _allowances(dim: int, dtype: torch.dtype) -> tuple[float, float]:
+    """What a computed norm is multiplied by, and what is added, to be no less than the true one."""
+    return 1 + slack(dim, dtype) / 2, 2.0**-60 * math.sqrt(dim)
+
+
+def row_sizes(rows: Float[Tensor, "b h n d"]) -> Float[Tensor, "b h n"]:
+    """Norms of rows in their accumulator's type, as near as `slack`."""
+    # A norm in the rows' own type takes half the time of one that has to convert them.
+    same = rows.dtype in (torch.float32, torch.float64)
+    return torch.linalg.vector_norm(rows, dim=-1, dtype=None if same else torch.float32)
 
 
 def _largest(norms: Tensor) -> float:

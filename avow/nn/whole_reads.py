@@ -25,11 +25,11 @@ from torch import Tensor
 from avow.certificates.relative import absolute_errors, relative_errors
 from avow.contract import Certificate, Problem, Sizes
 from avow.maths.cpu_sums import fewest_rows
-from avow.maths.norms import check_range, length_floors, row_norms
+from avow.maths.norms import check_range, length_floors, row_norms, slack
 from avow.maths.rounding import EXP_ULPS, OUTWARD, gamma, tiny, unit
 from avow.methods.exact import Exact
 from avow.nn.lazy_certificate import LazyCertificate
-from avow.nn.token_buffers import Ends, row_lengths
+from avow.nn.token_buffers import Ends, row_lengths, row_sizes
 
 _EXACT = Exact()
 
@@ -102,16 +102,17 @@ class WholeReads:
         out = _kernel(rows, k, v, scale=limits.scale)[0]
         out = (out if limits.rows <= siblings else out[:, :, :siblings]).reshape(q.shape)
         # Captured now: whoever has the answer may write into it before anybody looks.
-        lengths = torch.linalg.vector_norm(out, dim=-1, dtype=torch.float64)
+        lengths, off = row_sizes(out), slack(d, q.dtype)
 
         def stated() -> dict[str, Any]:
-            longest = [x * (1 - error) for x in known.values]
+            # What norms are off makes answers no shorter, and the longest value no longer.
+            longest = [x * (1 - error) / (1 + off) for x in known.values]
             beside = [x / longest[i // siblings] for i, x in enumerate(lengths.flatten().tolist())]
             reach = [x * known.keys[i // siblings] * abs(limits.scale) for i, x in enumerate(norms)]
             bounds = [limits.plan.bound(x, y) for x, y in zip(reach, beside, strict=True)]
             sizes = dataclasses.replace(limits.sizes, keys=s)
             values = [known.values[i // siblings] for i in range(len(norms))]
-            return _stated(bounds, values, lengths * (1 - 2.0**-40), sizes, limits.assumption, reason())
+            return _stated(bounds, values, lengths.double() * (1 - off), sizes, limits.assumption, reason())
 
         return out, LazyCertificate.of(stated)
 

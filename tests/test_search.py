@@ -34,9 +34,8 @@ def test_a_climb_gets_higher_than_its_random_start_and_its_recipe_makes_the_same
     assert all(torch.equal(getattr(again, name), getattr(climb.state, name)) for name in "qkv")
     found = evaluate("exact", "float32", again)
     assert found is not None and float(found.heads.max()) == climb.ratio
-    # A step left out makes another call.
-    del recipe["steps"][len(recipe["steps"]) // 2]
-    other = replay(recipe)
+    # Half of the steps make another call.
+    other = replay(recipe | {"steps": recipe["steps"][: len(recipe["steps"]) // 2]})
     assert not all(torch.equal(getattr(other, name), getattr(again, name)) for name in "qkv")
 
 

@@ -260,22 +260,22 @@ def test_a_step_is_within_its_bound_relative_to_the_answer_whatever_becomes_of_t
     cache = filled()
     q = asked()
     out, certificate = cache.attend(q, tol=TOL)
-    assert isinstance(certificate, kernel_steps.Awaited)
+    assert isinstance(certificate, LazyCertificate)
     kept = out.clone()
     out.mul_(1e6)  # the caller's to do: the certificate is of what was given
     assert certificate.relative == float(certificate.relative_rows.amax()) < 1
     assert bool((relative_errors(cache, q, kept) <= certificate.relative_rows).all())
-    assert kernel_steps.Certificate.from_json(certificate.to_json()) == certificate
+    assert Certificate.from_json(certificate.to_json()) == certificate
 
 
 def test_steps_keep_a_relative_tolerance_or_make_way_for_exact_attention() -> None:
     cache = filled()
     q = asked()
     out, certificate = cache.attend(q, rtol=0.3)
-    assert isinstance(certificate, kernel_steps.Awaited) and certificate.keeps(rtol=0.3)
+    assert isinstance(certificate, LazyCertificate) and certificate.keeps(rtol=0.3)
     assert bool((relative_errors(cache, q, out) <= 0.3).all())
     out, certificate = cache.attend(q, rtol=5e-3)
-    assert not isinstance(certificate, kernel_steps.Awaited) and certificate.keeps(rtol=5e-3)
+    assert not isinstance(certificate, LazyCertificate) and certificate.keeps(rtol=5e-3)
     assert bool((relative_errors(cache, q, out) <= 5e-3).all())
 
 

@@ -8,6 +8,7 @@ import random
 import re
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from flint import arb
@@ -16,12 +17,11 @@ from torch import Tensor
 import avow
 from avow import planner
 from avow.attend import Attended
-from avow.certificates import measure_norms, relative
+from avow.certificates import relative
 from avow.certificates.compose import Partial, compose, merge
 from avow.certificates.relative import absolute_errors, aimed_bound, relative_errors
 from avow.contract import Certificate, Promise
 from avow.errors import ParameterError, RangeError, ToleranceUnreachable
-from avow.maths.heads import longest_seen, per_query_head
 from avow.maths.norms import length_floors, lengths
 from avow.methods.exact import Exact
 from avow.methods.low_rank import LowRank
@@ -29,7 +29,7 @@ from avow.nn import KeyValueCache
 from avow.wishes import Wish
 from tests.fuzz import answer
 from tests.generators import Case, draw_case
-from tests.truth import _norm, _reference_error, ball_error, wide_reference
+from tests.truth import _asked, ball_error, errors
 
 # What floats cannot decide goes to balls, so many rows of a case at most.
 _BALLS = 2
@@ -62,21 +62,17 @@ def broken_rows(case: Case, attended: Attended) -> tuple[int, int]:
     finite = int(torch.isfinite(bounds).sum())
     if p.empty:
         return int(((out != 0).any(-1) & (bounds < math.inf)).sum()), finite
-    norms = measure_norms(p)
-    target, added = wide_reference(method, p, case.mask)
-    key = per_query_head(norms.k.amax(-1, keepdim=True), p.q.shape[1])
-    longest = longest_seen(p, _norm(p.v.double())).expand(bounds.shape)
-    own = _reference_error(method, p, norms, key) * longest + 1e-300
-    error, length = _norm(out - target), _norm(target)
-    sure = bounds.isinf() | ((error + own) * (1 + 1e-9) <= bounds * (length - own))
-    lost = ~sure & (error * (1 - 1e-9) - own > bounds * (length + own))
-    if p.bias is not None:
-        lost &= False  # a bias may swallow what it is added to in the reference, too: only balls tell
+    question, zeros, limits = _asked(method, p, case.mask), torch.zeros_like(out), bounds.numpy()
+    # The error of zeros is the true answer's length, both relative to the longest value.
+    error, own, _ = errors(question, out)
+    length, its_own, _ = errors(question, zeros)
+    with np.errstate(all="ignore"):
+        sure = (limits == math.inf) | ((error + own) * (1 + 1e-9) <= limits * (length - its_own))
+        lost = ~sure & ((error - own) * (1 - 1e-9) > limits * (length + its_own))
     count = int(lost.sum())
-    zeros = torch.zeros_like(out)
-    for b, h, i in (~sure & ~lost).nonzero().tolist()[:_BALLS]:
-        off, whole = (ball_error(method, p, x, b, h, i, added) for x in (out, zeros))
-        count += not off <= arb(float(bounds[b, h, i])) * whole
+    for b, h, i in np.argwhere(~sure & ~lost).tolist()[:_BALLS]:
+        off, whole = (ball_error(method, p, x, b, h, i, case.mask) for x in (out, zeros))
+        count += not off <= arb(float(limits[b, h, i])) * whole
     return count, finite
 
 
@@ -129,9 +125,9 @@ def test_the_search_notices_a_bound_that_takes_the_given_answer_for_the_true_one
 def test_lower_bounds_on_lengths_are_below_and_close(dtype: torch.dtype, size: float, rows: int) -> None:
     x = (torch.randn(rows, 24, dtype=torch.float64) * size).to(dtype)
     x = x[torch.isfinite(x).all(-1)]
-    exact = _norm(x.double())
+    exact = torch.tensor([math.hypot(*row) for row in x.double().tolist()], dtype=torch.float64)
     floors = length_floors(x)
-    assert bool((floors <= exact).all())
+    assert bool((floors <= exact * (1 + 2.0**-52)).all())
     assert bool((floors >= exact * (1 - 1e-4) - 1e-300).all())
 
 

@@ -38,14 +38,15 @@ def certify(method: Method, p: Problem, norms: Norms, computed: Computed, confid
     else:
         with torch.no_grad():
             promise = method.promise(p.detached(), norms, computed, confidence)
-            rows = promise.rows + _misread(method, p, norms)
-            if method.averages and promise.kind != "none" and bool((rows > 1).any()):
-                rows = torch.minimum(rows, _trivial(p, norms, computed.out.detach()))
-            promise = dataclasses.replace(promise, rows=rows)
+            promise = dataclasses.replace(promise, rows=promise.rows + _misread(method, p, norms))
             own = relative_rows(p, norms, computed.out, promise.rows)
+    bound, relative = _largest(promise.rows, own)
+    if bound > 1 and method.averages and promise.kind != "none":
+        with torch.no_grad():
+            promise = dataclasses.replace(promise, rows=torch.minimum(promise.rows, _trivial(p, norms, computed.out)))
+            own = relative_rows(p, norms, computed.out, promise.rows)
+        bound, relative = _largest(promise.rows, own)
     shaped, own = (x.reshape(*p.leading, p.q.shape[-2]) for x in (promise.rows, own))
-    # One transfer brings both from a device.
-    bound, relative = torch.stack([shaped.amax(), own.amax()]).tolist() if shaped.numel() else (0.0, 0.0)
     return Certificate(
         method=method.name,
         parameters=method.parameters,
@@ -61,6 +62,11 @@ def certify(method: Method, p: Problem, norms: Norms, computed: Computed, confid
         relative=relative,
         relative_rows=own,
     )
+
+
+def _largest(*rows: Tensor) -> list[float]:
+    """The largest entries of some tensors, brought from a device in one transfer."""
+    return torch.stack([x.amax() for x in rows]).tolist() if rows[0].numel() else [0.0] * len(rows)
 
 
 def _misread(method: Method, p: Problem, norms: Norms) -> Tensor | float:

@@ -153,7 +153,8 @@ def _metric(lost: Tensor, rows: Tensor) -> Float32[Tensor, "b g d"]:
         return lost.new_ones(*lost.shape[:2], lost.shape[-1], dtype=torch.float32)
     errors, sizes = (x.square().mean((2, 3)).sqrt() for x in (lost, rows))  # (b, g, d)
     ratio = errors / sizes.clamp(min=1e-30)
-    middle = ratio.median(-1, keepdim=True).values.clamp(min=1e-30)
+    # By sorting: torch's median is refused on a GPU where deterministic algorithms are asked for.
+    middle = ratio.sort(-1).values[..., (ratio.shape[-1] - 1) // 2, None].clamp(min=1e-30)
     return (ratio / middle).clamp(*METRIC_RANGE).float()
 
 

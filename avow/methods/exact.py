@@ -266,6 +266,9 @@ def _fastest(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, causal: bool,
             return call(q.double(), k.double(), v.double(), attn_mask=wider).to(q.dtype)
     if q.device.type == "cpu":
         return _on_cpu(q, k, v, mask, causal, scale)
+    if not torch.compiler.is_compiling():
+        # A GPU's kernels read sixteen bytes at once, and do not all look where rows begin.
+        q, k, v = (x if _has_rows(x, 16) else x.clone(memory_format=torch.contiguous_format) for x in (q, k, v))
     half = q.dtype in (torch.bfloat16, torch.float16)
     if q.device.type != "cuda" or q.dtype == torch.float64 or (mask is None and torch.compiler.is_compiling()):
         return call(q, k, v)
@@ -314,9 +317,14 @@ def _on_cpu(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, causal: bool, 
     return out[:, :h, :n] if lone or short else out
 
 
-def _has_rows(x: Tensor) -> bool:
-    """Whether the last two axes are a matrix as libraries take them: rows that follow one another."""
-    return x.stride(-1) == 1 and x.shape[-1] <= x.stride(-2) < 2**31
+def _has_rows(x: Tensor, aligned: int = 1) -> bool:
+    """Whether the last two axes are a matrix as libraries take them: rows that follow one another.
+
+    And whether every row begins at a multiple of so many bytes.
+    """
+    places = (x.data_ptr(), *(stride * x.element_size() for stride in x.stride()[:-1])) if aligned > 1 else ()
+    rows = x.stride(-1) == 1 and x.shape[-1] <= x.stride(-2) < 2**31
+    return rows and all(place % aligned == 0 for place in places)
 
 
 def _fused_on_cpu(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, causal: bool, scale: float) -> Tensor:

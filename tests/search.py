@@ -540,7 +540,7 @@ class Result(NamedTuple):
     def __str__(self) -> str:
         word = f"  BROKEN: {self.broken}" if self.broken else ""
         return (
-            f"{self.method:<20}{self.dtype:<10}{self.ratio:10.4f}  from {self.first:.2g}, {self.climbs} climbs, "
+            f"{self.method:<20}{self.dtype:<10}{self.ratio:10.6f}  from {self.first:.2g}, {self.climbs} climbs, "
             f"{self.calls:,} calls{word}"
         )
 

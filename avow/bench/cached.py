@@ -22,7 +22,7 @@ from avow.nn import KeyValueCache
 
 FULL = {
     "cpu": Sizes((16384, 65536), 8, 2, 3, 2, torch.float32),
-    "cuda": Sizes((16384, 131072, 1048576), 32, 8, 15, 20),
+    "cuda": Sizes((16384, 131072, 524288), 32, 8, 15, 20),
 }
 QUICK = {"cpu": Sizes((4224,), 4, 2, 3, 1, torch.float32), "cuda": Sizes((4224,), 8, 2, 3, 5)}
 _TOL = 1e-2

@@ -313,7 +313,7 @@ def _run(
         out = problem.v.new_zeros(*problem.q.shape[:-1], problem.v.shape[-1]) + nothing
         computed = Computed(out)
     else:
-        stream = random_stream(generator, problem.q.device) if method.draws else None
+        stream = random_stream(generator, problem.q.device) if method.statistical else generator
         computed = method.compute(dataclasses.replace(problem, norms=norms), stream)
     certificate = certify(method, problem, norms, computed, wish.stated)  # before reshaping: rows are canonical
     if wish.coverage is not None and certificate.kind != "deterministic" and not problem.empty:

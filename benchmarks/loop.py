@@ -124,5 +124,5 @@ def _resident() -> int:
 def _live() -> int:
     """The bytes of all tensors that anything still holds."""
     gc.collect()
-    found = [x.untyped_storage() for x in gc.get_objects() if type(x) is Tensor]
+    found = [x.untyped_storage() for x in gc.get_objects() if type(x) is Tensor and x.layout is torch.strided]
     return sum({storage.data_ptr(): storage.nbytes() for storage in found}.values())

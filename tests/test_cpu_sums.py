@@ -140,7 +140,7 @@ def test_rows_that_are_few_are_found_by_asking_and_blocks_are_filled_up(monkeypa
         return scaled_dot_product_attention(q, k, v, mask, is_causal=causal, scale=scale)
 
     monkeypatch.setattr(cpu_sums, "strayed", strays)
-    assert cpu_sums.fewest_rows.__wrapped__(FLOAT, 16) == (
+    assert cpu_sums._fewest_rows.__wrapped__(FLOAT, 16, True) == (
         4 if torch.backends.cpu.get_cpu_capability() in ("AVX2", "AVX512") else 0
     )
     monkeypatch.setattr("avow.methods.exact.fewest_rows", lambda dtype, width: 4)

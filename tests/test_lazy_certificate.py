@@ -86,8 +86,8 @@ def test_a_certificate_that_kept_the_tensors_instead_would_be_found(monkeypatch:
         def flatten(self) -> Tensor:
             return norm(self.rows, dim=-1, dtype=torch.float32).flatten()
 
-        def __mul__(self, factor: float) -> Tensor:
-            return norm(self.rows, dim=-1, dtype=torch.float64) * factor
+        def double(self) -> Tensor:
+            return norm(self.rows, dim=-1, dtype=torch.float64)
 
     cache, k, _ = grown(dtype=torch.bfloat16)
     q = queries(k, 9)

@@ -70,9 +70,9 @@ class Method(ABC):
         """Raise when these parameters do not fit these sizes."""
 
     @property
-    def draws(self) -> bool:
-        """Whether these settings draw at all."""
-        return self.random
+    def statistical(self) -> bool:
+        """Whether the promise holds with a probability, over what is drawn."""
+        return False
 
     @abstractmethod
     def compute(self, problem: Problem, generator: torch.Generator | None = None) -> Computed:

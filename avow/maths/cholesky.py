@@ -73,7 +73,12 @@ def pivots(
     return index.gather(-1, _pivots(some, log_weight.gather(-1, index), rank, generator))
 
 
-@torch.library.custom_op("avow::pivots", mutates_args=(), tags=(torch.Tag.nondeterministic_seeded,))
+@torch.library.custom_op(
+    "avow::pivots",
+    mutates_args=(),
+    schema="(Tensor x, Tensor log_weight, int rank) -> Tensor",
+    tags=(torch.Tag.nondeterministic_seeded,),
+)
 def _opaque(x: Tensor, log_weight: Tensor, rank: int) -> Tensor:
     """`pivots` as one node of a compiled graph."""
     return pivots(x, log_weight, rank, None)
@@ -84,8 +89,8 @@ def _(x: Tensor, log_weight: Tensor, rank: int) -> Tensor:
     return x.new_empty(*x.shape[:2], rank, dtype=torch.int64)
 
 
-# No graph holds a generator.
-_uncompiled = torch.compiler.disable(lambda *arguments: pivots(*arguments))
+# No graph holds a generator. The public `torch.compiler.disable` would load the compiler with this module.
+_uncompiled = torch._disable_dynamo(lambda *arguments: pivots(*arguments))  # type: ignore[attr-defined]
 
 
 def candidates(keys: int, rank: int) -> int:

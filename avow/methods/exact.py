@@ -8,7 +8,6 @@ unit. All of it is divided by the largest visible value norm, which therefore ca
 
 from __future__ import annotations
 
-import contextlib
 import functools
 import math
 import time
@@ -317,24 +316,30 @@ def _on_cpu(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, causal: bool, 
     return out[:, :h, :n] if lone or short else out
 
 
+def _is_fused(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, causal: bool, scale: float) -> bool:
+    """Whether PyTorch takes its fused kernel on a CPU for these."""
+    grouped = q.shape[1] != k.shape[1]
+    try:
+        choice = torch._fused_sdp_choice(q, k, v, mask, 0.0, causal, scale=scale, enable_gqa=grouped)
+    except RuntimeError:  # no kernel at all is switched on for them
+        return False
+    return choice == SDPBackend.FLASH_ATTENTION.value
+
+
 def _has_rows(x: Tensor, aligned: int = 1) -> bool:
     """Whether the last two axes are a matrix as libraries take them: rows that follow one another.
 
     And whether every row begins at a multiple of so many bytes.
     """
-    places = (x.data_ptr(), *(stride * x.element_size() for stride in x.stride()[:-1])) if aligned > 1 else ()
     rows = x.stride(-1) == 1 and x.shape[-1] <= x.stride(-2) < 2**31
-    return rows and all(place % aligned == 0 for place in places)
+    places = (x.storage_offset(), *x.stride()[:-1]) if aligned > 1 else ()
+    return rows and all(place * x.element_size() % aligned == 0 for place in places)
 
 
 def _fused_on_cpu(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, causal: bool, scale: float) -> Tensor:
     grouped = q.shape[1] != k.shape[1]
     kind = q.dtype
-    fused = torch.compiler.is_compiling()
-    with contextlib.suppress(RuntimeError):  # where no kernel at all is switched on for these, which it is to ask about
-        choice = torch._fused_sdp_choice(q, k, v, mask, 0.0, causal, scale=scale, enable_gqa=grouped)
-        fused = fused or choice == SDPBackend.FLASH_ATTENTION.value
-    if not fused:
+    if not torch.compiler.is_compiling() and not _is_fused(q, k, v, mask, causal, scale):
         # The kernel does not take masks with gradients, and may be switched off: what is left sums in an unknown order.
         q, k, v = (x.double() for x in (q, k, v))
         if mask is not None:  # which is added as it is

@@ -96,6 +96,10 @@ class RandomFeatures(Method):
     features: int = param(256, from_to(1, _HOPELESS), "random directions")
     orthogonal: bool = param(True, anything(), "draw directions in orthogonal blocks")
 
+    @property
+    def statistical(self) -> bool:
+        return True
+
     def compute(
         self,
         problem: Problem,

@@ -103,7 +103,7 @@ class Sparse(Method):
     )
 
     @property
-    def draws(self) -> bool:
+    def statistical(self) -> bool:
         return self.chance > 0
 
     def compute(

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from avow.contract import Problem
 from avow.maths import features as feature_maps
 from avow.maths import rounding, scan
+from avow.maths.random_stream import RandomStream
 from avow.methods.random_features import FeatureState, RandomFeatures
 
 
@@ -31,7 +32,9 @@ class Draw(nn.Module):
 
     def generator(self) -> torch.Generator:
         """A generator at the start of this draw."""
-        return torch.Generator().manual_seed(int(self.seed))
+        stream = RandomStream()
+        stream.manual_seed(int(self.seed))
+        return stream
 
 
 class Directions(Draw):

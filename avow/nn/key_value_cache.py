@@ -422,7 +422,7 @@ class KeyValueCache(TokenBuffers):
         values = self._lengths(problem, first).double()
         whole = Norms(norms.q, self._longest.unsqueeze(-1).expand(-1, -1, s), values, norms.slack)
         worthwhile = math.inf if always else _WORTHWHILE
-        stream = random_stream(generator, self.device) if method.draws else None
+        stream = random_stream(generator, self.device) if method.statistical else generator
         return method.compute(dataclasses.replace(problem, norms=whole), stream, self._sketch(first), worthwhile)
 
     def _skimmed(self, method: Sparse, problem: Problem, first: int, always: bool) -> Computed:

@@ -83,6 +83,7 @@ def run_maths() -> None:
     """What no method calls: analysis and the paths of other arithmetic."""
     from avow.contract import Problem
     from avow.maths import brackets, features, norms, rounding, singular, sketch, softmax, spectral, unread, uppers
+    from avow.methods.separable import Separable
     from avow.methods.sparse import Sparse
 
     q, k = torch.randn(2, 6, 5, 3), torch.randn(2, 2, 130, 3)
@@ -101,7 +102,14 @@ def run_maths() -> None:
     features.variance_for(0.1, 0.9)
     spectral.norm_bound(torch.randn(4, 3))
     norms.lengths(torch.randn(2, 4, 3))
+    norms.length_floors(torch.randn(2, 4, 3))
+    sketch.spread_holds(first, k)
+    tokens = torch.randn(3, 1, 2, 4, 3).unbind()
+    Separable().read_on(*tokens, Separable().read_on(*tokens, None)[1])
     rounding.tiled_depths(100, torch.float32, "cuda", many=True)
+
+
+_NUMBERS = ("balls", "grids", "kernel_rounding", "random_stream")
 
 
 def functions(package: str) -> dict[CodeType, str]:
@@ -110,7 +118,7 @@ def functions(package: str) -> dict[CodeType, str]:
     for module in loaded(package):
         for name, thing in vars(module).items():
             own = inspect.isfunction(thing) and thing.__module__ == module.__name__ and not name.startswith("_")
-            if own and module.__name__.rpartition(".")[2] not in ("balls", "grids", "kernel_rounding"):
+            if own and module.__name__.rpartition(".")[2] not in _NUMBERS:
                 found[inspect.unwrap(thing).__code__] = f"{module.__name__}.{name}"
     return found
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import builtins
 import re
 import sys
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -49,6 +50,8 @@ def written_twice(folder: Path, resumed_at: int) -> list[tuple[int, float]]:
     with Log(folder / "log.csv", 0) as log:
         for step in (1, 2, 3, 4):
             log.add(line(step, 9.0))
+    # Files are read in the order of their names, which begin with the second: a run that goes on is later.
+    time.sleep(1.1)
     with Log(folder / "log.csv", resumed_at) as log:
         for step in (3, 4, 5):
             log.add(line(step, 1.0))

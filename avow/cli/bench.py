@@ -29,7 +29,7 @@ def decode(
     quick: Annotated[bool, typer.Option("--quick", help="A short cache, a few rounds.")] = False,
     as_json: AsJson = False,
 ) -> None:
-    """One certified step of decoding, as it is called, against an exact one.
+    """A certified step of decoding, as it is called, beside exact ones.
 
     On a GPU also its kernels alone, replayed in a CUDA graph, and each one's share of what memory allows: no call of a
     user's takes so little. Fails where an answer is not what its certificate says.

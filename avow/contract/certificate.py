@@ -19,7 +19,7 @@ from avow.params import as_float
 Kind = Literal["deterministic", "statistical", "sampled", "none"]
 
 # The fields of a certificate that hold a number for each row.
-_ROWS = {"rows", "relative_rows"}
+_ROWS = ("rows", "relative_rows")
 # What is printed where an answer may be as far off as it is long, or nobody measured how long it is.
 _UNPROVED = "relative to the answer nothing is proved"
 
@@ -128,7 +128,7 @@ class Certificate:
         try:
             plain = json.loads(text)
             plain.setdefault("rows", {"shape": [0], "values": []})
-            for name in _ROWS & plain.keys():
+            for name in [name for name in _ROWS if name in plain]:
                 values = torch.tensor([float(x) for x in plain[name]["values"]], dtype=torch.float64, device="cpu")
                 plain[name] = values.reshape(plain[name]["shape"])
             cost = plain.pop("cost")

@@ -44,8 +44,10 @@ def answered(
     lse = _logarithms(p)
     u, (d, s) = rounding.unit(torch.float64), (q.shape[-1], k.shape[-2])
     keys = per_query_head(row_norms(k, "k").amax(-1, keepdim=True), q.shape[1])
-    reach = abs(p.scale) * row_norms(q, "q") * keys
+    queries = row_norms(q, "q")
+    reach = abs(p.scale) * queries * keys
     off = (rounding.gamma(d + 8, u) + 8 * u) * reach + rounding.gamma(s + 8, u) + 8 * 746 * u + 4 * u * lse.abs()
+    off = off + rounding.misread_logits(queries, keys, p.scale, d, q.dtype)
     off = off * rounding.OUTWARD + 4 * d * rounding.tiny(torch.float64) * max(1.0, abs(p.scale))
     return Partial.of(out, lse, off, longest, certificate, slack(v.shape[-1], torch.float64))
 

@@ -303,13 +303,16 @@ class _Tile(NamedTuple):
         """δ: of logits, and of differences from a shard's top and of that from the row's, up to 4S + ln s + 100."""
         u, d = rounding.unit(torch.float64), self.shard.q.shape[-1]
         reach = abs(self.problem.scale) * self.queries * whole.key
-        return reach * (rounding.gamma(d + 8, u) + 64 * u) + 16 * u * (math.log(max(self.task.keys, 1)) + rounding.DEAD)
+        misread = rounding.misread_logits(self.queries, whole.key, self.problem.scale, d, self.problem.q.dtype)
+        shifted = 16 * u * (math.log(max(self.task.keys, 1)) + rounding.DEAD)
+        return reach * (rounding.gamma(d + 8, u) + 64 * u) + shifted + misread
 
     def _lost(self, whole: Extent) -> Float64[Tensor, "b g 1 1"]:
         """What sums and the answer may lose to underflow, relative to the longest value."""
         terms, width = self.task.keys + 8, math.sqrt(self.problem.v.shape[-1])
-        lost = terms * rounding.tiny(torch.float64) * whole.size + rounding.tiny(self.problem.q.dtype)
-        return width * lost / self._unit(whole).clamp(min=1e-320)
+        kind = self.problem.q.dtype
+        lost = terms * rounding.tiny(torch.float64) * whole.size + rounding.tiny(kind) + rounding.unread(kind)
+        return width * lost / self._unit(whole).clamp(min=2.0**-1022)
 
     def _unit(self, whole: Extent) -> Float64[Tensor, "b g 1 1"]:
         return whole.longest * (1 - 2 * self.slack)

@@ -33,6 +33,7 @@ from avow.maths import features as feature_maps
 from avow.maths import rounding, scan
 from avow.maths.feature_logs import FeatureLogs
 from avow.maths.heads import finished, grouped, linear_type, rescaled
+from avow.maths.random_stream import random_stream
 from avow.methods import random_features, separable
 from avow.methods.random_features import RandomFeatures
 from avow.methods.separable import Separable
@@ -135,7 +136,7 @@ def _random_features(shards: Shards, method: RandomFeatures) -> tuple[Tensor, ra
     p = shards.problem
     wide = method.arithmetic(dataclasses.replace(p, norms=shards.agreed))
     (queries, d), m = p.q.shape[-2:], method.features
-    directions = feature_maps.draw(m, d, method.orthogonal, shards.generator, p.q.device)
+    directions = feature_maps.draw(m, d, method.orthogonal, random_stream(shards.generator, "cpu"), p.q.device)
     alike("directions", directions, shards.group)
     frame = feature_maps.plain_frame(p.k, wide) if p.causal else centred_frame(shards, wide)
     values, size = shards.values(wide)

@@ -9,6 +9,7 @@ What every method stands on:
     heads             heads that share keys, values of any size, the last touch on an answer
     softmax           softmax averages by their definition: the truth
     random_stream     draws that no input was made from
+    tangents          derivatives that are carried forward
 Sums over keys in linear time:
     scan              one state, one pass, no overflow
     collecting        what rows collect on the way

@@ -96,8 +96,8 @@ def _trivial(p: Problem, norms: Norms, out: Tensor) -> Tensor:
 
 def _longest(p: Problem, norms: Norms) -> tuple[Tensor, Tensor]:
     """At least and at most the length of the longest value that each row sees."""
-    if norms.v.shape[-1] == p.v.shape[-2]:
+    if p.allowed is None or norms.v.shape[-1] == p.v.shape[-2]:
         most = least = longest_seen(p, norms.v)
-    else:  # a cache knows the shortest and the longest of its values
+    else:  # a cache knows the shortest and the longest of its values, and not which of them a mask shows
         least, most = (per_query_head(x.unsqueeze(-1), p.q.shape[1]) for x in (norms.v.amin(-1), norms.v.amax(-1)))
     return most, at_least(least, norms.slack, p.v.shape[-1])

@@ -202,7 +202,7 @@ def moved_from(before: list[list[list[float]]], found: Visit) -> list[list[list[
     ("path", "slider"),
     [
         ("explorer", "length"),
-        ("bench", "norm"),
+        ("bench?norm=2", "norm"),  # where no axis takes its next step of two powers of ten
         ("bench?method=sparse&kind=clustered&n=256", "drop"),
         ("relu?eps=0.001", "eps"),
         ("relu?follow=a+formula", "within"),

@@ -40,7 +40,7 @@ from avow.wishes import USUAL_CONFIDENCE, Wish, check_generator, checked_wish
 _P = ParamSpec("_P")
 _R = TypeVar("_R")
 
-# How long answers are is found out from this many rows at most, and from one of so many: next to nothing of the cost.
+# rtol is aimed by the lengths of a few answers: at most this many rows, and at most one of so many, so that it is cheap.
 _SAMPLED_ROWS, _ROWS_PER_SAMPLE = 8, 64
 
 

@@ -113,12 +113,12 @@ def read_tensors(file: BinaryIO, header: Header) -> dict[str, Tensor]:
     tensors = {}
     for name, entry in header.entries.items():
         try:
-            x = torch.empty(entry.shape, dtype=entry.dtype)
+            x = torch.empty(entry.shape, dtype=entry.dtype, device="cpu")  # whatever the default device is
         except RuntimeError as error:
             raise Malformed(f"there is no memory for {name[:40]!r} of {entry.nbytes} bytes") from error
         as_bytes = x.reshape(-1).view(torch.uint8)
         # A file that someone cuts short, rather than replaces, ends early.
-        if entry.nbytes and file.readinto(as_bytes.numpy()) != entry.nbytes:  # type: ignore[attr-defined]
+        if entry.nbytes and file.readinto(as_bytes.numpy()) != entry.nbytes:  # type: ignore[attr-defined]  # a raw file
             raise Malformed(f"it ends within {name[:40]!r}")
         if entry.dtype == torch.bool and entry.nbytes and int(as_bytes.amax()) > 1:
             raise Malformed(f"{name[:40]!r} holds booleans that are neither 0 nor 1")

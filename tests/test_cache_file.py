@@ -286,3 +286,11 @@ def test_whatever_a_file_says_it_is_refused_or_its_answers_are_within_their_boun
         wrong = errors(q, k, v, out, min(again.window or window or k.shape[2], k.shape[2]))
         assert bool((wrong <= certificate.rows).all()) and certificate.bound <= 0.1, seed
     assert min(outcomes[True], outcomes[False]) > 5, "it shows nothing"
+
+
+def test_a_file_is_loaded_whatever_the_default_device_is(tmp_path: Path) -> None:
+    cache = filled()
+    cache.save(tmp_path / "cache")
+    with torch.device("meta"):
+        loaded = KeyValueCache.load(tmp_path / "cache")
+    assert all(torch.equal(mine, theirs) for mine, theirs in zip(loaded.tokens, cache.tokens, strict=True))

@@ -255,7 +255,7 @@ class KeyValueCache(TokenBuffers):
         if saved.pause > _LONGEST_PAUSE:
             rule = f"does not fit together (pause={saved.pause} exceeds {_LONGEST_PAUSE})"
             raise FileError("path", path, rule, "save the cache again")
-        cache = KeyValueCache(**saved.made, dtype=saved.dtype, device=device)  # type: ignore[arg-type]
+        cache = KeyValueCache(**saved.made, dtype=saved.dtype, device=device)  # type: ignore[arg-type]  # `read` checked each
         try:
             cache._restore(saved)
         except AvowError as error:

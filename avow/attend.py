@@ -40,7 +40,7 @@ from avow.wishes import USUAL_CONFIDENCE, Wish, check_generator, checked_wish
 _P = ParamSpec("_P")
 _R = TypeVar("_R")
 
-# rtol is aimed by the lengths of a few answers: at most this many rows, and at most one of so many, so that it is cheap.
+# rtol is aimed by the lengths of a few answers: at most this many rows, and at most one of so many, which is cheap.
 _SAMPLED_ROWS, _ROWS_PER_SAMPLE = 8, 64
 
 

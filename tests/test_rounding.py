@@ -6,12 +6,17 @@ import math
 from collections.abc import Iterator
 from contextlib import contextmanager
 from fractions import Fraction
+from unittest import mock
 
 import pytest
 import torch
+from torch import Tensor
 
+from avow.certificates import certify, measure_norms
+from avow.contract import Computed, Problem
 from avow.maths import rounding
 from avow.maths.norms import row_norms, slack
+from avow.methods.exact import Exact
 
 TYPES = [torch.float64, torch.float32, torch.bfloat16, torch.float16]
 each_type = pytest.mark.parametrize("dtype", TYPES, ids=str)
@@ -162,3 +167,44 @@ def test_row_norms_are_never_too_small(dtype: torch.dtype, size: float, d: int) 
         square = sum(Fraction(value) ** 2 for value in row)
         assert Fraction(norm) ** 2 >= square
         assert Fraction(norm) ** 2 * (1 - Fraction(slack(d, dtype))) ** 2 <= square
+
+
+def merged_by_logarithms(logits: Tensor, values: Tensor, parts: int) -> Tensor:
+    """The averages of float32 logits' weights, as kernels merge parts: by log-sum-exps in float32."""
+    pieces = list(zip(logits.chunk(parts, -1), values.chunk(parts), strict=True))
+    lse = torch.stack([piece.logsumexp(-1) for piece, _ in pieces])
+    answers = torch.stack([piece.softmax(-1) @ value for piece, value in pieces])
+    return ((lse - lse.logsumexp(0)).exp() * answers).sum(0)
+
+
+@pytest.mark.parametrize("size", [1e3, 1e6, 1e8, 1e9])
+def test_parts_that_are_merged_by_rounded_logarithms_stay_within_the_charge(size: float) -> None:
+    draws = torch.Generator().manual_seed(0)
+    values = torch.ones(3000, dtype=torch.float32)  # any average of them is one
+    far = 0.0
+    for _ in range(20):
+        logits = (size * (1 + torch.rand(8, 3000, generator=draws) / size)).float()
+        far = max(far, float((merged_by_logarithms(logits, values, 12).double() - 1).abs().max()))
+    slope, floor = rounding.merging(3000, torch.bfloat16, "cuda")
+    # Sums of 250 and of 12 terms round as well.
+    assert far <= math.expm1(min(700.0, slope * size + floor)) + 600 * rounding.unit(torch.float32)
+    if size == 1e9:
+        assert far > 10  # twelve equal parts add up to twelve: no average, and further off than both are long
+
+
+def test_on_a_gpu_an_exact_answer_is_not_taken_for_an_average_where_logits_are_huge() -> None:
+    """The bound of huge logits on a GPU is the answer's own length and one, not the two of any two averages."""
+    q, k, v = torch.tensor([[[[3e4]]]]).bfloat16(), torch.full((1, 1, 64, 1), 3e4).bfloat16(), torch.ones(1, 1, 64, 1)
+    p = Problem.of(q, k, v.bfloat16(), scale=1.0)
+    norms = measure_norms(p)
+    model = Exact().model(p, *norms.most[:2])
+    assert model.merge_slope == model.merge_floor == 0  # CPUs' kernel divides by its own sum
+    u = rounding.unit(torch.float32)
+    away = model._replace(merge_slope=8 * u, merge_floor=8 * u * (math.log(64) + 1))
+    with mock.patch.object(Exact, "model", return_value=away):
+        for times, bound in ((1.0, 2.0), (12.0, 13.0)):
+            answer = Computed(torch.full((1, 1, 1, 1), times, dtype=torch.bfloat16), 1.0)
+            certificate = certify(Exact(), p, norms, answer, 0.99)
+            assert bound <= certificate.bound < 1.05 * bound
+    with mock.patch.object(Exact, "model", return_value=model):  # sabotage: as if weights always summed to one
+        assert certify(Exact(), p, norms, answer, 0.99).bound < 3

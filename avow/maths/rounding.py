@@ -176,6 +176,20 @@ def exponentials(n: int, dtype: torch.dtype, device: str) -> float:
     return (2.0**-12 if half else EXP_ULPS * u) + 4 * u * -(-n // 512)
 
 
+def merging(n: int, dtype: torch.dtype, device: str) -> tuple[float, float]:
+    r"""How far the logarithm of a row's sum of weights may be from 0, as (a, b): a·S + b, S the row's largest logit.
+
+    GPUs' kernels share the keys of few rows among processors and merge the parts by their log-sum-exps, each at most
+    :math:`S + \ln n` and rounded up to eight times: of two large ones the difference is off, and so is the
+    normaliser. With :math:`S = 10^9` nothing is left of :math:`\ln 12`, and twelve equal parts add up to twelve.
+    PyTorch's kernel for CPUs divides by the sum that it has.
+    """
+    if device == "cpu":
+        return 0.0, 0.0
+    u = unit(accumulator(dtype))
+    return 8 * u, 8 * u * (math.log(n) + 1) if n else 0.0
+
+
 def perturbed(delta: Tensor) -> Tensor:
     r"""The most the weights move, in sum of absolute values, when every logit moves by at most `delta`.
 

@@ -34,6 +34,8 @@ from avow.params import one_of, param
 
 # Values that are all shorter are brought near one before they are summed.
 _FAINT = 2.0**-60
+# Exponentials of more say no more.
+_HOPELESS = 700.0
 
 
 @dataclass(frozen=True)
@@ -78,7 +80,8 @@ class Exact(Method):
         reach = norms.q * (abs(p.scale) * keys)  # S_i
         model = self.model(p, *norms.most[:2])
         # 2·tanh(δ/2) for the weights, then what sums, flushing and the output's type add.
-        rows = reach.mul_(model.slope / 2).add_(model.floor / 2).tanh_().mul_(2 * model.grown)
+        merging = torch.expm1(reach * model.merge_slope + model.merge_floor) if model.merge_slope else 0.0
+        rows = reach.mul_(model.slope / 2).add_(model.floor / 2).tanh_().mul_(2).add_(merging).mul_(model.grown)
         rows.add_(_flushed(p, norms, model, computed.trace).add_(model.sums * (1 + model.final)))
         if model.final:
             # The answer's own rounding is relative to its length, which is known by now: on flat heads that is little.
@@ -94,7 +97,8 @@ class Exact(Method):
         flushed = float(_flushed(problem, norms, model, _size(norms, problem.q.dtype)).amax())
         if flushed > 1 and self.arithmetic(problem.q.dtype) != torch.float64:
             return Prospect(math.inf, "none", True, f"values underflow in {self.arithmetic(problem.q.dtype)}")
-        bound = 2 * math.tanh(delta / 2) * model.grown + model.rest + flushed
+        merging = math.expm1(min(_HOPELESS, abs(problem.scale) * query * key * model.merge_slope + model.merge_floor))
+        bound = (2 * math.tanh(delta / 2) + merging) * model.grown + model.rest + flushed
         return Prospect(bound * rounding.OUTWARD, "deterministic", True)
 
     def fits(self, problem: Problem, query: float, key: float, value: float) -> bool:
@@ -129,8 +133,12 @@ class Exact(Method):
             if p.kernel == "rbf":
                 floor += distance_rounding(p, 0.5 * scale * key**2)
                 slope += 16 * rounding.unit(torch.float64)
+        merge_slope, merge_floor = rounding.merging(s, kind, device)
+        if p.bias is not None:
+            merge_slope, merge_floor = 2 * merge_slope, merge_floor + merge_slope * rounding.DEAD
         if s == 1:
-            slope = floor = 0.0  # one key has all the weight, whatever its logit
+            # One key has all the weight, whatever its logit.
+            slope = floor = merge_slope = merge_floor = 0.0
         depths = rounding.tiled_depths(s, kind, device, self._many_at_once(p))
         sums = sum(map(products.dot, depths)) + 8 * u + 4 * s * tiny + 1e-40
         if kind in (torch.bfloat16, torch.float16):
@@ -138,7 +146,8 @@ class Exact(Method):
             sums += rounding.unit(kind) + s * rounding.tiny(kind)
         lost, ends = s * math.sqrt(e) * tiny, math.sqrt(e) * rounding.tiny(kept)
         final = 0.0 if kept == wide else rounding.unit(kept)
-        return Model(slope, floor, sums * rounding.OUTWARD, lost * rounding.OUTWARD, ends * rounding.OUTWARD, final)
+        sums, lost, ends = (x * rounding.OUTWARD for x in (sums, lost, ends))
+        return Model(slope, floor, merge_slope, merge_floor, sums, lost, ends, final)
 
     def _many_at_once(self, p: Problem) -> bool:
         """Whether a CPU's kernel adds many weighted values of this type and width at once."""
@@ -193,13 +202,16 @@ class Exact(Method):
 
 
 class Model(NamedTuple):
-    """The bound (2·tanh((slope·S + floor)/2) + sums)·(1 + final) + final + (lost·size + ends)/ceiling.
+    """The bound (2·tanh((slope·S + floor)/2) + e^(merge_slope·S + merge_floor) − 1 + sums)·(1 + final) + final
 
-    S is a row's largest logit, and values are summed divided by `size`.
+    + (lost·size + ends)/ceiling. S is a row's largest logit, and values are summed divided by `size`.
     """
 
     slope: float
     floor: float
+    merge_slope: float
+    """The logarithm of what the weights may sum to, where parts of the keys are merged by rounded logarithms."""
+    merge_floor: float
     sums: float
     lost: float
     ends: float

@@ -14,28 +14,18 @@ from torch import Tensor
 
 from avow import planner
 from avow.calibration import Rates, rates
-from avow.certificates import certify, measure_norms
-from avow.certificates.audit import Audit, audit_rows
-from avow.certificates.relative import aimed_bound, shortest_ratio
-from avow.contract import (
-    Certificate,
-    Computed,
-    Method,
-    Norms,
-    Problem,
-    Prospect,
-    check_numbers,
-    check_tensor,
-    named,
-)
+from avow.core import Certificate, Computed, Method, Norms, Problem, Prospect, check_numbers, check_tensor, named
+from avow.core.audit import Audit, audit_rows
+from avow.core.certify import certify, measure_norms
+from avow.core.relative import aimed_bound, shortest_ratio
+from avow.core.requirement import USUAL_CONFIDENCE, Wish, check_generator, checked_wish
 from avow.errors import ParameterError, RangeError, ShapeError, ToleranceUnreachable
-from avow.maths.random_stream import random_stream
-from avow.maths.rounding import unit
 from avow.methods import method_named, random_features
 from avow.methods.random_features import FeatureCount
-from avow.params import check_parameters
+from avow.numerics.random_stream import random_stream
+from avow.numerics.rounding import unit
+from avow.parameters import check_parameters
 from avow.planner import Plan
-from avow.wishes import USUAL_CONFIDENCE, Wish, check_generator, checked_wish
 
 _P = ParamSpec("_P")
 _R = TypeVar("_R")

@@ -2,7 +2,7 @@
 
 A parser makes ten to forty bytes of one byte of JSON, so a file that is all header would cost gigabytes to refuse.
 Headers and documents of JSON or TOML are therefore limited here, for all of avow. A file is opened once and read from
-that handle: whoever replaces it meanwhile, as `avow.atomic` does, does not mix old and new.
+that handle: whoever replaces it meanwhile, as `avow.file_io` does, does not mix old and new.
 """
 
 from __future__ import annotations

@@ -18,11 +18,11 @@ from pathlib import Path
 
 import torch
 
-from avow import atomic, bounded
-from avow.contract import Cost, Method, Problem, Sizes
+from avow import bounded, file_io
+from avow.core import Cost, Method, Problem, Sizes
 from avow.errors import FileError
 from avow.methods import all_methods
-from avow.params import as_float
+from avow.parameters import as_float
 
 # Raise when the cost model or the way it is fitted changes: older files are then measured anew.
 VERSION = 3
@@ -103,7 +103,7 @@ def _read(path: Path) -> dict[str, Rate] | None:
 
 
 def _write(path: Path, measured: dict[str, Rate]) -> None:
-    atomic.write(path, json.dumps({name: dataclasses.asdict(rate) for name, rate in measured.items()}, indent=1))
+    file_io.write(path, json.dumps({name: dataclasses.asdict(rate) for name, rate in measured.items()}, indent=1))
 
 
 def measure_rates(device: str = "cpu") -> dict[str, Rate] | None:

@@ -24,7 +24,7 @@ import torch
 from torch import Tensor, nn
 
 from avow.errors import DtypeError, InputError, ParameterError
-from avow.params import as_float
+from avow.parameters import as_float
 
 _C = TypeVar("_C", bound=Callable[..., Any])
 # Whole numbers beyond these are sizes of nothing, and torch has no room for them.

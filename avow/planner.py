@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field, replace
 
 from avow.calibration import Rates
-from avow.contract import Cost, Kind, Method, Prospect, Sizes
+from avow.core import Cost, Kind, Method, Prospect, Sizes
 from avow.methods import all_methods
 
 # What finding out may cost, relative to exact attention, before the answer is exact attention after all.

@@ -19,8 +19,8 @@ from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
 
 from avow.bench.results import Goal, Result, Row
+from avow.bench.workloads import read
 from avow.nn import KeyValueCache
-from avow.workloads import read
 from benchmarks.options import Options
 
 _TOL = 1e-2

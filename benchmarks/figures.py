@@ -13,8 +13,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from avow.atomic import write
 from avow.bench.results import Result, Row, Value
+from avow.file_io import write
 
 FOLDER = Path(__file__).parents[1] / "docs" / "figures"
 _OF_MANY: dict[str, Callable[[Sequence[float]], float]] = {

@@ -52,7 +52,7 @@ def knowledge(options: Options) -> Result:
     """The knowledge experiment on a text of one's own."""
     from avow.training.knowledge import Experiment
     from avow.training.knowledge_arms import arms
-    from avow.training.side_by_side import side_by_side
+    from avow.training.run_many import side_by_side
 
     # Arms share the GPU; a process each, and what is left to the processor has to fit on its cores.
     os.environ.setdefault("OMP_NUM_THREADS", "1")

@@ -10,11 +10,11 @@ from jaxtyping import Float
 from torch import Tensor
 
 import avow
-from avow import workloads
+from avow.bench import workloads
 from avow.bench.results import Goal, Result, Row
-from avow.contract import Problem
+from avow.bench.workloads import Workload
+from avow.core import Problem
 from avow.methods.exact import Exact
-from avow.workloads import Workload
 from benchmarks.options import Options
 from benchmarks.truth import errors
 

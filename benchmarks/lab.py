@@ -18,8 +18,8 @@ import torch
 
 from avow.bench.results import Goal, Result, Row, tell_row
 from avow.errors import AvowError
-from avow.lab.answers import plain
 from avow.lab.page import all_pages
+from avow.lab.responses import plain
 from benchmarks.options import Options
 from tests.lab import running
 from tests.lab_visits import CHROMIUM, QUIET

@@ -13,7 +13,7 @@ from torch.nn.functional import scaled_dot_product_attention
 import avow
 from avow.attend import Attended
 from avow.bench.results import Goal, Result, Row
-from avow.contract import Problem
+from avow.core import Problem
 from avow.methods import method_named
 from benchmarks.options import Options
 from benchmarks.peers import PeerMissing, performer

@@ -18,7 +18,7 @@ from transformers import DynamicCache
 
 import avow
 from avow.bench.results import Result, Row
-from avow.contract import Certificate
+from avow.core import Certificate
 from avow.integrations.transformers import CertifiedCache, disable, enable, profile, verify
 from avow.integrations.transformers.model_files import load_model
 from avow.nn import KeyValueCache

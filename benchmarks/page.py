@@ -14,8 +14,8 @@ import tomllib
 from collections.abc import Mapping
 from pathlib import Path
 
-from avow.atomic import write
 from avow.bench.results import Row, Value, shown
+from avow.file_io import write
 from benchmarks.catalogue import ALL, Benchmark
 from benchmarks.figures import FOLDER, Measured, NoFigure, answer, everything, table
 

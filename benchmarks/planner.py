@@ -10,13 +10,13 @@ import torch
 
 from avow.bench.results import Goal, Result, Row
 from avow.calibration import Rates, measure_rates, random_problem
-from avow.contract import Method, Problem, Sizes
+from avow.core import Method, Problem, Sizes
 from avow.methods.exact import Exact
 from avow.methods.low_rank import LowRank
 from avow.methods.random_features import RandomFeatures
 from avow.methods.separable import Separable
+from avow.report.formatting import label
 from avow.report.measure import peak_bytes
-from avow.report.words import label
 from benchmarks.options import Options
 from benchmarks.race import Contender, race
 from benchmarks.truth import distance

@@ -11,7 +11,7 @@ import torch
 import avow
 from avow.attend import Attended
 from avow.bench.results import Goal, Result, Row
-from avow.contract import Problem
+from avow.core import Problem
 from avow.methods import method_named
 from avow.report.measure import peak_bytes
 from benchmarks.linear import Inputs, inputs

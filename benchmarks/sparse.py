@@ -16,13 +16,13 @@ from typing import NamedTuple
 import torch
 
 from avow.bench.results import Goal, Result, Row
-from avow.certificates import certify, measure_norms
-from avow.contract import Problem
-from avow.maths.heads import per_query_head
-from avow.maths.masks import seen_by
-from avow.maths.sketch import Sketch, sketched
+from avow.bench.workloads import read
+from avow.core import Problem
+from avow.core.certify import certify, measure_norms
 from avow.methods.sparse import Sparse
-from avow.workloads import read
+from avow.numerics.heads import per_query_head
+from avow.numerics.masks import seen_by
+from avow.numerics.sketch import Sketch, sketched
 from benchmarks.options import Options
 
 _TOLERANCES = (1e-1, 1e-2, 1e-3)

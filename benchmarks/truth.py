@@ -8,9 +8,9 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from avow.contract import Certificate, Method, Problem
-from avow.maths.heads import longest_seen
+from avow.core import Certificate, Method, Problem
 from avow.methods.exact import Exact
+from avow.numerics.heads import longest_seen
 
 _ROWS = 16
 

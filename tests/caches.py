@@ -9,9 +9,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from avow.contract import Certificate
-from avow.maths.heads import per_query_head
+from avow.core import Certificate
 from avow.nn import KeyValueCache
+from avow.numerics.heads import per_query_head
 
 DTYPES = [torch.float64, torch.float32, torch.bfloat16, torch.float16]
 

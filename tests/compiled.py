@@ -40,7 +40,7 @@ def compile_only(self: Any, *args: Any, grid: Any, warmup: bool, **kwargs: Any) 
 def decode(confidence: float = 1.0) -> None:
     """One certified step, its last resort included."""
     from avow.kernels.sparse_decode import decode, value_lengths
-    from avow.maths.sketch import sketched
+    from avow.numerics.sketch import sketched
 
     q, k, v = (torch.randn(shape).bfloat16() for shape in ((1, 8, 128), (1, 2, 200, 128), (1, 2, 200, 128)))
     seed = torch.tensor([1]) if confidence < 1 else None

@@ -15,12 +15,12 @@ from avow.kernels.interpreted import interpret
 
 interpret()
 
-from avow.kernels.answers import Decoded
 from avow.kernels.choice import PLACES, Chosen
+from avow.kernels.finalize import Decoded
 from avow.kernels.sketch_pass import Terms, bounded
 from avow.kernels.sparse_decode import Lengths, decode, value_lengths
 from avow.kernels.step_constants import prepared
-from avow.maths.sketch import Sketch, sketched
+from avow.numerics.sketch import Sketch, sketched
 
 
 @dataclasses.dataclass

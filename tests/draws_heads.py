@@ -13,12 +13,12 @@ from fractions import Fraction
 import torch
 from torch import Tensor
 
-from avow.constructions.construction import Construction
-from avow.constructions.laws import AnyScale, DiscreteLaw, GaussianLaw, Law
-from avow.constructions.projections import ProjectOut, project_out
-from avow.constructions.robust import RobustHeads, robust_heads
-from avow.constructions.routers import Router, feature_map, router
 from avow.errors import ParameterError, RangeError, ToleranceUnreachable
+from avow.theory.constructions.construction import Construction
+from avow.theory.constructions.laws import AnyScale, DiscreteLaw, GaussianLaw, Law
+from avow.theory.constructions.projections import ProjectOut, project_out
+from avow.theory.constructions.robust import RobustHeads, robust_heads
+from avow.theory.constructions.routers import Router, feature_map, router
 
 DTYPES = (torch.float64, torch.float32, torch.bfloat16, torch.float16)
 

@@ -13,10 +13,10 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from avow.constructions.construction import Construction
-from avow.constructions.queries import Query, average_query, copy_query, mixture_query
-from avow.contract import DTYPES
+from avow.core import DTYPES
 from avow.errors import InsideHull, OutOfReach, RangeError, ToleranceUnreachable
+from avow.theory.constructions.construction import Construction
+from avow.theory.constructions.queries import Query, average_query, copy_query, mixture_query
 
 # What a builder may answer instead of a query, each with its proof or its reason.
 REFUSALS = (InsideHull, OutOfReach, RangeError, ToleranceUnreachable)

@@ -11,9 +11,9 @@ import sympy
 import torch
 from torch import Tensor
 
-from avow.constructions import ReluPiecewise, relu_linear, relu_piecewise, relu_square
-from avow.constructions.construction import Construction
-from avow.constructions.relu_network import ReluNetwork
+from avow.theory.constructions import ReluPiecewise, relu_linear, relu_piecewise, relu_square
+from avow.theory.constructions.construction import Construction
+from avow.theory.constructions.relu_network import ReluNetwork
 
 DTYPES = (torch.float64, torch.float32, torch.float16, torch.bfloat16)
 X = sympy.Symbol("x")

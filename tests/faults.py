@@ -35,8 +35,8 @@ from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 import avow
-from avow.certificates.compose import merge
-from avow.contract import Problem
+from avow.core import Problem
+from avow.core.compose import merge
 from avow.distributed import attend as attend_shards
 from avow.distributed.partials import answered
 from avow.errors import AvowError

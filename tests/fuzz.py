@@ -18,9 +18,9 @@ import torch
 from scipy.stats import binom
 
 from avow.attend import Attended, _exact, _run
-from avow.certificates import measure_norms
+from avow.core.certify import measure_norms
+from avow.core.requirement import Wish
 from avow.errors import RangeError
-from avow.wishes import Wish
 from tests.generators import Case, draw_case
 from tests.truth import judge
 

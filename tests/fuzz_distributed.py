@@ -20,8 +20,8 @@ import torch.distributed as dist
 from torch import Tensor
 
 from avow.attend import Attended
-from avow.certificates.compose import select
-from avow.contract import Problem
+from avow.core import Problem
+from avow.core.compose import select
 from avow.distributed import attend
 from avow.errors import RangeError, ToleranceUnreachable
 from avow.methods.exact import Exact

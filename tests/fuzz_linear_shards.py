@@ -18,7 +18,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from avow.contract import Method, Problem
+from avow.core import Method, Problem
 from avow.distributed import attend
 from avow.errors import RangeError
 from avow.methods.low_rank import LowRank

@@ -19,14 +19,14 @@ from typing import NamedTuple
 import torch
 
 from avow.attend import Attended
-from avow.contract import Problem
-from avow.distributed.scripts import side_by_side
+from avow.core import Problem
+from avow.distributed.comm_cost import Load
+from avow.distributed.protocols import side_by_side
 from avow.distributed.sparse_reports import Reading
 from avow.distributed.sparse_script import Task, shard_script
 from avow.errors import RangeError, ToleranceUnreachable
-from avow.links import Load
-from avow.maths.sketch import GROUP, sketched
 from avow.methods.sparse import Sparse
+from avow.numerics.sketch import GROUP, sketched
 from tests.fuzz import CONFIDENCE, judged
 from tests.fuzz_sparse import Found
 from tests.generators import draw_case

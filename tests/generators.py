@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from avow.contract import DTYPES, Method, Problem
+from avow.core import DTYPES, Method, Problem
 from avow.methods import all_methods
 
 # The range a generated number may have in each type, so that it is finite and, mostly, not zero.

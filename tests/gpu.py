@@ -19,12 +19,12 @@ from torch.nn.functional import scaled_dot_product_attention
 
 import avow
 from avow.attend import _exact, _run
-from avow.certificates import measure_norms
-from avow.certificates.audit import reference_error
-from avow.contract import Problem
+from avow.core import Problem
+from avow.core.audit import reference_error
+from avow.core.certify import measure_norms
+from avow.core.requirement import Wish
 from avow.errors import RangeError
-from avow.maths.heads import longest_seen
-from avow.wishes import Wish
+from avow.numerics.heads import longest_seen
 from tests.generators import draw_case
 
 

@@ -22,7 +22,7 @@ import torch
 from torch import Tensor
 
 from avow.kernels.sparse_decode import decode, value_lengths
-from avow.maths.sketch import sketched
+from avow.numerics.sketch import sketched
 
 _CONFIDENCE = 0.999
 # Seconds between two lines, and queries that each cache is asked.

@@ -8,7 +8,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from avow.claims import Claim, Evidence, Finding, catalogue
+from avow.theory.claims import Claim, Evidence, Finding, catalogue
 
 
 def claims_of(module: ModuleType) -> list[Claim]:
@@ -41,7 +41,7 @@ def number(fact: Any) -> float:
 HEAD = """
     import os, signal, sys, time
     import sympy
-    from avow.claims import claim, toolbox
+    from avow.theory.claims import claim, toolbox
     x = sympy.Symbol("x", real=True)
     words = dict(topic="mine", expected="proved", statement="x", plain="x")
 """

@@ -12,9 +12,9 @@ import torch
 from torch import Tensor
 from transformers import AttentionInterface
 
-from avow.contract import Certificate
+from avow.core import Certificate
+from avow.core.record import record
 from avow.nn import KeyValueCache, key_value_cache
-from avow.record import record
 
 
 def ask_sketches(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -19,15 +19,15 @@ from torch.distributed.device_mesh import init_device_mesh
 
 import avow
 from avow.attend import Attended
-from avow.contract import Certificate, Method, Problem
+from avow.core import Certificate, Method, Problem
 from avow.distributed import attend as attend_shards
 from avow.distributed import exchange, states
-from avow.distributed.traffic import counted
-from avow.maths import features
-from avow.maths.scan import State
+from avow.distributed.point_to_point import counted
 from avow.methods.low_rank import LowRank
 from avow.methods.random_features import RandomFeatures
 from avow.methods.separable import Separable
+from avow.numerics import features
+from avow.numerics.scan import State
 from tests.processes import message, together
 from tests.truth import Verdict, judge
 

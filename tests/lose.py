@@ -21,7 +21,7 @@ from typing import NamedTuple
 
 import torch
 
-from avow import atomic
+from avow import file_io
 from avow.training import Progress, checkpoint, train
 from avow.training.log import read_log
 from tests.launch import launched, said
@@ -78,10 +78,10 @@ def work(folder: Path, flags: list[str]) -> None:
     (notes / f"{attempt}.{rank}.pid").write_text(str(os.getpid()))
 
     def note(progress: Progress) -> None:
-        atomic.write(notes / f"{attempt}.step", str(progress.step))
+        file_io.write(notes / f"{attempt}.step", str(progress.step))
         first = notes / f"{attempt}.first"
         if not first.exists():
-            atomic.write(first, str(progress.step))
+            file_io.write(first, str(progress.step))
 
     train(small(folder, *flags), folder / "run", resume=True, progress=note)
 

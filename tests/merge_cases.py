@@ -10,8 +10,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from avow.certificates.compose import Partial, merge
-from avow.contract import Certificate, Kind
+from avow.core import Certificate, Kind
+from avow.core.compose import Partial, merge
 
 Wide = np.ndarray[Any, np.dtype[np.longdouble]]
 

@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 import torch
 
-from avow.constructions.construction import Construction
+from avow.theory.constructions.construction import Construction
 from tests import draws_heads, draws_queries, draws_relu
 
 DRAWS: dict[str, Callable[[torch.Generator], Construction]] = {

@@ -8,9 +8,9 @@ from typing import Any
 import sympy
 import torch
 
-from avow.chart import Chart, Table
-from avow.claims import toolbox
-from avow.claims.claim import Evidence, claim
+from avow.core.chart import Chart, Table
+from avow.theory.claims import toolbox
+from avow.theory.claims.claim import Evidence, claim
 
 a, b = sympy.symbols("a b", real=True)
 x = sympy.Symbol("x", real=True)
@@ -32,7 +32,6 @@ def _squares() -> Chart:
     subject=lambda a, b: a**2 + 2 * a * b + b**2,
     sabotage={"no mixed term": lambda a, b: a**2 + b**2, "half of it": lambda a, b: a**2 + a * b + b**2},
     picture=_squares,
-    used_by=("avow/maths/balls.py",),
 )
 def binomial(expanded: Callable[[Any, Any], Any]) -> Iterator[Evidence]:
     yield toolbox.identity((a + b) ** 2, expanded(a, b), "both sides expand to the same")

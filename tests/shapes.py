@@ -34,7 +34,7 @@ def loaded(package: str) -> list[ModuleType]:
 
 
 def problems() -> Iterator[Any]:
-    from avow.contract import Problem
+    from avow.core import Problem
 
     for (b, h, g, n, s, d, e), causal, mask in itertools.product(SIZES, (False, True), MASKS):
         for dtype in (torch.float32, torch.bfloat16):
@@ -67,7 +67,7 @@ def run_methods() -> int:
 
 
 def run(method: Any, p: Any) -> None:
-    from avow.certificates import measure_norms
+    from avow.core.certify import measure_norms
 
     norms = measure_norms(p)
     computed = method.compute(p, torch.Generator().manual_seed(0))
@@ -81,10 +81,21 @@ def run(method: Any, p: Any) -> None:
 
 def run_maths() -> None:
     """What no method calls: analysis and the paths of other arithmetic."""
-    from avow.contract import Problem
-    from avow.maths import brackets, features, norms, rounding, singular, sketch, softmax, spectral, unread, uppers
+    from avow.core import Problem
     from avow.methods.separable import Separable
     from avow.methods.sparse import Sparse
+    from avow.numerics import (
+        brackets,
+        features,
+        logit_upper_bounds,
+        norms,
+        rounding,
+        selection,
+        singular,
+        sketch,
+        softmax,
+        spectral,
+    )
 
     q, k = torch.randn(2, 6, 5, 3), torch.randn(2, 2, 130, 3)
     sampling = Sparse(drop=0.3, chance=0.01)
@@ -94,9 +105,9 @@ def run_maths() -> None:
     both = first.followed_by(sketch.sketched(k, metric=first.metric, size=first.size))
     rows = q.reshape(2, 2, 15, 3)
     told = brackets.ends(rows, both, 0.5)
-    uppers.uppers(told, both, compiled=False)
-    unread.crowded(rows, both, 0.5, told)
-    unread.where(torch.eye(3, dtype=torch.bool)[None])
+    logit_upper_bounds.uppers(told, both, compiled=False)
+    selection.crowded(rows, both, 0.5, told)
+    selection.where(torch.eye(3, dtype=torch.bool)[None])
     softmax.softmax_weights(Problem.of(q, k, k, causal=True, enable_gqa=True))
     singular.oracle(Problem.of(q, k, k, enable_gqa=True), 2)
     features.variance_for(0.1, 0.9)
@@ -109,7 +120,7 @@ def run_maths() -> None:
     rounding.tiled_depths(100, torch.float32, "cuda", many=True)
 
 
-_NUMBERS = ("balls", "grids", "kernel_rounding", "random_stream")
+_NUMBERS = ("intervals", "grids", "kernel_rounding", "random_stream")
 
 
 def functions(package: str) -> dict[CodeType, str]:
@@ -144,7 +155,7 @@ def unreached(package: str) -> list[str]:
 
 def spoil() -> None:
     """A batch of one where two are needed: torch would broadcast it without a word."""
-    from avow.maths import scan
+    from avow.numerics import scan
 
     scan.running(torch.randn(2, 3, 5, 4), torch.randn(1, 3, 4, 1))
 
@@ -159,7 +170,7 @@ def main() -> int:
     if "--spoil" in sys.argv:
         spoil()
         return 0
-    missing = unreached("avow.maths")
+    missing = unreached("avow.numerics")
     if missing:
         print("no shapes were checked in these; call them in tests/shapes.py:", *missing, sep="\n  ")
     return 1 if missing else 0

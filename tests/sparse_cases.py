@@ -9,7 +9,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from avow.contract import Problem
+from avow.core import Problem
 from avow.methods.sparse import Sparse
 from tests.generators import Case, layout, sizes
 

@@ -19,11 +19,11 @@ import pytest
 import torch
 
 from avow.errors import FileError, LostRank, ParameterError
-from avow.training.ahead import ahead
 from avow.training.batches import Batches, Step
 from avow.training.graphs import Replayed
 from avow.training.loop import Trainer
 from avow.training.parallel import Ranks
+from avow.training.prefetch import ahead
 from tests.runs import small
 
 
@@ -120,7 +120,7 @@ def program(folder: Path, *last: str) -> list[str]:
     """A process that asks for the first of many steps, tells of it, and goes on so."""
     lines = (
         "import os, pathlib, signal, sys, threading, time",
-        "from avow.training.ahead import ahead",
+        "from avow.training.prefetch import ahead",
         "from tests.test_ahead import forked, made",
         f"batches = made(pathlib.Path({str(folder)!r}), 0)",
         *last,

@@ -17,19 +17,19 @@ from docs.site.layers import BOXES, Arrow, graph, implied, upward
 TREE = {
     "__init__.py": "from avow.attend import attend as attend\n",
     "errors.py": "",
-    "maths/scan.py": "from avow import errors\n",
-    "methods/exact.py": "from avow.maths import scan\ndef compute():\n    from avow.kernels import scan\n",
-    "kernels/scan.py": "from ..maths import scan\n",
-    "attend.py": "from avow.methods import exact\nfrom avow.maths import scan\n",
+    "numerics/scan.py": "from avow import errors\n",
+    "methods/exact.py": "from avow.numerics import scan\ndef compute():\n    from avow.kernels import scan\n",
+    "kernels/scan.py": "from ..numerics import scan\n",
+    "attend.py": "from avow.methods import exact\nfrom avow.numerics import scan\n",
 }
 SHOWN = [
-    "attend → maths",
+    "attend → core",
     "attend → methods",
     "avow → attend",
-    "kernels → maths",
-    "maths → contract",
+    "core → errors",
+    "kernels → core",
+    "methods → core",
     "methods ⇢ kernels",
-    "methods → maths",
 ]
 
 
@@ -64,17 +64,17 @@ def test_arrows_are_what_files_spell(tmp_path: Path) -> None:
 
 def test_a_wrong_import_changes_the_picture_and_points_upwards(tmp_path: Path) -> None:
     before = picture(graph(planted(tmp_path)))
-    after = picture(graph(planted(tmp_path, links="from avow.nn import cache\n")))
+    after = picture(graph(planted(tmp_path, planner="from avow.nn import cache\n")))
     assert drawn_in(before) == SHOWN and "planner → nn" in drawn_in(after)
     assert 'class="wrong' not in before and after.count('class="wrong') == 1
 
 
 def test_what_changes_no_import_leaves_the_picture_as_it_is(tmp_path: Path) -> None:
-    more = "from avow.maths import scan\n" * 3 + "x = 1\n" * 50
+    more = "from avow.numerics import scan\n" * 3 + "x = 1\n" * 50
     assert graph(planted(tmp_path, planner=more)).plain() != SHOWN
-    again = TREE["maths/scan.py"] + more.replace("from avow.maths import scan", "import avow.errors")
+    again = TREE["numerics/scan.py"] + more.replace("from avow.numerics import scan", "import avow.errors")
     (tmp_path / "avow" / "planner.py").unlink()
-    (tmp_path / "avow" / "maths" / "scan.py").write_text(again)
+    (tmp_path / "avow" / "numerics" / "scan.py").write_text(again)
     assert graph(tmp_path / "avow").plain() == SHOWN
 
 
@@ -105,9 +105,9 @@ def test_the_command_says_what_is_wrong(
     out = tmp_path / "out.svg"
     monkeypatch.setattr(architecture, "ROOT", planted(tmp_path).parent)
     assert main(["--out", str(out)]) == 0 and drawn_in(out.read_text()) == SHOWN
-    planted(tmp_path, chart="from avow.maths import scan\n")
+    planted(tmp_path, parameters="from avow.numerics import scan\n")
     assert main(["--out", str(out)]) == 1
-    assert "contract imports maths, which lies above it" in capsys.readouterr().err
+    assert "errors imports core, which lies above it" in capsys.readouterr().err
 
 
 def test_the_page_names_files_that_are_there() -> None:

@@ -15,7 +15,7 @@ from torch import Tensor
 import avow
 from avow.attend import as_given
 from avow.calibration import Rate, Rates
-from avow.contract import Method, Problem, Prospect
+from avow.core import Method, Problem, Prospect
 from avow.errors import ToleranceUnreachable
 from avow.methods.exact import Exact
 from avow.methods.low_rank import LowRank

@@ -11,8 +11,8 @@ import torch
 from torch import Tensor
 
 import avow
-from avow.certificates import measure_norms
-from avow.certificates.audit import reference_error, rows_needed
+from avow.core.audit import reference_error, rows_needed
+from avow.core.certify import measure_norms
 from avow.errors import ParameterError, ShapeError
 from avow.methods import method_named
 from avow.methods.latent import Latent, directions

@@ -14,7 +14,8 @@ import pytest
 import safetensors.torch
 import torch
 
-from avow import bounded, calibration, workloads
+from avow import bounded, calibration
+from avow.bench import workloads
 from avow.bounded import DOCUMENT_BYTES, HEADER_BYTES, Malformed, load_tensors, read_header, read_tensors
 from avow.cli.numbers import tensor_in
 from avow.errors import AvowError, FileError

@@ -12,7 +12,7 @@ import pytest
 import avow
 from avow import calibration
 from avow.calibration import TYPICAL, Rate, Rates, cache_file, fit, measure_rates, rates
-from avow.contract import Cost, Method, Problem, Sizes
+from avow.core import Cost, Method, Problem, Sizes
 from avow.methods.exact import Exact
 
 SOME = {name: Rate(1e-6, 1e-10, 1e-12) for name in avow.all_methods()}

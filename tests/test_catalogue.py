@@ -6,8 +6,8 @@ import json
 
 import pytest
 
-from avow.claims import catalogue
 from avow.report.mathml import formula
+from avow.theory.claims import catalogue
 from tests.judging import finding
 
 CLAIMS = catalogue()

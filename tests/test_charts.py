@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from avow.chart import Chart, Picture, Table
+from avow.core.chart import Chart, Picture, Table
 from avow.report import charts
-from avow.report.looks import LOOKS
+from avow.report.style import LOOKS
 
 LINES = Chart(
     "How <fast> it falls",

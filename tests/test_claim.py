@@ -13,9 +13,9 @@ import pytest
 import torch
 from flint import arb
 
-from avow.claims import Claim, Evidence, Finding, Unproved, claim, verdict_of
-from avow.claims.claim import PROOFS, as_json
 from avow.errors import ParameterError
+from avow.theory.claims import Claim, Evidence, Finding, Unproved, claim, verdict_of
+from avow.theory.claims.claim import PROOFS, as_json
 
 KINDS = [*sorted(PROOFS), "counterexample", "search"]
 
@@ -139,7 +139,6 @@ def test_a_check_that_yields_anything_but_evidence_is_told_so() -> None:
         ({"expected": "corrected"}, "claim a-claim: amended='' must go with a correction; give `amended`"),
         ({"amended": "y"}, "claim a-claim: amended='y' must go with a correction; give `amended`"),
         ({"needs": "x"}, "claim a-claim: needs='x' must be a tuple of strings; write needs=('x',)"),
-        ({"used_by": "avow"}, "claim a-claim: used_by='avow' must be a tuple of strings; write used_by=('avow',)"),
         ({"assumptions": None}, "claim a-claim: assumptions=None must be a tuple of strings; write assumptions=('one'"),
         ({"requires": (5,)}, "claim a-claim: requires=(5,) must be a tuple of strings; write requires=('one', 'two')"),
         ({"topic": 5}, "claim a-claim: topic=5 must be a string; write it in quotes"),
@@ -211,7 +210,7 @@ def test_a_finding_is_json_all_the_way() -> None:
         "far": [math.inf, (1, True)],
         "by": {1: None},
     }
-    one = made([Evidence("symbolic", "a step", facts)], used_by=("avow.maths",), assumptions=("real arithmetic",))
+    one = made([Evidence("symbolic", "a step", facts)], assumptions=("real arithmetic",))
     told = json.loads(json.dumps(one.judge().plain(), allow_nan=False))
     assert told["evidence"][0]["facts"] == {
         "third": "1/3",
@@ -222,7 +221,7 @@ def test_a_finding_is_json_all_the_way() -> None:
         "by": {"1": None},
     }
     assert told["verdict"] == told["expected"] == "proved" and told["as_recorded"] is True
-    assert told["kinds"] == ["symbolic"] and told["used_by"] == ["avow.maths"]
+    assert told["kinds"] == ["symbolic"] and told["used_by"] == []
     for name in ("id", "topic", "statement", "plain", "amended", "assumptions", "seconds", "trouble", "needs"):
         assert name in told
     assert told["sabotages"] == {} and told["picture"] is None

@@ -13,8 +13,8 @@ from tests import command
 SAMPLE = str(Path(__file__).parent / "sample_claims.py")
 
 MISTAKEN = """
-from avow.claims import toolbox
-from avow.claims.claim import claim
+from avow.theory.claims import toolbox
+from avow.theory.claims.claim import claim
 
 words = {"topic": "t", "expected": "proved", "statement": "1 = 2"}
 
@@ -56,7 +56,7 @@ def test_the_list_names_every_claim_with_its_record() -> None:
 
 
 def test_the_catalogue_is_listed_whole() -> None:
-    from avow.claims import catalogue
+    from avow.theory.claims import catalogue
 
     listed = json.loads(run("list", "--json").stdout)["claims"]
     assert [claim["id"] for claim in listed] == list(catalogue()) and len(listed) > 0
@@ -107,12 +107,12 @@ def test_one_claim_is_shown_whole() -> None:
 
 
 def test_an_interrupt_leaves_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
-    import avow.claims
+    import avow.theory.claims
 
     def interrupted(*_: object, **__: object) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(avow.claims, "run", interrupted)
+    monkeypatch.setattr(avow.theory.claims, "run", interrupted)
     done = run("run", "--user", SAMPLE, code=130)
     assert done.stderr.endswith("avow: interrupted; nothing was written\n") and list(Path("out").iterdir()) == []
 

@@ -7,11 +7,11 @@ import sympy
 import torch
 from torch import Tensor
 
-from avow.claims import counting
-from avow.claims.catalogue import costs, linear_costs
-from avow.claims.claim import Unproved
-from avow.contract import Cost, Sizes
+from avow.core import Cost, Sizes
 from avow.methods.separable import Separable
+from avow.theory.claims import counting
+from avow.theory.claims.catalogue import costs, linear_costs
+from avow.theory.claims.claim import Unproved
 
 a, b = counting.length("a"), counting.length("b")
 

@@ -7,8 +7,8 @@ from fractions import Fraction
 import pytest
 import torch
 
-from avow.claims.catalogue import optimisers, optimisers_decay, recurrent
-from avow.maths import balls
+from avow.numerics import intervals
+from avow.theory.claims.catalogue import optimisers, optimisers_decay, recurrent
 
 
 def test_the_gradient_in_balls_is_autograd_s() -> None:
@@ -88,6 +88,6 @@ def test_adam_in_balls_is_torch_s_adam() -> None:
         adam.zero_grad()
         ((theta - 1) ** 2 / 2 + theta**2 / 2).backward()
         adam.step()
-    with balls.precision(512):
+    with intervals.precision(512):
         found = optimisers_decay._with_adam(Fraction(1, 2), 150)
     assert float(theta.detach()) == pytest.approx(float(found), abs=1e-9)

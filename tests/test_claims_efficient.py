@@ -8,8 +8,8 @@ import torch
 from flint import arb
 
 import avow
-from avow.claims.catalogue import efficient, features, singular
-from avow.maths import balls
+from avow.numerics import intervals
+from avow.theory.claims.catalogue import efficient, features, singular
 
 
 def test_the_library_attends_by_distance_as_the_claim_says() -> None:
@@ -28,7 +28,7 @@ def test_the_chance_that_random_features_fail_is_no_less_than_what_is_drawn() ->
     reached = float((draws.mean(-1) >= 0.5).double().mean())
     bound = features.far_below(radius, count, cut)
     assert bound >= arb(reached)
-    assert balls.upper(bound) < 0.5
+    assert intervals.upper(bound) < 0.5
 
 
 def test_the_picture_of_copying_falls_below_what_separable_weights_can_reach() -> None:

@@ -10,10 +10,10 @@ import pytest
 import torch
 from flint import arb
 
-from avow.claims import toolbox
-from avow.claims.catalogue import heads, positions
-from avow.claims.catalogue.layers import Layer
-from avow.claims.claim import Unproved
+from avow.theory.claims import toolbox
+from avow.theory.claims.catalogue import heads, positions
+from avow.theory.claims.catalogue.layers import Layer
+from avow.theory.claims.claim import Unproved
 from tests.judging import number, step
 
 

@@ -13,12 +13,12 @@ import torch
 from flint import arb
 from torch import Tensor
 
-from avow.claims import Claim, catalogue, hunts
-from avow.claims.balled import Numbers, balled, stored
-from avow.claims.hunting import AMENDED, STATED, Hunt, hunted, variants
-from avow.claims.hunts import HUNTS
-from avow.constructions.formulas import compiled
 from avow.errors import ParameterError
+from avow.theory.claims import Claim, catalogue, falsifiers
+from avow.theory.claims.falsifiers import HUNTS
+from avow.theory.claims.interval_checks import Numbers, balled, stored
+from avow.theory.claims.random_search import AMENDED, STATED, Hunt, hunted, variants
+from avow.theory.constructions.formulas import compiled
 
 # Variants that no case can break, and that the ledger's check rejects all the same.
 UNBREAKABLE = {
@@ -66,11 +66,11 @@ def test_every_claim_can_be_attacked_and_every_variant_by_a_name_of_its_own() ->
 
 
 def test_a_search_stands_beside_the_file_of_its_claim() -> None:
-    names = [file.name for file in pkgutil.iter_modules(hunts.__path__)]
-    found = {id: name for name in names for id in importlib.import_module(f"{hunts.__name__}.{name}").HUNTS}
+    names = [file.name for file in pkgutil.iter_modules(falsifiers.__path__)]
+    found = {id: name for name in names for id in importlib.import_module(f"{falsifiers.__name__}.{name}").HUNTS}
     assert found.keys() == HUNTS.keys()
     for id, name in found.items():
-        assert catalogue()[id].source.startswith(f"avow.claims.catalogue.{name}"), id
+        assert catalogue()[id].source.startswith(f"avow.theory.claims.catalogue.{name}"), id
 
 
 def test_a_search_that_looks_away_finds_nothing_to_break() -> None:

@@ -10,9 +10,9 @@ from flint import arb
 from hypothesis import given
 from hypothesis import strategies as st
 
-from avow.claims import Claim
-from avow.claims.catalogue import lemmas
-from avow.maths import balls, rounding
+from avow.numerics import intervals, rounding
+from avow.theory.claims import Claim
+from avow.theory.claims.catalogue import lemmas
 from tests.judging import claims_of, judged
 
 CLAIMS = claims_of(lemmas)
@@ -46,7 +46,7 @@ def test_the_rounding_model_uses_the_constant_that_is_proved(delta: float) -> No
 def test_weights_never_move_further_than_the_lemma_says(moves: list[tuple[float, float]], delta: float) -> None:
     before = [arb(a) for a, _ in moves]
     after = [arb(a) + arb(d) * arb(delta) for a, d in moves]
-    moved = sum((abs(p - q) for p, q in zip(balls.softmax(before), balls.softmax(after), strict=True)), arb(0))
+    moved = sum((abs(p - q) for p, q in zip(intervals.softmax(before), intervals.softmax(after), strict=True)), arb(0))
     assert bool(moved <= 2 * (arb(delta) / 2).tanh() + arb("1e-12"))
 
 

@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from avow.claims.catalogue import neighbours
-from avow.claims.claim import version_of
+from avow.theory.claims.catalogue import neighbours
+from avow.theory.claims.claim import version_of
 from tests.judging import claims_of, judged
 
 LOOSE = """

@@ -12,11 +12,11 @@ import pytest
 import torch
 from flint import arb
 
-from avow.claims import toolbox
-from avow.claims.claim import Unproved
-from avow.constructions.construction import Construction, Proof
-from avow.constructions.queries import copy_query
-from avow.maths import balls
+from avow.numerics import intervals
+from avow.theory.claims import toolbox
+from avow.theory.claims.claim import Unproved
+from avow.theory.constructions.construction import Construction, Proof
+from avow.theory.constructions.queries import copy_query
 from tests.judging import finding, number, step
 
 
@@ -51,10 +51,10 @@ def test_the_negative_key_has_its_exact_probability() -> None:
 
 
 def test_the_normal_law_in_balls_encloses_it() -> None:
-    assert balls.normal_cdf(arb(0)).overlaps(arb(1) / 2)
+    assert intervals.normal_cdf(arb(0)).overlaps(arb(1) / 2)
     for x in (-3.0, -0.5, 1.25):
-        assert float(balls.normal_cdf(arb(x))) == pytest.approx(0.5 * math.erfc(-x / math.sqrt(2)), rel=1e-14)
-    assert not balls.normal_cdf(arb(1)).overlaps(balls.normal_cdf(arb(-1)))
+        assert float(intervals.normal_cdf(arb(x))) == pytest.approx(0.5 * math.erfc(-x / math.sqrt(2)), rel=1e-14)
+    assert not intervals.normal_cdf(arb(1)).overlaps(intervals.normal_cdf(arb(-1)))
 
 
 def test_weights_out_of_reach_come_with_the_combination_that_forbids_them() -> None:

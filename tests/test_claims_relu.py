@@ -6,10 +6,10 @@ from fractions import Fraction
 
 import sympy
 
-from avow.claims.catalogue import relu, relu_square_deep, relu_square_line
-from avow.claims.catalogue import relu_square as one_layer
-from avow.constructions import relu_square
-from avow.constructions.relu import hinges, sawtooth, square_error
+from avow.theory.claims.catalogue import relu, relu_square_deep, relu_square_line
+from avow.theory.claims.catalogue import relu_square as one_layer
+from avow.theory.constructions import relu_square
+from avow.theory.constructions.relu import hinges, sawtooth, square_error
 from tests.judging import judged
 
 

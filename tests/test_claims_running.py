@@ -16,9 +16,9 @@ from typing import Any
 
 import pytest
 
-from avow.claims import Claim, Evidence, Finding, catalogue, claims_in, run
-from avow.claims.crew import Worker
 from avow.errors import ParameterError
+from avow.theory.claims import Claim, Evidence, Finding, catalogue, claims_in, run
+from avow.theory.claims.worker_pool import Worker
 from tests.judging import written
 
 ROOT = Path(__file__).parent.parent
@@ -192,7 +192,7 @@ def test_what_a_worker_found_is_what_the_claim_finds_here(troubled: tuple[dict[s
 
 INTERRUPTED = """
     import sys
-    from avow.claims import claims_in, run
+    from avow.theory.claims import claims_in, run
     for _ in run(claims_in(sys.argv[1]), seconds_each=100, workers=1):
         pass
 """

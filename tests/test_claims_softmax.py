@@ -7,8 +7,8 @@ import math
 import pytest
 import torch
 
-from avow.claims import Claim, Evidence
-from avow.claims.catalogue import softmax
+from avow.theory.claims import Claim, Evidence
+from avow.theory.claims.catalogue import softmax
 from tests.judging import judged
 
 
@@ -27,7 +27,7 @@ def test_the_gaps_are_those_of_the_formats(name: str, gap: str) -> None:
 
 
 def test_the_library_s_own_thresholds_lie_beyond_the_gaps() -> None:
-    from avow.maths.rounding import underflow_log
+    from avow.numerics.rounding import underflow_log
 
     assert underflow_log(torch.float32) > 103.98 and underflow_log(torch.float64) > 745.14
     assert underflow_log(torch.float32) < 104.1 and underflow_log(torch.float64) < 745.3

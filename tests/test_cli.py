@@ -11,9 +11,9 @@ import torch
 from safetensors.torch import save_file
 
 import avow
-from avow import atomic
+from avow import file_io
 from avow.cli.lists import methods
-from avow.contract import Method
+from avow.core import Method
 from avow.report import compare
 from tests.command import refused, run
 
@@ -211,7 +211,7 @@ def test_the_place_is_checked_before_the_work(monkeypatch: pytest.MonkeyPatch) -
     monkeypatch.setattr(compare.Bench, "board", lambda *_: pytest.fail("work began"))
     Path("file").write_text("")
     assert "has no folder" in refused("compare", *SMALL, "--html", "file/page.html")
-    assert atomic.ready(Path("fine/page.html")) is None
+    assert file_io.ready(Path("fine/page.html")) is None
 
 
 def test_errors_are_shown_in_both_units() -> None:

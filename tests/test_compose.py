@@ -10,8 +10,8 @@ import pytest
 import torch
 
 import avow
-from avow.certificates.compose import compose, select
-from avow.contract import Certificate, Cost, Kind
+from avow.core import Certificate, Cost, Kind
+from avow.core.compose import compose, select
 from avow.errors import InputError
 
 

@@ -15,11 +15,11 @@ from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 from typer.testing import CliRunner
 
-import avow.constructions
+import avow.theory.constructions
 from avow.cli import app
 from avow.cli.formula import parse
-from avow.constructions.construction import Proof
 from avow.errors import ParameterError
+from avow.theory.constructions.construction import Proof
 
 COMMANDS: dict[str, list[str]] = {
     "copy": ["--orthonormal", "5", "--target", "2", "--shortest"],
@@ -136,12 +136,12 @@ def test_robust_heads_know_their_laws(law: list[str]) -> None:
 
 
 def test_a_proof_that_does_not_hold_fails_and_writes_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
-    verify = avow.constructions.ReluLinear.verify
+    verify = avow.theory.constructions.ReluLinear.verify
 
-    def broken(self: avow.constructions.ReluLinear) -> Proof:
+    def broken(self: avow.theory.constructions.ReluLinear) -> Proof:
         return replace(verify(self), achieved=1.0)
 
-    monkeypatch.setattr(avow.constructions.ReluLinear, "verify", broken)
+    monkeypatch.setattr(avow.theory.constructions.ReluLinear, "verify", broken)
     done = run("relu-linear", "--save", "line.safetensors", "--png", "line.png", code=1)
     assert "BROKEN" in done.stdout and done.stderr == "avow: the proof does not hold; nothing was written\n"
     assert list(Path().iterdir()) == []

@@ -14,7 +14,7 @@ from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
 
 import avow
-from avow.contract import Certificate, Cost, Kind, Problem, Sizes
+from avow.core import Certificate, Cost, Kind, Problem, Sizes
 from avow.errors import InputError, ParameterError, ShapeError
 
 

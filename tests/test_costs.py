@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from avow.calibration import random_problem
-from avow.contract import Method, Sizes
+from avow.core import Method, Sizes
 from avow.methods import all_methods
 from avow.report.measure import peak_bytes
 

@@ -11,10 +11,10 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.functional import scaled_dot_product_attention
 
 import avow
-from avow.certificates import measure_norms
-from avow.contract import Problem
-from avow.maths import cpu_sums, rounding
+from avow.core import Problem
+from avow.core.certify import measure_norms
 from avow.methods.exact import Exact
+from avow.numerics import cpu_sums, rounding
 
 ROUNDED = 2.0**-23
 """The unit in the last place of one."""

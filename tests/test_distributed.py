@@ -12,10 +12,10 @@ import torch.distributed as dist
 from torch import Tensor
 
 import avow
-from avow.contract import Sizes
+from avow.core import Sizes
 from avow.distributed import attend
 from avow.distributed.bytes_sent import shard_bytes
-from avow.distributed.traffic import counted
+from avow.distributed.point_to_point import counted
 from avow.errors import ParameterError
 from tests.processes import message, together
 from tests.shards import HEADS, Case, apart, piece

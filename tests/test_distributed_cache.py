@@ -10,11 +10,11 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from avow.contract import Sizes
+from avow.core import Sizes
 from avow.distributed import ShardedCache
 from avow.distributed.bytes_sent import sparse_bytes
 from avow.distributed.cache import dealt
-from avow.distributed.traffic import counted
+from avow.distributed.point_to_point import counted
 from avow.errors import ParameterError
 from avow.nn import KeyValueCache
 from tests.caches import errors

@@ -12,13 +12,13 @@ import torch.distributed as dist
 from torch import Tensor
 
 from avow.attend import Attended
-from avow.contract import Problem, Prospect, Sizes
+from avow.core import Problem, Prospect, Sizes
 from avow.distributed import attend
-from avow.distributed.choosing import candidates
-from avow.links import Link
+from avow.distributed.comm_cost import Link
+from avow.distributed.parallel_plan import Roof, offers
+from avow.distributed.planner import candidates
 from avow.methods.exact import Exact
 from avow.methods.low_rank import LowRank
-from avow.scaling import Roof, offers
 from tests.processes import message, together
 from tests.truth import judge
 

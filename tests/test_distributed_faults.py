@@ -19,9 +19,9 @@ import torch.distributed as dist
 from torch import Tensor
 
 from avow.distributed import ShardedCache, attend
+from avow.distributed.point_to_point import group_device
 from avow.distributed.ring import ring_attention
 from avow.distributed.sparse import attend_sparse
-from avow.distributed.traffic import group_device
 from avow.errors import AvowError
 from avow.nn import KeyValueCache
 from tests.processes import together
@@ -198,8 +198,8 @@ def failures(group: dist.ProcessGroup, odd: bool) -> dict[str, str]:
         raise RuntimeError("DefaultCPUAllocator: can't allocate memory")
 
     places = {
-        "exact": ("avow.distributed.agreement.measure_norms", "avow.distributed.exact.answered"),
-        "ring": ("avow.distributed.agreement.measure_norms", "avow.distributed.ring.answered"),
+        "exact": ("avow.distributed.consensus.measure_norms", "avow.distributed.exact.answered"),
+        "ring": ("avow.distributed.consensus.measure_norms", "avow.distributed.ring.answered"),
         "auto apart": ("avow.distributed.attend.own_rates",),
     }
     told = {}

@@ -18,9 +18,9 @@ import torch.distributed as dist
 from torch._C._distributed_c10d import HashStore
 from torch.distributed.distributed_c10d import Store
 
-from avow import atomic
+from avow import file_io
 from avow.distributed import attend
-from avow.distributed.silence import _followed
+from avow.distributed.failure_detection import _followed
 from tests.fuzz_distributed import run
 from tests.lose_rank import Loss, lose
 from tests.processes import FRESH, meet, message, together
@@ -107,7 +107,7 @@ def late(rank: int, folder: str) -> None:
     while rank == 1 and not names <= {path.name for path in Path(folder).iterdir()}:
         time.sleep(0.05)
     told = message(lambda: attend(*given))
-    atomic.write(Path(folder, f"told-{rank}"), told)
+    file_io.write(Path(folder, f"told-{rank}"), told)
     dist.destroy_process_group()
 
 

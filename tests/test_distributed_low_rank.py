@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 import torch
 
-from avow.contract import Sizes
+from avow.core import Sizes
 from avow.distributed.bytes_sent import low_rank_bytes
-from avow.distributed.traffic import PAGE
+from avow.distributed.point_to_point import PAGE
 from avow.methods.low_rank import LowRank
 from tests.linear_shards import COUNTS, NEAR, SABOTAGED, SABOTAGES, cases, joined, said
 

@@ -18,12 +18,12 @@ from torch.distributed.tensor import DTensor
 from torch.nn.parallel import DistributedDataParallel
 
 import avow
-from avow.contract import Sizes
+from avow.core import Sizes
 from avow.distributed import attend, blocks, ring_travel
 from avow.distributed.bytes_sent import ring_bytes
+from avow.distributed.point_to_point import Transfer, counted
 from avow.distributed.ring import ring_attention
 from avow.distributed.ring_route import Route
-from avow.distributed.traffic import Transfer, counted
 from tests.processes import message, together
 from tests.shards import HEADS, Case, apart, piece
 

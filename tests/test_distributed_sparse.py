@@ -17,15 +17,15 @@ from torch import Tensor
 
 import avow
 from avow.bench import shards
-from avow.contract import Problem
+from avow.core import Problem
 from avow.distributed import simulated
 from avow.distributed.bytes_sent import sparse_bytes
-from avow.distributed.scripts import over_processes, side_by_side
+from avow.distributed.parallel_plan import ways
+from avow.distributed.point_to_point import counted
+from avow.distributed.protocols import over_processes, side_by_side
 from avow.distributed.sparse import attend_sparse, own_generator
-from avow.distributed.traffic import counted
 from avow.errors import ParameterError
 from avow.methods.sparse import Sparse
-from avow.scaling import ways
 from tests.fuzz_shards import Whole, over_shards
 from tests.processes import message
 from tests.test_sparse_shards import apart, errors

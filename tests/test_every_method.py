@@ -13,10 +13,10 @@ from torch import Tensor
 from torch.utils.flop_counter import FlopCounterMode, sdpa_flop
 
 import avow
-from avow.certificates import certify, measure_norms
-from avow.contract import Computed, Method, Problem
-from avow.maths.random_stream import RandomStream
+from avow.core import Computed, Method, Problem
+from avow.core.certify import certify, measure_norms
 from avow.methods import all_methods
+from avow.numerics.random_stream import RandomStream
 from tests.truth import judge
 
 METHODS = list(all_methods().values())

@@ -15,11 +15,11 @@ from torch.nn.attention import SDPBackend
 from torch.nn.functional import scaled_dot_product_attention
 
 import avow
-from avow.contract import Problem
+from avow.core import Problem
 from avow.errors import RangeError
-from avow.maths import rounding
 from avow.methods import exact
 from avow.methods.exact import Exact, _fused_on_cpu
+from avow.numerics import rounding
 from tests.truth import judge
 
 LOWEST = torch.finfo(torch.float32).min

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 import avow
-from avow.contract import Promise
+from avow.core import Promise
 from avow.methods.exact import Exact
 from avow.methods.latent import Latent
 from avow.methods.low_rank import LowRank

@@ -9,8 +9,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from avow.maths import fused
-from avow.maths.fused import Fused, NotCompiled
+from avow.numerics import fused
+from avow.numerics.fused import Fused, NotCompiled
 
 
 class Compiler:

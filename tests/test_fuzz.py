@@ -6,7 +6,7 @@ import dataclasses
 
 import pytest
 
-from avow.contract import Promise
+from avow.core import Promise
 from avow.methods.exact import Exact
 from avow.methods.latent import Latent
 from avow.methods.low_rank import LowRank

@@ -6,7 +6,7 @@ import dataclasses
 
 import pytest
 
-from avow.contract import Promise
+from avow.core import Promise
 from avow.methods.sparse import Sparse
 from tests import fuzz_sparse
 from tests.fuzz import CONFIDENCE, Tally

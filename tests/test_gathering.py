@@ -9,10 +9,10 @@ import pytest
 import torch
 from torch import Tensor
 
-from avow.certificates import certify, measure_norms
-from avow.contract import Computed, Problem
-from avow.maths.sketch import Sketch, sketched
+from avow.core import Computed, Problem
+from avow.core.certify import certify, measure_norms
 from avow.methods.sparse import NothingToSave, Sparse
+from avow.numerics.sketch import Sketch, sketched
 from tests.caches import queries
 
 

@@ -8,10 +8,10 @@ import pytest
 import torch
 from torch import Tensor
 
-from avow.certificates import measure_norms
-from avow.contract import Problem
+from avow.bench.workloads import workload
+from avow.core import Problem
+from avow.core.certify import measure_norms
 from avow.integrations.transformers.head_figures import HeadFigures, head_figures, sampled_rows, tokens_for
-from avow.workloads import workload
 
 
 def figures(problem: Problem, rows: int = 64) -> HeadFigures:

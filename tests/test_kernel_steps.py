@@ -14,7 +14,7 @@ from avow.kernels.interpreted import interpret
 
 interpret()
 
-from avow.contract import Certificate
+from avow.core import Certificate
 from avow.kernels import sparse_decode
 from avow.nn import kernel_steps, key_value_cache, token_buffers
 from avow.nn.key_value_cache import KeyValueCache

@@ -17,7 +17,7 @@ from avow.kernels.interpreted import interpret
 
 interpret()
 
-from avow.kernels import causal_scan, cuts
+from avow.kernels import causal_scan, chunking
 from avow.kernels.feature_attention import FeatureSums, feature_attention
 from avow.kernels.feature_twin import feature_attention_twin, feature_attention_whole_twin
 from avow.kernels.feature_whole import feature_attention_whole
@@ -35,7 +35,7 @@ _FRESH = 2.0**-22
 @pytest.fixture(autouse=True)
 def short_parts(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """Parts short enough for a few hundred rows to have several; and a GPU does not warn of inf."""
-    monkeypatch.setattr(cuts, "_WHOLE", 64)
+    monkeypatch.setattr(chunking, "_WHOLE", 64)
     with np.errstate(all="ignore"), warnings.catch_warnings(action="ignore", category=RuntimeWarning):
         yield
 

@@ -13,7 +13,7 @@ from avow.kernels.interpreted import interpret
 
 interpret()
 
-from avow.kernels import causal_scan, cuts, feature_attention
+from avow.kernels import causal_scan, chunking, feature_attention
 from avow.kernels.feature_twin import feature_attention_twin
 from avow.kernels.feature_whole import feature_attention_whole
 from avow.kernels.linear_attention import LinearState, linear_attention, linear_attention_twin
@@ -26,20 +26,20 @@ pytestmark = pytest.mark.kernels
 @pytest.fixture(autouse=True)
 def few_processors(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """A device that a few long parts fill."""
-    monkeypatch.setattr(cuts, "_PROCESSORS", 1)
-    monkeypatch.setattr(cuts, "_WHOLE", 64)
+    monkeypatch.setattr(chunking, "_PROCESSORS", 1)
+    monkeypatch.setattr(chunking, "_WHOLE", 64)
     yield
 
 
 @pytest.fixture
 def many(monkeypatch: pytest.MonkeyPatch) -> int:
     """So many pieces of every part, of which some may be empty."""
-    monkeypatch.setattr(cuts, "pieces", lambda cut, programs, resident, whole: 3)
+    monkeypatch.setattr(chunking, "pieces", lambda cut, programs, resident, whole: 3)
     return 3
 
 
 def test_sums_in_pieces_are_as_near_to_the_truth_as_the_formula(many: int) -> None:
-    parts = cuts.cut(333, 1, 24, 16, 2)
+    parts = chunking.cut(333, 1, 24, 16, 2)
     assert parts.parts > 1
     assert causal_scan.summed(*drawn(1, 1, 1, 333, 24, 16)[1:], parts, 0, False, None, True).many == many
     q, k, v = drawn(1, 1, 1, 333, 24, 16, torch.bfloat16)
@@ -99,19 +99,19 @@ def test_a_scan_that_forgets_pieces_is_seen(many: int, monkeypatch: pytest.Monke
 def test_pieces_leave_little_of_a_device_idle(
     parts: int, programs: int, resident: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(cuts, "_PROCESSORS", 132)
-    cut = cuts.Cut(parts, 1024)
+    monkeypatch.setattr(chunking, "_PROCESSORS", 132)
+    cut = chunking.Cut(parts, 1024)
 
     def idle(pieces: int) -> float:
         busy = (parts - 1) * programs * pieces / (132 * resident)
         return math.ceil(busy) / busy
 
-    chosen = cuts.pieces(cut, programs, resident, False)
-    assert 1 <= chosen <= cuts.MOST_PIECES
-    assert all(idle(chosen) <= 1.05 * idle(other) for other in range(1, cuts.MOST_PIECES + 1))
+    chosen = chunking.pieces(cut, programs, resident, False)
+    assert 1 <= chosen <= chunking.MOST_PIECES
+    assert all(idle(chosen) <= 1.05 * idle(other) for other in range(1, chunking.MOST_PIECES + 1))
     assert all(idle(fewer) > idle(chosen) for fewer in range(1, chosen))
     # A part alone has nothing before it.
-    assert cuts.pieces(cuts.Cut(1, 1024), programs, resident, False) == 1
+    assert chunking.pieces(chunking.Cut(1, 1024), programs, resident, False) == 1
 
 
 def test_a_key_is_counted_on_all_its_way() -> None:
@@ -130,9 +130,9 @@ def test_wide_keys_are_as_near_to_the_truth_as_the_formula(normalise: bool) -> N
 
 def test_layouts_leave_no_column_out() -> None:
     for m, e, size, plain in ((128, 128, 2, True), (128, 128, 2, False), (100, 24, 2, True), (24, 100, 4, True)):
-        for chosen in (cuts.config(m, e, size, plain), cuts.config_of_sums(m, e, size)):
-            assert cuts.divided(e, chosen.columns) * chosen.columns >= e
-            assert chosen.columns <= cuts.padded(e)
+        for chosen in (chunking.config(m, e, size, plain), chunking.config_of_sums(m, e, size)):
+            assert chunking.divided(e, chosen.columns) * chosen.columns >= e
+            assert chosen.columns <= chunking.padded(e)
 
 
 @pytest.mark.parametrize("kind", [torch.bfloat16, torch.float32])

@@ -7,7 +7,7 @@ import importlib.util
 import pytest
 import torch
 
-from avow.kernels.presence import absent
+from avow.kernels.availability import absent
 
 
 def test_each_reason_is_said(monkeypatch: pytest.MonkeyPatch) -> None:

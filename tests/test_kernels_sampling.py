@@ -19,15 +19,15 @@ from avow.kernels.interpreted import interpret
 
 interpret()
 
-from avow.kernels import answers, choice, gather_attention, histogram, planning, sample_bounds, sampling
-from avow.kernels.answers import Decoded
+from avow.kernels import choice, finalize, gather_attention, histogram, planning, sample_bounds, sampling
 from avow.kernels.choice import Chosen
+from avow.kernels.finalize import Decoded
 from avow.kernels.sample_bounds import Logs
 from avow.kernels.sketch_pass import Terms
 from avow.kernels.sparse_decode import decode, decode_twin
 from avow.kernels.step_constants import STEPS
-from avow.maths import tails
-from avow.maths.sketch import sketched
+from avow.numerics import tails
+from avow.numerics.sketch import sketched
 from tests.decoding import BEYOND, HOSTILE, Step, drawn, flags_of, permuted, step, terms_of, unit_of
 
 # A GPU does not warn of inf and nan.
@@ -99,7 +99,7 @@ def test_each_kernel_equals_its_twin(shape: dict[str, int], dtype: torch.dtype) 
     torch.testing.assert_close(parts, twin_parts, rtol=1e-4, atol=1e-3, equal_nan=True)
     found = [
         how(given.q, given.v, parts, terms, with_seed(chosen, seed), most, 0.8, given.scale)
-        for how, seed in zip((answers.merged, answers.merged_twin), seeds, strict=True)
+        for how, seed in zip((finalize.merged, finalize.merged_twin), seeds, strict=True)
     ]
     assert seeds[0].tolist() == seeds[1].tolist() == [4]
     for mine, theirs in zip(*found, strict=True):
@@ -242,7 +242,7 @@ def test_plans_and_lists_are_the_same_however_programs_share_the_work(monkeypatc
         twin = gather_attention.attended_twin(given.q, given.k, given.v, chosen, given.scale)
         torch.testing.assert_close(found, twin, rtol=1e-4, atol=1e-3, equal_nan=True)
         most = given.lengths.most
-        both.append(answers.merged(given.q, given.v, found, terms, chosen, most, 1.0, given.scale))
+        both.append(finalize.merged(given.q, given.v, found, terms, chosen, most, 1.0, given.scale))
     assert torch.equal(both[0].kept, both[1].kept)
     torch.testing.assert_close(both[0].out, both[1].out, rtol=1e-4, atol=1e-5)
 
@@ -275,7 +275,7 @@ def misses(given: Step, steps: int, sabotage: Any = None) -> tuple[float, float]
         if sabotage is not None:
             chosen = sabotage(chosen)
         parts = gather_attention.attended_twin(given.q, given.k, given.v, chosen, given.scale)
-        found = answers.merged_twin(given.q, given.v, parts, terms, chosen, given.lengths.most, 1.0, given.scale)
+        found = finalize.merged_twin(given.q, given.v, parts, terms, chosen, given.lengths.most, 1.0, given.scale)
         broken += float((given.errors(found.out) > found.bound).double().mean()) / steps
         widest = max(widest, float(found.bound.max()))
     return broken, widest

@@ -17,9 +17,9 @@ from avow.kernels.interpreted import interpret
 
 interpret()
 
-from avow.kernels import answers, choice, gather_attention, histogram, sketch_pass, step_constants
-from avow.kernels.answers import Decoded
-from avow.maths.sketch import GROUP, sketched
+from avow.kernels import choice, finalize, gather_attention, histogram, sketch_pass, step_constants
+from avow.kernels.finalize import Decoded
+from avow.numerics.sketch import GROUP, sketched
 from tests.decoding import BEYOND, HOSTILE, Step, drawn, flags_of, permuted, step, terms_of, unit_of
 
 pytestmark = pytest.mark.kernels
@@ -78,7 +78,7 @@ def test_each_kernel_equals_its_twin(shape: dict[str, int], dtype: torch.dtype) 
     torch.testing.assert_close(own_parts, parts, rtol=1e-4, atol=1e-3, equal_nan=True)
     pair = [
         how(given.q, given.v, parts, terms, chosen, most, drop, given.scale)
-        for how in (answers.merged, answers.merged_twin)
+        for how in (finalize.merged, finalize.merged_twin)
     ]
     for mine, other in zip(*pair, strict=True):
         torch.testing.assert_close(mine, other, rtol=unit_of(mine), atol=1e-6)

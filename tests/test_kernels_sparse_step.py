@@ -16,10 +16,10 @@ from avow.kernels.interpreted import interpret
 
 interpret()
 
-from avow.kernels import answers, choice, histogram, list_shares
-from avow.kernels.answers import Decoded
+from avow.kernels import choice, finalize, histogram, work_partition
+from avow.kernels.finalize import Decoded
 from avow.kernels.sparse_decode import decode, decode_twin, value_lengths
-from avow.maths.sketch import GROUP, sketched
+from avow.numerics.sketch import GROUP, sketched
 from tests.decoding import Step, drawn, step, terms_of
 
 pytestmark = pytest.mark.kernels
@@ -44,8 +44,8 @@ def test_programs_that_do_more_than_a_block_or_a_head_find_the_same(
     alone = given.run(how=decode_twin)
     for module, name, value in ((choice, "BLOCK", 128), (histogram, "_SPAN", 128), (choice, "_AT_ONCE", 4)):
         monkeypatch.setattr(module, name, value)
-    monkeypatch.setattr(list_shares, "_PROGRAMS", count)
-    monkeypatch.setattr(answers, "_CHUNK", 2)
+    monkeypatch.setattr(work_partition, "_PROGRAMS", count)
+    monkeypatch.setattr(finalize, "_CHUNK", 2)
     assert choice.spans_of(3, 500) == (4, 2, 3)
     found, other = given.run(), given.run(how=decode_twin)
     for mine, theirs in zip(found, other, strict=True):

@@ -10,8 +10,8 @@ import pytest
 import torch
 
 import avow
-from avow.certificates import certify, measure_norms
-from avow.contract import Problem
+from avow.core import Problem
+from avow.core.certify import certify, measure_norms
 from avow.errors import ParameterError, ToleranceUnreachable
 from avow.methods.sparse import Sparse
 from avow.nn import KeyValueCache, key_value_cache

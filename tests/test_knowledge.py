@@ -23,9 +23,9 @@ from avow.nn import build
 from avow.training import Evaluation, Outcome, corpus_of, evaluate, invent, load_model, write_corpus
 from avow.training.knowledge import Experiment, Result, Row, told_apart
 from avow.training.knowledge_arms import CLASSIC, NOT_READ, SMALL, Arm, arms
-from avow.training.one_arm import run_arm
+from avow.training.run_many import Interrupted, News, read_result, side_by_side
+from avow.training.run_worker import run_arm
 from avow.training.sampling import Answer
-from avow.training.side_by_side import Interrupted, News, read_result, side_by_side
 
 TINY = ["model.width=16", "model.heads=2", "model.layers=1", "model.block=64", "data.batch=8", "run.log_every=2"]
 
@@ -171,7 +171,7 @@ def test_an_interrupt_ends_in_the_command_to_go_on_with(
     def interrupted(*given: Any, **more: Any) -> None:
         raise problem
 
-    monkeypatch.setattr("avow.training.side_by_side.side_by_side", interrupted)
+    monkeypatch.setattr("avow.training.run_many.side_by_side", interrupted)
     told = knowledge(*TINY, "--corpus", people, "--out", str(tmp_path), code=code)
     assert words in told.stderr and "go on with: avow " in told.stderr and "--resume" in told.stderr
     assert not (tmp_path / "knowledge.html").exists()

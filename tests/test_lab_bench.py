@@ -12,7 +12,8 @@ import torch
 from safetensors.torch import save
 
 import avow
-from avow.contract import Problem
+from avow.bench.workloads import workload
+from avow.core import Problem
 from avow.errors import FileError
 from avow.lab.pages import bench
 from avow.lab.pages.bench import KNOBS, PAGE, Benched, judged, preview, verdict
@@ -20,7 +21,6 @@ from avow.lab.pages.bench_heads import Head, Tried, drawn, read_by, tried, uploa
 from avow.methods.low_rank import LowRank
 from avow.methods.random_features import RandomFeatures
 from avow.methods.sparse import Sparse
-from avow.workloads import workload
 from tests.lab import Lab
 from tests.lab_visits import Opener
 

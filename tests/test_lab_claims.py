@@ -7,12 +7,12 @@ from typing import Any, get_args
 
 import pytest
 
-from avow.claims import catalogue
-from avow.claims.hunting import AMENDED, hunted, variants
-from avow.claims.hunts import HUNTS
-from avow.claims.running import judged_after_needs
 from avow.lab.pages import claims
 from avow.lab.pages.claims import Asked
+from avow.theory.claims import catalogue
+from avow.theory.claims.falsifiers import HUNTS
+from avow.theory.claims.random_search import AMENDED, hunted, variants
+from avow.theory.claims.running import judged_after_needs
 from tests.lab import Lab
 from tests.lab_visits import Opener, Visit
 

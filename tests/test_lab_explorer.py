@@ -8,10 +8,10 @@ from typing import Any
 import pytest
 import torch
 
-from avow.constructions.readout import enclosed, read
 from avow.lab.pages import explorer
 from avow.lab.pages.explorer import PAGE, Explored
 from avow.lab.pages.explorer_scenes import bearings, pointed, sphere
+from avow.theory.constructions.readout import enclosed, read
 
 
 def facts(answer: dict[str, Any]) -> dict[str, str]:
@@ -101,7 +101,7 @@ def test_one_key_has_no_gap_to_bound_and_values_of_zero_are_read_as_zero() -> No
 
 
 def test_an_estimate_is_what_verify_proves() -> None:
-    from avow.constructions import average_query, copy_query
+    from avow.theory.constructions import average_query, copy_query
 
     for made in (copy_query(torch.eye(5), 2, 0.01), average_query(torch.eye(5), (0, 3), 0.05)):
         assert made.estimate == pytest.approx(made.verify().achieved, rel=1e-9)

@@ -7,10 +7,10 @@ from typing import Any
 import pytest
 
 from avow.cli.formula import parse
-from avow.constructions import relu_piecewise, relu_square
 from avow.errors import NonFiniteError, ParameterError
 from avow.lab.pages import relu
 from avow.lab.pages.relu import PAGE, Built
+from avow.theory.constructions import relu_piecewise, relu_square
 from tests.hostile_formulas import CODE, hostile
 from tests.lab import Lab
 from tests.lab_visits import Opener, Visit

@@ -28,9 +28,9 @@ from typer.testing import CliRunner
 
 from avow.cli import app
 from avow.errors import FileError, ParameterError
-from avow.lab import guard, shell
-from avow.lab.answers import MISTAKE, mistake, plain, told
+from avow.lab import security, templates
 from avow.lab.page import PACKAGE, all_pages
+from avow.lab.responses import MISTAKE, mistake, plain, told
 from avow.lab.serving import bound
 from avow.lab.static_files import static_files
 from avow.lab.uploads import Shelf, tensors_of
@@ -92,7 +92,7 @@ def test_the_token_stands_in_pages_and_nowhere_else(lab: Lab) -> None:
 
 
 def test_a_guard_that_lets_everyone_in_would_be_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(guard.Guard, "_admit", lambda self, scope: None)
+    monkeypatch.setattr(security.Guard, "_admit", lambda self, scope: None)
     with running("tests.lab_pages") as open_to_all:
         assert open_to_all.get("/", Host="evil.example").status == 200
 
@@ -263,7 +263,7 @@ def test_files_are_received_a_few_at_a_time() -> None:
     async def all_at_once(path: str) -> int:
         nonlocal most
         most = 0
-        entrance = guard.Guard(answering, 80, "secret", lambda: asyncio.sleep(0))
+        entrance = security.Guard(answering, 80, "secret", lambda: asyncio.sleep(0))
         headers = [(b"host", b"localhost:80"), (b"x-avow-token", b"secret")]
         scope = {"type": "http", "method": "POST", "path": path, "headers": headers}
 
@@ -282,10 +282,10 @@ def test_files_are_received_a_few_at_a_time() -> None:
 
 
 def test_who_waits_too_long_for_others_files_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("avow.lab.guard._BODY_SECONDS", 0.01)
+    monkeypatch.setattr("avow.lab.security._BODY_SECONDS", 0.01)
 
     async def waits() -> tuple[int, bytes]:
-        entrance = guard.Guard(lambda *_: asyncio.sleep(0), 80, "secret", lambda: asyncio.sleep(0))
+        entrance = security.Guard(lambda *_: asyncio.sleep(0), 80, "secret", lambda: asyncio.sleep(0))
         headers = [(b"host", b"localhost:80"), (b"x-avow-token", b"secret")]
         said: list[Any] = []
         async with entrance._turn("/api/files"), entrance._turn("/api/files"):
@@ -440,7 +440,7 @@ def test_no_two_things_on_a_page_have_one_name() -> None:
     for page in pages:
         twice = [
             name
-            for name, count in Counter(re.findall(r' id="([^"]+)"', shell.page(page, pages, ""))).items()
+            for name, count in Counter(re.findall(r' id="([^"]+)"', templates.page(page, pages, ""))).items()
             if count > 1
         ]
         assert twice == [], f"{page.name}: an input or an element must be renamed"

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 import avow
-from avow.contract import Problem, Sizes
+from avow.core import Problem, Sizes
 from avow.errors import ParameterError
 from avow.methods.latent import Latent, directions
 from tests.truth import ball_error, judge, wide_reference
@@ -81,7 +81,7 @@ def test_tiles_leave_no_seam(monkeypatch: pytest.MonkeyPatch) -> None:
             problem = Problem.of(q, k, v, mask=mask, causal=causal)
             whole = Latent(4, 8).compute(problem).out
             with monkeypatch.context() as patch:
-                patch.setattr("avow.maths.horizons.TILE", 1)
+                patch.setattr("avow.numerics.horizons.TILE", 1)
                 torch.testing.assert_close(Latent(4, 8).compute(problem).out, whole)
 
 

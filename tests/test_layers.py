@@ -30,51 +30,47 @@ def names(*words: str) -> frozenset[str]:
 TENSORS = names("torch numpy jaxtyping")
 PROOFS = names("flint scipy sympy")
 
-NOUNS = names(
-    "avow.errors avow.atomic avow.bounded avow.workers avow.contract avow.params avow.declared avow.chart avow.wishes"
-)
-MATHS = NOUNS | names("avow.maths")
-METHODS = MATHS | names("avow.methods")
-BOUNDS = names("avow.certificates avow.constructions")
+FOUNDATION = names("avow.errors avow.file_io avow.bounded avow.workers avow.parameters avow.declared")
+# What a certificate says needs norms and a model of rounding; numerics need to know what a problem is. No module of the
+# two imports one that imports it: another test sees to that.
+CORE = FOUNDATION | names("avow.core avow.numerics")
+METHODS = CORE | names("avow.methods")
 # calibration measures the device, so that the planner can turn counted work into seconds: it needs methods to time.
-PLANNER = METHODS | names("avow.certificates avow.calibration")
-# workloads makes the synthetic heads that attend is compared on: it needs what attend needs.
-ATTEND = PLANNER | names("avow.planner avow.links avow.scaling avow.attend avow.workloads")
-HOSTS = ATTEND | BOUNDS | names("avow avow.record avow.nn avow.optim avow.walks avow.distributed")
+ATTEND = METHODS | names("avow.calibration avow.planner avow.attend")
+HOSTS = ATTEND | names("avow avow.nn avow.optim avow.distributed")
 TRAINING = HOSTS | names("avow.training")
-CLAIMS = TRAINING | names("avow.claims")
+THEORY = TRAINING | names("avow.theory")
 # What people look at reads answers, certificates and claims; it computes none of them.
-PAGES = CLAIMS - names("avow.maths") | names("avow.report avow.lab avow.cli avow.integrations")
+PAGES = THEORY - names("avow.numerics") | names("avow.bench avow.report avow.lab avow.cli avow.integrations")
 
 TABLE = (
-    # A chart is a noun like the others: constructions and claims make it, reports draw it.
-    Layer(
-        names("errors atomic bounded workers contract params declared chart wishes"), NOUNS | names("torch jaxtyping")
-    ),
-    # Balls are maths; their library is loaded at use.
-    Layer(names("maths"), MATHS | TENSORS, names("flint")),
-    Layer(names("kernels"), MATHS | TENSORS | names("avow.kernels triton")),
+    Layer(names("errors file_io bounded workers parameters declared"), FOUNDATION | names("torch jaxtyping")),
+    Layer(names("core"), CORE | names("torch jaxtyping")),
+    # Balls are numerics; their library is loaded at use.
+    Layer(names("numerics"), CORE | TENSORS, names("flint")),
+    Layer(names("kernels"), CORE | TENSORS | names("avow.kernels triton")),
     Layer(names("methods"), METHODS | TENSORS, names("avow.kernels")),
-    Layer(names("certificates constructions"), MATHS | BOUNDS | TENSORS, PROOFS),
     Layer(names("calibration"), METHODS | TENSORS),
     # The planner chooses among numbers; it never touches a tensor.
-    Layer(names("planner links scaling"), ATTEND),
+    Layer(names("planner"), ATTEND),
     Layer(names("attend"), ATTEND | TENSORS),
-    Layer(names("workloads"), ATTEND | TENSORS),
     # The surface re-exports, and so stands right above attend.
-    Layer(names("avow"), ATTEND - names("avow.maths") | names("avow.record avow.apply")),
+    Layer(names("avow"), ATTEND - names("avow.numerics") | names("avow.apply")),
     # A plan for a whole model belongs to the library that has the model, which is loaded when there is one.
     Layer(names("apply"), frozenset(), names("avow.integrations")),
-    # Whoever runs a layer notes its certificate; nothing of how it attended.
-    Layer(names("record"), NOUNS),
     # A cache may be kept in a file; on a GPU, kernels answer from it.
-    Layer(names("nn optim walks distributed"), HOSTS | TENSORS, names("safetensors avow.kernels")),
+    Layer(names("nn optim distributed"), HOSTS | TENSORS, names("safetensors avow.kernels")),
     # Nothing but what people look at loads an integration, so it may load its host outright.
     Layer(names("integrations"), HOSTS | TENSORS | names("avow.integrations transformers"), names("gguf safetensors")),
     Layer(names("training"), TRAINING | TENSORS | names("safetensors")),
     # Nothing below loads the ledger, so it may load its provers outright.
     # The neighbours it speaks of are there to be looked at, where they are installed.
-    Layer(names("claims"), CLAIMS | TENSORS | PROOFS, names("mpmath auto_LiRPA")),
+    Layer(names("theory"), THEORY | TENSORS | PROOFS, names("mpmath auto_LiRPA")),
+    # Measures modules and, each by itself, the kernels below them. Beside the commands and not in benchmarks/, so that
+    # whoever installs avow can run it. Peers are loaded where they are installed.
+    Layer(
+        names("bench"), HOSTS | TENSORS | names("avow.bench"), names("avow.kernels fla performer_pytorch safetensors")
+    ),
     Layer(names("report"), PAGES | TENSORS | names("plotly rich"), names("matplotlib latex2mathml safetensors")),
     # The lab makes tensors of what a reader set, and hands them on.
     Layer(
@@ -82,12 +78,8 @@ TABLE = (
         PAGES | TENSORS | names("fastapi starlette pydantic"),
         names("uvicorn plotly latex2mathml safetensors"),
     ),
-    # Measures modules and, each by itself, the kernels below them. Beside the commands and not in benchmarks/, so that
-    # whoever installs avow can run it; nothing but a command loads it.
-    # Peers are loaded where they are installed.
-    Layer(names("bench"), HOSTS | TENSORS | names("avow.bench"), names("avow.kernels fla performer_pytorch")),
     # A formula that someone types is read into SymPy's terms, as constructions take it.
-    Layer(names("cli __main__"), PAGES | names("torch typer rich"), names("avow.bench safetensors sympy")),
+    Layer(names("cli __main__"), PAGES | names("torch typer rich"), names("safetensors sympy")),
 )
 
 
@@ -140,21 +132,21 @@ def test_no_modules_import_each_other_in_a_ring() -> None:
 
 def test_the_walk_sees_the_package() -> None:
     found = modules(ROOT)
-    assert {"avow.contract", "avow.maths.rounding", "avow.methods.exact"} <= set(found)
+    assert {"avow.core", "avow.numerics.rounding", "avow.methods.exact"} <= set(found)
     seen = {i.target for module, path in found.items() for i in imports(module, path, found)}
-    assert {"torch", "avow.maths.rounding", "avow.contract"} <= seen
+    assert {"torch", "avow.numerics.rounding", "avow.core"} <= seen
 
 
 CLEAN = {
     "__init__.py": "from avow.attend import attend as attend\n",
     "errors.py": "import json\n",
-    "maths/scan.py": "import torch\nfrom avow import errors\n",
-    "kernels/scan.py": "import triton\nfrom ..maths import scan\n",
-    "methods/exact.py": "from avow.maths import scan\ndef compute():\n    from avow.kernels import scan\n",
+    "numerics/scan.py": "import torch\nfrom avow import errors\n",
+    "kernels/scan.py": "import triton\nfrom ..numerics import scan\n",
+    "methods/exact.py": "from avow.numerics import scan\ndef compute():\n    from avow.kernels import scan\n",
     "methods/__init__.py": "from avow.methods import exact\n",
     "planner.py": "from avow.methods import exact\n",
     "attend.py": "from avow import planner\n",
-    "claims/rings.py": "def prove():\n    import flint\n",
+    "theory/rings.py": "def prove():\n    import flint\n",
     "cli.py": "import typer\nimport avow\n",
 }
 
@@ -176,9 +168,9 @@ def test_a_clean_tree_has_no_faults(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("file", "line", "words"),
     [
-        ("maths/scan.py", "from avow.methods import exact", "maths may not import avow.methods"),
-        ("maths/scan.py", "from ..planner import cheapest", "maths may not import avow.planner"),
-        ("maths/scan.py", "import avow", "maths may not import avow"),
+        ("numerics/scan.py", "from avow.methods import exact", "numerics may not import avow.methods"),
+        ("numerics/scan.py", "from ..planner import cheapest", "numerics may not import avow.planner"),
+        ("numerics/scan.py", "import avow", "numerics may not import avow"),
         ("methods/exact.py", "def f():\n    import avow.attend", "methods may not import avow.attend"),
         ("methods/window.py", "from avow.methods import exact", "a method may not import its siblings"),
         ("methods/window.py", "from .exact import Exact", "a method may not import its siblings"),
@@ -188,14 +180,14 @@ def test_a_clean_tree_has_no_faults(tmp_path: Path) -> None:
             "methods may import avow.kernels only inside a function",
         ),
         ("methods/window.py", "import triton", "methods may not import triton"),
-        ("constructions/rings.py", "import flint", "constructions may import flint only inside a function"),
+        ("nn/rings.py", "import safetensors", "nn may import safetensors only inside a function"),
         ("nn/memory.py", "import scipy.linalg", "nn may not import scipy"),
         ("planner.py", "import torch", "planner may not import torch"),
-        ("attend.py", "from avow.constructions import query", "attend may not import avow.constructions"),
+        ("attend.py", "from avow.theory.constructions import query", "attend may not import avow.theory"),
         ("attend.py", "from rich import print", "attend may not import rich"),
-        ("cli.py", "from avow.maths import scan", "cli may not import avow.maths"),
-        ("cli.py", "from avow.bench import decode", "cli may import avow.bench only inside a function"),
-        ("report/page.py", "def f():\n    from avow.bench import decode", "report may not import avow.bench"),
+        ("cli.py", "from avow.numerics import scan", "cli may not import avow.numerics"),
+        ("cli.py", "import sympy", "cli may import sympy only inside a function"),
+        ("bench/cases.py", "def f():\n    from avow.report import page", "bench may not import avow.report"),
         ("cli.py", "import importlib; importlib.import_module('avow.kernels')", "cli may not import avow.kernels"),
         ("errors.py", "if TYPE_CHECKING:\n    from avow.nn import Block", "errors may not import avow.nn"),
         ("helpers.py", "", "has no layer"),
@@ -208,4 +200,4 @@ def test_a_planted_violation_is_caught(tmp_path: Path, file: str, line: str, wor
 
 
 def test_a_planted_ring_is_caught(tmp_path: Path) -> None:
-    assert cycle(plant(tmp_path, CLEAN | {"errors.py": "import avow.maths.scan"}))
+    assert cycle(plant(tmp_path, CLEAN | {"errors.py": "import avow.numerics.scan"}))

@@ -12,8 +12,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from avow.contract import Certificate
-from avow.nn import KeyValueCache, token_buffers, whole_reads
+from avow.core import Certificate
+from avow.nn import KeyValueCache, split_k_exact, token_buffers
 from avow.nn.lazy_certificate import LazyCertificate
 from tests.caches import errors, queries
 
@@ -93,7 +93,7 @@ def test_a_certificate_that_kept_the_tensors_instead_would_be_found(monkeypatch:
     q = queries(k, 9)
     looked = quick(cache, q)[1].rows
     own = token_buffers.row_lengths(q)
-    monkeypatch.setattr(whole_reads, "row_lengths", lambda rows: own)
+    monkeypatch.setattr(split_k_exact, "row_lengths", lambda rows: own)
     monkeypatch.setattr(torch.linalg, "vector_norm", lambda rows, **more: Kept(rows))
     out, certificate = cache.attend(q, 1e-2)
     out.mul_(1e3)

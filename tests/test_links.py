@@ -7,13 +7,13 @@ import dataclasses
 import pytest
 import torch
 
-from avow import links
 from avow.bench import shards
-from avow.contract import Sizes
+from avow.core import Sizes
+from avow.distributed import comm_cost
 from avow.distributed.bytes_sent import ring_bytes
-from avow.distributed.traffic import PAGE
-from avow.links import Link, Load
-from avow.scaling import ways
+from avow.distributed.comm_cost import Link, Load
+from avow.distributed.parallel_plan import ways
+from avow.distributed.point_to_point import PAGE
 
 NAMES = [way.name for way in ways(shards.problem(2, True).sizes)]
 DECODING = Sizes(1, 32, 8, 1, 131072, 128, 128, torch.bfloat16)
@@ -47,7 +47,7 @@ def test_types_of_another_width_send_another_number_of_bytes(dtype: torch.dtype)
 
 
 def test_a_model_that_forgets_a_number_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(links, "PARTIAL", 9)
+    monkeypatch.setattr(comm_cost, "PARTIAL", 9)
     assert simulated("exact (keys)", 3).fault == ("exact (keys) over 3: sent (2048, 2, 1), modelled (1920, 2, 1)")
 
 
@@ -62,36 +62,36 @@ def test_an_answer_that_is_not_one_shards_is_caught() -> None:
 def test_the_model_is_that_of_the_calls_themselves(ranks: int, dtype: torch.dtype) -> None:
     """Apart from what processes say to agree; of the other ways `bytes_sent`, which is counted, is made of it."""
     z = Sizes(2, 8, 4, 64 * ranks, 64 * ranks, 32, 24, dtype)
-    assert links.ring(z, ranks).sent == ring_bytes(z, [64] * ranks, 0) - (ranks - 1) * PAGE
+    assert comm_cost.ring(z, ranks).sent == ring_bytes(z, [64] * ranks, 0) - (ranks - 1) * PAGE
 
 
 def test_a_link_takes_its_bandwidth_and_its_latency() -> None:
     link = Link(1e9, 1e-5)
     assert link.seconds(Load(2_000_000, 7, 3)) == pytest.approx(2e-3 + 3e-5)
-    assert link.seconds(links.NOTHING) == 0
+    assert link.seconds(comm_cost.NOTHING) == 0
     assert Load(1, 2, 3) + Load(10, 20, 30) == Load(11, 22, 33) and Load(1, 2, 3).times(3) == Load(3, 6, 9)
 
 
 def test_what_is_added_up_costs_twice_its_size_however_many_ranks() -> None:
     for ranks in (2, 8, 64, 1024):
-        sent = links.added_up(2**20, 8, ranks).sent
+        sent = comm_cost.added_up(2**20, 8, ranks).sent
         assert sent == 2 * (ranks - 1) * 2**20 * 8 // ranks
-    assert links.added_up(2**20, 8, 1) == links.NOTHING
-    assert links.told_to_all(100, 5) == Load(400, 4, 1)
+    assert comm_cost.added_up(2**20, 8, 1) == comm_cost.NOTHING
+    assert comm_cost.told_to_all(100, 5) == Load(400, 4, 1)
 
 
 def test_a_ring_sends_every_block_on_but_the_last() -> None:
     z = dataclasses.replace(DECODING, queries=131072)
     block = 131072 // 8 * 8 * (128 + 128) * 2
-    assert links.ring(z, 8) == Load(7 * block, 7, 7)
+    assert comm_cost.ring(z, 8) == Load(7 * block, 7, 7)
     # All together: each rank's keys and values reach each other rank.
-    assert 8 * links.ring(z, 8).sent == 7 * 131072 * 8 * 256 * 2
+    assert 8 * comm_cost.ring(z, 8).sent == 7 * 131072 * 8 * 256 * 2
 
 
 def test_what_sparse_attention_sends_does_not_grow_with_the_keys() -> None:
     longer = dataclasses.replace(DECODING, keys=2**24)
-    assert links.sparse_rounds(DECODING, 64) == links.sparse_rounds(longer, 64)
-    assert links.ring(longer, 64).sent == 128 * links.ring(DECODING, 64).sent
+    assert comm_cost.sparse_rounds(DECODING, 64) == comm_cost.sparse_rounds(longer, 64)
+    assert comm_cost.ring(longer, 64).sent == 128 * comm_cost.ring(DECODING, 64).sent
     alone = dataclasses.replace(DECODING, key_heads=32)
-    assert links.sparse_rounds(alone, 64).waits < links.sparse_rounds(DECODING, 64).waits
-    assert links.sparse_rounds(DECODING, 64, reports=2).sent > links.sparse_rounds(DECODING, 64).sent
+    assert comm_cost.sparse_rounds(alone, 64).waits < comm_cost.sparse_rounds(DECODING, 64).waits
+    assert comm_cost.sparse_rounds(DECODING, 64, reports=2).sent > comm_cost.sparse_rounds(DECODING, 64).sent

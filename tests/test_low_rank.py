@@ -12,12 +12,12 @@ from torch import Tensor
 from torch._dynamo.utils import counters
 
 import avow
-from avow.contract import Problem
+from avow.core import Problem
 from avow.errors import ParameterError
-from avow.maths import cholesky
-from avow.maths.singular import oracle
-from avow.maths.softmax import softmax_weights
 from avow.methods.low_rank import LowRank
+from avow.numerics import cholesky
+from avow.numerics.singular import oracle
+from avow.numerics.softmax import softmax_weights
 from tests.truth import judge
 
 either_way = pytest.mark.parametrize("causal", [False, True], ids=["whole", "causal"])

@@ -13,7 +13,7 @@ import pytest
 import typer.main
 from typer.testing import CliRunner
 
-from avow.cli import app, manners, output
+from avow.cli import app, error_formatting, output
 from avow.errors import ParameterError
 from tests.test_cli import at_home as at_home
 from tests.test_cli import refused, run
@@ -71,7 +71,7 @@ def test_a_wrong_word_gets_one_line_with_name_value_rule_and_remedy(arguments: s
 
 
 def test_a_mistake_that_typer_words_in_another_way_is_still_one_line() -> None:
-    told = manners.explained(typer.BadParameter("is strange"))
+    told = error_formatting.explained(typer.BadParameter("is strange"))
     assert isinstance(told, ParameterError) and "\n" not in str(told)
 
 
@@ -83,7 +83,7 @@ def test_summaries_fit_a_line_of_eighty() -> None:
 
 def test_commands_are_listed_in_the_order_of_a_curious_person() -> None:
     listed = re.findall(r"^  (\w+) ", run("--help").stdout.partition("Commands:")[2], re.MULTILINE)
-    assert tuple(listed) == manners.ORDER and set(listed) == {path[0] for path, _ in commands()}
+    assert tuple(listed) == error_formatting.ORDER and set(listed) == {path[0] for path, _ in commands()}
 
 
 def test_the_same_option_has_the_same_help_everywhere() -> None:

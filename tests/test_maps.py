@@ -8,7 +8,7 @@ import re
 
 import pytest
 
-PACKAGES = ["avow.maths", "avow.nn", "avow.distributed", "avow.training", "avow.integrations.transformers"]
+PACKAGES = ["avow.numerics", "avow.nn", "avow.distributed", "avow.training", "avow.integrations.transformers"]
 
 
 def named(text: str) -> list[str]:

@@ -10,11 +10,11 @@ import pytest
 import torch
 from torch import Tensor
 
-from avow.contract import Problem
-from avow.maths import masks
-from avow.maths.heads import longest_seen
-from avow.maths.masks import additive, row_tiles, seen_by, sees_any, visible, visible_pairs
-from avow.maths.softmax import softmax_average
+from avow.core import Problem
+from avow.numerics import masks
+from avow.numerics.heads import longest_seen
+from avow.numerics.masks import additive, row_tiles, seen_by, sees_any, visible, visible_pairs
+from avow.numerics.softmax import softmax_average
 
 B, G, R, D, E = 2, 2, 3, 3, 2
 H = G * R

@@ -15,12 +15,11 @@ import torch
 from torch import Tensor
 
 import avow
-from avow.certificates import compose
-from avow.certificates.compose import Partial, merge
-from avow.contract import Problem
-from avow.maths import rounding
-from avow.maths.norms import at_least, lengths, row_norms, slack
-from avow.maths.softmax import softmax_average
+from avow.core import Problem, compose
+from avow.core.compose import Partial, merge
+from avow.numerics import rounding
+from avow.numerics.norms import at_least, lengths, row_norms, slack
+from avow.numerics.softmax import softmax_average
 from tests.merge_cases import (
     Case,
     attention,

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import torch
 
-from avow.certificates.compose import Partial, merge
+from avow.core.compose import Partial, merge
 from avow.errors import AvowError
 from tests.merge_cases import attention, broken, draw, fold, report, tied, words
 

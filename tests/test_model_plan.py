@@ -13,14 +13,14 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from transformers import DynamicCache
 
 import avow
-from avow.contract import Certificate
+from avow.core import Certificate
 from avow.errors import AvowError, FileError, ParameterError
 from avow.integrations.transformers import ModelPlan, Setting, disable, enable, read_plan, verify
+from avow.integrations.transformers.enabling import own_cache
 from avow.integrations.transformers.heads import by_heads
 from avow.integrations.transformers.layers import layers, replaceable
 from avow.integrations.transformers.masks import Seen
 from avow.integrations.transformers.model_plan import fingerprint
-from avow.integrations.transformers.switch import own_cache
 from avow.integrations.transformers.verification import _Audit
 from avow.report.profile_table import verdict_line
 from tests.layer_audit import ask_sketches, audited

@@ -11,13 +11,13 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from avow.contract import Problem
+from avow.core import Problem
 from avow.errors import ParameterError, ShapeError
 from avow.methods.random_features import RandomFeatures
 from avow.methods.separable import Separable
 from avow.nn import Attention, Cache, ModelConfig, TransformerLM
-from avow.nn.draw import Directions
 from avow.nn.memory import ColumnSums, FeatureSums, KeysAndValues, memory_of
+from avow.nn.random_seed import Directions
 
 LENGTH = 140
 BASE = ModelConfig(vocabulary=20, block=LENGTH, layers=2, heads=4, width=24, dropout=0.1, positions="rotary")

@@ -12,7 +12,6 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from avow.constructions import AnyScale, DiscreteLaw, GaussianLaw, noise_analysis, robust_heads
 from avow.errors import (
     AvowError,
     DtypeError,
@@ -22,7 +21,8 @@ from avow.errors import (
     ShapeError,
     ToleranceUnreachable,
 )
-from avow.maths import balls
+from avow.numerics import intervals
+from avow.theory.constructions import AnyScale, DiscreteLaw, GaussianLaw, noise_analysis, robust_heads
 
 HALF = Fraction(1, 2)
 COIN = DiscreteLaw((HALF, Fraction(3, 2)), (HALF, HALF))
@@ -92,9 +92,9 @@ def test_a_head_of_its_own_is_not_enough_at_half_scale(n: int, weight: float) ->
 
 
 def test_a_gaussian_scale_is_negative_with_probability_phi_of_minus_root_two() -> None:
-    with balls.precision(128):
+    with intervals.precision(128):
         probability = NORMAL.probability(-math.inf, 0)
-        assert balls.upper(probability) - balls.lower(probability) <= 1e-12
+        assert intervals.upper(probability) - intervals.lower(probability) <= 1e-12
     assert abs(float(probability.mid()) - BELOW_ZERO) < 1e-15
     assert f"{BELOW_ZERO:.7f}" == "0.0786496"
 

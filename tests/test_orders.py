@@ -9,24 +9,24 @@ import pytest
 import torch
 from torch import Tensor
 
-from avow.certificates import certify, measure_norms
-from avow.contract import Problem
-from avow.maths import orders
-from avow.maths.heads import longest_seen, per_query_head
+from avow.core import Problem
+from avow.core.certify import certify, measure_norms
 from avow.methods import sparse
 from avow.methods.sparse import Sparse
+from avow.numerics import token_ranking
+from avow.numerics.heads import longest_seen, per_query_head
 from tests.caches import queries
 
 
-def terms(count: int, wide: float) -> orders.Terms:
+def terms(count: int, wide: float) -> token_ranking.Terms:
     """Tokens anywhere in brackets up to this many nats on either side."""
     beta, half = (torch.rand(1, 1, 1, count, dtype=torch.float64) for _ in range(2))
     beta, half = (3 * beta).exp(), wide * half + 1e-4
     gamma = beta * (torch.expm1(half) - half) / half.square()
-    return orders.Terms(beta * (-half).exp(), beta * half.exp(), beta, half, gamma)
+    return token_ranking.Terms(beta * (-half).exp(), beta * half.exp(), beta, half, gamma)
 
 
-def most_of(told: orders.Terms, slope: float) -> Tensor:
+def most_of(told: token_ranking.Terms, slope: float) -> Tensor:
     """The largest β·(exp(x) − 1) − μ·x² on a fine grid of x, ends included."""
     x = told.half.unsqueeze(-1) * torch.linspace(-1, 1, 2001, dtype=torch.float64)
     return (told.beta.unsqueeze(-1) * torch.expm1(x) - slope * x.square()).amax(-1)
@@ -87,12 +87,12 @@ def test_siblings_read_less_together_than_each_for_itself(monkeypatch: pytest.Mo
     assert bool((errors <= rows).all()) and float(rows.max()) <= 0.05 * 1.001 + 1e-6
     # All of them read what any does.
     assert torch.equal(trace.read, per_query_head(trace.distinct, 6))
-    of: Callable[..., orders.Order] = orders.Order.of
+    of: Callable[..., token_ranking.Order] = token_ranking.Order.of
 
-    def alone(*given: object) -> orders.Order:
+    def alone(*given: object) -> token_ranking.Order:
         return of(*given[:-1], 1)
 
-    monkeypatch.setattr(orders.Order, "of", alone)
+    monkeypatch.setattr(token_ranking.Order, "of", alone)
     _, _, singly = attended(p, Sparse(0.05))
     assert float(trace.distinct.mean()) < 0.97 * float(singly.distinct.mean())
 
@@ -108,15 +108,15 @@ def test_siblings_that_see_different_tokens_keep_their_own_bounds() -> None:
 
 
 def test_what_is_left_unread_is_bounded_for_answers_of_any_length() -> None:
-    seen: list[orders.Order] = []
-    of: Callable[..., orders.Order] = orders.Order.of
+    seen: list[token_ranking.Order] = []
+    of: Callable[..., token_ranking.Order] = token_ranking.Order.of
 
-    def spying(*given: object) -> orders.Order:
+    def spying(*given: object) -> token_ranking.Order:
         seen.append(of(*given))
         return seen[-1]
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(orders.Order, "of", spying)
+        patch.setattr(token_ranking.Order, "of", spying)
         attended(grouped(heads=2), Sparse(0.05))
     (order,) = seen
     n = order.view.lengths.double()

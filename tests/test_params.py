@@ -8,7 +8,17 @@ from dataclasses import dataclass, field
 import pytest
 
 from avow.errors import ParameterError
-from avow.params import Parameter, anything, at_least, between, check_parameters, from_to, one_of, param, parameters_of
+from avow.parameters import (
+    Parameter,
+    anything,
+    at_least,
+    between,
+    check_parameters,
+    from_to,
+    one_of,
+    param,
+    parameters_of,
+)
 
 
 @dataclass(frozen=True)

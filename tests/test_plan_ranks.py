@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from avow import links
 from avow.cli.quantities import duration, operations, speed
+from avow.distributed import comm_cost
 from avow.errors import ParameterError
 from tests.test_cli import at_home as at_home
 from tests.test_cli import refused, run
@@ -126,7 +126,7 @@ def test_one_shard_is_no_plural() -> None:
 
 
 def test_a_model_that_is_wrong_fails_the_command(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(links, "BINS", 161)
+    monkeypatch.setattr(comm_cost, "BINS", 161)
     shown = run("bench", "shards", "--ranks", "2", code=1).stdout
     assert "FAILED: sparse over 2: sent (67313, 17, 17), modelled" in shown
 

@@ -13,8 +13,8 @@ from torch import Tensor
 
 import avow
 from avow.calibration import Rate, Rates
-from avow.contract import Computed, Cost, Kind, Method, Norms, Problem, Promise, Prospect, Sizes
-from avow.params import at_least, param
+from avow.core import Computed, Cost, Kind, Method, Norms, Problem, Promise, Prospect, Sizes
+from avow.parameters import at_least, param
 from avow.planner import WASTE, Candidate, Plan, candidates, cheapest, judged
 
 SIZES = Sizes(1, 2, 2, 64, 64, 8, 8)

@@ -11,13 +11,13 @@ import torch
 from torch import Tensor
 
 import avow
-from avow.contract import Certificate, Problem
+from avow.core import Certificate, Problem
 from avow.errors import ParameterError
 from avow.integrations.transformers import Profile, disable, enable, profile
+from avow.integrations.transformers.candidates import Offer
+from avow.integrations.transformers.hooks import watching
 from avow.integrations.transformers.layers import layers, replaceable
-from avow.integrations.transformers.offers import Offer
 from avow.integrations.transformers.profiling import Head
-from avow.integrations.transformers.watch import watching
 from tests.model_folders import LLAMA, long_model
 from tests.tiny_models import ARCHITECTURES, WORDS, Architecture
 

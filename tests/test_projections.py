@@ -10,9 +10,9 @@ import pytest
 import torch
 from torch import Tensor
 
-from avow.constructions import project_out
-from avow.constructions.projections import dual_basis
 from avow.errors import AvowError, DtypeError, NonFiniteError, ParameterError, ShapeError
+from avow.theory.constructions import project_out
+from avow.theory.constructions.projections import dual_basis
 
 DTYPES = [torch.float64, torch.float32, torch.bfloat16, torch.float16]
 

@@ -14,9 +14,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from avow.constructions import average_query, copy_query, mixture_query
-from avow.constructions.queries import Query
-from avow.contract import DTYPES
+from avow.core import DTYPES
 from avow.errors import (
     AvowError,
     DtypeError,
@@ -26,6 +24,8 @@ from avow.errors import (
     ShapeError,
     ToleranceUnreachable,
 )
+from avow.theory.constructions import average_query, copy_query, mixture_query
+from avow.theory.constructions.queries import Query
 from tests.draws_queries import DRAWS, WEAKENED
 
 

@@ -12,13 +12,13 @@ import torch
 from torch import Tensor
 
 import avow
-from avow.certificates import certify, measure_norms
-from avow.contract import Problem
+from avow.core import Problem
+from avow.core.certify import certify, measure_norms
 from avow.errors import ParameterError
-from avow.maths import features as feature_maps
-from avow.maths.features import Frame, framed_keys, framed_queries
-from avow.maths.softmax import softmax_average, softmax_weights
 from avow.methods.random_features import RandomFeatures, Trace
+from avow.numerics import features as feature_maps
+from avow.numerics.features import Frame, framed_keys, framed_queries
+from avow.numerics.softmax import softmax_average, softmax_weights
 
 # The chance that a band of Chebyshev's inequality is left.
 MISS = 0.01

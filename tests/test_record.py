@@ -12,9 +12,9 @@ import torch
 from transformers import TextIteratorStreamer
 
 import avow
-from avow.contract import Certificate
+from avow.core import Certificate
+from avow.core.record import note
 from avow.integrations.transformers import enable
-from avow.record import note
 from tests.model_folders import long_model
 from tests.tiny_models import WORDS
 

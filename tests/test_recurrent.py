@@ -13,9 +13,9 @@ from flint import arb, arb_mat
 from torch import Tensor, nn
 
 from avow.errors import DtypeError, InputError, NonFiniteError, ParameterError, RangeError, ShapeError
-from avow.maths import balls
-from avow.maths.spectral import norm_bound
 from avow.nn.recurrent import STEEPEST, GradientHorizon, RecurrentCell, gradient_horizon
+from avow.numerics import intervals
+from avow.numerics.spectral import norm_bound
 
 ACTIVATIONS = ("tanh", "relu", "sigmoid")
 each_activation = pytest.mark.parametrize("activation", ACTIVATIONS)
@@ -81,9 +81,9 @@ def test_a_norms_bound_is_above_the_norm_and_hardly_so() -> None:
         m, n = (int(size) for size in torch.randint(1, 6, (2,)))
         x = torch.randn(m, n).double() * 10.0 ** (trial % 9 - 4)
         computed, bound = float(torch.linalg.matrix_norm(x, 2)), norm_bound(x)
-        with balls.precision(400):
-            assert shorter(balls.grid(x), bound)
-            below += not shorter(balls.grid(x), computed)
+        with intervals.precision(400):
+            assert shorter(intervals.grid(x), bound)
+            below += not shorter(intervals.grid(x), computed)
         assert bound <= computed * (1 + 4e-9)
     # What LAPACK calls the norm is often below it: the proof is needed.
     assert below > 5
@@ -139,12 +139,12 @@ def true_jacobian(cell: RecurrentCell, inputs: Tensor, start: Tensor) -> arb_mat
     """∂h_T/∂h_0 in balls, straight from the two recurrences."""
     sigma = {"tanh": lambda z: z.tanh(), "sigmoid": lambda z: 1 / (1 + (-z).exp())}[cell.activation]
     slope = {"tanh": lambda s: 1 - s * s, "sigmoid": lambda s: s * (1 - s)}[cell.activation]
-    W, U, b = (balls.grid(p.reshape(len(start), -1)) for p in (cell.recurrent.weight, *cell.intake.parameters()))
+    W, U, b = (intervals.grid(p.reshape(len(start), -1)) for p in (cell.recurrent.weight, *cell.intake.parameters()))
     width = len(start)
-    state = balls.grid(start[:, None])
+    state = intervals.grid(start[:, None])
     total = arb_mat(width, width, [int(i == j) for i in range(width) for j in range(width)])
     for x in inputs:
-        fed = U * balls.grid(x[:, None]) + b
+        fed = U * intervals.grid(x[:, None]) + b
         if cell.order == "inside":
             out = arb_mat([[sigma(z)] for z in state.entries()])
             total = W * diagonal([slope(s) for s in out.entries()]) * total
@@ -165,7 +165,7 @@ def test_bounds_hold_in_real_arithmetic_and_a_smaller_one_would_not() -> None:
     for cell, steps, inputs, start in cells:
         found = gradient_horizon(cell, steps, inputs, start)
         kinds.add(found.kind)
-        with balls.precision(400):
+        with intervals.precision(400):
             truth = true_jacobian(cell, inputs, start)
             assert shorter(truth, found.bound), (cell, steps, found)
             refused += not shorter(truth, found.measured * 0.999999)
@@ -204,7 +204,7 @@ def test_a_long_w_may_still_kill_the_gradient_and_the_bound_sees_it() -> None:
 def test_saturated_units_are_measured_where_autograd_has_no_digits_left(order: str) -> None:
     cell, start = cell_of(torch.tensor([[3.0]]), order=order, bias=18.0), torch.tensor([18.0]).double()
     found = gradient_horizon(cell, 2, start=start)
-    with balls.precision(400):
+    with intervals.precision(400):
         truth = float(true_jacobian(cell, torch.zeros(2, 1).double(), start)[0, 0].mid())
     assert found.measured == pytest.approx(truth, rel=1e-9, abs=0)
     assert found.measured <= found.bound <= found.measured * (1 + 1e-6)

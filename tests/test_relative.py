@@ -17,16 +17,15 @@ from torch import Tensor
 import avow
 from avow import planner
 from avow.attend import Attended
-from avow.certificates import relative
-from avow.certificates.compose import Partial, compose, merge
-from avow.certificates.relative import absolute_errors, aimed_bound, relative_errors
-from avow.contract import Certificate, Promise
+from avow.core import Certificate, Promise, relative
+from avow.core.compose import Partial, compose, merge
+from avow.core.relative import absolute_errors, aimed_bound, relative_errors
+from avow.core.requirement import Wish
 from avow.errors import ParameterError, RangeError, ToleranceUnreachable
-from avow.maths.norms import length_floors, lengths
 from avow.methods.exact import Exact
 from avow.methods.low_rank import LowRank
 from avow.nn import KeyValueCache
-from avow.wishes import Wish
+from avow.numerics.norms import length_floors, lengths
 from tests.fuzz import answer
 from tests.generators import Case, draw_case
 from tests.truth import _asked, ball_error, errors
@@ -475,7 +474,7 @@ def test_a_cache_refuses_a_relative_tolerance_that_nothing_proves() -> None:
 def test_a_cache_whose_parts_lie_ignores_no_relative_tolerance(monkeypatch: pytest.MonkeyPatch) -> None:
     # Whatever reads a part of the tokens or all of them natively, its answer must be proved.
     q, k, v = flat(512, 1)
-    monkeypatch.setattr("avow.nn.whole_reads.length_floors", lambda x: 0 * length_floors(x))
+    monkeypatch.setattr("avow.nn.split_k_exact.length_floors", lambda x: 0 * length_floors(x))
     certificate = filled(k, v).attend(q, rtol=0.1).certificate
     assert certificate.keeps(rtol=0.1)
     assert certificate.reason == "exact could prove only inf relative to the answer"

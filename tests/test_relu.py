@@ -16,11 +16,6 @@ import sympy
 import torch
 from torch import nn
 
-from avow.constructions import ReluSquare, relu_linear, relu_piecewise, relu_square
-from avow.constructions.construction import Construction
-from avow.constructions.relu import hinges, sawtooth, sawtooth_error, square_error
-from avow.constructions.relu_curves import chain, curve_of
-from avow.constructions.relu_network import Layer, Layers, as_fractions, pieces
 from avow.errors import (
     AvowError,
     DtypeError,
@@ -29,6 +24,11 @@ from avow.errors import (
     RangeError,
     ToleranceUnreachable,
 )
+from avow.theory.constructions import ReluSquare, relu_linear, relu_piecewise, relu_square
+from avow.theory.constructions.construction import Construction
+from avow.theory.constructions.relu import hinges, sawtooth, sawtooth_error, square_error
+from avow.theory.constructions.relu_curves import chain, curve_of
+from avow.theory.constructions.relu_network import Layer, Layers, as_fractions, pieces
 from tests.draws_relu import DRAWS, WEAKENED, with_output
 
 X = sympy.Symbol("x")
@@ -347,7 +347,7 @@ def test_what_has_no_answer_is_refused_with_its_reason(
 
 @pytest.mark.parametrize("f", [1 / X, sympy.exp(50 * X)], ids=str)
 def test_what_takes_too_many_units_is_refused(f: sympy.Expr, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("avow.constructions.relu_curves.MOST_UNITS", 32)
+    monkeypatch.setattr("avow.theory.constructions.relu_curves.MOST_UNITS", 32)
     with pytest.raises(ParameterError, match=re.escape("needs more than 32 units; give a larger eps")):
         relu_piecewise(f, (-1, 2), 0.1)
 

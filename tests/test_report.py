@@ -14,20 +14,20 @@ import torch
 from rich.console import Console
 
 import avow
-from avow.contract import Sizes
+from avow.bench.workloads import workload
+from avow.core import Sizes
 from avow.methods import method_named
-from avow.report import words
+from avow.report import formatting
 from avow.report.compare import Bench, Board, Comparison, Measured, Point, Row
 from avow.report.decoding import WISHES, Decoding, Step, decoding, last_query
 from avow.report.figures import frontier_figure
 from avow.report.frontier import frontier
-from avow.report.looks import look
 from avow.report.measure import largest_errors, pace, peak_bytes
 from avow.report.page import page
 from avow.report.picture import png
 from avow.report.progress import progress
+from avow.report.style import look
 from avow.report.table import decoding_table
-from avow.workloads import workload
 
 CPU = torch.device("cpu")
 
@@ -239,15 +239,15 @@ def test_progress_is_plain_lines_where_there_is_no_terminal(capsys: pytest.Captu
 @pytest.mark.parametrize(
     ("said", "meant"),
     [
-        (words.error(None), "–"),
-        (words.error(1.23e-4), "1.2e-04"),
-        (words.ratio(0.256), "0.26×"),
-        (words.ratio(12.4), "12×"),
-        (words.seconds(0.0123), "12.3 ms"),
-        (words.memory(3 * 2**20), "3.0 MiB"),
-        (words.listed(["a"]), "a"),
+        (formatting.error(None), "–"),
+        (formatting.error(1.23e-4), "1.2e-04"),
+        (formatting.ratio(0.256), "0.26×"),
+        (formatting.ratio(12.4), "12×"),
+        (formatting.seconds(0.0123), "12.3 ms"),
+        (formatting.memory(3 * 2**20), "3.0 MiB"),
+        (formatting.listed(["a"]), "a"),
         (
-            words.label(method_named("random_features")(orthogonal=False)),
+            formatting.label(method_named("random_features")(orthogonal=False)),
             "random_features(features=256, orthogonal=False)",
         ),
     ],

@@ -12,11 +12,11 @@ import pytest
 import torch
 from torch import Tensor
 
-from avow.certificates import certify, measure_norms
-from avow.contract import Computed, Problem
-from avow.maths import rounding
-from avow.maths.norms import row_norms, slack
+from avow.core import Computed, Problem
+from avow.core.certify import certify, measure_norms
 from avow.methods.exact import Exact
+from avow.numerics import rounding
+from avow.numerics.norms import row_norms, slack
 
 TYPES = [torch.float64, torch.float32, torch.bfloat16, torch.float16]
 each_type = pytest.mark.parametrize("dtype", TYPES, ids=str)

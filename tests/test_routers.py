@@ -10,7 +10,6 @@ import pytest
 import torch
 from torch import Tensor
 
-from avow.constructions import Router, feature_map, program, project_out, route_by_weights, router
 from avow.errors import (
     AvowError,
     DtypeError,
@@ -20,6 +19,7 @@ from avow.errors import (
     ShapeError,
     ToleranceUnreachable,
 )
+from avow.theory.constructions import Router, feature_map, program, project_out, route_by_weights, router
 from tests.draws_heads import DRAWS, WEAKENED
 
 DTYPES = [torch.float64, torch.float32, torch.bfloat16, torch.float16]

@@ -24,10 +24,10 @@ import torch.distributed as dist
 from avow.errors import FileError
 from avow.training import Progress, train
 from avow.training.knowledge_arms import arms
-from avow.training.one_arm import run_arm
 from avow.training.parallel import Ranks
 from avow.training.run_lock import LOCK, locked, locked_by_first
-from avow.training.side_by_side import side_by_side
+from avow.training.run_many import side_by_side
+from avow.training.run_worker import run_arm
 from tests.processes import message, together
 from tests.runs import small
 

@@ -9,10 +9,21 @@ import pytest
 import torch
 
 from avow.calibration import Rates
-from avow.contract import Method, Sizes
+from avow.core import Method, Sizes
+from avow.distributed.comm_cost import Link
+from avow.distributed.parallel_plan import (
+    Offer,
+    Roof,
+    Sharding,
+    crossing,
+    longer,
+    offers,
+    priced,
+    shardings,
+    ways,
+    weak,
+)
 from avow.errors import ParameterError
-from avow.links import Link
-from avow.scaling import Offer, Roof, Sharding, crossing, longer, offers, priced, shardings, ways, weak
 
 PREFILL = Sizes(1, 32, 8, 131072, 131072, 128, 128, torch.bfloat16)
 DECODE = dataclasses.replace(PREFILL, queries=1, keys=2**20)

@@ -10,9 +10,9 @@ import torch
 from torch import Tensor
 from torch.utils.flop_counter import FlopCounterMode
 
-from avow.contract import Sizes
-from avow.maths import scan, scan_costs
-from avow.maths.scan import BLOCK, TILE, Keys, State, Tile
+from avow.core import Sizes
+from avow.numerics import scan, scan_costs
+from avow.numerics.scan import BLOCK, TILE, Keys, State, Tile
 
 B, G, R = 1, 2, 2
 EDGES = (1, BLOCK - 1, BLOCK, BLOCK + 1, TILE - 1, TILE, TILE + 1)

@@ -9,7 +9,7 @@ import random
 import pytest
 import torch
 
-from avow.contract import Promise
+from avow.core import Promise
 from avow.methods.exact import Exact
 from tests.search import METHODS, PATIENCE, Climb, Job, evaluate, main, replay, search
 

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 import avow
-from avow.contract import Problem
+from avow.core import Problem
 from avow.errors import ParameterError
 from avow.methods.separable import Separable
 from tests.truth import judge

@@ -13,10 +13,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from avow.constructions.impossible import impossible
-from avow.constructions.queries import average_query, copy_query, mixture_query
-from avow.constructions.shortest import least_length, pushed
 from avow.errors import InsideHull, OutOfReach, ToleranceUnreachable
+from avow.theory.constructions.impossible import impossible
+from avow.theory.constructions.queries import average_query, copy_query, mixture_query
+from avow.theory.constructions.shortest import least_length, pushed
 
 
 def one_hot(n: int, target: int) -> Tensor:

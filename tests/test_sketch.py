@@ -8,8 +8,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from avow.maths.brackets import bracketed
-from avow.maths.sketch import GROUP, Sketch, packed, sketched, unpacked
+from avow.numerics.brackets import bracketed
+from avow.numerics.sketch import GROUP, Sketch, packed, sketched, unpacked
 
 every_width = pytest.mark.parametrize("bits", [1, 2, 3, 4, 8])
 

@@ -10,13 +10,13 @@ import pytest
 import torch
 from torch import Tensor
 
-from avow.maths import unread, uppers
-from avow.maths.brackets import ends
-from avow.maths.fused import Fused
-from avow.maths.sketch import Sketch, sketched
-from avow.maths.skimming import Skim
-from avow.maths.unread import Unfit
 from avow.nn import KeyValueCache, key_value_cache
+from avow.numerics import logit_upper_bounds, selection
+from avow.numerics.brackets import ends
+from avow.numerics.fast_decode import Skim
+from avow.numerics.fused import Fused
+from avow.numerics.selection import Unfit
+from avow.numerics.sketch import Sketch, sketched
 from tests.caches import DTYPES, errors, queries, share, tokens
 
 
@@ -105,7 +105,7 @@ def test_what_many_strayed_together_is_not_lost_where_squares_are_small(size: fl
     left = terms.masked_fill(view.wanted.unflatten(-1, (-1, 64)).unsqueeze(2), 0.0) * view.crowded.shrunk.unsqueeze(-1)
     assert float(view.ends.weights.max()) < 2.0**-64 and bool((left > 0).any())
     straight = left.square().sum((-1, -2)).sqrt()
-    bent = view.crowded.whole * view.crowded.bent * torch.exp(view.cut / -unread._FINE) * view.largest
+    bent = view.crowded.whole * view.crowded.bent * torch.exp(view.cut / -selection._FINE) * view.largest
     assert bool((view.together.strayed >= (1 - 2.0**-12) * view.crowded.whole * (straight + bent)).all())
 
 
@@ -128,7 +128,7 @@ def test_a_sketch_that_claims_to_have_lost_less_of_all_keys_together_is_caught()
 
 
 def test_nothing_is_touched_that_was_not_chosen(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("avow.maths.skimming._AIMS", (0.3, 0.3))  # enough at once
+    monkeypatch.setattr("avow.numerics.fast_decode._AIMS", (0.3, 0.3))  # enough at once
     q, k, v = heads(s=1000)
     sketch = sketched(k)
     skim = skimmed(q, k, v, sketch)
@@ -147,7 +147,7 @@ def test_nothing_is_touched_that_was_not_chosen(monkeypatch: pytest.MonkeyPatch)
 def test_a_guess_that_was_too_bold_is_mended(monkeypatch: pytest.MonkeyPatch) -> None:
     q, k, v = heads()
     careful = skimmed(q, k, v, sketched(k)).read()
-    monkeypatch.setattr("avow.maths.skimming._AIMS", (30.0, 0.85, 0.7, 0.5))
+    monkeypatch.setattr("avow.numerics.fast_decode._AIMS", (30.0, 0.85, 0.7, 0.5))
     bold = skimmed(q, k, v, sketched(k))
     first = bold.share
     found = bold.read()
@@ -191,7 +191,7 @@ def test_small_values_below_small_weights_are_left_to_others(size: float) -> Non
 # Compiled
 
 
-def logs(found: uppers.Uppers) -> Tensor:
+def logs(found: logit_upper_bounds.Uppers) -> Tensor:
     """Logarithms of upper ends."""
     return (found.weights.double().log() + found.origin[..., None, None]).flatten(3)
 
@@ -205,7 +205,7 @@ def test_compiled_ends_are_those_of_plain_torch_and_above_the_truth(aside: bool)
             beside = sketch.codes.transpose(-1, -2).contiguous().transpose(-1, -2)
             sketch = dataclasses.replace(sketch, codes=beside)
         told = ends(q, sketch, 0.3)
-        plain, compiled = (uppers.uppers(told, sketch, way) for way in (False, True))
+        plain, compiled = (logit_upper_bounds.uppers(told, sketch, way) for way in (False, True))
         exact = 0.3 * q.double() @ k.double().transpose(-1, -2)
         for found in (plain, compiled):
             assert bool((exact <= logs(found) + 2.0**-16).all())
@@ -215,7 +215,7 @@ def test_compiled_ends_are_those_of_plain_torch_and_above_the_truth(aside: bool)
         torch.testing.assert_close(plain.radii, compiled.radii, rtol=1e-4, atol=1e-5)
         # Without what was lost they would not be.
         blind = dataclasses.replace(sketch, radius=torch.zeros_like(sketch.radius))
-        assert bool((exact > logs(uppers.uppers(told, blind, False)) + 2.0**-16).any())
+        assert bool((exact > logs(logit_upper_bounds.uppers(told, blind, False)) + 2.0**-16).any())
 
 
 def long_cache(monkeypatch: pytest.MonkeyPatch) -> tuple[KeyValueCache, Tensor, Tensor]:
@@ -240,7 +240,7 @@ def test_a_long_cache_compiles_and_answers_within_its_certificates(monkeypatch: 
         more = tokens(cache, 70)
         cache.append(*more)
         k, v = (torch.cat(x, 2) for x in zip((k, v), more, strict=True))
-    assert read and not uppers._all_heads._failures
+    assert read and not logit_upper_bounds._all_heads._failures
 
 
 def test_without_a_compiler_it_is_exact_and_says_why(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -250,7 +250,7 @@ def test_without_a_compiler_it_is_exact_and_says_why(monkeypatch: pytest.MonkeyP
         raise RuntimeError("no g++\nand more")
 
     monkeypatch.setattr("torch.compile", none)
-    monkeypatch.setattr(uppers, "_all_heads", Fused(uppers._of_all_heads, axis=2))
+    monkeypatch.setattr(logit_upper_bounds, "_all_heads", Fused(logit_upper_bounds._of_all_heads, axis=2))
     certificate = cache.attend(queries(k, 4), 0.1).certificate
     text = "the look at the sketch could not be compiled (RuntimeError: no g++), and plain torch takes longer"
     assert certificate.method == "exact" and certificate.reason == text

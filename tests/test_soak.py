@@ -10,7 +10,7 @@ import pytest
 import torch
 
 import avow
-from avow.contract import Promise
+from avow.core import Promise
 from avow.errors import AvowError, ParameterError
 from avow.methods.exact import Exact
 from tests.soak import caches, calls, checkpoints, claims_files, constructions, damage, files, model_caches, modules

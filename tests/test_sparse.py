@@ -12,15 +12,15 @@ import torch
 from torch import Tensor
 
 import avow
-from avow.certificates import certify, measure_norms
-from avow.contract import Certificate, Problem
+from avow.core import Certificate, Problem
+from avow.core.certify import certify, measure_norms
 from avow.errors import ParameterError, ToleranceUnreachable
-from avow.maths import known
-from avow.maths import sketch as sketches
-from avow.maths.heads import longest_seen
-from avow.maths.random_stream import INDEPENDENT
 from avow.methods import sparse
 from avow.methods.sparse import Sparse
+from avow.numerics import sketch as sketches
+from avow.numerics import sketched_problem
+from avow.numerics.heads import longest_seen
+from avow.numerics.random_stream import INDEPENDENT
 
 
 def peaked(n: int = 6, s: int = 700, d: int = 32, sharp: float = 3.0, heads: int = 4, groups: int = 2) -> Problem:
@@ -90,7 +90,7 @@ def test_tokens_taken_together_are_read_less_than_each_at_its_worst(monkeypatch:
     p = peaked(s=4096, n=2, sharp=2.0, heads=2)
     out, certificate, trace = attended(Sparse(drop=0.05), p)
     assert bool((errors(p, out) <= certificate.rows).all())
-    monkeypatch.setattr(known, "strayed", lambda *_: None)
+    monkeypatch.setattr(sketched_problem, "strayed", lambda *_: None)
     _, _, singly = attended(Sparse(drop=0.05), p)
     assert float(trace.read.mean()) < 0.8 * float(singly.read.mean())
 
@@ -179,7 +179,7 @@ def test_samples_that_leave_too_little_of_the_mass_certain_prove_nothing(monkeyp
     p, method = peaked(n=1, s=1024, sharp=0.3), Sparse(drop=0.3, chance=0.2)
     usual, other = (attended(method, p, seed)[0] for seed in (1, 2))
     assert not torch.equal(usual, other)
-    monkeypatch.setattr("avow.maths.outlook._SURE", 0.0)
+    monkeypatch.setattr("avow.numerics.tail_histogram._SURE", 0.0)
     sure, again = (attended(method, p, seed)[0] for seed in (1, 2))
     assert torch.equal(sure, again), "draws count only where they prove something"
 

@@ -11,13 +11,13 @@ import torch
 from torch import Tensor
 
 import avow
-from avow.contract import Problem
+from avow.core import Problem
 from avow.distributed import sparse_budget, sparse_draws, sparse_script
-from avow.distributed.scripts import side_by_side
+from avow.distributed.comm_cost import sparse_rounds as sparse_rounds_load
+from avow.distributed.protocols import side_by_side
 from avow.distributed.sparse import own_generator
 from avow.distributed.sparse_gradients import gradient_script
 from avow.errors import NonFiniteError, ToleranceUnreachable
-from avow.links import sparse_rounds as sparse_rounds_load
 from avow.methods.sparse import Sparse
 from tests import fuzz_shards
 from tests.fuzz import CONFIDENCE

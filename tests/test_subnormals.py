@@ -11,8 +11,8 @@ import torch
 from torch import Tensor
 
 import avow
-from avow.maths.norms import at_least, lengths, row_norms, slack, widened
 from avow.nn import KeyValueCache
+from avow.numerics.norms import at_least, lengths, row_norms, slack, widened
 
 Given = Callable[[], tuple[Tensor, Tensor, Tensor, float]]
 

@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from avow.maths import tails
+from avow.numerics import tails
 
 
 def test_bins_hold_what_their_edges_say() -> None:

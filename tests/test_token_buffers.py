@@ -20,8 +20,8 @@ from avow.errors import (
     ParameterError,
     ShapeError,
 )
-from avow.maths.sketch import Sketch
 from avow.nn import KeyValueCache, key_value_cache, token_buffers
+from avow.numerics.sketch import Sketch
 from tests.caches import DTYPES, errors, filled, queries, tokens
 
 

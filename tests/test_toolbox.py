@@ -17,8 +17,8 @@ from flint import arb
 from hypothesis import given
 from hypothesis import strategies as st
 
-from avow.claims import Evidence, Unproved, toolbox
-from avow.maths import balls
+from avow.numerics import intervals
+from avow.theory.claims import Evidence, Unproved, toolbox
 
 x = sympy.Symbol("x", real=True)
 p = sympy.Symbol("p", positive=True)
@@ -186,7 +186,7 @@ def test_a_cover_wants_intervals() -> None:
 
 @given(st.fractions(-100, 100), st.fractions(0, 100))
 def test_a_piece_holds_both_its_ends(low: Fraction, width: Fraction) -> None:
-    piece = balls.interval(low, low + width)
+    piece = intervals.interval(low, low + width)
     for part in (Fraction(0), Fraction(1, 3), Fraction(1)):
         inside = low + part * width
         assert piece.overlaps(arb(inside.numerator) / arb(inside.denominator))
@@ -277,4 +277,4 @@ def test_precision_is_given_back() -> None:
     with pytest.raises(Unproved):
         toolbox.enclosed(lambda: False, "no")
     assert (arb(1) / 3).rel_accuracy_bits() == before
-    assert balls.decided(lambda: None, most=128) is None
+    assert intervals.decided(lambda: None, most=128) is None

@@ -19,7 +19,7 @@ import pytest
 import torch
 from rich.console import Console
 
-from avow.params import parameters_of
+from avow.parameters import parameters_of
 from avow.report import training_progress
 from avow.training import Progress, checkpoint, invent, write_corpus
 from avow.training.config import SECTIONS

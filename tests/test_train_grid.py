@@ -22,13 +22,13 @@ from torch._C._distributed_c10d import HashStore
 
 from avow.errors import FileError, LostRank, ParameterError, ShapeError
 from avow.nn.attention import Attention, Shard
-from avow.training import checkpoint, load_model, parallel, read_config, resuming, train, watch
+from avow.training import checkpoint, heartbeat, load_model, parallel, read_config, resuming, train
 from avow.training.batches import Batches
 from avow.training.grid import Grid
+from avow.training.heartbeat import Watch
 from avow.training.log import read_log
-from avow.training.meeting import met
 from avow.training.parallel import Ranks
-from avow.training.watch import Watch
+from avow.training.rendezvous import met
 from tests import lose
 from tests.grid import ROTARY, SAME, STEPS
 from tests.runs import small
@@ -254,7 +254,7 @@ def test_a_run_that_loses_a_process_comes_back_and_ends_the_same(grid: Path, tmp
 
 
 def test_whoever_gives_no_sign_of_life_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(watch, "BEAT", 0.02)
+    monkeypatch.setattr(heartbeat, "BEAT", 0.02)
     store = HashStore()
     # A hundred signs of life in the time that is waited for one: some come on a busy machine, too.
     first, second, third = (Watch(store, rank, 3, timeout=8.0) for rank in range(3))
@@ -271,7 +271,7 @@ def test_whoever_gives_no_sign_of_life_is_named(monkeypatch: pytest.MonkeyPatch)
 
 
 def test_nobody_is_told_of_itself(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(watch, "BEAT", 0.02)
+    monkeypatch.setattr(heartbeat, "BEAT", 0.02)
     store = HashStore()
     first, second = (Watch(store, rank, 2, timeout=0.5) for rank in range(2))
     try:

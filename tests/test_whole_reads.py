@@ -10,9 +10,9 @@ import torch
 from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from avow.maths import cpu_sums
 from avow.nn import KeyValueCache
-from avow.nn import whole_reads as reading
+from avow.nn import split_k_exact as reading
+from avow.numerics import cpu_sums
 from tests.caches import errors, queries, tokens
 
 TYPES = [torch.float32, torch.bfloat16, torch.float16]

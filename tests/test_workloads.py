@@ -10,8 +10,8 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 import avow
+from avow.bench.workloads import KINDS, Workload, read, workload
 from avow.errors import FileError, ParameterError
-from avow.workloads import KINDS, Workload, read, workload
 
 
 def weights(w: Workload) -> Tensor:

@@ -21,10 +21,11 @@ import torch.distributed as dist
 from torch import nn
 
 import avow
-from avow import constructions, distributed, optim, training
+from avow import distributed, optim, training
 from avow import nn as modules
 from avow.errors import AvowError
 from avow.integrations import transformers as hugging
+from avow.theory import constructions
 from tests.tiny_models import ARCHITECTURES
 
 WRONG: tuple[Any, ...] = (
@@ -261,7 +262,7 @@ def calls(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, Call]]
     dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
     made = {
         "avow": _attention(),
-        "avow.constructions": _constructions(),
+        "avow.theory.constructions": _constructions(),
         "avow.nn": _modules(),
         "avow.optim": _optim(),
         "avow.training": _training(folder),
@@ -286,7 +287,7 @@ def public(surface: ModuleType) -> Iterator[str]:
 # Functions of classes that take what people write or choose.
 METHODS = (
     *("avow.Problem.of", "avow.Sizes.with_keys", "avow.Certificate.keeps", "avow.Certificate.from_json"),
-    *(f"avow.constructions.{law}.probability" for law in ("GaussianLaw", "AnyScale", "DiscreteLaw")),
+    *(f"avow.theory.constructions.{law}.probability" for law in ("GaussianLaw", "AnyScale", "DiscreteLaw")),
     *("avow.nn.ModelConfig.from_json", "avow.nn.ModelConfig.of", "avow.nn.Attention.forward"),
     *(f"avow.training.Vocabulary.{name}" for name in ("of", "encode", "decode", "from_json")),
     *("avow.training.TrainConfig.of", "avow.training.TrainConfig.from_json"),

@@ -19,7 +19,7 @@ from flint import arb, ctx
 from torch import Tensor
 
 if TYPE_CHECKING:
-    from avow.contract import Method, Problem
+    from avow.core import Method, Problem
 
 SOFTMAX, SEPARABLE, LATENT = "softmax attention", "separable attention", "latent attention"
 # Mechanisms whose definition stands here.

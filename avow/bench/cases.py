@@ -11,8 +11,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from avow.bench.workloads import Workload, read
 from avow.errors import FileError
-from avow.workloads import Workload, read
 
 # Neighbouring tokens that stay together when real keys are resampled, so that groups are as alike as in a text.
 _WINDOW = 256

@@ -22,9 +22,9 @@ from avow.bench.clock import Clock
 from avow.bench.decode_checks import beside_twins
 from avow.bench.results import Goal, Result, Row, tell_row
 from avow.bench.rivals import exact
-from avow.maths.sketch import GROUP, Sketch, sketched
 from avow.nn.kernel_steps import WORTHWHILE
 from avow.nn.key_value_cache import next_pause
+from avow.numerics.sketch import GROUP, Sketch, sketched
 
 FULL = Sizes((131072, 1048576), 32, 8, 15, 20)
 QUICK = Sizes((4096,), 8, 2, 3, 5)

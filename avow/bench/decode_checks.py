@@ -9,7 +9,7 @@ import torch
 
 from avow.bench.cases import Case, distances
 from avow.bench.spread import spread
-from avow.maths.sketch import GROUP, sketched
+from avow.numerics.sketch import GROUP, sketched
 
 
 def beside_twins(device: str, lengths: tuple[int, ...]) -> list[str]:

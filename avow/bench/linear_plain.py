@@ -14,7 +14,7 @@ import avow
 from avow.attend import audit
 from avow.bench.clock import Clock
 from avow.bench.results import Result, Row
-from avow.contract import Method, Problem
+from avow.core import Method, Problem
 from avow.methods import method_named
 
 _FEATURES = 64

@@ -147,7 +147,7 @@ def crossed(device: str, sizes: Sizes, name: str) -> Iterator[Row]:
 def stages(device: str, sizes: Sizes, clock: Clock, limit: float) -> Iterator[Row]:
     """Each kernel of the plain scan alone, with the bytes that it must move."""
     from avow.kernels import causal_scan as scan
-    from avow.kernels.cuts import cut
+    from avow.kernels.chunking import cut
 
     for d in sizes.widths:
         q, k, v = drawn(device, 1, sizes.heads, sizes.heads, sizes.length, d, d, torch.bfloat16)
@@ -190,24 +190,24 @@ def _use(cuts: Any, chosen: Any) -> None:
 def tune(device: str, sizes: Sizes) -> list[Row]:
     """Forward times of the plain scan under other layouts."""
     from avow.kernels import causal_scan as scan
-    from avow.kernels import cuts
+    from avow.kernels import chunking
 
-    shipped = cuts.config
+    shipped = chunking.config
     clock, rows = Clock(device, sizes.rounds, sizes.calls), list[Row]()
     for d in sizes.widths:
         inputs = drawn(device, 1, sizes.heads, sizes.heads, sizes.length, d, d, torch.bfloat16)
         q, k, v = inputs
         for layout in product((64, 128), {d, d // 2}, (4, 8), (2, 3, 4), (1, 2)):
-            chosen = cuts.Config(*layout)
-            _use(cuts, chosen)
+            chosen = chunking.Config(*layout)
+            _use(chunking, chosen)
             try:
-                parts = cuts.cut(sizes.length, sizes.heads, d, d, 2)
+                parts = chunking.cut(sizes.length, sizes.heads, d, d, 2)
                 known = scan.before(k, v, parts)
                 first = clock.seconds(partial(scan.before, k, v, parts))
                 second = clock.seconds(partial(scan.scanned, q, k, v, known, parts))
             except Exception:  # a layout that the device has no room for
                 continue
             finally:
-                cuts.config = shipped
+                chunking.config = shipped
             rows.append({"d": d, "layout": str(layout), "sums ms": 1e3 * first, "scan ms": 1e3 * second})
     return sorted(rows, key=_taken)

@@ -13,13 +13,13 @@ import torch
 from torch import Tensor
 
 from avow.bench.results import Result, Row
-from avow.chart import Chart
-from avow.contract import Problem
+from avow.core import Problem
+from avow.core.chart import Chart
 from avow.distributed import simulated
-from avow.distributed.scripts import Script, side_by_side
+from avow.distributed.comm_cost import Load
+from avow.distributed.parallel_plan import Way, ways
+from avow.distributed.protocols import Script, side_by_side
 from avow.distributed.simulated_landmarks import low_rank
-from avow.links import Load
-from avow.scaling import Way, ways
 
 # What sparse attention may be off; other ways are right to the rounding of float32.
 _TOL, _ROUNDED = 0.05, 1e-4

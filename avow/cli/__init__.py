@@ -9,7 +9,7 @@ import typer
 
 import avow
 from avow.cli import bench, claims, compare, construct, knowledge, lab, plan, profile, train, verify
-from avow.cli.manners import Polite
+from avow.cli.error_formatting import Polite
 
 app = typer.Typer(
     cls=Polite,

@@ -115,7 +115,7 @@ def shards(
     What each way sends is counted and held to the planner's model, and answers to those of one shard; --png draws what
     a shard sends.
     """
-    from avow import atomic
+    from avow import file_io
     from avow.bench import shards as simulation
     from avow.report.charts import png as picture
     from avow.report.progress import progress
@@ -127,7 +127,7 @@ def shards(
     with progress(6 * len(counts)) as tell:
         result, chart = simulation.run(counts, tell)
     if png is not None:
-        atomic.write(png, picture(chart))
+        file_io.write(png, picture(chart))
     wrote(written)
     _say("simulated shards", [result], as_json)
 

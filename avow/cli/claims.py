@@ -15,7 +15,7 @@ from avow.cli.output import document, wrote
 from avow.errors import ParameterError
 
 if TYPE_CHECKING:
-    from avow.claims import Claim, Finding
+    from avow.theory.claims import Claim, Finding
 
 app = typer.Typer(no_args_is_help=True, help="List, run and explain what is claimed of attention.")
 
@@ -50,7 +50,7 @@ def run(
 
     Fails where a verdict is not the recorded one.
     """
-    from avow import atomic
+    from avow import file_io
     from avow.report.claims_page import claims_page, headline
     from avow.report.claims_table import faults, findings_table
     from avow.report.terminal import bold, show
@@ -60,7 +60,7 @@ def run(
     written = files(html)
     findings = _judged(claims, known, seconds)
     wrong = faults(findings)
-    atomic.write(html, claims_page(findings, command()))
+    file_io.write(html, claims_page(findings, command()))
     if as_json:
         document({"headline": headline(findings), "faults": wrong, "claims": [found.plain() for found in findings]})
     else:
@@ -92,7 +92,7 @@ def show_claim(
 
 
 def _known(user: Path | None) -> dict[str, Claim]:
-    from avow.claims import catalogue, claims_in
+    from avow.theory.claims import catalogue, claims_in
 
     return catalogue() if user is None else claims_in(user)
 
@@ -114,8 +114,8 @@ def _chosen(known: dict[str, Claim], topic: str | None, ids: list[str]) -> list[
 
 def _judged(claims: list[Claim], known: dict[str, Claim], seconds: float) -> list[Finding]:
     """What came of some claims, in their own order; those of the same file that they rest on are judged too."""
-    from avow.claims import run as judge
     from avow.report.progress import progress
+    from avow.theory.claims import run as judge
 
     if not seconds > 0:
         raise ParameterError("seconds", seconds, "must be above 0", "try --seconds 60")

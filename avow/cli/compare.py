@@ -8,6 +8,7 @@ from typing import Annotated, Any
 import typer
 
 import avow
+from avow.bench.workloads import KINDS, Workload, workload
 from avow.cli.lists import kinds as kinds_list
 from avow.cli.lists import methods as methods_list
 from avow.cli.lists import told_below
@@ -30,10 +31,9 @@ from avow.cli.options import (
     workloads,
 )
 from avow.cli.output import document, wrote
-from avow.contract import Method, Sizes
+from avow.core import Method, Sizes
 from avow.errors import ParameterError
 from avow.methods import method_named
-from avow.workloads import KINDS, Workload, workload
 
 Compared = told_below(lambda: kinds_list() | methods_list())
 
@@ -68,7 +68,7 @@ def compare(
     as_json: AsJson = False,
 ) -> None:
     """Error against time for every method, as a table and a report."""
-    from avow import atomic
+    from avow import file_io
     from avow.bench.machine import machine
     from avow.report.compare import Bench, Comparison
     from avow.report.page import page
@@ -102,9 +102,9 @@ def compare(
         longer = longest(loads[-1])
         scaling = tuple(bench.scaling((longer.first(n) for n in lengths), tell))
         made = Comparison(boards, scaling, machine(device))
-    atomic.write(html, page(made, command()))
+    file_io.write(html, page(made, command()))
     if png:
-        atomic.write(png, picture(made))
+        file_io.write(png, picture(made))
     if as_json:
         document(made.plain())
     else:

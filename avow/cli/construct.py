@@ -11,13 +11,13 @@ import torch
 import typer
 from torch import Tensor
 
-from avow import constructions
 from avow.cli import numbers
 from avow.cli.formula import parse
 from avow.cli.options import AsJson, Png, Seed, files
 from avow.cli.output import document, wrote
-from avow.constructions.construction import Construction
 from avow.errors import ParameterError
+from avow.theory import constructions
+from avow.theory.constructions.construction import Construction
 
 app = typer.Typer(no_args_is_help=True, help="Weights in closed form that do what they say, with proofs.")
 
@@ -58,7 +58,7 @@ def _deliver(
     as_json: AsJson = False,
 ) -> None:
     """Make the weights, prove them, show and write them; a proof that fails leaves no file."""
-    from avow import atomic
+    from avow import file_io
     from avow.report import charts
     from avow.report.terminal import show
     from avow.report.weights import plain, saved, told, weights_table
@@ -67,9 +67,9 @@ def _deliver(
     made = make()
     proof = made.verify()
     if proof and save is not None:
-        atomic.write(save, saved(made, proof))
+        file_io.write(save, saved(made, proof))
     if proof and png is not None:
-        atomic.write(png, charts.png(made.picture()))
+        file_io.write(png, charts.png(made.picture()))
     if as_json:
         document(plain(made, proof, _MOST))
     else:

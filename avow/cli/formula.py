@@ -97,6 +97,6 @@ def _refuse(text: str, rule: str, remedy: str) -> NoReturn:
 
 def _functions() -> tuple[str, ...]:
     """Those that a network can follow, and the root, which is a power."""
-    from avow.constructions.formulas import FUNCTIONS
+    from avow.theory.constructions.formulas import FUNCTIONS
 
     return ("sqrt", *FUNCTIONS)

@@ -17,7 +17,7 @@ from avow.cli.options import AsJson, Device, command, files, place, split
 from avow.cli.output import document, wrote
 
 if TYPE_CHECKING:
-    from avow.training.side_by_side import News
+    from avow.training.run_many import News
 
 
 def knowledge(
@@ -51,7 +51,7 @@ def knowledge(
 
     Trains models with and without reading, asks them and compares, in under five minutes on two cores.
     """
-    from avow import atomic
+    from avow import file_io
     from avow.bench.machine import machine
     from avow.report.knowledge_page import knowledge_page
     from avow.report.knowledge_plot import png
@@ -59,7 +59,7 @@ def knowledge(
     from avow.report.terminal import bold, show
     from avow.training.knowledge import Experiment
     from avow.training.knowledge_arms import arms
-    from avow.training.side_by_side import Interrupted, side_by_side
+    from avow.training.run_many import Interrupted, side_by_side
 
     where = machine(place(device))
     chosen = arms(corpus, split(attentions), split(positions), seeds, steps, device, flags or [])
@@ -78,9 +78,9 @@ def knowledge(
         raise typer.Exit(128 + kind) from problem
     made = Experiment.of(corpus, out, results)
     plain = {"command": command(), "machine": where, **made.plain()}
-    atomic.write(figures, json.dumps(plain, indent=1, ensure_ascii=False))
-    atomic.write(picture, png(made))
-    atomic.write(html, knowledge_page(made, command(), where))
+    file_io.write(figures, json.dumps(plain, indent=1, ensure_ascii=False))
+    file_io.write(picture, png(made))
+    file_io.write(html, knowledge_page(made, command(), where))
     if as_json:
         document(plain)
     else:
@@ -130,7 +130,7 @@ def _progress() -> Iterator[Callable[[News], None]]:
 
 def _words(news: News) -> str:
     """
-    >>> from avow.training.side_by_side import News
+    >>> from avow.training.run_many import News
     >>> _words(News(None, "progress", 200, 1000, 1.2345))
     'step 200/1,000, loss 1.234'
     """

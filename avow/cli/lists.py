@@ -9,7 +9,7 @@ from typing import Any
 from typer.core import TyperCommand
 
 import avow
-from avow.workloads import KINDS
+from avow.bench.workloads import KINDS
 
 # Titles, and below each the terms with their meanings.
 Lists = dict[str, list[tuple[str, str]]]
@@ -45,7 +45,7 @@ def methods() -> Lists:
 def configuration(**own: object) -> Lists:
     """The fields of a configuration; `own` are values that a command gives where the configuration leaves them open."""
     from avow.nn import ModelConfig
-    from avow.params import parameters_of
+    from avow.parameters import parameters_of
     from avow.training.config import SECTIONS
 
     lists = {}

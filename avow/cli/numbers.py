@@ -11,7 +11,7 @@ from torch import Tensor
 
 from avow import bounded
 from avow.cli.options import split
-from avow.contract import DTYPES, named
+from avow.core import DTYPES, named
 from avow.errors import FileError, ParameterError
 
 _DTYPES = {named(dtype): dtype for dtype in DTYPES}

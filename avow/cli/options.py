@@ -11,9 +11,9 @@ from typing import Annotated
 import torch
 import typer
 
-from avow import atomic
+from avow import file_io
+from avow.bench.workloads import KINDS, Workload, read, workload
 from avow.errors import ParameterError
-from avow.workloads import KINDS, Workload, read, workload
 
 Length = Annotated[int | None, typer.Option(help="Keys and queries; with --input, keep only the first so many keys.")]
 Heads = Annotated[int, typer.Option(help="Heads to draw.")]
@@ -63,7 +63,7 @@ def files(*paths: Path | None, png: Path | None = None) -> list[Path]:
     for i, path in enumerate(named):
         if path.absolute() in [other.absolute() for other in named[:i]]:
             raise ParameterError("path", path, "is given for two files", "name another place for one of them")
-        atomic.ready(path)
+        file_io.ready(path)
     return named
 
 

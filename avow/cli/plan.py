@@ -146,12 +146,12 @@ def plain_plan(made: Plan) -> dict[str, Any]:
 
 
 def _verdict(made: Plan) -> str:
-    from avow.report import words
+    from avow.report import formatting
 
     chosen = made.chosen
     if chosen is None:
         return f"nothing available proves {made.asked}; the best bound is {made.best_bound:.1e}"
     faster = made.exact_seconds / chosen.seconds if chosen.seconds else 1.0
     beside = f", {faster:.1f} times as fast as exact" if chosen.method.name != "exact" else ""
-    price = f"{words.seconds(chosen.seconds)} and {words.memory(chosen.cost.peak_bytes)}"
-    return f"{words.label(chosen.method)} would run: {price} predicted{beside}"
+    price = f"{formatting.seconds(chosen.seconds)} and {formatting.memory(chosen.cost.peak_bytes)}"
+    return f"{formatting.label(chosen.method)} would run: {price} predicted{beside}"

@@ -10,10 +10,10 @@ from avow.cli.numbers import dtype_named
 from avow.cli.options import files
 from avow.cli.output import document, wrote
 from avow.cli.quantities import duration, operations, speed
-from avow.contract import Sizes
+from avow.core import Sizes
+from avow.distributed.comm_cost import Link
+from avow.distributed.parallel_plan import Machine, Offer, Roof, check, offers, weak
 from avow.errors import ParameterError
-from avow.links import Link
-from avow.scaling import Machine, Offer, Roof, check, offers, weak
 
 
 class Asked(NamedTuple):
@@ -40,7 +40,7 @@ class Asked(NamedTuple):
 
 def plan_ranks(asked: Asked) -> None:
     """Print what each way over so many ranks takes."""
-    from avow import atomic
+    from avow import file_io
     from avow.report.charts import png
     from avow.report.ranks import ranks_table, shardings_table, verdict, weak_chart
     from avow.report.terminal import bold, show
@@ -56,7 +56,7 @@ def plan_ranks(asked: Asked) -> None:
     made = offers(sizes, asked.ranks, link, machine)
     if asked.png is not None:
         scaled = weak(sizes, asked.ranks, link, machine)
-        atomic.write(asked.png, png(weak_chart(scaled, sizes, asked.ranks, link)))
+        file_io.write(asked.png, png(weak_chart(scaled, sizes, asked.ranks, link)))
     if asked.as_json:
         document(_plain(made, sizes, asked.ranks, link, source))
     else:

@@ -36,7 +36,7 @@ def profile(
 
     The plan says what each method could save within a tolerance; avow.apply and avow verify take it.
     """
-    from avow import atomic
+    from avow import file_io
     from avow.bench.machine import machine
     from avow.integrations.transformers.layers import replaceable
     from avow.integrations.transformers.model_files import load_model, read_text, tokens_of
@@ -56,8 +56,8 @@ def profile(
             made = measure(loaded.model, ids, tol, budget, loaded.name, tell)
         if loaded.model.can_generate() and not loaded.model.config.is_encoder_decoder:
             made = dataclasses.replace(made, speed=decoding_speed(loaded.model, made.plan, ids))
-        atomic.write(html, profile_page(made, command(), machine()))
-    atomic.write(plan, made.plan.to_json())
+        file_io.write(html, profile_page(made, command(), machine()))
+    file_io.write(plan, made.plan.to_json())
     if as_json:
         document(plain(made))
     else:

@@ -110,7 +110,7 @@ def evaluate(
 
     Counts exact matches, and whether its confidence says which answers are made up.
     """
-    from avow import atomic
+    from avow import file_io
     from avow.report.evaluation import page, told
     from avow.report.terminal import show
 
@@ -119,7 +119,7 @@ def evaluate(
     written = files(html)
     asked = _asked(run, questions, corpus, device)
     if html is not None:
-        atomic.write(html, page(asked, command()))
+        file_io.write(html, page(asked, command()))
     if as_json:
         document(asked.plain())
     else:

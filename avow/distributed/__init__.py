@@ -2,16 +2,18 @@
 
 The way in:
     attend                every method through one call
-    asked                 what one process asks, and what keeps it from asking so
-    agreement             processes agree before they compute, or all raise the same error
-    choosing              which method keeps a tolerance at the least price
+    request               what one process asks, and what keeps it from asking so
+    consensus             processes agree before they compute, or all raise the same error
+    planner               which method keeps a tolerance at the least price
     cache                 ShardedCache: the tokens of a decoder in shards
 How processes talk:
-    traffic               every byte that leaves a process, counted
+    point_to_point        every byte that leaves a process, counted
     exchange              a piece from each to each, differentiable
-    scripts               rounds of talk as generators, that run over processes or side by side in one
-    silence               who is missing, when somebody is
+    protocols             rounds of talk as generators, that run over processes or side by side in one
+    failure_detection     who is missing, when somebody is
     bytes_sent            what each call sends, in closed form
+    comm_cost             how long bytes and rounds take on an interconnect
+    parallel_plan         what a method costs on many ranks, and how it scales
 Exact attention:
     exact                 shared queries: partial answers are merged
     ring                  sharded queries: blocks of keys go round a ring

@@ -12,26 +12,26 @@ from jaxtyping import Bool, Float
 from torch import Tensor
 
 from avow.attend import Attended
-from avow.certificates.relative import aimed_bound, proved_ratio
-from avow.contract import Method
-from avow.distributed.agreement import Meeting, agree, meet, outside_autocast, storage
-from avow.distributed.asked import OWN, Asked
-from avow.distributed.choosing import Choice, chosen, own_rates
+from avow.core import Method
+from avow.core.relative import aimed_bound, proved_ratio
+from avow.core.requirement import Wish, checked_wish
+from avow.distributed.comm_cost import Link, usual
+from avow.distributed.consensus import Meeting, agree, meet, outside_autocast, storage
 from avow.distributed.exact import attend_keys
 from avow.distributed.low_rank import attend_low_rank
+from avow.distributed.planner import Choice, chosen, own_rates
+from avow.distributed.point_to_point import Group
+from avow.distributed.request import OWN, Asked
 from avow.distributed.ring import attend_ring
 from avow.distributed.sparse import attend_sparse
 from avow.distributed.states import attend_states
-from avow.distributed.traffic import Group
 from avow.errors import ShapeError, ToleranceUnreachable
-from avow.links import Link, usual
-from avow.maths import rounding
 from avow.methods.exact import Exact
 from avow.methods.low_rank import LowRank
 from avow.methods.random_features import RandomFeatures
 from avow.methods.separable import Separable
 from avow.methods.sparse import Sparse
-from avow.wishes import Wish, checked_wish
+from avow.numerics import rounding
 
 
 class _Call(NamedTuple):

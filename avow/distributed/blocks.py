@@ -15,8 +15,8 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
-from avow.maths import rounding
-from avow.maths.masks import at_rows, row_tiles
+from avow.numerics import rounding
+from avow.numerics.masks import at_rows, row_tiles
 
 # Rows that look only back are taken so many at a time: few enough to leave out most of what they do not see.
 _TALL = 256

@@ -1,6 +1,6 @@
 """What a call sends, in closed form: bytes that one process puts on its way to others. `traffic.counted` counts them.
 
-It is what `avow.links` says, which the planner reckons with, and what processes say to agree. Every process tells each
+It is what `comm_cost` says, which the planner reckons with, and what processes say to agree. Every process tells each
 other one page before an answer and one after a promise. In a ring, with n tokens and w bytes of key and value a token,
 a process sends each block but the one that ends its journey there; where rows only see what is before them, block c
 stops at the last process, and process r sends those up to its own. Gradients, wider, follow each block, and go home
@@ -11,13 +11,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from avow import links
-from avow.contract import Method, Sizes
+from avow.core import Method, Sizes
+from avow.distributed import comm_cost
+from avow.distributed.point_to_point import PAGE
 from avow.distributed.shards import LONGEST
-from avow.distributed.traffic import PAGE
-from avow.maths import rounding
 from avow.methods.low_rank import LowRank
 from avow.methods.random_features import RandomFeatures
+from avow.numerics import rounding
 
 
 def shard_bytes(sizes: Sizes, ranks: int, *, gradients: bool = False) -> int:
@@ -26,10 +26,10 @@ def shard_bytes(sizes: Sizes, ranks: int, *, gradients: bool = False) -> int:
     `gradients` adds the way back.
     """
     z, pages = sizes, 3 if gradients else 2
-    sent = _pages(ranks, pages) + links.partial_answers(z, ranks).sent
+    sent = _pages(ranks, pages) + comm_cost.partial_answers(z, ranks).sent
     if gradients:
         size = z.batch * z.heads * z.queries * z.dim * rounding.accumulator(z.dtype).itemsize
-        sent += links.told_to_all(size, ranks).sent
+        sent += comm_cost.told_to_all(size, ranks).sent
     return sent
 
 
@@ -58,12 +58,12 @@ def sparse_bytes(
 ) -> int:
     """What each process sends in `attend_sparse`, where all rows are worked on at once, whatever it holds of the keys.
 
-    `reports` and `rungs` are those of `avow.links.sparse_rounds`; `gradients` adds the way back.
+    `reports` and `rungs` are those of `avow.distributed.comm_cost.sparse_rounds`; `gradients` adds the way back.
     """
     z = sizes
-    sent = _pages(ranks) + links.sparse_rounds(z, ranks, reports, rungs).sent
+    sent = _pages(ranks) + comm_cost.sparse_rounds(z, ranks, reports, rungs).sent
     if gradients:
-        sent += _pages(ranks) + links.added_up(z.batch * z.heads * z.queries * z.dim, 8, ranks).sent
+        sent += _pages(ranks) + comm_cost.added_up(z.batch * z.heads * z.queries * z.dim, 8, ranks).sent
     return sent
 
 
@@ -74,12 +74,12 @@ def states_bytes(method: Method, sizes: Sizes, ranks: int, backward: bool = Fals
     as much.
     """
     z, random = sizes, isinstance(method, RandomFeatures)
-    sent = links.method_load(method, z, ranks).sent
+    sent = comm_cost.method_load(method, z, ranks).sent
     if not backward:
         return sent + meeting_bytes(z, ranks) + (_pages(ranks) if random else 0)
     # How long the longest key is has no gradient.
     longest = z.batch * z.key_heads * rounding.accumulator(z.dtype).itemsize if random and not z.causal else 0
-    return sent - links.told_to_all(longest, ranks).sent
+    return sent - comm_cost.told_to_all(longest, ranks).sent
 
 
 def low_rank_bytes(method: LowRank, sizes: Sizes, ranks: int, longest: int, backward: bool = False) -> int:
@@ -88,16 +88,16 @@ def low_rank_bytes(method: LowRank, sizes: Sizes, ranks: int, longest: int, back
     `sizes` are those of the whole problem, `longest` is the number of keys of the longest shard: beyond some thousands
     of keys neither matters. Landmarks are shared out by heads, so that more processes than heads send more.
     """
-    sent = links.around_landmarks(sizes, ranks, method.rank).sent
+    sent = comm_cost.around_landmarks(sizes, ranks, method.rank).sent
     if backward:
         return sent
-    return sent + links.proposals(sizes, ranks, method.rank, longest).sent + meeting_bytes(sizes, ranks)
+    return sent + comm_cost.proposals(sizes, ranks, method.rank, longest).sent + meeting_bytes(sizes, ranks)
 
 
 def meeting_bytes(sizes: Sizes, ranks: int) -> int:
     """What a process sends until all know how long the longest vectors of each are."""
-    return _pages(ranks) + links.told_to_all(8 * LONGEST * sizes.batch * sizes.key_heads, ranks).sent
+    return _pages(ranks) + comm_cost.told_to_all(8 * LONGEST * sizes.batch * sizes.key_heads, ranks).sent
 
 
 def _pages(ranks: int, count: int = 1) -> int:
-    return links.told_to_all(count * PAGE, ranks).sent
+    return comm_cost.told_to_all(count * PAGE, ranks).sent

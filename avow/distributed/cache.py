@@ -18,18 +18,18 @@ from jaxtyping import Float
 from torch import Tensor
 
 from avow.attend import Attended
-from avow.certificates.relative import aimed_bound, proved_ratio
-from avow.contract import Norms, Problem
-from avow.distributed.agreement import agree, attempt, check_dense, digest, outside_autocast, tensor_facts
-from avow.distributed.scripts import over_processes
+from avow.core import Norms, Problem
+from avow.core.relative import aimed_bound, proved_ratio
+from avow.core.requirement import check_generator, checked_wish
+from avow.distributed.consensus import agree, attempt, check_dense, digest, outside_autocast, tensor_facts
+from avow.distributed.point_to_point import Group, group_of
+from avow.distributed.protocols import over_processes
 from avow.distributed.sparse import own_generator, sampling
 from avow.distributed.sparse_script import Task, shard_script
-from avow.distributed.traffic import Group, group_of
 from avow.errors import DtypeError, ParameterError, ShapeError, ToleranceUnreachable
-from avow.maths.norms import check_range, row_norms
 from avow.methods.sparse import Sparse
 from avow.nn.key_value_cache import KeyValueCache
-from avow.wishes import check_generator, checked_wish
+from avow.numerics.norms import check_range, row_norms
 
 # What caches must have in common.
 _MADE = ("key_heads", "dim", "value_dim", "batch", "dtype", "bits", "window")

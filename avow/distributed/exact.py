@@ -1,7 +1,7 @@
 """Exact attention over shards of the keys, one shard a process: all processes get one answer and its certificate.
 
 Each process attends to its own keys, reports its answer with the logarithm of its normaliser, and merges what all
-reported in the order of ranks (`avow.certificates.compose`): every process computes the same bits.
+reported in the order of ranks (`avow.core.compose`): every process computes the same bits.
 """
 
 from __future__ import annotations
@@ -14,15 +14,15 @@ import torch
 from torch import Tensor
 
 from avow.attend import Attended
-from avow.certificates.compose import Partial, merge
-from avow.contract import Certificate
+from avow.core import Certificate
+from avow.core.compose import Partial, merge
+from avow.core.requirement import Wish
 from avow.distributed import blocks
-from avow.distributed.agreement import Meeting, agree, attempt, one_loss
 from avow.distributed.autograd import linked
+from avow.distributed.consensus import Meeting, agree, attempt, one_loss
 from avow.distributed.partials import answered, packed, unpacked, unreachable
-from avow.distributed.traffic import gathered
-from avow.maths import rounding
-from avow.wishes import Wish
+from avow.distributed.point_to_point import gathered
+from avow.numerics import rounding
 
 
 def attend_keys(met: Meeting, wish: Wish, kinds: Sequence[torch.dtype]) -> Attended:

@@ -16,7 +16,7 @@ from jaxtyping import Shaped
 from torch import Tensor
 from torch.nn.functional import pad
 
-from avow.distributed.traffic import Pending, Transfer
+from avow.distributed.point_to_point import Pending, Transfer
 
 
 class _Exchange(torch.autograd.Function):

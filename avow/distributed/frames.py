@@ -7,9 +7,9 @@ from torch import Tensor
 
 from avow.distributed.exchange import combined
 from avow.distributed.shards import Shards
-from avow.maths import features
-from avow.maths.features import Frame
-from avow.maths.heads import grouped
+from avow.numerics import features
+from avow.numerics.features import Frame
+from avow.numerics.heads import grouped
 
 
 def centred_frame(shards: Shards, dtype: torch.dtype) -> Frame:

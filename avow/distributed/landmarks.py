@@ -1,6 +1,6 @@
 """Landmarks among the keys of all shards, chosen together: a few keys are proposed and told, no shard is sent.
 
-This is `avow.maths.cholesky.pivots` with the keys where they are. In each round every process proposes its best keys,
+This is `cholesky.pivots` with the keys where they are. In each round every process proposes its best keys,
 and the best of all proposals are told to all. With the same generator the landmarks are those that one process with
 all keys would draw, unless rounding decides.
 """
@@ -17,7 +17,7 @@ from torch.nn.functional import pad
 
 from avow.distributed.exchange import combined
 from avow.distributed.shards import Shards
-from avow.maths import cholesky
+from avow.numerics import cholesky
 
 
 class Chosen(NamedTuple):

@@ -17,16 +17,16 @@ from torch import Tensor
 
 from avow.attend import Attended
 from avow.distributed import landmarks
-from avow.distributed.agreement import Meeting
+from avow.distributed.consensus import Meeting
 from avow.distributed.exchange import combined, gathered
 from avow.distributed.frames import centred_frame
 from avow.distributed.shards import Shards, shards_of
 from avow.distributed.states import absorbed, collected, joined
-from avow.maths import cholesky, rounding, scan
-from avow.maths.cholesky import Factor
-from avow.maths.heads import grouped, per_query_head, ungrouped
-from avow.maths.landmark_features import LandmarkFeatures, WeightedKeys
 from avow.methods.low_rank import LowRank, Trace, lengths, within_ball
+from avow.numerics import cholesky, rounding, scan
+from avow.numerics.cholesky import Factor
+from avow.numerics.heads import grouped, per_query_head, ungrouped
+from avow.numerics.landmark_features import LandmarkFeatures, WeightedKeys
 
 _U = rounding.unit(torch.float64)
 

@@ -18,15 +18,15 @@ from jaxtyping import Bool, Float64
 from torch import Tensor
 
 from avow.attend import attend
-from avow.certificates.compose import Partial
-from avow.contract import Certificate, Problem
+from avow.core import Certificate, Problem
+from avow.core.compose import Partial
+from avow.core.requirement import Wish
+from avow.distributed.comm_cost import PARTIAL
 from avow.errors import ToleranceUnreachable
-from avow.links import PARTIAL
-from avow.maths import rounding
-from avow.maths.heads import longest_seen, per_query_head
-from avow.maths.masks import at_rows, row_tiles
-from avow.maths.norms import lengths, row_norms, slack
-from avow.wishes import Wish
+from avow.numerics import rounding
+from avow.numerics.heads import longest_seen, per_query_head
+from avow.numerics.masks import at_rows, row_tiles
+from avow.numerics.norms import lengths, row_norms, slack
 
 
 def answered(

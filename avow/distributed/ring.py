@@ -17,17 +17,17 @@ from jaxtyping import Bool, Float
 from torch import Tensor
 
 from avow.attend import Attended
-from avow.certificates.compose import Partial, merge
+from avow.core.compose import Partial, merge
+from avow.core.requirement import Wish
 from avow.distributed import blocks, ring_travel
-from avow.distributed.agreement import Meeting, agree, attempt, meet
 from avow.distributed.autograd import Gradients, linked
+from avow.distributed.consensus import Meeting, agree, attempt, meet
 from avow.distributed.partials import answered, unreachable
+from avow.distributed.point_to_point import Group
 from avow.distributed.ring_route import Route
 from avow.distributed.ring_travel import Masks
-from avow.distributed.traffic import Group
 from avow.errors import AvowError
-from avow.maths import rounding
-from avow.wishes import Wish
+from avow.numerics import rounding
 
 
 def attend_ring(

@@ -11,9 +11,9 @@ from jaxtyping import Bool, Float
 from torch import Tensor
 
 from avow.distributed import blocks
+from avow.distributed.point_to_point import Pending, Transfer
 from avow.distributed.ring_route import Route
-from avow.distributed.traffic import Pending, Transfer
-from avow.maths import rounding
+from avow.numerics import rounding
 
 Masks = Sequence[Bool[Tensor, "#b #h #n s"]] | None
 """Which keys of each block this process's rows may see; None: all."""

@@ -17,12 +17,12 @@ from jaxtyping import Float64
 from torch import Tensor
 
 from avow.attend import Attended
-from avow.certificates import certify
-from avow.contract import Computed, Method, Norms, Problem
-from avow.distributed.agreement import Meeting, agree, digest
+from avow.core import Computed, Method, Norms, Problem
+from avow.core.certify import certify
+from avow.distributed.consensus import Meeting, agree, digest
 from avow.distributed.exchange import gathered
 from avow.errors import ShapeError
-from avow.maths.heads import scaled_values
+from avow.numerics.heads import scaled_values
 
 # Of each key head: the longest query, key and value, and the largest entry of a value.
 LONGEST = 4

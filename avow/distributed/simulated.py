@@ -1,6 +1,6 @@
 """Every way to spread attention over a sequence, as a script that shards can run side by side in one process.
 
-They are what `avow.links` says the price of: the same exchanges with the same numbers, on plain float64 arithmetic.
+They are what `comm_cost` says the price of: the same exchanges with the same numbers, on plain float64 arithmetic.
 Hundreds of shards fit into one process, so what is sent can be counted there, and answers compared with those of one.
 """
 
@@ -16,15 +16,15 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 from avow.attend import attend
-from avow.certificates import measure_norms
-from avow.certificates.compose import Partial
-from avow.contract import Problem
-from avow.distributed.scripts import ForEach, ForNext, Script, told_to_all
+from avow.core import Problem
+from avow.core.certify import measure_norms
+from avow.core.compose import Partial
+from avow.distributed.protocols import ForEach, ForNext, Script, told_to_all
 from avow.distributed.sparse_script import Task, shard_script
-from avow.maths import rounding
-from avow.maths.heads import grouped, per_query_head, ungrouped
-from avow.maths.norms import lengths, slack
 from avow.methods.sparse import Sparse
+from avow.numerics import rounding
+from avow.numerics.heads import grouped, per_query_head, ungrouped
+from avow.numerics.norms import lengths, slack
 
 
 def partial_answers(p: Problem, ranks: int) -> Script[Tensor]:
@@ -32,7 +32,7 @@ def partial_answers(p: Problem, ranks: int) -> Script[Tensor]:
     mine = _partial(p)
     beside = torch.stack([mine.lse, mine.longest, mine.pairs, mine.unsure, mine.drift, *mine.means], -1)
     told = yield from told_to_all(torch.cat([beside, mine.out], -1), ranks)
-    # Only the answers are merged here; `avow.certificates.compose` merges all of it.
+    # Only the answers are merged here; `avow.core.compose` merges all of it.
     return (torch.softmax(told[..., :1], 0) * told[..., beside.shape[-1] :]).sum(0)
 
 

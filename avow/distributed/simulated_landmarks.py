@@ -1,6 +1,6 @@
 """Low-rank attention over a sequence as a script: a frame, landmarks and their factor are agreed, states combined.
 
-What it exchanges is what `avow.links.landmarks` counts. Landmarks are the keys with the most left to explain, not drawn
+What it exchanges is what `comm_cost.landmarks` counts. Landmarks are the keys with the most left to explain, not drawn
 at random, so that any number of shards finds the same ones.
 """
 
@@ -14,11 +14,11 @@ from jaxtyping import Float64
 from torch import Tensor
 from torch.nn.functional import pad
 
-from avow.contract import Problem
-from avow.distributed.scripts import Script, told_to_all
+from avow.core import Problem
+from avow.distributed.protocols import Script, told_to_all
 from avow.distributed.simulated import centred, combined, joined
-from avow.maths.cholesky import log_gauss, rounds
-from avow.maths.heads import grouped, ungrouped
+from avow.numerics.cholesky import log_gauss, rounds
+from avow.numerics.heads import grouped, ungrouped
 
 # What keeps the kernel of landmarks that nearly coincide invertible.
 _RIDGE = 1e-10

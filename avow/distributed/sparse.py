@@ -18,16 +18,16 @@ from jaxtyping import Float
 from torch import Tensor
 
 from avow.attend import Attended
-from avow.contract import Problem
-from avow.distributed.agreement import Meeting, meet, one_loss
+from avow.core import Problem
+from avow.core.requirement import checked_wish
 from avow.distributed.autograd import linked
-from avow.distributed.scripts import over_processes
+from avow.distributed.consensus import Meeting, meet, one_loss
+from avow.distributed.point_to_point import Group
+from avow.distributed.protocols import over_processes
 from avow.distributed.sparse_gradients import gradient_script
 from avow.distributed.sparse_reports import Reading
 from avow.distributed.sparse_script import Task, shard_script
-from avow.distributed.traffic import Group
 from avow.methods.sparse import Sparse
-from avow.wishes import checked_wish
 
 
 def attend_sparse(

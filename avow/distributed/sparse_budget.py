@@ -7,7 +7,7 @@ the others, T, a shard's sketch knows that :math:`low_j \le w_j \le high_j`, and
 
 and every sum is one over shards: what they promise merges by adding up, in any order and grouping. Nor can all unread
 tokens be at their worst at once. Shard i knows that :math:`w_j = β_j e^{x_j}` with :math:`\sum_j x_j^2 \le S_i^2`, so
-with one :math:`μ \ge 0` for all shards (`avow.maths.orders`)
+with one :math:`μ \ge 0` for all shards (`avow.numerics.token_ranking`)
 
 .. math:: \sum_T w_j (n_j + ℓ) \le \sum_T (β_j + r_j(μ)) + μ \sum_i S_i^2 .
 
@@ -25,11 +25,11 @@ from jaxtyping import Bool, Float, Float32, Float64, Int
 from torch import Tensor
 from torch.nn.functional import pad
 
-from avow.links import BINS, FIRST_BINS
-from avow.maths.brackets import Brackets, bracketed
-from avow.maths.crowds import Stray, strayed
-from avow.maths.orders import Terms, together
-from avow.maths.sketch import GROUP, Sketch, sketched
+from avow.distributed.comm_cost import BINS, FIRST_BINS
+from avow.numerics.aggregate_error import Stray, strayed
+from avow.numerics.brackets import Brackets, bracketed
+from avow.numerics.sketch import GROUP, Sketch, sketched
+from avow.numerics.token_ranking import Terms, together
 
 # Bins of a nat, of a first look at weights and of what is left after it: what is lighter than the last bin is taken
 # together.

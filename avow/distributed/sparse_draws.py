@@ -7,7 +7,7 @@ draws, :math:`\hat N` and :math:`\hat Z` the weighted sum and the mass as drawn,
           o^* - \hat N/\hat Z = \frac{(\hat N/\hat Z - c) M - X}{\hat Z - M} .
 
 Draws are independent from token to token, in whatever shard they are, so X and M are each one sum of independent terms
-of mean zero, and Bennett's inequality (`avow.maths.tails`) bounds it with the largest term and the variance of all
+of mean zero, and Bennett's inequality (`avow.numerics.tails`) bounds it with the largest term and the variance of all
 shards: the chance to fail is spent once, not by every shard. The variance itself is bounded from what was drawn, by
 Chernoff's inequality, again for all shards at once.
 """
@@ -21,11 +21,11 @@ import torch
 from jaxtyping import Bool, Float32, Float64
 from torch import Tensor
 
-from avow.distributed.scripts import Script, added_up, largest
+from avow.distributed.comm_cost import PLAN_BINS
+from avow.distributed.protocols import Script, added_up, largest
 from avow.distributed.sparse_budget import Extent, SketchedShard
-from avow.links import PLAN_BINS
-from avow.maths import tails
-from avow.maths.reading import Gathered
+from avow.numerics import tails
+from avow.numerics.gather import Gathered
 
 # Samples, whose proofs depend on the draws, are planned four times, each larger and with the former in it. Plans take
 # values for as far apart as they may be; where they are not, a plan for twice the error proves it.

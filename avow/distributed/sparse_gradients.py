@@ -14,7 +14,7 @@ import torch
 from jaxtyping import Float, Float64
 from torch import Tensor
 
-from avow.distributed.scripts import Script, added_up
+from avow.distributed.protocols import Script, added_up
 from avow.distributed.sparse_reports import Reading
 
 

@@ -9,9 +9,9 @@ import torch
 from jaxtyping import Float64, Int
 from torch import Tensor
 
-from avow.distributed.scripts import Script, added_up, largest
+from avow.distributed.protocols import Script, added_up, largest
 from avow.distributed.sparse_budget import Extent
-from avow.maths.reading import Gathered
+from avow.numerics.gather import Gathered
 
 
 class State(NamedTuple):

@@ -18,10 +18,11 @@ from jaxtyping import Bool, Float64, Int
 from torch import Tensor
 
 from avow.attend import Attended
-from avow.certificates import measure_norms
-from avow.certificates.relative import absolute_errors, relative_errors
-from avow.contract import Certificate, Problem
-from avow.distributed.scripts import Script, added_up, largest, told_to_all
+from avow.core import Certificate, Problem
+from avow.core.certify import measure_norms
+from avow.core.relative import absolute_errors, relative_errors
+from avow.distributed.comm_cost import BINS
+from avow.distributed.protocols import Script, added_up, largest, told_to_all
 from avow.distributed.sparse_budget import (
     Budget,
     Extent,
@@ -38,15 +39,14 @@ from avow.distributed.sparse_budget import (
 from avow.distributed.sparse_draws import Basis, Draws, draw
 from avow.distributed.sparse_reports import Kept, Reading, State, reported
 from avow.errors import ToleranceUnreachable
-from avow.links import BINS
-from avow.maths import rounding
-from avow.maths.masks import row_tiles
-from avow.maths.norms import length_floors
-from avow.maths.orders import Terms, together
-from avow.maths.outlook import SUMS
-from avow.maths.reading import Gathered, Tokens
-from avow.maths.sketch import Sketch
 from avow.methods.sparse import Sparse
+from avow.numerics import rounding
+from avow.numerics.gather import Gathered, Tokens
+from avow.numerics.masks import row_tiles
+from avow.numerics.norms import length_floors
+from avow.numerics.sketch import Sketch
+from avow.numerics.tail_histogram import SUMS
+from avow.numerics.token_ranking import Terms, together
 
 # What is read first may be expected to leave so many times the error that is allowed, if that is little of the answer:
 # it tells what the rest is worth.

@@ -1,6 +1,6 @@
 r"""Linear attention over shards of a sequence, one shard a process: states travel, and rows and keys stay.
 
-All that a row must know of keys elsewhere is the state of their sums (`avow.maths.scan`): for every feature a
+All that a row must know of keys elsewhere is the state of their sums (`avow.numerics.scan`): for every feature a
 reference :math:`\mathrm{top}`, a total and a sum of values. Each process sums its own keys, once. Without causality
 the states of all are added up; with it, rank r is told the sum over the ranks before it, from which its own causal scan
 starts:
@@ -25,18 +25,18 @@ from jaxtyping import Float
 from torch import Tensor
 
 from avow.attend import Attended
-from avow.distributed.agreement import Meeting
+from avow.distributed.consensus import Meeting
 from avow.distributed.exchange import combined, gathered, tied
 from avow.distributed.frames import centred_frame
 from avow.distributed.shards import Shards, alike, shards_of
-from avow.maths import features as feature_maps
-from avow.maths import rounding, scan
-from avow.maths.feature_logs import FeatureLogs
-from avow.maths.heads import finished, grouped, linear_type, rescaled
-from avow.maths.random_stream import random_stream
 from avow.methods import random_features, separable
 from avow.methods.random_features import RandomFeatures
 from avow.methods.separable import Separable
+from avow.numerics import features as feature_maps
+from avow.numerics import rounding, scan
+from avow.numerics.feature_logs import FeatureLogs
+from avow.numerics.heads import finished, grouped, linear_type, rescaled
+from avow.numerics.random_stream import random_stream
 
 
 def attend_states(

@@ -15,8 +15,8 @@ import torch
 from jaxtyping import Float, Float32
 from torch import Tensor
 
-from avow.kernels import cuts
-from avow.kernels.cuts import Cut, divided, padded
+from avow.kernels import chunking
+from avow.kernels.chunking import Cut, divided, padded
 from avow.kernels.scan_kernels import (
     COLUMNS,
     NORMALISED,
@@ -71,9 +71,9 @@ def summed(
     """The sums of each part's pieces; those of the last that a scan comes to only where the `whole` is wanted."""
     b, h, n, m = y.shape
     e = z.shape[-1]
-    chosen = cuts.config_of_sums(m, e, y.element_size())
+    chosen = chunking.config_of_sums(m, e, y.element_size())
     columns = divided(e, chosen.columns)
-    many = cuts.pieces(parts, b * h * columns, chosen.resident, whole)
+    many = chunking.pieces(parts, b * h * columns, chosen.resident, whole)
     sums = y.new_empty(b * h, parts.parts * many, m, e, dtype=torch.float32)
     totals = y.new_empty(b * h, parts.parts * many, m if mode != PLAIN else 0, dtype=torch.float32)
     if whole or parts.parts > 1:
@@ -161,7 +161,7 @@ def scanned(
     (b, hx, n, m), (hy, e) = x.shape, (z.shape[1], z.shape[3])
     h = max(hx, hy)
     # Sums that float16 meets are in float32, and take twice the room.
-    chosen = cuts.config(m, e, x.element_size(), plain and mode == PLAIN and x.dtype != torch.float16)
+    chosen = chunking.config(m, e, x.element_size(), plain and mode == PLAIN and x.dtype != torch.float16)
     out = x.new_empty(b, h, n, e, dtype=x.dtype if kept is None else kept)
     norm = x.new_empty(b, h, n if mode == NORMALISED else 0, dtype=torch.float32)
     sequences = b * parts.sequences

@@ -21,7 +21,7 @@ from avow.kernels.histogram import WIDTH, Counted, steps_below, stride_of
 from avow.kernels.sample_bounds import Logs
 from avow.kernels.sketch_pass import Terms
 from avow.kernels.step_constants import BINS, STEPS
-from avow.maths.sketch import GROUP
+from avow.numerics.sketch import GROUP
 
 _BINS, _GROUP, _WIDTH = (tl.constexpr(number) for number in (BINS, GROUP, WIDTH))
 # Tokens that a program marks at once, and programs of four warps that an H200 runs at once: where there is more to

@@ -16,8 +16,8 @@ import torch
 from jaxtyping import Float, Float32, Int
 from torch import Tensor
 
-from avow.kernels import causal_scan, cuts, feature_gradients, feature_scan
-from avow.kernels.cuts import Cut, divided, padded
+from avow.kernels import causal_scan, chunking, feature_gradients, feature_scan
+from avow.kernels.chunking import Cut, divided, padded
 from avow.kernels.feature_layout import Layout, constants_of, layout, layout_of_sums, numbers_of, shortened
 from avow.kernels.linear_attention import blank, check, like_inputs, shared
 from avow.kernels.log_prefixes import NOTHING, Begin, LogSums, before_parts
@@ -72,15 +72,15 @@ def _programs(heads: int, m: int, e: int, chosen: Layout) -> int:
 
 def _parts(q: Tensor, m: int, e: int, starts: Tensor | None) -> Cut:
     b, h, n, d = q.shape
-    whole = cuts.cut_for(n, _programs(b * h, m, e, layout(m, d, e, q.dtype)), 2)
-    return cuts.cut_packed(whole, starts, n)
+    whole = chunking.cut_for(n, _programs(b * h, m, e, layout(m, d, e, q.dtype)), 2)
+    return chunking.cut_packed(whole, starts, n)
 
 
 def steps(q: Tensor, m: int, e: int) -> int:
     """How often sums of a whole sequence are rescaled and added to, at most."""
     (b, h, _, d), parts = q.shape, _parts(q, m, e, None)
     chosen, resident = layout_of_sums(m, d, e, q.dtype)
-    pieces = cuts.pieces(parts, _programs(b * h, m, e, chosen), resident, False)
+    pieces = chunking.pieces(parts, _programs(b * h, m, e, chosen), resident, False)
     # Through the sums of a part, those of all before it, and then the rows of another.
     return (
         divided(parts.length, pieces * chosen.chunk)
@@ -149,7 +149,7 @@ def known(
     (chosen, resident), numbers = layout_of_sums(m, d, e, y.dtype), numbers_of(scale, m)
     keys, whole = lse is None, initial is None
     programs = _programs(b * h, m, e, chosen)
-    pieces = cuts.pieces(parts, programs, resident, whole)
+    pieces = chunking.pieces(parts, programs, resident, whole)
     many = parts.parts * pieces
     sums, totals = (y.new_empty(b * h, many, *rest, dtype=torch.float32) for rest in ((m, e), (m,)))
     tops = y.new_empty(b * h, many, dtype=torch.float32)

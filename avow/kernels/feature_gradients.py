@@ -19,7 +19,7 @@ import triton
 import triton.language as tl
 
 from avow.kernels.feature_tiles import columns, featured, risen, state_of
-from avow.kernels.tiles import LOWEST, short, span, tile
+from avow.kernels.tile_ops import LOWEST, short, span, tile
 
 # Factors are those of logarithms to base 2.
 _LN2 = tl.constexpr(math.log(2))

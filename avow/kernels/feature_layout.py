@@ -10,9 +10,9 @@ import torch
 import triton.language as tl
 from torch import Tensor
 
-from avow.kernels.cuts import divided, padded
-from avow.kernels.tiles import interpreted
-from avow.maths.kernel_rounding import NEAR
+from avow.kernels.chunking import divided, padded
+from avow.kernels.tile_ops import interpreted
+from avow.numerics.kernel_rounding import NEAR
 
 _LOG2E = math.log2(math.e)
 

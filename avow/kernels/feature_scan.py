@@ -16,7 +16,7 @@ import triton
 import triton.language as tl
 
 from avow.kernels.feature_tiles import columns, featured, risen, state_of
-from avow.kernels.tiles import LOWEST, piece_of, short, span, tile
+from avow.kernels.tile_ops import LOWEST, piece_of, short, span, tile
 
 # Normalisers below this, relative to the largest key, may have lost terms that count.
 _TINY = tl.constexpr(2.0**-60)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from avow.kernels.tiles import LOWEST, exp2_near
+from avow.kernels.tile_ops import LOWEST, exp2_near
 
 
 @triton.jit

@@ -12,11 +12,11 @@ import torch
 from jaxtyping import Float, Float32
 from torch import Tensor
 
-from avow.kernels import causal_scan, cuts, feature_meeting
-from avow.kernels.cuts import divided
+from avow.kernels import causal_scan, chunking, feature_apply_state
+from avow.kernels.chunking import divided
+from avow.kernels.feature_apply_state import KEYS, MEANS, QUERIES
 from avow.kernels.feature_attention import added, in_part, known, row_lengths, shared_out
 from avow.kernels.feature_layout import constants_of, layout, layout_of_sums, numbers_of, shortened
-from avow.kernels.feature_meeting import KEYS, MEANS, QUERIES
 from avow.kernels.linear_attention import blank, check, like_inputs, shared
 from avow.kernels.log_prefixes import LogSums
 
@@ -37,7 +37,7 @@ def _whole(
     """Sums, totals and tops over all keys and values, or over all rows and gradients."""
     (b, h, n, d), e, m = y.shape, z.shape[3], along.shape[0]
     chosen, resident = layout_of_sums(m, d, e, y.dtype)
-    parts = cuts.cut_for(n, b * h * divided(e, chosen.columns) * divided(m, chosen.features), resident)
+    parts = chunking.cut_for(n, b * h * divided(e, chosen.columns) * divided(m, chosen.features), resident)
     return known(y, z, lengths, lse, slope, parts, along, scale, None)
 
 
@@ -61,7 +61,7 @@ def _meet(
     normalisers = x.new_empty(blocks, b, h, n if mode == MEANS else 0, dtype=torch.float32)
     gradient = x.new_empty(blocks * columns, b, h, n, d if mode != MEANS else 0, dtype=kept)
     seen = torch.empty_like(lse) if mode == MEANS else lse
-    feature_meeting.met[(b * h, max(1, divided(n, chosen.chunk * _MANY)), blocks * columns)](
+    feature_apply_state.met[(b * h, max(1, divided(n, chosen.chunk * _MANY)), blocks * columns)](
         x,
         g,
         lengths,

@@ -16,12 +16,12 @@ from jaxtyping import Float32
 from torch import Tensor
 
 from avow.kernels.choice import PLACES, Chosen
-from avow.kernels.cuts import padded
+from avow.kernels.chunking import padded
 from avow.kernels.heads import by_head
-from avow.kernels.list_shares import programs, share_of, shares, span_of, tiles_listed, tiles_of
 from avow.kernels.sample_bounds import ABOVE, BELOW
 from avow.kernels.tile_attention import ROWS, WARPS, attend, lift
-from avow.kernels.tiles import interpreted
+from avow.kernels.tile_ops import interpreted
+from avow.kernels.work_partition import programs, share_of, shares, span_of, tiles_listed, tiles_of
 
 
 class Parts(NamedTuple):

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from avow.kernels.sketch_pass import Terms
 from avow.kernels.step_constants import BINS, STEPS
-from avow.maths.sketch import GROUP
+from avow.numerics.sketch import GROUP
 
 # Steps in a bin: 128 bins of three eighths reach 48 octaves below the largest term; what is smaller is in the last.
 WIDTH = 3

@@ -18,7 +18,7 @@ import torch
 
 def interpret() -> None:
     """Have kernels run in Python; must be called before the first of them is loaded."""
-    assert os.environ.get("TRITON_INTERPRET") == "1" or "avow.kernels.tiles" not in sys.modules, "too late"
+    assert os.environ.get("TRITON_INTERPRET") == "1" or "avow.kernels.tile_ops" not in sys.modules, "too late"
     os.environ["TRITON_INTERPRET"] = "1"
     from triton.runtime import interpreter
 

@@ -17,9 +17,9 @@ from jaxtyping import Float, Float32, Int
 from torch import Tensor
 
 from avow.errors import DtypeError, ShapeError
-from avow.kernels import causal_scan, cuts
+from avow.kernels import causal_scan, chunking
 from avow.kernels.causal_scan import Sums
-from avow.kernels.cuts import Cut
+from avow.kernels.chunking import Cut
 from avow.kernels.scan_kernels import COLUMNS, NORMALISED, PLAIN, ROWS
 
 _TYPES = (torch.bfloat16, torch.float16, torch.float32)
@@ -78,8 +78,8 @@ def check(q: Tensor, k: Tensor, v: Tensor, starts: Tensor | None) -> None:
 
 def _parts(q: Tensor, e: int, starts: Tensor | None, normalise: bool) -> Cut:
     b, h, n, m = q.shape
-    whole = cuts.cut(n, b * h, m, e, q.element_size(), not normalise and q.dtype != torch.float16)
-    return cuts.cut_packed(whole, starts, n)
+    whole = chunking.cut(n, b * h, m, e, q.element_size(), not normalise and q.dtype != torch.float16)
+    return chunking.cut_packed(whole, starts, n)
 
 
 @torch.library.custom_op("avow::linear_attention", mutates_args=())

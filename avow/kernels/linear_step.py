@@ -17,11 +17,11 @@ import triton.language as tl
 from jaxtyping import Float, Float32
 from torch import Tensor
 
-from avow.kernels.cuts import divided, padded
+from avow.kernels.chunking import divided, padded
 from avow.kernels.feature_attention import FeatureSums
 from avow.kernels.linear_attention import LinearState
 from avow.kernels.separable_attention import ColumnSums
-from avow.kernels.tiles import LOWEST, TINY
+from avow.kernels.tile_ops import LOWEST, TINY
 
 _LOG2E = tl.constexpr(math.log2(math.e))
 _MOST = tl.constexpr(torch.finfo(torch.float32).max)

@@ -14,11 +14,11 @@ import triton.language as tl
 from jaxtyping import Float
 from torch import Tensor
 
-from avow.kernels import causal_scan, cuts
-from avow.kernels.cuts import divided, padded
+from avow.kernels import causal_scan, chunking
+from avow.kernels.chunking import divided, padded
 from avow.kernels.linear_attention import LinearState, blank, check, like_inputs, shared
 from avow.kernels.scan_kernels import COLUMNS, NORMALISED, PLAIN, PRECISION, ROWS
-from avow.kernels.tiles import TINY, into, tile
+from avow.kernels.tile_ops import TINY, into, tile
 
 _NORMALISED, _ROWS, _COLUMNS = (tl.constexpr(mode) for mode in (NORMALISED, ROWS, COLUMNS))
 # Rows of a chunk, and chunks per program.
@@ -135,7 +135,7 @@ def _collect(
 def _whole(y: Tensor, z: Tensor, mode: int, slope: Tensor | None = None) -> LinearState:
     """Sums over all rows, parts added up in their order."""
     b, h, n, m = y.shape
-    parts = cuts.cut(n, b * h, m, z.shape[3], y.element_size())
+    parts = chunking.cut(n, b * h, m, z.shape[3], y.element_size())
     found = causal_scan.summed(y, z, parts, mode, False, slope, True)
     sums, totals = found.sums.sum(1), found.totals.sum(1)
     return LinearState(sums.unflatten(0, (b, h)), totals.unflatten(0, (b, h)))

@@ -9,8 +9,8 @@ import triton.language as tl
 from jaxtyping import Float32
 from torch import Tensor
 
-from avow.kernels.cuts import Cut, divided, padded
-from avow.kernels.tiles import LOWEST
+from avow.kernels.chunking import Cut, divided, padded
+from avow.kernels.tile_ops import LOWEST
 
 
 class LogSums(NamedTuple):

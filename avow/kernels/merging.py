@@ -18,9 +18,9 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from avow.kernels.list_shares import TILE
 from avow.kernels.sample_bounds import FUZZY, NONE, missed
-from avow.maths.rounding import gamma, tiny, unit
+from avow.kernels.work_partition import TILE
+from avow.numerics.rounding import gamma, tiny, unit
 
 _TILE = tl.constexpr(TILE)
 # The unit of sums in float32: tensor cores may truncate where IEEE rounds.

@@ -19,7 +19,7 @@ from avow.kernels.histogram import WARPS, WIDTH, counted_twin, counting, countin
 from avow.kernels.sample_bounds import Logs
 from avow.kernels.sketch_pass import Terms
 from avow.kernels.step_constants import BINS, LIMIT, STEPS
-from avow.maths.rounding import unit
+from avow.numerics.rounding import unit
 
 _BINS, _LIMIT, _WIDTH = (tl.constexpr(number) for number in (BINS, LIMIT, WIDTH))
 # What only plans rest on: how long values are, as a share of the longest; and what the sketch pass took off the

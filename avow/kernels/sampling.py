@@ -25,8 +25,8 @@ from avow.kernels.histogram import steps_below
 from avow.kernels.sample_bounds import Logs
 from avow.kernels.sketch_pass import Terms
 from avow.kernels.step_constants import STEPS
-from avow.kernels.tiles import interpreted
-from avow.maths.sketch import GROUP
+from avow.kernels.tile_ops import interpreted
+from avow.numerics.sketch import GROUP
 
 _GROUP, _PLACES = tl.constexpr(GROUP), tl.constexpr(PLACES)
 # Odds are not below 2^-12.8: of a million tokens that weigh nothing, 144 are drawn.

@@ -12,8 +12,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from avow.kernels.tiles import TINY, into, piece_of, span, tile
-from avow.kernels.totals import (
+from avow.kernels.row_sums import (
     as_columns,
     as_rows,
     columns_grown,
@@ -23,6 +22,7 @@ from avow.kernels.totals import (
     rows_weighted,
     within,
 )
+from avow.kernels.tile_ops import TINY, into, piece_of, span, tile
 
 # Only x·y; divide by Σ_j x·y; α = u, β = 1, rows weighted at the end; α = 1, β = w u.
 PLAIN, NORMALISED, ROWS, COLUMNS = 0, 1, 2, 3

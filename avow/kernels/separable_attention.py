@@ -17,12 +17,12 @@ from jaxtyping import Bool, Float, Float32, Int
 from torch import Tensor
 
 from avow.errors import ParameterError, ShapeError
-from avow.kernels import causal_scan, cuts, separable_columns, separable_scan
-from avow.kernels.cuts import Cut, padded
+from avow.kernels import causal_scan, chunking, separable_columns, separable_scan
+from avow.kernels.chunking import Cut, padded
 from avow.kernels.linear_attention import blank, check, like_inputs
 from avow.kernels.log_prefixes import Begin, LogSums, before_parts
 from avow.kernels.separable_backward import causal_gradients, whole_gradients
-from avow.kernels.tiles import interpreted
+from avow.kernels.tile_ops import interpreted
 
 _LOG2E = math.log2(math.e)
 # Rows of a chunk, and chunks of rows per program.
@@ -82,7 +82,7 @@ def _parts(q: Tensor, k: Tensor, e: int, causal: bool) -> Cut:
     blocks = triton.cdiv(e, _constants(d, e, q.dtype)["EB"])
     # Programs that a processor's registers hold: those of causal rows have more to remember.
     resident = 1 if d > 64 else 3 if not causal and e <= 64 and q.dtype == torch.bfloat16 else 2
-    return cuts.cut_for(k.shape[2], b * (h if causal else k.shape[1]) * blocks, resident)
+    return chunking.cut_for(k.shape[2], b * (h if causal else k.shape[1]) * blocks, resident)
 
 
 def _constants(d: int, e: int, kind: torch.dtype) -> dict[str, Any]:
@@ -147,7 +147,7 @@ def _forward(
     (b, h, n, d), g, e = q.shape, k.shape[1], v.shape[3]
     factor, constants = _LOG2E / temperature, _constants(d, e, q.dtype)
     blocks = triton.cdiv(e, constants["EB"])
-    parts = cuts.cut_packed(_parts(q, k, e, causal), starts, n)
+    parts = chunking.cut_packed(_parts(q, k, e, causal), starts, n)
     known = _summed(k, v, factor, parts, Begin(initial, initial_total, initial_top), not causal)
     out = q.new_empty(b, h, n, e)
     if not causal:
@@ -214,7 +214,7 @@ def _backward(
     known, factor, cold = LogSums(sums, totals, tops), _LOG2E / temperature, 1 / temperature
     if not causal:
         return whole_gradients(gradient, q, k, v, out, known, factor, cold)
-    parts = cuts.cut_packed(_parts(q, k, v.shape[3], True), starts, q.shape[2])
+    parts = chunking.cut_packed(_parts(q, k, v.shape[3], True), starts, q.shape[2])
     return causal_gradients(gradient, q, k, v, out, known, parts, factor, cold)
 
 

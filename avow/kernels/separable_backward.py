@@ -10,12 +10,12 @@ import triton.language as tl
 from jaxtyping import Float
 from torch import Tensor
 
-from avow.kernels import cuts
-from avow.kernels.cuts import Cut, padded
+from avow.kernels import chunking
+from avow.kernels.chunking import Cut, padded
 from avow.kernels.log_prefixes import LogSums, before_parts
 from avow.kernels.separable_gradients import key_gradients, query_gradients
 from avow.kernels.separable_whole import column_gradients, mixed_gradients
-from avow.kernels.tiles import interpreted
+from avow.kernels.tile_ops import interpreted
 
 # Chunks of keys per program where nothing is carried from one to the next.
 _MANY = 8
@@ -96,7 +96,7 @@ def whole_gradients(
     totals = torch.where(known.totals > 0, known.totals, 1.0)
     means = known.sums / totals.unsqueeze(-1)
     found = Gradients(*(x.new_empty(x.shape) for x in (q, k, v)))
-    parts = cuts.cut_for(n, b * h * first.programs, 2 if first.values else 1)
+    parts = chunking.cut_for(n, b * h * first.programs, 2 if first.values else 1)
     sums = q.new_empty(b * h, parts.parts, d, e, dtype=torch.float32)
     mixed_gradients[(b * h, parts.parts, first.programs)](
         q,

@@ -8,7 +8,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from avow.kernels.tiles import LOWEST, exp2_near, nearest, short, span, tile
+from avow.kernels.tile_ops import LOWEST, exp2_near, nearest, short, span, tile
 
 # Columns of ones that totals are products with, all the same.
 _ONES = tl.constexpr(32)

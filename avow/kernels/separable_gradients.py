@@ -21,8 +21,8 @@ import triton
 import triton.language as tl
 
 from avow.kernels.separable_columns import keys
-from avow.kernels.tiles import LOWEST, exp2_near, nearest, short, span, tile
-from avow.maths import kernel_rounding
+from avow.kernels.tile_ops import LOWEST, exp2_near, nearest, short, span, tile
+from avow.numerics import kernel_rounding
 
 _THIN = tl.constexpr(kernel_rounding.THIN)
 

@@ -14,8 +14,8 @@ import triton
 import triton.language as tl
 
 from avow.kernels.separable_columns import keys
-from avow.kernels.tiles import LOWEST, nearest, short, span, tile
-from avow.maths import kernel_rounding
+from avow.kernels.tile_ops import LOWEST, nearest, short, span, tile
+from avow.numerics import kernel_rounding
 
 # Totals below this, relative to the largest key of a chunk, may have lost terms that count.
 _THIN = tl.constexpr(kernel_rounding.THIN)

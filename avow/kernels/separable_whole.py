@@ -14,7 +14,7 @@ import triton.language as tl
 
 from avow.kernels.separable_columns import keys
 from avow.kernels.separable_gradients import mixture_block
-from avow.kernels.tiles import exp2_near, nearest, short, span, tile
+from avow.kernels.tile_ops import exp2_near, nearest, short, span, tile
 
 
 @triton.jit

@@ -20,11 +20,11 @@ import triton.language as tl
 from jaxtyping import Float, Float32, Int32, UInt8
 from torch import Tensor
 
-from avow.kernels.cuts import padded
+from avow.kernels.chunking import padded
 from avow.kernels.heads import by_head
 from avow.kernels.step_constants import CONSTANTS, LIMIT, LOWEST_TERM, SIBLINGS, STEPS, Prepared
-from avow.kernels.tiles import exp2_near, interpreted, log2_near
-from avow.maths.sketch import GROUP, Sketch, unpacked
+from avow.kernels.tile_ops import exp2_near, interpreted, log2_near
+from avow.numerics.sketch import GROUP, Sketch, unpacked
 
 _GROUP = tl.constexpr(GROUP)
 # Queries times scales are rounded to float16; this power of two keeps them away from the ends of its range.

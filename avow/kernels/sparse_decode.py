@@ -20,18 +20,18 @@ from torch import Tensor
 
 from avow.errors import DtypeError, ParameterError, ShapeError
 from avow.kernels import planning
-from avow.kernels.answers import Decoded, merged, merged_twin
 from avow.kernels.choice import PLACES, Chosen, marked, marked_twin
+from avow.kernels.dense_fallback import read_again, read_again_twin
+from avow.kernels.finalize import Decoded, merged, merged_twin
 from avow.kernels.gather_attention import Parts, attended, attended_twin
 from avow.kernels.histogram import Counted, counted, counted_twin
 from avow.kernels.planning import planned, planned_twin
-from avow.kernels.reading_again import read_again, read_again_twin
 from avow.kernels.sample_bounds import Logs
 from avow.kernels.sampling import drawn, drawn_twin
 from avow.kernels.sketch_pass import Terms, bounded, bounded_twin
 from avow.kernels.step_constants import SIBLINGS, Prepared, prepared, prepared_twin
-from avow.maths.norms import slack
-from avow.maths.sketch import Sketch
+from avow.numerics.norms import slack
+from avow.numerics.sketch import Sketch
 
 _TYPES = (torch.bfloat16, torch.float16, torch.float32)
 

@@ -11,10 +11,10 @@ import triton.language as tl
 from jaxtyping import Float32, Int32
 from torch import Tensor
 
-from avow.kernels.cuts import padded
+from avow.kernels.chunking import padded
 from avow.kernels.heads import by_head
-from avow.maths.rounding import gamma, unit
-from avow.maths.sketch import Sketch
+from avow.numerics.rounding import gamma, unit
+from avow.numerics.sketch import Sketch
 
 # Terms are counted in eighths of an octave.
 STEPS = 8

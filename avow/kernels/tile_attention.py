@@ -7,9 +7,9 @@ import triton
 import triton.language as tl
 
 from avow.kernels.choice import PLACES
-from avow.kernels.list_shares import TILE, tiles_in
 from avow.kernels.sample_bounds import ABOVE, BELOW
-from avow.kernels.tiles import exp2_near, log2_near
+from avow.kernels.tile_ops import exp2_near, log2_near
+from avow.kernels.work_partition import TILE, tiles_in
 
 _TILE, _PLACES, _PLACE = tl.constexpr(TILE), tl.constexpr(PLACES), tl.constexpr(2**PLACES - 1)
 # Warps that share a tile, and rows of a tile of queries. One warp waits for no other, and eight of them to a processor

@@ -13,13 +13,13 @@ from starlette.exceptions import HTTPException
 from starlette.responses import HTMLResponse, Response
 
 from avow.errors import AvowError
-from avow.lab import shell
-from avow.lab.answers import MISTAKE, Told, mistake, mistake_of
-from avow.lab.crew import Busy, Crew
-from avow.lab.guard import Guard
+from avow.lab import templates
 from avow.lab.page import PACKAGE, Inputs, Page, all_pages
+from avow.lab.responses import MISTAKE, Told, mistake, mistake_of
+from avow.lab.security import Guard
 from avow.lab.static_files import TYPES, static_files
 from avow.lab.uploads import Shelf
+from avow.lab.worker_pool import Busy, Crew
 
 # A preview that does not come at once is of no use.
 _PREVIEW_SECONDS = 5.0
@@ -51,7 +51,7 @@ def build(port: int, token: str, package: str = PACKAGE) -> Guard:
 
     @app.get("/", response_class=HTMLResponse)
     async def front() -> str:
-        return shell.front(list(pages.values()), token)
+        return templates.front(list(pages.values()), token)
 
     for page in pages.values():
         app.get(f"/{page.name}", response_class=HTMLResponse)(_shown(page, list(pages.values()), token))
@@ -71,7 +71,7 @@ def build(port: int, token: str, package: str = PACKAGE) -> Guard:
 
 def _shown(page: Page, pages: list[Page], token: str) -> Callable[[], Coroutine[Any, Any, str]]:
     async def show() -> str:
-        return shell.page(page, pages, token)
+        return templates.page(page, pages, token)
 
     return show
 
@@ -149,7 +149,7 @@ def _unknown(pages: list[Page], token: str) -> Callable[[Request, Exception], Co
         assert isinstance(problem, HTTPException)
         status, path = problem.status_code, request.url.path
         if status == 404 and "text/html" in request.headers.get("accept", ""):
-            return HTMLResponse(shell.front(pages, token, lost=path), status)
+            return HTMLResponse(templates.front(pages, token, lost=path), status)
         if status == 400:
             return Told(mistake("InputError", "body", "as sent", "is no JSON that can be read", "send JSON"), 422)
         rule = "is not known here" if status == 404 else f"was refused: {problem.detail}"

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 
 from avow import bounded
-from avow.contract import DTYPES, named
+from avow.core import DTYPES, named
 from avow.errors import DtypeError, FileError, NonFiniteError, ShapeError
 
 _TENSORS = 8

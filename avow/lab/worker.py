@@ -15,8 +15,8 @@ from typing import Any, BinaryIO
 
 import torch
 
-from avow.lab.answers import mistake_of, told
 from avow.lab.page import Page, all_pages
+from avow.lab.responses import mistake_of, told
 from avow.lab.uploads import tensors_of
 
 

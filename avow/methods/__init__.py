@@ -6,7 +6,7 @@ import functools
 import importlib
 import pkgutil
 
-from avow.contract import Method
+from avow.core import Method
 from avow.errors import UnknownMethod
 
 

@@ -21,16 +21,16 @@ from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.functional import pad, scaled_dot_product_attention
 
-from avow.contract import Computed, Cost, Method, Norms, Problem, Promise, Prospect, Sizes, named
+from avow.core import Computed, Cost, Method, Norms, Problem, Promise, Prospect, Sizes, named
 from avow.errors import is_out_of_memory
-from avow.maths import rounding
-from avow.maths.cpu_sums import MOST_ROWS, fewest_rows
-from avow.maths.heads import ceilings, distance_rounding, finished, longest_seen, per_query_head, settled
-from avow.maths.masks import additive
-from avow.maths.norms import at_least
-from avow.maths.softmax import softmax_average
-from avow.maths.tangents import has_tangents
-from avow.params import one_of, param
+from avow.numerics import rounding
+from avow.numerics.cpu_sums import MOST_ROWS, fewest_rows
+from avow.numerics.heads import ceilings, distance_rounding, finished, longest_seen, per_query_head, settled
+from avow.numerics.masks import additive
+from avow.numerics.norms import at_least
+from avow.numerics.softmax import softmax_average
+from avow.numerics.tangents import has_tangents
+from avow.parameters import one_of, param
 
 # Values that are all shorter are brought near one before they are summed.
 _FAINT = 2.0**-60

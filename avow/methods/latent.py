@@ -31,10 +31,10 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from avow.contract import Computed, Cost, Method, Norms, Problem, Promise, Prospect, Sizes
+from avow.core import Computed, Cost, Method, Norms, Problem, Promise, Prospect, Sizes
 from avow.errors import ParameterError
-from avow.maths import rounding
-from avow.maths.heads import (
+from avow.numerics import rounding
+from avow.numerics.heads import (
     finished,
     flushed,
     grouped,
@@ -47,7 +47,7 @@ from avow.maths.heads import (
     scaled_values,
     settled,
 )
-from avow.maths.horizons import (
+from avow.numerics.horizons import (
     TILE,
     Past,
     Shown,
@@ -60,8 +60,8 @@ from avow.maths.horizons import (
     softmax_and_log,
     tiles,
 )
-from avow.maths.masks import at_rows, row_tiles, seen_by
-from avow.params import at_least, from_to, param
+from avow.numerics.masks import at_rows, row_tiles, seen_by
+from avow.parameters import at_least, from_to, param
 
 
 class Trace(NamedTuple):

@@ -25,11 +25,11 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from avow.contract import Computed, Cost, Method, Norms, Problem, Promise, Prospect, Sizes
+from avow.core import Computed, Cost, Method, Norms, Problem, Promise, Prospect, Sizes
 from avow.errors import ParameterError
-from avow.maths import cholesky, rounding, scan, scan_costs
-from avow.maths.features import Frame, centred_frame
-from avow.maths.heads import (
+from avow.numerics import cholesky, rounding, scan, scan_costs
+from avow.numerics.features import Frame, centred_frame
+from avow.numerics.heads import (
     finished,
     flushed,
     grouped,
@@ -43,10 +43,10 @@ from avow.maths.heads import (
     settled,
     ungrouped,
 )
-from avow.maths.landmark_features import LandmarkFeatures, WeightedKeys
-from avow.maths.masks import at_rows, row_tiles, visible
-from avow.maths.softmax import softmax_average
-from avow.params import from_to, param
+from avow.numerics.landmark_features import LandmarkFeatures, WeightedKeys
+from avow.numerics.masks import at_rows, row_tiles, visible
+from avow.numerics.softmax import softmax_average
+from avow.parameters import from_to, param
 
 _U = rounding.unit(torch.float64)
 

@@ -19,13 +19,13 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
-from avow.contract import Computed, Cost, Method, Norms, Problem, Promise, Prospect, Sizes
+from avow.core import Computed, Cost, Method, Norms, Problem, Promise, Prospect, Sizes
 from avow.errors import ParameterError
-from avow.maths import features as feature_maps
-from avow.maths import kernel_rounding, rounding, scan, scan_costs
-from avow.maths.feature_logs import FeatureLogs
-from avow.maths.features import Frame
-from avow.maths.heads import (
+from avow.numerics import features as feature_maps
+from avow.numerics import kernel_rounding, rounding, scan, scan_costs
+from avow.numerics.feature_logs import FeatureLogs
+from avow.numerics.features import Frame
+from avow.numerics.heads import (
     finished,
     flushed,
     key_log,
@@ -38,11 +38,11 @@ from avow.maths.heads import (
     settled,
     ungrouped,
 )
-from avow.maths.kernel_rounding import KernelRounding
-from avow.maths.masks import at_rows, row_tiles, visible
-from avow.maths.random_stream import INDEPENDENT
-from avow.maths.softmax import softmax_average
-from avow.params import anything, from_to, param
+from avow.numerics.kernel_rounding import KernelRounding
+from avow.numerics.masks import at_rows, row_tiles, visible
+from avow.numerics.random_stream import INDEPENDENT
+from avow.numerics.softmax import softmax_average
+from avow.parameters import anything, from_to, param
 
 # Beyond this many features even a sequence of a million keys is cheaper to attend to exactly.
 _HOPELESS = 2**24
@@ -316,9 +316,9 @@ def _suits(p: Problem, frame: Frame, initial_state: FeatureState | None) -> bool
     """Whether kernels are worth asking: nothing here waits for the device, or loads them."""
     if torch.compiler.is_compiling() or not p.causal or frame.key_shift.dtype != torch.float32:
         return False
-    from avow.kernels import presence
+    from avow.kernels import availability
 
-    return (initial_state is None or initial_state.size is None) and presence.at_hand(p.q.device)
+    return (initial_state is None or initial_state.size is None) and availability.at_hand(p.q.device)
 
 
 class FeatureCount(NamedTuple):

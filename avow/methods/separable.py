@@ -20,10 +20,10 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from avow.contract import Computed, Cost, Method, Norms, Problem, Promise, Prospect, Sizes
+from avow.core import Computed, Cost, Method, Norms, Problem, Promise, Prospect, Sizes
 from avow.errors import ParameterError
-from avow.maths import kernel_rounding, rounding, scan, scan_costs
-from avow.maths.heads import (
+from avow.numerics import kernel_rounding, rounding, scan, scan_costs
+from avow.numerics.heads import (
     finished,
     flushed,
     grouped,
@@ -36,9 +36,9 @@ from avow.maths.heads import (
     scaled_values,
     settled,
 )
-from avow.maths.kernel_rounding import KernelRounding
-from avow.maths.masks import at_rows, row_tiles, visible
-from avow.params import between, param
+from avow.numerics.kernel_rounding import KernelRounding
+from avow.numerics.masks import at_rows, row_tiles, visible
+from avow.parameters import between, param
 
 
 class ColumnState(NamedTuple):
@@ -116,9 +116,9 @@ class Separable(Method):
         """The same answer where the device has kernels and they fit the problem."""
         if torch.compiler.is_compiling() or wide != torch.float32:
             return None
-        from avow.kernels import presence
+        from avow.kernels import availability
 
-        if not presence.at_hand(p.q.device):
+        if not availability.at_hand(p.q.device):
             return None
         from avow.kernels import problems
 
@@ -129,9 +129,9 @@ class Separable(Method):
         """The answer to one more token, which the state takes in, in place; None where no kernel does that."""
         if torch.compiler.is_compiling() or state.size is not None:
             return None
-        from avow.kernels import presence
+        from avow.kernels import availability
 
-        if not presence.at_hand(q.device):
+        if not availability.at_hand(q.device):
             return None
         from avow.kernels import problems
 

@@ -8,7 +8,7 @@ T the others,
           \le \frac{\sum_T e^{b_j} (\|v_j\| + \|out\|)}{Z_H + \sum_T e^{a_j}}   [claim tail-mass-output]
 
 All query heads that share a key head read what any of them does, so that each may stop earlier; and not all unread
-tokens can be at their worst at once (`avow.maths.orders`).
+tokens can be at their worst at once (`avow.numerics.token_ranking`).
 
 With `chance` > 0 the others are sampled instead of dropped: token j is read with probability
 :math:`p_j = \min(1, \lambda e^{b_j} (\|v_j\| + ν))` and counts :math:`1/p_j`-fold. How far the estimate is from the
@@ -26,18 +26,18 @@ import torch
 from jaxtyping import Bool, Float64, Int
 from torch import Tensor
 
-from avow.contract import Computed, Cost, Method, Norms, Problem, Promise, Prospect, Sizes
-from avow.maths import rounding
-from avow.maths.heads import distance_rounding, per_query_head, ungrouped
-from avow.maths.known import Known
-from avow.maths.masks import row_tiles, visible_pairs
-from avow.maths.orders import Order, together
-from avow.maths.outlook import SUMS, Outlook
-from avow.maths.random_stream import INDEPENDENT
-from avow.maths.reading import Gathered, Masked, Read
-from avow.maths.sketch import GROUP, SQUARINGS, Sketch, sketched
-from avow.maths.softmax import softmax_average
-from avow.params import Rule, from_to, param
+from avow.core import Computed, Cost, Method, Norms, Problem, Promise, Prospect, Sizes
+from avow.numerics import rounding
+from avow.numerics.gather import Gathered, Masked, Read
+from avow.numerics.heads import distance_rounding, per_query_head, ungrouped
+from avow.numerics.masks import row_tiles, visible_pairs
+from avow.numerics.random_stream import INDEPENDENT
+from avow.numerics.sketch import GROUP, SQUARINGS, Sketch, sketched
+from avow.numerics.sketched_problem import Known
+from avow.numerics.softmax import softmax_average
+from avow.numerics.tail_histogram import SUMS, Outlook
+from avow.numerics.token_ranking import Order, together
+from avow.parameters import Rule, from_to, param
 
 # What is read first may be expected to leave so many times the error that is allowed, if that is little of the answer:
 # it tells what the rest is worth.

@@ -3,7 +3,7 @@
 Models:
     config            ModelConfig, what a model is made of
     positions         where a token stands: Learned, Sinusoidal, Rotary
-    draw              the randomness of a module, drawn once
+    random_seed       the randomness of a module, drawn once
     attention         Attention: projections, heads and positions around any method; Shard
     memory            what a decoder's attention remembers; Cache, that of a whole model
     transformer       TransformerLM, its Block, and what all models share
@@ -12,7 +12,7 @@ Models:
 Tokens that are attended to with a certificate:
     key_value_cache   KeyValueCache, all of them so far
     token_buffers     the room they lie in, with their sketch
-    whole_reads       answers from all of them, on a CPU
+    split_k_exact     answers from all of them, on a CPU
     kernel_steps      answers from some of them, by kernels on a GPU
     lazy_certificate  certificates that are completed when somebody looks
     cache_file        the file they are kept in

@@ -12,17 +12,17 @@ from torch.distributed import ProcessGroup
 from torch.nn.functional import linear
 
 from avow.attend import Attended, attend
-from avow.contract import Problem, check_tensor
+from avow.core import Problem, check_tensor
 from avow.declared import declared
 from avow.errors import ParameterError, ShapeError
 from avow.methods import method_named
 from avow.methods.exact import Exact
 from avow.methods.random_features import RandomFeatures
 from avow.nn.config import check_dropout, check_heads
-from avow.nn.draw import Directions, Draw
 from avow.nn.memory import Memory, memory_of
 from avow.nn.positions import Rotary
-from avow.params import check_parameters
+from avow.nn.random_seed import Directions, Draw
+from avow.parameters import check_parameters
 
 
 @dataclass(frozen=True)

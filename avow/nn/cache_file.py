@@ -17,11 +17,11 @@ import torch
 from jaxtyping import Float, Float32, Float64
 from torch import Tensor
 
-from avow import atomic, bounded
-from avow.contract import DTYPES, named
+from avow import bounded, file_io
+from avow.core import DTYPES, named
 from avow.errors import FileError
-from avow.maths.norms import LONGEST_KEY
-from avow.maths.sketch import GROUP, METRIC_RANGE
+from avow.numerics.norms import LONGEST_KEY
+from avow.numerics.sketch import GROUP, METRIC_RANGE
 
 FORMAT = "avow key-value cache 3"
 
@@ -69,7 +69,7 @@ def write(path: Path, saved: Saved) -> None:
     content = {name: x.detach().cpu().contiguous() for name, x in held.items()}
     state = {name: getattr(saved, name) for name in _STATE}
     facts = json.dumps({"made": dict(saved.made), "dtype": named(saved.dtype), "state": state}, sort_keys=True)
-    atomic.write(path, save(content, {"format": FORMAT, "facts": facts, "digest": _digest(content, facts)}))
+    file_io.write(path, save(content, {"format": FORMAT, "facts": facts, "digest": _digest(content, facts)}))
 
 
 def read(path: Path) -> Saved:

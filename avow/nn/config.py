@@ -11,7 +11,7 @@ from typing import Any, Literal, get_args
 from avow.declared import declared
 from avow.errors import ParameterError
 from avow.methods import method_named
-from avow.params import check_parameters
+from avow.parameters import check_parameters
 
 Positions = Literal["learned", "sinusoidal", "rotary"]
 

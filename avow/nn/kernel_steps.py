@@ -16,15 +16,15 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from avow.certificates.relative import absolute_errors, relative_errors
-from avow.contract import Certificate, Problem
-from avow.maths.heads import per_query_head
-from avow.maths.norms import length_floors, slack
-from avow.maths.random_stream import INDEPENDENT
-from avow.maths.rounding import unit
-from avow.maths.sketch import Sketch
+from avow.core import Certificate, Problem
+from avow.core.relative import absolute_errors, relative_errors
 from avow.methods.sparse import Sparse
 from avow.nn.lazy_certificate import LazyCertificate
+from avow.numerics.heads import per_query_head
+from avow.numerics.norms import length_floors, slack
+from avow.numerics.random_stream import INDEPENDENT
+from avow.numerics.rounding import unit
+from avow.numerics.sketch import Sketch
 
 # What kernels can multiply, how many query heads may share a key head, and of how many tokens they can draw.
 _TYPES, _SIBLINGS, _WIDEST = (torch.bfloat16, torch.float16, torch.float32), 8, 256
@@ -200,7 +200,7 @@ def _absent(device: torch.device) -> str:
     """Why there are no kernels for a device."""
     if device.type != "cuda":
         return f"kernels are for GPUs, and the cache is on {device.type}"
-    from avow.kernels.presence import absent
+    from avow.kernels.availability import absent
 
     return absent(device)
 

@@ -1,6 +1,6 @@
 r"""All keys and values so far, attended to with a certificate, and where the tolerance allows it only in part.
 
-Beside the keys stands a sketch of them, a few bits a number (`avow.maths.sketch`): it says which tokens may matter to a
+Beside the keys stands a sketch of them, a few bits a number (`numerics.sketch`): it says which tokens may matter to a
 query, and only those are read in full. Groups of 64 tokens are sketched when they are complete; the open group is
 always read. The lengths of values, and of the longest key of each head, are kept too, so that attending never reads
 what it does not use.
@@ -19,24 +19,24 @@ from jaxtyping import Float
 from torch import Tensor
 
 from avow.attend import Attended, exactly
-from avow.certificates import certify
-from avow.certificates.relative import aimed_bound, shortest_ratio
-from avow.contract import Computed, Norms, Problem, check_tensor
+from avow.core import Computed, Norms, Problem, check_tensor
+from avow.core.certify import certify
+from avow.core.relative import aimed_bound, shortest_ratio
+from avow.core.requirement import Wish, check_generator, checked_wish
 from avow.errors import AvowError, DtypeError, FileError, NotDifferentiable, ParameterError, ShapeError
-from avow.maths.fused import NotCompiled
-from avow.maths.norms import check_range, row_norms, slack
-from avow.maths.random_stream import random_stream
-from avow.maths.rounding import tiny
-from avow.maths.sketch import GROUP
-from avow.maths.skimming import Skim
-from avow.maths.tangents import has_tangents
-from avow.maths.unread import Unfit
 from avow.methods.sparse import NothingToSave, Sparse, Trace
 from avow.nn import cache_file
 from avow.nn.kernel_steps import Held, KernelSteps
+from avow.nn.split_k_exact import Asked, WholeReads, serves
 from avow.nn.token_buffers import TokenBuffers, is_plain_call
-from avow.nn.whole_reads import Asked, WholeReads, serves
-from avow.wishes import Wish, check_generator, checked_wish
+from avow.numerics.fast_decode import Skim
+from avow.numerics.fused import NotCompiled
+from avow.numerics.norms import check_range, row_norms, slack
+from avow.numerics.random_stream import random_stream
+from avow.numerics.rounding import tiny
+from avow.numerics.selection import Unfit
+from avow.numerics.sketch import GROUP
+from avow.numerics.tangents import has_tangents
 
 # Where more than this share of the tokens would have to be gathered, reading them all in order is as fast.
 _WORTHWHILE = 0.4

@@ -10,7 +10,7 @@ import dataclasses
 from collections.abc import Callable
 from typing import Any
 
-from avow.contract import Certificate
+from avow.core import Certificate
 
 
 class LazyCertificate(Certificate):

@@ -13,14 +13,14 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from avow.contract import Method, Problem
+from avow.core import Method, Problem
 from avow.errors import ParameterError, ShapeError
-from avow.maths import rounding, scan
 from avow.methods.exact import Exact
 from avow.methods.low_rank import LowRank
 from avow.methods.random_features import FeatureState, RandomFeatures
 from avow.methods.separable import ColumnState, Separable
-from avow.nn.draw import Directions, Draw
+from avow.nn.random_seed import Directions, Draw
+from avow.numerics import rounding, scan
 
 
 class Memory(ABC):

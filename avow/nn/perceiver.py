@@ -19,7 +19,7 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 from torch.nn.functional import linear, pad
 
-from avow.contract import Problem
+from avow.core import Problem
 from avow.declared import declared
 from avow.errors import ParameterError
 from avow.methods.exact import Exact

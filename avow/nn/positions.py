@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from avow.declared import declared
 from avow.errors import ParameterError, ShapeError
 from avow.nn.config import check_count
-from avow.params import as_float
+from avow.parameters import as_float
 
 _BASE = 10_000.0
 

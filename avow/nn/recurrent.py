@@ -19,9 +19,9 @@ from torch import Tensor, nn
 
 from avow.declared import declared
 from avow.errors import DtypeError, NonFiniteError, RangeError, ShapeError
-from avow.maths import spectral
-from avow.maths.rounding import EXP_ULPS, OUTWARD, gamma, tiny, unit
 from avow.nn.config import check_count
+from avow.numerics import spectral
+from avow.numerics.rounding import EXP_ULPS, OUTWARD, gamma, tiny, unit
 
 Activation = Literal["tanh", "relu", "sigmoid"]
 Order = Literal["inside", "outside"]

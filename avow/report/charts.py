@@ -9,11 +9,11 @@ from collections.abc import Mapping, Sequence
 from html import escape
 from typing import Any
 
-from avow.chart import Chart, Picture, Table
-from avow.report.looks import INK, LINE, LOOKS, SOFT, calm
+from avow.core.chart import Chart, Picture, Table
+from avow.report.formatting import number
 from avow.report.markup import html_table as html_table
+from avow.report.style import INK, LINE, LOOKS, SOFT, calm
 from avow.report.terminal import Columns
-from avow.report.words import number
 
 # A terminal shows this many points of a long chart, and a line of no more has its points marked.
 _SHOWN = 12

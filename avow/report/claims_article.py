@@ -7,10 +7,10 @@ from collections.abc import Iterator, Mapping
 from html import escape
 from typing import Any
 
-from avow.chart import Chart, Picture
-from avow.claims.claim import Claim, Evidence, Finding
-from avow.report import charts, words
+from avow.core.chart import Chart, Picture
+from avow.report import charts, formatting
 from avow.report.mathml import display, formula
+from avow.theory.claims.claim import Claim, Evidence, Finding
 
 # Where claims of the same page are found, by id.
 LINK = "#{}"
@@ -64,7 +64,7 @@ def _evidence(finding: Finding) -> str:
     shown = ""
     if steps:
         count = f"{len(finding.evidence)} step{'s' if len(finding.evidence) > 1 else ''}"
-        summary = f"<summary>Evidence: {count}, {words.listed(list(finding.kinds))}</summary>"
+        summary = f"<summary>Evidence: {count}, {formatting.listed(list(finding.kinds))}</summary>"
         shown = f"<details{' open' if finding.trouble else ''}>{summary}{steps}</details>"
     if finding.trouble:
         shown += f'<p class="trouble">{escape(finding.trouble)}</p>'
@@ -110,18 +110,18 @@ def fact_told(fact: Any) -> str:
         return ", ".join(map(fact_told, fact))
     if isinstance(fact, Mapping):
         return ", ".join(f"{name} {fact_told(value)}" for name, value in fact.items())
-    return words.number(fact)
+    return formatting.number(fact)
 
 
 def _footer(finding: Finding, known: set[str], link: str) -> str:
     claim = finding.claim
     told = []
     if claim.used_by:
-        told.append(f"Used by {words.listed([f'<code>{escape(place)}</code>' for place in claim.used_by])}.")
+        told.append(f"Used by {formatting.listed([f'<code>{escape(place)}</code>' for place in claim.used_by])}.")
     if claim.needs:
         links = [linked(need, link) if need in known else f"<code>{escape(need)}</code>" for need in claim.needs]
-        told.append(f"Rests on {words.listed(links)}.")
-    told.append(f"Judged in {words.seconds(finding.seconds)}.")
+        told.append(f"Rests on {formatting.listed(links)}.")
+    told.append(f"Judged in {formatting.seconds(finding.seconds)}.")
     return f"<footer>{' '.join(told)}</footer>"
 
 

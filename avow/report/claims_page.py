@@ -7,13 +7,13 @@ from collections.abc import Sequence
 from html import escape
 from typing import Any
 
-from avow.chart import Table
-from avow.claims.claim import Finding, Verdict
-from avow.report import words
+from avow.core.chart import Table
+from avow.report import formatting
 from avow.report.claims_article import anchor, badge, judged, linked, stated
 from avow.report.claims_style import FILTER, STYLE
 from avow.report.document import report
 from avow.report.markup import Raw, html_table
+from avow.theory.claims.claim import Finding, Verdict
 
 VERDICTS: tuple[Verdict, ...] = ("proved", "corrected", "refuted", "supported", "no verdict", "not applicable")
 
@@ -46,7 +46,7 @@ _HOW_TO_READ = (
 def headline(findings: Sequence[Finding]) -> str:
     """What came of all claims, in a sentence or two."""
     counts = Counter(finding.verdict for finding in findings)
-    told = words.listed([f"{counts[verdict]} {verdict}" for verdict in VERDICTS if counts[verdict]] or ["none"])
+    told = formatting.listed([f"{counts[verdict]} {verdict}" for verdict in VERDICTS if counts[verdict]] or ["none"])
     claims = "1 claim" if len(findings) == 1 else f"{len(findings)} claims"
     return f"{claims}: {told}. {verdict_on_all(findings)}"
 
@@ -58,9 +58,9 @@ def verdict_on_all(findings: Sequence[Finding]) -> str:
     tried = sum(len(f.sabotages) for f in findings)
     said = []
     if wrong:
-        said.append(f"Not as recorded: {words.listed(wrong)}.")
+        said.append(f"Not as recorded: {formatting.listed(wrong)}.")
     if accepted:
-        said.append(f"Broken on purpose, yet accepted: {words.listed(accepted)}.")
+        said.append(f"Broken on purpose, yet accepted: {formatting.listed(accepted)}.")
     if not said:
         said.append(f"All as recorded{f', and all {tried} broken variants rejected' if tried > 1 else ''}.")
     return " ".join(said)

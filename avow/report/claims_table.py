@@ -8,10 +8,10 @@ from rich.console import RenderableType
 from rich.padding import Padding
 from rich.text import Text
 
-from avow.claims.claim import Claim, Finding, Verdict
-from avow.report import charts, words
+from avow.report import charts, formatting
 from avow.report.claims_article import fact_told
 from avow.report.terminal import Columns
+from avow.theory.claims.claim import Claim, Finding, Verdict
 
 _COLOURS: dict[Verdict, str] = {
     "proved": "green",
@@ -31,10 +31,12 @@ def findings_table(findings: Iterable[Finding]) -> Columns:
     """The verdict on every claim, what it rests on, how long it took and how many broken variants were rejected."""
     rows = []
     for finding in findings:
-        kinds = ", ".join(finding.kinds) or words.NOTHING
+        kinds = ", ".join(finding.kinds) or formatting.NOTHING
         tried = len(finding.sabotages)
-        rejected = f"{sum(finding.sabotages.values())} of {tried}" if tried else words.NOTHING
-        rows.append((finding.claim.id, _coloured(finding.verdict), kinds, words.seconds(finding.seconds), rejected))
+        rejected = f"{sum(finding.sabotages.values())} of {tried}" if tried else formatting.NOTHING
+        rows.append(
+            (finding.claim.id, _coloured(finding.verdict), kinds, formatting.seconds(finding.seconds), rejected)
+        )
     return Columns("llwrr", ("claim", "verdict", "evidence", "time", "sabotage\nrejected"), rows)
 
 

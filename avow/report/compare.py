@@ -11,15 +11,15 @@ from typing import Any
 import torch
 
 import avow
+from avow.bench.workloads import Workload
 from avow.calibration import rates
-from avow.contract import Method, Sizes, named
+from avow.core import Method, Sizes, named
 from avow.errors import AvowError
 from avow.methods import method_named
-from avow.report import words
+from avow.report import formatting
 from avow.report.decoding import Decoding, decoding
 from avow.report.frontier import frontier
 from avow.report.measure import finite, largest_errors, pace, peak_bytes, timed
-from avow.workloads import Workload
 
 SOFTMAX = "softmax attention"
 # The tolerance the headline asks about.
@@ -63,7 +63,7 @@ class Row:
 
     @property
     def label(self) -> str:
-        return words.label(self.method)
+        return formatting.label(self.method)
 
     @property
     def own_mechanism(self) -> bool:
@@ -147,7 +147,7 @@ class Comparison:
                 f"on {kind} heads {row.label} takes {row.measured.ratio:.0%} of exact attention's time"
                 f" and proves every row within {_in_units(row.measured)}{likely}"
             )
-        rest = f"; on {words.listed(lost)} nothing faster than exact proves {GOAL:g}" if lost else ""
+        rest = f"; on {formatting.listed(lost)} nothing faster than exact proves {GOAL:g}" if lost else ""
         sentence = "; ".join(parts) + rest
         return sentence[0].upper() + sentence[1:] + "."
 
@@ -160,7 +160,7 @@ class Comparison:
         if not won:
             return ""
         best = min(won, key=lambda point: point.seconds)
-        what = f"{words.label(best.method)} proves {best.bound:.1e} in {best.seconds / exact:.0%} of the time"
+        what = f"{formatting.label(best.method)} proves {best.bound:.1e} in {best.seconds / exact:.0%} of the time"
         return f"; at {longest:,} keys {what} on {best.kind} heads"
 
     def _closest(self) -> str:
@@ -207,7 +207,7 @@ class Bench:
         sizes, rows = workload.sizes, []
         for name in self.methods:
             for method in self.settings(name, sizes):
-                tell(f"{workload.kind}: {words.label(method)}")
+                tell(f"{workload.kind}: {formatting.label(method)}")
                 rows.append(self._row(method, workload, sizes))
         steps = None
         if "sparse" in self.methods and workload.q.numel() and workload.k.numel():
@@ -263,7 +263,7 @@ class Bench:
         for workload in workloads:
             for name in self.methods:
                 method = self.fixed.get(name) or method_named(name)()
-                tell(f"{workload.sizes.keys:,} keys: {words.label(method)}")
+                tell(f"{workload.sizes.keys:,} keys: {formatting.label(method)}")
                 if self._too_long(method, workload.sizes):
                     continue
                 try:

@@ -13,11 +13,11 @@ from typing import Any
 
 import torch
 
+from avow.bench.workloads import Workload
 from avow.errors import ToleranceUnreachable
 from avow.methods import method_named
 from avow.nn import KeyValueCache
 from avow.report.measure import finite, largest_errors, pace
-from avow.workloads import Workload
 
 # Tolerances, and the probability with which a bound may be relied on.
 WISHES = ((1e-1, 1.0), (1e-2, 1.0), (1e-3, 1.0), (1e-2, 0.999))

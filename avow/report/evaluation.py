@@ -12,7 +12,7 @@ from typing import Any
 from rich.console import RenderableType
 from rich.text import Text
 
-from avow.chart import Table
+from avow.core.chart import Table
 from avow.report.charts import figure
 from avow.report.document import report
 from avow.report.markup import html_table

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
-from avow.report import words
+from avow.report import formatting
 from avow.report.compare import Board, Comparison, Row
-from avow.report.looks import look
+from avow.report.style import look
 
 Figure = dict[str, Any]
 
@@ -84,14 +84,14 @@ def _hover(row: Row) -> str:
     assert found is not None
     lines = [
         f"<b>{row.label}</b>",
-        f"{words.ratio(found.ratio)} of exact's time",
-        f"{words.memory(found.peak_bytes)} at the peak",
+        f"{formatting.ratio(found.ratio)} of exact's time",
+        f"{formatting.memory(found.peak_bytes)} at the peak",
     ]
     if row.own_mechanism:
-        lines.append(f"{words.error(found.to_softmax)} from softmax attention: it is another mechanism")
+        lines.append(f"{formatting.error(found.to_softmax)} from softmax attention: it is another mechanism")
     else:
-        lines.append(f"{words.error(found.error)} measured, {words.error(found.bound)} proved ({found.kind})")
-        own = f"{words.error(found.relative_error)} measured, {words.error(found.relative_bound)} proved"
+        lines.append(f"{formatting.error(found.error)} measured, {formatting.error(found.bound)} proved ({found.kind})")
+        own = f"{formatting.error(found.relative_error)} measured, {formatting.error(found.relative_bound)} proved"
         lines.append(f"of the answer's length: {own}")
     return "<br>".join(lines)
 

@@ -7,14 +7,14 @@ import math
 from html import escape
 from typing import Any
 
-from avow.chart import Chart, Table
+from avow.core.chart import Chart, Table
 from avow.report.charts import figure
 from avow.report.document import report
 from avow.report.evaluation import said
+from avow.report.formatting import NOTHING
 from avow.report.knowledge_plot import bars, colour
 from avow.report.knowledge_table import HEADINGS, columns, lines
 from avow.report.markup import html_table
-from avow.report.words import NOTHING
 from avow.training import Evaluation, Outcome, corpus_of
 from avow.training.knowledge import Experiment, Result, told_apart
 

@@ -7,7 +7,7 @@ import textwrap
 from typing import Any
 
 from avow.report.knowledge_table import Line, lines
-from avow.report.looks import INK, LOOKS, SOFT, calm
+from avow.report.style import INK, LOOKS, SOFT, calm
 from avow.training import Evaluation, knowledge_arms
 from avow.training.knowledge import Experiment
 

@@ -6,7 +6,7 @@ import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from avow.report import words
+from avow.report import formatting
 from avow.report.terminal import Columns
 from avow.training import Evaluation
 from avow.training.knowledge import Experiment, Row
@@ -32,14 +32,14 @@ class Line:
 def lines(experiment: Experiment) -> Iterator[Line]:
     """The majority's line, then one for each arm."""
     told = _answered(experiment.majority)
-    yield Line((MAJORITY, *told[:3], "", told[3], words.NOTHING, "", ""), experiment.majority)
+    yield Line((MAJORITY, *told[:3], "", told[3], formatting.NOTHING, "", ""), experiment.majority)
     for row in experiment.rows:
         middle = row.middle
         if middle is None or middle.evaluation is None:
-            yield Line((row.label, "failed", *[words.NOTHING] * 7), None)
+            yield Line((row.label, "failed", *[formatting.NOTHING] * 7), None)
             continue
         right, accuracy, interval, half = _answered(middle.evaluation)
-        spent = (words.seconds(middle.seconds), words.seconds(middle.cpu_seconds))
+        spent = (formatting.seconds(middle.seconds), formatting.seconds(middle.cpu_seconds))
         cells = (row.label, right, accuracy, interval, _spread(row), half, f"{middle.parameters:,}", *spent)
         yield Line(cells, middle.evaluation, row is experiment.best)
 

@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from html import escape
 from typing import NamedTuple
 
-from avow.chart import Table
-from avow.report.words import number
+from avow.core.chart import Table
+from avow.report.formatting import number
 
 # Longer words may wrap; numbers never do.
 _LONG = 24

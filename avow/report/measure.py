@@ -12,10 +12,10 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from avow.certificates import measure_norms
-from avow.certificates.audit import audit_rows
-from avow.contract import Method
-from avow.workloads import Workload
+from avow.bench.workloads import Workload
+from avow.core import Method
+from avow.core.audit import audit_rows
+from avow.core.certify import measure_norms
 
 Call = Callable[[], object]
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 from html import escape
 from typing import Any
 
-from avow.chart import Table
-from avow.report import words
+from avow.core.chart import Table
+from avow.report import formatting
 from avow.report.compare import Board, Comparison
 from avow.report.document import report
 from avow.report.figures import frontier_figure, scaling_figures
@@ -61,7 +61,7 @@ _SCALING = """<h2>Growth with length</h2>
 
 def _section(board: Board, i: int) -> str:
     return f"""<h2>{escape(board.kind)}</h2>
-<p class="soft">{escape(board.summary)} · {words.shape(board.sizes)}</p>
+<p class="soft">{escape(board.summary)} · {formatting.shape(board.sizes)}</p>
 <div class="figure" id="frontier-{i}"></div>
 {_table(board)}
 {_decoding(board)}
@@ -73,7 +73,7 @@ def _decoding(board: Board) -> str:
     if board.decoding is None or not board.decoding.steps:
         return ""
     rows = [step_cells(step) for step in board.decoding.steps]
-    return f"""<p class="soft">{_STEPS.format(keys=words.count(board.decoding.keys, "key"))}</p>
+    return f"""<p class="soft">{_STEPS.format(keys=formatting.count(board.decoding.keys, "key"))}</p>
 {html_table(Table("", DECODING_HEADINGS, rows))}"""
 
 

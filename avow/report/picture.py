@@ -8,7 +8,7 @@ import textwrap
 from typing import Any, NamedTuple
 
 from avow.report.compare import Board, Comparison
-from avow.report.looks import INK, SOFT, calm, look
+from avow.report.style import INK, SOFT, calm, look
 
 
 def png(comparison: Comparison) -> bytes:

@@ -9,8 +9,8 @@ from typing import Any
 
 from avow.integrations.transformers.head_figures import KINDS
 from avow.integrations.transformers.profiling import Head, Profile
-from avow.report.looks import LOOKS
-from avow.report.words import number
+from avow.report.formatting import number
+from avow.report.style import LOOKS
 
 Figure = dict[str, Any]
 

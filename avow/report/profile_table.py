@@ -5,12 +5,12 @@ from __future__ import annotations
 import statistics
 from collections import Counter
 
-from avow.chart import Table
+from avow.core.chart import Table
 from avow.integrations.transformers.head_figures import KINDS
 from avow.integrations.transformers.profiling import Profile
 from avow.integrations.transformers.speed import Speed
 from avow.integrations.transformers.verification import Verdict
-from avow.report.words import NOTHING, error
+from avow.report.formatting import NOTHING, error
 
 
 def headline(profile: Profile) -> str:

@@ -6,27 +6,28 @@ from collections.abc import Iterator, Mapping
 
 from rich.text import Text
 
-from avow.chart import Chart
-from avow.contract import Sizes, named
-from avow.links import Link
-from avow.report import words
+from avow.core import Sizes, named
+from avow.core.chart import Chart
+from avow.distributed.comm_cost import Link
+from avow.distributed.parallel_plan import Offer, Spent, Weak
+from avow.report import formatting
 from avow.report.terminal import Columns
-from avow.scaling import Offer, Spent, Weak
 
 _SOFTMAX = "softmax attention"
 
 
 def ranks_table(made: list[Offer], sizes: Sizes, ranks: int, link: Link, source: str) -> Columns:
     """Ways from the fastest down, each in its best sharding."""
-    links = f"{words.size(link.bandwidth)}/s and {words.seconds(link.latency)} a message"
+    links = f"{formatting.size(link.bandwidth)}/s and {formatting.seconds(link.latency)} a message"
     kind = named(sizes.dtype)
     title = Text.assemble(
-        (f"plan for {words.count(ranks, 'rank')}, {links}", "bold"), f"\n{words.shape(sizes)}, {kind}\n{source}"
+        (f"plan for {formatting.count(ranks, 'rank')}, {links}", "bold"),
+        f"\n{formatting.shape(sizes)}, {kind}\n{source}",
     )
     rows = []
     for offer in made:
         name = f"{offer.way.name}{'*' if offer.way.method.target != _SOFTMAX else ''}"
-        sent = words.size(offer.load.sent)
+        sent = formatting.size(offer.load.sent)
         rows.append([name, *map(str, offer.sharding), *_times(offer.spent), sent, _rule(offer)])
     headings = ("way", "over\nheads", "over\ntokens", "computing", "links", "in all", "sent", "links\nrule")
     notes = [
@@ -45,7 +46,7 @@ def shardings_table(made: list[Offer]) -> Columns:
 
 
 def _times(spent: Spent) -> Iterator[str]:
-    return map(words.seconds, (spent.computing, spent.sending, spent.whole))
+    return map(formatting.seconds, (spent.computing, spent.sending, spent.whole))
 
 
 def _rule(offer: Offer) -> str:
@@ -56,23 +57,23 @@ def _rule(offer: Offer) -> str:
 def verdict(made: list[Offer], ranks: int) -> list[str]:
     """The fastest exact way, what an approximation would take, and what holds the fastest back."""
     exact = next(offer for offer in made if offer.way.method.name == "exact")
-    lines = [f"{exact.way.name}: {exact.sharding}, {words.seconds(exact.spent.whole)}, {_held(exact)}"]
+    lines = [f"{exact.way.name}: {exact.sharding}, {formatting.seconds(exact.spent.whole)}, {_held(exact)}"]
     softer = [o for o in made if o.way.method.target == _SOFTMAX and o.spent.whole < exact.spent.whole]
     if softer:
         gain = exact.spent.whole / softer[0].spent.whole if softer[0].spent.whole else 1.0
         lines.append(
-            f"{softer[0].way.name}: {softer[0].sharding}, {words.seconds(softer[0].spent.whole)}, "
+            f"{softer[0].way.name}: {softer[0].sharding}, {formatting.seconds(softer[0].spent.whole)}, "
             f"{gain:.1f} times as fast where it proves the tolerance"
         )
     ruled = [offer.way.name for offer in made if offer.dominated == "communication"]
     if ruled and ranks > 1:
-        lines.append(f"links take longer than computing: {words.listed(ruled)}")
+        lines.append(f"links take longer than computing: {formatting.listed(ruled)}")
     return lines
 
 
 def _held(offer: Offer) -> str:
     if offer.dominated == "communication":
-        longer = words.ratio(offer.spent.sending / max(offer.spent.computing, 1e-300))
+        longer = formatting.ratio(offer.spent.sending / max(offer.spent.computing, 1e-300))
         return f"held back by links: {longer} its computing"
     return f"{offer.efficiency:.0%} of it computing"
 
@@ -80,6 +81,6 @@ def _held(offer: Offer) -> str:
 def weak_chart(scaled: Mapping[str, Weak], sizes: Sizes, ranks: int, link: Link) -> Chart:
     """Seconds of each way as ranks and the sequence grow together."""
     each = -(-sizes.keys // ranks)
-    title = f"Weak scaling over the sequence: {each:,} keys a rank, links of {words.size(link.bandwidth)}/s"
+    title = f"Weak scaling over the sequence: {each:,} keys a rank, links of {formatting.size(link.bandwidth)}/s"
     series = {name: (found.ranks, found.seconds) for name, found in scaled.items()}
     return Chart(title, "ranks", "seconds", series, log_x=True, log_y=True)

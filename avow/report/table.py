@@ -5,7 +5,7 @@ from __future__ import annotations
 from rich.text import Text
 
 from avow.planner import BOUND_UNIT, Plan
-from avow.report import words
+from avow.report import formatting
 from avow.report.compare import Board, Measured, Row
 from avow.report.decoding import Decoding, Step
 from avow.report.terminal import Columns
@@ -18,13 +18,13 @@ _SHORT = {"deterministic": "always", "sampled": "sampled", "none": "none"}
 
 def board_table(board: Board) -> Columns:
     """One workload's rows; what no other row beats is bold."""
-    title = Text.assemble((f"{board.kind}: {board.summary}", "bold"), f"\n{words.shape(board.sizes)}")
+    title = Text.assemble((f"{board.kind}: {board.summary}", "bold"), f"\n{formatting.shape(board.sizes)}")
     missing: dict[tuple[str, str], list[str]] = {}
     for row in board.rows:
         if row.measured is None:
             missing.setdefault((row.method.name, row.why), []).append(row.label)
     # What holds for several settings of a method is said once.
-    notes = [f"{words.listed(labels)} not measured: {why}" for (_, why), labels in missing.items()]
+    notes = [f"{formatting.listed(labels)} not measured: {why}" for (_, why), labels in missing.items()]
     notes += sorted(
         {
             f"{row.method.name}: error and bound are those of {row.method.target}"
@@ -58,13 +58,15 @@ def _holds(found: Measured) -> str:
 
 def decoding_table(found: Decoding) -> Columns:
     """Steps of decoding, one line a tolerance; what several have to say for themselves is said once."""
-    title = Text.assemble(("decoding", "bold"), f": the last query against {words.count(found.keys, 'key')} in a cache")
+    title = Text.assemble(
+        ("decoding", "bold"), f": the last query against {formatting.count(found.keys, 'key')} in a cache"
+    )
     reasons: dict[str, list[str]] = {}
     for step in found.steps:
         if step.because:
             sure = f" at {step.confidence:g}" if step.confidence < 1 else ""
             reasons.setdefault(step.because, []).append(f"{step.tol:g}{sure}")
-    notes = [f"{words.listed(labels)}: {why}" for why, labels in reasons.items()]
+    notes = [f"{formatting.listed(labels)}: {why}" for why, labels in reasons.items()]
     rows = [step_cells(step)[:-1] for step in found.steps]
     return Columns("rrrrrrrr", DECODING_HEADINGS[:-1], rows, title, notes)
 
@@ -73,7 +75,7 @@ def step_cells(step: Step) -> list[str]:
     """What the page says of a step under `DECODING_HEADINGS`."""
     holds = "always" if step.confidence == 1 or step.method == "exact" else f"{step.confidence:g}"
     errors = (step.error, step.bound, step.relative_error, step.relative_bound)
-    numbers = [words.ratio(step.ratio), *map(words.error, errors)]
+    numbers = [formatting.ratio(step.ratio), *map(formatting.error, errors)]
     return [f"{step.tol:g}", step.method, *numbers, holds, step.because]
 
 
@@ -81,12 +83,12 @@ def cells(row: Row) -> list[str]:
     """What the page says of a row under `HEADINGS`."""
     found = row.measured
     if found is None:
-        return [row.label, *[words.NOTHING] * 7, row.why]
+        return [row.label, *[formatting.NOTHING] * 7, row.why]
     errors = (found.error, found.bound, found.relative_error, found.relative_bound)
-    numbers = [words.ratio(found.ratio), words.memory(found.peak_bytes), *map(words.error, errors)]
+    numbers = [formatting.ratio(found.ratio), formatting.memory(found.peak_bytes), *map(formatting.error, errors)]
     promise = found.kind if found.kind != "statistical" else f"{found.kind}, {found.confidence:g}"
     if row.own_mechanism:
-        return [row.label, *numbers, words.error(found.to_softmax), f"{promise}, of {row.method.target}"]
+        return [row.label, *numbers, formatting.error(found.to_softmax), f"{promise}, of {row.method.target}"]
     return [row.label, *numbers, "", promise]
 
 
@@ -96,13 +98,13 @@ def plan_table(plan: Plan) -> Columns:
     reasons: dict[str, list[str]] = {}
     for candidate in plan.ranked:
         chosen = candidate is plan.chosen
-        label = words.label(candidate.method)
-        bound = words.NOTHING if candidate.prospect is None else words.error(candidate.prospect.bound)
-        price = words.seconds(candidate.seconds), words.memory(candidate.cost.peak_bytes)
+        label = formatting.label(candidate.method)
+        bound = formatting.NOTHING if candidate.prospect is None else formatting.error(candidate.prospect.bound)
+        price = formatting.seconds(candidate.seconds), formatting.memory(candidate.cost.peak_bytes)
         rows.append([f"{'→' if chosen else ' '} {label}", *price, bound])
         styles.append("bold" if chosen else "dim" if candidate.lost else "")
         why = candidate.lost or ("cheapest that keeps its word" if chosen else "keeps its word, costs more")
         reasons.setdefault(why, []).append(label)
-    notes = [f"{why}: {words.listed(labels)}" for why, labels in reasons.items()]
+    notes = [f"{why}: {formatting.listed(labels)}" for why, labels in reasons.items()]
     headings = ("  method", "predicted", "memory", "bound")
     return Columns("lrrr", headings, rows, f"plan for {plan.asked} ({plan.source})", [*notes, BOUND_UNIT], styles)

@@ -10,10 +10,10 @@ from rich.console import RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from avow.constructions.construction import Construction, Proof
-from avow.contract import named
-from avow.report import words
+from avow.core import named
+from avow.report import formatting
 from avow.report.terminal import Columns
+from avow.theory.constructions.construction import Construction, Proof
 
 # A terminal shows this many numbers of a tensor.
 _SHOWN = 6
@@ -23,7 +23,7 @@ def weights_table(made: Construction) -> Columns:
     """Every tensor by name, with its shape, its type and its first numbers."""
     rows = []
     for name, x in made.tensors().items():
-        numbers = [words.number(float(number)) for number in x.flatten()[:_SHOWN].tolist()]
+        numbers = [formatting.number(float(number)) for number in x.flatten()[:_SHOWN].tolist()]
         more = ", …" if x.numel() > _SHOWN else ""
         shape = " × ".join(map(str, x.shape)) or "one number"
         rows.append((Text(name, "bold"), shape, named(x.dtype), ", ".join(numbers) + more))
@@ -44,7 +44,7 @@ def told(proof: Proof) -> Iterator[RenderableType]:
 
 def plain(made: Construction, proof: Proof, most: int) -> dict[str, Any]:
     """A construction and its proof as JSON has them; tensors of more than `most` numbers come without them."""
-    from avow.claims.claim import as_json
+    from avow.theory.claims.claim import as_json
 
     return {
         "promise": made.promise,

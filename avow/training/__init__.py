@@ -13,7 +13,7 @@ What is read:
     weighted            kinds of examples in fixed shares
     tasks               from the name of a corpus to the examples of a task
     batches             steps by number, cut by length
-    ahead               steps made before they are asked for, for a GPU
+    prefetch            steps made before they are asked for, for a GPU
 A run:
     config              everything that decides it
     loop                train: from a configuration to a folder
@@ -30,15 +30,15 @@ Several processes:
     parallel            which of them this is, and a model that each holds whole
     sharding            a model that each holds a share of
     grid                sequences in parts, each held by another process
-    meeting             how they find each other
-    watch               who is missing, when somebody is
+    rendezvous          how they find each other
+    heartbeat           who is missing, when somebody is
 What was learnt:
     sampling            what a model writes and answers
     evaluation          how much it knows, and whether it knows that
     knowledge           the experiment: what came of models that read, and of one that did not
     knowledge_arms      its runs, with all that decides them
-    side_by_side        several of them at once
-    one_arm             one of them, in a process of its own
+    run_many            several of them at once
+    run_worker          one of them, in a process of its own
 """
 
 from avow.training.batches import Batches as Batches

@@ -23,7 +23,7 @@ import safetensors.torch
 import torch
 from torch import Tensor, nn
 
-from avow import atomic, bounded
+from avow import bounded, file_io
 from avow.errors import FileError
 
 FORMAT = "avow checkpoint 3"
@@ -55,7 +55,7 @@ def save(snapshot: Snapshot, folder: Path) -> Path:
             # Tied weights share memory, which safetensors refuses: each name gets a copy of its own.
             content = safetensors.torch.save({key: x.detach().cpu().clone().contiguous() for key, x in tensors.items()})
             digests[f"{name}.safetensors"] = hashlib.sha256(content).hexdigest()
-            atomic.put(temporary / f"{name}.safetensors", content)
+            file_io.put(temporary / f"{name}.safetensors", content)
         finish(snapshot, folder, FORMAT, digests)
     return final
 
@@ -98,8 +98,8 @@ def finish(snapshot: Snapshot, folder: Path, kind: str, digests: Mapping[str, st
         "facts": snapshot.facts,
         "digests": dict(digests),
     }
-    atomic.put(temporary / "state.json", json.dumps(sealed(state), indent=1, ensure_ascii=False))
-    atomic.settle(temporary, final)
+    file_io.put(temporary / "state.json", json.dumps(sealed(state), indent=1, ensure_ascii=False))
+    file_io.settle(temporary, final)
     for old in [path for path in checkpoints(folder) if path != final][:-1]:
         shutil.rmtree(old)
 
@@ -120,7 +120,7 @@ def failing_well(folder: Path, step: int) -> Iterator[None]:
         if not isinstance(problem, OSError):
             raise
         kept, rule = newest(folder), f"cannot be written ({problem.strerror})"
-        remedy = f"{atomic.remedy(problem)} and {f'resume from {kept}' if kept else 'start again'}"
+        remedy = f"{file_io.remedy(problem)} and {f'resume from {kept}' if kept else 'start again'}"
         raise FileError("checkpoint", final_of(folder, step), rule, remedy) from problem
 
 

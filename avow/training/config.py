@@ -23,7 +23,7 @@ from avow import bounded
 from avow.declared import declared
 from avow.errors import FileError, ParameterError
 from avow.nn import ModelConfig
-from avow.params import Rule, anything, at_least, between, check_parameters, one_of, param, parameters_of
+from avow.parameters import Rule, anything, at_least, between, check_parameters, one_of, param, parameters_of
 from avow.training import checkpoint, spans
 from avow.training.tasks import corpus_of, vocabulary_of
 from avow.training.weighted import Recipe

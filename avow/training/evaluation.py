@@ -13,7 +13,7 @@ import numpy as np
 from jaxtyping import Float
 from torch import nn
 
-from avow.chart import Chart
+from avow.core.chart import Chart
 from avow.declared import declared
 from avow.errors import InputError, ParameterError
 from avow.training.corpus import Question

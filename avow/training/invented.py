@@ -9,7 +9,7 @@ from __future__ import annotations
 import random
 from pathlib import Path
 
-from avow import atomic
+from avow import file_io
 from avow.declared import declared
 from avow.errors import ParameterError
 from avow.training.corpus import Corpus, Line, Question
@@ -73,4 +73,4 @@ def write_corpus(corpus: Corpus, folder: str | Path) -> None:
     for name, questions in (("train.tsv", corpus.train), ("dev.tsv", corpus.dev)):
         texts[name] = [f"{asked.question}\t{asked.answer}" for asked in questions]
     for name, lines in texts.items():
-        atomic.write(Path(folder) / name, "".join(f"{line}\n" for line in lines))
+        file_io.write(Path(folder) / name, "".join(f"{line}\n" for line in lines))

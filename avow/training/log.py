@@ -11,7 +11,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
-from avow import atomic
+from avow import file_io
 from avow.errors import FileError
 
 
@@ -48,7 +48,7 @@ class Log:
         writer = csv.DictWriter(whole, COLUMNS)
         writer.writeheader()
         writer.writerows(kept)
-        atomic.write(path, whole.getvalue())
+        file_io.write(path, whole.getvalue())
         with self._writable():
             self._board = _board(path.parent, step)
 
@@ -79,7 +79,7 @@ class Log:
             yield
         except OSError as problem:
             rule = f"cannot be written ({problem.strerror})"
-            remedy = f"{atomic.remedy(problem)} and resume from the last checkpoint"
+            remedy = f"{file_io.remedy(problem)} and resume from the last checkpoint"
             raise FileError("log", self._path, rule, remedy) from problem
 
 

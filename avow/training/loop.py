@@ -26,13 +26,12 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from avow import atomic
+from avow import file_io
 from avow.declared import declared
 from avow.errors import NonFiniteError, ParameterError
 from avow.nn import build
 from avow.optim import adamw, warmup_cosine
 from avow.training import checkpoint, resuming, speed
-from avow.training.ahead import ahead
 from avow.training.batches import Batches, Step
 from avow.training.checkpoint import Snapshot
 from avow.training.config import TrainConfig
@@ -43,6 +42,7 @@ from avow.training.grid import Grid
 from avow.training.interrupt import listening
 from avow.training.log import Log, Progress
 from avow.training.parallel import Ranks, placed, ranks
+from avow.training.prefetch import ahead
 from avow.training.questions import Loss
 from avow.training.run_lock import locked_by_first
 from avow.training.tasks import corpus_of, examples_of, vocabulary_of
@@ -204,7 +204,7 @@ class Trainer:
         """Train to the end, or until someone asks to stop."""
         self.model.train()
         if self.here.rank == 0:
-            atomic.write(self.folder / "config.json", self.config.to_json())
+            file_io.write(self.folder / "config.json", self.config.to_json())
         record = Log(self.folder / "log.csv", self.step) if self.here.rank == 0 else nullcontext()
         pace = _Pace(self)
         last: Progress | None = None

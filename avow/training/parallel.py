@@ -20,9 +20,9 @@ from torch.optim import Optimizer
 from avow.errors import DtypeError, LostRank
 from avow.training import checkpoint
 from avow.training.checkpoint import Snapshot
+from avow.training.heartbeat import Watch
 from avow.training.interrupt import listening
-from avow.training.meeting import met
-from avow.training.watch import Watch
+from avow.training.rendezvous import met
 
 # Seconds that a process waits for the others, unless told.
 WAIT = 600.0

@@ -13,6 +13,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
+from avow.core.requirement import check_generator
 from avow.declared import declared
 from avow.errors import InputError, NonFiniteError, ParameterError
 from avow.nn import ModelConfig
@@ -20,7 +21,6 @@ from avow.nn.config import check_count
 from avow.training.corpus import Question
 from avow.training.questions import prompt
 from avow.training.vocabulary import MASK, MASK_SIGN, PAD, Vocabulary
-from avow.wishes import check_generator
 
 # Questions decoded together: enough to fill a device, few enough that their caches fit a small one.
 _TOGETHER = 256

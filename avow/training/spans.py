@@ -19,7 +19,7 @@ from jaxtyping import Int
 
 from avow.declared import declared
 from avow.errors import ParameterError
-from avow.params import at_least, between, check_parameters, param
+from avow.parameters import at_least, between, check_parameters, param
 from avow.training.corpus import Line, check_some
 from avow.training.draws import uniform
 from avow.training.vocabulary import MASK, PAD, Vocabulary

@@ -10,7 +10,7 @@ from jaxtyping import Int
 
 from avow.declared import declared
 from avow.errors import ParameterError
-from avow.params import Rule, at_least, param
+from avow.parameters import Rule, at_least, param
 from avow.training.batches import Examples, Mixture
 from avow.training.corpus import check_some
 

@@ -16,11 +16,11 @@ MODULES = (
     "avow.nn",
     "avow.distributed",
     "avow.optim",
-    "avow.constructions",
-    "avow.claims",
+    "avow.theory.constructions",
+    "avow.theory.claims",
     "avow.training",
     "avow.integrations.transformers",
-    "avow.contract",
+    "avow.core",
     "avow.errors",
 )
 # Signatures longer than this have one parameter to a line.

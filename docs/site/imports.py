@@ -17,7 +17,7 @@ class Import(NamedTuple):
 
 
 def part(module: str) -> str:
-    """`avow.maths.scan` is of `maths`; `avow` itself is of `avow`."""
+    """`avow.numerics.scan` is of `numerics`; `avow` itself is of `avow`."""
     return module.split(".")[1] if "." in module else module
 
 

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from avow.attend import Attended
-from avow.contract import Problem
+from avow.core import Problem
 from avow.errors import AvowError
 from avow.methods.exact import Exact
 from avow.nn import KeyValueCache, key_value_cache

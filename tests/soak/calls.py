@@ -15,7 +15,7 @@ from torch import Tensor
 
 import avow
 from avow.attend import Attended
-from avow.contract import Certificate, Problem
+from avow.core import Certificate, Problem
 from avow.errors import AvowError
 from avow.methods import all_methods
 from tests.generators import draw_call

@@ -10,9 +10,9 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import get_args
 
-from avow.claims import claims_in, run
-from avow.claims.claim import Verdict
 from avow.errors import AvowError
+from avow.theory.claims import claims_in, run
+from avow.theory.claims.claim import Verdict
 from tests.soak.damage import STRANGE, bytes_of
 from tests.soak.turns import Case, Found, Wrong, tried
 

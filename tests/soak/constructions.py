@@ -13,9 +13,9 @@ from typing import Any
 import sympy
 import torch
 
-from avow import constructions as c
-from avow.constructions.construction import Construction
 from avow.errors import AvowError
+from avow.theory import constructions as c
+from avow.theory.constructions.construction import Construction
 from tests.prove import DRAWS, WEAKENED
 from tests.soak.calls import NUMBERS as ODD
 from tests.soak.turns import Case, Found, Wrong, tried

@@ -17,10 +17,11 @@ import safetensors.torch
 import torch
 
 import avow
-from avow import calibration, workloads
+from avow import calibration
+from avow.bench import workloads
 from avow.calibration import Rate
-from avow.certificates.compose import compose
-from avow.contract import Certificate
+from avow.core import Certificate
+from avow.core.compose import compose
 from avow.errors import AvowError
 from avow.integrations.transformers import ModelPlan, Setting, read_plan
 from avow.nn import ModelConfig

@@ -10,14 +10,14 @@ from torch import Tensor, nn
 from transformers.utils import output_capturing
 
 from avow.attend import Attended, attend
+from avow.core.record import note
 from avow.errors import AvowError, ParameterError
 from avow.integrations.transformers.cache import behind
 from avow.integrations.transformers.heads import by_heads
+from avow.integrations.transformers.hooks import show
 from avow.integrations.transformers.layers import Layer, layer_of
 from avow.integrations.transformers.masks import Seen, seen
 from avow.integrations.transformers.setting import Setting
-from avow.integrations.transformers.watch import show
-from avow.record import note
 
 # What a model may ask of an attention function beside softmax attention under a mask, and why it is refused.
 _REFUSED = {

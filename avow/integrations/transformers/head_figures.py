@@ -19,8 +19,8 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from avow.contract import Norms, Problem
-from avow.maths.softmax import softmax_weights
+from avow.core import Norms, Problem
+from avow.numerics.softmax import softmax_weights
 
 HeadKind = Literal["copying", "local", "diffuse", "averaging"]
 KINDS: tuple[HeadKind, ...] = ("copying", "local", "averaging", "diffuse")

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from avow.attend import Attended
-from avow.certificates.compose import compose, select
+from avow.core.compose import compose, select
 from avow.errors import ParameterError, ToleranceUnreachable
 from avow.integrations.transformers.cache import behind
 from avow.integrations.transformers.masks import Seen

@@ -15,9 +15,9 @@ from torch import nn
 from avow import bounded
 from avow.declared import declared
 from avow.errors import AvowError, FileError, ParameterError
+from avow.integrations.transformers.enabling import enable
 from avow.integrations.transformers.layers import Layer, mark, pretrained, replaceable
 from avow.integrations.transformers.setting import Setting
-from avow.integrations.transformers.switch import enable
 
 FORMAT = "avow plan 1"
 # Evenly spaced numbers of each parameter that are looked at: training or quantising again moves nearly all of them.

@@ -13,19 +13,19 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from avow.calibration import Rates, rates
-from avow.certificates import measure_norms
-from avow.contract import Certificate, Problem
+from avow.core import Certificate, Problem
+from avow.core.certify import measure_norms
 from avow.declared import declared
 from avow.errors import ParameterError
+from avow.integrations.transformers.candidates import CONFIDENCE, Offer, layer_offers
+from avow.integrations.transformers.enabling import as_it_was, enable
 from avow.integrations.transformers.head_figures import HeadFigures, head_figures, sampled_rows, tokens_for
+from avow.integrations.transformers.hooks import watching
 from avow.integrations.transformers.layers import pretrained, replaceable
 from avow.integrations.transformers.model_plan import ModelPlan, fingerprint
-from avow.integrations.transformers.offers import CONFIDENCE, Offer, layer_offers
 from avow.integrations.transformers.setting import Setting
 from avow.integrations.transformers.speed import Speed
-from avow.integrations.transformers.switch import as_it_was, enable
-from avow.integrations.transformers.watch import watching
-from avow.params import as_float
+from avow.parameters import as_float
 
 ROWS = 128
 """Rows of each head whose weights are looked at, evenly spaced over the text."""

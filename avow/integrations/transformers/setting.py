@@ -7,11 +7,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from avow.contract import Method
+from avow.core import Method
+from avow.core.requirement import checked_wish
 from avow.errors import ParameterError
 from avow.methods import all_methods, method_named
-from avow.params import check_parameters
-from avow.wishes import checked_wish
+from avow.parameters import check_parameters
 
 # Models are trained with softmax attention: a method with another target would change what they compute.
 _TARGET = "softmax attention"

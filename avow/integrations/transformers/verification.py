@@ -14,16 +14,16 @@ from torch import Tensor
 from torch.nn import functional
 from transformers import PreTrainedModel
 
-from avow.contract import Certificate, Problem
+from avow.core import Certificate, Problem
+from avow.core.record import Record, record
 from avow.declared import declared
 from avow.errors import ParameterError
+from avow.integrations.transformers.enabling import as_it_was, own_cache, without
+from avow.integrations.transformers.hooks import watching
 from avow.integrations.transformers.layers import pretrained
 from avow.integrations.transformers.model_plan import ModelPlan, apply, read_plan
-from avow.integrations.transformers.switch import as_it_was, own_cache, without
-from avow.integrations.transformers.watch import watching
-from avow.maths.heads import longest_seen
-from avow.maths.softmax import softmax_average
-from avow.record import Record, record
+from avow.numerics.heads import longest_seen
+from avow.numerics.softmax import softmax_average
 
 # Rows of each answer that are recomputed in float64 and held against their bounds.
 _AUDITED = 4

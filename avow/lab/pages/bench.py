@@ -13,7 +13,7 @@ from torch import Tensor
 
 import avow
 from avow.calibration import rates
-from avow.contract import Method
+from avow.core import Method
 from avow.errors import AvowError
 from avow.lab.page import Answer, Inputs, Page, control, fact
 from avow.lab.pages import bench_figures as figures
@@ -23,7 +23,7 @@ from avow.methods.low_rank import LowRank
 from avow.methods.random_features import RandomFeatures
 from avow.methods.sparse import Sparse
 from avow.planner import candidates
-from avow.report import words
+from avow.report import formatting
 from avow.report.measure import pace
 
 # A preview looks at so many keys at most, and asks them so many queries.
@@ -233,7 +233,7 @@ def _facts(found: Tried, head: Head, about: str) -> list[dict[str, str]]:
         fact("Certificate", f"error ≤ {found.bound:.2g}", kind),
     ]
     if found.method.name != "sparse":  # which saves reading, not arithmetic
-        facts.append(fact("Operations", words.ratio(found.operations), "of exact attention's"))
+        facts.append(fact("Operations", formatting.ratio(found.operations), "of exact attention's"))
     if found.method.name == "random_features":
         needed = avow.features_needed(head.q, head.k, tol=GOAL)
         count = "hopeless" if math.isinf(needed.features) else f"{needed.features:,.0f}"

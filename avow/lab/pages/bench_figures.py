@@ -7,9 +7,9 @@ from collections.abc import Sequence
 from typing import Any
 
 from avow.lab.pages.bench_heads import Tried
+from avow.report.formatting import error, ratio
 from avow.report.frontier import frontier
-from avow.report.looks import look
-from avow.report.words import error, ratio
+from avow.report.style import look
 
 Figure = dict[str, Any]
 Points = Sequence[tuple[float, float]]

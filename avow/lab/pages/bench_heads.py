@@ -14,14 +14,14 @@ from jaxtyping import Float
 from torch import Tensor
 
 import avow
-from avow.certificates import certify, measure_norms
-from avow.certificates.audit import reference_error
-from avow.contract import Certificate, Cost, Method, Problem
+from avow.bench.workloads import workload
+from avow.core import Certificate, Cost, Method, Problem
+from avow.core.audit import reference_error
+from avow.core.certify import certify, measure_norms
 from avow.errors import FileError, InputError
 from avow.methods import method_named
 from avow.methods.sparse import Sparse
-from avow.report.words import label, listed
-from avow.workloads import workload
+from avow.report.formatting import label, listed
 
 SOFTMAX = "softmax attention"
 # Columns this much smaller than the values change no length: their squares are below the last digit.

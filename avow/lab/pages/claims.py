@@ -8,16 +8,16 @@ import functools
 from html import escape
 from typing import Any, Literal
 
-from avow.chart import Table
-from avow.claims import Claim, Finding, catalogue
-from avow.claims.claim import as_json
-from avow.claims.hunting import MOST_CASES, STATED, Outcome, hunted, variants
-from avow.claims.hunts import HUNTS
-from avow.claims.running import judged_after_needs
+from avow.core.chart import Table
 from avow.errors import ParameterError
 from avow.lab.page import Answer, Inputs, Page, control, fact
-from avow.report import charts, words
+from avow.report import charts, formatting
 from avow.report.claims_article import judged, stated
+from avow.theory.claims import Claim, Finding, catalogue
+from avow.theory.claims.claim import as_json
+from avow.theory.claims.falsifiers import HUNTS
+from avow.theory.claims.random_search import MOST_CASES, STATED, Outcome, hunted, variants
+from avow.theory.claims.running import judged_after_needs
 
 _FIRST = "relu-linear-a"
 # Where the page of another claim is: the script takes links that begin so.
@@ -130,7 +130,7 @@ def _facts(claim: Claim, finding: Finding | None = None) -> list[dict[str, str]]
     facts = [fact("Topic", claim.topic), fact("Recorded verdict", claim.expected, "as the catalogue has it")]
     if finding is not None:
         kinds = ", ".join(finding.kinds) or "none"
-        facts.append(fact("Judged just now", finding.verdict, f"in {words.seconds(finding.seconds)}, by {kinds}"))
+        facts.append(fact("Judged just now", finding.verdict, f"in {formatting.seconds(finding.seconds)}, by {kinds}"))
     return facts
 
 

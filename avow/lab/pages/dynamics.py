@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from typing import Any, Literal
 
-from avow.chart import Chart
+from avow.core.chart import Chart
 from avow.lab.page import Answer, Inputs, Page, control, fact
 from avow.lab.pages import dynamics_scenes as scenes
 from avow.nn import gradient_horizon

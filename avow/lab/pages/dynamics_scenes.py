@@ -9,7 +9,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from avow import walks
+from avow.lab import optimizer_traces
 from avow.nn import RecurrentCell
 from avow.nn.recurrent import gradients_along
 
@@ -62,8 +62,8 @@ def signal() -> list[float]:
 
 
 @functools.lru_cache(64)
-def averaged(beta: float, delta: float) -> walks.Averaged:
-    return walks.averaged(signal(), beta, delta)
+def averaged(beta: float, delta: float) -> optimizer_traces.Averaged:
+    return optimizer_traces.averaged(signal(), beta, delta)
 
 
 @functools.cache
@@ -77,6 +77,6 @@ def gradients() -> Float[Tensor, "t w"]:
 def decayed(strength: float) -> dict[str, list[list[float]]]:
     """For Adam with L2 and for decoupled decay: after each step, what is left of weights that began at 1."""
     return {
-        "Adam with L2": walks.adam(gradients(), RATE, BETAS, penalty=strength).tolist(),
-        "decoupled decay (AdamW)": walks.adam(gradients(), RATE, BETAS, decay=strength).tolist(),
+        "Adam with L2": optimizer_traces.adam(gradients(), RATE, BETAS, penalty=strength).tolist(),
+        "decoupled decay (AdamW)": optimizer_traces.adam(gradients(), RATE, BETAS, decay=strength).tolist(),
     }

@@ -10,18 +10,18 @@ from typing import Any, Literal
 import torch
 
 import avow
-from avow.chart import Chart
-from avow.constructions.construction import Proof
-from avow.constructions.queries import Query
-from avow.constructions.readout import Enclosed, Readout, enclosed, read
-from avow.constructions.routers import Router
-from avow.contract import Certificate
+from avow.core import Certificate
+from avow.core.chart import Chart
 from avow.errors import ParameterError
 from avow.lab.page import Answer, Inputs, Page, control, fact
 from avow.lab.pages import explorer_scenes as scenes
 from avow.lab.pages.explorer_scenes import Scene
-from avow.report import words
+from avow.report import formatting
 from avow.report.charts import figure
+from avow.theory.constructions.construction import Proof
+from avow.theory.constructions.queries import Query
+from avow.theory.constructions.readout import Enclosed, Readout, enclosed, read
+from avow.theory.constructions.routers import Router
 
 _MOST_LENGTH = 40.0
 # Queries are drawn so many times shorter than keys are.
@@ -270,7 +270,7 @@ def _between(ends: tuple[float, float]) -> str:
 
 
 def _names(keys: Iterable[int]) -> str:
-    return words.listed([str(key) for key in keys])
+    return formatting.listed([str(key) for key in keys])
 
 
 PAGE = Page(

@@ -12,7 +12,8 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from avow.constructions import (
+from avow.errors import OutOfReach
+from avow.theory.constructions import (
     AverageQuery,
     CopyQuery,
     DiscreteLaw,
@@ -26,8 +27,7 @@ from avow.constructions import (
     robust_heads,
     router,
 )
-from avow.constructions.construction import Construction
-from avow.errors import OutOfReach
+from avow.theory.constructions.construction import Construction
 
 # The success of heads under noise: weights within this of the average, in the sum of their distances.
 ETA = 0.1

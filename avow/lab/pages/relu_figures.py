@@ -11,9 +11,9 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from avow.chart import Chart
+from avow.core.chart import Chart
 from avow.report.charts import figure
-from avow.report.looks import LOOKS
+from avow.report.style import LOOKS
 
 Figure = dict[str, Any]
 Line = tuple[Any, Any]

@@ -5,12 +5,12 @@ from __future__ import annotations
 import math
 from typing import Any, Literal
 
-from avow.chart import Chart
+from avow.core.chart import Chart
 from avow.errors import ParameterError
 from avow.lab.page import Answer, Inputs, Page, control, fact
 from avow.lab.pages import runs_disk as disk
 from avow.lab.pages.runs_disk import Run
-from avow.report import words
+from avow.report import formatting
 from avow.report.charts import figure
 
 # As many curves as there are colours.
@@ -113,7 +113,7 @@ def _facts(chosen: list[Run]) -> list[dict[str, str]]:
     if speed is not None:
         facts.append(fact("Speed", f"{speed:,.0f} tokens/s"))
     if eta is not None and run.state == "running":
-        facts.append(fact("Still to go", words.seconds(eta)))
+        facts.append(fact("Still to go", formatting.seconds(eta)))
     return [*facts, fact("Model", run.about)]
 
 
@@ -156,14 +156,14 @@ def _cells(row: dict[str, Any], accuracy: float | None) -> list[str]:
     whole = low is not None and high is not None
     return [
         str(row.get("arm")),
-        words.NOTHING if right is None or asked is None else f"{right:.0f}/{asked:.0f}",
-        words.NOTHING if accuracy is None else f"{accuracy:.1%}",
+        formatting.NOTHING if right is None or asked is None else f"{right:.0f}/{asked:.0f}",
+        formatting.NOTHING if accuracy is None else f"{accuracy:.1%}",
         f"{math.floor(100 * low)}–{math.ceil(100 * high)}%"
         if whole and low is not None and high is not None
-        else words.NOTHING,
-        words.NOTHING if half is None else f"{half:.1%}",
-        words.NOTHING if weights is None else f"{weights:,.0f}",
-        words.seconds(seconds),
+        else formatting.NOTHING,
+        formatting.NOTHING if half is None else f"{half:.1%}",
+        formatting.NOTHING if weights is None else f"{weights:,.0f}",
+        formatting.seconds(seconds),
     ]
 
 

@@ -1,0 +1,153 @@
+r"""Recomputing some rows in float64: what a sample proves about all rows.
+
+Of r rows drawn uniformly without regard to the answer, the largest error bounds the errors of at least a share c of
+all rows, unless every one of the r rows fell into the best c: a chance of at most :math:`c^r`. No distribution is
+assumed; r = ln(1−confidence)/ln(coverage) rows are enough. Where there are no more, all are recomputed.
+
+That holds of errors in either unit, relative to the longest value and to the true answer, each on its own; and of both
+at once for limits that were fixed before the rows were drawn, such as `tol` and `rtol`.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from dataclasses import dataclass
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+
+from avow.core import Certificate, Method, Norms, Problem
+from avow.errors import ParameterError
+from avow.numerics import rounding
+from avow.numerics.heads import longest_seen, per_query_head
+from avow.numerics.norms import at_least, length_floors, lengths, widened
+from avow.numerics.random_stream import random_stream
+from avow.parameters import as_float
+
+
+@dataclass(frozen=True)
+class Audit:
+    """Errors of the rows that were recomputed, as upper bounds in three units, and the certificate they earn.
+
+    `errors` are relative to the longest value that a row sees, `relative_errors` to the true answer, and
+    `absolute_errors` to nothing.
+    """
+
+    certificate: Certificate
+    rows: Int[Tensor, "r 3"]
+    errors: Float[Tensor, "r"]
+    relative_errors: Float[Tensor, "r"]
+    absolute_errors: Float[Tensor, "r"]
+
+    def __str__(self) -> str:
+        found = (self.errors, self.relative_errors, self.absolute_errors)
+        worst, own, plain = (float(x.amax()) if x.numel() else 0.0 for x in found)
+        every = "all " if self.certificate.coverage == 1 else ""
+        units = f"{worst:.2e} of the longest value, {own:.2e} of the answer, {plain:.2e} absolute"
+        return f"{every}{self.errors.numel()} rows recomputed in float64: largest errors {units}\n{self.certificate}"
+
+
+def rows_needed(coverage: float, confidence: float) -> int:
+    """How many sampled rows prove that coverage at that confidence."""
+    for name, value in (("coverage", coverage), ("confidence", confidence)):
+        if not 0 < as_float(value) < 1:
+            raise ParameterError(name, value, "must lie strictly between 0 and 1", f"try {name}=0.99")
+    return math.ceil(math.log(1 - confidence) / math.log(coverage))
+
+
+def audit_rows(
+    out: Tensor,
+    p: Problem,
+    norms: Norms,
+    target: Method,
+    coverage: float,
+    confidence: float,
+    generator: torch.Generator | None,
+) -> Audit:
+    """Errors of sampled rows of any answer against a method's target, and the `sampled` certificate they earn."""
+    out = out.reshape(*p.q.shape[:-1], p.v.shape[-1])
+    b, h, n, _ = out.shape
+    needed = rows_needed(coverage, confidence)
+    population = b * h * n
+    if population <= needed:
+        index, coverage, confidence = torch.arange(population, device="cpu"), 1.0, 1.0
+        words = f"all {population} rows were recomputed in float64"
+    else:
+        stream = random_stream(generator, "cpu")
+        index = torch.randint(population, (needed,), generator=stream, device=stream.device).cpu()
+        words = f"the {needed} audited rows were drawn uniformly, whatever the answer"
+    heads = _by_head(torch.stack([index // (h * n), index // n % h, index % n], -1))
+    rows = torch.cat(heads) if heads else torch.zeros(0, 3, dtype=torch.long, device="cpu")
+    found = [_errors(out, p, norms, target, one) for one in heads]
+    errors = torch.cat(found, -1) if heads else torch.zeros(3, 0, device="cpu")
+    worst, own, _ = errors.amax(-1).tolist() if heads else (0.0, 0.0, 0.0)
+    everywhere = torch.ones(*p.leading, n, dtype=torch.float64, device="cpu")
+    certificate = Certificate(
+        method=target.name,
+        parameters={},
+        target=target.target,
+        kind="sampled",
+        bound=worst,
+        rows=worst * everywhere,
+        confidence=confidence,
+        coverage=coverage,
+        assumptions=(words,),
+        relative=own,
+        relative_rows=own * everywhere,
+    )
+    return Audit(certificate, rows, *errors)
+
+
+def _by_head(rows: Int[Tensor, "r 3"]) -> list[Int[Tensor, "l 3"]]:
+    """The sampled rows of each head together."""
+    heads = {(int(b), int(h)) for b, h, _ in rows.tolist()}
+    return [rows[(rows[:, 0] == b) & (rows[:, 1] == h)] for b, h in sorted(heads)]
+
+
+def _errors(out: Tensor, p: Problem, norms: Norms, target: Method, rows: Int[Tensor, "l 3"]) -> Float[Tensor, "3 l"]:
+    """Upper bounds on the errors of some rows of one head: distance to float64's answer plus float64's own error.
+
+    They are relative to the longest value, relative to the true answer, and absolute.
+    """
+    b, h, index = int(rows[0, 0]), int(rows[0, 1]), rows[:, 2].to(p.q.device)
+    given = widened(out[b, h, index])
+    if p.empty:  # The target is zero where there is nothing to attend to.
+        return torch.where((given == 0).all(-1), 0.0, math.inf).double().expand(3, -1).cpu()
+    group = h // (p.q.shape[1] // p.k.shape[1])
+    one = p.head(b, h, group)
+    some = one.rows(index)
+    # Every number of the inputs, also those that are read as zeros while `torch.set_flush_denormal` is on.
+    some = dataclasses.replace(some, q=widened(some.q), k=widened(some.k), v=widened(some.v))
+    truth = target.reference(some)[0, 0]
+    distance = torch.where(torch.isfinite(given).all(-1), lengths(given - truth), math.inf)
+    heads, keys = (slice(b, b + 1), slice(h, h + 1)), (slice(b, b + 1), slice(group, group + 1))
+    mine = Norms(norms.q[heads][..., index], norms.k[keys], norms.v[keys], norms.slack)
+    longest = longest_seen(some, mine.v)[0, 0]
+    # At most the longest value, and what the reference's products may lose below the smallest normal number.
+    unit = at_least(longest, norms.slack, p.v.shape[-1])
+    lost = (p.k.shape[-2] + 4) * math.sqrt(p.v.shape[-1]) * rounding.tiny(torch.float64)
+    asked = target.reference_error(some, mine)
+    own = (reference_error(some, mine) if asked is None else asked)[0, 0]
+    beside = torch.where(longest > 0, (distance + lost) / unit, torch.where(distance > 0, math.inf, 0.0))
+    # The true answer is no shorter than the reference's less its own error, and zero where there is no value.
+    off = torch.where(longest > 0, own * longest + lost, 0.0)
+    absolute = (distance + off) * rounding.OUTWARD
+    length = (length_floors(truth) - off) / rounding.OUTWARD
+    to_answer = torch.where(length > 0, absolute / length, torch.where(absolute > 0, math.inf, 0.0))
+    return torch.stack([(beside + own) * rounding.OUTWARD, to_answer * rounding.OUTWARD, absolute]).cpu()
+
+
+def reference_error(p: Problem, norms: Norms) -> Float[Tensor, "b h n"]:
+    """The rounding of a softmax average in float64 itself."""
+    u, d, s = rounding.unit(torch.float64), p.q.shape[-1], p.k.shape[-2]
+    key = per_query_head(norms.k.amax(-1, keepdim=True), p.q.shape[1])
+    reach = abs(p.scale) * norms.q * key + rounding.misread_logits(norms.q, key, p.scale, d, torch.float64) / u
+    bias = 0.0 if p.bias is None else float(p.bias.abs().amax())
+    logit = (
+        rounding.gamma(d + 8, u) * reach
+        + 4 * u * (reach + bias)
+        + 0.5 * rounding.gamma(d + 8, u) * abs(p.scale) * key**2
+    )
+    return rounding.perturbed(logit + 8 * u * 746) + 4 * rounding.gamma(s + 8, u)

@@ -1,0 +1,214 @@
+"""What is promised of an answer, and what it cost."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import math
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Any, Literal, get_args
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from avow.errors import InputError, ParameterError, ShapeError
+from avow.parameters import as_float
+
+Kind = Literal["deterministic", "statistical", "sampled", "none"]
+
+# The fields of a certificate that hold a number for each row.
+_ROWS = ("rows", "relative_rows")
+# What is printed where an answer may be as far off as it is long, or nobody measured how long it is.
+_UNPROVED = "relative to the answer nothing is proved"
+
+
+@dataclass(frozen=True)
+class Cost:
+    """What a method does, counted: `flops` as `torch.utils.flop_counter` counts, `peak_bytes` beyond the inputs.
+
+    `weight` is what one operation costs beside the same in the method's usual precision: two for float64.
+    """
+
+    flops: int
+    pointwise: int
+    launches: int
+    peak_bytes: int
+    weight: float = 1.0
+
+    def __add__(self, other: Cost) -> Cost:
+        """One after the other: work adds up, the memory of the first is free again."""
+        return Cost(
+            self.flops + other.flops,
+            self.pointwise + other.pointwise,
+            self.launches + other.launches,
+            max(self.peak_bytes, other.peak_bytes),
+            max(self.weight, other.weight),
+        )
+
+
+@dataclass(frozen=True)
+class Promise:
+    """What a method can say of its own answer: a bound for every row, and what that rests on."""
+
+    kind: Kind
+    rows: Float[Tensor, "b h n"]
+    confidence: float = 1.0
+    coverage: float = 1.0
+    assumptions: tuple[str, ...] = ()
+    reason: str = ""
+
+
+@dataclass(frozen=True, eq=False)
+class Certificate:
+    r"""A bound on the error of one answer, in two units, and all it rests on.
+
+    `rows`, and `bound`, their maximum, are in units of the longest value that a row sees:
+    :math:`\|out_i - o^*_i\|_2 / \max_j \|v_j\|_2`. `relative_rows`, and `relative`, are in units of the answer itself:
+    :math:`\|out_i - o^*_i\|_2 / \|o^*_i\|_2`; they are infinite where nothing of that kind is known.
+    """
+
+    method: str
+    parameters: Mapping[str, Any]
+    target: str
+    kind: Kind
+    bound: float
+    rows: Tensor
+    confidence: float = 1.0
+    coverage: float = 1.0
+    rounding: bool = True
+    assumptions: tuple[str, ...] = ()
+    reason: str = ""
+    cost: Cost | None = None
+    relative: float = math.inf
+    relative_rows: Tensor = field(default_factory=lambda: torch.full((), math.inf, dtype=torch.float64, device="cpu"))
+
+    def __post_init__(self) -> None:
+        if self.relative_rows.ndim == 0 != self.rows.ndim:
+            object.__setattr__(self, "relative_rows", self.relative_rows.to(self.rows.device).expand(self.rows.shape))
+        if self.relative_rows.shape != self.rows.shape:
+            rule, remedy = f"must be that of rows, {tuple(self.rows.shape)}", "change both, or neither"
+            raise ShapeError("shape of relative_rows", tuple(self.relative_rows.shape), rule, remedy)
+
+    def keeps(self, tol: float | None = None, rtol: float | None = None) -> bool:
+        """Whether the promise is at least as strong as `tol`, and in units of the answer as `rtol`, if given."""
+        check_limits(tol, rtol)
+        if self.kind == "none":
+            return False
+        # The second is asked for only where it matters: it may still be on a device.
+        return (tol is None or self.bound <= tol) and (rtol is None or self.relative <= rtol)
+
+    def __eq__(self, other: object) -> bool:
+        if not isinstance(other, Certificate):
+            return NotImplemented
+        mine, theirs = self._plain(), other._plain()
+        return mine == theirs and all(torch.equal(getattr(self, name), getattr(other, name)) for name in _ROWS)
+
+    def _plain(self) -> dict[str, Any]:
+        plain = {f.name: getattr(self, f.name) for f in dataclasses.fields(self) if f.name not in _ROWS}
+        return plain | {"parameters": dict(self.parameters)}
+
+    def to_json(self, rows: bool = True) -> str:
+        """The certificate as JSON; `rows=False` leaves the bound of each single row out."""
+        plain = self._plain()
+        plain["cost"] = None if self.cost is None else dataclasses.asdict(self.cost)
+        plain["bound"], plain["relative"] = _finite_or_word(self.bound), _finite_or_word(self.relative)
+        for name in _ROWS if rows else ():
+            flat = getattr(self, name).detach().double().cpu()
+            plain[name] = {"shape": list(flat.shape), "values": [_finite_or_word(x) for x in flat.flatten().tolist()]}
+        return json.dumps(plain)
+
+    @staticmethod
+    def from_json(text: str) -> Certificate:
+        """The certificate `to_json` wrote; what no certificate says is refused.
+
+        One that says nothing of `relative`, as older versions wrote them, promises nothing in that unit.
+        """
+        try:
+            plain = json.loads(text)
+            plain.setdefault("rows", {"shape": [0], "values": []})
+            for name in [name for name in _ROWS if name in plain]:
+                values = torch.tensor([float(x) for x in plain[name]["values"]], dtype=torch.float64, device="cpu")
+                plain[name] = values.reshape(plain[name]["shape"])
+            cost = plain.pop("cost")
+            plain["bound"], plain["relative"] = float(plain["bound"]), float(plain.get("relative", math.inf))
+            plain["assumptions"] = tuple(plain["assumptions"])
+            made = Certificate(**plain, cost=None if cost is None else Cost(**cost))
+        except (ValueError, KeyError, TypeError, AttributeError, RuntimeError, RecursionError) as error:
+            raise _unread(text, f"{type(error).__name__}: {error}") from error
+        if wrong := made._fault():
+            raise _unread(text, wrong)
+        return made
+
+    def _fault(self) -> str:
+        """What no certificate says, in words; empty where nothing is wrong."""
+        if self.kind not in get_args(Kind):
+            return f"its kind is {self.kind!r}"
+        words = (self.method, self.target, self.reason, *self.assumptions)
+        if not all(isinstance(x, str) for x in words) or not isinstance(self.parameters, dict):
+            return "its words are none"
+        shares = as_float(self.confidence), as_float(self.coverage)
+        if not all(0 <= x <= 1 for x in shares) or not isinstance(self.rounding, bool):
+            return "its confidence or coverage is no share"
+        counted = [] if self.cost is None else dataclasses.astuple(self.cost)
+        if not all(0 <= as_float(x) < math.inf for x in counted):
+            return "its cost is none"
+        # nan compares false with everything.
+        if not self.bound >= 0 or not bool(((self.rows >= 0) & (self.rows <= self.bound)).all()):
+            return "its bound is none, or below that of a row"
+        limits = self.relative_rows
+        if not self.relative >= 0 or not bool(((limits >= 0) & (limits <= self.relative)).all()):
+            return "its relative bound is not a bound, or below that of a row"
+        return ""
+
+    def __str__(self) -> str:
+        settings = ", ".join(f"{name}={value}" for name, value in self.parameters.items())
+        share = f"{self.coverage:.4g} of the rows, with probability {self.confidence:g}, are within"
+        sentence = {
+            "deterministic": "every row is within",
+            "statistical": f"each row, with probability {self.confidence:g}, is within",
+            "sampled": share if min(self.coverage, self.confidence) < 1 else "every row is within",
+            "none": "no promise:",
+        }[self.kind]
+        what = self.reason if self.kind == "none" else f"{self.bound:.2e} of {self.target}, {self._units}"
+        lines = [f"{sentence} {what}", f"  method   {self.method}" + (f" ({settings})" if settings else "")]
+        lines.append(f"  kind     {self.kind}, rounding {'included' if self.rounding else 'not included'}")
+        if self.reason and self.kind != "none":
+            lines.append(f"  because  {self.reason}")
+        lines += [f"  assumes  {sentence}" for sentence in self.assumptions]
+        if self.cost is not None:
+            lines.append(f"  cost     {self.cost.flops:.3g} flops, {self.cost.peak_bytes / 2**20:.1f} MiB at the peak")
+        return "\n".join(lines)
+
+    @property
+    def _units(self) -> str:
+        """What the bound is relative to, and what is proved relative to the answer."""
+        own = f"{self.relative:.2e} relative to the answer" if math.isfinite(self.relative) else _UNPROVED
+        return f"relative to the longest value ({own})"
+
+
+def check_limits(tol: object, rtol: object) -> None:
+    """Raise where neither says how far an answer may be off."""
+    if tol is None and rtol is None:
+        raise ParameterError("tol, rtol", "None, None", "must not both be left out", "try tol=1e-2 or rtol=1e-2")
+    for name, value in (("tol", tol), ("rtol", rtol)):
+        if value is not None and math.isnan(as_float(value)):
+            raise ParameterError(name, repr(value), "must be a number", f"try {name}=1e-2")
+
+
+def _unread(text: object, why: str) -> InputError:
+    rule = f"is no certificate ({why[:200]})"
+    return InputError("certificate", repr(str(text)[:40]), rule, "pass what Certificate.to_json wrote")
+
+
+_STRENGTH: dict[Kind, int] = {"deterministic": 3, "statistical": 2, "sampled": 1, "none": 0}
+
+
+def weakest(certificates: Iterable[Certificate]) -> Certificate:
+    """The one whose kind of promise is the weakest, and speaks for all; the first of equals."""
+    return min(certificates, key=lambda certificate: _STRENGTH[certificate.kind])
+
+
+def _finite_or_word(x: float) -> float | str:
+    return x if math.isfinite(x) else str(x)

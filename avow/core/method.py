@@ -1,0 +1,108 @@
+"""What a way to compute attention owes its callers."""
+
+from __future__ import annotations
+
+import math
+from abc import ABC, abstractmethod
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from avow.core.certificate import Cost, Kind, Promise
+from avow.core.problem import Norms, Problem, Sizes
+from avow.parameters import Parameter, check_parameters, parameters_of
+
+
+@dataclass(frozen=True)
+class Computed:
+    """An answer, and what the method must remember to certify it."""
+
+    out: Float[Tensor, "b h n e"]
+    trace: Any = None
+
+
+@dataclass(frozen=True)
+class Prospect:
+    """What a method expects to promise before it runs; `bound` is proved when `certain`, else a guess."""
+
+    bound: float
+    kind: Kind
+    certain: bool
+    reason: str = ""
+
+
+@dataclass(frozen=True)
+class Method(ABC):
+    """A way to compute one mechanism of attention. A subclass is a frozen dataclass of its declared parameters."""
+
+    name: ClassVar[str]
+    summary: ClassVar[str]
+    target: ClassVar[str] = "softmax attention"
+    random: ClassVar[bool] = False
+    averages: ClassVar[bool] = False
+    """Whether the target's rows are averages of the values they see: no answer is then further off than both are long.
+    """
+
+    def __post_init__(self) -> None:
+        check_parameters(self.name, type(self), self.parameters)
+
+    @classmethod
+    def declared(cls) -> tuple[Parameter, ...]:
+        """The parameters of this method, with rules and help."""
+        return parameters_of(cls)
+
+    @property
+    def parameters(self) -> dict[str, Any]:
+        return {p.name: getattr(self, p.name) for p in self.declared()}
+
+    @classmethod
+    def aimed(
+        cls, parameters: Mapping[str, Any], sizes: Sizes, tol: float | None, confidence: float
+    ) -> Mapping[str, Any]:
+        """The parameters, and those that a tolerance decides where they were not given; most methods have none."""
+        return parameters
+
+    def check(self, sizes: Sizes) -> None:
+        """Raise when these parameters do not fit these sizes."""
+
+    @property
+    def statistical(self) -> bool:
+        """Whether the promise holds with a probability, over what is drawn."""
+        return False
+
+    @abstractmethod
+    def compute(self, problem: Problem, generator: torch.Generator | None = None) -> Computed:
+        """The answer. All chance in it is `generator`'s, or that of torch's own generator where none is given.
+
+        Nothing else draws from torch's own, so that a seed set by the caller is the caller's: what is drawn to measure
+        or to guess comes from generators with a seed of their own.
+        """
+
+    @abstractmethod
+    def promise(self, problem: Problem, norms: Norms, computed: Computed, confidence: float) -> Promise:
+        """What can be said of the answer."""
+
+    @abstractmethod
+    def cost(self, sizes: Sizes) -> Cost:
+        """What the answer costs, the promise not included."""
+
+    @abstractmethod
+    def reference(self, problem: Problem) -> Tensor:
+        """The target itself in float64, by its definition."""
+
+    def reference_error(self, problem: Problem, norms: Norms) -> Tensor | None:
+        """How far `reference` of a float64 problem may itself be off, in each row; None: as softmax averages are."""
+        return None
+
+    @classmethod
+    @abstractmethod
+    def settings(cls, sizes: Sizes) -> Iterator[Method]:
+        """Settings worth comparing at these sizes, cheapest first."""
+
+    def foresee(self, problem: Problem, norms: Norms, confidence: float) -> Prospect:
+        """What the promise is expected to be, found out at a small part of the cost of computing."""
+        return Prospect(math.inf, "none", True, "does not say beforehand")

@@ -1,0 +1,300 @@
+"""What is asked: q, k, v and a mask as every method receives them, their sizes and their norms."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import math
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+from jaxtyping import Bool, Float
+from torch import Tensor
+
+from avow.core.dtypes import DTYPES, check_dtype, check_tensor
+from avow.declared import declared
+from avow.errors import DtypeError, NonFiniteError, ParameterError, ShapeError
+from avow.parameters import as_float
+
+MaskKind = Literal["none", "keys", "full"]
+
+
+@dataclass(frozen=True)
+class Sizes:
+    """A problem without its numbers: all that a cost depends on."""
+
+    batch: int
+    heads: int
+    key_heads: int
+    queries: int
+    keys: int
+    dim: int
+    value_dim: int
+    dtype: torch.dtype = torch.float32
+    device: str = "cpu"
+    causal: bool = False
+    mask: MaskKind = "none"
+    biased: bool = False
+    own_masks: bool = False
+
+    @property
+    def item(self) -> int:
+        """Bytes of one input number."""
+        return self.dtype.itemsize
+
+    @property
+    def linear_key_heads(self) -> int:
+        """Key heads a linear method sums over: all query heads where they mask a shared key differently."""
+        return self.heads if self.own_masks else self.key_heads
+
+    @declared()
+    def with_keys(self, keys: int) -> Sizes:
+        """The same problem with another number of keys.
+
+        Queries grow with the keys if there are as many of them, as in self-attention. Otherwise they stay as they are:
+        one query, a step of decoding, stays one.
+        """
+        queries = keys if self.queries == self.keys > 1 else self.queries
+        return dataclasses.replace(self, queries=queries, keys=keys)
+
+
+@dataclass(frozen=True)
+class Problem:
+    r"""One attention call in canonical form: four axes, one mask, one bias, one scale.
+
+    The target of the softmax family is, over the keys j that row i may see,
+
+    .. math:: o^*_i = \sum_j \alpha_{ij} v_j, \quad
+              \alpha_{ij} \propto \exp(\mathrm{scale} \cdot q_i \cdot k_j + \mathrm{bias}_{ij})
+
+    in real arithmetic. A row that may see no key has :math:`o^*_i = 0`.
+    """
+
+    q: Float[Tensor, "b h n d"]
+    k: Float[Tensor, "b g s d"]
+    v: Float[Tensor, "b g s e"]
+    allowed: Bool[Tensor, "#b #h #n s"] | None
+    bias: Float[Tensor, "#b #h #n s"] | None
+    causal: bool
+    scale: float
+    default_scale: bool
+    kernel: Literal["dot", "rbf"]
+    leading: tuple[int, ...]
+    norms: Norms | None = dataclasses.field(default=None, repr=False, compare=False)
+    """Norms of all rows where they were measured already: a method may then spare itself a reading."""
+
+    @staticmethod
+    def of(
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        *,
+        mask: Tensor | None = None,
+        causal: bool = False,
+        scale: float | None = None,
+        enable_gqa: bool = False,
+        kernel: str = "dot",
+        sigma: float | None = None,
+    ) -> Problem:
+        """The canonical problem, after every check that does not need to read the numbers of q, k and v."""
+        _check_tensors(q, k, v, enable_gqa)
+        leading = tuple(q.shape[:-2])
+        q4, k4, v4 = (_four(x) for x in (q, k, v))
+        allowed, bias = _split_mask(mask, leading, q4.shape[-2], k4.shape[-2], q)
+        default_scale = scale is None
+        if not isinstance(causal, bool):
+            raise ParameterError("causal", repr(causal), "must be True or False", "pass other masks with mask=")
+        if kernel == "dot":
+            if sigma is not None:
+                raise ParameterError("sigma", sigma, 'belongs to kernel="rbf"', 'leave it out or pass kernel="rbf"')
+            factor = 1 / math.sqrt(q.shape[-1]) if scale is None else as_float(scale)
+            if not math.isfinite(factor):
+                raise ParameterError("scale", scale, "must be finite", "leave scale out for 1/sqrt(dim)")
+        elif kernel == "rbf":
+            if scale is not None:
+                raise ParameterError("scale", scale, 'has no meaning for kernel="rbf"', "set sigma instead")
+            width = as_float(sigma)
+            if not 0 < width < math.inf or math.isinf(factor := 1 / width):
+                raise ParameterError("sigma", sigma, "must be a positive number", 'pass sigma=1.0 with kernel="rbf"')
+            # softmax over keys of −‖q−k‖²/2σ: the ‖q‖² term is constant in a row and cancels  [claim rbf-equals-dot]
+            shift = -(k4.double() ** 2).sum(-1).unsqueeze(-2) * (0.5 * factor)  # (b, g, 1, s)
+            shift = shift.repeat_interleave(q4.shape[1] // max(k4.shape[1], 1), dim=1)
+            bias = shift if bias is None else bias.double() + shift
+        else:
+            raise ParameterError("kernel", repr(kernel), "must be dot or rbf", 'pass kernel="dot" or kernel="rbf"')
+        shape: Literal["dot", "rbf"] = "dot" if kernel == "dot" else "rbf"
+        return Problem(q4, k4, v4, allowed, bias, causal, factor, default_scale, shape, leading)
+
+    @property
+    def mask_kind(self) -> MaskKind:
+        """`keys` when every row sees the same keys with the same bias, `full` when rows differ."""
+        present = [x for x in (self.allowed, self.bias) if x is not None]
+        if not present:
+            return "none"
+        return "keys" if all(x.shape[-2] == 1 for x in present) else "full"
+
+    @property
+    def sizes(self) -> Sizes:
+        b, h, n, d = self.q.shape
+        g, s, e = self.v.shape[1:]
+        present = [x for x in (self.allowed, self.bias) if x is not None]
+        return Sizes(
+            b,
+            h,
+            g,
+            n,
+            s,
+            d,
+            e,
+            self.q.dtype,
+            self.q.device.type,
+            self.causal,
+            self.mask_kind,
+            biased=self.bias is not None,
+            own_masks=h != g and any(x.shape[1] != 1 for x in present),
+        )
+
+    @property
+    def empty(self) -> bool:
+        """Whether there is nothing to attend to or nobody to attend."""
+        return self.q.numel() == 0 or self.k.shape[-2] == 0 or self.v.numel() == 0
+
+    def detached(self) -> Problem:
+        """The same numbers, outside autograd."""
+        parts = {name: getattr(self, name) for name in ("q", "k", "v", "allowed", "bias")}
+        return dataclasses.replace(self, **{name: x.detach() for name, x in parts.items() if x is not None})
+
+    def to(self, dtype: torch.dtype) -> Problem:
+        """The same problem with q, k, v and bias in another type."""
+        bias = None if self.bias is None else self.bias.to(dtype)
+        q, k, v = (x.to(dtype) for x in (self.q, self.k, self.v))
+        return dataclasses.replace(self, q=q, k=k, v=v, bias=bias, norms=None)
+
+    def head(self, batch: int, head: int, key_head: int) -> Problem:
+        """The problem of one head, every axis kept."""
+        pick, own = (slice(batch, batch + 1), slice(head, head + 1)), slice(key_head, key_head + 1)
+
+        def of(x: Tensor | None) -> Tensor | None:
+            if x is None:
+                return None
+            return x[pick[0] if x.shape[0] > 1 else slice(None), pick[1] if x.shape[1] > 1 else slice(None)]
+
+        return dataclasses.replace(
+            self,
+            q=self.q[pick],
+            k=self.k[pick[0], own],
+            v=self.v[pick[0], own],
+            allowed=of(self.allowed),
+            bias=of(self.bias),
+            leading=(1, 1),
+            norms=None,
+        )
+
+    def rows(self, index: Tensor) -> Problem:
+        """The problem of some query rows of every head; `index` selects along n. Causality becomes a mask."""
+        n, s = self.q.shape[-2], self.k.shape[-2]
+        allowed, bias = self.allowed, self.bias
+        if allowed is not None and allowed.shape[-2] == n and n > 1:
+            allowed = allowed[..., index, :]
+        if bias is not None and bias.shape[-2] == n and n > 1:
+            bias = bias[..., index, :]
+        if self.causal:
+            past = torch.arange(s, device=index.device)[None, :] <= index[:, None]
+            allowed = past[None, None] if allowed is None else allowed & past
+        return dataclasses.replace(self, q=self.q[..., index, :], allowed=allowed, bias=bias, causal=False, norms=None)
+
+
+def _four(x: Tensor) -> Tensor:
+    if x.ndim == 4:
+        return x
+    lead = x.shape[:-2]
+    heads = lead[-1] if lead else 1
+    return x.reshape(math.prod(lead[:-1]), heads, *x.shape[-2:])
+
+
+def _check_tensors(q: Tensor, k: Tensor, v: Tensor, enable_gqa: bool) -> None:
+    for name, x in (("q", q), ("k", k), ("v", v)):
+        check_tensor(name, x)
+        if x.ndim < 2:
+            raise ShapeError(f"{name}.shape", tuple(x.shape), "must be (..., length, dim)", "add the missing axes")
+        check_dtype(f"{name}.dtype", x.dtype, f"convert with {name}.float()")
+        if x.dtype != q.dtype:
+            raise DtypeError(f"{name}.dtype", x.dtype, f"must equal q.dtype={q.dtype}", f"use {name}.to(q.dtype)")
+        if x.device != q.device:
+            raise DtypeError(f"{name}.device", x.device, f"must equal q.device={q.device}", f"use {name}.to(q.device)")
+        if x.ndim != q.ndim:
+            raise ShapeError(f"{name}.ndim", x.ndim, f"must equal q.ndim={q.ndim}", "give all three the same axes")
+    if q.shape[-1] != k.shape[-1] or q.shape[-1] == 0:
+        rule = f"must equal q.shape[-1]={q.shape[-1]} and be at least 1"
+        raise ShapeError("k.shape[-1]", k.shape[-1], rule, "project queries and keys to one head dimension")
+    if k.shape[-2] != v.shape[-2]:
+        rule = f"must equal k.shape[-2]={k.shape[-2]}"
+        raise ShapeError("v.shape[-2]", v.shape[-2], rule, "each key needs one value")
+    if k.shape[:-2] != v.shape[:-2] or q.shape[:-3] != k.shape[:-3]:
+        rule = f"must agree with k {tuple(k.shape)} and q {tuple(q.shape)} in batch and heads"
+        raise ShapeError("v.shape", tuple(v.shape), rule, "expand the smaller one")
+    if q.ndim >= 3 and q.shape[-3] != k.shape[-3]:
+        heads, groups = q.shape[-3], k.shape[-3]
+        if not enable_gqa:
+            rule = f"must equal q's {heads} heads"
+            raise ShapeError("k heads", groups, rule, "pass enable_gqa=True for grouped queries")
+        if groups == 0 or heads % groups:
+            raise ShapeError("k heads", groups, f"must divide q's {heads} heads", "regroup the heads")
+
+
+def _split_mask(
+    mask: Tensor | None, leading: tuple[int, ...], n: int, s: int, q: Tensor
+) -> tuple[Tensor | None, Tensor | None]:
+    """Which keys a row may see, and what is added to their logits: −inf means the first, never the second."""
+    if mask is None:
+        return None, None
+    check_tensor("mask", mask)
+    full = (*leading, n, s)
+    try:
+        fits = torch.broadcast_shapes(mask.shape, full) == torch.Size(full)
+    except RuntimeError:
+        fits = False
+    if not fits:
+        rule = f"must broadcast to {full}"
+        raise ShapeError("mask.shape", tuple(mask.shape), rule, "use (length, keys) or (batch, 1, 1, keys)")
+    if mask.device != q.device:
+        raise DtypeError("mask.device", mask.device, f"must equal q.device={q.device}", "use mask.to(q.device)")
+    if mask.dtype != torch.bool and mask.dtype not in DTYPES:
+        raise DtypeError(
+            "mask.dtype", mask.dtype, "must be bool or a float type", "use mask.bool(): True means visible"
+        )
+    mask = mask.reshape((1,) * (len(full) - mask.ndim) + tuple(mask.shape))
+    if len(full) > 4:
+        mask = mask.expand(*leading[:-1], *mask.shape[-3:]).reshape(-1, *mask.shape[-3:])
+    else:
+        mask = mask.reshape((1,) * (4 - mask.ndim) + tuple(mask.shape))
+    mask = mask.expand(*mask.shape[:-1], s)
+    if mask.dtype == torch.bool:
+        return mask, None
+    visible = mask.detach() > -math.inf
+    # nan compares false with everything and +inf sorts above all numbers: both show in these two reductions.
+    if mask.numel() and not bool((visible | (mask == -math.inf)).all() & (mask.amax() < math.inf)):
+        raise NonFiniteError("mask", "nan or +inf", "must hold finite numbers or -inf", "use -inf to hide a key")
+    return (None, mask) if bool(visible.all()) else (visible, mask.masked_fill(~visible, 0))
+
+
+@dataclass(frozen=True)
+class Norms:
+    """Euclidean norms of every row, in float64: true norm ≤ entry, and entry·(1 − slack) ≤ true norm."""
+
+    q: Float[Tensor, "b h n"]
+    k: Float[Tensor, "b g s"]
+    v: Float[Tensor, "b g s"]
+    slack: float
+
+    @functools.cached_property
+    def most(self) -> tuple[float, float, float]:
+        """The largest norm of a query, of a key and of a value."""
+        q, k, v = (float(x.amax()) if x.numel() else 0.0 for x in (self.q, self.k, self.v))
+        return q, k, v
+
+    @functools.cached_property
+    def least_value(self) -> float:
+        """The smallest norm of a value."""
+        return float(self.v.amin()) if self.v.numel() else 0.0

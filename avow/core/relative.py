@@ -1,0 +1,84 @@
+r"""How far an answer may be off beside its own length.
+
+A certificate bounds :math:`\|out_i - o^*_i\|` by :math:`b_i`, the row's bound times the longest value that it sees. The
+true answer is then no shorter than :math:`\|out_i\| - b_i`, and the error relative to it is at most
+
+.. math:: \frac{\|out_i - o^*_i\|}{\|o^*_i\|} \le \frac{b_i}{\|out_i\| - b_i},
+
+if that is positive; otherwise nothing is known. Lengths of answers are rounded down and all else up.
+
+The other way round, a row whose answer is about r times as long as its longest value keeps `rtol` where its bound is at
+most :math:`r \cdot rtol / (1 + rtol)`: what a method is to aim at.
+"""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from jaxtyping import Float, Float64
+from torch import Tensor
+
+from avow.core import Certificate, Norms, Problem
+from avow.numerics import rounding
+from avow.numerics.heads import longest_seen, per_query_head
+from avow.numerics.norms import length_floors
+
+# Under a mask the longest value of all stands for each row's own where no value is this much shorter.
+_ALIKE = 8.0
+
+
+def relative_errors(absolute: Float64[Tensor, "*rows"], lengths: Float64[Tensor, "*rows"]) -> Float64[Tensor, "*rows"]:
+    """Bounds relative to the true answers: `absolute` errors are at most these, and answers at least so long."""
+    gap = lengths - absolute
+    bounds = absolute / gap * rounding.OUTWARD**2
+    # nan compares false with everything: what is not known to be a length bounds nothing.
+    bounds = torch.where((gap > 0) & torch.isfinite(lengths), bounds, math.inf)
+    return torch.where(absolute == 0, 0.0, bounds)
+
+
+def absolute_errors(rows: Float64[Tensor, "*rows"], longest: Float64[Tensor, "*#rows"]) -> Float64[Tensor, "*rows"]:
+    """What bounds in units of the longest value allow each row; `longest` is at least that value's length."""
+    none = (rows == 0) | ((longest == 0) & (rows < math.inf))
+    allowed = rows * longest * rounding.OUTWARD + rounding.tiny(torch.float64)
+    return torch.where(none, 0.0, allowed.nan_to_num(nan=math.inf, posinf=math.inf))
+
+
+def longest_values(p: Problem, norms: Norms) -> Float64[Tensor, "b h #n"]:
+    """At least the length of the longest value that each row sees."""
+    if p.allowed is not None:
+        apart = norms.v.shape[-1] != p.k.shape[-2]
+        alike = p.allowed.shape[-2] > 1 and norms.most[2] <= _ALIKE * norms.least_value
+        if apart or alike:
+            return per_query_head(norms.v.amax(-1, keepdim=True), p.q.shape[1])
+    return longest_seen(p, norms.v)
+
+
+def relative_rows(
+    p: Problem, norms: Norms, out: Float[Tensor, "b h n e"], rows: Float64[Tensor, "b h n"]
+) -> Float64[Tensor, "b h n"]:
+    """Bounds on the errors of rows relative to the true answer, from those relative to the longest value."""
+    return relative_errors(absolute_errors(rows, longest_values(p, norms)), length_floors(out.detach()))
+
+
+def aimed_bound(ratio: float, rtol: float) -> float:
+    """The bound, in units of the longest value, that proves `rtol` of answers which are `ratio` times as long."""
+    return ratio * rtol / (1 + rtol) * (1 - 1e-6)
+
+
+def proved_ratio(certificate: Certificate) -> float:
+    """At most how long any true answer is beside the longest value of its row; 0 where nothing of that is proved."""
+    some = certificate.rows > 0
+    ratios = torch.where(some, certificate.rows / certificate.relative_rows.clamp(min=1e-300), 1.0)
+    return float(ratios.amin()) if ratios.numel() else 1.0
+
+
+def shortest_ratio(p: Problem, norms: Norms, out: Float[Tensor, "b h n e"], rows: Float64[Tensor, "b h n"]) -> float:
+    """About how long the shortest answer is beside the longest value of its row; rows that see no value do not count.
+
+    It is proved where errors are small beside the answers. Where they are not, a quarter of what was given is a guess.
+    """
+    longest, lengths = longest_values(p, norms).expand(rows.shape), length_floors(out.detach())
+    left = torch.maximum(lengths - absolute_errors(rows, longest), lengths / 4)
+    ratios = torch.where(longest > 0, left / longest.clamp(min=1e-300), 1.0)
+    return max(0.0, float(ratios.amin())) if ratios.numel() else 1.0

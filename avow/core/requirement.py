@@ -1,0 +1,82 @@
+"""What a caller will accept, tolerances, a confidence, a coverage, and what its chance is to come from."""
+
+from __future__ import annotations
+
+import math
+from typing import NamedTuple
+
+import torch
+
+from avow.core import Certificate, Kind
+from avow.errors import ParameterError
+from avow.parameters import as_float
+
+# Without a tolerance a random method still states its promise; this is the confidence it states it at.
+USUAL_CONFIDENCE = 0.99
+
+
+class Wish(NamedTuple):
+    """What the caller will accept."""
+
+    tol: float | None
+    confidence: float
+    coverage: float | None
+    rtol: float | None = None
+
+    @property
+    def exact(self) -> bool:
+        """Whether no error is allowed but that of rounding."""
+        return self.tol is None and self.rtol is None
+
+    def met_by(self, certificate: Certificate) -> bool:
+        """Whether a certificate promises all that was asked for."""
+        return certificate.kind in self.kinds and (self.exact or certificate.keeps(self.tol, self.rtol))
+
+    @property
+    def kinds(self) -> frozenset[Kind]:
+        kinds: set[Kind] = {"deterministic"}
+        if self.confidence < 1:
+            kinds.add("statistical")
+        if self.coverage is not None:
+            kinds.add("sampled")
+        return frozenset(kinds)
+
+    @property
+    def stated(self) -> float:
+        """The confidence promises are stated at, also where certainty was asked for."""
+        return self.confidence if self.confidence < 1 else USUAL_CONFIDENCE
+
+
+def checked_wish(tol: object, confidence: object = None, coverage: object = None, rtol: object = None) -> Wish:
+    """What `attend` was asked to accept, once it is known to make sense; the confidence is 1 where none was given."""
+    wished, own = (
+        _number(
+            name,
+            value,
+            0 <= as_float(value) < math.inf,
+            "must be a number of at least 0",
+            f"try {name}=1e-2, or leave it out for exact",
+        )
+        for name, value in (("tol", tol), ("rtol", rtol))
+    )
+    sure = _number(
+        "confidence", confidence, 0 < as_float(confidence) <= 1, "must be above 0 and at most 1", "try confidence=0.99"
+    )
+    rule = "must lie strictly between 0 and 1"
+    covered = _number("coverage", coverage, 0 < as_float(coverage) < 1, rule, "try coverage=0.99")
+    return Wish(wished, 1.0 if sure is None else sure, covered, own)
+
+
+def check_generator(generator: object) -> None:
+    """Raise where chance could not come from it."""
+    if generator is not None and not isinstance(generator, torch.Generator):
+        rule = "must be a torch.Generator"
+        raise ParameterError("generator", repr(generator), rule, "pass torch.Generator().manual_seed(0)")
+
+
+def _number(name: str, value: object, fits: bool, rule: str, remedy: str) -> float | None:
+    if value is None:
+        return None
+    if not fits:
+        raise ParameterError(name, value, rule, remedy)
+    return as_float(value)

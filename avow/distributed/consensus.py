@@ -1,0 +1,280 @@
+"""Processes agree before they compute: where one of them asks for something else, all raise the same error."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import hashlib
+import json
+import math
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+from torch.utils._python_dispatch import is_traceable_wrapper_subclass
+
+from avow import errors
+from avow.core import Problem, Sizes
+from avow.core.certify import measure_norms
+from avow.core.requirement import checked_wish
+from avow.distributed.point_to_point import PAGE, Group, gathered, group_device, group_of
+from avow.errors import AvowError, DtypeError, InputError, ShapeError
+from avow.numerics.norms import check_range
+
+_Result = TypeVar("_Result")
+
+# Processes whose losses are one compute its gradient each in their own way: so far these may be apart.
+_ALIKE = 1e-2
+
+
+@dataclass(frozen=True)
+class Meeting:
+    """What all processes know once they agree, and the problem of this one's shard, with norms where it was read."""
+
+    group: dist.ProcessGroup
+    here: int
+    problem: Problem
+    shared_queries: bool
+    rows: tuple[int, ...]
+    """How many each process asks with."""
+    keys: tuple[int, ...]
+    most: tuple[float, float, float]
+    """The largest norms of queries, keys and values in any process, where they were read."""
+    told: tuple[Any, ...]
+    """What else each process had to tell."""
+
+    @property
+    def device(self) -> torch.device:
+        return self.problem.q.device
+
+    @property
+    def scale(self) -> float:
+        return self.problem.scale
+
+    @property
+    def sizes(self) -> Sizes:
+        """Those of the whole problem."""
+        queries = self.rows[0] if self.shared_queries else sum(self.rows)
+        return dataclasses.replace(self.problem.sizes, queries=queries, keys=sum(self.keys))
+
+
+def meet(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    *,
+    group: Group,
+    scale: float | None,
+    enable_gqa: bool,
+    shared_queries: bool,
+    asked: Mapping[str, object],
+    reading: bool,
+    causal: bool = False,
+    mask: Tensor | None = None,
+    check: Callable[[Problem], None] | None = None,
+    telling: Callable[[], object] | None = None,
+) -> Meeting:
+    """The processes of a group before they attend, agreed on all they must be; otherwise all raise the same error.
+
+    They agree on `asked`, on types, heads and scale, on whether gradients will flow, and on the queries themselves
+    where those are shared. `reading` looks for nan, inf and norms beyond float64, too; `check` for what else would keep
+    this process from attending; `telling` gives what else the others are to know. Whatever this process was given,
+    nothing raises before the others have heard of it.
+    """
+    processes = group_of(group)
+
+    def checked() -> Problem:
+        found = _checked(q, k, v, mask, causal, scale, enable_gqa, asked.get("tol"))
+        if check is not None:
+            check(found)
+        return dataclasses.replace(found, norms=measure_norms(found)) if reading else found
+
+    with outside_autocast():
+        facts, no_facts = attempt(lambda: _facts(q, k, v, shared_queries))
+        found, unfit = attempt(checked)
+        own, untold = attempt(lambda: None if telling is None else telling())
+    words = {"causal": causal, "shared_queries": shared_queries, "scale": scale, "enable_gqa": enable_gqa}
+    sizes = (0.0, 0.0, 0.0) if found is None or found.norms is None else found.norms.most
+    lengths = (0, 0) if found is None else (found.q.shape[-2], found.k.shape[-2])
+    known = agree({**asked, **words, **(facts or {})}, [*lengths, sizes, own], unfit or no_facts or untold, processes)
+    assert found is not None  # or all would have raised
+    rows, keys, each, told = zip(*known, strict=True)
+    query, key, value = (max(column) for column in zip(*each, strict=True))
+    check_range(query, key, value, found.scale)
+    here = dist.get_rank(processes)
+    return Meeting(processes, here, found, shared_queries, rows, keys, (query, key, value), told)
+
+
+@contextlib.contextmanager
+def outside_autocast() -> Iterator[None]:
+    """Arithmetic as wide as the tensors, wherever they are: under autocast it is narrower than bounds allow for."""
+    with contextlib.ExitStack() as stack:
+        for kind in ("cpu", "cuda") if torch.cuda.is_available() else ("cpu",):
+            stack.enter_context(torch.autocast(kind, enabled=False))
+        yield
+
+
+def attempt(check: Callable[[], _Result]) -> tuple[_Result | None, AvowError | None]:
+    """What a check in this process gives, or the error that keeps it from going on, for `agree` to tell the others.
+
+    What raises here alone would leave the others waiting, so an error of any other kind is told, too.
+    """
+    try:
+        return check(), None
+    except AvowError as error:
+        return None, error
+    except Exception as error:
+        rule = f"failed ({' '.join(str(error).split())[:200]})"
+        wrapped = InputError("call", type(error).__name__, rule, "give this process what the others are given")
+        wrapped.__cause__ = error
+        return None, wrapped
+
+
+def agree(same: Mapping[str, object], own: Any, problem: AvowError | None, group: dist.ProcessGroup) -> list[Any]:
+    """What every process has of its `own`, by rank, where all say the `same` and none of them has a problem.
+
+    Otherwise all raise one error. It names the first rank that differs from most, or the first that has a problem; a
+    problem that all share is raised as it is.
+    """
+    wishes = {name: _wish(value) for name, value in same.items()}
+    names = dist.get_process_group_ranks(group)
+    story = None if problem is None else [type(problem).__name__, *map(str, _parts(problem))]
+    words = told({"same": wishes, "own": own, "problem": story}, group)
+    for name in dict.fromkeys(name for one in words for name in one["same"]):
+        said = [one["same"].get(name, "nothing") for one in words]
+        usual = max(said, key=lambda value: (Counter(said)[value], -said.index(value)))
+        for rank, value in enumerate(said):
+            if value != usual:
+                rule = f"must be as at rank {names[said.index(usual)]}, {usual}"
+                remedy = "give all processes the same"
+                raise InputError(f"{name} at rank {names[rank]}", value, rule, remedy) from problem
+    stories = [one["problem"] for one in words]
+    if problem is not None and all(one == story for one in stories):
+        raise problem
+    for rank, one in enumerate(stories):
+        if one is not None:
+            kind, name, *rest = one
+            raise getattr(errors, kind, InputError)(f"rank {names[rank]}: {name}", *rest) from problem
+    return [one["own"] for one in words]
+
+
+def one_loss(grad: Tensor, met: Meeting) -> None:
+    """Raise, in every process alike, where they differentiate different losses."""
+    norms = agree({}, float(grad.double().norm()), None, met.group)
+    names = dist.get_process_group_ranks(met.group)
+    for rank, norm in enumerate(norms):
+        if not _alike(norm, norms[0]):
+            rule = f"must be as at rank {names[0]}, {norms[0]:.6g}"
+            remedy = "compute the same loss in all processes, from the whole answer"
+            raise InputError(f"norm of the gradient at rank {names[rank]}", f"{norm:.6g}", rule, remedy)
+
+
+def _alike(norm: float, other: float) -> bool:
+    """Whether two norms may be of one gradient; nan and inf are like themselves alone."""
+    if not (math.isfinite(norm) and math.isfinite(other)):
+        return norm == other or (math.isnan(norm) and math.isnan(other))
+    return abs(norm - other) <= _ALIKE * max(norm, other)
+
+
+def told(words: Any, group: dist.ProcessGroup) -> list[Any]:
+    """What every process says, by rank: anything JSON can write."""
+    # Where words travel must not depend on what one process was given.
+    text, device = json.dumps(words).encode(), group_device(group)
+    pages = gathered(_page(text, PAGE, device), group)
+    sizes = [int.from_bytes(_bytes(page[:8]), "big") for page in pages]
+    if max(sizes) > PAGE - 8:
+        # Long stories take a second round; hardly anybody writes one but where something is wrong.
+        pages = gathered(_page(text, max(sizes) + 8, device), group)
+    return [json.loads(_bytes(page[8 : size + 8])) for page, size in zip(pages, sizes, strict=True)]
+
+
+def _page(text: bytes, size: int, device: torch.device) -> Tensor:
+    """The text behind its length, cut or filled up to a size."""
+    whole = (len(text).to_bytes(8, "big") + text)[:size].ljust(size, b"\0")
+    return torch.frombuffer(bytearray(whole), dtype=torch.uint8).to(device)
+
+
+def _bytes(page: Tensor) -> bytes:
+    return page.cpu().numpy().tobytes()
+
+
+def digest(x: Tensor) -> str:
+    """Equal for equal bits, and for no others that anybody finds."""
+    plain = x.detach().contiguous().cpu().view(-1).view(torch.uint8)
+    return hashlib.sha256(plain.numpy().data).hexdigest()
+
+
+def _wish(value: object) -> int | float | str:
+    """A value as it is compared and printed. Numbers stay what they are: 1 and 1.0 are the same wish."""
+    if isinstance(value, bool) or (isinstance(value, float) and not math.isfinite(value)):
+        return str(value)
+    return value if isinstance(value, int | float) else str(value)
+
+
+def _parts(problem: AvowError) -> tuple[object, object, object, object]:
+    return problem.name, problem.value, problem.rule, problem.remedy
+
+
+def _checked(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    mask: Tensor | None,
+    causal: bool,
+    scale: float | None,
+    enable_gqa: bool,
+    tol: object,
+) -> Problem:
+    for name, x in (("q", q), ("k", k), ("v", v)):
+        check_dense(name, x)
+    problem = Problem.of(q, k, v, mask=mask, causal=causal, scale=scale, enable_gqa=enable_gqa)
+    if q.dim() != 4:
+        shapes = f"{tuple(q.shape)}, {tuple(k.shape)}, {tuple(v.shape)}"
+        raise ShapeError("shapes of q, k, v", shapes, "must have four axes", "add axes for batch and heads")
+    checked_wish(tol)
+    return problem
+
+
+def storage(x: Tensor) -> str:
+    """How a tensor holds its numbers: `dense`, or what keeps it from being read row by row."""
+    if x.is_nested:
+        return "nested"
+    if x.is_meta or x.layout != torch.strided:
+        return "meta" if x.is_meta else str(x.layout).removeprefix("torch.")
+    return type(x).__name__ if is_traceable_wrapper_subclass(x) else "dense"
+
+
+def check_dense(name: str, x: Tensor) -> None:
+    """Raise where a tensor has no numbers of its own to read, row by row; what is no tensor is refused elsewhere."""
+    if isinstance(x, Tensor) and storage(x) != "dense":
+        remedy = f"pass a dense tensor with the numbers of {name}"
+        raise DtypeError(f"storage of {name}", storage(x), "must be dense over shards", remedy)
+
+
+def tensor_facts(name: str, x: Tensor, length: bool) -> dict[str, object]:
+    """What processes must have in common of a tensor, its length only if told so; of one without numbers, just that."""
+    held = storage(x)
+    if held != "dense":
+        return {f"storage of {name}": held}
+    facts: dict[str, object] = {f"storage of {name}": f"dense on {x.device.type}", f"type of {name}": x.dtype}
+    if length:
+        return facts | {f"shape of {name}": tuple(x.shape)}
+    return facts | {f"shape of {name} without its length": (*x.shape[:-2], *x.shape[-1:])}
+
+
+def _facts(q: Tensor, k: Tensor, v: Tensor, shared_queries: bool) -> dict[str, object]:
+    given = {"q": q, "k": k, "v": v}
+    tensors = {name: x for name, x in given.items() if isinstance(x, Tensor)}
+    facts: dict[str, object] = {f"storage of {name}": type(x).__name__ for name, x in given.items()}
+    for name, x in tensors.items():
+        facts |= tensor_facts(name, x, length=name == "q" and shared_queries)
+    for name, x in tensors.items():
+        # Processes answer each other's gradients: either all of them or none.
+        facts[f"gradient of {name}"] = torch.is_grad_enabled() and x.requires_grad
+    if shared_queries and "q" in tensors and storage(q) == "dense":
+        facts["digest of q"] = digest(q)
+    return facts

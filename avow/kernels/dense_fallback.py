@@ -1,0 +1,210 @@
+"""Answers from all tokens, for heads that a step's bounds do not suffice for.
+
+One kernel, which does nothing unless there is such a head: programs share all tokens of those heads, and whoever is the
+last to be done with a head merges what all of them found.
+"""
+
+from __future__ import annotations
+
+import math
+
+import torch
+import triton
+import triton.language as tl
+from jaxtyping import Float32
+from torch import Tensor
+
+from avow.kernels.choice import Chosen
+from avow.kernels.chunking import padded
+from avow.kernels.finalize import Decoded, merged_twin
+from avow.kernels.gather_attention import attended_twin, blank_parts
+from avow.kernels.heads import by_head
+from avow.kernels.merging import merge, rounding_of
+from avow.kernels.sketch_pass import Terms
+from avow.kernels.tile_attention import ROWS, WARPS, attend, lift
+from avow.kernels.tile_ops import interpreted
+from avow.kernels.work_partition import programs, share_of, shares, slots_of, span_of, tiles_again
+
+# Parts that one warp merges at once.
+_CHUNK = 16
+
+
+@triton.jit(do_not_specialize=["s", "heads"])
+def _read_again(
+    q,
+    k,
+    v,
+    peak,
+    total,
+    values,
+    square,
+    most,
+    arrived,
+    out,
+    bound,
+    within,
+    length,
+    factor,
+    scale,
+    logit_error,
+    per_tile,
+    narrow,
+    halves,
+    vanished,
+    k_stride,
+    v_stride,
+    s,
+    heads,
+    R: tl.constexpr,
+    RP: tl.constexpr,
+    D: tl.constexpr,
+    DP: tl.constexpr,
+    E: tl.constexpr,
+    EP: tl.constexpr,
+    HEADS: tl.constexpr,
+    PROGRAMS: tl.constexpr,
+    CHUNK: tl.constexpr,
+    LIFT: tl.constexpr,
+    LARGEST: tl.constexpr,
+    FAST: tl.constexpr,
+):
+    """One share of all tokens of heads with a row that is not within what was allowed."""
+    program = tl.program_id(0)
+    counts = tiles_again(within, heads, s, R, HEADS)
+    ends, share = shares(counts, PROGRAMS)
+    begin, stop, first, beyond = share_of(program, ends, share)
+    for head in range(first, beyond):
+        start, end = span_of(head, ends, counts, begin, stop, HEADS)
+        attend(
+            program,
+            head,
+            start,
+            end,
+            q,
+            k,
+            v,
+            peak,
+            total,
+            values,
+            square,
+            factor,
+            k_stride,
+            v_stride,
+            R,
+            RP,
+            D,
+            DP,
+            E,
+            EP,
+            LIFT,
+            FAST,
+            s,
+        )
+        slot, slots = slots_of(head, ends, counts, share, HEADS)
+        # All threads have written before one of them says so.
+        tl.debug_barrier()
+        before = tl.atomic_add(arrived + head * R, 1, sem="acq_rel")
+        if before % (slots - slot) == slots - slot - 1:
+            for sibling in range(R):
+                merge(
+                    head * R + sibling,
+                    slot,
+                    slots,
+                    share,
+                    q,
+                    peak,
+                    total,
+                    values,
+                    square,
+                    most,
+                    most,
+                    out,
+                    bound,
+                    length,
+                    scale,
+                    logit_error,
+                    per_tile,
+                    narrow,
+                    halves,
+                    vanished,
+                    R,
+                    D,
+                    DP,
+                    E,
+                    EP,
+                    CHUNK,
+                    CHUNK,
+                    LARGEST,
+                )
+
+
+def read_again(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    terms: Terms,
+    most: Float32[Tensor, "b g"],
+    scale: float,
+    found: Decoded,
+) -> None:
+    """Puts answers from all tokens in the place of those that are not within what was allowed, without a look at them.
+
+    `within` stays as it was: it tells what the answers were that had to be replaced.
+    """
+    (b, h, d), (g, s, e) = q.shape, v.shape[1:]
+    heads, count = b * g, programs(b * g, s)
+    keys, values = by_head(k, "k"), by_head(v, "v")
+    _read_again[(count,)](
+        q,
+        keys,
+        values,
+        *blank_parts(q, v)[:4],
+        most,
+        terms.arrived,
+        found.out,
+        found.bound,
+        found.within.view(torch.int8),
+        found.length,
+        scale * math.log2(math.e),
+        *rounding_of(q, v, scale),
+        keys.stride(0),
+        values.stride(0),
+        s,
+        heads,
+        R=h // g,
+        RP=ROWS,
+        D=d,
+        DP=padded(d),
+        E=e,
+        EP=padded(e),
+        HEADS=triton.next_power_of_2(heads),
+        PROGRAMS=count,
+        CHUNK=_CHUNK,
+        LIFT=lift(v.dtype),
+        LARGEST=torch.finfo(q.dtype).max,
+        FAST=not interpreted(),
+        num_warps=WARPS,
+        num_stages=3,
+    )
+
+
+def read_again_twin(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    terms: Terms,
+    most: Float32[Tensor, "b g"],
+    scale: float,
+    found: Decoded,
+) -> None:
+    """The same in plain torch."""
+    (b, h, _), (g, s, _) = q.shape, v.shape[1:]
+    heads = b * g
+    ill = ~found.within.view(heads, h // g).all(-1)
+    everything = torch.arange(s, device=q.device, dtype=torch.int32).expand(heads, s)
+    whole = Chosen(everything, ill.int()[:, None] * s, None)
+    parts = attended_twin(q, k, v, whole, scale)
+    again = merged_twin(q, v, parts, terms, whole, most, math.inf, scale)
+    rows = ill.repeat_interleave(h // g).view(b, h)
+    for mine, other in zip((found.out, found.bound, found.length), (again.out, again.bound, again.length), strict=True):
+        mine[rows] = other[rows]

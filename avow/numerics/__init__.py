@@ -1,0 +1,41 @@
+"""Mathematics on tensors: it knows rows, weights and rounding, and nothing of methods.
+
+What every method stands on:
+    rounding          the rounding model: units, sums, products, exponentials
+    kernel_rounding   what kernels of linear attention round besides
+    cpu_sums          how this CPU's fused attention adds up, seen from its rounding
+    norms             lengths of rows, proved; nan and inf are looked for here alone
+    masks             what a row sees
+    heads             heads that share keys, values of any size, the last touch on an answer
+    softmax           softmax averages by their definition: the truth
+    random_stream     draws that no input was made from
+    tangents          derivatives that are carried forward
+Sums over keys in linear time:
+    scan              one state, one pass, no overflow
+    row_accumulator   what rows collect on the way
+    scan_costs        what a pass costs
+    features          random features, the frames they live in, and how many a tolerance needs
+    feature_logs      their logarithms, tile by tile
+    cholesky          landmarks, and what they leave over
+    landmark_features features by landmarks, tile by tile
+    singular          the best that any low rank could do
+    horizons          averages of all that lies behind a row
+Tokens that are left unread:
+    sketch            keys in a few bits, with a bound on every product
+    brackets          weights between two proved ends
+    sketched_problem  a problem beside its sketch
+    tail_histogram    tokens by how much each can move a row
+    aggregate_error   what many weigh together
+    tails             how much of a sum can be left out, or sampled
+    token_ranking     which tokens siblings leave unread together
+    gather            averages over the chosen ones
+Caches of tokens, in one pass:
+    fast_decode       averages from the heavy tokens alone
+    logit_upper_bounds  the most that each may weigh
+    selection         which of them to read
+    fused             loops that a compiler makes of torch code
+Proofs:
+    intervals         numbers that carry their own error
+    grids             matrices of them
+    spectral          a bound on the spectral norm that trusts no decomposition
+"""

@@ -1,0 +1,100 @@
+"""Numbers as people read them: short, and the same in tables and on pages."""
+
+from __future__ import annotations
+
+from avow.core import Method, Sizes
+
+NOTHING = "–"
+
+
+def label(method: Method) -> str:
+    """A method with what tells this setting from others: its first parameter, and all that is not as usual."""
+    declared = method.declared()
+    told = [
+        f"{p.name}={getattr(method, p.name)}"
+        for i, p in enumerate(declared)
+        if i == 0 or getattr(method, p.name) != p.default
+    ]
+    return f"{method.name}({', '.join(told)})"
+
+
+def error(x: float | None) -> str:
+    return NOTHING if x is None else f"{x:.1e}"
+
+
+def ratio(x: float | None) -> str:
+    return NOTHING if x is None else f"{x:.2f}×" if x < 10 else f"{x:.0f}×"
+
+
+def seconds(x: float | None) -> str:
+    """
+    >>> [seconds(x) for x in (None, 0.0, 3e-7, 2.5e-5, 0.25, 90.0)]
+    ['–', '0 s', '0.3 µs', '25 µs', '250 ms', '90 s']
+    """
+    if x is None:
+        return NOTHING
+    return f"{x * 1e6:.3g} µs" if 0 < x < 1e-3 else f"{x * 1e3:.3g} ms" if 0 < x < 1 else f"{x:.3g} s"
+
+
+def size(count: float) -> str:
+    """Bytes on their way, by thousands as links count them.
+
+    >>> size(1536), size(4e11), size(0)
+    ('1.54 kB', '400 GB', '0 B')
+    """
+    for factor, unit in ((1e12, "TB"), (1e9, "GB"), (1e6, "MB"), (1e3, "kB")):
+        if count >= factor:
+            return f"{count / factor:.3g} {unit}"
+    return f"{count:.3g} B"
+
+
+def memory(x: float | None) -> str:
+    """Bytes held at once.
+
+    >>> memory(640), memory(3 * 2**19), memory(2.0**45)
+    ('0.6 KiB', '1.5 MiB', '32.0 TiB')
+    """
+    if x is None:
+        return NOTHING
+    units = ((2**40, "TiB"), (2**30, "GiB"), (2**20, "MiB"), (2**10, "KiB"))
+    factor, unit = next((pair for pair in units if x >= pair[0]), units[-1])
+    return f"{x / factor:.1f} {unit}"
+
+
+def count(number: int, word: str) -> str:
+    """
+    >>> count(1, "head"), count(4096, "query")
+    ('1 head', '4,096 queries')
+    """
+    several = f"{word[:-1]}ies" if word.endswith("y") and word != "key" else f"{word}s"
+    return f"{number:,} {word if number == 1 else several}"
+
+
+def shape(z: Sizes) -> str:
+    """The sizes of a problem in a line."""
+    shared = "" if z.heads == z.key_heads else f" on {z.key_heads:,}"
+    parts = [count(z.heads, "head") + shared, count(z.queries, "query"), count(z.keys, "key"), f"dimension {z.dim}"]
+    return ", ".join(parts + (["causal"] if z.causal else []))
+
+
+def listed(words: list[str]) -> str:
+    """
+    >>> listed(["copying", "averaging", "diffuse"])
+    'copying, averaging and diffuse'
+    """
+    return words[0] if len(words) == 1 else f"{', '.join(words[:-1])} and {words[-1]}"
+
+
+def number(x: object) -> str:
+    """A cell of any table: numbers short, the rest as it is.
+
+    >>> [number(x) for x in (3, 0.123456, 1e-9, 1234567.0, True, None, "½")]
+    ['3', '0.1235', '1e-09', '1234567', 'yes', '–', '½']
+    """
+    if x is None:
+        return NOTHING
+    if isinstance(x, bool):
+        return "yes" if x else "no"
+    if isinstance(x, float):
+        return str(int(x)) if x.is_integer() and abs(x) < 1e7 else f"{x:.4g}"
+    return str(x)

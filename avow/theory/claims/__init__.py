@@ -1,0 +1,56 @@
+"""The ledger: statements about attention that are proved, refuted or corrected by machine.
+
+from avow.theory.claims import catalogue, run
+for finding in run(catalogue()): print(finding.claim.id, finding.verdict)
+"""
+
+from __future__ import annotations
+
+import importlib
+
+from avow.errors import MissingPackage
+
+try:
+    import flint
+except ImportError as problem:
+    raise MissingPackage(
+        "python-flint", "missing", "is needed to judge claims", "pip install 'avow[rigor]'"
+    ) from problem
+# SymPy loads it too, so it is looked at first.
+if tuple(int(part) for part in flint.__version__.split(".")[:2]) < (0, 9):
+    old = flint.__version__
+    raise MissingPackage("python-flint", old, "negates balls wrongly and proves nothing", "pip install 'avow[rigor]'")
+try:
+    # Looked for here, so that the error is said once and early.
+    for prover in ("scipy", "sympy"):
+        importlib.import_module(prover)
+except ImportError as problem:
+    name = problem.name or "a prover"
+    raise MissingPackage(name, "missing", "is needed to judge claims", "pip install 'avow[rigor]'") from problem
+
+import avow.theory.claims.catalogue  # noqa: F401  # loaded later, the package would take the place of its namesake below
+from avow.theory.claims import toolbox as toolbox
+from avow.theory.claims.claim import Claim as Claim
+from avow.theory.claims.claim import Evidence as Evidence
+from avow.theory.claims.claim import Finding as Finding
+from avow.theory.claims.claim import Unproved as Unproved
+from avow.theory.claims.claim import Verdict as Verdict
+from avow.theory.claims.claim import claim as claim
+from avow.theory.claims.claim import verdict_of as verdict_of
+from avow.theory.claims.ledger import catalogue as catalogue
+from avow.theory.claims.ledger import claims_in as claims_in
+from avow.theory.claims.running import run as run
+
+__all__ = [
+    "Claim",
+    "Evidence",
+    "Finding",
+    "Unproved",
+    "Verdict",
+    "catalogue",
+    "claim",
+    "claims_in",
+    "run",
+    "toolbox",
+    "verdict_of",
+]

@@ -1,0 +1,349 @@
+r"""What attention costs: operations counted by PyTorch's own counter, numbers held counted to the last one.
+
+Time is counted in multiply-adds of matrix products, space in numbers held beyond the inputs. Counts at a few sizes
+become polynomials by exact interpolation, so that every order below is shown for all sizes from one on.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
+from typing import Any, NamedTuple
+
+import sympy
+import torch
+from torch import Tensor
+
+from avow.core import Method, Sizes
+from avow.core.chart import Chart
+from avow.methods import all_methods
+from avow.theory.claims import counting, toolbox
+from avow.theory.claims.claim import Evidence, claim
+
+n, d, h, w = (counting.length(name) for name in ("n", "d", "h", "w"))
+Program = Callable[..., Any]
+FIXED = "the program is a fixed list of matrix products whose sides are lengths, so its count is a polynomial"
+PRODUCTS = "time is counted in multiply-adds of matrix products; what is done entry by entry is of no higher order"
+_LENGTHS = [2**i for i in range(7, 18)]
+
+
+def library(name: str, **settings: int) -> Method:
+    return all_methods()[name](**settings)
+
+
+def over_lengths(costs: Mapping[str, Callable[[int], float]], title: str, y: str = "operations") -> Chart:
+    series = {name: (_LENGTHS, [cost(length) for length in _LENGTHS]) for name, cost in costs.items()}
+    return Chart(title, "keys", y, series, log_x=True, log_y=True)
+
+
+def operations(method: Method, dim: int = 64) -> Callable[[int], float]:
+    return lambda length: method.cost(Sizes(1, 1, 1, length, length, dim, dim)).flops
+
+
+# One head, and several after each other.
+
+
+def one_head(x: Tensor, *weights: Tensor) -> Tensor:
+    """Self-attention with its softmax matrix written out."""
+    queries, keys, values = (x @ weight for weight in weights)
+    logits = queries @ keys.T
+    shares = torch.softmax(logits, -1)
+    return shares @ values
+
+
+def kept(head: Program, x: Tensor, *weights: Tensor) -> Tensor:
+    """Heads in sequence: each answer is kept until all are put side by side."""
+    answers = []
+    for first in range(0, len(weights), 3):
+        answers.append(head(x, *weights[first : first + 3]))
+    return torch.cat(answers, -1)
+
+
+def added(head: Program, x: Tensor, *weights: Tensor) -> Tensor:
+    """Heads in sequence, each answer added to the ones before: another mechanism."""
+    answer = head(x, *weights[:3])
+    for first in range(3, len(weights), 3):
+        answer = answer + head(x, *weights[first : first + 3])
+    return answer
+
+
+def without_softmax(x: Tensor, *weights: Tensor) -> Tensor:
+    queries, keys, values = (x @ weight for weight in weights)
+    return queries @ (keys.T @ values)
+
+
+class Heads(NamedTuple):
+    """One head, and how several follow each other."""
+
+    head: Program
+    sequence: Program
+
+    def of(self, length: int, width: int, heads: int, own: int) -> Sequence[Tensor]:
+        """Tokens of a width, and three matrices for each head of a width of its own."""
+        return counting.ones((length, width), *[(width, own)] * 3 * heads)
+
+
+def _heads_picture() -> Chart:
+    costs = {
+        "projections, 6nd²": lambda length: 6 * length * 64**2,
+        "pairs, 4n²d": lambda length: 4 * length**2 * 64,
+    }
+    return over_lengths(costs, "One head of width 64: where the operations are")
+
+
+@claim(
+    "cost-exact",
+    topic="costs",
+    expected="corrected",
+    statement=r"\text{one head: time } \Theta(nd^2 + n^2d),\ \text{extra space } \Theta(n^2 + nd + d^2);\quad "
+    r"h \text{ heads in sequence multiply the time only}",
+    plain="One attention head takes time in the order of nd² + n²d and extra space in the order of n² + nd + d²;"
+    " several heads after each other multiply the time and nothing else.",
+    amended=r"\text{one head: time } \Theta(nd^2 + n^2d),\ \text{extra space } \Theta(n^2 + nd)\text{ with the matrix"
+    r" written out}; \quad h \text{ heads of width } d \text{ in sequence: time }\Theta(h(nd^2 + n^2d)),\ \text{extra"
+    r" space } \Theta(n^2 + hnd); \quad \text{of width } d/h: \text{ time }\Theta(nd^2 + n^2d)",
+    amended_plain="The time of one head is right. The d² are the weights, which are given and not extra. Heads in"
+    " sequence keep their answers, so space grows by nd a head (unless each is projected and added at once); and heads"
+    " of the usual width d/h take no more products together than one head of width d.",
+    assumptions=(
+        "projections are d × d, and the softmax matrix is written out",
+        "extra space does not hold the inputs, nor the weights",
+        PRODUCTS,
+        FIXED,
+    ),
+    subject=Heads(one_head, kept),
+    sabotage={
+        "a head without its softmax": Heads(without_softmax, kept),
+        "answers added up, not kept": Heads(one_head, added),
+    },
+    picture=_heads_picture,
+)
+def cost_exact(heads: Heads) -> Iterator[Evidence]:
+    def inputs(length: int, width: int) -> Sequence[Tensor]:
+        return heads.of(length, width, 1, width)
+
+    total, steps, space = counting.memory(heads.head, inputs, [n, d], amended=True)
+    yield toolbox.counterexample(
+        sympy.limit(total.subs(n, 1) / (1 + d + d**2), d, sympy.oo) == 0,
+        "the d² are no extra space: with one token, what is held beside the weights is a vanishing part of d²",
+        "the limit of an exact count",
+        held_at_most=str(total.subs(n, 1)),
+    )
+    together = 2 * h * n * d
+    yield toolbox.counterexample(
+        counting.unbounded(together / total, h),
+        "heads in sequence do not multiply the time only: side by side at the end they hold 2hnd numbers, beyond any"
+        " multiple of what one head held",
+        "the limit of an exact count",
+    )
+    yield _left_by_each_head(heads, steps)
+    yield space
+    says = f"space of one head, between 1/{steps} of this count and all of it"
+    yield from counting.theta(total, n**2 + n * d, says, True)
+    grown = total + (h - 1) * n * d + together
+    says = f"space of h heads, between 1/{2 * steps} of this and all of it"
+    yield from counting.theta(grown, n**2 + h * n * d, says, True)
+    yield from _times(heads)
+
+
+def _left_by_each_head(heads: Heads, steps: int) -> Evidence:
+    """Each head starts from what the heads before it left: their answers, nd each."""
+    found = []
+    for length, width in ((1, 1), (2, 3), (5, 2), (3, 7)):
+        alone, answer = counting.held(heads.head, *heads.of(length, width, 1, width)), length * width
+        for count in (1, 2, 3, 4):
+            trace = counting.held(lambda *x: heads.sequence(heads.head, *x), *heads.of(length, width, count, width))
+            expected = [size + i * answer for i in range(count) for size in alone] + [2 * count * answer]
+            found.append(len(alone) == steps and trace == expected)
+    return toolbox.rational(
+        all(found),
+        "step by step, head i holds what head 1 held and i − 1 answers of nd numbers more, and side by side they hold"
+        " 2hnd: every head is the same program and leaves one answer more, so by induction for any h",
+        amended=True,
+        traces=len(found),
+    )
+
+
+def _times(heads: Heads) -> Iterator[Evidence]:
+    own, step = counting.counted(
+        lambda length, width, narrow: counting.flops(lambda: heads.head(*heads.of(length, width, 1, narrow))),
+        [n, d, w],
+        [(50, 7, 9)],
+        "one head of width w on tokens of width d",
+        True,
+    )
+    yield step
+    one = own.subs(w, d)
+    yield from counting.theta(one, n * d**2 + n**2 * d, "time of one head of width d", True)
+    sizes = [(5, 6, 4, 3), (7, 8, 3, 2), (3, 4, 5, 4)]
+    counts = [counting.flops(partial(heads.sequence, heads.head, *heads.of(*z))) for z in sizes]
+    foreseen = [(h * own).subs({n: length, d: width, h: count, w: wide}) for length, width, count, wide in sizes]
+    yield toolbox.rational(counts == foreseen, "h heads one after another take h times as long", True, counted=counts)
+    yield from counting.theta(h * one, h * (n * d**2 + n**2 * d), "time of h heads of width d", True)
+    says = "h heads of width d/h take as long as one of width d"
+    yield toolbox.identity(h * own.subs(w, d / h), one, says, True)
+    pairs, step = counting.counted(
+        lambda *z: counting.of_library(library("exact"), *z),
+        [n, d],
+        [(130, 5), (1100, 2)],
+        "the library's exact attention, its cost model equal to PyTorch's counter each time",
+        True,
+    )
+    yield step
+    yield toolbox.identity(pairs, one - 6 * n * d**2, "it is the head without its three projections", True)
+
+
+# Tiles.
+
+
+class Tiling(NamedTuple):
+    """Exact attention tile by tile, and how the sums of two tiles become one."""
+
+    program: Program
+    merge: Callable[[Any, Any, Any, Any, Any], Any]
+
+
+def merged(first: Any, second: Any, top: Any, other: Any, most: Any) -> Any:
+    """Sums relative to e^top and to e^other, as one relative to e^most."""
+    return first * sympy.exp(top - most) + second * sympy.exp(other - most)
+
+
+def tiled(q: Tensor, k: Tensor, v: Tensor, tile: int, hoard: list[Tensor] | None = None) -> Tensor:
+    """Exact attention that never writes its matrix out: sums relative to a running maximum."""
+    out = torch.empty_like(v)
+    for rows in q.split(tile):
+        top, total, sums = (
+            rows.new_full((tile, 1), -math.inf),
+            rows.new_zeros(tile, 1),
+            rows.new_zeros(tile, v.shape[1]),
+        )
+        for keys, values in zip(k.split(tile), v.split(tile), strict=True):
+            logits = rows @ keys.T
+            most = torch.maximum(top, logits.amax(-1, keepdim=True))
+            shares, shrink = torch.exp(logits - most), torch.exp(top - most)
+            total = total * shrink + shares.sum(-1, keepdim=True)
+            sums = sums * shrink + shares @ values
+            top = most
+            if hoard is not None:
+                hoard.append(shares)
+        first = rows.storage_offset() // q.shape[1]
+        out[first : first + tile] = sums / total
+    return out
+
+
+def hoarding(q: Tensor, k: Tensor, v: Tensor, tile: int) -> Tensor:
+    return tiled(q, k, v, tile, [])
+
+
+def _bottleneck_picture() -> Chart:
+    exact = library("exact")
+    costs: dict[str, Callable[[int], float]] = {
+        "the softmax matrix": lambda length: 4 * length**2,
+        "exact attention by tiles": lambda length: (
+            exact.cost(Sizes(1, 1, 1, length, length, 64, 64, device="cuda")).peak_bytes
+        ),
+    }
+    return over_lengths(costs, "Bytes held beyond the inputs, width 64, float32", "bytes")
+
+
+@claim(
+    "cost-bottleneck",
+    topic="costs",
+    expected="corrected",
+    statement=r"n \to \infty:\ \text{the } n \times n \text{ softmax matrix dominates time and space}",
+    plain="For long sequences the softmax matrix of n² weights is the bottleneck, in time and in space.",
+    amended=r"n \to \infty:\ \frac{4n^2d}{4n^2d + 6nd^2} \to 1 \text{ of the time};\quad"
+    r"\text{exact attention by tiles of } b \text{ keys holds } nd + O(b^2 + bd) \text{ numbers}",
+    amended_plain="Of the time, yes. Of the space, no longer: exact attention tile by tile holds its answer and one"
+    " tile's work, never the matrix.",
+    assumptions=(
+        "real arithmetic for the answer, exact counts for the rest",
+        "the tile b divides n",
+        PRODUCTS,
+        FIXED,
+    ),
+    subject=Tiling(tiled, merged),
+    sabotage={
+        "tiles that are kept": Tiling(hoarding, merged),
+        "sums merged without the maxima": Tiling(tiled, lambda first, second, top, other, most: first + second),
+    },
+    picture=_bottleneck_picture,
+)
+def cost_bottleneck(tiling: Tiling) -> Iterator[Evidence]:
+    def trace(tiles: int, tile: int, width: int) -> list[int]:
+        inputs = counting.ones(*[(tiles * tile, width)] * 3)
+        return [size - tiles * tile * width for size in counting.held(lambda *x: tiling.program(*x, tile), *inputs)]
+
+    length, tile, width = 128, 16, 4
+    most = length * width + max(trace(length // tile, tile, width))
+    yield toolbox.counterexample(
+        most < length**2,
+        "space is not dominated by the matrix: attention by tiles holds less than its n² numbers",
+        "an exact count",
+        n=length,
+        d=width,
+        tile=tile,
+        held=most,
+        matrix=length**2,
+    )
+    runs = [trace(tiles, 4, 3) for tiles in (3, 4, 5, 6)]
+    yield counting.settled(
+        runs, "each tile leaves what it found, so any number of tiles holds nd and the same more", True
+    )
+    b = counting.length("b")
+    # No step's work exceeds the sum over all steps of three tiles a side.
+    work, step = counting.counted(
+        lambda *z: sum(trace(3, *z)), [b, d], [(5, 6)], "numbers held beyond the answer, over all steps", True
+    )
+    yield step
+    yield counting.at_most(work, b**2 + b * d, "work beyond the answer, in the tile b and d alone", True)
+    yield from _same_answer(tiling)
+    time, step = counting.counted(
+        lambda length, width: counting.flops(lambda: one_head(*counting.ones((length, width), *[(width, width)] * 3))),
+        [n, d],
+        [(50, 7)],
+        "time of one head",
+        True,
+    )
+    yield step
+    pairs = 4 * n**2 * d
+    yield toolbox.identity(
+        sympy.limit(pairs / time, n, sympy.oo), 1, "of the time, all but a vanishing part is pairs", True
+    )
+    by_tiles, step = counting.counted(
+        lambda *z: counting.flops(lambda: tiling.program(*counting.ones(*[(4 * z[0], z[1])] * 3), z[0])),
+        [b, d],
+        [(7, 5)],
+        "operations of four tiles a side",
+        True,
+    )
+    yield step
+    says = "so each of the 16 takes 4b²d, and (n/b)² tiles the same 4n²d"
+    yield toolbox.identity(by_tiles / 16 * (n / b) ** 2, pairs, says, True)
+    model, step = counting.counted(
+        lambda *z: library("exact").cost(Sizes(1, 1, 1, z[0], z[0], z[1], z[1], device="cuda")).peak_bytes,
+        [n, d],
+        [(100000, 128)],
+        "bytes the library foresees for its fused kernel, in float32",
+        True,
+    )
+    yield step
+    yield counting.at_most(model, n * d, "the library's own model", True)
+
+
+def _same_answer(tiling: Tiling) -> Iterator[Evidence]:
+    top, other, most = sympy.symbols("t u m", real=True)
+    x, y, v = (sympy.IndexedBase(name, real=True) for name in "xyv")
+    a, b = counting.length("a"), counting.length("b")
+    i = sympy.Symbol("i", integer=True, positive=True)
+    for what, first, second in (
+        ("normalisers", sympy.Sum(sympy.exp(x[i]), (i, 1, a)), sympy.Sum(sympy.exp(y[i]), (i, 1, b))),
+        ("values", sympy.Sum(sympy.exp(x[i]) * v[i], (i, 1, a)), sympy.Sum(sympy.exp(y[i]) * v[a + i], (i, 1, b))),
+    ):
+        together = tiling.merge(first * sympy.exp(-top), second * sympy.exp(-other), top, other, most)
+        says = f"{what} of two tiles, each relative to its own maximum, merge into those of both relative to the larger"
+        yield toolbox.identity(together, (first + second) * sympy.exp(-most), says, True)
+    one, both = sympy.symbols("N D", positive=True)
+    says = "what is relative to the maximum cancels: the answer is exact"
+    yield toolbox.identity(one * sympy.exp(-most) / (both * sympy.exp(-most)), one / both, says, True)

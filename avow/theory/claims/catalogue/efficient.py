@@ -1,0 +1,271 @@
+r"""Other forms of attention: by a kernel of distances, as a kernel matrix, and separable.
+
+Sums over n keys and d features are shown for every n and d: SymPy keeps them as sums, and moves out of them what does
+not depend on their index.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import sympy
+import torch
+from flint import arb, arb_mat
+from sympy import Identity, IndexedBase, MatrixSymbol, Sum, Symbol, Trace, ZeroMatrix, exp, oo
+
+from avow.core.chart import Chart, Table
+from avow.numerics import intervals
+from avow.theory.claims import toolbox
+from avow.theory.claims.claim import Evidence, claim
+
+n, d = sympy.symbols("n d", integer=True, positive=True)
+i, j, f, c = sympy.symbols("i j f c", integer=True, positive=True)
+q_f, k_f = IndexedBase("q", real=True), IndexedBase("k", real=True)
+Formula = Callable[..., Any]
+
+
+def over(index: Symbol, count: Symbol) -> tuple[Symbol, int, Symbol]:
+    return index, 1, count
+
+
+def dot(a: IndexedBase, b: IndexedBase) -> Sum:
+    """The inner product of two vectors in d dimensions."""
+    return Sum(a[f] * b[f], over(f, d))
+
+
+# Kernels.
+
+
+def _rbf_picture() -> Chart:
+    angles = [math.pi * step / 40 for step in range(-40, 41)]
+    series = {}
+    for name, length in (("key of length 1", 1.0), ("key of length 2", 2.0)):
+        # Beside a unit key in the query's own direction, query of length 2.
+        gaps = [2 * (length * math.cos(a) - 1) for a in angles]
+        series[f"dot, {name}"] = (angles, [1 / (1 + math.exp(-gap)) for gap in gaps])
+        shifts = [gap - (length**2 - 1) / 2 for gap in gaps]
+        series[f"rbf, {name}"] = (angles, [1 / (1 + math.exp(-shift)) for shift in shifts])
+    return Chart("Unit keys: the two kernels agree; longer keys: they part", "angle to the query", "weight", series)
+
+
+@claim(
+    "rbf-equals-dot",
+    topic="efficient",
+    expected="proved",
+    statement=r"\|k_i\| = 1,\ \sigma = 1:\quad \frac{e^{-\|q-k_i\|^2/2}}{\sum_j e^{-\|q-k_j\|^2/2}} ="
+    r"\frac{e^{q \cdot k_i}}{\sum_j e^{q \cdot k_j}}",
+    plain="With unit keys and σ = 1, attention by the RBF kernel has the weights of dot-product attention. In general"
+    " it is softmax((q·k_i − ‖k_i‖²/2)/σ).",
+    assumptions=("real arithmetic", "the kernel is exp(−‖q−k‖²/2σ)", "queries of any length"),
+    subject=lambda inner, square, sigma: (inner - square / 2) / sigma,
+    sabotage={
+        "−‖k‖² in place of −‖k‖²/2": lambda inner, square, sigma: (inner - square) / sigma,
+        "no shift by the key at all": lambda inner, square, sigma: inner / sigma,
+    },
+    picture=_rbf_picture,
+)
+def rbf_equals_dot(logit: Formula) -> Iterator[Evidence]:
+    sigma = Symbol("sigma", positive=True)
+    distance = Sum((q_f[f] - k_f[f]) ** 2, over(f, d))
+    general = logit(dot(q_f, k_f), dot(k_f, k_f), sigma)
+    own = dot(q_f, q_f) / (2 * sigma)
+    yield toolbox.identity(
+        -distance / (2 * sigma), general - own, "−‖q−k‖²/2σ is the logit less ‖q‖²/2σ, which no key changes"
+    )
+    x, shift = IndexedBase("x", real=True), Symbol("s", real=True)
+    shifted, plain = (exp(x[i] - by) / Sum(exp(x[j] - by), over(j, n)) for by in (shift, 0))
+    yield toolbox.identity(shifted, plain, "what all keys share cancels between a weight and its normaliser")
+    inner, one = Symbol("a", real=True), sympy.Integer(1)
+    moved = sympy.diff(logit(inner, one, one) - inner, inner)
+    yield toolbox.identity(moved, 0, "for unit keys and σ = 1 the logit is q·k less a constant")
+    apart = logit(inner, one, one) - logit(inner, 4 * one, one)
+    yield toolbox.rational(
+        apart.is_Rational and apart != 0, "unit length matters: keys of lengths 1 and 2 shift apart", by=apart
+    )
+
+
+Q, K, V = (IndexedBase(name, real=True) for name in "QKV")
+
+
+def kernel(row: Symbol, column: Symbol) -> Any:
+    """A's entry: e to the inner product of a query and a key."""
+    return exp(Sum(Q[row, f] * K[column, f], over(f, d)))
+
+
+def _two_readings() -> tuple[list[Any], list[Any]]:
+    """q = (0, 1), k = (0, ln 2), v = (0, 1): attention, and the answer of products entry by entry."""
+    q, keys, v = sympy.Matrix([0, 1]), sympy.Matrix([0, sympy.log(2)]), sympy.Matrix([0, 1])
+    matrix = (q * keys.T).applyfunc(exp)
+    attention = sympy.diag(*(matrix * sympy.ones(2, 1))).inv() * matrix * v
+    entries = q.multiply_elementwise(keys).applyfunc(exp)
+    return list(attention), [entries[row] * v[row] / entries[row] for row in range(2)]
+
+
+def _kernel_picture() -> Table:
+    readings = zip(("A = exp(QKᵀ), 2 × 2: D⁻¹AV", "A = exp(Q∘K), 2 × 1, entry by entry"), _two_readings(), strict=True)
+    rows = [[name, *map(str, answer)] for name, answer in readings]
+    return Table("q = (0, 1), k = (0, ln 2), v = (0, 1)", ["reading", "row 1", "row 2"], rows)
+
+
+@claim(
+    "kernel-form",
+    topic="efficient",
+    expected="proved",
+    statement=r"\mathrm{softmax}(QK^\top)V = D^{-1}AV,\quad A_{ij} = e^{q_i \cdot k_j},"
+    r"\ D = \mathrm{diag}(A\mathbf{1})",
+    plain="Softmax attention is a positive n × n matrix A times the values, each row divided by its sum.",
+    assumptions=("real arithmetic", "A is n × n; written as n × d with products entry by entry it is another thing"),
+    subject=Sum(kernel(i, j) * V[j, c], over(j, n)) / Sum(kernel(i, j), over(j, n)),
+    sabotage={
+        "divided by the sums of columns": Sum(kernel(i, j) * V[j, c], over(j, n)) / Sum(kernel(j, i), over(j, n)),
+        "entry by entry, n × d": exp(Q[i, c] * K[i, c]) * V[i, c] / Sum(exp(Q[i, f] * K[i, f]), over(f, d)),
+    },
+    picture=_kernel_picture,
+)
+def kernel_form(form: Any) -> Iterator[Evidence]:
+    weight = kernel(i, j) / Sum(kernel(i, j), over(j, n))
+    attention = Sum(weight * V[j, c], over(j, n))
+    yield toolbox.identity(attention, form, "softmax's weights are A's entries over their row's sum, for any n and d")
+    yield toolbox.positive(Sum(kernel(i, j), over(j, n)), "no row sum is zero")
+    right, by_entry = _two_readings()
+    yield toolbox.rational(
+        right != by_entry,
+        "the derivation that writes A = exp(Q∘K), n × d, with products entry by entry is refuted by q = (0, 1),"
+        " k = (0, ln 2), v = (0, 1)",
+        attention=right,
+        entry_by_entry=by_entry,
+    )
+
+
+# Separable attention.
+
+
+def _separable_rows_picture() -> Table:
+    q, keys = torch.tensor([[1.0, 0.0], [0.0, 2.0], [-1.0, 1.0]]), torch.tensor([[0.0, 1.0], [2.0, 0.0], [1.0, 1.0]])
+    matrix = torch.softmax(q, -1) @ torch.softmax(keys, -2).T
+    rows = [
+        [f"row {index + 1}", *(f"{x:.3f}" for x in row), f"{sum(row):.3f}"] for index, row in enumerate(matrix.tolist())
+    ]
+    return Table("Three queries and keys in the plane", ["", "key 1", "key 2", "key 3", "sum"], rows)
+
+
+@claim(
+    "separable-rows",
+    topic="efficient",
+    expected="proved",
+    statement=r"M = \mathrm{softmax}_{row}(Q)\,\mathrm{softmax}_{col}(K)^\top:\quad M_{ij} > 0,"
+    r"\ \textstyle\sum_j M_{ij} = 1",
+    plain="The rows of separable attention's weights are distributions over the keys.",
+    assumptions=("real arithmetic", "n keys, d features, any of each", "every row sees all keys"),
+    subject=lambda e: e[j, f] / Sum(e[j, f], over(j, n)),
+    sabotage={
+        "keys, too, normalised over their features": lambda e: e[j, f] / Sum(e[j, f], over(f, d)),
+        "keys not normalised": lambda e: e[j, f],
+    },
+    picture=_separable_rows_picture,
+)
+def separable_rows(column: Formula) -> Iterator[Evidence]:
+    a, e = IndexedBase("a", positive=True), IndexedBase("e", positive=True)
+    rho = a[f] / Sum(a[f], over(f, d))
+    kappa = column(e)
+    yield toolbox.positive(Sum(rho * kappa, over(f, d)), "every weight is a sum of products of positive numbers")
+    rows_first, keys_first = Sum(rho * kappa, over(f, d), over(j, n)), Sum(rho * kappa, over(j, n), over(f, d))
+    yield toolbox.identity(rows_first.reorder((f, j)), keys_first, "a row's weights may be summed over the keys first")
+    yield toolbox.identity(Sum(rho * kappa, over(j, n)), rho, "over the keys, each feature's column sums to one")
+    yield toolbox.identity(Sum(rho, over(f, d)), 1, "over the features, so does the row of the query")
+
+
+def _circle(keys: int, stretch: float) -> list[list[arb]]:
+    """Softmax weights of keys on a circle, the queries being the keys, stretched."""
+    points = [(((2 * arb.pi() * at) / keys).cos(), ((2 * arb.pi() * at) / keys).sin()) for at in range(keys)]
+    return [intervals.softmax([stretch * intervals.dot(a, b) for b in points]) for a in points]
+
+
+def from_identity(weights: Sequence[Sequence[arb]]) -> arb:
+    """‖I − weights‖²."""
+    # A ball's power of two is nan where it holds zero; its product with itself is not.
+    off = [weight - (row == column) for row, line in enumerate(weights) for column, weight in enumerate(line)]
+    return intervals.dot(off, off)
+
+
+def _weaker_picture() -> Chart:
+    keys, stretches = 8, [2.0**step for step in range(9)]
+    angles = torch.arange(keys, dtype=torch.float64) * (2 * math.pi / keys)
+    inner, eye = torch.cos(angles[:, None] - angles), torch.eye(keys, dtype=torch.float64)
+    softmax = [float((eye - torch.softmax(stretch * inner, -1)).square().sum()) for stretch in stretches]
+    floor = [float(keys - 2)] * len(stretches)
+    series = {"softmax attention": (stretches, softmax), "no separable weights below": (stretches, floor)}
+    return Chart("Copying 8 values in the plane", "length of the queries", "‖I − weights‖²", series, log_x=True)
+
+
+@claim(
+    "separable-weaker",
+    topic="efficient",
+    expected="proved",
+    statement=r"M = \mathrm{softmax}_{row}(Q)\,\mathrm{softmax}_{col}(K)^\top \in \mathbb{R}^{n \times n},\ n > d \ge 2"
+    r":\quad \|I - M\|_F^2 \ge n - d,\quad \text{while } \inf_{Q,K} \|I - \mathrm{softmax}(QK^\top)\|_F = 0",
+    plain="Separable attention is less expressive than softmax attention: its matrix has rank at most d, so it cannot"
+    " copy n > d values, which softmax attention does as closely as wanted.",
+    assumptions=(
+        "real arithmetic; every row sees all keys: causal weights are triangular and may have full rank",
+        "less expressive means what it cannot copy; neither family of matrices holds the other",
+        "a linear map from n to d dimensions sends at least n − d orthonormal vectors to zero",
+    ),
+    subject=lambda n, d: n - d,
+    sabotage={"a bound of n − d + 1": lambda n, d: n - d + 1, "a bound of n": lambda n, d: n},
+    picture=_weaker_picture,
+)
+def separable_weaker(bound: Formula) -> Iterator[Evidence]:
+    more = Symbol("(n-d)", integer=True, positive=True)
+    size = d + more
+    R, C = MatrixSymbol("R", size, d), MatrixSymbol("C", size, d)
+    X, Y = MatrixSymbol("X", size, more), MatrixSymbol("Y", size, d)
+    kernel = (C.T * X, ZeroMatrix(d, more))
+    missed = ((Identity(size) - R * C.T) * X).expand().doit()
+    yield toolbox.same_product(
+        missed.subs(*kernel),
+        X,
+        "n − d orthonormal columns X that softmax_col(K)ᵀ sends to zero are all missed: (I − M)X = X",
+    )
+    B = MatrixSymbol("B", size, size)
+    whole = B * (X * X.T + Y * Y.T) * B.T
+    says = "completed to a basis, XXᵀ + YYᵀ = I: ‖B‖² is ‖BX‖² + ‖BY‖², and no less than ‖BX‖²"
+    yield toolbox.same_product(whole, (B * X) * (B * X).T + (B * Y) * (B * Y).T, says)
+    found = Trace(X.T * X).subs(X.T * X, Identity(more)).doit()
+    yield toolbox.identity(bound(size, d), found, "‖X‖² = tr(XᵀX) = tr(I) = n − d is what M is at least away from I")
+    gap, stretch = Symbol("g", positive=True), Symbol("t", positive=True)
+    behind = (n - 1) * exp(-stretch * gap)
+    yield toolbox.identity(
+        sympy.limit(2 * n * behind**2, stretch, oo),
+        0,
+        "n keys on a circle, queries t times as long: every other key is at least t(1 − cos(2π/n)) behind, so a row's"
+        " other weights sum to at most s = (n−1)e^{−tg}, and ‖I − P‖² ≤ 2ns² vanishes",
+    )
+    yield toolbox.enclosed(
+        lambda: bool(from_identity(_circle(8, 100.0)) < arb(10) ** -20),
+        "eight keys in the plane: softmax attention copies all eight values, and separable attention misses by 6",
+        keys=8,
+        dim=2,
+        softmax_misses_at_most="1e-20",
+        separable_misses_at_least=6,
+    )
+    yield _not_contained()
+
+
+def _not_contained() -> Evidence:
+    """Softmax's log-weights, less their row's first, are a product through d dimensions; separable's need not be."""
+    first, second = ([arb(x) / 10 for x in column] for column in ((1, 2, 3, 4), (1, 5, 2, 2)))
+
+    def independent() -> bool:
+        rows = []
+        for share in (arb(1) / 5, arb(1) / 2, arb(4) / 5):
+            logs = [(share * a + (1 - share) * b).log() for a, b in zip(first, second, strict=True)]
+            rows.append([x - logs[0] for x in logs[1:]])
+        return bool(arb_mat(rows).det() != 0)
+
+    says = (
+        "nor does softmax reach all that separable does: for d = 2 these separable log-weights have rank 3, softmax's 2"
+    )
+    return toolbox.enclosed(independent, says)

@@ -1,0 +1,408 @@
+r"""What the library itself rests on: how weights move, what a dropped tail costs, and how rounding grows.
+
+Vectors enter through their lengths and inner products alone, so nothing depends on the dimension; sums over any number
+of keys are built one key at a time.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator
+from typing import Any
+
+from sympy import Integer, Symbol, exp, log, sqrt, tanh
+
+from avow.core.chart import Chart, Table
+from avow.theory.claims import toolbox
+from avow.theory.claims.claim import Evidence, claim
+
+# Masses and sums of exponentials; what two quantities fall short of a bound; the number of keys.
+head, tail, more = (Symbol(name, positive=True) for name in ("H", "T", "e"))
+short, shorter = (Symbol(name, nonnegative=True) for name in ("d", "d_2"))
+keys = Symbol("n", integer=True, positive=True)
+
+
+def cauchy_schwarz() -> Iterator[Evidence]:
+    r""":math:`\langle a,b\rangle \le \|a\|\|b\|` in any dimension, from a square that is not negative."""
+    a, b = (Symbol(name, positive=True) for name in ("a", "b"))
+    inner = Symbol("c", real=True)
+    square = b**2 * a**2 - 2 * a * b * inner + a**2 * b**2
+    yield toolbox.identity(
+        square,
+        2 * a * b * (a * b - inner),
+        "Cauchy–Schwarz: 0 ≤ ‖ ‖b‖a − ‖a‖b ‖² = 2‖a‖‖b‖(‖a‖‖b‖ − ⟨a,b⟩), so ⟨a,b⟩ ≤ ‖a‖‖b‖",
+    )
+
+
+def triangle() -> Iterator[Evidence]:
+    """A sum is no longer than its parts together, in any dimension; nor is a mean longer than the longest."""
+    yield from cauchy_schwarz()
+    a, b = (Symbol(name, nonnegative=True) for name in ("a", "b"))
+    inner = a * b - short
+    yield toolbox.nonnegative(
+        (a + b) ** 2 - (a**2 + 2 * inner + b**2), "triangle: (‖a‖ + ‖b‖)² − ‖a + b‖² = 2(‖a‖‖b‖ − ⟨a,b⟩) ≥ 0"
+    )
+    reach, share = Symbol("M", nonnegative=True), 1 / (1 + Symbol("x", positive=True))
+    yield toolbox.nonnegative(
+        reach - ((1 - share) * (reach - short) + share * (reach - shorter)),
+        "a mean of vectors of length ≤ M, with one more mixed in, has length ≤ (1−λ)M + λM = M",
+    )
+
+
+def _moved(p: float, delta: float) -> float:
+    """The most that a set of weight p can gain or lose, twice, when logits move by delta."""
+    odds = math.exp(2 * delta)
+    return 2 * (p * odds / (p * odds + 1 - p) - p)
+
+
+def _perturbation_picture() -> Chart:
+    deltas = [0.05 * i for i in range(81)]
+    series = {
+        "the bound 2·tanh(δ/2)": (deltas, [2 * math.tanh(d / 2) for d in deltas]),
+        "a set of weight 1/2": (deltas, [_moved(0.5, d) for d in deltas]),
+        "a set of weight 1/(1+e^δ)": (deltas, [_moved(1 / (1 + math.exp(d)), d) for d in deltas]),
+        "a set of weight 0.01": (deltas, [_moved(0.01, d) for d in deltas]),
+    }
+    return Chart(
+        "How far weights move when logits do", "δ, the most any logit moves", "‖softmax(a) − softmax(b)‖₁", series
+    )
+
+
+@claim(
+    "softmax-perturbation",
+    topic="lemmas",
+    expected="proved",
+    statement=r"\|\mathrm{softmax}(a) - \mathrm{softmax}(b)\|_1 \le 2\tanh\!\left(\tfrac12\|a-b\|_\infty\right)",
+    plain="When no logit moves by more than δ, the weights move by at most 2·tanh(δ/2) in sum of absolute values; no"
+    " smaller bound holds for all logits.",
+    assumptions=("real arithmetic", "n ≥ 1 finite logits"),
+    subject=lambda delta: 2 * tanh(delta / 2),
+    sabotage={
+        "the factor two forgotten": lambda delta: tanh(delta / 2),
+        "half the slope": lambda delta: 2 * tanh(delta / 4),
+        "true, but not the least": lambda delta: delta,
+    },
+    picture=_perturbation_picture,
+    needs=("softmax-categorical",),
+)
+def softmax_perturbation(bound: Callable[[Any], Any]) -> Iterator[Evidence]:
+    gained, inside = Symbol("g", nonnegative=True), Symbol("P", positive=True)
+    yield toolbox.identity(
+        gained - ((1 - (inside + gained)) - (1 - inside)),
+        2 * gained,
+        "A = the keys that gain, if any: what A gains the others lose, so ‖p − q‖₁ = 2(q(A) − p(A))",
+    )
+    # q_i = p_i e^{d_i}/Z: U and L are what A and the others have before the division.
+    yield toolbox.nonnegative(
+        (tail + short) / (tail + short + head) - tail / (tail + head), "q(A) = U/(U + L) grows with U = Σ_A p_i e^(d_i)"
+    )
+    yield toolbox.nonnegative(
+        tail / (tail + head) - tail / (tail + head + short), "and falls with L = Σ_others p_i e^(d_i)"
+    )
+    size = Symbol("delta", nonnegative=True)
+    yield toolbox.rising(
+        exp(size) - exp(size - short), short, 0, "every d_i ≤ δ gives e^(d_i) ≤ e^δ, and every d_i ≥ −δ gives ≥ e^(−δ)"
+    )
+    yield toolbox.identity(
+        inside * exp(size) + more * exp(size),
+        (inside + more) * exp(size),
+        "term by term: U ≤ P·e^δ and L ≥ (1−P)·e^(−δ)",
+    )
+    # t = e^δ ≥ 1, written so that SymPy sees it; P in (0, 1), likewise.
+    t, p = 1 + Symbol("tau", nonnegative=True), 1 / (1 + Symbol("o", positive=True))
+    most = p * t / (p * t + (1 - p) / t)
+    claimed = bound(log(t)).rewrite(exp)
+    yield toolbox.nonnegative(
+        claimed - 2 * (most - p),
+        "2·tanh(δ/2) − 2(q(A) − P) = 2(t−1)(P(t+1) − 1)²/((t+1)(1 + P(t²−1))) ≥ 0 with t = e^δ",
+    )
+    yield toolbox.identity(
+        claimed, 2 * (most - p).subs(p, 1 / (1 + t)), "and it is reached: two keys of weights 1/(1+e^δ) and e^δ/(1+e^δ)"
+    )
+
+
+def _tail_picture() -> Chart:
+    taus = [10 ** (-4 + 0.05 * i) for i in range(81)]
+    series = {
+        "bound 2τ": (taus, [2 * tau for tau in taus]),
+        "tail mean opposite to the head's": (taus, [2 * tau for tau in taus]),
+        "tail mean orthogonal to it": (taus, [math.sqrt(2) * tau for tau in taus]),
+        "tail mean at half its length, same side": (taus, [0.5 * tau for tau in taus]),
+    }
+    return Chart("What dropping a tail costs", "τ, the tail's share", "error / max‖v‖", series, log_x=True, log_y=True)
+
+
+@claim(
+    "tail-mass-output",
+    topic="lemmas",
+    expected="proved",
+    statement=r"o = (1-\tau)\,m_H + \tau\,m_T \;\Rightarrow\; \|o - m_H\| = \tau\|m_T - m_H\| \le 2\tau \max_j\|v_j\|",
+    plain="Dropping keys of total weight τ and renormalising moves the output by exactly τ times the distance between"
+    " the dropped values' mean and the kept values' mean: at most 2τ times the longest value.",
+    assumptions=("real arithmetic", "at least one key is kept", "means are weighted by the softmax weights"),
+    subject=lambda tau: tau,
+    sabotage={
+        "τ²": lambda tau: tau**2,
+        "τ/(1−τ)": lambda tau: tau / (1 - tau),
+        "half of it": lambda tau: tau / 2,
+    },
+    picture=_tail_picture,
+    needs=("softmax-categorical",),
+)
+def tail_mass_output(factor: Callable[[Any], Any]) -> Iterator[Evidence]:
+    kept, dropped = (Symbol(name, real=True) for name in ("m_H", "m_T"))
+    tau = tail / (head + tail)
+    yield toolbox.identity(
+        (head * kept + tail * dropped) / (head + tail),
+        (1 - tau) * kept + tau * dropped,
+        "with exponentials summing to H and T: the output is (1−τ)m_H + τm_T, τ = T/(H+T), in every coordinate",
+    )
+    share = Symbol("tau", positive=True)
+    yield toolbox.identity(
+        (1 - share) * kept + share * dropped - kept, factor(share) * (dropped - kept), "so it moves by τ(m_T − m_H)"
+    )
+    yield from triangle()
+    reach = Symbol("M", nonnegative=True)
+    yield toolbox.nonnegative(
+        2 * reach - ((reach - short) + (reach - shorter)), "hence ‖m_T − m_H‖ ≤ ‖m_T‖ + ‖m_H‖ ≤ 2·max‖v‖"
+    )
+
+
+def _dropped_picture() -> Chart:
+    gaps = [0.5 * i for i in range(61)]
+    series = {
+        f"{n:,} keys below the gap": (gaps, [n * math.exp(-g) / (1 + n * math.exp(-g)) for g in gaps])
+        for n in (10, 1000, 100_000)
+    }
+    return Chart("The most a tail can weigh", "gap below the kept score", "share of the weight", series, log_y=True)
+
+
+@claim(
+    "dropped-mass",
+    topic="lemmas",
+    expected="proved",
+    statement=r"\sum_{\text{tail}} e^{s_j} \le U,\ \sum_{\text{head}} e^{s_i} \ge L \Rightarrow \tau \le \frac{U}{L+U};"
+    r"\quad s_j \le u_j,\ s_i \ge \ell_i \text{ give } U = \textstyle\sum e^{u_j},\ L = \sum e^{\ell_i}",
+    plain="Intervals for the scores bound the weight of a dropped tail: its highest sum, over that and the head's"
+    " lowest.",
+    assumptions=("real arithmetic", "at least one key is kept"),
+    subject=lambda low, high: high / (low + high),
+    sabotage={
+        "the head's highest sum instead": lambda low, high: high / (low + high + 1),
+        "both at their lowest": lambda low, high: (high - 1) / (low + high - 1),
+    },
+    picture=_dropped_picture,
+    needs=("softmax-categorical",),
+)
+def dropped_mass(bound: Callable[[Any, Any], Any]) -> Iterator[Evidence]:
+    yield toolbox.rising(exp(short) - 1, short, 0, "a higher score has a higher exponential")
+    yield toolbox.nonnegative(
+        (tail + short) + (more + shorter) - (tail + more), "key by key, sums of bounds bound the sums, from either side"
+    )
+    yield toolbox.nonnegative(
+        bound(head, tail + short) - tail / (head + shorter + tail),
+        "τ = T/(H + T) with T ≤ U and H ≥ L is at most U/(L + U)",
+    )
+    yield toolbox.identity(bound(head, tail), tail / (head + tail), "and it is reached when both bounds are")
+
+
+def _ratio_picture() -> Table:
+    rows = [(f"{miss:g}", f"{2 * miss:g}", f"{2 * miss / (1 - miss):.4g}") for miss in (1e-3, 1e-2, 0.1, 0.5)]
+    headings = ("E / Z", "bound where Z̃ = Z", "bound where Z̃ = Z − E")
+    return Table("Weights missed by E in all, out of Z", headings, rows)
+
+
+@claim(
+    "ratio-error",
+    topic="lemmas",
+    expected="proved",
+    statement=r"\Bigl\|\frac{\sum_j \tilde a_j v_j}{\tilde Z} - \frac{\sum_j a_j v_j}{Z}\Bigr\|\le \frac{2\sum_j|\tilde"
+    r" a_j - a_j|}{\tilde Z}\,\max_j\|v_j\|,\quad Z = \textstyle\sum_j a_j,\ \tilde Z = \sum_j \tilde a_j > 0",
+    plain="A normalised average whose unnormalised weights are off by E in all is off by at most 2E over its own"
+    " normaliser.",
+    assumptions=("real arithmetic", "a_j ≥ 0, not all zero", "Z̃ > 0; single ã_j may be negative"),
+    subject=lambda miss, normaliser: 2 * miss / normaliser,
+    sabotage={
+        "once E": lambda miss, normaliser: miss / normaliser,
+        "over twice the normaliser": lambda miss, normaliser: 2 * miss / (2 * normaliser),
+    },
+    picture=_ratio_picture,
+)
+def ratio_error(bound: Callable[[Any, Any], Any]) -> Iterator[Evidence]:
+    wrong, right, value = (Symbol(name, real=True) for name in ("a_t", "a", "v"))
+    total, normaliser = Symbol("Z", positive=True), Symbol("Z_t", positive=True)
+    sums = [Symbol(name, real=True) for name in ("S_t", "S")]
+    mean = sums[1] / total
+    yield toolbox.identity(
+        sums[0] / normaliser - mean,
+        ((sums[0] - sums[1]) - (normaliser - total) * mean) / normaliser,
+        "with S = Σ a_j v_j and o = S/Z: õ − o = ((S̃ − S) − (Z̃ − Z)o)/Z̃",
+    )
+    yield toolbox.identity(
+        (wrong * value - right * value) - (wrong - right) * mean,
+        (wrong - right) * (value - mean),
+        "one key more adds (ã_j − a_j)(v_j − o): so õ − o = Σ(ã_j − a_j)(v_j − o)/Z̃",
+    )
+    yield from triangle()
+    reach, miss = Symbol("M", nonnegative=True), Symbol("E", nonnegative=True)
+    far = (reach - short) + (reach - shorter)
+    yield toolbox.nonnegative(2 * reach - far, "‖v_j − o‖ ≤ ‖v_j‖ + ‖o‖ ≤ 2·max‖v‖, for o is a mean of the values")
+    yield toolbox.nonnegative(
+        bound(miss, normaliser) * reach - miss * far / normaliser, "together: at most (2E/Z̃)·max‖v‖"
+    )
+
+
+def _residual_picture() -> Chart:
+    # One landmark at the origin of a line: φ(x) = e^{-x²/2}, and y stands at 1.
+    xs = [-3 + 0.05 * i for i in range(121)]
+    phi = [math.exp(-(x**2) / 2) for x in xs]
+    at_y = math.exp(-0.5)
+    left = [abs(math.exp(-((x - 1) ** 2) / 2) - p * at_y) for x, p in zip(xs, phi, strict=True)]
+    bound = [math.sqrt((1 - p * p) * (1 - at_y * at_y)) for p in phi]
+    series = {"|G(x,1) − φ(x)φ(1)|": (xs, left), "the bound": (xs, bound)}
+    return Chart("One landmark at 0: what it leaves over", "x", "residual", series)
+
+
+@claim(
+    "residual-cauchy-schwarz",
+    topic="lemmas",
+    expected="proved",
+    statement=r"G \succeq 0,\ G(x,x) = 1,\ B\,G(Z,Z)\,B^T \preceq I,\ \varphi(x) = B\,G(Z,x) \;\Rightarrow\;"
+    r"|G(x,y) - \varphi(x)\cdot\varphi(y)| \le \sqrt{(1-\|\varphi(x)\|^2)(1-\|\varphi(y)\|^2)}",
+    plain="What landmarks leave of a positive semidefinite kernel is itself one, so each residual is at most the"
+    " geometric mean of the two on the diagonal.",
+    assumptions=(
+        "real arithmetic",
+        "G(x,y) = ⟨ψ(x), ψ(y)⟩ in some inner product space (Moore–Aronszajn), any number of landmarks",
+    ),
+    subject=lambda x, y: sqrt(x * y),
+    sabotage={
+        "the product without its root": lambda x, y: x * y,
+        "half of it": lambda x, y: sqrt(x * y) / 2,
+        "the smaller factor forgotten": lambda x, y: x,
+    },
+    picture=_residual_picture,
+)
+def residual_cauchy_schwarz(bound: Callable[[Any, Any], Any]) -> Iterator[Evidence]:
+    yield from cauchy_schwarz()
+    # C = BΨ(Z)ᵀ maps ψ(x) to φ(x), and CCᵀ = B G(Z,Z) Bᵀ ≼ I.
+    length, kept = Symbol("N", positive=True), Symbol("a", positive=True)
+    yield toolbox.identity(
+        (length * kept - kept**2) / kept,
+        length - kept,
+        "a = ‖Cψ‖²: a² = ⟨ψ, CᵀCψ⟩² ≤ ‖ψ‖²⟨Cψ, CCᵀCψ⟩ ≤ ‖ψ‖²·a, so a ≤ ‖ψ‖²: the residual ⟨ψ, (I − CᵀC)ψ⟩ is ≥ 0",
+    )
+    x, y = (Symbol(name, positive=True) for name in ("r_x", "r_y"))
+    cross, mix = Symbol("r_xy", real=True), Symbol("lambda", real=True)
+    form = x + 2 * mix * cross + mix**2 * y
+    yield toolbox.identity(
+        form.subs(mix, -cross / y) * y, x * y - cross**2, "at ψ(x) + λψ(y), λ = −r_xy/r_yy: r_xx·r_yy − r_xy² ≥ 0"
+    )
+    yield toolbox.identity(
+        form.subs(y, 0), x + 2 * mix * cross, "where r_yy = 0 it is linear in λ, so never negative only if r_xy = 0"
+    )
+    yield toolbox.identity(
+        bound(x, y) ** 2, x * y, "so |r_xy| ≤ √(r_xx·r_yy), with r_xx = 1 − ‖φ(x)‖²; reached where y = x"
+    )
+    yield toolbox.nonnegative(bound(x, y), "the root being the one that is not negative")
+
+
+Shard = tuple[Any, Any]
+
+
+def _merged(one: Shard, two: Shard) -> Shard:
+    """Two shards as one: the logarithm of their summed exponentials, and the output, each with its share."""
+    both = log(exp(one[0]) + exp(two[0]))
+    return both, exp(one[0] - both) * one[1] + exp(two[0] - both) * two[1]
+
+
+def _averaged(one: Shard, two: Shard) -> Shard:
+    return _merged(one, two)[0], (one[1] + two[1]) / 2
+
+
+def _by_logarithms(one: Shard, two: Shard) -> Shard:
+    return _merged(one, two)[0], (one[0] * one[1] + two[0] * two[1]) / (one[0] + two[0])
+
+
+def _last_wins(one: Shard, two: Shard) -> Shard:
+    return two[0], _merged(one, two)[1]
+
+
+def _merge_picture() -> Chart:
+    gaps = [-8 + 0.2 * i for i in range(81)]
+    series = {
+        "first shard": (gaps, [1 / (1 + math.exp(-g)) for g in gaps]),
+        "second shard": (gaps, [1 / (1 + math.exp(g)) for g in gaps]),
+    }
+    return Chart("Each shard's share of the merged output", "ℓ₁ − ℓ₂", "share", series)
+
+
+@claim(
+    "lse-merge",
+    topic="lemmas",
+    expected="proved",
+    statement=r"(\ell_1, o_1) \oplus (\ell_2, o_2) = \bigl(\ell,\ e^{\ell_1-\ell}o_1 + e^{\ell_2-\ell}o_2\bigr),\ "
+    r"\ell = \ln(e^{\ell_1}+e^{\ell_2}): \text{ exact, commutative, associative}",
+    plain="Attention over shards of the keys merges exactly from each shard's log-sum-exp and output, in any order and"
+    " grouping.",
+    assumptions=("real arithmetic", "every shard holds at least one key"),
+    subject=_merged,
+    sabotage={
+        "outputs averaged": _averaged,
+        "weighted by the logarithms": _by_logarithms,
+        "the last sum kept": _last_wins,
+    },
+    picture=_merge_picture,
+    needs=("softmax-categorical",),
+)
+def lse_merge(merge: Callable[[Shard, Shard], Shard]) -> Iterator[Evidence]:
+    # A shard: exponentials that sum to z, and values weighted by them that sum to w.
+    z = [Symbol(f"z_{i}", positive=True) for i in (1, 2, 3)]
+    w = [Symbol(f"w_{i}", real=True) for i in (1, 2, 3)]
+    one, two, three = ((log(total), values / total) for total, values in zip(z, w, strict=True))
+    both = merge(one, two)
+    yield toolbox.identity(both[0], log(z[0] + z[1]), "the merged logarithm is that of all exponentials together")
+    yield toolbox.identity(both[1], (w[0] + w[1]) / (z[0] + z[1]), "the merged output is that of all keys together")
+    for i, word in enumerate(("logarithm", "output")):
+        yield toolbox.identity(both[i], merge(two, one)[i], f"commutative: the {word} in either order")
+        left, right = merge(both, three)[i], merge(one, merge(two, three))[i]
+        yield toolbox.identity(left, right, f"associative: the {word} in either grouping")
+
+
+def _gamma_picture() -> Chart:
+    counts = [2**i for i in range(24)]
+    series = {
+        name: ([n for n in counts if n * u < 0.5], [n * u / (1 - n * u) for n in counts if n * u < 0.5])
+        for name, u in (("float32", 2.0**-24), ("float64", 2.0**-53), ("bfloat16", 2.0**-8))
+    }
+    return Chart("How rounding adds up", "roundings", "γ", series, log_x=True, log_y=True)
+
+
+@claim(
+    "rounding-gamma",
+    topic="lemmas",
+    expected="proved",
+    statement=r"|\delta_i| \le u,\ nu < 1 \;\Rightarrow\; \Bigl|\prod_{i=1}^n (1+\delta_i)^{\pm1} - 1\Bigr|"
+    r" \le \gamma_n = \frac{nu}{1-nu}",
+    plain="n roundings, each multiplying or dividing by 1 + δ with |δ| ≤ u, move a result by at most nu/(1 − nu).",
+    assumptions=("no overflow or underflow", "n·u < 1"),
+    subject=lambda n, u: n * u / (1 - n * u),
+    sabotage={
+        "to first order alone": lambda n, u: n * u,
+        "one rounding too few": lambda n, u: (n - 1) * u / (1 - n * u),
+    },
+    picture=_gamma_picture,
+)
+def rounding_gamma(gamma: Callable[[Any, Any], Any]) -> Iterator[Evidence]:
+    # (n+1)u < 1 leaves room: u = 1/(n + 1 + room).
+    room = Symbol("r", positive=True)
+    u = 1 / (keys + 1 + room)
+    yield toolbox.nonnegative(gamma(Integer(1), u) - u, "one factor 1 + δ: |δ| ≤ u ≤ γ_1")
+    yield toolbox.nonnegative(gamma(Integer(1), u) - u / (1 - u), "one division: |1/(1+δ) − 1| ≤ u/(1−u) ≤ γ_1")
+    grown = gamma(keys, u)
+    yield toolbox.nonnegative(
+        gamma(keys + 1, u) - (grown + u + grown * u), "one more factor: |(1+θ)(1+δ) − 1| ≤ γ_n + u + γ_n·u ≤ γ_(n+1)"
+    )
+    yield toolbox.nonnegative(
+        gamma(keys + 1, u) - (grown + u) / (1 - u), "one more division: |(1+θ)/(1+δ) − 1| ≤ (γ_n + u)/(1−u) ≤ γ_(n+1)"
+    )

@@ -1,0 +1,373 @@
+r"""What linear time costs: factors of the matrix, separable attention, random features, latents."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from functools import partial
+from typing import Any, NamedTuple
+
+import sympy
+import torch
+from flint import arb_mat
+from sympy import MatrixSymbol
+from torch import Tensor
+
+from avow.calibration import random_problem
+from avow.core import Problem, Sizes
+from avow.core.chart import Chart, Table
+from avow.numerics import intervals
+from avow.theory.claims import counting, toolbox
+from avow.theory.claims.catalogue.costs import FIXED, PRODUCTS, Program, library, operations, over_lengths
+from avow.theory.claims.claim import Evidence, claim
+
+n, d, k, m = (counting.length(name) for name in ("n", "d", "k", "m"))
+
+
+# Factors in place of the matrix.
+
+
+def by_factors(u: Any, s: Any, w: Any, v: Any) -> Any:
+    return u @ (s @ (w.T @ v))
+
+
+def put_together(u: Any, s: Any, w: Any, v: Any) -> Any:
+    return (u @ s @ w.T) @ v
+
+
+def confused(u: Any, s: Any, w: Any, v: Any) -> Any:
+    """W taken for the values, so that WᵀV = I."""
+    return u @ s
+
+
+def _uniform() -> tuple[Any, Any, Any, Any]:
+    """Factors of the 4 × 4 matrix of quarters, which is softmax's with Q = 0, and the values 1, 2, 3, 4."""
+    half = sympy.Matrix([sympy.Rational(1, 2)] * 4)
+    return half, sympy.eye(1), half, sympy.Matrix([1, 2, 3, 4])
+
+
+def _low_rank_picture() -> Table:
+    rows = [
+        ["U·(Σ·(Wᵀ·V))", "4nkd + 2k²d", str(by_factors(*_uniform())[0]), "the answer"],
+        ["(U·Σ·Wᵀ)·V", "2nk² + 2n²k + 2n²d", str(put_together(*_uniform())[0]), "the answer, slowly"],
+        ["U·Σ, W taken for V", "2nk²", str(confused(*_uniform())[0]), "wrong"],
+    ]
+    return Table("P = 1/4 everywhere, values 1, 2, 3, 4", ["product", "operations", "gives", "which is"], rows)
+
+
+@claim(
+    "low-rank-cost",
+    topic="costs",
+    expected="proved",
+    statement=r"P = \mathrm{softmax}(QK^\top) = U \Sigma W^\top,\ \Sigma \in \mathbb{R}^{k \times k}"
+    r"\;\Rightarrow\; PV \text{ costs } O(nkd)",
+    plain="If the softmax matrix has rank k and its singular value decomposition is known, multiplying it by the values"
+    " takes in the order of nkd operations.",
+    assumptions=(
+        "the decomposition is given: P is almost always of full rank, and finding it costs more than attention",
+        "W is not the value matrix, whatever letter it is given: nothing cancels",
+        "k ≤ n",
+        FIXED,
+    ),
+    subject=by_factors,
+    sabotage={"the matrix put together first": put_together, "W taken for the values, so that WᵀV = I": confused},
+    picture=_low_rank_picture,
+)
+def low_rank_cost(product: Program) -> Iterator[Evidence]:
+    U, S, W, V = MatrixSymbol("U", n, k), MatrixSymbol("S", k, k), MatrixSymbol("W", n, k), MatrixSymbol("V", n, d)
+    yield toolbox.same_product(
+        product(U, S, W, V), (U * S * W.T) * V, "products may be taken in any order, at any size"
+    )
+
+    def count(length: int, rank: int, width: int) -> int:
+        inputs = counting.ones((length, rank), (rank, rank), (length, rank), (length, width))
+        return counting.flops(lambda: product(*inputs))
+
+    found, step = counting.counted(count, [n, k, d], [(7, 5, 6)], "the product by its factors")
+    yield step
+    more = sympy.Symbol("(n-k)", integer=True, nonnegative=True)
+    yield counting.at_most(found, n * k * d, "time, for k ≤ n", given={n: k + more})
+    yield _confusion(product)
+    yield from _full_rank()
+    yield from _decomposition()
+
+
+def _confusion(product: Program) -> Evidence:
+    right, wrong = product(*_uniform()), confused(*_uniform())
+    return toolbox.rational(
+        right == put_together(*_uniform()) and right != wrong,
+        "the usual argument, that WᵀV cancels, takes W for the values: with P = 1/4 everywhere it gives something else",
+        right=list(right),
+        confused=list(wrong),
+    )
+
+
+def _full_rank() -> Iterator[Evidence]:
+    for size in (2, 3, 4):
+        x = sympy.symbols(f"x1:{size + 1}")
+        powers = sympy.Matrix([[base ** (j + 1) for j in range(size)] for base in x])
+        product = sympy.prod(x) * sympy.prod([x[j] - x[i] for j in range(size) for i in range(j)])
+        yield toolbox.identity(powers.det(), product, f"Vandermonde's determinant, {size} × {size}")
+    determinants = [sympy.Matrix(size, size, lambda i, j: 2 ** ((i + 1) * (j + 1))).det() for size in range(1, 8)]
+    yield toolbox.rational(
+        all(determinant != 0 for determinant in determinants),
+        "q_i = i·ln 2 and k_j = j give exp(q_i·k_j) = (2^i)^j, whose determinant is no zero by Vandermonde, for any n"
+        " and from d = 1 on; a real-analytic function that is not zero is zero almost nowhere, so P has full rank n for"
+        " almost all Q and K",
+        determinants=determinants,
+    )
+    problem = random_problem(Sizes(1, 1, 1, 12, 12, 2, 2, torch.float64))
+    q, keys = (intervals.matrix(x[0, 0]) for x in (problem.q, problem.k))
+    yield toolbox.enclosed(
+        lambda: bool(arb_mat([intervals.softmax([intervals.dot(row, key) for key in keys]) for row in q]).det() != 0),
+        "twelve Gaussian queries and keys in the plane: the determinant of their softmax matrix is not zero",
+    )
+
+
+def _decomposition() -> Iterator[Evidence]:
+    j = sympy.Symbol("j", integer=True, positive=True)
+    more = sympy.Symbol("(n-3d/2)", nonnegative=True)
+    work = sympy.summation(8 * j**2, (j, 1, n))
+    attention = 4 * n**2 * d
+    yield toolbox.nonnegative(
+        sympy.expand((work - attention).subs(n, 3 * d / 2 + more)),
+        "n reflections from either side, 8j² operations on what is left at size j, bring P to two diagonals: from"
+        " n = 3d/2 on this first half of its decomposition costs more than attention, 4n²d",
+    )
+
+
+# Methods in linear time.
+
+
+def separable(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    """softmax_row(Q)·(softmax_col(K)ᵀ·V)."""
+    rows, columns = torch.softmax(q, -1), torch.softmax(k, -2)
+    return rows @ (columns.T @ v)
+
+
+def written_out(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    rows, columns = torch.softmax(q, -1), torch.softmax(k, -2)
+    return (rows @ columns.T) @ v
+
+
+def _separable_picture() -> Chart:
+    return over_lengths(
+        {name: operations(library(name)) for name in ("exact", "separable")}, "Operations of one head of width 64"
+    )
+
+
+@claim(
+    "separable-cost",
+    topic="costs",
+    expected="proved",
+    statement=r"\mathrm{softmax}_{row}(Q)\,\big(\mathrm{softmax}_{col}(K)^\top V\big)\ \text{costs time } \Theta(nd^2)"
+    r"\text{ and space } \Theta(nd + d^2)",
+    plain="Separable attention takes time in the order of nd² and extra space in the order of nd + d².",
+    assumptions=("values as wide as queries and keys, d", "no mask that differs by row", PRODUCTS, FIXED),
+    subject=separable,
+    sabotage={"the n × n matrix written out": written_out},
+    picture=_separable_picture,
+)
+def separable_cost(program: Program) -> Iterator[Evidence]:
+    def inputs(length: int, width: int) -> Sequence[Tensor]:
+        return counting.ones(*[(length, width)] * 3)
+
+    time, step = counting.counted(
+        lambda *z: counting.flops(lambda: program(*inputs(*z))),
+        [n, d],
+        [(50, 7)],
+        "the definition, right to left",
+    )
+    yield step
+    yield from counting.theta(time, n * d**2, "time")
+    space, steps, step = counting.memory(program, inputs, [n, d])
+    yield step
+    yield from counting.theta(space, n * d + d**2, f"space, between 1/{steps} of this count and all of it")
+    method = library("separable")
+    own, step = counting.counted(
+        lambda *z: counting.of_library(method, *z),
+        [n, d],
+        [(130, 5), (1100, 2)],
+        "the library's method, its cost model equal to PyTorch's counter each time",
+    )
+    yield step
+    yield from counting.theta(own, n * d**2, "time of the library's method")
+    held = {
+        length: max(counting.held(lambda *x: method.compute(Problem.of(*x)), *inputs(length, 16)))
+        for length in (1024, 2048, 4096)
+    }
+    yield toolbox.rational(
+        held[2048] <= 2 * held[1024] and held[4096] <= 2 * held[2048],
+        "measured on the library's method: twice the keys hold at most twice the numbers",
+        held=held,
+    )
+
+
+def by_features(q: Tensor, k: Tensor, v: Tensor, directions: Tensor) -> Tensor:
+    """Attention by a positive feature map: sums over keys once, then every row reads them."""
+    rows, keys = torch.exp(q @ directions.T), torch.exp(k @ directions.T)
+    sums, total = keys.T @ v, keys.sum(0).unsqueeze(-1)
+    return (rows @ sums) / (rows @ total)
+
+
+def by_features_pairwise(q: Tensor, k: Tensor, v: Tensor, directions: Tensor) -> Tensor:
+    rows, keys = torch.exp(q @ directions.T), torch.exp(k @ directions.T)
+    weights = rows @ keys.T
+    return (weights @ v) / weights.sum(-1, keepdim=True)
+
+
+def _features_picture() -> Chart:
+    methods = {f"{count} features": operations(library("random_features", features=count)) for count in (64, 256, 1024)}
+    return over_lengths({"exact": operations(library("exact")), **methods}, "Operations of one head of width 64")
+
+
+@claim(
+    "features-cost",
+    topic="costs",
+    expected="proved",
+    statement=r"e^{q \cdot k} \approx f(q) \cdot f(k),\ f: \mathbb{R}^d \to \mathbb{R}^m \;\Rightarrow\;"
+    r"\text{time } \Theta(nmd),\ \text{space } \Theta(nm + md + nd)",
+    plain="With a feature map into m dimensions, attention takes time in the order of nmd and extra space in the order"
+    " of nm + md + nd.",
+    assumptions=(
+        "f(x) is an m × d product and a function of each entry; other maps may cost more",
+        "the features of all rows are written out; by tiles nm becomes a constant times m",
+        PRODUCTS,
+        FIXED,
+    ),
+    subject=by_features,
+    sabotage={"features multiplied pair by pair": by_features_pairwise},
+    picture=_features_picture,
+)
+def features_cost(program: Program) -> Iterator[Evidence]:
+    def inputs(length: int, features: int, width: int) -> Sequence[Tensor]:
+        return counting.ones(*[(length, width)] * 3, (features, width))
+
+    time, step = counting.counted(
+        lambda *z: counting.flops(lambda: program(*inputs(*z))), [n, m, d], [(9, 7, 8)], "features, then sums"
+    )
+    yield step
+    yield from counting.theta(time, n * m * d, "time")
+    space, steps, step = counting.memory(program, inputs, [n, m, d])
+    yield step
+    yield from counting.theta(space, n * m + m * d + n * d, f"space, between 1/{steps} of this count and all of it")
+    own, step = counting.counted(
+        lambda length, features, width: counting.of_library(
+            library("random_features", features=features), length, width
+        ),
+        [n, m, d],
+        [(130, 7, 5), (1100, 6, 2)],
+        "the library's method, its cost model equal to PyTorch's counter each time",
+    )
+    yield step
+    yield from counting.theta(own, n * m * d, "time of the library's method")
+
+
+# Latents.
+
+
+def attended(queries: Tensor, keys: Tensor) -> Tensor:
+    return torch.softmax(queries @ keys.T, -1) @ keys
+
+
+class Perceiver(NamedTuple):
+    """Latents that read the inputs once, and a block in which they read each other."""
+
+    cross: Program
+    block: Program
+
+    def of(self, length: int, latents: int, width: int, blocks: int) -> Tensor:
+        """All of it, on inputs and latents of these sizes."""
+        inputs, state = counting.ones((length, width), (latents, width))
+        state = self.cross(state, inputs)
+        for _ in range(blocks):
+            state = self.block(state, inputs)
+        return state
+
+
+def among_latents(latents: Tensor, inputs: Tensor) -> Tensor:
+    return attended(latents, latents)
+
+
+def _perceiver_picture() -> Chart:
+    costs = {
+        "self-attention, 4ℓ²d a block": lambda length: 6 * 4 * length**2 * 64,
+        "128 latents, counted: 4ℓmd + 4Lm²d": lambda length: 4 * length * 128 * 64 + 6 * 4 * 128**2 * 64,
+        "128 latents, as stated: dm + Lm²": lambda length: 64 * 128 + 6 * 128**2,
+    }
+    return over_lengths(costs, "Six blocks of width 64")
+
+
+@claim(
+    "perceiver-cost",
+    topic="costs",
+    expected="corrected",
+    statement=r"\text{cross-attention } O(dm),\ \text{a latent block } O(m^2),\ \text{in all } O(dm + Lm^2)",
+    plain="A Perceiver with m latents of width d costs in the order of dm to read its inputs, m² for each of L blocks.",
+    amended=r"\text{cross-attention } \Theta(\ell md),\ \text{a latent block } \Theta(m^2d),\ \text{in all }"
+    r"\Theta(\ell md + Lm^2d)",
+    amended_plain="Every latent reads every one of the ℓ inputs, d numbers each: ℓmd; and each block m²d.",
+    assumptions=(
+        "the products of attention itself, inputs and latents of width d",
+        "projections to queries, keys and values of width d add Θ(d²(ℓ + m + Lm))",
+        FIXED,
+    ),
+    subject=Perceiver(attended, among_latents),
+    sabotage={
+        "latents that read one input only": Perceiver(
+            lambda latents, inputs: attended(latents, inputs[:1]), among_latents
+        ),
+        "blocks that read the inputs again": Perceiver(attended, attended),
+    },
+    picture=_perceiver_picture,
+)
+def perceiver_cost(perceiver: Perceiver) -> Iterator[Evidence]:
+    inputs, blocks = counting.length("ℓ"), counting.length("L")
+    cross, step = counting.counted(
+        lambda length, latents, width: counting.flops(
+            lambda: perceiver.cross(*counting.ones((latents, width), (length, width)))
+        ),
+        [inputs, m, d],
+        [(9, 7, 8)],
+        "cross-attention",
+        amended=True,
+    )
+    block, of_block = counting.counted(
+        lambda latents, width: counting.flops(lambda: perceiver.block(*counting.ones((latents, width), (5, width)))),
+        [m, d],
+        [(9, 8)],
+        "a latent block",
+        amended=True,
+    )
+    for name, count, order, grows in (
+        ("cross-attention is not O(dm): every latent reads every input", cross, d * m, inputs),
+        ("a latent block is not O(m²): a product of m × d matrices takes m²d", block, m**2, d),
+    ):
+        violated = counting.unbounded(count / order, grows)
+        yield toolbox.counterexample(
+            violated, name, "the limit of an exact count", count=str(count), grows_with=str(grows)
+        )
+    yield step
+    yield from counting.theta(cross, inputs * m * d, "cross-attention", True)
+    yield of_block
+    yield from counting.theta(block, m**2 * d, "a latent block", True)
+    sizes = [(9, 7, 8, 5), (4, 3, 2, 6)]
+    counts = [counting.flops(partial(perceiver.of, *z)) for z in sizes]
+    whole = cross + blocks * block
+    foreseen = [whole.subs(dict(zip((inputs, m, d, blocks), z, strict=True))) for z in sizes]
+    yield toolbox.rational(counts == foreseen, "one part after another: their counts add up", True, counted=counts)
+    yield from counting.theta(whole, inputs * m * d + blocks * m**2 * d, "the whole", True)
+    yield from _projections(inputs, blocks)
+
+
+def _projections(inputs: sympy.Symbol, blocks: sympy.Symbol) -> Iterator[Evidence]:
+    one, step = counting.counted(
+        lambda rows, width: counting.flops(lambda: torch.matmul(*counting.ones((rows, width), (width, width)))),
+        [n, d],
+        [(9, 8)],
+        "a projection of n rows",
+        True,
+    )
+    yield step
+    # Latents ask of inputs, which have keys and values; in every block latents have all three.
+    found = one.subs(n, m) + 2 * one.subs(n, inputs) + 3 * blocks * one.subs(n, m)
+    yield from counting.theta(found, d**2 * (inputs + m + blocks * m), "projections, which are not counted above", True)

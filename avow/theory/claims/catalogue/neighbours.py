@@ -1,0 +1,151 @@
+"""Neighbours that promise an enclosure and do not keep it, which is why nothing here is built on them.
+
+Each claim is about one version of a package; where that cannot be loaded, the claim does not apply. A sabotage is a
+stand-in that keeps the promise: the check must find nothing wrong with it.
+"""
+
+from __future__ import annotations
+
+import importlib
+import types
+from collections.abc import Callable, Iterator
+from fractions import Fraction
+
+import torch
+from flint import arb
+
+from avow.core.chart import Table
+from avow.numerics import intervals
+from avow.theory.claims import toolbox
+from avow.theory.claims.claim import Evidence, claim
+
+Ends = tuple[Fraction, Fraction]
+
+# Floats whose exponential mpmath 1.3.0 does not enclose at its default precision; found by trying many.
+_POINTS = (75.49186049723357, 81.69777653902975, 264.7099494513692, 694.6006513839093, -219.26001185527815)
+
+
+def _exp_by_mpmath(x: float) -> Ends:
+    """The ends of mpmath's interval for e^x, exactly."""
+    mpmath = importlib.import_module("mpmath")
+    ends = mpmath.iv.exp(mpmath.iv.mpf(x))._mpi_
+    low, high = ((-1) ** sign * int(mantissa) * Fraction(2) ** exponent for sign, mantissa, exponent, _ in ends)
+    return low, high
+
+
+def _exp_by_balls(x: float) -> Ends:
+    """The ends of a ball for e^x, as floats outside it."""
+    with intervals.precision(53):
+        found = arb(x).exp()
+        return Fraction(intervals.lower(found)), Fraction(intervals.upper(found))
+
+
+def _exp_picture() -> Table:
+    rows = []
+    for x in _POINTS:
+        low, high = _exp_by_balls(x)
+        rows.append((repr(x), repr(float(low)), repr(float(high))))
+    return Table("Intervals that do hold e^x at these points", ("x", "low", "high"), rows)
+
+
+@claim(
+    "mpmath-iv-exp",
+    topic="neighbours",
+    expected="refuted",
+    statement=r"e^x \in \texttt{mpmath.iv.exp}(x)",
+    plain="The interval exponential of mpmath 1.3.0 encloses the exponential.",
+    assumptions=("mpmath 1.3.0, at its default precision of 53 bits",),
+    requires=("mpmath==1.3.0",),
+    subject=_exp_by_mpmath,
+    sabotage={"balls of python-flint": _exp_by_balls},
+    picture=_exp_picture,
+)
+def mpmath_iv_exp(enclosure: Callable[[float], Ends]) -> Iterator[Evidence]:
+    found = next((x for x in _POINTS if _outside(arb(x).exp, *enclosure(x))), _POINTS[0])
+    low, high = enclosure(found)
+    yield toolbox.counterexample(
+        _outside(arb(found).exp, low, high),
+        f"e^{found} lies outside the interval given for it",
+        "balls of python-flint at up to 4,096 bits",
+        x=repr(found),
+        low=str(low),
+        high=str(high),
+        truth=_digits(arb(found).exp),
+        version="mpmath 1.3.0",
+    )
+
+
+def _outside(truth: Callable[[], arb], low: Fraction, high: Fraction) -> bool:
+    """Whether a number certainly lies outside an interval."""
+
+    def answer() -> bool | None:
+        x = truth()
+        ends = [intervals.ball(end) for end in (low, high)]
+        if x < ends[0] or x > ends[1]:
+            return True
+        return False if ends[0] <= x <= ends[1] else None
+
+    return intervals.decided(answer, most=4096) is True
+
+
+def _digits(number: Callable[[], arb]) -> str:
+    """Thirty digits of a number."""
+    with intervals.precision(128):
+        return number().str(30, radius=False)
+
+
+# The box of two logits, and a corner of it: the first logit as low as it goes, the second as high.
+_LOW, _HIGH = (-100.0, -100.0), (0.0, -60.0)
+_CORNER = (-100.0, -60.0)
+
+Bounds = Callable[[torch.Tensor, torch.Tensor], tuple[torch.Tensor, torch.Tensor]]
+
+
+def _softmax_by_auto_lirpa(low: torch.Tensor, high: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """The bounds of auto_LiRPA's own softmax operator, by intervals."""
+    operator = importlib.import_module("auto_LiRPA.operators.softmax").BoundSoftmax
+    # Of its node in a network, the operator reads these three alone.
+    node = types.SimpleNamespace(option="interval", perturbed=True, axis=-1)
+    return operator.interval_propagate(node, (low, high))
+
+
+def _softmax_by_corners(low: torch.Tensor, high: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """The least and most each weight can be: its own logit at one end, all others at the other."""
+    n = low.shape[-1]
+    own = torch.eye(n, dtype=torch.bool)
+    weights = [torch.softmax(torch.where(own, a, b), -1).diagonal() for a, b in ((low, high), (high, low))]
+    return weights[0] * (1 - 1e-12), weights[1] * (1 + 1e-12)
+
+
+def _softmax_picture() -> Table:
+    low, high = _softmax_by_corners(*(torch.tensor(ends, dtype=torch.float64) for ends in (_LOW, _HIGH)))
+    truth = torch.softmax(torch.tensor(_CORNER, dtype=torch.float64), -1)
+    rows = [(f"weight {i + 1}", float(low[i]), float(high[i]), float(truth[i])) for i in range(2)]
+    title = "Softmax over [−100, 0] × [−100, −60]: bounds that hold, and the weights at (−100, −60)"
+    return Table(title, ("", "least", "most", "at the corner"), rows)
+
+
+@claim(
+    "auto-lirpa-softmax",
+    topic="neighbours",
+    expected="refuted",
+    statement=r"x \in [\ell, u] \;\Rightarrow\; \mathrm{softmax}(x)_i \le \overline{\mathrm{softmax}}_i(\ell, u)"
+    r" \text{ as auto\_LiRPA computes it}",
+    plain="The bounds that auto_LiRPA 0.3 gives for softmax over a box of logits, by intervals, hold.",
+    assumptions=("auto_LiRPA 0.3, its softmax operator by intervals, which is not its default",),
+    requires=("auto_LiRPA==0.3",),
+    subject=_softmax_by_auto_lirpa,
+    sabotage={"bounds from the corners": _softmax_by_corners},
+    picture=_softmax_picture,
+)
+def auto_lirpa_softmax(bounds: Bounds) -> Iterator[Evidence]:
+    _, most = bounds(*(torch.tensor(ends, dtype=torch.float64) for ends in (_LOW, _HIGH)))
+    weight = intervals.softmax([arb(x) for x in _CORNER])[1]
+    yield toolbox.counterexample(
+        bool(weight > arb(float(most[1]))),
+        "at (−100, −60) the second weight exceeds its upper bound: 1e-12 was added to a far smaller denominator",
+        "balls of python-flint",
+        bound=float(most[1]),
+        weight=weight.str(15, radius=False),
+        version="auto_LiRPA 0.3",
+    )

@@ -1,0 +1,333 @@
+r"""What one query does when the keys it was made for are noisy.
+
+The query of an average, :math:`q = \beta(\mu_a + \mu_b)` with orthonormal means, holds while the noise of its scores is
+small, and picks one key at random when it is not.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from fractions import Fraction
+from typing import Any, NamedTuple
+
+import sympy
+from flint import arb
+from sympy import Matrix, Rational, Symbol, erf, exp, sqrt
+
+from avow.core.chart import Chart, Table
+from avow.numerics import intervals
+from avow.theory.claims import toolbox
+from avow.theory.claims.claim import Evidence, claim
+from avow.theory.constructions.laws import DiscreteLaw, GaussianLaw
+from avow.theory.constructions.noise import noise_analysis
+
+alpha = Symbol("alpha", positive=True)
+beta = Symbol("beta", positive=True)
+delta = Symbol("delta", positive=True)
+# Coordinates in an orthonormal basis of the means' span: a score only sees the keys there.
+mean_a, mean_b, mean_j = (Matrix([int(i == axis) for i in range(3)]) for axis in range(3))
+query = beta * (mean_a + mean_b)
+
+
+def _variance(covariance: Matrix) -> Any:
+    """The variance of a key's score."""
+    return (query.T * covariance * query)[0]
+
+
+def _even_picture() -> Chart:
+    products = [10 ** (i / 10) for i in range(-40, 41)]
+    chance = [math.erf(math.log(3) / math.sqrt(8 * product)) for product in products]
+    return Chart(
+        "Two noisy keys: how often both weights are within ¼ of ½",
+        "αβ²",
+        "probability",
+        {"erf(ln 3/√(8αβ²))": (products, chance)},
+        log_x=True,
+    )
+
+
+@claim(
+    "noise-isotropic",
+    topic="queries",
+    expected="corrected",
+    statement=r"k_i \sim N(\mu_i, \alpha I),\ \mu_i \text{ orthonormal},\ q = \beta(\mu_a+\mu_b):\quad"
+    r"\alpha \to 0,\ \beta \to \infty \;\Rightarrow\; \alpha_a, \alpha_b \to \tfrac12",
+    plain="Keys with isotropic noise of vanishing variance α: β(μ_a + μ_b) with β large still averages.",
+    amended=r"(k_a-k_b)\cdot q \sim N(0, 4\alpha\beta^2), \text{ so } \alpha_a,\alpha_b \to \tfrac12 \text{ in"
+    r" probability as }\beta\to\infty,\ \alpha\beta^2 \to 0; \text{ not where } \alpha\beta^2 \not\to 0",
+    amended_plain="The gap between the two scores has variance 4αβ². The query averages when αβ² → 0, not"
+    " merely α → 0.",
+    assumptions=("real arithmetic", "keys are independent", "n ≥ 2 keys, their number fixed"),
+    subject=lambda alpha, beta: 4 * alpha * beta**2,
+    sabotage={
+        "only one of the two keys moves": lambda alpha, beta: 2 * alpha * beta**2,
+        "a query that does not amplify noise": lambda alpha, beta: 4 * alpha,
+    },
+    picture=_even_picture,
+)
+def noise_isotropic(variance: Any) -> Iterator[Evidence]:
+    spread = alpha * sympy.eye(3)
+    claimed = variance(alpha, beta)
+    gap = 2 * _variance(spread)
+    yield toolbox.identity(gap, claimed, "independent keys: the gap (k_a − k_b)·q has variance 2α‖q‖² = 4αβ²", True)
+    mean = (mean_a - mean_b).dot(query)
+    yield toolbox.identity(mean, 0, "and mean 0", True)
+
+    v = Symbol("v", positive=True)
+    within = erf(delta / sqrt(2 * v))
+    one_over = erf(delta / sqrt(2 * claimed.subs(alpha, 1 / beta)))
+    yield toolbox.identity(
+        sympy.limit(one_over, beta, sympy.oo), 0, "α = 1/β vanishes, yet P(|gap| ≤ δ) → 0 for every δ"
+    )
+    noise, strength = arb(1) / 10**6, arb(10**4)
+    even = ((arb(3).log()) / (2 * variance(noise, strength)).sqrt()).erf()
+    yield toolbox.counterexample(
+        bool(even < 0.05),
+        "two keys, α = 10⁻⁶, β = 10⁴: the weights are within ¼ of ½ (|gap| ≤ ln 3) less than once in twenty",
+        "exact law in balls",
+        alpha=1e-6,
+        beta=1e4,
+        variance=variance(noise, strength).str(8),
+        probability=even.str(12),
+    )
+
+    yield toolbox.identity(sympy.limit(within, v, 0, "+"), 1, "P(|gap| ≤ δ) = erf(δ/√(2v)) → 1 as v = 4αβ² → 0", True)
+    yield toolbox.identity(sympy.limit(within, v, sympy.oo), 0, "it depends on αβ² alone, and → 0 as αβ² → ∞", True)
+    yield toolbox.nonnegative(
+        -sympy.diff(within, v), "it falls as αβ² grows: where αβ² ≥ c, it is at most that of c", True
+    )
+    yield toolbox.identity(
+        sympy.limit(within, delta, 0, "+"), 0, "which → 0 with δ: αβ² that does not vanish leaves no average", True
+    )
+    to_other = (mean_a - mean_j).dot(query)
+    yield toolbox.identity(to_other, beta, "a gap from a or b to any other key has mean β and the same variance", True)
+    behind = (1 - erf(to_other / 2 / sqrt(2 * claimed))) / 2
+    yield toolbox.identity(
+        sympy.limit(behind, alpha, 0, "+"),
+        0,
+        "P(a gap to key j < β/2) = Φ(−1/(4√α)) → 0, whatever β; there are 2(n − 2) of them",
+        True,
+    )
+    yield from _even_while_the_gap_is_small()
+    quiet, strong = arb(1) / 10**6, arb(30)
+    sigma = variance(quiet, strong).sqrt()
+    fails = 1 - (arb(3) / 10 / sigma / arb(2).sqrt()).erf() + 2 * 998 * intervals.normal_cdf(-strong / 2 / sigma)
+    least = 1 / (1 + (arb(3) / 10).exp() + 998 * (-strong / 2).exp())
+    yield toolbox.law(
+        1 - fails,
+        0.999999,
+        1,
+        "a thousand keys, α = 10⁻⁶, β = 30: probability at least this that both weights are as large as `weights`",
+        True,
+        alpha=1e-6,
+        beta=30,
+        weights=least.str(10),
+    )
+
+
+def _even_while_the_gap_is_small() -> Iterator[Evidence]:
+    """Where the gap is within δ and no other key nearer than β/2, both weights lie about ½."""
+    rival, others, x, y = (Symbol(name, nonnegative=True) for name in ("A", "B", "x", "y"))
+    yield toolbox.nonnegative(
+        1 / (1 + rival + others) - 1 / (1 + (rival + x) + (others + y)),
+        "e^(s_b − s_a) = A ≤ e^δ and the others' sum B ≤ (n−2)e^(−β/2): α_a ≥ 1/(1 + e^δ + (n−2)e^(−β/2)), so α_b too",
+        True,
+    )
+    least = 1 / (1 + exp(delta) + others * exp(-beta / 2))
+    yield toolbox.identity(
+        sympy.limit(sympy.limit(least, beta, sympy.oo), delta, 0),
+        Rational(1, 2),
+        "which → ½ as β → ∞, then δ → 0; and two weights of at least ½ − o(1) are at most ½ + o(1)",
+        True,
+    )
+
+
+class Stretch(NamedTuple):
+    """The two lengths a key may come in."""
+
+    short: Rational
+    long: Rational
+
+
+def _weights(stretch: float, n: int, eps: float) -> tuple[float, float]:
+    t = n / eps
+    total = t**stretch + t + n - 2
+    return t**stretch / total, t / total
+
+
+def _stretch_picture() -> Table:
+    rows = [
+        (n, eps, c, *_weights(c, n, eps)) for n in (10, 1000, 100000) for eps in (0.1, 0.01) for c in (0.5, 1.0, 1.5)
+    ]
+    return Table("Weights when key 1 comes c times as long", ("keys", "ε", "c", "on value 1", "on value 2"), rows)
+
+
+@claim(
+    "noise-one-key-discrete",
+    topic="queries",
+    expected="proved",
+    statement=r"k_1 = c\,u,\ c\in\{\tfrac12,\tfrac32\},\ q = \ln(n/\varepsilon)(u+k_2):\quad"
+    r"\alpha_1/\alpha_2 = e^{(c-1)\ln(n/\varepsilon)} = (n/\varepsilon)^{\pm1/2}",
+    plain="If key 1 comes half or one and a half times as long, the query of an average gives one value or the other,"
+    " never their mean.",
+    assumptions=("real arithmetic", "u, k_2, …, k_n orthonormal", "n ≥ 2, 0 < ε ≤ 1"),
+    subject=Stretch(Rational(1, 2), Rational(3, 2)),
+    sabotage={
+        "a key of the right length": Stretch(Rational(1), Rational(1)),
+        "a key that is only ever too long": Stretch(Rational(5, 4), Rational(3, 2)),
+    },
+    picture=_stretch_picture,
+)
+def noise_one_key_discrete(stretch: Stretch) -> Iterator[Evidence]:
+    # n/ε = z², so both powers are visible; n − 2 others.
+    z, others = Symbol("z", positive=True), Symbol("j", integer=True, nonnegative=True)
+    eps = (others + 2) / z**2
+    first = [z ** (2 * c) for c in stretch]
+    second = z**2
+    for name, term, power in (("short", first[0], -1), ("long", first[1], 1)):
+        says = f"the {name} key: e^(s_1)/e^(s_2) = (n/ε)^(c−1) = (n/ε)^({power}/2)"
+        yield toolbox.identity(term / second, z**power, says)
+    to_second = second / (first[0] + second + others)
+    yield toolbox.nonnegative(to_second - 1 / (1 + eps + 1 / z), "c = ½: α_2 ≥ 1/(1 + ε + (n/ε)^(−1/2))")
+    to_first = first[1] / (first[1] + second + others)
+    yield toolbox.nonnegative(to_first - 1 / (1 + (1 + eps) / z), "c = 3/2: α_1 ≥ 1/(1 + (1 + ε)·(n/ε)^(−1/2))")
+    free = Symbol("varepsilon", positive=True)
+    yield toolbox.identity(sympy.limit(1 / (1 + (1 + free) / z), z, sympy.oo), 1, "so as n/ε → ∞ it is all v_1")
+    yield toolbox.identity(
+        sympy.limit(1 / (1 + free + 1 / z), z, sympy.oo),
+        1 / (1 + free),
+        "or v_2, to ε; with equal chances the mean is never seen",
+    )
+    for c, near in zip(stretch, ((0.0031, 0.987), (0.9968, 0.0032)), strict=True):
+        yield _near(c, near)
+    t = math.log(1000 / 0.01)
+    law = DiscreteLaw((Fraction(1, 2), Fraction(3, 2)), (Fraction(1, 2), Fraction(1, 2)))
+    found = noise_analysis(1000, [{0: t, 1: t}], law, eta=0.9)
+    yield toolbox.enclosed(
+        lambda: found.success == (0.0, 0.0),
+        "the library's analysis: neither outcome comes within 0.9·max‖v‖ of the mean",
+        errors=[outcome.error[0] for outcome in found.outcomes],
+    )
+
+
+def _near(c: Rational, near: tuple[float, float]) -> Evidence:
+    def weights() -> tuple[arb, arb]:
+        t = arb(1000) * 100
+        raised = (t.log() * int(c.p) / int(c.q)).exp()
+        return raised / (raised + t + 998), t / (raised + t + 998)
+
+    return toolbox.enclosed(
+        lambda: all(bool(abs(weight - value) < 5e-5) for weight, value in zip(weights(), near, strict=True)),
+        f"a thousand keys, ε = 0.01, c = {c}: the weights are {near} to four places",
+        n=1000,
+        eps=0.01,
+        first=weights()[0].str(12),
+        second=weights()[1].str(12),
+    )
+
+
+class Scaled(NamedTuple):
+    """The weights of two keys when key a is X times its mean, and the variance of X."""
+
+    weight_a: Any
+    weight_b: Any
+    variance: Rational
+
+
+def _logistic(x: Any) -> Any:
+    return 1 / (1 + exp(-x))
+
+
+def _scaled_picture() -> Chart:
+    shares = [i / 200 for i in range(1, 200)]
+
+    def below(share: float, strength: float) -> float:
+        return 0.5 * (1 + math.erf(math.log(share / (1 - share)) / strength))
+
+    series = {f"β = {strength}": (shares, [below(share, strength) for share in shares]) for strength in (1, 5, 25, 500)}
+    return Chart("Key a is X ~ N(1, ½) times its mean: how its weight is distributed", "w", "P(α_a ≤ w)", series)
+
+
+@claim(
+    "noise-one-key-gauss",
+    topic="queries",
+    expected="corrected",
+    statement=r"\Sigma_a = \alpha I + \tfrac12\mu_a\mu_a^\top,\ \alpha \to 0:\quad k_a \approx X\mu_a,\ X \in"
+    r" [\tfrac12,\tfrac32],\quad \alpha_a = \alpha_b = \frac{1}{1+e^{\beta(1-X)}}",
+    plain="With noise ½ along its own mean, key a is X times its mean with X between ½ and 3/2, and both weights are"
+    " 1/(1 + e^(β(1−X))).",
+    amended=r"X \sim N(1,\tfrac12),\ P(X<0) = \Phi(-\sqrt2);\quad \alpha_a = \sigma(\beta(X-1)),\ \alpha_b ="
+    r" \sigma(\beta(1-X));\quad \alpha_a \to \mathrm{Bernoulli}(\tfrac12) \text{ as } \beta\to\infty",
+    amended_plain="X is normal with mean 1 and variance ½: unbounded, and negative with probability 0.0786. The weights"
+    " are σ(β(X−1)) and σ(β(1−X)); as β grows, one key takes all, each half of the time.",
+    assumptions=("real arithmetic", "two keys, q = β(μ_a + μ_b), orthonormal means", "α → 0 where X is spoken of"),
+    subject=Scaled(
+        lambda beta, x: _logistic(beta * (x - 1)), lambda beta, x: _logistic(beta * (1 - x)), Rational(1, 2)
+    ),
+    sabotage={
+        "the same weight for both": Scaled(
+            lambda beta, x: _logistic(beta * (x - 1)), lambda beta, x: _logistic(beta * (x - 1)), Rational(1, 2)
+        ),
+        "½ taken for the standard deviation": Scaled(
+            lambda beta, x: _logistic(beta * (x - 1)), lambda beta, x: _logistic(beta * (1 - x)), Rational(1, 4)
+        ),
+    },
+    picture=_scaled_picture,
+)
+def noise_one_key_gauss(scaled: Scaled) -> Iterator[Evidence]:
+    outside = (arb(1) / 2).erfc()
+    yield toolbox.counterexample(
+        bool(outside > 0.479),
+        "X leaves [½, 3/2] nearly half of the time: 2Φ(−1/√2)",
+        "exact law in balls",
+        probability=outside.str(15),
+    )
+    true_b, stated_b = 1 / (1 + arb(5).exp()), 1 / (1 + arb(-5).exp())
+    yield toolbox.counterexample(
+        bool(stated_b - true_b > 0.98),
+        "β = 10, X = 3/2: key b has weight 0.0067, not the 0.9933 stated for both, which would sum to 1.99",
+        "balls",
+        stated=stated_b.str(10),
+        true=true_b.str(10),
+    )
+
+    spread = alpha * sympy.eye(3)
+    stretched = spread + mean_a * mean_a.T / 2
+    along = (mean_a.T * stretched * mean_a)[0]
+    yield toolbox.identity(sympy.limit(along, alpha, 0), scaled.variance, "X = ⟨k_a, μ_a⟩ has variance α + ½ → ½", True)
+    x = Symbol("X", real=True)
+    scores = beta * x, beta
+    for name, score, weight in zip("ab", scores, scaled[:2], strict=True):
+        share = exp(score) / (exp(scores[0]) + exp(scores[1]))
+        yield toolbox.identity(weight(beta, x), share, f"k_a = X·μ_a, scores βX and β: the weight of key {name}", True)
+    sigma = intervals.ball(Fraction(scaled.variance)).sqrt()
+    yield toolbox.law(
+        intervals.normal_cdf(-1 / sigma),
+        0.0786496035251,
+        0.0786496035252,
+        "P(X < 0) = Φ(−√2): the key points the other way",
+        True,
+    )
+    gap = _variance(stretched) + _variance(spread)
+    yield toolbox.identity(
+        gap, beta**2 * (scaled.variance + 4 * alpha), "the gap has mean 0 and variance β²(½ + 4α)", True
+    )
+    logit, weakness = Symbol("y", real=True), Symbol("z", positive=True)
+    below = (1 + erf(sympy.simplify(logit / sqrt(2 * gap).subs(beta, 1 / weakness)))) / 2
+    yield toolbox.identity(
+        below.subs(weakness, 0),
+        Rational(1, 2),
+        "P(α_a ≤ w) = Φ(logit(w)/√variance), continuous in 1/β, is ½ at 1/β = 0 for every w in (0, 1): Bernoulli(½)",
+        True,
+    )
+    torn = 2 * intervals.normal_cdf(-(arb(99).log()) / (1000 * sigma))
+    yield toolbox.law(torn, 0.99, 1, "β = 1000, α = 0: one key has over 99% of the weight, with this probability", True)
+    found = noise_analysis(2, [{0: 1000.0, 1: 1000.0}], GaussianLaw(1.0, float(scaled.variance)), eta=0.01)
+    yield toolbox.enclosed(
+        lambda: found.variance[0] > 0.249,
+        "the library's analysis at β = 1000: the weight's variance is nearly that of a fair coin, ¼",
+        True,
+        mean=list(found.mean),
+        variance=list(found.variance),
+    )

@@ -1,0 +1,237 @@
+r"""How far apart the sinusoidal encodings of two positions are, in real numbers and in the types that store them.
+
+.. math:: e(p) = \bigl(\sin(p\,\omega_j), \cos(p\,\omega_j)\bigr)_{j < d/2}, \quad \omega_j = 10000^{-2j/d}
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from fractions import Fraction
+from functools import cache
+from typing import Any, NamedTuple
+
+import sympy
+import torch
+from flint import arb
+from sympy import Symbol
+from torch import Tensor
+
+from avow.core import named
+from avow.core.chart import Table
+from avow.numerics import intervals
+from avow.theory.claims import toolbox
+from avow.theory.claims.claim import Evidence, Unproved, claim
+
+LAST = 4096
+TYPES = (torch.float64, torch.float32, torch.float16, torch.bfloat16)
+WIDTHS = (2, 4, 8, 64)
+
+
+class Encoding(NamedTuple):
+    """The first frequency, for proofs and as a ball, and two positions to be told apart by its pair in bfloat16."""
+
+    frequency: Any
+    ball: Callable[[], arb]
+    twins: tuple[int, int]
+
+
+def frequencies(d: int) -> list[arb]:
+    return [(arb(10000).log() * (-2 * j) / d).exp() for j in range(d // 2)]
+
+
+@cache
+def distances(d: int) -> list[arb]:
+    """In real arithmetic, the distance of two encodings Δ = 1, …, LAST apart, in balls."""
+    with intervals.precision(80):
+        waves = frequencies(d)
+        halves = (arb(step) / 2 for step in range(1, LAST + 1))
+        return [2 * intervals.norm([(half * wave).sin() for wave in waves]) for half in halves]
+
+
+@cache
+def encodings(d: int) -> Tensor:
+    """All encodings of positions 0, …, LAST, each entry the float64 within one rounding of the real number."""
+    with intervals.precision(80):
+        waves = frequencies(d)
+        rows = [[float(part) for wave in waves for part in (p * wave).sin_cos()] for p in range(LAST + 1)]
+    return torch.tensor(rows, dtype=torch.float64)
+
+
+def stored(d: int, dtype: torch.dtype) -> Tensor:
+    """The encodings rounded once to a type; refused where an entry is too near a tie to know which way it goes."""
+    exact = encodings(d)
+    if dtype == torch.float64:
+        return exact
+    low, high = (_rounded(exact * (1 + sign * 2**-50), dtype) for sign in (-1, 1))
+    if not torch.equal(low, high):
+        raise Unproved(f"an entry of width {d} lies too near a tie of {named(dtype)}")
+    return low
+
+
+def _rounded(x: Tensor, dtype: torch.dtype) -> Tensor:
+    """To the nearest number of a narrower type, in float64: PyTorch goes by way of float32, and rounds twice."""
+    form = torch.finfo(dtype)
+    _, exponent = torch.frexp(x)
+    spacing = torch.ldexp(torch.full_like(x, form.eps / 2), exponent).clamp(min=form.eps * form.tiny)
+    return torch.round(x / spacing) * spacing
+
+
+class Nearest(NamedTuple):
+    """The two positions nearest to each other: their distance, the smaller one, and how far they are apart."""
+
+    distance: float
+    position: int
+    step: int
+
+
+@cache
+def nearest(d: int, dtype: torch.dtype) -> Nearest:
+    """The nearest two of all encodings as stored, searched where rounding leaves a chance."""
+    rows = stored(d, dtype)
+    real = [float(distance) for distance in distances(d)]
+    # Entries are at most 1, so each moves by at most eps/2 and two encodings by 2·√d·eps/2 to each other.
+    chance = min(real) + 2 * d**0.5 * torch.finfo(dtype).eps
+    best = Nearest(float("inf"), 0, 0)
+    for step in (i + 1 for i, distance in enumerate(real) if distance <= chance):
+        apart = torch.linalg.vector_norm(rows[step:] - rows[:-step], dim=-1)
+        least, place = apart.min(0)
+        if float(least) < best.distance:
+            best = Nearest(float(least), int(place), step)
+    return best
+
+
+def _picture() -> Table:
+    rows = []
+    for d in WIDTHS:
+        found = [nearest(d, dtype) for dtype in TYPES]
+        rows.append((d, *(f"{one.distance:.6g} (Δ = {one.step})" for one in found)))
+    title = f"The smallest distance of two encodings, positions 0 to {LAST}"
+    return Table(title, ("width", *map(named, TYPES)), rows)
+
+
+@claim(
+    "sinusoid-distinct",
+    topic="heads",
+    expected="corrected",
+    statement=r"p \ne p' \;\Rightarrow\; e(p) \ne e(p') \text{ as stored, for every width and type}",
+    plain="Sinusoidal encodings of different integer positions differ.",
+    amended=r"\|e(p+\Delta)-e(p)\|^2 = \textstyle\sum_j 4\sin^2(\Delta\omega_j/2) > 0 \text{ in real"
+    r" arithmetic, by the first pair"
+    r" alone}; \text{ stored with width 64, positions } 0..4096 \text{ are over } 1.4 \text{ apart in every type}",
+    amended_plain="In real arithmetic they differ, by the first sine and cosine alone, since 2π is irrational; how far"
+    " depends on the distance of the positions only. That pair comes within 6.03e-5 at 710 positions, which bfloat16"
+    " and float16 cannot hold; a full encoding of width 64 stays over 1.4 apart up to 4096 in every type.",
+    assumptions=(
+        "π is irrational (Lambert)",
+        "entries are computed exactly and rounded once, to nearest",
+        "positions themselves are exact: bfloat16 has no 257",
+    ),
+    subject=Encoding(sympy.Integer(1), lambda: arb(1), (1, 711)),
+    sabotage={
+        "a first wave of a hundred positions": Encoding(sympy.pi / 50, lambda: arb.pi() / 50, (1, 101)),
+        "neighbours taken for twins": Encoding(sympy.Integer(1), lambda: arb(1), (1, 2)),
+    },
+    picture=_picture,
+)
+def sinusoid_distinct(encoding: Encoding) -> Iterator[Evidence]:
+    yield _equal_once_stored(encoding)
+    yield _no_such_position()
+    p, step, wave = (Symbol(name, real=True) for name in ("p", "Delta", "omega"))
+    turn = (sympy.sin((p + step) * wave) - sympy.sin(p * wave)) ** 2
+    turn += (sympy.cos((p + step) * wave) - sympy.cos(p * wave)) ** 2
+    yield toolbox.identity(
+        turn,
+        4 * sympy.sin(step * wave / 2) ** 2,
+        "a pair is 2|sin(Δω/2)| apart, wherever p is: it depends on Δ alone",
+        True,
+    )
+    yield _no_whole_period(encoding)
+    yield _first_pair(encoding.ball)
+    yield from _by_width()
+
+
+def _equal_once_stored(encoding: Encoding) -> Evidence:
+    def pair(p: int, dtype: torch.dtype) -> list[Fraction | float]:
+        return [
+            toolbox.rounded(lambda: (p * encoding.ball()).sin(), dtype),
+            toolbox.rounded(lambda: (p * encoding.ball()).cos(), dtype),
+        ]
+
+    first, second = (pair(p, torch.bfloat16) for p in encoding.twins)
+    apart = 2 * abs((arb(encoding.twins[1] - encoding.twins[0]) * encoding.ball() / 2).sin())
+    return toolbox.counterexample(
+        first == second,
+        f"width 2: positions {encoding.twins[0]} and {encoding.twins[1]} have one and the same encoding in bfloat16",
+        "balls",
+        stored=[str(entry) for entry in first],
+        **{"apart in real numbers": apart.str(8)},
+    )
+
+
+def _no_such_position() -> Evidence:
+    held = torch.tensor([256, 257]).to(torch.bfloat16)
+    return toolbox.counterexample(
+        bool(held[0] == held[1]),
+        "any width: positions 256 and 257 are one number in bfloat16, so encodings computed there from"
+        " positions are equal",
+        "bfloat16 itself",
+        held=held.tolist(),
+    )
+
+
+def _no_whole_period(encoding: Encoding) -> Evidence:
+    turns = Symbol("k", integer=True, nonzero=True)
+    if (2 * sympy.pi * turns / encoding.frequency).is_irrational is not True:
+        raise Unproved("the first wave may come round after a whole number of positions")
+    says = "sin(Δω_0/2) = 0 only at Δ = 2πk/ω_0, which is irrational for k ≠ 0: no whole Δ but 0"
+    return Evidence("symbolic", says, {"zeros": sympy.latex(2 * sympy.pi * turns / encoding.frequency)}, True)
+
+
+def _first_pair(wave: Callable[[], arb], last: int = 100_000) -> Evidence:
+    with intervals.precision(80):
+        half = wave() / 2
+        apart = {step: 2 * abs((step * half).sin()) for step in range(1, last + 1)}
+    closest = min(apart, key=lambda step: float(apart[step]))
+    least = apart[closest]
+    return toolbox.enclosed(
+        lambda: (
+            closest == 710
+            and bool(abs(least - arb("6.03e-5")) < arb("5e-8"))
+            and all(bool(other >= least) or step == closest for step, other in apart.items())
+        ),
+        f"no two positions up to {last} apart are nearer in the first pair than these, 6.03e-5",
+        True,
+        step=closest,
+        distance=least.str(12),
+    )
+
+
+def _by_width() -> Iterator[Evidence]:
+    for d in WIDTHS:
+        yield _smallest(d)
+    for dtype in TYPES:
+        yield _apart_once_stored(64, dtype)
+
+
+def _smallest(d: int) -> Evidence:
+    real = distances(d)
+    closest = min(range(LAST), key=lambda i: float(real[i]))
+    return toolbox.enclosed(
+        lambda: all(bool(other > real[closest]) or i == closest for i, other in enumerate(real)),
+        f"width {d}, positions 0 to {LAST}: the smallest distance in real numbers, and as each type holds it",
+        True,
+        step=closest + 1,
+        distance=real[closest].str(12),
+        **{named(dtype): nearest(d, dtype)._asdict() for dtype in TYPES},
+    )
+
+
+def _apart_once_stored(d: int, dtype: torch.dtype) -> Evidence:
+    moved = 2 * arb(d).sqrt() * torch.finfo(dtype).eps / 2
+    least = min(distances(d), key=float) - moved
+    return toolbox.enclosed(
+        lambda: bool(least > 1.4),
+        f"width {d} in {named(dtype)}: no entry moves by over eps/2, so no two encodings are within 1.4",
+        True,
+        at_least=intervals.lower(least),
+    )

@@ -1,0 +1,363 @@
+r"""What one query can copy, and how short it may be.
+
+Keys :math:`k_1 \dots k_n`, scores :math:`s_i = \langle k_i, q \rangle`, weights :math:`\alpha = softmax(s)`. Everything
+is shown for every number of keys, dimension and :math:`\varepsilon`: a few vectors span a small space whatever the
+dimension, so coordinates in an orthonormal basis of that span lose nothing.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from fractions import Fraction
+from typing import Any, NamedTuple
+
+import sympy
+import torch
+from flint import arb
+from sympy import Matrix, Rational, Symbol, exp, log, sqrt
+
+from avow.core.chart import Chart
+from avow.errors import InsideHull
+from avow.numerics import intervals
+from avow.theory.claims import toolbox
+from avow.theory.claims.claim import Evidence, Unproved, claim
+from avow.theory.constructions.queries import copy_query
+
+# n keys, m of them others; an excess that is not negative; an ε below 1.
+m = Symbol("m", integer=True, positive=True)
+n = m + 1
+eps = Symbol("varepsilon", positive=True)
+slack = Symbol("delta", nonnegative=True)
+below_one = 1 / (1 + Symbol("x", positive=True))
+
+
+def tangent(amended: bool = False) -> Iterator[Evidence]:
+    """:math:`e^u \\ge 1 + u` for every real u: a convex function stays above its tangent."""
+    u = Symbol("u", real=True)
+    above = exp(u) - 1 - u
+    yield toolbox.identity(above.subs(u, 0), 0, "e^u − 1 − u is 0 at u = 0", amended)
+    yield toolbox.identity(sympy.diff(above, u).subs(u, 0), 0, "so is its slope", amended)
+    bend = sympy.diff(above, u, 2)
+    yield toolbox.nonnegative(bend, "and it bends upwards everywhere, so e^u ≥ 1 + u for every u", amended)
+
+
+class Lengths(NamedTuple):
+    """How far along k_1 the query goes: as stated for separation 1, and for separation r."""
+
+    stated: Any
+    general: Any
+
+
+def _copied(n: int, scale: float, cosine: float = 0.5) -> float:
+    """The weight on key 1 where n − 1 other unit keys have this cosine with it."""
+    return 1 / (1 + (n - 1) * math.exp(-scale * (1 - cosine)))
+
+
+def _copy_separated_picture() -> Chart:
+    scales = [0.5 * i for i in range(61)]
+    series = {f"{n} keys": (scales, [_copied(n, scale) for scale in scales]) for n in (10, 100, 1000, 100000)}
+    return Chart("Other keys at distance 1: the weight copied", "length of the query", "weight on key 1", series)
+
+
+@claim(
+    "copy-separated",
+    topic="queries",
+    expected="proved",
+    statement=r"\|k_i\| = 1,\ \|k_1 - k_i\| \ge 1 \;\Rightarrow\; q = 2\ln(n/\varepsilon)\,k_1 \text{ has norm }"
+    r"2\ln(n/\varepsilon) \text{ and } \alpha_1 \ge \frac{1}{1+\varepsilon}",
+    plain="Among unit keys that keep a distance of at least 1 from key 1, a query of length 2·ln(n/ε) along key 1 puts"
+    " all but ε/(1+ε) of the weight on it.",
+    assumptions=("real arithmetic", "n ≥ 2, 0 < ε < 1, any dimension", "for separation r: t = (2/r²)·ln((n−1)/ε)"),
+    subject=Lengths(
+        stated=lambda n, eps: 2 * log(n / eps),
+        general=lambda n, eps, r: 2 / r**2 * log((n - 1) / eps),
+    ),
+    sabotage={
+        "half as long": Lengths(lambda n, eps: log(n / eps), lambda n, eps, r: 2 / r**2 * log((n - 1) / eps)),
+        "blind to how many keys there are": Lengths(
+            lambda n, eps: 2 * log(1 / eps), lambda n, eps, r: 2 / r**2 * log((n - 1) / eps)
+        ),
+        "1/r in place of 1/r²": Lengths(lambda n, eps: 2 * log(n / eps), lambda n, eps, r: 2 / r * log((n - 1) / eps)),
+    },
+    picture=_copy_separated_picture,
+    needs=("copy-gap",),
+)
+def copy_separated(lengths: Lengths) -> Iterator[Evidence]:
+    cosine = Symbol("c", real=True)
+    r, t = Symbol("r", positive=True), Symbol("t", nonnegative=True)
+    first, other = Matrix([1, 0]), Matrix([cosine, sqrt(1 - cosine**2)])
+    apart = (first - other).dot(first - other)
+    yield toolbox.identity(apart, 2 - 2 * cosine, "two unit keys lie in a plane: ‖k_1 − k_i‖² = 2 − 2⟨k_1, k_i⟩")
+    inner = 1 - (r**2 + slack) / 2
+    yield toolbox.identity(
+        apart.subs(cosine, inner), r**2 + slack, "so ‖k_1 − k_i‖² = r² + δ means ⟨k_1, k_i⟩ = 1 − (r² + δ)/2"
+    )
+    yield toolbox.nonnegative(Rational(1, 2) - inner.subs(r, 1), "at distance 1 or more, ⟨k_1, k_i⟩ ≤ ½")
+    yield toolbox.nonnegative(
+        t * (1 - inner) - t * r**2 / 2, "q = t·k_1 with t ≥ 0: every gap s_1 − s_i is at least t·r²/2"
+    )
+    for name, length, far in (
+        ("2·ln(n/ε)", lengths.stated(n, eps), 1),
+        ("(2/r²)·ln((n−1)/ε)", lengths.general(n, eps, r), r),
+    ):
+        yield toolbox.nonnegative(length.subs(eps, below_one), f"t = {name} is not negative for ε < 1")
+        others = (n - 1) * exp(-length * far**2 / 2)
+        yield toolbox.nonnegative(eps - others, f"t = {name}: n − 1 terms of at most e^(−t·r²/2) sum to at most ε")
+    yield enough()
+    along = lengths.stated(n, eps) * first
+    yield toolbox.identity(along.dot(along), (2 * log(n / eps)) ** 2, "the query's norm is 2·ln(n/ε)")
+    yield _copied_with_keys_at_sixty_degrees(1000, 100)
+    yield toolbox.kept(copy_query(torch.eye(20), target=3, eps=0.01), "the library's query for twenty orthonormal keys")
+
+
+def enough(amended: bool = False) -> Evidence:
+    """A sum of the other exponentials of at most ε is a weight of at least 1/(1+ε)."""
+    total = Symbol("S", nonnegative=True)
+    short = 1 / (1 + total) - 1 / (1 + total + slack)
+    return toolbox.nonnegative(short, "Σ_{i≠1} e^(s_i − s_1) = S ≤ ε gives α_1 = 1/(1+S) ≥ 1/(1+ε)", amended)
+
+
+def _copied_with_keys_at_sixty_degrees(count: int, one_over_eps: int) -> Evidence:
+    def weight() -> arb:
+        length = 2 * (arb(count) * one_over_eps).log()
+        return 1 / (1 + (count - 1) * (-length / 2).exp())
+
+    least = Fraction(one_over_eps, one_over_eps + 1)
+    return toolbox.enclosed(
+        lambda: weight() > intervals.ball(least),
+        "the nearest keys allowed, all at 60° to k_1",
+        n=count,
+        eps=1 / one_over_eps,
+        length=(2 * (arb(count) * one_over_eps).log()).str(12),
+        weight=weight().str(12),
+        promised=str(least),
+    )
+
+
+def _copy_shortest_picture() -> Chart:
+    counts = [2**i for i in range(1, 21)]
+    stated = [2 * math.log(n / 0.01) for n in counts]
+    shortest = [math.sqrt((n - 1) / n) * math.log((n - 1) / 0.01) for n in counts]
+    series = {"2·ln(n/ε)": (counts, stated), "the shortest, orthonormal keys": (counts, shortest)}
+    return Chart("How long a query must be to copy, ε = 0.01", "keys", "length", series, log_x=True)
+
+
+@claim(
+    "copy-shortest",
+    topic="queries",
+    expected="refuted",
+    statement=r"\|k_i\| = 1,\ \|k_1-k_i\| \ge 1,\ \alpha_1 \ge \tfrac{1}{1+\varepsilon} \;\Rightarrow\;"
+    r"\|q\| \ge \tfrac12\cdot 2\ln(n/\varepsilon)",
+    plain="The query 2·ln(n/ε)·k_1 is about as short as a query that copies can be: none is half as long.",
+    assumptions=("real arithmetic", "n ≥ 2, 0 < ε < 1", "the counterexample has orthonormal keys"),
+    # q = a·k_1 + b·Σ k_i: what a shorter query has along the key it copies, and along every other.
+    subject=lambda n, eps, log: ((n - 1) / n * log((n - 1) / eps), -log((n - 1) / eps) / n),
+    sabotage={
+        "as long, but along key 1 alone": lambda n, eps, log: (
+            ((n - 1) / n) ** Rational(1, 2) * log((n - 1) / eps),
+            0 * eps,
+        ),
+        "half of it": lambda n, eps, log: ((n - 1) / n * log((n - 1) / eps) / 2, -log((n - 1) / eps) / n / 2),
+        "the stated query itself": lambda n, eps, log: (2 * log(n / eps), 0 * eps),
+    },
+    picture=_copy_shortest_picture,
+    needs=("copy-gap",),
+)
+def copy_shortest(query: Any) -> Iterator[Evidence]:
+    on_first, on_others = query(n, eps, log)
+    gap = log((n - 1) / eps)
+    square = on_first**2 + (n - 1) * on_others**2
+    least = (n - 1) / n * gap**2
+    yield toolbox.identity(square, least, "orthonormal keys, q = a·k_1 + b·Σ k_i: its length is √((n−1)/n)·ln((n−1)/ε)")
+    others = (n - 1) * exp(on_others - on_first)
+    yield toolbox.nonnegative(eps - others, "and it copies: the other terms sum to at most ε")
+
+    yield from tangent()
+    yield toolbox.identity((n - 1) * exp(-gap), eps, "with L = ln((n−1)/ε), n − 1 terms of e^−L sum to ε")
+    mean = Symbol("g", real=True)
+    touched = (n - 1) * exp(-gap) * (1 + gap - mean)
+    yield toolbox.identity(
+        eps - touched,
+        eps * (mean - gap),
+        "tangents at −L: terms that sum to at most ε have a mean gap of at least L (Jensen)",
+    )
+    qq, qc, cc = Symbol("qq", real=True), Symbol("qc", real=True), Symbol("cc", positive=True)
+    left_over = qq - 2 * (qc / cc) * qc + (qc / cc) ** 2 * cc
+    yield toolbox.identity(left_over, qq - qc**2 / cc, "‖q − c·⟨q,c⟩/‖c‖²‖² = ‖q‖² − ⟨q,c⟩²/‖c‖², so ‖q‖ ≥ ⟨q,c⟩/‖c‖")
+    yield toolbox.identity(
+        gap**2 / (1 + (n - 1) * (1 / (n - 1)) ** 2),
+        least,
+        "c = k_1 − mean of the others has ⟨q,c⟩ ≥ L: nothing is shorter than √((n−1)/n)·L, the optimum",
+    )
+    yield toolbox.nonnegative(gap.subs(eps, below_one), "L is not negative for ε < 1, and √((n−1)/n) < 1")
+    yield toolbox.identity(log(n / eps) - gap, log(1 + 1 / m), "ln(n/ε) − L = ln(1 + 1/(n−1))")
+    yield toolbox.nonnegative(
+        log(1 + 1 / m), "which is positive: for every n and ε the stated query is over twice as long"
+    )
+
+    around = [Matrix([1, sign * sqrt(3)]) / 2 for sign in (1, -1)]
+    middle = Matrix([1, 0]) - (around[0] + around[1]) / 2
+    yield toolbox.identity(
+        gap**2 / middle.dot(middle),
+        (2 * gap) ** 2,
+        "where the others surround k_1 at 60°, ‖c‖ = ½ and nothing is shorter than 2·L: in the worst case it is right",
+    )
+    for count in (10, 1000):
+        yield _shorter_query(query, count)
+    around_first = torch.tensor([[1.0, 0.0], [0.5, 0.75**0.5], [0.5, -(0.75**0.5)]], dtype=torch.float64)
+    for name, keys in (("ten orthonormal keys", torch.eye(10)), ("keys around k_1 at 60°", around_first)):
+        found = copy_query(keys, target=0, eps=0.01, shortest=True)
+        says = f"the library's shortest query, {name}: proved to be so by weak duality"
+        yield toolbox.kept(found, says, length=found.norm, gap=found.gap)
+
+
+def _shorter_query(query: Any, count: int) -> Evidence:
+    # The optimum copies with equality, which no ball can show: it is asked for a thousandth more.
+    asked, promised = arb(999) / 100000, arb(1) / 100
+    on_first, on_others = query(arb(count), asked, lambda x: x.log())
+    length = (on_first**2 + (count - 1) * on_others**2).sqrt()
+    weight = 1 / (1 + (count - 1) * (on_others - on_first).exp())
+    stated = 2 * (arb(count) / promised).log()
+    return toolbox.counterexample(
+        bool(weight > 1 / (1 + promised)) and bool(2 * length < stated),
+        f"{count} orthonormal keys: a query less than half as long copies as well",
+        "balls",
+        n=count,
+        eps=0.01,
+        stated=stated.str(12),
+        shorter=length.str(12),
+        times=(stated / length).str(8),
+        weight=weight.str(12),
+    )
+
+
+class Hull(NamedTuple):
+    """A target between two other keys at −1 and 1, and the weights of a combination."""
+
+    target: int
+    share: Symbol
+
+
+def _copy_possible_picture() -> Chart:
+    lengths = [0.25 * i for i in range(81)]
+
+    def copied(target: float, length: float) -> float:
+        return 1 / (1 + math.exp(length * (1 - target)) + math.exp(-length * (1 + target)))
+
+    series = {
+        f"k_1 = {target:g} ({where})": (lengths, [copied(target, length) for length in lengths])
+        for target, where in ((1.5, "outside"), (1.0, "a corner taken twice"), (0.5, "inside"), (0.0, "the middle"))
+    }
+    return Chart("Other keys at −1 and 1: what a longer query copies", "length of the query", "weight on key 1", series)
+
+
+@claim(
+    "copy-possible",
+    topic="queries",
+    expected="corrected",
+    statement=r"\forall \varepsilon > 0\ \exists q:\ \alpha_1 \ge \frac{1}{1+\varepsilon}",
+    plain="Any value can be copied, given a long enough query.",
+    amended=r"\Bigl(\forall \varepsilon > 0\ \exists q:\ \alpha_1 \ge \tfrac{1}{1+\varepsilon}\Bigr)\iff k_1 \notin"
+    r" \operatorname{conv}\{k_2,\dots,k_n\}; \text{ otherwise } \alpha_1 \le \tfrac12 \text{ for every } q",
+    amended_plain="A value can be copied exactly when its key is outside the convex hull of the other keys; the"
+    " separating query or the convex combination is the certificate. Inside, its weight never exceeds ½.",
+    assumptions=("real arithmetic", "n ≥ 2, any keys in any dimension"),
+    subject=Hull(0, Symbol("lambda", nonnegative=True)),
+    sabotage={
+        "a target outside the hull": Hull(2, Symbol("lambda", nonnegative=True)),
+        "the affine hull in place of the convex": Hull(0, Symbol("lambda", real=True)),
+    },
+    picture=_copy_possible_picture,
+    needs=("copy-gap",),
+)
+def copy_possible(hull: Hull) -> Iterator[Evidence]:
+    y = Symbol("y", real=True)
+    weight = 1 / (1 + exp(y * (1 - hull.target)) + exp(-y * (1 + hull.target)))
+    yield toolbox.nonnegative(Rational(1, 3) - weight, "k_1 halfway between k_2 and k_3: α_1 ≤ ⅓ for every query")
+    tried = [0, 1, 10, 1000]
+    weights = [1 / (1 + arb(y * (1 - hull.target)).exp() + arb(-y * (1 + hull.target)).exp()) for y in tried]
+    yield toolbox.counterexample(
+        all(bool(weight < 0.34) for weight in weights),
+        "k_2 = −1, k_3 = 1, k_1 = 0: no query copies",
+        "balls",
+        queries=tried,
+        weights=[weight.str(8) for weight in weights],
+        most="1/3",
+    )
+    yield from _inside(hull.share)
+    yield from _outside()
+    yield _refused_with_its_combination()
+
+
+def _inside(share: Symbol) -> Iterator[Evidence]:
+    rest = Symbol("rho", **{key: value for key, value in share.assumptions0.items() if key in ("nonnegative", "real")})
+    u, above = Symbol("u", real=True), Symbol("f", nonnegative=True)
+    yield from tangent(amended=True)
+    yield toolbox.nonnegative(share * above, "k_1 = Σλ_j k_j: each λ_j·(e^u_j − 1 − u_j) ≥ 0, u_j = s_j − s_1", True)
+    score = Symbol("s", real=True)
+    yield toolbox.identity(
+        share * (1 + u) + rest * (1 + score) - (share * u + rest * score),
+        share + rest,
+        "Σλ_j(1 + u_j) = Σλ_j = 1, for Σλ_j u_j = s_1 − s_1 = 0",
+        True,
+    )
+    yield toolbox.nonnegative(rest * exp(u), "1 − λ_j, the sum of the others, is ≥ 0: Σe^u_j ≥ Σλ_j e^u_j ≥ 1", True)
+    yield toolbox.nonnegative(Rational(1, 2) - 1 / (2 + slack), "so inside the hull α_1 = 1/(1 + Σe^u_j) ≤ ½", True)
+    corners = [(0, 0), (4, 0), (0, 4)]
+    shares = [Fraction(1, 2), Fraction(1, 4), Fraction(1, 4)]
+    point = tuple(sum(share * corner[axis] for share, corner in zip(shares, corners, strict=True)) for axis in (0, 1))
+    yield toolbox.rational(
+        point == (1, 1) and sum(shares) == 1 and min(shares) >= 0,
+        "for example: (1, 1) among (0, 0), (4, 0), (0, 4)",
+        True,
+        combination="1/2, 1/4, 1/4",
+    )
+
+
+def _outside() -> Iterator[Evidence]:
+    qq, a, b = (Symbol(name, positive=True) for name in ("qq", "a", "b"))
+
+    def moved(step: Any) -> Any:
+        return qq - 2 * step * a + step**2 * b
+
+    yield toolbox.nonnegative(
+        qq - moved(a / b) - a**2 / b,
+        "p nearest to k_1 in the hull, q = k_1 − p ≠ 0: were a = ⟨q, k_j − p⟩ > 0, a step a/b ≤ 1 to k_j would"
+        " be nearer",
+        True,
+    )
+    yield toolbox.nonnegative(
+        (qq - moved(1) - a).subs(a, b + slack), "and where a ≥ b = ‖k_j − p‖², k_j itself would be", True
+    )
+    yield toolbox.nonnegative(qq - (-slack) - qq, "hence ⟨q, k_1 − k_j⟩ = ‖q‖² − a ≥ ‖q‖² for every j", True)
+    gap = log((n - 1) / below_one)
+    yield toolbox.nonnegative(
+        gap / qq * (qq + slack) - gap, "t·q with t = ln((n−1)/ε)/‖q‖² has gaps of ln((n−1)/ε)", True
+    )
+    yield toolbox.identity((n - 1) * exp(-log((n - 1) / eps)), eps, "whose n − 1 terms sum to at most ε", True)
+    yield enough(amended=True)
+    yield toolbox.rational(
+        min(6 - sum(corner) for corner in [(0, 0), (4, 0), (0, 4)]) == 2,
+        "for example: (3, 3) among (0, 0), (4, 0), (0, 4)",
+        True,
+        query="(1, 1)",
+        gap=2,
+    )
+
+
+def _refused_with_its_combination() -> Evidence:
+    keys = [(0, 0), (1, 0), (-2, 0), (0, 1)]
+    try:
+        copy_query(torch.tensor(keys, dtype=torch.float64), target=0, eps=0.01)
+    except InsideHull as refusal:
+        shares = refusal.weights
+    else:
+        raise Unproved("the library made a query for a key inside the hull of the others")
+    point = tuple(sum(share * key[axis] for share, key in zip(shares, keys, strict=True)) for axis in (0, 1))
+    return toolbox.rational(
+        point == keys[0] and shares[0] == 0 and sum(shares) == 1 and min(shares) >= 0,
+        "the library refuses a key inside the hull, with the combination: exact fractions",
+        True,
+        combination=[str(share) for share in shares],
+    )

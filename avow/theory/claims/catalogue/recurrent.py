@@ -1,0 +1,326 @@
+"""Recurrent networks: two ways to write one, gradients that vanish, and what it takes for them to explode.
+
+What holds for every step is shown by induction: the first step, and from any step to the next, both in symbols.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Iterator
+from typing import Any, NamedTuple
+
+import sympy
+from flint import arb, arb_mat, fmpq
+from sympy import Function, Matrix, Rational, Symbol, diag, sqrt
+
+from avow.core.chart import Chart, Table
+from avow.numerics import intervals
+from avow.theory.claims import toolbox
+from avow.theory.claims.claim import Evidence, claim
+
+delta, gamma = (Symbol(name, positive=True) for name in ("delta", "gamma"))
+
+
+class Forms(NamedTuple):
+    """One step of each recurrence: from the state, the input x, W, U, b and the activation."""
+
+    h: Callable[..., Any] = lambda h, x, W, U, b, sigma: W * sigma(h) + U * x + b
+    g: Callable[..., Any] = lambda g, x, W, U, b, sigma: sigma(W * g + U * x + b)
+
+
+def _relu(v: Matrix) -> Matrix:
+    return v.applyfunc(lambda z: sympy.Max(z, 0))
+
+
+def _states(forms: Forms, steps: int) -> list[tuple[Matrix, Matrix]]:
+    """Both recurrences side by side in fractions, with a W that has no inverse."""
+    W, U, b = Matrix([[0, 1], [0, 0]]), Matrix([[1, -1], [2, 1]]), Matrix([Rational(1, 2), -1])
+    h = Matrix([1, -2])
+    g = _relu(h)
+    found = [(h, g)]
+    for t in range(steps):
+        x = Matrix([t - 1, Rational(1, t + 1)])
+        h, g = forms.h(h, x, W, U, b, _relu), forms.g(g, x, W, U, b, _relu)
+        found.append((h, g))
+    return found
+
+
+def _forms_picture() -> Table:
+    rows = [
+        [t, *(str(tuple(map(str, state))) for state in (h, _relu(h), g))]
+        for t, (h, g) in enumerate(_states(Forms(), 4))
+    ]
+    return Table("Two recurrences, one network: σ(h) is g at every step", ("t", "h", "σ(h)", "g"), rows)
+
+
+@claim(
+    "rnn-two-forms",
+    topic="dynamics",
+    expected="proved",
+    statement=r"h_t = W\sigma(h_{t-1}) + Ux_t + b,\ g_t = \sigma(Wg_{t-1} + Ux_t + b),\ g_0 = \sigma(h_0)"
+    r"\;\Rightarrow\; g_t = \sigma(h_t)\ \forall t",
+    plain="The recurrent network with the activation inside the sum and the one with it outside are the same network,"
+    " read at two places: g_t = σ(h_t).",
+    assumptions=("g_0 = σ(h_0)", "any W, U, b and σ, in any dimension: W need have no inverse"),
+    subject=Forms(),
+    sabotage={
+        "the bias outside": Forms(g=lambda g, x, W, U, b, sigma: sigma(W * g + U * x) + b),
+        "W outside": Forms(g=lambda g, x, W, U, b, sigma: W * sigma(g + U * x + b)),
+        "no activation on the state": Forms(h=lambda h, x, W, U, b, sigma: W * h + U * x + b),
+    },
+    picture=_forms_picture,
+)
+def rnn_two_forms(forms: Forms) -> Iterator[Evidence]:
+    W, U, b, h, g, x = sympy.symbols("W U b h_{t-1} g_{t-1} x_t", commutative=False)
+    sigma = Function("sigma", commutative=False)
+    stepped = forms.h(h, x, W, U, b, sigma), forms.g(g, x, W, U, b, sigma)
+    yield toolbox.identity(
+        stepped[1].subs(g, sigma(h)),
+        sigma(stepped[0]),
+        "if g_(t−1) = σ(h_(t−1)), then g_t = σ(h_t), as products of matrices that do not commute; so for all t",
+    )
+    inside = W * g + U * x + b
+    yield toolbox.identity(
+        inside.subs(g, sigma(h)),
+        stepped[0],
+        "and back: h_t = Wg_(t−1) + Ux_t + b has σ(h_t) = g_t and keeps the first recurrence; nothing is divided by W",
+    )
+    found = _states(forms, 5)
+    yield toolbox.rational(
+        all(_relu(h) == g for h, g in found), "five steps with ReLUs and a W without inverse, in fractions", steps=5
+    )
+    W = Matrix([[0, 1], [0, 0]])
+    one, other = Matrix([1, 0]), Matrix([5, 0])
+    yield toolbox.rational(
+        W.det() == 0 and W * one == W * other,
+        "dividing by W is no proof: here Wσ(h) = Wg for σ(h) = (1, 0) and g = (5, 0)",
+        determinant=W.det(),
+    )
+
+
+class Gradient(NamedTuple):
+    """The bound asked of WᵀW, the rate it promises, and a W to try it on, with δ = 9/10 and γ = 1."""
+
+    largest: Callable[[Any, Any], Any]
+    rate: Callable[[Any], Any]
+    weights: tuple[tuple[int, ...], ...]  # tenths
+
+
+CONTRACTION = Gradient(
+    lambda delta, gamma: delta**2 / gamma**2, lambda delta: delta, ((3, -5, 2), (4, 3, -1), (-2, 4, 5))
+)
+
+
+def jacobian(weights: arb_mat, start: list[arb], steps: int) -> arb_mat:
+    """:math:`\\partial h_T / \\partial h_0` of h_t = W tanh(h_{t-1}) + (½, …, ½), in balls."""
+    h = start
+    size = len(start)
+    product = arb_mat(size, size, [arb(int(i == j)) for i in range(size) for j in range(size)])
+    for _ in range(steps):
+        outs = [z.tanh() for z in h]
+        slopes = arb_mat(size, size, [1 - outs[i] ** 2 if i == j else arb(0) for i in range(size) for j in range(size)])
+        product = weights * slopes * product
+        h = [sum((weights[i, j] * outs[j] for j in range(size)), arb(0.5)) for i in range(size)]
+    return product
+
+
+def tenths(weights: tuple[tuple[int, ...], ...]) -> arb_mat:
+    return arb_mat([[arb(fmpq(entry, 10)) for entry in row] for row in weights])
+
+
+def _shorter(matrix: arb_mat, square: arb) -> bool:
+    """Whether λ_max(MᵀM) is below a number: its multiple of I minus MᵀM has positive leading minors (Sylvester)."""
+    size = matrix.ncols()
+    gram = matrix.transpose() * matrix
+    gap = [[(square if i == j else arb(0)) - gram[i, j] for j in range(size)] for i in range(size)]
+    return all(arb_mat([row[:k] for row in gap[:k]]).det() > 0 for k in range(1, size + 1))
+
+
+def _length(matrix: arb_mat) -> float:
+    """The Frobenius norm, to draw."""
+    return float(intervals.norm(matrix.entries()).mid())
+
+
+def _gradient_picture() -> Chart:
+    weights = tenths(CONTRACTION.weights)
+    steps = list(range(1, 25))
+    with intervals.precision(128):
+        lengths = [_length(jacobian(weights, [arb(0), arb(0), arb(0)], t)) for t in steps]
+    series = {"‖∂h_T/∂h_0‖ (Frobenius)": (steps, lengths), "√3 δ^T": (steps, [3**0.5 * 0.9**t for t in steps])}
+    return Chart("A gradient through time and its bound", "T", "length", series, log_y=True)
+
+
+@claim(
+    "rnn-vanishing",
+    topic="dynamics",
+    expected="proved",
+    statement=r"|\sigma'| \le \gamma,\ \lambda_{\max}(W^\top W) \le \delta^2/\gamma^2,\ \delta < 1 \;\Rightarrow\;"
+    r"\Big\|\frac{\partial h_T}{\partial h_0}\Big\|_2 \le \delta^T",
+    plain="Where the activation's slope is at most γ and W's largest singular value at most δ/γ, with δ below 1, the"
+    " gradient through T steps is at most δ^T long: it vanishes.",
+    assumptions=("h_t = Wσ(h_{t−1}) + Ux_t + b", "σ is differentiable and works entry by entry", "any dimension"),
+    subject=CONTRACTION,
+    sabotage={
+        "the bound without its square": CONTRACTION._replace(largest=lambda delta, gamma: delta / gamma),
+        "a rate of δ²": CONTRACTION._replace(rate=lambda delta: delta**2),
+        "small eigenvalues in place of small singular values": CONTRACTION._replace(weights=((0, 40), (0, 0))),
+    },
+    picture=_gradient_picture,
+)
+def rnn_vanishing(gradient: Gradient) -> Iterator[Evidence]:
+    yield from _one_step_contracts(gradient.largest(delta, gamma), gradient.rate(delta))
+    yield toolbox.induction(
+        lambda n: gradient.rate(delta) ** n,
+        0,
+        1,
+        lambda length, n: gradient.rate(delta) * length,
+        "∂h_0/∂h_0 = I has norm 1 and every step multiplies it by at most δ: at most δ^T after T",
+    )
+    weights = tenths(gradient.weights)
+    yield toolbox.enclosed(
+        lambda: _shorter(weights, arb(fmpq(81, 100))),
+        "an instance: λ_max(WᵀW) < 0.81 = δ²/γ² with δ = 0.9, γ = 1 (tanh)",
+    )
+    for steps in (1, 5, 20):
+        short = functools.partial(_keeps_rate, weights, steps)
+        yield toolbox.enclosed(
+            short, f"its ∂h_T/∂h_0 after T = {steps} is shorter than 0.9^{steps}, by Sylvester's minors"
+        )
+
+
+def _keeps_rate(weights: arb_mat, steps: int) -> bool:
+    start = [arb(0)] * weights.nrows()
+    return _shorter(jacobian(weights, start, steps), arb(fmpq(9, 10)) ** (2 * steps))
+
+
+def _one_step_contracts(largest: Any, rate: Any, amended: bool = False) -> Iterator[Evidence]:
+    """‖W diag(σ') v‖ ≤ rate·‖v‖, from the bounds on WᵀW and σ'."""
+    z, y, w, v = (Symbol(name, real=True) for name in ("z", "y", "w", "v"))
+    sigma, h = Function("sigma"), Function("h")
+    chained = w * sigma(y).diff(y).subs(y, h(z)) * h(z).diff(z)
+    yield toolbox.identity(
+        sympy.diff(w * sigma(h(z)), z).doit(),
+        chained.doit(),
+        "∂h_t = W diag(σ'(h_(t−1))) ∂h_(t−1), term by term",
+        amended,
+    )
+    theta, short = Symbol("theta", real=True), Symbol("r", nonnegative=True)
+    slope = gamma * sympy.cos(theta)
+    yield toolbox.nonnegative(
+        gamma**2 * v**2 - (slope * v) ** 2,
+        "|σ'| ≤ γ, that is σ' = γ cos θ: ‖diag(σ')v‖ ≤ γ‖v‖, entry by entry",
+        amended,
+    )
+    yield toolbox.nonnegative(
+        sympy.expand(largest * v**2 - (largest - short) * v**2),
+        "in an eigenbasis of WᵀW, ‖Wv‖² = Σλ_i v_i² ≤ λ_max‖v‖², entry by entry with λ_i = λ_max − r_i",
+        amended,
+    )
+    yield toolbox.identity(
+        sqrt(largest) * gamma, rate, "so one step lengthens no vector by more than √λ_max·γ", amended
+    )
+
+
+class Explosion(NamedTuple):
+    """W that is long and yet kills the gradient, where a unit w starts, and the size the amendment says is needed."""
+
+    nilpotent: Matrix
+    start: int
+    needed: Callable[[Any], Any]
+
+
+NO_EXPLOSION = Explosion(Matrix([[0, 2], [0, 0]]), 3, lambda gamma: 1 / gamma)
+
+
+def _unit_gradient(start: int, steps: int) -> arb:
+    """∂h_T/∂h_0 of one unit h_t = 3 tanh(h_{t−1})."""
+    h, product = arb(start), arb(1)
+    for _ in range(steps):
+        out = h.tanh()
+        product, h = product * 3 * (1 - out * out), 3 * out
+    return product
+
+
+def _explosion_picture() -> Chart:
+    steps = list(range(13))
+    with intervals.precision(256):
+        saturated = [float(_unit_gradient(3, t).mid()) for t in steps]
+    series = {
+        "3·tanh from h = 0: explodes": (steps, [3.0**t for t in steps]),
+        "3·tanh from h = 3: saturated": (steps, saturated),
+        "nilpotent W, drawn as 1e-30 once it is 0": (steps, [1.0, 2.0, *([1e-30] * 11)]),
+    }
+    return Chart("Three gradients; the largest singular value is above 1/γ in all", "T", "length", series, log_y=True)
+
+
+@claim(
+    "rnn-exploding",
+    topic="dynamics",
+    expected="corrected",
+    statement=r"|\sigma'| \le \gamma,\ \sigma_{\max}(W) > 1/\gamma \;\Rightarrow\;"
+    r"\Big\|\frac{\partial h_T}{\partial h_0}\Big\| \to \infty",
+    plain="If the largest singular value of W exceeds 1/γ, the gradient explodes.",
+    amended=r"\sup_T \Big\|\frac{\partial h_T}{\partial h_0}\Big\|_2 > 1 \;\Rightarrow\; \sigma_{\max}(W) > 1/\gamma;"
+    r"\quad\text{the converse is false}",
+    amended_plain="A largest singular value above 1/γ is necessary for the gradient to explode, and not sufficient: a"
+    " nilpotent W or a saturated activation kills it.",
+    assumptions=("h_t = Wσ(h_{t−1}) + Ux_t + b", "σ is differentiable and works entry by entry", "any dimension"),
+    subject=NO_EXPLOSION,
+    sabotage={
+        "a W that does explode": NO_EXPLOSION._replace(nilpotent=Matrix([[2, 0], [0, 2]])),
+        "a unit that is not saturated": NO_EXPLOSION._replace(start=0),
+        "2/γ in place of 1/γ": NO_EXPLOSION._replace(needed=lambda gamma: 2 / gamma),
+    },
+    picture=_explosion_picture,
+    needs=("rnn-vanishing",),
+)
+def rnn_exploding(explosion: Explosion) -> Iterator[Evidence]:
+    W = explosion.nilpotent
+    a, b, c, d = (Symbol(name, real=True) for name in "abcd")
+    product = W * diag(a, b) * W * diag(c, d)
+    largest = max((W.T * W).eigenvals())
+    yield toolbox.counterexample(
+        largest > 1 and product == sympy.zeros(2, 2),
+        "W = [[0, 2], [0, 0]], σ_max = 2 > 1 = 1/γ: after two steps the gradient is 0, whatever slopes σ has",
+        "SymPy",
+        largest_eigenvalue=str(largest),
+        gradient=str(product.tolist()),
+    )
+    with intervals.precision(256):
+        length = abs(_unit_gradient(explosion.start, 20))
+    yield toolbox.counterexample(
+        bool(length < arb(10) ** -20),
+        f"one tanh unit with W = 3 > 1/γ, started at h = {explosion.start}: after 20 steps the gradient is below 1e-20",
+        "balls",
+        gradient=length.str(5),
+    )
+    yield from _one_step_contracts(explosion.needed(gamma) ** 2, 1, amended=True)
+    before, step = (1 / (1 + Symbol(name, nonnegative=True)) for name in ("x", "y"))
+    yield toolbox.nonnegative(
+        1 - step * before,
+        "‖I‖ = 1, and what is at most 1 stays so under such a step: with σ_max(W) ≤ 1/γ the gradient is never longer",
+        True,
+    )
+    yield from _either_way()
+
+
+def _either_way() -> Iterator[Evidence]:
+    """One tanh unit with W = 3, above 1/γ: its gradient explodes from h = 0, and never grows from h near 3."""
+    z = Symbol("z", real=True)
+    unit = 3 * sympy.tanh(z)
+    yield toolbox.identity(unit.subs(z, 0), 0, "one unit h_t = 3·tanh(h_(t−1)) that starts at 0 stays there", True)
+    yield toolbox.induction(
+        lambda n: 3**n,
+        0,
+        1,
+        lambda length, n: sympy.diff(unit, z).subs(z, 0) * length,
+        "where its slope is 3: the gradient is 3^T, and explodes",
+        amended=True,
+    )
+
+    def held(h: arb) -> bool:
+        out = h.tanh()
+        return bool(3 * out > arb("2.9")) and bool(3 * out < 3) and bool(3 * (1 - out * out) < arb("0.1"))
+
+    says = "started anywhere in [2.9, 3] it stays there, and every slope is below 0.1: the gradient is never above 1"
+    yield toolbox.cover(held, [(2.9, 3.0)], says, amended=True)

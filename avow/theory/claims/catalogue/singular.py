@@ -1,0 +1,183 @@
+r"""Singular values: how much of a matrix a few of them hold.
+
+.. math:: A = U \Sigma W^\top,\quad U^\top U = W^\top W = I_r,\quad
+          \Sigma = \mathrm{diag}(\sigma_1 \ge \dots \ge \sigma_r \ge 0)
+
+Everything is shown for matrices of every size: products of symbols whose sizes are symbols, sums of symbolic length.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import sympy
+import torch
+from sympy import Identity, IndexedBase, MatrixSymbol, Rational, Sum, Symbol, sqrt
+
+from avow.core.chart import Chart, Table
+from avow.theory.claims import toolbox
+from avow.theory.claims.claim import Evidence, claim
+
+n, d, r, k = sympy.symbols("n d r k", integer=True, positive=True)
+i, j = sympy.symbols("i j", integer=True, positive=True)
+U, S, W = MatrixSymbol("U", n, r), MatrixSymbol("Sigma", r, r), MatrixSymbol("W", d, r)
+EXISTS = "every real matrix has a singular value decomposition"
+
+
+def _spectrum(keys: int = 64, dim: int = 8) -> list[float]:
+    """Singular values of a softmax matrix of Gaussian queries and keys."""
+    q, keys_ = torch.randn(2, keys, dim, generator=torch.Generator().manual_seed(0), dtype=torch.float64).unbind()
+    values: list[float] = torch.linalg.svdvals(torch.softmax(q @ keys_.T / dim**0.5, -1)).tolist()
+    return values
+
+
+def _turned() -> tuple[sympy.Matrix, tuple[int, int]]:
+    """A matrix of fractions whose singular values are whole: diag(3, 2) between two Pythagorean rotations."""
+    left, right = (
+        sympy.Matrix([[Rational(a, c), -Rational(b, c)], [Rational(b, c), Rational(a, c)]])
+        for a, b, c in ((3, 4, 5), (5, 12, 13))
+    )
+    return left * sympy.diag(3, 2) * right, (3, 2)
+
+
+def _energy_picture() -> Table:
+    matrix, values = _turned()
+    rows = [[str(matrix[row, 0]), str(matrix[row, 1])] for row in range(2)]
+    total = sum(entry**2 for entry in matrix)
+    rows += [["sum of squares of entries", str(total)], ["sum of squares of σ", str(sum(x**2 for x in values))]]
+    return Table("diag(3, 2) between two rotations", ["", ""], rows)
+
+
+@claim(
+    "svd-energy",
+    topic="efficient",
+    expected="proved",
+    statement=r"\textstyle\sum_i \sigma_i(A)^2 = \|A\|_F^2",
+    plain="The squares of a matrix's singular values sum to the squares of its entries.",
+    assumptions=("real arithmetic", EXISTS),
+    subject=lambda sigma: sigma**2,
+    sabotage={"singular values, not their squares": lambda sigma: sigma, "half of it": lambda sigma: sigma**2 / 2},
+    picture=_energy_picture,
+)
+def svd_energy(energy: Callable[[Any], Any]) -> Iterator[Evidence]:
+    a, b, sigma = IndexedBase("a", real=True), IndexedBase("b", real=True), IndexedBase("sigma", nonnegative=True)
+    A = U * S * W.T
+    inside = (A.T * A).doit().subs(U.T * U, Identity(r))
+    yield toolbox.same_product(inside, W * S.T * S * W.T, "‖A‖² is the trace of AᵀA, which UᵀU = I makes WΣᵀΣWᵀ")
+    across = Sum(a[i, j] * b[j, i], (i, 1, n), (j, 1, d)), Sum(b[j, i] * a[i, j], (j, 1, d), (i, 1, n))
+    yield toolbox.identity(
+        across[0], across[1].reorder((j, i)), "tr(XY) = tr(YX): the same products, summed by columns"
+    )
+    turned = (S.T * S * (W.T * W)).subs(W.T * W, Identity(r))
+    yield toolbox.same_product(turned, S.T * S, "so tr(WΣᵀΣWᵀ) = tr(ΣᵀΣWᵀW) = tr(ΣᵀΣ), as WᵀW = I")
+    diagonal = Sum(sigma[i] * sigma[i], (i, 1, r))
+    yield toolbox.identity(Sum(energy(sigma[i]), (i, 1, r)), diagonal, "Σ is diagonal: tr(ΣᵀΣ) is the sum of σ_i·σ_i")
+    matrix, values = _turned()
+    total = sum(entry**2 for entry in matrix)
+    yield toolbox.rational(
+        sum(energy(sympy.Integer(x)) for x in values) == total,
+        "on a matrix of fractions whose singular values are 3 and 2",
+        matrix=[str(entry) for entry in matrix],
+        squares=total,
+    )
+
+
+def _kth_picture() -> Chart:
+    values = _spectrum()
+    places = list(range(1, len(values) + 1))
+    norm = sum(x**2 for x in values) ** 0.5
+    series = {"σ_k": (places, values), "‖A‖_F / √k": (places, [norm / place**0.5 for place in places])}
+    return Chart("Softmax weights of 64 Gaussian queries and keys", "k", "singular value", series, log_y=True)
+
+
+@claim(
+    "svd-kth",
+    topic="efficient",
+    expected="proved",
+    statement=r"\sigma_k(A)^2 \le \|A\|_F^2 / k",
+    plain="The k-th singular value is at most the matrix's length over the square root of k.",
+    assumptions=("real arithmetic", "singular values in falling order", "1 ≤ k ≤ rank; beyond it σ_k = 0"),
+    subject=lambda energy, k: energy / k,
+    sabotage={
+        "k + 1 in place of k": lambda energy, k: energy / (k + 1),
+        "k² in place of k": lambda energy, k: energy / k**2,
+    },
+    picture=_kth_picture,
+    needs=("svd-energy",),
+)
+def svd_kth(bound: Callable[[Any, Any], Any]) -> Iterator[Evidence]:
+    square, tail = Symbol("s", nonnegative=True), Symbol("T", nonnegative=True)
+    gap = IndexedBase("g", nonnegative=True)
+    energy = Sum(square + gap[i], (i, 1, k)) + tail
+    rest = Sum(gap[i], (i, 1, k)) + tail
+    yield toolbox.identity(
+        energy,
+        k * square + rest,
+        "σ_i² = σ_k² + g_i for i ≤ k, and T for the squares beyond k: ‖A‖² is kσ_k² and a rest",
+    )
+    yield toolbox.nonnegative(rest, "no g_i is negative, as σ_i ≥ σ_k, and no square is: the rest is at least 0")
+    over = Symbol("R", nonnegative=True)
+    yield toolbox.nonnegative(bound(k * square + over, k) - square, "so σ_k² is at most the bound, for every k")
+    size = 5
+    yield toolbox.rational(
+        bound(sympy.Integer(size), sympy.Integer(size)) == 1,
+        "and it is met: the identity of 5 rows has σ_5 = 1",
+        k=size,
+    )
+
+
+def _spectral_picture() -> Chart:
+    values = _spectrum()
+    norm = sum(x**2 for x in values) ** 0.5
+    ranks = list(range(len(values)))
+    series = {
+        "the best of that rank": (ranks, values),
+        "promised, ‖A‖_F / √(rank + 1)": (ranks, [norm / (rank + 1) ** 0.5 for rank in ranks]),
+    }
+    title = "How far softmax weights of 64 Gaussian queries and keys are from low rank"
+    return Chart(title, "rank kept", "spectral distance", series, log_y=True)
+
+
+@claim(
+    "svd-spectral",
+    topic="efficient",
+    expected="proved",
+    statement=r"\exists B,\ \mathrm{rank}\,B \le k-1:\quad \|A - B\|_2 \le \|A\|_F/\sqrt{k}",
+    plain="Some matrix of rank k − 1 is within the matrix's length over √k of it, in the spectral norm: the one that"
+    " keeps its k − 1 largest singular values.",
+    assumptions=("real arithmetic", EXISTS, "1 ≤ k ≤ rank; beyond it B = A"),
+    subject=lambda k: k - 1,
+    sabotage={"one singular value fewer kept": lambda k: k - 2, "one more kept": lambda k: k},
+    picture=_spectral_picture,
+    needs=("svd-kth",),
+)
+def svd_spectral(kept: Callable[[Any], Any]) -> Iterator[Evidence]:
+    yield toolbox.nonnegative(
+        k - 1 - kept(k), "B, a sum of so many products of a column and a row, has rank at most k − 1"
+    )
+    z, x = MatrixSymbol("z", r, 1), MatrixSymbol("x", d, 1)
+    turned = ((U * z).T * (U * z)).doit().subs(U.T * U, Identity(r))
+    yield toolbox.same_product(
+        turned, z.T * z, "U keeps lengths: ‖(A − B)x‖ is the length of σ_i·y_i over what is left"
+    )
+    missed = x - W * W.T * x
+    square = (missed.T * missed).expand().doit().subs(W.T * W, Identity(r))
+    shorter = x.T * x - x.T * W * W.T * x
+    yield toolbox.same_product(square, shorter, "y = Wᵀx is no longer than x: ‖x‖² − ‖y‖² = ‖x − WWᵀx‖²")
+    most, count = Symbol("s", nonnegative=True), Symbol("t", integer=True, positive=True)
+    y, gap = IndexedBase("y", real=True), IndexedBase("g", nonnegative=True)
+    reached, allowed = Sum((most - gap[i]) * y[i] ** 2, (i, 1, count)), most * Sum(y[i] ** 2, (i, 1, count))
+    spare = Sum(gap[i] * y[i] ** 2, (i, 1, count))
+    yield toolbox.identity(
+        allowed - reached, spare, "σ_i² = s − g_i for what is left, s the largest: what ‖y‖²s has spare"
+    )
+    yield toolbox.nonnegative(
+        spare, "is not negative: ‖(A − B)x‖² ≤ s‖x‖², so ‖A − B‖² is at most s, the first σ² left"
+    )
+    energy = Symbol("E", nonnegative=True)
+    left = kept(k) + 1
+    yield toolbox.nonnegative(
+        energy / k - energy / left, "the first σ left is number (kept + 1), whose square is at most ‖A‖²/k [svd-kth]"
+    )
+    yield toolbox.identity(sqrt(energy / k), sqrt(energy) / sqrt(k), "and roots keep the order: ‖A − B‖ ≤ ‖A‖/√k")

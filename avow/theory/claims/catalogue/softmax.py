@@ -1,0 +1,362 @@
+r"""What softmax gives: a distribution, its extremes, when one weight takes all, and what masks must be.
+
+Scores :math:`s_1 \dots s_n`, weights :math:`\alpha_i = e^{s_i} / \sum_j e^{s_j}`. Sums over any number of keys are
+built one key at a time: what holds of a sum, and of that sum with one more term, holds of them all.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator
+from fractions import Fraction
+from typing import Any, NamedTuple
+
+import torch
+from flint import arb
+from sympy import Symbol, exp, log
+
+from avow.core import named
+from avow.core.chart import Chart, Table
+from avow.theory.claims import toolbox
+from avow.theory.claims.claim import Evidence, claim
+
+# A score; the exponential of one, that of another, and the sum of the others' or of all.
+score = Symbol("s", real=True)
+own, other, rest, total = (Symbol(name, positive=True) for name in ("e", "f", "R", "Z"))
+eps = Symbol("varepsilon", positive=True)
+keys = Symbol("n", integer=True, positive=True)
+further = Symbol("d", nonnegative=True)
+
+
+def sum_is_positive(amended: bool = False) -> Iterator[Evidence]:
+    """A sum of exponentials is above zero, however many there are."""
+    yield toolbox.positive(exp(score), "one key: e^s > 0 for every real score", amended)
+    yield toolbox.positive(total + exp(score), "one more key: a positive sum and e^s is positive", amended)
+
+
+def _categorical_picture() -> Chart:
+    scores = torch.linspace(-3, 3, 9, dtype=torch.float64)
+    numbers = list(range(1, 10))
+    series = {
+        f"scores times {loud:g}": (numbers, torch.softmax(loud * scores, -1).tolist()) for loud in (0.25, 1.0, 4.0)
+    }
+    return Chart("Nine evenly spaced scores, and louder", "key", "weight", series, marks="bars")
+
+
+@claim(
+    "softmax-categorical",
+    topic="softmax",
+    expected="proved",
+    statement=r"\alpha_i = \frac{e^{s_i}}{\sum_j e^{s_j}} > 0 \quad\text{and}\quad \sum_i \alpha_i = 1",
+    plain="Attention weights are a categorical distribution: all positive, and they sum to one.",
+    assumptions=("real arithmetic", "n ≥ 1 finite scores"),
+    subject=lambda own, total: own / total,
+    sabotage={
+        "one more in the denominator": lambda own, total: own / (1 + total),
+        "squares of the weights": lambda own, total: (own / total) ** 2,
+        "one taken from each exponential": lambda own, total: (own - 1) / total,
+    },
+    picture=_categorical_picture,
+)
+def softmax_categorical(weight: Callable[[Any, Any], Any]) -> Iterator[Evidence]:
+    yield from sum_is_positive()
+    yield toolbox.positive(weight(own, own), "one key alone: its weight is positive")
+    yield toolbox.positive(weight(own, own + rest), "among others: e/(e + R) is positive")
+    yield toolbox.identity(
+        weight(own, total) + weight(other, total),
+        weight(own + other, total),
+        "weights over one denominator add as their exponentials do; key by key, Σα_i is the weight of the whole sum",
+    )
+    yield toolbox.identity(weight(total, total), 1, "and the whole sum has weight 1")
+
+
+class Safe(NamedTuple):
+    """What is subtracted from every score, given the largest, and the gap at which a weight becomes zero, by type."""
+
+    shift: Callable[[Any], Any]
+    gaps: dict[str, str]
+
+
+_GAPS = {"float32": "103.97", "float64": "745.13", "float16": "17.33"}
+
+
+def _half_of_least(dtype: torch.dtype) -> Fraction:
+    """Half the smallest positive number of a type: what is no larger rounds to zero, ties going to even."""
+    form = torch.finfo(dtype)
+    return Fraction(form.eps) * Fraction(form.tiny) / 2
+
+
+def _bounds_picture() -> Table:
+    rows = []
+    for name, gap in _GAPS.items():
+        dtype = getattr(torch, name)
+        weights = [torch.softmax(torch.tensor([0.0, -float(gap) - move], dtype=dtype), -1)[1] for move in (-0.02, 0.02)]
+        rows.append((name, _power(_half_of_least(dtype)), gap, *map(float, weights)))
+    headings = ("type", "half its least number", "gap", "weight 0.02 before", "weight 0.02 after")
+    return Table("Where a weight becomes exactly zero: two keys, PyTorch's softmax", headings, rows)
+
+
+@claim(
+    "softmax-bounds",
+    topic="softmax",
+    expected="corrected",
+    statement=r"0 < \alpha_i < \infty \quad\text{and}\quad \textstyle\sum_j e^{s_j} \ne 0, \text{ as computed}",
+    plain="No weight is infinite, none is exactly zero, and the denominator is never zero.",
+    amended=r"\text{In } \mathbb{R}: 0 < \alpha_i < 1 \ (n \ge 2).\ \text{In floating point with least positive number"
+    r" } 2h:\ \max_j s_j - s_i \ge \ln\tfrac1h \Rightarrow \mathrm{fl}(\alpha_i) = 0,\ \text{and } \textstyle\sum_j"
+    r" e^{s_j - \max s} \ge 1",
+    amended_plain="In real arithmetic weights lie strictly between 0 and 1 (one key alone has exactly 1). In floating"
+    " point a weight is 0 once its score is 103.97 (float32), 745.13 (float64) or 17.33 (float16) below the largest,"
+    " and the plain formula divides 0 by 0 or inf by inf; with the maximum subtracted the denominator lies between 1"
+    " and n.",
+    assumptions=("n ≥ 1 finite scores", "floating point: results rounded to the nearest number, subnormals kept"),
+    subject=Safe(lambda top: top, _GAPS),
+    sabotage={
+        "float32 by the threshold of exp's overflow": Safe(lambda top: top, _GAPS | {"float32": "88.72"}),
+        "float16 by its smallest normal number": Safe(lambda top: top, _GAPS | {"float16": "9.70"}),
+        "one more than the maximum subtracted": Safe(lambda top: top + 1, _GAPS),
+    },
+    picture=_bounds_picture,
+    needs=("softmax-categorical",),
+)
+def softmax_bounds(safe: Safe) -> Iterator[Evidence]:
+    yield from _computed_extremes()
+    yield from sum_is_positive(amended=True)
+    yield toolbox.identity(own / own, 1, "one key alone has weight exactly 1", True)
+    yield toolbox.positive(own / (own + rest), "two keys or more: every weight is above 0", True)
+    yield toolbox.positive(1 - own / (own + rest), "and below 1, for the others' sum R is positive", True)
+    top, others = Symbol("s_max", real=True), Symbol("R_0", nonnegative=True)
+    shifted = exp(top - safe.shift(top))
+    yield toolbox.nonnegative(shifted + others - 1, "shifted, the largest term alone makes the denominator ≥ 1", True)
+    yield toolbox.rising(1 - exp(-further), further, 0, "no shifted term exceeds 1, since no gap is negative", True)
+    short = Symbol("d_n", nonnegative=True)
+    yield toolbox.nonnegative(
+        (keys + 1) - ((keys - short) + (1 - further)), "n terms of at most 1, and one more: at most n + 1", True
+    )
+    yield from _vanishing()
+    for name, gap in safe.gaps.items():
+        yield from _vanishing_in(getattr(torch, name), gap)
+
+
+def _computed_extremes() -> Iterator[Evidence]:
+    """Weights that are zero, and denominators that are zero and infinite, as float32 has them."""
+    kind = torch.float32
+    small = torch.softmax(torch.tensor([0.0, -104.0], dtype=kind), -1)[1]
+    nearest = toolbox.rounded(lambda: 1 / (1 + arb(104).exp()), kind)
+    facts = {"scores": [0, -104], "weight": float(small), "1/(1 + e^104) rounds to": str(nearest)}
+    by = "PyTorch, and balls rounded to float32"
+    yield toolbox.counterexample(bool(small == 0) and nearest == 0, "a weight that is exactly zero", by, **facts)
+    for scores, limit, word in (((-200, -201), 0, "zero"), ((100, 99), math.inf, "infinite")):
+        terms = torch.exp(torch.tensor(scores, dtype=kind))
+        weights = terms / terms.sum()
+        exact = [toolbox.rounded(arb(s).exp, kind) for s in scores]
+        agree = float(terms.sum()) == limit and exact == [limit, limit]
+        yield toolbox.counterexample(
+            agree and bool(weights.isnan().all()),
+            f"without the shift: a denominator that is {word}, and weights that are nan",
+            by,
+            scores=list(scores),
+            terms=terms,
+            weights=weights,
+            softmax=torch.softmax(torch.tensor(scores, dtype=kind), -1),
+        )
+
+
+def _vanishing() -> Iterator[Evidence]:
+    """The gap at which a weight becomes zero in any type: enough whatever the other keys, and tight for two."""
+    inverse, factor = 1 + Symbol("H", positive=True), 1 + Symbol("g", positive=True)  # 1/h > 1, and g > 1
+    yield toolbox.rising(
+        1 - inverse * exp(-log(inverse) - further),
+        further,
+        0,
+        "a gap of ln(1/h) or more leaves e^-gap ≤ h, half the least number of the type; over a denominator ≥ 1 the"
+        " weight is no larger, and rounds to 0",
+        True,
+    )
+    yield toolbox.positive(
+        1 / (1 + (inverse - 1) / factor) - 1 / inverse,
+        "two keys with a gap below ln(1/h − 1): the weight exceeds h, and does not round to 0",
+        True,
+    )
+
+
+def _vanishing_in(dtype: torch.dtype, gap: str) -> Iterator[Evidence]:
+    """That gap in one type, from its format."""
+    half, name = _half_of_least(dtype), named(dtype)
+    inverse = half.denominator
+    yield toolbox.rational(
+        half.numerator == 1 and inverse == 1 << (inverse.bit_length() - 1),
+        f"{name}: half the least positive number is a power of two, as the format gives it",
+        True,
+        h=_power(half),
+    )
+    yield toolbox.enclosed(
+        lambda: all(abs(arb(whole).log() - arb(gap)) < arb("0.005") for whole in (inverse, inverse - 1)),
+        f"{name}: ln(1/h) and ln(1/h − 1) are both {gap} to two decimals",
+        True,
+        gap=arb(inverse).log().str(12, radius=False),
+    )
+    before, after = (toolbox.rounded(_second_of_two(arb(gap) + arb(move)), dtype) for move in ("-0.01", "0.01"))
+    yield toolbox.rational(
+        before == 2 * half and after == 0,
+        f"{name}: rounded to the type, 0.01 to either side of {gap}, the weight is the least number, then zero",
+        True,
+        before=_power(2 * half),
+        after=after,
+    )
+
+
+def _second_of_two(gap: arb) -> Callable[[], arb]:
+    return lambda: 1 / (1 + gap.exp())
+
+
+def _power(half: Fraction) -> str:
+    return f"2^-{half.denominator.bit_length() - 1}"
+
+
+class Gap(NamedTuple):
+    """The sum the others may have for a weight of 1/(1+ε), the gap that suffices, and the gap that is needed."""
+
+    others: Callable[[Any], Any]
+    enough: Callable[[Any, Any], Any]
+    needed: Callable[[Any], Any]
+
+
+def _gap_picture() -> Chart:
+    gaps = [0.25 * i for i in range(121)]
+    series = {f"{n:,} keys": (gaps, [1 / (1 + (n - 1) * math.exp(-g)) for g in gaps]) for n in (2, 100, 10_000, 10**6)}
+    return Chart("How far ahead a score must be", "gap to all other scores", "its weight", series)
+
+
+_GAP = Gap(lambda eps: eps, lambda n, eps: log((n - 1) / eps), lambda eps: log(1 / eps))
+
+
+@claim(
+    "copy-gap",
+    topic="softmax",
+    expected="proved",
+    statement=r"\alpha_1 \ge \tfrac{1}{1+\varepsilon} \iff \textstyle\sum_{j\ne1} e^{s_j - s_1} \le \varepsilon;\quad"
+    r"\min_j (s_1 - s_j) \ge \ln\tfrac{n-1}{\varepsilon} \Rightarrow \alpha_1 \ge \tfrac{1}{1+\varepsilon}"
+    r"\Rightarrow \min_j (s_1 - s_j) \ge \ln\tfrac1\varepsilon",
+    plain="One weight is near 1 exactly when its score exceeds all others by a wide gap: ln((n−1)/ε) is enough for"
+    " 1/(1+ε), and ln(1/ε) is needed.",
+    assumptions=("real arithmetic", "n ≥ 2 finite scores", "ε > 0"),
+    subject=_GAP,
+    sabotage={
+        "the number of keys forgotten": _GAP._replace(enough=lambda n, eps: log(1 / eps)),
+        "twice the others allowed": _GAP._replace(others=lambda eps: 2 * eps),
+        "a gap needed that is not": _GAP._replace(needed=lambda eps: log(2 / eps)),
+    },
+    picture=_gap_picture,
+    needs=("softmax-categorical",),
+)
+def copy_gap(gap: Gap) -> Iterator[Evidence]:
+    first, another = Symbol("s_1", real=True), Symbol("s_j", real=True)
+    yield toolbox.identity(
+        exp(another) / exp(first), exp(another - first), "each other term, over e^(s_1), is e^(s_j−s_1)"
+    )
+    yield toolbox.identity(
+        (rest + exp(another)) / exp(first),
+        rest / exp(first) + exp(another - first),
+        "key by key, the others' sum over e^(s_1) is R = Σ e^(s_j−s_1)",
+    )
+    yield toolbox.identity(own / (own + own * rest), 1 / (1 + rest), "so α_1 = 1/(1+R)")
+    bound = gap.others(eps)
+    yield toolbox.identity(
+        1 / (1 + rest) - 1 / (1 + eps),
+        (bound - rest) / ((1 + rest) * (1 + eps)),
+        "α_1 − 1/(1+ε) = (ε − R)/((1+R)(1+ε))",
+    )
+    yield toolbox.positive((1 + rest) * (1 + eps), "whose denominator is positive: α_1 ≥ 1/(1+ε) iff R ≤ ε")
+    yield toolbox.rising(1 - exp(-further), further, 0, "a wider gap makes a smaller term")
+    yield toolbox.induction(
+        lambda m: m * own, 1, own, lambda x, _: x + own, "n−1 terms of at most e^-g sum to (n−1)e^-g"
+    )
+    more = keys + 1
+    yield toolbox.identity(
+        (more - 1) * exp(-gap.enough(more, eps)), eps, "at g = ln((n−1)/ε) that is ε: the gap is enough, and tight"
+    )
+    yield toolbox.positive(own + rest - own, "one term is below the sum of all, so R ≤ ε leaves every e^(s_j−s_1) ≤ ε")
+    yield toolbox.identity(exp(-gap.needed(eps)), eps, "e^-g ≤ ε is g ≥ ln(1/ε): the gap that is needed")
+
+
+def _mask_picture() -> Table:
+    rows = []
+    for name, scores, hidden in _ROWS:
+        for mask in (-math.inf, -1e5, -1e9):
+            added = torch.tensor(scores) + torch.where(torch.tensor(hidden), mask, 0.0)
+            seen = torch.softmax(added, -1)[torch.tensor(hidden)].sum()
+            rows.append((name, f"{mask:g}", f"{float(seen):.3g}"))
+    return Table("Weight on keys that must not be seen, in float32", ("row", "mask", "weight on hidden keys"), rows)
+
+
+_ROWS = (
+    ("ordinary scores", [1.0, 2.0, 3.0], [False, False, True]),
+    ("allowed scores lower still", [-3e9, -3e9, 0.0], [False, False, True]),
+    ("every key hidden", [1.0, 2.0, 3.0], [True, True, True]),
+)
+
+
+@claim(
+    "finite-mask",
+    topic="softmax",
+    expected="refuted",
+    statement=r"\mathrm{softmax}(s + M \cdot \mathrm{hidden}) = \mathrm{softmax}(s - \infty \cdot \mathrm{hidden})"
+    r"\quad\text{for } M = -10^5,\, -10^9",
+    plain="A large finite negative number (−1e5, −1e9) in the mask is as good as −∞.",
+    assumptions=("scores may be any finite numbers of their type", "with −∞, a row that may see no key has no weights"),
+    subject=(-1e5, -1e9),
+    sabotage={"infinite masks": (-math.inf,), "one finite, one infinite": (-1e5, -math.inf)},
+    picture=_mask_picture,
+)
+def finite_mask(masks: tuple[float, ...]) -> Iterator[Evidence]:
+    for mask in masks:
+        yield from _seen_though_hidden(mask)
+        yield from _all_hidden(mask)
+        yield from _too_large_for_half(mask)
+
+
+def _seen_though_hidden(mask: float) -> Iterator[Evidence]:
+    """A row whose every allowed score is lower still than what the mask makes of the hidden one."""
+    allowed = 3 * max(mask, -1e9)
+    computed = torch.softmax(torch.tensor([allowed, 0.0 + mask]), -1)[1]
+    weight = 1 / (1 + (arb(allowed) - arb(mask)).exp())
+    yield toolbox.counterexample(
+        bool(computed > 0.99) and bool(weight > arb("0.99")),
+        f"mask {mask:g}: the hidden key has all the weight where the allowed score is {allowed:g}",
+        "PyTorch in float32, and balls in real arithmetic",
+        weight_of_hidden=float(computed),
+        with_infinity=0,
+        mask=mask,
+    )
+
+
+def _all_hidden(mask: float) -> Iterator[Evidence]:
+    """A row that may see nothing, and sees everything."""
+    computed = torch.softmax(torch.tensor([1.0, 2.0, 3.0]) + mask, -1)
+    shift = arb(mask)
+    terms = [(arb(s) + shift - (arb(3) + shift)).exp() for s in (1, 2, 3)]
+    weights = [term / sum(terms) for term in terms]
+    yield toolbox.counterexample(
+        bool((computed > 0).all()) and all(bool(weight > 0) for weight in weights),
+        f"mask {mask:g} on every key: the row still has weights, those of no mask at all",
+        "PyTorch in float32, and balls in real arithmetic",
+        computed=computed,
+        real=[weight.str(6, radius=False) for weight in weights],
+        mask=mask,
+    )
+
+
+def _too_large_for_half(mask: float) -> Iterator[Evidence]:
+    """float16 has no such number: the finite mask is −∞ after all, and a row that sees nothing becomes nan."""
+    held = torch.tensor(mask, dtype=torch.float16)
+    scores = torch.tensor([1.0, 2.0, 3.0], dtype=torch.float16) + held
+    finite = math.isfinite(mask)
+    overflows = finite and toolbox.rounded(lambda: arb(mask), torch.float16) == -math.inf
+    yield toolbox.counterexample(
+        overflows and bool(held == -math.inf) and bool(torch.softmax(scores, -1).isnan().all()),
+        f"mask {mask:g} in float16 is −∞, and a row with every key hidden is nan",
+        "PyTorch in float16, and balls rounded to float16",
+        largest=torch.finfo(torch.float16).max,
+        mask=mask,
+    )

@@ -1,0 +1,296 @@
+"""A statement about attention as an object: its words, its check, and the rules that turn evidence into a verdict.
+
+    proved          every step of evidence covers the whole stated domain: symbolic, rational, balls, or an exact law
+    refuted         a concrete counterexample, evaluated again rigorously
+    corrected       refuted as stated, and the amended statement proved beside it
+    supported       search or sampling found no violation; never called proved
+    no verdict      the check failed, raised, or ran out of time
+    not applicable  the claim is about a package that cannot be loaded here
+
+A check is a generator: it yields `Evidence` made by the toolbox, whose functions raise `Unproved` when what they were
+given does not hold. It is a function of its *subject* (the formula, constant or object the claim is about),
+so a broken subject — a sabotage — goes through the very same check and must be rejected by it.
+"""
+
+from __future__ import annotations
+
+import functools
+import importlib
+import importlib.metadata
+import math
+import re
+import time
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Literal, NoReturn, get_args
+
+import avow
+from avow.core.chart import Picture
+from avow.errors import ParameterError
+
+Verdict = Literal["proved", "refuted", "corrected", "supported", "no verdict", "not applicable"]
+Kind = Literal["symbolic", "rational", "balls", "exact law", "counterexample", "search"]
+PROOFS: frozenset[str] = frozenset({"symbolic", "rational", "balls", "exact law"})
+
+
+class Unproved(Exception):
+    """A step of a check that does not hold, or that could not be shown to."""
+
+
+@dataclass(frozen=True)
+class Evidence:
+    """One step: what kind, about which statement, in words, with the numbers worth keeping (as JSON has them)."""
+
+    kind: Kind
+    says: str
+    facts: Mapping[str, Any] = field(default_factory=dict)
+    amended: bool = False
+
+    def __post_init__(self) -> None:
+        if self.kind not in get_args(Kind) or not isinstance(self.says, str) or not isinstance(self.facts, Mapping):
+            raise TypeError(f"evidence is of a kind, says something and has facts by name, unlike {self!r}")
+
+    def plain(self) -> dict[str, Any]:
+        """The step as JSON has it."""
+        return {"kind": self.kind, "says": self.says, "facts": as_json(self.facts), "amended": self.amended}
+
+
+Check = Callable[[Any], Iterable[Evidence]]
+
+
+@dataclass(frozen=True)
+class Claim:
+    """A statement with everything needed to judge it and to show it."""
+
+    id: str
+    topic: str
+    statement: str
+    plain: str
+    expected: Verdict
+    check: Check
+    subject: Any = None
+    sabotage: Mapping[str, Any] = field(default_factory=dict)
+    assumptions: tuple[str, ...] = ()
+    amended: str = ""
+    amended_plain: str = ""
+    picture: Callable[[], Picture] | None = None
+    needs: tuple[str, ...] = ()
+    # Packages the claim is about, "name" or "name==version"; where one cannot be loaded the claim does not apply.
+    requires: tuple[str, ...] = ()
+    # The module or file the claim was found in: a worker process loads it from there.
+    source: str = field(default="", compare=False)
+
+    def __post_init__(self) -> None:
+        def refuse(part: str, rule: str, remedy: str) -> NoReturn:
+            raise ParameterError(f"claim {self.id}: {part}", repr(getattr(self, part)), rule, remedy)
+
+        if not _is_text(self.id) or self.id.split() != [self.id]:
+            raise ParameterError("claim: id", repr(self.id), "must be a word", 'try "copy-gap"')
+        recorded = [verdict for verdict in get_args(Verdict) if verdict not in ("no verdict", "not applicable")]
+        if self.expected not in recorded:
+            refuse("expected", "is no verdict", f"one of {recorded}")
+        if (self.expected == "corrected") != bool(self.amended):
+            refuse("amended", "must go with a correction", "give `amended` with expected='corrected', and only then")
+        for part in ("topic", "statement", "plain", "amended", "amended_plain"):
+            if not _is_text(getattr(self, part)):
+                refuse(part, "must be a string", "write it in quotes")
+        for part in ("assumptions", "needs", "requires"):
+            words = getattr(self, part)
+            if not isinstance(words, tuple) or not all(map(_is_text, words)):
+                shown = (words,) if isinstance(words, str) else ("one", "two")
+                refuse(part, "must be a tuple of strings", f"write {part}={shown}")
+        if not isinstance(self.sabotage, Mapping) or not all(map(_is_text, self.sabotage)):
+            refuse("sabotage", "must hold broken subjects by name", 'write sabotage={"half of it": …}')
+        if not callable(self.check):
+            refuse("check", "must be a function", "give it uncalled")
+        if self.picture is not None and not callable(self.picture):
+            refuse("picture", "must be a function", "give it uncalled")
+
+    @property
+    def used_by(self) -> tuple[str, ...]:
+        """The modules of avow whose comments cite the claim."""
+        return citations().get(self.id, ())
+
+    def judge(self) -> Finding:
+        """The verdict on the claim, and all that was found on the way."""
+        if reason := self.not_applicable():
+            return Finding(self, "not applicable", (), 0.0, reason)
+        return self._judged(self.subject)
+
+    def not_applicable(self) -> str:
+        """Why the claim cannot be judged here, in words; empty where it can."""
+        for needed in self.requires:
+            package, _, version = needed.partition("==")
+            try:
+                found = version_of(package)
+            except ModuleNotFoundError as problem:
+                known = problem.name == package
+                return f"{package} is not installed here" if known else f"{package} cannot be loaded here: {problem}"
+            except Exception as problem:
+                return f"{package} cannot be loaded here: {type(problem).__name__}: {problem}"
+            if version not in ("", found):
+                return f"it is about {package} {version}, and {found} is installed here"
+        return ""
+
+    def judge_sabotage(self, name: str) -> Finding:
+        """The verdict on a broken variant, which must not be the expected one."""
+        return self._judged(self.sabotage[name])
+
+    def _judged(self, subject: Any) -> Finding:
+        start = time.perf_counter()
+        found: list[Evidence] = []
+        trouble, raised = "", False
+        try:
+            for step in self.check(subject):
+                if not isinstance(step, Evidence):
+                    raise TypeError(f"a check yields Evidence, not {type(step).__name__}")
+                found.append(step)
+        except Unproved as problem:
+            trouble = str(problem) or "a step does not hold"
+        except (Exception, SystemExit) as problem:
+            trouble, raised = f"the check raised {type(problem).__name__}: {problem}", True
+        verdict = "no verdict" if trouble else verdict_of(found, bool(self.amended))
+        if verdict == "no verdict" and not trouble:
+            trouble = _lacking(found)
+        return Finding(self, verdict, tuple(found), time.perf_counter() - start, trouble, raised)
+
+
+def verdict_of(evidence: Iterable[Evidence], has_amendment: bool) -> Verdict:
+    """The verdict some evidence earns."""
+    stated: list[Kind] = []
+    amended: list[Kind] = []
+    for step in evidence:
+        (amended if step.amended else stated).append(step.kind)
+    amendment_proved = bool(amended) and PROOFS.issuperset(amended)
+    if "counterexample" in stated:
+        if not has_amendment:
+            return "refuted"
+        return "corrected" if amendment_proved else "no verdict"
+    if amended or not stated:
+        return "no verdict"
+    return "proved" if PROOFS.issuperset(stated) else "supported"
+
+
+def _lacking(evidence: Iterable[Evidence]) -> str:
+    """What evidence that earns no verdict would need."""
+    steps = list(evidence)
+    if not steps:
+        return "the check yielded no evidence"
+    if any(step.kind == "counterexample" and not step.amended for step in steps):
+        return "the statement is refuted, and nothing proves the amendment: yield evidence with amended=True"
+    return "there is evidence for an amendment, and no counterexample to the statement"
+
+
+@dataclass(frozen=True)
+class Finding:
+    """What came of a claim."""
+
+    claim: Claim
+    verdict: Verdict
+    evidence: tuple[Evidence, ...]
+    seconds: float
+    trouble: str = ""
+    # A check that raised anything but `Unproved` did not reject its subject: it broke.
+    raised: bool = False
+    # Of each broken variant, whether the check rejected it; empty where none was tried.
+    sabotages: Mapping[str, bool] = field(default_factory=dict)
+    picture: Mapping[str, Any] | None = None
+
+    @property
+    def as_recorded(self) -> bool:
+        """Whether nothing here contradicts the catalogue: the verdict is the recorded one, or cannot be had here."""
+        return self.verdict in (self.claim.expected, "not applicable")
+
+    @property
+    def rejected(self) -> bool:
+        """Of a broken variant: whether the check itself saw through it."""
+        return self.verdict != self.claim.expected and not self.raised
+
+    @property
+    def kinds(self) -> tuple[str, ...]:
+        """The kinds of evidence, each once, in order."""
+        return tuple(dict.fromkeys(step.kind for step in self.evidence))
+
+    def plain(self) -> dict[str, Any]:
+        """The claim and what came of it, as JSON has it."""
+        about = self.claim
+        return {
+            "id": about.id,
+            "topic": about.topic,
+            "statement": about.statement,
+            "plain": about.plain,
+            "verdict": self.verdict,
+            "expected": about.expected,
+            "as_recorded": self.as_recorded,
+            "amended": about.amended,
+            "amended_plain": about.amended_plain,
+            "assumptions": list(about.assumptions),
+            "evidence": [step.plain() for step in self.evidence],
+            "kinds": list(self.kinds),
+            "seconds": self.seconds,
+            "trouble": self.trouble,
+            "used_by": list(about.used_by),
+            "needs": list(about.needs),
+            "requires": list(about.requires),
+            "sabotages": dict(self.sabotages),
+            "picture": as_json(self.picture),
+        }
+
+
+@functools.cache
+def citations(root: Path = Path(avow.__file__).parent) -> dict[str, tuple[str, ...]]:
+    """Every claim that a comment or docstring of a tree cites, as `[claim copy-gap]`, with the modules that do."""
+    modules: dict[str, set[str]] = {}
+    for path in sorted(root.rglob("*.py")):
+        for cited in re.findall(r"\[claims? ([\w,\s-]+)\]", path.read_text(encoding="utf-8")):
+            for id in re.split(r",\s+", cited):
+                modules.setdefault(id, set()).add(path.relative_to(root).with_suffix("").as_posix())
+    return {id: tuple(sorted(found)) for id, found in modules.items()}
+
+
+def version_of(package: str) -> str:
+    """The version of a package that can be loaded."""
+    module = importlib.import_module(package)
+    try:
+        return importlib.metadata.version(package)
+    except importlib.metadata.PackageNotFoundError:
+        return str(getattr(module, "__version__", "of no version"))
+
+
+def _is_text(words: Any) -> bool:
+    """Whether something is a string that a page can hold: halves of characters (surrogates) it cannot."""
+    return isinstance(words, str) and words == as_json(words)
+
+
+def as_json(fact: Any) -> Any:
+    """A number, a word, or lists and tables of them, as JSON can hold it; what it cannot hold is spelled out."""
+    if fact is None or isinstance(fact, bool | int):
+        return fact
+    if isinstance(fact, str):
+        return fact.encode(errors="replace").decode()
+    if isinstance(fact, float):
+        return fact if math.isfinite(fact) else str(fact)
+    if isinstance(fact, Mapping):
+        return {str(name): as_json(value) for name, value in fact.items()}
+    if isinstance(fact, list | tuple | set | frozenset):
+        return [as_json(value) for value in fact]
+    return as_json(fact.tolist()) if hasattr(fact, "tolist") else str(fact)
+
+
+def claim(id: str, **words: Any) -> Callable[[Check], Claim]:
+    """A check made into a claim.
+
+    @claim("copy-gap", topic="softmax", expected="proved", statement=r"…", plain="…", subject=…, sabotage={"…": …})
+    def copy_gap(subject): yield toolbox.identity(…)
+    """
+
+    def made(check: Check) -> Claim:
+        name = getattr(check, "__name__", "")
+        before = getattr(check, "__globals__", {}).get(name)
+        if isinstance(before, Claim) and before.id != id:
+            rule = f"is also that of the claim {before.id}, which would be lost"
+            raise ParameterError(f"claim {id}: name of its function", repr(name), rule, "give each function its own")
+        return Claim(id, check=check, **words)
+
+    return made

@@ -1,0 +1,192 @@
+"""Operations and memory of a program, counted at a few sizes and thereby known at all of them.
+
+A matrix product takes twice the product of its three sides in operations. So a program that is a fixed list of
+products, whose sides are lengths, takes a number of operations that is a polynomial of degree three; and the numbers it
+holds, two sides a matrix, are one of degree two. As many exact counts as it has coefficients determine it:
+`interpolated` finds it, and `counted` tries it again at sizes it has not seen. What is then said of it — that it is of
+an order, `theta` — holds for all sizes.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any
+
+import sympy
+import torch
+from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+from torch.utils.flop_counter import FlopCounterMode, sdpa_flop
+from torch.utils.weak import TensorWeakRef
+
+from avow.calibration import random_problem
+from avow.core import Method, Sizes
+from avow.theory.claims import toolbox
+from avow.theory.claims.claim import Evidence, Unproved
+
+Lengths = Sequence[sympy.Symbol]
+# PyTorch counts its CPU attention kernel nowhere; its own formula for the others applies.
+_UNCOUNTED = {
+    torch.ops.aten._scaled_dot_product_flash_attention_for_cpu: lambda q, k, v, *rest, **more: sdpa_flop(q, k, v)
+}
+
+
+def length(name: str) -> sympy.Symbol:
+    """A length of a program: any positive integer."""
+    return sympy.Symbol(name, integer=True, positive=True)
+
+
+def flops(call: Callable[[], object]) -> int:
+    """The operations of one call, as `torch.utils.flop_counter` counts them: a multiply-add is two."""
+    with torch.no_grad(), FlopCounterMode(display=False, custom_mapping=_UNCOUNTED) as counter:
+        call()
+    return int(counter.get_total_flops())
+
+
+def held(program: Callable[..., object], *inputs: Tensor) -> list[int]:
+    """How many numbers are held beyond the inputs after each operation of a program, to the last one."""
+    with torch.no_grad(), _Held(inputs) as ledger:
+        program(*inputs)
+    return ledger.steps
+
+
+class _Held(TorchDispatchMode):
+    def __init__(self, inputs: Sequence[Tensor]) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]  # torch says nothing of its types
+        self.given = {x.untyped_storage().data_ptr() for x in inputs}
+        self.made: list[TensorWeakRef] = []
+        self.steps: list[int] = []
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        out = func(*args, **(kwargs or {}))
+        self.made += [TensorWeakRef(x) for x in tree_leaves(out) if isinstance(x, Tensor)]
+        alive = [(made, x) for made in self.made if (x := made()) is not None]
+        self.made = [made for made, _ in alive]
+        # Views share a storage: it is counted once.
+        storages = {x.untyped_storage().data_ptr(): x.untyped_storage().nbytes() // x.element_size() for _, x in alive}
+        self.steps.append(sum(size for storage, size in storages.items() if storage not in self.given))
+        return out
+
+
+def ones(*shapes: tuple[int, int]) -> list[Tensor]:
+    """Inputs of these shapes: what they hold changes no count."""
+    return [torch.ones(shape) for shape in shapes]
+
+
+def of_library(method: Method, length: int, dim: int) -> int:
+    """The operations of a call of the library, which its cost model must foresee to the last one."""
+    # In float64, since in float32 a CPU computes a row that would be alone twice.
+    sizes = Sizes(1, 1, 1, length, length, dim, dim, torch.float64)
+    problem = random_problem(sizes)
+    found = flops(lambda: method.compute(problem, torch.Generator().manual_seed(0)))
+    if method.cost(sizes).flops != found:
+        raise Unproved(f"{method}: the cost model says {method.cost(sizes).flops} operations, the counter {found}")
+    return found
+
+
+def interpolated(count: Callable[..., int], lengths: Lengths, degree: int) -> sympy.Expr:
+    """The only polynomial of this total degree that agrees with the counts: by Newton's differences, in whole numbers.
+
+    `count` gets its sizes in the order of `lengths`. The nodes are all sizes whose excesses over one sum to at most the
+    degree.
+    """
+    orders = [order for order in itertools.product(range(degree + 1), repeat=len(lengths)) if sum(order) <= degree]
+    values = {order: count(*(1 + part for part in order)) for order in orders}
+    total = sympy.Integer(0)
+    for order in orders:
+        below = itertools.product(*(range(part + 1) for part in order))
+        difference = sum(
+            values[node] * math.prod((-1) ** (a - b) * math.comb(a, b) for a, b in zip(order, node, strict=True))
+            for node in below
+        )
+        steps = [sympy.ff(x - 1, part) / math.factorial(part) for x, part in zip(lengths, order, strict=True)]
+        total += difference * sympy.prod(steps)
+    return sympy.expand(sympy.expand_func(total))
+
+
+def counted(
+    count: Callable[..., int],
+    lengths: Lengths,
+    unseen: Sequence[tuple[int, ...]],
+    says: str,
+    amended: bool = False,
+    degree: int = 3,
+) -> tuple[sympy.Expr, Evidence]:
+    """The polynomial a count follows, and the evidence: its nodes, and sizes beyond them where it is right again."""
+    found = interpolated(count, lengths, degree)
+    beyond = {sizes: (found.subs(dict(zip(lengths, sizes, strict=True))), count(*sizes)) for sizes in unseen}
+    nodes = math.comb(len(lengths) + degree, degree)
+    names = ", ".join(map(str, lengths))
+    step = toolbox.rational(
+        all(foreseen == got for foreseen, got in beyond.values()),
+        f"{says}: by interpolation, as {nodes} exact counts determine a polynomial of degree {degree} in {names}",
+        amended,
+        polynomial=found,
+        foreseen_and_counted_beyond={sizes: f"{foreseen} and {got}" for sizes, (foreseen, got) in beyond.items()},
+    )
+    return found, step
+
+
+def memory(
+    program: Callable[..., object], inputs: Callable[..., Sequence[Tensor]], lengths: Lengths, amended: bool = False
+) -> tuple[sympy.Expr, int, Evidence]:
+    r"""Numbers held beyond the inputs, summed over all steps of a program, how many steps, and the evidence.
+
+    With T steps, a fixed number, the peak lies between sum / T and sum: both are of the same order.
+    """
+    traces: dict[tuple[int, ...], list[int]] = {}
+
+    def total(*sizes: int) -> int:
+        traces[sizes] = held(program, *inputs(*sizes))
+        return sum(traces[sizes])
+
+    unseen = tuple(5 + place for place in range(len(lengths)))
+    says = "numbers held beyond the inputs, summed over the steps"
+    found, step = counted(total, lengths, [unseen], says, amended, degree=2)
+    counts = {len(trace) for trace in traces.values()}
+    if len(counts) != 1:
+        raise Unproved(f"the program has {sorted(counts)} steps, depending on its sizes")
+    return found, counts.pop(), step
+
+
+def theta(count: sympy.Expr, order: sympy.Expr, says: str, amended: bool = False) -> Iterator[Evidence]:
+    """A count lies between two multiples of an order, for all lengths from one on."""
+    terms = sympy.expand(count).as_coefficients_dict()
+    least = min((terms.get(term, 0) for term in sympy.Add.make_args(sympy.expand(order))), default=0)
+    if not least > 0:
+        raise Unproved(f"{says}: {count} has not every term of {order}")
+    yield at_most(count, order, says, amended)
+    yield toolbox.nonnegative(_from_one(count - least * order), f"{says}: at least {least} times {order}", amended)
+
+
+def at_most(
+    count: sympy.Expr, order: sympy.Expr, says: str, amended: bool = False, given: Mapping[Any, Any] | None = None
+) -> Evidence:
+    """A count is at most a multiple of an order, for all lengths from one on; `given` writes out what more is known."""
+    most = sum(max(coefficient, 0) for coefficient in sympy.expand(count).as_coefficients_dict().values())
+    spare = (most * order - count).subs(given or {})
+    return toolbox.nonnegative(_from_one(spare), f"{says}: at most {most} times {order}", amended)
+
+
+def _from_one(expression: sympy.Expr) -> sympy.Expr:
+    """An expression in what its lengths exceed one by, where positive coefficients show that it is nonnegative."""
+    lengths = [symbol for symbol in expression.free_symbols if symbol.is_positive]
+    return sympy.expand(
+        expression.subs({symbol: 1 + sympy.Dummy(f"({symbol}-1)", nonnegative=True) for symbol in lengths})
+    )
+
+
+def unbounded(ratio: sympy.Expr, symbol: sympy.Symbol) -> bool:
+    """Whether a ratio grows beyond all bounds with one of its lengths, the others being one."""
+    others = {other: 1 for other in ratio.free_symbols - {symbol}}
+    return bool(sympy.limit(ratio.subs(others), symbol, sympy.oo) == sympy.oo)
+
+
+def settled(traces: Sequence[Sequence[int]], says: str, amended: bool = False) -> Evidence:
+    """Longer and longer runs of a loop hold the same numbers again and again, so by induction any run does."""
+    sets = [sorted(set(trace)) for trace in traces]
+    same = all(a == b for a, b in itertools.pairwise(sets))
+    return toolbox.rational(same, says, amended, most=[max(one) for one in sets], runs=len(sets))

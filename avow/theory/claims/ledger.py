@@ -1,0 +1,166 @@
+"""The claims there are: those of the catalogue, and those of a file of one's own."""
+
+from __future__ import annotations
+
+import _thread
+import contextlib
+import dataclasses
+import functools
+import importlib
+import importlib.util
+import os
+import pkgutil
+import sys
+import threading
+import traceback
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, NoReturn
+
+from avow.errors import FileError, ParameterError
+from avow.theory.claims.claim import Claim
+
+_CATALOGUE = "avow.theory.claims.catalogue"
+# Topics from the ground up; one that is not named here comes after them.
+_TOPICS = ("softmax", "queries", "heads", "efficient", "costs", "relu", "dynamics", "lemmas", "neighbours")
+
+
+def catalogue() -> dict[str, Claim]:
+    """Every claim of the catalogue by id, topic after topic."""
+    return dict(_catalogue())
+
+
+@functools.cache
+def _catalogue() -> dict[str, Claim]:
+    folders = importlib.import_module(_CATALOGUE).__path__
+    names = [module.name for module in pkgutil.iter_modules(folders)]
+    found: dict[str, Claim] = {}
+    # The file named after a topic comes before others on it.
+    for name in sorted(names, key=lambda name: (_rank(name), name)):
+        path = f"{_CATALOGUE}.{name}"
+        for one in _claims_of(importlib.import_module(path), path):
+            if one.id in found:
+                rule = f"is the id of two claims, in {found[one.id].source} and in {path}"
+                raise ParameterError("claim: id", repr(one.id), rule, "rename one of them")
+            found[one.id] = one
+    return dict(sorted(found.items(), key=lambda pair: _rank(pair[1].topic)))
+
+
+def _rank(topic: str) -> int:
+    return _TOPICS.index(topic) if topic in _TOPICS else len(_TOPICS)
+
+
+def claims_in(path: str | Path, seconds: float = 60.0) -> dict[str, Claim]:
+    """The claims of a Python file of one's own, by id; a file that takes longer to load is given up."""
+    path = Path(path)
+    if not path.is_file():
+        rule, remedy = (
+            ("is a folder", "give one of its files") if path.is_dir() else ("does not exist", "check the path")
+        )
+        raise FileError("claims file", path, rule, remedy)
+    if path.suffix != ".py":
+        raise FileError("claims file", path, "is not a Python file", "give a file whose name ends in .py")
+    late = threading.Event()
+    try:
+        # What it prints is no part of what is said of its claims.
+        with _interrupted_after(seconds, late), _outlived(), contextlib.redirect_stdout(sys.stderr):
+            module = load(str(path))
+    except (Exception, SystemExit, KeyboardInterrupt) as problem:
+        if isinstance(problem, KeyboardInterrupt) and not late.is_set():
+            raise
+        rule = f"raised while loading: {_told(problem, path)}"
+        if late.is_set():
+            rule = f"ran out of time while loading: {seconds:g} s{_line(problem, path)}"
+        raise FileError("claims file", path, rule, "mend it there, and try again") from problem
+    found: dict[str, Claim] = {}
+    for one in _claims_of(module, str(path.resolve())):
+        if one.id in found:
+            raise FileError("claims file", path, f"has two claims called {one.id!r}", "rename one of them")
+        if one.id in _catalogue():
+            rule = f"has a claim called {one.id!r}, and so does the catalogue"
+            raise FileError("claims file", path, rule, "give it an id of its own")
+        found[one.id] = one
+    if not found:
+        remedy = 'write one: @avow.theory.claims.claim("my-claim", topic=…, expected="proved", …)'
+        raise FileError("claims file", path, "holds no claims at its top level", remedy)
+    return found
+
+
+def load(source: str) -> Any:
+    """The module of a claim: a dotted name, or a Python file, loaded anew and beside its neighbours."""
+    if not source.endswith(".py"):
+        return importlib.import_module(source)
+    path = Path(source).resolve()
+    spec = importlib.util.spec_from_file_location(f"claims_of_{path.stem}", path)
+    assert spec is not None and spec.loader is not None  # the name ends in .py
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[spec.name] = module
+    sys.path.insert(0, str(path.parent))
+    try:
+        spec.loader.exec_module(module)
+    finally:
+        sys.path.remove(str(path.parent))
+    return module
+
+
+def _claims_of(module: Any, source: str) -> list[Claim]:
+    """The claims at the top of a module, in its order, each once, with their source noted."""
+    found = {id(item): item for item in vars(module).values() if isinstance(item, Claim)}
+    # One that was imported belongs to the module that wrote it.
+    own = [one for one in found.values() if getattr(one.check, "__module__", module.__name__) == module.__name__]
+    return [dataclasses.replace(one, source=source) for one in own]
+
+
+@contextlib.contextmanager
+def _interrupted_after(seconds: float, late: threading.Event) -> Iterator[None]:
+    """What takes longer inside is interrupted as Ctrl-C would, and `late` is set; only the main thread can be."""
+    done = threading.Lock()
+
+    def interrupt() -> None:
+        if done.acquire(blocking=False):
+            late.set()
+            _thread.interrupt_main()
+
+    timer = threading.Timer(seconds, interrupt)
+    timer.daemon = True
+    if threading.current_thread() is threading.main_thread():
+        timer.start()
+    try:
+        yield
+    finally:
+        timer.cancel()
+        # Whoever comes first has the lock for good; an interrupt that is on its way arrives here, and not later.
+        if not done.acquire(blocking=False):
+            timer.join()
+
+
+@contextlib.contextmanager
+def _outlived() -> Iterator[None]:
+    """`os._exit` ends a process without a word: inside, in this thread, it raises as `sys.exit` does."""
+    leave, here = os._exit, threading.get_ident()
+
+    def told(status: int) -> NoReturn:
+        if threading.get_ident() != here:
+            leave(status)
+        raise SystemExit(f"os._exit({status})")
+
+    os._exit = told
+    try:
+        yield
+    finally:
+        os._exit = leave
+
+
+def _told(problem: BaseException, path: Path) -> str:
+    """An exception in one line, with the line of the file that raised it."""
+    words = problem.msg if isinstance(problem, SyntaxError) else problem
+    return f"{type(problem).__name__}: {words}{_line(problem, path)}"
+
+
+def _line(problem: BaseException, path: Path) -> str:
+    """The line of a file that raised an exception, in brackets, where it is known."""
+    steps = traceback.extract_tb(problem.__traceback__)
+    lines = [step.lineno for step in steps if Path(step.filename) == path.resolve()]
+    if isinstance(problem, SyntaxError):
+        lines.append(problem.lineno)
+    return f" (line {lines[-1]})" if lines and lines[-1] else ""

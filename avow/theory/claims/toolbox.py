@@ -1,0 +1,288 @@
+"""Steps of a proof: each function checks something by machine and returns the evidence, or raises `Unproved`.
+
+`identity`, `equal_matrices`, `same_product`            symbolic, by SymPy: equality
+`nonnegative`, `positive`, `rising`, `induction`        symbolic, by SymPy: signs, and every n
+`rational`              exact arithmetic on fractions
+`enclosed`, `cover`     balls, over a whole domain where it is one
+`law`                   a probability from its exact distribution
+`kept`                  a construction's own proof
+`counterexample`        a violation, evaluated again rigorously
+`search`, `frequency`   the weakest: support, never proof
+`rounded`               the float that a real number rounds to, decided by balls
+"""
+
+from __future__ import annotations
+
+import heapq
+import math
+from collections.abc import Callable, Iterator, Sequence
+from fractions import Fraction
+from typing import Any
+
+import sympy
+import torch
+from flint import arb
+
+from avow.numerics import intervals
+from avow.theory.claims.claim import Evidence, Unproved
+from avow.theory.constructions.construction import Construction
+
+Box = Sequence[tuple[float | Fraction, float | Fraction]]
+
+
+def identity(left: Any, right: Any, says: str, amended: bool = False) -> Evidence:
+    """Two expressions are equal, symbolically, wherever both are defined."""
+    left, right = _exact(left), _exact(right)
+    difference = sympy.simplify(sympy.expand(left - right))
+    if difference != 0:
+        raise Unproved(f"{says}: the two sides differ by {difference}")
+    return Evidence("symbolic", says, {"left": sympy.latex(left), "right": sympy.latex(right)}, amended)
+
+
+def equal_matrices(left: Any, right: Any, says: str, amended: bool = False) -> Evidence:
+    """Two matrices of expressions are equal, entry by entry."""
+    left, right = sympy.Matrix(left), sympy.Matrix(right)
+    if left.shape != right.shape:
+        raise Unproved(f"{says}: shapes {left.shape} and {right.shape} differ")
+    for row in range(left.rows):
+        for column in range(left.cols):
+            identity(left[row, column], right[row, column], f"{says}, entry ({row + 1}, {column + 1})")
+    return Evidence("symbolic", says, {"left": sympy.latex(left), "right": sympy.latex(right)}, amended)
+
+
+def same_product(left: Any, right: Any, says: str, amended: bool = False) -> Evidence:
+    """Two expressions in matrix symbols are equal, whatever sizes the symbols stand for."""
+    left, right = (sympy.expand(side).doit() for side in (left, right))
+    if left.shape != right.shape or left != right:
+        raise Unproved(f"{says}: {left} is not {right}")
+    return Evidence("symbolic", says, {"equal": sympy.latex(left), "size": str(left.shape)}, amended)
+
+
+def nonnegative(expression: Any, says: str, amended: bool = False) -> Evidence:
+    """An expression is never negative under the assumptions its symbols carry; SymPy must be able to see it."""
+    expression = _exact(expression)
+    for form in _forms(expression):
+        if form.is_nonnegative:
+            return Evidence("symbolic", says, {"nonnegative": sympy.latex(form)}, amended)
+    raise Unproved(f"{says}: cannot see that {expression} is nonnegative")
+
+
+def positive(expression: Any, says: str, amended: bool = False) -> Evidence:
+    """An expression is above zero under the assumptions its symbols carry; SymPy must be able to see it."""
+    expression = _exact(expression)
+    for form in _forms(expression):
+        if form.is_positive:
+            return Evidence("symbolic", says, {"positive": sympy.latex(form)}, amended)
+    raise Unproved(f"{says}: cannot see that {expression} is positive")
+
+
+def rising(expression: Any, variable: sympy.Symbol, start: Any, says: str, amended: bool = False) -> Evidence:
+    """An expression is never negative from `start` on: it is not there, and its slope is not beyond.
+
+    Where the slope's own sign cannot be seen, it is asked the same way, up to the third. The expression must be smooth
+    from `start` on; its other symbols keep their assumptions.
+    """
+    expression, start = _exact(expression), _exact(start)
+    beyond = start + sympy.Dummy("beyond", nonnegative=True)
+    slopes = [expression]
+    for _ in range(3):
+        nonnegative(slopes[-1].subs(variable, start), f"{says}, at the start")
+        slopes.append(sympy.diff(slopes[-1], variable))
+        try:
+            nonnegative(slopes[-1].subs(variable, beyond), f"{says}, the slope beyond")
+        except Unproved as problem:
+            trouble = problem
+        else:
+            facts = {"nonnegative": sympy.latex(expression), "from": sympy.latex(start)}
+            return Evidence("symbolic", says, facts | {"slopes": list(map(sympy.latex, slopes[1:]))}, amended)
+    raise trouble
+
+
+def induction(
+    form: Callable[[Any], Any],
+    first: int,
+    start: Any,
+    step: Callable[[Any, Any], Any],
+    says: str,
+    amended: bool = False,
+) -> Evidence:
+    """A quantity that is `start` at `first` and goes from n to n+1 by `step(quantity, n)` is `form(n)` at every n."""
+    n = sympy.Symbol("n", integer=True, positive=first > 0, nonnegative=True if first >= 0 else None)
+    identity(form(sympy.Integer(first)), start, f"{says}, at n = {first}")
+    identity(form(n + 1), step(form(n), n), f"{says}, from n to n + 1")
+    return Evidence("symbolic", says, {"for all n from": first, "form": sympy.latex(_exact(form(n)))}, amended)
+
+
+def rational(holds: bool, says: str, amended: bool = False, **facts: Any) -> Evidence:
+    """A comparison of fractions came out true; floats among the facts would betray that it was none."""
+    for name, fact in facts.items():
+        for number in fact if isinstance(fact, list | tuple) else [fact]:
+            if isinstance(number, float):
+                raise TypeError(f"{name}={number} is a float; exact evidence holds fractions and integers")
+    if not _truth(holds):
+        raise Unproved(f"{says}: does not hold for {_shown(facts)}")
+    return Evidence("rational", says, {name: str(fact) for name, fact in facts.items()}, amended)
+
+
+def enclosed(holds: Callable[[], bool], says: str, amended: bool = False, **facts: Any) -> Evidence:
+    """A comparison of balls is true; it is asked with more bits until it is."""
+    if not intervals.decided(lambda: True if _truth(holds()) else None, most=4096):
+        raise Unproved(f"{says}: balls cannot show it for {_shown(facts)}")
+    return Evidence("balls", says, facts, amended)
+
+
+def cover(
+    holds: Callable[..., bool], box: Box, says: str, amended: bool = False, most: int = 20000, bits: int = 64
+) -> Evidence:
+    """A condition on balls is true on every piece of a box, which is halved where it is not yet.
+
+    `holds(x, y, …)` gets one ball per side and may only return True when it is so for all their numbers.
+    """
+    for side in box:
+        if not side[0] <= side[1]:
+            raise ValueError(f"{says}: [{side[0]}, {side[1]}] is no interval")
+    pieces = [(0.0, 0, tuple((Fraction(low), Fraction(high)) for low, high in box))]
+    tried = 0
+    with intervals.precision(bits):
+        while pieces:
+            _, _, piece = heapq.heappop(pieces)
+            tried += 1
+            if tried > most:
+                where = ", ".join(f"[{float(low):.6g}, {float(high):.6g}]" for low, high in piece)
+                raise Unproved(f"{says}: still open after {most} pieces, at {where}")
+            if _truth(holds(*(intervals.interval(low, high) for low, high in piece))):
+                continue
+            widest = max(range(len(piece)), key=lambda i: piece[i][1] - piece[i][0])
+            low, high = piece[widest]
+            middle = (low + high) / 2
+            for i, half in enumerate(((low, middle), (middle, high))):
+                halved = (*piece[:widest], half, *piece[widest + 1 :])
+                heapq.heappush(pieces, (-float(high - low), 2 * tried + i, halved))
+    domain = " × ".join(f"[{float(low):g}, {float(high):g}]" for low, high in box)
+    return Evidence("balls", says, {"domain": domain, "pieces": tried}, amended)
+
+
+def law(probability: arb, low: float, high: float, says: str, amended: bool = False, **facts: Any) -> Evidence:
+    """A probability from its exact law lies between two numbers."""
+    if not (probability >= arb(low) and probability <= arb(high)):
+        raise Unproved(f"{says}: the law gives {probability}, not within [{low}, {high}]")
+    return Evidence("exact law", says, {"probability": probability.str(20), **facts}, amended)
+
+
+def kept(construction: Construction, says: str, amended: bool = False, **facts: Any) -> Evidence:
+    """A construction of the library keeps its promise, on the numbers it returned."""
+    proof = construction.verify()
+    if not proof:
+        raise Unproved(f"{says}: {proof}")
+    found = {"promise": proof.promise, "proved": proof.achieved, "promised": proof.bound}
+    return Evidence("balls", says, {**found, **facts}, amended)
+
+
+def counterexample(violated: bool, says: str, by: str, **facts: Any) -> Evidence:
+    """A concrete case in which the statement fails; `by` names the arithmetic that evaluated it again."""
+    if not _truth(violated):
+        raise Unproved(f"{says}: this is no counterexample ({_shown(facts)})")
+    return Evidence("counterexample", says, {"evaluated by": by, **facts})
+
+
+def search(
+    excess: Callable[[torch.Tensor], torch.Tensor],
+    start: Callable[[torch.Generator], torch.Tensor],
+    says: str,
+    restarts: int = 64,
+    steps: int = 50,
+    amended: bool = False,
+) -> Evidence:
+    """No violation was found by climbing `excess` (violated where above zero) from random starts."""
+    if restarts < 1 or steps < 1:
+        raise ValueError(f"{says}: {restarts} restarts of {steps} steps try nothing")
+    generator = torch.Generator().manual_seed(0)
+    worst = -math.inf
+    for _ in range(restarts):
+        x = start(generator).requires_grad_()
+        climber = torch.optim.Adam([x], lr=0.05)
+        for _ in range(steps):
+            value = excess(x)
+            worst = max(float(value.detach()), worst)
+            if not worst <= 0:  # nan included
+                raise Unproved(f"{says}: violated by {worst:.3g} at {x.detach().flatten()[:8].tolist()}")
+            climber.zero_grad()
+            (-value).backward()
+            climber.step()
+    return Evidence("search", says, {"trials": restarts * steps, "closest": worst}, amended)
+
+
+def frequency(hits: int, trials: int, confidence: float = 0.999) -> tuple[float, float]:
+    """A two-sided interval that holds the probability with this confidence, by Hoeffding: rigorous, never normal."""
+    if not 0 <= hits <= trials or trials < 1:
+        raise ValueError(f"{hits} hits of {trials} trials are no frequency")
+    reach = math.sqrt(math.log(2 / (1 - confidence)) / (2 * trials))
+    return max(0.0, hits / trials - reach), min(1.0, hits / trials + reach)
+
+
+def rounded(number: Callable[[], arb], dtype: torch.dtype) -> Fraction | float:
+    """The number of a floating point type nearest to a real one, exactly, or ±inf where it overflows.
+
+    `number` is asked with more bits until its ball lies strictly between two halfway points; on one, it never does.
+    """
+    form = torch.finfo(dtype)
+    top, relative = Fraction(form.max), Fraction(form.eps)
+
+    def spacing(size: Fraction) -> Fraction:
+        """From one number of the type to the next; below the smallest normal number it stays the same."""
+        least = relative * Fraction(form.tiny)
+        if size < 2 * Fraction(form.tiny):
+            return least
+        exponent = size.numerator.bit_length() - size.denominator.bit_length()
+        # 2^exponent is within a factor of two of the size.
+        return relative * Fraction(2) ** (exponent if Fraction(2) ** exponent <= size else exponent - 1)
+
+    overflow, vanish = top + spacing(top) / 2, spacing(Fraction(0)) / 2
+
+    def nearest() -> Any:
+        x = number()
+        if not x.is_finite():
+            return None
+        # Far beyond either end of the type, the number itself would be too long to write out.
+        if abs(x) < intervals.ball(vanish):
+            return Fraction(0)
+        sign = -1 if x < 0 else 1
+        magnitude = sign * x
+        if magnitude > intervals.ball(overflow):
+            return sign * math.inf
+        mantissa, exponent = (int(part) for part in x.mid().man_exp())
+        size = abs(mantissa) * Fraction(2) ** exponent
+        found = round(size / spacing(size)) * spacing(size)
+        # Half the way to either neighbour; the one below is nearer where the exponent changes.
+        above, below = spacing(found) / 2, spacing(found * (1 - relative / 4)) / 2
+        inside = magnitude < intervals.ball(min(found + above, overflow)) and magnitude > intervals.ball(found - below)
+        return sign * found if inside else None
+
+    decided = intervals.decided(nearest)
+    if decided is None:
+        raise Unproved(f"balls cannot tell which {dtype} is nearest to {number()}")
+    return decided
+
+
+def _exact(expression: Any) -> Any:
+    expression = sympy.sympify(expression)
+    if expression.has(sympy.Float):
+        raise TypeError(f"{expression} holds a float; symbolic evidence holds exact numbers")
+    return expression
+
+
+def _forms(expression: Any) -> Iterator[Any]:
+    yield expression
+    for rewritten in (sympy.simplify, sympy.factor, sympy.expand):
+        yield rewritten(expression)
+
+
+def _truth(found: Any) -> bool:
+    """A truth value as it is: a list, a ball or a formula is none, however true it looks."""
+    if isinstance(found, bool | sympy.logic.boolalg.BooleanAtom) or getattr(found, "dtype", None) in (bool, torch.bool):
+        return bool(found)
+    raise TypeError(f"{found!r} is no truth value")
+
+
+def _shown(facts: dict[str, Any]) -> str:
+    return ", ".join(f"{name} = {value}" for name, value in facts.items()) or "the case given"

@@ -1,0 +1,280 @@
+r"""Heads under noise: one key is scaled by a random number X, the others are exact. What do the weights do?
+
+Keys lie along orthonormal directions, :math:`k_a = X u_a` and :math:`k_j = u_j`, so a query
+:math:`q = \sum_j t_j u_j` scores :math:`X t_a` on the noisy key and :math:`t_j` on the others, and its weight on the
+noisy key is a logistic function of X:
+
+.. math:: \alpha_a = \sigma(t_a X - \ln R), \qquad R = \sum_{j \ne a} e^{t_j}, \qquad
+          \alpha_j = (1 - \alpha_a)\, e^{t_j} / R
+
+The output's error is measured in weights: whatever the values, it is at most
+:math:`\|\bar\alpha - target\|_1 \max_j \|v_j\|`, and some values attain it [claims noise-one-key-discrete,
+noise-one-key-gauss, heads-discrete, heads-gauss, heads-identical].
+"""
+
+from __future__ import annotations
+
+import heapq
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from fractions import Fraction
+from typing import TYPE_CHECKING, Any
+
+from avow.core.chart import Chart
+from avow.declared import declared
+from avow.errors import NonFiniteError, ParameterError
+from avow.numerics import intervals
+from avow.numerics.intervals import Enclosure
+from avow.parameters import as_float
+from avow.theory.constructions.laws import REACH, DiscreteLaw, GaussianLaw
+
+if TYPE_CHECKING:
+    from flint import arb
+
+Head = Mapping[int, float]
+
+_BITS = 128
+# The search for the scales that succeed stops when the scales still open have no more mass than this.
+_OPEN = 1e-13
+_PIECES = 20000
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """One scale of a discrete law: its odds, the weights it gives, and their distance to the target."""
+
+    scale: Fraction
+    probability: Fraction
+    weights: Mapping[int, Enclosure]
+    rest: Enclosure
+    error: Enclosure
+    succeeds: bool | None
+
+
+@dataclass(frozen=True)
+class NoiseAnalysis:
+    """What scaling one key does to the average of some heads: the exact law of its weights.
+
+    `success` encloses the probability that the error is at most `eta`; `mean` and `variance` are those of the noisy
+    key's weight. A discrete law lists its `outcomes`.
+    """
+
+    n: int
+    heads: tuple[Head, ...]
+    law: DiscreteLaw | GaussianLaw
+    eta: float
+    noisy: int
+    target: Mapping[int, Fraction]
+    success: Enclosure
+    mean: Enclosure
+    variance: Enclosure
+    outcomes: tuple[Outcome, ...] = ()
+
+    def weights_at(self, scale: float | Fraction) -> dict[int, Enclosure]:
+        """The averaged weight of every key that a head or the target names, when X is this."""
+        with intervals.precision(_BITS):
+            named, _ = _Scene(self.n, self.heads, self.noisy, self.target).weights(intervals.ball(scale))
+            return {key: intervals.ends(weight) for key, weight in named.items()}
+
+    def picture(self) -> Chart:
+        """Weights of the named keys as the scale goes from −1 to 3."""
+        scales = [i / 20 for i in range(-20, 61)]
+        at = [self.weights_at(scale) for scale in scales]
+        series = {f"key {key}": (scales, [sum(weights[key]) / 2 for weights in at]) for key in at[0]}
+        return Chart(f"{len(self.heads)} head(s), n = {self.n}: weights as one key is scaled", "X", "weight", series)
+
+
+@declared("noise_analysis")
+def noise_analysis(
+    n: int,
+    heads: Sequence[Head],
+    law: DiscreteLaw | GaussianLaw,
+    eta: float,
+    *,
+    noisy: int = 0,
+    target: Mapping[int, Fraction | float] | None = None,
+) -> NoiseAnalysis:
+    """The exact law of the averaged weights of some heads when key `noisy` is scaled by X.
+
+    A head is its query's coordinates along the keys' directions: {0: t, 1: t} is t(u_0 + u_1). The target is a
+    distribution over keys; left out, it is the average of keys 0 and 1.
+
+    >>> t = 11.512925464970229  # ln(n/ε) for n = 1000, ε = 0.01
+    >>> found = noise_analysis(1000, [{0: t, 1: t}], DiscreteLaw((0.5, 1.5), (0.5, 0.5)), eta=0.1)
+    >>> [round(low, 4) for low, high in found.outcomes[1].weights.values()], found.success
+    ([0.9968, 0.0032], (0.0, 0.0))
+    """
+    _check_problem(n, heads, eta, noisy)
+    exact = _target(target, n)
+    kept = tuple(dict(head) for head in heads)
+    scene = _Scene(n, kept, noisy, exact)
+    with intervals.precision(_BITS):
+        if isinstance(law, DiscreteLaw):
+            outcomes = tuple(_outcome(scene, eta, *odds) for odds in zip(law.values, law.probabilities, strict=True))
+            sure = sum((o.probability for o in outcomes if o.succeeds), Fraction(0))
+            maybe = sum((o.probability for o in outcomes if o.succeeds is None), Fraction(0))
+            success = intervals.ball(sure).union(intervals.ball(sure + maybe))
+        else:
+            outcomes = ()
+            success = _gaussian_success(scene, law, eta)
+        moments = [_moment(scene, law, power) for power in (1, 2)]
+        variance = moments[1] - moments[0] ** 2
+        return NoiseAnalysis(
+            n, kept, law, eta, noisy, exact, _odds(success), _odds(moments[0]), _odds(variance), outcomes
+        )
+
+
+class _Scene:
+    """Some heads over n keys, ready to be asked for their averaged weights at a scale or over a range of scales."""
+
+    def __init__(self, n: int, heads: Sequence[Head], noisy: int, target: Mapping[int, Fraction]) -> None:
+        self.noisy, self.target = noisy, target
+        self.named = sorted({noisy, *target, *(key for head in heads for key in head)})
+        self.unnamed = n - len(self.named)
+        with intervals.precision(_BITS):
+            # Shifting a head's scores by the largest of the exact keys' changes no weight and overflows nothing.
+            self.pull: list[arb] = []
+            self.shift: list[arb] = []
+            self.shares: list[list[arb]] = []
+            self.total: list[arb] = []
+            for head in heads:
+                scores = [intervals.ball(head.get(key, 0.0)) for key in self.named if key != noisy]
+                top = max([*scores, intervals.ball(0)], key=lambda x: x.mid())
+                shares = [(score - top).exp() for score in scores]
+                self.pull.append(intervals.ball(head.get(noisy, 0.0)))
+                self.shift.append(top)
+                self.shares.append(shares)
+                self.total.append(sum(shares, self.unnamed * (-top).exp()))
+
+    def noisy_weight(self, head: int, scale: Any) -> Any:
+        """σ(t_a X − ln R), of a ball that is real or complex."""
+        return 1 / (1 + self.total[head] * (self.shift[head] - self.pull[head] * scale).exp())
+
+    def weights(self, low: arb, high: arb | None = None) -> tuple[dict[int, arb], arb]:
+        """Averaged weights of the named keys, and of the others together; over [low, high] where both are given."""
+        heads = len(self.pull)
+        averaged = dict.fromkeys(self.named, intervals.ball(0))
+        rest = intervals.ball(0)
+        for h in range(heads):
+            # Each head's weight is monotone in X, so the ends of a range enclose it.
+            weight = self.noisy_weight(h, low)
+            if high is not None:
+                weight = weight.union(self.noisy_weight(h, high))
+            averaged[self.noisy] += weight / heads
+            left = (1 - weight) / self.total[h] / heads
+            for key, share in zip((k for k in self.named if k != self.noisy), self.shares[h], strict=True):
+                averaged[key] += left * share
+            rest += left * (-self.shift[h]).exp() * self.unnamed
+        return averaged, rest
+
+    def error(self, low: arb, high: arb | None = None) -> arb:
+        """‖averaged weights − target‖₁."""
+        averaged, rest = self.weights(low, high)
+        parts = [abs(weight - intervals.ball(self.target.get(key, Fraction(0)))) for key, weight in averaged.items()]
+        return sum(parts, rest)
+
+
+def _outcome(scene: _Scene, eta: float, scale: Fraction, probability: Fraction) -> Outcome:
+    def answer() -> bool | None:
+        error, most = scene.error(intervals.ball(scale)), intervals.ball(eta)
+        return True if error <= most else False if error > most else None
+
+    averaged, rest = scene.weights(intervals.ball(scale))
+    weights = {key: intervals.ends(weight) for key, weight in averaged.items()}
+    return Outcome(
+        scale, probability, weights, intervals.ends(rest), intervals.ends(scene.error(intervals.ball(scale))), answer()
+    )
+
+
+def _gaussian_success(scene: _Scene, law: GaussianLaw, eta: float) -> arb:
+    """P(error ≤ η): the line is cut where the answer changes, and what stays open is counted as both."""
+    spread = math.sqrt(law.variance)
+    ends = law.mean - REACH * spread, law.mean + REACH * spread
+    most = intervals.ball(eta)
+    sure = intervals.ball(0)
+    left_open = law.probability(-math.inf, ends[0]) + law.probability(ends[1], math.inf)
+    pieces = [(-1.0, *ends)]
+    open_mass, tried = 1.0, 0
+    while pieces and open_mass > _OPEN and tried < _PIECES:
+        mass, low, high = heapq.heappop(pieces)
+        open_mass += mass
+        tried += 1
+        error = scene.error(intervals.ball(low), intervals.ball(high))
+        if error <= most:
+            sure += law.probability(low, high)
+        elif not error > most:
+            middle = (low + high) / 2
+            if not low < middle < high:
+                left_open += law.probability(low, high)
+                continue
+            for half in ((low, middle), (middle, high)):
+                weight = float(law.probability(*half).mid())
+                open_mass += weight
+                heapq.heappush(pieces, (-weight, *half))
+    left_open += intervals.total(law.probability(low, high) for _, low, high in pieces)
+    return sure.union(sure + left_open)
+
+
+def _moment(scene: _Scene, law: DiscreteLaw | GaussianLaw, power: int) -> arb:
+    """E ᾱ_a^power: a sum, or an integral enclosed by flint's quadrature."""
+    heads = len(scene.pull)
+
+    def weight(scale: Any) -> Any:
+        return (sum(scene.noisy_weight(h, scale) for h in range(heads)) / heads) ** power
+
+    if isinstance(law, DiscreteLaw):
+        odds = zip(law.values, law.probabilities, strict=True)
+        return intervals.total(intervals.ball(p) * weight(intervals.ball(value)) for value, p in odds)
+    from flint import acb, arb
+
+    spread = intervals.ball(law.variance).sqrt()
+    root = (2 * arb.pi()).sqrt()
+
+    def density(z: Any, _: bool) -> Any:
+        return weight(law.mean + spread * z) * (-z * z / 2).exp() / root
+
+    inside = acb.integral(density, -REACH, REACH, abs_tol=arb(2) ** -60, eval_limit=10**6).real
+    # The weight lies in (0, 1), so what is left out lies between 0 and the mass beyond.
+    beyond = (intervals.ball(REACH) / intervals.ball(2).sqrt()).erfc()
+    return inside + beyond.union(intervals.ball(0))
+
+
+def _target(target: Mapping[int, Fraction | float] | None, n: int) -> dict[int, Fraction]:
+    """The distribution aimed at, as fractions."""
+    if target is None:
+        return {0: Fraction(1, 2), 1: Fraction(1, 2)}
+    shares = target.values()
+    if not all(0 <= key < n for key in target) or not all(0 <= share <= 1 for share in shares) or sum(shares) != 1:
+        rule = f"must be a distribution over keys 0..{n - 1}"
+        raise ParameterError("noise_analysis: target", target, rule, "leave it out for the average of keys 0 and 1")
+    return {key: Fraction(share) for key, share in target.items()}
+
+
+def _check_problem(n: int, heads: Sequence[Head], eta: float, noisy: int) -> None:
+    if n < 2:
+        raise ParameterError("noise_analysis: n", n, "must be at least 2", "one key alone always has weight 1")
+    if not 0 < eta < 2:
+        raise ParameterError(
+            "noise_analysis: eta", eta, "must lie in (0, 2)", "two distributions differ by at most 2; try eta=0.1"
+        )
+    if not 0 <= noisy < n:
+        raise ParameterError("noise_analysis: noisy", noisy, f"must be one of the keys 0..{n - 1}", "try noisy=0")
+    if not len(heads):
+        raise ParameterError("noise_analysis: heads", "[]", "must hold a head", "try heads=[{0: 10.0, 1: 10.0}]")
+    for head in heads:
+        for key, coordinate in head.items():
+            if not 0 <= key < n:
+                raise ParameterError(
+                    "noise_analysis: heads", f"key {key}", f"must be one of the keys 0..{n - 1}", "count from 0"
+                )
+            if not math.isfinite(as_float(coordinate)):
+                raise NonFiniteError(
+                    "noise_analysis: heads", coordinate, f"must be finite, at key {key}", "use a finite query"
+                )
+
+
+def _odds(x: arb) -> Enclosure:
+    """An enclosure of a number known to lie in [0, 1]."""
+    low, high = intervals.ends(x)
+    return max(0.0, low), min(1.0, high)

@@ -1,0 +1,319 @@
+r"""One query that copies a key's value, averages some, or mixes them in any proportion, over the keys as they are.
+
+All three ask for weights :math:`w` over the keys, zero on the rest, and keep one promise in real arithmetic on the
+numbers returned, for every kept key:
+
+.. math:: \alpha_i \ge \frac{w_i}{1+\varepsilon}, \quad \alpha = softmax(K q)
+
+What the kept keys lack the others have, so the total variation distance of :math:`\alpha` from :math:`w` is at most
+:math:`\varepsilon/(1+\varepsilon)`. Copying is :math:`w_t = 1` [claims copy-gap, copy-separated]; averaging m keys is
+:math:`w_i = 1/m`, promised with :math:`\varepsilon/m` so that :math:`\alpha_i \ge 1/(m+\varepsilon)`
+[claim average-two]; the rest is [claim mixture-any].
+
+The query is :math:`K_S^+(t \mathbf 1 + \ln w)`, with the least t that pushes every other key down in closed form. Where
+those keys' span does not separate them from the others, a convex program does (see `shortest`); where nothing does, the
+error carries the combination of keys that proves it.
+"""
+
+from __future__ import annotations
+
+import math
+from abc import abstractmethod
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+import torch
+from jaxtyping import Float
+from torch import Tensor, nn
+
+from avow.core.chart import Chart
+from avow.declared import declared
+from avow.errors import ParameterError
+from avow.numerics import intervals
+from avow.parameters import as_float
+from avow.theory.constructions.construction import Construction, Proof
+from avow.theory.constructions.search import Goal, built
+from avow.theory.constructions.shortest import Array, least_length
+from avow.theory.constructions.validation import (
+    checked_dtype,
+    checked_eps,
+    checked_index,
+    checked_keys,
+    checked_weights,
+)
+
+if TYPE_CHECKING:
+    from flint import arb
+
+
+@dataclass(frozen=True, eq=False)
+class Query(Construction):
+    """A query over some keys, with the weights it promises them."""
+
+    query: Float[Tensor, " d"]
+    keys: Float[Tensor, "n d"]
+    eps: float
+
+    @property
+    @abstractmethod
+    def shares(self) -> Mapping[int, float]:
+        """What the kept keys are to get, in parts of `whole`."""
+
+    @property
+    def whole(self) -> float:
+        """What the shares sum to."""
+        return 1.0
+
+    @property
+    def bound(self) -> float:
+        return self.eps
+
+    @property
+    def total_variation(self) -> float:
+        """What the promise makes of the distance ½ Σ|α_i − w_i|, at most."""
+        return math.nextafter(self.eps / (self.whole + self.eps), 1.0)
+
+    @property
+    def norm(self) -> float:
+        """The length of the query."""
+        return math.hypot(*self.query.tolist())
+
+    @property
+    def attention(self) -> Float[Tensor, " n"]:
+        """The weights this query gives, to float64's precision."""
+        return torch.softmax(self.keys.double() @ self.query.double(), -1)
+
+    @property
+    def estimate(self) -> float:
+        """The least eps that this query keeps, to float64's precision; `verify` proves it."""
+        scores = self.keys.double() @ self.query.double()
+        lost = torch.logsumexp(scores, -1) - scores
+        return max(share * float(lost[i].exp()) for i, share in self.shares.items()) - self.whole
+
+    def tensors(self) -> dict[str, Tensor]:
+        return {"query": self.query, "keys": self.keys}
+
+    def verify(self) -> Proof:
+        if not bool(self.query.isfinite().all()):
+            return Proof(self.promise, self.bound, math.inf, ("the query is not finite",))
+        rows, query = intervals.matrix(self.keys), intervals.vector(self.query)
+
+        def excess() -> float | None:
+            found = self._excess([intervals.dot(row, query) for row in rows])
+            settled = found <= self.eps or found > self.eps
+            return intervals.upper(found) if settled else None
+
+        achieved = intervals.decided(excess, bits=128)
+        steps = (f"the scores of {len(rows)} keys, as given, with the query as returned: balls around exact floats",)
+        return Proof(self.promise, self.bound, math.inf if achieved is None else achieved, steps)
+
+    def _excess(self, scores: Sequence[arb]) -> arb:
+        r"""The largest :math:`w_i/\alpha_i`, less what it would be were nothing lost."""
+        top = max(scores, key=lambda score: score.mid())
+        total = intervals.total((score - top).exp() for score in scores)
+        losses = []
+        for i, share in self.shares.items():
+            fall = top - scores[i]
+            # Beyond this exp leaves what balls can hold; the promise is broken long before.
+            losses.append(intervals.ball(math.inf) if fall > 1e6 else intervals.ball(share) * total * fall.exp())
+        return intervals.most(losses) - intervals.ball(self.whole)
+
+    def picture(self) -> Chart:
+        places = range(len(self.keys))
+        wanted = [self.shares.get(i, 0.0) / self.whole for i in places]
+        series = {"asked": (places, wanted), "given": (places, self.attention.tolist())}
+        return Chart("Weights asked of one query, and given by it", "key", "weight", series, marks="bars")
+
+    def as_module(self) -> Mean:
+        return Mean(self.query, self.keys)
+
+
+class Mean(nn.Module):
+    """Values averaged by the weights that a fixed query gives fixed keys."""
+
+    query: Tensor
+    keys: Tensor
+
+    def __init__(self, query: Float[Tensor, " d"], keys: Float[Tensor, "n d"]) -> None:
+        super().__init__()
+        self.register_buffer("query", query.clone())
+        self.register_buffer("keys", keys.clone())
+
+    def forward(self, values: Float[Tensor, "*batch n e"]) -> Float[Tensor, "*batch e"]:
+        weights = torch.softmax(self.keys.double() @ self.query.double(), -1)
+        return weights.to(values.dtype) @ values
+
+
+@dataclass(frozen=True, eq=False)
+class CopyQuery(Query):
+    """A query that looks at one key. A shortest one holds the proof that none is shorter than `lower_bound`."""
+
+    target: int
+    lower_bound: float = 0.0
+    dual: Float[Tensor, " n"] | None = None
+
+    @property
+    def shares(self) -> Mapping[int, float]:
+        return {self.target: 1.0}
+
+    @property
+    def promise(self) -> str:
+        return (
+            f"key {self.target} gets a weight of at least 1/(1 + {self.eps:g}): "
+            f"the other weights are at most {self.eps:g} of its own"
+        )
+
+    @property
+    def gap(self) -> float:
+        """How much longer the query may be than the shortest, relatively: proved. Infinite where none was asked for."""
+        if self.norm == 0.0:
+            return 0.0
+        if self.lower_bound == 0.0:
+            return math.inf
+        with intervals.precision(128):
+            return intervals.upper(intervals.norm(intervals.vector(self.query)) / intervals.ball(self.lower_bound) - 1)
+
+    def verify(self) -> Proof:
+        proof = super().verify()
+        if self.lower_bound == 0.0:
+            return proof
+        proved = 0.0 if self.dual is None else least_length(self.keys, self.target, self.eps, self.dual)
+        step = f"by weak duality every such query is at least {proved:.17g} long, and this one {self.norm:.17g}"
+        if proved < self.lower_bound:
+            step = f"the dual proves a length of {proved:.17g} only, not {self.lower_bound:.17g}"
+        achieved = proof.achieved if proved >= self.lower_bound else math.inf
+        return Proof(proof.promise, proof.bound, achieved, (*proof.steps, step))
+
+    def picture(self) -> Chart:
+        """What the other keys get, over what the target gets, as the query grows: it falls as fast as exp."""
+        scores = self.keys.double() @ self.query.double()
+        others = (scores - scores[self.target])[torch.arange(len(scores)) != self.target]
+        parts = [i / 20 for i in range(26)]
+        lengths = [part * self.norm for part in parts]
+        left = [float((part * others).exp().sum()) for part in parts]
+        series = {"the others' weights over the target's": (lengths, left), "promised": (lengths, [self.eps] * 26)}
+        title = "A longer query leaves the others less"
+        return Chart(title, "length of the query", "ratio of weights", series, log_y=min(left) > 0)
+
+
+@dataclass(frozen=True, eq=False)
+class AverageQuery(Query):
+    """A query that looks at some keys equally."""
+
+    subset: tuple[int, ...]
+
+    @property
+    def shares(self) -> Mapping[int, float]:
+        return dict.fromkeys(self.subset, 1.0)
+
+    @property
+    def whole(self) -> float:
+        return float(len(self.subset))
+
+    @property
+    def promise(self) -> str:
+        kept = ", ".join(map(str, self.subset))
+        return f"each of keys {kept} gets a weight of at least 1/({len(self.subset)} + {self.eps:g})"
+
+
+@dataclass(frozen=True, eq=False)
+class MixtureQuery(Query):
+    """A query that looks at keys in given proportions."""
+
+    weights: Float[Tensor, " n"]
+
+    @property
+    def shares(self) -> Mapping[int, float]:
+        return {i: weight for i, weight in enumerate(self.weights.tolist()) if weight > 0}
+
+    @property
+    def promise(self) -> str:
+        return f"each of {len(self.shares)} keys gets at least its weight over 1 + {self.eps:g}"
+
+
+@declared("copy_query")
+def copy_query(
+    keys: Float[Tensor, "n d"],
+    target: int,
+    eps: float,
+    shortest: bool = False,
+    dtype: torch.dtype = torch.float64,
+) -> CopyQuery:
+    r"""A query that gives one key a weight of at least 1/(1+eps).
+
+    It lies along the target's key, :math:`t = \ln((n-1)/\varepsilon) / \min_j k_t \cdot (k_t - k_j)` times as long: for
+    unit keys at a distance r or more, :math:`t = (2/r^2) \ln((n-1)/\varepsilon)`. Where some key reaches as far in that
+    direction, and with `shortest=True`, it is the shortest query there is, with a proof of it.
+
+    >>> found = copy_query(torch.eye(3), target=0, eps=0.01, shortest=True)
+    >>> round(found.norm, 9), found.gap < 1e-9, bool(found.verify())
+    (4.326058014, True, True)
+    """
+    keys = checked_keys("copy_query", keys)
+    eps = checked_eps("copy_query", eps)
+    target = checked_index("copy_query: target", target, len(keys))
+    weights = torch.zeros(len(keys), dtype=torch.float64)
+    weights[target] = 1.0
+    dtype = checked_dtype("copy_query", dtype)
+    goal = Goal("copy_query", ("target", target), eps, keys, weights, eps, len(keys) - 1, dtype)
+
+    def made(query: Tensor, dual: Array | None) -> CopyQuery:
+        if dual is None:
+            return CopyQuery(query, keys, eps, target)
+        proof = torch.from_numpy(np.insert(dual, target, 0.0))
+        return CopyQuery(query, keys, eps, target, least_length(keys, target, eps, proof), proof)
+
+    return built(goal, made, closed_form=not shortest)
+
+
+@declared("average_query")
+def average_query(
+    keys: Float[Tensor, "n d"], subset: Sequence[int], eps: float, dtype: torch.dtype = torch.float64
+) -> AverageQuery:
+    r"""A query that gives each of m keys a weight of at least 1/(m+eps), hence within eps/(m+eps) in total variation.
+
+    Before it is rounded to `dtype` it scores them all alike. For orthonormal keys it is
+    :math:`\ln(n/\varepsilon) \sum_{i \in S} k_i`. Such a query exists exactly when the affine hull of the subset does
+    not meet the convex hull of the other keys.
+
+    >>> average_query(torch.eye(4), subset=(0, 2), eps=0.01).query.tolist()
+    [5.991464547107982, 0.0, 5.991464547107982, 0.0]
+    """
+    keys = checked_keys("average_query", keys)
+    eps = checked_eps("average_query", eps)
+    subset = tuple(checked_index("average_query: subset", i, len(keys), subset) for i in subset)
+    if not subset or len(set(subset)) < len(subset):
+        rule = "must name at least one key, and each once"
+        raise ParameterError("average_query: subset", list(subset), rule, "try subset=(0, 1)")
+    weights = torch.zeros(len(keys), dtype=torch.float64)
+    weights[list(subset)] = 1 / len(subset)
+    dtype = checked_dtype("average_query", dtype)
+    wish = ("subset", sorted(subset))
+    goal = Goal("average_query", wish, eps, keys, weights, eps / len(subset), len(keys), dtype)
+    return built(goal, lambda query, _: AverageQuery(query, keys, eps, subset))
+
+
+@declared("mixture_query")
+def mixture_query(
+    keys: Float[Tensor, "n d"],
+    weights: Float[Tensor, " n"] | Sequence[float],
+    eps: float,
+    dtype: torch.dtype = torch.float64,
+) -> MixtureQuery:
+    r"""A query that gives each key at least its weight over 1 + eps, hence within eps/(1+eps) in total variation.
+
+    Before it is rounded to `dtype` it keeps the ratios of the weights exactly. For orthonormal keys it is
+    :math:`\sum_{i \in S} (t + \ln w_i) k_i` with :math:`t = \ln(n/\varepsilon)`. Weights that miss a sum of 1 by at
+    most 1e-6 are divided by it.
+    """
+    keys = checked_keys("mixture_query", keys)
+    eps = checked_eps("mixture_query", eps)
+    given = (
+        weights if isinstance(weights, Tensor) else torch.tensor([as_float(x) for x in weights], dtype=torch.float64)
+    )
+    weights = checked_weights(given.detach().double().cpu(), len(keys))
+    dtype = checked_dtype("mixture_query", dtype)
+    goal = Goal("mixture_query", ("weights", weights.tolist()), eps, keys, weights, eps, len(keys), dtype)
+    return built(goal, lambda query, _: MixtureQuery(query, keys, eps, weights))

@@ -1,0 +1,277 @@
+"""ReLU networks that follow any smooth or convex function of one number, with an error proved by balls.
+
+Kinks are placed from left to right, each as far as a line can reach before it is `eps` away from the function. Where
+the function is convex or concave no continuous chain of lines has fewer pieces.
+"""
+
+from __future__ import annotations
+
+import heapq
+import itertools
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from fractions import Fraction
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from avow.core import named
+from avow.core.chart import Chart
+from avow.declared import declared
+from avow.errors import ParameterError, RangeError, ToleranceUnreachable
+from avow.numerics import intervals
+from avow.theory.constructions.construction import Proof
+from avow.theory.constructions.formulas import FUNCTIONS, compiled
+from avow.theory.constructions.relu_knots import knots_of
+from avow.theory.constructions.relu_network import (
+    Layer,
+    Layers,
+    Number,
+    Piece,
+    ReluNetwork,
+    as_fractions,
+    checked_interval,
+    checked_number,
+    pieces,
+    rounded,
+)
+from avow.theory.constructions.validation import checked_dtype, checked_eps
+
+if TYPE_CHECKING:
+    import sympy
+    from flint import arb
+
+    Ball = Callable[[arb], arb]
+
+MOST_UNITS = 1 << 11
+BITS = 128
+# Parts of eps that are aimed at, one after the other: what is left covers rounding and what the samples missed.
+AIMS = (0.999, 0.98, 0.9, 0.6)
+# The bound is refined until this part of it is doubt.
+SHARPNESS = 2.0**-10
+
+
+@dataclass(frozen=True)
+class Curve:
+    """A function of one number: its values as floats, and balls around it and its first two derivatives."""
+
+    text: str
+    values: Callable[[np.ndarray[Any, Any]], np.ndarray[Any, Any]]
+    ball: Ball
+    slope: Ball
+    bend: Ball
+
+
+@dataclass(frozen=True, eq=False)
+class ReluPiecewise(ReluNetwork):
+    """One hidden layer whose kinks stand where a function bends most."""
+
+    curve: Curve
+    low: Fraction
+    high: Fraction
+
+    @property
+    def promise(self) -> str:
+        where = f"on [{float(self.low):g}, {float(self.high):g}]"
+        return f"within {self.bound:.6g} of {self.curve.text} everywhere {where}, with {self.units} hidden units"
+
+    def verify(self) -> Proof:
+        found = pieces(as_fractions(self.layers), self.low, self.high)
+        steps = (
+            f"the rounded network is {len(found)} lines, known in fractions",
+            f"balls bound the distance on every line: {self.curve.text} is convex or concave there, or is cut until a "
+            "Taylor bound is sharp",
+        )
+        return Proof(self.promise, self.bound, distance(self.curve, found), steps)
+
+    def picture(self) -> Chart:
+        def truth(x: Tensor) -> Tensor:
+            return torch.tensor(self.curve.values(x.numpy()))
+
+        title = f"{self.curve.text} from {self.units} ReLUs"
+        return self.drawn(title, self.curve.text, truth, float(self.low), float(self.high))
+
+
+@declared("relu_piecewise")
+def relu_piecewise(
+    f: sympy.Expr, interval: tuple[Number, Number], eps: Number, dtype: torch.dtype = torch.float64
+) -> ReluPiecewise:
+    """A network within `eps` of a SymPy expression of one symbol, everywhere on an interval.
+
+    The expression may be built from numbers, + − × ÷, powers, roots, absolute values and
+    exp, log, sin, cos, tan, atan, sinh, cosh, tanh, erf.
+
+    >>> import sympy
+    >>> relu_piecewise(sympy.exp(sympy.Symbol("x")), (0, 1), 1e-2).units
+    4
+    """
+    curve = curve_of(f)
+    checked_dtype("relu_piecewise", dtype)
+    low, high = checked_interval("relu_piecewise", interval)
+    checked_eps("relu_piecewise", eps)
+    eps = checked_number("relu_piecewise: eps", eps)
+    if high - low < max(abs(low), abs(high)) * Fraction(1e-9) + Fraction(1e-290):
+        raise RangeError("relu_piecewise: interval", interval, "is too narrow for float64", "widen it")
+    best = math.inf
+    for aim in AIMS:
+        exact = _through(curve, knots_of(curve, float(low), float(high), aim * float(eps), MOST_UNITS), dtype)
+        layers = rounded("relu_piecewise", exact, dtype)
+        bound = distance(curve, pieces(as_fractions(layers), low, high))
+        if bound <= eps:
+            return ReluPiecewise(exact, layers, bound, curve, low, high)
+        best = min(best, bound)
+    wider = "" if dtype == torch.float64 else ", or a wider dtype"
+    raise ToleranceUnreachable(
+        "relu_piecewise: eps",
+        f"{float(eps):g}",
+        f"is finer than can be proved for {curve.text} with weights of type {named(dtype)}",
+        f"use eps of at least {best:.2g}{wider}" if math.isfinite(best) else "keep to where it is finite",
+        best,
+    )
+
+
+def chain(
+    curve: Curve, interval: tuple[Number, Number], eps: Number, most: int | None = None
+) -> list[tuple[float, float]]:
+    """Where the lines of a network within about `eps` would meet, in float64: a sketch, nothing of it proved.
+
+    One unit a line, as `relu_piecewise` first tries it; more than `most` of them, MOST_UNITS unless told, are refused.
+    """
+    low, high = checked_interval("relu_piecewise", interval)
+    band = AIMS[0] * checked_eps("relu_piecewise", eps)
+    knots = knots_of(curve, float(low), float(high), band, MOST_UNITS if most is None else most)
+    xs, rises = (np.array(column) for column in zip(*knots, strict=True))
+    return list(zip(xs.tolist(), (curve.values(xs) + rises).tolist(), strict=True))
+
+
+def distance(curve: Curve, lines: Sequence[Piece]) -> float:
+    """A float that the distance of a function from some lines exceeds nowhere; hardly larger than it need be."""
+    counter = itertools.count()
+    heap: list[tuple[float, int, float, Piece]] = []
+    seen = 0.0
+    with intervals.precision(BITS):
+
+        def push(piece: Piece) -> None:
+            nonlocal seen
+            least, most = _error_on(curve, piece)
+            seen = max(seen, least)
+            heapq.heappush(heap, (-most, next(counter), least, piece))
+
+        for piece in lines:
+            push(piece)
+        for _ in range(1000 + 40 * len(lines)):
+            if -heap[0][0] <= seen * (1 + SHARPNESS):
+                break
+            low, high, slope, height = heapq.heappop(heap)[3]
+            middle = (Fraction(low) + Fraction(high)) / 2
+            push(Piece(low, middle, slope, height))
+            push(Piece(middle, high, slope, height))
+    return -heap[0][0]
+
+
+def _error_on(curve: Curve, piece: Piece) -> tuple[float, float]:
+    """What |f − line| reaches on a piece for certain, and what it does not exceed."""
+    low, high, tilt, lift = (intervals.ball(number) for number in piece)
+    box, center, reach = low.union(high), (low + high) / 2, (high - low) / 2
+
+    def error(x: arb) -> arb:
+        return curve.ball(x) - tilt * x - lift
+
+    def turn(x: arb) -> arb:
+        return curve.slope(x) - tilt
+
+    points = [error(low), error(high)]
+    bend = curve.bend(box)
+    bounds = [abs(error(box))]
+    if bend >= 0 or bend <= 0:
+        # Convex or concave: one extreme is an end; the other is too, or a tangent near it keeps it within reach.
+        bounds.append(abs(points[0]).max(abs(points[1])))
+        if not turn(low) * turn(high) >= 0:
+            inner = _stationary(curve, low, high, tilt)
+            points.append(error(inner))
+            bounds[-1] = bounds[-1].max(abs(points[-1]) + abs(turn(inner)) * (high - low))
+    else:
+        points.append(error(center))
+        bounds.append(abs(points[-1]) + abs(turn(box)) * reach)
+        bounds.append(abs(points[-1]) + abs(turn(center)) * reach + abs(bend) * reach * reach / 2)
+    least = max(intervals.lower(abs(point)) if point.is_finite() else 0.0 for point in points)
+    return least, min(intervals.upper(bound) for bound in bounds)
+
+
+def _stationary(curve: Curve, low: arb, high: arb, tilt: arb) -> arb:
+    """About where a function has a slope, by a secant and a step of Newton's; anywhere between the ends would do."""
+    start, end = curve.slope(low) - tilt, curve.slope(high) - tilt
+    guess = (low + (high - low) * start / (start - end)).mid()
+    guess = (guess - (curve.slope(guess) - tilt) / curve.bend(guess)).mid()
+    return guess if low <= guess and guess <= high else ((low + high) / 2).mid()
+
+
+def _through(curve: Curve, knots: Sequence[tuple[float, float]], dtype: torch.dtype) -> Layers:
+    """The units whose kinks are some knots, moved to where the type can hold them: rising from the first on.
+
+    One unit a line: the first gives the slope to begin with, every other a change of slope.
+    """
+    xs, rises = (np.array(column) for column in zip(*knots, strict=True))
+    if not bool(torch.from_numpy(xs).to(dtype).isfinite().all()):
+        raise RangeError("relu_piecewise: dtype", dtype, "cannot carry the interval", "use a wider type")
+    held, kept = np.unique(torch.from_numpy(xs).to(dtype).double().numpy(), return_index=True)
+    heights = curve.values(np.clip(held, xs[0], xs[-1])) + rises[kept]
+    points = [(Fraction(x), Fraction(y)) for x, y in zip(held.tolist(), heights.tolist(), strict=True)]
+    units: list[tuple[Fraction, Fraction]] = []
+    slope = Fraction(0)
+    for (x, y), (next_x, next_y) in itertools.pairwise(points):
+        steeper = (next_y - y) / (next_x - x)
+        if steeper != slope:
+            units.append((x, steeper - slope))
+        slope = steeper
+    units = units or [(points[0][0], slope)]  # the type holds no two knots apart: a constant
+    hidden = Layer(((Fraction(1),),) * len(units), tuple(-x for x, _ in units))
+    return hidden, Layer((tuple(jump for _, jump in units),), (points[0][1],))
+
+
+def curve_of(f: sympy.Expr) -> Curve:
+    """An expression of one symbol as floats and balls can follow it."""
+    import sympy
+
+    name = "relu_piecewise: f"
+    if not isinstance(f, sympy.Expr):
+        raise ParameterError(name, repr(f), "must be a SymPy expression", 'try sympy.exp(sympy.Symbol("x"))')
+    if len(f.free_symbols) > 1:
+        raise ParameterError(name, f, f"must have one symbol, not {len(f.free_symbols)}", "give the others values")
+    x = sympy.Dummy("x", real=True)
+    plain = f.subs(dict.fromkeys(f.free_symbols, x))
+    _refuse_unknown(name, f, plain)
+    slope = sympy.diff(plain, x)
+    evaluate = sympy.lambdify(x, plain, "scipy")
+
+    def values(xs: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
+        try:
+            with np.errstate(all="ignore"):
+                return np.broadcast_to(np.asarray(evaluate(xs), dtype=np.float64), xs.shape)
+        except OverflowError:  # a number of the formula itself is beyond float64
+            return np.full(xs.shape, np.inf)
+
+    return Curve(str(f), values, *(_enclosure(part, x) for part in (plain, slope, sympy.diff(slope, x))))
+
+
+def _refuse_unknown(name: str, f: sympy.Expr, plain: sympy.Expr) -> None:
+    import sympy
+
+    known = tuple(getattr(sympy, word) for word in (*FUNCTIONS, "Abs", "Add", "Mul", "Pow", "Symbol"))
+    for part in sympy.preorder_traversal(plain):
+        constant = part.is_Rational or part.is_Float or part in (sympy.pi, sympy.E)
+        if not (constant or isinstance(part, known)):
+            can = f"use + − × ÷, powers, Abs, {', '.join(FUNCTIONS)}"
+            raise ParameterError(name, f, f"holds {part}, which is not known here", can)
+
+
+def _enclosure(expression: sympy.Expr, x: sympy.Symbol) -> Ball:
+    """A function of one ball that holds an expression's values; not finite where it cannot tell."""
+    try:
+        at = compiled(expression, [x])
+    except TypeError:  # a derivative that is no function
+        return lambda ball: ball * math.nan
+    return lambda ball: at([ball])

@@ -1,0 +1,353 @@
+r"""Routers: one attention head compiled from a table of who should read whom.
+
+Token i scores token j by :math:`\tau\, x_i^\top W_Q^\top W_K x_j` and receives
+:math:`c_i = \sum_j \alpha_{ij} W_V x_j`. For linearly independent tokens with dual basis
+:math:`D` (:math:`D_i \cdot x_j = [i = j]`),
+
+.. math:: W_Q = \sum_{i \to j} D_j D_i^\top, \qquad W_K = I, \qquad W_V = carry
+
+(or W_Q/s and I/s, where the tokens' size s is far from 1) scores exactly 1 on each source of i and 0 elsewhere, so that
+with k sources among n tokens the error
+
+.. math:: c_i - \mathrm{intended}_i = \frac{n-k}{k e^\tau + n - k}\,(\bar v_{others} - \bar v_{sources})
+
+falls with the scale τ, and there is a smallest one that keeps a given error [claims route-by-weights,
+self-attend-copies-self]. Dependent tokens may still be routed: a linear program looks for the scores.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor, nn
+
+from avow.core import named
+from avow.core.chart import Table
+from avow.declared import declared
+from avow.errors import ParameterError, RangeError, ShapeError, ToleranceUnreachable
+from avow.numerics import intervals
+from avow.numerics.grids import longest, rounded, stacked
+from avow.parameters import as_float
+from avow.theory.constructions.construction import Construction, Proof
+from avow.theory.constructions.projections import dual_basis, linear
+from avow.theory.constructions.validation import checked_eps, checked_matrix
+
+if TYPE_CHECKING:
+    from flint import arb, arb_mat
+
+Routes = Mapping[int, int | Sequence[int]]
+
+_BITS = 128
+# The scale returned is the smallest that keeps the promise, up to this share of itself.
+_GRAIN = 1e-6
+
+
+@dataclass(frozen=True)
+class Router(Construction):
+    """One attention head that delivers to each routed token what its sources carry.
+
+    `scale` multiplies the scores, as in PyTorch's attention (an inverse temperature). What is promised is real
+    arithmetic on the weights as they are, on these tokens; tokens that `routes` does not name are promised nothing.
+    """
+
+    tokens: Tensor
+    routes: Mapping[int, tuple[int, ...]]
+    carry: Tensor
+    W_Q: Tensor
+    W_K: Tensor
+    W_V: Tensor
+    scale: float
+    eps: float
+
+    @property
+    def promise(self) -> str:
+        table = ", ".join(f"{i} ← {'+'.join(map(str, sources))}" for i, sources in self.routes.items())
+        return f"each routed token receives what its sources carry, within {self.eps:.3g} max‖v‖ ({table})"
+
+    @property
+    def bound(self) -> float:
+        return self.eps
+
+    def tensors(self) -> dict[str, Tensor]:
+        scale = torch.tensor(self.scale, dtype=torch.float64)
+        return {"W_Q": self.W_Q, "W_K": self.W_K, "W_V": self.W_V, "scale": scale}
+
+    def verify(self) -> Proof:
+        """Attention computed in balls on the actual numbers, against what was intended."""
+        errors = {i: intervals.upper(error) for i, error in self._errors().items()}
+        steps = tuple(f"token {i}: ‖c − intended‖ ≤ {error:.6g} max‖v‖" for i, error in errors.items())
+        return Proof(self.promise, self.bound, max(errors.values()), steps)
+
+    def is_smallest(self) -> bool:
+        """Whether a scale smaller by one part in a million is proved to break the promise (or the scale is 0)."""
+        if self.scale == 0:
+            return True
+        smaller = replace(self, scale=self.scale * (1 - _GRAIN))
+        return any(intervals.lower(error) > self.eps for error in smaller._errors().values())
+
+    def _errors(self) -> dict[int, arb]:
+        """‖c_i − intended_i‖ / max ‖v_j‖ of every routed token."""
+        with intervals.precision(_BITS):
+            tokens = intervals.grid(self.tokens)
+            received, values = attended(self, tokens, list(self.routes))
+            carried = (tokens * intervals.grid(self.carry).transpose()).tolist()
+            unit = longest(values)
+            errors = {}
+            for got, (i, sources) in zip(received.tolist(), self.routes.items(), strict=True):
+                intended = [sum(column) / len(sources) for column in zip(*(carried[j] for j in sources), strict=True)]
+                errors[i] = intervals.norm([x - y for x, y in zip(got, intended, strict=True)]) / unit
+            return errors
+
+    def picture(self) -> Table:
+        """The attention weights of every token."""
+        wide = self.tokens.double()
+        scores = (wide @ self.W_Q.double().mT) @ (wide @ self.W_K.double().mT).mT * self.scale
+        weights = torch.softmax(scores, -1).tolist()
+        rows = [(i, *row, "+".join(map(str, self.routes.get(i, ()))) or "free") for i, row in enumerate(weights)]
+        return Table("Who reads whom", ("token", *map(str, range(len(weights))), "routed to"), rows)
+
+    def as_module(self) -> nn.Module:
+        """Tokens (…, n, d) to what they receive (…, n, e)."""
+        return _Head(self)
+
+
+class _Head(nn.Module):
+    def __init__(self, router: Router) -> None:
+        super().__init__()
+        self.query, self.key, self.value = linear(router.W_Q), linear(router.W_K), linear(router.W_V)
+        self.scale = router.scale
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        scores = self.query(tokens) @ self.key(tokens).mT * self.scale
+        return torch.softmax(scores, -1) @ self.value(tokens)
+
+
+@declared("router")
+def router(tokens: Tensor, routes: Routes, eps: float, *, carry: Tensor | None = None) -> Router:
+    """The head with the smallest scale that routes these tokens (n, d) to within `eps` max‖v‖.
+
+    `routes` says for each token which token it reads, or which ones it averages; tokens it does not name are left
+    free (where the tokens are independent they read all evenly). `carry` (e, d) is the linear map of the source that
+    is delivered, by default all of it; see `feature_map`. Dependent tokens are routed where some bilinear score puts
+    every source above the rest, and refused where none does. Tokens equal to a source are sources.
+
+    >>> made = router(torch.eye(3), {0: 1, 1: (0, 2)}, 0.01)
+    >>> round(made.scale, 3), bool(made.verify()), made.is_smallest()
+    (5.493, True, True)
+    """
+    checked_matrix("router: tokens", tokens)
+    n, d = tokens.shape
+    if n == 0:
+        raise ShapeError("router: tokens", tuple(tokens.shape), "must hold a token", "give (n, d)")
+    eps = checked_eps("router", eps)
+    table = routing_table(routes, n)
+    carry = torch.eye(d, dtype=tokens.dtype) if carry is None else carry
+    checked_matrix("router: carry", carry)
+    if carry.shape[1] != d:
+        raise ShapeError("router: carry", tuple(carry.shape), f"must be (e, {d}), as wide as a token", "transpose it?")
+    tokens, carry = tokens.detach(), carry.detach()
+    W_V = carry.to(tokens.dtype)
+    if not bool(((tokens.double() @ W_V.double().mT) != 0).any()):
+        raise ParameterError(
+            "router: carry", "this map", "must carry something of some token", "leave it out to carry all"
+        )
+    # W_Q goes with the inverse square of the tokens' size: far from 1, W_K takes its half, and both stay in the type.
+    exponent = int(torch.frexp(tokens.double().abs().amax()).exponent)
+    size = 1.0 if abs(exponent) <= 4 else math.ldexp(1.0, exponent)
+    W_Q = (_queries(tokens.double() / size, table) / size).to(tokens.dtype)
+    W_K = (torch.eye(d, dtype=torch.float64) / size).to(tokens.dtype)
+    if not (bool(torch.isfinite(W_Q).all()) and bool(torch.isfinite(W_K).all())):
+        raise RangeError(
+            "router: tokens",
+            f"of size {math.ldexp(1.0, exponent):.3g}",
+            f"so small, or so near dependent, carry the weights out of {named(tokens.dtype)}",
+            "scale them towards 1, or use a wider type",
+        )
+    return _with_smallest_scale(Router(tokens, table, carry, W_Q, W_K, W_V, 0.0, eps))
+
+
+@declared("feature_map")
+def feature_map(features: Tensor, gains: Sequence[float]) -> Tensor:
+    """The matrix (d, d) that multiplies each feature by its gain, and by 0 what is orthogonal to all of them.
+
+    Features are the rows of (m, d), and must be linearly independent.
+
+    >>> feature_map(torch.eye(3)[:2], (1.0, -1.0))
+    tensor([[ 1.,  0.,  0.],
+            [ 0., -1.,  0.],
+            [ 0.,  0.,  0.]])
+    """
+    checked_matrix("feature_map: features", features)
+    if len(gains) != len(features) or not all(math.isfinite(as_float(gain)) for gain in gains):
+        rule = f"must be a finite number for each of the {len(features)} features"
+        raise ParameterError("feature_map: gains", tuple(gains), rule, "0 drops a feature")
+    basis = dual_basis(features.mT)
+    if basis is None:
+        shape = tuple(features.shape)
+        raise ParameterError("feature_map: features", shape, "are not proved linearly independent", "drop one of them")
+    with intervals.precision(_BITS):
+        gained = intervals.grid(features.mT) * intervals.grid(
+            torch.diag(torch.tensor([float(gain) for gain in gains], dtype=torch.float64))
+        )
+        return rounded(gained * basis.rows, features.dtype)
+
+
+@declared("route_by_weights")
+def route_by_weights(beta: float) -> Router:
+    r"""The worked example: orthogonal features of length β; tokens d+b, a, c+b; c_1 ≈ u_b − u_c and c_2 ≈ u_b.
+
+    V = β⁻²(u_b u_bᵀ − u_c u_cᵀ), K = I, Q = β⁻²(u_c u_dᵀ + u_d u_aᵀ). Each routed token scores β² on its source and 0
+    on the other two, so with :math:`w = 1/(e^{\beta^2} + 2)` the errors are exactly
+    :math:`\|c_1 - (u_b - u_c)\| = \sqrt5\,\beta w` and :math:`\|c_2 - u_b\| = \sqrt2\,\beta w`; the bound is the
+    larger, in units of max‖v‖ = √2 β.
+    """
+    if not 0 < as_float(beta) < math.inf:
+        raise ParameterError("route_by_weights: beta", beta, "must be above 0 and finite", "try beta=3")
+    beta = float(beta)
+    a, b, c, d = torch.eye(4, dtype=torch.float64)
+    tokens = beta * torch.stack((d + b, a, c + b))
+    # β⁻² u uᵀ is the projector on a unit vector: β cancels, and every entry is exact.
+    carry = torch.outer(b, b) - torch.outer(c, c)
+    W_Q = torch.outer(c, d) + torch.outer(d, a)
+    with intervals.precision(_BITS):
+        size = intervals.ball(beta)
+        error = (intervals.ball(5) / 2).sqrt() / ((size * size).exp() + 2)
+        bound = intervals.upper(error * (1 + intervals.ball(2) ** -40))
+    return Router(tokens, {0: (2,), 1: (0,)}, carry, W_Q, torch.eye(4, dtype=torch.float64), carry, 1.0, bound)
+
+
+def attention_weights(hop: Router, tokens: arb_mat, rows: Sequence[int]) -> list[list[arb]]:
+    """Attention weights of some tokens, in balls."""
+    queries = tokens * intervals.grid(hop.W_Q).transpose()
+    keys = tokens * intervals.grid(hop.W_K).transpose()
+    scores = (queries * keys.transpose()).tolist()
+    scale = intervals.ball(hop.scale)
+    return [intervals.softmax([scale * score for score in scores[i]]) for i in rows]
+
+
+def attended(hop: Router, tokens: arb_mat, rows: Sequence[int]) -> tuple[arb_mat, arb_mat]:
+    """What some tokens receive, and the values of all, in balls."""
+    values = tokens * intervals.grid(hop.W_V).transpose()
+    return stacked(attention_weights(hop, tokens, rows)) * values, values
+
+
+def routing_table(routes: Routes, n: int) -> dict[int, tuple[int, ...]]:
+    """Routes as destination to sources, checked."""
+    if not routes:
+        raise ParameterError("router: routes", repr(routes), "must route a token", "try {0: 1}")
+    table = {}
+    for i, given in routes.items():
+        sources = tuple(given) if isinstance(given, Iterable) else (given,)
+        if not sources or len(set(sources)) != len(sources) or not all(0 <= j < n for j in (i, *sources)):
+            rule = f"must name tokens 0..{n - 1}, each source once and at least one"
+            raise ParameterError("router: routes", f"{i}: {given}", rule, "count tokens from 0")
+        table[i] = sources
+    return table
+
+
+def _queries(tokens: Tensor, table: Mapping[int, tuple[int, ...]]) -> Tensor:
+    """W_Q for W_K = I: by the dual basis, or by a linear program where the tokens are dependent."""
+    n = len(tokens)
+    basis = dual_basis(tokens.mT)
+    if basis is None:
+        return _separating(tokens, table)
+    pattern = torch.zeros(n, n, dtype=torch.float64)
+    for i, sources in table.items():
+        pattern[i, list(sources)] = 1.0
+    with intervals.precision(_BITS):
+        return rounded(basis.rows.transpose() * intervals.grid(pattern.mT) * basis.rows, torch.float64)
+
+
+def _separating(tokens: Tensor, table: Mapping[int, tuple[int, ...]]) -> Tensor:
+    """The W_Q with the widest margin of every source over the rest, entries in [−1, 1], by linear programming."""
+    from scipy.optimize import linprog
+
+    unit = tokens / tokens.norm(dim=1).amax()
+    above, level, owners = [], [], []
+    for i, sources in table.items():
+        first = sources[0]
+        for j in range(len(tokens)):
+            ahead = torch.outer(unit[first] - unit[j], unit[i]).flatten()  # x_srcᵀ W_Q x_i − x_jᵀ W_Q x_i
+            if j in sources[1:]:
+                level.append(ahead)
+            elif not any(torch.equal(tokens[j], tokens[source]) for source in sources):
+                above.append(torch.cat((-ahead, torch.ones(1, dtype=torch.float64))))
+                owners.append(i)
+    size = unit.shape[1] ** 2
+    if not above:
+        return torch.zeros(unit.shape[1], unit.shape[1], dtype=torch.float64)
+    ties = torch.stack(level) if level else None
+    found = linprog(
+        [0.0] * size + [-1.0],
+        A_ub=torch.stack(above).numpy(),
+        b_ub=[0.0] * len(above),
+        A_eq=None if ties is None else torch.cat((ties, torch.zeros(len(ties), 1, dtype=torch.float64)), 1).numpy(),
+        b_eq=None if ties is None else [0.0] * len(ties),
+        bounds=[(-1.0, 1.0)] * size + [(0.0, None)],
+        method="highs",
+    )
+    margin = 0.0 if found.x is None else max(0.0, float(found.x[-1]))
+    if margin < 1e-6:
+        held = found.ineqlin.marginals if found.x is not None else []
+        tight = sorted({owner for owner, marginal in zip(owners, held, strict=False) if marginal < -1e-9})
+        raise ParameterError(
+            "router: tokens",
+            f"{len(tokens)} of rank {int(torch.linalg.matrix_rank(unit))}",
+            "are linearly dependent, and no bilinear score puts every source above the rest "
+            f"(the widest margin is {margin:.1g}; the routes of tokens {tight} stand against it)",
+            "give each token an address feature of its own, or drop a route",
+        )
+    entries = torch.tensor(found.x[:-1], dtype=torch.float64) / margin
+    if ties is not None:
+        # The program keeps its ties to 1e-7; the nearest point that keeps them all keeps them to rounding.
+        entries = entries - torch.linalg.lstsq(ties.mT, entries[:, None], driver="gelsd").solution.mT @ ties
+    return entries.reshape(unit.shape[1], -1)
+
+
+def _with_smallest_scale(made: Router) -> Router:
+    """The router with the smallest scale whose worst row is proved to keep eps."""
+    wide = made.tokens.double()
+    scores = (wide @ made.W_Q.double().mT) @ (wide @ made.W_K.double().mT).mT  # (n, n)
+    values = wide @ made.W_V.double().mT
+    carried = wide @ made.carry.double().mT
+    rows = list(made.routes)
+    intended = torch.stack([carried[list(sources)].mean(0) for sources in made.routes.values()])
+    most = values.abs().amax()
+    unit, values, intended = (values / most).norm(dim=1).amax(), values / most, intended / most
+    ahead = scores[rows] - scores[rows].amax(-1, keepdim=True)
+
+    def error(scale: Tensor) -> Tensor:
+        weights = (scale[:, None, None] * ahead).exp()
+        received = weights @ values / weights.sum(-1, keepdim=True)
+        return ((received - intended).norm(dim=-1) / unit).amax(-1)
+
+    if float(error(torch.zeros(1, dtype=torch.float64))) <= made.eps and made.verify():
+        return made
+    spread = scores[rows].abs().amax().clamp(min=1e-300)
+    ladder = torch.logspace(-3, 5, 200, dtype=torch.float64) / spread
+    tried = torch.cat([error(part) for part in ladder.split(25)])
+    kept = (tried <= made.eps * (1 - 1e-12)).nonzero().flatten()
+    if len(kept):
+        first = int(kept[0])
+        low, high = (float(ladder[first - 1]) if first else 0.0), float(ladder[first])
+        for _ in range(60):
+            middle = (low + high) / 2
+            if float(error(torch.tensor([middle], dtype=torch.float64))) <= made.eps:
+                high = middle
+            else:
+                low = middle
+        for more in (0.0, 1e-14, 1e-12, 1e-10, 1e-8, 1e-7, 3e-7):
+            found = replace(made, scale=high * (1 + more))
+            if found.verify():
+                return found
+    raise ToleranceUnreachable(
+        "router: eps",
+        made.eps,
+        f"cannot be kept with weights rounded to {named(made.tokens.dtype)}",
+        "use a wider type, or tokens further from dependent",
+        float(tried.amin()),
+    )

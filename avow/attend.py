@@ -14,11 +14,11 @@ from torch import Tensor
 
 from avow import planner
 from avow.calibration import Rates, rates
-from avow.core import Certificate, Computed, Method, Norms, Problem, Prospect, check_numbers, check_tensor, named
+from avow.core import BoundEstimate, Certificate, Computed, Method, Norms, Problem, check_numbers, check_tensor, named
 from avow.core.audit import Audit, audit_rows
 from avow.core.certify import certify, measure_norms
 from avow.core.relative import aimed_bound, shortest_ratio
-from avow.core.requirement import USUAL_CONFIDENCE, Wish, check_generator, checked_wish
+from avow.core.requirement import USUAL_CONFIDENCE, Requirement, check_generator, checked_requirement
 from avow.errors import ParameterError, RangeError, ShapeError, ToleranceUnreachable
 from avow.methods import method_named, random_features
 from avow.methods.random_features import FeatureCount
@@ -41,7 +41,7 @@ class Attended(NamedTuple):
     certificate: Certificate
 
 
-def as_given(function: Callable[_P, _R]) -> Callable[_P, _R]:
+def no_autocast(function: Callable[_P, _R]) -> Callable[_P, _R]:
     """The function outside autocast: a bound for the arithmetic asked for must not meet a narrower one."""
 
     @functools.wraps(function)
@@ -56,7 +56,7 @@ def as_given(function: Callable[_P, _R]) -> Callable[_P, _R]:
     return outside
 
 
-@as_given
+@no_autocast
 def attend(
     q: Tensor,
     k: Tensor,
@@ -92,7 +92,7 @@ def attend(
     problem = Problem.of(
         q, k, v, mask=mask, causal=causal, scale=scale, enable_gqa=enable_gqa, kernel=kernel, sigma=sigma
     )
-    wish = checked_wish(tol, confidence, coverage, rtol)
+    wish = checked_requirement(tol, confidence, coverage, rtol)
     check_generator(generator)
     norms = measure_norms(problem)
     if method == "auto":
@@ -102,21 +102,25 @@ def attend(
     check_parameters(method, kind, parameters)
     if method == "exact" and "precision" not in parameters:
         return _exact(problem, norms, wish)
-    aim = _aim(problem, norms, wish)
-    chosen = kind(**kind.aimed(parameters, problem.sizes, aim, wish.confidence))
+    aim = _error_budget(problem, norms, wish)
+    chosen = kind(**kind.tune(parameters, problem.sizes, aim, wish.confidence))
     chosen.check(problem.sizes)
-    foreseen = chosen.foresee(problem.detached(), norms, 1.0) if method == "exact" and not problem.empty else None
+    foreseen = (
+        chosen.estimate_bound(problem.detached(), norms, 1.0) if method == "exact" and not problem.empty else None
+    )
     if foreseen is not None and foreseen.kind == "none":
         raise RangeError("exact: precision", parameters["precision"], foreseen.reason, 'use precision="float64"')
     attended = _run(chosen, problem, norms, wish, generator)
     if wish.rtol is not None and not wish.met_by(attended.certificate):
         # How long the answers are is known now, so that what is left to the method may be aimed again.
-        again = kind(**kind.aimed(parameters, problem.sizes, _aim(problem, norms, wish, attended), wish.confidence))
+        again = kind(
+            **kind.tune(parameters, problem.sizes, _error_budget(problem, norms, wish, attended), wish.confidence)
+        )
         attended = attended if again == chosen else _run(again, problem, norms, wish, generator)
-    return _kept(attended, wish)
+    return _check_tolerance(attended, wish)
 
 
-@as_given
+@no_autocast
 def plan(
     q: Tensor,
     k: Tensor,
@@ -143,12 +147,12 @@ def plan(
     problem = Problem.of(
         q, k, v, mask=mask, causal=causal, scale=scale, enable_gqa=enable_gqa, kernel=kernel, sigma=sigma
     )
-    wish = checked_wish(tol, confidence, coverage, rtol)
+    wish = checked_requirement(tol, confidence, coverage, rtol)
     sizes = problem.sizes if keys is None else problem.sizes.with_keys(keys)
     return _planned(problem, measure_norms(problem), wish, rates(sizes.device), sizes, thrifty=False)
 
 
-@as_given
+@no_autocast
 def audit(
     out: Tensor,
     q: Tensor,
@@ -180,7 +184,7 @@ def audit(
     return audit_rows(out.detach(), p, measure_norms(p), target, coverage, confidence, generator)
 
 
-@as_given
+@no_autocast
 def features_needed(
     q: Tensor,
     k: Tensor,
@@ -193,7 +197,7 @@ def features_needed(
 ) -> FeatureCount:
     """How many random features would certify `tol`, from q and k alone; prints as "hopeless" where none would pay."""
     problem = Problem.of(q, k, k, causal=causal, scale=scale, enable_gqa=enable_gqa).detached()
-    wish = checked_wish(tol, confidence)
+    wish = checked_requirement(tol, confidence)
     if not wish.tol or wish.confidence == 1:
         raise ParameterError(
             "tol, confidence", (tol, confidence), "must allow some error", "try tol=1e-2, confidence=0.99"
@@ -201,9 +205,11 @@ def features_needed(
     return random_features.features_needed(problem, measure_norms(problem), wish.tol, wish.confidence)
 
 
-def exactly(problem: Problem, norms: Norms, tol: float | None, reason: str = "", rtol: float | None = None) -> Attended:
+def attend_exact(
+    problem: Problem, norms: Norms, tol: float | None, reason: str = "", rtol: float | None = None
+) -> Attended:
     """Exact attention where norms are known, in the narrowest arithmetic that keeps both limits; `reason` says why."""
-    attended = _exact(problem, norms, Wish(tol, 1.0, None, rtol))
+    attended = _exact(problem, norms, Requirement(tol, 1.0, None, rtol))
     certificate = attended.certificate
     return attended._replace(certificate=dataclasses.replace(certificate, reason=reason or certificate.reason))
 
@@ -214,23 +220,23 @@ def check_automatic(parameters: Mapping[str, object]) -> None:
         raise ParameterError(name, repr(value), "belongs to a named method", "name one with method=")
 
 
-def _planned(problem: Problem, norms: Norms, wish: Wish, known: Rates, sizes: Any, thrifty: bool) -> Plan:
+def _planned(problem: Problem, norms: Norms, wish: Requirement, known: Rates, sizes: Any, thrifty: bool) -> Plan:
     detached = problem.detached()
 
-    def foresee(method: Method) -> Prospect:
+    def estimate_bound(method: Method) -> BoundEstimate:
         if problem.empty:
-            return Prospect(0.0, "deterministic", True, "there is nothing to attend to")
+            return BoundEstimate(0.0, "deterministic", True, "there is nothing to attend to")
         with torch.no_grad():
-            return method.foresee(detached, norms, wish.confidence)
+            return method.estimate_bound(detached, norms, wish.confidence)
 
     offers = planner.candidates(sizes, known)
     exact = min(offer.seconds for offer in offers if offer.method.name == "exact")
-    aim = None if wish.rtol is None else _aim(problem, norms, wish)
-    judged = planner.judged(offers, wish.tol, wish.kinds, foresee, thrifty, aim)
+    aim = None if wish.rtol is None else _error_budget(problem, norms, wish)
+    judged = planner.judged(offers, wish.tol, wish.kinds, estimate_bound, thrifty, aim)
     return Plan(tuple(planner.cheapest(judged)), wish.tol, known.source, exact, wish.rtol, aim)
 
 
-def _aim(problem: Problem, norms: Norms, wish: Wish, attended: Attended | None = None) -> float | None:
+def _error_budget(problem: Problem, norms: Norms, wish: Requirement, attended: Attended | None = None) -> float | None:
     """The bound to aim at, relative to the longest value: `tol`, or what `rtol` needs of answers as long as these.
 
     Without an answer its length is that of a few rows; where even those cost too much, that of a flat head.
@@ -255,7 +261,7 @@ def _aim(problem: Problem, norms: Norms, wish: Wish, attended: Attended | None =
     return min(math.inf if wish.tol is None else wish.tol, aimed_bound(ratio, wish.rtol))
 
 
-def _automatic(problem: Problem, norms: Norms, wish: Wish, generator: torch.Generator | None) -> Attended:
+def _automatic(problem: Problem, norms: Norms, wish: Requirement, generator: torch.Generator | None) -> Attended:
     if wish.exact or problem.empty:
         return _exact(problem, norms, wish)
     made = _planned(problem, norms, wish, rates(problem.q.device.type, measure=False), problem.sizes, thrifty=True)
@@ -274,15 +280,17 @@ def _automatic(problem: Problem, norms: Norms, wish: Wish, generator: torch.Gene
         proved = f"{certificate.bound:.1e}" + (f" ({certificate.relative:.1e} relative)" if wish.rtol else "")
         tried.append(f"{candidate.label} could prove only {proved}")
         if wish.rtol is not None:
-            needed = _aim(problem, norms, wish, attended) or 0.0
+            needed = _error_budget(problem, norms, wish, attended) or 0.0
     return _exact(problem, norms, wish, "; ".join(tried) or made.why_exact)
 
 
-def _exact(problem: Problem, norms: Norms, wish: Wish, reason: str = "") -> Attended:
+def _exact(problem: Problem, norms: Norms, wish: Requirement, reason: str = "") -> Attended:
     """Exact attention in the narrowest arithmetic that cannot overflow and keeps the tolerances, if there is one."""
     best, own, detached = math.inf, math.inf, problem.detached()
     for method in method_named("exact").settings(problem.sizes):
-        prospect = Prospect(0.0, "deterministic", True) if problem.empty else method.foresee(detached, norms, 1.0)
+        prospect = (
+            BoundEstimate(0.0, "deterministic", True) if problem.empty else method.estimate_bound(detached, norms, 1.0)
+        )
         # Without a tolerance any answer will do that does not overflow: the widest arithmetic comes last.
         if prospect.kind == "none" if wish.tol is None else prospect.bound > wish.tol:
             best = min(best, prospect.bound)
@@ -296,7 +304,12 @@ def _exact(problem: Problem, norms: Norms, wish: Wish, reason: str = "") -> Atte
 
 
 def _run(
-    method: Method, problem: Problem, norms: Norms, wish: Wish, generator: torch.Generator | None, reason: str = ""
+    method: Method,
+    problem: Problem,
+    norms: Norms,
+    wish: Requirement,
+    generator: torch.Generator | None,
+    reason: str = "",
 ) -> Attended:
     if problem.empty:
         nothing = sum(x.sum() for x in (problem.q, problem.k, problem.v)) * 0
@@ -317,7 +330,7 @@ def _sampled(
     problem: Problem,
     norms: Norms,
     out: Tensor,
-    wish: Wish,
+    wish: Requirement,
     generator: torch.Generator | None,
     stated: Certificate,
 ) -> Certificate:
@@ -328,7 +341,7 @@ def _sampled(
     return dataclasses.replace(found, parameters=stated.parameters, cost=stated.cost)
 
 
-def _kept(attended: Attended, wish: Wish) -> Attended:
+def _check_tolerance(attended: Attended, wish: Requirement) -> Attended:
     certificate = attended.certificate
     if wish.tol is not None and not certificate.keeps(wish.tol):
         name = f"{certificate.method}: tol"
@@ -341,7 +354,7 @@ def _kept(attended: Attended, wish: Wish) -> Attended:
     return attended
 
 
-def _unreachable(problem: Problem, wish: Wish, best: float, own: float) -> ToleranceUnreachable:
+def _unreachable(problem: Problem, wish: Requirement, best: float, own: float) -> ToleranceUnreachable:
     """The error for exact attention that proves `best` relative to the longest value, and `own` to the answer."""
     kept = problem.q.dtype
     name = named(kept)

@@ -36,8 +36,8 @@ def _place(path: Path) -> None:
     """Make the folder of a file to come; what is no file is never replaced by one."""
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-    except OSError as problem:
-        raise FileError("path", path, f"has no folder ({problem.strerror})", "name another place") from problem
+    except OSError as error:
+        raise FileError("path", path, f"has no folder ({error.strerror})", "name another place") from error
     # Not those of Path, which raise where a name is too long.
     if os.path.isdir(path):
         raise FileError("path", path, "is a folder", "name a file in it")
@@ -51,8 +51,8 @@ def _beside(path: Path) -> Iterator[Path]:
     temporary = path.with_name(f".{path.name}.{secrets.token_hex(4)}")
     try:
         yield temporary
-    except OSError as problem:
-        raise FileError("path", path, f"cannot be written ({problem.strerror})", "name another place") from problem
+    except OSError as error:
+        raise FileError("path", path, f"cannot be written ({error.strerror})", "name another place") from error
     finally:
         # Where nothing could be written, nothing can be removed either.
         with contextlib.suppress(OSError):

@@ -84,8 +84,8 @@ class Parameter:
             return text.lower() == "true"
         try:
             value = self.type(text)
-        except ValueError as problem:
-            raise self._refusal(owner, text, f"must be of type {self.type.__name__}") from problem
+        except ValueError as error:
+            raise self._refusal(owner, text, f"must be of type {self.type.__name__}") from error
         self.check(owner, value)
         return value
 

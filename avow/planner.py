@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field, replace
 
 from avow.calibration import Rates
-from avow.core import Cost, Kind, Method, Prospect, Sizes
+from avow.core import BoundEstimate, Cost, Kind, Method, Sizes
 from avow.methods import all_methods
 
 # What finding out may cost, relative to exact attention, before the answer is exact attention after all.
@@ -17,7 +17,7 @@ _MARGIN = 0.7
 
 BOUND_UNIT = "bounds are relative to the longest value that a row sees"
 
-Foresee = Callable[[Method], Prospect]
+Foresee = Callable[[Method], BoundEstimate]
 
 
 @dataclass(frozen=True)
@@ -27,7 +27,7 @@ class Candidate:
     method: Method
     cost: Cost
     seconds: float
-    prospect: Prospect | None = None
+    prospect: BoundEstimate | None = None
     lost: str = ""
 
     @property
@@ -139,7 +139,7 @@ def judged(
     return done
 
 
-def _verdict(offer: Candidate, prospect: Prospect, tol: float | None, accept: frozenset[Kind]) -> Candidate:
+def _verdict(offer: Candidate, prospect: BoundEstimate, tol: float | None, accept: frozenset[Kind]) -> Candidate:
     offer = replace(offer, prospect=prospect)
     if math.isinf(prospect.bound):
         return replace(offer, lost=prospect.reason or "promises nothing here")

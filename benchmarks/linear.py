@@ -50,8 +50,8 @@ def run(options: Options) -> Result:
         contenders.append(_performer(qkv, causal=False))
         # Its causal form without CUDA holds n·features·d numbers per head in 128 chunks: only short sequences.
         beside.append(_performer(few, causal=True))
-    except PeerMissing as why:
-        remarks.append(f"performer-pytorch was left out: {why}.")
+    except PeerMissing as error:
+        remarks.append(f"performer-pytorch was left out: {error}.")
     found, compared = race(contenders, seconds), race(beside, seconds / 5)
     rows = _rows(found, long) + _rows(compared, short)
     goals = [

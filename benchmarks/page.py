@@ -163,8 +163,8 @@ def main(arguments: list[str] | None = None) -> int:
         before = page.read_text()
         try:
             after = filled(before, names, known)
-        except NoFigure as problem:
-            wrong.append(f"{page.relative_to(root)}: {problem}")
+        except NoFigure as error:
+            wrong.append(f"{page.relative_to(root)}: {error}")
             continue
         if after != before:
             write(page, after)

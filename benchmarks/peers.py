@@ -34,16 +34,16 @@ def performer() -> Any:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
             return importlib.import_module("performer_pytorch")
-    except ImportError as problem:
-        raise PeerMissing(f"performer-pytorch cannot be imported: {problem}") from problem
+    except ImportError as error:
+        raise PeerMissing(f"performer-pytorch cannot be imported: {error}") from error
 
 
 def _install(packages: tuple[str, ...]) -> None:
     command = [sys.executable, "-m", "pip", "install", "--quiet", "--no-deps", "--target", str(_FOLDER), *packages]
     try:
         done = subprocess.run(command, capture_output=True, text=True, timeout=180)
-    except (OSError, subprocess.TimeoutExpired) as problem:
-        raise PeerMissing(f"pip did not finish: {problem}") from problem
+    except (OSError, subprocess.TimeoutExpired) as error:
+        raise PeerMissing(f"pip did not finish: {error}") from error
     if done.returncode:
         last = done.stderr.strip().splitlines()[-1:] or ["pip gave no reason"]
         raise PeerMissing(last[0])

@@ -19,7 +19,7 @@ from scipy.stats import binom
 
 from avow.attend import Attended, _exact, _run
 from avow.core.certify import measure_norms
-from avow.core.requirement import Wish
+from avow.core.requirement import Requirement
 from avow.errors import RangeError
 from tests.generators import Case, draw_case
 from tests.truth import judge
@@ -64,7 +64,7 @@ class Tally:
 def answer(case: Case) -> Attended:
     """What the method answers, certified; its draws follow from the case's seed."""
     p, method = case.problem, case.method
-    norms, wish = measure_norms(p), Wish(None, CONFIDENCE, None)
+    norms, wish = measure_norms(p), Requirement(None, CONFIDENCE, None)
     if method.name == "exact":
         return _exact(p, norms, wish)
     return _run(method, p, norms, wish, torch.Generator().manual_seed(case.seed))
@@ -109,8 +109,8 @@ def run(cases: int, seed: int, heads: int = 64, progress: bool = False) -> Tally
         except RangeError:
             # Logits beyond float64: refused with an error, as promised; not a case.
             continue
-        except Exception as problem:
-            problem.add_note(f"seed {case.seed}: {case.method.name}{case.method.parameters} {case.problem.sizes}")
+        except Exception as error:
+            error.add_note(f"seed {case.seed}: {case.method.name}{case.method.parameters} {case.problem.sizes}")
             raise
         if progress and time.monotonic() - start > 30:
             print(total, flush=True)

@@ -226,8 +226,8 @@ def send(one: Ask, at: Watched) -> str | tuple[int, bytes]:
         return 400, b""
     except UnicodeEncodeError:
         return 400, b""
-    except Exception as problem:
-        return f"{type(problem).__name__}: {problem}"
+    except Exception as error:
+        return f"{type(error).__name__}: {error}"
     return done.status, done.body
 
 

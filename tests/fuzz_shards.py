@@ -20,7 +20,7 @@ import torch
 
 from avow.attend import Attended
 from avow.core import Problem
-from avow.distributed.comm_cost import Load
+from avow.distributed.comm_cost import Traffic
 from avow.distributed.protocols import side_by_side
 from avow.distributed.sparse_reports import Reading
 from avow.distributed.sparse_script import Task, shard_script
@@ -38,7 +38,7 @@ class Whole(NamedTuple):
 
     answer: Attended
     readings: list[Reading]
-    loads: list[Load]
+    loads: list[Traffic]
 
 
 def parted(p: Problem, ends: Sequence[int]) -> list[Problem]:
@@ -106,8 +106,8 @@ def run(rows: int, seed: int, heads: int = 16, chance: float = 0.0) -> Found:
             ]
         except (RangeError, ToleranceUnreachable):
             continue
-        except Exception as problem:
-            problem.add_note(f"{family}, seed {drawn}: {method.parameters} {p.sizes} {ends} {tol} {groups}")
+        except Exception as error:
+            error.add_note(f"{family}, seed {drawn}: {method.parameters} {p.sizes} {ends} {tol} {groups}")
             raise
         for answer in answers:
             found = Found(judged(case, answer))

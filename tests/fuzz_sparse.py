@@ -94,8 +94,8 @@ def run(rows: int, chance: float, seed: int, heads: int = 64) -> Found:
         except RangeError:
             # Logits beyond float64: refused with an error, as promised.
             continue
-        except Exception as problem:
-            problem.add_note(f"{family}, seed {drawn}: {case.method.parameters} {case.problem.sizes}")
+        except Exception as error:
+            error.add_note(f"{family}, seed {drawn}: {case.method.parameters} {case.problem.sizes}")
             raise
         found.families[family] = found.tally.rows
         found.tally.stories = [f"{family}: {story}" for story in found.tally.stories]

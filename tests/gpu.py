@@ -22,7 +22,7 @@ from avow.attend import _exact, _run
 from avow.core import Problem
 from avow.core.audit import reference_error
 from avow.core.certify import measure_norms
-from avow.core.requirement import Wish
+from avow.core.requirement import Requirement
 from avow.errors import RangeError
 from avow.numerics.heads import longest_seen
 from tests.generators import draw_case
@@ -45,7 +45,7 @@ def fuzz(seconds: float) -> dict[str, int]:
             norms = measure_norms(gpu)
         except RangeError:
             continue
-        wish = Wish(None, 0.999999, None)
+        wish = Requirement(None, 0.999999, None)
         exact = case.method.name == "exact"
         run = _exact(gpu, norms, wish) if exact else _run(case.method, gpu, norms, wish, None)
         out, bounds = run.out.cpu().double(), run.certificate.rows.cpu().reshape(p.q.shape[:-1])

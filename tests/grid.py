@@ -58,8 +58,8 @@ def work(folder: Path, runs: dict[str, list[str]]) -> None:
             resource.setrlimit(resource.RLIMIT_FSIZE, (2000, resource.RLIM_INFINITY))
         try:
             train(small(folder, *flags), folder / name, resume=True)
-        except AvowError as problem:
-            (folder / f"{name}.{os.environ['RANK']}.txt").write_text(str(problem), encoding="utf-8")
+        except AvowError as error:
+            (folder / f"{name}.{os.environ['RANK']}.txt").write_text(str(error), encoding="utf-8")
 
 
 def halfway(folder: Path, name: str, copy: str) -> None:

@@ -56,8 +56,8 @@ def one_client(
             done = at.lab.ask("POST", f"{page}/{what}", json.dumps(inputs).encode(), own)
             # A key to read may be beyond the few that a page begins with: a refusal is an answer.
             kind = "answered" if done.status in (200, 404, 422) else f"{done.status} {done.body[:120]!r}"
-        except Exception as problem:
-            kind = f"{type(problem).__name__}: {problem}"
+        except Exception as error:
+            kind = f"{type(error).__name__}: {error}"
         came[kind] += 1
         took.append(time.monotonic() - since)
 

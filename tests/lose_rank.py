@@ -65,10 +65,10 @@ def _survive(rank: int, count: int, folder: str, limit: float, seed: int) -> Non
             calls += 1
             if calls >= len(WAYS):
                 Path(folder, f"calls-{rank}").write_text(str(calls))
-    except LostRank as problem:
-        Path(folder, f"said-{rank}").write_text(f"LostRank: {problem}")
-    except Exception as problem:
-        Path(folder, f"said-{rank}").write_text(f"{type(problem).__name__}: {problem}")
+    except LostRank as error:
+        Path(folder, f"said-{rank}").write_text(f"LostRank: {error}")
+    except Exception as error:
+        Path(folder, f"said-{rank}").write_text(f"{type(error).__name__}: {error}")
     dist.destroy_process_group()
 
 

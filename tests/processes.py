@@ -30,8 +30,8 @@ def message(call: Callable[[], object]) -> str:
     """What a process is told by an error of avow's."""
     try:
         call()
-    except AvowError as problem:
-        return f"{type(problem).__name__}: {problem}"
+    except AvowError as error:
+        return f"{type(error).__name__}: {error}"
     return "no error"
 
 

@@ -74,7 +74,7 @@ def run(method: Any, p: Any) -> None:
     promise = method.promise(p.detached(), norms, computed, 0.9)
     assert computed.out.shape == (*p.q.shape[:-1], p.v.shape[-1])
     assert promise.rows.shape == p.q.shape[:-1]
-    method.foresee(p, norms, 0.9)
+    method.estimate_bound(p, norms, 0.9)
     method.reference(p)
     method.cost(p.sizes)
 

@@ -13,9 +13,9 @@ import torch
 from torch import Tensor
 
 import avow
-from avow.attend import as_given
+from avow.attend import no_autocast
 from avow.calibration import Rate, Rates
-from avow.core import Method, Problem, Prospect
+from avow.core import BoundEstimate, Method, Problem
 from avow.errors import ToleranceUnreachable
 from avow.methods.exact import Exact
 from avow.methods.low_rank import LowRank
@@ -170,7 +170,7 @@ def test_the_same_method_is_not_chosen_where_it_is_dear(monkeypatch: pytest.Monk
 
 def test_a_try_that_failed_is_told_on_the_certificate(monkeypatch: pytest.MonkeyPatch) -> None:
     cheap(monkeypatch, "low_rank")
-    monkeypatch.setattr(LowRank, "foresee", lambda *_: Prospect(1e-9, "deterministic", False))
+    monkeypatch.setattr(LowRank, "estimate_bound", lambda *_: BoundEstimate(1e-9, "deterministic", False))
     q, k, v = tensors(n=128, size=4.0)
     certificate = avow.attend(q, k, v, tol=1e-2).certificate
     assert certificate.method == "exact" and certificate.bound <= 1e-2
@@ -184,7 +184,7 @@ def test_auto_never_returns_a_certificate_above_the_tolerance_whatever_was_fores
     # Liars everywhere: each says it can, at no cost.
     cheap(monkeypatch, "low_rank", "random_features")
     for kind, word in ((LowRank, "deterministic"), (RandomFeatures, "statistical")):
-        monkeypatch.setattr(kind, "foresee", lambda *_, word=word: Prospect(0.0, word, True))
+        monkeypatch.setattr(kind, "estimate_bound", lambda *_, word=word: BoundEstimate(0.0, word, True))
     for tol in (0.3, 1e-2, 1e-4):
         for confidence in (None, 0.9):
             certificate = avow.attend(*tensors(n=96, size=3.0), tol=tol, confidence=confidence).certificate
@@ -231,7 +231,7 @@ class _OnGpu(Tensor):
 
 @pytest.mark.parametrize("by_name", [False, True])
 def test_autocast_is_off_for_the_device_of_every_tensor_given_by_position_or_by_name(by_name: bool) -> None:
-    seen = as_given(lambda *_, **__: torch.is_autocast_enabled("cuda"))
+    seen = no_autocast(lambda *_, **__: torch.is_autocast_enabled("cuda"))
     x = torch.zeros(1).as_subclass(_OnGpu)
     torch.set_autocast_enabled("cuda", True)
     try:

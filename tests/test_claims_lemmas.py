@@ -37,7 +37,7 @@ def test_the_lemmas_are_these() -> None:
 
 @pytest.mark.parametrize("delta", [0.0, 1e-3, 0.5, 3.0, 40.0])
 def test_the_rounding_model_uses_the_constant_that_is_proved(delta: float) -> None:
-    used = float(rounding.perturbed(torch.tensor(delta, dtype=torch.float64)))
+    used = float(rounding.softmax_l1_bound(torch.tensor(delta, dtype=torch.float64)))
     proved = 2 * (arb(delta) / 2).tanh()
     assert bool(abs(arb(used) - proved) <= proved * arb("1e-15"))
 

@@ -161,7 +161,7 @@ def test_bfloat16_answers_for_long_caches_are_proved_to_a_hundredth(n: int) -> N
     q = torch.ones(1, 1, 1, 64, dtype=torch.bfloat16) / 4
     k = q.expand(1, 1, n, 64)
     problem = Problem.of(q, k, k)
-    bound = Exact().foresee(problem, measure_norms(problem), 1.0).bound
+    bound = Exact().estimate_bound(problem, measure_norms(problem), 1.0).bound
     assert 2 * 2.0**-8 < bound < 1e-2
 
 

@@ -12,10 +12,10 @@ import torch.distributed as dist
 from torch import Tensor
 
 from avow.attend import Attended
-from avow.core import Problem, Prospect, Sizes
+from avow.core import BoundEstimate, Problem, Sizes
 from avow.distributed import attend
-from avow.distributed.comm_cost import Link
-from avow.distributed.parallel_plan import Roof, offers
+from avow.distributed.comm_cost import Interconnect
+from avow.distributed.parallel_plan import Roofline, offers
 from avow.distributed.planner import candidates
 from avow.methods.exact import Exact
 from avow.methods.low_rank import LowRank
@@ -29,7 +29,7 @@ ENDS = {2: (100, 300), 4: (0, 120, 121, 300)}
 # Seconds of a launch, of an element and of an operation.
 CHEAP, DEAR = [0.0, 0.0, 1e-14], [1.0, 1.0, 1.0]
 # Links on which nobody waits.
-LINK = Link(1e15, 0.0)
+LINK = Interconnect(1e15, 0.0)
 
 
 def inputs(loud: float, causal: bool = False) -> Problem:
@@ -91,13 +91,13 @@ def ask() -> dict[str, Any]:
     rank = dist.get_rank()
     found: dict[str, Any] = {name: asked(*case[:4], **case[4]) for name, case in CASES.items()}
     # A guess that boasts is tried, and found out.
-    with mock.patch.object(LowRank, "foresee", lambda *given: Prospect(0.0, "deterministic", False)):
+    with mock.patch.object(LowRank, "estimate_bound", lambda *given: BoundEstimate(0.0, "deterministic", False)):
         found["boasting"] = asked(inputs(40.0), 0.2, LANDMARKS, False)
     p = inputs(0.7)
     rows = slice(0, 150) if rank == 0 else slice(150, 300 if rank == 1 else 150)
     found["rows apart"] = asked(inputs(0.7, causal=True), 0.2, LANDMARKS, False, rows=rows)
     found["mistakes"] = {
-        "link": message(lambda: asked(p, 0.1, LANDMARKS, False, link=Link(1e9 * (1 + rank), 1e-5))),
+        "link": message(lambda: asked(p, 0.1, LANDMARKS, False, link=Interconnect(1e9 * (1 + rank), 1e-5))),
         "parameter": message(lambda: asked(p, 0.1, LANDMARKS, False, rank=3)),
         "tolerance": message(lambda: asked(p, 1e-9, LANDMARKS, False)),
         "confidence": message(lambda: asked(p, 0.1, LANDMARKS, False, confidence=1.5)),
@@ -169,8 +169,8 @@ def test_all_processes_are_told_what_is_wrong(said: list[dict[str, Any]], name: 
 
 @pytest.mark.parametrize("shared", [False, True])
 def test_prices_are_those_of_the_plan_for_many_ranks(shared: bool) -> None:
-    sizes, roof, link = Sizes(1, 8, 1, 4096, 4096, 64, 64), Roof(1e12, 1e11), Link(1e9, 1e-5)
-    planned = {offer.way.name: offer.spent.whole for offer in offers(sizes, 16, link, roof)}
+    sizes, roof, link = Sizes(1, 8, 1, 4096, 4096, 64, 64), Roofline(1e12, 1e11), Interconnect(1e9, 1e-5)
+    planned = {offer.strategy.name: offer.spent.whole for offer in offers(sizes, 16, link, roof)}
     found = {one.method.name: one.seconds for one in candidates(sizes, 16, shared, 0.1, 1.0, link, roof)}
     exact = "exact (keys)" if shared else "exact (ring)"
     assert math.isclose(found["exact"], planned[exact])

@@ -20,7 +20,7 @@ from avow.bench import shards
 from avow.core import Problem
 from avow.distributed import simulated
 from avow.distributed.bytes_sent import sparse_bytes
-from avow.distributed.parallel_plan import ways
+from avow.distributed.parallel_plan import strategies
 from avow.distributed.point_to_point import counted
 from avow.distributed.protocols import over_processes, side_by_side
 from avow.distributed.sparse import attend_sparse, own_generator
@@ -104,7 +104,7 @@ def spread(rank: int, group: dist.ProcessGroup) -> dict[str, tuple[Tensor, tuple
     """What each way to spread attention answers in this process, and what it sends."""
     ranks = dist.get_world_size(group)
     found = {}
-    for way in ways(shards.problem(ranks, True).sizes):
+    for way in strategies(shards.problem(ranks, True).sizes):
         p = shards.problem(ranks, not way.replicated)
         part = simulated.dealt(p, ranks, queries=not way.replicated)[rank]
         with counted() as traffic:
@@ -275,12 +275,12 @@ def test_what_processes_send_there_and_back_is_what_the_formula_says(
             assert there in known and returned == back > 0
 
 
-@pytest.mark.parametrize("name", [way.name for way in ways(shards.problem(2, True).sizes)])
+@pytest.mark.parametrize("name", [way.name for way in strategies(shards.problem(2, True).sizes)])
 def test_processes_send_what_the_planner_says_and_answer_as_shards_in_one(
     said: list[dict[str, Any]], name: str
 ) -> None:
     ranks = len(said)
-    (way,) = (way for way in ways(shards.problem(ranks, True).sizes) if way.name == name)
+    (way,) = (way for way in strategies(shards.problem(ranks, True).sizes) if way.name == name)
     p = shards.problem(ranks, not way.replicated)
     parts = simulated.dealt(p, ranks, queries=not way.replicated)
     answers, _ = side_by_side([shards.script(way, part, ranks, p.k.shape[-2]) for part in parts])

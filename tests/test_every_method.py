@@ -227,7 +227,7 @@ def test_all_chance_is_the_generators(kind: type[Method]) -> None:
     before = torch.get_rng_state()
     assert torch.equal(answer(method, problem, seed=1), answer(method, problem, seed=1))
     assert kind.random or torch.equal(answer(method, problem, seed=1), answer(method, problem, seed=2))
-    method.foresee(problem, measure_norms(problem), 0.9)
+    method.estimate_bound(problem, measure_norms(problem), 0.9)
     avow.plan(q, k, v, tol=1e-2, confidence=0.9)
     assert torch.equal(torch.get_rng_state(), before), "torch's own generator was drawn from"
     torch.rand(1)

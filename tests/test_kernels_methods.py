@@ -51,7 +51,7 @@ def cut_short(x: Any) -> Any:
 @pytest.fixture(autouse=True)
 def fitted(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """This device has kernels, in short parts, whose TF32 products are as coarse as a GPU's."""
-    monkeypatch.setattr(availability, "at_hand", lambda device: True)
+    monkeypatch.setattr(availability, "is_available", lambda device: True)
     monkeypatch.setattr(chunking, "_WHOLE", 16)
     dot = interpreter.InterpreterBuilder.create_dot
 
@@ -266,7 +266,7 @@ def test_a_state_goes_from_kernels_to_the_plain_path_and_back() -> None:
         for i, part in enumerate(parts):
             p = Problem.of(q[:, :, part], k[:, :, part], v[:, :, part], causal=True, enable_gqa=True)
             with pytest.MonkeyPatch.context() as patch:
-                patch.setattr(availability, "at_hand", lambda device, plain=i in plain: not plain)
+                patch.setattr(availability, "is_available", lambda device, plain=i in plain: not plain)
                 computed = method.compute(p, torch.Generator().manual_seed(2), state)
             assert (computed.trace.kernel is None) == (i in plain)
             state = computed.trace.final_state
@@ -303,7 +303,7 @@ def test_many_features_and_their_gradients_are_those_of_the_plain_path(monkeypat
     leaves = [x.requires_grad_() for x in drawn(torch.float32, 1, 1, 20, 16, 16, 0.5)]
     found = []
     for kernels in (True, False):
-        monkeypatch.setattr(availability, "at_hand", lambda device, kernels=kernels: kernels)
+        monkeypatch.setattr(availability, "is_available", lambda device, kernels=kernels: kernels)
         computed = RandomFeatures(600).compute(Problem.of(*leaves, causal=True), torch.Generator().manual_seed(0))
         assert (computed.trace.kernel is not None) == kernels
         found.append([computed.out, *torch.autograd.grad(computed.out.square().sum(), leaves)])
@@ -328,7 +328,7 @@ def test_a_decoder_takes_single_tokens_in_by_kernels(attention: str, monkeypatch
     monkeypatch.setattr(problems, name, counted)
     answers = []
     for kernels in (True, False):
-        monkeypatch.setattr(availability, "at_hand", lambda device, kernels=kernels: kernels)
+        monkeypatch.setattr(availability, "is_available", lambda device, kernels=kernels: kernels)
         memory, cuts_at = memory_of(method, draw, 12), [0, 7, 8, 9, 12]
         parts = [slice(*pair) for pair in pairwise(cuts_at)]
         answers.append(torch.cat([memory.read(q[:, :, i], k[:, :, i], v[:, :, i]) for i in parts], 2))
@@ -365,12 +365,12 @@ def test_steps_change_the_state_in_place_and_answer_as_the_plain_path_does() -> 
 
 def test_a_gpu_without_kernels_says_why_and_answers(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.undo()
-    availability.at_hand.cache_clear()
-    assert not availability.at_hand(torch.device("cpu"))
-    monkeypatch.setattr(availability, "absent", lambda device: "Triton is not installed")
+    availability.is_available.cache_clear()
+    assert not availability.is_available(torch.device("cpu"))
+    monkeypatch.setattr(availability, "why_not", lambda device: "Triton is not installed")
     with pytest.warns(RuntimeWarning, match="linear attention runs without its kernels: Triton is not installed"):
-        assert not availability.at_hand(torch.device("cuda"))
-    availability.at_hand.cache_clear()
+        assert not availability.is_available(torch.device("cuda"))
+    availability.is_available.cache_clear()
     q, k, v = drawn(torch.float32, 1, 1, 20, 16, 16)
     assert Separable().compute(Problem.of(q, k, v)).trace.kernel is None
 
@@ -388,7 +388,7 @@ def test_derivatives_forward_take_the_plain_path(method: Method, monkeypatch: py
     inputs = drawn(torch.float32, 2, 1, 12, 16, 16, 0.5)
     found = []
     for kernels in (True, False):
-        monkeypatch.setattr(availability, "at_hand", lambda device, kernels=kernels: kernels)
+        monkeypatch.setattr(availability, "is_available", lambda device, kernels=kernels: kernels)
 
         def call(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
             problem = Problem.of(q, k, v, causal=True, enable_gqa=True)

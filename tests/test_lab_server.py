@@ -30,10 +30,10 @@ from avow.cli import app
 from avow.errors import FileError, ParameterError
 from avow.lab import security, templates
 from avow.lab.page import PACKAGE, all_pages
-from avow.lab.responses import MISTAKE, mistake, plain, told
+from avow.lab.responses import MISTAKE, error_body, json_bytes, plain
 from avow.lab.serving import bound
 from avow.lab.static_files import static_files
-from avow.lab.uploads import Shelf, tensors_of
+from avow.lab.uploads import FileStore, tensors_of
 from tests.lab import TOKEN, Answered, Lab, running
 
 
@@ -92,7 +92,7 @@ def test_the_token_stands_in_pages_and_nowhere_else(lab: Lab) -> None:
 
 
 def test_a_guard_that_lets_everyone_in_would_be_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(security.Guard, "_admit", lambda self, scope: None)
+    monkeypatch.setattr(security.SecurityMiddleware, "_admit", lambda self, scope: None)
     with running("tests.lab_pages") as open_to_all:
         assert open_to_all.get("/", Host="evil.example").status == 200
 
@@ -173,8 +173,10 @@ def test_a_body_that_is_too_long_is_not_read(lab: Lab) -> None:
 
 
 def test_what_a_page_raises_is_told_and_never_a_500(lab: Lab) -> None:
-    mistake = lab.post("/api/trial/verdict", {"how": "mistake"})
-    assert mistake.status == 422 and mistake.mistake == "trial: how=mistake must not be asked for; ask for an answer"
+    error_body = lab.post("/api/trial/verdict", {"how": "mistake"})
+    assert (
+        error_body.status == 422 and error_body.mistake == "trial: how=mistake must not be asked for; ask for an answer"
+    )
     unforeseen = lab.post("/api/trial/verdict", {"how": "raise"})
     assert unforeseen.status == 422 and "raised ZeroDivisionError: by a hair; change it" in unforeseen.mistake
     assert lab.post("/api/trial/verdict", {"how": "infinite"}).said == {"answer": {"number": "inf"}}
@@ -263,7 +265,7 @@ def test_files_are_received_a_few_at_a_time() -> None:
     async def all_at_once(path: str) -> int:
         nonlocal most
         most = 0
-        entrance = security.Guard(answering, 80, "secret", lambda: asyncio.sleep(0))
+        entrance = security.SecurityMiddleware(answering, 80, "secret", lambda: asyncio.sleep(0))
         headers = [(b"host", b"localhost:80"), (b"x-avow-token", b"secret")]
         scope = {"type": "http", "method": "POST", "path": path, "headers": headers}
 
@@ -285,7 +287,7 @@ def test_who_waits_too_long_for_others_files_is_told(monkeypatch: pytest.MonkeyP
     monkeypatch.setattr("avow.lab.security._BODY_SECONDS", 0.01)
 
     async def waits() -> tuple[int, bytes]:
-        entrance = security.Guard(lambda *_: asyncio.sleep(0), 80, "secret", lambda: asyncio.sleep(0))
+        entrance = security.SecurityMiddleware(lambda *_: asyncio.sleep(0), 80, "secret", lambda: asyncio.sleep(0))
         headers = [(b"host", b"localhost:80"), (b"x-avow-token", b"secret")]
         said: list[Any] = []
         async with entrance._turn("/api/files"), entrance._turn("/api/files"):
@@ -298,7 +300,7 @@ def test_who_waits_too_long_for_others_files_is_told(monkeypatch: pytest.MonkeyP
 
 
 def test_a_shelf_keeps_the_last_four_files() -> None:
-    shelf, content = Shelf(), save({"q": torch.ones(1)})
+    shelf, content = FileStore(), save({"q": torch.ones(1)})
     handles = [shelf.put(content)["file"] for _ in range(5)]
     assert shelf.get(handles[1]) == content and torch.equal(tensors_of(content)["q"], torch.ones(1))
     with pytest.raises(FileError, match="upload it again"):
@@ -384,15 +386,15 @@ def test_proofs_leave_the_cores_to_previews(lab: Lab) -> None:
 
 def test_an_answer_is_one_line_of_json_whatever_it_is_made_of() -> None:
     facts = {"a": (1.5, None, True, "é\n"), "b": torch.tensor([[1.0, 2.0]]), "c": np.float64(0.1), "d": np.arange(3)}
-    assert json.loads(told(facts)) == {"a": [1.5, None, True, "é\n"], "b": [[1, 2]], "c": 0.1, "d": [0, 1, 2]}
-    assert told(facts) == json.dumps(plain(facts)).encode() and b"\n" not in told(facts)
+    assert json.loads(json_bytes(facts)) == {"a": [1.5, None, True, "é\n"], "b": [[1, 2]], "c": 0.1, "d": [0, 1, 2]}
+    assert json_bytes(facts) == json.dumps(plain(facts)).encode() and b"\n" not in json_bytes(facts)
     strange = {"far": [math.inf, -math.inf], "none": torch.tensor(math.nan), 3: Path("x")}
-    assert json.loads(told(strange)) == {"far": ["inf", "-inf"], "none": "nan", "3": "x"}
+    assert json.loads(json_bytes(strange)) == {"far": ["inf", "-inf"], "none": "nan", "3": "x"}
 
 
 def test_a_mistake_is_told_from_an_answer_by_how_it_begins() -> None:
-    assert told(mistake("Unknown", "n", 3, "is odd", "add one")).startswith(MISTAKE)
-    assert not told({"answer": {"error": 3}}).startswith(MISTAKE)
+    assert json_bytes(error_body("Unknown", "n", 3, "is odd", "add one")).startswith(MISTAKE)
+    assert not json_bytes({"answer": {"error": 3}}).startswith(MISTAKE)
 
 
 def test_no_process_stays_behind_and_who_waits_for_one_is_told(

@@ -117,8 +117,8 @@ def cycle(root: Path) -> list[str]:
     }
     try:
         graphlib.TopologicalSorter(graph).prepare()
-    except graphlib.CycleError as problem:
-        return list(problem.args[1])
+    except graphlib.CycleError as error:
+        return list(error.args[1])
     return []
 
 

@@ -11,16 +11,16 @@ from avow.bench import shards
 from avow.core import Sizes
 from avow.distributed import comm_cost
 from avow.distributed.bytes_sent import ring_bytes
-from avow.distributed.comm_cost import Link, Load
-from avow.distributed.parallel_plan import ways
+from avow.distributed.comm_cost import Interconnect, Traffic
+from avow.distributed.parallel_plan import strategies
 from avow.distributed.point_to_point import PAGE
 
-NAMES = [way.name for way in ways(shards.problem(2, True).sizes)]
+NAMES = [way.name for way in strategies(shards.problem(2, True).sizes)]
 DECODING = Sizes(1, 32, 8, 1, 131072, 128, 128, torch.bfloat16)
 
 
 def simulated(name: str, ranks: int, dtype: torch.dtype = torch.float32) -> shards.Simulated:
-    (way,) = (way for way in ways(shards.problem(ranks, True).sizes) if way.name == name)
+    (way,) = (way for way in strategies(shards.problem(ranks, True).sizes) if way.name == name)
     return shards.simulate(way, shards.problem(ranks, not way.replicated, dtype), ranks)
 
 
@@ -66,24 +66,26 @@ def test_the_model_is_that_of_the_calls_themselves(ranks: int, dtype: torch.dtyp
 
 
 def test_a_link_takes_its_bandwidth_and_its_latency() -> None:
-    link = Link(1e9, 1e-5)
-    assert link.seconds(Load(2_000_000, 7, 3)) == pytest.approx(2e-3 + 3e-5)
+    link = Interconnect(1e9, 1e-5)
+    assert link.seconds(Traffic(2_000_000, 7, 3)) == pytest.approx(2e-3 + 3e-5)
     assert link.seconds(comm_cost.NOTHING) == 0
-    assert Load(1, 2, 3) + Load(10, 20, 30) == Load(11, 22, 33) and Load(1, 2, 3).times(3) == Load(3, 6, 9)
+    assert Traffic(1, 2, 3) + Traffic(10, 20, 30) == Traffic(11, 22, 33) and Traffic(1, 2, 3).times(3) == Traffic(
+        3, 6, 9
+    )
 
 
 def test_what_is_added_up_costs_twice_its_size_however_many_ranks() -> None:
     for ranks in (2, 8, 64, 1024):
-        sent = comm_cost.added_up(2**20, 8, ranks).sent
+        sent = comm_cost.all_reduce(2**20, 8, ranks).sent
         assert sent == 2 * (ranks - 1) * 2**20 * 8 // ranks
-    assert comm_cost.added_up(2**20, 8, 1) == comm_cost.NOTHING
-    assert comm_cost.told_to_all(100, 5) == Load(400, 4, 1)
+    assert comm_cost.all_reduce(2**20, 8, 1) == comm_cost.NOTHING
+    assert comm_cost.all_gather(100, 5) == Traffic(400, 4, 1)
 
 
 def test_a_ring_sends_every_block_on_but_the_last() -> None:
     z = dataclasses.replace(DECODING, queries=131072)
     block = 131072 // 8 * 8 * (128 + 128) * 2
-    assert comm_cost.ring(z, 8) == Load(7 * block, 7, 7)
+    assert comm_cost.ring(z, 8) == Traffic(7 * block, 7, 7)
     # All together: each rank's keys and values reach each other rank.
     assert 8 * comm_cost.ring(z, 8).sent == 7 * 131072 * 8 * 256 * 2
 

@@ -42,8 +42,8 @@ def message(name: str, value: object) -> str:
     """What a value is told, or nothing when it is welcome."""
     try:
         check_parameters("sieve", Sieve, {name: value})
-    except ParameterError as problem:
-        return str(problem)
+    except ParameterError as error:
+        return str(error)
     return ""
 
 

@@ -13,7 +13,7 @@ from torch import Tensor
 
 import avow
 from avow.calibration import Rate, Rates
-from avow.core import Computed, Cost, Kind, Method, Norms, Problem, Promise, Prospect, Sizes
+from avow.core import BoundEstimate, Computed, Cost, Kind, Method, Norms, Problem, Promise, Sizes
 from avow.parameters import at_least, param
 from avow.planner import WASTE, Candidate, Plan, candidates, cheapest, judged
 
@@ -80,12 +80,12 @@ class Oracle:
     """Answers every question and remembers who was asked."""
 
     def __init__(self, bound: float = 1e-3, kind: Kind = "deterministic", certain: bool = True, reason: str = ""):
-        self.prospect = Prospect(bound, kind, certain, reason)
+        self.prospect = BoundEstimate(bound, kind, certain, reason)
         self.asked: list[int] = []
 
-    def __call__(self, method: Method) -> Prospect:
+    def __call__(self, method: Method) -> BoundEstimate:
         self.asked.append(method.parameters["price"])
-        return Prospect(1e-6, "deterministic", True) if method.name == "exact" else self.prospect
+        return BoundEstimate(1e-6, "deterministic", True) if method.name == "exact" else self.prospect
 
 
 def winner(found: list[Candidate]) -> int:

@@ -330,12 +330,14 @@ def test_frames_change_no_weight_of_the_target() -> None:
 def test_a_centred_frame_makes_norms_shrink() -> None:
     p = small_problem()
     away = Problem.of(p.q + 3, p.k - 3, p.v)
-    with_frame = RandomFeatures(64).foresee(away, measure_norms(away), 0.9)
+    with_frame = RandomFeatures(64).estimate_bound(away, measure_norms(away), 0.9)
     plain, centred = frames(away)
     assert float(framed_keys(away, centred, slice(None), torch.float64)[0].norm(dim=-1).max()) < float(
         framed_keys(away, plain, slice(None), torch.float64)[0].norm(dim=-1).max()
     )
-    assert with_frame.bound == pytest.approx(RandomFeatures(64).foresee(p, measure_norms(p), 0.9).bound, rel=1e-6)
+    assert with_frame.bound == pytest.approx(
+        RandomFeatures(64).estimate_bound(p, measure_norms(p), 0.9).bound, rel=1e-6
+    )
 
 
 @either_way

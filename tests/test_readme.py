@@ -143,8 +143,8 @@ def unsaid(text: str) -> list[str]:
         for command in commands:
             try:
                 parsed(command)
-            except Exception as problem:
-                found.append(f"line {line}: {command!r}: {type(problem).__name__}: {problem}")
+            except Exception as error:
+                found.append(f"line {line}: {command!r}: {type(error).__name__}: {error}")
     return found
 
 

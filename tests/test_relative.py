@@ -20,7 +20,7 @@ from avow.attend import Attended
 from avow.core import Certificate, Promise, relative
 from avow.core.compose import Partial, compose, merge
 from avow.core.relative import absolute_errors, aimed_bound, relative_errors
-from avow.core.requirement import Wish
+from avow.core.requirement import Requirement
 from avow.errors import ParameterError, RangeError, ToleranceUnreachable
 from avow.methods.exact import Exact
 from avow.methods.low_rank import LowRank
@@ -352,7 +352,7 @@ def test_sampled_promises_are_held_to_the_relative_tolerance(monkeypatch: pytest
 
 def test_statistical_promises_hold_relative_to_the_answer_too() -> None:
     q, k, v = flat(256, 200)
-    wish = Wish(None, 0.99, None)
+    wish = Requirement(None, 0.99, None)
     k, v = 0.1 * k, v + 1
     out, certificate = avow.attend(
         q, k, v, method="random_features", features=2048, generator=torch.Generator().manual_seed(0)
@@ -443,7 +443,7 @@ def test_a_cache_aims_again_where_answers_are_shorter_than_was_thought(monkeypat
     cache, aims = filled(k, v), []
     honest = KeyValueCache._answer
 
-    def counted(self: KeyValueCache, problem: Any, first: int, wish: Wish, aim: float, *more: Any) -> Attended:
+    def counted(self: KeyValueCache, problem: Any, first: int, wish: Requirement, aim: float, *more: Any) -> Attended:
         aims.append(aim)
         attended = honest(self, problem, first, wish, aim, *more)
         if len(aims) > 1:

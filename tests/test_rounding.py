@@ -83,7 +83,7 @@ def total_variation(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
 @pytest.mark.parametrize("delta", [1e-6, 1e-2, 0.5, 2.0, 30.0])
 def test_weights_move_no_more_than_logits_allow(delta: float) -> None:
     logits = 3 * torch.randn(5000, 6, dtype=torch.float64)
-    bound = float(rounding.perturbed(torch.tensor(delta, dtype=torch.float64)))
+    bound = float(rounding.softmax_l1_bound(torch.tensor(delta, dtype=torch.float64)))
     for step in (2 * torch.rand_like(logits) - 1, torch.sign(torch.randn_like(logits))):
         assert float(total_variation(logits, logits + delta * step).max()) <= bound * (1 + 1e-9) + 1e-14
 
@@ -94,13 +94,13 @@ def test_two_keys_reach_the_bound(delta: float) -> None:
     middle = torch.zeros(2, dtype=torch.float64)
     apart = torch.tensor([delta, -delta], dtype=torch.float64)
     reached = float(total_variation(middle - apart / 2, middle + apart / 2))
-    bound = float(rounding.perturbed(torch.tensor(delta, dtype=torch.float64)))
+    bound = float(rounding.softmax_l1_bound(torch.tensor(delta, dtype=torch.float64)))
     assert reached == pytest.approx(bound, rel=1e-9)
 
 
 def test_the_bound_never_exceeds_two_and_vanishes_with_the_step() -> None:
     deltas = torch.tensor([0.0, 1e-300, 1e-8, 1.0, 1e3, math.inf], dtype=torch.float64)
-    bounds = rounding.perturbed(deltas)
+    bounds = rounding.softmax_l1_bound(deltas)
     assert bounds.tolist() == sorted(bounds.tolist()) and float(bounds[0]) == 0.0 and float(bounds[-1]) == 2.0
 
 

@@ -10,25 +10,25 @@ import torch
 
 from avow.calibration import Rates
 from avow.core import Method, Sizes
-from avow.distributed.comm_cost import Link
+from avow.distributed.comm_cost import Interconnect
 from avow.distributed.parallel_plan import (
     Offer,
-    Roof,
+    Roofline,
     Sharding,
-    crossing,
+    crossover,
     longer,
     offers,
     priced,
     shardings,
-    ways,
-    weak,
+    strategies,
+    weak_scaling,
 )
 from avow.errors import ParameterError
 
 PREFILL = Sizes(1, 32, 8, 131072, 131072, 128, 128, torch.bfloat16)
 DECODE = dataclasses.replace(PREFILL, queries=1, keys=2**20)
-FAST, SLOW = Link(400e9, 5e-6), Link(1e9, 1e-4)
-DEVICE = Roof(400e12, 4.8e12)
+FAST, SLOW = Interconnect(400e9, 5e-6), Interconnect(1e9, 1e-4)
+DEVICE = Roofline(400e12, 4.8e12)
 
 
 class Flat:
@@ -39,7 +39,7 @@ class Flat:
 
 
 def named(made: list[Offer], name: str) -> Offer:
-    (found,) = (offer for offer in made if offer.way.name == name)
+    (found,) = (offer for offer in made if offer.strategy.name == name)
     return found
 
 
@@ -62,15 +62,15 @@ def test_as_many_ranks_as_key_heads_need_not_talk() -> None:
 def test_every_way_is_offered_fastest_first_in_its_best_sharding() -> None:
     made = offers(PREFILL, 64, FAST, DEVICE)
     names = {"exact (keys)", "exact (ring)", "sparse", "separable", "random_features", "low_rank"}
-    assert {offer.way.name for offer in made} == names
+    assert {offer.strategy.name for offer in made} == names
     assert [offer.spent.whole for offer in made] == sorted(offer.spent.whole for offer in made)
     for offer in made:
-        every = [offer.way.spent(PREFILL, sharding, FAST, DEVICE).whole for sharding in shardings(PREFILL, 64)]
+        every = [offer.strategy.spent(PREFILL, sharding, FAST, DEVICE).whole for sharding in shardings(PREFILL, 64)]
         assert offer.spent.whole == min(every) and len(offer.priced) == len(every)
 
 
 def test_a_ring_sends_while_it_computes() -> None:
-    (ring,) = (way for way in ways(PREFILL) if way.name == "exact (ring)")
+    (ring,) = (way for way in strategies(PREFILL) if way.name == "exact (ring)")
     quick = ring.spent(PREFILL, Sharding(1, 64), FAST, DEVICE)
     assert quick.whole == pytest.approx(quick.computing) and quick.sending > 0
     slow = ring.spent(PREFILL, Sharding(1, 64), SLOW, DEVICE)
@@ -81,7 +81,7 @@ def test_a_ring_sends_while_it_computes() -> None:
 
 
 def test_others_compute_first_and_send_then() -> None:
-    (keys,) = (way for way in ways(PREFILL) if way.name == "exact (keys)")
+    (keys,) = (way for way in strategies(PREFILL) if way.name == "exact (keys)")
     spent = keys.spent(PREFILL, Sharding(2, 4), FAST, DEVICE)
     assert spent.whole == spent.computing + spent.sending
 
@@ -92,11 +92,11 @@ def test_links_rule_where_they_are_slow_and_sooner() -> None:
     assert fast.from_ranks is not None and slow.from_ranks is not None and slow.from_ranks < fast.from_ranks
     assert fast.efficiency > 0.99 and slow.efficiency < 0.5
     # At that many ranks links take longer, at half as many they do not.
-    ring = fast.way
+    ring = fast.strategy
     for ranks, ruled in ((fast.from_ranks, True), (fast.from_ranks // 2, False)):
         spent = priced(ring, PREFILL, ranks, FAST, DEVICE)[0].spent
         assert (spent.sending > spent.computing) == ruled
-    assert crossing(ring, PREFILL, Link(math.inf, 0.0), DEVICE) is None
+    assert crossover(ring, PREFILL, Interconnect(math.inf, 0.0), DEVICE) is None
 
 
 def test_decoding_tells_answers_and_does_not_move_keys() -> None:
@@ -114,11 +114,11 @@ def test_sparse_attention_reads_less_and_waits_more() -> None:
         assert (sparse.spent.whole < exact.spent.whole) == faster
         assert sparse.load.waits > exact.load.waits
     # Nothing of it is causal over shards.
-    assert "sparse" not in {way.name for way in ways(dataclasses.replace(PREFILL, causal=True))}
+    assert "sparse" not in {way.name for way in strategies(dataclasses.replace(PREFILL, causal=True))}
 
 
 def test_shards_of_the_sequence_share_the_work() -> None:
-    (keys,) = (way for way in ways(PREFILL) if way.name == "exact (keys)")
+    (keys,) = (way for way in strategies(PREFILL) if way.name == "exact (keys)")
     times = [keys.spent(PREFILL, Sharding(1, ranks), FAST, Flat()).computing for ranks in (1, 2, 64)]
     assert times == [131072, 65536, 2048]
 
@@ -131,7 +131,7 @@ def test_measured_rates_price_ranks_like_this_machine() -> None:
 def test_weak_scaling_keeps_what_a_rank_has() -> None:
     assert longer(PREFILL, 4, 64).keys == 4 * 2048 == longer(PREFILL, 4, 64).queries
     assert longer(DECODE, 4, 64).queries == 1
-    found = weak(PREFILL, 256, FAST, DEVICE)
+    found = weak_scaling(PREFILL, 256, FAST, DEVICE)
     assert found["separable"].ranks == [1, 2, 4, 8, 16, 32, 64, 128, 256]
     for name, grows in (("separable", False), ("exact (ring)", True)):
         seconds = found[name].seconds

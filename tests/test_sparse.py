@@ -90,7 +90,7 @@ def test_tokens_taken_together_are_read_less_than_each_at_its_worst(monkeypatch:
     p = peaked(s=4096, n=2, sharp=2.0, heads=2)
     out, certificate, trace = attended(Sparse(drop=0.05), p)
     assert bool((errors(p, out) <= certificate.rows).all())
-    monkeypatch.setattr(sketched_problem, "strayed", lambda *_: None)
+    monkeypatch.setattr(sketched_problem, "aggregate_error", lambda *_: None)
     _, _, singly = attended(Sparse(drop=0.05), p)
     assert float(trace.read.mean()) < 0.8 * float(singly.read.mean())
 

@@ -84,7 +84,7 @@ def test_gradients_are_those_of_one_process_where_it_keeps_the_same(
 @pytest.mark.parametrize("loud", [2.0, 4.0])
 def test_shards_read_little_more_than_one_that_had_all_keys(loud: float, heads: int) -> None:
     p = random_heads(loud, heads)
-    alone = Sparse(**Sparse.aimed({}, p.sizes, 0.03, 1.0)).compute(p).trace
+    alone = Sparse(**Sparse.tune({}, p.sizes, 0.03, 1.0)).compute(p).trace
     for count in (1, 2, 4, 16):
         whole = over_shards(p, [2048 * i // count for i in range(1, count + 1)], Sparse(), 0.03)
         read = sum(float(reading.here.sum()) for reading in whole.readings)
@@ -101,7 +101,7 @@ def test_each_shard_for_itself_would_read_more() -> None:
     apart = 0.0
     for start in range(0, 2048, 512):
         own = Problem.of(p.q, p.k[:, :, start : start + 512], p.v[:, :, start : start + 512], enable_gqa=True)
-        apart += float(Sparse(**Sparse.aimed({}, own.sizes, 0.03, 1.0)).compute(own).trace.read.sum())
+        apart += float(Sparse(**Sparse.tune({}, own.sizes, 0.03, 1.0)).compute(own).trace.read.sum())
     assert together < 0.8 * apart
 
 
@@ -190,7 +190,7 @@ def flat_heads(rows: int) -> Problem:
 
 def test_samples_of_shards_are_about_those_of_one_that_had_all_keys() -> None:
     p = flat_heads(8)
-    alone = Sparse(**Sparse.aimed({}, p.sizes, 0.2, 0.999)).compute(p, torch.Generator().manual_seed(0)).trace
+    alone = Sparse(**Sparse.tune({}, p.sizes, 0.2, 0.999)).compute(p, torch.Generator().manual_seed(0)).trace
     sure = over_shards(p, [2048], Sparse(), 0.2)
     for count in (1, 4, 16):
         ends = [2048 * i // count for i in range(1, count + 1)]

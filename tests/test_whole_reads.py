@@ -23,7 +23,7 @@ each_type = pytest.mark.parametrize("dtype", TYPES, ids=str)
 def counts(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """How many parts each answer was read in; five threads are thought to be there, and parts may be short."""
     seen: list[int] = []
-    bare, quick = reading._parts, reading.WholeReads.quick
+    bare, quick = reading._parts, reading.SplitKExact.quick
 
     def spied(rows: Tensor, k: Tensor, v: Tensor, scale: float, parts: int) -> tuple[Tensor, Tensor]:
         seen.append(parts)
@@ -35,7 +35,7 @@ def counts(monkeypatch: pytest.MonkeyPatch) -> list[int]:
         return found
 
     monkeypatch.setattr(reading, "_parts", spied)
-    monkeypatch.setattr(reading.WholeReads, "quick", spied_quick)
+    monkeypatch.setattr(reading.SplitKExact, "quick", spied_quick)
     monkeypatch.setattr(reading, "_SHORTEST", 8)
     monkeypatch.setattr(torch, "get_num_threads", lambda: 5)
     return seen

@@ -315,8 +315,8 @@ def stumbles(call: Call, left: Collection[str] = ()) -> list[str]:
                 parts = refusal.name, refusal.rule, refusal.remedy, str(refusal)
                 if not all(isinstance(part, str) and part.strip() for part in parts):
                     found.append(f"{name}={wrong!r}: a refusal without its parts, {refusal!r}")
-            except Exception as problem:
-                found.append(f"{name}={wrong!r}: {type(problem).__name__}: {problem}")
+            except Exception as error:
+                found.append(f"{name}={wrong!r}: {type(error).__name__}: {error}")
     return found
 
 

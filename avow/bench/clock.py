@@ -23,8 +23,8 @@ class Clock:
             return self.in_turns({"": call})[""]
         try:
             replay = self._captured(call).replay
-        except RuntimeError as why:
-            print(f"  timed without a graph ({str(why).splitlines()[0][:80]})", file=sys.stderr)
+        except RuntimeError as error:
+            print(f"  timed without a graph ({str(error).splitlines()[0][:80]})", file=sys.stderr)
             replay = call
         return self._by_events(replay)
 

@@ -40,8 +40,8 @@ def check(device: str, name: str, case: Case) -> list[str]:
     told = f"{name}, {str(kind)[6:]}, {b}x{h}/{g}x{n}, d = {d}, e = {e}"
     try:
         return [f"{told}: {fault}" for fault in _compared(device, variants()[name], case)]
-    except Exception as why:  # whatever a compiler, a launch or one before it may raise is a finding
-        return [f"{told}: {type(why).__name__}: {str(why).splitlines()[0][:200]}"]
+    except Exception as error:  # whatever a compiler, a launch or one before it may raise is a finding
+        return [f"{told}: {type(error).__name__}: {str(error).splitlines()[0][:200]}"]
 
 
 def _compared(device: str, variant: Variant, case: Case) -> Iterator[str]:
@@ -101,8 +101,8 @@ def check_step(device: str, name: str, batch: int) -> list[str]:
     told = f"step, {name}, batch {batch}"
     try:
         rows = [step.call(q[:, :, i], k[:, :, i], v[:, :, i], state) for i in range(_TOKENS)]
-    except Exception as why:  # whatever a compiler or a launch may raise is a finding
-        return [f"{told}: {type(why).__name__}: {str(why).splitlines()[0][:200]}"]
+    except Exception as exc:  # whatever a compiler or a launch may raise is a finding
+        return [f"{told}: {type(exc).__name__}: {str(exc).splitlines()[0][:200]}"]
     truth, plain = variant.formula(q.double(), k.double(), v.double()), variant.formula(q, k, v)
     mine, other = error(torch.stack(rows, 2), truth), error(plain, truth)
     return [] if mine <= 2 * other + _FRESH else [f"{told}: {mine:.3g} off, the plain formula {other:.3g}"]

@@ -17,8 +17,8 @@ def fla() -> Any:
     """flash-linear-attention's kernel, or None."""
     try:
         return importlib.import_module("fla.ops.linear_attn").chunk_linear_attn
-    except Exception as why:  # a peer that cannot be imported is no peer, whatever stopped it
-        print(f"  flash-linear-attention is not here ({type(why).__name__}: {str(why)[:80]})", file=sys.stderr)
+    except Exception as error:  # a peer that cannot be imported is no peer, whatever stopped it
+        print(f"  flash-linear-attention is not here ({type(error).__name__}: {str(error)[:80]})", file=sys.stderr)
         return None
 
 
@@ -27,8 +27,8 @@ def performer() -> Callable[[Tensor], Any] | None:
     try:
         with warnings.catch_warnings(action="ignore"):
             attention = importlib.import_module("performer_pytorch").FastAttention
-    except Exception as why:
-        print(f"  performer-pytorch is not here ({type(why).__name__}: {str(why)[:80]})", file=sys.stderr)
+    except Exception as error:
+        print(f"  performer-pytorch is not here ({type(error).__name__}: {str(error)[:80]})", file=sys.stderr)
         return None
 
     def make(q: Tensor) -> Any:

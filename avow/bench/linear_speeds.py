@@ -86,8 +86,8 @@ def timed(device: str, sizes: Sizes, sound: list[str], clock: Clock, limit: floa
                         "training faster": whole / training,
                         "fla MB": other / 1e6,
                     }
-                except Exception as why:  # a peer may fail at what we ask of it
-                    print(f"  fla, {name}, d = {d}: {type(why).__name__}: {str(why)[:120]}", file=sys.stderr)
+                except Exception as error:  # a peer may fail at what we ask of it
+                    print(f"  fla, {name}, d = {d}: {type(error).__name__}: {str(error)[:120]}", file=sys.stderr)
             if others is not None and name == "random features":
                 row |= beside_performer(clock, others, (q, k, v), forward)
             tell_row(row)
@@ -103,8 +103,8 @@ def beside_performer(clock: Clock, make: Any, inputs: Inputs, own: float) -> Row
         with torch.no_grad():
             call = make(q)
             seconds = clock.eager(lambda: call(q, k, v))
-    except Exception as why:  # a peer may fail at what we ask of it
-        print(f"  performer-pytorch: {type(why).__name__}: {str(why)[:120]}", file=sys.stderr)
+    except Exception as error:  # a peer may fail at what we ask of it
+        print(f"  performer-pytorch: {type(error).__name__}: {str(error)[:120]}", file=sys.stderr)
         return {}
     return {"performer ms": 1e3 * seconds, "faster than it": seconds / own}
 
@@ -127,8 +127,8 @@ def crossed(device: str, sizes: Sizes, name: str) -> Iterator[Row]:
 
             try:
                 best[backend] = both(clock, exact, inputs)
-            except RuntimeError as why:
-                print(f"  {backend}: does not run here ({str(why).splitlines()[0][:80]})", file=sys.stderr)
+            except RuntimeError as error:
+                print(f"  {backend}: does not run here ({str(error).splitlines()[0][:80]})", file=sys.stderr)
         forward, training = (min(times[i] for times in best.values()) for i in range(2))
         row: Row = {
             "kernel": name,

@@ -34,8 +34,8 @@ def exact(case: Case) -> Iterator[tuple[str, Callable[[], Tensor]]]:
 
             try:
                 out = call().reshape(case.q.shape)
-            except RuntimeError as why:
-                print(f"  {name}, {form}: does not run here ({str(why).splitlines()[0][:80]})", file=sys.stderr)
+            except RuntimeError as error:
+                print(f"  {name}, {form}: does not run here ({str(error).splitlines()[0][:80]})", file=sys.stderr)
                 continue
             if float(distances(case, out).max()) < 0.05:
                 yield f"{name}, {form}", call

@@ -16,9 +16,9 @@ from avow.bench.results import Result, Row
 from avow.core import Problem
 from avow.core.chart import Chart
 from avow.distributed import simulated
-from avow.distributed.comm_cost import Load
-from avow.distributed.parallel_plan import Way, ways
-from avow.distributed.protocols import Script, side_by_side
+from avow.distributed.comm_cost import Traffic
+from avow.distributed.parallel_plan import Strategy, strategies
+from avow.distributed.protocols import Protocol, side_by_side
 from avow.distributed.simulated_landmarks import low_rank
 
 # What sparse attention may be off; other ways are right to the rounding of float32.
@@ -32,8 +32,8 @@ class Simulated(NamedTuple):
 
     name: str
     ranks: int
-    load: Load
-    modelled: Load
+    load: Traffic
+    modelled: Traffic
     apart: float
 
     @property
@@ -51,7 +51,7 @@ def run(counts: list[int], tell: Callable[[str], None]) -> tuple[Result, Chart]:
     """Every way over each number of shards, eight keys on each: a table, and what one sends as a chart."""
     found = []
     for count in counts:
-        for way in ways(problem(count, True).sizes, _RANK):
+        for way in strategies(problem(count, True).sizes, _RANK):
             tell(f"{way.name} over {count}")
             found.append(simulate(way, problem(count, not way.replicated), count))
     rows: list[Row] = [
@@ -85,7 +85,7 @@ def problem(ranks: int, sharded: bool, dtype: torch.dtype = torch.float32) -> Pr
     return Problem.of(q, k, v / v.norm(dim=-1).amax(), enable_gqa=True)
 
 
-def simulate(way: Way, p: Problem, ranks: int) -> Simulated:
+def simulate(way: Strategy, p: Problem, ranks: int) -> Simulated:
     """One way over so many shards of equal length."""
     keys = p.k.shape[-2]
     parts = simulated.dealt(p, ranks, queries=not way.replicated)
@@ -93,11 +93,11 @@ def simulate(way: Way, p: Problem, ranks: int) -> Simulated:
     (whole,), _ = side_by_side([script(way, p, 1, keys)])
     apart = (answers[0] if way.replicated else torch.cat(answers, 2)).double() - whole.double()
     # Shards of equal length send alike.
-    load = loads[0] if all(one == loads[0] for one in loads) else Load(-1, -1, -1)
+    load = loads[0] if all(one == loads[0] for one in loads) else Traffic(-1, -1, -1)
     return Simulated(way.name, ranks, load, way.load(p.sizes, ranks), float(apart.norm(dim=-1).amax()))
 
 
-def script(way: Way, p: Problem, ranks: int, keys: int) -> Script[Tensor]:
+def script(way: Strategy, p: Problem, ranks: int, keys: int) -> Protocol[Tensor]:
     """What one shard does in a way."""
     match way.name:
         case "exact (keys)":

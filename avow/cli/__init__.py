@@ -9,10 +9,10 @@ import typer
 
 import avow
 from avow.cli import bench, claims, compare, construct, knowledge, lab, plan, profile, train, verify
-from avow.cli.error_formatting import Polite
+from avow.cli.error_formatting import ErrorFormattingGroup
 
 app = typer.Typer(
-    cls=Polite,
+    cls=ErrorFormattingGroup,
     no_args_is_help=True,
     add_completion=False,
     pretty_exceptions_enable=False,

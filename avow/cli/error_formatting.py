@@ -27,7 +27,7 @@ _RULES = {
 ORDER = ("compare", "plan", "claims", "construct", "lab", "knowledge", "train", "profile", "verify", "bench")
 
 
-class Polite(TyperGroup):
+class ErrorFormattingGroup(TyperGroup):
     """Mistakes end in one line with name, value, rule and remedy; an interrupt ends at once."""
 
     def list_commands(self, ctx: Any) -> list[str]:
@@ -41,34 +41,32 @@ class Polite(TyperGroup):
                 stream.reconfigure(errors="replace")
         try:
             return super().main(*args, **more | {"prog_name": "avow"})
-        except OSError as problem:
+        except OSError as error:
             # A full disk, say, behind stdout.
-            told = FileError(
-                "file", problem.filename or "output", f"failed ({problem.strerror})", "check disk and rights"
-            )
+            told = FileError("file", error.filename or "output", f"failed ({error.strerror})", "check disk and rights")
             typer.echo(f"avow: {told}", err=True)
             sys.exit(1)
 
     def make_context(self, *args: Any, **more: Any) -> Any:
         try:
             return super().make_context(*args, **more)
-        except _WRONG_USE as problem:
-            _end(problem)
+        except _WRONG_USE as error:
+            _end(error)
 
     def invoke(self, ctx: Any) -> Any:
         try:
             if ctx.obj is not None:
                 ctx.obj()
             return super().invoke(ctx)
-        except (AvowError, _WRONG_USE) as problem:
-            _end(problem)
-        except (MemoryError, RuntimeError) as problem:
-            if not is_out_of_memory(problem):
+        except (AvowError, _WRONG_USE) as error:
+            _end(error)
+        except (MemoryError, RuntimeError) as error:
+            if not is_out_of_memory(error):
                 raise
             _end(RangeError("memory", "all there is", "is not enough for these sizes", "try smaller ones"))
-        except KeyboardInterrupt as problem:
+        except KeyboardInterrupt as error:
             typer.echo("avow: interrupted; nothing was written", err=True)
-            raise typer.Exit(130) from problem
+            raise typer.Exit(130) from error
 
 
 def _end(problem: Exception) -> NoReturn:

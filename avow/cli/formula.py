@@ -29,9 +29,9 @@ def parse(text: str) -> Any:
         # What Python would only warn of is a mistake here.
         with warnings.catch_warnings(action="error"):
             tree = ast.parse(text.strip(), mode="eval")
-    except (SyntaxError, ValueError, SyntaxWarning, DeprecationWarning) as problem:
+    except (SyntaxError, ValueError, SyntaxWarning, DeprecationWarning) as error:
         known = f"numbers, x, pi, e, + - * / **, {', '.join(_functions())}"
-        raise ParameterError("formula", repr(text), "is no formula", f"use {known}") from problem
+        raise ParameterError("formula", repr(text), "is no formula", f"use {known}") from error
     made = _read(tree.body, text)
     if made.has(sympy.nan, sympy.zoo, sympy.oo, -sympy.oo, sympy.I):
         _refuse(text, "is no real number", "keep roots and logarithms to positive numbers")

@@ -68,14 +68,14 @@ def knowledge(
     try:
         with _progress() as tell:
             results = side_by_side(chosen, out, resume=resume, jobs=jobs, tell=tell)
-    except (Interrupted, KeyboardInterrupt) as problem:
+    except (Interrupted, KeyboardInterrupt) as error:
         words = [word for word in sys.argv[1:] if word != "--resume"]
         # The second interrupt does not wait for checkpoints.
-        kept = "every arm is saved" if isinstance(problem, Interrupted) else "arms stand at their last checkpoints"
+        kept = "every arm is saved" if isinstance(error, Interrupted) else "arms stand at their last checkpoints"
         typer.echo(f"avow: interrupted; {kept}", err=True)
         typer.echo(f"go on with: {shlex.join(['avow', *words, '--resume'])}", err=True)
-        kind = problem.signal if isinstance(problem, Interrupted) else signal.SIGINT
-        raise typer.Exit(128 + kind) from problem
+        kind = error.signal if isinstance(error, Interrupted) else signal.SIGINT
+        raise typer.Exit(128 + kind) from error
     made = Experiment.of(corpus, out, results)
     plain = {"command": command(), "machine": where, **made.plain()}
     file_io.write(figures, json.dumps(plain, indent=1, ensure_ascii=False))

@@ -21,8 +21,8 @@ def fraction(name: str, text: str) -> Fraction:
     """A number such as 0.1 or 1/3, exactly as it is written."""
     try:
         return Fraction(text.strip())
-    except (ValueError, ZeroDivisionError) as problem:
-        raise ParameterError(name, repr(text), "is no number", f"try --{name} 0.5, or 1/3") from problem
+    except (ValueError, ZeroDivisionError) as error:
+        raise ParameterError(name, repr(text), "is no number", f"try --{name} 0.5, or 1/3") from error
 
 
 def fractions(name: str, text: str) -> list[Fraction]:
@@ -37,8 +37,8 @@ def indices(name: str, text: str) -> list[int]:
     """Whole numbers separated by commas."""
     try:
         return [int(word) for word in split(text)]
-    except ValueError as problem:
-        raise ParameterError(name, repr(text), "must be whole numbers", f"try --{name} 0,1") from problem
+    except ValueError as error:
+        raise ParameterError(name, repr(text), "must be whole numbers", f"try --{name} 0,1") from error
 
 
 def routes(given: Sequence[str]) -> dict[int, list[int]]:

@@ -11,8 +11,8 @@ from avow.cli.options import files
 from avow.cli.output import document, wrote
 from avow.cli.quantities import duration, operations, speed
 from avow.core import Sizes
-from avow.distributed.comm_cost import Link
-from avow.distributed.parallel_plan import Machine, Offer, Roof, check, offers, weak
+from avow.distributed.comm_cost import Interconnect
+from avow.distributed.parallel_plan import Machine, Offer, Roofline, check, offers, weak_scaling
 from avow.errors import ParameterError
 
 
@@ -50,12 +50,12 @@ def plan_ranks(asked: Asked) -> None:
     if asked.link is None:
         rule = "needs to know how fast ranks are connected"
         raise ParameterError("ranks", asked.ranks, rule, "add --link, such as --link 400GB/s")
-    link = Link(speed("link", asked.link), duration("latency", asked.latency))
+    link = Interconnect(speed("link", asked.link), duration("latency", asked.latency))
     machine, source = _machine(asked)
     written = files(png=asked.png)
     made = offers(sizes, asked.ranks, link, machine)
     if asked.png is not None:
-        scaled = weak(sizes, asked.ranks, link, machine)
+        scaled = weak_scaling(sizes, asked.ranks, link, machine)
         file_io.write(asked.png, png(weak_chart(scaled, sizes, asked.ranks, link)))
     if asked.as_json:
         document(_plain(made, sizes, asked.ranks, link, source))
@@ -101,11 +101,11 @@ def _machine(asked: Asked) -> tuple[Machine, str]:
         lacking = "compute" if asked.compute is None else "memory"
         rule, remedy = "is needed beside the other figure of a device", "give --compute 400TFLOP/s and --memory 3TB/s"
         raise ParameterError(lacking, None, rule, remedy)
-    roof = Roof(operations("compute", asked.compute), speed("memory", asked.memory), asked.kept)
+    roof = Roofline(operations("compute", asked.compute), speed("memory", asked.memory), asked.kept)
     return roof, f"ranks of {asked.compute} and {asked.memory}"
 
 
-def _plain(made: list[Offer], sizes: Sizes, ranks: int, link: Link, source: str) -> dict[str, Any]:
+def _plain(made: list[Offer], sizes: Sizes, ranks: int, link: Interconnect, source: str) -> dict[str, Any]:
     """A plan as JSON has it."""
     return {
         "ranks": ranks,
@@ -116,9 +116,9 @@ def _plain(made: list[Offer], sizes: Sizes, ranks: int, link: Link, source: str)
         "queries": sizes.queries,
         "ways": [
             {
-                "way": offer.way.name,
-                "target": offer.way.method.target,
-                "parameters": offer.way.method.parameters,
+                "way": offer.strategy.name,
+                "target": offer.strategy.method.target,
+                "parameters": offer.strategy.method.parameters,
                 "over_heads": offer.sharding.heads,
                 "over_sequence": offer.sharding.sequence,
                 "computing_seconds": offer.spent.computing,

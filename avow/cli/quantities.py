@@ -61,8 +61,8 @@ def duration(name: str, text: str) -> float:
 def _number(name: str, text: str, number: str, remedy: str) -> float:
     try:
         return float(number)
-    except ValueError as problem:
-        raise ParameterError(name, repr(text), "has no number before its unit", remedy) from problem
+    except ValueError as error:
+        raise ParameterError(name, repr(text), "has no number before its unit", remedy) from error
 
 
 def _checked(name: str, text: str, value: float, remedy: str) -> float:

@@ -48,11 +48,11 @@ def fit(
     try:
         with training_progress() if first else nullcontext() as tell:
             done = train(config, run, resume=resume, progress=tell)
-    except KeyboardInterrupt as problem:
+    except KeyboardInterrupt as error:
         # The second interrupt, or one before the first step.
         if first:
             typer.echo(f"avow: stopped at once; {_standing(name, run)}", err=True)
-        raise typer.Exit(128 + signal.SIGINT) from problem
+        raise typer.Exit(128 + signal.SIGINT) from error
     if first:
         _told(name, run, config, done, as_json)
     if done.interrupted:

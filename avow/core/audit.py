@@ -133,10 +133,10 @@ def _errors(out: Tensor, p: Problem, norms: Norms, target: Method, rows: Int[Ten
     beside = torch.where(longest > 0, (distance + lost) / unit, torch.where(distance > 0, math.inf, 0.0))
     # The true answer is no shorter than the reference's less its own error, and zero where there is no value.
     off = torch.where(longest > 0, own * longest + lost, 0.0)
-    absolute = (distance + off) * rounding.OUTWARD
-    length = (length_floors(truth) - off) / rounding.OUTWARD
+    absolute = (distance + off) * rounding.SAFETY
+    length = (length_floors(truth) - off) / rounding.SAFETY
     to_answer = torch.where(length > 0, absolute / length, torch.where(absolute > 0, math.inf, 0.0))
-    return torch.stack([(beside + own) * rounding.OUTWARD, to_answer * rounding.OUTWARD, absolute]).cpu()
+    return torch.stack([(beside + own) * rounding.SAFETY, to_answer * rounding.SAFETY, absolute]).cpu()
 
 
 def reference_error(p: Problem, norms: Norms) -> Float[Tensor, "b h n"]:
@@ -150,4 +150,4 @@ def reference_error(p: Problem, norms: Norms) -> Float[Tensor, "b h n"]:
         + 4 * u * (reach + bias)
         + 0.5 * rounding.gamma(d + 8, u) * abs(p.scale) * key**2
     )
-    return rounding.perturbed(logit + 8 * u * 746) + 4 * rounding.gamma(s + 8, u)
+    return rounding.softmax_l1_bound(logit + 8 * u * 746) + 4 * rounding.gamma(s + 8, u)

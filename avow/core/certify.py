@@ -38,7 +38,7 @@ def certify(method: Method, p: Problem, norms: Norms, computed: Computed, confid
     else:
         with torch.no_grad():
             promise = method.promise(p.detached(), norms, computed, confidence)
-            promise = dataclasses.replace(promise, rows=promise.rows + _misread(method, p, norms))
+            promise = dataclasses.replace(promise, rows=promise.rows + _subnormal_charge(method, p, norms))
             own = relative_rows(p, norms, computed.out, promise.rows)
     bound, relative = _largest(promise.rows, own)
     if bound > 1 and method.averages and promise.kind != "none":
@@ -69,7 +69,7 @@ def _largest(*rows: Tensor) -> list[float]:
     return torch.stack([x.amax() for x in rows]).tolist() if rows[0].numel() else [0.0] * len(rows)
 
 
-def _misread(method: Method, p: Problem, norms: Norms) -> Tensor | float:
+def _subnormal_charge(method: Method, p: Problem, norms: Norms) -> Tensor | float:
     """What it costs each row that subnormal numbers among the inputs may have been read as zeros.
 
     Methods promise what they owe to the numbers they read. Logits move little, and values by less than they are long.
@@ -80,21 +80,21 @@ def _misread(method: Method, p: Problem, norms: Norms) -> Tensor | float:
         if rounding.misread_logits(query, key, p.scale, p.q.shape[-1], p.q.dtype) > _NOTHING:
             keys = per_query_head(norms.k.amax(-1, keepdim=True), p.q.shape[1])
             moved = rounding.misread_logits(norms.q, keys, p.scale, p.q.shape[-1], p.q.dtype)
-            rows = rounding.perturbed(moved) * rounding.OUTWARD
-    unread = math.sqrt(p.v.shape[-1]) * rounding.unread(p.q.dtype)
+            rows = rounding.softmax_l1_bound(moved) * rounding.SAFETY
+    unread = math.sqrt(p.v.shape[-1]) * rounding.largest_subnormal(p.q.dtype)
     if unread > _NOTHING * norms.least_value:
-        longest, unit = _longest(p, norms)
+        longest, unit = _longest_value_range(p, norms)
         rows = rows + torch.where(longest > 0, (torch.full_like(unit, unread) / unit).clamp(max=1.0), 0.0)
     return rows
 
 
 def _trivial(p: Problem, norms: Norms, out: Tensor) -> Tensor:
     """No answer is further from an average of the values that its row sees than both are long."""
-    longest, unit = _longest(p, norms)
-    return torch.where(longest > 0, (lengths(out) + longest) * rounding.OUTWARD / unit, math.inf)
+    longest, unit = _longest_value_range(p, norms)
+    return torch.where(longest > 0, (lengths(out) + longest) * rounding.SAFETY / unit, math.inf)
 
 
-def _longest(p: Problem, norms: Norms) -> tuple[Tensor, Tensor]:
+def _longest_value_range(p: Problem, norms: Norms) -> tuple[Tensor, Tensor]:
     """At least and at most the length of the longest value that each row sees."""
     if p.allowed is None or norms.v.shape[-1] == p.v.shape[-2]:
         most = least = longest_seen(p, norms.v)

@@ -186,7 +186,7 @@ class Partial:
 
     def answer(self, dtype: torch.dtype = torch.float64) -> tuple[Float[Tensor, "*rows e"], Certificate]:
         """The answer in a type, rounded to it once, and its certificate."""
-        out = rounding.narrowed(self.out, dtype)
+        out = rounding.saturating_cast(self.out, dtype)
         with torch.no_grad():
             rows, own = self._bounds(lengths(self.out - out.double()), out.detach())
         bound, relative = (float(x.amax()) if x.numel() else 0.0 for x in (rows, own))
@@ -201,14 +201,14 @@ class Partial:
     ) -> tuple[Float64[Tensor, "*rows"], Float64[Tensor, "*rows"]]:
         """The theorem above for an answer moved so far since, relative to the longest value and to the true answer."""
         error, _, _, _, floor = self.means
-        all_alike = rounding.perturbed(self.unsure + self.drift) * self.longest
-        by_mass = torch.where(floor > 0, self.pairs / floor, 0.0) + rounding.perturbed(self.drift) * self.longest
+        all_alike = rounding.softmax_l1_bound(self.unsure + self.drift) * self.longest
+        by_mass = torch.where(floor > 0, self.pairs / floor, 0.0) + rounding.softmax_l1_bound(self.drift) * self.longest
         # Each merge rounds every term by a few units: far below what OUTWARD leaves for it.
         apart = torch.minimum(error + torch.minimum(all_alike, by_mass), lengths(self.out) + self.longest)
-        absolute = (apart + moved) * rounding.OUTWARD
+        absolute = (apart + moved) * rounding.SAFETY
         unit = at_least(self.longest, self.slack, self.out.shape[-1])
         beyond = torch.where(absolute > 0, math.inf, 0.0)
-        return torch.where(unit > 0, absolute / unit * rounding.OUTWARD, beyond), relative_errors(
+        return torch.where(unit > 0, absolute / unit * rounding.SAFETY, beyond), relative_errors(
             absolute, length_floors(out)
         )
 

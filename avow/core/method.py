@@ -26,7 +26,7 @@ class Computed:
 
 
 @dataclass(frozen=True)
-class Prospect:
+class BoundEstimate:
     """What a method expects to promise before it runs; `bound` is proved when `certain`, else a guess."""
 
     bound: float
@@ -60,7 +60,7 @@ class Method(ABC):
         return {p.name: getattr(self, p.name) for p in self.declared()}
 
     @classmethod
-    def aimed(
+    def tune(
         cls, parameters: Mapping[str, Any], sizes: Sizes, tol: float | None, confidence: float
     ) -> Mapping[str, Any]:
         """The parameters, and those that a tolerance decides where they were not given; most methods have none."""
@@ -103,6 +103,6 @@ class Method(ABC):
     def settings(cls, sizes: Sizes) -> Iterator[Method]:
         """Settings worth comparing at these sizes, cheapest first."""
 
-    def foresee(self, problem: Problem, norms: Norms, confidence: float) -> Prospect:
+    def estimate_bound(self, problem: Problem, norms: Norms, confidence: float) -> BoundEstimate:
         """What the promise is expected to be, found out at a small part of the cost of computing."""
-        return Prospect(math.inf, "none", True, "does not say beforehand")
+        return BoundEstimate(math.inf, "none", True, "does not say beforehand")

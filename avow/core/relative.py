@@ -31,7 +31,7 @@ _ALIKE = 8.0
 def relative_errors(absolute: Float64[Tensor, "*rows"], lengths: Float64[Tensor, "*rows"]) -> Float64[Tensor, "*rows"]:
     """Bounds relative to the true answers: `absolute` errors are at most these, and answers at least so long."""
     gap = lengths - absolute
-    bounds = absolute / gap * rounding.OUTWARD**2
+    bounds = absolute / gap * rounding.SAFETY**2
     # nan compares false with everything: what is not known to be a length bounds nothing.
     bounds = torch.where((gap > 0) & torch.isfinite(lengths), bounds, math.inf)
     return torch.where(absolute == 0, 0.0, bounds)
@@ -40,7 +40,7 @@ def relative_errors(absolute: Float64[Tensor, "*rows"], lengths: Float64[Tensor,
 def absolute_errors(rows: Float64[Tensor, "*rows"], longest: Float64[Tensor, "*#rows"]) -> Float64[Tensor, "*rows"]:
     """What bounds in units of the longest value allow each row; `longest` is at least that value's length."""
     none = (rows == 0) | ((longest == 0) & (rows < math.inf))
-    allowed = rows * longest * rounding.OUTWARD + rounding.tiny(torch.float64)
+    allowed = rows * longest * rounding.SAFETY + rounding.tiny(torch.float64)
     return torch.where(none, 0.0, allowed.nan_to_num(nan=math.inf, posinf=math.inf))
 
 

@@ -15,7 +15,7 @@ from avow.parameters import as_float
 USUAL_CONFIDENCE = 0.99
 
 
-class Wish(NamedTuple):
+class Requirement(NamedTuple):
     """What the caller will accept."""
 
     tol: float | None
@@ -47,7 +47,9 @@ class Wish(NamedTuple):
         return self.confidence if self.confidence < 1 else USUAL_CONFIDENCE
 
 
-def checked_wish(tol: object, confidence: object = None, coverage: object = None, rtol: object = None) -> Wish:
+def checked_requirement(
+    tol: object, confidence: object = None, coverage: object = None, rtol: object = None
+) -> Requirement:
     """What `attend` was asked to accept, once it is known to make sense; the confidence is 1 where none was given."""
     wished, own = (
         _number(
@@ -64,7 +66,7 @@ def checked_wish(tol: object, confidence: object = None, coverage: object = None
     )
     rule = "must lie strictly between 0 and 1"
     covered = _number("coverage", coverage, 0 < as_float(coverage) < 1, rule, "try coverage=0.99")
-    return Wish(wished, 1.0 if sure is None else sure, covered, own)
+    return Requirement(wished, 1.0 if sure is None else sure, covered, own)
 
 
 def check_generator(generator: object) -> None:

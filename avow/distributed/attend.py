@@ -14,9 +14,9 @@ from torch import Tensor
 from avow.attend import Attended
 from avow.core import Method
 from avow.core.relative import aimed_bound, proved_ratio
-from avow.core.requirement import Wish, checked_wish
-from avow.distributed.comm_cost import Link, usual
-from avow.distributed.consensus import Meeting, agree, meet, outside_autocast, storage
+from avow.core.requirement import Requirement, checked_requirement
+from avow.distributed.comm_cost import Interconnect, usual_interconnect
+from avow.distributed.consensus import Context, agree, check_consistent, outside_autocast, storage
 from avow.distributed.exact import attend_keys
 from avow.distributed.low_rank import attend_low_rank
 from avow.distributed.planner import Choice, chosen, own_rates
@@ -37,8 +37,8 @@ from avow.numerics import rounding
 class _Call(NamedTuple):
     """What all processes agreed on, what they will accept, what draws, and what rows may see."""
 
-    met: Meeting
-    wish: Wish
+    met: Context
+    wish: Requirement
     generator: torch.Generator | None
     mask: Bool[Tensor, "#b #h #n s"] | None
 
@@ -59,7 +59,7 @@ def attend(
     enable_gqa: bool = False,
     confidence: float | None = None,
     generator: torch.Generator | None = None,
-    link: Link | None = None,
+    link: Interconnect | None = None,
     **parameters: Any,
 ) -> Attended:
     """Attention to the keys of all processes, of which `k` and `v` are this one's, and the certificate of its error.
@@ -80,7 +80,7 @@ def attend(
     asked = Asked(method, parameters, tol, confidence, shared_queries, mask, generator, rtol)
     tolerant = method == "auto" and (tol is not None or rtol is not None)
     seed = int(torch.randint(2**62, (), device="cpu")) if generator is None and asked.draws else 0
-    met = meet(
+    met = check_consistent(
         *_four(q, k, v),
         group=group,
         causal=causal,
@@ -95,11 +95,11 @@ def attend(
     )
     _check_lengths(met)
     if generator is None and asked.draws:
-        generator = torch.Generator().manual_seed(met.told[0][0])
-    call = _Call(met, checked_wish(tol, confidence, rtol=rtol), generator, asked.seen(met.problem))
+        generator = torch.Generator().manual_seed(met.payloads[0][0])
+    call = _Call(met, checked_requirement(tol, confidence, rtol=rtol), generator, asked.seen(met.problem))
     with outside_autocast():
         if method == "auto":
-            attended = _automatic(call, usual(met.device.type) if link is None else link)
+            attended = _automatic(call, usual_interconnect(met.device.type) if link is None else link)
         else:
             attended = _kept(asked.named, call)
     shape = (*q.shape[:-1], v.shape[-1])
@@ -121,17 +121,17 @@ def _length(mask: Tensor | None) -> int | None:
     return mask.shape[-1] if isinstance(mask, Tensor) and mask.ndim else None
 
 
-def _check_lengths(met: Meeting) -> None:
+def _check_lengths(met: Context) -> None:
     """Raise, in every process alike, where a mask of one of them speaks of another number of keys than there are."""
     keys = sum(met.keys)
-    for rank, (*_, length) in enumerate(met.told):
+    for rank, (*_, length) in enumerate(met.payloads):
         if not met.shared_queries and length not in (None, 1, keys):
             name = dist.get_global_rank(met.group, rank)
             remedy = "say of the keys of all processes, in order of ranks, which this one's rows may see"
             raise ShapeError(f"rank {name}: mask.shape[-1]", length, f"must be {keys}", remedy)
 
 
-def _automatic(call: _Call, link: Link) -> Attended:
+def _automatic(call: _Call, link: Interconnect) -> Attended:
     """Exact attention, unless something cheaper proves the tolerance."""
     met, wish, z = call.met, call.wish, call.met.sizes
     if wish.exact or not z.queries * z.keys * z.value_dim:
@@ -142,14 +142,14 @@ def _automatic(call: _Call, link: Link) -> Attended:
         what = "with a mask" if call.mask is not None else "where causal rows are not those of the keys beside them"
         choice = Choice([], f"no other method has a form over shards {what}")
     else:
-        choice = chosen(met, _aim(call), wish.confidence, link, met.told[0][1])
+        choice = chosen(met, _aim(call), wish.confidence, link, met.payloads[0][1])
     tried = []
     for method in choice.methods:
         try:
             return _kept(method, call)
-        except ToleranceUnreachable as problem:
+        except ToleranceUnreachable as error:
             # All processes raise it alike, or none does.
-            tried.append(f"{method.name}: {problem.rule}")
+            tried.append(f"{method.name}: {error.rule}")
     out, certificate = _run(Exact(), call, wish.tol)
     return Attended(out, dataclasses.replace(certificate, reason="; ".join(tried) or choice.reason))
 

@@ -29,7 +29,7 @@ def shard_bytes(sizes: Sizes, ranks: int, *, gradients: bool = False) -> int:
     sent = _pages(ranks, pages) + comm_cost.partial_answers(z, ranks).sent
     if gradients:
         size = z.batch * z.heads * z.queries * z.dim * rounding.accumulator(z.dtype).itemsize
-        sent += comm_cost.told_to_all(size, ranks).sent
+        sent += comm_cost.all_gather(size, ranks).sent
     return sent
 
 
@@ -63,7 +63,7 @@ def sparse_bytes(
     z = sizes
     sent = _pages(ranks) + comm_cost.sparse_rounds(z, ranks, reports, rungs).sent
     if gradients:
-        sent += _pages(ranks) + comm_cost.added_up(z.batch * z.heads * z.queries * z.dim, 8, ranks).sent
+        sent += _pages(ranks) + comm_cost.all_reduce(z.batch * z.heads * z.queries * z.dim, 8, ranks).sent
     return sent
 
 
@@ -74,12 +74,12 @@ def states_bytes(method: Method, sizes: Sizes, ranks: int, backward: bool = Fals
     as much.
     """
     z, random = sizes, isinstance(method, RandomFeatures)
-    sent = comm_cost.method_load(method, z, ranks).sent
+    sent = comm_cost.method_traffic(method, z, ranks).sent
     if not backward:
         return sent + meeting_bytes(z, ranks) + (_pages(ranks) if random else 0)
     # How long the longest key is has no gradient.
     longest = z.batch * z.key_heads * rounding.accumulator(z.dtype).itemsize if random and not z.causal else 0
-    return sent - comm_cost.told_to_all(longest, ranks).sent
+    return sent - comm_cost.all_gather(longest, ranks).sent
 
 
 def low_rank_bytes(method: LowRank, sizes: Sizes, ranks: int, longest: int, backward: bool = False) -> int:
@@ -96,8 +96,8 @@ def low_rank_bytes(method: LowRank, sizes: Sizes, ranks: int, longest: int, back
 
 def meeting_bytes(sizes: Sizes, ranks: int) -> int:
     """What a process sends until all know how long the longest vectors of each are."""
-    return _pages(ranks) + comm_cost.told_to_all(8 * LONGEST * sizes.batch * sizes.key_heads, ranks).sent
+    return _pages(ranks) + comm_cost.all_gather(8 * LONGEST * sizes.batch * sizes.key_heads, ranks).sent
 
 
 def _pages(ranks: int, count: int = 1) -> int:
-    return comm_cost.told_to_all(count * PAGE, ranks).sent
+    return comm_cost.all_gather(count * PAGE, ranks).sent

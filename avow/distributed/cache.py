@@ -20,7 +20,7 @@ from torch import Tensor
 from avow.attend import Attended
 from avow.core import Norms, Problem
 from avow.core.relative import aimed_bound, proved_ratio
-from avow.core.requirement import check_generator, checked_wish
+from avow.core.requirement import check_generator, checked_requirement
 from avow.distributed.consensus import agree, attempt, check_dense, digest, outside_autocast, tensor_facts
 from avow.distributed.point_to_point import Group, group_of
 from avow.distributed.protocols import over_processes
@@ -136,7 +136,7 @@ class ShardedCache:
         """What is asked of this shard, with norms of its tokens, where all processes ask the same and can answer."""
 
         def checked() -> Problem:
-            checked_wish(tol, confidence, rtol=rtol)
+            checked_requirement(tol, confidence, rtol=rtol)
             check_generator(generator)
             return self._problem(q, scale)
 

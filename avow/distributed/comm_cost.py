@@ -25,73 +25,73 @@ _SHARES, _LADDER = 3, 4
 _FRAME = 4 + 3
 
 
-class Load(NamedTuple):
+class Traffic(NamedTuple):
     """What one rank sends, in how many messages, and how often in turn it has to wait for one."""
 
     sent: int
     messages: int
     waits: int
 
-    def __add__(self, other: Load) -> Load:  # type: ignore[override]  # loads add up; as tuples they would be joined
-        return Load(*(a + b for a, b in zip(self, other, strict=True)))
+    def __add__(self, other: Traffic) -> Traffic:  # type: ignore[override]  # loads add up; as tuples they would be joined
+        return Traffic(*(a + b for a, b in zip(self, other, strict=True)))
 
-    def times(self, count: int) -> Load:
+    def times(self, count: int) -> Traffic:
         """The same, so many times one after the other."""
-        return Load(*(count * x for x in self))
+        return Traffic(*(count * x for x in self))
 
 
-NOTHING = Load(0, 0, 0)
+NOTHING = Traffic(0, 0, 0)
 
 
-class Link(NamedTuple):
+class Interconnect(NamedTuple):
     """What connects the ranks: bytes a second that each can send, and seconds until a message is there."""
 
     bandwidth: float
     latency: float
 
-    def seconds(self, load: Load) -> float:
+    def seconds(self, load: Traffic) -> float:
         """How long a rank is busy sending and waiting."""
         return load.sent / self.bandwidth + load.waits * self.latency
 
 
-def usual(device: str) -> Link:
+def usual_interconnect(device: str) -> Interconnect:
     """What is taken for granted where nobody said: sockets of one machine, or GPUs of one."""
-    return Link(1e11, 1e-5) if device == "cuda" else Link(1e9, 1e-4)
+    return Interconnect(1e11, 1e-5) if device == "cuda" else Interconnect(1e9, 1e-4)
 
 
-def told_to_all(size: int, ranks: int) -> Load:
+def all_gather(size: int, ranks: int) -> Traffic:
     """So many bytes for each other rank: the same for all, or not."""
-    return Load((ranks - 1) * size, ranks - 1, 1) if ranks > 1 else NOTHING
+    return Traffic((ranks - 1) * size, ranks - 1, 1) if ranks > 1 else NOTHING
 
 
-def added_up(numbers: int, item: int, ranks: int) -> Load:
+def all_reduce(numbers: int, item: int, ranks: int) -> Traffic:
     """So many numbers of each rank added up, or the largest taken, and that known to all: an all-reduce."""
     return combined(1, numbers, 2, item, ranks)
 
 
-def combined(heads: int, rows: int, columns: int, item: int, ranks: int) -> Load:
+def combined(heads: int, rows: int, columns: int, item: int, ranks: int) -> Traffic:
     """Numbers by heads and rows, each rank combining a share of the rows; `columns` counts what it gets and gives."""
-    gets_and_gives = told_to_all(heads * -(-rows // ranks) * columns * item, ranks)
+    gets_and_gives = all_gather(heads * -(-rows // ranks) * columns * item, ranks)
     return gets_and_gives._replace(messages=2 * gets_and_gives.messages, waits=2 * gets_and_gives.waits)
 
 
-def partial_answers(z: Sizes, ranks: int) -> Load:
+def partial_answers(z: Sizes, ranks: int) -> Traffic:
     """Exact attention, keys sharded, every rank with all queries: partial answers are told to all."""
-    return told_to_all(z.batch * z.heads * z.queries * (z.value_dim + PARTIAL) * 8, ranks)
+    return all_gather(z.batch * z.heads * z.queries * (z.value_dim + PARTIAL) * 8, ranks)
 
 
-def ring_block(z: Sizes, ranks: int) -> Load:
+def ring_block(z: Sizes, ranks: int) -> Traffic:
     """One step of a ring: a block of keys and values goes to the next rank."""
     size = z.batch * z.key_heads * -(-z.keys // ranks) * (z.dim + z.value_dim) * z.item
-    return Load(size, 1, 1) if ranks > 1 else NOTHING
+    return Traffic(size, 1, 1) if ranks > 1 else NOTHING
 
 
-def ring(z: Sizes, ranks: int) -> Load:
+def ring(z: Sizes, ranks: int) -> Traffic:
     """Exact attention round a ring, all sharded: each rank sends every block on but the one whose journey ends."""
     return ring_block(z, ranks).times(ranks - 1)
 
 
-def sparse_rounds(z: Sizes, ranks: int, reports: int = 1, rungs: int | None = None) -> Load:
+def sparse_rounds(z: Sizes, ranks: int, reports: int = 1, rungs: int | None = None) -> Traffic:
     """Sparse attention, keys sharded, every rank with all queries; `reports` until all rows are proved, 1 to 3.
 
     Where rows may be sampled, `rungs` are the samples that some row tried, 0 to 4.
@@ -109,13 +109,13 @@ def sparse_rounds(z: Sizes, ranks: int, reports: int = 1, rungs: int | None = No
         wide += [rows * (1 + 3 * _LADDER), rows * 2 * _LADDER, *[rows * (1 + z.value_dim + 2)] * rungs]
         byte = [rows] * rungs
     told = _sum(
-        added_up(count, item, ranks) for item, counts in ((8, wide), (4, narrow), (1, byte)) for count in counts
+        all_reduce(count, item, ranks) for item, counts in ((8, wide), (4, narrow), (1, byte)) for count in counts
     )
     # After each report but a third, a byte says whether to go on.
-    return told + told_to_all(1, ranks).times(min(reports, 2))
+    return told + all_gather(1, ranks).times(min(reports, 2))
 
 
-def states(z: Sizes, ranks: int, features: int) -> Load:
+def states(z: Sizes, ranks: int, features: int) -> Traffic:
     """Linear attention, all sharded: states are combined, added up over all ranks or, causal, over those before each.
 
     A feature's state is a sum of values, a total and a reference.
@@ -123,16 +123,16 @@ def states(z: Sizes, ranks: int, features: int) -> Load:
     return combined(z.batch * z.key_heads, features, 2 * (z.value_dim + 2), 4 if z.item < 8 else 8, ranks)
 
 
-def random_features(z: Sizes, ranks: int, features: int) -> Load:
+def random_features(z: Sizes, ranks: int, features: int) -> Traffic:
     """Linear attention by random features: unless causal, first a frame for the keys, and how long the longest is."""
     heads, item = z.batch * z.key_heads, 4 if z.item < 8 else 8
     load = states(z, ranks, features)
     if z.causal:
         return load
-    return load + combined(heads, z.dim, _FRAME, item, ranks) + told_to_all(item * heads, ranks)
+    return load + combined(heads, z.dim, _FRAME, item, ranks) + all_gather(item * heads, ranks)
 
 
-def landmarks(z: Sizes, ranks: int, rank: int) -> Load:
+def landmarks(z: Sizes, ranks: int, rank: int) -> Traffic:
     """Low-rank attention, all sharded: landmarks are agreed in rounds of proposals, then states are combined.
 
     Proposals are shared out by heads: more ranks than heads send more.
@@ -140,7 +140,7 @@ def landmarks(z: Sizes, ranks: int, rank: int) -> Load:
     return proposals(z, ranks, rank, -(-z.keys // ranks)) + around_landmarks(z, ranks, rank)
 
 
-def proposals(z: Sizes, ranks: int, rank: int, longest: int) -> Load:
+def proposals(z: Sizes, ranks: int, rank: int, longest: int) -> Traffic:
     """What choosing so many landmarks takes, where the longest shard has `longest` keys."""
     heads, few = z.batch * z.key_heads, candidates(z.keys, rank)
     sought = NOTHING if few == z.keys else combined(1, heads, 2 * min(few, longest), 8, ranks)
@@ -149,16 +149,16 @@ def proposals(z: Sizes, ranks: int, rank: int, longest: int) -> Load:
     )
 
 
-def around_landmarks(z: Sizes, ranks: int, rank: int) -> Load:
+def around_landmarks(z: Sizes, ranks: int, rank: int) -> Traffic:
     """What attention by landmarks takes besides: a frame, the factor of their kernel, sums for bounds, and states."""
     heads = z.batch * z.key_heads
     frame = combined(heads, z.dim, _FRAME, 8, ranks)
     factor = combined(1, heads, 2 * (rank * z.dim + 1) + rank * rank + 1, 8, ranks)
-    bounds = told_to_all(8 * 3 * heads, ranks)
+    bounds = all_gather(8 * 3 * heads, ranks)
     return frame + factor + bounds + combined(heads, rank, 2 * (z.value_dim + 2), 8, ranks)
 
 
-def method_load(method: Method, z: Sizes, ranks: int) -> Load:
+def method_traffic(method: Method, z: Sizes, ranks: int) -> Traffic:
     """What a rank sends for a method whose queries, keys and values are all sharded."""
     if method.name == "low_rank":
         return landmarks(z, ranks, method.parameters["rank"])
@@ -167,7 +167,7 @@ def method_load(method: Method, z: Sizes, ranks: int) -> Load:
     return states(z, ranks, z.dim)
 
 
-def _sum(loads: Iterator[Load]) -> Load:
+def _sum(loads: Iterator[Traffic]) -> Traffic:
     total = NOTHING
     for load in loads:
         total += load

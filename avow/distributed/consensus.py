@@ -20,7 +20,7 @@ from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 from avow import errors
 from avow.core import Problem, Sizes
 from avow.core.certify import measure_norms
-from avow.core.requirement import checked_wish
+from avow.core.requirement import checked_requirement
 from avow.distributed.point_to_point import PAGE, Group, gathered, group_device, group_of
 from avow.errors import AvowError, DtypeError, InputError, ShapeError
 from avow.numerics.norms import check_range
@@ -32,7 +32,7 @@ _ALIKE = 1e-2
 
 
 @dataclass(frozen=True)
-class Meeting:
+class Context:
     """What all processes know once they agree, and the problem of this one's shard, with norms where it was read."""
 
     group: dist.ProcessGroup
@@ -44,7 +44,7 @@ class Meeting:
     keys: tuple[int, ...]
     most: tuple[float, float, float]
     """The largest norms of queries, keys and values in any process, where they were read."""
-    told: tuple[Any, ...]
+    payloads: tuple[Any, ...]
     """What else each process had to tell."""
 
     @property
@@ -62,7 +62,7 @@ class Meeting:
         return dataclasses.replace(self.problem.sizes, queries=queries, keys=sum(self.keys))
 
 
-def meet(
+def check_consistent(
     q: Tensor,
     k: Tensor,
     v: Tensor,
@@ -77,7 +77,7 @@ def meet(
     mask: Tensor | None = None,
     check: Callable[[Problem], None] | None = None,
     telling: Callable[[], object] | None = None,
-) -> Meeting:
+) -> Context:
     """The processes of a group before they attend, agreed on all they must be; otherwise all raise the same error.
 
     They agree on `asked`, on types, heads and scale, on whether gradients will flow, and on the queries themselves
@@ -102,11 +102,11 @@ def meet(
     lengths = (0, 0) if found is None else (found.q.shape[-2], found.k.shape[-2])
     known = agree({**asked, **words, **(facts or {})}, [*lengths, sizes, own], unfit or no_facts or untold, processes)
     assert found is not None  # or all would have raised
-    rows, keys, each, told = zip(*known, strict=True)
+    rows, keys, each, payloads = zip(*known, strict=True)
     query, key, value = (max(column) for column in zip(*each, strict=True))
     check_range(query, key, value, found.scale)
     here = dist.get_rank(processes)
-    return Meeting(processes, here, found, shared_queries, rows, keys, (query, key, value), told)
+    return Context(processes, here, found, shared_queries, rows, keys, (query, key, value), payloads)
 
 
 @contextlib.contextmanager
@@ -143,7 +143,7 @@ def agree(same: Mapping[str, object], own: Any, problem: AvowError | None, group
     wishes = {name: _wish(value) for name, value in same.items()}
     names = dist.get_process_group_ranks(group)
     story = None if problem is None else [type(problem).__name__, *map(str, _parts(problem))]
-    words = told({"same": wishes, "own": own, "problem": story}, group)
+    words = allgather_json({"same": wishes, "own": own, "problem": story}, group)
     for name in dict.fromkeys(name for one in words for name in one["same"]):
         said = [one["same"].get(name, "nothing") for one in words]
         usual = max(said, key=lambda value: (Counter(said)[value], -said.index(value)))
@@ -162,7 +162,7 @@ def agree(same: Mapping[str, object], own: Any, problem: AvowError | None, group
     return [one["own"] for one in words]
 
 
-def one_loss(grad: Tensor, met: Meeting) -> None:
+def one_loss(grad: Tensor, met: Context) -> None:
     """Raise, in every process alike, where they differentiate different losses."""
     norms = agree({}, float(grad.double().norm()), None, met.group)
     names = dist.get_process_group_ranks(met.group)
@@ -180,7 +180,7 @@ def _alike(norm: float, other: float) -> bool:
     return abs(norm - other) <= _ALIKE * max(norm, other)
 
 
-def told(words: Any, group: dist.ProcessGroup) -> list[Any]:
+def allgather_json(words: Any, group: dist.ProcessGroup) -> list[Any]:
     """What every process says, by rank: anything JSON can write."""
     # Where words travel must not depend on what one process was given.
     text, device = json.dumps(words).encode(), group_device(group)
@@ -235,7 +235,7 @@ def _checked(
     if q.dim() != 4:
         shapes = f"{tuple(q.shape)}, {tuple(k.shape)}, {tuple(v.shape)}"
         raise ShapeError("shapes of q, k, v", shapes, "must have four axes", "add axes for batch and heads")
-    checked_wish(tol)
+    checked_requirement(tol)
     return problem
 
 

@@ -16,16 +16,16 @@ from torch import Tensor
 from avow.attend import Attended
 from avow.core import Certificate
 from avow.core.compose import Partial, merge
-from avow.core.requirement import Wish
+from avow.core.requirement import Requirement
 from avow.distributed import blocks
 from avow.distributed.autograd import linked
-from avow.distributed.consensus import Meeting, agree, attempt, one_loss
+from avow.distributed.consensus import Context, agree, attempt, one_loss
 from avow.distributed.partials import answered, packed, unpacked, unreachable
 from avow.distributed.point_to_point import gathered
 from avow.numerics import rounding
 
 
-def attend_keys(met: Meeting, wish: Wish, kinds: Sequence[torch.dtype]) -> Attended:
+def attend_keys(met: Context, wish: Requirement, kinds: Sequence[torch.dtype]) -> Attended:
     """Softmax attention of the same queries to the keys of all processes, in the first arithmetic that keeps the wish.
 
     Where causal, row i sees the first i + 1 of all keys, in order of ranks. Gradients are those of one loss, which
@@ -43,7 +43,7 @@ def attend_keys(met: Meeting, wish: Wish, kinds: Sequence[torch.dtype]) -> Atten
     raise unreachable(wish, certificate.bound, certificate.relative)
 
 
-def _merged(q: Tensor, k: Tensor, v: Tensor, shift: int | None, met: Meeting) -> Partial:
+def _merged(q: Tensor, k: Tensor, v: Tensor, shift: int | None, met: Context) -> Partial:
     found, problem = attempt(lambda: answered(q, k, v, shift, met.scale, met.problem.allowed))
     mine = Partial.nothing((*q.shape[:-1], v.shape[-1]), q.device) if found is None else found
     words = None if mine.words is None else json.loads(mine.words.to_json(rows=False))
@@ -55,7 +55,7 @@ def _merged(q: Tensor, k: Tensor, v: Tensor, shift: int | None, met: Meeting) ->
 
 
 def _gradients(
-    q: Tensor, k: Tensor, v: Tensor, out: Tensor, lse: Tensor, grad: Tensor, shift: int | None, met: Meeting
+    q: Tensor, k: Tensor, v: Tensor, out: Tensor, lse: Tensor, grad: Tensor, shift: int | None, met: Context
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Each process has its keys' gradients at hand; those of the queries add up over all."""
     kind = rounding.accumulator(q.dtype)

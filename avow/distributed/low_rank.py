@@ -17,7 +17,7 @@ from torch import Tensor
 
 from avow.attend import Attended
 from avow.distributed import landmarks
-from avow.distributed.consensus import Meeting
+from avow.distributed.consensus import Context
 from avow.distributed.exchange import combined, gathered
 from avow.distributed.frames import centred_frame
 from avow.distributed.shards import Shards, shards_of
@@ -31,7 +31,7 @@ from avow.numerics.landmark_features import LandmarkFeatures, WeightedKeys
 _U = rounding.unit(torch.float64)
 
 
-def attend_low_rank(met: Meeting, method: LowRank, confidence: float, generator: torch.Generator | None) -> Attended:
+def attend_low_rank(met: Context, method: LowRank, confidence: float, generator: torch.Generator | None) -> Attended:
     """Softmax attention of this process's rows to the keys of all processes through landmarks among them.
 
     Shards, gradients and generators are as in `avow.distributed.states.attend_states`.

@@ -15,7 +15,7 @@ from typing import NamedTuple, Protocol
 
 from avow.core import Method, Sizes
 from avow.distributed import comm_cost
-from avow.distributed.comm_cost import Link, Load
+from avow.distributed.comm_cost import Interconnect, Traffic
 from avow.errors import ParameterError
 from avow.methods.exact import Exact
 from avow.methods.low_rank import LowRank
@@ -36,7 +36,7 @@ class Machine(Protocol):
         """The time of one call."""
 
 
-class Roof(NamedTuple):
+class Roofline(NamedTuple):
     """A device by two figures: a call takes as long as its products or its reading, whichever is slower.
 
     Sparse attention reads a sketch of all keys and `kept` of the tokens.
@@ -78,7 +78,7 @@ def shardings(sizes: Sizes, ranks: int) -> Iterator[Sharding]:
             yield Sharding(heads, ranks // heads)
 
 
-class Spent(NamedTuple):
+class Time(NamedTuple):
     """Seconds of one rank: computing, sending and waiting, and both, as far as they do not overlap."""
 
     computing: float
@@ -87,13 +87,13 @@ class Spent(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Way:
+class Strategy:
     """One way to spread a method over the ranks of a sequence."""
 
     name: str
     method: Method
     summary: str
-    load: Callable[[Sizes, int], Load]
+    load: Callable[[Sizes, int], Traffic]
     """What a rank sends, for the sizes of a group of heads."""
     replicated: bool
     """Whether every rank has all queries."""
@@ -108,15 +108,15 @@ class Way:
         queries = -(-z.queries // ranks)
         return dataclasses.replace(z, queries=queries, keys=keys, causal=z.causal and not (self.overlaps and ranks > 1))
 
-    def spent(self, sizes: Sizes, sharding: Sharding, link: Link, machine: Machine) -> Spent:
+    def spent(self, sizes: Sizes, sharding: Sharding, link: Interconnect, machine: Machine) -> Time:
         """A rank's seconds; of ranks that differ, those of the slowest."""
         z, ranks = of_heads(sizes, sharding.heads), sharding.sequence
         computing, sending = machine.seconds(self.method, self.part(z, ranks)), link.seconds(self.load(z, ranks))
         if not self.overlaps:
-            return Spent(computing, sending, computing + sending)
+            return Time(computing, sending, computing + sending)
         # One block after the other; also where causal, for the last rank sees them all.
         step = sending / max(ranks - 1, 1)
-        return Spent(ranks * computing, sending, computing + (ranks - 1) * max(computing, step))
+        return Time(ranks * computing, sending, computing + (ranks - 1) * max(computing, step))
 
 
 def of_heads(sizes: Sizes, groups: int) -> Sizes:
@@ -124,40 +124,44 @@ def of_heads(sizes: Sizes, groups: int) -> Sizes:
     return dataclasses.replace(sizes, heads=sizes.heads // groups, key_heads=sizes.key_heads // groups)
 
 
-def way(method: Method, replicated: bool) -> Way:
+def strategy(method: Method, replicated: bool) -> Strategy:
     """The way to spread a method: exact attention has two, with all queries in every rank or with those of its own."""
     if method.name == "exact" and replicated:
-        return Way("exact (keys)", method, "partial answers are told to all", comm_cost.partial_answers, True)
+        return Strategy("exact (keys)", method, "partial answers are told to all", comm_cost.partial_answers, True)
     if method.name == "exact":
-        return Way("exact (ring)", method, "blocks of keys and values go round", comm_cost.ring, False, True)
+        return Strategy("exact (ring)", method, "blocks of keys and values go round", comm_cost.ring, False, True)
     if method.name == "sparse":
-        return Way("sparse", method, "sums of sketches are told, then what was read", comm_cost.sparse_rounds, True)
+        return Strategy(
+            "sparse", method, "sums of sketches are told, then what was read", comm_cost.sparse_rounds, True
+        )
     told = "landmarks are agreed, states combined" if method.name == "low_rank" else "states are combined"
-    return Way(method.name, method, told, functools.partial(comm_cost.method_load, method), False)
+    return Strategy(method.name, method, told, functools.partial(comm_cost.method_traffic, method), False)
 
 
-def ways(sizes: Sizes, rank: int = 64) -> list[Way]:
+def strategies(sizes: Sizes, rank: int = 64) -> list[Strategy]:
     """Every way there is for a problem of these sizes, with so many landmarks where there are as many keys."""
-    found = [way(Exact(), True), way(Exact(), False)]
+    found = [strategy(Exact(), True), strategy(Exact(), False)]
     if not sizes.causal:
-        found.append(way(Sparse(), True))
-    return found + [way(one, False) for one in (Separable(), RandomFeatures(), LowRank(max(1, min(rank, sizes.keys))))]
+        found.append(strategy(Sparse(), True))
+    return found + [
+        strategy(one, False) for one in (Separable(), RandomFeatures(), LowRank(max(1, min(rank, sizes.keys))))
+    ]
 
 
 class Priced(NamedTuple):
     """A sharding and what a way spends in it."""
 
     sharding: Sharding
-    spent: Spent
+    spent: Time
 
 
 class Offer(NamedTuple):
     """A way in its best sharding, and what it costs a rank."""
 
-    way: Way
+    strategy: Strategy
     sharding: Sharding
-    spent: Spent
-    load: Load
+    spent: Time
+    load: Traffic
     from_ranks: int | None
     """The fewest ranks, a power of two, at which communication takes longer than computing; None: up to 4096 never."""
     priced: tuple[Priced, ...]
@@ -174,31 +178,31 @@ class Offer(NamedTuple):
         return self.spent.computing / self.spent.whole if self.spent.whole > 0 else 1.0
 
 
-def priced(way: Way, sizes: Sizes, ranks: int, link: Link, machine: Machine) -> list[Priced]:
+def priced(strategy: Strategy, sizes: Sizes, ranks: int, link: Interconnect, machine: Machine) -> list[Priced]:
     """A way in every sharding, fastest first; of equals the one over more heads, which needs no talk."""
-    found = [Priced(sharding, way.spent(sizes, sharding, link, machine)) for sharding in shardings(sizes, ranks)]
+    found = [Priced(sharding, strategy.spent(sizes, sharding, link, machine)) for sharding in shardings(sizes, ranks)]
     return sorted(found, key=lambda one: (one.spent.whole, -one.sharding.heads))
 
 
-def offers(sizes: Sizes, ranks: int, link: Link, machine: Machine) -> list[Offer]:
+def offers(sizes: Sizes, ranks: int, link: Interconnect, machine: Machine) -> list[Offer]:
     """Every way in its best sharding, fastest first."""
     check(sizes, ranks)
     made = []
-    for way in ways(sizes):
-        every = priced(way, sizes, ranks, link, machine)
+    for each in strategies(sizes):
+        every = priced(each, sizes, ranks, link, machine)
         (sharding, spent), load = (
             every[0],
-            way.load(of_heads(sizes, every[0].sharding.heads), every[0].sharding.sequence),
+            each.load(of_heads(sizes, every[0].sharding.heads), every[0].sharding.sequence),
         )
-        made.append(Offer(way, sharding, spent, load, crossing(way, sizes, link, machine), tuple(every)))
+        made.append(Offer(each, sharding, spent, load, crossover(each, sizes, link, machine), tuple(every)))
     return sorted(made, key=lambda offer: offer.spent.whole)
 
 
-def crossing(way: Way, sizes: Sizes, link: Link, machine: Machine) -> int | None:
+def crossover(strategy: Strategy, sizes: Sizes, link: Interconnect, machine: Machine) -> int | None:
     """The fewest ranks, a power of two, at which a way communicates longer than it computes in its best sharding."""
     ranks = 2
     while ranks <= _MOST_RANKS and any(True for _ in shardings(sizes, ranks)):
-        spent = priced(way, sizes, ranks, link, machine)[0].spent
+        spent = priced(strategy, sizes, ranks, link, machine)[0].spent
         if spent.sending > spent.computing:
             return ranks
         ranks *= 2
@@ -214,7 +218,7 @@ def check(sizes: Sizes, ranks: int) -> None:
         raise ParameterError("ranks", ranks, rule, "use fewer ranks, or a longer sequence")
 
 
-class Weak(NamedTuple):
+class WeakScaling(NamedTuple):
     """One way under weak scaling: ranks by powers of two, seconds, and bytes that a rank sends."""
 
     ranks: list[int]
@@ -222,15 +226,15 @@ class Weak(NamedTuple):
     sent: list[int]
 
 
-def weak(sizes: Sizes, ranks: int, link: Link, machine: Machine) -> dict[str, Weak]:
+def weak_scaling(sizes: Sizes, ranks: int, link: Interconnect, machine: Machine) -> dict[str, WeakScaling]:
     """Weak scaling over the sequence: each rank keeps what one of so many ranks has of these sizes."""
     counts = [2**i for i in range(ranks.bit_length())]
     found = {}
-    for way in ways(sizes):
+    for each in strategies(sizes):
         grown = [longer(sizes, count, ranks) for count in counts]
         pairs = list(zip(grown, counts, strict=True))
-        seconds = [way.spent(z, Sharding(1, count), link, machine).whole for z, count in pairs]
-        found[way.name] = Weak(counts, seconds, [way.load(z, count).sent for z, count in pairs])
+        seconds = [each.spent(z, Sharding(1, count), link, machine).whole for z, count in pairs]
+        found[each.name] = WeakScaling(counts, seconds, [each.load(z, count).sent for z, count in pairs])
     return found
 
 

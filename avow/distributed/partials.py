@@ -20,7 +20,7 @@ from torch import Tensor
 from avow.attend import attend
 from avow.core import Certificate, Problem
 from avow.core.compose import Partial
-from avow.core.requirement import Wish
+from avow.core.requirement import Requirement
 from avow.distributed.comm_cost import PARTIAL
 from avow.errors import ToleranceUnreachable
 from avow.numerics import rounding
@@ -48,11 +48,11 @@ def answered(
     reach = abs(p.scale) * queries * keys
     off = (rounding.gamma(d + 8, u) + 8 * u) * reach + rounding.gamma(s + 8, u) + 8 * 746 * u + 4 * u * lse.abs()
     off = off + rounding.misread_logits(queries, keys, p.scale, d, q.dtype)
-    off = off * rounding.OUTWARD + 4 * d * rounding.tiny(torch.float64) * max(1.0, abs(p.scale))
+    off = off * rounding.SAFETY + 4 * d * rounding.tiny(torch.float64) * max(1.0, abs(p.scale))
     return Partial.of(out, lse, off, longest, certificate, slack(v.shape[-1], torch.float64))
 
 
-def unreachable(wish: Wish, bound: float, relative: float) -> ToleranceUnreachable:
+def unreachable(wish: Requirement, bound: float, relative: float) -> ToleranceUnreachable:
     """The error for a tolerance that no available arithmetic proves: at best it proves these."""
     own = wish.tol is None or bound <= wish.tol
     name, limit, best = ("rtol", wish.rtol, relative) if own else ("tol", wish.tol, bound)

@@ -19,12 +19,12 @@ from torch.nn.functional import pad
 
 from avow import planner
 from avow.calibration import Rate, Rates, rates
-from avow.core import Kind, Method, Norms, Problem, Prospect, Sizes
+from avow.core import BoundEstimate, Kind, Method, Norms, Problem, Sizes
 from avow.core.certify import measure_norms
-from avow.distributed.comm_cost import Link
-from avow.distributed.consensus import Meeting, agree, attempt
+from avow.distributed.comm_cost import Interconnect
+from avow.distributed.consensus import Context, agree, attempt
 from avow.distributed.exchange import gathered
-from avow.distributed.parallel_plan import Machine, Sharding, way
+from avow.distributed.parallel_plan import Machine, Sharding, strategy
 from avow.methods.exact import Exact
 from avow.methods.low_rank import LowRank
 from avow.methods.random_features import RandomFeatures
@@ -48,7 +48,7 @@ def own_rates(device: str) -> dict[str, list[float]]:
     return {name: [float(f"{x:.4g}") for x in dataclasses.astuple(rate)] for name, rate in known.items()}
 
 
-def chosen(met: Meeting, tol: float, confidence: float, link: Link, known: dict[str, list[float]]) -> Choice:
+def chosen(met: Context, tol: float, confidence: float, link: Interconnect, known: dict[str, list[float]]) -> Choice:
     """The methods that may prove a tolerance at a lower price than exact attention, the same in every process.
 
     `known` are rates as `own_rates` tells them.
@@ -75,41 +75,41 @@ def chosen(met: Meeting, tol: float, confidence: float, link: Link, known: dict[
 
 
 def candidates(
-    sizes: Sizes, ranks: int, shared_queries: bool, tol: float, confidence: float, link: Link, machine: Machine
+    sizes: Sizes, ranks: int, shared_queries: bool, tol: float, confidence: float, link: Interconnect, machine: Machine
 ) -> list[Candidate]:
     """The methods with a form over shards, priced for so many ranks, cheapest first."""
     methods: list[Method] = [Exact()]
     if not shared_queries:
         methods += [*LowRank.settings(sizes), *RandomFeatures.settings(sizes)]
     elif not sizes.causal:
-        methods.append(Sparse(**Sparse.aimed({}, sizes, tol, confidence)))
+        methods.append(Sparse(**Sparse.tune({}, sizes, tol, confidence)))
     found = []
     for method in methods:
-        spread = way(method, shared_queries)
+        spread = strategy(method, shared_queries)
         seconds = spread.spent(sizes, Sharding(1, ranks), link, machine).whole
         found.append(Candidate(method, method.cost(spread.part(sizes, ranks)), seconds))
     return sorted(found, key=lambda candidate: candidate.seconds)
 
 
-def _hoped(method: Method, confidence: float) -> Prospect:
+def _hoped(method: Method, confidence: float) -> BoundEstimate:
     """The best that a method may come to, whatever the numbers: by this one tells who is too expensive."""
     if method.name == "random_features":
         reason = "" if confidence < 1 else "promises only with a confidence below 1"
-        return Prospect(0.0 if confidence < 1 else float("inf"), "statistical", True, reason)
-    return Prospect(0.0, "deterministic", True)
+        return BoundEstimate(0.0 if confidence < 1 else float("inf"), "statistical", True, reason)
+    return BoundEstimate(0.0, "deterministic", True)
 
 
-def _foreseen(method: Method, met: Meeting, sample: Problem | None, confidence: float) -> Prospect:
+def _foreseen(method: Method, met: Context, sample: Problem | None, confidence: float) -> BoundEstimate:
     if method.name == "exact":
         return _hoped(method, confidence)  # What it can prove shows when it has run: it is the last to be tried.
     with torch.no_grad():
         if sample is not None:
-            return method.foresee(sample, measure_norms(sample), confidence)
+            return method.estimate_bound(sample, measure_norms(sample), confidence)
         query, key, value = (torch.full((1, 1, 1), size, dtype=torch.float64, device="cpu") for size in met.most)
-        return method.foresee(met.problem.detached(), Norms(query, key, value, 0.0), confidence)
+        return method.estimate_bound(met.problem.detached(), Norms(query, key, value, 0.0), confidence)
 
 
-def _sample(met: Meeting, asked: list[Method]) -> Problem:
+def _sample(met: Context, asked: list[Method]) -> Problem:
     """Every so many rows and keys of the whole sequence, the same in every process."""
     size = max([_ROWS, *(_PER_LANDMARK * method.rank for method in asked if isinstance(method, LowRank))])
     p = met.problem.detached()
@@ -119,7 +119,7 @@ def _sample(met: Meeting, asked: list[Method]) -> Problem:
     return dataclasses.replace(p, q=q, k=k, v=v, norms=None)
 
 
-def _taken(x: Float[Tensor, "b h n d"], lengths: tuple[int, ...], size: int, met: Meeting) -> Float[Tensor, "b h m d"]:
+def _taken(x: Float[Tensor, "b h n d"], lengths: tuple[int, ...], size: int, met: Context) -> Float[Tensor, "b h m d"]:
     step = (
         max(1, sum(lengths) // size) | 1
     )  # odd, so that it does not fall in with the powers of two that data repeats by

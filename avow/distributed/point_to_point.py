@@ -133,11 +133,11 @@ class Pending:
     def _naming(self, one: Transfer) -> Iterator[None]:
         try:
             yield
-        except RuntimeError as problem:
+        except RuntimeError as error:
             if one.tensor.is_cuda:
                 raise  # whom a batch waited for, NCCL does not say
             peer = one.target if one.source == self._here else one.source
-            raise lost(peer, problem, self._group, one.tensor.device) from problem
+            raise lost(peer, error, self._group, one.tensor.device) from error
 
 
 def gathered(x: Tensor, group: dist.ProcessGroup) -> list[Tensor]:

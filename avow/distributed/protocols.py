@@ -17,56 +17,56 @@ from jaxtyping import Shaped
 from torch import Tensor
 from torch.nn.functional import pad
 
-from avow.distributed.comm_cost import NOTHING, Load
+from avow.distributed.comm_cost import NOTHING, Traffic
 from avow.distributed.exchange import exchanged
 from avow.distributed.point_to_point import Pending, Transfer
 
 _Answer = TypeVar("_Answer")
 
 
-class ForEach(NamedTuple):
+class AllToAll(NamedTuple):
     """A piece for each shard, in their order; what is received is a piece of each."""
 
     pieces: Shaped[Tensor, "ranks *piece"]
 
 
-class ForNext(NamedTuple):
+class RingShift(NamedTuple):
     """Something for the next shard, the first being next to the last; what is received is of the same size."""
 
     numbers: Tensor
 
 
-Script = Generator[ForEach | ForNext, Tensor, _Answer]
+Protocol = Generator[AllToAll | RingShift, Tensor, _Answer]
 
 
-def told_to_all(x: Shaped[Tensor, "*piece"], ranks: int) -> Script[Shaped[Tensor, "ranks *piece"]]:
+def all_gather(x: Shaped[Tensor, "*piece"], ranks: int) -> Protocol[Shaped[Tensor, "ranks *piece"]]:
     """What every shard says, in their order."""
-    said = yield ForEach(x.expand(ranks, *x.shape))
+    said = yield AllToAll(x.expand(ranks, *x.shape))
     return said
 
 
-def added_up(x: Shaped[Tensor, "*shape"], ranks: int) -> Script[Shaped[Tensor, "*shape"]]:
+def all_reduce(x: Shaped[Tensor, "*shape"], ranks: int) -> Protocol[Shaped[Tensor, "*shape"]]:
     """The sum of what every shard has."""
     found = yield from _combined(x, ranks, torch.add)
     return found
 
 
-def largest(x: Shaped[Tensor, "*shape"], ranks: int) -> Script[Shaped[Tensor, "*shape"]]:
+def all_max(x: Shaped[Tensor, "*shape"], ranks: int) -> Protocol[Shaped[Tensor, "*shape"]]:
     """The largest of what every shard has."""
     found = yield from _combined(x, ranks, torch.maximum)
     return found
 
 
-def _combined(x: Tensor, ranks: int, combine: Callable[[Tensor, Tensor], Tensor]) -> Script[Tensor]:
+def _combined(x: Tensor, ranks: int, combine: Callable[[Tensor, Tensor], Tensor]) -> Protocol[Tensor]:
     """Each shard combines its share of the numbers, one shard after the other, and tells it to all."""
     share = -(-x.numel() // ranks)
-    pieces = yield ForEach(pad(x.flatten(), (0, share * ranks - x.numel())).reshape(ranks, share))
+    pieces = yield AllToAll(pad(x.flatten(), (0, share * ranks - x.numel())).reshape(ranks, share))
     mine = functools.reduce(combine, pieces.unbind(0))
-    shares = yield from told_to_all(mine, ranks)
+    shares = yield from all_gather(mine, ranks)
     return shares.flatten()[: x.numel()].reshape(x.shape)
 
 
-def over_processes(script: Script[_Answer], group: dist.ProcessGroup) -> tuple[_Answer, Load]:
+def over_processes(script: Protocol[_Answer], group: dist.ProcessGroup) -> tuple[_Answer, Traffic]:
     """What the script of this process's shard returns, and what it sent; the other processes run theirs."""
     ranks, load = dist.get_world_size(group), NOTHING
     received: Tensor | None = None
@@ -76,16 +76,16 @@ def over_processes(script: Script[_Answer], group: dist.ProcessGroup) -> tuple[_
         except StopIteration as done:
             return done.value, load
         load += _load(sent, ranks)
-        received = exchanged(sent.pieces, group) if isinstance(sent, ForEach) else _passed(sent.numbers, group)
+        received = exchanged(sent.pieces, group) if isinstance(sent, AllToAll) else _passed(sent.numbers, group)
 
 
-def side_by_side(scripts: Sequence[Script[_Answer]]) -> tuple[list[_Answer], list[Load]]:
+def side_by_side(scripts: Sequence[Protocol[_Answer]]) -> tuple[list[_Answer], list[Traffic]]:
     """What the scripts of all shards return, and what each sent, when they run in this process."""
     ranks = len(scripts)
     received: list[Tensor] | list[None] = [None] * ranks
     loads = [NOTHING] * ranks
     while True:
-        sent: list[ForEach | ForNext] = []
+        sent: list[AllToAll | RingShift] = []
         answers: list[_Answer] = []
         for script, heard in zip(scripts, received, strict=True):
             try:
@@ -95,8 +95,8 @@ def side_by_side(scripts: Sequence[Script[_Answer]]) -> tuple[list[_Answer], lis
         if not sent:
             return answers, loads
         loads = [load + _load(one, ranks) for load, one in zip(loads, sent, strict=True)]
-        pieces = [one.pieces for one in sent if isinstance(one, ForEach)]
-        numbers = [one.numbers for one in sent if isinstance(one, ForNext)]
+        pieces = [one.pieces for one in sent if isinstance(one, AllToAll)]
+        numbers = [one.numbers for one in sent if isinstance(one, RingShift)]
         # All are at the same place of the same script.
         assert ranks in (len(pieces), len(numbers))
         received = _dealt(pieces) if pieces else [numbers[rank - 1] for rank in range(ranks)]
@@ -110,13 +110,13 @@ def _dealt(pieces: list[Tensor]) -> list[Tensor]:
     return list(torch.stack(pieces, 1).unbind(0))
 
 
-def _load(sent: ForEach | ForNext, ranks: int) -> Load:
+def _load(sent: AllToAll | RingShift, ranks: int) -> Traffic:
     """What leaves a shard: its own piece stays."""
     if ranks == 1:
         return NOTHING
-    if isinstance(sent, ForNext):
-        return Load(sent.numbers.numel() * sent.numbers.element_size(), 1, 1)
-    return Load(sent.pieces[1:].numel() * sent.pieces.element_size(), ranks - 1, 1)
+    if isinstance(sent, RingShift):
+        return Traffic(sent.numbers.numel() * sent.numbers.element_size(), 1, 1)
+    return Traffic(sent.pieces[1:].numel() * sent.pieces.element_size(), ranks - 1, 1)
 
 
 def _passed(numbers: Tensor, group: dist.ProcessGroup) -> Tensor:

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from avow.attend import check_automatic
 from avow.core import Method, Problem
-from avow.core.requirement import check_generator, checked_wish
+from avow.core.requirement import check_generator, checked_requirement
 from avow.distributed.consensus import check_dense, digest, storage
 from avow.distributed.shards import paired
 from avow.errors import DtypeError, ParameterError, UnknownMethod
@@ -76,7 +76,7 @@ class Asked(NamedTuple):
 
     def check(self, problem: Problem) -> None:
         """Raise where this process cannot ask so."""
-        checked_wish(self.tol, self.confidence, rtol=self.rtol)
+        checked_requirement(self.tol, self.confidence, rtol=self.rtol)
         check_generator(self.generator)
         self.seen(problem)
         if self.method == "auto":

@@ -18,10 +18,10 @@ from torch import Tensor
 
 from avow.attend import Attended
 from avow.core.compose import Partial, merge
-from avow.core.requirement import Wish
+from avow.core.requirement import Requirement
 from avow.distributed import blocks, ring_travel
 from avow.distributed.autograd import Gradients, linked
-from avow.distributed.consensus import Meeting, agree, attempt, meet
+from avow.distributed.consensus import Context, agree, attempt, check_consistent
 from avow.distributed.partials import answered, unreachable
 from avow.distributed.point_to_point import Group
 from avow.distributed.ring_route import Route
@@ -31,7 +31,7 @@ from avow.numerics import rounding
 
 
 def attend_ring(
-    met: Meeting, wish: Wish, kinds: Sequence[torch.dtype], mask: Bool[Tensor, "#b #h #n s"] | None
+    met: Context, wish: Requirement, kinds: Sequence[torch.dtype], mask: Bool[Tensor, "#b #h #n s"] | None
 ) -> Attended:
     """Softmax attention of this process's rows to the keys of all, in the first arithmetic that keeps the wish of all.
 
@@ -65,7 +65,7 @@ def ring_attention(
 ) -> Float[Tensor, "b h n e"]:
     """The same answer with nothing promised of it, which is what training needs: numbers are not even read."""
     asked = {"method": "exact, unpromised"}
-    met = meet(
+    met = check_consistent(
         *(q, k, v),
         group=group,
         causal=causal,
@@ -82,11 +82,11 @@ def ring_attention(
     return linked(q, k, v, answer, _gradients(route, met))
 
 
-def _gradients(route: Route, met: Meeting, masks: Masks = None) -> Gradients:
+def _gradients(route: Route, met: Context, masks: Masks = None) -> Gradients:
     return functools.partial(ring_travel.gradients, route=route, scale=met.scale, group=met.group, masks=masks)
 
 
-def _merged(q: Tensor, k: Tensor, v: Tensor, route: Route, met: Meeting) -> tuple[Tensor, Tensor]:
+def _merged(q: Tensor, k: Tensor, v: Tensor, route: Route, met: Context) -> tuple[Tensor, Tensor]:
     """What all blocks answer to this process's rows, and the logarithms of the normalisers."""
     kind = rounding.accumulator(q.dtype)
     out = torch.zeros(*q.shape[:-1], v.shape[-1], dtype=kind, device=q.device)
@@ -98,7 +98,7 @@ def _merged(q: Tensor, k: Tensor, v: Tensor, route: Route, met: Meeting) -> tupl
 
 
 def _promised(
-    q: Tensor, k: Tensor, v: Tensor, kind: torch.dtype, route: Route, met: Meeting, masks: Masks
+    q: Tensor, k: Tensor, v: Tensor, kind: torch.dtype, route: Route, met: Context, masks: Masks
 ) -> tuple[Partial, AvowError | None]:
     """What all blocks answer to this process's rows; a problem does not keep the blocks of others from passing."""
     whole = Partial.nothing((*q.shape[:-1], v.shape[-1]), q.device)

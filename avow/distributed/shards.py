@@ -19,7 +19,7 @@ from torch import Tensor
 from avow.attend import Attended
 from avow.core import Computed, Method, Norms, Problem
 from avow.core.certify import certify
-from avow.distributed.consensus import Meeting, agree, digest
+from avow.distributed.consensus import Context, agree, digest
 from avow.distributed.exchange import gathered
 from avow.errors import ShapeError
 from avow.numerics.heads import scaled_values
@@ -92,7 +92,7 @@ class Shards:
         return Attended(out, dataclasses.replace(certificate, cost=method.cost(self.problem.sizes)))
 
 
-def shards_of(met: Meeting, generator: torch.Generator | None) -> Shards:
+def shards_of(met: Context, generator: torch.Generator | None) -> Shards:
     """What processes that agreed know of each other once they told how long their longest vectors are."""
     norms = met.problem.norms
     assert norms is not None

@@ -19,7 +19,7 @@ from avow.attend import attend
 from avow.core import Problem
 from avow.core.certify import measure_norms
 from avow.core.compose import Partial
-from avow.distributed.protocols import ForEach, ForNext, Script, told_to_all
+from avow.distributed.protocols import AllToAll, Protocol, RingShift, all_gather
 from avow.distributed.sparse_script import Task, shard_script
 from avow.methods.sparse import Sparse
 from avow.numerics import rounding
@@ -27,11 +27,11 @@ from avow.numerics.heads import grouped, per_query_head, ungrouped
 from avow.numerics.norms import lengths, slack
 
 
-def partial_answers(p: Problem, ranks: int) -> Script[Tensor]:
+def partial_answers(p: Problem, ranks: int) -> Protocol[Tensor]:
     """Exact attention of all queries to this shard's keys, merged with what the others' answer."""
     mine = _partial(p)
     beside = torch.stack([mine.lse, mine.longest, mine.pairs, mine.unsure, mine.drift, *mine.means], -1)
-    told = yield from told_to_all(torch.cat([beside, mine.out], -1), ranks)
+    told = yield from all_gather(torch.cat([beside, mine.out], -1), ranks)
     # Only the answers are merged here; `avow.core.compose` merges all of it.
     return (torch.softmax(told[..., :1], 0) * told[..., beside.shape[-1] :]).sum(0)
 
@@ -48,7 +48,7 @@ def _partial(p: Problem) -> Partial:
     return Partial.of(out, lse, off + 4 * u * lse.abs(), longest, certificate, slack(p.v.shape[-1], torch.float64))
 
 
-def ring(p: Problem, ranks: int) -> Script[Tensor]:
+def ring(p: Problem, ranks: int) -> Protocol[Tensor]:
     """Exact attention of this shard's queries to the keys of all, which pass by in blocks."""
     q = p.q.double()
     block, split = torch.cat([p.k, p.v], -1), [p.k.shape[-1], p.v.shape[-1]]
@@ -56,7 +56,7 @@ def ring(p: Problem, ranks: int) -> Script[Tensor]:
     lse = q.new_full(q.shape[:-1], -math.inf)
     for step in range(ranks):
         if step:
-            block = yield ForNext(block)
+            block = yield RingShift(block)
         k, v = (per_query_head(x.double(), q.shape[1]) for x in block.split(split, -1))
         logits = p.scale * (q @ k.mT)
         fresh = logits.logsumexp(-1)
@@ -65,21 +65,21 @@ def ring(p: Problem, ranks: int) -> Script[Tensor]:
     return out
 
 
-def sparse(p: Problem, ranks: int, keys: int, tol: float) -> Script[Tensor]:
+def sparse(p: Problem, ranks: int, keys: int, tol: float) -> Protocol[Tensor]:
     """Sparse attention of all queries to the keys of all shards, as `attend_sparse` runs it."""
     widest = -(-keys // ranks)
     attended, _ = yield from shard_script(p, Task(tol, Sparse(), keys, widest, ranks))
     return attended.out
 
 
-def separable(p: Problem, ranks: int) -> Script[Tensor]:
+def separable(p: Problem, ranks: int) -> Protocol[Tensor]:
     """Separable attention of this shard's queries: each channel's softmax over the keys of all, by its state."""
     kind = rounding.accumulator(p.q.dtype)
     sums, total, _ = yield from _states(p.k.to(kind).mT, p.v.to(kind), ranks)
     return ungrouped(torch.softmax(grouped(p.q.to(kind), p.k.shape[1]), -1) @ (sums / total).unsqueeze(2))
 
 
-def random_features(p: Problem, ranks: int, features: int) -> Script[Tensor]:
+def random_features(p: Problem, ranks: int, features: int) -> Protocol[Tensor]:
     """Attention of this shard's queries by positive random features, the same ones in every shard."""
     kind = rounding.accumulator(p.q.dtype)
     ways = torch.randn(features, p.q.shape[-1], generator=torch.Generator().manual_seed(0)).to(kind)
@@ -89,7 +89,7 @@ def random_features(p: Problem, ranks: int, features: int) -> Script[Tensor]:
     half = 0.5 * k.square().sum(-1)
     if not p.causal:
         # Relative to the longest key of all, features neither vanish nor overflow.
-        tops = yield from told_to_all(half.amax(-1), ranks)  # (ranks, b, g)
+        tops = yield from all_gather(half.amax(-1), ranks)  # (ranks, b, g)
         half = half - tops.amax(0).unsqueeze(-1)
     log_keys = (k @ ways.T - half.unsqueeze(-1)).mT  # (b, g, m, s)
     sums, total, top = yield from _states(log_keys, p.v.to(kind), ranks)
@@ -100,7 +100,7 @@ def random_features(p: Problem, ranks: int, features: int) -> Script[Tensor]:
 
 def _states(
     logs: Float[Tensor, "b g m s"], v: Float[Tensor, "b g s e"], ranks: int
-) -> Script[tuple[Tensor, Tensor, Tensor]]:
+) -> Protocol[tuple[Tensor, Tensor, Tensor]]:
     """Sums of values, totals and references of features, over the keys of all shards."""
     top = logs.amax(-1, keepdim=True)
     weights = (logs - top).exp()
@@ -109,7 +109,7 @@ def _states(
     return sums, total, top
 
 
-def centred(k: Float[Tensor, "b g s d"], ranks: int) -> Script[Tensor]:
+def centred(k: Float[Tensor, "b g s d"], ranks: int) -> Protocol[Tensor]:
     """Keys less the mean of all shards' keys, which is the same for all of them: it cancels in every row."""
     count = torch.full_like(k[:, :, 0], k.shape[-2])
     moments = torch.stack([count, k.sum(2), k.square().sum(2), k.abs().sum(2)], -1)  # (b, g, d, 4)
@@ -129,12 +129,12 @@ def joined(told: Float[Tensor, "ranks b g m c"]) -> Float[Tensor, "b g m c"]:
     return torch.cat([((told[..., -1:] - top).exp() * told[..., :-1]).sum(0), top], -1)
 
 
-def combined(x: Float[Tensor, "b g m c"], ranks: int, combine: Callable[[Tensor], Tensor]) -> Script[Tensor]:
+def combined(x: Float[Tensor, "b g m c"], ranks: int, combine: Callable[[Tensor], Tensor]) -> Protocol[Tensor]:
     """What is made of the numbers of all shards, each of which does its share of the rows m for all."""
     share = -(-x.shape[-2] // ranks)
     pieces = pad(x, (0, 0, 0, share * ranks - x.shape[-2])).unflatten(-2, (ranks, share)).movedim(-3, 0)
-    received = yield ForEach(pieces)  # (ranks, b, g, share, c)
-    told = yield from told_to_all(combine(received), ranks)
+    received = yield AllToAll(pieces)  # (ranks, b, g, share, c)
+    told = yield from all_gather(combine(received), ranks)
     return told.movedim(0, -3).flatten(-3, -2)[..., : x.shape[-2], :]
 
 

@@ -15,7 +15,7 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 from avow.core import Problem
-from avow.distributed.protocols import Script, told_to_all
+from avow.distributed.protocols import Protocol, all_gather
 from avow.distributed.simulated import centred, combined, joined
 from avow.numerics.cholesky import log_gauss, rounds
 from avow.numerics.heads import grouped, ungrouped
@@ -24,7 +24,7 @@ from avow.numerics.heads import grouped, ungrouped
 _RIDGE = 1e-10
 
 
-def low_rank(p: Problem, ranks: int, rank: int) -> Script[Tensor]:
+def low_rank(p: Problem, ranks: int, rank: int) -> Protocol[Tensor]:
     """This shard's rows through so many landmarks among the keys of all; there are no more keys than candidates."""
     b, g, s, d = p.k.shape
     keys = (yield from centred(p.k.double(), ranks)) * math.sqrt(p.scale)
@@ -37,7 +37,7 @@ def low_rank(p: Problem, ranks: int, rank: int) -> Script[Tensor]:
     chosen, _, factor, _ = factored.reshape(b, g, -1).split([rank * d, 1, rank * rank, 1], -1)
     chosen, factor = chosen.unflatten(-1, (rank, d)), factor.unflatten(-1, (rank, rank))
     tops = torch.stack([heavy.amax(-1), heavy.sum(-1), torch.full_like(heavy[..., 0], s)], -1)
-    tops = yield from told_to_all(tops, ranks)
+    tops = yield from all_gather(tops, ranks)
     top = tops[..., 0].amax(0)[..., None, None]  # (b, g, 1, 1)
     features = _features(chosen, factor, keys) * (heavy.unsqueeze(-2) - top).exp()  # (b, g, rank, s)
     state = torch.cat([features @ p.v.double(), features.sum(-1, keepdim=True)], -1)
@@ -71,7 +71,7 @@ def _features(points: Tensor, factor: Tensor, x: Tensor) -> Float64[Tensor, "b g
 
 def _landmarks(
     x: Float64[Tensor, "b g s d"], heavy: Float64[Tensor, "b g s"], ranks: int, rank: int
-) -> Script[tuple[Tensor, Tensor]]:
+) -> Protocol[tuple[Tensor, Tensor]]:
     """Landmarks in rounds of proposals, (b, g, rank, d), and which of them are keys of this shard."""
     b, g, s, d = x.shape
     left, rows = torch.ones_like(heavy), x.new_zeros(b, g, rank, s)

@@ -19,9 +19,9 @@ from torch import Tensor
 
 from avow.attend import Attended
 from avow.core import Problem
-from avow.core.requirement import checked_wish
+from avow.core.requirement import checked_requirement
 from avow.distributed.autograd import linked
-from avow.distributed.consensus import Meeting, meet, one_loss
+from avow.distributed.consensus import Context, check_consistent, one_loss
 from avow.distributed.point_to_point import Group
 from avow.distributed.protocols import over_processes
 from avow.distributed.sparse_gradients import gradient_script
@@ -55,7 +55,9 @@ def attend_sparse(
     """
     chosen = Sparse() if method is None else method
     asked = {"call": "attend_sparse", "tol": tol, "confidence": confidence, "method": chosen}
-    met = meet(q, k, v, group=group, scale=scale, enable_gqa=enable_gqa, shared_queries=True, asked=asked, reading=True)
+    met = check_consistent(
+        q, k, v, group=group, scale=scale, enable_gqa=enable_gqa, shared_queries=True, asked=asked, reading=True
+    )
     chosen = sampling(chosen, confidence)
     problem = Problem.of(q.detach(), k.detach(), v.detach(), scale=scale, enable_gqa=enable_gqa)
     followed = torch.is_grad_enabled() and any(x.requires_grad for x in (q, k, v))
@@ -72,7 +74,7 @@ def attend_sparse(
 
 def sampling(method: Sparse, confidence: float | None) -> Sparse:
     """The method with the chance that a confidence leaves, where one is asked for."""
-    sure = checked_wish(None, confidence).confidence
+    sure = checked_requirement(None, confidence).confidence
     return method if confidence is None else dataclasses.replace(method, chance=1 - sure)
 
 
@@ -88,7 +90,7 @@ def own_generator(
 
 
 def _gradients(
-    q: Tensor, k: Tensor, v: Tensor, out: Tensor, lse: Tensor, grad: Tensor, reading: Reading, met: Meeting
+    q: Tensor, k: Tensor, v: Tensor, out: Tensor, lse: Tensor, grad: Tensor, reading: Reading, met: Context
 ) -> tuple[Tensor, Tensor, Tensor]:
     one_loss(grad, met)
     script = gradient_script(q, k, v, grad, reading, met.scale, len(met.keys))

@@ -26,7 +26,7 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 from avow.distributed.comm_cost import BINS, FIRST_BINS
-from avow.numerics.aggregate_error import Stray, strayed
+from avow.numerics.aggregate_error import AggregateError, aggregate_error
 from avow.numerics.brackets import Brackets, bracketed
 from avow.numerics.sketch import GROUP, Sketch, sketched
 from avow.numerics.token_ranking import Terms, together
@@ -110,7 +110,7 @@ class SketchedShard:
     """At least those of the values."""
     keys: Float64[Tensor, "b g s"]
     brackets: Brackets
-    stray: Stray | None
+    stray: AggregateError | None
     siblings: int
 
     @staticmethod
@@ -127,7 +127,7 @@ class SketchedShard:
         seen = torch.arange(sketch.rows, device=q.device) < s
         told = bracketed(q, sketch, scale, seen.expand(1, 1, 1, -1))
         brackets = Brackets(told.low[..., :s], told.high[..., :s], told.log_high[..., :s], told.origin)
-        return SketchedShard(q, lengths.unsqueeze(-2), keys, brackets, strayed(q, sketch, scale), siblings)
+        return SketchedShard(q, lengths.unsqueeze(-2), keys, brackets, aggregate_error(q, sketch, scale), siblings)
 
     @property
     def extent(self) -> Extent:

@@ -22,7 +22,7 @@ from jaxtyping import Bool, Float32, Float64
 from torch import Tensor
 
 from avow.distributed.comm_cost import PLAN_BINS
-from avow.distributed.protocols import Script, added_up, largest
+from avow.distributed.protocols import Protocol, all_max, all_reduce
 from avow.distributed.sparse_budget import Extent, SketchedShard
 from avow.numerics import tails
 from avow.numerics.gather import Gathered
@@ -76,19 +76,19 @@ def draw(
     chance: float,
     generator: torch.Generator | None,
     ranks: int,
-) -> Script[tuple[Draws, Gathered]]:
+) -> Protocol[tuple[Draws, Gathered]]:
     """Samples that prove enough, where they are smaller than what would be read `instead`; what is `touched` was read
     already, and counts for certain.
     """
     logs = [math.log(len(LADDER) * sides / (share * chance)) for share, sides in _PARTS]
     terms, plan = _terms(shard, whole, basis)
-    edges = _edges((yield from added_up(plan, ranks)), whole, basis, logs)
+    edges = _edges((yield from all_reduce(plan, ranks)), whole, basis, logs)
     # Fixed before anything is drawn, so that each rung's law is that of independent draws.
     rungs = [(terms - edge).clamp(max=0.0).exp().masked_fill(touched, 1.0) for edge in edges]
     ranges = [_Ranges.of(shard, whole, basis.center, odds) for odds in rungs]
     counts = [odds.sum(-1, keepdim=True) for odds in (instead.double(), *rungs)]
-    told = yield from added_up(torch.cat([*counts, *(x for one in ranges for x in one.variances)], -1), ranks)
-    ends = yield from largest(torch.cat([x for one in ranges for x in one.largest], -1), ranks)
+    told = yield from all_reduce(torch.cat([*counts, *(x for one in ranges for x in one.variances)], -1), ranks)
+    ends = yield from all_max(torch.cat([x for one in ranges for x in one.largest], -1), ranks)
     many, *expected = told[..., : 1 + len(rungs)].split(1, -1)
     variances = told[..., 1 + len(rungs) :].split(2, -1)
     sane = (whole.peak - basis.ref <= _HIGH) & (basis.most > 0)
@@ -106,10 +106,10 @@ def draw(
             continue
         taken = (draws < odds) & tried
         read = read.joined(taken)
-        seen = yield from added_up(_seen(read, odds, basis), ranks)
+        seen = yield from all_reduce(_seen(read, odds, basis), ranks)
         proved = _missed(seen, variance, end, whole, basis, logs)
         # Told to all, so that machines of several kinds, which may differ in a last bit, take the same rows.
-        short = yield from largest((~(tried & (proved <= basis.drop))).to(torch.uint8), ranks)
+        short = yield from all_max((~(tried & (proved <= basis.drop))).to(torch.uint8), ranks)
         now = short == 0
         found = Draws(
             found.sampled | now,

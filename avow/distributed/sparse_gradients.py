@@ -14,7 +14,7 @@ import torch
 from jaxtyping import Float, Float64
 from torch import Tensor
 
-from avow.distributed.protocols import Script, added_up
+from avow.distributed.protocols import Protocol, all_reduce
 from avow.distributed.sparse_reports import Reading
 
 
@@ -34,7 +34,7 @@ def gradient_script(
     reading: Reading,
     scale: float,
     ranks: int,
-) -> Script[Gradients]:
+) -> Protocol[Gradients]:
     """The gradients that a shard gets from that of the answer, which is the same in all shards."""
     groups, d, e = k.shape[1], k.shape[-1], v.shape[-1]
     for_queries, for_keys, for_values = (torch.zeros_like(x, dtype=torch.float64) for x in (q, k, v))
@@ -57,7 +57,7 @@ def gradient_script(
             found[head] = slope.T @ keys
         some = for_queries[:, :, kept.rows]
         some += found.reshape(some.shape)
-    for_queries = yield from added_up(for_queries, ranks)
+    for_queries = yield from all_reduce(for_queries, ranks)
     return Gradients(for_queries, to_keys.reshape(*k.shape[:3], d), to_values.reshape(*v.shape[:3], e))
 
 

@@ -9,7 +9,7 @@ import torch
 from jaxtyping import Float64, Int
 from torch import Tensor
 
-from avow.distributed.protocols import Script, added_up, largest
+from avow.distributed.protocols import Protocol, all_max, all_reduce
 from avow.distributed.sparse_budget import Extent
 from avow.numerics.gather import Gathered
 
@@ -31,15 +31,15 @@ class State(NamedTuple):
 
 def reported(
     read: Gathered, odds: Float64[Tensor, "b g r s"] | None, whole: Extent, ranks: int, *more: Tensor
-) -> Script[State]:
+) -> Protocol[State]:
     """What all shards have read, each token counted once or by its odds, and the sums of what else they tell."""
     own = torch.where(read.total > 0, read.top, -math.inf)
-    top = yield from largest(own, ranks)
+    top = yield from all_max(own, ranks)
     top = top.masked_fill(top == -math.inf, 0.0)
     share = (own - top).exp()
     weights = read.weights if odds is None else read.weights / read.at(odds).clamp(min=1e-300)
     values = read.average(weights) * share
-    sums = yield from added_up(torch.cat([read.sum(weights) * share, values, *more], -1), ranks)
+    sums = yield from all_reduce(torch.cat([read.sum(weights) * share, values, *more], -1), ranks)
     total, average, *others = sums.split([1, values.shape[-1], *(x.shape[-1] for x in more)], -1)
     out = average / total.clamp(min=1e-300)
     length = torch.linalg.vector_norm(out, dim=-1, keepdim=True)

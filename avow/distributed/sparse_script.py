@@ -22,7 +22,7 @@ from avow.core import Certificate, Problem
 from avow.core.certify import measure_norms
 from avow.core.relative import absolute_errors, relative_errors
 from avow.distributed.comm_cost import BINS
-from avow.distributed.protocols import Script, added_up, largest, told_to_all
+from avow.distributed.protocols import Protocol, all_gather, all_max, all_reduce
 from avow.distributed.sparse_budget import (
     Budget,
     Extent,
@@ -77,7 +77,7 @@ class Task(NamedTuple):
 
 def shard_script(
     problem: Problem, task: Task, sketch: Sketch | None = None, generator: torch.Generator | None = None
-) -> Script[tuple[Attended, Reading]]:
+) -> Protocol[tuple[Attended, Reading]]:
     """What one shard tells and hears on the way to the answer of all of them.
 
     A `sketch` may be at hand of the first keys. The `generator` must be unlike that of every other shard.
@@ -104,7 +104,7 @@ def shard_script(
             if task.followed:
                 kept.append(Kept(rows, found.read.head, found.read.place, found.logs))
     reading = Reading(everywhere, here, out, lse, tuple(kept))
-    answer = rounding.narrowed(out, p.q.dtype)
+    answer = rounding.saturating_cast(out, p.q.dtype)
     own = relative_errors(absolute_errors(bound, longest), length_floors(answer))
     return Attended(answer, _certificate(bound, own, reading, task)), reading
 
@@ -191,7 +191,7 @@ class _Tile(NamedTuple):
     task: Task
     generator: torch.Generator | None
 
-    def script(self) -> Script[_Found]:
+    def script(self) -> Protocol[_Found]:
         """A first look and a first reading; one cut through all tokens; samples, where chance may help; the proof."""
         first = yield from self._first_reading()
         cut = yield from self._one_cut(first)
@@ -200,15 +200,15 @@ class _Tile(NamedTuple):
         draws, read = yield from self._drawn(first, cut)
         return (yield from self._proved(first, cut, draws, read))
 
-    def _first_reading(self) -> Script[_First]:
+    def _first_reading(self) -> Protocol[_First]:
         """What sketches say of all tokens, and the heaviest of them read: enough to tell what the rest is worth."""
         shard, p, ranks, sampling = self.shard, self.problem, self.task.ranks, self.task.method.chance > 0
         own = shard.extent
-        whole = own.unpacked((yield from largest(own.packed(), ranks)))
+        whole = own.unpacked((yield from all_max(own.packed(), ranks)))
         most = self._unit(whole) / whole.size
         drop = self._drop(whole)
         look, place = shard.first_look(whole, counts=sampling)
-        look = yield from added_up(look, ranks)
+        look = yield from all_reduce(look, ranks)
         if sampling:
             cut = torch.minimum(first_cut(look, drop, most), heaviest(look, _COARSE * self.task.keys))
         else:
@@ -219,7 +219,7 @@ class _Tile(NamedTuple):
         state = yield from reported(read, None, whole, ranks, shard.expected(whole, touched), shard.strays)
         return _First(whole, most, drop, touched, read, state)
 
-    def _one_cut(self, first: _First) -> Script[_Cut]:
+    def _one_cut(self, first: _First) -> Protocol[_Cut]:
         """Where all tokens may be cut so that what is behind moves no row by more than it may be moved."""
         shard, (whole, most, drop, touched, _, state) = self.shard, first
         rest, strays = state.more
@@ -230,13 +230,13 @@ class _Tile(NamedTuple):
         weights = torch.ones_like(allowed)
         for _ in range(ROUNDS if shard.siblings > 1 else 1):
             mine, place = binned(terms, touched, budget, weights, shard.siblings)
-            moved = moved_behind((yield from added_up(mine, self.task.ranks)), budget)
+            moved = moved_behind((yield from all_reduce(mine, self.task.ranks)), budget)
             cut = cut_at(moved, budget.whole, shard.siblings)
             needs = moved.gather(-1, cut) / budget.whole.clamp(min=1e-300)
             weights = weights * needs.nan_to_num(nan=1.0).clamp(_LEAST, 1.0)
         return _Cut(budget, terms, moved, place, cut)
 
-    def _drawn(self, first: _First, cut: _Cut) -> Script[tuple[Draws, Gathered]]:
+    def _drawn(self, first: _First, cut: _Cut) -> Protocol[tuple[Draws, Gathered]]:
         """Samples of what is behind the heaviest tokens, where they prove enough and are smaller than the cut."""
         whole, most, drop, touched, read, state = first
         rest, _ = state.more
@@ -244,7 +244,7 @@ class _Tile(NamedTuple):
         # What was read, if the values of the rest cancel.
         center = state.out * state.total / (state.total + rest * (whole.origin - ref).exp())
         center = center.nan_to_num(nan=0.0, posinf=0.0, neginf=0.0)
-        rounded = (1 + 2 * self._sums) * self._rounding(whole).clamp(max=rounding.DEAD).exp()
+        rounded = (1 + 2 * self._sums) * self._rounding(whole).clamp(max=rounding.NEGLIGIBLE_NATS).exp()
         basis = Basis(drop, most, state.length, center, ref, rounded)
         task = self.task
         found = yield from draw(
@@ -252,7 +252,7 @@ class _Tile(NamedTuple):
         )
         return found
 
-    def _proved(self, first: _First, cut: _Cut, draws: Draws | None, read: Gathered) -> Script[_Found]:
+    def _proved(self, first: _First, cut: _Cut, draws: Draws | None, read: Gathered) -> Protocol[_Found]:
         """All tokens before the cut read, and what that proves; where it is too little, the cut goes further."""
         shard, (whole, most, drop, *_), (budget, terms, moved, *_) = self.shard, first, cut
         odds = None if draws is None else draws.odds
@@ -276,7 +276,7 @@ class _Tile(NamedTuple):
             if attempt + 1 == _CUTS:
                 break
             # Machines of several kinds may differ in a last bit: all go on where any has to, or one would wait forever.
-            more = yield from told_to_all(short.any().to(torch.uint8), self.task.ranks)
+            more = yield from all_gather(short.any().to(torch.uint8), self.task.ranks)
             if not bool(more.any()):
                 break
             # What joins weighs at least its lower end, and may make the answer longer.
@@ -304,14 +304,16 @@ class _Tile(NamedTuple):
         u, d = rounding.unit(torch.float64), self.shard.q.shape[-1]
         reach = abs(self.problem.scale) * self.queries * whole.key
         misread = rounding.misread_logits(self.queries, whole.key, self.problem.scale, d, self.problem.q.dtype)
-        shifted = 16 * u * (math.log(max(self.task.keys, 1)) + rounding.DEAD)
+        shifted = 16 * u * (math.log(max(self.task.keys, 1)) + rounding.NEGLIGIBLE_NATS)
         return reach * (rounding.gamma(d + 8, u) + 64 * u) + shifted + misread
 
     def _lost(self, whole: Extent) -> Float64[Tensor, "b g 1 1"]:
         """What sums and the answer may lose to underflow, relative to the longest value."""
         terms, width = self.task.keys + 8, math.sqrt(self.problem.v.shape[-1])
         kind = self.problem.q.dtype
-        lost = terms * rounding.tiny(torch.float64) * whole.size + rounding.tiny(kind) + rounding.unread(kind)
+        lost = (
+            terms * rounding.tiny(torch.float64) * whole.size + rounding.tiny(kind) + rounding.largest_subnormal(kind)
+        )
         return width * lost / self._unit(whole).clamp(min=2.0**-1022)
 
     def _unit(self, whole: Extent) -> Float64[Tensor, "b g 1 1"]:
@@ -326,12 +328,12 @@ class _Tile(NamedTuple):
         """Bounds on whole rows: what was not read, and the rounding of what was."""
         delta = self._rounding(whole)
         rows = (
-            tails * torch.exp(2 * delta.clamp(max=rounding.DEAD)) * (1 + self._sums)
+            tails * torch.exp(2 * delta.clamp(max=rounding.NEGLIGIBLE_NATS)) * (1 + self._sums)
             + 2 * torch.tanh(delta / 2)
             + self._sums
         )
         rows = rows.clamp(max=2 + self._sums)  # Answer and target are both averages of values.
-        rows = (rows * (1 + self._final) + self._final) * rounding.OUTWARD + self._lost(whole)
+        rows = (rows * (1 + self._final) + self._final) * rounding.SAFETY + self._lost(whole)
         # Where all values are zero, so is the answer; lengths near the end of float64 are no longer sharp.
         unit = self._unit(whole)
         return torch.where(unit == 0, 0.0, torch.where(unit < _FAINT, math.inf, rows))
@@ -341,8 +343,8 @@ class _Tile(NamedTuple):
         delta = self._rounding(whole)
         if self.task.tol is None:
             return torch.full_like(delta, self.task.method.drop)
-        room = (self.task.tol / rounding.OUTWARD - self._lost(whole) - self._final) / (1 + self._final)
+        room = (self.task.tol / rounding.SAFETY - self._lost(whole) - self._final) / (1 + self._final)
         room = (room - 2 * torch.tanh(delta / 2) - self._sums) / (
-            (1 + self._sums) * torch.exp(2 * delta.clamp(max=rounding.DEAD))
+            (1 + self._sums) * torch.exp(2 * delta.clamp(max=rounding.NEGLIGIBLE_NATS))
         )
         return (room * (1 - 1e-6)).nan_to_num(nan=0.0).clamp(min=0.0)

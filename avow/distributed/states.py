@@ -25,7 +25,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from avow.attend import Attended
-from avow.distributed.consensus import Meeting
+from avow.distributed.consensus import Context
 from avow.distributed.exchange import combined, gathered, tied
 from avow.distributed.frames import centred_frame
 from avow.distributed.shards import Shards, alike, shards_of
@@ -35,12 +35,12 @@ from avow.methods.separable import Separable
 from avow.numerics import features as feature_maps
 from avow.numerics import rounding, scan
 from avow.numerics.feature_logs import FeatureLogs
-from avow.numerics.heads import finished, grouped, linear_type, rescaled
+from avow.numerics.heads import cast_output, grouped, linear_type, rescaled
 from avow.numerics.random_stream import random_stream
 
 
 def attend_states(
-    met: Meeting, method: Separable | RandomFeatures, confidence: float, generator: torch.Generator | None
+    met: Context, method: Separable | RandomFeatures, confidence: float, generator: torch.Generator | None
 ) -> Attended:
     """Attention of this process's rows to the keys of all processes, by states of sums.
 
@@ -99,7 +99,7 @@ def collected(
         nothing = p.v.new_zeros(*p.q.shape[:-1], p.v.shape[-1])
         return tied(nothing, p.q, *exchanges), 0
     sums, steps = answer()
-    return finished(p, rescaled(sums.out, size)), steps
+    return cast_output(p, rescaled(sums.out, size)), steps
 
 
 def _separable(shards: Shards, method: Separable) -> tuple[Tensor, separable.Trace]:

@@ -13,7 +13,7 @@ import torch
 _LEAST = (8, 0)
 
 
-def absent(device: torch.device) -> str:
+def why_not(device: torch.device) -> str:
     """Why no kernel runs on a device; nothing where they do, interpreted ones among them. Loads nothing."""
     if importlib.util.find_spec("triton") is None:
         return "Triton is not installed"
@@ -26,11 +26,11 @@ def absent(device: torch.device) -> str:
 
 
 @functools.cache
-def at_hand(device: torch.device) -> bool:
+def is_available(device: torch.device) -> bool:
     """Whether methods should use kernels on a device; on a GPU without them, the reason is said once."""
     if device.type != "cuda":
         return False
-    reason = absent(device)
+    reason = why_not(device)
     if reason:
         warnings.warn(f"linear attention runs without its kernels: {reason}", RuntimeWarning, stacklevel=2)
     return not reason

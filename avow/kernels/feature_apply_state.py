@@ -17,7 +17,7 @@ _MEAN_MODE, _QUERY_MODE, _KEY_MODE = (tl.constexpr(mode) for mode in (MEANS, QUE
 
 
 @triton.jit
-def met(
+def apply_state(
     x,
     g,
     x_lengths,
@@ -95,8 +95,8 @@ def met(
         if MODE == _MEAN_MODE:
             found = tl.dot(ones, tl.trans(state), input_precision=PRECISION)
             tl.store(goal, found.to(out.dtype.element_ty), mask=there)
-            met = tl.sum(ones.to(tl.float32) * total[None, :], 1)
-            tl.store(normalisers + start + row, met, mask=(row < left) & (block == 0))
+            apply_state = tl.sum(ones.to(tl.float32) * total[None, :], 1)
+            tl.store(normalisers + start + row, apply_state, mask=(row < left) & (block == 0))
             tl.store(lse + rest + row, top + tl.zeros((C,), tl.float32), mask=(row < left) & (share == 0))
         else:
             gs = tile(g + start * g_row, g_row, row, column, left, E, EB)

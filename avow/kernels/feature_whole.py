@@ -61,7 +61,7 @@ def _meet(
     normalisers = x.new_empty(blocks, b, h, n if mode == MEANS else 0, dtype=torch.float32)
     gradient = x.new_empty(blocks * columns, b, h, n, d if mode != MEANS else 0, dtype=kept)
     seen = torch.empty_like(lse) if mode == MEANS else lse
-    feature_apply_state.met[(b * h, max(1, divided(n, chosen.chunk * _MANY)), blocks * columns)](
+    feature_apply_state.apply_state[(b * h, max(1, divided(n, chosen.chunk * _MANY)), blocks * columns)](
         x,
         g,
         lengths,

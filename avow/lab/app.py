@@ -15,11 +15,11 @@ from starlette.responses import HTMLResponse, Response
 from avow.errors import AvowError
 from avow.lab import templates
 from avow.lab.page import PACKAGE, Inputs, Page, all_pages
-from avow.lab.responses import MISTAKE, Told, mistake, mistake_of
-from avow.lab.security import Guard
+from avow.lab.responses import MISTAKE, JsonResponse, error_body, error_body_of
+from avow.lab.security import SecurityMiddleware
 from avow.lab.static_files import TYPES, static_files
-from avow.lab.uploads import Shelf
-from avow.lab.worker_pool import Busy, Crew
+from avow.lab.uploads import FileStore
+from avow.lab.worker_pool import Busy, WorkerPool
 
 # A preview that does not come at once is of no use.
 _PREVIEW_SECONDS = 5.0
@@ -28,10 +28,14 @@ _PROOFS_AT_A_TIME = 2
 _MOST_KEPT = 256
 
 
-def build(port: int, token: str, package: str = PACKAGE) -> Guard:
+def build(port: int, token: str, package: str = PACKAGE) -> SecurityMiddleware:
     """The application for one port and one token, its guard around it; its pages are those of a package."""
     pages = all_pages(package)
-    previews, proofs, shelf = Crew(package, 1), Crew(package, _PROOFS_AT_A_TIME, stands_back=True), Shelf()
+    previews, proofs, shelf = (
+        WorkerPool(package, 1),
+        WorkerPool(package, _PROOFS_AT_A_TIME, stands_back=True),
+        FileStore(),
+    )
 
     async def close() -> None:
         await asyncio.gather(previews.close(), proofs.close())
@@ -61,12 +65,12 @@ def build(port: int, token: str, package: str = PACKAGE) -> Guard:
 
     @app.post("/api/files")
     async def files(request: Request) -> Response:
-        return Told(await asyncio.to_thread(shelf.put, await request.body()))
+        return JsonResponse(await asyncio.to_thread(shelf.put, await request.body()))
 
     for name, content in static_files().items():
         app.get(f"/static/{name}", include_in_schema=False)(_sent(content, TYPES[name.rpartition(".")[2]]))
     app.get("/plotly.js", include_in_schema=False)(_plotly)
-    return Guard(app, port, token, close)
+    return SecurityMiddleware(app, port, token, close)
 
 
 def _shown(page: Page, pages: list[Page], token: str) -> Callable[[], Coroutine[Any, Any, str]]:
@@ -76,7 +80,9 @@ def _shown(page: Page, pages: list[Page], token: str) -> Callable[[], Coroutine[
     return show
 
 
-def _computed(page: Page, what: str, crew: Crew, shelf: Shelf) -> Callable[..., Coroutine[Any, Any, Response]]:
+def _computed(
+    page: Page, what: str, crew: WorkerPool, shelf: FileStore
+) -> Callable[..., Coroutine[Any, Any, Response]]:
     seconds = min(page.seconds, _PREVIEW_SECONDS) if what == "preview" else page.seconds
     known: dict[str, bytes] = {}
 
@@ -86,7 +92,7 @@ def _computed(page: Page, what: str, crew: Crew, shelf: Shelf) -> Callable[..., 
         question = {"page": page.name, "what": what, "inputs": inputs.model_dump(mode="json")}
         name = inputs.model_dump_json()
         if name in known:
-            return Told(known[name])
+            return JsonResponse(known[name])
         asked = asyncio.ensure_future(crew.ask(question, seconds, file))
         gone = asyncio.ensure_future(_gone(request))
         try:
@@ -99,7 +105,7 @@ def _computed(page: Page, what: str, crew: Crew, shelf: Shelf) -> Callable[..., 
                 known[name] = answer
                 if len(known) > _MOST_KEPT:
                     del known[next(iter(known))]
-            return Told(answer, 422 if mistaken else 200)
+            return JsonResponse(answer, 422 if mistaken else 200)
         finally:
             gone.cancel()
             asked.cancel()
@@ -131,7 +137,7 @@ async def _plotly() -> Response:
 
 
 async def _told(request: Request, problem: Exception) -> Response:
-    return Told(mistake_of(problem), 503 if isinstance(problem, Busy) else 422)
+    return JsonResponse(error_body_of(problem), 503 if isinstance(problem, Busy) else 422)
 
 
 async def _misread(request: Request, problem: Exception) -> Response:
@@ -141,7 +147,7 @@ async def _misread(request: Request, problem: Exception) -> Response:
     name = ".".join(str(part) for part in first["loc"] if part != "body") or "body"
     rule = first["msg"].replace("Input should", "must", 1)
     rule = rule[:1].lower() + rule[1:]
-    return Told(mistake("ParameterError", name, first.get("input"), rule, "set it anew on the page"), 422)
+    return JsonResponse(error_body("ParameterError", name, first.get("input"), rule, "set it anew on the page"), 422)
 
 
 def _unknown(pages: list[Page], token: str) -> Callable[[Request, Exception], Coroutine[Any, Any, Response]]:
@@ -151,8 +157,10 @@ def _unknown(pages: list[Page], token: str) -> Callable[[Request, Exception], Co
         if status == 404 and "text/html" in request.headers.get("accept", ""):
             return HTMLResponse(templates.front(pages, token, lost=path), status)
         if status == 400:
-            return Told(mistake("InputError", "body", "as sent", "is no JSON that can be read", "send JSON"), 422)
+            return JsonResponse(
+                error_body("InputError", "body", "as sent", "is no JSON that can be read", "send JSON"), 422
+            )
         rule = "is not known here" if status == 404 else f"was refused: {problem.detail}"
-        return Told(mistake("Unknown", "address", path, rule, "start from the front page"), status)
+        return JsonResponse(error_body("Unknown", "address", path, rule, "start from the front page"), status)
 
     return answer

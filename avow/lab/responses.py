@@ -30,7 +30,7 @@ def plain(fact: Any) -> Any:
     return plain(fact.tolist()) if hasattr(fact, "tolist") else str(fact)
 
 
-def told(fact: Any) -> bytes:
+def json_bytes(fact: Any) -> bytes:
     """The same as one line of JSON."""
     try:
         # Most answers are lists of numbers, which are written as they are; those that JSON cannot hold are rare.
@@ -39,25 +39,25 @@ def told(fact: Any) -> bytes:
         return json.dumps(plain(fact), allow_nan=False).encode("ascii")
 
 
-def mistake(kind: str, name: str, value: object, rule: str, remedy: str) -> dict[str, Any]:
+def error_body(kind: str, name: str, value: object, rule: str, remedy: str) -> dict[str, Any]:
     """The four parts, and what kind of mistake it was."""
     shown = value if isinstance(value, str) else repr(value)
     shown = shown if len(shown) <= _SHOWN else shown[:_SHOWN] + " …"
     return {"error": {"kind": kind, "name": name, "value": shown, "rule": rule, "remedy": remedy}}
 
 
-def mistake_of(problem: BaseException) -> dict[str, Any]:
+def error_body_of(problem: BaseException) -> dict[str, Any]:
     """An error of avow with its own four parts; anything else was not foreseen, and says so."""
     if isinstance(problem, AvowError):
-        return mistake(type(problem).__name__, problem.name, problem.value, problem.rule, problem.remedy)
+        return error_body(type(problem).__name__, problem.name, problem.value, problem.rule, problem.remedy)
     rule = f"was not foreseen and raised {type(problem).__name__}: {problem}"
-    return mistake("Unforeseen", "this input", "as given", rule[:_SHOWN], "change it, and report the page's address")
+    return error_body("Unforeseen", "this input", "as given", rule[:_SHOWN], "change it, and report the page's address")
 
 
-class Told(Response):
+class JsonResponse(Response):
     """JSON that holds nothing a browser could mistake for anything else."""
 
     media_type = "application/json"
 
     def render(self, content: Any) -> bytes:
-        return content if isinstance(content, bytes) else told(content)
+        return content if isinstance(content, bytes) else json_bytes(content)

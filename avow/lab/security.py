@@ -15,7 +15,7 @@ from typing import Any
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from avow.lab.responses import Told, mistake, mistake_of
+from avow.lab.responses import JsonResponse, error_body, error_body_of
 
 TOKEN = "x-avow-token"
 _BODY_BYTES = 64 * 1024
@@ -49,14 +49,14 @@ class Refused(Exception):
 
     def __init__(self, status: int, name: str, value: object, rule: str, remedy: str) -> None:
         super().__init__(rule)
-        self.answer = Told(mistake("Refused", name, value, rule, remedy), status)
+        self.answer = JsonResponse(error_body("Refused", name, value, rule, remedy), status)
 
 
 class _Unheard(Exception):
     """An answer that could not be sent."""
 
 
-class Guard:
+class SecurityMiddleware:
     """An application behind its rules; `close` ends what it computes, so that nobody waits for it."""
 
     def __init__(self, app: ASGIApp, port: int, token: str, close: Callable[[], Awaitable[None]]) -> None:
@@ -85,8 +85,8 @@ class Guard:
                 message = {**message, "headers": [*kept, *own]}
             try:
                 await send(message)
-            except Exception as problem:
-                raise _Unheard from problem
+            except Exception as error:
+                raise _Unheard from error
 
         try:
             self._admit(scope)
@@ -100,10 +100,10 @@ class Guard:
                 await refused.answer(scope, receive, armoured)
             except _Unheard:
                 await _left(receive)
-        except Exception as problem:
+        except Exception as error:
             if started:
                 raise
-            await Told(mistake_of(problem), 422)(scope, receive, armoured)
+            await JsonResponse(error_body_of(error), 422)(scope, receive, armoured)
 
     @contextlib.asynccontextmanager
     async def _turn(self, path: str) -> AsyncIterator[None]:

@@ -24,10 +24,10 @@ def serve(port: int, ready: Callable[[str], None]) -> None:
         # What is missing is named before a port is taken.
         for needed in ("uvicorn", "avow.lab.app"):
             importlib.import_module(needed)
-    except ImportError as problem:
+    except ImportError as error:
         raise MissingPackage(
-            problem.name or "fastapi", "missing", "is needed for the lab", "pip install 'avow[lab,rigor]'"
-        ) from problem
+            error.name or "fastapi", "missing", "is needed for the lab", "pip install 'avow[lab,rigor]'"
+        ) from error
     with bound(port) as listening:
         server(listening, secrets.token_urlsafe(32), ready).run(sockets=[listening])
 
@@ -75,9 +75,9 @@ def bound(port: int) -> socket.socket:
     listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     try:
         listening.bind((_HOST, port))
-    except OSError as problem:
+    except OSError as error:
         listening.close()
-        raise ParameterError("port", port, f"cannot be had: {problem.strerror}", "leave --port out") from None
+        raise ParameterError("port", port, f"cannot be had: {error.strerror}", "leave --port out") from None
     return listening
 
 

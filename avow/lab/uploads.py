@@ -52,7 +52,7 @@ def _check(header: bounded.Header) -> None:
             raise ShapeError(shown, entry.shape, rule, "save a slice of it")
 
 
-class Shelf:
+class FileStore:
     """Files by the handles that pages know them by: the last few, in memory."""
 
     def __init__(self) -> None:

@@ -16,7 +16,7 @@ from typing import Any, BinaryIO
 import torch
 
 from avow.lab.page import Page, all_pages
-from avow.lab.responses import mistake_of, told
+from avow.lab.responses import error_body_of, json_bytes
 from avow.lab.uploads import tensors_of
 
 
@@ -29,9 +29,9 @@ def answer_of(pages: dict[str, Page], question: dict[str, Any], tensors: dict[st
         inputs = page.inputs.model_validate(question["inputs"])
         answer = function(inputs, tensors) if page.takes_files else function(inputs)
         trouble = answer.pop("trouble", None)
-        return told((mistake_of(trouble) if trouble else {}) | {"answer": answer})
-    except Exception as problem:
-        return told(mistake_of(problem))
+        return json_bytes((error_body_of(trouble) if trouble else {}) | {"answer": answer})
+    except Exception as error:
+        return json_bytes(error_body_of(error))
 
 
 def serve(package: str, questions: BinaryIO, answers: BinaryIO) -> None:
@@ -45,7 +45,7 @@ def serve(package: str, questions: BinaryIO, answers: BinaryIO) -> None:
 
     threading.Thread(target=_read, args=(questions, waiting), daemon=True).start()
     pages = all_pages(package)
-    tell(told({"ready": True}))
+    tell(json_bytes({"ready": True}))
     while True:
         question, content = waiting.get()
         if content:

@@ -35,7 +35,7 @@ class Busy(AvowError):
     """More is asked for than can wait."""
 
 
-class Crew:
+class WorkerPool:
     """Processes that answer questions, `hands` of them at a time; further ones start as they are needed.
 
     Answers are JSON as the process wrote it. A crew that `stands_back` leaves the cores to whoever else wants them.
@@ -43,8 +43,8 @@ class Crew:
 
     def __init__(self, package: str, hands: int, most_waiting: int = 100, *, stands_back: bool = False) -> None:
         self._package, self._stands_back = package, stands_back
-        self._free: deque[_Hand] = deque()
-        self._busy: set[_Hand] = set()
+        self._free: deque[_Worker] = deque()
+        self._busy: set[_Worker] = set()
         self._gate = asyncio.Semaphore(hands)
         self._room, self._waiting = most_waiting, 0
         self._closed = False
@@ -64,7 +64,7 @@ class Crew:
             await self._gate.acquire()
         finally:
             self._waiting -= 1
-        hand: _Hand | None = None
+        hand: _Worker | None = None
         try:
             if self._closed:
                 raise Busy("the lab", "", "has ended", "start avow lab again, and open the address it prints")
@@ -79,8 +79,8 @@ class Crew:
                 # Its place is taken until there is a new one; whoever asked need not wait for that.
                 self._begin_another()
 
-    async def _started(self) -> _Hand:
-        hand = await _Hand.begun(self._package, self._stands_back)
+    async def _started(self) -> _Worker:
+        hand = await _Worker.begun(self._package, self._stands_back)
         self._busy.add(hand)
         try:
             await hand.ready()
@@ -102,7 +102,7 @@ class Crew:
             finally:
                 self._give_back(hand)
 
-    def _give_back(self, hand: _Hand | None) -> None:
+    def _give_back(self, hand: _Worker | None) -> None:
         if hand is not None:
             self._free.append(hand)
         self._gate.release()
@@ -117,7 +117,7 @@ class Crew:
         self._free.clear()
 
 
-async def _answered(hand: _Hand, question: dict[str, Any], seconds: float, file: tuple[str, bytes] | None) -> bytes:
+async def _answered(hand: _Worker, question: dict[str, Any], seconds: float, file: tuple[str, bytes] | None) -> bytes:
     """What one process says, within the limit; where nobody waits any more, it is ended unless it is nearly done."""
     asked = asyncio.ensure_future(hand.ask(question, file))
     late = False
@@ -136,7 +136,7 @@ async def _answered(hand: _Hand, question: dict[str, Any], seconds: float, file:
     return asked.result()
 
 
-class _Hand:
+class _Worker:
     """One process, seen from outside."""
 
     def __init__(self, process: asyncio.subprocess.Process) -> None:
@@ -145,11 +145,11 @@ class _Hand:
         self.alive = True
 
     @staticmethod
-    async def begun(package: str, stands_back: bool) -> _Hand:
+    async def begun(package: str, stands_back: bool) -> _Worker:
         # Threads of its own would only wait for the others'. What is freed goes back: else glibc raises the size from
         # which it does, and a heap of tensors keeps hundreds of megabytes.
         around = surroundings(threads=1) | {"MALLOC_MMAP_THRESHOLD_": str(128 * 1024)}
-        hand = _Hand(
+        hand = _Worker(
             await asyncio.create_subprocess_exec(
                 sys.executable,
                 "-P",

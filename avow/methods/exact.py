@@ -21,11 +21,18 @@ from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.functional import pad, scaled_dot_product_attention
 
-from avow.core import Computed, Cost, Method, Norms, Problem, Promise, Prospect, Sizes, named
+from avow.core import BoundEstimate, Computed, Cost, Method, Norms, Problem, Promise, Sizes, named
 from avow.errors import is_out_of_memory
 from avow.numerics import rounding
 from avow.numerics.cpu_sums import MOST_ROWS, fewest_rows
-from avow.numerics.heads import ceilings, distance_rounding, finished, longest_seen, per_query_head, settled
+from avow.numerics.heads import (
+    cast_output,
+    distance_rounding,
+    longest_seen,
+    longest_values,
+    mask_bounds,
+    per_query_head,
+)
 from avow.numerics.masks import additive
 from avow.numerics.norms import at_least
 from avow.numerics.softmax import softmax_average
@@ -72,7 +79,7 @@ class Exact(Method):
         size = 1.0 if p.norms is None else _size(p.norms, p.q.dtype)
         out = _fastest(q, k, v if size == 1 else v / size, mask, p.causal and not masked, scale)
         out = out[..., :e] if d != e else out
-        return Computed(finished(p, out if size == 1 else out * size), size)
+        return Computed(cast_output(p, out if size == 1 else out * size), size)
 
     def promise(self, problem: Problem, norms: Norms, computed: Computed, confidence: float) -> Promise:
         p = problem
@@ -85,21 +92,21 @@ class Exact(Method):
         rows.add_(_flushed(p, norms, model, computed.trace).add_(model.sums * (1 + model.final)))
         if model.final:
             # The answer's own rounding is relative to its length, which is known by now: on flat heads that is little.
-            rows = rows + model.final * rounding.OUTWARD * _shares(p, norms, computed.out)
-        return Promise("deterministic", settled(p, rows), assumptions=(self.assumption(p),))
+            rows = rows + model.final * rounding.SAFETY * _shares(p, norms, computed.out)
+        return Promise("deterministic", mask_bounds(p, rows), assumptions=(self.assumption(p),))
 
-    def foresee(self, problem: Problem, norms: Norms, confidence: float) -> Prospect:
+    def estimate_bound(self, problem: Problem, norms: Norms, confidence: float) -> BoundEstimate:
         if not self.fits(problem, *norms.most):
-            return Prospect(math.inf, "none", True, f"{self.arithmetic(problem.q.dtype)} would overflow")
+            return BoundEstimate(math.inf, "none", True, f"{self.arithmetic(problem.q.dtype)} would overflow")
         query, key, _ = norms.most
         model = self.model(problem, query, key)
         delta = abs(problem.scale) * query * key * model.slope + model.floor
         flushed = float(_flushed(problem, norms, model, _size(norms, problem.q.dtype)).amax())
         if flushed > 1 and self.arithmetic(problem.q.dtype) != torch.float64:
-            return Prospect(math.inf, "none", True, f"values underflow in {self.arithmetic(problem.q.dtype)}")
+            return BoundEstimate(math.inf, "none", True, f"values underflow in {self.arithmetic(problem.q.dtype)}")
         merging = math.expm1(min(_HOPELESS, abs(problem.scale) * query * key * model.merge_slope + model.merge_floor))
         bound = (2 * math.tanh(delta / 2) + merging) * model.grown + model.rest + flushed
-        return Prospect(bound * rounding.OUTWARD, "deterministic", True)
+        return BoundEstimate(bound * rounding.SAFETY, "deterministic", True)
 
     def fits(self, problem: Problem, query: float, key: float, value: float) -> bool:
         """Whether no intermediate result can overflow for norms up to these, whatever order the kernel works in."""
@@ -129,13 +136,13 @@ class Exact(Method):
         floor += rounding.exponentials(s, kind, device)
         if p.bias is not None:
             # Only keys within Λ = 4S + ln s + 100 of the row's top matter; their shifted bias is at most Λ.
-            slope, floor = slope + 32 * u, floor + 8 * u * (math.log(s) + rounding.DEAD)
+            slope, floor = slope + 32 * u, floor + 8 * u * (math.log(s) + rounding.NEGLIGIBLE_NATS)
             if p.kernel == "rbf":
                 floor += distance_rounding(p, 0.5 * scale * key**2)
                 slope += 16 * rounding.unit(torch.float64)
         merge_slope, merge_floor = rounding.merging(s, kind, device)
         if p.bias is not None:
-            merge_slope, merge_floor = 2 * merge_slope, merge_floor + merge_slope * rounding.DEAD
+            merge_slope, merge_floor = 2 * merge_slope, merge_floor + merge_slope * rounding.NEGLIGIBLE_NATS
         if s == 1:
             # One key has all the weight, whatever its logit.
             slope = floor = merge_slope = merge_floor = 0.0
@@ -146,7 +153,7 @@ class Exact(Method):
             sums += rounding.unit(kind) + s * rounding.tiny(kind)
         lost, ends = s * math.sqrt(e) * tiny, math.sqrt(e) * rounding.tiny(kept)
         final = 0.0 if kept == wide else rounding.unit(kept)
-        sums, lost, ends = (x * rounding.OUTWARD for x in (sums, lost, ends))
+        sums, lost, ends = (x * rounding.SAFETY for x in (sums, lost, ends))
         return Model(slope, floor, merge_slope, merge_floor, sums, lost, ends, final)
 
     def _many_at_once(self, p: Problem) -> bool:
@@ -221,11 +228,11 @@ class Model(NamedTuple):
 
     @property
     def grown(self) -> float:
-        return (1 + self.final) * rounding.OUTWARD
+        return (1 + self.final) * rounding.SAFETY
 
     @property
     def rest(self) -> float:
-        return self.sums * (1 + self.final) + self.final * rounding.OUTWARD
+        return self.sums * (1 + self.final) + self.final * rounding.SAFETY
 
 
 def _size(norms: Norms, dtype: torch.dtype) -> float:
@@ -246,7 +253,7 @@ def _shares(p: Problem, norms: Norms, out: Tensor) -> Tensor:
     masked = p.allowed is not None and p.allowed.shape[-2] > 1
     least = norms.least_value * (1 - norms.slack)
     # Rows that see different values share the shortest of all where none is near underflow: to look would cost more.
-    longest = torch.full_like(norms.q, least) if masked and least > 1e-10 else ceilings(p, norms)
+    longest = torch.full_like(norms.q, least) if masked and least > 1e-10 else longest_values(p, norms)
     lengths = torch.linalg.vector_norm(out.detach().float(), dim=-1).double() * (1 + 2.0**-10)
     lengths = lengths + 2.0**-60 * math.sqrt(out.shape[-1])
     return (lengths / longest.clamp(min=1e-300)).clamp(max=1.0).nan_to_num(nan=1.0)

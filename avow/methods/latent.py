@@ -31,21 +31,21 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from avow.core import Computed, Cost, Method, Norms, Problem, Promise, Prospect, Sizes
+from avow.core import BoundEstimate, Computed, Cost, Method, Norms, Problem, Promise, Sizes
 from avow.errors import ParameterError
 from avow.numerics import rounding
 from avow.numerics.heads import (
-    finished,
-    flushed,
+    cast_output,
+    expand_gqa,
     grouped,
     key_log,
     key_seen,
     linear_type,
-    own_keys,
+    mask_bounds,
     per_query_head,
     rescaled,
     scaled_values,
-    settled,
+    underflow_bound,
 )
 from avow.numerics.horizons import (
     TILE,
@@ -86,14 +86,14 @@ class Latent(Method):
     segment: int = param(64, at_least(1), "keys between one horizon and the next")
 
     def compute(self, problem: Problem, generator: torch.Generator | None = None) -> Computed:
-        p = own_keys(self._checked(problem))
+        p = expand_gqa(self._checked(problem))
         wide = _arithmetic(p)
         s = p.k.shape[-2]
         if p.mask_kind == "full":
-            return Computed(finished(p, self._by_definition(p, wide)), Trace(wide, s, s, None))
+            return Computed(cast_output(p, self._by_definition(p, wide)), Trace(wide, s, s, None))
         values, size = scaled_values(p, wide)
         out, trace = self._causal(p, values) if p.causal else self._whole(p, values)
-        return Computed(finished(p, rescaled(out, size)), trace)
+        return Computed(cast_output(p, rescaled(out, size)), trace)
 
     def _causal(self, p: Problem, values: Tensor) -> tuple[Tensor, Trace]:
         """Segment by segment: rows read the latents of all segments before theirs, and their own up to themselves."""
@@ -159,7 +159,7 @@ class Latent(Method):
         return (k @ directions(self.latents, k).T).mul_(p.scale).add_(added)
 
     def promise(self, problem: Problem, norms: Norms, computed: Computed, confidence: float) -> Promise:
-        p = own_keys(self._checked(problem))
+        p = expand_gqa(self._checked(problem))
         trace: Trace = computed.trace
         wide, kept, heads = trace.wide, p.q.dtype, p.q.shape[1]
         products = rounding.products(wide, p.q.device.type)
@@ -169,7 +169,7 @@ class Latent(Method):
         reach = scale * norms.q * longest  # the largest logit of a row, by Cauchy–Schwarz: latent keys are no longer
         logit = products.dot(d + 8) + 8 * u
         misread = rounding.misread_logits(norms.q, longest, p.scale, d, kept)
-        floor = 8 * d * max(tiny, rounding.unread(kept)) * (1 + scale)
+        floor = 8 * d * max(tiny, rounding.largest_subnormal(kept)) * (1 + scale)
 
         def argument(size: Tensor) -> Tensor:
             """Biasing rounds numbers as large as the bias; shifting, what is above underflow or twice a logit at most.
@@ -186,7 +186,7 @@ class Latent(Method):
         # values; its key and its value then move by η times the longest of those it averages.
         sketch = scale * math.sqrt(d) * longest
         down = sketch * logit + floor + argument(sketch) + exponentials
-        eta = rounding.perturbed(down) + sums
+        eta = rounding.softmax_l1_bound(down) + sums
         # Up: a logit scale·q·κ moves with κ and by its own rounding; the log of the mass by what its sum errs.
         logs = math.log(s) + math.log(m)
         mass = argument(torch.zeros_like(longest)) + exponentials + sums + 16 * u * (1 + logs + bias)
@@ -195,11 +195,11 @@ class Latent(Method):
         up = up + rounding.EXP_ULPS * u
         # The weights sum to one, so errors of the values they meet are errors of the row, and add up.
         ends = 4 * products.dot(m + trace.near + 16) + 8 * (m + trace.near) * tiny
-        relative = (rounding.perturbed(up) + ends) * (1 + eta) + eta
+        relative = (rounding.softmax_l1_bound(up) + ends) * (1 + eta) + eta
         final = rounding.unit(kept) if kept != wide else 0.0
-        rows = relative * (1 + final) + final + flushed(p, norms, 2 * (s + m + trace.near), wide)
+        rows = relative * (1 + final) + final + underflow_bound(p, norms, 2 * (s + m + trace.near), wide)
         assumptions = ("exp is right to 64 ulp, exp(0) is 1, and log is right to 8",)
-        return Promise("deterministic", settled(p, rows * rounding.OUTWARD), assumptions=assumptions)
+        return Promise("deterministic", mask_bounds(p, rows * rounding.SAFETY), assumptions=assumptions)
 
     def reference(self, problem: Problem) -> Tensor:
         return self._by_definition(self._checked(problem), torch.float64)
@@ -213,8 +213,8 @@ class Latent(Method):
         for latents in (16, 64):
             yield cls(latents)
 
-    def foresee(self, problem: Problem, norms: Norms, confidence: float) -> Prospect:
-        return Prospect(math.inf, "none", True, "its target is latent attention, not softmax attention")
+    def estimate_bound(self, problem: Problem, norms: Norms, confidence: float) -> BoundEstimate:
+        return BoundEstimate(math.inf, "none", True, "its target is latent attention, not softmax attention")
 
     def _checked(self, p: Problem) -> Problem:
         if p.kernel != "dot":

@@ -25,22 +25,22 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from avow.core import Computed, Cost, Method, Norms, Problem, Promise, Prospect, Sizes
+from avow.core import BoundEstimate, Computed, Cost, Method, Norms, Problem, Promise, Sizes
 from avow.errors import ParameterError
 from avow.numerics import cholesky, rounding, scan, scan_costs
 from avow.numerics.features import Frame, centred_frame
 from avow.numerics.heads import (
-    finished,
-    flushed,
+    cast_output,
+    expand_gqa,
     grouped,
     key_log,
     key_seen,
     longest_seen,
-    own_keys,
+    mask_bounds,
     per_query_head,
     rescaled,
     scaled_values,
-    settled,
+    underflow_bound,
     ungrouped,
 )
 from avow.numerics.landmark_features import LandmarkFeatures, WeightedKeys
@@ -85,7 +85,7 @@ class LowRank(Method):
             raise ParameterError("low_rank: rank", self.rank, rule, f'use rank<={sizes.keys} or method="exact"')
 
     def compute(self, problem: Problem, generator: torch.Generator | None = None) -> Computed:
-        p = own_keys(problem)
+        p = expand_gqa(problem)
         keys = _weighted(p)
         radius = torch.linalg.vector_norm(keys.points.detach(), dim=-1).amax(-1)
         with torch.no_grad():
@@ -95,7 +95,7 @@ class LowRank(Method):
         values, size = scaled_values(p, torch.float64)
         sums, unit, steps = self._summed(p, features, values)
         assert sums.normaliser is not None
-        out = finished(p, rescaled(within_ball(sums.out, _longest_seen(p, values)), size))
+        out = cast_output(p, rescaled(within_ball(sums.out, _longest_seen(p, values)), size))
         rows = features.rows
         trace = Trace(
             key_log=keys.log.detach()[..., 0],
@@ -138,11 +138,11 @@ class LowRank(Method):
         return sums, whole.top.unsqueeze(2), whole.steps
 
     def promise(self, problem: Problem, norms: Norms, computed: Computed, confidence: float) -> Promise:
-        p = own_keys(problem)
+        p = expand_gqa(problem)
         t: Trace = computed.trace
         heads, s = p.q.shape[1], p.k.shape[-2]
         key_radius, slack = (per_query_head(x.unsqueeze(-1), heads) for x in (t.key_radius, t.slack))
-        moved = rounding.perturbed(2 * self._logit_error(p, norms, t, key_radius))
+        moved = rounding.softmax_l1_bound(2 * self._logit_error(p, norms, t, key_radius))
         missed, mass = (self._visible_log_sum(p, x) for x in (t.key_log + 0.5 * t.key_residual.log(), t.key_log))
         # Everything below is relative to the unit of the normaliser and to the row's nearest landmark.
         left = (missed - t.unit_log - t.row_log).exp() * t.row_residual.sqrt()
@@ -151,10 +151,10 @@ class LowRank(Method):
         sure = (t.normaliser - arithmetic).clamp(min=0.0)
         bound = torch.where(sure > 0, (2 * left + 4 * arithmetic) / sure.clamp(min=1e-300), math.inf)
         final = rounding.unit(p.q.dtype)
-        lost = flushed(p, norms, s * self.rank, torch.float64)
+        lost = underflow_bound(p, norms, s * self.rank, torch.float64)
         rows = (moved + bound.nan_to_num(math.inf)).clamp(max=2 + 4 * norms.slack) * (1 + 2 * final) + final + lost
         assumption = "exp is right to 64 ulp in float64"
-        return Promise("deterministic", settled(p, rows * rounding.OUTWARD), assumptions=(assumption,))
+        return Promise("deterministic", mask_bounds(p, rows * rounding.SAFETY), assumptions=(assumption,))
 
     def _logit_error(self, p: Problem, norms: Norms, t: Trace, key_radius: Tensor) -> Tensor:
         """How far G(q, k)·w as computed may be from exp(scale·q·k + bias), in the exponent and up to the row's own."""
@@ -220,13 +220,15 @@ class LowRank(Method):
         for rank in sorted({min(rank, max(sizes.keys, 1)) for rank in (16, 64, 256)}):
             yield cls(rank)
 
-    def foresee(self, problem: Problem, norms: Norms, confidence: float) -> Prospect:
+    def estimate_bound(self, problem: Problem, norms: Norms, confidence: float) -> BoundEstimate:
         """The promise on a sample of rows and keys: a guess, and a cheap one."""
         p = problem
         if self.rank > p.k.shape[-2]:
-            return Prospect(math.inf, "none", True, f"rank {self.rank} exceeds {p.k.shape[-2]} keys")
+            return BoundEstimate(math.inf, "none", True, f"rank {self.rank} exceeds {p.k.shape[-2]} keys")
         if p.mask_kind == "full":
-            return Prospect(math.inf, "none", True, "a mask that differs by row leaves nothing to share between rows")
+            return BoundEstimate(
+                math.inf, "none", True, "a mask that differs by row leaves nothing to share between rows"
+            )
         sample, size = _sampled(p, 4 * self.rank), 4 * self.rank
         q, k, v = (x[..., :: _step(x.shape[-1], size)] for x in (norms.q, norms.k, norms.v))
         from_sample = Norms(q, k, v, norms.slack)
@@ -234,7 +236,7 @@ class LowRank(Method):
         computed = self.compute(sample, generator)
         rows = self.promise(sample, from_sample, computed, confidence).rows
         bound = float(rows.amax()) if rows.numel() else 0.0
-        return Prospect(
+        return BoundEstimate(
             bound, "deterministic", False, "" if bound < 2 else "landmarks leave too much of these keys over"
         )
 

@@ -19,23 +19,23 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
-from avow.core import Computed, Cost, Method, Norms, Problem, Promise, Prospect, Sizes
+from avow.core import BoundEstimate, Computed, Cost, Method, Norms, Problem, Promise, Sizes
 from avow.errors import ParameterError
 from avow.numerics import features as feature_maps
 from avow.numerics import kernel_rounding, rounding, scan, scan_costs
 from avow.numerics.feature_logs import FeatureLogs
 from avow.numerics.features import Frame
 from avow.numerics.heads import (
-    finished,
-    flushed,
+    cast_output,
+    expand_gqa,
     key_log,
     key_seen,
     linear_type,
-    own_keys,
+    mask_bounds,
     per_query_head,
     rescaled,
     scaled_values,
-    settled,
+    underflow_bound,
     ungrouped,
 )
 from avow.numerics.kernel_rounding import KernelRounding
@@ -106,7 +106,7 @@ class RandomFeatures(Method):
         generator: torch.Generator | None = None,
         initial_state: FeatureState | None = None,
     ) -> Computed:
-        p = own_keys(problem)
+        p = expand_gqa(problem)
         wide = self.arithmetic(p)
         if initial_state is None:
             directions = feature_maps.draw(self.features, p.q.shape[-1], self.orthogonal, generator, p.q.device)
@@ -129,7 +129,9 @@ class RandomFeatures(Method):
             out, state = self._scanned(p, logs, initial_state)
             steps = state.sums.steps
         lengths = logs.query_radius, logs.key_radius
-        return Computed(finished(p, out), Trace(directions, frame, *lengths, state, steps, initial_state is not None))
+        return Computed(
+            cast_output(p, out), Trace(directions, frame, *lengths, state, steps, initial_state is not None)
+        )
 
     def _scanned(
         self, p: Problem, logs: FeatureLogs, initial_state: FeatureState | None
@@ -186,7 +188,7 @@ class RandomFeatures(Method):
         return problems.feature_step(problem, state.directions, state.frame, state.sums)
 
     def promise(self, problem: Problem, norms: Norms, computed: Computed, confidence: float) -> Promise:
-        p, trace = own_keys(problem), computed.trace
+        p, trace = expand_gqa(problem), computed.trace
         if trace.carried:
             unknown = torch.full(p.q.shape[:-1], math.inf, dtype=torch.float64, device=p.q.device)
             return Promise("none", unknown, reason="it went on from a state, whose keys are not in the problem")
@@ -198,7 +200,7 @@ class RandomFeatures(Method):
         # A mixture of values is never further from another than two of their lengths.
         rows = (chance + moved).clamp(max=2.0) + rest
         assumptions = ("the generator's numbers are Gaussian", INDEPENDENT, "exp is right to 64 ulp")
-        return Promise("statistical", settled(p, rows * rounding.OUTWARD), confidence, assumptions=assumptions)
+        return Promise("statistical", mask_bounds(p, rows * rounding.SAFETY), confidence, assumptions=assumptions)
 
     def _rounding(
         self, p: Problem, norms: Norms, radius_q: Tensor, radius_k: Tensor, shift: Tensor, longest: float, trace: Trace
@@ -226,9 +228,9 @@ class RandomFeatures(Method):
             along = trace.directions
             logs = logs + kernel_rounding.lost(along, kept) * radius + kernel_rounding.floor(along, kept)
             logs = logs + kernel.shared / 2
-        moved = rounding.perturbed(2 * (logs + exponent))
+        moved = rounding.softmax_l1_bound(2 * (logs + exponent))
         sums = 4 * products.dot(scan.depth(s, trace.steps) + m + 1) + 16 * s * m * rounding.tiny(wide) / least + apart
-        lost = flushed(p, norms, s * m / least, wide)
+        lost = underflow_bound(p, norms, s * m / least, wide)
         final = rounding.unit(kept) if kept != wide else 0.0
         return moved * (1 + final), sums * (1 + final) + 4 * final + lost
 
@@ -265,16 +267,16 @@ class RandomFeatures(Method):
         for features in (64, 256, 1024):
             yield cls(features)
 
-    def foresee(self, problem: Problem, norms: Norms, confidence: float) -> Prospect:
+    def estimate_bound(self, problem: Problem, norms: Norms, confidence: float) -> BoundEstimate:
         if confidence >= 1:
-            return Prospect(math.inf, "none", True, "promises only with a confidence below 1")
-        p = own_keys(problem)
+            return BoundEstimate(math.inf, "none", True, "promises only with a confidence below 1")
+        p = expand_gqa(problem)
         frame = feature_maps.frame_of(p, self.arithmetic(p))
         radius_q, radius_k, _ = feature_maps.radii(p, frame, *feature_maps.lengths(p, frame), norms)
         worst = (radius_q + radius_k).amax()
         variance = feature_maps.relative_variance(worst, self.features, p.q.shape[-1], self.orthogonal)
         bound = float(feature_maps.ratio_bound(variance, confidence))
-        return Prospect(bound, "statistical", False, "" if bound < 2 else f"norms of q+k up to {float(worst):.3g}")
+        return BoundEstimate(bound, "statistical", False, "" if bound < 2 else f"norms of q+k up to {float(worst):.3g}")
 
 
 @dataclass
@@ -318,7 +320,7 @@ def _suits(p: Problem, frame: Frame, initial_state: FeatureState | None) -> bool
         return False
     from avow.kernels import availability
 
-    return (initial_state is None or initial_state.size is None) and availability.at_hand(p.q.device)
+    return (initial_state is None or initial_state.size is None) and availability.is_available(p.q.device)
 
 
 class FeatureCount(NamedTuple):
@@ -336,7 +338,7 @@ class FeatureCount(NamedTuple):
 
 def features_needed(problem: Problem, norms: Norms, tol: float, confidence: float) -> FeatureCount:
     """The features that would certify `tol` for every row, from the norms of q and k alone."""
-    method, p = RandomFeatures(), own_keys(problem)
+    method, p = RandomFeatures(), expand_gqa(problem)
     frame = feature_maps.frame_of(p, method.arithmetic(p))
     radius_q, radius_k, _ = feature_maps.radii(p, frame, *feature_maps.lengths(p, frame), norms)
     worst = (radius_q + radius_k).amax()

@@ -20,21 +20,21 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from avow.core import Computed, Cost, Method, Norms, Problem, Promise, Prospect, Sizes
+from avow.core import BoundEstimate, Computed, Cost, Method, Norms, Problem, Promise, Sizes
 from avow.errors import ParameterError
 from avow.numerics import kernel_rounding, rounding, scan, scan_costs
 from avow.numerics.heads import (
-    finished,
-    flushed,
+    cast_output,
+    expand_gqa,
     grouped,
     key_log,
     key_seen,
     linear_type,
-    own_keys,
+    mask_bounds,
     per_query_head,
     rescaled,
     scaled_values,
-    settled,
+    underflow_bound,
 )
 from avow.numerics.kernel_rounding import KernelRounding
 from avow.numerics.masks import at_rows, row_tiles, visible
@@ -67,10 +67,10 @@ class Separable(Method):
     temperature: float = param(1.0, between(0, math.inf), "divides Q and K before their softmaxes")
 
     def compute(self, problem: Problem, generator: torch.Generator | None = None) -> Computed:
-        p = own_keys(self.checked(problem))
+        p = expand_gqa(self.checked(problem))
         wide = linear_type(p)
         if p.mask_kind == "full":
-            return Computed(finished(p, self._by_definition(p, wide)), Trace(p.k.shape[-2]))  # one sum, in any order
+            return Computed(cast_output(p, self._by_definition(p, wide)), Trace(p.k.shape[-2]))  # one sum, in any order
         fast = self._by_kernels(p, wide)
         if fast is not None:
             return fast
@@ -110,7 +110,7 @@ class Separable(Method):
             state = scan.absorb(keys_of, values, features, start if before is not None else None)
             columns = state._replace(sums=state.sums / state.total.clamp(min=_least(wide)))
             sums = scan.collect(mixture, p.q.shape[1], queries, columns, normalise=False)
-        return finished(p, rescaled(sums.out, size)), ColumnState(state, size)
+        return cast_output(p, rescaled(sums.out, size)), ColumnState(state, size)
 
     def _by_kernels(self, p: Problem, wide: torch.dtype) -> Computed | None:
         """The same answer where the device has kernels and they fit the problem."""
@@ -118,7 +118,7 @@ class Separable(Method):
             return None
         from avow.kernels import availability
 
-        if not availability.at_hand(p.q.device):
+        if not availability.is_available(p.q.device):
             return None
         from avow.kernels import problems
 
@@ -131,7 +131,7 @@ class Separable(Method):
             return None
         from avow.kernels import availability
 
-        if not availability.at_hand(q.device):
+        if not availability.is_available(q.device):
             return None
         from avow.kernels import problems
 
@@ -147,14 +147,14 @@ class Separable(Method):
         return (wide / self.temperature).clamp(-limits.max, limits.max).to(x.dtype)
 
     def promise(self, problem: Problem, norms: Norms, computed: Computed, confidence: float) -> Promise:
-        p = own_keys(self.checked(problem))
+        p = expand_gqa(self.checked(problem))
         wide, kept, trace = linear_type(p), p.q.dtype, computed.trace
         kernel = trace.kernel
         products = rounding.products(wide, p.q.device.type) if kernel is None else kernel.products
         u, s, d = products.u, p.k.shape[-2], p.q.shape[-1]
         # Every weight is a product of positive numbers, so relative errors add up: two exponentials, their
         # arguments (divided, biased, shifted; what lies beyond underflow has no weight), then the sums.
-        argument = 4 * u * rounding.underflow_log(wide) + 2 * rounding.unread(kept) / self.temperature
+        argument = 4 * u * rounding.underflow_log(wide) + 2 * rounding.largest_subnormal(kept) / self.temperature
         if p.bias is not None or self.temperature != 1 or kernel is not None:
             # Dividing and biasing round numbers as large as the inputs, before what they share is subtracted; and so
             # do logarithms to base 2.
@@ -167,8 +167,8 @@ class Separable(Method):
         depth = scan.depth(s, trace.steps) + 2 * d
         relative = moved + 4 * products.dot(depth) + 8 * s * d * rounding.tiny(wide) / least + apart
         final = rounding.unit(kept) if kept != wide else 0.0
-        rows = relative * (1 + final) + final + flushed(p, norms, s * d / least, wide)
-        return Promise("deterministic", settled(p, rows * rounding.OUTWARD), assumptions=("exp is right to 64 ulp",))
+        rows = relative * (1 + final) + final + underflow_bound(p, norms, s * d / least, wide)
+        return Promise("deterministic", mask_bounds(p, rows * rounding.SAFETY), assumptions=("exp is right to 64 ulp",))
 
     def cost(self, sizes: Sizes) -> Cost:
         z, m = sizes, sizes.dim
@@ -192,8 +192,8 @@ class Separable(Method):
     def settings(cls, sizes: Sizes) -> Iterator[Separable]:
         yield cls()
 
-    def foresee(self, problem: Problem, norms: Norms, confidence: float) -> Prospect:
-        return Prospect(math.inf, "none", True, "its target is separable attention, not softmax attention")
+    def estimate_bound(self, problem: Problem, norms: Norms, confidence: float) -> BoundEstimate:
+        return BoundEstimate(math.inf, "none", True, "its target is separable attention, not softmax attention")
 
     def checked(self, p: Problem) -> Problem:
         """The problem, unless it asks for what has no meaning here."""

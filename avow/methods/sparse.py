@@ -26,7 +26,7 @@ import torch
 from jaxtyping import Bool, Float64, Int
 from torch import Tensor
 
-from avow.core import Computed, Cost, Method, Norms, Problem, Promise, Prospect, Sizes
+from avow.core import BoundEstimate, Computed, Cost, Method, Norms, Problem, Promise, Sizes
 from avow.numerics import rounding
 from avow.numerics.gather import Gathered, Masked, Read
 from avow.numerics.heads import distance_rounding, per_query_head, ungrouped
@@ -129,7 +129,7 @@ class Sparse(Method):
         terms = (p.k.shape[-2] + 4) * math.sqrt(p.v.shape[-1])
         lost = (terms * rounding.tiny(torch.float64) * size[..., 0]).expand(tails.shape)
         trace = Trace(tails, unit, read, lost, distinct.squeeze(-1))
-        return Computed(rounding.narrowed(out * size, p.q.dtype), trace)
+        return Computed(rounding.saturating_cast(out * size, p.q.dtype), trace)
 
     def _tile(
         self, known: Known, rows: slice, generator: torch.Generator | None, worthwhile: float
@@ -237,24 +237,28 @@ class Sparse(Method):
             reason=f"read {share:.1%} of the tokens in full",
         )
 
-    def foresee(self, problem: Problem, norms: Norms, confidence: float) -> Prospect:
+    def estimate_bound(self, problem: Problem, norms: Norms, confidence: float) -> BoundEstimate:
         query, key, _ = norms.most
         reach = torch.tensor(abs(problem.scale) * query * key, dtype=torch.float64, device="cpu")
         bound = float(self._rounded(problem, reach, torch.full_like(reach, self.drop)))
-        return Prospect(bound * rounding.OUTWARD, "statistical" if self.chance else "deterministic", True)
+        return BoundEstimate(bound * rounding.SAFETY, "statistical" if self.chance else "deterministic", True)
 
     def _rounded(self, p: Problem, reach: Tensor, tails: Tensor) -> Tensor:
         """Bounds on whole rows: what was not read, and the rounding of what was."""
         d, s, u = p.q.shape[-1], p.k.shape[-2], rounding.unit(torch.float64)
         # Logits, their differences from the row's top, and biases beside them: those within Λ = 4S + ln s + 100 matter.
-        delta = reach * (rounding.gamma(d + 8, u) + 32 * u) + 8 * u * (math.log(max(s, 1)) + rounding.DEAD)
+        delta = reach * (rounding.gamma(d + 8, u) + 32 * u) + 8 * u * (math.log(max(s, 1)) + rounding.NEGLIGIBLE_NATS)
         if p.kernel == "rbf":
             longest = float(p.k.detach().double().square().sum(-1).amax())
             delta = delta + distance_rounding(p, 0.5 * abs(p.scale) * longest)
-        rows = tails * torch.exp(2 * delta.clamp(max=rounding.DEAD)) * (1 + SUMS) + 2 * torch.tanh(delta / 2) + SUMS
+        rows = (
+            tails * torch.exp(2 * delta.clamp(max=rounding.NEGLIGIBLE_NATS)) * (1 + SUMS)
+            + 2 * torch.tanh(delta / 2)
+            + SUMS
+        )
         rows = rows.clamp(max=2 + SUMS)  # Answer and target are both averages of values.
         final = 0.0 if p.q.dtype == torch.float64 else rounding.unit(p.q.dtype)
-        return (rows * (1 + final) + final) * rounding.OUTWARD
+        return (rows * (1 + final) + final) * rounding.SAFETY
 
     def cost(self, sizes: Sizes) -> Cost:
         z = sizes
@@ -276,7 +280,7 @@ class Sparse(Method):
         return softmax_average(problem)
 
     @classmethod
-    def aimed(
+    def tune(
         cls, parameters: Mapping[str, Any], sizes: Sizes, tol: float | None, confidence: float
     ) -> Mapping[str, Any]:
         """With all of the tolerance to drop that rounding does not need, and the chance that was asked for."""

@@ -21,7 +21,7 @@ from avow.methods.random_features import RandomFeatures
 from avow.nn.config import check_dropout, check_heads
 from avow.nn.memory import Memory, memory_of
 from avow.nn.positions import Rotary
-from avow.nn.random_seed import Directions, Draw
+from avow.nn.random_seed import Directions, RandomSeed
 from avow.parameters import check_parameters
 
 
@@ -64,7 +64,7 @@ class Attention(nn.Module):
         self.width, self.heads, self.key_heads = width, heads, heads if key_heads is None else key_heads
         self.cross, self.causal, self.settings = cross, causal, settings
         self.method = kind(**settings)
-        self.draw: Draw | None = Draw() if kind.random else None
+        self.draw: RandomSeed | None = RandomSeed() if kind.random else None
         if isinstance(self.method, RandomFeatures):
             self.draw = Directions(self.method, width // heads)
         self.positions = positions

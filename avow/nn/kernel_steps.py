@@ -200,9 +200,9 @@ def _absent(device: torch.device) -> str:
     """Why there are no kernels for a device."""
     if device.type != "cuda":
         return f"kernels are for GPUs, and the cache is on {device.type}"
-    from avow.kernels.availability import absent
+    from avow.kernels.availability import why_not
 
-    return absent(device)
+    return why_not(device)
 
 
 def _capturing(device: torch.device) -> bool:

@@ -18,16 +18,16 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from avow.attend import Attended, exactly
+from avow.attend import Attended, attend_exact
 from avow.core import Computed, Norms, Problem, check_tensor
 from avow.core.certify import certify
 from avow.core.relative import aimed_bound, shortest_ratio
-from avow.core.requirement import Wish, check_generator, checked_wish
+from avow.core.requirement import Requirement, check_generator, checked_requirement
 from avow.errors import AvowError, DtypeError, FileError, NotDifferentiable, ParameterError, ShapeError
 from avow.methods.sparse import NothingToSave, Sparse, Trace
 from avow.nn import cache_file
 from avow.nn.kernel_steps import Held, KernelSteps
-from avow.nn.split_k_exact import Asked, WholeReads, serves
+from avow.nn.split_k_exact import Asked, SplitKExact, serves
 from avow.nn.token_buffers import TokenBuffers, is_plain_call
 from avow.numerics.fast_decode import Skim
 from avow.numerics.fused import NotCompiled
@@ -91,7 +91,7 @@ class KeyValueCache(TokenBuffers):
         """What the last look at the sketch found the next may leave unread at first."""
         self._shortness: float | None = None
         """How long the shortest of the last answers was beside the longest value: what `rtol` is aimed by."""
-        self._reads, self._steps = WholeReads(), KernelSteps()
+        self._reads, self._steps = SplitKExact(), KernelSteps()
         self._settled: tuple[Any, ...] | None = None
         """What was asked of the last answer, and found to be well said."""
 
@@ -140,7 +140,7 @@ class KeyValueCache(TokenBuffers):
         if method == "sparse" and self.bits is None:
             rule = "needs a sketch of the keys, and this cache keeps none"
             raise ParameterError("method", repr(method), rule, "make the cache with bits=4")
-        wish = checked_wish(tol, confidence, rtol=rtol)
+        wish = checked_requirement(tol, confidence, rtol=rtol)
         check_generator(generator)
         self._measure()
         cast = torch.is_autocast_enabled(self.device.type)
@@ -157,7 +157,7 @@ class KeyValueCache(TokenBuffers):
         self,
         problem: Problem,
         first: int,
-        wish: Wish,
+        wish: Requirement,
         aim: float | None,
         generator: torch.Generator | None,
         method: str,
@@ -175,10 +175,10 @@ class KeyValueCache(TokenBuffers):
             if attended is not None:
                 return attended if self.device.type == "cpu" else _without_kernels(attended, unfit)
         attended = self._whole(problem, wish.tol, why)
-        return attended or exactly(problem, norms or self._norms(problem, first), wish.tol, why)
+        return attended or attend_exact(problem, norms or self._norms(problem, first), wish.tol, why)
 
     def _relative(
-        self, problem: Problem, first: int, wish: Wish, generator: torch.Generator | None, method: str
+        self, problem: Problem, first: int, wish: Requirement, generator: torch.Generator | None, method: str
     ) -> Attended:
         """The answer within the wish's `rtol`: from a part of the tokens, which is aimed twice, or else from all."""
         assert wish.rtol is not None
@@ -200,7 +200,7 @@ class KeyValueCache(TokenBuffers):
             tried = f"{certificate.method} could prove only {certificate.relative:.1e} relative to the answer"
             if certificate.method == "exact":
                 break
-        return exactly(problem, norms, wish.tol, tried, wish.rtol)
+        return attend_exact(problem, norms, wish.tol, tried, wish.rtol)
 
     def _quick(self, q: Tensor, asked: tuple[Any, ...]) -> Attended | None:
         """The answer where all that is asked was asked, checked and found to read all tokens before; else None.
@@ -326,7 +326,7 @@ class KeyValueCache(TokenBuffers):
     def _lengths(self, problem: Problem, first: int) -> Tensor:
         return self._buffers["norms"][:, :, first : first + problem.k.shape[-2]]
 
-    def _why_not(self, wish: Wish, method: str) -> str:
+    def _why_not(self, wish: Requirement, method: str) -> str:
         """Why the sketch is not even asked; empty where it is."""
         short = self.length < _SHORT["cpu" if self.device.type == "cpu" else "cuda"]
         if wish.exact or self.bits is None or method == "exact" or (method == "auto" and short):
@@ -389,8 +389,8 @@ class KeyValueCache(TokenBuffers):
         always: bool,
     ) -> tuple[Attended | None, str]:
         """The answer from a part of the tokens where that pays, or always, and keeps `tol`; otherwise None, and why."""
-        method = Sparse(**Sparse.aimed({"bits": self.bits}, problem.sizes, tol, confidence))
-        if method.drop == 0 or not method.foresee(problem, norms, confidence).bound <= tol:
+        method = Sparse(**Sparse.tune({"bits": self.bits}, problem.sizes, tol, confidence))
+        if method.drop == 0 or not method.estimate_bound(problem, norms, confidence).bound <= tol:
             return None, "rounding leaves nothing of the tolerance to drop"
         try:
             computed = self._computed(method, problem, norms, first, generator, always)

@@ -19,7 +19,7 @@ from avow.methods.exact import Exact
 from avow.methods.low_rank import LowRank
 from avow.methods.random_features import FeatureState, RandomFeatures
 from avow.methods.separable import ColumnState, Separable
-from avow.nn.random_seed import Directions, Draw
+from avow.nn.random_seed import Directions, RandomSeed
 from avow.numerics import rounding, scan
 
 
@@ -111,7 +111,7 @@ class FeatureSums(Memory):
         return computed.out
 
 
-def memory_of(method: Method, draw: Draw | None, block: int) -> Memory:
+def memory_of(method: Method, draw: RandomSeed | None, block: int) -> Memory:
     """An empty memory for a method that can read on from where it stopped."""
     match method:
         case Exact():

@@ -16,7 +16,7 @@ from avow.numerics import rounding, scan
 from avow.numerics.random_stream import RandomStream
 
 
-class Draw(nn.Module):
+class RandomSeed(nn.Module):
     """A seed, taken from torch's own generator when made; part of the state dict.
 
     A random method draws anew at each call, which is right for one answer and wrong for a model: weights learn to
@@ -37,7 +37,7 @@ class Draw(nn.Module):
         return stream
 
 
-class Directions(Draw):
+class Directions(RandomSeed):
     """The draw of random features: their directions, as the method itself would draw them from this seed.
 
     They are held beside the seed, since to read it at each call would make the host wait for the device, and are

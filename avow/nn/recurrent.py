@@ -21,7 +21,7 @@ from avow.declared import declared
 from avow.errors import DtypeError, NonFiniteError, RangeError, ShapeError
 from avow.nn.config import check_count
 from avow.numerics import spectral
-from avow.numerics.rounding import EXP_ULPS, OUTWARD, gamma, tiny, unit
+from avow.numerics.rounding import EXP_ULPS, SAFETY, gamma, tiny, unit
 
 Activation = Literal["tanh", "relu", "sigmoid"]
 Order = Literal["inside", "outside"]
@@ -132,7 +132,7 @@ def gradient_horizon(
 
 def _times(a: float, b: float) -> float:
     """A product of nonnegative numbers, rounded up; never below the smallest normal number unless it is 0."""
-    return max(a * b * OUTWARD, _TINY) if a and b else 0.0
+    return max(a * b * SAFETY, _TINY) if a and b else 0.0
 
 
 class _Enclosed(NamedTuple):
@@ -158,12 +158,12 @@ def _product_bound(cell: RecurrentCell, inputs: Tensor, start: Tensor, norm: flo
         # fl(W·D·P) errs by γ_{d+1}|W||D||P| by entries, so by γ_{d+1}‖W‖_F·max D·‖P‖_F in norm.
         rounding = gamma(width + 1, _UNIT) * size * float(slope.middle.max()) * length
         rounding += 4 * width**2 * (1 + size) * _TINY
-        drift = (factor * drift + norm * float(slope.radius.max()) * length + rounding) * OUTWARD
+        drift = (factor * drift + norm * float(slope.radius.max()) * length + rounding) * SAFETY
         scales = slope.middle[:, None]
         product = weight @ (scales * product) if cell.order == "inside" else scales * (weight @ product)
     if not bool(product.isfinite().all()):
         return norms
-    together = (spectral.norm_bound(product) + drift) * OUTWARD
+    together = (spectral.norm_bound(product) + drift) * SAFETY
     return together if together < norms else norms
 
 
@@ -182,7 +182,7 @@ def _slopes(cell: RecurrentCell, inputs: Tensor, start: Tensor) -> Iterator[_Enc
         # Computed sums err by γ_n Σ|w||s|; the state's own radius grows by |W|.   [claim rounding-gamma]
         rounding = gamma(len(entering), _UNIT) * (weights.abs() @ entering.abs()) + len(entering) * _TINY
         spread = cell.recurrent.weight.abs() @ state.radius
-        z = _Enclosed(weights @ entering, (rounding + spread) * OUTWARD)
+        z = _Enclosed(weights @ entering, (rounding + spread) * SAFETY)
         if not bool((z.middle.abs() + z.radius).isfinite().all()):
             remedy = "ask for fewer steps, or for smaller weights"
             raise RangeError("state", "inf", "must stay within float64", remedy)
@@ -195,7 +195,7 @@ def _activated(cell: RecurrentCell, z: _Enclosed, slope: _Enclosed) -> _Enclosed
     """σ of enclosed numbers: the mean value theorem, and the rounding of σ itself."""
     middle = cell.activated(z.middle)
     moved = (slope.middle + slope.radius) * z.radius + EXP_ULPS * _UNIT * middle.abs() + _TINY
-    return _Enclosed(middle, (moved * OUTWARD).clamp(max=_SPAN[cell.activation]))
+    return _Enclosed(middle, (moved * SAFETY).clamp(max=_SPAN[cell.activation]))
 
 
 def _slope(activation: Activation, z: _Enclosed) -> _Enclosed:
@@ -209,7 +209,7 @@ def _slope(activation: Activation, z: _Enclosed) -> _Enclosed:
         least = (_bell(activation, z.middle.abs() * _SLACK + reach) / _SLACK - _TINY).clamp(min=0)
         most = most.clamp(max=STEEPEST[activation])
     middle = (least + most) / 2
-    return _Enclosed(middle, (most - least) / 2 * OUTWARD + 2 * _UNIT * middle)
+    return _Enclosed(middle, (most - least) / 2 * SAFETY + 2 * _UNIT * middle)
 
 
 def _bell(activation: Activation, z: Float[Tensor, "d"]) -> Float[Tensor, "d"]:

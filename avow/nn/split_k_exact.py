@@ -29,7 +29,7 @@ from avow.nn.lazy_certificate import LazyCertificate
 from avow.nn.token_buffers import Ends, row_lengths, row_sizes
 from avow.numerics.cpu_sums import fewest_rows
 from avow.numerics.norms import check_range, length_floors, row_norms, slack
-from avow.numerics.rounding import EXP_ULPS, OUTWARD, gamma, tiny, unit
+from avow.numerics.rounding import EXP_ULPS, SAFETY, gamma, tiny, unit
 
 _EXACT = Exact()
 
@@ -48,7 +48,7 @@ _kernel: Callable[..., tuple[Tensor, Tensor]] = torch._scaled_dot_product_flash_
 _HALF = (torch.bfloat16, torch.float16)
 
 
-class WholeReads:
+class SplitKExact:
     """Answers from all tokens with certificates, for one query of each head and usual numbers."""
 
     def __init__(self) -> None:
@@ -58,9 +58,9 @@ class WholeReads:
         self._room: tuple[Tensor, Tensor] | None = None
         """For the queries of each key head, filled up with zeros where they are too few; and without these."""
 
-    def __deepcopy__(self, memo: object) -> WholeReads:
+    def __deepcopy__(self, memo: object) -> SplitKExact:
         """Another cache learns for itself."""
-        return WholeReads()
+        return SplitKExact()
 
     def quick(
         self,
@@ -308,7 +308,7 @@ def plan(problem: Problem, query: float, key: float, least: float, parts: int, t
         # Shares and parts are multiplied and added in float32.
         fixed += gamma(2 * EXP_ULPS + 4 * (parts + 1), u) + 4 * parts * lowest
         lost += 2 * math.sqrt(d) * (tiny(dtype) + (parts + 1) * lowest)
-    return Plan(parts, *(x * OUTWARD for x in (slope, fixed + lost / least, rounded)))
+    return Plan(parts, *(x * SAFETY for x in (slope, fixed + lost / least, rounded)))
 
 
 def lengths_of(rows: Float[Tensor, "*lead d"], name: str) -> list[float]:

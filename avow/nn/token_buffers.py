@@ -95,11 +95,9 @@ class TokenBuffers:
         try:
             # Where tensors land: "cuda" is the current one of the GPUs, and theirs says which.
             place = torch.empty(0, device=device).device
-        except (RuntimeError, AssertionError) as problem:
-            why = str(problem).partition("\n")[0]
-            raise ParameterError(
-                "device", repr(device), f"cannot be used here ({why})", 'try device="cpu"'
-            ) from problem
+        except (RuntimeError, AssertionError) as error:
+            why = str(error).partition("\n")[0]
+            raise ParameterError("device", repr(device), f"cannot be used here ({why})", 'try device="cpu"') from error
         self.key_heads, self.dim, self.value_dim, self.batch = key_heads, dim, value_dim, batch
         self.dtype, self.device, self.bits, self.window = dtype, place, bits, window
         self._position = 0

@@ -28,7 +28,7 @@ NEAR = 2.0**-100
 _MIDDLE = 2.0**-12
 
 
-class Stray(NamedTuple):
+class AggregateError(NamedTuple):
     """How far logits are from the middles of their brackets."""
 
     whole: Float64[Tensor, "b g r 1"]
@@ -56,7 +56,7 @@ class Crowd(NamedTuple):
     """At least a·exp(h)·(n + ν) of any token, n long."""
     far: Float64[Tensor, "b g r 1"]
     """The largest weights of all tokens whose lower end is below `NEAR`: they are taken at their worst."""
-    stray: Stray
+    stray: AggregateError
     longest: Float64[Tensor, "b g 1 1"]
     usual: Float64[Tensor, "b g 1 1"]
     """ν"""
@@ -74,7 +74,7 @@ class Crowd(NamedTuple):
         return known + s * (straight + s * bent)
 
 
-def strayed(q: Float[Tensor, "b g r d"], sketch: Sketch, factor: float) -> Stray | None:
+def aggregate_error(q: Float[Tensor, "b g r d"], sketch: Sketch, factor: float) -> AggregateError | None:
     """How far logits, factor·q·k without biases, are from the middles of their brackets; None where it is unknown."""
     if sketch.spread is None:
         return None
@@ -99,7 +99,7 @@ def strayed(q: Float[Tensor, "b g r d"], sketch: Sketch, factor: float) -> Stray
     rounded = (length * error + 2.0**-88) * (longest + 2.0**-88) * grown + _MIDDLE
     whole = (lost * grown + math.sqrt(sketch.rows) * rounded) * (1 + 1e-6)
     least = weighted * grown * narrowest * (1 - 1e-3)
-    return Stray(whole.nan_to_num(nan=math.inf, posinf=math.inf), least.nan_to_num(nan=0.0, posinf=0.0))
+    return AggregateError(whole.nan_to_num(nan=math.inf, posinf=math.inf), least.nan_to_num(nan=0.0, posinf=0.0))
 
 
 def curvature(least: Float64[Tensor, "*shape"]) -> Float64[Tensor, "*shape"]:

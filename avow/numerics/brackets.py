@@ -14,7 +14,7 @@ import torch
 from jaxtyping import Bool, Float, Float32, Float64
 from torch import Tensor
 
-from avow.numerics.rounding import OUTWARD, Products, products, unit
+from avow.numerics.rounding import SAFETY, Products, products, unit
 from avow.numerics.sketch import Sketch
 
 # Numbers that are unpacked at once.
@@ -64,7 +64,7 @@ def ends(q: Float[Tensor, "b g r d"], sketch: Sketch, factor: float) -> Ends:
     error = known.dot(d + 8) + 2.0**-22
     weighted = (wide.square() @ sketch.metric.double().unsqueeze(-1)).sqrt()  # ‖Aq‖, (b, g, r, 1)
     length = torch.linalg.vector_norm(wide, dim=-1, keepdim=True)
-    outward = grown * (OUTWARD + _GROWN)
+    outward = grown * (SAFETY + _GROWN)
     # Rounding of the products, for a whole group; what is below float32's range loses its smallest normal number.
     tilt = (length * error + 2.0**-90) * outward
     floor = grown * (d * 2.0**-116) + tilt.amax(-2, keepdim=True) * 2.0**-90

@@ -24,7 +24,7 @@ from torch import Tensor
 
 from avow.numerics.brackets import Ends, ends
 from avow.numerics.logit_upper_bounds import uppers
-from avow.numerics.rounding import EXP_ULPS, perturbed, products, tiny, unit
+from avow.numerics.rounding import EXP_ULPS, products, softmax_l1_bound, tiny, unit
 from avow.numerics.selection import Unfit, View, crowded, where
 from avow.numerics.sketch import GROUP, Sketch
 
@@ -214,7 +214,7 @@ def _arithmetic(
         stray = reach * (known.dot(k.shape[-1] + 8) + 8 * u) + 2 * EXP_ULPS * u + 2.0**-60
         lost = k.shape[2] * math.sqrt(v.shape[-1]) * tiny(torch.float32) * 4
         least = longest.amin() * 0.5
-        rounding = perturbed(stray) + known.dot(_SHORT + 8) * 1.01 + lost * (1 + 1 / least)
+        rounding = softmax_l1_bound(stray) + known.dot(_SHORT + 8) * 1.01 + lost * (1 + 1 / least)
         if float(rounding.amax()) <= _ROUNDING * drop:
             return torch.float32, rounding, stray
     return torch.float64, torch.zeros_like(reach), torch.zeros_like(reach)

@@ -32,7 +32,7 @@ def per_query_head(x: Tensor, heads: int) -> Tensor:
     return x if x.shape[1] == heads else x.repeat_interleave(heads // x.shape[1], dim=1)
 
 
-def own_keys(p: Problem) -> Problem:
+def expand_gqa(p: Problem) -> Problem:
     """The problem with keys repeated where one key head is masked differently by its query heads."""
     heads, groups = p.q.shape[1], p.k.shape[1]
     present = [x for x in (p.allowed, p.bias) if x is not None and x.shape[1] != 1]
@@ -67,7 +67,7 @@ def distance_rounding(p: Problem, own: float) -> float:
     seen, u = visible(p), rounding.unit(torch.float64)
     tops = (p.bias if seen is None else torch.where(seen, p.bias, -math.inf)).amax(-1)
     highest = float(tops.masked_fill(tops == -math.inf, 0.0).abs().amax())
-    return rounding.gamma(p.q.shape[-1] + 8, u) * own + 4 * u * (highest + own + 2 * rounding.DEAD)
+    return rounding.gamma(p.q.shape[-1] + 8, u) * own + 4 * u * (highest + own + 2 * rounding.NEGLIGIBLE_NATS)
 
 
 def scaled_values(p: Problem, dtype: torch.dtype) -> tuple[Tensor, Tensor | None]:
@@ -92,12 +92,12 @@ def key_seen(p: Problem) -> Bool[Tensor, "#b #g s 1"] | None:
     return None if p.allowed is None else p.allowed.transpose(-1, -2)
 
 
-def finished(p: Problem, out: Float[Tensor, "b h n e"]) -> Float[Tensor, "b h n e"]:
+def cast_output(p: Problem, out: Float[Tensor, "b h n e"]) -> Float[Tensor, "b h n e"]:
     """The answer in the inputs' type, zero in rows that see nothing."""
     seen = sees_any(p)
     if seen is not None:
         out = torch.where(seen.unsqueeze(-1), out, 0.0)
-    return rounding.narrowed(out, p.q.dtype)
+    return rounding.saturating_cast(out, p.q.dtype)
 
 
 def longest_seen(p: Problem, lengths: Float[Tensor, "b g s"]) -> Float[Tensor, "b h #n"]:
@@ -105,12 +105,12 @@ def longest_seen(p: Problem, lengths: Float[Tensor, "b g s"]) -> Float[Tensor, "
     return visible_max(p, per_query_head(lengths, p.q.shape[1]))
 
 
-def ceilings(p: Problem, norms: Norms) -> Float[Tensor, "b h #n"]:
+def longest_values(p: Problem, norms: Norms) -> Float[Tensor, "b h #n"]:
     """At most the largest value norm each row sees; zero where it sees none, or float64 cannot tell it from zero."""
     return at_least(longest_seen(p, norms.v), norms.slack, p.v.shape[-1])
 
 
-def flushed(p: Problem, norms: Norms, terms: float, dtype: torch.dtype) -> Float[Tensor, "b h #n"]:
+def underflow_bound(p: Problem, norms: Norms, terms: float, dtype: torch.dtype) -> Float[Tensor, "b h #n"]:
     """What a row may lose to underflow in sums of so many terms, relative to the values it sees.
 
     Values are summed as they are or divided by their head's magnitude, so a row that sees only far smaller ones may
@@ -123,7 +123,7 @@ def flushed(p: Problem, norms: Norms, terms: float, dtype: torch.dtype) -> Float
     return torch.where(longest > 0, lost / at_least(longest, norms.slack, e), 0.0)
 
 
-def settled(p: Problem, rows: Tensor) -> Float[Tensor, "b h n"]:
+def mask_bounds(p: Problem, rows: Tensor) -> Float[Tensor, "b h n"]:
     """Bounds of every row, zero where nothing is seen."""
     rows = rows.expand(p.q.shape[:-1])
     seen = sees_any(p)

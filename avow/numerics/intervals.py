@@ -30,10 +30,10 @@ MOST_BITS = 1 << 14
 def _flint() -> Any:
     try:
         import flint
-    except ImportError as problem:
+    except ImportError as error:
         raise MissingPackage(
             "python-flint", "missing", "is needed for rigorous proofs", "pip install 'avow[rigor]'"
-        ) from problem
+        ) from error
     return flint
 
 

@@ -9,7 +9,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from avow.errors import NonFiniteError, RangeError
-from avow.numerics.rounding import accumulator, tiny, unit, unread
+from avow.numerics.rounding import accumulator, largest_subnormal, tiny, unit
 
 LONGEST_KEY = 1e150
 """Beyond this, squared norms leave float64."""
@@ -47,7 +47,7 @@ def row_norms(x: Float[Tensor, "*lead d"], name: str, faithful: bool = False) ->
             return lengths(x)
         exponent = _exponent(x)
         wide = torch.linalg.vector_norm(widened(x) * 2.0**-exponent, dim=-1) * 2.0**exponent
-        vanishing = 2.0 ** (exponent - 500) + 2 * unread(kind) if kind == torch.float64 else 0.0
+        vanishing = 2.0 ** (exponent - 500) + 2 * largest_subnormal(kind) if kind == torch.float64 else 0.0
     d = x.shape[-1]
     return wide.mul_(1 + slack(d, x.dtype) / 2).add_(vanishing * math.sqrt(d))
 

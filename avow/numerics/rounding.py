@@ -17,7 +17,7 @@ from torch import Tensor
 
 _Lengths = TypeVar("_Lengths", float, Tensor)
 
-OUTWARD = 1 + 1e-9
+SAFETY = 1 + 1e-9
 
 # Significant bits, the implicit one included: u = 2^-bits.
 _BITS = {torch.float64: 53, torch.float32: 24, torch.bfloat16: 8, torch.float16: 11}
@@ -37,7 +37,7 @@ _SAFE = {torch.float64: 1e290, torch.float32: 1e30, torch.bfloat16: 1e30, torch.
 TF32 = 2.0**-10
 
 # Beyond this many nats below the row's top, a key's whole share is smaller than any bound we state.
-DEAD = 100.0
+NEGLIGIBLE_NATS = 100.0
 
 # exp by vectorised polynomials (20 ulp in PyTorch's fused CPU attention) or by the GPU's exp2 unit.
 EXP_ULPS = 64
@@ -53,7 +53,7 @@ def tiny(dtype: torch.dtype) -> float:
     return _TINY[dtype]
 
 
-def unread(dtype: torch.dtype) -> float:
+def largest_subnormal(dtype: torch.dtype) -> float:
     """Numbers of a type that are smaller may be read as zero."""
     return _UNREAD[dtype]
 
@@ -63,7 +63,7 @@ def misread_logits(query: _Lengths, key: _Lengths, scale: float, dim: int, dtype
 
     |(q + a)·(k + b) − q·k| ≤ |a||k| + |q||b| + |a||b| with |a|, |b| ≤ √d·unread.
     """
-    step = 2 * math.sqrt(dim) * unread(dtype)
+    step = 2 * math.sqrt(dim) * largest_subnormal(dtype)
     return abs(scale) * step * (query + key + step)
 
 
@@ -77,7 +77,7 @@ def accumulator(dtype: torch.dtype) -> torch.dtype:
     return torch.float64 if dtype == torch.float64 else torch.float32
 
 
-def narrowed(x: Tensor, dtype: torch.dtype) -> Tensor:
+def saturating_cast(x: Tensor, dtype: torch.dtype) -> Tensor:
     """x rounded to a type; what lies beyond its range stops at the end of it."""
     most = torch.finfo(dtype).max
     return x if x.dtype == dtype else x.clamp(-most, most).to(dtype)
@@ -190,7 +190,7 @@ def merging(n: int, dtype: torch.dtype, device: str) -> tuple[float, float]:
     return 8 * u, 8 * u * (math.log(n) + 1) if n else 0.0
 
 
-def perturbed(delta: Tensor) -> Tensor:
+def softmax_l1_bound(delta: Tensor) -> Tensor:
     r"""The most the weights move, in sum of absolute values, when every logit moves by at most `delta`.
 
     .. math:: \|softmax(a) - softmax(b)\|_1 \le 2\tanh(\|a-b\|_\infty / 2)   [claim softmax-perturbation]

@@ -15,7 +15,7 @@ import torch
 from jaxtyping import Bool, Float32, Float64, Int
 from torch import Tensor
 
-from avow.numerics.aggregate_error import curvature, strayed
+from avow.numerics.aggregate_error import aggregate_error, curvature
 from avow.numerics.brackets import Ends
 from avow.numerics.fused import Fused
 from avow.numerics.logit_upper_bounds import ADDED, CONSTANT, Uppers
@@ -145,12 +145,12 @@ class _Together(NamedTuple):
 
     moved: Float64[Tensor, "b g r"]
     mass: Float64[Tensor, "b g r"]
-    strayed: Float64[Tensor, "b g r"]
+    stray: Float64[Tensor, "b g r"]
     """Of keys."""
 
     def moved_by(self, length: Float64[Tensor, "b g r"], ratio: Float64[Tensor, "b g r"]) -> Float64[Tensor, "b g r"]:
         """At least what they move a sum with an answer of this length; `ratio` bounds (n + length)/(n + ν)."""
-        return self.moved + length * self.mass + ratio * self.strayed
+        return self.moved + length * self.mass + ratio * self.stray
 
 
 class _Crowded(NamedTuple):
@@ -174,13 +174,13 @@ class _Crowded(NamedTuple):
         """From sums over each group's unwanted tokens at their upper ends; their keys are below the limits."""
         # A square that is too small for float32 is less than its smallest normal number.
         straight = (squares * self.shrunk.square() + GROUP * 2.0**-125).sum(-1).sqrt() * usual
-        strayed = self.whole * (straight + self.whole * self.bent * limits)
-        return _Together((moved * self.shrunk).sum(-1), (mass * self.shrunk).sum(-1), strayed)
+        stray = self.whole * (straight + self.whole * self.bent * limits)
+        return _Together((moved * self.shrunk).sum(-1), (mass * self.shrunk).sum(-1), stray)
 
 
 def crowded(q: Tensor, sketch: Sketch, factor: float, told: Ends) -> _Crowded | None:
     """None where nothing is known of what sketched rows lost together."""
-    stray = strayed(q, sketch, factor)
+    stray = aggregate_error(q, sketch, factor)
     if stray is None:
         return None
     reach, radius = sketch.reach.amax(-1)[..., None, None].double(), sketch.radius

@@ -20,7 +20,7 @@ import torch
 from jaxtyping import Float, Float32, Float64, UInt8
 from torch import Tensor
 
-from avow.numerics.rounding import OUTWARD
+from avow.numerics.rounding import SAFETY
 
 # Rows that share a scale and a zero per channel.
 GROUP = 64
@@ -117,7 +117,7 @@ def sketched(
         scale,
         zero,
         _up(radius),
-        (reach * OUTWARD).float().nextafter(torch.tensor(torch.inf, device=rows.device)),
+        (reach * SAFETY).float().nextafter(torch.tensor(torch.inf, device=rows.device)),
         metric,
         size,
         bits,

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from avow.core import Problem
 from avow.numerics import rounding
-from avow.numerics.aggregate_error import strayed
+from avow.numerics.aggregate_error import aggregate_error
 from avow.numerics.brackets import bracketed
 from avow.numerics.gather import Tokens
 from avow.numerics.masks import at_rows, visible
@@ -57,7 +57,7 @@ class Known:
         most = self.longest(rows) / self.size
         everything = torch.ones(1, 1, 1, p.k.shape[-2], dtype=torch.bool, device=q.device) if seen is None else seen
         # Biases round in ways of their own.
-        stray = strayed(q, self.sketch, p.scale) if bias is None else None
+        stray = aggregate_error(q, self.sketch, p.scale) if bias is None else None
         return Outlook.of(brackets, everything.expand(*q.shape[:-1], -1), lengths, most, stray)
 
     def longest(self, rows: slice) -> Float64[Tensor, "b g r 1"]:

@@ -8,7 +8,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from avow.numerics.rounding import OUTWARD, gamma, tiny, unit
+from avow.numerics.rounding import SAFETY, gamma, tiny, unit
 
 
 def norm_bound(x: Float[Tensor, "m n"]) -> float:
@@ -37,7 +37,7 @@ def norm_bound(x: Float[Tensor, "m n"]) -> float:
     residual = frobenius_bound(scaled - product) + drift + 2 * x.numel() * len(values) * tiny(torch.float64)
     bound = math.sqrt(_stretch(left) * _stretch(right)) * longest + residual
     try:
-        return max(math.ldexp(bound * OUTWARD, exponent), tiny(torch.float64))
+        return max(math.ldexp(bound * SAFETY, exponent), tiny(torch.float64))
     except OverflowError:
         return math.inf
 
@@ -54,4 +54,4 @@ def frobenius_bound(x: Float[Tensor, "m n"]) -> float:
     """At least the Frobenius norm of a float64 matrix; inf where its squares overflow."""
     # Squares may vanish: together they hide at most √(mn·tiny).
     hidden = math.sqrt(x.numel() * tiny(torch.float64))
-    return (float(torch.linalg.matrix_norm(x)) + hidden) * (1 + gamma(x.numel() + 2, unit(torch.float64))) * OUTWARD
+    return (float(torch.linalg.matrix_norm(x)) + hidden) * (1 + gamma(x.numel() + 2, unit(torch.float64))) * SAFETY

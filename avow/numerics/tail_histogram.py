@@ -19,7 +19,7 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 from avow.numerics import tails
-from avow.numerics.aggregate_error import NEAR, Crowd, Middles, Stray
+from avow.numerics.aggregate_error import NEAR, AggregateError, Crowd, Middles
 from avow.numerics.brackets import Brackets
 from avow.numerics.gather import Read
 
@@ -58,7 +58,7 @@ class Outlook:
     """At most the length of the longest value that a row sees: its unit of error."""
     bins: tails.Bins
     behind: Behind
-    stray: Stray | None
+    stray: AggregateError | None
 
     @staticmethod
     def of(
@@ -66,7 +66,7 @@ class Outlook:
         seen: Bool[Tensor, "b g r s"],
         lengths: Float64[Tensor, "b g 1 s"],
         most: Float64[Tensor, "b g r 1"],
-        stray: Stray | None = None,
+        stray: AggregateError | None = None,
     ) -> Outlook:
         known = brackets.high.shape[-1]
         # Rounded up; what is far too small for float32 is taken for a little more.

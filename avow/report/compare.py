@@ -220,8 +220,8 @@ class Bench:
             return Row(method, None, too_long)
         try:
             return Row(method, self._measured(method, workload))
-        except AvowError as problem:
-            return Row(method, None, str(problem))
+        except AvowError as error:
+            return Row(method, None, str(error))
 
     def _too_long(self, method: Method, sizes: Sizes) -> str:
         known = rates(sizes.device, measure=False)

@@ -8,15 +8,15 @@ from rich.text import Text
 
 from avow.core import Sizes, named
 from avow.core.chart import Chart
-from avow.distributed.comm_cost import Link
-from avow.distributed.parallel_plan import Offer, Spent, Weak
+from avow.distributed.comm_cost import Interconnect
+from avow.distributed.parallel_plan import Offer, Time, WeakScaling
 from avow.report import formatting
 from avow.report.terminal import Columns
 
 _SOFTMAX = "softmax attention"
 
 
-def ranks_table(made: list[Offer], sizes: Sizes, ranks: int, link: Link, source: str) -> Columns:
+def ranks_table(made: list[Offer], sizes: Sizes, ranks: int, link: Interconnect, source: str) -> Columns:
     """Ways from the fastest down, each in its best sharding."""
     links = f"{formatting.size(link.bandwidth)}/s and {formatting.seconds(link.latency)} a message"
     kind = named(sizes.dtype)
@@ -26,7 +26,7 @@ def ranks_table(made: list[Offer], sizes: Sizes, ranks: int, link: Link, source:
     )
     rows = []
     for offer in made:
-        name = f"{offer.way.name}{'*' if offer.way.method.target != _SOFTMAX else ''}"
+        name = f"{offer.strategy.name}{'*' if offer.strategy.method.target != _SOFTMAX else ''}"
         sent = formatting.size(offer.load.sent)
         rows.append([name, *map(str, offer.sharding), *_times(offer.spent), sent, _rule(offer)])
     headings = ("way", "over\nheads", "over\ntokens", "computing", "links", "in all", "sent", "links\nrule")
@@ -39,13 +39,13 @@ def ranks_table(made: list[Offer], sizes: Sizes, ranks: int, link: Link, source:
 
 def shardings_table(made: list[Offer]) -> Columns:
     """The fastest exact way in every sharding."""
-    exact = next(offer for offer in made if offer.way.method.name == "exact")
+    exact = next(offer for offer in made if offer.strategy.method.name == "exact")
     rows = [[*map(str, sharding), *_times(spent)] for sharding, spent in exact.priced]
     headings = ("over heads", "over sequence", "computing", "links", "in all")
-    return Columns("rrrrr", headings, rows, f"{exact.way.name}, by sharding")
+    return Columns("rrrrr", headings, rows, f"{exact.strategy.name}, by sharding")
 
 
-def _times(spent: Spent) -> Iterator[str]:
+def _times(spent: Time) -> Iterator[str]:
     return map(formatting.seconds, (spent.computing, spent.sending, spent.whole))
 
 
@@ -56,16 +56,16 @@ def _rule(offer: Offer) -> str:
 
 def verdict(made: list[Offer], ranks: int) -> list[str]:
     """The fastest exact way, what an approximation would take, and what holds the fastest back."""
-    exact = next(offer for offer in made if offer.way.method.name == "exact")
-    lines = [f"{exact.way.name}: {exact.sharding}, {formatting.seconds(exact.spent.whole)}, {_held(exact)}"]
-    softer = [o for o in made if o.way.method.target == _SOFTMAX and o.spent.whole < exact.spent.whole]
+    exact = next(offer for offer in made if offer.strategy.method.name == "exact")
+    lines = [f"{exact.strategy.name}: {exact.sharding}, {formatting.seconds(exact.spent.whole)}, {_held(exact)}"]
+    softer = [o for o in made if o.strategy.method.target == _SOFTMAX and o.spent.whole < exact.spent.whole]
     if softer:
         gain = exact.spent.whole / softer[0].spent.whole if softer[0].spent.whole else 1.0
         lines.append(
-            f"{softer[0].way.name}: {softer[0].sharding}, {formatting.seconds(softer[0].spent.whole)}, "
+            f"{softer[0].strategy.name}: {softer[0].sharding}, {formatting.seconds(softer[0].spent.whole)}, "
             f"{gain:.1f} times as fast where it proves the tolerance"
         )
-    ruled = [offer.way.name for offer in made if offer.dominated == "communication"]
+    ruled = [offer.strategy.name for offer in made if offer.dominated == "communication"]
     if ruled and ranks > 1:
         lines.append(f"links take longer than computing: {formatting.listed(ruled)}")
     return lines
@@ -78,7 +78,7 @@ def _held(offer: Offer) -> str:
     return f"{offer.efficiency:.0%} of it computing"
 
 
-def weak_chart(scaled: Mapping[str, Weak], sizes: Sizes, ranks: int, link: Link) -> Chart:
+def weak_chart(scaled: Mapping[str, WeakScaling], sizes: Sizes, ranks: int, link: Interconnect) -> Chart:
     """Seconds of each way as ranks and the sequence grow together."""
     each = -(-sizes.keys // ranks)
     title = f"Weak scaling over the sequence: {each:,} keys a rank, links of {formatting.size(link.bandwidth)}/s"

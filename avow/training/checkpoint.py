@@ -115,13 +115,13 @@ def failing_well(folder: Path, step: int) -> Iterator[None]:
     """Where a checkpoint cannot be written, leave nothing of it, and say what is left."""
     try:
         yield
-    except BaseException as problem:
+    except BaseException as error:
         shutil.rmtree(unfinished(folder, step), ignore_errors=True)
-        if not isinstance(problem, OSError):
+        if not isinstance(error, OSError):
             raise
-        kept, rule = newest(folder), f"cannot be written ({problem.strerror})"
-        remedy = f"{file_io.remedy(problem)} and {f'resume from {kept}' if kept else 'start again'}"
-        raise FileError("checkpoint", final_of(folder, step), rule, remedy) from problem
+        kept, rule = newest(folder), f"cannot be written ({error.strerror})"
+        remedy = f"{file_io.remedy(error)} and {f'resume from {kept}' if kept else 'start again'}"
+        raise FileError("checkpoint", final_of(folder, step), rule, remedy) from error
 
 
 def load(path: Path) -> Snapshot:

@@ -103,8 +103,8 @@ def _written(parts: Parts, folder: Path, rank: int) -> bytes:
     flat = {f"{kind}{name}": x for kind, some in zip(_KINDS, parts, strict=True) for name, x in some.items()}
     try:
         state_dict_saver.save(flat, storage_writer=HuggingFaceStorageWriter(str(folder), save_distributed=True))
-    except CheckpointException as problem:
-        found = next(iter(problem.failures.values()))[0]
+    except CheckpointException as error:
+        found = next(iter(error.failures.values()))[0]
         # torch's own is no Exception, and would pass by all who handle one.
         raise (
             OSError(found.errno, found.strerror) if isinstance(found, OSError) else RuntimeError(str(found))

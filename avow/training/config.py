@@ -242,10 +242,10 @@ def _file(path: str | Path | None) -> dict[str, Any]:
     path = Path(path)
     try:
         text = bounded.read_document(path)
-    except OSError as problem:
-        raise FileError("config", path, f"cannot be read ({problem.strerror})", "check the path") from problem
-    except UnicodeDecodeError as problem:
-        raise FileError("config", path, f"is not UTF-8 at byte {problem.start}", "convert the file") from problem
+    except OSError as exc:
+        raise FileError("config", path, f"cannot be read ({exc.strerror})", "check the path") from exc
+    except UnicodeDecodeError as exc:
+        raise FileError("config", path, f"is not UTF-8 at byte {exc.start}", "convert the file") from exc
     except ValueError as error:
         raise FileError("config", path, f"is too long ({error})", "leave out what is not configuration") from error
     if path.suffix == ".json":
@@ -254,15 +254,15 @@ def _file(path: str | Path | None) -> dict[str, Any]:
         raise FileError("config", path, "is neither .toml nor .json", "rename it after what it holds")
     try:
         return tomllib.loads(text)
-    except tomllib.TOMLDecodeError as problem:
-        raise FileError("config", path, f"is not TOML ({problem})", "mend that line") from problem
+    except tomllib.TOMLDecodeError as exc:
+        raise FileError("config", path, f"is not TOML ({exc})", "mend that line") from exc
 
 
 def _object(text: str, what: str) -> dict[str, Any]:
     try:
         values = json.loads(text)
-    except json.JSONDecodeError as problem:
-        raise FileError("config", what, f"is not JSON ({problem})", "mend that line") from problem
+    except json.JSONDecodeError as error:
+        raise FileError("config", what, f"is not JSON ({error})", "mend that line") from error
     if not isinstance(values, dict):
         raise FileError("config", what, "must be an object of sections", 'begin with {"data": {…}}')
     return values

@@ -113,12 +113,12 @@ def read_questions(path: str | Path) -> tuple[Question, ...]:
 def _lines(path: Path) -> tuple[Line, ...]:
     try:
         text = path.read_text(encoding="utf-8")
-    except OSError as problem:
-        raise FileError("file", path, f"cannot be read ({problem.strerror})", "check the path") from problem
-    except UnicodeDecodeError as problem:
-        line = path.read_bytes()[: problem.start].count(b"\n") + 1
+    except OSError as error:
+        raise FileError("file", path, f"cannot be read ({error.strerror})", "check the path") from error
+    except UnicodeDecodeError as error:
+        line = path.read_bytes()[: error.start].count(b"\n") + 1
         rule = "is not UTF-8"
-        raise FileError(f"{path.name} line {line}", f"byte {problem.start}", rule, "convert the file") from problem
+        raise FileError(f"{path.name} line {line}", f"byte {error.start}", rule, "convert the file") from error
     # Other separators that `splitlines` knows, such as U+2028, may stand inside a document.
     texts = text.removesuffix("\n").split("\n")
     if texts == [""]:

@@ -145,9 +145,9 @@ class Evaluation:
         try:
             outcomes = (Outcome(**{**fields, "answer": Answer(**fields["answer"])}) for fields in given["outcomes"])
             made = Evaluation(tuple(outcomes))
-        except (KeyError, TypeError) as problem:
+        except (KeyError, TypeError) as error:
             rule = "is not what plain() wrote"
-            raise InputError("evaluation", repr(given)[:60], rule, "write it with plain()") from problem
+            raise InputError("evaluation", repr(given)[:60], rule, "write it with plain()") from error
         figures = made.plain()
         for name in ("asked", "right", "accuracy", "interval"):
             if given.get(name) != figures[name]:

@@ -65,11 +65,11 @@ class Replayed:
             # Other threads go on fetching batches meanwhile, which would void a recording of the whole process.
             with torch.cuda.graph(graph, pool=self._pool, capture_error_mode="thread_local"):
                 loss = self._run(*given)
-        except RuntimeError as problem:
-            if is_out_of_memory(problem):
+        except RuntimeError as error:
+            if is_out_of_memory(error):
                 raise
-            rule = f"cannot record this model ({str(problem).splitlines()[0]})"
-            raise ParameterError("run: graphs", True, rule, "use run.graphs=false") from problem
+            rule = f"cannot record this model ({str(error).splitlines()[0]})"
+            raise ParameterError("run: graphs", True, rule, "use run.graphs=false") from error
         for parameter, gradient in zip(self._parameters, before, strict=True):
             _gradient(parameter).copy_(gradient)
         return _Recorded(graph, given, loss)

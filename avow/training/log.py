@@ -77,10 +77,10 @@ class Log:
     def _writable(self) -> Iterator[None]:
         try:
             yield
-        except OSError as problem:
-            rule = f"cannot be written ({problem.strerror})"
-            remedy = f"{file_io.remedy(problem)} and resume from the last checkpoint"
-            raise FileError("log", self._path, rule, remedy) from problem
+        except OSError as error:
+            rule = f"cannot be written ({error.strerror})"
+            remedy = f"{file_io.remedy(error)} and resume from the last checkpoint"
+            raise FileError("log", self._path, rule, remedy) from error
 
 
 def _board(folder: Path, step: int) -> Any:
@@ -97,11 +97,11 @@ def read_log(path: Path) -> list[dict[str, str]]:
     try:
         with path.open(newline="", encoding="utf-8") as file:
             rows = list(csv.DictReader(file))
-    except OSError as problem:
-        rule = f"cannot be read ({problem.strerror})"
-        raise FileError("log", path, rule, "move it away: a run goes on without it") from problem
-    except (UnicodeDecodeError, csv.Error) as problem:
-        raise FileError("log", path, f"is no CSV ({problem})", "move it away: a run goes on without it") from problem
+    except OSError as error:
+        rule = f"cannot be read ({error.strerror})"
+        raise FileError("log", path, rule, "move it away: a run goes on without it") from error
+    except (UnicodeDecodeError, csv.Error) as error:
+        raise FileError("log", path, f"is no CSV ({error})", "move it away: a run goes on without it") from error
     lines = [{column: row.get(column) or "" for column in COLUMNS} for row in rows]
     return [line for line in lines if all(map(_is_number, line.values()))]
 

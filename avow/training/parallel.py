@@ -86,13 +86,13 @@ def ranks(device: str, timeout: float = WAIT) -> Iterator[Ranks]:
     watch = Watch(own, rank, world, timeout)
     try:
         yield Ranks(rank, world, place, timeout)
-    except (RuntimeError, LostRank) as problem:
+    except (RuntimeError, LostRank) as error:
         # torchrun ends the processes that one leaves behind with SIGTERM: not before they have said why.
         with listening():
             lost = watch.lost()
         if lost is None:
             raise
-        raise lost from problem
+        raise lost from error
     finally:
         watch.stop()
         dist.destroy_process_group()

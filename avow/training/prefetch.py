@@ -55,10 +55,10 @@ def _written(batches: Batches) -> IO[bytes]:
             told.flush()
             closing.pop_all()
             return told
-    except OSError as problem:
+    except OSError as error:
         folder = tempfile.tempdir or "none"
-        rule, remedy = f"cannot hold the batches ({problem.strerror})", "make room there, or name another in TMPDIR"
-        raise FileError("temporary folder", folder, rule, remedy) from problem
+        rule, remedy = f"cannot hold the batches ({error.strerror})", "make room there, or name another in TMPDIR"
+        raise FileError("temporary folder", folder, rule, remedy) from error
 
 
 def _in_turn(batches: Batches, makers: list[_Maker], count: int) -> Iterator[Step]:
@@ -93,10 +93,10 @@ class _Maker:
         assert self._process.stdout is not None
         try:
             micros, targets, positions = pickle.load(self._process.stdout)
-        except (EOFError, pickle.UnpicklingError) as problem:
+        except (EOFError, pickle.UnpicklingError) as error:
             rule = "must make batches until the last step"
             remedy = "see what it said, or what else ended it, and resume from the last checkpoint"
-            raise LostRank("maker of batches", "gone", rule, remedy) from problem
+            raise LostRank("maker of batches", "gone", rule, remedy) from error
         return Step(tuple(Micro(*map(self._tensor, micro)) for micro in micros), targets, positions)
 
     def _tensor(self, numbers: np.ndarray) -> torch.Tensor:

@@ -130,9 +130,9 @@ def _standing(arm: Arm, folder: Path, resume: bool) -> Result | None:
         raise FileError("out", folder, "holds a run already", "use --resume to go on with it, or another --out")
     try:
         there = TrainConfig.from_json((folder / "config.json").read_text(encoding="utf-8"))
-    except OSError as problem:
-        rule = f"holds a run without its config.json ({problem.strerror})"
-        raise FileError("out", folder, rule, "remove that folder, or use another --out") from problem
+    except OSError as error:
+        rule = f"holds a run without its config.json ({error.strerror})"
+        raise FileError("out", folder, rule, "remove that folder, or use another --out") from error
     if not same_run(there, arm.config):
         raise ParameterError(
             "--resume",

@@ -47,10 +47,10 @@ def serve() -> None:
     torch.set_num_threads(asked["threads"])
     try:
         tell(news=run_arm(TrainConfig.of(asked["config"]), Path(asked["folder"]), lambda p: tell(**_short(p))))
-    except AvowError as problem:
-        tell(news="failed", why=str(problem))
-    except Exception as problem:
-        tell(news="failed", why=f"{type(problem).__name__}: {problem}")
+    except AvowError as error:
+        tell(news="failed", why=str(error))
+    except Exception as error:
+        tell(news="failed", why=f"{type(error).__name__}: {error}")
 
 
 def run_arm(config: TrainConfig, folder: Path, progress: Any = None) -> str:

@@ -50,11 +50,11 @@ class Vocabulary:
         """The numbers of a text; `where` is what an error calls it."""
         try:
             return np.array([self._numbers[character] for character in text], dtype=np.int64)
-        except KeyError as problem:
-            (stranger,) = problem.args
+        except KeyError as error:
+            (stranger,) = error.args
             rule = f"holds {stranger!r} (U+{ord(stranger):04X}), a character outside the vocabulary of {self.size - 2}"
             remedy = "remove it, or train on a text that holds it"
-            raise InputError(where, repr(text), rule, remedy) from problem
+            raise InputError(where, repr(text), rule, remedy) from error
 
     @declared()
     def decode(self, numbers: Iterable[int]) -> str:
@@ -71,8 +71,8 @@ class Vocabulary:
         """The vocabulary that `to_json` wrote."""
         try:
             fields = json.loads(text)
-        except json.JSONDecodeError as problem:
-            raise FileError("vocabulary", repr(text[:40]), "is not JSON", "write it with to_json") from problem
+        except json.JSONDecodeError as error:
+            raise FileError("vocabulary", repr(text[:40]), "is not JSON", "write it with to_json") from error
         if not isinstance(fields, dict) or set(fields) != {"characters"} or not isinstance(fields["characters"], str):
             rule = "must be an object with `characters` alone, a string"
             raise FileError("vocabulary", repr(text[:40]), rule, "write it with to_json")

@@ -194,8 +194,8 @@ def _one_kind(x: torch.Tensor, context: Any, made: Attention, mask: Any) -> torc
     """What a module gives; types that do not meet are torch's own affair, as in any of its modules."""
     try:
         return made(x, context, mask).detach()
-    except RuntimeError as problem:
-        if "dtype" in str(problem) and x.dtype != torch.float32:
+    except RuntimeError as error:
+        if "dtype" in str(error) and x.dtype != torch.float32:
             return torch.zeros(1)
         raise
 

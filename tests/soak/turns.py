@@ -184,8 +184,8 @@ def once(tally: Tally, case: Case, seed: int) -> None:
     try:
         with within(LIMIT):
             tally.add(case(seed))
-    except Exception as problem:
-        tally.fail(seed, problem)
+    except Exception as error:
+        tally.fail(seed, error)
 
 
 @contextlib.contextmanager

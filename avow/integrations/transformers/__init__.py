@@ -28,9 +28,9 @@ from avow.errors import MissingPackage
 
 try:
     import transformers  # noqa: F401 - looked for, so that its absence is said in four parts
-except ImportError as problem:
+except ImportError as error:
     rule = "is needed to put avow into its models"
-    raise MissingPackage("transformers", "missing", rule, "pip install 'avow[hf]'") from problem
+    raise MissingPackage("transformers", "missing", rule, "pip install 'avow[hf]'") from error
 
 from avow.integrations.transformers.cache import CertifiedCache as CertifiedCache
 from avow.integrations.transformers.comparison import Statement as Statement

@@ -91,7 +91,7 @@ def _settings(p: Problem, tol: float) -> Iterator[Method]:
         if kind.name == "exact":
             continue
         yield from kind.settings(p.sizes)
-        if aimed := kind.aimed({}, p.sizes, tol, 1.0):
+        if aimed := kind.tune({}, p.sizes, tol, 1.0):
             yield kind(**aimed)
 
 
@@ -140,7 +140,7 @@ def _proved(method: Method, whole: Problem, lengths: Norms, rows: Problem, norms
     """
     try:
         method.check(rows.sizes)
-        foreseen = method.foresee(whole, lengths, CONFIDENCE)
+        foreseen = method.estimate_bound(whole, lengths, CONFIDENCE)
         if foreseen.bound >= _VAIN:
             return None, "none"
         computed: Computed = method.compute(_with(rows, norms), torch.Generator().manual_seed(0))

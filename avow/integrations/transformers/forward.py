@@ -53,8 +53,8 @@ def attention_forward(
         query, key, value = _cast(query, key, value)
         view = seen(query, key, value, attention_mask, bool(own), position_bias)
         out, certificate = _answered(layer, query, view, scaling)
-    except AvowError as problem:
-        problem.add_note(f"in {layer.name}")
+    except AvowError as error:
+        error.add_note(f"in {layer.name}")
         raise
     note(layer.name, certificate)
     show(layer.name, query, view, scaling, out, certificate)

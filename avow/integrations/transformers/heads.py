@@ -80,9 +80,9 @@ def _kept(setting: Setting, query: Tensor, view: Seen, attend: Attend) -> Attend
         setting = Setting(setting.tol, confidence=setting.confidence, rtol=setting.rtol)
     try:
         return attend(setting, query, view)
-    except ToleranceUnreachable as problem:
+    except ToleranceUnreachable as error:
         if setting.method in ("auto", "exact"):
             raise
         out, certificate = attend(Setting(setting.tol, "exact", rtol=setting.rtol), query, view)
-        reason = f"{setting.method} could prove only {problem.best:.1e}"
+        reason = f"{setting.method} could prove only {error.best:.1e}"
         return Attended(out, dataclasses.replace(certificate, reason=reason))

@@ -41,11 +41,11 @@ def load_model(source: str) -> Loaded:
             family = AutoModelForCausalLM if gguf else _family(folder)
             model = family.from_pretrained(folder, dtype=torch.float32, **more).eval()
             tokenizer = AutoTokenizer.from_pretrained(folder, **more)
-    except (OSError, ValueError, KeyError, RuntimeError, ImportError, AttributeError, SafetensorError) as problem:
-        if is_out_of_memory(problem):
+    except (OSError, ValueError, KeyError, RuntimeError, ImportError, AttributeError, SafetensorError) as error:
+        if is_out_of_memory(error):
             raise
-        said = str(problem).strip().splitlines() or [type(problem).__name__]
-        raise FileError("model", source, f"cannot be loaded ({said[0]})", "name a model of transformers") from problem
+        said = str(error).strip().splitlines() or [type(error).__name__]
+        raise FileError("model", source, f"cannot be loaded ({said[0]})", "name a model of transformers") from error
     return Loaded(model, tokenizer, place.stem if gguf else place.name)
 
 
@@ -98,11 +98,11 @@ def read_text(path: Path) -> str:
     """A text in UTF-8."""
     try:
         return path.read_text(encoding="utf-8")
-    except FileNotFoundError as problem:
-        raise FileError("text", path, "does not exist", "check the path") from problem
-    except (OSError, UnicodeDecodeError) as problem:
-        why = problem.strerror if isinstance(problem, OSError) else problem
-        raise FileError("text", path, f"cannot be read ({why})", "name a text file in UTF-8") from problem
+    except FileNotFoundError as error:
+        raise FileError("text", path, "does not exist", "check the path") from error
+    except (OSError, UnicodeDecodeError) as error:
+        why = error.strerror if isinstance(error, OSError) else error
+        raise FileError("text", path, f"cannot be read ({why})", "name a text file in UTF-8") from error
 
 
 def tokens_of(loaded: Loaded, text: str, tokens: int | None) -> Tensor:

@@ -67,15 +67,15 @@ def read_plan(path: str | Path) -> ModelPlan:
     """The plan in a file."""
     try:
         return ModelPlan.from_json(bounded.read_document(Path(path)))
-    except FileNotFoundError as problem:
-        raise FileError("plan", path, "does not exist", "write one with avow profile MODEL --plan") from problem
-    except OSError as problem:
-        raise FileError("plan", path, f"cannot be read ({problem.strerror})", "name a readable file") from problem
-    except AvowError as problem:
-        raise FileError("plan", path, f"asks what cannot be done ({problem})", "profile the model again") from problem
-    except (ValueError, KeyError, TypeError, AttributeError) as problem:
-        rule = f"is no plan for a model ({type(problem).__name__}: {problem})"
-        raise FileError("plan", path, rule, "write one with avow profile MODEL --plan") from problem
+    except FileNotFoundError as error:
+        raise FileError("plan", path, "does not exist", "write one with avow profile MODEL --plan") from error
+    except OSError as error:
+        raise FileError("plan", path, f"cannot be read ({error.strerror})", "name a readable file") from error
+    except AvowError as error:
+        raise FileError("plan", path, f"asks what cannot be done ({error})", "profile the model again") from error
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        rule = f"is no plan for a model ({type(error).__name__}: {error})"
+        raise FileError("plan", path, rule, "write one with avow profile MODEL --plan") from error
 
 
 @declared()

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from avow.core import Method
-from avow.core.requirement import checked_wish
+from avow.core.requirement import checked_requirement
 from avow.errors import ParameterError
 from avow.methods import all_methods, method_named
 from avow.parameters import check_parameters
@@ -28,7 +28,7 @@ class Setting:
     rtol: float | None = None
 
     def __post_init__(self) -> None:
-        checked_wish(self.tol, self.confidence, rtol=self.rtol)
+        checked_requirement(self.tol, self.confidence, rtol=self.rtol)
         if not isinstance(self.parameters, Mapping):
             rule = "must map names of parameters to values"
             raise ParameterError("parameters", repr(self.parameters), rule, 'try {"features": 256}')

@@ -109,9 +109,9 @@ def uploaded(tensors: Mapping[str, Tensor], length: int, head: int) -> Head:
     # Whatever does not fit together is said of the whole file, before a part of it is taken.
     try:
         Problem.of(four["q"], four["k"], four["v"], enable_gqa=True)
-    except InputError as problem:
-        rule = f"holds what does not fit together: {problem.name}={problem.value} {problem.rule}"
-        raise FileError("file", "as uploaded", rule, problem.remedy) from problem
+    except InputError as error:
+        rule = f"holds what does not fit together: {error.name}={error.value} {error.rule}"
+        raise FileError("file", "as uploaded", rule, error.remedy) from error
     batch, heads = four["q"].shape[:2]
     b, h = head // heads % batch, head % heads
     group = h // (heads // four["k"].shape[1])

@@ -47,8 +47,8 @@ def preview(inputs: Asked) -> Answer:
     ledger = [{"id": one.id, "topic": one.topic, "plain": one.plain} for one in catalogue().values()]
     try:
         claim = _chosen(inputs.claim)
-    except ParameterError as problem:
-        return {"ledger": ledger, "trouble": problem}
+    except ParameterError as error:
+        return {"ledger": ledger, "trouble": error}
     absent = claim.not_applicable()
     return {
         "ledger": ledger,

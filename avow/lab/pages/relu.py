@@ -117,10 +117,10 @@ def _checked(inputs: Built, work: Any) -> Answer:
         raise ParameterError("end", inputs.end, f"must lie beyond the start, {inputs.start:g}", "move it to the right")
     try:
         answer: Answer = work()
-    except (InputError, ToleranceUnreachable) as problem:
-        field = "within" if problem.name.endswith("eps") else "formula"
-        value = problem.value if field == "formula" else f"{inputs.within:g}"
-        raise type(problem)(field, value, problem.rule, problem.remedy) from problem
+    except (InputError, ToleranceUnreachable) as error:
+        field = "within" if error.name.endswith("eps") else "formula"
+        value = error.value if field == "formula" else f"{inputs.within:g}"
+        raise type(error)(field, value, error.rule, error.remedy) from error
     return answer
 
 

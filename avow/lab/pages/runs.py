@@ -36,8 +36,8 @@ def preview(inputs: Watched) -> Answer:
     trouble, chosen = None, list[Run]()
     try:
         chosen = _chosen(runs, inputs.run)
-    except ParameterError as problem:
-        trouble = problem
+    except ParameterError as error:
+        trouble = error
     place = str(disk.folder())
     facts = _facts(chosen) if len(chosen) == 1 else [fact("Runs", str(len(runs)), f"below {place}")]
     if len(chosen) != 1:

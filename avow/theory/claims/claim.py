@@ -124,11 +124,11 @@ class Claim:
             package, _, version = needed.partition("==")
             try:
                 found = version_of(package)
-            except ModuleNotFoundError as problem:
-                known = problem.name == package
-                return f"{package} is not installed here" if known else f"{package} cannot be loaded here: {problem}"
-            except Exception as problem:
-                return f"{package} cannot be loaded here: {type(problem).__name__}: {problem}"
+            except ModuleNotFoundError as error:
+                known = error.name == package
+                return f"{package} is not installed here" if known else f"{package} cannot be loaded here: {error}"
+            except Exception as error:
+                return f"{package} cannot be loaded here: {type(error).__name__}: {error}"
             if version not in ("", found):
                 return f"it is about {package} {version}, and {found} is installed here"
         return ""
@@ -146,10 +146,10 @@ class Claim:
                 if not isinstance(step, Evidence):
                     raise TypeError(f"a check yields Evidence, not {type(step).__name__}")
                 found.append(step)
-        except Unproved as problem:
-            trouble = str(problem) or "a step does not hold"
-        except (Exception, SystemExit) as problem:
-            trouble, raised = f"the check raised {type(problem).__name__}: {problem}", True
+        except Unproved as error:
+            trouble = str(error) or "a step does not hold"
+        except (Exception, SystemExit) as error:
+            trouble, raised = f"the check raised {type(error).__name__}: {error}", True
         verdict = "no verdict" if trouble else verdict_of(found, bool(self.amended))
         if verdict == "no verdict" and not trouble:
             trouble = _lacking(found)

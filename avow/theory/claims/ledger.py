@@ -65,13 +65,13 @@ def claims_in(path: str | Path, seconds: float = 60.0) -> dict[str, Claim]:
         # What it prints is no part of what is said of its claims.
         with _interrupted_after(seconds, late), _outlived(), contextlib.redirect_stdout(sys.stderr):
             module = load(str(path))
-    except (Exception, SystemExit, KeyboardInterrupt) as problem:
-        if isinstance(problem, KeyboardInterrupt) and not late.is_set():
+    except (Exception, SystemExit, KeyboardInterrupt) as error:
+        if isinstance(error, KeyboardInterrupt) and not late.is_set():
             raise
-        rule = f"raised while loading: {_told(problem, path)}"
+        rule = f"raised while loading: {_told(error, path)}"
         if late.is_set():
-            rule = f"ran out of time while loading: {seconds:g} s{_line(problem, path)}"
-        raise FileError("claims file", path, rule, "mend it there, and try again") from problem
+            rule = f"ran out of time while loading: {seconds:g} s{_line(error, path)}"
+        raise FileError("claims file", path, rule, "mend it there, and try again") from error
     found: dict[str, Claim] = {}
     for one in _claims_of(module, str(path.resolve())):
         if one.id in found:

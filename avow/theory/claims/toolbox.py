@@ -90,8 +90,8 @@ def rising(expression: Any, variable: sympy.Symbol, start: Any, says: str, amend
         slopes.append(sympy.diff(slopes[-1], variable))
         try:
             nonnegative(slopes[-1].subs(variable, beyond), f"{says}, the slope beyond")
-        except Unproved as problem:
-            trouble = problem
+        except Unproved as error:
+            trouble = error
         else:
             facts = {"nonnegative": sympy.latex(expression), "from": sympy.latex(start)}
             return Evidence("symbolic", says, facts | {"slopes": list(map(sympy.latex, slopes[1:]))}, amended)

@@ -64,8 +64,8 @@ def _drawn(one: Claim) -> dict[str, Any]:
         if not isinstance(drawn, Picture):
             raise TypeError(f"a picture is a Chart or a Table, not {type(drawn).__name__}")
         return {"picture": as_json(drawn.plain()), "trouble": ""}
-    except Exception as problem:
-        return {"picture": None, "trouble": f"the picture raised {type(problem).__name__}: {problem}"}
+    except Exception as error:
+        return {"picture": None, "trouble": f"the picture raised {type(error).__name__}: {error}"}
 
 
 def serve() -> None:
@@ -89,8 +89,8 @@ def serve() -> None:
         try:
             for line in news_of(**request):
                 tell(**line)
-        except (Exception, SystemExit) as problem:
-            trouble = f"loading the claim raised {type(problem).__name__}: {problem}"
+        except (Exception, SystemExit) as error:
+            trouble = f"loading the claim raised {type(error).__name__}: {error}"
             tell(news="verdict", next="", verdict="no verdict", evidence=[], seconds=0.0, trouble=trouble, raised=True)
             tell(news="picture", next="", picture=None, trouble="")
 

@@ -212,7 +212,7 @@ def _reduced(rows: list[list[Fraction]]) -> tuple[list[list[Fraction]], list[int
 def _scipy() -> Any:
     try:
         from scipy import optimize
-    except ImportError as problem:
+    except ImportError as error:
         rule = "is needed to find the combination that proves a query impossible"
-        raise MissingPackage("scipy", "missing", rule, "pip install 'avow[rigor]'") from problem
+        raise MissingPackage("scipy", "missing", rule, "pip install 'avow[rigor]'") from error
     return optimize

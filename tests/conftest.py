@@ -12,9 +12,9 @@ import torch
 from hypothesis import settings
 
 # Fixtures for the lab's pages.
-from tests.lab_visits import browser as browser
-from tests.lab_visits import lab as lab
-from tests.lab_visits import visit as visit
+from tests.helpers.lab_visits import browser as browser
+from tests.helpers.lab_visits import lab as lab
+from tests.helpers.lab_visits import visit as visit
 
 # Reasons for which a test may be skipped where CI=true, word for word.
 MAY_SKIP: frozenset[str] = frozenset()

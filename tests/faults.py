@@ -6,9 +6,9 @@ an extreme size, a global switch of torch. The design is the same every time:
 - every single fault, with every method, by every way in that takes it, in every type;
 - every pair of faults of different factors: by exact attention in every type, and twice by something else.
 
-Every answer is held to its certificate by `tests.truth`, which shares no code with the library. A call may refuse with
-an error of avow's own where the numbers give it a reason; refusals are counted and shown. Any other error is a failure.
-Statistical promises are judged by one row of each call, chosen before, so that misses are binomial.
+Every answer is held to its certificate by `tests.helpers.truth`, which shares no code with the library. A call may
+refuse with an error of avow's own where the numbers give it a reason; refusals are counted and shown. Any other error
+is a failure. Statistical promises are judged by one row of each call, chosen before, so that misses are binomial.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ from avow.methods import all_methods
 from avow.methods.sparse import Sparse
 from avow.nn import KeyValueCache
 from tests.fuzz_shards import over_shards
-from tests.truth import Question, Verdict, verdict
+from tests.helpers.truth import Question, Verdict, verdict
 
 FLOATS = {"float64": torch.float64, "float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 # Rows of one answer that go to balls where floats cannot decide.

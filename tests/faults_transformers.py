@@ -2,7 +2,7 @@
 
 Small random models of some architectures, in every type, by every method that models take, under every switch of
 `tests.faults`. What each layer was given is caught before avow sees it, and its answer is held to its certificate by
-`tests.truth`. A case is left out, and counted, where the model itself fails without avow.
+`tests.helpers.truth`. A case is left out, and counted, where the model itself fails without avow.
 """
 
 from __future__ import annotations
@@ -24,10 +24,10 @@ from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 import avow
 from avow.errors import AvowError
 from avow.integrations.transformers import enable
-from tests import tiny_models
 from tests.faults import FLOATS, SWITCHES, Answer, Outcome, Report, _judged, _refusal
 from tests.faults import Case as Call
-from tests.truth import Question
+from tests.helpers import tiny_models
+from tests.helpers.truth import Question
 
 MODELS = ("LlamaForCausalLM", "GPT2LMHeadModel", "Gemma3ForCausalLM", "BertForMaskedLM", "T5ForConditionalGeneration")
 ASKED: dict[str, dict[str, Any]] = {

@@ -21,8 +21,8 @@ from avow.attend import Attended, _exact, _run
 from avow.core.certify import measure_norms
 from avow.core.requirement import Requirement
 from avow.errors import RangeError
-from tests.generators import Case, draw_case
-from tests.truth import judge
+from tests.helpers.generators import Case, draw_case
+from tests.helpers.truth import judge
 
 CONFIDENCE = 0.999
 

@@ -25,9 +25,9 @@ from avow.core.compose import select
 from avow.distributed import attend
 from avow.errors import RangeError, ToleranceUnreachable
 from avow.methods.exact import Exact
-from tests.generators import draw_case
-from tests.processes import together
-from tests.truth import judge
+from tests.helpers.generators import draw_case
+from tests.helpers.processes import together
+from tests.helpers.truth import judge
 
 EXACT_IS_DEAR = {"exact": [1.0, 1.0, 1.0], "exact/causal": [1.0, 1.0, 1.0]}
 

@@ -22,7 +22,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from tests.lab_outside import Watched, watched
+from tests.helpers.lab_outside import Watched, watched
 
 HONEST = frozenset({200, 400, 403, 404, 405, 408, 413, 422, 431, 503})
 SECONDS = 90.0

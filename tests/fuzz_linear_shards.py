@@ -22,9 +22,9 @@ from avow.core import Method, Problem
 from avow.distributed import attend
 from avow.errors import RangeError
 from avow.methods.low_rank import LowRank
-from tests.generators import draw_case
-from tests.processes import together
-from tests.truth import judge
+from tests.helpers.generators import draw_case
+from tests.helpers.processes import together
+from tests.helpers.truth import judge
 
 METHODS = ("separable", "random_features", "low_rank")
 

@@ -1,7 +1,7 @@
 """Try to break sparse attention over shards: `python -m tests.fuzz_shards --rows 100000`.
 
 So many rows at least are held to deterministic bounds, and as many that sampled to statistical ones. Heads come from
-the families of `tests.sparse_cases`, and from `tests.generators`; their keys are dealt to one to seven shards, some of
+the families of `sparse_cases` and `generators` in tests/helpers; their keys are dealt to one to seven shards, some of
 them empty, side by side in one process. Half of the calls ask for a tolerance, which must be kept; some have sketches
 of a part of the keys at hand, as caches do. Statistical calls are made twice with different draws, and rows whose
 answers differ did sample: only those can miss their bounds.
@@ -29,8 +29,8 @@ from avow.methods.sparse import Sparse
 from avow.numerics.sketch import GROUP, sketched
 from tests.fuzz import CONFIDENCE, judged
 from tests.fuzz_sparse import Found
-from tests.generators import draw_case
-from tests.sparse_cases import FAMILIES, draw_sparse_case
+from tests.helpers.generators import draw_case
+from tests.helpers.sparse_cases import FAMILIES, draw_sparse_case
 
 
 class Whole(NamedTuple):

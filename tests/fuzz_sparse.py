@@ -1,9 +1,9 @@
 """Try to break sparse attention alone: `python -m tests.fuzz_sparse --rows 1000000`.
 
 So many rows at least are held to deterministic bounds, and as many to statistical ones. Their heads come from families
-made for the purpose (`tests.sparse_cases`), and from `tests.fuzz`. Statistical calls are made twice with different
-draws, and both answers are judged: rows whose answers differ did sample, and are judged apart as well, since the others
-cannot but keep their bounds. Rates come with exact binomial (Clopper–Pearson) intervals.
+made for the purpose (`tests.helpers.sparse_cases`), and from `tests.fuzz`. Statistical calls are made twice with
+different draws, and both answers are judged: rows whose answers differ did sample, and are judged apart as well, since
+the others cannot but keep their bounds. Rates come with exact binomial (Clopper–Pearson) intervals.
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ from scipy.stats import binomtest
 from avow.errors import RangeError
 from avow.methods.sparse import Sparse
 from tests.fuzz import CONFIDENCE, Tally, answer, judged
-from tests.generators import Case, draw_case
-from tests.sparse_cases import FAMILIES, draw_sparse_case
+from tests.helpers.generators import Case, draw_case
+from tests.helpers.sparse_cases import FAMILIES, draw_sparse_case
 
 _SURE = 0.99
 

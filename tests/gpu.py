@@ -25,7 +25,7 @@ from avow.core.certify import measure_norms
 from avow.core.requirement import Requirement
 from avow.errors import RangeError
 from avow.numerics.heads import longest_seen
-from tests.generators import draw_case
+from tests.helpers.generators import draw_case
 
 
 def moved(p: Problem, device: str) -> Problem:

@@ -15,7 +15,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.theirs import FAMILIES, Family, Outcome, names, run, their_mixin
+from tests.helpers.theirs import FAMILIES, Family, Outcome, names, run, their_mixin
 
 pytestmark = pytest.mark.filterwarnings("ignore")
 

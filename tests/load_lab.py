@@ -19,7 +19,7 @@ from collections import Counter
 from pathlib import Path
 from typing import Any
 
-from tests.lab_outside import Watched, watched
+from tests.helpers.lab_outside import Watched, watched
 
 # Caches of the pages may fill up, and allocators keep some of what they had.
 GROWTH = 1.10

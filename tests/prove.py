@@ -14,7 +14,7 @@ from typing import NamedTuple
 import torch
 
 from avow.theory.constructions.construction import Construction
-from tests import draws_heads, draws_queries, draws_relu
+from tests.helpers import draws_heads, draws_queries, draws_relu
 
 DRAWS: dict[str, Callable[[torch.Generator], Construction]] = {
     **draws_queries.DRAWS,

@@ -6,9 +6,9 @@ lengths and widths. Steps that act on numbers are taken by each head for itself,
 error/bound does not fall; others are kept or not as a whole. What no longer improves goes on with its best head alone,
 then starts again. Bounds that say next to nothing count a tenth while they hold: any bound of 2 can be reached.
 
-Errors are floats' while it climbs, less what those floats may be off (`tests.truth`); what is reported was judged in
-balls. A statistical promise may fail by chance: a climb takes the median of some draws, and what it found is judged by
-the share of many fresh draws that miss the bound.
+Errors are floats' while it climbs, less what those floats may be off (`tests.helpers.truth`); what is reported was
+judged in balls. A statistical promise may fail by chance: a climb takes the median of some draws, and what it found is
+judged by the share of many fresh draws that miss the bound.
 
 Every result is printed with its recipe, which makes the same inputs again: `python -m tests.search --recipe '{…}'`.
 """
@@ -37,7 +37,7 @@ import avow
 from avow.errors import AvowError
 from avow.nn import KeyValueCache
 from tests.faults import CONFIDENCE, FLOATS, RARE, SWITCHES, layout
-from tests.truth import Question, ball_verdict, errors, verdict
+from tests.helpers.truth import Question, ball_verdict, errors, verdict
 
 METHODS: dict[str, dict[str, Any]] = {
     "exact": {"method": "exact"},

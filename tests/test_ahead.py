@@ -24,7 +24,7 @@ from avow.training.graphs import Replayed
 from avow.training.loop import Trainer
 from avow.training.parallel import Ranks
 from avow.training.prefetch import ahead
-from tests.runs import small
+from tests.helpers.runs import small
 
 
 def made(folder: Path, position: int) -> Batches:

@@ -20,7 +20,7 @@ from avow.errors import ToleranceUnreachable
 from avow.methods.exact import Exact
 from avow.methods.low_rank import LowRank
 from avow.methods.random_features import RandomFeatures
-from tests.truth import judge
+from tests.helpers.truth import judge
 
 attending = importlib.import_module("avow.attend")  # `avow.attend` itself is the verb
 

@@ -21,8 +21,8 @@ from torch import Tensor
 from avow import bounded
 from avow.errors import FileError, RangeError, ToleranceUnreachable
 from avow.nn import KeyValueCache, cache_file, key_value_cache, token_buffers
-from tests.caches import DTYPES, errors, filled, queries, tokens
-from tests.processes import FRESH
+from tests.helpers.caches import DTYPES, errors, filled, queries, tokens
+from tests.helpers.processes import FRESH
 
 Facts = dict[str, Any]
 Change = Callable[[dict[str, Tensor], Facts], object]

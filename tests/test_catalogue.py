@@ -8,7 +8,7 @@ import pytest
 
 from avow.report.mathml import formula
 from avow.theory.claims import catalogue
-from tests.judging import finding
+from tests.helpers.judging import finding
 
 CLAIMS = catalogue()
 every_claim = pytest.mark.parametrize("id", CLAIMS)

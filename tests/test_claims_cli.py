@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from tests import command
+from tests.helpers import command
 
-SAMPLE = str(Path(__file__).parent / "sample_claims.py")
+SAMPLE = str(Path(__file__).parent / "helpers" / "sample_claims.py")
 
 MISTAKEN = """
 from avow.theory.claims import toolbox

@@ -14,7 +14,7 @@ from avow.theory.claims import toolbox
 from avow.theory.claims.catalogue import heads, positions
 from avow.theory.claims.catalogue.layers import Layer
 from avow.theory.claims.claim import Unproved
-from tests.judging import number, step
+from tests.helpers.judging import number, step
 
 
 @pytest.mark.parametrize("n", [1000, 10**6])

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from avow.numerics import intervals, rounding
 from avow.theory.claims import Claim
 from avow.theory.claims.catalogue import lemmas
-from tests.judging import claims_of, judged
+from tests.helpers.judging import claims_of, judged
 
 CLAIMS = claims_of(lemmas)
 

@@ -11,7 +11,7 @@ import pytest
 
 from avow.theory.claims.catalogue import neighbours
 from avow.theory.claims.claim import version_of
-from tests.judging import claims_of, judged
+from tests.helpers.judging import claims_of, judged
 
 LOOSE = """
     import torch

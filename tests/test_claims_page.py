@@ -12,7 +12,7 @@ import pytest
 from avow.report.claims_page import claims_page, headline
 from avow.report.mathml import display, formula
 from avow.theory.claims.claim import Claim, Finding, as_json, claim
-from tests import sample_claims
+from tests.helpers import sample_claims
 from tests.test_report import outside
 
 

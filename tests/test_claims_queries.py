@@ -17,7 +17,7 @@ from avow.theory.claims import toolbox
 from avow.theory.claims.claim import Unproved
 from avow.theory.constructions.construction import Construction, Proof
 from avow.theory.constructions.queries import copy_query
-from tests.judging import finding, number, step
+from tests.helpers.judging import finding, number, step
 
 
 def test_the_library_finds_the_optimum_that_is_proved() -> None:

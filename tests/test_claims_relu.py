@@ -10,7 +10,7 @@ from avow.theory.claims.catalogue import relu, relu_square_deep, relu_square_lin
 from avow.theory.claims.catalogue import relu_square as one_layer
 from avow.theory.constructions import relu_square
 from avow.theory.constructions.relu import hinges, sawtooth, square_error
-from tests.judging import judged
+from tests.helpers.judging import judged
 
 
 def test_the_units_recorded_are_those_the_library_makes() -> None:

@@ -19,7 +19,7 @@ import pytest
 from avow.errors import ParameterError
 from avow.theory.claims import Claim, Evidence, Finding, catalogue, claims_in, run
 from avow.theory.claims.worker_pool import Worker
-from tests.judging import written
+from tests.helpers.judging import written
 
 ROOT = Path(__file__).parent.parent
 

@@ -9,7 +9,7 @@ import torch
 
 from avow.theory.claims import Claim, Evidence
 from avow.theory.claims.catalogue import softmax
-from tests.judging import judged
+from tests.helpers.judging import judged
 
 
 @pytest.mark.parametrize(("name", "gap"), [("float32", "103.97"), ("float64", "745.13"), ("float16", "17.33")])

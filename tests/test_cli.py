@@ -15,7 +15,7 @@ from avow import file_io
 from avow.cli.lists import methods
 from avow.core import Method
 from avow.report import compare
-from tests.command import refused, run
+from tests.helpers.command import refused, run
 
 SMALL = ["--length", "72", "--heads", "2", "--dim", "8", "--quick"]
 

@@ -17,8 +17,8 @@ from avow.distributed import attend
 from avow.distributed.bytes_sent import shard_bytes
 from avow.distributed.point_to_point import counted
 from avow.errors import ParameterError
-from tests.processes import message, together
-from tests.shards import HEADS, Case, apart, piece
+from tests.helpers.processes import message, together
+from tests.helpers.shards import HEADS, Case, apart, piece
 
 # How 96 keys are shared.
 SPLITS: dict[int, dict[str, tuple[int, ...]]] = {

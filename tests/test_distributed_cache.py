@@ -17,8 +17,8 @@ from avow.distributed.cache import dealt
 from avow.distributed.point_to_point import counted
 from avow.errors import ParameterError
 from avow.nn import KeyValueCache
-from tests.caches import errors
-from tests.processes import message, together
+from tests.helpers.caches import errors
+from tests.helpers.processes import message, together
 
 pytestmark = pytest.mark.processes
 

@@ -19,8 +19,8 @@ from avow.distributed.parallel_plan import Roofline, offers
 from avow.distributed.planner import candidates
 from avow.methods.exact import Exact
 from avow.methods.low_rank import LowRank
-from tests.processes import message, together
-from tests.truth import judge
+from tests.helpers.processes import message, together
+from tests.helpers.truth import judge
 
 pytestmark = pytest.mark.processes
 

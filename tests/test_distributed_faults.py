@@ -24,7 +24,7 @@ from avow.distributed.ring import ring_attention
 from avow.distributed.sparse import attend_sparse
 from avow.errors import AvowError
 from avow.nn import KeyValueCache
-from tests.processes import together
+from tests.helpers.processes import together
 
 pytestmark = pytest.mark.processes
 

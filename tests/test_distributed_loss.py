@@ -1,6 +1,6 @@
 """Where a process is lost, all others say which one; where certificates break, the fuzz over processes sees it.
 
-Short versions of `python -m tests.lose_rank` and `python -m tests.fuzz_distributed`.
+Short versions of `python -m tests.helpers.lose_rank` and `python -m tests.fuzz_distributed`.
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ from avow import file_io
 from avow.distributed import attend
 from avow.distributed.failure_detection import _followed
 from tests.fuzz_distributed import run
-from tests.lose_rank import Loss, lose
-from tests.processes import FRESH, meet, message, together
+from tests.helpers.lose_rank import Loss, lose
+from tests.helpers.processes import FRESH, meet, message, together
 
 pytestmark = pytest.mark.processes
 

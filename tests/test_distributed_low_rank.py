@@ -9,7 +9,7 @@ from avow.core import Sizes
 from avow.distributed.bytes_sent import low_rank_bytes
 from avow.distributed.point_to_point import PAGE
 from avow.methods.low_rank import LowRank
-from tests.linear_shards import COUNTS, NEAR, SABOTAGED, SABOTAGES, cases, joined, said
+from tests.helpers.linear_shards import COUNTS, NEAR, SABOTAGED, SABOTAGES, cases, joined, said
 
 pytestmark = pytest.mark.processes
 

@@ -14,7 +14,7 @@ from torch import Tensor
 from avow.attend import Attended
 from avow.distributed import ShardedCache, attend
 from avow.nn import KeyValueCache
-from tests.processes import message, together
+from tests.helpers.processes import message, together
 
 pytestmark = pytest.mark.processes
 

@@ -24,8 +24,8 @@ from avow.distributed.bytes_sent import ring_bytes
 from avow.distributed.point_to_point import Transfer, counted
 from avow.distributed.ring import ring_attention
 from avow.distributed.ring_route import Route
-from tests.processes import message, together
-from tests.shards import HEADS, Case, apart, piece
+from tests.helpers.processes import message, together
+from tests.helpers.shards import HEADS, Case, apart, piece
 
 pytestmark = pytest.mark.processes
 

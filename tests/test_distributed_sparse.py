@@ -27,7 +27,7 @@ from avow.distributed.sparse import attend_sparse, own_generator
 from avow.errors import ParameterError
 from avow.methods.sparse import Sparse
 from tests.fuzz_shards import Whole, over_shards
-from tests.processes import message
+from tests.helpers.processes import message
 from tests.test_sparse_shards import apart, errors
 
 pytestmark = pytest.mark.processes

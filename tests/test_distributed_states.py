@@ -9,7 +9,7 @@ import torch
 
 from avow.distributed.bytes_sent import states_bytes
 from avow.methods.random_features import RandomFeatures
-from tests.linear_shards import COUNTS, LENGTHS, NEAR, PAIRED, SABOTAGED, SABOTAGES, cases, joined, said
+from tests.helpers.linear_shards import COUNTS, LENGTHS, NEAR, PAIRED, SABOTAGED, SABOTAGES, cases, joined, said
 
 pytestmark = pytest.mark.processes
 

@@ -17,7 +17,7 @@ from avow.core import Computed, Method, Problem
 from avow.core.certify import certify, measure_norms
 from avow.methods import all_methods
 from avow.numerics.random_stream import RandomStream
-from tests.truth import judge
+from tests.helpers.truth import judge
 
 METHODS = list(all_methods().values())
 every_method = pytest.mark.parametrize("kind", METHODS, ids=lambda kind: kind.name)

@@ -20,7 +20,7 @@ from avow.errors import RangeError
 from avow.methods import exact
 from avow.methods.exact import Exact, _fused_on_cpu
 from avow.numerics import rounding
-from tests.truth import judge
+from tests.helpers.truth import judge
 
 LOWEST = torch.finfo(torch.float32).min
 

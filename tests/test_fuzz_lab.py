@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from tests.fuzz_lab import Ask, judged, run, send
-from tests.lab_outside import watched
+from tests.helpers.lab_outside import watched
 
 OWN = {"Content-Type": "application/json"}
 
@@ -40,7 +40,7 @@ def test_a_slice_of_the_fuzz_finds_nothing_and_a_lab_that_is_watched_is_seen(tmp
     ["open('../elsewhere', 'w')", "os.system('true')", "subprocess.run(['true'])", "open('/etc/passwd')"],
 )
 def test_what_a_lab_must_not_do_is_noted(tmp_path: Path, act: str) -> None:
-    from tests.lab_outside import _WATCH
+    from tests.helpers.lab_outside import _WATCH
 
     home = tmp_path / "home"
     home.mkdir()

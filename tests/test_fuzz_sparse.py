@@ -11,7 +11,7 @@ from avow.methods.sparse import Sparse
 from tests import fuzz_sparse
 from tests.fuzz import CONFIDENCE, Tally
 from tests.fuzz_sparse import Found, Interval
-from tests.sparse_cases import FAMILIES, draw_sparse_case
+from tests.helpers.sparse_cases import FAMILIES, draw_sparse_case
 
 
 @pytest.mark.parametrize("chance", [0.0, 1 - CONFIDENCE])

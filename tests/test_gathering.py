@@ -13,7 +13,7 @@ from avow.core import Computed, Problem
 from avow.core.certify import certify, measure_norms
 from avow.methods.sparse import NothingToSave, Sparse
 from avow.numerics.sketch import Sketch, sketched
-from tests.caches import queries
+from tests.helpers.caches import queries
 
 
 def problem(n: int = 3, s: int = 700, d: int = 24, heads: int = 6, groups: int = 2, batch: int = 1) -> Problem:

@@ -24,7 +24,7 @@ def compiled(family: str) -> list[str]:
     """The kernels that a process of its own compiled, in order."""
     environment = {name: x for name, x in os.environ.items() if name != "TRITON_INTERPRET"}
     told = subprocess.run(
-        [sys.executable, "-m", "tests.compiled", family],
+        [sys.executable, "-m", "tests.helpers.compiled", family],
         cwd=ROOT,
         env=environment,
         capture_output=True,

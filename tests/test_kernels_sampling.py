@@ -28,7 +28,7 @@ from avow.kernels.sparse_decode import decode, decode_twin
 from avow.kernels.step_constants import STEPS
 from avow.numerics import tails
 from avow.numerics.sketch import sketched
-from tests.decoding import BEYOND, HOSTILE, Step, drawn, flags_of, permuted, step, terms_of, unit_of
+from tests.helpers.decoding import BEYOND, HOSTILE, Step, drawn, flags_of, permuted, step, terms_of, unit_of
 
 # A GPU does not warn of inf and nan.
 pytestmark = [pytest.mark.kernels, pytest.mark.filterwarnings("ignore::RuntimeWarning")]

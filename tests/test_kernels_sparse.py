@@ -20,7 +20,7 @@ interpret()
 from avow.kernels import choice, finalize, gather_attention, histogram, sketch_pass, step_constants
 from avow.kernels.finalize import Decoded
 from avow.numerics.sketch import GROUP, sketched
-from tests.decoding import BEYOND, HOSTILE, Step, drawn, flags_of, permuted, step, terms_of, unit_of
+from tests.helpers.decoding import BEYOND, HOSTILE, Step, drawn, flags_of, permuted, step, terms_of, unit_of
 
 pytestmark = pytest.mark.kernels
 

@@ -20,7 +20,7 @@ from avow.kernels import choice, finalize, histogram, work_partition
 from avow.kernels.finalize import Decoded
 from avow.kernels.sparse_decode import decode, decode_twin, value_lengths
 from avow.numerics.sketch import GROUP, sketched
-from tests.decoding import Step, drawn, step, terms_of
+from tests.helpers.decoding import Step, drawn, step, terms_of
 
 pytestmark = pytest.mark.kernels
 

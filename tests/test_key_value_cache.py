@@ -15,7 +15,7 @@ from avow.core.certify import certify, measure_norms
 from avow.errors import ParameterError, ToleranceUnreachable
 from avow.methods.sparse import Sparse
 from avow.nn import KeyValueCache, key_value_cache
-from tests.caches import DTYPES, errors, queries, share, tokens
+from tests.helpers.caches import DTYPES, errors, queries, share, tokens
 from tests.test_gathering import spied
 
 

@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from avow.lab.page import all_pages
-from tests.lab import Lab
-from tests.lab_visits import Opener
+from tests.helpers.lab import Lab
+from tests.helpers.lab_visits import Opener
 
 pytestmark = pytest.mark.browser
 

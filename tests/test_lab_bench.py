@@ -21,8 +21,8 @@ from avow.lab.pages.bench_heads import Head, Tried, drawn, read_by, tried, uploa
 from avow.methods.low_rank import LowRank
 from avow.methods.random_features import RandomFeatures
 from avow.methods.sparse import Sparse
-from tests.lab import Lab
-from tests.lab_visits import Opener
+from tests.helpers.lab import Lab
+from tests.helpers.lab_visits import Opener
 
 SMALL: dict[str, Any] = {"n": 128, "d": 16}
 

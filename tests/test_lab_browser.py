@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from avow.lab.page import all_pages
-from tests.lab import Lab
-from tests.lab_visits import Opener, Visit
+from tests.helpers.lab import Lab
+from tests.helpers.lab_visits import Opener, Visit
 
 pytestmark = pytest.mark.browser
 

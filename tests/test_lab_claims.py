@@ -13,8 +13,8 @@ from avow.theory.claims import catalogue
 from avow.theory.claims.falsifiers import HUNTS
 from avow.theory.claims.random_search import AMENDED, hunted, variants
 from avow.theory.claims.running import judged_after_needs
-from tests.lab import Lab
-from tests.lab_visits import Opener, Visit
+from tests.helpers.lab import Lab
+from tests.helpers.lab_visits import Opener, Visit
 
 # Claims that are quick to judge, of every verdict that there is.
 QUICK = ("softmax-categorical", "relu-linear-a", "relu-linear-b", "finite-mask", "project-out", "momentum-ema")

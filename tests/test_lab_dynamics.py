@@ -12,7 +12,7 @@ from avow.lab.pages import dynamics_scenes as scenes
 from avow.lab.pages.dynamics import PAGE, Moved, preview, verdict
 from avow.nn import gradient_horizon
 from avow.nn.recurrent import GradientHorizon
-from tests.lab_visits import Opener
+from tests.helpers.lab_visits import Opener
 
 
 def curve(answer: dict[str, Any], figure: str, name: str) -> list[float]:

@@ -13,8 +13,8 @@ from safetensors.torch import save_file
 from avow.errors import ParameterError
 from avow.lab.page import all_pages
 from avow.lab.pages import explorer
-from tests.lab import Lab, running
-from tests.lab_visits import Visit
+from tests.helpers.lab import Lab, running
+from tests.helpers.lab_visits import Visit
 
 pytestmark = pytest.mark.browser
 

@@ -11,9 +11,9 @@ from avow.errors import NonFiniteError, ParameterError
 from avow.lab.pages import relu
 from avow.lab.pages.relu import PAGE, Built
 from avow.theory.constructions import relu_piecewise, relu_square
-from tests.hostile_formulas import CODE, hostile
-from tests.lab import Lab
-from tests.lab_visits import Opener, Visit
+from tests.helpers.hostile_formulas import CODE, hostile
+from tests.helpers.lab import Lab
+from tests.helpers.lab_visits import Opener, Visit
 
 
 def facts(answer: dict[str, Any]) -> dict[str, str]:

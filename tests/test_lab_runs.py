@@ -20,9 +20,9 @@ from avow.lab.pages import runs_disk
 from avow.lab.pages.runs import PAGE, Watched, preview
 from avow.training import train
 from avow.training.log import COLUMNS, Log, Progress, read_log
-from tests.lab import Lab, running
-from tests.lab_visits import Visit
-from tests.runs import small
+from tests.helpers.lab import Lab, running
+from tests.helpers.lab_visits import Visit
+from tests.helpers.runs import small
 
 CONFIG = {"model": {"attention": "exact", "layers": 2, "width": 64}, "data": {"task": "cloze"}}
 

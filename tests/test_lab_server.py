@@ -34,12 +34,12 @@ from avow.lab.responses import MISTAKE, error_body, json_bytes, plain
 from avow.lab.serving import bound
 from avow.lab.static_files import static_files
 from avow.lab.uploads import FileStore, tensors_of
-from tests.lab import TOKEN, Answered, Lab, running
+from tests.helpers.lab import TOKEN, Answered, Lab, running
 
 
 @pytest.fixture(scope="module")
 def lab() -> Iterator[Lab]:
-    with running("tests.lab_pages") as found:
+    with running("tests.helpers.lab_pages") as found:
         yield found
 
 
@@ -93,7 +93,7 @@ def test_the_token_stands_in_pages_and_nowhere_else(lab: Lab) -> None:
 
 def test_a_guard_that_lets_everyone_in_would_be_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(security.SecurityMiddleware, "_admit", lambda self, scope: None)
-    with running("tests.lab_pages") as open_to_all:
+    with running("tests.helpers.lab_pages") as open_to_all:
         assert open_to_all.get("/", Host="evil.example").status == 200
 
 
@@ -354,7 +354,7 @@ def test_a_process_that_ends_itself_takes_nothing_with_it(lab: Lab) -> None:
 def test_what_a_computation_frees_goes_back_to_the_machine(lab: Lab) -> None:
     held = lab.post("/api/trial/verdict", {"how": "scatter"}).said["answer"]["grown"]
     assert held < 20 << 20
-    alone = "import tests.lab_pages.trial as trial; print(trial.scattered())"
+    alone = "import tests.helpers.lab_pages.trial as trial; print(trial.scattered())"
     kept = int(subprocess.run([sys.executable, "-c", alone], capture_output=True, check=True, text=True).stdout)
     assert kept > 100 << 20, "as the allocator would have it"
 
@@ -402,7 +402,7 @@ def test_no_process_stays_behind_and_who_waits_for_one_is_told(
 ) -> None:
     found: list[Answered] = []
     staying = {"how": "stay", "mark": str(tmp_path)}
-    with running("tests.lab_pages") as lab:
+    with running("tests.helpers.lab_pages") as lab:
         pids = [lab.post(f"/api/trial/{what}", {}).said["answer"]["process"] for what in ("preview", "verdict")]
         waiting = [
             threading.Thread(target=lambda: found.append(lab.post("/api/trial/verdict", staying))) for _ in range(3)

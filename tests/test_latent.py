@@ -14,7 +14,7 @@ import avow
 from avow.core import Problem, Sizes
 from avow.errors import ParameterError
 from avow.methods.latent import Latent, directions
-from tests.truth import ball_error, judge, wide_reference
+from tests.helpers.truth import ball_error, judge, wide_reference
 
 either_way = pytest.mark.parametrize("causal", [False, True], ids=["whole", "causal"])
 

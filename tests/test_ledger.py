@@ -18,7 +18,7 @@ import avow
 from avow.errors import FileError, ParameterError
 from avow.theory.claims import catalogue, claims_in, ledger
 from avow.theory.claims.claim import citations
-from tests.judging import written
+from tests.helpers.judging import written
 
 ROOT = Path(avow.__file__).parent
 

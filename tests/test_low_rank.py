@@ -18,7 +18,7 @@ from avow.methods.low_rank import LowRank
 from avow.numerics import cholesky
 from avow.numerics.singular import oracle
 from avow.numerics.softmax import softmax_weights
-from tests.truth import judge
+from tests.helpers.truth import judge
 
 either_way = pytest.mark.parametrize("causal", [False, True], ids=["whole", "causal"])
 

@@ -20,7 +20,7 @@ from avow.core.compose import Partial, merge
 from avow.numerics import rounding
 from avow.numerics.norms import at_least, lengths, row_norms, slack
 from avow.numerics.softmax import softmax_average
-from tests.merge_cases import (
+from tests.helpers.merge_cases import (
     Case,
     attention,
     broken,

@@ -12,7 +12,7 @@ import torch
 
 from avow.core.compose import Partial, merge
 from avow.errors import AvowError
-from tests.merge_cases import attention, broken, draw, fold, report, tied, words
+from tests.helpers.merge_cases import attention, broken, draw, fold, report, tied, words
 
 
 def test_failures_of_statistical_shards_add_up_and_no_less_would_do() -> None:

@@ -23,9 +23,9 @@ from avow.integrations.transformers.masks import Seen
 from avow.integrations.transformers.model_plan import fingerprint
 from avow.integrations.transformers.verification import _Audit
 from avow.report.profile_table import verdict_line
-from tests.layer_audit import ask_sketches, audited
-from tests.model_folders import LLAMA, long_model
-from tests.tiny_models import ARCHITECTURES, WORDS
+from tests.helpers.layer_audit import ask_sketches, audited
+from tests.helpers.model_folders import LLAMA, long_model
+from tests.helpers.tiny_models import ARCHITECTURES, WORDS
 
 LOOSE, TIGHT, EXACT = Setting(0.3, "sparse"), Setting(1e-2, "sparse"), Setting(method="exact")
 RANDOM = Setting(0.5, "random_features", 0.9, {"features": 8})

@@ -102,7 +102,9 @@ def test_without_its_test_file_the_suite_fails(copy: Path) -> None:
 
 def test_a_lie_in_the_new_file_is_caught_by_the_common_suite(copy: Path) -> None:
     method = copy / "avow/methods/flattened.py"
-    method.write_text(METHOD.replace("perturbed((1 - self.warmth +", "perturbed(0.01 * (1 - self.warmth +"))
+    method.write_text(
+        METHOD.replace("softmax_l1_bound((1 - self.warmth +", "softmax_l1_bound(0.01 * (1 - self.warmth +")
+    )
     try:
         lied_about = "flattened and certificate_on_odd and float32"
         done = run(copy, "-m", "pytest", "tests/test_every_method.py", "-x", "-k", lied_about, *QUIET)

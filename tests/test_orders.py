@@ -15,7 +15,7 @@ from avow.methods import sparse
 from avow.methods.sparse import Sparse
 from avow.numerics import token_ranking
 from avow.numerics.heads import longest_seen, per_query_head
-from tests.caches import queries
+from tests.helpers.caches import queries
 
 
 def terms(count: int, wide: float) -> token_ranking.Terms:

@@ -16,7 +16,7 @@ from typer.testing import CliRunner
 import avow
 from avow.cli import app
 from avow.integrations.transformers.model_files import load_model
-from tests.model_folders import LLAMA, TEXT, long_model, saved
+from tests.helpers.model_folders import LLAMA, TEXT, long_model, saved
 
 
 @pytest.fixture(scope="module")

@@ -18,8 +18,8 @@ from avow.integrations.transformers.candidates import Offer
 from avow.integrations.transformers.hooks import watching
 from avow.integrations.transformers.layers import layers, replaceable
 from avow.integrations.transformers.profiling import Head
-from tests.model_folders import LLAMA, long_model
-from tests.tiny_models import ARCHITECTURES, WORDS, Architecture
+from tests.helpers.model_folders import LLAMA, long_model
+from tests.helpers.tiny_models import ARCHITECTURES, WORDS, Architecture
 
 
 @pytest.fixture(autouse=True)

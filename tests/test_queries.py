@@ -26,7 +26,7 @@ from avow.errors import (
 )
 from avow.theory.constructions import average_query, copy_query, mixture_query
 from avow.theory.constructions.queries import Query
-from tests.draws_queries import DRAWS, WEAKENED
+from tests.helpers.draws_queries import DRAWS, WEAKENED
 
 
 def decimals(made: Query) -> list[Decimal]:

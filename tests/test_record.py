@@ -15,8 +15,8 @@ import avow
 from avow.core import Certificate
 from avow.core.record import note
 from avow.integrations.transformers import enable
-from tests.model_folders import long_model
-from tests.tiny_models import WORDS
+from tests.helpers.model_folders import long_model
+from tests.helpers.tiny_models import WORDS
 
 
 def certificate(bound: float = 1e-3) -> Certificate:

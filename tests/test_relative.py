@@ -27,8 +27,8 @@ from avow.methods.low_rank import LowRank
 from avow.nn import KeyValueCache
 from avow.numerics.norms import length_floors, lengths
 from tests.fuzz import answer
-from tests.generators import Case, draw_case
-from tests.truth import _asked, ball_error, errors
+from tests.helpers.generators import Case, draw_case
+from tests.helpers.truth import _asked, ball_error, errors
 
 # What floats cannot decide goes to balls, so many rows of a case at most.
 _BALLS = 2

@@ -29,7 +29,7 @@ from avow.theory.constructions.construction import Construction
 from avow.theory.constructions.relu import hinges, sawtooth, sawtooth_error, square_error
 from avow.theory.constructions.relu_curves import chain, curve_of
 from avow.theory.constructions.relu_network import Layer, Layers, as_fractions, pieces
-from tests.draws_relu import DRAWS, WEAKENED, with_output
+from tests.helpers.draws_relu import DRAWS, WEAKENED, with_output
 
 X = sympy.Symbol("x")
 COUNTS = {1e-2: (4, 8), 1e-3: (11, 11), 1e-4: (35, 17), 1e-6: (354, 26)}

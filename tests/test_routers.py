@@ -20,7 +20,7 @@ from avow.errors import (
     ToleranceUnreachable,
 )
 from avow.theory.constructions import Router, feature_map, program, project_out, route_by_weights, router
-from tests.draws_heads import DRAWS, WEAKENED
+from tests.helpers.draws_heads import DRAWS, WEAKENED
 
 DTYPES = [torch.float64, torch.float32, torch.bfloat16, torch.float16]
 

@@ -28,8 +28,8 @@ from avow.training.parallel import Ranks
 from avow.training.run_lock import LOCK, locked, locked_by_first
 from avow.training.run_many import side_by_side
 from avow.training.run_worker import run_arm
-from tests.processes import message, together
-from tests.runs import small
+from tests.helpers.processes import message, together
+from tests.helpers.runs import small
 
 ROOT = Path(__file__).parent.parent
 HOLD = """

@@ -12,7 +12,7 @@ import avow
 from avow.core import Problem
 from avow.errors import ParameterError
 from avow.methods.separable import Separable
-from tests.truth import judge
+from tests.helpers.truth import judge
 
 either_way = pytest.mark.parametrize("causal", [False, True], ids=["whole", "causal"])
 

@@ -10,7 +10,7 @@ ROOT = Path(__file__).parent.parent
 
 
 def run(*options: str) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-m", "tests.shapes", *options]
+    command = [sys.executable, "-m", "tests.helpers.shapes", *options]
     return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=300)
 
 

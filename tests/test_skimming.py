@@ -17,7 +17,7 @@ from avow.numerics.fast_decode import Skim
 from avow.numerics.fused import Fused
 from avow.numerics.selection import Unfit
 from avow.numerics.sketch import Sketch, sketched
-from tests.caches import DTYPES, errors, queries, share, tokens
+from tests.helpers.caches import DTYPES, errors, queries, share, tokens
 
 
 def heads(s: int = 640, r: int = 3, d: int = 16) -> tuple[Tensor, Tensor, Tensor]:
@@ -106,7 +106,7 @@ def test_what_many_strayed_together_is_not_lost_where_squares_are_small(size: fl
     assert float(view.ends.weights.max()) < 2.0**-64 and bool((left > 0).any())
     straight = left.square().sum((-1, -2)).sqrt()
     bent = view.crowded.whole * view.crowded.bent * torch.exp(view.cut / -selection._FINE) * view.largest
-    assert bool((view.together.strayed >= (1 - 2.0**-12) * view.crowded.whole * (straight + bent)).all())
+    assert bool((view.together.stray >= (1 - 2.0**-12) * view.crowded.whole * (straight + bent)).all())
 
 
 def test_a_sketch_that_claims_to_have_lost_less_of_all_keys_together_is_caught() -> None:

@@ -15,8 +15,8 @@ import avow
 from avow.errors import ParameterError
 from avow.integrations.transformers import CertifiedCache, disable, enable, statement
 from avow.integrations.transformers.layers import layers
-from tests.model_folders import long_model
-from tests.tiny_models import WORDS
+from tests.helpers.model_folders import long_model
+from tests.helpers.tiny_models import WORDS
 
 
 def ids(length: int = 12) -> Tensor:

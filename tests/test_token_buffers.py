@@ -22,7 +22,7 @@ from avow.errors import (
 )
 from avow.nn import KeyValueCache, key_value_cache, token_buffers
 from avow.numerics.sketch import Sketch
-from tests.caches import DTYPES, errors, filled, queries, tokens
+from tests.helpers.caches import DTYPES, errors, filled, queries, tokens
 
 
 @pytest.fixture(autouse=True)

@@ -25,8 +25,8 @@ from avow.training import Progress, checkpoint, invent, write_corpus
 from avow.training.config import SECTIONS
 from avow.training.log import read_log
 from avow.training.run_lock import locked
-from tests import command as commands
-from tests.runs import SMALL
+from tests.helpers import command as commands
+from tests.helpers.runs import SMALL
 
 ROOT = Path(__file__).parent.parent
 FLAGS = [*SMALL, "data.corpus=corpus"]

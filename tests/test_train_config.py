@@ -10,7 +10,7 @@ import pytest
 
 from avow.errors import FileError, ParameterError
 from avow.training import TrainConfig, corpus_of, read_config, train, vocabulary_of
-from tests.runs import small
+from tests.helpers.runs import small
 
 
 def test_flags_win_over_the_file(tmp_path: Path) -> None:

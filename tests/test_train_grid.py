@@ -29,9 +29,9 @@ from avow.training.heartbeat import Watch
 from avow.training.log import read_log
 from avow.training.parallel import Ranks
 from avow.training.rendezvous import met
-from tests import lose
-from tests.grid import ROTARY, SAME, STEPS
-from tests.runs import small
+from tests.helpers import lose
+from tests.helpers.grid import ROTARY, SAME, STEPS
+from tests.helpers.runs import small
 
 pytestmark = pytest.mark.processes
 
@@ -43,7 +43,7 @@ def grid(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The folder of what one process, two and four did; to start them costs more than to train."""
     folder = tmp_path_factory.mktemp("grid")
     environment = os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)}
-    command = [sys.executable, "-m", "tests.grid", str(folder)]
+    command = [sys.executable, "-m", "tests.helpers.grid", str(folder)]
     done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=300)
     assert done.returncode == 0, done.stderr[-3000:]
     train(small(folder, *SAME), folder / "one")

@@ -18,8 +18,8 @@ from avow.training import PAD, Progress, TrainConfig, Trained, checkpoint, load_
 from avow.training.log import read_log
 from avow.training.loop import Trainer, summed_loss
 from avow.training.parallel import Ranks
-from tests.kill import ends_alike, killed
-from tests.runs import small
+from tests.helpers.kill import ends_alike, killed
+from tests.helpers.runs import small
 
 ROOT = Path(__file__).parent.parent
 ALONE = Ranks(0, 1, torch.device("cpu"))

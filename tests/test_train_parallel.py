@@ -19,8 +19,8 @@ from avow.training import checkpoint, load_model, read_config, train
 from avow.training.log import read_log
 from avow.training.loop import Trainer
 from avow.training.parallel import Ranks, Whole
-from tests.runs import small
-from tests.two import EVEN, KINDS, STOPPED, gradients
+from tests.helpers.runs import small
+from tests.helpers.two import EVEN, KINDS, STOPPED, gradients
 
 pytestmark = pytest.mark.processes
 
@@ -30,8 +30,16 @@ each_kind = pytest.mark.parametrize("kind", KINDS)
 
 
 def torchrun(folder: Path, *acts: str, stopped: bool = False) -> None:
-    """Two processes do what `tests.two` knows, to their end or to the signal that stops them."""
-    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2", "-m", "tests.two"]
+    """Two processes do what `tests.helpers.two` knows, to their end or to the signal that stops them."""
+    command = [
+        sys.executable,
+        "-m",
+        "torch.distributed.run",
+        "--standalone",
+        "--nproc-per-node=2",
+        "-m",
+        "tests.helpers.two",
+    ]
     environment = os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)}
     done = subprocess.run(
         [*command, str(folder), *acts], cwd=ROOT, env=environment, capture_output=True, text=True, timeout=300

@@ -20,7 +20,7 @@ from avow.errors import ToleranceUnreachable
 from avow.integrations.transformers import disable, enable, statement
 from benchmarks.model import decoded
 from benchmarks.model import manual as manual
-from tests.layer_audit import audited
+from tests.helpers.layer_audit import audited
 
 pytestmark = [pytest.mark.model, pytest.mark.filterwarnings("ignore")]
 

@@ -10,7 +10,7 @@ import torch
 
 from avow.integrations.transformers import profile, verify
 from avow.integrations.transformers.model_files import load_model
-from tests.layer_audit import ask_sketches
+from tests.helpers.layer_audit import ask_sketches
 from tests.test_trained_model import FOLDER, loaded, manual  # noqa: F401  # a fixture
 
 pytestmark = [pytest.mark.model, pytest.mark.filterwarnings("ignore")]

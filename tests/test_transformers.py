@@ -17,8 +17,8 @@ from avow.integrations.transformers import disable, enable, statement
 from avow.integrations.transformers.masks import seen
 from avow.integrations.transformers.names import register
 from avow.integrations.transformers.setting import softmax_methods
-from tests.layer_audit import Audited, audited
-from tests.tiny_models import ARCHITECTURES, WORDS, Architecture
+from tests.helpers.layer_audit import Audited, audited
+from tests.helpers.tiny_models import ARCHITECTURES, WORDS, Architecture
 
 EVERY = pytest.mark.parametrize("architecture", ARCHITECTURES, ids=lambda architecture: architecture.name)
 DECODERS = [x for x in ARCHITECTURES if x.kind == "decoder"]

@@ -18,8 +18,8 @@ from avow.integrations.transformers import CertifiedCache, Setting, disable, ena
 from avow.integrations.transformers.cache import CertifiedLayer, behind
 from avow.integrations.transformers.forward import attention_forward
 from avow.nn import KeyValueCache
-from tests.layer_audit import ask_sketches, audited
-from tests.tiny_models import ARCHITECTURES, WORDS, Architecture
+from tests.helpers.layer_audit import ask_sketches, audited
+from tests.helpers.tiny_models import ARCHITECTURES, WORDS, Architecture
 
 GENERATORS = [x for x in ARCHITECTURES if x.kind != "encoder"]
 LLAMA = ARCHITECTURES[0]

@@ -22,7 +22,7 @@ from avow.errors import (
 )
 from avow.integrations.transformers import Setting, disable, enable, statement
 from avow.integrations.transformers.forward import attention_forward
-from tests.tiny_models import ARCHITECTURES, WORDS, Architecture
+from tests.helpers.tiny_models import ARCHITECTURES, WORDS, Architecture
 
 LLAMA = ARCHITECTURES[0]
 GEMMA = next(x for x in ARCHITECTURES if x.name == "Gemma2ForCausalLM")

@@ -16,7 +16,7 @@ from transformers import DynamicCache, StaticCache
 
 import avow
 from avow.integrations.transformers import CertifiedCache, enable
-from tests.tiny_models import ARCHITECTURES, WORDS, Architecture
+from tests.helpers.tiny_models import ARCHITECTURES, WORDS, Architecture
 
 
 def named(*names: str) -> pytest.MarkDecorator:

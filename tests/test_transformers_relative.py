@@ -13,7 +13,7 @@ from avow.errors import ParameterError, ToleranceUnreachable
 from avow.integrations.transformers import enable
 from avow.integrations.transformers.model_plan import _plain, _setting
 from avow.integrations.transformers.setting import Setting
-from tests.tiny_models import ARCHITECTURES
+from tests.helpers.tiny_models import ARCHITECTURES
 
 LLAMA = ARCHITECTURES[0]
 

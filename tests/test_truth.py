@@ -12,9 +12,9 @@ import torch
 from flint import arb
 from torch import Tensor
 
-from tests import truth
 from tests.faults import FLOATS
-from tests.truth import KNOWN, LATENT, SEPARABLE, SOFTMAX, Question, errors, verdict
+from tests.helpers import truth
+from tests.helpers.truth import KNOWN, LATENT, SEPARABLE, SOFTMAX, Question, errors, verdict
 
 PARAMETERS = {SOFTMAX: {}, SEPARABLE: {"temperature": 0.7}, LATENT: {"latents": 3, "segment": 4}}
 

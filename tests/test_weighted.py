@@ -28,7 +28,7 @@ from avow.training import (
 from avow.training.batches import Examples
 from avow.training.corpus import Line
 from avow.training.tasks import examples_of
-from tests.runs import small
+from tests.helpers.runs import small
 
 TEXTS = [f"Ada. she was born in {place} by the sea" for place in ("Rome", "Paris", "Oslo", "Bern", "Kiel", "Bath")]
 VOCABULARY = Vocabulary.of([*TEXTS, "abcdxyAd"])

@@ -13,7 +13,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from avow.nn import KeyValueCache
 from avow.nn import split_k_exact as reading
 from avow.numerics import cpu_sums
-from tests.caches import errors, queries, tokens
+from tests.helpers.caches import errors, queries, tokens
 
 TYPES = [torch.float32, torch.bfloat16, torch.float16]
 each_type = pytest.mark.parametrize("dtype", TYPES, ids=str)

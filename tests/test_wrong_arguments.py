@@ -26,7 +26,7 @@ from avow import nn as modules
 from avow.errors import AvowError
 from avow.integrations import transformers as hugging
 from avow.theory import constructions
-from tests.tiny_models import ARCHITECTURES
+from tests.helpers.tiny_models import ARCHITECTURES
 
 WRONG: tuple[Any, ...] = (
     *(None, "words", b"x", True, -1, 0, 1j, 10**30, math.nan, [], {}, [None], ["a"], {"a": 1}, object(), int),

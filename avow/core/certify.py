@@ -14,7 +14,7 @@ from avow.numerics import rounding
 from avow.numerics.heads import longest_seen, per_query_head
 from avow.numerics.norms import at_least, check_range, lengths, row_norms, slack
 
-# Less than OUTWARD adds to any bound.
+# Less than SAFETY adds to any bound.
 _NOTHING = 1e-22
 
 

@@ -203,7 +203,7 @@ class Partial:
         error, _, _, _, floor = self.means
         all_alike = rounding.softmax_l1_bound(self.unsure + self.drift) * self.longest
         by_mass = torch.where(floor > 0, self.pairs / floor, 0.0) + rounding.softmax_l1_bound(self.drift) * self.longest
-        # Each merge rounds every term by a few units: far below what OUTWARD leaves for it.
+        # Each merge rounds every term by a few units: far below what SAFETY leaves for it.
         apart = torch.minimum(error + torch.minimum(all_alike, by_mass), lengths(self.out) + self.longest)
         absolute = (apart + moved) * rounding.SAFETY
         unit = at_least(self.longest, self.slack, self.out.shape[-1])

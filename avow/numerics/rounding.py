@@ -2,7 +2,7 @@ r"""The rounding model: how far floating point may be from real arithmetic.
 
 A sum of products of length n, in any order, errs by at most :math:`\gamma_n \sum |x_i y_i|` with
 :math:`\gamma_n = nu/(1-nu)` and u the unit round-off, plus n times the underflow unit. Every bound
-built from these is multiplied by `OUTWARD`, which covers the rounding of the bound itself.
+built from these is multiplied by `SAFETY`, which covers the rounding of the bound itself.
 """
 
 from __future__ import annotations

@@ -20,11 +20,11 @@ from avow.core import Problem
 from avow.errors import AvowError
 from avow.methods.exact import Exact
 from avow.nn import KeyValueCache, key_value_cache
-from tests.caches import DTYPES
+from tests.helpers.caches import DTYPES
+from tests.helpers.truth import judge
 from tests.soak.calls import ODD, SCALES, weighed
 from tests.soak.damage import bytes_of
 from tests.soak.turns import Case, Found, Wrong, tried
-from tests.truth import judge
 
 # Powers of ten that keys and values of each type may have.
 REACH = {torch.float64: 14.0, torch.float32: 14.0, torch.bfloat16: 14.0, torch.float16: 3.0}

@@ -18,9 +18,9 @@ from avow.attend import Attended
 from avow.core import Certificate, Problem
 from avow.errors import AvowError
 from avow.methods import all_methods
-from tests.generators import draw_call
+from tests.helpers.generators import draw_call
+from tests.helpers.truth import Verdict, judge
 from tests.soak.turns import Case, Found, Wrong, tried
-from tests.truth import Verdict, judge
 
 NAN = math.nan
 # What people pass by mistake where a number, a word or a tensor was meant.

@@ -13,7 +13,7 @@ import torch
 
 from avow.errors import AvowError
 from avow.training import checkpoint, load_model, train
-from tests.runs import small
+from tests.helpers.runs import small
 from tests.soak.damage import bytes_of, plain_of
 from tests.soak.turns import Case, Found, Wrong, tried
 

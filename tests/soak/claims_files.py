@@ -16,7 +16,7 @@ from avow.theory.claims.claim import Verdict
 from tests.soak.damage import STRANGE, bytes_of
 from tests.soak.turns import Case, Found, Wrong, tried
 
-SOURCE = Path(__file__).parent.parent / "sample_claims.py"
+SOURCE = Path(__file__).parent.parent / "helpers" / "sample_claims.py"
 # Words that stand in place of others, each a mistake that somebody makes.
 WORDS = (
     *("None", "1", "''", "[]", "{}", "lambda: 0", "toolbox", "claim", "yield", "return", "raise", "pass", "Evidence"),

@@ -26,7 +26,7 @@ from avow.errors import AvowError
 from avow.integrations.transformers import ModelPlan, Setting, read_plan
 from avow.nn import ModelConfig
 from avow.training import TrainConfig, Vocabulary, read_config, read_corpus
-from tests.runs import small
+from tests.helpers.runs import small
 from tests.soak.damage import bytes_of, text_of
 from tests.soak.turns import Case, Found, Wrong, tried
 

@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from tests import fuzz_lab, load_lab
-from tests.lab_outside import Watched, watched
+from tests.helpers.lab_outside import Watched, watched
 from tests.soak.turns import GROWTH, SPARE, Case, Found, Wrong
 
 # Requests and seconds of one case.

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from avow.errors import AvowError
 from avow.integrations.transformers.cache import CertifiedLayer, behind
-from tests.caches import DTYPES, errors
+from tests.helpers.caches import DTYPES, errors
 from tests.soak.turns import Case, Found, Wrong, tried
 
 

@@ -1,4 +1,4 @@
-"""Every method on small odd sizes, with the shapes of all signatures checked: `python -m tests.shapes`.
+"""Every method on small odd sizes, with the shapes of all signatures checked: `python -m tests.helpers.shapes`.
 
 Run in an interpreter of its own, since the checks must be in place before avow is imported.
 """
@@ -165,14 +165,14 @@ def main() -> int:
     torch.set_num_threads(1)
     if "--unchecked" not in sys.argv:
         # The hook looks `checked` up by its full name, and this module runs under another.
-        importlib.import_module("tests.shapes")
-        jaxtyping.install_import_hook("avow", "tests.shapes.checked")
+        importlib.import_module("tests.helpers.shapes")
+        jaxtyping.install_import_hook("avow", "tests.helpers.shapes.checked")
     if "--spoil" in sys.argv:
         spoil()
         return 0
     missing = unreached("avow.numerics")
     if missing:
-        print("no shapes were checked in these; call them in tests/shapes.py:", *missing, sep="\n  ")
+        print("no shapes were checked in these; call them in tests/helpers/shapes.py:", *missing, sep="\n  ")
     return 1 if missing else 0
 
 

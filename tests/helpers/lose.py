@@ -1,4 +1,4 @@
-"""`kill -9` of one process of several at random moments; the run comes back and ends the same: `python -m tests.lose`.
+"""`kill -9` of one process of several at random moments; the run ends the same: `python -m tests.helpers.lose`.
 
 The agent of torchrun starts the processes and, after each kill, starts them again. Every survivor must end with an
 error that names the lost rank, before its patience with the others is over.
@@ -24,10 +24,10 @@ import torch
 from avow import file_io
 from avow.training import Progress, checkpoint, train
 from avow.training.log import read_log
-from tests.launch import launched, said
-from tests.runs import small
+from tests.helpers.launch import launched, said
+from tests.helpers.runs import small
 
-ROOT = Path(__file__).parent.parent
+ROOT = Path(__file__).parents[2]
 # Seconds that a process waits for the others.
 TIMEOUT = 20.0
 # A kill follows the step it waited for within this many seconds; that many steps before the end are left alone.
@@ -57,7 +57,15 @@ def flags(sequence: int, steps: int) -> tuple[str, ...]:
 def running(folder: Path, ranks: int, restarts: int, *flags: str) -> Iterator[subprocess.Popen[str]]:
     """Processes at work in `folder`, each with its words in a file of its own; they are started again so many times."""
     small(folder)  # The corpus, before several processes want to make it.
-    command = [sys.executable, "-m", "tests.lose", f"--ranks={ranks}", f"--times={restarts}", "--launch", str(folder)]
+    command = [
+        sys.executable,
+        "-m",
+        "tests.helpers.lose",
+        f"--ranks={ranks}",
+        f"--times={restarts}",
+        "--launch",
+        str(folder),
+    ]
     environment = os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)}
     with (folder / "agent.txt").open("w") as told:
         process = subprocess.Popen([*command, *flags], cwd=ROOT, env=environment, stderr=told, text=True)

@@ -1,4 +1,4 @@
-"""A run small enough to be repeated, interrupted and killed: `python -m tests.runs FOLDER [flag …]` trains it."""
+"""A run small enough to be repeated and killed: `python -m tests.helpers.runs FOLDER [flag …]` trains it."""
 
 from __future__ import annotations
 

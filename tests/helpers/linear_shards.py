@@ -28,8 +28,8 @@ from avow.methods.random_features import RandomFeatures
 from avow.methods.separable import Separable
 from avow.numerics import features
 from avow.numerics.scan import State
-from tests.processes import message, together
-from tests.truth import Verdict, judge
+from tests.helpers.processes import message, together
+from tests.helpers.truth import Verdict, judge
 
 COUNTS = (2, 4)
 # How near to one process's answers and gradients several come, by type.

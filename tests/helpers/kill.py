@@ -1,4 +1,4 @@
-"""`kill -9` at random moments all over a run; every resume loads, and the end is the same: `python -m tests.kill`."""
+"""`kill -9` at random moments of a run; every resume loads, and the end is the same: `python -m tests.helpers.kill`."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ from typing import NamedTuple
 import torch
 
 from avow.training import checkpoint, train
-from tests.runs import small
+from tests.helpers.runs import small
 
-ROOT = Path(__file__).parent.parent
+ROOT = Path(__file__).parents[2]
 # Steps at the end that no kill aims at: the run would be over before it comes.
 SPARED = 20
 # Seconds within which a kill follows the step it aims at: a few steps, each with its save.
@@ -46,7 +46,7 @@ def killed(folder: Path, times: int, seed: int, steps: int) -> list[Kill]:
     for aim in sorted(draw.randrange(steps - SPARED) for _ in range(times)):
         before = _last(saved)
         process = subprocess.Popen(
-            [sys.executable, "-m", "tests.runs", str(folder), *flags(steps)],
+            [sys.executable, "-m", "tests.helpers.runs", str(folder), *flags(steps)],
             cwd=ROOT,
             stdout=subprocess.DEVNULL,
             stderr=subprocess.PIPE,

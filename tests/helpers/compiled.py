@@ -1,4 +1,4 @@
-"""Kernels compiled for a GPU that need not be there: `python -m tests.compiled decode` prints their names in order.
+"""Kernels compiled for a GPU that need not be there: `python -m tests.helpers.compiled decode` prints their names.
 
 Run in an interpreter of its own, since whether kernels are compiled or interpreted is settled when they are loaded.
 """

@@ -1,4 +1,4 @@
-"""What four processes do together, and then two, from where the four were: `python -m tests.grid FOLDER`."""
+"""What four processes do together, and then two, from where the four were: `python -m tests.helpers.grid FOLDER`."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ from avow.errors import AvowError
 from avow.nn.attention import Shard
 from avow.training import checkpoint, loop, train
 from avow.training.grid import Grid
-from tests import lose
-from tests.launch import launched
-from tests.runs import small
+from tests.helpers import lose
+from tests.helpers.launch import launched
+from tests.helpers.runs import small
 
 # As one process would train it: without dropout, which differs between processes. The longest sequences are odd.
 SAME = ["model.dropout=0.0", "schedule.steps=6", "run.log_every=1", "run.save_every=3", "model.layers=2"]

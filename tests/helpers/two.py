@@ -1,4 +1,4 @@
-"""One of two processes that train together: `torchrun --nproc-per-node=2 -m tests.two FOLDER ACT …`, acts in order.
+"""One of two processes that train together: `torchrun --nproc-per-node=2 -m tests.helpers.two FOLDER ACT …`.
 
 compare          of each kind: the gradients of a first step, and a run to hold against one process's
 whole            of each kind: the run to interrupt, uninterrupted
@@ -23,7 +23,7 @@ from torch.distributed.tensor import DTensor
 from avow.training import Progress, TrainConfig, train
 from avow.training.loop import Trainer
 from avow.training.parallel import Ranks, ranks
-from tests.runs import small
+from tests.helpers.runs import small
 
 KINDS = ("replicated", "sharded")
 # As one process would train them: without dropout, which differs between processes.

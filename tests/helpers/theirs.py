@@ -24,7 +24,7 @@ from transformers.masking_utils import AttentionMaskInterface
 
 import avow.integrations.transformers  # noqa: F401  # registers the names
 from avow.errors import ParameterError
-from tests.tiny_models import ARCHITECTURES, WORDS, Architecture
+from tests.helpers.tiny_models import ARCHITECTURES, WORDS, Architecture
 
 _ABSENT = {"exporters.test_export": "ExportTesterMixin", "generation.test_utils": "GenerationTesterMixin"}
 _STANDS_FOR = "sdpa"

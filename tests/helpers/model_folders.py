@@ -9,7 +9,7 @@ from typing import Any
 import transformers
 from tokenizers import Regex, Tokenizer, models, pre_tokenizers
 
-from tests.tiny_models import ARCHITECTURES, Architecture
+from tests.helpers.tiny_models import ARCHITECTURES, Architecture
 
 LLAMA = ARCHITECTURES[0]
 TEXT = "the quick brown fox jumps over the lazy dog, and the dog does not mind. " * 8

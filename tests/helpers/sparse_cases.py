@@ -11,7 +11,7 @@ from torch import Tensor
 
 from avow.core import Problem
 from avow.methods.sparse import Sparse
-from tests.generators import Case, layout, sizes
+from tests.helpers.generators import Case, layout, sizes
 
 # Bounds of float64 rows that read everything are so small that only balls can judge them, and balls are slow.
 _DTYPES = (torch.float32, torch.bfloat16, torch.float16)

@@ -1,6 +1,6 @@
 """A process killed, or stopped, at random moments of attention over shards; all others must say which, in time.
 
-`python -m tests.lose_rank --kills 20 --stalls 4`.
+`python -m tests.helpers.lose_rank --kills 20 --stalls 4`.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ import torch.distributed as dist
 from avow.distributed import attend
 from avow.distributed.ring import ring_attention
 from avow.errors import LostRank
-from tests.processes import FRESH, meet
+from tests.helpers.processes import FRESH, meet
 
 WAYS = ("keys", "ring", "promised ring")
 # A kill comes within so many seconds after the first calls.

@@ -12,9 +12,9 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from tests.lab import Lab
+from tests.helpers.lab import Lab
 
-ROOT = Path(__file__).parent.parent
+ROOT = Path(__file__).parents[2]
 
 # Python tells a hook of every file that is opened, every process that is started, every address that is called.
 _WATCH = """

@@ -14,7 +14,7 @@ from torch.distributed.launcher.api import LaunchConfig, elastic_launch
 
 # What takes torch seconds to load when it is first needed: by an optimiser, by divided tensors.
 multiprocessing.get_context("forkserver").set_forkserver_preload(
-    ["torch._dynamo", "avow.training", "avow.training.sharding", "tests.runs"]
+    ["torch._dynamo", "avow.training", "avow.training.sharding", "tests.helpers.runs"]
 )
 
 

@@ -13,7 +13,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from avow.core.certificate import Cost, Kind, Promise
-from avow.core.problem import Norms, Problem, Sizes
+from avow.core.problem import Problem, Sizes
 from avow.parameters import Parameter, check_parameters, parameters_of
 
 
@@ -83,7 +83,7 @@ class Method(ABC):
         """
 
     @abstractmethod
-    def promise(self, problem: Problem, norms: Norms, computed: Computed, confidence: float) -> Promise:
+    def promise(self, problem: Problem, computed: Computed, confidence: float) -> Promise:
         """What can be said of the answer."""
 
     @abstractmethod
@@ -94,7 +94,7 @@ class Method(ABC):
     def reference(self, problem: Problem) -> Tensor:
         """The target itself in float64, by its definition."""
 
-    def reference_error(self, problem: Problem, norms: Norms) -> Tensor | None:
+    def reference_error(self, problem: Problem) -> Tensor | None:
         """How far `reference` of a float64 problem may itself be off, in each row; None: as softmax averages are."""
         return None
 
@@ -103,6 +103,6 @@ class Method(ABC):
     def settings(cls, sizes: Sizes) -> Iterator[Method]:
         """Settings worth comparing at these sizes, cheapest first."""
 
-    def estimate_bound(self, problem: Problem, norms: Norms, confidence: float) -> BoundEstimate:
+    def estimate_bound(self, problem: Problem, confidence: float) -> BoundEstimate:
         """What the promise is expected to be, found out at a small part of the cost of computing."""
         return BoundEstimate(math.inf, "none", True, "does not say beforehand")

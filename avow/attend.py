@@ -20,11 +20,10 @@ from avow.core.certify import certify
 from avow.core.relative import aimed_bound, shortest_ratio
 from avow.core.requirement import USUAL_CONFIDENCE, Requirement, check_generator, checked_requirement
 from avow.errors import ParameterError, RangeError, ShapeError, ToleranceUnreachable
-from avow.methods import method_named, random_features
+from avow.methods import checked_kind, exact_method, method_from, random_features
 from avow.methods.random_features import FeatureCount
 from avow.numerics.random_stream import random_stream
 from avow.numerics.rounding import unit
-from avow.parameters import check_parameters
 from avow.planner import Plan
 
 _P = ParamSpec("_P")
@@ -64,7 +63,7 @@ def attend(
     *,
     tol: float | None = None,
     rtol: float | None = None,
-    method: str = "auto",
+    method: str | Method = "auto",
     mask: Tensor | None = None,
     causal: bool = False,
     scale: float | None = None,
@@ -79,10 +78,11 @@ def attend(
     """Attention, and the certificate of the error it made.
 
     `tol` bounds every row's error, in units of the largest value norm the row sees, and `rtol` in units of the true
-    answer's own length; the cheapest method that can prove what was asked runs, and exact attention where none can.
-    Without either, the answer is exact. `confidence < 1` also accepts
-    promises that hold with that probability, `coverage < 1` promises about that share of the rows. A named
-    `method` takes its own parameters. Shapes, masks and scale are those of PyTorch's SDPA.
+    answer's own length; the cheapest method that can prove what was asked runs, and exact attention if none can.
+    Without either, the answer is exact. `confidence < 1` also accepts promises that hold with that probability,
+    `coverage < 1` promises about that share of the rows. `method` is a name, whose parameters may follow and are
+    otherwise chosen for the tolerance, or a `Method` object, which runs as it is. Shapes, masks and scale are those of
+    PyTorch's SDPA.
 
     >>> q, k, v = torch.randn(3, 1, 8, 64, 16).unbind()
     >>> out, certificate = attend(q, k, v, tol=1e-2)
@@ -95,23 +95,29 @@ def attend(
     wish = checked_requirement(tol, confidence, coverage, rtol)
     check_generator(generator)
     problem.measured()
-    if method == "auto":
+    if not isinstance(method, Method) and method == "auto":
         check_automatic(parameters)
         return _automatic(problem, wish, generator)
-    kind = method_named(method)
-    check_parameters(method, kind, parameters)
-    if method == "exact" and "precision" not in parameters:
+    kind = checked_kind(method, parameters)
+    if kind.is_exact and not parameters and not isinstance(method, Method):
         return _exact(problem, wish)
-    aim = _error_budget(problem, wish)
-    chosen = kind(**kind.tune(parameters, problem.sizes, aim, wish.confidence))
+
+    def tuned(aim: float | None) -> Method:
+        if isinstance(method, Method):
+            return method
+        return kind(**kind.tune(parameters, problem.sizes, aim, wish.confidence))
+
+    chosen = tuned(_error_budget(problem, wish))
     chosen.check(problem.sizes)
-    foreseen = chosen.estimate_bound(problem.detached(), 1.0) if method == "exact" and not problem.empty else None
-    if foreseen is not None and foreseen.kind == "none":
-        raise RangeError("exact: precision", parameters["precision"], foreseen.reason, 'use precision="float64"')
+    if chosen.is_exact and not problem.empty:
+        estimate = chosen.estimate_bound(problem.detached(), 1.0)
+        if estimate.kind == "none":
+            name, value = (", ".join(map(str, x)) for x in (chosen.parameters, chosen.parameters.values()))
+            raise RangeError(f"{chosen.name}: {name}", value, estimate.reason, 'use precision="float64"')
     attended = _run(chosen, problem, wish, generator)
     if wish.rtol is not None and not wish.met_by(attended.certificate):
         # How long the answers are is known now, so that what is left to the method may be aimed again.
-        again = kind(**kind.tune(parameters, problem.sizes, _error_budget(problem, wish, attended), wish.confidence))
+        again = tuned(_error_budget(problem, wish, attended))
         attended = attended if again == chosen else _run(again, problem, wish, generator)
     return _check_tolerance(attended, wish)
 
@@ -157,7 +163,7 @@ def audit(
     *,
     coverage: float = 0.99,
     confidence: float = 0.99,
-    method: str = "exact",
+    method: str | Method = "exact",
     generator: torch.Generator | None = None,
     mask: Tensor | None = None,
     causal: bool = False,
@@ -176,8 +182,7 @@ def audit(
     if tuple(out.shape) != (*p.leading, p.q.shape[-2], p.v.shape[-1]):
         rule = f"must be {(*p.leading, p.q.shape[-2], p.v.shape[-1])}"
         raise ShapeError("out.shape", tuple(out.shape), rule, "pass the answer of this very problem")
-    target = method_named(method)()
-    return audit_rows(out.detach(), p, target, coverage, confidence, generator)
+    return audit_rows(out.detach(), p, method_from(method, {}), coverage, confidence, generator)
 
 
 @no_autocast
@@ -224,7 +229,7 @@ def _planned(problem: Problem, wish: Requirement, known: Rates, sizes: Any, thri
             return method.estimate_bound(detached, wish.confidence)
 
     offers = planner.candidates(sizes, known)
-    exact = min(offer.seconds for offer in offers if offer.method.name == "exact")
+    exact = min(offer.seconds for offer in offers if offer.method.is_exact)
     aim = None if wish.rtol is None else _error_budget(problem, wish)
     judged = planner.judged(offers, wish.tol, wish.kinds, estimate_bound, thrifty, aim)
     return Plan(tuple(planner.cheapest(judged)), wish.tol, known.source, exact, wish.rtol, aim)
@@ -246,7 +251,7 @@ def _error_budget(problem: Problem, wish: Requirement, attended: Attended | None
         index = torch.linspace(0, problem.q.shape[-2] - 1, count, device=problem.q.device).long()
         rows = problem.detached().rows(index)
         with torch.no_grad():
-            out = method_named("exact")().compute(rows).out
+            out = exact_method()().compute(rows).out
         ratio = shortest_ratio(rows.with_norms(problem.norms), out, out.new_zeros(out.shape[:-1], dtype=torch.float64))
     else:
         ratio = 1 / math.sqrt(problem.k.shape[-2])
@@ -257,7 +262,7 @@ def _automatic(problem: Problem, wish: Requirement, generator: torch.Generator |
     if wish.exact or problem.empty:
         return _exact(problem, wish)
     made = _planned(problem, wish, rates(problem.q.device.type, measure=False), problem.sizes, thrifty=True)
-    offers = [candidate for candidate in made.ranked if not candidate.lost and candidate.method.name != "exact"]
+    offers = [candidate for candidate in made.ranked if not candidate.lost and not candidate.method.is_exact]
     # Audits of several answers, of which the first that passes is kept, share one chance of being wrong.
     shared = wish if wish.coverage is None else wish._replace(confidence=1 - (1 - wish.stated) / max(len(offers), 1))
     tried: list[str] = []
@@ -279,7 +284,7 @@ def _automatic(problem: Problem, wish: Requirement, generator: torch.Generator |
 def _exact(problem: Problem, wish: Requirement, reason: str = "") -> Attended:
     """Exact attention in the narrowest arithmetic that cannot overflow and keeps the tolerances, if there is one."""
     best, own, detached = math.inf, math.inf, problem.detached()
-    for method in method_named("exact").settings(problem.sizes):
+    for method in exact_method().settings(problem.sizes):
         prospect = BoundEstimate(0.0, "deterministic", True) if problem.empty else method.estimate_bound(detached, 1.0)
         # Without a tolerance any answer will do that does not overflow: the widest arithmetic comes last.
         if prospect.kind == "none" if wish.tol is None else prospect.bound > wish.tol:

@@ -78,7 +78,7 @@ def _decoding(layer: Problem, rows: int) -> Iterator[tuple[Problem, Sketch]]:
 def _step(p: Problem, sketch: Sketch, method: Sparse) -> _Step:
     computed = method.compute(p.measured(), torch.Generator().manual_seed(0), sketch)
     certificate = certify(method, p, computed, 1 - method.chance)
-    unit = per_query_head(norms.v.amax(-1, keepdim=True), p.q.shape[1])
+    unit = per_query_head(p.norms.v.amax(-1, keepdim=True), p.q.shape[1])
     errors = torch.linalg.vector_norm(computed.out.double() - method.reference(p), dim=-1) / unit
     keys, full = p.k.shape[-2], 2 * (p.k.shape[-1] + p.v.shape[-1])
     # The sketch, and the lengths of values in half precision.

@@ -196,7 +196,7 @@ def test_on_a_gpu_an_exact_answer_is_not_taken_for_an_average_where_logits_are_h
     """The bound of huge logits on a GPU is the answer's own length and one, not the two of any two averages."""
     q, k, v = torch.tensor([[[[3e4]]]]).bfloat16(), torch.full((1, 1, 64, 1), 3e4).bfloat16(), torch.ones(1, 1, 64, 1)
     p = Problem.of(q, k, v.bfloat16(), scale=1.0)
-    model = Exact().model(p, *norms.most[:2])
+    model = Exact().model(p, *p.norms.most[:2])
     assert model.merge_slope == model.merge_floor == 0  # CPUs' kernel divides by its own sum
     u = rounding.unit(torch.float32)
     away = model._replace(merge_slope=8 * u, merge_floor=8 * u * (math.log(64) + 1))

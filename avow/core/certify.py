@@ -8,7 +8,7 @@ import math
 import torch
 from torch import Tensor
 
-from avow.core import Certificate, Computed, Method, Problem, Promise
+from avow.core import SOFTMAX, Certificate, Computed, Method, Problem, Promise
 from avow.core.relative import relative_rows
 from avow.numerics import rounding
 from avow.numerics.heads import longest_seen, per_query_head
@@ -65,7 +65,7 @@ def _subnormal_charge(method: Method, p: Problem) -> Tensor | float:
     """
     norms = p.norms
     rows: Tensor | float = 0.0
-    if method.target == "softmax attention":
+    if method.target == SOFTMAX:
         query, key, _ = norms.most
         if rounding.misread_logits(query, key, p.scale, p.q.shape[-1], p.q.dtype) > _NOTHING:
             keys = per_query_head(norms.k.amax(-1, keepdim=True), p.q.shape[1])

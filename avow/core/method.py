@@ -16,6 +16,9 @@ from avow.core.certificate import Cost, Kind, Promise
 from avow.core.problem import Problem, Sizes
 from avow.parameters import Parameter, check_parameters, parameters_of
 
+SOFTMAX = "softmax attention"
+"""The target that most methods share."""
+
 
 @dataclass(frozen=True)
 class Computed:
@@ -37,15 +40,29 @@ class BoundEstimate:
 
 @dataclass(frozen=True)
 class Method(ABC):
-    """A way to compute one mechanism of attention. A subclass is a frozen dataclass of its declared parameters."""
+    """A way to compute one mechanism of attention. A subclass is a frozen dataclass of its declared parameters.
+
+    Planner, caches, shards, modules and pages ask for the properties below, never for a method's name or class.
+    """
 
     name: ClassVar[str]
     summary: ClassVar[str]
-    target: ClassVar[str] = "softmax attention"
+    target: ClassVar[str] = SOFTMAX
+    """The mechanism that answers are compared with."""
+    is_exact: ClassVar[bool] = False
+    """Whether rounding is the only error: other methods are priced against this one, and it runs if none of them may.
+    """
     random: ClassVar[bool] = False
+    """Whether the answer depends on a random draw."""
     averages: ClassVar[bool] = False
     """Whether the target's rows are averages of the values they see: no answer is then further off than both are long.
     """
+    selects_tokens: ClassVar[bool] = False
+    """Whether a row reads only some of the tokens in full. That saves memory traffic, not arithmetic, so it pays where
+    a key-value cache is read for few queries.
+    """
+    selects_landmarks: ClassVar[bool] = False
+    """Whether some of the keys are chosen to stand for all: a causal row's error then depends on later keys, too."""
 
     def __post_init__(self) -> None:
         check_parameters(self.name, type(self), self.parameters)
@@ -68,6 +85,14 @@ class Method(ABC):
 
     def check(self, sizes: Sizes) -> None:
         """Raise when these parameters do not fit these sizes."""
+
+    def state_features(self, dim: int) -> int | None:
+        """How many features per head the state has which stands for all keys so far; None without such a state.
+
+        The state's size is that times the value dimension, however many keys there were. A method that has one can
+        decode token by token and combine the states of shards.
+        """
+        return None
 
     @property
     def statistical(self) -> bool:

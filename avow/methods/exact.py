@@ -51,6 +51,7 @@ class Exact(Method):
 
     name: ClassVar[str] = "exact"
     summary: ClassVar[str] = "softmax attention on the best PyTorch kernel; its rounding proved"
+    is_exact: ClassVar[bool] = True
     averages: ClassVar[bool] = True
 
     precision: str = param("native", one_of("native", "float32", "float64"), "arithmetic to compute in")

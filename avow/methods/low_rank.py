@@ -76,6 +76,7 @@ class LowRank(Method):
     summary: ClassVar[str] = "landmark keys by randomised pivoted Cholesky; linear, a bound for every row"
     averages: ClassVar[bool] = True
     random: ClassVar[bool] = True
+    selects_landmarks: ClassVar[bool] = True
 
     rank: int = param(64, from_to(1, 2**16), "landmarks per head")
 

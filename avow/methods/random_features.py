@@ -100,6 +100,9 @@ class RandomFeatures(Method):
     def statistical(self) -> bool:
         return True
 
+    def state_features(self, dim: int) -> int:
+        return self.features
+
     def compute(
         self,
         problem: Problem,

@@ -66,6 +66,9 @@ class Separable(Method):
 
     temperature: float = param(1.0, between(0, math.inf), "divides Q and K before their softmaxes")
 
+    def state_features(self, dim: int) -> int:
+        return dim
+
     def compute(self, problem: Problem, generator: torch.Generator | None = None) -> Computed:
         p = expand_gqa(self.checked(problem))
         wide = linear_type(p)

@@ -95,6 +95,7 @@ class Sparse(Method):
     summary: ClassVar[str] = "reads in full only tokens that may matter; proves that the others do not"
     averages: ClassVar[bool] = True
     random: ClassVar[bool] = True
+    selects_tokens: ClassVar[bool] = True
 
     drop: float = param(5e-3, Rule("must be at least 0", lambda x: x >= 0), "error that unread tokens may cause")
     bits: int = param(4, from_to(1, 8), "bits of a key's number in the sketch")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -58,21 +57,20 @@ class Offer:
         return self.bound is not None and self.bound <= tol
 
 
-def layer_offers(
-    problem: Problem, norms: Norms, index: Tensor, tol: float, known: Rates, needed: list[float]
-) -> list[list[Offer]]:
+def layer_offers(problem: Problem, index: Tensor, tol: float, known: Rates, needed: list[float]) -> list[list[Offer]]:
     """The offers for each head of a layer; `index` names the rows that are certified.
 
     `needed` are the shares of tokens, head by head, that have all but tol/2 of the mass.
     """
-    rows = problem.rows(index.to(problem.q.device))
+    norms = problem.norms
     own = Norms(norms.q[..., index], norms.k, norms.v, norms.slack)
+    rows = problem.rows(index.to(problem.q.device)).with_norms(own)
     found: list[list[Offer]] = [[] for _ in range(problem.q.shape[1])]
     for method in _settings(problem, tol):
         if isinstance(method, Sparse) and _goes_on(problem):
-            offers = _sparse(method, rows, own, needed)
+            offers = _sparse(method, rows, needed)
         else:
-            offers = _linear(method, problem, norms, rows, own, known, tol)
+            offers = _linear(method, problem, rows, known, tol)
         for head, offer in enumerate(offers):
             found[head].append(offer)
     return found
@@ -95,9 +93,9 @@ def _settings(p: Problem, tol: float) -> Iterator[Method]:
             yield kind(**aimed)
 
 
-def _sparse(method: Sparse, rows: Problem, norms: Norms, needed: list[float]) -> Iterator[Offer]:
-    trace = (computed := method.compute(_with(rows, norms))).trace
-    certificate = certify(method, rows, norms, computed, 1.0)
+def _sparse(method: Sparse, rows: Problem, needed: list[float]) -> Iterator[Offer]:
+    trace = (computed := method.compute(rows)).trace
+    certificate = certify(method, rows, computed, 1.0)
     seen, shared = keys_seen(rows), rows.q.shape[1] // rows.k.shape[1]
     sketch = sketched(rows.k, method.bits)
     beside = sketch.bytes_per_row / ((rows.k.shape[-1] + rows.v.shape[-1]) * rows.k.element_size())
@@ -116,37 +114,35 @@ def _sparse(method: Sparse, rows: Problem, norms: Norms, needed: list[float]) ->
         )
 
 
-def _linear(
-    method: Method, whole: Problem, whole_norms: Norms, rows: Problem, norms: Norms, known: Rates, tol: float
-) -> Iterator[Offer]:
+def _linear(method: Method, whole: Problem, rows: Problem, known: Rates, tol: float) -> Iterator[Offer]:
     """Offers of a method whose cost is that of whole texts; each head by itself, since one hopeless head is no reason
     to leave the others.
     """
     shared = whole.q.shape[1] // whole.k.shape[1]
     exact = next(iter(Exact.settings(whole.sizes)))
     for head in range(whole.q.shape[1]):
-        one, lengths = whole.head(0, head, head // shared), _own(whole_norms, head, shared)
+        one = _own(whole, head, shared)
         predicted = known.seconds(method, one.sizes) / known.seconds(exact, one.sizes)
-        bound, kind = _proved(method, one, lengths, rows.head(0, head, head // shared), _own(norms, head, shared))
+        bound, kind = _proved(method, one, _own(rows, head, shared))
         measured = None
         if bound is not None and bound <= tol and predicted < 1:
-            measured = _seconds(method, one) / _seconds(exact, one)
+            measured = _seconds(method, one.with_norms(None)) / _seconds(exact, one.with_norms(None))
         yield Offer(method.name, method.parameters, bound, kind, predicted, measured)
 
 
-def _proved(method: Method, whole: Problem, lengths: Norms, rows: Problem, norms: Norms) -> tuple[float | None, Kind]:
+def _proved(method: Method, whole: Problem, rows: Problem) -> tuple[float | None, Kind]:
     """The largest bound of the sampled rows. A method that foresees none is not run: from norms, or from every so many
     tokens, of which as many landmarks leave less over than of all.
     """
     try:
         method.check(rows.sizes)
-        foreseen = method.estimate_bound(whole, lengths, CONFIDENCE)
+        foreseen = method.estimate_bound(whole, CONFIDENCE)
         if foreseen.bound >= _VAIN:
             return None, "none"
-        computed: Computed = method.compute(_with(rows, norms), torch.Generator().manual_seed(0))
+        computed: Computed = method.compute(rows, torch.Generator().manual_seed(0))
     except AvowError:
         return None, "none"
-    certificate = certify(method, rows, norms, computed, CONFIDENCE)
+    certificate = certify(method, rows, computed, CONFIDENCE)
     useful = certificate.kind != "none" and math.isfinite(certificate.bound) and certificate.bound < _VAIN
     return (certificate.bound if useful else None), certificate.kind
 
@@ -157,10 +153,8 @@ def _seconds(method: Method, problem: Problem) -> float:
         return least_seconds(lambda: method.compute(problem, generator), problem.q.device, 1)
 
 
-def _with(problem: Problem, norms: Norms) -> Problem:
-    return dataclasses.replace(problem, norms=norms)
-
-
-def _own(norms: Norms, head: int, shared: int) -> Norms:
-    key = head // shared
-    return Norms(norms.q[:, head : head + 1], norms.k[:, key : key + 1], norms.v[:, key : key + 1], norms.slack)
+def _own(p: Problem, head: int, shared: int) -> Problem:
+    """The problem of one head, with its norms."""
+    norms, key = p.norms, head // shared
+    own = Norms(norms.q[:, head : head + 1], norms.k[:, key : key + 1], norms.v[:, key : key + 1], norms.slack)
+    return p.head(0, head, key).with_norms(own)

@@ -19,7 +19,7 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from avow.core import Norms, Problem
+from avow.core import Problem
 from avow.numerics.softmax import softmax_weights
 
 HeadKind = Literal["copying", "local", "diffuse", "averaging"]
@@ -61,9 +61,9 @@ def sampled_rows(n: int, many: int, start: int = 0) -> Int[Tensor, "r"]:
     return torch.linspace(start, n - 1, min(many, n - start), dtype=torch.float64).round().long()
 
 
-def head_figures(problem: Problem, norms: Norms, rows: int) -> list[HeadFigures]:
+def head_figures(problem: Problem, rows: int) -> list[HeadFigures]:
     """The figures of every head of one layer that reads one text."""
-    p = problem
+    p, norms = problem, problem.norms
     index = sampled_rows(p.q.shape[-2], rows)
     some = p.rows(index.to(p.q.device))
     seen = _visible(some)

@@ -14,7 +14,6 @@ from transformers import PreTrainedModel
 
 from avow.calibration import Rates, rates
 from avow.core import Certificate, Problem
-from avow.core.certify import measure_norms
 from avow.declared import declared
 from avow.errors import ParameterError
 from avow.integrations.transformers.candidates import CONFIDENCE, Offer, layer_offers
@@ -162,12 +161,11 @@ def _caches(model: PreTrainedModel) -> bool:
 
 
 def _heads(problem: Problem, certificate: Certificate, tol: float, known: Rates) -> tuple[Head, ...]:
-    norms = measure_norms(problem)
     n = problem.q.shape[-2]
-    figures = head_figures(problem, norms, ROWS)
+    figures = head_figures(problem, ROWS)
     index = sampled_rows(n, CERTIFIED, n // 2)
     # Tokens with a mass of m in all move a row by at most 2m of its unit when they are left out.
     needed = tokens_for(problem.rows(index.to(problem.q.device)), 1 - tol / 2)
-    offers = layer_offers(problem, norms, index, tol, known, needed)
+    offers = layer_offers(problem, index, tol, known, needed)
     bounds = certificate.rows.reshape(problem.q.shape[:-1])[0].amax(-1).tolist()
     return tuple(Head(*parts[:2], tuple(parts[2])) for parts in zip(figures, bounds, offers, strict=True))

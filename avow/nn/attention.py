@@ -13,7 +13,6 @@ from torch.nn.functional import linear
 
 from avow.attend import Attended, attend
 from avow.core import Problem, check_tensor
-from avow.declared import declared
 from avow.errors import ParameterError, ShapeError
 from avow.methods import method_named
 from avow.methods.exact import Exact
@@ -22,7 +21,7 @@ from avow.nn.config import check_dropout, check_heads
 from avow.nn.memory import Memory, memory_of
 from avow.nn.positions import Rotary
 from avow.nn.random_seed import Directions, RandomSeed
-from avow.parameters import check_parameters
+from avow.parameters import check_parameters, declared
 
 
 @dataclass(frozen=True)

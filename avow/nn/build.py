@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from torch import nn
 
-from avow.declared import declared
 from avow.nn.config import ModelConfig
 from avow.nn.perceiver import PerceiverLM
 from avow.nn.transformer import TransformerLM
+from avow.parameters import declared
 
 
 @declared()

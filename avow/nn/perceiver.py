@@ -20,13 +20,13 @@ from torch import Tensor, nn
 from torch.nn.functional import linear, pad
 
 from avow.core import Problem
-from avow.declared import declared
 from avow.errors import ParameterError
 from avow.methods.exact import Exact
 from avow.nn.attention import Attention
 from avow.nn.config import ModelConfig
 from avow.nn.positions import Rotary
 from avow.nn.transformer import STD, Block, CharacterModel, check_ids, initialise, mlp, quieten
+from avow.parameters import declared
 
 # Horizons to a block where the config does not say: latents are worked out anew at each.
 _HORIZONS = 8

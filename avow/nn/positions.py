@@ -12,10 +12,9 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
-from avow.declared import declared
 from avow.errors import ParameterError, ShapeError
 from avow.nn.config import check_count
-from avow.parameters import as_float
+from avow.parameters import as_float, declared
 
 _BASE = 10_000.0
 

@@ -17,8 +17,8 @@ import torch
 from jaxtyping import Int
 from torch import Tensor
 
-from avow.declared import declared
 from avow.errors import ParameterError
+from avow.parameters import declared
 from avow.training.corpus import check_some
 from avow.training.draws import shuffled
 from avow.training.vocabulary import PAD

@@ -23,7 +23,7 @@ import safetensors.torch
 import torch
 from torch import Tensor, nn
 
-from avow import bounded, file_io
+from avow import file_io
 from avow.errors import FileError
 
 FORMAT = "avow checkpoint 3"
@@ -138,7 +138,7 @@ def read(path: Path, state: Mapping[str, Any]) -> Snapshot:
         weights, flat, generators = checkpoint_shares.read(path)
     else:
         weights, flat, generators = (
-            bounded.load_tensors(path / f"{x}.safetensors", "checkpoint", _instead(path)).tensors for x in TENSORS
+            file_io.load_tensors(path / f"{x}.safetensors", "checkpoint", _instead(path)).tensors for x in TENSORS
         )
     return snapshot_of(state, weights, flat, generators)
 
@@ -209,7 +209,7 @@ class _Fault(Exception):
 def _whole(path: Path) -> dict[str, Any]:
     """The state of a checkpoint of which every file is what was written; a fault where one is not."""
     try:
-        state = json.loads(bounded.read_document(path / "state.json"))
+        state = json.loads(file_io.read_document(path / "state.json"))
     except FileNotFoundError:
         raise _Fault("holds no state.json" if path.exists() else "does not exist") from None
     except (OSError, ValueError, RecursionError):

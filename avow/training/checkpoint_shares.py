@@ -23,7 +23,7 @@ from torch.distributed.checkpoint.hf_storage import HuggingFaceStorageReader, Hu
 from torch.distributed.checkpoint.metadata import TensorStorageMetadata
 from torch.optim import Optimizer
 
-from avow import bounded
+from avow import file_io
 from avow.training import checkpoint
 from avow.training.checkpoint import Snapshot
 from avow.training.parallel import Ranks
@@ -135,7 +135,7 @@ def _file(rank: int) -> str:
 def _reader(path: Path) -> HuggingFaceStorageReader:
     """What reads the shares of a checkpoint, whose headers are not longer than they may be."""
     for file in sorted(path.glob("*.safetensors")):
-        bounded.check_header(file, "checkpoint", "resume from another checkpoint")
+        file_io.check_header(file, "checkpoint", "resume from another checkpoint")
     return HuggingFaceStorageReader(str(path))
 
 

@@ -22,8 +22,8 @@ from dataclasses import dataclass
 import numpy as np
 from jaxtyping import Bool, Int
 
-from avow.declared import declared
 from avow.errors import ParameterError
+from avow.parameters import declared
 from avow.training.corpus import Line
 from avow.training.draws import uniform
 from avow.training.names import name_end

@@ -19,11 +19,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from avow import bounded
-from avow.declared import declared
+from avow import file_io
 from avow.errors import FileError, ParameterError
 from avow.nn import ModelConfig
-from avow.parameters import Rule, anything, at_least, between, check_parameters, one_of, param, parameters_of
+from avow.parameters import Rule, anything, at_least, between, check_parameters, declared, one_of, param, parameters_of
 from avow.training import checkpoint, spans
 from avow.training.tasks import corpus_of, vocabulary_of
 from avow.training.weighted import Recipe
@@ -241,7 +240,7 @@ def _file(path: str | Path | None) -> dict[str, Any]:
         return {}
     path = Path(path)
     try:
-        text = bounded.read_document(path)
+        text = file_io.read_document(path)
     except OSError as exc:
         raise FileError("config", path, f"cannot be read ({exc.strerror})", "check the path") from exc
     except UnicodeDecodeError as exc:

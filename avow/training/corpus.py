@@ -12,8 +12,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from avow.declared import declared
 from avow.errors import FileError, ParameterError
+from avow.parameters import declared
 
 
 @dataclass(frozen=True)

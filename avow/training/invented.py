@@ -10,8 +10,8 @@ import random
 from pathlib import Path
 
 from avow import file_io
-from avow.declared import declared
 from avow.errors import ParameterError
+from avow.parameters import declared
 from avow.training.corpus import Corpus, Line, Question
 
 FIRST = (

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import numpy as np
 from jaxtyping import Int
 
-from avow.declared import declared
+from avow.parameters import declared
 from avow.training.corpus import Line, check_some
 from avow.training.vocabulary import PAD, Vocabulary
 

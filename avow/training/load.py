@@ -6,9 +6,9 @@ from pathlib import Path
 
 from torch import nn
 
-from avow.declared import declared
 from avow.errors import FileError
 from avow.nn import ModelConfig, build
+from avow.parameters import declared
 from avow.training import checkpoint
 from avow.training.vocabulary import Vocabulary
 

@@ -27,10 +27,10 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from avow import file_io
-from avow.declared import declared
 from avow.errors import NonFiniteError, ParameterError
 from avow.nn import build
 from avow.optim import adamw, warmup_cosine
+from avow.parameters import declared
 from avow.training import checkpoint, resuming, speed
 from avow.training.batches import Batches, Step
 from avow.training.checkpoint import Snapshot

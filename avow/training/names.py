@@ -11,8 +11,8 @@ from collections.abc import Sequence
 import numpy as np
 from jaxtyping import Int
 
-from avow.declared import declared
 from avow.errors import ParameterError
+from avow.parameters import declared
 from avow.training.corpus import Line
 from avow.training.draws import uniform
 from avow.training.spans import Cut, SpanExamples, Spans

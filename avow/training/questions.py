@@ -8,8 +8,8 @@ from typing import Literal
 import numpy as np
 from jaxtyping import Int
 
-from avow.declared import declared
 from avow.errors import InputError
+from avow.parameters import declared
 from avow.training.corpus import Question, check_some
 from avow.training.vocabulary import MASK, PAD, Vocabulary
 

@@ -17,9 +17,8 @@ from dataclasses import dataclass
 import numpy as np
 from jaxtyping import Int
 
-from avow.declared import declared
 from avow.errors import ParameterError
-from avow.parameters import at_least, between, check_parameters, param
+from avow.parameters import at_least, between, check_parameters, declared, param
 from avow.training.corpus import Line, check_some
 from avow.training.draws import uniform
 from avow.training.vocabulary import MASK, PAD, Vocabulary

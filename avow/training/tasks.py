@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from avow.declared import declared
 from avow.errors import InputError
+from avow.parameters import declared
 from avow.training.batches import Examples, Mixture
 from avow.training.cloze import ClozeExamples
 from avow.training.corpus import Corpus, Line, Question, read_corpus

@@ -10,8 +10,8 @@ from dataclasses import dataclass
 import numpy as np
 from jaxtyping import Int
 
-from avow.declared import declared
 from avow.errors import FileError, InputError
+from avow.parameters import declared
 
 PAD, MASK = 0, 1
 # What a mask looks like in decoded text; padding is not shown.

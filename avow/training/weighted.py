@@ -8,9 +8,8 @@ from dataclasses import dataclass
 import numpy as np
 from jaxtyping import Int
 
-from avow.declared import declared
 from avow.errors import ParameterError
-from avow.parameters import Rule, at_least, param
+from avow.parameters import Rule, at_least, declared, param
 from avow.training.batches import Examples, Mixture
 from avow.training.corpus import check_some
 

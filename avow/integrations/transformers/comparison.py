@@ -9,10 +9,10 @@ import torch
 from torch import Tensor
 
 from avow.core.record import Record, record
-from avow.declared import declared
 from avow.errors import ParameterError
 from avow.integrations.transformers.enabling import enabled, without
 from avow.integrations.transformers.layers import pretrained
+from avow.parameters import declared
 
 
 @dataclass(frozen=True)

@@ -10,12 +10,12 @@ from typing import Any
 
 from transformers import DynamicCache, EncoderDecoderCache, PreTrainedModel
 
-from avow.declared import declared
 from avow.errors import ParameterError
 from avow.integrations.transformers.cache import CertifiedCache
 from avow.integrations.transformers.layers import Layer, layers, mark, pretrained, replaceable, unmark
 from avow.integrations.transformers.names import NAME
 from avow.integrations.transformers.setting import Setting
+from avow.parameters import declared
 
 _KEPT_AS = "_avow_before"
 _PREPARES = "_prepare_cache_for_generation"

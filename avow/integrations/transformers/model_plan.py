@@ -12,12 +12,12 @@ from typing import Any
 import torch
 from torch import nn
 
-from avow import bounded
-from avow.declared import declared
+from avow import file_io
 from avow.errors import AvowError, FileError, ParameterError
 from avow.integrations.transformers.enabling import enable
 from avow.integrations.transformers.layers import Layer, mark, pretrained, replaceable
 from avow.integrations.transformers.setting import Setting
+from avow.parameters import declared
 
 FORMAT = "avow plan 1"
 # Evenly spaced numbers of each parameter that are looked at: training or quantising again moves nearly all of them.
@@ -66,7 +66,7 @@ class ModelPlan:
 def read_plan(path: str | Path) -> ModelPlan:
     """The plan in a file."""
     try:
-        return ModelPlan.from_json(bounded.read_document(Path(path)))
+        return ModelPlan.from_json(file_io.read_document(Path(path)))
     except FileNotFoundError as error:
         raise FileError("plan", path, "does not exist", "write one with avow profile MODEL --plan") from error
     except OSError as error:

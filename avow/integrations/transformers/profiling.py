@@ -14,7 +14,6 @@ from transformers import PreTrainedModel
 
 from avow.calibration import Rates, rates
 from avow.core import Certificate, Problem
-from avow.declared import declared
 from avow.errors import ParameterError
 from avow.integrations.transformers.candidates import CONFIDENCE, Offer, layer_offers
 from avow.integrations.transformers.enabling import as_it_was, enable
@@ -24,7 +23,7 @@ from avow.integrations.transformers.layers import pretrained, replaceable
 from avow.integrations.transformers.model_plan import ModelPlan, fingerprint
 from avow.integrations.transformers.setting import Setting
 from avow.integrations.transformers.speed import Speed
-from avow.parameters import as_float
+from avow.parameters import as_float, declared
 
 ROWS = 128
 """Rows of each head whose weights are looked at, evenly spaced over the text."""

@@ -13,12 +13,12 @@ import torch
 from torch import Tensor
 from transformers import DynamicCache, PreTrainedModel
 
-from avow.declared import declared
 from avow.errors import ParameterError
 from avow.integrations.transformers.cache import CertifiedLayer
 from avow.integrations.transformers.enabling import as_it_was, disable, enable, enabled, own_cache
 from avow.integrations.transformers.layers import pretrained
 from avow.integrations.transformers.model_plan import ModelPlan, apply
+from avow.parameters import declared
 
 # Ratios of times within this of 1 say nothing on a machine that does other things too.
 _ALIKE = 0.03

@@ -16,7 +16,6 @@ from transformers import PreTrainedModel
 
 from avow.core import Certificate, Problem
 from avow.core.record import Record, record
-from avow.declared import declared
 from avow.errors import ParameterError
 from avow.integrations.transformers.enabling import as_it_was, own_cache, without
 from avow.integrations.transformers.hooks import watching
@@ -24,6 +23,7 @@ from avow.integrations.transformers.layers import pretrained
 from avow.integrations.transformers.model_plan import ModelPlan, apply, read_plan
 from avow.numerics.heads import longest_seen
 from avow.numerics.softmax import softmax_average
+from avow.parameters import declared
 
 # Rows of each answer that are recomputed in float64 and held against their bounds.
 _AUDITED = 4

@@ -11,10 +11,9 @@ from dataclasses import dataclass
 from fractions import Fraction
 from typing import TYPE_CHECKING
 
-from avow.declared import declared
 from avow.errors import ParameterError
 from avow.numerics import intervals
-from avow.parameters import as_float
+from avow.parameters import as_float, declared
 
 if TYPE_CHECKING:
     from flint import arb

@@ -22,11 +22,10 @@ from fractions import Fraction
 from typing import TYPE_CHECKING, Any
 
 from avow.core.chart import Chart
-from avow.declared import declared
 from avow.errors import NonFiniteError, ParameterError
 from avow.numerics import intervals
 from avow.numerics.intervals import Enclosure
-from avow.parameters import as_float
+from avow.parameters import as_float, declared
 from avow.theory.constructions.laws import REACH, DiscreteLaw, GaussianLaw
 
 if TYPE_CHECKING:

@@ -12,10 +12,10 @@ from torch import Tensor, nn
 
 from avow.core import named
 from avow.core.chart import Table
-from avow.declared import declared
 from avow.errors import ParameterError, ShapeError, ToleranceUnreachable
 from avow.numerics import intervals
 from avow.numerics.grids import longest, rounded, spectral, stacked
+from avow.parameters import declared
 from avow.theory.constructions.construction import Construction, Proof
 from avow.theory.constructions.projections import linear
 from avow.theory.constructions.routers import Router, Routes, attended, attention_weights, router, routing_table

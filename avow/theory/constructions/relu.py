@@ -11,8 +11,8 @@ import torch
 
 from avow.core import named
 from avow.core.chart import Chart
-from avow.declared import declared
 from avow.errors import ParameterError, ToleranceUnreachable
+from avow.parameters import declared
 from avow.theory.constructions.construction import Proof
 from avow.theory.constructions.relu_network import (
     Layer,

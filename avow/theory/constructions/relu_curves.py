@@ -20,9 +20,9 @@ from torch import Tensor
 
 from avow.core import named
 from avow.core.chart import Chart
-from avow.declared import declared
 from avow.errors import ParameterError, RangeError, ToleranceUnreachable
 from avow.numerics import intervals
+from avow.parameters import declared
 from avow.theory.constructions.construction import Proof
 from avow.theory.constructions.formulas import FUNCTIONS, compiled
 from avow.theory.constructions.relu_knots import knots_of

@@ -13,7 +13,7 @@ from torch import Tensor
 
 import avow
 from avow.calibration import Rate, Rates
-from avow.core import BoundEstimate, Computed, Cost, Kind, Method, Norms, Problem, Promise, Sizes
+from avow.core import BoundEstimate, Computed, Cost, Kind, Method, Problem, Promise, Sizes
 from avow.parameters import at_least, param
 from avow.planner import WASTE, Candidate, Plan, candidates, cheapest, judged
 
@@ -34,7 +34,7 @@ class Pretend(Method):
     def compute(self, problem: Problem, generator: torch.Generator | None = None) -> Computed:
         raise AssertionError("a plan computes nothing")
 
-    def promise(self, problem: Problem, norms: Norms, computed: Computed, confidence: float) -> Promise:
+    def promise(self, problem: Problem, computed: Computed, confidence: float) -> Promise:
         raise AssertionError("a plan promises nothing")
 
     def cost(self, sizes: Sizes) -> Cost:

@@ -17,7 +17,7 @@ from torch.distributed import ProcessGroup
 from torch.nn.functional import linear
 
 from avow.attend import Attended, attend
-from avow.core import Problem, check_tensor
+from avow.core import SOFTMAX, Problem, check_tensor
 from avow.declared import declared
 from avow.errors import ParameterError, ShapeError
 from avow.methods import method_named
@@ -165,7 +165,7 @@ class Attention(nn.Module):
 
     def to_torch(self) -> nn.MultiheadAttention:
         """An `nn.MultiheadAttention` of the same weights, batch first; grouped key heads are written out."""
-        if self.method.target != "softmax attention":
+        if self.method.target != SOFTMAX:
             rule = "is not softmax attention, which nn.MultiheadAttention computes"
             raise ParameterError("method", self.method.name, rule, 'use method="exact"')
         if self.positions is not None:

@@ -168,21 +168,22 @@ class KeyValueCache(TokenBuffers):
         if aim is not None and not why and not unfit:
             held = Held(self._sketch(0), self._lengths(problem, 0), self._extremes[..., 1])
             return Attended(*self._steps.step(problem, held, aim, wish.confidence, generator))
-        norms = None
+        measured = None
         if aim is not None and not why and not problem.empty:
-            norms = self._norms(problem, first)
-            attended, why = self._sparse(problem, norms, first, aim, wish.confidence, generator, method == "sparse")
+            measured = problem.with_norms(self._norms(problem, first))
+            attended, why = self._sparse(measured, first, aim, wish.confidence, generator, method == "sparse")
             if attended is not None:
                 return attended if self.device.type == "cpu" else _without_kernels(attended, unfit)
         attended = self._whole(problem, wish.tol, why)
-        return attended or attend_exact(problem, norms or self._norms(problem, first), wish.tol, why)
+        return attended or attend_exact(measured or problem.with_norms(self._norms(problem, first)), wish.tol, why)
 
     def _relative(
         self, problem: Problem, first: int, wish: Requirement, generator: torch.Generator | None, method: str
     ) -> Attended:
         """The answer within the wish's `rtol`: from a part of the tokens, which is aimed twice, or else from all."""
         assert wish.rtol is not None
-        norms, tol = self._norms(problem, first), math.inf if wish.tol is None else wish.tol
+        measured = problem.with_norms(self._norms(problem, first))
+        tol = math.inf if wish.tol is None else wish.tol
         if problem.q.device.type == "cuda" and torch.cuda.is_current_stream_capturing():
             remedy = "use tol=, which kernels keep by themselves, or attend outside of the graph"
             raise ParameterError("rtol", wish.rtol, "cannot be checked while a CUDA graph is captured", remedy)
@@ -194,13 +195,13 @@ class KeyValueCache(TokenBuffers):
             attended = self._answer(problem, first, wish, aim, generator, method)
             certificate = attended.certificate
             if not problem.empty:
-                self._shortness = shortest_ratio(problem, norms, attended.out, certificate.rows)
+                self._shortness = shortest_ratio(measured, attended.out, certificate.rows)
             if wish.met_by(certificate):
                 return attended
             tried = f"{certificate.method} could prove only {certificate.relative:.1e} relative to the answer"
             if certificate.method == "exact":
                 break
-        return attend_exact(problem, norms, wish.tol, tried, wish.rtol)
+        return attend_exact(measured, wish.tol, tried, wish.rtol)
 
     def _quick(self, q: Tensor, asked: tuple[Any, ...]) -> Attended | None:
         """The answer where all that is asked was asked, checked and found to read all tokens before; else None.
@@ -378,7 +379,6 @@ class KeyValueCache(TokenBuffers):
     def _sparse(
         self,
         problem: Problem,
-        norms: Norms,
         first: int,
         tol: float,
         confidence: float,
@@ -387,17 +387,17 @@ class KeyValueCache(TokenBuffers):
     ) -> tuple[Attended | None, str]:
         """The answer from a part of the tokens where that pays, or always, and keeps `tol`; otherwise None, and why."""
         method = Sparse(**Sparse.tune({"bits": self.bits}, problem.sizes, tol, confidence))
-        if method.drop == 0 or not method.estimate_bound(problem, norms, confidence).bound <= tol:
+        if method.drop == 0 or not method.estimate_bound(problem, confidence).bound <= tol:
             return None, "rounding leaves nothing of the tolerance to drop"
         try:
-            computed = self._computed(method, problem, norms, first, generator, always)
+            computed = self._computed(method, problem, first, generator, always)
         except NotCompiled as lost:
             return None, f"the look at the sketch could not be compiled ({lost}), and plain torch takes longer"
         except NothingToSave as lost:
             self._rest()
             return None, str(lost)
         self._pause = 0
-        certificate = certify(method, problem, norms, computed, confidence)
+        certificate = certify(method, problem, computed, confidence)
         if not certificate.keeps(tol):
             return None, f"sparse could prove only {certificate.bound:.1e}"
         return Attended(computed.out, certificate), ""
@@ -406,7 +406,6 @@ class KeyValueCache(TokenBuffers):
         self,
         method: Sparse,
         problem: Problem,
-        norms: Norms,
         first: int,
         generator: torch.Generator | None,
         always: bool,
@@ -417,10 +416,11 @@ class KeyValueCache(TokenBuffers):
                 return self._skimmed(method, problem, first, always)
         s = problem.k.shape[-2]
         values = self._lengths(problem, first).double()
+        norms = problem.norms
         whole = Norms(norms.q, self._longest.unsqueeze(-1).expand(-1, -1, s), values, norms.slack)
         worthwhile = math.inf if always else _WORTHWHILE
         stream = random_stream(generator, self.device) if method.statistical else generator
-        return method.compute(dataclasses.replace(problem, norms=whole), stream, self._sketch(first), worthwhile)
+        return method.compute(problem.with_norms(whole), stream, self._sketch(first), worthwhile)
 
     def _skimmed(self, method: Sparse, problem: Problem, first: int, always: bool) -> Computed:
         """The answer to one query of each head; raises `NothingToSave` before a token is read, unless `always`."""

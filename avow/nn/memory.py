@@ -18,7 +18,6 @@ from torch import Tensor, nn
 from avow.core import Method, Problem
 from avow.errors import ParameterError, ShapeError
 from avow.methods.exact import Exact
-from avow.methods.low_rank import LowRank
 from avow.methods.random_features import FeatureState, RandomFeatures
 from avow.methods.separable import ColumnState, Separable
 from avow.numerics import features as feature_maps
@@ -188,7 +187,7 @@ def memory_of(method: Method, draw: RandomSeed | None, block: int) -> Memory:
         case RandomFeatures():
             assert isinstance(draw, Directions)
             return FeatureSums(block, draw)
-    chosen = isinstance(method, LowRank)
+    chosen = method.selects_landmarks
     why = "its landmarks are chosen among all keys" if chosen else "it carries no state from key to key"
     rule = f"cannot decode token by token: {why}"
     raise ParameterError("method", method.name, rule, "decode with exact, separable or random_features")

@@ -14,7 +14,7 @@ from typing import Any
 from torch import nn
 from transformers import DynamicCache, EncoderDecoderCache, PreTrainedModel
 
-from avow.core import Method
+from avow.core import SOFTMAX, Method
 from avow.core.requirement import checked_requirement
 from avow.declared import declared
 from avow.errors import ParameterError
@@ -25,8 +25,6 @@ from avow.parameters import check_parameters
 NAME = "avow"
 """The attention implementation that transformers knows."""
 
-# Models are trained with softmax attention: a method with another target would change what they compute.
-_TARGET = "softmax attention"
 _LAYER, _BEFORE, _PREPARES = "_avow_layer", "_avow_before", "_prepare_cache_for_generation"
 # Attributes of layers whose attention is not softmax attention under a mask.
 _UNLIKE = {
@@ -58,7 +56,7 @@ class Setting:
                 raise ParameterError(name, repr(value), "belongs to a named method", "name one with method=")
             return
         kind = method_named(self.method)
-        if kind.target != _TARGET:
+        if kind.target != SOFTMAX:
             rule = f"computes {kind.target}, and models are trained with softmax attention"
             remedy = f"use {', '.join(method.name for method in softmax_methods())}; avow.nn trains models with it"
             raise ParameterError("method", self.method, rule, remedy)
@@ -77,8 +75,8 @@ class Setting:
 
 
 def softmax_methods() -> list[type[Method]]:
-    """The methods that compute what models are trained with."""
-    return [kind for kind in all_methods().values() if kind.target == _TARGET]
+    """The methods that compute what models are trained with; one with another target would change their outputs."""
+    return [kind for kind in all_methods().values() if kind.target == SOFTMAX]
 
 
 @dataclass(frozen=True)

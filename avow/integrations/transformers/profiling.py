@@ -12,7 +12,6 @@ more, a head is of the first kind whose inequality holds:
 
 from __future__ import annotations
 
-import dataclasses
 import math
 import time
 from collections.abc import Callable, Iterator
@@ -25,7 +24,7 @@ from torch import Tensor
 
 from avow.calibration import Rates, least_seconds, rates
 from avow.core import Certificate, Kind, Method, Norms, Problem
-from avow.core.certify import certify, measure_norms
+from avow.core.certify import certify
 from avow.declared import declared
 from avow.errors import AvowError, ParameterError
 from avow.integrations.transformers.enabling import (
@@ -38,7 +37,7 @@ from avow.integrations.transformers.enabling import (
 )
 from avow.integrations.transformers.forward import watching
 from avow.integrations.transformers.model_plan import ModelPlan, Speed, fingerprint
-from avow.methods.exact import Exact
+from avow.methods import exact_method
 from avow.methods.sparse import Sparse
 from avow.numerics.sketch import sketched
 from avow.numerics.softmax import softmax_weights
@@ -236,13 +235,12 @@ def profile(
 
 
 def _heads(problem: Problem, certificate: Certificate, tol: float, known: Rates) -> tuple[Head, ...]:
-    norms = measure_norms(problem)
     n = problem.q.shape[-2]
-    figures = head_figures(problem, norms, ROWS)
+    figures = head_figures(problem, ROWS)
     index = sampled_rows(n, CERTIFIED, n // 2)
     # Tokens with a mass of m in all move a row by at most 2m of its unit when they are left out.
     needed = tokens_for(problem.rows(index.to(problem.q.device)), 1 - tol / 2)
-    offers = _layer_offers(problem, norms, index, tol, known, needed)
+    offers = _layer_offers(problem, index, tol, known, needed)
     bounds = certificate.rows.reshape(problem.q.shape[:-1])[0].amax(-1).tolist()
     return tuple(Head(*parts[:2], tuple(parts[2])) for parts in zip(figures, bounds, offers, strict=True))
 
@@ -252,9 +250,9 @@ def sampled_rows(n: int, many: int, start: int = 0) -> Int[Tensor, "r"]:
     return torch.linspace(start, n - 1, min(many, n - start), dtype=torch.float64).round().long()
 
 
-def head_figures(problem: Problem, norms: Norms, rows: int) -> list[HeadFigures]:
+def head_figures(problem: Problem, rows: int) -> list[HeadFigures]:
     """The figures of every head of one layer that reads one text."""
-    p = problem
+    p, norms = problem, problem.norms
     index = sampled_rows(p.q.shape[-2], rows)
     some = p.rows(index.to(p.q.device))
     visible, shared = _visible(some), p.q.shape[1] // p.k.shape[1]
@@ -353,21 +351,20 @@ def _local(weights: Tensor, many: Tensor, place: Tensor | None) -> float | None:
     return float((weights * (distance < NEAR))[far].sum(-1).mean())
 
 
-def _layer_offers(
-    problem: Problem, norms: Norms, index: Tensor, tol: float, known: Rates, needed: list[float]
-) -> list[list[Offer]]:
+def _layer_offers(problem: Problem, index: Tensor, tol: float, known: Rates, needed: list[float]) -> list[list[Offer]]:
     """The offers for each head of a layer; `index` names the rows that are certified.
 
     `needed` are the shares of tokens, head by head, that have all but tol/2 of the mass.
     """
-    rows = problem.rows(index.to(problem.q.device))
+    norms = problem.norms
     own = Norms(norms.q[..., index], norms.k, norms.v, norms.slack)
+    rows = problem.rows(index.to(problem.q.device)).with_norms(own)
     offers: list[list[Offer]] = [[] for _ in range(problem.q.shape[1])]
     for method in _settings(problem, tol):
         if isinstance(method, Sparse) and _goes_on(problem):
-            new = _sparse_offers(method, rows, own, needed)
+            new = _sparse_offers(method, rows, needed)
         else:
-            new = _whole_text_offers(method, problem, norms, rows, own, known, tol)
+            new = _whole_text_offers(method, problem, rows, known, tol)
         for head, offer in enumerate(new):
             offers[head].append(offer)
     return offers
@@ -383,16 +380,16 @@ def _goes_on(p: Problem) -> bool:
 def _settings(p: Problem, tol: float) -> Iterator[Method]:
     """Every method's settings worth trying, and the one that it would aim at the tolerance."""
     for kind in softmax_methods():
-        if kind.name == "exact":
+        if kind.is_exact:
             continue
         yield from kind.settings(p.sizes)
         if parameters := kind.tune({}, p.sizes, tol, 1.0):
             yield kind(**parameters)
 
 
-def _sparse_offers(method: Sparse, rows: Problem, norms: Norms, needed: list[float]) -> Iterator[Offer]:
-    computed = method.compute(dataclasses.replace(rows, norms=norms))
-    certificate, trace = certify(method, rows, norms, computed, 1.0), computed.trace
+def _sparse_offers(method: Sparse, rows: Problem, needed: list[float]) -> Iterator[Offer]:
+    computed = method.compute(rows)
+    certificate, trace = certify(method, rows, computed, 1.0), computed.trace
     seen, shared = _visible(rows)[0].sum((-2, -1)).double(), rows.q.shape[1] // rows.k.shape[1]  # (h,)
     sketch = sketched(rows.k, method.bits)
     beside = sketch.bytes_per_row / ((rows.k.shape[-1] + rows.v.shape[-1]) * rows.k.element_size())
@@ -410,37 +407,34 @@ def _sparse_offers(method: Sparse, rows: Problem, norms: Norms, needed: list[flo
         )
 
 
-def _whole_text_offers(
-    method: Method, whole: Problem, whole_norms: Norms, rows: Problem, norms: Norms, known: Rates, tol: float
-) -> Iterator[Offer]:
+def _whole_text_offers(method: Method, whole: Problem, rows: Problem, known: Rates, tol: float) -> Iterator[Offer]:
     """Offers of a method whose cost is that of whole texts; each head by itself, since one hopeless head is no reason
     to leave the others.
     """
-    shared = whole.q.shape[1] // whole.k.shape[1]
-    exact = next(iter(Exact.settings(whole.sizes)))
+    exact = next(iter(exact_method().settings(whole.sizes)))
     for head in range(whole.q.shape[1]):
-        one, lengths = whole.head(0, head, head // shared), _head_norms(whole_norms, head, shared)
+        one, some = _head_of(whole, head), _head_of(rows, head)
         predicted = known.seconds(method, one.sizes) / known.seconds(exact, one.sizes)
-        some, own = rows.head(0, head, head // shared), _head_norms(norms, head, shared)
-        bound, kind = _bound(method, one, lengths, some, own)
+        bound, kind = _bound(method, one, some)
         measured = None
         if bound is not None and bound <= tol and predicted < 1:
-            measured = _seconds(method, one) / _seconds(exact, one)
+            bare = one.with_norms(None)
+            measured = _seconds(method, bare) / _seconds(exact, bare)
         yield Offer(method.name, method.parameters, bound, kind, predicted, measured)
 
 
-def _bound(method: Method, whole: Problem, lengths: Norms, rows: Problem, norms: Norms) -> tuple[float | None, Kind]:
+def _bound(method: Method, whole: Problem, rows: Problem) -> tuple[float | None, Kind]:
     """The largest bound of the sampled rows. A method that expects none is not run: from norms, or from every so many
     tokens, of which as many landmarks leave less over than of all.
     """
     try:
         method.check(rows.sizes)
-        if method.estimate_bound(whole, lengths, CONFIDENCE).bound >= _TRIVIAL:
+        if method.estimate_bound(whole, CONFIDENCE).bound >= _TRIVIAL:
             return None, "none"
-        computed = method.compute(dataclasses.replace(rows, norms=norms), torch.Generator().manual_seed(0))
+        computed = method.compute(rows, torch.Generator().manual_seed(0))
     except AvowError:
         return None, "none"
-    certificate = certify(method, rows, norms, computed, CONFIDENCE)
+    certificate = certify(method, rows, computed, CONFIDENCE)
     useful = certificate.kind != "none" and certificate.bound < _TRIVIAL  # nan is not
     return (certificate.bound if useful else None), certificate.kind
 
@@ -451,6 +445,8 @@ def _seconds(method: Method, problem: Problem) -> float:
         return least_seconds(lambda: method.compute(problem, generator), problem.q.device, 1)
 
 
-def _head_norms(norms: Norms, head: int, shared: int) -> Norms:
-    key = head // shared
-    return Norms(norms.q[:, head : head + 1], norms.k[:, key : key + 1], norms.v[:, key : key + 1], norms.slack)
+def _head_of(p: Problem, head: int) -> Problem:
+    """The problem of one head, with its norms."""
+    norms, key = p.norms, head // (p.q.shape[1] // p.k.shape[1])
+    own = Norms(norms.q[:, head : head + 1], norms.k[:, key : key + 1], norms.v[:, key : key + 1], norms.slack)
+    return p.head(0, head, key).with_norms(own)

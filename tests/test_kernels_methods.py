@@ -28,8 +28,7 @@ from avow.kernels import chunking, feature_attention, problems
 from avow.methods import random_features
 from avow.methods.random_features import RandomFeatures
 from avow.methods.separable import ColumnState, Separable
-from avow.nn.memory import memory_of
-from avow.nn.random_seed import Directions
+from avow.nn.memory import Directions, memory_of
 from avow.numerics import features as feature_maps
 from avow.numerics import kernel_rounding, scan
 

@@ -27,7 +27,7 @@ from avow.errors import AvowError, DtypeError, FileError, NotDifferentiable, Par
 from avow.methods.sparse import NothingToSave, Sparse, Trace
 from avow.nn import cache_file
 from avow.nn.kernel_steps import Held, KernelSteps
-from avow.nn.split_k_exact import Asked, SplitKExact, serves
+from avow.nn.split_k_exact import SplitKExact, serves
 from avow.nn.token_buffers import TokenBuffers, is_plain_call
 from avow.numerics.fast_decode import Skim
 from avow.numerics.fused import NotCompiled
@@ -232,10 +232,12 @@ class KeyValueCache(TokenBuffers):
         if not usual or not serves(q, v):
             return None
         length = self.length
-        error = slack(self.value_dim, self.dtype) + (0.0 if self._wide else 2.0**-22)
-        wish = Asked(tol, scale)
-        found = self._reads.quick(q, k, v, self._ends, error, wish, lambda: self._why_all(tol is None, method, length))
-        return None if found is None else Attended(*found)
+
+        def reason() -> str:
+            return self._why_all(tol is None, method, length)
+
+        answer = self._reads.quick(q, k, v, self._ends, self._value_slack, tol, scale, reason)
+        return None if answer is None else Attended(*answer)
 
     def save(self, path: str | Path) -> None:
         """Write what the cache holds to a safetensors file, whole or not at all."""
@@ -262,12 +264,8 @@ class KeyValueCache(TokenBuffers):
         except AvowError as error:
             rule = f"holds what no cache can hold ({error})"
             raise FileError("path", path, rule, "save the cache again") from error
-        cache._pause, cache._left, cache._asked, cache._shortness = (
-            saved.pause,
-            saved.left,
-            saved.asked,
-            saved.shortness,
-        )
+        for name in ("pause", "left", "asked", "shortness"):
+            setattr(cache, f"_{name}", getattr(saved, name))
         cache._bold = None if saved.bold is None else saved.bold.to(cache.device)
         return cache
 
@@ -320,15 +318,14 @@ class KeyValueCache(TokenBuffers):
         """The answer from all tokens by parts, where these serve."""
         if self.device.type != "cpu" or self.window is not None or problem.empty:
             return None
-        error = slack(self.value_dim, self.dtype) + (0.0 if self._wide else 2.0**-22)
-        found = self._reads.attend(problem, self._ends, error, tol, reason)
-        return None if found is None else Attended(*found)
+        answer = self._reads.attend(problem, self._ends, self._value_slack, tol, reason)
+        return None if answer is None else Attended(*answer)
 
     def _lengths(self, problem: Problem, first: int) -> Tensor:
         return self._buffers["norms"][:, :, first : first + problem.k.shape[-2]]
 
     def _why_not(self, wish: Requirement, method: str) -> str:
-        """Why the sketch is not even asked; empty where it is."""
+        """Why the sketch is not even looked at; empty if it is."""
         short = self.length < _SHORT["cpu" if self.device.type == "cpu" else "cuda"]
         if wish.exact or self.bits is None or method == "exact" or (method == "auto" and short):
             return self._why_all(wish.exact, method, self.length)
@@ -341,9 +338,9 @@ class KeyValueCache(TokenBuffers):
             self._asked, self._pause, self._left, self._bold = asked, 0, 0, None
         if self._left == 0:
             waits = self._pause > 0 and self._steps.waiting
-            return "whether the sketch saves anything again is not known yet" if waits else ""
+            return "whether sparse decoding pays again is not known yet" if waits else ""
         self._left -= 1
-        return f"the sketch saved nothing lately; it is asked again after {self._left} more"
+        return f"sparse decoding did not pay; retrying in {self._left} steps"
 
     def _why_all(self, exact: bool, method: str, length: int) -> str:
         """Why all of so many tokens are read without a look at the sketch."""
@@ -353,7 +350,7 @@ class KeyValueCache(TokenBuffers):
             return "exact attention was asked for"
         if self.bits is None:
             return "the cache keeps no sketch"
-        return f"{length} tokens are read sooner than chosen among"
+        return f"cache too short for sparse decoding ({length:,} tokens)"
 
     def _price(self, share: float) -> float:
         """About what an answer from a share of the tokens costs, relative to one from all of them."""
@@ -374,7 +371,7 @@ class KeyValueCache(TokenBuffers):
         self._left = self._pause
 
     def _unfit(self, problem: Problem, tol: float | None, confidence: float) -> str:
-        """Why kernels do not serve; empty where they do."""
+        """Why kernels do not serve; empty if they do."""
         if tol is None or problem.empty:
             return "there is nothing to choose from"
         return self._steps.unfit(problem, tol, confidence, self.bits, self._wide, self.window)

@@ -29,8 +29,6 @@ from torch import Tensor, nn
 from avow.errors import DtypeError, InputError, ParameterError
 
 _C = TypeVar("_C", bound=Callable[..., Any])
-# Integers beyond these are not sizes of anything, and torch cannot hold them.
-_INTEGERS = range(-(2**63), 2**63)
 _NUMBERS = frozenset((float, Fraction))
 
 
@@ -267,7 +265,8 @@ def _series_fault(inside: tuple[Any, ...], value: Any, place: str) -> _Fault | N
 
 def _is_a(kind: type, value: Any) -> bool:
     if kind is int:
-        return _integer(value) in _INTEGERS
+        number = _integer(value)
+        return number is not None and -(2**63) <= number < 2**63  # beyond, torch cannot hold it
     if kind in _NUMBERS:
         return (isinstance(value, numbers.Real) or not math.isnan(as_float(value))) and not isinstance(value, bool)
     return isinstance(value, os.PathLike if kind is Path else kind)

@@ -196,8 +196,8 @@ def failures(group: dist.ProcessGroup, odd: bool) -> dict[str, str]:
         raise RuntimeError("DefaultCPUAllocator: can't allocate memory")
 
     places = {
-        "exact": ("avow.distributed.consensus.measure_norms", "avow.distributed.exact.partial_answer"),
-        "ring": ("avow.distributed.consensus.measure_norms", "avow.distributed.ring.partial_answer"),
+        "exact": ("avow.core.problem.row_norms", "avow.distributed.exact.partial_answer"),
+        "ring": ("avow.core.problem.row_norms", "avow.distributed.ring.partial_answer"),
         "auto apart": ("avow.distributed.attend.own_rates",),
     }
     told = {}

@@ -19,7 +19,6 @@ from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
 from avow import errors
 from avow.core import Problem, Sizes
-from avow.core.certify import measure_norms
 from avow.core.requirement import checked_requirement
 from avow.distributed.point_to_point import PAGE, Group, group_device, group_of
 from avow.distributed.protocols import Shard, all_gather, over_processes
@@ -87,14 +86,15 @@ def check_consistent(
         problem = _checked(q, k, v, mask, causal, scale, enable_gqa, options.get("tol"))
         if check is not None:
             check(problem)
-        return dataclasses.replace(problem, norms=measure_norms(problem)) if measure else problem
+        return problem.measured() if measure else problem
 
     with outside_autocast():
         facts, no_facts = attempt(lambda: _facts(q, k, v, shared_queries))
         problem, unfit = attempt(checked)
         own, untold = attempt(lambda: None if payload is None else payload())
     same = {"causal": causal, "shared_queries": shared_queries, "scale": scale, "enable_gqa": enable_gqa}
-    most = (0.0, 0.0, 0.0) if problem is None or problem.norms is None else problem.norms.most
+    norms = None if problem is None else problem.known_norms
+    most = (0.0, 0.0, 0.0) if norms is None else norms.most
     lengths = (0, 0) if problem is None else (problem.q.shape[-2], problem.k.shape[-2])
     known = agree({**options, **same, **(facts or {})}, [*lengths, most, own], unfit or no_facts or untold, processes)
     assert problem is not None  # or all would have raised

@@ -20,7 +20,6 @@ from torch.nn.functional import pad
 from avow import planner
 from avow.calibration import Rate, Rates, rates
 from avow.core import BoundEstimate, Kind, Method, Norms, Problem, Sizes
-from avow.core.certify import measure_norms
 from avow.distributed.consensus import Context, agree, attempt
 from avow.distributed.parallel_plan import Interconnect, Machine, Sharding, strategy
 from avow.distributed.protocols import all_gather, over_processes
@@ -107,9 +106,10 @@ def _estimate(method: Method, context: Context, sample: Problem | None, confiden
         return _best_case(method, confidence)  # What it can prove shows when it has run: it is the last to be tried.
     with torch.no_grad():
         if sample is not None:
-            return method.estimate_bound(sample, measure_norms(sample), confidence)
+            return method.estimate_bound(sample, confidence)
         query, key, value = (torch.full((1, 1, 1), size, dtype=torch.float64, device="cpu") for size in context.most)
-        return method.estimate_bound(context.problem.detached(), Norms(query, key, value, 0.0), confidence)
+        known = context.problem.detached().with_norms(Norms(query, key, value, 0.0))
+        return method.estimate_bound(known, confidence)
 
 
 def _sample(context: Context, methods: list[Method]) -> Problem:
@@ -119,7 +119,7 @@ def _sample(context: Context, methods: list[Method]) -> Problem:
     with torch.no_grad():
         q = _sampled(p.q, context.rows, size, context)
         k, v = (_sampled(x, context.keys, size, context) for x in (p.k, p.v))
-    return dataclasses.replace(p, q=q, k=k, v=v, norms=None)
+    return dataclasses.replace(p, q=q, k=k, v=v)
 
 
 def _sampled(

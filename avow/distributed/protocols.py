@@ -101,7 +101,7 @@ class Shard:
         for rank in range(ranks):
             own, held = (slice(*one[rank : rank + 2]) for one in ends)
             q = p.q if shared_queries else p.q[:, :, own]
-            part = dataclasses.replace(p, q=q, k=p.k[:, :, held], v=p.v[:, :, held], norms=None)
+            part = dataclasses.replace(p, q=q, k=p.k[:, :, held], v=p.v[:, :, held])
             shards.append(Shard(part, rank, (p.q.shape[-2],) * ranks if shared_queries else rows, keys))
         return shards
 

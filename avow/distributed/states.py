@@ -34,7 +34,7 @@ from torch import Tensor
 
 from avow.attend import Attended
 from avow.core import Computed, Method, Norms, Problem, Sizes
-from avow.core.certify import certify, measure_norms
+from avow.core.certify import certify
 from avow.distributed.consensus import Context, agree, digest
 from avow.distributed.protocols import (
     Protocol,
@@ -68,7 +68,6 @@ class LinearShard(Shard):
     entry of a value.
     """
 
-    norms: Norms
     longest: Float64[Tensor, "ranks b g 4"]
     generator: torch.Generator | None = None
 
@@ -76,10 +75,10 @@ class LinearShard(Shard):
     def agreed(self) -> Norms:
         """The longest query, key and value of all shards, for each key head."""
         q, k, v = self.longest[..., :3].amax(0).unsqueeze(-1).unbind(-2)  # (b, g, 1) each
-        return Norms(q, k, v, self.norms.slack)
+        return Norms(q, k, v, self.problem.norms.slack)
 
     @functools.cached_property
-    def whole(self) -> tuple[Problem, Norms]:
+    def whole(self) -> Problem:
         """What a promise is asked of: this process's rows, the keys of all, and norms that hold for what rows see.
 
         Keys and values are only counted there, so they take no memory.
@@ -88,17 +87,18 @@ class LinearShard(Shard):
         k, v = (x.new_zeros(()).expand(*x.shape[:2], self.total, x.shape[-1]) for x in (p.k, p.v))
         values = most.v
         if p.causal and p.k.shape[-2]:
-            seen = self.norms.v.clone()
+            seen = p.norms.v.clone()
             if self.rank:
                 # What the first row sees before this shard, every row sees.
                 seen[..., 0] = torch.maximum(seen[..., 0], self.longest[: self.rank, ..., 2].amax(0))
             values = torch.cat([seen, most.v], -1)  # the last entry lies after every row
-        return dataclasses.replace(p, k=k, v=v), Norms(self.norms.q, most.k, values, self.norms.slack)
+        norms = Norms(p.norms.q, most.k, values, p.norms.slack)
+        return dataclasses.replace(p, k=k, v=v).with_norms(norms)
 
     def values(self, dtype: torch.dtype) -> tuple[Tensor, Tensor | None]:
         """This shard's values, and the power of two that every process divided them by, if any was needed."""
         largest = self.longest[..., 3].amax(0)[..., None, None].to(dtype)  # (b, g, 1, 1)
-        _, size = scaled_values(dataclasses.replace(self.problem, v=largest, norms=self.agreed), dtype)
+        _, size = scaled_values(dataclasses.replace(self.problem, v=largest).with_norms(self.agreed), dtype)
         values = self.problem.v.to(dtype)
         return (values, None) if size is None else (values / size, size)
 
@@ -112,7 +112,7 @@ class LinearShard(Shard):
     def collected(self, answer: Answer, size: Tensor | None, *exchanged: Tensor) -> tuple[Tensor, int]:
         """Answers to this process's rows, and in how many steps; without rows, still a function of all exchanges."""
         p = self.problem
-        if self.whole[0].empty:
+        if self.whole.empty:
             nothing = p.v.new_zeros(*p.q.shape[:-1], p.v.shape[-1])
             return depend_on(nothing, p.q, *exchanged), 0
         sums, steps = answer()
@@ -120,20 +120,18 @@ class LinearShard(Shard):
 
     def attended(self, method: Method, out: Tensor, trace: Any, confidence: float) -> Attended:
         """The answer with its certificate."""
-        p, norms = self.whole
-        certificate = certify(method, p, norms, Computed(out, trace), confidence)
+        certificate = certify(method, self.whole, Computed(out, trace), confidence)
         return Attended(out, dataclasses.replace(certificate, cost=method.cost(self.problem.sizes)))
 
 
 def gather_longest(shard: Shard, generator: torch.Generator | None = None) -> Protocol[LinearShard]:
     """The shard, once it knows the longest vectors of all."""
-    p = shard.problem
-    norms = measure_norms(p) if p.norms is None else p.norms
+    p, norms = shard.problem, shard.problem.norms
     b, g = p.k.shape[:2]
     rows = [norms.q.unflatten(1, (g, -1)).flatten(2), norms.k, norms.v, p.v.detach().double().abs().flatten(2)]
     mine = torch.stack([x.amax(-1) if x.shape[-1] else x.new_zeros(b, g) for x in rows], -1)
     longest = yield from all_gather(mine, shard.ranks)
-    return LinearShard(p, shard.rank, shard.rows, shard.keys, norms, longest, generator)
+    return LinearShard(p, shard.rank, shard.rows, shard.keys, longest, generator)
 
 
 def linear_shard(context: Context, generator: torch.Generator | None) -> LinearShard:
@@ -246,7 +244,7 @@ def random_features_protocol(
 ) -> Protocol[tuple[Tensor, random_features.Trace]]:
     """The answers to a shard's rows, and what their certificate takes."""
     p = shard.problem
-    wide = method.arithmetic(dataclasses.replace(p, norms=shard.agreed))
+    wide = method.arithmetic(p.with_norms(shard.agreed))
     frame = feature_maps.plain_frame(p.k, wide) if p.causal else (yield from centred_frame(shard, wide))
     values, size = shard.values(wide)
     # Once, so that the gradients of both passes over the keys are added up in the wide type.

@@ -17,9 +17,8 @@ from avow.report.knowledge_page import knowledge_page
 from avow.report.knowledge_plot import bars, png
 from avow.report.knowledge_table import HEADINGS, MAJORITY, knowledge_table, lines
 from avow.training import Answer, Evaluation, Outcome, Progress, corpus_of
-from avow.training.knowledge import Experiment, Result
-from avow.training.knowledge_arms import NOT_READ, arms
-from avow.training.log import Log
+from avow.training.knowledge import NOT_READ, Experiment, Result, arms
+from avow.training.run_folder import Log
 
 
 def answered(right: int, sure: float) -> Evaluation:

@@ -18,13 +18,11 @@ import torch
 from avow.errors import FileError, InputError, ParameterError
 from avow.training import checkpoint
 from avow.training.config import TrainConfig
+from avow.training.data import corpus_of
 from avow.training.evaluation import Evaluation
-from avow.training.interrupt import listening
-from avow.training.knowledge import Result
-from avow.training.knowledge_arms import Arm, same_run
-from avow.training.run_lock import locked
+from avow.training.knowledge import Arm, Result
+from avow.training.run_folder import listening, locked
 from avow.training.run_worker import PATIENCE, RESULT
-from avow.training.tasks import corpus_of
 from avow.workers import Process
 
 # Seconds between two looks at whether someone asked to stop.
@@ -133,7 +131,7 @@ def _standing(arm: Arm, folder: Path, resume: bool) -> Result | None:
     except OSError as error:
         rule = f"holds a run without its config.json ({error.strerror})"
         raise FileError("out", folder, rule, "remove that folder, or use another --out") from error
-    if not same_run(there, arm.config):
+    if checkpoint.differences(arm.config, json.loads(there.to_json())):
         raise ParameterError(
             "--resume",
             folder,

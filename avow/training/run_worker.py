@@ -20,12 +20,11 @@ import torch
 from avow import file_io
 from avow.errors import AvowError
 from avow.training.config import TrainConfig
+from avow.training.data import corpus_of
+from avow.training.distributed import ranks
 from avow.training.evaluation import evaluate
-from avow.training.log import Progress
 from avow.training.loop import train_here
-from avow.training.parallel import ranks
-from avow.training.run_lock import locked
-from avow.training.tasks import corpus_of
+from avow.training.run_folder import Progress, locked
 
 RESULT, SPENT = "result.json", "spent.json"
 # Seconds that an arm which was asked to stop has for its checkpoint.

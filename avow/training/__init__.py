@@ -17,8 +17,7 @@ What was learnt:
     sampling        what a model writes and answers
     evaluation      how much it knows, and whether it knows that
     knowledge       the experiment: models that read, and one that did not
-    run_many        several of its runs at once
-    run_worker      one of them, in a process of its own
+    run_many        several of its runs at once, each in a process of its own
 """
 
 from avow.training.batches import Batches as Batches

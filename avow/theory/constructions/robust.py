@@ -22,9 +22,8 @@ from avow.declared import declared
 from avow.errors import ParameterError, RangeError, ShapeError, ToleranceUnreachable
 from avow.numerics import intervals, rounding
 from avow.parameters import as_float
-from avow.theory.constructions.construction import Construction, Proof
-from avow.theory.constructions.laws import REACH, AnyScale, DiscreteLaw, GaussianLaw, Law
-from avow.theory.constructions.validation import checked_dtype, checked_eps, checked_matrix
+from avow.theory.constructions.construction import Construction, Proof, checked_dtype, checked_eps, checked_matrix
+from avow.theory.constructions.noise import REACH, AnyScale, DiscreteLaw, GaussianLaw, Law
 
 if TYPE_CHECKING:
     from flint import arb

@@ -22,7 +22,7 @@ from avow.theory.claims import toolbox
 from avow.theory.claims.catalogue.queries import below_one, enough, eps, m, n, slack
 from avow.theory.claims.claim import Evidence, claim
 from avow.theory.claims.random_search import Falsifier, Numbers, interval_function, whole
-from avow.theory.constructions.laws import AnyScale, GaussianLaw
+from avow.theory.constructions.noise import AnyScale, GaussianLaw
 from avow.theory.constructions.projections import project_out as projector
 from avow.theory.constructions.robust import robust_heads
 

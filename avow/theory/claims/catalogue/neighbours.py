@@ -158,6 +158,7 @@ def auto_lirpa_softmax(bounds: Bounds) -> Iterator[Evidence]:
 
 
 def _exponential(enclosure: Callable[[float], Ends], case: Numbers) -> arb:
+    # An exponential is enclosed wrongly where it is all but a float itself: numbers are drawn so that theirs are.
     x = math.log(1 + 10.0 ** -float(case[0]))
     low, high = map(intervals.ball, enclosure(x))
     truth = arb(x).exp()

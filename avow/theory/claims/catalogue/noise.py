@@ -21,8 +21,7 @@ from avow.numerics.intervals import most
 from avow.theory.claims import toolbox
 from avow.theory.claims.claim import Evidence, claim
 from avow.theory.claims.random_search import Falsifier, Numbers, interval_function
-from avow.theory.constructions.laws import DiscreteLaw, GaussianLaw
-from avow.theory.constructions.noise import noise_analysis
+from avow.theory.constructions.noise import DiscreteLaw, GaussianLaw, noise_analysis
 
 alpha = Symbol("alpha", positive=True)
 beta = Symbol("beta", positive=True)

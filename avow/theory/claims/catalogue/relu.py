@@ -21,8 +21,7 @@ from avow.theory.claims import toolbox
 from avow.theory.claims.claim import Evidence, claim
 from avow.theory.claims.random_search import Falsifier, Numbers, numbered, whole
 from avow.theory.constructions import relu_linear, relu_square
-from avow.theory.constructions.relu import hinges, sawtooth, square_error
-from avow.theory.constructions.relu_network import Layer, Layers
+from avow.theory.constructions.relu import Layer, Layers, hinges, sawtooth, square_error
 
 m, b, x = (Symbol(name, real=True) for name in "mbx")
 

@@ -59,11 +59,9 @@ class DiscreteLaw:
         if len(set(self.values)) != len(self.values):
             raise ParameterError("DiscreteLaw: values", _listed(self.values), "must differ", "add up the odds of each")
         if min(self.probabilities) < 0:
+            rule = "must not be negative"
             raise ParameterError(
-                "DiscreteLaw: probabilities",
-                _listed(self.probabilities),
-                "must not be negative",
-                "leave out what never comes",
+                "DiscreteLaw: probabilities", _listed(self.probabilities), rule, "leave out what never comes"
             )
         if sum(self.probabilities) != 1:
             raise ParameterError(
@@ -101,9 +99,8 @@ class GaussianLaw:
         if not math.isfinite(as_float(self.mean)):
             raise ParameterError("GaussianLaw: mean", self.mean, "must be finite", "try mean=1")
         if not 0 < as_float(self.variance) < math.inf:
-            raise ParameterError(
-                "GaussianLaw: variance", self.variance, "must be above 0 and finite", "try variance=0.5"
-            )
+            rule = "must be above 0 and finite"
+            raise ParameterError("GaussianLaw: variance", self.variance, rule, "try variance=0.5")
         for name in ("mean", "variance"):
             object.__setattr__(self, name, float(getattr(self, name)))
 
@@ -131,9 +128,8 @@ class AnyScale:
 
     def __post_init__(self) -> None:
         if not as_float(self.least) <= as_float(self.most) or self.least == math.inf:
-            raise ParameterError(
-                "AnyScale: least", self.least, f"must be at most most={self.most}", "try AnyScale(0.5)"
-            )
+            rule = f"must be at most most={self.most}"
+            raise ParameterError("AnyScale: least", self.least, rule, "try AnyScale(0.5)")
 
     @declared("probability")
     def probability(self, least: float | Fraction, most: float | Fraction) -> arb:
@@ -381,9 +377,8 @@ def _check_problem(n: int, heads: Sequence[Head], eta: float, noisy: int) -> Non
     if n < 2:
         raise ParameterError("noise_analysis: n", n, "must be at least 2", "one key alone always has weight 1")
     if not 0 < eta < 2:
-        raise ParameterError(
-            "noise_analysis: eta", eta, "must lie in (0, 2)", "two distributions differ by at most 2; try eta=0.1"
-        )
+        rule = "must lie in (0, 2)"
+        raise ParameterError("noise_analysis: eta", eta, rule, "two distributions differ by at most 2; try eta=0.1")
     if not 0 <= noisy < n:
         raise ParameterError("noise_analysis: noisy", noisy, f"must be one of the keys 0..{n - 1}", "try noisy=0")
     if not len(heads):
@@ -391,13 +386,11 @@ def _check_problem(n: int, heads: Sequence[Head], eta: float, noisy: int) -> Non
     for head in heads:
         for key, coordinate in head.items():
             if not 0 <= key < n:
-                raise ParameterError(
-                    "noise_analysis: heads", f"key {key}", f"must be one of the keys 0..{n - 1}", "count from 0"
-                )
+                rule = f"must be one of the keys 0..{n - 1}"
+                raise ParameterError("noise_analysis: heads", f"key {key}", rule, "count from 0")
             if not math.isfinite(as_float(coordinate)):
-                raise NonFiniteError(
-                    "noise_analysis: heads", coordinate, f"must be finite, at key {key}", "use a finite query"
-                )
+                rule = f"must be finite, at key {key}"
+                raise NonFiniteError("noise_analysis: heads", coordinate, rule, "use a finite query")
 
 
 def _odds(x: arb) -> Enclosure:

@@ -238,11 +238,7 @@ class MixtureQuery(Query):
 
 @declared("copy_query")
 def copy_query(
-    keys: Float[Tensor, "n d"],
-    target: int,
-    eps: float,
-    shortest: bool = False,
-    dtype: torch.dtype = torch.float64,
+    keys: Float[Tensor, "n d"], target: int, eps: float, shortest: bool = False, dtype: torch.dtype = torch.float64
 ) -> CopyQuery:
     r"""A query that gives one key a weight of at least 1/(1+eps).
 

@@ -126,9 +126,8 @@ def rounded(owner: str, exact: Layers, dtype: torch.dtype) -> Rounded:
         weight = torch.tensor([[_nearest(entry) for entry in row] for row in rows], dtype=torch.float64).to(dtype)
         shift = torch.tensor([_nearest(entry) for entry in bias], dtype=torch.float64).to(dtype)
         if not bool(torch.isfinite(weight).all() and torch.isfinite(shift).all()):
-            raise RangeError(
-                f"{owner}: dtype", dtype, "cannot carry the weights", "use a wider type or smaller numbers"
-            )
+            rule = "cannot carry the weights"
+            raise RangeError(f"{owner}: dtype", dtype, rule, "use a wider type or smaller numbers")
         made.append((weight, shift))
     return tuple(made)
 
@@ -230,11 +229,9 @@ def relu_linear(
     layers = rounded("relu_linear", exact, dtype)
     bound = rounded_up(line_error(as_fractions(layers), m, b, low, high))
     if math.isinf(bound):
+        rule = f"is no {named(dtype)} number, and a rounded slope drifts from the line without end"
         raise ParameterError(
-            "relu_linear: m",
-            m,
-            f"is no {named(dtype)} number, and a rounded slope drifts from the line without end",
-            "give an interval, or a shorter one, or a slope that the type holds",
+            "relu_linear: m", m, rule, "give an interval, or a shorter one, or a slope that the type holds"
         )
     return ReluLinear(exact, layers, bound, m, b, low, high)
 
@@ -312,12 +309,9 @@ def relu_square(eps: Number, deep: bool = False, dtype: torch.dtype = torch.floa
         best = min(best, bound)
         if bound > 8 * eps:
             break  # what is missing is bits, and more units bring none
+    rule = f"is finer than weights of type {named(dtype)} can follow x²"
     raise ToleranceUnreachable(
-        "relu_square: eps",
-        f"{float(eps):g}",
-        f"is finer than weights of type {named(dtype)} can follow x²",
-        f"use eps of at least {best:.2g}, or a wider dtype",
-        best,
+        "relu_square: eps", f"{float(eps):g}", rule, f"use eps of at least {best:.2g}, or a wider dtype", best
     )
 
 
@@ -401,12 +395,8 @@ def _widths(eps: Fraction) -> Iterator[int]:
     root = math.isqrt(math.ceil(1 / (2 * eps)) - 1) + 1  # the least whole number whose square is at least 1/(2 eps)
     least = max(1, root // 2)
     if least > MOST_UNITS:
-        raise ParameterError(
-            "relu_square: eps",
-            f"{float(eps):g}",
-            f"needs {least:,} units in one layer, and at most {MOST_UNITS:,} are made",
-            "use deep=True",
-        )
+        rule = f"needs {least:,} units in one layer, and at most {MOST_UNITS:,} are made"
+        raise ParameterError("relu_square: eps", f"{float(eps):g}", rule, "use deep=True")
     yield least
     more = 1
     while more <= least:

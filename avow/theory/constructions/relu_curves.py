@@ -287,9 +287,8 @@ def knots_of(curve: Curve, low: float, high: float, band: float, most: int) -> l
     knots = [*max(firsts, key=lambda line: line[1][0])]
     while knots[-1][0] < high:
         if len(knots) > most:
-            raise ParameterError(
-                "relu_piecewise: eps", f"{band:.2g}", f"needs more than {most:,} units", "give a larger eps"
-            )
+            rule = f"needs more than {most:,} units"
+            raise ParameterError("relu_piecewise: eps", f"{band:.2g}", rule, "give a larger eps")
         knots.append(_reached(curve, knots[-1], high, knots[-1][0] - knots[-2][0], band))
     return knots
 
@@ -312,12 +311,8 @@ def _reached(curve: Curve, start: tuple[float, float], high: float, step: float,
         else:
             far, shorter = seen.out, True
             if left + (far - left) / SAMPLES == left:
-                raise ToleranceUnreachable(
-                    "relu_piecewise: eps",
-                    f"{band:.2g}",
-                    f"is finer than float64 can follow {curve.text} at x={left:g}",
-                    "give a larger eps",
-                )
+                rule = f"is finer than float64 can follow {curve.text} at x={left:g}"
+                raise ToleranceUnreachable("relu_piecewise: eps", f"{band:.2g}", rule, "give a larger eps")
     for _ in range(2):
         # Between the last sample in reach and the first that is not, as many more.
         seen = _sight(curve, (left, base), np.linspace(seen.last, seen.out, SAMPLES)[1:], rises, seen)
@@ -373,7 +368,6 @@ def _finite(curve: Curve, xs: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
     values = curve.values(xs)
     if not np.isfinite(values).all():
         where = float(xs[~np.isfinite(values)][0])
-        raise NonFiniteError(
-            f"relu_piecewise: {curve.text}", f"nan or inf at x={where:g}", "must be finite", "change the interval"
-        )
+        rule = "must be finite"
+        raise NonFiniteError(f"relu_piecewise: {curve.text}", f"nan or inf at x={where:g}", rule, "change the interval")
     return values

@@ -153,9 +153,8 @@ def router(tokens: Tensor, routes: Routes, eps: float, *, carry: Tensor | None =
     tokens, carry = tokens.detach(), carry.detach()
     W_V = carry.to(tokens.dtype)
     if not bool(((tokens.double() @ W_V.double().mT) != 0).any()):
-        raise ParameterError(
-            "router: carry", "this map", "must carry something of some token", "leave it out to carry all"
-        )
+        rule = "must carry something of some token"
+        raise ParameterError("router: carry", "this map", rule, "leave it out to carry all")
     # W_Q goes with the inverse square of the tokens' size: far from 1, W_K takes its half, and both stay in the type.
     exponent = int(torch.frexp(tokens.double().abs().amax()).exponent)
     size = 1.0 if abs(exponent) <= 4 else math.ldexp(1.0, exponent)
@@ -345,12 +344,9 @@ def _with_smallest_scale(made: Router) -> Router:
             found = replace(made, scale=high * (1 + more))
             if found.verify():
                 return found
+    rule = f"cannot be kept with weights rounded to {named(made.tokens.dtype)}"
     raise ToleranceUnreachable(
-        "router: eps",
-        made.eps,
-        f"cannot be kept with weights rounded to {named(made.tokens.dtype)}",
-        "use a wider type, or tokens further from dependent",
-        float(tried.amin()),
+        "router: eps", made.eps, rule, "use a wider type, or tokens further from dependent", float(tried.amin())
     )
 
 
@@ -423,12 +419,7 @@ class _Hops(nn.Module):
 
 @declared("program")
 def program(
-    tokens: Tensor,
-    hops: Sequence[Routes],
-    eps: float,
-    *,
-    carry: Tensor | None = None,
-    residual: Tensor | bool = True,
+    tokens: Tensor, hops: Sequence[Routes], eps: float, *, carry: Tensor | None = None, residual: Tensor | bool = True
 ) -> Program:
     """Hops that move what tokens carry, one after the other, to within `eps` of the longest token intended at the end.
 
@@ -462,13 +453,8 @@ def program(
         if reached <= eps:
             return Program(made, residual, reached)
         each = each / 2 if reached < 2 * eps else max(each * eps / reached, each / 1e3)
-    raise ToleranceUnreachable(
-        "program: eps",
-        eps,
-        f"is below what {len(hops)} hops in {named(tokens.dtype)} can promise",
-        "use float64 or fewer hops",
-        best,
-    )
+    rule = f"is below what {len(hops)} hops in {named(tokens.dtype)} can promise"
+    raise ToleranceUnreachable("program: eps", eps, rule, "use float64 or fewer hops", best)
 
 
 def _compiled(

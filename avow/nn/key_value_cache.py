@@ -1,4 +1,4 @@
-r"""All keys and values so far, attended to with a certificate, and where the tolerance allows it only in part.
+r"""All keys and values so far, attended to with a certificate, and if the tolerance allows it only in part.
 
 Beside the keys stands a sketch of them, a few bits a number (`numerics.sketch`): it says which tokens may matter to a
 query, and only those are read in full. Groups of 64 tokens are sketched when they are complete; the open group is
@@ -38,7 +38,7 @@ from avow.numerics.selection import Unfit
 from avow.numerics.sketch import GROUP
 from avow.numerics.tangents import has_tangents
 
-# Where more than this share of the tokens would have to be gathered, reading them all in order is as fast.
+# If more than this share of the tokens would have to be gathered, reading them all in order is as fast.
 _WORTHWHILE = 0.4
 # What one query of each head costs a CPU, relative to reading all tokens of a type in parts: the look at the sketch,
 # what comes to that at 65,536 tokens and shrinks with more of them, and all tokens if they were gathered. Fitted to
@@ -50,7 +50,7 @@ _COSTS = {
     torch.bfloat16: (0.75, 0.5, 3.3),
     torch.float16: (0.75, 0.5, 3.3),
 }
-# Caches of fewer tokens are read in full sooner than they are looked at, and those where even this share is too much.
+# Shorter caches are read in full without a look at the sketch; so are those for which even this share costs too much.
 _FEW = 0.05
 _SHORT = {"cpu": 2**17, "cuda": 2**12}
 # From here on a CPU compiles its look at the sketch, which takes seconds once; without a compiler it does not pay.
@@ -124,7 +124,7 @@ class KeyValueCache(TokenBuffers):
 
         The bound never exceeds `tol`, nor the bound relative to the answer `rtol`; without either, the answer is exact.
         `confidence < 1` accepts bounds that hold with that probability for each row, which lets flat heads be sampled.
-        Where reading all tokens is faster, all are read; with `method="exact"` always, with `method="sparse"` only
+        If reading all tokens is faster, all are read; with `method="exact"` always, with `method="sparse"` only
         those that the sketch asks for, whatever that takes. Certificates of single queries are worked out when somebody
         looks at them. On a GPU such queries are answered without waiting for the device, unless `rtol` is given; nan
         among them, or logits so large that single precision cannot keep `tol`, then show in the bound, and as an error
@@ -312,7 +312,7 @@ class KeyValueCache(TokenBuffers):
         return call._replace(problem=call.problem.with_norms(norms))
 
     def _whole(self, problem: Problem, tol: float | None, reason: str) -> Attended | None:
-        """The answer from all tokens by parts, where these serve."""
+        """The answer from all tokens by parts, if these serve."""
         if self.device.type != "cpu" or self.window is not None or problem.empty:
             return None
         answer = self._reads.attend(problem, self._ends, self._value_slack, tol, reason)

@@ -6,7 +6,6 @@ shard a token is does not matter to the answer: a query sees them all.
 
 from __future__ import annotations
 
-import dataclasses
 import functools
 import hashlib
 import math
@@ -25,7 +24,7 @@ from avow.distributed.consensus import agree, attempt, check_dense, digest, outs
 from avow.distributed.point_to_point import Group, group_of
 from avow.distributed.protocols import over_processes
 from avow.distributed.sparse import own_generator, sampling
-from avow.distributed.sparse_script import Task, shard_script
+from avow.distributed.sparse_protocol import Task, sparse_protocol
 from avow.errors import DtypeError, ParameterError, ShapeError, ToleranceUnreachable
 from avow.methods.sparse import Sparse
 from avow.nn.key_value_cache import KeyValueCache
@@ -119,9 +118,7 @@ class ShardedCache:
         task = Task(tol, method, self.length, max(self.lengths), len(self.lengths))
         draws = own_generator(method, self._here, q.device, generator)
         with outside_autocast():
-            (attended, _), _ = over_processes(
-                shard_script(problem, task, self.cache.holding.sketch, draws), self._group
-            )
+            attended, _ = over_processes(sparse_protocol(problem, task, self.cache.holding.sketch, draws), self._group)
         return attended
 
     def _agreed(
@@ -143,7 +140,7 @@ class ShardedCache:
         with outside_autocast():
             facts, no_facts = attempt(lambda: _facts(q))
             found, unfit = attempt(checked)
-        most = (0.0, 0.0, 0.0) if found is None or found.norms is None else found.norms.most
+        most = (0.0, 0.0, 0.0) if found is None or found.known_norms is None else found.known_norms.most
         asked = {"call": "ShardedCache.attend", "tol": tol, "rtol": rtol, "confidence": confidence, "scale": scale}
         held = {"lengths of shards": self.lengths, "calls of append": self._appends}
         held |= {"digest of appended tokens": self._appended.hexdigest()}
@@ -166,7 +163,7 @@ class ShardedCache:
             rule = "must be (batch, heads, 1, dim): a query sees every token"
             raise ShapeError("q.shape", tuple(q.shape), rule, "attend after each token")
         keys = held.longest.unsqueeze(-1).expand(held.lengths.shape)
-        return dataclasses.replace(found, norms=Norms(row_norms(q, "q"), keys, held.lengths, held.slack))
+        return found.with_norms(Norms(row_norms(q, "q"), keys, held.lengths, held.slack))
 
 
 def dealt(lengths: Sequence[int], count: int) -> list[int]:

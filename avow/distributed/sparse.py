@@ -41,6 +41,7 @@ from avow.distributed.sparse_budget import BINS, FIRST_BINS, SHARES
 from avow.distributed.sparse_draws import LADDER, PLAN_BINS
 from avow.distributed.sparse_protocol import Reading, Task, sparse_protocol
 from avow.methods.sparse import Sparse
+from avow.numerics.sketch import Sketch
 
 
 def attend_sparse(
@@ -49,6 +50,7 @@ def attend_sparse(
     tol: float | None,
     confidence: float | None = None,
     generator: torch.Generator | None = None,
+    sketch: Sketch | None = None,
 ) -> Attended:
     """Softmax attention of shared queries to the keys of all processes, read in part.
 
@@ -56,8 +58,8 @@ def attend_sparse(
     process. With `tol`, no row's bound exceeds it, and together the processes read about as little as one would that
     had all keys; without, `method.drop` is what unread tokens may do. With a `confidence` below 1, or a chance of the
     method's, bounds hold for each row with that probability over the draws of all processes, which each makes from the
-    generator it gives and its rank. Gradients are those of one loss, which every process computes from the answer that
-    all share.
+    generator it gives and its rank. A `sketch` of the first keys may be given. Gradients are those of one loss, which
+    every process computes from the answer that all share.
     """
     p = context.problem
     method = sampling(method, confidence)
@@ -65,7 +67,7 @@ def attend_sparse(
     task = Task(tol, method, context.total, max(context.keys), context.ranks, followed)
     with torch.no_grad():
         draws = own_generator(method, context.rank, context.device, generator)
-        attended, reading = over_processes(sparse_protocol(p.detached(), task, generator=draws), context.group)
+        attended, reading = over_processes(sparse_protocol(p.detached(), task, sketch, draws), context.group)
     if not followed:
         return attended
     gradients = functools.partial(_gradients, reading=reading, context=context)

@@ -292,5 +292,5 @@ class _Answer(torch.autograd.Function):
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
         (grad,) = grads
         with torch.autocast(grad.device.type, enabled=False):
-            found = ctx.gradients(*ctx.saved_tensors, grad)
-        return *found, None, None
+            gradients = ctx.gradients(*ctx.saved_tensors, grad)
+        return *gradients, None, None

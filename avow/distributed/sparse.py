@@ -136,11 +136,11 @@ def gradient_protocol(
     flat_keys, flat_values = (x.flatten(0, 1) for x in (k, v))  # (bg, s, c)
     to_keys, to_values = (x.flatten(0, 1) for x in (for_keys, for_values))
     for kept in reading.kept:
-        asked, above, out = (_rows(x, kept.rows, groups) for x in (q, grad, reading.out))  # (bg, r, c)
+        queries, above, out = (_rows(x, kept.rows, groups) for x in (q, grad, reading.out))  # (bg, r, c)
         lse = _rows(reading.lse.unsqueeze(-1), kept.rows, groups).squeeze(-1)  # (bg, r)
         lse = lse.masked_fill(lse == -torch.inf, 0.0)  # where nothing is kept, nothing has a weight
         along = (above * out).sum(-1)
-        found = torch.zeros_like(asked)
+        to_queries = torch.zeros_like(queries)
         for head in kept.head.unique().tolist():
             these = kept.head == head
             place = kept.place[these]
@@ -148,10 +148,10 @@ def gradient_protocol(
             keys, values = flat_keys[head, place].double(), flat_values[head, place].double()
             slope = weights * (values @ above[head].T - along[head]) * scale  # by the products q·k
             to_values[head, place] += weights @ above[head]
-            to_keys[head, place] += slope @ asked[head]
-            found[head] = slope.T @ keys
+            to_keys[head, place] += slope @ queries[head]
+            to_queries[head] = slope.T @ keys
         some = for_queries[:, :, kept.rows]
-        some += found.reshape(some.shape)
+        some += to_queries.reshape(some.shape)
     for_queries = yield from all_reduce(for_queries, ranks)
     return for_queries, to_keys.reshape(*k.shape[:3], d), to_values.reshape(*v.shape[:3], e)
 

@@ -25,11 +25,10 @@ from fractions import Fraction
 from typing import TYPE_CHECKING, Any
 
 from avow.core.chart import Chart
-from avow.declared import declared
 from avow.errors import NonFiniteError, ParameterError
 from avow.numerics import intervals
 from avow.numerics.intervals import Enclosure
-from avow.parameters import as_float
+from avow.parameters import as_float, declared
 
 if TYPE_CHECKING:
     from flint import arb

@@ -19,10 +19,10 @@ from torch import Tensor, nn
 
 from avow.core import named
 from avow.core.chart import Table
-from avow.declared import declared
 from avow.errors import DtypeError, ParameterError, ShapeError
 from avow.numerics import intervals, rounding
 from avow.numerics.grids import frobenius, rounded
+from avow.parameters import declared
 from avow.theory.constructions.construction import Construction, Proof, checked_matrix
 
 if TYPE_CHECKING:

@@ -31,11 +31,10 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from avow.core.chart import Chart
-from avow.declared import declared
 from avow.errors import ParameterError
 from avow.numerics import intervals
 from avow.numerics.intervals import Enclosure
-from avow.parameters import as_float
+from avow.parameters import as_float, declared
 from avow.theory.constructions.construction import (
     Construction,
     Proof,

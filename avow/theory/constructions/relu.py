@@ -19,9 +19,8 @@ from torch import Tensor, nn
 
 from avow.core import named
 from avow.core.chart import Chart
-from avow.declared import declared
 from avow.errors import NonFiniteError, ParameterError, RangeError, ToleranceUnreachable
-from avow.parameters import as_float
+from avow.parameters import as_float, declared
 from avow.theory.constructions.construction import Construction, Proof, checked_dtype, checked_eps
 
 Number = int | float | Fraction

@@ -18,10 +18,9 @@ from torch import Tensor, nn
 
 from avow.core import named
 from avow.core.chart import Chart
-from avow.declared import declared
 from avow.errors import ParameterError, RangeError, ShapeError, ToleranceUnreachable
 from avow.numerics import intervals, rounding
-from avow.parameters import as_float
+from avow.parameters import as_float, declared
 from avow.theory.constructions.construction import Construction, Proof, checked_dtype, checked_eps, checked_matrix
 from avow.theory.constructions.noise import REACH, AnyScale, DiscreteLaw, GaussianLaw, Law
 

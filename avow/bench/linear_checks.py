@@ -8,9 +8,9 @@ from collections.abc import Callable, Iterator
 import torch
 from torch import Tensor
 
+from avow.bench.cases import spread
 from avow.bench.linear_steps import STEPS
 from avow.bench.linear_variants import Case, Inputs, Variant, answerable, error, variants
-from avow.bench.spread import spread
 
 _FRESH = 2**-22  # errors below this, relatively, are no fault of anyone
 _TOKENS = 7  # of a sequence that steps read one by one

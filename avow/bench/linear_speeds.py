@@ -13,12 +13,12 @@ from torch import Tensor
 from torch.nn.attention import sdpa_kernel
 from torch.nn.functional import scaled_dot_product_attention
 
+from avow.bench.cases import BACKENDS
 from avow.bench.clock import Clock
 from avow.bench.linear_checks import drawn
 from avow.bench.linear_peers import fla, peer_of, performer
 from avow.bench.linear_variants import Inputs, variants
 from avow.bench.results import Row, tell_row
-from avow.bench.rivals import BACKENDS
 
 
 class Sizes(NamedTuple):

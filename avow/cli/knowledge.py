@@ -55,8 +55,7 @@ def knowledge(
     from avow.bench.clock import machine
     from avow.report.knowledge import knowledge_page, knowledge_table, png
     from avow.report.terminal import bold, show
-    from avow.training.knowledge import Experiment
-    from avow.training.knowledge_arms import arms
+    from avow.training.knowledge import Experiment, arms
     from avow.training.run_many import Interrupted, side_by_side
 
     where = machine(place(device))

@@ -19,8 +19,7 @@ from avow.report.page import render
 from avow.report.style import LOOKS, WHISKER, Look
 from avow.report.terminal import Columns
 from avow.training import Evaluation, Outcome, corpus_of
-from avow.training.knowledge import Experiment, Row, told_apart
-from avow.training.knowledge_arms import NOT_READ
+from avow.training.knowledge import NOT_READ, Experiment, Row, outcomes_by_kind
 
 # Shares of the questions that a model may choose to answer.
 COVERAGES = (0.25, 0.5, 0.75, 1.0)
@@ -293,7 +292,7 @@ def _answers(experiment: Experiment) -> Iterator[dict[str, Any]]:
     for row in experiment.rows:
         if row.middle is None or row.middle.evaluation is None:
             continue
-        kinds = told_apart(row.middle.evaluation, corpus)
+        kinds = outcomes_by_kind(row.middle.evaluation, corpus)
         counts = [cell for outcomes in kinds.values() for cell in (len(outcomes), _sure(outcomes))]
         groups = [
             {"kind": kind, "meaning": _MEANINGS[kind], "count": len(outcomes), "table": _answers_table(outcomes)}

@@ -14,17 +14,17 @@ import pytest
 import safetensors.torch
 import torch
 
-from avow import bounded, calibration
+from avow import calibration, file_io
 from avow.bench import workloads
-from avow.bounded import DOCUMENT_BYTES, HEADER_BYTES, Malformed, load_tensors, read_header, read_tensors
 from avow.cli.numbers import tensor_in
 from avow.errors import AvowError, FileError
+from avow.file_io import DOCUMENT_BYTES, HEADER_BYTES, Malformed, load_tensors, read_header, read_tensors
 from avow.integrations.transformers import read_plan
 from avow.integrations.transformers.model_files import load_model
 from avow.nn import KeyValueCache
 from avow.training import checkpoint, read_config
 
-TYPES = [x for x in bounded._DTYPES.values() if x != torch.bool]
+TYPES = [x for x in file_io._DTYPES.values() if x != torch.bool]
 
 
 def framed(header: Any, data: bytes = b"") -> bytes:
@@ -152,6 +152,6 @@ def test_tensors_that_memory_does_not_hold_are_refused(tmp_path: Path, monkeypat
 
     path = tmp_path / "large"
     path.write_bytes(framed({"a": about()}, bytes(8)))
-    monkeypatch.setattr(bounded.torch, "empty", full)
+    monkeypatch.setattr(file_io.torch, "empty", full)
     with pytest.raises(FileError, match=r"\(there is no memory for 'a' of 8 bytes\); write it again"):
         load_tensors(path, "input")

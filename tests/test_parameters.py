@@ -79,21 +79,21 @@ def test_a_value_that_keeps_its_rule_is_welcome(name: str, value: object) -> Non
     ("name", "value", "words"),
     [
         ("rank", 0, "sieve: rank=0 must be at least 1; the default is 64 (landmarks per head)"),
-        ("rank", 1.5, "sieve: rank=1.5 must be of type int; the default is 64 (landmarks per head)"),
-        ("rank", True, "sieve: rank=True must be of type int; the default is 64 (landmarks per head)"),
-        ("rank", None, "sieve: rank=None must be of type int; the default is 64 (landmarks per head)"),
+        ("rank", 1.5, "sieve: rank=1.5 must be a whole number; the default is 64 (landmarks per head)"),
+        ("rank", True, "sieve: rank=True must be a whole number; the default is 64 (landmarks per head)"),
+        ("rank", None, "sieve: rank=None must be a whole number; the default is 64 (landmarks per head)"),
         ("share", 0.0, "sieve: share=0.0 must be above 0 and at most 1; the default is 0.5 (of the keys)"),
         ("share", 1.01, "sieve: share=1.01 must be above 0 and at most 1; the default is 0.5 (of the keys)"),
         ("share", math.nan, "sieve: share=nan must be above 0 and at most 1; the default is 0.5 (of the keys)"),
         ("width", 10**400, f"sieve: width={10**400} must be at least 0; the default is 1.0 (of a stripe)"),
-        ("share", "1", "sieve: share='1' must be of type float; the default is 0.5 (of the keys)"),
-        ("share", True, "sieve: share=True must be of type float; the default is 0.5 (of the keys)"),
+        ("share", "1", "sieve: share='1' must be a number; the default is 0.5 (of the keys)"),
+        ("share", True, "sieve: share=True must be a number; the default is 0.5 (of the keys)"),
         (
             "order",
             "sorted",
             "sieve: order='sorted' must be one of random, greedy; the default is 'random' (how landmarks are drawn)",
         ),
-        ("centred", 1, "sieve: centred=1 must be of type bool; the default is True (subtract the mean first)"),
+        ("centred", 1, "sieve: centred=1 must be True or False; the default is True (subtract the mean first)"),
         ("cache", 3, "sieve: cache=3 is not a parameter; known parameters: rank, share, order, centred, bits, width"),
         ("bits", 9, "sieve: bits=9 must be from 1 to 8; the default is 4 (of a number)"),
         ("bits", 10**400, f"sieve: bits={10**400} must be from 1 to 8; the default is 4 (of a number)"),
@@ -123,10 +123,10 @@ def test_text_from_the_command_line_becomes_a_value(name: str, text: str, value:
 @pytest.mark.parametrize(
     ("name", "text", "words"),
     [
-        ("rank", "many", "sieve: rank=many must be of type int; the default is 64 (landmarks per head)"),
+        ("rank", "many", "sieve: rank=many must be a whole number; the default is 64 (landmarks per head)"),
         ("rank", "0", "sieve: rank=0 must be at least 1; the default is 64 (landmarks per head)"),
         ("share", "nan", "sieve: share=nan must be above 0 and at most 1; the default is 0.5 (of the keys)"),
-        ("centred", "yes", "sieve: centred=yes must be true or false; try centred=true"),
+        ("centred", "yes", "sieve: centred=yes must be True or False; the default is True (subtract the mean first)"),
     ],
 )
 def test_text_that_means_nothing_is_refused(name: str, text: str, words: str) -> None:

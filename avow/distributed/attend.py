@@ -13,7 +13,7 @@ from torch import Tensor
 
 from avow.attend import Attended
 from avow.core import Method
-from avow.core.relative import aimed_bound, proved_ratio
+from avow.core.certify import aimed_bound, proved_ratio
 from avow.core.requirement import Requirement, checked_requirement
 from avow.distributed.comm_cost import Interconnect, usual_interconnect
 from avow.distributed.consensus import Context, agree, check_consistent, outside_autocast, storage

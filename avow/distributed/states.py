@@ -25,6 +25,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from avow.attend import Attended
+from avow.core.requirement import random_stream
 from avow.distributed.consensus import Context
 from avow.distributed.exchange import combined, gathered, tied
 from avow.distributed.frames import centred_frame
@@ -36,7 +37,6 @@ from avow.numerics import features as feature_maps
 from avow.numerics import rounding, scan
 from avow.numerics.feature_logs import FeatureLogs
 from avow.numerics.heads import cast_output, grouped, linear_type, rescaled
-from avow.numerics.random_stream import random_stream
 
 
 def attend_states(

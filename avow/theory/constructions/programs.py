@@ -14,7 +14,7 @@ from avow.core import named
 from avow.core.chart import Table
 from avow.errors import ParameterError, ShapeError, ToleranceUnreachable
 from avow.numerics import intervals
-from avow.numerics.grids import longest, rounded, spectral, stacked
+from avow.numerics.intervals import longest, rounded, spectral, stacked
 from avow.parameters import declared
 from avow.theory.constructions.construction import Construction, Proof
 from avow.theory.constructions.projections import linear

@@ -138,7 +138,7 @@ def spoil_name(path: Path) -> None:
         (spoil_truncate, "is damaged: weights.safetensors is not what was written"),
         (spoil_flip, "is damaged: optimiser.safetensors is not what was written"),
         (spoil_cut_state, "has a state.json that cannot be read"),
-        (spoil_foreign, "is no 'avow checkpoint 3'"),
+        (spoil_foreign, "is not an 'avow checkpoint 3'"),
         (spoil_age, "is an 'avow checkpoint 1', and this version reads 'avow checkpoint 3'"),
         (spoil_lose, "is damaged: generators.safetensors is not what was written"),
         (spoil_unlist, "is damaged: state.json is not what was written"),

@@ -177,17 +177,17 @@ def test_a_plan_for_other_layers_or_heads_is_refused() -> None:
     ("text", "words"),
     [
         (None, "does not exist; write one with avow profile MODEL --plan"),
-        ("[]", "is no plan for a model (TypeError: "),
-        ("{", "is no plan for a model (JSONDecodeError: "),
-        ('{"format": "x"}', "is no plan for a model (ValueError: its format is 'x', not 'avow plan 1')"),
-        ('{"format": "avow plan 1"}', "is no plan for a model (KeyError: 'layers')"),
+        ("[]", "is not a plan for a model (TypeError: "),
+        ("{", "is not a plan for a model (JSONDecodeError: "),
+        ('{"format": "x"}', "is not a plan for a model (ValueError: its format is 'x', not 'avow plan 1')"),
+        ('{"format": "avow plan 1"}', "is not a plan for a model (KeyError: 'layers')"),
         (
             '{"format": "avow plan 1", "layers": {"a": [{"method": "none", "tol": 1}]}}',
             "asks what cannot be done (method='none' is not a method; ",
         ),
         (
             '{"format": "avow plan 1", "layers": {"a": [{"method": "exact", "tol": 1, "rows": 2}]}}',
-            "is no plan for a model (ValueError: it asks a head for 'rows')",
+            "is not a plan for a model (ValueError: it asks a head for 'rows')",
         ),
     ],
 )

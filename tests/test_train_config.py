@@ -39,8 +39,8 @@ def test_the_vocabulary_comes_from_the_corpus() -> None:
     ("flags", "words"),
     [
         (["schedule.epoch=3"], "schedule: epoch=3 is not a parameter"),
-        (["speed.steps=3"], "speed={'steps': 3} is no section of a configuration; known: model, data, optimiser"),
-        ([".steps=3"], "''={'steps': 3} is no section of a configuration; known: model, data, optimiser"),
+        (["speed.steps=3"], "speed={'steps': 3} is not a section of a configuration; known: model, data, optimiser"),
+        ([".steps=3"], "''={'steps': 3} is not a section of a configuration; known: model, data, optimiser"),
         (["model.depth=3"], "depth=3 is not a field"),
         (["epochs=3"], "flag='epochs=3' must be section.name=value; try schedule.epochs=20"),
         (["schedule.epochs=three"], "schedule: epochs=three must be a whole number"),

@@ -62,7 +62,7 @@ class ModelConfig:
         try:
             given = json.loads(text)
         except json.JSONDecodeError as error:
-            raise ParameterError("config", repr(text[:40]), f"is no JSON: {error}", "write it with to_json") from None
+            raise ParameterError("config", repr(text[:40]), f"is not JSON: {error}", "write it with to_json") from None
         if not isinstance(given, dict):
             raise ParameterError("config", repr(given)[:40], "must be a JSON object", 'try {"vocabulary": 256}')
         return cls.of(given)

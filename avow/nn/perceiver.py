@@ -27,7 +27,7 @@ from avow.nn.config import ModelConfig
 from avow.nn.transformer import STD, Block, CharacterModel, TransformerLM, check_ids, initialise, mlp, quieten
 from avow.parameters import declared
 
-# Horizons to a block where the config does not say: latents are worked out anew at each.
+# Horizons to a block if the config does not say: latents are computed again at each.
 _HORIZONS = 8
 
 

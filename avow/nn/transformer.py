@@ -59,7 +59,7 @@ class CharacterModel(nn.Module):
         self.dropout = nn.Dropout(c.dropout)
 
     def rotary(self) -> Rotary | None:
-        """What turns queries and keys of all layers, where the config says so."""
+        """What turns queries and keys of all layers, if the config says so."""
         c = self.config
         return Rotary(c.width // c.heads, c.block) if c.positions == "rotary" else None
 

@@ -115,7 +115,7 @@ def read_plan(path: str | Path) -> ModelPlan:
     except AvowError as error:
         raise FileError("plan", path, f"asks what cannot be done ({error})", "profile the model again") from error
     except (ValueError, KeyError, TypeError, AttributeError) as error:
-        rule = f"is no plan for a model ({type(error).__name__}: {error})"
+        rule = f"is not a plan for a model ({type(error).__name__}: {error})"
         raise FileError("plan", path, rule, "write one with avow profile MODEL --plan") from error
 
 

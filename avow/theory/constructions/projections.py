@@ -23,8 +23,7 @@ from avow.errors import DtypeError, ParameterError, ShapeError
 from avow.numerics import intervals, rounding
 from avow.numerics.intervals import frobenius, rounded
 from avow.parameters import declared
-from avow.theory.constructions.construction import Construction, Proof
-from avow.theory.constructions.validation import checked_matrix
+from avow.theory.constructions.construction import Construction, Proof, checked_matrix
 
 if TYPE_CHECKING:
     from flint import arb_mat

@@ -20,9 +20,9 @@ from torch import Tensor
 from avow.attend import Attended
 from avow.core import Certificate, Problem
 from avow.core.certify import absolute_errors, relative_errors
-from avow.distributed.comm_cost import BINS
 from avow.distributed.protocols import Protocol, all_gather, all_max, all_reduce
 from avow.distributed.sparse_budget import (
+    BINS,
     Budget,
     Extent,
     SketchedShard,
@@ -36,7 +36,6 @@ from avow.distributed.sparse_budget import (
     whole_sketch,
 )
 from avow.distributed.sparse_draws import Basis, Draws, draw
-from avow.distributed.sparse_reports import Kept, Reading, State, reported
 from avow.errors import ToleranceUnreachable
 from avow.methods.sparse import Sparse
 from avow.numerics import rounding
@@ -62,6 +61,29 @@ _COARSELY = 1 - 1e-4
 _CUTS = 3
 
 
+class Kept(NamedTuple):
+    """Tokens of one shard that some rows count, and by how much."""
+
+    rows: slice
+    head: Int[Tensor, " m"]
+    place: Int[Tensor, " m"]
+    logs: Float64[Tensor, "m r"]
+    """Logits, less the logarithms of odds; −inf where a row does not count a token."""
+
+
+class Reading(NamedTuple):
+    """How many tokens each row read in full: in all shards, and in this one; and the answer before it was rounded, the
+    logarithm of its normaliser, and what this shard has in both.
+    """
+
+    everywhere: Float64[Tensor, "b h n"]
+    here: Float64[Tensor, "b h n"]
+    out: Float64[Tensor, "b h n e"]
+    lse: Float64[Tensor, "b h n"]
+    kept: tuple[Kept, ...]
+    """Empty where no gradient will be asked for."""
+
+
 class Task(NamedTuple):
     """What is asked of all shards; how many keys they have, how many the largest, and how many shards there are."""
 
@@ -74,12 +96,12 @@ class Task(NamedTuple):
     """Whether gradients will be asked for."""
 
 
-def shard_script(
+def sparse_protocol(
     problem: Problem, task: Task, sketch: Sketch | None = None, generator: torch.Generator | None = None
 ) -> Protocol[tuple[Attended, Reading]]:
-    """What one shard tells and hears on the way to the answer of all of them.
+    """The answer of all shards, and what this one read.
 
-    A `sketch` may be at hand of the first keys. The `generator` must be unlike that of every other shard.
+    A `sketch` of the first keys may be given. The `generator` must be unlike that of every other shard.
     """
     p = problem
     b, h, n, d = p.q.shape
@@ -347,3 +369,36 @@ class _Tile(NamedTuple):
             (1 + self._sums) * torch.exp(2 * delta.clamp(max=rounding.NEGLIGIBLE_NATS))
         )
         return (room * (1 - 1e-6)).nan_to_num(nan=0.0).clamp(min=0.0)
+
+
+class State(NamedTuple):
+    """What all shards know of the answer so far, in the unit of weights and in the size of values."""
+
+    out: Float64[Tensor, "b g r e"]
+    length: Float64[Tensor, "b g r 1"]
+    top: Float64[Tensor, "b g r 1"]
+    total: Float64[Tensor, "b g r 1"]
+    """What the tokens that were read weigh, relative to exp(top)."""
+    grown: Float64[Tensor, "b g r 1"]
+    """exp(top − origin)"""
+    shrunk: Float64[Tensor, "b g r 1"]
+    more: tuple[Tensor, ...]
+    """What else shards told, added up."""
+
+
+def reported(
+    read: Gathered, odds: Float64[Tensor, "b g r s"] | None, whole: Extent, ranks: int, *more: Tensor
+) -> Protocol[State]:
+    """What all shards have read, each token counted once or by its odds, and the sums of what else they tell."""
+    own = torch.where(read.total > 0, read.top, -math.inf)
+    top = yield from all_max(own, ranks)
+    top = top.masked_fill(top == -math.inf, 0.0)
+    share = (own - top).exp()
+    weights = read.weights if odds is None else read.weights / read.at(odds).clamp(min=1e-300)
+    values = read.average(weights) * share
+    sums = yield from all_reduce(torch.cat([read.sum(weights) * share, values, *more], -1), ranks)
+    total, average, *others = sums.split([1, values.shape[-1], *(x.shape[-1] for x in more)], -1)
+    out = average / total.clamp(min=1e-300)
+    length = torch.linalg.vector_norm(out, dim=-1, keepdim=True)
+    grown = (top - whole.origin).clamp(max=700.0).exp()
+    return State(out, length, top, total, grown, (whole.origin - top).exp(), tuple(others))

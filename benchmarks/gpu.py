@@ -50,8 +50,7 @@ def rows(options: Options) -> Result:
 
 def knowledge(options: Options) -> Result:
     """The knowledge experiment on a text of one's own."""
-    from avow.training.knowledge import Experiment
-    from avow.training.knowledge_arms import arms
+    from avow.training.knowledge import Experiment, arms
     from avow.training.run_many import side_by_side
 
     # Arms share the GPU; a process each, and what is left to the processor has to fit on its cores.

@@ -14,9 +14,11 @@ from torch import Tensor
 import avow
 from avow.core import Sizes
 from avow.distributed import attend
-from avow.distributed.bytes_sent import shard_bytes
-from avow.distributed.point_to_point import counted
+from avow.distributed.exact import keys_traffic
+from avow.distributed.point_to_point import PAGE, counted
+from avow.distributed.protocols import combine_message, traffic
 from avow.errors import ParameterError
+from avow.numerics import rounding
 from tests.helpers.processes import message, together
 from tests.helpers.shards import HEADS, Case, apart, piece
 
@@ -141,8 +143,12 @@ def test_gradients_of_processes_are_those_of_one(said: dict[int, list[Any]], cou
 def test_what_processes_send_is_what_the_formula_says(said: dict[int, list[Any]], count: int) -> None:
     for name, case in cases(count).items():
         sizes = Sizes(2, HEADS, case.groups, 33, 96, 8, 5, case.dtype, causal=case.causal)
-        there, both = shard_bytes(sizes, count), shard_bytes(sizes, count, gradients=True)
-        assert all(one[name][2:] == (there, both - there) for one in said[count])
+        # A page agrees on the call, one on the certificates; one on the loss.
+        there = 2 * (count - 1) * PAGE + keys_traffic(sizes, count).sent
+        kind, numbers = rounding.accumulator(case.dtype), 2 * HEADS * 33 * 8
+        queries = combine_message(1, 1, numbers, 1, dtype=kind, ranks=count)
+        back = (count - 1) * PAGE + traffic([queries], count).sent
+        assert all(one[name][2:] == (there, back) for one in said[count])
 
 
 def test_a_tolerance_that_float32_cannot_prove_is_kept_by_float64(said: dict[int, list[Any]]) -> None:

@@ -17,9 +17,8 @@ from avow.report.knowledge_page import knowledge_page
 from avow.report.knowledge_plot import bars, png
 from avow.report.knowledge_table import HEADINGS, MAJORITY, knowledge_table, lines
 from avow.training import Answer, Evaluation, Outcome, Progress, corpus_of
-from avow.training.knowledge import Experiment, Result
-from avow.training.knowledge_arms import NOT_READ, arms
-from avow.training.log import Log
+from avow.training.knowledge import NOT_READ, Experiment, Result, arms
+from avow.training.run_folder import Log
 
 
 def answered(right: int, sure: float) -> Evaluation:
@@ -125,7 +124,7 @@ def test_answers_of_every_kind_are_shown_with_their_confidence(sample: Experimen
 def test_where_nothing_ended_the_page_says_so(sample: Experiment) -> None:
     none = [Result(r.arm, why="it broke") for row in sample.rows for r in row.results]
     empty = Experiment.of("invented", sample.folder, none)
-    assert "No pretrained model came to an end" in page_of(empty) and page_of(empty).count("it broke") == 6
+    assert "No pretrained model finished" in page_of(empty) and page_of(empty).count("it broke") == 6
     assert [line.cells[1] for line in lines(empty)][1:] == ["failed"] * 3
 
 

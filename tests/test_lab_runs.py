@@ -19,7 +19,7 @@ from avow.cli import app
 from avow.lab.pages import runs_disk
 from avow.lab.pages.runs import PAGE, Watched, preview
 from avow.training import train
-from avow.training.log import COLUMNS, Log, Progress, read_log
+from avow.training.run_folder import COLUMNS, Log, Progress, read_log
 from tests.helpers.lab import Lab, running
 from tests.helpers.lab_visits import Visit
 from tests.helpers.runs import small

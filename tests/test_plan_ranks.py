@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from avow.cli.quantities import duration, operations, speed
-from avow.distributed import comm_cost
+from avow.distributed import parallel_plan, sparse
 from avow.errors import ParameterError
 from tests.test_cli import at_home as at_home
 from tests.test_cli import refused, run
@@ -41,7 +41,9 @@ def test_the_table_fits_eighty_columns_and_ends_in_a_verdict() -> None:
     assert lines[0].startswith("plan for 64 ranks, 400 GB/s and 5 µs a message")
     assert "exact (ring), by sharding" in shown
     assert "exact (ring): 8 over heads × 8 over sequence, 11 ms, 100% of it computing" in lines
-    assert "links take longer than computing: separable, low_rank and sparse" in lines
+    assert "links take longer than computing: separable, random_features, low_rank and sparse" in " ".join(
+        shown.split()
+    )
 
 
 def test_slow_links_hold_exact_attention_back() -> None:
@@ -126,8 +128,12 @@ def test_one_shard_is_no_plural() -> None:
 
 
 def test_a_model_that_is_wrong_fails_the_command(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(comm_cost, "BINS", 161)
-    shown = run("bench", "shards", "--ranks", "2", code=1).stdout
+    monkeypatch.setattr(sparse, "BINS", 161)
+    parallel_plan._traffic.cache_clear()
+    try:
+        shown = run("bench", "shards", "--ranks", "2", code=1).stdout
+    finally:
+        parallel_plan._traffic.cache_clear()
     assert "FAILED: sparse over 2: sent (67313, 17, 17), modelled" in shown
 
 

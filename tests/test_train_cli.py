@@ -23,8 +23,7 @@ from avow.parameters import parameters_of
 from avow.report import training_progress
 from avow.training import Progress, checkpoint, invent, write_corpus
 from avow.training.config import SECTIONS
-from avow.training.log import read_log
-from avow.training.run_lock import locked
+from avow.training.run_folder import locked, read_log
 from tests.helpers import command as commands
 from tests.helpers.runs import SMALL
 
@@ -240,7 +239,7 @@ def test_elsewhere_a_long_run_takes_some_twenty_lines(capsys: pytest.CaptureFixt
     ("arguments", "words"),
     [
         (["pretrain", "b", "schedule.epoch=3"], "schedule: epoch=3 is not a parameter; known parameters: steps"),
-        (["pretrain", "b", "speed.steps=3"], "speed={'steps': 3} is no section of a configuration"),
+        (["pretrain", "b", "speed.steps=3"], "speed={'steps': 3} is not a section of a configuration"),
         (["pretrain", "b", "steps=3"], "flag='steps=3' must be section.name=value; try schedule.epochs=20"),
         (["pretrain", "b", "schedule.steps=5", "schedule.epochs=5"], "schedule: steps=5 contradicts schedule.epochs=5"),
         (["pretrain", "b", "--config", "none.toml"], "config=none.toml cannot be read (No such file or directory)"),
@@ -253,7 +252,7 @@ def test_elsewhere_a_long_run_takes_some_twenty_lines(capsys: pytest.CaptureFixt
             ["pretrain", "b", "--corpus", "invented", "data.corpus=corpus"],
             "data.corpus='corpus' contradicts invented, which the command or its options say; say it once",
         ),
-        (["pretrain", "b", "--corpus", "nowhere"], "corpus=nowhere is no folder; give a folder with wiki.txt"),
+        (["pretrain", "b", "--corpus", "nowhere"], "corpus=nowhere is not a folder; give a folder with wiki.txt"),
         (["pretrain", "data.batch=4"], "RUN='data.batch=4' reads like a field; name the folder of the run first"),
         (["finetune", "b"], "from=None says what to begin with, and must be given; name a pretrained run, or use"),
         (["finetune", "b", "--from", "none"], "run=none does not exist; give the folder of a run, or one of its check"),

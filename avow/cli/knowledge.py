@@ -57,8 +57,7 @@ def knowledge(
     from avow.report.knowledge_plot import png
     from avow.report.knowledge_table import knowledge_table
     from avow.report.terminal import bold, show
-    from avow.training.knowledge import Experiment
-    from avow.training.knowledge_arms import arms
+    from avow.training.knowledge import Experiment, arms
     from avow.training.run_many import Interrupted, side_by_side
 
     where = machine(place(device))

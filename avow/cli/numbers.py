@@ -9,7 +9,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from avow import bounded
+from avow import file_io
 from avow.cli.options import split
 from avow.core import DTYPES, named
 from avow.errors import FileError, ParameterError
@@ -90,7 +90,7 @@ def keys_from(file: Path | None, orthonormal: int | None, random: int | None, di
 
 def tensor_in(file: Path, name: str, option: str) -> Tensor:
     """One matrix of the safetensors file that an option names."""
-    held, _ = bounded.load_tensors(file, option)
+    held, _ = file_io.load_tensors(file, option)
     if name not in held:
         rule = f"lacks {name} (it holds {', '.join(sorted(held)) or 'nothing'})"
         raise FileError(option, file, rule, f"save a tensor named {name}")

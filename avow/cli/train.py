@@ -144,7 +144,7 @@ def sample(
 
     from avow.training import load_model
     from avow.training import sample as continued
-    from avow.training.parallel import ranks
+    from avow.training.distributed import ranks
 
     model, vocabulary = load_model(run)
     with ranks(place(device)) as here:
@@ -172,7 +172,7 @@ def _with(flags: list[str] | None, options: dict[str, str | None]) -> list[str]:
 def _start(path: Path) -> Path:
     """The newest whole checkpoint of a run, or the checkpoint that was named."""
     from avow.training import checkpoint
-    from avow.training.load import last_of
+    from avow.training.checkpoint import last_of
 
     last = last_of(path)
     kept = last if last == path else checkpoint.newest(last.parent)
@@ -193,8 +193,8 @@ def _asked(run: Path, questions: Path | None, corpus: str | None, device: str) -
     """A model's answers, to a file's questions or a corpus's; by default to those of the corpus it was trained on."""
     from avow.report.evaluation import Asked
     from avow.training import corpus_of, evaluate, load_model, majority, read_questions
-    from avow.training.load import last_of
-    from avow.training.parallel import ranks
+    from avow.training.checkpoint import last_of
+    from avow.training.distributed import ranks
 
     path = last_of(run)
     model, vocabulary = load_model(path)

@@ -61,7 +61,7 @@ def fit(
 
 def _told(name: str, run: Path, config: TrainConfig, done: Trained, as_json: bool) -> None:
     """A run's end, on stdout as JSON or in words; where it was interrupted, on stderr how to go on."""
-    from avow.training.log import COLUMNS, read_log
+    from avow.training.run_folder import COLUMNS, read_log
 
     if done.last is not None:
         last = asdict(done.last)

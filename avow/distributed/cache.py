@@ -24,7 +24,7 @@ from avow.distributed.consensus import agree, attempt, check_dense, digest, outs
 from avow.distributed.point_to_point import Group, group_of
 from avow.distributed.protocols import over_processes
 from avow.distributed.sparse import own_generator, sampling
-from avow.distributed.sparse_script import Task, shard_script
+from avow.distributed.sparse_protocol import Task, sparse_protocol
 from avow.errors import DtypeError, ParameterError, ShapeError, ToleranceUnreachable
 from avow.methods.sparse import Sparse
 from avow.nn.key_value_cache import KeyValueCache
@@ -118,9 +118,7 @@ class ShardedCache:
         task = Task(tol, method, self.length, max(self.lengths), len(self.lengths))
         draws = own_generator(method, self._here, q.device, generator)
         with outside_autocast():
-            (attended, _), _ = over_processes(
-                shard_script(problem, task, self.cache.holding.sketch, draws), self._group
-            )
+            attended, _ = over_processes(sparse_protocol(problem, task, self.cache.holding.sketch, draws), self._group)
         return attended
 
     def _agreed(

@@ -25,14 +25,14 @@ from jaxtyping import Bool, Float, Float32, Float64, Int
 from torch import Tensor
 from torch.nn.functional import pad
 
-from avow.distributed.comm_cost import BINS, FIRST_BINS
 from avow.numerics.aggregate_error import AggregateError, aggregate_error
 from avow.numerics.brackets import Brackets, bracketed
 from avow.numerics.sketch import GROUP, Sketch, sketched
 from avow.numerics.token_ranking import Terms, together
 
-# Bins of a nat, of a first look at weights and of what is left after it: what is lighter than the last bin is taken
-# together.
+# Bins that tokens are counted in, at a first look at weights and of what is left after it, and bins of a nat: what is
+# lighter than the last bin is taken together.
+FIRST_BINS, BINS = 128, 160
 _FIRST_FINE, _FINE = 4, 8
 # Shares of the budget that μ·ΣS² may be; the best one is taken.
 SHARES = (0.02, 0.1, 0.3)

@@ -21,7 +21,6 @@ import torch
 from jaxtyping import Bool, Float32, Float64
 from torch import Tensor
 
-from avow.distributed.comm_cost import PLAN_BINS
 from avow.distributed.protocols import Protocol, all_max, all_reduce
 from avow.distributed.sparse_budget import Extent, SketchedShard
 from avow.numerics import tails
@@ -33,7 +32,8 @@ LADDER = (2.2, 1.7, 1.35, 1.0)
 # Shares of the chance that the answer's deviation, its variance, the mass's deviation and its variance may fail, and on
 # how many sides each may.
 _PARTS = ((0.8, 2), (0.1, 1), (0.05, 2), (0.05, 1))
-# Bins of a nat; and nats above the largest term, for odds below one.
+# Bins of a plan, and of a nat; and nats above the largest term, for odds below one.
+PLAN_BINS = 256
 _FINE, _ABOVE = 8, 8
 # What is so many nats above what was read first is not sampled: its weight would leave the range of numbers.
 _HIGH = 300.0

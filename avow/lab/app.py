@@ -15,11 +15,11 @@ from starlette.responses import HTMLResponse, Response
 from avow.errors import AvowError
 from avow.lab import templates
 from avow.lab.page import PACKAGE, Inputs, Page, all_pages
+from avow.lab.request_queue import Busy, RequestQueue
 from avow.lab.responses import MISTAKE, JsonResponse, error_body, error_body_of
 from avow.lab.security import SecurityMiddleware
 from avow.lab.static_files import TYPES, static_files
 from avow.lab.uploads import FileStore
-from avow.lab.worker_pool import Busy, WorkerPool
 
 # A preview that does not come at once is of no use.
 _PREVIEW_SECONDS = 5.0
@@ -32,8 +32,8 @@ def build(port: int, token: str, package: str = PACKAGE) -> SecurityMiddleware:
     """The application for one port and one token, its guard around it; its pages are those of a package."""
     pages = all_pages(package)
     previews, proofs, shelf = (
-        WorkerPool(package, 1),
-        WorkerPool(package, _PROOFS_AT_A_TIME, stands_back=True),
+        RequestQueue(package, 1),
+        RequestQueue(package, _PROOFS_AT_A_TIME, low_priority=True),
         FileStore(),
     )
 
@@ -81,7 +81,7 @@ def _shown(page: Page, pages: list[Page], token: str) -> Callable[[], Coroutine[
 
 
 def _computed(
-    page: Page, what: str, crew: WorkerPool, shelf: FileStore
+    page: Page, what: str, queue: RequestQueue, shelf: FileStore
 ) -> Callable[..., Coroutine[Any, Any, Response]]:
     seconds = min(page.seconds, _PREVIEW_SECONDS) if what == "preview" else page.seconds
     known: dict[str, bytes] = {}
@@ -93,7 +93,7 @@ def _computed(
         name = inputs.model_dump_json()
         if name in known:
             return JsonResponse(known[name])
-        asked = asyncio.ensure_future(crew.ask(question, seconds, file))
+        asked = asyncio.ensure_future(queue.ask(question, seconds, file))
         gone = asyncio.ensure_future(_gone(request))
         try:
             await asyncio.wait({asked, gone}, return_when=asyncio.FIRST_COMPLETED)

@@ -17,7 +17,7 @@ import torch
 from jaxtyping import Float, Float32, Float64
 from torch import Tensor
 
-from avow import bounded, file_io
+from avow import file_io
 from avow.core import DTYPES, named
 from avow.errors import FileError
 from avow.numerics.norms import LONGEST_KEY
@@ -74,7 +74,7 @@ def write(path: Path, saved: Saved) -> None:
 
 def read(path: Path) -> Saved:
     """The cache that `write` put there, once its digest and every field are checked."""
-    tensors, about = bounded.load_tensors(path, "path", _AGAIN)
+    tensors, about = file_io.load_tensors(path, "path", _AGAIN)
     if about.get("format") != FORMAT:
         other = about.get("format", "").startswith(FORMAT.rstrip("0123456789"))
         remedy = "save the cache again with this version" if other else "name a file that KeyValueCache.save wrote"

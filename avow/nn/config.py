@@ -8,10 +8,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal, get_args
 
-from avow.declared import declared
 from avow.errors import ParameterError
 from avow.methods import method_named
-from avow.parameters import check_parameters
+from avow.parameters import check_parameters, declared
 
 Positions = Literal["learned", "sinusoidal", "rotary"]
 

@@ -11,9 +11,9 @@ from jaxtyping import Int
 from torch import Tensor, nn
 from torch.nn.modules.dropout import _DropoutNd
 
-from avow.declared import declared
 from avow.errors import DtypeError, NonFiniteError, ParameterError, ShapeError
 from avow.nn.config import check_count
+from avow.parameters import declared
 
 
 @dataclass(frozen=True)

@@ -17,11 +17,11 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from avow.declared import declared
 from avow.errors import DtypeError, NonFiniteError, RangeError, ShapeError
 from avow.nn.config import check_count
 from avow.numerics import spectral
 from avow.numerics.rounding import EXP_ULPS, SAFETY, gamma, tiny, unit
+from avow.parameters import declared
 
 Activation = Literal["tanh", "relu", "sigmoid"]
 Order = Literal["inside", "outside"]

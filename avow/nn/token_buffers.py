@@ -18,12 +18,12 @@ from torch import Tensor
 from torch.autograd import forward_ad
 
 from avow.core import check_dtype, check_numbers, check_tensor
-from avow.declared import declared
 from avow.errors import DtypeError, ParameterError, ShapeError
 from avow.nn.cache_file import Saved
 from avow.nn.config import check_count
 from avow.numerics.norms import check_range, lengths, row_norms, slack
 from avow.numerics.sketch import GROUP, Sketch, joined_spread, sketched, spread_holds
+from avow.parameters import declared
 
 # Groups whose numbers are this far from the first ones' are beyond a sketch: they are always read.
 _BEYOND = 1e30

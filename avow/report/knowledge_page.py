@@ -16,7 +16,7 @@ from avow.report.knowledge_plot import bars, colour
 from avow.report.knowledge_table import HEADINGS, columns, lines
 from avow.report.markup import html_table
 from avow.training import Evaluation, Outcome, corpus_of
-from avow.training.knowledge import Experiment, Result, told_apart
+from avow.training.knowledge import Experiment, Result, outcomes_by_kind
 
 # Answers of each kind that the page shows.
 _SHOWN = 5
@@ -154,7 +154,7 @@ def _answers(experiment: Experiment) -> str:
     for row in experiment.rows:
         if row.middle is None or row.middle.evaluation is None:
             continue
-        kinds = told_apart(row.middle.evaluation, corpus)
+        kinds = outcomes_by_kind(row.middle.evaluation, corpus)
         counts.append([row.label, *(cell for some in kinds.values() for cell in (len(some), _sure(some)))])
         told = ""
         for kind, outcomes in kinds.items():

@@ -8,7 +8,7 @@ from typing import Any
 
 from avow.report.knowledge_table import Line, lines
 from avow.report.style import INK, LOOKS, SOFT, calm
-from avow.training import Evaluation, knowledge_arms
+from avow.training import Evaluation, knowledge
 from avow.training.knowledge import Experiment
 
 # What has read has a colour of its own, what has not is grey.
@@ -17,7 +17,7 @@ NOT_READ, WHISKER = "#9aa4af", "#7d8590"
 
 def colour(experiment: Experiment, label: str) -> str:
     """The colour of an arm, the same in every figure."""
-    read = [row.label for row in experiment.rows if row.label != knowledge_arms.NOT_READ]
+    read = [row.label for row in experiment.rows if row.label != knowledge.NOT_READ]
     return LOOKS[read.index(label) % len(LOOKS)].colour if label in read else NOT_READ
 
 

@@ -13,9 +13,9 @@ from torch import Tensor
 from transformers import DynamicCache, PreTrainedConfig
 from transformers.cache_utils import CacheLayerMixin, DynamicLayer, DynamicSlidingWindowLayer
 
-from avow.declared import declared
 from avow.errors import NotDifferentiable, ParameterError
 from avow.nn import KeyValueCache
+from avow.parameters import declared
 
 _KEPT_AS = "avow_cache"
 

@@ -13,7 +13,7 @@ import transformers
 from torch import Tensor
 from transformers import AutoConfig, AutoModel, AutoModelForCausalLM, AutoTokenizer, PreTrainedModel
 
-from avow import bounded
+from avow import file_io
 from avow.errors import FileError, ParameterError, is_out_of_memory
 
 
@@ -31,7 +31,7 @@ def load_model(source: str) -> Loaded:
 
     place = _place(source)
     for file in [place] if place.is_file() else sorted(place.glob("*.safetensors")):
-        bounded.check_header(file, "model", "name a model of transformers")
+        file_io.check_header(file, "model", "name a model of transformers")
     gguf = place.name if place.is_file() else None
     folder = place.parent if gguf else place
     more: dict[str, Any] = {"local_files_only": True} | ({"gguf_file": gguf} if gguf else {})

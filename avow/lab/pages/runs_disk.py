@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from avow.training.log import COLUMNS
+from avow.training.run_folder import COLUMNS
 
 # Where `avow lab --runs` says runs are; the processes that compute inherit it.
 VARIABLE = "AVOW_LAB_RUNS"

@@ -24,8 +24,8 @@ from torch.utils.weak import TensorWeakRef
 
 from avow.calibration import random_problem
 from avow.core import Method, Sizes
-from avow.theory.claims import toolbox
 from avow.theory.claims.claim import Evidence, Unproved
+from avow.theory.claims.toolbox import nonnegative, rational
 
 Lengths = Sequence[sympy.Symbol]
 # PyTorch counts its CPU attention kernel nowhere; its own formula for the others applies.
@@ -120,7 +120,7 @@ def counted(
     beyond = {sizes: (found.subs(dict(zip(lengths, sizes, strict=True))), count(*sizes)) for sizes in unseen}
     nodes = math.comb(len(lengths) + degree, degree)
     names = ", ".join(map(str, lengths))
-    step = toolbox.rational(
+    step = rational(
         all(foreseen == got for foreseen, got in beyond.values()),
         f"{says}: by interpolation, as {nodes} exact counts determine a polynomial of degree {degree} in {names}",
         amended,
@@ -159,7 +159,7 @@ def theta(count: sympy.Expr, order: sympy.Expr, says: str, amended: bool = False
     if not least > 0:
         raise Unproved(f"{says}: {count} has not every term of {order}")
     yield at_most(count, order, says, amended)
-    yield toolbox.nonnegative(_from_one(count - least * order), f"{says}: at least {least} times {order}", amended)
+    yield nonnegative(_from_one(count - least * order), f"{says}: at least {least} times {order}", amended)
 
 
 def at_most(
@@ -168,7 +168,7 @@ def at_most(
     """A count is at most a multiple of an order, for all lengths from one on; `given` writes out what more is known."""
     most = sum(max(coefficient, 0) for coefficient in sympy.expand(count).as_coefficients_dict().values())
     spare = (most * order - count).subs(given or {})
-    return toolbox.nonnegative(_from_one(spare), f"{says}: at most {most} times {order}", amended)
+    return nonnegative(_from_one(spare), f"{says}: at most {most} times {order}", amended)
 
 
 def _from_one(expression: sympy.Expr) -> sympy.Expr:
@@ -189,4 +189,4 @@ def settled(traces: Sequence[Sequence[int]], says: str, amended: bool = False) -
     """Longer and longer runs of a loop hold the same numbers again and again, so by induction any run does."""
     sets = [sorted(set(trace)) for trace in traces]
     same = all(a == b for a, b in itertools.pairwise(sets))
-    return toolbox.rational(same, says, amended, most=[max(one) for one in sets], runs=len(sets))
+    return rational(same, says, amended, most=[max(one) for one in sets], runs=len(sets))

@@ -8,18 +8,22 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from functools import partial
+from functools import cache, partial
 from typing import Any, NamedTuple
 
 import sympy
 import torch
+from flint import arb
 from torch import Tensor
 
 from avow.core import Method, Sizes
 from avow.core.chart import Chart
 from avow.methods import all_methods
-from avow.theory.claims import counting, toolbox
+from avow.numerics.intervals import most
+from avow.theory.claims import counting
 from avow.theory.claims.claim import Evidence, claim
+from avow.theory.claims.random_search import Falsifier, Numbers, interval_function, numbered, whole
+from avow.theory.claims.toolbox import counterexample, identity, rational
 
 n, d, h, w = (counting.length(name) for name in ("n", "d", "h", "w"))
 Program = Callable[..., Any]
@@ -85,10 +89,7 @@ class Heads(NamedTuple):
 
 
 def _heads_picture() -> Chart:
-    costs = {
-        "projections, 6nd²": lambda length: 6 * length * 64**2,
-        "pairs, 4n²d": lambda length: 4 * length**2 * 64,
-    }
+    costs = {"projections, 6nd²": lambda length: 6 * length * 64**2, "pairs, 4n²d": lambda length: 4 * length**2 * 64}
     return over_lengths(costs, "One head of width 64: where the operations are")
 
 
@@ -124,14 +125,14 @@ def cost_exact(heads: Heads) -> Iterator[Evidence]:
         return heads.of(length, width, 1, width)
 
     total, steps, space = counting.memory(heads.head, inputs, [n, d], amended=True)
-    yield toolbox.counterexample(
+    yield counterexample(
         sympy.limit(total.subs(n, 1) / (1 + d + d**2), d, sympy.oo) == 0,
         "the d² are no extra space: with one token, what is held beside the weights is a vanishing part of d²",
         "the limit of an exact count",
         held_at_most=str(total.subs(n, 1)),
     )
     together = 2 * h * n * d
-    yield toolbox.counterexample(
+    yield counterexample(
         counting.unbounded(together / total, h),
         "heads in sequence do not multiply the time only: side by side at the end they hold 2hnd numbers, beyond any"
         " multiple of what one head held",
@@ -156,7 +157,7 @@ def _left_by_each_head(heads: Heads, steps: int) -> Evidence:
             trace = counting.held(lambda *x: heads.sequence(heads.head, *x), *heads.of(length, width, count, width))
             expected = [size + i * answer for i in range(count) for size in alone] + [2 * count * answer]
             found.append(len(alone) == steps and trace == expected)
-    return toolbox.rational(
+    return rational(
         all(found),
         "step by step, head i holds what head 1 held and i − 1 answers of nd numbers more, and side by side they hold"
         " 2hnd: every head is the same program and leaves one answer more, so by induction for any h",
@@ -179,19 +180,16 @@ def _times(heads: Heads) -> Iterator[Evidence]:
     sizes = [(5, 6, 4, 3), (7, 8, 3, 2), (3, 4, 5, 4)]
     counts = [counting.flops(partial(heads.sequence, heads.head, *heads.of(*z))) for z in sizes]
     foreseen = [(h * own).subs({n: length, d: width, h: count, w: wide}) for length, width, count, wide in sizes]
-    yield toolbox.rational(counts == foreseen, "h heads one after another take h times as long", True, counted=counts)
+    yield rational(counts == foreseen, "h heads one after another take h times as long", True, counted=counts)
     yield from counting.theta(h * one, h * (n * d**2 + n**2 * d), "time of h heads of width d", True)
     says = "h heads of width d/h take as long as one of width d"
-    yield toolbox.identity(h * own.subs(w, d / h), one, says, True)
+    yield identity(h * own.subs(w, d / h), one, says, True)
+    says = "the library's exact attention, its cost model equal to PyTorch's counter each time"
     pairs, step = counting.counted(
-        lambda *z: counting.of_library(library("exact"), *z),
-        [n, d],
-        [(130, 5), (1100, 2)],
-        "the library's exact attention, its cost model equal to PyTorch's counter each time",
-        True,
+        lambda *z: counting.of_library(library("exact"), *z), [n, d], [(130, 5), (1100, 2)], says, True
     )
     yield step
-    yield toolbox.identity(pairs, one - 6 * n * d**2, "it is the head without its three projections", True)
+    yield identity(pairs, one - 6 * n * d**2, "it is the head without its three projections", True)
 
 
 # Tiles.
@@ -257,12 +255,7 @@ def _bottleneck_picture() -> Chart:
     r"\text{exact attention by tiles of } b \text{ keys holds } nd + O(b^2 + bd) \text{ numbers}",
     amended_plain="Of the time, yes. Of the space, no longer: exact attention tile by tile holds its answer and one"
     " tile's work, never the matrix.",
-    assumptions=(
-        "real arithmetic for the answer, exact counts for the rest",
-        "the tile b divides n",
-        PRODUCTS,
-        FIXED,
-    ),
+    assumptions=("real arithmetic for the answer, exact counts for the rest", "the tile b divides n", PRODUCTS, FIXED),
     subject=Tiling(tiled, merged),
     sabotage={
         "tiles that are kept": Tiling(hoarding, merged),
@@ -277,25 +270,16 @@ def cost_bottleneck(tiling: Tiling) -> Iterator[Evidence]:
 
     length, tile, width = 128, 16, 4
     most = length * width + max(trace(length // tile, tile, width))
-    yield toolbox.counterexample(
-        most < length**2,
-        "space is not dominated by the matrix: attention by tiles holds less than its n² numbers",
-        "an exact count",
-        n=length,
-        d=width,
-        tile=tile,
-        held=most,
-        matrix=length**2,
-    )
+    says = "space is not dominated by the matrix: attention by tiles holds less than its n² numbers"
+    says = "an exact count"
+    yield counterexample(most < length**2, says, says, n=length, d=width, tile=tile, held=most, matrix=length**2)
     runs = [trace(tiles, 4, 3) for tiles in (3, 4, 5, 6)]
-    yield counting.settled(
-        runs, "each tile leaves what it found, so any number of tiles holds nd and the same more", True
-    )
+    says = "each tile leaves what it found, so any number of tiles holds nd and the same more"
+    yield counting.settled(runs, says, True)
     b = counting.length("b")
     # No step's work exceeds the sum over all steps of three tiles a side.
-    work, step = counting.counted(
-        lambda *z: sum(trace(3, *z)), [b, d], [(5, 6)], "numbers held beyond the answer, over all steps", True
-    )
+    says = "numbers held beyond the answer, over all steps"
+    work, step = counting.counted(lambda *z: sum(trace(3, *z)), [b, d], [(5, 6)], says, True)
     yield step
     yield counting.at_most(work, b**2 + b * d, "work beyond the answer, in the tile b and d alone", True)
     yield from _same_answer(tiling)
@@ -308,9 +292,7 @@ def cost_bottleneck(tiling: Tiling) -> Iterator[Evidence]:
     )
     yield step
     pairs = 4 * n**2 * d
-    yield toolbox.identity(
-        sympy.limit(pairs / time, n, sympy.oo), 1, "of the time, all but a vanishing part is pairs", True
-    )
+    yield identity(sympy.limit(pairs / time, n, sympy.oo), 1, "of the time, all but a vanishing part is pairs", True)
     by_tiles, step = counting.counted(
         lambda *z: counting.flops(lambda: tiling.program(*counting.ones(*[(4 * z[0], z[1])] * 3), z[0])),
         [b, d],
@@ -320,7 +302,7 @@ def cost_bottleneck(tiling: Tiling) -> Iterator[Evidence]:
     )
     yield step
     says = "so each of the 16 takes 4b²d, and (n/b)² tiles the same 4n²d"
-    yield toolbox.identity(by_tiles / 16 * (n / b) ** 2, pairs, says, True)
+    yield identity(by_tiles / 16 * (n / b) ** 2, pairs, says, True)
     model, step = counting.counted(
         lambda *z: library("exact").cost(Sizes(1, 1, 1, z[0], z[0], z[1], z[1], device="cuda")).peak_bytes,
         [n, d],
@@ -343,7 +325,83 @@ def _same_answer(tiling: Tiling) -> Iterator[Evidence]:
     ):
         together = tiling.merge(first * sympy.exp(-top), second * sympy.exp(-other), top, other, most)
         says = f"{what} of two tiles, each relative to its own maximum, merge into those of both relative to the larger"
-        yield toolbox.identity(together, (first + second) * sympy.exp(-most), says, True)
+        yield identity(together, (first + second) * sympy.exp(-most), says, True)
     one, both = sympy.symbols("N D", positive=True)
     says = "what is relative to the maximum cancels: the answer is exact"
-    yield toolbox.identity(one * sympy.exp(-most) / (both * sympy.exp(-most)), one / both, says, True)
+    yield identity(one * sympy.exp(-most) / (both * sympy.exp(-most)), one / both, says, True)
+
+
+# Searches for counterexamples: the excess of a case over each statement.
+
+
+# An order leaves its constants open. Those of an order that is proved are the ones its evidence finds. An order that is
+# only stated may be passed this many times, either way.
+GENEROUS = 16
+
+
+def between(count: int, order: int, low: float, high: float) -> arb:
+    """By how much a count, over its order, is outside of two numbers."""
+    ratio = arb(count) / order
+    return (ratio - high).max(low - ratio)
+
+
+@cache
+def _held(heads: Heads, length: int, width: int, count: int) -> int:
+    """The most numbers that heads in sequence hold beyond their inputs."""
+    return max(counting.held(lambda *x: heads.sequence(heads.head, *x), *heads.of(length, width, count, width)))
+
+
+def _as_sloppy(heads: Heads, case: Numbers) -> arb:
+    length, width, count = map(whole, case)
+    order = length**2 + length * width + width**2
+    return most([between(_held(heads, length, width, h), order, 1 / GENEROUS, GENEROUS) for h in (1, count)])
+
+
+def _one_and_many(heads: Heads, case: Numbers) -> arb:
+    length, width, count = map(whole, case)
+    order = length * width**2 + length**2 * width
+    time = counting.flops(lambda: heads.head(*heads.of(length, width, 1, width)))
+    # At most a head's 2n² + 4nd with (h − 1)nd before it, or 2hnd side by side; and at least 2n², and 2hnd.
+    space = between(_held(heads, length, width, count), length**2 + count * length * width, 1, 4)
+    return between(time, order, 4, 6).max(space)
+
+
+@cache
+def _held_by_tiles(program: Program, length: int, tile: int, width: int) -> int:
+    """The most numbers that attention by tiles holds beyond its inputs; sizes are few, and come up again."""
+    return max(counting.held(lambda *x: program(*x, tile), *counting.ones(*[(length, width)] * 3)))
+
+
+def _dominates(tiling: Tiling, case: Numbers) -> arb:
+    tiles, tile, width = map(whole, case[:3])
+    return arb((tiles * tile) ** 2 - _held_by_tiles(tiling.program, tiles * tile, tile, width))
+
+
+def _by_tiles(tiling: Tiling, case: Numbers) -> arb:
+    merge = interval_function(tiling.merge, 5)
+    tiles, tile, width = map(whole, case[:3])
+    beyond = _held_by_tiles(tiling.program, tiles * tile, tile, width) - tiles * tile * width
+    first, second, top, other = case[3:]
+    larger = top.max(other)
+    merged = merge((first - top).exp(), (second - other).exp(), top, other, larger)
+    apart = abs(merged - (first.exp() + second.exp()) * (-larger).exp())
+    # Beyond the answer at most 4b² + bd + 4b, 2b² + bd + 7b or 2b² + 4bd + 4b, step by step.
+    return apart.max(arb(beyond - 6 * (tile**2 + tile * width)))
+
+
+FALSIFIERS: Mapping[str, Falsifier] = {
+    "cost-exact": Falsifier(
+        {"n": (1, 24), "d": (1, 128), "h": (1, 12)},
+        _as_sloppy,
+        _one_and_many,
+        whole=frozenset({"n", "d", "h"}),
+        reads=f"h heads of width d on n tokens, run and counted; as stated, {GENEROUS} times its order is allowed.",
+    ),
+    "cost-bottleneck": Falsifier(
+        {"n/b": (1, 4), "b": (1, 8), "d": (1, 8)} | numbered("x y t u", -3, 3),
+        _dominates,
+        _by_tiles,
+        whole=frozenset({"n/b", "b", "d"}),
+        reads="Tiles of b keys, run and counted; sums x and y relative to t and u, merged.",
+    ),
+}

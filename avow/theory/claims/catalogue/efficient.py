@@ -7,7 +7,8 @@ not depend on their index.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import cache
 from typing import Any
 
 import sympy
@@ -17,8 +18,11 @@ from sympy import Identity, IndexedBase, MatrixSymbol, Sum, Symbol, Trace, ZeroM
 
 from avow.core.chart import Chart, Table
 from avow.numerics import intervals
-from avow.theory.claims import toolbox
+from avow.numerics.intervals import most, total
 from avow.theory.claims.claim import Evidence, claim
+from avow.theory.claims.random_search import Falsifier, Numbers, interval_function, numbered
+from avow.theory.claims.toolbox import enclosed, identity, positive, rational, same_product
+from avow.theory.constructions.formulas import compiled
 
 n, d = sympy.symbols("n d", integer=True, positive=True)
 i, j, f, c = sympy.symbols("i j f c", integer=True, positive=True)
@@ -71,19 +75,16 @@ def rbf_equals_dot(logit: Formula) -> Iterator[Evidence]:
     distance = Sum((q_f[f] - k_f[f]) ** 2, over(f, d))
     general = logit(dot(q_f, k_f), dot(k_f, k_f), sigma)
     own = dot(q_f, q_f) / (2 * sigma)
-    yield toolbox.identity(
-        -distance / (2 * sigma), general - own, "−‖q−k‖²/2σ is the logit less ‖q‖²/2σ, which no key changes"
-    )
+    yield identity(-distance / (2 * sigma), general - own, "−‖q−k‖²/2σ is the logit less ‖q‖²/2σ, which no key changes")
     x, shift = IndexedBase("x", real=True), Symbol("s", real=True)
     shifted, plain = (exp(x[i] - by) / Sum(exp(x[j] - by), over(j, n)) for by in (shift, 0))
-    yield toolbox.identity(shifted, plain, "what all keys share cancels between a weight and its normaliser")
+    yield identity(shifted, plain, "what all keys share cancels between a weight and its normaliser")
     inner, one = Symbol("a", real=True), sympy.Integer(1)
     moved = sympy.diff(logit(inner, one, one) - inner, inner)
-    yield toolbox.identity(moved, 0, "for unit keys and σ = 1 the logit is q·k less a constant")
+    yield identity(moved, 0, "for unit keys and σ = 1 the logit is q·k less a constant")
     apart = logit(inner, one, one) - logit(inner, 4 * one, one)
-    yield toolbox.rational(
-        apart.is_Rational and apart != 0, "unit length matters: keys of lengths 1 and 2 shift apart", by=apart
-    )
+    says = "unit length matters: keys of lengths 1 and 2 shift apart"
+    yield rational(apart.is_Rational and apart != 0, says, by=apart)
 
 
 Q, K, V = (IndexedBase(name, real=True) for name in "QKV")
@@ -127,10 +128,10 @@ def _kernel_picture() -> Table:
 def kernel_form(form: Any) -> Iterator[Evidence]:
     weight = kernel(i, j) / Sum(kernel(i, j), over(j, n))
     attention = Sum(weight * V[j, c], over(j, n))
-    yield toolbox.identity(attention, form, "softmax's weights are A's entries over their row's sum, for any n and d")
-    yield toolbox.positive(Sum(kernel(i, j), over(j, n)), "no row sum is zero")
+    yield identity(attention, form, "softmax's weights are A's entries over their row's sum, for any n and d")
+    yield positive(Sum(kernel(i, j), over(j, n)), "no row sum is zero")
     right, by_entry = _two_readings()
-    yield toolbox.rational(
+    yield rational(
         right != by_entry,
         "the derivation that writes A = exp(Q∘K), n × d, with products entry by entry is refuted by q = (0, 1),"
         " k = (0, ln 2), v = (0, 1)",
@@ -170,11 +171,11 @@ def separable_rows(column: Formula) -> Iterator[Evidence]:
     a, e = IndexedBase("a", positive=True), IndexedBase("e", positive=True)
     rho = a[f] / Sum(a[f], over(f, d))
     kappa = column(e)
-    yield toolbox.positive(Sum(rho * kappa, over(f, d)), "every weight is a sum of products of positive numbers")
+    yield positive(Sum(rho * kappa, over(f, d)), "every weight is a sum of products of positive numbers")
     rows_first, keys_first = Sum(rho * kappa, over(f, d), over(j, n)), Sum(rho * kappa, over(j, n), over(f, d))
-    yield toolbox.identity(rows_first.reorder((f, j)), keys_first, "a row's weights may be summed over the keys first")
-    yield toolbox.identity(Sum(rho * kappa, over(j, n)), rho, "over the keys, each feature's column sums to one")
-    yield toolbox.identity(Sum(rho, over(f, d)), 1, "over the features, so does the row of the query")
+    yield identity(rows_first.reorder((f, j)), keys_first, "a row's weights may be summed over the keys first")
+    yield identity(Sum(rho * kappa, over(j, n)), rho, "over the keys, each feature's column sums to one")
+    yield identity(Sum(rho, over(f, d)), 1, "over the features, so does the row of the query")
 
 
 def _circle(keys: int, stretch: float) -> list[list[arb]]:
@@ -224,26 +225,23 @@ def separable_weaker(bound: Formula) -> Iterator[Evidence]:
     X, Y = MatrixSymbol("X", size, more), MatrixSymbol("Y", size, d)
     kernel = (C.T * X, ZeroMatrix(d, more))
     missed = ((Identity(size) - R * C.T) * X).expand().doit()
-    yield toolbox.same_product(
-        missed.subs(*kernel),
-        X,
-        "n − d orthonormal columns X that softmax_col(K)ᵀ sends to zero are all missed: (I − M)X = X",
-    )
+    says = "n − d orthonormal columns X that softmax_col(K)ᵀ sends to zero are all missed: (I − M)X = X"
+    yield same_product(missed.subs(*kernel), X, says)
     B = MatrixSymbol("B", size, size)
     whole = B * (X * X.T + Y * Y.T) * B.T
     says = "completed to a basis, XXᵀ + YYᵀ = I: ‖B‖² is ‖BX‖² + ‖BY‖², and no less than ‖BX‖²"
-    yield toolbox.same_product(whole, (B * X) * (B * X).T + (B * Y) * (B * Y).T, says)
+    yield same_product(whole, (B * X) * (B * X).T + (B * Y) * (B * Y).T, says)
     found = Trace(X.T * X).subs(X.T * X, Identity(more)).doit()
-    yield toolbox.identity(bound(size, d), found, "‖X‖² = tr(XᵀX) = tr(I) = n − d is what M is at least away from I")
+    yield identity(bound(size, d), found, "‖X‖² = tr(XᵀX) = tr(I) = n − d is what M is at least away from I")
     gap, stretch = Symbol("g", positive=True), Symbol("t", positive=True)
     behind = (n - 1) * exp(-stretch * gap)
-    yield toolbox.identity(
+    yield identity(
         sympy.limit(2 * n * behind**2, stretch, oo),
         0,
         "n keys on a circle, queries t times as long: every other key is at least t(1 − cos(2π/n)) behind, so a row's"
         " other weights sum to at most s = (n−1)e^{−tg}, and ‖I − P‖² ≤ 2ns² vanishes",
     )
-    yield toolbox.enclosed(
+    yield enclosed(
         lambda: bool(from_identity(_circle(8, 100.0)) < arb(10) ** -20),
         "eight keys in the plane: softmax attention copies all eight values, and separable attention misses by 6",
         keys=8,
@@ -268,4 +266,87 @@ def _not_contained() -> Evidence:
     says = (
         "nor does softmax reach all that separable does: for d = 2 these separable log-weights have rank 3, softmax's 2"
     )
-    return toolbox.enclosed(independent, says)
+    return enclosed(independent, says)
+
+
+# Searches for counterexamples: the excess of a case over each statement.
+
+
+Rows = list[Numbers]
+
+
+def _rbf(logit: Formula, case: Numbers) -> arb:
+    shifted = interval_function(logit, 3)
+    query, keys, sigma = case[:2], [case[2:4], case[4:6]], case[6]
+    by_kernel = intervals.softmax([-((query[0] - a) ** 2 + (query[1] - b) ** 2) / (2 * sigma) for a, b in keys])
+    by_logits = intervals.softmax([shifted(intervals.dot(query, key), intervals.dot(key, key), sigma) for key in keys])
+    return abs(by_kernel[0] - by_logits[0])
+
+
+def _entries(base: Any, rows: int, columns: int) -> list[Any]:
+    """The entries of an array of letters, row after row."""
+    return [base[row + 1, column + 1] for row in range(rows) for column in range(columns)]
+
+
+def _at(expression: Any, sizes: Mapping[Any, int], letters: Sequence[Any]) -> Callable[[Numbers], arb]:
+    """A formula for every n and d at some of them, its sums written out, as a function of its letters."""
+    return compiled(sympy.sympify(expression).subs(sizes).doit(), letters)
+
+
+def _rows(entries: Numbers, width: int) -> Rows:
+    return [entries[at : at + width] for at in range(0, len(entries), width)]
+
+
+@cache
+def _forms(form: Any) -> list[Callable[[Numbers], arb]]:
+    letters = [entry for base in (Q, K, V) for entry in _entries(base, 2, 2)]
+    sizes = {n: 2, d: 2}
+    places = [(row, column) for row in (1, 2) for column in (1, 2)]
+    return [_at(form, sizes | {i: row, c: column}, letters) for row, column in places]
+
+
+def _kernel_form(form: Any, case: Numbers) -> arb:
+    queries, keys, values = (_rows(case[at : at + 4], 2) for at in (0, 4, 8))
+    weights = [intervals.softmax([intervals.dot(query, key) for key in keys]) for query in queries]
+    attention = [intervals.dot(row, column) for row in weights for column in zip(*values, strict=True)]
+    return most([abs(found - form(case)) for found, form in zip(attention, _forms(form), strict=True)])
+
+
+def _separable(rows: Rows, columns: Rows) -> Rows:
+    """softmax_row(Q)·softmax_col(K)ᵀ."""
+    shares = [intervals.softmax(row) for row in rows]
+    by_column = [intervals.softmax(column) for column in zip(*columns, strict=True)]
+    return [[intervals.dot(share, key) for key in zip(*by_column, strict=True)] for share in shares]
+
+
+@cache
+def _parts(column: Formula) -> list[list[Callable[[Numbers], arb]]]:
+    e = sympy.IndexedBase("e", positive=True)
+    letters, sizes = _entries(e, 3, 2), {n: 3, d: 2}
+    return [[_at(column(e), sizes | {j: key, f: feature}, letters) for feature in (1, 2)] for key in (1, 2, 3)]
+
+
+def _distributions(column: Formula, case: Numbers) -> arb:
+    share, exponentials = intervals.softmax(case[:2]), [score.exp() for score in case[2:]]
+    row = [intervals.dot(share, [part(exponentials) for part in key]) for key in _parts(column)]
+    return most([abs(total(row) - 1), *(-weight for weight in row)])
+
+
+def _copies(bound: Formula, case: Numbers) -> arb:
+    queries, keys = _rows(case[:6], 2), _rows(case[6:], 2)
+    weights = _separable(queries, keys)
+    return bound(len(weights), 2) - from_identity(weights)
+
+
+FALSIFIERS: Mapping[str, Falsifier] = {
+    "rbf-equals-dot": Falsifier(numbered("q₁ q₂ k₁₁ k₁₂ k₂₁ k₂₂", -2, 2) | {"σ": (0.5, 2)}, _rbf),
+    "kernel-form": Falsifier(
+        numbered("q₁₁ q₁₂ q₂₁ q₂₂ k₁₁ k₁₂ k₂₁ k₂₂", -2, 2) | numbered("v₁₁ v₁₂ v₂₁ v₂₂", -1, 1), _kernel_form
+    ),
+    "separable-rows": Falsifier(numbered("q₁ q₂ k₁₁ k₁₂ k₂₁ k₂₂ k₃₁ k₃₂", -6, 6), _distributions),
+    "separable-weaker": Falsifier(
+        numbered("q₁₁ q₁₂ q₂₁ q₂₂ q₃₁ q₃₂ k₁₁ k₁₂ k₂₁ k₂₂ k₃₁ k₃₂", -12, 12),
+        _copies,
+        reads="Three queries and keys in the plane.",
+    ),
+}

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any, NamedTuple
 
 import sympy
@@ -14,9 +14,10 @@ from sympy import Sum, Symbol, exp, oo, sqrt
 import avow
 from avow.core.chart import Chart, Table
 from avow.numerics import intervals
-from avow.theory.claims import toolbox
 from avow.theory.claims.catalogue.efficient import Formula, d, dot, f, k_f, over, q_f
 from avow.theory.claims.claim import Evidence, claim
+from avow.theory.claims.random_search import Falsifier, Numbers, interval_function, numbered
+from avow.theory.claims.toolbox import counterexample, enclosed, identity
 
 m = Symbol("m", integer=True, positive=True)
 
@@ -59,17 +60,13 @@ def _unbiased_picture() -> Table:
 )
 def features_unbiased(factor: Factor) -> Iterator[Evidence]:
     half = factor.stated(sympy.Integer(2)) ** 2 * 2
-    yield toolbox.counterexample(
-        half != 1,
-        "two features, q = k = 0: every entry is the factor itself, so f(q)·f(k) is certain, and is not e^0 = 1",
-        "exact fractions",
-        product=str(half),
-    )
+    says = "two features, q = k = 0: every entry is the factor itself, so f(q)·f(k) is certain, and is not e^0 = 1"
+    yield counterexample(half != 1, says, "exact fractions", product=str(half))
     w, z = sympy.symbols("w z", real=True)
-    yield toolbox.identity(gauss(w * z, w), exp(z**2 / 2), "E e^{wz} = e^{z²/2} for w ~ N(0, 1)", True)
+    yield identity(gauss(w * z, w), exp(z**2 / 2), "E e^{wz} = e^{z²/2} for w ~ N(0, 1)", True)
     squares = dot(q_f, q_f) + dot(k_f, k_f)
     sum_square = Sum((q_f[f] + k_f[f]) ** 2, over(f, d))
-    yield toolbox.identity(
+    yield identity(
         sum_square / 2 - squares / 2,
         dot(q_f, k_f),
         "coordinates of w are independent, so E e^{w·(q+k)} = e^{‖q+k‖²/2}, and ‖q+k‖² − ‖q‖² − ‖k‖² = 2q·k, in any"
@@ -77,9 +74,9 @@ def features_unbiased(factor: Factor) -> Iterator[Evidence]:
         True,
     )
     total = Sum(factor.mended(m) ** 2, over(f, m)).doit()
-    yield toolbox.identity(total, 1, "m features, each with the factor once from either side, add up to one", True)
+    yield identity(total, 1, "m features, each with the factor once from either side, add up to one", True)
     scale, a, b = sympy.symbols("s a b", positive=True)
-    yield toolbox.identity(scale * a / (scale * b), a / b, "after normalisation any factor cancels", True)
+    yield identity(scale * a / (scale * b), a / b, "after normalisation any factor cancels", True)
 
 
 def _needed_picture() -> Chart:
@@ -128,13 +125,12 @@ def far_below(radius: int | arb, features: int | arb, cut: int | arb) -> arb:
 def features_variance(variance: Formula) -> Iterator[Evidence]:
     w, z = sympy.symbols("w z", real=True)
     density = exp(-(w**2) / 2)
-    yield toolbox.identity(
-        exp(w * z - z**2 / 2) * density, density.subs(w, w - z), "weighed by a feature, w ~ N(0, 1) becomes N(z, 1)"
-    )
+    says = "weighed by a feature, w ~ N(0, 1) becomes N(z, 1)"
+    yield identity(exp(w * z - z**2 / 2) * density, density.subs(w, w - z), says)
     features = 2**24
     with intervals.precision(128):
         chance = far_below(8, features, 16)
-    yield toolbox.counterexample(
+    yield counterexample(
         bool(chance < arb("0.07")),
         "‖q + k‖ = 8, as of a query and a key of length 4 and logit 16: with 2^24 features the estimate is below half"
         " of the truth with probability at least 0.93",
@@ -143,23 +139,19 @@ def features_variance(variance: Formula) -> Iterator[Evidence]:
         chance_of_half_at_most=intervals.upper(chance),
     )
     coordinate = q_f[f] + k_f[f]
-    yield toolbox.identity(
-        Sum(coordinate**2, over(f, d)) / 2,
-        dot(q_f, k_f) + dot(q_f, q_f) / 2 + dot(k_f, k_f) / 2,
-        "relative to e^{q·k} one feature is e^{w·z − ‖z‖²/2} with z = q + k, in any dimension",
-        True,
+    says = "relative to e^{q·k} one feature is e^{w·z − ‖z‖²/2} with z = q + k, in any dimension"
+    yield identity(
+        Sum(coordinate**2, over(f, d)) / 2, dot(q_f, k_f) + dot(q_f, q_f) / 2 + dot(k_f, k_f) / 2, says, True
     )
     once, twice = (gauss(times * (w * z - z**2 / 2), w) for times in (1, 2))
-    yield toolbox.identity(once, 1, "its mean is one", True)
-    yield toolbox.identity(twice, exp(z**2), "its mean square is e^{z²} in each coordinate, so e^{‖z‖²} in all", True)
+    yield identity(once, 1, "its mean is one", True)
+    yield identity(twice, exp(z**2), "its mean square is e^{z²} in each coordinate, so e^{‖z‖²} in all", True)
     square, error = sympy.symbols("r epsilon", positive=True)
     single = twice.subs(z, sqrt(square)) - once**2
     spread = sympy.simplify(Sum(single / m**2, over(f, m)).doit())
-    yield toolbox.identity(
-        variance(square, m), spread, "the mean of m independent features has 1/m of its variance", True
-    )
+    yield identity(variance(square, m), spread, "the mean of m independent features has 1/m of its variance", True)
     enough = single / error**2
-    yield toolbox.identity(variance(square, enough), error**2, "so m = (e^{‖q+k‖²} − 1)/ε² gives ε", True)
+    yield identity(variance(square, enough), error**2, "so m = (e^{‖q+k‖²} − 1)/ε² gives ε", True)
     yield _library_says()
 
 
@@ -171,7 +163,7 @@ def _library_says() -> Evidence:
     quiet, loud = (avow.features_needed(factor * q, factor * keys, tol=0.1) for factor in (0.2, 2.0))
     law = (intervals.ball(quiet.radius) ** 2).exp() - 1
     follows = bool(abs(intervals.ball(quiet.variance) - law) < law / 10**9)
-    return toolbox.enclosed(
+    return enclosed(
         lambda: follows and math.isfinite(quiet.features) and math.isinf(loud.features),
         "avow.features_needed says from q and k what an error of 0.1 takes in every row: so many for small norms, and"
         " that it is hopeless for larger ones; its variance of one feature is this law's, to 1e-9",
@@ -179,3 +171,48 @@ def _library_says() -> Evidence:
         small=str(quiet),
         large=str(loud),
     )
+
+
+# Searches for counterexamples: the excess of a case over each statement.
+
+
+def _mean(factor: Formula, case: Numbers) -> arb:
+    side = interval_function(factor, 1)
+    m, query, key = case[0], case[1:3], case[3:]
+    both = [a + b for a, b in zip(query, key, strict=True)]
+    # E e^(w·z) = e^(‖z‖²/2) for w ~ N(0, I).
+    one = ((intervals.dot(both, both) - intervals.dot(query, query) - intervals.dot(key, key)) / 2).exp()
+    return abs(m * side(m) ** 2 * one / intervals.dot(query, key).exp() - 1)
+
+
+def _useful(variance: Formula, case: Numbers) -> arb:
+    doublings, cut, *sum_ = case
+    radius = intervals.norm(sum_)
+    # To be useful, as the ledger reads it: at least half of the truth, at least every other time.
+    return arb(1) / 2 - far_below(radius, arb(2) ** doublings, cut)
+
+
+def _spread(variance: Formula, case: Numbers) -> arb:
+    relative = interval_function(variance, 2)
+    doublings, _, *sum_ = case
+    m, square = arb(2) ** doublings, intervals.dot(sum_, sum_)
+    # One feature is e^(w·z − ‖z‖²/2) of the truth: of mean one, and of mean square E e^(2w·z)·e^(−‖z‖²).
+    second = (2 * square - square).exp()
+    return abs(relative(square, m) * m - (second - 1)) / second
+
+
+FALSIFIERS: Mapping[str, Falsifier] = {
+    "features-unbiased": Falsifier(
+        {"m": (1, 512)} | numbered("q₁ q₂ k₁ k₂", -2, 2),
+        lambda factor, case: _mean(factor.stated, case),
+        lambda factor, case: _mean(factor.mended, case),
+        whole=frozenset("m"),
+    ),
+    "features-variance": Falsifier(
+        {"log₂m": (0, 24), "cut": (0, 30)} | numbered("q₁+k₁ q₂+k₂", -7, 7),
+        _useful,
+        _spread,
+        whole=frozenset({"log₂m"}),
+        reads="m is a power of two; the estimate is cut at e to the power of the cut to bound its law.",
+    ),
+}

@@ -5,7 +5,7 @@ r"""How far apart the sinusoidal encodings of two positions are, in real numbers
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from fractions import Fraction
 from functools import cache
 from typing import Any, NamedTuple
@@ -19,8 +19,10 @@ from torch import Tensor
 from avow.core import named
 from avow.core.chart import Table
 from avow.numerics import intervals
-from avow.theory.claims import toolbox
+from avow.numerics.intervals import most
 from avow.theory.claims.claim import Evidence, Unproved, claim
+from avow.theory.claims.random_search import Falsifier, Numbers, stored, whole
+from avow.theory.claims.toolbox import counterexample, enclosed, identity, rounded
 
 LAST = 4096
 TYPES = (torch.float64, torch.float32, torch.float16, torch.bfloat16)
@@ -57,7 +59,7 @@ def encodings(d: int) -> Tensor:
     return torch.tensor(rows, dtype=torch.float64)
 
 
-def stored(d: int, dtype: torch.dtype) -> Tensor:
+def stored_encoding(d: int, dtype: torch.dtype) -> Tensor:
     """The encodings rounded once to a type; refused where an entry is too near a tie to know which way it goes."""
     exact = encodings(d)
     if dtype == torch.float64:
@@ -87,7 +89,7 @@ class Nearest(NamedTuple):
 @cache
 def nearest(d: int, dtype: torch.dtype) -> Nearest:
     """The nearest two of all encodings as stored, searched where rounding leaves a chance."""
-    rows = stored(d, dtype)
+    rows = stored_encoding(d, dtype)
     real = [float(distance) for distance in distances(d)]
     # Entries are at most 1, so each moves by at most eps/2 and two encodings by 2·√d·eps/2 to each other.
     chance = min(real) + 2 * d**0.5 * torch.finfo(dtype).eps
@@ -139,12 +141,8 @@ def sinusoid_distinct(encoding: Encoding) -> Iterator[Evidence]:
     p, step, wave = (Symbol(name, real=True) for name in ("p", "Delta", "omega"))
     turn = (sympy.sin((p + step) * wave) - sympy.sin(p * wave)) ** 2
     turn += (sympy.cos((p + step) * wave) - sympy.cos(p * wave)) ** 2
-    yield toolbox.identity(
-        turn,
-        4 * sympy.sin(step * wave / 2) ** 2,
-        "a pair is 2|sin(Δω/2)| apart, wherever p is: it depends on Δ alone",
-        True,
-    )
+    says = "a pair is 2|sin(Δω/2)| apart, wherever p is: it depends on Δ alone"
+    yield identity(turn, 4 * sympy.sin(step * wave / 2) ** 2, says, True)
     yield _no_whole_period(encoding)
     yield _first_pair(encoding.ball)
     yield from _by_width()
@@ -153,13 +151,13 @@ def sinusoid_distinct(encoding: Encoding) -> Iterator[Evidence]:
 def _equal_once_stored(encoding: Encoding) -> Evidence:
     def pair(p: int, dtype: torch.dtype) -> list[Fraction | float]:
         return [
-            toolbox.rounded(lambda: (p * encoding.ball()).sin(), dtype),
-            toolbox.rounded(lambda: (p * encoding.ball()).cos(), dtype),
+            rounded(lambda: (p * encoding.ball()).sin(), dtype),
+            rounded(lambda: (p * encoding.ball()).cos(), dtype),
         ]
 
     first, second = (pair(p, torch.bfloat16) for p in encoding.twins)
     apart = 2 * abs((arb(encoding.twins[1] - encoding.twins[0]) * encoding.ball() / 2).sin())
-    return toolbox.counterexample(
+    return counterexample(
         first == second,
         f"width 2: positions {encoding.twins[0]} and {encoding.twins[1]} have one and the same encoding in bfloat16",
         "balls",
@@ -170,7 +168,7 @@ def _equal_once_stored(encoding: Encoding) -> Evidence:
 
 def _no_such_position() -> Evidence:
     held = torch.tensor([256, 257]).to(torch.bfloat16)
-    return toolbox.counterexample(
+    return counterexample(
         bool(held[0] == held[1]),
         "any width: positions 256 and 257 are one number in bfloat16, so encodings computed there from"
         " positions are equal",
@@ -193,7 +191,7 @@ def _first_pair(wave: Callable[[], arb], last: int = 100_000) -> Evidence:
         apart = {step: 2 * abs((step * half).sin()) for step in range(1, last + 1)}
     closest = min(apart, key=lambda step: float(apart[step]))
     least = apart[closest]
-    return toolbox.enclosed(
+    return enclosed(
         lambda: (
             closest == 710
             and bool(abs(least - arb("6.03e-5")) < arb("5e-8"))
@@ -216,7 +214,7 @@ def _by_width() -> Iterator[Evidence]:
 def _smallest(d: int) -> Evidence:
     real = distances(d)
     closest = min(range(LAST), key=lambda i: float(real[i]))
-    return toolbox.enclosed(
+    return enclosed(
         lambda: all(bool(other > real[closest]) or i == closest for i, other in enumerate(real)),
         f"width {d}, positions 0 to {LAST}: the smallest distance in real numbers, and as each type holds it",
         True,
@@ -229,9 +227,49 @@ def _smallest(d: int) -> Evidence:
 def _apart_once_stored(d: int, dtype: torch.dtype) -> Evidence:
     moved = 2 * arb(d).sqrt() * torch.finfo(dtype).eps / 2
     least = min(distances(d), key=float) - moved
-    return toolbox.enclosed(
-        lambda: bool(least > 1.4),
-        f"width {d} in {named(dtype)}: no entry moves by over eps/2, so no two encodings are within 1.4",
-        True,
-        at_least=intervals.lower(least),
+    says = f"width {d} in {named(dtype)}: no entry moves by over eps/2, so no two encodings are within 1.4"
+    return enclosed(lambda: bool(least > 1.4), says, True, at_least=intervals.lower(least))
+
+
+# Searches for counterexamples: the excess of a case over each statement.
+
+
+def _later(position: int, turns: int, wave: arb) -> int:
+    """The position that so many turns of the first wave lead to, or all but: the others are far apart anyway."""
+    return position + round(float(2 * arb.pi() * turns / wave))
+
+
+def _stored(encoding: Encoding, case: Numbers) -> arb:
+    """Of width 2 in bfloat16, the coarsest that the statement speaks of."""
+
+    def pair(position: int) -> list[arb]:
+        angle = position * encoding.ball()
+        return [stored(part, torch.bfloat16) for part in (angle.sin, angle.cos)]
+
+    first, turns = map(whole, case)
+    pairs = zip(pair(first), pair(_later(first, turns, encoding.ball())), strict=True)
+    return -most([abs(a - b) for a, b in pairs])
+
+
+def _real(encoding: Encoding, case: Numbers) -> arb:
+    nearest = arb("6.028e-5")
+    # Stored, no entry of an encoding of width 64 moves by more than eps/2.
+    moved = 8 * max(torch.finfo(dtype).eps for dtype in TYPES)
+    first, turns = map(whole, case)
+    step = _later(first, turns, encoding.ball()) - first
+    waves = [encoding.ball(), *frequencies(64)[1:]]
+    apart = [2 * (step * wave / 2).sin() for wave in waves]
+    return (nearest - abs(apart[0])).max(arb("1.4") - intervals.norm(apart) + moved)
+
+
+# A turn of the first wave is 44/7 positions, or all but: so many turns lead no further than LAST.
+FALSIFIERS: Mapping[str, Falsifier] = {
+    "sinusoid-distinct": Falsifier(
+        {"p": (0, LAST), "turns to p′": (1, LAST * 7 // 44)},
+        _stored,
+        _real,
+        whole=frozenset({"p", "turns to p′"}),
+        strict=True,
+        reads="p′ is p and so many turns of the first wave, rounded to a whole position.",
     )
+}

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import dataclasses
 import hashlib
-import math
 from collections.abc import Sequence
 
 import torch
@@ -18,7 +17,6 @@ from torch import Tensor
 
 from avow.attend import Attended
 from avow.core import Norms, Problem
-from avow.core.relative import aimed_bound, proved_ratio
 from avow.core.requirement import check_generator, checked_requirement
 from avow.distributed.consensus import (
     Context,
@@ -31,7 +29,7 @@ from avow.distributed.consensus import (
 )
 from avow.distributed.exact import attend_keys
 from avow.distributed.point_to_point import Group, group_of
-from avow.distributed.sparse import attend_sparse
+from avow.distributed.sparse import attend_within
 from avow.errors import DtypeError, ParameterError, ShapeError, ToleranceUnreachable
 from avow.methods.exact import Exact
 from avow.methods.sparse import Sparse
@@ -98,33 +96,30 @@ class ShardedCache:
         The bound never exceeds `tol`, nor the bound relative to the answer `rtol`; without either, the answer is exact.
         `confidence < 1` accepts bounds that hold with that probability for each row, over the draws of all processes.
         """
-        requirement = {"tol": tol, "rtol": rtol, "confidence": confidence}
-        context = self._agreed(q, scale, generator, requirement)
-        limit, ratio = math.inf if tol is None else tol, 1 / math.sqrt(self.length)
+        options = {"tol": tol, "rtol": rtol, "confidence": confidence}
+        context = self._agreed(q, scale, generator, options)
+        requirement = checked_requirement(tol, confidence, rtol=rtol)
         with outside_autocast():
-            for _ in range(0 if tol is None and rtol is None else 1 if rtol is None else 2):
-                aim = limit if rtol is None else min(limit, aimed_bound(ratio, rtol))
-                method, sketch = Sparse(bits=self.cache.bits or 4), self.cache.holding.sketch
+            if not requirement.exact:
+                method = Sparse(bits=self.cache.bits or 4)
                 try:
-                    attended = attend_sparse(context, method, aim, confidence, generator, sketch)
+                    attended = attend_within(context, method, requirement, generator, self.cache.holding.sketch)
+                    if attended.certificate.keeps(tol, rtol):
+                        return attended
                 except ToleranceUnreachable:
                     # All processes raise it alike. With `rtol` the aim was a guess: exact attention may still prove it.
                     if rtol is None:
                         raise
-                    break
-                if rtol is None or attended.certificate.keeps(tol, rtol):
-                    return attended
-                ratio = proved_ratio(attended.certificate)
-            return attend_keys(context, checked_requirement(tol, rtol=rtol), Exact())
+            return attend_keys(context, requirement, Exact())
 
     def _agreed(
-        self, q: Tensor, scale: float | None, generator: torch.Generator | None, requirement: dict[str, float | None]
+        self, q: Tensor, scale: float | None, generator: torch.Generator | None, options: dict[str, float | None]
     ) -> Context:
         """This process's shard, with norms of its tokens, if all processes ask the same and can answer."""
         held = self.cache.holding
 
         def check(problem: Problem) -> None:
-            checked_requirement(**requirement)
+            checked_requirement(**options)
             check_generator(generator)
             if self.cache.length != self.lengths[self._rank]:
                 rule = f"must be the {self.lengths[self._rank]} tokens that it was given"
@@ -147,7 +142,7 @@ class ShardedCache:
             scale=scale,
             enable_gqa=True,
             shared_queries=True,
-            options={"call": "ShardedCache.attend", **requirement, **filled},
+            options={"call": "ShardedCache.attend", **options, **filled},
             measure=False,
             check=check,
             payload=lambda: norms().most,

@@ -26,7 +26,7 @@ from torch import Tensor
 
 from avow.attend import Attended
 from avow.core import Sizes
-from avow.core.relative import aimed_bound, proved_ratio
+from avow.core.certify import aimed_bound, proved_ratio
 from avow.core.requirement import Requirement, checked_requirement
 from avow.distributed.consensus import Context, check_one_loss
 from avow.distributed.exact import with_gradients

@@ -90,8 +90,8 @@ class Evaluation:
         if not 0 < coverage <= 1:
             raise ParameterError("coverage", coverage, "must be above 0 and at most 1", "1 answers every question")
         # 0.07 · 100 is a little above 7 in floating point, and means 7.
-        kept = max(1, math.ceil(round(coverage * self.asked, 9)))
-        return float(self._right_among()[kept - 1]) / kept
+        answered = max(1, math.ceil(round(coverage * self.asked, 9)))
+        return float(self._right_among()[answered - 1]) / answered
 
     def bins(self) -> list[Bin]:
         """Ten equal parts of [0, 1] by confidence, without those that hold no answer."""
@@ -120,11 +120,11 @@ class Evaluation:
 
     def abstention(self) -> Chart:
         """Accuracy against coverage, the most confident answers first."""
-        kept = np.arange(1, self.asked + 1)
-        coverage = (kept / self.asked).tolist()
+        answered = np.arange(1, self.asked + 1)
+        coverage = (answered / self.asked).tolist()
         series = {
-            "most confident first": (coverage, (self._right_among() / kept).tolist()),
-            "best possible order": (coverage, (np.minimum(kept, self.right) / kept).tolist()),
+            "most confident first": (coverage, (self._right_among() / answered).tolist()),
+            "best possible order": (coverage, (np.minimum(answered, self.right) / answered).tolist()),
             "any order, on average": (coverage, [self.accuracy] * self.asked),
         }
         return Chart("Accuracy where the model may abstain", "coverage: share answered", "share right", series)

@@ -13,7 +13,7 @@ import pytest
 import torch
 from torch import nn
 
-from avow import bounded
+from avow import file_io
 from avow.errors import FileError
 from avow.optim import adamw, warmup_cosine
 from avow.training import checkpoint
@@ -176,7 +176,7 @@ def test_the_state_that_was_found_whole_is_the_one_that_is_used(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     path = save(snapshot(3), tmp_path)
-    reading, reads = bounded.read_document, 0
+    reading, reads = file_io.read_document, 0
 
     def once(file: Path) -> str:
         nonlocal reads

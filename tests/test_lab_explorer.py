@@ -11,7 +11,7 @@ import torch
 from avow.lab.pages import explorer
 from avow.lab.pages.explorer import PAGE, Explored
 from avow.lab.pages.explorer_scenes import bearings, pointed, sphere
-from avow.theory.constructions.readout import enclosed, read
+from avow.theory.constructions.queries import enclosed, read
 
 
 def facts(answer: dict[str, Any]) -> dict[str, str]:

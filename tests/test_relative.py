@@ -18,8 +18,8 @@ import avow
 from avow import planner
 from avow.attend import Attended
 from avow.core import Certificate, Promise, relative
+from avow.core.certify import absolute_errors, aimed_bound, relative_errors
 from avow.core.compose import Partial, compose, merge
-from avow.core.relative import absolute_errors, aimed_bound, relative_errors
 from avow.core.requirement import Requirement
 from avow.errors import ParameterError, RangeError, ToleranceUnreachable
 from avow.methods.exact import Exact
@@ -443,9 +443,9 @@ def test_a_cache_aims_again_where_answers_are_shorter_than_was_thought(monkeypat
     cache, aims = filled(k, v), []
     honest = KeyValueCache._answer
 
-    def counted(self: KeyValueCache, problem: Any, first: int, wish: Requirement, aim: float, *more: Any) -> Attended:
+    def counted(self: KeyValueCache, call: Any, aim: float) -> Attended:
         aims.append(aim)
-        attended = honest(self, problem, first, wish, aim, *more)
+        attended = honest(self, call, aim)
         if len(aims) > 1:
             return attended
         # As if so bold an aim had left too much unread.

@@ -43,7 +43,7 @@ def test_the_vocabulary_comes_from_the_corpus() -> None:
         ([".steps=3"], "''={'steps': 3} is not a section of a configuration; known: model, data, optimiser"),
         (["model.depth=3"], "depth=3 is not a field"),
         (["epochs=3"], "flag='epochs=3' must be section.name=value; try schedule.epochs=20"),
-        (["schedule.epochs=three"], "schedule: epochs=three must be of type int"),
+        (["schedule.epochs=three"], "schedule: epochs=three must be a whole number"),
         (["optimiser.rate=-1"], "optimiser: rate=-1.0 must be above 0"),
         (["optimiser.beta1=1"], "optimiser: beta1=1.0 must be at least 0 and below 1"),
         (["data.task=guess"], "data: task='guess' must be one of pretrain, finetune, mixed"),

@@ -18,7 +18,7 @@ from avow.cli.output import document, wrote
 from avow.errors import FileError, ParameterError
 
 if TYPE_CHECKING:
-    from avow.report.evaluation import Asked
+    from avow.report.knowledge import Asked
     from avow.training import TrainConfig, Trained
 
 app = typer.Typer(no_args_is_help=True, help="Pretrain and fine-tune models, ask them, let them write.")
@@ -116,7 +116,7 @@ def evaluate(
     Counts exact matches, and whether its confidence says which answers are made up.
     """
     from avow import file_io
-    from avow.report.evaluation import page, told
+    from avow.report.knowledge import evaluation_lines, evaluation_page
     from avow.report.terminal import show
 
     if questions is not None and corpus is not None:
@@ -124,11 +124,11 @@ def evaluate(
     written = files(html)
     answers = _answers(run, questions, corpus, device)
     if html is not None:
-        file_io.write(html, page(answers, command()))
+        file_io.write(html, evaluation_page(answers, command()))
     if as_json:
         document(answers.plain())
     else:
-        show(*told(answers))
+        show(*evaluation_lines(answers))
     wrote(written)
 
 
@@ -196,7 +196,7 @@ def _trained_corpus(path: Path) -> str:
 
 def _answers(run: Path, questions: Path | None, corpus: str | None, device: str) -> Asked:
     """A model's answers to a file's questions or a corpus's; by default to those of the corpus it was trained on."""
-    from avow.report.evaluation import Asked
+    from avow.report.knowledge import Asked
     from avow.training import corpus_of, evaluate, load_model, majority, read_questions
     from avow.training.checkpoint import last_of
     from avow.training.distributed import ranks
@@ -224,7 +224,7 @@ def _fit(
     name: str, run: Path, file: Path | None, flags: list[str], defaults: list[str], resume: bool | Path, as_json: bool
 ) -> None:
     """Train, show how far it is, and say how it ended; `name` is the command's."""
-    from avow.report.training_progress import training_progress
+    from avow.report.terminal import training_progress
     from avow.training import checkpoint, read_config, train
 
     if "=" in run.name:

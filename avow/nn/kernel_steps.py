@@ -19,11 +19,11 @@ from jaxtyping import Float
 from torch import Tensor
 
 from avow.core import Certificate, Problem
-from avow.core.relative import absolute_errors, relative_errors
+from avow.core.certify import absolute_errors, relative_errors
+from avow.core.requirement import INDEPENDENT
 from avow.methods.sparse import Sparse
 from avow.numerics.heads import per_query_head
 from avow.numerics.norms import length_floors, slack
-from avow.numerics.random_stream import INDEPENDENT
 from avow.numerics.rounding import unit
 from avow.numerics.sketch import Sketch
 
@@ -34,7 +34,7 @@ _DRAWABLE = 2**24
 _AIM = 0.5
 # Answers are expected to be this much longer than the last ones at most: a guess, which only decides what is read.
 _LONGER = 1.1
-# Where more than this share of the tokens has to be read, the look at the sketch costs more than it saves.
+# If more than this share of the tokens has to be read, the look at the sketch costs more than it saves.
 WORTHWHILE = 0.6
 
 

@@ -23,7 +23,7 @@ from jaxtyping import Float, Float32
 from torch import Tensor
 
 from avow.core import Certificate, Problem, Sizes
-from avow.core.relative import absolute_errors, relative_errors
+from avow.core.certify import absolute_errors, relative_errors
 from avow.methods.exact import Exact
 from avow.nn.kernel_steps import LazyCertificate
 from avow.nn.token_buffers import Ends, row_lengths, row_sizes
@@ -56,7 +56,7 @@ class SplitKExact:
         """How long answers were lately, beside the longest value."""
         self._limits: Limits | None = None
         self._room: tuple[Tensor, Tensor] | None = None
-        """For the queries of each key head, filled up with zeros where they are too few; and without these."""
+        """For the queries of each key head, filled up with zeros if they are too few; and without these."""
 
     def __deepcopy__(self, memo: object) -> SplitKExact:
         """Another cache learns for itself."""

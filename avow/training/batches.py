@@ -25,8 +25,8 @@ from jaxtyping import Int
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset
 
-from avow.declared import declared
 from avow.errors import LostRank, ParameterError
+from avow.parameters import declared
 from avow.training.data import PAD
 from avow.training.examples import Examples, uniform
 

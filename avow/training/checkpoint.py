@@ -24,10 +24,10 @@ import safetensors.torch
 import torch
 from torch import Tensor, nn
 
-from avow import bounded, file_io
-from avow.declared import declared
+from avow import file_io
 from avow.errors import FileError, ParameterError
 from avow.nn import ModelConfig, build
+from avow.parameters import declared
 from avow.training.data import Corpus, Vocabulary
 
 if TYPE_CHECKING:
@@ -150,7 +150,7 @@ def read(path: Path, state: Mapping[str, Any]) -> Snapshot:
     else:
         files = (path / f"{name}.safetensors" for name in TENSORS)
         weights, flat, generators = (
-            bounded.load_tensors(file, "checkpoint", _alternative(path)).tensors for file in files
+            file_io.load_tensors(file, "checkpoint", _alternative(path)).tensors for file in files
         )
     return snapshot_of(state, weights, flat, generators)
 
@@ -214,7 +214,7 @@ def fault(path: Path) -> str | None:
 def _checked_state(path: Path) -> dict[str, Any] | str:
     """The state of a checkpoint of which every file is what was written; else what is wrong with it."""
     try:
-        state = json.loads(bounded.read_document(path / "state.json"))
+        state = json.loads(file_io.read_document(path / "state.json"))
     except FileNotFoundError:
         return "holds no state.json" if path.exists() else "does not exist"
     except (OSError, ValueError, RecursionError):

@@ -19,11 +19,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from avow import bounded
-from avow.declared import declared
+from avow import file_io
 from avow.errors import FileError, ParameterError
 from avow.nn import ModelConfig
-from avow.parameters import Rule, anything, at_least, between, check_parameters, one_of, param, parameters_of
+from avow.parameters import Rule, anything, at_least, between, check_parameters, declared, one_of, param, parameters_of
 from avow.training import checkpoint
 from avow.training.data import corpus_of, vocabulary_of
 from avow.training.examples import Spans
@@ -222,7 +221,7 @@ def _read_flag(section: str, field: str, text: str) -> Any:
 
 def _read_file(path: Path) -> dict[str, Any]:
     try:
-        text = bounded.read_document(path)
+        text = file_io.read_document(path)
     except OSError as error:
         raise FileError("config", path, f"cannot be read ({error.strerror})", "check the path") from error
     except UnicodeDecodeError as error:

@@ -19,8 +19,8 @@ import numpy as np
 from jaxtyping import Int
 
 from avow import file_io
-from avow.declared import declared
 from avow.errors import FileError, InputError, ParameterError
+from avow.parameters import declared
 
 PAD, MASK = 0, 1
 # What a mask looks like in decoded text; padding is not shown.

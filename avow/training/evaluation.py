@@ -14,8 +14,8 @@ from jaxtyping import Float
 from torch import nn
 
 from avow.core.chart import Chart
-from avow.declared import declared
 from avow.errors import InputError, ParameterError
+from avow.parameters import declared
 from avow.training.data import Question, Vocabulary
 from avow.training.examples import check_room
 from avow.training.sampling import Answer, answers, decoder

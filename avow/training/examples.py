@@ -16,9 +16,8 @@ from typing import Literal, NamedTuple, Protocol, TypeAlias, runtime_checkable
 import numpy as np
 from jaxtyping import Float, Int
 
-from avow.declared import declared
 from avow.errors import InputError, ParameterError
-from avow.parameters import at_least, between, check_parameters, param
+from avow.parameters import at_least, between, check_parameters, declared, param
 from avow.training.data import MASK, PAD, Line, Question, Vocabulary, check_not_empty
 
 Loss = Literal["answer", "all"]

@@ -29,10 +29,10 @@ from torch import Tensor, nn
 from torch.utils.flop_counter import FlopCounterMode
 
 from avow import file_io
-from avow.declared import declared
 from avow.errors import NonFiniteError, ParameterError
 from avow.nn import build
 from avow.optim import adamw, warmup_cosine
+from avow.parameters import declared
 from avow.training import checkpoint
 from avow.training.batches import Batches, Step, naming_lost_workers
 from avow.training.checkpoint import Snapshot

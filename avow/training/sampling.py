@@ -14,10 +14,10 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 
 from avow.core.requirement import check_generator
-from avow.declared import declared
 from avow.errors import InputError, NonFiniteError, ParameterError
 from avow.nn import ModelConfig
 from avow.nn.config import check_count
+from avow.parameters import declared
 from avow.training.data import MASK, MASK_SIGN, PAD, Question, Vocabulary
 from avow.training.examples import prompt
 

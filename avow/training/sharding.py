@@ -30,7 +30,7 @@ from torch.distributed.fsdp import FSDPModule, fully_shard
 from torch.distributed.tensor import DTensor
 from torch.optim import Optimizer
 
-from avow import bounded
+from avow import file_io
 from avow.nn import build
 from avow.nn.perceiver import Crossing
 from avow.nn.transformer import Block
@@ -192,7 +192,7 @@ def _file(rank: int) -> str:
 def _reader(path: Path) -> HuggingFaceStorageReader:
     """What reads the shards of a checkpoint, whose headers are not longer than they may be."""
     for file in sorted(path.glob("*.safetensors")):
-        bounded.check_header(file, "checkpoint", "resume from another checkpoint")
+        file_io.check_header(file, "checkpoint", "resume from another checkpoint")
     return HuggingFaceStorageReader(str(path))
 
 

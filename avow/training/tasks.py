@@ -7,9 +7,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from avow.declared import declared
 from avow.errors import InputError, ParameterError
-from avow.parameters import Rule, at_least, param
+from avow.parameters import Rule, at_least, declared, param
 from avow.training.data import PAD, Corpus, Vocabulary, check_not_empty
 from avow.training.examples import (
     ClozeExamples,

@@ -19,8 +19,7 @@ from avow.lab.pages.explorer_scenes import Scene
 from avow.report import formatting
 from avow.report.charts import figure
 from avow.theory.constructions.construction import Proof
-from avow.theory.constructions.queries import Query
-from avow.theory.constructions.readout import Enclosed, Readout, enclosed, read
+from avow.theory.constructions.queries import Enclosed, Query, Readout, enclosed, read
 from avow.theory.constructions.routers import Router
 
 _MOST_LENGTH = 40.0

@@ -9,7 +9,7 @@ from typing import Any, Literal
 import numpy as np
 import torch
 
-from avow.cli.formula import parse
+from avow.cli.parsing import parse
 from avow.errors import InputError, ParameterError, ToleranceUnreachable
 from avow.lab.page import Answer, Inputs, Page, control, fact
 from avow.lab.pages import relu_figures as figures
@@ -17,8 +17,8 @@ from avow.lab.pages.relu_figures import Followed
 from avow.theory.constructions import relu_piecewise, relu_square
 from avow.theory.constructions.construction import Proof
 from avow.theory.constructions.formulas import FUNCTIONS
+from avow.theory.constructions.relu import ReluNetwork
 from avow.theory.constructions.relu_curves import Curve, chain, curve_of
-from avow.theory.constructions.relu_network import ReluNetwork
 
 # What a preview can follow while a slider moves.
 _MOST_UNITS = 400

@@ -150,7 +150,7 @@ class Batches(Dataset[Step], Iterator[Step]):
             yield Step(tuple(Micro(*map(_pinned, micro)) for micro in micros), targets, positions)
 
 
-def _arrays(step: Step) -> tuple[list[list[np.ndarray]], int, int]:
+def _arrays(step: Any) -> tuple[list[list[np.ndarray]], int, int]:
     """A step as arrays, which one pipe carries: of tensors, torch would send each over a connection of its own."""
     return [[x.numpy().astype(np.int32) for x in micro] for micro in step.micros], step.targets, step.positions
 

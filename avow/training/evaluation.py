@@ -18,7 +18,7 @@ from avow.errors import InputError, ParameterError
 from avow.parameters import declared
 from avow.training.data import Question, Vocabulary
 from avow.training.examples import check_room
-from avow.training.sampling import Answer, answers, decoder
+from avow.training.sampling import Answer, answers, block_of
 
 # An interval misses the truth on either side in at most 1 of this many cases: 95% in all.
 _ONE_SIDE = 40
@@ -167,7 +167,7 @@ class Evaluation:
 @declared()
 def evaluate(model: nn.Module, vocabulary: Vocabulary, questions: Sequence[Question]) -> Evaluation:
     """The model asked every question; its answers have room for the longest one expected."""
-    block = decoder(model).config.block
+    block = block_of(model)
     for question in questions:
         # The question, its mask, and the answer are read; the end is only written.
         positions = len(question.question) + 1 + len(question.answer)

@@ -119,20 +119,20 @@ def _judged(claims: list[Claim], known: dict[str, Claim], seconds: float) -> lis
 
     if not seconds > 0:
         raise ParameterError("seconds", seconds, "must be above 0", "try --seconds 60")
-    asked = {claim.id: claim for claim in claims}
+    requested = {claim.id: claim for claim in claims}
     for claim in (more := list(claims)):
         for need in claim.needs:
-            if need in known and need not in asked:
-                asked[need] = known[need]
+            if need in known and need not in requested:
+                requested[need] = known[need]
                 more.append(known[need])
-    found: dict[str, Finding] = {}
-    with progress(len(asked)) as tell:
-        findings = judge(asked, seconds, tell=lambda claim: tell(claim.id))
+    by_id: dict[str, Finding] = {}
+    with progress(len(requested)) as tell:
+        findings = judge(requested, seconds, tell=lambda claim: tell(claim.id))
         # An interrupt must not leave workers behind.
         with closing(cast("Generator[Finding]", findings)):
             for finding in findings:
-                found[finding.claim.id] = finding
-    return [found[claim.id] for claim in claims]
+                by_id[finding.claim.id] = finding
+    return [by_id[claim.id] for claim in claims]
 
 
 def _plain(claim: Claim) -> dict[str, Any]:

@@ -123,14 +123,14 @@ class Claim:
         for needed in self.requires:
             package, _, version = needed.partition("==")
             try:
-                found = version_of(package)
+                installed = version_of(package)
             except ModuleNotFoundError as error:
                 known = error.name == package
                 return f"{package} is not installed here" if known else f"{package} cannot be loaded here: {error}"
             except Exception as error:
                 return f"{package} cannot be loaded here: {type(error).__name__}: {error}"
-            if version not in ("", found):
-                return f"it is about {package} {version}, and {found} is installed here"
+            if version not in ("", installed):
+                return f"it is about {package} {version}, and {installed} is installed here"
         return ""
 
     def judge_sabotage(self, name: str) -> Finding:
@@ -139,21 +139,21 @@ class Claim:
 
     def _judged(self, subject: Any) -> Finding:
         start = time.perf_counter()
-        found: list[Evidence] = []
+        evidence: list[Evidence] = []
         trouble, raised = "", False
         try:
             for step in self.check(subject):
                 if not isinstance(step, Evidence):
                     raise TypeError(f"a check yields Evidence, not {type(step).__name__}")
-                found.append(step)
+                evidence.append(step)
         except Unproved as error:
             trouble = str(error) or "a step does not hold"
         except (Exception, SystemExit) as error:
             trouble, raised = f"the check raised {type(error).__name__}: {error}", True
-        verdict = "no verdict" if trouble else verdict_of(found, bool(self.amended))
+        verdict = "no verdict" if trouble else verdict_of(evidence, bool(self.amended))
         if verdict == "no verdict" and not trouble:
-            trouble = _lacking(found)
-        return Finding(self, verdict, tuple(found), time.perf_counter() - start, trouble, raised)
+            trouble = _lacking(evidence)
+        return Finding(self, verdict, tuple(evidence), time.perf_counter() - start, trouble, raised)
 
 
 def verdict_of(evidence: Iterable[Evidence], has_amendment: bool) -> Verdict:

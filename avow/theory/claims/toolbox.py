@@ -174,8 +174,8 @@ def kept(construction: Construction, says: str, amended: bool = False, **facts: 
     proof = construction.verify()
     if not proof:
         raise Unproved(f"{says}: {proof}")
-    found = {"promise": proof.promise, "proved": proof.achieved, "promised": proof.bound}
-    return Evidence("balls", says, {**found, **facts}, amended)
+    numbers = {"promise": proof.promise, "proved": proof.achieved, "promised": proof.bound}
+    return Evidence("balls", says, {**numbers, **facts}, amended)
 
 
 def counterexample(violated: bool, says: str, by: str, **facts: Any) -> Evidence:
@@ -244,11 +244,13 @@ def rounded(number: Callable[[], arb], dtype: torch.dtype) -> Fraction | float:
             return sign * math.inf
         mantissa, exponent = (int(part) for part in x.mid().man_exp())
         size = abs(mantissa) * Fraction(2) ** exponent
-        found = round(size / spacing(size)) * spacing(size)
+        candidate = round(size / spacing(size)) * spacing(size)
         # Half the way to either neighbour; the one below is nearer where the exponent changes.
-        above, below = spacing(found) / 2, spacing(found * (1 - relative / 4)) / 2
-        inside = magnitude < intervals.ball(min(found + above, overflow)) and magnitude > intervals.ball(found - below)
-        return sign * found if inside else None
+        above, below = spacing(candidate) / 2, spacing(candidate * (1 - relative / 4)) / 2
+        inside = magnitude < intervals.ball(min(candidate + above, overflow)) and magnitude > intervals.ball(
+            candidate - below
+        )
+        return sign * candidate if inside else None
 
     decided = intervals.decided(nearest)
     if decided is None:

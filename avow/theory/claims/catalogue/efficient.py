@@ -232,8 +232,8 @@ def separable_weaker(bound: Formula) -> Iterator[Evidence]:
     whole = B * (X * X.T + Y * Y.T) * B.T
     says = "completed to a basis, XXᵀ + YYᵀ = I: ‖B‖² is ‖BX‖² + ‖BY‖², and no less than ‖BX‖²"
     yield same_product(whole, (B * X) * (B * X).T + (B * Y) * (B * Y).T, says)
-    found = Trace(X.T * X).subs(X.T * X, Identity(more)).doit()
-    yield identity(bound(size, d), found, "‖X‖² = tr(XᵀX) = tr(I) = n − d is what M is at least away from I")
+    energy = Trace(X.T * X).subs(X.T * X, Identity(more)).doit()
+    yield identity(bound(size, d), energy, "‖X‖² = tr(XᵀX) = tr(I) = n − d is what M is at least away from I")
     gap, stretch = Symbol("g", positive=True), Symbol("t", positive=True)
     behind = (n - 1) * exp(-stretch * gap)
     yield identity(

@@ -1,4 +1,4 @@
-"""Decoding's kernels beside their twins and beside the truth: what fails here gets no speed."""
+"""What is wrong with the kernels of decoding, beside their twins and beside the truth."""
 
 from __future__ import annotations
 
@@ -7,8 +7,7 @@ from typing import Any
 
 import torch
 
-from avow.bench.cases import Case, distances
-from avow.bench.spread import spread
+from avow.bench.cases import Case, distances, spread
 from avow.numerics.sketch import GROUP, sketched
 
 

@@ -6,7 +6,7 @@ import difflib
 from collections.abc import Generator
 from contextlib import closing
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, cast
+from typing import TYPE_CHECKING, Annotated, cast
 
 import typer
 
@@ -32,7 +32,8 @@ def list_claims(topic: Topic = None, user: User = None, as_json: AsJson = False)
 
     claims = _chosen(_known(user), topic, [])
     if as_json:
-        document({"claims": [_plain(claim) for claim in claims]})
+        listed = [{**one.words(), "recorded": one.expected, "sabotages": list(one.sabotage)} for one in claims]
+        document({"claims": listed})
     else:
         show(catalogue_table(claims))
 
@@ -61,7 +62,7 @@ def run(
     wrong = faults(findings)
     file_io.write(html, claims_page(findings, command()))
     if as_json:
-        document({"headline": headline(findings), "faults": wrong, "claims": [found.plain() for found in findings]})
+        document({"headline": headline(findings), "faults": wrong, "claims": [finding.plain() for finding in findings]})
     else:
         show(findings_table(findings), "", bold(headline(findings)))
     for line in wrong:
@@ -132,20 +133,3 @@ def _judged(claims: list[Claim], known: dict[str, Claim], seconds: float) -> lis
             for finding in findings:
                 by_id[finding.claim.id] = finding
     return [by_id[claim.id] for claim in claims]
-
-
-def _plain(claim: Claim) -> dict[str, Any]:
-    """A claim as JSON has it, before anything is judged."""
-    return {
-        "id": claim.id,
-        "topic": claim.topic,
-        "recorded": claim.expected,
-        "plain": claim.plain,
-        "statement": claim.statement,
-        "amended_plain": claim.amended_plain,
-        "amended": claim.amended,
-        "assumptions": list(claim.assumptions),
-        "sabotages": list(claim.sabotage),
-        "used_by": list(claim.used_by),
-        "needs": list(claim.needs),
-    }

@@ -112,6 +112,11 @@ class Claim:
         """The modules of avow whose comments cite the claim."""
         return citations().get(self.id, ())
 
+    def words(self) -> dict[str, Any]:
+        """What the claim says and rests on, as JSON has it."""
+        names = ("id", "topic", "statement", "plain", "amended", "amended_plain", "assumptions", "used_by", "needs")
+        return {name: as_json(getattr(self, name)) for name in names}
+
     def judge(self) -> Finding:
         """The verdict on the claim, and all that was found on the way."""
         if reason := self.not_applicable():
@@ -214,25 +219,16 @@ class Finding:
 
     def plain(self) -> dict[str, Any]:
         """The claim and what came of it, as JSON has it."""
-        about = self.claim
         return {
-            "id": about.id,
-            "topic": about.topic,
-            "statement": about.statement,
-            "plain": about.plain,
+            **self.claim.words(),
             "verdict": self.verdict,
-            "expected": about.expected,
+            "expected": self.claim.expected,
             "as_recorded": self.as_recorded,
-            "amended": about.amended,
-            "amended_plain": about.amended_plain,
-            "assumptions": list(about.assumptions),
             "evidence": [step.plain() for step in self.evidence],
             "kinds": list(self.kinds),
             "seconds": self.seconds,
             "trouble": self.trouble,
-            "used_by": list(about.used_by),
-            "needs": list(about.needs),
-            "requires": list(about.requires),
+            "requires": list(self.claim.requires),
             "sabotages": dict(self.sabotages),
             "picture": as_json(self.picture),
         }

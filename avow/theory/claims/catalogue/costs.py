@@ -268,8 +268,8 @@ def cost_bottleneck(tiling: Tiling) -> Iterator[Evidence]:
     length, tile, width = 128, 16, 4
     most = length * width + max(trace(length // tile, tile, width))
     says = "space is not dominated by the matrix: attention by tiles holds less than its n² numbers"
-    says = "an exact count"
-    yield counterexample(most < length**2, says, says, n=length, d=width, tile=tile, held=most, matrix=length**2)
+    held = {"held": most, "matrix": length**2}
+    yield counterexample(most < length**2, says, "an exact count", n=length, d=width, tile=tile, **held)
     runs = [trace(tiles, 4, 3) for tiles in (3, 4, 5, 6)]
     says = "each tile leaves what it found, so any number of tiles holds nd and the same more"
     yield counting.settled(runs, says, True)

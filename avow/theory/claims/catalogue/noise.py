@@ -161,8 +161,7 @@ def noise_one_key_discrete(stretch: Stretch) -> Iterator[Evidence]:
     first = [z ** (2 * c) for c in stretch]
     second = z**2
     for name, term, power in (("short", first[0], -1), ("long", first[1], 1)):
-        says = f"the {name} key: e^(s_1)/e^(s_2) = (n/ε)^(c−1) = (n/ε)^({power}/2)"
-        yield identity(term / second, z**power, says)
+        yield identity(term / second, z**power, f"the {name} key: e^(s_1)/e^(s_2) = (n/ε)^(c−1) = (n/ε)^({power}/2)")
     to_second = second / (first[0] + second + others)
     yield nonnegative(to_second - 1 / (1 + eps + 1 / z), "c = ½: α_2 ≥ 1/(1 + ε + (n/ε)^(−1/2))")
     to_first = first[1] / (first[1] + second + others)

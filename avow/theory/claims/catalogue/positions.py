@@ -107,8 +107,7 @@ def _picture() -> Table:
     for d in WIDTHS:
         pairs = [nearest(d, dtype) for dtype in TYPES]
         rows.append((d, *(f"{one.distance:.6g} (Δ = {one.step})" for one in pairs)))
-    title = f"The smallest distance of two encodings, positions 0 to {LAST}"
-    return Table(title, ("width", *map(named, TYPES)), rows)
+    return Table(f"The smallest distance of two encodings, positions 0 to {LAST}", ("width", *map(named, TYPES)), rows)
 
 
 @claim(

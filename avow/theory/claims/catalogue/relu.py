@@ -373,8 +373,7 @@ def _off_by_a_quarter() -> Iterator[Evidence]:
     above = (j**2 + (2 * j + 1) * u) / 4**m - ((j + u) / 2**m) ** 2
     yield identity(above, u * (1 - u) / 4**m, "a chord on a piece of length 2^-m is u(1 − u)/4^m above x²")
     inside = (sin(theta) * cos(theta)) ** 2
-    says = "for u = sin²θ in [0, 1] u(1 − u) is sin²θ cos²θ"
-    yield identity((u * (1 - u)).subs(u, sin(theta) ** 2), inside, says)
+    yield identity((u * (1 - u)).subs(u, sin(theta) ** 2), inside, "for u = sin²θ in [0, 1] u(1 − u) is sin²θ cos²θ")
     yield nonnegative(inside, "so f_m is never below x², nor below 0, and σ(f_m) = f_m")
     gap = sympy.Integer(1) / 4 - u * (1 - u)
     yield identity(gap, (u - Rational(1, 2)) ** 2, "and ¼ − u(1 − u) = (u − ½)²")

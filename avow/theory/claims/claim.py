@@ -89,7 +89,7 @@ class Claim:
             raise ParameterError("claim: id", repr(self.id), "must be a word", 'try "copy-gap"')
         recorded = [verdict for verdict in get_args(Verdict) if verdict not in ("no verdict", "not applicable")]
         if self.expected not in recorded:
-            refuse("expected", "is no verdict", f"one of {recorded}")
+            refuse("expected", "is not a verdict", f"one of {recorded}")
         if (self.expected == "corrected") != bool(self.amended):
             refuse("amended", "must go with a correction", "give `amended` with expected='corrected', and only then")
         for part in ("topic", "statement", "plain", "amended", "amended_plain"):

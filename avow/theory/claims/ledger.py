@@ -80,7 +80,7 @@ def claims_in(path: str | Path, seconds: float = 60.0) -> dict[str, Claim]:
         rule = f"raised while loading: {_told(error, path)}"
         if late.is_set():
             rule = f"ran out of time while loading: {seconds:g} s{_line(error, path)}"
-        raise FileError("claims file", path, rule, "mend it there, and try again") from error
+        raise FileError("claims file", path, rule, "fix it there, and try again") from error
     claims: dict[str, Claim] = {}
     for one in _claims_of(module, str(path.resolve())):
         if one.id in claims:
@@ -96,7 +96,7 @@ def claims_in(path: str | Path, seconds: float = 60.0) -> dict[str, Claim]:
 
 
 def load(source: str) -> Any:
-    """The module of a claim: a dotted name, or a Python file, loaded anew and beside its neighbours."""
+    """The module of a claim: a dotted name, or a Python file, loaded again, with its folder on the path."""
     if not source.endswith(".py"):
         return importlib.import_module(source)
     path = Path(source).resolve()

@@ -140,7 +140,7 @@ def cover(
     """
     for side in box:
         if not side[0] <= side[1]:
-            raise ValueError(f"{says}: [{side[0]}, {side[1]}] is no interval")
+            raise ValueError(f"{says}: [{side[0]}, {side[1]}] is not an interval")
     pieces = [(0.0, 0, tuple((Fraction(low), Fraction(high)) for low, high in box))]
     tried = 0
     with intervals.precision(bits):
@@ -181,7 +181,7 @@ def kept(construction: Construction, says: str, amended: bool = False, **facts: 
 def counterexample(violated: bool, says: str, by: str, **facts: Any) -> Evidence:
     """A concrete case in which the statement fails; `by` names the arithmetic that evaluated it again."""
     if not _truth(violated):
-        raise Unproved(f"{says}: this is no counterexample ({_shown(facts)})")
+        raise Unproved(f"{says}: this is not a counterexample ({_shown(facts)})")
     return Evidence("counterexample", says, {"evaluated by": by, **facts})
 
 
@@ -275,7 +275,7 @@ def _truth(found: Any) -> bool:
     """A truth value as it is: a list, a ball or a formula is none, however true it looks."""
     if isinstance(found, bool | sympy.logic.boolalg.BooleanAtom) or getattr(found, "dtype", None) in (bool, torch.bool):
         return bool(found)
-    raise TypeError(f"{found!r} is no truth value")
+    raise TypeError(f"{found!r} is not a truth value")
 
 
 def _shown(facts: dict[str, Any]) -> str:

@@ -451,9 +451,7 @@ def _among(rows: list[list[Fraction]], kept: list[int], weights: Tensor) -> Iter
 def _guesses(keys: Tensor, kept: list[int], rest: list[int], weights: Tensor) -> Iterator[Array]:
     """Floating-point combinations, over the rest and then the kept keys: a linear program's, then the nearest one."""
     optimize = _scipy()
-    columns, logs = _columns(keys, kept, rest, weights)
-    sides = np.zeros(len(columns))
-    sides[-2:] = 1.0
+    columns, sides, logs = _equations(keys, kept, rest, weights)
     cost = np.concatenate([np.zeros(len(rest)), -logs])
     ranges = [(0, None)] * len(rest) + [(None, None)] * len(kept)
     tight = {"primal_feasibility_tolerance": 1e-10, "dual_feasibility_tolerance": 1e-10}
@@ -467,21 +465,20 @@ def hull_distance(keys: Float[Tensor, "n d"], weights: Float[Tensor, " n"]) -> f
     """How far the nearest combination found leaves the kept keys from the others, of the largest entry: an estimate."""
     kept = [i for i, w in enumerate(weights.tolist()) if w > 0]
     rest = [j for j, w in enumerate(weights.tolist()) if w <= 0]
-    columns, _ = _columns(keys, kept, rest, weights)
-    sides = np.zeros(len(columns))
-    sides[-2:] = 1.0
+    columns, sides, _ = _equations(keys, kept, rest, weights)
     combination = _nearest(columns, sides, len(rest))
     total = combination[: len(rest)].sum()
     return float(np.linalg.norm(columns[:-2] @ combination) / total) if total > 0 else math.inf
 
 
-def _columns(keys: Tensor, kept: list[int], rest: list[int], weights: Tensor) -> tuple[Array, Array]:
-    """The equations Σ λ_j k_j = Σ μ_i k_i, Σ λ = 1, Σ μ = 1 around the first kept key, and the log weights of μ."""
+def _equations(keys: Tensor, kept: list[int], rest: list[int], weights: Tensor) -> tuple[Array, Array, Array]:
+    """Σ λ_j k_j = Σ μ_i k_i, Σ λ = 1, Σ μ = 1 around the first kept key, with their sides, and the log weights of μ."""
     rows = scaled(keys)
     centred = rows - rows[kept[0]]
     ones = np.concatenate([np.ones(len(rest)), np.zeros(len(kept))])
     columns = np.vstack([np.concatenate([centred[rest], -centred[kept]]).T, ones, 1 - ones])
-    return columns, np.log(weights.double().numpy()[kept])
+    sides = np.concatenate([np.zeros(len(columns) - 2), np.ones(2)])
+    return columns, sides, np.log(weights.double().numpy()[kept])
 
 
 def _nearest(columns: Array, sides: Array, rest: int) -> Array:

@@ -228,7 +228,7 @@ def relu_linear(
     layers = rounded("relu_linear", exact, dtype)
     bound = rounded_up(line_error(as_fractions(layers), m, b, low, high))
     if math.isinf(bound):
-        rule = f"is no {named(dtype)} number, and a rounded slope drifts from the line without end"
+        rule = f"is not a {named(dtype)} number, and a rounded slope drifts from the line without end"
         raise ParameterError(
             "relu_linear: m", m, rule, "give an interval, or a shorter one, or a slope that the type holds"
         )

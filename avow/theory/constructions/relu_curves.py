@@ -2,7 +2,6 @@
 
 Kinks are placed from left to right, each as far as a line can reach before it is `eps` away from the function. Where
 the function is convex or concave no continuous chain of lines has fewer pieces.
-Each line reaches as far as the band around the function lets it.
 """
 
 from __future__ import annotations
@@ -271,7 +270,7 @@ def _enclosure(expression: sympy.Expr, x: sympy.Symbol) -> Ball:
     """A function of one ball that holds an expression's values; not finite where it cannot tell."""
     try:
         at = compiled(expression, [x])
-    except TypeError:  # a derivative that is no function
+    except TypeError:  # a derivative that is not a function
         return lambda ball: ball * math.nan
     return lambda ball: at([ball])
 

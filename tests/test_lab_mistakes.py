@@ -46,7 +46,7 @@ def told(found: Visit, beside: str, words: str) -> None:
 
 
 BROKEN = [
-    ("explorer?n=99", "[data-name=n]", "n=99 must be less than or equal to 12; set it anew on the page"),
+    ("explorer?n=99", "[data-name=n]", "n=99 must be less than or equal to 12; set it again on the page"),
     ("explorer?n=abc", "[data-name=n]", "n=abc must be a valid integer, "),
     ("explorer?angle=", "[data-name=angle]", "angle must be a valid number, "),
     (
@@ -55,7 +55,7 @@ BROKEN = [
         "target=9 must be below the number of keys, 5; move it to the left",
     ),
     ("explorer?show=average&other=1", "[data-name=other]", "other=1 must be another key than the first; move either"),
-    ("explorer?show=foo", "main", "show=foo must be 'copy', 'average', 'noise' or 'route'; set it anew on the page"),
+    ("explorer?show=foo", "main", "show=foo must be 'copy', 'average', 'noise' or 'route'; set it again on the page"),
     ("bench?method=foo", "[data-name=method]", "method=foo must be 'random_features', 'low_rank' or 'sparse'; "),
     ("claims?seed=-1", "[data-name=seed]", "seed=-1 must be greater than or equal to 0; "),
     ("claims?variant=no&hunt=true", "main", "variant='no' is none of relu-linear-a; one of 'as stated'"),

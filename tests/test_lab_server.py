@@ -115,7 +115,7 @@ def test_every_answer_is_armoured(lab: Lab) -> None:
 @pytest.mark.parametrize(
     ("inputs", "words"),
     [
-        ({"number": 10}, "number=10 must be less than or equal to 9; set it anew on the page"),
+        ({"number": 10}, "number=10 must be less than or equal to 9; set it again on the page"),
         ({"number": "many"}, "number=many must be a valid integer"),
         ({"number": None}, "number=None must be a valid integer"),
         ({"number": 1e400}, "number=inf must be a finite number"),

@@ -147,7 +147,7 @@ async def _misread(request: Request, problem: Exception) -> Response:
     name = ".".join(str(part) for part in first["loc"] if part != "body") or "body"
     rule = first["msg"].replace("Input should", "must", 1)
     rule = rule[:1].lower() + rule[1:]
-    return JsonResponse(error_body("ParameterError", name, first.get("input"), rule, "set it anew on the page"), 422)
+    return JsonResponse(error_body("ParameterError", name, first.get("input"), rule, "set it again on the page"), 422)
 
 
 def _unknown(pages: list[Page], token: str) -> Callable[[Request, Exception], Coroutine[Any, Any, Response]]:
@@ -158,7 +158,7 @@ def _unknown(pages: list[Page], token: str) -> Callable[[Request, Exception], Co
             return HTMLResponse(templates.front(pages, token, lost=path), status)
         if status == 400:
             return JsonResponse(
-                error_body("InputError", "body", "as sent", "is no JSON that can be read", "send JSON"), 422
+                error_body("InputError", "body", "as sent", "is not JSON that can be read", "send JSON"), 422
             )
         rule = "is not known here" if status == 404 else f"was refused: {problem.detail}"
         return JsonResponse(error_body("Unknown", "address", path, rule, "start from the front page"), status)

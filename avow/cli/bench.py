@@ -59,7 +59,7 @@ def decode(
 def linear(
     device: Device = "auto",
     only: Annotated[
-        str | None, typer.Option(metavar="FAMILY", help="On a GPU: only linear, all keys, random, separable or step.")
+        str | None, typer.Option(metavar="FAMILY", help="On a GPU: only linear, random, separable or step.")
     ] = None,
     fuzz: Annotated[int, typer.Option(metavar="N", help="Check the kernels at N random shapes instead.")] = 0,
     tune: Annotated[bool, typer.Option("--tune", help="Time other layouts of the plain scan instead.")] = False,
@@ -75,7 +75,6 @@ def linear(
     the command fails.
     """
     from avow.bench import linear as kernels
-    from avow.bench import linear_plain as plain
     from avow.bench.clock import machine
     from avow.report.terminal import progress
 
@@ -90,9 +89,9 @@ def linear(
         if only is not None or fuzz or tune:
             rule = "is for kernels, which need a GPU"
             raise ParameterError("device", where, rule, "use a GPU, or --rehearse to interpret kernels at tiny sizes")
-        sizes = plain.QUICK if quick else plain.FULL
-        with progress(len(sizes.lengths) * len(plain.METHODS)) as tell:
-            return _say(machine(where), plain.run(sizes, tell), as_json)
+        sizes = kernels.PLAIN_QUICK if quick else kernels.PLAIN_FULL
+        with progress(len(sizes.lengths) * len(kernels.METHODS)) as tell:
+            return _say(machine(where), kernels.run_plain(sizes, tell), as_json)
     chosen = kernels.REHEARSAL if rehearse else kernels.QUICK if quick else kernels.FULL
     if fuzz:
         return _say(machine(where), kernels.shapes(where, fuzz, rehearse), as_json)

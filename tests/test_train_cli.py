@@ -369,7 +369,7 @@ def test_a_gpu_that_is_not_there_is_refused(monkeypatch: pytest.MonkeyPatch) -> 
     flags = [flag for flag in FLAGS if not flag.startswith("run.device")]
     field = "avow: device=cuda is not available here; use device=cpu, or device=auto"
     assert refused("pretrain", "other", *flags, "--device", "cuda") == field
-    words = "avow: device=cuda is not at hand; use --device cpu"
+    words = "avow: device=cuda is not available; use --device cpu"
     assert refused("evaluate", "base", "--device", "cuda") == words
     assert refused("sample", "base", "A", "--device", "cuda") == words
     assert not Path("other").exists()

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from avow.attend import Attended, check_automatic
 from avow.core import Method, Problem
-from avow.core.relative import aimed_bound, proved_ratio
+from avow.core.certify import aimed_bound, proved_ratio
 from avow.core.requirement import Requirement, check_generator, checked_requirement
 from avow.distributed.consensus import (
     Context,

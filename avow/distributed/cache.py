@@ -17,7 +17,7 @@ from torch import Tensor
 
 from avow.attend import Attended
 from avow.core import Norms, Problem
-from avow.core.relative import aimed_bound, proved_ratio
+from avow.core.certify import aimed_bound, proved_ratio
 from avow.core.requirement import check_generator, checked_requirement
 from avow.distributed.consensus import Context, agree, attempt, check_dense, digest, outside_autocast, tensor_facts
 from avow.distributed.exact import attend_keys

@@ -178,8 +178,8 @@ def test_a_head_of_a_file_attends_to_its_own_group() -> None:
     assert torch.equal(head.q[0, 0], tensors["q"][3, :64]) and torch.equal(head.k[0, 0], tensors["k"][1, :64])
     assert tried(head, LowRank(16)).broken == 0
     inputs = Benched(method="low_rank", file="x", n=64, head=3)
-    assert facts(verdict(inputs, tensors)) == facts(verdict(inputs.model_copy(update={"head": 7}), tensors))
-    assert facts(preview(inputs, tensors)) != facts(preview(inputs.model_copy(update={"head": 2}), tensors))
+    assert facts(verdict(inputs, tensors)) == facts(verdict(dataclasses.replace(inputs, head=7), tensors))
+    assert facts(preview(inputs, tensors)) != facts(preview(dataclasses.replace(inputs, head=2), tensors))
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float64])

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from typing import Any
 
 import pytest
 
 from avow.lab.pages import dynamics
-from avow.lab.pages import dynamics_scenes as scenes
 from avow.lab.pages.dynamics import PAGE, Moved, preview, verdict
 from avow.nn import gradient_horizon
 from avow.nn.recurrent import GradientHorizon
@@ -23,7 +23,7 @@ def curve(answer: dict[str, Any], figure: str, name: str) -> list[float]:
 @pytest.mark.parametrize("gain", [0.3, 1.0, 1.4])
 def test_the_measured_curve_is_the_library_s_and_no_proved_point_is_below_it(activation: Any, gain: float) -> None:
     inputs = Moved(activation=activation, gain=gain, back=40)
-    cell, x = scenes.cell_of(activation, gain), scenes.inputs_of()
+    cell, x = dynamics.cell_of(activation, gain), dynamics.cell_inputs()
     found = gradient_horizon(cell, 40, x[:40])
     drawn = curve(preview(inputs), "gradients", "measured")
     assert drawn[0] == pytest.approx(1) and drawn[40] == pytest.approx(found.measured, rel=1e-6)
@@ -73,15 +73,14 @@ def test_every_preset_has_its_verdict(preset: str) -> None:
 
 
 def test_the_ends_of_every_slider_are_drawn() -> None:
-    for name, field in Moved.model_fields.items():
-        for end in field.metadata:
-            for edge in ("ge", "le"):
-                if hasattr(end, edge):
-                    inputs = Moved(**{name: getattr(end, edge)})
-                    drawn = preview(inputs)["figures"]
-                    ys = [y for one in drawn.values() for trace in one["data"] for y in trace["y"]]
-                    assert all(y is not None and math.isfinite(y) for y in ys)
-                    assert verdict(inputs)["verdict"]["word"] == "proved"
+    sliders = [one for one in Moved.declared() if one.type in (int, float)]
+    for slider, end in itertools.product(sliders, ("low", "high")):
+        inputs = Moved.of({slider.name: getattr(slider.rule, end)})
+        drawn = preview(inputs)["figures"]
+        ys = [y for one in drawn.values() for trace in one["data"] for y in trace["y"]]
+        assert all(y is not None and math.isfinite(y) for y in ys)
+        assert verdict(inputs)["verdict"]["word"] == "proved"
+    assert len(sliders) == 6
 
 
 @pytest.mark.browser

@@ -9,8 +9,7 @@ import pytest
 import torch
 
 from avow.lab.pages import explorer
-from avow.lab.pages.explorer import PAGE, Explored
-from avow.lab.pages.explorer_scenes import bearings, pointed, sphere
+from avow.lab.pages.explorer import PAGE, Explored, bearings, pointed, sphere
 from avow.theory.constructions.readout import enclosed, read
 
 
@@ -32,7 +31,7 @@ def test_every_preset_makes_its_point(preset: str) -> None:
 def test_every_key_can_be_copied_and_a_query_that_looks_away_is_refuted(space: str, n: int) -> None:
     for target in range(n):
         assert word(space=space, n=n, target=target) == "kept"
-        own = PAGE.preview(Explored.model_validate({"space": space, "n": n, "target": target}))["shown"]
+        own = PAGE.preview(Explored.of({"space": space, "n": n, "target": target}))["shown"]
         away = {"angle": math.remainder(own["angle"] + 180, 360), "rise": -own["rise"]}
         assert word(space=space, n=n, target=target, **away) == "not kept"
         assert word(space=space, n=n, target=target, length=0.0) == "not kept"

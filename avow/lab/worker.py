@@ -15,8 +15,7 @@ from typing import Any, BinaryIO
 
 import torch
 
-from avow.lab.page import Page, all_pages
-from avow.lab.responses import error_body_of, json_bytes
+from avow.lab.page import Page, all_pages, error_body_of, json_bytes
 from avow.lab.uploads import tensors_of
 
 
@@ -26,7 +25,7 @@ def answer_of(pages: dict[str, Page], question: dict[str, Any], tensors: dict[st
         page = pages[question["page"]]
         function = page.preview if question["what"] == "preview" else page.verdict
         assert function is not None, f"{page.name} has no {question['what']}"
-        inputs = page.inputs.model_validate(question["inputs"])
+        inputs = page.inputs.of(question["inputs"])
         answer = function(inputs, tensors) if page.takes_files else function(inputs)
         trouble = answer.pop("trouble", None)
         return json_bytes((error_body_of(trouble) if trouble else {}) | {"answer": answer})

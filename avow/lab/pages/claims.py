@@ -10,7 +10,7 @@ from typing import Any, Literal
 
 from avow.core.chart import Table
 from avow.errors import ParameterError
-from avow.lab.page import Answer, Inputs, Page, control, fact
+from avow.lab.page import Answer, Inputs, Page, control, fact, judgement
 from avow.report import charts, formatting
 from avow.report.claims_article import judged, stated
 from avow.theory.claims import Claim, Finding, catalogue
@@ -28,6 +28,7 @@ _SEARCH_SECONDS = 10.0
 _AGREES = 1e-30
 
 
+@dataclasses.dataclass(frozen=True)
 class Asked(Inputs):
     verdict: Literal["every", "proved", "corrected", "refuted", "supported", "not applicable"] = control(
         "every", "Verdict"
@@ -78,7 +79,7 @@ def verdict(inputs: Asked) -> Answer:
         "figures": figures,
         "attack": attack,
         "facts": _facts(claim, finding),
-        "verdict": {"tone": tone, "word": finding.verdict, "says": _says(finding), "steps": []},
+        "verdict": judgement(tone, finding.verdict, _says(finding), []),
     }
 
 
@@ -175,22 +176,6 @@ PAGE = Page(
     inputs=Asked,
     preview=preview,
     verdict=verdict,
-    sign=(
-        '<path class="faint" d="M28 10h54M28 24h54M28 38h54"/>'
-        '<path d="m3 10 4 4 8 -8M3 24l4 4 8 -8M4 34l9 9m0 -9 -9 9"/>'
-    ),
-    body="""<div id="filters"></div>
-<p id="count" class="soft" aria-live="polite"></p>
-<ul id="ledger" aria-label="Claims"></ul>
-<article id="chosen" aria-live="off"><h2 id="name"></h2><div id="stated"></div><div id="judged"></div></article>
-<section id="breaking" class="card" aria-label="Try to break it" hidden>
-<div class="role"><strong>Try to break it</strong>
-<span id="caught" class="badge" hidden></span></div>
-<p id="note" hidden></p>
-<fieldset id="variants"><legend>What is attacked</legend></fieldset>
-<div id="budget"></div>
-<button type="button" id="attack">Search for a counterexample</button>
-<p id="outcome" aria-live="polite"></p><div id="case"></div></section>""",
     seconds=40.0,
     kept=True,
 )

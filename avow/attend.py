@@ -14,17 +14,16 @@ from torch import Tensor
 
 from avow import planner
 from avow.calibration import Rates, rates
-from avow.core import BoundEstimate, Certificate, Computed, Method, Norms, Problem, check_numbers, check_tensor, named
+from avow.core import BoundEstimate, Certificate, Computed, Method, Problem, check_numbers, check_tensor, named
 from avow.core.audit import Audit, audit_rows
-from avow.core.certify import certify, measure_norms
+from avow.core.certify import certify
 from avow.core.relative import aimed_bound, shortest_ratio
 from avow.core.requirement import USUAL_CONFIDENCE, Requirement, check_generator, checked_requirement
 from avow.errors import ParameterError, RangeError, ShapeError, ToleranceUnreachable
-from avow.methods import method_named, random_features
+from avow.methods import checked_kind, exact_method, method_from, random_features
 from avow.methods.random_features import FeatureCount
 from avow.numerics.random_stream import random_stream
 from avow.numerics.rounding import unit
-from avow.parameters import check_parameters
 from avow.planner import Plan
 
 _P = ParamSpec("_P")
@@ -64,7 +63,7 @@ def attend(
     *,
     tol: float | None = None,
     rtol: float | None = None,
-    method: str = "auto",
+    method: str | Method = "auto",
     mask: Tensor | None = None,
     causal: bool = False,
     scale: float | None = None,
@@ -79,10 +78,11 @@ def attend(
     """Attention, and the certificate of the error it made.
 
     `tol` bounds every row's error, in units of the largest value norm the row sees, and `rtol` in units of the true
-    answer's own length; the cheapest method that can prove what was asked runs, and exact attention where none can.
-    Without either, the answer is exact. `confidence < 1` also accepts
-    promises that hold with that probability, `coverage < 1` promises about that share of the rows. A named
-    `method` takes its own parameters. Shapes, masks and scale are those of PyTorch's SDPA.
+    answer's own length; the cheapest method that can prove what was asked runs, and exact attention if none can.
+    Without either, the answer is exact. `confidence < 1` also accepts promises that hold with that probability,
+    `coverage < 1` promises about that share of the rows. `method` is a name, whose parameters may follow and are
+    otherwise chosen for the tolerance, or a `Method` object, which runs as it is. Shapes, masks and scale are those of
+    PyTorch's SDPA.
 
     >>> q, k, v = torch.randn(3, 1, 8, 64, 16).unbind()
     >>> out, certificate = attend(q, k, v, tol=1e-2)
@@ -94,29 +94,31 @@ def attend(
     )
     wish = checked_requirement(tol, confidence, coverage, rtol)
     check_generator(generator)
-    norms = measure_norms(problem)
-    if method == "auto":
+    problem.measured()
+    if not isinstance(method, Method) and method == "auto":
         check_automatic(parameters)
-        return _automatic(problem, norms, wish, generator)
-    kind = method_named(method)
-    check_parameters(method, kind, parameters)
-    if method == "exact" and "precision" not in parameters:
-        return _exact(problem, norms, wish)
-    aim = _error_budget(problem, norms, wish)
-    chosen = kind(**kind.tune(parameters, problem.sizes, aim, wish.confidence))
+        return _automatic(problem, wish, generator)
+    kind = checked_kind(method, parameters)
+    if kind.is_exact and not parameters and not isinstance(method, Method):
+        return _exact(problem, wish)
+
+    def tuned(aim: float | None) -> Method:
+        if isinstance(method, Method):
+            return method
+        return kind(**kind.tune(parameters, problem.sizes, aim, wish.confidence))
+
+    chosen = tuned(_error_budget(problem, wish))
     chosen.check(problem.sizes)
-    foreseen = (
-        chosen.estimate_bound(problem.detached(), norms, 1.0) if method == "exact" and not problem.empty else None
-    )
-    if foreseen is not None and foreseen.kind == "none":
-        raise RangeError("exact: precision", parameters["precision"], foreseen.reason, 'use precision="float64"')
-    attended = _run(chosen, problem, norms, wish, generator)
+    if chosen.is_exact and not problem.empty:
+        estimate = chosen.estimate_bound(problem.detached(), 1.0)
+        if estimate.kind == "none":
+            name, value = (", ".join(map(str, x)) for x in (chosen.parameters, chosen.parameters.values()))
+            raise RangeError(f"{chosen.name}: {name}", value, estimate.reason, 'use precision="float64"')
+    attended = _run(chosen, problem, wish, generator)
     if wish.rtol is not None and not wish.met_by(attended.certificate):
         # How long the answers are is known now, so that what is left to the method may be aimed again.
-        again = kind(
-            **kind.tune(parameters, problem.sizes, _error_budget(problem, norms, wish, attended), wish.confidence)
-        )
-        attended = attended if again == chosen else _run(again, problem, norms, wish, generator)
+        again = tuned(_error_budget(problem, wish, attended))
+        attended = attended if again == chosen else _run(again, problem, wish, generator)
     return _check_tolerance(attended, wish)
 
 
@@ -149,7 +151,7 @@ def plan(
     )
     wish = checked_requirement(tol, confidence, coverage, rtol)
     sizes = problem.sizes if keys is None else problem.sizes.with_keys(keys)
-    return _planned(problem, measure_norms(problem), wish, rates(sizes.device), sizes, thrifty=False)
+    return _planned(problem.measured(), wish, rates(sizes.device), sizes, thrifty=False)
 
 
 @no_autocast
@@ -161,7 +163,7 @@ def audit(
     *,
     coverage: float = 0.99,
     confidence: float = 0.99,
-    method: str = "exact",
+    method: str | Method = "exact",
     generator: torch.Generator | None = None,
     mask: Tensor | None = None,
     causal: bool = False,
@@ -180,8 +182,7 @@ def audit(
     if tuple(out.shape) != (*p.leading, p.q.shape[-2], p.v.shape[-1]):
         rule = f"must be {(*p.leading, p.q.shape[-2], p.v.shape[-1])}"
         raise ShapeError("out.shape", tuple(out.shape), rule, "pass the answer of this very problem")
-    target = method_named(method)()
-    return audit_rows(out.detach(), p, measure_norms(p), target, coverage, confidence, generator)
+    return audit_rows(out.detach(), p, method_from(method, {}), coverage, confidence, generator)
 
 
 @no_autocast
@@ -202,14 +203,12 @@ def features_needed(
         raise ParameterError(
             "tol, confidence", (tol, confidence), "must allow some error", "try tol=1e-2, confidence=0.99"
         )
-    return random_features.features_needed(problem, measure_norms(problem), wish.tol, wish.confidence)
+    return random_features.features_needed(problem, wish.tol, wish.confidence)
 
 
-def attend_exact(
-    problem: Problem, norms: Norms, tol: float | None, reason: str = "", rtol: float | None = None
-) -> Attended:
-    """Exact attention where norms are known, in the narrowest arithmetic that keeps both limits; `reason` says why."""
-    attended = _exact(problem, norms, Requirement(tol, 1.0, None, rtol))
+def attend_exact(problem: Problem, tol: float | None, reason: str = "", rtol: float | None = None) -> Attended:
+    """Exact attention in the narrowest arithmetic that keeps both limits; `reason` says why."""
+    attended = _exact(problem, Requirement(tol, 1.0, None, rtol))
     certificate = attended.certificate
     return attended._replace(certificate=dataclasses.replace(certificate, reason=reason or certificate.reason))
 
@@ -220,23 +219,23 @@ def check_automatic(parameters: Mapping[str, object]) -> None:
         raise ParameterError(name, repr(value), "belongs to a named method", "name one with method=")
 
 
-def _planned(problem: Problem, norms: Norms, wish: Requirement, known: Rates, sizes: Any, thrifty: bool) -> Plan:
+def _planned(problem: Problem, wish: Requirement, known: Rates, sizes: Any, thrifty: bool) -> Plan:
     detached = problem.detached()
 
     def estimate_bound(method: Method) -> BoundEstimate:
         if problem.empty:
             return BoundEstimate(0.0, "deterministic", True, "there is nothing to attend to")
         with torch.no_grad():
-            return method.estimate_bound(detached, norms, wish.confidence)
+            return method.estimate_bound(detached, wish.confidence)
 
     offers = planner.candidates(sizes, known)
-    exact = min(offer.seconds for offer in offers if offer.method.name == "exact")
-    aim = None if wish.rtol is None else _error_budget(problem, norms, wish)
+    exact = min(offer.seconds for offer in offers if offer.method.is_exact)
+    aim = None if wish.rtol is None else _error_budget(problem, wish)
     judged = planner.judged(offers, wish.tol, wish.kinds, estimate_bound, thrifty, aim)
     return Plan(tuple(planner.cheapest(judged)), wish.tol, known.source, exact, wish.rtol, aim)
 
 
-def _error_budget(problem: Problem, norms: Norms, wish: Requirement, attended: Attended | None = None) -> float | None:
+def _error_budget(problem: Problem, wish: Requirement, attended: Attended | None = None) -> float | None:
     """The bound to aim at, relative to the longest value: `tol`, or what `rtol` needs of answers as long as these.
 
     Without an answer its length is that of a few rows; where even those cost too much, that of a flat head.
@@ -247,25 +246,23 @@ def _error_budget(problem: Problem, norms: Norms, wish: Requirement, attended: A
         ratio = 1.0
     elif attended is not None:
         shape = (*problem.q.shape[:-1], problem.v.shape[-1])
-        ratio = shortest_ratio(
-            problem, norms, attended.out.reshape(shape), attended.certificate.rows.reshape(shape[:-1])
-        )
+        ratio = shortest_ratio(problem, attended.out.reshape(shape), attended.certificate.rows.reshape(shape[:-1]))
     elif count := min(_SAMPLED_ROWS, problem.q.shape[-2] // _ROWS_PER_SAMPLE):
         index = torch.linspace(0, problem.q.shape[-2] - 1, count, device=problem.q.device).long()
         rows = problem.detached().rows(index)
         with torch.no_grad():
-            out = method_named("exact")().compute(rows).out
-        ratio = shortest_ratio(rows, norms, out, out.new_zeros(out.shape[:-1], dtype=torch.float64))
+            out = exact_method()().compute(rows).out
+        ratio = shortest_ratio(rows.with_norms(problem.norms), out, out.new_zeros(out.shape[:-1], dtype=torch.float64))
     else:
         ratio = 1 / math.sqrt(problem.k.shape[-2])
     return min(math.inf if wish.tol is None else wish.tol, aimed_bound(ratio, wish.rtol))
 
 
-def _automatic(problem: Problem, norms: Norms, wish: Requirement, generator: torch.Generator | None) -> Attended:
+def _automatic(problem: Problem, wish: Requirement, generator: torch.Generator | None) -> Attended:
     if wish.exact or problem.empty:
-        return _exact(problem, norms, wish)
-    made = _planned(problem, norms, wish, rates(problem.q.device.type, measure=False), problem.sizes, thrifty=True)
-    offers = [candidate for candidate in made.ranked if not candidate.lost and candidate.method.name != "exact"]
+        return _exact(problem, wish)
+    made = _planned(problem, wish, rates(problem.q.device.type, measure=False), problem.sizes, thrifty=True)
+    offers = [candidate for candidate in made.ranked if not candidate.lost and not candidate.method.is_exact]
     # Audits of several answers, of which the first that passes is kept, share one chance of being wrong.
     shared = wish if wish.coverage is None else wish._replace(confidence=1 - (1 - wish.stated) / max(len(offers), 1))
     tried: list[str] = []
@@ -273,30 +270,28 @@ def _automatic(problem: Problem, norms: Norms, wish: Requirement, generator: tor
     for candidate in offers:
         if candidate.prospect is not None and candidate.prospect.bound > needed:
             continue  # the answers that were seen are shorter than was thought
-        attended = _run(candidate.method, problem, norms, shared, generator)
+        attended = _run(candidate.method, problem, shared, generator)
         certificate = attended.certificate
         if wish.met_by(certificate):
             return attended
         proved = f"{certificate.bound:.1e}" + (f" ({certificate.relative:.1e} relative)" if wish.rtol else "")
         tried.append(f"{candidate.label} could prove only {proved}")
         if wish.rtol is not None:
-            needed = _error_budget(problem, norms, wish, attended) or 0.0
-    return _exact(problem, norms, wish, "; ".join(tried) or made.why_exact)
+            needed = _error_budget(problem, wish, attended) or 0.0
+    return _exact(problem, wish, "; ".join(tried) or made.why_exact)
 
 
-def _exact(problem: Problem, norms: Norms, wish: Requirement, reason: str = "") -> Attended:
+def _exact(problem: Problem, wish: Requirement, reason: str = "") -> Attended:
     """Exact attention in the narrowest arithmetic that cannot overflow and keeps the tolerances, if there is one."""
     best, own, detached = math.inf, math.inf, problem.detached()
-    for method in method_named("exact").settings(problem.sizes):
-        prospect = (
-            BoundEstimate(0.0, "deterministic", True) if problem.empty else method.estimate_bound(detached, norms, 1.0)
-        )
+    for method in exact_method().settings(problem.sizes):
+        prospect = BoundEstimate(0.0, "deterministic", True) if problem.empty else method.estimate_bound(detached, 1.0)
         # Without a tolerance any answer will do that does not overflow: the widest arithmetic comes last.
         if prospect.kind == "none" if wish.tol is None else prospect.bound > wish.tol:
             best = min(best, prospect.bound)
             continue
         # How an answer's error compares with its own length is known when it is there.
-        attended = _run(method, problem, norms, wish, None, reason)
+        attended = _run(method, problem, wish, None, reason)
         if wish.exact or attended.certificate.keeps(wish.tol, wish.rtol):
             return attended
         best, own = min(best, attended.certificate.bound), min(own, attended.certificate.relative)
@@ -306,7 +301,6 @@ def _exact(problem: Problem, norms: Norms, wish: Requirement, reason: str = "") 
 def _run(
     method: Method,
     problem: Problem,
-    norms: Norms,
     wish: Requirement,
     generator: torch.Generator | None,
     reason: str = "",
@@ -317,10 +311,10 @@ def _run(
         computed = Computed(out)
     else:
         stream = random_stream(generator, problem.q.device) if method.statistical else generator
-        computed = method.compute(dataclasses.replace(problem, norms=norms), stream)
-    certificate = certify(method, problem, norms, computed, wish.stated)  # before reshaping: rows are canonical
+        computed = method.compute(problem.measured(), stream)
+    certificate = certify(method, problem, computed, wish.stated)  # before reshaping: rows are canonical
     if wish.coverage is not None and certificate.kind != "deterministic" and not problem.empty:
-        certificate = _sampled(method, problem, norms, computed.out, wish, generator, certificate)
+        certificate = _sampled(method, problem, computed.out, wish, generator, certificate)
     out = computed.out.reshape(*problem.leading, *computed.out.shape[-2:])
     return Attended(out, dataclasses.replace(certificate, reason=reason or certificate.reason))
 
@@ -328,16 +322,13 @@ def _run(
 def _sampled(
     method: Method,
     problem: Problem,
-    norms: Norms,
     out: Tensor,
     wish: Requirement,
     generator: torch.Generator | None,
     stated: Certificate,
 ) -> Certificate:
     assert wish.coverage is not None
-    found = audit_rows(
-        out.detach(), problem.detached(), norms, method, wish.coverage, wish.stated, generator
-    ).certificate
+    found = audit_rows(out.detach(), problem.detached(), method, wish.coverage, wish.stated, generator).certificate
     return dataclasses.replace(found, parameters=stated.parameters, cost=stated.cost)
 
 

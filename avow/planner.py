@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field, replace
 
 from avow.calibration import Rates
-from avow.core import BoundEstimate, Cost, Kind, Method, Sizes
+from avow.core import SOFTMAX, BoundEstimate, Cost, Kind, Method, Sizes
 from avow.methods import all_methods
 
 # What finding out may cost, relative to exact attention, before the answer is exact attention after all.
@@ -74,8 +74,9 @@ class Plan:
         """Why no cheaper method may run: the least of each method's settings speaks for it."""
         reasons: dict[str, str] = {}
         for candidate in self.ranked:
-            if candidate.method.target == "softmax attention" and candidate.lost and candidate.method.name != "exact":
-                reasons.setdefault(candidate.method.name, candidate.lost)
+            method = candidate.method
+            if method.target == SOFTMAX and candidate.lost and not method.is_exact:
+                reasons.setdefault(method.name, candidate.lost)
         return "; ".join(f"{name}: {lost}" for name, lost in reasons.items())
 
     def __str__(self) -> str:
@@ -117,14 +118,14 @@ def judged(
     `aim` is what all but exact attention are held to in place of `tol`: a guess of what will be needed.
     """
     limit = tol if aim is None else aim
-    exact = min((c.seconds for c in offers if c.method.name == "exact"), default=math.inf)
+    exact = min((c.seconds for c in offers if c.method.is_exact), default=math.inf)
     purse = WASTE * exact
     done = []
     for offer in offers:
-        if offer.method.name == "exact":
+        if offer.method.is_exact:
             prospect = foresee(offer.method)
             done.append(_verdict(offer, prospect, tol, accept))
-        elif offer.method.target != "softmax attention":
+        elif offer.method.target != SOFTMAX:
             done.append(replace(offer, lost=f"its target is {offer.method.target}"))
         elif limit is None:
             done.append(replace(offer, lost="no tolerance was given: exact"))

@@ -12,8 +12,7 @@ from transformers import DynamicCache
 from avow.bench.results import Goal, Result, Row
 from avow.integrations.transformers import ModelPlan, Speed, profile
 from avow.integrations.transformers.model_files import load_model
-from avow.integrations.transformers.model_plan import fingerprint
-from avow.integrations.transformers.speed import speed_behind
+from avow.integrations.transformers.model_plan import fingerprint, speed_behind
 from benchmarks.model import FOLDER, manual
 from benchmarks.options import Options
 

@@ -9,7 +9,6 @@ beside them stands the mean over the steps.
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
@@ -18,7 +17,7 @@ import torch
 from avow.bench.results import Goal, Result, Row
 from avow.bench.workloads import read
 from avow.core import Problem
-from avow.core.certify import certify, measure_norms
+from avow.core.certify import certify
 from avow.methods.sparse import Sparse
 from avow.numerics.heads import per_query_head
 from avow.numerics.masks import seen_by
@@ -77,10 +76,9 @@ def _decoding(layer: Problem, rows: int) -> Iterator[tuple[Problem, Sketch]]:
 
 
 def _step(p: Problem, sketch: Sketch, method: Sparse) -> _Step:
-    norms = measure_norms(p)
-    computed = method.compute(dataclasses.replace(p, norms=norms), torch.Generator().manual_seed(0), sketch)
-    certificate = certify(method, p, norms, computed, 1 - method.chance)
-    unit = per_query_head(norms.v.amax(-1, keepdim=True), p.q.shape[1])
+    computed = method.compute(p.measured(), torch.Generator().manual_seed(0), sketch)
+    certificate = certify(method, p, computed, 1 - method.chance)
+    unit = per_query_head(p.norms.v.amax(-1, keepdim=True), p.q.shape[1])
     errors = torch.linalg.vector_norm(computed.out.double() - method.reference(p), dim=-1) / unit
     keys, full = p.k.shape[-2], 2 * (p.k.shape[-1] + p.v.shape[-1])
     # The sketch, and the lengths of values in half precision.

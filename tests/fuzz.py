@@ -18,7 +18,6 @@ import torch
 from scipy.stats import binom
 
 from avow.attend import Attended, _exact, _run
-from avow.core.certify import measure_norms
 from avow.core.requirement import Requirement
 from avow.errors import RangeError
 from tests.helpers.generators import Case, draw_case
@@ -64,10 +63,10 @@ class Tally:
 def answer(case: Case) -> Attended:
     """What the method answers, certified; its draws follow from the case's seed."""
     p, method = case.problem, case.method
-    norms, wish = measure_norms(p), Requirement(None, CONFIDENCE, None)
+    wish = Requirement(None, CONFIDENCE, None)
     if method.name == "exact":
-        return _exact(p, norms, wish)
-    return _run(method, p, norms, wish, torch.Generator().manual_seed(case.seed))
+        return _exact(p, wish)
+    return _run(method, p, wish, torch.Generator().manual_seed(case.seed))
 
 
 def run_case(case: Case) -> Tally:

@@ -44,7 +44,7 @@ class Whole(NamedTuple):
 def parted(p: Problem, ends: Sequence[int]) -> list[Problem]:
     """The problems of shards that end at these keys."""
     return [
-        dataclasses.replace(p, k=p.k[:, :, start:end], v=p.v[:, :, start:end], norms=None)
+        dataclasses.replace(p, k=p.k[:, :, start:end], v=p.v[:, :, start:end])
         for start, end in zip([0, *ends[:-1]], ends, strict=True)
     ]
 

@@ -21,7 +21,6 @@ import avow
 from avow.attend import _exact, _run
 from avow.core import Problem
 from avow.core.audit import reference_error
-from avow.core.certify import measure_norms
 from avow.core.requirement import Requirement
 from avow.errors import RangeError
 from avow.numerics.heads import longest_seen
@@ -42,12 +41,12 @@ def fuzz(seconds: float) -> dict[str, int]:
         case = draw_case(rng.getrandbits(48))
         p, gpu = case.problem, moved(case.problem, "cuda")
         try:
-            norms = measure_norms(gpu)
+            gpu.measured()
         except RangeError:
             continue
         wish = Requirement(None, 0.999999, None)
         exact = case.method.name == "exact"
-        run = _exact(gpu, norms, wish) if exact else _run(case.method, gpu, norms, wish, None)
+        run = _exact(gpu, wish) if exact else _run(case.method, gpu, wish, None)
         out, bounds = run.out.cpu().double(), run.certificate.rows.cpu().reshape(p.q.shape[:-1])
         tally["cases"] += p.q.shape[1]
         tally["rows"] += bounds.numel()
@@ -60,7 +59,7 @@ def fuzz(seconds: float) -> dict[str, int]:
         tight = longest_seen(p, lengths).expand(p.q.shape[:-1])
         distance = torch.linalg.vector_norm(out.reshape(truth.shape) - truth, dim=-1)
         error = torch.where(tight > 0, distance / tight.clamp(min=1e-320), torch.where(distance > 0, math.inf, 0.0))
-        own = reference_error(p, measure_norms(p))
+        own = reference_error(p)
         length = torch.linalg.vector_norm(out.reshape(truth.shape), dim=-1)
         sure = ((error + own) * (1 + 1e-9) <= bounds) | (length * (1 + 1e-9) <= (bounds - 1) * tight)
         broken = (error - own) * (1 - 1e-9) > bounds

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from avow.numerics import intervals
-from avow.theory.claims.catalogue import optimisers, optimisers_decay, recurrent
+from avow.theory.claims.catalogue import optimisers, recurrent
 
 
 def test_the_gradient_in_balls_is_autograd_s() -> None:
@@ -56,7 +56,7 @@ def test_torch_s_sgd_penalises_as_the_claim_has_it(momentum: float) -> None:
     """Its weight_decay is the penalty's gradient 2γθ; only without momentum is it the decay 2ηγ."""
     gradients = [0.3, -0.7, 0.2]
     found = stepped(torch.optim.SGD, gradients, lr=0.1, momentum=momentum, weight_decay=0.5)
-    penalised, decayed = optimisers_decay._decays(0.1, 0.25, 2 * 0.1 * 0.25, momentum, 1.0, gradients)
+    penalised, decayed = optimisers._decays(0.1, 0.25, 2 * 0.1 * 0.25, momentum, 1.0, gradients)
     assert found == pytest.approx(penalised, abs=1e-12)
     assert (found == pytest.approx(decayed, abs=1e-12)) == (momentum == 0.0)
 
@@ -89,5 +89,5 @@ def test_adam_in_balls_is_torch_s_adam() -> None:
         ((theta - 1) ** 2 / 2 + theta**2 / 2).backward()
         adam.step()
     with intervals.precision(512):
-        found = optimisers_decay._with_adam(Fraction(1, 2), 150)
+        found = optimisers._with_adam(Fraction(1, 2), 150)
     assert float(theta.detach()) == pytest.approx(float(found), abs=1e-9)

@@ -82,12 +82,12 @@ def test_an_entry_too_near_a_tie_is_refused(monkeypatch: pytest.MonkeyPatch) -> 
     tie = torch.tensor([[1 - 2.0**-9]], dtype=torch.float64)
     monkeypatch.setattr(positions, "encodings", lambda d: tie)
     with pytest.raises(Unproved, match="an entry of width 2 lies too near a tie of bfloat16"):
-        positions.stored(2, torch.bfloat16)
+        positions.stored_encoding(2, torch.bfloat16)
 
 
 @pytest.mark.parametrize("dtype", positions.TYPES[1:])
 def test_entries_are_rounded_as_balls_round_them(dtype: torch.dtype) -> None:
-    rows = positions.stored(2, dtype)
+    rows = positions.stored_encoding(2, dtype)
     for p in (1, 2, 355, 711, 4000):
         exact = [toolbox.rounded(lambda p=p: arb(p).sin(), dtype), toolbox.rounded(lambda p=p: arb(p).cos(), dtype)]
         assert [Fraction(entry) for entry in rows[p].tolist()] == exact

@@ -6,38 +6,33 @@ from fractions import Fraction
 
 import sympy
 
-from avow.theory.claims.catalogue import relu, relu_square_deep, relu_square_line
-from avow.theory.claims.catalogue import relu_square as one_layer
+from avow.theory.claims.catalogue import relu
 from avow.theory.constructions import relu_square
 from avow.theory.constructions.relu import hinges, sawtooth, square_error
 from tests.helpers.judging import judged
 
 
 def test_the_units_recorded_are_those_the_library_makes() -> None:
-    for eps, units in one_layer.WIDE.items():
+    for eps, units in relu.WIDE.items():
         assert relu_square(eps).units == units
-    for eps, units in relu_square_deep.DEEP.items():
+    for eps, units in relu.DEEP.items():
         assert relu_square(eps, deep=True).units == units
 
 
 def test_the_claim_s_family_is_the_library_s_network() -> None:
-    assert one_layer.Hinges().layers(7) == hinges(7)
-    assert square_error(one_layer.Hinges().layers(7)) == Fraction(1, 450)
+    assert relu.Hinges().layers(7) == hinges(7)
+    assert square_error(relu.Hinges().layers(7)) == Fraction(1, 450)
 
 
 def test_the_errors_of_the_four_widths_are_shown() -> None:
     shown = [
-        found["error"]
-        for found in (step.facts for step in judged(one_layer.relu_square_wide).evidence)
-        if "units" in found
+        found["error"] for found in (step.facts for step in judged(relu.relu_square_wide).evidence) if "units" in found
     ]
     assert shown == ["1/162", "1/1058", "1/10082", "1/1005362"]
 
 
 def test_depth_pays_where_the_claim_says_and_not_before() -> None:
-    wide, deep = (
-        [units[eps] for eps in sorted(units, reverse=True)] for units in (one_layer.WIDE, relu_square_deep.DEEP)
-    )
+    wide, deep = ([units[eps] for eps in sorted(units, reverse=True)] for units in (relu.WIDE, relu.DEEP))
     assert [d < w for d, w in zip(deep, wide, strict=True)] == [False, False, True, True]
 
 
@@ -53,10 +48,6 @@ def test_fractions_and_symbols_agree_on_a_network() -> None:
 
 
 def test_counterexamples_are_concrete() -> None:
-    found = [
-        step.plain()["facts"]
-        for step in judged(relu_square_line.relu_square_line).evidence
-        if step.kind == "counterexample"
-    ]
+    found = [step.plain()["facts"] for step in judged(relu.relu_square_line).evidence if step.kind == "counterexample"]
     assert [step["true"] for step in found] == ["4", "100", "4", "100"]
     assert all(abs(Fraction(step["network"]) - Fraction(step["true"])) > Fraction(1, 1000) for step in found)

@@ -18,7 +18,7 @@ import pytest
 
 from avow.errors import ParameterError
 from avow.theory.claims import Claim, Evidence, Finding, catalogue, claims_in, run
-from avow.theory.claims.worker_pool import Worker
+from avow.worker_pool import Worker
 from tests.helpers.judging import written
 
 ROOT = Path(__file__).parent.parent
@@ -147,10 +147,10 @@ def troubled(tmp_path_factory: pytest.TempPathFactory) -> tuple[dict[str, Findin
         ("no-drawing", "proved", "the picture raised TypeError: a picture is a Chart or a Table, not int"),
         ("absent", "not applicable", "no_such_package is not installed here"),
         ("loops", "no verdict", "the claim ran out of time: 4 s"),
-        ("exits", "no verdict", "the claim ended the interpreter, with exit code 3"),
+        ("exits", "no verdict", "the claim: its process ended with exit code 3"),
         ("later", "no verdict", "it needs the claim loops, on which the verdict was: no verdict"),
         ("last", "no verdict", "it needs the claim later, on which the verdict was: no verdict"),
-        ("segfaults", "no verdict", "the claim broke the interpreter, with SIGSEGV"),
+        ("segfaults", "no verdict", "the claim: its process was ended by SIGSEGV"),
         ("half-way", "proved", "the sabotage 'loops' ran out of time: 4 s"),
     ],
 )
@@ -241,18 +241,18 @@ def alive(pid: int) -> bool:
 
 
 def test_a_listener_who_stops_listening_ends_the_workers(monkeypatch: pytest.MonkeyPatch) -> None:
-    crew: list[Worker] = []
-    begin = Worker.begin
+    pids: list[int] = []
+    start = Worker.__init__
 
-    def begun(worker: Worker, *words: object) -> None:
-        crew.append(worker)
-        begin(worker, *words)  # type: ignore[arg-type]
+    def started(worker: Worker, *words: Any) -> None:
+        start(worker, *words)
+        pids.append(worker.pid)
 
-    monkeypatch.setattr(Worker, "begin", begun)
+    monkeypatch.setattr(Worker, "__init__", started)
     findings = run([catalogue()["finite-mask"], catalogue()["copy-gap"]], workers=1, sabotage=False)
     assert next(findings).as_recorded
     findings.close()  # type: ignore[attr-defined]
-    assert crew and not any(worker.alive or alive(worker._process.pid) for worker in crew)
+    assert pids and not any(map(alive, pids))
 
 
 def test_a_worker_that_cannot_load_says_why(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -260,4 +260,4 @@ def test_a_worker_that_cannot_load_says_why(tmp_path: Path, monkeypatch: pytest.
     monkeypatch.syspath_prepend(tmp_path)
     (found,) = run([catalogue()["finite-mask"]])
     assert found.verdict == "no verdict"
-    assert found.trouble == "loading ended the interpreter, with exit code 1: RuntimeError: broken on purpose"
+    assert found.trouble == "loading: its process ended with exit code 1: RuntimeError: broken on purpose"

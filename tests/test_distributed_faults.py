@@ -198,8 +198,8 @@ def failures(group: dist.ProcessGroup, odd: bool) -> dict[str, str]:
         raise RuntimeError("DefaultCPUAllocator: can't allocate memory")
 
     places = {
-        "exact": ("avow.distributed.consensus.measure_norms", "avow.distributed.exact.answered"),
-        "ring": ("avow.distributed.consensus.measure_norms", "avow.distributed.ring.answered"),
+        "exact": ("avow.core.problem.row_norms", "avow.distributed.exact.answered"),
+        "ring": ("avow.core.problem.row_norms", "avow.distributed.ring.answered"),
         "auto apart": ("avow.distributed.attend.own_rates",),
     }
     told = {}

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from avow.core import Computed, Problem
-from avow.core.certify import certify, measure_norms
+from avow.core.certify import certify
 from avow.methods.sparse import NothingToSave, Sparse
 from avow.numerics.sketch import Sketch, sketched
 from tests.helpers.caches import queries
@@ -29,14 +29,14 @@ def test_gathering_reads_the_same_tokens_and_proves_the_same(
     chance: float, drop: float, causal: bool, batch: int
 ) -> None:
     p = dataclasses.replace(problem(n=20 if causal else 3, s=400, batch=batch), causal=causal)
-    method, norms = Sparse(drop, chance=chance), measure_norms(p)
+    method = Sparse(drop, chance=chance)
     masked, gathered = (
         method.compute(p, torch.Generator().manual_seed(0), sketch=sketch) for sketch in (None, sketched(p.k))
     )
     assert torch.equal(masked.trace.read, gathered.trace.read)
     torch.testing.assert_close(gathered.trace.tails, masked.trace.tails, rtol=1e-10, atol=1e-15)
     torch.testing.assert_close(gathered.out, masked.out)
-    rows = [certify(method, p, norms, computed, 0.99).rows for computed in (masked, gathered)]
+    rows = [certify(method, p, computed, 0.99).rows for computed in (masked, gathered)]
     torch.testing.assert_close(rows[0], rows[1], rtol=1e-10, atol=1e-15)
     # Another sketch chooses other tokens, so the equality above says something.
     other = method.compute(p, torch.Generator().manual_seed(0), sketch=sketched(p.k, 2))
@@ -63,27 +63,28 @@ def spied(method: Sparse, p: Problem, sketch: Sketch) -> tuple[Computed, Tensor]
 @pytest.mark.parametrize("chance", [0.0, 1e-2], ids=["deterministic", "statistical"])
 def test_gathering_touches_no_token_that_it_did_not_choose(chance: float) -> None:
     p = problem(n=1, s=4096)
-    norms = measure_norms(p)
-    p, sketch, method = dataclasses.replace(p, norms=norms), sketched(p.k), Sparse(0.05, chance=chance)
+    p, sketch, method = p.measured(), sketched(p.k), Sparse(0.05, chance=chance)
     plain, chosen = spied(method, p, sketch)
     unread = ~chosen.any(2)  # (b, g, s)
     assert float(unread.double().mean()) > 0.5
     poisoned = [x.masked_fill(unread.unsqueeze(-1), math.nan) for x in (p.k, p.v)]
     after = method.compute(
-        dataclasses.replace(p, k=poisoned[0], v=poisoned[1]), torch.Generator().manual_seed(0), sketch
+        dataclasses.replace(p, k=poisoned[0], v=poisoned[1]).with_norms(p.norms),
+        torch.Generator().manual_seed(0),
+        sketch,
     )
     assert torch.equal(after.out, plain.out) and torch.equal(after.trace.tails, plain.trace.tails)
     # One chosen token that is poisoned shows.
     chosen_one = tuple(chosen.any(2).nonzero()[0])
     poisoned[1][chosen_one] = math.nan
-    worse = dataclasses.replace(p, k=poisoned[0], v=poisoned[1])
+    worse = dataclasses.replace(p, k=poisoned[0], v=poisoned[1]).with_norms(p.norms)
     assert bool(method.compute(worse, torch.Generator().manual_seed(0), sketch).out.isnan().any())
 
 
 def test_what_does_not_pay_is_known_before_anything_is_read() -> None:
     p = problem(s=2048, n=1)
-    flat = dataclasses.replace(p, q=0.01 * p.q, norms=measure_norms(p))
-    nothing = dataclasses.replace(flat, k=flat.k * math.nan, v=flat.v * math.nan)
+    flat = dataclasses.replace(p, q=0.01 * p.q).with_norms(p.norms)
+    nothing = dataclasses.replace(flat, k=flat.k * math.nan, v=flat.v * math.nan).with_norms(p.norms)
     # Samples are planned after a small part was read.
     for chance, given in ((0.0, nothing), (1e-3, flat)):
         with pytest.raises(NothingToSave, match=r"^\d+\.\d% of the tokens would have to be read in full$") as caught:

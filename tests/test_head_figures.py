@@ -10,12 +10,11 @@ from torch import Tensor
 
 from avow.bench.workloads import workload
 from avow.core import Problem
-from avow.core.certify import measure_norms
-from avow.integrations.transformers.head_figures import HeadFigures, head_figures, sampled_rows, tokens_for
+from avow.integrations.transformers.profiling import HeadFigures, head_figures, sampled_rows, tokens_for
 
 
 def figures(problem: Problem, rows: int = 64) -> HeadFigures:
-    (found,) = head_figures(problem, measure_norms(problem), rows)
+    (found,) = head_figures(problem, rows)
     return found
 
 

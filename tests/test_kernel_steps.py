@@ -17,8 +17,8 @@ interpret()
 from avow.core import Certificate
 from avow.kernels import sparse_decode
 from avow.nn import kernel_steps, key_value_cache, token_buffers
+from avow.nn.kernel_steps import LazyCertificate
 from avow.nn.key_value_cache import KeyValueCache
-from avow.nn.lazy_certificate import LazyCertificate
 
 # A GPU does not warn of inf and nan.
 pytestmark = [pytest.mark.kernels, pytest.mark.filterwarnings("ignore::RuntimeWarning")]
@@ -145,7 +145,7 @@ def test_a_cache_that_must_be_read_whole_is_soon_read_without_the_sketch(monkeyp
     answers = [cache.attend(flat, tol=TOL) for _ in range(7)]
     # After pauses of 1 and 2 steps, it rests for 4.
     assert looks == 3 and cache._left == 3
-    assert "the sketch saved nothing lately" in answers[1].certificate.reason
+    assert "sparse decoding did not pay" in answers[1].certificate.reason
     assert all(certificate.keeps(TOL) for _, certificate in answers)
     assert bool((errors(cache, flat, answers[0].out) <= answers[0].certificate.rows).all())
     cache._left = 0
@@ -191,10 +191,10 @@ def test_nan_is_no_answer_and_an_error_from_the_next_call_on() -> None:
 @pytest.mark.parametrize(
     ("options", "heads", "tol", "why"),
     [
-        ({"bits": 8}, 4, TOL, "the sketch has not 4 bits"),
-        ({"window": 400}, 4, TOL, "a window slides"),
+        ({"bits": 8}, 4, TOL, "the sketch does not have 4 bits"),
+        ({"window": 400}, 4, TOL, "the cache has a sliding window"),
         ({}, 18, TOL, "9 query heads share a key head"),
-        ({"dtype": torch.float64}, 4, TOL, "torch.float64 is none of theirs"),
+        ({"dtype": torch.float64}, 4, TOL, "the kernels do not support torch.float64"),
         ({}, 4, 5e-3, "rounding takes most of the tolerance"),
     ],
 )
@@ -209,9 +209,8 @@ def test_more_tokens_than_can_be_told_apart_are_not_drawn_from(monkeypatch: pyte
     cache = filled(128)
     monkeypatch.setattr(kernel_steps, "_DRAWABLE", 127)
     problem = cache._problem(asked(), None)[0]
-    assert cache._unfit(problem, TOL, 0.9) == "they draw from at most 127 tokens" and not cache._unfit(
-        problem, TOL, 1.0
-    )
+    assert cache._unfit(problem, TOL, 0.9) == "the kernels sample at most 127 tokens"
+    assert not cache._unfit(problem, TOL, 1.0)
 
 
 def test_steps_with_a_confidence_draw_anew_each_time_and_keep_their_certificates(

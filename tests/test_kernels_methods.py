@@ -16,7 +16,6 @@ from torch.utils.checkpoint import checkpoint
 
 import avow
 from avow.core import Computed, Method, Problem
-from avow.core.certify import measure_norms
 from avow.errors import NotDifferentiable
 from avow.kernels import availability
 from avow.kernels.interpreted import interpret
@@ -29,8 +28,7 @@ from avow.kernels import chunking, feature_attention, problems
 from avow.methods import random_features
 from avow.methods.random_features import RandomFeatures
 from avow.methods.separable import ColumnState, Separable
-from avow.nn.memory import memory_of
-from avow.nn.random_seed import Directions
+from avow.nn.memory import Directions, memory_of
 from avow.numerics import features as feature_maps
 from avow.numerics import kernel_rounding, scan
 
@@ -114,10 +112,10 @@ def apart(p: Problem, out: Tensor, truth: Tensor) -> Tensor:
 
 def rounded(method: RandomFeatures, p: Problem, computed: Computed) -> Tensor:
     """The part of a certificate that is about arithmetic, row by row; that about chance would hide it."""
-    trace, norms = computed.trace, measure_norms(p)
+    trace, norms = computed.trace, p.norms
     radii = feature_maps.radii(p, trace.frame, trace.query_radius, trace.key_radius, norms)
     longest = float(torch.linalg.vector_norm(trace.directions, dim=-1).amax())
-    moved, rest = method._rounding(p, norms, *radii, longest, trace)
+    moved, rest = method._rounding(p, *radii, longest, trace)
     return (moved + rest).expand(p.q.shape[:3])
 
 
@@ -174,7 +172,7 @@ def test_separable_attention_is_certified_by_how_its_kernels_round(
         p = Problem.of(q, k, v, causal=causal, enable_gqa=q.shape[1] != k.shape[1])
         computed = method.compute(p)
         assert computed.trace.kernel is not None, name
-        promise = method.promise(p, measure_norms(p), computed, 1.0)
+        promise = method.promise(p, computed, 1.0)
         errors = apart(p, computed.out, method.reference(p))
         assert bool((errors <= promise.rows).all()), name
         assert float(promise.rows.max()) < 0.05, name
@@ -197,7 +195,7 @@ def test_steep_and_loud_inputs_keep_their_certificates_without_kernels() -> None
         computed = method.compute(p)
         assert computed.trace.kernel is None
         if isinstance(method, Separable):
-            bound = method.promise(p, measure_norms(p), computed, 1.0).rows
+            bound = method.promise(p, computed, 1.0).rows
             assert bool((apart(p, computed.out, method.reference(p)) <= bound).all())
 
 

@@ -23,8 +23,7 @@ from avow.nn import build
 from avow.training import Evaluation, Outcome, corpus_of, evaluate, invent, load_model, write_corpus
 from avow.training.knowledge import Experiment, Result, Row, told_apart
 from avow.training.knowledge_arms import CLASSIC, NOT_READ, SMALL, Arm, arms
-from avow.training.run_many import Interrupted, News, read_result, side_by_side
-from avow.training.run_worker import run_arm
+from avow.training.run_many import Interrupted, News, read_result, run_arm, side_by_side
 from avow.training.sampling import Answer
 
 TINY = ["model.width=16", "model.heads=2", "model.layers=1", "model.block=64", "data.batch=8", "run.log_every=2"]

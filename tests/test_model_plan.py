@@ -16,12 +16,9 @@ import avow
 from avow.core import Certificate
 from avow.errors import AvowError, FileError, ParameterError
 from avow.integrations.transformers import ModelPlan, Setting, disable, enable, read_plan, verify
-from avow.integrations.transformers.enabling import own_cache
-from avow.integrations.transformers.heads import by_heads
-from avow.integrations.transformers.layers import layers, replaceable
-from avow.integrations.transformers.masks import Seen
-from avow.integrations.transformers.model_plan import fingerprint
-from avow.integrations.transformers.verification import _Audit
+from avow.integrations.transformers.enabling import layers, own_cache, replaceable
+from avow.integrations.transformers.forward import Seen, by_heads
+from avow.integrations.transformers.model_plan import _Audit, fingerprint
 from avow.report.profile_table import verdict_line
 from tests.helpers.layer_audit import ask_sketches, audited
 from tests.helpers.model_folders import LLAMA, long_model

@@ -1,16 +1,17 @@
-"""The method that CONTRIBUTING.md prints, dropped into a copy, is found by everything that looks for methods."""
+"""The method that CONTRIBUTING.md prints, installed as a package of its own, is known to everything that asks."""
 
 from __future__ import annotations
 
 import json
 import os
-import shutil
 import subprocess
 import sys
+import tomllib
 from pathlib import Path
 
 import pytest
 
+from avow.methods import GROUP, OWN
 from tests.test_readme import ROOT, blocks
 
 QUIET = ("-q", "-p", "no:cacheprovider")
@@ -19,95 +20,146 @@ QUIET = ("-q", "-p", "no:cacheprovider")
 METHOD, TEST = (block.code for block in blocks((ROOT / "CONTRIBUTING.md").read_text()) if block.language == "python")
 
 
+def install(site: Path, name: str, code: str, target: str) -> None:
+    """One module and what an installer writes beside it."""
+    facts = site / f"{name}_plugin-1.0.dist-info"
+    facts.mkdir(parents=True)
+    (site / f"{name}.py").write_text(code)
+    (facts / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {name}-plugin\nVersion: 1.0\n")
+    (facts / "entry_points.txt").write_text(f"[{GROUP}]\n{name} = {target}\n")
+
+
 @pytest.fixture(scope="module")
-def copy(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The package and its tests, with one new method and its test file."""
-    place = tmp_path_factory.mktemp("copy")
-    leave = shutil.ignore_patterns("__pycache__")
-    for name in ("avow", "tests"):
-        shutil.copytree(ROOT / name, place / name, ignore=leave)
-    shutil.copy(ROOT / "pyproject.toml", place)
-    (place / "avow/methods/flattened.py").write_text(METHOD)
-    (place / "tests/test_flattened.py").write_text("from avow.methods.flattened import Flattened, Problem\n" + TEST)
+def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder of installed packages with one that brings the method, and the method's test file beside it."""
+    place = tmp_path_factory.mktemp("site")
+    install(place, "flattened", METHOD, "flattened:Flattened")
+    (place / "test_flattened.py").write_text("from flattened import Flattened, Problem\n" + TEST)
     return place
 
 
-def run(place: Path, *words: str) -> subprocess.CompletedProcess[str]:
-    own = {"PYTHONPATH": str(place), "AVOW_CALIBRATION": "off", "OMP_NUM_THREADS": "1", "COLUMNS": "200"}
+def run(site: Path, *words: str) -> subprocess.CompletedProcess[str]:
+    path = os.pathsep.join(map(str, (ROOT, site)))
+    own = {"PYTHONPATH": path, "AVOW_CALIBRATION": "off", "OMP_NUM_THREADS": "1", "COLUMNS": "200"}
     inherited = {key: value for key, value in os.environ.items() if not key.startswith(("PYTEST", "CI"))}
     return subprocess.run(
-        [sys.executable, *words], cwd=place, env=inherited | own, capture_output=True, text=True, check=False
+        [sys.executable, *words], cwd=ROOT, env=inherited | own, capture_output=True, text=True, check=False
     )
+
+
+def attends(site: Path, script: str) -> str:
+    """What a script prints after the tensors were made."""
+    done = run(site, "-c", f"import avow, torch\nq, k, v = torch.randn(3, 1, 2, 64, 8).unbind()\n{script}")
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+def test_avows_own_methods_are_entry_points_of_its_package() -> None:
+    declared = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["entry-points"][GROUP]
+    assert declared == OWN
+    files = {path.stem for path in (ROOT / "avow/methods").glob("*.py")} - {"__init__"}
+    assert {value.split(":")[0].rsplit(".", 1)[1] for value in OWN.values()} == files
 
 
 def test_the_new_file_is_short() -> None:
     assert len([line for line in METHOD.splitlines() if line.strip()]) < 60
 
 
-def test_the_method_is_found_and_attends_and_is_planned(copy: Path) -> None:
-    script = (
-        "import avow, torch, pathlib; q, k, v = torch.randn(3, 1, 2, 64, 8).unbind();"
-        "print(pathlib.Path(avow.__file__).parent, list(avow.all_methods()));"
-        "print(avow.attend(q, k, v, method='flattened', warmth=0.5).certificate);"
-        "print(avow.plan(q, k, v, tol=1e-2))"
+def test_the_method_attends_by_name_and_as_an_object_and_is_planned(site: Path) -> None:
+    said = attends(
+        site,
+        "from flattened import Flattened\n"
+        "by_name = avow.attend(q, k, v, method='flattened', warmth=0.5)\n"
+        "as_object = avow.attend(q, k, v, method=Flattened(0.5))\n"
+        "print(list(avow.all_methods()), torch.equal(by_name.out, as_object.out))\n"
+        "print(as_object.certificate)\n"
+        "print(avow.audit(as_object.out, q, k, v, method=Flattened()).certificate.kind)\n"
+        "print(avow.plan(q, k, v, tol=1e-2))",
     )
-    done = run(copy, "-c", script)
+    names, *rest = said.splitlines()
+    assert "'flattened'" in names and names.endswith("True")
+    assert "method   flattened (warmth=0.5)" in said and "sampled" in rest
+    assert "flattened(warmth=0.25)" in said
+
+
+def test_an_object_needs_no_entry_point(tmp_path: Path) -> None:
+    (tmp_path / "flattened.py").write_text(METHOD)
+    said = attends(
+        tmp_path,
+        "from flattened import Flattened\n"
+        "print('flattened' in avow.all_methods(), avow.attend(q, k, v, method=Flattened(0.5)).certificate.method)",
+    )
+    assert said.split() == ["False", "flattened"]
+
+
+@pytest.mark.parametrize(
+    "code, target, why",
+    [
+        ("import no_such_package", "broken:Broken", "could not be loaded (ModuleNotFoundError: No module named"),
+        ("class Broken: pass", "broken:Broken", "is not a subclass of avow.Method"),
+        ("from avow import Method\nclass Broken(Method): name = 'broken'", "broken:Broken", "does not define compute"),
+        ("from avow.methods.exact import Exact", "broken:Exact", "calls itself 'exact'"),
+    ],
+    ids=["import fails", "not a method", "incomplete", "other name"],
+)
+def test_a_plugin_that_fails_to_load_is_warned_of_and_refused_with_the_reason(
+    tmp_path: Path, code: str, target: str, why: str
+) -> None:
+    install(tmp_path, "broken", code, target)
+    said = attends(
+        tmp_path,
+        "import warnings\n"
+        "with warnings.catch_warnings(record=True) as caught:\n"
+        "    warnings.simplefilter('always')\n"
+        "    print(list(avow.all_methods()))\n"
+        "print(*(one.message for one in caught))\n"
+        "try:\n    avow.attend(q, k, v, method='broken')\n"
+        "except avow.InputError as error:\n    print(type(error).__name__, error)",
+    )
+    names, warning, error = said.splitlines()
+    assert "broken" not in names and "exact" in names
+    assert f"the method 'broken' ({target}) {why}" in warning
+    assert error.startswith(f"UnknownMethod method='broken' {why}") and "repair or uninstall" in error
+
+
+def test_a_plugin_cannot_take_the_name_of_one_of_avows_methods(tmp_path: Path) -> None:
+    install(tmp_path, "exact", METHOD.replace('"flattened"', '"exact"'), "exact:Flattened")
+    said = attends(tmp_path, "print(avow.all_methods()['exact'].__module__)")
+    assert said.split() == ["avow.methods.exact"]
+
+
+def test_the_command_line_knows_it(site: Path) -> None:
+    done = run(site, "-m", "avow", "compare", "--help")
     assert done.returncode == 0, done.stderr
-    place, *_ = done.stdout.split()
-    assert Path(place) == copy / "avow", "the subprocess read another package"
-    assert "'flattened'" in done.stdout.splitlines()[0]
-    assert "method   flattened (warmth=0.5)" in done.stdout
-    assert "flattened(warmth=0.25)" in done.stdout
+    said = " ".join(done.stdout.split())
+    assert "flattened softmax attention with smaller logits" in said
+    assert "flattened.warmth=0.25 how much of each logit is left" in said
 
 
-def test_the_command_line_knows_it(copy: Path) -> None:
-    done = run(copy, "-m", "avow", "compare", "--help")
-    assert done.returncode == 0, done.stderr
-    told = " ".join(done.stdout.split())
-    assert "flattened softmax attention with smaller logits" in told
-    assert "flattened.warmth=0.25 how much of each logit is left" in told
-
-
-def test_the_comparison_contains_it(copy: Path) -> None:
+def test_the_comparison_contains_it(site: Path) -> None:
     sizes = ("--length", "64", "--heads", "2", "--dim", "8", "--kinds", "diffuse", "--quick")
-    done = run(copy, "-m", "avow", "compare", "--methods", "exact,flattened", *sizes, "--json")
+    done = run(site, "-m", "avow", "compare", "--methods", "exact,flattened", *sizes, "--json")
     assert done.returncode == 0, done.stderr
     assert '"flattened"' in json.dumps(json.loads(done.stdout))
 
 
-def test_the_common_suite_judges_it(copy: Path) -> None:
-    done = run(
-        copy,
-        "-m",
-        "pytest",
-        "tests/test_flattened.py",
-        "tests/test_every_method.py",
-        "-k",
-        "flattened or test_file_of_its_own",
-        *QUIET,
-    )
+def test_the_common_suite_judges_it(site: Path) -> None:
+    own = run(site, "-m", "pytest", str(site / "test_flattened.py"), "-c", str(ROOT / "pyproject.toml"), *QUIET)
+    assert own.returncode == 0, own.stdout[-3000:]
+    done = run(site, "-m", "pytest", "tests/test_every_method.py", "-k", "flattened", *QUIET)
     assert done.returncode == 0, done.stdout[-3000:]
     assert " passed" in done.stdout and "no tests ran" not in done.stdout
 
 
-def test_without_its_test_file_the_suite_fails(copy: Path) -> None:
-    test = copy / "tests/test_flattened.py"
-    test.rename(test.with_suffix(".aside"))
-    try:
-        done = run(copy, "-m", "pytest", "tests/test_every_method.py", "-k", "test_file_of_its_own", *QUIET)
-    finally:
-        test.with_suffix(".aside").rename(test)
+def test_without_a_test_file_the_suite_fails(site: Path) -> None:
+    done = run(site, "-m", "pytest", "tests/test_every_method.py", "-k", "test_file_of_its_own", *QUIET)
     assert done.returncode == 1 and "['flattened'] == []" in done.stdout
 
 
-def test_a_lie_in_the_new_file_is_caught_by_the_common_suite(copy: Path) -> None:
-    method = copy / "avow/methods/flattened.py"
-    method.write_text(
-        METHOD.replace("softmax_l1_bound((1 - self.warmth +", "softmax_l1_bound(0.01 * (1 - self.warmth +")
-    )
-    try:
-        lied_about = "flattened and certificate_on_odd and float32"
-        done = run(copy, "-m", "pytest", "tests/test_every_method.py", "-x", "-k", lied_about, *QUIET)
-    finally:
-        method.write_text(METHOD)
+def test_a_lie_in_the_new_file_is_caught_by_the_common_suite(tmp_path: Path) -> None:
+    lie = METHOD.replace("softmax_l1_bound((1 - self.warmth +", "softmax_l1_bound(0.01 * (1 - self.warmth +")
+    assert lie != METHOD
+    install(tmp_path, "flattened", lie, "flattened:Flattened")
+    lied_about = "flattened and certificate_on_odd and float32"
+    done = run(tmp_path, "-m", "pytest", "tests/test_every_method.py", "-x", "-k", lied_about, *QUIET)
     assert done.returncode == 1 and " failed" in done.stdout

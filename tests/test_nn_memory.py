@@ -16,8 +16,7 @@ from avow.errors import ParameterError, ShapeError
 from avow.methods.random_features import RandomFeatures
 from avow.methods.separable import Separable
 from avow.nn import Attention, Cache, ModelConfig, TransformerLM
-from avow.nn.memory import ColumnSums, FeatureSums, KeysAndValues, memory_of
-from avow.nn.random_seed import Directions
+from avow.nn.memory import ColumnSums, Directions, FeatureSums, KeysAndValues, memory_of
 
 LENGTH = 140
 BASE = ModelConfig(vocabulary=20, block=LENGTH, layers=2, heads=4, width=24, dropout=0.1, positions="rotary")
@@ -215,7 +214,7 @@ def test_a_full_cache_and_another_batch_are_refused(attention: str) -> None:
     module = Attention(8, 2, attention, causal=True, **DECODERS[attention])
     memory = module.start(4)
     module.step(torch.zeros(1, 4, 8), memory)
-    with pytest.raises(ShapeError, match="length=5 exceeds block=4; start anew"):
+    with pytest.raises(ShapeError, match="length=5 exceeds block=4; start again"):
         module.step(torch.zeros(1, 1, 8), memory)
 
 

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from avow.core import Problem
-from avow.core.certify import certify, measure_norms
+from avow.core.certify import certify
 from avow.methods import sparse
 from avow.methods.sparse import Sparse
 from avow.numerics import token_ranking
@@ -68,10 +68,9 @@ def test_an_adversary_with_a_limited_sum_of_squares_stays_below() -> None:
 
 def attended(p: Problem, method: Sparse) -> tuple[Tensor, Tensor, sparse.Trace]:
     """Errors of rows, their bounds, and what was read."""
-    norms = measure_norms(p)
     computed = method.compute(p, torch.Generator().manual_seed(0))
-    rows = certify(method, p, norms, computed, 0.99).rows
-    unit = longest_seen(p, norms.v)
+    rows = certify(method, p, computed, 0.99).rows
+    unit = longest_seen(p, p.norms.v)
     errors = torch.linalg.vector_norm(computed.out.double() - method.reference(p), dim=-1) / unit.clamp(min=1e-300)
     return errors, rows.reshape(errors.shape), computed.trace
 

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
 from avow.errors import ParameterError, ShapeError
-from avow.nn import Attention, ModelConfig, PerceiverLM, build
+from avow.nn import ModelConfig, PerceiverLM, build
 from avow.nn.transformer import check_ids
 
 SMALL = {"vocabulary": 11, "block": 24, "heads": 2, "width": 16, "attention": "latent", "latents": 3, "dropout": 0.0}
@@ -63,10 +63,10 @@ class NaivePerceiver(PerceiverLM):
     past from token m on either: m latents in a triangle cover the first m positions and no more.
     """
 
-    def _talk(self, dropout: float) -> Attention:
-        # Latent r may only listen to those that know no more than it does.
-        c = self.config
-        return Attention(c.width, c.heads, key_heads=c.key_heads, dropout=dropout, causal=True)
+    def __init__(self, config: ModelConfig) -> None:
+        super().__init__(config)
+        for block in self.blocks:
+            block.attention.causal = True  # latent r may only listen to those that know no more than it does
 
     def forward(self, ids: Int[Tensor, "b n"]) -> Float[Tensor, "b n vocabulary"]:
         """Logits of the character after each, blind to what lies between the first m characters and itself."""

@@ -13,7 +13,7 @@ from torch import Tensor
 
 import avow
 from avow.calibration import Rate, Rates
-from avow.core import BoundEstimate, Computed, Cost, Kind, Method, Norms, Problem, Promise, Sizes
+from avow.core import BoundEstimate, Computed, Cost, Kind, Method, Problem, Promise, Sizes
 from avow.parameters import at_least, param
 from avow.planner import WASTE, Candidate, Plan, candidates, cheapest, judged
 
@@ -34,7 +34,7 @@ class Pretend(Method):
     def compute(self, problem: Problem, generator: torch.Generator | None = None) -> Computed:
         raise AssertionError("a plan computes nothing")
 
-    def promise(self, problem: Problem, norms: Norms, computed: Computed, confidence: float) -> Promise:
+    def promise(self, problem: Problem, computed: Computed, confidence: float) -> Promise:
         raise AssertionError("a plan promises nothing")
 
     def cost(self, sizes: Sizes) -> Cost:
@@ -52,7 +52,8 @@ class Pretend(Method):
 class Standard(Pretend):
     """Stands in for exact attention at a price of 1000."""
 
-    name: ClassVar[str] = "exact"
+    name: ClassVar[str] = "standard"
+    is_exact: ClassVar[bool] = True
 
     @classmethod
     def settings(cls, sizes: Sizes) -> Iterator[Method]:
@@ -85,7 +86,7 @@ class Oracle:
 
     def __call__(self, method: Method) -> BoundEstimate:
         self.asked.append(method.parameters["price"])
-        return BoundEstimate(1e-6, "deterministic", True) if method.name == "exact" else self.prospect
+        return BoundEstimate(1e-6, "deterministic", True) if method.is_exact else self.prospect
 
 
 def winner(found: list[Candidate]) -> int:
@@ -144,7 +145,7 @@ def test_a_thrifty_judge_tries_no_more_than_a_tenth_of_exact_in_all(bound: float
 
 
 def test_nothing_dearer_than_exact_is_asked() -> None:
-    rate = {"exact": Rate(0.0, 0.0, 1.0), "pretend": Rate(0.0, 0.0, 100.0)}
+    rate = {"standard": Rate(0.0, 0.0, 1.0), "pretend": Rate(0.0, 0.0, 100.0)}
     oracle = Oracle()
     found = judged(candidates(SIZES, Rates(rate, "made up"), (Standard, Pretend)), 1e-2, SURE, oracle, thrifty=False)
     assert oracle.asked == [1000]
@@ -188,7 +189,7 @@ def test_a_plan_names_every_candidate_and_one_winner() -> None:
     )
     assert made.chosen is made.ranked[0] and not made.ranked[0].lost
     # Wider arithmetic could win too, at a higher price; everything else has a reason.
-    assert all(c.lost or c.method.name == "exact" for c in made.ranked[1:])
+    assert all(c.lost or c.method.is_exact for c in made.ranked[1:])
 
 
 def test_the_printed_plan_has_a_line_and_a_reason_for_each() -> None:

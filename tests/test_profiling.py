@@ -14,10 +14,9 @@ import avow
 from avow.core import Certificate, Problem
 from avow.errors import ParameterError
 from avow.integrations.transformers import Profile, disable, enable, profile
-from avow.integrations.transformers.candidates import Offer
-from avow.integrations.transformers.hooks import watching
-from avow.integrations.transformers.layers import layers, replaceable
-from avow.integrations.transformers.profiling import Head
+from avow.integrations.transformers.enabling import layers, replaceable
+from avow.integrations.transformers.forward import watching
+from avow.integrations.transformers.profiling import Head, Offer
 from tests.helpers.model_folders import LLAMA, long_model
 from tests.helpers.tiny_models import ARCHITECTURES, WORDS, Architecture
 

@@ -13,7 +13,7 @@ from torch import Tensor
 
 import avow
 from avow.core import Problem
-from avow.core.certify import certify, measure_norms
+from avow.core.certify import certify
 from avow.errors import ParameterError
 from avow.methods.random_features import RandomFeatures, Trace
 from avow.numerics import features as feature_maps
@@ -289,14 +289,14 @@ def test_a_pass_that_goes_on_promises_nothing_of_keys_it_does_not_hold(kind: tor
     carried = method.compute(before, seeded()).trace.final_state
     # A later part of other numbers may be summed in a wider type than the sums it begins with.
     after = Problem.of(after.q.to(kind), after.k.to(kind), after.v.to(kind), causal=True)
-    computed, norms = method.compute(after, initial_state=carried), measure_norms(after)
-    certificate = certify(method, after, norms, computed, 0.9)
+    computed = method.compute(after, initial_state=carried)
+    certificate = certify(method, after, computed, 0.9)
     assert certificate.kind == "none" and certificate.bound == math.inf and not certificate.keeps(1e300)
     assert certificate.reason == "it went on from a state, whose keys are not in the problem"
 
     # What it would promise of its own keys, which are short, is broken by the longer ones before them.
     unaware = dataclasses.replace(computed, trace=computed.trace._replace(carried=False))
-    bounds = certify(method, after, norms, unaware, 0.9).rows
+    bounds = certify(method, after, unaware, 0.9).rows
     truth = softmax_average(wide(p))[..., 350:, :]
     longest = torch.linalg.vector_norm(v.double(), dim=-1).amax(-1, keepdim=True)
     errors = torch.linalg.vector_norm(computed.out.double() - truth, dim=-1) / longest
@@ -330,14 +330,12 @@ def test_frames_change_no_weight_of_the_target() -> None:
 def test_a_centred_frame_makes_norms_shrink() -> None:
     p = small_problem()
     away = Problem.of(p.q + 3, p.k - 3, p.v)
-    with_frame = RandomFeatures(64).estimate_bound(away, measure_norms(away), 0.9)
+    with_frame = RandomFeatures(64).estimate_bound(away, 0.9)
     plain, centred = frames(away)
     assert float(framed_keys(away, centred, slice(None), torch.float64)[0].norm(dim=-1).max()) < float(
         framed_keys(away, plain, slice(None), torch.float64)[0].norm(dim=-1).max()
     )
-    assert with_frame.bound == pytest.approx(
-        RandomFeatures(64).estimate_bound(p, measure_norms(p), 0.9).bound, rel=1e-6
-    )
+    assert with_frame.bound == pytest.approx(RandomFeatures(64).estimate_bound(p, 0.9).bound, rel=1e-6)
 
 
 @either_way
@@ -362,7 +360,7 @@ def test_small_norms_need_a_count_that_then_keeps_its_word() -> None:
     for count in (int(needed.features), int(needed.features / 1.1)):
         method = RandomFeatures(count)
         computed = method.compute(p, seeded())
-        bounds.append(certify(method, p, measure_norms(p), computed, 0.9).bound)
+        bounds.append(certify(method, p, computed, 0.9).bound)
     assert bounds[0] <= 0.3 < bounds[1]
 
 

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from avow.core import Computed, Problem
-from avow.core.certify import certify, measure_norms
+from avow.core.certify import certify
 from avow.methods.exact import Exact
 from avow.numerics import rounding
 from avow.numerics.norms import row_norms, slack
@@ -196,15 +196,14 @@ def test_on_a_gpu_an_exact_answer_is_not_taken_for_an_average_where_logits_are_h
     """The bound of huge logits on a GPU is the answer's own length and one, not the two of any two averages."""
     q, k, v = torch.tensor([[[[3e4]]]]).bfloat16(), torch.full((1, 1, 64, 1), 3e4).bfloat16(), torch.ones(1, 1, 64, 1)
     p = Problem.of(q, k, v.bfloat16(), scale=1.0)
-    norms = measure_norms(p)
-    model = Exact().model(p, *norms.most[:2])
+    model = Exact().model(p, *p.norms.most[:2])
     assert model.merge_slope == model.merge_floor == 0  # CPUs' kernel divides by its own sum
     u = rounding.unit(torch.float32)
     away = model._replace(merge_slope=8 * u, merge_floor=8 * u * (math.log(64) + 1))
     with mock.patch.object(Exact, "model", return_value=away):
         for times, bound in ((1.0, 2.0), (12.0, 13.0)):
             answer = Computed(torch.full((1, 1, 1, 1), times, dtype=torch.bfloat16), 1.0)
-            certificate = certify(Exact(), p, norms, answer, 0.99)
+            certificate = certify(Exact(), p, answer, 0.99)
             assert bound <= certificate.bound < 1.05 * bound
     with mock.patch.object(Exact, "model", return_value=model):  # sabotage: as if weights always summed to one
-        assert certify(Exact(), p, norms, answer, 0.99).bound < 3
+        assert certify(Exact(), p, answer, 0.99).bound < 3

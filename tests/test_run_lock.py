@@ -26,8 +26,7 @@ from avow.training import Progress, train
 from avow.training.knowledge_arms import arms
 from avow.training.parallel import Ranks
 from avow.training.run_lock import LOCK, locked, locked_by_first
-from avow.training.run_many import side_by_side
-from avow.training.run_worker import run_arm
+from avow.training.run_many import run_arm, side_by_side
 from tests.helpers.processes import message, together
 from tests.helpers.runs import small
 

@@ -14,7 +14,7 @@ from transformers import DeepseekV32Config, DeepseekV32ForCausalLM
 import avow
 from avow.errors import ParameterError
 from avow.integrations.transformers import CertifiedCache, disable, enable, statement
-from avow.integrations.transformers.layers import layers
+from avow.integrations.transformers.enabling import layers
 from tests.helpers.model_folders import long_model
 from tests.helpers.tiny_models import WORDS
 

@@ -14,9 +14,8 @@ from transformers.masking_utils import AttentionMaskInterface
 
 import avow
 from avow.integrations.transformers import disable, enable, statement
-from avow.integrations.transformers.masks import seen
-from avow.integrations.transformers.names import register
-from avow.integrations.transformers.setting import softmax_methods
+from avow.integrations.transformers.enabling import softmax_methods
+from avow.integrations.transformers.forward import register, seen
 from tests.helpers.layer_audit import Audited, audited
 from tests.helpers.tiny_models import ARCHITECTURES, WORDS, Architecture
 

@@ -11,8 +11,8 @@ import torch
 import avow
 from avow.errors import ParameterError, ToleranceUnreachable
 from avow.integrations.transformers import enable
+from avow.integrations.transformers.enabling import Setting
 from avow.integrations.transformers.model_plan import _plain, _setting
-from avow.integrations.transformers.setting import Setting
 from tests.helpers.tiny_models import ARCHITECTURES
 
 LLAMA = ARCHITECTURES[0]

@@ -38,10 +38,10 @@ def profile(
     """
     from avow import file_io
     from avow.bench.machine import machine
-    from avow.integrations.transformers.layers import replaceable
+    from avow.integrations.transformers.enabling import replaceable
     from avow.integrations.transformers.model_files import load_model, read_text, tokens_of
+    from avow.integrations.transformers.model_plan import decoding_speed
     from avow.integrations.transformers.profiling import profile as measure
-    from avow.integrations.transformers.speed import decoding_speed
     from avow.report.charts import columns
     from avow.report.profile_page import profile_page
     from avow.report.profile_table import headline, kinds_table, methods_table, speed_table

@@ -29,7 +29,7 @@ def verify(
     """
     from avow.integrations.transformers.model_files import load_model, read_text, tokens_of
     from avow.integrations.transformers.model_plan import read_plan
-    from avow.integrations.transformers.verification import verify as compare
+    from avow.integrations.transformers.model_plan import verify as compare
     from avow.report.charts import columns
     from avow.report.profile_table import verdict_line, verdict_table
     from avow.report.terminal import bold, show

@@ -6,11 +6,12 @@ Axes, everywhere: `b` batch, `h` query heads, `g` key heads (g divides h), `n` q
 
 from avow.core.certificate import Certificate, Cost, Kind, Promise, check_limits, weakest
 from avow.core.dtypes import DTYPES, check_dtype, check_numbers, check_tensor, named
-from avow.core.method import BoundEstimate, Computed, Method
+from avow.core.method import SOFTMAX, BoundEstimate, Computed, Method
 from avow.core.problem import MaskKind, Norms, Problem, Sizes
 
 __all__ = [
     "DTYPES",
+    "SOFTMAX",
     "BoundEstimate",
     "Certificate",
     "Computed",

@@ -60,7 +60,6 @@ def rows_needed(coverage: float, confidence: float) -> int:
 def audit_rows(
     out: Tensor,
     p: Problem,
-    norms: Norms,
     target: Method,
     coverage: float,
     confidence: float,
@@ -80,7 +79,7 @@ def audit_rows(
         words = f"the {needed} audited rows were drawn uniformly, whatever the answer"
     heads = _by_head(torch.stack([index // (h * n), index // n % h, index % n], -1))
     rows = torch.cat(heads) if heads else torch.zeros(0, 3, dtype=torch.long, device="cpu")
-    found = [_errors(out, p, norms, target, one) for one in heads]
+    found = [_errors(out, p, target, one) for one in heads]
     errors = torch.cat(found, -1) if heads else torch.zeros(3, 0, device="cpu")
     worst, own, _ = errors.amax(-1).tolist() if heads else (0.0, 0.0, 0.0)
     everywhere = torch.ones(*p.leading, n, dtype=torch.float64, device="cpu")
@@ -106,7 +105,7 @@ def _by_head(rows: Int[Tensor, "r 3"]) -> list[Int[Tensor, "l 3"]]:
     return [rows[(rows[:, 0] == b) & (rows[:, 1] == h)] for b, h in sorted(heads)]
 
 
-def _errors(out: Tensor, p: Problem, norms: Norms, target: Method, rows: Int[Tensor, "l 3"]) -> Float[Tensor, "3 l"]:
+def _errors(out: Tensor, p: Problem, target: Method, rows: Int[Tensor, "l 3"]) -> Float[Tensor, "3 l"]:
     """Upper bounds on the errors of some rows of one head: distance to float64's answer plus float64's own error.
 
     They are relative to the longest value, relative to the true answer, and absolute.
@@ -120,16 +119,16 @@ def _errors(out: Tensor, p: Problem, norms: Norms, target: Method, rows: Int[Ten
     some = one.rows(index)
     # Every number of the inputs, also those that are read as zeros while `torch.set_flush_denormal` is on.
     some = dataclasses.replace(some, q=widened(some.q), k=widened(some.k), v=widened(some.v))
+    heads, keys, norms = (slice(b, b + 1), slice(h, h + 1)), (slice(b, b + 1), slice(group, group + 1)), p.norms
+    some = some.with_norms(Norms(norms.q[heads][..., index], norms.k[keys], norms.v[keys], norms.slack))
     truth = target.reference(some)[0, 0]
     distance = torch.where(torch.isfinite(given).all(-1), lengths(given - truth), math.inf)
-    heads, keys = (slice(b, b + 1), slice(h, h + 1)), (slice(b, b + 1), slice(group, group + 1))
-    mine = Norms(norms.q[heads][..., index], norms.k[keys], norms.v[keys], norms.slack)
-    longest = longest_seen(some, mine.v)[0, 0]
+    longest = longest_seen(some, some.norms.v)[0, 0]
     # At most the longest value, and what the reference's products may lose below the smallest normal number.
     unit = at_least(longest, norms.slack, p.v.shape[-1])
     lost = (p.k.shape[-2] + 4) * math.sqrt(p.v.shape[-1]) * rounding.tiny(torch.float64)
-    asked = target.reference_error(some, mine)
-    own = (reference_error(some, mine) if asked is None else asked)[0, 0]
+    asked = target.reference_error(some)
+    own = (reference_error(some) if asked is None else asked)[0, 0]
     beside = torch.where(longest > 0, (distance + lost) / unit, torch.where(distance > 0, math.inf, 0.0))
     # The true answer is no shorter than the reference's less its own error, and zero where there is no value.
     off = torch.where(longest > 0, own * longest + lost, 0.0)
@@ -139,8 +138,9 @@ def _errors(out: Tensor, p: Problem, norms: Norms, target: Method, rows: Int[Ten
     return torch.stack([(beside + own) * rounding.SAFETY, to_answer * rounding.SAFETY, absolute]).cpu()
 
 
-def reference_error(p: Problem, norms: Norms) -> Float[Tensor, "b h n"]:
+def reference_error(p: Problem) -> Float[Tensor, "b h n"]:
     """The rounding of a softmax average in float64 itself."""
+    norms = p.norms
     u, d, s = rounding.unit(torch.float64), p.q.shape[-1], p.k.shape[-2]
     key = per_query_head(norms.k.amax(-1, keepdim=True), p.q.shape[1])
     reach = abs(p.scale) * norms.q * key + rounding.misread_logits(norms.q, key, p.scale, d, torch.float64) / u

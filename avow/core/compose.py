@@ -46,13 +46,12 @@ import torch
 from jaxtyping import Float, Float64
 from torch import Tensor
 
-from avow.core import Certificate, weakest
+from avow.core import SOFTMAX, Certificate, weakest
 from avow.core.relative import relative_errors
 from avow.errors import InputError, NonFiniteError, RangeError, ShapeError
 from avow.numerics import rounding
 from avow.numerics.norms import at_least, length_floors, lengths
 
-_TARGET = "softmax attention"
 _U = rounding.unit(torch.float64)
 
 # A normaliser worse known than by this, in nats, is taken for unknown; e^16 times a value of 1e300 is still a number.
@@ -193,7 +192,7 @@ class Partial:
         words = self.words
         if words is None:
             assumed = ("there was nothing to attend to",)
-            words = Certificate("nothing", {}, _TARGET, "deterministic", bound, rows, assumptions=assumed)
+            words = Certificate("nothing", {}, SOFTMAX, "deterministic", bound, rows, assumptions=assumed)
         return out, dataclasses.replace(words, bound=bound, rows=rows, relative=relative, relative_rows=own)
 
     def _bounds(
@@ -270,9 +269,9 @@ def _united(a: str, b: str, separator: str) -> str:
 
 
 def _check_words(certificate: Certificate) -> None:
-    if certificate.target != _TARGET:
+    if certificate.target != SOFTMAX:
         rule = "is no mixture of what shards answer"
-        raise InputError("target of certificate", certificate.target, rule, f"merge shards of {_TARGET}")
+        raise InputError("target of certificate", certificate.target, rule, f"merge shards of {SOFTMAX}")
     if certificate.kind == "sampled":
         rule = "speaks of a share of the rows and not of any one"
         raise InputError("kind of certificate", "sampled", rule, "audit the merged answer instead")

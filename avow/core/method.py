@@ -13,8 +13,11 @@ from jaxtyping import Float
 from torch import Tensor
 
 from avow.core.certificate import Cost, Kind, Promise
-from avow.core.problem import Norms, Problem, Sizes
+from avow.core.problem import Problem, Sizes
 from avow.parameters import Parameter, check_parameters, parameters_of
+
+SOFTMAX = "softmax attention"
+"""The target that most methods share."""
 
 
 @dataclass(frozen=True)
@@ -37,15 +40,29 @@ class BoundEstimate:
 
 @dataclass(frozen=True)
 class Method(ABC):
-    """A way to compute one mechanism of attention. A subclass is a frozen dataclass of its declared parameters."""
+    """A way to compute one mechanism of attention. A subclass is a frozen dataclass of its declared parameters.
+
+    Planner, caches, shards, modules and pages ask for the properties below, never for a method's name or class.
+    """
 
     name: ClassVar[str]
     summary: ClassVar[str]
-    target: ClassVar[str] = "softmax attention"
+    target: ClassVar[str] = SOFTMAX
+    """The mechanism that answers are compared with."""
+    is_exact: ClassVar[bool] = False
+    """Whether rounding is the only error: other methods are priced against this one, and it runs if none of them may.
+    """
     random: ClassVar[bool] = False
+    """Whether the answer depends on a random draw."""
     averages: ClassVar[bool] = False
     """Whether the target's rows are averages of the values they see: no answer is then further off than both are long.
     """
+    selects_tokens: ClassVar[bool] = False
+    """Whether a row reads only some of the tokens in full. That saves memory traffic, not arithmetic, so it pays where
+    a key-value cache is read for few queries.
+    """
+    selects_landmarks: ClassVar[bool] = False
+    """Whether some of the keys are chosen to stand for all: a causal row's error then depends on later keys, too."""
 
     def __post_init__(self) -> None:
         check_parameters(self.name, type(self), self.parameters)
@@ -69,6 +86,14 @@ class Method(ABC):
     def check(self, sizes: Sizes) -> None:
         """Raise when these parameters do not fit these sizes."""
 
+    def state_features(self, dim: int) -> int | None:
+        """How many features per head the state has which stands for all keys so far; None without such a state.
+
+        The state's size is that times the value dimension, however many keys there were. A method that has one can
+        decode token by token and combine the states of shards.
+        """
+        return None
+
     @property
     def statistical(self) -> bool:
         """Whether the promise holds with a probability, over what is drawn."""
@@ -83,7 +108,7 @@ class Method(ABC):
         """
 
     @abstractmethod
-    def promise(self, problem: Problem, norms: Norms, computed: Computed, confidence: float) -> Promise:
+    def promise(self, problem: Problem, computed: Computed, confidence: float) -> Promise:
         """What can be said of the answer."""
 
     @abstractmethod
@@ -94,7 +119,7 @@ class Method(ABC):
     def reference(self, problem: Problem) -> Tensor:
         """The target itself in float64, by its definition."""
 
-    def reference_error(self, problem: Problem, norms: Norms) -> Tensor | None:
+    def reference_error(self, problem: Problem) -> Tensor | None:
         """How far `reference` of a float64 problem may itself be off, in each row; None: as softmax averages are."""
         return None
 
@@ -103,6 +128,6 @@ class Method(ABC):
     def settings(cls, sizes: Sizes) -> Iterator[Method]:
         """Settings worth comparing at these sizes, cheapest first."""
 
-    def estimate_bound(self, problem: Problem, norms: Norms, confidence: float) -> BoundEstimate:
+    def estimate_bound(self, problem: Problem, confidence: float) -> BoundEstimate:
         """What the promise is expected to be, found out at a small part of the cost of computing."""
         return BoundEstimate(math.inf, "none", True, "does not say beforehand")

@@ -12,9 +12,10 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
-from avow.core.dtypes import DTYPES, check_dtype, check_tensor
+from avow.core.dtypes import DTYPES, check_dtype, check_numbers, check_tensor
 from avow.declared import declared
 from avow.errors import DtypeError, NonFiniteError, ParameterError, ShapeError
+from avow.numerics.norms import check_range, row_norms, slack
 from avow.parameters import as_float
 
 MaskKind = Literal["none", "keys", "full"]
@@ -81,8 +82,8 @@ class Problem:
     default_scale: bool
     kernel: Literal["dot", "rbf"]
     leading: tuple[int, ...]
-    norms: Norms | None = dataclasses.field(default=None, repr=False, compare=False)
-    """Norms of all rows where they were measured already: a method may then spare itself a reading."""
+    known_norms: Norms | None = dataclasses.field(default=None, init=False, repr=False, compare=False)
+    """`norms` if they were measured or given already. `dataclasses.replace` never copies them."""
 
     @staticmethod
     def of(
@@ -160,16 +161,43 @@ class Problem:
         """Whether there is nothing to attend to or nobody to attend."""
         return self.q.numel() == 0 or self.k.shape[-2] == 0 or self.v.numel() == 0
 
+    @property
+    def norms(self) -> Norms:
+        """Norms of every row, measured once; raises if a number is nan or inf, or a norm beyond float64's reach."""
+        if self.known_norms is None:
+            for name, x in (("q", self.q), ("k", self.k), ("v", self.v)):
+                check_numbers(name, x)
+            with torch.no_grad():
+                values = row_norms(self.v, "v", faithful=True)
+                error = slack(max(self.q.shape[-1], self.v.shape[-1]), self.q.dtype)
+                norms = Norms(row_norms(self.q, "q"), row_norms(self.k, "k"), values, error)
+                check_range(*norms.most, self.scale)
+            object.__setattr__(self, "known_norms", norms)
+        assert self.known_norms is not None
+        return self.known_norms
+
+    def measured(self) -> Problem:
+        """This problem, its norms measured by now: where numbers are bad, this raises."""
+        assert self.norms is not None
+        return self
+
+    def with_norms(self, norms: Norms | None) -> Problem:
+        """The same problem with norms that are known already."""
+        copy = dataclasses.replace(self)
+        object.__setattr__(copy, "known_norms", norms)
+        return copy
+
     def detached(self) -> Problem:
         """The same numbers, outside autograd."""
         parts = {name: getattr(self, name) for name in ("q", "k", "v", "allowed", "bias")}
-        return dataclasses.replace(self, **{name: x.detach() for name, x in parts.items() if x is not None})
+        detached = dataclasses.replace(self, **{name: x.detach() for name, x in parts.items() if x is not None})
+        return detached.with_norms(self.known_norms)
 
     def to(self, dtype: torch.dtype) -> Problem:
         """The same problem with q, k, v and bias in another type."""
         bias = None if self.bias is None else self.bias.to(dtype)
         q, k, v = (x.to(dtype) for x in (self.q, self.k, self.v))
-        return dataclasses.replace(self, q=q, k=k, v=v, bias=bias, norms=None)
+        return dataclasses.replace(self, q=q, k=k, v=v, bias=bias)
 
     def head(self, batch: int, head: int, key_head: int) -> Problem:
         """The problem of one head, every axis kept."""
@@ -188,7 +216,6 @@ class Problem:
             allowed=of(self.allowed),
             bias=of(self.bias),
             leading=(1, 1),
-            norms=None,
         )
 
     def rows(self, index: Tensor) -> Problem:
@@ -202,7 +229,7 @@ class Problem:
         if self.causal:
             past = torch.arange(s, device=index.device)[None, :] <= index[:, None]
             allowed = past[None, None] if allowed is None else allowed & past
-        return dataclasses.replace(self, q=self.q[..., index, :], allowed=allowed, bias=bias, causal=False, norms=None)
+        return dataclasses.replace(self, q=self.q[..., index, :], allowed=allowed, bias=bias, causal=False)
 
 
 def _four(x: Tensor) -> Tensor:

@@ -19,7 +19,7 @@ import torch
 from jaxtyping import Float, Float64
 from torch import Tensor
 
-from avow.core import Certificate, Norms, Problem
+from avow.core import Certificate, Problem
 from avow.numerics import rounding
 from avow.numerics.heads import longest_seen, per_query_head
 from avow.numerics.norms import length_floors
@@ -44,8 +44,9 @@ def absolute_errors(rows: Float64[Tensor, "*rows"], longest: Float64[Tensor, "*#
     return torch.where(none, 0.0, allowed.nan_to_num(nan=math.inf, posinf=math.inf))
 
 
-def longest_values(p: Problem, norms: Norms) -> Float64[Tensor, "b h #n"]:
+def longest_values(p: Problem) -> Float64[Tensor, "b h #n"]:
     """At least the length of the longest value that each row sees."""
+    norms = p.norms
     if p.allowed is not None:
         apart = norms.v.shape[-1] != p.k.shape[-2]
         alike = p.allowed.shape[-2] > 1 and norms.most[2] <= _ALIKE * norms.least_value
@@ -55,10 +56,10 @@ def longest_values(p: Problem, norms: Norms) -> Float64[Tensor, "b h #n"]:
 
 
 def relative_rows(
-    p: Problem, norms: Norms, out: Float[Tensor, "b h n e"], rows: Float64[Tensor, "b h n"]
+    p: Problem, out: Float[Tensor, "b h n e"], rows: Float64[Tensor, "b h n"]
 ) -> Float64[Tensor, "b h n"]:
     """Bounds on the errors of rows relative to the true answer, from those relative to the longest value."""
-    return relative_errors(absolute_errors(rows, longest_values(p, norms)), length_floors(out.detach()))
+    return relative_errors(absolute_errors(rows, longest_values(p)), length_floors(out.detach()))
 
 
 def aimed_bound(ratio: float, rtol: float) -> float:
@@ -73,12 +74,12 @@ def proved_ratio(certificate: Certificate) -> float:
     return float(ratios.amin()) if ratios.numel() else 1.0
 
 
-def shortest_ratio(p: Problem, norms: Norms, out: Float[Tensor, "b h n e"], rows: Float64[Tensor, "b h n"]) -> float:
+def shortest_ratio(p: Problem, out: Float[Tensor, "b h n e"], rows: Float64[Tensor, "b h n"]) -> float:
     """About how long the shortest answer is beside the longest value of its row; rows that see no value do not count.
 
     It is proved where errors are small beside the answers. Where they are not, a quarter of what was given is a guess.
     """
-    longest, lengths = longest_values(p, norms).expand(rows.shape), length_floors(out.detach())
+    longest, lengths = longest_values(p).expand(rows.shape), length_floors(out.detach())
     left = torch.maximum(lengths - absolute_errors(rows, longest), lengths / 4)
     ratios = torch.where(longest > 0, left / longest.clamp(min=1e-300), 1.0)
     return max(0.0, float(ratios.amin())) if ratios.numel() else 1.0

@@ -6,7 +6,6 @@ shard a token is does not matter to the answer: a query sees them all.
 
 from __future__ import annotations
 
-import dataclasses
 import functools
 import hashlib
 import math
@@ -143,7 +142,7 @@ class ShardedCache:
         with outside_autocast():
             facts, no_facts = attempt(lambda: _facts(q))
             found, unfit = attempt(checked)
-        most = (0.0, 0.0, 0.0) if found is None or found.norms is None else found.norms.most
+        most = (0.0, 0.0, 0.0) if found is None or found.known_norms is None else found.known_norms.most
         asked = {"call": "ShardedCache.attend", "tol": tol, "rtol": rtol, "confidence": confidence, "scale": scale}
         held = {"lengths of shards": self.lengths, "calls of append": self._appends}
         held |= {"digest of appended tokens": self._appended.hexdigest()}
@@ -166,7 +165,7 @@ class ShardedCache:
             rule = "must be (batch, heads, 1, dim): a query sees every token"
             raise ShapeError("q.shape", tuple(q.shape), rule, "attend after each token")
         keys = held.longest.unsqueeze(-1).expand(held.lengths.shape)
-        return dataclasses.replace(found, norms=Norms(row_norms(q, "q"), keys, held.lengths, held.slack))
+        return found.with_norms(Norms(row_norms(q, "q"), keys, held.lengths, held.slack))
 
 
 def dealt(lengths: Sequence[int], count: int) -> list[int]:

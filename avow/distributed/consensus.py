@@ -19,7 +19,6 @@ from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
 from avow import errors
 from avow.core import Problem, Sizes
-from avow.core.certify import measure_norms
 from avow.core.requirement import checked_requirement
 from avow.distributed.point_to_point import PAGE, Group, gathered, group_device, group_of
 from avow.errors import AvowError, DtypeError, InputError, ShapeError
@@ -91,14 +90,14 @@ def check_consistent(
         found = _checked(q, k, v, mask, causal, scale, enable_gqa, asked.get("tol"))
         if check is not None:
             check(found)
-        return dataclasses.replace(found, norms=measure_norms(found)) if reading else found
+        return found.measured() if reading else found
 
     with outside_autocast():
         facts, no_facts = attempt(lambda: _facts(q, k, v, shared_queries))
         found, unfit = attempt(checked)
         own, untold = attempt(lambda: None if telling is None else telling())
     words = {"causal": causal, "shared_queries": shared_queries, "scale": scale, "enable_gqa": enable_gqa}
-    sizes = (0.0, 0.0, 0.0) if found is None or found.norms is None else found.norms.most
+    sizes = (0.0, 0.0, 0.0) if found is None or found.known_norms is None else found.known_norms.most
     lengths = (0, 0) if found is None else (found.q.shape[-2], found.k.shape[-2])
     known = agree({**asked, **words, **(facts or {})}, [*lengths, sizes, own], unfit or no_facts or untold, processes)
     assert found is not None  # or all would have raised

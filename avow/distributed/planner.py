@@ -20,7 +20,6 @@ from torch.nn.functional import pad
 from avow import planner
 from avow.calibration import Rate, Rates, rates
 from avow.core import BoundEstimate, Kind, Method, Norms, Problem, Sizes
-from avow.core.certify import measure_norms
 from avow.distributed.comm_cost import Interconnect
 from avow.distributed.consensus import Context, agree, attempt
 from avow.distributed.exchange import gathered
@@ -104,9 +103,9 @@ def _foreseen(method: Method, met: Context, sample: Problem | None, confidence: 
         return _hoped(method, confidence)  # What it can prove shows when it has run: it is the last to be tried.
     with torch.no_grad():
         if sample is not None:
-            return method.estimate_bound(sample, measure_norms(sample), confidence)
+            return method.estimate_bound(sample, confidence)
         query, key, value = (torch.full((1, 1, 1), size, dtype=torch.float64, device="cpu") for size in met.most)
-        return method.estimate_bound(met.problem.detached(), Norms(query, key, value, 0.0), confidence)
+        return method.estimate_bound(met.problem.detached().with_norms(Norms(query, key, value, 0.0)), confidence)
 
 
 def _sample(met: Context, asked: list[Method]) -> Problem:
@@ -116,7 +115,7 @@ def _sample(met: Context, asked: list[Method]) -> Problem:
     with torch.no_grad():
         q = _taken(p.q, met.rows, size, met)
         k, v = (_taken(x, met.keys, size, met) for x in (p.k, p.v))
-    return dataclasses.replace(p, q=q, k=k, v=v, norms=None)
+    return dataclasses.replace(p, q=q, k=k, v=v)
 
 
 def _taken(x: Float[Tensor, "b h n d"], lengths: tuple[int, ...], size: int, met: Context) -> Float[Tensor, "b h m d"]:

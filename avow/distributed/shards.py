@@ -62,7 +62,7 @@ class Shards:
         return Norms(q, k, v, self.norms.slack)
 
     @functools.cached_property
-    def whole(self) -> tuple[Problem, Norms]:
+    def whole(self) -> Problem:
         """What a promise is asked of: this process's rows, the keys of all, and norms that hold for what rows see.
 
         Keys and values are only counted there, so they take no memory.
@@ -76,26 +76,25 @@ class Shards:
                 # What the first row sees before this shard, every row sees.
                 seen[..., 0] = torch.maximum(seen[..., 0], self.longest[: self.rank, ..., 2].amax(0))
             values = torch.cat([seen, most.v], -1)  # the last entry lies after every row
-        return dataclasses.replace(p, k=k, v=v), Norms(self.norms.q, most.k, values, self.norms.slack)
+        norms = Norms(self.norms.q, most.k, values, self.norms.slack)
+        return dataclasses.replace(p, k=k, v=v).with_norms(norms)
 
     def values(self, dtype: torch.dtype) -> tuple[Tensor, Tensor | None]:
         """This shard's values, and the power of two that every process divided them by, if any was needed."""
         largest = self.longest[..., 3].amax(0)[..., None, None].to(dtype)  # (b, g, 1, 1)
-        _, size = scaled_values(dataclasses.replace(self.problem, v=largest, norms=self.agreed), dtype)
+        _, size = scaled_values(dataclasses.replace(self.problem, v=largest).with_norms(self.agreed), dtype)
         values = self.problem.v.to(dtype)
         return (values, None) if size is None else (values / size, size)
 
     def attended(self, method: Method, out: Tensor, trace: Any, confidence: float) -> Attended:
         """The answer with its certificate."""
-        p, norms = self.whole
-        certificate = certify(method, p, norms, Computed(out, trace), confidence)
+        certificate = certify(method, self.whole, Computed(out, trace), confidence)
         return Attended(out, dataclasses.replace(certificate, cost=method.cost(self.problem.sizes)))
 
 
 def shards_of(met: Context, generator: torch.Generator | None) -> Shards:
     """What processes that agreed know of each other once they told how long their longest vectors are."""
     norms = met.problem.norms
-    assert norms is not None
     longest = gathered(_longest(met.problem, norms), met.group)
     return Shards(met.problem, norms, met.here, met.rows, met.keys, longest, generator, met.group)
 

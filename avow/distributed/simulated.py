@@ -17,7 +17,6 @@ from torch.nn.functional import pad
 
 from avow.attend import attend
 from avow.core import Problem
-from avow.core.certify import measure_norms
 from avow.core.compose import Partial
 from avow.distributed.protocols import AllToAll, Protocol, RingShift, all_gather
 from avow.distributed.sparse_script import Task, shard_script
@@ -40,7 +39,7 @@ def _partial(p: Problem) -> Partial:
     wide = dataclasses.replace(p, q=p.q.double(), k=p.k.double(), v=p.v.double())
     out, certificate = attend(wide.q, wide.k, wide.v, method="exact", scale=p.scale, enable_gqa=True)
     logits = p.scale * (wide.q @ per_query_head(wide.k, p.q.shape[1]).mT)
-    norms, u = measure_norms(wide), rounding.unit(torch.float64)
+    norms, u = wide.norms, rounding.unit(torch.float64)
     reach = abs(p.scale) * norms.q * per_query_head(norms.k.amax(-1, keepdim=True), p.q.shape[1])
     lse = logits.logsumexp(-1)
     off = (rounding.gamma(p.q.shape[-1] + 8, u) + 8 * u) * reach + rounding.gamma(p.k.shape[-2] + 6000, u)
@@ -144,5 +143,5 @@ def dealt(p: Problem, ranks: int, queries: bool) -> list[Problem]:
     for rank in range(ranks):
         shares = [slice(rank * x.shape[-2] // ranks, (rank + 1) * x.shape[-2] // ranks) for x in (p.q, p.k)]
         q = p.q[:, :, shares[0]] if queries else p.q
-        parts.append(dataclasses.replace(p, q=q, k=p.k[:, :, shares[1]], v=p.v[:, :, shares[1]], norms=None))
+        parts.append(dataclasses.replace(p, q=q, k=p.k[:, :, shares[1]], v=p.v[:, :, shares[1]]))
     return parts

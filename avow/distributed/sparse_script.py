@@ -19,7 +19,6 @@ from torch import Tensor
 
 from avow.attend import Attended
 from avow.core import Certificate, Problem
-from avow.core.certify import measure_norms
 from avow.core.relative import absolute_errors, relative_errors
 from avow.distributed.comm_cost import BINS
 from avow.distributed.protocols import Protocol, all_gather, all_max, all_reduce
@@ -89,7 +88,7 @@ def shard_script(
     bound, everywhere, here, lse, longest = out.new_zeros(5, b, h, n).unbind(0)
     kept: list[Kept] = []
     if task.keys and out.numel():
-        norms = measure_norms(p) if p.norms is None else p.norms
+        norms = p.norms
         sketch = whole_sketch(p.k, task.method.bits, sketch)
         # Samples are each row's own; else query heads of a key head read what any of them does.
         siblings = 1 if task.method.chance > 0 else h // groups

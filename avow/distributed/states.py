@@ -95,7 +95,7 @@ def collected(
 ) -> tuple[Tensor, int]:
     """Answers to this process's rows, and in how many steps; where it has none, still a function of all exchanges."""
     p = shards.problem
-    if shards.whole[0].empty:
+    if shards.whole.empty:
         nothing = p.v.new_zeros(*p.q.shape[:-1], p.v.shape[-1])
         return tied(nothing, p.q, *exchanges), 0
     sums, steps = answer()
@@ -134,7 +134,7 @@ def _separable(shards: Shards, method: Separable) -> tuple[Tensor, separable.Tra
 
 def _random_features(shards: Shards, method: RandomFeatures) -> tuple[Tensor, random_features.Trace]:
     p = shards.problem
-    wide = method.arithmetic(dataclasses.replace(p, norms=shards.agreed))
+    wide = method.arithmetic(p.with_norms(shards.agreed))
     (queries, d), m = p.q.shape[-2:], method.features
     directions = feature_maps.draw(m, d, method.orthogonal, random_stream(shards.generator, "cpu"), p.q.device)
     alike("directions", directions, shards.group)

@@ -59,7 +59,7 @@ def shaped(p: Problem) -> bool:
 def radii(p: Problem) -> Radii:
     """From the norms of the problem where they are known, or by one more reading of q and k."""
     root = math.sqrt(abs(p.scale))
-    q, k = (p.norms.q, p.norms.k) if p.norms is not None else (_lengths(p.q), _lengths(p.k))
+    q, k = (p.known_norms.q, p.known_norms.k) if p.known_norms is not None else (_lengths(p.q), _lengths(p.k))
     return Radii(q * root, (k * root).amax(-1, keepdim=True))
 
 
@@ -74,7 +74,7 @@ def _lengths(x: Tensor) -> Tensor:
 
 def _value_ends(p: Problem) -> tuple[Tensor, Tensor]:
     """The least and the most of the longest values of each head."""
-    longest = (_lengths(p.v) if p.norms is None else p.norms.v).amax(-1)
+    longest = (_lengths(p.v) if p.known_norms is None else p.known_norms.v).amax(-1)
     return longest.amin(), longest.amax()
 
 

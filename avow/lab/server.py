@@ -21,9 +21,9 @@ from starlette.responses import HTMLResponse, Response
 
 from avow.errors import AvowError, InputError, ParameterError
 from avow.lab.page import MISTAKE, PACKAGE, Page, all_pages, error_body, error_body_of
+from avow.lab.request_queue import Busy, RequestQueue
 from avow.lab.security import JsonResponse, SecurityMiddleware
 from avow.lab.uploads import FileStore
-from avow.lab.worker_pool import Busy, WorkerPool
 from avow.report.mathml import display
 
 _HOST = "127.0.0.1"
@@ -77,7 +77,7 @@ def bound(port: int) -> socket.socket:
 def build(port: int, token: str, package: str = PACKAGE) -> SecurityMiddleware:
     """The application for one port and one token behind its security rules; its pages are those of a package."""
     pages, files = all_pages(package), FileStore()
-    previews, proofs = WorkerPool(package, 1), WorkerPool(package, _PROOFS_AT_A_TIME, stands_back=True)
+    previews, proofs = RequestQueue(package, 1), RequestQueue(package, _PROOFS_AT_A_TIME, low_priority=True)
 
     async def close() -> None:
         await asyncio.gather(previews.close(), proofs.close())
@@ -154,7 +154,7 @@ def _shown(page: Page, package: str, token: str) -> Handler:
     return show
 
 
-def _add_computation(app: FastAPI, page: Page, what: str, pool: WorkerPool, files: FileStore) -> None:
+def _add_computation(app: FastAPI, page: Page, what: str, queue: RequestQueue, files: FileStore) -> None:
     """Serve a page's preview or verdict; the document of the interface has the schema of its inputs."""
     seconds = min(page.seconds, _PREVIEW_SECONDS) if what == "preview" else page.seconds
     known: dict[str, bytes] = {}
@@ -167,7 +167,7 @@ def _add_computation(app: FastAPI, page: Page, what: str, pool: WorkerPool, file
         name = json.dumps(given, sort_keys=True)
         if name in known:
             return JsonResponse(known[name])
-        asked = asyncio.ensure_future(pool.ask({"page": page.name, "what": what, "inputs": given}, seconds, file))
+        asked = asyncio.ensure_future(queue.ask({"page": page.name, "what": what, "inputs": given}, seconds, file))
         gone = asyncio.ensure_future(_gone(request))
         try:
             await asyncio.wait({asked, gone}, return_when=asyncio.FIRST_COMPLETED)

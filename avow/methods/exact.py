@@ -51,6 +51,7 @@ class Exact(Method):
 
     name: ClassVar[str] = "exact"
     summary: ClassVar[str] = "softmax attention on the best PyTorch kernel; its rounding proved"
+    is_exact: ClassVar[bool] = True
     averages: ClassVar[bool] = True
 
     precision: str = param("native", one_of("native", "float32", "float64"), "arithmetic to compute in")
@@ -76,32 +77,33 @@ class Exact(Method):
         if masked:
             mask = additive(p, rounding.accumulator(kind))
             mask = None if mask is None else mask.expand(*mask.shape[:2], n, s)
-        size = 1.0 if p.norms is None else _size(p.norms, p.q.dtype)
+        size = 1.0 if p.known_norms is None else _size(p.known_norms, p.q.dtype)
         out = _fastest(q, k, v if size == 1 else v / size, mask, p.causal and not masked, scale)
         out = out[..., :e] if d != e else out
         return Computed(cast_output(p, out if size == 1 else out * size), size)
 
-    def promise(self, problem: Problem, norms: Norms, computed: Computed, confidence: float) -> Promise:
-        p = problem
+    def promise(self, problem: Problem, computed: Computed, confidence: float) -> Promise:
+        p, norms = problem, problem.norms
         keys = per_query_head(norms.k.amax(-1, keepdim=True), p.q.shape[1])  # (b, h, 1)
         reach = norms.q * (abs(p.scale) * keys)  # S_i
         model = self.model(p, *norms.most[:2])
         # 2·tanh(δ/2) for the weights, then what sums, flushing and the output's type add.
         merging = torch.expm1(reach * model.merge_slope + model.merge_floor) if model.merge_slope else 0.0
         rows = reach.mul_(model.slope / 2).add_(model.floor / 2).tanh_().mul_(2).add_(merging).mul_(model.grown)
-        rows.add_(_flushed(p, norms, model, computed.trace).add_(model.sums * (1 + model.final)))
+        rows.add_(_flushed(p, model, computed.trace).add_(model.sums * (1 + model.final)))
         if model.final:
             # The answer's own rounding is relative to its length, which is known by now: on flat heads that is little.
-            rows = rows + model.final * rounding.SAFETY * _shares(p, norms, computed.out)
+            rows = rows + model.final * rounding.SAFETY * _shares(p, computed.out)
         return Promise("deterministic", mask_bounds(p, rows), assumptions=(self.assumption(p),))
 
-    def estimate_bound(self, problem: Problem, norms: Norms, confidence: float) -> BoundEstimate:
+    def estimate_bound(self, problem: Problem, confidence: float) -> BoundEstimate:
+        norms = problem.norms
         if not self.fits(problem, *norms.most):
             return BoundEstimate(math.inf, "none", True, f"{self.arithmetic(problem.q.dtype)} would overflow")
         query, key, _ = norms.most
         model = self.model(problem, query, key)
         delta = abs(problem.scale) * query * key * model.slope + model.floor
-        flushed = float(_flushed(problem, norms, model, _size(norms, problem.q.dtype)).amax())
+        flushed = float(_flushed(problem, model, _size(norms, problem.q.dtype)).amax())
         if flushed > 1 and self.arithmetic(problem.q.dtype) != torch.float64:
             return BoundEstimate(math.inf, "none", True, f"values underflow in {self.arithmetic(problem.q.dtype)}")
         merging = math.expm1(min(_HOPELESS, abs(problem.scale) * query * key * model.merge_slope + model.merge_floor))
@@ -244,24 +246,24 @@ def _size(norms: Norms, dtype: torch.dtype) -> float:
     return 2.0 ** max(least, math.frexp(longest)[1]) if 0 < longest < _FAINT else 1.0
 
 
-def _shares(p: Problem, norms: Norms, out: Tensor) -> Tensor:
+def _shares(p: Problem, out: Tensor) -> Tensor:
     """At least how long each answer is beside the longest value that its row sees; no more than 1, as before rounding.
 
     A number rounded by way of float32 is rounded twice, which the margin of 2^-10 covers, and the sum's own rounding;
     squares of entries below 2^-60 may vanish.
     """
-    masked = p.allowed is not None and p.allowed.shape[-2] > 1
+    norms, masked = p.norms, p.allowed is not None and p.allowed.shape[-2] > 1
     least = norms.least_value * (1 - norms.slack)
     # Rows that see different values share the shortest of all where none is near underflow: to look would cost more.
-    longest = torch.full_like(norms.q, least) if masked and least > 1e-10 else longest_values(p, norms)
+    longest = torch.full_like(norms.q, least) if masked and least > 1e-10 else longest_values(p)
     lengths = torch.linalg.vector_norm(out.detach().float(), dim=-1).double() * (1 + 2.0**-10)
     lengths = lengths + 2.0**-60 * math.sqrt(out.shape[-1])
     return (lengths / longest.clamp(min=1e-300)).clamp(max=1.0).nan_to_num(nan=1.0)
 
 
-def _flushed(p: Problem, norms: Norms, model: Model, size: float) -> Tensor:
+def _flushed(p: Problem, model: Model, size: float) -> Tensor:
     """What underflow may cost a row, relative to the largest value it sees; nothing where all it sees is zero."""
-    lost = model.lost * size + model.ends
+    norms, lost = p.norms, model.lost * size + model.ends
     least = norms.least_value * (1 - norms.slack)
     if least > 1e-10:
         return torch.full((1, 1, 1), lost / least, dtype=torch.float64, device=p.v.device)

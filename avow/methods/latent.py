@@ -31,7 +31,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from avow.core import BoundEstimate, Computed, Cost, Method, Norms, Problem, Promise, Sizes
+from avow.core import BoundEstimate, Computed, Cost, Method, Problem, Promise, Sizes
 from avow.errors import ParameterError
 from avow.numerics import rounding
 from avow.numerics.heads import (
@@ -158,8 +158,8 @@ class Latent(Method):
         """The logit of every key for every latent."""
         return (k @ directions(self.latents, k).T).mul_(p.scale).add_(added)
 
-    def promise(self, problem: Problem, norms: Norms, computed: Computed, confidence: float) -> Promise:
-        p = expand_gqa(self._checked(problem))
+    def promise(self, problem: Problem, computed: Computed, confidence: float) -> Promise:
+        p, norms = expand_gqa(self._checked(problem)), problem.norms
         trace: Trace = computed.trace
         wide, kept, heads = trace.wide, p.q.dtype, p.q.shape[1]
         products = rounding.products(wide, p.q.device.type)
@@ -197,23 +197,23 @@ class Latent(Method):
         ends = 4 * products.dot(m + trace.near + 16) + 8 * (m + trace.near) * tiny
         relative = (rounding.softmax_l1_bound(up) + ends) * (1 + eta) + eta
         final = rounding.unit(kept) if kept != wide else 0.0
-        rows = relative * (1 + final) + final + underflow_bound(p, norms, 2 * (s + m + trace.near), wide)
+        rows = relative * (1 + final) + final + underflow_bound(problem, 2 * (s + m + trace.near), wide)
         assumptions = ("exp is right to 64 ulp, exp(0) is 1, and log is right to 8",)
         return Promise("deterministic", mask_bounds(p, rows * rounding.SAFETY), assumptions=assumptions)
 
     def reference(self, problem: Problem) -> Tensor:
         return self._by_definition(self._checked(problem), torch.float64)
 
-    def reference_error(self, problem: Problem, norms: Norms) -> Tensor:
+    def reference_error(self, problem: Problem) -> Tensor:
         s = problem.k.shape[-2]
-        return self.promise(problem, norms, Computed(problem.q, Trace(torch.float64, s, s, None)), 1.0).rows
+        return self.promise(problem, Computed(problem.q, Trace(torch.float64, s, s, None)), 1.0).rows
 
     @classmethod
     def settings(cls, sizes: Sizes) -> Iterator[Latent]:
         for latents in (16, 64):
             yield cls(latents)
 
-    def estimate_bound(self, problem: Problem, norms: Norms, confidence: float) -> BoundEstimate:
+    def estimate_bound(self, problem: Problem, confidence: float) -> BoundEstimate:
         return BoundEstimate(math.inf, "none", True, "its target is latent attention, not softmax attention")
 
     def _checked(self, p: Problem) -> Problem:
@@ -307,9 +307,9 @@ def _arithmetic(p: Problem) -> torch.dtype:
     if wide == torch.float64 or torch.compiler.is_compiling():
         return wide
     d, scale, limit = p.q.shape[-1], abs(p.scale), rounding.safe(wide)
-    if p.norms is None:
+    if p.known_norms is None:
         query, key = (math.sqrt(d) * float(x.detach().abs().amax()) if x.numel() else 0.0 for x in (p.q, p.k))
     else:
-        query, key, _ = p.norms.most
+        query, key, _ = p.known_norms.most
     largest = max(1.0, scale) * max(query, math.sqrt(d)) * max(key, 1.0)
     return torch.float64 if largest > limit or 0 < scale < 1 / limit else wide

@@ -76,6 +76,7 @@ class LowRank(Method):
     summary: ClassVar[str] = "landmark keys by randomised pivoted Cholesky; linear, a bound for every row"
     averages: ClassVar[bool] = True
     random: ClassVar[bool] = True
+    selects_landmarks: ClassVar[bool] = True
 
     rank: int = param(64, from_to(1, 2**16), "landmarks per head")
 
@@ -137,8 +138,8 @@ class LowRank(Method):
         sums = scan.collect(features.of_rows, heads, queries, whole, normalise=True)
         return sums, whole.top.unsqueeze(2), whole.steps
 
-    def promise(self, problem: Problem, norms: Norms, computed: Computed, confidence: float) -> Promise:
-        p = expand_gqa(problem)
+    def promise(self, problem: Problem, computed: Computed, confidence: float) -> Promise:
+        p, norms = expand_gqa(problem), problem.norms
         t: Trace = computed.trace
         heads, s = p.q.shape[1], p.k.shape[-2]
         key_radius, slack = (per_query_head(x.unsqueeze(-1), heads) for x in (t.key_radius, t.slack))
@@ -151,7 +152,7 @@ class LowRank(Method):
         sure = (t.normaliser - arithmetic).clamp(min=0.0)
         bound = torch.where(sure > 0, (2 * left + 4 * arithmetic) / sure.clamp(min=1e-300), math.inf)
         final = rounding.unit(p.q.dtype)
-        lost = underflow_bound(p, norms, s * self.rank, torch.float64)
+        lost = underflow_bound(problem, s * self.rank, torch.float64)
         rows = (moved + bound.nan_to_num(math.inf)).clamp(max=2 + 4 * norms.slack) * (1 + 2 * final) + final + lost
         assumption = "exp is right to 64 ulp in float64"
         return Promise("deterministic", mask_bounds(p, rows * rounding.SAFETY), assumptions=(assumption,))
@@ -220,7 +221,7 @@ class LowRank(Method):
         for rank in sorted({min(rank, max(sizes.keys, 1)) for rank in (16, 64, 256)}):
             yield cls(rank)
 
-    def estimate_bound(self, problem: Problem, norms: Norms, confidence: float) -> BoundEstimate:
+    def estimate_bound(self, problem: Problem, confidence: float) -> BoundEstimate:
         """The promise on a sample of rows and keys: a guess, and a cheap one."""
         p = problem
         if self.rank > p.k.shape[-2]:
@@ -229,12 +230,12 @@ class LowRank(Method):
             return BoundEstimate(
                 math.inf, "none", True, "a mask that differs by row leaves nothing to share between rows"
             )
-        sample, size = _sampled(p, 4 * self.rank), 4 * self.rank
+        sample, size, norms = _sampled(p, 4 * self.rank), 4 * self.rank, p.norms
         q, k, v = (x[..., :: _step(x.shape[-1], size)] for x in (norms.q, norms.k, norms.v))
         from_sample = Norms(q, k, v, norms.slack)
         generator = torch.Generator().manual_seed(0)
         computed = self.compute(sample, generator)
-        rows = self.promise(sample, from_sample, computed, confidence).rows
+        rows = self.promise(sample.with_norms(from_sample), computed, confidence).rows
         bound = float(rows.amax()) if rows.numel() else 0.0
         return BoundEstimate(
             bound, "deterministic", False, "" if bound < 2 else "landmarks leave too much of these keys over"

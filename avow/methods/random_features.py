@@ -19,7 +19,7 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
-from avow.core import BoundEstimate, Computed, Cost, Method, Norms, Problem, Promise, Sizes
+from avow.core import BoundEstimate, Computed, Cost, Method, Problem, Promise, Sizes
 from avow.errors import ParameterError
 from avow.numerics import features as feature_maps
 from avow.numerics import kernel_rounding, rounding, scan, scan_costs
@@ -99,6 +99,9 @@ class RandomFeatures(Method):
     @property
     def statistical(self) -> bool:
         return True
+
+    def state_features(self, dim: int) -> int:
+        return self.features
 
     def compute(
         self,
@@ -187,8 +190,8 @@ class RandomFeatures(Method):
 
         return problems.feature_step(problem, state.directions, state.frame, state.sums)
 
-    def promise(self, problem: Problem, norms: Norms, computed: Computed, confidence: float) -> Promise:
-        p, trace = expand_gqa(problem), computed.trace
+    def promise(self, problem: Problem, computed: Computed, confidence: float) -> Promise:
+        p, norms, trace = expand_gqa(problem), problem.norms, computed.trace
         if trace.carried:
             unknown = torch.full(p.q.shape[:-1], math.inf, dtype=torch.float64, device=p.q.device)
             return Promise("none", unknown, reason="it went on from a state, whose keys are not in the problem")
@@ -196,14 +199,14 @@ class RandomFeatures(Method):
         variance = feature_maps.relative_variance(radius_q + radius_k, self.features, p.q.shape[-1], self.orthogonal)
         chance = feature_maps.ratio_bound(variance, confidence)
         longest = float(torch.linalg.vector_norm(trace.directions, dim=-1).amax())
-        moved, rest = self._rounding(p, norms, radius_q, radius_k, shift, longest, trace)
+        moved, rest = self._rounding(problem, radius_q, radius_k, shift, longest, trace)
         # A mixture of values is never further from another than two of their lengths.
         rows = (chance + moved).clamp(max=2.0) + rest
         assumptions = ("the generator's numbers are Gaussian", INDEPENDENT, "exp is right to 64 ulp")
         return Promise("statistical", mask_bounds(p, rows * rounding.SAFETY), confidence, assumptions=assumptions)
 
     def _rounding(
-        self, p: Problem, norms: Norms, radius_q: Tensor, radius_k: Tensor, shift: Tensor, longest: float, trace: Trace
+        self, p: Problem, radius_q: Tensor, radius_k: Tensor, shift: Tensor, longest: float, trace: Trace
     ) -> tuple[Tensor, Tensor]:
         """How far arithmetic moves the weights, and what sums, flushing and the output's type add.
 
@@ -230,7 +233,7 @@ class RandomFeatures(Method):
             logs = logs + kernel.shared / 2
         moved = rounding.softmax_l1_bound(2 * (logs + exponent))
         sums = 4 * products.dot(scan.depth(s, trace.steps) + m + 1) + 16 * s * m * rounding.tiny(wide) / least + apart
-        lost = underflow_bound(p, norms, s * m / least, wide)
+        lost = underflow_bound(p, s * m / least, wide)
         final = rounding.unit(kept) if kept != wide else 0.0
         return moved * (1 + final), sums * (1 + final) + 4 * final + lost
 
@@ -239,11 +242,11 @@ class RandomFeatures(Method):
         wide = linear_type(p)
         if wide == torch.float64 or torch.compiler.is_compiling():
             return wide
-        if p.norms is None:
+        if p.known_norms is None:
             ends = [float(end) for x in (p.q, p.k) if x.numel() for end in torch.aminmax(x.detach())]
             largest = max(map(abs, ends), default=0.0)
         else:
-            largest = max(p.norms.most[:2])
+            largest = max(p.known_norms.most[:2])
         return wide if largest * max(1.0, abs(p.scale)) < _ROOMY else torch.float64
 
     def cost(self, sizes: Sizes) -> Cost:
@@ -267,12 +270,12 @@ class RandomFeatures(Method):
         for features in (64, 256, 1024):
             yield cls(features)
 
-    def estimate_bound(self, problem: Problem, norms: Norms, confidence: float) -> BoundEstimate:
+    def estimate_bound(self, problem: Problem, confidence: float) -> BoundEstimate:
         if confidence >= 1:
             return BoundEstimate(math.inf, "none", True, "promises only with a confidence below 1")
         p = expand_gqa(problem)
         frame = feature_maps.frame_of(p, self.arithmetic(p))
-        radius_q, radius_k, _ = feature_maps.radii(p, frame, *feature_maps.lengths(p, frame), norms)
+        radius_q, radius_k, _ = feature_maps.radii(p, frame, *feature_maps.lengths(p, frame), problem.norms)
         worst = (radius_q + radius_k).amax()
         variance = feature_maps.relative_variance(worst, self.features, p.q.shape[-1], self.orthogonal)
         bound = float(feature_maps.ratio_bound(variance, confidence))
@@ -336,11 +339,11 @@ class FeatureCount(NamedTuple):
         return f"{self.features:.0f} features (|q+k| up to {self.radius:.3g})"
 
 
-def features_needed(problem: Problem, norms: Norms, tol: float, confidence: float) -> FeatureCount:
+def features_needed(problem: Problem, tol: float, confidence: float) -> FeatureCount:
     """The features that would certify `tol` for every row, from the norms of q and k alone."""
     method, p = RandomFeatures(), expand_gqa(problem)
     frame = feature_maps.frame_of(p, method.arithmetic(p))
-    radius_q, radius_k, _ = feature_maps.radii(p, frame, *feature_maps.lengths(p, frame), norms)
+    radius_q, radius_k, _ = feature_maps.radii(p, frame, *feature_maps.lengths(p, frame), problem.norms)
     worst = (radius_q + radius_k).amax()
     d = p.q.shape[-1]
     # From d features on, the bound is a constant over their number.

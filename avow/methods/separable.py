@@ -20,7 +20,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from avow.core import BoundEstimate, Computed, Cost, Method, Norms, Problem, Promise, Sizes
+from avow.core import BoundEstimate, Computed, Cost, Method, Problem, Promise, Sizes
 from avow.errors import ParameterError
 from avow.numerics import kernel_rounding, rounding, scan, scan_costs
 from avow.numerics.heads import (
@@ -65,6 +65,9 @@ class Separable(Method):
     target: ClassVar[str] = "separable attention"
 
     temperature: float = param(1.0, between(0, math.inf), "divides Q and K before their softmaxes")
+
+    def state_features(self, dim: int) -> int:
+        return dim
 
     def compute(self, problem: Problem, generator: torch.Generator | None = None) -> Computed:
         p = expand_gqa(self.checked(problem))
@@ -146,8 +149,8 @@ class Separable(Method):
         wide = x.double() if self.temperature < limits.tiny else x
         return (wide / self.temperature).clamp(-limits.max, limits.max).to(x.dtype)
 
-    def promise(self, problem: Problem, norms: Norms, computed: Computed, confidence: float) -> Promise:
-        p = expand_gqa(self.checked(problem))
+    def promise(self, problem: Problem, computed: Computed, confidence: float) -> Promise:
+        p, norms = expand_gqa(self.checked(problem)), problem.norms
         wide, kept, trace = linear_type(p), p.q.dtype, computed.trace
         kernel = trace.kernel
         products = rounding.products(wide, p.q.device.type) if kernel is None else kernel.products
@@ -167,7 +170,7 @@ class Separable(Method):
         depth = scan.depth(s, trace.steps) + 2 * d
         relative = moved + 4 * products.dot(depth) + 8 * s * d * rounding.tiny(wide) / least + apart
         final = rounding.unit(kept) if kept != wide else 0.0
-        rows = relative * (1 + final) + final + underflow_bound(p, norms, s * d / least, wide)
+        rows = relative * (1 + final) + final + underflow_bound(problem, s * d / least, wide)
         return Promise("deterministic", mask_bounds(p, rows * rounding.SAFETY), assumptions=("exp is right to 64 ulp",))
 
     def cost(self, sizes: Sizes) -> Cost:
@@ -185,14 +188,14 @@ class Separable(Method):
     def reference(self, problem: Problem) -> Tensor:
         return self._by_definition(self.checked(problem), torch.float64)
 
-    def reference_error(self, problem: Problem, norms: Norms) -> Tensor:
-        return self.promise(problem, norms, Computed(problem.q, Trace(problem.k.shape[-2])), 1.0).rows
+    def reference_error(self, problem: Problem) -> Tensor:
+        return self.promise(problem, Computed(problem.q, Trace(problem.k.shape[-2])), 1.0).rows
 
     @classmethod
     def settings(cls, sizes: Sizes) -> Iterator[Separable]:
         yield cls()
 
-    def estimate_bound(self, problem: Problem, norms: Norms, confidence: float) -> BoundEstimate:
+    def estimate_bound(self, problem: Problem, confidence: float) -> BoundEstimate:
         return BoundEstimate(math.inf, "none", True, "its target is separable attention, not softmax attention")
 
     def checked(self, p: Problem) -> Problem:

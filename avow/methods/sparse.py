@@ -26,7 +26,7 @@ import torch
 from jaxtyping import Bool, Float64, Int
 from torch import Tensor
 
-from avow.core import BoundEstimate, Computed, Cost, Method, Norms, Problem, Promise, Sizes
+from avow.core import BoundEstimate, Computed, Cost, Method, Problem, Promise, Sizes
 from avow.numerics import rounding
 from avow.numerics.gather import Gathered, Masked, Read
 from avow.numerics.heads import distance_rounding, per_query_head, ungrouped
@@ -95,6 +95,7 @@ class Sparse(Method):
     summary: ClassVar[str] = "reads in full only tokens that may matter; proves that the others do not"
     averages: ClassVar[bool] = True
     random: ClassVar[bool] = True
+    selects_tokens: ClassVar[bool] = True
 
     drop: float = param(5e-3, Rule("must be at least 0", lambda x: x >= 0), "error that unread tokens may cause")
     bits: int = param(4, from_to(1, 8), "bits of a key's number in the sketch")
@@ -219,8 +220,8 @@ class Sparse(Method):
         drawn = torch.where(sampled, drawn, order.before(cut))
         return _Choice(odds, drawn, touched | drawn, sampled, order, cut, read.joined(drawn))
 
-    def promise(self, problem: Problem, norms: Norms, computed: Computed, confidence: float) -> Promise:
-        p, trace = problem, computed.trace
+    def promise(self, problem: Problem, computed: Computed, confidence: float) -> Promise:
+        p, norms, trace = problem, problem.norms, computed.trace
         keys = per_query_head(norms.k.amax(-1, keepdim=True), p.q.shape[1])
         rows = self._rounded(p, abs(p.scale) * norms.q * keys, trace.tails)
         lost = math.sqrt(p.v.shape[-1]) * rounding.tiny(p.q.dtype)
@@ -237,8 +238,8 @@ class Sparse(Method):
             reason=f"read {share:.1%} of the tokens in full",
         )
 
-    def estimate_bound(self, problem: Problem, norms: Norms, confidence: float) -> BoundEstimate:
-        query, key, _ = norms.most
+    def estimate_bound(self, problem: Problem, confidence: float) -> BoundEstimate:
+        query, key, _ = problem.norms.most
         reach = torch.tensor(abs(problem.scale) * query * key, dtype=torch.float64, device="cpu")
         bound = float(self._rounded(problem, reach, torch.full_like(reach, self.drop)))
         return BoundEstimate(bound * rounding.SAFETY, "statistical" if self.chance else "deterministic", True)

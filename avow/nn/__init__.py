@@ -2,19 +2,15 @@
 
 Models:
     config            ModelConfig, what a model is made of
-    positions         where a token stands: Learned, Sinusoidal, Rotary
-    random_seed       the randomness of a module, drawn once
-    attention         Attention: projections, heads and positions around any method; Shard
-    memory            what a decoder's attention remembers; Cache, that of a whole model
+    attention         Attention: projections and heads around any method; Learned, Sinusoidal, Rotary positions; Shard
+    memory            what attention keeps: its random draw, and what a decoder has read; Cache, that of a whole model
     transformer       TransformerLM, its Block, and what all models share
-    perceiver         PerceiverLM: the past in learned latents
-    build             from a config to its model
+    perceiver         PerceiverLM: the past in learned latents; build, the model of any config
 Tokens that are attended to with a certificate:
     key_value_cache   KeyValueCache, all of them so far
     token_buffers     the room they lie in, with their sketch
     split_k_exact     answers from all of them, on a CPU
-    kernel_steps      answers from some of them, by kernels on a GPU
-    lazy_certificate  certificates that are completed when somebody looks
+    kernel_steps      answers from some of them, by kernels on a GPU; certificates completed when somebody looks
     cache_file        the file they are kept in
 Questions asked of a module:
     recurrent         RecurrentCell, and how far back its gradients reach
@@ -22,17 +18,17 @@ Questions asked of a module:
 """
 
 from avow.nn.attention import Attention as Attention
+from avow.nn.attention import Learned as Learned
+from avow.nn.attention import Rotary as Rotary
 from avow.nn.attention import Shard as Shard
-from avow.nn.build import build as build
+from avow.nn.attention import Sinusoidal as Sinusoidal
 from avow.nn.config import ModelConfig as ModelConfig
 from avow.nn.equivariance import Equivariance as Equivariance
 from avow.nn.equivariance import check_permutation_equivariance as check_permutation_equivariance
 from avow.nn.key_value_cache import KeyValueCache as KeyValueCache
 from avow.nn.memory import Cache as Cache
 from avow.nn.perceiver import PerceiverLM as PerceiverLM
-from avow.nn.positions import Learned as Learned
-from avow.nn.positions import Rotary as Rotary
-from avow.nn.positions import Sinusoidal as Sinusoidal
+from avow.nn.perceiver import build as build
 from avow.nn.recurrent import GradientHorizon as GradientHorizon
 from avow.nn.recurrent import RecurrentCell as RecurrentCell
 from avow.nn.recurrent import gradient_horizon as gradient_horizon

@@ -1,28 +1,34 @@
-"""Attention as a module: projections, heads and positions around any method."""
+"""Attention as a module: projections and heads around any method, and the positions of tokens.
+
+Attention alone does not know the order of its keys. `Learned` and `Sinusoidal` positions are added to the embeddings;
+`Rotary` is applied to queries and keys, whose products then depend on the distance between them alone.
+"""
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import Any, Literal
 
 import torch
-from jaxtyping import Bool, Float
+from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 from torch.distributed import ProcessGroup
 from torch.nn.functional import linear
 
 from avow.attend import Attended, attend
-from avow.core import Problem, check_tensor
+from avow.core import SOFTMAX, Problem, check_tensor
 from avow.declared import declared
 from avow.errors import ParameterError, ShapeError
 from avow.methods import method_named
 from avow.methods.exact import Exact
 from avow.methods.random_features import RandomFeatures
-from avow.nn.config import check_dropout, check_heads
-from avow.nn.memory import Memory, memory_of
-from avow.nn.positions import Rotary
-from avow.nn.random_seed import Directions, RandomSeed
-from avow.parameters import check_parameters
+from avow.nn.config import check_count, check_dropout, check_heads
+from avow.nn.memory import Directions, Memory, RandomSeed, memory_of
+from avow.parameters import as_float, check_parameters
+
+_BASE = 10_000.0
+"""Of the geometric sequence of rates at which positions turn."""
 
 
 @dataclass(frozen=True)
@@ -37,9 +43,8 @@ class Attention(nn.Module):
     """Multi-head attention by any method, over a sequence itself or, with `cross`, over a context.
 
     `key_heads` groups the query heads: each key head serves heads/key_heads of them. `settings` are the method's
-    parameters. Random methods keep one draw for life: see `Draw`. Dropout falls on the output, for every method
-    alike: weights that most methods never write down cannot be dropped one by one, and those that could would no
-    longer be the ones a certificate speaks of.
+    parameters. Random methods keep one draw for life: see `RandomSeed`. Dropout falls on the output, for every method
+    alike: most methods never form the weights, and a certificate would not be about weights some of which were dropped.
     """
 
     @declared()
@@ -107,20 +112,10 @@ class Attention(nn.Module):
     ) -> Attended:
         """The same through `avow.attend`, without dropout: the output, and what is proved of its heads' answers."""
         q, k, v = self._projected(x, context)
-        found = attend(
-            q,
-            k,
-            v,
-            tol=tol,
-            method=self.method.name,
-            mask=self._key_mask(mask, k),
-            causal=self.causal,
-            enable_gqa=self.key_heads != self.heads,
-            confidence=confidence,
-            generator=None if self.draw is None else self.draw.generator(),
-            **self.settings,
-        )
-        return Attended(self.outward(found.out.transpose(1, 2).flatten(2)), found.certificate)
+        generator = None if self.draw is None else self.draw.generator()
+        how = self._how(mask, k) | {"tol": tol, "confidence": confidence, "generator": generator} | self.settings
+        out, certificate = attend(q, k, v, method=self.method.name, **how)
+        return Attended(self.outward(out.transpose(1, 2).flatten(2)), certificate)
 
     def start(self, block: int) -> Memory:
         """The memory of a decoder before its first token, for sequences up to `block`."""
@@ -149,55 +144,40 @@ class Attention(nn.Module):
 
         Batches come first here, whatever `batch_first` was, and dropout falls on the output.
         """
-        unlike: dict[str, object] = {
-            "kdim": given.kdim if given.kdim != given.embed_dim else None,
-            "vdim": given.vdim if given.vdim != given.embed_dim else None,
-            "add_bias_kv": True if given.bias_k is not None else None,
-            "add_zero_attn": True if given.add_zero_attn else None,
+        width, weight = given.embed_dim, given.out_proj.weight
+        unlike = {
+            "kdim": (given.kdim, given.kdim != width),
+            "vdim": (given.vdim, given.vdim != width),
+            "add_bias_kv": (True, given.bias_k is not None),
+            "add_zero_attn": (True, given.add_zero_attn),
         }
-        for name, value in unlike.items():
-            if value is not None:
+        for name, (value, differs) in unlike.items():
+            if differs:
                 remedy = "make the nn.MultiheadAttention without it"
                 raise ParameterError(name, value, "has no counterpart in Attention", remedy)
         bias = given.in_proj_bias is not None
-        made = cls(
-            given.embed_dim,
-            given.num_heads,
-            method,
-            cross=cross,
-            causal=causal,
-            dropout=given.dropout,
-            bias=bias,
-            **settings,
-        )
-        made = made.to(given.out_proj.weight.device, given.out_proj.weight.dtype).train(given.training)
+        attention = cls(width, given.num_heads, method, None, cross, causal, given.dropout, bias, **settings)
+        attention = attention.to(weight.device, weight.dtype).train(given.training)
         with torch.no_grad():
-            for mine, theirs in made._pairs(given):
+            for mine, theirs in attention._pairs(given):
                 mine.copy_(theirs)
-        return made
+        return attention
 
     def to_torch(self) -> nn.MultiheadAttention:
         """An `nn.MultiheadAttention` of the same weights, batch first; grouped key heads are written out."""
-        if self.method.target != "softmax attention":
+        if self.method.target != SOFTMAX:
             rule = "is not softmax attention, which nn.MultiheadAttention computes"
             raise ParameterError("method", self.method.name, rule, 'use method="exact"')
         if self.positions is not None:
             rule = "have no counterpart in nn.MultiheadAttention"
             raise ParameterError("positions", "Rotary", rule, "add positions to the input instead")
         bias, weight = self.inward.bias is not None, self.outward.weight
-        made = nn.MultiheadAttention(
-            self.width,
-            self.heads,
-            self.dropout.p,
-            bias=bias,
-            batch_first=True,
-            device=weight.device,
-            dtype=weight.dtype,
-        ).train(self.training)
+        like = {"device": weight.device, "dtype": weight.dtype}
+        other = nn.MultiheadAttention(self.width, self.heads, self.dropout.p, bias, batch_first=True, **like)
         with torch.no_grad():
-            for mine, theirs in self._pairs(made):
+            for mine, theirs in self._pairs(other):
                 theirs.copy_(self._per_head(mine) if theirs.shape != mine.shape else mine)
-        return made
+        return other.train(self.training)
 
     def _pairs(self, other: nn.MultiheadAttention) -> list[tuple[Tensor, Tensor]]:
         """Own parameters beside those of an `nn.MultiheadAttention`."""
@@ -243,9 +223,12 @@ class Attention(nn.Module):
         bias = self.inward.bias
         return linear(x, self.inward.weight[rows], None if bias is None else bias[rows])
 
+    def _how(self, mask: Tensor | None, k: Tensor) -> dict[str, Any]:
+        """The arguments of an attention call that this module decides."""
+        return {"mask": self._key_mask(mask, k), "causal": self.causal, "enable_gqa": self.key_heads != self.heads}
+
     def _problem(self, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None) -> Problem:
-        grouped = self.key_heads != self.heads
-        return Problem.of(q, k, v, mask=self._key_mask(mask, k), causal=self.causal, enable_gqa=grouped)
+        return Problem.of(q, k, v, **self._how(mask, k))
 
     def _computed(self, problem: Problem) -> Float[Tensor, "b h n d"]:
         self.method.check(problem.sizes)
@@ -257,19 +240,16 @@ class Attention(nn.Module):
         return self.method.compute(problem, None if self.draw is None else self.draw.generator()).out
 
     def _over(self, shard: Shard, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None) -> Float[Tensor, "b h n d"]:
-        """The same where keys and values lie in the processes of a group, each with its part of the sequence."""
+        """The same if the processes of a group hold keys and values, each those of its part of the sequence."""
         from avow.distributed.ring import ring_attention
 
         if not isinstance(self.method, Exact) or self.cross or mask is not None:
             what = f"{self.method.name}{' with a mask' if mask is not None else ''}{', cross' if self.cross else ''}"
             rule = "cannot read a sequence that processes hold in parts"
             raise ParameterError("attention", what, rule, "use exact self-attention without a mask")
-        wide = self.method.arithmetic(q.dtype)
-        grouped = self.key_heads != self.heads
-        out = ring_attention(
-            q.to(wide), k.to(wide), v.to(wide), group=shard.group, causal=self.causal, enable_gqa=grouped
-        )
-        return out.to(q.dtype)
+        wide, grouped = self.method.arithmetic(q.dtype), self.key_heads != self.heads
+        qkv = (x.to(wide) for x in (q, k, v))
+        return ring_attention(*qkv, group=shard.group, causal=self.causal, enable_gqa=grouped).to(q.dtype)
 
     def _joined(self, out: Float[Tensor, "b h n d"]) -> Float[Tensor, "b n w"]:
         return self.dropout(self.outward(out.transpose(1, 2).flatten(2)))
@@ -292,3 +272,105 @@ class Attention(nn.Module):
 
     def extra_repr(self) -> str:
         return f"{self.method.name}, heads={self.heads}, key_heads={self.key_heads}, causal={self.causal}"
+
+
+class Learned(nn.Module):
+    """A vector for each place, learned like the embeddings of tokens."""
+
+    @declared()
+    def __init__(self, block: int, width: int) -> None:
+        super().__init__()
+        check_count("block", block)
+        check_count("width", width)
+        self.block = block
+        self.places = nn.Embedding(block, width)
+
+    def forward(self, length: int, start: int = 0) -> Float[Tensor, "n w"]:
+        """The vectors of `length` places from `start` on."""
+        return self.places.weight[_span(length, start, self.block)]
+
+
+class Sinusoidal(nn.Module):
+    r"""Sines and cosines of the place at geometrically spaced rates, nothing to learn.
+
+    .. math:: p_{i,2f} = a \sin(i \cdot 10000^{-2f/w}), \quad p_{i,2f+1} = a \cos(i \cdot 10000^{-2f/w})
+
+    The amplitude a is for the caller: it decides how loud places are beside tokens.
+    """
+
+    table: Tensor
+
+    @declared()
+    def __init__(self, block: int, width: int, amplitude: float = 1.0) -> None:
+        super().__init__()
+        check_count("block", block)
+        check_count("width", width)
+        if not math.isfinite(as_float(amplitude)):
+            raise ParameterError("amplitude", amplitude, "must be finite", "the default is 1.0")
+        if width % 2:
+            rule = "must be even: sines and cosines come in pairs"
+            raise ParameterError("width", width, rule, f"use width={width + 1}")
+        self.block = block
+        angles = _angles(block, width)
+        table = torch.stack([angles.sin(), angles.cos()], -1).flatten(-2)  # (block, width)
+        self.register_buffer("table", (float(amplitude) * table).to(torch.get_default_dtype()), persistent=False)
+
+    def forward(self, length: int, start: int = 0) -> Float[Tensor, "n w"]:
+        """The vectors of `length` places from `start` on."""
+        return self.table[_span(length, start, self.block)]
+
+
+class Rotary(nn.Module):
+    r"""Turns each pair of features of a query or key by an angle that grows with its place.
+
+    Feature f and f + d/2 make a pair, turned at place i by :math:`\theta = i \cdot 10000^{-2f/d}`. Turning both a query
+    and a key leaves in their product the difference of the angles, :math:`R_i q \cdot R_j k = q \cdot R_{j-i} k`, and
+    every norm as it was. The same table serves all heads and layers.
+    """
+
+    cosine: Tensor
+    sine: Tensor
+
+    @declared()
+    def __init__(self, dim: int, block: int) -> None:
+        super().__init__()
+        check_count("block", block)
+        if dim < 2 or dim % 2:
+            rule = "must be even: features are turned in pairs"
+            raise ParameterError("dim", dim, rule, f"use dim={dim + dim % 2 or 2}")
+        self.dim, self.block = dim, block
+        angles = _angles(block, dim)
+        # Angles in float64: a place of a few thousand times a rounded rate would be off by 1e-4 in float32.
+        for name, table in (("cosine", angles.cos()), ("sine", angles.sin())):
+            self.register_buffer(name, table.to(torch.get_default_dtype()), persistent=False)
+
+    def forward(self, x: Float[Tensor, "b h n d"], start: int = 0) -> Float[Tensor, "b h n d"]:
+        """The same queries or keys, turned as at places `start`, `start` + 1, …"""
+        if x.shape[-1] != self.dim:
+            rule = f"must be {self.dim}, the dimension this was made for"
+            raise ShapeError("head dimension", x.shape[-1], rule, f"make Rotary({x.shape[-1]}, …)")
+        span = _span(x.shape[-2], start, self.block)
+        return _turned(x, self.cosine[span], self.sine[span])  # (n, d/2) each
+
+    def at(self, x: Float[Tensor, "b h n d"], places: Int[Tensor, "#b n"]) -> Float[Tensor, "b h n d"]:
+        """The same turned as at any places, each sequence at its own."""
+        return _turned(x, *(table[places].unsqueeze(1) for table in (self.cosine, self.sine)))  # (b, 1, n, d/2) each
+
+
+def _turned(x: Tensor, cosine: Tensor, sine: Tensor) -> Tensor:
+    first, second = x.chunk(2, -1)
+    turned = torch.cat([first * cosine - second * sine, first * sine + second * cosine], -1)
+    return turned.to(x.dtype)  # half precision is turned in the table's type
+
+
+def _angles(block: int, dim: int) -> Float[Tensor, "block half"]:
+    rates = _BASE ** (-torch.arange(0, dim, 2, dtype=torch.float64) / dim)
+    return torch.arange(block, dtype=torch.float64)[:, None] * rates
+
+
+def _span(length: int, start: int, block: int) -> slice:
+    """Places `start` to `start + length`, which must exist."""
+    if start + length > block:
+        rule = f"exceeds block={block}"
+        raise ShapeError("length", start + length, rule, "shorten the sequence or make a longer block")
+    return slice(start, start + length)

@@ -1,6 +1,6 @@
-"""Single decoding steps of a cache by kernels, on a GPU, of which none waits for the last to be done.
+"""Single decoding steps of a cache by kernels on a GPU, none of which waits for the last; lazy certificates.
 
-The answer is right when it is handed out: where a bound would exceed the tolerance, the kernels themselves read all
+The answer is right when it is handed out: if a bound would exceed the tolerance, the kernels themselves read all
 tokens. Its certificate stays on the device until someone asks for its bound. With a confidence below 1 tokens are
 drawn; the seed of the draws is on the device, too, where each step advances it. Whether looking at the sketch pays is
 learnt from the last step that is known to be done: its numbers come back beside the work, and are looked at only when
@@ -9,6 +9,8 @@ they have arrived.
 
 from __future__ import annotations
 
+import dataclasses
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
@@ -19,7 +21,6 @@ from torch import Tensor
 from avow.core import Certificate, Problem
 from avow.core.relative import absolute_errors, relative_errors
 from avow.methods.sparse import Sparse
-from avow.nn.lazy_certificate import LazyCertificate
 from avow.numerics.heads import per_query_head
 from avow.numerics.norms import length_floors, slack
 from avow.numerics.random_stream import INDEPENDENT
@@ -87,20 +88,20 @@ class KernelSteps:
 
     @staticmethod
     def unfit(problem: Problem, tol: float, confidence: float, bits: int | None, wide: bool, window: int | None) -> str:
-        """Why a step is not for the kernels; nothing where it is."""
+        """Why the kernels cannot do a step; empty if they can."""
         (_, h, n, d), (g, s, e) = problem.q.shape, problem.v.shape[1:]
         kind = problem.q.dtype
         reasons = {
             "there are several queries to a head": n != 1,
-            f"{kind} is none of theirs": kind not in _TYPES,
-            "the sketch has not 4 bits": bits != 4,
+            f"the kernels do not support {kind}": kind not in _TYPES,
+            "the sketch does not have 4 bits": bits != 4,
             f"{h // g} query heads share a key head": h // g > _SIBLINGS,
-            f"{d} dimensions are no multiple of 16 up to {_WIDEST}": d % 16 != 0 or d > _WIDEST,
+            f"{d} dimensions are not a multiple of 16 up to {_WIDEST}": d % 16 != 0 or d > _WIDEST,
             f"{e} dimensions of values are more than {_WIDEST}": e > _WIDEST,
-            "a window slides": window is not None,
+            "the cache has a sliding window": window is not None,
             "lengths of values need float64": wide,
             "the scale is not above 0": not problem.scale > 0,
-            f"they draw from at most {_DRAWABLE} tokens": confidence < 1 and s > _DRAWABLE,
+            f"the kernels sample at most {_DRAWABLE} tokens": confidence < 1 and s > _DRAWABLE,
             "rounding takes most of the tolerance": kind in _TYPES and not tol >= 2.5 * unit(kind),
         }
         reason = next((text for text, holds in reasons.items() if holds), "")
@@ -112,7 +113,7 @@ class KernelSteps:
         return self._report is not None
 
     def learnt(self) -> bool | None:
-        """Whether the last step that is known to be done was worth it; None where there is nothing new."""
+        """Whether the last step that is known to be done was worth it; None if there is nothing new."""
         if self._report is None or not self._report.arrived:
             return None
         paid, self._report = self._report.paid, None
@@ -219,3 +220,48 @@ def _sent(arrays: tuple[Tensor, ...], tokens: int, tol: float) -> _Report:
     done = torch.cuda.Event()
     done.record()
     return _Report(there, done, tokens, tol)
+
+
+class LazyCertificate(Certificate):
+    """A certificate some of whose fields are computed at the first look at any of them.
+
+    Decoding hands out one for every layer and token, and few are read. What it rests on is captured when the answer is
+    given (norms and lengths, never tensors that others may write into), so a late look states the same bound.
+    """
+
+    @staticmethod
+    def of(later: Callable[[], dict[str, Any]], **known: Any) -> LazyCertificate:
+        """The certificate with the fields `known` now; `later` gives the others, once."""
+        certificate = LazyCertificate.__new__(LazyCertificate)
+        certificate.__dict__.update(known, _later=later)
+        return certificate
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Copies and pickles are complete certificates."""
+        return _complete, ({field.name: getattr(self, field.name) for field in dataclasses.fields(Certificate)},)
+
+
+class _Late:
+    """A field that is not computed yet; once it is, the certificate's own entry hides this one."""
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+
+    def __get__(self, certificate: Any, owner: type) -> Any:
+        if certificate is None:
+            return self
+        fields = certificate.__dict__
+        # Two threads may look at once: then both complete it, to the same.
+        if (later := fields.get("_later")) is not None:
+            known = {name: value for name, value in fields.items() if name != "_later"}
+            fields.update(vars(Certificate(**(later() | known))))
+            fields.pop("_later", None)
+        return fields[self._name]
+
+
+def _complete(fields: dict[str, Any]) -> Certificate:
+    return Certificate(**fields)
+
+
+for _field in dataclasses.fields(Certificate):
+    setattr(LazyCertificate, _field.name, _Late(_field.name))

@@ -27,7 +27,7 @@ from avow.errors import AvowError, DtypeError, FileError, NotDifferentiable, Par
 from avow.methods.sparse import NothingToSave, Sparse, Trace
 from avow.nn import cache_file
 from avow.nn.kernel_steps import Held, KernelSteps
-from avow.nn.split_k_exact import Asked, SplitKExact, serves
+from avow.nn.split_k_exact import SplitKExact, serves
 from avow.nn.token_buffers import TokenBuffers, is_plain_call
 from avow.numerics.fast_decode import Skim
 from avow.numerics.fused import NotCompiled
@@ -168,21 +168,22 @@ class KeyValueCache(TokenBuffers):
         if aim is not None and not why and not unfit:
             held = Held(self._sketch(0), self._lengths(problem, 0), self._extremes[..., 1])
             return Attended(*self._steps.step(problem, held, aim, wish.confidence, generator))
-        norms = None
+        measured = None
         if aim is not None and not why and not problem.empty:
-            norms = self._norms(problem, first)
-            attended, why = self._sparse(problem, norms, first, aim, wish.confidence, generator, method == "sparse")
+            measured = problem.with_norms(self._norms(problem, first))
+            attended, why = self._sparse(measured, first, aim, wish.confidence, generator, method == "sparse")
             if attended is not None:
                 return attended if self.device.type == "cpu" else _without_kernels(attended, unfit)
         attended = self._whole(problem, wish.tol, why)
-        return attended or attend_exact(problem, norms or self._norms(problem, first), wish.tol, why)
+        return attended or attend_exact(measured or problem.with_norms(self._norms(problem, first)), wish.tol, why)
 
     def _relative(
         self, problem: Problem, first: int, wish: Requirement, generator: torch.Generator | None, method: str
     ) -> Attended:
         """The answer within the wish's `rtol`: from a part of the tokens, which is aimed twice, or else from all."""
         assert wish.rtol is not None
-        norms, tol = self._norms(problem, first), math.inf if wish.tol is None else wish.tol
+        measured = problem.with_norms(self._norms(problem, first))
+        tol = math.inf if wish.tol is None else wish.tol
         if problem.q.device.type == "cuda" and torch.cuda.is_current_stream_capturing():
             remedy = "use tol=, which kernels keep by themselves, or attend outside of the graph"
             raise ParameterError("rtol", wish.rtol, "cannot be checked while a CUDA graph is captured", remedy)
@@ -194,13 +195,13 @@ class KeyValueCache(TokenBuffers):
             attended = self._answer(problem, first, wish, aim, generator, method)
             certificate = attended.certificate
             if not problem.empty:
-                self._shortness = shortest_ratio(problem, norms, attended.out, certificate.rows)
+                self._shortness = shortest_ratio(measured, attended.out, certificate.rows)
             if wish.met_by(certificate):
                 return attended
             tried = f"{certificate.method} could prove only {certificate.relative:.1e} relative to the answer"
             if certificate.method == "exact":
                 break
-        return attend_exact(problem, norms, wish.tol, tried, wish.rtol)
+        return attend_exact(measured, wish.tol, tried, wish.rtol)
 
     def _quick(self, q: Tensor, asked: tuple[Any, ...]) -> Attended | None:
         """The answer where all that is asked was asked, checked and found to read all tokens before; else None.
@@ -231,10 +232,12 @@ class KeyValueCache(TokenBuffers):
         if not usual or not serves(q, v):
             return None
         length = self.length
-        error = slack(self.value_dim, self.dtype) + (0.0 if self._wide else 2.0**-22)
-        wish = Asked(tol, scale)
-        found = self._reads.quick(q, k, v, self._ends, error, wish, lambda: self._why_all(tol is None, method, length))
-        return None if found is None else Attended(*found)
+
+        def reason() -> str:
+            return self._why_all(tol is None, method, length)
+
+        answer = self._reads.quick(q, k, v, self._ends, self._value_slack, tol, scale, reason)
+        return None if answer is None else Attended(*answer)
 
     def save(self, path: str | Path) -> None:
         """Write what the cache holds to a safetensors file, whole or not at all."""
@@ -261,12 +264,8 @@ class KeyValueCache(TokenBuffers):
         except AvowError as error:
             rule = f"holds what no cache can hold ({error})"
             raise FileError("path", path, rule, "save the cache again") from error
-        cache._pause, cache._left, cache._asked, cache._shortness = (
-            saved.pause,
-            saved.left,
-            saved.asked,
-            saved.shortness,
-        )
+        for name in ("pause", "left", "asked", "shortness"):
+            setattr(cache, f"_{name}", getattr(saved, name))
         cache._bold = None if saved.bold is None else saved.bold.to(cache.device)
         return cache
 
@@ -319,15 +318,14 @@ class KeyValueCache(TokenBuffers):
         """The answer from all tokens by parts, where these serve."""
         if self.device.type != "cpu" or self.window is not None or problem.empty:
             return None
-        error = slack(self.value_dim, self.dtype) + (0.0 if self._wide else 2.0**-22)
-        found = self._reads.attend(problem, self._ends, error, tol, reason)
-        return None if found is None else Attended(*found)
+        answer = self._reads.attend(problem, self._ends, self._value_slack, tol, reason)
+        return None if answer is None else Attended(*answer)
 
     def _lengths(self, problem: Problem, first: int) -> Tensor:
         return self._buffers["norms"][:, :, first : first + problem.k.shape[-2]]
 
     def _why_not(self, wish: Requirement, method: str) -> str:
-        """Why the sketch is not even asked; empty where it is."""
+        """Why the sketch is not even looked at; empty if it is."""
         short = self.length < _SHORT["cpu" if self.device.type == "cpu" else "cuda"]
         if wish.exact or self.bits is None or method == "exact" or (method == "auto" and short):
             return self._why_all(wish.exact, method, self.length)
@@ -340,9 +338,9 @@ class KeyValueCache(TokenBuffers):
             self._asked, self._pause, self._left, self._bold = asked, 0, 0, None
         if self._left == 0:
             waits = self._pause > 0 and self._steps.waiting
-            return "whether the sketch saves anything again is not known yet" if waits else ""
+            return "whether sparse decoding pays again is not known yet" if waits else ""
         self._left -= 1
-        return f"the sketch saved nothing lately; it is asked again after {self._left} more"
+        return f"sparse decoding did not pay; retrying in {self._left} steps"
 
     def _why_all(self, exact: bool, method: str, length: int) -> str:
         """Why all of so many tokens are read without a look at the sketch."""
@@ -352,7 +350,7 @@ class KeyValueCache(TokenBuffers):
             return "exact attention was asked for"
         if self.bits is None:
             return "the cache keeps no sketch"
-        return f"{length} tokens are read sooner than chosen among"
+        return f"cache too short for sparse decoding ({length:,} tokens)"
 
     def _price(self, share: float) -> float:
         """About what an answer from a share of the tokens costs, relative to one from all of them."""
@@ -373,7 +371,7 @@ class KeyValueCache(TokenBuffers):
         self._left = self._pause
 
     def _unfit(self, problem: Problem, tol: float | None, confidence: float) -> str:
-        """Why kernels do not serve; empty where they do."""
+        """Why kernels do not serve; empty if they do."""
         if tol is None or problem.empty:
             return "there is nothing to choose from"
         return self._steps.unfit(problem, tol, confidence, self.bits, self._wide, self.window)
@@ -381,7 +379,6 @@ class KeyValueCache(TokenBuffers):
     def _sparse(
         self,
         problem: Problem,
-        norms: Norms,
         first: int,
         tol: float,
         confidence: float,
@@ -390,17 +387,17 @@ class KeyValueCache(TokenBuffers):
     ) -> tuple[Attended | None, str]:
         """The answer from a part of the tokens where that pays, or always, and keeps `tol`; otherwise None, and why."""
         method = Sparse(**Sparse.tune({"bits": self.bits}, problem.sizes, tol, confidence))
-        if method.drop == 0 or not method.estimate_bound(problem, norms, confidence).bound <= tol:
+        if method.drop == 0 or not method.estimate_bound(problem, confidence).bound <= tol:
             return None, "rounding leaves nothing of the tolerance to drop"
         try:
-            computed = self._computed(method, problem, norms, first, generator, always)
+            computed = self._computed(method, problem, first, generator, always)
         except NotCompiled as lost:
             return None, f"the look at the sketch could not be compiled ({lost}), and plain torch takes longer"
         except NothingToSave as lost:
             self._rest()
             return None, str(lost)
         self._pause = 0
-        certificate = certify(method, problem, norms, computed, confidence)
+        certificate = certify(method, problem, computed, confidence)
         if not certificate.keeps(tol):
             return None, f"sparse could prove only {certificate.bound:.1e}"
         return Attended(computed.out, certificate), ""
@@ -409,7 +406,6 @@ class KeyValueCache(TokenBuffers):
         self,
         method: Sparse,
         problem: Problem,
-        norms: Norms,
         first: int,
         generator: torch.Generator | None,
         always: bool,
@@ -420,10 +416,11 @@ class KeyValueCache(TokenBuffers):
                 return self._skimmed(method, problem, first, always)
         s = problem.k.shape[-2]
         values = self._lengths(problem, first).double()
+        norms = problem.norms
         whole = Norms(norms.q, self._longest.unsqueeze(-1).expand(-1, -1, s), values, norms.slack)
         worthwhile = math.inf if always else _WORTHWHILE
         stream = random_stream(generator, self.device) if method.statistical else generator
-        return method.compute(dataclasses.replace(problem, norms=whole), stream, self._sketch(first), worthwhile)
+        return method.compute(problem.with_norms(whole), stream, self._sketch(first), worthwhile)
 
     def _skimmed(self, method: Sparse, problem: Problem, first: int, always: bool) -> Computed:
         """The answer to one query of each head; raises `NothingToSave` before a token is read, unless `always`."""

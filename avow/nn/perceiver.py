@@ -23,10 +23,9 @@ from avow.core import Problem
 from avow.declared import declared
 from avow.errors import ParameterError
 from avow.methods.exact import Exact
-from avow.nn.attention import Attention
+from avow.nn.attention import Attention, Rotary
 from avow.nn.config import ModelConfig
-from avow.nn.positions import Rotary
-from avow.nn.transformer import STD, Block, CharacterModel, check_ids, initialise, mlp, quieten
+from avow.nn.transformer import STD, Block, CharacterModel, TransformerLM, check_ids, initialise, mlp, quieten
 
 # Horizons to a block where the config does not say: latents are worked out anew at each.
 _HORIZONS = 8
@@ -111,7 +110,11 @@ class PerceiverLM(CharacterModel):
         self.segment = c.settings.get("segment", max(1, c.block // _HORIZONS))
         self.latents = nn.Parameter(STD * torch.randn(c.latents, c.width))
         self.down = Crossing(c, rotary)
-        self.blocks = nn.ModuleList(Block(c.width, self._talk(c.dropout), c.dropout) for _ in range(c.latent_layers))
+        # Attention among the latents of one horizon, all of which know the same tokens.
+        self.blocks = nn.ModuleList(
+            Block(c.width, Attention(c.width, c.heads, key_heads=c.key_heads, dropout=c.dropout), c.dropout)
+            for _ in range(c.latent_layers)
+        )
         count = c.layers - c.latent_layers - 1
         self.near = nn.ModuleList(Crossing(c, rotary) for _ in range(count // 2))
         self.up = nn.ModuleList(Crossing(c, rotary) for _ in range(count - count // 2))
@@ -120,10 +123,6 @@ class PerceiverLM(CharacterModel):
         initialise(self, c.layers)
         for crossing in (self.down, *self._nears, *self._ups):
             quieten(crossing.outward, crossing.mlp, c.layers)
-
-    def _talk(self, dropout: float) -> Attention:
-        """Attention among the latents of one horizon, all of which know the same tokens."""
-        return Attention(self.config.width, self.config.heads, key_heads=self.config.key_heads, dropout=dropout)
 
     def forward(self, ids: Int[Tensor, "b n"]) -> Float[Tensor, "b n vocabulary"]:
         """Logits of the character after each."""
@@ -227,3 +226,9 @@ def _check(c: ModelConfig) -> None:
     if c.layers < c.latent_layers + 2:
         rule = f"must leave one layer down and one up beside latent_layers={c.latent_layers}"
         raise ParameterError("layers", c.layers, rule, f"use layers={c.latent_layers + 2}, or fewer latent_layers")
+
+
+@declared()
+def build(config: ModelConfig) -> nn.Module:
+    """The model a config describes: a Perceiver for latent attention, a transformer for every other."""
+    return PerceiverLM(config) if config.attention == "latent" else TransformerLM(config)

@@ -1,7 +1,7 @@
-r"""All tokens of a cache for one query of each head, on a CPU: exact attention, in parts that keep every thread busy.
+r"""Exact attention of one query of each head to all tokens of a cache on a CPU, in parts that keep every thread busy.
 
 PyTorch's fused kernel gives a head to one thread. Here a head's keys are a few parts, which are heads to the kernel; it
-tells the logarithm of each part's weights, :math:`L_c`, and answers are joined by them:
+returns the log-sum-exp of each part, :math:`L_c`, and answers are joined by them:
 
 .. math:: o = \sum_c \frac{e^{L_c}}{\sum_{c'} e^{L_{c'}}} o_c
 
@@ -25,7 +25,7 @@ from torch import Tensor
 from avow.core import Certificate, Problem, Sizes
 from avow.core.relative import absolute_errors, relative_errors
 from avow.methods.exact import Exact
-from avow.nn.lazy_certificate import LazyCertificate
+from avow.nn.kernel_steps import LazyCertificate
 from avow.nn.token_buffers import Ends, row_lengths, row_sizes
 from avow.numerics.cpu_sums import fewest_rows
 from avow.numerics.norms import check_range, length_floors, row_norms, slack
@@ -69,28 +69,29 @@ class SplitKExact:
         v: Float[Tensor, "b g s d"],
         known: Ends,
         error: float,
-        asked: Asked,
+        tol: float | None,
+        scale: float | None,
         reason: Callable[[], str],
     ) -> tuple[Tensor, Certificate] | None:
         """What `attend` answers, in few steps: limits stand from call to call, and the longest query decides.
 
-        The certificate is worked out when somebody looks at it. None where numbers are not within the limits, or more
-        threads are kept busy by several parts.
+        The certificate is worked out when somebody looks at it. None if numbers are not within the limits, or several
+        parts keep more threads busy.
         """
         (b, h, _, d), (g, s) = q.shape, k.shape[1:3]
         if not _plain_products(q.dtype):
             return None
         limits = self._limits
-        if limits is None or limits.asked != asked or limits.heads != h or not limits.hold(s, known):
-            problem = Problem.of(q, k, v, scale=asked.scale, enable_gqa=True)
-            limits = self._limits = Limits.of(problem, known, error, asked)
+        if limits is None or limits.key_of_call != (tol, scale, h) or not limits.hold(s, known):
+            problem = Problem.of(q, k, v, scale=scale, enable_gqa=True)
+            limits = self._limits = Limits.of(problem, known, error, tol, scale)
         norms = row_lengths(q)
         # nan compares false with everything.
         if not all(x <= limits.query for x in norms):
             return None
         if limits.tokens >= 2 * _SHORTEST and parts_for(b * g, s, q.dtype) > 1:
             return None
-        siblings, rows = h // g, q.reshape(b, g, h // g, d).contiguous()  # the kernel takes features for neighbours
+        siblings, rows = h // g, q.reshape(b, g, h // g, d).contiguous()  # the kernel needs adjacent features
         if limits.rows > siblings:
             # Sums of fewer rows are rounded more often.
             if self._room is None or self._room[0].shape != (b, g, limits.rows, d) or self._room[1].shape != rows.shape:
@@ -104,7 +105,7 @@ class SplitKExact:
         # Captured now: whoever has the answer may write into it before anybody looks.
         lengths, off = row_sizes(out), slack(d, q.dtype)
 
-        def stated() -> dict[str, Any]:
+        def fields() -> dict[str, Any]:
             # What norms are off makes answers no shorter, and the longest value no longer.
             longest = [x * (1 - error) / (1 + off) for x in known.values]
             beside = [x / longest[i // siblings] for i, x in enumerate(lengths.flatten().tolist())]
@@ -112,14 +113,14 @@ class SplitKExact:
             bounds = [limits.plan.bound(x, y) for x, y in zip(reach, beside, strict=True)]
             sizes = dataclasses.replace(limits.sizes, keys=s)
             values = [known.values[i // siblings] for i in range(len(norms))]
-            return _stated(bounds, values, lengths.double() * (1 - off), sizes, limits.assumption, reason())
+            return _fields(bounds, values, lengths.double() * (1 - off), sizes, limits.assumption, reason())
 
-        return out, LazyCertificate.of(stated)
+        return out, LazyCertificate.of(fields)
 
     def attend(
         self, problem: Problem, known: Ends, error: float, tol: float | None, reason: str
     ) -> tuple[Tensor, Certificate] | None:
-        """The answers, and what is promised of them; None where the general way serves better.
+        """The answers, and what is promised of them; None if the general way serves better.
 
         Lengths in `known` may be above the true ones by `error`, relatively.
         """
@@ -134,30 +135,30 @@ class SplitKExact:
             return None
         wanted = _MOST if tol is None else min(tol, _MOST)
         for parts in dict.fromkeys((parts_for(b * g, s, q.dtype), 1)):
-            made, twice = plan(problem, query, key, least * (1 - error), parts), 2 if parts > 1 else 1
-            if made.bound(query * key * factor, twice * self._ratio) <= wanted:
+            split, twice = plan(problem, query, key, least * (1 - error), parts), 2 if parts > 1 else 1
+            if split.bound(query * key * factor, twice * self._ratio) <= wanted:
                 break
         else:
             return None
-        found = whole(q, problem.k, problem.v, problem.scale, made)
+        out, own = whole(q, problem.k, problem.v, problem.scale, split)
         longest = [x * (1 - error) for x in known.values]
-        lengths = [x / longest[i // siblings] for i, x in enumerate(found.lengths)] or [0.0] * len(norms)
-        bounds = [made.bound(x * known.keys[i // siblings] * factor, lengths[i]) for i, x in enumerate(norms)]
-        # The next answers are thought to be no longer than these, or than others lately; where these were too long they
-        # are given anew, which for a dozen answers or so is not risked again.
-        kept = max(bounds) <= wanted
-        self._ratio = min(1.0, max(1.02 * max(lengths) / twice, _FORGET * self._ratio)) if kept else 1.0
-        if not kept:
+        lengths = [x / longest[i // siblings] for i, x in enumerate(own)] or [0.0] * len(norms)
+        bounds = [split.bound(x * known.keys[i // siblings] * factor, lengths[i]) for i, x in enumerate(norms)]
+        # The next answers are expected to be no longer than these, or than others lately; if these were too long they
+        # are computed again, which for a dozen answers or so is not risked again.
+        if not max(bounds) <= wanted:
+            self._ratio = 1.0
             return None
+        self._ratio = min(1.0, max(1.02 * max(lengths) / twice, _FORGET * self._ratio))
         values = [known.values[i // siblings] for i in range(len(norms))]
-        said = _stated(bounds, values, length_floors(found.out), problem.sizes, _EXACT.assumption(problem), reason)
-        return found.out, Certificate(**said)
+        assumption = _EXACT.assumption(problem)
+        return out, Certificate(**_fields(bounds, values, length_floors(out), problem.sizes, assumption, reason))
 
 
-def _stated(
+def _fields(
     bounds: list[float], longest: list[float], lengths: Tensor, sizes: Sizes, assumption: str, reason: str
 ) -> dict[str, Any]:
-    """What a certificate with these bounds of rows says, of answers at least as long as `lengths`."""
+    """The fields of a certificate with these bounds of rows, of answers at least as long as `lengths`."""
     rows, values = torch.tensor([bounds, longest], dtype=torch.float64, device="cpu").view(2, sizes.batch, -1, 1)
     own = relative_errors(absolute_errors(rows, values), lengths)
     return {
@@ -190,25 +191,18 @@ def _plain_products(dtype: torch.dtype) -> bool:
     return {precision("mkldnn", "matmul"), precision("generic", "all")} <= {"none", "ieee"}
 
 
-class Asked(NamedTuple):
-    """What is asked of answers, from call to call the same."""
-
-    tol: float | None
-    scale: float | None
-
-
 @dataclass(frozen=True)
 class Limits:
-    """Constants of bounds that hold for up to `tokens` tokens and norms up to these, and keep what is asked."""
+    """Constants of bounds that hold for up to `tokens` tokens and norms up to these, and keep the tolerance."""
 
-    asked: Asked
-    heads: int
+    key_of_call: tuple[float | None, float | None, int]
+    """The tolerance, the scale and the number of query heads that they are for."""
     sizes: Sizes
     scale: float
     plan: Plan
     tokens: int
     query: float
-    """The longest query whose bound is within the tolerance, however long its answer; -1 where none is."""
+    """The longest query whose bound is within the tolerance, however long its answer; -1 if none is."""
     key: float
     value: float
     least: float
@@ -226,7 +220,7 @@ class Limits:
         )
 
     @staticmethod
-    def of(problem: Problem, known: Ends, error: float, asked: Asked) -> Limits:
+    def of(problem: Problem, known: Ends, error: float, tol: float | None, scale: float | None) -> Limits:
         """Limits with some room above what is known, so that they last."""
         p, s = problem, problem.k.shape[2]
         # An eighth more tokens, and lengths up to the next power of two.
@@ -234,41 +228,24 @@ class Limits:
         tokens = -(-s // step) * step
         key, value = (2.0 ** math.frexp(max(x))[1] for x in (known.keys, known.values))
         least = 2.0 ** (math.frexp(known.least)[1] - 1) if known.least > _FAINT else 0.0
-        made = plan(p, _QUERY, key, max(least, _FAINT) * (1 - error), 1, tokens)
-        wanted = _MOST if asked.tol is None else min(asked.tol, _MOST)
+        split = plan(p, _QUERY, key, max(least, _FAINT) * (1 - error), 1, tokens)
+        wanted = _MOST if tol is None else min(tol, _MOST)
         # An answer is no longer than the longest value, and what it is off; that value's length is known to a part of
         # `error`, far below a thousandth.
-        rest = wanted * (1 - 1e-9) - made.bound(0.0, (1 + wanted) * 1.001)
-        longest = min(_QUERY, rest / (made.slope * key * abs(p.scale) + 1e-300))
+        rest = wanted * (1 - 1e-9) - split.bound(0.0, (1 + wanted) * 1.001)
+        longest = min(_QUERY, rest / (split.slope * key * abs(p.scale) + 1e-300))
         usual = least > 0 and rest > 0 and _EXACT.fits(p, _QUERY, key, value * tokens / s)
         alone = p.k.shape[0] * p.k.shape[1] == 1  # would be spread over threads, few rows for each
-        return Limits(
-            asked,
-            p.q.shape[1],
-            p.sizes,
-            p.scale,
-            made,
-            tokens,
-            longest if usual and not alone and p.scale > 0 else -1.0,
-            key,
-            value,
-            least,
-            fewest_rows(p.q.dtype, p.q.shape[3]),
-            _EXACT.assumption(p),
-        )
-
-
-class Whole(NamedTuple):
-    """Answers, and how long each is, with its parts where there are several: none where they are not rounded."""
-
-    out: Float[Tensor, "b h 1 d"]
-    lengths: list[float]
+        query = longest if usual and not alone and p.scale > 0 else -1.0
+        rows, assumption = fewest_rows(p.q.dtype, p.q.shape[3]), _EXACT.assumption(p)
+        call = (tol, scale, p.q.shape[1])
+        return Limits(call, p.sizes, p.scale, split, tokens, query, key, value, least, rows, assumption)
 
 
 class Plan(NamedTuple):
     """How many parts there are, and the constants of their bound: in a row whose logits are at most S it is
 
-    slope·S + fixed + rounded·(length of the answer, and of its parts where there are several).
+    slope·S + fixed + rounded·(length of the answer, and of its parts if there are several).
     """
 
     parts: int
@@ -292,7 +269,7 @@ def parts_for(heads: int, s: int, dtype: torch.dtype) -> int:
 
 
 def plan(problem: Problem, query: float, key: float, least: float, parts: int, tokens: int | None = None) -> Plan:
-    """So many parts, for norms of q and k up to these and no value shorter than `least`; of more tokens where told."""
+    """So many parts, for norms of q and k up to these and no value shorter than `least`, of `tokens` or all keys."""
     s, d, dtype = tokens or problem.k.shape[2], problem.q.shape[3], problem.q.dtype
     model = _EXACT.model(problem, query, key, -(-s // parts))
     # 2·tanh(δ/2) ≤ δ for the weights.
@@ -312,42 +289,44 @@ def plan(problem: Problem, query: float, key: float, least: float, parts: int, t
 
 
 def lengths_of(rows: Float[Tensor, "*lead d"], name: str) -> list[float]:
-    """Upper bounds on the norms of rows; raises where a number is nan or inf.
+    """Upper bounds on the norms of rows; raises if a number is nan or inf.
 
     Between two readings of a long cache no code of torch's is in the processor's caches any more: for a few numbers
     Python's own arithmetic is faster, and right to an ulp.
     """
-    found = [math.hypot(*row) * (1 + 1e-12) for row in rows.flatten(0, -2).tolist()]
-    if not all(map(math.isfinite, found)):
+    norms = [math.hypot(*row) * (1 + 1e-12) for row in rows.flatten(0, -2).tolist()]
+    if not all(map(math.isfinite, norms)):
         row_norms(rows, name)  # says where
-    return found
+    return norms
 
 
 def whole(
-    q: Float[Tensor, "b h 1 d"], k: Float[Tensor, "b g s d"], v: Float[Tensor, "b g s d"], scale: float, made: Plan
-) -> Whole:
-    """The answers of one query of each head to all tokens."""
+    q: Float[Tensor, "b h 1 d"], k: Float[Tensor, "b g s d"], v: Float[Tensor, "b g s d"], scale: float, split: Plan
+) -> tuple[Float[Tensor, "b h 1 d"], list[float]]:
+    """The answers of one query of each head to all tokens, and the length of each, with those of its parts if there are
+    several; no lengths if answers are not rounded.
+    """
     b, h, _, d = q.shape
     g = k.shape[1]
-    rows = q.reshape(b * g, 1, h // g, d).contiguous()  # the kernel takes features for neighbours
+    rows = q.reshape(b * g, 1, h // g, d).contiguous()  # the kernel needs adjacent features
     short = fewest_rows(q.dtype, d) - h // g
     if short > 0:
         # (b·g, 1, r, d): sums of fewer rows are rounded more often.
         rows = torch.cat([rows, rows[:, :, -1:].expand(-1, -1, short, -1)], 2)
-    out, logs = _parts(rows, k, v, scale, made.parts)
+    out, logs = _parts(rows, k, v, scale, split.parts)
     if short > 0:
         out, logs = out[:, :, : h // g], logs[:, :, : h // g]
     length = None
-    if made.parts > 1:
+    if split.parts > 1:
         shares, parts = _shares(logs), out
         joined = (parts * shares.unsqueeze(-1)).sum(1)  # (b·g, r, d), in float32
         out = joined.to(q.dtype)
-        if made.rounded:
+        if split.rounded:
             each, all_of = (torch.linalg.vector_norm(x, dim=-1, dtype=torch.float64) for x in (parts, joined))
             length = (each * shares).sum(1) * (1 + 1e-5) + all_of  # (b·g, r)
-    elif made.rounded:
+    elif split.rounded:
         length = torch.linalg.vector_norm(out, dim=-1, dtype=torch.float64)
-    return Whole(out.reshape(b, h, 1, d), [] if length is None else length.flatten().tolist())
+    return out.reshape(b, h, 1, d), [] if length is None else length.flatten().tolist()
 
 
 def _shares(logs: Float32[Tensor, "h c r"]) -> Float32[Tensor, "h c r"]:
@@ -357,18 +336,15 @@ def _shares(logs: Float32[Tensor, "h c r"]) -> Float32[Tensor, "h c r"]:
         top = max(head)
         weights = [math.exp(x - top) for x in head]
         total = sum(weights)
-        shares.append([x / total for x in weights])
-    return (
-        torch.tensor(shares, dtype=torch.float32, device=logs.device)
-        .view(logs.shape[0], logs.shape[2], -1)
-        .transpose(1, 2)
-    )
+        shares += [x / total for x in weights]
+    heads, parts, rows = logs.shape
+    return torch.tensor(shares, dtype=torch.float32, device=logs.device).view(heads, rows, parts).transpose(1, 2)
 
 
 def _parts(
     rows: Float[Tensor, "h 1 r d"], k: Float[Tensor, "b g s d"], v: Float[Tensor, "b g s d"], scale: float, parts: int
 ) -> tuple[Float[Tensor, "h c r d"], Float32[Tensor, "h c r"]]:
-    """The answers of all parts, the few keys that are left over as one more, and the logarithms of their weights."""
+    """The answers of all parts, the few keys that are left over as one more, and the log-sum-exp of each."""
     s, d = k.shape[2:]
     each = s // parts
     main = parts * each

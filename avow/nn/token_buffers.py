@@ -312,6 +312,12 @@ class TokenBuffers:
             raise ParameterError("norms", float(norms[bad][0]), "is not the length of its value", "save it again")
 
     @property
+    def _value_slack(self) -> float:
+        """How far the bounds on lengths of values may be above the true ones, relatively."""
+        # Lengths in float32 were rounded up once more.
+        return slack(self.value_dim, self.dtype) + (0.0 if self._wide else 2.0**-22)
+
+    @property
     def _ends(self) -> Ends:
         """What is known of the tokens' lengths, in plain numbers."""
         if self._found is None:

@@ -11,10 +11,9 @@ from torch import Tensor, nn
 
 from avow.declared import declared
 from avow.errors import DtypeError, ParameterError, ShapeError
-from avow.nn.attention import Attention, Shard
+from avow.nn.attention import Attention, Learned, Rotary, Shard, Sinusoidal
 from avow.nn.config import ModelConfig, check_count, check_dropout
 from avow.nn.memory import Cache, Memory
-from avow.nn.positions import Learned, Rotary, Sinusoidal
 
 # GPT-2's first weights are N(0, 0.02²).
 STD = 0.02
@@ -87,22 +86,10 @@ class TransformerLM(CharacterModel):
 
     def __init__(self, config: ModelConfig) -> None:
         super().__init__(config)
-        c, rotary = config, self.rotary()
+        c = config
+        how = {"causal": True, "dropout": c.dropout, "positions": self.rotary(), **c.settings}
         self.blocks = nn.ModuleList(
-            Block(
-                c.width,
-                Attention(
-                    c.width,
-                    c.heads,
-                    c.attention,
-                    c.key_heads,
-                    causal=True,
-                    dropout=c.dropout,
-                    positions=rotary,
-                    **c.settings,
-                ),
-                c.dropout,
-            )
+            Block(c.width, Attention(c.width, c.heads, c.attention, c.key_heads, **how), c.dropout)
             for _ in range(c.layers)
         )
         self.norm = nn.LayerNorm(c.width)

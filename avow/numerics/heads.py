@@ -9,7 +9,7 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
-from avow.core import Norms, Problem
+from avow.core import Problem
 from avow.numerics import rounding
 from avow.numerics.masks import sees_any, visible, visible_max
 from avow.numerics.norms import at_least
@@ -38,7 +38,7 @@ def expand_gqa(p: Problem) -> Problem:
     present = [x for x in (p.allowed, p.bias) if x is not None and x.shape[1] != 1]
     if heads == groups or not present:
         return p
-    return dataclasses.replace(p, k=per_query_head(p.k, heads), v=per_query_head(p.v, heads), norms=None)
+    return dataclasses.replace(p, k=per_query_head(p.k, heads), v=per_query_head(p.v, heads))
 
 
 def key_log(p: Problem, dtype: torch.dtype) -> Float[Tensor, "#b #g s 1"] | None:
@@ -74,7 +74,8 @@ def scaled_values(p: Problem, dtype: torch.dtype) -> tuple[Tensor, Tensor | None
     """Values that sums can hold, and the power of two per head they were divided by, if any was needed."""
     values = p.v.to(dtype)
     if not torch.compiler.is_compiling():
-        lengths = torch.linalg.vector_norm(values.detach(), dim=(-1, -2)) if p.norms is None else p.norms.v.amax(-1)
+        known = p.known_norms
+        lengths = torch.linalg.vector_norm(values.detach(), dim=(-1, -2)) if known is None else known.v.amax(-1)
         if bool(((lengths > _COMFORT) & (lengths < 1 / _COMFORT)).all()):
             return values, None
     largest = values.detach().abs().amax((-1, -2), keepdim=True).clamp(min=4 * torch.finfo(dtype).tiny)
@@ -105,18 +106,19 @@ def longest_seen(p: Problem, lengths: Float[Tensor, "b g s"]) -> Float[Tensor, "
     return visible_max(p, per_query_head(lengths, p.q.shape[1]))
 
 
-def longest_values(p: Problem, norms: Norms) -> Float[Tensor, "b h #n"]:
+def longest_values(p: Problem) -> Float[Tensor, "b h #n"]:
     """At most the largest value norm each row sees; zero where it sees none, or float64 cannot tell it from zero."""
-    return at_least(longest_seen(p, norms.v), norms.slack, p.v.shape[-1])
+    return at_least(longest_seen(p, p.norms.v), p.norms.slack, p.v.shape[-1])
 
 
-def underflow_bound(p: Problem, norms: Norms, terms: float, dtype: torch.dtype) -> Float[Tensor, "b h #n"]:
+def underflow_bound(p: Problem, terms: float, dtype: torch.dtype) -> Float[Tensor, "b h #n"]:
     """What a row may lose to underflow in sums of so many terms, relative to the values it sees.
 
     Values are summed as they are or divided by their head's magnitude, so a row that sees only far smaller ones may
     lose them.
     """
-    longest, e = longest_seen(p, norms.v), p.v.shape[-1]
+    norms, e = p.norms, p.v.shape[-1]
+    longest = longest_seen(p, norms.v)
     size = per_query_head(2 * norms.v.amax(-1, keepdim=True), p.q.shape[1])
     size = torch.where(size < 0.1 * _COMFORT, size, size.clamp(min=1.0))  # as they are, or as `scaled_values` made them
     lost = 4 * math.sqrt(e) * (terms * rounding.tiny(dtype) * size + rounding.tiny(p.q.dtype) + rounding.tiny(dtype))

@@ -33,7 +33,7 @@ class Known:
 
     @staticmethod
     def of(p: Problem, sketch: Sketch, gathers: bool) -> Known:
-        lengths = _lengths(p.v.detach()) if p.norms is None else p.norms.v  # (b, g, s)
+        lengths = _lengths(p.v.detach()) if p.known_norms is None else p.known_norms.v  # (b, g, s)
         return Known(p, lengths.unsqueeze(-2), _size(lengths), sketch, gathers)
 
     def tokens(self, rows: slice) -> Tokens:

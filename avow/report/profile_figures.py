@@ -7,8 +7,7 @@ from collections.abc import Callable
 from html import escape
 from typing import Any
 
-from avow.integrations.transformers.head_figures import KINDS
-from avow.integrations.transformers.profiling import Head, Profile
+from avow.integrations.transformers.profiling import KINDS, Head, Profile
 from avow.report.formatting import number
 from avow.report.style import LOOKS
 

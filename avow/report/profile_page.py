@@ -5,8 +5,7 @@ from __future__ import annotations
 from html import escape
 from typing import Any
 
-from avow.integrations.transformers.head_figures import NEAR
-from avow.integrations.transformers.profiling import CERTIFIED, ROWS, Profile
+from avow.integrations.transformers.profiling import CERTIFIED, NEAR, ROWS, Profile
 from avow.report.charts import html_table
 from avow.report.document import report
 from avow.report.profile_figures import kinds_figure, number_figure, reading_figure

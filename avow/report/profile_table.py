@@ -6,10 +6,8 @@ import statistics
 from collections import Counter
 
 from avow.core.chart import Table
-from avow.integrations.transformers.head_figures import KINDS
-from avow.integrations.transformers.profiling import Profile
-from avow.integrations.transformers.speed import Speed
-from avow.integrations.transformers.verification import Verdict
+from avow.integrations.transformers.model_plan import Speed, Verdict
+from avow.integrations.transformers.profiling import KINDS, Profile
 from avow.report.formatting import NOTHING, error
 
 

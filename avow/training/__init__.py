@@ -38,7 +38,6 @@ What was learnt:
     knowledge           the experiment: what came of models that read, and of one that did not
     knowledge_arms      its runs, with all that decides them
     run_many            several of them at once
-    run_worker          one of them, in a process of its own
 """
 
 from avow.training.batches import Batches as Batches

@@ -23,7 +23,7 @@ import torch
 
 from avow.errors import FileError, LostRank
 from avow.training.batches import Batches, Micro, Step
-from avow.workers import surroundings
+from avow.worker_pool import environment
 
 # Processes that make batches, where there are cores for them, and the bytes that each may be ahead.
 _MAKERS, _ROOM = 4, 2**20
@@ -77,7 +77,7 @@ class _Maker:
             [sys.executable, "-P", "-c", _PROGRAM, *map(str, (steps.start, steps.stop, steps.step))],
             stdin=batches,
             stdout=subprocess.PIPE,
-            env=surroundings(),
+            env=environment(),
             start_new_session=True,
         )
         weakref.finalize(self, _end, self._process)

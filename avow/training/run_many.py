@@ -1,4 +1,8 @@
-"""Several runs at once, each in a process of its own; one that fails or is killed leaves the others alone."""
+"""The arms of an experiment, several at once, each in a process of its own.
+
+An arm that fails or is killed leaves the others alone. An arm trains, answers the dev questions and leaves
+`result.json` in its folder. When the process of the experiment ends, so do its arms, with a checkpoint.
+"""
 
 from __future__ import annotations
 
@@ -6,29 +10,35 @@ import contextlib
 import json
 import os
 import queue
-import signal
+import threading
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from types import TracebackType
+from typing import Any
 
 import torch
 
-from avow.errors import FileError, InputError, ParameterError
+from avow import file_io
+from avow.errors import AvowError, FileError, InputError, ParameterError
 from avow.training import checkpoint
 from avow.training.config import TrainConfig
-from avow.training.evaluation import Evaluation
+from avow.training.evaluation import Evaluation, evaluate
 from avow.training.interrupt import listening
 from avow.training.knowledge import Result
 from avow.training.knowledge_arms import Arm, same_run
+from avow.training.log import Progress
+from avow.training.loop import train_here
+from avow.training.parallel import ranks
 from avow.training.run_lock import locked
-from avow.training.run_worker import PATIENCE, RESULT
 from avow.training.tasks import corpus_of
-from avow.workers import Process
+from avow.worker_pool import Handler, Send, Worker, WorkerError
 
-# Seconds between two looks at whether someone asked to stop.
-LOOK = 0.2
+RESULT, SPENT = "result.json", "spent.json"
+# Seconds between two checks of whether someone asked to stop.
+_POLL_SECONDS = 0.2
+# Seconds that an arm which was asked to stop has for its checkpoint.
+_CHECKPOINT_SECONDS = 60.0
 
 
 @dataclass(frozen=True)
@@ -77,37 +87,115 @@ def side_by_side(
 def _run_all(
     arms: Sequence[Arm], folder: Path, resume: bool, jobs: int | None, tell: Callable[[News], None]
 ) -> list[Result]:
-    results = {arm.name: found for arm in arms if (found := _standing(arm, folder / arm.name, resume)) is not None}
+    earlier = {arm.name: _earlier_result(arm, folder / arm.name, resume) for arm in arms}
+    results = {name: result for name, result in earlier.items() if result is not None}
     waiting = [arm for arm in arms if arm.name not in results]
     for arm in arms:
         if arm.name in results:
             tell(News(arm, "found"))
     jobs = jobs or _jobs(waiting)
-    heard: queue.Queue[tuple[Worker, str]] = queue.Queue()
-    running: list[Worker] = []
+    messages: queue.Queue[News] = queue.Queue()
+    running: dict[str, Worker] = {}
+    asked_to_stop: float | None = None
     with listening() as interruption, contextlib.ExitStack() as workers:
         while waiting or running:
-            if interruption.heard:
+            if interruption.heard and asked_to_stop is None:
+                asked_to_stop = time.monotonic()
                 waiting.clear()
-                for worker in running:
-                    worker.stop()
+                for worker in running.values():
+                    worker.terminate()
+            elif asked_to_stop is not None and time.monotonic() - asked_to_stop > _CHECKPOINT_SECONDS:
+                for worker in running.values():
+                    worker.kill()
             while waiting and len(running) < jobs:
                 arm = waiting.pop(0)
-                running.append(workers.enter_context(Worker(arm, folder / arm.name, _threads(arm, jobs), heard)))
+                running[arm.name] = _started(arm, folder / arm.name, _threads(arm, jobs), messages)
+                workers.callback(running[arm.name].kill)
                 tell(News(arm, "began"))
             with contextlib.suppress(queue.Empty):
-                worker, line = heard.get(timeout=LOOK)
-                if worker not in running:
-                    continue  # It had said its last.
-                news = worker.news(line)
+                news = messages.get(timeout=_POLL_SECONDS)
+                name = news.arm.name
+                if name not in running:
+                    continue  # It had sent its last message.
                 if news.last:
-                    running.remove(worker)
-                    found = read_result(news.arm, folder / news.arm.name) if news.kind == "finished" else None
-                    results[news.arm.name] = found or Result(news.arm, why=news.why or news.kind)
+                    running.pop(name).kill()
+                    result = read_result(news.arm, folder / name) if news.kind == "finished" else None
+                    results[name] = result or Result(news.arm, why=news.why or news.kind)
                 tell(news)
         if interruption.heard:
             raise Interrupted(interruption.signal)
     return [results[arm.name] for arm in arms]
+
+
+def _started(arm: Arm, folder: Path, threads: int, messages: queue.Queue[News]) -> Worker:
+    """A process that trains one arm; its messages, the last of them that it failed where it died, go to the queue."""
+    # Ctrl-C must reach it from here alone: a second one would end it before its checkpoint.
+    worker = Worker("avow.training.run_many:handler", threads=threads, own_session=True)
+    request = {"config": json.loads(arm.config.to_json()), "folder": str(folder.absolute())}
+
+    def listen() -> None:
+        try:
+            for line in worker.messages(request):
+                messages.put(News(arm, **json.loads(line)))
+        except WorkerError as error:
+            messages.put(News(arm, "failed", why=f"its process {error}"))
+        finally:
+            worker.end()
+
+    threading.Thread(target=listen, daemon=True).start()
+    return worker
+
+
+def handler() -> Handler:
+    """What a worker does with the configuration and the folder of an arm: it trains and says how far it is."""
+
+    def handle(request: dict[str, Any], content: bytes, send: Send) -> None:
+        def tell(**news: Any) -> None:
+            send(json.dumps(news).encode())
+
+        def progress(step: Progress) -> None:
+            tell(kind="progress", step=step.step, steps=step.steps, loss=step.loss)
+
+        try:
+            tell(kind=run_arm(TrainConfig.of(request["config"]), Path(request["folder"]), progress))
+        except AvowError as error:
+            tell(kind="failed", why=str(error))
+        except Exception as error:
+            tell(kind="failed", why=f"{type(error).__name__}: {error}")
+
+    return handle
+
+
+def run_arm(config: TrainConfig, folder: Path, progress: Any = None) -> str:
+    """Train and judge one arm, from its last checkpoint where there is one; whether it is "finished" or "interrupted".
+
+    The seconds are those of all processes that worked at it and came to an end of their own.
+    """
+    before, clock, busy = spent(folder), time.perf_counter(), time.process_time()
+
+    def so_far() -> dict[str, float]:
+        now = (time.perf_counter() - clock, time.process_time() - busy)
+        return dict(zip(before, (a + b for a, b in zip(before.values(), now, strict=True)), strict=True))
+
+    # An arm whose experiment was killed may still be writing its last checkpoint.
+    with locked(folder, wait=_CHECKPOINT_SECONDS), ranks(config.run.device, config.run.timeout) as here:
+        done = train_here(config, folder, here, resume=True, progress=progress)
+        if not done.interrupted:
+            corpus = corpus_of(config.data.corpus)
+            evaluation = evaluate(done.model, done.vocabulary, corpus.dev)
+            result: dict[str, Any] = {"parameters": sum(p.numel() for p in done.model.parameters()), **so_far()}
+            result |= {"questions": corpus.dev_digest, "evaluation": evaluation.plain()}
+            file_io.write(folder / RESULT, json.dumps(result, ensure_ascii=False))
+        file_io.write(folder / SPENT, json.dumps(so_far()))
+    return "interrupted" if done.interrupted else "finished"
+
+
+def spent(folder: Path) -> dict[str, float]:
+    """The seconds that earlier processes put into a run."""
+    try:
+        return {**json.loads((folder / SPENT).read_text(encoding="utf-8"))}
+    except (OSError, ValueError):
+        return {"seconds": 0.0, "cpu_seconds": 0.0}
 
 
 def read_result(arm: Arm, folder: Path) -> Result | None:
@@ -119,10 +207,10 @@ def read_result(arm: Arm, folder: Path) -> Result | None:
         figures = {name: left[name] for name in ("parameters", "seconds", "cpu_seconds")}
         return Result(arm, Evaluation.of(left["evaluation"]), **figures)
     except (OSError, ValueError, KeyError, TypeError, InputError):
-        return None  # Damaged or absent: its run is at hand, and asked anew.
+        return None  # Damaged or absent: the run itself is there, and is evaluated again.
 
 
-def _standing(arm: Arm, folder: Path, resume: bool) -> Result | None:
+def _earlier_result(arm: Arm, folder: Path, resume: bool) -> Result | None:
     """The result of an arm that finished earlier; a folder with another run in it is not touched."""
     if not checkpoint.checkpoints(folder / "checkpoints"):
         return None
@@ -140,8 +228,8 @@ def _standing(arm: Arm, folder: Path, resume: bool) -> Result | None:
             "holds a run of another configuration",
             "repeat what it began with, or use another --out",
         )
-    kept = checkpoint.newest(folder / "checkpoints")
-    if kept is not None and checkpoint.facts(kept)["data"] != corpus_of(arm.config.data.corpus).digest:
+    newest = checkpoint.newest(folder / "checkpoints")
+    if newest is not None and checkpoint.facts(newest)["data"] != corpus_of(arm.config.data.corpus).digest:
         rule = f"holds other texts than those that the run in {folder} has read"
         raise FileError("corpus", arm.config.data.corpus, rule, "put those back, or use another --out")
     return read_result(arm, folder)
@@ -163,45 +251,3 @@ def _threads(arm: Arm, jobs: int) -> int:
 
 def _on_gpu(arms: Sequence[Arm]) -> bool:
     return torch.cuda.is_available() and any(arm.config.run.device != "cpu" for arm in arms)
-
-
-class Worker:
-    """A process at work on one arm; its lines, and an empty one when it has ended, arrive in the queue."""
-
-    def __init__(self, arm: Arm, folder: Path, threads: int, heard: queue.Queue[tuple[Worker, str]]) -> None:
-        self.arm, self._asked = arm, 0.0
-        # Ctrl-C must reach it from here alone: a second one would end it before its checkpoint.
-        self._process = Process(
-            "avow.training.run_worker", lambda line: heard.put((self, line)), threads=threads, apart=True
-        )
-        self._process.send(
-            {"config": json.loads(arm.config.to_json()), "folder": str(folder.absolute()), "threads": threads}
-        )
-
-    def news(self, line: str) -> News:
-        """What a line says, or its end."""
-        if not line:
-            return News(self.arm, "failed", why=self._last_words())
-        said = json.loads(line)
-        return News(self.arm, said.pop("news"), **said)
-
-    def stop(self) -> None:
-        """Ask it to save and stop; one that does not in time is ended, and has its checkpoint before."""
-        if not self._asked:
-            self._asked = time.monotonic()
-            self._process.terminate()
-        elif time.monotonic() - self._asked > PATIENCE:
-            self._process.kill()
-
-    def _last_words(self) -> str:
-        code, last = self._process.last_words()
-        how = f"its process was ended by {signal.Signals(-code).name}" if code < 0 else f"its process ended with {code}"
-        return how + (f": {last}" if last else "")
-
-    def __enter__(self) -> Worker:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, problem: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self._process.end()

@@ -60,7 +60,7 @@ BOXES = (
         "errors, parameters, whole files, worker processes",
         9,
         130,
-        "errors parameters declared file_io bounded workers",
+        "errors parameters declared file_io bounded worker_pool",
         1059,
     ),
 )

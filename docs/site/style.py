@@ -38,8 +38,9 @@ main td code { overflow-wrap: break-word; } :not(pre) > code span { white-space:
 main img { max-width: 100%; height: auto; border-radius: .5rem; margin: .6rem 0; }
 main img[src^="data:image/png"] { background: #fff; }
 main .formula { margin: .9rem 0; }
-.beside { display: flex; justify-content: space-between; gap: 1rem; margin-top: 3rem; padding-top: 1rem;
-  border-top: 1px solid var(--line); } .beside [rel=next] { margin-left: auto; text-align: right; }
+.beside { display: flex; flex-wrap: wrap; justify-content: space-between; gap: 1rem; overflow-wrap: anywhere;
+  margin-top: 3rem; padding-top: 1rem; border-top: 1px solid var(--line); }
+.beside [rel=next] { margin-left: auto; text-align: right; }
 .k, .kn, .ow, .kc { color: var(--word); } .s1, .s2, .sd, .s, .sa { color: var(--string); }
 .c1 { color: var(--soft); } .mi, .mf { color: var(--figure); }
 :root { --word: #0b57a8; --string: #1a7040; --figure: #8a4a00; }

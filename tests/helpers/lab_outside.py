@@ -36,7 +36,7 @@ def watch(event, arguments):
     elif event in TOUCHES:
         told = not own(arguments[0])
     elif event == "subprocess.Popen":
-        told = "avow.lab.worker" not in arguments[1]
+        told = "avow.worker_pool" not in arguments[1]
     else:
         told = event in STARTS
     if told:

@@ -67,14 +67,11 @@ def run_methods() -> int:
 
 
 def run(method: Any, p: Any) -> None:
-    from avow.core.certify import measure_norms
-
-    norms = measure_norms(p)
     computed = method.compute(p, torch.Generator().manual_seed(0))
-    promise = method.promise(p.detached(), norms, computed, 0.9)
+    promise = method.promise(p.detached(), computed, 0.9)
     assert computed.out.shape == (*p.q.shape[:-1], p.v.shape[-1])
     assert promise.rows.shape == p.q.shape[:-1]
-    method.estimate_bound(p, norms, 0.9)
+    method.estimate_bound(p, 0.9)
     method.reference(p)
     method.cost(p.sizes)
 

@@ -1,40 +1,126 @@
-"""Turning avow on in a model, and off again so that nothing of it is left."""
+"""avow in a model of transformers: what each layer is asked, turning it on, and off so that nothing of it is left."""
 
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import functools
-from collections.abc import Iterator
+import inspect
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from types import CodeType
 from typing import Any
 
+from torch import nn
 from transformers import DynamicCache, EncoderDecoderCache, PreTrainedModel
 
+from avow.core import SOFTMAX, Method
+from avow.core.requirement import checked_requirement
 from avow.declared import declared
 from avow.errors import ParameterError
 from avow.integrations.transformers.cache import CertifiedCache
-from avow.integrations.transformers.layers import Layer, layers, mark, pretrained, replaceable, unmark
-from avow.integrations.transformers.names import NAME
-from avow.integrations.transformers.setting import Setting
+from avow.methods import all_methods, method_named
+from avow.parameters import check_parameters
 
-_KEPT_AS = "_avow_before"
-_PREPARES = "_prepare_cache_for_generation"
+NAME = "avow"
+"""The attention implementation that transformers knows."""
+
+_LAYER, _BEFORE, _PREPARES = "_avow_layer", "_avow_before", "_prepare_cache_for_generation"
+# Attributes of layers whose attention is not softmax attention under a mask.
+_UNLIKE = {
+    "attn_logit_softcapping": "bends its logits by soft-capping",
+    "sinks": "adds sinks to its softmax",
+}
+# What classes pass to their attention function, if it is not one of transformers' own, instead of a mask.
+_CHOICES = {"indices", "block_indices"}
 
 
 @dataclass(frozen=True)
-class _Before:
-    """The attention implementation that each configuration within a model named."""
+class Setting:
+    """How one layer attends: the arguments of `avow.attend` that do not depend on what it attends to."""
 
-    configs: tuple[tuple[Any, str | None], ...]
+    tol: float | None = None
+    method: str = "auto"
+    confidence: float | None = None
+    parameters: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+    rtol: float | None = None
 
-    def restore(self) -> None:
-        for config, implementation in self.configs:
-            config._attn_implementation_internal = implementation
+    def __post_init__(self) -> None:
+        checked_requirement(self.tol, self.confidence, rtol=self.rtol)
+        if not isinstance(self.parameters, Mapping):
+            rule = "must map names of parameters to values"
+            raise ParameterError("parameters", repr(self.parameters), rule, 'try {"features": 256}')
+        if self.method == "auto":
+            if self.parameters:
+                name, value = next(iter(self.parameters.items()))
+                raise ParameterError(name, repr(value), "belongs to a named method", "name one with method=")
+            return
+        kind = method_named(self.method)
+        if kind.target != SOFTMAX:
+            rule = f"computes {kind.target}, and models are trained with softmax attention"
+            remedy = f"use {', '.join(method.name for method in softmax_methods())}; avow.nn trains models with it"
+            raise ParameterError("method", self.method, rule, remedy)
+        check_parameters(self.method, kind, dict(self.parameters))
 
-    def followed_by(self, later: _Before) -> _Before:
-        """What to go back to, where somebody set other implementations later: those, and else what was before."""
-        first = {id(config): implementation for config, implementation in self.configs}
-        return _Before(tuple((x, first.get(id(x), name) if name == NAME else name) for x, name in later.configs))
+    @property
+    def exact(self) -> bool:
+        """Whether no error is allowed but that of rounding."""
+        return self.tol is None and self.rtol is None
+
+    @property
+    def asks_cache(self) -> bool:
+        """Whether a cache of keys and values keeps this promise itself: all of them, or those that may matter."""
+        fits = self.method in ("auto", "exact") or (self.method == "sparse" and not self.exact)
+        return fits and not self.parameters
+
+
+def softmax_methods() -> list[type[Method]]:
+    """The methods that compute what models are trained with; one with another target would change their outputs."""
+    return [kind for kind in all_methods().values() if kind.target == SOFTMAX]
+
+
+@dataclass(frozen=True)
+class Layer:
+    """One attention layer: its name in the model and what is asked of it."""
+
+    name: str
+    setting: Setting
+    heads: tuple[Setting, ...] = ()
+    """What a plan asks of each head; it goes before `setting`."""
+
+    @property
+    def tolerant(self) -> bool:
+        """Whether any of its heads may answer with an error."""
+        return any(not setting.exact for setting in self.heads or (self.setting,))
+
+
+def layer_of(module: nn.Module, setting: Setting) -> Layer:
+    """The layer that `enable` made of a module; of any other module, a layer with this setting."""
+    layer = getattr(module, _LAYER, None)
+    if isinstance(layer, Layer):
+        return layer
+    index = getattr(module, "layer_idx", None)
+    return Layer(type(module).__name__ + ("" if index is None else f" {index}"), setting)
+
+
+def mark(module: nn.Module, layer: Layer) -> None:
+    """Have the module attend as `layer` says."""
+    setattr(module, _LAYER, layer)
+
+
+def layers(model: nn.Module) -> list[Layer]:
+    """The attention layers of a model in which avow is enabled."""
+    return [layer for module in model.modules() if isinstance(layer := vars(module).get(_LAYER), Layer)]
+
+
+def pretrained(model: Any) -> PreTrainedModel:
+    """The model of transformers: itself, or the one inside a wrapper such as peft's."""
+    unwrap = getattr(model, "get_base_model", None)
+    inner = unwrap() if callable(unwrap) else model
+    if not isinstance(inner, PreTrainedModel):
+        rule, remedy = "must be a transformers.PreTrainedModel, or wrap one as peft does", "pass the model inside"
+        raise ParameterError("model", type(model).__name__, rule, remedy)
+    return inner
 
 
 @declared()
@@ -48,27 +134,27 @@ def enable(
 ) -> None:
     """Have every attention layer of a model attend through avow, within `tol` and `rtol`; without either, exactly.
 
-    `generate()` then keeps keys and values in a `CertifiedCache`. Where a layer cannot be replaced the error names it,
+    `generate()` then keeps keys and values in a `CertifiedCache`. If a layer cannot be replaced, the error names it,
     and the model stays as it was. Enabling again changes what is asked, and takes the model back from another
     implementation that was set in between. A model inside a wrapper such as peft's is enabled there.
     """
     setting = Setting(tol, method, confidence, parameters, rtol)
     model = pretrained(model)
-    found = replaceable(model)
-    if not enabled(model) or any(_implementation(module) != NAME for module in found.values()):
-        now = _before(model)
-        before = vars(model)[_KEPT_AS].followed_by(now) if enabled(model) else now
+    modules = replaceable(model)
+    if not enabled(model) or any(_implementation(module) != NAME for module in modules.values()):
+        now = _implementations(model)
+        before = _combined(vars(model)[_BEFORE], now) if enabled(model) else now
         model.set_attn_implementation(NAME)
-        missed = [name for name, module in found.items() if _implementation(module) != NAME]
+        missed = [name for name, module in modules.items() if _implementation(module) != NAME]
         if missed:
-            now.restore()
+            _restore(now)
             rule = "does not let its attention implementation be set"
             raise ParameterError("model", missed[0], rule, "use a model that does")
-        setattr(model, _KEPT_AS, before)
+        setattr(model, _BEFORE, before)
         if hasattr(model, _PREPARES):
             # A deep copy of the model, and one from a file, then prepare caches for themselves.
             setattr(model, _PREPARES, functools.partial(_prepare_cache, model))
-    for name, module in found.items():
+    for name, module in modules.items():
         mark(module, Layer(name, setting))
 
 
@@ -76,17 +162,22 @@ def enable(
 def disable(model: Any) -> None:
     """The model as it was before `enable`."""
     model = pretrained(model)
-    if not enabled(model):
-        raise ParameterError("model", type(model).__name__, "does not have avow enabled", "call enable(model) first")
-    vars(model).pop(_KEPT_AS).restore()
+    check_enabled(model)
+    _restore(vars(model).pop(_BEFORE))
     vars(model).pop(_PREPARES, None)
     for module in model.modules():
-        unmark(module)
+        vars(module).pop(_LAYER, None)
 
 
 def enabled(model: PreTrainedModel) -> bool:
     """Whether `enable` turned avow on in this model."""
-    return _KEPT_AS in vars(model)
+    return _BEFORE in vars(model)
+
+
+def check_enabled(model: PreTrainedModel) -> None:
+    """Raise unless avow is enabled in this model."""
+    if not enabled(model):
+        raise ParameterError("model", type(model).__name__, "does not have avow enabled", "call enable(model) first")
 
 
 @contextlib.contextmanager
@@ -97,10 +188,10 @@ def as_it_was(model: PreTrainedModel) -> Iterator[None]:
         yield
     finally:
         if before is not None:
-            modules, asked = before
+            modules, previous = before
             if not enabled(model):
                 enable(model)
-            for layer in asked:
+            for layer in previous:
                 mark(modules[layer.name], layer)
         elif enabled(model):
             disable(model)
@@ -109,45 +200,113 @@ def as_it_was(model: PreTrainedModel) -> Iterator[None]:
 @contextlib.contextmanager
 def without(model: PreTrainedModel) -> Iterator[None]:
     """The model with the attention it had before `enable`, as long as the block runs."""
-    now = _before(model)
-    vars(model)[_KEPT_AS].restore()
+    now = _implementations(model)
+    _restore(vars(model)[_BEFORE])
     try:
         yield
     finally:
-        now.restore()
+        _restore(now)
 
 
 def own_cache(model: PreTrainedModel) -> CertifiedCache:
-    """The cache that `generate()` gets: with a sketch where a layer may answer with an error."""
+    """The cache that `generate()` gets: with a sketch if a layer may answer with an error."""
     return CertifiedCache(model.config, bits=4 if any(layer.tolerant for layer in layers(model)) else None)
-
-
-def _before(model: PreTrainedModel) -> _Before:
-    """Every configuration within reach of a model, by identity: sub-models share some, and keep some to themselves."""
-    found: dict[int, Any] = {}
-    waiting: list[Any] = [module.config for module in model.modules() if hasattr(module, "config")]
-    while waiting:
-        config = waiting.pop()
-        if id(config) not in found and hasattr(config, "_attn_implementation_internal"):
-            found[id(config)] = config
-            waiting += [part for name in config.sub_configs if (part := getattr(config, name, None)) is not None]
-    return _Before(tuple((config, config._attn_implementation_internal) for config in found.values()))
-
-
-def _implementation(module: Any) -> str | None:
-    return module.config._attn_implementation
 
 
 def _prepare_cache(model: Any, generation_config: Any, model_kwargs: dict[str, Any], *more: Any, **named: Any) -> Any:
     """What the model prepares itself, with a growing cache of its own replaced by one that avow attends from."""
     given = model_kwargs.get("past_key_values")
     prepared = getattr(type(model), _PREPARES)(model, generation_config, model_kwargs, *more, **named)
-    made: Any = model_kwargs.get("past_key_values")
-    if made is given or generation_config.is_assistant or generation_config.cache_implementation == "offloaded":
+    cache: Any = model_kwargs.get("past_key_values")
+    if cache is given or generation_config.is_assistant or generation_config.cache_implementation == "offloaded":
         return prepared
     own = own_cache(model)
-    if type(made) is DynamicCache:
+    if type(cache) is DynamicCache:
         model_kwargs["past_key_values"] = own
-    elif type(made) is EncoderDecoderCache and type(made.self_attention_cache) is DynamicCache:
-        model_kwargs["past_key_values"] = EncoderDecoderCache(own, made.cross_attention_cache)
+    elif type(cache) is EncoderDecoderCache and type(cache.self_attention_cache) is DynamicCache:
+        model_kwargs["past_key_values"] = EncoderDecoderCache(own, cache.cross_attention_cache)
     return prepared
+
+
+# Each configuration within a model, and the attention implementation that it names.
+_Implementations = tuple[tuple[Any, str | None], ...]
+
+
+def _implementations(model: PreTrainedModel) -> _Implementations:
+    """Every configuration within reach of a model, by identity: sub-models share some, and keep some to themselves."""
+    configs: dict[int, Any] = {}
+    waiting: list[Any] = [module.config for module in model.modules() if hasattr(module, "config")]
+    while waiting:
+        config = waiting.pop()
+        if id(config) not in configs and hasattr(config, "_attn_implementation_internal"):
+            configs[id(config)] = config
+            waiting += [part for name in config.sub_configs if (part := getattr(config, name, None)) is not None]
+    return tuple((config, config._attn_implementation_internal) for config in configs.values())
+
+
+def _combined(before: _Implementations, later: _Implementations) -> _Implementations:
+    """What to go back to if somebody set other implementations later: those, and else what was before."""
+    first = {id(config): implementation for config, implementation in before}
+    return tuple((config, first.get(id(config), name) if name == NAME else name) for config, name in later)
+
+
+def _restore(implementations: _Implementations) -> None:
+    for config, implementation in implementations:
+        config._attn_implementation_internal = implementation
+
+
+def _implementation(module: Any) -> str | None:
+    return module.config._attn_implementation
+
+
+def replaceable(model: nn.Module) -> dict[str, nn.Module]:
+    """The attention layers by name. Raises, and names the layer, if one cannot be replaced."""
+    modules = {name: module for name, module in model.named_modules() if _asks_interface(type(module))}
+    for name, module in _others(model):
+        rule = f"({type(module).__name__}) computes attention by itself, not through transformers' AttentionInterface"
+        raise ParameterError("model", name, rule, "use a model whose attention does")
+    if not modules:
+        rule = "has no attention layer that goes through transformers' AttentionInterface"
+        raise ParameterError("model", type(model).__name__, rule, "use a model that has one")
+    for name, module in modules.items():
+        for attribute, what in _UNLIKE.items():
+            if getattr(module, attribute, None) is not None:
+                rule = f"({type(module).__name__}) {what}, which is not softmax attention"
+                raise ParameterError("model", name, rule, "keep attn_implementation='eager' for it")
+        if any(_CHOICES.intersection(_constants(code)) for code in _methods(type(module))):
+            rule = f"({type(module).__name__}) chooses keys by an indexer of its own, and does not say so in its mask"
+            raise ParameterError("model", name, rule, "keep attn_implementation='sdpa' for it")
+    return modules
+
+
+def _others(model: nn.Module) -> Iterator[tuple[str, nn.Module]]:
+    """Attention modules with parameters that neither contain, nor are part of, a layer that asks the interface."""
+    for name, module in model.named_modules():
+        if "Attention" not in type(module).__name__ or not any(True for _ in module.parameters()):
+            continue
+        path = name.split(".")
+        around = (model.get_submodule(".".join(path[:depth])) for depth in range(1, len(path)))
+        if not any(_asks_interface(type(part)) for part in (*module.modules(), *around)):
+            yield name, module
+
+
+def _asks_interface(kind: type) -> bool:
+    """Whether a class looks its attention function up in transformers' table of them."""
+    return any("ALL_ATTENTION_FUNCTIONS" in code.co_names for code in _methods(kind))
+
+
+def _methods(kind: type) -> Iterator[CodeType]:
+    """The code of a class's own methods, without those of torch's and transformers' base classes."""
+    for owner in kind.__mro__:
+        if owner in (nn.Module, PreTrainedModel):
+            break
+        for thing in vars(owner).values():
+            code = getattr(inspect.unwrap(thing), "__code__", None) if callable(thing) else None
+            if code is not None:
+                yield code
+
+
+def _constants(code: CodeType) -> Iterator[str]:
+    """The names of keyword arguments, and other text, in a function's calls."""
+    for constant in code.co_consts:
+        yield from (x for x in (constant if isinstance(constant, tuple) else (constant,)) if isinstance(x, str))

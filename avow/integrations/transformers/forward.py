@@ -1,23 +1,28 @@
-"""The attention function that transformers calls in every layer."""
+"""The attention function that transformers calls in every layer: masks, heads that attend differently, watchers."""
 
 from __future__ import annotations
 
-from typing import Any
+import contextlib
+import contextvars
+import dataclasses
+import functools
+from collections.abc import Callable, Iterator
+from typing import Any, NamedTuple
 
 import torch
 from jaxtyping import Float
 from torch import Tensor, nn
+from transformers import AttentionInterface
+from transformers.masking_utils import AttentionMaskInterface, sdpa_mask
 from transformers.utils import output_capturing
 
 from avow.attend import Attended, attend
+from avow.core import Certificate, Problem
+from avow.core.compose import compose, select
 from avow.core.record import note
-from avow.errors import AvowError, ParameterError
+from avow.errors import AvowError, DtypeError, ParameterError, ShapeError, ToleranceUnreachable
 from avow.integrations.transformers.cache import behind
-from avow.integrations.transformers.heads import by_heads
-from avow.integrations.transformers.hooks import show
-from avow.integrations.transformers.layers import Layer, layer_of
-from avow.integrations.transformers.masks import Seen, seen
-from avow.integrations.transformers.setting import Setting
+from avow.integrations.transformers.enabling import NAME, Setting, layer_of, softmax_methods
 
 # What a model may ask of an attention function beside softmax attention under a mask, and why it is refused.
 _REFUSED = {
@@ -27,6 +32,33 @@ _REFUSED = {
     "block_indices": ("chooses blocks of keys by an index of the model's own", "keep attn_implementation='sdpa'"),
     "cache": ("is a paged cache, which only transformers' own functions read", "use generate() without paging"),
 }
+
+# Called with a layer's name, what it was asked, its answer (b, h, n, e) and what is promised of that.
+Watcher = Callable[[str, Problem, Tensor, Certificate], None]
+
+_watchers: contextvars.ContextVar[tuple[Watcher, ...]] = contextvars.ContextVar("avow_watchers", default=())
+
+
+def register() -> None:
+    """Have transformers know `attn_implementation="avow"`, which is exact, and `"avow|method"` for every method.
+
+    A name without a mask function would get no mask at all: padding would be attended to and windows would be open.
+    """
+    named = {f"{NAME}|{kind.name}": Setting(method=kind.name) for kind in softmax_methods()}
+    for name, setting in {NAME: Setting(), **named}.items():
+        AttentionInterface.register(name, functools.partial(attention_forward, setting))
+        # The masks of SDPA: boolean, and None if causality alone, or nothing, hides a key.
+        AttentionMaskInterface.register(name, sdpa_mask)
+
+
+@contextlib.contextmanager
+def watching(watcher: Watcher) -> Iterator[None]:
+    """Call `watcher` with every answer of every layer of models in which avow is enabled, as long as the block runs."""
+    token = _watchers.set((*_watchers.get(), watcher))
+    try:
+        yield
+    finally:
+        _watchers.reset(token)
 
 
 def attention_forward(
@@ -49,15 +81,20 @@ def attention_forward(
     layer = layer_of(module, named)
     try:
         _refuse(dropout, more)
-        own = is_causal if is_causal is not None else getattr(module, "is_causal", True)
+        causal = is_causal if is_causal is not None else getattr(module, "is_causal", True)
         query, key, value = _cast(query, key, value)
-        view = seen(query, key, value, attention_mask, bool(own), position_bias)
-        out, certificate = _answered(layer, query, view, scaling)
+        view = seen(query, key, value, attention_mask, bool(causal), position_bias)
+        answer = functools.partial(_attended, scaling)
+        if layer.heads:
+            out, certificate = by_heads(layer.heads, query, view, answer)
+        else:
+            out, certificate = answer(layer.setting, query, view)
     except AvowError as error:
         error.add_note(f"in {layer.name}")
         raise
     note(layer.name, certificate)
-    show(layer.name, query, view, scaling, out, certificate)
+    for watcher in _watchers.get():
+        watcher(layer.name, view.problem(query, scaling).detached(), out.detach(), certificate)
     return out.transpose(1, 2).contiguous(), None  # (b, n, h, e)
 
 
@@ -70,13 +107,7 @@ def _cast(*given: Tensor) -> tuple[Tensor, ...]:
     return tuple(x if x.dtype == torch.float64 else x.to(narrow) for x in given)  # autocast leaves float64 as it is
 
 
-def _answered(layer: Layer, query: Tensor, view: Seen, scaling: float | None) -> Attended:
-    if not layer.heads:
-        return _attended(layer.setting, query, view, scaling)
-    return by_heads(layer.heads, query, view, lambda setting, q, seen: _attended(setting, q, seen, scaling))
-
-
-def _attended(setting: Setting, query: Tensor, view: Seen, scaling: float | None) -> Attended:
+def _attended(scaling: float | None, setting: Setting, query: Tensor, view: Seen) -> Attended:
     cache = behind(view.key, view.value)
     learning = torch.is_grad_enabled() and query.requires_grad
     if cache is not None and query.shape[-2] == 1 and view.mask is None and setting.asks_cache and not learning:
@@ -98,11 +129,14 @@ def _attended(setting: Setting, query: Tensor, view: Seen, scaling: float | None
 
 
 def _refuse(dropout: float, more: dict[str, Any]) -> None:
-    """Raise where more is asked than softmax attention under a mask."""
+    """Raise if more is asked than softmax attention under a mask."""
     if dropout > 0:
         rule = "would drop attention weights at random, and no certificate covers that"
         raise ParameterError("dropout", dropout, rule, "set the model's attention dropout to 0, or call model.eval()")
-    if _weights_wanted(more):
+    # Most models ask for weights here, some leave it to transformers' hooks. The hooks pass over a layer that has
+    # none, so that without an error the caller would get an empty tuple.
+    collected = output_capturing._active_collector.get() or ()
+    if more.get("output_attentions") or any(name.endswith("attentions") for name in collected):
         rule = "needs every attention weight, and avow does not form them"
         raise ParameterError("output_attentions", True, rule, "use attn_implementation='eager'")
     for name, (rule, remedy) in _REFUSED.items():
@@ -112,10 +146,156 @@ def _refuse(dropout: float, more: dict[str, Any]) -> None:
             raise ParameterError(name, shown, rule, remedy)
 
 
-def _weights_wanted(more: dict[str, Any]) -> bool:
-    """Whether the model was asked for attention weights: most say so here, some leave it to transformers' hooks.
+class Seen(NamedTuple):
+    """What `avow.attend` takes as its mask, and the keys and values that can be seen at all."""
 
-    The hooks pass over a layer that has none, so that without a word the caller would get an empty tuple.
+    key: Tensor
+    value: Tensor
+    mask: Tensor | None
+    causal: bool
+
+    def problem(self, query: Tensor, scale: float | None) -> Problem:
+        """The problem of these queries."""
+        grouped = query.shape[1] != self.key.shape[1]
+        return Problem.of(
+            query, self.key, self.value, mask=self.mask, causal=self.causal, scale=scale, enable_gqa=grouped
+        )
+
+
+def seen(
+    query: Tensor, key: Tensor, value: Tensor, mask: object, causal: bool, position_bias: Tensor | None = None
+) -> Seen:
+    """The simplest mask that says the same as transformers' own, so that more methods, and caches, understand it.
+
+    Without a mask, `causal` rows see the keys up to their own place, counted from the first; a single row sees all.
     """
-    collected = output_capturing._active_collector.get()
-    return bool(more.get("output_attentions")) or any(name.endswith("attentions") for name in collected or ())
+    n, s = query.shape[-2], key.shape[-2]
+    checked = _checked(mask, query, key)
+    causal = causal and checked is None and n > 1
+    if causal and s > n:
+        # Room that a static cache keeps for tokens to come.
+        key, value = key[:, :, :n], value[:, :, :n]
+        position_bias = None if position_bias is None else position_bias[..., :n]
+    if checked is not None:
+        checked = _hidden_as_infinite(checked)
+        if checked.dtype == torch.bool:
+            checked, causal = _simplified(checked, n, s)
+    if position_bias is not None:
+        bias = position_bias
+        if checked is not None:
+            boolean = checked.dtype == torch.bool
+            bias = torch.where(checked, bias, float("-inf")) if boolean else bias + checked
+        checked = _hidden_as_infinite(bias)
+    return Seen(key, value, checked, causal)
+
+
+def _checked(mask: object, query: Tensor, key: Tensor) -> Tensor | None:
+    if mask is None:
+        return None
+    if not isinstance(mask, Tensor):
+        rule = "is not a tensor, and no other kind of mask is understood"
+        raise DtypeError("attention_mask", type(mask).__name__, rule, "pass a mask of two or four axes to the model")
+    if mask.dtype != torch.bool and not mask.is_floating_point():
+        rule = "must be bool or a float type"
+        raise DtypeError("attention_mask.dtype", mask.dtype, rule, "use mask.bool(): True means visible")
+    full = (*query.shape[:-1], key.shape[-2])
+    if mask.ndim != 4 or any(have not in (1, want) for have, want in zip(mask.shape, full, strict=True)):
+        rule = f"must broadcast to (batch, heads, queries, keys) = {full}"
+        raise ShapeError("attention_mask.shape", tuple(mask.shape), rule, "pass the model a mask of (batch, keys)")
+    return mask
+
+
+def _hidden_as_infinite(mask: Tensor) -> Tensor:
+    """A mask of numbers with −inf where a key is hidden; one that only hides becomes boolean.
+
+    Many models write the smallest number of the type where they mean −inf, and add a bias to it. A row that sees
+    nothing answers zero, as SDPA has it.
+    """
+    if mask.dtype == torch.bool:
+        return mask
+    hidden = mask <= torch.finfo(mask.dtype).min / 2
+    if not mask.requires_grad and bool((hidden | (mask == 0)).all()):
+        return ~hidden
+    return mask.masked_fill(hidden, float("-inf"))
+
+
+def _simplified(mask: Tensor, n: int, s: int) -> tuple[Tensor | None, bool]:
+    """A boolean mask as nothing, as causality, as hidden keys or as both, if it is one of these; and causality."""
+    if n == 1:
+        return (None, False) if bool(mask.all()) else (mask, False)
+    keys = mask[..., -1:, :]  # (b, 1, 1, s)
+    all_keys = bool(keys.all())
+    if bool((mask == keys).all()):
+        return (None if all_keys else keys), False
+    if n == s and mask.shape[-2] == n:
+        past = torch.ones(n, s, dtype=torch.bool, device=mask.device).tril()
+        if bool((mask == (keys & past)).all()):
+            return (None if all_keys else keys), True
+    return mask, False
+
+
+Answer = Callable[[Setting, Tensor, Seen], Attended]
+
+
+def by_heads(settings: tuple[Setting, ...], query: Tensor, view: Seen, answer: Answer) -> Attended:
+    """The answers of all heads, each as its setting says, and the certificate of the whole.
+
+    Heads that are asked the same attend together.
+    """
+    if len(settings) != query.shape[1]:
+        rule = f"must be the layer's {query.shape[1]} heads"
+        raise ParameterError("heads of the plan", len(settings), rule, "profile this model again")
+    if query.shape[-2] == 1 and view.mask is None and behind(view.key, view.value) is not None:
+        return answer(_together(settings), query, view)
+    # A setting cannot be hashed: its parameters are a dictionary.
+    groups: list[list[int]] = []
+    for head, setting in enumerate(settings):
+        group = next((heads for heads in groups if settings[heads[0]] == setting), None)
+        if group is None:
+            groups.append([head])
+        else:
+            group.append(head)
+    if len(groups) == 1:
+        return _within_tolerance(settings[0], query, view, answer)
+    parts = [_part(settings[heads[0]], heads, query, view, answer) for heads in groups]
+    order = torch.tensor([head for heads in groups for head in heads], device=query.device).argsort()
+    certificate = select(compose([part.certificate for part in parts], dim=1), order, dim=1)
+    return Attended(torch.cat([part.out for part in parts], 1)[:, order], certificate)
+
+
+def _together(settings: tuple[Setting, ...]) -> Setting:
+    """What all heads are asked when they go on from a cache, in one reading of it.
+
+    A cache looks at its sketch for all heads at once. As soon as one head reads everything, another look and gathering
+    tokens for the others costs more than they save; so do methods that are for whole texts. Whether the sketch is
+    worth a look at this length, on this device, the cache decides.
+    """
+    first = settings[0]
+    if not first.exact and first.method == "sparse" and all(setting == first for setting in settings):
+        return Setting(first.tol, "auto", first.confidence, rtol=first.rtol)
+    tol = min((x.tol for x in settings if x.tol is not None), default=None)
+    rtol = min((x.rtol for x in settings if x.rtol is not None), default=None)
+    return Setting(tol, "exact", rtol=rtol)
+
+
+def _part(setting: Setting, heads: list[int], query: Tensor, view: Seen, answer: Answer) -> Attended:
+    """The answers of some heads."""
+    key_heads = [head // (query.shape[1] // view.key.shape[1]) for head in heads]
+    mask = view.mask[:, heads] if view.mask is not None and view.mask.shape[1] > 1 else view.mask
+    part = Seen(view.key[:, key_heads], view.value[:, key_heads], mask, view.causal)
+    return _within_tolerance(setting, query[:, heads], part, answer)
+
+
+def _within_tolerance(setting: Setting, query: Tensor, view: Seen, answer: Answer) -> Attended:
+    """The answer as the setting says; as exactly as its tolerance needs if its method cannot prove that."""
+    if setting.method == "sparse" and not setting.exact and 1 < query.shape[-2] == view.key.shape[-2]:
+        # A text that is read at once: over all its rows the choice of tokens costs more than reading them all.
+        setting = Setting(setting.tol, confidence=setting.confidence, rtol=setting.rtol)
+    try:
+        return answer(setting, query, view)
+    except ToleranceUnreachable as error:
+        if setting.method in ("auto", "exact"):
+            raise
+        out, certificate = answer(Setting(setting.tol, "exact", rtol=setting.rtol), query, view)
+        reason = f"{setting.method} could prove only {error.best:.1e}"
+        return Attended(out, dataclasses.replace(certificate, reason=reason))

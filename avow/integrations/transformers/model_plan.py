@@ -1,27 +1,55 @@
-"""A plan for a whole model: what each head of each layer is asked, the model it was made for, and putting it in."""
+"""A plan for a whole model: its file, putting it in, whether it is safe (`verify`) and whether it pays (`Speed`)."""
 
 from __future__ import annotations
 
+import copy
+import dataclasses
 import hashlib
 import json
-from collections.abc import Mapping
+import statistics
+import time
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
+from torch.nn import functional
+from transformers import DynamicCache, PreTrainedModel
 
 from avow import bounded
+from avow.core import Certificate, Problem
+from avow.core.record import Record, record
 from avow.declared import declared
 from avow.errors import AvowError, FileError, ParameterError
-from avow.integrations.transformers.enabling import enable
-from avow.integrations.transformers.layers import Layer, mark, pretrained, replaceable
-from avow.integrations.transformers.setting import Setting
+from avow.integrations.transformers.cache import CertifiedLayer
+from avow.integrations.transformers.enabling import (
+    Layer,
+    Setting,
+    as_it_was,
+    check_enabled,
+    disable,
+    enable,
+    enabled,
+    mark,
+    own_cache,
+    pretrained,
+    replaceable,
+    without,
+)
+from avow.integrations.transformers.forward import watching
+from avow.numerics.heads import longest_seen
+from avow.numerics.softmax import softmax_average
 
 FORMAT = "avow plan 1"
 # Evenly spaced numbers of each parameter that are looked at: training or quantising again moves nearly all of them.
 _SAMPLE = 64
+# Rows of each answer that are recomputed in float64 and held against their bounds.
+_AUDITED = 4
+# Ratios of times within this of 1 say nothing on a machine that does other things too.
+_ALIKE = 0.03
+_WARM = 2
 
 
 @dataclass(frozen=True)
@@ -62,6 +90,19 @@ class ModelPlan:
         return ModelPlan(str(plain["model"]), str(plain["fingerprint"]), float(plain["tol"]), layers)
 
 
+def _plain(setting: Setting) -> dict[str, Any]:
+    plain: dict[str, Any] = {"method": setting.method, "tol": setting.tol}
+    optional = {"confidence": setting.confidence, "rtol": setting.rtol, "parameters": dict(setting.parameters) or None}
+    return plain | {name: value for name, value in optional.items() if value is not None}
+
+
+def _setting(plain: dict[str, Any]) -> Setting:
+    known = {field.name for field in dataclasses.fields(Setting)}
+    if unknown := sorted(set(plain) - known):
+        raise ValueError(f"it asks a head for {unknown[0]!r}")
+    return Setting(**{"tol": plain["tol"], "method": plain["method"], **plain})
+
+
 @declared()
 def read_plan(path: str | Path) -> ModelPlan:
     """The plan in a file."""
@@ -78,32 +119,36 @@ def read_plan(path: str | Path) -> ModelPlan:
         raise FileError("plan", path, rule, "write one with avow profile MODEL --plan") from error
 
 
+def _loaded(plan: ModelPlan | str | Path) -> ModelPlan:
+    return plan if isinstance(plan, ModelPlan) else read_plan(plan)
+
+
 @declared()
 def apply(model: Any, plan: ModelPlan | str | Path) -> None:
     """Have each head of a model attend as a plan, or the file of one, says; `disable` takes it back.
 
     A plan that was made for another model is refused, and the model stays as it was. When a text is gone on with,
-    layers whose heads are all `sparse` read the tokens that may matter, where their cache finds that this pays; the
+    layers whose heads are all `sparse` read the tokens that may matter, if their cache finds that this pays; the
     others read all of them, once for all heads. A text that is read at once is answered in the cheapest way that keeps
-    the tolerance. Where a head's method cannot prove its tolerance, that answer is exact, and its certificate says so.
+    the tolerance. If a head's method cannot prove its tolerance, that answer is exact, and its certificate says so.
     """
-    made, model = plan if isinstance(plan, ModelPlan) else read_plan(plan), pretrained(model)
+    plan, model = _loaded(plan), pretrained(model)
     own = fingerprint(model)
-    if own != made.fingerprint:
-        rule = f"was made for a model with the fingerprint {made.fingerprint}, and this one's is {own}"
-        raise ParameterError("plan", made.model, rule, "run avow profile on this model")
-    found = replaceable(model)
-    if list(found) != list(made.layers):
-        missing = sorted(set(found) ^ set(made.layers)) or list(found)
+    if own != plan.fingerprint:
+        rule = f"was made for a model with the fingerprint {plan.fingerprint}, and this one's is {own}"
+        raise ParameterError("plan", plan.model, rule, "run avow profile on this model")
+    modules = replaceable(model)
+    if list(modules) != list(plan.layers):
+        missing = sorted(set(modules) ^ set(plan.layers)) or list(modules)
         rule = f"does not name the model's attention layers ({missing[0]})"
-        raise ParameterError("plan", made.model, rule, "run avow profile on this model")
+        raise ParameterError("plan", plan.model, rule, "run avow profile on this model")
     many = getattr(model.config.get_text_config(decoder=True), "num_attention_heads", None)
-    for name, heads in made.layers.items():
+    for name, heads in plan.layers.items():
         if many is not None and len(heads) != many:
             raise ParameterError("heads of the plan", len(heads), f"must be the model's {many} in {name}", "profile it")
     enable(model)
-    for name, module in found.items():
-        mark(module, Layer(name, Setting(), made.layers[name]))
+    for name, module in modules.items():
+        mark(module, Layer(name, Setting(), plan.layers[name]))
 
 
 def fingerprint(model: nn.Module) -> str:
@@ -117,18 +162,281 @@ def fingerprint(model: nn.Module) -> str:
     return digest.hexdigest()[:12]
 
 
-def _plain(setting: Setting) -> dict[str, Any]:
-    plain: dict[str, Any] = {"method": setting.method, "tol": setting.tol}
-    if setting.confidence is not None:
-        plain["confidence"] = setting.confidence
-    if setting.rtol is not None:
-        plain["rtol"] = setting.rtol
-    return plain | ({"parameters": dict(setting.parameters)} if setting.parameters else {})
+@dataclass(frozen=True)
+class Statement:
+    """The certificates of one run, and its logits beside those of the model as it was before."""
+
+    certificates: Record
+    change: float
+    """The largest difference in any logit that is not padding's."""
+    agreement: float
+    """The share of places whose largest logit is the same."""
+    places: int
+
+    def __str__(self) -> str:
+        measured = f"measured: logits changed by at most {self.change:.1e}; the likeliest token is the same at "
+        return f"{self.certificates}\n{measured}{self.agreement:.2%} of {self.places} places"
 
 
-def _setting(plain: dict[str, Any]) -> Setting:
-    known = {"method", "tol", "rtol", "confidence", "parameters"}
-    if unknown := sorted(set(plain) - known):
-        raise ValueError(f"it asks a head for {unknown[0]!r}")
-    more = plain.get("confidence"), plain.get("parameters", {}), plain.get("rtol")
-    return Setting(plain["tol"], plain["method"], *more)
+@declared()
+@torch.no_grad()
+def statement(model: Any, **inputs: Any) -> Statement:
+    """What is proved of every layer for these inputs, and what is measured of the logits; runs the model twice."""
+    model = pretrained(model)
+    check_enabled(model)
+
+    def logits() -> Tensor:
+        """One row for each place that is not padding: its logits, or the first output of a model that has none."""
+        outputs, mask = model(**inputs), inputs.get("attention_mask")
+        rows: Tensor = outputs["logits"] if "logits" in outputs else outputs[0]
+        return rows.flatten(0, -2) if mask is None or mask.shape != rows.shape[:-1] else rows[mask.bool()]
+
+    with record() as certificates:
+        here = logits()
+    with without(model):
+        there = logits()
+    if not here.numel():
+        return Statement(certificates, 0.0, 1.0, 0)
+    return Statement(certificates, float((here - there).abs().amax()), _agreement(here, there), len(here))
+
+
+def _agreement(a: Tensor, b: Tensor) -> float:
+    """The share of rows whose largest entry is at the same place."""
+    return float((a.argmax(-1) == b.argmax(-1)).double().mean())
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """What a plan did to a model on one text. Only certificates are proved, of layers; the rest was measured."""
+
+    plan: ModelPlan
+    tokens: int
+    places: int
+    """Predictions compared: the text's last tokens, each predicted from all before it."""
+    exact_perplexity: float
+    perplexity: float
+    agreement: float
+    """The share of places whose likeliest token is the same."""
+    divergence: float
+    """The mean of KL(exact ‖ plan), in nats."""
+    largest_divergence: float
+    generated: int
+    matched: int
+    """How many tokens, written greedily after the text, are the same before the first that differs."""
+    certificates: Record
+    largest_error: float
+    """The largest true error among the rows that were recomputed in float64."""
+    audited: int
+    kept: bool
+    """Whether every one of those is within its own bound."""
+    seconds: float
+
+    @property
+    def change(self) -> float:
+        """The relative change in perplexity."""
+        return self.perplexity / self.exact_perplexity - 1
+
+    @property
+    def partial(self) -> int:
+        """How many answers of layers were not from all tokens: if there is none, the plan changes nothing here."""
+        return sum(certificate.method != "exact" for _, certificate in self.certificates)
+
+    @property
+    def within(self) -> bool:
+        """Whether every layer's certificate promises the plan's tolerance, or more."""
+        return self.certificates.keeps(self.plan.tol)
+
+    def plain(self) -> dict[str, Any]:
+        """The verdict as JSON has it."""
+        names = "tokens places exact_perplexity perplexity change agreement divergence largest_divergence generated"
+        names += " matched partial largest_error audited kept within seconds"
+        plain = {name: getattr(self, name) for name in names.split()}
+        bounds = {name: max(x.bound for x in layer) for name, layer in self.certificates.layers.items()}
+        planned = {name: getattr(self.plan, name) for name in ("model", "fingerprint", "tol", "heads", "changed")}
+        return {"plan": planned, **plain, "bounds": bounds}
+
+
+@declared()
+@torch.no_grad()
+def verify(model: Any, plan: ModelPlan | str | Path, ids: Tensor, places: int = 128, generate: int = 32) -> Verdict:
+    """The model's predictions under a plan beside its own, for the last `places` tokens of a text (1, n), and beyond.
+
+    The text before them is read once, by the model as it is. Under the plan the rest is read as `generate()` writes it:
+    token by token, from the cache that it uses. The model is left as it was.
+    """
+    started = time.perf_counter()
+    plan, model = _loaded(plan), pretrained(model)
+    _check_decoder(model, "does not predict the next token of a text", "verify plans of")
+    for name, value, least in (("places", places, 1), ("generate", generate, 0)):
+        if value < least:
+            raise ParameterError(name, value, f"must be at least {least}", f"try {name}=32")
+    if ids.ndim != 2 or ids.shape[0] != 1:
+        raise ParameterError("ids.shape", tuple(ids.shape), "must be (1, length)", "pass one text")
+    if ids.shape[1] < places + 2:
+        rule = f"is too short a text to predict its last {places} from at least one before them"
+        raise ParameterError("tokens", ids.shape[1], rule, "give a longer text or ask for fewer places")
+    with as_it_was(model):
+        apply(model, plan)
+        start = ids.shape[1] - places - 1
+        past = own_cache(model)
+        with without(model):
+            model.base_model(ids[:, :start], past_key_values=past, use_cache=True)
+            exact, written = _read_on(model, [ids[:, start:]], copy.deepcopy(past), generate)
+        audit = _Audit()
+        with record() as certificates, watching(audit):
+            planned, rewritten = _read_on(model, ids[:, start:].split(1, 1), past, generate)
+    logs = [functional.log_softmax(x[:-1].double(), -1) for x in (exact, planned)]
+    kl = (logs[0].exp() * (logs[0] - logs[1])).sum(-1).clamp(min=0)
+    perplexity = [float(functional.nll_loss(x, ids[0, -places:]).exp()) for x in logs]
+    same = [a == b for a, b in zip(written, rewritten, strict=True)]
+    return Verdict(
+        plan=plan,
+        tokens=ids.shape[1],
+        places=places,
+        exact_perplexity=perplexity[0],
+        perplexity=perplexity[1],
+        agreement=_agreement(exact[:-1], planned[:-1]),
+        divergence=float(kl.mean()),
+        largest_divergence=float(kl.amax()),
+        generated=len(written),
+        matched=same.index(False) if False in same else len(same),
+        certificates=certificates,
+        largest_error=audit.largest,
+        audited=audit.rows,
+        kept=audit.kept,
+        seconds=time.perf_counter() - started,
+    )
+
+
+def _check_decoder(model: PreTrainedModel, rule: str, verb: str) -> None:
+    if not model.can_generate() or model.config.is_encoder_decoder:
+        raise ParameterError("model", type(model).__name__, rule, f"{verb} decoder-only language models")
+
+
+def _read_on(model: PreTrainedModel, parts: Iterable[Tensor], past: Any, generate: int) -> tuple[Tensor, list[int]]:
+    """The logits of all these tokens, (n, words), and the tokens that are likeliest one after another behind them."""
+    logits = torch.cat([model(ids, past_key_values=past, use_cache=True).logits[0].float() for ids in parts])
+    written: list[int] = []
+    last = logits[-1]
+    for _ in range(generate):
+        written.append(int(last.argmax()))
+        ids = torch.tensor([written[-1:]], device=logits.device)
+        last = model(ids, past_key_values=past, use_cache=True).logits[0, -1]
+    return logits, written
+
+
+class _Audit:
+    """A watcher that recomputes some rows of every answer in float64, by the definition of attention."""
+
+    def __init__(self) -> None:
+        self.largest, self.rows, self.kept = 0.0, 0, True
+
+    def __call__(self, layer: str, problem: Problem, out: Tensor, certificate: Certificate) -> None:
+        n = problem.q.shape[-2]
+        index = torch.linspace(0, n - 1, min(_AUDITED, n), dtype=torch.float64).long().to(out.device)
+        some = problem.rows(index)
+        truth = softmax_average(some)
+        most = longest_seen(some, torch.linalg.vector_norm(some.v.double(), dim=-1))
+        distance = torch.linalg.vector_norm(out[:, :, index].double() - truth, dim=-1)
+        errors = torch.where(most > 0, distance / most.clamp(min=1e-300), distance)
+        bounds = certificate.rows.reshape(1, -1, n)[..., index.to(certificate.rows.device)].to(errors.device)
+        # What float64 rounds in the truth itself is far below what any float32 answer can be proved to.
+        self.kept = self.kept and bool((errors <= bounds + 1e-12).all())
+        self.largest = max(self.largest, float(errors.amax()))
+        self.rows += errors.numel()
+
+
+@dataclass(frozen=True)
+class Speed:
+    """Milliseconds for a token behind so many, medians over rounds in which all three took turns.
+
+    On a CPU they are of processor time, of all threads together, which other programs disturb least; on a GPU of the
+    clock. Ratios are medians of each round's own.
+    """
+
+    tokens: int
+    rounds: int
+    as_it_is: float
+    enabled: float
+    planned: float
+    enabled_ratio: float
+    planned_ratio: float
+    clock: str
+
+    @property
+    def verdict(self) -> str:
+        """Whether the plan pays here."""
+        if self.planned_ratio < 1 - _ALIKE:
+            return f"the plan pays here: {self.planned_ratio:.2f} of the time"
+        if self.enabled_ratio < 1 - _ALIKE:
+            return f"enabling avow pays here ({self.enabled_ratio:.2f} of the time), a plan beside it does not"
+        return "the plan does not pay here"
+
+
+@declared()
+@torch.no_grad()
+def decoding_speed(model: Any, plan: ModelPlan, ids: Tensor, rounds: int = 12) -> Speed:
+    """What one more token behind the tokens (1, n) costs without avow, with it enabled at the plan's tolerance, and
+    under the plan, from the caches that `generate()` uses. The model is left as it was.
+    """
+    model = pretrained(model)
+    _check_decoder(model, "does not write a text token by token", "measure")
+    if rounds < 1:
+        raise ParameterError("rounds", rounds, "must be at least 1", "try rounds=12")
+    with as_it_was(model):
+        _off(model)
+        past = DynamicCache(config=model.config.get_text_config(decoder=True))
+        model.base_model(ids, past_key_values=past, use_cache=True)
+        return speed_behind(model, plan, past, ids[:, -1:], rounds)
+
+
+@torch.no_grad()
+def speed_behind(model: PreTrainedModel, plan: ModelPlan, past: DynamicCache, ids: Tensor, rounds: int) -> Speed:
+    """What the tokens (1, 1) cost behind what a cache holds, which grows; avow must not be enabled in the model."""
+    tokens = past.get_seq_length()
+    turns: tuple[Callable[[], None], ...] = (
+        lambda: None,
+        lambda: enable(model, plan.tol),
+        lambda: apply(model, plan),
+    )
+    caches: list[Any] = []
+    for switch in turns:
+        switch()
+        caches.append(_filled(model, past) if enabled(model) else past)
+        _off(model)
+    times: list[list[float]] = [[], [], []]  # of each turn, in each round
+    on_cpu = ids.device.type == "cpu"
+    for i in range(rounds + _WARM):
+        for turn in ((i + offset) % 3 for offset in range(3)):
+            turns[turn]()
+            begun = _clock(on_cpu)
+            model(ids, past_key_values=caches[turn], use_cache=True)
+            times[turn].append(1e3 * (_clock(on_cpu) - begun))
+            _off(model)
+    rest = [x[_WARM:] for x in times]
+    a, b, c = (statistics.median(x) for x in rest)
+    ratios = [statistics.median(x / y for x, y in zip(other, rest[0], strict=True)) for other in rest[1:]]
+    return Speed(tokens, rounds, a, b, c, ratios[0], ratios[1], "processor time" if on_cpu else "time")
+
+
+def _off(model: PreTrainedModel) -> None:
+    if enabled(model):
+        disable(model)
+
+
+def _filled(model: PreTrainedModel, past: DynamicCache) -> Any:
+    """The cache that `generate()` would have now, with what another one holds."""
+    cache = own_cache(model)
+    for i, other in enumerate(past.layers):
+        if isinstance(cache.layers[i], CertifiedLayer):
+            cache.layers[i].update(other.keys, other.values)
+        else:
+            cache.layers[i] = copy.deepcopy(other)
+    return cache
+
+
+def _clock(on_cpu: bool) -> float:
+    if on_cpu:
+        return time.process_time()
+    torch.cuda.synchronize()
+    return time.perf_counter()

@@ -1,36 +1,118 @@
-"""What each head of a model does with a text, what each method could do for it, and the plan that follows."""
+r"""What each head of a model does with a text, what each method can do for it, and the plan that follows.
+
+Figures are of a sample of a head's rows, in float64. With :math:`\alpha_{ij}` the weight that row i gives key j,
+:math:`s_i` the keys it sees, :math:`H_i` its entropy, and averages taken over the sampled rows that see two keys or
+more, a head is of the first kind whose inequality holds:
+
+- *copying*: :math:`E[\max_j \alpha_{ij}] \ge 1/2`, one token has half of the mass;
+- *local*: :math:`E[\sum_{|i-j| < 16} \alpha_{ij}] \ge 1/2` over rows that see more than 64 tokens, the nearest have it;
+- *diffuse*: :math:`E[e^{H_i} / s_i] \ge 1/2`, it is spread over half of the tokens seen;
+- *averaging*: none of these, it is spread over fewer.
+"""
 
 from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 import torch
+from jaxtyping import Bool, Float, Int
 from torch import Tensor
-from transformers import PreTrainedModel
 
-from avow.calibration import Rates, rates
-from avow.core import Certificate, Problem
-from avow.core.certify import measure_norms
+from avow.calibration import Rates, least_seconds, rates
+from avow.core import Certificate, Kind, Method, Norms, Problem
+from avow.core.certify import certify
 from avow.declared import declared
-from avow.errors import ParameterError
-from avow.integrations.transformers.candidates import CONFIDENCE, Offer, layer_offers
-from avow.integrations.transformers.enabling import as_it_was, enable
-from avow.integrations.transformers.head_figures import HeadFigures, head_figures, sampled_rows, tokens_for
-from avow.integrations.transformers.hooks import watching
-from avow.integrations.transformers.layers import pretrained, replaceable
-from avow.integrations.transformers.model_plan import ModelPlan, fingerprint
-from avow.integrations.transformers.setting import Setting
-from avow.integrations.transformers.speed import Speed
+from avow.errors import AvowError, ParameterError
+from avow.integrations.transformers.enabling import (
+    Setting,
+    as_it_was,
+    enable,
+    pretrained,
+    replaceable,
+    softmax_methods,
+)
+from avow.integrations.transformers.forward import watching
+from avow.integrations.transformers.model_plan import ModelPlan, Speed, fingerprint
+from avow.methods import exact_method
+from avow.methods.sparse import Sparse
+from avow.numerics.sketch import sketched
+from avow.numerics.softmax import softmax_weights
 from avow.parameters import as_float
 
+HeadKind = Literal["copying", "local", "diffuse", "averaging"]
+KINDS: tuple[HeadKind, ...] = ("copying", "local", "averaging", "diffuse")
+NEAR = 16
+"""Tokens nearer than this are local; rows that see no more than four times as many say nothing about it."""
+SHARES = (0.9, 0.99, 0.999)
 ROWS = 128
 """Rows of each head whose weights are looked at, evenly spaced over the text."""
 CERTIFIED = 16
 """Rows of each head for which every method is run and certified, evenly spaced over the text's second half."""
+CONFIDENCE = 0.99
+"""At which methods that draw at random state their promise."""
+# A bound of 2 says nothing: answer and target are both averages of values.
+_TRIVIAL = 2.0
+
+
+@dataclass(frozen=True)
+class HeadFigures:
+    """One head: averages over the sampled rows, unless a name says otherwise. `local` is None if nothing is far."""
+
+    kind: HeadKind
+    query_norm: float
+    key_norm: float
+    value_norm: float
+    largest_logit: float
+    """At least the size of any logit: scale · the longest query · the longest key."""
+    spread: float
+    """The largest logit of a row less its smallest."""
+    entropy: float
+    tokens: tuple[float, float, float]
+    """How many tokens have 90%, 99% and 99.9% of the mass."""
+    seen: float
+    effective_rank: float
+    """exp of the entropy of the normalised singular values of the sampled rows' weights; at most their number."""
+    top: float
+    """The mass of the heaviest token."""
+    first: float
+    """The mass of the text's first token."""
+    local: float | None
+    flatness: float
+    """exp(entropy) relative to the tokens seen."""
+
+
+@dataclass(frozen=True)
+class Offer:
+    """One setting of a method for one head.
+
+    `predicted` and `measured` are shares of exact attention's cost. For `sparse` that is bytes read to go on from the
+    text, sketch included: predicted from the tokens that have all but tol/2 of the mass, which would do if they were
+    known beforehand; measured as what had to be read for the proof. For the others, and if a layer sees all of a text
+    at once and never goes on, it is time over the whole text: predicted by the planner, measured only if the bound is
+    within the tolerance.
+    """
+
+    method: str
+    parameters: dict[str, Any]
+    bound: float | None
+    """None if nothing is promised."""
+    kind: Kind
+    predicted: float
+    measured: float | None = None
+    together: float | None = None
+    """What is read for all query heads that share this one's keys: some of it serves several, all of it is read."""
+
+    @property
+    def share(self) -> float:
+        """The cost that a plan reckons with: measured if it was, else predicted."""
+        return next(x for x in (self.together, self.measured, self.predicted) if x is not None)
+
+    def keeps(self, tol: float) -> bool:
+        return self.bound is not None and self.bound <= tol
 
 
 @dataclass(frozen=True)
@@ -57,8 +139,8 @@ class Head:
 
     def chosen(self, tol: float, budget: float) -> Offer | None:
         """The cheapest of all that proves `tol` within the budget; None means exact attention."""
-        found = [offer for method in self.methods if (offer := self.within_tolerance(method, tol)) is not None]
-        return min((x for x in found if x.share <= budget), key=lambda offer: offer.share, default=None)
+        able = [x for x in self.offers if x.keeps(tol) and x.share <= budget]
+        return min(able, key=lambda offer: offer.share, default=None)
 
 
 @dataclass(frozen=True)
@@ -73,7 +155,7 @@ class Profile:
     layers: dict[str, tuple[Head, ...]]
     seconds: float
     speed: Speed | None = None
-    """What a new token costs with the plan, where that was measured (`decoding_speed`)."""
+    """What a new token costs with the plan, if that was measured (`decoding_speed`)."""
 
     @property
     def heads(self) -> list[Head]:
@@ -81,21 +163,21 @@ class Profile:
 
     @property
     def share(self) -> float:
-        """The part of keys and values that the plan reads to go on from the text, where caches look at their sketches.
+        """The part of keys and values that the plan reads to go on from the text, if caches look at their sketches.
 
         A layer with a head that is exact reads everything.
         """
-        found = []
+        shares = []
         for heads in self.layers.values():
             offers = [head.chosen(self.tol, self.budget) for head in heads]
-            found += [1.0 if offer is None or None in offers else offer.share for offer in offers]
-        return sum(found) / max(len(found), 1)
+            shares += [1.0 if offer is None or None in offers else offer.share for offer in offers]
+        return sum(shares) / max(len(shares), 1)
 
     @property
     def plan(self) -> ModelPlan:
-        """The cheapest that proves the tolerance for each head, where it is within the budget; else exact."""
-        made = {name: tuple(self._setting(head) for head in heads) for name, heads in self.layers.items()}
-        return ModelPlan(self.model, self.fingerprint, self.tol, made)
+        """The cheapest that proves the tolerance for each head, if it is within the budget; else exact."""
+        layers = {name: tuple(self._setting(head) for head in heads) for name, heads in self.layers.items()}
+        return ModelPlan(self.model, self.fingerprint, self.tol, layers)
 
     def _setting(self, head: Head) -> Setting:
         offer = head.chosen(self.tol, self.budget)
@@ -129,45 +211,242 @@ def profile(
     if ids.ndim != 2 or ids.shape[0] != 1 or ids.shape[1] < 2:
         raise ParameterError("ids.shape", tuple(ids.shape), "must be (1, length of at least 2)", "pass one text")
     started, model = time.perf_counter(), pretrained(model)
-    found: dict[str, tuple[Head, ...]] = {}
+    layers: dict[str, tuple[Head, ...]] = {}
     known = rates(ids.device.type, measure=False)
 
     def measure(layer: str, problem: Problem, out: Tensor, certificate: Certificate) -> None:
-        # A layer that several blocks share is measured where it is asked first.
-        if layer not in found:
+        # A layer that several blocks share is measured when it is asked first.
+        if layer not in layers:
             tell(layer)
-            found[layer] = _heads(problem, certificate, tol, known)
+            layers[layer] = _heads(problem, certificate, tol, known)
 
     with as_it_was(model), watching(measure):
         enable(model)
         inputs: dict[str, Any] = {"input_ids": ids}
         if model.config.is_encoder_decoder:
             inputs["decoder_input_ids"] = ids
-        # What stands around the base model only makes logits, which no one reads here.
-        model.base_model(**inputs, **({} if not _caches(model) else {"use_cache": False}))
-    ordered = {layer: found[layer] for layer in replaceable(model) if layer in found}
-    return Profile(
-        name or type(model).__name__,
-        fingerprint(model),
-        ids.shape[1],
-        tol,
-        budget,
-        ordered,
-        time.perf_counter() - started,
-    )
-
-
-def _caches(model: PreTrainedModel) -> bool:
-    return hasattr(model.config.get_text_config(decoder=True), "use_cache")
+        if hasattr(model.config.get_text_config(decoder=True), "use_cache"):
+            inputs["use_cache"] = False
+        # The rest of the model only makes logits, which no one reads here.
+        model.base_model(**inputs)
+    ordered = {layer: layers[layer] for layer in replaceable(model) if layer in layers}
+    seconds = time.perf_counter() - started
+    return Profile(name or type(model).__name__, fingerprint(model), ids.shape[1], tol, budget, ordered, seconds)
 
 
 def _heads(problem: Problem, certificate: Certificate, tol: float, known: Rates) -> tuple[Head, ...]:
-    norms = measure_norms(problem)
     n = problem.q.shape[-2]
-    figures = head_figures(problem, norms, ROWS)
+    figures = head_figures(problem, ROWS)
     index = sampled_rows(n, CERTIFIED, n // 2)
     # Tokens with a mass of m in all move a row by at most 2m of its unit when they are left out.
     needed = tokens_for(problem.rows(index.to(problem.q.device)), 1 - tol / 2)
-    offers = layer_offers(problem, norms, index, tol, known, needed)
+    offers = _layer_offers(problem, index, tol, known, needed)
     bounds = certificate.rows.reshape(problem.q.shape[:-1])[0].amax(-1).tolist()
     return tuple(Head(*parts[:2], tuple(parts[2])) for parts in zip(figures, bounds, offers, strict=True))
+
+
+def sampled_rows(n: int, many: int, start: int = 0) -> Int[Tensor, "r"]:
+    """Rows evenly spaced from `start`, the last included."""
+    return torch.linspace(start, n - 1, min(many, n - start), dtype=torch.float64).round().long()
+
+
+def head_figures(problem: Problem, rows: int) -> list[HeadFigures]:
+    """The figures of every head of one layer that reads one text."""
+    p, norms = problem, problem.norms
+    index = sampled_rows(p.q.shape[-2], rows)
+    some = p.rows(index.to(p.q.device))
+    visible, shared = _visible(some), p.q.shape[1] // p.k.shape[1]
+    place = index if p.q.shape[-2] == p.k.shape[-2] else None
+    figures = []
+    for head in range(p.q.shape[1]):
+        key = head // shared
+        one = some.head(0, head, key)
+        q, k, v = norms.q[0, head], norms.k[0, key], norms.v[0, key]
+        lengths = {"query_norm": float(q.mean()), "key_norm": float(k.mean()), "value_norm": float(v.mean())}
+        lengths["largest_logit"] = abs(p.scale) * float(q.amax()) * float(k.amax())
+        figures.append(_figures(one, visible[0, head], place, lengths))
+    return figures
+
+
+def tokens_for(problem: Problem, share: float) -> list[float]:
+    """Of the tokens that some rows see, the part that has this share of each row's mass, head by head."""
+    p, seen = problem, _visible(problem)[0].sum(-1)  # (h, r)
+    shared = p.q.shape[1] // p.k.shape[1]
+    parts = []
+    for head, many in enumerate(seen):
+        weights = softmax_weights(p.head(0, head, head // shared))[0, 0]  # (r, s)
+        parts.append(float(_counted(weights, many, share).sum() / many.sum().clamp(min=1)))
+    return parts
+
+
+def _visible(p: Problem) -> Bool[Tensor, "1 h r s"]:
+    """Which keys each row sees; causality must be part of the mask."""
+    everything = torch.ones(p.q.shape[-2], p.k.shape[-2], dtype=torch.bool, device=p.q.device)
+    visible = everything if p.allowed is None else p.allowed & everything
+    return visible.expand(1, p.q.shape[1], -1, -1)
+
+
+def _counted(weights: Float[Tensor, "r s"], many: Int[Tensor, "r"], *shares: float) -> Float[Tensor, "p r"]:
+    """How many tokens have each share of a row's mass, heaviest first."""
+    # Sorted in float32, which keeps seven digits of each weight, and summed in float64: a millionth is no mass.
+    mass = weights.float().sort(-1, descending=True).values.double().cumsum(-1)
+    return torch.stack([((mass < share - 1e-6).sum(-1) + 1).double().minimum(many.double()) for share in shares])
+
+
+def _figures(
+    one: Problem, visible: Bool[Tensor, "r s"], place: Int[Tensor, "r"] | None, lengths: dict[str, float]
+) -> HeadFigures:
+    """The figures of one head, those that follow from `lengths` among them."""
+    weights = softmax_weights(one)[0, 0]  # (r, s)
+    singular = torch.linalg.eigvalsh(weights @ weights.T).clamp(min=0).sqrt()
+    rank = float(torch.special.entr(singular / singular.sum().clamp(min=1e-300)).sum().exp())
+    spread, many = _spread(one, visible), visible.sum(-1)
+    telling = many >= 2
+    if bool(telling.any()):
+        weights, spread, many = weights[telling], spread[telling], many[telling]
+        place = None if place is None else place.to(telling.device)[telling]
+    entropy = torch.special.entr(weights).sum(-1)
+    tokens = _counted(weights, many, *SHARES).mean(-1).tolist()
+    top, flatness = float(weights.amax(-1).mean()), float((entropy.exp() / many).mean())
+    local = _local(weights, many, place)
+    return HeadFigures(
+        kind=_kind(top, local, flatness),
+        **lengths,
+        spread=float(spread.mean()),
+        entropy=float(entropy.mean()),
+        tokens=(tokens[0], tokens[1], tokens[2]),
+        seen=float(many.double().mean()),
+        effective_rank=rank,
+        top=top,
+        first=float(weights[:, 0].mean()),
+        local=local,
+        flatness=flatness,
+    )
+
+
+def _spread(one: Problem, visible: Bool[Tensor, "r s"]) -> Float[Tensor, "r"]:
+    logits = one.scale * (one.q[0, 0].double() @ one.k[0, 0].double().T)
+    if one.bias is not None:
+        logits = logits + one.bias[0, 0].double()
+    largest, smallest = (
+        logits.masked_fill(~visible, -math.inf).amax(-1),
+        logits.masked_fill(~visible, math.inf).amin(-1),
+    )
+    return (largest - smallest).clamp(min=0).nan_to_num(0.0, 0.0, 0.0)
+
+
+def _kind(top: float, local: float | None, flatness: float) -> HeadKind:
+    if top >= 0.5:
+        return "copying"
+    if local is not None and local >= 0.5:
+        return "local"
+    return "diffuse" if flatness >= 0.5 else "averaging"
+
+
+def _local(weights: Tensor, many: Tensor, place: Tensor | None) -> float | None:
+    far = many > 4 * NEAR
+    if place is None or not bool(far.any()):
+        return None
+    distance = (torch.arange(weights.shape[-1], device=weights.device) - place.unsqueeze(-1)).abs()
+    return float((weights * (distance < NEAR))[far].sum(-1).mean())
+
+
+def _layer_offers(problem: Problem, index: Tensor, tol: float, known: Rates, needed: list[float]) -> list[list[Offer]]:
+    """The offers for each head of a layer; `index` names the rows that are certified.
+
+    `needed` are the shares of tokens, head by head, that have all but tol/2 of the mass.
+    """
+    norms = problem.norms
+    own = Norms(norms.q[..., index], norms.k, norms.v, norms.slack)
+    rows = problem.rows(index.to(problem.q.device)).with_norms(own)
+    offers: list[list[Offer]] = [[] for _ in range(problem.q.shape[1])]
+    for method in _settings(problem, tol):
+        if isinstance(method, Sparse) and _goes_on(problem):
+            new = _sparse_offers(method, rows, needed)
+        else:
+            new = _whole_text_offers(method, problem, rows, known, tol)
+        for head, offer in enumerate(new):
+            offers[head].append(offer)
+    return offers
+
+
+def _goes_on(p: Problem) -> bool:
+    """Whether rows see what is before them, so that a text can be gone on with: the first does not see the last key."""
+    if p.causal or p.q.shape[-2] != p.k.shape[-2]:
+        return True
+    return p.allowed is not None and p.allowed.shape[-2] > 1 and not bool(p.allowed[..., 0, -1].any())
+
+
+def _settings(p: Problem, tol: float) -> Iterator[Method]:
+    """Every method's settings worth trying, and the one that it would aim at the tolerance."""
+    for kind in softmax_methods():
+        if kind.is_exact:
+            continue
+        yield from kind.settings(p.sizes)
+        if parameters := kind.tune({}, p.sizes, tol, 1.0):
+            yield kind(**parameters)
+
+
+def _sparse_offers(method: Sparse, rows: Problem, needed: list[float]) -> Iterator[Offer]:
+    computed = method.compute(rows)
+    certificate, trace = certify(method, rows, computed, 1.0), computed.trace
+    seen, shared = _visible(rows)[0].sum((-2, -1)).double(), rows.q.shape[1] // rows.k.shape[1]  # (h,)
+    sketch = sketched(rows.k, method.bits)
+    beside = sketch.bytes_per_row / ((rows.k.shape[-1] + rows.v.shape[-1]) * rows.k.element_size())
+    for head, most in enumerate(seen.clamp(min=1)):
+        read, union = (float(x.sum() / most) for x in (trace.read[0, head], trace.distinct[0, head // shared]))
+        bound = float(certificate.rows[0, head].amax())
+        yield Offer(
+            method.name,
+            method.parameters,
+            bound if bound < _TRIVIAL else None,
+            certificate.kind,
+            predicted=min(needed[head], 1) + beside,
+            measured=read + beside,
+            together=min(union, 1.0) + beside,
+        )
+
+
+def _whole_text_offers(method: Method, whole: Problem, rows: Problem, known: Rates, tol: float) -> Iterator[Offer]:
+    """Offers of a method whose cost is that of whole texts; each head by itself, since one hopeless head is no reason
+    to leave the others.
+    """
+    exact = next(iter(exact_method().settings(whole.sizes)))
+    for head in range(whole.q.shape[1]):
+        one, some = _head_of(whole, head), _head_of(rows, head)
+        predicted = known.seconds(method, one.sizes) / known.seconds(exact, one.sizes)
+        bound, kind = _bound(method, one, some)
+        measured = None
+        if bound is not None and bound <= tol and predicted < 1:
+            bare = one.with_norms(None)
+            measured = _seconds(method, bare) / _seconds(exact, bare)
+        yield Offer(method.name, method.parameters, bound, kind, predicted, measured)
+
+
+def _bound(method: Method, whole: Problem, rows: Problem) -> tuple[float | None, Kind]:
+    """The largest bound of the sampled rows. A method that expects none is not run: from norms, or from every so many
+    tokens, of which as many landmarks leave less over than of all.
+    """
+    try:
+        method.check(rows.sizes)
+        if method.estimate_bound(whole, CONFIDENCE).bound >= _TRIVIAL:
+            return None, "none"
+        computed = method.compute(rows, torch.Generator().manual_seed(0))
+    except AvowError:
+        return None, "none"
+    certificate = certify(method, rows, computed, CONFIDENCE)
+    useful = certificate.kind != "none" and certificate.bound < _TRIVIAL  # nan is not
+    return (certificate.bound if useful else None), certificate.kind
+
+
+def _seconds(method: Method, problem: Problem) -> float:
+    generator = torch.Generator().manual_seed(0)
+    with torch.no_grad():
+        return least_seconds(lambda: method.compute(problem, generator), problem.q.device, 1)
+
+
+def _head_of(p: Problem, head: int) -> Problem:
+    """The problem of one head, with its norms."""
+    norms, key = p.norms, head // (p.q.shape[1] // p.k.shape[1])
+    own = Norms(norms.q[:, head : head + 1], norms.k[:, key : key + 1], norms.v[:, key : key + 1], norms.slack)
+    return p.head(0, head, key).with_norms(own)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import functools
 import math
 from collections.abc import Mapping
@@ -17,7 +16,7 @@ import avow
 from avow.bench.workloads import workload
 from avow.core import Certificate, Cost, Method, Problem
 from avow.core.audit import reference_error
-from avow.core.certify import certify, measure_norms
+from avow.core.certify import certify
 from avow.errors import FileError, InputError
 from avow.methods import method_named
 from avow.methods.sparse import Sparse
@@ -62,7 +61,7 @@ class Head:
     @functools.cached_property
     def doubt(self) -> Float[Tensor, "n"]:
         """How far rounding may have moved `truth` itself."""
-        return reference_error(self.problem, measure_norms(self.problem))[0, 0]
+        return reference_error(self.problem)[0, 0]
 
     @functools.cached_property
     def unit(self) -> float:
@@ -182,10 +181,9 @@ def _chosen(
     method: Sparse, problem: Problem, generator: torch.Generator | None = None
 ) -> tuple[Float[Tensor, "1 1 n e"], Certificate, float]:
     """Sparse attention as `attend` runs it, and what no certificate holds: the share of the tokens that were read."""
-    norms = measure_norms(problem)
-    computed = method.compute(dataclasses.replace(problem, norms=norms), generator)
+    computed = method.compute(problem.measured(), generator)
     pairs = problem.q.shape[-2] * problem.k.shape[-2]
-    return computed.out, certify(method, problem, norms, computed, 1.0), float(computed.trace.read.sum()) / pairs
+    return computed.out, certify(method, problem, computed, 1.0), float(computed.trace.read.sum()) / pairs
 
 
 def _measured(

@@ -15,8 +15,8 @@ from avow.report import charts, formatting
 from avow.report.claims_article import judged, stated
 from avow.theory.claims import Claim, Finding, catalogue
 from avow.theory.claims.claim import as_json
-from avow.theory.claims.falsifiers import HUNTS
-from avow.theory.claims.random_search import MOST_CASES, STATED, Outcome, hunted, variants
+from avow.theory.claims.ledger import falsifiers
+from avow.theory.claims.random_search import MOST_CASES, STATED, Outcome, search, variants
 from avow.theory.claims.running import judged_after_needs
 
 _FIRST = "relu-linear-a"
@@ -137,8 +137,8 @@ def _facts(claim: Claim, finding: Finding | None = None) -> list[dict[str, str]]
 
 def _attacked(claim: Claim, sabotages: dict[str, bool], inputs: Asked) -> dict[str, Any]:
     """What came of the attack, in words."""
-    found = hunted(claim, HUNTS[claim.id], inputs.variant, inputs.cases, inputs.seed, _SEARCH_SECONDS)
-    (word, says), reads = _told(found), HUNTS[claim.id].reads
+    found = search(claim, falsifiers()[claim.id], inputs.variant, inputs.cases, inputs.seed, _SEARCH_SECONDS)
+    (word, says), reads = _told(found), falsifiers()[claim.id].reads
     rejected = f"{sum(sabotages.values())} of {len(sabotages)}"
     return {
         "tone": "refuted" if found.broken else "none",

@@ -19,6 +19,7 @@ from typing import Any, NoReturn
 
 from avow.errors import FileError, ParameterError
 from avow.theory.claims.claim import Claim
+from avow.theory.claims.random_search import Falsifier
 
 _CATALOGUE = "avow.theory.claims.catalogue"
 # Topics from the ground up; one that is not named here comes after them.
@@ -32,18 +33,26 @@ def catalogue() -> dict[str, Claim]:
 
 @functools.cache
 def _catalogue() -> dict[str, Claim]:
-    folders = importlib.import_module(_CATALOGUE).__path__
-    names = [module.name for module in pkgutil.iter_modules(folders)]
-    found: dict[str, Claim] = {}
-    # The file named after a topic comes before others on it.
-    for name in sorted(names, key=lambda name: (_rank(name), name)):
-        path = f"{_CATALOGUE}.{name}"
-        for one in _claims_of(importlib.import_module(path), path):
-            if one.id in found:
-                rule = f"is the id of two claims, in {found[one.id].source} and in {path}"
+    claims: dict[str, Claim] = {}
+    for module in _modules():
+        for one in _claims_of(module, module.__name__):
+            if one.id in claims:
+                rule = f"is the id of two claims, in {claims[one.id].source} and in {module.__name__}"
                 raise ParameterError("claim: id", repr(one.id), rule, "rename one of them")
-            found[one.id] = one
-    return dict(sorted(found.items(), key=lambda pair: _rank(pair[1].topic)))
+            claims[one.id] = one
+    return dict(sorted(claims.items(), key=lambda pair: _rank(pair[1].topic)))
+
+
+def falsifiers() -> dict[str, Falsifier]:
+    """How to search for a counterexample to each claim of the catalogue, by id."""
+    return {id: falsifier for module in _modules() for id, falsifier in module.FALSIFIERS.items()}
+
+
+def _modules() -> list[Any]:
+    """The files of the catalogue; the one named after a topic comes before others on it."""
+    folders = importlib.import_module(_CATALOGUE).__path__
+    names = sorted((module.name for module in pkgutil.iter_modules(folders)), key=lambda name: (_rank(name), name))
+    return [importlib.import_module(f"{_CATALOGUE}.{name}") for name in names]
 
 
 def _rank(topic: str) -> int:

@@ -6,6 +6,7 @@ sees a few thousand points, and a claim speaks of all of them.
 
 from __future__ import annotations
 
+import functools
 import random
 import time
 from collections.abc import Callable, Generator, Mapping, Sequence
@@ -13,11 +14,15 @@ from dataclasses import dataclass
 from fractions import Fraction
 from typing import Any, NamedTuple
 
+import sympy
+import torch
 from flint import arb
 
 from avow.errors import ParameterError
 from avow.numerics import intervals
+from avow.theory.claims import toolbox
 from avow.theory.claims.claim import Claim
+from avow.theory.constructions.formulas import compiled
 
 STATED, AMENDED = "as stated", "what is true instead"
 MOST_CASES = 100_000
@@ -25,16 +30,39 @@ MOST_CASES = 100_000
 GRID = 1000
 BITS = 128
 
-# By how much a case, one ball for each of its numbers, breaks a statement: above zero it does.
-Excess = Callable[[Sequence[arb]], arb]
+Numbers = Sequence[arb]
+Excess = Callable[[Any, Numbers], arb]
+"""By how much a case, one ball for each of its numbers, breaks a statement on a subject: above zero it does.
+
+An equality is broken by the size of the difference of its sides, an inequality by what one side has over the other.
+"""
 
 
-class Hunt(NamedTuple):
-    """The numbers of a case with their ranges, and the excess of a case for a subject of the claim."""
+def stored(number: Callable[[], arb], dtype: torch.dtype) -> arb:
+    """A real number as a type holds it, exactly; what overflows is the largest number there."""
+    value = toolbox.rounded(number, dtype)
+    return intervals.ball(value if isinstance(value, Fraction) else torch.finfo(dtype).max)
+
+
+def whole(x: arb) -> int:
+    """The number that a ball counts."""
+    return round(float(x.mid()))
+
+
+@functools.cache
+def interval_function(function: Callable[..., Any], count: int) -> Callable[..., arb]:
+    """A function of symbols, as claims have them, as a function of so many balls."""
+    symbols = [sympy.Dummy(f"x{i}", real=True) for i in range(count)]
+    at = compiled(function(*symbols), symbols)
+    return lambda *numbers: at(numbers)
+
+
+class Falsifier(NamedTuple):
+    """How to search for a counterexample to a claim: the numbers of a case with their ranges, and its excess."""
 
     ranges: Mapping[str, tuple[float, float]]
-    stated: Callable[[Any], Excess]
-    amended: Callable[[Any], Excess] | None = None
+    stated: Excess
+    amended: Excess | None = None
     # Numbers that count something.
     whole: frozenset[str] = frozenset()
     # Whether equality, where balls can be sure of it, breaks the statement too.
@@ -67,8 +95,8 @@ def variants(claim: Claim) -> list[str]:
     return [STATED, *([AMENDED] if claim.amended else []), *claim.sabotage]
 
 
-def hunted(
-    claim: Claim, hunt: Hunt, variant: str = STATED, cases: int = 2000, seed: int = 0, seconds: float = 10.0
+def search(
+    claim: Claim, falsifier: Falsifier, variant: str = STATED, cases: int = 2000, seed: int = 0, seconds: float = 10.0
 ) -> Outcome:
     """The outcome of a search that stops at the first violation, after so many cases, or when its time is up."""
     if variant not in variants(claim):
@@ -76,38 +104,33 @@ def hunted(
         raise ParameterError("variant", repr(variant), f"is none of {claim.id}", f"one of {known}")
     if not 1 <= cases <= MOST_CASES:
         raise ParameterError("cases", cases, f"must lie between 1 and {MOST_CASES:,}", "try 2000")
-    start, tried, most, nearest = time.monotonic(), 0, -float("inf"), [Fraction(0)] * len(hunt.ranges)
+    start, tried, most, nearest = time.monotonic(), 0, -float("inf"), [Fraction(0)] * len(falsifier.ranges)
+    subject = claim.sabotage.get(variant, claim.subject)
+    # Of a claim that was corrected, what is broken on purpose is the correction.
+    excess = falsifier.stated if variant == STATED else falsifier.amended or falsifier.stated
     with intervals.precision(BITS):
-        excess = _attacked(claim, hunt, variant)
-        draws = _drawn(random.Random(seed), hunt, cases)
+        draws = _drawn(random.Random(seed), falsifier, cases)
         case = next(draws)
         while True:
             tried += 1
-            found = excess([intervals.ball(x) for x in case])
-            broken = bool(found > 0) or (hunt.strict and bool(found >= 0))
-            if found.is_finite() and (broken or float(found.mid()) > most):
-                most, nearest = float(found.mid()), case
+            value = excess(subject, [intervals.ball(x) for x in case])
+            broken = bool(value > 0) or (falsifier.strict and bool(value >= 0))
+            if value.is_finite() and (broken or float(value.mid()) > most):
+                most, nearest = float(value.mid()), case
             if broken or time.monotonic() - start > seconds:
                 break
             try:
                 case = draws.send(nearest)
             except StopIteration:
                 break
-    named = dict(zip(hunt.ranges, nearest, strict=True))
+    named = dict(zip(falsifier.ranges, nearest, strict=True))
     return Outcome(variant, seed, tried, cases, broken, most, named, time.monotonic() - start)
 
 
-def _attacked(claim: Claim, hunt: Hunt, variant: str) -> Excess:
-    subject = claim.sabotage.get(variant, claim.subject)
-    # Of a claim that was corrected, what is broken on purpose is the correction.
-    corrected = hunt.amended is not None and variant != STATED
-    return hunt.amended(subject) if corrected and hunt.amended else hunt.stated(subject)
-
-
-def _drawn(rng: random.Random, hunt: Hunt, cases: int) -> Generator[list[Fraction], list[Fraction]]:
+def _drawn(rng: random.Random, falsifier: Falsifier, cases: int) -> Generator[list[Fraction], list[Fraction]]:
     """Cases: every other one anywhere, with ends and ties that chance alone seldom has; the rest near the nearest."""
-    ranges = list(hunt.ranges.values())
-    grids = [1 if name in hunt.whole else GRID for name in hunt.ranges]
+    ranges = list(falsifier.ranges.values())
+    grids = [1 if name in falsifier.whole else GRID for name in falsifier.ranges]
     nearest: list[Fraction] = []
     for number in range(cases):
         anew = not nearest or number % 2 == 0

@@ -1,17 +1,23 @@
-"""The running of claims: side by side in worker processes, those that others need first."""
+"""The running of claims: several at once in worker processes, those that others need first."""
 
 from __future__ import annotations
 
 import collections
+import concurrent.futures
 import contextlib
-import queue
+import functools
+import json
+import os
+import sys
 import time
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
+from typing import Any
 
+from avow.core.chart import Picture
 from avow.errors import ParameterError
-from avow.theory.claims.claim import Claim, Finding
-from avow.theory.claims.ledger import catalogue
-from avow.theory.claims.worker_pool import Worker
+from avow.theory.claims.claim import Claim, Evidence, Finding, as_json
+from avow.theory.claims.ledger import catalogue, load
+from avow.worker_pool import Handler, Send, TimeLimitError, Worker, WorkerError, WorkerPool
 
 Tell = Callable[[Claim], None]
 
@@ -23,7 +29,7 @@ def run(
     tell: Tell | None = None,
     sabotage: bool = True,
 ) -> Iterator[Finding]:
-    """What comes of each claim, as it comes; `tell` hears of each as its judging begins.
+    """The finding on each claim, as it comes; `tell` is called with each claim as its judging begins.
 
     A claim that loops, breaks the interpreter or runs out of time gets "no verdict" with the trouble in words, and all
     the others still run. The limit holds for the claim, and again for each of its sabotages. A claim that needs others
@@ -33,78 +39,146 @@ def run(
         raise ParameterError("run: seconds_each", seconds_each, "must be above 0", "try seconds_each=60")
     if workers < 1:
         raise ParameterError("run: workers", workers, "must be at least 1", "try workers=2")
-    asked = {one.id: one for one in (claims.values() if isinstance(claims, Mapping) else claims)}
-    for one in asked.values():
+    requested = {one.id: one for one in (claims.values() if isinstance(claims, Mapping) else claims)}
+    for one in requested.values():
         if not one.source:
             remedy = "take claims from catalogue(), or from claims_in(path)"
             raise ParameterError(f"run: source of {one.id}", "''", "must say where a worker finds the claim", remedy)
-    return _reported(asked, _all(asked, seconds_each, workers, tell, sabotage))
+    return _requested_findings(requested, _all_findings(requested, seconds_each, workers, tell, sabotage))
 
 
 def judged_after_needs(one: Claim, judge: Callable[[Claim], Finding] = Claim.judge) -> Finding:
-    """What comes of one claim, judged in this process after those it needs: for who may end the process."""
+    """The finding on one claim, judged in this process after those it needs: for who may end the process."""
     agenda = _Agenda({one.id: one})
-    found: dict[str, Finding] = {}
-    while one.id not in found:
+    findings: dict[str, Finding] = {}
+    while one.id not in findings:
         news = list(agenda.hopeless())
         if not news:
             news = [judge(agenda.begin())] if agenda.ready else list(agenda.circular())
             agenda.done(news[0])
-        found |= {finding.claim.id: finding for finding in news}
-    return found[one.id]
+        findings |= {finding.claim.id: finding for finding in news}
+    return findings[one.id]
 
 
-def _reported(asked: dict[str, Claim], everything: Generator[Finding]) -> Iterator[Finding]:
-    """Of everything that was found, what was asked for; who stops listening ends the workers too."""
-    with contextlib.closing(everything):
-        yield from (finding for finding in everything if finding.claim.id in asked)
+def _requested_findings(requested: dict[str, Claim], findings: Generator[Finding]) -> Iterator[Finding]:
+    """Of all findings, those that were asked for; who stops iterating ends the workers too."""
+    with contextlib.closing(findings):
+        yield from (finding for finding in findings if finding.claim.id in requested)
 
 
-def _all(asked: dict[str, Claim], limit: float, workers: int, tell: Tell | None, sabotage: bool) -> Generator[Finding]:
-    """What comes of the claims asked for, and of those they need."""
-    agenda = _Agenda(asked)
-    heard: queue.Queue[tuple[Worker, str]] = queue.Queue()
-    crew: list[Worker] = []
-    try:
+def _all_findings(
+    requested: dict[str, Claim], limit: float, workers: int, tell: Tell | None, sabotage: bool
+) -> Generator[Finding]:
+    """The findings on the claims asked for, and on those they need."""
+    agenda = _Agenda(requested)
+    running: set[concurrent.futures.Future[Finding]] = set()
+    with contextlib.closing(WorkerPool(functools.partial(Worker, "avow.theory.claims.running:handler"))) as pool:
         while True:
             yield from agenda.hopeless()
-            while agenda.ready and (free := _free(crew, workers, heard)):
+            while agenda.ready and len(running) < workers:
                 one = agenda.begin()
-                if tell and one.id in asked:
+                if tell and one.id in requested:
                     tell(one)
-                free.begin(one, limit, sabotage and one.id in asked)
-            busy = [worker for worker in crew if worker.claim]
-            if not busy:
+                task = functools.partial(_finding, one=one, limit=limit, sabotage=sabotage and one.id in requested)
+                running.add(pool.submit(task))
+            if not running:
                 yield from agenda.circular()
                 return
-            for finding in _news(busy, heard):
-                agenda.done(finding)
-                yield finding
-            crew = [worker for worker in crew if worker.alive]
-    finally:
-        for worker in crew:
-            worker.end()
+            done, running = concurrent.futures.wait(running, return_when=concurrent.futures.FIRST_COMPLETED)
+            for future in done:
+                agenda.done(future.result())
+                yield future.result()
 
 
-def _free(crew: list[Worker], most: int, heard: queue.Queue[tuple[Worker, str]]) -> Worker | None:
-    """A worker with nothing to do; a new one where there may be more."""
-    idle = next((worker for worker in crew if worker.claim is None and worker.alive), None)
-    if idle is None and len(crew) < most:
-        crew.append(idle := Worker(heard))
-    return idle
-
-
-def _news(busy: list[Worker], heard: queue.Queue[tuple[Worker, str]]) -> list[Finding]:
-    """What has ended, by a line from a worker, its death, or a limit that has passed; waits for any of these."""
+def _finding(worker: Worker, one: Claim, limit: float, sabotage: bool) -> Finding:
+    """The finding on one claim, from a worker's messages; where the worker fails, what it had said before."""
+    since, stage = time.monotonic(), "the claim" if worker.loaded else "loading"
+    verdict: dict[str, Any] = {}
+    sabotages: dict[str, bool] = dict.fromkeys(one.sabotage, False) if sabotage else {}
+    trouble = ""
     try:
-        worker, line = heard.get(timeout=max(0.0, min(worker.deadline for worker in busy) - time.monotonic()))
-        worker.hear(line)
-    except queue.Empty:
-        pass
-    for worker in busy:
-        if worker.deadline <= time.monotonic():
-            worker.give_up()
-    return [finding for worker in busy if (finding := worker.finding())]
+        for line in worker.messages({"source": one.source, "id": one.id, "sabotage": sabotage}, limit):
+            message = json.loads(line)
+            stage = message["next"]
+            match message["kind"]:
+                case "verdict":
+                    verdict = message
+                case "sabotage":
+                    sabotages[message["name"]] = message["rejected"]
+                case "picture":
+                    verdict["picture"], trouble = message["picture"], message["trouble"]
+    except WorkerError as error:
+        if stage == "loading" and worker.loaded:
+            stage = "the claim"
+        trouble = f"{stage} {error}" if isinstance(error, TimeLimitError) else f"{stage}: its process {error}"
+    if not verdict:
+        return Finding(one, "no verdict", (), time.monotonic() - since, trouble)
+    return Finding(
+        one,
+        verdict["verdict"],
+        tuple(Evidence(**step) for step in verdict["evidence"]),
+        verdict["seconds"],
+        "; ".join(filter(None, (verdict["trouble"], trouble))),
+        verdict["raised"],
+        # Where the check does not apply, or breaks on the claim itself, it was shown nothing else.
+        {} if verdict["raised"] or verdict["verdict"] == "not applicable" else sabotages,
+        verdict.get("picture"),
+    )
+
+
+def handler() -> Handler:
+    """What a worker does with a claim: its verdict, then whether each sabotage was rejected, then its picture.
+
+    Each message names what is next, so that the trouble of a worker that falls silent can be said.
+    """
+
+    def handle(request: dict[str, Any], content: bytes, send: Send) -> None:
+        try:
+            for message in _messages(**request):
+                send(json.dumps(as_json(message), allow_nan=False).encode())
+        except (Exception, SystemExit) as error:
+            trouble = f"loading the claim raised {type(error).__name__}: {error}"
+            words = {"verdict": "no verdict", "evidence": [], "seconds": 0.0, "trouble": trouble, "raised": True}
+            send(json.dumps(as_json({"kind": "verdict", "next": "the picture", **words})).encode())
+
+    return handle
+
+
+def _messages(source: str, id: str, sabotage: bool) -> Iterator[dict[str, Any]]:
+    claims = (item for item in vars(_module(source)).values() if isinstance(item, Claim) and item.id == id)
+    one = next(claims, None)
+    if one is None:
+        raise LookupError(f"{source} has no claim {id!r} any more")
+    finding = one.judge()
+    worked = finding.verdict != "not applicable" and not finding.raised
+    names = list(one.sabotage) if sabotage and worked else []
+    stages = [*(f"the sabotage {name!r}" for name in names), "the picture"]
+    facts = finding.plain()
+    facts = {name: facts[name] for name in ("verdict", "evidence", "seconds", "trouble")} | {"raised": finding.raised}
+    yield {"kind": "verdict", "next": stages[0], **facts}
+    for name, following in zip(names, stages[1:], strict=True):
+        yield {"kind": "sabotage", "next": following, "name": name, "rejected": one.judge_sabotage(name).rejected}
+    yield {"kind": "picture", "next": "", **_picture(one)}
+
+
+@functools.cache
+def _module(source: str) -> Any:
+    """A module, loaded once; what lies beside a file can be imported by its checks too."""
+    if source.endswith(".py"):
+        sys.path.append(os.path.dirname(source))
+    return load(source)
+
+
+def _picture(one: Claim) -> dict[str, Any]:
+    if one.picture is None:
+        return {"picture": None, "trouble": ""}
+    try:
+        picture = one.picture()
+        if not isinstance(picture, Picture):
+            raise TypeError(f"a picture is a Chart or a Table, not {type(picture).__name__}")
+        return {"picture": as_json(picture.plain()), "trouble": ""}
+    except Exception as error:
+        return {"picture": None, "trouble": f"the picture raised {type(error).__name__}: {error}"}
 
 
 class _Agenda:

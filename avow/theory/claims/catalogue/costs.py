@@ -8,18 +8,21 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from functools import partial
+from functools import cache, partial
 from typing import Any, NamedTuple
 
 import sympy
 import torch
+from flint import arb
 from torch import Tensor
 
 from avow.core import Method, Sizes
 from avow.core.chart import Chart
 from avow.methods import all_methods
+from avow.numerics.intervals import most
 from avow.theory.claims import counting, toolbox
 from avow.theory.claims.claim import Evidence, claim
+from avow.theory.claims.random_search import Falsifier, Numbers, interval_function, numbered, whole
 
 n, d, h, w = (counting.length(name) for name in ("n", "d", "h", "w"))
 Program = Callable[..., Any]
@@ -347,3 +350,79 @@ def _same_answer(tiling: Tiling) -> Iterator[Evidence]:
     one, both = sympy.symbols("N D", positive=True)
     says = "what is relative to the maximum cancels: the answer is exact"
     yield toolbox.identity(one * sympy.exp(-most) / (both * sympy.exp(-most)), one / both, says, True)
+
+
+# Searches for counterexamples: the excess of a case over each statement.
+
+
+# An order leaves its constants open. Those of an order that is proved are the ones its evidence finds. An order that is
+# only stated may be passed this many times, either way.
+GENEROUS = 16
+
+
+def between(count: int, order: int, low: float, high: float) -> arb:
+    """By how much a count, over its order, is outside of two numbers."""
+    ratio = arb(count) / order
+    return (ratio - high).max(low - ratio)
+
+
+@cache
+def _held(heads: Heads, length: int, width: int, count: int) -> int:
+    """The most numbers that heads in sequence hold beyond their inputs."""
+    return max(counting.held(lambda *x: heads.sequence(heads.head, *x), *heads.of(length, width, count, width)))
+
+
+def _as_sloppy(heads: Heads, case: Numbers) -> arb:
+    length, width, count = map(whole, case)
+    order = length**2 + length * width + width**2
+    return most([between(_held(heads, length, width, h), order, 1 / GENEROUS, GENEROUS) for h in (1, count)])
+
+
+def _one_and_many(heads: Heads, case: Numbers) -> arb:
+    length, width, count = map(whole, case)
+    order = length * width**2 + length**2 * width
+    time = counting.flops(lambda: heads.head(*heads.of(length, width, 1, width)))
+    # At most a head's 2n² + 4nd with (h − 1)nd before it, or 2hnd side by side; and at least 2n², and 2hnd.
+    space = between(_held(heads, length, width, count), length**2 + count * length * width, 1, 4)
+    return between(time, order, 4, 6).max(space)
+
+
+@cache
+def _held_by_tiles(program: Program, length: int, tile: int, width: int) -> int:
+    """The most numbers that attention by tiles holds beyond its inputs; sizes are few, and come up again."""
+    return max(counting.held(lambda *x: program(*x, tile), *counting.ones(*[(length, width)] * 3)))
+
+
+def _dominates(tiling: Tiling, case: Numbers) -> arb:
+    tiles, tile, width = map(whole, case[:3])
+    return arb((tiles * tile) ** 2 - _held_by_tiles(tiling.program, tiles * tile, tile, width))
+
+
+def _by_tiles(tiling: Tiling, case: Numbers) -> arb:
+    merge = interval_function(tiling.merge, 5)
+    tiles, tile, width = map(whole, case[:3])
+    beyond = _held_by_tiles(tiling.program, tiles * tile, tile, width) - tiles * tile * width
+    first, second, top, other = case[3:]
+    larger = top.max(other)
+    merged = merge((first - top).exp(), (second - other).exp(), top, other, larger)
+    apart = abs(merged - (first.exp() + second.exp()) * (-larger).exp())
+    # Beyond the answer at most 4b² + bd + 4b, 2b² + bd + 7b or 2b² + 4bd + 4b, step by step.
+    return apart.max(arb(beyond - 6 * (tile**2 + tile * width)))
+
+
+FALSIFIERS: Mapping[str, Falsifier] = {
+    "cost-exact": Falsifier(
+        {"n": (1, 24), "d": (1, 128), "h": (1, 12)},
+        _as_sloppy,
+        _one_and_many,
+        whole=frozenset({"n", "d", "h"}),
+        reads=f"h heads of width d on n tokens, run and counted; as stated, {GENEROUS} times its order is allowed.",
+    ),
+    "cost-bottleneck": Falsifier(
+        {"n/b": (1, 4), "b": (1, 8), "d": (1, 8)} | numbered("x y t u", -3, 3),
+        _dominates,
+        _by_tiles,
+        whole=frozenset({"n/b", "b", "d"}),
+        reads="Tiles of b keys, run and counted; sums x and y relative to t and u, merged.",
+    ),
+}

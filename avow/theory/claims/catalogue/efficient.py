@@ -7,7 +7,8 @@ not depend on their index.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import cache
 from typing import Any
 
 import sympy
@@ -17,8 +18,11 @@ from sympy import Identity, IndexedBase, MatrixSymbol, Sum, Symbol, Trace, ZeroM
 
 from avow.core.chart import Chart, Table
 from avow.numerics import intervals
+from avow.numerics.intervals import most, total
 from avow.theory.claims import toolbox
 from avow.theory.claims.claim import Evidence, claim
+from avow.theory.claims.random_search import Falsifier, Numbers, interval_function, numbered
+from avow.theory.constructions.formulas import compiled
 
 n, d = sympy.symbols("n d", integer=True, positive=True)
 i, j, f, c = sympy.symbols("i j f c", integer=True, positive=True)
@@ -269,3 +273,86 @@ def _not_contained() -> Evidence:
         "nor does softmax reach all that separable does: for d = 2 these separable log-weights have rank 3, softmax's 2"
     )
     return toolbox.enclosed(independent, says)
+
+
+# Searches for counterexamples: the excess of a case over each statement.
+
+
+Rows = list[Numbers]
+
+
+def _rbf(logit: Formula, case: Numbers) -> arb:
+    shifted = interval_function(logit, 3)
+    query, keys, sigma = case[:2], [case[2:4], case[4:6]], case[6]
+    by_kernel = intervals.softmax([-((query[0] - a) ** 2 + (query[1] - b) ** 2) / (2 * sigma) for a, b in keys])
+    by_logits = intervals.softmax([shifted(intervals.dot(query, key), intervals.dot(key, key), sigma) for key in keys])
+    return abs(by_kernel[0] - by_logits[0])
+
+
+def _entries(base: Any, rows: int, columns: int) -> list[Any]:
+    """The entries of an array of letters, row after row."""
+    return [base[row + 1, column + 1] for row in range(rows) for column in range(columns)]
+
+
+def _at(expression: Any, sizes: Mapping[Any, int], letters: Sequence[Any]) -> Callable[[Numbers], arb]:
+    """A formula for every n and d at some of them, its sums written out, as a function of its letters."""
+    return compiled(sympy.sympify(expression).subs(sizes).doit(), letters)
+
+
+def _rows(entries: Numbers, width: int) -> Rows:
+    return [entries[at : at + width] for at in range(0, len(entries), width)]
+
+
+@cache
+def _forms(form: Any) -> list[Callable[[Numbers], arb]]:
+    letters = [entry for base in (Q, K, V) for entry in _entries(base, 2, 2)]
+    sizes = {n: 2, d: 2}
+    places = [(row, column) for row in (1, 2) for column in (1, 2)]
+    return [_at(form, sizes | {i: row, c: column}, letters) for row, column in places]
+
+
+def _kernel_form(form: Any, case: Numbers) -> arb:
+    queries, keys, values = (_rows(case[at : at + 4], 2) for at in (0, 4, 8))
+    weights = [intervals.softmax([intervals.dot(query, key) for key in keys]) for query in queries]
+    attention = [intervals.dot(row, column) for row in weights for column in zip(*values, strict=True)]
+    return most([abs(found - form(case)) for found, form in zip(attention, _forms(form), strict=True)])
+
+
+def _separable(rows: Rows, columns: Rows) -> Rows:
+    """softmax_row(Q)·softmax_col(K)ᵀ."""
+    shares = [intervals.softmax(row) for row in rows]
+    by_column = [intervals.softmax(column) for column in zip(*columns, strict=True)]
+    return [[intervals.dot(share, key) for key in zip(*by_column, strict=True)] for share in shares]
+
+
+@cache
+def _parts(column: Formula) -> list[list[Callable[[Numbers], arb]]]:
+    e = sympy.IndexedBase("e", positive=True)
+    letters, sizes = _entries(e, 3, 2), {n: 3, d: 2}
+    return [[_at(column(e), sizes | {j: key, f: feature}, letters) for feature in (1, 2)] for key in (1, 2, 3)]
+
+
+def _distributions(column: Formula, case: Numbers) -> arb:
+    share, exponentials = intervals.softmax(case[:2]), [score.exp() for score in case[2:]]
+    row = [intervals.dot(share, [part(exponentials) for part in key]) for key in _parts(column)]
+    return most([abs(total(row) - 1), *(-weight for weight in row)])
+
+
+def _copies(bound: Formula, case: Numbers) -> arb:
+    queries, keys = _rows(case[:6], 2), _rows(case[6:], 2)
+    weights = _separable(queries, keys)
+    return bound(len(weights), 2) - from_identity(weights)
+
+
+FALSIFIERS: Mapping[str, Falsifier] = {
+    "rbf-equals-dot": Falsifier(numbered("q₁ q₂ k₁₁ k₁₂ k₂₁ k₂₂", -2, 2) | {"σ": (0.5, 2)}, _rbf),
+    "kernel-form": Falsifier(
+        numbered("q₁₁ q₁₂ q₂₁ q₂₂ k₁₁ k₁₂ k₂₁ k₂₂", -2, 2) | numbered("v₁₁ v₁₂ v₂₁ v₂₂", -1, 1), _kernel_form
+    ),
+    "separable-rows": Falsifier(numbered("q₁ q₂ k₁₁ k₁₂ k₂₁ k₂₂ k₃₁ k₃₂", -6, 6), _distributions),
+    "separable-weaker": Falsifier(
+        numbered("q₁₁ q₁₂ q₂₁ q₂₂ q₃₁ q₃₂ k₁₁ k₁₂ k₂₁ k₂₂ k₃₁ k₃₂", -12, 12),
+        _copies,
+        reads="Three queries and keys in the plane.",
+    ),
+}

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any, NamedTuple
 
 import sympy
@@ -17,6 +17,7 @@ from avow.numerics import intervals
 from avow.theory.claims import toolbox
 from avow.theory.claims.catalogue.efficient import Formula, d, dot, f, k_f, over, q_f
 from avow.theory.claims.claim import Evidence, claim
+from avow.theory.claims.random_search import Falsifier, Numbers, interval_function, numbered
 
 m = Symbol("m", integer=True, positive=True)
 
@@ -179,3 +180,48 @@ def _library_says() -> Evidence:
         small=str(quiet),
         large=str(loud),
     )
+
+
+# Searches for counterexamples: the excess of a case over each statement.
+
+
+def _mean(factor: Formula, case: Numbers) -> arb:
+    side = interval_function(factor, 1)
+    m, query, key = case[0], case[1:3], case[3:]
+    both = [a + b for a, b in zip(query, key, strict=True)]
+    # E e^(w·z) = e^(‖z‖²/2) for w ~ N(0, I).
+    one = ((intervals.dot(both, both) - intervals.dot(query, query) - intervals.dot(key, key)) / 2).exp()
+    return abs(m * side(m) ** 2 * one / intervals.dot(query, key).exp() - 1)
+
+
+def _useful(variance: Formula, case: Numbers) -> arb:
+    doublings, cut, *sum_ = case
+    radius = intervals.norm(sum_)
+    # To be useful, as the ledger reads it: at least half of the truth, at least every other time.
+    return arb(1) / 2 - far_below(radius, arb(2) ** doublings, cut)
+
+
+def _spread(variance: Formula, case: Numbers) -> arb:
+    relative = interval_function(variance, 2)
+    doublings, _, *sum_ = case
+    m, square = arb(2) ** doublings, intervals.dot(sum_, sum_)
+    # One feature is e^(w·z − ‖z‖²/2) of the truth: of mean one, and of mean square E e^(2w·z)·e^(−‖z‖²).
+    second = (2 * square - square).exp()
+    return abs(relative(square, m) * m - (second - 1)) / second
+
+
+FALSIFIERS: Mapping[str, Falsifier] = {
+    "features-unbiased": Falsifier(
+        {"m": (1, 512)} | numbered("q₁ q₂ k₁ k₂", -2, 2),
+        lambda factor, case: _mean(factor.stated, case),
+        lambda factor, case: _mean(factor.mended, case),
+        whole=frozenset("m"),
+    ),
+    "features-variance": Falsifier(
+        {"log₂m": (0, 24), "cut": (0, 30)} | numbered("q₁+k₁ q₂+k₂", -7, 7),
+        _useful,
+        _spread,
+        whole=frozenset({"log₂m"}),
+        reads="m is a power of two; the estimate is cut at e to the power of the cut to bound its law.",
+    ),
+}

@@ -6,20 +6,24 @@ Head i attends by its own query, and the answer is the mean of the heads' output
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from fractions import Fraction
 from typing import Any, NamedTuple
 
 import sympy
-from flint import arb
-from sympy import Rational, Symbol, exp, log
+import torch
+from flint import arb, arb_mat
+from sympy import Matrix, Rational, Symbol, exp, log
 
 from avow.core.chart import Chart, Table
 from avow.numerics import intervals
+from avow.numerics.intervals import most
 from avow.theory.claims import toolbox
 from avow.theory.claims.catalogue.queries import below_one, enough, eps, m, n, slack
 from avow.theory.claims.claim import Evidence, claim
+from avow.theory.claims.random_search import Falsifier, Numbers, interval_function, whole
 from avow.theory.constructions.laws import AnyScale, GaussianLaw
+from avow.theory.constructions.projections import project_out as projector
 from avow.theory.constructions.robust import robust_heads
 
 
@@ -258,3 +262,216 @@ def heads_identical(heads: Heads) -> Iterator[Evidence]:
         variance, sigma**2 * (1 + rho) / 2, "Var of the mean of two heads of correlation ρ is σ²(1+ρ)/2"
     )
     yield toolbox.identity(variance.subs(rho, 1), sigma**2, "shared keys make ρ = 1: nothing is gained")
+
+
+class Projectors(NamedTuple):
+    """What to multiply v_a + v_b by: for orthonormal A and B with AᵀB = 0, and for independent spans."""
+
+    orthogonal: Any
+    oblique: Any
+
+
+# Words in matrices of any size. H and G stand for (BᵀB)⁻¹ and (AᵀRA)⁻¹, R for I − BHBᵀ.
+A, At, B, Bt, H, G, R = sympy.symbols("A A^T B B^T H G R", commutative=False)
+x, y = sympy.symbols("x y", commutative=False)
+away_from_b = 1 - B * H * Bt
+
+
+def _oblique(a: Matrix, b: Matrix) -> Matrix:
+    away = sympy.eye(a.rows) - b * (b.T * b).inv() * b.T
+    return a * (a.T * away * a).inv() * a.T * away
+
+
+def _project_picture() -> Table:
+    a = Matrix([1, 0])
+    others = Matrix([0, 1]), Matrix([3, 4]) / 5
+    made = (("Aᵀ", [a.T] * 2), ("AAᵀ", [a * a.T] * 2), ("the oblique projector", [_oblique(a, b) for b in others]))
+    rows = [
+        (name, *(str(list(matrix * (2 * a + b))) for matrix, b in zip(matrices, others, strict=True)))
+        for name, matrices in made
+    ]
+    headings = "multiplied by", "v_b = (0, 1)", "v_b = (3/5, 4/5)"
+    return Table("v_a = (2, 0), and what comes back from v_a + v_b", headings, rows)
+
+
+@claim(
+    "project-out",
+    topic="heads",
+    expected="corrected",
+    statement=r"A^\top A = I,\ B^\top B = I,\ A^\top B = 0,\ v_a \in \operatorname{span}A,\ v_b \in"
+    r" \operatorname{span}B:\quad A^\top(v_a+v_b) = v_a",
+    plain="Where the values of two kinds live in orthogonal spans, Aᵀ recovers v_a from v_a + v_b.",
+    amended=r"AA^\top(v_a+v_b) = v_a;\quad \text{for independent spans } A\,(A^\top R A)^{-1}A^\top R\,(v_a+v_b) ="
+    r" v_a,\ R = I - B(B^\top B)^{-1}B^\top",
+    amended_plain="Aᵀ returns the coordinates of v_a; AAᵀ returns v_a. For spans that are independent but not"
+    " orthogonal the oblique projector does it.",
+    assumptions=("real arithmetic", "any sizes", "oblique: the columns of [A B] are independent"),
+    subject=Projectors(A * At, A * G * At * R),
+    sabotage={
+        "the transpose alone": Projectors(At, A * G * At * R),
+        "the orthogonal projector for spans at an angle": Projectors(A * At, A * At),
+        "the projector of the other span": Projectors(1 - A * At, A * G * At * R),
+    },
+    picture=_project_picture,
+)
+def project_out(projectors: Projectors) -> Iterator[Evidence]:
+    a, b = [Fraction(3, 5), Fraction(4, 5)], [Fraction(-4, 5), Fraction(3, 5)]
+    value = [5 * ours + 5 * theirs for ours, theirs in zip(a, b, strict=True)]
+    got = [sum(ours * entry for ours, entry in zip(a, value, strict=True))]
+    yield toolbox.counterexample(
+        got != [5 * ours for ours in a],
+        "A = (3/5, 4/5)ᵀ, v_a = (3, 4), v_b = (−4, 3): Aᵀ gives one number, not a vector of the plane",
+        "exact rationals",
+        **{"A^T (v_a + v_b)": [str(entry) for entry in got], "v_a": ["3", "4"]},
+    )
+    coordinates = sympy.expand(At * (A * x + B * y)).subs({At * A: 1, At * B: 0})
+    yield toolbox.identity(coordinates, x, "AᵀA = I, AᵀB = 0: Aᵀ(Ax + By) = x, the coordinates", True)
+    kept = sympy.expand(projectors.orthogonal * (A * x + B * y)).subs({At * A: 1, At * B: 0})
+    yield toolbox.identity(kept, A * x, "AAᵀ(Ax + By) = Ax = v_a", True)
+
+    kept = sympy.expand(projectors.oblique * A * x).subs(G * At * R * A, 1)
+    yield toolbox.identity(kept, A * x, "independent spans, P = A(AᵀRA)⁻¹AᵀR: P·Ax = Ax", True)
+    gone = sympy.expand((projectors.oblique * B * y).subs(R, away_from_b)).subs(H * Bt * B, 1)
+    yield toolbox.identity(sympy.expand(gone), 0, "RB = B − B(BᵀB)⁻¹BᵀB = 0, so P·By = 0", True)
+    square = sympy.expand(away_from_b**2).subs(H * Bt * B, 1)
+    yield toolbox.identity(
+        square,
+        sympy.expand(away_from_b),
+        "R² = R = Rᵀ: xᵀAᵀRAx = ‖RAx‖² is 0 only where Ax lies in B's span, that is at x = 0, so the inverse exists",
+        True,
+    )
+    yield _at_an_angle()
+    made = projector(torch.tensor([[1.0], [0.0]]), torch.tensor([[0.6], [0.8]]))
+    yield toolbox.kept(made, "the library's projector for these two, rounded to float32", True)
+
+
+def _at_an_angle() -> Evidence:
+    a, b = Matrix([1, 0]), Matrix([3, 4]) / 5
+    oblique = _oblique(a, b)
+    return toolbox.rational(
+        oblique * a == a and oblique * b == sympy.zeros(2, 1) and a * a.T * b != sympy.zeros(2, 1),
+        "A = (1, 0)ᵀ, B = (3/5, 4/5)ᵀ: the oblique projector keeps A and drops B; AAᵀ lets 3/5 of B through",
+        True,
+        P=oblique.tolist(),
+        leak=(a.T * b)[0],
+    )
+
+
+# Searches for counterexamples: the excess of a case over each statement.
+
+
+def _stated_strength(n: Any, eps: Any) -> Any:
+    return log(n / eps)
+
+
+def _short_of(strength: Any, case: Numbers, lengths: tuple[Fraction, ...] = ()) -> arb:
+    """What the weights of both heads lack, where key 1 comes in some lengths, or in the one that is drawn."""
+    length = interval_function(strength, 2)
+    eps, n, drawn = case
+    t = length(n, eps)
+    scales = [*map(intervals.ball, lengths)] if lengths else [drawn]
+    return most([1 / (1 + eps) - 1 / (1 + (n - 1) * (-scale * t).exp()) for scale in (*scales, arb(1))])
+
+
+def _gauss_copies(rule: Law, case: Numbers) -> arb:
+    eps, n, x, times = case
+    beta = times * ((n - 1) / eps).log()
+    # A head that gives v_a less than half of its weight gives something else.
+    return arb(1) / 2 - 1 / (1 + (n - 1) * (-beta * x).exp())
+
+
+def _gauss_law(rule: Law, case: Numbers) -> arb:
+    sigma = intervals.ball(Fraction(rule.variance)).sqrt()
+    eps, n, _, times = case
+    beta = times * ((n - 1) / eps).log()
+    least = rule.least(n, eps, beta, lambda z: z.log())
+    at_least = 1 / (1 + (n - 1) * (-beta * least).exp())
+    stated, true = (1 - least) / sigma, arb(2).sqrt() * (1 - 1 / times)
+    return abs(at_least - 1 / (1 + eps)).max(abs(intervals.normal_cdf(stated) - intervals.normal_cdf(true)))
+
+
+def _swings_less(pair: Heads, case: Numbers) -> arb:
+    n, root = map(whole, case)
+    return intervals.ball(swing(pair, n, root) - swing(pair[:1], n, root))
+
+
+def _word(word: Any, letters: Mapping[Any, arb_mat]) -> arb_mat:
+    """A word in matrices, multiplied out; a number in it is so many times the identity of the plane."""
+    if word in letters:
+        return letters[word]
+    if word.is_Integer:
+        return arb_mat([[int(word), 0], [0, int(word)]])
+    parts = [_word(part, letters) for part in word.args]
+    made = parts[0]
+    for part in parts[1:]:
+        made = made + part if isinstance(word, sympy.Add) else made * part
+    return made
+
+
+def _missed(word: Any, a: arb_mat, b: arb_mat, x: arb, y: arb) -> arb:
+    """How far a word takes Ax + By from Ax; coordinates that it returns instead are the first ones of the plane."""
+    turned = b.transpose()
+    h = (turned * b).inv()
+    away = arb_mat([[1, 0], [0, 1]]) - b * h * turned
+    g = (a.transpose() * away * a).inv()
+    given = (
+        A,
+        At,
+        B,
+        Bt,
+        H,
+        G,
+        R,
+    )
+    letters = dict(zip(given, (a, a.transpose(), b, turned, h, g, away), strict=True))
+    made = (_word(word, letters) * (a * x + b * y)).entries()
+    padded = [*made, *[arb(0)] * (2 - len(made))]
+    return most([abs(found - wanted) for found, wanted in zip(padded, (a * x).entries(), strict=True)])
+
+
+def _spans(case: Numbers) -> tuple[arb_mat, arb_mat, arb_mat]:
+    """A unit vector of the plane, the one at a right angle to it, and one at another angle."""
+    turn, angle = 2 * arb.pi() * case[0], arb.pi() * case[1]
+    a, across, oblique = (arb_mat([[at.cos()], [at.sin()]]) for at in (turn, turn + arb.pi() / 2, turn + angle))
+    return a, across, oblique
+
+
+def _coordinates(projectors: Projectors, case: Numbers) -> arb:
+    a, across, _ = _spans(case)
+    return _missed(At, a, across, *case[2:])
+
+
+def _projected(projectors: Projectors, case: Numbers) -> arb:
+    a, across, oblique = _spans(case)
+    words = ((projectors.orthogonal, across), (projectors.oblique, oblique))
+    return most([_missed(word, a, b, *case[2:]) for word, b in words])
+
+
+_EPS = {"ε": (0.01, 0.99)}
+
+FALSIFIERS: Mapping[str, Falsifier] = {
+    "heads-discrete": Falsifier(
+        _EPS | {"n": (2, 1000), "c": (0.5, 2)},
+        lambda _, case: _short_of(_stated_strength, case, (Fraction(1, 2), Fraction(3, 2))),
+        _short_of,
+        whole=frozenset("n"),
+        reads="Key 1 is c times as long; as stated c is ½ and 3/2.",
+    ),
+    "heads-gauss": Falsifier(
+        _EPS | {"n": (2, 1000), "X": (-2, 4), "β/ln((n−1)/ε)": (1, 20)},
+        _gauss_copies,
+        _gauss_law,
+        whole=frozenset("n"),
+        reads="Key a is X times its mean; what is true instead speaks of all X at once.",
+    ),
+    # √(n/ε) is a whole number, so that weights are fractions, and equal ones are known to be.
+    "heads-identical": Falsifier(
+        {"n": (2, 100), "√(n/ε)": (11, 200)}, _swings_less, whole=frozenset({"n", "√(n/ε)"}), strict=True
+    ),
+    "project-out": Falsifier(
+        {"turn": (0, 1), "angle/π": (0.1, 0.9), "x": (-2, 2), "y": (-2, 2)},
+        _coordinates,
+        _projected,
+        reads="In the plane: A at a part of a full turn, B at that angle to it, v_a = Ax and v_b = By.",
+    ),
+}

@@ -2,13 +2,13 @@ r"""What linear time costs: factors of the matrix, separable attention, random f
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
 from typing import Any, NamedTuple
 
 import sympy
 import torch
-from flint import arb_mat
+from flint import arb, arb_mat
 from sympy import MatrixSymbol
 from torch import Tensor
 
@@ -17,8 +17,18 @@ from avow.core import Problem, Sizes
 from avow.core.chart import Chart, Table
 from avow.numerics import intervals
 from avow.theory.claims import counting, toolbox
-from avow.theory.claims.catalogue.costs import FIXED, PRODUCTS, Program, library, operations, over_lengths
+from avow.theory.claims.catalogue.costs import (
+    FIXED,
+    GENEROUS,
+    PRODUCTS,
+    Program,
+    between,
+    library,
+    operations,
+    over_lengths,
+)
 from avow.theory.claims.claim import Evidence, claim
+from avow.theory.claims.random_search import Falsifier, Numbers, whole
 
 n, d, k, m = (counting.length(name) for name in ("n", "d", "k", "m"))
 
@@ -371,3 +381,73 @@ def _projections(inputs: sympy.Symbol, blocks: sympy.Symbol) -> Iterator[Evidenc
     # Latents ask of inputs, which have keys and values; in every block latents have all three.
     found = one.subs(n, m) + 2 * one.subs(n, inputs) + 3 * blocks * one.subs(n, m)
     yield from counting.theta(found, d**2 * (inputs + m + blocks * m), "projections, which are not counted above", True)
+
+
+# Searches for counterexamples: the excess of a case over each statement.
+
+
+def _by_factors(product: Program, case: Numbers) -> arb:
+    length, rank, width = map(whole, case)
+    rank = min(rank, length)
+    inputs = counting.ones((length, rank), (rank, rank), (length, rank), (length, width))
+    # Ones add up to whole numbers that float32 holds: what differs, differs.
+    wrong = not torch.equal(product(*inputs), put_together(*inputs))
+    return between(counting.flops(lambda: product(*inputs)), length * rank * width, 0, 6).max(arb(wrong))
+
+
+def _separable(program: Program, case: Numbers) -> arb:
+    length, width = map(whole, case)
+    inputs = counting.ones(*[(length, width)] * 3)
+    time = between(counting.flops(lambda: program(*inputs)), length * width**2, 4, 4)
+    # It holds at most 3nd + d².
+    return time.max(between(max(counting.held(program, *inputs)), length * width + width**2, 1, 3))
+
+
+def _features(program: Program, case: Numbers) -> arb:
+    length, features, width = map(whole, case)
+    inputs = counting.ones(*[(length, width)] * 3, (features, width))
+    time = between(counting.flops(lambda: program(*inputs)), length * features * width, 8, 10)
+    order = length * features + features * width + length * width
+    # It holds at most 3nm, or md + 2nd + 2nm + m + n.
+    return time.max(between(max(counting.held(program, *inputs)), order, 1, 3))
+
+
+def _counts(perceiver: Perceiver, case: Numbers) -> tuple[int, int, int, int, int]:
+    """ℓ, m and d, and the operations of cross-attention and of a latent block."""
+    length, latents, width = map(whole, case)
+    inputs, state = counting.ones((length, width), (latents, width))
+    cross, block = (counting.flops(partial(part, state, inputs)) for part in perceiver)
+    return length, latents, width, cross, block
+
+
+def _as_sloppy(perceiver: Perceiver, case: Numbers) -> arb:
+    _, latents, width, cross, block = _counts(perceiver, case)
+    return between(cross, latents * width, 0, GENEROUS).max(between(block, latents**2, 0, GENEROUS))
+
+
+def _perceiver(perceiver: Perceiver, case: Numbers) -> arb:
+    length, latents, width, cross, block = _counts(perceiver, case)
+    return between(cross, length * latents * width, 4, 4).max(between(block, latents**2 * width, 4, 4))
+
+
+def _sizes(names: str) -> Mapping[str, tuple[float, float]]:
+    return dict.fromkeys(names, (1, 48))
+
+
+FALSIFIERS: Mapping[str, Falsifier] = {
+    "low-rank-cost": Falsifier(
+        _sizes("nkd"),
+        _by_factors,
+        whole=frozenset("nkd"),
+        reads="Run and counted, k being n where it is larger.",
+    ),
+    "separable-cost": Falsifier(_sizes("nd"), _separable, whole=frozenset("nd"), reads="Run and counted."),
+    "features-cost": Falsifier(_sizes("nmd"), _features, whole=frozenset("nmd"), reads="Run and counted."),
+    "perceiver-cost": Falsifier(
+        _sizes("ℓmd"),
+        _as_sloppy,
+        _perceiver,
+        whole=frozenset("ℓmd"),
+        reads=f"Run and counted; as stated, {GENEROUS} times its order is allowed.",
+    ),
+}

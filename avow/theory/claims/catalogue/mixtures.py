@@ -3,7 +3,7 @@ r"""What one query can mix: the mean of two values, or any distribution over som
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from fractions import Fraction
 from typing import Any
 
@@ -13,9 +13,11 @@ from sympy import Symbol, exp, log, sqrt
 
 from avow.core.chart import Chart, Table
 from avow.errors import OutOfReach
+from avow.numerics.intervals import most, total
 from avow.theory.claims import toolbox
 from avow.theory.claims.catalogue.queries import below_one, eps
 from avow.theory.claims.claim import Evidence, Unproved, claim
+from avow.theory.claims.random_search import Falsifier, Numbers, interval_function, numbered
 from avow.theory.constructions.queries import average_query, mixture_query
 
 
@@ -152,3 +154,33 @@ def _out_of_reach() -> Iterator[Evidence]:
         "the library refuses them, with a combination of the keys that vanishes: Σ c_i·ln α_i = 0, and not for these",
         combination=[str(c) for c in combination],
     )
+
+
+# Searches for counterexamples: the excess of a case over each statement.
+
+
+def _average(query: Any, case: Numbers) -> arb:
+    eps, count = case
+    scores = query(count, eps, lambda x: x.log())
+    whole = scores[0].exp() + scores[1].exp() + (count - 2)
+    return most([1 / (2 + eps) - score.exp() / whole for score in scores])
+
+
+def _mixture(score: Any, case: Numbers) -> arb:
+    reached = interval_function(score, 2)
+    t, outside, *parts = case
+    targets = [part / total(parts) for part in parts]
+    terms = [reached(t, target).exp() for target in targets]
+    scale = t.exp() / (t.exp() + outside)
+    return most([abs(term / (total(terms) + outside) - w * scale) for term, w in zip(terms, targets, strict=True)])
+
+
+FALSIFIERS: Mapping[str, Falsifier] = {
+    "average-two": Falsifier({"ε": (0.01, 0.99), "n": (2, 200)}, _average, whole=frozenset("n")),
+    "mixture-any": Falsifier(
+        {"t": (-5, 10), "n−|S|": (0, 200)} | numbered("w₁ w₂ w₃", 0.01, 1),
+        _mixture,
+        whole=frozenset({"n−|S|"}),
+        reads="Three targets in proportion to w₁, w₂, w₃, among so many other orthonormal keys.",
+    ),
+}

@@ -7,8 +7,9 @@ stand-in that keeps the promise: the check must find nothing wrong with it.
 from __future__ import annotations
 
 import importlib
+import math
 import types
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from fractions import Fraction
 
 import torch
@@ -16,8 +17,10 @@ from flint import arb
 
 from avow.core.chart import Table
 from avow.numerics import intervals
+from avow.numerics.intervals import most
 from avow.theory.claims import toolbox
 from avow.theory.claims.claim import Evidence, claim
+from avow.theory.claims.random_search import Falsifier, Numbers, numbered
 
 Ends = tuple[Fraction, Fraction]
 
@@ -149,3 +152,40 @@ def auto_lirpa_softmax(bounds: Bounds) -> Iterator[Evidence]:
         weight=weight.str(15, radius=False),
         version="auto_LiRPA 0.3",
     )
+
+
+# Searches for counterexamples: the excess of a case over each statement.
+
+
+def _exponential(enclosure: Callable[[float], Ends], case: Numbers) -> arb:
+    x = math.log(1 + 10.0 ** -float(case[0]))
+    low, high = map(intervals.ball, enclosure(x))
+    truth = arb(x).exp()
+    return (low - truth).max(truth - high)
+
+
+def _softmax(bounds: Bounds, case: Numbers) -> arb:
+    ends = [sorted(map(float, case[at : at + 2])) for at in (0, 2)]
+    low, high = (torch.tensor([end[side] for end in ends], dtype=torch.float64) for side in (0, 1))
+    least, top = (x.tolist() for x in bounds(low, high))
+    corners = [[ends[0][side], ends[1][1 - side]] for side in (0, 1)]
+    missed = []
+    for corner in corners:
+        weights = intervals.softmax([arb(x) for x in corner])
+        missed += [arb(bound) - weight for bound, weight in zip(least, weights, strict=True)]
+        missed += [weight - arb(bound) for bound, weight in zip(top, weights, strict=True)]
+    return most(missed)
+
+
+FALSIFIERS: Mapping[str, Falsifier] = {
+    "mpmath-iv-exp": Falsifier(
+        {"a": (0, 6)},
+        _exponential,
+        reads="x is the float nearest to ln(1 + 10^−a), a as drawn: eˣ is all but a float itself.",
+    ),
+    "auto-lirpa-softmax": Falsifier(
+        numbered("x₁ x₁′ x₂ x₂′", -120, 0),
+        _softmax,
+        reads="A box for two logits, and its corners.",
+    ),
+}

@@ -7,7 +7,7 @@ small, and picks one key at random when it is not.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from fractions import Fraction
 from typing import Any, NamedTuple
 
@@ -17,8 +17,10 @@ from sympy import Matrix, Rational, Symbol, erf, exp, sqrt
 
 from avow.core.chart import Chart, Table
 from avow.numerics import intervals
+from avow.numerics.intervals import most
 from avow.theory.claims import toolbox
 from avow.theory.claims.claim import Evidence, claim
+from avow.theory.claims.random_search import Falsifier, Numbers, interval_function
 from avow.theory.constructions.laws import DiscreteLaw, GaussianLaw
 from avow.theory.constructions.noise import noise_analysis
 
@@ -331,3 +333,75 @@ def noise_one_key_gauss(scaled: Scaled) -> Iterator[Evidence]:
         mean=list(found.mean),
         variance=list(found.variance),
     )
+
+
+# Searches for counterexamples: the excess of a case over each statement.
+
+
+def _turned(turn: arb) -> tuple[tuple[arb, arb], tuple[arb, arb]]:
+    """Two orthonormal means, turned in their plane."""
+    sine, cosine = (2 * arb.pi() * turn).sin_cos()
+    return (cosine, sine), (-sine, cosine)
+
+
+def _still_averages(variance: Any, case: Numbers) -> arb:
+    alpha, beta = 10 ** -case[0], 10 ** case[1]
+    # To average is to have both weights within ¼ of ½, which is |gap| ≤ ln 3, at least every other time.
+    return arb(1) / 2 - (arb(3).log() / (8 * alpha * beta * beta).sqrt()).erf()
+
+
+def _variance_excess(variance: Any, case: Numbers) -> arb:
+    alpha, beta = 10 ** -case[0], 10 ** case[1]
+    one, two = _turned(case[2])
+    query = [beta * (a + b) for a, b in zip(one, two, strict=True)]
+    # Each of the two keys moves by itself, each coordinate with variance α.
+    true = 2 * alpha * intervals.dot(query, query)
+    return abs(variance(alpha, beta) / true - 1)
+
+
+def _one_or_other(stretch: Stretch, case: Numbers) -> arb:
+    lengths = [intervals.ball(Fraction(c)) for c in stretch]
+    eps, n = case
+    ratio = n / eps
+    broken = []
+    for length, root in zip(lengths, (1 / ratio.sqrt(), ratio.sqrt()), strict=True):
+        first = (length * ratio.log()).exp()
+        weights = [term / (first + ratio + n - 2) for term in (first, ratio)]
+        broken.append(abs(weights[0] / weights[1] / root - 1))
+    return most(broken)
+
+
+def _within_reach(scaled: Scaled, case: Numbers) -> arb:
+    beta, x, _ = case
+    stated = 1 / (1 + (beta * (1 - x)).exp())
+    return (abs(x - 1) - arb(1) / 2).max(abs(intervals.softmax([beta * x, beta])[1] - stated))
+
+
+def _logistic_excess(scaled: Scaled, case: Numbers) -> arb:
+    weights = [interval_function(weight, 2) for weight in (scaled.weight_a, scaled.weight_b)]
+    spread = intervals.ball(Fraction(scaled.variance)).sqrt()
+    beta, x, turn = case
+    true = intervals.softmax([beta * x, beta])
+    # Along its own mean, a covariance of ½μμᵀ has this variance.
+    mean, _ = _turned(turn)
+    along = intervals.dot(mean, mean) ** 2 / 2
+    chances = [intervals.normal_cdf((x - 1) / sigma) for sigma in (spread, along.sqrt())]
+    apart = [abs(weight(beta, x) - share) for weight, share in zip(weights, true, strict=True)]
+    return most([*apart, abs(chances[0] - chances[1])])
+
+
+FALSIFIERS: Mapping[str, Falsifier] = {
+    "noise-isotropic": Falsifier(
+        {"−log₁₀α": (2, 8), "log₁₀β": (0, 5), "turn": (0, 1)},
+        _still_averages,
+        _variance_excess,
+        reads="Two keys with orthonormal means, turned by a part of a full turn.",
+    ),
+    "noise-one-key-discrete": Falsifier({"ε": (0.01, 0.99), "n": (2, 1000)}, _one_or_other, whole=frozenset("n")),
+    "noise-one-key-gauss": Falsifier(
+        {"β": (0.1, 20), "X": (-2, 4), "turn": (0, 1)},
+        _within_reach,
+        _logistic_excess,
+        reads="Key a is X times its mean, which is turned by a part of a full turn.",
+    ),
+}

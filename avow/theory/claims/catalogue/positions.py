@@ -5,7 +5,7 @@ r"""How far apart the sinusoidal encodings of two positions are, in real numbers
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from fractions import Fraction
 from functools import cache
 from typing import Any, NamedTuple
@@ -19,8 +19,10 @@ from torch import Tensor
 from avow.core import named
 from avow.core.chart import Table
 from avow.numerics import intervals
+from avow.numerics.intervals import most
 from avow.theory.claims import toolbox
 from avow.theory.claims.claim import Evidence, Unproved, claim
+from avow.theory.claims.random_search import Falsifier, Numbers, stored, whole
 
 LAST = 4096
 TYPES = (torch.float64, torch.float32, torch.float16, torch.bfloat16)
@@ -57,7 +59,7 @@ def encodings(d: int) -> Tensor:
     return torch.tensor(rows, dtype=torch.float64)
 
 
-def stored(d: int, dtype: torch.dtype) -> Tensor:
+def stored_encoding(d: int, dtype: torch.dtype) -> Tensor:
     """The encodings rounded once to a type; refused where an entry is too near a tie to know which way it goes."""
     exact = encodings(d)
     if dtype == torch.float64:
@@ -87,7 +89,7 @@ class Nearest(NamedTuple):
 @cache
 def nearest(d: int, dtype: torch.dtype) -> Nearest:
     """The nearest two of all encodings as stored, searched where rounding leaves a chance."""
-    rows = stored(d, dtype)
+    rows = stored_encoding(d, dtype)
     real = [float(distance) for distance in distances(d)]
     # Entries are at most 1, so each moves by at most eps/2 and two encodings by 2·√d·eps/2 to each other.
     chance = min(real) + 2 * d**0.5 * torch.finfo(dtype).eps
@@ -235,3 +237,47 @@ def _apart_once_stored(d: int, dtype: torch.dtype) -> Evidence:
         True,
         at_least=intervals.lower(least),
     )
+
+
+# Searches for counterexamples: the excess of a case over each statement.
+
+
+def _later(position: int, turns: int, wave: arb) -> int:
+    """The position that so many turns of the first wave lead to, or all but: the others are far apart anyway."""
+    return position + round(float(2 * arb.pi() * turns / wave))
+
+
+def _stored(encoding: Encoding, case: Numbers) -> arb:
+    """Of width 2 in bfloat16, the coarsest that the statement speaks of."""
+
+    def pair(position: int) -> list[arb]:
+        angle = position * encoding.ball()
+        return [stored(part, torch.bfloat16) for part in (angle.sin, angle.cos)]
+
+    first, turns = map(whole, case)
+    pairs = zip(pair(first), pair(_later(first, turns, encoding.ball())), strict=True)
+    return -most([abs(a - b) for a, b in pairs])
+
+
+def _real(encoding: Encoding, case: Numbers) -> arb:
+    nearest = arb("6.028e-5")
+    # Stored, no entry of an encoding of width 64 moves by more than eps/2.
+    moved = 8 * max(torch.finfo(dtype).eps for dtype in TYPES)
+    first, turns = map(whole, case)
+    step = _later(first, turns, encoding.ball()) - first
+    waves = [encoding.ball(), *frequencies(64)[1:]]
+    apart = [2 * (step * wave / 2).sin() for wave in waves]
+    return (nearest - abs(apart[0])).max(arb("1.4") - intervals.norm(apart) + moved)
+
+
+# A turn of the first wave is 44/7 positions, or all but: so many turns lead no further than LAST.
+FALSIFIERS: Mapping[str, Falsifier] = {
+    "sinusoid-distinct": Falsifier(
+        {"p": (0, LAST), "turns to p′": (1, LAST * 7 // 44)},
+        _stored,
+        _real,
+        whole=frozenset({"p", "turns to p′"}),
+        strict=True,
+        reads="p′ is p and so many turns of the first wave, rounded to a whole position.",
+    ),
+}

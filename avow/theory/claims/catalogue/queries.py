@@ -8,8 +8,9 @@ dimension, so coordinates in an orthonormal basis of that span lose nothing.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
 from fractions import Fraction
+from functools import cache
 from typing import Any, NamedTuple
 
 import sympy
@@ -20,8 +21,10 @@ from sympy import Matrix, Rational, Symbol, exp, log, sqrt
 from avow.core.chart import Chart
 from avow.errors import InsideHull
 from avow.numerics import intervals
+from avow.numerics.intervals import most, total
 from avow.theory.claims import toolbox
 from avow.theory.claims.claim import Evidence, Unproved, claim
+from avow.theory.claims.random_search import Falsifier, Numbers, interval_function, numbered
 from avow.theory.constructions.queries import copy_query
 
 # n keys, m of them others; an excess that is not negative; an ε below 1.
@@ -361,3 +364,84 @@ def _refused_with_its_combination() -> Evidence:
         True,
         combination=[str(share) for share in shares],
     )
+
+
+# Searches for counterexamples: the excess of a case over each statement.
+
+
+def _separated(lengths: Lengths, case: Numbers) -> arb:
+    stated, general = interval_function(lengths.stated, 2), interval_function(lengths.general, 3)
+    eps, *turns = case
+    # Unit keys from 20° to 180° away from key 1; the first formula speaks of distances of at least 1.
+    cosines = [(arb.pi() * (1 + 8 * turn) / 9).cos() for turn in turns]
+    keys, apart = arb(len(turns) + 1), (2 - 2 * most(cosines)).sqrt()
+
+    def missing(length: arb) -> arb:
+        return 1 / (1 + eps) - 1 / (1 + total((length * (cosine - 1)).exp() for cosine in cosines))
+
+    return missing(general(keys, eps, apart)).max(missing(stated(keys, eps)).min(apart - 1))
+
+
+@cache
+def _query_parts(query: Any) -> list[Callable[..., arb]]:
+    return [interval_function(lambda n, eps, i=i: query(n, eps, log)[i], 2) for i in (0, 1)]
+
+
+def _shorter(query: Any, case: Numbers) -> arb:
+    first, others = _query_parts(query)
+    eps, n = case
+    # The shortest copies with equality, which no ball can show: it is asked for a thousandth more.
+    asked = eps * 999 / 1000
+    along, against = first(n, asked), others(n, asked)
+    weight = 1 / (1 + (n - 1) * (against - along).exp())
+    length = (along * along + (n - 1) * against * against).sqrt()
+    return (weight - 1 / (1 + eps)).min((n / eps).log() - length)
+
+
+def _uncopied(hull: Hull, case: Numbers) -> arb:
+    """Three keys on a line: what is missing to the weight wanted, with the best query that there is."""
+    eps, target, one, two = case[:4]
+    before, after = target - one.min(two), one.max(two) - target
+    if not (before > 0 and after > 0):
+        # Outside the others, or level with one: a longer query always gains.
+        return before.min(after)
+    # The weight 1/(1 + e^(after·y) + e^(−before·y)) is largest where its slope is zero.
+    y = (before / after).log() / (before + after)
+    return 1 / (1 + eps) - 1 / (1 + (after * y).exp() + (-before * y).exp())
+
+
+def _by_its_hull(hull: Hull, case: Numbers) -> arb:
+    eps, target, one, two, share, query = case
+    own = 1 / (1 + (query * (1 - hull.target)).exp() + (-query * (1 + hull.target)).exp())
+    # Shares of a convex combination are not negative.
+    part = abs(share) if hull.share.is_nonnegative else share
+    inside = part * one + (1 - part) * two
+    mixed = intervals.softmax([query * inside, query * one, query * two])[0]
+    # Outside, the query from the nearest end to the key copies once it is long enough.
+    away = 1 + abs(target)
+    length = (2 / eps).log() / (away * away)
+    copied = intervals.softmax([length * away * x for x in (one.max(two) + away, one, two)])[0]
+    return most([own - arb(1) / 2, mixed - arb(1) / 2, 1 / (1 + eps) - copied])
+
+
+_EPS = {"ε": (0.01, 0.99)}
+
+FALSIFIERS: Mapping[str, Falsifier] = {
+    "copy-separated": Falsifier(
+        _EPS | numbered("turn₂ turn₃ turn₄ turn₅", 0, 1),
+        _separated,
+        reads="Key i lies 20° + 160°·turn away from key 1, all of them of length 1.",
+    ),
+    "copy-shortest": Falsifier(
+        _EPS | {"n": (2, 200)},
+        _shorter,
+        whole=frozenset("n"),
+        reads="n orthonormal keys, and the shorter query made for 0.999·ε.",
+    ),
+    "copy-possible": Falsifier(
+        _EPS | numbered("k₁ k₂ k₃", -3, 3) | {"λ": (-1, 1), "q": (-9, 9)},
+        _uncopied,
+        _by_its_hull,
+        reads="Keys on a line. As stated, the best of all queries; else q, and a target λ of k₂ and the rest of k₃.",
+    ),
+}

@@ -6,7 +6,7 @@ What holds for every step is shown by induction: the first step, and from any st
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any, NamedTuple
 
 import sympy
@@ -15,8 +15,10 @@ from sympy import Function, Matrix, Rational, Symbol, diag, sqrt
 
 from avow.core.chart import Chart, Table
 from avow.numerics import intervals
+from avow.numerics.intervals import most
 from avow.theory.claims import toolbox
 from avow.theory.claims.claim import Evidence, claim
+from avow.theory.claims.random_search import Falsifier, Numbers, interval_function, numbered
 
 delta, gamma = (Symbol(name, positive=True) for name in ("delta", "gamma"))
 
@@ -324,3 +326,100 @@ def _either_way() -> Iterator[Evidence]:
 
     says = "started anywhere in [2.9, 3] it stays there, and every slope is below 0.1: the gradient is never above 1"
     yield toolbox.cover(held, [(2.9, 3.0)], says, amended=True)
+
+
+# Searches for counterexamples: the excess of a case over each statement.
+
+
+def _column(entries: Numbers) -> arb_mat:
+    return arb_mat([[entry] for entry in entries])
+
+
+def _square(entries: Numbers) -> arb_mat:
+    return arb_mat([[*entries[:2]], [*entries[2:]]])
+
+
+def _tanh(v: arb_mat) -> arb_mat:
+    return _column([entry.tanh() for entry in v.entries()])
+
+
+def _forms(forms: Forms, case: Numbers) -> arb:
+    W, U = _square(case[:4]), _square(case[4:8])
+    b, h, x = (_column(case[at : at + 2]) for at in (8, 10, 12))
+    g, apart = _tanh(h), []
+    for _ in range(3):
+        h, g = forms.h(h, x, W, U, b, _tanh), forms.g(g, x, W, U, b, _tanh)
+        apart += [abs(entry) for entry in (_tanh(h) - g).entries()]
+        x = -x
+    return most(apart)
+
+
+def _longest(entries: Numbers) -> arb:
+    """The largest singular value of a matrix of two rows and columns."""
+    a, b, c, d = entries
+    # Every such matrix is a multiple of a rotation and one of a reflection: here are half their lengths, twice.
+    return (intervals.norm([a + d, b - c]) + intervals.norm([a - d, b + c])) / 2
+
+
+def _scaled(entries: Numbers, largest: arb) -> arb_mat:
+    """The matrix of these entries, as long as asked for."""
+    return _square([entry * largest / _longest(entries) for entry in entries])
+
+
+def _grown(product: arb_mat, direction: Numbers) -> arb:
+    """How much longer a direction becomes: no more than the matrix's own length."""
+    return intervals.norm((product * _column(direction)).entries()) / intervals.norm(direction)
+
+
+def _vanishing(gradient: Gradient, case: Numbers) -> arb:
+    largest, rate = interval_function(gradient.largest, 2), interval_function(gradient.rate, 1)
+    example, tenth = tenths(gradient.weights), arb(9) / 10
+    delta, gamma, share, *rest = case
+    entries, start, direction = rest[:4], rest[4:6], rest[6:]
+    # σ = γ·tanh has slopes of at most γ; its γ goes into the product with W.
+    weights = _scaled(entries, share * largest(delta, gamma).sqrt() * gamma)
+    broken = []
+    for steps in (1, 2, 4):
+        broken.append(_grown(jacobian(weights, start, steps), direction) - rate(delta) ** steps)
+        own = jacobian(example, [*start, *start][: example.nrows()], steps)
+        broken.append(_grown(own, [*direction, *direction][: example.nrows()]) - tenth**steps)
+    return most(broken)
+
+
+def _explodes(explosion: Explosion, case: Numbers) -> arb:
+    _, share, *rest = case
+    # σ = tanh, γ = 1, and a W of a largest singular value from 1 to 4.
+    product = jacobian(_scaled(rest[:4], 1 + 3 * share), rest[4:6], 20)
+    # A gradient that explodes is longer after twenty steps than before the first.
+    return 1 - intervals.norm(product.entries())
+
+
+def _needs(explosion: Explosion, case: Numbers) -> arb:
+    needed = interval_function(explosion.needed, 1)
+    gamma, share, *rest = case
+    weights = _scaled(rest[:4], share * needed(gamma) * gamma)
+    return most([_grown(jacobian(weights, rest[4:6], steps), rest[6:]) - 1 for steps in (1, 2, 4)])
+
+
+# Numbers that are not zero, so that a matrix and a direction can be made as long as asked for.
+_WALK = {"w₁₁": (0.1, 2.0)} | numbered("w₁₂ w₂₁ w₂₂ h₁ h₂", -2, 2) | {"v₁": (0.1, 1.0), "v₂": (-1.0, 1.0)}
+_GAMMA = {"γ": (0.1, 3.0), "part": (0.0, 1.0)}
+
+FALSIFIERS: Mapping[str, Falsifier] = {
+    "rnn-two-forms": Falsifier(
+        numbered("w₁₁ w₁₂ w₂₁ w₂₂ u₁₁ u₁₂ u₂₁ u₂₂ b₁ b₂ h₁ h₂ x₁ x₂", -2, 2),
+        _forms,
+        reads="Three steps with tanh, the input turning its sign.",
+    ),
+    "rnn-vanishing": Falsifier(
+        {"δ": (0.05, 0.99)} | _GAMMA | _WALK,
+        _vanishing,
+        reads="σ = γ·tanh, W as long as that part of what is allowed, from h, and a direction v.",
+    ),
+    "rnn-exploding": Falsifier(
+        _GAMMA | _WALK,
+        _explodes,
+        _needs,
+        reads="As stated σ = tanh and W is 1 + 3·part long; else σ = γ·tanh, and W that part of 1/γ.",
+    ),
+}

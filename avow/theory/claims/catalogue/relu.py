@@ -1,22 +1,28 @@
-r"""What a network of ReLUs can be: a line, from two units.
+r"""What a network of ReLUs can be: a line, a square on [0, 1] from one layer or many, and no square on the whole line.
 
 :math:`f(x) = w_1^\top \sigma(w_0 x + b_0) + b_1`, :math:`\sigma(z) = \max(z, 0) = (z + |z|)/2`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+import itertools
+from collections.abc import Callable, Iterator, Mapping
 from fractions import Fraction
 from typing import Any, NamedTuple
 
 import sympy
-from sympy import Symbol
+from flint import arb
+from sympy import Rational, Symbol, cos, log, sin, sqrt
 
-from avow.core.chart import Chart
+from avow.core.chart import Chart, Table
+from avow.numerics import intervals
+from avow.numerics.intervals import most, total
 from avow.theory.claims import toolbox
 from avow.theory.claims.claim import Evidence, claim
-from avow.theory.constructions import relu_linear
-from avow.theory.constructions.relu_network import Layers
+from avow.theory.claims.random_search import Falsifier, Numbers, numbered, whole
+from avow.theory.constructions import relu_linear, relu_square
+from avow.theory.constructions.relu import hinges, sawtooth, square_error
+from avow.theory.constructions.relu_network import Layer, Layers
 
 m, b, x = (Symbol(name, real=True) for name in "mbx")
 
@@ -140,3 +146,451 @@ def relu_linear_b(units: Units) -> Iterator[Evidence]:
     yield toolbox.identity(units.at(m, b, sympy.Integer(0)), 0, "at x = 0 it is 0 for every m and b: wrong if b ≠ 0")
     left = -Symbol("p", positive=True)
     yield toolbox.identity(units.at(m, b, left), 0, "at every x < 0 it is 0: wrong if m ≠ 0, all but once")
+
+
+# ε and the units it takes, as the ledger records them.
+WIDE = {Fraction(1, 100): 4, Fraction(1, 1000): 11, Fraction(1, 10**4): 35, Fraction(1, 10**6): 354}
+
+
+class Hinges(NamedTuple):
+    """One layer of K units for x², in n = 2K + 1: unit i is σ(weight·x + offset), all with one output weight."""
+
+    weight: Callable[[Any], Any] = lambda n: n
+    offset: Callable[[Any], Any] = lambda i: 1 - 2 * i
+    out: Callable[[Any], Any] = lambda n: 4 / n**2
+    bias: Callable[[Any], Any] = lambda n: 1 / (2 * n**2)
+    units: Mapping[Fraction, int] = WIDE
+
+    def layers(self, units: int) -> Layers:
+        """The network in fractions."""
+        n = Fraction(2 * units + 1)
+        offsets = tuple(Fraction(self.offset(i)) for i in range(1, units + 1))
+        hidden = Layer(((Fraction(self.weight(n)),),) * units, offsets)
+        return hidden, Layer(((Fraction(self.out(n)),) * units,), (Fraction(self.bias(n)),))
+
+
+def _square_picture() -> Chart:
+    units = [*range(1, 20), *range(20, 401, 20)]
+    series = {
+        "one layer, best": (units, [1 / (2 * (2 * k + 1) ** 2) for k in units]),
+        "one layer, through the knots": (units, [1 / (4 * k**2) for k in units]),
+        "deep": ([3 * m - 1 for m in range(1, 14)], [4.0 ** -(m + 1) for m in range(1, 14)]),
+    }
+    return Chart("How near ReLUs come to x² on [0, 1]", "hidden units", "largest error", series, True, True)
+
+
+@claim(
+    "relu-square",
+    topic="relu",
+    expected="proved",
+    statement=r"\forall \varepsilon > 0\ \exists K:\ \Big|\tfrac{4}{n^2}\sum_{i=1}^{K}\sigma(nx - (2i-1)) +"
+    r"\tfrac{1}{2n^2} - x^2\Big| \le \tfrac{1}{2n^2} \le \varepsilon \text{ on } [0,1],\ n = 2K + 1,"
+    r"\text{ and no } K \text{ units come closer}",
+    plain="For any ε some finite network is within ε of x² on [0, 1]. One hidden layer of K units with an output bias"
+    " comes within exactly 1/(2(2K+1)²), and no layer of K units comes closer: 4, 11, 35 and 354 units for 1e-2, 1e-3,"
+    " 1e-4 and 1e-6.",
+    assumptions=("real arithmetic", "x in [0, 1]", "one hidden layer with an output bias", "K ≥ 1"),
+    subject=Hinges(),
+    sabotage={
+        "without the output bias": Hinges(bias=lambda n: 0 * n),
+        "knots at multiples of 1/K": Hinges(weight=lambda n: (n - 1) / 2, offset=lambda i: 1 - i),
+        "jumps half as large": Hinges(out=lambda n: 2 / n**2),
+        "one unit fewer": Hinges(units={eps: units - 1 for eps, units in WIDE.items()}),
+    },
+    picture=_square_picture,
+)
+def relu_square_wide(network: Hinges) -> Iterator[Evidence]:
+    yield from _within(network)
+    yield from _any_eps()
+    yield from _no_better()
+    yield from _pieces()
+    for eps, units in network.units.items():
+        error = square_error(network.layers(units))
+        says = f"{units} units: the largest error, at the ends and the vertex of every piece, is 1/(2(2K+1)²)"
+        yield toolbox.rational(error == Fraction(1, 2 * (2 * units + 1) ** 2), says, units=units, error=error)
+        fewer = Fraction(1, 2 * (2 * units - 1) ** 2)
+        says = f"it is at most ε = {eps}, and a unit fewer is not enough"
+        yield toolbox.rational(error <= eps < fewer, says, error=error, with_one_fewer=fewer)
+    yield toolbox.kept(relu_square(1e-3), "the library's network for ε = 1e-3, its weights rounded to float64")
+
+
+def _within(network: Hinges) -> Iterator[Evidence]:
+    """On every piece the error is −cos(2θ)/(2n²)."""
+    n, units = Symbol("n", integer=True, positive=True), Symbol("K", integer=True, positive=True)
+    i, j = Symbol("i", integer=True, nonnegative=True), Symbol("j", integer=True, positive=True)
+    theta = Symbol("theta", real=True)
+    knot = -network.offset(j) / network.weight(n)
+    yield toolbox.identity(knot, (2 * j - 1) / n, "unit j wakes at (2j − 1)/n")
+    offsets = sympy.summation(network.offset(j), (j, 1, i))
+    where = (2 * i + sin(theta)) / n
+    last = where.subs({i: units, n: 2 * units + 1, theta: sympy.pi / 2})
+    yield toolbox.identity(last, 1, "as n = 2K + 1, piece K ends at 1: x = (2i + sin θ)/n, i = 0 … K, is all of [0, 1]")
+    value = network.out(n) * (i * network.weight(n) * where + offsets) + network.bias(n)
+    yield toolbox.identity(
+        where**2 - value,
+        -cos(2 * theta) / (2 * n**2),
+        "there, i units are awake, and x² − f(x) = −cos(2θ)/(2n²)",
+    )
+    yield toolbox.nonnegative(1 - cos(2 * theta), "cos(2θ) ≤ 1")
+    yield toolbox.nonnegative(1 + cos(2 * theta), "cos(2θ) ≥ −1: the error is at most 1/(2n²), and is that at θ = 0")
+
+
+def _any_eps() -> Iterator[Evidence]:
+    r, more = Symbol("r", positive=True), Symbol("s", nonnegative=True)
+    eps, units = r**2 / 8, 1 / r + more
+    yield toolbox.nonnegative(
+        sympy.expand(2 * eps * (2 * units + 1) ** 2 - 1),
+        "for every ε = r²/8 > 0, any whole K ≥ 1/r = 1/√(8ε) has 1/(2(2K+1)²) ≤ ε",
+    )
+
+
+def _no_better() -> Iterator[Evidence]:
+    """No K units come closer: upward kinks end stretches that are short, and the first stretch is half as long."""
+    a, slope, height = (Symbol(name, real=True) for name in ("a", "s", "c"))
+    h, e, k = Symbol("h", positive=True), Symbol("e", positive=True), Symbol("K", positive=True)
+    p, q = Symbol("p", nonnegative=True), Symbol("q", nonnegative=True)
+
+    def left(at: Any) -> Any:
+        return at**2 - slope * at - height
+
+    yield toolbox.identity(
+        left(a) + left(a + h) - 2 * left(a + h / 2), h**2 / 2, "x² minus a line has second difference h²/2 on length h"
+    )
+    for before, after, words in ((p, p + q, "left of the middle"), (p + q, p, "right of the middle")):
+        bent = relu(-before) + relu(after) - 2 * relu((after - before) / 2)
+        yield toolbox.nonnegative(
+            bent, f"a kink that bends f down, {words}, only adds to it: σ(−u) + σ(v) − 2σ((v − u)/2) ≥ 0"
+        )
+    yield toolbox.nonnegative(
+        sympy.expand((sqrt(8 * e) + p) ** 2 / 2 - 4 * e),
+        "off by at most e, it is at most 4e: a stretch without an upward kink is at most √(8e) long",
+    )
+    yield from _facing_units()
+    yield toolbox.nonnegative(
+        (h**2 + p * h) - h**2, "all kinks upward: f starts with slope −p ≤ 0, and x² − f climbs by h² + ph ≥ h² there"
+    )
+    yield toolbox.nonnegative(
+        sympy.expand((sqrt(2 * e) + p) ** 2 - 2 * e), "which is at most 2e: the first stretch is at most √(2e) long"
+    )
+    least = 1 / (2 * (2 * k + 1) ** 2)
+    yield toolbox.identity(
+        sqrt(2 * least) + k * sqrt(8 * least), 1, "K upward kinks: 1 ≤ √(2e) + K√(8e), so e ≥ 1/(2(2K+1)²)"
+    )
+    yield toolbox.positive(
+        1 / (8 * k**2) - least, "fewer upward kinks inside: 1 ≤ K√(8e), so e ≥ 1/(8K²), which is more than 1/(2(2K+1)²)"
+    )
+
+
+def _facing_units() -> Iterator[Evidence]:
+    """What a unit with a kink at t adds to the slope left of it, against the jump it makes there."""
+    c, p = Symbol("c", positive=True), Symbol("p", positive=True)
+    v, t = Symbol("v", real=True), Symbol("t", real=True)
+    for sign, words in ((1, "on the right adds no slope left of its kink"), (-1, "on the left adds minus its jump")):
+        before, at, after = (v * relu(sympy.expand(sign * c * (step - t))) for step in (t - p, t, t + p))
+        left, right = (at - before) / p, (after - at) / p
+        yield toolbox.identity(left, 0 if sign > 0 else -(right - left), f"a unit awake {words}")
+
+
+def _pieces() -> Iterator[Evidence]:
+    n, i = Symbol("N", positive=True), Symbol("i", nonnegative=True)
+    theta = Symbol("theta", real=True)
+    start, share = i / n, (1 + sin(theta)) / 2
+    where = start + share / n
+    chord = start**2 + ((start + 1 / n) ** 2 - start**2) * share
+    yield toolbox.identity(
+        chord - where**2,
+        cos(theta) ** 2 / (4 * n**2),
+        "N equal pieces through the knots are above x² by cos²θ/(4N²): off by 1/(4N²), and by 1/(8N²) once lowered",
+    )
+    longest = 1 / n + Symbol("s", nonnegative=True)
+    yield toolbox.nonnegative(
+        longest**2 / 8 - 1 / (8 * n**2), "of N pieces one is at least 1/N long: none are nearer than h²/8 ≥ 1/(8N²)"
+    )
+
+
+# ε and the units it takes, as the ledger records them.
+DEEP = {Fraction(1, 100): 8, Fraction(1, 1000): 11, Fraction(1, 10**4): 17, Fraction(1, 10**6): 26}
+
+
+class Sawtooth(NamedTuple):
+    """The deep network: the tooth from its two units' outputs, what f_k takes of g_k, the units of m layers."""
+
+    tooth: Callable[[Any, Any], Any] = lambda a, b: 2 * a - 4 * b
+    share: Callable[[Any], Any] = lambda k: Rational(1, 4) ** k
+    units: Callable[[Any], Any] = lambda m: 3 * m - 1
+
+
+def _deep_picture() -> Table:
+    rows = []
+    for eps, wide in WIDE.items():
+        made = relu_square(eps, deep=True)
+        rows.append([f"{float(eps):g}", wide, made.units, made.depth, str(made.exact_error)])
+    headings = ("ε", "units in one layer", "units, deep", "layers", "deep error, exactly")
+    return Table("x² on [0, 1] to within ε", headings, rows)
+
+
+@claim(
+    "relu-square-deep",
+    topic="relu",
+    expected="proved",
+    statement=r"f_m = x - \sum_{k=1}^{m} 4^{-k} g^{\circ k}(x),\ g(y) = 2\sigma(y) - 4\sigma(y - \tfrac12):\quad"
+    r"\max_{[0,1]} |f_m - x^2| = 4^{-(m+1)} \text{ with } 3m - 1 \text{ units in } m \text{ layers}",
+    plain="Depth helps: a sawtooth composed with itself m times comes within exactly 4^-(m+1) of x² on [0, 1] with"
+    " 3m − 1 units in m layers: 8, 11, 17 and 26 units for 1e-2, 1e-3, 1e-4 and 1e-6. From ε = 1e-4 on, that is fewer"
+    " than any single layer can do with; at 1e-2 a single layer needs only 4.",
+    assumptions=("real arithmetic", "x in [0, 1]", "m ≥ 1", "that one layer needs more: claim relu-square"),
+    subject=Sawtooth(),
+    sabotage={
+        "a tooth that does not come back down": Sawtooth(tooth=lambda a, b: 2 * a - 2 * b),
+        "halves in place of quarters": Sawtooth(share=lambda k: Rational(1, 2) ** k),
+        "two units a layer": Sawtooth(units=lambda m: 2 * m),
+    },
+    picture=_deep_picture,
+    needs=("relu-square",),
+)
+def relu_square_deep(network: Sawtooth) -> Iterator[Evidence]:
+    yield from _interpolates(network)
+    yield from _off_by_a_quarter()
+    m = Symbol("m", integer=True, positive=True)
+    yield toolbox.identity(
+        network.units(m), 2 + 3 * (m - 1), "g, g − ½ and f in every layer, but no f in the first: 3m − 1 units"
+    )
+    for depth in (1, 2, 3, 4):
+        yield _library_sawtooth(depth)
+    for eps, units in DEEP.items():
+        depth = next(m for m in range(1, 99) if Fraction(1, 4 ** (m + 1)) <= eps)
+        says = f"ε = {eps}: the least m with 4^-(m+1) ≤ ε has {units} units"
+        error = Fraction(1, 4 ** (depth + 1))
+        yield toolbox.rational(int(network.units(depth)) == units, says, layers=depth, error=error)
+    yield from _fewer_than_one_layer()
+    yield toolbox.kept(relu_square(1e-6, deep=True), "the library's network for ε = 1e-6, rounded to float64")
+
+
+def _interpolates(network: Sawtooth) -> Iterator[Evidence]:
+    """f_k is the chord of x² on every dyadic piece, by induction on k."""
+    w, u = Symbol("w", nonnegative=True), Symbol("u", real=True)
+    i, k = Symbol("i", integer=True, nonnegative=True), Symbol("k", integer=True, nonnegative=True)
+    half = Rational(1, 2)
+
+    def chord(j: Any, u: Any, k: Any) -> Any:
+        return (j**2 + (2 * j + 1) * u) / 4**k
+
+    yield from cut()
+    yield toolbox.identity(network.tooth(half - w, relu(-w)), 1 - 2 * w, "left of ½ the tooth is 2y: g(½ − w) = 1 − 2w")
+    yield toolbox.identity(
+        network.tooth(half + w, relu(w)), 1 - 2 * w, "right of ½ it comes down again: g(½ + w) = 1 − 2w"
+    )
+    yield toolbox.identity(
+        chord(0, u, 0), u, "f_0 = g_0 = x: the chord of x² on [0, 1], and a tooth that rises (x = u, piece 0)"
+    )
+    # On piece i of level k, x = (i + s)/2^k, g_k is s where i is even and 1 − s where it is odd.
+    for part, s, tooth in (("left", u / 2, u), ("right", (1 + u) / 2, 1 - u)):
+        for parity, y in (("even", s), ("odd", 1 - s)):
+            lower = (part == "left") == (parity == "even")
+            found = network.tooth(y, 0) if lower else network.tooth(y, y - half)
+            yield toolbox.identity(
+                found, tooth, f"on the {part} half of a piece of {parity} number g_(k+1) = g(g_k) is {tooth}"
+            )
+        j = 2 * i + (0 if part == "left" else 1)
+        yield toolbox.identity(
+            chord(i, s, k) - network.share(k + 1) * tooth,
+            chord(j, u, k + 1),
+            f"if f_k is the chord of x² on piece i, f_(k+1) = f_k − 4^-(k+1) g_(k+1) is the one on its {part} half",
+        )
+
+
+def _off_by_a_quarter() -> Iterator[Evidence]:
+    j, m = Symbol("j", integer=True, nonnegative=True), Symbol("m", integer=True, positive=True)
+    u, theta = Symbol("u", real=True), Symbol("theta", real=True)
+    above = (j**2 + (2 * j + 1) * u) / 4**m - ((j + u) / 2**m) ** 2
+    yield toolbox.identity(above, u * (1 - u) / 4**m, "a chord on a piece of length 2^-m is u(1 − u)/4^m above x²")
+    inside = (sin(theta) * cos(theta)) ** 2
+    says = "for u = sin²θ in [0, 1] u(1 − u) is sin²θ cos²θ"
+    yield toolbox.identity((u * (1 - u)).subs(u, sin(theta) ** 2), inside, says)
+    yield toolbox.nonnegative(inside, "so f_m is never below x², nor below 0, and σ(f_m) = f_m")
+    gap = sympy.Integer(1) / 4 - u * (1 - u)
+    yield toolbox.identity(gap, (u - Rational(1, 2)) ** 2, "and ¼ − u(1 − u) = (u − ½)²")
+    yield toolbox.nonnegative(
+        (u - Rational(1, 2)) ** 2 / 4**m, "so f_m − x² ≤ 4^-(m+1), which is reached in the middle, at u = ½"
+    )
+
+
+def _library_sawtooth(depth: int) -> Evidence:
+    layers = sawtooth(depth)
+    grid = [Fraction(i, 2 ** (depth + 1)) for i in range(2 ** (depth + 1) + 1)]
+    errors = [evaluated(layers, x) - x * x for x in grid]
+    worst = Fraction(1, 4 ** (depth + 1))
+    says = f"the library's {depth} layers are x² at every multiple of 2^-{depth}, and 4^-{depth + 1} above in between"
+    return toolbox.rational(errors[0::2] == [0] * len(errors[0::2]) and set(errors[1::2]) == {worst}, says, error=worst)
+
+
+def _fewer_than_one_layer() -> Iterator[Evidence]:
+    """With ε = 4^-y: at most 3y − 1 deep units against at least (2^y/√2 − 1)/2 of one layer."""
+    y, d, z = Symbol("y", positive=True), Symbol("d", nonnegative=True), Symbol("z", nonnegative=True)
+    one_layer = (1 / sqrt(2 * 4**-y) - 1) / 2
+    yield toolbox.identity(
+        1 / (2 * (2 * one_layer + 1) ** 2),
+        4**-y,
+        "ε = 4^-y takes K ≥ (2^y/√2 − 1)/2 units of one layer, or m < y layers",
+    )
+    start = log(10**4) / log(4)
+    lead = one_layer.subs(y, start) - (3 * start - 1)
+    yield toolbox.positive(lead, "at ε = 1e-4 that is more than the 3m − 1 < 3y − 1 of a deep network")
+    growth = sympy.diff(one_layer, y).subs(y, start)
+    yield toolbox.positive(growth - 3, "and there K grows by more than 3 for every y")
+    yield toolbox.nonnegative(
+        sympy.expand((3 + d) * (1 + z) - 3),
+        "further on, K's growth, 3 + d there, is 2^s = 1 + z ≥ 1 times that",
+    )
+
+
+eps = Symbol("varepsilon", positive=True)
+
+
+class Growth(NamedTuple):
+    """What a network is to follow on the whole line."""
+
+    function: Callable[[Any], Any]
+    name: str
+
+
+def _line_picture() -> Chart:
+    made = hinges(11)
+    xs = [Fraction(i, 20) for i in range(-40, 61)]
+    drawn = {
+        "x²": [float(x * x) for x in xs],
+        "11 units, within 1e-3 on [0, 1]": [float(evaluated(made, x)) for x in xs],
+    }
+    series = {name: ([float(x) for x in xs], ys) for name, ys in drawn.items()}
+    return Chart("Beyond its last kink a network is a straight line", "x", "f(x)", series)
+
+
+@claim(
+    "relu-square-line",
+    topic="relu",
+    expected="refuted",
+    statement=r"\forall \varepsilon > 0 \text{ some finite ReLU network has } |f(x) - x^2| \le \varepsilon"
+    r"\text{ for all } x \in \mathbb{R}",
+    plain="What works on [0, 1] works everywhere: some finite network is within ε of x² on the whole line.",
+    assumptions=("real arithmetic", "finitely many units, in any number of layers"),
+    subject=Growth(lambda x: x**2, "x²"),
+    sabotage={
+        "something a network can follow: |x|": Growth(lambda x: abs(x), "|x|"),
+        "a line": Growth(lambda x: 3 * x + 1, "3x + 1"),
+    },
+    picture=_line_picture,
+)
+def relu_square_line(target: Growth) -> Iterator[Evidence]:
+    p, q = Symbol("p", positive=True), Symbol("q", nonnegative=True)
+    d, last = Symbol("d", nonnegative=True), Symbol("T", nonnegative=True)
+    beyond = q / p + d
+    for c, words in ((q, "q"), (-q, "−q")):
+        rising, falling = p * beyond + c, -p * beyond + c
+        yield toolbox.identity(
+            relu(sympy.expand(rising)),
+            rising,
+            f"from x = q/p on, σ(px + {words}) is that line: so it goes layer after layer",
+        )
+        yield toolbox.identity(relu(sympy.expand(falling)), 0, f"and σ(−px + {words}) is 0: each unit ends as a line")
+    slope, height = Symbol("|s|", nonnegative=True), Symbol("|c|", nonnegative=True)
+    where = last + 1 + slope + height + eps
+    yield toolbox.positive(
+        sympy.expand(target.function(where) - slope * where - height - eps),
+        f"whatever line sx + c a network ends as after its last kink T, at x = T + 1 + |s| + |c| + ε it is more than ε"
+        f" below {target.name}",
+    )
+    for deep in (False, True):
+        made = relu_square(Fraction(1, 1000), deep=deep)
+        for at in (Fraction(2), Fraction(10)):
+            network, true = evaluated(made.exact, at), Fraction(target.function(at))
+            yield toolbox.counterexample(
+                abs(network - true) > Fraction(1, 1000),
+                f"the library's {made.units} units in {made.depth} layers, within 1e-3 on [0, 1], at x = {at}",
+                "fractions",
+                network=str(network),
+                true=str(true),
+            )
+
+
+# Searches for counterexamples: the excess of a case over each statement.
+
+
+def _line(units: Units, case: Numbers) -> arb:
+    return abs(units.at(*case) - (case[0] * case[2] + case[1]))
+
+
+def _hinges(network: Hinges, case: Numbers) -> arb:
+    promised = list(network.units.items())
+
+    def off(units: int, x: arb) -> arb:
+        n = arb(2 * units + 1)
+        awake = total(relu(network.weight(n) * x + network.offset(i)) for i in range(1, units + 1))
+        return abs(network.out(n) * awake + network.bias(n) - x * x)
+
+    units, which, x, *one = case
+    eps, enough = promised[whole(which)]
+    return most(
+        [
+            off(whole(units), x) - 1 / (2 * (2 * units + 1) ** 2),
+            off(enough, x) - intervals.ball(eps),
+            arb(1) / 18 - _farthest(*one),
+        ]
+    )
+
+
+def _farthest(weight: arb, bias: arb, out: arb, shift: arb) -> arb:
+    """The largest distance of one unit to x² on [0, 1]: at an end, at its kink, or where the slopes agree."""
+
+    def inside(x: arb) -> arb:
+        return x.max(arb(0)).min(arb(1))
+
+    kink, level = -bias / weight, out * weight / 2
+    return most(
+        [abs(out * relu(weight * x + bias) + shift - x * x) for x in (arb(0), arb(1), *map(inside, (kink, level)))]
+    )
+
+
+def _sawtooth(network: Sawtooth, case: Numbers) -> arb:
+    depth, x = whole(case[0]), case[1]
+    tooth = found = x
+    for k in range(1, depth + 1):
+        tooth = network.tooth(relu(tooth), relu(tooth - arb(1) / 2))
+        share = network.share(k)
+        found = found - intervals.ball(Fraction(int(share.p), int(share.q))) * tooth
+    units = sum(len(layer.bias) for layer in sawtooth(depth)[:-1])
+    return (abs(found - x * x) - arb(4) ** -(depth + 1)).max(arb(units - network.units(depth)))
+
+
+def _everywhere(target: Growth, case: Numbers) -> arb:
+    kinks, reach, eps, x = case
+    # A network through the target at 0 and at some points to either side, beyond which it is straight.
+    step, here = reach / kinks, target.function(arb(0))
+    network = here
+    for side in (1, -1):
+        heights = [target.function(side * i * step) for i in range(whole(kinks) + 1)]
+        slopes = [arb(0), *((b - a) / step for a, b in itertools.pairwise(heights))]
+        network += total((slopes[i + 1] - slopes[i]) * relu(side * x - i * step) for i in range(whole(kinks)))
+    return abs(network - target.function(x)) - eps
+
+
+FALSIFIERS: Mapping[str, Falsifier] = {
+    "relu-linear-a": Falsifier(
+        numbered("m b x", -3, 3),
+        lambda lines, case: _line(lines.stated, case),
+        lambda lines, case: _line(lines.amended, case),
+    ),
+    "relu-linear-b": Falsifier(numbered("m b x", -3, 3), _line),
+    "relu-square": Falsifier(
+        {"K": (1, 40), "ε, of four": (0, 3), "x": (0, 1), "w₀": (0.01, 3)} | numbered("b₀ w₁ b₁", -2, 2),
+        _hinges,
+        whole=frozenset({"K", "ε, of four"}),
+        reads="K units at x; the units of one of the four ε, from 1e-2 on; and any one unit of weights w₀, b₀, w₁, b₁.",
+    ),
+    "relu-square-deep": Falsifier({"m": (1, 8), "x": (0, 1)}, _sawtooth, whole=frozenset("m")),
+    "relu-square-line": Falsifier(
+        {"kinks a side": (1, 8), "reach": (0.1, 50), "ε": (0.001, 1), "x": (-200, 200)},
+        _everywhere,
+        whole=frozenset({"kinks a side"}),
+        reads="A network through the target at 0 and at points up to the reach on either side.",
+    ),
+}

@@ -8,16 +8,20 @@ Everything is shown for matrices of every size: products of symbols whose sizes 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import sympy
 import torch
+from flint import arb
 from sympy import Identity, IndexedBase, MatrixSymbol, Rational, Sum, Symbol, sqrt
 
 from avow.core.chart import Chart, Table
+from avow.numerics import intervals
+from avow.numerics.intervals import most, total
 from avow.theory.claims import toolbox
 from avow.theory.claims.claim import Evidence, claim
+from avow.theory.claims.random_search import Falsifier, Numbers, interval_function, numbered
 
 n, d, r, k = sympy.symbols("n d r k", integer=True, positive=True)
 i, j = sympy.symbols("i j", integer=True, positive=True)
@@ -181,3 +185,50 @@ def svd_spectral(kept: Callable[[Any], Any]) -> Iterator[Evidence]:
         energy / k - energy / left, "the first σ left is number (kept + 1), whose square is at most ‖A‖²/k [svd-kth]"
     )
     yield toolbox.identity(sqrt(energy / k), sqrt(energy) / sqrt(k), "and roots keep the order: ‖A − B‖ ≤ ‖A‖/√k")
+
+
+# Searches for counterexamples: the excess of a case over each statement.
+
+
+def _values(entries: Numbers) -> list[arb]:
+    """The singular values of a matrix of three rows and two columns: roots of AᵀA's eigenvalues, in closed form."""
+    one, two = entries[0::2], entries[1::2]
+    a, b, c = intervals.dot(one, one), intervals.dot(one, two), intervals.dot(two, two)
+    apart = intervals.norm([a - c, 2 * b])
+    # The smaller eigenvalue is the determinant over the larger: nothing cancels, and none is below zero.
+    larger = (a + c + apart) / 2
+    crossed = [one[i] * two[j] - one[j] * two[i] for i, j in ((0, 1), (0, 2), (1, 2))]
+    return [larger.sqrt(), intervals.norm(crossed) / larger.sqrt()]
+
+
+def _energy(energy: Callable[[Any], Any], entries: Numbers) -> arb:
+    part = interval_function(energy, 1)
+    return abs(total(part(sigma) for sigma in _values(entries)) - intervals.dot(entries, entries))
+
+
+def _kth(bound: Callable[[Any, Any], Any], entries: Numbers) -> arb:
+    square = intervals.dot(entries, entries)
+    return most([sigma * sigma - bound(square, k + 1) for k, sigma in enumerate(_values(entries))])
+
+
+def _spectral(kept: Callable[[Any], Any], entries: Numbers) -> arb:
+    values, length = _values(entries), intervals.norm(entries)
+    broken = []
+    for k in (1, 2):
+        count = max(kept(k), 0)
+        # What B keeps beyond k − 1 must be nothing, and what it leaves short enough.
+        broken += values[k - 1 : count]
+        broken += [left - length / arb(k).sqrt() for left in values[count:][:1]]
+    return most(broken)
+
+
+# Entries that are never all zero: a matrix of zeros has nothing to say here.
+_ENTRIES = {"a₁₁": (0.1, 2.0)} | numbered("a₁₂ a₂₁ a₂₂ a₃₁ a₃₂", -2, 2)
+
+_READS = "A matrix of three rows and two columns."
+
+FALSIFIERS: Mapping[str, Falsifier] = {
+    "svd-energy": Falsifier(_ENTRIES, _energy, reads=_READS),
+    "svd-kth": Falsifier(_ENTRIES, _kth, reads=_READS),
+    "svd-spectral": Falsifier(_ENTRIES, _spectral, reads=_READS),
+}

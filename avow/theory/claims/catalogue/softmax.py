@@ -7,8 +7,9 @@ built one key at a time: what holds of a sum, and of that sum with one more term
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from fractions import Fraction
+from functools import partial
 from typing import Any, NamedTuple
 
 import torch
@@ -17,12 +18,14 @@ from sympy import Symbol, exp, log
 
 from avow.core import named
 from avow.core.chart import Chart, Table
+from avow.numerics.intervals import least, most, total
 from avow.theory.claims import toolbox
 from avow.theory.claims.claim import Evidence, claim
+from avow.theory.claims.random_search import Falsifier, Numbers, interval_function, numbered, stored
 
 # A score; the exponential of one, that of another, and the sum of the others' or of all.
 score = Symbol("s", real=True)
-own, other, rest, total = (Symbol(name, positive=True) for name in ("e", "f", "R", "Z"))
+own, other, rest, denominator = (Symbol(name, positive=True) for name in ("e", "f", "R", "Z"))
 eps = Symbol("varepsilon", positive=True)
 keys = Symbol("n", integer=True, positive=True)
 further = Symbol("d", nonnegative=True)
@@ -31,7 +34,7 @@ further = Symbol("d", nonnegative=True)
 def sum_is_positive(amended: bool = False) -> Iterator[Evidence]:
     """A sum of exponentials is above zero, however many there are."""
     yield toolbox.positive(exp(score), "one key: e^s > 0 for every real score", amended)
-    yield toolbox.positive(total + exp(score), "one more key: a positive sum and e^s is positive", amended)
+    yield toolbox.positive(denominator + exp(score), "one more key: a positive sum and e^s is positive", amended)
 
 
 def _categorical_picture() -> Chart:
@@ -63,11 +66,11 @@ def softmax_categorical(weight: Callable[[Any, Any], Any]) -> Iterator[Evidence]
     yield toolbox.positive(weight(own, own), "one key alone: its weight is positive")
     yield toolbox.positive(weight(own, own + rest), "among others: e/(e + R) is positive")
     yield toolbox.identity(
-        weight(own, total) + weight(other, total),
-        weight(own + other, total),
+        weight(own, denominator) + weight(other, denominator),
+        weight(own + other, denominator),
         "weights over one denominator add as their exponentials do; key by key, Σα_i is the weight of the whole sum",
     )
-    yield toolbox.identity(weight(total, total), 1, "and the whole sum has weight 1")
+    yield toolbox.identity(weight(denominator, denominator), 1, "and the whole sum has weight 1")
 
 
 class Safe(NamedTuple):
@@ -360,3 +363,84 @@ def _too_large_for_half(mask: float) -> Iterator[Evidence]:
         largest=torch.finfo(torch.float16).max,
         mask=mask,
     )
+
+
+# Searches for counterexamples: the excess of a case over each statement.
+
+
+def _categorical(weight: Callable[[Any, Any], Any], scores: Numbers) -> arb:
+    share = interval_function(weight, 2)
+    terms = [score.exp() for score in scores]
+    weights = [share(term, total(terms)) for term in terms]
+    return most([abs(total(weights) - 1), *(-one for one in weights)])
+
+
+def _behind(gap: arb) -> arb:
+    """The weight of the second of two keys, so far behind."""
+    return 1 / (1 + gap.exp())
+
+
+def _never_zero(safe: Safe, scores: Numbers) -> arb:
+    one, two = scores
+    weight = stored(partial(_behind, one - two), torch.float32)
+    # Terms that are both zero as stored leave a denominator of zero.
+    return -weight.min(total(stored(score.exp, torch.float32) for score in scores))
+
+
+def _zero_from(safe: Safe, scores: Numbers) -> arb:
+    # Balls of the decimals that the gaps are given to, and half of each type's least number.
+    types = [(getattr(torch, name), arb(gap)) for name, gap in safe.gaps.items()]
+    halves = [arb(torch.finfo(dtype).eps) * torch.finfo(dtype).tiny / 2 for dtype, _ in types]
+    shift, beside = interval_function(safe.shift, 1), arb("0.01")
+    top, apart = scores[0].max(scores[1]), abs(scores[0] - scores[1])
+    broken = [1 - total((score - shift(top)).exp() for score in scores)]
+    for (dtype, gap), half in zip(types, halves, strict=True):
+        weight = stored(partial(_behind, apart), dtype)
+        # It must be zero beyond the gap, and for two keys only there.
+        broken += [(apart - gap - beside).min(weight - half), (gap - beside - apart).min(half - weight)]
+    return most(broken)
+
+
+def _gap(gap: Gap, case: Numbers) -> arb:
+    others, enough, needed = (
+        interval_function(gap.others, 1),
+        interval_function(gap.enough, 2),
+        interval_function(gap.needed, 1),
+    )
+    eps, *gaps = case
+    rest = total((-one).exp() for one in gaps)
+    weight, near = 1 / (1 + rest), 1 / (1 + eps)
+    return most(
+        [
+            # α ≥ 1/(1+ε) exactly when the others sum to at most what is allowed: one without the other breaks it.
+            (weight - near).min(rest - others(eps)),
+            (near - weight).min(others(eps) - rest),
+            (least(gaps) - enough(arb(len(gaps) + 1), eps)).min(near - weight),
+            (weight - near).min(needed(eps) - least(gaps)),
+        ]
+    )
+
+
+def _hidden(masks: tuple[float, ...], case: Numbers) -> arb:
+    hidden, allowed = case[0], -(10 ** case[1])
+    gaps = [allowed - hidden - arb(mask) for mask in masks if math.isfinite(mask)]
+    # With −∞ the hidden key has no weight at all.
+    return most([arb(0), *(stored(partial(_behind, gap), torch.float32) for gap in gaps)])
+
+
+FALSIFIERS: Mapping[str, Falsifier] = {
+    "softmax-categorical": Falsifier(numbered("s₁ s₂ s₃ s₄", -8, 8), _categorical),
+    "softmax-bounds": Falsifier(
+        numbered("s₁ s₂", -400, 400),
+        _never_zero,
+        _zero_from,
+        strict=True,
+        reads="Two scores; their weights are rounded to float32, float64 and float16.",
+    ),
+    "copy-gap": Falsifier({"ε": (0.01, 0.99)} | numbered("s₁−s₂ s₁−s₃ s₁−s₄", -1, 12), _gap),
+    "finite-mask": Falsifier(
+        {"hidden score": (-5, 5), "log₁₀(−allowed score)": (0, 10)},
+        _hidden,
+        reads="Two keys, one hidden, whose weight is rounded to float32; the allowed one has the lower score.",
+    ),
+}

@@ -1,0 +1,274 @@
+"""Worker processes: each handles one request at a time, with a time limit on every message of its answer.
+
+A process can be stopped while it computes; a thread cannot. Pools of libraries (concurrent.futures, pebble) give one
+result per task and limit the whole task. Here an answer is a series of messages, each with the limit again, and a
+worker can be asked to save its work before it ends. Workers are started, not forked: a lock that a thread holds at the
+moment of a fork stays locked in the child for ever.
+
+A request is a line of JSON, followed by as many bytes of content as its `bytes` says. The answer is a series of
+non-empty lines, closed by an empty one. The first empty line says that the worker is loaded. A worker whose standard
+input ends, because whoever started it is gone, sends itself SIGTERM.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import importlib
+import json
+import os
+import queue
+import signal
+import subprocess
+import sys
+import tempfile
+import threading
+from collections.abc import Callable, Iterator, Mapping
+from concurrent.futures import Future
+from typing import Any, TypeVar
+
+T = TypeVar("T")
+
+Send = Callable[[bytes], None]
+Handler = Callable[[dict[str, Any], bytes, Send], None]
+"""Takes a request, its content, and a function that sends one line of the answer."""
+
+# A fresh process loads torch and the provers, on a busy machine too.
+_START_SECONDS = 120.0
+# The longest message: enough for figures, too little to fill the memory.
+_MESSAGE_BYTES = 1 << 24
+# A process whose output has ended is about to exit, with a code that says why.
+_EXIT_SECONDS = 10.0
+
+
+class WorkerError(Exception):
+    """A worker that ended before its answer did; the message is a predicate, such as "was ended by SIGKILL"."""
+
+
+class TimeLimitError(WorkerError):
+    """A worker that was ended at its time limit."""
+
+
+def environment(threads: int = 1) -> dict[str, str]:
+    """The environment of a worker: the same modules as here, and this many threads to compute with."""
+    path = os.pathsep.join(map(os.path.abspath, sys.path))
+    return os.environ | {"PYTHONPATH": path, "OMP_NUM_THREADS": str(threads)}
+
+
+class Worker:
+    """A process that handles requests; only `terminate` and `kill` may be called from other threads.
+
+    `handler` is "module:function"; the function takes `arguments` and returns the `Handler`. With `own_session`, a
+    Ctrl-C or Ctrl-Z in the terminal does not reach the process.
+    """
+
+    def __init__(
+        self,
+        handler: str,
+        *arguments: str,
+        threads: int = 1,
+        own_session: bool = False,
+        variables: Mapping[str, str] | None = None,
+    ) -> None:
+        # In append mode, because it is emptied before each request.
+        self._stderr = tempfile.TemporaryFile("a+b")  # noqa: SIM115  # `end` closes it
+        self._process = subprocess.Popen(
+            [sys.executable, "-P", "-m", "avow.worker_pool", handler, *arguments],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=self._stderr,
+            env=environment(threads) | dict(variables or {}),
+            start_new_session=own_session,
+        )
+        self.pid = self._process.pid
+        self.loaded = False
+        self._expired = False
+
+    @property
+    def alive(self) -> bool:
+        return self._process.poll() is None
+
+    def load(self) -> None:
+        """Wait until the worker can take requests."""
+        if not self.loaded:
+            for _ in self._lines(_START_SECONDS):
+                pass
+            self.loaded = True
+
+    def messages(self, request: dict[str, Any], seconds: float | None = None, content: bytes = b"") -> Iterator[bytes]:
+        """Send a request; the lines of its answer, each within the time limit.
+
+        They must be read to the end before the next request. Raises WorkerError where the worker does not get there.
+        """
+        self.load()
+        self._stderr.truncate(0)
+        assert self._process.stdin is not None
+        with contextlib.suppress(BrokenPipeError):  # It has ended: `_lines` says so.
+            header = json.dumps(request | {"bytes": len(content)}).encode()
+            self._process.stdin.write(header + b"\n" + content)
+            self._process.stdin.flush()
+        yield from self._lines(seconds)
+
+    def terminate(self) -> None:
+        """Ask the process to save its work and end."""
+        self._process.terminate()
+
+    def kill(self) -> None:
+        """End the process now."""
+        self._process.kill()
+        self._process.wait()
+
+    def end(self) -> None:
+        """End the process and close what connects it with this one."""
+        self.kill()
+        assert self._process.stdin is not None and self._process.stdout is not None
+        for file in (self._process.stdin, self._process.stdout, self._stderr):
+            with contextlib.suppress(BrokenPipeError):
+                file.close()
+
+    def _lines(self, seconds: float | None) -> Iterator[bytes]:
+        assert self._process.stdout is not None
+        while True:
+            with self._time_limit(seconds):
+                line = self._process.stdout.readline(_MESSAGE_BYTES)
+            if line == b"\n":
+                return
+            if not line.endswith(b"\n"):
+                raise self._failure(too_long=bool(line), seconds=seconds)
+            yield line
+
+    @contextlib.contextmanager
+    def _time_limit(self, seconds: float | None) -> Iterator[None]:
+        if seconds is None:
+            yield
+            return
+        timer = threading.Timer(seconds, self._expire)
+        timer.daemon = True
+        timer.start()
+        try:
+            yield
+        finally:
+            timer.cancel()
+
+    def _expire(self) -> None:
+        self._expired = True
+        self._process.kill()
+
+    def _failure(self, too_long: bool, seconds: float | None) -> WorkerError:
+        if not too_long:
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                self._process.wait(_EXIT_SECONDS)
+        self._process.kill()
+        code = self._process.wait()
+        self._stderr.seek(0)
+        printed = self._stderr.read().decode(errors="replace").strip().splitlines()
+        self.end()
+        if self._expired:
+            return TimeLimitError(f"ran out of time: {seconds:g} s")
+        if too_long:
+            return WorkerError(f"sent a message of more than {_MESSAGE_BYTES} bytes")
+        how = f"was ended by {signal.Signals(-code).name}" if code < 0 else f"ended with exit code {code}"
+        return WorkerError(how + (f": {printed[-1]}" if printed else ""))
+
+
+class WorkerPool:
+    """Workers that are used again for the next task; whoever submits tasks decides how many run at once."""
+
+    def __init__(self, start: Callable[[], Worker]) -> None:
+        self._start = start
+        self._lock = threading.Lock()
+        self._idle: list[Worker] = []
+        self._busy: dict[Future[Any], Worker] = {}
+        self._closed = False
+
+    def submit(self, task: Callable[[Worker], T]) -> Future[T]:
+        """The result of a task, which is called in a thread with a worker of its own."""
+        future: Future[T] = Future()
+        future.set_running_or_notify_cancel()
+        with self._lock:
+            if self._closed:
+                raise RuntimeError("the worker pool is closed")
+            # The process starts in this thread: a child belongs to the thread that started it.
+            worker = self._busy[future] = self._idle_worker() or self._start()
+        threading.Thread(target=self._run, args=(future, worker, task), daemon=True).start()
+        return future
+
+    def kill(self, future: Future[Any]) -> None:
+        """End the worker of a task that nobody waits for any more; where the task is done, nothing happens."""
+        with self._lock:  # Held until the end, so that no other task gets the worker meanwhile.
+            if future in self._busy:
+                self._busy[future].kill()
+
+    def close(self) -> None:
+        """End every worker; tasks that still run end with WorkerError."""
+        with self._lock:
+            self._closed = True
+            idle, self._idle = self._idle, []
+            busy = list(self._busy.values())
+        for worker in busy:
+            worker.kill()
+        for worker in idle:
+            worker.end()
+
+    def _idle_worker(self) -> Worker | None:
+        while self._idle:
+            worker = self._idle.pop(0)
+            if worker.alive:
+                return worker
+            worker.end()
+        return None
+
+    def _run(self, future: Future[T], worker: Worker, task: Callable[[Worker], T]) -> None:
+        try:
+            result = task(worker)
+        except BaseException as error:
+            self._give_back(future, worker, usable=False)
+            future.set_exception(error)
+        else:
+            self._give_back(future, worker, usable=True)
+            future.set_result(result)
+
+    def _give_back(self, future: Future[Any], worker: Worker, usable: bool) -> None:
+        with self._lock:
+            del self._busy[future]
+            if usable and not self._closed:
+                self._idle.append(worker)
+                return
+        worker.end()
+
+
+def _serve(handler: str, *arguments: str) -> None:
+    """Handle requests until there are no more."""
+    # Ctrl-C reaches the whole group of processes; the one that started this worker ends it.
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    # What else reads standard input or prints must not mix with requests and answers.
+    requests, answers = os.fdopen(os.dup(0), "rb"), os.fdopen(os.dup(1), "wb")
+    with open(os.devnull) as nothing:
+        os.dup2(nothing.fileno(), 0)
+    os.dup2(2, 1)
+
+    def send(line: bytes) -> None:
+        with contextlib.suppress(BrokenPipeError):  # Nobody listens any more, and `_read` stops this process.
+            answers.write(line + b"\n")
+            answers.flush()
+
+    waiting: queue.Queue[tuple[dict[str, Any], bytes] | None] = queue.Queue()
+    threading.Thread(target=_read, args=(requests, waiting), daemon=True).start()
+    module, _, function = handler.partition(":")
+    handle: Handler = getattr(importlib.import_module(module), function)(*arguments)
+    send(b"")
+    while (request := waiting.get()) is not None:
+        handle(*request, send)
+        send(b"")
+
+
+def _read(requests: Any, waiting: queue.Queue[tuple[dict[str, Any], bytes] | None]) -> None:
+    """Pass requests on; after the last one, stop whatever is being computed."""
+    for line in requests:
+        request = json.loads(line)
+        waiting.put((request, requests.read(request.pop("bytes"))))
+    waiting.put(None)
+    os.kill(os.getpid(), signal.SIGTERM)
+
+
+if __name__ == "__main__":
+    _serve(*sys.argv[1:])

@@ -98,7 +98,7 @@ def test_sliders_reach_their_ends_and_none_counts_keys_that_are_not_there(clumsy
         and found.page.inner_text("[for=target] + output") == "2"
     )
     with pytest.raises(ParameterError, match=r"^ahead=3 must be below the number of keys, 3; move it to the left$"):
-        explorer.preview(explorer.Explored(show="route", n=3, ahead=3))
+        explorer.preview(explorer.ExplorerInputs(show="route", n=3, ahead=3))
 
 
 # A verdict has come that says something else.

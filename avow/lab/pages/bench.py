@@ -16,7 +16,7 @@ from avow.calibration import rates
 from avow.core import Method
 from avow.errors import AvowError
 from avow.lab.page import Answer, Inputs, Page, control, fact, judgement
-from avow.lab.pages.bench_heads import Head, Tried, drawn, read_by, tried, uploaded
+from avow.lab.pages.bench_heads import Head, Trial, drawn_head, run_sparse_trial, run_trial, uploaded_head
 from avow.methods import method_named
 from avow.methods.low_rank import LowRank
 from avow.methods.random_features import RandomFeatures
@@ -49,7 +49,7 @@ Figure = dict[str, Any]
 
 
 @dataclasses.dataclass(frozen=True)
-class Benched(Inputs):
+class BenchInputs(Inputs):
     method: Literal["random_features", "low_rank", "sparse"] = control("random_features", "Method")
     kind: Literal["diffuse", "clustered", "averaging", "copying"] = control(
         "diffuse", "What the head does", about="A file of your own takes its place."
@@ -80,8 +80,8 @@ class Knob(NamedTuple):
 
     title: str
     places: tuple[float, ...]
-    at: Callable[[Benched], float]
-    put: Callable[[Head, Benched, float], tuple[Head, Method]]
+    at: Callable[[BenchInputs], float]
+    put: Callable[[Head, BenchInputs, float], tuple[Head, Method]]
 
 
 KNOBS = {
@@ -106,12 +106,12 @@ KNOBS = {
 }
 
 
-def preview(inputs: Benched, tensors: dict[str, Tensor]) -> Answer:
+def preview(inputs: BenchInputs, tensors: dict[str, Tensor]) -> Answer:
     """Some rows of the head, its answer and its certificate, and how both change along the knob."""
     base, curve = _at_rest(_resting(inputs), tensors)
     knob = KNOBS[inputs.method]
     head, method = knob.put(base, inputs, knob.at(inputs))
-    result, lit = read_by(head, method) if isinstance(method, Sparse) else (tried(head, method), None)
+    result, lit = run_sparse_trial(head, method) if isinstance(method, Sparse) else (run_trial(head, method), None)
     return {
         "facts": _facts(result, head),
         "figures": {"breaking": _breaking(inputs, curve, result), "promises": _promises(result)},
@@ -119,11 +119,11 @@ def preview(inputs: Benched, tensors: dict[str, Tensor]) -> Answer:
     }
 
 
-def verdict(inputs: Benched, tensors: dict[str, Tensor]) -> Answer:
+def verdict(inputs: BenchInputs, tensors: dict[str, Tensor]) -> Answer:
     """Every row at the size that was asked for; every other method beside it."""
     knob = KNOBS[inputs.method]
     head, method = knob.put(_head(inputs, tensors, inputs.n), inputs, knob.at(inputs))
-    result = tried(_rows(head, method, _PAIRS), method)
+    result = run_trial(_rows(head, method, _PAIRS), method)
     others = _others(head)
     prices = [_price(head, other, inputs.cost) for other in others]
     with torch.no_grad():
@@ -137,7 +137,7 @@ def verdict(inputs: Benched, tensors: dict[str, Tensor]) -> Answer:
     }
 
 
-def judged(result: Tried, rows: int) -> Answer:
+def judged(result: Trial, rows: int) -> Answer:
     """The verdict's words: a promise that says something and is kept, one that warns, or one that was broken."""
     certificate, name = result.certificate, _words(result.method.name).capitalize()
     error, bound = f"{result.error:.2g}", f"{result.bound:.2g}"
@@ -160,29 +160,31 @@ def judged(result: Tried, rows: int) -> Answer:
     return judgement("proved", "kept", says, steps)
 
 
-def _head(inputs: Benched, tensors: dict[str, Tensor], most: int) -> Head:
+def _head(inputs: BenchInputs, tensors: dict[str, Tensor], most: int) -> Head:
     length = min(inputs.n, most)
-    return uploaded(tensors, length, inputs.head) if inputs.file else drawn(inputs.kind, length, inputs.d, inputs.head)
+    if inputs.file:
+        return uploaded_head(tensors, length, inputs.head)
+    return drawn_head(inputs.kind, length, inputs.d, inputs.head)
 
 
-def _resting(inputs: Benched) -> Benched:
+def _resting(inputs: BenchInputs) -> BenchInputs:
     """The same inputs with what moves along the curve, or moves it not at all, at its default: a key for `_known`."""
     still = ["norm", "rank", "drop", "cost"] + (["features"] if inputs.method != "random_features" else [])
-    defaults = {name: getattr(Benched, name) for name in still}
+    defaults = {name: getattr(BenchInputs, name) for name in still}
     return dataclasses.replace(inputs, **defaults, n=min(inputs.n, _KEYS))
 
 
 # What does not move with the knob, of the last few states. A file is known by its handle, one of the inputs.
-_known: OrderedDict[Benched, tuple[Head, tuple[Tried, ...]]] = OrderedDict()
+_known: OrderedDict[BenchInputs, tuple[Head, tuple[Trial, ...]]] = OrderedDict()
 _MOST_KNOWN = 8
 
 
-def _at_rest(inputs: Benched, tensors: dict[str, Tensor]) -> tuple[Head, tuple[Tried, ...]]:
+def _at_rest(inputs: BenchInputs, tensors: dict[str, Tensor]) -> tuple[Head, tuple[Trial, ...]]:
     """The head as a preview sees it, and what the method makes of it along the whole knob."""
     if inputs not in _known:
         knob = KNOBS[inputs.method]
         head = _head(inputs, tensors, _KEYS).rows(_ROWS if inputs.method == "sparse" else _QUERIES)
-        _known[inputs] = head, tuple(tried(*knob.put(head, inputs, place)) for place in knob.places)
+        _known[inputs] = head, tuple(run_trial(*knob.put(head, inputs, place)) for place in knob.places)
         if len(_known) > _MOST_KNOWN:
             _known.popitem(last=False)
     return _known[inputs]
@@ -193,18 +195,18 @@ def _rows(head: Head, method: Method, pairs: int) -> Head:
     return head.rows(max(16, pairs // head.k.shape[-2])) if isinstance(method, Sparse) else head
 
 
-def _others(head: Head) -> list[Tried]:
+def _others(head: Head) -> list[Trial]:
     """Every setting of every method that runs on this head, in the order of what exact attention's planner expects."""
     results = []
     for offer in candidates(head.problem.sizes, rates("cpu", measure=False)):
         try:
-            results.append(tried(_rows(head, offer.method, _ASIDE), offer.method))
+            results.append(run_trial(_rows(head, offer.method, _ASIDE), offer.method))
         except AvowError:
             continue  # What cannot be had for this head has no place among the costs.
     return results
 
 
-def _price(head: Head, result: Tried, unit: str) -> float:
+def _price(head: Head, result: Trial, unit: str) -> float:
     """What a method costs beside exact attention of the same rows."""
     if unit == "operations":
         return result.operations
@@ -217,7 +219,7 @@ def _price(head: Head, result: Tried, unit: str) -> float:
         return pace(call(result.method), call(method_named("exact")()), torch.device("cpu"), 3).ratio
 
 
-def _facts(result: Tried, head: Head) -> list[dict[str, str]]:
+def _facts(result: Trial, head: Head) -> list[dict[str, str]]:
     certificate, name = result.certificate, result.method.name
     kind = certificate.kind if certificate.kind == "deterministic" else f"with probability {certificate.confidence:g}"
     about = f"of {len(result.errors)} rows over {head.k.shape[-2]} keys, in float64"
@@ -238,7 +240,7 @@ def _facts(result: Tried, head: Head) -> list[dict[str, str]]:
 # ---- figures, as plotly reads them
 
 
-def _breaking(inputs: Benched, curve: Sequence[Tried], here: Tried) -> Figure:
+def _breaking(inputs: BenchInputs, curve: Sequence[Trial], here: Trial) -> Figure:
     """Measured error and certified bound over the one number that decides, and where the reader stands."""
     knob, colour = KNOBS[inputs.method], look(inputs.method).colour
     places, place = knob.places, knob.at(inputs)
@@ -271,7 +273,7 @@ def _breaking(inputs: Benched, curve: Sequence[Tried], here: Tried) -> Figure:
     return {"data": traces, "layout": layout}
 
 
-def _promises(result: Tried) -> Figure:
+def _promises(result: Trial) -> Figure:
     """Every row: what it is off by, and what was promised; on the line a bound would be met exactly."""
     colour, symbol, _ = look(result.method.name)
     rows = list(zip(result.errors.tolist(), result.bounds.tolist(), strict=True))
@@ -285,7 +287,7 @@ def _promises(result: Tried) -> Figure:
     return {"data": [even | {"hoverinfo": "skip"}, marks], "layout": layout | {"showlegend": False}}
 
 
-def _costs(results: Sequence[Tried], prices: Sequence[float], unit: str) -> Figure:
+def _costs(results: Sequence[Trial], prices: Sequence[float], unit: str) -> Figure:
     """Every setting of every method: what it costs beside exact attention, its error, and above it its bound."""
     points = [(price, max(one.error, _FLOOR)) for one, price in zip(results, prices, strict=True)]
     best = sorted(point for point, wins in zip(points, frontier(points), strict=True) if wins)
@@ -314,7 +316,7 @@ def _costs(results: Sequence[Tried], prices: Sequence[float], unit: str) -> Figu
     return {"data": traces, "layout": layout | {"shapes": [upright], "showlegend": False}}
 
 
-def _legend(results: Sequence[Tried]) -> list[dict[str, str]]:
+def _legend(results: Sequence[Trial]) -> list[dict[str, str]]:
     """How each method is drawn, in words and as a letter."""
     kinds = {one.method.name: one.own_mechanism for one in results}
     return [
@@ -332,7 +334,7 @@ def _words(name: str) -> str:
     return name.replace("_", " ")
 
 
-def _hover(result: Tried, price: float) -> str:
+def _hover(result: Trial, price: float) -> str:
     error = formatting.error(result.error)
     last = f"{error} measured, {formatting.error(result.bound)} promised"
     if result.own_mechanism:
@@ -369,7 +371,7 @@ PAGE = Page(
     title="Approximation bench",
     summary="Make a method fail, and see its certificate say so first: bound beside measured error, cost beside both.",
     order=20,
-    inputs=Benched,
+    inputs=BenchInputs,
     preview=preview,
     verdict=verdict,
     presets={

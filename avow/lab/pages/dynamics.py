@@ -35,7 +35,7 @@ Activation = Literal["tanh", "relu", "sigmoid"]
 
 
 @dataclass(frozen=True)
-class Moved(Inputs):
+class DynamicsInputs(Inputs):
     activation: Literal["tanh", "relu", "sigmoid"] = control("tanh", "σ, the activation")
     gain: float = control(0.9, "Largest singular value of W", low=0.3, high=2, step=0.01)
     back: int = control(50, "Steps back, T", low=5, high=_MOST_STEPS)
@@ -50,7 +50,7 @@ class Moved(Inputs):
         return STEEPEST[self.activation] * self.gain
 
 
-def preview(inputs: Moved) -> Answer:
+def preview(inputs: DynamicsInputs) -> Answer:
     """All three panels in float64."""
     measured = measured_gradients(inputs.activation, inputs.gain)[inputs.back]
     averages, averages_say = _averages(inputs)
@@ -69,7 +69,7 @@ def preview(inputs: Moved) -> Answer:
     }
 
 
-def verdict(inputs: Moved) -> Answer:
+def verdict(inputs: DynamicsInputs) -> Answer:
     """The gradient's bound, every rounding enclosed, at steps along the way; and the measurement held to it."""
     cell, x = cell_of(inputs.activation, inputs.gain), cell_inputs()
     places = sorted({max(1, round(inputs.back * k / _POINTS)) for k in range(1, _POINTS + 1)})
@@ -125,7 +125,7 @@ def measured_gradients(activation: Activation, gain: float) -> list[float]:
     return norms
 
 
-def _gradients(inputs: Moved, proved: dict[str, Any] | None = None) -> dict[str, Any]:
+def _gradients(inputs: DynamicsInputs, proved: dict[str, Any] | None = None) -> dict[str, Any]:
     steps = list(range(inputs.back + 1))
     series = {
         "measured": (steps, measured_gradients(inputs.activation, inputs.gain)[: inputs.back + 1]),
@@ -189,7 +189,7 @@ def _signal_average(beta: float, delta: float) -> AverageTrace:
     return average_trace(_signal(), beta, delta)
 
 
-def _averages(inputs: Moved) -> tuple[dict[str, Any], str]:
+def _averages(inputs: DynamicsInputs) -> tuple[dict[str, Any], str]:
     trace, steps = _signal_average(inputs.beta, inputs.delta), list(range(1, _SIGNAL_STEPS + 1))
     series = {
         "corrected average": (steps, trace.corrected),
@@ -245,7 +245,7 @@ def _weights_left(strength: float) -> tuple[list[list[float]], list[list[float]]
     return penalised.tolist(), adam_trace(gradients, _RATE, _BETAS, decay=strength).tolist()
 
 
-def _decay(inputs: Moved) -> tuple[dict[str, Any], str]:
+def _decay(inputs: DynamicsInputs) -> tuple[dict[str, Any], str]:
     penalised, decoupled = (left[inputs.taken] for left in _weights_left(inputs.penalty))
     series = {"Adam with L2": (_SIZES, penalised), "decoupled decay (AdamW)": (_SIZES, decoupled)}
     x, y = "size of the weight's gradients", "weight left"
@@ -274,7 +274,7 @@ PAGE = Page(
     title="Dynamics",
     summary="How far back a gradient reaches, what momentum averages, and what a penalty becomes under Adam.",
     order=50,
-    inputs=Moved,
+    inputs=DynamicsInputs,
     preview=preview,
     verdict=verdict,
     presets={

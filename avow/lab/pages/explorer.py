@@ -55,7 +55,7 @@ Law = DiscreteLaw | GaussianLaw
 
 
 @dataclass(frozen=True)
-class Explored(Inputs):
+class ExplorerInputs(Inputs):
     show: Literal["copy", "average", "noise", "route"] = control("copy", "What the head does", quiet=True)
     space: Literal["plane", "sphere"] = control("plane", "Keys on the", when=_LOOKING)
     n: int = control(8, "Number of keys", low=3, high=12, when=_ROUND)
@@ -110,7 +110,7 @@ class Scene:
         return self.wanted if len(self.queries) == 1 else self.wanted[:1]
 
 
-def preview(inputs: Explored) -> Answer:
+def preview(inputs: ExplorerInputs) -> Answer:
     """What the head reads, in float64, and the certificate of the float32 answer."""
     scene = _scene(inputs)
     readout = scene.read()
@@ -139,7 +139,7 @@ def preview(inputs: Explored) -> Answer:
     return {"shown": scene.shown, "stage": stage, "facts": facts, "figures": {"curve": _curve(inputs, scene)}}
 
 
-def verdict(inputs: Explored) -> Answer:
+def verdict(inputs: ExplorerInputs) -> Answer:
     """The same in ball arithmetic, the promise proved or refuted, and the certificate held to account."""
     scene = _scene(inputs)
     answers, certificate = _attended(scene)
@@ -163,7 +163,7 @@ def verdict(inputs: Explored) -> Answer:
     return {"facts": facts, "verdict": judged}
 
 
-def _judged(inputs: Explored, scene: Scene) -> Answer:
+def _judged(inputs: ExplorerInputs, scene: Scene) -> Answer:
     wanted = formatting.listed([str(key) for key in scene.wanted])
     if scene.refusal is not None:
         keys = formatting.listed([str(i) for i, share in enumerate(scene.refusal.combination) if share])
@@ -201,7 +201,7 @@ def _attended(scene: Scene) -> tuple[Float[Tensor, "h d"], Certificate]:
 # ---- what stands on the stage
 
 
-def _scene(inputs: Explored) -> Scene:
+def _scene(inputs: ExplorerInputs) -> Scene:
     match inputs.show:
         case "noise":
             return _noisy(inputs.eps, _law(inputs), inputs.heads, inputs.x)
@@ -216,7 +216,7 @@ def _scene(inputs: Explored) -> Scene:
             return _looking(inputs, wanted)
 
 
-def _key(inputs: Explored, name: Literal["target", "other", "ahead"]) -> int:
+def _key(inputs: ExplorerInputs, name: Literal["target", "other", "ahead"]) -> int:
     """One of the keys that there are."""
     number: int = getattr(inputs, name)
     if number >= inputs.n:
@@ -224,7 +224,7 @@ def _key(inputs: Explored, name: Literal["target", "other", "ahead"]) -> int:
     return number
 
 
-def _looking(inputs: Explored, wanted: tuple[int, ...]) -> Scene:
+def _looking(inputs: ExplorerInputs, wanted: tuple[int, ...]) -> Scene:
     """One query that copies a key or averages two; the reader may have turned it or changed its length."""
     keys = _around(inputs.space, inputs.n)
     start = _query(inputs.space, inputs.n, wanted, inputs.eps)
@@ -276,7 +276,7 @@ def _queries(heads: AverageQuery | RobustHeads) -> Float[Tensor, "h d"]:
     return heads.queries if isinstance(heads, RobustHeads) else heads.query[None]
 
 
-def _law(inputs: Explored) -> Law:
+def _law(inputs: ExplorerInputs) -> Law:
     """How the noisy key is scaled: by 1 − c or 1 + c, or by a Gaussian around 1."""
     if inputs.law == "Gaussian":
         return GaussianLaw(1.0, inputs.variance)
@@ -291,7 +291,7 @@ def _odds(eps: float, law: Law) -> dict[str, NoiseAnalysis]:
     return {name: noise_analysis(_AXES, [dict(enumerate(q)) for q in own], law, _ETA) for name, own in rows.items()}
 
 
-def _routing(inputs: Explored, ahead: int) -> Scene:
+def _routing(inputs: ExplorerInputs, ahead: int) -> Scene:
     """One head in which each token reads the one so many steps ahead; the reader moves a token around."""
     head = _router(inputs.n, ahead, inputs.eps)
     token = pointed(2, inputs.angle or 0.0, 0.0, 1.0)
@@ -341,7 +341,7 @@ def bearings(x: Float[Tensor, " d"]) -> dict[str, float]:
 # ---- what is shown
 
 
-def _curve(inputs: Explored, scene: Scene) -> dict[str, Any]:
+def _curve(inputs: ExplorerInputs, scene: Scene) -> dict[str, Any]:
     """Weights over the one number that matters: the scale of the noisy key, or the length of the query."""
     now = scene.read().weights.mean(0)
     if inputs.show == "noise":
@@ -400,7 +400,7 @@ PAGE = Page(
     title="Attention explorer",
     summary="Drag the query, and see what it reads. Longer is sharper; a scaled key fools one head, and not two.",
     order=10,
-    inputs=Explored,
+    inputs=ExplorerInputs,
     preview=preview,
     verdict=verdict,
     presets={

@@ -43,7 +43,7 @@ _FORMULA, _SQUARE = {"follow": ("a formula",)}, {"follow": ("x² on [0, 1]",)}
 
 
 @dataclass(frozen=True)
-class Built(Inputs):
+class ReluInputs(Inputs):
     follow: Literal["x² on [0, 1]", "a formula"] = control("x² on [0, 1]", "What to follow")
     formula: str = control(
         "sin(3*x)",
@@ -83,7 +83,7 @@ class Sketch(NamedTuple):
     layers: list[int]
 
 
-def preview(inputs: Built) -> Answer:
+def preview(inputs: ReluInputs) -> Answer:
     """The network against what it follows, its units, and its error as float64 sees it at some points."""
     sketch = _checked(inputs, _sketch)
     growth = _growth(({"one layer": ([], [])} if inputs.is_formula else _both_ways()), sum(sketch.layers), inputs)
@@ -96,7 +96,7 @@ def preview(inputs: Built) -> Answer:
     }
 
 
-def verdict(inputs: Built) -> Answer:
+def verdict(inputs: ReluInputs) -> Answer:
     """The weights that are returned, proved: in fractions for x², in balls for a formula."""
     network = _checked(inputs, _network)
     proof = network.verify()
@@ -125,7 +125,7 @@ def verdict(inputs: Built) -> Answer:
     return answer
 
 
-def _checked(inputs: Built, work: Callable[[Built], _T]) -> _T:
+def _checked(inputs: ReluInputs, work: Callable[[ReluInputs], _T]) -> _T:
     """What is wrong with a formula is said of the field it was typed into, or of the slider that asks too much."""
     if not inputs.is_formula:
         return work(inputs)
@@ -139,7 +139,7 @@ def _checked(inputs: Built, work: Callable[[Built], _T]) -> _T:
         raise type(error)(field, value, error.rule, error.remedy) from error
 
 
-def _sketch(inputs: Built) -> Sketch:
+def _sketch(inputs: ReluInputs) -> Sketch:
     x = np.linspace(*inputs.interval, _POINTS)
     if inputs.is_formula:
         curve = _curve(inputs.formula)
@@ -165,13 +165,13 @@ def _square(eps: float, deep: bool) -> ReluNetwork:
     return relu_square(eps, deep)
 
 
-def _network(inputs: Built) -> ReluNetwork:
+def _network(inputs: ReluInputs) -> ReluNetwork:
     if inputs.is_formula:
         return relu_piecewise(parse(inputs.formula), inputs.interval, inputs.within)
     return _square(inputs.eps, inputs.layers == "many")
 
 
-def _true(inputs: Built, x: Any) -> Any:
+def _true(inputs: ReluInputs, x: Any) -> Any:
     return _curve(inputs.formula).values(x) if inputs.is_formula else x * x
 
 
@@ -180,7 +180,7 @@ def _values(network: ReluNetwork, x: Any) -> Any:
         return network.as_module()(torch.from_numpy(x)[:, None])[:, 0].numpy()
 
 
-def _units(inputs: Built, units: int) -> list[dict[str, str]]:
+def _units(inputs: ReluInputs, units: int) -> list[dict[str, str]]:
     """How many units a formula takes, or x² either way."""
     if inputs.is_formula:
         return [fact("Hidden units", f"{units:,}", "one layer")]
@@ -254,7 +254,7 @@ def _error(sketch: Sketch, allowed: float) -> dict[str, Any]:
     return drawn
 
 
-def _growth(series: dict[str, Points], units: int, inputs: Built) -> dict[str, Any]:
+def _growth(series: dict[str, Points], units: int, inputs: ReluInputs) -> dict[str, Any]:
     """Units against error, both in factors, and where this network stands."""
     here = {"this one": ([inputs.allowed], [float(units)])}
     drawn = figure(Chart("", "error allowed", "hidden units", {**series, **here}, log_x=True, log_y=True))
@@ -290,7 +290,7 @@ PAGE = Page(
     title="ReLU builder",
     summary="How many kinks make a curve? Straight lines follow x², or a formula of yours, as closely as you ask.",
     order=40,
-    inputs=Built,
+    inputs=ReluInputs,
     preview=preview,
     verdict=verdict,
     presets={

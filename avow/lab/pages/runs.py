@@ -47,7 +47,7 @@ Curves = dict[str, list[float]]
 
 
 @dataclass(frozen=True)
-class Watched(Inputs):
+class RunsInputs(Inputs):
     run: str = control("", "Run, or folder of runs", longest=300, quiet=True)
     curve: Literal["loss", "learning rate", "gradient", "speed"] = control("loss", "Curve")
     log: bool = control(True, "Logarithmic scale")
@@ -105,7 +105,7 @@ class Run:
         return formatting.NOTHING if loss is None else f"{loss:.4g}"
 
 
-def preview(inputs: Watched) -> Answer:
+def preview(inputs: RunsInputs) -> Answer:
     """The state of every run; curves of the chosen ones, and the tables of experiments that ended."""
     runs, trouble = all_runs(), None
     chosen: list[Run] = []
@@ -170,7 +170,7 @@ def _facts(run: Run) -> list[dict[str, str]]:
     return [*facts, fact("Model", run.about)]
 
 
-def _drawn(chosen: list[Run], inputs: Watched) -> dict[str, Any]:
+def _drawn(chosen: list[Run], inputs: RunsInputs) -> dict[str, Any]:
     column, title = _COLUMNS[inputs.curve]
     series = {
         run.short_name or run.name: (run.curves["step"], run.curves[column]) for run in chosen if run.curves["step"]
@@ -336,6 +336,6 @@ PAGE = Page(
     title="Runs",
     summary="Training runs on this machine: losses while they fall, and what models know after reading.",
     order=60,
-    inputs=Watched,
+    inputs=RunsInputs,
     preview=preview,
 )

@@ -18,7 +18,7 @@ from pathlib import Path
 
 import torch
 
-from avow import bounded, file_io
+from avow import file_io
 from avow.core import Cost, Method, Problem, Sizes
 from avow.errors import FileError
 from avow.methods import all_methods
@@ -93,7 +93,7 @@ def cache_file(device: str) -> Path:
 
 def _read(path: Path) -> dict[str, Rate] | None:
     try:
-        plain = json.loads(bounded.read_document(path))
+        plain = json.loads(file_io.read_document(path))
         found = {name: Rate(**rate) for name, rate in plain.items()}
     except (OSError, ValueError, TypeError, AttributeError, RecursionError):
         return None

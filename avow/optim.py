@@ -15,8 +15,8 @@ from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _NormBase
 from torch.optim.lr_scheduler import LambdaLR
 
-from avow.declared import declared
 from avow.errors import ParameterError, ShapeError
+from avow.parameters import declared
 
 # Tables that are looked up, and gains: what they hold does not multiply activations as a matrix does.
 _EXEMPT = (nn.Embedding, nn.EmbeddingBag, nn.LayerNorm, nn.RMSNorm, nn.GroupNorm, _NormBase)

@@ -1,20 +1,35 @@
-"""A method's parameters, declared once: the check, the message, the command line's help, the lab's form.
+"""What an argument may be, declared once: in a field, `rank: int = param(64, at_least(1), "landmarks per head")`, or by
+the types of a function's signature, `@declared("copy_query")`.
 
-rank: int = param(64, at_least(1), "landmarks per head")
+A field's declaration gives the check, the message, the command line's help and the lab's form. A signature's gives the
+check and the message, before anything runs.
 """
 
 from __future__ import annotations
 
+import collections.abc
 import dataclasses
 import functools
+import inspect
 import math
+import numbers
+import operator
+import os
 import types
 import typing
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any
+from fractions import Fraction
+from pathlib import Path
+from typing import Any, NamedTuple, TypeVar
 
-from avow.errors import ParameterError
+import torch
+from torch import Tensor, nn
+
+from avow.errors import DtypeError, InputError, ParameterError
+
+_C = TypeVar("_C", bound=Callable[..., Any])
+_NUMBERS = frozenset((float, Fraction))
 
 
 @dataclass(frozen=True)
@@ -54,11 +69,11 @@ def anything() -> Rule:
 
 
 def as_float(value: object) -> float:
-    """The number, or nan for what is none: numpy scalars and tensors of one element are numbers."""
+    """The number, or nan for what is not one: numpy scalars and tensors of one element are numbers."""
     if isinstance(value, bool | str | bytes) or value is None:
         return math.nan
     try:
-        return float(value)  # type: ignore[arg-type]  # what is no number raises, and is caught
+        return float(value)  # type: ignore[arg-type]  # what is not a number raises, and is caught
     except (TypeError, ValueError, RuntimeError, OverflowError):
         return math.nan
 
@@ -74,26 +89,25 @@ class Parameter:
     help: str
 
     def check(self, owner: str, value: Any) -> None:
-        """Raise unless `value` has the declared type and keeps the rule; None is allowed if it is the default."""
+        """Raise unless `value` has the declared type itself, so that JSON can hold it, and keeps the rule.
+
+        None is allowed if it is the default.
+        """
         if value is None and self.default is None:
             return
-        numeric = self.type is float and isinstance(value, int) and not isinstance(value, bool)
+        numeric = self.type is float and isinstance(value, int)
         if not (isinstance(value, self.type) or numeric) or (isinstance(value, bool) and self.type is not bool):
-            raise self._refusal(owner, repr(value), f"must be of type {self.type.__name__}")
+            raise self._refusal(owner, repr(value), f"must be {_type_words(self.type).words}")
         # Nan, and integers beyond what a float can hold.
         if (self.type is float and math.isnan(as_float(value))) or not self.rule.holds(value):
             raise self._refusal(owner, repr(value), self.rule.words)
 
     def read(self, owner: str, text: str) -> Any:
         """The value a command line's `name=text` means."""
-        if self.type is bool:
-            if text.lower() not in ("true", "false"):
-                raise ParameterError(f"{owner}: {self.name}", text, "must be true or false", f"try {self.name}=true")
-            return text.lower() == "true"
         try:
-            value = self.type(text)
-        except ValueError as error:
-            raise self._refusal(owner, text, f"must be of type {self.type.__name__}") from error
+            value = {"true": True, "false": False}[text.lower()] if self.type is bool else self.type(text)
+        except (ValueError, KeyError) as error:
+            raise self._refusal(owner, text, f"must be {_type_words(self.type).words}") from error
         self.check(owner, value)
         return value
 
@@ -125,12 +139,188 @@ def parameters_of(owner: type) -> tuple[Parameter, ...]:
     return tuple(found)
 
 
-def check_parameters(owner: str, kind: type, given: dict[str, Any]) -> None:
+def check_parameters(owner: str, kind: type, given: Mapping[str, Any]) -> None:
     """Raise on a name that is not declared or a value that breaks its rule."""
-    declared = {p.name: p for p in parameters_of(kind)}
+    known = {p.name: p for p in parameters_of(kind)}
     for name, value in given.items():
-        if name not in declared:
-            known = ", ".join(declared) or "none"
+        if name not in known:
+            remedy = f"known parameters: {', '.join(known) or 'none'}"
             place = f"{owner}: {name}" if owner else name
-            raise ParameterError(place, repr(value), "is not a parameter", f"known parameters: {known}")
-        declared[name].check(owner, value)
+            raise ParameterError(place, repr(value), "is not a parameter", remedy)
+        known[name].check(owner, value)
+
+
+def declared(owner: str = "") -> Callable[[_C], _C]:
+    """A function, or a class, whose arguments are checked first; `owner` goes before their names in an error.
+
+    A number is whatever `float` makes one of, an integer whatever can be an index, but neither is True. Entries of a
+    list, a tuple or a mapping are checked too. Types that are loaded at use only are left to the function.
+    """
+
+    def checked(thing: _C) -> _C:
+        if isinstance(thing, type):
+            type.__setattr__(thing, "__init__", checked(vars(thing)["__init__"]))
+            return thing
+        signature = inspect.signature(thing)
+
+        @functools.cache
+        def hints() -> dict[str, Any]:
+            return {name: _hint(thing, one.annotation) for name, one in signature.parameters.items()}
+
+        @functools.wraps(thing)
+        def run(*arguments: Any, **options: Any) -> Any:
+            try:
+                given = signature.bind(*arguments, **options).arguments
+            except TypeError:
+                return thing(*arguments, **options)  # Python's own words for what is missing
+            for name, value in given.items():
+                parameter = signature.parameters[name]
+                if parameter.kind in (parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD) or value is parameter.default:
+                    continue
+                if fault := _fault(hints()[name], value):
+                    raise _refusal(f"{owner}: {name}" if owner else name, parameter, fault)
+            return thing(*arguments, **options)
+
+        return typing.cast("_C", run)
+
+    return checked
+
+
+def _hint(function: Callable[..., Any], annotation: Any) -> Any:
+    if annotation is inspect.Parameter.empty:
+        return Any
+    written = inspect.unwrap(function)  # under other decorators, where its names are known
+    try:
+        return eval(annotation, written.__globals__) if isinstance(annotation, str) else annotation
+    except NameError:
+        return Any
+
+
+class _Fault(NamedTuple):
+    """What does not fit: where it stands in the argument, what it is, what it must be, and a remedy."""
+
+    place: str
+    value: object
+    words: str
+    remedy: str
+
+
+def _refusal(name: str, parameter: inspect.Parameter, fault: _Fault) -> InputError:
+    value, default = fault.value, parameter.default
+    plain = value is None or isinstance(value, str | bytes | numbers.Number | list | tuple | dict)
+    shown = repr(value) if plain else type(value).__name__
+    shown = shown if len(shown) <= 60 else type(value).__name__
+    remedy = fault.remedy
+    if isinstance(default, bool | int | float | str | torch.dtype):
+        remedy = f"the default is {default!r}"
+    elif default is not parameter.empty:
+        remedy = f"{remedy}, or leave it out"
+    kind = DtypeError if fault.words == _TYPES[Tensor].words else ParameterError
+    return kind(name + fault.place, shown, f"must be {fault.words}", remedy)
+
+
+def _fault(hint: Any, value: Any, place: str = "") -> _Fault | None:
+    """Why a value is not what a hint says; None if it is."""
+    origin, inside = typing.get_origin(hint), typing.get_args(hint)
+    if origin in (typing.Union, types.UnionType):
+        return _union_fault(inside, value, place)
+    if origin is typing.Literal:
+        fits, words = isinstance(value, str) and value in inside, f"one of {', '.join(map(str, inside))}"
+        return None if fits else _Fault(place, value, words, f'try "{inside[0]}"')
+    if origin is collections.abc.Callable:
+        return None if callable(value) else _Fault(place, value, "a function", "pass what can be called")
+    if isinstance(origin, type) and issubclass(origin, Mapping):
+        return _mapping_fault(inside, value, place)
+    if isinstance(origin, type) and issubclass(origin, Iterable):
+        return _series_fault(inside, value, place)
+    kind = getattr(hint, "array_type", hint)  # Float[Tensor, "n d"] is a tensor
+    if not isinstance(kind, type) or kind is Any or _is_a(kind, value):
+        return None
+    if kind is int and _integer(value) is not None:
+        return _Fault(place, value, "a number of 64 bits", "use a smaller one")
+    return _Fault(place, value, *_type_words(kind))
+
+
+def _union_fault(choices: tuple[Any, ...], value: Any, place: str) -> _Fault | None:
+    faults = [_fault(one, value, place) for one in choices if one is not types.NoneType]
+    unfit = [fault for fault in faults if fault is not None]
+    if len(unfit) < len(faults) or (value is None and types.NoneType in choices):
+        return None
+    # A list with one wrong entry is nearer to the truth than what is not a list.
+    inside = next((fault for fault in unfit if fault.place != place), None)
+    if _NUMBERS.intersection(choices):
+        unfit = [fault for fault in unfit if fault.words != _TYPES[int].words]
+    words = " or ".join(dict.fromkeys(fault.words for fault in unfit))
+    return inside or _Fault(place, value, words, unfit[0].remedy)
+
+
+def _mapping_fault(inside: tuple[Any, ...], value: Any, place: str) -> _Fault | None:
+    if not isinstance(value, Mapping):
+        return _Fault(place, value, "a mapping", "pass a dict")
+    for key, entry in value.items():
+        if fault := _fault(inside[0], key, f"{place}: key") or _fault(inside[1], entry, f"{place}[{key!r}]"):
+            return fault
+    return None
+
+
+def _series_fault(inside: tuple[Any, ...], value: Any, place: str) -> _Fault | None:
+    """How many entries there must be is left to the function, which knows what they are for."""
+    if isinstance(value, Iterator):
+        return None  # to look inside would use it up
+    unlike = isinstance(value, str | bytes | Mapping) or (isinstance(value, Tensor) and inside[0] not in (int, float))
+    try:
+        parts = None if unlike else list(value)
+    except TypeError:
+        parts = None
+    if parts is None:
+        return _Fault(place, value, "a sequence", "put what there is in a list")
+    faults = (_fault(inside[0], part, f"{place}[{i}]") for i, part in enumerate(parts))
+    return next((fault for fault in faults if fault), None)
+
+
+def _is_a(kind: type, value: Any) -> bool:
+    if kind is int:
+        number = _integer(value)
+        return number is not None and -(2**63) <= number < 2**63  # beyond, torch cannot hold it
+    if kind in _NUMBERS:
+        return (isinstance(value, numbers.Real) or not math.isnan(as_float(value))) and not isinstance(value, bool)
+    return isinstance(value, os.PathLike if kind is Path else kind)
+
+
+def _integer(value: Any) -> int | None:
+    try:
+        return None if isinstance(value, bool) else operator.index(value)
+    except (TypeError, RuntimeError):
+        return None
+
+
+class _Type(NamedTuple):
+    """The words for a type, and what to do about a value of another."""
+
+    words: str
+    remedy: str
+
+
+_NUMBER = _Type("a number", "pass one such as 0.5")
+_TYPES: dict[type, _Type] = {
+    Tensor: _Type("a torch.Tensor", "wrap it with torch.as_tensor"),
+    bool: _Type("True or False", "pass one of them"),
+    int: _Type("a whole number", "count in whole numbers"),
+    float: _NUMBER,
+    Fraction: _NUMBER,
+    str: _Type("text", "pass a str"),
+    Path: _Type("a path", "pass a pathlib.Path"),
+    torch.Generator: _Type("a torch.Generator", "pass torch.Generator().manual_seed(0)"),
+    # Names that people import; the classes know themselves by others.
+    nn.Module: _Type("a torch.nn.Module", "pass one"),
+    torch.optim.Optimizer: _Type("a torch.optim.Optimizer", "pass one"),
+}
+
+
+def _type_words(kind: type) -> _Type:
+    name = kind.__name__
+    if kind in _TYPES:
+        return _TYPES[kind]
+    if kind.__module__.startswith("avow."):
+        return _Type(f"{'an' if name[0] in 'AEIO' else 'a'} {name}", f"make one with avow's {name}")
+    return _Type(f"a {kind.__module__.split('.')[0]}.{name}", "pass one")

@@ -17,12 +17,11 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import pad
 
-from avow.bench.machine import machine
+from avow.bench.clock import machine
 from avow.bench.results import Goal, Result, Row
 from avow.training import Progress, TrainConfig, read_config, train
-from avow.training.loop import Trainer, summed_loss
-from avow.training.parallel import Ranks
-from avow.training.speed import peak_rate
+from avow.training.distributed import Ranks
+from avow.training.loop import Trainer, peak_rate, summed_loss
 from benchmarks.options import Options
 
 # Of bfloat16's rounding, in the gradient of a whole step, relative to its length.
@@ -60,7 +59,7 @@ def plain(config: TrainConfig, folder: Path, steps: int) -> tuple[Plain, list[Te
     losses = torch.zeros((), device=device)
     before, tokens = time.perf_counter(), 0
     for number in range(steps):
-        step = trainer.batches.at(number)
+        step = trainer.batches[number]
         ids, targets = (
             torch.cat([pad(x, (0, block - x.shape[1])) for x in side]) for side in zip(*step.micros, strict=True)
         )
@@ -84,7 +83,7 @@ def plain(config: TrainConfig, folder: Path, steps: int) -> tuple[Plain, list[Te
 def ours(config: TrainConfig, folder: Path, steps: int) -> tuple[float, list[Tensor]]:
     """The mean loss over as many steps of the library's loop, and the gradients of its first step."""
     trainer = _trainer(config, folder)
-    trainer.backward(trainer.batches.at(0))
+    trainer.backward(trainer.batches[0])
     first = [_gradient(p).clone() for p in trainer.model.parameters()]
     trainer.running.zero_()
     for _ in range(steps):

@@ -20,10 +20,8 @@ import torch
 
 from avow.attend import Attended
 from avow.core import Problem
-from avow.distributed.comm_cost import Traffic
-from avow.distributed.protocols import side_by_side
-from avow.distributed.sparse_reports import Reading
-from avow.distributed.sparse_script import Task, shard_script
+from avow.distributed.protocols import Traffic, side_by_side
+from avow.distributed.sparse_protocol import Reading, Task, sparse_protocol
 from avow.errors import RangeError, ToleranceUnreachable
 from avow.methods.sparse import Sparse
 from avow.numerics.sketch import GROUP, sketched
@@ -71,8 +69,8 @@ def over_shards(
     task = Task(tol, method, ends[-1], max(part.k.shape[-2] for part in parts), len(ends), followed)
     known = [None if groups is None else sketched(part.k[:, :, : groups * GROUP], method.bits) for part in parts]
     draws = drawing(0, len(ends)) if draws is None else draws
-    scripts = [shard_script(*given) for given in zip(parts, [task] * len(ends), known, draws, strict=True)]
-    found, loads = side_by_side(scripts)
+    protocols = [sparse_protocol(*given) for given in zip(parts, [task] * len(ends), known, draws, strict=True)]
+    found, loads = side_by_side(protocols)
     first = found[0][0]
     for other, _ in found:
         assert torch.equal(other.out, first.out) and torch.equal(other.certificate.rows, first.certificate.rows)

@@ -9,7 +9,7 @@ import torch
 from avow.errors import ParameterError
 from avow.training import PAD, Batches, Mixture, Question, QuestionExamples, SpanExamples, Vocabulary
 from avow.training.batches import Step
-from avow.training.corpus import Line
+from avow.training.data import Line
 
 VOCABULARY = Vocabulary("abcdefghijklmnopqrstuvwxyz0123456789")
 BLOCK = 64
@@ -59,20 +59,20 @@ def test_the_position_is_all_that_a_resumed_run_needs() -> None:
     for _ in range(5):
         for one, other in zip(next(going).micros, next(resumed).micros, strict=True):
             assert torch.equal(one.ids, other.ids) and torch.equal(one.targets, other.targets)
-    assert rows(batches(position=1).at(1)) != rows(batches().at(2))
+    assert rows(batches(position=1)[1]) != rows(batches()[2])
 
 
 @pytest.mark.parametrize(("accumulate", "world"), [(1, 2), (4, 1), (3, 2), (1, 5)])
 def test_micro_batches_and_ranks_hold_the_same_examples(accumulate: int, world: int) -> None:
-    whole = batches().at(4)
-    shares = [batches(accumulate=accumulate, world=world, rank=rank).at(4) for rank in range(world)]
+    whole = batches()[4]
+    shares = [batches(accumulate=accumulate, world=world, rank=rank)[4] for rank in range(world)]
     assert sorted(row for share in shares for row in rows(share)) == rows(whole)
     assert {(share.targets, share.positions) for share in shares} == {(whole.targets, whole.positions)}
     assert all(len(share.micros) == accumulate for share in shares)
 
 
 def test_targets_count_no_padding() -> None:
-    step = batches(accumulate=4).at(0)
+    step = batches(accumulate=4)[0]
     assert step.targets == sum(int((micro.targets != PAD).sum()) for micro in step.micros)
     assert step.positions == sum(int((micro.ids != PAD).sum()) for micro in step.micros)
 
@@ -80,7 +80,7 @@ def test_targets_count_no_padding() -> None:
 def test_cutting_by_length_leaves_little_padding() -> None:
     def computed(accumulate: int) -> float:
         made = Batches(spans(500), 128, 0, block=BLOCK, accumulate=accumulate)
-        steps = [made.at(number) for number in range(5)]
+        steps = [made[number] for number in range(5)]
         return sum(m.ids.numel() for s in steps for m in s.micros) / sum(s.positions for s in steps)
 
     assert computed(1) > 1.6
@@ -88,10 +88,10 @@ def test_cutting_by_length_leaves_little_padding() -> None:
 
 
 def test_widths_are_multiples_of_eight_within_the_block() -> None:
-    widths = {m.ids.shape[1] for number in range(20) for m in batches(accumulate=4).at(number).micros}
+    widths = {m.ids.shape[1] for number in range(20) for m in batches(accumulate=4)[number].micros}
     assert widths <= set(range(8, BLOCK + 1, 8)) and len(widths) > 3
     odd = Batches(SpanExamples([Line("a" * 50, "")], VOCABULARY, 21, 0), 4, 0, block=21)
-    assert max(m.ids.shape[1] for number in range(20) for m in odd.at(number).micros) <= 21
+    assert max(m.ids.shape[1] for number in range(20) for m in odd[number].micros) <= 21
 
 
 def test_a_mixture_reads_both_kinds() -> None:

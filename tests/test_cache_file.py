@@ -18,7 +18,7 @@ from safetensors import safe_open
 from safetensors.torch import save
 from torch import Tensor
 
-from avow import bounded
+from avow import file_io
 from avow.errors import FileError, RangeError, ToleranceUnreachable
 from avow.nn import KeyValueCache, cache_file, key_value_cache, token_buffers
 from tests.helpers.caches import DTYPES, errors, filled, queries, tokens
@@ -79,7 +79,7 @@ def test_a_reader_sees_one_whole_file_whoever_replaces_it_meanwhile(tmp_path: Pa
 def test_a_file_that_is_replaced_between_its_header_and_its_tensors_is_the_old_one(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    path, read_header = tmp_path / "cache", bounded.read_header
+    path, read_header = tmp_path / "cache", file_io.read_header
     of_length(70).save(path)
 
     def replaced(file: Any) -> Any:
@@ -94,7 +94,7 @@ def test_a_file_that_is_replaced_between_its_header_and_its_tensors_is_the_old_o
 
 
 def test_a_file_that_is_cut_short_while_it_is_read_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    path, read_header = tmp_path / "cache", bounded.read_header
+    path, read_header = tmp_path / "cache", file_io.read_header
     of_length(9000).save(path)
 
     def cut(file: Any) -> Any:

@@ -13,7 +13,7 @@ import pytest
 import torch
 from torch import nn
 
-from avow import bounded
+from avow import file_io
 from avow.errors import FileError
 from avow.optim import adamw, warmup_cosine
 from avow.training import checkpoint
@@ -138,7 +138,7 @@ def spoil_name(path: Path) -> None:
         (spoil_truncate, "is damaged: weights.safetensors is not what was written"),
         (spoil_flip, "is damaged: optimiser.safetensors is not what was written"),
         (spoil_cut_state, "has a state.json that cannot be read"),
-        (spoil_foreign, "is no 'avow checkpoint 3'"),
+        (spoil_foreign, "is not an 'avow checkpoint 3'"),
         (spoil_age, "is an 'avow checkpoint 1', and this version reads 'avow checkpoint 3'"),
         (spoil_lose, "is damaged: generators.safetensors is not what was written"),
         (spoil_unlist, "is damaged: state.json is not what was written"),
@@ -176,7 +176,7 @@ def test_the_state_that_was_found_whole_is_the_one_that_is_used(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     path = save(snapshot(3), tmp_path)
-    reading, reads = bounded.read_document, 0
+    reading, reads = file_io.read_document, 0
 
     def once(file: Path) -> str:
         nonlocal reads

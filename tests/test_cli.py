@@ -12,9 +12,9 @@ from safetensors.torch import save_file
 
 import avow
 from avow import file_io
+from avow.bench import compare
 from avow.cli.lists import methods
 from avow.core import Method
-from avow.report import compare
 from tests.helpers.command import refused, run
 
 SMALL = ["--length", "72", "--heads", "2", "--dim", "8", "--quick"]
@@ -111,7 +111,7 @@ def test_a_picture_is_written_on_request() -> None:
         (["--set", "nonsense"], "set='nonsense' must read METHOD.NAME=VALUE; try --set low_rank.rank=32"),
         (["--set", "magic.x=1"], "method='magic' is not a method; "),
         (["--set", "low_rank.colour=1"], "low_rank: colour='1' is not a parameter; known parameters: rank"),
-        (["--set", "low_rank.rank=many"], "low_rank: rank=many must be of type int; the default is 64"),
+        (["--set", "low_rank.rank=many"], "low_rank: rank=many must be a whole number; the default is 64"),
         (["--set", "low_rank.rank=0"], "low_rank: rank=0 must be from 1 to 65536; "),
         (["--set", "low_rank.rank=99"], "low_rank: rank=99 exceeds 72 keys; use rank<=72"),
         (

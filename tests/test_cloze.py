@@ -18,9 +18,8 @@ from avow.training import (
     SpansAfterName,
     Vocabulary,
 )
-from avow.training.cloze import candidates
-from avow.training.corpus import Line
-from avow.training.names import name_end
+from avow.training.data import Line
+from avow.training.examples import candidates, name_end
 
 NAMES = ["Jacob H. Studer", "Édith Ørsted", "John Stephen", "Ada"]
 TEXTS = [

@@ -58,7 +58,7 @@ def test_a_bad_question_is_named(tmp_path: Path, line: str, words: str) -> None:
 
 
 def test_a_corpus_is_a_folder(tmp_path: Path) -> None:
-    with pytest.raises(FileError, match="is no folder"):
+    with pytest.raises(FileError, match="is not a folder"):
         read_corpus(tmp_path / "nowhere")
     with pytest.raises(FileError, match=re.escape("holds neither wiki.txt nor train.tsv")):
         read_corpus(tmp_path)

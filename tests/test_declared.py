@@ -16,8 +16,8 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from avow.declared import declared
 from avow.errors import DtypeError, ParameterError
+from avow.parameters import declared
 
 
 @declared("mix")

@@ -14,9 +14,12 @@ from torch import Tensor
 import avow
 from avow.core import Sizes
 from avow.distributed import attend
-from avow.distributed.bytes_sent import shard_bytes
-from avow.distributed.point_to_point import counted
+from avow.distributed.exact import keys_traffic
+from avow.distributed.point_to_point import PAGE, counted
+from avow.distributed.protocols import combine_message, traffic
 from avow.errors import ParameterError
+from avow.methods.exact import Exact
+from avow.numerics import rounding
 from tests.helpers.processes import message, together
 from tests.helpers.shards import HEADS, Case, apart, piece
 
@@ -71,6 +74,7 @@ def mistakes(rank: int) -> dict[str, str]:
         "one mask": lambda: attend(q, k, v, mask=torch.ones(96) > 0 if rank else None, enable_gqa=True),
         "masked sparse": lambda: attend(q, k, v, mask=torch.ones(96) > 0, method="sparse", enable_gqa=True),
         "tolerance": lambda: attend(q, k, v, tol=1e-9, enable_gqa=True),
+        "object": lambda: attend(q, k, v, method=Exact(), precision="float64", enable_gqa=True),
     }
     return {name: message(call) for name, call in ask.items()}
 
@@ -101,6 +105,8 @@ def ask() -> dict[str, Any]:
                 5: (q[:1, None], k[:1, None], v[:1, None]),
             }.items()
         }
+        found["object"] = attend(q, k, v, method=Exact("float64"), enable_gqa=True)
+        found["name"] = attend(q, k, v, method="exact", precision="float64", enable_gqa=True)
         found["mistakes"] = mistakes(rank)
     return found
 
@@ -141,8 +147,12 @@ def test_gradients_of_processes_are_those_of_one(said: dict[int, list[Any]], cou
 def test_what_processes_send_is_what_the_formula_says(said: dict[int, list[Any]], count: int) -> None:
     for name, case in cases(count).items():
         sizes = Sizes(2, HEADS, case.groups, 33, 96, 8, 5, case.dtype, causal=case.causal)
-        there, both = shard_bytes(sizes, count), shard_bytes(sizes, count, gradients=True)
-        assert all(one[name][2:] == (there, both - there) for one in said[count])
+        # A page agrees on the call, one on the certificates; one on the loss.
+        there = 2 * (count - 1) * PAGE + keys_traffic(sizes, count).sent
+        kind, numbers = rounding.accumulator(case.dtype), 2 * HEADS * 33 * 8
+        queries = combine_message(1, 1, numbers, 1, dtype=kind, ranks=count)
+        back = (count - 1) * PAGE + traffic([queries], count).sent
+        assert all(one[name][2:] == (there, back) for one in said[count])
 
 
 def test_a_tolerance_that_float32_cannot_prove_is_kept_by_float64(said: dict[int, list[Any]]) -> None:
@@ -151,6 +161,12 @@ def test_a_tolerance_that_float32_cannot_prove_is_kept_by_float64(said: dict[int
     assert bool((TIGHT.errors(out) <= certificate.rows).all())
     q, k, v, _ = TIGHT.inputs()
     assert not avow.attend(q, k, v, method="exact", **TIGHT.options).certificate.keeps(5e-7)  # type: ignore[arg-type]
+
+
+def test_a_method_may_be_an_object(said: dict[int, list[Any]]) -> None:
+    for one in said[2]:
+        (out, certificate), (same, other) = one["object"], one["name"]
+        assert torch.equal(out, same) and certificate.to_json() == other.to_json()
 
 
 def test_tensors_may_have_any_number_of_axes(said: dict[int, list[Any]]) -> None:
@@ -187,6 +203,7 @@ def test_tensors_may_have_any_number_of_axes(said: dict[int, list[Any]]) -> None
         ("one mask", "InputError: mask at rank 1=some must be as at rank 0, none; give all processes the same"),
         ("masked sparse", 'ParameterError: sparse: mask=some has no form over shards; use method="exact"'),
         ("tolerance", "ToleranceUnreachable: tol=1e-09 is less than can be proved, "),
+        ("object", "ParameterError: precision='float64' stands beside a method object"),
     ],
 )
 def test_both_processes_are_told_who_is_to_blame(said: dict[int, list[Any]], name: str, words: str) -> None:

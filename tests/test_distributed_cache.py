@@ -12,9 +12,9 @@ from torch import Tensor
 
 from avow.core import Sizes
 from avow.distributed import ShardedCache
-from avow.distributed.bytes_sent import sparse_bytes
 from avow.distributed.cache import dealt
-from avow.distributed.point_to_point import counted
+from avow.distributed.point_to_point import PAGE, counted
+from avow.distributed.sparse import sparse_traffic
 from avow.errors import ParameterError
 from avow.nn import KeyValueCache
 from tests.helpers.caches import errors
@@ -158,7 +158,7 @@ def test_shards_become_level_and_send_what_is_known(said: dict[int, list[dict[st
         steps = one[f"{torch.float32} 0.3 None"]
         assert max(steps[-1].lengths) == max(max(BEFORE[count]), -(-sum(steps[-1].lengths) // count))
         sizes = Sizes(1, HEADS, KEY_HEADS, 1, steps[-1].lengths[0], DIM, VALUE_DIM)
-        known = [sparse_bytes(sizes, count, reports=reports) for reports in (1, 2, 3)]
+        known = [(count - 1) * PAGE + sparse_traffic(sizes, count, reports).sent for reports in (1, 2, 3)]
         assert all(step.sent in known for step in steps)
 
 

@@ -13,8 +13,7 @@ from torch import Tensor
 
 from avow.attend import Attended
 from avow.core import BoundEstimate, Problem, Sizes
-from avow.distributed import attend
-from avow.distributed.comm_cost import Interconnect
+from avow.distributed import Interconnect, attend
 from avow.distributed.parallel_plan import Roofline, offers
 from avow.distributed.planner import candidates
 from avow.methods.exact import Exact
@@ -152,7 +151,10 @@ def test_a_method_that_cannot_keep_its_word_is_followed_by_exact_attention(said:
 @pytest.mark.parametrize(
     ("name", "words"),
     [
-        ("link", "InputError: link at rank 1=Link(bandwidth=2000000000.0, latency=1e-05) must be as at rank 0, Link("),
+        (
+            "link",
+            "InputError: link at rank 1=Interconnect(bandwidth=2000000000.0, latency=1e-05) must be as at rank 0, ",
+        ),
         ("parameter", "ParameterError: rank=3 belongs to a named method; name one with method="),
         ("tolerance", "ToleranceUnreachable: tol=1e-09 is less than can be proved, "),
         ("confidence", "ParameterError: confidence=1.5 must be above 0 and at most 1; try confidence=0.99"),
@@ -170,7 +172,7 @@ def test_all_processes_are_told_what_is_wrong(said: list[dict[str, Any]], name: 
 @pytest.mark.parametrize("shared", [False, True])
 def test_prices_are_those_of_the_plan_for_many_ranks(shared: bool) -> None:
     sizes, roof, link = Sizes(1, 8, 1, 4096, 4096, 64, 64), Roofline(1e12, 1e11), Interconnect(1e9, 1e-5)
-    planned = {offer.strategy.name: offer.spent.whole for offer in offers(sizes, 16, link, roof)}
+    planned = {offer.strategy.name: offer.time.whole for offer in offers(sizes, 16, link, roof)}
     found = {one.method.name: one.seconds for one in candidates(sizes, 16, shared, 0.1, 1.0, link, roof)}
     exact = "exact (keys)" if shared else "exact (ring)"
     assert math.isclose(found["exact"], planned[exact])

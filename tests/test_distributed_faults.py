@@ -21,7 +21,6 @@ from torch import Tensor
 from avow.distributed import ShardedCache, attend
 from avow.distributed.point_to_point import group_device
 from avow.distributed.ring import ring_attention
-from avow.distributed.sparse import attend_sparse
 from avow.errors import AvowError
 from avow.nn import KeyValueCache
 from tests.helpers.processes import together
@@ -97,7 +96,6 @@ WAYS: dict[str, tuple[Call, Given, tuple[str, ...]]] = {
     "auto": (attend, {"tol": 0.5}, ("scale", "causal", "tol", "confidence", "mask", "generator", "bits")),
     "auto apart": (attend, {"tol": 0.5, "shared_queries": False}, ("scale", "causal", "tol", "confidence", "mask")),
     "unpromised ring": (ring_attention, {}, ("scale", "causal")),
-    "attend_sparse": (attend_sparse, {"tol": 0.5}, ("scale", "tol", "confidence")),
 }
 
 
@@ -198,8 +196,8 @@ def failures(group: dist.ProcessGroup, odd: bool) -> dict[str, str]:
         raise RuntimeError("DefaultCPUAllocator: can't allocate memory")
 
     places = {
-        "exact": ("avow.core.problem.row_norms", "avow.distributed.exact.answered"),
-        "ring": ("avow.core.problem.row_norms", "avow.distributed.ring.answered"),
+        "exact": ("avow.core.problem.row_norms", "avow.distributed.exact.partial_answer"),
+        "ring": ("avow.core.problem.row_norms", "avow.distributed.ring.partial_answer"),
         "auto apart": ("avow.distributed.attend.own_rates",),
     }
     told = {}

@@ -20,7 +20,7 @@ from torch.distributed.distributed_c10d import Store
 
 from avow import file_io
 from avow.distributed import attend
-from avow.distributed.failure_detection import _followed
+from avow.distributed.point_to_point import _followed
 from tests.fuzz_distributed import run
 from tests.helpers.lose_rank import Loss, lose
 from tests.helpers.processes import FRESH, meet, message, together

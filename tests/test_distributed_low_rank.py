@@ -6,10 +6,19 @@ import pytest
 import torch
 
 from avow.core import Sizes
-from avow.distributed.bytes_sent import low_rank_bytes
-from avow.distributed.point_to_point import PAGE
+from avow.distributed.low_rank import low_rank_traffic
 from avow.methods.low_rank import LowRank
-from tests.helpers.linear_shards import COUNTS, NEAR, SABOTAGED, SABOTAGES, cases, joined, said
+from tests.helpers.linear_shards import (
+    COUNTS,
+    NEAR,
+    SABOTAGED,
+    SABOTAGES,
+    cases,
+    joined,
+    said,
+    sent_backward,
+    sent_forward,
+)
 
 pytestmark = pytest.mark.processes
 
@@ -58,15 +67,14 @@ def test_a_sabotaged_exchange_shows(count: int, sabotage: str) -> None:
 @pytest.mark.parametrize("name", MINE)
 def test_the_bytes_sent_are_those_foretold(count: int, name: str) -> None:
     case = cases(count)[name]
-    assert isinstance(case.method, LowRank)
-    for backward in (False, True):
-        foretold = low_rank_bytes(case.method, case.problem.sizes, count, max(case.keys), backward)
-        assert {one[name].sent_back if backward else one[name].sent for one in said(count)} == {foretold}
+    for one in said(count):
+        assert one[name].sent == sent_forward(case, count)
+        assert one[name].sent_back == sent_backward(case.method, case.problem.sizes, count)
 
 
 def test_what_is_sent_does_not_grow_with_the_sequence() -> None:
     sizes = Sizes(1, 8, 8, 8192, 8192, 64, 64)
-    short, long = (low_rank_bytes(LowRank(64), sizes.with_keys(n), 4, n // 4) for n in (2**14, 2**24))
+    short, long = (low_rank_traffic(LowRank(64), sizes.with_keys(n), 4).sent for n in (2**14, 2**24))
     assert short == long
     keys_of_a_shard = 8 * 2**22 * 64 * 4
     assert long < keys_of_a_shard / 500
@@ -74,8 +82,8 @@ def test_what_is_sent_does_not_grow_with_the_sequence() -> None:
 
 def test_what_is_sent_grows_little_with_the_processes_where_there_is_a_head_for_each() -> None:
     sizes = Sizes(1, 64, 64, 2**20, 2**20, 64, 64)
-    few, many = (low_rank_bytes(LowRank(64), sizes, ranks, 2**14) for ranks in (2, 64))
-    assert few < many < 2 * few + 64 * PAGE
+    few, many = (low_rank_traffic(LowRank(64), sizes, ranks).sent for ranks in (2, 64))
+    assert few < many < 2 * few + 64 * 2048
 
 
 @counts

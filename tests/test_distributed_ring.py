@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -19,11 +19,12 @@ from torch.nn.parallel import DistributedDataParallel
 
 import avow
 from avow.core import Sizes
-from avow.distributed import attend, blocks, ring_travel
-from avow.distributed.bytes_sent import ring_bytes
-from avow.distributed.point_to_point import Transfer, counted
-from avow.distributed.ring import ring_attention
-from avow.distributed.ring_route import Route
+from avow.distributed import attend
+from avow.distributed.exact import block_answer, block_gradients, merged_answers
+from avow.distributed.point_to_point import PAGE, counted
+from avow.distributed.protocols import Post, Shard, side_by_side
+from avow.distributed.ring import Route, gradient_protocol, ring_attention, ring_protocol, travel
+from avow.numerics import rounding
 from tests.helpers.processes import message, together
 from tests.helpers.shards import HEADS, Case, apart, piece
 
@@ -209,6 +210,29 @@ def test_a_tight_tolerance_was_out_of_float32s_reach() -> None:
     assert not avow.attend(q, k, v, method="exact", causal=True, enable_gqa=True).certificate.keeps(4e-7)
 
 
+def ring_bytes(
+    sizes: Sizes, tokens: Sequence[int], rank: int, *, promised: bool = False, gradients: bool = False
+) -> int:
+    """What a process sends in a ring if ranks hold so many tokens each, rows and keys alike, none of them none.
+
+    With n tokens and w bytes of key and value a token, a process sends each block but the one that ends its journey
+    there; if rows only see what is before them, block c stops at the last process, and process r sends those up to
+    its own. Gradients, wider, follow each block, and go home from the last process that adds to them. A page agrees on
+    the call, and one on certificates.
+    """
+    z, ranks = sizes, len(tokens)
+    token = z.batch * z.key_heads * (z.dim + z.value_dim)
+    through = sum(tokens[: rank + 1]) if z.causal else sum(tokens) - tokens[(rank + 1) % ranks]
+    last = rank == ranks - 1
+    if z.causal and last:
+        through = 0
+    sent = (ranks - 1) * PAGE * (2 if promised else 1) + through * token * z.item
+    if gradients and ranks > 1:
+        home = (sum(tokens[:-1]) if last else through) if z.causal else sum(tokens)
+        sent += through * token * z.item + home * token * rounding.accumulator(z.dtype).itemsize
+    return sent
+
+
 @pytest.mark.parametrize("count", [2, 4])
 @pytest.mark.parametrize("name", [name for name in cases(2) if name.split()[0] in ("even", "uneven", "bfloat16")])
 def test_what_a_ring_sends_is_what_the_formula_says(said: dict[int, list[Any]], count: int, name: str) -> None:
@@ -300,18 +324,23 @@ def test_every_block_gets_to_all_who_need_it_and_to_none_beyond(causal: bool) ->
     for _ in range(200):
         count = int(torch.randint(1, 7, (), generator=draw))
         rows, keys = (tuple(torch.randint(0, 9, (count,), generator=draw).tolist()) for _ in range(2))
-        route = Route(rows, keys, causal)
+        routes = [Route(rank, rows, keys, causal) for rank in range(count)]
         seen = Case(rows, keys, causal=causal).seen()
         at = dict(enumerate(range(count)))  # where each block is
         served: set[tuple[int, int]] = set()
-        for tick in range(route.ticks):
+        for tick in range(routes[0].ticks):
             served |= {
                 (rank, block)
-                for rank in range(count)
-                if (block := route.at(rank, tick)) is not None and at[block] == rank
+                for rank, route in enumerate(routes)
+                if (block := route.at(tick)) is not None and at[block] == rank
             }
-            for block, source, target in route.blocks(tick):
+            moves = [list(route.moves(tick)) for route in routes]
+            for block, source, target in {move for some in moves for move in some}:
+                # Both ends know of it, and nobody else.
                 assert at[block] == source
+                assert [rank for rank, some in enumerate(moves) if (block, source, target) in some] == sorted(
+                    {source, target}
+                )
                 at[block] = target
         parts = [[bool(b.any()) for b in a.split(list(keys), 1)] for a in seen.split(list(rows), 0)]
         needed = {(rank, block) for rank in range(count) for block in range(count) if parts[rank][block]}
@@ -333,33 +362,45 @@ def test_a_tall_block_is_worked_on_in_tiles(n: int, s: int, shift: int | None) -
     truth = (torch.softmax(logits, -1) * seen) @ v.repeat_interleave(2, 1)
     grads = torch.autograd.grad((truth * above).sum(), (q, k, v))
     with torch.no_grad():
-        out, lse = blocks.answer(q, k, v, shift, 0.4)
-        found = blocks.gradients(q, k, v, lse, above, (above * out).sum(-1), shift, 0.4)
+        out, lse = block_answer(q, k, v, shift, 0.4)
+        found = block_gradients(q, k, v, lse, above, (above * out).sum(-1), shift, 0.4)
     assert apart(out, truth.detach()) <= ROUNDING[torch.float64]
     assert torch.equal(lse > -math.inf, seen.any(-1).expand_as(lse))
     assert all(apart(mine, theirs) <= ROUNDING[torch.float64] for mine, theirs in zip(found, grads, strict=True))
 
 
-def test_blocks_are_under_way_while_a_process_computes(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_blocks_are_under_way_while_a_process_computes() -> None:
     events: list[str] = []
-
-    class Silent:
-        def __init__(self, transfers: list[Transfer], group: object) -> None:
-            events.append(f"{len(transfers)} under way")
-
-        def wait(self) -> None:
-            events.append("there")
-
-    monkeypatch.setattr(ring_travel, "Pending", Silent)
-    monkeypatch.setattr(dist, "get_rank", lambda group: 1)
     k = torch.ones(1, 1, 2, 3)
-    for block, _, _ in ring_travel.visits(k, k, Route((2, 2, 2), (2, 2, 2), False), None):  # type: ignore[arg-type]
-        events.append(f"block {block}")
+    shard = Shard(avow.core.Problem.of(k, k, k), 1, (2, 2, 2), (2, 2, 2))
+    route = Route(1, shard.rows, shard.keys, False)
+    for sent in travel(shard, route, lambda block, *_: events.append(f"block {block}")):
+        events.append(f"{len(sent.transfers)} under way" if isinstance(sent, Post) else "there")
     assert events == [
         *("2 under way", "block 1", "there"),
         *("2 under way", "block 0", "there"),
         *("0 under way", "block 2", "there"),
     ]
+
+
+@pytest.mark.parametrize("causal", [False, True])
+def test_a_ring_in_one_process_answers_and_differentiates_as_one_shard_does(causal: bool) -> None:
+    case = Case((20,), (20,), torch.float64, causal)
+    q, k, v, weight = case.inputs()
+    p = avow.core.Problem.of(q, k, v, causal=causal, enable_gqa=True)
+    shards = Shard.split(p, 5, shared_queries=False)
+    answers, sent = side_by_side([ring_protocol(shard) for shard in shards])
+    truth = case.whole()
+    assert apart(torch.cat([out for out, _ in answers], 2), truth.out) <= ROUNDING[torch.float64]
+    assert sum(one.sent for one in sent) > 0
+    above = weight.split(4, -2)
+    protocols = [
+        gradient_protocol(shard.problem, Route(shard.rank, shard.rows, shard.keys, causal), out, lse, grad)
+        for shard, (out, lse), grad in zip(shards, answers, above, strict=True)
+    ]
+    gradients, _ = side_by_side(protocols)
+    for number, whole in enumerate((truth.q, truth.k, truth.v)):
+        assert apart(torch.cat([one[number] for one in gradients], 2), whole) <= ROUNDING[torch.float64]
 
 
 def test_one_process_may_be_a_group(tmp_path: Path) -> None:
@@ -382,8 +423,8 @@ def test_one_process_may_be_a_group(tmp_path: Path) -> None:
 def test_a_block_that_is_merged_twice_shows() -> None:
     case = Case((9,), (9,))
     q, k, v, _ = case.inputs()
-    out, lse = blocks.answer(q, k, v, None, 8**-0.5)
+    out, lse = block_answer(q, k, v, None, 8**-0.5)
     truth = case.whole().out
     assert apart(out, truth) <= ROUNDING[torch.float64]
-    half = blocks.answer(q, k[..., :4, :], v[..., :4, :], None, 8**-0.5)
-    assert apart(blocks.merged(out, lse, *half)[0], truth) > 1e-3
+    half = block_answer(q, k[..., :4, :], v[..., :4, :], None, 8**-0.5)
+    assert apart(merged_answers(out, lse, *half)[0], truth) > 1e-3

@@ -7,6 +7,7 @@ import multiprocessing
 import time
 from collections.abc import Sequence
 from datetime import timedelta
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -17,13 +18,21 @@ from torch import Tensor
 
 import avow
 from avow.bench import shards
-from avow.core import Problem
-from avow.distributed import simulated
-from avow.distributed.bytes_sent import sparse_bytes
-from avow.distributed.parallel_plan import strategies
-from avow.distributed.point_to_point import counted
-from avow.distributed.protocols import over_processes, side_by_side
-from avow.distributed.sparse import attend_sparse, own_generator
+from avow.core import Problem, Sizes
+from avow.distributed import attend
+from avow.distributed.exact import packed, partial_answer
+from avow.distributed.parallel_plan import Strategy, strategies
+from avow.distributed.point_to_point import PAGE, counted
+from avow.distributed.protocols import (
+    Protocol,
+    Shard,
+    all_gather,
+    combine_message,
+    over_processes,
+    side_by_side,
+    traffic,
+)
+from avow.distributed.sparse import own_generator, sparse_traffic
 from avow.errors import ParameterError
 from avow.methods.sparse import Sparse
 from tests.fuzz_shards import Whole, over_shards
@@ -36,6 +45,14 @@ TYPES = (torch.float64, torch.float32, torch.float16, torch.bfloat16)
 KEYS = 1000
 # Where the keys of each process end.
 ENDS = {2: (333, KEYS), 4: (150, 150, 151, KEYS)}
+
+
+attend_sparse = partial(attend, method="sparse")
+
+
+def sparse_bytes(sizes: Sizes, ranks: int, reports: int = 1, rungs: int | None = None) -> int:
+    """What each process sends, with a page to agree."""
+    return (ranks - 1) * PAGE + sparse_traffic(sizes, ranks, reports, rungs).sent
 
 
 def inputs(dtype: torch.dtype) -> tuple[Tensor, Tensor, Tensor]:
@@ -57,12 +74,12 @@ def mistakes(rank: int, group: dist.ProcessGroup) -> dict[str, str]:
 
     return {
         "tol": ask(q, k, v, tol=0.25 if odd else 0.5),
-        "method": ask(q, k, v, method=Sparse(bits=8 if odd else 4)),
+        "method": ask(q, k, v, bits=8 if odd else 4),
         "queries": ask(q + odd, k, v),
         "nan": ask(q, k * (math.nan if odd else 1.0), v),
         "confidence": ask(q, k, v, confidence=0.9 if odd else 0.99),
         "no confidence": ask(q, k, v, confidence=0.0),
-        "axes": ask(q[0], k[0], v[0]),
+        "axes": ask(q, k[0], v[0]),
         "tolerance": ask(q, k, v, tol=1e-9),
         "gradient": ask(q, k, v.clone().requires_grad_() if odd else v),
         "loss": message(lambda: part_of_the_loss(q, k, v, group, 1.0 + odd)),
@@ -100,17 +117,23 @@ def followed(dtype: torch.dtype, part: slice, group: dist.ProcessGroup, confiden
     return Followed(out.detach(), certificate.to_json(), grads, (there.sent, back.sent))
 
 
+def protocol_of(way: Strategy, shard: Shard) -> Protocol[Tensor]:
+    """What a shard does in one way; of partial answers it is their exchange."""
+    p = shard.problem
+    if way.name == "exact (keys)":
+        return all_gather(packed(partial_answer(p.q, p.k, p.v, None, p.scale)), shard.ranks)
+    return shards.protocol(way, shard)
+
+
 def spread(rank: int, group: dist.ProcessGroup) -> dict[str, tuple[Tensor, tuple[int, ...]]]:
     """What each way to spread attention answers in this process, and what it sends."""
     ranks = dist.get_world_size(group)
     found = {}
     for way in strategies(shards.problem(ranks, True).sizes):
-        p = shards.problem(ranks, not way.replicated)
-        part = simulated.dealt(p, ranks, queries=not way.replicated)[rank]
-        with counted() as traffic:
-            out, load = over_processes(shards.script(way, part, ranks, p.k.shape[-2]), group)
-        assert (traffic.sent, traffic.messages) == load[:2]
-        found[way.name] = out, tuple(load)
+        shard = Shard.split(shards.problem(ranks, not way.replicated), ranks, way.replicated)[rank]
+        with counted() as sent:
+            out = over_processes(protocol_of(way, shard), group)
+        found[way.name] = out, (sent.sent, sent.messages)
     return found
 
 
@@ -195,12 +218,12 @@ def test_processes_answer_as_the_same_shards_in_one(said: list[dict[str, Any]]) 
     ("name", "words"),
     [
         ("tol", "InputError: tol at rank {last}=0.25 must be as at rank 0, 0.5; give all processes the same"),
-        ("method", "InputError: method at rank {last}=Sparse(drop=0.005, bits=8, chance=0.0) must be as at rank 0, Sp"),
+        ("method", "InputError: bits at rank {last}=8 must be as at rank 0, 4; give all processes the same"),
         ("queries", "InputError: digest of q at rank {last}="),
         ("nan", "NonFiniteError: rank {last}: k[0, 0, 0, 0]=nan must be finite; mend k first"),
         ("confidence", "InputError: confidence at rank {last}=0.9 must be as at rank 0, 0.99; give all processes the"),
         ("no confidence", "ParameterError: confidence=0.0 must be above 0 and at most 1; try confidence=0.99"),
-        ("axes", "ShapeError: shapes of q, k, v=(6, 3, 16), (2, 1000, 16), (2, 1000, 5) must have four axes; add"),
+        ("axes", "ShapeError: k.ndim=3 must equal q.ndim=4; give all three the same axes"),
         ("tolerance", "ToleranceUnreachable: tol=1e-09 is less than can be proved, "),
         ("gradient", " at rank {last}=True must be as at rank 0, False; give all processes the same"),
         ("loss", "InputError: norm of the gradient at rank {last}="),
@@ -269,7 +292,8 @@ def test_what_processes_send_there_and_back_is_what_the_formula_says(
         sizes, ranks = Problem.of(q, k, v, enable_gqa=True).sizes, len(said)
         tried = (None,) if confidence is None else range(5)
         known = {sparse_bytes(sizes, ranks, reports=reports, rungs=rungs) for reports in (1, 2) for rungs in tried}
-        back = sparse_bytes(sizes, ranks, gradients=True) - sparse_bytes(sizes, ranks)
+        queries = combine_message(1, 1, q.numel(), 1, ranks=ranks)
+        back = (ranks - 1) * PAGE + traffic([queries], ranks).sent
         for one in said:
             there, returned = one[f"followed {dtype} {confidence}"].sent
             assert there in known and returned == back > 0
@@ -282,9 +306,8 @@ def test_processes_send_what_the_planner_says_and_answer_as_shards_in_one(
     ranks = len(said)
     (way,) = (way for way in strategies(shards.problem(ranks, True).sizes) if way.name == name)
     p = shards.problem(ranks, not way.replicated)
-    parts = simulated.dealt(p, ranks, queries=not way.replicated)
-    answers, _ = side_by_side([shards.script(way, part, ranks, p.k.shape[-2]) for part in parts])
+    answers, _ = side_by_side([protocol_of(way, shard) for shard in Shard.split(p, ranks, way.replicated)])
     for one, answer in zip(said, answers, strict=True):
-        out, load = one["ways"][name]
-        assert load == tuple(way.load(p.sizes, ranks)) and load[0] > 0
+        out, sent = one["ways"][name]
+        assert sent == way.traffic(p.sizes, ranks)[:2] and sent[0] > 0
         assert torch.equal(out, answer)

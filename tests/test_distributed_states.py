@@ -7,9 +7,21 @@ import dataclasses
 import pytest
 import torch
 
-from avow.distributed.bytes_sent import states_bytes
+from avow.distributed.states import states_traffic
 from avow.methods.random_features import RandomFeatures
-from tests.helpers.linear_shards import COUNTS, LENGTHS, NEAR, PAIRED, SABOTAGED, SABOTAGES, cases, joined, said
+from tests.helpers.linear_shards import (
+    COUNTS,
+    LENGTHS,
+    NEAR,
+    PAIRED,
+    SABOTAGED,
+    SABOTAGES,
+    cases,
+    joined,
+    said,
+    sent_backward,
+    sent_forward,
+)
 
 pytestmark = pytest.mark.processes
 
@@ -73,15 +85,15 @@ def test_the_bytes_sent_are_those_foretold(count: int, name: str) -> None:
     case = cases(count)[name]
     sizes = case.problem.sizes
     for one in said(count):
-        assert one[name].sent == states_bytes(case.method, sizes, count)
-        assert one[name].sent_back == states_bytes(case.method, sizes, count, backward=True)
-    assert states_bytes(case.method, sizes, count) == states_bytes(case.method, sizes.with_keys(10**6), count)
+        assert one[name].sent == sent_forward(case, count)
+        assert one[name].sent_back == sent_backward(case.method, sizes, count)
+    assert states_traffic(case.method, sizes, count) == states_traffic(case.method, sizes.with_keys(10**6), count)
 
 
 def test_a_process_sends_no_more_than_two_states_whatever_their_number() -> None:
     sizes = dataclasses.replace(cases(2)["features, causal, float32"].problem.sizes, value_dim=64)
     state = 4 * sizes.batch * sizes.key_heads * 1024 * (64 + 2)
-    few, many = (states_bytes(RandomFeatures(1024), sizes, ranks, backward=True) for ranks in (2, 64))
+    few, many = (sent_backward(RandomFeatures(1024), sizes, ranks) for ranks in (2, 64))
     assert few == state and many == 2 * state * 63 / 64
 
 

@@ -170,7 +170,7 @@ def test_an_evaluation_goes_to_json_and_back() -> None:
 
 def test_figures_that_are_not_those_of_the_outcomes_are_refused() -> None:
     plain = judged((True, 0.1), (False, 0.2)).plain()
-    with pytest.raises(InputError, match="evaluation: right=2 is not 1, which its outcomes give; evaluate anew"):
+    with pytest.raises(InputError, match="evaluation: right=2 is not 1, which its outcomes give; evaluate again"):
         Evaluation.of({**plain, "right": 2})
     for broken in ({}, {**plain, "outcomes": [{"question": "who?"}]}, {**plain, "outcomes": None}):
         with pytest.raises(InputError, match="is not what plain\\(\\) wrote; write it with plain\\(\\)"):

@@ -21,8 +21,7 @@ from avow.cli import app
 from avow.errors import FileError, ParameterError
 from avow.nn import build
 from avow.training import Evaluation, Outcome, corpus_of, evaluate, invent, load_model, write_corpus
-from avow.training.knowledge import Experiment, Result, Row, told_apart
-from avow.training.knowledge_arms import CLASSIC, NOT_READ, SMALL, Arm, arms
+from avow.training.knowledge import CLASSIC, NOT_READ, SMALL, Arm, Experiment, Result, Row, arms, outcomes_by_kind
 from avow.training.run_many import Interrupted, News, read_result, run_arm, side_by_side
 from avow.training.sampling import Answer
 
@@ -296,7 +295,7 @@ def test_answers_are_right_wrong_or_made_up() -> None:
     other = next(q.answer for q in corpus.dev if q.answer != asked.answer)
     said = [Answer(text, sure) for text, sure in ((asked.answer, 0.2), (other, 0.3), ("orn", 0.4), ("", 0.5))]
     found = Evaluation(tuple(Outcome("here", asked.question, asked.answer, answer) for answer in said))
-    kinds = told_apart(found, corpus)
+    kinds = outcomes_by_kind(found, corpus)
     assert {kind: [o.answer.text for o in some] for kind, some in kinds.items()} == {
         "right": [asked.answer],
         "wrong": [other],

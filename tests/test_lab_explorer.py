@@ -10,7 +10,7 @@ import torch
 
 from avow.lab.pages import explorer
 from avow.lab.pages.explorer import PAGE, ExplorerInputs, bearings, pointed, sphere
-from avow.theory.constructions.readout import enclosed, read
+from avow.theory.constructions.queries import enclosed, read
 
 
 def facts(answer: dict[str, Any]) -> dict[str, str]:

@@ -20,7 +20,7 @@ from avow.errors import ParameterError
 from avow.lab.pages import runs
 from avow.lab.pages.runs import PAGE, RunsInputs, preview
 from avow.training import train
-from avow.training.log import COLUMNS, Log, Progress, read_log
+from avow.training.run_folder import COLUMNS, Log, Progress, read_log
 from tests.helpers.lab import Lab, running
 from tests.helpers.lab_visits import Visit
 from tests.helpers.runs import small

@@ -30,7 +30,7 @@ def names(*words: str) -> frozenset[str]:
 TENSORS = names("torch numpy jaxtyping")
 PROOFS = names("flint scipy sympy")
 
-FOUNDATION = names("avow.errors avow.file_io avow.bounded avow.worker_pool avow.parameters avow.declared")
+FOUNDATION = names("avow.errors avow.file_io avow.worker_pool avow.parameters")
 # What a certificate says needs norms and a model of rounding; numerics need to know what a problem is. No module of the
 # two imports one that imports it: another test sees to that.
 CORE = FOUNDATION | names("avow.core avow.numerics")
@@ -44,7 +44,7 @@ THEORY = TRAINING | names("avow.theory")
 PAGES = THEORY - names("avow.numerics") | names("avow.bench avow.report avow.lab avow.cli avow.integrations")
 
 TABLE = (
-    Layer(names("errors file_io bounded worker_pool parameters declared"), FOUNDATION | names("torch jaxtyping")),
+    Layer(names("errors file_io worker_pool parameters"), FOUNDATION | names("torch jaxtyping")),
     Layer(names("core"), CORE | names("torch jaxtyping")),
     # Balls are numerics; their library is loaded at use.
     Layer(names("numerics"), CORE | TENSORS, names("flint")),
@@ -71,7 +71,11 @@ TABLE = (
     Layer(
         names("bench"), HOSTS | TENSORS | names("avow.bench"), names("avow.kernels fla performer_pytorch safetensors")
     ),
-    Layer(names("report"), PAGES | TENSORS | names("plotly rich"), names("matplotlib latex2mathml safetensors")),
+    Layer(
+        names("report"),
+        PAGES | TENSORS | names("jinja2 markupsafe rich"),
+        names("matplotlib plotly latex2mathml safetensors"),
+    ),
     # The lab makes tensors of what a reader set, and hands them on.
     Layer(
         names("lab"),

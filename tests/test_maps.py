@@ -8,7 +8,14 @@ import re
 
 import pytest
 
-PACKAGES = ["avow.numerics", "avow.nn", "avow.distributed", "avow.training", "avow.integrations.transformers"]
+PACKAGES = [
+    "avow.report",
+    "avow.numerics",
+    "avow.nn",
+    "avow.distributed",
+    "avow.training",
+    "avow.integrations.transformers",
+]
 
 
 def named(text: str) -> list[str]:

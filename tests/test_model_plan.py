@@ -19,7 +19,7 @@ from avow.integrations.transformers import ModelPlan, Setting, disable, enable, 
 from avow.integrations.transformers.enabling import layers, own_cache, replaceable
 from avow.integrations.transformers.forward import Seen, by_heads
 from avow.integrations.transformers.model_plan import _Audit, fingerprint
-from avow.report.profile_table import verdict_line
+from avow.report.profile import verdict_line
 from tests.helpers.layer_audit import ask_sketches, audited
 from tests.helpers.model_folders import LLAMA, long_model
 from tests.helpers.tiny_models import ARCHITECTURES, WORDS
@@ -177,17 +177,17 @@ def test_a_plan_for_other_layers_or_heads_is_refused() -> None:
     ("text", "words"),
     [
         (None, "does not exist; write one with avow profile MODEL --plan"),
-        ("[]", "is no plan for a model (TypeError: "),
-        ("{", "is no plan for a model (JSONDecodeError: "),
-        ('{"format": "x"}', "is no plan for a model (ValueError: its format is 'x', not 'avow plan 1')"),
-        ('{"format": "avow plan 1"}', "is no plan for a model (KeyError: 'layers')"),
+        ("[]", "is not a plan for a model (TypeError: "),
+        ("{", "is not a plan for a model (JSONDecodeError: "),
+        ('{"format": "x"}', "is not a plan for a model (ValueError: its format is 'x', not 'avow plan 1')"),
+        ('{"format": "avow plan 1"}', "is not a plan for a model (KeyError: 'layers')"),
         (
             '{"format": "avow plan 1", "layers": {"a": [{"method": "none", "tol": 1}]}}',
             "asks what cannot be done (method='none' is not a method; ",
         ),
         (
             '{"format": "avow plan 1", "layers": {"a": [{"method": "exact", "tol": 1, "rows": 2}]}}',
-            "is no plan for a model (ValueError: it asks a head for 'rows')",
+            "is not a plan for a model (ValueError: it asks a head for 'rows')",
         ),
     ],
 )

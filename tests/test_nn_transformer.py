@@ -201,7 +201,7 @@ def test_a_config_that_contradicts_itself_is_refused(fields: dict[str, Any], kin
 @pytest.mark.parametrize(
     ("text", "words"),
     [
-        ("{", "config='{' is no JSON: "),
+        ("{", "config='{' is not JSON: "),
         ("[1]", "config=[1] must be a JSON object; try "),
         ("{}", "config: vocabulary=None must be given; say how many characters there are"),
     ],

@@ -97,7 +97,7 @@ def test_an_installed_package_is_found_and_none_of_its_code_is_run(
     [
         ("nowhere", [], "model=nowhere is neither a folder, nor a file, nor an installed package; name a model that"),
         ("json", [], "model=json holds neither config.json nor a GGUF file; name the folder or the file of one model"),
-        ("text.txt", [], "model=text.txt is no GGUF file; name a folder, a .gguf file or an installed package"),
+        ("text.txt", [], "model=text.txt is not a GGUF file; name a folder, a .gguf file or an installed package"),
         (
             None,
             ["--tokens", "9999"],

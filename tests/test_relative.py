@@ -443,9 +443,9 @@ def test_a_cache_aims_again_where_answers_are_shorter_than_was_thought(monkeypat
     cache, aims = filled(k, v), []
     honest = KeyValueCache._answer
 
-    def counted(self: KeyValueCache, problem: Any, first: int, wish: Requirement, aim: float, *more: Any) -> Attended:
+    def counted(self: KeyValueCache, call: Any, aim: float) -> Attended:
         aims.append(aim)
-        attended = honest(self, problem, first, wish, aim, *more)
+        attended = honest(self, call, aim)
         if len(aims) > 1:
             return attended
         # As if so bold an aim had left too much unread.

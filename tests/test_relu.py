@@ -26,9 +26,17 @@ from avow.errors import (
 )
 from avow.theory.constructions import ReluSquare, relu_linear, relu_piecewise, relu_square
 from avow.theory.constructions.construction import Construction
-from avow.theory.constructions.relu import hinges, sawtooth, sawtooth_error, square_error
+from avow.theory.constructions.relu import (
+    Layer,
+    Layers,
+    as_fractions,
+    hinges,
+    pieces,
+    sawtooth,
+    sawtooth_error,
+    square_error,
+)
 from avow.theory.constructions.relu_curves import chain, curve_of
-from avow.theory.constructions.relu_network import Layer, Layers, as_fractions, pieces
 from tests.helpers.draws_relu import DRAWS, WEAKENED, with_output
 
 X = sympy.Symbol("x")

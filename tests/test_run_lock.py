@@ -23,9 +23,9 @@ import torch.distributed as dist
 
 from avow.errors import FileError
 from avow.training import Progress, train
-from avow.training.knowledge_arms import arms
-from avow.training.parallel import Ranks
-from avow.training.run_lock import LOCK, locked, locked_by_first
+from avow.training.distributed import Ranks
+from avow.training.knowledge import arms
+from avow.training.run_folder import LOCK, locked, locked_by_first
 from avow.training.run_many import run_arm, side_by_side
 from tests.helpers.processes import message, together
 from tests.helpers.runs import small
@@ -34,7 +34,7 @@ ROOT = Path(__file__).parent.parent
 HOLD = """
 import sys
 from pathlib import Path
-from avow.training.run_lock import locked
+from avow.training.run_folder import locked
 with locked(Path(sys.argv[1])):
     print("held", flush=True)
     sys.stdin.read()

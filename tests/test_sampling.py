@@ -165,7 +165,7 @@ def test_a_model_that_has_diverged_answers_nothing() -> None:
     model = tiny()
     with torch.no_grad():
         next(model.parameters()).fill_(math.nan)
-    with pytest.raises(NonFiniteError, match="logits=nan or inf is no score; load an earlier checkpoint"):
+    with pytest.raises(NonFiniteError, match="logits=nan or inf is not a score; load an earlier checkpoint"):
         answers(model, VOCABULARY, asked("who"))
 
 

@@ -14,9 +14,8 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from avow.errors import InsideHull, OutOfReach, ToleranceUnreachable
-from avow.theory.constructions.impossible import impossible
 from avow.theory.constructions.queries import average_query, copy_query, mixture_query
-from avow.theory.constructions.shortest import least_length, pushed
+from avow.theory.constructions.query_search import impossible, least_length, pushed
 
 
 def one_hot(n: int, target: int) -> Tensor:

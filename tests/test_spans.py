@@ -10,8 +10,9 @@ import pytest
 
 from avow.errors import InputError, ParameterError
 from avow.training import MASK, PAD, Question, QuestionExamples, SpanExamples, Spans, Vocabulary
-from avow.training.corpus import Line
-from avow.training.draws import shuffled, uniform
+from avow.training.batches import shuffled
+from avow.training.data import Line
+from avow.training.examples import uniform
 
 LETTERS = "abcdefghijklmnopqrstuvwxyz"
 # No letter twice in a row of 26, so that every cut can be recognised.

@@ -12,11 +12,9 @@ from torch import Tensor
 
 import avow
 from avow.core import Problem
-from avow.distributed import sparse_budget, sparse_draws, sparse_script
-from avow.distributed.comm_cost import sparse_rounds as sparse_rounds_load
+from avow.distributed import sparse_budget, sparse_draws, sparse_protocol
 from avow.distributed.protocols import side_by_side
-from avow.distributed.sparse import own_generator
-from avow.distributed.sparse_gradients import gradient_script
+from avow.distributed.sparse import gradient_protocol, own_generator, sparse_traffic
 from avow.errors import NonFiniteError, ToleranceUnreachable
 from avow.methods.sparse import Sparse
 from tests import fuzz_shards
@@ -50,7 +48,7 @@ def test_shards_in_one_process_send_what_the_formula_says(heads: int, chance: fl
     for ends in ([500], [500, 500], [1, 200, 300, 300, 500]):
         (load, *others) = over_shards(p, ends, Sparse(chance=chance), 0.3).loads
         tried = range(1, 5) if chance else (None,)
-        known = [sparse_rounds_load(p.sizes, len(ends), reports, rungs) for reports in (1, 2) for rungs in tried]
+        known = [sparse_traffic(p.sizes, len(ends), reports, rungs) for reports in (1, 2) for rungs in tried]
         assert load in known and all(other == load for other in others)
 
 
@@ -59,7 +57,7 @@ def test_shards_in_one_process_send_what_the_formula_says(heads: int, chance: fl
 def test_gradients_are_those_of_one_process_where_it_keeps_the_same(
     monkeypatch: pytest.MonkeyPatch, ends: tuple[int, ...], tiles: list[slice]
 ) -> None:
-    monkeypatch.setattr(sparse_script, "row_tiles", lambda *_: tiles)
+    monkeypatch.setattr(sparse_protocol, "row_tiles", lambda *_: tiles)
     # Five tokens outweigh all others by far, and both keep those alone.
     q, k, v = torch.ones(1, 4, 2, 16), 0.01 * torch.randn(1, 2, 1024, 16), torch.randn(1, 2, 1024, 5)
     k[:, :, [3, 64, 500, 501, 999]] += torch.tensor([9.0, 9.1, 8.9, 9.2, 9.0])[:, None]
@@ -69,13 +67,13 @@ def test_gradients_are_those_of_one_process_where_it_keeps_the_same(
     whole = over_shards(p, ends, Sparse(), 1e-3, followed=True)
     assert alone.reason == "read 0.5% of the tokens in full"
     assert whole.answer.certificate.reason == "read 0.5% of the tokens of all shards in full"
-    scripts = [
-        gradient_script(part.q, part.k, part.v, grad, reading, p.scale, len(ends))
+    protocols = [
+        gradient_protocol(part.q, part.k, part.v, grad, reading, p.scale, len(ends))
         for part, reading in zip(parted(p, ends), whole.readings, strict=True)
     ]
-    found, _ = side_by_side(scripts)
+    found, _ = side_by_side(protocols)
     expected = torch.autograd.grad((out * grad).sum(), given)
-    parts = found[0].q, torch.cat([one.k for one in found], 2), torch.cat([one.v for one in found], 2)
+    parts = found[0][0], torch.cat([one[1] for one in found], 2), torch.cat([one[2] for one in found], 2)
     assert apart(whole.answer.out, out.detach().double()) <= 1e-7
     assert all(apart(one, other.double()) <= 1e-6 for one, other in zip(parts, expected, strict=True))
 
@@ -177,7 +175,7 @@ def test_shards_that_own_up_to_too_little_are_caught(monkeypatch: pytest.MonkeyP
     def lying(*given: Any) -> Tensor:
         return honest(*given) * share
 
-    monkeypatch.setattr(sparse_script, "left", lying)
+    monkeypatch.setattr(sparse_protocol, "left", lying)
     found = fuzz_shards.run(1_200, 5)
     assert not found.sound and found.tally.broken > 0 and found.tally.stories
 

@@ -99,7 +99,7 @@ def test_a_damaged_or_foreign_file_is_refused(tmp_path: Path) -> None:
     with pytest.raises(FileError, match=r"is truncated or no safetensors file \(.*\); save the cache again$"):
         KeyValueCache.load(path)
     safetensors.torch.save_file({"keys": torch.zeros(2)}, path)
-    text = "is no 'avow key-value cache 3'; name a file that KeyValueCache.save wrote"
+    text = "is not an 'avow key-value cache 3'; name a file that KeyValueCache.save wrote"
     with pytest.raises(FileError, match=re.escape(text)):
         KeyValueCache.load(path)
     with pytest.raises(FileError, match=r"does not exist; check the path$"):

@@ -22,13 +22,10 @@ from torch._C._distributed_c10d import HashStore
 
 from avow.errors import FileError, LostRank, ParameterError, ShapeError
 from avow.nn.attention import Attention, Shard
-from avow.training import checkpoint, heartbeat, load_model, parallel, read_config, resuming, train
+from avow.training import checkpoint, distributed, load_model, read_config, train
 from avow.training.batches import Batches
-from avow.training.grid import Grid
-from avow.training.heartbeat import Watch
-from avow.training.log import read_log
-from avow.training.parallel import Ranks
-from avow.training.rendezvous import met
+from avow.training.distributed import Grid, Heartbeat, Ranks, private_store
+from avow.training.run_folder import read_log
 from tests.helpers import lose
 from tests.helpers.grid import ROTARY, SAME, STEPS
 from tests.helpers.runs import small
@@ -171,7 +168,7 @@ def test_processes_that_see_different_checkpoints_do_not_go_on() -> None:
 
     words = "checkpoints=runs holds none for rank 2, and step 12 for rank 0; give all processes one folder"
     with pytest.raises(FileError, match=re.escape(words)):
-        resuming.agree(Apart(0, 3, torch.device("cpu")), 12, Path("runs"))
+        checkpoint.check_same_step(Apart(0, 3, torch.device("cpu")), 12, Path("runs"))
 
 
 def test_processes_that_would_read_different_texts_are_refused() -> None:
@@ -181,8 +178,8 @@ def test_processes_that_would_read_different_texts_are_refused() -> None:
 
     words = "corpus=people holds other texts for rank 1 than for rank 0; give all processes the same texts"
     with pytest.raises(FileError, match=re.escape(words)):
-        resuming.agree_on_texts(Apart(0, 3, torch.device("cpu")), "00ff", "people")
-    resuming.agree_on_texts(Ranks(0, 1, torch.device("cpu")), "00ff", "people")
+        checkpoint.check_same_texts(Apart(0, 3, torch.device("cpu")), "00ff", "people")
+    checkpoint.check_same_texts(Ranks(0, 1, torch.device("cpu")), "00ff", "people")
 
 
 def test_one_process_alone_cannot_share_a_sequence(tmp_path: Path) -> None:
@@ -239,7 +236,7 @@ def test_every_process_of_a_sequence_gets_a_token() -> None:
             return np.ones((len(indices), 3), np.int64), np.ones((len(indices), 3), np.int64)
 
     for narrowest, width in ((1, 8), (8, 8), (12, 12), (16, 16)):
-        (micro,) = Batches(Short(), 2, 0, block=16, narrowest=narrowest).at(0).micros
+        (micro,) = Batches(Short(), 2, 0, block=16, narrowest=narrowest)[0].micros
         assert micro.ids.shape == micro.targets.shape == (2, width)
         assert int(micro.ids.sum()) == int(micro.targets.sum()) == 6
 
@@ -254,10 +251,10 @@ def test_a_run_that_loses_a_process_comes_back_and_ends_the_same(grid: Path, tmp
 
 
 def test_whoever_gives_no_sign_of_life_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(heartbeat, "BEAT", 0.02)
+    monkeypatch.setattr(distributed, "BEAT", 0.02)
     store = HashStore()
     # A hundred signs of life in the time that is waited for one: some come on a busy machine, too.
-    first, second, third = (Watch(store, rank, 3, timeout=8.0) for rank in range(3))
+    first, second, third = (Heartbeat(store, rank, 3, timeout=8.0) for rank in range(3))
     try:
         assert first.lost() is None
         second.stop()
@@ -271,9 +268,9 @@ def test_whoever_gives_no_sign_of_life_is_named(monkeypatch: pytest.MonkeyPatch)
 
 
 def test_nobody_is_told_of_itself(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(heartbeat, "BEAT", 0.02)
+    monkeypatch.setattr(distributed, "BEAT", 0.02)
     store = HashStore()
-    first, second = (Watch(store, rank, 2, timeout=0.5) for rank in range(2))
+    first, second = (Heartbeat(store, rank, 2, timeout=0.5) for rank in range(2))
     try:
         second.stop()
         assert str(first.lost()).startswith("rank 1=lost")
@@ -290,18 +287,18 @@ def test_processes_of_a_run_wait_for_each_other_until_its_timeout(
 ) -> None:
     told = []
     monkeypatch.setenv("WORLD_SIZE", "2")
-    monkeypatch.setattr(parallel, "rendezvous", lambda where: iter([(HashStore(), 0, 2)]))
-    monkeypatch.setattr(parallel, "met", lambda store, rank, world, seconds: store)
-    monkeypatch.setattr(parallel.dist, "init_process_group", lambda *_, timeout, **more: told.append(timeout))
-    monkeypatch.setattr(parallel.dist, "destroy_process_group", lambda: None)
-    with parallel.ranks("cpu", timeout) as here:
+    monkeypatch.setattr(distributed, "rendezvous", lambda where: iter([(HashStore(), 0, 2)]))
+    monkeypatch.setattr(distributed, "private_store", lambda store, rank, world, seconds: store)
+    monkeypatch.setattr(distributed.dist, "init_process_group", lambda *_, timeout, **more: told.append(timeout))
+    monkeypatch.setattr(distributed.dist, "destroy_process_group", lambda: None)
+    with distributed.ranks("cpu", timeout) as here:
         assert here.wait_for == timeout
     assert told == [timedelta(seconds=timeout)]
 
 
 def together(store: HashStore, rank: int, found: list[object]) -> threading.Thread:
     def come() -> None:
-        private = met(store, rank, 2, 20)
+        private = private_store(store, rank, 2, 20)
         private.set(f"from {rank}", "here")
         found.append(private.get(f"from {1 - rank}"))
 
@@ -322,7 +319,10 @@ def test_a_meeting_forgets_those_who_met_before() -> None:
     assert found == [b"here"] * 6
 
 
-@pytest.mark.parametrize(("rank", "words"), [(0, "ranks 1, 2=absent did not come"), (1, "rank 0, or another,=absent")])
+@pytest.mark.parametrize(
+    ("rank", "words"),
+    [(0, "ranks 1, 2=absent when the rendezvous timed out"), (1, "rank 0, or another,=absent")],
+)
 def test_a_meeting_does_not_wait_for_ever(rank: int, words: str) -> None:
     with pytest.raises(LostRank, match=re.escape(words)):
-        met(HashStore(), rank, 3, 0.1)
+        private_store(HashStore(), rank, 3, 0.1)

@@ -14,7 +14,7 @@ import pytest
 
 from avow.errors import FileError
 from avow.training import Progress
-from avow.training.log import SCALARS, Log, read_log
+from avow.training.run_folder import SCALARS, Log, read_log
 
 
 def line(step: int, loss: float = 1.0) -> Progress:
@@ -108,7 +108,7 @@ def test_what_is_no_line_of_numbers_is_forgotten(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("spoil", "words"),
     [
-        (lambda path: path.write_bytes(b"\xff\xfe"), "is no CSV ('utf-8' codec can't decode byte 0xff"),
+        (lambda path: path.write_bytes(b"\xff\xfe"), "is not CSV ('utf-8' codec can't decode byte 0xff"),
         (lambda path: path.mkdir(), "cannot be read (Is a directory)"),
     ],
     ids=["bytes", "folder"],

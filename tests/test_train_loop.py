@@ -15,9 +15,9 @@ from torch import Tensor, nn
 
 from avow.errors import DtypeError, FileError, NonFiniteError, ParameterError
 from avow.training import PAD, Progress, TrainConfig, Trained, checkpoint, load_model, read_config, train
-from avow.training.log import read_log
+from avow.training.distributed import Ranks
 from avow.training.loop import Trainer, summed_loss
-from avow.training.parallel import Ranks
+from avow.training.run_folder import read_log
 from tests.helpers.kill import ends_alike, killed
 from tests.helpers.runs import small
 
@@ -110,7 +110,7 @@ def test_a_log_goes_on_where_the_checkpoint_stands(tmp_path: Path) -> None:
 
 def gradients(trainer: Trainer, step: int = 0) -> list[Tensor]:
     trainer.model.train()
-    trainer.backward(trainer.batches.at(step))
+    trainer.backward(trainer.batches[step])
     return [p.grad.clone() for p in trainer.model.parameters() if p.grad is not None]
 
 

@@ -16,9 +16,9 @@ from torch import Tensor
 
 from avow.errors import ParameterError
 from avow.training import checkpoint, load_model, read_config, train
-from avow.training.log import read_log
+from avow.training.distributed import Ranks, Replicated
 from avow.training.loop import Trainer
-from avow.training.parallel import Ranks, Whole
+from avow.training.run_folder import read_log
 from tests.helpers.runs import small
 from tests.helpers.two import EVEN, KINDS, STOPPED, gradients
 
@@ -174,7 +174,7 @@ def test_one_process_shards_nothing_and_trains_alone(tmp_path: Path) -> None:
     ends = []
     for kind in KINDS:
         config = small(tmp_path, "schedule.steps=3", "schedule.warmup=1", f"run.parallel={kind}")
-        assert type(Trainer(config, tmp_path / kind, ALONE).placed) is Whole
+        assert type(Trainer(config, tmp_path / kind, ALONE).placed) is Replicated
         ends.append(train(config, tmp_path / kind).model.state_dict())
     assert all(torch.equal(x, ends[1][name]) for name, x in ends[0].items())
 

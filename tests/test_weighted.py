@@ -25,8 +25,8 @@ from avow.training import (
     vocabulary_of,
     weighted,
 )
-from avow.training.batches import Examples
-from avow.training.corpus import Line
+from avow.training.data import Line
+from avow.training.examples import Examples
 from avow.training.tasks import examples_of
 from tests.helpers.runs import small
 
@@ -90,8 +90,8 @@ def test_a_recipe_reads_the_kinds_that_have_a_weight() -> None:
 @pytest.mark.parametrize(
     ("flags", "words"),
     [
-        (["mixture.cloze=3"], "mixture: cloze=3 is not heeded by data.task=pretrain; use data.task=cloze"),
-        (["data.task=mixed", "mixture.window=5"], "mixture: window=5 is not heeded by data.task=mixed"),
+        (["mixture.cloze=3"], "mixture: cloze=3 has no effect with data.task=pretrain; use data.task=cloze"),
+        (["data.task=mixed", "mixture.window=5"], "mixture: window=5 has no effect with data.task=mixed"),
         (["data.task=cloze", "mixture.cloze=0", "mixture.bare=0.5"], "mixture: bare=0.5 contradicts mixture.cloze=0"),
         (["data.task=cloze", "mixture.span=0", "mixture.after_name=1"], "after_name=1.0 contradicts mixture.span=0"),
         (

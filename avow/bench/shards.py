@@ -1,12 +1,13 @@
-"""Attention over up to hundreds of shards, simulated in one process: what each sends is counted, answers are checked.
+"""Attention over up to hundreds of shards in one process: what each sends is counted, answers are checked.
 
-Every way runs as a script (`avow.distributed.simulated`) whose shards hand each other real tensors. What leaves a shard
-must be what the model of links says, to the byte, and the answers those of a single shard that has everything.
+Every strategy runs its own protocol, and shards hand each other real tensors. What leaves a shard must be what the
+planner counts on meta tensors, to the byte, and the answers those of a single shard that has everything.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import reduce
 from typing import NamedTuple
 
 import torch
@@ -15,32 +16,39 @@ from torch import Tensor
 from avow.bench.results import Result, Row
 from avow.core import Problem
 from avow.core.chart import Chart
-from avow.distributed import simulated
-from avow.distributed.comm_cost import Traffic
+from avow.core.compose import merge
+from avow.distributed.exact import packed, partial_answer, unpacked
+from avow.distributed.low_rank import low_rank_protocol
 from avow.distributed.parallel_plan import Strategy, strategies
-from avow.distributed.protocols import Protocol, side_by_side
-from avow.distributed.simulated_landmarks import low_rank
+from avow.distributed.protocols import Protocol, Shard, Traffic, all_gather, side_by_side
+from avow.distributed.ring import ring_protocol
+from avow.distributed.sparse_protocol import Task, sparse_protocol
+from avow.distributed.states import draw_directions, gather_longest, random_features_protocol, separable_protocol
+from avow.methods.low_rank import LowRank
+from avow.methods.random_features import RandomFeatures
+from avow.methods.separable import Separable
+from avow.methods.sparse import Sparse
 
-# What sparse attention may be off; other ways are right to the rounding of float32.
+# What sparse attention may be off; other strategies are right to the rounding of float32.
 _TOL, _ROUNDED = 0.05, 1e-4
-# Landmarks of the low-rank way, from two shards on.
+# Landmarks of low-rank attention, from two shards on.
 _RANK = 16
 
 
 class Simulated(NamedTuple):
-    """A way over so many shards: what one sent, what the model says, and how far the answer is from one shard's."""
+    """A strategy over so many shards: what one sent, what the planner says, how far answers are from one shard's."""
 
     name: str
     ranks: int
-    load: Traffic
+    traffic: Traffic
     modelled: Traffic
     apart: float
 
     @property
     def fault(self) -> str:
-        """What is wrong; nothing where all is as it should be."""
-        if self.load != self.modelled:
-            return f"{self.name} over {self.ranks}: sent {tuple(self.load)}, modelled {tuple(self.modelled)}"
+        """What is wrong; empty if nothing is."""
+        if self.traffic != self.modelled:
+            return f"{self.name} over {self.ranks}: sent {tuple(self.traffic)}, modelled {tuple(self.modelled)}"
         allowed = 2 * _TOL if self.name == "sparse" else _ROUNDED
         return (
             "" if self.apart <= allowed else f"{self.name} over {self.ranks}: {self.apart:.2g} from one shard's answer"
@@ -48,32 +56,32 @@ class Simulated(NamedTuple):
 
 
 def run(counts: list[int], tell: Callable[[str], None]) -> tuple[Result, Chart]:
-    """Every way over each number of shards, eight keys on each: a table, and what one sends as a chart."""
-    found = []
+    """Every strategy over each number of shards, eight keys on each: a table, and what one sends as a chart."""
+    runs = []
     for count in counts:
-        for way in strategies(problem(count, True).sizes, _RANK):
-            tell(f"{way.name} over {count}")
-            found.append(simulate(way, problem(count, not way.replicated), count))
+        for strategy in strategies(problem(count, True).sizes, _RANK):
+            tell(f"{strategy.name} over {count}")
+            runs.append(simulate(strategy, problem(count, not strategy.replicated), count))
     rows: list[Row] = [
         {
             "shards": one.ranks,
             "way": one.name,
-            "sent": one.load.sent,
+            "sent": one.traffic.sent,
             "modelled": one.modelled.sent,
-            "messages": one.load.messages,
+            "messages": one.traffic.messages,
             "apart": one.apart,
         }
-        for one in found
+        for one in runs
     ]
     remarks = ["sent: bytes that left one shard, counted; modelled: by the planner; apart: from one shard's answer"]
     where = f"each of up to {max(counts)} shards" if max(counts) > 1 else "one shard"
     title = f"Weak scaling, simulated: 8 keys on {where}"
-    result = Result(title, rows, [], remarks, [one.fault for one in found if one.fault])
+    result = Result(title, rows, [], remarks, [one.fault for one in runs if one.fault])
     series: dict[str, tuple[list[float], list[float]]] = {}
-    for one in found:
+    for one in runs:
         xs, ys = series.setdefault(one.name, ([], []))
         xs.append(one.ranks)
-        ys.append(one.load.sent)
+        ys.append(one.traffic.sent)
     return result, Chart(title, "shards", "bytes sent by one, counted", series, log_x=True, log_y=True)
 
 
@@ -85,30 +93,40 @@ def problem(ranks: int, sharded: bool, dtype: torch.dtype = torch.float32) -> Pr
     return Problem.of(q, k, v / v.norm(dim=-1).amax(), enable_gqa=True)
 
 
-def simulate(way: Strategy, p: Problem, ranks: int) -> Simulated:
-    """One way over so many shards of equal length."""
-    keys = p.k.shape[-2]
-    parts = simulated.dealt(p, ranks, queries=not way.replicated)
-    answers, loads = side_by_side([script(way, part, ranks, keys) for part in parts])
-    (whole,), _ = side_by_side([script(way, p, 1, keys)])
-    apart = (answers[0] if way.replicated else torch.cat(answers, 2)).double() - whole.double()
+def simulate(strategy: Strategy, p: Problem, ranks: int) -> Simulated:
+    """One strategy over so many shards of equal length."""
+    answers, traffic = answers_of(strategy, Shard.split(p, ranks, strategy.replicated))
+    (whole,), _ = answers_of(strategy, Shard.split(p, 1, strategy.replicated))
+    apart = (answers[0] if strategy.replicated else torch.cat(answers, 2)).double() - whole.double()
     # Shards of equal length send alike.
-    load = loads[0] if all(one == loads[0] for one in loads) else Traffic(-1, -1, -1)
-    return Simulated(way.name, ranks, load, way.load(p.sizes, ranks), float(apart.norm(dim=-1).amax()))
+    sent = traffic[0] if all(one == traffic[0] for one in traffic) else Traffic(-1, -1, -1)
+    return Simulated(strategy.name, ranks, sent, strategy.traffic(p.sizes, ranks), float(apart.norm(dim=-1).amax()))
 
 
-def script(way: Strategy, p: Problem, ranks: int, keys: int) -> Protocol[Tensor]:
-    """What one shard does in a way."""
-    match way.name:
-        case "exact (keys)":
-            return simulated.partial_answers(p, ranks)
-        case "exact (ring)":
-            return simulated.ring(p, ranks)
-        case "sparse":
-            return simulated.sparse(p, ranks, keys, _TOL)
-        case "separable":
-            return simulated.separable(p, ranks)
-        case "random_features":
-            return simulated.random_features(p, ranks, way.method.parameters["features"])
-        case _:
-            return low_rank(p, ranks, way.method.parameters["rank"])
+def answers_of(strategy: Strategy, shards: list[Shard]) -> tuple[list[Tensor], list[Traffic]]:
+    """The answer of each shard, or that of all, and what each sent."""
+    if strategy.name != "exact (keys)":
+        return side_by_side([protocol(strategy, shard) for shard in shards])
+    parts = [
+        partial_answer(shard.problem.q, shard.problem.k, shard.problem.v, None, shard.problem.scale) for shard in shards
+    ]
+    gathered, traffic = side_by_side([all_gather(packed(part), len(shards)) for part in parts])
+    # All have the same numbers, and would merge them alike.
+    whole = reduce(merge, (unpacked(x, part.words, part.slack) for x, part in zip(gathered[0], parts, strict=True)))
+    return [whole.out], traffic
+
+
+def protocol(strategy: Strategy, shard: Shard) -> Protocol[Tensor]:
+    """What one shard does, and its answer."""
+    method = strategy.method
+    if isinstance(method, Sparse):
+        task = Task(_TOL, method, shard.total, max(shard.keys), shard.ranks)
+        return (yield from sparse_protocol(shard.problem, task))[0].out
+    if isinstance(method, LowRank | RandomFeatures | Separable):
+        linear = yield from gather_longest(shard, torch.Generator().manual_seed(0))
+        if isinstance(method, LowRank):
+            return (yield from low_rank_protocol(linear, method.rank))[0]
+        if isinstance(method, Separable):
+            return (yield from separable_protocol(linear, method))[0]
+        return (yield from random_features_protocol(linear, method, draw_directions(linear, method)))[0]
+    return (yield from ring_protocol(shard))[0]

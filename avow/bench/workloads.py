@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from avow import bounded
+from avow import file_io
 from avow.core import Problem, Sizes
 from avow.errors import FileError, ParameterError
 
@@ -185,7 +185,7 @@ def read(path: str | Path, causal: bool = False, option: str = "input") -> Workl
     A tensor `q_positions` says where in the sequence each query stands; a causal row then sees the keys up to there.
     What is wrong with the file is told of `option`, where the caller had it from.
     """
-    tensors, _ = bounded.load_tensors(Path(path), option)
+    tensors, _ = file_io.load_tensors(Path(path), option)
     missing = [name for name in ("q", "k", "v") if name not in tensors]
     if missing:
         held = ", ".join(sorted(tensors)) or "nothing"

@@ -6,13 +6,11 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from avow.calibration import rates
-from avow.cli.numbers import dtype_named
 from avow.cli.options import files
 from avow.cli.output import document, wrote
-from avow.cli.quantities import duration, operations, speed
+from avow.cli.parsing import dtype_named, duration, operations, speed
 from avow.core import Sizes
-from avow.distributed.comm_cost import Interconnect
-from avow.distributed.parallel_plan import Machine, Offer, Roofline, check, offers, weak_scaling
+from avow.distributed.parallel_plan import Interconnect, Machine, Offer, Roofline, check, offers, weak_scaling
 from avow.errors import ParameterError
 
 
@@ -121,20 +119,20 @@ def _plain(made: list[Offer], sizes: Sizes, ranks: int, link: Interconnect, sour
                 "parameters": offer.strategy.method.parameters,
                 "over_heads": offer.sharding.heads,
                 "over_sequence": offer.sharding.sequence,
-                "computing_seconds": offer.spent.computing,
-                "sending_seconds": offer.spent.sending,
-                "seconds": offer.spent.whole,
-                "bytes_sent": offer.load.sent,
-                "messages": offer.load.messages,
+                "computing_seconds": offer.time.computing,
+                "sending_seconds": offer.time.sending,
+                "seconds": offer.time.whole,
+                "bytes_sent": offer.traffic.sent,
+                "messages": offer.traffic.messages,
                 "dominated_by": offer.dominated,
                 "communication_dominates_from": offer.from_ranks,
                 "shardings": [
                     {
                         "over_heads": one.sharding.heads,
                         "over_sequence": one.sharding.sequence,
-                        "seconds": one.spent.whole,
+                        "seconds": one.time.whole,
                     }
-                    for one in offer.priced
+                    for one in offer.shardings
                 ],
             }
             for offer in made

@@ -14,7 +14,7 @@ from avow.cli.training import fit
 from avow.errors import FileError, ParameterError
 
 if TYPE_CHECKING:
-    from avow.report.evaluation import Asked
+    from avow.report.knowledge import Asked
 
 app = typer.Typer(no_args_is_help=True, help="Pretrain and fine-tune models, ask them, let them write.")
 
@@ -111,7 +111,7 @@ def evaluate(
     Counts exact matches, and whether its confidence says which answers are made up.
     """
     from avow import file_io
-    from avow.report.evaluation import page, told
+    from avow.report.knowledge import evaluation_lines, evaluation_page
     from avow.report.terminal import show
 
     if questions is not None and corpus is not None:
@@ -119,11 +119,11 @@ def evaluate(
     written = files(html)
     asked = _asked(run, questions, corpus, device)
     if html is not None:
-        file_io.write(html, page(asked, command()))
+        file_io.write(html, evaluation_page(asked, command()))
     if as_json:
         document(asked.plain())
     else:
-        show(*told(asked))
+        show(*evaluation_lines(asked))
     wrote(written)
 
 
@@ -144,7 +144,7 @@ def sample(
 
     from avow.training import load_model
     from avow.training import sample as continued
-    from avow.training.parallel import ranks
+    from avow.training.distributed import ranks
 
     model, vocabulary = load_model(run)
     with ranks(place(device)) as here:
@@ -172,7 +172,7 @@ def _with(flags: list[str] | None, options: dict[str, str | None]) -> list[str]:
 def _start(path: Path) -> Path:
     """The newest whole checkpoint of a run, or the checkpoint that was named."""
     from avow.training import checkpoint
-    from avow.training.load import last_of
+    from avow.training.checkpoint import last_of
 
     last = last_of(path)
     kept = last if last == path else checkpoint.newest(last.parent)
@@ -191,10 +191,10 @@ def _facts(path: Path) -> dict[str, Any]:
 
 def _asked(run: Path, questions: Path | None, corpus: str | None, device: str) -> Asked:
     """A model's answers, to a file's questions or a corpus's; by default to those of the corpus it was trained on."""
-    from avow.report.evaluation import Asked
+    from avow.report.knowledge import Asked
     from avow.training import corpus_of, evaluate, load_model, majority, read_questions
-    from avow.training.load import last_of
-    from avow.training.parallel import ranks
+    from avow.training.checkpoint import last_of
+    from avow.training.distributed import ranks
 
     path = last_of(run)
     model, vocabulary = load_model(path)

@@ -32,7 +32,7 @@ def fit(
     as_json: bool,
 ) -> None:
     """Train, tell how far it is, and say what came of it; `name` is the command's."""
-    from avow.report.training_progress import training_progress
+    from avow.report.terminal import training_progress
     from avow.training import read_config, train
 
     if "=" in run.name:
@@ -61,7 +61,7 @@ def fit(
 
 def _told(name: str, run: Path, config: TrainConfig, done: Trained, as_json: bool) -> None:
     """A run's end, on stdout as JSON or in words; where it was interrupted, on stderr how to go on."""
-    from avow.training.log import COLUMNS, read_log
+    from avow.training.run_folder import COLUMNS, read_log
 
     if done.last is not None:
         last = asdict(done.last)

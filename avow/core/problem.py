@@ -13,10 +13,9 @@ from jaxtyping import Bool, Float
 from torch import Tensor
 
 from avow.core.dtypes import DTYPES, check_dtype, check_numbers, check_tensor
-from avow.declared import declared
 from avow.errors import DtypeError, NonFiniteError, ParameterError, ShapeError
 from avow.numerics.norms import check_range, row_norms, slack
-from avow.parameters import as_float
+from avow.parameters import as_float, declared
 
 MaskKind = Literal["none", "keys", "full"]
 

@@ -1,4 +1,4 @@
-"""One door to attention over shards of a sequence: whatever the method, the same words and one certificate."""
+"""Attention over shards of a sequence by one call: whatever the method, the same arguments and one certificate."""
 
 from __future__ import annotations
 
@@ -11,34 +11,44 @@ import torch.distributed as dist
 from jaxtyping import Bool, Float
 from torch import Tensor
 
-from avow.attend import Attended
-from avow.core import Method
+from avow.attend import Attended, check_automatic
+from avow.core import Method, Problem
 from avow.core.relative import aimed_bound, proved_ratio
-from avow.core.requirement import Requirement, checked_requirement
-from avow.distributed.comm_cost import Interconnect, usual_interconnect
-from avow.distributed.consensus import Context, agree, check_consistent, outside_autocast, storage
+from avow.core.requirement import Requirement, check_generator, checked_requirement
+from avow.distributed.consensus import (
+    Context,
+    agree,
+    check_consistent,
+    check_dense,
+    digest,
+    outside_autocast,
+    storage,
+)
 from avow.distributed.exact import attend_keys
 from avow.distributed.low_rank import attend_low_rank
-from avow.distributed.planner import Choice, chosen, own_rates
+from avow.distributed.parallel_plan import Interconnect, usual_interconnect
+from avow.distributed.planner import Choice, choose, own_rates
 from avow.distributed.point_to_point import Group
-from avow.distributed.request import OWN, Asked
 from avow.distributed.ring import attend_ring
 from avow.distributed.sparse import attend_sparse
-from avow.distributed.states import attend_states
-from avow.errors import ShapeError, ToleranceUnreachable
+from avow.distributed.states import attend_random_features, attend_separable
+from avow.errors import DtypeError, ParameterError, ShapeError, ToleranceUnreachable, UnknownMethod
+from avow.methods import method_from
 from avow.methods.exact import Exact
 from avow.methods.low_rank import LowRank
 from avow.methods.random_features import RandomFeatures
 from avow.methods.separable import Separable
 from avow.methods.sparse import Sparse
-from avow.numerics import rounding
+
+# Methods of which each process brings its own rows; of sparse attention all bring the same, of exact either.
+_OWN_ROWS = (Separable, RandomFeatures, LowRank)
 
 
 class _Call(NamedTuple):
     """What all processes agreed on, what they will accept, what draws, and what rows may see."""
 
-    met: Context
-    wish: Requirement
+    context: Context
+    requirement: Requirement
     generator: torch.Generator | None
     mask: Bool[Tensor, "#b #h #n s"] | None
 
@@ -51,7 +61,7 @@ def attend(
     group: Group = None,
     tol: float | None = None,
     rtol: float | None = None,
-    method: str = "auto",
+    method: str | Method = "auto",
     shared_queries: bool = True,
     mask: Tensor | None = None,
     causal: bool = False,
@@ -64,23 +74,23 @@ def attend(
 ) -> Attended:
     """Attention to the keys of all processes, of which `k` and `v` are this one's, and the certificate of its error.
 
-    All else is as in `avow.attend`; the sequence is what ranks hold, in their order, and `causal` speaks of places in
-    the whole of it. Shards may differ in length and may be empty. With `shared_queries` all processes bring the same
+    Everything else is as in `avow.attend`. The sequence is what ranks hold, in their order, and `causal` is by places
+    in the whole of it. Shards may differ in length and may be empty. With `shared_queries` all processes bring the same
     queries and get the same answer (exact and sparse attention); without, each brings its own rows and gets theirs
     (exact attention, by blocks that go round a ring; separable, random_features and low_rank, by states). Then causal
     rows of all but exact attention are those of the keys beside them. A boolean `mask`, of exact attention, says which
-    keys this process's queries may see: of its own where queries are shared, else of all.
+    keys this process's queries may see: of its own if queries are shared, else of all.
 
     With `tol` or `rtol`, `method="auto"` runs the cheapest method that proves them for all rows; prices are those of
-    `avow plan --ranks` for this `link`. Where processes disagree on what they ask, or one of them cannot attend, all
-    of them raise an error that names the rank. Gradients flow to every shard, so that all processes go backward
-    together: of one loss that each computes where queries are shared, else of the sum of all losses. Generators must
-    be alike; without them, the first one's seed counts.
+    `avow plan --ranks` for this `link`. If processes disagree on what they ask, or one of them cannot attend, all of
+    them raise an error that names the rank. Gradients flow to every shard, so that all processes go backward together:
+    of one loss that each computes if queries are shared, else of the sum of all losses. Generators must be alike;
+    without them, the first one's seed counts.
     """
-    asked = Asked(method, parameters, tol, confidence, shared_queries, mask, generator, rtol)
+    request = Request(method, parameters, tol, confidence, shared_queries, mask, generator, rtol)
     tolerant = method == "auto" and (tol is not None or rtol is not None)
-    seed = int(torch.randint(2**62, (), device="cpu")) if generator is None and asked.draws else 0
-    met = check_consistent(
+    seed = int(torch.randint(2**62, (), device="cpu")) if generator is None and request.draws else 0
+    context = check_consistent(
         *_four(q, k, v),
         group=group,
         causal=causal,
@@ -88,28 +98,29 @@ def attend(
         scale=scale,
         enable_gqa=enable_gqa,
         shared_queries=shared_queries,
-        asked=asked.words | {"link": link},
-        reading=True,
-        check=asked.check,
-        telling=lambda: [seed, own_rates(q.device.type) if tolerant else {}, _length(mask)],
+        options=request.options | {"link": link},
+        measure=True,
+        check=request.check,
+        payload=lambda: [seed, own_rates(q.device.type) if tolerant else {}, _length(mask)],
     )
-    _check_lengths(met)
-    if generator is None and asked.draws:
-        generator = torch.Generator().manual_seed(met.payloads[0][0])
-    call = _Call(met, checked_requirement(tol, confidence, rtol=rtol), generator, asked.seen(met.problem))
+    _check_lengths(context)
+    if generator is None and request.draws:
+        generator = torch.Generator().manual_seed(context.payloads[0][0])
+    requirement = checked_requirement(tol, confidence, rtol=rtol)
+    call = _Call(context, requirement, generator, request.visible(context.problem))
     with outside_autocast():
         if method == "auto":
-            attended = _automatic(call, usual_interconnect(met.device.type) if link is None else link)
+            attended = _automatic(call, usual_interconnect(context.device.type) if link is None else link)
         else:
-            attended = _kept(asked.named, call)
+            attended = _within_tolerance(request.instance, call)
     shape = (*q.shape[:-1], v.shape[-1])
-    found = attended.certificate
-    rows, own = (x.reshape(shape[:-1]) for x in (found.rows, found.relative_rows))
-    return Attended(attended.out.reshape(shape), dataclasses.replace(found, rows=rows, relative_rows=own))
+    certificate = attended.certificate
+    rows, own = (x.reshape(shape[:-1]) for x in (certificate.rows, certificate.relative_rows))
+    return Attended(attended.out.reshape(shape), dataclasses.replace(certificate, rows=rows, relative_rows=own))
 
 
 def _four(*tensors: Tensor) -> list[Tensor]:
-    """The same tensors with four axes, where they are such as can be; if not, the processes tell each other of it."""
+    """The same tensors with four axes, if they can have them; if not, the processes report it to each other."""
     dense = all(isinstance(x, Tensor) and storage(x) == "dense" and x.ndim >= 2 for x in tensors)
     if not dense or len({x.ndim for x in tensors}) > 1:
         return list(tensors)
@@ -121,72 +132,70 @@ def _length(mask: Tensor | None) -> int | None:
     return mask.shape[-1] if isinstance(mask, Tensor) and mask.ndim else None
 
 
-def _check_lengths(met: Context) -> None:
-    """Raise, in every process alike, where a mask of one of them speaks of another number of keys than there are."""
-    keys = sum(met.keys)
-    for rank, (*_, length) in enumerate(met.payloads):
-        if not met.shared_queries and length not in (None, 1, keys):
-            name = dist.get_global_rank(met.group, rank)
+def _check_lengths(context: Context) -> None:
+    """Raise, in every process alike, if a mask of one of them is for another number of keys than there are."""
+    for rank, (*_, length) in enumerate(context.payloads):
+        if not context.shared_queries and length not in (None, 1, context.total):
+            name = dist.get_global_rank(context.group, rank)
             remedy = "say of the keys of all processes, in order of ranks, which this one's rows may see"
-            raise ShapeError(f"rank {name}: mask.shape[-1]", length, f"must be {keys}", remedy)
+            raise ShapeError(f"rank {name}: mask.shape[-1]", length, f"must be {context.total}", remedy)
 
 
 def _automatic(call: _Call, link: Interconnect) -> Attended:
     """Exact attention, unless something cheaper proves the tolerance."""
-    met, wish, z = call.met, call.wish, call.met.sizes
-    if wish.exact or not z.queries * z.keys * z.value_dim:
-        return _run(Exact(), call, wish.tol)
+    context, requirement, z = call.context, call.requirement, call.context.sizes
+    if requirement.exact or not z.queries * z.keys * z.value_dim:
+        return _run(Exact(), call, requirement.tol)
     # Causal states are those of the keys before a row of the same shard.
-    apart = z.causal and not met.shared_queries and met.rows != met.keys
+    apart = z.causal and not context.shared_queries and context.rows != context.keys
     if call.mask is not None or apart:
         what = "with a mask" if call.mask is not None else "where causal rows are not those of the keys beside them"
         choice = Choice([], f"no other method has a form over shards {what}")
     else:
-        choice = chosen(met, _aim(call), wish.confidence, link, met.payloads[0][1])
-    tried = []
+        choice = choose(context, _aim(call), requirement.confidence, link, context.payloads[0][1])
+    failures = []
     for method in choice.methods:
         try:
-            return _kept(method, call)
+            return _within_tolerance(method, call)
         except ToleranceUnreachable as error:
             # All processes raise it alike, or none does.
-            tried.append(f"{method.name}: {error.rule}")
-    out, certificate = _run(Exact(), call, wish.tol)
-    return Attended(out, dataclasses.replace(certificate, reason="; ".join(tried) or choice.reason))
+            failures.append(f"{method.name}: {error.rule}")
+    out, certificate = _run(Exact(), call, requirement.tol)
+    return Attended(out, dataclasses.replace(certificate, reason="; ".join(failures) or choice.reason))
 
 
-def _kept(method: Method, call: _Call) -> Attended:
-    """The answer, where all processes can prove the tolerances for theirs."""
-    met, wish = call.met, call.wish
-    method.check(met.sizes)
-    exact = isinstance(method, Exact)
-    attended = (
-        _aimed(method, call) if wish.rtol is not None and isinstance(method, Sparse) else _run(method, call, wish.tol)
-    )
-    if wish.exact or exact or not (isinstance(method, OWN) or wish.rtol is not None):
+def _within_tolerance(method: Method, call: _Call) -> Attended:
+    """The answer, if all processes can prove the tolerances for theirs."""
+    context, requirement = call.context, call.requirement
+    method.check(context.sizes)
+    relative = requirement.rtol is not None
+    sparse = isinstance(method, Sparse)
+    attended = _sparse_within_rtol(method, call) if relative and sparse else _run(method, call, requirement.tol)
+    if requirement.exact or isinstance(method, Exact) or (sparse and not relative):
         return attended
     certificate = attended.certificate
     own = (certificate.bound, certificate.relative) if certificate.kind != "none" else (math.inf, math.inf)
-    found = zip(*agree({}, own, None, met.group), strict=True)
-    for name, limit, bound in zip(("tol", "rtol"), (wish.tol, wish.rtol), map(max, found), strict=True):
+    bounds = map(max, zip(*agree({}, own, None, context.group), strict=True))
+    for name, limit, bound in zip(("tol", "rtol"), (requirement.tol, requirement.rtol), bounds, strict=True):
         if limit is not None and not bound <= limit:
             rule, remedy = f"is below the {bound:.2e} it can prove", f'use method="auto" or a wider {name}'
             raise ToleranceUnreachable(f"{method.name}: {name}", limit, rule, remedy, bound)
     return attended
 
 
-def _aimed(method: Sparse, call: _Call) -> Attended:
+def _sparse_within_rtol(method: Method, call: _Call) -> Attended:
     """Sparse attention aimed at `rtol`, and again when it is proved how long answers are: in every process alike."""
-    wish, aim = call.wish, _aim(call)
+    requirement, aim = call.requirement, _aim(call)
     try:
         attended = _run(method, call, aim)
         ratio = proved_ratio(attended.certificate)
-        if not attended.certificate.keeps(wish.tol, wish.rtol) and ratio > 0:
+        if not attended.certificate.keeps(requirement.tol, requirement.rtol) and ratio > 0:
             aim = _aim(call, ratio)
             attended = _run(method, call, aim)
     except ToleranceUnreachable as error:
         rule = f"needs a bound of {aim:.2e} relative to the longest value, and {error.best:.2e} is the best"
         remedy = 'use method="auto" or a wider rtol'
-        raise ToleranceUnreachable("sparse: rtol", wish.rtol, rule, remedy, error.best) from error
+        raise ToleranceUnreachable("sparse: rtol", requirement.rtol, rule, remedy, error.best) from error
     return attended
 
 
@@ -195,36 +204,109 @@ def _aim(call: _Call, ratio: float | None = None) -> float:
 
     Before there is one, it is that of a flat head, which every process knows alike.
     """
-    wish = call.wish
-    tol = math.inf if wish.tol is None else wish.tol
-    if wish.rtol is None:
+    tol = math.inf if call.requirement.tol is None else call.requirement.tol
+    rtol = call.requirement.rtol
+    if rtol is None:
         return tol
-    return min(tol, aimed_bound(1 / math.sqrt(max(call.met.sizes.keys, 1)) if ratio is None else ratio, wish.rtol))
+    return min(tol, aimed_bound(1 / math.sqrt(max(call.context.total, 1)) if ratio is None else ratio, rtol))
 
 
 def _run(method: Method, call: _Call, tol: float | None) -> Attended:
-    """The answer; sparse attention is held to this `tol`, exact attention to all that is wished for."""
-    met, wish = call.met, call.wish
+    """The answer; sparse attention is held to this `tol`, exact attention to all that is required."""
+    context, requirement, generator = call.context, call.requirement, call.generator
     if isinstance(method, Sparse):
-        p = met.problem
-        sure = wish.confidence if wish.confidence < 1 else None
-        return attend_sparse(
-            *(p.q, p.k, p.v),
-            method=method,
-            group=met.group,
-            tol=tol,
-            confidence=sure,
-            scale=met.scale,
-            enable_gqa=True,
-            generator=call.generator,
-        )
+        confidence = requirement.confidence if requirement.confidence < 1 else None
+        return attend_sparse(context, method, tol, confidence, generator)
     if isinstance(method, LowRank):
-        return attend_low_rank(met, method, wish.stated, call.generator)
-    if isinstance(method, Separable | RandomFeatures):
-        return attend_states(met, method, wish.stated, call.generator)
+        return attend_low_rank(context, method, requirement.stated, generator)
+    if isinstance(method, RandomFeatures):
+        return attend_random_features(context, method, requirement.stated, generator)
+    if isinstance(method, Separable):
+        return attend_separable(context, method, requirement.stated)
     assert isinstance(method, Exact)
-    # A half-precision answer is rounded once, after the merge. What that cannot prove, float64 may, unless told else.
-    first = method.arithmetic(rounding.accumulator(met.problem.q.dtype))
-    last = torch.float64 if not wish.exact and method.precision == "native" else first
-    kinds = tuple(dict.fromkeys((first, last)))
-    return attend_keys(met, wish, kinds) if met.shared_queries else attend_ring(met, wish, kinds, call.mask)
+    if context.shared_queries:
+        return attend_keys(context, requirement, method)
+    return attend_ring(context, requirement, method, call.mask)
+
+
+class Request(NamedTuple):
+    """What one process asks for, before others agree."""
+
+    method: str | Method
+    parameters: dict[str, Any]
+    tol: float | None
+    confidence: float | None
+    shared_queries: bool
+    mask: Tensor | None
+    generator: torch.Generator | None
+    rtol: float | None = None
+
+    @property
+    def options(self) -> dict[str, object]:
+        """What all must ask alike."""
+        same: dict[str, object] = {"tol": self.tol, "rtol": self.rtol, "confidence": self.confidence}
+        # Whether there is a mask, and what is odd about how it holds its entries.
+        odd = isinstance(self.mask, Tensor) and storage(self.mask) != "dense"
+        same["mask"] = "none" if self.mask is None else storage(self.mask) if odd else "some"
+        if isinstance(self.generator, torch.Generator):
+            same["digest of generator"] = digest(self.generator.get_state())
+        if isinstance(self.method, Method):
+            return {"method": self.method.name, **self.method.parameters, **self.parameters, **same}
+        return {"method": self.method, **self.parameters, **same}
+
+    @property
+    def draws(self) -> bool:
+        """Whether something may be drawn at random."""
+        name = self.options["method"]
+        named = any(kind.random and kind.name == name for kind in _OWN_ROWS)
+        tolerant = self.tol is not None or self.rtol is not None
+        return named or (self.method == "auto" and tolerant and not self.shared_queries)
+
+    @property
+    def instance(self) -> Method:
+        """The method with its parameters."""
+        method, served = method_from(self.method, self.parameters), (Exact, Sparse, *_OWN_ROWS)
+        if not isinstance(method, served):
+            remedy = f"use one of {', '.join(one.name for one in served)}"
+            raise UnknownMethod("method", repr(method.name), "has no form over shards", remedy)
+        return method
+
+    def check(self, problem: Problem) -> None:
+        """Raise if this process cannot ask so."""
+        checked_requirement(self.tol, self.confidence, rtol=self.rtol)
+        check_generator(self.generator)
+        self.visible(problem)
+        if self.method == "auto":
+            return check_automatic(self.parameters)
+        method = self.instance
+        if not isinstance(method, Exact) and self.mask is not None:
+            raise ParameterError(f"{method.name}: mask", "some", "has no form over shards", 'use method="exact"')
+        if isinstance(method, Sparse) and not self.shared_queries:
+            remedy = 'give all processes the same queries, or use method="exact"'
+            raise ParameterError("sparse: shared_queries", False, "must all be known to every process", remedy)
+        if isinstance(method, Sparse) and problem.causal:
+            raise ParameterError("sparse: causal", True, "has no form over shards", 'use method="exact"')
+        if isinstance(method, _OWN_ROWS):
+            if self.shared_queries:
+                remedy = "pass shared_queries=False and each process's own rows"
+                raise ParameterError(f"{method.name}: shared_queries", True, "must not be the same rows", remedy)
+            queries, keys = problem.q.shape[-2], problem.k.shape[-2]
+            if problem.causal and queries != keys:
+                rule = f"must equal k.shape[-2]={keys} where causal"
+                raise ShapeError("q.shape[-2]", queries, rule, "give each process the queries of its own keys")
+        if isinstance(method, Separable):
+            method.checked(problem)  # a process without rows never comes to its promise, which would ask
+        return None
+
+    def visible(self, problem: Problem) -> Bool[Tensor, "#b #h #n s"] | None:
+        """The mask with four axes: of this process's keys if queries are shared, else of all."""
+        if self.mask is None:
+            return None
+        check_dense("mask", self.mask)
+        if isinstance(self.mask, Tensor) and self.mask.dtype != torch.bool:
+            raise DtypeError("mask.dtype", self.mask.dtype, "must be bool over shards", "use mask >= 0 for 0 and -inf")
+        if self.shared_queries:
+            return problem.allowed
+        length = self.mask.shape[-1] if isinstance(self.mask, Tensor) and self.mask.ndim else 0
+        k, v = (x.new_zeros(()).expand(*x.shape[:2], length, x.shape[-1]) for x in (problem.k, problem.v))
+        return Problem.of(problem.q, k, v, mask=self.mask, enable_gqa=True).allowed

@@ -20,7 +20,8 @@ from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 from avow import errors
 from avow.core import Problem, Sizes
 from avow.core.requirement import checked_requirement
-from avow.distributed.point_to_point import PAGE, Group, gathered, group_device, group_of
+from avow.distributed.point_to_point import PAGE, Group, group_device, group_of
+from avow.distributed.protocols import Shard, all_gather, over_processes
 from avow.errors import AvowError, DtypeError, InputError, ShapeError
 from avow.numerics.norms import check_range
 
@@ -31,20 +32,15 @@ _ALIKE = 1e-2
 
 
 @dataclass(frozen=True)
-class Context:
-    """What all processes know once they agree, and the problem of this one's shard, with norms where it was read."""
+class Context(Shard):
+    """This process's shard, with norms if they were measured, and what all processes know once they agree."""
 
     group: dist.ProcessGroup
-    here: int
-    problem: Problem
     shared_queries: bool
-    rows: tuple[int, ...]
-    """How many each process asks with."""
-    keys: tuple[int, ...]
     most: tuple[float, float, float]
-    """The largest norms of queries, keys and values in any process, where they were read."""
+    """The largest norms of queries, keys and values in any process, if they were measured."""
     payloads: tuple[Any, ...]
-    """What else each process had to tell."""
+    """What else each process sent."""
 
     @property
     def device(self) -> torch.device:
@@ -58,7 +54,7 @@ class Context:
     def sizes(self) -> Sizes:
         """Those of the whole problem."""
         queries = self.rows[0] if self.shared_queries else sum(self.rows)
-        return dataclasses.replace(self.problem.sizes, queries=queries, keys=sum(self.keys))
+        return dataclasses.replace(self.problem.sizes, queries=queries, keys=self.total)
 
 
 def check_consistent(
@@ -70,42 +66,43 @@ def check_consistent(
     scale: float | None,
     enable_gqa: bool,
     shared_queries: bool,
-    asked: Mapping[str, object],
-    reading: bool,
+    options: Mapping[str, object],
+    measure: bool,
     causal: bool = False,
     mask: Tensor | None = None,
     check: Callable[[Problem], None] | None = None,
-    telling: Callable[[], object] | None = None,
+    payload: Callable[[], object] | None = None,
 ) -> Context:
     """The processes of a group before they attend, agreed on all they must be; otherwise all raise the same error.
 
-    They agree on `asked`, on types, heads and scale, on whether gradients will flow, and on the queries themselves
-    where those are shared. `reading` looks for nan, inf and norms beyond float64, too; `check` for what else would keep
-    this process from attending; `telling` gives what else the others are to know. Whatever this process was given,
+    They agree on `options`, on types, heads and scale, on whether gradients will flow, and on the queries themselves
+    if those are shared. `measure` looks for nan, inf and norms beyond float64, too; `check` for what else would keep
+    this process from attending; `payload` gives what else the others are to know. Whatever this process was given,
     nothing raises before the others have heard of it.
     """
     processes = group_of(group)
 
     def checked() -> Problem:
-        found = _checked(q, k, v, mask, causal, scale, enable_gqa, asked.get("tol"))
+        problem = _checked(q, k, v, mask, causal, scale, enable_gqa, options.get("tol"))
         if check is not None:
-            check(found)
-        return found.measured() if reading else found
+            check(problem)
+        return problem.measured() if measure else problem
 
     with outside_autocast():
         facts, no_facts = attempt(lambda: _facts(q, k, v, shared_queries))
-        found, unfit = attempt(checked)
-        own, untold = attempt(lambda: None if telling is None else telling())
-    words = {"causal": causal, "shared_queries": shared_queries, "scale": scale, "enable_gqa": enable_gqa}
-    sizes = (0.0, 0.0, 0.0) if found is None or found.known_norms is None else found.known_norms.most
-    lengths = (0, 0) if found is None else (found.q.shape[-2], found.k.shape[-2])
-    known = agree({**asked, **words, **(facts or {})}, [*lengths, sizes, own], unfit or no_facts or untold, processes)
-    assert found is not None  # or all would have raised
+        problem, unfit = attempt(checked)
+        own, untold = attempt(lambda: None if payload is None else payload())
+    same = {"causal": causal, "shared_queries": shared_queries, "scale": scale, "enable_gqa": enable_gqa}
+    norms = None if problem is None else problem.known_norms
+    most = (0.0, 0.0, 0.0) if norms is None else norms.most
+    lengths = (0, 0) if problem is None else (problem.q.shape[-2], problem.k.shape[-2])
+    known = agree({**options, **same, **(facts or {})}, [*lengths, most, own], unfit or no_facts or untold, processes)
+    assert problem is not None  # or all would have raised
     rows, keys, each, payloads = zip(*known, strict=True)
     query, key, value = (max(column) for column in zip(*each, strict=True))
-    check_range(query, key, value, found.scale)
-    here = dist.get_rank(processes)
-    return Context(processes, here, found, shared_queries, rows, keys, (query, key, value), payloads)
+    check_range(query, key, value, problem.scale)
+    rank = dist.get_rank(processes)
+    return Context(problem, rank, rows, keys, processes, shared_queries, (query, key, value), payloads)
 
 
 @contextlib.contextmanager
@@ -133,38 +130,38 @@ def attempt(check: Callable[[], _Result]) -> tuple[_Result | None, AvowError | N
         return None, wrapped
 
 
-def agree(same: Mapping[str, object], own: Any, problem: AvowError | None, group: dist.ProcessGroup) -> list[Any]:
-    """What every process has of its `own`, by rank, where all say the `same` and none of them has a problem.
+def agree(same: Mapping[str, object], own: Any, error: AvowError | None, group: dist.ProcessGroup) -> list[Any]:
+    """What every process has of its `own`, by rank, if all say the `same` and none of them has an error.
 
-    Otherwise all raise one error. It names the first rank that differs from most, or the first that has a problem; a
-    problem that all share is raised as it is.
+    Otherwise all raise one error. It names the first rank that differs from most, or the first that has an error; an
+    error that all share is raised as it is.
     """
-    wishes = {name: _wish(value) for name, value in same.items()}
     names = dist.get_process_group_ranks(group)
-    story = None if problem is None else [type(problem).__name__, *map(str, _parts(problem))]
-    words = allgather_json({"same": wishes, "own": own, "problem": story}, group)
-    for name in dict.fromkeys(name for one in words for name in one["same"]):
-        said = [one["same"].get(name, "nothing") for one in words]
-        usual = max(said, key=lambda value: (Counter(said)[value], -said.index(value)))
-        for rank, value in enumerate(said):
+    story = None if error is None else [type(error).__name__, *map(str, _parts(error))]
+    values = {name: _comparable(value) for name, value in same.items()}
+    each = allgather_json({"same": values, "own": own, "error": story}, group)
+    for name in dict.fromkeys(name for one in each for name in one["same"]):
+        given = [one["same"].get(name, "nothing") for one in each]
+        usual = max(given, key=lambda value: (Counter(given)[value], -given.index(value)))
+        for rank, value in enumerate(given):
             if value != usual:
-                rule = f"must be as at rank {names[said.index(usual)]}, {usual}"
+                rule = f"must be as at rank {names[given.index(usual)]}, {usual}"
                 remedy = "give all processes the same"
-                raise InputError(f"{name} at rank {names[rank]}", value, rule, remedy) from problem
-    stories = [one["problem"] for one in words]
-    if problem is not None and all(one == story for one in stories):
-        raise problem
+                raise InputError(f"{name} at rank {names[rank]}", value, rule, remedy) from error
+    stories = [one["error"] for one in each]
+    if error is not None and all(one == story for one in stories):
+        raise error
     for rank, one in enumerate(stories):
         if one is not None:
             kind, name, *rest = one
-            raise getattr(errors, kind, InputError)(f"rank {names[rank]}: {name}", *rest) from problem
-    return [one["own"] for one in words]
+            raise getattr(errors, kind, InputError)(f"rank {names[rank]}: {name}", *rest) from error
+    return [one["own"] for one in each]
 
 
-def one_loss(grad: Tensor, met: Context) -> None:
-    """Raise, in every process alike, where they differentiate different losses."""
-    norms = agree({}, float(grad.double().norm()), None, met.group)
-    names = dist.get_process_group_ranks(met.group)
+def check_one_loss(grad: Tensor, context: Context) -> None:
+    """Raise, in every process alike, if they differentiate different losses."""
+    norms = agree({}, float(grad.double().norm()), None, context.group)
+    names = dist.get_process_group_ranks(context.group)
     for rank, norm in enumerate(norms):
         if not _alike(norm, norms[0]):
             rule = f"must be as at rank {names[0]}, {norms[0]:.6g}"
@@ -179,26 +176,24 @@ def _alike(norm: float, other: float) -> bool:
     return abs(norm - other) <= _ALIKE * max(norm, other)
 
 
-def allgather_json(words: Any, group: dist.ProcessGroup) -> list[Any]:
-    """What every process says, by rank: anything JSON can write."""
-    # Where words travel must not depend on what one process was given.
-    text, device = json.dumps(words).encode(), group_device(group)
-    pages = gathered(_page(text, PAGE, device), group)
-    sizes = [int.from_bytes(_bytes(page[:8]), "big") for page in pages]
+def allgather_json(value: Any, group: dist.ProcessGroup) -> list[Any]:
+    """What every process gives, by rank: anything JSON can write."""
+    # The device must not depend on what one process was given.
+    text, device = json.dumps(value).encode(), group_device(group)
+    pages = _gather_pages(text, PAGE, device, group)
+    sizes = [int.from_bytes(page[:8], "big") for page in pages]
     if max(sizes) > PAGE - 8:
-        # Long stories take a second round; hardly anybody writes one but where something is wrong.
-        pages = gathered(_page(text, max(sizes) + 8, device), group)
-    return [json.loads(_bytes(page[8 : size + 8])) for page, size in zip(pages, sizes, strict=True)]
+        # Long texts take a second round; they hardly occur but in errors.
+        pages = _gather_pages(text, max(sizes) + 8, device, group)
+    return [json.loads(page[8 : size + 8]) for page, size in zip(pages, sizes, strict=True)]
 
 
-def _page(text: bytes, size: int, device: torch.device) -> Tensor:
-    """The text behind its length, cut or filled up to a size."""
+def _gather_pages(text: bytes, size: int, device: torch.device, group: dist.ProcessGroup) -> list[bytes]:
+    """The texts of all processes behind their lengths, cut or filled up to a size."""
     whole = (len(text).to_bytes(8, "big") + text)[:size].ljust(size, b"\0")
-    return torch.frombuffer(bytearray(whole), dtype=torch.uint8).to(device)
-
-
-def _bytes(page: Tensor) -> bytes:
-    return page.cpu().numpy().tobytes()
+    page = torch.frombuffer(bytearray(whole), dtype=torch.uint8).to(device)
+    pages = over_processes(all_gather(page, dist.get_world_size(group)), group)
+    return [one.cpu().numpy().tobytes() for one in pages]
 
 
 def digest(x: Tensor) -> str:
@@ -207,15 +202,15 @@ def digest(x: Tensor) -> str:
     return hashlib.sha256(plain.numpy().data).hexdigest()
 
 
-def _wish(value: object) -> int | float | str:
-    """A value as it is compared and printed. Numbers stay what they are: 1 and 1.0 are the same wish."""
+def _comparable(value: object) -> int | float | str:
+    """A value as it is compared and printed. Numbers stay what they are: 1 and 1.0 are the same."""
     if isinstance(value, bool) or (isinstance(value, float) and not math.isfinite(value)):
         return str(value)
     return value if isinstance(value, int | float) else str(value)
 
 
-def _parts(problem: AvowError) -> tuple[object, object, object, object]:
-    return problem.name, problem.value, problem.rule, problem.remedy
+def _parts(error: AvowError) -> tuple[object, object, object, object]:
+    return error.name, error.value, error.rule, error.remedy
 
 
 def _checked(

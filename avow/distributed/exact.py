@@ -1,70 +1,296 @@
-"""Exact attention over shards of the keys, one shard a process: all processes get one answer and its certificate.
+r"""Exact attention over shards of the keys: what a block of keys answers, its proof, and its part of the gradients.
 
-Each process attends to its own keys, reports its answer with the logarithm of its normaliser, and merges what all
-reported in the order of ranks (`avow.core.compose`): every process computes the same bits.
+A block answers with :math:`o = \sum_j e^{l_j - \ell} v_j` and :math:`\ell = \ln \sum_j e^{l_j}` over the keys that a
+row sees, −inf where it sees none. Given the :math:`\ell` of all blocks, the weights of each are known again without the
+others, and with :math:`D = \langle do, o \rangle` so are the gradients: :math:`dv = p^T do`,
+:math:`dl = p (do\,v^T - D)`.
+
+For a certificate the logarithm :math:`\ell` is taken in float64. With :math:`S_i = |scale| \|q_i\| \max_j \|k_j\|` and
+u the unit of float64 it is within
+
+.. math:: \lambda_i = (\gamma_{d+8} + 8u) S_i + \gamma_{s+8} + 8 \cdot 746\,u + 4u |\ell_i|
+
+of the real one: each logit is off by the first term; the terms that matter lie within 746 of the top, so that their
+exponentials are right to the third in their logarithms; their sum is by the second, what is stored by the last. The
+logarithm that a float32 kernel keeps would be off by as much as its answer, and double the bound.
+
+With shared queries (`attend_keys`) each process attends to its own keys, and all merge what all answered in the order
+of ranks (`avow.core.compose`): every process computes the same bits. `avow.distributed.ring` is for sharded queries.
 """
 
 from __future__ import annotations
 
 import functools
 import json
-from collections.abc import Sequence
+import math
+from collections.abc import Callable, Iterator
+from typing import Any
 
 import torch
+from jaxtyping import Bool, Float, Float64
 from torch import Tensor
+from torch.autograd.function import once_differentiable
 
-from avow.attend import Attended
-from avow.core import Certificate
+from avow.attend import Attended, attend
+from avow.core import Certificate, Problem, Sizes
 from avow.core.compose import Partial, merge
 from avow.core.requirement import Requirement
-from avow.distributed import blocks
-from avow.distributed.autograd import linked
-from avow.distributed.consensus import Context, agree, attempt, one_loss
-from avow.distributed.partials import answered, packed, unpacked, unreachable
-from avow.distributed.point_to_point import gathered
+from avow.distributed.consensus import Context, agree, attempt, check_one_loss
+from avow.distributed.protocols import Traffic, all_gather, all_reduce, gather_message, over_processes, traffic
+from avow.errors import ToleranceUnreachable
+from avow.methods.exact import Exact
 from avow.numerics import rounding
+from avow.numerics.heads import longest_seen, per_query_head
+from avow.numerics.masks import at_rows, row_tiles
+from avow.numerics.norms import lengths, row_norms, slack
+
+# Numbers beside its answer that a row of a partial answer is sent with, so that its certificate can be merged.
+PARTIAL = 10
+# Rows that look only back are taken so many at a time: few enough to leave out most of what they do not see.
+_TALL = 256
+
+Mask = Bool[Tensor, "#b #h #n s"] | None
+Gradients = Callable[[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor], tuple[Tensor, Tensor, Tensor]]
+"""Those of q, k and v, from q, k, v, an answer, the logarithms of its normalisers, and the gradient above."""
 
 
-def attend_keys(met: Context, wish: Requirement, kinds: Sequence[torch.dtype]) -> Attended:
-    """Softmax attention of the same queries to the keys of all processes, in the first arithmetic that keeps the wish.
+def attend_keys(context: Context, requirement: Requirement, method: Exact) -> Attended:
+    """Softmax attention of shared queries to the keys of all processes, in the first arithmetic that is precise enough.
 
-    Where causal, row i sees the first i + 1 of all keys, in order of ranks. Gradients are those of one loss, which
+    If causal, row i sees the first i + 1 of all keys, in order of ranks. Gradients are those of one loss, which
     every process computes from the answer that all share.
     """
-    p = met.problem
-    shift = -sum(met.keys[: met.here]) if p.causal else None
-    for kind in kinds:
+    p = context.problem
+    shift = -context.before if p.causal else None
+    for kind in arithmetics(method, p.q.dtype, requirement):
         with torch.no_grad():
-            whole = _merged(p.q.to(kind), p.k.to(kind), p.v.to(kind), shift, met)
+            whole = _merged(p.q.to(kind), p.k.to(kind), p.v.to(kind), shift, context)
             out, certificate = whole.answer(p.q.dtype)
-        if wish.met_by(certificate):
-            gradients = functools.partial(_gradients, shift=shift, met=met)
-            return Attended(linked(p.q, p.k, p.v, (out, whole.lse), gradients), certificate)
-    raise unreachable(wish, certificate.bound, certificate.relative)
+        if requirement.met_by(certificate):
+            gradients = functools.partial(_gradients, shift=shift, context=context)
+            return Attended(with_gradients(p.q, p.k, p.v, (out, whole.lse), gradients), certificate)
+    raise unreachable(requirement, certificate.bound, certificate.relative)
 
 
-def _merged(q: Tensor, k: Tensor, v: Tensor, shift: int | None, met: Context) -> Partial:
-    found, problem = attempt(lambda: answered(q, k, v, shift, met.scale, met.problem.allowed))
-    mine = Partial.nothing((*q.shape[:-1], v.shape[-1]), q.device) if found is None else found
+def arithmetics(method: Exact, dtype: torch.dtype, requirement: Requirement) -> tuple[torch.dtype, ...]:
+    """The types to compute in, one after the other until one is precise enough.
+
+    A half-precision answer is rounded once, after the merge. What that cannot prove, float64 may, if it is allowed.
+    """
+    first = method.arithmetic(rounding.accumulator(dtype))
+    last = torch.float64 if not requirement.exact and method.precision == "native" else first
+    return tuple(dict.fromkeys((first, last)))
+
+
+def keys_traffic(z: Sizes, ranks: int) -> Traffic:
+    """What a rank sends in `attend_keys`."""
+    shape = (z.batch, z.heads, z.queries, PARTIAL + z.value_dim)
+    return traffic([gather_message(*shape, ranks=ranks)], ranks)
+
+
+def _merged(q: Tensor, k: Tensor, v: Tensor, shift: int | None, context: Context) -> Partial:
+    own, error = attempt(lambda: partial_answer(q, k, v, shift, context.scale, context.problem.allowed))
+    mine = Partial.nothing((*q.shape[:-1], v.shape[-1]), q.device) if own is None else own
     words = None if mine.words is None else json.loads(mine.words.to_json(rows=False))
-    said = agree({}, [words, mine.slack], problem, met.group)
+    each = agree({}, [words, mine.slack], error, context.group)
+    gathered = over_processes(all_gather(packed(mine), context.ranks), context.group)
     parts = []
-    for numbers, (theirs, loose) in zip(gathered(packed(mine), met.group), said, strict=True):
+    for numbers, (theirs, loose) in zip(gathered, each, strict=True):
         parts.append(unpacked(numbers, None if theirs is None else Certificate.from_json(json.dumps(theirs)), loose))
     return functools.reduce(merge, parts)
 
 
 def _gradients(
-    q: Tensor, k: Tensor, v: Tensor, out: Tensor, lse: Tensor, grad: Tensor, shift: int | None, met: Context
+    q: Tensor, k: Tensor, v: Tensor, out: Tensor, lse: Tensor, grad: Tensor, shift: int | None, context: Context
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Each process has its keys' gradients at hand; those of the queries add up over all."""
+    """Each process has the gradients of its keys; those of the queries add up over all."""
     kind = rounding.accumulator(q.dtype)
-    one_loss(grad, met)
+    check_one_loss(grad, context)
     along = (grad.to(kind) * out.to(kind)).sum(-1)
     for_queries, for_keys, for_values = (torch.zeros_like(x, dtype=kind) for x in (q, k, v))
     if q.numel() and k.shape[-2]:
-        for_queries, for_keys, for_values = blocks.gradients(
-            q, k, v, lse, grad, along, shift, met.scale, met.problem.allowed
+        for_queries, for_keys, for_values = block_gradients(
+            q, k, v, lse, grad, along, shift, context.scale, context.problem.allowed
         )
-    for_queries = functools.reduce(torch.add, gathered(for_queries, met.group))
+    for_queries = over_processes(all_reduce(for_queries, context.ranks), context.group)
     return for_queries.to(q.dtype), for_keys.to(k.dtype), for_values.to(v.dtype)
+
+
+def partial_answer(q: Tensor, k: Tensor, v: Tensor, shift: int | None, scale: float, mask: Mask = None) -> Partial:
+    """What keys answer to rows of which the i-th sees those up to i + `shift`, or all, that the mask lets it see."""
+    seen = mask
+    if shift is not None and shift != 0:
+        back = torch.ones(q.shape[-2], k.shape[-2], dtype=torch.bool, device=q.device).tril(shift)
+        seen = back if mask is None else mask & back
+    p = Problem.of(q, k, v, mask=seen, causal=shift == 0, scale=scale, enable_gqa=True)
+    out, certificate = attend(q, k, v, method="exact", mask=seen, causal=p.causal, scale=scale, enable_gqa=True)
+    if p.empty:
+        return Partial.nothing(out.shape, out.device)
+    logs = _logarithms(q, k, shift, scale, mask)
+    longest = longest_seen(p, lengths(v)).expand(out.shape[:-1])
+    u, (d, s) = rounding.unit(torch.float64), (q.shape[-1], k.shape[-2])
+    keys = per_query_head(row_norms(k, "k").amax(-1, keepdim=True), q.shape[1])
+    queries = row_norms(q, "q")
+    reach = abs(p.scale) * queries * keys
+    off = (rounding.gamma(d + 8, u) + 8 * u) * reach + rounding.gamma(s + 8, u) + 8 * 746 * u + 4 * u * logs.abs()
+    off = off + rounding.misread_logits(queries, keys, p.scale, d, q.dtype)
+    off = off * rounding.SAFETY + 4 * d * rounding.tiny(torch.float64) * max(1.0, abs(p.scale))
+    return Partial.of(out, logs, off, longest, certificate, slack(v.shape[-1], torch.float64))
+
+
+def unreachable(requirement: Requirement, bound: float, relative: float) -> ToleranceUnreachable:
+    """The error for a tolerance that no available arithmetic proves: at best it proves these."""
+    own = requirement.tol is None or bound <= requirement.tol
+    name, limit, best = ("rtol", requirement.rtol, relative) if own else ("tol", requirement.tol, bound)
+    rule = f"is less than can be proved, {best:.3g}"
+    return ToleranceUnreachable(name, limit, rule, "ask for less, or convert q, k and v to a wider type", best)
+
+
+def packed(part: Partial) -> Float64[Tensor, "b h n c"]:
+    """All the numbers of a row side by side."""
+    one_each = (part.lse, part.longest, part.pairs, part.unsure, part.drift, *part.means)
+    return torch.cat([torch.stack(one_each, -1), part.out], -1)
+
+
+def unpacked(x: Float64[Tensor, "b h n c"], words: Certificate | None, loose: float) -> Partial:
+    """The part whose numbers were packed; its certificate's words and how loose its norms are were sent apart."""
+    lse, longest, pairs, unsure, drift, *means = x[..., :PARTIAL].unbind(-1)
+    return Partial(x[..., PARTIAL:], lse, longest, torch.stack(means), pairs, unsure, drift, loose, words)
+
+
+def _logarithms(q: Tensor, k: Tensor, shift: int | None, scale: float, mask: Mask) -> Float64[Tensor, "b h n"]:
+    tiles = _logit_tiles(q.double(), k.double(), shift, scale, mask)
+    return torch.cat(
+        [_unfolded(torch.logsumexp(logits, -1, keepdim=True), q.shape[1])[..., 0] for *_, logits in tiles], -1
+    )
+
+
+def block_answer(
+    q: Float[Tensor, "b h n d"],
+    k: Float[Tensor, "b g s d"],
+    v: Float[Tensor, "b g s e"],
+    shift: int | None,
+    scale: float,
+) -> tuple[Float[Tensor, "b h n e"], Float[Tensor, "b h n"]]:
+    """The answer of a block and the logarithm of its normaliser; row i sees keys up to i + `shift`, or all."""
+    values = _wide(v)
+    outs, logs = [], []
+    for _, upto, logits in _logit_tiles(q, k, shift, scale):
+        lse = torch.logsumexp(logits, -1, keepdim=True)
+        weights = logits.sub_(torch.where(lse > -math.inf, lse, 0.0)).exp_()
+        outs.append(_unfolded(weights @ values[..., :upto, :], q.shape[1]))
+        logs.append(_unfolded(lse, q.shape[1])[..., 0])
+    return torch.cat(outs, -2), torch.cat(logs, -1)
+
+
+def merged_answers(
+    out: Float[Tensor, "b h n e"],
+    lse: Float[Tensor, "b h n"],
+    other: Float[Tensor, "b h n e"],
+    other_lse: Float[Tensor, "b h n"],
+) -> tuple[Float[Tensor, "b h n e"], Float[Tensor, "b h n"]]:
+    """The answer to the keys of both, and the logarithm of its normaliser."""
+    both = torch.logaddexp(lse, other_lse)
+    floor = torch.where(both > -math.inf, both, 0.0)
+    mine, theirs = (torch.exp(x - floor).unsqueeze(-1) for x in (lse, other_lse))
+    return mine * out + theirs * other, both
+
+
+def block_gradients(
+    q: Float[Tensor, "b h n d"],
+    k: Float[Tensor, "b g s d"],
+    v: Float[Tensor, "b g s e"],
+    lse: Float[Tensor, "b h n"],
+    grad: Float[Tensor, "b h n e"],
+    along: Float[Tensor, "b h n"],
+    shift: int | None,
+    scale: float,
+    mask: Mask = None,
+) -> tuple[Float[Tensor, "b h n d"], Float[Tensor, "b g s d"], Float[Tensor, "b g s e"]]:
+    """The gradients that flow through a block, from the logarithms of whole normalisers and `along`, D above."""
+    keys, values = _wide(k), _wide(v)
+    for_keys, for_values, for_queries = torch.zeros_like(keys), torch.zeros_like(values), []
+    floor = torch.where(lse > -math.inf, lse, 0.0).to(keys.dtype)
+    for rows, upto, weights in _logit_tiles(q, k, shift, scale, mask):
+        near, worth = keys[..., :upto, :], values[..., :upto, :]
+        weights = weights.sub_(_folded(floor[..., rows, None], keys.shape[1])).exp_()
+        above = _folded(_wide(grad[..., rows, :]), keys.shape[1])  # (b, g, r·n, e)
+        for_values[..., :upto, :] += weights.mT @ above
+        slope = (above @ worth.mT).sub_(_folded(along[..., rows, None].to(keys.dtype), keys.shape[1]))
+        slope = slope.mul_(weights).mul_(scale)  # by the products q·k
+        for_queries.append(_unfolded(slope @ near, q.shape[1]))
+        for_keys[..., :upto, :] += slope.mT @ _folded(_wide(q[..., rows, :]), keys.shape[1])
+    return torch.cat(for_queries, -2), for_keys, for_values
+
+
+def _logit_tiles(
+    q: Float[Tensor, "b h n d"], k: Float[Tensor, "b g s d"], shift: int | None, scale: float, mask: Mask = None
+) -> Iterator[tuple[slice, int, Float[Tensor, "b g rm upto"]]]:
+    """Rows to work on at once, the first key that none of them sees, and their logits for the keys before it."""
+    groups, (n, s) = k.shape[1], (q.shape[-2], k.shape[-2])
+    keys = _wide(k).mT
+    for rows, upto in _tiles(n, s, q.shape[0] * q.shape[1], shift):
+        logits = (_folded(_wide(q[..., rows, :]), groups) @ keys[..., :upto]).mul_(scale)
+        if shift is not None:
+            last = torch.arange(rows.start, rows.stop, device=q.device)[:, None] + shift
+            seen = torch.arange(upto, device=q.device) <= last  # (m, upto)
+            apart = logits.view(*k.shape[:2], q.shape[1] // groups, *seen.shape)  # (b, g, r, m, upto)
+            apart.masked_fill_(~seen, -math.inf)
+        if mask is not None:
+            allowed = at_rows(mask, rows)[..., :upto].expand(*q.shape[:2], rows.stop - rows.start, upto)
+            logits = logits.masked_fill_(~_folded(allowed, groups), -math.inf)
+        yield rows, upto, logits
+
+
+def _tiles(n: int, s: int, heads: int, shift: int | None) -> Iterator[tuple[slice, int]]:
+    for many in row_tiles(n, heads * s):
+        if shift is None:
+            yield many, s
+            continue
+        for start in range(many.start, many.stop, _TALL):
+            rows = slice(start, min(start + _TALL, many.stop))
+            yield rows, min(max(rows.stop + shift, 0), s)
+
+
+def _wide(x: Tensor) -> Tensor:
+    return x.to(rounding.accumulator(x.dtype))
+
+
+def _folded(x: Float[Tensor, "b h m c"], groups: int) -> Float[Tensor, "b g rm c"]:
+    """Rows of the query heads that share a key head, one under the other."""
+    return x.reshape(x.shape[0], groups, x.shape[1] // groups * x.shape[2], x.shape[3])
+
+
+def _unfolded(x: Float[Tensor, "b g rm c"], heads: int) -> Float[Tensor, "b h m c"]:
+    return x.reshape(x.shape[0], heads, x.shape[1] * x.shape[2] // heads, x.shape[3])
+
+
+def with_gradients(
+    q: Float[Tensor, "b h n d"],
+    k: Float[Tensor, "b g s d"],
+    v: Float[Tensor, "b g s e"],
+    answer: tuple[Float[Tensor, "b h n e"], Float[Tensor, "b h n"]],
+    gradients: Gradients,
+) -> Float[Tensor, "b h n e"]:
+    """An answer that came with the logarithms of its normalisers, for autograd a function of q, k and v."""
+    out: Tensor = _Answer.apply(q, k, v, answer, gradients)  # type: ignore[no-untyped-call]  # torch's own
+    return out
+
+
+class _Answer(torch.autograd.Function):
+    @staticmethod
+    def forward(
+        ctx: Any, q: Tensor, k: Tensor, v: Tensor, answer: tuple[Tensor, Tensor], gradients: Gradients
+    ) -> Tensor:
+        out, lse = answer
+        ctx.save_for_backward(q, k, v, out, lse)
+        ctx.gradients = gradients
+        return out
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
+        (grad,) = grads
+        with torch.autocast(grad.device.type, enabled=False):
+            gradients = ctx.gradients(*ctx.saved_tensors, grad)
+        return *gradients, None, None

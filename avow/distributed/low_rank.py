@@ -1,57 +1,101 @@
-r"""Low-rank attention over shards of a sequence, one shard a process: landmarks are agreed once, then states travel.
+r"""Low-rank attention over shards of a sequence: landmarks are agreed once, then states are combined.
 
 The frame, the landmarks and the factor of their kernel are made together, each number by one process, so that the
 features :math:`\varphi` are the same function everywhere; then each process works on its own rows and keys, and sums
 over keys are joined as any linear attention's are (`avow.distributed.states`).
 
+Landmarks are chosen as by `cholesky.pivots` with the keys where they are: in each round every process proposes its best
+keys, and the best of all proposals go to all. With the same generator the landmarks are those that one process with all
+keys would draw, unless rounding decides.
+
 The bound of a row needs two sums over the keys it sees, of :math:`w_j` and of :math:`w_j \sqrt{\rho(k_j)}`. Each
-process tells both of its own keys; what lies before a causal shard counts as part of its first key, which every row of
+process sends both of its own keys; what lies before a causal shard counts as part of its first key, which every row of
 it sees.
 """
 
 from __future__ import annotations
 
+import functools
+import math
+from typing import NamedTuple
+
 import torch
-from jaxtyping import Float
+from jaxtyping import Bool, Float, Int
 from torch import Tensor
+from torch.nn.functional import pad
 
 from avow.attend import Attended
-from avow.distributed import landmarks
+from avow.core import Sizes
 from avow.distributed.consensus import Context
-from avow.distributed.exchange import combined, gathered
-from avow.distributed.frames import centred_frame
-from avow.distributed.shards import Shards, shards_of
-from avow.distributed.states import absorbed, collected, joined
+from avow.distributed.protocols import (
+    Protocol,
+    Traffic,
+    all_gather,
+    combine_message,
+    combine_rows,
+    gather_message,
+    over_processes,
+    traffic,
+)
+from avow.distributed.states import LinearShard, centred_frame, joined, linear_shard
 from avow.methods.low_rank import LowRank, Trace, lengths, within_ball
 from avow.numerics import cholesky, rounding, scan
 from avow.numerics.cholesky import Factor
+from avow.numerics.features import Frame
 from avow.numerics.heads import grouped, per_query_head, ungrouped
 from avow.numerics.landmark_features import LandmarkFeatures, WeightedKeys
 
 _U = rounding.unit(torch.float64)
 
 
-def attend_low_rank(met: Context, method: LowRank, confidence: float, generator: torch.Generator | None) -> Attended:
+def attend_low_rank(
+    context: Context, method: LowRank, confidence: float, generator: torch.Generator | None
+) -> Attended:
     """Softmax attention of this process's rows to the keys of all processes through landmarks among them.
 
-    Shards, gradients and generators are as in `avow.distributed.states.attend_states`.
+    Shards, gradients and generators are as in `avow.distributed.states`.
     """
-    shards = shards_of(met, generator)
-    return shards.attended(method, *_low_rank(shards, method.rank), confidence)
+    shard = linear_shard(context, generator)
+    out, trace = over_processes(low_rank_protocol(shard, method.rank), context.group)
+    return shard.attended(method, out, trace, confidence)
 
 
-def _low_rank(shards: Shards, rank: int) -> tuple[Tensor, Trace | None]:
-    p = shards.problem
+def low_rank_traffic(method: LowRank, z: Sizes, ranks: int, longest: int | None = None) -> Traffic:
+    """What a rank sends, if the longest shard has so many keys, or all have as many.
+
+    Ranks that outnumber the key heads send more, since landmarks are shared out by heads.
+    """
+    heads, rank = (z.batch, z.key_heads), method.rank
+    message = functools.partial(combine_message, 1, 1, z.batch * z.key_heads, ranks=ranks)
+    few = cholesky.candidates(z.keys, rank)
+    candidates = [] if few == z.keys else [message(min(few, -(-z.keys // ranks) if longest is None else longest))]
+    proposals = [message((span.stop - span.start) * (1 + z.dim + span.start)) for span in cholesky.rounds(rank)]
+    rounds = [
+        gather_message(*heads, 4, ranks=ranks),
+        combine_message(*heads, z.dim, 4, width=3, ranks=ranks),  # the frame
+        *candidates,
+        *proposals,
+        message(rank * z.dim + 1, width=rank * z.dim + rank * rank + 2),  # the factor
+        combine_message(*heads, rank, z.value_dim + 2, ranks=ranks),  # states
+        gather_message(*heads, 3, ranks=ranks),  # sums for bounds
+    ]
+    return traffic(rounds, ranks)
+
+
+def low_rank_protocol(shard: LinearShard, rank: int) -> Protocol[tuple[Tensor, Trace | None]]:
+    """The answers to a shard's rows, and what their certificate takes."""
+    p = shard.problem
     heads, queries, groups = p.q.shape[1], p.q.shape[-2], p.k.shape[1]
-    frame = centred_frame(shards, torch.float64)
+    frame: Frame = yield from centred_frame(shard, torch.float64)
     keys = WeightedKeys.of(p, frame)
-    factor, radius = _agreed(shards, keys.points, keys.log, rank)
+    factor, radius = yield from _agreed_factor(shard, keys.points, keys.log, rank)
     features = LandmarkFeatures(p, keys, factor)
-    values, size = shards.values(torch.float64)
-    state = joined(shards, absorbed(shards, features.of_keys, values, rank, 1, *frame, *factor[:2]))
+    values, size = shard.values(torch.float64)
+    own = shard.absorbed(features.of_keys, values, rank, 1, *frame, *factor[:2])
+    state = yield from joined(shard, own)
     residual = features.key_residual  # of the first pass over the keys
-    told = gathered(_sums(keys.log.detach()[..., 0], residual, values), shards.group)  # (ranks, b, g, 3)
-    found: list[Tensor] = []
+    sums_of_all = yield from all_gather(_sums(keys.log.detach()[..., 0], residual, values), shard.ranks)
+    normalisers: list[Tensor] = []
 
     def answer() -> tuple[scan.Sums, int]:
         if p.causal:
@@ -64,23 +108,23 @@ def _low_rank(shards: Shards, rank: int) -> tuple[Tensor, Trace | None]:
             sums = scan.collect(features.of_rows, heads, queries, whole, normalise=True)
             unit, steps = whole.top.unsqueeze(2), whole.steps
         assert sums.normaliser is not None and unit is not None
-        found.extend(ungrouped(x.detach().expand_as(sums.normaliser))[..., 0] for x in (sums.normaliser, unit))
-        most = grouped(_longest_seen(shards, values, told[..., 2]).unsqueeze(-1), groups)
+        normalisers.extend(ungrouped(x.detach().expand_as(sums.normaliser))[..., 0] for x in (sums.normaliser, unit))
+        most = grouped(_longest_seen(shard, values, sums_of_all[..., 2]).unsqueeze(-1), groups)
         return sums._replace(out=within_ball(sums.out, most)), steps
 
-    out, steps = collected(shards, answer, size, state.sums, state.total, told[..., 2], *frame, *factor[:2])
-    if not found:
+    out, steps = shard.collected(answer, size, state.sums, state.total, sums_of_all[..., 2], *frame, *factor[:2])
+    if not normalisers:
         return out, None
     rows = features.rows
-    key_log, key_residual = _seen(shards, keys.log.detach()[..., 0], residual, told.detach())
+    key_log, key_residual = _seen(shard, keys.log.detach()[..., 0], residual, sums_of_all.detach())
     trace = Trace(
         key_log=key_log,
         key_residual=key_residual,
         row_residual=rows.residual,
         row_norm=rows.norm,
         row_log=rows.log,
-        normaliser=found[0],
-        unit_log=found[1],
+        normaliser=normalisers[0],
+        unit_log=normalisers[1],
         slack=factor.slack,
         query_radius=rows.radius,
         key_radius=radius,
@@ -90,28 +134,29 @@ def _low_rank(shards: Shards, rank: int) -> tuple[Tensor, Trace | None]:
     return out, trace
 
 
-def _agreed(shards: Shards, keys: Tensor, weight: Tensor, rank: int) -> tuple[Factor, Float[Tensor, "b g"]]:
+def _agreed_factor(
+    shard: LinearShard, keys: Tensor, weight: Tensor, rank: int
+) -> Protocol[tuple[Factor, Float[Tensor, "b g"]]]:
     """The features of landmarks among the keys of all shards, and at most how long those are; each head by one process.
 
     A landmark comes from the process that has it, as a sum to which the others add zeros.
     """
     b, g, s, d = keys.shape
-    with torch.no_grad():
-        radius = torch.linalg.vector_norm(keys, dim=-1).amax(-1) if s else keys.new_zeros(b, g)
-        mine, index = landmarks.chosen(shards, keys, weight[..., 0], rank)
+    radius = torch.linalg.vector_norm(keys.detach(), dim=-1).amax(-1) if s else keys.new_zeros(b, g)
+    mine, index = yield from landmarks(shard, keys.detach(), weight[..., 0].detach(), rank)
     held = keys if s else keys.sum(-2, keepdim=True).expand(b, g, 1, d)  # zeros, for autograd a function of the keys
     own = held.gather(-2, index.unsqueeze(-1).expand(b, g, rank, d)) * mine.unsqueeze(-1)
 
-    def combine(said: Tensor) -> Tensor:
-        points = said[..., :-1].sum(0)[0].unflatten(-1, (rank, d))  # (1, heads, r, d)
-        longest = said[..., -1].detach().amax(0)[0]
+    def combine(pieces: Tensor) -> Tensor:
+        points = pieces[..., :-1].sum(0)[0].unflatten(-1, (rank, d))  # (1, heads, r, d)
+        longest = pieces[..., -1].detach().amax(0)[0]
         f = cholesky.factor(points, longest)
-        told = torch.cat([f.landmarks.flatten(2), f.b.flatten(2), f.slack[..., None], longest[..., None]], -1)
-        return told.expand(shards.ranks, 1, *told.shape)
+        numbers = torch.cat([f.landmarks.flatten(2), f.b.flatten(2), f.slack[..., None], longest[..., None]], -1)
+        return numbers.expand(shard.ranks, 1, *numbers.shape)
 
-    asked = torch.cat([own.flatten(2), radius.unsqueeze(-1)], -1).reshape(1, 1, b * g, -1)
-    told = combined(asked, combine, shards.group).reshape(b, g, -1)
-    points, inverse, slack, radius = told.split([rank * d, rank * rank, 1, 1], -1)
+    proposal = torch.cat([own.flatten(2), radius.unsqueeze(-1)], -1).reshape(1, 1, b * g, -1)
+    combined = yield from combine_rows(proposal, combine, shard.ranks)
+    points, inverse, slack, radius = combined.reshape(b, g, -1).split([rank * d, rank * rank, 1, 1], -1)
     factor = Factor(points.unflatten(-1, (rank, d)), inverse.unflatten(-1, (rank, rank)), slack.detach()[..., 0])
     return factor, radius.detach()[..., 0]
 
@@ -123,19 +168,19 @@ def _sums(key_log: Tensor, residual: Tensor, values: Tensor) -> Float[Tensor, "b
     return torch.stack([*sums, longest], -1)
 
 
-def _seen(shards: Shards, key_log: Tensor, residual: Tensor, told: Tensor) -> tuple[Tensor, Tensor]:
+def _seen(shard: LinearShard, key_log: Tensor, residual: Tensor, sums: Tensor) -> tuple[Tensor, Tensor]:
     """Logs and residuals whose sums over what a row sees are those over the keys of all shards, or more.
 
     Without causality one key stands for all. A causal shard's first key stands also for all before it.
     """
-    if not shards.problem.causal:
-        mass, missed = (_above(torch.logsumexp(told[..., i], 0), shards.ranks).unsqueeze(-1) for i in range(2))
+    if not shard.problem.causal:
+        mass, missed = (_above(torch.logsumexp(sums[..., i], 0), shard.ranks).unsqueeze(-1) for i in range(2))
         return mass, _residual(mass, missed)
-    if not shards.rank:
+    if not shard.rank:
         return key_log, residual
     first = key_log[..., 0], (key_log + 0.5 * residual.log())[..., 0]
     mass, missed = (
-        _above(torch.logsumexp(torch.cat([told[: shards.rank, ..., i], first[i][None]]), 0), shards.ranks)
+        _above(torch.logsumexp(torch.cat([sums[: shard.rank, ..., i], first[i][None]]), 0), shard.ranks)
         for i in range(2)
     )
     logs = torch.cat([mass.unsqueeze(-1), key_log[..., 1:]], -1)
@@ -152,11 +197,125 @@ def _above(log: Tensor, terms: int) -> Tensor:
     return log + 64 * _U * (log.abs().nan_to_num(0.0, 0.0, 0.0) + terms)
 
 
-def _longest_seen(shards: Shards, values: Tensor, longest: Float[Tensor, "ranks b g"]) -> Float[Tensor, "b h #n"]:
+def _longest_seen(shard: LinearShard, values: Tensor, longest: Float[Tensor, "ranks b g"]) -> Float[Tensor, "b h #n"]:
     """The length of the longest value that each row sees, in all shards."""
-    p = shards.problem
+    p = shard.problem
     if not p.causal:
         return per_query_head(longest.amax(0).unsqueeze(-1), p.q.shape[1])
-    earlier = torch.arange(shards.ranks, device=values.device) < shards.rank
+    earlier = torch.arange(shard.ranks, device=values.device) < shard.rank
     before = torch.where(earlier[:, None, None], longest, 0.0).amax(0).unsqueeze(-1)
     return per_query_head(torch.maximum(before, lengths(values)[..., 0].cummax(-1).values), p.q.shape[1])
+
+
+class Landmarks(NamedTuple):
+    """Which landmarks are keys of this process, and which of them; another's have number 0."""
+
+    mine: Bool[Tensor, "b g r"]
+    key: Int[Tensor, "b g r"]
+
+
+class _Candidates(NamedTuple):
+    """This process's keys that may become landmarks, which they are, and their places among those of all shards."""
+
+    x: Float[Tensor, "b g c d"]
+    log_weight: Float[Tensor, "b g c"]
+    key: Int[Tensor, "b g c"]
+    place: Int[Tensor, "b g c"]
+
+
+def landmarks(
+    shard: LinearShard, x: Float[Tensor, "b g s d"], log_weight: Float[Tensor, "b g s"], rank: int
+) -> Protocol[Landmarks]:
+    """Landmarks by randomised block-pivoted Cholesky over the keys of all shards."""
+    few = cholesky.candidates(shard.total, rank)
+    some = yield from _candidates(shard, x, log_weight, rank)
+    b, g, c = some.place.shape
+    half = 0.5 * some.x.square().sum(-1).unsqueeze(-2)  # (b, g, 1, c)
+    diagonal, left = 2 * some.log_weight, torch.ones_like(some.log_weight)
+    taken, place = some.place >= few, some.place.clamp(max=few - 1)
+    rows = x.new_zeros(b, g, rank, c)
+    mine, key = torch.zeros(b, g, rank, dtype=torch.bool, device=x.device), place.new_zeros(b, g, rank)
+    for span in cholesky.rounds(rank):
+        earlier = rows[..., : span.start, :]
+        noise = cholesky.uniform((b, g, few), shard.generator, x).gather(-1, place)
+        worth = cholesky.worth(diagonal, left, taken, noise)
+        best = yield from _best(shard, some.x, worth, earlier, span.stop - span.start)
+        mine[..., span] = best.mine
+        if c:
+            key[..., span] = torch.where(best.mine, some.key.gather(-1, best.candidate), 0)
+            taken |= torch.zeros_like(place).scatter_add_(-1, best.candidate, best.mine.long()).bool()
+        squares = 0.5 * best.x.square().sum(-1, keepdim=True)
+        fresh = (best.x @ some.x.transpose(-1, -2)).sub_(half).sub_(squares).clamp_(max=0.0).exp_()
+        # The pivots' own columns, which every process can compute from what it received.
+        block = cholesky.log_gauss(best.x, best.x).exp_() - best.along @ best.along.transpose(-1, -2)
+        rows[..., span, :] = cholesky.orthonormal(fresh - best.along @ earlier, block)
+        left = cholesky.remaining(left, rows[..., span, :])
+    return Landmarks(mine, key)
+
+
+class _Pivots(NamedTuple):
+    """Keys of all shards, their entries in the rows of earlier pivots, and which candidate of this process each is."""
+
+    x: Float[Tensor, "b g l d"]
+    along: Float[Tensor, "b g l start"]
+    mine: Bool[Tensor, "b g l"]
+    candidate: Int[Tensor, "b g l"]
+
+
+def _best(
+    shard: LinearShard, x: Float[Tensor, "b g c d"], worth: Float[Tensor, "b g c"], earlier: Tensor, size: int
+) -> Protocol[_Pivots]:
+    """So many keys of the greatest worth among those of all processes, each of which proposes as many.
+
+    One process picks for a head, and sends the others the proposals it took.
+    """
+    own = worth.topk(min(size, x.shape[-2]), dim=-1)
+    short = size - own.indices.shape[-1]
+    columns = own.values.unsqueeze(-1), _at(x, own.indices), _at(earlier.transpose(-1, -2), own.indices)
+    proposal = pad(torch.cat(columns, -1), (0, 0, 0, short))  # (b, g, size, 1 + d + start)
+    proposal[..., size - short :, 0] = -math.inf
+
+    def pick(pieces: Tensor) -> Tensor:
+        every = pieces.unflatten(-1, proposal.shape[-2:]).movedim(0, -3).flatten(-3, -2)  # (1, 1, heads, ranks·size, …)
+        index = every[..., 0].topk(size, dim=-1).indices.unsqueeze(-1)
+        taken = every.gather(-2, index.expand(*index.shape[:-1], every.shape[-1]))
+        taken = torch.cat([index.to(taken), taken[..., 1:]], -1).flatten(-2)
+        return taken.expand(shard.ranks, *taken.shape)
+
+    heads = proposal.shape[0] * proposal.shape[1]
+    pivots = yield from combine_rows(proposal.reshape(1, 1, heads, -1), pick, shard.ranks)
+    pivots = pivots.reshape(proposal.shape)
+    picked = pivots[..., 0].long()
+    points, along = pivots[..., 1:].split([x.shape[-1], earlier.shape[-2]], -1)
+    mine = picked // size == shard.rank
+    candidate = pad(own.indices, (0, short)).gather(-1, torch.where(mine, picked % size, 0))
+    return _Pivots(points, along, mine, candidate)
+
+
+def _candidates(shard: LinearShard, x: Tensor, log_weight: Tensor, rank: int) -> Protocol[_Candidates]:
+    """All keys, or the best of all shards by a first draw: each process then knows which of them are its own."""
+    (b, g, s), few = log_weight.shape, cholesky.candidates(shard.total, rank)
+    here = torch.arange(s, device=x.device).expand(b, g, s)
+    if few == shard.total:
+        return _Candidates(x, log_weight, here, here + shard.before)
+    # Every process draws for the keys of all and takes its part: numbers are cheaper to draw than to send.
+    noise = cholesky.uniform((b, g, shard.total), shard.generator, x)[..., shard.before : shard.before + s]
+    most = min(few, max(shard.keys))
+    best = (2 * log_weight + cholesky.gumbel(noise)).topk(min(most, s), dim=-1)
+    worth = pad(best.values, (0, most - best.values.shape[-1]), value=-math.inf)
+    places = yield from combine_rows(worth.reshape(1, 1, b * g, most), _places, shard.ranks)
+    index = best.indices
+    place = places.reshape(b, g, most)[..., : index.shape[-1]].long()
+    return _Candidates(_at(x, index), log_weight.gather(-1, index), index, place)
+
+
+def _places(worth: Float[Tensor, "ranks one also heads c"]) -> Float[Tensor, "ranks one also heads c"]:
+    """How many candidates of all ranks are better than each."""
+    flat = worth.movedim(0, -2).flatten(-2)
+    order = flat.argsort(dim=-1, descending=True, stable=True)
+    place = torch.empty_like(flat).scatter_(-1, order, torch.arange(flat.shape[-1]).to(flat).expand_as(flat))
+    return place.unflatten(-1, (worth.shape[0], -1)).movedim(-2, 0)
+
+
+def _at(x: Float[Tensor, "b g c w"], index: Int[Tensor, "b g l"]) -> Float[Tensor, "b g l w"]:
+    return x.gather(-2, index.unsqueeze(-1).expand(*index.shape, x.shape[-1]))

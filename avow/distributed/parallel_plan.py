@@ -1,21 +1,26 @@
-"""Which way to spread attention over many ranks: every way in every sharding → seconds → the fastest. No tensors here.
+"""How to spread attention over many ranks: every strategy in every sharding → seconds → the fastest.
 
 Ranks are spread over heads, over the sequence, or over both: h groups of heads, each on s ranks. Heads need nothing of
-each other, so only the s ranks of a group talk. A rank's time is what it computes and what it sends after that; a ring
-sends the next block while it computes on one.
+each other, so only the s ranks of a group communicate. A rank's time is what it computes and what it sends after that;
+a ring sends the next block while it computes on one. What a rank sends is counted by running the rounds of its protocol
+on meta tensors (`protocols.traffic`). What ranks send to agree on a call comes on top: a page or two to each.
 """
 
 from __future__ import annotations
 
 import dataclasses
 import functools
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import NamedTuple, Protocol
 
 from avow.core import Method, Sizes
-from avow.distributed import comm_cost
-from avow.distributed.comm_cost import Interconnect, Traffic
+from avow.distributed.exact import keys_traffic
+from avow.distributed.low_rank import low_rank_traffic
+from avow.distributed.protocols import NOTHING, Traffic
+from avow.distributed.ring import ring_traffic
+from avow.distributed.sparse import sparse_traffic
+from avow.distributed.states import states_traffic
 from avow.errors import ParameterError
 from avow.methods.exact import Exact
 from avow.methods.low_rank import LowRank
@@ -25,8 +30,24 @@ from avow.methods.sparse import Sparse
 
 # Bytes of a token beside its sketch: how far that may be off, the length of its value, its part of a group's scales.
 _BESIDE = 12
-# Where it is looked for how many ranks make communication dominate.
+# Up to how many ranks it is looked for where communication dominates.
 _MOST_RANKS = 4096
+
+
+class Interconnect(NamedTuple):
+    """What connects the ranks: bytes a second that each can send, and seconds until a message is there."""
+
+    bandwidth: float
+    latency: float
+
+    def seconds(self, traffic: Traffic) -> float:
+        """How long a rank is busy sending and waiting."""
+        return traffic.sent / self.bandwidth + traffic.waits * self.latency
+
+
+def usual_interconnect(device: str) -> Interconnect:
+    """The default: sockets of one machine, or GPUs of one."""
+    return Interconnect(1e11, 1e-5) if device == "cuda" else Interconnect(1e9, 1e-4)
 
 
 class Machine(Protocol):
@@ -92,12 +113,13 @@ class Strategy:
 
     name: str
     method: Method
-    summary: str
-    load: Callable[[Sizes, int], Traffic]
-    """What a rank sends, for the sizes of a group of heads."""
     replicated: bool
     """Whether every rank has all queries."""
     overlaps: bool = False
+
+    def traffic(self, sizes: Sizes, ranks: int) -> Traffic:
+        """What a rank sends, for the sizes of a group of heads."""
+        return _traffic(self.method, self.replicated, sizes, ranks)
 
     def part(self, z: Sizes, ranks: int) -> Sizes:
         """What a rank computes on at once."""
@@ -108,15 +130,28 @@ class Strategy:
         queries = -(-z.queries // ranks)
         return dataclasses.replace(z, queries=queries, keys=keys, causal=z.causal and not (self.overlaps and ranks > 1))
 
-    def spent(self, sizes: Sizes, sharding: Sharding, link: Interconnect, machine: Machine) -> Time:
+    def time(self, sizes: Sizes, sharding: Sharding, link: Interconnect, machine: Machine) -> Time:
         """A rank's seconds; of ranks that differ, those of the slowest."""
         z, ranks = of_heads(sizes, sharding.heads), sharding.sequence
-        computing, sending = machine.seconds(self.method, self.part(z, ranks)), link.seconds(self.load(z, ranks))
+        computing, sending = machine.seconds(self.method, self.part(z, ranks)), link.seconds(self.traffic(z, ranks))
         if not self.overlaps:
             return Time(computing, sending, computing + sending)
-        # One block after the other; also where causal, for the last rank sees them all.
+        # One block after the other; also if causal, since the last rank sees them all.
         step = sending / max(ranks - 1, 1)
         return Time(ranks * computing, sending, computing + (ranks - 1) * max(computing, step))
+
+
+@functools.lru_cache(maxsize=4096)
+def _traffic(method: Method, replicated: bool, sizes: Sizes, ranks: int) -> Traffic:
+    if ranks == 1:
+        return NOTHING
+    if isinstance(method, Exact):
+        return keys_traffic(sizes, ranks) if replicated else ring_traffic(sizes, ranks)
+    if isinstance(method, Sparse):
+        return sparse_traffic(sizes, ranks)
+    if isinstance(method, LowRank):
+        return low_rank_traffic(method, sizes, ranks)
+    return states_traffic(method, sizes, ranks)
 
 
 def of_heads(sizes: Sizes, groups: int) -> Sizes:
@@ -125,92 +160,82 @@ def of_heads(sizes: Sizes, groups: int) -> Sizes:
 
 
 def strategy(method: Method, replicated: bool) -> Strategy:
-    """The way to spread a method: exact attention has two, with all queries in every rank or with those of its own."""
-    if method.name == "exact" and replicated:
-        return Strategy("exact (keys)", method, "partial answers are told to all", comm_cost.partial_answers, True)
-    if method.name == "exact":
-        return Strategy("exact (ring)", method, "blocks of keys and values go round", comm_cost.ring, False, True)
-    if method.name == "sparse":
-        return Strategy(
-            "sparse", method, "sums of sketches are told, then what was read", comm_cost.sparse_rounds, True
-        )
-    told = "landmarks are agreed, states combined" if method.name == "low_rank" else "states are combined"
-    return Strategy(method.name, method, told, functools.partial(comm_cost.method_traffic, method), False)
+    """How to spread a method: for exact attention there are two ways, with all queries in every rank or its own."""
+    if isinstance(method, Exact):
+        return Strategy(f"exact ({'keys' if replicated else 'ring'})", method, replicated, overlaps=not replicated)
+    return Strategy(method.name, method, replicated=isinstance(method, Sparse))
 
 
 def strategies(sizes: Sizes, rank: int = 64) -> list[Strategy]:
-    """Every way there is for a problem of these sizes, with so many landmarks where there are as many keys."""
-    found = [strategy(Exact(), True), strategy(Exact(), False)]
-    if not sizes.causal:
-        found.append(strategy(Sparse(), True))
-    return found + [
-        strategy(one, False) for one in (Separable(), RandomFeatures(), LowRank(max(1, min(rank, sizes.keys))))
-    ]
+    """Every strategy for a problem of these sizes, with so many landmarks if there are as many keys."""
+    sparse = [] if sizes.causal else [strategy(Sparse(), True)]
+    linear = (Separable(), RandomFeatures(), LowRank(max(1, min(rank, sizes.keys))))
+    return [strategy(Exact(), True), strategy(Exact(), False), *sparse, *(strategy(one, False) for one in linear)]
 
 
-class Priced(NamedTuple):
-    """A sharding and what a way spends in it."""
+class ShardingTime(NamedTuple):
+    """A sharding and a rank's seconds in it."""
 
     sharding: Sharding
-    spent: Time
+    time: Time
 
 
 class Offer(NamedTuple):
-    """A way in its best sharding, and what it costs a rank."""
+    """A strategy in its best sharding, and what it costs a rank."""
 
     strategy: Strategy
     sharding: Sharding
-    spent: Time
-    load: Traffic
+    time: Time
+    traffic: Traffic
     from_ranks: int | None
     """The fewest ranks, a power of two, at which communication takes longer than computing; None: up to 4096 never."""
-    priced: tuple[Priced, ...]
-    """All shardings, from the fastest down."""
+    shardings: tuple[ShardingTime, ...]
+    """All of them, from the fastest down."""
 
     @property
     def dominated(self) -> str:
         """What takes longer."""
-        return "communication" if self.spent.sending > self.spent.computing else "computing"
+        return "communication" if self.time.sending > self.time.computing else "computing"
 
     @property
     def efficiency(self) -> float:
         """The share of its time that a rank computes."""
-        return self.spent.computing / self.spent.whole if self.spent.whole > 0 else 1.0
+        return self.time.computing / self.time.whole if self.time.whole > 0 else 1.0
 
 
-def priced(strategy: Strategy, sizes: Sizes, ranks: int, link: Interconnect, machine: Machine) -> list[Priced]:
-    """A way in every sharding, fastest first; of equals the one over more heads, which needs no talk."""
-    found = [Priced(sharding, strategy.spent(sizes, sharding, link, machine)) for sharding in shardings(sizes, ranks)]
-    return sorted(found, key=lambda one: (one.spent.whole, -one.sharding.heads))
+def sharding_times(
+    strategy: Strategy, sizes: Sizes, ranks: int, link: Interconnect, machine: Machine
+) -> list[ShardingTime]:
+    """A strategy in every sharding, fastest first; of equals the one over more heads, which needs no communication."""
+    times = [ShardingTime(one, strategy.time(sizes, one, link, machine)) for one in shardings(sizes, ranks)]
+    return sorted(times, key=lambda one: (one.time.whole, -one.sharding.heads))
 
 
 def offers(sizes: Sizes, ranks: int, link: Interconnect, machine: Machine) -> list[Offer]:
-    """Every way in its best sharding, fastest first."""
+    """Every strategy in its best sharding, fastest first."""
     check(sizes, ranks)
-    made = []
+    best = []
     for each in strategies(sizes):
-        every = priced(each, sizes, ranks, link, machine)
-        (sharding, spent), load = (
-            every[0],
-            each.load(of_heads(sizes, every[0].sharding.heads), every[0].sharding.sequence),
-        )
-        made.append(Offer(each, sharding, spent, load, crossover(each, sizes, link, machine), tuple(every)))
-    return sorted(made, key=lambda offer: offer.spent.whole)
+        times = sharding_times(each, sizes, ranks, link, machine)
+        sharding, time = times[0]
+        traffic = each.traffic(of_heads(sizes, sharding.heads), sharding.sequence)
+        best.append(Offer(each, sharding, time, traffic, crossover(each, sizes, link, machine), tuple(times)))
+    return sorted(best, key=lambda offer: offer.time.whole)
 
 
 def crossover(strategy: Strategy, sizes: Sizes, link: Interconnect, machine: Machine) -> int | None:
-    """The fewest ranks, a power of two, at which a way communicates longer than it computes in its best sharding."""
+    """The fewest ranks, a power of two, at which a rank communicates longer than it computes in the best sharding."""
     ranks = 2
     while ranks <= _MOST_RANKS and any(True for _ in shardings(sizes, ranks)):
-        spent = priced(strategy, sizes, ranks, link, machine)[0].spent
-        if spent.sending > spent.computing:
+        time = sharding_times(strategy, sizes, ranks, link, machine)[0].time
+        if time.sending > time.computing:
             return ranks
         ranks *= 2
     return None
 
 
 def check(sizes: Sizes, ranks: int) -> None:
-    """Raise where so many ranks cannot share the work."""
+    """Raise if so many ranks cannot share the work."""
     if ranks < 1:
         raise ParameterError("ranks", ranks, "must be at least 1", "try --ranks 8")
     if not any(True for _ in shardings(sizes, ranks)):
@@ -219,29 +244,26 @@ def check(sizes: Sizes, ranks: int) -> None:
 
 
 class WeakScaling(NamedTuple):
-    """One way under weak scaling: ranks by powers of two, seconds, and bytes that a rank sends."""
+    """A strategy under weak scaling: ranks by powers of two, and seconds."""
 
     ranks: list[int]
     seconds: list[float]
-    sent: list[int]
 
 
 def weak_scaling(sizes: Sizes, ranks: int, link: Interconnect, machine: Machine) -> dict[str, WeakScaling]:
     """Weak scaling over the sequence: each rank keeps what one of so many ranks has of these sizes."""
     counts = [2**i for i in range(ranks.bit_length())]
-    found = {}
-    for each in strategies(sizes):
-        grown = [longer(sizes, count, ranks) for count in counts]
-        pairs = list(zip(grown, counts, strict=True))
-        seconds = [each.spent(z, Sharding(1, count), link, machine).whole for z, count in pairs]
-        found[each.name] = WeakScaling(counts, seconds, [each.load(z, count).sent for z, count in pairs])
-    return found
+    grown = [(longer(sizes, count, ranks), count) for count in counts]
+    return {
+        each.name: WeakScaling(counts, [each.time(z, Sharding(1, n), link, machine).whole for z, n in grown])
+        for each in strategies(sizes)
+    }
 
 
 def longer(sizes: Sizes, count: int, ranks: int) -> Sizes:
     """The problem of `count` ranks of which each has as many keys as one of `ranks` has of these sizes.
 
-    There are as many queries as before, or as many as keys where it was so.
+    There are as many queries as before, or as many as keys if it was so.
     """
     keys = -(-sizes.keys // ranks) * count
     return dataclasses.replace(sizes, keys=keys, queries=keys if sizes.queries == sizes.keys else sizes.queries)

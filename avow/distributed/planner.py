@@ -1,15 +1,15 @@
-"""Which method keeps a tolerance over shards, and at the least price: decided once, for all processes.
+"""Which method keeps a tolerance over shards at the least price: decided once, for all processes.
 
-Prices are those of `parallel_plan` at the rates of the first process, which it told when they met: every process
-reckons the same. What a method can prove must be looked for among the numbers themselves. So where the price speaks for
-one that cannot tell from norms, processes tell each other a sample of their rows; the first one judges by it, and the
-others hear whom to try in what order.
+Prices are those of `parallel_plan` at the rates of the first process, which all got when they agreed on the call. What
+a method can prove depends on the numbers themselves. So if the price favours a method that norms say too little of,
+processes send each other a sample of their rows; the first one judges by it, and sends the others the methods to try.
 """
 
 from __future__ import annotations
 
 import dataclasses
 import functools
+from collections.abc import Callable
 from typing import NamedTuple
 
 import torch
@@ -20,10 +20,9 @@ from torch.nn.functional import pad
 from avow import planner
 from avow.calibration import Rate, Rates, rates
 from avow.core import BoundEstimate, Kind, Method, Norms, Problem, Sizes
-from avow.distributed.comm_cost import Interconnect
 from avow.distributed.consensus import Context, agree, attempt
-from avow.distributed.exchange import gathered
-from avow.distributed.parallel_plan import Machine, Sharding, strategy
+from avow.distributed.parallel_plan import Interconnect, Machine, Sharding, strategy
+from avow.distributed.protocols import all_gather, over_processes
 from avow.methods.exact import Exact
 from avow.methods.low_rank import LowRank
 from avow.methods.random_features import RandomFeatures
@@ -42,35 +41,39 @@ class Choice(NamedTuple):
 
 
 def own_rates(device: str) -> dict[str, list[float]]:
-    """What a process tells of its machine: the rates of each method, where they were measured, to four digits."""
+    """What a process sends of its machine: the rates of each method, if they were measured, to four digits."""
     known = rates(device, measure=False).measured
     return {name: [float(f"{x:.4g}") for x in dataclasses.astuple(rate)] for name, rate in known.items()}
 
 
-def chosen(met: Context, tol: float, confidence: float, link: Interconnect, known: dict[str, list[float]]) -> Choice:
+def choose(
+    context: Context, tol: float, confidence: float, link: Interconnect, known: dict[str, list[float]]
+) -> Choice:
     """The methods that may prove a tolerance at a lower price than exact attention, the same in every process.
 
-    `known` are rates as `own_rates` tells them.
+    `known` are rates as `own_rates` gives them.
     """
     machine = Rates({name: Rate(*rate) for name, rate in known.items()}, "rates of the first process")
-    offers = candidates(met.sizes, len(met.keys), met.shared_queries, tol, confidence, link, machine)
+    offers = candidates(context.sizes, context.ranks, context.shared_queries, tol, confidence, link, machine)
     accepted: frozenset[Kind] = frozenset(("deterministic", "statistical") if confidence < 1 else ("deterministic",))
-    judged = functools.partial(planner.judged, offers, tol, accepted, thrifty=True)
-    hopes = Plan(tuple(planner.cheapest(judged(foresee=functools.partial(_hoped, confidence=confidence)))), tol, "")
-    asked = [candidate.method for candidate in hopes.ranked if not candidate.lost]
-    if len(asked) == 1:
-        return Choice([], hopes.why_exact)
-    sample = None if met.shared_queries else _sample(met, asked)
+
+    def plan(estimate: Callable[[Method], BoundEstimate]) -> tuple[list[Method], str]:
+        judged = planner.judged(offers, tol, accepted, foresee=estimate, thrifty=True)
+        ranked = Plan(tuple(planner.cheapest(judged)), tol, "")
+        return [candidate.method for candidate in ranked.ranked if not candidate.lost], ranked.why_exact
+
+    hopeful, reason = plan(functools.partial(_best_case, confidence=confidence))
+    if len(hopeful) == 1:
+        return Choice([], reason)
+    sample = None if context.shared_queries else _sample(context, hopeful)
 
     def ordered() -> tuple[list[int], str]:
-        foresee = functools.partial(_foreseen, met=met, sample=sample, confidence=confidence)
-        made = Plan(tuple(planner.cheapest(judged(foresee=foresee))), tol, "")
-        good = [candidate.method for candidate in made.ranked if not candidate.lost]
-        return [asked.index(method) for method in good if method.name != "exact"], made.why_exact
+        good, reason = plan(functools.partial(_estimate, context=context, sample=sample, confidence=confidence))
+        return [hopeful.index(method) for method in good if not isinstance(method, Exact)], reason
 
-    mine, problem = attempt(ordered) if met.here == 0 else (None, None)
-    order, reason = agree({}, mine, problem, met.group)[0]
-    return Choice([asked[index] for index in order], reason)
+    mine, error = attempt(ordered) if context.rank == 0 else (None, None)
+    order, reason = agree({}, mine, error, context.group)[0]
+    return Choice([hopeful[index] for index in order], reason)
 
 
 def candidates(
@@ -82,48 +85,49 @@ def candidates(
         methods += [*LowRank.settings(sizes), *RandomFeatures.settings(sizes)]
     elif not sizes.causal:
         methods.append(Sparse(**Sparse.tune({}, sizes, tol, confidence)))
-    found = []
+    priced = []
     for method in methods:
         spread = strategy(method, shared_queries)
-        seconds = spread.spent(sizes, Sharding(1, ranks), link, machine).whole
-        found.append(Candidate(method, method.cost(spread.part(sizes, ranks)), seconds))
-    return sorted(found, key=lambda candidate: candidate.seconds)
+        seconds = spread.time(sizes, Sharding(1, ranks), link, machine).whole
+        priced.append(Candidate(method, method.cost(spread.part(sizes, ranks)), seconds))
+    return sorted(priced, key=lambda candidate: candidate.seconds)
 
 
-def _hoped(method: Method, confidence: float) -> BoundEstimate:
-    """The best that a method may come to, whatever the numbers: by this one tells who is too expensive."""
-    if method.name == "random_features":
+def _best_case(method: Method, confidence: float) -> BoundEstimate:
+    """The best bound that a method may come to, whatever the numbers: it shows which methods are too expensive."""
+    if isinstance(method, RandomFeatures):
         reason = "" if confidence < 1 else "promises only with a confidence below 1"
         return BoundEstimate(0.0 if confidence < 1 else float("inf"), "statistical", True, reason)
     return BoundEstimate(0.0, "deterministic", True)
 
 
-def _foreseen(method: Method, met: Context, sample: Problem | None, confidence: float) -> BoundEstimate:
-    if method.name == "exact":
-        return _hoped(method, confidence)  # What it can prove shows when it has run: it is the last to be tried.
+def _estimate(method: Method, context: Context, sample: Problem | None, confidence: float) -> BoundEstimate:
+    if isinstance(method, Exact):
+        return _best_case(method, confidence)  # What it can prove shows when it has run: it is the last to be tried.
     with torch.no_grad():
         if sample is not None:
             return method.estimate_bound(sample, confidence)
-        query, key, value = (torch.full((1, 1, 1), size, dtype=torch.float64, device="cpu") for size in met.most)
-        return method.estimate_bound(met.problem.detached().with_norms(Norms(query, key, value, 0.0)), confidence)
+        query, key, value = (torch.full((1, 1, 1), size, dtype=torch.float64, device="cpu") for size in context.most)
+        known = context.problem.detached().with_norms(Norms(query, key, value, 0.0))
+        return method.estimate_bound(known, confidence)
 
 
-def _sample(met: Context, asked: list[Method]) -> Problem:
+def _sample(context: Context, methods: list[Method]) -> Problem:
     """Every so many rows and keys of the whole sequence, the same in every process."""
-    size = max([_ROWS, *(_PER_LANDMARK * method.rank for method in asked if isinstance(method, LowRank))])
-    p = met.problem.detached()
+    size = max([_ROWS, *(_PER_LANDMARK * method.rank for method in methods if isinstance(method, LowRank))])
+    p = context.problem.detached()
     with torch.no_grad():
-        q = _taken(p.q, met.rows, size, met)
-        k, v = (_taken(x, met.keys, size, met) for x in (p.k, p.v))
+        q = _sampled(p.q, context.rows, size, context)
+        k, v = (_sampled(x, context.keys, size, context) for x in (p.k, p.v))
     return dataclasses.replace(p, q=q, k=k, v=v)
 
 
-def _taken(x: Float[Tensor, "b h n d"], lengths: tuple[int, ...], size: int, met: Context) -> Float[Tensor, "b h m d"]:
-    step = (
-        max(1, sum(lengths) // size) | 1
-    )  # odd, so that it does not fall in with the powers of two that data repeats by
+def _sampled(
+    x: Float[Tensor, "b h n d"], lengths: tuple[int, ...], size: int, context: Context
+) -> Float[Tensor, "b h m d"]:
+    step = max(1, sum(lengths) // size) | 1  # odd, so that it does not coincide with powers of two in the data
     places = [range(-sum(lengths[:rank]) % step, length, step) for rank, length in enumerate(lengths)]
-    mine = x[..., places[met.here].start :: step, :]
-    most = max(map(len, places))
-    told = gathered(pad(mine, (0, 0, 0, most - mine.shape[-2])), met.group)  # (ranks, b, h, most, d)
-    return torch.cat([one[..., : len(some), :] for one, some in zip(told, places, strict=True)], -2)
+    mine = x[..., places[context.rank].start :: step, :]
+    padded = pad(mine, (0, 0, 0, max(map(len, places)) - mine.shape[-2]))
+    gathered = over_processes(all_gather(padded, context.ranks), context.group)  # (ranks, b, h, most, d)
+    return torch.cat([one[..., : len(some), :] for one, some in zip(gathered, places, strict=True)], -2)

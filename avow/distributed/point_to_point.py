@@ -1,12 +1,18 @@
-"""Every byte that leaves this process for another goes through here, and is counted.
+"""Every byte that leaves this process for another goes through here, and is counted; a rank that is missing is named.
 
-All that processes tell each other is made of one thing: some of them send, some receive, each knows from whom. What
+All that processes send each other is made of one thing: some of them send, some receive, each knows from whom. What
 all have to know is sent by each to each, so that a silence always has a name.
+
+A process waits for a message as long as the group's timeout says; then it knows for whom it waited in vain. That one
+may only have given up itself, waiting for another: so each writes down in the group's store whom it waited for, before
+it raises. Whoever wrote nothing is the one that is missing. One that was too late finds its own name there: it names
+the first who gave it up, and says so, never itself.
 """
 
 from __future__ import annotations
 
 import contextlib
+import os
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -17,21 +23,27 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.distributed_c10d import PrefixStore, Store
 
-from avow.distributed.failure_detection import lost, timeout_of
-from avow.errors import ParameterError
+from avow.errors import LostRank, ParameterError
 
 Group = dist.ProcessGroup | DeviceMesh | None
 """Processes that know each other: a group, a mesh of one axis, or all of them."""
 
 
-# Bytes that a process says at a time: few words, so that what agreeing costs is known beforehand.
+# Bytes of a message by which processes agree: one size, so that its cost is known beforehand.
 PAGE = 2048
+# What finding out takes at most, after the timeout and as shares of it: for the word of one that others wait for, and
+# for leaving together. A long timeout is there for long work: words take no longer for it.
+_GRACE, _LEAVING = 0.25, 0.1
+_LONGEST_GRACE = 10.0
+# What one that came too late knows of whom it finds gone.
+_LATE = "late"
 
 
 @dataclass
-class Traffic:
-    """What this process sent, and in how many messages."""
+class Counter:
+    """Bytes that this process sent, and in how many messages."""
 
     sent: int = 0
     messages: int = 0
@@ -45,11 +57,11 @@ class Transfer(NamedTuple):
     tensor: Tensor
 
 
-_COUNTING: list[Traffic] = []
+_COUNTING: list[Counter] = []
 
 
 @contextlib.contextmanager
-def counted() -> Iterator[Traffic]:
+def counted() -> Iterator[Counter]:
     """Counts what this process sends to others inside the block.
 
     >>> with counted() as traffic:
@@ -57,7 +69,7 @@ def counted() -> Iterator[Traffic]:
     >>> traffic.sent
     0
     """
-    here = Traffic()
+    here = Counter()
     _COUNTING.append(here)
     try:
         yield here
@@ -66,7 +78,7 @@ def counted() -> Iterator[Traffic]:
 
 
 def group_of(group: Group) -> dist.ProcessGroup:
-    """The process group behind a group, a mesh, or nothing said."""
+    """The process group behind a group, a mesh, or None."""
     if not dist.is_initialized():
         remedy = "call torch.distributed.init_process_group first, or use avow.attend"
         raise ParameterError("group", group, "needs processes that know each other", remedy)
@@ -76,12 +88,11 @@ def group_of(group: Group) -> dist.ProcessGroup:
                 "group", group, "must have one axis", 'pass the axis of the sequence: mesh["sequence"]'
             )
         return group.get_group()
-    found = dist.group.WORLD if group is None else group
-    if not isinstance(found, dist.ProcessGroup) or dist.get_rank(found) < 0:
-        raise ParameterError(
-            "group", found, "must be one that this process is in", "call it in members of the group only"
-        )
-    return found
+    processes = dist.group.WORLD if group is None else group
+    if not isinstance(processes, dist.ProcessGroup) or dist.get_rank(processes) < 0:
+        rule = "must be one that this process is in"
+        raise ParameterError("group", processes, rule, "call it in members of the group only")
+    return processes
 
 
 def group_device(group: dist.ProcessGroup) -> torch.device:
@@ -103,9 +114,9 @@ class Pending:
         self._works: list[tuple[Transfer, dist.Work]] = []
         for one in mine:
             if one.source == self._here:
-                for traffic in _COUNTING:
-                    traffic.sent += one.tensor.numel() * one.tensor.element_size()
-                    traffic.messages += 1
+                for counter in _COUNTING:
+                    counter.sent += one.tensor.numel() * one.tensor.element_size()
+                    counter.messages += 1
         # GPUs must hear of all transfers at once; elsewhere each has its own peer to name where it fails.
         at_once = [mine] if mine and mine[0].tensor.is_cuda else [[one] for one in mine]
         for some in at_once:
@@ -140,11 +151,85 @@ class Pending:
             raise lost(peer, error, self._group, one.tensor.device) from error
 
 
-def gathered(x: Tensor, group: dist.ProcessGroup) -> list[Tensor]:
-    """The tensors of all processes, by rank; all have the same size and type."""
-    here, count = dist.get_rank(group), dist.get_world_size(group)
-    x = x.contiguous()
-    found = [x if rank == here else torch.zeros_like(x) for rank in range(count)]
-    journeys = [(source, target) for source in range(count) for target in range(count) if source != target]
-    Pending([Transfer(source, target, found[source]) for source, target in journeys], group).wait()
-    return found
+def timeout_of(group: dist.ProcessGroup, device: torch.device) -> timedelta:
+    """How long the processes of a group wait for one message."""
+    limit: timedelta = group._get_backend(device).options._timeout
+    return limit
+
+
+def lost(peer: int, error: Exception, group: dist.ProcessGroup, device: torch.device) -> LostRank:
+    """The error that names the rank that is missing, after waiting for `peer` ended with an error.
+
+    Returns when all others have found out, too, or had the time to.
+    """
+    limit = timeout_of(group, device).total_seconds()
+    grace, leaving = (min(share * limit, _LONGEST_GRACE) for share in (_GRACE, _LEAVING))
+    here, how = dist.get_rank(group), "silent" if "imed out" in str(error) else "gone"
+    try:
+        store = PrefixStore("avow/gave up", group.get_group_store())
+        store.set(str(here), f"{peer} {how}")
+        _hang_up(group, device)
+        missing, how = _followed(store, here, peer, how, grace)
+        others = [str(rank) for rank in range(dist.get_world_size(group)) if rank not in (here, missing)]
+        until = time.monotonic() + leaving
+        # The store may live in this process: it must not end while others read.
+        while not all(store.check([rank]) for rank in others) and time.monotonic() < until:
+            time.sleep(0.01)
+    except (RuntimeError, OSError):
+        # The store is gone, and with it the process that kept it; nobody can say more.
+        missing, how = _keeper(group, here, peer), "gone"
+    if how == _LATE:
+        rule = f"waited for this process, {_name(here, group)}, longer than the group's timeout of {limit:g} s"
+        return LostRank(_name(missing, group), "gone", rule, "raise the timeout if work between two calls takes longer")
+    rule = "must take part until all have their answer"
+    return LostRank(_name(missing, group), how, rule, "look at its log, and start the processes again")
+
+
+def _hang_up(group: dist.ProcessGroup, device: torch.device) -> None:
+    """Let others notice now, who would else wait until their own patience ends, one after the other.
+
+    gloo closes all connections of a process where one wait is too long, and so one that nobody will answer does it.
+    """
+    if device.type != "cpu":
+        return
+    here = dist.get_rank(group)
+    for rank in range(dist.get_world_size(group)):
+        if rank != here:
+            with contextlib.suppress(RuntimeError):
+                unanswered = dist.irecv(torch.zeros(1, device="cpu"), group=group, group_src=rank, tag=1)
+                assert unanswered is not None
+                unanswered.wait(timedelta(milliseconds=1))
+
+
+def _keeper(group: dist.ProcessGroup, here: int, otherwise: int) -> int:
+    """The rank that kept the store: the first of all, where torchrun does not keep it and this group has that rank."""
+    members = dist.get_process_group_ranks(group)
+    theirs = os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
+    return otherwise if theirs or 0 not in members or members[here] == 0 else members.index(0)
+
+
+def _name(rank: int, group: dist.ProcessGroup) -> str:
+    """A rank of a group as its log knows it: by its number among all."""
+    return f"rank {dist.get_global_rank(group, rank)}"
+
+
+def _followed(store: Store, here: int, peer: int, how: str, grace: float) -> tuple[int, str]:
+    """The end of the chain of who waited for whom: one that wrote nothing, or that came too late, never this process.
+
+    Where this process is the one that came too late, it is whoever gave it up first.
+    """
+    waits = {here: (peer, how)}
+    while peer not in waits:
+        until = time.monotonic() + grace
+        while not store.check([str(peer)]) and time.monotonic() < until:
+            time.sleep(0.01)
+        if not store.check([str(peer)]):
+            return peer, how
+        following, how = store.get(str(peer)).decode().split()
+        waits[peer] = int(following), how
+        peer = int(following)
+    # A circle: one of it came when those who had waited for it until the timeout were gone.
+    for waiting, (late, how) in waits.items():
+        if how == "silent" and waits[late][1] == "gone":
+            return (waiting, _LATE) if late == here else (late, how)
+    return waits[here]

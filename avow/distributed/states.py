@@ -1,8 +1,8 @@
-r"""Linear attention over shards of a sequence, one shard a process: states travel, and rows and keys stay.
+r"""Linear attention over shards of a sequence: states of sums are combined, and rows and keys stay where they are.
 
 All that a row must know of keys elsewhere is the state of their sums (`avow.numerics.scan`): for every feature a
 reference :math:`\mathrm{top}`, a total and a sum of values. Each process sums its own keys, once. Without causality
-the states of all are added up; with it, rank r is told the sum over the ranks before it, from which its own causal scan
+the states of all are added up; with it, rank r gets the sum over the ranks before it, from which its own causal scan
 starts:
 
 .. math:: \mathrm{top} = \max_{i<r} \mathrm{top}_i, \quad
@@ -12,65 +12,186 @@ starts:
 rounding of a difference of references, which only rise along the way, so that their differences add up to no more than
 the method's bound allows for already; by an exponential, right to `EXP_ULPS`; and by a sum over ranks. `joined` counts
 the last two as further steps of the scan, and the method's own promise does the rest.
+
+Each method here is two protocols, since decisions need the numbers that the first one brings: `gather_longest`, how
+long the longest vectors of all shards are; then its own, which ends with all that this process must know of the others.
+Answers and certificates follow from that without another message.
 """
 
 from __future__ import annotations
 
 import dataclasses
+import functools
+import itertools
 import math
 from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
 
 import torch
-from jaxtyping import Float
+from jaxtyping import Float, Float64
 from torch import Tensor
 
 from avow.attend import Attended
-from avow.distributed.consensus import Context
-from avow.distributed.exchange import combined, gathered, tied
-from avow.distributed.frames import centred_frame
-from avow.distributed.shards import Shards, alike, shards_of
+from avow.core import Computed, Method, Norms, Problem, Sizes
+from avow.core.certify import certify
+from avow.distributed.consensus import Context, agree, digest
+from avow.distributed.protocols import (
+    Protocol,
+    Shard,
+    Traffic,
+    all_gather,
+    combine_message,
+    combine_rows,
+    depend_on,
+    gather_message,
+    over_processes,
+    traffic,
+)
 from avow.methods import random_features, separable
 from avow.methods.random_features import RandomFeatures
 from avow.methods.separable import Separable
 from avow.numerics import features as feature_maps
 from avow.numerics import rounding, scan
 from avow.numerics.feature_logs import FeatureLogs
-from avow.numerics.heads import cast_output, grouped, linear_type, rescaled
+from avow.numerics.features import Frame
+from avow.numerics.heads import cast_output, grouped, linear_type, rescaled, scaled_values
 from avow.numerics.random_stream import random_stream
 
+Answer = Callable[[], tuple[scan.Sums, int]]
+"""What rows collect from a state, and in how many steps."""
 
-def attend_states(
-    met: Context, method: Separable | RandomFeatures, confidence: float, generator: torch.Generator | None
-) -> Attended:
-    """Attention of this process's rows to the keys of all processes, by states of sums.
+
+@dataclass(frozen=True)
+class LinearShard(Shard):
+    """A shard that knows the longest vectors of each: per key head the longest query, key and value, and the largest
+    entry of a value.
+    """
+
+    longest: Float64[Tensor, "ranks b g 4"]
+    generator: torch.Generator | None = None
+
+    @functools.cached_property
+    def agreed(self) -> Norms:
+        """The longest query, key and value of all shards, for each key head."""
+        q, k, v = self.longest[..., :3].amax(0).unsqueeze(-1).unbind(-2)  # (b, g, 1) each
+        return Norms(q, k, v, self.problem.norms.slack)
+
+    @functools.cached_property
+    def whole(self) -> Problem:
+        """What a promise is asked of: this process's rows, the keys of all, and norms that hold for what rows see.
+
+        Keys and values are only counted there, so they take no memory.
+        """
+        p, most = self.problem, self.agreed
+        k, v = (x.new_zeros(()).expand(*x.shape[:2], self.total, x.shape[-1]) for x in (p.k, p.v))
+        values = most.v
+        if p.causal and p.k.shape[-2]:
+            seen = p.norms.v.clone()
+            if self.rank:
+                # What the first row sees before this shard, every row sees.
+                seen[..., 0] = torch.maximum(seen[..., 0], self.longest[: self.rank, ..., 2].amax(0))
+            values = torch.cat([seen, most.v], -1)  # the last entry lies after every row
+        norms = Norms(p.norms.q, most.k, values, p.norms.slack)
+        return dataclasses.replace(p, k=k, v=v).with_norms(norms)
+
+    def values(self, dtype: torch.dtype) -> tuple[Tensor, Tensor | None]:
+        """This shard's values, and the power of two that every process divided them by, if any was needed."""
+        largest = self.longest[..., 3].amax(0)[..., None, None].to(dtype)  # (b, g, 1, 1)
+        _, size = scaled_values(dataclasses.replace(self.problem, v=largest).with_norms(self.agreed), dtype)
+        values = self.problem.v.to(dtype)
+        return (values, None) if size is None else (values / size, size)
+
+    def absorbed(self, keys_of: scan.KeysOf, values: Tensor, features: int, logs: int, *followed: Tensor) -> scan.State:
+        """The state of this process's keys; without any, still a function of what autograd follows elsewhere."""
+        if self.problem.k.shape[-2]:
+            return scan.absorb(keys_of, values, features)
+        nothing = scan.nothing(values, features, logs)
+        return nothing._replace(sums=depend_on(nothing.sums, self.problem.k, values, *followed))
+
+    def collected(self, answer: Answer, size: Tensor | None, *exchanged: Tensor) -> tuple[Tensor, int]:
+        """Answers to this process's rows, and in how many steps; without rows, still a function of all exchanges."""
+        p = self.problem
+        if self.whole.empty:
+            nothing = p.v.new_zeros(*p.q.shape[:-1], p.v.shape[-1])
+            return depend_on(nothing, p.q, *exchanged), 0
+        sums, steps = answer()
+        return cast_output(p, rescaled(sums.out, size)), steps
+
+    def attended(self, method: Method, out: Tensor, trace: Any, confidence: float) -> Attended:
+        """The answer with its certificate."""
+        certificate = certify(method, self.whole, Computed(out, trace), confidence)
+        return Attended(out, dataclasses.replace(certificate, cost=method.cost(self.problem.sizes)))
+
+
+def gather_longest(shard: Shard, generator: torch.Generator | None = None) -> Protocol[LinearShard]:
+    """The shard, once it knows the longest vectors of all."""
+    p, norms = shard.problem, shard.problem.norms
+    b, g = p.k.shape[:2]
+    rows = [norms.q.unflatten(1, (g, -1)).flatten(2), norms.k, norms.v, p.v.detach().double().abs().flatten(2)]
+    mine = torch.stack([x.amax(-1) if x.shape[-1] else x.new_zeros(b, g) for x in rows], -1)
+    longest = yield from all_gather(mine, shard.ranks)
+    return LinearShard(p, shard.rank, shard.rows, shard.keys, longest, generator)
+
+
+def linear_shard(context: Context, generator: torch.Generator | None) -> LinearShard:
+    """What a process knows of the others once all sent how long their longest vectors are."""
+    return over_processes(gather_longest(context, generator), context.group)
+
+
+def attend_separable(context: Context, method: Separable, confidence: float, *_: object) -> Attended:
+    """Separable attention of this process's rows to the keys of all processes.
 
     Shards may differ in length and may be empty, and without causality there may be any number of queries. Gradients
-    flow to every shard, so that all processes go backward together. Their generators are alike.
+    flow to every shard, so that all processes go backward together.
     """
-    shards = shards_of(met, generator)
-    if isinstance(method, Separable):
-        return shards.attended(method, *_separable(shards, method), confidence)
-    return shards.attended(method, *_random_features(shards, method), confidence)
+    shard = linear_shard(context, None)
+    out, trace = over_processes(separable_protocol(shard, method), context.group)
+    return shard.attended(method, out, trace, confidence)
 
 
-def joined(shards: Shards, state: scan.State) -> scan.State:
-    """The state a process's rows start from: of all keys before its shard where causal, else of all keys."""
-    logs, ranks = state.top.shape[-1], shards.ranks
+def attend_random_features(
+    context: Context, method: RandomFeatures, confidence: float, generator: torch.Generator | None
+) -> Attended:
+    """The same by random features; the generators of all processes are alike."""
+    shard = linear_shard(context, generator)
+    directions = draw_directions(shard, method)
+    agree({"digest of directions": digest(directions)}, None, None, context.group)
+    out, trace = over_processes(random_features_protocol(shard, method, directions), context.group)
+    return shard.attended(method, out, trace, confidence)
+
+
+def states_traffic(method: Method, z: Sizes, ranks: int) -> Traffic:
+    """What a rank sends for linear attention: the longest vectors, a frame if there is one, and states."""
+    heads, kind = (z.batch, z.key_heads), rounding.accumulator(z.dtype)
+    rounds = [gather_message(*heads, 4, ranks=ranks)]
+    features = z.dim
+    if isinstance(method, RandomFeatures):
+        features = method.features
+        if not z.causal:
+            rounds.append(combine_message(*heads, z.dim, 4, width=3, dtype=kind, ranks=ranks))
+            rounds.append(gather_message(*heads, 1, dtype=kind, ranks=ranks))
+    return traffic([*rounds, combine_message(*heads, features, z.value_dim + 2, dtype=kind, ranks=ranks)], ranks)
+
+
+def joined(shard: Shard, state: scan.State) -> Protocol[scan.State]:
+    """The state a process's rows start from: of all keys before its shard if causal, else of all keys."""
+    logs, ranks = state.top.shape[-1], shard.ranks
     top = state.top.expand(*state.top.shape[:-1], state.sums.shape[-2])
 
-    def combine(said: Tensor) -> Tensor:
-        held, tops = said[..., :-1], said[..., -1:].detach()
-        if shards.problem.causal:
+    def combine(pieces: Tensor) -> Tensor:
+        held, tops = pieces[..., :-1], pieces[..., -1:].detach()
+        if shard.problem.causal:
             return torch.stack([_added(held[:rank], tops[:rank]) for rank in range(ranks)])
         whole = _added(held, tops)
         return whole.expand(ranks, *whole.shape)
 
     mine = torch.cat([state.sums, state.total, top.transpose(-1, -2)], -1)  # (b, g, m, e + 2)
-    told = combined(mine, combine, shards.group)
+    whole = yield from combine_rows(mine, combine, ranks)
     e = state.sums.shape[-1]
-    top = told[..., -1:].detach().transpose(-1, -2)[..., :logs]
-    tiles = len(list(scan.tiles(max(shards.keys), top.shape[0] * top.shape[1] * mine.shape[-2])))
-    return scan.State(top, told[..., :e], told[..., e : e + 1], tiles + ranks + rounding.EXP_ULPS // 4)
+    top = whole[..., -1:].detach().transpose(-1, -2)[..., :logs]
+    tiles = len(list(scan.tiles(max(shard.keys), top.shape[0] * top.shape[1] * mine.shape[-2])))
+    return scan.State(top, whole[..., :e], whole[..., e : e + 1], tiles + ranks + rounding.EXP_ULPS // 4)
 
 
 def _added(held: Float[Tensor, "ranks b g m c"], tops: Float[Tensor, "ranks b g m 1"]) -> Float[Tensor, "b g m w"]:
@@ -80,32 +201,11 @@ def _added(held: Float[Tensor, "ranks b g m c"], tops: Float[Tensor, "ranks b g 
     return torch.cat([(held * shrink).sum(0), top], -1)
 
 
-def absorbed(
-    shards: Shards, keys_of: scan.KeysOf, values: Tensor, features: int, logs: int, *followed: Tensor
-) -> scan.State:
-    """The state of this process's keys; where there are none, still a function of what autograd follows elsewhere."""
-    if shards.problem.k.shape[-2]:
-        return scan.absorb(keys_of, values, features)
-    nothing = scan.nothing(values, features, logs)
-    return nothing._replace(sums=tied(nothing.sums, shards.problem.k, values, *followed))
-
-
-def collected(
-    shards: Shards, answer: Callable[[], tuple[scan.Sums, int]], size: Tensor | None, *exchanges: Tensor
-) -> tuple[Tensor, int]:
-    """Answers to this process's rows, and in how many steps; where it has none, still a function of all exchanges."""
-    p = shards.problem
-    if shards.whole.empty:
-        nothing = p.v.new_zeros(*p.q.shape[:-1], p.v.shape[-1])
-        return tied(nothing, p.q, *exchanges), 0
-    sums, steps = answer()
-    return cast_output(p, rescaled(sums.out, size)), steps
-
-
-def _separable(shards: Shards, method: Separable) -> tuple[Tensor, separable.Trace]:
-    p = shards.problem
+def separable_protocol(shard: LinearShard, method: Separable) -> Protocol[tuple[Tensor, separable.Trace]]:
+    """The answers to a shard's rows, and what their certificate takes."""
+    p = shard.problem
     wide, (queries, features) = linear_type(p), p.q.shape[-2:]
-    values, size = shards.values(wide)
+    values, size = shard.values(wide)
     keys = p.k.to(wide)  # once, so that the gradients of both passes over the keys are added up in the wide type
     least = torch.finfo(wide).tiny  # below any sum that a key contributes to, which is at least one
 
@@ -119,7 +219,7 @@ def _separable(shards: Shards, method: Separable) -> tuple[Tensor, separable.Tra
         prefix = scan.running(tile.features, tile.total)
         return mixture(tile.rows) / prefix.clamp(min=least).unsqueeze(2)
 
-    state = joined(shards, absorbed(shards, keys_of, values, features, features))
+    state = yield from joined(shard, shard.absorbed(keys_of, values, features, features))
 
     def answer() -> tuple[scan.Sums, int]:
         if p.causal:
@@ -128,20 +228,28 @@ def _separable(shards: Shards, method: Separable) -> tuple[Tensor, separable.Tra
         columns = state._replace(sums=state.sums / state.total.clamp(min=least))
         return scan.collect(mixture, p.q.shape[1], queries, columns, normalise=False), state.steps
 
-    out, steps = collected(shards, answer, size, state.sums, state.total)
+    out, steps = shard.collected(answer, size, state.sums, state.total)
     return out, separable.Trace(steps)
 
 
-def _random_features(shards: Shards, method: RandomFeatures) -> tuple[Tensor, random_features.Trace]:
-    p = shards.problem
-    wide = method.arithmetic(p.with_norms(shards.agreed))
-    (queries, d), m = p.q.shape[-2:], method.features
-    directions = feature_maps.draw(m, d, method.orthogonal, random_stream(shards.generator, "cpu"), p.q.device)
-    alike("directions", directions, shards.group)
-    frame = feature_maps.plain_frame(p.k, wide) if p.causal else centred_frame(shards, wide)
-    values, size = shards.values(wide)
+def draw_directions(shard: LinearShard, method: RandomFeatures) -> Float[Tensor, "m d"]:
+    """The directions of random features, the same in every process."""
+    q = shard.problem.q
+    stream = random_stream(shard.generator, "cpu")
+    return feature_maps.draw(method.features, q.shape[-1], method.orthogonal, stream, q.device)
+
+
+def random_features_protocol(
+    shard: LinearShard, method: RandomFeatures, directions: Float[Tensor, "m d"]
+) -> Protocol[tuple[Tensor, random_features.Trace]]:
+    """The answers to a shard's rows, and what their certificate takes."""
+    p = shard.problem
+    wide = method.arithmetic(p.with_norms(shard.agreed))
+    frame = feature_maps.plain_frame(p.k, wide) if p.causal else (yield from centred_frame(shard, wide))
+    values, size = shard.values(wide)
     # Once, so that the gradients of both passes over the keys are added up in the wide type.
     p = dataclasses.replace(p, k=p.k.to(wide))
+    heads, queries = p.q.shape[1:3]
     logs = FeatureLogs(p, directions, frame, wide)
 
     def keys_of(span: slice) -> scan.Keys:
@@ -152,23 +260,82 @@ def _random_features(shards: Shards, method: RandomFeatures) -> tuple[Tensor, ra
         log = logs.of_rows(span).add_(reference.unsqueeze(2))
         return log.sub_(log.detach().amax(-1, keepdim=True)).exp_()
 
-    state = joined(shards, absorbed(shards, keys_of, values, m, m, *frame))
-    # No key is longer in the frame than the longest of all shards, which a causal frame leaves as it is.
-    longest = math.sqrt(abs(p.scale)) * shards.agreed.k if p.causal else _longest(logs.key_radius, shards)
+    own = shard.absorbed(keys_of, values, method.features, method.features, *frame)
+    state = yield from joined(shard, own)
+    if p.causal:
+        # No key is longer in the frame than the longest of all shards, which a causal frame leaves as it is.
+        longest = math.sqrt(abs(p.scale)) * shard.agreed.k
+    else:
+        longest = (yield from all_gather(logs.key_radius, shard.ranks)).amax(0)
 
     def answer() -> tuple[scan.Sums, int]:
         if p.causal:
             sums, last = scan.causal(
-                keys_of, lambda tile: weigh(tile.rows, tile.reference), values, p.q.shape[1], queries, state, True
+                keys_of, lambda tile: weigh(tile.rows, tile.reference), values, heads, queries, state, True
             )
             return sums, last.steps
         whole = scan.settle(state)
-        sums = scan.collect(lambda rows: weigh(rows, whole.top), p.q.shape[1], queries, whole, normalise=True)
+        sums = scan.collect(lambda rows: weigh(rows, whole.top), heads, queries, whole, normalise=True)
         return sums, whole.steps
 
-    out, steps = collected(shards, answer, size, state.sums, state.total, *frame)
+    out, steps = shard.collected(answer, size, state.sums, state.total, *frame)
     return out, random_features.Trace(directions, frame, logs.query_radius, longest, None, steps)
 
 
-def _longest(radius: Float[Tensor, "b g 1"], shards: Shards) -> Float[Tensor, "b g 1"]:
-    return gathered(radius, shards.group).amax(0)
+def centred_frame(shard: Shard, dtype: torch.dtype) -> Protocol[Frame]:
+    """The frame that one process with all queries and keys would take, up to rounding: the same bits in each."""
+    p = shard.problem
+    rows, keys = grouped(p.q, p.k.shape[1]), p.k.unsqueeze(2)  # (b, g, r, n, d), (b, g, 1, s, d)
+    parts = [_sampled(rows, shard.rows, shard.rank), _sampled(keys, shard.keys, shard.rank)]
+    shares = [_shares(rows.shape[2], shard.rows, rows), _shares(1, shard.keys, rows)]
+
+    def combine(pieces: Tensor) -> Tensor:
+        moments = (
+            _joined_moments(pieces[..., 2 * i], pieces[..., 2 * i + 1], shares[i].to(pieces.dtype)) for i in range(2)
+        )
+        (mean_q, spread_q), (mean_k, spread_k) = moments
+        frame = feature_maps.balanced(mean_q, spread_q, mean_k, spread_k)
+        return torch.stack(frame, -1).expand(shard.ranks, *mean_q.shape, 3)
+
+    mine = torch.stack([moment for x in parts for moment in _moments(x.to(dtype))], -1)  # (b, g, d, 4)
+    frame = yield from combine_rows(mine, combine, shard.ranks)
+    return Frame(*frame.transpose(-1, -2).split(1, -2))  # (b, g, 1, d) each
+
+
+def _sampled_rows(repeats: int, total: int, before: int, length: int) -> list[range]:
+    """Which rows of a shard belong to the sample of all, for each query head of a key head.
+
+    Rows are counted as if one process held them, head after head.
+    """
+    step = feature_maps.sample_step(repeats * total)
+    return [range(-(head * total + before) % step, length, step) for head in range(repeats)]
+
+
+def _sampled(x: Tensor, lengths: tuple[int, ...], rank: int) -> Tensor:
+    samples = _sampled_rows(x.shape[2], sum(lengths), sum(lengths[:rank]), lengths[rank])
+    return torch.cat([x[:, :, head, some.start :: some.step] for head, some in enumerate(samples)], 2)
+
+
+def _shares(repeats: int, lengths: tuple[int, ...], like: Tensor) -> Tensor:
+    """What part of the sample lies in each shard."""
+    starts, total = [0, *itertools.accumulate(lengths)], sum(lengths)
+    counts = [
+        sum(map(len, _sampled_rows(repeats, total, start, length)))
+        for start, length in zip(starts, lengths, strict=False)
+    ]
+    whole = max(sum(counts), 1)
+    return torch.tensor([count / whole for count in counts], dtype=torch.float64, device=like.device)
+
+
+def _moments(x: Tensor) -> tuple[Tensor, Tensor]:
+    """Mean and mean square about it of each feature; zero without rows."""
+    count = max(x.shape[-2], 1)
+    mean = x.sum(-2) / count
+    return mean, (x - mean.unsqueeze(-2)).square().sum(-2) / count
+
+
+def _joined_moments(means: Tensor, spreads: Tensor, shares: Tensor) -> tuple[Tensor, Tensor]:
+    """Moments of all shards from those of each."""
+    share = shares[:, None, None, None]
+    mean = (share * means).sum(0)
+    return mean, (share * (spreads + (means - mean).square())).sum(0)

@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from avow import bounded
+from avow import file_io
 from avow.core import DTYPES, named
 from avow.errors import DtypeError, FileError, NonFiniteError, ShapeError
 
@@ -26,10 +26,10 @@ def tensors_of(content: bytes) -> dict[str, torch.Tensor]:
     """The tensors of a safetensors file, each within the limits; nothing of it is ever run."""
     file = io.BytesIO(content)
     try:
-        header = bounded.read_header(file, _HEADER_BYTES)
+        header = file_io.read_header(file, _HEADER_BYTES)
         _check(header)
-        tensors = bounded.read_tensors(file, header)
-    except bounded.Malformed as error:
+        tensors = file_io.read_tensors(file, header)
+    except file_io.Malformed as error:
         rule = f"is not a safetensors file ({str(error)[:120]})"
         raise FileError("file", f"{len(content)} bytes", rule, "write it with safetensors.torch.save_file") from None
     for name, tensor in tensors.items():
@@ -38,7 +38,7 @@ def tensors_of(content: bytes) -> dict[str, torch.Tensor]:
     return tensors
 
 
-def _check(header: bounded.Header) -> None:
+def _check(header: file_io.Header) -> None:
     """Raise where a file holds more than a page can show, before any of it is read."""
     entries = header.entries
     if not 1 <= len(entries) <= _TENSORS:

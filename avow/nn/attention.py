@@ -18,14 +18,13 @@ from torch.nn.functional import linear
 
 from avow.attend import Attended, attend
 from avow.core import SOFTMAX, Problem, check_tensor
-from avow.declared import declared
 from avow.errors import ParameterError, ShapeError
 from avow.methods import method_named
 from avow.methods.exact import Exact
 from avow.methods.random_features import RandomFeatures
 from avow.nn.config import check_count, check_dropout, check_heads
 from avow.nn.memory import Directions, Memory, RandomSeed, memory_of
-from avow.parameters import as_float, check_parameters
+from avow.parameters import as_float, check_parameters, declared
 
 _BASE = 10_000.0
 """Of the geometric sequence of rates at which positions turn."""

@@ -1,7 +1,7 @@
 """A cache in one file that is whole or refused: safetensors with a digest over all it holds, every field checked.
 
-The digest tells accidents, not intent: anyone can compute it. So nothing that a certificate rests on is believed: who
-loads a file sketches its keys again, and holds the other bounds in it to the keys and values.
+The digest tells accidents, not intent: anyone can compute it. So nothing that a certificate rests on is trusted:
+loading sketches the keys again, and checks the other bounds against the keys and values.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ import torch
 from jaxtyping import Float, Float32, Float64
 from torch import Tensor
 
-from avow import bounded, file_io
+from avow import file_io
 from avow.core import DTYPES, named
 from avow.errors import FileError
 from avow.numerics.norms import LONGEST_KEY
@@ -34,7 +34,7 @@ _MOST_TOKENS = 1 << 53
 
 @dataclass(frozen=True)
 class Saved:
-    """What a cache was made with, the tokens it held, and what it had learnt; where it came from a file, checked."""
+    """What a cache was made with, the tokens it held, and what it had learnt; checked, if it came from a file."""
 
     made: Mapping[str, int | None]
     """key_heads, dim, value_dim, batch, bits and window."""
@@ -49,7 +49,7 @@ class Saved:
     keys: Float[Tensor, "b g s d"]
     values: Float[Tensor, "b g s e"]
     norms: Float[Tensor, "b g s"]
-    """Bounds on the lengths of values; believed where they are."""
+    """Bounds on the lengths of values; checked against the values when loaded."""
     longest: Float64[Tensor, "b g"]
     metric: Float32[Tensor, "b g d"] | None
     size: Float64[Tensor, "b g"] | None
@@ -62,7 +62,7 @@ _TENSORS = ("keys", "values", "norms", "longest", "metric", "size", "spread", "b
 
 
 def write(path: Path, saved: Saved) -> None:
-    """Put a cache where `path` says, all or none: what stood there stays until the new file is whole."""
+    """Write a cache to `path`, all or nothing: an old file stays until the new one is complete."""
     from safetensors.torch import save
 
     held = {name: x for name in _TENSORS if (x := getattr(saved, name)) is not None}
@@ -73,12 +73,12 @@ def write(path: Path, saved: Saved) -> None:
 
 
 def read(path: Path) -> Saved:
-    """The cache that `write` put there, after the digest was found right and every field within its rule."""
-    tensors, about = bounded.load_tensors(path, "path", _AGAIN)
+    """The cache that `write` put there, once its digest and every field are checked."""
+    tensors, about = file_io.load_tensors(path, "path", _AGAIN)
     if about.get("format") != FORMAT:
         other = about.get("format", "").startswith(FORMAT.rstrip("0123456789"))
         remedy = "save the cache again with this version" if other else "name a file that KeyValueCache.save wrote"
-        raise FileError("path", path, f"is no {FORMAT!r}", remedy)
+        raise FileError("path", path, f"is not an {FORMAT!r}", remedy)
     facts = about.get("facts", "")
     if about.get("digest") != _digest(tensors, facts):
         raise FileError("path", path, "is damaged: its digest is not that of what it holds", _AGAIN)
@@ -89,7 +89,7 @@ def read(path: Path) -> Saved:
 
 
 class _Misfit(Exception):
-    """A field that no cache has, in words."""
+    """A field is not as any cache would have it; the message says how."""
 
 
 def _checked(facts: Any, tensors: dict[str, Tensor]) -> Saved:
@@ -130,7 +130,7 @@ def _checked(facts: Any, tensors: dict[str, Tensor]) -> Saved:
 def _check_tensors(
     tensors: dict[str, Tensor], made: Mapping[str, int], dtype: torch.dtype, of_norms: torch.dtype, held: int
 ) -> None:
-    """Raise where a tensor is missing, of another shape or type, or holds what no cache does."""
+    """Raise if a tensor is missing, of another shape or type, or holds what no cache does."""
     b, g, d, e = (made[name] for name in ("batch", "key_heads", "dim", "value_dim"))
     shapes = {"keys": (b, g, held, d), "values": (b, g, held, e), "norms": (b, g, held), "longest": (b, g)}
     types = {"keys": dtype, "values": dtype, "norms": of_norms, "longest": torch.float64}
@@ -143,8 +143,7 @@ def _check_tensors(
     _fields("its tensors", tensors, tuple(shapes))
     for name, x in tensors.items():
         if tuple(x.shape) != shapes[name] or x.dtype != types[name]:
-            found = f"{tuple(x.shape)} of {x.dtype}"
-            raise _Misfit(f"{name} is {found}, not {shapes[name]} of {types[name]}")
+            raise _Misfit(f"{name} is {tuple(x.shape)} of {x.dtype}, not {shapes[name]} of {types[name]}")
         if name not in ("keys", "values"):  # whose numbers are looked at when they are appended
             _check_numbers(name, x.double())
 
@@ -159,8 +158,8 @@ def _check_numbers(name: str, x: Float64[Tensor, "*shape"]) -> None:
         "spread": (x > 0, "above 0"),
         "bold": ((x >= 1) & x.isfinite(), "finite and at least 1"),
     }
-    kept, words = rules[name]
-    if not bool(kept.all()):
+    valid, words = rules[name]
+    if not bool(valid.all()):
         raise _Misfit(f"{name} holds numbers that are not {words}")
 
 

@@ -8,10 +8,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal, get_args
 
-from avow.declared import declared
 from avow.errors import ParameterError
 from avow.methods import method_named
-from avow.parameters import check_parameters
+from avow.parameters import check_parameters, declared
 
 Positions = Literal["learned", "sinusoidal", "rotary"]
 
@@ -63,7 +62,7 @@ class ModelConfig:
         try:
             given = json.loads(text)
         except json.JSONDecodeError as error:
-            raise ParameterError("config", repr(text[:40]), f"is no JSON: {error}", "write it with to_json") from None
+            raise ParameterError("config", repr(text[:40]), f"is not JSON: {error}", "write it with to_json") from None
         if not isinstance(given, dict):
             raise ParameterError("config", repr(given)[:40], "must be a JSON object", 'try {"vocabulary": 256}')
         return cls.of(given)

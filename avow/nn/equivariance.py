@@ -11,16 +11,16 @@ from jaxtyping import Int
 from torch import Tensor, nn
 from torch.nn.modules.dropout import _DropoutNd
 
-from avow.declared import declared
 from avow.errors import DtypeError, NonFiniteError, ParameterError, ShapeError
 from avow.nn.config import check_count
+from avow.parameters import declared
 
 
 @dataclass(frozen=True)
 class Equivariance:
     """What permuting the tokens did: `deviation` is the largest |f(PX) − P f(X)|, relative to the largest output.
 
-    `witness` is the permutation that deviated most, where the deviation exceeds `tolerance`: the proof that it fails.
+    `witness` is the permutation that deviated most, if the deviation exceeds `tolerance`: the proof that it fails.
     That it `holds` is what `trials` permutations found, within rounding.
     """
 
@@ -50,7 +50,7 @@ def check_permutation_equivariance(
 
     Attention without mask or positions, feed-forward, residuals and norms keep it; a causal mask or positions break it
     [claim permutation]. `module` maps (…, n, d), or whole-number ids (…, n), to (…, n, e): `example` is such a tensor,
-    or the shape (…, n, d) of numbers to draw anew for every trial. The tolerance, relative to the largest output, is
+    or the shape (…, n, d) of numbers to draw for every trial. The tolerance, relative to the largest output, is
     by default that three quarters of the digits of the output's type agree.
 
     >>> print(check_permutation_equivariance(nn.LayerNorm(4), (2, 5, 4), trials=3).holds)

@@ -34,7 +34,7 @@ _DRAWABLE = 2**24
 _AIM = 0.5
 # Answers are expected to be this much longer than the last ones at most: a guess, which only decides what is read.
 _LONGER = 1.1
-# Where more than this share of the tokens has to be read, the look at the sketch costs more than it saves.
+# If more than this share of the tokens has to be read, the look at the sketch costs more than it saves.
 WORTHWHILE = 0.6
 
 

@@ -1,4 +1,4 @@
-r"""All keys and values so far, attended to with a certificate, and where the tolerance allows it only in part.
+r"""All keys and values so far, attended to with a certificate, and if the tolerance allows it only in part.
 
 Beside the keys stands a sketch of them, a few bits a number (`numerics.sketch`): it says which tokens may matter to a
 query, and only those are read in full. Groups of 64 tokens are sketched when they are complete; the open group is
@@ -12,7 +12,7 @@ import contextlib
 import dataclasses
 import math
 from pathlib import Path
-from typing import Any
+from typing import NamedTuple
 
 import torch
 from jaxtyping import Float
@@ -38,7 +38,7 @@ from avow.numerics.selection import Unfit
 from avow.numerics.sketch import GROUP
 from avow.numerics.tangents import has_tangents
 
-# Where more than this share of the tokens would have to be gathered, reading them all in order is as fast.
+# If more than this share of the tokens would have to be gathered, reading them all in order is as fast.
 _WORTHWHILE = 0.4
 # What one query of each head costs a CPU, relative to reading all tokens of a type in parts: the look at the sketch,
 # what comes to that at 65,536 tokens and shrinks with more of them, and all tokens if they were gathered. Fitted to
@@ -50,13 +50,28 @@ _COSTS = {
     torch.bfloat16: (0.75, 0.5, 3.3),
     torch.float16: (0.75, 0.5, 3.3),
 }
-# Caches of fewer tokens are read in full sooner than they are looked at, and those where even this share is too much.
+# Shorter caches are read in full without a look at the sketch; so are those for which even this share costs too much.
 _FEW = 0.05
 _SHORT = {"cpu": 2**17, "cuda": 2**12}
 # From here on a CPU compiles its look at the sketch, which takes seconds once; without a compiler it does not pay.
 _COMPILED = 2**16
 # After the sketch saved nothing, this many answers at most are exact before it is asked again.
 _LONGEST_PAUSE = 64
+
+
+# What `attend` is called with beside queries: tol, confidence, scale, generator, method and rtol.
+_Arguments = tuple[float | None, float | None, float | None, torch.Generator | None, str, float | None]
+
+
+class _Call(NamedTuple):
+    """One call of `attend` after its checks."""
+
+    problem: Problem
+    first: int
+    """Where in the buffers the tokens begin that the queries see."""
+    requirement: Requirement
+    generator: torch.Generator | None
+    method: str
 
 
 class KeyValueCache(TokenBuffers):
@@ -92,8 +107,8 @@ class KeyValueCache(TokenBuffers):
         self._shortness: float | None = None
         """How long the shortest of the last answers was beside the longest value: what `rtol` is aimed by."""
         self._reads, self._steps = SplitKExact(), KernelSteps()
-        self._settled: tuple[Any, ...] | None = None
-        """What was asked of the last answer, and found to be well said."""
+        self._checked: _Arguments | None = None
+        """The arguments of the last call, which were checked then."""
 
     def attend(
         self,
@@ -109,27 +124,19 @@ class KeyValueCache(TokenBuffers):
 
         The bound never exceeds `tol`, nor the bound relative to the answer `rtol`; without either, the answer is exact.
         `confidence < 1` accepts bounds that hold with that probability for each row, which lets flat heads be sampled.
-        Where reading all tokens is faster, all are read; with `method="exact"` always, with `method="sparse"` only
+        If reading all tokens is faster, all are read; with `method="exact"` always, with `method="sparse"` only
         those that the sketch asks for, whatever that takes. Certificates of single queries are worked out when somebody
         looks at them. On a GPU such queries are answered without waiting for the device, unless `rtol` is given; nan
         among them, or logits so large that single precision cannot keep `tol`, then show in the bound, and as an error
         from the next call on.
         """
-        attended = self._quick(q, (tol, confidence, scale, generator, method, rtol))
-        return attended or self._attend(q, tol, confidence, scale, generator, method, rtol)
+        arguments = (tol, confidence, scale, generator, method, rtol)
+        return self._quick(q, arguments) or self._attend(q, arguments)
 
     @torch.no_grad()
-    def _attend(
-        self,
-        q: Tensor,
-        tol: float | None,
-        confidence: float | None,
-        scale: float | None,
-        generator: torch.Generator | None,
-        method: str,
-        rtol: float | None,
-    ) -> Attended:
+    def _attend(self, q: Tensor, arguments: _Arguments) -> Attended:
         """The answer after every check."""
+        tol, confidence, scale, generator, method, rtol = arguments
         for name, value in (("tol", tol), ("rtol", rtol)):
             if isinstance(value, int | float) and value <= 0:
                 remedy = f"try {name}=1e-2, or leave it out for exact"
@@ -140,78 +147,66 @@ class KeyValueCache(TokenBuffers):
         if method == "sparse" and self.bits is None:
             rule = "needs a sketch of the keys, and this cache keeps none"
             raise ParameterError("method", repr(method), rule, "make the cache with bits=4")
-        wish = checked_requirement(tol, confidence, rtol=rtol)
+        requirement = checked_requirement(tol, confidence, rtol=rtol)
         check_generator(generator)
         self._measure()
         cast = torch.is_autocast_enabled(self.device.type)
         with torch.autocast(self.device.type, enabled=False) if cast else contextlib.nullcontext():
-            problem, first = self._problem(q, scale)
+            call = _Call(*self._problem(q, scale), requirement, generator, method)
             # A generator cannot be copied, and the cache can.
-            self._settled = (tol, confidence, scale, None, method, rtol) if generator is None else None
+            self._checked = arguments if generator is None else None
             self._learn()
-            if wish.rtol is None:
-                return self._answer(problem, first, wish, wish.tol, generator, method)
-            return self._relative(problem, first, wish, generator, method)
+            return self._answer(call, requirement.tol) if requirement.rtol is None else self._relative(call)
 
-    def _answer(
-        self,
-        problem: Problem,
-        first: int,
-        wish: Requirement,
-        aim: float | None,
-        generator: torch.Generator | None,
-        method: str,
-    ) -> Attended:
-        """The answer within the wish's `tol`; one from a part of the tokens is within `aim`."""
-        why = self._why_not(wish, method)
-        unfit = "" if why else self._unfit(problem, aim, wish.confidence)
+    def _answer(self, call: _Call, aim: float | None) -> Attended:
+        """The answer within the required `tol`; one from a part of the tokens is within `aim`."""
+        problem, confidence = call.problem, call.requirement.confidence
+        why = self._why_not(call.requirement, call.method)
+        unfit = "" if why else self._unfit(problem, aim, confidence)
         if aim is not None and not why and not unfit:
-            held = Held(self._sketch(0), self._lengths(problem, 0), self._extremes[..., 1])
-            return Attended(*self._steps.step(problem, held, aim, wish.confidence, generator))
-        measured = None
+            held = Held(self._sketch(0), self._lengths(call), self._extremes[..., 1])
+            return Attended(*self._steps.step(problem, held, aim, confidence, call.generator))
         if aim is not None and not why and not problem.empty:
-            measured = problem.with_norms(self._norms(problem, first))
-            attended, why = self._sparse(measured, first, aim, wish.confidence, generator, method == "sparse")
+            call = self._measured(call)
+            attended, why = self._sparse(call, aim)
             if attended is not None:
                 return attended if self.device.type == "cpu" else _without_kernels(attended, unfit)
-        attended = self._whole(problem, wish.tol, why)
-        return attended or attend_exact(measured or problem.with_norms(self._norms(problem, first)), wish.tol, why)
+        tol = call.requirement.tol
+        return self._whole(problem, tol, why) or attend_exact(self._measured(call).problem, tol, why)
 
-    def _relative(
-        self, problem: Problem, first: int, wish: Requirement, generator: torch.Generator | None, method: str
-    ) -> Attended:
-        """The answer within the wish's `rtol`: from a part of the tokens, which is aimed twice, or else from all."""
-        assert wish.rtol is not None
-        measured = problem.with_norms(self._norms(problem, first))
-        tol = math.inf if wish.tol is None else wish.tol
-        if problem.q.device.type == "cuda" and torch.cuda.is_current_stream_capturing():
+    def _relative(self, call: _Call) -> Attended:
+        """The answer within the required `rtol`: from a part of the tokens, which is aimed twice, or else from all."""
+        call = self._measured(call)
+        problem, tol, rtol = call.problem, call.requirement.tol, call.requirement.rtol
+        assert rtol is not None
+        if self.device.type == "cuda" and torch.cuda.is_current_stream_capturing():
             remedy = "use tol=, which kernels keep by themselves, or attend outside of the graph"
-            raise ParameterError("rtol", wish.rtol, "cannot be checked while a CUDA graph is captured", remedy)
+            raise ParameterError("rtol", rtol, "cannot be checked while a CUDA graph is captured", remedy)
         if self._shortness is None:
             self._shortness = 1 / math.sqrt(self.length)
-        tried = ""
+        reason = ""
         for _ in range(2):
-            aim = min(tol, aimed_bound(self._shortness, wish.rtol))
-            attended = self._answer(problem, first, wish, aim, generator, method)
+            aim = min(math.inf if tol is None else tol, aimed_bound(self._shortness, rtol))
+            attended = self._answer(call, aim)
             certificate = attended.certificate
             if not problem.empty:
-                self._shortness = shortest_ratio(measured, attended.out, certificate.rows)
-            if wish.met_by(certificate):
+                self._shortness = shortest_ratio(problem, attended.out, certificate.rows)
+            if call.requirement.met_by(certificate):
                 return attended
-            tried = f"{certificate.method} could prove only {certificate.relative:.1e} relative to the answer"
+            reason = f"{certificate.method} could prove only {certificate.relative:.1e} relative to the answer"
             if certificate.method == "exact":
                 break
-        return attend_exact(measured, wish.tol, tried, wish.rtol)
+        return attend_exact(problem, tol, reason, rtol)
 
-    def _quick(self, q: Tensor, asked: tuple[Any, ...]) -> Attended | None:
-        """The answer where all that is asked was asked, checked and found to read all tokens before; else None.
+    def _quick(self, q: Tensor, arguments: _Arguments) -> Attended | None:
+        """The answer if the last call had the same arguments, which were checked then, and read all tokens; else None.
 
         Decoding waits for this at every layer and token.
         """
-        tol, _, scale, _, method, rtol = asked
+        tol, _, scale, _, method, rtol = arguments
         usual = (
             self.device.type == "cpu"
-            and asked == self._settled
+            and arguments == self._checked
             and rtol is None
             and self._position > 0
             and self.window is None
@@ -302,38 +297,39 @@ class KeyValueCache(TokenBuffers):
         seen = tokens <= own
         return seen if self.window is None else seen & (tokens > own - self.window)
 
-    def _norms(self, problem: Problem, first: int) -> Norms:
-        """Norms of the tokens: the longest of each head, and where that matters, of each."""
+    def _measured(self, call: _Call) -> _Call:
+        """The same call, with norms in its problem: the longest of each head, or of each token if that matters."""
+        if call.problem.known_norms is not None:
+            return call
         # A head's extremes stand for all, unless old ones were forgotten or values come near to where sums underflow.
         few = self.window is None and float(self._extremes[..., 0].amin()) > 1e-9
-        shown = self._extremes if few else self._lengths(problem, first).double()
+        shown = self._extremes if few else self._lengths(call).double()
         keys = self._longest.unsqueeze(-1).expand(shown.shape)
         # Lengths in float32 were rounded up once more.
         error = slack(max(self.dim, self.value_dim), self.dtype) + (0.0 if self._wide else 2.0**-22)
-        norms = Norms(row_norms(problem.q, "q"), keys, shown, error)
-        check_range(*norms.most, problem.scale)
-        return norms
+        norms = Norms(row_norms(call.problem.q, "q"), keys, shown, error)
+        check_range(*norms.most, call.problem.scale)
+        return call._replace(problem=call.problem.with_norms(norms))
 
     def _whole(self, problem: Problem, tol: float | None, reason: str) -> Attended | None:
-        """The answer from all tokens by parts, where these serve."""
+        """The answer from all tokens by parts, if these serve."""
         if self.device.type != "cpu" or self.window is not None or problem.empty:
             return None
         answer = self._reads.attend(problem, self._ends, self._value_slack, tol, reason)
         return None if answer is None else Attended(*answer)
 
-    def _lengths(self, problem: Problem, first: int) -> Tensor:
-        return self._buffers["norms"][:, :, first : first + problem.k.shape[-2]]
+    def _lengths(self, call: _Call) -> Tensor:
+        return self._buffers["norms"][:, :, call.first : call.first + call.problem.k.shape[-2]]
 
-    def _why_not(self, wish: Requirement, method: str) -> str:
+    def _why_not(self, requirement: Requirement, method: str) -> str:
         """Why the sketch is not even looked at; empty if it is."""
         short = self.length < _SHORT["cpu" if self.device.type == "cpu" else "cuda"]
-        if wish.exact or self.bits is None or method == "exact" or (method == "auto" and short):
-            return self._why_all(wish.exact, method, self.length)
-        if method == "sparse":
+        exact = requirement.exact
+        if method == "sparse" and not exact:
             return ""
-        if self._price(_FEW) > 1:
-            return self._why_all(wish.exact, method, self.length)
-        asked = f"{wish.tol} {wish.rtol} {wish.confidence:g}"
+        if exact or self.bits is None or method == "exact" or short or self._price(_FEW) > 1:
+            return self._why_all(exact, method, self.length)
+        asked = f"{requirement.tol} {requirement.rtol} {requirement.confidence:g}"
         if asked != self._asked:
             self._asked, self._pause, self._left, self._bold = asked, 0, 0, None
         if self._left == 0:
@@ -376,57 +372,43 @@ class KeyValueCache(TokenBuffers):
             return "there is nothing to choose from"
         return self._steps.unfit(problem, tol, confidence, self.bits, self._wide, self.window)
 
-    def _sparse(
-        self,
-        problem: Problem,
-        first: int,
-        tol: float,
-        confidence: float,
-        generator: torch.Generator | None,
-        always: bool,
-    ) -> tuple[Attended | None, str]:
-        """The answer from a part of the tokens where that pays, or always, and keeps `tol`; otherwise None, and why."""
+    def _sparse(self, call: _Call, tol: float) -> tuple[Attended | None, str]:
+        """The answer from a part of the tokens if that pays, or is asked for, and keeps `tol`; else None, and why."""
+        problem, confidence = call.problem, call.requirement.confidence
         method = Sparse(**Sparse.tune({"bits": self.bits}, problem.sizes, tol, confidence))
         if method.drop == 0 or not method.estimate_bound(problem, confidence).bound <= tol:
             return None, "rounding leaves nothing of the tolerance to drop"
         try:
-            computed = self._computed(method, problem, first, generator, always)
-        except NotCompiled as lost:
-            return None, f"the look at the sketch could not be compiled ({lost}), and plain torch takes longer"
-        except NothingToSave as lost:
+            computed = self._computed(method, call)
+        except NotCompiled as error:
+            return None, f"the look at the sketch could not be compiled ({error}), and plain torch takes longer"
+        except NothingToSave as error:
             self._rest()
-            return None, str(lost)
+            return None, str(error)
         self._pause = 0
         certificate = certify(method, problem, computed, confidence)
         if not certificate.keeps(tol):
             return None, f"sparse could prove only {certificate.bound:.1e}"
         return Attended(computed.out, certificate), ""
 
-    def _computed(
-        self,
-        method: Sparse,
-        problem: Problem,
-        first: int,
-        generator: torch.Generator | None,
-        always: bool,
-    ) -> Computed:
+    def _computed(self, method: Sparse, call: _Call) -> Computed:
         """The answer from a part of the tokens: one query of each head by the quick way, if numbers are usual."""
+        problem = call.problem
         if method.chance == 0 and problem.q.shape[-2] == 1:
             with contextlib.suppress(Unfit):
-                return self._skimmed(method, problem, first, always)
-        s = problem.k.shape[-2]
-        values = self._lengths(problem, first).double()
-        norms = problem.norms
-        whole = Norms(norms.q, self._longest.unsqueeze(-1).expand(-1, -1, s), values, norms.slack)
-        worthwhile = math.inf if always else _WORTHWHILE
-        stream = random_stream(generator, self.device) if method.statistical else generator
-        return method.compute(problem.with_norms(whole), stream, self._sketch(first), worthwhile)
+                return self._skimmed(method, call)
+        values, norms = self._lengths(call).double(), problem.norms
+        whole = Norms(norms.q, self._longest.unsqueeze(-1).expand_as(values), values, norms.slack)
+        worthwhile = math.inf if call.method == "sparse" else _WORTHWHILE
+        stream = random_stream(call.generator, self.device) if method.statistical else call.generator
+        return method.compute(problem.with_norms(whole), stream, self._sketch(call.first), worthwhile)
 
-    def _skimmed(self, method: Sparse, problem: Problem, first: int, always: bool) -> Computed:
-        """The answer to one query of each head; raises `NothingToSave` before a token is read, unless `always`."""
+    def _skimmed(self, method: Sparse, call: _Call) -> Computed:
+        """The answer to one query of each head. Unless sparse is asked for, raises `NothingToSave` before it reads."""
+        problem = call.problem
         b, h, _, d = problem.q.shape
         s, e = problem.v.shape[-2:]
-        lengths = self._lengths(problem, first)
+        lengths = self._lengths(call)
         hidden = 0 if self.window is None else max(0, s - self.window)
         longest = self._extremes[..., 1] if self.window is None else lengths[..., hidden:].amax(-1).double()
         most = longest * (1 - 2 * slack(e, self.dtype) - 2.0**-22)  # (b, g)
@@ -434,7 +416,7 @@ class KeyValueCache(TokenBuffers):
             problem.q.reshape(b, self.key_heads, -1, d),
             problem.k,
             problem.v,
-            self._sketch(first),
+            self._sketch(call.first),
             problem.scale,
             self._longest,
             lengths,
@@ -445,22 +427,22 @@ class KeyValueCache(TokenBuffers):
             compiled=self.device.type == "cpu" and self.length >= _COMPILED,
             bold=self._bold,
         )
-        if not always and self._price(skim.share) > 1:
+        if call.method != "sparse" and self._price(skim.share) > 1:
             raise NothingToSave(skim.share)
-        found = skim.read()
-        self._bold = found.bolder
+        reading = skim.read()
+        self._bold = reading.bolder
         unit, read, lost = (
-            x.unsqueeze(-1).expand(found.moved.shape).reshape(b, h, 1)
-            for x in (most, found.read.double(), (s + 4) * math.sqrt(e) * tiny(torch.float64) * longest)
+            x.unsqueeze(-1).expand(reading.moved.shape).reshape(b, h, 1)
+            for x in (most, reading.read.double(), (s + 4) * math.sqrt(e) * tiny(torch.float64) * longest)
         )
         limit = torch.finfo(self.dtype).max
-        out = found.out.reshape(b, h, 1, e).clamp(-limit, limit).to(self.dtype)
-        trace = Trace(found.moved.reshape(b, h, 1), unit, read, lost, found.read.double().unsqueeze(-1))
+        out = reading.out.reshape(b, h, 1, e).clamp(-limit, limit).to(self.dtype)
+        trace = Trace(reading.moved.reshape(b, h, 1), unit, read, lost, reading.read.double().unsqueeze(-1))
         return Computed(out, trace)
 
 
 def next_pause(pause: int) -> int:
-    """How many answers are exact after the sketch saved nothing again, where they were `pause` the last time."""
+    """How many answers are exact after the sketch saved nothing again, if they were `pause` the last time."""
     return min(max(1, 2 * pause), _LONGEST_PAUSE)
 
 

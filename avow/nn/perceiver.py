@@ -20,14 +20,14 @@ from torch import Tensor, nn
 from torch.nn.functional import linear, pad
 
 from avow.core import Problem
-from avow.declared import declared
 from avow.errors import ParameterError
 from avow.methods.exact import Exact
 from avow.nn.attention import Attention, Rotary
 from avow.nn.config import ModelConfig
 from avow.nn.transformer import STD, Block, CharacterModel, TransformerLM, check_ids, initialise, mlp, quieten
+from avow.parameters import declared
 
-# Horizons to a block where the config does not say: latents are worked out anew at each.
+# Horizons to a block if the config does not say: latents are computed again at each.
 _HORIZONS = 8
 
 

@@ -17,11 +17,11 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from avow.declared import declared
 from avow.errors import DtypeError, NonFiniteError, RangeError, ShapeError
 from avow.nn.config import check_count
 from avow.numerics import spectral
 from avow.numerics.rounding import EXP_ULPS, SAFETY, gamma, tiny, unit
+from avow.parameters import declared
 
 Activation = Literal["tanh", "relu", "sigmoid"]
 Order = Literal["inside", "outside"]
@@ -105,7 +105,7 @@ def gradient_horizon(
 ) -> GradientHorizon:
     r"""How long the gradient through `steps` steps is: bounded with proof, and measured.
 
-    Where :math:`\delta = \gamma\,\sigma_{\max}(W) < 1`, the bound is :math:`\delta^T` [claim rnn-vanishing]; elsewhere
+    If :math:`\delta = \gamma\,\sigma_{\max}(W) < 1`, the bound is :math:`\delta^T` [claim rnn-vanishing]; otherwise
     it comes from the steps' own Jacobians, :math:`W\,\mathrm{diag}(\sigma'(z_t))`, every rounding enclosed: the norm
     of their product or the product of their norms, whichever is smaller. `inputs` and `start` are zeros unless given.
     A ReLU's slope at 0 counts as anything from 0 to 1.
@@ -223,7 +223,7 @@ def gradients_along(
 ) -> Iterator[Float[Tensor, "d d"]]:
     """∂h_t/∂h_0 for t = 0, 1, …: the products of the steps' Jacobians along the computed states of a float64 cell.
 
-    Autograd would take tanh' as 1 − tanh², of which nothing is left where the unit is saturated.
+    Autograd would take tanh' as 1 − tanh², of which nothing is left if the unit is saturated.
     """
     weight = cell.recurrent.weight
     total = torch.eye(len(state), dtype=torch.float64)

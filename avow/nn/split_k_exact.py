@@ -56,7 +56,7 @@ class SplitKExact:
         """How long answers were lately, beside the longest value."""
         self._limits: Limits | None = None
         self._room: tuple[Tensor, Tensor] | None = None
-        """For the queries of each key head, filled up with zeros where they are too few; and without these."""
+        """For the queries of each key head, filled up with zeros if they are too few; and without these."""
 
     def __deepcopy__(self, memo: object) -> SplitKExact:
         """Another cache learns for itself."""

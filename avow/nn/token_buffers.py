@@ -18,12 +18,12 @@ from torch import Tensor
 from torch.autograd import forward_ad
 
 from avow.core import check_dtype, check_numbers, check_tensor
-from avow.declared import declared
 from avow.errors import DtypeError, ParameterError, ShapeError
 from avow.nn.cache_file import Saved
 from avow.nn.config import check_count
 from avow.numerics.norms import check_range, lengths, row_norms, slack
 from avow.numerics.sketch import GROUP, Sketch, joined_spread, sketched, spread_holds
+from avow.parameters import declared
 
 # Groups whose numbers are this far from the first ones' are beyond a sketch: they are always read.
 _BEYOND = 1e30
@@ -113,9 +113,9 @@ class TokenBuffers:
         )
         """At most the shortest, and at least the longest of all values so far."""
         self._found: Ends | None = None
-        """`_ends` where it was asked for and no later token changed it."""
+        """`_ends` if it is known and no later token changed it."""
         self._unmeasured = 0
-        """How many of the last tokens were only written down; `_ends` knows their lengths already."""
+        """How many of the last tokens were only written; `_ends` knows their lengths already."""
         self._sketched = 0
         """How many of the groups held have a sketch."""
         self._wide = dtype == torch.float64
@@ -172,14 +172,14 @@ class TokenBuffers:
     def measured(
         self, k: Float[Tensor, "b g l d"], v: Float[Tensor, "b g l e"]
     ) -> tuple[Float64[Tensor, "b g l"], Float64[Tensor, "b g l"]]:
-        """At least the lengths of tokens' keys and values; raises where `append` would."""
+        """At least the lengths of tokens' keys and values; raises if `append` would."""
         self._check(k, v)
         longest, norms = row_norms(k.detach(), "k"), row_norms(v.detach(), "v", faithful=True)
         check_range(0.0, _largest(longest), _largest(norms), 1.0)
         return longest, norms
 
     def append(self, k: Float[Tensor, "b g l d"], v: Float[Tensor, "b g l e"]) -> None:
-        """Remember tokens. Where anything is wrong with them, or there is no memory, the cache stays as it was.
+        """Remember tokens. If anything is wrong with them, or there is no memory, the cache stays as it was.
 
         Under `torch.inference_mode` as elsewhere it holds ordinary tensors: others could not be written to outside.
         """
@@ -217,7 +217,7 @@ class TokenBuffers:
         self._buffers, self._base, self._position, self._wide = buffers, base, after, wide
 
     def _restore(self, saved: Saved) -> None:
-        """Hold what a cache like this one held; it must be empty. Raises where `append` would."""
+        """Hold what a cache like this one held; it must be empty. Raises if `append` would."""
         self._wide = saved.wide
         if saved.metric is not None and saved.size is not None:
             self._metric, self._size = saved.metric.to(self.device), saved.size.to(self.device)
@@ -251,7 +251,7 @@ class TokenBuffers:
                 raise ParameterError("spread", float(saved.spread.amax()), rule, "save it again")
 
     def _write_one(self, k: Tensor, v: Tensor) -> bool:
-        """Whether this was one token of usual numbers, for which there is room on a CPU: it is written down.
+        """Whether this was one token of usual numbers, for which there is room on a CPU; if so, it is written.
 
         Decoding waits for this at every layer and token, so nothing else is done: the rest is made up for by
         `_measure` when it is asked for.
@@ -289,7 +289,7 @@ class TokenBuffers:
         return True
 
     def _measure(self) -> None:
-        """Makes up for what was not done for tokens that were only written down."""
+        """Makes up for what was not done for tokens that were only written."""
         if not self._unmeasured:
             return
         end = self._position - self._base
@@ -303,7 +303,7 @@ class TokenBuffers:
         self._wide, self._unmeasured = wide, 0
 
     def _check_norms(self, norms: Float[Tensor, "b g l"], v: Float[Tensor, "b g l e"]) -> None:
-        """Raise where some numbers are not bounds on the lengths of values such as `append` finds."""
+        """Raise if some numbers are not bounds on the lengths of values such as `append` finds."""
         # What `lengths` computes exceeds a length by half a slack, and is off by less than a quarter of one.
         least = lengths(v) * (1 - slack(self.value_dim, torch.float64) / 8)
         most = least * (1 + 4 * slack(self.value_dim, self.dtype) + 2.0**-20) + 2.0**-59 * math.sqrt(self.value_dim)
@@ -419,7 +419,7 @@ class TokenBuffers:
         return Sketch(codes, scale, zero, radius, reach, self._metric, self._size, self.bits, self._spread)
 
     def _check(self, k: Tensor, v: Tensor) -> None:
-        """Raise where tokens are not of this cache's kind."""
+        """Raise if tokens are not of this cache's kind."""
         for name, x, width in (("k", k, self.dim), ("v", v, self.value_dim)):
             check_tensor(name, x)
             check_numbers(name, x)
@@ -437,7 +437,7 @@ class TokenBuffers:
 
 
 def _kept(norms: Float64[Tensor, "b g l"], wide: bool) -> tuple[Float[Tensor, "b g l"], bool]:
-    """Lengths in float32, none of them smaller than it was, where it has room for them; and whether it has not."""
+    """Lengths in float32, rounded up, if all are within its range, else in float64; and whether float64 was needed."""
     if wide or not bool(((norms == 0) | ((norms >= _SHORTEST) & (norms <= _LONGEST))).all()):
         return norms, True
     near = norms.float()
@@ -452,7 +452,7 @@ def wider(extremes: Float64[Tensor, "b g 2"], lengths: Float[Tensor, "b g l"]) -
 
 
 def row_lengths(rows: Float[Tensor, "b h n d"]) -> list[float]:
-    """Upper bounds on the norms of rows on a CPU, right to `slack` above 2^-20; nan or inf where a number is.
+    """Upper bounds on the norms of rows on a CPU, right to `slack` above 2^-20; nan or inf if a number is.
 
     As `row_norms` has them, without a look at how small they are: squares vanish in float32 below 2^-63, and so do
     subnormal numbers that a CPU was told to flush, which is far less than what is added.

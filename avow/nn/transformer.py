@@ -9,11 +9,11 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
-from avow.declared import declared
 from avow.errors import DtypeError, ParameterError, ShapeError
 from avow.nn.attention import Attention, Learned, Rotary, Shard, Sinusoidal
 from avow.nn.config import ModelConfig, check_count, check_dropout
 from avow.nn.memory import Cache, Memory
+from avow.parameters import declared
 
 # GPT-2's first weights are N(0, 0.02²).
 STD = 0.02
@@ -59,7 +59,7 @@ class CharacterModel(nn.Module):
         self.dropout = nn.Dropout(c.dropout)
 
     def rotary(self) -> Rotary | None:
-        """What turns queries and keys of all layers, where the config says so."""
+        """What turns queries and keys of all layers, if the config says so."""
         c = self.config
         return Rotary(c.width // c.heads, c.block) if c.positions == "rotary" else None
 

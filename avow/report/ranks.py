@@ -8,8 +8,7 @@ from rich.text import Text
 
 from avow.core import Sizes, named
 from avow.core.chart import Chart
-from avow.distributed.comm_cost import Interconnect
-from avow.distributed.parallel_plan import Offer, Time, WeakScaling
+from avow.distributed.parallel_plan import Interconnect, Offer, Time, WeakScaling
 from avow.report import formatting
 from avow.report.terminal import Columns
 
@@ -27,8 +26,8 @@ def ranks_table(made: list[Offer], sizes: Sizes, ranks: int, link: Interconnect,
     rows = []
     for offer in made:
         name = f"{offer.strategy.name}{'*' if offer.strategy.method.target != _SOFTMAX else ''}"
-        sent = formatting.size(offer.load.sent)
-        rows.append([name, *map(str, offer.sharding), *_times(offer.spent), sent, _rule(offer)])
+        sent = formatting.size(offer.traffic.sent)
+        rows.append([name, *map(str, offer.sharding), *_times(offer.time), sent, _rule(offer)])
     headings = ("way", "over\nheads", "over\ntokens", "computing", "links", "in all", "sent", "links\nrule")
     notes = [
         "sent: bytes of one rank a call; links rule: from so many ranks on they take longer than computing (! now)",
@@ -40,13 +39,13 @@ def ranks_table(made: list[Offer], sizes: Sizes, ranks: int, link: Interconnect,
 def shardings_table(made: list[Offer]) -> Columns:
     """The fastest exact way in every sharding."""
     exact = next(offer for offer in made if offer.strategy.method.name == "exact")
-    rows = [[*map(str, sharding), *_times(spent)] for sharding, spent in exact.priced]
+    rows = [[*map(str, sharding), *_times(time)] for sharding, time in exact.shardings]
     headings = ("over heads", "over sequence", "computing", "links", "in all")
     return Columns("rrrrr", headings, rows, f"{exact.strategy.name}, by sharding")
 
 
-def _times(spent: Time) -> Iterator[str]:
-    return map(formatting.seconds, (spent.computing, spent.sending, spent.whole))
+def _times(time: Time) -> Iterator[str]:
+    return map(formatting.seconds, (time.computing, time.sending, time.whole))
 
 
 def _rule(offer: Offer) -> str:
@@ -57,12 +56,12 @@ def _rule(offer: Offer) -> str:
 def verdict(made: list[Offer], ranks: int) -> list[str]:
     """The fastest exact way, what an approximation would take, and what holds the fastest back."""
     exact = next(offer for offer in made if offer.strategy.method.name == "exact")
-    lines = [f"{exact.strategy.name}: {exact.sharding}, {formatting.seconds(exact.spent.whole)}, {_held(exact)}"]
-    softer = [o for o in made if o.strategy.method.target == _SOFTMAX and o.spent.whole < exact.spent.whole]
+    lines = [f"{exact.strategy.name}: {exact.sharding}, {formatting.seconds(exact.time.whole)}, {_held(exact)}"]
+    softer = [o for o in made if o.strategy.method.target == _SOFTMAX and o.time.whole < exact.time.whole]
     if softer:
-        gain = exact.spent.whole / softer[0].spent.whole if softer[0].spent.whole else 1.0
+        gain = exact.time.whole / softer[0].time.whole if softer[0].time.whole else 1.0
         lines.append(
-            f"{softer[0].strategy.name}: {softer[0].sharding}, {formatting.seconds(softer[0].spent.whole)}, "
+            f"{softer[0].strategy.name}: {softer[0].sharding}, {formatting.seconds(softer[0].time.whole)}, "
             f"{gain:.1f} times as fast where it proves the tolerance"
         )
     ruled = [offer.strategy.name for offer in made if offer.dominated == "communication"]
@@ -73,7 +72,7 @@ def verdict(made: list[Offer], ranks: int) -> list[str]:
 
 def _held(offer: Offer) -> str:
     if offer.dominated == "communication":
-        longer = formatting.ratio(offer.spent.sending / max(offer.spent.computing, 1e-300))
+        longer = formatting.ratio(offer.time.sending / max(offer.time.computing, 1e-300))
         return f"held back by links: {longer} its computing"
     return f"{offer.efficiency:.0%} of it computing"
 

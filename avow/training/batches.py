@@ -7,49 +7,43 @@ their losses is the loss of the whole step, whatever the number of micro-batches
 
 from __future__ import annotations
 
+import atexit
+import contextlib
 import functools
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
-from typing import NamedTuple, Protocol, runtime_checkable
+import os
+import signal
+import sys
+import types
+import weakref
+from collections.abc import Generator, Iterator
+from multiprocessing import resource_tracker
+from typing import NamedTuple
 
 import numpy as np
 import torch
 from jaxtyping import Int
 from torch import Tensor
+from torch.utils.data import DataLoader, Dataset
 
-from avow.declared import declared
-from avow.errors import ParameterError
-from avow.training.corpus import check_some
-from avow.training.draws import shuffled
-from avow.training.vocabulary import PAD
+from avow.errors import LostRank, ParameterError
+from avow.parameters import declared
+from avow.training.data import PAD
+from avow.training.examples import Examples, uniform
 
-# Widths are rounded up to this: what tensor cores like, and few shapes for a compiler to meet.
+# Widths are rounded up to this: tensor cores are faster, and a compiler meets few shapes.
 MULTIPLE = 8
-# A step may touch the end of one epoch and the beginning of the next, or several small epochs.
-_order = functools.lru_cache(maxsize=4)(shuffled)
-
-
-@runtime_checkable
-class Examples(Protocol):
-    """Numbered examples that may differ from epoch to epoch."""
-
-    def __len__(self) -> int: ...
-
-    def rows(
-        self, epochs: Int[np.ndarray, "b"], indices: Int[np.ndarray, "b"]
-    ) -> tuple[Int[np.ndarray, "b n"], Int[np.ndarray, "b n"]]:
-        """Inputs and targets, padded to the longest of them."""
+# Processes that make batches ahead, if there are cores for them.
+WORKERS = 4
 
 
 class Micro(NamedTuple):
-    """What a model reads in one pass, and the characters that follow; 0 is padding, and no target."""
+    """What a model reads in one pass, and the characters that follow; 0 is padding, never a target."""
 
     ids: Int[Tensor, "b n"]
     targets: Int[Tensor, "b n"]
 
 
-@dataclass(frozen=True)
-class Step:
+class Step(NamedTuple):
     """One rank's share of a step; `targets` and `positions` count all ranks, without padding."""
 
     micros: tuple[Micro, ...]
@@ -57,38 +51,17 @@ class Step:
     positions: int
 
 
-class Mixture:
-    """Several kinds of examples as one; an epoch reads each of them once."""
-
-    @declared()
-    def __init__(self, parts: Sequence[Examples]) -> None:
-        check_some("parts", parts)
-        self._parts = tuple(parts)
-        self._ends = np.cumsum([len(part) for part in parts])
-
-    def __len__(self) -> int:
-        return int(self._ends[-1])
-
-    def rows(
-        self, epochs: Int[np.ndarray, "b"], indices: Int[np.ndarray, "b"]
-    ) -> tuple[Int[np.ndarray, "b n"], Int[np.ndarray, "b n"]]:
-        """Inputs and targets, padded to the longest of them."""
-        kind = np.searchsorted(self._ends, indices, side="right")
-        found = []
-        for number, part in enumerate(self._parts):
-            (mine,) = np.nonzero(kind == number)
-            if len(mine):
-                begin = int(self._ends[number]) - len(part)
-                found.append((mine, *part.rows(epochs[mine], indices[mine] - begin)))
-        width = max(inputs.shape[1] for _, inputs, _ in found)
-        whole = np.full((2, len(indices), width), PAD, dtype=np.int64)
-        for mine, *both in found:
-            for side, rows in enumerate(both):
-                whole[side, mine, : rows.shape[1]] = rows
-        return whole[0], whole[1]
+def shuffled(seed: int, epoch: int, count: int) -> Int[np.ndarray, "count"]:
+    """The order in which an epoch reads its examples: a permutation of 0 … count − 1."""
+    (keys,) = uniform(seed, np.full(count, epoch), np.arange(count), 0)
+    return np.argsort(keys, kind="stable")
 
 
-class Batches(Iterator[Step]):
+# A step may touch the end of one epoch and the beginning of the next, or several small epochs.
+_order = functools.lru_cache(maxsize=4)(shuffled)
+
+
+class Batches(Dataset[Step], Iterator[Step]):
     """Steps from `position` on, without end; `position` is all that a resumed run needs to know."""
 
     @declared()
@@ -110,10 +83,11 @@ class Batches(Iterator[Step]):
             raise ParameterError("batch", size, rule, f"use batch>={accumulate * world} or a smaller accumulate")
         self.examples, self.size, self.seed, self.block = examples, size, seed, block
         self.accumulate, self.rank, self.world, self.position = accumulate, rank, world, position
-        self.narrowest = narrowest  # Tokens that every sequence is padded to, where each of some processes needs one.
+        # Every sequence is padded to so many tokens: one at least for each process that shares it.
+        self.narrowest = narrowest
 
     def __next__(self) -> Step:
-        step = self.at(self.position)
+        step = self[self.position]
         self.position += 1
         return step
 
@@ -130,7 +104,7 @@ class Batches(Iterator[Step]):
             indices[epochs == epoch] = order[places[epochs == epoch]]
         return epochs, indices
 
-    def at(self, step: int) -> Step:
+    def __getitem__(self, step: int) -> Step:
         """This rank's share of a step."""
         inputs, targets = self.examples.rows(*self.read(step))
         lengths = (inputs != PAD).sum(1)
@@ -145,7 +119,67 @@ class Batches(Iterator[Step]):
     def _cut(self, numbers: Int[np.ndarray, "size n"], rows: Int[np.ndarray, "b"], lengths: np.ndarray) -> Tensor:
         longest = int(lengths[rows].max())
         width = min(max(-(-longest // MULTIPLE) * MULTIPLE, self.narrowest), self.block)
-        kept = torch.full((len(rows), width), PAD)
+        padded = torch.full((len(rows), width), PAD)
         within = torch.from_numpy(numbers[rows, :width])
-        kept[:, : within.shape[1]] = within
-        return kept
+        padded[:, : within.shape[1]] = within
+        return padded
+
+    def prefetched(self, until: int) -> Iterator[Step]:
+        """The steps from `position` until a last one, made ahead by other processes, so that a GPU never waits."""
+        loader = DataLoader(
+            self,
+            batch_size=None,
+            sampler=range(self.position, until),
+            num_workers=max(1, min(WORKERS, (os.cpu_count() or 1) // 2)),
+            pin_memory=torch.cuda.is_available(),
+            prefetch_factor=8,
+            # Not forked: a process that trains has threads, and a lock that one of them holds stays locked in a fork.
+            multiprocessing_context="spawn",
+            # Else it draws its seed from torch's own generator, which dropout draws from.
+            generator=torch.Generator(),
+        )
+        with _starting_workers():
+            steps = self._counted(iter(loader))  # Workers begin now, not when the first step is asked for.
+        # Python ends what is left of its children with SIGTERM, which workers ignore; closing tells them to end.
+        atexit.register(_close, weakref.ref(steps))
+        return steps
+
+    def _counted(self, steps: Iterator[Step]) -> Generator[Step, None, None]:
+        for step in steps:
+            self.position += 1
+            yield step
+
+
+def _close(reference: weakref.ref[Generator[Step, None, None]]) -> None:
+    if (steps := reference()) is not None:
+        steps.close()
+
+
+@contextlib.contextmanager
+def _starting_workers() -> Iterator[None]:
+    """Inside, new processes ignore Ctrl-C and SIGTERM, and do not run the caller's script again.
+
+    Signals that reach every process of a run are for the one that trains: it has a step to finish. What `spawn` starts
+    imports the main module's file first, which would train again in a script without `if __name__ == "__main__"`.
+    """
+    main, kinds = sys.modules["__main__"], (signal.SIGINT, signal.SIGTERM)
+    resource_tracker.ensure_running()  # When started later, it would unblock the signals.
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, kinds)
+    sys.modules["__main__"] = types.ModuleType("__main__")
+    try:
+        yield
+    finally:
+        sys.modules["__main__"] = main
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
+@contextlib.contextmanager
+def naming_lost_workers() -> Iterator[None]:
+    """Raise `LostRank` if a process that makes batches has ended: torch notices at any moment, not only at `next`."""
+    try:
+        yield
+    except RuntimeError as error:
+        if not str(error).startswith("DataLoader worker"):
+            raise
+        remedy = "see what it printed, or what else ended it, and resume from the last checkpoint"
+        raise LostRank("batch worker", "lost", f"must run until the last step ({error})", remedy) from error

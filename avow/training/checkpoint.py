@@ -1,10 +1,12 @@
-"""All that a run needs to go on, in a folder that is either whole or not there.
+"""All that a run needs to continue, in a folder that is either complete or not there; and the rules of continuing.
 
 A checkpoint is `step-00000100/` with weights, optimiser state and generators as safetensors, and `state.json` with
 the rest and the digest of every file, its own among them. It is written under another name, flushed to the disk, and
 renamed: a crash at any moment leaves the one before, and one that is there is never written over. Nothing in it is
-pickled, so nothing in it can run. Processes that hold a model in shares write shares
-(`avow.training.checkpoint_shares`), and everything here reads them as if they were whole.
+pickled, so nothing in it can run. Processes that hold a model in shards write shards (`avow.training.sharding`), and
+everything here reads them as if they were whole.
+
+A run continues only as the run that wrote the checkpoint: of the same folder, configuration and texts.
 """
 
 from __future__ import annotations
@@ -16,19 +18,27 @@ import shutil
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import safetensors
 import safetensors.torch
 import torch
 from torch import Tensor, nn
 
-from avow import bounded, file_io
-from avow.errors import FileError
+from avow import file_io
+from avow.errors import FileError, ParameterError
+from avow.nn import ModelConfig, build
+from avow.parameters import declared
+from avow.training.data import Corpus, Vocabulary
+
+if TYPE_CHECKING:
+    from avow.training.config import TrainConfig
+    from avow.training.distributed import Ranks
 
 FORMAT = "avow checkpoint 3"
 SHARES = f"{FORMAT} in shares"
 TENSORS = ("weights", "optimiser", "generators")
+# What may change when a run is resumed: where and how often, never what is learnt.
+FREE = ("device", "compile", "parallel", "sequence", "timeout", "graphs", "save_every", "log_every")
 
 
 @dataclass(frozen=True)
@@ -47,7 +57,7 @@ def save(snapshot: Snapshot, folder: Path) -> Path:
     """Write a checkpoint among those of a run, and drop all others but the last."""
     final = final_of(folder, snapshot.step)
     check_absent(final)
-    with failing_well(folder, snapshot.step):
+    with removing_unfinished(folder, snapshot.step):
         temporary = begin(folder, snapshot.step)
         flat, _ = flattened(snapshot.optimiser)
         digests = {}
@@ -61,25 +71,25 @@ def save(snapshot: Snapshot, folder: Path) -> Path:
 
 
 def final_of(folder: Path, step: int) -> Path:
-    """Where the checkpoint of a step stands when it is whole."""
+    """Where the checkpoint of a step stands when it is complete."""
     return folder / f"step-{step:08d}"
 
 
+def unfinished_of(folder: Path, step: int) -> Path:
+    """Where it is written before."""
+    return folder / f".writing-{step:08d}"
+
+
 def check_absent(final: Path) -> None:
-    """Raise where a checkpoint of that step is there already: it is not the one to be written."""
+    """Raise if a checkpoint of that step is there already: another run wrote it."""
     if final.exists():
         rule = "is there already, and this run did not write it"
         raise FileError("checkpoint", final, rule, "move it away, or train into another folder")
 
 
-def unfinished(folder: Path, step: int) -> Path:
-    """Where it is written before."""
-    return folder / f".writing-{step:08d}"
-
-
 def begin(folder: Path, step: int) -> Path:
-    """An empty folder to write a checkpoint into; what a killed run left is swept."""
-    temporary = unfinished(folder, step)
+    """An empty folder to write a checkpoint into; what a killed run left is removed."""
+    temporary = unfinished_of(folder, step)
     folder.mkdir(parents=True, exist_ok=True)
     for left in folder.glob(".writing-*"):
         shutil.rmtree(left)
@@ -89,7 +99,7 @@ def begin(folder: Path, step: int) -> Path:
 
 def finish(snapshot: Snapshot, folder: Path, kind: str, digests: Mapping[str, str]) -> None:
     """Give a checkpoint whose tensors are written its `state.json` and its name, and drop all others but the last."""
-    temporary, final = unfinished(folder, snapshot.step), final_of(folder, snapshot.step)
+    temporary, final = unfinished_of(folder, snapshot.step), final_of(folder, snapshot.step)
     state = {
         "format": kind,
         "step": snapshot.step,
@@ -111,49 +121,38 @@ def sealed(state: Mapping[str, Any]) -> dict[str, Any]:
 
 
 @contextlib.contextmanager
-def failing_well(folder: Path, step: int) -> Iterator[None]:
-    """Where a checkpoint cannot be written, leave nothing of it, and say what is left."""
+def removing_unfinished(folder: Path, step: int) -> Iterator[None]:
+    """If a checkpoint cannot be written, leave nothing of it, and say which one to resume from."""
     try:
         yield
     except BaseException as error:
-        shutil.rmtree(unfinished(folder, step), ignore_errors=True)
+        shutil.rmtree(unfinished_of(folder, step), ignore_errors=True)
         if not isinstance(error, OSError):
             raise
-        kept, rule = newest(folder), f"cannot be written ({error.strerror})"
-        remedy = f"{file_io.remedy(error)} and {f'resume from {kept}' if kept else 'start again'}"
+        good, rule = newest(folder), f"cannot be written ({error.strerror})"
+        remedy = f"{file_io.remedy(error)} and {f'resume from {good}' if good else 'start again'}"
         raise FileError("checkpoint", final_of(folder, step), rule, remedy) from error
 
 
 def load(path: Path) -> Snapshot:
-    """The snapshot in a checkpoint folder, after every file was found whole."""
+    """The snapshot in a checkpoint folder, after every file was checked."""
     return read(path, described(path))
 
 
 def read(path: Path, state: Mapping[str, Any]) -> Snapshot:
-    """The same where `described` found the files whole, and gave their state."""
+    """The same if `described` has checked the files, and gave their state."""
+    weights: Mapping[str, Tensor]
     if state["format"] == SHARES:
-        # What reads shares takes torch a second to load.
-        from avow.training import checkpoint_shares
+        # What reads shards takes torch a second to load.
+        from avow.training import sharding
 
-        weights, flat, generators = checkpoint_shares.read(path)
+        weights, flat, generators = sharding.read(path)
     else:
+        files = (path / f"{name}.safetensors" for name in TENSORS)
         weights, flat, generators = (
-            bounded.load_tensors(path / f"{x}.safetensors", "checkpoint", _instead(path)).tensors for x in TENSORS
+            file_io.load_tensors(file, "checkpoint", _alternative(path)).tensors for file in files
         )
     return snapshot_of(state, weights, flat, generators)
-
-
-def described(path: Path) -> dict[str, Any]:
-    """A checkpoint's `state.json`, after every file was found whole; its tensors stay where they are."""
-    try:
-        return _whole(path)
-    except _Fault as wrong:
-        raise FileError("checkpoint", path, str(wrong), _instead(path)) from None
-
-
-def facts(path: Path) -> dict[str, Any]:
-    """What the trainer noted in a checkpoint, without reading its tensors into memory."""
-    return dict(described(path)["facts"])
 
 
 def snapshot_of(
@@ -174,70 +173,73 @@ def restore_weights(model: nn.Module, snapshot: Snapshot, path: Path) -> None:
 
 
 def check_architecture(model: nn.Module, other: Mapping[str, tuple[int, ...]], path: Path) -> None:
-    """Raise where the shapes of a checkpoint's weights are not those of such a model."""
+    """Raise if the shapes of a checkpoint's weights are not those of such a model."""
     own = {name: tuple(x.shape) for name, x in model.state_dict().items()}
     for name in sorted(own.keys() | other.keys()):
         if own.get(name) != other.get(name):
-            has = [f"{where} {shapes.get(name, 'absent')}" for where, shapes in (("here", own), ("there", other))]
-            rule = f"is of another architecture: {name} is {', '.join(has)}"
+            rule = f"is of another architecture: {name} is here {own.get(name, 'absent')}"
+            rule += f", there {other.get(name, 'absent')}"
             raise FileError("checkpoint", path, rule, "use the model configuration it was trained with")
 
 
 def checkpoints(folder: Path) -> list[Path]:
-    """The checkpoints of a run, oldest first, whole or not."""
+    """The checkpoints of a run, oldest first, good or damaged."""
     return sorted(path for path in folder.glob("step-*") if path.is_dir())
 
 
 def newest(folder: Path) -> Path | None:
-    """The last checkpoint of a run that is whole."""
+    """The last good checkpoint of a run."""
     return next((path for path in reversed(checkpoints(folder)) if fault(path) is None), None)
 
 
-def fault(path: Path) -> str | None:
-    """What is wrong with a checkpoint, in words; None where it is whole."""
-    try:
-        _whole(path)
-    except _Fault as wrong:
-        return str(wrong)
-    return None
-
-
-class _Fault(Exception):
-    """What is wrong with a checkpoint, in words."""
-
-
-def _whole(path: Path) -> dict[str, Any]:
-    """The state of a checkpoint of which every file is what was written; a fault where one is not."""
-    try:
-        state = json.loads(bounded.read_document(path / "state.json"))
-    except FileNotFoundError:
-        raise _Fault("holds no state.json" if path.exists() else "does not exist") from None
-    except (OSError, ValueError, RecursionError):
-        raise _Fault("has a state.json that cannot be read") from None
-    if not isinstance(state, dict) or state.get("format") not in (FORMAT, SHARES):
-        kind = str(state.get("format")) if isinstance(state, dict) else ""
-        other = kind.startswith(FORMAT.rstrip("0123456789"))
-        raise _Fault(f"is an {kind!r}, and this version reads {FORMAT!r}" if other else f"is no {FORMAT!r}")
-    if state.get("digest") != sealed(state)["digest"]:
-        raise _Fault("is damaged: state.json is not what was written")
-    if path.name.startswith("step-") and path.name != final_of(path.parent, state["step"]).name:
-        raise _Fault(f"holds step {state['step']} under another's name")
-    whole = [f"{x}.safetensors" for x in TENSORS]
-    # Whatever lies beside shares would be read with them.
-    there = {file.name for file in path.glob("*.safetensors")} | state["digests"].keys()
-    for name in whole if state["format"] == FORMAT else sorted(there):
-        with contextlib.suppress(OSError):
-            if hashlib.sha256((path / name).read_bytes()).hexdigest() == state["digests"].get(name):
-                continue
-        raise _Fault(f"is damaged: {name} is not what was written")
+def described(path: Path) -> dict[str, Any]:
+    """A checkpoint's `state.json`, after every file was checked; its tensors stay where they are."""
+    state = _checked_state(path)
+    if isinstance(state, str):
+        raise FileError("checkpoint", path, state, _alternative(path))
     return state
 
 
-def _instead(path: Path) -> str:
-    others = [other for other in checkpoints(path.parent) if other.name < path.name and fault(other) is None]
-    return (
-        f"resume from the previous good one, {others[-1]}" if others else "there is no previous good one; start again"
-    )
+def facts(path: Path) -> dict[str, Any]:
+    """What the trainer noted in a checkpoint, without reading its tensors into memory."""
+    return dict(described(path)["facts"])
+
+
+def fault(path: Path) -> str | None:
+    """What is wrong with a checkpoint, in words; None if it is good."""
+    state = _checked_state(path)
+    return state if isinstance(state, str) else None
+
+
+def _checked_state(path: Path) -> dict[str, Any] | str:
+    """The state of a checkpoint of which every file is what was written; else what is wrong with it."""
+    try:
+        state = json.loads(file_io.read_document(path / "state.json"))
+    except FileNotFoundError:
+        return "holds no state.json" if path.exists() else "does not exist"
+    except (OSError, ValueError, RecursionError):
+        return "has a state.json that cannot be read"
+    if not isinstance(state, dict) or state.get("format") not in (FORMAT, SHARES):
+        kind = str(state.get("format")) if isinstance(state, dict) else ""
+        other = kind.startswith(FORMAT.rstrip("0123456789"))
+        return f"is an {kind!r}, and this version reads {FORMAT!r}" if other else f"is not an {FORMAT!r}"
+    if state.get("digest") != sealed(state)["digest"]:
+        return "is damaged: state.json is not what was written"
+    if path.name.startswith("step-") and path.name != final_of(path.parent, state["step"]).name:
+        return f"holds step {state['step']} under another's name"
+    # Every file beside shards would be read with them.
+    present = {file.name for file in path.glob("*.safetensors")} | state["digests"].keys()
+    for name in [f"{x}.safetensors" for x in TENSORS] if state["format"] == FORMAT else sorted(present):
+        with contextlib.suppress(OSError):
+            if hashlib.sha256((path / name).read_bytes()).hexdigest() == state["digests"].get(name):
+                continue
+        return f"is damaged: {name} is not what was written"
+    return state
+
+
+def _alternative(path: Path) -> str:
+    good = [other for other in checkpoints(path.parent) if other.name < path.name and fault(other) is None]
+    return f"resume from the previous good one, {good[-1]}" if good else "there is no previous good one; start again"
 
 
 def flattened(optimiser: Mapping[str, Any]) -> tuple[dict[str, Tensor], dict[str, Any]]:
@@ -272,7 +274,109 @@ def generators() -> dict[str, Tensor]:
 
 
 def restore_generators(states: Mapping[str, Tensor]) -> None:
-    """Go on drawing where `generators` was called."""
+    """Draw from where `generators` was called."""
     torch.set_rng_state(states["cpu"])
     if "cuda" in states and torch.cuda.is_available():
         torch.cuda.set_rng_state(states["cuda"])
+
+
+@declared()
+def load_model(path: str | Path) -> tuple[nn.Module, Vocabulary]:
+    """The model in evaluation mode, and its vocabulary: of a checkpoint, or of the last one of a run's folder."""
+    path = last_of(path)
+    snapshot = load(path)
+    model = build(ModelConfig.of(snapshot.facts["config"]["model"]))
+    restore_weights(model, snapshot, path)
+    return model.eval(), Vocabulary(snapshot.facts["characters"])
+
+
+def last_of(path: str | Path) -> Path:
+    """The checkpoint that a path means, good or damaged: itself, or the last one of a run's folder."""
+    path = Path(path)
+    if (path / "checkpoints").is_dir():
+        if not (paths := checkpoints(path / "checkpoints")):
+            raise FileError("run", path, "has no checkpoint yet", "train it first")
+        return paths[-1]
+    if not (path / "state.json").exists() and not path.name.startswith("step-"):
+        rule = "is neither a run nor a checkpoint" if path.exists() else "does not exist"
+        raise FileError("run", path, rule, "give the folder of a run, or one of its checkpoints")
+    return path
+
+
+def origin_of(folder: Path, resume: bool | Path) -> Path | None:
+    """The checkpoint to continue from; a folder with a run in it is not begun again by accident."""
+    if isinstance(resume, Path):
+        return resume
+    paths = checkpoints(folder)
+    if paths and not resume:
+        raise FileError("run", folder.parent, "holds a run already", "resume it, or train into another folder")
+    return paths[-1] if paths else None
+
+
+def check_same_step(here: Ranks, step: int, folder: Path) -> None:
+    """Raise in all processes if they would continue from different steps; -1 is the beginning."""
+    steps = [int(x) for x in here.gathered({"step": torch.tensor([step])}).values()]
+    for rank, other in enumerate(steps):
+        if other != steps[0]:
+            theirs, first = (f"step {n}" if n >= 0 else "none" for n in (other, steps[0]))
+            rule = f"holds {theirs} for rank {rank}, and {first} for rank 0"
+            raise FileError("checkpoints", folder, rule, "give all processes one folder that all of them see")
+
+
+def check_same_texts(here: Ranks, digest: str, corpus: str) -> None:
+    """Raise in all processes if they would read different texts; `digest` is of those that this one has."""
+    mine = torch.frombuffer(bytearray.fromhex(digest), dtype=torch.uint8)
+    first, *others = here.gathered({"data": mine}).values()
+    for rank, other in enumerate(others, 1):
+        if not torch.equal(other, first):
+            rule = f"holds other texts for rank {rank} than for rank 0"
+            raise FileError("corpus", corpus, rule, "give all processes the same texts")
+
+
+def check_same_run(config: TrainConfig, facts: Mapping[str, Any], corpus: Corpus, path: Path, folder: Path) -> None:
+    """Raise if a run of `folder` would be another one than that which wrote the checkpoint it continues from."""
+    changes = differences(config, facts["config"])
+    if path.resolve().parent != folder.resolve():
+        rule = f"is of another run, {path.parent.parent}, than {folder.parent}"
+        for section, name, before, value in changes[:1]:
+            rule += f": {section}.{name} is {before!r} there and {value!r} here"
+        remedy = f"resume {path.parent.parent}, or begin a new run with its weights: run.start={path}"
+        raise FileError("checkpoint", path, rule, remedy)
+    for section, name, before, value in changes:
+        rule = f"contradicts {before!r} of the checkpoint {path}"
+        raise ParameterError(f"{section}: {name}", repr(value), rule, "resume with what the run began with")
+    if facts["data"] != corpus.digest:
+        rule = f"holds other texts than those that the run of {path} reads"
+        remedy = f"put those back, or begin a new run with its weights: run.start={path}"
+        raise FileError("corpus", config.data.corpus, rule, remedy)
+
+
+def check_latest(run: str, path: Path) -> None:
+    """Raise if beside the checkpoint to continue from stands one of another run, or a later one that is good."""
+    for other in checkpoints(path.parent):
+        if other.name == path.name or fault(other) is not None:
+            continue
+        if facts(other)["run"] != run:
+            raise FileError("checkpoint", other, f"is of another run than {path}", "move it away, then resume")
+        if other.name > path.name:
+            rule = f"is later than {path}, and the run would go on as if it were not there"
+            raise FileError("checkpoint", other, rule, "resume from that one, or move it away first")
+
+
+def set_aside_later(path: Path) -> None:
+    """Rename damaged checkpoints after the one to continue from, so that nothing resumes from them."""
+    for other in checkpoints(path.parent):
+        if other.name > path.name:
+            aside = other.with_name(f"damaged-{other.name}")
+            shutil.rmtree(aside, ignore_errors=True)
+            other.rename(aside)
+
+
+def differences(config: TrainConfig, trained: Mapping[str, Mapping[str, Any]]) -> list[tuple[str, str, Any, Any]]:
+    """Where a configuration would learn something else: section, field, the value before and the value now."""
+    return [
+        (section, name, trained.get(section, {}).get(name), value)
+        for section, fields in json.loads(config.to_json()).items()
+        for name, value in fields.items()
+        if trained.get(section, {}).get(name) != value and not (section == "run" and name in FREE)
+    ]

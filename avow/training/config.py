@@ -1,6 +1,6 @@
 """Everything that decides a run, typed, checked, and saved beside its results.
 
-A file (TOML or JSON) has one table per section, flags say `section.name=value` and win over the file:
+A file (TOML or JSON) has one table per section; flags, `section.name=value`, override the file:
 
 [data]
 corpus = "people/"
@@ -14,19 +14,19 @@ import dataclasses
 import json
 import math
 import tomllib
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from avow import bounded
-from avow.declared import declared
+from avow import file_io
 from avow.errors import FileError, ParameterError
 from avow.nn import ModelConfig
-from avow.parameters import Rule, anything, at_least, between, check_parameters, one_of, param, parameters_of
-from avow.training import checkpoint, spans
-from avow.training.tasks import corpus_of, vocabulary_of
-from avow.training.weighted import Recipe
+from avow.parameters import Rule, anything, at_least, between, check_parameters, declared, one_of, param, parameters_of
+from avow.training import checkpoint
+from avow.training.data import corpus_of, vocabulary_of
+from avow.training.examples import Spans
+from avow.training.tasks import Recipe, fraction
 
 share = Rule("must be at least 0 and below 1", lambda value: 0 <= value < 1)
 positive = between(0, math.inf)
@@ -50,8 +50,8 @@ class DataConfig:
     masked: float = param(0.25, between(0, 0.5), "share of a cut document that is masked, on average")
 
     @property
-    def spans(self) -> spans.Spans:
-        return spans.Spans(self.shortest, self.longest, self.masked)
+    def spans(self) -> Spans:
+        return Spans(self.shortest, self.longest, self.masked)
 
 
 @dataclass(frozen=True)
@@ -59,8 +59,8 @@ class OptimiserConfig:
     """AdamW, with decay on matrices alone."""
 
     rate: float = param(1e-3, positive, "the highest learning rate")
-    beta1: float = param(0.9, share, "memory of the mean gradient")
-    beta2: float = param(0.95, share, "memory of the mean square")
+    beta1: float = param(0.9, share, "decay of the mean gradient")
+    beta2: float = param(0.95, share, "decay of the mean square")
     decay: float = param(0.1, at_least(0), "weight decay")
     clip: float = param(1.0, positive, "the longest gradient; inf never clips")
 
@@ -72,9 +72,7 @@ class ScheduleConfig:
     steps: int = param(0, at_least(0), "steps of the run; or set epochs")
     epochs: int = param(0, at_least(0), "times that every example is read; or set steps")
     warmup: int = param(0, at_least(0), "steps in which the rate rises")
-    floor: float = param(
-        0.1, Rule("must be from 0 to 1", lambda x: 0 <= x <= 1), "the last rate, as a share of the highest"
-    )
+    floor: float = param(0.1, fraction, "the last rate, as a share of the highest")
 
 
 @dataclass(frozen=True)
@@ -120,52 +118,44 @@ class TrainConfig:
     def __post_init__(self) -> None:
         for name, kind in SECTIONS.items():
             check_parameters(name, kind, dataclasses.asdict(getattr(self, name)))
+        for name, value, rule, remedy in self._contradictions():
+            raise ParameterError(name, value, rule, remedy)
+
+    def _contradictions(self) -> Iterator[tuple[str, object, str, str]]:
+        """Name, value, rule and remedy of values that do not go together."""
         steps, epochs, warmup = self.schedule.steps, self.schedule.epochs, self.schedule.warmup
         if (steps > 0) == (epochs > 0):
             rule = f"contradicts schedule.epochs={epochs}" if steps else "leaves the length open, as epochs=0 does"
-            raise ParameterError("schedule: steps", steps, rule, "set one of schedule.steps and schedule.epochs")
+            yield "schedule: steps", steps, rule, "set one of schedule.steps and schedule.epochs"
         if steps and warmup >= steps:
-            raise ParameterError("schedule: warmup", warmup, f"leaves nothing of {steps} steps", "use a shorter warmup")
+            yield "schedule: warmup", warmup, f"leaves nothing of {steps} steps", "use a shorter warmup"
         if self.data.accumulate > self.data.batch:
             rule = f"exceeds data.batch={self.data.batch}"
-            raise ParameterError("data: accumulate", self.data.accumulate, rule, "cut a step into fewer micro-batches")
-        self._check_sequence()
-        self._check_mixture()
-
-    def _check_sequence(self) -> None:
-        """Raise where sequences cannot be cut over as many processes as asked."""
+            yield "data: accumulate", self.data.accumulate, rule, "cut a step into fewer micro-batches"
         sequence, model = self.run.sequence, self.model
         if sequence > model.block:
             rule = f"is more processes than the {model.block} tokens of a sequence, model.block"
-            raise ParameterError("run: sequence", sequence, rule, f"use run.sequence<={model.block}")
+            yield "run: sequence", sequence, rule, f"use run.sequence<={model.block}"
         if sequence > 1 and model.attention != "exact":
             rule = f"needs exact attention to read from the parts of others, and here is {model.attention}"
-            raise ParameterError("run: sequence", sequence, rule, "use run.sequence=1 or model.attention=exact")
+            yield "run: sequence", sequence, rule, "use run.sequence=1 or model.attention=exact"
         if sequence > 1 and self.run.compile:
             rule = "waits for other processes within a pass, which run.compile=true cannot"
-            raise ParameterError("run: sequence", sequence, rule, "use run.sequence=1 or run.compile=false")
-
-    def _check_mixture(self) -> None:
-        """Raise where the mixture is empty, or says what nothing would heed."""
-        mixture, task = self.mixture, self.data.task
-        weights = (mixture.lm, mixture.span, mixture.cloze, mixture.questions)
-        if not any(weights):
+            yield "run: sequence", sequence, rule, "use run.sequence=1 or run.compile=false"
+        if not any(self.mixture.weights.values()):
             rule = "leaves nothing to read, as lm, span and cloze do"
-            raise ParameterError("mixture: questions", 0, rule, "give one of them a weight of 1 or more")
-        # What a setting is for; without it, a changed setting would be passed over in silence.
-        heeded = {"after_name": ("span", mixture.span), "window": ("cloze", mixture.cloze)}
-        heeded["bare"] = heeded["window"]
+            yield "mixture: questions", 0, rule, "give one of them a weight of 1 or more"
+        # Settings of a kind of example that is not read would have no effect, silently.
+        needs = {"after_name": "span", "window": "cloze", "bare": "cloze"}
         for parameter in parameters_of(Recipe):
-            value = getattr(mixture, parameter.name)
-            kind, weight = heeded.get(parameter.name, ("", 1))
+            name, value, kind = parameter.name, getattr(self.mixture, parameter.name), needs.get(parameter.name)
             if value == parameter.default:
                 continue
-            if task != "cloze":
-                rule = f"is not heeded by data.task={task}"
-                raise ParameterError(f"mixture: {parameter.name}", value, rule, "use data.task=cloze or leave it out")
-            if not weight:
-                rule = f"contradicts mixture.{kind}=0"
-                raise ParameterError(f"mixture: {parameter.name}", value, rule, f"leave it out or use {kind}>=1")
+            if self.data.task != "cloze":
+                rule = f"has no effect with data.task={self.data.task}"
+                yield f"mixture: {name}", value, rule, "use data.task=cloze or leave it out"
+            if kind is not None and not self.mixture.weights[kind]:
+                yield f"mixture: {name}", value, f"contradicts mixture.{kind}=0", f"leave it out or use {kind}>=1"
 
     @staticmethod
     @declared()
@@ -173,24 +163,24 @@ class TrainConfig:
         """A configuration from nested values; the vocabulary comes from the corpus or from `run.start`."""
         for name, section in values.items():
             if name != "model" and name not in SECTIONS:
-                known = ", ".join(["model", *SECTIONS])
-                raise ParameterError(name or "''", repr(section), "is no section of a configuration", f"known: {known}")
+                rule, known = "is not a section of a configuration", ", ".join(["model", *SECTIONS])
+                raise ParameterError(name or "''", repr(section), rule, f"known: {known}")
             if not isinstance(section, Mapping):
                 raise ParameterError(name, repr(section), "must be a section", f"write [{name}] and its fields below")
         for name, kind in SECTIONS.items():
             check_parameters(name, kind, dict(values.get(name, {})))
         # A whole number in a file may stand for a float; the saved configuration then says float.
-        made = {
+        sections = {
             name: kind(**{p.name: p.type(values.get(name, {}).get(p.name, p.default)) for p in parameters_of(kind)})
             for name, kind in SECTIONS.items()
         }
-        return TrainConfig(_model(dict(values.get("model", {})), made["data"], made["run"]), **made)
+        return TrainConfig(_model(dict(values.get("model", {})), sections["data"], sections["run"]), **sections)
 
     @staticmethod
     @declared()
     def from_json(text: str) -> TrainConfig:
         """The configuration that `to_json` wrote."""
-        return TrainConfig.of(_object(text, "configuration"))
+        return TrainConfig.of(_parsed(text, "configuration", json.loads))
 
     def to_json(self) -> str:
         sections = {name: dataclasses.asdict(getattr(self, name)) for name in SECTIONS}
@@ -201,84 +191,70 @@ class TrainConfig:
 def read_config(path: str | Path | None = None, flags: Iterable[str] = (), defaults: Iterable[str] = ()) -> TrainConfig:
     """The configuration of a TOML or JSON file, with flags such as `schedule.epochs=20` on top.
 
-    `defaults` are flags that hold where neither file nor flags speak; a length in epochs is a length in steps too.
+    `defaults` are flags for fields that neither file nor flags set; a length in epochs is a length in steps too.
     """
-    values = {name: dict(section) if isinstance(section, Mapping) else section for name, section in _file(path).items()}
-    for section, field, text in map(_parts, flags):
-        values.setdefault(section, {})
-        if isinstance(values[section], dict):
-            values[section][field] = _read_flag(section, field, text)
-    for section, field, text in map(_parts, defaults):
-        said = values.setdefault(section, {})
-        same = LENGTHS if field in LENGTHS else (field,)
-        if isinstance(said, dict) and not any(name in said for name in same):
-            said[field] = _read_flag(section, field, text)
+    file = {} if path is None else _read_file(Path(path))
+    values = {name: dict(section) if isinstance(section, Mapping) else section for name, section in file.items()}
+    for overrides, given in ((True, flags), (False, defaults)):
+        for flag in given:
+            name, equals, text = flag.partition("=")
+            section, dot, field = name.partition(".")
+            if not (equals and dot and field):
+                raise ParameterError("flag", repr(flag), "must be section.name=value", "try schedule.epochs=20")
+            fields = values.setdefault(section, {})
+            same = LENGTHS if field in LENGTHS else (field,)
+            if isinstance(fields, dict) and (overrides or not any(other in fields for other in same)):
+                fields[field] = _read_flag(section, field, text)
     return TrainConfig.of(values)
-
-
-def _parts(flag: str) -> tuple[str, str, str]:
-    """Section, field and value of a flag."""
-    name, equals, text = flag.partition("=")
-    section, dot, field = name.partition(".")
-    if not (equals and dot and field):
-        raise ParameterError("flag", repr(flag), "must be section.name=value", "try schedule.epochs=20")
-    return section, field, text
 
 
 def _read_flag(section: str, field: str, text: str) -> Any:
     for parameter in parameters_of(SECTIONS[section]) if section in SECTIONS else ():
         if parameter.name == field:
             return parameter.read(section, text)
-    # The model knows its own fields, and refuses what it does not.
+    # The model knows its own fields, and refuses others.
     try:
         return json.loads(text)
     except json.JSONDecodeError:
         return text
 
 
-def _file(path: str | Path | None) -> dict[str, Any]:
-    if path is None:
-        return {}
-    path = Path(path)
+def _read_file(path: Path) -> dict[str, Any]:
     try:
-        text = bounded.read_document(path)
-    except OSError as exc:
-        raise FileError("config", path, f"cannot be read ({exc.strerror})", "check the path") from exc
-    except UnicodeDecodeError as exc:
-        raise FileError("config", path, f"is not UTF-8 at byte {exc.start}", "convert the file") from exc
+        text = file_io.read_document(path)
+    except OSError as error:
+        raise FileError("config", path, f"cannot be read ({error.strerror})", "check the path") from error
+    except UnicodeDecodeError as error:
+        raise FileError("config", path, f"is not UTF-8 at byte {error.start}", "convert the file") from error
     except ValueError as error:
         raise FileError("config", path, f"is too long ({error})", "leave out what is not configuration") from error
-    if path.suffix == ".json":
-        return _object(text, str(path))
-    if path.suffix != ".toml":
+    if path.suffix not in (".toml", ".json"):
         raise FileError("config", path, "is neither .toml nor .json", "rename it after what it holds")
-    try:
-        return tomllib.loads(text)
-    except tomllib.TOMLDecodeError as exc:
-        raise FileError("config", path, f"is not TOML ({exc})", "mend that line") from exc
+    return _parsed(text, str(path), json.loads if path.suffix == ".json" else tomllib.loads)
 
 
-def _object(text: str, what: str) -> dict[str, Any]:
+def _parsed(text: str, source: str, parse: Callable[[str], Any]) -> dict[str, Any]:
+    """The sections in a text of JSON or TOML."""
     try:
-        values = json.loads(text)
-    except json.JSONDecodeError as error:
-        raise FileError("config", what, f"is not JSON ({error})", "mend that line") from error
+        values = parse(text)
+    except ValueError as error:
+        kind = "TOML" if isinstance(error, tomllib.TOMLDecodeError) else "JSON"
+        raise FileError("config", source, f"is not {kind} ({error})", "correct that line") from error
     if not isinstance(values, dict):
-        raise FileError("config", what, "must be an object of sections", 'begin with {"data": {…}}')
+        raise FileError("config", source, "must be an object of sections", 'begin with {"data": {…}}')
     return values
 
 
 def _model(given: dict[str, Any], data: DataConfig, run: RunConfig) -> ModelConfig:
-    """The model's part; of a model that is trained further, only dropout may be said anew."""
+    """The model's part; of a model that is trained further, only dropout may change."""
     complete = {field.name for field in dataclasses.fields(ModelConfig)} <= given.keys()
-    if run.start and not complete:  # A saved configuration says everything, and its beginning may be gone.
+    if run.start and not complete:  # A saved configuration is complete, and what it began with may be gone.
         trained = checkpoint.facts(Path(run.start))["config"]["model"]
         for name, value in given.items():
             if name != "dropout" and value != trained.get(name, value):
                 rule = f"contradicts {trained[name]!r} in run.start={run.start}"
-                raise ParameterError(
-                    f"model: {name}", repr(value), rule, "leave it out: the checkpoint knows its model"
-                )
+                remedy = "leave it out: the checkpoint knows its model"
+                raise ParameterError(f"model: {name}", repr(value), rule, remedy)
         given = trained | given
     elif "vocabulary" not in given:
         given = {"vocabulary": vocabulary_of(corpus_of(data.corpus)).size} | given

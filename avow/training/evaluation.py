@@ -14,11 +14,11 @@ from jaxtyping import Float
 from torch import nn
 
 from avow.core.chart import Chart
-from avow.declared import declared
 from avow.errors import InputError, ParameterError
-from avow.training.corpus import Question
+from avow.parameters import declared
+from avow.training.data import Question, Vocabulary
+from avow.training.examples import check_room
 from avow.training.sampling import Answer, answers, decoder
-from avow.training.vocabulary import Vocabulary
 
 # An interval misses the truth on either side in at most 1 of this many cases: 95% in all.
 _ONE_SIDE = 40
@@ -95,17 +95,17 @@ class Evaluation:
 
     def bins(self) -> list[Bin]:
         """Ten equal parts of [0, 1] by confidence, without those that hold no answer."""
-        found: dict[int, list[Outcome]] = {}
+        bins: dict[int, list[Outcome]] = {}
         for outcome in self.outcomes:
             place = min(int(outcome.answer.confidence * _BINS), _BINS - 1)
-            found.setdefault(place, []).append(outcome)
+            bins.setdefault(place, []).append(outcome)
         return [
             Bin(
                 math.fsum(outcome.answer.confidence for outcome in some) / len(some),
                 sum(outcome.right for outcome in some) / len(some),
                 len(some),
             )
-            for _, some in sorted(found.items())
+            for _, some in sorted(bins.items())
         ]
 
     def calibration(self) -> Chart:
@@ -144,16 +144,16 @@ class Evaluation:
         """The evaluation that `plain` wrote; its figures must be those of its outcomes."""
         try:
             outcomes = (Outcome(**{**fields, "answer": Answer(**fields["answer"])}) for fields in given["outcomes"])
-            made = Evaluation(tuple(outcomes))
+            evaluation = Evaluation(tuple(outcomes))
         except (KeyError, TypeError) as error:
             rule = "is not what plain() wrote"
             raise InputError("evaluation", repr(given)[:60], rule, "write it with plain()") from error
-        figures = made.plain()
+        figures = evaluation.plain()
         for name in ("asked", "right", "accuracy", "interval"):
             if given.get(name) != figures[name]:
                 rule = f"is not {figures[name]}, which its outcomes give"
-                raise InputError(f"evaluation: {name}", given.get(name), rule, "evaluate anew")
-        return made
+                raise InputError(f"evaluation: {name}", given.get(name), rule, "evaluate again")
+        return evaluation
 
     def _right_among(self) -> Float[np.ndarray, "asked"]:
         """How many of the 1, 2, … most confident answers are right; averaged over the orders of equal confidences."""
@@ -171,18 +171,15 @@ def evaluate(model: nn.Module, vocabulary: Vocabulary, questions: Sequence[Quest
     for question in questions:
         # The question, its mask, and the answer are read; the end is only written.
         positions = len(question.question) + 1 + len(question.answer)
-        if positions > block:
-            rule = f"needs {positions} positions with its question, and the block has {block}"
-            remedy = "use a model of a larger block or drop the line"
-            raise InputError(f"{question.where}: answer", repr(question.answer), rule, remedy)
+        check_room(question, positions, block, "use a model of a larger block or drop the line")
     longest = max([32, *(len(question.answer) for question in questions)])
-    return _judged(questions, answers(model, vocabulary, questions, longest))
+    return _evaluation(questions, answers(model, vocabulary, questions, longest))
 
 
 @declared()
 def always(answer: str, questions: Sequence[Question], confidence: float = 1.0) -> Evaluation:
     """The baseline that gives one answer whatever is asked."""
-    return _judged(questions, [Answer(answer, confidence)] * len(questions))
+    return _evaluation(questions, [Answer(answer, confidence)] * len(questions))
 
 
 @declared()
@@ -197,7 +194,7 @@ def majority(train_questions: Sequence[Question], dev_questions: Sequence[Questi
     return always(answer, dev_questions, count / len(train_questions))
 
 
-def _judged(questions: Sequence[Question], given: Sequence[Answer]) -> Evaluation:
+def _evaluation(questions: Sequence[Question], given: Sequence[Answer]) -> Evaluation:
     pairs = zip(questions, given, strict=True)
     return Evaluation(tuple(Outcome(q.where, q.question, q.answer, answer) for q, answer in pairs))
 
@@ -219,18 +216,14 @@ def _lower_end(right: int, asked: int) -> float:
 def _tail(right: int, asked: int, share: int) -> int:
     """An upper bound on P(X >= right)·2**256 for X binomial of asked trials, each with probability share·2**-20.
 
-    Integers, every quotient rounded up: what is found too large only widens the interval.
+    Integers, every quotient rounded up: a bound that is too large only widens the interval.
     """
     other = 2**_PLACES - share
     exact = math.comb(asked, right) * share**right * other ** (asked - right)
-    term = _quotient(exact << _BITS, 1 << _PLACES * asked)
+    term = -(-(exact << _BITS) // (1 << _PLACES * asked))
     total = term
     for count in range(right, asked):
         # P(X = count + 1) / P(X = count) = (asked - count)/(count + 1) · share/other
-        term = _quotient(term * (asked - count) * share, (count + 1) * other)
+        term = -(-term * (asked - count) * share // ((count + 1) * other))
         total += term
     return total
-
-
-def _quotient(above: int, below: int) -> int:
-    return -(-above // below)

@@ -1,26 +1,202 @@
-"""The knowledge experiment: models read about people, are asked where these were born, and what came of it.
+"""The knowledge experiment: models read about people and are asked where these were born.
 
-Every arm (`knowledge_arms`) is an ordinary run in a folder of its own.
+Every arm is an ordinary run in a folder of its own. Between arms one thing differs at a time: whether the text was read
+at all, which attention reads it, which positions it has.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
-from avow.training.corpus import Corpus
+import torch
+
+from avow.errors import FileError, ParameterError
+from avow.nn.config import Positions
+from avow.training.config import TrainConfig, read_config
+from avow.training.data import Corpus, corpus_of
 from avow.training.evaluation import Evaluation, Outcome, majority
-from avow.training.knowledge_arms import NOT_READ, Arm
-from avow.training.log import read_log
-from avow.training.tasks import corpus_of
+from avow.training.run_folder import read_log
+
+NOT_READ = "no pretraining"
+# The Perceiver compiles for one width alone. Separable attention and random features choose by their numbers how to
+# sum, which can be neither recorded nor compiled quickly.
+ON_A_GPU = {
+    "exact": ("data.accumulate=2", "run.compile=true", "run.graphs=true"),
+    "latent": ("data.accumulate=1", "run.compile=true", "run.graphs=true"),
+}
+# Options of the experiment decide these, not flags of an arm.
+OF_THE_EXPERIMENT = {
+    "data.corpus": "corpus",
+    "data.task": "attentions",
+    "model.attention": "attentions",
+    "model.positions": "positions",
+    "run.seed": "seeds",
+    "run.device": "device",
+    "schedule.steps": "steps",
+    "schedule.epochs": "steps",
+}
+
+
+@dataclass(frozen=True)
+class Size:
+    """How large an experiment is, as flags of a configuration: what its arms share, what each attention has besides.
+
+    `not_read` is for the arm without pretraining: it reads the training questions alone, many times.
+    """
+
+    shared: tuple[str, ...]
+    not_read: tuple[str, ...]
+    attentions: Mapping[str, tuple[str, ...]]
+
+
+# For real corpora: one run over text and training questions together, as long as it takes.
+CLASSIC = Size(
+    shared=(
+        *("data.task=cloze", "data.batch=256", "optimiser.rate=0.002"),
+        *("mixture.cloze=8", "mixture.questions=2", "mixture.window=12", "mixture.bare=0.5"),
+        *("model.layers=4", "model.heads=8", "model.width=256", "model.block=128", "model.dropout=0.05"),
+        *("schedule.steps=7000", "schedule.warmup=300", "schedule.floor=0.02"),
+    ),
+    not_read=("data.task=finetune", "data.batch=128", "schedule.steps=1000", "schedule.warmup=50"),
+    attentions={
+        "exact": (),
+        "separable": (),
+        "random_features": (),
+        # As many weights in more and narrower layers: two before the latents, one down, one of latents, two up.
+        "latent": (
+            *("model.layers=6", "model.width=208", "model.latents=16", "model.latent_layers=1"),
+            'model.settings={"segment": 32}',
+        ),
+    },
+)
+# For the embedded corpus: minutes on two cores. Little is computed, so little is spent on what cannot be learnt: most
+# examples are a name and the place that belongs to it.
+SMALL = Size(
+    shared=(
+        *("data.task=cloze", "data.batch=64", "data.accumulate=2", "optimiser.rate=0.01", "optimiser.decay=0.05"),
+        *("mixture.cloze=12", "mixture.questions=3", "mixture.window=8", "mixture.bare=0.5"),
+        *("model.layers=2", "model.heads=4", "model.width=64", "model.block=64", "model.dropout=0.0"),
+        *("schedule.steps=1000", "schedule.warmup=50", "schedule.floor=0.02", "run.log_every=20"),
+    ),
+    not_read=("data.task=finetune", "schedule.steps=200"),
+    attentions={
+        "exact": (),
+        "separable": (),
+        "random_features": ('model.settings={"features": 32}',),
+        "latent": ("model.layers=3", "model.latents=4", "model.latent_layers=1", 'model.settings={"segment": 16}'),
+    },
+)
+
+
+@dataclass(frozen=True)
+class Arm:
+    """One run of the experiment: its row in the table, its seed, and everything that decides it."""
+
+    label: str
+    seed: int
+    config: TrainConfig
+
+    @property
+    def name(self) -> str:
+        """The name of its folder."""
+        return "-".join([*self.label.replace(",", "").split(), "seed", str(self.seed)])
+
+
+def arms(
+    corpus: str = "invented",
+    attentions: Sequence[str] = ("exact", "separable", "random_features", "latent"),
+    positions: Sequence[str] = ("rotary",),
+    seeds: int = 1,
+    steps: int | None = None,
+    device: str = "auto",
+    flags: Iterable[str] = (),
+) -> list[Arm]:
+    """The runs of an experiment: the arm without pretraining first, then each attention with each kind of positions.
+
+    `steps` is how long the pretrained arms run; the other one never runs longer. `flags` hold for every arm on which
+    they have an effect.
+    """
+    size = SMALL if corpus == "invented" else CLASSIC
+    _check_names("attentions", attentions, tuple(size.attentions))
+    _check_names("positions", positions, get_args(Positions))
+    if seeds < 1:
+        raise ParameterError("seeds", seeds, "must be at least 1", "1 is the default")
+    if steps is not None and steps < 1:
+        raise ParameterError("steps", steps, "must be at least 1", "leave it out for the default")
+    _check_flags(given := list(flags))
+    _check_corpus(corpus)
+    given += [f"data.corpus={corpus}", f"run.device={device}"]
+    # The arm without reading has no mixture, and a length of its own.
+    unread_flags, unread_shared = (
+        [flag for flag in all_flags if not flag.startswith(prefixes)]
+        for all_flags, prefixes in ((given, ("mixture.", "schedule.")), (size.shared, ("mixture.",)))
+    )
+    (usual,) = (int(flag.partition("=")[2]) for flag in size.not_read if flag.startswith("schedule.steps="))
+    length = [] if steps is None else _length(steps)
+
+    def arm(label: str, seed: int, attention: str, kind: str, flags: list[str], defaults: Iterable[str]) -> Arm:
+        own = [*flags, f"run.seed={seed}", f"model.attention={attention}", f"model.positions={kind}"]
+        return Arm(label, seed, read_config(None, own, [*defaults, *_fast(device, attention)]))
+
+    chosen = []
+    for seed in range(seeds):
+        # The first attention and the first positions stand for all.
+        defaults = [*size.not_read, *size.attentions[attentions[0]], *unread_shared]
+        own = [*unread_flags, *(length if steps is not None and steps < usual else [])]
+        chosen.append(arm(NOT_READ, seed, attentions[0], positions[0], own, defaults))
+        for attention in attentions:
+            for kind in positions:
+                label = attention if len(positions) == 1 else f"{attention}, {kind}"
+                defaults = [*size.attentions[attention], *size.shared]
+                chosen.append(arm(label, seed, attention, kind, [*given, *length], defaults))
+    return chosen
+
+
+def _length(steps: int) -> list[str]:
+    """A run of so many steps; the usual warm-up may be longer than the whole of a short one."""
+    return [f"schedule.steps={steps}", *([f"schedule.warmup={steps // 10}"] if steps < 1000 else [])]
+
+
+def _fast(device: str, attention: str) -> tuple[str, ...]:
+    """How the same is computed fastest: a CPU saves padding, a GPU is given large pieces in few commands."""
+    if device == "cpu" or not torch.cuda.is_available():
+        return ("data.accumulate=4",)
+    return ("run.precision=bfloat16", *ON_A_GPU.get(attention, ("data.accumulate=1",)))
+
+
+def _check_names(option: str, given: Sequence[str], known: tuple[str, ...]) -> None:
+    if not given:
+        raise ParameterError(option, "(none)", "names none of them", f"choose from {', '.join(known)}")
+    for name in given:
+        if name not in known:
+            raise ParameterError(option, repr(name), f"is none of {', '.join(known)}", "choose from these")
+        if list(given).count(name) > 1:
+            raise ParameterError(option, repr(name), "is named twice", "name it once")
+
+
+def _check_flags(flags: Iterable[str]) -> None:
+    for flag in flags:
+        option = OF_THE_EXPERIMENT.get(flag.partition("=")[0])
+        if option is not None:
+            rule = "is decided for every arm by the experiment"
+            raise ParameterError("flag", repr(flag), rule, f"use --{option}, or leave it out")
+
+
+def _check_corpus(name: str) -> None:
+    corpus = corpus_of(name)
+    for file, part in (("wiki.txt", corpus.documents), ("train.tsv", corpus.train), ("dev.tsv", corpus.dev)):
+        if not part:
+            rule = f"holds no {file}, and the experiment needs text, training questions and dev questions"
+            raise FileError("corpus", name, rule, f"add a {file}")
 
 
 @dataclass(frozen=True)
 class Result:
-    """What came of an arm: its answers, or in words why there are none."""
+    """An arm's answers, or in words why there are none."""
 
     arm: Arm
     evaluation: Evaluation | None = None
@@ -29,10 +205,14 @@ class Result:
     cpu_seconds: float = 0.0
     why: str = ""
 
+    @property
+    def costs(self) -> dict[str, float]:
+        return {"parameters": self.parameters, "seconds": self.seconds, "cpu_seconds": self.cpu_seconds}
+
 
 @dataclass(frozen=True)
 class Row:
-    """A row of the table: the same arm with every seed. Where a figure is of one run, it is of the middle one."""
+    """A row of the table: the same arm with every seed. A figure of one run is that of the middle one."""
 
     label: str
     results: tuple[Result, ...]
@@ -44,41 +224,36 @@ class Row:
 
     @property
     def middle(self) -> Result | None:
-        """The run of middling accuracy, the lower one of two."""
-        found = self.finished
-        return found[(len(found) - 1) // 2] if found else None
+        """The run of median accuracy, the lower one of two."""
+        results = self.finished
+        return results[(len(results) - 1) // 2] if results else None
 
     @property
     def spread(self) -> tuple[float, float] | None:
-        """The lowest and the highest accuracy, where there are several."""
-        found = [_evaluation(result).accuracy for result in self.finished]
-        return (found[0], found[-1]) if len(found) > 1 else None
+        """The lowest and the highest accuracy, if there are several."""
+        accuracies = [_evaluation(result).accuracy for result in self.finished]
+        return (accuracies[0], accuracies[-1]) if len(accuracies) > 1 else None
 
     def plain(self) -> dict[str, Any]:
         """The row as JSON has it."""
-        runs = []
-        for result in self.results:
-            said = {} if result.evaluation is None else result.evaluation.plain()
-            runs.append({"folder": result.arm.name, "seed": result.arm.seed, "why": result.why, **said})
-            runs[-1] |= {name: getattr(result, name) for name in ("parameters", "seconds", "cpu_seconds")}
-        middle = self.middle
+        runs = [
+            {"folder": result.arm.name, "seed": result.arm.seed, "why": result.why}
+            | ({} if result.evaluation is None else result.evaluation.plain())
+            | result.costs
+            for result in self.results
+        ]
         figures: dict[str, Any] = {"seed": None}
-        if middle is not None and middle.evaluation is not None:
-            found = middle.evaluation
-            figures = {"seed": middle.arm.seed, "right": found.right, "asked": found.asked, "accuracy": found.accuracy}
-            figures |= {"interval": list(found.interval), "accuracy_at_half": found.accuracy_at(0.5)}
-            figures |= {"parameters": middle.parameters, "seconds": middle.seconds, "cpu_seconds": middle.cpu_seconds}
-        return {
-            "arm": self.label,
-            **figures,
-            "spread": None if self.spread is None else list(self.spread),
-            "runs": runs,
-        }
+        if self.middle is not None:
+            answers = _evaluation(self.middle)
+            names = ("right", "asked", "accuracy", "interval")
+            figures = {"seed": self.middle.arm.seed} | {name: answers.plain()[name] for name in names}
+            figures |= {"accuracy_at_half": answers.accuracy_at(0.5), **self.middle.costs}
+        return {"arm": self.label, **figures, "spread": self.spread and list(self.spread), "runs": runs}
 
 
 @dataclass(frozen=True)
 class Experiment:
-    """Everything that came of it; `folder` holds one run for each arm."""
+    """The results of all arms; `folder` holds one run for each."""
 
     corpus: str
     folder: Path
@@ -99,7 +274,7 @@ class Experiment:
 
     @property
     def read(self) -> list[Row]:
-        """The pretrained rows that came to an end."""
+        """The pretrained rows that finished."""
         return [row for row in self.rows if row.label != NOT_READ and row.middle is not None]
 
     @property
@@ -109,20 +284,20 @@ class Experiment:
 
     @property
     def not_read(self) -> Row | None:
-        """The row of the arm without pretraining, where it came to an end."""
+        """The row of the arm without pretraining, if it finished."""
         return next((row for row in self.rows if row.label == NOT_READ and row.middle is not None), None)
 
     @property
     def headline(self) -> str:
-        """What came of it, in a sentence."""
+        """The result in a sentence."""
         guess = self.majority.outcomes[0].answer.text
-        said = f"always saying {guess} in {self.majority.accuracy:.0%}"
+        baselines = f"always saying {guess} in {self.majority.accuracy:.0%}"
         if self.not_read is not None:
-            said = f"without reading in {_evaluation(self.not_read.middle).accuracy:.0%}, " + said
+            baselines = f"without reading in {_evaluation(self.not_read.middle).accuracy:.0%}, " + baselines
         if self.best is None:
-            return f"No pretrained model came to an end; {said}."
-        found = _evaluation(self.best.middle)
-        return f"After reading, {self.best.label} is right in {found.accuracy:.0%} of {found.asked} questions; {said}."
+            return f"No pretrained model finished; {baselines}."
+        label, best = self.best.label, _evaluation(self.best.middle)
+        return f"After reading, {label} is right in {best.accuracy:.0%} of {best.asked} questions; {baselines}."
 
     def losses(self, result: Result) -> tuple[list[float], list[float]]:
         """The steps and losses in the log of a run."""
@@ -142,15 +317,15 @@ class Experiment:
         }
 
 
-def told_apart(evaluation: Evaluation, corpus: Corpus) -> dict[str, list[Outcome]]:
+def outcomes_by_kind(evaluation: Evaluation, corpus: Corpus) -> dict[str, list[Outcome]]:
     """Answers that are right, those that stand in the text and are wrong, and those made up, the surest first."""
     text = "\n".join(line.text for line in corpus.documents)
-    found: dict[str, list[Outcome]] = {"right": [], "wrong": [], "made up": []}
+    kinds: dict[str, list[Outcome]] = {"right": [], "wrong": [], "made up": []}
     for outcome in sorted(evaluation.outcomes, key=lambda outcome: -outcome.answer.confidence):
-        said = outcome.answer.text
-        stands = bool(said) and re.search(rf"(?<!\w){re.escape(said)}(?!\w)", text) is not None
-        found["right" if outcome.right else "wrong" if stands else "made up"].append(outcome)
-    return found
+        answer = outcome.answer.text
+        stands = bool(answer) and re.search(rf"(?<!\w){re.escape(answer)}(?!\w)", text) is not None
+        kinds["right" if outcome.right else "wrong" if stands else "made up"].append(outcome)
+    return kinds
 
 
 def _evaluation(result: Result | None) -> Evaluation:

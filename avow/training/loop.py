@@ -1,8 +1,8 @@
-"""Training, from a configuration to a folder with weights, a log and all that is needed to go on.
+"""Training, from a configuration to a folder with weights, a log and all that is needed to continue.
 
     run/config.json      what was asked
     run/log.csv          what happened
-    run/checkpoints/     the last two, each whole
+    run/checkpoints/     the last two, each complete
     run/.lock            held by the process that writes all this
 
 On a CPU a run that was interrupted and resumed, with as many threads, ends in the same weights, bit for bit, as one
@@ -11,6 +11,7 @@ that was not.
 
 from __future__ import annotations
 
+import functools
 import json
 import math
 import time
@@ -25,28 +26,23 @@ import numpy as np
 import torch
 from jaxtyping import Float
 from torch import Tensor, nn
+from torch.utils.flop_counter import FlopCounterMode
 
 from avow import file_io
-from avow.declared import declared
 from avow.errors import NonFiniteError, ParameterError
 from avow.nn import build
 from avow.optim import adamw, warmup_cosine
-from avow.training import checkpoint, resuming, speed
-from avow.training.batches import Batches, Step
+from avow.parameters import declared
+from avow.training import checkpoint
+from avow.training.batches import Batches, Step, naming_lost_workers
 from avow.training.checkpoint import Snapshot
 from avow.training.config import TrainConfig
-from avow.training.corpus import Corpus
-from avow.training.draws import uniform
+from avow.training.data import PAD, Corpus, Vocabulary, corpus_of, vocabulary_of
+from avow.training.distributed import Grid, Ranks, place_model, ranks
+from avow.training.examples import Loss, uniform
 from avow.training.graphs import Replayed
-from avow.training.grid import Grid
-from avow.training.interrupt import listening
-from avow.training.log import Log, Progress
-from avow.training.parallel import Ranks, placed, ranks
-from avow.training.prefetch import ahead
-from avow.training.questions import Loss
-from avow.training.run_lock import locked_by_first
-from avow.training.tasks import corpus_of, examples_of, vocabulary_of
-from avow.training.vocabulary import PAD, Vocabulary
+from avow.training.run_folder import Log, Progress, listening, locked_by_first
+from avow.training.tasks import examples_of
 
 # Steps between two times that the processes of a run ask each other whether to stop.
 ASK = 10
@@ -54,9 +50,9 @@ ASK = 10
 
 @dataclass(frozen=True)
 class Trained:
-    """What a run came to; `last` is its last line in the log, `interrupted` whether it can be resumed.
+    """The result of a run; `last` is its last line in the log, `interrupted` whether it can be resumed.
 
-    `signal` is the one that stopped it, as far as this process heard it; else 0.
+    `signal` is the one that stopped it, if this process received it; else 0.
     """
 
     model: nn.Module
@@ -78,9 +74,9 @@ def train(
 ) -> Trained:
     """Train as configured and leave everything in `folder`.
 
-    `resume=True` goes on from the last checkpoint there, if there is one; a path goes on from that checkpoint, which
-    must be one of this folder. No other process may write there meanwhile. First weights and dropout draw from torch's
-    own generators, which know no others; they are left as they were found.
+    `resume=True` continues from the last checkpoint there, if there is one; a path continues from that checkpoint,
+    which must be one of this folder. No other process may write there meanwhile. First weights and dropout draw from
+    torch's own generators; these have their old states afterwards.
     """
     with ranks(config.run.device, config.run.timeout) as here, locked_by_first(Path(folder), here):
         return train_here(config, Path(folder), here, resume, progress)
@@ -109,23 +105,15 @@ def summed_loss(logits: Float[Tensor, "b n c"], targets: Tensor) -> Float[Tensor
 
 
 class Trainer:
-    """A run in progress: the model, its optimiser, and where it stands."""
+    """A run in progress: the model, its optimiser, and how far it is."""
 
     def __init__(self, config: TrainConfig, folder: Path, here: Ranks, resume: bool | Path = False) -> None:
         self.config, self.folder, self.here = config, folder, here
         self.checkpoints = folder / "checkpoints"
         self.grid = Grid(here, config.run.sequence)
-        self.origin = origin = resuming.origin(self.checkpoints, resume)
-        state = None if origin is None else checkpoint.described(origin)
         corpus = corpus_of(config.data.corpus)
-        resuming.agree_on_texts(here, corpus.digest, config.data.corpus)
-        if state is not None and origin is not None:
-            resuming.check_same(config, state["facts"], corpus, origin, self.checkpoints)
-            resuming.check_alone(state["facts"], origin)
-        resuming.agree(here, -1 if state is None else state["step"], self.checkpoints)
-        if origin is not None and here.rank == 0:
-            resuming.set_aside_later(origin)
-        # A run that goes on has its weights, and needs no longer where it began.
+        state = self._origin_state(resume, corpus)
+        # A run that continues has its weights, and no longer needs what it began with.
         start = checkpoint.load(Path(config.run.start)) if config.run.start and state is None else None
         facts = state["facts"] if state is not None else start.facts if start is not None else None
         self.identity = {"run": uuid.uuid4().hex if state is None else state["facts"]["run"], "data": corpus.digest}
@@ -137,22 +125,37 @@ class Trainer:
         if start is not None:
             checkpoint.restore_weights(self.model, start, Path(config.run.start))
         self.model.to(here.device)
-        self.placed = placed(config.run.parallel, self.model, here)
-        c, fused = config.optimiser, here.device.type == "cuda"
-        betas = c.beta1, c.beta2
-        self.optimiser = adamw(self.model, c.rate, weight_decay=c.decay, betas=betas, fused=fused)
+        self.placed = place_model(config.run.parallel, self.model, here)
+        c, on_gpu = config.optimiser, here.device.type == "cuda"
+        self.optimiser = adamw(self.model, c.rate, weight_decay=c.decay, betas=(c.beta1, c.beta2), fused=on_gpu)
         self.schedule = warmup_cosine(self.optimiser, config.schedule.warmup, self.steps, config.schedule.floor)
         self._seed(0)
         self.running, self.counted = torch.zeros((), dtype=torch.float64, device=here.device), 0
         self.positions = 0  # Read by all processes since this one began, without padding.
-        if state is not None and origin is not None:
-            self._restore(state, origin)
-        self.callable = self._callable()
-        self.source = ahead(self.batches, self.steps) if here.device.type == "cuda" else self.batches
+        if state is not None and self.origin is not None:
+            self._restore(state, self.origin)
+        # Cut by length, batches differ in width from step to step, and one program must do for all of them.
+        dynamic = True if config.data.accumulate > 1 else None
+        model: Any = torch.compile(self.model, dynamic=dynamic) if config.run.compile else self.model
+        self.callable: Callable[..., Tensor] = self.placed.wrapped(model)
+        self.source = self.batches.prefetched(self.steps) if on_gpu else self.batches
         if config.run.graphs and here.world > 1:
             rule = f"records one process, and here are {here.world}"
             raise ParameterError("run: graphs", True, rule, "leave it out")
         self.replayed = Replayed(self._pass, self.model.parameters()) if config.run.graphs else None
+
+    def _origin_state(self, resume: bool | Path, corpus: Corpus) -> dict[str, Any] | None:
+        """The state of the checkpoint to continue from, `self.origin`, if all processes agree on it."""
+        self.origin = origin = checkpoint.origin_of(self.checkpoints, resume)
+        state = None if origin is None else checkpoint.described(origin)
+        checkpoint.check_same_texts(self.here, corpus.digest, self.config.data.corpus)
+        if state is not None and origin is not None:
+            checkpoint.check_same_run(self.config, state["facts"], corpus, origin, self.checkpoints)
+            checkpoint.check_latest(state["facts"]["run"], origin)
+        checkpoint.check_same_step(self.here, -1 if state is None else state["step"], self.checkpoints)
+        if origin is not None and self.here.rank == 0:
+            checkpoint.set_aside_later(origin)
+        return state
 
     def _batches(self, corpus: Corpus) -> Batches:
         """What this process reads of the task, step by step."""
@@ -160,10 +163,9 @@ class Trainer:
         if c.model.vocabulary != size:
             rule = f"contradicts the {size} of the corpus"
             raise ParameterError("model: vocabulary", c.model.vocabulary, rule, "leave it out")
-        loss = cast(Loss, c.data.loss)
         text = corpus, self.vocabulary, c.model.block, c.run.seed
         return Batches(
-            examples_of(c.data.task, *text, c.data.spans, loss, c.mixture),
+            examples_of(c.data.task, *text, c.data.spans, cast(Loss, c.data.loss), c.mixture),
             c.data.batch,
             c.run.seed,
             block=c.model.block,
@@ -175,13 +177,13 @@ class Trainer:
 
     @property
     def step(self) -> int:
-        """Steps that are done."""
+        """The number of steps done."""
         return self.batches.position
 
     def advance(self) -> Tensor:
         """Do one step; the length of its gradient before clipping."""
         self.backward(next(self.source))
-        norm = self.placed.clipped(self.config.optimiser.clip)
+        norm = self.placed.clip_gradients(self.config.optimiser.clip)
         self.optimiser.step()
         self.schedule.step()
         return norm
@@ -193,8 +195,7 @@ class Trainer:
             if self.replayed is not None:
                 self.running += self.replayed(*micro, step.targets)
                 continue
-            last = number == len(step.micros) - 1
-            with self.placed.exchanging(now=last):
+            with self.placed.gradient_sync(now=number == len(step.micros) - 1):
                 ids, targets = (x.to(self.here.device, non_blocking=True) for x in micro)
                 self.running += self._pass(ids, targets, step.targets)
         self.counted += 1
@@ -203,14 +204,16 @@ class Trainer:
     def run(self, progress: Callable[[Progress], None] | None = None) -> Trained:
         """Train to the end, or until someone asks to stop."""
         self.model.train()
-        if self.here.rank == 0:
+        first = self.here.rank == 0
+        if first:
             file_io.write(self.folder / "config.json", self.config.to_json())
-        record = Log(self.folder / "log.csv", self.step) if self.here.rank == 0 else nullcontext()
         pace = _Pace(self)
         last: Progress | None = None
-        with record as log, listening() as interruption:
+        record = Log(self.folder / "log.csv", self.step) if first else nullcontext()
+        with record as log, naming_lost_workers(), listening() as interruption:
             path = self.origin or self._save()
-            while self.step < self.steps:
+            stop = False
+            while self.step < self.steps and not stop:
                 norm = self.advance()
                 done = self.step == self.steps
                 if self.step % self.config.run.log_every == 0 or done:
@@ -219,14 +222,11 @@ class Trainer:
                         log.add(last)
                         if progress is not None:
                             progress(last)
-                asked = (self.here.world == 1 or self.step % ASK == 0) and self.here.any(interruption.heard)
-                if asked or done or self.step % self.config.run.save_every == 0:
+                stop = (self.here.world == 1 or self.step % ASK == 0) and self.here.any(interruption.heard)
+                if stop or done or self.step % self.config.run.save_every == 0:
                     path = self._save()
-                if asked:
-                    break
-        stopped = self.step < self.steps
-        model = self.placed.undivided(path)
-        return Trained(model, self.vocabulary, self.step, stopped, path, last, interruption.signal)
+        model, interrupted = self.placed.full_model(path), self.step < self.steps
+        return Trained(model, self.vocabulary, self.step, interrupted, path, last, interruption.signal)
 
     def _pass(self, ids: Tensor, targets: Tensor, whole: float | Tensor) -> Tensor:
         """A micro-batch's part of a step's mean loss over `whole` targets; its gradients are added."""
@@ -237,12 +237,6 @@ class Trainer:
         # Processes average their gradients, and the share of each is already a part of the mean.
         (loss * self.here.world).backward()
         return loss.detach()
-
-    def _callable(self) -> Callable[..., Tensor]:
-        # Cut by length, batches differ in width from step to step, and one program must do for all of them.
-        many = True if self.config.data.accumulate > 1 else None
-        model: Any = torch.compile(self.model, dynamic=many) if self.config.run.compile else self.model
-        return self.placed.joined(model)
 
     def _report(self, norm: Tensor, pace: _Pace) -> Progress:
         loss = float(self.here.total(self.running)) / self.counted
@@ -266,9 +260,10 @@ class Trainer:
             "running": [float(self.here.total(self.running)), self.counted],
             "world": self.here.world,
         }
-        weights, state = self.placed.state(self.optimiser)
-        snapshot = Snapshot(self.step, weights, state, self.schedule.state_dict(), states, facts)
-        return self.placed.save(snapshot, self.checkpoints)
+        tensors = self.model.state_dict(), self.optimiser.state_dict()
+        return self.placed.save(
+            Snapshot(self.step, *tensors, self.schedule.state_dict(), states, facts), self.checkpoints
+        )
 
     def _restore(self, state: Mapping[str, Any], path: Path) -> None:
         snapshot = self.placed.restore(self.optimiser, state, path)
@@ -277,7 +272,7 @@ class Trainer:
         total, self.counted = snapshot.facts["running"]
         self.running.fill_(total if self.here.rank == 0 else 0.0)
         if snapshot.facts["world"] != self.here.world:
-            self._seed(snapshot.step)  # No process goes on where another was: draws begin anew, the same each time.
+            self._seed(snapshot.step)  # No process continues another's draws: new ones begin, the same each time.
             return
         suffix = f".{self.here.rank}"
         own = {name.removesuffix(suffix): x for name, x in snapshot.generators.items() if name.endswith(suffix)}
@@ -294,11 +289,16 @@ class _Pace:
 
     def __init__(self, trainer: Trainer) -> None:
         self._trainer = trainer
-        step = trainer.batches.at(trainer.step)
+        step, here, grid = trainer.batches[trainer.step], trainer.here, trainer.grid
+        length = max(grid.places, round(step.positions / trainer.batches.size))
+        ids = torch.full((1, length), 2, dtype=torch.int64, device=here.device)
+        part, _, shard = grid.cut(ids, ids)
+        own = training_flops(trainer.model, part) if shard is None else training_flops(trainer.model, part, shard)
+        everyone = here.total(torch.tensor(own, dtype=torch.float64, device=here.device))
+        # What all processes of a row spend on one position of a text of this length.
+        self._flops = float(everyone) / (grid.rows * length)
         dtype = torch.bfloat16 if trainer.config.run.precision == "bfloat16" else torch.float32
-        length = max(trainer.grid.places, round(step.positions / trainer.batches.size))
-        self._flops = _flops_per_position(trainer, length)
-        self._peak = speed.peak_rate(trainer.here.device, dtype) * trainer.here.world
+        self._peak = peak_rate(here.device, dtype) * here.world
         self._begin = self._mark = time.perf_counter()
         self._first, self._seen = trainer.step, trainer.positions
 
@@ -311,10 +311,29 @@ class _Pace:
         return tokens, tokens * self._flops / self._peak, eta
 
 
-def _flops_per_position(trainer: Trainer, length: int) -> float:
-    """Operations that all processes of a row spend on one position of a text of this length."""
-    ids = torch.full((1, length), 2, dtype=torch.int64, device=trainer.here.device)
-    part, _, shard = trainer.grid.cut(ids, ids)
-    own = speed.flops(trainer.model, part) if shard is None else speed.flops(trainer.model, part, shard)
-    everyone = trainer.here.total(torch.tensor(own, dtype=torch.float64, device=trainer.here.device))
-    return float(everyone) / (trainer.grid.rows * length)
+def training_flops(model: nn.Module, *inputs: Any) -> int:
+    """Operations of one training pass over these inputs: backward takes twice the forward."""
+    was_training = model.training
+    model.eval()
+    try:
+        with FlopCounterMode(display=False) as counter:
+            model(*inputs)
+    finally:
+        model.train(was_training)
+    return 3 * int(counter.get_total_flops())
+
+
+@functools.cache
+def peak_rate(device: torch.device, dtype: torch.dtype) -> float:
+    """Operations per second of a large square product: the best of several, measured for a fifth of a second."""
+    n, accelerator = (8192, torch.cuda) if device.type == "cuda" else (1024, torch.cpu)
+    # Not torch's global generator: measuring must not change the draws of a run.
+    a, b = (torch.full((n, n), 0.5, device=device, dtype=dtype) for _ in range(2))
+    best, end = float("inf"), time.perf_counter() + 0.2
+    while best == float("inf") or time.perf_counter() < end:
+        accelerator.synchronize(device)
+        begin = time.perf_counter()
+        a @ b
+        accelerator.synchronize(device)
+        best = min(best, time.perf_counter() - begin)
+    return 2 * n**3 / best

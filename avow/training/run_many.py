@@ -23,15 +23,12 @@ from avow import file_io
 from avow.errors import AvowError, FileError, InputError, ParameterError
 from avow.training import checkpoint
 from avow.training.config import TrainConfig
+from avow.training.data import corpus_of
+from avow.training.distributed import ranks
 from avow.training.evaluation import Evaluation, evaluate
-from avow.training.interrupt import listening
-from avow.training.knowledge import Result
-from avow.training.knowledge_arms import Arm, same_run
-from avow.training.log import Progress
+from avow.training.knowledge import Arm, Result
 from avow.training.loop import train_here
-from avow.training.parallel import ranks
-from avow.training.run_lock import locked
-from avow.training.tasks import corpus_of
+from avow.training.run_folder import Progress, listening, locked
 from avow.worker_pool import Handler, Send, Worker, WorkerError
 
 RESULT, SPENT = "result.json", "spent.json"
@@ -221,13 +218,9 @@ def _earlier_result(arm: Arm, folder: Path, resume: bool) -> Result | None:
     except OSError as error:
         rule = f"holds a run without its config.json ({error.strerror})"
         raise FileError("out", folder, rule, "remove that folder, or use another --out") from error
-    if not same_run(there, arm.config):
-        raise ParameterError(
-            "--resume",
-            folder,
-            "holds a run of another configuration",
-            "repeat what it began with, or use another --out",
-        )
+    if checkpoint.differences(arm.config, json.loads(there.to_json())):
+        rule, remedy = "holds a run of another configuration", "repeat what it began with, or use another --out"
+        raise ParameterError("--resume", folder, rule, remedy)
     newest = checkpoint.newest(folder / "checkpoints")
     if newest is not None and checkpoint.facts(newest)["data"] != corpus_of(arm.config.data.corpus).digest:
         rule = f"holds other texts than those that the run in {folder} has read"

@@ -14,13 +14,12 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 
 from avow.core.requirement import check_generator
-from avow.declared import declared
 from avow.errors import InputError, NonFiniteError, ParameterError
 from avow.nn import ModelConfig
 from avow.nn.config import check_count
-from avow.training.corpus import Question
-from avow.training.questions import prompt
-from avow.training.vocabulary import MASK, MASK_SIGN, PAD, Vocabulary
+from avow.parameters import declared
+from avow.training.data import MASK, MASK_SIGN, PAD, Question, Vocabulary
+from avow.training.examples import prompt
 
 # Questions decoded together: enough to fill a device, few enough that their caches fit a small one.
 _TOGETHER = 256
@@ -51,28 +50,30 @@ def sample(
     temperature: float = 1.0,
     generator: torch.Generator | None = None,
 ) -> str:
-    """What the model writes after a text: so many characters, fewer where its block ends; greedy at temperature 0.
+    """What the model writes after a text: `length` characters, fewer if its block ends; greedy at temperature 0.
 
-    ⁇ stands for the mask, in what is given and in what comes back.
+    ⁇ stands for the mask, in `text` and in the result.
     """
     check_count("length", length)
     if not (math.isfinite(temperature) and temperature >= 0):
-        rule = "must be a finite number of at least 0"
-        raise ParameterError(
-            "temperature", temperature, rule, "use 0 for the likeliest character, 1 for the model's own"
+        rule, remedy = (
+            "must be a finite number of at least 0",
+            "use 0 for the likeliest character, 1 for the model's own",
         )
+        raise ParameterError("temperature", temperature, rule, remedy)
     check_generator(generator)
-    start = _numbers(text, vocabulary)
+    first, *others = (vocabulary.encode(part) for part in text.split(MASK_SIGN))
+    start = np.concatenate([first, *(np.append(MASK, part) for part in others)]).astype(np.int64)
     block = decoder(model).config.block
     if not 0 < len(start) < block:
         rule = f"has {len(start)} characters, and must have at least 1 and leave room in the block of {block}"
         raise InputError("text", repr(text), rule, f"give 1 to {block - 1} characters")
     written: list[int] = []
-    with _asked(model) as (asked, device):
-        ids, cache = torch.from_numpy(start)[None].to(device), asked.start(1)  # (1, n)
+    with _evaluating(model) as (reader, device):
+        ids, cache = torch.from_numpy(start)[None].to(device), reader.start(1)  # (1, n)
         for _ in range(min(length, block - len(start))):
-            logits, cache = asked.step(ids, cache)
-            written.append(_drawn(_log_probabilities(logits[:, -1])[0], temperature, generator))
+            logits, cache = reader.step(ids, cache)
+            written.append(_draw(_log_probabilities(logits[:, -1])[0], temperature, generator))
             ids = torch.tensor([[written[-1]]], device=device)
     return vocabulary.decode(written)
 
@@ -90,50 +91,52 @@ def answers(model: nn.Module, vocabulary: Vocabulary, questions: Sequence[Questi
     of_length: dict[int, list[int]] = {}
     for place, row in enumerate(prompts):
         of_length.setdefault(len(row), []).append(place)
-    found: dict[int, Answer] = {}
-    with _asked(model) as (asked, device):
+    by_place: dict[int, Answer] = {}
+    with _evaluating(model) as (reader, device):
         for length, places in of_length.items():
             for first in range(0, len(places), _TOGETHER):
                 some = places[first : first + _TOGETHER]
                 ids = torch.from_numpy(np.stack([prompts[place] for place in some])).to(device)  # (b, n)
-                said = _decoded(asked, vocabulary, ids, min(longest, block - length))
-                found.update(zip(some, said, strict=True))
-    return [found[place] for place in range(len(prompts))]
+                texts = _decode(reader, vocabulary, ids, min(longest, block - length))
+                by_place.update(zip(some, texts, strict=True))
+    return [by_place[place] for place in range(len(prompts))]
 
 
-def _decoded(asked: Decoder, vocabulary: Vocabulary, ids: Int[Tensor, "b n"], room: int) -> list[Answer]:
+def _decode(reader: Decoder, vocabulary: Vocabulary, ids: Int[Tensor, "b n"], room: int) -> list[Answer]:
     """Greedy answers to prompts of one length, of at most `room` characters."""
-    cache, said = asked.start(len(ids)), []
+    cache, written = reader.start(len(ids)), []
     total = torch.zeros(len(ids), dtype=torch.float64)
     ended = torch.zeros(len(ids), dtype=torch.bool)
     for count in range(room + 1):
-        logits, cache = asked.step(ids, cache)
+        logits, cache = reader.step(ids, cache)
         scores = _log_probabilities(logits[:, -1])  # (b, vocabulary)
         likeliest = scores.argmax(-1)  # (b,)
-        # Whoever has no room left is judged by the end it should have come to.
+        # An answer that fills the room has the probability of ending there.
         chosen = likeliest if count < room else torch.full_like(likeliest, MASK)
         total += torch.where(ended, 0.0, scores.gather(-1, chosen[:, None])[:, 0])
         ended |= likeliest == MASK
         if count == room or bool(ended.all()):
             break
-        # What ended reads on beside the others, unheard.
-        said.append(torch.where(ended, PAD, chosen))
+        # Rows that have ended are computed on beside the others, and ignored.
+        written.append(torch.where(ended, PAD, chosen))
         ids = torch.where(ended, MASK, chosen)[:, None].to(ids.device)  # (b, 1)
-    rows = torch.stack(said, 1).tolist() if said else [[]] * len(total)
-    finished = zip(rows, total.exp().tolist(), ended.tolist(), strict=True)
-    return [Answer(vocabulary.decode(row), confidence, end) for row, confidence, end in finished]
+    rows = torch.stack(written, 1).tolist() if written else [[]] * len(total)
+    columns = zip(rows, total.exp().tolist(), ended.tolist(), strict=True)
+    return [Answer(vocabulary.decode(row), confidence, end) for row, confidence, end in columns]
 
 
 def _log_probabilities(logits: Float[Tensor, "b vocabulary"]) -> Float[Tensor, "b vocabulary"]:
-    """Of every character and the mask, on the CPU in float64; padding is no character and never said."""
+    """Of every character and the mask, on the CPU in float64; padding is never written."""
     scores = logits.detach().to("cpu", torch.float64, copy=True)
     if not bool(torch.isfinite(scores).all()):
-        raise NonFiniteError("logits", "nan or inf", "is no score", "load an earlier checkpoint; train at a lower rate")
+        raise NonFiniteError(
+            "logits", "nan or inf", "is not a score", "load an earlier checkpoint or train at a lower rate"
+        )
     scores[:, PAD] = -math.inf
     return scores.log_softmax(-1)
 
 
-def _drawn(scores: Float[Tensor, "vocabulary"], temperature: float, generator: torch.Generator | None) -> int:
+def _draw(scores: Float[Tensor, "vocabulary"], temperature: float, generator: torch.Generator | None) -> int:
     if temperature == 0:
         return int(scores.argmax())
     # The best score becomes 0 first: however small the temperature, it stays there, and the sum is at least 1.
@@ -141,11 +144,6 @@ def _drawn(scores: Float[Tensor, "vocabulary"], temperature: float, generator: t
     if generator is not None:
         chances = chances.to(generator.device)
     return int(torch.multinomial(chances, 1, generator=generator))
-
-
-def _numbers(text: str, vocabulary: Vocabulary) -> Int[np.ndarray, "n"]:
-    first, *others = (vocabulary.encode(part) for part in text.split(MASK_SIGN))
-    return np.concatenate([first, *(np.append(MASK, part) for part in others)]).astype(np.int64)
 
 
 def _prompt(question: Question, vocabulary: Vocabulary, block: int) -> Int[np.ndarray, "n"]:
@@ -158,7 +156,7 @@ def _prompt(question: Question, vocabulary: Vocabulary, block: int) -> Int[np.nd
 
 
 class Decoder(Protocol):
-    """What is asked of a language model here."""
+    """What is needed of a language model here."""
 
     config: ModelConfig
 
@@ -168,13 +166,13 @@ class Decoder(Protocol):
 
 
 def decoder(model: nn.Module) -> Decoder:
-    """The model as what it is: one of `avow.nn`, or one that has what those have."""
+    """The model, typed as one of `avow.nn`, or one with the same methods."""
     return cast("Decoder", model)
 
 
 @contextmanager
-def _asked(model: nn.Module) -> Iterator[tuple[Decoder, torch.device]]:
-    """The model in evaluation mode, and where it lives; afterwards every part of it is in the mode it was in."""
+def _evaluating(model: nn.Module) -> Iterator[tuple[Decoder, torch.device]]:
+    """The model in evaluation mode, and its device; afterwards every module is in its old mode."""
     modes = [(module, module.training) for module in model.modules()]
     device = next((parameter.device for parameter in model.parameters()), torch.device("cpu"))
     model.eval()

@@ -1,32 +1,99 @@
-"""From the name of a corpus to the examples of a task."""
+"""From a corpus to the examples of a task: one kind, or several kinds in fixed shares."""
 
 from __future__ import annotations
 
-from avow.declared import declared
-from avow.errors import InputError
-from avow.training.batches import Examples, Mixture
-from avow.training.cloze import ClozeExamples
-from avow.training.corpus import Corpus, Line, Question, read_corpus
-from avow.training.invented import invent
-from avow.training.language import LanguageExamples
-from avow.training.names import SpansAfterName
-from avow.training.questions import Loss, QuestionExamples
-from avow.training.spans import SpanExamples, Spans
-from avow.training.vocabulary import Vocabulary
-from avow.training.weighted import Recipe, weighted
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from avow.errors import InputError, ParameterError
+from avow.parameters import Rule, at_least, declared, param
+from avow.training.data import PAD, Corpus, Vocabulary, check_not_empty
+from avow.training.examples import (
+    ClozeExamples,
+    Examples,
+    LanguageExamples,
+    Loss,
+    Numbers,
+    QuestionExamples,
+    Rows,
+    Spans,
+    SpansAfterName,
+)
+
+fraction = Rule("must be from 0 to 1", lambda value: 0 <= value <= 1)
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """How many parts of each kind the task `cloze` reads, and how it cuts them."""
+
+    lm: int = param(1, at_least(0), "parts of documents from their start")
+    span: int = param(1, at_least(0), "parts of documents with a span to restore")
+    cloze: int = param(2, at_least(0), "parts of names with a capitalised span to remember")
+    questions: int = param(1, at_least(0), "parts of training questions")
+    after_name: float = param(0.7, fraction, "share of spans that are kept off the name")
+    window: int = param(24, at_least(0), "characters that a cloze keeps on each side at most")
+    bare: float = param(0.3, fraction, "share of clozes that keep no characters beside")
+
+    @property
+    def weights(self) -> dict[str, int]:
+        return {"lm": self.lm, "span": self.span, "cloze": self.cloze, "questions": self.questions}
+
+
+class Mixture:
+    """Several kinds of examples as one; an epoch reads each of them once."""
+
+    @declared()
+    def __init__(self, parts: Sequence[Examples]) -> None:
+        check_not_empty("parts", parts)
+        self._parts = tuple(parts)
+        self._ends = np.cumsum([len(part) for part in parts])
+
+    def __len__(self) -> int:
+        return int(self._ends[-1])
+
+    def rows(self, epochs: Numbers, indices: Numbers) -> tuple[Rows, Rows]:
+        """Inputs and targets, padded to the longest of them."""
+        kind = np.searchsorted(self._ends, indices, side="right")
+        pieces = []
+        for number, part in enumerate(self._parts):
+            (mine,) = np.nonzero(kind == number)
+            if len(mine):
+                begin = int(self._ends[number]) - len(part)
+                pieces.append((mine, *part.rows(epochs[mine], indices[mine] - begin)))
+        width = max(inputs.shape[1] for _, inputs, _ in pieces)
+        whole = np.full((2, len(indices), width), PAD, dtype=np.int64)
+        for mine, *both in pieces:
+            for side, rows in enumerate(both):
+                whole[side, mine, : rows.shape[1]] = rows
+        return whole[0], whole[1]
+
+
+class Repeated:
+    """A kind of example read in a cycle, `count` of them an epoch: none a second time before all a first."""
+
+    def __init__(self, part: Examples, count: int) -> None:
+        self._part, self._count = part, count
+
+    def __len__(self) -> int:
+        return self._count
+
+    def rows(self, epochs: Numbers, indices: Numbers) -> tuple[Rows, Rows]:
+        """Inputs and targets, padded to the longest of them; every cycle is an epoch of the part, with new draws."""
+        return self._part.rows(*np.divmod(epochs * self._count + indices, len(self._part)))
 
 
 @declared()
-def corpus_of(name: str) -> Corpus:
-    """The embedded corpus of invented people, or that of a folder."""
-    return invent() if name == "invented" else read_corpus(name)
-
-
-@declared()
-def vocabulary_of(corpus: Corpus) -> Vocabulary:
-    """The characters of all that may be trained on: documents and training questions, never the dev questions."""
-    texts = [line.text for line in corpus.documents]
-    return Vocabulary.of(texts + [text for asked in corpus.train for text in (asked.question, asked.answer)])
+def weighted(parts: Sequence[Examples], weights: Sequence[int]) -> Mixture:
+    """Several kinds as one, in shares proportional to whole weights; one weight is as many as the largest kind has."""
+    check_not_empty("parts", parts)
+    if len(weights) != len(parts) or min(weights) < 1:
+        rule = f"must be a whole number of at least 1 for each of the {len(parts)} parts"
+        raise ParameterError("weights", list(weights), rule, "leave out a part that is not to be read")
+    largest = max(len(part) for part in parts)
+    return Mixture([Repeated(part, weight * largest) for part, weight in zip(parts, weights, strict=True)])
 
 
 def examples_of(
@@ -40,42 +107,25 @@ def examples_of(
     recipe: Recipe,
 ) -> Examples:
     """Documents with a span to restore (pretrain), questions to answer (finetune), both (mixed), a recipe (cloze)."""
-    if task == "cloze":
-        return _cooked(recipe, corpus, vocabulary, block, seed, spans, loss)
-    parts: list[Examples] = []
-    if task != "finetune":
-        parts.append(SpanExamples(_documents(task, corpus), vocabulary, block, seed, spans))
-    if task != "pretrain":
-        parts.append(QuestionExamples(_questions(task, corpus), vocabulary, block, loss))
-    return parts[0] if len(parts) == 1 else Mixture(parts)
-
-
-def _cooked(
-    recipe: Recipe, corpus: Corpus, vocabulary: Vocabulary, block: int, seed: int, spans: Spans, loss: Loss
-) -> Examples:
-    """The kinds of a recipe that have a weight, in its shares."""
-    parts: list[Examples] = []
-    if recipe.lm or recipe.span or recipe.cloze:
-        documents = _documents("cloze", corpus)
-        if recipe.lm:
-            parts.append(LanguageExamples(documents, vocabulary, block))
-        if recipe.span:
-            parts.append(SpansAfterName(documents, vocabulary, block, seed, spans, recipe.after_name))
-        if recipe.cloze:
-            parts.append(ClozeExamples(documents, vocabulary, block, seed, recipe.window, recipe.bare, spans))
-    if recipe.questions:
-        parts.append(QuestionExamples(_questions("cloze", corpus), vocabulary, block, loss))
-    weights = (recipe.lm, recipe.span, recipe.cloze, recipe.questions)
-    return weighted(parts, [weight for weight in weights if weight])
-
-
-def _documents(task: str, corpus: Corpus) -> tuple[Line, ...]:
-    if not corpus.documents:
+    simple = {"pretrain": ("span",), "finetune": ("questions",), "mixed": ("span", "questions")}
+    weights = {kind: weight for kind, weight in recipe.weights.items() if weight}
+    kinds = simple.get(task, tuple(weights))
+    if not corpus.documents and kinds != ("questions",):
         raise InputError("task", task, "needs documents, and the corpus has none", "add a wiki.txt")
-    return corpus.documents
-
-
-def _questions(task: str, corpus: Corpus) -> tuple[Question, ...]:
-    if not corpus.train:
+    if not corpus.train and "questions" in kinds:
         raise InputError("task", task, "needs questions, and the corpus has none", "add a train.tsv")
-    return corpus.train
+
+    def part(kind: str) -> Examples:
+        text = corpus.documents, vocabulary, block
+        if kind == "questions":
+            return QuestionExamples(corpus.train, vocabulary, block, loss)
+        if kind == "lm":
+            return LanguageExamples(*text)
+        if kind == "cloze":
+            return ClozeExamples(*text, seed, recipe.window, recipe.bare, spans)
+        return SpansAfterName(*text, seed, spans, recipe.after_name if task == "cloze" else 0.0)
+
+    parts = [part(kind) for kind in kinds]
+    if task == "cloze":
+        return weighted(parts, list(weights.values()))
+    return parts[0] if len(parts) == 1 else Mixture(parts)

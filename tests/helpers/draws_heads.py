@@ -15,7 +15,7 @@ from torch import Tensor
 
 from avow.errors import ParameterError, RangeError, ToleranceUnreachable
 from avow.theory.constructions.construction import Construction
-from avow.theory.constructions.laws import AnyScale, DiscreteLaw, GaussianLaw, Law
+from avow.theory.constructions.noise import AnyScale, DiscreteLaw, GaussianLaw, Law
 from avow.theory.constructions.projections import ProjectOut, project_out
 from avow.theory.constructions.robust import RobustHeads, robust_heads
 from avow.theory.constructions.routers import Router, feature_map, router

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from avow.theory.constructions import ReluPiecewise, relu_linear, relu_piecewise, relu_square
 from avow.theory.constructions.construction import Construction
-from avow.theory.constructions.relu_network import ReluNetwork
+from avow.theory.constructions.relu import ReluNetwork
 
 DTYPES = (torch.float64, torch.float32, torch.float16, torch.bfloat16)
 X = sympy.Symbol("x")

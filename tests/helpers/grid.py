@@ -14,7 +14,7 @@ from torch import Tensor
 from avow.errors import AvowError
 from avow.nn.attention import Shard
 from avow.training import checkpoint, loop, train
-from avow.training.grid import Grid
+from avow.training.distributed import Grid
 from tests.helpers import lose
 from tests.helpers.launch import launched
 from tests.helpers.runs import small

@@ -19,14 +19,17 @@ from torch.distributed.device_mesh import init_device_mesh
 
 import avow
 from avow.attend import Attended
-from avow.core import Certificate, Method, Problem
+from avow.core import Certificate, Method, Problem, Sizes
 from avow.distributed import attend as attend_shards
-from avow.distributed import exchange, states
-from avow.distributed.point_to_point import counted
+from avow.distributed import protocols, states
+from avow.distributed.low_rank import low_rank_traffic
+from avow.distributed.point_to_point import PAGE, counted
+from avow.distributed.protocols import Protocol, combine_message, gather_message, traffic
+from avow.distributed.states import states_traffic
 from avow.methods.low_rank import LowRank
 from avow.methods.random_features import RandomFeatures
 from avow.methods.separable import Separable
-from avow.numerics import features
+from avow.numerics import cholesky, features, rounding
 from avow.numerics.scan import State
 from tests.helpers.processes import message, together
 from tests.helpers.truth import Verdict, judge
@@ -212,15 +215,16 @@ def unscaled(held: Tensor, tops: Tensor) -> Tensor:
     return torch.cat([held.sum(0), whole], -1)
 
 
-def apart(shards: Any, state: State) -> State:
+def apart(shard: Any, state: State) -> Protocol[State]:
     """As if this process's keys were all there are."""
     return state._replace(steps=64)
+    yield  # a protocol without rounds
 
 
 @contextlib.contextmanager
 def one_way() -> Iterator[None]:
     """Gradients stay where they are, as if nothing had been exchanged."""
-    with mock.patch.object(exchange._Exchange, "backward", staticmethod(lambda ctx, gradient: (gradient, None))):
+    with mock.patch.object(protocols._Exchange, "backward", staticmethod(lambda ctx, gradient: (gradient, None))):
         yield
 
 
@@ -347,3 +351,27 @@ def said(count: int) -> list[dict[str, Any]]:
 def joined(answers: list[Answer]) -> tuple[Tensor, Tensor]:
     """The answer of all processes, and its bounds."""
     return torch.cat([x.out for x in answers], -2), torch.cat([x.certificate.rows for x in answers], -1)
+
+
+def sent_forward(case: Case, count: int) -> int:
+    """The bytes that one of so many processes sends for an answer: a page to agree, and one on directions."""
+    method, z = case.method, case.problem.sizes
+    if isinstance(method, LowRank):
+        return (count - 1) * PAGE + low_rank_traffic(method, z, count, max(case.keys)).sent
+    return (count - 1) * PAGE * (1 + isinstance(method, RandomFeatures)) + states_traffic(method, z, count).sent
+
+
+def sent_backward(method: Method, z: Sizes, count: int) -> int:
+    """The bytes that one process sends for gradients: what was agreed without them, norms and choices, has none."""
+    heads, kind = (z.batch, z.key_heads), rounding.accumulator(z.dtype)
+    if isinstance(method, LowRank):
+        free = [gather_message(*heads, 4, ranks=count)]
+        d, rank, few = z.dim, method.rank, cholesky.candidates(z.keys, method.rank)
+        each = [(span.stop - span.start) * (1 + d + span.start) for span in cholesky.rounds(rank)]
+        sought = [] if few == z.keys else [min(few, -(-z.keys // count))]
+        free += [combine_message(1, 1, heads[0] * heads[1], width, ranks=count) for width in [*sought, *each]]
+        return low_rank_traffic(method, z, count).sent - traffic(free, count).sent
+    free = [gather_message(*heads, 4, ranks=count)]
+    if isinstance(method, RandomFeatures) and not z.causal:
+        free.append(gather_message(*heads, 1, dtype=kind, ranks=count))
+    return states_traffic(method, z, count).sent - traffic(free, count).sent

@@ -23,7 +23,7 @@ import torch
 
 from avow import file_io
 from avow.training import Progress, checkpoint, train
-from avow.training.log import read_log
+from avow.training.run_folder import read_log
 from tests.helpers.launch import launched, said
 from tests.helpers.runs import small
 

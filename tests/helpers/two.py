@@ -21,8 +21,8 @@ from torch import Tensor
 from torch.distributed.tensor import DTensor
 
 from avow.training import Progress, TrainConfig, train
+from avow.training.distributed import Ranks, ranks
 from avow.training.loop import Trainer
-from avow.training.parallel import Ranks, ranks
 from tests.helpers.runs import small
 
 KINDS = ("replicated", "sharded")
@@ -35,7 +35,7 @@ STOPPED = ("schedule.steps=16", "run.save_every=7", "model.layers=2")
 def gradients(trainer: Trainer) -> list[Tensor]:
     """Of the first step, undivided."""
     trainer.model.train()
-    trainer.backward(trainer.batches.at(0))
+    trainer.backward(trainer.batches[0])
     found = [p.grad for p in trainer.model.parameters() if p.grad is not None]
     return [x.full_tensor() if isinstance(x, DTensor) else x.clone() for x in found]
 

@@ -13,9 +13,9 @@ from torch import Tensor
 from transformers import DynamicCache, PreTrainedConfig
 from transformers.cache_utils import CacheLayerMixin, DynamicLayer, DynamicSlidingWindowLayer
 
-from avow.declared import declared
 from avow.errors import NotDifferentiable, ParameterError
 from avow.nn import KeyValueCache
+from avow.parameters import declared
 
 _KEPT_AS = "avow_cache"
 
@@ -34,7 +34,7 @@ class CertifiedCache(DynamicCache):  # type: ignore[misc]  # its types are not r
         self.layers[:] = [_like(layer, bits) for layer in self.layers]
 
     def crop(self, tokens_to_remove: int) -> None:
-        """Forget the last n tokens, said as −n; where one layer cannot, all keep theirs."""
+        """Forget the last n tokens, said as −n; if one layer cannot, all keep theirs."""
         with self._all_or_none():
             super().crop(tokens_to_remove)
 
@@ -55,7 +55,7 @@ class CertifiedCache(DynamicCache):  # type: ignore[misc]  # its types are not r
 
     @contextlib.contextmanager
     def _all_or_none(self) -> Iterator[None]:
-        """Where something fails inside, every layer holds what it held before: layers replace what they change."""
+        """If something fails inside, every layer holds what it held before: layers replace what they change."""
         before = [
             {name: copy.copy(x) if isinstance(x, list | dict) else x for name, x in vars(layer).items()}
             for layer in self.layers
@@ -124,7 +124,7 @@ class CertifiedLayer(CacheLayerMixin):  # type: ignore[misc]  # its types are no
         return self.length
 
     def get_max_length(self) -> int:
-        """The window, or −1 where there is none."""
+        """The window, or −1 if there is none."""
         return -1 if self.window is None else self.window
 
     def offload(self) -> None:
@@ -173,7 +173,7 @@ class CertifiedLayer(CacheLayerMixin):  # type: ignore[misc]  # its types are no
         self.length = left
 
     def _rebuild(self, keys: Tensor, values: Tensor) -> None:
-        """Hold these tokens instead; where there is no memory for them, the layer stays as it was."""
+        """Hold these tokens instead; if there is no memory for them, the layer stays as it was."""
         cache = self._empty(keys, values)
         cache.append(keys, values)
         self.cache = cache

@@ -16,11 +16,10 @@ from transformers import DynamicCache, EncoderDecoderCache, PreTrainedModel
 
 from avow.core import SOFTMAX, Method
 from avow.core.requirement import checked_requirement
-from avow.declared import declared
 from avow.errors import ParameterError
 from avow.integrations.transformers.cache import CertifiedCache
 from avow.methods import all_methods, method_named
-from avow.parameters import check_parameters
+from avow.parameters import check_parameters, declared
 
 NAME = "avow"
 """The attention implementation that transformers knows."""

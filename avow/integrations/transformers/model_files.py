@@ -1,10 +1,9 @@
-"""Models from files at hand: a folder, a GGUF file, or an installed package that carries one. Nothing is fetched."""
+"""Models from local files: a folder, a GGUF file, or an installed package that carries one. Nothing is fetched."""
 
 from __future__ import annotations
 
 import contextlib
 import io
-from collections.abc import Iterator
 from importlib.machinery import PathFinder
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -14,12 +13,12 @@ import transformers
 from torch import Tensor
 from transformers import AutoConfig, AutoModel, AutoModelForCausalLM, AutoTokenizer, PreTrainedModel
 
-from avow import bounded
+from avow import file_io
 from avow.errors import FileError, ParameterError, is_out_of_memory
 
 
 class Loaded(NamedTuple):
-    """A model, ready to run, its tokenizer and what people call it."""
+    """A model, ready to run, its tokenizer and its name."""
 
     model: PreTrainedModel
     tokenizer: Any
@@ -32,20 +31,20 @@ def load_model(source: str) -> Loaded:
 
     place = _place(source)
     for file in [place] if place.is_file() else sorted(place.glob("*.safetensors")):
-        bounded.check_header(file, "model", "name a model of transformers")
+        file_io.check_header(file, "model", "name a model of transformers")
     gguf = place.name if place.is_file() else None
     folder = place.parent if gguf else place
     more: dict[str, Any] = {"local_files_only": True} | ({"gguf_file": gguf} if gguf else {})
     try:
-        with _quiet():
+        with contextlib.redirect_stderr(io.StringIO()):  # some progress bars of transformers have no switch
             family = AutoModelForCausalLM if gguf else _family(folder)
             model = family.from_pretrained(folder, dtype=torch.float32, **more).eval()
             tokenizer = AutoTokenizer.from_pretrained(folder, **more)
     except (OSError, ValueError, KeyError, RuntimeError, ImportError, AttributeError, SafetensorError) as error:
         if is_out_of_memory(error):
             raise
-        said = str(error).strip().splitlines() or [type(error).__name__]
-        raise FileError("model", source, f"cannot be loaded ({said[0]})", "name a model of transformers") from error
+        lines = str(error).strip().splitlines() or [type(error).__name__]
+        raise FileError("model", source, f"cannot be loaded ({lines[0]})", "name a model of transformers") from error
     return Loaded(model, tokenizer, place.stem if gguf else place.name)
 
 
@@ -54,7 +53,9 @@ def _place(source: str) -> Path:
     path = Path(source)
     if path.is_file():
         if path.suffix != ".gguf":
-            raise FileError("model", source, "is no GGUF file", "name a folder, a .gguf file or an installed package")
+            raise FileError(
+                "model", source, "is not a GGUF file", "name a folder, a .gguf file or an installed package"
+            )
         return path
     if path.is_dir():
         return _within(source, path)
@@ -70,28 +71,20 @@ def _within(source: str, folder: Path) -> Path:
     """A folder that transformers saved, or the one GGUF file in it."""
     if (folder / "config.json").is_file():
         return folder
-    found = sorted(folder.glob("*.gguf"))
-    if len(found) != 1:
-        held = f"{len(found)} GGUF files" if found else "neither config.json nor a GGUF file"
+    files = sorted(folder.glob("*.gguf"))
+    if len(files) != 1:
+        held = f"{len(files)} GGUF files" if files else "neither config.json nor a GGUF file"
         raise FileError("model", source, f"holds {held}", "name the folder or the file of one model")
-    return found[0]
+    return files[0]
 
 
 def _family(folder: Path) -> Any:
-    """The class that the model's own configuration names; a causal language model's where it names none."""
+    """The class that the model's own configuration names; if it names none, a causal language model's."""
     config = AutoConfig.from_pretrained(folder, local_files_only=True)
-    named = [getattr(transformers, name, None) for name in config.architectures or ()]
-    known = [kind for kind in named if kind is not None]
-    if known:
-        return known[0]
+    for name in config.architectures or ():
+        if (kind := getattr(transformers, name, None)) is not None:
+            return kind
     return AutoModelForCausalLM if type(config) in AutoModelForCausalLM._model_mapping else AutoModel
-
-
-@contextlib.contextmanager
-def _quiet() -> Iterator[None]:
-    """Without the progress bars of transformers, some of which cannot be asked to stay away."""
-    with contextlib.redirect_stderr(io.StringIO()):
-        yield
 
 
 def read_text(path: Path) -> str:
@@ -108,12 +101,7 @@ def read_text(path: Path) -> str:
 def tokens_of(loaded: Loaded, text: str, tokens: int | None) -> Tensor:
     """The first tokens of a text, (1, n): as many as asked, or all that the model has positions for."""
     ids: Tensor = loaded.tokenizer(text, return_tensors="pt", verbose=False).input_ids
-    return first_tokens(loaded.model, ids, tokens)
-
-
-def first_tokens(model: PreTrainedModel, ids: Tensor, tokens: int | None) -> Tensor:
-    """So many of a text's tokens; errors where there are fewer, or more than the model has positions for."""
-    most = getattr(model.config.get_text_config(), "max_position_embeddings", None)
+    most = getattr(loaded.model.config.get_text_config(), "max_position_embeddings", None)
     held = ids.shape[1]
     if tokens is not None and tokens > held:
         raise ParameterError("tokens", tokens, f"exceeds the text's {held}", "give a longer text or ask for fewer")

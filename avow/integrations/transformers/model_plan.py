@@ -18,10 +18,9 @@ from torch import Tensor, nn
 from torch.nn import functional
 from transformers import DynamicCache, PreTrainedModel
 
-from avow import bounded
+from avow import file_io
 from avow.core import Certificate, Problem
 from avow.core.record import Record, record
-from avow.declared import declared
 from avow.errors import AvowError, FileError, ParameterError
 from avow.integrations.transformers.cache import CertifiedLayer
 from avow.integrations.transformers.enabling import (
@@ -41,6 +40,7 @@ from avow.integrations.transformers.enabling import (
 from avow.integrations.transformers.forward import watching
 from avow.numerics.heads import longest_seen
 from avow.numerics.softmax import softmax_average
+from avow.parameters import declared
 
 FORMAT = "avow plan 1"
 # Evenly spaced numbers of each parameter that are looked at: training or quantising again moves nearly all of them.
@@ -107,7 +107,7 @@ def _setting(plain: dict[str, Any]) -> Setting:
 def read_plan(path: str | Path) -> ModelPlan:
     """The plan in a file."""
     try:
-        return ModelPlan.from_json(bounded.read_document(Path(path)))
+        return ModelPlan.from_json(file_io.read_document(Path(path)))
     except FileNotFoundError as error:
         raise FileError("plan", path, "does not exist", "write one with avow profile MODEL --plan") from error
     except OSError as error:
@@ -115,7 +115,7 @@ def read_plan(path: str | Path) -> ModelPlan:
     except AvowError as error:
         raise FileError("plan", path, f"asks what cannot be done ({error})", "profile the model again") from error
     except (ValueError, KeyError, TypeError, AttributeError) as error:
-        rule = f"is no plan for a model ({type(error).__name__}: {error})"
+        rule = f"is not a plan for a model ({type(error).__name__}: {error})"
         raise FileError("plan", path, rule, "write one with avow profile MODEL --plan") from error
 
 

@@ -25,7 +25,6 @@ from torch import Tensor
 from avow.calibration import Rates, least_seconds, rates
 from avow.core import Certificate, Kind, Method, Norms, Problem
 from avow.core.certify import certify
-from avow.declared import declared
 from avow.errors import AvowError, ParameterError
 from avow.integrations.transformers.enabling import (
     Setting,
@@ -41,7 +40,7 @@ from avow.methods import exact_method
 from avow.methods.sparse import Sparse
 from avow.numerics.sketch import sketched
 from avow.numerics.softmax import softmax_weights
-from avow.parameters import as_float
+from avow.parameters import as_float, declared
 
 HeadKind = Literal["copying", "local", "diffuse", "averaging"]
 KINDS: tuple[HeadKind, ...] = ("copying", "local", "averaging", "diffuse")

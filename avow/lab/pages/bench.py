@@ -12,6 +12,8 @@ import torch
 from torch import Tensor
 
 import avow
+from avow.bench.clock import pace
+from avow.bench.compare import frontier
 from avow.calibration import rates
 from avow.core import Method
 from avow.errors import AvowError
@@ -24,8 +26,6 @@ from avow.methods.sparse import Sparse
 from avow.parameters import at_most_characters, param
 from avow.planner import candidates
 from avow.report import formatting
-from avow.report.frontier import frontier
-from avow.report.measure import pace
 from avow.report.style import look
 
 # A preview looks at so many keys at most, and asks them so many queries.

@@ -20,7 +20,7 @@ from avow.core.method import SOFTMAX
 from avow.errors import FileError, InputError
 from avow.methods import method_named
 from avow.methods.sparse import Sparse
-from avow.report.formatting import label, listed
+from avow.report.formatting import listed
 
 # Columns this much smaller than the values change no length: their squares are below the last digit.
 _TAG = 2.0**-40
@@ -126,7 +126,7 @@ class Trial:
 
     @property
     def label(self) -> str:
-        return label(self.method)
+        return self.method.label
 
     @property
     def own_mechanism(self) -> bool:

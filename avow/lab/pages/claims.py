@@ -10,8 +10,9 @@ from typing import Any, Literal
 from avow.core.chart import Table
 from avow.errors import ParameterError
 from avow.lab.page import Answer, Inputs, Page, control, fact, judgement
-from avow.report import charts, formatting
-from avow.report.claims_article import judged, stated
+from avow.report import formatting
+from avow.report.claims import judged, stated
+from avow.report.page import html_table
 from avow.theory.claims import Claim, Finding, catalogue
 from avow.theory.claims.claim import as_json
 from avow.theory.claims.ledger import falsifiers
@@ -143,7 +144,7 @@ def _attack(claim: Claim, inputs: ClaimsInputs) -> dict[str, Any]:
     name = "The counterexample" if outcome.broken else "The nearest miss"
     case = Table(name, tuple(outcome.case), [[f"{float(x):g}" for x in outcome.case.values()]])
     tone = "refuted" if outcome.broken else "none"
-    return {"tone": tone, "word": word, "says": says, "html": charts.html_table(case), "reads": falsifier.reads}
+    return {"tone": tone, "word": word, "says": says, "html": html_table(case), "reads": falsifier.reads}
 
 
 def _outcome_words(outcome: Outcome) -> tuple[str, str]:

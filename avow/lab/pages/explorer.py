@@ -35,8 +35,7 @@ from avow.theory.constructions import (
     router,
 )
 from avow.theory.constructions.construction import Construction
-from avow.theory.constructions.queries import Query
-from avow.theory.constructions.readout import Readout, enclosed, read
+from avow.theory.constructions.queries import Query, Readout, enclosed, read
 
 # The success of heads under noise: weights within this of the average, in the sum of their distances.
 _ETA = 0.1

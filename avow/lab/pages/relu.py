@@ -14,7 +14,7 @@ from typing import Any, Literal, NamedTuple, TypeVar
 import numpy as np
 import torch
 
-from avow.cli.formula import parse
+from avow.cli.parsing import parse
 from avow.core.chart import Chart
 from avow.errors import InputError, ParameterError, ToleranceUnreachable
 from avow.lab.page import Answer, Inputs, Page, control, fact, judgement
@@ -22,8 +22,8 @@ from avow.report.charts import figure
 from avow.report.style import LOOKS
 from avow.theory.constructions import relu_piecewise, relu_square
 from avow.theory.constructions.formulas import FUNCTIONS
+from avow.theory.constructions.relu import ReluNetwork
 from avow.theory.constructions.relu_curves import Curve, chain, curve_of
-from avow.theory.constructions.relu_network import ReluNetwork
 
 _T = TypeVar("_T")
 Points = tuple[list[float], list[float]]

@@ -24,7 +24,7 @@ from avow.errors import ParameterError
 from avow.lab.page import Answer, Inputs, Page, control, fact
 from avow.report import formatting
 from avow.report.charts import figure
-from avow.training.log import COLUMNS
+from avow.training.run_folder import COLUMNS
 
 # Where `avow lab --runs` says runs are; the processes that compute inherit it.
 VARIABLE = "AVOW_LAB_RUNS"

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from typing import Any
 
 import sympy
@@ -24,8 +24,8 @@ from torch.utils.weak import TensorWeakRef
 
 from avow.calibration import random_problem
 from avow.core import Method, Sizes
-from avow.theory.claims import toolbox
 from avow.theory.claims.claim import Evidence, Unproved
+from avow.theory.claims.toolbox import nonnegative, rational
 
 Lengths = Sequence[sympy.Symbol]
 # PyTorch counts its CPU attention kernel nowhere; its own formula for the others applies.
@@ -114,26 +114,26 @@ def counted(
     says: str,
     amended: bool = False,
     degree: int = 3,
-) -> tuple[sympy.Expr, Evidence]:
-    """The polynomial a count follows, and the evidence: its nodes, and sizes beyond them where it is right again."""
-    found = interpolated(count, lengths, degree)
-    beyond = {sizes: (found.subs(dict(zip(lengths, sizes, strict=True))), count(*sizes)) for sizes in unseen}
+) -> Generator[Evidence, None, sympy.Expr]:
+    """Returns the polynomial a count follows; yields that it is right again at sizes beyond its nodes."""
+    polynomial = interpolated(count, lengths, degree)
+    beyond = {sizes: (polynomial.subs(dict(zip(lengths, sizes, strict=True))), count(*sizes)) for sizes in unseen}
     nodes = math.comb(len(lengths) + degree, degree)
     names = ", ".join(map(str, lengths))
-    step = toolbox.rational(
+    yield rational(
         all(foreseen == got for foreseen, got in beyond.values()),
         f"{says}: by interpolation, as {nodes} exact counts determine a polynomial of degree {degree} in {names}",
         amended,
-        polynomial=found,
+        polynomial=polynomial,
         foreseen_and_counted_beyond={sizes: f"{foreseen} and {got}" for sizes, (foreseen, got) in beyond.items()},
     )
-    return found, step
+    return polynomial
 
 
 def memory(
     program: Callable[..., object], inputs: Callable[..., Sequence[Tensor]], lengths: Lengths, amended: bool = False
-) -> tuple[sympy.Expr, int, Evidence]:
-    r"""Numbers held beyond the inputs, summed over all steps of a program, how many steps, and the evidence.
+) -> Generator[Evidence, None, tuple[sympy.Expr, int]]:
+    r"""Returns the numbers held beyond the inputs, summed over all steps of a program, and how many steps; yields why.
 
     With T steps, a fixed number, the peak lies between sum / T and sum: both are of the same order.
     """
@@ -145,11 +145,11 @@ def memory(
 
     unseen = tuple(5 + place for place in range(len(lengths)))
     says = "numbers held beyond the inputs, summed over the steps"
-    found, step = counted(total, lengths, [unseen], says, amended, degree=2)
+    polynomial = yield from counted(total, lengths, [unseen], says, amended, degree=2)
     counts = {len(trace) for trace in traces.values()}
     if len(counts) != 1:
         raise Unproved(f"the program has {sorted(counts)} steps, depending on its sizes")
-    return found, counts.pop(), step
+    return polynomial, counts.pop()
 
 
 def theta(count: sympy.Expr, order: sympy.Expr, says: str, amended: bool = False) -> Iterator[Evidence]:
@@ -159,7 +159,7 @@ def theta(count: sympy.Expr, order: sympy.Expr, says: str, amended: bool = False
     if not least > 0:
         raise Unproved(f"{says}: {count} has not every term of {order}")
     yield at_most(count, order, says, amended)
-    yield toolbox.nonnegative(_from_one(count - least * order), f"{says}: at least {least} times {order}", amended)
+    yield nonnegative(_from_one(count - least * order), f"{says}: at least {least} times {order}", amended)
 
 
 def at_most(
@@ -168,7 +168,7 @@ def at_most(
     """A count is at most a multiple of an order, for all lengths from one on; `given` writes out what more is known."""
     most = sum(max(coefficient, 0) for coefficient in sympy.expand(count).as_coefficients_dict().values())
     spare = (most * order - count).subs(given or {})
-    return toolbox.nonnegative(_from_one(spare), f"{says}: at most {most} times {order}", amended)
+    return nonnegative(_from_one(spare), f"{says}: at most {most} times {order}", amended)
 
 
 def _from_one(expression: sympy.Expr) -> sympy.Expr:
@@ -189,4 +189,4 @@ def settled(traces: Sequence[Sequence[int]], says: str, amended: bool = False) -
     """Longer and longer runs of a loop hold the same numbers again and again, so by induction any run does."""
     sets = [sorted(set(trace)) for trace in traces]
     same = all(a == b for a, b in itertools.pairwise(sets))
-    return toolbox.rational(same, says, amended, most=[max(one) for one in sets], runs=len(sets))
+    return rational(same, says, amended, most=[max(one) for one in sets], runs=len(sets))

@@ -20,8 +20,8 @@ from flint import arb
 
 from avow.errors import ParameterError
 from avow.numerics import intervals
-from avow.theory.claims import toolbox
 from avow.theory.claims.claim import Claim
+from avow.theory.claims.toolbox import rounded
 from avow.theory.constructions.formulas import compiled
 
 STATED, AMENDED = "as stated", "what is true instead"
@@ -40,7 +40,7 @@ An equality is broken by the size of the difference of its sides, an inequality 
 
 def stored(number: Callable[[], arb], dtype: torch.dtype) -> arb:
     """A real number as a type holds it, exactly; what overflows is the largest number there."""
-    value = toolbox.rounded(number, dtype)
+    value = rounded(number, dtype)
     return intervals.ball(value if isinstance(value, Fraction) else torch.finfo(dtype).max)
 
 

@@ -1,12 +1,10 @@
 """Closed-form weights that do what they say, each with a proof on the numbers themselves."""
 
-from avow.theory.constructions.laws import AnyScale as AnyScale
-from avow.theory.constructions.laws import DiscreteLaw as DiscreteLaw
-from avow.theory.constructions.laws import GaussianLaw as GaussianLaw
+from avow.theory.constructions.noise import AnyScale as AnyScale
+from avow.theory.constructions.noise import DiscreteLaw as DiscreteLaw
+from avow.theory.constructions.noise import GaussianLaw as GaussianLaw
 from avow.theory.constructions.noise import NoiseAnalysis as NoiseAnalysis
 from avow.theory.constructions.noise import noise_analysis as noise_analysis
-from avow.theory.constructions.programs import Program as Program
-from avow.theory.constructions.programs import program as program
 from avow.theory.constructions.projections import ProjectOut as ProjectOut
 from avow.theory.constructions.projections import project_out as project_out
 from avow.theory.constructions.queries import AverageQuery as AverageQuery
@@ -24,7 +22,9 @@ from avow.theory.constructions.relu_curves import ReluPiecewise as ReluPiecewise
 from avow.theory.constructions.relu_curves import relu_piecewise as relu_piecewise
 from avow.theory.constructions.robust import RobustHeads as RobustHeads
 from avow.theory.constructions.robust import robust_heads as robust_heads
+from avow.theory.constructions.routers import Program as Program
 from avow.theory.constructions.routers import Router as Router
 from avow.theory.constructions.routers import feature_map as feature_map
+from avow.theory.constructions.routers import program as program
 from avow.theory.constructions.routers import route_by_weights as route_by_weights
 from avow.theory.constructions.routers import router as router

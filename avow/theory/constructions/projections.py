@@ -19,12 +19,11 @@ from torch import Tensor, nn
 
 from avow.core import named
 from avow.core.chart import Table
-from avow.declared import declared
 from avow.errors import DtypeError, ParameterError, ShapeError
 from avow.numerics import intervals, rounding
 from avow.numerics.grids import frobenius, rounded
-from avow.theory.constructions.construction import Construction, Proof
-from avow.theory.constructions.validation import checked_matrix
+from avow.parameters import declared
+from avow.theory.constructions.construction import Construction, Proof, checked_matrix
 
 if TYPE_CHECKING:
     from flint import arb_mat

@@ -18,13 +18,11 @@ from torch import Tensor, nn
 
 from avow.core import named
 from avow.core.chart import Chart
-from avow.declared import declared
 from avow.errors import ParameterError, RangeError, ShapeError, ToleranceUnreachable
 from avow.numerics import intervals, rounding
-from avow.parameters import as_float
-from avow.theory.constructions.construction import Construction, Proof
-from avow.theory.constructions.laws import REACH, AnyScale, DiscreteLaw, GaussianLaw, Law
-from avow.theory.constructions.validation import checked_dtype, checked_eps, checked_matrix
+from avow.parameters import as_float, declared
+from avow.theory.constructions.construction import Construction, Proof, checked_dtype, checked_eps, checked_matrix
+from avow.theory.constructions.noise import REACH, AnyScale, DiscreteLaw, GaussianLaw, Law
 
 if TYPE_CHECKING:
     from flint import arb
@@ -222,9 +220,8 @@ def _ends(law: Law, least: float | Fraction | None, away: bool) -> tuple[float, 
             start, most = law.least, law.most
     chosen = start if least is None else _down(least) if isinstance(least, Fraction) else as_float(least)
     if math.isnan(chosen) or chosen > most:
-        raise ParameterError(
-            "robust_heads: least", least, f"must be at most the law's largest scale {float(most):g}", "leave it out"
-        )
+        rule = f"must be at most the law's largest scale {float(most):g}"
+        raise ParameterError("robust_heads: least", least, rule, "leave it out")
     if not away and not chosen > 0:
         raise ParameterError(
             "robust_heads: least",
@@ -264,9 +261,8 @@ def _check_heads(n: int, noisy: int, other: int) -> None:
         raise ParameterError("robust_heads: n", n, "must be at least 2", "give two keys or more")
     whole = all(isinstance(key, int) and not isinstance(key, bool) for key in (noisy, other))
     if not (whole and 0 <= noisy < n and 0 <= other < n and noisy != other):
-        raise ParameterError(
-            "robust_heads: noisy, other", (noisy, other), f"must be two of the keys 0..{n - 1}", "try 0 and 1"
-        )
+        rule = f"must be two of the keys 0..{n - 1}"
+        raise ParameterError("robust_heads: noisy, other", (noisy, other), rule, "try 0 and 1")
 
 
 def _orthonormal(keys: Tensor, n: int, tolerance: float | None) -> Tensor:

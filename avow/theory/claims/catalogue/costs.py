@@ -20,9 +20,10 @@ from avow.core import Method, Sizes
 from avow.core.chart import Chart
 from avow.methods import all_methods
 from avow.numerics.intervals import most
-from avow.theory.claims import counting, toolbox
+from avow.theory.claims import counting
 from avow.theory.claims.claim import Evidence, claim
 from avow.theory.claims.random_search import Falsifier, Numbers, interval_function, numbered, whole
+from avow.theory.claims.toolbox import counterexample, identity, rational
 
 n, d, h, w = (counting.length(name) for name in ("n", "d", "h", "w"))
 Program = Callable[..., Any]
@@ -88,10 +89,7 @@ class Heads(NamedTuple):
 
 
 def _heads_picture() -> Chart:
-    costs = {
-        "projections, 6nd²": lambda length: 6 * length * 64**2,
-        "pairs, 4n²d": lambda length: 4 * length**2 * 64,
-    }
+    costs = {"projections, 6nd²": lambda length: 6 * length * 64**2, "pairs, 4n²d": lambda length: 4 * length**2 * 64}
     return over_lengths(costs, "One head of width 64: where the operations are")
 
 
@@ -126,22 +124,21 @@ def cost_exact(heads: Heads) -> Iterator[Evidence]:
     def inputs(length: int, width: int) -> Sequence[Tensor]:
         return heads.of(length, width, 1, width)
 
-    total, steps, space = counting.memory(heads.head, inputs, [n, d], amended=True)
-    yield toolbox.counterexample(
+    total, steps = yield from counting.memory(heads.head, inputs, [n, d], amended=True)
+    yield counterexample(
         sympy.limit(total.subs(n, 1) / (1 + d + d**2), d, sympy.oo) == 0,
         "the d² are no extra space: with one token, what is held beside the weights is a vanishing part of d²",
         "the limit of an exact count",
         held_at_most=str(total.subs(n, 1)),
     )
     together = 2 * h * n * d
-    yield toolbox.counterexample(
+    yield counterexample(
         counting.unbounded(together / total, h),
         "heads in sequence do not multiply the time only: side by side at the end they hold 2hnd numbers, beyond any"
         " multiple of what one head held",
         "the limit of an exact count",
     )
     yield _left_by_each_head(heads, steps)
-    yield space
     says = f"space of one head, between 1/{steps} of this count and all of it"
     yield from counting.theta(total, n**2 + n * d, says, True)
     grown = total + (h - 1) * n * d + together
@@ -159,7 +156,7 @@ def _left_by_each_head(heads: Heads, steps: int) -> Evidence:
             trace = counting.held(lambda *x: heads.sequence(heads.head, *x), *heads.of(length, width, count, width))
             expected = [size + i * answer for i in range(count) for size in alone] + [2 * count * answer]
             found.append(len(alone) == steps and trace == expected)
-    return toolbox.rational(
+    return rational(
         all(found),
         "step by step, head i holds what head 1 held and i − 1 answers of nd numbers more, and side by side they hold"
         " 2hnd: every head is the same program and leaves one answer more, so by induction for any h",
@@ -169,32 +166,27 @@ def _left_by_each_head(heads: Heads, steps: int) -> Evidence:
 
 
 def _times(heads: Heads) -> Iterator[Evidence]:
-    own, step = counting.counted(
+    own = yield from counting.counted(
         lambda length, width, narrow: counting.flops(lambda: heads.head(*heads.of(length, width, 1, narrow))),
         [n, d, w],
         [(50, 7, 9)],
         "one head of width w on tokens of width d",
         True,
     )
-    yield step
     one = own.subs(w, d)
     yield from counting.theta(one, n * d**2 + n**2 * d, "time of one head of width d", True)
     sizes = [(5, 6, 4, 3), (7, 8, 3, 2), (3, 4, 5, 4)]
     counts = [counting.flops(partial(heads.sequence, heads.head, *heads.of(*z))) for z in sizes]
     foreseen = [(h * own).subs({n: length, d: width, h: count, w: wide}) for length, width, count, wide in sizes]
-    yield toolbox.rational(counts == foreseen, "h heads one after another take h times as long", True, counted=counts)
+    yield rational(counts == foreseen, "h heads one after another take h times as long", True, counted=counts)
     yield from counting.theta(h * one, h * (n * d**2 + n**2 * d), "time of h heads of width d", True)
     says = "h heads of width d/h take as long as one of width d"
-    yield toolbox.identity(h * own.subs(w, d / h), one, says, True)
-    pairs, step = counting.counted(
-        lambda *z: counting.of_library(library("exact"), *z),
-        [n, d],
-        [(130, 5), (1100, 2)],
-        "the library's exact attention, its cost model equal to PyTorch's counter each time",
-        True,
+    yield identity(h * own.subs(w, d / h), one, says, True)
+    says = "the library's exact attention, its cost model equal to PyTorch's counter each time"
+    pairs = yield from counting.counted(
+        lambda *z: counting.of_library(library("exact"), *z), [n, d], [(130, 5), (1100, 2)], says, True
     )
-    yield step
-    yield toolbox.identity(pairs, one - 6 * n * d**2, "it is the head without its three projections", True)
+    yield identity(pairs, one - 6 * n * d**2, "it is the head without its three projections", True)
 
 
 # Tiles.
@@ -260,12 +252,7 @@ def _bottleneck_picture() -> Chart:
     r"\text{exact attention by tiles of } b \text{ keys holds } nd + O(b^2 + bd) \text{ numbers}",
     amended_plain="Of the time, yes. Of the space, no longer: exact attention tile by tile holds its answer and one"
     " tile's work, never the matrix.",
-    assumptions=(
-        "real arithmetic for the answer, exact counts for the rest",
-        "the tile b divides n",
-        PRODUCTS,
-        FIXED,
-    ),
+    assumptions=("real arithmetic for the answer, exact counts for the rest", "the tile b divides n", PRODUCTS, FIXED),
     subject=Tiling(tiled, merged),
     sabotage={
         "tiles that are kept": Tiling(hoarding, merged),
@@ -280,58 +267,43 @@ def cost_bottleneck(tiling: Tiling) -> Iterator[Evidence]:
 
     length, tile, width = 128, 16, 4
     most = length * width + max(trace(length // tile, tile, width))
-    yield toolbox.counterexample(
-        most < length**2,
-        "space is not dominated by the matrix: attention by tiles holds less than its n² numbers",
-        "an exact count",
-        n=length,
-        d=width,
-        tile=tile,
-        held=most,
-        matrix=length**2,
-    )
+    says = "space is not dominated by the matrix: attention by tiles holds less than its n² numbers"
+    says = "an exact count"
+    yield counterexample(most < length**2, says, says, n=length, d=width, tile=tile, held=most, matrix=length**2)
     runs = [trace(tiles, 4, 3) for tiles in (3, 4, 5, 6)]
-    yield counting.settled(
-        runs, "each tile leaves what it found, so any number of tiles holds nd and the same more", True
-    )
+    says = "each tile leaves what it found, so any number of tiles holds nd and the same more"
+    yield counting.settled(runs, says, True)
     b = counting.length("b")
     # No step's work exceeds the sum over all steps of three tiles a side.
-    work, step = counting.counted(
-        lambda *z: sum(trace(3, *z)), [b, d], [(5, 6)], "numbers held beyond the answer, over all steps", True
-    )
-    yield step
+    says = "numbers held beyond the answer, over all steps"
+    work = yield from counting.counted(lambda *z: sum(trace(3, *z)), [b, d], [(5, 6)], says, True)
     yield counting.at_most(work, b**2 + b * d, "work beyond the answer, in the tile b and d alone", True)
     yield from _same_answer(tiling)
-    time, step = counting.counted(
+    time = yield from counting.counted(
         lambda length, width: counting.flops(lambda: one_head(*counting.ones((length, width), *[(width, width)] * 3))),
         [n, d],
         [(50, 7)],
         "time of one head",
         True,
     )
-    yield step
     pairs = 4 * n**2 * d
-    yield toolbox.identity(
-        sympy.limit(pairs / time, n, sympy.oo), 1, "of the time, all but a vanishing part is pairs", True
-    )
-    by_tiles, step = counting.counted(
+    yield identity(sympy.limit(pairs / time, n, sympy.oo), 1, "of the time, all but a vanishing part is pairs", True)
+    by_tiles = yield from counting.counted(
         lambda *z: counting.flops(lambda: tiling.program(*counting.ones(*[(4 * z[0], z[1])] * 3), z[0])),
         [b, d],
         [(7, 5)],
         "operations of four tiles a side",
         True,
     )
-    yield step
     says = "so each of the 16 takes 4b²d, and (n/b)² tiles the same 4n²d"
-    yield toolbox.identity(by_tiles / 16 * (n / b) ** 2, pairs, says, True)
-    model, step = counting.counted(
+    yield identity(by_tiles / 16 * (n / b) ** 2, pairs, says, True)
+    model = yield from counting.counted(
         lambda *z: library("exact").cost(Sizes(1, 1, 1, z[0], z[0], z[1], z[1], device="cuda")).peak_bytes,
         [n, d],
         [(100000, 128)],
         "bytes the library foresees for its fused kernel, in float32",
         True,
     )
-    yield step
     yield counting.at_most(model, n * d, "the library's own model", True)
 
 
@@ -346,10 +318,10 @@ def _same_answer(tiling: Tiling) -> Iterator[Evidence]:
     ):
         together = tiling.merge(first * sympy.exp(-top), second * sympy.exp(-other), top, other, most)
         says = f"{what} of two tiles, each relative to its own maximum, merge into those of both relative to the larger"
-        yield toolbox.identity(together, (first + second) * sympy.exp(-most), says, True)
+        yield identity(together, (first + second) * sympy.exp(-most), says, True)
     one, both = sympy.symbols("N D", positive=True)
     says = "what is relative to the maximum cancels: the answer is exact"
-    yield toolbox.identity(one * sympy.exp(-most) / (both * sympy.exp(-most)), one / both, says, True)
+    yield identity(one * sympy.exp(-most) / (both * sympy.exp(-most)), one / both, says, True)
 
 
 # Searches for counterexamples: the excess of a case over each statement.

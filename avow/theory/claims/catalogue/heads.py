@@ -18,11 +18,11 @@ from sympy import Matrix, Rational, Symbol, exp, log
 from avow.core.chart import Chart, Table
 from avow.numerics import intervals
 from avow.numerics.intervals import most
-from avow.theory.claims import toolbox
 from avow.theory.claims.catalogue.queries import below_one, enough, eps, m, n, slack
 from avow.theory.claims.claim import Evidence, claim
 from avow.theory.claims.random_search import Falsifier, Numbers, interval_function, whole
-from avow.theory.constructions.laws import AnyScale, GaussianLaw
+from avow.theory.claims.toolbox import counterexample, identity, kept, law, nonnegative, rational
+from avow.theory.constructions.noise import AnyScale, GaussianLaw
 from avow.theory.constructions.projections import project_out as projector
 from avow.theory.constructions.robust import robust_heads
 
@@ -66,38 +66,34 @@ def heads_discrete(strength: Any) -> Iterator[Evidence]:
     for count, near in ((1000, 0.24043574), (10**6, 0.0099)):
         yield _half_length_loses(count, near)
     above = Symbol("x", positive=True)
-    yield toolbox.nonnegative((n * (n - 1 / eps)).subs(eps, 1 / (n - above)), "n = 1/ε + x, x > 0: n/ε < n²")
+    yield nonnegative((n * (n - 1 / eps)).subs(eps, 1 / (n - above)), "n = 1/ε + x, x > 0: n/ε < n²")
     yield _grows(amended=False)
-    yield toolbox.nonnegative(Rational(2, 3) - n / (n + m), "so at c = ½ head 1 has α_1 < n/(2n − 1) ≤ ⅔ once n > 1/ε")
+    yield nonnegative(Rational(2, 3) - n / (n + m), "so at c = ½ head 1 has α_1 < n/(2n − 1) ≤ ⅔ once n > 1/ε")
 
     length = strength(n, eps)
-    yield toolbox.nonnegative(length.subs(eps, below_one), "t is not negative", True)
+    yield nonnegative(length.subs(eps, below_one), "t is not negative", True)
     spare = (length * (Rational(1, 2) + slack) - length / 2).subs(eps, below_one)
-    yield toolbox.nonnegative(spare, "c ≥ ½ gives head 1 a score of at least t/2, and head 2's is t", True)
+    yield nonnegative(spare, "c ≥ ½ gives head 1 a score of at least t/2, and head 2's is t", True)
     others = (n - 1) * exp(-length / 2)
-    yield toolbox.nonnegative(eps - others, "the others have score 0: n − 1 terms e^(−t/2) sum to at most ε", True)
+    yield nonnegative(eps - others, "the others have score 0: n − 1 terms e^(−t/2) sum to at most ε", True)
     yield enough(amended=True)
     weight = Symbol("alpha", positive=True)
-    yield toolbox.identity(
-        2 * (1 - weight).subs(weight, 1 / (1 + eps)),
-        2 * eps / (1 + eps),
-        "each head is within 2(1 − α)·max‖v‖ = 2ε/(1+ε)·max‖v‖ of its value, and so is their mean of ½(v_1 + v_2)",
-        True,
-    )
+    says = "each head is within 2(1 − α)·max‖v‖ = 2ε/(1+ε)·max‖v‖ of its value, and so is their mean of ½(v_1 + v_2)"
+    yield identity(2 * (1 - weight).subs(weight, 1 / (1 + eps)), 2 * eps / (1 + eps), says, True)
     made = robust_heads(1000, 0.01, AnyScale(0.5))
-    yield toolbox.kept(made, "the library's heads for a thousand keys", True, length=float(made.queries[0, 0]))
+    yield kept(made, "the library's heads for a thousand keys", True, length=float(made.queries[0, 0]))
 
 
 def _grows(amended: bool) -> Evidence:
     score, more = Symbol("e", positive=True), Symbol("h", positive=True)
     grown = (score + more) / (score + more + m) - score / (score + m)
-    return toolbox.nonnegative(grown, "α = e/(e + n − 1) grows with e = e^s, the others scoring 0", amended)
+    return nonnegative(grown, "α = e/(e + n − 1) grows with e = e^s, the others scoring 0", amended)
 
 
 def _half_length_loses(count: int, near: float) -> Evidence:
     raised = (arb(count) * 100).sqrt()
     weight = raised / (raised + count - 1)
-    return toolbox.counterexample(
+    return counterexample(
         bool(abs(weight - near) < 1e-4) and bool(weight < 0.25),
         f"{count} keys, ε = 0.01, c = ½: head 1 has e^(t/2) = √(n/ε) against n − 1",
         "balls",
@@ -150,24 +146,16 @@ def heads_gauss(rule: Law) -> Iterator[Evidence]:
     never = intervals.normal_cdf(-arb(2).sqrt())
     shrunk = Symbol("h", nonnegative=True)
     weight = (1 / (1 + shrunk)) / (1 / (1 + shrunk) + m)
-    yield toolbox.nonnegative(
-        1 / n - weight, "X ≤ 0, e^(βX) = 1/(1+h): head 1 gives v_a a weight of at most 1/n, at any β"
-    )
-    yield toolbox.counterexample(
-        bool(never > 0.0786),
-        "X ≤ 0 happens with probability Φ(−√2)",
-        "exact law in balls",
-        probability=never.str(20),
-    )
+    yield nonnegative(1 / n - weight, "X ≤ 0, e^(βX) = 1/(1+h): head 1 gives v_a a weight of at most 1/n, at any β")
+    says = "X ≤ 0 happens with probability Φ(−√2)"
+    yield counterexample(bool(never > 0.0786), says, "exact law in balls", probability=never.str(20))
 
     beta = Symbol("beta", positive=True)
     least = rule.least(n, eps, beta, log)
-    yield toolbox.identity((n - 1) * exp(-beta * least), eps, "head 1 has α_a = 1/(1+ε) at X = ln((n−1)/ε)/β", True)
+    yield identity((n - 1) * exp(-beta * least), eps, "head 1 has α_a = 1/(1+ε) at X = ln((n−1)/ε)/β", True)
     yield _grows(amended=True)
     later = eps - (n - 1) * (eps / (n - 1)) / (1 + shrunk)
-    yield toolbox.nonnegative(
-        later, "so exactly when X is that or more; and head 2, of score β ≥ ln((n−1)/ε), always", True
-    )
+    yield nonnegative(later, "so exactly when X is that or more; and head 2, of score β ≥ ln((n−1)/ε), always", True)
     sigma = intervals.ball(Fraction(rule.variance)).sqrt()
     for count, strength, low, high in (
         (1000, 20, 0.7258, 0.7259),
@@ -178,14 +166,12 @@ def heads_gauss(rule: Law) -> Iterator[Evidence]:
         threshold = rule.least(arb(count), arb(1) / 100, arb(strength), lambda x: x.log())
         chance = intervals.normal_cdf((1 - threshold) / sigma)
         says = f"both heads copy, n = {count}, β = {strength}, ε = 0.01"
-        yield toolbox.law(chance, low, high, says, True, n=count, beta=strength, eps=0.01)
-    yield toolbox.nonnegative(least.subs(eps, below_one), "the threshold is above 0 at every β", True)
-    yield toolbox.identity(sympy.limit(least, beta, sympy.oo), 0, "and → 0 as β → ∞", True)
+        yield law(chance, low, high, says, True, n=count, beta=strength, eps=0.01)
+    yield nonnegative(least.subs(eps, below_one), "the threshold is above 0 at every β", True)
+    yield identity(sympy.limit(least, beta, sympy.oo), 0, "and → 0 as β → ∞", True)
     limit = intervals.normal_cdf(1 / sigma)
-    yield toolbox.law(
-        limit, 0.921350396474, 0.921350396475, "so P(X ≥ threshold) rises to 1 − Φ(−√2), never past it", True
-    )
-    yield toolbox.identity(
+    yield law(limit, 0.921350396474, 0.921350396475, "so P(X ≥ threshold) rises to 1 − Φ(−√2), never past it", True)
+    yield identity(
         (n - 1) * exp(0 - log((n - 1) / eps)),
         eps,
         "a way out: q_1 = −ln((n−1)/ε)·Σ_{j≠a} μ_j scores 0 on k_a whatever X is, and copies always, √(n−1)"
@@ -194,7 +180,7 @@ def heads_gauss(rule: Law) -> Iterator[Evidence]:
     )
     for name, away in (("as here, β = 50", False), ("with the way out", True)):
         heads = robust_heads(1000, 0.01, GaussianLaw(), least=None if away else math.log(99900) / 50, away=away)
-        yield toolbox.kept(heads, f"the library's heads, {name}", True, probability=heads.success)
+        yield kept(heads, f"the library's heads, {name}", True, probability=heads.success)
 
 
 # A head's query is t·(x·u + y·k_2) with t = ln(n/ε): its x and its y.
@@ -236,32 +222,23 @@ def _identical_picture() -> Table:
     plain="Two heads with the same query swing less than one when the keys are noisy.",
     assumptions=("real arithmetic", "both heads read the same keys and values"),
     subject=((1, 1), (1, 1)),
-    sabotage={
-        "a query for each value": ((1, 0), (0, 1)),
-        "one head with the average, one for v_1": ((1, 1), (1, 0)),
-    },
+    sabotage={"a query for each value": ((1, 0), (0, 1)), "one head with the average, one for v_1": ((1, 1), (1, 0))},
     picture=_identical_picture,
 )
 def heads_identical(heads: Heads) -> Iterator[Evidence]:
     one, both = swing(heads[:1]), swing(heads)
-    yield toolbox.counterexample(
-        both >= one,
-        "k_1 = c·u, c = ½ or 3/2 with equal chances, 100 keys, ε = 0.01: the weight on v_1 has the same variance",
-        "exact rationals",
-        **{"one head": str(one), "two heads": str(both), "about": float(both)},
+    says = "k_1 = c·u, c = ½ or 3/2 with equal chances, 100 keys, ε = 0.01: the weight on v_1 has the same variance"
+    yield counterexample(
+        both >= one, says, "exact rationals", **{"one head": str(one), "two heads": str(both), "about": float(both)}
     )
     apart = swing([(1, 0), (0, 1)])
-    yield toolbox.rational(apart < both, "a query for each value does swing less", separate=apart)
+    yield rational(apart < both, "a query for each value does swing less", separate=apart)
     output = Symbol("c", real=True)
-    yield toolbox.identity(
-        (output + output) / 2, output, "equal queries over equal keys are one function: their mean is it"
-    )
+    yield identity((output + output) / 2, output, "equal queries over equal keys are one function: their mean is it")
     sigma, rho = Symbol("sigma", positive=True), Symbol("rho", real=True)
     variance = (sigma**2 + sigma**2 + 2 * rho * sigma**2) / 4
-    yield toolbox.identity(
-        variance, sigma**2 * (1 + rho) / 2, "Var of the mean of two heads of correlation ρ is σ²(1+ρ)/2"
-    )
-    yield toolbox.identity(variance.subs(rho, 1), sigma**2, "shared keys make ρ = 1: nothing is gained")
+    yield identity(variance, sigma**2 * (1 + rho) / 2, "Var of the mean of two heads of correlation ρ is σ²(1+ρ)/2")
+    yield identity(variance.subs(rho, 1), sigma**2, "shared keys make ρ = 1: nothing is gained")
 
 
 class Projectors(NamedTuple):
@@ -318,37 +295,33 @@ def project_out(projectors: Projectors) -> Iterator[Evidence]:
     a, b = [Fraction(3, 5), Fraction(4, 5)], [Fraction(-4, 5), Fraction(3, 5)]
     value = [5 * ours + 5 * theirs for ours, theirs in zip(a, b, strict=True)]
     got = [sum(ours * entry for ours, entry in zip(a, value, strict=True))]
-    yield toolbox.counterexample(
+    yield counterexample(
         got != [5 * ours for ours in a],
         "A = (3/5, 4/5)ᵀ, v_a = (3, 4), v_b = (−4, 3): Aᵀ gives one number, not a vector of the plane",
         "exact rationals",
         **{"A^T (v_a + v_b)": [str(entry) for entry in got], "v_a": ["3", "4"]},
     )
     coordinates = sympy.expand(At * (A * x + B * y)).subs({At * A: 1, At * B: 0})
-    yield toolbox.identity(coordinates, x, "AᵀA = I, AᵀB = 0: Aᵀ(Ax + By) = x, the coordinates", True)
-    kept = sympy.expand(projectors.orthogonal * (A * x + B * y)).subs({At * A: 1, At * B: 0})
-    yield toolbox.identity(kept, A * x, "AAᵀ(Ax + By) = Ax = v_a", True)
+    yield identity(coordinates, x, "AᵀA = I, AᵀB = 0: Aᵀ(Ax + By) = x, the coordinates", True)
+    a_part = sympy.expand(projectors.orthogonal * (A * x + B * y)).subs({At * A: 1, At * B: 0})
+    yield identity(a_part, A * x, "AAᵀ(Ax + By) = Ax = v_a", True)
 
-    kept = sympy.expand(projectors.oblique * A * x).subs(G * At * R * A, 1)
-    yield toolbox.identity(kept, A * x, "independent spans, P = A(AᵀRA)⁻¹AᵀR: P·Ax = Ax", True)
+    a_part = sympy.expand(projectors.oblique * A * x).subs(G * At * R * A, 1)
+    yield identity(a_part, A * x, "independent spans, P = A(AᵀRA)⁻¹AᵀR: P·Ax = Ax", True)
     gone = sympy.expand((projectors.oblique * B * y).subs(R, away_from_b)).subs(H * Bt * B, 1)
-    yield toolbox.identity(sympy.expand(gone), 0, "RB = B − B(BᵀB)⁻¹BᵀB = 0, so P·By = 0", True)
+    yield identity(sympy.expand(gone), 0, "RB = B − B(BᵀB)⁻¹BᵀB = 0, so P·By = 0", True)
     square = sympy.expand(away_from_b**2).subs(H * Bt * B, 1)
-    yield toolbox.identity(
-        square,
-        sympy.expand(away_from_b),
-        "R² = R = Rᵀ: xᵀAᵀRAx = ‖RAx‖² is 0 only where Ax lies in B's span, that is at x = 0, so the inverse exists",
-        True,
-    )
+    says = "R² = R = Rᵀ: xᵀAᵀRAx = ‖RAx‖² is 0 only where Ax lies in B's span, that is at x = 0, so the inverse exists"
+    yield identity(square, sympy.expand(away_from_b), says, True)
     yield _at_an_angle()
     made = projector(torch.tensor([[1.0], [0.0]]), torch.tensor([[0.6], [0.8]]))
-    yield toolbox.kept(made, "the library's projector for these two, rounded to float32", True)
+    yield kept(made, "the library's projector for these two, rounded to float32", True)
 
 
 def _at_an_angle() -> Evidence:
     a, b = Matrix([1, 0]), Matrix([3, 4]) / 5
     oblique = _oblique(a, b)
-    return toolbox.rational(
+    return rational(
         oblique * a == a and oblique * b == sympy.zeros(2, 1) and a * a.T * b != sympy.zeros(2, 1),
         "A = (1, 0)ᵀ, B = (3/5, 4/5)ᵀ: the oblique projector keeps A and drops B; AAᵀ lets 3/5 of B through",
         True,
@@ -414,15 +387,7 @@ def _missed(word: Any, a: arb_mat, b: arb_mat, x: arb, y: arb) -> arb:
     h = (turned * b).inv()
     away = arb_mat([[1, 0], [0, 1]]) - b * h * turned
     g = (a.transpose() * away * a).inv()
-    given = (
-        A,
-        At,
-        B,
-        Bt,
-        H,
-        G,
-        R,
-    )
+    given = (A, At, B, Bt, H, G, R)
     letters = dict(zip(given, (a, a.transpose(), b, turned, h, g, away), strict=True))
     made = (_word(word, letters) * (a * x + b * y)).entries()
     padded = [*made, *[arb(0)] * (2 - len(made))]

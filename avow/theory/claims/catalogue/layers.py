@@ -19,9 +19,9 @@ from sympy import Matrix, Rational, Symbol, exp
 from avow.core.chart import Chart, Table
 from avow.numerics import intervals
 from avow.numerics.intervals import most
-from avow.theory.claims import toolbox
 from avow.theory.claims.claim import Evidence, Unproved, claim
 from avow.theory.claims.random_search import Falsifier, Numbers, numbered, whole
+from avow.theory.claims.toolbox import enclosed, identity, kept, nonnegative, positive
 from avow.theory.constructions.routers import route_by_weights as library_router
 
 beta = Symbol("beta", positive=True)
@@ -47,7 +47,7 @@ def squared_length(x: Matrix) -> Any:
 
 def _vanishes(squared: Any, says: str) -> Evidence:
     at = squared.subs(e_to_beta_squared, exp(beta**2))
-    return toolbox.identity(sympy.limit(at, beta, sympy.oo), 0, says)
+    return identity(sympy.limit(at, beta, sympy.oo), 0, says)
 
 
 def _self_picture() -> Chart:
@@ -84,15 +84,15 @@ def self_attend_copies_self(tokens: Sequence[Matrix]) -> Iterator[Evidence]:
     e = e_to_beta_squared
     first, own, third = tokens
     weights = attention(own, tokens)
-    yield toolbox.identity(weights[1], e / (e + 2), "α_22 = e^(β²)/(e^(β²) + 2)")
+    yield identity(weights[1], e / (e + 2), "α_22 = e^(β²)/(e^(β²) + 2)")
     error = squared_length(mixture(weights, tokens) - own)
-    yield toolbox.identity(error, 10 * beta**2 / (e + 2) ** 2, "‖c_2 − x_2‖ = √10·β/(e^(β²) + 2) exactly")
+    yield identity(error, 10 * beta**2 / (e + 2) ** 2, "‖c_2 − x_2‖ = √10·β/(e^(β²) + 2) exactly")
     yield _vanishes(error, "which → 0 as β grows: c_2 ≈ x_2")
     for name, added, shares in (("u_d", u_d, (e, e**2, 1)), ("u_c", u_c, (1, e**2, e))):
         changed = attention(own + added, (first, own + added, third))
         for i, share in enumerate(shares):
             says = f"x_2 = u_a + {name}: α_2{i + 1} is {sympy.sstr(share)} over e^(2β²) + e^(β²) + 1, E = e^(β²)"
-            yield toolbox.identity(changed[i], share / (e**2 + e + 1), says)
+            yield identity(changed[i], share / (e**2 + e + 1), says)
 
     gamma, delta = Symbol("gamma", real=True), Symbol("delta", real=True)
     moved = own + gamma * u_c + delta * u_d
@@ -101,27 +101,19 @@ def self_attend_copies_self(tokens: Sequence[Matrix]) -> Iterator[Evidence]:
         ("3", third, delta**2 + (gamma - Rational(1, 2)) ** 2),
     ):
         ahead = moved.dot(moved) - moved.dot(token) - Rational(3, 4)
-        yield toolbox.identity(
-            ahead, square, f"x_2 = u_a + γu_c + δu_d scores over ¾β² more on itself than on x_{name}"
-        )
-        yield toolbox.nonnegative(square, "as squares are not negative, for every γ and δ")
+        yield identity(ahead, square, f"x_2 = u_a + γu_c + δu_d scores over ¾β² more on itself than on x_{name}")
+        yield nonnegative(square, "as squares are not negative, for every γ and δ")
     own_weight, to_third = Symbol("alpha", positive=True), Symbol("s", nonnegative=True)
     away = mixture((1 - own_weight - to_third, own_weight, to_third), (first, moved, third)) - u_b
-    yield toolbox.identity(
-        away.dot(u_a) ** 2 + away.dot(u_b) ** 2,
-        2 * own_weight**2,
-        "along u_a and u_b alone, ‖c_2 − u_b‖² ≥ 2β²α_22²",
-    )
+    says = "along u_a and u_b alone, ‖c_2 − u_b‖² ≥ 2β²α_22²"
+    yield identity(away.dot(u_a) ** 2 + away.dot(u_b) ** 2, 2 * own_weight**2, says)
     shrunk, low = Symbol("t", nonnegative=True), Symbol("h", nonnegative=True)
-    yield toolbox.nonnegative(
-        1 / (1 + shrunk) - 1 / (1 + shrunk + low), "α_22 falls with the other two terms: it is ≥ 1/(1 + 2e^(−3β²/4))"
-    )
+    says = "α_22 falls with the other two terms: it is ≥ 1/(1 + 2e^(−3β²/4))"
+    yield nonnegative(1 / (1 + shrunk) - 1 / (1 + shrunk + low), says)
     least, above = 1 / (1 + 2 * exp(-3 * beta**2 / 4)), Symbol("h", positive=True)
-    yield toolbox.positive(
-        least.subs(exp(-3 * beta**2 / 4), 1 / (1 + above)) - Rational(1, 3),
-        "e^(3β²/4) = 1 + h > 1, so α_22 > ⅓: c_2 stays √2·β/3 away from u_b at every β",
-    )
-    yield toolbox.identity(sympy.limit(least, beta, sympy.oo), 1, "and α_22 → 1 as β grows: √2·β away")
+    says = "e^(3β²/4) = 1 + h > 1, so α_22 > ⅓: c_2 stays √2·β/3 away from u_b at every β"
+    yield positive(least.subs(exp(-3 * beta**2 / 4), 1 / (1 + above)) - Rational(1, 3), says)
+    yield identity(sympy.limit(least, beta, sympy.oo), 1, "and α_22 → 1 as β grows: √2·β away")
     yield _self_weight_at_three()
 
 
@@ -130,7 +122,7 @@ def _self_weight_at_three() -> Evidence:
         return 1 / (1 + 2 * arb(-9).exp())
 
     moved = 1 / (1 + 2 * (arb(-27) / 4).exp())
-    return toolbox.enclosed(
+    return enclosed(
         lambda: bool(weight() > 0.9997),
         "β = 3: the weight on itself, in numbers",
         False,
@@ -179,32 +171,29 @@ def _route_picture() -> Chart:
 def route_by_weights(weights: Weights) -> Iterator[Evidence]:
     e = e_to_beta_squared
     entry = Symbol("x_q", real=True)
-    yield toolbox.identity(
-        beta**-2 * (beta**2 * entry), entry, "β⁻²u_p·u_qᵀ takes the coordinate along u_q to u_p: u_qᵀx = β²·x_q"
-    )
+    says = "β⁻²u_p·u_qᵀ takes the coordinate along u_q to u_p: u_qᵀx = β²·x_q"
+    yield identity(beta**-2 * (beta**2 * entry), entry, says)
     values = [weights.value * token for token in tokens]
     for i, (target, reads, square) in enumerate(((u_b - u_c, 2, 5), (u_b, 0, 2))):
         shares = attention(weights.query * tokens[i], tokens)
-        yield toolbox.identity(
-            shares[reads], e / (e + 2), f"token {i + 1} reads token {reads + 1}: α = e^(β²)/(e^(β²) + 2)"
-        )
+        yield identity(shares[reads], e / (e + 2), f"token {i + 1} reads token {reads + 1}: α = e^(β²)/(e^(β²) + 2)")
         error = squared_length(mixture(shares, values) - target)
         says = f"‖c_{i + 1} − {('(u_b − u_c)', 'u_b')[i]}‖ = √{square}·β/(e^(β²) + 2) exactly"
-        yield toolbox.identity(error, square * beta**2 / (e + 2) ** 2, says)
-        yield toolbox.nonnegative(square * beta**2 / e**2 - error, f"hence below √{square}·β·e^(−β²)")
+        yield identity(error, square * beta**2 / (e + 2) ** 2, says)
+        yield nonnegative(square * beta**2 / e**2 - error, f"hence below √{square}·β·e^(−β²)")
         yield _vanishes(error, "which → 0 as β grows")
     idle = mixture(attention(weights.query * tokens[2], tokens), values)
     off = idle - (2 * u_b - u_c) / 3
-    yield toolbox.identity(off.dot(off), 0, "token 3 is told nothing: it takes the mean of the values")
+    yield identity(off.dot(off), 0, "token 3 is told nothing: it takes the mean of the values")
     for length in (2, 3):
         yield _off_at(length)
-    yield toolbox.kept(library_router(3.0), "the library's router at β = 3; it compiles any other routing as well")
+    yield kept(library_router(3.0), "the library's router at β = 3; it compiles any other routing as well")
 
 
 def _off_at(length: int) -> Evidence:
     share = 1 / (arb(length**2).exp() + 2)
     first, second = ((arb(square).sqrt() * length * share) for square in (5, 2))
-    return toolbox.enclosed(
+    return enclosed(
         lambda: bool(first < arb(5).sqrt() * length * arb(-(length**2)).exp()),
         f"β = {length}: the errors in numbers",
         False,
@@ -289,7 +278,7 @@ def _not_with(name: str, layer: Layer, x: tuple[int, int]) -> Evidence:
         return rows
 
     permuted, straight = outputs(x[::-1]), outputs(x)[::-1]
-    return toolbox.enclosed(
+    return enclosed(
         lambda: any(bool(abs(a - b) > 0.2) for a, b in zip(permuted, straight, strict=True)),
         f"it is not so with {name}: attention alone, Q = K = V = 1, on two numbers",
         False,
@@ -311,24 +300,19 @@ def _for_any_number_of_tokens(layer: Layer) -> Iterator[Evidence]:
     def scores(x: Any, xt: Any) -> Any:
         return entered(x) * W * (xt + Et if layer.positions else xt) + (M if layer.causal else 0)
 
-    yield toolbox.identity(reduced(entered(P * X)), reduced(P * entered(X)), "what enters is permuted: PX")
-    yield toolbox.identity(
-        reduced(scores(P * X, Xt * Pt)), reduced(P * scores(X, Xt) * Pt), "scores S = XWXᵀ become PSPᵀ, W = W_Q·W_Kᵀ"
-    )
-    yield toolbox.identity(
+    yield identity(reduced(entered(P * X)), reduced(P * entered(X)), "what enters is permuted: PX")
+    says = "scores S = XWXᵀ become PSPᵀ, W = W_Q·W_Kᵀ"
+    yield identity(reduced(scores(P * X, Xt * Pt)), reduced(P * scores(X, Xt) * Pt), says)
+    yield identity(
         reduced(P * A * Pt * one),
         P * A * one,
         "A = exp(S) by entries becomes PAPᵀ, for (PSPᵀ)_ij = S_π(i)π(j); its row sums A1 become P·A1, so D⁻¹"
         " becomes PD⁻¹Pᵀ",
     )
-    yield toolbox.identity(
-        reduced((P * D * Pt) * (P * A * Pt) * (P * X) * V), P * D * A * X * V, "attention D⁻¹AXV: P in front"
-    )
-    yield toolbox.identity(
-        reduced(P * X + P * Y),
-        reduced(P * (X + Y)),
-        "residuals: PX + PY = P(X + Y); feed-forward and norm take rows one by one, and row i of PX is row π(i) of X",
-    )
+    says = "attention D⁻¹AXV: P in front"
+    yield identity(reduced((P * D * Pt) * (P * A * Pt) * (P * X) * V), P * D * A * X * V, says)
+    says = "residuals: PX + PY = P(X + Y); feed-forward and norm take rows one by one, and row i of PX is row π(i) of X"
+    yield identity(reduced(P * X + P * Y), reduced(P * (X + Y)), says)
 
 
 # Searches for counterexamples: the excess of a case over each statement.

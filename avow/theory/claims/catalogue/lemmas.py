@@ -17,9 +17,9 @@ from sympy import Integer, Symbol, exp, log, sqrt, tanh
 from avow.core.chart import Chart, Table
 from avow.numerics import intervals
 from avow.numerics.intervals import most, total
-from avow.theory.claims import toolbox
 from avow.theory.claims.claim import Evidence, claim
 from avow.theory.claims.random_search import Falsifier, Numbers, interval_function, numbered
+from avow.theory.claims.toolbox import identity, nonnegative, rising
 
 # Masses and sums of exponentials; what two quantities fall short of a bound; the number of keys.
 head, tail, more = (Symbol(name, positive=True) for name in ("H", "T", "e"))
@@ -32,11 +32,8 @@ def cauchy_schwarz() -> Iterator[Evidence]:
     a, b = (Symbol(name, positive=True) for name in ("a", "b"))
     inner = Symbol("c", real=True)
     square = b**2 * a**2 - 2 * a * b * inner + a**2 * b**2
-    yield toolbox.identity(
-        square,
-        2 * a * b * (a * b - inner),
-        "Cauchy–Schwarz: 0 ≤ ‖ ‖b‖a − ‖a‖b ‖² = 2‖a‖‖b‖(‖a‖‖b‖ − ⟨a,b⟩), so ⟨a,b⟩ ≤ ‖a‖‖b‖",
-    )
+    says = "Cauchy–Schwarz: 0 ≤ ‖ ‖b‖a − ‖a‖b ‖² = 2‖a‖‖b‖(‖a‖‖b‖ − ⟨a,b⟩), so ⟨a,b⟩ ≤ ‖a‖‖b‖"
+    yield identity(square, 2 * a * b * (a * b - inner), says)
 
 
 def triangle() -> Iterator[Evidence]:
@@ -44,14 +41,11 @@ def triangle() -> Iterator[Evidence]:
     yield from cauchy_schwarz()
     a, b = (Symbol(name, nonnegative=True) for name in ("a", "b"))
     inner = a * b - short
-    yield toolbox.nonnegative(
-        (a + b) ** 2 - (a**2 + 2 * inner + b**2), "triangle: (‖a‖ + ‖b‖)² − ‖a + b‖² = 2(‖a‖‖b‖ − ⟨a,b⟩) ≥ 0"
-    )
+    says = "triangle: (‖a‖ + ‖b‖)² − ‖a + b‖² = 2(‖a‖‖b‖ − ⟨a,b⟩) ≥ 0"
+    yield nonnegative((a + b) ** 2 - (a**2 + 2 * inner + b**2), says)
     reach, share = Symbol("M", nonnegative=True), 1 / (1 + Symbol("x", positive=True))
-    yield toolbox.nonnegative(
-        reach - ((1 - share) * (reach - short) + share * (reach - shorter)),
-        "a mean of vectors of length ≤ M, with one more mixed in, has length ≤ (1−λ)M + λM = M",
-    )
+    says = "a mean of vectors of length ≤ M, with one more mixed in, has length ≤ (1−λ)M + λM = M"
+    yield nonnegative(reach - ((1 - share) * (reach - short) + share * (reach - shorter)), says)
 
 
 def _moved(p: float, delta: float) -> float:
@@ -68,9 +62,8 @@ def _perturbation_picture() -> Chart:
         "a set of weight 1/(1+e^δ)": (deltas, [_moved(1 / (1 + math.exp(d)), d) for d in deltas]),
         "a set of weight 0.01": (deltas, [_moved(0.01, d) for d in deltas]),
     }
-    return Chart(
-        "How far weights move when logits do", "δ, the most any logit moves", "‖softmax(a) − softmax(b)‖₁", series
-    )
+    title = "How far weights move when logits do"
+    return Chart(title, "δ, the most any logit moves", "‖softmax(a) − softmax(b)‖₁", series)
 
 
 @claim(
@@ -92,38 +85,25 @@ def _perturbation_picture() -> Chart:
 )
 def softmax_perturbation(bound: Callable[[Any], Any]) -> Iterator[Evidence]:
     gained, inside = Symbol("g", nonnegative=True), Symbol("P", positive=True)
-    yield toolbox.identity(
-        gained - ((1 - (inside + gained)) - (1 - inside)),
-        2 * gained,
-        "A = the keys that gain, if any: what A gains the others lose, so ‖p − q‖₁ = 2(q(A) − p(A))",
-    )
+    says = "A = the keys that gain, if any: what A gains the others lose, so ‖p − q‖₁ = 2(q(A) − p(A))"
+    yield identity(gained - ((1 - (inside + gained)) - (1 - inside)), 2 * gained, says)
     # q_i = p_i e^{d_i}/Z: U and L are what A and the others have before the division.
-    yield toolbox.nonnegative(
-        (tail + short) / (tail + short + head) - tail / (tail + head), "q(A) = U/(U + L) grows with U = Σ_A p_i e^(d_i)"
-    )
-    yield toolbox.nonnegative(
-        tail / (tail + head) - tail / (tail + head + short), "and falls with L = Σ_others p_i e^(d_i)"
-    )
+    says = "q(A) = U/(U + L) grows with U = Σ_A p_i e^(d_i)"
+    yield nonnegative((tail + short) / (tail + short + head) - tail / (tail + head), says)
+    yield nonnegative(tail / (tail + head) - tail / (tail + head + short), "and falls with L = Σ_others p_i e^(d_i)")
     size = Symbol("delta", nonnegative=True)
-    yield toolbox.rising(
-        exp(size) - exp(size - short), short, 0, "every d_i ≤ δ gives e^(d_i) ≤ e^δ, and every d_i ≥ −δ gives ≥ e^(−δ)"
-    )
-    yield toolbox.identity(
-        inside * exp(size) + more * exp(size),
-        (inside + more) * exp(size),
-        "term by term: U ≤ P·e^δ and L ≥ (1−P)·e^(−δ)",
-    )
+    says = "every d_i ≤ δ gives e^(d_i) ≤ e^δ, and every d_i ≥ −δ gives ≥ e^(−δ)"
+    yield rising(exp(size) - exp(size - short), short, 0, says)
+    says = "term by term: U ≤ P·e^δ and L ≥ (1−P)·e^(−δ)"
+    yield identity(inside * exp(size) + more * exp(size), (inside + more) * exp(size), says)
     # t = e^δ ≥ 1, written so that SymPy sees it; P in (0, 1), likewise.
     t, p = 1 + Symbol("tau", nonnegative=True), 1 / (1 + Symbol("o", positive=True))
     most = p * t / (p * t + (1 - p) / t)
     claimed = bound(log(t)).rewrite(exp)
-    yield toolbox.nonnegative(
-        claimed - 2 * (most - p),
-        "2·tanh(δ/2) − 2(q(A) − P) = 2(t−1)(P(t+1) − 1)²/((t+1)(1 + P(t²−1))) ≥ 0 with t = e^δ",
-    )
-    yield toolbox.identity(
-        claimed, 2 * (most - p).subs(p, 1 / (1 + t)), "and it is reached: two keys of weights 1/(1+e^δ) and e^δ/(1+e^δ)"
-    )
+    says = "2·tanh(δ/2) − 2(q(A) − P) = 2(t−1)(P(t+1) − 1)²/((t+1)(1 + P(t²−1))) ≥ 0 with t = e^δ"
+    yield nonnegative(claimed - 2 * (most - p), says)
+    says = "and it is reached: two keys of weights 1/(1+e^δ) and e^δ/(1+e^δ)"
+    yield identity(claimed, 2 * (most - p).subs(p, 1 / (1 + t)), says)
 
 
 def _tail_picture() -> Chart:
@@ -146,31 +126,21 @@ def _tail_picture() -> Chart:
     " the dropped values' mean and the kept values' mean: at most 2τ times the longest value.",
     assumptions=("real arithmetic", "at least one key is kept", "means are weighted by the softmax weights"),
     subject=lambda tau: tau,
-    sabotage={
-        "τ²": lambda tau: tau**2,
-        "τ/(1−τ)": lambda tau: tau / (1 - tau),
-        "half of it": lambda tau: tau / 2,
-    },
+    sabotage={"τ²": lambda tau: tau**2, "τ/(1−τ)": lambda tau: tau / (1 - tau), "half of it": lambda tau: tau / 2},
     picture=_tail_picture,
     needs=("softmax-categorical",),
 )
 def tail_mass_output(factor: Callable[[Any], Any]) -> Iterator[Evidence]:
     kept, dropped = (Symbol(name, real=True) for name in ("m_H", "m_T"))
     tau = tail / (head + tail)
-    yield toolbox.identity(
-        (head * kept + tail * dropped) / (head + tail),
-        (1 - tau) * kept + tau * dropped,
-        "with exponentials summing to H and T: the output is (1−τ)m_H + τm_T, τ = T/(H+T), in every coordinate",
-    )
+    says = "with exponentials summing to H and T: the output is (1−τ)m_H + τm_T, τ = T/(H+T), in every coordinate"
+    yield identity((head * kept + tail * dropped) / (head + tail), (1 - tau) * kept + tau * dropped, says)
     share = Symbol("tau", positive=True)
-    yield toolbox.identity(
-        (1 - share) * kept + share * dropped - kept, factor(share) * (dropped - kept), "so it moves by τ(m_T − m_H)"
-    )
+    says = "so it moves by τ(m_T − m_H)"
+    yield identity((1 - share) * kept + share * dropped - kept, factor(share) * (dropped - kept), says)
     yield from triangle()
     reach = Symbol("M", nonnegative=True)
-    yield toolbox.nonnegative(
-        2 * reach - ((reach - short) + (reach - shorter)), "hence ‖m_T − m_H‖ ≤ ‖m_T‖ + ‖m_H‖ ≤ 2·max‖v‖"
-    )
+    yield nonnegative(2 * reach - ((reach - short) + (reach - shorter)), "hence ‖m_T − m_H‖ ≤ ‖m_T‖ + ‖m_H‖ ≤ 2·max‖v‖")
 
 
 def _dropped_picture() -> Chart:
@@ -200,15 +170,12 @@ def _dropped_picture() -> Chart:
     needs=("softmax-categorical",),
 )
 def dropped_mass(bound: Callable[[Any, Any], Any]) -> Iterator[Evidence]:
-    yield toolbox.rising(exp(short) - 1, short, 0, "a higher score has a higher exponential")
-    yield toolbox.nonnegative(
-        (tail + short) + (more + shorter) - (tail + more), "key by key, sums of bounds bound the sums, from either side"
-    )
-    yield toolbox.nonnegative(
-        bound(head, tail + short) - tail / (head + shorter + tail),
-        "τ = T/(H + T) with T ≤ U and H ≥ L is at most U/(L + U)",
-    )
-    yield toolbox.identity(bound(head, tail), tail / (head + tail), "and it is reached when both bounds are")
+    yield rising(exp(short) - 1, short, 0, "a higher score has a higher exponential")
+    says = "key by key, sums of bounds bound the sums, from either side"
+    yield nonnegative((tail + short) + (more + shorter) - (tail + more), says)
+    says = "τ = T/(H + T) with T ≤ U and H ≥ L is at most U/(L + U)"
+    yield nonnegative(bound(head, tail + short) - tail / (head + shorter + tail), says)
+    yield identity(bound(head, tail), tail / (head + tail), "and it is reached when both bounds are")
 
 
 def _ratio_picture() -> Table:
@@ -238,23 +205,15 @@ def ratio_error(bound: Callable[[Any, Any], Any]) -> Iterator[Evidence]:
     total, normaliser = Symbol("Z", positive=True), Symbol("Z_t", positive=True)
     sums = [Symbol(name, real=True) for name in ("S_t", "S")]
     mean = sums[1] / total
-    yield toolbox.identity(
-        sums[0] / normaliser - mean,
-        ((sums[0] - sums[1]) - (normaliser - total) * mean) / normaliser,
-        "with S = Σ a_j v_j and o = S/Z: õ − o = ((S̃ − S) − (Z̃ − Z)o)/Z̃",
-    )
-    yield toolbox.identity(
-        (wrong * value - right * value) - (wrong - right) * mean,
-        (wrong - right) * (value - mean),
-        "one key more adds (ã_j − a_j)(v_j − o): so õ − o = Σ(ã_j − a_j)(v_j − o)/Z̃",
-    )
+    says = "with S = Σ a_j v_j and o = S/Z: õ − o = ((S̃ − S) − (Z̃ − Z)o)/Z̃"
+    yield identity(sums[0] / normaliser - mean, ((sums[0] - sums[1]) - (normaliser - total) * mean) / normaliser, says)
+    says = "one key more adds (ã_j − a_j)(v_j − o): so õ − o = Σ(ã_j − a_j)(v_j − o)/Z̃"
+    yield identity((wrong * value - right * value) - (wrong - right) * mean, (wrong - right) * (value - mean), says)
     yield from triangle()
     reach, miss = Symbol("M", nonnegative=True), Symbol("E", nonnegative=True)
     far = (reach - short) + (reach - shorter)
-    yield toolbox.nonnegative(2 * reach - far, "‖v_j − o‖ ≤ ‖v_j‖ + ‖o‖ ≤ 2·max‖v‖, for o is a mean of the values")
-    yield toolbox.nonnegative(
-        bound(miss, normaliser) * reach - miss * far / normaliser, "together: at most (2E/Z̃)·max‖v‖"
-    )
+    yield nonnegative(2 * reach - far, "‖v_j − o‖ ≤ ‖v_j‖ + ‖o‖ ≤ 2·max‖v‖, for o is a mean of the values")
+    yield nonnegative(bound(miss, normaliser) * reach - miss * far / normaliser, "together: at most (2E/Z̃)·max‖v‖")
 
 
 def _residual_picture() -> Chart:
@@ -292,24 +251,17 @@ def residual_cauchy_schwarz(bound: Callable[[Any, Any], Any]) -> Iterator[Eviden
     yield from cauchy_schwarz()
     # C = BΨ(Z)ᵀ maps ψ(x) to φ(x), and CCᵀ = B G(Z,Z) Bᵀ ≼ I.
     length, kept = Symbol("N", positive=True), Symbol("a", positive=True)
-    yield toolbox.identity(
-        (length * kept - kept**2) / kept,
-        length - kept,
-        "a = ‖Cψ‖²: a² = ⟨ψ, CᵀCψ⟩² ≤ ‖ψ‖²⟨Cψ, CCᵀCψ⟩ ≤ ‖ψ‖²·a, so a ≤ ‖ψ‖²: the residual ⟨ψ, (I − CᵀC)ψ⟩ is ≥ 0",
-    )
+    says = "a = ‖Cψ‖²: a² = ⟨ψ, CᵀCψ⟩² ≤ ‖ψ‖²⟨Cψ, CCᵀCψ⟩ ≤ ‖ψ‖²·a, so a ≤ ‖ψ‖²: the residual ⟨ψ, (I − CᵀC)ψ⟩ is ≥ 0"
+    yield identity((length * kept - kept**2) / kept, length - kept, says)
     x, y = (Symbol(name, positive=True) for name in ("r_x", "r_y"))
     cross, mix = Symbol("r_xy", real=True), Symbol("lambda", real=True)
     form = x + 2 * mix * cross + mix**2 * y
-    yield toolbox.identity(
-        form.subs(mix, -cross / y) * y, x * y - cross**2, "at ψ(x) + λψ(y), λ = −r_xy/r_yy: r_xx·r_yy − r_xy² ≥ 0"
-    )
-    yield toolbox.identity(
-        form.subs(y, 0), x + 2 * mix * cross, "where r_yy = 0 it is linear in λ, so never negative only if r_xy = 0"
-    )
-    yield toolbox.identity(
-        bound(x, y) ** 2, x * y, "so |r_xy| ≤ √(r_xx·r_yy), with r_xx = 1 − ‖φ(x)‖²; reached where y = x"
-    )
-    yield toolbox.nonnegative(bound(x, y), "the root being the one that is not negative")
+    says = "at ψ(x) + λψ(y), λ = −r_xy/r_yy: r_xx·r_yy − r_xy² ≥ 0"
+    yield identity(form.subs(mix, -cross / y) * y, x * y - cross**2, says)
+    says = "where r_yy = 0 it is linear in λ, so never negative only if r_xy = 0"
+    yield identity(form.subs(y, 0), x + 2 * mix * cross, says)
+    yield identity(bound(x, y) ** 2, x * y, "so |r_xy| ≤ √(r_xx·r_yy), with r_xx = 1 − ‖φ(x)‖²; reached where y = x")
+    yield nonnegative(bound(x, y), "the root being the one that is not negative")
 
 
 Shard = tuple[Any, Any]
@@ -366,12 +318,12 @@ def lse_merge(merge: Callable[[Shard, Shard], Shard]) -> Iterator[Evidence]:
     w = [Symbol(f"w_{i}", real=True) for i in (1, 2, 3)]
     one, two, three = ((log(total), values / total) for total, values in zip(z, w, strict=True))
     both = merge(one, two)
-    yield toolbox.identity(both[0], log(z[0] + z[1]), "the merged logarithm is that of all exponentials together")
-    yield toolbox.identity(both[1], (w[0] + w[1]) / (z[0] + z[1]), "the merged output is that of all keys together")
+    yield identity(both[0], log(z[0] + z[1]), "the merged logarithm is that of all exponentials together")
+    yield identity(both[1], (w[0] + w[1]) / (z[0] + z[1]), "the merged output is that of all keys together")
     for i, word in enumerate(("logarithm", "output")):
-        yield toolbox.identity(both[i], merge(two, one)[i], f"commutative: the {word} in either order")
+        yield identity(both[i], merge(two, one)[i], f"commutative: the {word} in either order")
         left, right = merge(both, three)[i], merge(one, merge(two, three))[i]
-        yield toolbox.identity(left, right, f"associative: the {word} in either grouping")
+        yield identity(left, right, f"associative: the {word} in either grouping")
 
 
 def _gamma_picture() -> Chart:
@@ -402,15 +354,13 @@ def rounding_gamma(gamma: Callable[[Any, Any], Any]) -> Iterator[Evidence]:
     # (n+1)u < 1 leaves room: u = 1/(n + 1 + room).
     room = Symbol("r", positive=True)
     u = 1 / (keys + 1 + room)
-    yield toolbox.nonnegative(gamma(Integer(1), u) - u, "one factor 1 + δ: |δ| ≤ u ≤ γ_1")
-    yield toolbox.nonnegative(gamma(Integer(1), u) - u / (1 - u), "one division: |1/(1+δ) − 1| ≤ u/(1−u) ≤ γ_1")
+    yield nonnegative(gamma(Integer(1), u) - u, "one factor 1 + δ: |δ| ≤ u ≤ γ_1")
+    yield nonnegative(gamma(Integer(1), u) - u / (1 - u), "one division: |1/(1+δ) − 1| ≤ u/(1−u) ≤ γ_1")
     grown = gamma(keys, u)
-    yield toolbox.nonnegative(
-        gamma(keys + 1, u) - (grown + u + grown * u), "one more factor: |(1+θ)(1+δ) − 1| ≤ γ_n + u + γ_n·u ≤ γ_(n+1)"
-    )
-    yield toolbox.nonnegative(
-        gamma(keys + 1, u) - (grown + u) / (1 - u), "one more division: |(1+θ)/(1+δ) − 1| ≤ (γ_n + u)/(1−u) ≤ γ_(n+1)"
-    )
+    says = "one more factor: |(1+θ)(1+δ) − 1| ≤ γ_n + u + γ_n·u ≤ γ_(n+1)"
+    yield nonnegative(gamma(keys + 1, u) - (grown + u + grown * u), says)
+    says = "one more division: |(1+θ)/(1+δ) − 1| ≤ (γ_n + u)/(1−u) ≤ γ_(n+1)"
+    yield nonnegative(gamma(keys + 1, u) - (grown + u) / (1 - u), says)
 
 
 # Searches for counterexamples: the excess of a case over each statement.
@@ -491,9 +441,7 @@ FALSIFIERS: Mapping[str, Falsifier] = {
     ),
     "ratio-error": Falsifier(numbered("a₁ a₂ a₃ ã₁ ã₂ ã₃", 0.01, 1) | numbered("v₁ v₂ v₃", -1, 1), _ratio),
     "residual-cauchy-schwarz": Falsifier(
-        numbered("x y", -3, 3),
-        _residual,
-        reads="The Gaussian kernel on a line, and one landmark at 0.",
+        numbered("x y", -3, 3), _residual, reads="The Gaussian kernel on a line, and one landmark at 0."
     ),
     "lse-merge": Falsifier(numbered("ℓ₁ ℓ₂", -4, 4) | numbered("o₁ o₂", -2, 2), _merge),
     "rounding-gamma": Falsifier({"u": (0.01, 0.18)} | numbered("δ₁/u δ₂/u δ₃/u δ₄/u δ₅/u", -1, 1), _rounding),

@@ -16,7 +16,7 @@ from avow.calibration import random_problem
 from avow.core import Problem, Sizes
 from avow.core.chart import Chart, Table
 from avow.numerics import intervals
-from avow.theory.claims import counting, toolbox
+from avow.theory.claims import counting
 from avow.theory.claims.catalogue.costs import (
     FIXED,
     GENEROUS,
@@ -29,6 +29,7 @@ from avow.theory.claims.catalogue.costs import (
 )
 from avow.theory.claims.claim import Evidence, claim
 from avow.theory.claims.random_search import Falsifier, Numbers, whole
+from avow.theory.claims.toolbox import counterexample, enclosed, identity, nonnegative, rational, same_product
 
 n, d, k, m = (counting.length(name) for name in ("n", "d", "k", "m"))
 
@@ -84,16 +85,13 @@ def _low_rank_picture() -> Table:
 )
 def low_rank_cost(product: Program) -> Iterator[Evidence]:
     U, S, W, V = MatrixSymbol("U", n, k), MatrixSymbol("S", k, k), MatrixSymbol("W", n, k), MatrixSymbol("V", n, d)
-    yield toolbox.same_product(
-        product(U, S, W, V), (U * S * W.T) * V, "products may be taken in any order, at any size"
-    )
+    yield same_product(product(U, S, W, V), (U * S * W.T) * V, "products may be taken in any order, at any size")
 
     def count(length: int, rank: int, width: int) -> int:
         inputs = counting.ones((length, rank), (rank, rank), (length, rank), (length, width))
         return counting.flops(lambda: product(*inputs))
 
-    found, step = counting.counted(count, [n, k, d], [(7, 5, 6)], "the product by its factors")
-    yield step
+    found = yield from counting.counted(count, [n, k, d], [(7, 5, 6)], "the product by its factors")
     more = sympy.Symbol("(n-k)", integer=True, nonnegative=True)
     yield counting.at_most(found, n * k * d, "time, for k ≤ n", given={n: k + more})
     yield _confusion(product)
@@ -103,7 +101,7 @@ def low_rank_cost(product: Program) -> Iterator[Evidence]:
 
 def _confusion(product: Program) -> Evidence:
     right, wrong = product(*_uniform()), confused(*_uniform())
-    return toolbox.rational(
+    return rational(
         right == put_together(*_uniform()) and right != wrong,
         "the usual argument, that WᵀV cancels, takes W for the values: with P = 1/4 everywhere it gives something else",
         right=list(right),
@@ -116,9 +114,9 @@ def _full_rank() -> Iterator[Evidence]:
         x = sympy.symbols(f"x1:{size + 1}")
         powers = sympy.Matrix([[base ** (j + 1) for j in range(size)] for base in x])
         product = sympy.prod(x) * sympy.prod([x[j] - x[i] for j in range(size) for i in range(j)])
-        yield toolbox.identity(powers.det(), product, f"Vandermonde's determinant, {size} × {size}")
+        yield identity(powers.det(), product, f"Vandermonde's determinant, {size} × {size}")
     determinants = [sympy.Matrix(size, size, lambda i, j: 2 ** ((i + 1) * (j + 1))).det() for size in range(1, 8)]
-    yield toolbox.rational(
+    yield rational(
         all(determinant != 0 for determinant in determinants),
         "q_i = i·ln 2 and k_j = j give exp(q_i·k_j) = (2^i)^j, whose determinant is no zero by Vandermonde, for any n"
         " and from d = 1 on; a real-analytic function that is not zero is zero almost nowhere, so P has full rank n for"
@@ -127,7 +125,7 @@ def _full_rank() -> Iterator[Evidence]:
     )
     problem = random_problem(Sizes(1, 1, 1, 12, 12, 2, 2, torch.float64))
     q, keys = (intervals.matrix(x[0, 0]) for x in (problem.q, problem.k))
-    yield toolbox.enclosed(
+    yield enclosed(
         lambda: bool(arb_mat([intervals.softmax([intervals.dot(row, key) for key in keys]) for row in q]).det() != 0),
         "twelve Gaussian queries and keys in the plane: the determinant of their softmax matrix is not zero",
     )
@@ -138,7 +136,7 @@ def _decomposition() -> Iterator[Evidence]:
     more = sympy.Symbol("(n-3d/2)", nonnegative=True)
     work = sympy.summation(8 * j**2, (j, 1, n))
     attention = 4 * n**2 * d
-    yield toolbox.nonnegative(
+    yield nonnegative(
         sympy.expand((work - attention).subs(n, 3 * d / 2 + more)),
         "n reflections from either side, 8j² operations on what is left at size j, bring P to two diagonals: from"
         " n = 3d/2 on this first half of its decomposition costs more than attention, 4n²d",
@@ -181,35 +179,21 @@ def separable_cost(program: Program) -> Iterator[Evidence]:
     def inputs(length: int, width: int) -> Sequence[Tensor]:
         return counting.ones(*[(length, width)] * 3)
 
-    time, step = counting.counted(
-        lambda *z: counting.flops(lambda: program(*inputs(*z))),
-        [n, d],
-        [(50, 7)],
-        "the definition, right to left",
-    )
-    yield step
+    says = "the definition, right to left"
+    time = yield from counting.counted(lambda *z: counting.flops(lambda: program(*inputs(*z))), [n, d], [(50, 7)], says)
     yield from counting.theta(time, n * d**2, "time")
-    space, steps, step = counting.memory(program, inputs, [n, d])
-    yield step
+    space, steps = yield from counting.memory(program, inputs, [n, d])
     yield from counting.theta(space, n * d + d**2, f"space, between 1/{steps} of this count and all of it")
     method = library("separable")
-    own, step = counting.counted(
-        lambda *z: counting.of_library(method, *z),
-        [n, d],
-        [(130, 5), (1100, 2)],
-        "the library's method, its cost model equal to PyTorch's counter each time",
-    )
-    yield step
+    says = "the library's method, its cost model equal to PyTorch's counter each time"
+    own = yield from counting.counted(lambda *z: counting.of_library(method, *z), [n, d], [(130, 5), (1100, 2)], says)
     yield from counting.theta(own, n * d**2, "time of the library's method")
     held = {
         length: max(counting.held(lambda *x: method.compute(Problem.of(*x)), *inputs(length, 16)))
         for length in (1024, 2048, 4096)
     }
-    yield toolbox.rational(
-        held[2048] <= 2 * held[1024] and held[4096] <= 2 * held[2048],
-        "measured on the library's method: twice the keys hold at most twice the numbers",
-        held=held,
-    )
+    says = "measured on the library's method: twice the keys hold at most twice the numbers"
+    yield rational(held[2048] <= 2 * held[1024] and held[4096] <= 2 * held[2048], says, held=held)
 
 
 def by_features(q: Tensor, k: Tensor, v: Tensor, directions: Tensor) -> Tensor:
@@ -252,15 +236,14 @@ def features_cost(program: Program) -> Iterator[Evidence]:
     def inputs(length: int, features: int, width: int) -> Sequence[Tensor]:
         return counting.ones(*[(length, width)] * 3, (features, width))
 
-    time, step = counting.counted(
-        lambda *z: counting.flops(lambda: program(*inputs(*z))), [n, m, d], [(9, 7, 8)], "features, then sums"
+    says = "features, then sums"
+    time = yield from counting.counted(
+        lambda *z: counting.flops(lambda: program(*inputs(*z))), [n, m, d], [(9, 7, 8)], says
     )
-    yield step
     yield from counting.theta(time, n * m * d, "time")
-    space, steps, step = counting.memory(program, inputs, [n, m, d])
-    yield step
+    space, steps = yield from counting.memory(program, inputs, [n, m, d])
     yield from counting.theta(space, n * m + m * d + n * d, f"space, between 1/{steps} of this count and all of it")
-    own, step = counting.counted(
+    own = yield from counting.counted(
         lambda length, features, width: counting.of_library(
             library("random_features", features=features), length, width
         ),
@@ -268,7 +251,6 @@ def features_cost(program: Program) -> Iterator[Evidence]:
         [(130, 7, 5), (1100, 6, 2)],
         "the library's method, its cost model equal to PyTorch's counter each time",
     )
-    yield step
     yield from counting.theta(own, n * m * d, "time of the library's method")
 
 
@@ -332,7 +314,7 @@ def _perceiver_picture() -> Chart:
 )
 def perceiver_cost(perceiver: Perceiver) -> Iterator[Evidence]:
     inputs, blocks = counting.length("ℓ"), counting.length("L")
-    cross, step = counting.counted(
+    cross = yield from counting.counted(
         lambda length, latents, width: counting.flops(
             lambda: perceiver.cross(*counting.ones((latents, width), (length, width)))
         ),
@@ -341,7 +323,7 @@ def perceiver_cost(perceiver: Perceiver) -> Iterator[Evidence]:
         "cross-attention",
         amended=True,
     )
-    block, of_block = counting.counted(
+    block = yield from counting.counted(
         lambda latents, width: counting.flops(lambda: perceiver.block(*counting.ones((latents, width), (5, width)))),
         [m, d],
         [(9, 8)],
@@ -353,31 +335,26 @@ def perceiver_cost(perceiver: Perceiver) -> Iterator[Evidence]:
         ("a latent block is not O(m²): a product of m × d matrices takes m²d", block, m**2, d),
     ):
         violated = counting.unbounded(count / order, grows)
-        yield toolbox.counterexample(
-            violated, name, "the limit of an exact count", count=str(count), grows_with=str(grows)
-        )
-    yield step
+        yield counterexample(violated, name, "the limit of an exact count", count=str(count), grows_with=str(grows))
     yield from counting.theta(cross, inputs * m * d, "cross-attention", True)
-    yield of_block
     yield from counting.theta(block, m**2 * d, "a latent block", True)
     sizes = [(9, 7, 8, 5), (4, 3, 2, 6)]
     counts = [counting.flops(partial(perceiver.of, *z)) for z in sizes]
     whole = cross + blocks * block
     foreseen = [whole.subs(dict(zip((inputs, m, d, blocks), z, strict=True))) for z in sizes]
-    yield toolbox.rational(counts == foreseen, "one part after another: their counts add up", True, counted=counts)
+    yield rational(counts == foreseen, "one part after another: their counts add up", True, counted=counts)
     yield from counting.theta(whole, inputs * m * d + blocks * m**2 * d, "the whole", True)
     yield from _projections(inputs, blocks)
 
 
 def _projections(inputs: sympy.Symbol, blocks: sympy.Symbol) -> Iterator[Evidence]:
-    one, step = counting.counted(
+    one = yield from counting.counted(
         lambda rows, width: counting.flops(lambda: torch.matmul(*counting.ones((rows, width), (width, width)))),
         [n, d],
         [(9, 8)],
         "a projection of n rows",
         True,
     )
-    yield step
     # Latents ask of inputs, which have keys and values; in every block latents have all three.
     found = one.subs(n, m) + 2 * one.subs(n, inputs) + 3 * blocks * one.subs(n, m)
     yield from counting.theta(found, d**2 * (inputs + m + blocks * m), "projections, which are not counted above", True)
@@ -436,10 +413,7 @@ def _sizes(names: str) -> Mapping[str, tuple[float, float]]:
 
 FALSIFIERS: Mapping[str, Falsifier] = {
     "low-rank-cost": Falsifier(
-        _sizes("nkd"),
-        _by_factors,
-        whole=frozenset("nkd"),
-        reads="Run and counted, k being n where it is larger.",
+        _sizes("nkd"), _by_factors, whole=frozenset("nkd"), reads="Run and counted, k being n where it is larger."
     ),
     "separable-cost": Falsifier(_sizes("nd"), _separable, whole=frozenset("nd"), reads="Run and counted."),
     "features-cost": Falsifier(_sizes("nmd"), _features, whole=frozenset("nmd"), reads="Run and counted."),

@@ -18,9 +18,9 @@ from flint import arb
 from avow.core.chart import Table
 from avow.numerics import intervals
 from avow.numerics.intervals import most
-from avow.theory.claims import toolbox
 from avow.theory.claims.claim import Evidence, claim
 from avow.theory.claims.random_search import Falsifier, Numbers, numbered
+from avow.theory.claims.toolbox import counterexample
 
 Ends = tuple[Fraction, Fraction]
 
@@ -66,7 +66,7 @@ def _exp_picture() -> Table:
 def mpmath_iv_exp(enclosure: Callable[[float], Ends]) -> Iterator[Evidence]:
     found = next((x for x in _POINTS if _outside(arb(x).exp, *enclosure(x))), _POINTS[0])
     low, high = enclosure(found)
-    yield toolbox.counterexample(
+    yield counterexample(
         _outside(arb(found).exp, low, high),
         f"e^{found} lies outside the interval given for it",
         "balls of python-flint at up to 4,096 bits",
@@ -144,7 +144,7 @@ def _softmax_picture() -> Table:
 def auto_lirpa_softmax(bounds: Bounds) -> Iterator[Evidence]:
     _, most = bounds(*(torch.tensor(ends, dtype=torch.float64) for ends in (_LOW, _HIGH)))
     weight = intervals.softmax([arb(x) for x in _CORNER])[1]
-    yield toolbox.counterexample(
+    yield counterexample(
         bool(weight > arb(float(most[1]))),
         "at (−100, −60) the second weight exceeds its upper bound: 1e-12 was added to a far smaller denominator",
         "balls of python-flint",
@@ -158,6 +158,7 @@ def auto_lirpa_softmax(bounds: Bounds) -> Iterator[Evidence]:
 
 
 def _exponential(enclosure: Callable[[float], Ends], case: Numbers) -> arb:
+    # An exponential is enclosed wrongly where it is all but a float itself: numbers are drawn so that theirs are.
     x = math.log(1 + 10.0 ** -float(case[0]))
     low, high = map(intervals.ball, enclosure(x))
     truth = arb(x).exp()
@@ -184,8 +185,6 @@ FALSIFIERS: Mapping[str, Falsifier] = {
         reads="x is the float nearest to ln(1 + 10^−a), a as drawn: eˣ is all but a float itself.",
     ),
     "auto-lirpa-softmax": Falsifier(
-        numbered("x₁ x₁′ x₂ x₂′", -120, 0),
-        _softmax,
-        reads="A box for two logits, and its corners.",
+        numbered("x₁ x₁′ x₂ x₂′", -120, 0), _softmax, reads="A box for two logits, and its corners."
     ),
 }

@@ -18,11 +18,10 @@ from sympy import Matrix, Rational, Symbol, erf, exp, sqrt
 from avow.core.chart import Chart, Table
 from avow.numerics import intervals
 from avow.numerics.intervals import most
-from avow.theory.claims import toolbox
 from avow.theory.claims.claim import Evidence, claim
 from avow.theory.claims.random_search import Falsifier, Numbers, interval_function
-from avow.theory.constructions.laws import DiscreteLaw, GaussianLaw
-from avow.theory.constructions.noise import noise_analysis
+from avow.theory.claims.toolbox import counterexample, enclosed, identity, law, nonnegative
+from avow.theory.constructions.noise import DiscreteLaw, GaussianLaw, noise_analysis
 
 alpha = Symbol("alpha", positive=True)
 beta = Symbol("beta", positive=True)
@@ -40,13 +39,8 @@ def _variance(covariance: Matrix) -> Any:
 def _even_picture() -> Chart:
     products = [10 ** (i / 10) for i in range(-40, 41)]
     chance = [math.erf(math.log(3) / math.sqrt(8 * product)) for product in products]
-    return Chart(
-        "Two noisy keys: how often both weights are within ¼ of ½",
-        "αβ²",
-        "probability",
-        {"erf(ln 3/√(8αβ²))": (products, chance)},
-        log_x=True,
-    )
+    title = "Two noisy keys: how often both weights are within ¼ of ½"
+    return Chart(title, "αβ²", "probability", {"erf(ln 3/√(8αβ²))": (products, chance)}, log_x=True)
 
 
 @claim(
@@ -72,19 +66,17 @@ def noise_isotropic(variance: Any) -> Iterator[Evidence]:
     spread = alpha * sympy.eye(3)
     claimed = variance(alpha, beta)
     gap = 2 * _variance(spread)
-    yield toolbox.identity(gap, claimed, "independent keys: the gap (k_a − k_b)·q has variance 2α‖q‖² = 4αβ²", True)
+    yield identity(gap, claimed, "independent keys: the gap (k_a − k_b)·q has variance 2α‖q‖² = 4αβ²", True)
     mean = (mean_a - mean_b).dot(query)
-    yield toolbox.identity(mean, 0, "and mean 0", True)
+    yield identity(mean, 0, "and mean 0", True)
 
     v = Symbol("v", positive=True)
     within = erf(delta / sqrt(2 * v))
     one_over = erf(delta / sqrt(2 * claimed.subs(alpha, 1 / beta)))
-    yield toolbox.identity(
-        sympy.limit(one_over, beta, sympy.oo), 0, "α = 1/β vanishes, yet P(|gap| ≤ δ) → 0 for every δ"
-    )
+    yield identity(sympy.limit(one_over, beta, sympy.oo), 0, "α = 1/β vanishes, yet P(|gap| ≤ δ) → 0 for every δ")
     noise, strength = arb(1) / 10**6, arb(10**4)
     even = ((arb(3).log()) / (2 * variance(noise, strength)).sqrt()).erf()
-    yield toolbox.counterexample(
+    yield counterexample(
         bool(even < 0.05),
         "two keys, α = 10⁻⁶, β = 10⁴: the weights are within ¼ of ½ (|gap| ≤ ln 3) less than once in twenty",
         "exact law in balls",
@@ -94,55 +86,36 @@ def noise_isotropic(variance: Any) -> Iterator[Evidence]:
         probability=even.str(12),
     )
 
-    yield toolbox.identity(sympy.limit(within, v, 0, "+"), 1, "P(|gap| ≤ δ) = erf(δ/√(2v)) → 1 as v = 4αβ² → 0", True)
-    yield toolbox.identity(sympy.limit(within, v, sympy.oo), 0, "it depends on αβ² alone, and → 0 as αβ² → ∞", True)
-    yield toolbox.nonnegative(
-        -sympy.diff(within, v), "it falls as αβ² grows: where αβ² ≥ c, it is at most that of c", True
-    )
-    yield toolbox.identity(
-        sympy.limit(within, delta, 0, "+"), 0, "which → 0 with δ: αβ² that does not vanish leaves no average", True
-    )
+    yield identity(sympy.limit(within, v, 0, "+"), 1, "P(|gap| ≤ δ) = erf(δ/√(2v)) → 1 as v = 4αβ² → 0", True)
+    yield identity(sympy.limit(within, v, sympy.oo), 0, "it depends on αβ² alone, and → 0 as αβ² → ∞", True)
+    yield nonnegative(-sympy.diff(within, v), "it falls as αβ² grows: where αβ² ≥ c, it is at most that of c", True)
+    says = "which → 0 with δ: αβ² that does not vanish leaves no average"
+    yield identity(sympy.limit(within, delta, 0, "+"), 0, says, True)
     to_other = (mean_a - mean_j).dot(query)
-    yield toolbox.identity(to_other, beta, "a gap from a or b to any other key has mean β and the same variance", True)
+    yield identity(to_other, beta, "a gap from a or b to any other key has mean β and the same variance", True)
     behind = (1 - erf(to_other / 2 / sqrt(2 * claimed))) / 2
-    yield toolbox.identity(
-        sympy.limit(behind, alpha, 0, "+"),
-        0,
-        "P(a gap to key j < β/2) = Φ(−1/(4√α)) → 0, whatever β; there are 2(n − 2) of them",
-        True,
-    )
+    says = "P(a gap to key j < β/2) = Φ(−1/(4√α)) → 0, whatever β; there are 2(n − 2) of them"
+    yield identity(sympy.limit(behind, alpha, 0, "+"), 0, says, True)
     yield from _even_while_the_gap_is_small()
     quiet, strong = arb(1) / 10**6, arb(30)
     sigma = variance(quiet, strong).sqrt()
     fails = 1 - (arb(3) / 10 / sigma / arb(2).sqrt()).erf() + 2 * 998 * intervals.normal_cdf(-strong / 2 / sigma)
     least = 1 / (1 + (arb(3) / 10).exp() + 998 * (-strong / 2).exp())
-    yield toolbox.law(
-        1 - fails,
-        0.999999,
-        1,
-        "a thousand keys, α = 10⁻⁶, β = 30: probability at least this that both weights are as large as `weights`",
-        True,
-        alpha=1e-6,
-        beta=30,
-        weights=least.str(10),
-    )
+    says = "a thousand keys, α = 10⁻⁶, β = 30: probability at least this that both weights are as large as `weights`"
+    yield law(1 - fails, 0.999999, 1, says, True, alpha=1e-6, beta=30, weights=least.str(10))
 
 
 def _even_while_the_gap_is_small() -> Iterator[Evidence]:
     """Where the gap is within δ and no other key nearer than β/2, both weights lie about ½."""
     rival, others, x, y = (Symbol(name, nonnegative=True) for name in ("A", "B", "x", "y"))
-    yield toolbox.nonnegative(
+    yield nonnegative(
         1 / (1 + rival + others) - 1 / (1 + (rival + x) + (others + y)),
         "e^(s_b − s_a) = A ≤ e^δ and the others' sum B ≤ (n−2)e^(−β/2): α_a ≥ 1/(1 + e^δ + (n−2)e^(−β/2)), so α_b too",
         True,
     )
     least = 1 / (1 + exp(delta) + others * exp(-beta / 2))
-    yield toolbox.identity(
-        sympy.limit(sympy.limit(least, beta, sympy.oo), delta, 0),
-        Rational(1, 2),
-        "which → ½ as β → ∞, then δ → 0; and two weights of at least ½ − o(1) are at most ½ + o(1)",
-        True,
-    )
+    says = "which → ½ as β → ∞, then δ → 0; and two weights of at least ½ − o(1) are at most ½ + o(1)"
+    yield identity(sympy.limit(sympy.limit(least, beta, sympy.oo), delta, 0), Rational(1, 2), says, True)
 
 
 class Stretch(NamedTuple):
@@ -189,28 +162,22 @@ def noise_one_key_discrete(stretch: Stretch) -> Iterator[Evidence]:
     second = z**2
     for name, term, power in (("short", first[0], -1), ("long", first[1], 1)):
         says = f"the {name} key: e^(s_1)/e^(s_2) = (n/ε)^(c−1) = (n/ε)^({power}/2)"
-        yield toolbox.identity(term / second, z**power, says)
+        yield identity(term / second, z**power, says)
     to_second = second / (first[0] + second + others)
-    yield toolbox.nonnegative(to_second - 1 / (1 + eps + 1 / z), "c = ½: α_2 ≥ 1/(1 + ε + (n/ε)^(−1/2))")
+    yield nonnegative(to_second - 1 / (1 + eps + 1 / z), "c = ½: α_2 ≥ 1/(1 + ε + (n/ε)^(−1/2))")
     to_first = first[1] / (first[1] + second + others)
-    yield toolbox.nonnegative(to_first - 1 / (1 + (1 + eps) / z), "c = 3/2: α_1 ≥ 1/(1 + (1 + ε)·(n/ε)^(−1/2))")
+    yield nonnegative(to_first - 1 / (1 + (1 + eps) / z), "c = 3/2: α_1 ≥ 1/(1 + (1 + ε)·(n/ε)^(−1/2))")
     free = Symbol("varepsilon", positive=True)
-    yield toolbox.identity(sympy.limit(1 / (1 + (1 + free) / z), z, sympy.oo), 1, "so as n/ε → ∞ it is all v_1")
-    yield toolbox.identity(
-        sympy.limit(1 / (1 + free + 1 / z), z, sympy.oo),
-        1 / (1 + free),
-        "or v_2, to ε; with equal chances the mean is never seen",
-    )
+    yield identity(sympy.limit(1 / (1 + (1 + free) / z), z, sympy.oo), 1, "so as n/ε → ∞ it is all v_1")
+    says = "or v_2, to ε; with equal chances the mean is never seen"
+    yield identity(sympy.limit(1 / (1 + free + 1 / z), z, sympy.oo), 1 / (1 + free), says)
     for c, near in zip(stretch, ((0.0031, 0.987), (0.9968, 0.0032)), strict=True):
         yield _near(c, near)
     t = math.log(1000 / 0.01)
     law = DiscreteLaw((Fraction(1, 2), Fraction(3, 2)), (Fraction(1, 2), Fraction(1, 2)))
     found = noise_analysis(1000, [{0: t, 1: t}], law, eta=0.9)
-    yield toolbox.enclosed(
-        lambda: found.success == (0.0, 0.0),
-        "the library's analysis: neither outcome comes within 0.9·max‖v‖ of the mean",
-        errors=[outcome.error[0] for outcome in found.outcomes],
-    )
+    says = "the library's analysis: neither outcome comes within 0.9·max‖v‖ of the mean"
+    yield enclosed(lambda: found.success == (0.0, 0.0), says, errors=[outcome.error[0] for outcome in found.outcomes])
 
 
 def _near(c: Rational, near: tuple[float, float]) -> Evidence:
@@ -219,7 +186,7 @@ def _near(c: Rational, near: tuple[float, float]) -> Evidence:
         raised = (t.log() * int(c.p) / int(c.q)).exp()
         return raised / (raised + t + 998), t / (raised + t + 998)
 
-    return toolbox.enclosed(
+    return enclosed(
         lambda: all(bool(abs(weight - value) < 5e-5) for weight, value in zip(weights(), near, strict=True)),
         f"a thousand keys, ε = 0.01, c = {c}: the weights are {near} to four places",
         n=1000,
@@ -279,60 +246,35 @@ def _scaled_picture() -> Chart:
 )
 def noise_one_key_gauss(scaled: Scaled) -> Iterator[Evidence]:
     outside = (arb(1) / 2).erfc()
-    yield toolbox.counterexample(
-        bool(outside > 0.479),
-        "X leaves [½, 3/2] nearly half of the time: 2Φ(−1/√2)",
-        "exact law in balls",
-        probability=outside.str(15),
-    )
+    says = "X leaves [½, 3/2] nearly half of the time: 2Φ(−1/√2)"
+    yield counterexample(bool(outside > 0.479), says, "exact law in balls", probability=outside.str(15))
     true_b, stated_b = 1 / (1 + arb(5).exp()), 1 / (1 + arb(-5).exp())
-    yield toolbox.counterexample(
-        bool(stated_b - true_b > 0.98),
-        "β = 10, X = 3/2: key b has weight 0.0067, not the 0.9933 stated for both, which would sum to 1.99",
-        "balls",
-        stated=stated_b.str(10),
-        true=true_b.str(10),
-    )
+    says = "β = 10, X = 3/2: key b has weight 0.0067, not the 0.9933 stated for both, which would sum to 1.99"
+    yield counterexample(bool(stated_b - true_b > 0.98), says, "balls", stated=stated_b.str(10), true=true_b.str(10))
 
     spread = alpha * sympy.eye(3)
     stretched = spread + mean_a * mean_a.T / 2
     along = (mean_a.T * stretched * mean_a)[0]
-    yield toolbox.identity(sympy.limit(along, alpha, 0), scaled.variance, "X = ⟨k_a, μ_a⟩ has variance α + ½ → ½", True)
+    yield identity(sympy.limit(along, alpha, 0), scaled.variance, "X = ⟨k_a, μ_a⟩ has variance α + ½ → ½", True)
     x = Symbol("X", real=True)
     scores = beta * x, beta
     for name, score, weight in zip("ab", scores, scaled[:2], strict=True):
         share = exp(score) / (exp(scores[0]) + exp(scores[1]))
-        yield toolbox.identity(weight(beta, x), share, f"k_a = X·μ_a, scores βX and β: the weight of key {name}", True)
+        yield identity(weight(beta, x), share, f"k_a = X·μ_a, scores βX and β: the weight of key {name}", True)
     sigma = intervals.ball(Fraction(scaled.variance)).sqrt()
-    yield toolbox.law(
-        intervals.normal_cdf(-1 / sigma),
-        0.0786496035251,
-        0.0786496035252,
-        "P(X < 0) = Φ(−√2): the key points the other way",
-        True,
-    )
+    says = "P(X < 0) = Φ(−√2): the key points the other way"
+    yield law(intervals.normal_cdf(-1 / sigma), 0.0786496035251, 0.0786496035252, says, True)
     gap = _variance(stretched) + _variance(spread)
-    yield toolbox.identity(
-        gap, beta**2 * (scaled.variance + 4 * alpha), "the gap has mean 0 and variance β²(½ + 4α)", True
-    )
+    yield identity(gap, beta**2 * (scaled.variance + 4 * alpha), "the gap has mean 0 and variance β²(½ + 4α)", True)
     logit, weakness = Symbol("y", real=True), Symbol("z", positive=True)
     below = (1 + erf(sympy.simplify(logit / sqrt(2 * gap).subs(beta, 1 / weakness)))) / 2
-    yield toolbox.identity(
-        below.subs(weakness, 0),
-        Rational(1, 2),
-        "P(α_a ≤ w) = Φ(logit(w)/√variance), continuous in 1/β, is ½ at 1/β = 0 for every w in (0, 1): Bernoulli(½)",
-        True,
-    )
+    says = "P(α_a ≤ w) = Φ(logit(w)/√variance), continuous in 1/β, is ½ at 1/β = 0 for every w in (0, 1): Bernoulli(½)"
+    yield identity(below.subs(weakness, 0), Rational(1, 2), says, True)
     torn = 2 * intervals.normal_cdf(-(arb(99).log()) / (1000 * sigma))
-    yield toolbox.law(torn, 0.99, 1, "β = 1000, α = 0: one key has over 99% of the weight, with this probability", True)
+    yield law(torn, 0.99, 1, "β = 1000, α = 0: one key has over 99% of the weight, with this probability", True)
     found = noise_analysis(2, [{0: 1000.0, 1: 1000.0}], GaussianLaw(1.0, float(scaled.variance)), eta=0.01)
-    yield toolbox.enclosed(
-        lambda: found.variance[0] > 0.249,
-        "the library's analysis at β = 1000: the weight's variance is nearly that of a fair coin, ¼",
-        True,
-        mean=list(found.mean),
-        variance=list(found.variance),
-    )
+    says = "the library's analysis at β = 1000: the weight's variance is nearly that of a fair coin, ¼"
+    yield enclosed(lambda: found.variance[0] > 0.249, says, True, mean=list(found.mean), variance=list(found.variance))
 
 
 # Searches for counterexamples: the excess of a case over each statement.

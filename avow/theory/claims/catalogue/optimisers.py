@@ -14,9 +14,9 @@ from sympy import Rational, Symbol
 from avow.core.chart import Chart, Table
 from avow.numerics import intervals
 from avow.numerics.intervals import most, total
-from avow.theory.claims import toolbox
 from avow.theory.claims.claim import Evidence, claim
 from avow.theory.claims.random_search import Falsifier, Numbers, interval_function, numbered
+from avow.theory.claims.toolbox import counterexample, identity, induction, positive, rational
 
 beta = 1 / (1 + Symbol("s", positive=True))  # any number strictly between 0 and 1
 
@@ -81,7 +81,7 @@ def _momentum_picture() -> Chart:
 def momentum_ema(momenta: Momenta) -> Iterator[Evidence]:
     half, two, ones = Fraction(1, 2), Fraction(2), [Fraction(1), Fraction(1)]
     found, wanted = _travelled(*momenta.stated(half, two), ones), _averaged(half, two, ones)
-    yield toolbox.counterexample(
+    yield counterexample(
         found != wanted,
         "β = ½, δ = 2, two gradients of 1",
         "fractions",
@@ -91,25 +91,16 @@ def momentum_ema(momenta: Momenta) -> Iterator[Evidence]:
     b, u, g, first = (Symbol(name, real=True) for name in ("beta", "u", "g", "g_1"))
     step = Symbol("delta", real=True)
     alpha, rate = momenta.amended(b, step)
-    yield toolbox.identity(
-        alpha * (step * u) + rate * g,
-        step * (b * u + (1 - b) * g),
-        "if v = δu before a step, v = δu after it",
-        amended=True,
-    )
-    yield toolbox.identity(step * 0, 0, "and v = δu = 0 at the start: so Δθ = −v = −δu at every step", amended=True)
+    says = "if v = δu before a step, v = δu after it"
+    yield identity(alpha * (step * u) + rate * g, step * (b * u + (1 - b) * g), says, amended=True)
+    yield identity(step * 0, 0, "and v = δu = 0 at the start: so Δθ = −v = −δu at every step", amended=True)
     free_alpha, free_rate = Symbol("alpha", real=True), Symbol("epsilon", real=True)
     other = _travelled(free_alpha, free_rate, [first, 0])
     same = _averaged(b, step, [first, 0])
-    yield toolbox.identity(
-        same[0] - other[0], first * (free_rate - rate), "only ε = δ(1 − β) gives the first step", amended=True
-    )
-    yield toolbox.identity(
-        (same[1] - other[1]).subs(free_rate, rate),
-        first * rate * (free_alpha - alpha),
-        "and then, as ε is not 0, only α = β the second",
-        amended=True,
-    )
+    says = "only ε = δ(1 − β) gives the first step"
+    yield identity(same[0] - other[0], first * (free_rate - rate), says, amended=True)
+    says = "and then, as ε is not 0, only α = β the second"
+    yield identity((same[1] - other[1]).subs(free_rate, rate), first * rate * (free_alpha - alpha), says, amended=True)
 
 
 def _ema_picture() -> Chart:
@@ -136,15 +127,14 @@ def _ema_picture() -> Chart:
 def ema_unrolled(weight: Callable[[Any, Any, Any], Any]) -> Iterator[Evidence]:
     b = Symbol("beta", positive=True)
     t, i = Symbol("t", integer=True, positive=True), Symbol("i", integer=True, positive=True)
-    yield toolbox.identity(weight(b, 1, 1), 1 - b, "v_1 = (1 − β)g_1: the sum for t = 1")
-    yield toolbox.identity(
-        b * weight(b, t, i), weight(b, t + 1, i), "a step multiplies every old weight by β, as the sum for t + 1 has it"
-    )
-    yield toolbox.identity(weight(b, t + 1, t + 1), 1 - b, "and gives the new gradient the weight 1 − β: so for all t")
+    yield identity(weight(b, 1, 1), 1 - b, "v_1 = (1 − β)g_1: the sum for t = 1")
+    says = "a step multiplies every old weight by β, as the sum for t + 1 has it"
+    yield identity(b * weight(b, t, i), weight(b, t + 1, i), says)
+    yield identity(weight(b, t + 1, t + 1), 1 - b, "and gives the new gradient the weight 1 − β: so for all t")
     gradients = sympy.symbols("g1:6", real=True)
     unrolled = sum(weight(b, 5, k + 1) * g for k, g in enumerate(gradients))
     recurred = -_travelled(b, 1 - b, list(gradients))[-1]
-    yield toolbox.identity(recurred, unrolled, "five steps written out")
+    yield identity(recurred, unrolled, "five steps written out")
 
 
 def _bias_picture() -> Chart:
@@ -174,31 +164,18 @@ def _bias_picture() -> Chart:
 def ema_bias(total: Callable[[Any, Any], Any]) -> Iterator[Evidence]:
     b, mean = Symbol("beta", positive=True), Symbol("mu", real=True)
     t = Symbol("t", integer=True, positive=True)
-    yield toolbox.induction(
-        lambda n: total(b, n),
-        0,
-        0,
-        lambda weight, n: b * weight + (1 - b),
-        "the weights of v_t sum to 1 − β^t: 0 at t = 0, and a step turns a sum s into βs + 1 − β",
-    )
-    yield toolbox.identity(
-        b * (total(b, t) * mean) + (1 - b) * mean,
-        total(b, t + 1) * mean,
-        "E is linear: E v_(t+1) = βE v_t + (1 − β)E g, so E v_t = (1 − β^t)E g for all t",
-    )
-    yield toolbox.positive(total(beta, 1), "1 − β^t is above 0 at t = 1")
-    yield toolbox.positive(
-        sympy.powsimp(sympy.factor(total(b, t + 1) - total(b, t))).subs(b, beta),
-        "and rises with t: it may be divided by",
-    )
-    yield toolbox.identity(total(b, t) * mean / total(b, t), mean, "E[v_t/(1 − β^t)] = E g")
+    says = "the weights of v_t sum to 1 − β^t: 0 at t = 0, and a step turns a sum s into βs + 1 − β"
+    yield induction(lambda n: total(b, n), 0, 0, lambda weight, n: b * weight + (1 - b), says)
+    says = "E is linear: E v_(t+1) = βE v_t + (1 − β)E g, so E v_t = (1 − β^t)E g for all t"
+    yield identity(b * (total(b, t) * mean) + (1 - b) * mean, total(b, t + 1) * mean, says)
+    yield positive(total(beta, 1), "1 − β^t is above 0 at t = 1")
+    says = "and rises with t: it may be divided by"
+    yield positive(sympy.powsimp(sympy.factor(total(b, t + 1) - total(b, t))).subs(b, beta), says)
+    yield identity(total(b, t) * mean / total(b, t), mean, "E[v_t/(1 − β^t)] = E g")
     half = Fraction(1, 2)
     drifting = -_travelled(half, 1 - half, [Fraction(1), Fraction(2)])[-1] / (1 - half**2)
-    yield toolbox.rational(
-        drifting == Fraction(5, 3) != 2,
-        "stationary it must be: for gradients 1, 2 the corrected average is not 2",
-        found=drifting,
-    )
+    says = "stationary it must be: for gradients 1, 2 the corrected average is not 2"
+    yield rational(drifting == Fraction(5, 3) != 2, says, found=drifting)
 
 
 gamma, eta = (Symbol(name, positive=True) for name in ("gamma", "eta"))
@@ -245,18 +222,16 @@ def _decay_picture() -> Chart:
 def sgd_l2_decay(rate: Callable[[Any, Any], Any]) -> Iterator[Evidence]:
     theta, rest, g = (Symbol(name, real=True) for name in ("theta", "R", "g"))
     slope = sympy.diff(gamma * (theta**2 + rest), theta)
-    yield toolbox.identity(slope, 2 * gamma * theta, "the gradient of γ‖θ‖² in any one coordinate is 2γθ")
-    yield toolbox.identity(
-        theta - eta * (g + slope), (1 - rate(eta, gamma)) * theta - eta * g, "θ − η(g + 2γθ) = (1 − 2ηγ)θ − ηg"
-    )
+    yield identity(slope, 2 * gamma * theta, "the gradient of γ‖θ‖² in any one coordinate is 2γθ")
+    says = "θ − η(g + 2γθ) = (1 − 2ηγ)θ − ηg"
+    yield identity(theta - eta * (g + slope), (1 - rate(eta, gamma)) * theta - eta * g, says)
     alpha, start = Symbol("alpha", positive=True), Symbol("theta_0", positive=True)
     gradients = list(sympy.symbols("g_1 g_2", real=True))
     penalised, decayed = _decays(eta, gamma, rate(eta, gamma), alpha, start, gradients)
     apart = 2 * alpha * eta * gamma * start
-    yield toolbox.identity(
-        decayed - penalised, apart, "with momentum α the two are 2αηγθ_0 apart after two steps, whatever the gradients"
-    )
-    yield toolbox.positive(apart, "which is not 0 for any α > 0 and θ_0 > 0: momentum also carries the penalty on")
+    says = "with momentum α the two are 2αηγθ_0 apart after two steps, whatever the gradients"
+    yield identity(decayed - penalised, apart, says)
+    yield positive(apart, "which is not 0 for any α > 0 and θ_0 > 0: momentum also carries the penalty on")
 
 
 class AdamRules(NamedTuple):
@@ -315,32 +290,27 @@ def adam_l2_vs_w(rules: AdamRules) -> Iterator[Evidence]:
     more, b = Symbol("d", positive=True), Symbol("beta", positive=True)
     t, m = Symbol("t", integer=True, positive=True), Symbol("m", real=True)
     added = Symbol("c", real=True)
-    yield toolbox.identity(
+    yield identity(
         b * (m + (1 - b**t) * added) + (1 - b) * (g + added),
         (b * m + (1 - b) * g) + (1 - b ** (t + 1)) * added,
         "Adam's average is linear: a steady 2γθ = c added to the gradients adds (1 − β^t)c to it, and c once corrected",
     )
     shrink = 1 - sympy.diff(rules.penalised(theta, g, eta, gamma, r, e), theta)
-    yield toolbox.identity(shrink, 2 * eta * gamma / (r + e), "so the penalty takes 2ηγ/(√v̂ + ϵ) of a weight each step")
-    yield toolbox.identity((shrink * r).subs(e, 0), 2 * eta * gamma, "which is in proportion to 1/√v̂ where ϵ is 0")
-    yield toolbox.positive(
-        sympy.factor(shrink - shrink.subs(r, r + more)), "and strictly less the larger √v̂ is, for any ϵ ≥ 0"
-    )
+    yield identity(shrink, 2 * eta * gamma / (r + e), "so the penalty takes 2ηγ/(√v̂ + ϵ) of a weight each step")
+    yield identity((shrink * r).subs(e, 0), 2 * eta * gamma, "which is in proportion to 1/√v̂ where ϵ is 0")
+    yield positive(sympy.factor(shrink - shrink.subs(r, r + more)), "and strictly less the larger √v̂ is, for any ϵ ≥ 0")
     spread, wider = Symbol("s", positive=True), Symbol("w", positive=True)
     seen = sympy.Poly(sympy.expand((g + added) ** 2), g)
     # E g = 0 and E g² = s².
     second = seen.coeff_monomial(g**2) * spread**2 + seen.coeff_monomial(1)
-    yield toolbox.identity(second, spread**2 + added**2, "v̂ of gradients with mean 0 and variance s² is s² + (2γθ)²")
-    yield toolbox.positive(
-        sympy.expand(second.subs(spread, spread + wider) - second), "so larger gradients have the larger v̂"
-    )
+    yield identity(second, spread**2 + added**2, "v̂ of gradients with mean 0 and variance s² is s² + (2γθ)²")
+    yield positive(sympy.expand(second.subs(spread, spread + wider) - second), "so larger gradients have the larger v̂")
     decay = Symbol("lambda", positive=True)
     kept = 1 - sympy.diff(rules.decoupled(theta, g, eta, decay, r, e), theta)
-    yield toolbox.identity(kept, eta * decay, "decoupled decay takes ηλ, whatever the gradients are")
+    yield identity(kept, eta * decay, "decoupled decay takes ηλ, whatever the gradients are")
     shares = [shrink.subs({eta: Rational(1, 1000), gamma: Rational(1, 200), r: root, e: 0}) for root in (1, 100)]
-    yield toolbox.rational(
-        shares[0] == 100 * shares[1], "√v̂ of 1 and of 100: one weight shrinks a hundred times faster", shares=shares
-    )
+    says = "√v̂ of 1 and of 100: one weight shrinks a hundred times faster"
+    yield rational(shares[0] == 100 * shares[1], says, shares=shares)
 
 
 def _with_momentum(penalty: Fraction, steps: int) -> Fraction:
@@ -398,15 +368,12 @@ def l2_only_sgd(penalty: Fraction) -> Iterator[Evidence]:
     theta = Symbol("theta", real=True)
     balance = 1 / (1 + 2 * gamma)
     slope = sympy.diff((theta - 1) ** 2 / 2 + gamma * theta**2, theta)
-    yield toolbox.identity(
-        slope.subs(theta, balance),
-        0,
-        "½(θ − 1)² + γθ² is flat at 1/(1 + 2γ) only: an optimiser that rests where it is flat rests there",
-    )
-    yield toolbox.positive(1 - balance, "which is below 1, where the loss alone would end")
+    says = "½(θ − 1)² + γθ² is flat at 1/(1 + 2γ) only: an optimiser that rests where it is flat rests there"
+    yield identity(slope.subs(theta, balance), 0, says)
+    yield positive(1 - balance, "which is below 1, where the loss alone would end")
     small = Fraction(1, 1000)
     ends = _with_momentum(penalty, 60), _with_momentum(Fraction(0), 60)
-    yield toolbox.counterexample(
+    yield counterexample(
         abs(ends[0] - Fraction(1, 2)) < small and abs(ends[1] - 1) < small,
         "heavy-ball momentum, 60 steps: with γ = ½ it ends at ½, without at 1",
         "fractions",
@@ -416,13 +383,8 @@ def l2_only_sgd(penalty: Fraction) -> Iterator[Evidence]:
     with intervals.precision(512):
         adam = _with_adam(penalty, 150), _with_adam(Fraction(0), 150)
         apart = bool(adam[0] < arb(fmpq(11, 20)) and adam[1] > arb(fmpq(19, 20)))
-    yield toolbox.counterexample(
-        apart,
-        "Adam, 150 steps: with γ = ½ it ends near ½, without near 1",
-        "balls",
-        with_penalty=adam[0].str(8),
-        without=adam[1].str(8),
-    )
+    says = "Adam, 150 steps: with γ = ½ it ends near ½, without near 1"
+    yield counterexample(apart, says, "balls", with_penalty=adam[0].str(8), without=adam[1].str(8))
 
 
 # Searches for counterexamples: the excess of a case over each statement.

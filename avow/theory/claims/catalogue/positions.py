@@ -20,9 +20,9 @@ from avow.core import named
 from avow.core.chart import Table
 from avow.numerics import intervals
 from avow.numerics.intervals import most
-from avow.theory.claims import toolbox
 from avow.theory.claims.claim import Evidence, Unproved, claim
 from avow.theory.claims.random_search import Falsifier, Numbers, stored, whole
+from avow.theory.claims.toolbox import counterexample, enclosed, identity, rounded
 
 LAST = 4096
 TYPES = (torch.float64, torch.float32, torch.float16, torch.bfloat16)
@@ -141,12 +141,8 @@ def sinusoid_distinct(encoding: Encoding) -> Iterator[Evidence]:
     p, step, wave = (Symbol(name, real=True) for name in ("p", "Delta", "omega"))
     turn = (sympy.sin((p + step) * wave) - sympy.sin(p * wave)) ** 2
     turn += (sympy.cos((p + step) * wave) - sympy.cos(p * wave)) ** 2
-    yield toolbox.identity(
-        turn,
-        4 * sympy.sin(step * wave / 2) ** 2,
-        "a pair is 2|sin(Δω/2)| apart, wherever p is: it depends on Δ alone",
-        True,
-    )
+    says = "a pair is 2|sin(Δω/2)| apart, wherever p is: it depends on Δ alone"
+    yield identity(turn, 4 * sympy.sin(step * wave / 2) ** 2, says, True)
     yield _no_whole_period(encoding)
     yield _first_pair(encoding.ball)
     yield from _by_width()
@@ -155,13 +151,13 @@ def sinusoid_distinct(encoding: Encoding) -> Iterator[Evidence]:
 def _equal_once_stored(encoding: Encoding) -> Evidence:
     def pair(p: int, dtype: torch.dtype) -> list[Fraction | float]:
         return [
-            toolbox.rounded(lambda: (p * encoding.ball()).sin(), dtype),
-            toolbox.rounded(lambda: (p * encoding.ball()).cos(), dtype),
+            rounded(lambda: (p * encoding.ball()).sin(), dtype),
+            rounded(lambda: (p * encoding.ball()).cos(), dtype),
         ]
 
     first, second = (pair(p, torch.bfloat16) for p in encoding.twins)
     apart = 2 * abs((arb(encoding.twins[1] - encoding.twins[0]) * encoding.ball() / 2).sin())
-    return toolbox.counterexample(
+    return counterexample(
         first == second,
         f"width 2: positions {encoding.twins[0]} and {encoding.twins[1]} have one and the same encoding in bfloat16",
         "balls",
@@ -172,7 +168,7 @@ def _equal_once_stored(encoding: Encoding) -> Evidence:
 
 def _no_such_position() -> Evidence:
     held = torch.tensor([256, 257]).to(torch.bfloat16)
-    return toolbox.counterexample(
+    return counterexample(
         bool(held[0] == held[1]),
         "any width: positions 256 and 257 are one number in bfloat16, so encodings computed there from"
         " positions are equal",
@@ -195,7 +191,7 @@ def _first_pair(wave: Callable[[], arb], last: int = 100_000) -> Evidence:
         apart = {step: 2 * abs((step * half).sin()) for step in range(1, last + 1)}
     closest = min(apart, key=lambda step: float(apart[step]))
     least = apart[closest]
-    return toolbox.enclosed(
+    return enclosed(
         lambda: (
             closest == 710
             and bool(abs(least - arb("6.03e-5")) < arb("5e-8"))
@@ -218,7 +214,7 @@ def _by_width() -> Iterator[Evidence]:
 def _smallest(d: int) -> Evidence:
     real = distances(d)
     closest = min(range(LAST), key=lambda i: float(real[i]))
-    return toolbox.enclosed(
+    return enclosed(
         lambda: all(bool(other > real[closest]) or i == closest for i, other in enumerate(real)),
         f"width {d}, positions 0 to {LAST}: the smallest distance in real numbers, and as each type holds it",
         True,
@@ -231,12 +227,8 @@ def _smallest(d: int) -> Evidence:
 def _apart_once_stored(d: int, dtype: torch.dtype) -> Evidence:
     moved = 2 * arb(d).sqrt() * torch.finfo(dtype).eps / 2
     least = min(distances(d), key=float) - moved
-    return toolbox.enclosed(
-        lambda: bool(least > 1.4),
-        f"width {d} in {named(dtype)}: no entry moves by over eps/2, so no two encodings are within 1.4",
-        True,
-        at_least=intervals.lower(least),
-    )
+    says = f"width {d} in {named(dtype)}: no entry moves by over eps/2, so no two encodings are within 1.4"
+    return enclosed(lambda: bool(least > 1.4), says, True, at_least=intervals.lower(least))
 
 
 # Searches for counterexamples: the excess of a case over each statement.
@@ -279,5 +271,5 @@ FALSIFIERS: Mapping[str, Falsifier] = {
         whole=frozenset({"p", "turns to p′"}),
         strict=True,
         reads="p′ is p and so many turns of the first wave, rounded to a whole position.",
-    ),
+    )
 }

@@ -1,4 +1,4 @@
-r"""What one query can copy, and how short it may be.
+r"""What one query can copy, how short it may be, and what it can mix: two values, or any distribution over some.
 
 Keys :math:`k_1 \dots k_n`, scores :math:`s_i = \langle k_i, q \rangle`, weights :math:`\alpha = softmax(s)`. Everything
 is shown for every number of keys, dimension and :math:`\varepsilon`: a few vectors span a small space whatever the
@@ -18,14 +18,14 @@ import torch
 from flint import arb
 from sympy import Matrix, Rational, Symbol, exp, log, sqrt
 
-from avow.core.chart import Chart
-from avow.errors import InsideHull
+from avow.core.chart import Chart, Table
+from avow.errors import InsideHull, OutOfReach
 from avow.numerics import intervals
 from avow.numerics.intervals import most, total
-from avow.theory.claims import toolbox
 from avow.theory.claims.claim import Evidence, Unproved, claim
 from avow.theory.claims.random_search import Falsifier, Numbers, interval_function, numbered
-from avow.theory.constructions.queries import copy_query
+from avow.theory.claims.toolbox import counterexample, enclosed, identity, kept, nonnegative, rational
+from avow.theory.constructions.queries import average_query, copy_query, mixture_query
 
 # n keys, m of them others; an excess that is not negative; an ε below 1.
 m = Symbol("m", integer=True, positive=True)
@@ -39,10 +39,10 @@ def tangent(amended: bool = False) -> Iterator[Evidence]:
     """:math:`e^u \\ge 1 + u` for every real u: a convex function stays above its tangent."""
     u = Symbol("u", real=True)
     above = exp(u) - 1 - u
-    yield toolbox.identity(above.subs(u, 0), 0, "e^u − 1 − u is 0 at u = 0", amended)
-    yield toolbox.identity(sympy.diff(above, u).subs(u, 0), 0, "so is its slope", amended)
+    yield identity(above.subs(u, 0), 0, "e^u − 1 − u is 0 at u = 0", amended)
+    yield identity(sympy.diff(above, u).subs(u, 0), 0, "so is its slope", amended)
     bend = sympy.diff(above, u, 2)
-    yield toolbox.nonnegative(bend, "and it bends upwards everywhere, so e^u ≥ 1 + u for every u", amended)
+    yield nonnegative(bend, "and it bends upwards everywhere, so e^u ≥ 1 + u for every u", amended)
 
 
 class Lengths(NamedTuple):
@@ -72,10 +72,7 @@ def _copy_separated_picture() -> Chart:
     plain="Among unit keys that keep a distance of at least 1 from key 1, a query of length 2·ln(n/ε) along key 1 puts"
     " all but ε/(1+ε) of the weight on it.",
     assumptions=("real arithmetic", "n ≥ 2, 0 < ε < 1, any dimension", "for separation r: t = (2/r²)·ln((n−1)/ε)"),
-    subject=Lengths(
-        stated=lambda n, eps: 2 * log(n / eps),
-        general=lambda n, eps, r: 2 / r**2 * log((n - 1) / eps),
-    ),
+    subject=Lengths(stated=lambda n, eps: 2 * log(n / eps), general=lambda n, eps, r: 2 / r**2 * log((n - 1) / eps)),
     sabotage={
         "half as long": Lengths(lambda n, eps: log(n / eps), lambda n, eps, r: 2 / r**2 * log((n - 1) / eps)),
         "blind to how many keys there are": Lengths(
@@ -91,34 +88,31 @@ def copy_separated(lengths: Lengths) -> Iterator[Evidence]:
     r, t = Symbol("r", positive=True), Symbol("t", nonnegative=True)
     first, other = Matrix([1, 0]), Matrix([cosine, sqrt(1 - cosine**2)])
     apart = (first - other).dot(first - other)
-    yield toolbox.identity(apart, 2 - 2 * cosine, "two unit keys lie in a plane: ‖k_1 − k_i‖² = 2 − 2⟨k_1, k_i⟩")
+    yield identity(apart, 2 - 2 * cosine, "two unit keys lie in a plane: ‖k_1 − k_i‖² = 2 − 2⟨k_1, k_i⟩")
     inner = 1 - (r**2 + slack) / 2
-    yield toolbox.identity(
-        apart.subs(cosine, inner), r**2 + slack, "so ‖k_1 − k_i‖² = r² + δ means ⟨k_1, k_i⟩ = 1 − (r² + δ)/2"
-    )
-    yield toolbox.nonnegative(Rational(1, 2) - inner.subs(r, 1), "at distance 1 or more, ⟨k_1, k_i⟩ ≤ ½")
-    yield toolbox.nonnegative(
-        t * (1 - inner) - t * r**2 / 2, "q = t·k_1 with t ≥ 0: every gap s_1 − s_i is at least t·r²/2"
-    )
+    says = "so ‖k_1 − k_i‖² = r² + δ means ⟨k_1, k_i⟩ = 1 − (r² + δ)/2"
+    yield identity(apart.subs(cosine, inner), r**2 + slack, says)
+    yield nonnegative(Rational(1, 2) - inner.subs(r, 1), "at distance 1 or more, ⟨k_1, k_i⟩ ≤ ½")
+    yield nonnegative(t * (1 - inner) - t * r**2 / 2, "q = t·k_1 with t ≥ 0: every gap s_1 − s_i is at least t·r²/2")
     for name, length, far in (
         ("2·ln(n/ε)", lengths.stated(n, eps), 1),
         ("(2/r²)·ln((n−1)/ε)", lengths.general(n, eps, r), r),
     ):
-        yield toolbox.nonnegative(length.subs(eps, below_one), f"t = {name} is not negative for ε < 1")
+        yield nonnegative(length.subs(eps, below_one), f"t = {name} is not negative for ε < 1")
         others = (n - 1) * exp(-length * far**2 / 2)
-        yield toolbox.nonnegative(eps - others, f"t = {name}: n − 1 terms of at most e^(−t·r²/2) sum to at most ε")
+        yield nonnegative(eps - others, f"t = {name}: n − 1 terms of at most e^(−t·r²/2) sum to at most ε")
     yield enough()
     along = lengths.stated(n, eps) * first
-    yield toolbox.identity(along.dot(along), (2 * log(n / eps)) ** 2, "the query's norm is 2·ln(n/ε)")
+    yield identity(along.dot(along), (2 * log(n / eps)) ** 2, "the query's norm is 2·ln(n/ε)")
     yield _copied_with_keys_at_sixty_degrees(1000, 100)
-    yield toolbox.kept(copy_query(torch.eye(20), target=3, eps=0.01), "the library's query for twenty orthonormal keys")
+    yield kept(copy_query(torch.eye(20), target=3, eps=0.01), "the library's query for twenty orthonormal keys")
 
 
 def enough(amended: bool = False) -> Evidence:
     """A sum of the other exponentials of at most ε is a weight of at least 1/(1+ε)."""
     total = Symbol("S", nonnegative=True)
     short = 1 / (1 + total) - 1 / (1 + total + slack)
-    return toolbox.nonnegative(short, "Σ_{i≠1} e^(s_i − s_1) = S ≤ ε gives α_1 = 1/(1+S) ≥ 1/(1+ε)", amended)
+    return nonnegative(short, "Σ_{i≠1} e^(s_i − s_1) = S ≤ ε gives α_1 = 1/(1+S) ≥ 1/(1+ε)", amended)
 
 
 def _copied_with_keys_at_sixty_degrees(count: int, one_over_eps: int) -> Evidence:
@@ -127,7 +121,7 @@ def _copied_with_keys_at_sixty_degrees(count: int, one_over_eps: int) -> Evidenc
         return 1 / (1 + (count - 1) * (-length / 2).exp())
 
     least = Fraction(one_over_eps, one_over_eps + 1)
-    return toolbox.enclosed(
+    return enclosed(
         lambda: weight() > intervals.ball(least),
         "the nearest keys allowed, all at 60° to k_1",
         n=count,
@@ -172,36 +166,28 @@ def copy_shortest(query: Any) -> Iterator[Evidence]:
     gap = log((n - 1) / eps)
     square = on_first**2 + (n - 1) * on_others**2
     least = (n - 1) / n * gap**2
-    yield toolbox.identity(square, least, "orthonormal keys, q = a·k_1 + b·Σ k_i: its length is √((n−1)/n)·ln((n−1)/ε)")
+    yield identity(square, least, "orthonormal keys, q = a·k_1 + b·Σ k_i: its length is √((n−1)/n)·ln((n−1)/ε)")
     others = (n - 1) * exp(on_others - on_first)
-    yield toolbox.nonnegative(eps - others, "and it copies: the other terms sum to at most ε")
+    yield nonnegative(eps - others, "and it copies: the other terms sum to at most ε")
 
     yield from tangent()
-    yield toolbox.identity((n - 1) * exp(-gap), eps, "with L = ln((n−1)/ε), n − 1 terms of e^−L sum to ε")
+    yield identity((n - 1) * exp(-gap), eps, "with L = ln((n−1)/ε), n − 1 terms of e^−L sum to ε")
     mean = Symbol("g", real=True)
     touched = (n - 1) * exp(-gap) * (1 + gap - mean)
-    yield toolbox.identity(
-        eps - touched,
-        eps * (mean - gap),
-        "tangents at −L: terms that sum to at most ε have a mean gap of at least L (Jensen)",
-    )
+    says = "tangents at −L: terms that sum to at most ε have a mean gap of at least L (Jensen)"
+    yield identity(eps - touched, eps * (mean - gap), says)
     qq, qc, cc = Symbol("qq", real=True), Symbol("qc", real=True), Symbol("cc", positive=True)
     left_over = qq - 2 * (qc / cc) * qc + (qc / cc) ** 2 * cc
-    yield toolbox.identity(left_over, qq - qc**2 / cc, "‖q − c·⟨q,c⟩/‖c‖²‖² = ‖q‖² − ⟨q,c⟩²/‖c‖², so ‖q‖ ≥ ⟨q,c⟩/‖c‖")
-    yield toolbox.identity(
-        gap**2 / (1 + (n - 1) * (1 / (n - 1)) ** 2),
-        least,
-        "c = k_1 − mean of the others has ⟨q,c⟩ ≥ L: nothing is shorter than √((n−1)/n)·L, the optimum",
-    )
-    yield toolbox.nonnegative(gap.subs(eps, below_one), "L is not negative for ε < 1, and √((n−1)/n) < 1")
-    yield toolbox.identity(log(n / eps) - gap, log(1 + 1 / m), "ln(n/ε) − L = ln(1 + 1/(n−1))")
-    yield toolbox.nonnegative(
-        log(1 + 1 / m), "which is positive: for every n and ε the stated query is over twice as long"
-    )
+    yield identity(left_over, qq - qc**2 / cc, "‖q − c·⟨q,c⟩/‖c‖²‖² = ‖q‖² − ⟨q,c⟩²/‖c‖², so ‖q‖ ≥ ⟨q,c⟩/‖c‖")
+    says = "c = k_1 − mean of the others has ⟨q,c⟩ ≥ L: nothing is shorter than √((n−1)/n)·L, the optimum"
+    yield identity(gap**2 / (1 + (n - 1) * (1 / (n - 1)) ** 2), least, says)
+    yield nonnegative(gap.subs(eps, below_one), "L is not negative for ε < 1, and √((n−1)/n) < 1")
+    yield identity(log(n / eps) - gap, log(1 + 1 / m), "ln(n/ε) − L = ln(1 + 1/(n−1))")
+    yield nonnegative(log(1 + 1 / m), "which is positive: for every n and ε the stated query is over twice as long")
 
     around = [Matrix([1, sign * sqrt(3)]) / 2 for sign in (1, -1)]
     middle = Matrix([1, 0]) - (around[0] + around[1]) / 2
-    yield toolbox.identity(
+    yield identity(
         gap**2 / middle.dot(middle),
         (2 * gap) ** 2,
         "where the others surround k_1 at 60°, ‖c‖ = ½ and nothing is shorter than 2·L: in the worst case it is right",
@@ -212,7 +198,7 @@ def copy_shortest(query: Any) -> Iterator[Evidence]:
     for name, keys in (("ten orthonormal keys", torch.eye(10)), ("keys around k_1 at 60°", around_first)):
         found = copy_query(keys, target=0, eps=0.01, shortest=True)
         says = f"the library's shortest query, {name}: proved to be so by weak duality"
-        yield toolbox.kept(found, says, length=found.norm, gap=found.gap)
+        yield kept(found, says, length=found.norm, gap=found.gap)
 
 
 def _shorter_query(query: Any, count: int) -> Evidence:
@@ -222,7 +208,7 @@ def _shorter_query(query: Any, count: int) -> Evidence:
     length = (on_first**2 + (count - 1) * on_others**2).sqrt()
     weight = 1 / (1 + (count - 1) * (on_others - on_first).exp())
     stated = 2 * (arb(count) / promised).log()
-    return toolbox.counterexample(
+    return counterexample(
         bool(weight > 1 / (1 + promised)) and bool(2 * length < stated),
         f"{count} orthonormal keys: a query less than half as long copies as well",
         "balls",
@@ -277,10 +263,10 @@ def _copy_possible_picture() -> Chart:
 def copy_possible(hull: Hull) -> Iterator[Evidence]:
     y = Symbol("y", real=True)
     weight = 1 / (1 + exp(y * (1 - hull.target)) + exp(-y * (1 + hull.target)))
-    yield toolbox.nonnegative(Rational(1, 3) - weight, "k_1 halfway between k_2 and k_3: α_1 ≤ ⅓ for every query")
+    yield nonnegative(Rational(1, 3) - weight, "k_1 halfway between k_2 and k_3: α_1 ≤ ⅓ for every query")
     tried = [0, 1, 10, 1000]
     weights = [1 / (1 + arb(y * (1 - hull.target)).exp() + arb(-y * (1 + hull.target)).exp()) for y in tried]
-    yield toolbox.counterexample(
+    yield counterexample(
         all(bool(weight < 0.34) for weight in weights),
         "k_2 = −1, k_3 = 1, k_1 = 0: no query copies",
         "balls",
@@ -297,25 +283,17 @@ def _inside(share: Symbol) -> Iterator[Evidence]:
     rest = Symbol("rho", **{key: value for key, value in share.assumptions0.items() if key in ("nonnegative", "real")})
     u, above = Symbol("u", real=True), Symbol("f", nonnegative=True)
     yield from tangent(amended=True)
-    yield toolbox.nonnegative(share * above, "k_1 = Σλ_j k_j: each λ_j·(e^u_j − 1 − u_j) ≥ 0, u_j = s_j − s_1", True)
+    yield nonnegative(share * above, "k_1 = Σλ_j k_j: each λ_j·(e^u_j − 1 − u_j) ≥ 0, u_j = s_j − s_1", True)
     score = Symbol("s", real=True)
-    yield toolbox.identity(
-        share * (1 + u) + rest * (1 + score) - (share * u + rest * score),
-        share + rest,
-        "Σλ_j(1 + u_j) = Σλ_j = 1, for Σλ_j u_j = s_1 − s_1 = 0",
-        True,
-    )
-    yield toolbox.nonnegative(rest * exp(u), "1 − λ_j, the sum of the others, is ≥ 0: Σe^u_j ≥ Σλ_j e^u_j ≥ 1", True)
-    yield toolbox.nonnegative(Rational(1, 2) - 1 / (2 + slack), "so inside the hull α_1 = 1/(1 + Σe^u_j) ≤ ½", True)
+    says = "Σλ_j(1 + u_j) = Σλ_j = 1, for Σλ_j u_j = s_1 − s_1 = 0"
+    yield identity(share * (1 + u) + rest * (1 + score) - (share * u + rest * score), share + rest, says, True)
+    yield nonnegative(rest * exp(u), "1 − λ_j, the sum of the others, is ≥ 0: Σe^u_j ≥ Σλ_j e^u_j ≥ 1", True)
+    yield nonnegative(Rational(1, 2) - 1 / (2 + slack), "so inside the hull α_1 = 1/(1 + Σe^u_j) ≤ ½", True)
     corners = [(0, 0), (4, 0), (0, 4)]
     shares = [Fraction(1, 2), Fraction(1, 4), Fraction(1, 4)]
     point = tuple(sum(share * corner[axis] for share, corner in zip(shares, corners, strict=True)) for axis in (0, 1))
-    yield toolbox.rational(
-        point == (1, 1) and sum(shares) == 1 and min(shares) >= 0,
-        "for example: (1, 1) among (0, 0), (4, 0), (0, 4)",
-        True,
-        combination="1/2, 1/4, 1/4",
-    )
+    says = "for example: (1, 1) among (0, 0), (4, 0), (0, 4)"
+    yield rational(point == (1, 1) and sum(shares) == 1 and min(shares) >= 0, says, True, combination="1/2, 1/4, 1/4")
 
 
 def _outside() -> Iterator[Evidence]:
@@ -324,29 +302,20 @@ def _outside() -> Iterator[Evidence]:
     def moved(step: Any) -> Any:
         return qq - 2 * step * a + step**2 * b
 
-    yield toolbox.nonnegative(
+    yield nonnegative(
         qq - moved(a / b) - a**2 / b,
         "p nearest to k_1 in the hull, q = k_1 − p ≠ 0: were a = ⟨q, k_j − p⟩ > 0, a step a/b ≤ 1 to k_j would"
         " be nearer",
         True,
     )
-    yield toolbox.nonnegative(
-        (qq - moved(1) - a).subs(a, b + slack), "and where a ≥ b = ‖k_j − p‖², k_j itself would be", True
-    )
-    yield toolbox.nonnegative(qq - (-slack) - qq, "hence ⟨q, k_1 − k_j⟩ = ‖q‖² − a ≥ ‖q‖² for every j", True)
+    yield nonnegative((qq - moved(1) - a).subs(a, b + slack), "and where a ≥ b = ‖k_j − p‖², k_j itself would be", True)
+    yield nonnegative(qq - (-slack) - qq, "hence ⟨q, k_1 − k_j⟩ = ‖q‖² − a ≥ ‖q‖² for every j", True)
     gap = log((n - 1) / below_one)
-    yield toolbox.nonnegative(
-        gap / qq * (qq + slack) - gap, "t·q with t = ln((n−1)/ε)/‖q‖² has gaps of ln((n−1)/ε)", True
-    )
-    yield toolbox.identity((n - 1) * exp(-log((n - 1) / eps)), eps, "whose n − 1 terms sum to at most ε", True)
+    yield nonnegative(gap / qq * (qq + slack) - gap, "t·q with t = ln((n−1)/ε)/‖q‖² has gaps of ln((n−1)/ε)", True)
+    yield identity((n - 1) * exp(-log((n - 1) / eps)), eps, "whose n − 1 terms sum to at most ε", True)
     yield enough(amended=True)
-    yield toolbox.rational(
-        min(6 - sum(corner) for corner in [(0, 0), (4, 0), (0, 4)]) == 2,
-        "for example: (3, 3) among (0, 0), (4, 0), (0, 4)",
-        True,
-        query="(1, 1)",
-        gap=2,
-    )
+    says = "for example: (3, 3) among (0, 0), (4, 0), (0, 4)"
+    yield rational(min(6 - sum(corner) for corner in [(0, 0), (4, 0), (0, 4)]) == 2, says, True, query="(1, 1)", gap=2)
 
 
 def _refused_with_its_combination() -> Evidence:
@@ -358,7 +327,7 @@ def _refused_with_its_combination() -> Evidence:
     else:
         raise Unproved("the library made a query for a key inside the hull of the others")
     point = tuple(sum(share * key[axis] for share, key in zip(shares, keys, strict=True)) for axis in (0, 1))
-    return toolbox.rational(
+    return rational(
         point == keys[0] and shares[0] == 0 and sum(shares) == 1 and min(shares) >= 0,
         "the library refuses a key inside the hull, with the combination: exact fractions",
         True,
@@ -426,6 +395,147 @@ def _by_its_hull(hull: Hull, case: Numbers) -> arb:
 
 _EPS = {"ε": (0.01, 0.99)}
 
+
+def _average_picture() -> Chart:
+    ts = [10 ** (i / 10) for i in range(71)]
+    series = {f"{n} keys": (ts, [t / (2 * t + n - 2) for t in ts]) for n in (3, 100, 10000)}
+    title = "Averaging two of n orthonormal keys"
+    return Chart(title, "t, for q = ln(t)(k_a + k_b)", "each weight", series, log_x=True)
+
+
+@claim(
+    "average-two",
+    topic="queries",
+    expected="proved",
+    statement=r"k_i \text{ orthonormal}:\ q = \ln(n/\varepsilon)(k_1+k_2) \text{ gives } \alpha_1 = \alpha_2 \ge"
+    r"\frac{1}{2+\varepsilon},\ \|q\| \le 2\sqrt2\ln(n/\varepsilon)",
+    plain="Among orthonormal keys, ln(n/ε) times the sum of two of them shares the weight evenly between the two.",
+    assumptions=("real arithmetic", "n ≥ 2, 0 < ε < 1"),
+    subject=lambda n, eps, log: (log(n / eps), log(n / eps)),
+    sabotage={
+        "blind to how many keys there are": lambda n, eps, log: (log(1 / eps), log(1 / eps)),
+        "more of one key": lambda n, eps, log: (log(n / eps), 2 * log(n / eps)),
+    },
+    picture=_average_picture,
+)
+def average_two(query: Any) -> Iterator[Evidence]:
+    others = Symbol("j", integer=True, nonnegative=True)
+    count = others + 2
+    on = query(count, eps, log)
+    total = exp(on[0]) + exp(on[1]) + others
+    weights = [exp(score) / total for score in on]
+    t = count / eps
+    for name, weight in zip("ab", weights, strict=True):
+        yield identity(weight, t / (2 * t + others), f"α_{name} = t/(2t + n − 2) exactly, t = n/ε")
+    yield nonnegative(weights[0] - 1 / (2 + eps), "which is at least 1/(2+ε)")
+    yield identity(on[0] ** 2 + on[1] ** 2, 2 * log(t) ** 2, "its norm is √2·ln(n/ε)")
+    spare = 2 * sqrt(2) * log(t) - sqrt(2) * log(t)
+    yield nonnegative(spare.subs(eps, below_one), "half of the norm allowed")
+    scores = query(arb(1000), arb(1) / 100, lambda x: x.log())
+    weight = scores[0].exp() / (scores[0].exp() + scores[1].exp() + 998)
+    yield enclosed(
+        lambda: bool(weight > 1 / (2 + arb(1) / 100)),
+        "a thousand keys, ε = 0.01",
+        n=1000,
+        eps=0.01,
+        weight=weight.str(12),
+        norm=(scores[0] ** 2 + scores[1] ** 2).sqrt().str(12),
+    )
+    found = average_query(torch.eye(50), subset=(0, 1), eps=0.01)
+    yield kept(found, "the library's query for two of fifty keys", norm=found.norm)
+
+
+def _mixture_picture() -> Table:
+    target, keys = (0.5, 0.3, 0.2), 1000
+    rows = [
+        (
+            t,
+            *(round(w * math.exp(t) / (math.exp(t) + keys - 3), 6) for w in target),
+            (keys - 3) / (math.exp(t) + keys - 3),
+        )
+        for t in (5, 10, 15, 20)
+    ]
+    title = "Weights reached on three of 1000 orthonormal keys, asked for ½, 0.3, 0.2"
+    return Table(title, ("t", "first", "second", "third", "distance from the target"), rows)
+
+
+@claim(
+    "mixture-any",
+    topic="queries",
+    expected="proved",
+    statement=r"k_i \text{ orthonormal},\ w > 0 \text{ on } S,\ \textstyle\sum_S w_i = 1:\ q = \sum_{i\in S}(t+\ln"
+    r" w_i)k_i\text{ gives } \alpha_i = \frac{w_i e^t}{e^t + n - |S|} \to w_i",
+    plain="Any target distribution over a subset of orthonormal keys is reachable, as closely as wanted; exactly where"
+    " the subset is all of them. For general keys exactly when the log-targets lie in range(K) + span(1).",
+    assumptions=("real arithmetic", "targets are positive on the subset and sum to 1"),
+    subject=lambda t, w: t + log(w),
+    sabotage={
+        "targets in place of their logarithms": lambda t, w: t + w,
+        "a product in place of the sum": lambda t, w: t * log(w),
+    },
+    picture=_mixture_picture,
+)
+def mixture_any(score: Any) -> Iterator[Evidence]:
+    w, rest, t = Symbol("w", positive=True), Symbol("rho", positive=True), Symbol("t", real=True)
+    outside = Symbol("j", integer=True, positive=True)
+    yield identity(exp(score(t, w)), w * exp(t), "orthonormal keys: each key of S has e^s_i = w_i·e^t")
+    total = exp(score(t, w)) + rest * exp(t) + outside
+    weight = (exp(score(t, w)) / total).subs(rest, 1 - w)
+    yield identity(weight, w * exp(t) / (exp(t) + outside), "Σw = 1: α_i = w_i·e^t/(e^t + n − |S|)")
+    missing = 1 - exp(t) / (exp(t) + outside)
+    says = "the weight outside S is exactly ε at t = ln((n−|S|)(1−ε)/ε): any distance is reached"
+    yield identity(missing.subs(t, log(outside * (1 - eps) / eps)), eps, says)
+    yield identity(weight.subs(outside, 0), w, "where S is every key the target is met exactly, for every t")
+    shift, partition = Symbol("c", real=True), Symbol("Z", positive=True)
+    s = Symbol("s", real=True)
+    says = "any keys: Kq = ln w + c·1 gives softmax(Kq) = w"
+    yield identity(exp(log(w) + shift) / (w * exp(shift) + (1 - w) * exp(shift)), w, says)
+    yield identity(log(exp(s) / partition), s - log(partition), "and softmax(Kq) = w gives Kq = ln w + ln(Z)·1")
+    yield from _out_of_reach()
+    made = mixture_query(torch.eye(50), [0.5, 0.3, 0.2] + [0.0] * 47, eps=0.01)
+    yield kept(made, "the library's query for ½, 0.3, 0.2 on three of fifty keys", norm=made.norm)
+
+
+def _out_of_reach() -> Iterator[Evidence]:
+    """Weights that keys 0, 1, 2 on a line cannot have, whatever the query."""
+    y, wanted = Symbol("y", real=True), [Fraction(1, 4), Fraction(1, 2), Fraction(1, 4)]
+    terms = [exp(key * y) for key in (0, 1, 2)]
+    first, second, third = (term / sum(terms) for term in terms)
+    yield identity(second**2, first * third, "keys 0, 1, 2 on a line: α_2² = α_1·α_3 for every query")
+    says = "so (¼, ½, ¼) is out of reach"
+    yield rational(wanted[1] ** 2 != wanted[0] * wanted[2], says, wanted=wanted[1] ** 2, forced=wanted[0] * wanted[2])
+    try:
+        mixture_query(torch.tensor([[0.0], [1.0], [2.0]]), [float(weight) for weight in wanted], eps=0.01)
+    except OutOfReach as refusal:
+        combination = refusal.combination
+    else:
+        raise Unproved("the library made a query for weights that no query gives")
+    yield rational(
+        sum(combination) == 0 and sum(c * key for key, c in enumerate(combination)) == 0 and any(combination),
+        "the library refuses them, with a combination of the keys that vanishes: Σ c_i·ln α_i = 0, and not for these",
+        combination=[str(c) for c in combination],
+    )
+
+
+# Searches for counterexamples: the excess of a case over each statement.
+
+
+def _average(query: Any, case: Numbers) -> arb:
+    eps, count = case
+    scores = query(count, eps, lambda x: x.log())
+    whole = scores[0].exp() + scores[1].exp() + (count - 2)
+    return most([1 / (2 + eps) - score.exp() / whole for score in scores])
+
+
+def _mixture(score: Any, case: Numbers) -> arb:
+    reached = interval_function(score, 2)
+    t, outside, *parts = case
+    targets = [part / total(parts) for part in parts]
+    terms = [reached(t, target).exp() for target in targets]
+    scale = t.exp() / (t.exp() + outside)
+    return most([abs(term / (total(terms) + outside) - w * scale) for term, w in zip(terms, targets, strict=True)])
+
+
 FALSIFIERS: Mapping[str, Falsifier] = {
     "copy-separated": Falsifier(
         _EPS | numbered("turn₂ turn₃ turn₄ turn₅", 0, 1),
@@ -443,5 +553,12 @@ FALSIFIERS: Mapping[str, Falsifier] = {
         _uncopied,
         _by_its_hull,
         reads="Keys on a line. As stated, the best of all queries; else q, and a target λ of k₂ and the rest of k₃.",
+    ),
+    "average-two": Falsifier({"ε": (0.01, 0.99), "n": (2, 200)}, _average, whole=frozenset("n")),
+    "mixture-any": Falsifier(
+        {"t": (-5, 10), "n−|S|": (0, 200)} | numbered("w₁ w₂ w₃", 0.01, 1),
+        _mixture,
+        whole=frozenset({"n−|S|"}),
+        reads="Three targets in proportion to w₁, w₂, w₃, among so many other orthonormal keys.",
     ),
 }

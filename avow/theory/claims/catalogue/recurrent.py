@@ -16,9 +16,9 @@ from sympy import Function, Matrix, Rational, Symbol, diag, sqrt
 from avow.core.chart import Chart, Table
 from avow.numerics import intervals
 from avow.numerics.intervals import most
-from avow.theory.claims import toolbox
 from avow.theory.claims.claim import Evidence, claim
 from avow.theory.claims.random_search import Falsifier, Numbers, interval_function, numbered
+from avow.theory.claims.toolbox import counterexample, cover, enclosed, identity, induction, nonnegative, rational
 
 delta, gamma = (Symbol(name, positive=True) for name in ("delta", "gamma"))
 
@@ -76,28 +76,21 @@ def rnn_two_forms(forms: Forms) -> Iterator[Evidence]:
     W, U, b, h, g, x = sympy.symbols("W U b h_{t-1} g_{t-1} x_t", commutative=False)
     sigma = Function("sigma", commutative=False)
     stepped = forms.h(h, x, W, U, b, sigma), forms.g(g, x, W, U, b, sigma)
-    yield toolbox.identity(
-        stepped[1].subs(g, sigma(h)),
-        sigma(stepped[0]),
-        "if g_(t−1) = σ(h_(t−1)), then g_t = σ(h_t), as products of matrices that do not commute; so for all t",
-    )
+    says = "if g_(t−1) = σ(h_(t−1)), then g_t = σ(h_t), as products of matrices that do not commute; so for all t"
+    yield identity(stepped[1].subs(g, sigma(h)), sigma(stepped[0]), says)
     inside = W * g + U * x + b
-    yield toolbox.identity(
+    yield identity(
         inside.subs(g, sigma(h)),
         stepped[0],
         "and back: h_t = Wg_(t−1) + Ux_t + b has σ(h_t) = g_t and keeps the first recurrence; nothing is divided by W",
     )
     found = _states(forms, 5)
-    yield toolbox.rational(
-        all(_relu(h) == g for h, g in found), "five steps with ReLUs and a W without inverse, in fractions", steps=5
-    )
+    says = "five steps with ReLUs and a W without inverse, in fractions"
+    yield rational(all(_relu(h) == g for h, g in found), says, steps=5)
     W = Matrix([[0, 1], [0, 0]])
     one, other = Matrix([1, 0]), Matrix([5, 0])
-    yield toolbox.rational(
-        W.det() == 0 and W * one == W * other,
-        "dividing by W is no proof: here Wσ(h) = Wg for σ(h) = (1, 0) and g = (5, 0)",
-        determinant=W.det(),
-    )
+    says = "dividing by W is no proof: here Wσ(h) = Wg for σ(h) = (1, 0) and g = (5, 0)"
+    yield rational(W.det() == 0 and W * one == W * other, says, determinant=W.det())
 
 
 class Gradient(NamedTuple):
@@ -171,23 +164,14 @@ def _gradient_picture() -> Chart:
 )
 def rnn_vanishing(gradient: Gradient) -> Iterator[Evidence]:
     yield from _one_step_contracts(gradient.largest(delta, gamma), gradient.rate(delta))
-    yield toolbox.induction(
-        lambda n: gradient.rate(delta) ** n,
-        0,
-        1,
-        lambda length, n: gradient.rate(delta) * length,
-        "∂h_0/∂h_0 = I has norm 1 and every step multiplies it by at most δ: at most δ^T after T",
-    )
+    says = "∂h_0/∂h_0 = I has norm 1 and every step multiplies it by at most δ: at most δ^T after T"
+    yield induction(lambda n: gradient.rate(delta) ** n, 0, 1, lambda length, n: gradient.rate(delta) * length, says)
     weights = tenths(gradient.weights)
-    yield toolbox.enclosed(
-        lambda: _shorter(weights, arb(fmpq(81, 100))),
-        "an instance: λ_max(WᵀW) < 0.81 = δ²/γ² with δ = 0.9, γ = 1 (tanh)",
-    )
+    says = "an instance: λ_max(WᵀW) < 0.81 = δ²/γ² with δ = 0.9, γ = 1 (tanh)"
+    yield enclosed(lambda: _shorter(weights, arb(fmpq(81, 100))), says)
     for steps in (1, 5, 20):
         short = functools.partial(_keeps_rate, weights, steps)
-        yield toolbox.enclosed(
-            short, f"its ∂h_T/∂h_0 after T = {steps} is shorter than 0.9^{steps}, by Sylvester's minors"
-        )
+        yield enclosed(short, f"its ∂h_T/∂h_0 after T = {steps} is shorter than 0.9^{steps}, by Sylvester's minors")
 
 
 def _keeps_rate(weights: arb_mat, steps: int) -> bool:
@@ -200,27 +184,15 @@ def _one_step_contracts(largest: Any, rate: Any, amended: bool = False) -> Itera
     z, y, w, v = (Symbol(name, real=True) for name in ("z", "y", "w", "v"))
     sigma, h = Function("sigma"), Function("h")
     chained = w * sigma(y).diff(y).subs(y, h(z)) * h(z).diff(z)
-    yield toolbox.identity(
-        sympy.diff(w * sigma(h(z)), z).doit(),
-        chained.doit(),
-        "∂h_t = W diag(σ'(h_(t−1))) ∂h_(t−1), term by term",
-        amended,
-    )
+    says = "∂h_t = W diag(σ'(h_(t−1))) ∂h_(t−1), term by term"
+    yield identity(sympy.diff(w * sigma(h(z)), z).doit(), chained.doit(), says, amended)
     theta, short = Symbol("theta", real=True), Symbol("r", nonnegative=True)
     slope = gamma * sympy.cos(theta)
-    yield toolbox.nonnegative(
-        gamma**2 * v**2 - (slope * v) ** 2,
-        "|σ'| ≤ γ, that is σ' = γ cos θ: ‖diag(σ')v‖ ≤ γ‖v‖, entry by entry",
-        amended,
-    )
-    yield toolbox.nonnegative(
-        sympy.expand(largest * v**2 - (largest - short) * v**2),
-        "in an eigenbasis of WᵀW, ‖Wv‖² = Σλ_i v_i² ≤ λ_max‖v‖², entry by entry with λ_i = λ_max − r_i",
-        amended,
-    )
-    yield toolbox.identity(
-        sqrt(largest) * gamma, rate, "so one step lengthens no vector by more than √λ_max·γ", amended
-    )
+    says = "|σ'| ≤ γ, that is σ' = γ cos θ: ‖diag(σ')v‖ ≤ γ‖v‖, entry by entry"
+    yield nonnegative(gamma**2 * v**2 - (slope * v) ** 2, says, amended)
+    says = "in an eigenbasis of WᵀW, ‖Wv‖² = Σλ_i v_i² ≤ λ_max‖v‖², entry by entry with λ_i = λ_max − r_i"
+    yield nonnegative(sympy.expand(largest * v**2 - (largest - short) * v**2), says, amended)
+    yield identity(sqrt(largest) * gamma, rate, "so one step lengthens no vector by more than √λ_max·γ", amended)
 
 
 class Explosion(NamedTuple):
@@ -281,7 +253,7 @@ def rnn_exploding(explosion: Explosion) -> Iterator[Evidence]:
     a, b, c, d = (Symbol(name, real=True) for name in "abcd")
     product = W * diag(a, b) * W * diag(c, d)
     largest = max((W.T * W).eigenvals())
-    yield toolbox.counterexample(
+    yield counterexample(
         largest > 1 and product == sympy.zeros(2, 2),
         "W = [[0, 2], [0, 0]], σ_max = 2 > 1 = 1/γ: after two steps the gradient is 0, whatever slopes σ has",
         "SymPy",
@@ -290,7 +262,7 @@ def rnn_exploding(explosion: Explosion) -> Iterator[Evidence]:
     )
     with intervals.precision(256):
         length = abs(_unit_gradient(explosion.start, 20))
-    yield toolbox.counterexample(
+    yield counterexample(
         bool(length < arb(10) ** -20),
         f"one tanh unit with W = 3 > 1/γ, started at h = {explosion.start}: after 20 steps the gradient is below 1e-20",
         "balls",
@@ -298,11 +270,8 @@ def rnn_exploding(explosion: Explosion) -> Iterator[Evidence]:
     )
     yield from _one_step_contracts(explosion.needed(gamma) ** 2, 1, amended=True)
     before, step = (1 / (1 + Symbol(name, nonnegative=True)) for name in ("x", "y"))
-    yield toolbox.nonnegative(
-        1 - step * before,
-        "‖I‖ = 1, and what is at most 1 stays so under such a step: with σ_max(W) ≤ 1/γ the gradient is never longer",
-        True,
-    )
+    says = "‖I‖ = 1, and what is at most 1 stays so under such a step: with σ_max(W) ≤ 1/γ the gradient is never longer"
+    yield nonnegative(1 - step * before, says, True)
     yield from _either_way()
 
 
@@ -310,22 +279,16 @@ def _either_way() -> Iterator[Evidence]:
     """One tanh unit with W = 3, above 1/γ: its gradient explodes from h = 0, and never grows from h near 3."""
     z = Symbol("z", real=True)
     unit = 3 * sympy.tanh(z)
-    yield toolbox.identity(unit.subs(z, 0), 0, "one unit h_t = 3·tanh(h_(t−1)) that starts at 0 stays there", True)
-    yield toolbox.induction(
-        lambda n: 3**n,
-        0,
-        1,
-        lambda length, n: sympy.diff(unit, z).subs(z, 0) * length,
-        "where its slope is 3: the gradient is 3^T, and explodes",
-        amended=True,
-    )
+    yield identity(unit.subs(z, 0), 0, "one unit h_t = 3·tanh(h_(t−1)) that starts at 0 stays there", True)
+    says = "where its slope is 3: the gradient is 3^T, and explodes"
+    yield induction(lambda n: 3**n, 0, 1, lambda length, n: sympy.diff(unit, z).subs(z, 0) * length, says, amended=True)
 
     def held(h: arb) -> bool:
         out = h.tanh()
         return bool(3 * out > arb("2.9")) and bool(3 * out < 3) and bool(3 * (1 - out * out) < arb("0.1"))
 
     says = "started anywhere in [2.9, 3] it stays there, and every slope is below 0.1: the gradient is never above 1"
-    yield toolbox.cover(held, [(2.9, 3.0)], says, amended=True)
+    yield cover(held, [(2.9, 3.0)], says, amended=True)
 
 
 # Searches for counterexamples: the excess of a case over each statement.

@@ -17,12 +17,11 @@ from sympy import Rational, Symbol, cos, log, sin, sqrt
 from avow.core.chart import Chart, Table
 from avow.numerics import intervals
 from avow.numerics.intervals import most, total
-from avow.theory.claims import toolbox
 from avow.theory.claims.claim import Evidence, claim
 from avow.theory.claims.random_search import Falsifier, Numbers, numbered, whole
+from avow.theory.claims.toolbox import counterexample, identity, kept, nonnegative, positive, rational
 from avow.theory.constructions import relu_linear, relu_square
-from avow.theory.constructions.relu import hinges, sawtooth, square_error
-from avow.theory.constructions.relu_network import Layer, Layers
+from avow.theory.constructions.relu import Layer, Layers, hinges, sawtooth, square_error
 
 m, b, x = (Symbol(name, real=True) for name in "mbx")
 
@@ -72,8 +71,8 @@ class Lines(NamedTuple):
 def cut(amended: bool = False) -> Iterator[Evidence]:
     """The ReLU's formula is the ReLU."""
     size = Symbol("p", nonnegative=True)
-    yield toolbox.identity(relu(size), size, "σ(z) = (z + |z|)/2 is z where z = p ≥ 0", amended)
-    yield toolbox.identity(relu(-size), 0, "and 0 where z = −p ≤ 0", amended)
+    yield identity(relu(size), size, "σ(z) = (z + |z|)/2 is z where z = p ≥ 0", amended)
+    yield identity(relu(-size), 0, "and 0 where z = −p ≤ 0", amended)
 
 
 def _lines_picture(units: Units, name: str) -> Chart:
@@ -109,19 +108,15 @@ def _lines_picture(units: Units, name: str) -> Chart:
 def relu_linear_a(lines: Lines) -> Iterator[Evidence]:
     one, zero = Fraction(1), Fraction(0)
     found = lines.stated.at(one, zero, -one)
-    yield toolbox.counterexample(
-        found != -1, "m = 1, b = 0, x = −1: the line is −1", "fractions", network=str(found), line="-1"
-    )
+    says = "m = 1, b = 0, x = −1: the line is −1"
+    yield counterexample(found != -1, says, "fractions", network=str(found), line="-1")
     steep, below = Symbol("m", real=True, nonzero=True), Symbol("p", positive=True)
     where = (-below - b) / steep
-    yield toolbox.identity(
-        lines.stated.at(steep, b, where), 0, "for every m ≠ 0 and b the network is 0 where mx + b = −p < 0"
-    )
+    yield identity(lines.stated.at(steep, b, where), 0, "for every m ≠ 0 and b the network is 0 where mx + b = −p < 0")
     yield from cut(amended=True)
-    yield toolbox.identity(
-        lines.amended.at(m, b, x), m * x + b, "σ(mx + b) − σ(−mx − b) = mx + b for all m, b, x", amended=True
-    )
-    yield toolbox.kept(relu_linear(Fraction(-7, 4), 3), "the library's −7/4·x + 3, on the whole line", amended=True)
+    says = "σ(mx + b) − σ(−mx − b) = mx + b for all m, b, x"
+    yield identity(lines.amended.at(m, b, x), m * x + b, says, amended=True)
+    yield kept(relu_linear(Fraction(-7, 4), 3), "the library's −7/4·x + 3, on the whole line", amended=True)
 
 
 @claim(
@@ -142,10 +137,10 @@ def relu_linear_b(units: Units) -> Iterator[Evidence]:
         (one, zero, -one, "m = 1, b = 0, x = −1: left of 0 no unit is awake, whatever m is"),
     ):
         found, line = units.at(slope, shift, where), slope * where + shift
-        yield toolbox.counterexample(found != line, says, "fractions", network=str(found), line=str(line))
-    yield toolbox.identity(units.at(m, b, sympy.Integer(0)), 0, "at x = 0 it is 0 for every m and b: wrong if b ≠ 0")
+        yield counterexample(found != line, says, "fractions", network=str(found), line=str(line))
+    yield identity(units.at(m, b, sympy.Integer(0)), 0, "at x = 0 it is 0 for every m and b: wrong if b ≠ 0")
     left = -Symbol("p", positive=True)
-    yield toolbox.identity(units.at(m, b, left), 0, "at every x < 0 it is 0: wrong if m ≠ 0, all but once")
+    yield identity(units.at(m, b, left), 0, "at every x < 0 it is 0: wrong if m ≠ 0, all but once")
 
 
 # ε and the units it takes, as the ledger records them.
@@ -207,11 +202,11 @@ def relu_square_wide(network: Hinges) -> Iterator[Evidence]:
     for eps, units in network.units.items():
         error = square_error(network.layers(units))
         says = f"{units} units: the largest error, at the ends and the vertex of every piece, is 1/(2(2K+1)²)"
-        yield toolbox.rational(error == Fraction(1, 2 * (2 * units + 1) ** 2), says, units=units, error=error)
+        yield rational(error == Fraction(1, 2 * (2 * units + 1) ** 2), says, units=units, error=error)
         fewer = Fraction(1, 2 * (2 * units - 1) ** 2)
         says = f"it is at most ε = {eps}, and a unit fewer is not enough"
-        yield toolbox.rational(error <= eps < fewer, says, error=error, with_one_fewer=fewer)
-    yield toolbox.kept(relu_square(1e-3), "the library's network for ε = 1e-3, its weights rounded to float64")
+        yield rational(error <= eps < fewer, says, error=error, with_one_fewer=fewer)
+    yield kept(relu_square(1e-3), "the library's network for ε = 1e-3, its weights rounded to float64")
 
 
 def _within(network: Hinges) -> Iterator[Evidence]:
@@ -220,28 +215,23 @@ def _within(network: Hinges) -> Iterator[Evidence]:
     i, j = Symbol("i", integer=True, nonnegative=True), Symbol("j", integer=True, positive=True)
     theta = Symbol("theta", real=True)
     knot = -network.offset(j) / network.weight(n)
-    yield toolbox.identity(knot, (2 * j - 1) / n, "unit j wakes at (2j − 1)/n")
+    yield identity(knot, (2 * j - 1) / n, "unit j wakes at (2j − 1)/n")
     offsets = sympy.summation(network.offset(j), (j, 1, i))
     where = (2 * i + sin(theta)) / n
     last = where.subs({i: units, n: 2 * units + 1, theta: sympy.pi / 2})
-    yield toolbox.identity(last, 1, "as n = 2K + 1, piece K ends at 1: x = (2i + sin θ)/n, i = 0 … K, is all of [0, 1]")
+    yield identity(last, 1, "as n = 2K + 1, piece K ends at 1: x = (2i + sin θ)/n, i = 0 … K, is all of [0, 1]")
     value = network.out(n) * (i * network.weight(n) * where + offsets) + network.bias(n)
-    yield toolbox.identity(
-        where**2 - value,
-        -cos(2 * theta) / (2 * n**2),
-        "there, i units are awake, and x² − f(x) = −cos(2θ)/(2n²)",
-    )
-    yield toolbox.nonnegative(1 - cos(2 * theta), "cos(2θ) ≤ 1")
-    yield toolbox.nonnegative(1 + cos(2 * theta), "cos(2θ) ≥ −1: the error is at most 1/(2n²), and is that at θ = 0")
+    says = "there, i units are awake, and x² − f(x) = −cos(2θ)/(2n²)"
+    yield identity(where**2 - value, -cos(2 * theta) / (2 * n**2), says)
+    yield nonnegative(1 - cos(2 * theta), "cos(2θ) ≤ 1")
+    yield nonnegative(1 + cos(2 * theta), "cos(2θ) ≥ −1: the error is at most 1/(2n²), and is that at θ = 0")
 
 
 def _any_eps() -> Iterator[Evidence]:
     r, more = Symbol("r", positive=True), Symbol("s", nonnegative=True)
     eps, units = r**2 / 8, 1 / r + more
-    yield toolbox.nonnegative(
-        sympy.expand(2 * eps * (2 * units + 1) ** 2 - 1),
-        "for every ε = r²/8 > 0, any whole K ≥ 1/r = 1/√(8ε) has 1/(2(2K+1)²) ≤ ε",
-    )
+    says = "for every ε = r²/8 > 0, any whole K ≥ 1/r = 1/√(8ε) has 1/(2(2K+1)²) ≤ ε"
+    yield nonnegative(sympy.expand(2 * eps * (2 * units + 1) ** 2 - 1), says)
 
 
 def _no_better() -> Iterator[Evidence]:
@@ -253,32 +243,22 @@ def _no_better() -> Iterator[Evidence]:
     def left(at: Any) -> Any:
         return at**2 - slope * at - height
 
-    yield toolbox.identity(
-        left(a) + left(a + h) - 2 * left(a + h / 2), h**2 / 2, "x² minus a line has second difference h²/2 on length h"
-    )
+    says = "x² minus a line has second difference h²/2 on length h"
+    yield identity(left(a) + left(a + h) - 2 * left(a + h / 2), h**2 / 2, says)
     for before, after, words in ((p, p + q, "left of the middle"), (p + q, p, "right of the middle")):
         bent = relu(-before) + relu(after) - 2 * relu((after - before) / 2)
-        yield toolbox.nonnegative(
-            bent, f"a kink that bends f down, {words}, only adds to it: σ(−u) + σ(v) − 2σ((v − u)/2) ≥ 0"
-        )
-    yield toolbox.nonnegative(
-        sympy.expand((sqrt(8 * e) + p) ** 2 / 2 - 4 * e),
-        "off by at most e, it is at most 4e: a stretch without an upward kink is at most √(8e) long",
-    )
+        yield nonnegative(bent, f"a kink that bends f down, {words}, only adds to it: σ(−u) + σ(v) − 2σ((v − u)/2) ≥ 0")
+    says = "off by at most e, it is at most 4e: a stretch without an upward kink is at most √(8e) long"
+    yield nonnegative(sympy.expand((sqrt(8 * e) + p) ** 2 / 2 - 4 * e), says)
     yield from _facing_units()
-    yield toolbox.nonnegative(
-        (h**2 + p * h) - h**2, "all kinks upward: f starts with slope −p ≤ 0, and x² − f climbs by h² + ph ≥ h² there"
-    )
-    yield toolbox.nonnegative(
-        sympy.expand((sqrt(2 * e) + p) ** 2 - 2 * e), "which is at most 2e: the first stretch is at most √(2e) long"
-    )
+    says = "all kinks upward: f starts with slope −p ≤ 0, and x² − f climbs by h² + ph ≥ h² there"
+    yield nonnegative((h**2 + p * h) - h**2, says)
+    says = "which is at most 2e: the first stretch is at most √(2e) long"
+    yield nonnegative(sympy.expand((sqrt(2 * e) + p) ** 2 - 2 * e), says)
     least = 1 / (2 * (2 * k + 1) ** 2)
-    yield toolbox.identity(
-        sqrt(2 * least) + k * sqrt(8 * least), 1, "K upward kinks: 1 ≤ √(2e) + K√(8e), so e ≥ 1/(2(2K+1)²)"
-    )
-    yield toolbox.positive(
-        1 / (8 * k**2) - least, "fewer upward kinks inside: 1 ≤ K√(8e), so e ≥ 1/(8K²), which is more than 1/(2(2K+1)²)"
-    )
+    yield identity(sqrt(2 * least) + k * sqrt(8 * least), 1, "K upward kinks: 1 ≤ √(2e) + K√(8e), so e ≥ 1/(2(2K+1)²)")
+    says = "fewer upward kinks inside: 1 ≤ K√(8e), so e ≥ 1/(8K²), which is more than 1/(2(2K+1)²)"
+    yield positive(1 / (8 * k**2) - least, says)
 
 
 def _facing_units() -> Iterator[Evidence]:
@@ -288,7 +268,7 @@ def _facing_units() -> Iterator[Evidence]:
     for sign, words in ((1, "on the right adds no slope left of its kink"), (-1, "on the left adds minus its jump")):
         before, at, after = (v * relu(sympy.expand(sign * c * (step - t))) for step in (t - p, t, t + p))
         left, right = (at - before) / p, (after - at) / p
-        yield toolbox.identity(left, 0 if sign > 0 else -(right - left), f"a unit awake {words}")
+        yield identity(left, 0 if sign > 0 else -(right - left), f"a unit awake {words}")
 
 
 def _pieces() -> Iterator[Evidence]:
@@ -297,15 +277,11 @@ def _pieces() -> Iterator[Evidence]:
     start, share = i / n, (1 + sin(theta)) / 2
     where = start + share / n
     chord = start**2 + ((start + 1 / n) ** 2 - start**2) * share
-    yield toolbox.identity(
-        chord - where**2,
-        cos(theta) ** 2 / (4 * n**2),
-        "N equal pieces through the knots are above x² by cos²θ/(4N²): off by 1/(4N²), and by 1/(8N²) once lowered",
-    )
+    says = "N equal pieces through the knots are above x² by cos²θ/(4N²): off by 1/(4N²), and by 1/(8N²) once lowered"
+    yield identity(chord - where**2, cos(theta) ** 2 / (4 * n**2), says)
     longest = 1 / n + Symbol("s", nonnegative=True)
-    yield toolbox.nonnegative(
-        longest**2 / 8 - 1 / (8 * n**2), "of N pieces one is at least 1/N long: none are nearer than h²/8 ≥ 1/(8N²)"
-    )
+    says = "of N pieces one is at least 1/N long: none are nearer than h²/8 ≥ 1/(8N²)"
+    yield nonnegative(longest**2 / 8 - 1 / (8 * n**2), says)
 
 
 # ε and the units it takes, as the ledger records them.
@@ -352,18 +328,17 @@ def relu_square_deep(network: Sawtooth) -> Iterator[Evidence]:
     yield from _interpolates(network)
     yield from _off_by_a_quarter()
     m = Symbol("m", integer=True, positive=True)
-    yield toolbox.identity(
-        network.units(m), 2 + 3 * (m - 1), "g, g − ½ and f in every layer, but no f in the first: 3m − 1 units"
-    )
+    says = "g, g − ½ and f in every layer, but no f in the first: 3m − 1 units"
+    yield identity(network.units(m), 2 + 3 * (m - 1), says)
     for depth in (1, 2, 3, 4):
         yield _library_sawtooth(depth)
     for eps, units in DEEP.items():
         depth = next(m for m in range(1, 99) if Fraction(1, 4 ** (m + 1)) <= eps)
         says = f"ε = {eps}: the least m with 4^-(m+1) ≤ ε has {units} units"
         error = Fraction(1, 4 ** (depth + 1))
-        yield toolbox.rational(int(network.units(depth)) == units, says, layers=depth, error=error)
+        yield rational(int(network.units(depth)) == units, says, layers=depth, error=error)
     yield from _fewer_than_one_layer()
-    yield toolbox.kept(relu_square(1e-6, deep=True), "the library's network for ε = 1e-6, rounded to float64")
+    yield kept(relu_square(1e-6, deep=True), "the library's network for ε = 1e-6, rounded to float64")
 
 
 def _interpolates(network: Sawtooth) -> Iterator[Evidence]:
@@ -376,43 +351,35 @@ def _interpolates(network: Sawtooth) -> Iterator[Evidence]:
         return (j**2 + (2 * j + 1) * u) / 4**k
 
     yield from cut()
-    yield toolbox.identity(network.tooth(half - w, relu(-w)), 1 - 2 * w, "left of ½ the tooth is 2y: g(½ − w) = 1 − 2w")
-    yield toolbox.identity(
-        network.tooth(half + w, relu(w)), 1 - 2 * w, "right of ½ it comes down again: g(½ + w) = 1 − 2w"
-    )
-    yield toolbox.identity(
-        chord(0, u, 0), u, "f_0 = g_0 = x: the chord of x² on [0, 1], and a tooth that rises (x = u, piece 0)"
-    )
+    yield identity(network.tooth(half - w, relu(-w)), 1 - 2 * w, "left of ½ the tooth is 2y: g(½ − w) = 1 − 2w")
+    yield identity(network.tooth(half + w, relu(w)), 1 - 2 * w, "right of ½ it comes down again: g(½ + w) = 1 − 2w")
+    says = "f_0 = g_0 = x: the chord of x² on [0, 1], and a tooth that rises (x = u, piece 0)"
+    yield identity(chord(0, u, 0), u, says)
     # On piece i of level k, x = (i + s)/2^k, g_k is s where i is even and 1 − s where it is odd.
     for part, s, tooth in (("left", u / 2, u), ("right", (1 + u) / 2, 1 - u)):
         for parity, y in (("even", s), ("odd", 1 - s)):
             lower = (part == "left") == (parity == "even")
             found = network.tooth(y, 0) if lower else network.tooth(y, y - half)
-            yield toolbox.identity(
-                found, tooth, f"on the {part} half of a piece of {parity} number g_(k+1) = g(g_k) is {tooth}"
-            )
+            says = f"on the {part} half of a piece of {parity} number g_(k+1) = g(g_k) is {tooth}"
+            yield identity(found, tooth, says)
         j = 2 * i + (0 if part == "left" else 1)
-        yield toolbox.identity(
-            chord(i, s, k) - network.share(k + 1) * tooth,
-            chord(j, u, k + 1),
-            f"if f_k is the chord of x² on piece i, f_(k+1) = f_k − 4^-(k+1) g_(k+1) is the one on its {part} half",
-        )
+        says = f"if f_k is the chord of x² on piece i, f_(k+1) = f_k − 4^-(k+1) g_(k+1) is the one on its {part} half"
+        yield identity(chord(i, s, k) - network.share(k + 1) * tooth, chord(j, u, k + 1), says)
 
 
 def _off_by_a_quarter() -> Iterator[Evidence]:
     j, m = Symbol("j", integer=True, nonnegative=True), Symbol("m", integer=True, positive=True)
     u, theta = Symbol("u", real=True), Symbol("theta", real=True)
     above = (j**2 + (2 * j + 1) * u) / 4**m - ((j + u) / 2**m) ** 2
-    yield toolbox.identity(above, u * (1 - u) / 4**m, "a chord on a piece of length 2^-m is u(1 − u)/4^m above x²")
+    yield identity(above, u * (1 - u) / 4**m, "a chord on a piece of length 2^-m is u(1 − u)/4^m above x²")
     inside = (sin(theta) * cos(theta)) ** 2
     says = "for u = sin²θ in [0, 1] u(1 − u) is sin²θ cos²θ"
-    yield toolbox.identity((u * (1 - u)).subs(u, sin(theta) ** 2), inside, says)
-    yield toolbox.nonnegative(inside, "so f_m is never below x², nor below 0, and σ(f_m) = f_m")
+    yield identity((u * (1 - u)).subs(u, sin(theta) ** 2), inside, says)
+    yield nonnegative(inside, "so f_m is never below x², nor below 0, and σ(f_m) = f_m")
     gap = sympy.Integer(1) / 4 - u * (1 - u)
-    yield toolbox.identity(gap, (u - Rational(1, 2)) ** 2, "and ¼ − u(1 − u) = (u − ½)²")
-    yield toolbox.nonnegative(
-        (u - Rational(1, 2)) ** 2 / 4**m, "so f_m − x² ≤ 4^-(m+1), which is reached in the middle, at u = ½"
-    )
+    yield identity(gap, (u - Rational(1, 2)) ** 2, "and ¼ − u(1 − u) = (u − ½)²")
+    says = "so f_m − x² ≤ 4^-(m+1), which is reached in the middle, at u = ½"
+    yield nonnegative((u - Rational(1, 2)) ** 2 / 4**m, says)
 
 
 def _library_sawtooth(depth: int) -> Evidence:
@@ -421,27 +388,22 @@ def _library_sawtooth(depth: int) -> Evidence:
     errors = [evaluated(layers, x) - x * x for x in grid]
     worst = Fraction(1, 4 ** (depth + 1))
     says = f"the library's {depth} layers are x² at every multiple of 2^-{depth}, and 4^-{depth + 1} above in between"
-    return toolbox.rational(errors[0::2] == [0] * len(errors[0::2]) and set(errors[1::2]) == {worst}, says, error=worst)
+    return rational(errors[0::2] == [0] * len(errors[0::2]) and set(errors[1::2]) == {worst}, says, error=worst)
 
 
 def _fewer_than_one_layer() -> Iterator[Evidence]:
     """With ε = 4^-y: at most 3y − 1 deep units against at least (2^y/√2 − 1)/2 of one layer."""
     y, d, z = Symbol("y", positive=True), Symbol("d", nonnegative=True), Symbol("z", nonnegative=True)
     one_layer = (1 / sqrt(2 * 4**-y) - 1) / 2
-    yield toolbox.identity(
-        1 / (2 * (2 * one_layer + 1) ** 2),
-        4**-y,
-        "ε = 4^-y takes K ≥ (2^y/√2 − 1)/2 units of one layer, or m < y layers",
-    )
+    says = "ε = 4^-y takes K ≥ (2^y/√2 − 1)/2 units of one layer, or m < y layers"
+    yield identity(1 / (2 * (2 * one_layer + 1) ** 2), 4**-y, says)
     start = log(10**4) / log(4)
     lead = one_layer.subs(y, start) - (3 * start - 1)
-    yield toolbox.positive(lead, "at ε = 1e-4 that is more than the 3m − 1 < 3y − 1 of a deep network")
+    yield positive(lead, "at ε = 1e-4 that is more than the 3m − 1 < 3y − 1 of a deep network")
     growth = sympy.diff(one_layer, y).subs(y, start)
-    yield toolbox.positive(growth - 3, "and there K grows by more than 3 for every y")
-    yield toolbox.nonnegative(
-        sympy.expand((3 + d) * (1 + z) - 3),
-        "further on, K's growth, 3 + d there, is 2^s = 1 + z ≥ 1 times that",
-    )
+    yield positive(growth - 3, "and there K grows by more than 3 for every y")
+    says = "further on, K's growth, 3 + d there, is 2^s = 1 + z ≥ 1 times that"
+    yield nonnegative(sympy.expand((3 + d) * (1 + z) - 3), says)
 
 
 eps = Symbol("varepsilon", positive=True)
@@ -486,15 +448,12 @@ def relu_square_line(target: Growth) -> Iterator[Evidence]:
     beyond = q / p + d
     for c, words in ((q, "q"), (-q, "−q")):
         rising, falling = p * beyond + c, -p * beyond + c
-        yield toolbox.identity(
-            relu(sympy.expand(rising)),
-            rising,
-            f"from x = q/p on, σ(px + {words}) is that line: so it goes layer after layer",
-        )
-        yield toolbox.identity(relu(sympy.expand(falling)), 0, f"and σ(−px + {words}) is 0: each unit ends as a line")
+        says = f"from x = q/p on, σ(px + {words}) is that line: so it goes layer after layer"
+        yield identity(relu(sympy.expand(rising)), rising, says)
+        yield identity(relu(sympy.expand(falling)), 0, f"and σ(−px + {words}) is 0: each unit ends as a line")
     slope, height = Symbol("|s|", nonnegative=True), Symbol("|c|", nonnegative=True)
     where = last + 1 + slope + height + eps
-    yield toolbox.positive(
+    yield positive(
         sympy.expand(target.function(where) - slope * where - height - eps),
         f"whatever line sx + c a network ends as after its last kink T, at x = T + 1 + |s| + |c| + ε it is more than ε"
         f" below {target.name}",
@@ -503,12 +462,9 @@ def relu_square_line(target: Growth) -> Iterator[Evidence]:
         made = relu_square(Fraction(1, 1000), deep=deep)
         for at in (Fraction(2), Fraction(10)):
             network, true = evaluated(made.exact, at), Fraction(target.function(at))
-            yield toolbox.counterexample(
-                abs(network - true) > Fraction(1, 1000),
-                f"the library's {made.units} units in {made.depth} layers, within 1e-3 on [0, 1], at x = {at}",
-                "fractions",
-                network=str(network),
-                true=str(true),
+            says = f"the library's {made.units} units in {made.depth} layers, within 1e-3 on [0, 1], at x = {at}"
+            yield counterexample(
+                abs(network - true) > Fraction(1, 1000), says, "fractions", network=str(network), true=str(true)
             )
 
 

@@ -19,9 +19,9 @@ from sympy import Identity, IndexedBase, MatrixSymbol, Rational, Sum, Symbol, sq
 from avow.core.chart import Chart, Table
 from avow.numerics import intervals
 from avow.numerics.intervals import most, total
-from avow.theory.claims import toolbox
 from avow.theory.claims.claim import Evidence, claim
 from avow.theory.claims.random_search import Falsifier, Numbers, interval_function, numbered
+from avow.theory.claims.toolbox import identity, nonnegative, rational, same_product
 
 n, d, r, k = sympy.symbols("n d r k", integer=True, positive=True)
 i, j = sympy.symbols("i j", integer=True, positive=True)
@@ -68,18 +68,16 @@ def svd_energy(energy: Callable[[Any], Any]) -> Iterator[Evidence]:
     a, b, sigma = IndexedBase("a", real=True), IndexedBase("b", real=True), IndexedBase("sigma", nonnegative=True)
     A = U * S * W.T
     inside = (A.T * A).doit().subs(U.T * U, Identity(r))
-    yield toolbox.same_product(inside, W * S.T * S * W.T, "‖A‖² is the trace of AᵀA, which UᵀU = I makes WΣᵀΣWᵀ")
+    yield same_product(inside, W * S.T * S * W.T, "‖A‖² is the trace of AᵀA, which UᵀU = I makes WΣᵀΣWᵀ")
     across = Sum(a[i, j] * b[j, i], (i, 1, n), (j, 1, d)), Sum(b[j, i] * a[i, j], (j, 1, d), (i, 1, n))
-    yield toolbox.identity(
-        across[0], across[1].reorder((j, i)), "tr(XY) = tr(YX): the same products, summed by columns"
-    )
+    yield identity(across[0], across[1].reorder((j, i)), "tr(XY) = tr(YX): the same products, summed by columns")
     turned = (S.T * S * (W.T * W)).subs(W.T * W, Identity(r))
-    yield toolbox.same_product(turned, S.T * S, "so tr(WΣᵀΣWᵀ) = tr(ΣᵀΣWᵀW) = tr(ΣᵀΣ), as WᵀW = I")
+    yield same_product(turned, S.T * S, "so tr(WΣᵀΣWᵀ) = tr(ΣᵀΣWᵀW) = tr(ΣᵀΣ), as WᵀW = I")
     diagonal = Sum(sigma[i] * sigma[i], (i, 1, r))
-    yield toolbox.identity(Sum(energy(sigma[i]), (i, 1, r)), diagonal, "Σ is diagonal: tr(ΣᵀΣ) is the sum of σ_i·σ_i")
+    yield identity(Sum(energy(sigma[i]), (i, 1, r)), diagonal, "Σ is diagonal: tr(ΣᵀΣ) is the sum of σ_i·σ_i")
     matrix, values = _turned()
     total = sum(entry**2 for entry in matrix)
-    yield toolbox.rational(
+    yield rational(
         sum(energy(sympy.Integer(x)) for x in values) == total,
         "on a matrix of fractions whose singular values are 3 and 2",
         matrix=[str(entry) for entry in matrix],
@@ -115,20 +113,14 @@ def svd_kth(bound: Callable[[Any, Any], Any]) -> Iterator[Evidence]:
     gap = IndexedBase("g", nonnegative=True)
     energy = Sum(square + gap[i], (i, 1, k)) + tail
     rest = Sum(gap[i], (i, 1, k)) + tail
-    yield toolbox.identity(
-        energy,
-        k * square + rest,
-        "σ_i² = σ_k² + g_i for i ≤ k, and T for the squares beyond k: ‖A‖² is kσ_k² and a rest",
-    )
-    yield toolbox.nonnegative(rest, "no g_i is negative, as σ_i ≥ σ_k, and no square is: the rest is at least 0")
+    says = "σ_i² = σ_k² + g_i for i ≤ k, and T for the squares beyond k: ‖A‖² is kσ_k² and a rest"
+    yield identity(energy, k * square + rest, says)
+    yield nonnegative(rest, "no g_i is negative, as σ_i ≥ σ_k, and no square is: the rest is at least 0")
     over = Symbol("R", nonnegative=True)
-    yield toolbox.nonnegative(bound(k * square + over, k) - square, "so σ_k² is at most the bound, for every k")
+    yield nonnegative(bound(k * square + over, k) - square, "so σ_k² is at most the bound, for every k")
     size = 5
-    yield toolbox.rational(
-        bound(sympy.Integer(size), sympy.Integer(size)) == 1,
-        "and it is met: the identity of 5 rows has σ_5 = 1",
-        k=size,
-    )
+    says = "and it is met: the identity of 5 rows has σ_5 = 1"
+    yield rational(bound(sympy.Integer(size), sympy.Integer(size)) == 1, says, k=size)
 
 
 def _spectral_picture() -> Chart:
@@ -157,34 +149,25 @@ def _spectral_picture() -> Chart:
     needs=("svd-kth",),
 )
 def svd_spectral(kept: Callable[[Any], Any]) -> Iterator[Evidence]:
-    yield toolbox.nonnegative(
-        k - 1 - kept(k), "B, a sum of so many products of a column and a row, has rank at most k − 1"
-    )
+    yield nonnegative(k - 1 - kept(k), "B, a sum of so many products of a column and a row, has rank at most k − 1")
     z, x = MatrixSymbol("z", r, 1), MatrixSymbol("x", d, 1)
     turned = ((U * z).T * (U * z)).doit().subs(U.T * U, Identity(r))
-    yield toolbox.same_product(
-        turned, z.T * z, "U keeps lengths: ‖(A − B)x‖ is the length of σ_i·y_i over what is left"
-    )
+    yield same_product(turned, z.T * z, "U keeps lengths: ‖(A − B)x‖ is the length of σ_i·y_i over what is left")
     missed = x - W * W.T * x
     square = (missed.T * missed).expand().doit().subs(W.T * W, Identity(r))
     shorter = x.T * x - x.T * W * W.T * x
-    yield toolbox.same_product(square, shorter, "y = Wᵀx is no longer than x: ‖x‖² − ‖y‖² = ‖x − WWᵀx‖²")
+    yield same_product(square, shorter, "y = Wᵀx is no longer than x: ‖x‖² − ‖y‖² = ‖x − WWᵀx‖²")
     most, count = Symbol("s", nonnegative=True), Symbol("t", integer=True, positive=True)
     y, gap = IndexedBase("y", real=True), IndexedBase("g", nonnegative=True)
     reached, allowed = Sum((most - gap[i]) * y[i] ** 2, (i, 1, count)), most * Sum(y[i] ** 2, (i, 1, count))
     spare = Sum(gap[i] * y[i] ** 2, (i, 1, count))
-    yield toolbox.identity(
-        allowed - reached, spare, "σ_i² = s − g_i for what is left, s the largest: what ‖y‖²s has spare"
-    )
-    yield toolbox.nonnegative(
-        spare, "is not negative: ‖(A − B)x‖² ≤ s‖x‖², so ‖A − B‖² is at most s, the first σ² left"
-    )
+    yield identity(allowed - reached, spare, "σ_i² = s − g_i for what is left, s the largest: what ‖y‖²s has spare")
+    yield nonnegative(spare, "is not negative: ‖(A − B)x‖² ≤ s‖x‖², so ‖A − B‖² is at most s, the first σ² left")
     energy = Symbol("E", nonnegative=True)
     left = kept(k) + 1
-    yield toolbox.nonnegative(
-        energy / k - energy / left, "the first σ left is number (kept + 1), whose square is at most ‖A‖²/k [svd-kth]"
-    )
-    yield toolbox.identity(sqrt(energy / k), sqrt(energy) / sqrt(k), "and roots keep the order: ‖A − B‖ ≤ ‖A‖/√k")
+    says = "the first σ left is number (kept + 1), whose square is at most ‖A‖²/k [svd-kth]"
+    yield nonnegative(energy / k - energy / left, says)
+    yield identity(sqrt(energy / k), sqrt(energy) / sqrt(k), "and roots keep the order: ‖A − B‖ ≤ ‖A‖/√k")
 
 
 # Searches for counterexamples: the excess of a case over each statement.

@@ -19,9 +19,19 @@ from sympy import Symbol, exp, log
 from avow.core import named
 from avow.core.chart import Chart, Table
 from avow.numerics.intervals import least, most, total
-from avow.theory.claims import toolbox
 from avow.theory.claims.claim import Evidence, claim
 from avow.theory.claims.random_search import Falsifier, Numbers, interval_function, numbered, stored
+from avow.theory.claims.toolbox import (
+    counterexample,
+    enclosed,
+    identity,
+    induction,
+    nonnegative,
+    positive,
+    rational,
+    rising,
+    rounded,
+)
 
 # A score; the exponential of one, that of another, and the sum of the others' or of all.
 score = Symbol("s", real=True)
@@ -33,8 +43,8 @@ further = Symbol("d", nonnegative=True)
 
 def sum_is_positive(amended: bool = False) -> Iterator[Evidence]:
     """A sum of exponentials is above zero, however many there are."""
-    yield toolbox.positive(exp(score), "one key: e^s > 0 for every real score", amended)
-    yield toolbox.positive(denominator + exp(score), "one more key: a positive sum and e^s is positive", amended)
+    yield positive(exp(score), "one key: e^s > 0 for every real score", amended)
+    yield positive(denominator + exp(score), "one more key: a positive sum and e^s is positive", amended)
 
 
 def _categorical_picture() -> Chart:
@@ -63,14 +73,11 @@ def _categorical_picture() -> Chart:
 )
 def softmax_categorical(weight: Callable[[Any, Any], Any]) -> Iterator[Evidence]:
     yield from sum_is_positive()
-    yield toolbox.positive(weight(own, own), "one key alone: its weight is positive")
-    yield toolbox.positive(weight(own, own + rest), "among others: e/(e + R) is positive")
-    yield toolbox.identity(
-        weight(own, denominator) + weight(other, denominator),
-        weight(own + other, denominator),
-        "weights over one denominator add as their exponentials do; key by key, Σα_i is the weight of the whole sum",
-    )
-    yield toolbox.identity(weight(denominator, denominator), 1, "and the whole sum has weight 1")
+    yield positive(weight(own, own), "one key alone: its weight is positive")
+    yield positive(weight(own, own + rest), "among others: e/(e + R) is positive")
+    says = "weights over one denominator add as their exponentials do; key by key, Σα_i is the weight of the whole sum"
+    yield identity(weight(own, denominator) + weight(other, denominator), weight(own + other, denominator), says)
+    yield identity(weight(denominator, denominator), 1, "and the whole sum has weight 1")
 
 
 class Safe(NamedTuple):
@@ -125,17 +132,16 @@ def _bounds_picture() -> Table:
 def softmax_bounds(safe: Safe) -> Iterator[Evidence]:
     yield from _computed_extremes()
     yield from sum_is_positive(amended=True)
-    yield toolbox.identity(own / own, 1, "one key alone has weight exactly 1", True)
-    yield toolbox.positive(own / (own + rest), "two keys or more: every weight is above 0", True)
-    yield toolbox.positive(1 - own / (own + rest), "and below 1, for the others' sum R is positive", True)
+    yield identity(own / own, 1, "one key alone has weight exactly 1", True)
+    yield positive(own / (own + rest), "two keys or more: every weight is above 0", True)
+    yield positive(1 - own / (own + rest), "and below 1, for the others' sum R is positive", True)
     top, others = Symbol("s_max", real=True), Symbol("R_0", nonnegative=True)
     shifted = exp(top - safe.shift(top))
-    yield toolbox.nonnegative(shifted + others - 1, "shifted, the largest term alone makes the denominator ≥ 1", True)
-    yield toolbox.rising(1 - exp(-further), further, 0, "no shifted term exceeds 1, since no gap is negative", True)
+    yield nonnegative(shifted + others - 1, "shifted, the largest term alone makes the denominator ≥ 1", True)
+    yield rising(1 - exp(-further), further, 0, "no shifted term exceeds 1, since no gap is negative", True)
     short = Symbol("d_n", nonnegative=True)
-    yield toolbox.nonnegative(
-        (keys + 1) - ((keys - short) + (1 - further)), "n terms of at most 1, and one more: at most n + 1", True
-    )
+    says = "n terms of at most 1, and one more: at most n + 1"
+    yield nonnegative((keys + 1) - ((keys - short) + (1 - further)), says, True)
     yield from _vanishing()
     for name, gap in safe.gaps.items():
         yield from _vanishing_in(getattr(torch, name), gap)
@@ -145,16 +151,16 @@ def _computed_extremes() -> Iterator[Evidence]:
     """Weights that are zero, and denominators that are zero and infinite, as float32 has them."""
     kind = torch.float32
     small = torch.softmax(torch.tensor([0.0, -104.0], dtype=kind), -1)[1]
-    nearest = toolbox.rounded(lambda: 1 / (1 + arb(104).exp()), kind)
+    nearest = rounded(lambda: 1 / (1 + arb(104).exp()), kind)
     facts = {"scores": [0, -104], "weight": float(small), "1/(1 + e^104) rounds to": str(nearest)}
     by = "PyTorch, and balls rounded to float32"
-    yield toolbox.counterexample(bool(small == 0) and nearest == 0, "a weight that is exactly zero", by, **facts)
+    yield counterexample(bool(small == 0) and nearest == 0, "a weight that is exactly zero", by, **facts)
     for scores, limit, word in (((-200, -201), 0, "zero"), ((100, 99), math.inf, "infinite")):
         terms = torch.exp(torch.tensor(scores, dtype=kind))
         weights = terms / terms.sum()
-        exact = [toolbox.rounded(arb(s).exp, kind) for s in scores]
+        exact = [rounded(arb(s).exp, kind) for s in scores]
         agree = float(terms.sum()) == limit and exact == [limit, limit]
-        yield toolbox.counterexample(
+        yield counterexample(
             agree and bool(weights.isnan().all()),
             f"without the shift: a denominator that is {word}, and weights that are nan",
             by,
@@ -168,7 +174,7 @@ def _computed_extremes() -> Iterator[Evidence]:
 def _vanishing() -> Iterator[Evidence]:
     """The gap at which a weight becomes zero in any type: enough whatever the other keys, and tight for two."""
     inverse, factor = 1 + Symbol("H", positive=True), 1 + Symbol("g", positive=True)  # 1/h > 1, and g > 1
-    yield toolbox.rising(
+    yield rising(
         1 - inverse * exp(-log(inverse) - further),
         further,
         0,
@@ -176,37 +182,25 @@ def _vanishing() -> Iterator[Evidence]:
         " weight is no larger, and rounds to 0",
         True,
     )
-    yield toolbox.positive(
-        1 / (1 + (inverse - 1) / factor) - 1 / inverse,
-        "two keys with a gap below ln(1/h − 1): the weight exceeds h, and does not round to 0",
-        True,
-    )
+    says = "two keys with a gap below ln(1/h − 1): the weight exceeds h, and does not round to 0"
+    yield positive(1 / (1 + (inverse - 1) / factor) - 1 / inverse, says, True)
 
 
 def _vanishing_in(dtype: torch.dtype, gap: str) -> Iterator[Evidence]:
     """That gap in one type, from its format."""
     half, name = _half_of_least(dtype), named(dtype)
     inverse = half.denominator
-    yield toolbox.rational(
-        half.numerator == 1 and inverse == 1 << (inverse.bit_length() - 1),
-        f"{name}: half the least positive number is a power of two, as the format gives it",
-        True,
-        h=_power(half),
-    )
-    yield toolbox.enclosed(
+    says = f"{name}: half the least positive number is a power of two, as the format gives it"
+    yield rational(half.numerator == 1 and inverse == 1 << (inverse.bit_length() - 1), says, True, h=_power(half))
+    yield enclosed(
         lambda: all(abs(arb(whole).log() - arb(gap)) < arb("0.005") for whole in (inverse, inverse - 1)),
         f"{name}: ln(1/h) and ln(1/h − 1) are both {gap} to two decimals",
         True,
         gap=arb(inverse).log().str(12, radius=False),
     )
-    before, after = (toolbox.rounded(_second_of_two(arb(gap) + arb(move)), dtype) for move in ("-0.01", "0.01"))
-    yield toolbox.rational(
-        before == 2 * half and after == 0,
-        f"{name}: rounded to the type, 0.01 to either side of {gap}, the weight is the least number, then zero",
-        True,
-        before=_power(2 * half),
-        after=after,
-    )
+    before, after = (rounded(_second_of_two(arb(gap) + arb(move)), dtype) for move in ("-0.01", "0.01"))
+    says = f"{name}: rounded to the type, 0.01 to either side of {gap}, the weight is the least number, then zero"
+    yield rational(before == 2 * half and after == 0, says, True, before=_power(2 * half), after=after)
 
 
 def _second_of_two(gap: arb) -> Callable[[], arb]:
@@ -255,32 +249,21 @@ _GAP = Gap(lambda eps: eps, lambda n, eps: log((n - 1) / eps), lambda eps: log(1
 )
 def copy_gap(gap: Gap) -> Iterator[Evidence]:
     first, another = Symbol("s_1", real=True), Symbol("s_j", real=True)
-    yield toolbox.identity(
-        exp(another) / exp(first), exp(another - first), "each other term, over e^(s_1), is e^(s_j−s_1)"
-    )
-    yield toolbox.identity(
-        (rest + exp(another)) / exp(first),
-        rest / exp(first) + exp(another - first),
-        "key by key, the others' sum over e^(s_1) is R = Σ e^(s_j−s_1)",
-    )
-    yield toolbox.identity(own / (own + own * rest), 1 / (1 + rest), "so α_1 = 1/(1+R)")
+    yield identity(exp(another) / exp(first), exp(another - first), "each other term, over e^(s_1), is e^(s_j−s_1)")
+    says = "key by key, the others' sum over e^(s_1) is R = Σ e^(s_j−s_1)"
+    yield identity((rest + exp(another)) / exp(first), rest / exp(first) + exp(another - first), says)
+    yield identity(own / (own + own * rest), 1 / (1 + rest), "so α_1 = 1/(1+R)")
     bound = gap.others(eps)
-    yield toolbox.identity(
-        1 / (1 + rest) - 1 / (1 + eps),
-        (bound - rest) / ((1 + rest) * (1 + eps)),
-        "α_1 − 1/(1+ε) = (ε − R)/((1+R)(1+ε))",
-    )
-    yield toolbox.positive((1 + rest) * (1 + eps), "whose denominator is positive: α_1 ≥ 1/(1+ε) iff R ≤ ε")
-    yield toolbox.rising(1 - exp(-further), further, 0, "a wider gap makes a smaller term")
-    yield toolbox.induction(
-        lambda m: m * own, 1, own, lambda x, _: x + own, "n−1 terms of at most e^-g sum to (n−1)e^-g"
-    )
+    says = "α_1 − 1/(1+ε) = (ε − R)/((1+R)(1+ε))"
+    yield identity(1 / (1 + rest) - 1 / (1 + eps), (bound - rest) / ((1 + rest) * (1 + eps)), says)
+    yield positive((1 + rest) * (1 + eps), "whose denominator is positive: α_1 ≥ 1/(1+ε) iff R ≤ ε")
+    yield rising(1 - exp(-further), further, 0, "a wider gap makes a smaller term")
+    yield induction(lambda m: m * own, 1, own, lambda x, _: x + own, "n−1 terms of at most e^-g sum to (n−1)e^-g")
     more = keys + 1
-    yield toolbox.identity(
-        (more - 1) * exp(-gap.enough(more, eps)), eps, "at g = ln((n−1)/ε) that is ε: the gap is enough, and tight"
-    )
-    yield toolbox.positive(own + rest - own, "one term is below the sum of all, so R ≤ ε leaves every e^(s_j−s_1) ≤ ε")
-    yield toolbox.identity(exp(-gap.needed(eps)), eps, "e^-g ≤ ε is g ≥ ln(1/ε): the gap that is needed")
+    says = "at g = ln((n−1)/ε) that is ε: the gap is enough, and tight"
+    yield identity((more - 1) * exp(-gap.enough(more, eps)), eps, says)
+    yield positive(own + rest - own, "one term is below the sum of all, so R ≤ ε leaves every e^(s_j−s_1) ≤ ε")
+    yield identity(exp(-gap.needed(eps)), eps, "e^-g ≤ ε is g ≥ ln(1/ε): the gap that is needed")
 
 
 def _mask_picture() -> Table:
@@ -324,7 +307,7 @@ def _seen_though_hidden(mask: float) -> Iterator[Evidence]:
     allowed = 3 * max(mask, -1e9)
     computed = torch.softmax(torch.tensor([allowed, 0.0 + mask]), -1)[1]
     weight = 1 / (1 + (arb(allowed) - arb(mask)).exp())
-    yield toolbox.counterexample(
+    yield counterexample(
         bool(computed > 0.99) and bool(weight > arb("0.99")),
         f"mask {mask:g}: the hidden key has all the weight where the allowed score is {allowed:g}",
         "PyTorch in float32, and balls in real arithmetic",
@@ -340,7 +323,7 @@ def _all_hidden(mask: float) -> Iterator[Evidence]:
     shift = arb(mask)
     terms = [(arb(s) + shift - (arb(3) + shift)).exp() for s in (1, 2, 3)]
     weights = [term / sum(terms) for term in terms]
-    yield toolbox.counterexample(
+    yield counterexample(
         bool((computed > 0).all()) and all(bool(weight > 0) for weight in weights),
         f"mask {mask:g} on every key: the row still has weights, those of no mask at all",
         "PyTorch in float32, and balls in real arithmetic",
@@ -355,8 +338,8 @@ def _too_large_for_half(mask: float) -> Iterator[Evidence]:
     held = torch.tensor(mask, dtype=torch.float16)
     scores = torch.tensor([1.0, 2.0, 3.0], dtype=torch.float16) + held
     finite = math.isfinite(mask)
-    overflows = finite and toolbox.rounded(lambda: arb(mask), torch.float16) == -math.inf
-    yield toolbox.counterexample(
+    overflows = finite and rounded(lambda: arb(mask), torch.float16) == -math.inf
+    yield counterexample(
         overflows and bool(held == -math.inf) and bool(torch.softmax(scores, -1).isnan().all()),
         f"mask {mask:g} in float16 is −∞, and a row with every key hidden is nan",
         "PyTorch in float16, and balls rounded to float16",

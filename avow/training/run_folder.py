@@ -1,0 +1,227 @@
+"""The folder of a run: one process at a time writes it, its log, and how the run is asked to stop."""
+
+from __future__ import annotations
+
+import contextlib
+import csv
+import fcntl
+import io
+import os
+import platform
+import signal
+import threading
+import time
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass, fields
+from pathlib import Path
+from types import FrameType
+from typing import TYPE_CHECKING, Any
+
+from avow import file_io
+from avow.errors import FileError
+
+if TYPE_CHECKING:
+    from avow.training.distributed import Ranks
+
+LOCK = ".lock"
+
+
+@contextlib.contextmanager
+def locked(folder: Path, name: str = "run", wait: float = 0.0) -> Iterator[None]:
+    """Hold a folder until the block ends; raise if another process holds it, after so many seconds of waiting.
+
+    The lock is the operating system's and ends with the process that holds it; the number of that process in the file
+    is for error messages alone. `name` is what the folder is called there. Folders made for the lock alone are removed.
+    """
+    new_folders = [one for one in (folder, *folder.parents) if not one.exists()]
+    file = _lock_file(folder, name, time.monotonic() + wait)
+    try:
+        # On a full disk the lock holds as well; only its holder is not named.
+        with contextlib.suppress(OSError):
+            os.ftruncate(file, 0)
+            os.pwrite(file, f"{os.getpid()} {platform.node()}".encode(), 0)
+        yield
+    finally:
+        with contextlib.suppress(OSError):
+            (folder / LOCK).unlink()
+            for one in new_folders:
+                one.rmdir()  # unless something was written there
+        fcntl.flock(file, fcntl.LOCK_UN)  # for processes forked meanwhile, too, which closing would not do
+        os.close(file)
+
+
+@contextlib.contextmanager
+def locked_by_first(folder: Path, here: Ranks) -> Iterator[None]:
+    """The same for all processes of a run: the first holds the folder, and if it cannot, all of them raise."""
+    with contextlib.ExitStack() as stack:
+        refusal: FileError | None = None
+        if here.rank == 0:
+            try:
+                stack.enter_context(locked(folder))
+            except FileError as error:
+                refusal = error
+        if here.any(refusal is not None):
+            raise refusal or FileError("run", folder, "was refused to rank 0", "see the error of rank 0")
+        yield
+
+
+def _lock_file(folder: Path, name: str, until: float) -> int:
+    """The file that carries a folder's lock, open and locked."""
+    path = folder / LOCK
+    while True:
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+            file = os.open(path, os.O_RDWR | os.O_CREAT, 0o666)
+        except OSError as error:
+            if isinstance(error, FileNotFoundError | FileExistsError) and not os.path.lexists(folder):
+                continue  # Another process, which had made the folder, has just removed it.
+            raise FileError(name, folder, f"cannot be written ({error.strerror})", "name another folder") from error
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            with contextlib.suppress(FileNotFoundError):
+                if os.path.samestat(os.fstat(file), path.stat()):
+                    return file
+            os.close(file)  # Its last holder has removed the file meanwhile: it locks nothing any more.
+            continue
+        except BlockingIOError:
+            number, _, machine = os.pread(file, 512, 0).decode(errors="replace").partition(" ")
+            holder = f"process {number} on {machine}" if number.isdigit() else "another process"
+            os.close(file)
+        except OSError as error:
+            os.close(file)
+            rule = f"cannot be locked ({error.strerror})"
+            remedy = "name a folder on a file system that has locks: without, another run could write there unnoticed"
+            raise FileError(name, folder, rule, remedy) from error
+        if time.monotonic() >= until:
+            rule = f"is being written by {holder}"
+            raise FileError(name, folder, rule, "wait until that ends, or name another folder")
+        time.sleep(0.05)
+
+
+@dataclass(frozen=True)
+class Progress:
+    """How far a run is. The loss is the mean over the steps since the last one of these, in nats per character."""
+
+    step: int
+    steps: int
+    epoch: float
+    loss: float
+    rate: float
+    norm: float
+    tokens_per_second: float
+    mfu: float
+    eta: float
+
+
+COLUMNS = [field.name for field in fields(Progress)]
+# What TensorBoard draws over the steps.
+SCALARS = ("loss", "rate", "norm", "tokens_per_second", "mfu")
+
+
+class Log:
+    """`log.csv` of a run; lines beyond `step` are dropped, for they will be written again.
+
+    If TensorBoard is installed, its files lie beside it and drop the same.
+    """
+
+    def __init__(self, path: Path, step: int) -> None:
+        self._path = path
+        rows = [row for row in read_log(path) if float(row["step"]) <= step] if path.exists() else []
+        text = io.StringIO()
+        writer = csv.DictWriter(text, COLUMNS)
+        writer.writeheader()
+        writer.writerows(rows)
+        file_io.write(path, text.getvalue())
+        with self._writable():
+            self._board = _board(path.parent, step)
+
+    def add(self, progress: Progress) -> None:
+        """Append a line; it survives a crash of this process."""
+        with self._writable():
+            with self._path.open("a", newline="", encoding="utf-8") as file:
+                csv.DictWriter(file, COLUMNS).writerow(asdict(progress))
+            if self._board is not None:
+                for name in SCALARS:
+                    self._board.add_scalar(name, getattr(progress, name), progress.step)
+                self._board.flush()
+
+    def __enter__(self) -> Log:
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        if self._board is not None:
+            # Every line was flushed when it was added: nothing is lost here, and errors were raised there.
+            with contextlib.suppress(OSError):
+                self._board.close()
+
+    @contextlib.contextmanager
+    def _writable(self) -> Iterator[None]:
+        try:
+            yield
+        except OSError as error:
+            rule = f"cannot be written ({error.strerror})"
+            remedy = f"{file_io.remedy(error)} and resume from the last checkpoint"
+            raise FileError("log", self._path, rule, remedy) from error
+
+
+def _board(folder: Path, step: int) -> Any:
+    """TensorBoard's writer, which hides what an earlier one wrote beyond `step`; None if it is not installed."""
+    try:
+        from torch.utils.tensorboard import SummaryWriter
+    except ImportError:
+        return None
+    return SummaryWriter(str(folder), purge_step=step + 1)
+
+
+def read_log(path: Path) -> list[dict[str, str]]:
+    """The lines of a log; one that a crash cut short is left out, and so is one that holds anything but numbers."""
+    try:
+        with path.open(newline="", encoding="utf-8") as file:
+            rows = list(csv.DictReader(file))
+    except (OSError, UnicodeDecodeError, csv.Error) as error:
+        rule = f"cannot be read ({error.strerror})" if isinstance(error, OSError) else f"is not CSV ({error})"
+        raise FileError("log", path, rule, "move it away: a run goes on without it") from error
+    lines = [{column: row.get(column) or "" for column in COLUMNS} for row in rows]
+    return [line for line in lines if all(map(_is_number, line.values()))]
+
+
+def _is_number(text: str) -> bool:
+    try:
+        float(text)
+    except ValueError:
+        return False
+    return True
+
+
+class Interruption:
+    """Whether someone asked to stop, and by which signal."""
+
+    signal = 0
+
+    @property
+    def heard(self) -> bool:
+        return self.signal != 0
+
+
+@contextlib.contextmanager
+def listening() -> Iterator[Interruption]:
+    """Inside, the first Ctrl-C or SIGTERM is noted, for a loop to ask between two steps; the second acts as ever."""
+    interruption = Interruption()
+    # Python delivers signals to the main thread alone, and lets no other choose what they do.
+    kinds = (signal.SIGINT, signal.SIGTERM) if threading.current_thread() is threading.main_thread() else ()
+    before = {kind: signal.getsignal(kind) for kind in kinds}
+
+    def restore() -> None:
+        for kind, handler in before.items():
+            signal.signal(kind, handler)
+
+    def note(kind: int, frame: FrameType | None) -> None:
+        interruption.signal = kind
+        restore()
+
+    for kind in kinds:
+        signal.signal(kind, note)
+    try:
+        yield interruption
+    finally:
+        restore()

@@ -47,8 +47,8 @@ def told(found: Visit, beside: str, words: str) -> None:
 
 BROKEN = [
     ("explorer?n=99", "[data-name=n]", "n=99 must be from 3 to 12; the default is 8"),
-    ("explorer?n=abc", "[data-name=n]", "n='abc' must be of type int; "),
-    ("explorer?angle=", "[data-name=angle]", "angle='' must be of type float; "),
+    ("explorer?n=abc", "[data-name=n]", "n='abc' must be a whole number; "),
+    ("explorer?angle=", "[data-name=angle]", "angle='' must be a number; "),
     (
         "explorer?n=5&target=9",
         "[data-name=target]",
@@ -60,7 +60,7 @@ BROKEN = [
     ("claims?seed=-1", "[data-name=seed]", "seed=-1 must be from 0 to 99; "),
     ("claims?variant=no&hunt=true", "main", "variant='no' is none of relu-linear-a; one of 'as stated'"),
     ("dynamics?beta=1", "[data-name=beta]", "beta=1 must be from 0 to 0.99; "),
-    ("runs?log=maybe", "main", "log='maybe' must be of type bool; "),
+    ("runs?log=maybe", "main", "log='maybe' must be True or False; "),
     ("runs?run=gone", "main", "run='gone' is not one of the runs that are here; choose one from the list"),
 ]
 

@@ -33,14 +33,13 @@ from avow.distributed.ring import attend_ring
 from avow.distributed.sparse import attend_sparse
 from avow.distributed.states import attend_random_features, attend_separable
 from avow.errors import DtypeError, ParameterError, ShapeError, ToleranceUnreachable, UnknownMethod
-from avow.methods import method_named
+from avow.methods import checked_kind, method_from
 from avow.methods.exact import Exact
 from avow.methods.low_rank import LowRank
 from avow.methods.random_features import RandomFeatures
 from avow.methods.separable import Separable
 from avow.methods.sparse import Sparse
 from avow.numerics import rounding
-from avow.parameters import check_parameters
 
 # Methods of which each process brings its own rows; of sparse attention all bring the same, of exact either.
 _OWN_ROWS = (Separable, RandomFeatures, LowRank)
@@ -63,7 +62,7 @@ def attend(
     group: Group = None,
     tol: float | None = None,
     rtol: float | None = None,
-    method: str = "auto",
+    method: str | Method = "auto",
     shared_queries: bool = True,
     mask: Tensor | None = None,
     causal: bool = False,
@@ -238,7 +237,7 @@ def _run(method: Method, call: _Call, tol: float | None) -> Attended:
 class Request(NamedTuple):
     """What one process asks for, before others agree."""
 
-    method: str
+    method: str | Method
     parameters: dict[str, Any]
     tol: float | None
     confidence: float | None
@@ -256,24 +255,28 @@ class Request(NamedTuple):
         same["mask"] = "none" if self.mask is None else storage(self.mask) if odd else "some"
         if isinstance(self.generator, torch.Generator):
             same["digest of generator"] = digest(self.generator.get_state())
-        return {"method": self.method, **self.parameters, **same}
+        given = self.method.parameters if isinstance(self.method, Method) else {}
+        return {"method": self.name, **given, **self.parameters, **same}
+
+    @property
+    def name(self) -> str:
+        return self.method.name if isinstance(self.method, Method) else self.method
 
     @property
     def draws(self) -> bool:
         """Whether something may be drawn at random."""
-        named = any(kind.random and kind.name == self.method for kind in _OWN_ROWS)
+        named = any(kind.random and kind.name == self.name for kind in _OWN_ROWS)
         tolerant = self.tol is not None or self.rtol is not None
         return named or (self.method == "auto" and tolerant and not self.shared_queries)
 
     @property
     def instance(self) -> Method:
         """The method with its parameters."""
-        kind, served = method_named(self.method), (Exact, Sparse, *_OWN_ROWS)
+        kind, served = checked_kind(self.method, self.parameters), (Exact, Sparse, *_OWN_ROWS)
         if kind not in served:
             remedy = f"use one of {', '.join(one.name for one in served)}"
-            raise UnknownMethod("method", repr(self.method), "has no form over shards", remedy)
-        check_parameters(self.method, kind, self.parameters)
-        return kind(**self.parameters)
+            raise UnknownMethod("method", repr(self.name), "has no form over shards", remedy)
+        return method_from(self.method, self.parameters)
 
     def check(self, problem: Problem) -> None:
         """Raise if this process cannot ask so."""

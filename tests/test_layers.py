@@ -70,7 +70,11 @@ TABLE = (
     Layer(
         names("bench"), HOSTS | TENSORS | names("avow.bench"), names("avow.kernels fla performer_pytorch safetensors")
     ),
-    Layer(names("report"), PAGES | TENSORS | names("plotly rich"), names("matplotlib latex2mathml safetensors")),
+    Layer(
+        names("report"),
+        PAGES | TENSORS | names("jinja2 markupsafe rich"),
+        names("matplotlib plotly latex2mathml safetensors"),
+    ),
     # The lab makes tensors of what a reader set, and hands them on.
     Layer(
         names("lab"),

@@ -9,6 +9,7 @@ import re
 import pytest
 
 PACKAGES = [
+    "avow.report",
     "avow.core",
     "avow.numerics",
     "avow.nn",

@@ -123,9 +123,7 @@ def test_a_method_object_that_has_no_registered_name_cannot_be_kept_by_name() ->
         """Not registered."""
 
     assert named_form(Sparse(bits=2)) == ("sparse", {"bits": 2})
-    with pytest.raises(
-        UnknownMethod, match="is not known by its name; make it an entry point"
-    ):
+    with pytest.raises(UnknownMethod, match="is not known by its name; make it an entry point"):
         named_form(Other())
 
 

@@ -28,7 +28,7 @@ from avow.methods.sparse import NothingToSave, Sparse, Trace
 from avow.nn import cache_file
 from avow.nn.kernel_steps import Held, KernelSteps
 from avow.nn.split_k_exact import SplitKExact, serves
-from avow.nn.token_buffers import TokenBuffers, is_plain_call
+from avow.nn.token_buffers import TokenBuffers, is_plain_call, norm_slack
 from avow.numerics.fast_decode import Skim
 from avow.numerics.fused import NotCompiled
 from avow.numerics.norms import check_range, row_norms, slack
@@ -304,8 +304,7 @@ class KeyValueCache(TokenBuffers):
         few = self.window is None and float(self._extremes[..., 0].amin()) > 1e-9
         shown = self._extremes if few else self._lengths(call).double()
         keys = self._longest.unsqueeze(-1).expand(shown.shape)
-        # Lengths in float32 were rounded up once more.
-        error = slack(max(self.dim, self.value_dim), self.dtype) + (0.0 if self._wide else 2.0**-22)
+        error = norm_slack(max(self.dim, self.value_dim), self.dtype, self._wide)
         norms = Norms(row_norms(call.problem.q, "q"), keys, shown, error)
         check_range(*norms.most, call.problem.scale)
         return call._replace(problem=call.problem.with_norms(norms))

@@ -163,8 +163,7 @@ class TokenBuffers:
         """All tokens held and what is known of them, as they lie there: the next one may move them."""
         self._measure()
         lengths = self._buffers["norms"][:, :, : self._position - self._base]
-        # Lengths in float32 were rounded up once more.
-        error = slack(max(self.dim, self.value_dim), self.dtype) + (0.0 if self.dtype == torch.float64 else 2.0**-22)
+        error = norm_slack(max(self.dim, self.value_dim), self.dtype, self.dtype == torch.float64)
         return Holding(
             *self.tokens, lengths.double(), self._longest, error, None if self.bits is None else self._sketch(0)
         )
@@ -314,8 +313,7 @@ class TokenBuffers:
     @property
     def _value_slack(self) -> float:
         """How far the bounds on lengths of values may be above the true ones, relatively."""
-        # Lengths in float32 were rounded up once more.
-        return slack(self.value_dim, self.dtype) + (0.0 if self._wide else 2.0**-22)
+        return norm_slack(self.value_dim, self.dtype, self._wide)
 
     @property
     def _ends(self) -> Ends:
@@ -459,6 +457,12 @@ def row_lengths(rows: Float[Tensor, "b h n d"]) -> list[float]:
     """
     grown, added = _allowances(rows.shape[-1], rows.dtype)
     return [x * grown + added for heads in row_sizes(rows).tolist() for head in heads for x in head]
+
+
+@functools.cache
+def norm_slack(dim: int, dtype: torch.dtype, wide: bool) -> float:
+    """How far norms that a cache keeps may be above the true ones, relatively."""
+    return slack(dim, dtype) + (0.0 if wide else 2.0**-22)  # those in float32 were rounded up once more
 
 
 @functools.cache

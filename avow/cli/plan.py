@@ -119,7 +119,7 @@ def plain_plan(made: Plan) -> dict[str, Any]:
     """A plan as JSON has it; `null` where nothing finite is known."""
     candidates = []
     for candidate in made.ranked:
-        prospect = candidate.prospect
+        prospect = candidate.estimate
         bound = None if prospect is None or not math.isfinite(prospect.bound) else prospect.bound
         candidates.append(
             {
@@ -150,7 +150,7 @@ def _verdict(made: Plan) -> str:
 
     chosen = made.chosen
     if chosen is None:
-        return f"nothing available proves {made.asked}; the best bound is {made.best_bound:.1e}"
+        return f"nothing available proves {made.goal}; the best bound is {made.best_bound:.1e}"
     faster = made.exact_seconds / chosen.seconds if chosen.seconds else 1.0
     beside = f", {faster:.1f} times as fast as exact" if chosen.method.name != "exact" else ""
     price = f"{formatting.seconds(chosen.seconds)} and {formatting.memory(chosen.cost.peak_bytes)}"

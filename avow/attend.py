@@ -16,13 +16,11 @@ from avow import planner
 from avow.calibration import Rates, rates
 from avow.core import BoundEstimate, Certificate, Computed, Method, Problem, check_numbers, check_tensor, named
 from avow.core.audit import Audit, audit_rows
-from avow.core.certify import certify
-from avow.core.relative import aimed_bound, shortest_ratio
-from avow.core.requirement import USUAL_CONFIDENCE, Requirement, check_generator, checked_requirement
+from avow.core.certify import aimed_bound, certify, shortest_ratio
+from avow.core.requirement import USUAL_CONFIDENCE, Requirement, check_generator, checked_requirement, random_stream
 from avow.errors import ParameterError, RangeError, ShapeError, ToleranceUnreachable
 from avow.methods import checked_kind, exact_method, method_from, random_features
 from avow.methods.random_features import FeatureCount
-from avow.numerics.random_stream import random_stream
 from avow.numerics.rounding import unit
 from avow.planner import Plan
 

@@ -48,12 +48,6 @@ class TimeLimitError(WorkerError):
     """A worker that was ended at its time limit."""
 
 
-def environment(threads: int = 1) -> dict[str, str]:
-    """The environment of a worker: the same modules as here, and this many threads to compute with."""
-    path = os.pathsep.join(map(os.path.abspath, sys.path))
-    return os.environ | {"PYTHONPATH": path, "OMP_NUM_THREADS": str(threads)}
-
-
 class Worker:
     """A process that handles requests; only `terminate` and `kill` may be called from other threads.
 
@@ -69,6 +63,7 @@ class Worker:
         own_session: bool = False,
         variables: Mapping[str, str] | None = None,
     ) -> None:
+        path = os.pathsep.join(map(os.path.abspath, sys.path))
         # In append mode, because it is emptied before each request.
         self._stderr = tempfile.TemporaryFile("a+b")  # noqa: SIM115  # `end` closes it
         self._process = subprocess.Popen(
@@ -76,7 +71,8 @@ class Worker:
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=self._stderr,
-            env=environment(threads) | dict(variables or {}),
+            # The same modules as here, and this many threads to compute with.
+            env=os.environ | {"PYTHONPATH": path, "OMP_NUM_THREADS": str(threads)} | dict(variables or {}),
             start_new_session=own_session,
         )
         self.pid = self._process.pid

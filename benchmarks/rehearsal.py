@@ -23,7 +23,7 @@ def main(arguments: list[str] | None = None) -> int:
     interpret()
     from avow.bench import decode
 
-    results = decode.run("cpu", _SIZES, parsed.heads, lambda step: print(step, file=sys.stderr, flush=True))
+    results = decode.run_kernels("cpu", _SIZES, parsed.heads, lambda step: print(step, file=sys.stderr, flush=True))
     for result in results:
         print(f"\n{result.text()}", flush=True)
     return int(any(result.failures for result in results))

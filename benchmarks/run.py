@@ -15,7 +15,7 @@ from pathlib import Path
 
 import torch
 
-from avow.bench.machine import machine
+from avow.bench.clock import machine
 from benchmarks.catalogue import ALL, NEEDS, Benchmark
 from benchmarks.figures import FOLDER, Measured
 from benchmarks.options import Options

@@ -15,10 +15,10 @@ from torch import Tensor
 from typer.testing import CliRunner
 
 import avow
-from avow.bench import linear, linear_checks, linear_plain, linear_speeds, linear_steps
+from avow.bench import linear, linear_checks, linear_speeds
 from avow.bench.clock import Clock
-from avow.bench.linear_peers import fla, peer_of, performer
-from avow.bench.linear_variants import FEATURES, error, variants
+from avow.bench.linear_checks import FEATURES, STEPS, VARIANTS, relative_error
+from avow.bench.linear_speeds import fla, peer_of, performer
 from avow.bench.results import Row
 from avow.cli import app
 from avow.kernels.interpreted import interpret
@@ -41,7 +41,7 @@ def run(*arguments: str, code: int = 0) -> Any:
 
 
 def test_a_cpu_measures_the_plain_path_beside_exact_attention(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(linear_plain, "QUICK", linear_plain.Sizes((128,), 1, 16, 1))
+    monkeypatch.setattr(linear, "PLAIN_QUICK", linear.PlainSizes((128,), 1, 16, 1))
     done = run("--device", "cpu", "--quick", "--json")
     (result,) = json.loads(done.stdout)["results"]
     assert [row["method"] for row in result["rows"]] == ["separable", "random_features"]
@@ -50,7 +50,7 @@ def test_a_cpu_measures_the_plain_path_beside_exact_attention(monkeypatch: pytes
 
 
 def test_an_answer_beyond_its_certificate_gets_no_speed(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(linear_plain, "QUICK", linear_plain.Sizes((128,), 1, 16, 1))
+    monkeypatch.setattr(linear, "PLAIN_QUICK", linear.PlainSizes((128,), 1, 16, 1))
     honest = avow.attend
 
     def careless(*arguments: Any, **others: Any) -> Any:
@@ -66,7 +66,7 @@ def test_an_answer_beyond_its_certificate_gets_no_speed(monkeypatch: pytest.Monk
 @pytest.mark.parametrize(
     ("arguments", "told"),
     [
-        (["--only", "cubic"], "only=cubic must be one of linear, all keys, random, separable, step; leave --only out"),
+        (["--only", "cubic"], "only=cubic must be one of linear, random, separable, step; leave --only out"),
         (["--fuzz", "-1"], "fuzz=-1 must be at least 0; try --fuzz 200"),
         (["--device", "cpu", "--tune"], "device=cpu is for kernels, which need a GPU; use a GPU, or --rehearse"),
     ],
@@ -79,16 +79,16 @@ def test_nonsense_is_named(arguments: list[str], told: str) -> None:
 
 
 def test_steps_that_pass_are_timed_and_steps_that_do_not_are_not(monkeypatch: pytest.MonkeyPatch) -> None:
-    honest = linear_steps.STEPS["separable"]
+    honest = STEPS["separable"]
 
     def careless(q: Tensor, k: Tensor, v: Tensor, state: Any) -> Tensor:
         return honest.call(q, k, v, state) * 1.1
 
-    monkeypatch.setitem(linear_steps.STEPS, "separable", honest._replace(call=careless))
-    monkeypatch.setattr(linear_steps, "HEADS", 1)
+    monkeypatch.setitem(STEPS, "separable", honest._replace(call=careless))
+    monkeypatch.setattr(linear_speeds, "HEADS", 1)
     monkeypatch.setattr(linear_checks, "_TOKENS", 3)
     (result,) = linear.run("cpu", TINY, "step", lambda told: None, rehearsed=True)
-    assert [row["step"] for row in result.rows] == ["linear, normalised", "random features"]
+    assert [row["step"] for row in result.rows] == ["random features"]
     assert len(result.failures) == 1 and result.failures[0].startswith("step, separable, batch 2: 0.")
 
 
@@ -103,13 +103,13 @@ def test_kernels_that_fail_their_check_are_not_timed(monkeypatch: pytest.MonkeyP
 def test_a_kernel_is_judged_by_float64_and_by_its_own_formula() -> None:
     case = torch.float32, (1, 1, 1, 20, 16, 16)
     assert linear_checks.check("cpu", "separable", case) == []
-    variant = variants()["separable"]
+    variant = VARIANTS["separable"]
     with pytest.MonkeyPatch.context() as patch:
         wrong = variant._replace(call=lambda q, k, v: variant.call(q, k, v) + 1e-3 * v)
-        patch.setattr(linear_checks, "variants", lambda: {"separable": wrong})
+        patch.setitem(VARIANTS, "separable", wrong)
         faults = linear_checks.check("cpu", "separable", case)
     assert len(faults) == 2 and "separable, float32, 1x1/1x20, d = 16, e = 16: out is 0.0" in faults[0]
-    assert error(torch.full((3,), math.nan), torch.ones(3)) == math.inf
+    assert relative_error(torch.full((3,), math.nan), torch.ones(3)) == math.inf
 
 
 def test_random_shapes_and_tables_come_out_at_tiny_sizes() -> None:

@@ -9,7 +9,7 @@ from flint import arb
 
 import avow
 from avow.numerics import intervals
-from avow.theory.claims.catalogue import efficient, features, singular
+from avow.theory.claims.catalogue import efficient, singular
 
 
 def test_the_library_attends_by_distance_as_the_claim_says() -> None:
@@ -26,7 +26,7 @@ def test_the_chance_that_random_features_fail_is_no_less_than_what_is_drawn() ->
     radius, count, cut = 5, 64, 6
     draws = torch.exp(radius * torch.randn(20_000, count, generator=generator, dtype=torch.float64) - radius**2 / 2)
     reached = float((draws.mean(-1) >= 0.5).double().mean())
-    bound = features.far_below(radius, count, cut)
+    bound = efficient.far_below(radius, count, cut)
     assert bound >= arb(reached)
     assert intervals.upper(bound) < 0.5
 

@@ -12,9 +12,9 @@ from safetensors.torch import save_file
 
 import avow
 from avow import file_io
+from avow.bench import compare
 from avow.cli.lists import methods
 from avow.core import Method
-from avow.report import compare
 from tests.helpers.command import refused, run
 
 SMALL = ["--length", "72", "--heads", "2", "--dim", "8", "--quick"]

@@ -17,7 +17,7 @@ from typer.testing import CliRunner
 
 import avow.theory.constructions
 from avow.cli import app
-from avow.cli.formula import parse
+from avow.cli.parsing import parse
 from avow.errors import ParameterError
 from avow.theory.constructions.construction import Proof
 
@@ -164,7 +164,7 @@ def test_a_proof_that_does_not_hold_fails_and_writes_nothing(monkeypatch: pytest
         (["copy", "--keys", "a.safetensors", "--dim", "3"], "dim=3 is for keys that are drawn, and those of a file"),
         (["project-out", "--input", "none.safetensors"], "input=none.safetensors does not exist; check the path"),
         (["average", "--orthonormal", "3", "--subset", "a"], "subset='a' must be whole numbers; try --subset 0,1"),
-        (["mixture", "--orthonormal", "3", "--weights", "x"], "weights='x' is no number; try --weights 0.5, or 1/3"),
+        (["mixture", "--orthonormal", "3", "--weights", "x"], "weights='x' is not a number; try --weights 0.5, or 1/3"),
         (["mixture", "--orthonormal", "3", "--weights", ","], "weights=',' names no number; try --weights 0.7,0.3"),
         (
             ["mixture", "--orthonormal", "3", "--weights", "1", "--subset", "0,0"],
@@ -179,8 +179,8 @@ def test_a_proof_that_does_not_hold_fails_and_writes_nothing(monkeypatch: pytest
         (["relu-linear", "--from", "1", "--to", "1/2"], "relu_linear: interval=(1, 1/2) must rise from its first end"),
         (["robust-heads", "--orthonormal", "1"], "robust_heads: n=1 must be at least 2; give two keys or more"),
         (["relu-linear", "--slope", "1/3"], "relu_linear: m=1/3 is no float64 number"),
-        (["relu-piecewise", "--formula", "x", "--from", "a"], "from='a' is no number; try --from 0.5, or 1/3"),
-        (["relu-piecewise", "--formula", "x^2"], "formula='x^2' uses ^, which is no power here; write x**2"),
+        (["relu-piecewise", "--formula", "x", "--from", "a"], "from='a' is not a number; try --from 0.5, or 1/3"),
+        (["relu-piecewise", "--formula", "x^2"], "formula='x^2' uses ^, which is not a power here; write x**2"),
         (["relu-square", "--png", "a.pdf"], "png=a.pdf must be a .png file; try --png a.png"),
         (["relu-square", "--eps", "0"], "relu_square: eps=0"),
     ],
@@ -229,16 +229,16 @@ def test_a_formula_means_what_it_says(text: str, meant: Any) -> None:
         ("1j * x", "which is not known here"),
         ("1e999", "which is not known here"),
         ("x // 2", "uses a sign that is not known here"),
-        ("exp(x", "is no formula"),
-        ("1if x else 2", "is no formula"),
-        ("", "is no formula"),
-        ("\0", "is no formula"),
+        ("exp(x", "is not a formula"),
+        ("1if x else 2", "is not a formula"),
+        ("", "is not a formula"),
+        ("\0", "is not a formula"),
         ("9**9**9", "holds a power above 64"),
         ("(9**64)**64", "raises a number beyond"),
         ("1 / (x - x)", "divides by zero"),
         ("0**-1", "divides by zero"),
-        ("sqrt(-1)", "is no real number"),
-        ("log(0)", "is no real number"),
+        ("sqrt(-1)", "is not a real number"),
+        ("log(0)", "is not a real number"),
         ("(" * 150 + "x" + ")" * 150, "is 301 characters long"),
         ("((((x))))" * 20, "which is not known here"),
     ],

@@ -18,6 +18,7 @@ from avow.distributed.exact import keys_traffic
 from avow.distributed.point_to_point import PAGE, counted
 from avow.distributed.protocols import combine_message, traffic
 from avow.errors import ParameterError
+from avow.methods.exact import Exact
 from avow.numerics import rounding
 from tests.helpers.processes import message, together
 from tests.helpers.shards import HEADS, Case, apart, piece
@@ -73,6 +74,7 @@ def mistakes(rank: int) -> dict[str, str]:
         "one mask": lambda: attend(q, k, v, mask=torch.ones(96) > 0 if rank else None, enable_gqa=True),
         "masked sparse": lambda: attend(q, k, v, mask=torch.ones(96) > 0, method="sparse", enable_gqa=True),
         "tolerance": lambda: attend(q, k, v, tol=1e-9, enable_gqa=True),
+        "object": lambda: attend(q, k, v, method=Exact(), precision="float64", enable_gqa=True),
     }
     return {name: message(call) for name, call in ask.items()}
 
@@ -103,6 +105,8 @@ def ask() -> dict[str, Any]:
                 5: (q[:1, None], k[:1, None], v[:1, None]),
             }.items()
         }
+        found["object"] = attend(q, k, v, method=Exact("float64"), enable_gqa=True)
+        found["name"] = attend(q, k, v, method="exact", precision="float64", enable_gqa=True)
         found["mistakes"] = mistakes(rank)
     return found
 
@@ -159,6 +163,12 @@ def test_a_tolerance_that_float32_cannot_prove_is_kept_by_float64(said: dict[int
     assert not avow.attend(q, k, v, method="exact", **TIGHT.options).certificate.keeps(5e-7)  # type: ignore[arg-type]
 
 
+def test_a_method_may_be_an_object(said: dict[int, list[Any]]) -> None:
+    for one in said[2]:
+        (out, certificate), (same, other) = one["object"], one["name"]
+        assert torch.equal(out, same) and certificate.to_json() == other.to_json()
+
+
 def test_tensors_may_have_any_number_of_axes(said: dict[int, list[Any]]) -> None:
     for one in said[2]:
         out, certificate = one["axes"][4]
@@ -193,6 +203,7 @@ def test_tensors_may_have_any_number_of_axes(said: dict[int, list[Any]]) -> None
         ("one mask", "InputError: mask at rank 1=some must be as at rank 0, none; give all processes the same"),
         ("masked sparse", 'ParameterError: sparse: mask=some has no form over shards; use method="exact"'),
         ("tolerance", "ToleranceUnreachable: tol=1e-09 is less than can be proved, "),
+        ("object", "ParameterError: precision='float64' stands beside a method object"),
     ],
 )
 def test_both_processes_are_told_who_is_to_blame(said: dict[int, list[Any]], name: str, words: str) -> None:

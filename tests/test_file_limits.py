@@ -16,7 +16,7 @@ import torch
 
 from avow import calibration, file_io
 from avow.bench import workloads
-from avow.cli.numbers import tensor_in
+from avow.cli.parsing import tensor_in
 from avow.errors import AvowError, FileError
 from avow.file_io import DOCUMENT_BYTES, HEADER_BYTES, Malformed, load_tensors, read_header, read_tensors
 from avow.integrations.transformers import read_plan

@@ -14,9 +14,9 @@ pytestmark = pytest.mark.kernels
 ROOT = Path(__file__).parent.parent
 STEP = "_prepared _bounded counting _marked _attended _merged _read_again"
 SCANS = """
-    part_sums part_prefixes part_rows weighted_rows _collected
-    row_lengths feature_sums log_prefixes feature_rows shared_rows row_slopes query_gradients key_gradients added_shares
-    met column_sums causal_rows mixed_rows mixed_gradients column_gradients
+    part_sums part_prefixes part_rows row_slopes
+    row_lengths feature_sums feature_rows divide_shares feature_key_gradients add_shares
+    column_sums causal_rows causal_key_gradients whole_rows whole_query_gradients whole_key_gradients
 """
 
 
@@ -45,4 +45,4 @@ def test_every_kernel_of_a_scan_compiles_for_a_gpu() -> None:
 
 
 def test_every_kernel_of_a_single_token_compiles_for_a_gpu() -> None:
-    assert set(compiled("tokens")) == {"_plain", "_random", "_softmaxes", "_stepped"}
+    assert set(compiled("tokens")) == {"_random", "_softmaxes", "_stepped"}

@@ -11,18 +11,17 @@ import pytest
 import torch
 from torch import Tensor
 
-from avow.bench.linear_variants import siblings
+from avow.bench.linear_checks import repeat_heads
 from avow.errors import DtypeError, ShapeError
 from avow.kernels.interpreted import interpret
 
 interpret()
 
-from avow.kernels import causal_scan, chunking
+from avow.kernels import chunking
+from avow.kernels import linear_attention as scans
 from avow.kernels.feature_attention import FeatureSums, feature_attention
-from avow.kernels.feature_twin import feature_attention_twin, feature_attention_whole_twin
-from avow.kernels.feature_whole import feature_attention_whole
-from avow.kernels.linear_attention import LinearState, linear_attention, linear_attention_twin
-from avow.kernels.linear_whole import linear_attention_whole, linear_attention_whole_twin
+from avow.kernels.linear_attention import linear_attention
+from tests.helpers.linear_references import feature_attention_reference, linear_attention_reference
 
 pytestmark = pytest.mark.kernels
 
@@ -69,7 +68,7 @@ def judged(call: Call, formula: Call, inputs: Inputs) -> None:
 
 def linear(normalise: bool) -> Call:
     def formula(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        k, v = siblings(q, k, v)
+        k, v = repeat_heads(q, k, v)
         pairs = (q @ k.mT).tril()
         return pairs @ v / pairs.sum(-1, keepdim=True) if normalise else pairs @ v
 
@@ -80,7 +79,7 @@ def features(directions: Tensor, scale: float, causal: bool = True) -> Call:
     """Random features written out, each relative to the largest of its row or of all keys."""
 
     def formula(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        k, v = siblings(q, k, v)
+        k, v = repeat_heads(q, k, v)
         w, root = directions.to(q.dtype), abs(scale) ** 0.5
         rows, keys = q * (root if scale > 0 else -root) @ w.mT, k * root @ w.mT
         keys = keys - 0.5 * abs(scale) * k.square().sum(-1, keepdim=True)
@@ -105,7 +104,7 @@ SHAPES = [
 def test_linear_attention_is_as_near_to_the_truth_as_the_formula(
     shape: tuple[int, int, int, int, int, int], kind: torch.dtype, normalise: bool
 ) -> None:
-    judged(lambda q, k, v: linear_attention(q, k, v, normalise)[0], linear(normalise), drawn(*shape, kind))
+    judged(lambda q, k, v: linear_attention(q, k, v, normalise), linear(normalise), drawn(*shape, kind))
 
 
 @pytest.mark.parametrize(
@@ -131,58 +130,16 @@ def test_features_inside_the_kernel_are_as_near_to_the_truth_as_the_formula(
     judged(call, features(directions, scale), drawn(*shape, kind))
 
 
-@pytest.mark.parametrize(
-    ("shape", "kind", "normalise"),
-    [((1, 2, 1, 150, 24, 40), torch.bfloat16, True), ((2, 1, 1, 70, 16, 16), torch.float32, False)],
-    ids=str,
-)
-def test_rows_that_see_all_keys_are_as_near_to_the_truth_as_the_formula(
-    shape: tuple[int, int, int, int, int, int], kind: torch.dtype, normalise: bool
-) -> None:
-    def formula(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        k, v = siblings(q, k, v)
-        pairs = q @ k.mT
-        return pairs @ v / pairs.sum(-1, keepdim=True) if normalise else pairs @ v
-
-    q, k, v = drawn(*shape, kind)
-    judged(lambda q, k, v: linear_attention_whole(q, k, v, normalise), formula, (q, k, v))
-    few, k, v = q[:, :, :33].float(), k.float(), v.float()
-    found, twin = (how(few, k, v, normalise) for how in (linear_attention_whole, linear_attention_whole_twin))
-    torch.testing.assert_close(found, twin, rtol=1e-4, atol=1e-5)
-
-
-@pytest.mark.parametrize(
-    ("shape", "kind", "scale"),
-    [((1, 2, 1, 150, 16, 24), torch.bfloat16, 0.25), ((1, 2, 1, 70, 24, 16), torch.float32, -0.2)],
-    ids=str,
-)
-def test_features_over_all_keys_are_as_near_to_the_truth_as_the_formula(
-    shape: tuple[int, int, int, int, int, int], kind: torch.dtype, scale: float
-) -> None:
-    directions = torch.randn(56, shape[4])
-
-    def call(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        found = feature_attention_whole(q, k, v, directions, scale)
-        assert bool(torch.isfinite(found.log_normaliser).all())
-        return found.out
-
-    q, k, v = drawn(*shape, kind)
-    judged(call, features(directions, scale, False), (q, k, v))
-    few = q[:, :, :9]
-    twin = feature_attention_whole_twin(few, k, v, directions, scale)
-    torch.testing.assert_close(call(few, k, v), twin, rtol=2e-2, atol=2e-3)
-
-
 def test_the_judge_sees_a_kernel_that_forgets_the_earlier_parts(monkeypatch: pytest.MonkeyPatch) -> None:
-    before = causal_scan.before
+    before = scans.before
 
-    def forgetful(*given: Any, **more: Any) -> causal_scan.Sums:
-        found = before(*given, **more)
-        return causal_scan.Sums(torch.zeros_like(found.sums), torch.zeros_like(found.totals))
+    def forgetful(*given: Any, **more: Any) -> chunking.Sums:
+        sums = before(*given, **more)
+        return chunking.Sums(torch.zeros_like(sums.sums), torch.zeros_like(sums.totals))
 
-    monkeypatch.setattr(causal_scan, "before", forgetful)
+    monkeypatch.setattr(scans, "before", forgetful)
     with pytest.raises(AssertionError, match=r"out: .* off, the formula"):
-        judged(lambda q, k, v: linear_attention(q, k, v)[0], linear(False), drawn(1, 1, 1, 200, 16, 16))
+        judged(lambda q, k, v: linear_attention(q, k, v), linear(False), drawn(1, 1, 1, 200, 16, 16))
 
 
 def test_norms_that_leave_any_type_cancel() -> None:
@@ -190,7 +147,7 @@ def test_norms_that_leave_any_type_cancel() -> None:
     q, k, v = torch.randn(1, 1, 70, 16), torch.randn(1, 1, 70, 16), torch.randn(1, 1, 70, 16)
     k[:, :, 40:] *= 15
     directions = torch.randn(32, 16)
-    found, truth = (how(q, k, v, directions, 1.0) for how in (feature_attention, feature_attention_twin))
+    found, truth = (how(q, k, v, directions, 1.0) for how in (feature_attention, feature_attention_reference))
     torch.testing.assert_close(found.out, truth.out, rtol=1e-3, atol=1e-3)
     assert bool(torch.isfinite(found.log_normaliser).all())
 
@@ -205,11 +162,6 @@ def test_rows_that_float32_cannot_carry_are_told() -> None:
 def test_reading_on_from_a_state_equals_reading_at_once() -> None:
     q, k, v = drawn(1, 2, 1, 150, 16, 24)
     directions = torch.randn(32, 16)
-    whole, last = linear_attention(q, k, v, True)
-    first, state = linear_attention(q[:, :, :70], k[:, :, :70], v[:, :, :70], True)
-    second, end = linear_attention(q[:, :, 70:], k[:, :, 70:], v[:, :, 70:], True, state)
-    torch.testing.assert_close(torch.cat([first, second], 2), whole)
-    torch.testing.assert_close(end, last)
     all_rows = feature_attention(q, k, v, directions)
     some = feature_attention(q[:, :, :70], k[:, :, :70], v[:, :, :70], directions)
     rest = feature_attention(q[:, :, 70:], k[:, :, 70:], v[:, :, 70:], directions, None, some.last)
@@ -217,45 +169,11 @@ def test_reading_on_from_a_state_equals_reading_at_once() -> None:
     torch.testing.assert_close(rest.last, all_rows.last, rtol=1e-4, atol=1e-5)
 
 
-def test_gradients_pass_through_states_at_both_ends() -> None:
-    q, k, v = drawn(1, 2, 1, 140, 16, 16)
-    begin = torch.randn(1, 1, 16, 16), torch.rand(1, 1, 16) + 1
-    weights = torch.randn(1, 2, 140, 16), torch.randn(1, 1, 16, 16), torch.randn(1, 1, 16)
-    found = []
-    for how, kind in ((linear_attention, torch.float32), (linear_attention_twin, torch.float64)):
-        leaves = [x.to(kind).requires_grad_() for x in (q, k, v, *begin)]
-        out, last = how(leaves[0], leaves[1], leaves[2], True, LinearState(*leaves[3:]))
-        loss = sum((x * w.to(kind)).sum() for x, w in zip((out, *last), weights, strict=True))
-        found.append(torch.autograd.grad(loss, leaves))  # type: ignore[arg-type]
-    for own, truth in zip(*found, strict=True):
-        torch.testing.assert_close(own.double(), truth, rtol=1e-4, atol=1e-4)
-
-
-def test_packed_sequences_do_not_see_each_other() -> None:
-    q, k, v = drawn(1, 2, 1, 260, 16, 16)
-    starts = torch.tensor([0, 70, 70, 71, 260])
-    seed = torch.randn(1, 2, 260, 16)
-    begin = LinearState(torch.randn(4, 1, 16, 16), torch.rand(4, 1, 16))
-    packed = passes(lambda q, k, v: linear_attention(q, k, v, True, begin, starts)[0], (q, k, v), seed)
-    truth = passes(lambda q, k, v: linear_attention_twin(q, k, v, True, begin, starts)[0], (q, k, v), seed)
-    for own, other in zip(packed, truth, strict=True):
-        torch.testing.assert_close(own, other, rtol=1e-4, atol=1e-4)
-    ends = [how(q, k, v, True, begin, starts)[1] for how in (linear_attention, linear_attention_twin)]
-    torch.testing.assert_close(*ends, rtol=1e-4, atol=1e-4)
-    directions = torch.randn(32, 16)
-    whole = feature_attention(q, k, v, directions, starts=starts)
-    for i, (start, stop) in enumerate(((0, 70), (70, 71), (71, 260))):
-        alone = feature_attention(q[:, :, start:stop], k[:, :, start:stop], v[:, :, start:stop], directions)
-        torch.testing.assert_close(whole.out[:, :, start:stop], alone.out, rtol=1e-4, atol=1e-5)
-        place = i if i == 0 else i + 1
-        torch.testing.assert_close(whole.last.sums[place], alone.last.sums[0], rtol=1e-4, atol=1e-4)
-
-
 def test_no_row_hears_of_the_future() -> None:
     q, k, v = drawn(1, 1, 1, 150, 16, 16)
     directions = torch.randn(16, 16)
     calls: list[Call] = [
-        lambda q, k, v: linear_attention(q, k, v, True)[0],
+        lambda q, k, v: linear_attention(q, k, v, True),
         lambda q, k, v: feature_attention(q, k, v, directions).out,
     ]
     for call in calls:
@@ -270,10 +188,10 @@ def test_no_row_hears_of_the_future() -> None:
 def test_strided_inputs_are_read_where_they_lie() -> None:
     q, k, v = (x.transpose(1, 2).contiguous().transpose(1, 2) for x in drawn(2, 2, 2, 90, 16, 16))
     assert not q.is_contiguous()
-    found, truth = (how(q, k, v)[0] for how in (linear_attention, linear_attention_twin))
+    found, truth = (how(q, k, v) for how in (linear_attention, linear_attention_reference))
     torch.testing.assert_close(found, truth, rtol=1e-4, atol=1e-4)
     wide = torch.randn(1, 2, 20, 32)[..., ::2]
-    torch.testing.assert_close(linear_attention(wide, wide, wide)[0], linear_attention_twin(wide, wide, wide)[0])
+    torch.testing.assert_close(linear_attention(wide, wide, wide), linear_attention_reference(wide, wide, wide))
 
 
 def test_compiled_graphs_hold_the_kernels() -> None:
@@ -281,8 +199,7 @@ def test_compiled_graphs_hold_the_kernels() -> None:
     directions = torch.randn(16, 16)
 
     def both(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        whole = linear_attention_whole(q, k, v, True)
-        return linear_attention(q, k, v, True)[0] + feature_attention(q, k, v, directions).out + whole
+        return linear_attention(q, k, v, True) + feature_attention(q, k, v, directions).out
 
     seed = torch.randn(1, 1, 80, 16)
     compiled = torch.compile(both, fullgraph=True, backend="aot_eager")
@@ -293,8 +210,8 @@ def test_compiled_graphs_hold_the_kernels() -> None:
 def test_operators_keep_their_promises_to_torch() -> None:
     q, k, v = (x.requires_grad_() for x in drawn(1, 1, 1, 20, 16, 16))
     checks = ("test_schema", "test_autograd_registration", "test_faketensor")
-    torch.library.opcheck(torch.ops.avow.linear_attention, (q, k, v, None, None, None, True), test_utils=checks)
-    more = (q, k, v, torch.randn(16, 16), 0.25, None, None, None, None)
+    torch.library.opcheck(torch.ops.avow.linear_attention, (q, k, v, True), test_utils=checks)
+    more = (q, k, v, torch.randn(16, 16), 0.25, None, None, None)
     torch.library.opcheck(torch.ops.avow.feature_attention, more, test_utils=checks)
 
 
@@ -307,8 +224,6 @@ def test_what_no_kernel_can_do_is_said() -> None:
         linear_attention(q.double(), k, v)
     with pytest.raises(ShapeError, match="lengths of q, k, v=7, 8, 8 must be the same number"):
         linear_attention(q[:, :, 1:], k, v)
-    with pytest.raises(ShapeError, match="batch=2 must be 1 where sequences are packed"):
-        linear_attention(torch.cat([q, q]), torch.cat([k, k]), torch.cat([v, v]), starts=torch.tensor([0, 8]))
 
 
 def test_a_state_is_what_the_scan_of_the_methods_remembers() -> None:

@@ -12,11 +12,9 @@ interpret()
 
 from avow.kernels import linear_step as steps
 from avow.kernels.feature_attention import FeatureSums
-from avow.kernels.feature_twin import feature_attention_twin
-from avow.kernels.linear_attention import LinearState, linear_attention_twin
 from avow.kernels.separable_attention import ColumnSums
-from avow.kernels.separable_twin import separable_attention_twin
 from avow.methods.separable import Separable
+from tests.helpers.linear_references import feature_attention_reference, separable_attention_reference
 
 pytestmark = pytest.mark.kernels
 
@@ -34,26 +32,14 @@ def empty(m: int, e: int, *tops: int) -> list[Tensor]:
     return [*state, torch.full((2, 2, *tops), -torch.inf)]
 
 
-@pytest.mark.parametrize("kind", [torch.float32, torch.bfloat16])
-@pytest.mark.parametrize("normalise", [True, False])
-def test_linear_steps_add_up_to_the_scan(kind: torch.dtype, normalise: bool) -> None:
-    q, k, v = drawn(kind)
-    state = LinearState(*empty(24, 40)[:2])
-    rows = [steps.linear_step(q[:, :, i], k[:, :, i], v[:, :, i], state, normalise) for i in range(TOKENS)]
-    out, last = linear_attention_twin(q, k, v, normalise)
-    torch.testing.assert_close(torch.stack(rows, 2), out)
-    torch.testing.assert_close(state.sums, last.sums)
-    assert torch.equal(state.total, torch.zeros_like(state.total)) != normalise
-
-
 @pytest.mark.parametrize("scale", [0.3, -0.3])
 def test_feature_steps_add_up_to_the_scan(scale: float) -> None:
     q, k, v = drawn(torch.float32)
     directions, state = torch.randn(33, 24), FeatureSums(*empty(33, 40))
     rows = [steps.feature_step(q[:, :, i], k[:, :, i], v[:, :, i], directions, state, scale) for i in range(TOKENS)]
-    truth = feature_attention_twin(q, k, v, directions, scale)
+    truth = feature_attention_reference(q, k, v, directions, scale)
     torch.testing.assert_close(torch.stack(rows, 2), truth.out, rtol=1e-4, atol=1e-5)
-    torch.testing.assert_close(state, truth.last, rtol=1e-4, atol=1e-5)
+    torch.testing.assert_close(tuple(state), tuple(truth[1:]), rtol=1e-4, atol=1e-5)
 
 
 @pytest.mark.parametrize("kind", [torch.float32, torch.bfloat16])
@@ -68,16 +54,16 @@ def test_features_of_many_heads_are_as_near_to_the_truth_as_the_formula(
     state = FeatureSums(torch.zeros(b, g, m, e), torch.zeros(b, g, m), torch.full((b, g), -torch.inf))
     rows = [steps.feature_step(q[:, :, i], k[:, :, i], v[:, :, i], directions, state, scale) for i in range(2)]
     q, k, v = (x[:, :, :2] for x in (q, k, v))
-    plain = feature_attention_twin(q, k, v, directions, scale)
-    truth = feature_attention_twin(q.double(), k.double(), v.double(), directions.double(), scale)
+    plain = feature_attention_reference(q, k, v, directions, scale)
+    truth = feature_attention_reference(q.double(), k.double(), v.double(), directions.double(), scale)
     found = torch.stack(rows, 2)
 
     def off(x: Tensor) -> float:
         return float((x.double() - truth.out).abs().max())
 
     assert off(found) <= 2 * off(plain.out) + 1e-6
-    torch.testing.assert_close(state.total.double(), truth.last.total, rtol=1e-4, atol=1e-6)
-    torch.testing.assert_close(state.top.double(), truth.last.top, rtol=1e-5, atol=1e-5)
+    torch.testing.assert_close(state.total.double(), truth.total, rtol=1e-4, atol=1e-6)
+    torch.testing.assert_close(state.top.double(), truth.top, rtol=1e-5, atol=1e-5)
 
 
 def test_separable_steps_add_up_to_the_scan() -> None:
@@ -87,25 +73,14 @@ def test_separable_steps_add_up_to_the_scan() -> None:
     state = ColumnSums(*empty(24, 40, 24))
     rows = [steps.separable_step(q[:, :, i], k[:, :, i], v[:, :, i], state, 2.0) for i in range(TOKENS)]
     truth = [
-        separable_attention_twin(
+        separable_attention_reference(
             q.double()[:, :, : i + 1], k.double()[:, :, : i + 1], v.double()[:, :, : i + 1], False, 2.0
         )
         for i in range(TOKENS)
     ]
     wanted = torch.stack([found.out[:, :, -1] for found in truth], 2)
     torch.testing.assert_close(torch.stack(rows, 2).double(), wanted, rtol=1e-4, atol=1e-5)
-    torch.testing.assert_close(state.top.double(), truth[-1].last.top)
-
-
-def test_a_step_that_forgets_its_key_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
-    q, k, v = drawn(torch.float32)
-    state, room = LinearState(*empty(24, 40)[:2]), steps._step
-    monkeypatch.setattr(
-        steps, "_step", lambda q, v, sums, known: room(q, v, sums, known._replace(key=torch.zeros_like(known.key)))
-    )
-    out = steps.linear_step(q[:, :, 0], k[:, :, 0], v[:, :, 0], state)
-    truth = linear_attention_twin(q[:, :, :1], k[:, :, :1], v[:, :, :1])[0][:, :, 0]
-    assert not torch.allclose(out, truth)
+    torch.testing.assert_close(state.top.double(), truth[-1].top)
 
 
 @pytest.mark.filterwarnings("ignore:(overflow|invalid value) encountered:RuntimeWarning")
@@ -119,3 +94,14 @@ def test_separable_steps_stay_finite_where_cooling_leaves_the_type(size: float) 
     rows = [steps.separable_step(q[:, :, i], k[:, :, i], v[:, :, i], state, 1e-6) for i in range(TOKENS)]
     wanted, _ = Separable(1e-6).read_on(q, k, v, None)
     torch.testing.assert_close(torch.stack(rows, 2), wanted, rtol=1e-4, atol=1e-5)
+
+
+def test_a_step_that_forgets_its_key_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
+    q, k, v = drawn(torch.float32)
+    state, step = ColumnSums(*empty(24, 40, 24)), steps._step
+    monkeypatch.setattr(
+        steps, "_step", lambda q, v, sums, known: step(q, v, sums, known._replace(key=torch.zeros_like(known.key)))
+    )
+    out = steps.separable_step(q[:, :, 0], k[:, :, 0], v[:, :, 0], state)
+    truth = separable_attention_reference(q[:, :, :1], k[:, :, :1], v[:, :, :1], True).out[:, :, 0]
+    assert not torch.allclose(out, truth)

@@ -10,17 +10,18 @@ import torch
 from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
-from avow.bench.linear_variants import siblings
-from avow.errors import ParameterError
+from avow.bench.linear_checks import repeat_heads
 from avow.kernels.interpreted import interpret
 
 interpret()
 
 import triton.language as tl
 
-from avow.kernels import separable_backward, separable_columns
-from avow.kernels.log_prefixes import LogSums, before_parts
-from avow.kernels.separable_attention import ColumnSums, separable_attention
+from avow.kernels import separable_attention as launches
+from avow.kernels import separable_kernels
+from avow.kernels.chunking import Sums, before_parts
+from avow.kernels.separable_attention import separable_attention
+from avow.kernels.separable_kernels import KEYS
 from tests.test_kernels_linear import Call, judged, passes, short_parts
 from tests.test_kernels_separable import drawn
 
@@ -31,13 +32,11 @@ __all__ = ["short_parts"]
 Shape = tuple[int, int, int, int, int, int]
 
 
-def definition(causal: bool, temperature: float = 1.0, earlier: tuple[Tensor, Tensor] | None = None) -> Call:
-    """Every row's share of every key and feature; keys and values that came before are seen by all rows."""
+def definition(causal: bool, temperature: float = 1.0) -> Call:
+    """Every row's share of every key and feature."""
 
     def call(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        if earlier is not None:
-            k, v = (torch.cat([old.to(new.dtype), new], 2) for old, new in zip(earlier, (k, v), strict=True))
-        k, v = siblings(q, k, v)
+        k, v = repeat_heads(q, k, v)
         log = (k / temperature).unsqueeze(2)  # (b, h, 1, s, d)
         if causal:
             unseen = torch.ones(q.shape[2], k.shape[2], dtype=torch.bool).triu(1 + k.shape[2] - q.shape[2])
@@ -77,10 +76,10 @@ def test_gradients_of_any_width_are_as_near_to_the_truth_as_the_formula(
 
 
 def test_widths_are_cut_where_a_program_does_not_hold_them() -> None:
-    cut = separable_backward._blocks(72, 130, torch.bfloat16, True)
-    assert [(block.features, block.columns, block.keys) for block in cut] == [(32, 256, True), (128, 64, False)]
-    assert [block.features for block in separable_backward._blocks(33, 50, torch.float32, True)] == [32, 64]
-    assert len(separable_backward._blocks(64, 64, torch.bfloat16, True)) == 1
+    blocks = launches._blocks(72, 130, torch.bfloat16, True)
+    assert [(x.features, x.columns, x.finds == KEYS) for x in blocks] == [(32, 256, True), (128, 64, False)]
+    assert [block.features for block in launches._blocks(33, 50, torch.float32, True)] == [32, 64]
+    assert len(launches._blocks(64, 64, torch.bfloat16, True)) == 1
 
 
 @pytest.mark.parametrize("kind", [torch.float32, torch.bfloat16, torch.float16])
@@ -111,45 +110,9 @@ def test_sums_that_leave_float32_are_taken_again(causal: bool, monkeypatch: pyte
     k[:, :, 190, 7:] -= 80
     v = v * 1e8
     judged(kernel(causal), definition(causal), (q, k, v))
-    monkeypatch.setattr(separable_columns, "_LARGE", tl.constexpr(math.inf))
+    monkeypatch.setattr(separable_kernels, "_LARGE", tl.constexpr(math.inf))
     with pytest.raises(AssertionError, match=r"out: (inf|nan) off, the formula"):
         judged(kernel(causal), definition(causal), (q, k, v))
-
-
-def test_packed_sequences_have_gradients_of_their_own() -> None:
-    q, k, v = drawn(1, 2, 1, 100, 16, 24)
-    starts = torch.tensor([0, 20, 20, 21, 100])
-    alone = definition(True)
-
-    def packed(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        return separable_attention(q, k, v, True, starts=starts).out
-
-    def pieces(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        spans = [slice(a, b) for a, b in ((0, 20), (20, 21), (21, 100))]
-        return torch.cat([alone(q[:, :, own], k[:, :, own], v[:, :, own]) for own in spans], 2)
-
-    judged(packed, pieces, (q, k, v))
-    half = q.bfloat16(), k.bfloat16(), v.bfloat16()
-    judged(packed, pieces, half)
-
-
-def test_rows_that_read_on_have_gradients_over_what_came_before() -> None:
-    q, k, v = drawn(1, 2, 1, 130, 16, 24)
-    k[:, :, :50] += 8
-    first = separable_attention(q[:, :, :50], k[:, :, :50], v[:, :, :50], True).last
-
-    def onward(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        return separable_attention(q, k, v, True, initial=first).out
-
-    judged(onward, definition(True, earlier=(k[:, :, :50], v[:, :, :50])), (q[:, :, 50:], k[:, :, 50:], v[:, :, 50:]))
-
-
-def test_gradients_of_states_are_refused() -> None:
-    q, k, v = drawn(1, 1, 1, 8, 16, 16)
-    last = separable_attention(q, k, v, True).last
-    begin = ColumnSums(last.sums.requires_grad_(), last.total, last.top)
-    with pytest.raises(ParameterError, match="initial=a state with gradients must be without; detach it"):
-        separable_attention(q, k, v, True, initial=begin)
 
 
 def test_fewer_rows_than_keys_and_expanded_gradients_are_read_where_they_lie() -> None:
@@ -162,11 +125,13 @@ def test_fewer_rows_than_keys_and_expanded_gradients_are_read_where_they_lie() -
 
 
 def test_the_judge_sees_gradients_that_forget_later_parts(monkeypatch: pytest.MonkeyPatch) -> None:
-    def forgetful(*given: Any, **options: Any) -> LogSums:
-        found = before_parts(*given, **options)
-        return LogSums(torch.zeros_like(found.sums), torch.zeros_like(found.totals), found.tops)
+    def forgetful(*given: Any, **options: Any) -> Sums:
+        sums = before_parts(*given, **options)
+        if not options.get("reverse"):
+            return sums
+        return Sums(torch.zeros_like(sums.sums), torch.zeros_like(sums.totals), sums.tops)
 
-    monkeypatch.setattr(separable_backward, "before_parts", forgetful)
+    monkeypatch.setattr(launches, "before_parts", forgetful)
     q, k, v = drawn(1, 1, 1, 140, 16, 16)
     with pytest.raises(AssertionError, match=r"dk: .* off, the formula"):
         judged(kernel(True), definition(True), (q, k, v))
@@ -176,22 +141,20 @@ def test_the_judge_sees_gradients_that_forget_later_parts(monkeypatch: pytest.Mo
 def test_operators_keep_their_promises_to_torch(causal: bool) -> None:
     q, k, v = (x.requires_grad_() for x in drawn(1, 2, 1, 20, 16, 24))
     checks = ("test_schema", "test_autograd_registration", "test_faketensor")
-    more = (q, k, v, causal, 0.5, None, None, None, None)
+    more = (q, k, v, causal, 0.5)
     torch.library.opcheck(torch.ops.avow.separable_attention, more, test_utils=checks)
     out, _, *sums = torch.ops.avow.separable_attention(*more)
-    kept = sums[3:] if causal else sums[:3]
-    given = (torch.randn_like(out), q.detach(), k.detach(), v.detach(), out.detach(), *kept, causal, 0.5, None)
+    given = (torch.randn_like(out), q.detach(), k.detach(), v.detach(), out.detach(), *sums, causal, 0.5)
     torch.library.opcheck(
         torch.ops.avow.separable_attention_backward, given, test_utils=("test_schema", "test_faketensor")
     )
 
 
 def test_compiled_graphs_hold_the_kernels() -> None:
-    (q, k, v), starts = drawn(1, 2, 1, 40, 16, 16), torch.tensor([0, 15, 40])
+    q, k, v = drawn(1, 2, 1, 40, 16, 16)
 
     def all_kinds(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        packed = separable_attention(q, k, v, True, starts=starts).out
-        return separable_attention(q, k, v, True).out + separable_attention(q, k, v, False).out + packed
+        return separable_attention(q, k, v, True).out + separable_attention(q, k, v, False).out
 
     seed = torch.randn(1, 2, 40, 16)
     compiled = torch.compile(all_kinds, fullgraph=True, backend="aot_eager")

@@ -12,8 +12,8 @@ import numpy as np
 import pytest
 import torch
 
-from avow.bench.decode_checks import same_lists
 from avow.kernels.interpreted import interpret
+from tests.helpers.decode_twins import same_lists
 
 interpret()
 

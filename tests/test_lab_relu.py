@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from avow.cli.formula import parse
+from avow.cli.parsing import parse
 from avow.errors import NonFiniteError, ParameterError
 from avow.lab.pages import relu
 from avow.lab.pages.relu import PAGE, Built

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from avow.cli.quantities import duration, operations, speed
+from avow.cli.parsing import duration, operations, speed
 from avow.distributed import parallel_plan, sparse
 from avow.errors import ParameterError
 from tests.test_cli import at_home as at_home
@@ -73,8 +73,8 @@ def test_weak_scaling_is_drawn() -> None:
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        (["--ranks", "64", "--link", "fast"], "link='fast' is no speed; try --link 400GB/s, or 100Gbit/s"),
-        (["--ranks", "64", "--link", "400"], "link='400' is no speed; try --link 400GB/s, or 100Gbit/s"),
+        (["--ranks", "64", "--link", "fast"], "link='fast' is not a bandwidth; try --link 400GB/s, or 100Gbit/s"),
+        (["--ranks", "64", "--link", "400"], "link='400' is not a bandwidth; try --link 400GB/s, or 100Gbit/s"),
         (["--ranks", "64", "--link", "0GB/s"], "link='0GB/s' must be above 0 and finite; try --link 400GB/s, or"),
         (["--ranks", "64", "--link", "1e400GB/s"], "link='1e400GB/s' must be above 0 and finite; try"),
         (["--ranks", "64", "--link", "1-1GB/s"], "link='1-1GB/s' has no number before its unit; try"),
@@ -82,7 +82,7 @@ def test_weak_scaling_is_drawn() -> None:
         (["--ranks", "0", "--link", "1GB/s"], "ranks=0 must be at least 1; try --ranks 8"),
         (["--ranks", "-3", "--link", "1GB/s"], "ranks=-3 must be at least 1; try --ranks 8"),
         (["--ranks", "999", "--link", "1GB/s", "--length", "9"], "ranks=999 cannot be spread over 9 keys and 4 key"),
-        (["--ranks", "8", "--link", "1GB/s", "--latency", "soon"], "latency='soon' is no time; try --latency 5us"),
+        (["--ranks", "8", "--link", "1GB/s", "--latency", "soon"], "latency='soon' is not a time; try --latency 5us"),
         (["--ranks", "8", "--link", "1GB/s", "--latency", "-1us"], "latency='-1us' must be at least 0 and finite"),
         (["--ranks", "8", "--link", "1GB/s", "--key-heads", "3"], "key-heads=3 must divide the 4 heads that share"),
         (["--ranks", "8", "--link", "1GB/s", "--queries", "0"], "queries=0 must be at least 1; try --queries 8"),
@@ -91,7 +91,7 @@ def test_weak_scaling_is_drawn() -> None:
         (["--ranks", "8", "--link", "1GB/s", "--compute", "9TFLOP/s"], "memory=None is needed beside the other figure"),
         (
             ["--ranks", "8", "--link", "1GB/s", "--memory", "9GB/s", "--compute", "much"],
-            "compute='much' is no number of",
+            "compute='much' is not a number of",
         ),
         (["--ranks", "8", "--link", "1GB/s", "--kept", "2"], "kept=2.0 must be from 0 to 1; try --kept 0.1"),
         (["--ranks", "8", "--link", "1GB/s", "--device", "abacus"], "device=abacus is not at hand; use --device cpu"),
@@ -110,7 +110,7 @@ def test_quantities_are_read_as_people_write_them() -> None:
     assert duration("latency", "3ns") == 3e-9 and math.isclose(duration("latency", "0.5 ms"), 5e-4)
     assert duration("latency", "7µs") == duration("latency", "7us")
     assert operations("compute", "2tflops") == 2e12 == operations("compute", "2000 GFLOP/s")
-    with pytest.raises(ParameterError, match="is no speed"):
+    with pytest.raises(ParameterError, match="is not a bandwidth"):
         speed("link", "5gb/s")
 
 

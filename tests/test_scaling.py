@@ -136,7 +136,6 @@ def test_weak_scaling_keeps_what_a_rank_has() -> None:
     for name, grows in (("separable", False), ("exact (ring)", True)):
         seconds = found[name].seconds
         assert (seconds[-1] > 10 * seconds[1]) == grows
-    assert found["exact (ring)"].sent[0] == 0
 
 
 @pytest.mark.parametrize(

@@ -229,15 +229,6 @@ def test_a_search_is_not_deaf_to_nan_and_tries_something() -> None:
         toolbox.search(lambda y: -(y**2).sum(), start, "nothing", restarts=0, steps=5)
 
 
-def test_a_frequency_holds_its_probability() -> None:
-    low, high = toolbox.frequency(500, 1000)
-    assert low < 0.5 < high and high - low < 0.13
-    assert toolbox.frequency(0, 10)[0] == 0.0 and toolbox.frequency(10, 10)[1] == 1.0
-    assert toolbox.frequency(500, 1000, 0.9999)[1] > high
-    with pytest.raises(ValueError, match="11 hits of 10 trials are no frequency"):
-        toolbox.frequency(11, 10)
-
-
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32, torch.float64], ids=str)
 def test_rounding_by_balls_is_rounding_by_the_machine(dtype: torch.dtype) -> None:
     form = torch.finfo(dtype)

@@ -20,7 +20,7 @@ import torch
 from rich.console import Console
 
 from avow.parameters import parameters_of
-from avow.report import training_progress
+from avow.report import terminal
 from avow.training import Progress, checkpoint, invent, write_corpus
 from avow.training.config import SECTIONS
 from avow.training.run_folder import locked, read_log
@@ -66,14 +66,14 @@ def refused(*arguments: str) -> str:
 
 def interrupting(monkeypatch: pytest.MonkeyPatch, step: int, kind: signal.Signals) -> None:
     """From now on, a signal comes with the line of a step."""
-    before = training_progress.Lines.__call__
+    before = terminal.ProgressLines.__call__
 
-    def call(self: training_progress.Lines, progress: Progress) -> None:
+    def call(self: terminal.ProgressLines, progress: Progress) -> None:
         before(self, progress)
         if progress.step == step:
             os.kill(os.getpid(), kind)
 
-    monkeypatch.setattr(training_progress.Lines, "__call__", call)
+    monkeypatch.setattr(terminal.ProgressLines, "__call__", call)
 
 
 def test_pretrain_finetune_evaluate_and_sample_follow_each_other() -> None:
@@ -219,7 +219,7 @@ def test_a_bar_fits_a_terminal_and_ends_without_a_trace(monkeypatch: pytest.Monk
     with shown.file:
         monkeypatch.setattr("rich.console.Console", lambda **_: shown)
         monkeypatch.setattr(sys.stderr, "isatty", lambda: True, raising=False)
-        with training_progress.training_progress() as tell:
+        with terminal.training_progress() as tell:
             tell(Progress(9_000, 15_000, 2.0, 1.2345, 1e-3, 1.0, 1_234_567.0, 0.123, 7400.0))
             (line,) = [row for row in shown.render_lines(shown._live_stack[-1].get_renderable(), pad=False)]
     text = "".join(segment.text for segment in line)
@@ -228,7 +228,7 @@ def test_a_bar_fits_a_terminal_and_ends_without_a_trace(monkeypatch: pytest.Monk
 
 
 def test_elsewhere_a_long_run_takes_some_twenty_lines(capsys: pytest.CaptureFixture[str]) -> None:
-    with training_progress.training_progress() as tell:
+    with terminal.training_progress() as tell:
         for step in range(10, 2001, 10):
             tell(Progress(step, 2000, 1.0, 1.0, 1e-3, 1.0, 1e4, 0.1, 5.0))
     lines = capsys.readouterr().err.splitlines()

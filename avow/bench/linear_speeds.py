@@ -1,8 +1,10 @@
-"""Linear attention's kernels against their peers: whole sequences, exact attention, and kernel by kernel."""
+"""Linear attention's kernels against their peers: whole sequences, exact attention, kernel by kernel, single tokens."""
 
 from __future__ import annotations
 
+import importlib
 import sys
+import warnings
 from collections.abc import Callable, Iterator
 from functools import partial
 from itertools import product
@@ -13,12 +15,12 @@ from torch import Tensor
 from torch.nn.attention import sdpa_kernel
 from torch.nn.functional import scaled_dot_product_attention
 
+from avow.bench.cases import BACKENDS
 from avow.bench.clock import Clock
-from avow.bench.linear_checks import drawn
-from avow.bench.linear_peers import fla, peer_of, performer
-from avow.bench.linear_variants import Inputs, variants
+from avow.bench.linear_checks import FEATURES, STEPS, VARIANTS, Call, Inputs, drawn, random_features
 from avow.bench.results import Row, tell_row
-from avow.bench.rivals import BACKENDS
+
+HEADS, WIDTH = 16, 64  # of single tokens
 
 
 class Sizes(NamedTuple):
@@ -32,7 +34,44 @@ class Sizes(NamedTuple):
     calls: int
 
 
-def both(clock: Clock, call: Callable[[Tensor, Tensor, Tensor], Tensor], inputs: Inputs) -> tuple[float, float]:
+def fla() -> Any:
+    """flash-linear-attention's kernel, or None."""
+    try:
+        return importlib.import_module("fla.ops.linear_attn").chunk_linear_attn
+    except Exception as error:  # a peer that cannot be imported is no peer, whatever stopped it
+        print(f"  flash-linear-attention is not here ({type(error).__name__}: {str(error)[:80]})", file=sys.stderr)
+        return None
+
+
+def performer() -> Callable[[Tensor], Any] | None:
+    """What makes performer-pytorch's causal attention for queries like these, or None."""
+    try:
+        with warnings.catch_warnings(action="ignore"):
+            attention = importlib.import_module("performer_pytorch").FastAttention
+    except Exception as error:
+        print(f"  performer-pytorch is not here ({type(error).__name__}: {str(error)[:80]})", file=sys.stderr)
+        return None
+
+    def make(q: Tensor) -> Any:
+        return attention(q.shape[-1], FEATURES, causal=True).to(q.device)
+
+    return make
+
+
+def peer_of(name: str, rival: Any) -> Call | None:
+    """flash-linear-attention's way to the same answer, for rows before heads."""
+    if rival is None or name.startswith("separable"):
+        return None
+
+    def call(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        if name == "random features":
+            q, k = random_features(q, k)
+        return rival(q, k, v, scale=1.0, normalize=name != "linear")[0]
+
+    return call
+
+
+def both(clock: Clock, call: Call, inputs: Inputs) -> tuple[float, float]:
     """Seconds of a forward pass, and of one with its gradients."""
     with torch.no_grad():
         forward = clock.seconds(lambda: call(*inputs))
@@ -50,9 +89,9 @@ def timed(device: str, sizes: Sizes, sound: list[str], clock: Clock, limit: floa
     rival = fla() if device == "cuda" else None
     others = performer() if device == "cuda" and "random features" in sound else None
     for name in sound:
-        variant, peer = variants()[name], peer_of(name, rival)
+        variant, peer = VARIANTS[name], peer_of(name, rival)
         for d in sizes.widths if name.startswith("linear") else sizes.widths[:1]:
-            q, k, v = variant.prepare(*drawn(device, 1, sizes.heads, sizes.heads, sizes.length, d, d, torch.bfloat16))
+            q, k, v = variant.prepare(*drawn(device, (1, sizes.heads, sizes.heads, sizes.length, d, d), torch.bfloat16))
             forward, training = both(clock, variant.call, (q, k, v))
             least = 4 * q.numel() * q.element_size() / limit
             with torch.no_grad():
@@ -111,12 +150,11 @@ def beside_performer(clock: Clock, make: Any, inputs: Inputs, own: float) -> Row
 
 def crossed(device: str, sizes: Sizes, name: str) -> Iterator[Row]:
     """One variant beside exact attention by the best backend, from short sequences to long ones."""
-    variant = variants()[name]
+    variant = VARIANTS[name]
     for n in sizes.crossover:
         clock = Clock(device, 3, 1 if n > 20000 else 5)
-        inputs = variant.prepare(
-            *drawn(device, 1, sizes.heads, sizes.heads, n, sizes.widths[0], sizes.widths[0], torch.bfloat16)
-        )
+        shape = 1, sizes.heads, sizes.heads, n, sizes.widths[0], sizes.widths[0]
+        inputs = variant.prepare(*drawn(device, shape, torch.bfloat16))
         own = both(clock, variant.call, inputs)
         best: dict[str, tuple[float, float]] = {}
         for backend in ("cuDNN", "flash") if device == "cuda" else ("math",):
@@ -146,12 +184,11 @@ def crossed(device: str, sizes: Sizes, name: str) -> Iterator[Row]:
 
 def stages(device: str, sizes: Sizes, clock: Clock, limit: float) -> Iterator[Row]:
     """Each kernel of the plain scan alone, with the bytes that it must move."""
-    from avow.kernels import causal_scan as scan
-    from avow.kernels.chunking import cut
+    from avow.kernels import linear_attention as scan
 
     for d in sizes.widths:
-        q, k, v = drawn(device, 1, sizes.heads, sizes.heads, sizes.length, d, d, torch.bfloat16)
-        parts = cut(sizes.length, sizes.heads, d, d, 2)
+        q, k, v = drawn(device, (1, sizes.heads, sizes.heads, sizes.length, d, d), torch.bfloat16)
+        parts = scan.cut(q, d, False)
         known = scan.before(k, v, parts)
         one = q.numel() * 2
         share = (parts.parts - 1) / parts.parts
@@ -174,40 +211,43 @@ def stages(device: str, sizes: Sizes, clock: Clock, limit: float) -> Iterator[Ro
             }
 
 
-def _taken(row: Row) -> tuple[float, float]:
-    return float(row["d"] or 0), float(row["sums ms"] or 0) + float(row["scan ms"] or 0)
-
-
-def _use(cuts: Any, chosen: Any) -> None:
-    """Have every scan laid out in one way."""
-
-    def config(m: int, e: int, itemsize: int, plain: bool = True) -> Any:
-        return chosen
-
-    cuts.config = config
-
-
 def tune(device: str, sizes: Sizes) -> list[Row]:
     """Forward times of the plain scan under other layouts."""
-    from avow.kernels import causal_scan as scan
-    from avow.kernels import chunking
+    from avow.kernels import linear_attention as scan
 
-    shipped = chunking.config
+    shipped = scan.config
     clock, rows = Clock(device, sizes.rounds, sizes.calls), list[Row]()
     for d in sizes.widths:
-        inputs = drawn(device, 1, sizes.heads, sizes.heads, sizes.length, d, d, torch.bfloat16)
-        q, k, v = inputs
+        q, k, v = drawn(device, (1, sizes.heads, sizes.heads, sizes.length, d, d), torch.bfloat16)
         for layout in product((64, 128), {d, d // 2}, (4, 8), (2, 3, 4), (1, 2)):
-            chosen = chunking.Config(*layout)
-            _use(chunking, chosen)
+            chosen = scan.Config(*layout)
+            scan.config = lambda *shape, chosen=chosen: chosen
             try:
-                parts = chunking.cut(sizes.length, sizes.heads, d, d, 2)
+                parts = scan.cut(q, d, False)
                 known = scan.before(k, v, parts)
                 first = clock.seconds(partial(scan.before, k, v, parts))
                 second = clock.seconds(partial(scan.scanned, q, k, v, known, parts))
             except Exception:  # a layout that the device has no room for
                 continue
             finally:
-                chunking.config = shipped
+                scan.config = shipped
             rows.append({"d": d, "layout": str(layout), "sums ms": 1e3 * first, "scan ms": 1e3 * second})
-    return sorted(rows, key=_taken)
+    return sorted(rows, key=lambda row: (row["d"], float(row["sums ms"] or 0) + float(row["scan ms"] or 0)))
+
+
+def steps(device: str, clock: Clock, limit: float, names: list[str], batches: tuple[int, ...]) -> Iterator[Row]:
+    """Single tokens: what the state's way through the processor takes, and what a step does."""
+    for b in batches:
+        for name in names:
+            step = STEPS[name]
+            q, k, v = (torch.randn(b, HEADS, WIDTH, device=device).bfloat16() for _ in range(3))
+            state = step.empty(device, b, HEADS, WIDTH, WIDTH)
+            seconds = clock.seconds(partial(step.call, q, k, v, state))
+            moved = 2 * state.sums.numel() * 4
+            yield {
+                "step": name,
+                "batch": b,
+                "us": 1e6 * seconds,
+                "MB": moved / 1e6,
+                "over the state's way": seconds / (moved / limit),
+            }

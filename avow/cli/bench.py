@@ -34,14 +34,13 @@ def decode(
     On a GPU also its kernels alone, replayed in a CUDA graph, and each one's share of what memory allows: no call of a
     user's takes so little. Fails where an answer is not what its certificate says.
     """
-    from avow.bench import cached
-    from avow.bench import decode as kernels
+    from avow.bench import decode as decoding
     from avow.bench.cases import count, stored
-    from avow.bench.machine import machine
-    from avow.report.progress import progress
+    from avow.bench.clock import machine
+    from avow.report.terminal import progress
 
     where = _where(device)
-    sizes = (cached.QUICK if quick else cached.FULL)[where]
+    sizes = (decoding.QUICK if quick else decoding.FULL)[where]
     for n in length or []:
         if n < 1:
             raise ParameterError("length", n, "must be at least 1", "try --length 65536")
@@ -50,9 +49,9 @@ def decode(
     if heads is not None:
         stored(heads)  # a folder that cannot be used is named before anything runs
     with progress(count(sizes, heads) * (2 if where == "cuda" else 1)) as tell:
-        results = cached.run(where, sizes, heads, tell)
+        results = decoding.run(where, sizes, heads, tell)
         if where == "cuda":
-            results += kernels.run(where, sizes, heads, tell)
+            results += decoding.run_kernels(where, sizes, heads, tell)
     _say(machine(where), results, as_json)
 
 
@@ -60,7 +59,7 @@ def decode(
 def linear(
     device: Device = "auto",
     only: Annotated[
-        str | None, typer.Option(metavar="FAMILY", help="On a GPU: only linear, all keys, random, separable or step.")
+        str | None, typer.Option(metavar="FAMILY", help="On a GPU: only linear, random, separable or step.")
     ] = None,
     fuzz: Annotated[int, typer.Option(metavar="N", help="Check the kernels at N random shapes instead.")] = 0,
     tune: Annotated[bool, typer.Option("--tune", help="Time other layouts of the plain scan instead.")] = False,
@@ -76,9 +75,8 @@ def linear(
     the command fails.
     """
     from avow.bench import linear as kernels
-    from avow.bench import linear_plain as plain
-    from avow.bench.machine import machine
-    from avow.report.progress import progress
+    from avow.bench.clock import machine
+    from avow.report.terminal import progress
 
     if only is not None and only not in kernels.FAMILIES:
         raise ParameterError("only", only, f"must be one of {', '.join(kernels.FAMILIES)}", "leave --only out")
@@ -91,9 +89,9 @@ def linear(
         if only is not None or fuzz or tune:
             rule = "is for kernels, which need a GPU"
             raise ParameterError("device", where, rule, "use a GPU, or --rehearse to interpret kernels at tiny sizes")
-        sizes = plain.QUICK if quick else plain.FULL
-        with progress(len(sizes.lengths) * len(plain.METHODS)) as tell:
-            return _say(machine(where), plain.run(sizes, tell), as_json)
+        sizes = kernels.PLAIN_QUICK if quick else kernels.PLAIN_FULL
+        with progress(len(sizes.lengths) * len(kernels.METHODS)) as tell:
+            return _say(machine(where), kernels.run_plain(sizes, tell), as_json)
     chosen = kernels.REHEARSAL if rehearse else kernels.QUICK if quick else kernels.FULL
     if fuzz:
         return _say(machine(where), kernels.shapes(where, fuzz, rehearse), as_json)
@@ -118,7 +116,7 @@ def shards(
     from avow import file_io
     from avow.bench import shards as simulation
     from avow.report.charts import png as picture
-    from avow.report.progress import progress
+    from avow.report.terminal import progress
 
     if not 1 <= ranks <= 1024:
         raise ParameterError("ranks", ranks, "must be from 1 to 1024", "try --ranks 256")
@@ -135,9 +133,9 @@ def shards(
 def _rehearse() -> None:
     if find_spec("triton") is None:
         raise MissingPackage("triton", "missing", "is needed to interpret kernels", "pip install triton")
-    from avow.bench.rehearsal import interpreted
+    from avow.bench.cases import interpret_kernels
 
-    interpreted()
+    interpret_kernels()
 
 
 def _say(where: str, results: list[Result], as_json: bool) -> None:

@@ -27,7 +27,7 @@ Seconds = Annotated[float, typer.Option(help="A claim that takes longer gets no 
 @app.command("list")
 def list_claims(topic: Topic = None, user: User = None, as_json: AsJson = False) -> None:
     """Every claim with its topic, the verdict on record and its words."""
-    from avow.report.claims_table import catalogue_table
+    from avow.report.claims import catalogue_table
     from avow.report.terminal import show
 
     claims = _chosen(_known(user), topic, [])
@@ -51,8 +51,7 @@ def run(
     Fails where a verdict is not the recorded one.
     """
     from avow import file_io
-    from avow.report.claims_page import claims_page, headline
-    from avow.report.claims_table import faults, findings_table
+    from avow.report.claims import claims_page, faults, findings_table, headline
     from avow.report.terminal import bold, show
 
     known = _known(user)
@@ -80,7 +79,7 @@ def show_claim(
     as_json: AsJson = False,
 ) -> None:
     """Everything about one claim, judged now."""
-    from avow.report.claims_table import told
+    from avow.report.claims import explanation
     from avow.report.terminal import show
 
     known = _known(user)
@@ -88,7 +87,7 @@ def show_claim(
     if as_json:
         document(finding.plain())
     else:
-        show(*told(finding))
+        show(*explanation(finding))
 
 
 def _known(user: Path | None) -> dict[str, Claim]:
@@ -114,7 +113,7 @@ def _chosen(known: dict[str, Claim], topic: str | None, ids: list[str]) -> list[
 
 def _judged(claims: list[Claim], known: dict[str, Claim], seconds: float) -> list[Finding]:
     """What came of some claims, in their own order; those of the same file that they rest on are judged too."""
-    from avow.report.progress import progress
+    from avow.report.terminal import progress
     from avow.theory.claims import run as judge
 
     if not seconds > 0:

@@ -11,8 +11,7 @@ import torch
 import typer
 from torch import Tensor
 
-from avow.cli import numbers
-from avow.cli.formula import parse
+from avow.cli import parsing
 from avow.cli.options import AsJson, Png, Seed, files
 from avow.cli.output import document, wrote
 from avow.errors import ParameterError
@@ -40,13 +39,13 @@ def _given(
     ] = None,
     seed: Seed = 0,
 ) -> Tensor:
-    return numbers.keys_from(keys, orthonormal, random, dim, seed)
+    return parsing.keys_from(keys, orthonormal, random, dim, seed)
 
 
 def _type(
     dtype: Annotated[str, typer.Option(help="Type of the weights: float64, float32, float16 or bfloat16.")] = "float64",
 ) -> torch.dtype:
-    return numbers.dtype_named(dtype)
+    return parsing.dtype_named(dtype)
 
 
 def _deliver(
@@ -128,7 +127,7 @@ def average(
     eps: Eps = 0.01,
 ) -> Construction:
     """A query that shares the weight evenly among some keys."""
-    return constructions.average_query(given, numbers.indices("subset", subset), eps, kind)
+    return constructions.average_query(given, parsing.indices("subset", subset), eps, kind)
 
 
 @_construction
@@ -140,8 +139,8 @@ def mixture(
     eps: Eps = 0.01,
 ) -> Construction:
     """A query that spreads the weight over some keys as told."""
-    shares = numbers.fractions("weights", weights)
-    chosen = list(range(len(shares))) if subset is None else numbers.indices("subset", subset)
+    shares = parsing.fractions("weights", weights)
+    chosen = list(range(len(shares))) if subset is None else parsing.indices("subset", subset)
     if len(set(chosen)) != len(shares) or len(chosen) != len(shares) or not set(chosen) <= set(range(len(given))):
         rule = f"must name {len(shares)} different keys among {len(given)}, one for each weight"
         raise ParameterError("subset", chosen, rule, "try --subset 0,1 --weights 0.7,0.3")
@@ -164,7 +163,7 @@ def route(
 
     The keys are the tokens.
     """
-    return constructions.router(given.to(kind), numbers.routes(route or []), eps)
+    return constructions.router(given.to(kind), parsing.routes(route or []), eps)
 
 
 @_construction
@@ -188,17 +187,17 @@ def robust_heads(
     """
     law: Any = constructions.AnyScale(at_least)
     if scales is not None:
-        values = numbers.fractions("scales", scales)
-        law = constructions.DiscreteLaw(values, [1 / numbers.fraction("scales", str(len(values)))] * len(values))
+        values = parsing.fractions("scales", scales)
+        law = constructions.DiscreteLaw(values, [1 / parsing.fraction("scales", str(len(values)))] * len(values))
     if gauss is not None:
-        moments = numbers.fractions("gauss", gauss)
+        moments = parsing.fractions("gauss", gauss)
         if len(moments) != 2 or scales is not None:
             raise ParameterError("gauss", repr(gauss), "must be a mean and a variance, without --scales", "try 1,1/2")
         law = constructions.GaussianLaw(*map(float, moments))
     if (keys is None) == (orthonormal is None):
         value, remedy = "nothing" if keys is None else "both", "use one of --keys FILE, --orthonormal N"
         raise ParameterError("keys", value, "must be given in one way", remedy)
-    given = numbers.keys_from(keys, orthonormal, None, None, 0)
+    given = parsing.keys_from(keys, orthonormal, None, None, 0)
     own = None if keys is None else given
     return constructions.robust_heads(len(given), eps, law, away=away, keys=own, noisy=noisy, other=other, dtype=kind)
 
@@ -216,7 +215,7 @@ def project_out(
 ) -> Construction:
     """The projector that keeps one span and removes another."""
     if input is not None:
-        a, b = (numbers.tensor_in(input, name, "input") for name in ("A", "B"))
+        a, b = (parsing.tensor_in(input, name, "input") for name in ("A", "B"))
     else:
         for name, size in (("dim", dim), ("kept", kept), ("removed", removed)):
             if size < 1:
@@ -239,9 +238,9 @@ def relu_linear(
         raise ParameterError("interval", f"from {start} to {end}", "has one end", "give --from and --to, or neither")
     interval = None
     if start is not None and end is not None:
-        interval = numbers.fraction("from", start), numbers.fraction("to", end)
+        interval = parsing.fraction("from", start), parsing.fraction("to", end)
     return constructions.relu_linear(
-        numbers.fraction("slope", slope), numbers.fraction("intercept", intercept), interval, kind
+        parsing.fraction("slope", slope), parsing.fraction("intercept", intercept), interval, kind
     )
 
 
@@ -264,5 +263,5 @@ def relu_piecewise(
     eps: Eps = 1e-3,
 ) -> Construction:
     """Any formula in x on an interval, within eps everywhere."""
-    interval = numbers.fraction("from", str(start)), numbers.fraction("to", str(end))
-    return constructions.relu_piecewise(parse(formula), interval, eps, kind)
+    interval = parsing.fraction("from", str(start)), parsing.fraction("to", str(end))
+    return constructions.relu_piecewise(parsing.parse(formula), interval, eps, kind)

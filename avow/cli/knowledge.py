@@ -52,10 +52,8 @@ def knowledge(
     Trains models with and without reading, asks them and compares, in under five minutes on two cores.
     """
     from avow import file_io
-    from avow.bench.machine import machine
-    from avow.report.knowledge_page import knowledge_page
-    from avow.report.knowledge_plot import png
-    from avow.report.knowledge_table import knowledge_table
+    from avow.bench.clock import machine
+    from avow.report.knowledge import knowledge_page, knowledge_table, png
     from avow.report.terminal import bold, show
     from avow.training.knowledge import Experiment, arms
     from avow.training.run_many import Interrupted, side_by_side

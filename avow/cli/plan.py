@@ -76,7 +76,7 @@ def plan(
     Each other method comes with the reason it lost. With --ranks: how long each way takes over many ranks, in which
     sharding, and where links are the limit; --png draws weak scaling up to so many ranks.
     """
-    from avow.report.table import plan_table
+    from avow.report.compare import plan_table
     from avow.report.terminal import bold, show
 
     more = {"latency": latency, "kept": kept, "batch": batch, "dtype": dtype}
@@ -154,4 +154,4 @@ def _verdict(made: Plan) -> str:
     faster = made.exact_seconds / chosen.seconds if chosen.seconds else 1.0
     beside = f", {faster:.1f} times as fast as exact" if chosen.method.name != "exact" else ""
     price = f"{formatting.seconds(chosen.seconds)} and {formatting.memory(chosen.cost.peak_bytes)}"
-    return f"{formatting.label(chosen.method)} would run: {price} predicted{beside}"
+    return f"{chosen.method.label} would run: {price} predicted{beside}"

@@ -6,10 +6,9 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from avow.calibration import rates
-from avow.cli.numbers import dtype_named
 from avow.cli.options import files
 from avow.cli.output import document, wrote
-from avow.cli.quantities import duration, operations, speed
+from avow.cli.parsing import dtype_named, duration, operations, speed
 from avow.core import Sizes
 from avow.distributed.parallel_plan import Interconnect, Machine, Offer, Roofline, check, offers, weak_scaling
 from avow.errors import ParameterError

@@ -14,7 +14,7 @@ from avow.cli.training import fit
 from avow.errors import FileError, ParameterError
 
 if TYPE_CHECKING:
-    from avow.report.evaluation import Asked
+    from avow.report.knowledge import Asked
 
 app = typer.Typer(no_args_is_help=True, help="Pretrain and fine-tune models, ask them, let them write.")
 
@@ -111,7 +111,7 @@ def evaluate(
     Counts exact matches, and whether its confidence says which answers are made up.
     """
     from avow import file_io
-    from avow.report.evaluation import page, told
+    from avow.report.knowledge import evaluation_lines, evaluation_page
     from avow.report.terminal import show
 
     if questions is not None and corpus is not None:
@@ -119,11 +119,11 @@ def evaluate(
     written = files(html)
     asked = _asked(run, questions, corpus, device)
     if html is not None:
-        file_io.write(html, page(asked, command()))
+        file_io.write(html, evaluation_page(asked, command()))
     if as_json:
         document(asked.plain())
     else:
-        show(*told(asked))
+        show(*evaluation_lines(asked))
     wrote(written)
 
 
@@ -191,7 +191,7 @@ def _facts(path: Path) -> dict[str, Any]:
 
 def _asked(run: Path, questions: Path | None, corpus: str | None, device: str) -> Asked:
     """A model's answers, to a file's questions or a corpus's; by default to those of the corpus it was trained on."""
-    from avow.report.evaluation import Asked
+    from avow.report.knowledge import Asked
     from avow.training import corpus_of, evaluate, load_model, majority, read_questions
     from avow.training.checkpoint import last_of
     from avow.training.distributed import ranks

@@ -32,7 +32,7 @@ def fit(
     as_json: bool,
 ) -> None:
     """Train, tell how far it is, and say what came of it; `name` is the command's."""
-    from avow.report.training_progress import training_progress
+    from avow.report.terminal import training_progress
     from avow.training import read_config, train
 
     if "=" in run.name:

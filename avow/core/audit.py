@@ -19,11 +19,11 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from avow.core import Certificate, Method, Norms, Problem
+from avow.core.requirement import random_stream
 from avow.errors import ParameterError
 from avow.numerics import rounding
 from avow.numerics.heads import longest_seen, per_query_head
 from avow.numerics.norms import at_least, length_floors, lengths, widened
-from avow.numerics.random_stream import random_stream
 from avow.parameters import as_float
 
 

@@ -47,7 +47,7 @@ from jaxtyping import Float, Float64
 from torch import Tensor
 
 from avow.core import SOFTMAX, Certificate, weakest
-from avow.core.relative import relative_errors
+from avow.core.certify import relative_errors
 from avow.errors import InputError, NonFiniteError, RangeError, ShapeError
 from avow.numerics import rounding
 from avow.numerics.norms import at_least, length_floors, lengths

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from avow.attend import Attended, check_automatic
 from avow.core import Method, Problem
-from avow.core.relative import aimed_bound, proved_ratio
+from avow.core.certify import aimed_bound, proved_ratio
 from avow.core.requirement import Requirement, check_generator, checked_requirement
 from avow.distributed.consensus import (
     Context,
@@ -33,14 +33,12 @@ from avow.distributed.ring import attend_ring
 from avow.distributed.sparse import attend_sparse
 from avow.distributed.states import attend_random_features, attend_separable
 from avow.errors import DtypeError, ParameterError, ShapeError, ToleranceUnreachable, UnknownMethod
-from avow.methods import method_named
+from avow.methods import method_from
 from avow.methods.exact import Exact
 from avow.methods.low_rank import LowRank
 from avow.methods.random_features import RandomFeatures
 from avow.methods.separable import Separable
 from avow.methods.sparse import Sparse
-from avow.numerics import rounding
-from avow.parameters import check_parameters
 
 # Methods of which each process brings its own rows; of sparse attention all bring the same, of exact either.
 _OWN_ROWS = (Separable, RandomFeatures, LowRank)
@@ -63,7 +61,7 @@ def attend(
     group: Group = None,
     tol: float | None = None,
     rtol: float | None = None,
-    method: str = "auto",
+    method: str | Method = "auto",
     shared_queries: bool = True,
     mask: Tensor | None = None,
     causal: bool = False,
@@ -76,18 +74,18 @@ def attend(
 ) -> Attended:
     """Attention to the keys of all processes, of which `k` and `v` are this one's, and the certificate of its error.
 
-    All else is as in `avow.attend`; the sequence is what ranks hold, in their order, and `causal` speaks of places in
-    the whole of it. Shards may differ in length and may be empty. With `shared_queries` all processes bring the same
+    Everything else is as in `avow.attend`. The sequence is what ranks hold, in their order, and `causal` is by places
+    in the whole of it. Shards may differ in length and may be empty. With `shared_queries` all processes bring the same
     queries and get the same answer (exact and sparse attention); without, each brings its own rows and gets theirs
     (exact attention, by blocks that go round a ring; separable, random_features and low_rank, by states). Then causal
     rows of all but exact attention are those of the keys beside them. A boolean `mask`, of exact attention, says which
-    keys this process's queries may see: of its own where queries are shared, else of all.
+    keys this process's queries may see: of its own if queries are shared, else of all.
 
     With `tol` or `rtol`, `method="auto"` runs the cheapest method that proves them for all rows; prices are those of
-    `avow plan --ranks` for this `link`. Where processes disagree on what they ask, or one of them cannot attend, all
-    of them raise an error that names the rank. Gradients flow to every shard, so that all processes go backward
-    together: of one loss that each computes where queries are shared, else of the sum of all losses. Generators must
-    be alike; without them, the first one's seed counts.
+    `avow plan --ranks` for this `link`. If processes disagree on what they ask, or one of them cannot attend, all of
+    them raise an error that names the rank. Gradients flow to every shard, so that all processes go backward together:
+    of one loss that each computes if queries are shared, else of the sum of all losses. Generators must be alike;
+    without them, the first one's seed counts.
     """
     request = Request(method, parameters, tol, confidence, shared_queries, mask, generator, rtol)
     tolerant = method == "auto" and (tol is not None or rtol is not None)
@@ -226,19 +224,15 @@ def _run(method: Method, call: _Call, tol: float | None) -> Attended:
     if isinstance(method, Separable):
         return attend_separable(context, method, requirement.stated)
     assert isinstance(method, Exact)
-    # A half-precision answer is rounded once, after the merge. What that cannot prove, float64 may, if it is allowed.
-    first = method.arithmetic(rounding.accumulator(context.problem.q.dtype))
-    last = torch.float64 if not requirement.exact and method.precision == "native" else first
-    kinds = tuple(dict.fromkeys((first, last)))
     if context.shared_queries:
-        return attend_keys(context, requirement, kinds)
-    return attend_ring(context, requirement, kinds, call.mask)
+        return attend_keys(context, requirement, method)
+    return attend_ring(context, requirement, method, call.mask)
 
 
 class Request(NamedTuple):
     """What one process asks for, before others agree."""
 
-    method: str
+    method: str | Method
     parameters: dict[str, Any]
     tol: float | None
     confidence: float | None
@@ -256,24 +250,26 @@ class Request(NamedTuple):
         same["mask"] = "none" if self.mask is None else storage(self.mask) if odd else "some"
         if isinstance(self.generator, torch.Generator):
             same["digest of generator"] = digest(self.generator.get_state())
+        if isinstance(self.method, Method):
+            return {"method": self.method.name, **self.method.parameters, **self.parameters, **same}
         return {"method": self.method, **self.parameters, **same}
 
     @property
     def draws(self) -> bool:
         """Whether something may be drawn at random."""
-        named = any(kind.random and kind.name == self.method for kind in _OWN_ROWS)
+        name = self.options["method"]
+        named = any(kind.random and kind.name == name for kind in _OWN_ROWS)
         tolerant = self.tol is not None or self.rtol is not None
         return named or (self.method == "auto" and tolerant and not self.shared_queries)
 
     @property
     def instance(self) -> Method:
         """The method with its parameters."""
-        kind, served = method_named(self.method), (Exact, Sparse, *_OWN_ROWS)
-        if kind not in served:
+        method, served = method_from(self.method, self.parameters), (Exact, Sparse, *_OWN_ROWS)
+        if not isinstance(method, served):
             remedy = f"use one of {', '.join(one.name for one in served)}"
-            raise UnknownMethod("method", repr(self.method), "has no form over shards", remedy)
-        check_parameters(self.method, kind, self.parameters)
-        return kind(**self.parameters)
+            raise UnknownMethod("method", repr(method.name), "has no form over shards", remedy)
+        return method
 
     def check(self, problem: Problem) -> None:
         """Raise if this process cannot ask so."""

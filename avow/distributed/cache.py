@@ -6,7 +6,6 @@ shard a token is does not matter to the answer: a query sees them all.
 
 from __future__ import annotations
 
-import functools
 import hashlib
 import math
 from collections.abc import Sequence
@@ -18,37 +17,36 @@ from torch import Tensor
 
 from avow.attend import Attended
 from avow.core import Norms, Problem
-from avow.core.relative import aimed_bound, proved_ratio
+from avow.core.certify import aimed_bound, proved_ratio
 from avow.core.requirement import check_generator, checked_requirement
-from avow.distributed.consensus import agree, attempt, check_dense, digest, outside_autocast, tensor_facts
+from avow.distributed.consensus import Context, agree, attempt, check_dense, digest, outside_autocast, tensor_facts
+from avow.distributed.exact import attend_keys
 from avow.distributed.point_to_point import Group, group_of
-from avow.distributed.protocols import over_processes
-from avow.distributed.sparse import own_generator, sampling
-from avow.distributed.sparse_protocol import Task, sparse_protocol
+from avow.distributed.sparse import attend_sparse
 from avow.errors import DtypeError, ParameterError, ShapeError, ToleranceUnreachable
+from avow.methods.exact import Exact
 from avow.methods.sparse import Sparse
 from avow.nn.key_value_cache import KeyValueCache
 from avow.numerics.norms import check_range, row_norms
 
 # What caches must have in common.
-_MADE = ("key_heads", "dim", "value_dim", "batch", "dtype", "bits", "window")
+_SETTINGS = ("key_heads", "dim", "value_dim", "batch", "dtype", "bits", "window")
 
 
 class ShardedCache:
     """The tokens of the `KeyValueCache` of every process of a group, each of which may hold some already.
 
-    Processes append the same tokens, the same number at a time, and ask the same queries, all in the same order. Where
-    one of them does not, all raise an error that names it when they next attend; nothing is sent before that. Answers
-    carry no gradient.
+    Processes append the same tokens, the same number at a time, and ask the same queries, all in the same order. If one
+    of them does not, all raise an error that names it when they next attend; nothing is sent before that. Answers carry
+    no gradient.
     """
 
     def __init__(self, cache: KeyValueCache, group: Group = None) -> None:
         self.cache, self._group = cache, group_of(group)
-        self._here = dist.get_rank(self._group)
-        _, problem = attempt(lambda: _check_cache(cache))
-        made = {f"cache: {name}": getattr(cache, name, "nothing") for name in _MADE}
-        held = agree(made, 0 if problem else cache.length, problem, self._group)
-        self.lengths: tuple[int, ...] = tuple(held)
+        self._rank = dist.get_rank(self._group)
+        _, error = attempt(lambda: _check_cache(cache))
+        settings = {f"cache: {name}": getattr(cache, name, "nothing") for name in _SETTINGS}
+        self.lengths: tuple[int, ...] = tuple(agree(settings, 0 if error else cache.length, error, self._group))
         """How many tokens each process holds, by rank."""
         self._appends, self._appended = 0, hashlib.sha256()
         """How often tokens were appended, and what they were, call by call."""
@@ -61,14 +59,14 @@ class ShardedCache:
     def append(self, k: Float[Tensor, "b g l d"], v: Float[Tensor, "b g l e"]) -> None:
         """Remember tokens, the same in all processes: the shortest shards take them, in order of ranks.
 
-        Where anything is wrong with them, no shard keeps any.
+        If anything is wrong with them, no shard keeps any.
         """
         for name, x in (("k", k), ("v", v)):
             check_dense(name, x)
         self.cache.measured(k, v)
         shares = dealt(self.lengths, k.shape[-2])
-        start = sum(shares[: self._here])
-        mine = slice(start, start + shares[self._here])
+        start = sum(shares[: self._rank])
+        mine = slice(start, start + shares[self._rank])
         # Which shard takes which token depends on how many come at once, so that shapes count, too.
         tokens = f"{tuple(k.shape)} {digest(k)} {digest(v)}".encode()
         self.cache.append(k[:, :, mine], v[:, :, mine])
@@ -91,35 +89,23 @@ class ShardedCache:
         The bound never exceeds `tol`, nor the bound relative to the answer `rtol`; without either, the answer is exact.
         `confidence < 1` accepts bounds that hold with that probability for each row, over the draws of all processes.
         """
-        from avow.distributed import attend  # which is above: it knows all methods
-
-        problem = self._agreed(q, tol, confidence, scale, generator, rtol)
+        context = self._agreed(q, tol, confidence, scale, generator, rtol)
         limit, ratio = math.inf if tol is None else tol, 1 / math.sqrt(self.length)
-        for _ in range(0 if tol is None and rtol is None else 1 if rtol is None else 2):
-            aim = limit if rtol is None else min(limit, aimed_bound(ratio, rtol))
-            try:
-                attended = self._sparse(problem, aim, confidence, generator)
-            except ToleranceUnreachable:
-                # All processes raise it alike. With `rtol` the aim was a guess: exact attention may still prove it.
-                if rtol is None:
-                    raise
-                break
-            if rtol is None or attended.certificate.keeps(tol, rtol):
-                return attended
-            ratio = proved_ratio(attended.certificate)
-        call = functools.partial(attend, q, problem.k, problem.v, method="exact", group=self._group)
-        return call(scale=scale, enable_gqa=True, tol=tol, rtol=rtol)
-
-    def _sparse(
-        self, problem: Problem, tol: float, confidence: float | None, generator: torch.Generator | None
-    ) -> Attended:
-        """The answer from a part of the tokens of all shards."""
-        q, method = problem.q, sampling(Sparse(bits=self.cache.bits or 4), confidence)
-        task = Task(tol, method, self.length, max(self.lengths), len(self.lengths))
-        draws = own_generator(method, self._here, q.device, generator)
         with outside_autocast():
-            attended, _ = over_processes(sparse_protocol(problem, task, self.cache.holding.sketch, draws), self._group)
-        return attended
+            for _ in range(0 if tol is None and rtol is None else 1 if rtol is None else 2):
+                aim = limit if rtol is None else min(limit, aimed_bound(ratio, rtol))
+                method, sketch = Sparse(bits=self.cache.bits or 4), self.cache.holding.sketch
+                try:
+                    attended = attend_sparse(context, method, aim, confidence, generator, sketch)
+                except ToleranceUnreachable:
+                    # All processes raise it alike. With `rtol` the aim was a guess: exact attention may still prove it.
+                    if rtol is None:
+                        raise
+                    break
+                if rtol is None or attended.certificate.keeps(tol, rtol):
+                    return attended
+                ratio = proved_ratio(attended.certificate)
+            return attend_keys(context, checked_requirement(tol, rtol=rtol), Exact())
 
     def _agreed(
         self,
@@ -129,8 +115,8 @@ class ShardedCache:
         scale: float | None,
         generator: torch.Generator | None,
         rtol: float | None,
-    ) -> Problem:
-        """What is asked of this shard, with norms of its tokens, where all processes ask the same and can answer."""
+    ) -> Context:
+        """This process's shard, with norms of its tokens, if all processes ask the same and can answer."""
 
         def checked() -> Problem:
             checked_requirement(tol, confidence, rtol=rtol)
@@ -139,31 +125,32 @@ class ShardedCache:
 
         with outside_autocast():
             facts, no_facts = attempt(lambda: _facts(q))
-            found, unfit = attempt(checked)
-        most = (0.0, 0.0, 0.0) if found is None or found.known_norms is None else found.known_norms.most
-        asked = {"call": "ShardedCache.attend", "tol": tol, "rtol": rtol, "confidence": confidence, "scale": scale}
+            problem, unfit = attempt(checked)
+        most = (0.0, 0.0, 0.0) if problem is None else problem.norms.most
+        options = {"call": "ShardedCache.attend", "tol": tol, "rtol": rtol, "confidence": confidence, "scale": scale}
         held = {"lengths of shards": self.lengths, "calls of append": self._appends}
         held |= {"digest of appended tokens": self._appended.hexdigest()}
-        known = agree({**asked, **held, **(facts or {})}, most, unfit or no_facts, self._group)
-        assert found is not None  # or all would have raised
-        query, key, value = (max(column) for column in zip(*known, strict=True))
-        check_range(query, key, value, found.scale)
-        return found
+        each = agree({**options, **held, **(facts or {})}, most, unfit or no_facts, self._group)
+        assert problem is not None  # or all would have raised
+        query, key, value = (max(column) for column in zip(*each, strict=True))
+        check_range(query, key, value, problem.scale)
+        rows = (1,) * len(self.lengths)
+        return Context(problem, self._rank, rows, self.lengths, self._group, True, (query, key, value), ())
 
     def _problem(self, q: Tensor, scale: float | None) -> Problem:
         check_dense("q", q)
         held = self.cache.holding
-        if self.cache.length != self.lengths[self._here]:
-            rule = f"must be the {self.lengths[self._here]} tokens that it was given"
+        if self.cache.length != self.lengths[self._rank]:
+            rule = f"must be the {self.lengths[self._rank]} tokens that it was given"
             raise ShapeError("cache.length", self.cache.length, rule, "append to the sharded cache alone")
         if not self.length:
             raise ShapeError("cache.length", 0, "must be at least 1", "append keys and values first")
-        found = Problem.of(q, held.keys, held.values, scale=scale, enable_gqa=True)
+        problem = Problem.of(q, held.keys, held.values, scale=scale, enable_gqa=True)
         if q.ndim != 4 or q.shape[-2] != 1:
             rule = "must be (batch, heads, 1, dim): a query sees every token"
             raise ShapeError("q.shape", tuple(q.shape), rule, "attend after each token")
         keys = held.longest.unsqueeze(-1).expand(held.lengths.shape)
-        return found.with_norms(Norms(row_norms(q, "q"), keys, held.lengths, held.slack))
+        return problem.with_norms(Norms(row_norms(q, "q"), keys, held.lengths, held.slack))
 
 
 def dealt(lengths: Sequence[int], count: int) -> list[int]:
@@ -185,7 +172,7 @@ def dealt(lengths: Sequence[int], count: int) -> list[int]:
 
 
 def _check_cache(cache: KeyValueCache) -> None:
-    """Raise where a cache cannot be one of several shards."""
+    """Raise if a cache cannot be one of several shards."""
     if not isinstance(cache, KeyValueCache):
         remedy = "make one with avow.nn.KeyValueCache"
         raise DtypeError("cache", type(cache).__name__, "must be a KeyValueCache", remedy)

@@ -23,7 +23,7 @@ from __future__ import annotations
 import functools
 import json
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
@@ -38,6 +38,7 @@ from avow.core.requirement import Requirement
 from avow.distributed.consensus import Context, agree, attempt, check_one_loss
 from avow.distributed.protocols import Traffic, all_gather, all_reduce, gather_message, over_processes, traffic
 from avow.errors import ToleranceUnreachable
+from avow.methods.exact import Exact
 from avow.numerics import rounding
 from avow.numerics.heads import longest_seen, per_query_head
 from avow.numerics.masks import at_rows, row_tiles
@@ -53,7 +54,7 @@ Gradients = Callable[[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor], tuple[Ten
 """Those of q, k and v, from q, k, v, an answer, the logarithms of its normalisers, and the gradient above."""
 
 
-def attend_keys(context: Context, requirement: Requirement, kinds: Sequence[torch.dtype]) -> Attended:
+def attend_keys(context: Context, requirement: Requirement, method: Exact) -> Attended:
     """Softmax attention of shared queries to the keys of all processes, in the first arithmetic that is precise enough.
 
     If causal, row i sees the first i + 1 of all keys, in order of ranks. Gradients are those of one loss, which
@@ -61,7 +62,7 @@ def attend_keys(context: Context, requirement: Requirement, kinds: Sequence[torc
     """
     p = context.problem
     shift = -context.before if p.causal else None
-    for kind in kinds:
+    for kind in arithmetics(method, p.q.dtype, requirement):
         with torch.no_grad():
             whole = _merged(p.q.to(kind), p.k.to(kind), p.v.to(kind), shift, context)
             out, certificate = whole.answer(p.q.dtype)
@@ -69,6 +70,16 @@ def attend_keys(context: Context, requirement: Requirement, kinds: Sequence[torc
             gradients = functools.partial(_gradients, shift=shift, context=context)
             return Attended(with_gradients(p.q, p.k, p.v, (out, whole.lse), gradients), certificate)
     raise unreachable(requirement, certificate.bound, certificate.relative)
+
+
+def arithmetics(method: Exact, dtype: torch.dtype, requirement: Requirement) -> tuple[torch.dtype, ...]:
+    """The types to compute in, one after the other until one is precise enough.
+
+    A half-precision answer is rounded once, after the merge. What that cannot prove, float64 may, if it is allowed.
+    """
+    first = method.arithmetic(rounding.accumulator(dtype))
+    last = torch.float64 if not requirement.exact and method.precision == "native" else first
+    return tuple(dict.fromkeys((first, last)))
 
 
 def keys_traffic(z: Sizes, ranks: int) -> Traffic:
@@ -281,5 +292,5 @@ class _Answer(torch.autograd.Function):
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
         (grad,) = grads
         with torch.autocast(grad.device.type, enabled=False):
-            found = ctx.gradients(*ctx.saved_tensors, grad)
-        return *found, None, None
+            gradients = ctx.gradients(*ctx.saved_tensors, grad)
+        return *gradients, None, None

@@ -113,7 +113,6 @@ class Strategy:
 
     name: str
     method: Method
-    summary: str
     replicated: bool
     """Whether every rank has all queries."""
     overlaps: bool = False
@@ -162,14 +161,9 @@ def of_heads(sizes: Sizes, groups: int) -> Sizes:
 
 def strategy(method: Method, replicated: bool) -> Strategy:
     """How to spread a method: for exact attention there are two ways, with all queries in every rank or its own."""
-    if isinstance(method, Exact) and replicated:
-        return Strategy("exact (keys)", method, "all ranks get all partial answers", True)
     if isinstance(method, Exact):
-        return Strategy("exact (ring)", method, "blocks of keys and values go round", False, overlaps=True)
-    if isinstance(method, Sparse):
-        return Strategy("sparse", method, "sums of sketches are added up, then what was read", True)
-    summary = "landmarks are agreed, states combined" if isinstance(method, LowRank) else "states are combined"
-    return Strategy(method.name, method, summary, False)
+        return Strategy(f"exact ({'keys' if replicated else 'ring'})", method, replicated, overlaps=not replicated)
+    return Strategy(method.name, method, replicated=isinstance(method, Sparse))
 
 
 def strategies(sizes: Sizes, rank: int = 64) -> list[Strategy]:
@@ -250,22 +244,20 @@ def check(sizes: Sizes, ranks: int) -> None:
 
 
 class WeakScaling(NamedTuple):
-    """A strategy under weak scaling: ranks by powers of two, seconds, and bytes that a rank sends."""
+    """A strategy under weak scaling: ranks by powers of two, and seconds."""
 
     ranks: list[int]
     seconds: list[float]
-    sent: list[int]
 
 
 def weak_scaling(sizes: Sizes, ranks: int, link: Interconnect, machine: Machine) -> dict[str, WeakScaling]:
     """Weak scaling over the sequence: each rank keeps what one of so many ranks has of these sizes."""
     counts = [2**i for i in range(ranks.bit_length())]
     grown = [(longer(sizes, count, ranks), count) for count in counts]
-    scaling = {}
-    for each in strategies(sizes):
-        seconds = [each.time(z, Sharding(1, count), link, machine).whole for z, count in grown]
-        scaling[each.name] = WeakScaling(counts, seconds, [each.traffic(z, count).sent for z, count in grown])
-    return scaling
+    return {
+        each.name: WeakScaling(counts, [each.time(z, Sharding(1, n), link, machine).whole for z, n in grown])
+        for each in strategies(sizes)
+    }
 
 
 def longer(sizes: Sizes, count: int, ranks: int) -> Sizes:

@@ -78,7 +78,7 @@ def counted() -> Iterator[Counter]:
 
 
 def group_of(group: Group) -> dist.ProcessGroup:
-    """The process group behind a group, a mesh, or nothing said."""
+    """The process group behind a group, a mesh, or None."""
     if not dist.is_initialized():
         remedy = "call torch.distributed.init_process_group first, or use avow.attend"
         raise ParameterError("group", group, "needs processes that know each other", remedy)
@@ -88,12 +88,11 @@ def group_of(group: Group) -> dist.ProcessGroup:
                 "group", group, "must have one axis", 'pass the axis of the sequence: mesh["sequence"]'
             )
         return group.get_group()
-    found = dist.group.WORLD if group is None else group
-    if not isinstance(found, dist.ProcessGroup) or dist.get_rank(found) < 0:
-        raise ParameterError(
-            "group", found, "must be one that this process is in", "call it in members of the group only"
-        )
-    return found
+    processes = dist.group.WORLD if group is None else group
+    if not isinstance(processes, dist.ProcessGroup) or dist.get_rank(processes) < 0:
+        rule = "must be one that this process is in"
+        raise ParameterError("group", processes, rule, "call it in members of the group only")
+    return processes
 
 
 def group_device(group: dist.ProcessGroup) -> torch.device:

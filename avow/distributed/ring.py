@@ -26,6 +26,7 @@ from avow.distributed.consensus import Context, agree, attempt, check_consistent
 from avow.distributed.exact import (
     Gradients,
     Mask,
+    arithmetics,
     block_answer,
     block_gradients,
     merged_answers,
@@ -36,6 +37,7 @@ from avow.distributed.exact import (
 from avow.distributed.point_to_point import Group, Transfer
 from avow.distributed.protocols import Post, Protocol, Shard, Traffic, Wait, over_processes, traffic
 from avow.errors import AvowError
+from avow.methods.exact import Exact
 from avow.numerics import rounding
 
 Masks = Sequence[Bool[Tensor, "#b #h #n s"]] | None
@@ -115,7 +117,7 @@ class Route:
         return [0, *accumulate(self.rows)], [0, *accumulate(self.keys)]
 
 
-def attend_ring(context: Context, requirement: Requirement, kinds: Sequence[torch.dtype], mask: Mask) -> Attended:
+def attend_ring(context: Context, requirement: Requirement, method: Exact, mask: Mask) -> Attended:
     """Softmax attention of this process's rows to the keys of all, in the first arithmetic that is precise enough.
 
     Shards may differ in length; an empty one asks nothing and answers nothing. If causal, row i of all rows sees key
@@ -124,7 +126,7 @@ def attend_ring(context: Context, requirement: Requirement, kinds: Sequence[torc
     """
     p, route = context.problem, _route(context)
     masks = None if mask is None else mask.expand(*mask.shape[:-1], context.total).split(list(context.keys), -1)
-    for kind in kinds:
+    for kind in arithmetics(method, p.q.dtype, requirement):
         with torch.no_grad():
             whole, error = over_processes(_certified(context, route, kind, masks), context.group)
             out, certificate = whole.answer(p.q.dtype)

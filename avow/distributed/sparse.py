@@ -41,6 +41,7 @@ from avow.distributed.sparse_budget import BINS, FIRST_BINS, SHARES
 from avow.distributed.sparse_draws import LADDER, PLAN_BINS
 from avow.distributed.sparse_protocol import Reading, Task, sparse_protocol
 from avow.methods.sparse import Sparse
+from avow.numerics.sketch import Sketch
 
 
 def attend_sparse(
@@ -49,6 +50,7 @@ def attend_sparse(
     tol: float | None,
     confidence: float | None = None,
     generator: torch.Generator | None = None,
+    sketch: Sketch | None = None,
 ) -> Attended:
     """Softmax attention of shared queries to the keys of all processes, read in part.
 
@@ -56,8 +58,8 @@ def attend_sparse(
     process. With `tol`, no row's bound exceeds it, and together the processes read about as little as one would that
     had all keys; without, `method.drop` is what unread tokens may do. With a `confidence` below 1, or a chance of the
     method's, bounds hold for each row with that probability over the draws of all processes, which each makes from the
-    generator it gives and its rank. Gradients are those of one loss, which every process computes from the answer that
-    all share.
+    generator it gives and its rank. A `sketch` of the first keys may be given. Gradients are those of one loss, which
+    every process computes from the answer that all share.
     """
     p = context.problem
     method = sampling(method, confidence)
@@ -65,7 +67,7 @@ def attend_sparse(
     task = Task(tol, method, context.total, max(context.keys), context.ranks, followed)
     with torch.no_grad():
         draws = own_generator(method, context.rank, context.device, generator)
-        attended, reading = over_processes(sparse_protocol(p.detached(), task, generator=draws), context.group)
+        attended, reading = over_processes(sparse_protocol(p.detached(), task, sketch, draws), context.group)
     if not followed:
         return attended
     gradients = functools.partial(_gradients, reading=reading, context=context)
@@ -134,11 +136,11 @@ def gradient_protocol(
     flat_keys, flat_values = (x.flatten(0, 1) for x in (k, v))  # (bg, s, c)
     to_keys, to_values = (x.flatten(0, 1) for x in (for_keys, for_values))
     for kept in reading.kept:
-        asked, above, out = (_rows(x, kept.rows, groups) for x in (q, grad, reading.out))  # (bg, r, c)
+        queries, above, out = (_rows(x, kept.rows, groups) for x in (q, grad, reading.out))  # (bg, r, c)
         lse = _rows(reading.lse.unsqueeze(-1), kept.rows, groups).squeeze(-1)  # (bg, r)
         lse = lse.masked_fill(lse == -torch.inf, 0.0)  # where nothing is kept, nothing has a weight
         along = (above * out).sum(-1)
-        found = torch.zeros_like(asked)
+        to_queries = torch.zeros_like(queries)
         for head in kept.head.unique().tolist():
             these = kept.head == head
             place = kept.place[these]
@@ -146,10 +148,10 @@ def gradient_protocol(
             keys, values = flat_keys[head, place].double(), flat_values[head, place].double()
             slope = weights * (values @ above[head].T - along[head]) * scale  # by the products q·k
             to_values[head, place] += weights @ above[head]
-            to_keys[head, place] += slope @ asked[head]
-            found[head] = slope.T @ keys
+            to_keys[head, place] += slope @ queries[head]
+            to_queries[head] = slope.T @ keys
         some = for_queries[:, :, kept.rows]
-        some += found.reshape(some.shape)
+        some += to_queries.reshape(some.shape)
     for_queries = yield from all_reduce(for_queries, ranks)
     return for_queries, to_keys.reshape(*k.shape[:3], d), to_values.reshape(*v.shape[:3], e)
 

@@ -92,7 +92,7 @@ def whole_sketch(k: Float[Tensor, "b g s d"], bits: int, known: Sketch | None) -
         more = sketched(_filled(k[:, :, done:]), bits, known.metric, known.size)
         if bool((more.reach <= _BEYOND).all()):
             return known.followed_by(more) if done < s else known
-    # Numbers this far from the first ones': one scale for all of them is found anew.
+    # Numbers this far from the first ones': a new scale is chosen for all of them.
     return sketched(_filled(k), bits)
 
 
@@ -125,8 +125,8 @@ class SketchedShard:
         """What a sketch says of the keys: it may hold more rows than there are keys."""
         s = lengths.shape[-1]
         seen = torch.arange(sketch.rows, device=q.device) < s
-        told = bracketed(q, sketch, scale, seen.expand(1, 1, 1, -1))
-        brackets = Brackets(told.low[..., :s], told.high[..., :s], told.log_high[..., :s], told.origin)
+        ends = bracketed(q, sketch, scale, seen.expand(1, 1, 1, -1))
+        brackets = Brackets(ends.low[..., :s], ends.high[..., :s], ends.log_high[..., :s], ends.origin)
         return SketchedShard(q, lengths.unsqueeze(-2), keys, brackets, aggregate_error(q, sketch, scale), siblings)
 
     @property
@@ -147,7 +147,7 @@ class SketchedShard:
 
     def first_look(self, whole: Extent, counts: bool) -> tuple[Float32[Tensor, "b g r m"], Int[Tensor, "b g r s"]]:
         """Of the tokens by what they may move a short answer: the sums of that in each bin; all their upper and lower
-        ends; and where asked, how many are in each bin. And the bins.
+        ends; with `counts`, how many are in each bin. And the bins.
         """
         below, above = self.units(whole)
         near = whole.near(self.lengths)
@@ -168,9 +168,9 @@ class SketchedShard:
         """All tokens for answers of about this length, in the unit of all shards."""
         below, above = self.units(whole)
         near = whole.near(self.lengths)
-        told = Terms.of(self.brackets, near, self.stray is not None, slice(None), length)
-        return told._replace(
-            low=told.low * below, worst=told.worst * above, beta=told.beta * above, gamma=told.gamma * above
+        own = Terms.of(self.brackets, near, self.stray is not None, slice(None), length)
+        return own._replace(
+            low=own.low * below, worst=own.worst * above, beta=own.beta * above, gamma=own.gamma * above
         )
 
     def expected(self, whole: Extent, read: Bool[Tensor, "b g r s"]) -> Float64[Tensor, "b g r 1"]:

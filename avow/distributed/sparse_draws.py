@@ -87,13 +87,13 @@ def draw(
     rungs = [(terms - edge).clamp(max=0.0).exp().masked_fill(touched, 1.0) for edge in edges]
     ranges = [_Ranges.of(shard, whole, basis.center, odds) for odds in rungs]
     counts = [odds.sum(-1, keepdim=True) for odds in (instead.double(), *rungs)]
-    told = yield from all_reduce(torch.cat([*counts, *(x for one in ranges for x in one.variances)], -1), ranks)
+    totals = yield from all_reduce(torch.cat([*counts, *(x for one in ranges for x in one.variances)], -1), ranks)
     ends = yield from all_max(torch.cat([x for one in ranges for x in one.largest], -1), ranks)
-    many, *expected = told[..., : 1 + len(rungs)].split(1, -1)
-    variances = told[..., 1 + len(rungs) :].split(2, -1)
+    many, *expected = totals[..., : 1 + len(rungs)].split(1, -1)
+    variances = totals[..., 1 + len(rungs) :].split(2, -1)
     sane = (whole.peak - basis.ref <= _HIGH) & (basis.most > 0)
     draws = torch.rand(terms.shape, generator=generator, device=terms.device, dtype=torch.float64)
-    found = Draws(
+    result = Draws(
         torch.zeros_like(sane),
         torch.ones_like(terms),
         torch.zeros_like(touched),
@@ -101,7 +101,7 @@ def draw(
         torch.full_like(basis.drop, math.inf),
     )
     for odds, count, variance, end in zip(rungs, expected, variances, ends.split(2, -1), strict=True):
-        tried = sane & (count < many) & ~found.sampled
+        tried = sane & (count < many) & ~result.sampled
         if not bool(tried.any()):
             continue
         taken = (draws < odds) & tried
@@ -111,14 +111,14 @@ def draw(
         # Told to all, so that machines of several kinds, which may differ in a last bit, take the same rows.
         short = yield from all_max((~(tried & (proved <= basis.drop))).to(torch.uint8), ranks)
         now = short == 0
-        found = Draws(
-            found.sampled | now,
-            torch.where(now, odds, found.odds),
-            torch.where(now, taken, found.drawn),
-            found.touched | taken,
-            torch.where(now, proved, found.tails),
+        result = Draws(
+            result.sampled | now,
+            torch.where(now, odds, result.odds),
+            torch.where(now, taken, result.drawn),
+            result.touched | taken,
+            torch.where(now, proved, result.tails),
         )
-    return found, read
+    return result, read
 
 
 def _terms(
@@ -160,14 +160,14 @@ def _edges(
     )
     total = weights[..., :1]
     expected = (moved + lost * weights / total * 2 * basis.length) / ((total - lost) * basis.most)
-    found = []
+    first_terms = []
     for aim in LADDER:
         hopeless = (total <= lost) | ~(expected <= aim * basis.drop)
         # The first bin from which on all plans are expected to do.
         first = hopeless.flip(-1).cummax(-1).values.flip(-1).sum(-1, keepdim=True)
         edge = edges.gather(-1, first.clamp(max=PLAN_BINS - 1))
-        found.append(torch.where(first >= PLAN_BINS, -math.inf, edge))
-    return found
+        first_terms.append(torch.where(first >= PLAN_BINS, -math.inf, edge))
+    return first_terms
 
 
 class _Ranges(NamedTuple):
@@ -213,10 +213,10 @@ def _missed(
     logs: list[float],
 ) -> Float64[Tensor, "b g r 1"]:
     """How far the estimate is from the truth, at most, up to the chances that `logs` stand for."""
-    total, average, *found = seen.split([1, basis.center.shape[-1], 1, 1], -1)
+    total, average, *estimates = seen.split([1, basis.center.shape[-1], 1, 1], -1)
     shrunk = (whole.origin - basis.ref).exp()
     far = []
-    for i, estimate in enumerate(found):
+    for i, estimate in enumerate(estimates):
         # Of the weights that were computed, each within the factor of what a sketch allows.
         end = ends[..., i : i + 1] * shrunk * basis.rounded
         proved = variances[..., i : i + 1] * (shrunk * basis.rounded).square()

@@ -19,7 +19,7 @@ from torch import Tensor
 
 from avow.attend import Attended
 from avow.core import Certificate, Problem
-from avow.core.relative import absolute_errors, relative_errors
+from avow.core.certify import absolute_errors, relative_errors
 from avow.distributed.protocols import Protocol, all_gather, all_max, all_reduce
 from avow.distributed.sparse_budget import (
     BINS,
@@ -81,7 +81,7 @@ class Reading(NamedTuple):
     out: Float64[Tensor, "b h n e"]
     lse: Float64[Tensor, "b h n"]
     kept: tuple[Kept, ...]
-    """Empty where no gradient will be asked for."""
+    """Empty if no gradient will be asked for."""
 
 
 class Task(NamedTuple):
@@ -118,16 +118,16 @@ def sparse_protocol(
             q = p.q[:, :, rows].reshape(b, groups, -1, d)  # (b, g, r, d)
             shard = SketchedShard.of(q, sketch, norms.v, norms.k, p.scale, siblings)
             tile = _Tile(p, shard, norms.q[:, :, rows].reshape(b, groups, -1, 1), norms.slack, task, generator)
-            found = yield from tile.script()
-            parts = (found.out, found.rows, found.everywhere, found.here, found.lse, found.longest)
+            answer = yield from tile.protocol()
+            parts = (answer.out, answer.rows, answer.everywhere, answer.here, answer.lse, answer.longest)
             for x, part in zip((out, bound, everywhere, here, lse, longest), parts, strict=True):
                 x[:, :, rows] = part.reshape(x[:, :, rows].shape)
             if task.followed:
-                kept.append(Kept(rows, found.read.head, found.read.place, found.logs))
+                kept.append(Kept(rows, answer.read.head, answer.read.place, answer.logs))
     reading = Reading(everywhere, here, out, lse, tuple(kept))
-    answer = rounding.saturating_cast(out, p.q.dtype)
-    own = relative_errors(absolute_errors(bound, longest), length_floors(answer))
-    return Attended(answer, _certificate(bound, own, reading, task)), reading
+    rounded = rounding.saturating_cast(out, p.q.dtype)
+    own = relative_errors(absolute_errors(bound, longest), length_floors(rounded))
+    return Attended(rounded, _certificate(bound, own, reading, task)), reading
 
 
 def _certificate(
@@ -138,12 +138,12 @@ def _certificate(
         remedy = "ask for less, or convert q, k and v to a wider type"
         rule = f"is less than can be proved, {largest:.3g}"
         raise ToleranceUnreachable("tol", task.tol, rule, remedy, largest)
-    told = {} if task.tol is None else {"drop": task.tol}
+    drop = {} if task.tol is None else {"drop": task.tol}
     share = float(reading.everywhere.sum()) / max(bound.numel() * task.keys, 1)
     assumed = "sums and exp of float64 are right to 1e-9" if task.keys else "there was nothing to attend to"
     return Certificate(
         task.method.name,
-        {**task.method.parameters, **told},
+        {**task.method.parameters, **drop},
         task.method.target,
         "statistical" if task.method.chance else "deterministic",
         largest,
@@ -156,7 +156,7 @@ def _certificate(
     )
 
 
-class _Found(NamedTuple):
+class _TileAnswer(NamedTuple):
     """The answer, the bounds of its rows, what was read, the logarithm of the normaliser, and its parts."""
 
     out: Float64[Tensor, "b g r e"]
@@ -212,7 +212,7 @@ class _Tile(NamedTuple):
     task: Task
     generator: torch.Generator | None
 
-    def script(self) -> Protocol[_Found]:
+    def protocol(self) -> Protocol[_TileAnswer]:
         """A first look and a first reading; one cut through all tokens; samples, where chance may help; the proof."""
         first = yield from self._first_reading()
         cut = yield from self._one_cut(first)
@@ -268,12 +268,12 @@ class _Tile(NamedTuple):
         rounded = (1 + 2 * self._sums) * self._rounding(whole).clamp(max=rounding.NEGLIGIBLE_NATS).exp()
         basis = Basis(drop, most, state.length, center, ref, rounded)
         task = self.task
-        found = yield from draw(
+        drawn = yield from draw(
             self.shard, whole, read, touched, cut.before, basis, task.method.chance, self.generator, task.ranks
         )
-        return found
+        return drawn
 
-    def _proved(self, first: _First, cut: _Cut, draws: Draws | None, read: Gathered) -> Protocol[_Found]:
+    def _proved(self, first: _First, cut: _Cut, draws: Draws | None, read: Gathered) -> Protocol[_TileAnswer]:
         """All tokens before the cut read, and what that proves; where it is too little, the cut goes further."""
         shard, (whole, most, drop, *_), (budget, terms, moved, *_) = self.shard, first, cut
         odds = None if draws is None else draws.odds
@@ -313,7 +313,9 @@ class _Tile(NamedTuple):
         lse = state.top + state.total.log()
         logs = read.logits if odds is None else read.logits - read.at(odds).log()
         longest = whole.longest.expand(lse.shape)
-        return _Found(state.out * whole.size, self._bounds(tails, whole), everywhere, here, lse, read, logs, longest)
+        return _TileAnswer(
+            state.out * whole.size, self._bounds(tails, whole), everywhere, here, lse, read, logs, longest
+        )
 
     @property
     def _sums(self) -> float:
@@ -383,7 +385,7 @@ class State(NamedTuple):
     """exp(top − origin)"""
     shrunk: Float64[Tensor, "b g r 1"]
     more: tuple[Tensor, ...]
-    """What else shards told, added up."""
+    """What else shards sent, added up."""
 
 
 def reported(

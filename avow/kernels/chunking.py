@@ -1,16 +1,22 @@
-"""Sequences cut into a few long parts, just enough to fill the device, and how programs are laid out over them."""
+"""Sequences cut into parts of whole chunks, just enough to fill the device, and the sums before each part.
+
+No program adds to what another one writes, so every run gives the same bits.
+"""
 
 from __future__ import annotations
 
+import functools
 import math
 from typing import NamedTuple
 
 import torch
-from jaxtyping import Int, Int32
+import triton
+import triton.language as tl
+from jaxtyping import Float32
 from torch import Tensor
 
-# Processors of an H200.
-_PROCESSORS = 132
+from avow.kernels.tile_ops import LOWEST
+
 # Rows that parts are multiples of, and so every chunk divides.
 _WHOLE = 128
 # Programs that may share the sums of one part.
@@ -18,59 +24,28 @@ MOST_PIECES = 6
 
 
 class Cut(NamedTuple):
-    """A sequence in parts of `length` rows; packed sequences have a table of their parts, and ends in it."""
+    """A sequence in parts of `length` rows, for so many processors."""
 
     parts: int
     length: int
-    table: Int32[Tensor, "parts 4"] | None = None
-    """The first row of each part, the row after its last, 1 or 2 where a sequence begins or ends, and which it is."""
-    ends: Int32[Tensor, "sequences+1"] | None = None
-    """Where each sequence's parts begin in the table."""
-
-    @property
-    def sequences(self) -> int:
-        """How many sequences each entry of a batch is."""
-        return 1 if self.ends is None else len(self.ends) - 1
+    processors: int
 
 
-class Config(NamedTuple):
-    """How a scan is laid out: rows of a chunk, columns of values per program, warps, loads under way, and how many
-    programs a processor holds at once."""
+class Sums(NamedTuple):
+    """Sums over keys of features times values and of features, relative to 2^tops if there are any.
 
-    chunk: int
-    columns: int
-    warps: int
-    stages: int
-    resident: int
-
-
-# Layouts for keys of 65 to 128 numbers of 16 bits: of scans, of those without normalisers, and of sums of parts.
-WIDE, WIDE_PLAIN, WIDE_SUMS = Config(64, 64, 4, 4, 1), Config(64, 128, 4, 4, 1), Config(64, 128, 8, 3, 2)
-
-
-def config(m: int, e: int, itemsize: int, plain: bool = True) -> Config:
-    """The layout for keys of m numbers and values of e: the largest state that stays in registers.
-
-    Where normalisers go with the sums, not everything is `plain`, and there is less room.
+    They are those of each part, of its pieces, before each part, or over all. Features have a top each, or share one.
     """
-    m, e = padded(m), padded(e)
-    if itemsize == 4:
-        if m > 128:
-            return Config(16, min(e, 16), 8, 1, 1)
-        return Config(64, min(e, 32), 4, 2, 2) if m <= 64 else Config(32, min(e, 32), 8, 2, 1)
-    if m <= 64:
-        return Config(64, min(e, 64), 4, 4, 2)
-    if m <= 128:
-        wide = WIDE_PLAIN if plain else WIDE
-        return wide._replace(columns=min(e, wide.columns))
-    return Config(64 if m <= 256 else 32, min(e, 16384 // m), 8, 2, 1)
+
+    sums: Float32[Tensor, "*heads m e"]
+    totals: Float32[Tensor, "*heads m"]
+    tops: Float32[Tensor, "..."] | None = None
 
 
-def config_of_sums(m: int, e: int, itemsize: int) -> Config:
-    """The layout of sums of parts, which have more room in registers: wide keys are read once for all columns."""
-    if itemsize == 2 and 64 < m <= 128:
-        return WIDE_SUMS._replace(columns=min(padded(e), WIDE_SUMS.columns))
-    return config(m, e, itemsize)
+@functools.cache
+def processors(device: torch.device) -> int:
+    """How many processors a device has; interpreted kernels are laid out as on an H200."""
+    return torch.cuda.get_device_properties(device).multi_processor_count if device.type == "cuda" else 132
 
 
 def padded(width: int) -> int:
@@ -83,54 +58,120 @@ def divided(count: int, size: int) -> int:
     return -(-count // size)
 
 
-def pieces(cut: Cut, programs: int, resident: int, whole: bool) -> int:
+def cut_for(rows: int, programs: int, resident: int, device: torch.device) -> Cut:
+    """Parts that so many programs work on at once, if each processor holds `resident` of them."""
+    count = processors(device)
+    parts = max(1, min(count * resident // max(programs, 1), divided(rows, 2 * _WHOLE)))
+    length = max(1, divided(divided(rows, parts), _WHOLE)) * _WHOLE
+    return Cut(max(1, divided(rows, length)), length, count)
+
+
+def pieces_of(cut: Cut, programs: int, resident: int) -> int:
     """How many programs share the sums of one part: the fewest that fill the device about as well as any number does.
 
-    The last part needs no sums but for the whole.
+    The last part needs no sums.
     """
-    summed = cut.parts if whole or cut.table is not None else cut.parts - 1
+    summed = cut.parts - 1
     if not summed * programs:
         return 1
 
-    def idle(many: int) -> float:
-        busy = summed * programs * many / (_PROCESSORS * resident)
+    def idle(pieces: int) -> float:
+        busy = summed * programs * pieces / (cut.processors * resident)
         return math.ceil(busy) / busy
 
     counts = range(1, max(1, min(MOST_PIECES, cut.length // _WHOLE)) + 1)
     least = min(map(idle, counts))
-    return next(many for many in counts if idle(many) <= 1.05 * least)
+    return next(pieces for pieces in counts if idle(pieces) <= 1.05 * least)
 
 
-def cut(rows: int, heads: int, m: int, e: int, itemsize: int, plain: bool = True) -> Cut:
-    """Parts of one sequence that fill the device once, of whole chunks."""
-    chosen = config(m, e, itemsize, plain)
-    return cut_for(rows, heads * divided(e, chosen.columns), chosen.resident)
+@triton.jit
+def part_prefixes(
+    added,
+    tops,
+    begin,
+    begin_tops,
+    before,
+    before_tops,
+    parts,
+    SIZE: tl.constexpr,
+    WIDTH: tl.constexpr,
+    LOGS: tl.constexpr,
+    BLOCK: tl.constexpr,
+    PIECES: tl.constexpr,
+    REVERSE: tl.constexpr,
+    WHOLE: tl.constexpr,
+):
+    """Sums of the pieces of parts become those before each part, in the order of the scan, or the WHOLE sum.
 
-
-def cut_for(rows: int, programs: int, resident: int) -> Cut:
-    """Parts that so many programs work on at once, where each processor holds `resident` of them."""
-    parts = max(1, min(_PROCESSORS * resident // max(programs, 1), divided(rows, 2 * _WHOLE)))
-    length = max(1, divided(divided(rows, parts), _WHOLE)) * _WHOLE
-    return Cut(max(1, divided(rows, length)), length)
-
-
-def cut_packed(whole: Cut, starts: Int[Tensor, "sequences+1"] | None, rows: int) -> Cut:
-    """Packed sequences in parts as long as those of `whole`, which it is where nothing is packed.
-
-    How many parts there are follows from the shapes: some may be empty.
+    Of SIZE sums, every WIDTH share a feature, and features share LOGS tops.
     """
-    if starts is None:
-        return whole
-    length, sequences = whole.length, len(starts) - 1
-    parts = divided(rows, length) + sequences
-    starts = starts.to(torch.int64)
-    counts = torch.clamp((starts[1:] - starts[:-1] + length - 1) // length, min=1)  # an empty sequence has a part
-    ends = torch.cat([counts.new_zeros(1), counts.cumsum(0)])
-    place = torch.arange(parts, device=starts.device)
-    owner = torch.searchsorted(ends[1:], place, right=True).clamp(max=sequences - 1)
-    first = starts[owner] + (place - ends[owner]) * length
-    stop = torch.minimum(first + length, starts[owner + 1])
-    edge = (place == ends[owner]).long() + 2 * (place == ends[owner + 1] - 1).long()
-    unused = place >= ends[-1]
-    table = torch.stack([first, stop, edge, owner], -1).masked_fill(unused[:, None], 0)
-    return Cut(parts, length, table.int().contiguous(), ends.int())
+    head, block = tl.program_id(0).to(tl.int64), tl.program_id(1)
+    place = block * BLOCK + tl.arange(0, BLOCK)
+    inside = place < SIZE
+    at = (place // WIDTH) % LOGS
+    leads = inside & (place % WIDTH == 0) & (place // WIDTH < LOGS)
+    state = tl.zeros((BLOCK,), tl.float32)
+    top = tl.full((BLOCK,), LOWEST, tl.float32)
+    if begin is not None:
+        state = tl.load(begin + head * SIZE + place, mask=inside, other=0.0)
+        top = tl.load(begin_tops + head * LOGS + at, mask=inside, other=0.0)
+    for step in range(parts):
+        part = step
+        if REVERSE:
+            part = parts - 1 - step
+        own = head * parts + part
+        if not WHOLE:
+            tl.store(before + own * SIZE + place, state, mask=inside)
+            if tops is not None:
+                tl.store(before_tops + own * LOGS + at, top, mask=leads)
+        # The last part has no sum, and nothing comes after it.
+        there = inside & ((step < parts - 1) | WHOLE)
+        for piece in tl.static_range(PIECES):
+            found = tl.load(added + (own * PIECES + piece) * SIZE + place, mask=there, other=0.0)
+            if tops is None:
+                state += found
+            else:
+                log = tl.load(tops + (own * PIECES + piece) * LOGS + at, mask=there, other=LOWEST)
+                higher = tl.maximum(top, log)
+                finite = tl.where(higher > LOWEST, higher, 0.0)
+                state = state * tl.exp2(top - finite) + found * tl.exp2(log - finite)
+                top = higher
+    if WHOLE:
+        tl.store(before + head * SIZE + place, state, mask=inside)
+        tl.store(before_tops + head * LOGS + at, top, mask=leads)
+
+
+def before_parts(
+    added: Sums, cut: Cut, begin: Sums | None = None, reverse: bool = False, pieces: int = 1, batch: int | None = None
+) -> Sums:
+    """The sums before each part, from those of its pieces and from what the scan begins with.
+
+    Given the size of a `batch`, they are the sums over all parts instead.
+    """
+    heads = added.sums.shape[0]
+    shape = (heads, cut.parts) if batch is None else (batch, heads // batch)
+    found = Sums(*(None if x is None else x.new_empty(*shape, *x.shape[2:]) for x in added))  # type: ignore[arg-type]
+    features = added.sums.shape[2]
+    for i, width in enumerate((added.sums.shape[3], 1)):
+        size = math.prod(added[i].shape[2:])  # type: ignore[union-attr]
+        if not size:  # totals that nobody asked for
+            continue
+        block = min(1024, padded(size))
+        part_prefixes[(heads, divided(size, block))](
+            added[i],
+            added.tops,
+            None if begin is None else begin[i],
+            None if begin is None else begin.tops,
+            found[i],
+            found.tops,
+            cut.parts,
+            SIZE=size,
+            WIDTH=width,
+            LOGS=1 if added.tops is None or added.tops.ndim == 2 else features,
+            BLOCK=block,
+            PIECES=pieces,
+            REVERSE=reverse,
+            WHOLE=batch is not None,
+            num_warps=4,
+        )
+    return found

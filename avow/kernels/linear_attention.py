@@ -3,118 +3,369 @@ r"""Causal linear attention, forward and backward, at the speed of memory.
 .. math:: out_i = \frac{q_i S_i}{q_i \cdot t_i}, \quad S_i = \sum_{j \le i} k_j v_j^T, \quad t_i = \sum_{j \le i} k_j
 
 and without the division where no normaliser is asked for. There is no feature map: q and k are the features. Sums are
-in float32 for inputs of 16 and 32 bits. Backward, the gradient of q is a scan over v and k, and those of k and v are
-scans from the end over q and the gradient: nothing of the size of a chunk's state is ever kept.
+in float32 for inputs of 16 and 32 bits. One kernel adds up :math:`\sum_j y_j z_j^T` over each part of a sequence,
+another turns these into the sums before each part, and a third goes through every part chunk by chunk with the state in
+its registers:
+
+.. math:: out_i = \sum_{j \le i} (x_i \cdot y_j + α_i β_j)\, z_j
+
+`MODE` says what α and β are. Backward, the gradient of q is a scan over v and k, and those of k and v are scans from
+the end over q and the gradient; with a normaliser they have weights w = 1 / normaliser and slopes u = −(gradient ·
+mean), the derivatives by the normalisers over w. Scans over the gradients of rows are given w g and w u: they are
+weighted once for all scans. The first kernel reads each part away from where the third begins, which therefore finds
+that end still in the cache.
 """
 
 from __future__ import annotations
 
-from itertools import pairwise
 from typing import NamedTuple
 
 import torch
-from jaxtyping import Float, Float32, Int
+import triton
+import triton.language as tl
+from jaxtyping import Float, Float32
 from torch import Tensor
 
 from avow.errors import DtypeError, ShapeError
-from avow.kernels import causal_scan, chunking
-from avow.kernels.causal_scan import Sums
-from avow.kernels.chunking import Cut
-from avow.kernels.scan_kernels import COLUMNS, NORMALISED, PLAIN, ROWS
+from avow.kernels.chunking import Cut, Sums, before_parts, cut_for, divided, padded, pieces_of
+from avow.kernels.tile_ops import (
+    TINY,
+    Shape,
+    as_columns,
+    as_rows,
+    chunk_of,
+    columns_grown,
+    columns_weighted,
+    filled,
+    from_columns,
+    into,
+    piece_of,
+    row_contiguous,
+    rows_at,
+    rows_grown,
+    rows_weighted,
+    span,
+    store_tile,
+    tile,
+    view,
+    within,
+)
 
-_TYPES = (torch.bfloat16, torch.float16, torch.float32)
+TYPES = (torch.bfloat16, torch.float16, torch.float32)
 # Beyond this many numbers in a row, a state has no room in registers.
 _WIDEST = 512
-# Rows of a chunk of the twin.
-_CHUNK = 64
+# Only x·y; divide by Σ_j x·y; α = u, β = 1, rows weighted at the end; α = 1, β = w u.
+PLAIN, NORMALISED, ROWS, COLUMNS = 0, 1, 2, 3
+_NORMALISED, _ROWS, _COLUMNS = (tl.constexpr(mode) for mode in (NORMALISED, ROWS, COLUMNS))
+# Products of float32 as three of TF32: within a few units of float32, at tensor cores' speed.
+_PRECISION = "tf32x3"
 
 
-class LinearState(NamedTuple):
-    """All that is remembered of the keys and values so far, one for each sequence and key head."""
+class Config(NamedTuple):
+    """How a scan is laid out: rows of a chunk, columns of values per program, warps, loads under way, and how many
+    programs a processor holds at once."""
 
-    sums: Float32[Tensor, "s g m e"]
-    total: Float32[Tensor, "s g m"]
+    chunk: int
+    columns: int
+    warps: int
+    stages: int
+    resident: int
+
+
+# Layouts for keys of 65 to 128 numbers of 16 bits: of scans, of those without normalisers, and of sums of parts.
+WIDE, WIDE_PLAIN, WIDE_SUMS = Config(64, 64, 4, 4, 1), Config(64, 128, 4, 4, 1), Config(64, 128, 8, 3, 2)
+
+
+def config(m: int, e: int, itemsize: int, plain: bool = True) -> Config:
+    """The layout for keys of m numbers and values of e: the largest state that stays in registers.
+
+    Where normalisers go with the sums, not everything is `plain`, and there is less room.
+    """
+    m, e = padded(m), padded(e)
+    if itemsize == 4:
+        if m > 128:
+            return Config(16, min(e, 16), 8, 1, 1)
+        return Config(64, min(e, 32), 4, 2, 2) if m <= 64 else Config(32, min(e, 32), 8, 2, 1)
+    if m <= 64:
+        return Config(64, min(e, 64), 4, 4, 2)
+    if m <= 128:
+        wide = WIDE_PLAIN if plain else WIDE
+        return wide._replace(columns=min(e, wide.columns))
+    return Config(64 if m <= 256 else 32, min(e, 16384 // m), 8, 2, 1)
+
+
+def config_of_sums(m: int, e: int, itemsize: int) -> Config:
+    """The layout of sums of parts, which have more room in registers: wide keys are read once for all columns."""
+    if itemsize == 2 and 64 < m <= 128:
+        return WIDE_SUMS._replace(columns=min(padded(e), WIDE_SUMS.columns))
+    return config(m, e, itemsize)
+
+
+def cut(q: Float[Tensor, "b h n m"], e: int, normalise: bool) -> Cut:
+    """Parts of q that fill the device once."""
+    b, h, n, m = q.shape
+    # Sums that float16 meets are in float32, and take twice the room.
+    chosen = config(m, e, q.element_size(), not normalise and q.dtype != torch.float16)
+    return cut_for(n, b * h * divided(e, chosen.columns), chosen.resident, q.device)
+
+
+@triton.jit
+def part_sums(y, z, slope, added, rows, length, S: tl.constexpr):
+    """A piece of a part's sum of y zᵀ, and of β y where the mode needs it; the last part needs none."""
+    head, piece, block = tl.program_id(0), tl.program_id(1), tl.program_id(2)
+    pieces = tl.num_programs(1)
+    start, many, last = span(piece // S.PIECES, pieces // S.PIECES, length, rows, S.REVERSE)
+    if last:
+        return
+    start, many = piece_of(start, many, piece % S.PIECES, S.PIECES, S.C)
+    batch, own = (head // S.H).to(tl.int64), head % S.H
+    y = rows_at(y, batch, own, start, S.y_row)
+    z = rows_at(z, batch, own, start, S.z_row)
+    rest = head.to(tl.int64) * rows + start
+    row, feature, column = tl.arange(0, S.C), tl.arange(0, S.DP), block * S.EB + tl.arange(0, S.EB)
+    state = filled(0.0, S.DP, S.EB)
+    total = as_columns(filled(0.0, S.DP), y.dtype.element_ty)
+    steps = tl.cdiv(many, S.C)
+    for step in range(steps):
+        chunk = chunk_of(step, steps, not S.REVERSE)
+        ahead = tl.cast(chunk, tl.int64) * S.C
+        left = many - chunk * S.C
+        ys = tile(y + ahead * S.y_row, S.y_row, row, feature, left, S.D, S.DP)
+        zs = tile(z + ahead * S.z_row, S.z_row, row, column, left, S.E, S.EB)
+        if S.MODE == _COLUMNS:
+            u = tl.load(slope + rest + ahead + row, mask=row < left, other=0.0)
+            total = columns_weighted(total, ys, u)
+        if S.MODE == _NORMALISED:
+            total = columns_grown(total, ys)
+        state = tl.dot(tl.trans(ys), zs, state, input_precision=S.PRECISION)
+    place = head.to(tl.int64) * pieces + piece
+    store_tile(added.sums + place * (S.D * S.E), S.E, feature, column, S.D, state, S.E, S.EB)
+    if S.MODE == _NORMALISED or S.MODE == _COLUMNS:
+        tl.store(added.totals + place * S.D + feature, from_columns(total), mask=(feature < S.D) & (block == 0))
+
+
+@triton.jit
+def part_rows(x, y, z, weight, slope, before, out, norm, rows, length, TURNED: tl.constexpr, S: tl.constexpr):
+    """The rows of one part."""
+    head, part, block = tl.program_id(0), tl.program_id(1), tl.program_id(2)
+    parts = tl.num_programs(1)
+    start, many, _last = span(part, parts, length, rows, S.REVERSE)
+    batch, own = (head // S.H).to(tl.int64), head % S.H
+    x = rows_at(x, batch, own // S.RX, start, S.x_row)
+    y = rows_at(y, batch, own // S.R, start, S.y_row)
+    z = rows_at(z, batch, own // S.R, start, S.z_row)
+    rest = head.to(tl.int64) * rows + start
+    row, feature, column = tl.arange(0, S.C), tl.arange(0, S.DP), block * S.EB + tl.arange(0, S.EB)
+    place = (head // S.R).to(tl.int64) * parts + part
+    inside = (feature < S.D)[:, None] & (column < S.E)[None, :]
+    entry = feature[:, None] * S.E + column[None, :]
+    if TURNED:
+        entry = feature[:, None] + column[None, :] * S.D
+    state = tl.load(before.sums + place * (S.D * S.E) + entry, mask=inside, other=0.0)
+    if S.MODE == _NORMALISED:
+        held = tl.load(before.totals + place * S.D + feature, mask=feature < S.D, other=0.0)
+        total = as_columns(held, y.dtype.element_ty)
+    if S.MODE == _ROWS or S.MODE == _COLUMNS:
+        held = tl.load(before.totals + place * S.E + column, mask=column < S.E, other=0.0)
+        total = as_rows(held, S.C, z.dtype.element_ty)
+    if S.REVERSE:
+        seen = row[:, None] <= row[None, :]
+    else:
+        seen = row[:, None] >= row[None, :]
+    steps = tl.cdiv(many, S.C)
+    for step in range(steps):
+        chunk = chunk_of(step, steps, S.REVERSE)
+        ahead = tl.cast(chunk, tl.int64) * S.C
+        left = many - chunk * S.C
+        xs = tile(x + ahead * S.x_row, S.x_row, row, feature, left, S.D, S.DP)
+        ys = tile(y + ahead * S.y_row, S.y_row, row, feature, left, S.D, S.DP)
+        zs = tile(z + ahead * S.z_row, S.z_row, row, column, left, S.E, S.EB)
+        pairs = tl.dot(xs, tl.trans(ys), input_precision=S.PRECISION)
+        found = into(xs, state, S)
+        if S.MODE == _ROWS:
+            u = tl.load(slope + rest + ahead + row, mask=row < left, other=0.0)
+            pairs += u[:, None]
+            found += u[:, None] * total
+            total = rows_grown(total, zs)
+        if S.MODE == _COLUMNS:
+            u = tl.load(slope + rest + ahead + row, mask=row < left, other=0.0)
+            pairs += u[None, :]
+            found += total
+        pairs = tl.where(seen, pairs, 0.0)
+        found = tl.dot(pairs.to(xs.dtype), zs, found, input_precision=S.PRECISION)
+        if S.MODE == _NORMALISED:
+            divisor = tl.sum(pairs, 1) + within(xs, total)
+            total = columns_grown(total, ys)
+            tl.store(norm + rest + ahead + row, divisor, mask=(row < left) & (block == 0))
+            found = found * (1 / tl.where(tl.abs(divisor) < TINY, 1.0, divisor))[:, None]
+        if S.MODE == _COLUMNS:
+            total = rows_weighted(total, zs, u)
+        if S.MODE == _ROWS:
+            found = found * tl.load(weight + rest + ahead + row, mask=row < left, other=0.0)[:, None]
+        state = tl.dot(tl.trans(ys), zs, state, input_precision=S.PRECISION)
+        store_tile(out + (rest + ahead) * S.E, S.E, row, column, left, found, S.E, S.EB)
+
+
+@triton.jit
+def row_slopes(gradient, out, norm, slope, weight, weighted, weighted_slope, rows, S: tl.constexpr):
+    """−(gradient · mean) of some rows; given normalisers, also their inverses, and gradients and slopes times these."""
+    own, row, column = tl.program_id(0).to(tl.int64), tl.program_id(1) * S.C + tl.arange(0, S.C), tl.arange(0, S.EB)
+    inside = (row < rows)[:, None] & (column < S.E)[None, :]
+    away, place = row[:, None].to(tl.int64), own * rows + row
+    there = own * rows * S.E + away * S.E + column[None, :]
+    base = rows_at(gradient, own // S.H, own % S.H, 0, 0)
+    g = tl.load(base + away * S.g_row + column[None, :], mask=inside, other=0.0).to(tl.float32)
+    o = tl.load(out + there, mask=inside, other=0.0).to(tl.float32)
+    u = -tl.sum(g * o, 1)
+    if norm is not None:
+        z = tl.load(norm + place, mask=row < rows, other=1.0)
+        # A row that saw nothing was divided by one.
+        empty = tl.abs(z) < TINY
+        w, u = 1 / tl.where(empty, 1.0, z), tl.where(empty, 0.0, u)
+        tl.store(weight + place, w, mask=row < rows)
+        tl.store(weighted_slope + place, w * u, mask=row < rows)
+        tl.store(weighted + there, (g * w[:, None]).to(weighted.dtype.element_ty), mask=inside)
+    tl.store(slope + place, u, mask=row < rows)
+
+
+def _shape(chosen: Config, h: int, r: int, m: int, e: int) -> Shape:
+    return Shape(h, r, m, padded(m), e, chosen.columns, chosen.chunk, _PRECISION)
+
+
+def before(
+    y: Float[Tensor, "b h n m"],
+    z: Float[Tensor, "b h n e"],
+    parts: Cut,
+    mode: int = PLAIN,
+    reverse: bool = False,
+    slope: Float32[Tensor, "b h n"] | None = None,
+) -> Sums:
+    """Sums over all rows before each part; `reverse` counts from the end."""
+    (b, h, n, m), e = y.shape, z.shape[-1]
+    chosen = config_of_sums(m, e, y.element_size())
+    columns = divided(e, chosen.columns)
+    pieces = pieces_of(parts, b * h * columns, chosen.resident)
+    many = parts.parts * pieces
+    added = Sums(*blank(y, (b * h, many, m, e), (b * h, many, m if mode != PLAIN else 0)))
+    if parts.parts > 1:
+        shape = _shape(chosen, h, 1, m, e)._replace(MODE=mode, REVERSE=reverse, PIECES=pieces)
+        shape = shape._replace(y_row=y.stride(2), z_row=z.stride(2))
+        part_sums[(b * h, many, columns)](
+            view(y), view(z), slope, added, n, parts.length, S=shape, num_warps=chosen.warps, num_stages=chosen.stages
+        )
+    return before_parts(added, parts, reverse=reverse, pieces=pieces)
+
+
+def scanned(
+    x: Float[Tensor, "b hx n m"],
+    y: Float[Tensor, "b hy n m"],
+    z: Float[Tensor, "b hy n e"],
+    known: Sums,
+    parts: Cut,
+    mode: int = PLAIN,
+    reverse: bool = False,
+    turned: bool = False,
+    weight: Float32[Tensor, "b h n"] | None = None,
+    slope: Float32[Tensor, "b h n"] | None = None,
+    kept: torch.dtype | None = None,
+    plain: bool = True,
+) -> tuple[Float[Tensor, "b h n e"], Float32[Tensor, "b h n"]]:
+    """Every row's sum over the rows up to it, of type `kept`, and its normaliser; `turned` states are those of z yᵀ.
+
+    Parts that others than `plain` scans go through, too, are longer: fewer columns are taken at a time.
+    """
+    (b, hx, n, m), (hy, e) = x.shape, (z.shape[1], z.shape[3])
+    h = max(hx, hy)
+    chosen = config(m, e, x.element_size(), plain and mode == PLAIN and x.dtype != torch.float16)
+    out = x.new_empty(b, h, n, e, dtype=x.dtype if kept is None else kept)
+    norm = x.new_empty(b, h, n if mode == NORMALISED else 0, dtype=torch.float32)
+    shape = _shape(chosen, h, h // hy, m, e)._replace(MODE=mode, REVERSE=reverse, RX=h // hx)
+    part_rows[(b * h, parts.parts, divided(e, chosen.columns))](
+        view(x),
+        view(y),
+        view(z),
+        weight,
+        slope,
+        known,
+        out,
+        norm,
+        n,
+        parts.length,
+        TURNED=turned,
+        S=shape._replace(x_row=x.stride(2), y_row=y.stride(2), z_row=z.stride(2)),
+        num_warps=chosen.warps,
+        num_stages=chosen.stages,
+    )
+    return out, norm
+
+
+class Slopes(NamedTuple):
+    """Slopes of rows by their normalisers; what they are weighted by, gradients and slopes times that, if asked for."""
+
+    slope: Float32[Tensor, "b h n"] | None
+    weight: Float32[Tensor, "b h n"] | None = None
+    gradient: Float[Tensor, "b h n e"] | None = None
+    weighted_slope: Float32[Tensor, "b h n"] | None = None
+
+
+def slopes(
+    gradient: Float[Tensor, "b h n e"], out: Float[Tensor, "b h n e"], norm: Float32[Tensor, "b h n"] | None = None
+) -> Slopes:
+    """How the rows of a normalised mean depend on their normalisers, as gradients of keys and values need it."""
+    b, h, n, e = out.shape
+    slope = out.new_empty(b, h, n, dtype=torch.float32)
+    found = Slopes(slope)
+    if norm is not None:
+        found = Slopes(slope, torch.empty_like(norm), torch.empty_like(out), torch.empty_like(norm))
+    shape = Shape(h, 1, 0, 0, e, padded(e), 64, _PRECISION, g_row=gradient.stride(2))
+    row_slopes[(b * h, max(1, divided(n, 64)))](view(gradient), out, norm, *found, n, S=shape, num_warps=4)
+    return found
 
 
 def linear_attention(
-    q: Float[Tensor, "b h n m"],
-    k: Float[Tensor, "b g n m"],
-    v: Float[Tensor, "b g n e"],
-    normalise: bool = False,
-    initial: LinearState | None = None,
-    starts: Int[Tensor, "sequences+1"] | None = None,
-) -> tuple[Float[Tensor, "b h n e"], LinearState]:
-    """What every row collects from the keys up to its own, and the state after the last.
-
-    `starts` are where packed sequences begin in a batch of one, and where the last ends. Query heads that share a key
-    head lie beside each other. The final state's total is empty where nothing is normalised.
-    """
-    check(q, k, v, starts)
-    sums = total = None
-    if initial is not None:
-        sums, total = (x.contiguous() for x in initial)
-    out, _, last, last_total, _, _ = _forward(q, k, v, sums, total if normalise else None, starts, normalise)
-    return out, LinearState(last, last_total)
+    q: Float[Tensor, "b h n m"], k: Float[Tensor, "b g n m"], v: Float[Tensor, "b g n e"], normalise: bool = False
+) -> Float[Tensor, "b h n e"]:
+    """What every row collects from the keys up to its own; query heads that share a key head lie beside each other."""
+    check(q, k, v)
+    return _forward(q, k, v, normalise)[0]
 
 
-def check(q: Tensor, k: Tensor, v: Tensor, starts: Tensor | None) -> None:
-    """Say what no kernel here can do."""
-    if q.dtype not in _TYPES or k.dtype != q.dtype or v.dtype != q.dtype:
+def check(q: Tensor, k: Tensor, v: Tensor) -> None:
+    """Refuse what no kernel here can do."""
+    if q.dtype not in TYPES or k.dtype != q.dtype or v.dtype != q.dtype:
         kinds, rule = f"{q.dtype}, {k.dtype}, {v.dtype}", "must be one of the 16-bit types, or float32"
         raise DtypeError("types of q, k, v", kinds, rule, "convert them to one")
     if q.shape[1] % max(k.shape[1], 1) or not k.shape[1]:
         rule = f"must be a multiple of the {k.shape[1]} key heads"
         raise ShapeError("heads of q", q.shape[1], rule, "repeat keys and values for some of the query heads")
     if q.shape[2] != k.shape[2] or k.shape[2] != v.shape[2]:
-        told, rule = f"{q.shape[2]}, {k.shape[2]}, {v.shape[2]}", "must be the same number"
-        raise ShapeError("lengths of q, k, v", told, rule, "row i sees keys up to i: pass one key for each query")
+        lengths, rule = f"{q.shape[2]}, {k.shape[2]}, {v.shape[2]}", "must be the same number"
+        raise ShapeError("lengths of q, k, v", lengths, rule, "row i sees keys up to i: pass one key for each query")
     if max(q.shape[3], v.shape[3]) > _WIDEST:
-        told, rule = f"{q.shape[3]}, {v.shape[3]}", f"must be at most {_WIDEST}"
-        raise ShapeError("widths of k, v", told, rule, "split the values by columns, or use fewer features")
-    if starts is not None and q.shape[0] != 1:
-        rule = "must be 1 where sequences are packed"
-        raise ShapeError("batch", q.shape[0], rule, "put the sequences one after the other, and say where each starts")
-
-
-def _parts(q: Tensor, e: int, starts: Tensor | None, normalise: bool) -> Cut:
-    b, h, n, m = q.shape
-    whole = chunking.cut(n, b * h, m, e, q.element_size(), not normalise and q.dtype != torch.float16)
-    return chunking.cut_packed(whole, starts, n)
+        widths, rule = f"{q.shape[3]}, {v.shape[3]}", f"must be at most {_WIDEST}"
+        raise ShapeError("widths of k, v", widths, rule, "split the values by columns, or use fewer features")
 
 
 @torch.library.custom_op("avow::linear_attention", mutates_args=())
-def _forward(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    initial: Tensor | None,
-    initial_total: Tensor | None,
-    starts: Tensor | None,
-    normalise: bool,
-) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
-    """Rows, normalisers, the final state, and what lies before each part, for the backward pass."""
-    q, k, v = (causal_scan.rowwise(x) for x in (q, k, v))
-    parts, mode = _parts(q, v.shape[3], starts, normalise), NORMALISED if normalise else PLAIN
-    known = causal_scan.before(k, v, parts, mode, False, initial, initial_total)
-    found = causal_scan.scanned(q, k, v, known, parts, mode)
-    return found.out, found.norm, found.final, found.final_total, known.sums, known.totals
+def _forward(q: Tensor, k: Tensor, v: Tensor, normalise: bool) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Rows, normalisers, and the sums before each part, for the backward pass."""
+    q, k, v = row_contiguous(q, k, v)
+    parts, mode = cut(q, v.shape[3], normalise), NORMALISED if normalise else PLAIN
+    known = before(k, v, parts, mode)
+    return *scanned(q, k, v, known, parts, mode), known.sums, known.totals
 
 
 @_forward.register_fake
-def _(q, k, v, initial, initial_total, starts, normalise):
+def _(q, k, v, normalise):
     (b, h, n, m), g, e = q.shape, k.shape[1], v.shape[3]
-    sequences = b if starts is None else len(starts) - 1
-    parts = torch.library.get_ctx().new_dynamic_size() if starts is not None else _parts(q, e, None, normalise).parts
-    wide = m if normalise else 0
-    shapes = ((b, h, n if normalise else 0), (sequences, g, m, e), (sequences, g, wide), (b * g, parts, m, e))
-    return q.new_empty(b, h, n, e), *blank(q, *shapes, (b * g, parts, wide))
+    parts, wide = cut(q, e, normalise).parts, m if normalise else 0
+    shapes = ((b, h, n if normalise else 0), (b * g, parts, m, e), (b * g, parts, wide))
+    return q.new_empty(b, h, n, e), *blank(q, *shapes)
 
 
 @torch.library.custom_op("avow::linear_attention_backward", mutates_args=())
 def _backward(
     gradient: Tensor,
-    last: Tensor | None,
-    last_total: Tensor | None,
     q: Tensor,
     k: Tensor,
     v: Tensor,
@@ -122,37 +373,21 @@ def _backward(
     norm: Tensor,
     sums: Tensor,
     totals: Tensor,
-    starts: Tensor | None,
     normalise: bool,
-) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
-    """Gradients of q, k, v and of the initial state; `last` are those of the final state."""
-    gradient, q, k, v = (causal_scan.rowwise(x) for x in (gradient, q, k, v))
-    parts = _parts(q, v.shape[3], starts, normalise)
-    g, siblings = k.shape[1], q.shape[1] // k.shape[1]
-    weight = slope = weighted_slope = None
-    felt = gradient
-    if normalise:
-        weight, slope, felt, weighted_slope = causal_scan.weighted(gradient, out, norm)
-    forward = Sums(sums, totals)
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Gradients of q, k and v."""
+    gradient, q, k, v = row_contiguous(gradient, q, k, v)
+    parts = cut(q, v.shape[3], normalise)
     rows, columns = (ROWS, COLUMNS) if normalise else (PLAIN, PLAIN)
-    dq = causal_scan.scanned(gradient, v, k, forward, parts, rows, False, True, weight, slope).out
-    # What comes from after the last row enters once for each key head: with the first of its query heads.
-    ends = [None if x is None else first_of(x, siblings) for x in (last, last_total if normalise else None)]
-    known = causal_scan.before(q, felt, parts, columns, True, ends[0], ends[1], weighted_slope)
+    slope, weight, weighted, weighted_slope = slopes(gradient, out, norm) if normalise else Slopes(None)
+    weighted = gradient if weighted is None else weighted
+    dq, _ = scanned(gradient, v, k, Sums(sums, totals), parts, rows, False, True, weight, slope)
+    known = before(q, weighted, parts, columns, True, weighted_slope)
     # Sums over the heads that share a key head are rounded once.
-    kept = q.dtype if siblings == 1 else torch.float32
-    by_value = causal_scan.scanned(k, q, felt, known, parts, PLAIN, True, kept=kept, plain=not normalise)
-    by_key = causal_scan.scanned(v, felt, q, known, parts, columns, True, True, None, weighted_slope, kept)
-    dk, dv, state, total = (shared(x, g) for x in (by_key.out, by_value.out, by_value.final, by_key.final_total))
-    return dq, dk.to(k.dtype), dv.to(v.dtype), state, total
-
-
-@_backward.register_fake
-def _(gradient, last, last_total, q, k, v, out, norm, sums, totals, starts, normalise):
-    sequences = k.shape[0] if starts is None else len(starts) - 1
-    g, m, e = k.shape[1], k.shape[3], v.shape[3]
-    state, total = (sequences, g, m, e), (sequences, g, m if normalise else 0)
-    return *like_inputs(gradient, q, k, v), *blank(q, state, total)
+    kept = q.dtype if q.shape[1] == k.shape[1] else torch.float32
+    dv, _ = scanned(k, q, weighted, known, parts, PLAIN, True, kept=kept, plain=not normalise)
+    dk, _ = scanned(v, weighted, q, known, parts, columns, True, True, None, weighted_slope, kept)
+    return dq, by_key_head(dk, k.shape[1]).to(k.dtype), by_key_head(dv, k.shape[1]).to(v.dtype)
 
 
 def like_inputs(gradient, q, k, v, *rest):
@@ -160,82 +395,27 @@ def like_inputs(gradient, q, k, v, *rest):
     return q.new_empty(q.shape), k.new_empty(k.shape), v.new_empty(v.shape)
 
 
+_backward.register_fake(like_inputs)
+
+
 def blank(q: Tensor, *shapes: tuple[int | torch.SymInt, ...]) -> list[Float32[Tensor, "..."]]:
     """Room for numbers of float32, of some shapes."""
     return [q.new_empty(shape, dtype=torch.float32) for shape in shapes]
 
 
-def first_of(x: Tensor, siblings: int) -> Tensor:
-    """An entry for each query head: that of its key head with the first, zero with the others."""
-    if siblings == 1:
-        return x.contiguous()
-    alone = x.new_zeros(x.shape[0], x.shape[1], siblings, *x.shape[2:])
-    alone[:, :, 0] = x
-    return alone.flatten(1, 2)
-
-
-def shared(x: Tensor, groups: int) -> Tensor:
+def by_key_head(x: Tensor, groups: int) -> Tensor:
     """Sums over the query heads of each key head."""
     return x if x.shape[1] == groups else x.unflatten(1, (groups, x.shape[1] // groups)).sum(2)
 
 
 def _keep(ctx, inputs, output):
-    q, k, v, initial, initial_total, starts, normalise = inputs
-    out, norm, _, _, sums, totals = output
-    ctx.save_for_backward(q, k, v, out, norm, sums, totals, starts)
-    ctx.normalise, ctx.given = normalise, (initial is not None, initial_total is not None)
-    ctx.set_materialize_grads(False)
+    ctx.save_for_backward(*inputs[:3], *output)
+    ctx.normalise = inputs[3]
+    ctx.mark_non_differentiable(*output[1:])
 
 
-def _gradients(ctx, gradient, norm, last, last_total, *rest):
-    q, k, v, out, norm, sums, totals, starts = ctx.saved_tensors
-    if gradient is None:
-        gradient = torch.zeros_like(out)
-    found = _backward(gradient, last, last_total, q, k, v, out, norm, sums, totals, starts, ctx.normalise)
-    state, total = (x if given else None for x, given in zip(found[3:], ctx.given, strict=True))
-    return *found[:3], state, total, None, None
+def _gradients(ctx, gradient, *rest):
+    return *_backward(gradient, *ctx.saved_tensors, ctx.normalise), None
 
 
 _forward.register_autograd(_gradients, setup_context=_keep)
-
-
-def linear_attention_twin(
-    q: Float[Tensor, "b h n m"],
-    k: Float[Tensor, "b g n m"],
-    v: Float[Tensor, "b g n e"],
-    normalise: bool = False,
-    initial: LinearState | None = None,
-    starts: Int[Tensor, "sequences+1"] | None = None,
-) -> tuple[Float[Tensor, "b h n e"], LinearState]:
-    """The same in plain torch, on any device and for any type, float64 too."""
-    if starts is not None:
-        edges = starts.tolist()
-        pieces = []
-        for i, (start, stop) in enumerate(pairwise(edges)):
-            begin = None if initial is None else LinearState(*(x[i : i + 1] for x in initial))
-            some = slice(start, stop)
-            pieces.append(linear_attention_twin(q[:, :, some], k[:, :, some], v[:, :, some], normalise, begin))
-        states = (torch.cat(column) for column in zip(*(piece[1] for piece in pieces), strict=True))
-        return torch.cat([piece[0] for piece in pieces], 2), LinearState(*states)
-    wide = torch.promote_types(q.dtype, torch.float32)
-    b, g, n, m = k.shape
-    rows, keys, values = (x.to(wide) for x in (q, k, v))
-    rows = rows.unflatten(1, (g, -1))  # (b, g, r, n, m)
-    if initial is None:
-        state = LinearState(keys.new_zeros(b, g, m, v.shape[3]), keys.new_zeros(b, g, m if normalise else 0))
-    else:
-        state = LinearState(initial.sums.to(wide), initial.total.to(wide))
-    parts = []
-    for start in range(0, n, _CHUNK):
-        x, y, z = (t[..., start : start + _CHUNK, :] for t in (rows, keys, values))
-        pairs = (x @ y.unsqueeze(2).mT).tril()
-        found = pairs @ z.unsqueeze(2) + x @ state.sums.unsqueeze(2)
-        if normalise:
-            divisor = pairs.sum(-1) + (x @ state.total[:, :, None, :, None])[..., 0]
-            tiny = torch.finfo(wide).tiny
-            found = found / torch.where(divisor.abs() < tiny, 1.0, divisor).unsqueeze(-1)
-        parts.append(found)
-        total = state.total + y.sum(-2) if normalise else state.total
-        state = LinearState(state.sums + y.mT @ z, total)
-    out = torch.cat(parts, -2) if parts else rows.new_zeros(*rows.shape[:-1], v.shape[3])
-    return out.flatten(1, 2).to(q.dtype), state

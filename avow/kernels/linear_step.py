@@ -19,7 +19,6 @@ from torch import Tensor
 
 from avow.kernels.chunking import divided, padded
 from avow.kernels.feature_attention import FeatureSums
-from avow.kernels.linear_attention import LinearState
 from avow.kernels.separable_attention import ColumnSums
 from avow.kernels.tile_ops import LOWEST, TINY
 
@@ -38,26 +37,6 @@ class _Prepared(NamedTuple):
     key: Float32[Tensor, "bg m"]
     rows: Float32[Tensor, "bh m"]
     shrink: Float32[Tensor, "bg m"]
-
-
-@triton.jit
-def _plain(q, k, total, key, rows, shrink, R: tl.constexpr, M: tl.constexpr, MP: tl.constexpr, DIVIDE: tl.constexpr):
-    """No feature map; the total grows by the key."""
-    head, feature = tl.program_id(0).to(tl.int64), tl.arange(0, MP)
-    inside = feature < M
-    own = tl.load(k + head * M + feature, mask=inside, other=0.0).to(tl.float32)
-    tl.store(key + head * M + feature, own, mask=inside)
-    tl.store(shrink + head * M + feature, tl.full((MP,), 1.0, tl.float32), mask=inside)
-    if DIVIDE:
-        grown = tl.load(total + head * M + feature, mask=inside, other=0.0) + own
-        tl.store(total + head * M + feature, grown, mask=inside)
-    for sibling in range(R):
-        place = (head * R + sibling) * M + feature
-        row = tl.load(q + place, mask=inside, other=0.0).to(tl.float32)
-        if DIVIDE:
-            divisor = tl.sum(row * grown, 0)
-            row = row / tl.where(tl.abs(divisor) < TINY, 1.0, divisor)
-        tl.store(rows + place, row, mask=inside)
 
 
 @triton.jit
@@ -217,22 +196,6 @@ def _step(q: Tensor, v: Tensor, sums: Tensor, known: _Prepared) -> Tensor:
     return out
 
 
-def linear_step(
-    q: Float[Tensor, "b h m"],
-    k: Float[Tensor, "b g m"],
-    v: Float[Tensor, "b g e"],
-    state: LinearState,
-    normalise: bool = False,
-) -> Float[Tensor, "b h e"]:
-    """The answers to one token's queries; the state, which must be contiguous, takes in its key and value."""
-    (h, m), g = q.shape[1:], k.shape[1]
-    known = _room(q, g, m)
-    _plain[(q.shape[0] * g,)](
-        q.contiguous(), k.contiguous(), state.total, *known, R=h // g, M=m, MP=padded(m), DIVIDE=normalise, num_warps=4
-    )
-    return _step(q, v, state.sums, known)
-
-
 def feature_step(
     q: Float[Tensor, "b h d"],
     k: Float[Tensor, "b g d"],
@@ -241,7 +204,10 @@ def feature_step(
     state: FeatureSums,
     scale: float | None = None,
 ) -> Float[Tensor, "b h e"]:
-    """The same with random features; a state that has read nothing has tops of −inf and sums of zero."""
+    """The answers to one token's queries by random features; the state, which must be contiguous, takes in the token.
+
+    A state that has read nothing has tops of −inf and sums of zero.
+    """
     (h, d), g, m = q.shape[1:], k.shape[1], directions.shape[0]
     scale = d**-0.5 if scale is None else scale
     root = math.sqrt(abs(scale))
@@ -277,7 +243,7 @@ def separable_step(
     state: ColumnSums,
     temperature: float = 1.0,
 ) -> Float[Tensor, "b h e"]:
-    """The same for separable attention; a state that has read nothing has tops of −inf and sums of zero."""
+    """The same for separable attention."""
     (h, d), g = q.shape[1:], k.shape[1]
     known = _room(q, g, d)
     _softmaxes[(q.shape[0] * g,)](

@@ -9,18 +9,17 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from avow.core import Problem
+from avow.core import Problem, has_tangents
 from avow.errors import NotDifferentiable
 from avow.kernels import feature_attention as features
 from avow.kernels import linear_step
 from avow.kernels import separable_attention as columns
+from avow.kernels.linear_attention import TYPES
 from avow.kernels.separable_attention import ColumnSums
 from avow.numerics import kernel_rounding, scan
 from avow.numerics.features import Frame
 from avow.numerics.kernel_rounding import KernelRounding
-from avow.numerics.tangents import has_tangents
 
-_TYPES = (torch.bfloat16, torch.float16, torch.float32)
 _WIDEST_KEY, _WIDEST_VALUE = 256, 512
 # Tensor cores cut their sums at every eighth product. Over more channels than this that costs float32 more than twice
 # the error of a plain product.
@@ -53,7 +52,7 @@ def shaped(p: Problem) -> bool:
     paired = n == s or not p.causal
     widest = (_WIDEST_FLOAT, _WIDEST_FLOAT) if p.q.dtype == torch.float32 else (_WIDEST_KEY, _WIDEST_VALUE)
     fits = d <= widest[0] and e <= widest[1] and h % max(g, 1) == 0 and paired and p.mask_kind == "none"
-    return fits and p.q.dtype in _TYPES and min(p.q.numel(), p.k.numel(), p.v.numel()) > 0
+    return fits and p.q.dtype in TYPES and min(p.q.numel(), p.k.numel(), p.v.numel()) > 0
 
 
 def radii(p: Problem) -> Radii:
@@ -63,7 +62,7 @@ def radii(p: Problem) -> Radii:
     return Radii(q * root, (k * root).amax(-1, keepdim=True))
 
 
-def _followed(*tensors: Tensor) -> bool:
+def _needs_gradient(*tensors: Tensor) -> bool:
     """Whether gradients of some tensors will be asked for."""
     return torch.is_grad_enabled() and any(x.requires_grad for x in tensors)
 
@@ -83,7 +82,7 @@ def _comfortable(least: float, most: float) -> bool:
     return least >= low and most <= high
 
 
-def _moved(frame: Frame) -> Tensor:
+def _frame_change(frame: Frame) -> Tensor:
     """Zero for the frame that changes nothing, which is all that kernels know."""
     return torch.stack([frame.query_shift.abs(), frame.key_shift.abs(), (frame.balance - 1).abs()]).amax()
 
@@ -99,7 +98,7 @@ def feature_means(
     numbers = [longest, lengths.queries.amax(), lengths.keys.amax(), *_value_ends(p)]
     if start is not None:
         top = start.top.masked_fill(start.top == -math.inf, 0.0)  # sums that have read nothing have no reference
-        numbers += [top.amin(), top.amax(), _moved(frame)]
+        numbers += [top.amin(), top.amax(), _frame_change(frame)]
     # One wait for the device, whatever is asked.
     reach, radius_q, radius_k, least, most, *rest = torch.stack([x.double() for x in numbers]).tolist()
     if not (kernel_rounding.reaches(m, reach, radius_q, radius_k) and _comfortable(least, most)):
@@ -109,33 +108,31 @@ def feature_means(
     begin = None
     if start is not None:
         begin = features.FeatureSums(start.sums, start.total.squeeze(-1), start.top[..., 0, 0])
-    found = features.feature_attention(p.q, p.k, p.v, directions, p.scale, begin)
-    if not bool(torch.isfinite(found.log_normaliser).all()):
+    mean = features.feature_attention(p.q, p.k, p.v, directions, p.scale, begin)
+    if not bool(torch.isfinite(mean.log_normaliser).all()):
         return None
     steps = features.steps(p.q, m, p.v.shape[3])
-    sums, total = (_told(p, x) for x in (found.last.sums, found.last.total.unsqueeze(-1)))
+    sums, total = (_without_gradient(p, x) for x in (mean.last.sums, mean.last.total.unsqueeze(-1)))
     steps += 0 if start is None else start.steps
-    state = scan.State(found.last.top[..., None, None], sums, total, steps)
-    return Means(found.out, state, kernel_rounding.of_features(p.q.dtype, state.steps))
+    state = scan.State(mean.last.top[..., None, None], sums, total, steps)
+    return Means(mean.out, state, kernel_rounding.of_features(p.q.dtype, state.steps))
 
 
-def column_means(p: Problem, temperature: float) -> Means | None:
-    """Separable attention, where softmaxes are not too steep for logarithms to base 2."""
+def column_means(p: Problem, temperature: float) -> tuple[Float[Tensor, "b h n e"], KernelRounding] | None:
+    """Separable attention and how it was rounded, if softmaxes are not too steep for logarithms to base 2."""
     if not shaped(p) or not 1e-6 <= temperature <= 1e6:
         return None
     ends = _value_ends(p)
     largest = torch.maximum(p.q.detach().abs().amax(), p.k.detach().abs().amax())
     steepest, least, most = torch.stack([x.double() for x in (largest, *ends)]).tolist()
-    limit = _STEEP_GRADIENT if p.causal and _followed(p.q, p.k, p.v) else kernel_rounding.STEEP
+    limit = _STEEP_GRADIENT if p.causal and _needs_gradient(p.q, p.k, p.v) else kernel_rounding.STEEP
     if not (steepest <= limit * temperature and _comfortable(least, most)):
         return None
-    found = columns.separable_attention(p.q, p.k, p.v, p.causal, temperature)
-    if bool(found.lost):
+    mean = columns.separable_attention(p.q, p.k, p.v, p.causal, temperature)
+    if bool(mean.lost):
         return None
     steps = columns.steps(p.q, p.k, p.v.shape[3], p.causal)
-    sums, total = (_told(p, x) for x in (found.last.sums, found.last.total.unsqueeze(-1)))
-    state = scan.State(found.last.top.unsqueeze(-2), sums, total, steps)
-    return Means(found.out, state, kernel_rounding.of_columns(p.q.dtype, steps))
+    return mean.out, kernel_rounding.of_columns(p.q.dtype, steps)
 
 
 def _readable(state: scan.State) -> bool:
@@ -146,10 +143,9 @@ def _readable(state: scan.State) -> bool:
 
 def _single(q: Tensor, k: Tensor, v: Tensor, state: scan.State) -> bool:
     """Whether one token can be answered by changing a state in place."""
-    followed = _followed(q, k, v, *state[:3])
     whole = all(x.is_contiguous() and x.dtype == torch.float32 for x in state[:3])
-    single = q.shape[2] == k.shape[2] == 1 and q.dtype in _TYPES
-    return single and whole and not followed and not has_tangents(q, k, v, *state[:3])
+    single = q.shape[2] == k.shape[2] == 1 and q.dtype in TYPES
+    return single and whole and not _needs_gradient(q, k, v, *state[:3]) and not has_tangents(q, k, v, *state[:3])
 
 
 def feature_step(
@@ -158,7 +154,7 @@ def feature_step(
     """One token more of causal random features; the state takes it in, in place."""
     if not shaped(p) or not _single(p.q, p.k, p.v, state) or not _readable(state):
         return None
-    numbers = [torch.linalg.vector_norm(directions, dim=-1), *radii(p), _moved(frame)]
+    numbers = [torch.linalg.vector_norm(directions, dim=-1), *radii(p), _frame_change(frame)]
     ends = torch.stack([*(x.amax().double() for x in numbers), *(x.double() for x in _value_ends(p))]).tolist()
     reach, radius_q, radius_k, moved, least, most = ends
     # A step is relative to the largest feature of a key, and a row to its own: both ends must be in float32.
@@ -187,7 +183,7 @@ def column_step(
     return linear_step.separable_step(q, k, v, sums, temperature).unsqueeze(2)
 
 
-class _Untold(torch.autograd.Function):
+class _NoGradient(torch.autograd.Function):
     """The same tensor; whoever asks for its gradient is told that there is none."""
 
     @staticmethod
@@ -201,8 +197,8 @@ class _Untold(torch.autograd.Function):
         raise NotDifferentiable("state", "sums over keys", rule, remedy)
 
 
-def _told(p: Problem, state: Tensor) -> Tensor:
-    if not _followed(p.q, p.k, p.v):
+def _without_gradient(p: Problem, state: Tensor) -> Tensor:
+    if not _needs_gradient(p.q, p.k, p.v):
         return state
-    found: Tensor = _Untold.apply(state, p.q, p.k, p.v)
-    return found
+    detached: Tensor = _NoGradient.apply(state, p.q, p.k, p.v)
+    return detached

@@ -1,21 +1,107 @@
-"""What every scan does: tiles of rows, spans of parts, products with a state, and numbers rounded as it needs them."""
+"""What every scan does: tiles of rows, spans of parts, products with a state, sums of rows, and roundings."""
 
 from __future__ import annotations
 
+from typing import Any, NamedTuple
+
 import triton
 import triton.language as tl
+from torch import Tensor
 
 # The logarithm of nothing.
 LOWEST = tl.constexpr(float("-inf"))
 # Normalisers below this belong to rows that see nothing.
 TINY = tl.constexpr(2.0**-126)
+# Columns that hold the same sums. Of fewer, computed factors of products are read wrongly by Triton 3.6 on Hopper.
+_ALIKE = tl.constexpr(64)
+
+
+class View(NamedTuple):
+    """A tensor (b, h, n, width) as kernels read it: where it is, and how far batches and heads are apart."""
+
+    base: Tensor
+    batch: int
+    head: int
+
+
+def view(x: Tensor) -> View:
+    return View(x, x.stride(0), x.stride(1))
+
+
+class Shape(NamedTuple):
+    """What a kernel is compiled for; fields that it does not read stay at their defaults."""
+
+    H: int
+    """Heads of the output."""
+    R: int
+    """Query heads to a head of keys and values."""
+    D: int
+    """Width of queries and keys; DP is that of their tiles."""
+    DP: int
+    E: int
+    """Width of values; EB of them are a program's."""
+    EB: int
+    C: int
+    """Rows of a chunk."""
+    PRECISION: str
+    KIND: Any = tl.float32
+    """The type of products' factors."""
+    FAST: bool = False
+    """Whether the device has instructions of its own for exponentials and roundings."""
+    M: int = 0
+    """Features; MB of them are a program's, and NB programs have them all."""
+    MB: int = 0
+    NB: int = 1
+    SCALED: bool = False
+    """Whether rows are multiplied by a power of two before they are rounded to float16."""
+    RX: int = 1
+    """Heads of the output to a head of x, where keys are the rows."""
+    x_row: int = 0
+    """How far rows of x are apart, and those of y, z and g."""
+    y_row: int = 0
+    z_row: int = 0
+    g_row: int = 0
+    MODE: int = 0
+    REVERSE: bool = False
+    PIECES: int = 1
+    """Programs that share the sums of a part."""
+    MANY: int = 1
+    """Chunks of a program, where nothing is carried from one to the next."""
+    WHOLE: bool = False
+    """Whether sums are over all keys, for rows that see them all."""
+
+
+def row_contiguous(*tensors: Tensor) -> tuple[Tensor, ...]:
+    """The same tensors, with the numbers of a row beside each other."""
+    return tuple(x if x.stride(-1) == 1 else x.contiguous() for x in tensors)
+
+
+@triton.jit
+def filled(VALUE: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr = None):
+    """A tile, or a vector, of one number."""
+    if COLUMNS is None:
+        found = tl.full((ROWS,), VALUE, tl.float32)
+    else:
+        found = tl.full((ROWS, COLUMNS), VALUE, tl.float32)
+    return found
+
+
+@triton.jit
+def rows_at(x, batch, head, start, ROW: tl.constexpr):
+    """Where some rows of a head begin."""
+    return x.base + batch * x.batch + head.to(tl.int64) * x.head + start * ROW
 
 
 @triton.jit
 def tile(base, stride, row, column, stop, WIDTH: tl.constexpr, PADDED: tl.constexpr):
-    """Some rows of a matrix, zeros beyond its end."""
+    """Some rows of a matrix, zeros beyond its end; without a row to stop at, all of them are there."""
     place = base + row[:, None] * stride + column[None, :]
-    if WIDTH % PADDED == 0:
+    if stop is None:
+        if WIDTH % PADDED == 0:
+            found = tl.load(place)
+        else:
+            found = tl.load(place, mask=(column < WIDTH)[None, :], other=0.0)
+    elif WIDTH % PADDED == 0:
         found = tl.load(place, mask=(row < stop)[:, None], other=0.0)
     else:
         found = tl.load(place, mask=(row < stop)[:, None] & (column < WIDTH)[None, :], other=0.0)
@@ -23,20 +109,37 @@ def tile(base, stride, row, column, stop, WIDTH: tl.constexpr, PADDED: tl.conste
 
 
 @triton.jit
-def span(part, parts, length, rows, table, REVERSE: tl.constexpr, PACKED: tl.constexpr):
-    """The first row of a part, how many it has, and whether it is the first and the last that the scan comes to."""
-    if PACKED:
-        start = tl.load(table + 4 * part)
-        many = tl.load(table + 4 * part + 1) - start
-        edge = tl.load(table + 4 * part + 2)
-        first, last = (edge & 1) != 0, (edge & 2) != 0
+def store_tile(
+    base, stride, row, column, stop, numbers, WIDTH: tl.constexpr, PADDED: tl.constexpr, FAST: tl.constexpr = False
+):
+    """Some rows of a matrix, rounded to its type and written."""
+    place = base + row[:, None] * stride + column[None, :]
+    if WIDTH % PADDED == 0:
+        tl.store(place, short(numbers, base.dtype.element_ty, FAST), mask=(row < stop)[:, None])
     else:
-        start = part * length
-        many = tl.minimum(length, rows - start)
-        first, last = part == 0, part == parts - 1
+        inside = (row < stop)[:, None] & (column < WIDTH)[None, :]
+        tl.store(place, short(numbers, base.dtype.element_ty, FAST), mask=inside)
+
+
+@triton.jit
+def span(part, parts, length, rows, REVERSE: tl.constexpr):
+    """The first row of a part, how many it has, and whether it is the last that the scan comes to."""
+    start = part * length
     if REVERSE:
-        first, last = last, first
-    return start.to(tl.int64), many, first, last
+        last = part == 0
+    else:
+        last = part == parts - 1
+    return start.to(tl.int64), tl.minimum(length, rows - start), last
+
+
+@triton.jit
+def chunk_of(step, steps, REVERSE: tl.constexpr):
+    """Which chunk a scan comes to in a step."""
+    if REVERSE:
+        chunk = steps - 1 - step
+    else:
+        chunk = step
+    return chunk
 
 
 @triton.jit
@@ -47,23 +150,28 @@ def piece_of(start, many, piece, PIECES: tl.constexpr, C: tl.constexpr):
 
 
 @triton.jit
-def nearest(x, PRECISION: tl.constexpr):
+def _nearest_tf32(x):
+    return ((x.to(tl.int32, bitcast=True) + 0x1000) & -0x2000).to(tl.float32, bitcast=True)
+
+
+@triton.jit
+def nearest(x, S: tl.constexpr):
     """Factors of a product in TF32, each the nearest that it has: tensor cores cut digits off, always towards zero."""
-    if PRECISION == "tf32" and x.dtype == tl.float32:
-        x = ((x.to(tl.int32, bitcast=True) + 0x1000) & -0x2000).to(tl.float32, bitcast=True)
+    if S.PRECISION == "tf32" and x.dtype == tl.float32:
+        x = _nearest_tf32(x)
     return x
 
 
 @triton.jit
-def into(x, y, PRECISION: tl.constexpr):
+def into(x, y, S: tl.constexpr):
     """x @ y for a state y in float32: as exact as the type of x is, and never out of range."""
     if x.dtype == tl.bfloat16:
         found = tl.dot(x, y.to(tl.bfloat16))
     elif x.dtype == tl.float16:
         # TF32 has the digits of float16 and the range of float32: sums over many keys leave float16.
-        found = tl.dot(x.to(tl.float32), nearest(y, "tf32"), input_precision="tf32")
+        found = tl.dot(x.to(tl.float32), _nearest_tf32(y), input_precision="tf32")
     else:
-        found = tl.dot(x, y, input_precision=PRECISION)
+        found = tl.dot(x, y, input_precision=S.PRECISION)
     return found
 
 
@@ -97,6 +205,107 @@ def exp2_near(x, FAST: tl.constexpr):
     else:
         y = tl.exp2(x)
     return y
+
+
+# Sums of rows beside a scan's state. In bfloat16, tensor cores add to columns, or to rows, that are all alike: a sum
+# over a chunk's rows by itself would be one of shuffles and barriers in every step. As a product with ones it is as
+# exact, for both factors are; weights, and sums that rows meet, are two numbers of bfloat16 each, which are right to
+# 2^-16. Other types keep a vector.
+
+
+@triton.jit
+def _high(x):
+    """Numbers of float32 cut to the digits of bfloat16."""
+    return (x.to(tl.int32, bitcast=True) & -0x10000).to(tl.float32, bitcast=True)
+
+
+@triton.jit
+def _parted(x):
+    """Columns that are alike, as bfloat16: the leading digits in even ones, what these leave in odd ones."""
+    even = (tl.arange(0, _ALIKE) % 2 == 0)[None, :]
+    return tl.where(even, _high(x), x - _high(x)).to(tl.bfloat16)
+
+
+@triton.jit
+def as_columns(total, KIND: tl.constexpr, ALIKE: tl.constexpr = _ALIKE):
+    """Sums as a scan of rows of a type carries them to multiply rows by."""
+    if tl.bfloat16 == KIND:
+        held = total[:, None] + tl.zeros((total.shape[0], ALIKE), tl.float32)
+    else:
+        held = total
+    return held
+
+
+@triton.jit
+def from_columns(total):
+    """One number for each entry again."""
+    if len(total.shape) == 2:
+        found = tl.sum(total, 1) * (1 / _ALIKE)
+    else:
+        found = total
+    return found
+
+
+@triton.jit
+def columns_grown(total, ys):
+    """Sums with some rows more."""
+    if len(total.shape) == 2:
+        total = tl.dot(tl.trans(ys), tl.full((ys.shape[0], total.shape[1]), 1.0, tl.float32).to(ys.dtype), total)
+    else:
+        total += tl.sum(ys.to(tl.float32), 0)
+    return total
+
+
+@triton.jit
+def columns_weighted(total, ys, weight):
+    """Sums with some rows more, each times a weight of its own; columns are alike in pairs, on average."""
+    if len(total.shape) == 2:
+        total = tl.dot(tl.trans(ys), _parted((2 * weight)[:, None] + tl.zeros((1, _ALIKE), tl.float32)), total)
+    else:
+        total += tl.sum(ys.to(tl.float32) * weight[:, None], 0)
+    return total
+
+
+@triton.jit
+def within(xs, total):
+    """Products of rows with the sums."""
+    if len(total.shape) == 2:
+        found = tl.sum(tl.dot(xs, _parted(total)), 1) * (2 / _ALIKE)
+    else:
+        found = tl.sum(xs.to(tl.float32) * total[None, :], 1)
+    return found
+
+
+@triton.jit
+def as_rows(total, C: tl.constexpr, KIND: tl.constexpr):
+    """Sums as a scan of rows of a type carries them to add to rows."""
+    if tl.bfloat16 == KIND:
+        held = total[None, :] + tl.zeros((C, total.shape[0]), tl.float32)
+    else:
+        held = total[None, :]
+    return held
+
+
+@triton.jit
+def rows_grown(total, zs):
+    """Sums with some rows more."""
+    if total.shape[0] > 1:
+        total = tl.dot(tl.full((total.shape[0], zs.shape[0]), 1.0, tl.float32).to(zs.dtype), zs, total)
+    else:
+        total += tl.sum(zs.to(tl.float32), 0)[None, :]
+    return total
+
+
+@triton.jit
+def rows_weighted(total, zs, weight):
+    """Sums with some rows more, each times a weight of its own."""
+    if total.shape[0] > 1:
+        wide = weight[None, :] + tl.zeros((total.shape[0], zs.shape[0]), tl.float32)
+        total = tl.dot(_high(wide).to(tl.bfloat16), zs, total)
+        total = tl.dot((wide - _high(wide)).to(tl.bfloat16), zs, total)
+    else:
+        total += tl.sum(zs.to(tl.float32) * weight[:, None], 0)[None, :]
+    return total
 
 
 def interpreted() -> bool:

@@ -20,6 +20,7 @@ from jaxtyping import Bool, Float
 from torch import Tensor
 
 from avow.core import BoundEstimate, Computed, Cost, Method, Problem, Promise, Sizes
+from avow.core.requirement import INDEPENDENT
 from avow.errors import ParameterError
 from avow.numerics import features as feature_maps
 from avow.numerics import kernel_rounding, rounding, scan, scan_costs
@@ -40,7 +41,6 @@ from avow.numerics.heads import (
 )
 from avow.numerics.kernel_rounding import KernelRounding
 from avow.numerics.masks import at_rows, row_tiles, visible
-from avow.numerics.random_stream import INDEPENDENT
 from avow.numerics.softmax import softmax_average
 from avow.parameters import anything, from_to, param
 

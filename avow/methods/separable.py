@@ -125,8 +125,11 @@ class Separable(Method):
             return None
         from avow.kernels import problems
 
-        found = problems.column_means(p, self.temperature)
-        return None if found is None else Computed(found.out, Trace(found.rounding.steps, found.rounding))
+        means = problems.column_means(p, self.temperature)
+        if means is None:
+            return None
+        out, kernel = means
+        return Computed(out, Trace(kernel.steps, kernel))
 
     def step(self, q: Tensor, k: Tensor, v: Tensor, state: ColumnState) -> Tensor | None:
         """The answer to one more token, which the state takes in, in place; None where no kernel does that."""

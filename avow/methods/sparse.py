@@ -27,11 +27,11 @@ from jaxtyping import Bool, Float64, Int
 from torch import Tensor
 
 from avow.core import BoundEstimate, Computed, Cost, Method, Problem, Promise, Sizes
+from avow.core.requirement import INDEPENDENT
 from avow.numerics import rounding
 from avow.numerics.gather import Gathered, Masked, Read
 from avow.numerics.heads import distance_rounding, per_query_head, ungrouped
 from avow.numerics.masks import row_tiles, visible_pairs
-from avow.numerics.random_stream import INDEPENDENT
 from avow.numerics.sketch import GROUP, SQUARINGS, Sketch, sketched
 from avow.numerics.sketched_problem import Known
 from avow.numerics.softmax import softmax_average

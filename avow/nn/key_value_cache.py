@@ -19,10 +19,9 @@ from jaxtyping import Float
 from torch import Tensor
 
 from avow.attend import Attended, attend_exact
-from avow.core import Computed, Norms, Problem, check_tensor
-from avow.core.certify import certify
-from avow.core.relative import aimed_bound, shortest_ratio
-from avow.core.requirement import Requirement, check_generator, checked_requirement
+from avow.core import Computed, Norms, Problem, check_tensor, has_tangents
+from avow.core.certify import aimed_bound, certify, shortest_ratio
+from avow.core.requirement import Requirement, check_generator, checked_requirement, random_stream
 from avow.errors import AvowError, DtypeError, FileError, NotDifferentiable, ParameterError, ShapeError
 from avow.methods.sparse import NothingToSave, Sparse, Trace
 from avow.nn import cache_file
@@ -32,11 +31,9 @@ from avow.nn.token_buffers import TokenBuffers, is_plain_call, norm_slack
 from avow.numerics.fast_decode import Skim
 from avow.numerics.fused import NotCompiled
 from avow.numerics.norms import check_range, row_norms, slack
-from avow.numerics.random_stream import random_stream
 from avow.numerics.rounding import tiny
 from avow.numerics.selection import Unfit
 from avow.numerics.sketch import GROUP
-from avow.numerics.tangents import has_tangents
 
 # If more than this share of the tokens would have to be gathered, reading them all in order is as fast.
 _WORTHWHILE = 0.4

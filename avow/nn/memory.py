@@ -16,13 +16,13 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from avow.core import Method, Problem
+from avow.core.requirement import RandomStream
 from avow.errors import ParameterError, ShapeError
 from avow.methods.exact import Exact
 from avow.methods.random_features import FeatureState, RandomFeatures
 from avow.methods.separable import ColumnState, Separable
 from avow.numerics import features as feature_maps
 from avow.numerics import rounding, scan
-from avow.numerics.random_stream import RandomStream
 
 
 class RandomSeed(nn.Module):

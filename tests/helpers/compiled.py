@@ -50,17 +50,13 @@ def decode(confidence: float = 1.0) -> None:
 def scans() -> None:
     """Answers and gradients of every linear attention, of enough rows for several parts."""
     from avow.kernels.feature_attention import feature_attention
-    from avow.kernels.feature_whole import feature_attention_whole
     from avow.kernels.linear_attention import linear_attention
-    from avow.kernels.linear_whole import linear_attention_whole
     from avow.kernels.separable_attention import separable_attention
 
     directions = torch.randn(64, 64)
     q, k, v = (torch.randn(1, heads, 1500, 64).bfloat16().requires_grad_() for heads in (4, 2, 2))
-    linear_attention(q, k, v, True)[0].sum().backward()
-    linear_attention_whole(q, k, v, True).sum()
+    linear_attention(q, k, v, True).sum().backward()
     feature_attention(q, k, v, directions).out.sum().backward()
-    feature_attention_whole(q, k, v, directions)
     for causal in (False, True):
         separable_attention(q, k, v, causal).out.sum().backward()
 
@@ -69,12 +65,10 @@ def tokens() -> None:
     """One token more for every linear attention."""
     from avow.kernels import linear_step as step
     from avow.kernels.feature_attention import FeatureSums
-    from avow.kernels.linear_attention import LinearState
     from avow.kernels.separable_attention import ColumnSums
 
     q, k, v = (torch.randn(1, heads, 64).bfloat16() for heads in (4, 2, 2))
     sums, total = torch.zeros(1, 2, 64, 64), torch.zeros(1, 2, 64)
-    step.linear_step(q, k, v, LinearState(sums, total), True)
     step.feature_step(q, k, v, torch.randn(64, 64), FeatureSums(sums, total, torch.zeros(1, 2)))
     step.separable_step(q, k, v, ColumnSums(sums, total, total))
 

@@ -12,6 +12,7 @@ from pydantic import Field
 from torch import Tensor
 
 import avow
+from avow.bench.clock import pace
 from avow.calibration import rates
 from avow.core import Method
 from avow.errors import AvowError
@@ -24,7 +25,6 @@ from avow.methods.random_features import RandomFeatures
 from avow.methods.sparse import Sparse
 from avow.planner import candidates
 from avow.report import formatting
-from avow.report.measure import pace
 
 # A preview looks at so many keys at most, and asks them so many queries.
 _KEYS, _QUERIES = 512, 128

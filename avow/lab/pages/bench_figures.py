@@ -6,9 +6,9 @@ import math
 from collections.abc import Sequence
 from typing import Any
 
+from avow.bench.compare import frontier
 from avow.lab.pages.bench_heads import Tried
 from avow.report.formatting import error, ratio
-from avow.report.frontier import frontier
 from avow.report.style import look
 
 Figure = dict[str, Any]

@@ -20,7 +20,7 @@ from avow.core.certify import certify
 from avow.errors import FileError, InputError
 from avow.methods import method_named
 from avow.methods.sparse import Sparse
-from avow.report.formatting import label, listed
+from avow.report.formatting import listed
 
 SOFTMAX = "softmax attention"
 # Columns this much smaller than the values change no length: their squares are below the last digit.
@@ -136,7 +136,7 @@ class Tried:
 
     @property
     def label(self) -> str:
-        return label(self.method)
+        return self.method.label
 
     @property
     def own_mechanism(self) -> bool:

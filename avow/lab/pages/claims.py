@@ -11,8 +11,9 @@ from typing import Any, Literal
 from avow.core.chart import Table
 from avow.errors import ParameterError
 from avow.lab.page import Answer, Inputs, Page, control, fact
-from avow.report import charts, formatting
-from avow.report.claims_article import judged, stated
+from avow.report import formatting
+from avow.report.claims import judged, stated
+from avow.report.page import html_table
 from avow.theory.claims import Claim, Finding, catalogue
 from avow.theory.claims.claim import as_json
 from avow.theory.claims.ledger import falsifiers
@@ -143,7 +144,7 @@ def _attacked(claim: Claim, sabotages: dict[str, bool], inputs: Asked) -> dict[s
         "tone": "refuted" if found.broken else "none",
         "word": word,
         "says": f"{says} The ledger's own check rejects {rejected} variants broken on purpose.",
-        "html": charts.html_table(_case(found)) + (f'<p class="soft">{escape(reads)}</p>' if reads else ""),
+        "html": html_table(_case(found)) + (f'<p class="soft">{escape(reads)}</p>' if reads else ""),
     }
 
 

@@ -9,7 +9,7 @@ from typing import Any, Literal
 import numpy as np
 import torch
 
-from avow.cli.formula import parse
+from avow.cli.parsing import parse
 from avow.errors import InputError, ParameterError, ToleranceUnreachable
 from avow.lab.page import Answer, Inputs, Page, control, fact
 from avow.lab.pages import relu_figures as figures

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from typing import Any
 
 import sympy
@@ -114,26 +114,26 @@ def counted(
     says: str,
     amended: bool = False,
     degree: int = 3,
-) -> tuple[sympy.Expr, Evidence]:
-    """The polynomial a count follows, and the evidence: its nodes, and sizes beyond them where it is right again."""
-    found = interpolated(count, lengths, degree)
-    beyond = {sizes: (found.subs(dict(zip(lengths, sizes, strict=True))), count(*sizes)) for sizes in unseen}
+) -> Generator[Evidence, None, sympy.Expr]:
+    """Returns the polynomial a count follows; yields that it is right again at sizes beyond its nodes."""
+    polynomial = interpolated(count, lengths, degree)
+    beyond = {sizes: (polynomial.subs(dict(zip(lengths, sizes, strict=True))), count(*sizes)) for sizes in unseen}
     nodes = math.comb(len(lengths) + degree, degree)
     names = ", ".join(map(str, lengths))
-    step = rational(
+    yield rational(
         all(foreseen == got for foreseen, got in beyond.values()),
         f"{says}: by interpolation, as {nodes} exact counts determine a polynomial of degree {degree} in {names}",
         amended,
-        polynomial=found,
+        polynomial=polynomial,
         foreseen_and_counted_beyond={sizes: f"{foreseen} and {got}" for sizes, (foreseen, got) in beyond.items()},
     )
-    return found, step
+    return polynomial
 
 
 def memory(
     program: Callable[..., object], inputs: Callable[..., Sequence[Tensor]], lengths: Lengths, amended: bool = False
-) -> tuple[sympy.Expr, int, Evidence]:
-    r"""Numbers held beyond the inputs, summed over all steps of a program, how many steps, and the evidence.
+) -> Generator[Evidence, None, tuple[sympy.Expr, int]]:
+    r"""Returns the numbers held beyond the inputs, summed over all steps of a program, and how many steps; yields why.
 
     With T steps, a fixed number, the peak lies between sum / T and sum: both are of the same order.
     """
@@ -145,11 +145,11 @@ def memory(
 
     unseen = tuple(5 + place for place in range(len(lengths)))
     says = "numbers held beyond the inputs, summed over the steps"
-    found, step = counted(total, lengths, [unseen], says, amended, degree=2)
+    polynomial = yield from counted(total, lengths, [unseen], says, amended, degree=2)
     counts = {len(trace) for trace in traces.values()}
     if len(counts) != 1:
         raise Unproved(f"the program has {sorted(counts)} steps, depending on its sizes")
-    return found, counts.pop(), step
+    return polynomial, counts.pop()
 
 
 def theta(count: sympy.Expr, order: sympy.Expr, says: str, amended: bool = False) -> Iterator[Evidence]:

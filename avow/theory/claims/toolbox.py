@@ -7,7 +7,7 @@
 `law`                   a probability from its exact distribution
 `kept`                  a construction's own proof
 `counterexample`        a violation, evaluated again rigorously
-`search`, `frequency`   the weakest: support, never proof
+`search`                the weakest: support, never proof
 `rounded`               the float that a real number rounds to, decided by balls
 """
 
@@ -210,14 +210,6 @@ def search(
             (-value).backward()
             climber.step()
     return Evidence("search", says, {"trials": restarts * steps, "closest": worst}, amended)
-
-
-def frequency(hits: int, trials: int, confidence: float = 0.999) -> tuple[float, float]:
-    """A two-sided interval that holds the probability with this confidence, by Hoeffding: rigorous, never normal."""
-    if not 0 <= hits <= trials or trials < 1:
-        raise ValueError(f"{hits} hits of {trials} trials are no frequency")
-    reach = math.sqrt(math.log(2 / (1 - confidence)) / (2 * trials))
-    return max(0.0, hits / trials - reach), min(1.0, hits / trials + reach)
 
 
 def rounded(number: Callable[[], arb], dtype: torch.dtype) -> Fraction | float:

@@ -21,7 +21,7 @@ from avow.core import named
 from avow.core.chart import Table
 from avow.errors import DtypeError, ParameterError, ShapeError
 from avow.numerics import intervals, rounding
-from avow.numerics.grids import frobenius, rounded
+from avow.numerics.intervals import frobenius, rounded
 from avow.parameters import declared
 from avow.theory.constructions.construction import Construction, Proof, checked_matrix
 

@@ -31,7 +31,7 @@ from avow.core import named
 from avow.core.chart import Table
 from avow.errors import ParameterError, RangeError, ShapeError, ToleranceUnreachable
 from avow.numerics import intervals
-from avow.numerics.grids import longest, rounded, spectral, stacked
+from avow.numerics.intervals import longest, rounded, spectral, stacked
 from avow.parameters import as_float, declared
 from avow.theory.constructions.construction import Construction, Proof, checked_eps, checked_matrix
 from avow.theory.constructions.projections import dual_basis, linear

@@ -124,7 +124,7 @@ def cost_exact(heads: Heads) -> Iterator[Evidence]:
     def inputs(length: int, width: int) -> Sequence[Tensor]:
         return heads.of(length, width, 1, width)
 
-    total, steps, space = counting.memory(heads.head, inputs, [n, d], amended=True)
+    total, steps = yield from counting.memory(heads.head, inputs, [n, d], amended=True)
     yield counterexample(
         sympy.limit(total.subs(n, 1) / (1 + d + d**2), d, sympy.oo) == 0,
         "the d² are no extra space: with one token, what is held beside the weights is a vanishing part of d²",
@@ -139,7 +139,6 @@ def cost_exact(heads: Heads) -> Iterator[Evidence]:
         "the limit of an exact count",
     )
     yield _left_by_each_head(heads, steps)
-    yield space
     says = f"space of one head, between 1/{steps} of this count and all of it"
     yield from counting.theta(total, n**2 + n * d, says, True)
     grown = total + (h - 1) * n * d + together
@@ -167,14 +166,13 @@ def _left_by_each_head(heads: Heads, steps: int) -> Evidence:
 
 
 def _times(heads: Heads) -> Iterator[Evidence]:
-    own, step = counting.counted(
+    own = yield from counting.counted(
         lambda length, width, narrow: counting.flops(lambda: heads.head(*heads.of(length, width, 1, narrow))),
         [n, d, w],
         [(50, 7, 9)],
         "one head of width w on tokens of width d",
         True,
     )
-    yield step
     one = own.subs(w, d)
     yield from counting.theta(one, n * d**2 + n**2 * d, "time of one head of width d", True)
     sizes = [(5, 6, 4, 3), (7, 8, 3, 2), (3, 4, 5, 4)]
@@ -185,10 +183,9 @@ def _times(heads: Heads) -> Iterator[Evidence]:
     says = "h heads of width d/h take as long as one of width d"
     yield identity(h * own.subs(w, d / h), one, says, True)
     says = "the library's exact attention, its cost model equal to PyTorch's counter each time"
-    pairs, step = counting.counted(
+    pairs = yield from counting.counted(
         lambda *z: counting.of_library(library("exact"), *z), [n, d], [(130, 5), (1100, 2)], says, True
     )
-    yield step
     yield identity(pairs, one - 6 * n * d**2, "it is the head without its three projections", True)
 
 
@@ -279,38 +276,34 @@ def cost_bottleneck(tiling: Tiling) -> Iterator[Evidence]:
     b = counting.length("b")
     # No step's work exceeds the sum over all steps of three tiles a side.
     says = "numbers held beyond the answer, over all steps"
-    work, step = counting.counted(lambda *z: sum(trace(3, *z)), [b, d], [(5, 6)], says, True)
-    yield step
+    work = yield from counting.counted(lambda *z: sum(trace(3, *z)), [b, d], [(5, 6)], says, True)
     yield counting.at_most(work, b**2 + b * d, "work beyond the answer, in the tile b and d alone", True)
     yield from _same_answer(tiling)
-    time, step = counting.counted(
+    time = yield from counting.counted(
         lambda length, width: counting.flops(lambda: one_head(*counting.ones((length, width), *[(width, width)] * 3))),
         [n, d],
         [(50, 7)],
         "time of one head",
         True,
     )
-    yield step
     pairs = 4 * n**2 * d
     yield identity(sympy.limit(pairs / time, n, sympy.oo), 1, "of the time, all but a vanishing part is pairs", True)
-    by_tiles, step = counting.counted(
+    by_tiles = yield from counting.counted(
         lambda *z: counting.flops(lambda: tiling.program(*counting.ones(*[(4 * z[0], z[1])] * 3), z[0])),
         [b, d],
         [(7, 5)],
         "operations of four tiles a side",
         True,
     )
-    yield step
     says = "so each of the 16 takes 4b²d, and (n/b)² tiles the same 4n²d"
     yield identity(by_tiles / 16 * (n / b) ** 2, pairs, says, True)
-    model, step = counting.counted(
+    model = yield from counting.counted(
         lambda *z: library("exact").cost(Sizes(1, 1, 1, z[0], z[0], z[1], z[1], device="cuda")).peak_bytes,
         [n, d],
         [(100000, 128)],
         "bytes the library foresees for its fused kernel, in float32",
         True,
     )
-    yield step
     yield counting.at_most(model, n * d, "the library's own model", True)
 
 

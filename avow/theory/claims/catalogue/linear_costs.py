@@ -91,8 +91,7 @@ def low_rank_cost(product: Program) -> Iterator[Evidence]:
         inputs = counting.ones((length, rank), (rank, rank), (length, rank), (length, width))
         return counting.flops(lambda: product(*inputs))
 
-    found, step = counting.counted(count, [n, k, d], [(7, 5, 6)], "the product by its factors")
-    yield step
+    found = yield from counting.counted(count, [n, k, d], [(7, 5, 6)], "the product by its factors")
     more = sympy.Symbol("(n-k)", integer=True, nonnegative=True)
     yield counting.at_most(found, n * k * d, "time, for k ≤ n", given={n: k + more})
     yield _confusion(product)
@@ -181,16 +180,13 @@ def separable_cost(program: Program) -> Iterator[Evidence]:
         return counting.ones(*[(length, width)] * 3)
 
     says = "the definition, right to left"
-    time, step = counting.counted(lambda *z: counting.flops(lambda: program(*inputs(*z))), [n, d], [(50, 7)], says)
-    yield step
+    time = yield from counting.counted(lambda *z: counting.flops(lambda: program(*inputs(*z))), [n, d], [(50, 7)], says)
     yield from counting.theta(time, n * d**2, "time")
-    space, steps, step = counting.memory(program, inputs, [n, d])
-    yield step
+    space, steps = yield from counting.memory(program, inputs, [n, d])
     yield from counting.theta(space, n * d + d**2, f"space, between 1/{steps} of this count and all of it")
     method = library("separable")
     says = "the library's method, its cost model equal to PyTorch's counter each time"
-    own, step = counting.counted(lambda *z: counting.of_library(method, *z), [n, d], [(130, 5), (1100, 2)], says)
-    yield step
+    own = yield from counting.counted(lambda *z: counting.of_library(method, *z), [n, d], [(130, 5), (1100, 2)], says)
     yield from counting.theta(own, n * d**2, "time of the library's method")
     held = {
         length: max(counting.held(lambda *x: method.compute(Problem.of(*x)), *inputs(length, 16)))
@@ -241,13 +237,13 @@ def features_cost(program: Program) -> Iterator[Evidence]:
         return counting.ones(*[(length, width)] * 3, (features, width))
 
     says = "features, then sums"
-    time, step = counting.counted(lambda *z: counting.flops(lambda: program(*inputs(*z))), [n, m, d], [(9, 7, 8)], says)
-    yield step
+    time = yield from counting.counted(
+        lambda *z: counting.flops(lambda: program(*inputs(*z))), [n, m, d], [(9, 7, 8)], says
+    )
     yield from counting.theta(time, n * m * d, "time")
-    space, steps, step = counting.memory(program, inputs, [n, m, d])
-    yield step
+    space, steps = yield from counting.memory(program, inputs, [n, m, d])
     yield from counting.theta(space, n * m + m * d + n * d, f"space, between 1/{steps} of this count and all of it")
-    own, step = counting.counted(
+    own = yield from counting.counted(
         lambda length, features, width: counting.of_library(
             library("random_features", features=features), length, width
         ),
@@ -255,7 +251,6 @@ def features_cost(program: Program) -> Iterator[Evidence]:
         [(130, 7, 5), (1100, 6, 2)],
         "the library's method, its cost model equal to PyTorch's counter each time",
     )
-    yield step
     yield from counting.theta(own, n * m * d, "time of the library's method")
 
 
@@ -319,7 +314,7 @@ def _perceiver_picture() -> Chart:
 )
 def perceiver_cost(perceiver: Perceiver) -> Iterator[Evidence]:
     inputs, blocks = counting.length("ℓ"), counting.length("L")
-    cross, step = counting.counted(
+    cross = yield from counting.counted(
         lambda length, latents, width: counting.flops(
             lambda: perceiver.cross(*counting.ones((latents, width), (length, width)))
         ),
@@ -328,7 +323,7 @@ def perceiver_cost(perceiver: Perceiver) -> Iterator[Evidence]:
         "cross-attention",
         amended=True,
     )
-    block, of_block = counting.counted(
+    block = yield from counting.counted(
         lambda latents, width: counting.flops(lambda: perceiver.block(*counting.ones((latents, width), (5, width)))),
         [m, d],
         [(9, 8)],
@@ -341,9 +336,7 @@ def perceiver_cost(perceiver: Perceiver) -> Iterator[Evidence]:
     ):
         violated = counting.unbounded(count / order, grows)
         yield counterexample(violated, name, "the limit of an exact count", count=str(count), grows_with=str(grows))
-    yield step
     yield from counting.theta(cross, inputs * m * d, "cross-attention", True)
-    yield of_block
     yield from counting.theta(block, m**2 * d, "a latent block", True)
     sizes = [(9, 7, 8, 5), (4, 3, 2, 6)]
     counts = [counting.flops(partial(perceiver.of, *z)) for z in sizes]
@@ -355,14 +348,13 @@ def perceiver_cost(perceiver: Perceiver) -> Iterator[Evidence]:
 
 
 def _projections(inputs: sympy.Symbol, blocks: sympy.Symbol) -> Iterator[Evidence]:
-    one, step = counting.counted(
+    one = yield from counting.counted(
         lambda rows, width: counting.flops(lambda: torch.matmul(*counting.ones((rows, width), (width, width)))),
         [n, d],
         [(9, 8)],
         "a projection of n rows",
         True,
     )
-    yield step
     # Latents ask of inputs, which have keys and values; in every block latents have all three.
     found = one.subs(n, m) + 2 * one.subs(n, inputs) + 3 * blocks * one.subs(n, m)
     yield from counting.theta(found, d**2 * (inputs + m + blocks * m), "projections, which are not counted above", True)

@@ -1,0 +1,259 @@
+"""What a person typed or saved, read: numbers, lists, types, keys, bandwidths, times, and formulas in x.
+
+A formula is read and never run as code.
+"""
+
+from __future__ import annotations
+
+import ast
+import math
+import re
+import warnings
+from collections.abc import Sequence
+from fractions import Fraction
+from pathlib import Path
+from typing import Any, NoReturn
+
+import torch
+from torch import Tensor
+
+from avow import file_io
+from avow.cli.options import split
+from avow.core import DTYPES, named
+from avow.errors import FileError, ParameterError
+
+_DTYPES = {named(dtype): dtype for dtype in DTYPES}
+
+
+def fraction(name: str, text: str) -> Fraction:
+    """A number such as 0.1 or 1/3, exactly as it is written."""
+    try:
+        return Fraction(text.strip())
+    except (ValueError, ZeroDivisionError) as error:
+        raise ParameterError(name, repr(text), "is not a number", f"try --{name} 0.5, or 1/3") from error
+
+
+def fractions(name: str, text: str) -> list[Fraction]:
+    """Numbers separated by commas."""
+    numbers = [fraction(name, word) for word in split(text)]
+    if not numbers:
+        raise ParameterError(name, repr(text), "names no number", f"try --{name} 0.7,0.3")
+    return numbers
+
+
+def indices(name: str, text: str) -> list[int]:
+    """Whole numbers separated by commas."""
+    try:
+        return [int(word) for word in split(text)]
+    except ValueError as error:
+        raise ParameterError(name, repr(text), "must be whole numbers", f"try --{name} 0,1") from error
+
+
+def routes(given: Sequence[str]) -> dict[int, list[int]]:
+    """Who reads whom, from words such as 0=1 and 1=0,2."""
+    table: dict[int, list[int]] = {}
+    for text in given:
+        reader, equals, sources = text.partition("=")
+        if not (equals and reader.strip().isdigit() and split(sources)):
+            raise ParameterError("route", repr(text), "must read TOKEN=SOURCES", "try --route 0=1 --route 1=0,2")
+        if int(reader) in table:
+            raise ParameterError("route", repr(text), "names a token twice", f"try --route {reader}=0,1 for a mean")
+        table[int(reader)] = indices("route", sources)
+    if not table:
+        raise ParameterError("route", "nothing", "must name at least one route", "try --route 0=1")
+    return table
+
+
+def dtype_named(name: str) -> torch.dtype:
+    """The type of that name."""
+    if name not in _DTYPES:
+        raise ParameterError("dtype", repr(name), "is not known", f"use one of {', '.join(_DTYPES)}")
+    return _DTYPES[name]
+
+
+def keys_from(file: Path | None, orthonormal: int | None, random: int | None, dim: int | None, seed: int) -> Tensor:
+    """Keys (n, d): those of a file, the first unit vectors, or random directions."""
+    ways = {"--keys FILE": file, "--orthonormal N": orthonormal, "--random N": random}
+    ways_used = [way for way, value in ways.items() if value is not None]
+    if len(ways_used) != 1:
+        value = " and ".join(ways_used) or "nothing"
+        raise ParameterError("keys", value, "must be given in one way", f"use one of {', '.join(ways)}")
+    if file is not None:
+        if dim is not None:
+            rule, remedy = "is for keys that are drawn, and those of a file have theirs", "leave --dim out"
+            raise ParameterError("dim", dim, rule, remedy)
+        return tensor_in(file, "keys", "keys")
+    count = orthonormal if orthonormal is not None else random
+    assert count is not None
+    width = count if dim is None else dim
+    if count < 1 or width < 1:
+        raise ParameterError("keys", f"{count} × {width}", "must have at least one key and one dimension", "try 8")
+    if orthonormal is not None:
+        if width < count:
+            raise ParameterError("dim", dim, f"has no room for {count} orthonormal keys", f"try --dim {count}")
+        return torch.eye(count, width, dtype=torch.float64)
+    drawn = torch.randn(count, width, dtype=torch.float64, generator=torch.Generator().manual_seed(seed))
+    return drawn / drawn.norm(dim=1, keepdim=True)
+
+
+def tensor_in(file: Path, name: str, option: str) -> Tensor:
+    """One matrix of the safetensors file that an option names."""
+    tensors, _ = file_io.load_tensors(file, option)
+    if name not in tensors:
+        rule = f"lacks {name} (it holds {', '.join(sorted(tensors)) or 'nothing'})"
+        raise FileError(option, file, rule, f"save a tensor named {name}")
+    return tensors[name]
+
+
+_FACTORS = {"": 1.0, "k": 1e3, "K": 1e3, "M": 1e6, "G": 1e9, "T": 1e12, "P": 1e15}
+_BINARY = {"Ki": 2.0**10, "Mi": 2.0**20, "Gi": 2.0**30, "Ti": 2.0**40}
+_SPEED = re.compile(r"([0-9.eE+-]+)\s*(Ki|Mi|Gi|Ti|[kKMGTP]?)(B|bit|b)/s")
+_FLOPS = re.compile(r"([0-9.eE+-]+)\s*([kKMGTP]?)FLOPS?(?:/s)?", re.IGNORECASE)
+_TIME = re.compile(r"([0-9.eE+-]+)\s*(s|ms|us|µs|ns)")
+_IN_A_SECOND = {"s": 1.0, "ms": 1e3, "us": 1e6, "µs": 1e6, "ns": 1e9}
+
+
+def speed(name: str, text: str) -> float:
+    """Bytes a second.
+
+    >>> speed("link", "400GB/s"), speed("link", "100 Gbit/s")
+    (400000000000.0, 12500000000.0)
+    """
+    number, prefix, unit = _quantity(name, text, _SPEED, "a bandwidth", "400GB/s, or 100Gbit/s")
+    value = number * (_FACTORS | _BINARY)[prefix] * (1.0 if unit == "B" else 0.125)
+    return _positive(name, text, value, "400GB/s, or 100Gbit/s")
+
+
+def operations(name: str, text: str) -> float:
+    """Floating-point operations a second.
+
+    >>> operations("compute", "990TFLOP/s")
+    990000000000000.0
+    """
+    number, prefix = _quantity(name, text, _FLOPS, "a number of operations a second", "400TFLOP/s")
+    factor = _FACTORS[prefix if prefix in _FACTORS else prefix.upper()]
+    return _positive(name, text, number * factor, "400TFLOP/s")
+
+
+def duration(name: str, text: str) -> float:
+    """Seconds; none at all are allowed.
+
+    >>> duration("latency", "5us"), duration("latency", "0s")
+    (5e-06, 0.0)
+    """
+    number, unit = _quantity(name, text, _TIME, "a time", "5us, or 0.1ms")
+    value = number / _IN_A_SECOND[unit]
+    if not 0 <= value < math.inf:
+        raise ParameterError(name, repr(text), "must be at least 0 and finite", f"try --{name} 5us, or 0.1ms")
+    return value
+
+
+def _quantity(name: str, text: str, pattern: re.Pattern[str], noun: str, example: str) -> Any:
+    """The number of a quantity, and the rest of its parts as written."""
+    match = pattern.fullmatch(text.strip())
+    if match is None:
+        raise ParameterError(name, repr(text), f"is not {noun}", f"try --{name} {example}")
+    number, *parts = match.groups()
+    try:
+        return float(number), *parts
+    except ValueError as error:
+        raise ParameterError(name, repr(text), "has no number before its unit", f"try --{name} {example}") from error
+
+
+def _positive(name: str, text: str, value: float, example: str) -> float:
+    if not 0 < value < math.inf:
+        raise ParameterError(name, repr(text), "must be above 0 and finite", f"try --{name} {example}")
+    return value
+
+
+_CONSTANTS = {"pi": "pi", "e": "E"}
+_LONGEST = 200
+# Numbers raised to powers stay small enough to be written down.
+_BASE, _EXPONENT = 10**6, 64
+
+
+def parse(text: str) -> Any:
+    """The SymPy expression of a formula such as `exp(-x**2) / 2`; decimals are taken as the fractions they are.
+
+    >>> parse("0.1 * x + sqrt(2)")
+    x/10 + sqrt(2)
+    """
+    import sympy
+
+    if len(text) > _LONGEST:
+        _refuse(f"{text[:20]}…", f"is {len(text)} characters long", f"use at most {_LONGEST}")
+    try:
+        # What Python would only warn of is a mistake here.
+        with warnings.catch_warnings(action="error"):
+            tree = ast.parse(text.strip(), mode="eval")
+    except (SyntaxError, ValueError, SyntaxWarning, DeprecationWarning) as error:
+        known = f"numbers, x, pi, e, + - * / **, {', '.join(_functions())}"
+        raise ParameterError("formula", repr(text), "is not a formula", f"use {known}") from error
+    expression = _read(tree.body, text)
+    if expression.has(sympy.nan, sympy.zoo, sympy.oo, -sympy.oo, sympy.I):
+        _refuse(text, "is not a real number", "keep roots and logarithms to positive numbers")
+    return expression
+
+
+def _read(node: ast.expr, text: str) -> Any:
+    import sympy
+
+    match node:
+        case ast.Constant(value=int() | float() as value) if type(value) is not bool and math.isfinite(value):
+            return sympy.Rational(repr(value))
+        case ast.Name(id="x"):
+            return sympy.Symbol("x", real=True)
+        case ast.Name(id=name) if name in _CONSTANTS:
+            return getattr(sympy, _CONSTANTS[name])
+        case ast.UnaryOp(op=ast.USub(), operand=inner):
+            return -_read(inner, text)
+        case ast.UnaryOp(op=ast.UAdd(), operand=inner):
+            return _read(inner, text)
+        case ast.BinOp(left=left, op=ast.Pow(), right=right):
+            return _power(_read(left, text), _read(right, text), text)
+        case ast.BinOp(op=ast.BitXor()):
+            _refuse(text, "uses ^, which is not a power here", "write x**2")
+        case ast.BinOp(left=left, op=operation, right=right):
+            return _combined(_read(left, text), operation, _read(right, text), text)
+        case ast.Call(func=ast.Name(id=name), args=[argument], keywords=[]) if name in _functions():
+            return getattr(sympy, name)(_read(argument, text))
+    _refuse(
+        text, f"holds {ast.unparse(node)!r}, which is not known here", f"known: {', '.join(_functions())}, x, pi, e"
+    )
+
+
+def _combined(left: Any, operation: ast.operator, right: Any, text: str) -> Any:
+    match operation:
+        case ast.Add():
+            return left + right
+        case ast.Sub():
+            return left - right
+        case ast.Mult():
+            return left * right
+        case ast.Div():
+            if right.is_zero:
+                _refuse(text, "divides by zero", "change the divisor")
+            return left / right
+    _refuse(text, "uses a sign that is not known here", "use + - * / and **")
+
+
+def _power(base: Any, exponent: Any, text: str) -> Any:
+    """A power, unless it is a number too long to write: exact arithmetic would never come back from 9**9**9."""
+    if exponent.is_Rational and abs(exponent) > _EXPONENT:
+        _refuse(text, f"holds a power above {_EXPONENT}", f"use powers of at most {_EXPONENT}")
+    if base.is_Rational and exponent.is_Rational and max(abs(base.p), base.q) > _BASE:
+        _refuse(text, f"raises a number beyond {_BASE:,} to a power", "write a smaller number")
+    if base.is_zero and exponent.is_negative:
+        _refuse(text, "divides by zero", "change the divisor")
+    return base**exponent
+
+
+def _refuse(text: str, rule: str, remedy: str) -> NoReturn:
+    raise ParameterError("formula", repr(text), rule, remedy)
+
+
+def _functions() -> tuple[str, ...]:
+    """Those that a network can follow, and the root, which is a power."""
+    from avow.theory.constructions.formulas import FUNCTIONS
+
+    return ("sqrt", *FUNCTIONS)

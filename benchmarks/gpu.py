@@ -14,16 +14,16 @@ from benchmarks.options import Options
 
 def calls(options: Options) -> list[Result]:
     """A certified step by the calls that a user makes, against the fastest exact attention called the same way."""
-    from avow.bench import cached
+    from avow.bench import decode as steps
 
-    return cached.run("cuda", (cached.QUICK if options.quick else cached.FULL)["cuda"], options.heads, _tell)
+    return steps.run("cuda", (steps.QUICK if options.quick else steps.FULL)["cuda"], options.heads, _tell)
 
 
 def decode(options: Options) -> list[Result]:
     """The kernels of a certified step in a CUDA graph, and each one's share of what memory allows."""
     from avow.bench import decode as steps
 
-    return steps.run("cuda", steps.QUICK if options.quick else steps.FULL, options.heads, _tell)
+    return steps.run_kernels("cuda", steps.QUICK_KERNELS if options.quick else steps.FULL_KERNELS, options.heads, _tell)
 
 
 def linear(options: Options) -> list[Result]:

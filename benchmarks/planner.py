@@ -8,6 +8,7 @@ from typing import NamedTuple
 
 import torch
 
+from avow.bench.clock import peak_bytes
 from avow.bench.results import Goal, Result, Row
 from avow.calibration import Rates, measure_rates, random_problem
 from avow.core import Method, Problem, Sizes
@@ -15,8 +16,6 @@ from avow.methods.exact import Exact
 from avow.methods.low_rank import LowRank
 from avow.methods.random_features import RandomFeatures
 from avow.methods.separable import Separable
-from avow.report.formatting import label
-from avow.report.measure import peak_bytes
 from benchmarks.options import Options
 from benchmarks.race import Contender, race
 from benchmarks.truth import distance
@@ -64,7 +63,7 @@ def run(options: Options) -> list[Result]:
         heads = f"{z.heads}" if z.heads == z.key_heads else f"{z.heads}/{z.key_heads}"
         rows.append(
             {
-                "method": label(point.method),
+                "method": point.method.label,
                 "n": z.queries,
                 "heads": heads,
                 "d": z.dim,

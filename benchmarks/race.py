@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 import torch
 
-from avow.report.measure import timed
+from avow.bench.clock import timed
 
 _CPU = torch.device("cpu")
 

@@ -10,10 +10,10 @@ import torch
 
 import avow
 from avow.attend import Attended
+from avow.bench.clock import peak_bytes
 from avow.bench.results import Goal, Result, Row
 from avow.core import Problem
 from avow.methods import method_named
-from avow.report.measure import peak_bytes
 from benchmarks.linear import Inputs, inputs
 from benchmarks.options import Options
 from benchmarks.race import Contender, race

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import pad
 
-from avow.bench.machine import machine
+from avow.bench.clock import machine
 from avow.bench.results import Goal, Result, Row
 from avow.training import Progress, TrainConfig, read_config, train
 from avow.training.distributed import Ranks

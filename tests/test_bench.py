@@ -14,14 +14,14 @@ from torch import Tensor
 from typer.testing import CliRunner
 
 from avow.attend import Attended
-from avow.bench import cached, decode, decode_checks
-from avow.bench.cases import Case, Sizes, cases, distances, stored
+from avow.bench import decode
+from avow.bench.cases import Case, Sizes, cases, distances, exact, stored
 from avow.bench.clock import Clock
 from avow.bench.results import Goal, Result, Row, shown
-from avow.bench.rivals import exact
 from avow.cli import app
 from avow.kernels.interpreted import interpret
 from avow.nn import KeyValueCache, key_value_cache
+from benchmarks.figures import result_of, text
 
 TINY = Sizes((200,), 4, 2, 1, 1, torch.float32)
 
@@ -72,7 +72,7 @@ def test_a_step_is_an_append_and_an_attend_beside_a_copy_and_exact_attention(mon
     monkeypatch.setattr(KeyValueCache, "append", appending)
     monkeypatch.setattr(KeyValueCache, "attend", attending)
     sizes = TINY._replace(lengths=(100,), rounds=2, calls=3)
-    (result,) = cached.run("cpu", sizes, None, lambda step: None)
+    (result,) = decode.run("cpu", sizes, None, lambda step: None)
     assert [row["n"] for row in result.rows] == [100] * 4 and result.failures == []
     # Checked once, then timed: each time after one more token.
     assert attended == [*range(100, 107)] * 4 and appended == [100, *[1] * 6] * 4
@@ -102,11 +102,11 @@ def test_a_bound_above_the_tolerance_is_a_fault() -> None:
     cache = KeyValueCache(2, 128)
     cache.append(case.k, case.v)
     found = cache.attend(case.q.unsqueeze(2), 1e-2, scale=case.scale)
-    assert cached.check(case, found)[1] == []
+    assert decode.check(case, found)[1] == []
     loose = dataclasses.replace(found.certificate, bound=0.5)
-    assert cached.check(case, Attended(found.out, loose))[1] == ["the bound 0.5 exceeds the tolerance 0.01"]
+    assert decode.check(case, Attended(found.out, loose))[1] == ["the bound 0.5 exceeds the tolerance 0.01"]
     lost = Attended(found.out * torch.nan, found.certificate)
-    assert cached.check(case, lost)[1][0] == "an answer is not finite"
+    assert decode.check(case, lost)[1][0] == "an answer is not finite"
 
 
 def test_the_distance_is_that_of_the_definition_and_only_right_rivals_start() -> None:
@@ -124,7 +124,7 @@ def test_a_rival_that_is_wrong_does_not_start(monkeypatch: pytest.MonkeyPatch) -
     def wrong(q: Tensor, *_: object, **__: object) -> Tensor:
         return q * 100
 
-    monkeypatch.setattr("avow.bench.rivals.scaled_dot_product_attention", wrong)
+    monkeypatch.setattr("avow.bench.cases.scaled_dot_product_attention", wrong)
     assert list(exact(next(cases("cpu", TINY, None)))) == []
 
 
@@ -147,19 +147,12 @@ def test_with_several_layers_the_first_is_left_out(tmp_path: Path) -> None:
     assert [load.kind for load in stored(folder)] == ["layer01"]
 
 
-def test_the_kernels_path_runs_line_by_line_where_kernels_are_interpreted(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_kernels_path_runs_line_by_line_where_kernels_are_interpreted() -> None:
     interpret()
-    asked: list[int] = []
-
-    def agree(device: str, n: int, *shape: Any) -> list[str]:
-        asked.append(n)
-        return []
-
-    monkeypatch.setattr(decode_checks, "twins", agree)
-    steps, kernels = decode.run("cpu", Sizes((130,), 2, 1, 1, 1), None, lambda step: None)
+    steps, kernels = decode.run_kernels("cpu", Sizes((130,), 2, 1, 1, 1), None, lambda step: None)
     told = [(row["keys"], row["confidence"]) for row in steps.rows]
     assert told == [(keys, sure) for keys in ("sharp", "diffuse") for sure in (1.0, 0.999)]
-    assert steps.failures == [] and set(asked) == {200, 300} and len(asked) == 18
+    assert steps.failures == []
     assert all(float(row["error"] or 0) <= float(row["bound"] or 0) for row in steps.rows)
     assert {row["kernel"] for row in kernels.rows} >= {
         "bounds",
@@ -170,12 +163,12 @@ def test_the_kernels_path_runs_line_by_line_where_kernels_are_interpreted(monkey
     }
 
 
-def test_kernels_that_disagree_with_their_twins_get_no_speed(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_kernels_whose_answers_are_off_get_no_speed(monkeypatch: pytest.MonkeyPatch) -> None:
     interpret()
-    monkeypatch.setattr(decode, "beside_twins", lambda device, lengths: [f"at {lengths[0]} tokens: terms understated"])
-    steps, kernels = decode.run("cpu", Sizes((70,), 1, 1, 1, 1), None, lambda step: None)
+    monkeypatch.setattr(decode, "distances", lambda case, out: distances(case, out) + 1)
+    steps, kernels = decode.run_kernels("cpu", Sizes((70,), 1, 1, 1, 1), None, lambda step: None)
     assert steps.rows == kernels.rows == []
-    assert steps.failures[0] == "at 200 tokens: terms understated"
+    assert steps.failures[0].startswith("sharp, n = 70, confidence 1: a bound was broken: error 1")
 
 
 def test_a_step_that_saves_nothing_is_followed_by_the_pauses_of_a_cache() -> None:
@@ -188,9 +181,9 @@ def test_a_step_that_saves_nothing_is_followed_by_the_pauses_of_a_cache() -> Non
 
 def test_goals_are_judged_by_what_was_found() -> None:
     row: Row = {"keys": "real", "n": 65536, "confidence": 1.0, "times faster": 0.5}
-    missed, met = (cached.goals([row | {"times faster": ratio}])[0] for ratio in (0.5, 1.5))
+    missed, met = (decode.goals([row | {"times faster": ratio}])[0] for ratio in (0.5, 1.5))
     assert str(missed) == "MISSED: real keys, n = 65536: not slower than exact; found 0.5" and met.met
-    assert cached.goals([row | {"n": 4096}]) == []
+    assert decode.goals([row | {"n": 4096}]) == []
 
 
 def test_calls_take_turns() -> None:
@@ -201,8 +194,9 @@ def test_calls_take_turns() -> None:
 
 def test_a_result_travels_as_plain_data_and_shows_what_failed() -> None:
     made = Result("title", [{"a": 1, "b": 2.5e-7}], [Goal("aim", "found", False)], ["remark"], ["why"])
-    assert Result.of(json.loads(json.dumps(made.plain()))) == made
-    assert made.text().splitlines()[0] == "title" and "  FAILED: why" in made.text() and "MISSED: aim" in made.text()
+    assert result_of(json.loads(json.dumps(made.plain()))) == made
+    lines = text(made).splitlines()
+    assert lines[0] == "title" and "  FAILED: why" in lines and "  MISSED: aim; found found" in lines
     assert shown(None) == "–" and shown(0.0) == "0"
 
 
@@ -211,8 +205,8 @@ def test_a_result_travels_as_plain_data_and_shows_what_failed() -> None:
     [
         (["--length", "0"], "length=0 must be at least 1; try --length 65536"),
         (["--length", "64", "--length", "-3"], "length=-3 must be at least 1; try --length 65536"),
-        (["--device", "abacus"], "device=abacus is not at hand; use --device cpu"),
-        (["--heads", "nowhere"], "heads=nowhere is no folder; name a folder of .safetensors files with q, k and v"),
+        (["--device", "abacus"], "device=abacus is not available; use --device cpu"),
+        (["--heads", "nowhere"], "heads=nowhere is not a folder; name a folder of .safetensors files with q, k and v"),
         (["--heads", "empty"], "heads=empty holds no .safetensors file; save q, k and v of some heads there"),
         (["--heads", "short"], "heads=short holds a file of fewer than 256 keys or 2 queries; save longer heads"),
         (["--heads", "mixed"], "heads=mixed holds heads of different sizes; keep one model and one length to a folder"),
@@ -235,7 +229,7 @@ def test_nonsense_gets_name_value_rule_and_remedy(
 
 def test_a_gpu_that_is_not_there_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
-    assert run("--device", "cuda", code=2).stderr == "avow: device=cuda is not at hand; use --device cpu\n"
+    assert run("--device", "cuda", code=2).stderr == "avow: device=cuda is not available; use --device cpu\n"
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr("avow.cli.bench.find_spec", lambda name: None)
     line = "avow: triton=missing is needed by the kernels on a GPU; pip install triton, or use --device cpu\n"

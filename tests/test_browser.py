@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from avow.report.claims_page import claims_page
-from avow.report.document import document
+from avow.report.claims import claims_page
+from avow.report.page import document
 from tests.test_claims_page import sample
 
 pytestmark = pytest.mark.browser
@@ -79,7 +79,7 @@ def test_a_page_that_complains_and_fetches_would_be_caught(browser: Any, tmp_pat
 
 def test_the_policy_stops_what_a_page_would_fetch(browser: Any, tmp_path: Path) -> None:
     path = tmp_path / "tempted.html"
-    path.write_text(document("tempted", "<img src='https://example.org/a.png'>", {}))
+    path.write_text(document("tempted", "<img src='https://example.org/a.png'>"))
     assert any("Content Security Policy" in said for said in Visit(browser, path).complaints)
 
 

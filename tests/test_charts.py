@@ -12,6 +12,7 @@ from rich.console import Console
 
 from avow.core.chart import Chart, Picture, Table
 from avow.report import charts
+from avow.report.page import html_table
 from avow.report.style import LOOKS
 
 LINES = Chart(
@@ -50,7 +51,7 @@ def test_shares_that_are_all_zero_stand_at_the_foot_of_their_axis() -> None:
 def test_names_on_a_page_are_words_not_markup() -> None:
     assert charts.figure(LINES)["data"][0]["name"] == "one &amp; only"
     evil = Table("", ("<b>",), [("<script>",)])
-    assert "<script>" not in charts.html_table(evil) and "&lt;b&gt;" in charts.html_table(evil)
+    assert "<script>" not in html_table(evil) and "&lt;b&gt;" in html_table(evil)
 
 
 def test_series_are_told_apart_by_colour_and_by_dash_or_mark() -> None:

@@ -9,7 +9,7 @@ from dataclasses import replace
 
 import pytest
 
-from avow.report.claims_page import claims_page, headline
+from avow.report.claims import claims_page, headline
 from avow.report.mathml import display, formula
 from avow.theory.claims.claim import Claim, Finding, as_json, claim
 from tests.helpers import sample_claims
@@ -70,7 +70,7 @@ def test_an_article_holds_all_there_is_to_say(page: str) -> None:
     shown = article(page, "square-grows")
     for words in (
         '<span class="badge corrected">corrected</span>',
-        "A number&#x27;s square is never below it.",
+        "A number&#39;s square is never below it.",
         "What is true instead",
         "It is not from 1 on.",
         "counterexample</span> half of a half",

@@ -5,10 +5,10 @@ from __future__ import annotations
 import pytest
 import torch
 
+from avow.bench.clock import peak_bytes
 from avow.calibration import random_problem
 from avow.core import Method, Sizes
 from avow.methods import all_methods
-from avow.report.measure import peak_bytes
 
 SHAPES = [(2048, 4, 4), (4096, 8, 2)]
 

@@ -13,9 +13,9 @@ import pytest
 import torch
 from torch import Tensor
 
-from avow.bench.decode_checks import same_lists
 from avow.errors import ParameterError, ShapeError
 from avow.kernels.interpreted import interpret
+from tests.helpers.decode_twins import same_lists
 
 interpret()
 

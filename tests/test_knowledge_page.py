@@ -13,9 +13,7 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from avow.report.knowledge_page import knowledge_page
-from avow.report.knowledge_plot import bars, png
-from avow.report.knowledge_table import HEADINGS, MAJORITY, knowledge_table, lines
+from avow.report.knowledge import HEADINGS, MAJORITY, accuracy_plot, knowledge_page, knowledge_table, lines, png
 from avow.training import Answer, Evaluation, Outcome, Progress, corpus_of
 from avow.training.knowledge import NOT_READ, Experiment, Result, arms
 from avow.training.run_folder import Log
@@ -99,12 +97,13 @@ def test_a_failure_is_named_beside_the_others_results(sample: Experiment) -> Non
 def test_charts_hold_the_figures(sample: Experiment) -> None:
     drawn = figures(page_of(sample))
     assert list(drawn) == ["accuracy", "loss", "abstention", "calibration"]
-    (bar,) = drawn["accuracy"]["data"]
-    assert bar["y"] == [MAJORITY, NOT_READ, "exact", "separable"]
-    assert bar["x"][2] == 50 / 64
+    bars = {bar["name"]: bar for bar in drawn["accuracy"]["data"]}
+    assert list(bars) == [MAJORITY, NOT_READ, "exact", "separable"]
+    bar = bars["exact"]
+    assert bar["x"] == [50 / 64] and bar["y"] == ["exact, 78%"]
     low, high = answered(50, 0.9).interval
-    assert bar["x"][2] - bar["error_x"]["arrayminus"][2] == pytest.approx(low)
-    assert bar["x"][2] + bar["error_x"]["array"][2] == pytest.approx(high)
+    assert bar["x"][0] - bar["error_x"]["arrayminus"][0] == pytest.approx(low)
+    assert bar["x"][0] + bar["error_x"]["array"][0] == pytest.approx(high)
     assert [trace["y"] for trace in drawn["loss"]["data"]] == [[2.5, 1.25]] * 3
     (exact,) = [trace for trace in drawn["abstention"]["data"] if trace["name"] == "exact"]
     assert exact["y"][0] == 1.0 and exact["y"][-1] == 50 / 64
@@ -130,7 +129,7 @@ def test_where_nothing_ended_the_page_says_so(sample: Experiment) -> None:
 
 def test_the_picture_is_a_picture(sample: Experiment) -> None:
     assert png(sample).startswith(b"\x89PNG")
-    not_read, exact, separable = bars(sample)["data"][0]["marker"]["color"][1:]
+    not_read, exact, separable = [trace.look.colour for trace in accuracy_plot(sample).traces[1:]]
     assert len({not_read, exact, separable}) == 3, "arms are told apart"
     (curve,) = [trace for trace in figures(page_of(sample))["loss"]["data"] if trace["name"] == "exact"]
     assert curve["line"]["color"] == exact, "an arm looks the same in every figure"

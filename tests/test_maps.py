@@ -8,7 +8,15 @@ import re
 
 import pytest
 
-PACKAGES = ["avow.numerics", "avow.nn", "avow.distributed", "avow.training", "avow.integrations.transformers"]
+PACKAGES = [
+    "avow.report",
+    "avow.core",
+    "avow.numerics",
+    "avow.nn",
+    "avow.distributed",
+    "avow.training",
+    "avow.integrations.transformers",
+]
 
 
 def named(text: str) -> list[str]:

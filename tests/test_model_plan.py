@@ -19,7 +19,7 @@ from avow.integrations.transformers import ModelPlan, Setting, disable, enable, 
 from avow.integrations.transformers.enabling import layers, own_cache, replaceable
 from avow.integrations.transformers.forward import Seen, by_heads
 from avow.integrations.transformers.model_plan import _Audit, fingerprint
-from avow.report.profile_table import verdict_line
+from avow.report.profile import verdict_line
 from tests.helpers.layer_audit import ask_sketches, audited
 from tests.helpers.model_folders import LLAMA, long_model
 from tests.helpers.tiny_models import ARCHITECTURES, WORDS

@@ -9,8 +9,7 @@ import pytest
 import torch
 
 from avow.integrations.transformers import Profile, profile
-from avow.report.profile_figures import kinds_figure, number_figure, reading_figure
-from avow.report.profile_page import profile_page
+from avow.report.profile import kinds_figure, number_figure, profile_page, reading_figure
 from tests.helpers.model_folders import long_model
 from tests.helpers.tiny_models import WORDS
 from tests.test_browser import Visit, browser  # noqa: F401  # a fixture

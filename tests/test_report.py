@@ -14,20 +14,30 @@ import torch
 from rich.console import Console
 
 import avow
+from avow.bench.clock import pace, peak_bytes
+from avow.bench.compare import (
+    DECODING_TOLERANCES,
+    Bench,
+    Board,
+    Comparison,
+    Decoding,
+    Measured,
+    Point,
+    Row,
+    Step,
+    decoding,
+    frontier,
+    largest_errors,
+    last_query,
+)
 from avow.bench.workloads import workload
 from avow.core import Sizes
 from avow.methods import method_named
 from avow.report import formatting
-from avow.report.compare import Bench, Board, Comparison, Measured, Point, Row
-from avow.report.decoding import WISHES, Decoding, Step, decoding, last_query
-from avow.report.figures import frontier_figure
-from avow.report.frontier import frontier
-from avow.report.measure import largest_errors, pace, peak_bytes
-from avow.report.page import page
-from avow.report.picture import png
-from avow.report.progress import progress
+from avow.report.charts import figure
+from avow.report.compare import decoding_table, frontier_plot, headline, page, png
 from avow.report.style import look
-from avow.report.table import decoding_table
+from avow.report.terminal import progress
 
 CPU = torch.device("cpu")
 
@@ -70,7 +80,7 @@ def test_a_slower_call_has_a_larger_ratio(monkeypatch: pytest.MonkeyPatch) -> No
         return call
 
     # A clock of its own: on a busy machine nothing takes as long as it should.
-    monkeypatch.setattr("avow.report.measure.time", SimpleNamespace(perf_counter=lambda: now))
+    monkeypatch.setattr("avow.bench.clock.time", SimpleNamespace(perf_counter=lambda: now))
     slow = pace(taking(0.02), taking(0.002), CPU, 3)
     assert slow.ratio == pytest.approx(10) and slow.seconds == pytest.approx(0.02)
     assert pace(taking(0.002), taking(0.02), CPU, 3).ratio == pytest.approx(0.1)
@@ -103,7 +113,7 @@ def test_another_mechanism_is_judged_by_its_own_target_and_shown_by_its_distance
     copying = comparison.boards[0]
     (row,) = [row for row in copying.rows if row.method.name == "separable"]
     assert row.measured is not None and row.measured.error < 1e-3 < 0.1 < row.measured.to_softmax
-    (trace,) = [t for t in frontier_figure(copying)["data"] if "separable" in t.get("name", "")]
+    (trace,) = [t for t in figure(frontier_plot(copying))["data"] if "separable" in t.get("name", "")]
     assert trace["y"] == [row.measured.to_softmax]
     assert not row.proves(1e-2)
 
@@ -123,8 +133,8 @@ def test_what_would_take_too_long_is_named_not_run() -> None:
 
 
 def test_what_is_far_slower_than_exact_waits_to_be_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("avow.report.compare._SOON", 0.0)
-    monkeypatch.setattr("avow.report.compare._FAR", 1e-9)
+    monkeypatch.setattr("avow.bench.compare._SOON", 0.0)
+    monkeypatch.setattr("avow.bench.compare._FAR", 1e-9)
     work = workload("diffuse", 1, 16, 8)
     (row,) = Bench(["separable"], {}).board(work, lambda step: None).rows
     assert row.measured is None
@@ -146,7 +156,7 @@ def board(kind: str, ratio: float, bound: float, promise: str = "deterministic")
 
 def test_the_headline_names_the_winner_and_where_there_is_none() -> None:
     made = Comparison((board("diffuse", 0.25, 2e-3), board("copying", 0.25, 2.0)), (), "")
-    assert made.headline == (
+    assert headline(made) == (
         "On diffuse heads low_rank(rank=64) takes 25% of exact attention's time and proves every row within"
         " 2.0e-03 of the longest value (2.0e-02 of the answer);"
         " on copying nothing faster than exact proves 0.01."
@@ -154,16 +164,14 @@ def test_the_headline_names_the_winner_and_where_there_is_none() -> None:
 
 
 def test_a_statistical_winner_is_said_to_be_one() -> None:
-    assert (
-        "(2.0e-02 of the answer) with probability 0.99"
-        in Comparison((board("diffuse", 0.5, 2e-3, "statistical"),), (), "").headline
+    assert "(2.0e-02 of the answer) with probability 0.99" in headline(
+        Comparison((board("diffuse", 0.5, 2e-3, "statistical"),), (), "")
     )
 
 
 @pytest.mark.parametrize(("ratio", "bound"), [(1.5, 2e-3), (0.5, 0.2)])
 def test_a_headline_never_claims_what_was_slower_or_unproved(ratio: float, bound: float) -> None:
-    headline = Comparison((board("diffuse", ratio, bound),), (), "").headline
-    assert headline.startswith(
+    assert headline(Comparison((board("diffuse", ratio, bound),), (), "")).startswith(
         "At 2,048 keys nothing faster than exact attention proves an error of 0.01 of the longest"
     )
 
@@ -175,7 +183,7 @@ def swept(name: str, seconds: float, bound: float | None) -> Point:
 def test_a_win_that_comes_with_length_is_told_with_its_length() -> None:
     boards = (board("clustered", 1.3, 2e-3),)
     made = Comparison(boards, (swept("exact", 1.0, 1e-5), swept("low_rank", 0.5, 2e-3)), "")
-    assert made.headline.endswith(
+    assert headline(made).endswith(
         "; at 8,192 keys low_rank(rank=64) proves 2.0e-03 in 50% of the time on clustered heads."
     )
 
@@ -183,7 +191,7 @@ def test_a_win_that_comes_with_length_is_told_with_its_length() -> None:
 @pytest.mark.parametrize("other", [("low_rank", 1.5, 2e-3), ("low_rank", 0.5, 0.2), ("separable", 0.1, 1e-5)])
 def test_no_win_is_told_that_is_slow_or_unproved_or_of_another_mechanism(other: tuple[str, float, float]) -> None:
     made = Comparison((board("clustered", 1.3, 2e-3),), (swept("exact", 1.0, 1e-5), swept(*other)), "")
-    assert "at 8,192 keys" not in made.headline
+    assert "at 8,192 keys" not in headline(made)
 
 
 def outside(html: str) -> list[str]:
@@ -199,7 +207,7 @@ def test_the_page_needs_nothing_else(comparison: Comparison) -> None:
     assert html.count("Plotly.react") >= 1 and html.count("<script>") == 3
     assert '<link rel="icon" href="data:,">' in own, "a browser would ask the server for /favicon.ico"
     for row in comparison.boards[0].rows:
-        assert row.label in html
+        assert row.method.label in html
 
 
 @pytest.mark.parametrize(
@@ -247,7 +255,7 @@ def test_progress_is_plain_lines_where_there_is_no_terminal(capsys: pytest.Captu
         (formatting.memory(3 * 2**20), "3.0 MiB"),
         (formatting.listed(["a"]), "a"),
         (
-            formatting.label(method_named("random_features")(orthogonal=False)),
+            method_named("random_features")(orthogonal=False).label,
             "random_features(features=256, orthogonal=False)",
         ),
     ],
@@ -258,7 +266,7 @@ def test_numbers_read_as_people_say_them(said: str, meant: str) -> None:
 
 def test_decoding_is_measured_from_a_cache_and_says_how_it_answered() -> None:
     found = decoding(workload("copying", 2, 4200, 16), 0, 1)
-    assert found.keys == 4200 and [(step.tol, step.confidence) for step in found.steps] == list(WISHES)
+    assert found.keys == 4200 and [(step.tol, step.confidence) for step in found.steps] == list(DECODING_TOLERANCES)
     for step in found.steps:
         assert step.error <= step.bound <= step.tol and step.ratio > 0
         assert step.method == "sparse" and re.fullmatch(r"read \d+\.\d% of the tokens in full", step.because)

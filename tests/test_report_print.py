@@ -9,10 +9,10 @@ from typing import Any
 
 import pytest
 
-from avow.report import document as template
-from avow.report.claims_page import claims_page
-from avow.report.page import page
-from avow.report.profile_page import profile_page
+from avow.report.claims import claims_page
+from avow.report.compare import page
+from avow.report.page import asset, document
+from avow.report.profile import profile_page
 from tests.test_browser import Visit, browser  # noqa: F401  # a fixture
 from tests.test_claims_page import sample as findings
 from tests.test_knowledge_page import page_of, sample  # noqa: F401  # a fixture
@@ -38,22 +38,22 @@ def test_all_reports_have_one_template_and_one_stylesheet(reports: dict[str, str
     for name, html in reports.items():
         style = re.search(r"<style>(.*?)</style>", html, re.DOTALL)
         assert (
-            style is not None and style[1].startswith(template.STYLE) and style[1].endswith(template._PAPER["css"])
+            style is not None and style[1].startswith(asset("style.css")) and style[1].endswith(asset("paper.css"))
         ), name
-        assert html.count("<style>") == 1 and template._PAPER["js"] in html and template._DRAW in html, name
+        assert html.count("<style>") == 1 and asset("paper.js") in html and asset("draw.js") in html, name
 
 
 def own_colours(html: str) -> list[str]:
     """Colours that a page names beyond those of the one stylesheet and of paper."""
     style = re.search(r"<style>(.*?)</style>", html, re.DOTALL)
     assert style is not None
-    own = style[1].removeprefix(template.STYLE).removesuffix(template._PAPER["css"])
+    own = style[1].removeprefix(asset("style.css")).removesuffix(asset("paper.css"))
     return re.findall(r"#[0-9a-fA-F]{3,8}\b(?=[^{}]*})|rgba?\([^)]*\)", own)
 
 
 def test_all_reports_take_their_colours_from_the_one_stylesheet(reports: dict[str, str]) -> None:
     assert [found for html in reports.values() for found in own_colours(html)] == []
-    assert own_colours(template.document("", "", {}, style="#accuracy { color: #1a7f4b; }")) == ["#1a7f4b"]
+    assert own_colours(document("", "", style="#accuracy { color: #1a7f4b; }")) == ["#1a7f4b"]
 
 
 def printing(visit: Visit) -> None:
@@ -170,7 +170,7 @@ def test_a_page_without_rules_for_paper_would_be_caught(
 ) -> None:
     path = tmp_path / "bare.html"
     path.write_text(
-        reports["claims"].replace(template._PAPER["css"], "").replace(template._PAPER["js"], "const paper = new Set();")
+        reports["claims"].replace(asset("paper.css"), "").replace(asset("paper.js"), "const paper = new Set();")
     )
     visit = Visit(browser, path, viewport={"width": 1280, "height": 900}, color_scheme="dark")
     printing(visit)

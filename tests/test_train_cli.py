@@ -20,7 +20,7 @@ import torch
 from rich.console import Console
 
 from avow.parameters import parameters_of
-from avow.report import training_progress
+from avow.report import terminal
 from avow.training import Progress, checkpoint, invent, write_corpus
 from avow.training.config import SECTIONS
 from avow.training.run_folder import locked, read_log
@@ -66,14 +66,14 @@ def refused(*arguments: str) -> str:
 
 def interrupting(monkeypatch: pytest.MonkeyPatch, step: int, kind: signal.Signals) -> None:
     """From now on, a signal comes with the line of a step."""
-    before = training_progress.Lines.__call__
+    before = terminal.ProgressLines.__call__
 
-    def call(self: training_progress.Lines, progress: Progress) -> None:
+    def call(self: terminal.ProgressLines, progress: Progress) -> None:
         before(self, progress)
         if progress.step == step:
             os.kill(os.getpid(), kind)
 
-    monkeypatch.setattr(training_progress.Lines, "__call__", call)
+    monkeypatch.setattr(terminal.ProgressLines, "__call__", call)
 
 
 def test_pretrain_finetune_evaluate_and_sample_follow_each_other() -> None:
@@ -131,7 +131,7 @@ def test_a_page_has_both_charts_and_every_answer_escaped() -> None:
     # The training questions of the run's own corpus are at hand; without them there is no majority.
     assert re.search(r"the majority answer, '\w+': 0 of 2 right: 0.0%", done.stdout)
     Path("corpus").rename("elsewhere")
-    assert "no training questions at hand" in run("evaluate", "base", "--questions", "asked.tsv").stdout
+    assert "no training questions available" in run("evaluate", "base", "--questions", "asked.tsv").stdout
 
 
 def test_the_help_lists_every_field_with_its_default_and_help() -> None:
@@ -217,9 +217,9 @@ def test_a_bar_fits_a_terminal_and_ends_without_a_trace(monkeypatch: pytest.Monk
     monkeypatch.setattr(sys, "stderr", sys.__stderr__)
     shown = Console(width=80, force_terminal=True, file=open(os.devnull, "w"), record=True)  # noqa: SIM115
     with shown.file:
-        monkeypatch.setattr("rich.console.Console", lambda **_: shown)
+        monkeypatch.setattr("avow.report.terminal.Console", lambda **_: shown)
         monkeypatch.setattr(sys.stderr, "isatty", lambda: True, raising=False)
-        with training_progress.training_progress() as tell:
+        with terminal.training_progress() as tell:
             tell(Progress(9_000, 15_000, 2.0, 1.2345, 1e-3, 1.0, 1_234_567.0, 0.123, 7400.0))
             (line,) = [row for row in shown.render_lines(shown._live_stack[-1].get_renderable(), pad=False)]
     text = "".join(segment.text for segment in line)
@@ -228,7 +228,7 @@ def test_a_bar_fits_a_terminal_and_ends_without_a_trace(monkeypatch: pytest.Monk
 
 
 def test_elsewhere_a_long_run_takes_some_twenty_lines(capsys: pytest.CaptureFixture[str]) -> None:
-    with training_progress.training_progress() as tell:
+    with terminal.training_progress() as tell:
         for step in range(10, 2001, 10):
             tell(Progress(step, 2000, 1.0, 1.0, 1e-3, 1.0, 1e4, 0.1, 5.0))
     lines = capsys.readouterr().err.splitlines()
@@ -369,7 +369,7 @@ def test_a_gpu_that_is_not_there_is_refused(monkeypatch: pytest.MonkeyPatch) -> 
     flags = [flag for flag in FLAGS if not flag.startswith("run.device")]
     field = "avow: device=cuda is not available here; use device=cpu, or device=auto"
     assert refused("pretrain", "other", *flags, "--device", "cuda") == field
-    words = "avow: device=cuda is not at hand; use --device cpu"
+    words = "avow: device=cuda is not available; use --device cpu"
     assert refused("evaluate", "base", "--device", "cuda") == words
     assert refused("sample", "base", "A", "--device", "cuda") == words
     assert not Path("other").exists()

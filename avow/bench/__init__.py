@@ -1,4 +1,6 @@
-"""Ratios against exact attention, measured here and now: every answer is checked first, and what fails gets no speed.
+"""Everything that measures: time, memory and error of methods, kernels and shards, beside exact attention and peers.
 
-Part of the package, and not of `benchmarks/` beside it, so that whoever installs avow can measure their own machine.
+Every answer is checked first, and what fails gets no speed. `clock` times, `workloads` and `cases` are measured,
+`compare` is what `avow compare` measures, `decode`, `linear` and `shards` are the tables of `avow bench`, and `results`
+holds such a table. Part of the package, and not of `benchmarks/`, so that users can measure their own machine.
 """

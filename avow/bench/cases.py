@@ -1,21 +1,38 @@
-"""Caches to decode from: made-up ones that are sharp or diffuse, and real heads resampled to any length."""
+"""Caches to decode from (made-up sharp or diffuse ones, real heads resampled), exact attention of PyTorch to compare
+with, the distance from the truth, and checks in several processes."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+import sys
+import warnings
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
+from multiprocessing import get_context
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
+import numpy as np
 import torch
 from torch import Tensor
+from torch.nn.attention import SDPBackend, sdpa_kernel
+from torch.nn.functional import scaled_dot_product_attention
 
 from avow.bench.workloads import Workload, read
 from avow.errors import FileError
 
 # Neighbouring tokens that stay together when real keys are resampled, so that groups are as alike as in a text.
 _WINDOW = 256
+# On a GPU most of a check's time is the compilers', and those run on every core.
+_PROCESSES = 12
+
+BACKENDS = {
+    "cuDNN": SDPBackend.CUDNN_ATTENTION,
+    "flash": SDPBackend.FLASH_ATTENTION,
+    "efficient": SDPBackend.EFFICIENT_ATTENTION,
+    "math": SDPBackend.MATH,
+}
 
 
 class Sizes(NamedTuple):
@@ -67,7 +84,7 @@ def count(sizes: Sizes, folder: Path | None) -> int:
 def stored(folder: Path) -> list[Workload]:
     """The heads in a folder of .safetensors files, without those of the first layer: they look everywhere."""
     if not folder.is_dir():
-        raise FileError("heads", folder, "is no folder", "name a folder of .safetensors files with q, k and v")
+        raise FileError("heads", folder, "is not a folder", "name a folder of .safetensors files with q, k and v")
     files = sorted(folder.glob("*.safetensors"))
     if not files:
         raise FileError("heads", folder, "holds no .safetensors file", "save q, k and v of some heads there")
@@ -117,3 +134,42 @@ def distances(case: Case, out: Tensor) -> Tensor:
         apart = torch.linalg.vector_norm(out[0, rows].double() - truth, dim=-1)
         found.append(apart / torch.linalg.vector_norm(v, dim=-1).amax())
     return torch.cat(found)[None]
+
+
+def exact(case: Case) -> Iterator[tuple[str, Callable[[], Tensor]]]:
+    """Every exact attention that is right here, sibling heads as heads that share keys and as rows of one head."""
+    groups, d = case.k.shape[1], case.q.shape[-1]
+    q = case.q.unsqueeze(2)
+    rows = case.q.view(1, groups, -1, d)
+    names = ["cuDNN", "flash", "efficient"] if case.q.is_cuda else ["flash", "math"]
+    for name in names:
+        for form, x, shared in (("heads", q, True), ("rows", rows, False)):
+
+            def call(x: Tensor = x, shared: bool = shared, name: str = name) -> Tensor:
+                with sdpa_kernel(BACKENDS[name]):
+                    return scaled_dot_product_attention(x, case.k, case.v, scale=case.scale, enable_gqa=shared)
+
+            try:
+                out = call().reshape(case.q.shape)
+            except RuntimeError as error:
+                print(f"  {name}, {form}: does not run here ({str(error).splitlines()[0][:80]})", file=sys.stderr)
+                continue
+            if float(distances(case, out).max()) < 0.05:
+                yield f"{name}, {form}", call
+
+
+def spread(device: str, check: Callable[..., list[str]], tasks: Sequence[tuple[Any, ...]]) -> list[list[str]]:
+    """The faults a check finds in every task, in their order; on a GPU, in processes of their own."""
+    if device == "cpu":
+        return [check(*task) for task in tasks]
+    with ProcessPoolExecutor(_PROCESSES, get_context("spawn")) as pool:
+        return list(pool.map(check, *zip(*tasks, strict=True)))
+
+
+def interpret_kernels() -> None:
+    """Have kernels run in Python from now on, without warnings that a GPU would not give: for rehearsals on a CPU."""
+    from avow.kernels.interpreted import interpret
+
+    interpret()
+    np.seterr(all="ignore")
+    warnings.filterwarnings("ignore", category=RuntimeWarning)

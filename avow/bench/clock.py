@@ -1,56 +1,111 @@
-"""How long a call takes on the device it runs on, and how much memory."""
+"""Time and memory of a call on the device it runs on, and the name of the machine that was measured."""
 
 from __future__ import annotations
 
+import os
+import platform
 import statistics
 import sys
 import time
 from collections.abc import Callable, Mapping
-from typing import Any
+from pathlib import Path
+from typing import NamedTuple
 
 import torch
 
+Call = Callable[[], object]
+
+# Seconds to spend on one ratio: a call that takes longer is timed once, and needs no more to be called slow.
+_ENOUGH = 0.8
+
+
+class Pace(NamedTuple):
+    """The median time of a call, and the median of its ratios to the call run right before it."""
+
+    seconds: float
+    ratio: float
+
+
+def pace(call: Call, baseline: Call, device: torch.device, pairs: int) -> Pace:
+    """How fast a warm call is beside a baseline: run in turns, so that a busy machine slows both."""
+    timed(baseline, device)
+    times: list[float] = []
+    ratios: list[float] = []
+    spent = 0.0
+    while not times or (len(times) < pairs and spent < _ENOUGH):
+        base, own = timed(baseline, device), timed(call, device)
+        times.append(own)
+        ratios.append(own / base)
+        spent += base + own
+    return Pace(statistics.median(times), statistics.median(ratios))
+
+
+def timed(call: Call, device: torch.device, calls: int = 1) -> float:
+    """The seconds of one call among so many in a row, the device's queue drained after the last."""
+    start = time.perf_counter()
+    for _ in range(calls):
+        call()
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+    return (time.perf_counter() - start) / calls
+
+
+def peak_bytes(call: Call, device: torch.device) -> int:
+    """The most memory a call holds at once beyond what was held before it."""
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+        before = torch.cuda.memory_allocated(device)
+        torch.cuda.reset_peak_memory_stats(device)
+        call()
+        torch.cuda.synchronize(device)
+        return torch.cuda.max_memory_allocated(device) - before
+    # The profiler announces each start and stop on stderr unless it is told not to.
+    os.environ.setdefault("KINETO_LOG_LEVEL", "99")
+    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU], profile_memory=True) as profiler:
+        call()
+    assert profiler.profiler is not None and profiler.profiler.kineto_results is not None
+    events = [event for event in profiler.profiler.kineto_results.events() if event.name() == "[memory]"]
+    held = most = 0
+    for event in sorted(events, key=lambda event: event.start_ns()):
+        held += event.nbytes()
+        most = max(most, held)
+    return most
+
 
 class Clock:
-    """Medians of times: of CUDA graphs by events on a GPU, of calls elsewhere."""
+    """Median times of calls: on a GPU of their CUDA graphs by events, elsewhere of the calls themselves."""
 
     def __init__(self, device: str, rounds: int, calls: int) -> None:
         self.device, self.rounds, self.calls = device, rounds, calls
 
-    def seconds(self, call: Callable[[], Any]) -> float:
-        """What one call takes."""
-        if self.device != "cuda":
-            return self.in_turns({"": call})[""]
-        try:
-            replay = self._captured(call).replay
-        except RuntimeError as error:
-            print(f"  timed without a graph ({str(error).splitlines()[0][:80]})", file=sys.stderr)
-            replay = call
-        return self._by_events(replay)
+    def seconds(self, call: Call) -> float:
+        """What one call takes; on a GPU, replayed from a graph."""
+        return self.in_turns({"": call})[""]
 
-    def eager(self, call: Callable[[], Any]) -> float:
-        """What one call takes as it comes, without a graph: for those that no graph can hold."""
-        if self.device != "cuda":
-            return self.in_turns({"": call})[""]
-        for _ in range(2):
-            call()
-        return self._by_events(call)
+    def eager(self, call: Call) -> float:
+        """What one call takes without a graph: for calls that no graph can hold."""
+        return self.eagerly({"": call})[""]
 
-    def in_turns(self, calls: Mapping[str, Callable[[], Any]]) -> dict[str, float]:
-        """What each call takes; they take turns, so that a busy machine slows them all."""
+    def in_turns(self, calls: Mapping[str, Call]) -> dict[str, float]:
+        """What each call takes; on a CPU they take turns, so that a busy machine slows them all."""
         if self.device == "cuda":
-            return {name: self.seconds(call) for name, call in calls.items()}
+            return {name: self._by_events(self._replay(call)) for name, call in calls.items()}
         times: dict[str, list[float]] = {name: [] for name in calls}
         for _ in range(self.rounds):
             for name, call in calls.items():
-                times[name].append(self._each(call))
-        return {name: statistics.median(found) for name, found in times.items()}
+                times[name].append(timed(call, torch.device(self.device), self.calls))
+        return {name: statistics.median(seconds) for name, seconds in times.items()}
 
-    def eagerly(self, calls: Mapping[str, Callable[[], Any]]) -> dict[str, float]:
-        """What each call takes as it comes, without a graph; on a CPU they take turns."""
-        if self.device == "cuda":
-            return {name: self.eager(call) for name, call in calls.items()}
-        return self.in_turns(calls)
+    def eagerly(self, calls: Mapping[str, Call]) -> dict[str, float]:
+        """What each call takes without a graph; on a CPU they take turns."""
+        if self.device != "cuda":
+            return self.in_turns(calls)
+        times = {}
+        for name, call in calls.items():
+            for _ in range(2):
+                call()
+            times[name] = self._by_events(call)
+        return times
 
     def bandwidth(self) -> float:
         """Bytes that a simple kernel reads and writes in a second; what CUDA graphs copy by themselves is slower."""
@@ -58,18 +113,11 @@ class Clock:
         target = torch.empty_like(room)
         return 2 * 4 * room.numel() / self.seconds(lambda: torch.mul(room, 2, out=target))
 
-    def peak(self, call: Callable[[], Any]) -> float:
-        """The bytes that a call takes beyond what was there before it."""
-        if self.device != "cuda":
-            return 0.0
-        torch.cuda.synchronize()
-        torch.cuda.reset_peak_memory_stats()
-        before = torch.cuda.memory_allocated()
-        call()
-        torch.cuda.synchronize()
-        return torch.cuda.max_memory_allocated() - before
+    def peak(self, call: Call) -> float:
+        """The bytes that a call takes on a GPU beyond what was there before it."""
+        return float(peak_bytes(call, torch.device("cuda"))) if self.device == "cuda" else 0.0
 
-    def _by_events(self, call: Callable[[], Any]) -> float:
+    def _by_events(self, call: Call) -> float:
         times = []
         for _ in range(self.rounds):
             start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
@@ -81,24 +129,40 @@ class Clock:
             times.append(start.elapsed_time(end) / 1e3 / self.calls)
         return statistics.median(times)
 
-    def _each(self, call: Callable[[], Any]) -> float:
-        before = time.perf_counter()
-        for _ in range(self.calls):
-            call()
-        return (time.perf_counter() - before) / self.calls
-
     @staticmethod
-    def _captured(call: Callable[[], Any]) -> torch.cuda.CUDAGraph:
+    def _replay(call: Call) -> Call:
+        """The call's CUDA graph; the call itself if it cannot be captured."""
         aside = torch.cuda.Stream()
-        aside.wait_stream(torch.cuda.current_stream())
-        with torch.cuda.stream(aside):
-            for _ in range(3):
+        try:
+            aside.wait_stream(torch.cuda.current_stream())
+            with torch.cuda.stream(aside):
+                for _ in range(3):
+                    call()
+            torch.cuda.current_stream().wait_stream(aside)
+            torch.cuda.synchronize()
+            graph = torch.cuda.CUDAGraph()
+            with torch.cuda.graph(graph):
                 call()
-        torch.cuda.current_stream().wait_stream(aside)
-        torch.cuda.synchronize()
-        graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph):
-            call()
-        graph.replay()
-        torch.cuda.synchronize()
-        return graph
+            graph.replay()
+            torch.cuda.synchronize()
+        except RuntimeError as error:
+            print(f"  timed without a graph ({str(error).splitlines()[0][:80]})", file=sys.stderr)
+            return call
+        return graph.replay
+
+
+def machine(device: str = "cpu") -> str:
+    """The processor, its cores, and the torch that ran on them; or the GPU."""
+    if device == "cuda":
+        return f"{torch.cuda.get_device_name()}, torch {torch.__version__}"
+    threads = torch.get_num_threads()
+    return f"{_processor()}, {threads} thread{'s' if threads > 1 else ''}, torch {torch.__version__}, CPU"
+
+
+def _processor() -> str:
+    try:
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+    except OSError:
+        return platform.processor() or platform.machine()
+    names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
+    return f"{len(names)} × {names[0]}" if names else platform.machine()

@@ -1,9 +1,13 @@
-"""The kernels of certified sparse decoding on a GPU, replayed in a CUDA graph, against exact attention so replayed.
+"""A certified step of decoding beside exact attention: the calls that a user makes, and on a GPU the kernels alone.
 
-No call of a user's takes so little: `avow.bench.cached` measures those.
+`run` times `append` and `attend` of a `KeyValueCache`. Exact attention is called the same way: a token is copied behind
+the others, then PyTorch attends to all of them. Calls come one after the other as a loop makes them, nothing is
+captured, and the time of Python is included.
 
-Every answer is compared with float64 first; what fails there gets no speed. Nothing here needs a GPU but speed: with
-the kernels interpreted, every line runs on a CPU at tiny sizes.
+`run_kernels` replays the kernels of a step in a CUDA graph, beside exact attention replayed the same way; no call of a
+user takes so little. With the kernels interpreted, every line of it runs on a CPU at tiny sizes.
+
+Every answer is compared with float64 first. An answer that breaks its bound or the tolerance gets no speed.
 """
 
 from __future__ import annotations
@@ -11,28 +15,145 @@ from __future__ import annotations
 import dataclasses
 import math
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
-from avow.bench.cases import Case, Sizes, cases, distances
+from avow.attend import Attended
+from avow.bench.cases import Case, Sizes, cases, distances, exact
 from avow.bench.clock import Clock
-from avow.bench.decode_checks import beside_twins
 from avow.bench.results import Goal, Result, Row, tell_row
-from avow.bench.rivals import exact
+from avow.nn import KeyValueCache
 from avow.nn.kernel_steps import WORTHWHILE
 from avow.nn.key_value_cache import next_pause
 from avow.numerics.sketch import GROUP, Sketch, sketched
 
-FULL = Sizes((131072, 1048576), 32, 8, 15, 20)
-QUICK = Sizes((4096,), 8, 2, 3, 5)
+FULL = {
+    "cpu": Sizes((16384, 65536), 8, 2, 3, 2, torch.float32),
+    "cuda": Sizes((16384, 131072, 524288), 32, 8, 15, 20),
+}
+QUICK = {"cpu": Sizes((4224,), 4, 2, 3, 1, torch.float32), "cuda": Sizes((4224,), 8, 2, 3, 5)}
+FULL_KERNELS = Sizes((131072, 1048576), 32, 8, 15, 20)
+QUICK_KERNELS = Sizes((4096,), 8, 2, 3, 5)
 _DROP, _TOL = 5e-3, 1e-2
-# What a row may rely on: always, or with this probability over a step's draws; and steps whose draws are checked.
+# The probabilities with which a row's bound holds; and steps whose draws are checked.
 _CONFIDENCES, _DRAWS = (1.0, 0.999), 4
-# Steps over which what a cache pays for looking at a sketch that saves nothing is spread.
+# From this length on, a step that certifies should take no longer than one that does not.
+_LONG = 65536
+_PART = 2**16
+# Steps over which the cost of looking at a sketch that saves nothing is spread.
 _STEPS = 64
+
+_REAL_KEYS = "Real keys are windows of neighbouring tokens of a text, of all layers but the first."
+_MADE_UP = "No folder of real heads was given: only made-up keys."
+
+
+def run(device: str, sizes: Sizes, folder: Path | None, tell: Callable[[str], None]) -> list[Result]:
+    """One table: a step for every case and confidence."""
+    clock = Clock(device, sizes.rounds, sizes.calls)
+    rows: list[Row] = []
+    failures: list[str] = []
+    for case in cases(device, sizes, folder):
+        label = f"{case.name}, n = {case.length}"
+        tell(label)
+        rivals = {name: _after_a_copy(case, call) for name, call in exact(case)}
+        for confidence in _CONFIDENCES:
+            cache = filled(case)
+            attend = _attend(cache, case, confidence)
+            answer = attend()
+            error, faults = check(case, answer)
+            failures += [f"{label}, confidence {confidence:g}: {fault}" for fault in faults]
+            if faults:
+                # No speed for what may be wrong.
+                continue
+            times = clock.eagerly({"": _step(cache, case, attend), **rivals})
+            best = min(rivals, key=lambda name: times[name])
+            rows.append(
+                {
+                    "keys": case.name,
+                    "n": case.length,
+                    "confidence": confidence,
+                    "step ms": 1e3 * times[""],
+                    "exact ms": 1e3 * times[best],
+                    "times faster": times[best] / times[""],
+                    "error": error,
+                    "bound": answer.certificate.bound,
+                    "answered by": answer.certificate.method,
+                    "because": answer.certificate.reason,
+                }
+            )
+            tell_row(rows[-1])
+    shape = f"{sizes.heads} query heads over {sizes.groups} key heads, d = 128, {str(sizes.dtype)[6:]}, {device}"
+    remarks = [
+        f"A step is `KeyValueCache.append` of one token and `attend` at tol = {_TOL:g}, called from Python, with its "
+        "certificate; after steps that saved nothing the cache asks its sketch less often.",
+        f"Medians of {sizes.rounds} rounds of {sizes.calls} steps. Exact is the fastest of PyTorch's, called from "
+        "Python too, after a copy of one token behind the others; sibling heads are heads or rows.",
+    ]
+    remarks.append(_REAL_KEYS if folder is not None else _MADE_UP)
+    return [Result(f"decode: one certified step, as it is called ({shape})", rows, goals(rows), remarks, failures)]
+
+
+def filled(case: Case) -> KeyValueCache:
+    """A cache that holds a case's tokens; they come in parts, since sketching takes many times their memory."""
+    k, v = case.k, case.v
+    cache = KeyValueCache(k.shape[1], k.shape[3], v.shape[3], dtype=k.dtype, device=k.device)
+    for start in range(0, case.length, _PART):
+        cache.append(k[:, :, start : start + _PART], v[:, :, start : start + _PART])
+    return cache
+
+
+def goals(rows: list[Row]) -> list[Goal]:
+    """Which of the aims this run could judge, and whether it met them."""
+    judged = []
+    for row in rows:
+        if row["keys"] == "real" and int(row["n"] or 0) >= _LONG and row["confidence"] == 1:
+            ratio = float(row["times faster"] or 0)
+            judged.append(Goal(f"real keys, n = {row['n']}: not slower than exact", f"{ratio:.3g}", ratio >= 1))
+    return judged
+
+
+def check(case: Case, answer: Attended) -> tuple[float, list[str]]:
+    """The largest error of an answer, and what is wrong with it."""
+    errors = distances(case, answer.out[:, :, 0])
+    bounds = answer.certificate.rows.reshape(errors.shape)
+    faults = []
+    if not bool(torch.isfinite(answer.out).all()):
+        faults.append("an answer is not finite")
+    if not bool((errors <= bounds).all()):
+        faults.append(f"a bound was broken: error {float(errors.max()):.3g}, bound {answer.certificate.bound:.3g}")
+    if not answer.certificate.bound <= _TOL:
+        faults.append(f"the bound {answer.certificate.bound:.3g} exceeds the tolerance {_TOL:g}")
+    return float(errors.max()), faults
+
+
+def _attend(cache: KeyValueCache, case: Case, confidence: float) -> Callable[[], Attended]:
+    q, draws = case.q.unsqueeze(2), torch.Generator(case.q.device).manual_seed(0)
+    return lambda: cache.attend(q, _TOL, confidence, case.scale, draws)
+
+
+def _step(cache: KeyValueCache, case: Case, attend: Callable[[], Attended]) -> Callable[[], Attended]:
+    k, v = case.k[:, :, :1].clone(), case.v[:, :, :1].clone()
+
+    def step() -> Attended:
+        cache.append(k, v)
+        return attend()
+
+    return step
+
+
+def _after_a_copy(case: Case, call: Callable[[], Tensor]) -> Callable[[], Tensor]:
+    k, v = case.k[:, :, -1:].clone(), case.v[:, :, -1:].clone()
+
+    def step() -> Tensor:
+        case.k[:, :, -1:] = k
+        case.v[:, :, -1:] = v
+        return call()
+
+    return step
 
 
 class Checked(NamedTuple):
@@ -49,21 +170,20 @@ class Checked(NamedTuple):
     faults: list[str]
 
 
-def run(device: str, sizes: Sizes, folder: Path | None, tell: Callable[[str], None]) -> list[Result]:
-    """The table of whole steps, and that of their kernels."""
+def run_kernels(device: str, sizes: Sizes, folder: Path | None, tell: Callable[[str], None]) -> list[Result]:
+    """The table of whole steps in a CUDA graph, and that of their kernels."""
     clock = Clock(device, sizes.rounds, sizes.calls)
     limit = clock.bandwidth()
     steps: list[Row] = []
     kernels: list[Row] = []
-    unsound = beside_twins(device, (200, 5000 if device == "cuda" else 300))
-    failures = list(unsound)
+    failures: list[str] = []
     for case in cases(device, sizes, folder):
         label = f"{case.name}, n = {case.length}"
         tell(label)
         rivals: dict[str, float] = {}
-        for checked in check(case):
+        for checked in check_kernels(case):
             failures += [f"{label}, confidence {checked.confidence:g}: {fault}" for fault in checked.faults]
-            if unsound or checked.faults:
+            if checked.faults:
                 # No speed for what may be wrong.
                 continue
             own = clock.seconds(checked.step)
@@ -98,36 +218,24 @@ def run(device: str, sizes: Sizes, folder: Path | None, tell: Callable[[str], No
     remarks = [
         f"Steps include the certificate; unread tokens aim at {_DROP:g}, bounds are at most {_TOL:g}; medians of "
         f"{sizes.rounds} rounds of {sizes.calls} replays.",
-        f"With a confidence below 1 tokens are drawn, anew in every step; {_DRAWS} steps were checked.",
+        f"With a confidence below 1 tokens are drawn, again in every step; {_DRAWS} steps were checked.",
         f"With pauses: the first {_STEPS} steps of a cache that finds nothing to save, and is exact for a while.",
         "Exact is the fastest of cuDNN, flash and efficient, with sibling heads as heads or as rows.",
-        "Real keys are windows of neighbouring tokens of a text, of all layers but the first; hints are another step's "
-        "lengths.",
+        f"{_REAL_KEYS} Hints are another step's lengths." if folder is not None else _MADE_UP,
     ]
-    if folder is None:
-        remarks.append("No folder of real heads was given: only made-up keys.")
-    told = f"{sizes.heads} query heads over {sizes.groups} key heads, d = 128, {device}"
+    shape = f"{sizes.heads} query heads over {sizes.groups} key heads, d = 128, {device}"
+    title = f"sparse decode: kernels of one certified step in a CUDA graph ({shape})"
+    stages = f"sparse decode: its kernels (reading and writing runs at {limit / 1e12:.3g} TB/s here)"
+    bytes_remark = "Bytes are what a kernel must read and write; `of the limit` is their rate over that of a product."
     return [
-        Result(
-            f"sparse decode: kernels of one certified step in a CUDA graph ({told})",
-            steps,
-            goals(steps, kernels),
-            remarks,
-            failures,
-        ),
-        Result(
-            f"sparse decode: its kernels (reading and writing runs at {limit / 1e12:.3g} TB/s here)",
-            kernels,
-            remarks=[
-                "Bytes are what a kernel must read and write; `of the limit` is their rate over that of a product."
-            ],
-        ),
+        Result(title, steps, kernel_goals(steps, kernels), remarks, failures),
+        Result(stages, kernels, remarks=[bytes_remark]),
     ]
 
 
-def goals(steps: list[Row], kernels: list[Row]) -> list[Goal]:
+def kernel_goals(steps: list[Row], kernels: list[Row]) -> list[Goal]:
     """Which of the aims this run could judge, and whether it met them."""
-    found = []
+    judged = []
     for name, n, confidence, aim in (
         ("real", 1048576, 1.0, 2.5),
         ("real", 131072, 1.0, 1.6),
@@ -135,18 +243,16 @@ def goals(steps: list[Row], kernels: list[Row]) -> list[Goal]:
         ("diffuse", 131072, 1.0, 0.93),
         ("real", 1048576, 0.999, 4.0),
     ):
-        told = f"{name} keys, n = {n}" + (f", confidence {confidence:g}" if confidence < 1 else "")
-        rows = [row for row in steps if (row["keys"], row["n"], row["confidence"]) == (name, n, confidence)]
-        for row in rows:
+        label = f"{name} keys, n = {n}" + (f", confidence {confidence:g}" if confidence < 1 else "")
+        for row in (row for row in steps if (row["keys"], row["n"], row["confidence"]) == (name, n, confidence)):
             ratio = float(row["with pauses"] or row["times faster"] or 0)
-            found.append(Goal(f"{told}: at least {aim:g} times exact", f"{ratio:.3g}", ratio >= aim))
+            judged.append(Goal(f"{label}: at least {aim:g} times exact", f"{ratio:.3g}", ratio >= aim))
     for row in kernels:
         if row["kernel"] == "bounds" and row["n"] == 1048576 and row["confidence"] == 1:
             share = float(row["of the limit"] or 0)
-            found.append(
-                Goal(f"{row['keys']}: the sketch pass at 60% of the memory limit", f"{share:.0%}", share >= 0.6)
-            )
-    return found
+            aim_words = f"{row['keys']}: the sketch pass at 60% of the memory limit"
+            judged.append(Goal(aim_words, f"{share:.0%}", share >= 0.6))
+    return judged
 
 
 def paused(step: Callable[[], Any], rest: Callable[[], Any]) -> Callable[[], None]:
@@ -164,7 +270,7 @@ def paused(step: Callable[[], Any], rest: Callable[[], Any]) -> Callable[[], Non
     return call
 
 
-def check(case: Case) -> Iterator[Checked]:
+def check_kernels(case: Case) -> Iterator[Checked]:
     """One step for each confidence, and how far it is from the truth in float64; of draws, several steps."""
     from avow.kernels.sparse_decode import decode, value_lengths
 
@@ -236,47 +342,27 @@ def profile(case: Case, checked: Checked, clock: Clock, limit: float) -> Iterato
 
     chosen = choose()
     parts = KERNELS.attended(q, k, v, chosen, scale)
-    found = KERNELS.merged(q, v, parts, terms, chosen, lengths.most, math.inf, scale)
-    kept = float(found.kept.double().mean())
+    step = KERNELS.merged(q, v, parts, terms, chosen, lengths.most, math.inf, scale)
+    kept = float(step.kept.double().mean())
     rows, per_group = c * GROUP, heads * c
     sampled = min(rows, 2 * histogram._ENOUGH)
     held = sum(x.numel() * 4 for x in (parts.peak, parts.total, parts.values))
+    prepare = partial(KERNELS.prepared, q, sketch, lengths.most, checked.hint, scale)
+    bound = partial(KERNELS.bounded, q, sketch, lengths.each, known)
+    attend = partial(KERNELS.attended, q, k, v, chosen, scale)
+    merge = partial(KERNELS.merged, q, v, parts, terms, chosen, lengths.most, _DROP, scale)
+    read_again = partial(KERNELS.read_again, q, k, v, terms, lengths.most, scale, step)
+    count_name, choose_name = (
+        ("histogram", "cut and list") if seed is None else ("histogram and odds", "draws and list")
+    )
     stages: list[tuple[str, Callable[[], Any], float]] = [
-        (
-            "constants",
-            lambda: KERNELS.prepared(q, sketch, lengths.most, checked.hint, scale),
-            per_group * (4 * d + 32),
-        ),
-        (
-            "bounds",
-            lambda: KERNELS.bounded(q, sketch, lengths.each, known),
-            heads * rows * (d / 2 + 4 + r) + per_group * (2 * d + 36 + 8 * r),
-        ),
-        (
-            "histogram" if seed is None else "histogram and odds",
-            count,
-            heads * r * (sampled + 8 * c),
-        ),
-        (
-            "cut and list" if seed is None else "draws and list",
-            choose,
-            heads * (r * (rows + 4 * c) + 4 * kept),
-        ),
-        (
-            "attention",
-            lambda: KERNELS.attended(q, k, v, chosen, scale),
-            heads * kept * (2 * (d + e) + 4) + held,
-        ),
-        (
-            "merge",
-            lambda: KERNELS.merged(q, v, parts, terms, chosen, lengths.most, _DROP, scale),
-            held,
-        ),
-        (
-            "nothing to read again",
-            lambda: KERNELS.read_again(q, k, v, terms, lengths.most, scale, found),
-            heads * r,
-        ),
+        ("constants", prepare, per_group * (4 * d + 32)),
+        ("bounds", bound, heads * rows * (d / 2 + 4 + r) + per_group * (2 * d + 36 + 8 * r)),
+        (count_name, count, heads * r * (sampled + 8 * c)),
+        (choose_name, choose, heads * (r * (rows + 4 * c) + 4 * kept)),
+        ("attention", attend, heads * kept * (2 * (d + e) + 4) + held),
+        ("merge", merge, held),
+        ("nothing to read again", read_again, heads * r),
     ]
     for name, call, moved in stages:
         seconds = clock.seconds(call)

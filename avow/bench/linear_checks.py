@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from avow.bench.spread import spread
+from avow.bench.cases import spread
 
 # Batch, query heads, key heads, length, width of keys, width of values.
 Shape = tuple[int, int, int, int, int, int]

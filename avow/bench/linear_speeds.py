@@ -15,10 +15,10 @@ from torch import Tensor
 from torch.nn.attention import sdpa_kernel
 from torch.nn.functional import scaled_dot_product_attention
 
+from avow.bench.cases import BACKENDS
 from avow.bench.clock import Clock
 from avow.bench.linear_checks import FEATURES, STEPS, VARIANTS, Call, Inputs, drawn, empty_state, random_features
 from avow.bench.results import Row, tell_row
-from avow.bench.rivals import BACKENDS
 
 HEADS, WIDTH = 16, 64  # of single tokens
 

@@ -34,14 +34,13 @@ def decode(
     On a GPU also its kernels alone, replayed in a CUDA graph, and each one's share of what memory allows: no call of a
     user's takes so little. Fails where an answer is not what its certificate says.
     """
-    from avow.bench import cached
-    from avow.bench import decode as kernels
+    from avow.bench import decode as decoding
     from avow.bench.cases import count, stored
-    from avow.bench.machine import machine
-    from avow.report.progress import progress
+    from avow.bench.clock import machine
+    from avow.report.terminal import progress
 
     where = _where(device)
-    sizes = (cached.QUICK if quick else cached.FULL)[where]
+    sizes = (decoding.QUICK if quick else decoding.FULL)[where]
     for n in length or []:
         if n < 1:
             raise ParameterError("length", n, "must be at least 1", "try --length 65536")
@@ -50,9 +49,9 @@ def decode(
     if heads is not None:
         stored(heads)  # a folder that cannot be used is named before anything runs
     with progress(count(sizes, heads) * (2 if where == "cuda" else 1)) as tell:
-        results = cached.run(where, sizes, heads, tell)
+        results = decoding.run(where, sizes, heads, tell)
         if where == "cuda":
-            results += kernels.run(where, sizes, heads, tell)
+            results += decoding.run_kernels(where, sizes, heads, tell)
     _say(machine(where), results, as_json)
 
 
@@ -76,8 +75,8 @@ def linear(
     the command fails.
     """
     from avow.bench import linear as kernels
-    from avow.bench.machine import machine
-    from avow.report.progress import progress
+    from avow.bench.clock import machine
+    from avow.report.terminal import progress
 
     if only is not None and only not in kernels.FAMILIES:
         raise ParameterError("only", only, f"must be one of {', '.join(kernels.FAMILIES)}", "leave --only out")
@@ -117,7 +116,7 @@ def shards(
     from avow import file_io
     from avow.bench import shards as simulation
     from avow.report.charts import png as picture
-    from avow.report.progress import progress
+    from avow.report.terminal import progress
 
     if not 1 <= ranks <= 1024:
         raise ParameterError("ranks", ranks, "must be from 1 to 1024", "try --ranks 256")
@@ -134,9 +133,9 @@ def shards(
 def _rehearse() -> None:
     if find_spec("triton") is None:
         raise MissingPackage("triton", "missing", "is needed to interpret kernels", "pip install triton")
-    from avow.bench.rehearsal import interpreted
+    from avow.bench.cases import interpret_kernels
 
-    interpreted()
+    interpret_kernels()
 
 
 def _say(where: str, results: list[Result], as_json: bool) -> None:
@@ -158,11 +157,9 @@ def _table(result: Result) -> Columns:
     from avow.report.terminal import Columns
 
     headings = list(result.rows[0]) if result.rows else []
-    notes = [*result.remarks, result.conditions]
-    notes += [*map(str, result.goals), *(f"FAILED: {failure}" for failure in result.failures)]
     rows = [[shown(value) for value in row.values()] for row in result.rows]
     form = ["r" if any(isinstance(row[name], int | float) for row in result.rows) else "l" for name in headings]
-    return Columns("".join(form), headings, rows, result.title, [note for note in notes if note])
+    return Columns("".join(form), headings, rows, result.title, result.notes)
 
 
 def _where(device: str) -> str:

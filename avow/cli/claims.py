@@ -6,7 +6,7 @@ import difflib
 from collections.abc import Generator
 from contextlib import closing
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, cast
+from typing import TYPE_CHECKING, Annotated, cast
 
 import typer
 
@@ -27,12 +27,13 @@ Seconds = Annotated[float, typer.Option(help="A claim that takes longer gets no 
 @app.command("list")
 def list_claims(topic: Topic = None, user: User = None, as_json: AsJson = False) -> None:
     """Every claim with its topic, the verdict on record and its words."""
-    from avow.report.claims_table import catalogue_table
+    from avow.report.claims import catalogue_table
     from avow.report.terminal import show
 
     claims = _chosen(_known(user), topic, [])
     if as_json:
-        document({"claims": [_plain(claim) for claim in claims]})
+        listed = [{**one.words(), "recorded": one.expected, "sabotages": list(one.sabotage)} for one in claims]
+        document({"claims": listed})
     else:
         show(catalogue_table(claims))
 
@@ -51,8 +52,7 @@ def run(
     Fails where a verdict is not the recorded one.
     """
     from avow import file_io
-    from avow.report.claims_page import claims_page, headline
-    from avow.report.claims_table import faults, findings_table
+    from avow.report.claims import claims_page, faults, findings_table, headline
     from avow.report.terminal import bold, show
 
     known = _known(user)
@@ -62,7 +62,7 @@ def run(
     wrong = faults(findings)
     file_io.write(html, claims_page(findings, command()))
     if as_json:
-        document({"headline": headline(findings), "faults": wrong, "claims": [found.plain() for found in findings]})
+        document({"headline": headline(findings), "faults": wrong, "claims": [finding.plain() for finding in findings]})
     else:
         show(findings_table(findings), "", bold(headline(findings)))
     for line in wrong:
@@ -80,7 +80,7 @@ def show_claim(
     as_json: AsJson = False,
 ) -> None:
     """Everything about one claim, judged now."""
-    from avow.report.claims_table import told
+    from avow.report.claims import explanation
     from avow.report.terminal import show
 
     known = _known(user)
@@ -88,7 +88,7 @@ def show_claim(
     if as_json:
         document(finding.plain())
     else:
-        show(*told(finding))
+        show(*explanation(finding))
 
 
 def _known(user: Path | None) -> dict[str, Claim]:
@@ -114,39 +114,22 @@ def _chosen(known: dict[str, Claim], topic: str | None, ids: list[str]) -> list[
 
 def _judged(claims: list[Claim], known: dict[str, Claim], seconds: float) -> list[Finding]:
     """What came of some claims, in their own order; those of the same file that they rest on are judged too."""
-    from avow.report.progress import progress
+    from avow.report.terminal import progress
     from avow.theory.claims import run as judge
 
     if not seconds > 0:
         raise ParameterError("seconds", seconds, "must be above 0", "try --seconds 60")
-    asked = {claim.id: claim for claim in claims}
+    requested = {claim.id: claim for claim in claims}
     for claim in (more := list(claims)):
         for need in claim.needs:
-            if need in known and need not in asked:
-                asked[need] = known[need]
+            if need in known and need not in requested:
+                requested[need] = known[need]
                 more.append(known[need])
-    found: dict[str, Finding] = {}
-    with progress(len(asked)) as tell:
-        findings = judge(asked, seconds, tell=lambda claim: tell(claim.id))
+    by_id: dict[str, Finding] = {}
+    with progress(len(requested)) as tell:
+        findings = judge(requested, seconds, tell=lambda claim: tell(claim.id))
         # An interrupt must not leave workers behind.
         with closing(cast("Generator[Finding]", findings)):
             for finding in findings:
-                found[finding.claim.id] = finding
-    return [found[claim.id] for claim in claims]
-
-
-def _plain(claim: Claim) -> dict[str, Any]:
-    """A claim as JSON has it, before anything is judged."""
-    return {
-        "id": claim.id,
-        "topic": claim.topic,
-        "recorded": claim.expected,
-        "plain": claim.plain,
-        "statement": claim.statement,
-        "amended_plain": claim.amended_plain,
-        "amended": claim.amended,
-        "assumptions": list(claim.assumptions),
-        "sabotages": list(claim.sabotage),
-        "used_by": list(claim.used_by),
-        "needs": list(claim.needs),
-    }
+                by_id[finding.claim.id] = finding
+    return [by_id[claim.id] for claim in claims]

@@ -69,13 +69,10 @@ def compare(
 ) -> None:
     """Error against time for every method, as a table and a report."""
     from avow import file_io
-    from avow.bench.machine import machine
-    from avow.report.compare import Bench, Comparison
-    from avow.report.page import page
-    from avow.report.picture import png as picture
-    from avow.report.progress import progress
-    from avow.report.table import board_table, decoding_table, relative_table
-    from avow.report.terminal import bold, show
+    from avow.bench.clock import machine
+    from avow.bench.compare import Bench, Comparison
+    from avow.report import compare as report
+    from avow.report.terminal import bold, progress, show
 
     device = place(device)
     if not patience > 0:
@@ -102,17 +99,18 @@ def compare(
         longer = longest(loads[-1])
         scaling = tuple(bench.scaling((longer.first(n) for n in lengths), tell))
         made = Comparison(boards, scaling, machine(device))
-    file_io.write(html, page(made, command()))
+    headline = report.headline(made)
+    file_io.write(html, report.page(made, command()))
     if png:
-        file_io.write(png, picture(made))
+        file_io.write(png, report.png(made))
     if as_json:
-        document(made.plain())
+        document({"headline": headline} | made.plain())
     else:
         for board in boards:
-            show(board_table(board), "", relative_table(board), "")
+            show(report.board_table(board), "", report.relative_table(board), "")
             if board.decoding is not None and board.decoding.steps:
-                show(decoding_table(board.decoding), "")
-        show(bold(made.headline))
+                show(report.decoding_table(board.decoding), "")
+        show(bold(headline))
     wrote(written)
 
 

@@ -37,16 +37,14 @@ def profile(
     The plan says what each method could save within a tolerance; avow.apply and avow verify take it.
     """
     from avow import file_io
-    from avow.bench.machine import machine
+    from avow.bench.clock import machine
     from avow.integrations.transformers.enabling import replaceable
     from avow.integrations.transformers.model_files import load_model, read_text, tokens_of
     from avow.integrations.transformers.model_plan import decoding_speed
     from avow.integrations.transformers.profiling import profile as measure
     from avow.report.charts import columns
-    from avow.report.profile_page import profile_page
-    from avow.report.profile_table import headline, kinds_table, methods_table, speed_table
-    from avow.report.progress import progress
-    from avow.report.terminal import bold, show
+    from avow.report.profile import headline, kinds_table, methods_table, profile_page, speed_table
+    from avow.report.terminal import bold, progress, show
 
     written, words = files(html, plan), read_text(text)
     with use_threads(threads):

@@ -31,7 +31,7 @@ def verify(
     from avow.integrations.transformers.model_plan import read_plan
     from avow.integrations.transformers.model_plan import verify as compare
     from avow.report.charts import columns
-    from avow.report.profile_table import verdict_line, verdict_table
+    from avow.report.profile import verdict_line, verdict_table
     from avow.report.terminal import bold, show
 
     made, words = read_plan(plan), read_text(text)

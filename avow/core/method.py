@@ -76,6 +76,13 @@ class Method(ABC):
     def parameters(self) -> dict[str, Any]:
         return {p.name: getattr(self, p.name) for p in self.declared()}
 
+    @property
+    def label(self) -> str:
+        """The name with what tells this setting from others: the first parameter, and all that are not the default."""
+        values = [(p, getattr(self, p.name)) for p in self.declared()]
+        shown = [f"{p.name}={value}" for i, (p, value) in enumerate(values) if i == 0 or value != p.default]
+        return f"{self.name}({', '.join(shown)})"
+
     @classmethod
     def tune(
         cls, parameters: Mapping[str, Any], sizes: Sizes, tol: float | None, confidence: float

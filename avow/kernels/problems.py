@@ -9,7 +9,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from avow.core import Problem
+from avow.core import Problem, has_tangents
 from avow.errors import NotDifferentiable
 from avow.kernels import feature_attention as features
 from avow.kernels import linear_step
@@ -19,7 +19,6 @@ from avow.kernels.linear_attention import TYPES
 from avow.numerics import kernel_rounding, scan
 from avow.numerics.features import Frame
 from avow.numerics.kernel_rounding import KernelRounding
-from avow.numerics.tangents import has_tangents
 
 _WIDEST_KEY, _WIDEST_VALUE = 256, 512
 # Tensor cores cut their sums at every eighth product. Over more channels than this that costs float32 more than twice

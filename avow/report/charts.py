@@ -1,4 +1,7 @@
-"""Charts and tables drawn: for pages by plotly, for files by matplotlib, for terminals in columns."""
+"""Figures: one description, drawn on pages by plotly, in files by matplotlib and in terminals in columns.
+
+A `Chart` is what other packages make. A `Plot` says more of how it looks: traces in colours and marks of their own.
+"""
 
 from __future__ import annotations
 
@@ -6,17 +9,98 @@ import io
 import math
 import textwrap
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from html import escape
-from typing import Any
+from typing import Any, Literal
 
 from avow.core.chart import Chart, Picture, Table
 from avow.report.formatting import number
-from avow.report.markup import html_table as html_table
-from avow.report.style import INK, LINE, LOOKS, SOFT, calm
+from avow.report.style import INK, LINE, LOOKS, SOFT, WHISKER, Look
 from avow.report.terminal import Columns
 
 # A terminal shows this many points of a long chart, and a line of no more has its points marked.
 _SHOWN = 12
+# Dashes as plotly and as matplotlib name them: series are told apart without colour too.
+_DASHES = ("solid", "dash", "dot", "dashdot", "longdash")
+_STROKES = ("-", (0, (5, 2)), (0, (1, 1.5)), (0, (5, 2, 1, 2)), (0, (9, 2)))
+
+Mode = Literal["line", "line and points", "steps", "points", "open points", "crosses", "bars"]
+_PLOTLY_MODES = {"line": "lines", "steps": "lines", "line and points": "lines+markers"}
+
+
+@dataclass(frozen=True)
+class Trace:
+    """One series: its points, how they are drawn, and what is said of each where a reader points at it.
+
+    `None` among the numbers is a gap; if `hover` is None, nothing is said. `intervals` are of x. `size` may be one for
+    each point. Traces of one name are shown and hidden together.
+    """
+
+    name: str
+    x: Sequence[Any]
+    y: Sequence[Any]
+    mode: Mode
+    look: Look
+    dash: int = 0
+    width: float = 2
+    size: float | Sequence[float] = 8
+    opacity: float = 1.0
+    legend: bool = True
+    hover: Sequence[str] | None = ()
+    intervals: Sequence[tuple[float, float]] = ()
+
+    @property
+    def whiskers(self) -> tuple[list[float], list[float]]:
+        """How far the intervals reach to the left and to the right of their points."""
+        pairs = list(zip(self.x, self.intervals, strict=True))
+        return [x - low for x, (low, _) in pairs], [high - x for x, (_, high) in pairs]
+
+
+@dataclass(frozen=True)
+class Axis:
+    """An axis: its title, its scale, how its numbers are written (`×` or `%`), and for bars the names along it."""
+
+    title: str
+    log: bool = False
+    format: str = ""
+    names: Sequence[str] = ()
+    ticks: Sequence[float] = ()
+    range: tuple[float, float] | None = None
+
+
+@dataclass(frozen=True)
+class Plot:
+    """Traces over one pair of axes; `upright` is where a dotted line stands."""
+
+    title: str
+    x: Axis
+    y: Axis
+    traces: Sequence[Trace]
+    upright: float | None = None
+
+    @property
+    def horizontal(self) -> bool:
+        """Whether bars lie on their side: names then go down the y axis."""
+        return bool(self.y.names)
+
+
+def plot_of(chart: Chart) -> Plot:
+    """A chart with the usual looks in order."""
+    bars, traces = chart.marks == "bars", []
+    for i, (name, (xs, ys)) in enumerate(chart.series.items()):
+        mode: Mode = "bars" if bars else "points" if chart.marks == "points" else line_mode(xs)
+        x = [number(float(x)) for x in xs] if bars else xs
+        traces.append(Trace(name, x, ys, mode, LOOKS[i % len(LOOKS)], i, legend=len(chart.series) > 1))
+    names = [number(x) for x in _all_x(chart)] if bars else ()
+    zero = not any(y for _, ys in chart.series.values() for y in ys)
+    x_axis = Axis(chart.x, chart.log_x and not bars, names=names)
+    # An axis of zeros left to itself would go down to −1.
+    return Plot(chart.title, x_axis, Axis(chart.y, chart.log_y, range=(0, 1) if zero else None), traces)
+
+
+def line_mode(xs: Sequence[Any]) -> Mode:
+    """A line whose points are marked if there are few."""
+    return "line and points" if len(xs) <= _SHOWN else "line"
 
 
 def picture_from(plain: Mapping[str, Any]) -> Picture:
@@ -28,63 +112,228 @@ def picture_from(plain: Mapping[str, Any]) -> Picture:
     return Chart(**{**plain, "series": series})
 
 
-def figure(chart: Chart) -> dict[str, Any]:
-    """A chart as plotly reads it; colours of text and grid are left to the page's theme."""
-    several = len(chart.series) > 1
-    traces = []
-    for i, (name, (xs, ys)) in enumerate(chart.series.items()):
-        colour, symbol, _ = LOOKS[i % len(LOOKS)]
-        named = {"name": escape(name), "showlegend": several}
-        if chart.marks == "bars":
-            traces.append(
-                {"type": "bar", "x": [number(float(x)) for x in xs], "y": _drawable(ys, chart.log_y), **named}
-            )
-            traces[-1]["marker"] = {"color": colour}
-            continue
-        traces.append(
-            {
-                "type": "scatter",
-                "x": _drawable(xs, chart.log_x),
-                "y": _drawable(ys, chart.log_y),
-                "mode": "markers" if chart.marks == "points" else "lines+markers" if len(xs) <= _SHOWN else "lines",
-                "line": {"color": colour, "width": 2, "dash": _DASHES[i % len(_DASHES)]},
-                "marker": {"color": colour, "symbol": symbol, "size": 8},
-                **named,
-            }
-        )
-    axes = {
-        "xaxis": {"title": {"text": escape(chart.x)}, **_scale(chart.log_x)},
-        "yaxis": {"title": {"text": escape(chart.y)}, **_scale(chart.log_y)},
-    }
-    if not any(y for _, ys in chart.series.values() for y in ys):
-        axes["yaxis"]["range"] = [0, 1]  # Left to itself, plotly would go down to −1.
-    if chart.marks == "bars":
-        axes["xaxis"] |= {"type": "category", "categoryorder": "array", "categoryarray": _categories(chart)}
-    return {"data": traces, "layout": axes}
+def _drawable(numbers: Sequence[Any], axis: Axis) -> list[Any]:
+    """Numbers with gaps where the axis has no place for them; names as they are."""
+    if axis.names:
+        return list(numbers)
+    values = [math.nan if x is None else float(x) for x in numbers]
+    return [x if math.isfinite(x) and (x > 0 or not axis.log) else None for x in values]
 
 
-# Told apart without colour too.
-_DASHES = ("solid", "dash", "dot", "dashdot", "longdash")
-_STROKES = ("-", (0, (5, 2)), (0, (1, 1.5)), (0, (5, 2, 1, 2)), (0, (9, 2)))
-
-
-def _scale(log: bool) -> dict[str, Any]:
-    return {"type": "log", "exponentformat": "power"} if log else {"type": "linear"}
-
-
-def _drawable(numbers: Sequence[float], log: bool) -> list[float | None]:
-    """Numbers with gaps where the axis has no place for them."""
-    found = [float(x) for x in numbers]
-    return [x if math.isfinite(x) and (x > 0 or not log) else None for x in found]
-
-
-def _places(chart: Chart) -> list[float]:
+def _all_x(chart: Chart) -> list[float]:
     """Every x at which something stands, in order."""
     return sorted({float(x) for xs, _ in chart.series.values() for x in xs})
 
 
-def _categories(chart: Chart) -> list[str]:
-    return [number(x) for x in _places(chart)]
+# Pages: plotly.
+
+
+def figure(picture: Chart | Plot) -> dict[str, Any]:
+    """A chart or a plot as plotly reads it; colours of text and grid are left to the page's theme."""
+    plot = picture if isinstance(picture, Plot) else plot_of(picture)
+    x, y = ([z for trace in plot.traces for z in getattr(trace, name)] for name in "xy")
+    layout: dict[str, Any] = {"xaxis": _plotly_axis(plot.x, x), "yaxis": _plotly_axis(plot.y, y)}
+    if plot.horizontal:
+        layout["yaxis"]["autorange"] = "reversed"
+        layout["barmode"] = "overlay"
+    if plot.upright is not None:
+        line = {"type": "line", "y0": 0, "y1": 1, "yref": "paper", "line": {"width": 1, "dash": "dot"}}
+        layout["shapes"] = [line | {"x0": plot.upright, "x1": plot.upright}]
+    return {"data": [_plotly_trace(trace, plot) for trace in plot.traces], "layout": layout}
+
+
+def _plotly_axis(axis: Axis, values: list[Any]) -> dict[str, Any]:
+    drawn: dict[str, Any] = {"title": {"text": escape(axis.title)}, "type": "log" if axis.log else "linear"}
+    if axis.log:
+        drawn["exponentformat"] = "power"
+        positive = [x for x in _drawable(values, axis) if x is not None]
+        decades = math.log10(max(positive) / min(positive)) if positive else 0.0
+        if decades >= 1:
+            drawn["dtick"] = math.ceil(decades / 6)
+    if axis.format == "×":
+        drawn |= {"ticksuffix": "×", "dtick": "D2", "exponentformat": "none"}
+    elif axis.format == "%":
+        drawn["tickformat"] = ".0%"
+    if axis.ticks:
+        drawn |= {"tickvals": list(axis.ticks), "ticktext": [f"{tick:,}" for tick in axis.ticks]}
+    if axis.names:
+        drawn |= {"type": "category", "categoryorder": "array", "categoryarray": [escape(x) for x in axis.names]}
+    if axis.range is not None:
+        drawn["range"] = list(axis.range)
+    return drawn
+
+
+def _plotly_trace(trace: Trace, plot: Plot) -> dict[str, Any]:
+    colour, symbol, _ = trace.look
+    x, y = _drawable(trace.x, plot.x), _drawable(trace.y, plot.y)
+    name = escape(trace.name)
+    drawn: dict[str, Any] = {"x": x, "y": y, "name": name, "legendgroup": name, "showlegend": trace.legend}
+    marker: dict[str, Any] = {"color": colour}
+    if trace.mode == "bars":
+        drawn |= {"type": "bar", "orientation": "h" if plot.horizontal else "v", "marker": marker}
+        marker["opacity"] = trace.opacity
+    else:
+        marker |= {"symbol": symbol, "size": trace.size}
+        drawn["opacity"] = trace.opacity
+        if trace.mode == "open points":
+            marker |= {"symbol": f"{symbol}-open", "line": {"width": 2}}
+        elif trace.mode == "crosses":
+            marker |= {"symbol": "x-thin", "line": {"width": 2, "color": colour}}
+        line: dict[str, Any] = {"color": colour, "width": trace.width, "dash": _DASHES[trace.dash % len(_DASHES)]}
+        if trace.mode == "steps":
+            line["shape"] = "hv"
+        mode = _PLOTLY_MODES.get(trace.mode, "markers")
+        drawn |= {"type": "scatter", "mode": mode, "line": line, "marker": marker}
+    if trace.hover:
+        drawn |= {"text": list(trace.hover), "hovertemplate": "%{text}<extra></extra>", "textposition": "none"}
+    elif trace.hover is None:
+        drawn["hoverinfo"] = "skip"
+    if trace.intervals:
+        left, right = trace.whiskers
+        drawn["error_x"] = {"type": "data", "array": right, "arrayminus": left, "color": WHISKER, "thickness": 2}
+    return drawn
+
+
+# Files: matplotlib.
+
+
+def png(picture: Picture | Plot) -> bytes:
+    """A chart, a table or a plot as a picture file."""
+    # A title or a table that is larger than the figure makes the file larger.
+    return _saved(drawing(picture), bbox_inches="tight", pad_inches=0.15)
+
+
+def panels_png(plots: Sequence[Plot], title: str, note: str) -> bytes:
+    """Plots side by side on a shared y axis, 1200 × 600, with one legend and a note below them."""
+    from matplotlib.figure import Figure
+    from matplotlib.layout_engine import ConstrainedLayoutEngine
+
+    made = Figure(figsize=(12, 6), dpi=100, facecolor="white", layout=ConstrainedLayoutEngine(h_pad=0.1))
+    made.suptitle(_literal("\n".join(textwrap.wrap(title, 104))), x=0.012, ha="left", size=14, weight="bold", color=INK)
+    panels = made.subplots(1, len(plots), sharey=True, squeeze=False)[0]
+    for panel, plot in zip(panels, plots, strict=True):
+        panel.set_title(_literal(plot.title), loc="left", fontsize=13, color=INK, pad=8)
+        _draw(panel, plot)
+        panel.set_ylabel("")
+    panels[0].set_ylabel(_literal(plots[0].y.title), color=SOFT)
+    labelled: dict[str, Any] = {}
+    for panel in panels:
+        labelled |= {label: handle for handle, label in zip(*panel.get_legend_handles_labels(), strict=True)}
+    style = {"frameon": False, "fontsize": 10, "labelcolor": "linecolor", "title": note, "title_fontsize": 9}
+    legend = made.legend(labelled.values(), labelled.keys(), loc="outside lower center", ncols=len(labelled), **style)
+    legend.get_title().set_color(SOFT)
+    return _saved(made)
+
+
+def drawing(picture: Picture | Plot, size: tuple[float, float] = (8, 5)) -> Any:
+    """A chart, a table or a plot as a matplotlib figure."""
+    from matplotlib.figure import Figure
+
+    if isinstance(picture, Plot) and picture.horizontal:
+        size = (9, 1.6 + 0.5 * len(picture.y.names))
+    made = Figure(figsize=size, dpi=150, facecolor="white", layout="constrained")
+    panel = made.add_subplot()
+    title = "\n".join(textwrap.wrap(picture.title, 80))
+    panel.set_title(_literal(title), loc="left", fontsize=12, color=INK, pad=10, weight="bold")
+    if isinstance(picture, Table):
+        _draw_table(panel, picture)
+        return made
+    plot = picture if isinstance(picture, Plot) else plot_of(picture)
+    _draw(panel, plot)
+    if any(trace.legend for trace in plot.traces):
+        panel.legend(frameon=False, fontsize=9, labelcolor=INK)
+    return made
+
+
+def _saved(made: Any, **options: Any) -> bytes:
+    file = io.BytesIO()
+    made.savefig(file, format="png", **options)
+    return file.getvalue()
+
+
+def _draw(panel: Any, plot: Plot) -> None:
+    panel.grid(color=LINE, linewidth=0.8)
+    panel.set_axisbelow(True)
+    panel.tick_params(length=0, labelsize=9, colors=SOFT, which="both")
+    for side in panel.spines.values():
+        side.set_visible(False)
+    panel.set(xlabel=_literal(plot.x.title), ylabel=_literal(plot.y.title))
+    panel.set(xscale="log" if plot.x.log else "linear", yscale="log" if plot.y.log else "linear")
+    bars = [trace for trace in plot.traces if trace.mode == "bars"]
+    for trace in plot.traces:
+        if trace.mode == "bars":
+            _draw_bars(panel, plot, trace, bars.index(trace), len(bars))
+        else:
+            _draw_trace(panel, plot, trace)
+    if plot.upright is not None:
+        panel.axvline(plot.upright, color=SOFT, linewidth=1, linestyle=(0, (1, 2)))
+    for axis, drawn in ((plot.x, panel.xaxis), (plot.y, panel.yaxis)):
+        drawn.label.set_color(SOFT)
+        if axis.format:
+            drawn.set_major_formatter(lambda x, _, end=axis.format: f"{x:g}×" if end == "×" else f"{x:.0%}")
+            drawn.set_minor_formatter(lambda x, _: "")
+        if axis.names:
+            every = 1 if plot.horizontal else -(-len(axis.names) // _SHOWN)
+            names = [_literal(name) for name in axis.names]
+            drawn.set_ticks(range(0, len(names), every), names[::every], color=INK)
+    for axis, set_range in ((plot.x, panel.set_xlim), (plot.y, panel.set_ylim)):
+        if axis.range is not None:
+            set_range(axis.range)
+    if plot.horizontal:
+        panel.invert_yaxis()
+        panel.grid(visible=False, axis="y")
+
+
+def _draw_trace(panel: Any, plot: Plot, trace: Trace) -> None:
+    x, y = ([math.nan if z is None else z for z in _drawable(*pair)] for pair in ((trace.x, plot.x), (trace.y, plot.y)))
+    style: dict[str, Any] = {"color": trace.look.colour, "alpha": trace.opacity, "linestyle": "none"}
+    style["label"] = _literal(trace.name) if trace.legend else "_"
+    if trace.mode in ("line", "line and points", "steps"):
+        style |= {"linestyle": _STROKES[trace.dash % len(_STROKES)], "linewidth": trace.width}
+    if trace.mode == "steps":
+        style["drawstyle"] = "steps-post"
+    elif trace.mode != "line":
+        crossed = {"marker": "x", "markeredgewidth": 2, "markersize": 8}
+        style |= crossed if trace.mode == "crosses" else {"marker": trace.look.marker, "markersize": 6}
+    if trace.mode == "open points":
+        style |= {"markerfacecolor": "white", "markeredgewidth": 1.6}
+    panel.plot(x, y, **style)
+
+
+def _draw_bars(panel: Any, plot: Plot, trace: Trace, i: int, count: int) -> None:
+    """Bars over the names of their xs, those of several traces side by side; or on their side with intervals."""
+    style = {"color": trace.look.colour, "label": _literal(trace.name)}
+    if plot.horizontal:
+        more = {"xerr": trace.whiskers, "ecolor": INK, "error_kw": {"lw": 1.2}, "capsize": 3}
+        panel.barh([list(plot.y.names).index(name) for name in trace.y], trace.x, 0.62, **style, **more)
+        return
+    width, names = 0.8 / count, list(plot.x.names)
+    left = [names.index(name) + (i - (count - 1) / 2) * width for name in trace.x]
+    panel.bar(left, [math.nan if y is None else y for y in _drawable(trace.y, plot.y)], width, **style)
+
+
+def _draw_table(panel: Any, table: Table) -> None:
+    panel.axis("off")
+    cells = [[_literal("\n".join(textwrap.wrap(number(cell), 28))) for cell in row] for row in table.rows]
+    if not cells:
+        return
+    headings = [_literal(heading) for heading in table.headings]
+    drawn = panel.table(cells, colLabels=headings, cellLoc="left", loc="upper left")
+    drawn.auto_set_font_size(False)
+    drawn.set_fontsize(9)
+    drawn.auto_set_column_width(range(len(table.headings)))
+    for (row, _), cell in drawn.get_celld().items():
+        lines = max(text.count("\n") + 1 for text in cells[row - 1]) if row else 1
+        cell.set(edgecolor=LINE, height=0.03 + 0.04 * lines)
+        cell.get_text().set(color=INK if row else SOFT)
+
+
+def _literal(text: str) -> str:
+    """Text in which a dollar is a dollar, not the start of a formula."""
+    return text.replace("$", r"\$")
+
+
+# Terminals.
 
 
 def columns(picture: Picture) -> Columns:
@@ -97,95 +346,9 @@ def columns(picture: Picture) -> Columns:
 
 
 def _tabled(chart: Chart) -> Table:
-    xs = _places(chart)
+    xs = _all_x(chart)
     if len(xs) > _SHOWN:
         xs = [xs[round(i * (len(xs) - 1) / (_SHOWN - 1))] for i in range(_SHOWN)]
     by_x = [dict(zip(map(float, xs), map(float, ys), strict=True)) for xs, ys in chart.series.values()]
     rows = [(x, *(points.get(x) for points in by_x)) for x in xs]
     return Table(f"{chart.title} ({chart.y})", (chart.x, *chart.series), rows)
-
-
-def drawing(picture: Picture) -> Any:
-    """A chart or a table as a matplotlib figure."""
-    from matplotlib.figure import Figure
-
-    made = Figure(figsize=(8, 5), dpi=150, facecolor="white", layout="constrained")
-    panel = made.add_subplot()
-    title = "\n".join(textwrap.wrap(picture.title, 80))
-    panel.set_title(_literal(title), loc="left", fontsize=12, color=INK, pad=10, weight="bold")
-    if isinstance(picture, Chart):
-        _draw_chart(panel, picture)
-    else:
-        _draw_table(panel, picture)
-    return made
-
-
-def png(picture: Picture) -> bytes:
-    """A chart or a table as a picture file."""
-    held = io.BytesIO()
-    drawing(picture).savefig(held, format="png", bbox_inches="tight", pad_inches=0.15)
-    return held.getvalue()
-
-
-def _draw_chart(panel: Any, chart: Chart) -> None:
-    calm(panel)
-    panel.set_xlabel(_literal(chart.x), color=SOFT)
-    panel.set_ylabel(_literal(chart.y), color=SOFT)
-    if chart.log_y:
-        panel.set_yscale("log")
-    if chart.marks == "bars":
-        _draw_bars(panel, chart)
-    else:
-        if chart.log_x:
-            panel.set_xscale("log")
-        for i, (name, (xs, ys)) in enumerate(chart.series.items()):
-            colour, _, marker = LOOKS[i % len(LOOKS)]
-            style: dict[str, Any] = {"linestyle": _STROKES[i % len(_STROKES)], "linewidth": 2}
-            if chart.marks == "points":
-                style["linestyle"] = "none"
-            if chart.marks == "points" or len(xs) <= _SHOWN:
-                style |= {"marker": marker, "markersize": 6}
-            panel.plot(*_gaps(chart, xs, ys), color=colour, label=_literal(name), **style)
-    if len(chart.series) > 1:
-        panel.legend(frameon=False, fontsize=9, labelcolor=INK)
-
-
-def _gaps(chart: Chart, xs: Sequence[float], ys: Sequence[float]) -> tuple[list[float], list[float]]:
-    nan = float("nan")
-    return (
-        [nan if x is None else x for x in _drawable(xs, chart.log_x)],
-        [nan if y is None else y for y in _drawable(ys, chart.log_y)],
-    )
-
-
-def _draw_bars(panel: Any, chart: Chart) -> None:
-    """Bars stand side by side over the names of their xs."""
-    places = {name: i for i, name in enumerate(_categories(chart))}
-    width = 0.8 / len(chart.series)
-    for i, (name, (xs, ys)) in enumerate(chart.series.items()):
-        left = [places[number(x)] + (i - (len(chart.series) - 1) / 2) * width for x in map(float, xs)]
-        panel.bar(left, _gaps(chart, xs, ys)[1], width, color=LOOKS[i % len(LOOKS)].colour, label=_literal(name))
-    every = -(-len(places) // _SHOWN)
-    panel.set_xticks(list(places.values())[::every], list(places)[::every])
-
-
-def _draw_table(panel: Any, table: Table) -> None:
-    panel.axis("off")
-    cells = [[_literal("\n".join(textwrap.wrap(number(cell), 28))) for cell in row] for row in table.rows]
-    if not cells:
-        return
-    drawn = panel.table(
-        cells, colLabels=[_literal(heading) for heading in table.headings], cellLoc="left", loc="upper left"
-    )
-    drawn.auto_set_font_size(False)
-    drawn.set_fontsize(9)
-    drawn.auto_set_column_width(range(len(table.headings)))
-    for (row, _), cell in drawn.get_celld().items():
-        lines = max(text.count("\n") + 1 for text in cells[row - 1]) if row else 1
-        cell.set(edgecolor=LINE, height=0.03 + 0.04 * lines)
-        cell.get_text().set(color=INK if row else SOFT)
-
-
-def _literal(text: str) -> str:
-    """Words in which a dollar is a dollar, not the start of a formula."""
-    return text.replace("$", r"\$")

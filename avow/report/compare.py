@@ -1,307 +1,258 @@
-"""Every method with every setting on every workload: time, memory, measured error, certified bound."""
+"""Comparisons and plans: the page, the picture file, the tables for a terminal, and the finding in a sentence."""
 
 from __future__ import annotations
 
-import dataclasses
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
-from functools import partial
+from collections.abc import Iterator
 from typing import Any
 
-import torch
+from rich.text import Text
 
-import avow
-from avow.bench.workloads import Workload
-from avow.calibration import rates
-from avow.core import Method, Sizes, named
-from avow.errors import AvowError
-from avow.methods import method_named
+from avow.bench.compare import GOAL, SOFTMAX, Board, Comparison, Decoding, Measured, Row, Step
+from avow.core.chart import Table
+from avow.planner import BOUND_UNIT, Plan
 from avow.report import formatting
-from avow.report.decoding import Decoding, decoding
-from avow.report.frontier import frontier
-from avow.report.measure import finite, largest_errors, pace, peak_bytes, timed
+from avow.report.charts import Axis, Plot, Trace, figure, panels_png
+from avow.report.page import render
+from avow.report.style import FRONTIER, look
+from avow.report.terminal import Columns
 
-SOFTMAX = "softmax attention"
-# The tolerance the headline asks about.
-GOAL = 1e-2
-# From this many keys on, one run of a call tells its time.
-_LONG = 4096
-# What takes this many times as long as exact attention, and more seconds than this, is on no frontier.
-_FAR, _SOON = 10.0, 0.5
-
-Tell = Callable[[str], None]
+_HEADINGS = ("method", "time", "memory", "error", "bound", "of answer", "bound of answer", "to softmax", "promise")
+_DECODING = ("tol", "answered by", "time", "error", "bound", "of answer", "bound of answer", "holds", "because")
+_UNIT = "errors and bounds are relative to the longest value that a row sees"
+_SHORT = {"deterministic": "always", "sampled": "sampled", "none": "none"}
+_KEY = "filled: measured, open: proved, cross: the distance of another mechanism"
 
 
-@dataclass(frozen=True)
-class Measured:
-    """What one call took and gave. `error` is to the method's own target, `to_softmax` to softmax attention.
-
-    These and `bound` are relative to the longest value that a row sees; `relative_error` and `relative_bound` are those
-    of the method's own target, relative to the answer.
-    """
-
-    seconds: float
-    ratio: float
-    peak_bytes: int
-    error: float
-    to_softmax: float
-    kind: str
-    confidence: float
-    bound: float | None
-    relative_error: float | None
-    relative_bound: float | None
-
-
-@dataclass(frozen=True)
-class Row:
-    """One method with one setting on one workload; `why` says what kept it from being measured."""
-
-    method: Method
-    measured: Measured | None
-    why: str = ""
-    frontier: bool = False
-
-    @property
-    def label(self) -> str:
-        return formatting.label(self.method)
-
-    @property
-    def own_mechanism(self) -> bool:
-        return self.method.target != SOFTMAX
-
-    def proves(self, tol: float) -> bool:
-        """Whether it promises softmax attention within `tol`."""
-        found = self.measured
-        return found is not None and not self.own_mechanism and found.bound is not None and found.bound <= tol
-
-    def plain(self) -> dict[str, Any]:
-        method = {"method": self.method.name, "parameters": self.method.parameters, "target": self.method.target}
-        blank = dict.fromkeys(field.name for field in dataclasses.fields(Measured))
-        numbers = blank if self.measured is None else dataclasses.asdict(self.measured)
-        return {**method, **numbers, "frontier": self.frontier, "why": self.why}
-
-
-@dataclass(frozen=True)
-class Board:
-    """All rows of one workload."""
-
-    kind: str
-    summary: str
-    sizes: Sizes
-    rows: tuple[Row, ...]
-    decoding: Decoding | None = None
-
-    @property
-    def winner(self) -> Row | None:
-        """The fastest that beats exact attention and proves `GOAL`."""
-        able = [(row.measured.ratio, i) for i, row in enumerate(self.rows) if row.measured and row.proves(GOAL)]
-        best = min((pair for pair in able if self.rows[pair[1]].method.name != "exact"), default=None)
-        return self.rows[best[1]] if best is not None and best[0] < 1 else None
-
-    def plain(self) -> dict[str, Any]:
-        names = ("batch", "heads", "key_heads", "queries", "keys", "dim", "value_dim", "causal")
-        sizes = {name: getattr(self.sizes, name) for name in names} | {"dtype": named(self.sizes.dtype)}
-        steps = None if self.decoding is None else self.decoding.plain()
-        rows = [row.plain() for row in self.rows]
-        return {"kind": self.kind, "summary": self.summary, "sizes": sizes, "rows": rows, "decoding": steps}
-
-
-@dataclass(frozen=True)
-class Point:
-    """What one method took and proved at one length."""
-
-    kind: str
-    method: Method
-    length: int
-    seconds: float
-    peak_bytes: int
-    bound: float | None
-
-    def plain(self) -> dict[str, Any]:
-        return dataclasses.asdict(self) | {"method": self.method.name, "parameters": self.method.parameters}
-
-
-@dataclass(frozen=True)
-class Comparison:
-    """The boards of every workload, and how time and memory grow with length."""
-
-    boards: tuple[Board, ...]
-    scaling: tuple[Point, ...]
-    machine: str
-
-    @property
-    def headline(self) -> str:
-        """The finding in a sentence."""
-        won = {board.kind: board.winner for board in self.boards if board.winner is not None}
-        lost = [board.kind for board in self.boards if board.kind not in won]
-        if not won:
-            keys = max(board.sizes.keys for board in self.boards)
-            instead = self._later() or self._closest()
-            goal = f"an error of {GOAL:g} of the longest value"
-            return f"At {keys:,} keys nothing faster than exact attention proves {goal}{instead}."
-        parts = []
-        for kind, row in won.items():
-            assert row is not None and row.measured is not None
-            likely = f" with probability {row.measured.confidence:g}" if row.measured.kind == "statistical" else ""
-            parts.append(
-                f"on {kind} heads {row.label} takes {row.measured.ratio:.0%} of exact attention's time"
-                f" and proves every row within {_in_units(row.measured)}{likely}"
-            )
-        rest = f"; on {formatting.listed(lost)} nothing faster than exact proves {GOAL:g}" if lost else ""
-        sentence = "; ".join(parts) + rest
-        return sentence[0].upper() + sentence[1:] + "."
-
-    def _later(self) -> str:
-        """What does win at the longest length of the sweep."""
-        longest = max((point.length for point in self.scaling), default=0)
-        there = [point for point in self.scaling if point.length == longest and point.method.target == SOFTMAX]
-        exact = min((point.seconds for point in there if point.method.name == "exact"), default=0.0)
-        won = [point for point in there if point.seconds < exact and point.bound is not None and point.bound <= GOAL]
-        if not won:
-            return ""
-        best = min(won, key=lambda point: point.seconds)
-        what = f"{formatting.label(best.method)} proves {best.bound:.1e} in {best.seconds / exact:.0%} of the time"
-        return f"; at {longest:,} keys {what} on {best.kind} heads"
-
-    def _closest(self) -> str:
-        """The smallest bound among what is faster than exact, beside its measured error."""
-        fast = [
-            (row.measured.bound, row.measured.error, f"{row.label} on {board.kind} heads")
-            for board in self.boards
-            for row in board.rows
-            if row.measured is not None and row.measured.ratio < 1 and row.measured.bound is not None
-            if not row.own_mechanism and row.method.name != "exact" and row.measured.bound < 1
-        ]
-        if not fast:
-            return ""
-        bound, error, what = min(fast)
-        return f"; {what} comes closest, with {bound:.1e} proved and {error:.1e} measured"
-
-    def plain(self) -> dict[str, Any]:
-        return {
-            "avow": avow.__version__,
-            "torch": torch.__version__,
-            "machine": self.machine,
-            "headline": self.headline,
-            "workloads": [board.plain() for board in self.boards],
-            "scaling": [point.plain() for point in self.scaling],
-        }
-
-
-@dataclass(frozen=True)
-class Bench:
-    """How to measure: which methods, at which fixed settings, how often, and how long is too long."""
-
-    methods: Sequence[str]
-    fixed: Mapping[str, Method]
-    seed: int = 0
-    pairs: int = 5
-    patience: float = 20.0
-
-    def settings(self, name: str, sizes: Sizes) -> Iterator[Method]:
-        """What is compared of one method: its own choice of settings, or the one that was asked for."""
-        return iter([self.fixed[name]]) if name in self.fixed else method_named(name).settings(sizes)
-
-    def board(self, workload: Workload, tell: Tell, longer: Workload | None = None) -> Board:
-        """Every setting of every method on one workload; decoding from a cache of the keys of a `longer` one."""
-        sizes, rows = workload.sizes, []
-        for name in self.methods:
-            for method in self.settings(name, sizes):
-                tell(f"{workload.kind}: {formatting.label(method)}")
-                rows.append(self._row(method, workload, sizes))
-        steps = None
-        if "sparse" in self.methods and workload.q.numel() and workload.k.numel():
-            tell(f"{workload.kind}: decoding")
-            steps = decoding(longer or workload, self.seed, self.pairs)
-        return Board(workload.kind, workload.summary, sizes, tuple(_with_frontier(rows)), steps)
-
-    def _row(self, method: Method, workload: Workload, sizes: Sizes) -> Row:
-        if too_long := self._too_long(method, sizes):
-            return Row(method, None, too_long)
-        try:
-            return Row(method, self._measured(method, workload))
-        except AvowError as error:
-            return Row(method, None, str(error))
-
-    def _too_long(self, method: Method, sizes: Sizes) -> str:
-        known = rates(sizes.device, measure=False)
-        expected, exact = (known.seconds(x, sizes) for x in (method, method_named("exact")()))
-        if expected > self.patience:
-            return f"expected to take {expected:.0f} s a call; raise --patience to wait"
-        if method.name not in self.fixed and expected > max(_FAR * exact, _SOON):
-            times = f"{expected / exact:.0f} times as long as exact attention of all queries"
-            return f"expected to take {times}; --set one of its settings to wait"
-        return ""
-
-    def _measured(self, method: Method, workload: Workload) -> Measured:
-        device = workload.q.device
-        call = partial(_attend, method, workload, self.seed)
-        memory = peak_bytes(call, device)
-        out, certificate = call()
-        exact = method_named("exact")()
-        speed = pace(call, lambda: _attend(exact, workload, self.seed), device, self.pairs)
-        ratio = 1.0 if method == exact else speed.ratio
-        found = largest_errors(out, workload, method, self.seed)
-        softmax = found.error
-        if method.target != SOFTMAX:
-            softmax = largest_errors(out, workload, exact, self.seed).error
-        return Measured(
-            speed.seconds,
-            ratio,
-            memory,
-            found.error,
-            softmax,
-            certificate.kind,
-            certificate.confidence,
-            _bound(certificate),
-            finite(found.relative),
-            None if certificate.kind == "none" else finite(certificate.relative),
+def headline(comparison: Comparison) -> str:
+    """The finding in a sentence."""
+    winners = {board.kind: board.winner for board in comparison.boards}
+    without = [kind for kind, row in winners.items() if row is None]
+    if len(without) == len(winners):
+        keys = max(board.sizes.keys for board in comparison.boards)
+        instead = _win_at_length(comparison) or _closest(comparison)
+        goal = f"an error of {GOAL:g} of the longest value"
+        return f"At {keys:,} keys nothing faster than exact attention proves {goal}{instead}."
+    parts = []
+    for kind, row in winners.items():
+        if row is None or (m := row.measured) is None:
+            continue
+        answer = "" if m.relative_bound is None else f" ({m.relative_bound:.1e} of the answer)"
+        likely = f" with probability {m.confidence:g}" if m.kind == "statistical" else ""
+        parts.append(
+            f"on {kind} heads {row.method.label} takes {m.ratio:.0%} of exact attention's time"
+            f" and proves every row within {m.bound:.1e} of the longest value{answer}{likely}"
         )
-
-    def scaling(self, workloads: Iterable[Workload], tell: Tell) -> Iterator[Point]:
-        """Time and memory of each method as it comes, at every length."""
-        for workload in workloads:
-            for name in self.methods:
-                method = self.fixed.get(name) or method_named(name)()
-                tell(f"{workload.sizes.keys:,} keys: {formatting.label(method)}")
-                if self._too_long(method, workload.sizes):
-                    continue
-                try:
-                    yield self._point(method, workload)
-                except AvowError:
-                    continue  # a rank above the number of keys, say: the curve starts later
-
-    def _point(self, method: Method, workload: Workload) -> Point:
-        call = partial(_attend, method, workload, self.seed)
-        keys, device = workload.sizes.keys, workload.q.device
-        bound = _bound(call()[1])
-        repeats = 3 if keys < _LONG else 1
-        times = sorted(timed(call, device) for _ in range(repeats))
-        return Point(workload.kind, method, keys, times[repeats // 2], peak_bytes(call, device), bound)
+    rest = f"; on {formatting.listed(without)} nothing faster than exact proves {GOAL:g}" if without else ""
+    sentence = "; ".join(parts) + rest
+    return sentence[0].upper() + sentence[1:] + "."
 
 
-def _attend(method: Method, workload: Workload, seed: int) -> tuple[torch.Tensor, avow.Certificate]:
-    """One whole call, its certificate included."""
-    generator = torch.Generator().manual_seed(seed)
-    with torch.no_grad():
-        more = {"method": method.name, "generator": generator, **workload.call, **method.parameters}
-        return avow.attend(workload.q, workload.k, workload.v, **more)
+def _win_at_length(comparison: Comparison) -> str:
+    """What does win at the longest length of the sweep."""
+    longest = max((point.length for point in comparison.scaling), default=0)
+    points = [point for point in comparison.scaling if point.length == longest and point.method.target == SOFTMAX]
+    exact = min((point.seconds for point in points if point.method.name == "exact"), default=0.0)
+    faster = [p for p in points if p.seconds < exact and p.bound is not None and p.bound <= GOAL]
+    if not faster:
+        return ""
+    best = min(faster, key=lambda point: point.seconds)
+    what = f"{best.method.label} proves {best.bound:.1e} in {best.seconds / exact:.0%} of the time"
+    return f"; at {longest:,} keys {what} on {best.kind} heads"
 
 
-def _bound(certificate: avow.Certificate) -> float | None:
-    """What is promised, if anything is."""
-    return None if certificate.kind == "none" else finite(certificate.bound)
+def _closest(comparison: Comparison) -> str:
+    """The smallest bound among what is faster than exact, beside its measured error."""
+    fast = [
+        (m.bound, m.error, f"{row.method.label} on {board.kind} heads")
+        for board in comparison.boards
+        for row, m in _measured(board)
+        if m.ratio < 1 and m.bound is not None and m.bound < 1
+        if not row.own_mechanism and row.method.name != "exact"
+    ]
+    if not fast:
+        return ""
+    bound, error, what = min(fast)
+    return f"; {what} comes closest, with {bound:.1e} proved and {error:.1e} measured"
 
 
-def _in_units(found: Measured) -> str:
-    """The bound in both units."""
-    own = "" if found.relative_bound is None else f" ({found.relative_bound:.1e} of the answer)"
-    return f"{found.bound:.1e} of the longest value{own}"
+def _measured(board: Board) -> Iterator[tuple[Row, Measured]]:
+    return ((row, row.measured) for row in board.rows if row.measured is not None)
 
 
-def _with_frontier(rows: list[Row]) -> list[Row]:
-    """The same rows, those marked that no other beats in time and in distance to softmax attention."""
-    there = [row for row in rows if row.measured is not None]
-    marks = frontier([(row.measured.ratio, row.measured.to_softmax) for row in there if row.measured is not None])
-    best = {id(row) for row, mark in zip(there, marks, strict=True) if mark}
-    return [dataclasses.replace(row, frontier=id(row) in best) for row in rows]
+def page(comparison: Comparison, command: str) -> str:
+    """The report as a page; `command` is what made it."""
+    figures = {f"frontier-{i}": figure(frontier_plot(board)) for i, board in enumerate(comparison.boards)}
+    if comparison.scaling:
+        figures["scaling-0"] = figure(_growth(comparison, "seconds", "seconds a call"))
+        figures["scaling-1"] = figure(_growth(comparison, "peak_bytes", "memory, MiB", 2.0**-20))
+    return render(
+        "compare.html",
+        figures,
+        title="avow compare",
+        headline=headline(comparison),
+        boards=comparison.boards,
+        tables=[_page_tables(board) for board in comparison.boards],
+        command=command,
+        machine=comparison.machine,
+    )
+
+
+def _page_tables(board: Board) -> dict[str, Any]:
+    ranks = ["absent" if row.measured is None else "best" if row.frontier else "other" for row in board.rows]
+    steps = () if board.decoding is None else board.decoding.steps
+    return {
+        "rows": Table("", _HEADINGS, [_cells(row) for row in board.rows]),
+        "marks": [{"class": rank} for rank in ranks],
+        "steps": Table("", _DECODING, [_step_cells(step) for step in steps]),
+    }
+
+
+def png(comparison: Comparison) -> bytes:
+    """The frontiers as a picture file, one panel for each workload."""
+    return panels_png([frontier_plot(board) for board in comparison.boards], headline(comparison), _KEY)
+
+
+def frontier_plot(board: Board) -> Plot:
+    """Time against error: a filled mark where a method was measured, an open one where its bound lies."""
+    best = sorted((m.ratio, m.to_softmax) for row, m in _measured(board) if row.frontier)
+    xs, ys = [x for x, _ in best], [y for _, y in best]
+    traces = [Trace("frontier", xs, ys, "steps", FRONTIER, width=6, opacity=0.22, hover=None)]
+    for name in dict.fromkeys(row.method.name for row, _ in _measured(board)):
+        traces += _method_traces(name, [(row, m) for row, m in _measured(board) if row.method.name == name])
+    x = Axis("time relative to exact attention", log=True, format="×")
+    return Plot(board.kind, x, Axis("error of the worst row", log=True), traces, upright=1)
+
+
+def _method_traces(name: str, rows: list[tuple[Row, Measured]]) -> list[Trace]:
+    ratios, hover = [m.ratio for _, m in rows], [_hover(row, m) for row, m in rows]
+    if rows[0][0].own_mechanism:
+        # Another mechanism's answer has a distance from softmax attention, and no promise about it.
+        distances = [m.to_softmax for _, m in rows]
+        return [Trace(f"{name} (its distance)", ratios, distances, "crosses", look(name), size=10, hover=hover)]
+    bounds = [(m.ratio, m.bound, _hover(row, m)) for row, m in rows if m.bound is not None]
+    stems = [(m.ratio, y) for _, m in rows if m.bound is not None for y in (m.error, m.bound, None)]
+    xs, ys = [x for x, _ in stems], [y for _, y in stems]
+    return [
+        Trace(name, xs, ys, "line", look(name), width=1, legend=False, hover=None),
+        Trace(name, ratios, [m.error for _, m in rows], "points", look(name), size=10, hover=hover),
+        Trace(
+            name,
+            [x for x, _, _ in bounds],
+            [y for _, y, _ in bounds],
+            "open points",
+            look(name),
+            size=10,
+            legend=False,
+            hover=[text for _, _, text in bounds],
+        ),
+    ]
+
+
+def _hover(row: Row, m: Measured) -> str:
+    lines = [
+        f"<b>{row.method.label}</b>",
+        f"{formatting.ratio(m.ratio)} of exact's time",
+        f"{formatting.memory(m.peak_bytes)} at the peak",
+    ]
+    if row.own_mechanism:
+        lines.append(f"{formatting.error(m.to_softmax)} from softmax attention: it is another mechanism")
+    else:
+        lines.append(f"{formatting.error(m.error)} measured, {formatting.error(m.bound)} proved ({m.kind})")
+        own = f"{formatting.error(m.relative_error)} measured, {formatting.error(m.relative_bound)} proved"
+        lines.append(f"of the answer's length: {own}")
+    return "<br>".join(lines)
+
+
+def _growth(comparison: Comparison, field: str, title: str, unit: float = 1.0) -> Plot:
+    """A field of every method's points against the number of keys."""
+    traces = []
+    for name in dict.fromkeys(point.method.name for point in comparison.scaling):
+        points = [point for point in comparison.scaling if point.method.name == name]
+        ys = [getattr(point, field) * unit for point in points]
+        hover = [f"{name}, {point.length:,} keys: {y:.3g} {title}" for point, y in zip(points, ys, strict=True)]
+        traces.append(Trace(name, [p.length for p in points], ys, "line and points", look(name), hover=hover))
+    lengths = sorted({point.length for point in comparison.scaling})
+    return Plot("", Axis("keys", log=True, ticks=lengths), Axis(title, log=True), traces)
+
+
+def board_table(board: Board) -> Columns:
+    """One workload's rows; what no other row beats is bold."""
+    title = Text.assemble((f"{board.kind}: {board.summary}", "bold"), f"\n{formatting.shape(board.sizes)}")
+    missing: dict[tuple[str, str], list[str]] = {}
+    for row in board.rows:
+        if row.measured is None:
+            missing.setdefault((row.method.name, row.why), []).append(row.method.label)
+    # What holds for several settings of a method is said once.
+    notes = [f"{formatting.listed(labels)} not measured: {why}" for (_, why), labels in missing.items()]
+    own = {(row.method.name, row.method.target) for row in board.rows if row.own_mechanism}
+    notes += [f"{name}: error and bound are those of {target}" for name, target in sorted(own)]
+    rows, styles = [], []
+    for row, m in _measured(board):
+        name, time, _, error, bound, _, _, softmax, _ = _cells(row)
+        rows.append([name, time, f"{m.peak_bytes / 2**20:.1f}", error, bound, softmax, _holds(m)])
+        styles.append("bold" if row.frontier else "")
+    headings = ("method", "time", "MiB", "error", "bound", "to\nsoftmax", "holds")
+    return Columns("lrrrrrr", headings, rows, title, [_UNIT, *notes], styles)
+
+
+def relative_table(board: Board) -> Columns:
+    """The same rows' errors relative to the answer: they have no room beside the others in a narrow terminal."""
+    rows = [[*_cells(row)[:1], *_cells(row)[5:7], _holds(m)] for row, m in _measured(board)]
+    styles = ["bold" if row.frontier else "" for row, _ in _measured(board)]
+    title = f"{board.kind}: errors relative to the length of the true answer"
+    return Columns("lrrr", ("method", "error", "bound", "holds"), rows, title, [], styles)
+
+
+def _holds(m: Measured) -> str:
+    return _SHORT.get(m.kind, f"{m.confidence:.4g}")
+
+
+def decoding_table(decoding: Decoding) -> Columns:
+    """Steps of decoding, one line a tolerance; a reason that several share is said once."""
+    where = f": the last query against {formatting.count(decoding.keys, 'key')} in a cache"
+    reasons: dict[str, list[str]] = {}
+    for step in decoding.steps:
+        if step.because:
+            sure = f" at {step.confidence:g}" if step.confidence < 1 else ""
+            reasons.setdefault(step.because, []).append(f"{step.tol:g}{sure}")
+    notes = [f"{formatting.listed(labels)}: {why}" for why, labels in reasons.items()]
+    rows = [_step_cells(step)[:-1] for step in decoding.steps]
+    return Columns("rrrrrrrr", _DECODING[:-1], rows, Text.assemble(("decoding", "bold"), where), notes)
+
+
+def _step_cells(step: Step) -> list[str]:
+    """A step under `_DECODING`."""
+    holds = "always" if step.confidence == 1 or step.method == "exact" else f"{step.confidence:g}"
+    errors = (step.error, step.bound, step.relative_error, step.relative_bound)
+    numbers = [formatting.ratio(step.ratio), *map(formatting.error, errors)]
+    return [f"{step.tol:g}", step.method, *numbers, holds, step.because]
+
+
+def _cells(row: Row) -> list[str]:
+    """A row under `_HEADINGS`."""
+    m = row.measured
+    if m is None:
+        return [row.method.label, *[formatting.NOTHING] * 7, row.why]
+    errors = (m.error, m.bound, m.relative_error, m.relative_bound)
+    numbers = [formatting.ratio(m.ratio), formatting.memory(m.peak_bytes), *map(formatting.error, errors)]
+    promise = m.kind if m.kind != "statistical" else f"{m.kind}, {m.confidence:g}"
+    if row.own_mechanism:
+        return [row.method.label, *numbers, formatting.error(m.to_softmax), f"{promise}, of {row.method.target}"]
+    return [row.method.label, *numbers, "", promise]
+
+
+def plan_table(plan: Plan) -> Columns:
+    """Candidates from the chosen one down, and below them why the others lost; a reason that several share once."""
+    rows, styles = [], []
+    reasons: dict[str, list[str]] = {}
+    for candidate in plan.ranked:
+        chosen, label = candidate is plan.chosen, candidate.method.label
+        bound = formatting.NOTHING if candidate.estimate is None else formatting.error(candidate.estimate.bound)
+        price = formatting.seconds(candidate.seconds), formatting.memory(candidate.cost.peak_bytes)
+        rows.append([f"{'→' if chosen else ' '} {label}", *price, bound])
+        styles.append("bold" if chosen else "dim" if candidate.lost else "")
+        why = candidate.lost or ("cheapest that meets the tolerance" if chosen else "also meets the tolerance, slower")
+        reasons.setdefault(why, []).append(label)
+    notes = [f"{why}: {formatting.listed(labels)}" for why, labels in reasons.items()]
+    headings = ("  method", "predicted", "memory", "bound")
+    return Columns("lrrr", headings, rows, f"plan for {plan.goal} ({plan.source})", [*notes, BOUND_UNIT], styles)

@@ -2,20 +2,9 @@
 
 from __future__ import annotations
 
-from avow.core import Method, Sizes
+from avow.core import Sizes
 
 NOTHING = "–"
-
-
-def label(method: Method) -> str:
-    """A method with what tells this setting from others: its first parameter, and all that is not as usual."""
-    declared = method.declared()
-    told = [
-        f"{p.name}={getattr(method, p.name)}"
-        for i, p in enumerate(declared)
-        if i == 0 or getattr(method, p.name) != p.default
-    ]
-    return f"{method.name}({', '.join(told)})"
 
 
 def error(x: float | None) -> str:

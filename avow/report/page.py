@@ -1,83 +1,89 @@
-"""The report of a comparison, as a page."""
+"""Pages: one HTML file that needs nothing else, neither network nor folder, light or dark, made from templates."""
 
 from __future__ import annotations
 
-from html import escape
-from typing import Any
+import functools
+from collections.abc import Mapping, Sequence
+from importlib import resources
+from typing import Any, NamedTuple
+
+from jinja2 import Environment, PackageLoader, StrictUndefined
+from markupsafe import Markup
 
 from avow.core.chart import Table
 from avow.report import formatting
-from avow.report.compare import Board, Comparison
-from avow.report.document import report
-from avow.report.figures import frontier_figure, scaling_figures
-from avow.report.markup import html_table
-from avow.report.table import DECODING_HEADINGS, HEADINGS, cells, step_cells
+from avow.report.mathml import display
 
-_STYLE = """
-.pair { display: grid; grid-template-columns: repeat(auto-fit, minmax(min(100%, 26rem), 1fr)); gap: 0 1rem; }
-th:last-child, td:last-child { text-align: left; }
-td:last-child { white-space: normal; min-width: 11rem; }
-tr.best td:first-child { font-weight: 650; }
-tr.absent { color: var(--soft); }
-"""
+# Longer words may wrap; numbers never do.
+_LONG = 24
 
 
-def page(comparison: Comparison, command: str) -> str:
-    """The whole report; `command` is what made it."""
-    figures: dict[str, Any] = {f"frontier-{i}": frontier_figure(board) for i, board in enumerate(comparison.boards)}
-    scaling = ""
-    if comparison.scaling:
-        figures |= {f"scaling-{i}": figure for i, figure in enumerate(scaling_figures(comparison))}
-        scaling = _SCALING
-    body = f"""<p class="soft">{_HOW_TO_READ}</p>
-{"".join(_section(board, i) for i, board in enumerate(comparison.boards))}
-{scaling}
-<h2>How this was measured</h2>
-<p class="soft"><code>{escape(command)}</code> on {escape(comparison.machine)}.</p>
-<p class="soft">{_METHOD}</p>"""
-    return report("avow compare", comparison.headline, body, figures, _STYLE)
+class Cell(NamedTuple):
+    """A cell of a page's table, and its class."""
+
+    text: str
+    kind: str = ""
 
 
-_HOW_TO_READ = (
-    "Each method stands twice: filled where its error was measured, open where its certificate puts the bound. Left of "
-    "the dotted line is faster than exact attention; lower is closer to it. Errors are in units of the largest value "
-    "norm a row sees, so a bound of 2 says nothing; columns of answer have them relative to the true answer, which is "
-    "far shorter where values cancel. A cross is another mechanism: its distance from softmax attention is shown, and "
-    "its own promise is about its own definition."
-)
-_METHOD = (
-    "Times are whole calls, certificate included, each run in turn with exact attention; the ratio is the median of "
-    "the pairs. Memory is the most held at once beyond the inputs. The error is the largest of 459 rows drawn at "
-    "random and recomputed in float64: with 99% confidence, 99% of all rows are no worse."
-)
-_STEPS = (
-    "Decoding: the last query against {keys} that a KeyValueCache holds, its sketch in place. Times are relative"
-    " to the exact answer from that cache; avow bench decode compares with PyTorch's own."
-)
-_SCALING = """<h2>Growth with length</h2>
-<p class="soft">Each method at its default setting, on logarithmic axes: slope 1 is linear, slope 2 quadratic.</p>
-<div class="pair"><div class="figure" id="scaling-0"></div><div class="figure" id="scaling-1"></div></div>"""
+def render(template: str, figures: Mapping[str, Any], **values: Any) -> str:
+    """A whole page. Each figure, as plotly reads it, is drawn in the page's element of that id."""
+    return _environment().get_template(template).render(figures=figures, **values)
 
 
-def _section(board: Board, i: int) -> str:
-    return f"""<h2>{escape(board.kind)}</h2>
-<p class="soft">{escape(board.summary)} · {formatting.shape(board.sizes)}</p>
-<div class="figure" id="frontier-{i}"></div>
-{_table(board)}
-{_decoding(board)}
-"""
+def document(title: str, body: str, style: str = "") -> str:
+    """A whole page around a body that is HTML already."""
+    return render("page.html", {}, title=title, body=Markup(body), style=Markup(style))
 
 
-def _decoding(board: Board) -> str:
-    """Steps of decoding, where they were measured."""
-    if board.decoding is None or not board.decoding.steps:
-        return ""
-    rows = [step_cells(step) for step in board.decoding.steps]
-    return f"""<p class="soft">{_STEPS.format(keys=formatting.count(board.decoding.keys, "key"))}</p>
-{html_table(Table("", DECODING_HEADINGS, rows))}"""
+def html_table(table: Table, kind: str = "", marks: Sequence[Mapping[str, str]] = ()) -> str:
+    """A table as a page shows it; it scrolls by itself where it is wider than the window.
+
+    `kind` is its class; `marks` are attributes of each row. Cells that are `Cell` keep their class.
+    """
+    return str(macro("macros.html", "table")(table, kind, marks))
 
 
-def _table(board: Board) -> str:
-    ranks = ["absent" if row.measured is None else "best" if row.frontier else "other" for row in board.rows]
-    table = Table("", HEADINGS, [cells(row) for row in board.rows])
-    return html_table(table, marks=[f'class="{rank}"' for rank in ranks])
+def macro(template: str, name: str) -> Any:
+    """A macro of a template, to be called with its arguments; its answer is markup."""
+    return getattr(_environment().get_template(template).module, name)
+
+
+@functools.cache
+def asset(name: str) -> Markup:
+    """A stylesheet or a script of the reports."""
+    return Markup((resources.files("avow.report") / name).read_text(encoding="utf-8"))
+
+
+@functools.cache
+def _environment() -> Environment:
+    environment = Environment(
+        loader=PackageLoader("avow.report"),
+        autoescape=True,
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+        keep_trailing_newline=True,
+    )
+    environment.globals |= {"asset": asset, "plotly": _plotly}
+    environment.filters |= {
+        "cell": _cell,
+        "count": formatting.count,
+        "display": lambda latex: Markup(display(latex)),
+        "listed": formatting.listed,
+        "seconds": formatting.seconds,
+        "shape": formatting.shape,
+    }
+    environment.policies["json.dumps_kwargs"] = {"allow_nan": False}
+    return environment
+
+
+def _plotly() -> Markup:
+    import plotly.offline
+
+    return Markup(plotly.offline.get_plotlyjs())
+
+
+def _cell(cell: object) -> Cell:
+    if isinstance(cell, Cell):
+        return cell
+    return Cell(formatting.number(cell), "wordy" if isinstance(cell, str) and len(cell) > _LONG else "")

@@ -5,7 +5,7 @@ Series that are no methods take the same looks in order.
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from avow.methods import all_methods
 
@@ -20,8 +20,10 @@ class Look(NamedTuple):
 
 # Picture files are white.
 INK, SOFT, LINE = "#1c2128", "#6b7580", "#e3e7eb"
+# Seen on bars of any colour, on white and on black.
+WHISKER = "#7d8590"
 
-_EXACT = Look("#7d8590", "circle", "o")
+_EXACT = FRONTIER = Look(WHISKER, "circle", "o")
 LOOKS = (
     Look("#3a86d8", "circle", "o"),
     Look("#e0752d", "square", "s"),
@@ -39,12 +41,3 @@ def look(name: str) -> Look:
         return _EXACT
     others = [other for other in all_methods() if other != "exact"]
     return LOOKS[others.index(name) % len(LOOKS)]
-
-
-def calm(panel: Any) -> None:
-    """Matplotlib axes with a light grid and no frame."""
-    panel.grid(color=LINE, linewidth=0.8)
-    panel.set_axisbelow(True)
-    panel.tick_params(length=0, labelsize=9, colors=SOFT, which="both")
-    for side in panel.spines.values():
-        side.set_visible(False)

@@ -1,9 +1,17 @@
-"""What a terminal shows: one kind of table, and one console to print it on."""
+"""What a terminal shows: one kind of table, one console to print it on, and how far long work is.
+
+Progress is a bar on a terminal and plain lines elsewhere, always on stderr.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+import itertools
+import sys
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from rich.cells import cell_len
 from rich.console import Console, ConsoleOptions, RenderableType
@@ -11,11 +19,16 @@ from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
+if TYPE_CHECKING:
+    from avow.training import Progress
+
 Cell = str | Text
 
-# Prose in a narrower column than this is no longer read but deciphered.
+# Prose in a narrower column than this is hard to read.
 _PROSE = 16
 _GAP = 2
+# Of a training run, elsewhere than on a terminal: a line after this share of it, or after so many seconds.
+_SHARE, _SECONDS = 0.05, 60.0
 
 
 @dataclass(frozen=True)
@@ -74,16 +87,99 @@ class Columns:
 
 
 def show(*parts: RenderableType) -> None:
-    """Print on stdout what was made for a terminal; words in a line of their own, just as they are."""
+    """Print renderables on stdout; each string is a line of its own, printed as it is."""
     console = Console(highlight=False, markup=False, emoji=False)
     for part in parts:
         console.print(part)
 
 
 def bold(words: str) -> Text:
-    """Words that stand out."""
+    """Text in bold."""
     return Text(words, "bold")
 
 
 def _text(cell: Cell) -> Text:
     return cell if isinstance(cell, Text) else Text(cell)
+
+
+@contextmanager
+def progress(steps: int) -> Iterator[Callable[[str], None]]:
+    """A function to call with the name of each step as it begins."""
+    begun = itertools.count(1)
+    if not sys.stderr.isatty():
+
+        def line(step: str) -> None:
+            print(f"[{next(begun)}/{steps}] {step}", file=sys.stderr, flush=True)
+
+        yield line
+        return
+    from rich.progress import BarColumn, TextColumn, TimeElapsedColumn
+    from rich.progress import Progress as Bar
+
+    count, name = TextColumn("{task.completed}/{task.total}"), TextColumn("{task.description}")
+    with Bar(BarColumn(), count, TimeElapsedColumn(), name, console=Console(stderr=True), transient=True) as bar:
+        task = bar.add_task("", total=steps)
+
+        def step_bar(step: str) -> None:
+            bar.update(task, completed=next(begun) - 1, description=step)
+
+        yield step_bar
+
+
+@contextmanager
+def training_progress() -> Iterator[Callable[[Progress], None]]:
+    """A function to call with every line of the log."""
+    if not sys.stderr.isatty():
+        yield ProgressLines()
+        return
+    from rich.progress import BarColumn, TextColumn
+    from rich.progress import Progress as Bar
+
+    columns = (TextColumn("{task.description}"), BarColumn(bar_width=None), TextColumn("{task.fields[line]}"))
+    with Bar(*columns, console=Console(stderr=True), transient=True, expand=True) as bar:
+        # Until the first line nothing is known of the length: the bar swings.
+        task = bar.add_task("preparing", total=None, line="")
+
+        def tell(progress: Progress) -> None:
+            share = f"{progress.step:,}/{progress.steps:,}"
+            line = progress_line(progress)
+            bar.update(task, description=share, total=progress.steps, completed=progress.step, line=line)
+
+        yield tell
+
+
+class ProgressLines:
+    """Plain lines: the first, the last, and some between."""
+
+    def __init__(self) -> None:
+        self._share, self._when = -1.0, 0.0
+
+    def __call__(self, progress: Progress) -> None:
+        share, now = progress.step / progress.steps, time.monotonic()
+        if share < 1 and share - self._share < _SHARE and now - self._when < _SECONDS:
+            return
+        self._share, self._when = share, now
+        print(f"step {progress.step:,}/{progress.steps:,}  {progress_line(progress)}", file=sys.stderr, flush=True)
+
+
+def progress_line(progress: Progress) -> str:
+    """The figures of a line: loss, pace and the time left.
+
+    >>> from avow.training import Progress
+    >>> progress_line(Progress(10, 200, 0.5, 1.23456, 1e-3, 1.0, 12345.6, 0.1234, 75.0))
+    'loss 1.235 · 12,346 tokens/s · MFU 12.3% · 1:15 left'
+    """
+    pace = f"{progress.tokens_per_second:,.0f} tokens/s · MFU {progress.mfu:.1%}"
+    left = f"{clock_time(progress.eta)} left" if progress.step < progress.steps else "done"
+    return f"loss {progress.loss:.3f} · {pace} · {left}"
+
+
+def clock_time(seconds: float) -> str:
+    """Seconds as a clock shows them.
+
+    >>> [clock_time(x) for x in (9.4, 75, 3723)]
+    ['0:09', '1:15', '1:02:03']
+    """
+    minutes, second = divmod(round(seconds), 60)
+    hours, minute = divmod(minutes, 60)
+    return f"{hours}:{minute:02}:{second:02}" if hours else f"{minute}:{second:02}"

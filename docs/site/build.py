@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from html import escape
 from pathlib import Path
 
-from avow.report.document import document
+from avow.report.page import document
 from docs.site import api
 from docs.site.page import Known, Page, relative, rendered
 from docs.site.style import STYLE
@@ -108,7 +108,7 @@ def _whole(page: Page, sections: list[Section], pages: dict[str, Page]) -> str:
 {page.body}{_beside(page, sections, pages)}</main>
 <nav id="contents" aria-label="contents">{_menu(page, sections, pages)}</nav>
 </div>"""
-    return document(title, body, {}, STYLE)
+    return document(title, body, STYLE)
 
 
 def _menu(page: Page, sections: list[Section], pages: dict[str, Page]) -> str:

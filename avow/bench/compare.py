@@ -1,0 +1,356 @@
+"""Every method with every setting on every workload: time, memory, measured error, certified bound.
+
+Decoding is measured too: one query against keys and values that a cache holds. This is what `sparse` is for: over all
+queries at once its choices cost more than they save; in a cache the sketch of the keys is there before the query.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+import avow
+from avow.bench.clock import pace, peak_bytes, timed
+from avow.bench.workloads import Workload
+from avow.calibration import rates
+from avow.core import Method, Sizes, named
+from avow.core.audit import audit_rows
+from avow.errors import AvowError, ToleranceUnreachable
+from avow.methods import method_named
+from avow.nn import KeyValueCache
+
+SOFTMAX = "softmax attention"
+# The tolerance the headline is about.
+GOAL = 1e-2
+# Tolerances of decoding steps, and the probability with which each bound holds.
+DECODING_TOLERANCES = ((1e-1, 1.0), (1e-2, 1.0), (1e-3, 1.0), (1e-2, 0.999))
+# A decoding step is so short that fewer pairs of them tell little.
+_LEAST_PAIRS = 5
+# From this many keys on, one run of a call tells its time.
+_LONG = 4096
+# What takes this many times as long as exact attention, and more seconds than this, is on no frontier.
+_FAR, _SOON = 10.0, 0.5
+
+Tell = Callable[[str], None]
+
+
+@dataclass(frozen=True)
+class Measured:
+    """What one call took and gave. `error` is to the method's own target, `to_softmax` to softmax attention.
+
+    These and `bound` are relative to the longest value that a row sees; `relative_error` and `relative_bound` are those
+    of the method's own target, relative to the answer.
+    """
+
+    seconds: float
+    ratio: float
+    peak_bytes: int
+    error: float
+    to_softmax: float
+    kind: str
+    confidence: float
+    bound: float | None
+    relative_error: float | None
+    relative_bound: float | None
+
+
+@dataclass(frozen=True)
+class Row:
+    """One method with one setting on one workload; `why` says what kept it from being measured."""
+
+    method: Method
+    measured: Measured | None
+    why: str = ""
+    frontier: bool = False
+
+    @property
+    def own_mechanism(self) -> bool:
+        return self.method.target != SOFTMAX
+
+    def proves(self, tol: float) -> bool:
+        """Whether it promises softmax attention within `tol`."""
+        m = self.measured
+        return m is not None and not self.own_mechanism and m.bound is not None and m.bound <= tol
+
+    def plain(self) -> dict[str, Any]:
+        method = {"method": self.method.name, "parameters": self.method.parameters, "target": self.method.target}
+        blank = dict.fromkeys(field.name for field in dataclasses.fields(Measured))
+        numbers = blank if self.measured is None else dataclasses.asdict(self.measured)
+        return {**method, **numbers, "frontier": self.frontier, "why": self.why}
+
+
+@dataclass(frozen=True)
+class Step:
+    """One decoding step within a tolerance: its time beside the exact one, its error, its bound, and the reason.
+
+    `error` and `bound` are relative to the longest value that a row sees, the other two to the answer.
+    """
+
+    tol: float
+    confidence: float
+    seconds: float
+    ratio: float
+    error: float
+    bound: float
+    method: str
+    because: str
+    relative_error: float | None
+    relative_bound: float | None
+
+
+@dataclass(frozen=True)
+class Decoding:
+    """The steps at every tolerance, from a cache of so many keys."""
+
+    keys: int
+    steps: tuple[Step, ...]
+
+
+@dataclass(frozen=True)
+class Board:
+    """All rows of one workload."""
+
+    kind: str
+    summary: str
+    sizes: Sizes
+    rows: tuple[Row, ...]
+    decoding: Decoding | None = None
+
+    @property
+    def winner(self) -> Row | None:
+        """The fastest that beats exact attention and proves `GOAL`."""
+        faster = [
+            (row.measured.ratio, i)
+            for i, row in enumerate(self.rows)
+            if row.measured and row.proves(GOAL) and row.method.name != "exact" and row.measured.ratio < 1
+        ]
+        return self.rows[min(faster)[1]] if faster else None
+
+    def plain(self) -> dict[str, Any]:
+        names = ("batch", "heads", "key_heads", "queries", "keys", "dim", "value_dim", "causal")
+        sizes = {name: getattr(self.sizes, name) for name in names} | {"dtype": named(self.sizes.dtype)}
+        steps = None if self.decoding is None else dataclasses.asdict(self.decoding)
+        rows = [row.plain() for row in self.rows]
+        return {"kind": self.kind, "summary": self.summary, "sizes": sizes, "rows": rows, "decoding": steps}
+
+
+@dataclass(frozen=True)
+class Point:
+    """What one method took and proved at one length."""
+
+    kind: str
+    method: Method
+    length: int
+    seconds: float
+    peak_bytes: int
+    bound: float | None
+
+    def plain(self) -> dict[str, Any]:
+        return dataclasses.asdict(self) | {"method": self.method.name, "parameters": self.method.parameters}
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """The boards of every workload, and how time and memory grow with length."""
+
+    boards: tuple[Board, ...]
+    scaling: tuple[Point, ...]
+    machine: str
+
+    def plain(self) -> dict[str, Any]:
+        return {
+            "avow": avow.__version__,
+            "torch": torch.__version__,
+            "machine": self.machine,
+            "workloads": [board.plain() for board in self.boards],
+            "scaling": [point.plain() for point in self.scaling],
+        }
+
+
+@dataclass(frozen=True)
+class Bench:
+    """How to measure: which methods, at which fixed settings, how often, and how long is too long."""
+
+    methods: Sequence[str]
+    fixed: Mapping[str, Method]
+    seed: int = 0
+    pairs: int = 5
+    patience: float = 20.0
+
+    def settings(self, name: str, sizes: Sizes) -> Iterator[Method]:
+        """The settings of one method to compare: its own choice, or the one that was given."""
+        return iter([self.fixed[name]]) if name in self.fixed else method_named(name).settings(sizes)
+
+    def board(self, workload: Workload, tell: Tell, longer: Workload | None = None) -> Board:
+        """Every setting of every method on one workload; decoding from a cache of the keys of a `longer` one."""
+        sizes, rows = workload.sizes, []
+        for name in self.methods:
+            for method in self.settings(name, sizes):
+                tell(f"{workload.kind}: {method.label}")
+                rows.append(self._row(method, workload, sizes))
+        steps = None
+        if "sparse" in self.methods and workload.q.numel() and workload.k.numel():
+            tell(f"{workload.kind}: decoding")
+            steps = decoding(longer or workload, self.seed, self.pairs)
+        return Board(workload.kind, workload.summary, sizes, tuple(_with_frontier(rows)), steps)
+
+    def _row(self, method: Method, workload: Workload, sizes: Sizes) -> Row:
+        if too_long := self._too_long(method, sizes):
+            return Row(method, None, too_long)
+        try:
+            return Row(method, self._measured(method, workload))
+        except AvowError as error:
+            return Row(method, None, str(error))
+
+    def _too_long(self, method: Method, sizes: Sizes) -> str:
+        known = rates(sizes.device, measure=False)
+        expected, exact = (known.seconds(x, sizes) for x in (method, method_named("exact")()))
+        if expected > self.patience:
+            return f"expected to take {expected:.0f} s a call; raise --patience to wait"
+        if method.name not in self.fixed and expected > max(_FAR * exact, _SOON):
+            times = f"{expected / exact:.0f} times as long as exact attention of all queries"
+            return f"expected to take {times}; --set one of its settings to wait"
+        return ""
+
+    def _measured(self, method: Method, workload: Workload) -> Measured:
+        device = workload.q.device
+        call = partial(_attend, method, workload, self.seed)
+        memory = peak_bytes(call, device)
+        out, certificate = call()
+        exact = method_named("exact")()
+        speed = pace(call, lambda: _attend(exact, workload, self.seed), device, self.pairs)
+        largest = largest_errors(out, workload, method, self.seed)
+        to_softmax = largest.error
+        if method.target != SOFTMAX:
+            to_softmax = largest_errors(out, workload, exact, self.seed).error
+        return Measured(
+            speed.seconds,
+            1.0 if method == exact else speed.ratio,
+            memory,
+            largest.error,
+            to_softmax,
+            certificate.kind,
+            certificate.confidence,
+            _bound(certificate),
+            _finite(largest.relative),
+            None if certificate.kind == "none" else _finite(certificate.relative),
+        )
+
+    def scaling(self, workloads: Iterable[Workload], tell: Tell) -> Iterator[Point]:
+        """Time and memory of each method at its default setting, at every length."""
+        for workload in workloads:
+            for name in self.methods:
+                method = self.fixed.get(name) or method_named(name)()
+                tell(f"{workload.sizes.keys:,} keys: {method.label}")
+                if self._too_long(method, workload.sizes):
+                    continue
+                try:
+                    yield self._point(method, workload)
+                except AvowError:
+                    continue  # a rank above the number of keys, say: the curve starts later
+
+    def _point(self, method: Method, workload: Workload) -> Point:
+        call = partial(_attend, method, workload, self.seed)
+        keys, device = workload.sizes.keys, workload.q.device
+        bound = _bound(call()[1])
+        repeats = 3 if keys < _LONG else 1
+        times = sorted(timed(call, device) for _ in range(repeats))
+        return Point(workload.kind, method, keys, times[repeats // 2], peak_bytes(call, device), bound)
+
+
+def _attend(method: Method, workload: Workload, seed: int) -> tuple[Tensor, avow.Certificate]:
+    """One whole call, its certificate included."""
+    generator = torch.Generator().manual_seed(seed)
+    with torch.no_grad():
+        more = {"method": method.name, "generator": generator, **workload.call, **method.parameters}
+        return avow.attend(workload.q, workload.k, workload.v, **more)
+
+
+def _bound(certificate: avow.Certificate) -> float | None:
+    """What is promised, if anything is."""
+    return None if certificate.kind == "none" else _finite(certificate.bound)
+
+
+def _finite(x: float) -> float | None:
+    """The number if it is finite; an infinite bound proves nothing."""
+    return x if math.isfinite(x) else None
+
+
+class LargestErrors(NamedTuple):
+    """The largest errors among sampled rows: relative to the longest value that a row sees, and to the true answer."""
+
+    error: float
+    relative: float
+
+
+def largest_errors(out: Tensor, workload: Workload, target: Method, seed: int) -> LargestErrors:
+    """The largest errors among sampled rows, each recomputed in float64 by the target's definition."""
+    problem = workload.problem
+    generator = torch.Generator().manual_seed(seed)
+    sampled = audit_rows(out, problem, target, 0.99, 0.99, generator).certificate
+    return LargestErrors(sampled.bound, sampled.relative)
+
+
+def frontier(points: Sequence[tuple[float, float]]) -> list[bool]:
+    """For every (cost, error), whether no other point is at least as good in both and better in one.
+
+    >>> frontier([(1.0, 1e-7), (0.5, 1e-2), (0.7, 1e-1)])
+    [True, True, False]
+    """
+    return [not any(a <= cost and b <= error and (a, b) != (cost, error) for a, b in points) for cost, error in points]
+
+
+def _with_frontier(rows: list[Row]) -> list[Row]:
+    """The same rows, those marked that no other beats in time and in distance to softmax attention."""
+    points = {i: (row.measured.ratio, row.measured.to_softmax) for i, row in enumerate(rows) if row.measured}
+    best = {i for i, wins in zip(points, frontier(list(points.values())), strict=True) if wins}
+    return [dataclasses.replace(row, frontier=i in best) for i, row in enumerate(rows)]
+
+
+def decoding(workload: Workload, seed: int, pairs: int) -> Decoding:
+    """The last query of every head against all keys that it sees."""
+    load = last_query(workload)
+    b, g, s, d = load.k.shape
+    cache = KeyValueCache(g, d, load.v.shape[-1], b, load.k.dtype, load.k.device)
+    cache.append(load.k, load.v)
+    return Decoding(s, tuple(_steps(cache, load, seed, pairs)))
+
+
+def last_query(workload: Workload) -> Workload:
+    """The workload when its last query came: only that one, and the keys up to it."""
+    if not workload.causal:
+        return workload.last(1)
+    end = workload.q.shape[-2] if workload.positions is None else int(workload.positions[-1]) + 1
+    return workload.first(end).last(1)
+
+
+def _steps(cache: KeyValueCache, load: Workload, seed: int, pairs: int) -> Iterator[Step]:
+    exact = method_named("exact")()
+    for tol, confidence in DECODING_TOLERANCES:
+        draws = torch.Generator(load.q.device).manual_seed(seed)
+        call = partial(cache.attend, load.q, tol, confidence, generator=draws, method="sparse")
+        try:
+            out, certificate = call()
+        except ToleranceUnreachable:
+            continue  # half precision cannot say it: rounding alone is coarser
+        speed = pace(call, lambda: cache.attend(load.q), load.q.device, max(pairs, _LEAST_PAIRS))
+        largest = largest_errors(out, load, exact, seed)
+        yield Step(
+            tol,
+            confidence,
+            speed.seconds,
+            speed.ratio,
+            largest.error,
+            certificate.bound,
+            certificate.method,
+            certificate.reason,
+            _finite(largest.relative),
+            _finite(certificate.relative),
+        )

@@ -1,0 +1,221 @@
+"""Claims and what came of them: as a page, each by itself as the page and the lab show it, and for a terminal."""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Any
+
+from markupsafe import Markup
+from rich.console import RenderableType
+from rich.padding import Padding
+from rich.text import Text
+
+from avow.core.chart import Chart, Table
+from avow.report import charts, formatting
+from avow.report.mathml import formula
+from avow.report.page import Cell, macro, render
+from avow.report.terminal import Columns
+from avow.theory.claims.claim import Claim, Evidence, Finding, Verdict
+
+VERDICTS: tuple[Verdict, ...] = ("proved", "corrected", "refuted", "supported", "no verdict", "not applicable")
+# The address of another claim on the same page, with a place for its anchor.
+LINK = "#{}"
+_COLOURS: dict[Verdict, str] = {"proved": "green", "refuted": "red", "corrected": "yellow", "supported": "blue"}
+# How a symbolic step writes its formulas.
+_RELATIONS = {"nonnegative": r"\ge 0", "positive": "> 0"}
+
+
+def headline(findings: Sequence[Finding]) -> str:
+    """How many claims got each verdict, and what contradicts the record."""
+    counts = Counter(finding.verdict for finding in findings)
+    verdicts = [f"{counts[verdict]} {verdict}" for verdict in VERDICTS if counts[verdict]] or ["none"]
+    wrong = [f.claim.id for f in findings if not f.as_recorded]
+    accepted = [f"{f.claim.id} ({name})" for f in findings for name, rejected in f.sabotages.items() if not rejected]
+    sentences = [f"{formatting.count(len(findings), 'claim')}: {formatting.listed(verdicts)}."]
+    if wrong:
+        sentences.append(f"Not as recorded: {formatting.listed(wrong)}.")
+    if accepted:
+        sentences.append(f"Broken on purpose, yet accepted: {formatting.listed(accepted)}.")
+    if not wrong and not accepted:
+        tried = sum(len(f.sabotages) for f in findings)
+        sentences.append(f"All as recorded{f', and all {tried} broken variants rejected' if tried > 1 else ''}.")
+    return " ".join(sentences)
+
+
+def claims_page(findings: Sequence[Finding], command: str) -> str:
+    """The page: every claim with its verdict, formula, evidence and picture; `command` is what made it."""
+    figures: dict[str, Any] = {}
+    known = {finding.claim.id for finding in findings}
+    counts = Counter(finding.verdict for finding in findings)
+    marks = [{"data-topic": f.claim.topic, "data-verdict": f.verdict} for f in findings]
+    topics: dict[str, list[dict[str, Any]]] = {}
+    for finding, mark in zip(findings, marks, strict=True):
+        article = {
+            "anchor": _anchor(finding.claim.id),
+            "claim": finding.claim,
+            "mark": mark,
+            "badge": _badge(finding),
+            "differs": not finding.as_recorded,
+            "stated": Markup(stated(finding.claim)),
+            "judged": Markup(judged(finding, figures, known)),
+        }
+        topics.setdefault(finding.claim.topic, []).append(article)
+    rows = [
+        (Cell(_linked(f.claim.id)), Cell(_badge(f), "verdict"), f.claim.plain, Cell(", ".join(f.kinds), "wide soft"))
+        for f in findings
+    ]
+    return render(
+        "claims.html",
+        figures,
+        title="avow claims",
+        headline=headline(findings),
+        counts={verdict: counts[verdict] for verdict in VERDICTS if counts[verdict]},
+        topics=topics,
+        overview=Table("", ("claim", "verdict", "in words", "evidence"), rows),
+        marks=marks,
+        command=command,
+    )
+
+
+def stated(claim: Claim) -> str:
+    """The claim in words and as a formula, what is true instead, and what it assumes, in HTML."""
+    return str(macro("claim.html", "stated")(claim))
+
+
+def judged(finding: Finding, figures: dict[str, Any], known: set[str], link: str = LINK) -> str:
+    """Its picture, its evidence and what it rests on, in HTML; figures are added by the id of their element.
+
+    `link` is the address of the page of another claim, with a place for its anchor.
+    """
+    picture = None if finding.picture is None else charts.picture_from(finding.picture)
+    id = ""
+    if isinstance(picture, Chart):
+        id = f"picture-{_anchor(finding.claim.id)}"
+        figures[id] = charts.figure(picture)
+    code = Markup("<code>{}</code>")
+    rests_on = [_linked(need, link) if need in known else code.format(need) for need in finding.claim.needs]
+    return str(macro("claim.html", "judged")(finding, picture, id, _facts, rests_on))
+
+
+def _facts(step: Evidence) -> Iterator[Markup]:
+    """The facts of a step, in HTML; strings that SymPy wrote in LaTeX are formulas."""
+    facts, named = step.facts, Markup("{}: {}")
+    if step.kind != "symbolic":
+        yield from (named.format(name, fact_text(fact)) for name, fact in facts.items())
+        return
+    left, right = facts.get("left"), facts.get("right")
+    if left is not None and left == right:
+        yield Markup("both sides are {}").format(Markup(formula(left)))
+    elif left is not None:
+        yield Markup(formula(f"{left} = {right}"))
+    for name, fact in facts.items():
+        if name in _RELATIONS:
+            yield Markup(formula(f"{fact} {_RELATIONS[name]}"))
+        elif name not in ("left", "right"):
+            latex = isinstance(fact, str) and "\\" in fact
+            yield named.format(name, Markup(formula(fact)) if latex else fact_text(fact))
+
+
+def fact_text(fact: Any) -> str:
+    """A fact as people read it: numbers short, lists in a row."""
+    if isinstance(fact, list | tuple):
+        return ", ".join(map(fact_text, fact))
+    if isinstance(fact, Mapping):
+        return ", ".join(f"{name} {fact_text(value)}" for name, value in fact.items())
+    return formatting.number(fact)
+
+
+def _badge(finding: Finding) -> Markup:
+    """The verdict, in its colour."""
+    return Markup('<span class="badge {}">{}</span>').format(finding.verdict.replace(" ", "-"), finding.verdict)
+
+
+def _linked(id: str, link: str = LINK) -> Markup:
+    """The id of a claim as a link to its page."""
+    return Markup('<a href="{}"><code>{}</code></a>').format(link.format(_anchor(id)), id)
+
+
+def _anchor(id: str) -> str:
+    """An id as an address: a character that is no letter, digit or dash becomes its number."""
+    return re.sub(r"[^A-Za-z0-9-]", lambda match: f"_{ord(match[0]):x}", id)
+
+
+def catalogue_table(claims: Iterable[Claim]) -> Columns:
+    """Every claim with its topic, the verdict on record and its words."""
+    rows = [(claim.id, claim.topic, _coloured(claim.expected), claim.plain) for claim in claims]
+    return Columns("lllw", ("claim", "topic", "recorded", "in words"), rows)
+
+
+def findings_table(findings: Iterable[Finding]) -> Columns:
+    """The verdict on every claim, what it rests on, how long it took and how many broken variants were rejected."""
+    rows = []
+    for finding in findings:
+        kinds = ", ".join(finding.kinds) or formatting.NOTHING
+        tried = len(finding.sabotages)
+        rejected = f"{sum(finding.sabotages.values())} of {tried}" if tried else formatting.NOTHING
+        verdict, seconds = _coloured(finding.verdict), formatting.seconds(finding.seconds)
+        rows.append((finding.claim.id, verdict, kinds, seconds, rejected))
+    return Columns("llwrr", ("claim", "verdict", "evidence", "time", "sabotage\nrejected"), rows)
+
+
+def faults(findings: Iterable[Finding]) -> list[str]:
+    """What contradicts the record, one line each."""
+    lines = []
+    for finding in findings:
+        why = f": {finding.trouble}" if finding.trouble else ""
+        if not finding.as_recorded:
+            lines.append(f"{finding.claim.id}: {finding.verdict}, recorded as {finding.claim.expected}{why}")
+        for name, rejected in finding.sabotages.items():
+            if not rejected:
+                lines.append(f"{finding.claim.id}: accepts what was broken on purpose ({name})")
+    return lines
+
+
+def explanation(finding: Finding) -> Iterator[RenderableType]:
+    """Everything about one claim for a terminal, part after part."""
+    claim = finding.claim
+    recorded = "" if finding.as_recorded else f", recorded as {claim.expected}"
+    yield Text.assemble((claim.id, "bold"), f" ({claim.topic}): ", _coloured(finding.verdict), recorded)
+    yield _indented(claim.plain)
+    yield _indented(claim.statement, "dim")
+    if claim.amended:
+        yield Text("\nwhat is true instead", "bold")
+        if claim.amended_plain:
+            yield _indented(claim.amended_plain)
+        yield _indented(claim.amended, "dim")
+    yield from _section("assumes", claim.assumptions)
+    yield from _section("evidence", map(_step_line, finding.evidence), finding.evidence)
+    if finding.trouble:
+        yield _indented(finding.trouble, "red")
+    outcomes = ((name, "rejected" if rejected else "ACCEPTED") for name, rejected in finding.sabotages.items())
+    yield from _section("broken on purpose", (f"{name} → {outcome}" for name, outcome in outcomes))
+    if finding.picture is not None:
+        yield Text()
+        yield charts.columns(charts.picture_from(finding.picture))
+    yield from _section("used by", claim.used_by)
+    yield from _section("rests on", claim.needs)
+
+
+def _step_line(step: Evidence) -> str:
+    return f"{step.kind}{', of what is true instead' if step.amended else ''}: {step.says}"
+
+
+def _section(title: str, lines: Iterable[str], steps: Sequence[Evidence] = ()) -> Iterator[RenderableType]:
+    """Lines under a title, and under each step of evidence its facts."""
+    for i, line in enumerate(lines):
+        if i == 0:
+            yield Text(f"\n{title}", "bold")
+        yield _indented(line)
+        if steps and steps[i].facts:
+            facts = (f"{name} = {fact_text(fact)}" for name, fact in steps[i].facts.items())
+            yield Padding(Text("; ".join(facts), "dim"), (0, 0, 0, 4))
+
+
+def _indented(text: str, style: str = "") -> RenderableType:
+    return Padding(Text(text, style), (0, 0, 0, 2))
+
+
+def _coloured(verdict: Verdict) -> Text:
+    return Text(verdict, _COLOURS.get(verdict, ""))

@@ -1,0 +1,320 @@
+"""What models know: answers to questions and the knowledge experiment, as pages, a picture and tables."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from rich.console import RenderableType
+from rich.text import Text
+
+from avow.core.chart import Table
+from avow.report import charts, formatting
+from avow.report.charts import Axis, Plot, Trace, figure, line_mode
+from avow.report.page import render
+from avow.report.style import LOOKS, WHISKER, Look
+from avow.report.terminal import Columns
+from avow.training import Evaluation, Outcome, corpus_of
+from avow.training.knowledge import NOT_READ, Experiment, Row, outcomes_by_kind
+
+# Shares of the questions that a model may choose to answer.
+COVERAGES = (0.25, 0.5, 0.75, 1.0)
+# Answers of each kind that a terminal and a page show.
+_SHOWN, _SHOWN_ON_PAGE = 4, 5
+
+MAJORITY = "majority answer"
+HEADINGS = ("arm", "right", "accuracy", "interval", "over seeds", "at half", "weights", "time", "CPU")
+_SEEDS, _CPU = HEADINGS.index("over seeds"), HEADINGS.index("CPU")
+# An arm that has read has a colour of its own, one that has not is grey.
+_GREY = Look("#9aa4af", "cross", "P")
+_LINE = Look(WHISKER, "circle", "o")
+_MEANINGS = {
+    "right": "as the text says",
+    "wrong": "words of the text, but not the answer",
+    "made up": "words that stand nowhere in the text",
+}
+
+
+@dataclass(frozen=True)
+class Asked:
+    """A checkpoint's answers to some questions, beside those of the majority if training questions are available."""
+
+    checkpoint: Path
+    questions: str
+    evaluation: Evaluation
+    majority: Evaluation | None
+
+    @property
+    def confidence(self) -> float:
+        """The mean over all answers, right or wrong."""
+        return _mean_confidence(self.evaluation.outcomes)
+
+    @property
+    def headline(self) -> str:
+        low, high = self.evaluation.interval
+        return f"{_share(self.evaluation)} (95% interval {low:.1%} to {high:.1%})"
+
+    @property
+    def baseline(self) -> str:
+        """The majority's figure in a line, or why there is none."""
+        if self.majority is None:
+            return "no training questions available, so no majority to compare with"
+        return f"the majority answer, {self.majority.outcomes[0].answer.text!r}: {_share(self.majority)}"
+
+    def plain(self) -> dict[str, Any]:
+        """Everything as JSON has it."""
+        return {
+            "checkpoint": str(self.checkpoint),
+            "questions": self.questions,
+            **self.evaluation.plain(),
+            "mean_confidence": self.confidence,
+            "coverage": [[coverage, self.evaluation.accuracy_at(coverage)] for coverage in COVERAGES],
+            "majority": None if self.majority is None else self.majority.plain(),
+        }
+
+    @property
+    def surest(self) -> list[Outcome]:
+        """The answers, the most confident first."""
+        return sorted(self.evaluation.outcomes, key=lambda outcome: -outcome.answer.confidence)
+
+
+def evaluation_lines(asked: Asked) -> Iterator[RenderableType]:
+    """The evaluation for a terminal."""
+    yield Text(asked.headline, style="bold")
+    yield Text(asked.baseline)
+    yield Text("")
+    rows = [(f"{coverage:.0%}", f"{asked.evaluation.accuracy_at(coverage):.1%}") for coverage in COVERAGES]
+    yield Columns("lr", ("answered, surest first", "right"), rows)
+    yield Text(f"mean confidence {asked.confidence:.1%}")
+    for right in (True, False):
+        outcomes = [outcome for outcome in asked.surest if outcome.right == right]
+        if not outcomes:
+            continue
+        answers = [_answer_cells(outcome) for outcome in outcomes[:_SHOWN]]
+        yield Text("")
+        if right:
+            yield Columns("wwr", ("right", "answer", "confidence"), [(*row[:2], row[3]) for row in answers])
+        else:
+            yield Columns("wwwr", ("wrong", "answer", "expected", "confidence"), answers)
+        if len(outcomes) > _SHOWN:
+            yield Text(f"and {len(outcomes) - _SHOWN:,} more", style="dim")
+
+
+def evaluation_page(asked: Asked, command: str) -> str:
+    """The evaluation as a page; `command` is what made it."""
+    shown = {"abstention": asked.evaluation.abstention(), "calibration": asked.evaluation.calibration()}
+    rows = [(*(cells := _answer_cells(o))[:3], o.right, cells[3]) for o in asked.surest]
+    return render(
+        "evaluation.html",
+        {id: figure(chart) for id, chart in shown.items()},
+        title="avow train evaluate",
+        headline=asked.headline,
+        asked=asked,
+        charts=shown,
+        answers=Table("", ("question", "answer", "expected", "right", "confidence"), rows),
+        command=command,
+    )
+
+
+def _answer_cells(outcome: Outcome) -> tuple[str, str, str, str]:
+    """Question, answer, expected answer and confidence; an answer that did not end is seen to go on."""
+    text = outcome.answer.text if outcome.answer.ended else f"{outcome.answer.text}…"
+    return outcome.question, text, outcome.expected, f"{outcome.answer.confidence:.1%}"
+
+
+def _share(evaluation: Evaluation) -> str:
+    return f"{evaluation.right:,} of {evaluation.asked:,} right: {evaluation.accuracy:.1%}"
+
+
+def _mean_confidence(outcomes: Any) -> float:
+    return math.fsum(outcome.answer.confidence for outcome in outcomes) / len(outcomes)
+
+
+@dataclass(frozen=True)
+class Line:
+    """A line of the experiment's table: its cells under `HEADINGS`, its answers if any, whether it is the best read."""
+
+    cells: tuple[str, ...]
+    evaluation: Evaluation | None
+    best: bool = False
+
+    @property
+    def label(self) -> str:
+        return self.cells[0]
+
+
+def lines(experiment: Experiment) -> Iterator[Line]:
+    """The majority's line, then one for each arm."""
+    *first, half = _answered(experiment.majority)
+    yield Line((MAJORITY, *first, "", half, formatting.NOTHING, "", ""), experiment.majority)
+    for row in experiment.rows:
+        middle = row.middle
+        if middle is None or middle.evaluation is None:
+            yield Line((row.label, "failed", *[formatting.NOTHING] * 7), None)
+            continue
+        *first, half = _answered(middle.evaluation)
+        spent = (formatting.seconds(middle.seconds), formatting.seconds(middle.cpu_seconds))
+        cells = (row.label, *first, _spread(row), half, f"{middle.parameters:,}", *spent)
+        yield Line(cells, middle.evaluation, row is experiment.best)
+
+
+def knowledge_table(experiment: Experiment) -> Columns:
+    """The table for a terminal; the best of those that read is bold, and columns that say nothing are left out."""
+    rows = list(lines(experiment))
+    places = _columns(rows)
+    if _SEEDS in places:
+        places.remove(_CPU)  # Eighty characters have no room for it.
+    cells = [[line.cells[place] for place in places] for line in rows]
+    styles = ["bold" if line.best else "" for line in rows]
+    return Columns("l" + "r" * (len(places) - 1), [HEADINGS[place] for place in places], cells, styles=styles)
+
+
+def _columns(rows: list[Line]) -> list[int]:
+    """The places of those columns in which something stands."""
+    return [place for place in range(len(HEADINGS)) if any(line.cells[place] for line in rows)]
+
+
+def _answered(evaluation: Evaluation) -> tuple[str, str, str, str]:
+    low, high = evaluation.interval
+    # Rounded outward, as its ends were found.
+    interval = f"{math.floor(100 * low)}–{math.ceil(100 * high)}%"
+    share = f"{evaluation.right}/{evaluation.asked}"
+    return share, f"{evaluation.accuracy:.1%}", interval, f"{evaluation.accuracy_at(0.5):.1%}"
+
+
+def _spread(row: Row) -> str:
+    if row.spread is None:
+        return ""
+    low, high = row.spread
+    return f"{low:.0%}–{high:.0%}"
+
+
+def knowledge_page(experiment: Experiment, command: str, machine: str) -> str:
+    """The report as a page; `command` is what made it, `machine` where."""
+    rows, plots = list(lines(experiment)), _plots(experiment)
+    places = _columns(rows)
+    ranks = ["failed" if line.evaluation is None else "best" if line.best else "other" for line in rows]
+    answers = list(_answers(experiment))
+    results = [result for row in experiment.rows for result in row.results]
+    return render(
+        "knowledge.html",
+        {"accuracy": figure(accuracy_plot(experiment))} | {id: figure(plot) for id, plot in plots.items()},
+        title="avow knowledge",
+        headline=experiment.headline,
+        experiment=experiment,
+        arms=Table("", [HEADINGS[place] for place in places], [[line.cells[p] for p in places] for line in rows]),
+        marks=[{"class": rank} for rank in ranks],
+        charts=plots,
+        words=_WORDS,
+        counts=Table("", ["arm", "right", "sure", "wrong", "sure", "made up", "sure"], [arm["row"] for arm in answers]),
+        answers=answers,
+        configurations=[
+            (result.arm.name, json.dumps(json.loads(result.arm.config.to_json()), indent=1)) for result in results
+        ],
+        command=command,
+        machine=machine,
+    )
+
+
+_WORDS = {
+    "loss": (
+        "Whoever reads nothing soon has its few questions by heart; most of a text cannot be foretold, and its loss "
+        "stays up."
+    ),
+    "abstention": "A model that knows what it does not know falls from left to right.",
+    "calibration": (
+        "Answers in ten bins of confidence, a mark for each, larger where it stands for more answers: below the dotted "
+        "line a model believes too much."
+    ),
+}
+
+
+def png(experiment: Experiment) -> bytes:
+    """The accuracies as a picture file."""
+    return charts.png(accuracy_plot(experiment))
+
+
+def accuracy_plot(experiment: Experiment) -> Plot:
+    """Accuracies with their intervals, a bar for each arm."""
+    traces = []
+    for line in lines(experiment):
+        if (e := line.evaluation) is None:
+            continue
+        label, hover = f"{line.label}, {e.accuracy:.0%}", [f"{line.label}: {e.accuracy:.1%}, {e.right}/{e.asked}"]
+        look = _look(experiment, line.label)
+        # Pale enough that a whisker is seen upon it, in the light and in the dark.
+        style: dict[str, Any] = {"opacity": 0.6, "legend": False, "hover": hover, "intervals": [e.interval]}
+        traces.append(Trace(line.label, [e.accuracy], [label], "bars", look, **style))
+    x = Axis("questions answered right, with 95% intervals", format="%", range=(0, 1.02))
+    return Plot(experiment.headline, x, Axis("", names=[trace.y[0] for trace in traces]), traces)
+
+
+def _look(experiment: Experiment, label: str) -> Look:
+    """The look of an arm, the same in every figure."""
+    read = [row.label for row in experiment.rows if row.label != NOT_READ]
+    return LOOKS[read.index(label) % len(LOOKS)] if label in read else _GREY
+
+
+def _plots(experiment: Experiment) -> dict[str, Plot]:
+    """Loss, abstention and calibration of every arm's middle run."""
+    results = [row.middle for row in experiment.rows if row.middle is not None]
+    losses, abstention, calibration = [], [], []
+    for i, result in enumerate(results):
+        label, look = result.arm.label, _look(experiment, result.arm.label)
+        if (curve := experiment.losses(result))[0]:
+            losses.append(Trace(label, *curve, line_mode(curve[0]), look, dash=i))
+        if (e := result.evaluation) is None:
+            continue
+        abstention.append(Trace(label, *next(iter(e.abstention().series.values())), "line", look, dash=i))
+        bins = e.bins()
+        sizes = [5 + 24 * math.sqrt(some.size / e.asked) for some in bins]
+        xs, ys = [some.confidence for some in bins], [some.right for some in bins]
+        calibration.append(Trace(label, xs, ys, "points", look, size=sizes, opacity=0.8))
+    right, plots = Axis("share right"), {}
+    if losses:
+        plots["loss"] = Plot("Loss in training", Axis("step"), Axis("nats per character", log=True), losses)
+    if abstention:
+        title, x = "Accuracy where a model may abstain", Axis("share answered, the surest first")
+        plots["abstention"] = Plot(title, x, right, abstention)
+        title, even = "Does confidence say how often an answer is right?", (0.0, 1.0)
+        calibration.append(Trace("calibrated", even, even, "line", _LINE, dash=2, width=1, hover=None))
+        plots["calibration"] = Plot(title, Axis("mean confidence"), right, calibration)
+    return plots
+
+
+def _answers(experiment: Experiment) -> Iterator[dict[str, Any]]:
+    """How many answers of each kind every arm gives, how sure it is of them, and some of them to read."""
+    corpus = corpus_of(experiment.corpus)
+    for row in experiment.rows:
+        if row.middle is None or row.middle.evaluation is None:
+            continue
+        kinds = outcomes_by_kind(row.middle.evaluation, corpus)
+        counts = [cell for outcomes in kinds.values() for cell in (len(outcomes), _sure(outcomes))]
+        groups = [
+            {"kind": kind, "meaning": _MEANINGS[kind], "count": len(outcomes), "table": _answers_table(outcomes)}
+            for kind, outcomes in kinds.items()
+            if outcomes
+        ]
+        yield {
+            "label": row.label,
+            "asked": row.middle.evaluation.asked,
+            "open": row in (experiment.best, experiment.not_read),
+            "row": [row.label, *counts],
+            "groups": groups,
+        }
+
+
+def _sure(outcomes: list[Outcome]) -> str:
+    return f"{_mean_confidence(outcomes):.0%}" if outcomes else formatting.NOTHING
+
+
+def _answers_table(outcomes: list[Outcome]) -> Table:
+    """The surest, the least sure, and some between."""
+    count = min(_SHOWN_ON_PAGE, len(outcomes))
+    places = sorted({round(i * (len(outcomes) - 1) / max(count - 1, 1)) for i in range(count)})
+    headings = ("question", "answer", "expected", "confidence")
+    return Table("", headings, [_answer_cells(outcomes[place]) for place in places])

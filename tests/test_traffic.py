@@ -17,6 +17,7 @@ from avow.distributed.parallel_plan import Interconnect, strategies
 from avow.distributed.protocols import NOTHING, Traffic, all_gather, all_max, all_reduce, side_by_side, traffic
 from avow.distributed.ring import ring_traffic
 from avow.distributed.sparse import sparse_traffic
+from avow.errors import ParameterError
 
 NAMES = [way.name for way in strategies(shards.problem(2, True).sizes)]
 DECODING = Sizes(1, 32, 8, 1, 131072, 128, 128, torch.bfloat16)
@@ -79,6 +80,10 @@ def test_a_link_takes_its_bandwidth_and_its_latency() -> None:
     link = Interconnect(1e9, 1e-5)
     assert link.seconds(Traffic(2_000_000, 7, 3)) == pytest.approx(2e-3 + 3e-5)
     assert link.seconds(NOTHING) == 0
+    with pytest.raises(ParameterError, match="bandwidth=0 must be above 0 bytes a second"):
+        Interconnect(0, 1e-5)
+    with pytest.raises(ParameterError, match="latency=nan must be at least 0 seconds"):
+        Interconnect(1e9, float("nan"))
     assert Traffic(1, 2, 3) + Traffic(10, 20, 30) == Traffic(11, 22, 33)
 
 

@@ -251,6 +251,7 @@ def _distributed() -> dict[str, Call]:
     more = {"scale": None, "enable_gqa": False, "confidence": None, "generator": None, "link": None}
     return {
         "attend": Call(distributed.attend, {"q": q, "k": q, "v": q, **asked, **more}),
+        "Interconnect": Call(distributed.Interconnect, {"bandwidth": 1e9, "latency": 1e-5}),
         "ShardedCache": Call(distributed.ShardedCache, {"cache": modules.KeyValueCache(2, 4), "group": None}),
     }
 

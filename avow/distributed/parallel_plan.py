@@ -27,6 +27,7 @@ from avow.methods.low_rank import LowRank
 from avow.methods.random_features import RandomFeatures
 from avow.methods.separable import Separable
 from avow.methods.sparse import Sparse
+from avow.parameters import as_float
 
 # Bytes of a token beside its sketch: how far that may be off, the length of its value, its part of a group's scales.
 _BESIDE = 12
@@ -34,11 +35,18 @@ _BESIDE = 12
 _MOST_RANKS = 4096
 
 
-class Interconnect(NamedTuple):
+@dataclass(frozen=True)
+class Interconnect:
     """What connects the ranks: bytes a second that each can send, and seconds until a message is there."""
 
     bandwidth: float
     latency: float
+
+    def __post_init__(self) -> None:
+        if not as_float(self.bandwidth) > 0:
+            raise ParameterError("bandwidth", self.bandwidth, "must be above 0 bytes a second", "try bandwidth=1e9")
+        if not as_float(self.latency) >= 0:
+            raise ParameterError("latency", self.latency, "must be at least 0 seconds", "try latency=1e-4")
 
     def seconds(self, traffic: Traffic) -> float:
         """How long a rank is busy sending and waiting."""

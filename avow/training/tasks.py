@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from avow.errors import InputError, ParameterError
-from avow.parameters import Rule, at_least, declared, param
+from avow.parameters import at_least, declared, from_to, param
 from avow.training.data import PAD, Corpus, Vocabulary, check_not_empty
 from avow.training.examples import (
     ClozeExamples,
@@ -22,7 +22,7 @@ from avow.training.examples import (
     SpansAfterName,
 )
 
-fraction = Rule("must be from 0 to 1", lambda value: 0 <= value <= 1)
+fraction = from_to(0, 1)
 
 
 @dataclass(frozen=True)

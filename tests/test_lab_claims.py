@@ -118,7 +118,7 @@ def test_the_server_keeps_a_verdict_and_never_a_mistake(lab: Lab) -> None:
     for _ in range(2):
         wrong = lab.post("/api/claims/verdict", {"claim": "finite-mask", "variant": "x" * 80, "hunt": True})
         assert wrong.status == 422 and wrong.mistake.endswith(
-            "is none of finite-mask; one of 'as stated', 'infinite masks', 'one finite, one infinite'"
+            "is not a variant of finite-mask; one of 'as stated', 'infinite masks', 'one finite, one infinite'"
         )
         wrong = lab.post("/api/claims/verdict", {"claim": "<b>", "hunt": True})
         assert wrong.status == 422 and wrong.mistake == "claim='<b>' is not known; choose from the list"

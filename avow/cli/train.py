@@ -7,14 +7,14 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from avow.cli.lists import configuration, told_below
+from avow.cli.lists import command_with, configuration
 from avow.cli.options import AsJson, Device, Seed, command, files, place
 from avow.cli.output import document, wrote
 from avow.cli.training import fit
 from avow.errors import FileError, ParameterError
 
 if TYPE_CHECKING:
-    from avow.report.knowledge import Asked
+    from avow.report.knowledge import ModelAnswers
 
 app = typer.Typer(no_args_is_help=True, help="Pretrain and fine-tune models, ask them, let them write.")
 
@@ -36,7 +36,7 @@ ResumeFrom = Annotated[Path | None, typer.Option(help="Go on from this checkpoin
 RunDevice = Annotated[str | None, typer.Option("--device", metavar="auto|cpu|cuda", help="The same as run.device.")]
 
 
-@app.command(cls=told_below(lambda: configuration(steps=STEPS["pretrain"])))
+@app.command(cls=command_with(lambda: configuration(steps=STEPS["pretrain"])))
 def pretrain(
     run: Run,
     flags: Flags = None,
@@ -55,7 +55,7 @@ def pretrain(
     fit("pretrain", run, config, given, [f"schedule.steps={STEPS['pretrain']}"], resume_from or resume, as_json)
 
 
-@app.command(cls=told_below(lambda: configuration(steps=STEPS["finetune"])))
+@app.command(cls=command_with(lambda: configuration(steps=STEPS["finetune"])))
 def finetune(
     run: Run,
     flags: Flags = None,
@@ -117,13 +117,13 @@ def evaluate(
     if questions is not None and corpus is not None:
         raise ParameterError("questions", questions, f"contradicts --corpus {corpus}", "give one of them")
     written = files(html)
-    asked = _asked(run, questions, corpus, device)
+    answers = _answers(run, questions, corpus, device)
     if html is not None:
-        file_io.write(html, evaluation_page(asked, command()))
+        file_io.write(html, evaluation_page(answers, command()))
     if as_json:
-        document(asked.plain())
+        document(answers.plain())
     else:
-        show(*evaluation_lines(asked))
+        show(*evaluation_lines(answers))
     wrote(written)
 
 
@@ -189,9 +189,9 @@ def _facts(path: Path) -> dict[str, Any]:
     return dict(checkpoint.facts(path)["config"])
 
 
-def _asked(run: Path, questions: Path | None, corpus: str | None, device: str) -> Asked:
+def _answers(run: Path, questions: Path | None, corpus: str | None, device: str) -> ModelAnswers:
     """A model's answers, to a file's questions or a corpus's; by default to those of the corpus it was trained on."""
-    from avow.report.knowledge import Asked
+    from avow.report.knowledge import ModelAnswers
     from avow.training import corpus_of, evaluate, load_model, majority, read_questions
     from avow.training.checkpoint import last_of
     from avow.training.distributed import ranks
@@ -212,4 +212,4 @@ def _asked(run: Path, questions: Path | None, corpus: str | None, device: str) -
             raise FileError("corpus", name, "has no dev questions", "add a dev.tsv, or give --questions FILE.tsv")
     with ranks(place(device)) as here:
         found = evaluate(model.to(here.device), vocabulary, given)
-    return Asked(path, where, found, majority(train, given) if train else None)
+    return ModelAnswers(path, where, found, majority(train, given) if train else None)

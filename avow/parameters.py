@@ -34,11 +34,13 @@ _NUMBERS = frozenset((float, Fraction))
 
 @dataclass(frozen=True)
 class Rule:
-    """A condition on a value, and the words for it."""
+    """A condition on a value, and the words for it; a form needs its choices or its ends too."""
 
     words: str
     holds: Callable[[Any], bool]
     choices: tuple[str, ...] = ()
+    low: float = -math.inf
+    high: float = math.inf
 
 
 def at_least(low: float) -> Rule:
@@ -50,8 +52,12 @@ def between(low: float, high: float) -> Rule:
     return Rule(f"must be above {low:g} and at most {high:g}", lambda value: low < value <= high)
 
 
-def from_to(low: int, high: int) -> Rule:
-    return Rule(f"must be from {low} to {high}", lambda value: low <= value <= high)
+def from_to(low: float, high: float) -> Rule:
+    return Rule(f"must be from {low} to {high}", lambda value: low <= value <= high, low=low, high=high)
+
+
+def at_most_characters(count: int) -> Rule:
+    return Rule(f"must have at most {count} characters", lambda value: len(value) <= count, high=count)
 
 
 def one_of(*choices: str) -> Rule:
@@ -83,7 +89,12 @@ class Parameter:
     help: str
 
     def check(self, owner: str, value: Any) -> None:
-        """Raise unless `value` has the declared type itself, so that JSON can hold it, and keeps the rule."""
+        """Raise unless `value` has the declared type itself, so that JSON can hold it, and keeps the rule.
+
+        None is allowed if it is the default.
+        """
+        if value is None and self.default is None:
+            return
         numeric = self.type is float and isinstance(value, int)
         if not (isinstance(value, self.type) or numeric) or (isinstance(value, bool) and self.type is not bool):
             raise self._refusal(owner, repr(value), f"must be {_type_words(self.type).words}")
@@ -101,7 +112,8 @@ class Parameter:
         return value
 
     def _refusal(self, owner: str, value: str, rule: str) -> ParameterError:
-        return ParameterError(f"{owner}: {self.name}", value, rule, f"the default is {self.default!r} ({self.help})")
+        name = f"{owner}: {self.name}" if owner else self.name
+        return ParameterError(name, value, rule, f"the default is {self.default!r} ({self.help})")
 
 
 def param(default: Any, rule: Rule, help: str) -> Any:
@@ -111,18 +123,20 @@ def param(default: Any, rule: Rule, help: str) -> Any:
 
 @functools.cache
 def parameters_of(owner: type) -> tuple[Parameter, ...]:
-    """The parameters a dataclass declares with `param`, in order."""
+    """The parameters a dataclass declares with `param`, in order; a `Literal` type is its own rule."""
     hints = typing.get_type_hints(owner)
-    return tuple(
-        Parameter(f.name, _plain(hints[f.name]), f.default, f.metadata["rule"], f.metadata["help"])
-        for f in dataclasses.fields(owner)
-        if "rule" in f.metadata
-    )
-
-
-def _plain(hint: Any) -> type:
-    assert isinstance(hint, type) and not isinstance(hint, types.UnionType), f"declare a plain type, not {hint}"
-    return hint
+    found = []
+    for field in dataclasses.fields(owner):
+        if "rule" not in field.metadata:
+            continue
+        kind, rule = hints[field.name], field.metadata["rule"]
+        if isinstance(kind, types.UnionType):
+            (kind,) = (part for part in typing.get_args(kind) if part is not types.NoneType)
+        if typing.get_origin(kind) is typing.Literal:
+            kind, rule = str, one_of(*typing.get_args(kind))
+        assert isinstance(kind, type), f"declare a plain type, not {kind}"
+        found.append(Parameter(field.name, kind, field.default, rule, field.metadata["help"]))
+    return tuple(found)
 
 
 def check_parameters(owner: str, kind: type, given: Mapping[str, Any]) -> None:
@@ -131,7 +145,8 @@ def check_parameters(owner: str, kind: type, given: Mapping[str, Any]) -> None:
     for name, value in given.items():
         if name not in known:
             remedy = f"known parameters: {', '.join(known) or 'none'}"
-            raise ParameterError(f"{owner}: {name}", repr(value), "is not a parameter", remedy)
+            place = f"{owner}: {name}" if owner else name
+            raise ParameterError(place, repr(value), "is not a parameter", remedy)
         known[name].check(owner, value)
 
 

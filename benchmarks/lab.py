@@ -18,8 +18,7 @@ import torch
 
 from avow.bench.results import Goal, Result, Row, tell_row
 from avow.errors import AvowError
-from avow.lab.page import all_pages
-from avow.lab.responses import plain
+from avow.lab.page import all_pages, plain
 from benchmarks.options import Options
 from tests.helpers.lab import running
 from tests.helpers.lab_visits import CHROMIUM, QUIET
@@ -88,7 +87,7 @@ def thought(state: str, slider: str, places: int = 20) -> list[float]:
     name, _, query = state.partition("?")
     page = all_pages()[name]
     set_so_far = {key: values[0] for key, values in parse_qs(query).items()}
-    bounds = page.inputs.model_json_schema()["properties"][slider]
+    bounds = page.inputs.schema()["properties"][slider]
     ends = next((kind for kind in bounds.get("anyOf", [bounds]) if "minimum" in kind), bounds)
     low, high = ends["minimum"], ends["maximum"]
     log = bounds["control"]["log"]

@@ -164,8 +164,7 @@ def _fields(document: dict[str, Any]) -> dict[str, list[str]]:
     for path, operation in document["paths"].items():
         content = operation.get("post", {}).get("requestBody", {}).get("content", {}).get("application/json")
         if content is not None:
-            name = content["schema"]["$ref"].rpartition("/")[2]
-            found[path] = list(document["components"]["schemas"][name]["properties"])
+            found[path] = list(content["schema"]["properties"])
     return found
 
 

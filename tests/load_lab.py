@@ -31,9 +31,8 @@ def moves(document: dict[str, Any]) -> dict[str, list[tuple[str, dict[str, Any]]
     found = {}
     for path, operation in document["paths"].items():
         if path.endswith("/preview"):
-            ref = operation["post"]["requestBody"]["content"]["application/json"]["schema"]["$ref"]
-            properties = document["components"]["schemas"][ref.rpartition("/")[2]]["properties"]
-            kinds = [(name, spec) for name, spec in properties.items() if "minimum" in spec]
+            schema = operation["post"]["requestBody"]["content"]["application/json"]["schema"]
+            kinds = [(name, spec) for name, spec in schema["properties"].items() if "minimum" in spec]
             found[path.removesuffix("/preview")] = kinds
     return found
 
@@ -49,7 +48,7 @@ def one_client(
         if pages[page]:
             name, spec = draw.choice(pages[page])
             low, high = spec["minimum"], spec["maximum"]
-            inputs[name] = draw.randint(int(low), int(high)) if spec["type"] == "integer" else draw.uniform(low, high)
+            inputs[name] = draw.randint(int(low), int(high)) if "integer" in spec["type"] else draw.uniform(low, high)
         what = "verdict" if draw.random() < verdicts else "preview"
         since = time.monotonic()
         try:

@@ -232,7 +232,7 @@ def test_a_plan_is_made_for_a_relative_tolerance() -> None:
     assert (document["tol"], document["rtol"]) == (None, 1e-2) and 0 < document["aim"] < 1e-2
     assert "plan for relative tolerance 0.01, which is about" in run(*arguments).stdout
     assert "rtol=-1.0 must be a number of at least 0" in refused("plan", "--rtol", "-1")
-    assert "rtol=0.1 is asked of tensors" in refused("plan", "--rtol", "0.1", "--ranks", "8", "--link", "1GB/s")
+    assert "rtol=0.1 needs tensors" in refused("plan", "--rtol", "0.1", "--ranks", "8", "--link", "1GB/s")
 
 
 def test_a_plan_of_one_query_is_a_step_of_decoding() -> None:

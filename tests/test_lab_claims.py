@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import dataclasses
-from typing import Any, get_args
+from typing import Any
 
 import pytest
 
 from avow.lab.pages import claims
-from avow.lab.pages.claims import Asked
+from avow.lab.pages.claims import ClaimsInputs
 from avow.theory.claims import catalogue
 from avow.theory.claims.ledger import falsifiers
 from avow.theory.claims.random_search import AMENDED, search, variants
@@ -26,7 +26,7 @@ QUICK = ("softmax-categorical", "relu-linear-a", "relu-linear-b", "finite-mask",
 @pytest.mark.parametrize("id", QUICK)
 def test_a_verdict_is_the_ledgers_own(id: str) -> None:
     claim = catalogue()[id]
-    answer, finding = claims.verdict(Asked(claim=id)), claim.judge()
+    answer, finding = claims.verdict(ClaimsInputs(claim=id)), claim.judge()
     assert answer["verdict"]["word"] == finding.verdict == claim.expected
     for step in finding.evidence:
         assert step.kind in answer["html"]
@@ -37,10 +37,10 @@ def test_a_verdict_is_computed_and_no_stored_text(monkeypatch: pytest.MonkeyPatc
     claim = catalogue()["softmax-categorical"]
     broken = dataclasses.replace(claim, subject=claim.sabotage["squares of the weights"])
     monkeypatch.setattr(claims, "catalogue", lambda: catalogue() | {claim.id: broken})
-    for kept in (claims._judged, claims._found):
+    for kept in (claims._judged, claims._finding):
         kept.cache_clear()
-    found = claims.verdict(Asked(claim=claim.id))
-    for kept in (claims._judged, claims._found):
+    found = claims.verdict(ClaimsInputs(claim=claim.id))
+    for kept in (claims._judged, claims._finding):
         kept.cache_clear()
     assert found["verdict"]["word"] == "no verdict" and "It is recorded as proved." in found["verdict"]["says"]
 
@@ -58,10 +58,10 @@ def test_a_claim_whose_need_fails_gets_no_verdict() -> None:
 
 
 def test_the_attack_is_told_in_words_with_its_case() -> None:
-    broken = claims.verdict(Asked(claim="relu-linear-a", hunt=True))["attack"]
+    broken = claims.verdict(ClaimsInputs(claim="relu-linear-a", hunt=True))["attack"]
     assert broken["word"] == "counterexample" and broken["says"].startswith("Broken by case ")
     assert "rejects 3 of 3 variants broken on purpose" in broken["says"] and "<th>m</th>" in broken["html"]
-    whole = claims.verdict(Asked(claim="relu-linear-a", hunt=True, variant=AMENDED, cases=300))["attack"]
+    whole = claims.verdict(ClaimsInputs(claim="relu-linear-a", hunt=True, variant=AMENDED, cases=300))["attack"]
     assert whole["word"] == "none found" and whole["tone"] == "none"
     assert whole["says"].startswith("300 cases tried, and none breaks it. The nearest miss meets it with equality.")
     assert "That proves nothing" in whole["says"]
@@ -71,25 +71,23 @@ def test_a_search_that_runs_out_of_time_says_so() -> None:
     claim = catalogue()["lse-merge"]
     found = search(claim, falsifiers()[claim.id], cases=100_000, seconds=0.05)
     assert not found.broken and 1 <= found.tried < 100_000
-    assert "The time was up: 100,000 were asked for." in claims._told(found)[1]
+    assert "The time was up: 100,000 were asked for." in claims._outcome_words(found)[1]
 
 
 def test_equality_that_breaks_a_statement_is_told_as_such() -> None:
-    found = claims.verdict(Asked(claim="heads-identical", hunt=True))["attack"]
+    found = claims.verdict(ClaimsInputs(claim="heads-identical", hunt=True))["attack"]
     assert found["says"].startswith("Broken by case 1: its two sides are equal, and they must not be. Balls")
-    assert found["html"].endswith("</table></div>"), "the names of its numbers say what they are"
+    assert not found["reads"], "the names of its numbers say what they are"
 
 
 def test_numbers_whose_names_do_not_say_it_are_explained() -> None:
-    found = claims.verdict(Asked(claim="noise-isotropic", hunt=True))["attack"]
-    assert found["html"].endswith(
-        '<p class="soft">Two keys with orthonormal means, turned by a part of a full turn.</p>'
-    )
+    found = claims.verdict(ClaimsInputs(claim="noise-isotropic", hunt=True))["attack"]
+    assert found["reads"] == "Two keys with orthonormal means, turned by a part of a full turn."
 
 
 def test_every_claim_offers_all_its_variants_and_no_note() -> None:
     for claim in catalogue().values():
-        shown = claims.preview(Asked(claim=claim.id))["claim"]
+        shown = claims.preview(ClaimsInputs(claim=claim.id))["claim"]
         if not claim.not_applicable():
             assert shown["variants"] == variants(claim) and shown["note"] == ""
 
@@ -97,19 +95,19 @@ def test_every_claim_offers_all_its_variants_and_no_note() -> None:
 def test_a_claim_of_a_package_that_is_not_here_has_nothing_to_try(monkeypatch: pytest.MonkeyPatch) -> None:
     absent = dataclasses.replace(catalogue()["finite-mask"], requires=("no_such_package",))
     monkeypatch.setattr(claims, "catalogue", lambda: catalogue() | {absent.id: absent})
-    shown = claims.preview(Asked(claim=absent.id))["claim"]
+    shown = claims.preview(ClaimsInputs(claim=absent.id))["claim"]
     assert shown["note"] == "no_such_package is not installed here, so there is nothing to try."
     assert shown["variants"] == []
 
 
 def test_the_page_knows_every_claim_topic_and_verdict() -> None:
-    topics = get_args(Asked.model_fields["topic"].annotation)
+    topics = next(one.rule.choices for one in ClaimsInputs.declared() if one.name == "topic")
     assert set(topics) == {"every", *(claim.topic for claim in catalogue().values())}
-    shown = claims.preview(Asked())
+    shown = claims.preview(ClaimsInputs())
     assert [row["id"] for row in shown["ledger"]] == list(catalogue()) and set(falsifiers()) <= set(catalogue())
     assert "<math" in shown["claim"]["html"] and "What is true instead" in shown["claim"]["html"]
     assert all(len(id) <= 60 for id in catalogue())
-    astray = claims.preview(Asked(claim="copy-gaps"))
+    astray = claims.preview(ClaimsInputs(claim="copy-gaps"))
     assert str(astray["trouble"]).startswith("claim='copy-gaps' is not known; did you mean copy-gap")
     assert astray["ledger"] == shown["ledger"], "there is a list to choose from"
 

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from typing import Any
 
 import pytest
 
 from avow.lab.pages import dynamics
-from avow.lab.pages import dynamics_scenes as scenes
-from avow.lab.pages.dynamics import PAGE, Moved, preview, verdict
+from avow.lab.pages.dynamics import PAGE, DynamicsInputs, preview, verdict
 from avow.nn import gradient_horizon
 from avow.nn.recurrent import GradientHorizon
 from tests.helpers.lab_visits import Opener
@@ -22,8 +22,8 @@ def curve(answer: dict[str, Any], figure: str, name: str) -> list[float]:
 @pytest.mark.parametrize("activation", ["tanh", "relu", "sigmoid"])
 @pytest.mark.parametrize("gain", [0.3, 1.0, 1.4])
 def test_the_measured_curve_is_the_library_s_and_no_proved_point_is_below_it(activation: Any, gain: float) -> None:
-    inputs = Moved(activation=activation, gain=gain, back=40)
-    cell, x = scenes.cell_of(activation, gain), scenes.inputs_of()
+    inputs = DynamicsInputs(activation=activation, gain=gain, back=40)
+    cell, x = dynamics.cell_of(activation, gain), dynamics.cell_inputs()
     found = gradient_horizon(cell, 40, x[:40])
     drawn = curve(preview(inputs), "gradients", "measured")
     assert drawn[0] == pytest.approx(1) and drawn[40] == pytest.approx(found.measured, rel=1e-6)
@@ -35,7 +35,7 @@ def test_the_measured_curve_is_the_library_s_and_no_proved_point_is_below_it(act
 
 
 def test_below_one_the_verdict_holds_for_every_input_and_above_it_for_these() -> None:
-    below, above = verdict(Moved()), verdict(Moved(gain=1.2))
+    below, above = verdict(DynamicsInputs()), verdict(DynamicsInputs(gain=1.2))
     assert "Whatever the inputs, the gradient halves every 6.58 steps" in below["verdict"]["says"]
     assert "On these inputs the gradient is at most" in above["verdict"]["says"]
     assert [fact["value"] for fact in below["facts"]][-1] == "every input"
@@ -46,7 +46,7 @@ def test_a_bound_that_is_broken_is_called_broken(monkeypatch: pytest.MonkeyPatch
         return GradientHorizon(steps, 0.1, 0.2, "product", 0.9)
 
     monkeypatch.setattr(dynamics, "gradient_horizon", broken)
-    found = verdict(Moved())["verdict"]
+    found = verdict(DynamicsInputs())["verdict"]
     assert found["tone"] == "refuted" and found["word"] == "broken"
 
 
@@ -58,7 +58,7 @@ def test_a_bound_that_is_shown_shorter_is_still_one(bound: float) -> None:
 
 
 def test_the_defaults_make_the_point() -> None:
-    answer = preview(Moved())
+    answer = preview(DynamicsInputs())
     penalised = curve(answer, "decay", "Adam with L2")
     decoupled = curve(answer, "decay", "decoupled decay (AdamW)")
     assert penalised[-1] - penalised[0] > 0.5 > 0.05 > max(decoupled) - min(decoupled)
@@ -68,20 +68,19 @@ def test_the_defaults_make_the_point() -> None:
 
 @pytest.mark.parametrize("preset", PAGE.presets)
 def test_every_preset_has_its_verdict(preset: str) -> None:
-    answer = verdict(Moved(**PAGE.presets[preset]))
+    answer = verdict(DynamicsInputs(**PAGE.presets[preset]))
     assert answer["verdict"]["word"] == "proved"
 
 
 def test_the_ends_of_every_slider_are_drawn() -> None:
-    for name, field in Moved.model_fields.items():
-        for end in field.metadata:
-            for edge in ("ge", "le"):
-                if hasattr(end, edge):
-                    inputs = Moved(**{name: getattr(end, edge)})
-                    drawn = preview(inputs)["figures"]
-                    ys = [y for one in drawn.values() for trace in one["data"] for y in trace["y"]]
-                    assert all(y is not None and math.isfinite(y) for y in ys)
-                    assert verdict(inputs)["verdict"]["word"] == "proved"
+    sliders = [one for one in DynamicsInputs.declared() if one.type in (int, float)]
+    for slider, end in itertools.product(sliders, ("low", "high")):
+        inputs = DynamicsInputs.of({slider.name: getattr(slider.rule, end)})
+        drawn = preview(inputs)["figures"]
+        ys = [y for one in drawn.values() for trace in one["data"] for y in trace["y"]]
+        assert all(y is not None and math.isfinite(y) for y in ys)
+        assert verdict(inputs)["verdict"]["word"] == "proved"
+    assert len(sliders) == 6
 
 
 @pytest.mark.browser

@@ -9,8 +9,7 @@ import pytest
 import torch
 
 from avow.lab.pages import explorer
-from avow.lab.pages.explorer import PAGE, Explored
-from avow.lab.pages.explorer_scenes import bearings, pointed, sphere
+from avow.lab.pages.explorer import PAGE, ExplorerInputs, bearings, pointed, sphere
 from avow.theory.constructions.queries import enclosed, read
 
 
@@ -19,7 +18,7 @@ def facts(answer: dict[str, Any]) -> dict[str, str]:
 
 
 def word(**inputs: Any) -> str:
-    return str(PAGE.verdict(Explored(**inputs))["verdict"]["word"]) if PAGE.verdict else ""
+    return str(PAGE.verdict(ExplorerInputs(**inputs))["verdict"]["word"]) if PAGE.verdict else ""
 
 
 @pytest.mark.parametrize("preset", PAGE.presets)
@@ -32,24 +31,24 @@ def test_every_preset_makes_its_point(preset: str) -> None:
 def test_every_key_can_be_copied_and_a_query_that_looks_away_is_refuted(space: str, n: int) -> None:
     for target in range(n):
         assert word(space=space, n=n, target=target) == "kept"
-        own = PAGE.preview(Explored.model_validate({"space": space, "n": n, "target": target}))["shown"]
+        own = PAGE.preview(ExplorerInputs.of({"space": space, "n": n, "target": target}))["shown"]
         away = {"angle": math.remainder(own["angle"] + 180, 360), "rise": -own["rise"]}
         assert word(space=space, n=n, target=target, **away) == "not kept"
         assert word(space=space, n=n, target=target, length=0.0) == "not kept"
 
 
 def test_an_average_that_no_query_gives_is_impossible_and_the_keys_that_rule_it_out_are_named() -> None:
-    found = explorer.verdict(Explored(show="average", target=0, other=4))["verdict"]
+    found = explorer.verdict(ExplorerInputs(show="average", target=0, other=4))["verdict"]
     assert found["tone"] == "refuted" and found["word"] == "impossible"
     assert "No query reads just keys 0 and 4 alike" in found["says"]
 
 
 def test_one_head_fails_where_two_survive() -> None:
-    found = facts(explorer.verdict(Explored(show="noise", c=0.5)))
+    found = facts(explorer.verdict(ExplorerInputs(show="noise", c=0.5)))
     assert found["Chance with one head"] == "0" and found["Chance with two heads"] == "1"
-    quiet = facts(explorer.verdict(Explored(show="noise", c=0.05)))
+    quiet = facts(explorer.verdict(ExplorerInputs(show="noise", c=0.05)))
     assert quiet["Chance with two heads"] == "1"
-    gaussian = facts(explorer.verdict(Explored(show="noise", law="Gaussian", variance=0.5)))
+    gaussian = facts(explorer.verdict(ExplorerInputs(show="noise", law="Gaussian", variance=0.5)))
     assert gaussian["Chance with one head"].startswith("0.0390837") and gaussian["Chance with two heads"].startswith(
         "0.848"
     )
@@ -57,7 +56,7 @@ def test_one_head_fails_where_two_survive() -> None:
 
 def test_a_preview_says_what_the_verdict_proves() -> None:
     for inputs in ({}, {"angle": 20.0}, {"show": "average"}, {"show": "route", "angle": 30.0}, {"space": "sphere"}):
-        preview, verdict = (f(Explored(**inputs)) for f in (explorer.preview, explorer.verdict))
+        preview, verdict = (f(ExplorerInputs(**inputs)) for f in (explorer.preview, explorer.verdict))
         assert float(facts(preview)["Logit gap"]) == pytest.approx(float(facts(verdict)["Logit gap"]), rel=1e-3)
         read_ = sum(float(preview["stage"]["weights"][i]) for i in preview["stage"]["wanted"])
         assert read_ == pytest.approx(float(facts(verdict)["Weight of what is read"]), abs=1e-9)
@@ -71,7 +70,7 @@ def test_a_certificate_that_is_broken_is_called_broken(monkeypatch: pytest.Monke
         return out + 1e-3, certificate
 
     monkeypatch.setattr(explorer, "_attended", wrong)
-    found = explorer.verdict(Explored())["verdict"]
+    found = explorer.verdict(ExplorerInputs())["verdict"]
     assert found["word"] == "broken" and "BROKE its promise" in found["says"]
 
 

@@ -46,22 +46,22 @@ def told(found: Visit, beside: str, words: str) -> None:
 
 
 BROKEN = [
-    ("explorer?n=99", "[data-name=n]", "n=99 must be less than or equal to 12; set it anew on the page"),
-    ("explorer?n=abc", "[data-name=n]", "n=abc must be a valid integer, "),
-    ("explorer?angle=", "[data-name=angle]", "angle must be a valid number, "),
+    ("explorer?n=99", "[data-name=n]", "n=99 must be from 3 to 12; the default is 8"),
+    ("explorer?n=abc", "[data-name=n]", "n='abc' must be a whole number; "),
+    ("explorer?angle=", "[data-name=angle]", "angle='' must be a number; "),
     (
         "explorer?n=5&target=9",
         "[data-name=target]",
         "target=9 must be below the number of keys, 5; move it to the left",
     ),
     ("explorer?show=average&other=1", "[data-name=other]", "other=1 must be another key than the first; move either"),
-    ("explorer?show=foo", "main", "show=foo must be 'copy', 'average', 'noise' or 'route'; set it anew on the page"),
-    ("bench?method=foo", "[data-name=method]", "method=foo must be 'random_features', 'low_rank' or 'sparse'; "),
-    ("claims?seed=-1", "[data-name=seed]", "seed=-1 must be greater than or equal to 0; "),
+    ("explorer?show=foo", "main", "show='foo' must be one of copy, average, noise, route; "),
+    ("bench?method=foo", "[data-name=method]", "method='foo' must be one of random_features, low_rank, sparse; "),
+    ("claims?seed=-1", "[data-name=seed]", "seed=-1 must be from 0 to 99; "),
     ("claims?variant=no&hunt=true", "main", "variant='no' is none of relu-linear-a; one of 'as stated'"),
-    ("dynamics?beta=1", "[data-name=beta]", "beta=1 must be less than or equal to 0.99; "),
-    ("runs?log=maybe", "main", "log=maybe must be a valid boolean, "),
-    ("runs?run=gone", "main", "run='gone' is none of the runs that are here; choose one from the list"),
+    ("dynamics?beta=1", "[data-name=beta]", "beta=1 must be from 0 to 0.99; "),
+    ("runs?log=maybe", "main", "log='maybe' must be True or False; "),
+    ("runs?run=gone", "main", "run='gone' is not one of the runs that are here; choose one from the list"),
 ]
 
 
@@ -98,7 +98,7 @@ def test_sliders_reach_their_ends_and_none_counts_keys_that_are_not_there(clumsy
         and found.page.inner_text("[for=target] + output") == "2"
     )
     with pytest.raises(ParameterError, match=r"^ahead=3 must be below the number of keys, 3; move it to the left$"):
-        explorer.preview(explorer.Explored(show="route", n=3, ahead=3))
+        explorer.preview(explorer.ExplorerInputs(show="route", n=3, ahead=3))
 
 
 # A verdict has come that says something else.
@@ -113,7 +113,7 @@ def test_a_file_that_is_none_is_told_beside_its_field_and_one_that_is_taken_back
     first = found.judged("kept")
     file.write_bytes(b"hello there")
     found.page.set_input_files("#file", file)
-    told(found, ".control:has(#file)", "file=11 bytes is no safetensors file")
+    told(found, ".control:has(#file)", "file=11 bytes is not a safetensors file")
     x = torch.randn(2, 64, 16)
     save_file({"q": x, "k": x[..., :8].contiguous(), "v": x.clone()}, file)
     found.page.set_input_files("#file", file)

@@ -9,7 +9,7 @@ import pytest
 from avow.cli.parsing import parse
 from avow.errors import NonFiniteError, ParameterError
 from avow.lab.pages import relu
-from avow.lab.pages.relu import PAGE, Built
+from avow.lab.pages.relu import PAGE, ReluInputs
 from avow.theory.constructions import relu_piecewise, relu_square
 from tests.helpers.hostile_formulas import CODE, hostile
 from tests.helpers.lab import Lab
@@ -20,20 +20,20 @@ def facts(answer: dict[str, Any]) -> dict[str, str]:
     return {fact["label"]: fact["value"] for fact in answer["facts"]}
 
 
-def own(formula: str, **inputs: Any) -> Built:
-    return Built(follow="a formula", formula=formula, **inputs)
+def own(formula: str, **inputs: Any) -> ReluInputs:
+    return ReluInputs(follow="a formula", formula=formula, **inputs)
 
 
 @pytest.mark.parametrize("preset", PAGE.presets)
 def test_every_preset_keeps_its_word(preset: str) -> None:
-    found = relu.verdict(Built(**PAGE.presets[preset]))
+    found = relu.verdict(ReluInputs(**PAGE.presets[preset]))
     assert found["verdict"]["word"] == "kept" and found["verdict"]["tone"] == "proved"
 
 
 @pytest.mark.parametrize("eps", [0.1, 0.01, 1e-4, 1e-6])
 def test_the_units_and_errors_of_the_square_are_those_of_the_constructions(eps: float) -> None:
     wide, deep = relu_square(eps), relu_square(eps, deep=True)
-    for inputs, made in ((Built(layers="one", eps=eps), wide), (Built(layers="many", eps=eps), deep)):
+    for inputs, made in ((ReluInputs(layers="one", eps=eps), wide), (ReluInputs(layers="many", eps=eps), deep)):
         preview, verdict = (f(inputs) for f in (relu.preview, relu.verdict))
         for answer in (preview, verdict):
             assert facts(answer)["Units in one layer"] == f"{wide.units:,}"
@@ -67,7 +67,7 @@ def test_the_figure_of_units_against_error_is_what_the_constructions_take() -> N
 def test_a_network_that_is_off_is_not_kept(monkeypatch: pytest.MonkeyPatch) -> None:
     worse = relu_square(0.09)
     monkeypatch.setattr(relu, "_square", lambda eps, deep: worse)
-    found = relu.verdict(Built(eps=0.01))["verdict"]
+    found = relu.verdict(ReluInputs(eps=0.01))["verdict"]
     assert found["word"] == "not kept" and found["tone"] == "refuted" and "could be off by" in found["says"]
 
 

@@ -10,14 +10,15 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
-from pydantic import ValidationError
 from typer.testing import CliRunner
 
 from avow.cli import app
-from avow.lab.pages import runs_disk
-from avow.lab.pages.runs import PAGE, Watched, preview
+from avow.errors import ParameterError
+from avow.lab.pages import runs
+from avow.lab.pages.runs import PAGE, RunsInputs, preview
 from avow.training import train
 from avow.training.run_folder import COLUMNS, Log, Progress, read_log
 from tests.helpers.lab import Lab, running
@@ -42,7 +43,7 @@ def a_run(folder: Path, *steps: int, of: int = 100) -> Log:
 
 @pytest.fixture
 def below(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    monkeypatch.setenv(runs_disk.VARIABLE, str(tmp_path))
+    monkeypatch.setenv(runs.VARIABLE, str(tmp_path))
     return tmp_path
 
 
@@ -59,7 +60,7 @@ def states(answer: dict[str, Any]) -> dict[str, str]:
 
 def test_a_real_run_is_drawn_as_it_was_logged(below: Path) -> None:
     train(small(below / "made", "schedule.steps=6", "run.log_every=2"), below / "made" / "run")
-    answer = preview(Watched())
+    answer = preview(RunsInputs())
     assert states(answer) == {"made/run": "finished"}
     (curve,) = answer["figures"]["curves"]["data"]
     rows = read_log(below / "made" / "run" / "log.csv")
@@ -77,8 +78,8 @@ def test_states_tell_running_finished_stopped_and_not_begun(below: Path) -> None
     (below / "set/new").mkdir()
     (below / "set/new/config.json").write_text(json.dumps(CONFIG))
     told = {"set/now": "running", "set/done": "finished", "set/old": "stopped", "set/new": "has not begun"}
-    assert states(preview(Watched())) == told
-    assert {trace["name"] for trace in preview(Watched())["figures"]["curves"]["data"]} == {"now", "done", "old"}
+    assert states(preview(RunsInputs())) == told
+    assert {trace["name"] for trace in preview(RunsInputs())["figures"]["curves"]["data"]} == {"now", "done", "old"}
 
 
 def test_one_run_or_one_folder_is_chosen_by_its_name_in_the_list(below: Path) -> None:
@@ -90,49 +91,49 @@ def test_one_run_or_one_folder_is_chosen_by_its_name_in_the_list(below: Path) ->
     a_run(below / "late/c", 30)
 
     def names(run: str) -> list[str]:
-        return [one["name"] for one in preview(Watched(run=run))["runs"] if one["chosen"]]
+        return [one["name"] for one in preview(RunsInputs(run=run))["runs"] if one["chosen"]]
 
     assert names("") == ["late/c"] and names("early/b") == ["early/b"] and names("early") == ["early/a", "early/b"]
-    assert [one["name"] for one in preview(Watched())["runs"]] == ["late/c", "early/a", "early/b"]
+    assert [one["name"] for one in preview(RunsInputs())["runs"]] == ["late/c", "early/a", "early/b"]
     a_run(below / "top", 10)
     assert names(".") == ["top"]
-    assert facts(preview(Watched(run="early/b")))["State"] == "stopped"
+    assert facts(preview(RunsInputs(run="early/b")))["State"] == "stopped"
 
 
 @pytest.mark.parametrize("name", ["/etc", "..", "../secret", "set/../../secret", "set\x00", "nowhere"])
 def test_a_name_that_is_not_in_the_list_is_no_path(below: Path, name: str) -> None:
     a_run(below.parent / f"{below.name}-secret", 10)
     a_run(below / "set/a", 10)
-    answer = preview(Watched(run=name))
-    assert "is none of the runs that are here; choose one from the list" in str(answer["trouble"])
+    answer = preview(RunsInputs(run=name))
+    assert "is not one of the runs that are here; choose one from the list" in str(answer["trouble"])
     assert [run["name"] for run in answer["runs"]] == ["set/a"] and not answer["figures"], "here is the list"
-    with pytest.raises(ValidationError):
-        Watched(run="x" * 301)
+    with pytest.raises(ParameterError, match="must have at most 300 characters"):
+        RunsInputs.of({"run": "x" * 301})
 
 
 def test_links_are_not_followed(below: Path, tmp_path_factory: pytest.TempPathFactory) -> None:
     elsewhere = tmp_path_factory.mktemp("elsewhere")
     a_run(elsewhere / "run", 10)
     (below / "linked").symlink_to(elsewhere)
-    assert preview(Watched())["runs"] == []
+    assert preview(RunsInputs())["runs"] == []
     a_run(below / "own")
     (below / "own/log.csv").unlink()
     (below / "own/log.csv").symlink_to(elsewhere / "run/log.csv")
-    assert states(preview(Watched())) == {"own": "has not begun"}
+    assert states(preview(RunsInputs())) == {"own": "has not begun"}
 
 
 def test_curves_can_be_rate_gradient_and_speed_in_factors_or_not(below: Path) -> None:
     a_run(below / "a", 10, 20)
     for curve, value in (("learning rate", 1e-3), ("gradient", 1.25), ("speed", 4321.0)):
-        drawn = preview(Watched.model_validate({"curve": curve, "log": False}))["figures"]["curves"]
+        drawn = preview(RunsInputs.of({"curve": curve, "log": False}))["figures"]["curves"]
         assert drawn["data"][0]["y"] == [value, value] and drawn["layout"]["yaxis"]["type"] == "linear"
-    assert preview(Watched())["figures"]["curves"]["layout"]["yaxis"]["type"] == "log"
+    assert preview(RunsInputs())["figures"]["curves"]["layout"]["yaxis"]["type"] == "log"
 
 
 def test_a_loss_that_is_no_number_leaves_a_gap(below: Path) -> None:
     log = a_run(below / "a", 10)
     log.add(Progress(20, 100, 0.5, float("nan"), 1e-3, 1.0, 1.0, 0.1, 1.0))
-    assert preview(Watched())["figures"]["curves"]["data"][0]["y"] == [0.3, None]
+    assert preview(RunsInputs())["figures"]["curves"]["data"][0]["y"] == [0.3, None]
 
 
 # ---- nothing half-written
@@ -147,7 +148,7 @@ def test_a_log_cut_anywhere_shows_only_lines_that_have_ended(below: Path) -> Non
     }
     assert len(truth) == 3
     for end in range(len(whole) + 1):
-        found = runs_disk.columns_of(whole[:end])
+        found = runs.columns_of(whole[:end])
         lines = list(zip(*(found[name] for name in COLUMNS), strict=True))
         assert all(line == truth[line[0]] for line in lines)
         assert len(lines) == max(0, whole[:end].count(b"\n") - 1)
@@ -159,9 +160,7 @@ def test_reading_half_a_line_would_have_been_wrong() -> None:
     cut = f"{head}\r\n{line[:-2]}".encode()
     careless = list(csv.DictReader(cut.decode().splitlines()))[-1]
     assert float(careless["eta"]) == 12.0 != 12.75
-    assert runs_disk.columns_of(cut)["eta"] == [] and runs_disk.columns_of(f"{head}\r\n{line}\r\n".encode())["eta"] == [
-        12.75
-    ]
+    assert runs.columns_of(cut)["eta"] == [] and runs.columns_of(f"{head}\r\n{line}\r\n".encode())["eta"] == [12.75]
 
 
 @pytest.mark.parametrize("junk", [b"", b"\xff\xfe\x00", b"{", b"[]", b'"x"', b"[" * 5000, b'{"model": 1, "data": 2}'])
@@ -171,26 +170,27 @@ def test_files_that_are_no_configuration_no_log_and_no_result_are_passed_over(be
     for name in ("config.json", "log.csv", "knowledge.json"):
         (below / "bad" / name).write_bytes(junk)
     (below / "good/knowledge.json").write_bytes(junk)
-    answer = preview(Watched())
+    answer = preview(RunsInputs())
     assert states(answer) == {"good": "running"} and answer["knowledge"] == []
 
 
 def test_a_log_of_another_shape_is_a_run_that_has_not_begun(below: Path) -> None:
     a_run(below / "a", 10)
     (below / "a/log.csv").write_text("time,value\n1,2\n")
-    assert states(preview(Watched())) == {"a": "has not begun"}
+    assert states(preview(RunsInputs())) == {"a": "has not begun"}
 
 
 def test_a_log_that_grows_is_read_again(below: Path) -> None:
     log = a_run(below / "a", 10)
-    assert preview(Watched())["figures"]["curves"]["data"][0]["x"] == [10.0]
+    assert preview(RunsInputs())["figures"]["curves"]["data"][0]["x"] == [10.0]
     log.add(progress(20))
-    assert preview(Watched())["figures"]["curves"]["data"][0]["x"] == [10.0, 20.0]
+    assert preview(RunsInputs())["figures"]["curves"]["data"][0]["x"] == [10.0, 20.0]
 
 
 def test_a_long_log_keeps_its_first_and_its_last_step() -> None:
-    curves = {name: [float(i) for i in range(3001)] for name in COLUMNS}
-    steps = runs_disk.thinned(curves)["step"]
+    lines = [COLUMNS, *([str(i)] * len(COLUMNS) for i in range(3001))]
+    content = "".join(",".join(line) + "\r\n" for line in lines).encode()
+    steps = runs.curves_of(content)["step"]
     assert len(steps) == 500 and (steps[0], steps[-1]) == (0.0, 3000.0) and steps == sorted(set(steps))
 
 
@@ -214,7 +214,7 @@ RESULT = {
 def test_the_knowledge_table_says_what_the_experiment_left(below: Path) -> None:
     (below / "know").mkdir()
     (below / "know/knowledge.json").write_text(json.dumps(RESULT))
-    (table,) = preview(Watched())["knowledge"]
+    (table,) = preview(RunsInputs())["knowledge"]
     assert table["name"] == "know" and table["headline"] == RESULT["headline"]
     cells = [row["cells"] for row in table["rows"]]
     assert cells[0] == ["majority answer", "6/64", "9.4%", "3–20%", "–", "–", "–"]
@@ -227,7 +227,7 @@ def test_a_result_of_other_types_is_dashes_and_no_error(below: Path) -> None:
     (below / "know").mkdir()
     strange = {"headline": "x", "majority": [], "rows": [3, {"arm": {}, "accuracy": "high", "interval": [1]}]}
     (below / "know/knowledge.json").write_text(json.dumps(strange))
-    (table,) = preview(Watched())["knowledge"]
+    (table,) = preview(RunsInputs())["knowledge"]
     assert [row["cells"] for row in table["rows"]] == [["{}", *["–"] * 6]]
 
 
@@ -235,14 +235,12 @@ def test_a_result_of_other_types_is_dashes_and_no_error(below: Path) -> None:
 
 
 def test_the_command_says_where_runs_are(monkeypatch: pytest.MonkeyPatch) -> None:
-    from avow.lab import serving
-
-    monkeypatch.setenv(runs_disk.VARIABLE, "as it was")
-    monkeypatch.setattr(serving, "serve", lambda port, ready: None)
+    monkeypatch.setenv(runs.VARIABLE, "as it was")
+    monkeypatch.setattr("avow.lab.server.server", lambda *given: Mock())
     assert CliRunner().invoke(app, ["lab", "--no-open", "--runs", "elsewhere"]).exit_code == 0
-    assert runs_disk.folder() == Path("elsewhere")
+    assert runs.folder() == Path("elsewhere")
     assert CliRunner().invoke(app, ["lab", "--no-open"]).exit_code == 0
-    assert runs_disk.folder() == Path(runs_disk.USUAL)
+    assert runs.folder() == Path(runs.DEFAULT_FOLDER)
 
 
 @pytest.fixture(scope="module")
@@ -254,7 +252,7 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def own_lab(place: Path) -> Iterator[Lab]:
     """A lab that was told where runs are, as its processes must be when they start."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setenv(runs_disk.VARIABLE, str(place))
+        patch.setenv(runs.VARIABLE, str(place))
         with running() as found:
             yield found
 

@@ -28,11 +28,9 @@ from typer.testing import CliRunner
 
 from avow.cli import app
 from avow.errors import FileError, ParameterError
-from avow.lab import security, templates
-from avow.lab.page import PACKAGE, all_pages
-from avow.lab.responses import MISTAKE, error_body, json_bytes, plain
-from avow.lab.serving import bound
-from avow.lab.static_files import static_files
+from avow.lab import security
+from avow.lab.page import MISTAKE, PACKAGE, all_pages, error_body, json_bytes, plain
+from avow.lab.server import bound, render, static_files
 from avow.lab.uploads import FileStore, tensors_of
 from tests.helpers.lab import TOKEN, Answered, Lab, running
 
@@ -115,15 +113,15 @@ def test_every_answer_is_armoured(lab: Lab) -> None:
 @pytest.mark.parametrize(
     ("inputs", "words"),
     [
-        ({"number": 10}, "number=10 must be less than or equal to 9; set it anew on the page"),
-        ({"number": "many"}, "number=many must be a valid integer"),
-        ({"number": None}, "number=None must be a valid integer"),
-        ({"number": 1e400}, "number=inf must be a finite number"),
-        ({"number": [[[]]]}, "number=[[[]]] must be a valid integer"),
-        ({"how": "x" * 5000}, "… must be 'answer'"),
-        ({"path": "/etc/passwd"}, "path=/etc/passwd extra inputs are not permitted"),
-        ([], "body=[] must be a valid dictionary"),
-        ("words", "body=words must be a valid dictionary"),
+        ({"number": 10}, "number=10 must be from 0 to 9; the default is 1 (A number)"),
+        ({"number": "many"}, "number='many' must be a whole number"),
+        ({"number": None}, "number=None must be a whole number"),
+        ({"number": 1e400}, "number=inf must be a whole number"),
+        ({"number": [[[]]]}, "number=[[[]]] must be a whole number"),
+        ({"how": "x" * 5000}, "… must be one of answer, wait"),
+        ({"path": "/etc/passwd"}, "path='/etc/passwd' is not a parameter; known parameters: how, number"),
+        ([], "body=[] must be a JSON object"),
+        ("words", "body='words' must be a JSON object"),
     ],
 )
 def test_inputs_that_break_a_rule_are_told_which(lab: Lab, inputs: Any, words: str) -> None:
@@ -177,8 +175,8 @@ def test_what_a_page_raises_is_told_and_never_a_500(lab: Lab) -> None:
     assert (
         error_body.status == 422 and error_body.mistake == "trial: how=mistake must not be asked for; ask for an answer"
     )
-    unforeseen = lab.post("/api/trial/verdict", {"how": "raise"})
-    assert unforeseen.status == 422 and "raised ZeroDivisionError: by a hair; change it" in unforeseen.mistake
+    unexpected = lab.post("/api/trial/verdict", {"how": "raise"})
+    assert unexpected.status == 422 and "ZeroDivisionError: by a hair; change it" in unexpected.mistake
     assert lab.post("/api/trial/verdict", {"how": "infinite"}).said == {"answer": {"number": "inf"}}
     assert lab.post("/api/trial/verdict", {"how": "print"}).status == 200
 
@@ -197,16 +195,16 @@ def test_a_file_is_read_in_memory_and_reaches_its_page(lab: Lab) -> None:
 
 def test_a_handle_is_no_path(lab: Lab) -> None:
     for handle in ("/etc/passwd", "../x", "0" * 16):
-        assert "is not here any more; upload it again" in lab.post("/api/trial/preview", {"file": handle}).mistake
+        assert "is no longer stored; upload it again" in lab.post("/api/trial/preview", {"file": handle}).mistake
 
 
 @pytest.mark.parametrize(
     ("content", "words"),
     [
-        (b"", "is no safetensors file"),
-        (b"PK\x03\x04 pickled", "is no safetensors file"),
-        (b"\xff" * 64, "is no safetensors file"),
-        (save({"q": torch.ones(2)})[:-1], "is no safetensors file"),
+        (b"", "is not a safetensors file"),
+        (b"PK\x03\x04 pickled", "is not a safetensors file"),
+        (b"\xff" * 64, "is not a safetensors file"),
+        (save({"q": torch.ones(2)})[:-1], "is not a safetensors file"),
         (save({"q": torch.ones(2, dtype=torch.int64)}), "must be floating point"),
         (save({"q": torch.tensor([1.0, float("nan")])}), "must be finite"),
         (save({"q": torch.ones(1, 1, 1, 1, 2)}), "must have 1 to 4 axes"),
@@ -427,52 +425,46 @@ def test_every_page_has_its_script_and_bounds_every_number() -> None:
     assert "explorer" in pages
     for name, page in pages.items():
         assert f"{name}.js" in static_files() and page.name == name
-        for field, spec in page.inputs.model_json_schema()["properties"].items():
-            kind = next(one for one in spec.get("anyOf", [spec]) if one.get("type") != "null")
-            if kind.get("type") in ("number", "integer"):
-                assert {"minimum", "maximum"} <= set(kind), f"{name}: {field} has no bounds"
-            if kind.get("type") == "string" and "enum" not in kind and "const" not in kind:
-                assert "maxLength" in kind, f"{name}: {field} has no longest length"
+        for one in page.inputs.declared():
+            if one.type in (int, float):
+                assert math.isfinite(one.rule.low) and math.isfinite(one.rule.high), f"{name}: {one.name} has no bounds"
+            if one.type is str and not one.rule.choices:
+                assert math.isfinite(one.rule.high), f"{name}: {one.name} has no longest length"
         for inputs in page.presets.values():
-            page.inputs.model_validate(dict(inputs))
+            page.inputs.of(dict(inputs))
 
 
 def test_no_two_things_on_a_page_have_one_name() -> None:
-    pages = list(all_pages(PACKAGE).values())
-    for page in pages:
-        twice = [
-            name
-            for name, count in Counter(re.findall(r' id="([^"]+)"', templates.page(page, pages, ""))).items()
-            if count > 1
-        ]
+    for page in all_pages(PACKAGE).values():
+        ids = Counter(re.findall(r' id="([^"]+)"', render(page.name, PACKAGE, "", page)))
+        twice = [name for name, count in ids.items() if count > 1]
         assert twice == [], f"{page.name}: an input or an element must be renamed"
 
 
 def test_a_port_that_is_taken_says_so() -> None:
-    with bound(0) as taken, pytest.raises(ParameterError, match=r"cannot be had: .*; leave --port out"):
+    with bound(0) as taken, pytest.raises(ParameterError, match=r"is not available: .*; leave --port out"):
         taken.listen()
         bound(taken.getsockname()[1])
 
 
 def test_the_command_prints_its_address_and_ends_without_a_word(monkeypatch: pytest.MonkeyPatch) -> None:
-    from avow.lab import serving
-
     opened: list[str] = []
 
-    def serve(port: int, ready: Any) -> None:
-        ready(f"http://127.0.0.1:{port}/")
+    def interrupted(listening: socket.socket, token: str, ready: Any) -> Any:
+        ready("http://127.0.0.1:8123/")
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(serving, "serve", serve)
-    monkeypatch.setattr(serving, "open_browser", opened.append)
-    done = CliRunner().invoke(app, ["lab", "--port", "8123", "--no-open"])
+    monkeypatch.setattr("avow.lab.server.server", interrupted)
+    monkeypatch.setattr("webbrowser.open", opened.append)
+    done = CliRunner().invoke(app, ["lab", "--no-open"])
     assert done.exit_code == 0 and "http://127.0.0.1:8123/" in done.stdout and opened == []
-    done = CliRunner().invoke(app, ["lab", "--port", "8123", "--json"])
+    done = CliRunner().invoke(app, ["lab", "--json"])
     assert json.loads(done.stdout) == {"address": "http://127.0.0.1:8123/"} and opened == ["http://127.0.0.1:8123/"]
 
 
 def test_a_missing_package_is_named_with_its_remedy(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(__import__("sys").modules, "uvicorn", None)
+    monkeypatch.delitem(sys.modules, "avow.lab.server")
+    monkeypatch.setitem(sys.modules, "uvicorn", None)
     done = CliRunner().invoke(app, ["lab", "--no-open"])
     assert done.exit_code == 2
     assert done.stderr.strip() == "avow: uvicorn=missing is needed for the lab; pip install 'avow[lab,rigor]'"

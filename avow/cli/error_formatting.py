@@ -1,4 +1,4 @@
-"""How the command line takes mistakes and interrupts: one line on stderr, never a traceback."""
+"""Errors and interrupts of the command line: one line on stderr, never a traceback."""
 
 from __future__ import annotations
 
@@ -43,8 +43,8 @@ class ErrorFormattingGroup(TyperGroup):
             return super().main(*args, **more | {"prog_name": "avow"})
         except OSError as error:
             # A full disk, say, behind stdout.
-            told = FileError("file", error.filename or "output", f"failed ({error.strerror})", "check disk and rights")
-            typer.echo(f"avow: {told}", err=True)
+            rule, remedy = f"failed ({error.strerror})", "check disk and rights"
+            typer.echo(f"avow: {FileError('file', error.filename or 'output', rule, remedy)}", err=True)
             sys.exit(1)
 
     def make_context(self, *args: Any, **more: Any) -> Any:
@@ -69,41 +69,40 @@ class ErrorFormattingGroup(TyperGroup):
             raise typer.Exit(130) from error
 
 
-def _end(problem: Exception) -> NoReturn:
-    """Say what was wrong and leave; a group that was given nothing to do tells what it can do instead."""
-    if type(problem).__name__ == "NoArgsIsHelpError":
-        raise problem
-    told = problem if isinstance(problem, AvowError) else explained(problem)
-    typer.echo(f"avow: {told}", err=True)
-    raise typer.Exit(2) from problem
+def _end(error: Exception) -> NoReturn:
+    """Print what was wrong and leave; a group without a command prints its help instead."""
+    if type(error).__name__ == "NoArgsIsHelpError":
+        raise error
+    typer.echo(f"avow: {error if isinstance(error, AvowError) else explained(error)}", err=True)
+    raise typer.Exit(2) from error
 
 
-def explained(problem: Any) -> AvowError:
+def explained(error: Any) -> AvowError:
     """A wrong use of a command as the four parts that every error has."""
-    here = problem.ctx.command_path if problem.ctx else "avow"
+    here = error.ctx.command_path if error.ctx else "avow"
     remedy = f"see {here} --help"
-    match type(problem).__name__:
+    match type(error).__name__:
         case "NoSuchOption":
-            near = f"did you mean {problem.possibilities[0]}?" if problem.possibilities else remedy
-            return ParameterError("option", problem.option_name, f"is not known to {here}", near)
+            near = f"did you mean {error.possibilities[0]}?" if error.possibilities else remedy
+            return ParameterError("option", error.option_name, f"is not known to {here}", near)
         case "BadOptionUsage":
-            return ParameterError("option", problem.option_name, "must have a value", remedy)
+            return ParameterError("option", error.option_name, "must have a value", remedy)
         case "MissingParameter":
-            return ParameterError(_name(problem.param), "nothing", "must be given", remedy)
-        case "BadParameter" if hasattr(problem.__cause__, "errors"):
-            (found, *_) = problem.__cause__.errors()
-            rule = found["msg"].partition(",")[0]
+            return ParameterError(_name(error.param), "nothing", "must be given", remedy)
+        case "BadParameter" if hasattr(error.__cause__, "errors"):
+            (first, *_) = error.__cause__.errors()
+            rule = first["msg"].partition(",")[0]
             for theirs, ours in _RULES.items():
                 rule = rule.replace(theirs, ours)
-            return ParameterError(_name(problem.param), repr(found["input"]), rule, remedy)
-    if hasattr(problem.ctx and problem.ctx.command, "list_commands"):
-        known = problem.ctx.command.list_commands(problem.ctx)
-        name = problem.message.split("'")[1]
+            return ParameterError(_name(error.param), repr(first["input"]), rule, remedy)
+    if hasattr(error.ctx and error.ctx.command, "list_commands"):
+        known = error.ctx.command.list_commands(error.ctx)
+        name = error.message.split("'")[1]
         near = " or ".join(difflib.get_close_matches(name, known))
         remedy = f"did you mean {near}?" if near else f"known commands: {', '.join(known)}"
         return ParameterError("command", name, f"is not known to {here}", remedy)
-    value = problem.message.partition("(s) (")[2].rstrip(")") or repr(problem.message)
-    return ParameterError("arguments", value, f"have no place in {here}", remedy)
+    value = error.message.partition("(s) (")[2].rstrip(")") or repr(error.message)
+    return ParameterError("arguments", value, f"are not taken by {here}", remedy)
 
 
 def _name(parameter: Any) -> str:

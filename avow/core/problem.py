@@ -160,7 +160,7 @@ class Problem:
 
     @property
     def empty(self) -> bool:
-        """Whether there is nothing to attend to or nobody to attend."""
+        """Whether there are no keys or no queries."""
         return self.q.numel() == 0 or self.k.shape[-2] == 0 or self.v.numel() == 0
 
     @property

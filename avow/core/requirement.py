@@ -55,7 +55,7 @@ def checked_requirement(
     tol: object, confidence: object = None, coverage: object = None, rtol: object = None
 ) -> Requirement:
     """What `attend` was asked to accept, once it is known to make sense; the confidence is 1 where none was given."""
-    wished, own = (
+    tolerance, relative = (
         _number(
             name,
             value,
@@ -70,7 +70,7 @@ def checked_requirement(
     )
     rule = "must lie strictly between 0 and 1"
     covered = _number("coverage", coverage, 0 < as_float(coverage) < 1, rule, "try coverage=0.99")
-    return Requirement(wished, 1.0 if sure is None else sure, covered, own)
+    return Requirement(tolerance, 1.0 if sure is None else sure, covered, relative)
 
 
 def check_generator(generator: object) -> None:
@@ -81,7 +81,7 @@ def check_generator(generator: object) -> None:
 
 
 class RandomStream(torch.Generator):
-    """A generator whose seed nobody makes inputs from."""
+    """A generator whose seed no inputs are made from."""
 
 
 def random_stream(generator: torch.Generator | None, device: torch.device | str) -> RandomStream:

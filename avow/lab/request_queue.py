@@ -15,8 +15,7 @@ from typing import Any
 import torch
 
 from avow.errors import AvowError
-from avow.lab.page import Page, all_pages
-from avow.lab.responses import error_body_of, json_bytes
+from avow.lab.page import Page, all_pages, error_body_of, json_bytes
 from avow.lab.uploads import tensors_of
 from avow.worker_pool import Handler, Send, TimeLimitError, Worker, WorkerError, WorkerPool
 
@@ -163,7 +162,7 @@ def _page_answer(pages: dict[str, Page], request: dict[str, Any], tensors: dict[
         page = pages[request["page"]]
         function = page.preview if request["what"] == "preview" else page.verdict
         assert function is not None, f"{page.name} has no {request['what']}"
-        inputs = page.inputs.model_validate(request["inputs"])
+        inputs = page.inputs.of(request["inputs"])
         answer = function(inputs, tensors) if page.takes_files else function(inputs)
         trouble = answer.pop("trouble", None)
         return json_bytes((error_body_of(trouble) if trouble else {}) | {"answer": answer})

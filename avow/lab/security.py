@@ -1,4 +1,4 @@
-"""Who may ask, and how much: the first to see a request, and the last to see an answer.
+"""Which requests are served, and how large they may be: the first to see a request, the last to see a response.
 
 A page elsewhere on the web can send requests to this machine, and can make its own name point here. So: the Host must
 be loopback and this very port; an Origin must be the page itself; whatever computes needs the token that stands in the
@@ -13,9 +13,10 @@ import secrets
 from collections.abc import AsyncIterator, Awaitable, Callable
 from typing import Any
 
+from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from avow.lab.responses import JsonResponse, error_body, error_body_of
+from avow.lab.page import error_body, error_body_of, json_bytes
 
 TOKEN = "x-avow-token"
 _BODY_BYTES = 64 * 1024
@@ -44,6 +45,15 @@ HEADERS = {
 }
 
 
+class JsonResponse(Response):
+    """JSON that holds nothing a browser could mistake for anything else."""
+
+    media_type = "application/json"
+
+    def render(self, content: Any) -> bytes:
+        return content if isinstance(content, bytes) else json_bytes(content)
+
+
 class Refused(Exception):
     """A request that goes no further."""
 
@@ -52,8 +62,8 @@ class Refused(Exception):
         self.answer = JsonResponse(error_body("Refused", name, value, rule, remedy), status)
 
 
-class _Unheard(Exception):
-    """An answer that could not be sent."""
+class _NotSent(Exception):
+    """A response that could not be sent."""
 
 
 class SecurityMiddleware:
@@ -66,15 +76,13 @@ class SecurityMiddleware:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "lifespan":
-            await self.app(scope, receive, send)
-            return
+            return await self.app(scope, receive, send)
         if scope["type"] != "http":
             await receive()
-            await send({"type": "websocket.close", "code": 1008})
-            return
+            return await send({"type": "websocket.close", "code": 1008})
         started = False
 
-        async def armoured(message: Message) -> None:
+        async def send_with_headers(message: Message) -> None:
             nonlocal started
             if message["type"] == "http.response.start":
                 started = True
@@ -86,24 +94,23 @@ class SecurityMiddleware:
             try:
                 await send(message)
             except Exception as error:
-                raise _Unheard from error
+                raise _NotSent from error
 
         try:
             self._admit(scope)
             async with self._turn(scope["path"]):
                 body = await _body(scope, receive)
-                await self.app(scope, _replayed(body, receive), armoured)
-        except _Unheard:
-            await _left(receive)
-        except Refused as refused:
-            try:
-                await refused.answer(scope, receive, armoured)
-            except _Unheard:
-                await _left(receive)
+                await self.app(scope, _replay(body, receive), send_with_headers)
+        except _NotSent:
+            await _disconnected(receive)
         except Exception as error:
             if started:
                 raise
-            await JsonResponse(error_body_of(error), 422)(scope, receive, armoured)
+            answer = error.answer if isinstance(error, Refused) else JsonResponse(error_body_of(error), 422)
+            try:
+                await answer(scope, receive, send_with_headers)
+            except _NotSent:
+                await _disconnected(receive)
 
     @contextlib.asynccontextmanager
     async def _turn(self, path: str) -> AsyncIterator[None]:
@@ -137,19 +144,19 @@ class SecurityMiddleware:
 
 
 def _header(scope: Scope, name: str) -> str | None:
-    """A header's value; one that was given twice is nobody's."""
-    found = [value for key, value in scope["headers"] if key == name.encode()]
-    if len(found) > 1:
-        raise Refused(400, name, f"{len(found)} times", "must be given once", "send it once")
-    return found[0].decode("latin-1") if found else None
+    """A header's value; one that is given twice is refused."""
+    values = [value for key, value in scope["headers"] if key == name.encode()]
+    if len(values) > 1:
+        raise Refused(400, name, f"{len(values)} times", "must be given once", "send it once")
+    return values[0].decode("latin-1") if values else None
 
 
 async def _body(scope: Scope, receive: Receive) -> bytes:
     """The whole body, unless there is too much of it or it takes too long."""
     name, most = ("file", _FILE_BYTES) if scope["path"] == _FILES else ("body", _BODY_BYTES)
-    said = _header(scope, "content-length") or "0"
-    if not said.isascii() or not said.isdigit() or len(said) > 12 or int(said) > most:
-        raise _too_long(name, said, most)
+    declared = _header(scope, "content-length") or "0"
+    if not declared.isascii() or not declared.isdigit() or len(declared) > 12 or int(declared) > most:
+        raise _too_long(name, declared, most)
 
     async def read() -> bytes:
         body = bytearray()
@@ -169,7 +176,7 @@ async def _body(scope: Scope, receive: Receive) -> bytes:
         raise Refused(408, "body", "unfinished", f"must arrive within {_BODY_SECONDS:g} s", "send it at once") from None
 
 
-async def _left(receive: Receive) -> None:
+async def _disconnected(receive: Receive) -> None:
     """Return when a client that broke the protocol, and was told so by the server, is cut off."""
     with contextlib.suppress(TimeoutError):
         async with asyncio.timeout(1.0):
@@ -177,13 +184,13 @@ async def _left(receive: Receive) -> None:
                 pass
 
 
-def _too_long(name: str, said: object, most: int) -> Refused:
+def _too_long(name: str, size: object, most: int) -> Refused:
     room = f"{most >> 20} MiB" if most >> 20 else f"{most >> 10} KiB"
-    return Refused(413, name, f"{said} bytes", f"must be at most {room}", "send less")
+    return Refused(413, name, f"{size} bytes", f"must be at most {room}", "send less")
 
 
-def _replayed(body: bytes, receive: Receive) -> Receive:
-    """The body once more, for the application; what comes after it is the client going away."""
+def _replay(body: bytes, receive: Receive) -> Receive:
+    """A `receive` that gives the application the whole body first, and then whatever the client sends."""
     pending: list[dict[str, Any]] = [{"type": "http.request", "body": body, "more_body": False}]
 
     async def replay() -> Message:

@@ -28,14 +28,14 @@ def tensors_of(content: bytes) -> dict[str, torch.Tensor]:
     try:
         header = file_io.read_header(file, _HEADER_BYTES)
         _check(header)
-        found = file_io.read_tensors(file, header)
+        tensors = file_io.read_tensors(file, header)
     except file_io.Malformed as error:
-        rule = f"is no safetensors file ({str(error)[:120]})"
+        rule = f"is not a safetensors file ({str(error)[:120]})"
         raise FileError("file", f"{len(content)} bytes", rule, "write it with safetensors.torch.save_file") from None
-    for name, tensor in found.items():
+    for name, tensor in tensors.items():
         if not bool(tensor.isfinite().all()):
             raise NonFiniteError(repr(name[:40]), "nan or inf", "must be finite", "remove nan and inf before saving")
-    return found
+    return tensors
 
 
 def _check(header: file_io.Header) -> None:
@@ -60,16 +60,16 @@ class FileStore:
 
     def put(self, content: bytes) -> dict[str, Any]:
         """Check a file and keep it; its handle, and what it holds."""
-        found = tensors_of(content)
+        tensors = tensors_of(content)
         handle = secrets.token_hex(8)
         self._files[handle] = content
         while len(self._files) > _FILES:
             self._files.popitem(last=False)
-        held = {name: {"shape": list(x.shape), "dtype": named(x.dtype)} for name, x in found.items()}
+        held = {name: {"shape": list(x.shape), "dtype": named(x.dtype)} for name, x in tensors.items()}
         return {"file": handle, "tensors": held}
 
     def get(self, handle: str) -> bytes:
         if handle not in self._files:
-            raise FileError("file", handle, "is not here any more", "upload it again")
+            raise FileError("file", handle, "is no longer stored", "upload it again")
         self._files.move_to_end(handle)
         return self._files[handle]

@@ -19,10 +19,11 @@ from jaxtyping import Float
 from torch import Tensor
 
 from avow.attend import Attended, attend_exact
-from avow.core import Computed, Norms, Problem, check_tensor, has_tangents
+from avow.core import Computed, Method, Norms, Problem, check_tensor, has_tangents
 from avow.core.certify import aimed_bound, certify, shortest_ratio
 from avow.core.requirement import Requirement, check_generator, checked_requirement, random_stream
 from avow.errors import AvowError, DtypeError, FileError, NotDifferentiable, ParameterError, ShapeError
+from avow.methods import named_form
 from avow.methods.sparse import NothingToSave, Sparse, Trace
 from avow.nn import cache_file
 from avow.nn.kernel_steps import Held, KernelSteps
@@ -114,7 +115,7 @@ class KeyValueCache(TokenBuffers):
         confidence: float | None = None,
         scale: float | None = None,
         generator: torch.Generator | None = None,
-        method: str = "auto",
+        method: str | Method = "auto",
         rtol: float | None = None,
     ) -> Attended:
         """The answers to the queries of the last n tokens, and the certificate of the error they made.
@@ -127,7 +128,8 @@ class KeyValueCache(TokenBuffers):
         among them, or logits so large that single precision cannot keep `tol`, then show in the bound, and as an error
         from the next call on.
         """
-        arguments = (tol, confidence, scale, generator, method, rtol)
+        name = method if isinstance(method, str) else _name_of(method)
+        arguments = (tol, confidence, scale, generator, name, rtol)
         return self._quick(q, arguments) or self._attend(q, arguments)
 
     @torch.no_grad()
@@ -447,3 +449,12 @@ def _without_kernels(attended: Attended, why: str) -> Attended:
     certificate = attended.certificate
     reason = f"{certificate.reason}; without kernels: {why}"
     return attended._replace(certificate=dataclasses.replace(certificate, reason=reason))
+
+
+def _name_of(method: Method) -> str:
+    """The name of a method object whose parameters were left to the cache."""
+    name, parameters = named_form(method)
+    if parameters:
+        rule = "has parameters, which a cache sets by tol and bits"
+        raise ParameterError("method", method, rule, f"use method={name!r}")
+    return name

@@ -108,11 +108,10 @@ class TokenBuffers:
         self._metric: Tensor | None = None
         self._size: Tensor | None = None
         self._spread: Tensor | None = None
-        self._extremes = torch.tensor([math.inf, 0.0], dtype=torch.float64, device=self.device).repeat(
-            batch, key_heads, 1
-        )
+        nothing = torch.tensor([math.inf, 0.0], dtype=torch.float64, device=self.device)
+        self._extremes = nothing.repeat(batch, key_heads, 1)
         """At most the shortest, and at least the longest of all values so far."""
-        self._found: Ends | None = None
+        self._known_ends: Ends | None = None
         """`_ends` if it is known and no later token changed it."""
         self._unmeasured = 0
         """How many of the last tokens were only written; `_ends` knows their lengths already."""
@@ -145,18 +144,13 @@ class TokenBuffers:
     @property
     def nbytes(self) -> int:
         """The bytes of all buffers, the room for tokens to come included."""
-        return sum(x.numel() * x.element_size() for x in self._buffers.values())
+        return sum(x.nbytes for x in self._buffers.values())
 
     @property
     def overhead(self) -> float:
         """The bytes of the sketch and of norms, relative to those of keys and values."""
-        plain = {"keys", "values"}
-        per_group = self._room(GROUP)
-        own, more = (
-            sum(x.numel() * x.element_size() for name, x in per_group.items() if (name in plain) == kept)
-            for kept in (True, False)
-        )
-        return more / own
+        sizes = {name: x.nbytes for name, x in self._room(GROUP).items()}
+        return sum(sizes.values()) / (sizes["keys"] + sizes["values"]) - 1
 
     @property
     def holding(self) -> Holding:
@@ -198,7 +192,7 @@ class TokenBuffers:
         # The first of these tokens sees a window that ends with itself.
         base = self._base if self.window is None else max(0, self._position - self.window + 1) // GROUP * GROUP
         buffers, base = self._fitting(base, after)
-        lengths, wide = _kept(norms, self._wide)
+        lengths, wide = _stored_norms(norms, self._wide)
         if wide and not self._wide:
             buffers = buffers | {"norms": buffers["norms"].double()}
         start, end = self._position - base, after - base
@@ -212,7 +206,7 @@ class TokenBuffers:
             self._write_groups(buffers, fresh)
         self._longest = torch.maximum(self._longest, longest.amax(-1))
         self._extremes = wider(self._extremes, lengths)
-        self._found = None
+        self._known_ends = None
         self._buffers, self._base, self._position, self._wide = buffers, base, after, wide
 
     def _restore(self, saved: Saved) -> None:
@@ -231,7 +225,7 @@ class TokenBuffers:
             self._check_norms(norms, v)
         if held:
             self._measure()
-            self._found = None
+            self._known_ends = None
             # Measured together with others, lengths differ in their last digits.
             self._buffers["norms"][:, :, :held] = saved.norms
             nothing = torch.zeros_like(self._extremes)
@@ -280,7 +274,7 @@ class TokenBuffers:
             return False
         keys[:, :, at : at + 1] = k
         values[:, :, at : at + 1] = v
-        self._found = Ends(
+        self._known_ends = Ends(
             list(map(max, known.keys, own)), list(map(max, known.values, lengths)), min(known.least, *lengths)
         )
         self._position += 1
@@ -293,7 +287,7 @@ class TokenBuffers:
             return
         end = self._position - self._base
         k, v = (self._buffers[name][:, :, end - self._unmeasured : end] for name in ("keys", "values"))
-        lengths, wide = _kept(row_norms(v, "v", faithful=True), self._wide)
+        lengths, wide = _stored_norms(row_norms(v, "v", faithful=True), self._wide)
         if wide and not self._wide:
             self._buffers = self._buffers | {"norms": self._buffers["norms"].double()}
         self._buffers["norms"][:, :, end - self._unmeasured : end] = lengths
@@ -318,11 +312,11 @@ class TokenBuffers:
     @property
     def _ends(self) -> Ends:
         """What is known of the tokens' lengths, in plain numbers."""
-        if self._found is None:
+        if self._known_ends is None:
             self._measure()
             keys, values = self._longest.flatten().tolist(), self._extremes.flatten(0, 1).tolist()
-            self._found = Ends(keys, [longest for _, longest in values], min(shortest for shortest, _ in values))
-        return self._found
+            self._known_ends = Ends(keys, [longest for _, longest in values], min(shortest for shortest, _ in values))
+        return self._known_ends
 
     @property
     def _groups(self) -> int:
@@ -333,12 +327,11 @@ class TokenBuffers:
     def _room(self, tokens: int) -> dict[str, Tensor]:
         """Buffers for so many tokens; they are written into inside and outside of inference_mode."""
         b, g, groups = self.batch, self.key_heads, tokens // GROUP
+        wide = torch.float64 if self._wide else torch.float32
         room = {
             "keys": torch.empty(b, g, tokens, self.dim, dtype=self.dtype, device=self.device),
             "values": torch.empty(b, g, tokens, self.value_dim, dtype=self.dtype, device=self.device),
-            "norms": torch.empty(
-                b, g, tokens, dtype=torch.float64 if self._wide else torch.float32, device=self.device
-            ),
+            "norms": torch.empty(b, g, tokens, dtype=wide, device=self.device),
         }
         if self.bits is not None:
             # One group of zeros shows the shapes and types of a sketch.
@@ -434,7 +427,7 @@ class TokenBuffers:
             raise ShapeError("v.shape[-2]", v.shape[-2], rule, "each key needs one value")
 
 
-def _kept(norms: Float64[Tensor, "b g l"], wide: bool) -> tuple[Float[Tensor, "b g l"], bool]:
+def _stored_norms(norms: Float64[Tensor, "b g l"], wide: bool) -> tuple[Float[Tensor, "b g l"], bool]:
     """Lengths in float32, rounded up, if all are within its range, else in float64; and whether float64 was needed."""
     if wide or not bool(((norms == 0) | ((norms >= _SHORTEST) & (norms <= _LONGEST))).all()):
         return norms, True

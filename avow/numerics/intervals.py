@@ -78,18 +78,18 @@ def matrix(x: Tensor) -> list[list[arb]]:
     return [[ball(entry) for entry in row] for row in x.detach().double().tolist()]
 
 
-def total(found: Iterable[arb]) -> arb:
-    return sum(found, ball(0))
+def total(numbers: Iterable[arb]) -> arb:
+    return sum(numbers, ball(0))
 
 
-def most(found: Iterable[arb]) -> arb:
+def most(numbers: Iterable[arb]) -> arb:
     """The largest of some numbers."""
-    return functools.reduce(lambda a, b: a.max(b), found)
+    return functools.reduce(lambda a, b: a.max(b), numbers)
 
 
-def least(found: Iterable[arb]) -> arb:
+def least(numbers: Iterable[arb]) -> arb:
     """The smallest of some numbers."""
-    return functools.reduce(lambda a, b: a.min(b), found)
+    return functools.reduce(lambda a, b: a.min(b), numbers)
 
 
 def dot(a: Sequence[arb], b: Sequence[arb]) -> arb:
@@ -123,10 +123,10 @@ def upper(x: arb) -> float:
     if not x.is_finite():
         return math.inf
     high = x.upper()
-    found = float(high)
-    while not ball(found) >= high:
-        found = math.nextafter(found, math.inf)
-    return found
+    bound = float(high)
+    while not ball(bound) >= high:
+        bound = math.nextafter(bound, math.inf)
+    return bound
 
 
 def lower(x: arb) -> float:

@@ -127,7 +127,9 @@ def _check_finite(x: Tensor, name: str, largest: float) -> None:
     if bool(bad.any()):
         where = tuple(bad.nonzero()[0].tolist())
         value = float(x[where])
-        raise NonFiniteError(f"{name}[{', '.join(map(str, where))}]", value, "must be finite", f"mend {name} first")
+        raise NonFiniteError(
+            f"{name}[{', '.join(map(str, where))}]", value, "must be finite", f"remove NaN and inf from {name}"
+        )
 
 
 def check_range(q_norm: float, k_norm: float, v_norm: float, scale: float) -> None:

@@ -64,7 +64,7 @@ class Lab:
 def running(package: str = "avow.lab.pages") -> Iterator[Lab]:
     """A lab on a free port, in a thread; gone afterwards, and its processes with it."""
     # Every test loads this module, and few of them need the lab's packages.
-    from avow.lab.serving import bound, server
+    from avow.lab.server import bound, server
 
     up = threading.Event()
     with bound(0) as listening:

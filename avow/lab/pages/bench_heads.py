@@ -6,7 +6,6 @@ import functools
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 from jaxtyping import Float
@@ -14,17 +13,17 @@ from torch import Tensor
 
 import avow
 from avow.bench.workloads import workload
-from avow.core import Certificate, Cost, Method, Problem
+from avow.core import Certificate, Method, Problem
 from avow.core.audit import reference_error
 from avow.core.certify import certify
+from avow.core.method import SOFTMAX
 from avow.errors import FileError, InputError
 from avow.methods import method_named
 from avow.methods.sparse import Sparse
 from avow.report.formatting import listed
 
-SOFTMAX = "softmax attention"
 # Columns this much smaller than the values change no length: their squares are below the last digit.
-_FEATHER = 2.0**-40
+_TAG = 2.0**-40
 # Marks of a row: nothing was read, or how much of the answer it is, in steps of half a decade.
 _MARKS = 9
 
@@ -69,34 +68,25 @@ class Head:
         return max(float(self.v.double().norm(dim=-1).amax()), 1e-300)
 
     @functools.cached_property
-    def feathered(self) -> Float[Tensor, "1 1 s f"]:
+    def tagged_values(self) -> Float[Tensor, "1 1 s f"]:
         """Values in float64 with one more column for each token, too short to change any length and so any choice."""
         keys = self.k.shape[-2]
-        feathers = torch.eye(keys, dtype=torch.float64).expand(1, 1, keys, keys) * self.feather
-        return torch.cat([self.v.double(), feathers], -1)  # (1, 1, s, e + s)
-
-    @property
-    def feather(self) -> float:
-        return _FEATHER * self.unit
-
-    @property
-    def exact_cost(self) -> Cost:
-        return method_named("exact")().cost(self.problem.sizes)
+        tags = torch.eye(keys, dtype=torch.float64).expand(1, 1, keys, keys) * _TAG * self.unit
+        return torch.cat([self.v.double(), tags], -1)  # (1, 1, s, e + s)
 
 
 @functools.lru_cache(16)
-def drawn(kind: str, length: int, dim: int, seed: int) -> Head:
+def drawn_head(kind: str, length: int, dim: int, seed: int) -> Head:
     """One head of a known kind."""
-    made = workload(kind, 1, length, dim, seed)
-    return Head(made.q, made.k, made.v)
+    load = workload(kind, 1, length, dim, seed)
+    return Head(load.q, load.k, load.v)
 
 
-def uploaded(tensors: Mapping[str, Tensor], length: int, head: int) -> Head:
+def uploaded_head(tensors: Mapping[str, Tensor], length: int, head: int) -> Head:
     """One head of a file: its first keys, and the queries that stand among them; a head that it lacks is counted on."""
     missing = [name for name in ("q", "k", "v") if name not in tensors]
     if missing:
-        held = ", ".join(sorted(tensors))[:80]
-        rule = f"lacks {listed(missing)} (it holds {held})"
+        rule = f"lacks {listed(missing)} (it holds {', '.join(sorted(tensors))[:80]})"
         raise FileError("file", "as uploaded", rule, "save tensors named q, k and v")
     four = {}
     for name in ("q", "k", "v"):
@@ -120,7 +110,7 @@ def uploaded(tensors: Mapping[str, Tensor], length: int, head: int) -> Head:
 
 
 @dataclass(frozen=True)
-class Tried:
+class Trial:
     """A method on a head: its certificate, and for every row what was promised and what it is.
 
     `read` is the share of the tokens that sparse attention read in full, nan for methods that choose none.
@@ -151,17 +141,16 @@ class Tried:
         return self.certificate.bound
 
 
-def tried(head: Head, method: Method) -> Tried:
+def run_trial(head: Head, method: Method) -> Trial:
     """Run a method as `attend` runs it, and measure every row against float64."""
     generator = torch.Generator().manual_seed(0)
     with torch.no_grad():
         if isinstance(method, Sparse):
             return _measured(head, method, *_chosen(method, Problem.of(head.q, head.k, head.v), generator))
-        call: dict[str, Any] = {"method": method.name, "generator": generator, **method.parameters}
-        return _measured(head, method, *avow.attend(head.q, head.k, head.v, **call))
+        return _measured(head, method, *avow.attend(head.q, head.k, head.v, method=method, generator=generator))
 
 
-def read_by(head: Head, method: Sparse) -> tuple[Tried, list[str]]:
+def run_sparse_trial(head: Head, method: Sparse) -> tuple[Trial, list[str]]:
     """Sparse attention in float64, and for every row a mark for each token: 0 where it was not read, else 1 to 9, the
     more the more it weighs.
 
@@ -169,9 +158,9 @@ def read_by(head: Head, method: Sparse) -> tuple[Tried, list[str]]:
     weight of each token that counted there.
     """
     with torch.no_grad():
-        out, certificate, read = _chosen(method, Problem.of(head.q.double(), head.k.double(), head.feathered))
-    own, feathers = out.split([head.v.shape[-1], head.k.shape[-2]], -1)
-    weights = feathers[0, 0] / head.feather  # (n, s)
+        out, certificate, read = _chosen(method, Problem.of(head.q.double(), head.k.double(), head.tagged_values))
+    own, tags = out.split([head.v.shape[-1], head.k.shape[-2]], -1)
+    weights = tags[0, 0] / (_TAG * head.unit)  # (n, s)
     steps = (_MARKS + 1 + 2 * weights.clamp(min=1e-300).log10()).floor().clamp(1, _MARKS)
     marks = (torch.where(weights > 0, steps, 0) + ord("0")).to(torch.uint8)
     return _measured(head, method, own, certificate, read), [bytes(row.tolist()).decode() for row in marks]
@@ -188,10 +177,9 @@ def _chosen(
 
 def _measured(
     head: Head, method: Method, out: Float[Tensor, "1 1 n e"], certificate: Certificate, read: float = math.nan
-) -> Tried:
+) -> Trial:
     errors = (out[0, 0].double() - head.truth).norm(dim=-1) / head.unit
     bounds = certificate.rows[0, 0]
     broken = 0 if method.target != SOFTMAX else int((errors - head.doubt > bounds).sum())
-    cost = method.cost(head.problem.sizes)
-    operations = cost.flops / max(head.exact_cost.flops, 1)
-    return Tried(method, certificate, errors, bounds, broken, operations, read)
+    flops, exact_flops = (one.cost(head.problem.sizes).flops for one in (method, method_named("exact")()))
+    return Trial(method, certificate, errors, bounds, broken, flops / max(exact_flops, 1), read)

@@ -5,12 +5,11 @@ from __future__ import annotations
 import dataclasses
 import difflib
 import functools
-from html import escape
 from typing import Any, Literal
 
 from avow.core.chart import Table
 from avow.errors import ParameterError
-from avow.lab.page import Answer, Inputs, Page, control, fact
+from avow.lab.page import Answer, Inputs, Page, control, fact, judgement
 from avow.report import formatting
 from avow.report.claims import judged, stated
 from avow.report.page import html_table
@@ -29,7 +28,8 @@ _SEARCH_SECONDS = 10.0
 _AGREES = 1e-30
 
 
-class Asked(Inputs):
+@dataclasses.dataclass(frozen=True)
+class ClaimsInputs(Inputs):
     verdict: Literal["every", "proved", "corrected", "refuted", "supported", "not applicable"] = control(
         "every", "Verdict"
     )
@@ -43,7 +43,7 @@ class Asked(Inputs):
     seed: int = control(0, "Seed of what is drawn", low=0, high=99)
 
 
-def preview(inputs: Asked) -> Answer:
+def preview(inputs: ClaimsInputs) -> Answer:
     """The ledger as a list, and what the chosen claim says; nothing is judged yet."""
     ledger = [{"id": one.id, "topic": one.topic, "plain": one.plain} for one in catalogue().values()]
     try:
@@ -63,14 +63,14 @@ def preview(inputs: Asked) -> Answer:
     }
 
 
-def verdict(inputs: Asked) -> Answer:
+def verdict(inputs: ClaimsInputs) -> Answer:
     """The ledger's verdict on the chosen claim, computed now, with all its evidence; and the search, if asked for."""
     claim = _chosen(inputs.claim)
-    finding = _found(claim.id)
+    finding = _finding(claim.id)
     figures: dict[str, Any] = {}
     attack: dict[str, Any] | None = None
     if inputs.hunt and not claim.not_applicable():
-        attack = _attacked(claim, _sabotages(claim.id), inputs)
+        attack = _attack(claim, inputs)
     html = judged(finding, figures, set(catalogue()), _LINK)
     tone = finding.verdict if finding.verdict in ("proved", "refuted", "corrected", "supported") else "none"
     return {
@@ -79,7 +79,7 @@ def verdict(inputs: Asked) -> Answer:
         "figures": figures,
         "attack": attack,
         "facts": _facts(claim, finding),
-        "verdict": {"tone": tone, "word": finding.verdict, "says": _says(finding), "steps": []},
+        "verdict": judgement(tone, finding.verdict, _says(finding), []),
     }
 
 
@@ -87,9 +87,8 @@ def _chosen(id: str) -> Claim:
     known = catalogue()
     if id not in known:
         near = difflib.get_close_matches(id, known)
-        raise ParameterError(
-            "claim", repr(id), "is not known", f"did you mean {' or '.join(near)}?" if near else "choose from the list"
-        )
+        remedy = f"did you mean {' or '.join(near)}?" if near else "choose from the list"
+        raise ParameterError("claim", repr(id), "is not known", remedy)
     return known[id]
 
 
@@ -99,32 +98,32 @@ def _judged(id: str) -> Finding:
 
 
 @functools.cache
-def _found(id: str) -> Finding:
-    """What came of a claim, after those it needs, with its picture."""
+def _finding(id: str) -> Finding:
+    """The finding on a claim, after those it needs, with its picture."""
     finding = judged_after_needs(_chosen(id), lambda one: _judged(one.id))
-    drawn = finding.claim.picture
-    return finding if drawn is None else dataclasses.replace(finding, picture=as_json(drawn().plain()))
+    picture = finding.claim.picture
+    return finding if picture is None else dataclasses.replace(finding, picture=as_json(picture().plain()))
 
 
 @functools.cache
-def _sabotages(id: str) -> dict[str, bool]:
+def _rejected_sabotages(id: str) -> list[bool]:
     claim = _chosen(id)
-    return {name: claim.judge_sabotage(name).rejected for name in claim.sabotage}
+    return [claim.judge_sabotage(name).rejected for name in claim.sabotage]
 
 
-_SAID = {
+_MEANINGS = {
     "proved": "What the statement says holds for everything it speaks of.",
     "refuted": "There is a counterexample, evaluated rigorously.",
     "corrected": "False as stated; what is true instead is proved.",
-    "supported": "Nothing was found against it, which is no proof.",
+    "supported": "Nothing was found against it, which is not a proof.",
     "no verdict": "The check did not come to an end.",
     "not applicable": "It speaks of a package that is not installed here.",
 }
 
 
 def _says(finding: Finding) -> str:
-    said = _SAID[finding.verdict]
-    return said if finding.as_recorded else f"{said} It is recorded as {finding.claim.expected}."
+    meaning = _MEANINGS[finding.verdict]
+    return meaning if finding.as_recorded else f"{meaning} It is recorded as {finding.claim.expected}."
 
 
 def _facts(claim: Claim, finding: Finding | None = None) -> list[dict[str, str]]:
@@ -135,37 +134,28 @@ def _facts(claim: Claim, finding: Finding | None = None) -> list[dict[str, str]]
     return facts
 
 
-def _attacked(claim: Claim, sabotages: dict[str, bool], inputs: Asked) -> dict[str, Any]:
-    """What came of the attack, in words."""
-    found = search(claim, falsifiers()[claim.id], inputs.variant, inputs.cases, inputs.seed, _SEARCH_SECONDS)
-    (word, says), reads = _told(found), falsifiers()[claim.id].reads
-    rejected = f"{sum(sabotages.values())} of {len(sabotages)}"
-    return {
-        "tone": "refuted" if found.broken else "none",
-        "word": word,
-        "says": f"{says} The ledger's own check rejects {rejected} variants broken on purpose.",
-        "html": html_table(_case(found)) + (f'<p class="soft">{escape(reads)}</p>' if reads else ""),
-    }
+def _attack(claim: Claim, inputs: ClaimsInputs) -> dict[str, Any]:
+    """The outcome of a search for a counterexample, in words."""
+    falsifier = falsifiers()[claim.id]
+    outcome = search(claim, falsifier, inputs.variant, inputs.cases, inputs.seed, _SEARCH_SECONDS)
+    rejected = _rejected_sabotages(claim.id)
+    word, says = _outcome_words(outcome)
+    says += f" The ledger's own check rejects {sum(rejected)} of {len(rejected)} variants broken on purpose."
+    name = "The counterexample" if outcome.broken else "The nearest miss"
+    case = Table(name, tuple(outcome.case), [[f"{float(x):g}" for x in outcome.case.values()]])
+    tone = "refuted" if outcome.broken else "none"
+    return {"tone": tone, "word": word, "says": says, "html": html_table(case), "reads": falsifier.reads}
 
 
-def _told(found: Outcome) -> tuple[str, str]:
-    tried = f"{found.tried:,} case{'' if found.tried == 1 else 's'}"
-    if found.broken:
-        how = f"by {found.excess:.3g}" if found.excess else "its two sides are equal, and they must not be"
-        return "counterexample", f"Broken by case {found.tried:,}: {how}. Balls evaluated it, so it is certain."
-    early = f" The time was up: {found.budget:,} were asked for." if found.tried < found.budget else ""
-    near = (
-        "The nearest miss meets it with equality."
-        if abs(found.excess) < _AGREES
-        else f"The nearest miss was {-found.excess:.3g} away."
-    )
+def _outcome_words(outcome: Outcome) -> tuple[str, str]:
+    if outcome.broken:
+        how = f"by {outcome.excess:.3g}" if outcome.excess else "its two sides are equal, and they must not be"
+        return "counterexample", f"Broken by case {outcome.tried:,}: {how}. Balls evaluated it, so it is certain."
+    early = f" The time was up: {outcome.budget:,} were asked for." if outcome.tried < outcome.budget else ""
+    distance = "meets it with equality" if abs(outcome.excess) < _AGREES else f"was {-outcome.excess:.3g} away"
     moral = "That proves nothing: a search sees points, and the statement speaks of all of them."
-    return "none found", f"{tried} tried, and none breaks it. {near}{early} {moral}"
-
-
-def _case(found: Outcome) -> Table:
-    name = "The counterexample" if found.broken else "The nearest miss"
-    return Table(name, tuple(found.case), [[f"{float(x):g}" for x in found.case.values()]])
+    tried = f"{formatting.count(outcome.tried, 'case')} tried, and none breaks it."
+    return "none found", f"{tried} The nearest miss {distance}.{early} {moral}"
 
 
 PAGE = Page(
@@ -173,25 +163,9 @@ PAGE = Page(
     title="Claims",
     summary="What is said of attention, each statement judged by a machine as you watch. Try to break one.",
     order=30,
-    inputs=Asked,
+    inputs=ClaimsInputs,
     preview=preview,
     verdict=verdict,
-    sign=(
-        '<path class="faint" d="M28 10h54M28 24h54M28 38h54"/>'
-        '<path d="m3 10 4 4 8 -8M3 24l4 4 8 -8M4 34l9 9m0 -9 -9 9"/>'
-    ),
-    body="""<div id="filters"></div>
-<p id="count" class="soft" aria-live="polite"></p>
-<ul id="ledger" aria-label="Claims"></ul>
-<article id="chosen" aria-live="off"><h2 id="name"></h2><div id="stated"></div><div id="judged"></div></article>
-<section id="breaking" class="card" aria-label="Try to break it" hidden>
-<div class="role"><strong>Try to break it</strong>
-<span id="caught" class="badge" hidden></span></div>
-<p id="note" hidden></p>
-<fieldset id="variants"><legend>What is attacked</legend></fieldset>
-<div id="budget"></div>
-<button type="button" id="attack">Search for a counterexample</button>
-<p id="outcome" aria-live="polite"></p><div id="case"></div></section>""",
     seconds=40.0,
     kept=True,
 )

@@ -2,93 +2,137 @@
 
 from __future__ import annotations
 
+import functools
 import math
+from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any, Literal
 
+import torch
+from jaxtyping import Float
+from torch import Tensor, nn
+
 from avow.core.chart import Chart
-from avow.lab.page import Answer, Inputs, Page, control, fact
-from avow.lab.pages import dynamics_scenes as scenes
-from avow.nn import gradient_horizon
-from avow.nn.recurrent import STEEPEST
+from avow.lab.page import Answer, Inputs, Page, control, fact, judgement
+from avow.nn import RecurrentCell, gradient_horizon
+from avow.nn.recurrent import STEEPEST, gradients_along
+from avow.optim import AveragedWeights, momentum_from_average
 from avow.report.charts import figure
 
+_MOST_STEPS = 80
+_WIDTH, _INPUTS = 12, 2
 # The proved points on the curve; the last of them is the reader's own number of steps.
 _POINTS = 10
 # A measurement rounds too.
 _ROUNDED = 1 + 1e-9
+# The averages' signal: this many numbers that lie around 1.
+_SIGNAL_STEPS = 60
+# Decay: Adam's rate, how many steps it may take, and the sizes of gradients, from a thousandth to ten.
+_RATE, _BETAS, _DECAY_STEPS = 0.02, (0.9, 0.99), 100
+_SIZES = [10 ** (k / 8) for k in range(-24, 9)]
+
+Activation = Literal["tanh", "relu", "sigmoid"]
 
 
-class Moved(Inputs):
+@dataclass(frozen=True)
+class DynamicsInputs(Inputs):
     activation: Literal["tanh", "relu", "sigmoid"] = control("tanh", "σ, the activation")
     gain: float = control(0.9, "Largest singular value of W", low=0.3, high=2, step=0.01)
-    back: int = control(50, "Steps back, T", low=5, high=scenes.MOST_STEPS)
+    back: int = control(50, "Steps back, T", low=5, high=_MOST_STEPS)
     beta: float = control(0.9, "β: what the average keeps", low=0, high=0.99, step=0.01)
     delta: float = control(0.5, "Step along the average", low=0.01, high=10, log=True)
     penalty: float = control(0.5, "λ: the penalty, or the decay", low=0.01, high=3, log=True)
-    taken: int = control(50, "Steps of training", low=1, high=scenes.DECAY_STEPS)
+    taken: int = control(50, "Steps of training", low=1, high=_DECAY_STEPS)
+
+    @property
+    def rate(self) -> float:
+        """δ, the steepest slope times the gain: what a step back multiplies the gradient by, at most."""
+        return STEEPEST[self.activation] * self.gain
 
 
-def preview(inputs: Moved) -> Answer:
+def preview(inputs: DynamicsInputs) -> Answer:
     """All three panels in float64."""
-    rate, most = STEEPEST[inputs.activation] * inputs.gain, _worst(inputs)
-    there = scenes.measured(inputs.activation, inputs.gain)[inputs.back]
-    facts = [
-        fact(f"‖∂h_{inputs.back}/∂h_0‖, measured", f"{there:.3g}", "on these inputs, float64"),
-        fact(f"At most δ^{inputs.back}", f"{most[-1]:.3g}", f"δ = {rate:.3g}, whatever the inputs"),
-    ]
+    measured = measured_gradients(inputs.activation, inputs.gain)[inputs.back]
+    averages, averages_say = _averages(inputs)
+    decay, decay_says = _decay(inputs)
     return {
-        "facts": facts,
-        "figures": {"gradients": _gradients(inputs), "averages": _averages(inputs), "decay": _decay(inputs)},
-        "words": {"averages": _averages_say(inputs), "decay": _decay_says(inputs)},
+        "facts": [
+            fact(f"‖∂h_{inputs.back}/∂h_0‖, measured", f"{measured:.3g}", "on these inputs, float64"),
+            fact(
+                f"At most δ^{inputs.back}",
+                f"{inputs.rate**inputs.back:.3g}",
+                f"δ = {inputs.rate:.3g}, whatever the inputs",
+            ),
+        ],
+        "figures": {"gradients": _gradients(inputs), "averages": averages, "decay": decay},
+        "words": {"averages": averages_say, "decay": decay_says},
     }
 
 
-def verdict(inputs: Moved) -> Answer:
+def verdict(inputs: DynamicsInputs) -> Answer:
     """The gradient's bound, every rounding enclosed, at steps along the way; and the measurement held to it."""
-    cell, x = scenes.cell_of(inputs.activation, inputs.gain), scenes.inputs_of()
+    cell, x = cell_of(inputs.activation, inputs.gain), cell_inputs()
     places = sorted({max(1, round(inputs.back * k / _POINTS)) for k in range(1, _POINTS + 1)})
-    found = {t: gradient_horizon(cell, t, x[:t]) for t in places}
-    last = found[inputs.back]
-    anyhow = last.kind == "contraction"
+    horizons = {t: gradient_horizon(cell, t, x[:t]) for t in places}
+    last = horizons[inputs.back]
+    contracts = last.kind == "contraction"
     facts = [
         fact(f"‖∂h_{inputs.back}/∂h_0‖ is at most", _up(last.bound), f"measured ≈ {last.measured:.3g}, float64"),
-        fact("A step, at most", _up(last.rate, 4), "δ" if anyhow else f"the {inputs.back}th root of the bound"),
-        fact("Which holds for", "every input" if anyhow else "these inputs"),
+        fact("A step, at most", _up(last.rate, 4), "δ" if contracts else f"the {inputs.back}th root of the bound"),
+        fact("Which holds for", "every input" if contracts else "these inputs"),
     ]
-    broken = [t for t, one in found.items() if one.measured > one.bound * _ROUNDED]
+    broken = [t for t, one in horizons.items() if one.measured > one.bound * _ROUNDED]
     if broken:
         says = f"The measured gradient over {broken[0]} steps is above the bound: this must not happen."
-        judged = {"tone": "refuted", "word": "broken", "says": says, "steps": [str(found[broken[0]])]}
+        judged = judgement("refuted", "broken", says, [str(horizons[broken[0]])])
     else:
-        judged = {"tone": "proved", "word": "proved", "says": _gradients_say(inputs, last.bound, last.rate, anyhow)}
-        judged["steps"] = [str(one) for one in found.values()]
-    proved = {"proved": (places, [found[t].bound for t in places])}
+        if contracts:
+            half = math.log(2) / -math.log(last.rate)
+            often = "at each step" if half == 1 else f"every {half:.3g} steps"
+            says = f"Whatever the inputs, the gradient halves {often}: at most {_up(last.bound)} of it is left."
+        else:
+            allowed = f"{inputs.rate**inputs.back:.2g}"
+            says = f"On these inputs the gradient is at most {_up(last.bound)}; δ alone would allow {allowed}."
+        judged = judgement("proved", "proved", says, [str(one) for one in horizons.values()])
+    proved = {"proved": (places, [horizons[t].bound for t in places])}
     return {"facts": facts, "verdict": judged, "figures": {"gradients": _gradients(inputs, proved)}}
 
 
-def _worst(inputs: Moved) -> list[float]:
-    """δ^t for t = 0 … T, in floats; δ is the steepest slope times the gain."""
-    return [(STEEPEST[inputs.activation] * inputs.gain) ** t for t in range(inputs.back + 1)]
+@functools.lru_cache(64)
+def cell_of(activation: Activation, gain: float) -> RecurrentCell:
+    """A cell whose W is `gain` times a rotation: every singular value of it is the gain."""
+    draws = torch.Generator().manual_seed(8)
+    rotation = torch.linalg.qr(torch.randn(_WIDTH, _WIDTH, generator=draws, dtype=torch.float64)).Q
+    cell = RecurrentCell(_INPUTS, _WIDTH, activation).double().requires_grad_(False)
+    cell.recurrent.weight.copy_(gain * rotation)
+    cell.intake.weight.copy_(0.1 * torch.randn(_WIDTH, _INPUTS, generator=draws, dtype=torch.float64))
+    cell.intake.bias.zero_()
+    return cell
 
 
-def _gradients_say(inputs: Moved, bound: float, rate: float, anyhow: bool) -> str:
-    if anyhow:
-        half = math.log(2) / -math.log(rate)
-        often = "at each step" if half == 1 else f"every {half:.3g} steps"
-        return f"Whatever the inputs, the gradient halves {often}: at most {_up(bound)} of it is left."
-    allowed = (STEEPEST[inputs.activation] * inputs.gain) ** inputs.back
-    return f"On these inputs the gradient is at most {_up(bound)}; δ alone would allow {allowed:.2g}."
+@functools.cache
+def cell_inputs() -> Float[Tensor, "t i"]:
+    """The inputs that the cell sees."""
+    return torch.randn(_MOST_STEPS, _INPUTS, generator=torch.Generator().manual_seed(9), dtype=torch.float64)
 
 
-def _gradients(inputs: Moved, proved: dict[str, Any] | None = None) -> dict[str, Any]:
+@functools.lru_cache(64)
+def measured_gradients(activation: Activation, gain: float) -> list[float]:
+    """‖∂h_t/∂h_0‖ for every t from 0 along the computed states, in float64."""
+    start = torch.zeros(_WIDTH, dtype=torch.float64)
+    products = torch.stack(list(gradients_along(cell_of(activation, gain), cell_inputs(), start)))
+    norms: list[float] = torch.linalg.matrix_norm(products, 2).tolist()
+    return norms
+
+
+def _gradients(inputs: DynamicsInputs, proved: dict[str, Any] | None = None) -> dict[str, Any]:
     steps = list(range(inputs.back + 1))
     series = {
-        "measured": (steps, scenes.measured(inputs.activation, inputs.gain)[: inputs.back + 1]),
-        "δᵗ": (steps, _worst(inputs)),
+        "measured": (steps, measured_gradients(inputs.activation, inputs.gain)[: inputs.back + 1]),
+        "δᵗ": (steps, [inputs.rate**t for t in steps]),
     }
-    drawn = figure(
-        Chart("How far back", "steps back, t", "length of the gradient", series | (proved or {}), log_y=True)
-    )
+    chart = Chart("How far back", "steps back, t", "length of the gradient", series | (proved or {}), log_y=True)
+    drawn = figure(chart)
     if proved:
         drawn["data"][-1]["mode"] = "markers"
     # Whole decades, some five ticks of them, and whole tens of steps: axes stand still while what they hold moves.
@@ -100,50 +144,120 @@ def _gradients(inputs: Moved, proved: dict[str, Any] | None = None) -> dict[str,
     return drawn
 
 
-def _averages(inputs: Moved) -> dict[str, Any]:
-    found, steps = scenes.averaged(inputs.beta, inputs.delta), list(range(1, scenes.SEEN + 1))
+@dataclass(frozen=True)
+class AverageTrace:
+    """Averages of some numbers, and how far SGD with momentum strays from the walk along the average."""
+
+    plain: list[float]  # from v = 0
+    corrected: list[float]
+    momentum: float
+    learning_rate: float
+    apart: float  # largest distance of the two walks
+    by_sgd: float  # where SGD ends, from 0
+
+
+def average_trace(numbers: Sequence[float], beta: float, delta: float) -> AverageTrace:
+    """The exponential average with and without correction, walked along, and the walk of SGD with momentum.
+
+    Written out, as `adam_trace` is, since the first step of `torch.optim` loads its compiler.
+    """
+    model = nn.Linear(1, 1, bias=False, dtype=torch.float64)
+    averaged = AveragedWeights(model, decay=beta)
+    momentum, rate = momentum_from_average(beta, delta)
+    v, buffer, along, by_sgd, apart = 0.0, 0.0, 0.0, 0.0, 0.0
+    plain, corrected = [], []
+    for number in numbers:
+        v = beta * v + (1 - beta) * number
+        buffer = momentum * buffer + number
+        along, by_sgd = along - delta * v, by_sgd - rate * buffer
+        apart = max(apart, abs(along - by_sgd))
+        plain.append(v)
+        nn.init.constant_(model.weight, number)
+        averaged.update()
+        corrected.append(float(averaged.state_dict()["averages"]["weight"]))
+    return AverageTrace(plain, corrected, momentum, rate, apart, by_sgd)
+
+
+@functools.cache
+def _signal() -> list[float]:
+    noise = torch.randn(_SIGNAL_STEPS, generator=torch.Generator().manual_seed(5), dtype=torch.float64)
+    return [1 + 0.35 * float(part) for part in noise]
+
+
+@functools.lru_cache(64)
+def _signal_average(beta: float, delta: float) -> AverageTrace:
+    return average_trace(_signal(), beta, delta)
+
+
+def _averages(inputs: DynamicsInputs) -> tuple[dict[str, Any], str]:
+    trace, steps = _signal_average(inputs.beta, inputs.delta), list(range(1, _SIGNAL_STEPS + 1))
     series = {
-        "corrected average": (steps, found.corrected),
-        "average from 0": (steps, found.plain),
-        "gradients": (steps, scenes.signal()),
+        "corrected average": (steps, trace.corrected),
+        "average from 0": (steps, trace.plain),
+        "gradients": (steps, _signal()),
     }
     drawn = figure(Chart("Averages", "step", "gradient, average", series))
     drawn["data"][-1] |= {"mode": "markers", "marker": {"color": "#8a8f98", "size": 4}}
     drawn["layout"]["yaxis"]["range"] = [-0.05, 2.05]
-    drawn["layout"]["xaxis"]["range"] = [-1, scenes.SEEN + 2]
-    return drawn
-
-
-def _averages_say(inputs: Moved) -> str:
-    found = scenes.averaged(inputs.beta, inputs.delta)
-    first = (
-        f"After the first step the plain average is {found.plain[0]:.2g}, the corrected one {found.corrected[0]:.2g}."
+    drawn["layout"]["xaxis"]["range"] = [-1, _SIGNAL_STEPS + 2]
+    says = (
+        f"After the first step the plain average is {trace.plain[0]:.2g}, the corrected one {trace.corrected[0]:.2g}. "
+        f"SGD with momentum {trace.momentum:.3g} and rate (1 − β) · step = {trace.learning_rate:.3g} walks the same: "
+        f"{trace.apart:.1g} apart on a way of {abs(trace.by_sgd):.3g}."
     )
-    same = (
-        f"SGD with momentum {found.momentum:.3g} and rate (1 − β) · step = {found.learning_rate:.3g} walks the same: "
-        f"{found.apart:.1g} apart on a way of {abs(found.by_sgd):.3g}."
-    )
-    return f"{first} {same}"
+    return drawn, says
 
 
-def _decay(inputs: Moved) -> dict[str, Any]:
-    found = scenes.decayed(inputs.penalty)
-    series = {words: (scenes.SIZES, left[inputs.taken]) for words, left in found.items()}
-    title, y = "What is left of a weight", "weight left"
-    drawn = figure(Chart(title, "size of the weight's gradients", y, series, log_x=True))
+def adam_trace(
+    gradients: Float[Tensor, "t w"],
+    learning_rate: float,
+    betas: tuple[float, float],
+    *,
+    penalty: float = 0.0,
+    decay: float = 0.0,
+    epsilon: float = 1e-8,
+) -> Float[Tensor, "t+1 w"]:
+    """What is left, after each step of Adam, of weights that began at 1.
+
+    `penalty` is λ of (λ/2)‖θ‖² in the loss, whose gradient goes through the preconditioner; `decay` is that of AdamW,
+    which does not.
+    """
+    first, second = betas
+    theta = torch.ones_like(gradients[0])
+    m, v = torch.zeros_like(theta), torch.zeros_like(theta)
+    left = [theta]
+    for step, gradient in enumerate(gradients, start=1):
+        g = gradient + penalty * theta
+        m, v = first * m + (1 - first) * g, second * v + (1 - second) * g * g
+        root = (v / (1 - second**step)).sqrt() + epsilon
+        theta = theta * (1 - learning_rate * decay) - learning_rate * m / (1 - first**step) / root
+        left.append(theta)
+    return torch.stack(left)
+
+
+@functools.lru_cache(32)
+def _weights_left(strength: float) -> tuple[list[list[float]], list[list[float]]]:
+    """For Adam with L2 and for decoupled decay: after each step, what is left of weights that began at 1."""
+    # Each weight's gradients have its own size, + and − in turn, so that nothing but the decay moves it far.
+    turns = torch.tensor([(-1.0) ** step for step in range(_DECAY_STEPS)], dtype=torch.float64)
+    gradients = turns[:, None] * torch.tensor(_SIZES, dtype=torch.float64)
+    penalised = adam_trace(gradients, _RATE, _BETAS, penalty=strength)
+    return penalised.tolist(), adam_trace(gradients, _RATE, _BETAS, decay=strength).tolist()
+
+
+def _decay(inputs: DynamicsInputs) -> tuple[dict[str, Any], str]:
+    penalised, decoupled = (left[inputs.taken] for left in _weights_left(inputs.penalty))
+    series = {"Adam with L2": (_SIZES, penalised), "decoupled decay (AdamW)": (_SIZES, decoupled)}
+    x, y = "size of the weight's gradients", "weight left"
+    drawn = figure(Chart("What is left of a weight", x, y, series, log_x=True))
     drawn["layout"]["yaxis"]["range"] = [-0.55, 1.08]
-    ends = [math.log10(scenes.SIZES[0]) - 0.15, math.log10(scenes.SIZES[-1]) + 0.15]
+    ends = [math.log10(_SIZES[0]) - 0.15, math.log10(_SIZES[-1]) + 0.15]
     drawn["layout"]["xaxis"] |= {"dtick": 1, "range": ends}
-    return drawn
-
-
-def _decay_says(inputs: Moved) -> str:
-    (first, penalised), (_, decoupled) = scenes.decayed(inputs.penalty).items()
-    small, large = penalised[inputs.taken][0], penalised[inputs.taken][-1]
-    return (
-        f"{first} leaves {small:.2f} of a weight with tiny gradients and {large:.2f} of one with large ones; "
-        f"decoupled decay leaves about {decoupled[inputs.taken][-1]:.2f} of either. Rate η = {scenes.RATE:g}."
+    says = (
+        f"Adam with L2 leaves {penalised[0]:.2f} of a weight with tiny gradients and {penalised[-1]:.2f} of one with "
+        f"large ones; decoupled decay leaves about {decoupled[-1]:.2f} of either. Rate η = {_RATE:g}."
     )
+    return drawn, says
 
 
 def _up(bound: float, digits: int = 3) -> str:
@@ -160,34 +274,9 @@ PAGE = Page(
     title="Dynamics",
     summary="How far back a gradient reaches, what momentum averages, and what a penalty becomes under Adam.",
     order=50,
-    inputs=Moved,
+    inputs=DynamicsInputs,
     preview=preview,
     verdict=verdict,
-    sign=(
-        '<path class="faint" d="M4 44h88M4 44V4"/><path stroke-dasharray="4 4" d="M6 6 90 30"/>'
-        '<path d="M6 6C30 12 40 22 56 27S80 38 90 42"/>'
-    ),
-    body="""<section class="panel card" id="panel-gradients"><h2>A gradient on its way back</h2>
-<p class="soft">Through T steps of h ← σ(Wh + Ux). Below δ = 1 it vanishes whatever the inputs; above, saturation
-may still hold it.</p><div class="figure" id="gradients"></div>
-<div class="knobs"><slot name="activation"></slot><slot name="gain"></slot><slot name="back"></slot></div></section>
-<section class="panel card" id="panel-averages"><h2>Momentum is an average</h2>
-<p class="soft">An average that starts from 0 is too small at first; the correction mends that.</p>
-<div class="figure" id="averages"></div>
-<div class="knobs"><slot name="beta"></slot><slot name="delta"></slot></div>
-<p class="said" id="says-averages"></p></section>
-<section class="panel card" id="panel-decay"><h2>A penalty is no decay under Adam</h2>
-<p class="soft">Weights that began at 1, by the size of their gradients, which point up and down in turn.</p>
-<div class="figure" id="decay"></div>
-<div class="knobs"><slot name="penalty"></slot><slot name="taken"></slot></div>
-<p class="said" id="says-decay"></p></section>""",
-    formulas=(
-        r"\left\|\frac{\partial h_T}{\partial h_0}\right\| \le \delta^T, \quad \delta = \max|\sigma'| \cdot"
-        r" \sigma_{\max}(W)",
-        r"v_t = \beta v_{t-1} + (1-\beta) g_t, \quad \frac{v_t}{1-\beta^t}",
-        r"\text{one step takes} \quad \frac{\eta\lambda}{\sqrt{\hat v}+\epsilon} \quad \text{off a weight with L2, and}"
-        r" \quad \eta\lambda \quad \text{decoupled}",
-    ),
     presets={
         "A gradient vanishes": {},
         "It explodes": {"activation": "relu", "gain": 2.0},

@@ -1,24 +1,32 @@
-"""The ReLU builder: x², or a formula of the reader's, from a few units, with the error that is proved."""
+"""The ReLU builder: x², or a formula of the reader's, from a few units, with the error that is proved.
+
+Axes stand still while a slider moves: they reach to round numbers, and errors are drawn in parts of what is allowed.
+"""
 
 from __future__ import annotations
 
 import functools
 import math
-from typing import Any, Literal
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, Literal, NamedTuple, TypeVar
 
 import numpy as np
 import torch
 
 from avow.cli.parsing import parse
+from avow.core.chart import Chart
 from avow.errors import InputError, ParameterError, ToleranceUnreachable
-from avow.lab.page import Answer, Inputs, Page, control, fact
-from avow.lab.pages import relu_figures as figures
-from avow.lab.pages.relu_figures import Followed
+from avow.lab.page import Answer, Inputs, Page, control, fact, judgement
+from avow.report.charts import figure
+from avow.report.style import LOOKS
 from avow.theory.constructions import relu_piecewise, relu_square
-from avow.theory.constructions.construction import Proof
 from avow.theory.constructions.formulas import FUNCTIONS
 from avow.theory.constructions.relu import ReluNetwork
 from avow.theory.constructions.relu_curves import Curve, chain, curve_of
+
+_T = TypeVar("_T")
+Points = tuple[list[float], list[float]]
 
 # What a preview can follow while a slider moves.
 _MOST_UNITS = 400
@@ -26,102 +34,125 @@ _POINTS = 1601
 # Tolerances at which units are counted for the figure of units against error, so many of them all together.
 _TOLERANCES = (0.1, 0.03, 0.01, 0.003, 0.001)
 _MOST_COUNTED = 400
+# More kinks than these are not marked; from so many pieces on, every point of an error is drawn.
+_MARKED, _FINE = 40, 100
+# Numbers of units that an axis names: those of a formula lie within a decade or two.
+_COUNTS = (1, 2, 5, 10, 20, 50, 100, 200, 400)
 
-_OWN = {"follow": ("a formula",)}
-_SQUARE = {"follow": ("x² on [0, 1]",)}
+_FORMULA, _SQUARE = {"follow": ("a formula",)}, {"follow": ("x² on [0, 1]",)}
 
 
-class Built(Inputs):
+@dataclass(frozen=True)
+class ReluInputs(Inputs):
     follow: Literal["x² on [0, 1]", "a formula"] = control("x² on [0, 1]", "What to follow")
     formula: str = control(
         "sin(3*x)",
         "A formula in x",
         longest=400,
         about=f"+ - * / **, sqrt, {', '.join(FUNCTIONS)}, pi, e. It is read, never run.",
-        when=_OWN,
+        when=_FORMULA,
     )
-    start: float = control(0.0, "From", low=-10, high=10, step=0.1, when=_OWN)
-    end: float = control(3.0, "To", low=-10, high=10, step=0.1, when=_OWN)
-    within: float = control(0.03, "ε: the error allowed", low=1e-4, high=0.3, log=True, when=_OWN)
+    start: float = control(0.0, "From", low=-10, high=10, step=0.1, when=_FORMULA)
+    end: float = control(3.0, "To", low=-10, high=10, step=0.1, when=_FORMULA)
+    within: float = control(0.03, "ε: the error allowed", low=1e-4, high=0.3, log=True, when=_FORMULA)
     layers: Literal["one", "many"] = control("one", "Hidden layers", when=_SQUARE)
     eps: float = control(0.01, "ε: the error allowed", low=1e-6, high=0.1, log=True, when=_SQUARE)
 
+    @property
+    def is_formula(self) -> bool:
+        return self.follow == "a formula"
 
-def preview(inputs: Built) -> Answer:
+    @property
+    def allowed(self) -> float:
+        return self.within if self.is_formula else self.eps
+
+    @property
+    def interval(self) -> tuple[float, float]:
+        return (self.start, self.end) if self.is_formula else (0.0, 1.0)
+
+
+class Sketch(NamedTuple):
+    """A function and a network at the same points, where the network's lines meet, and the units of its layers."""
+
+    name: str
+    x: Any
+    true: Any
+    network: Any
+    kinks: Any
+    heights: Any
+    layers: list[int]
+
+
+def preview(inputs: ReluInputs) -> Answer:
     """The network against what it follows, its units, and its error as float64 sees it at some points."""
-    if inputs.follow == "a formula":
-        return _checked(inputs, lambda: _sketched(inputs))
-    made = _square(inputs.eps, inputs.layers == "many")
-    x = np.linspace(0.0, 1.0, _POINTS)
-    network, kinks = _values(made, x), _kinks(made)
-    facts = [*_units(inputs), _measured(x * x, network)]
-    layers = [len(bias) for _, bias in made.layers[:-1]]
-    found = Followed("x²", x, x * x, network, kinks, _values(made, kinks))
-    return _drawn(inputs, found, layers) | {"facts": facts}
-
-
-def verdict(inputs: Built) -> Answer:
-    """The weights that are returned, proved: in fractions for x², in balls for a formula."""
-    if inputs.follow == "a formula":
-        answer = _checked(inputs, lambda: _proved(inputs, _network(inputs)))
-        series = {"one layer": _counted(inputs.formula, inputs.start, inputs.end)}
-        return answer | {"figures": {"growth": figures.growth(series, sum(answer["built"]), inputs.within, True)}}
-    return _proved(inputs, _square(inputs.eps, inputs.layers == "many"))
-
-
-def _proved(inputs: Built, made: ReluNetwork) -> Answer:
-    proof = made.verify()
-    low, high = (inputs.start, inputs.end) if inputs.follow == "a formula" else (0.0, 1.0)
-    x = np.linspace(low, high, _POINTS)
-    true = _curve(inputs.formula).values(x) if inputs.follow == "a formula" else x * x
-    facts = _units(inputs) if inputs.follow != "a formula" else [fact("Hidden units", f"{made.units:,}", "one layer")]
-    facts += [
-        fact("Proven error", f"≤ {proof.achieved:.6g}", "everywhere, the rounding of the weights included"),
-        _measured(true, _values(made, x), mark="≈ "),
-    ]
-    return {"facts": facts, "verdict": _judged(proof, made, inputs), "built": [len(b) for _, b in made.layers[:-1]]}
-
-
-def _judged(proof: Proof, made: ReluNetwork, inputs: Built) -> dict[str, Any]:
-    allowed = inputs.within if inputs.follow == "a formula" else inputs.eps
-    kept = bool(proof) and proof.achieved <= allowed
-    units = f"{made.units:,} unit{'' if made.units == 1 else 's'}"
-    depth = "one layer" if made.depth == 1 else f"{made.depth} layers"
-    stay = "stays" if made.units == 1 else "stay"
-    what = f"{units} in {depth} {stay} within {proof.achieved:.4g} everywhere, and {allowed:g} was allowed."
-    if not kept:
-        what = f"{units} in {depth} could be off by {proof.achieved:.4g}, and {allowed:g} was allowed."
-    steps = [proof.promise, *proof.steps]
+    sketch = _checked(inputs, _sketch)
+    growth = _growth(({"one layer": ([], [])} if inputs.is_formula else _both_ways()), sum(sketch.layers), inputs)
+    if inputs.is_formula:
+        growth["data"][0] = None  # counting takes longer than a slider waits: it comes with the verdict
     return {
-        "tone": "proved" if kept else "refuted",
-        "word": "kept" if kept else "not kept",
-        "says": what,
-        "steps": steps,
+        "facts": [*_units(inputs, sum(sketch.layers)), _measured(sketch.true, sketch.network)],
+        "built": sketch.layers,
+        "figures": {"graph": _graph(sketch), "error": _error(sketch, inputs.allowed), "growth": growth},
     }
 
 
-def _sketched(inputs: Built) -> Answer:
-    curve = _curve(inputs.formula)
-    points = chain(curve, (inputs.start, inputs.end), inputs.within, _MOST_UNITS)
-    kinks, heights = (np.array(column) for column in zip(*points, strict=True))
-    x = np.linspace(inputs.start, inputs.end, _POINTS)
-    true, network = curve.values(x), np.interp(x, kinks, heights)
-    units = len(points) - 1
-    facts = [fact("Hidden units", f"{units:,}", "one layer"), _measured(true, network)]
-    return _drawn(inputs, Followed(curve.text, x, true, network, kinks, heights), [units]) | {"facts": facts}
+def verdict(inputs: ReluInputs) -> Answer:
+    """The weights that are returned, proved: in fractions for x², in balls for a formula."""
+    network = _checked(inputs, _network)
+    proof = network.verify()
+    x = np.linspace(*inputs.interval, _POINTS)
+    holds = bool(proof) and proof.achieved <= inputs.allowed
+    plural = network.units != 1
+    units = f"{network.units:,} unit{'s' if plural else ''}"
+    units += " in one layer" if network.depth == 1 else f" in {network.depth} layers"
+    error = f"stay{'' if plural else 's'} within {proof.achieved:.4g} everywhere"
+    if not holds:
+        error = f"could be off by {proof.achieved:.4g}"
+    says = f"{units} {error}, and {inputs.allowed:g} was allowed."
+    tone, word = ("proved", "kept") if holds else ("refuted", "not kept")
+    answer = {
+        "facts": [
+            *_units(inputs, network.units),
+            fact("Proven error", f"≤ {proof.achieved:.6g}", "everywhere, the rounding of the weights included"),
+            _measured(_true(inputs, x), _values(network, x), mark="≈ "),
+        ],
+        "verdict": judgement(tone, word, says, [proof.promise, *proof.steps]),
+        "built": [len(bias) for _, bias in network.layers[:-1]],
+    }
+    if inputs.is_formula:
+        series = {"one layer": _counted(inputs.formula, inputs.start, inputs.end)}
+        answer["figures"] = {"growth": _growth(series, network.units, inputs)}
+    return answer
 
 
-def _checked(inputs: Built, work: Any) -> Answer:
+def _checked(inputs: ReluInputs, work: Callable[[ReluInputs], _T]) -> _T:
     """What is wrong with a formula is said of the field it was typed into, or of the slider that asks too much."""
+    if not inputs.is_formula:
+        return work(inputs)
     if not inputs.start < inputs.end:
         raise ParameterError("end", inputs.end, f"must lie beyond the start, {inputs.start:g}", "move it to the right")
     try:
-        answer: Answer = work()
+        return work(inputs)
     except (InputError, ToleranceUnreachable) as error:
         field = "within" if error.name.endswith("eps") else "formula"
         value = error.value if field == "formula" else f"{inputs.within:g}"
         raise type(error)(field, value, error.rule, error.remedy) from error
-    return answer
+
+
+def _sketch(inputs: ReluInputs) -> Sketch:
+    x = np.linspace(*inputs.interval, _POINTS)
+    if inputs.is_formula:
+        curve = _curve(inputs.formula)
+        points = chain(curve, inputs.interval, inputs.within, _MOST_UNITS)
+        kinks, heights = (np.array(column) for column in zip(*points, strict=True))
+        return Sketch(curve.text, x, curve.values(x), np.interp(x, kinks, heights), kinks, heights, [len(points) - 1])
+    network = _network(inputs)
+    kinks = np.linspace(0.0, 1.0, 2**network.depth + 1)
+    if network.depth == 1:
+        weight, bias = (part.flatten().numpy() for part in network.layers[0])
+        kinks = np.concatenate(([0.0], np.sort(-bias / weight), [1.0]))
+    layers = [len(bias) for _, bias in network.layers[:-1]]
+    return Sketch("x²", x, x * x, _values(network, x), kinks, _values(network, kinks), layers)
 
 
 @functools.lru_cache(64)
@@ -134,25 +165,25 @@ def _square(eps: float, deep: bool) -> ReluNetwork:
     return relu_square(eps, deep)
 
 
-def _network(inputs: Built) -> ReluNetwork:
-    return relu_piecewise(parse(inputs.formula), (inputs.start, inputs.end), inputs.within)
+def _network(inputs: ReluInputs) -> ReluNetwork:
+    if inputs.is_formula:
+        return relu_piecewise(parse(inputs.formula), inputs.interval, inputs.within)
+    return _square(inputs.eps, inputs.layers == "many")
 
 
-def _kinks(made: ReluNetwork) -> Any:
-    """Where the lines of a network for x² meet, and both ends."""
-    if made.depth > 1:
-        return np.linspace(0.0, 1.0, 2**made.depth + 1)
-    weight, bias = (part.flatten().numpy() for part in made.layers[0])
-    return np.concatenate(([0.0], np.sort(-bias / weight), [1.0]))
+def _true(inputs: ReluInputs, x: Any) -> Any:
+    return _curve(inputs.formula).values(x) if inputs.is_formula else x * x
 
 
-def _values(made: ReluNetwork, x: Any) -> Any:
+def _values(network: ReluNetwork, x: Any) -> Any:
     with torch.no_grad():
-        return made.as_module()(torch.from_numpy(x)[:, None])[:, 0].numpy()
+        return network.as_module()(torch.from_numpy(x)[:, None])[:, 0].numpy()
 
 
-def _units(inputs: Built) -> list[dict[str, str]]:
-    """How many units x² takes either way."""
+def _units(inputs: ReluInputs, units: int) -> list[dict[str, str]]:
+    """How many units a formula takes, or x² either way."""
+    if inputs.is_formula:
+        return [fact("Hidden units", f"{units:,}", "one layer")]
     wide, deep = _square(inputs.eps, False), _square(inputs.eps, True)
     return [
         fact("Units in one layer", f"{wide.units:,}", "built here" if inputs.layers == "one" else ""),
@@ -166,42 +197,92 @@ def _measured(true: Any, network: Any, mark: str = "") -> dict[str, str]:
     return fact("Measured error", f"{mark}{float(np.abs(true - network).max()):.6g}", about)
 
 
-def _drawn(inputs: Built, found: Followed, units: list[int]) -> Answer:
-    """The network over the function, its error within the band, and units against error."""
-    own = inputs.follow == "a formula"
-    allowed = inputs.within if own else inputs.eps
-    growth = figures.growth({"one layer": ([], [])} if own else _both_ways(), sum(units), allowed, own)
-    if own:
-        growth["data"][0] = None  # counting takes longer than a slider waits: it comes with the verdict
-    drawn = {"graph": figures.graph(found), "error": figures.error(found, allowed), "growth": growth}
-    return {"built": units, "figures": drawn}
-
-
 @functools.lru_cache(64)
-def _counted(formula: str, start: float, end: float) -> tuple[list[float], list[float]]:
+def _counted(formula: str, start: float, end: float) -> Points:
     """Units that a formula takes at some tolerances, until there are too many."""
-    curve, found = _curve(formula), list[tuple[float, int]]()
+    counts: list[tuple[float, int]] = []
     for eps in _TOLERANCES:
         # Four times as fine takes about twice as many: what would be too many is not begun.
-        left = _MOST_COUNTED - sum(units for _, units in found)
-        if found and found[-1][1] * math.sqrt(found[-1][0] / eps) > left:
+        left = _MOST_COUNTED - sum(units for _, units in counts)
+        if counts and counts[-1][1] * math.sqrt(counts[-1][0] / eps) > left:
             break
         try:
-            found.append((eps, len(chain(curve, (start, end), eps, left)) - 1))
+            counts.append((eps, len(chain(_curve(formula), (start, end), eps, left)) - 1))
         except (InputError, ToleranceUnreachable):
             break
-    return [float(eps) for eps, _ in found], [float(units) for _, units in found]
+    return [float(eps) for eps, _ in counts], [float(units) for _, units in counts]
 
 
-def _both_ways() -> dict[str, tuple[list[float], list[float]]]:
+def _both_ways() -> dict[str, Points]:
     """Off by 1/(2(2K+1)²) with K units of one layer [claim relu-square], by 4^-(m+1) with 3m − 1 of m layers
     [claim relu-square-deep]."""
-    wide = [1, 2, 4, 8, 16, 32, 64, 128, 256, 512]
-    deep = list(range(1, 11))
+    wide, deep = [2.0**i for i in range(10)], range(1, 11)
     return {
-        "one layer": ([1 / (2 * (2 * k + 1) ** 2) for k in wide], [float(k) for k in wide]),
+        "one layer": ([1 / (2 * (2 * k + 1) ** 2) for k in wide], wide),
         "many layers": ([4.0 ** -(m + 1) for m in deep], [3.0 * m - 1 for m in deep]),
     }
+
+
+def _graph(sketch: Sketch) -> dict[str, Any]:
+    """The network over the function."""
+    lines = {
+        sketch.name: (_few(sketch.x[::4]), _few(sketch.true[::4])),
+        "network, with its kinks": (_few(sketch.kinks), _few(sketch.heights)),
+    }
+    drawn = figure(Chart("", "x", "value", lines))
+    for trace, style in zip(drawn["data"], ({"width": 5}, {"width": 2, "dash": "solid"}), strict=True):
+        trace["line"] |= style
+        trace["marker"]["size"] = 7
+    drawn["data"][0]["opacity"] = 0.55
+    drawn["data"][1]["mode"] = "lines+markers" if len(sketch.kinks) <= _MARKED else "lines"
+    drawn["layout"]["xaxis"]["range"] = _ends(sketch.x)
+    drawn["layout"]["yaxis"]["range"] = _ends(sketch.true, 0.06)
+    return drawn
+
+
+def _error(sketch: Sketch, allowed: float) -> dict[str, Any]:
+    """The error in parts of what is allowed, between the lines it must keep to."""
+    every = 2 if len(sketch.kinks) <= _FINE else 1
+    off = np.round((sketch.network - sketch.true)[::every] / allowed, 3)
+    drawn = figure(Chart("", "x", "error", {"error": (_few(sketch.x[::every]), off)}))
+    drawn["layout"]["xaxis"]["range"] = _ends(sketch.x)
+    drawn["layout"]["yaxis"] |= {"range": [-1.35, 1.35], "tickvals": [-1, 0, 1], "ticktext": ["−ε", "0", "ε"]}
+    drawn["layout"]["shapes"] = [
+        {"type": "line", "xref": "paper", "x0": 0, "x1": 1, "y0": y, "y1": y, "line": {"dash": "dot", "width": 1.5}}
+        for y in (1, -1)
+    ]
+    return drawn
+
+
+def _growth(series: dict[str, Points], units: int, inputs: ReluInputs) -> dict[str, Any]:
+    """Units against error, both in factors, and where this network stands."""
+    here = {"this one": ([inputs.allowed], [float(units)])}
+    drawn = figure(Chart("", "error allowed", "hidden units", {**series, **here}, log_x=True, log_y=True))
+    decades, most = ((-4.2, -0.4), 400) if inputs.is_formula else ((-7.2, -0.9), 512)
+    drawn["layout"]["xaxis"] |= {"dtick": 1 if inputs.is_formula else 2, "range": list(decades)}
+    drawn["layout"]["yaxis"] |= {"range": [-0.1, math.log10(most) + 0.1]}
+    drawn["layout"]["yaxis"] |= {"tickvals": _COUNTS} if inputs.is_formula else {"dtick": 1}
+    # The caption names it, and the page's style has its colour: a third name would leave a small plot no room.
+    drawn["data"][-1] |= {"marker": {"color": LOOKS[2].colour, "symbol": LOOKS[2].symbol, "size": 13}}
+    drawn["data"][-1] |= {"showlegend": False, "mode": "markers"}
+    drawn["data"][0]["showlegend"] = not inputs.is_formula
+    return drawn
+
+
+def _few(numbers: Any) -> Any:
+    """The same numbers with as many digits as a screen can show."""
+    span = float(np.ptp(numbers)) or 1.0
+    return np.round(numbers, max(0, 5 - math.floor(math.log10(span))))
+
+
+def _ends(numbers: Any, room: float = 0.03) -> list[float]:
+    """The range of an axis: to the next round numbers, and a part of the way beyond."""
+    low, high = float(np.min(numbers)), float(np.max(numbers))
+    if not high > low:
+        return [low - 1, high + 1]
+    step = 2.0 ** math.floor(math.log2((high - low) / 5))
+    low, high = step * math.floor(low / step + 1e-9), step * math.ceil(high / step - 1e-9)
+    return [low - room * (high - low), high + room * (high - low)]
 
 
 PAGE = Page(
@@ -209,25 +290,9 @@ PAGE = Page(
     title="ReLU builder",
     summary="How many kinks make a curve? Straight lines follow x², or a formula of yours, as closely as you ask.",
     order=40,
-    inputs=Built,
+    inputs=ReluInputs,
     preview=preview,
     verdict=verdict,
-    sign=(
-        '<path class="faint" stroke-width="4" d="M6 43C40 42 70 26 90 4"/><path d="M6 43 34 39 64 25 90 4"/>'
-        '<circle class="dot" cx="34" cy="39" r="3"/><circle class="dot" cx="64" cy="25" r="3"/>'
-    ),
-    body="""<div class="figure stays" id="graph"></div>
-<div class="pair"><div><p class="caption">Error, and what is allowed</p>
-<div class="figure" id="error"></div></div>
-<div><p class="caption">Units against error <span class="soft">
-(<b class="here">◆</b> this one)</span></p><div class="figure" id="growth"></div></div></div>
-<div class="net"><p class="caption">The network <span id="sizes" class="soft"></span></p>
-<svg id="network" role="img" aria-label="The network" preserveAspectRatio="xMidYMid meet"></svg></div>""",
-    formulas=(
-        r"f(x) = w_1^\top \sigma(w_0 x + b_0) + b_1, \quad \sigma(z) = \max(z, 0)",
-        r"x^2 \text{ on } [0,1]: \quad \frac{1}{2(2K+1)^2} \text{ with } K \text{ units of one layer}, \quad"
-        r"4^{-(m+1)} \text{ with } 3m - 1 \text{ units of } m \text{ layers}",
-    ),
     presets={
         "x², one layer": {},
         "x², many layers": {"layers": "many", "eps": 1e-4},

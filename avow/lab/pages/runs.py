@@ -1,18 +1,38 @@
-"""Training runs on disk: their curves while they grow, and what the knowledge experiments found."""
+"""Training runs on disk: their curves while they grow, and what the knowledge experiments found.
+
+Files are read while they are being written: what is half there is left for later. Names of runs come from a listing
+made here; nothing that a page says is ever joined to a path.
+"""
 
 from __future__ import annotations
 
+import csv
+import functools
+import io
+import itertools
+import json
 import math
+import os
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, Literal
 
 from avow.core.chart import Chart
 from avow.errors import ParameterError
 from avow.lab.page import Answer, Inputs, Page, control, fact
-from avow.lab.pages import runs_disk as disk
-from avow.lab.pages.runs_disk import Run
 from avow.report import formatting
 from avow.report.charts import figure
+from avow.training.run_folder import COLUMNS
 
+# Where `avow lab --runs` says runs are; the processes that compute inherit it.
+VARIABLE = "AVOW_LAB_RUNS"
+DEFAULT_FOLDER = "out"
+# How deep, how many folders, how many runs, and how much of a file.
+_DEEP, _FOLDERS, _RUNS, _BYTES = 4, 4000, 200, 1 << 25
+# A curve has this many points at most, and a run that was silent for so long is taken for stopped.
+_POINTS, _SILENT = 500, 120.0
 # As many curves as there are colours.
 _CURVES = 7
 _COLUMNS = {
@@ -23,50 +43,105 @@ _COLUMNS = {
 }
 _HEADINGS = ("arm", "right", "accuracy", "interval", "at half", "weights", "time")
 
+Curves = dict[str, list[float]]
 
-class Watched(Inputs):
+
+@dataclass(frozen=True)
+class RunsInputs(Inputs):
     run: str = control("", "Run, or folder of runs", longest=300, quiet=True)
     curve: Literal["loss", "learning rate", "gradient", "speed"] = control("loss", "Curve")
     log: bool = control(True, "Logarithmic scale")
 
 
-def preview(inputs: Watched) -> Answer:
-    """Where every run stands now; curves of the chosen ones, and the tables of experiments that ended."""
-    runs = disk.all_runs()
-    trouble, chosen = None, list[Run]()
+@dataclass(frozen=True)
+class Run:
+    """A folder that `avow train` writes to: its log so far, when that was written, and its configuration in words."""
+
+    name: str
+    curves: Curves
+    written: float
+    about: str
+
+    @property
+    def group(self) -> str:
+        """The folder it stands in, as the reader sees it."""
+        return self.name.rpartition("/")[0]
+
+    @property
+    def short_name(self) -> str:
+        return self.name.rpartition("/")[2]
+
+    def last(self, column: str) -> float | None:
+        return self.curves[column][-1] if self.curves["step"] else None
+
+    @property
+    def progress(self) -> tuple[int, int]:
+        """Steps taken, and steps in all."""
+        return int(self.last("step") or 0), int(self.last("steps") or 0)
+
+    @property
+    def state(self) -> str:
+        step, steps = self.progress
+        if not self.curves["step"]:
+            return "has not begun"
+        if step >= steps:
+            return "finished"
+        return "running" if time.time() - self.written < _SILENT else "stopped"
+
+    @property
+    def place(self) -> str:
+        step, steps = self.progress
+        if not self.curves["step"]:
+            return ""
+        return f"{step:,} steps" if self.state == "finished" else f"step {step:,} of {steps:,}"
+
+    @property
+    def summary(self) -> str:
+        return ", ".join(filter(None, (self.state, self.place)))
+
+    @property
+    def loss(self) -> str:
+        loss = self.last("loss")
+        return formatting.NOTHING if loss is None else f"{loss:.4g}"
+
+
+def preview(inputs: RunsInputs) -> Answer:
+    """The state of every run; curves of the chosen ones, and the tables of experiments that ended."""
+    runs, trouble = all_runs(), None
+    chosen: list[Run] = []
     try:
         chosen = _chosen(runs, inputs.run)
     except ParameterError as error:
         trouble = error
-    place = str(disk.folder())
-    facts = _facts(chosen) if len(chosen) == 1 else [fact("Runs", str(len(runs)), f"below {place}")]
-    if len(chosen) != 1:
-        facts += [fact(run.name.rpartition("/")[2], _loss(run), _progress(run)) for run in chosen]
+    place = str(folder())
+    if len(chosen) == 1:
+        facts = _facts(chosen[0])
+    else:
+        facts = [fact("Runs", str(len(runs)), f"below {place}")]
+        facts += [fact(run.short_name, run.loss, run.summary) for run in chosen]
     return {
         "facts": facts,
         "figures": {"curves": _drawn(chosen, inputs)} if any(run.curves["step"] for run in chosen) else {},
         "runs": [_listed(run, run in chosen) for run in _newest_folders_first(runs)],
-        "knowledge": [_table(name, told) for name, told in disk.knowledge()],
+        "knowledge": [_table(name, results) for name, results in knowledge()],
         "folder": place,
         "trouble": trouble,
     }
 
 
 def _chosen(runs: list[Run], name: str) -> list[Run]:
-    """The run of that name, or those in the folder of that name, "." being the whole one; unless told, those beside the
+    """The run of that name, or those in the folder of that name, "." being the whole one; by default, those beside the
     last one written.
     """
     if not name:
-        if not runs:
-            return []
-        last = max(runs, key=lambda run: run.written)
-        found = [run for run in runs if run.group == last.group]
-        return sorted(sorted(found, key=lambda run: -run.written)[:_CURVES], key=lambda run: run.name)
+        last = max(runs, key=lambda run: run.written, default=None)
+        beside = [run for run in runs if last and run.group == last.group]
+        return sorted(sorted(beside, key=lambda run: -run.written)[:_CURVES], key=lambda run: run.name)
     group = "" if name == "." else name
-    found = [run for run in runs if run.name == name] or [run for run in runs if run.group == group]
-    if not found:
-        raise ParameterError("run", repr(name), "is none of the runs that are here", "choose one from the list")
-    return found[:_CURVES]
+    chosen = [run for run in runs if run.name == name] or [run for run in runs if run.group == group]
+    if not chosen:
+        raise ParameterError("run", repr(name), "is not one of the runs that are here", "choose one from the list")
+    return chosen[:_CURVES]
 
 
 def _newest_folders_first(runs: list[Run]) -> list[Run]:
@@ -77,35 +152,13 @@ def _newest_folders_first(runs: list[Run]) -> list[Run]:
 
 
 def _listed(run: Run, chosen: bool) -> dict[str, Any]:
-    share = run.step / run.steps if run.steps else 0.0
-    return {
-        "name": run.name,
-        "group": run.group,
-        "state": run.state,
-        "told": f"{_progress(run)} · {run.about}",
-        "share": min(max(share, 0.0), 1.0),
-        "chosen": chosen,
-    }
+    step, steps = run.progress
+    about = {"name": run.name, "group": run.group, "state": run.state, "told": f"{run.summary} · {run.about}"}
+    return about | {"share": min(max(step / steps if steps else 0.0, 0.0), 1.0), "chosen": chosen}
 
 
-def _progress(run: Run) -> str:
-    return ", ".join(filter(None, (run.state, _where(run))))
-
-
-def _where(run: Run) -> str:
-    if not run.curves["step"]:
-        return ""
-    return f"{run.step:,} steps" if run.state == "finished" else f"step {run.step:,} of {run.steps:,}"
-
-
-def _loss(run: Run) -> str:
-    found = run.last("loss")
-    return "–" if found is None else f"{found:.4g}"
-
-
-def _facts(chosen: list[Run]) -> list[dict[str, str]]:
-    run = chosen[0]
-    facts = [fact("State", run.state, _where(run)), fact("Loss", _loss(run), "nats per character, last")]
+def _facts(run: Run) -> list[dict[str, str]]:
+    facts = [fact("State", run.state, run.place), fact("Loss", run.loss, "nats per character, last")]
     finite = [loss for loss in run.curves["loss"] if math.isfinite(loss)]
     if finite:
         facts.append(fact("Lowest", f"{min(finite):.4g}", "among the steps that were written down"))
@@ -117,12 +170,10 @@ def _facts(chosen: list[Run]) -> list[dict[str, str]]:
     return [*facts, fact("Model", run.about)]
 
 
-def _drawn(chosen: list[Run], inputs: Watched) -> dict[str, Any]:
+def _drawn(chosen: list[Run], inputs: RunsInputs) -> dict[str, Any]:
     column, title = _COLUMNS[inputs.curve]
     series = {
-        run.name.rpartition("/")[2] or run.name: (run.curves["step"], run.curves[column])
-        for run in chosen
-        if run.curves["step"]
+        run.short_name or run.name: (run.curves["step"], run.curves[column]) for run in chosen if run.curves["step"]
     }
     drawn = figure(Chart(title, "step", title, series, log_y=inputs.log))
     for trace in drawn["data"]:
@@ -132,38 +183,38 @@ def _drawn(chosen: list[Run], inputs: Watched) -> dict[str, Any]:
     return drawn
 
 
-def _table(name: str, told: dict[str, Any]) -> dict[str, Any]:
-    """The table of an experiment as `avow knowledge` left its figures; what is missing is a dash."""
-    majority = told.get("majority")
+def _table(name: str, results: dict[str, Any]) -> dict[str, Any]:
+    """The table of an experiment from the figures that `avow knowledge` wrote; what is missing is a dash."""
+    majority = results.get("majority")
     majority = {"arm": "majority answer", **majority} if isinstance(majority, dict) else None
-    lines = [majority] if majority else []
-    lines += [row for row in told["rows"] if isinstance(row, dict)]
-    best = max((_number(row.get("accuracy")) or 0.0 for row in lines), default=0.0)
-    rows = []
-    for row in lines:
-        accuracy = _number(row.get("accuracy"))
-        won = row is not majority and bool(accuracy) and accuracy == best
-        rows.append({"cells": _cells(row, accuracy), "share": accuracy or 0.0, "best": won})
-    return {"name": name, "headline": told["headline"], "headings": _HEADINGS, "rows": rows}
+    lines = [row for row in (majority, *results["rows"]) if isinstance(row, dict)]
+    accuracies = [_number(row.get("accuracy")) or 0.0 for row in lines]
+    rows = [
+        {"cells": _cells(row), "share": accuracy, "best": row is not majority and 0 < accuracy == max(accuracies)}
+        for row, accuracy in zip(lines, accuracies, strict=True)
+    ]
+    return {"name": name, "headline": results["headline"], "headings": _HEADINGS, "rows": rows}
 
 
-def _cells(row: dict[str, Any], accuracy: float | None) -> list[str]:
-    right, asked, half, weights, seconds = (
-        _number(row.get(key)) for key in ("right", "asked", "accuracy_at_half", "parameters", "seconds")
-    )
+def _cells(row: dict[str, Any]) -> list[str]:
+    def cell(words: str, *names: str) -> str:
+        """The numbers of that name in words; a dash where one of them is none."""
+        numbers = [_number(row.get(name)) for name in names]
+        return formatting.NOTHING if None in numbers else words.format(*numbers)
+
     ends = row.get("interval")
     low, high = map(_number, ends) if isinstance(ends, list) and len(ends) == 2 else (None, None)
-    whole = low is not None and high is not None
+    interval = formatting.NOTHING
+    if low is not None and high is not None:
+        interval = f"{math.floor(100 * low)}–{math.ceil(100 * high)}%"
     return [
         str(row.get("arm")),
-        formatting.NOTHING if right is None or asked is None else f"{right:.0f}/{asked:.0f}",
-        formatting.NOTHING if accuracy is None else f"{accuracy:.1%}",
-        f"{math.floor(100 * low)}–{math.ceil(100 * high)}%"
-        if whole and low is not None and high is not None
-        else formatting.NOTHING,
-        formatting.NOTHING if half is None else f"{half:.1%}",
-        formatting.NOTHING if weights is None else f"{weights:,.0f}",
-        formatting.seconds(seconds),
+        cell("{:.0f}/{:.0f}", "right", "asked"),
+        cell("{:.1%}", "accuracy"),
+        interval,
+        cell("{:.1%}", "accuracy_at_half"),
+        cell("{:,.0f}", "parameters"),
+        formatting.seconds(_number(row.get("seconds"))),
     ]
 
 
@@ -171,25 +222,120 @@ def _number(x: object) -> float | None:
     return float(x) if isinstance(x, int | float) and not isinstance(x, bool) and math.isfinite(x) else None
 
 
+# ---- files
+
+
+def folder() -> Path:
+    return Path(os.environ.get(VARIABLE) or DEFAULT_FOLDER)
+
+
+def all_runs() -> list[Run]:
+    """Every run below the folder, by name."""
+    root = folder()
+    runs = (_run(root, path) for path in _folders(root) if _plain_file(path / "config.json"))
+    return sorted(itertools.islice((run for run in runs if run is not None), _RUNS), key=lambda run: run.name)
+
+
+def knowledge() -> list[tuple[str, dict[str, Any]]]:
+    """The figures of every knowledge experiment below the folder that has ended, the newest first."""
+    root = folder()
+    experiments = [(_name(root, path), *_read(path / "knowledge.json", _json)) for path in _folders(root)]
+    experiments.sort(key=lambda one: -one[2])
+    return [
+        (name, results)
+        for name, results, _ in experiments
+        if isinstance(results.get("rows"), list) and isinstance(results.get("headline"), str)
+    ]
+
+
+def _folders(root: Path) -> Iterator[Path]:
+    """The folder and those below it; links are not followed."""
+    for place, inside, _ in itertools.islice(os.walk(root), _FOLDERS):
+        path = Path(place)
+        inside[:] = sorted(name for name in inside if not name.startswith("."))
+        if len(path.relative_to(root).parts) >= _DEEP:
+            inside.clear()
+        yield path
+
+
+def _plain_file(path: Path) -> bool:
+    return path.is_file() and not path.is_symlink()
+
+
+def _name(root: Path, path: Path) -> str:
+    return path.relative_to(root).as_posix() if path != root else root.resolve().name
+
+
+def _run(root: Path, path: Path) -> Run | None:
+    config, _ = _read(path / "config.json", _json)
+    model, data = config.get("model"), config.get("data")
+    if not isinstance(model, dict) or not isinstance(data, dict):
+        return None
+    curves, written = _read(path / "log.csv", curves_of)
+    layers = model.get("layers")
+    sizes = f"{layers} {'layer' if layers == 1 else 'layers'} of {model.get('width')}"
+    return Run(_name(root, path), curves, written, f"{model.get('attention')}, {sizes}, {data.get('task')}")
+
+
+def _read(path: Path, parse: Callable[[bytes], dict[str, Any]]) -> tuple[dict[str, Any], float]:
+    """What a file says and when it was written; what an empty one would say if it cannot be read."""
+    try:
+        if _plain_file(path):
+            facts = path.stat()
+            return _parsed(path, parse, facts.st_mtime_ns, facts.st_size), facts.st_mtime_ns / 1e9
+    except OSError:
+        pass  # It went while we looked.
+    return parse(b""), 0.0
+
+
+@functools.lru_cache(512)
+def _parsed(path: Path, parse: Callable[[bytes], dict[str, Any]], written: int, size: int) -> dict[str, Any]:
+    """What a file says, as long as its time and size stay the same."""
+    with path.open("rb") as file:
+        return parse(file.read(_BYTES))
+
+
+def _json(content: bytes) -> dict[str, Any]:
+    try:
+        value = json.loads(content)
+    except (ValueError, RecursionError):
+        value = None
+    return value if isinstance(value, dict) else {}
+
+
+def curves_of(content: bytes) -> Curves:
+    """The columns of a log, thinned to so many points, the first and the last among them."""
+    curves = columns_of(content)
+    count = len(curves["step"])
+    if count <= _POINTS:
+        return curves
+    places = [round(i * (count - 1) / (_POINTS - 1)) for i in range(_POINTS)]
+    return {name: [column[place] for place in places] for name, column in curves.items()}
+
+
+def columns_of(content: bytes) -> Curves:
+    """The columns of a log. Only lines that have ended count, for a number that was cut short is another number."""
+    whole = content[: content.rfind(b"\n") + 1].decode("utf-8", errors="replace")
+    curves: Curves = {name: [] for name in COLUMNS}
+    reader = csv.reader(io.StringIO(whole, newline=""))
+    if next(reader, None) != COLUMNS:
+        return curves
+    for row in reader:
+        try:
+            numbers = [float(cell) for cell in row]
+        except ValueError:
+            continue
+        if len(numbers) == len(COLUMNS) and all(map(math.isfinite, numbers[:2])):
+            for name, number in zip(COLUMNS, numbers, strict=True):
+                curves[name].append(number)
+    return curves
+
+
 PAGE = Page(
     name="runs",
     title="Runs",
     summary="Training runs on this machine: losses while they fall, and what models know after reading.",
     order=60,
-    inputs=Watched,
+    inputs=RunsInputs,
     preview=preview,
-    sign=(
-        '<path class="faint" d="M4 44h88M4 44V4"/>'
-        '<path d="M6 6 12 14 18 13 24 22 30 20 38 28 46 27 54 32 62 31 72 35 82 34 90 37"/>'
-    ),
-    body=r"""<div id="none" class="card" hidden><h2>No run yet below <code class="folder"></code></h2>
-<p>Here is one that takes seconds; this page finds it by itself, and its loss falls as you watch:</p>
-<pre><code>avow train pretrain <span class="folder"></span>/first \
-  schedule.steps=200 data.batch=32 model.layers=2 model.width=64</code></pre>
-<p>The whole experiment, several models with and without reading, takes minutes:</p>
-<pre><code>avow knowledge --out <span class="folder"></span>/knowledge</code></pre>
-<p class="soft">Runs in another folder: <code>avow lab --runs FOLDER</code>.</p></div>
-<div class="figure" id="curves" hidden></div>
-<div id="knowledge"></div>
-<nav id="runs" aria-label="Runs on disk"></nav>""",
 )

@@ -129,10 +129,11 @@ function told(attack) {
   at("caught").hidden = !attack;
   at("outcome").textContent = attack?.says ?? "";
   at("case").innerHTML = attack?.html ?? "";
+  if (attack?.reads) at("case").append(element("p", {class: "soft"}, attack.reads));
   if (attack) Object.assign(at("caught"), {className: `badge ${attack.tone}`, textContent: attack.word});
 }
 
-// Another press draws anew.
+// Another press draws again.
 at("attack").addEventListener("click", () => {
   at("attack").disabled = true;
   move(value("hunt") === true ? {seed: (value("seed") + 1) % 100} : {hunt: true});

@@ -160,21 +160,21 @@ async function upload() {
   if (said.error) trouble(said.error, "file"); else move({});
 }
 
-/** Say what is wrong beside the field it is about, or above all where that cannot be seen; nothing is proved until it is mended. */
+/** Say what is wrong beside the field it is about, or above all where that cannot be seen; nothing is proved until it is fixed. */
 export function trouble(error, name = error?.name) {
   const told = at("trouble"), field = error && (controls.get(name)?.box ?? at(name)?.closest(".control"));
   const beside = field && !field.hidden ? field : null;
   if (!error && told.hidden) return;
   document.querySelectorAll("[aria-invalid]").forEach(one => one.removeAttribute("aria-invalid"));
   beside?.querySelector("input").setAttribute("aria-invalid", "true");
-  // A file that was of no use is let go, and can be chosen again when it is mended: the same one would be no change.
+  // A file that was of no use is let go, and can be chosen again when it is fixed: the same one would be no change.
   if (beside?.contains(at("file"))) { held = null; at("file").value = at("held").textContent = ""; }
   if (beside) beside.append(told); else document.querySelector(".bench").before(told);
   document.querySelector(".bench").classList.toggle("mistaken", !!error);
   told.hidden = !error;
   if (error) {
     told.textContent = `${error.name}${error.value ? "=" + error.value : ""} ${error.rule}; ${error.remedy}`;
-    mark("none", "no answer", "nothing is computed until this is mended", []);
+    mark("none", "no answer", "nothing is computed until this is fixed", []);
   }
   own.trouble?.(error);
 }

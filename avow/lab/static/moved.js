@@ -8,7 +8,7 @@ export function remember(place, data, layout) {
   place.drawn = {layout: JSON.stringify(layout), looks: data.map(look), now: data, stale: false};
 }
 
-/** Move what is drawn to where these numbers are; false where plotly has to draw it anew. */
+/** Move what is drawn to where these numbers are; false where plotly has to draw it again. */
 export function followed(place, data, layout) {
   const {drawn, _fullData: full, _fullLayout: frame} = place ?? {}; // a page may make the place later
   if (!drawn || drawn.looks.length !== data.length || drawn.layout !== JSON.stringify(layout)) return false;

@@ -24,7 +24,7 @@ start({preview(answer) {
 setInterval(() => { if (document.visibilityState === "visible") move({}); }, EVERY);
 document.addEventListener("visibilitychange", () => { if (document.visibilityState === "visible") move({}); });
 
-// Made anew only when runs come or go: a button that is only told anew keeps the focus.
+// Built again only when runs come or go: a button whose words alone change keeps the focus.
 function list(runs, folder) {
   const names = JSON.stringify(runs.map(run => run.name));
   if (names !== listed) {

@@ -24,7 +24,7 @@ export function onSphere(x, y) {
 
 export const degrees = turn => turn * 180 / Math.PI;
 
-/** Draw everything anew but the handle, which keeps the focus. */
+/** Draw everything again but the handle, which keeps the focus. */
 export function drawStage(svg, stage) {
   const solid = stage.keys[0].length === 3, parts = [];
   parts.push(element("circle", {r: 1, class: "rim"}));

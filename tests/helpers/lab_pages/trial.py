@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import time
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
@@ -12,16 +13,18 @@ from torch import Tensor
 
 from avow.errors import ParameterError
 from avow.lab.page import Answer, Inputs, Page, control
+from avow.parameters import at_most_characters, param
 
 
+@dataclass(frozen=True)
 class Tried(Inputs):
     how: Literal["answer", "wait", "stay", "raise", "mistake", "end", "infinite", "print", "scatter"] = control(
         "answer", "How"
     )
     number: int = control(1, "A number", low=0, high=9)
-    file: str | None = None
+    file: str | None = param(None, at_most_characters(32), "handle of a file")
     # Where a computation leaves a mark: a file when it is through, or a folder to stay in. Tests name their own.
-    mark: str | None = None
+    mark: str | None = param(None, at_most_characters(400), "a path")
 
 
 def preview(inputs: Tried, tensors: dict[str, Tensor]) -> Answer:
@@ -58,7 +61,7 @@ def scattered() -> int:
     large = []
     for _ in range(150):
         large.append(torch.ones(1 << 18))  # a megabyte
-        _STAYS.append(torch.ones(100))
+        _STAYS.append(torch.ones(1 << 13))  # 32 KiB: no hole elsewhere takes it
     large.clear()
     return _resident() - before
 

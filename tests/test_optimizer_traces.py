@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import nn
 
-from avow.lab import optimizer_traces
+from avow.lab.pages.dynamics import adam_trace, average_trace
 from avow.optim import adam_l2, adamw
 
 NUMBERS = [1.2, 0.7, 1.1, 0.4, 1.9, 1.0, 0.8] * 8
@@ -15,7 +15,7 @@ SIZES = torch.logspace(-3, 1, 9, dtype=torch.float64)
 
 @pytest.mark.parametrize(("beta", "delta"), [(0.0, 0.5), (0.9, 0.5), (0.99, 10.0)])
 def test_momentum_walks_as_torch_does_and_along_the_average(beta: float, delta: float) -> None:
-    found = optimizer_traces.averaged(NUMBERS, beta, delta)
+    found = average_trace(NUMBERS, beta, delta)
     model = nn.Linear(1, 1, bias=False, dtype=torch.float64)
     nn.init.zeros_(model.weight)
     sgd = torch.optim.SGD(model.parameters(), lr=found.learning_rate, momentum=found.momentum)
@@ -27,7 +27,7 @@ def test_momentum_walks_as_torch_does_and_along_the_average(beta: float, delta: 
 
 
 def test_the_corrected_average_is_the_plain_one_over_its_weights() -> None:
-    found = optimizer_traces.averaged(NUMBERS, 0.9, 0.5)
+    found = average_trace(NUMBERS, 0.9, 0.5)
     for t, (plain, corrected) in enumerate(zip(found.plain, found.corrected, strict=True), start=1):
         assert corrected == pytest.approx(plain / (1 - 0.9**t), rel=1e-12)
     assert found.corrected[0] == NUMBERS[0] and found.plain[0] == pytest.approx(NUMBERS[0] / 10)
@@ -38,7 +38,7 @@ def test_the_corrected_average_is_the_plain_one_over_its_weights() -> None:
 def test_adam_leaves_what_the_optimisers_leave(make: type, name: str, strength: float) -> None:
     signs = torch.tensor([(-1.0) ** step for step in range(60)], dtype=torch.float64)
     gradients = signs[:, None] * SIZES
-    found = optimizer_traces.adam(gradients, 0.02, (0.9, 0.99), **{name: strength})
+    found = adam_trace(gradients, 0.02, (0.9, 0.99), **{name: strength})
     model = nn.Linear(len(SIZES), 1, bias=False, dtype=torch.float64)
     nn.init.ones_(model.weight)
     optimiser = make(model, 0.02, weight_decay=strength, betas=(0.9, 0.99))
@@ -50,7 +50,5 @@ def test_adam_leaves_what_the_optimisers_leave(make: type, name: str, strength: 
 
 def test_a_penalty_and_a_decay_are_not_the_same() -> None:
     gradients = SIZES.expand(20, -1)
-    penalty, decay = (
-        optimizer_traces.adam(gradients, 0.02, (0.9, 0.99), **{name: 0.5}) for name in ("penalty", "decay")
-    )
+    penalty, decay = (adam_trace(gradients, 0.02, (0.9, 0.99), **{name: 0.5}) for name in ("penalty", "decay"))
     assert float((penalty - decay).abs().amax()) > 0.01

@@ -1,0 +1,219 @@
+"""The lab's server on loopback: its pages, their scripts, and the computations behind them."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import functools
+import importlib
+import json
+import socket
+from collections.abc import AsyncIterator, Awaitable, Callable
+from importlib import resources
+from pathlib import Path
+from typing import Any
+
+import jinja2
+import uvicorn
+from fastapi import FastAPI, Request
+from starlette.exceptions import HTTPException
+from starlette.responses import HTMLResponse, Response
+
+from avow.errors import AvowError, InputError, ParameterError
+from avow.lab.page import MISTAKE, PACKAGE, Page, all_pages, error_body, error_body_of
+from avow.lab.request_queue import Busy, RequestQueue
+from avow.lab.security import JsonResponse, SecurityMiddleware
+from avow.lab.uploads import FileStore
+from avow.report.mathml import display
+
+_HOST = "127.0.0.1"
+# A preview that does not come at once is of no use.
+_PREVIEW_SECONDS = 5.0
+_PROOFS_AT_A_TIME = 2
+# Answers that a page lets the server keep; the oldest goes first.
+_MOST_KEPT = 256
+# The reports' style is the lab's too.
+_SHARED = ("style.css", "article.css", "paper.css", "themed.js", "paper.js")
+_TYPES = {".js": "text/javascript", ".css": "text/css"}
+
+Handler = Callable[..., Awaitable[Any]]
+
+
+def server(
+    listening: socket.socket, token: str, ready: Callable[[str], None], package: str = PACKAGE
+) -> uvicorn.Server:
+    """The server of one socket; `ready` is called with the address once it answers."""
+    port = listening.getsockname()[1]
+    app = build(port, token, package)
+
+    class Server(uvicorn.Server):
+        async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+            await super().startup(sockets)
+            if self.started:
+                ready(f"http://{_HOST}:{port}/")
+
+        async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+            await app.close()
+            await super().shutdown(sockets)
+
+    settings: dict[str, Any] = {"log_level": "warning", "access_log": False, "server_header": False, "ws": "none"}
+    settings |= {"timeout_keep_alive": 5, "timeout_graceful_shutdown": 2}
+    return Server(uvicorn.Config(app, http="h11", loop="asyncio", **settings))
+
+
+def bound(port: int) -> socket.socket:
+    """A socket on loopback: this port, or any free one if it is 0."""
+    # Named as TCP, asyncio sends at once; else small answers wait 40 ms for the other side's acknowledgement.
+    listening = socket.socket(socket.AF_INET, socket.SOCK_STREAM, socket.IPPROTO_TCP)
+    listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    try:
+        listening.bind((_HOST, port))
+    except OSError as error:
+        listening.close()
+        raise ParameterError("port", port, f"is not available: {error.strerror}", "leave --port out") from None
+    return listening
+
+
+def build(port: int, token: str, package: str = PACKAGE) -> SecurityMiddleware:
+    """The application for one port and one token behind its security rules; its pages are those of a package."""
+    pages, files = all_pages(package), FileStore()
+    previews, proofs = RequestQueue(package, 1), RequestQueue(package, _PROOFS_AT_A_TIME, low_priority=True)
+
+    async def close() -> None:
+        await asyncio.gather(previews.close(), proofs.close())
+
+    @contextlib.asynccontextmanager
+    async def alive(app: FastAPI) -> AsyncIterator[None]:
+        await asyncio.gather(previews.start(), proofs.start())
+        try:
+            yield
+        finally:
+            await close()
+
+    async def front() -> str:
+        return render("front", package, token)
+
+    async def store(request: Request) -> Response:
+        return JsonResponse(await asyncio.to_thread(files.put, await request.body()))
+
+    async def lost(request: Request, error: Exception) -> Response:
+        assert isinstance(error, HTTPException)
+        status, path = error.status_code, request.url.path
+        if status == 404 and "text/html" in request.headers.get("accept", ""):
+            return HTMLResponse(render("front", package, token, lost=path), status)
+        rule = "is not known here" if status == 404 else f"was refused: {error.detail}"
+        return JsonResponse(error_body("Unknown", "address", path, rule, "start from the front page"), status)
+
+    app = FastAPI(title="avow lab", docs_url=None, redoc_url=None, redirect_slashes=False, lifespan=alive)
+    app.add_exception_handler(AvowError, _refused)
+    app.add_exception_handler(HTTPException, lost)
+    app.get("/", response_class=HTMLResponse)(front)
+    for page in pages.values():
+        app.get(f"/{page.name}", response_class=HTMLResponse)(_shown(page, package, token))
+        _add_computation(app, page, "preview", previews, files)
+        if page.verdict is not None:
+            _add_computation(app, page, "verdict", proofs, files)
+    app.post("/api/files")(store)
+    for name, content in static_files().items():
+        app.get(f"/static/{name}", include_in_schema=False)(_sent(content, _TYPES[Path(name).suffix]))
+    app.get("/plotly.js", include_in_schema=False)(_plotly)
+    return SecurityMiddleware(app, port, token, close)
+
+
+def render(name: str, package: str, token: str, page: Page | None = None, lost: str = "") -> str:
+    """The HTML of a page, or of the front page, which also helps who is `lost` at an address that is not here."""
+    controls = {one["name"]: one for one in page.inputs.controls()} if page else {}
+    given = {"page": page, "pages": list(all_pages(package).values()), "token": token, "lost": lost}
+    # A page without a template of its own has no picture.
+    template = _templates(package).select_template([f"{name}.html", "page.html"])
+    return template.render(given, controls=controls, static=static_files())
+
+
+@functools.cache
+def _templates(package: str) -> jinja2.Environment:
+    """The lab's templates, and those that stand beside the pages of a package."""
+    folders = [str(Path(__file__).parent / "templates"), *importlib.import_module(package).__path__]
+    loader = jinja2.FileSystemLoader(folders)
+    templates = jinja2.Environment(loader=loader, autoescape=True, trim_blocks=True, lstrip_blocks=True)
+    templates.filters["mathml"] = lambda latex: display(str(latex))
+    return templates
+
+
+@functools.cache
+def static_files() -> dict[str, str]:
+    """The scripts and style sheets that may be fetched, by name: no path ever comes from a request."""
+    own, report = resources.files("avow.lab") / "static", resources.files("avow.report")
+    files = [*own.iterdir(), *(report / name for name in _SHARED)]
+    return {file.name: file.read_text(encoding="utf-8") for file in files if Path(file.name).suffix in _TYPES}
+
+
+def _shown(page: Page, package: str, token: str) -> Handler:
+    async def show() -> str:
+        return render(page.name, package, token, page)
+
+    return show
+
+
+def _add_computation(app: FastAPI, page: Page, what: str, queue: RequestQueue, files: FileStore) -> None:
+    """Serve a page's preview or verdict; the document of the interface has the schema of its inputs."""
+    seconds = min(page.seconds, _PREVIEW_SECONDS) if what == "preview" else page.seconds
+    known: dict[str, bytes] = {}
+
+    async def compute(request: Request) -> Response:
+        given = _read_json(await request.body())
+        inputs = page.inputs.of(given)
+        handle = getattr(inputs, "file", None) if page.takes_files else None
+        file = (handle, files.get(handle)) if handle else None
+        name = json.dumps(given, sort_keys=True)
+        if name in known:
+            return JsonResponse(known[name])
+        asked = asyncio.ensure_future(queue.ask({"page": page.name, "what": what, "inputs": given}, seconds, file))
+        gone = asyncio.ensure_future(_gone(request))
+        try:
+            await asyncio.wait({asked, gone}, return_when=asyncio.FIRST_COMPLETED)
+            if not asked.done():
+                return Response(status_code=499)  # nobody will read it
+            answer = asked.result()
+            mistaken = answer.startswith(MISTAKE)
+            if page.kept and not mistaken:
+                known[name] = answer
+                if len(known) > _MOST_KEPT:
+                    del known[next(iter(known))]
+            return JsonResponse(answer, 422 if mistaken else 200)
+        finally:
+            gone.cancel()
+            asked.cancel()
+
+    body = {"required": True, "content": {"application/json": {"schema": page.inputs.schema()}}}
+    app.post(f"/api/{page.name}/{what}", name=f"{page.name}_{what}", openapi_extra={"requestBody": body})(compute)
+
+
+def _read_json(body: bytes) -> Any:
+    try:
+        return json.loads(body)
+    except (ValueError, RecursionError):
+        raise InputError("body", "as sent", "cannot be read as JSON", "send JSON") from None
+
+
+async def _gone(request: Request) -> None:
+    """Return when the client has left."""
+    while (await request.receive())["type"] != "http.disconnect":
+        pass
+
+
+def _sent(content: str, kind: str) -> Handler:
+    async def send() -> Response:
+        return Response(content, media_type=f"{kind}; charset=utf-8", headers={"cache-control": "no-cache"})
+
+    return send
+
+
+async def _plotly() -> Response:
+    import plotly.offline
+
+    kept = {"cache-control": "private, max-age=86400"}
+    return Response(plotly.offline.get_plotlyjs(), media_type="text/javascript; charset=utf-8", headers=kept)
+
+
+async def _refused(request: Request, error: Exception) -> Response:
+    return JsonResponse(error_body_of(error), 503 if isinstance(error, Busy) else 422)

@@ -88,20 +88,20 @@ def stored(folder: Path) -> list[Workload]:
     files = sorted(folder.glob("*.safetensors"))
     if not files:
         raise FileError("heads", folder, "holds no .safetensors file", "save q, k and v of some heads there")
-    found = [read(file, option="heads") for file in files[1:] or files]
-    least = min(load.k.shape[-2] for load in found)
-    if least < _WINDOW or min(load.q.shape[-2] for load in found) < 2:
+    loads = [read(file, option="heads") for file in files[1:] or files]
+    least = min(load.k.shape[-2] for load in loads)
+    if least < _WINDOW or min(load.q.shape[-2] for load in loads) < 2:
         rule = f"holds a file of fewer than {_WINDOW} keys or 2 queries"
         raise FileError("heads", folder, rule, "save longer heads")
-    if len({(*load.k.shape[-2:], load.v.shape[-1]) for load in found}) > 1:
+    if len({(*load.k.shape[-2:], load.v.shape[-1]) for load in loads}) > 1:
         raise FileError("heads", folder, "holds heads of different sizes", "keep one model and one length to a folder")
-    return found
+    return loads
 
 
 def real(device: str, sizes: Sizes, n: int, loads: list[Workload]) -> Case:
     """Heads of a trained model, resampled to n tokens; heads of 64 dimensions are paired to 128."""
     generator = torch.Generator().manual_seed(n)
-    found: list[tuple[Tensor, Tensor, Tensor]] = []
+    heads: list[tuple[Tensor, Tensor, Tensor]] = []
     for load in loads:
         q, k, v = load.q[0], load.k[0], load.v[0]
         siblings = q.shape[0] // k.shape[0]
@@ -112,8 +112,8 @@ def real(device: str, sizes: Sizes, n: int, loads: list[Workload]) -> Case:
                 :, -2:
             ]
             pair = (lambda x, y: torch.cat([x, y], -1)) if k.shape[-1] == 64 else (lambda x, y: x)
-            found.append((pair(rows, others), pair(k[i], k[j]), pair(v[i], v[j])))
-    chosen = [found[i % len(found)] for i in range(sizes.groups)]
+            heads.append((pair(rows, others), pair(k[i], k[j]), pair(v[i], v[j])))
+    chosen = [heads[i % len(heads)] for i in range(sizes.groups)]
     q = torch.cat([x[0] for x in chosen])[None].to(device, sizes.dtype)  # (1, h, 2, 128)
     k, v = (torch.stack([x[part] for x in chosen])[None] for part in (1, 2))
     starts = torch.randint(0, k.shape[2] - _WINDOW + 1, (math.ceil(n / _WINDOW),), generator=generator)
@@ -125,15 +125,15 @@ def real(device: str, sizes: Sizes, n: int, loads: list[Workload]) -> Case:
 
 def distances(case: Case, out: Tensor) -> Tensor:
     """How far answers are from the truth, in the unit of bounds, one key head at a time."""
-    found = []
+    errors = []
     r = case.q.shape[1] // case.k.shape[1]
     for head in range(case.k.shape[1]):
         k, v = case.k[0, head].double(), case.v[0, head].double()
         rows = slice(head * r, head * r + r)
         truth = torch.softmax(case.q[0, rows].double() @ k.T * case.scale, -1) @ v
         apart = torch.linalg.vector_norm(out[0, rows].double() - truth, dim=-1)
-        found.append(apart / torch.linalg.vector_norm(v, dim=-1).amax())
-    return torch.cat(found)[None]
+        errors.append(apart / torch.linalg.vector_norm(v, dim=-1).amax())
+    return torch.cat(errors)[None]
 
 
 def exact(case: Case) -> Iterator[tuple[str, Callable[[], Tensor]]]:

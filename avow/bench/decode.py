@@ -165,7 +165,7 @@ class Checked(NamedTuple):
     lengths: Any
     hint: Tensor | None
     seed: Tensor | None
-    found: Any
+    answer: Any
     error: float
     faults: list[str]
 
@@ -189,9 +189,9 @@ def run_kernels(device: str, sizes: Sizes, folder: Path | None, tell: Callable[[
             own = clock.seconds(checked.step)
             rivals = rivals or {name: clock.seconds(rival) for name, rival in exact(case)}
             best = min(rivals, key=lambda name: rivals[name])
-            read = float(checked.found.kept.double().mean()) / case.length
+            read = float(checked.answer.kept.double().mean()) / case.length
             many = None
-            if read > WORTHWHILE or not bool(checked.found.within.all()):
+            if read > WORTHWHILE or not bool(checked.answer.within.all()):
                 once = Clock(device, sizes.rounds, 1)
                 many = once.seconds(paused(checked.step, dict(exact(case))[best])) / _STEPS
             steps.append(
@@ -200,8 +200,8 @@ def run_kernels(device: str, sizes: Sizes, folder: Path | None, tell: Callable[[
                     "n": case.length,
                     "confidence": checked.confidence,
                     "read": read,
-                    "read again": int((~checked.found.within).sum()),
-                    "bound": float(checked.found.bound.max()),
+                    "read again": int((~checked.answer.within).sum()),
+                    "bound": float(checked.answer.bound.max()),
                     "error": checked.error,
                     "step ms": 1e3 * own,
                     "exact ms": 1e3 * rivals[best],
@@ -286,8 +286,8 @@ def check_kernels(case: Case) -> Iterator[Checked]:
         def step(options: Any = options) -> Any:
             return decode(case.q, case.k, case.v, sketch, lengths, *options)
 
-        found = step()
-        several = [found, *(step() for _ in range(0 if seed is None else _DRAWS - 1))]
+        answer = step()
+        several = [answer, *(step() for _ in range(0 if seed is None else _DRAWS - 1))]
         if seed is not None:
             seed -= _DRAWS
         again = step()
@@ -298,11 +298,11 @@ def check_kernels(case: Case) -> Iterator[Checked]:
             faults.append(f"a bound was broken: error {float(errors.max()):.3g}, bound {float(bounds.max()):.3g}")
         if not all(bool(torch.isfinite(some.out).all()) for some in several):
             faults.append("an answer is not finite")
-        if not all(torch.equal(x, y) for x, y in zip(found, again, strict=True)):
+        if not all(torch.equal(x, y) for x, y in zip(answer, again, strict=True)):
             faults.append("two runs differ")
         if not bool((bounds <= _TOL * (1 + 2.0**-20)).all()):
             faults.append(f"{int((bounds > _TOL).sum())} rows are beyond {_TOL:g}")
-        yield Checked(confidence, step, sketch, lengths, hint, seed, found, float(errors.max()), faults)
+        yield Checked(confidence, step, sketch, lengths, hint, seed, answer, float(errors.max()), faults)
 
 
 def sketched_by_head(k: Tensor) -> Sketch:
@@ -343,10 +343,10 @@ def profile(case: Case, checked: Checked, clock: Clock, limit: float) -> Iterato
     chosen = choose()
     parts = KERNELS.attended(q, k, v, chosen, scale)
     step = KERNELS.merged(q, v, parts, terms, chosen, lengths.most, math.inf, scale)
-    kept = float(step.kept.double().mean())
+    tokens_read = float(step.kept.double().mean())
     rows, per_group = c * GROUP, heads * c
     sampled = min(rows, 2 * histogram._ENOUGH)
-    held = sum(x.numel() * 4 for x in (parts.peak, parts.total, parts.values))
+    part_bytes = sum(x.numel() * 4 for x in (parts.peak, parts.total, parts.values))
     prepare = partial(KERNELS.prepared, q, sketch, lengths.most, checked.hint, scale)
     bound = partial(KERNELS.bounded, q, sketch, lengths.each, known)
     attend = partial(KERNELS.attended, q, k, v, chosen, scale)
@@ -359,9 +359,9 @@ def profile(case: Case, checked: Checked, clock: Clock, limit: float) -> Iterato
         ("constants", prepare, per_group * (4 * d + 32)),
         ("bounds", bound, heads * rows * (d / 2 + 4 + r) + per_group * (2 * d + 36 + 8 * r)),
         (count_name, count, heads * r * (sampled + 8 * c)),
-        (choose_name, choose, heads * (r * (rows + 4 * c) + 4 * kept)),
-        ("attention", attend, heads * kept * (2 * (d + e) + 4) + held),
-        ("merge", merge, held),
+        (choose_name, choose, heads * (r * (rows + 4 * c) + 4 * tokens_read)),
+        ("attention", attend, heads * tokens_read * (2 * (d + e) + 4) + part_bytes),
+        ("merge", merge, part_bytes),
         ("nothing to read again", read_again, heads * r),
     ]
     for name, call, moved in stages:

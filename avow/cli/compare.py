@@ -9,9 +9,9 @@ import typer
 
 import avow
 from avow.bench.workloads import KINDS, Workload, workload
+from avow.cli.lists import command_with
 from avow.cli.lists import kinds as kinds_list
 from avow.cli.lists import methods as methods_list
-from avow.cli.lists import told_below
 from avow.cli.options import (
     AsJson,
     Causal,
@@ -35,7 +35,7 @@ from avow.core import Method, Sizes
 from avow.errors import ParameterError
 from avow.methods import method_named
 
-Compared = told_below(lambda: kinds_list() | methods_list())
+Compared = command_with(lambda: kinds_list() | methods_list())
 
 
 def compare(
@@ -98,13 +98,13 @@ def compare(
         boards = tuple(bench.board(load, tell, longest(load)) for load in loads)
         longer = longest(loads[-1])
         scaling = tuple(bench.scaling((longer.first(n) for n in lengths), tell))
-        made = Comparison(boards, scaling, machine(device))
-    headline = report.headline(made)
-    file_io.write(html, report.page(made, command()))
+        comparison = Comparison(boards, scaling, machine(device))
+    headline = report.headline(comparison)
+    file_io.write(html, report.page(comparison, command()))
     if png:
-        file_io.write(png, report.png(made))
+        file_io.write(png, report.png(comparison))
     if as_json:
-        document({"headline": headline} | made.plain())
+        document({"headline": headline} | comparison.plain())
     else:
         for board in boards:
             show(report.board_table(board), "", report.relative_table(board), "")

@@ -60,19 +60,19 @@ def _deliver(
     from avow import file_io
     from avow.report import charts
     from avow.report.terminal import show
-    from avow.report.weights import plain, saved, told, weights_table
+    from avow.report.weights import plain, proof_lines, safetensors_bytes, weights_table
 
     written = files(save, png=png)
     construction = make()
     proof = construction.verify()
     if proof and save is not None:
-        file_io.write(save, saved(construction, proof))
+        file_io.write(save, safetensors_bytes(construction, proof))
     if proof and png is not None:
         file_io.write(png, charts.png(construction.picture()))
     if as_json:
         document(plain(construction, proof, _MOST))
     else:
-        show(weights_table(construction), "", *told(proof))
+        show(weights_table(construction), "", *proof_lines(proof))
     if not proof:
         typer.echo("avow: the proof does not hold; nothing was written", err=True)
         raise typer.Exit(1)

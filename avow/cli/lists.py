@@ -15,17 +15,17 @@ from avow.bench.workloads import KINDS
 Lists = dict[str, list[tuple[str, str]]]
 
 
-def told_below(lists: Callable[[], Lists]) -> type[TyperCommand]:
+def command_with(lists: Callable[[], Lists]) -> type[TyperCommand]:
     """A kind of command whose help ends in such lists."""
 
-    class Told(TyperCommand):
+    class Command(TyperCommand):
         def format_help(self, ctx: Any, formatter: Any) -> None:
             super().format_help(ctx, formatter)
             for title, terms in lists().items():
                 with formatter.section(title):
                     formatter.write_dl(terms)
 
-    return Told
+    return Command
 
 
 def kinds() -> Lists:

@@ -8,7 +8,7 @@ from typing import Annotated, Any
 import typer
 
 import avow
-from avow.cli.lists import kinds, told_below
+from avow.cli.lists import command_with, kinds
 from avow.cli.options import AsJson, Causal, Device, Dim, Heads, Input, Length, Png, Seed, place, workloads
 from avow.cli.output import document
 from avow.cli.plan_ranks import Asked, plan_ranks
@@ -18,7 +18,7 @@ from avow.planner import Plan
 # Longer than this, tensors are drawn at this length and only the prices are for the length asked for.
 _DRAWN = 4096
 
-Planned = told_below(kinds)
+Planned = command_with(kinds)
 
 
 def plan(

@@ -12,13 +12,13 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from avow.cli.lists import configuration, told_below
+from avow.cli.lists import command_with, configuration
 from avow.cli.options import AsJson, Device, Seed, command, files, place
 from avow.cli.output import document, wrote
 from avow.errors import FileError, ParameterError
 
 if TYPE_CHECKING:
-    from avow.report.knowledge import Asked
+    from avow.report.knowledge import ModelAnswers
     from avow.training import TrainConfig, Trained
 
 app = typer.Typer(no_args_is_help=True, help="Pretrain and fine-tune models, ask them, let them write.")
@@ -41,7 +41,7 @@ ResumeFrom = Annotated[Path | None, typer.Option(help="Continue from this checkp
 RunDevice = Annotated[str | None, typer.Option("--device", metavar="auto|cpu|cuda", help="The same as run.device.")]
 
 
-@app.command(cls=told_below(lambda: configuration(steps=STEPS["pretrain"])))
+@app.command(cls=command_with(lambda: configuration(steps=STEPS["pretrain"])))
 def pretrain(
     run: Run,
     flags: Flags = None,
@@ -60,7 +60,7 @@ def pretrain(
     _fit("pretrain", run, config, given, [], resume_from or resume, as_json)
 
 
-@app.command(cls=told_below(lambda: configuration(steps=STEPS["finetune"])))
+@app.command(cls=command_with(lambda: configuration(steps=STEPS["finetune"])))
 def finetune(
     run: Run,
     flags: Flags = None,
@@ -194,9 +194,9 @@ def _trained_corpus(path: Path) -> str:
     return str(checkpoint.facts(path)["config"]["data"]["corpus"])
 
 
-def _answers(run: Path, questions: Path | None, corpus: str | None, device: str) -> Asked:
+def _answers(run: Path, questions: Path | None, corpus: str | None, device: str) -> ModelAnswers:
     """A model's answers to a file's questions or a corpus's; by default to those of the corpus it was trained on."""
-    from avow.report.knowledge import Asked
+    from avow.report.knowledge import ModelAnswers
     from avow.training import corpus_of, evaluate, load_model, majority, read_questions
     from avow.training.checkpoint import last_of
     from avow.training.distributed import ranks
@@ -217,7 +217,7 @@ def _answers(run: Path, questions: Path | None, corpus: str | None, device: str)
             raise FileError("corpus", name, "has no dev questions", "add a dev.tsv, or give --questions FILE.tsv")
     with ranks(place(device)) as here:
         evaluation = evaluate(model.to(here.device), vocabulary, given)
-    return Asked(path, where, evaluation, majority(train, given) if train else None)
+    return ModelAnswers(path, where, evaluation, majority(train, given) if train else None)
 
 
 def _fit(

@@ -208,9 +208,11 @@ def panels_png(plots: Sequence[Plot], title: str, note: str) -> bytes:
     from matplotlib.figure import Figure
     from matplotlib.layout_engine import ConstrainedLayoutEngine
 
-    made = Figure(figsize=(12, 6), dpi=100, facecolor="white", layout=ConstrainedLayoutEngine(h_pad=0.1))
-    made.suptitle(_literal("\n".join(textwrap.wrap(title, 104))), x=0.012, ha="left", size=14, weight="bold", color=INK)
-    panels = made.subplots(1, len(plots), sharey=True, squeeze=False)[0]
+    canvas = Figure(figsize=(12, 6), dpi=100, facecolor="white", layout=ConstrainedLayoutEngine(h_pad=0.1))
+    canvas.suptitle(
+        _literal("\n".join(textwrap.wrap(title, 104))), x=0.012, ha="left", size=14, weight="bold", color=INK
+    )
+    panels = canvas.subplots(1, len(plots), sharey=True, squeeze=False)[0]
     for panel, plot in zip(panels, plots, strict=True):
         panel.set_title(_literal(plot.title), loc="left", fontsize=13, color=INK, pad=8)
         _draw(panel, plot)
@@ -220,9 +222,9 @@ def panels_png(plots: Sequence[Plot], title: str, note: str) -> bytes:
     for panel in panels:
         labelled |= {label: handle for handle, label in zip(*panel.get_legend_handles_labels(), strict=True)}
     style = {"frameon": False, "fontsize": 10, "labelcolor": "linecolor", "title": note, "title_fontsize": 9}
-    legend = made.legend(labelled.values(), labelled.keys(), loc="outside lower center", ncols=len(labelled), **style)
+    legend = canvas.legend(labelled.values(), labelled.keys(), loc="outside lower center", ncols=len(labelled), **style)
     legend.get_title().set_color(SOFT)
-    return _saved(made)
+    return _saved(canvas)
 
 
 def drawing(picture: Picture | Plot, size: tuple[float, float] = (8, 5)) -> Any:
@@ -231,23 +233,23 @@ def drawing(picture: Picture | Plot, size: tuple[float, float] = (8, 5)) -> Any:
 
     if isinstance(picture, Plot) and picture.horizontal:
         size = (9, 1.6 + 0.5 * len(picture.y.names))
-    made = Figure(figsize=size, dpi=150, facecolor="white", layout="constrained")
-    panel = made.add_subplot()
+    canvas = Figure(figsize=size, dpi=150, facecolor="white", layout="constrained")
+    panel = canvas.add_subplot()
     title = "\n".join(textwrap.wrap(picture.title, 80))
     panel.set_title(_literal(title), loc="left", fontsize=12, color=INK, pad=10, weight="bold")
     if isinstance(picture, Table):
         _draw_table(panel, picture)
-        return made
+        return canvas
     plot = picture if isinstance(picture, Plot) else plot_of(picture)
     _draw(panel, plot)
     if any(trace.legend for trace in plot.traces):
         panel.legend(frameon=False, fontsize=9, labelcolor=INK)
-    return made
+    return canvas
 
 
-def _saved(made: Any, **options: Any) -> bytes:
+def _saved(canvas: Any, **options: Any) -> bytes:
     file = io.BytesIO()
-    made.savefig(file, format="png", **options)
+    canvas.savefig(file, format="png", **options)
     return file.getvalue()
 
 

@@ -40,7 +40,7 @@ _MEANINGS = {
 
 
 @dataclass(frozen=True)
-class Asked:
+class ModelAnswers:
     """A checkpoint's answers to some questions, beside those of the majority if training questions are available."""
 
     checkpoint: Path
@@ -82,40 +82,40 @@ class Asked:
         return sorted(self.evaluation.outcomes, key=lambda outcome: -outcome.answer.confidence)
 
 
-def evaluation_lines(asked: Asked) -> Iterator[RenderableType]:
+def evaluation_lines(answers: ModelAnswers) -> Iterator[RenderableType]:
     """The evaluation for a terminal."""
-    yield Text(asked.headline, style="bold")
-    yield Text(asked.baseline)
+    yield Text(answers.headline, style="bold")
+    yield Text(answers.baseline)
     yield Text("")
-    rows = [(f"{coverage:.0%}", f"{asked.evaluation.accuracy_at(coverage):.1%}") for coverage in COVERAGES]
+    rows = [(f"{coverage:.0%}", f"{answers.evaluation.accuracy_at(coverage):.1%}") for coverage in COVERAGES]
     yield Columns("lr", ("answered, surest first", "right"), rows)
-    yield Text(f"mean confidence {asked.confidence:.1%}")
+    yield Text(f"mean confidence {answers.confidence:.1%}")
     for right in (True, False):
-        outcomes = [outcome for outcome in asked.surest if outcome.right == right]
+        outcomes = [outcome for outcome in answers.surest if outcome.right == right]
         if not outcomes:
             continue
-        answers = [_answer_cells(outcome) for outcome in outcomes[:_SHOWN]]
+        cells = [_answer_cells(outcome) for outcome in outcomes[:_SHOWN]]
         yield Text("")
         if right:
-            yield Columns("wwr", ("right", "answer", "confidence"), [(*row[:2], row[3]) for row in answers])
+            yield Columns("wwr", ("right", "answer", "confidence"), [(*row[:2], row[3]) for row in cells])
         else:
-            yield Columns("wwwr", ("wrong", "answer", "expected", "confidence"), answers)
+            yield Columns("wwwr", ("wrong", "answer", "expected", "confidence"), cells)
         if len(outcomes) > _SHOWN:
             yield Text(f"and {len(outcomes) - _SHOWN:,} more", style="dim")
 
 
-def evaluation_page(asked: Asked, command: str) -> str:
+def evaluation_page(answers: ModelAnswers, command: str) -> str:
     """The evaluation as a page; `command` is what made it."""
-    shown = {"abstention": asked.evaluation.abstention(), "calibration": asked.evaluation.calibration()}
-    rows = [(*(cells := _answer_cells(o))[:3], o.right, cells[3]) for o in asked.surest]
+    shown = {"abstention": answers.evaluation.abstention(), "calibration": answers.evaluation.calibration()}
+    rows = [(*(cells := _answer_cells(o))[:3], o.right, cells[3]) for o in answers.surest]
     return render(
         "evaluation.html",
         {id: figure(chart) for id, chart in shown.items()},
         title="avow train evaluate",
-        headline=asked.headline,
-        asked=asked,
+        headline=answers.headline,
+        answers=answers,
         charts=shown,
-        answers=Table("", ("question", "answer", "expected", "right", "confidence"), rows),
+        table=Table("", ("question", "answer", "expected", "right", "confidence"), rows),
         command=command,
     )
 

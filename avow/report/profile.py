@@ -79,8 +79,10 @@ def headline(profile: Profile) -> str:
     plan, tol, budget = profile.plan, f"{profile.tol:g}", f"{profile.budget:.0%}"
     if not plan.changed:
         return f"{profile.model}: no head keeps {tol} within {budget} of what exact attention costs"
-    kept = f"{profile.model}: {plan.changed} of {plan.heads} heads keep {tol} at {budget} of exact attention or less"
-    return kept if profile.speed is None else f"{kept}; {profile.speed.verdict}"
+    sentence = (
+        f"{profile.model}: {plan.changed} of {plan.heads} heads keep {tol} at {budget} of exact attention or less"
+    )
+    return sentence if profile.speed is None else f"{sentence}; {profile.speed.verdict}"
 
 
 def speed_table(speed: Speed) -> Table:

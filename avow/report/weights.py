@@ -19,10 +19,10 @@ from avow.theory.constructions.construction import Construction, Proof
 _SHOWN = 6
 
 
-def weights_table(made: Construction) -> Columns:
+def weights_table(construction: Construction) -> Columns:
     """Every tensor by name, with its shape, its type and its first numbers."""
     rows = []
-    for name, x in made.tensors().items():
+    for name, x in construction.tensors().items():
         numbers = [formatting.number(float(number)) for number in x.flatten()[:_SHOWN].tolist()]
         more = ", …" if x.numel() > _SHOWN else ""
         shape = " × ".join(map(str, x.shape)) or "one number"
@@ -30,7 +30,7 @@ def weights_table(made: Construction) -> Columns:
     return Columns("lllw", ("", "", "", ""), rows)
 
 
-def told(proof: Proof) -> Iterator[RenderableType]:
+def proof_lines(proof: Proof) -> Iterator[RenderableType]:
     """A proof line by line, each wrapped under its own beginning."""
     first, *rest = str(proof).splitlines()
     yield Text(first, "bold" if proof else "bold red")
@@ -42,13 +42,13 @@ def told(proof: Proof) -> Iterator[RenderableType]:
         yield hanging
 
 
-def plain(made: Construction, proof: Proof, most: int) -> dict[str, Any]:
+def plain(construction: Construction, proof: Proof, most: int) -> dict[str, Any]:
     """A construction and its proof as JSON has them; tensors of more than `most` numbers come without them."""
     from avow.theory.claims.claim import as_json
 
     return {
-        "promise": made.promise,
-        "bound": made.bound,
+        "promise": construction.promise,
+        "bound": construction.bound,
         "proof": {
             "holds": proof.holds,
             "achieved": proof.achieved if math.isfinite(proof.achieved) else None,
@@ -60,20 +60,20 @@ def plain(made: Construction, proof: Proof, most: int) -> dict[str, Any]:
                 "dtype": named(x.dtype),
                 "values": as_json(x.tolist()) if x.numel() <= most else None,
             }
-            for name, x in made.tensors().items()
+            for name, x in construction.tensors().items()
         },
-        "picture": as_json(made.picture().plain()),
+        "picture": as_json(construction.picture().plain()),
     }
 
 
-def saved(made: Construction, proof: Proof) -> bytes:
+def safetensors_bytes(construction: Construction, proof: Proof) -> bytes:
     """A safetensors file: the weights, and beside them what they promise and what was proved."""
     from safetensors.torch import save
 
-    told = {
-        "made_by": f"avow.{type(made).__name__}",
-        "promise": made.promise,
-        "bound": repr(made.bound),
+    metadata = {
+        "made_by": f"avow.{type(construction).__name__}",
+        "promise": construction.promise,
+        "bound": repr(construction.bound),
         "proved": repr(proof.achieved),
     }
-    return save({name: x.contiguous() for name, x in made.tensors().items()}, told)
+    return save({name: x.contiguous() for name, x in construction.tensors().items()}, metadata)

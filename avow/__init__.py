@@ -1,6 +1,12 @@
-"""avow: attention that keeps its word."""
+"""avow: attention with a certificate of its error.
 
-from avow.apply import apply as apply
+Subpackages are loaded when they are first used: after `import avow`, `avow.nn.Attention` is there.
+"""
+
+import importlib
+from types import ModuleType
+from typing import TYPE_CHECKING, Any
+
 from avow.attend import attend as attend
 from avow.attend import audit as audit
 from avow.attend import features_needed as features_needed
@@ -36,3 +42,28 @@ __all__ = [
     "plan",
     "record",
 ]
+
+_SUBPACKAGES = ("bench", "distributed", "integrations", "lab", "nn", "optim", "report", "theory", "training")
+
+
+def apply(model: Any, plan: Any) -> None:
+    """Have each head of a Hugging Face model attend as a plan says; `plan` is one, or the path of its file.
+
+    `avow profile` writes plans; `avow.integrations.transformers.disable` takes this one back. A plan that was made for
+    another model is refused, and the model stays as it was.
+    """
+    from avow.integrations.transformers import model_plan
+
+    model_plan.apply(model, plan)
+
+
+if not TYPE_CHECKING:  # or every misspelt name would pass for a module
+
+    def __getattr__(name: str) -> ModuleType:
+        if name in _SUBPACKAGES:
+            return importlib.import_module(f"avow.{name}")
+        raise AttributeError(f"module 'avow' has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return sorted((*globals(), *_SUBPACKAGES))

@@ -16,13 +16,11 @@ from avow import planner
 from avow.calibration import Rates, rates
 from avow.core import BoundEstimate, Certificate, Computed, Method, Problem, check_numbers, check_tensor, named
 from avow.core.audit import Audit, audit_rows
-from avow.core.certify import certify
-from avow.core.relative import aimed_bound, shortest_ratio
-from avow.core.requirement import USUAL_CONFIDENCE, Requirement, check_generator, checked_requirement
+from avow.core.certify import aimed_bound, certify, shortest_ratio
+from avow.core.requirement import USUAL_CONFIDENCE, Requirement, check_generator, checked_requirement, random_stream
 from avow.errors import ParameterError, RangeError, ShapeError, ToleranceUnreachable
 from avow.methods import checked_kind, exact_method, method_from, random_features
 from avow.methods.random_features import FeatureCount
-from avow.numerics.random_stream import random_stream
 from avow.numerics.rounding import unit
 from avow.planner import Plan
 
@@ -92,34 +90,34 @@ def attend(
     problem = Problem.of(
         q, k, v, mask=mask, causal=causal, scale=scale, enable_gqa=enable_gqa, kernel=kernel, sigma=sigma
     )
-    wish = checked_requirement(tol, confidence, coverage, rtol)
+    requirement = checked_requirement(tol, confidence, coverage, rtol)
     check_generator(generator)
     problem.measured()
     if not isinstance(method, Method) and method == "auto":
         check_automatic(parameters)
-        return _automatic(problem, wish, generator)
+        return _automatic(problem, requirement, generator)
     kind = checked_kind(method, parameters)
     if kind.is_exact and not parameters and not isinstance(method, Method):
-        return _exact(problem, wish)
+        return _exact(problem, requirement)
 
     def tuned(aim: float | None) -> Method:
         if isinstance(method, Method):
             return method
-        return kind(**kind.tune(parameters, problem.sizes, aim, wish.confidence))
+        return kind(**kind.tune(parameters, problem.sizes, aim, requirement.confidence))
 
-    chosen = tuned(_error_budget(problem, wish))
+    chosen = tuned(_error_budget(problem, requirement))
     chosen.check(problem.sizes)
     if chosen.is_exact and not problem.empty:
         estimate = chosen.estimate_bound(problem.detached(), 1.0)
         if estimate.kind == "none":
             name, value = (", ".join(map(str, x)) for x in (chosen.parameters, chosen.parameters.values()))
             raise RangeError(f"{chosen.name}: {name}", value, estimate.reason, 'use precision="float64"')
-    attended = _run(chosen, problem, wish, generator)
-    if wish.rtol is not None and not wish.met_by(attended.certificate):
+    attended = _run(chosen, problem, requirement, generator)
+    if requirement.rtol is not None and not requirement.met_by(attended.certificate):
         # How long the answers are is known now, so that what is left to the method may be aimed again.
-        again = tuned(_error_budget(problem, wish, attended))
-        attended = attended if again == chosen else _run(again, problem, wish, generator)
-    return _check_tolerance(attended, wish)
+        again = tuned(_error_budget(problem, requirement, attended))
+        attended = attended if again == chosen else _run(again, problem, requirement, generator)
+    return _check_tolerance(attended, requirement)
 
 
 @no_autocast
@@ -149,9 +147,9 @@ def plan(
     problem = Problem.of(
         q, k, v, mask=mask, causal=causal, scale=scale, enable_gqa=enable_gqa, kernel=kernel, sigma=sigma
     )
-    wish = checked_requirement(tol, confidence, coverage, rtol)
+    requirement = checked_requirement(tol, confidence, coverage, rtol)
     sizes = problem.sizes if keys is None else problem.sizes.with_keys(keys)
-    return _planned(problem.measured(), wish, rates(sizes.device), sizes, thrifty=False)
+    return _planned(problem.measured(), requirement, rates(sizes.device), sizes, thrifty=False)
 
 
 @no_autocast
@@ -196,14 +194,14 @@ def features_needed(
     scale: float | None = None,
     enable_gqa: bool = False,
 ) -> FeatureCount:
-    """How many random features would certify `tol`, from q and k alone; prints as "hopeless" where none would pay."""
+    """How many random features would certify `tol`, from q and k alone; infinite when no feasible number does."""
     problem = Problem.of(q, k, k, causal=causal, scale=scale, enable_gqa=enable_gqa).detached()
-    wish = checked_requirement(tol, confidence)
-    if not wish.tol or wish.confidence == 1:
+    requirement = checked_requirement(tol, confidence)
+    if not requirement.tol or requirement.confidence == 1:
         raise ParameterError(
             "tol, confidence", (tol, confidence), "must allow some error", "try tol=1e-2, confidence=0.99"
         )
-    return random_features.features_needed(problem, wish.tol, wish.confidence)
+    return random_features.features_needed(problem, requirement.tol, requirement.confidence)
 
 
 def attend_exact(problem: Problem, tol: float | None, reason: str = "", rtol: float | None = None) -> Attended:
@@ -219,29 +217,29 @@ def check_automatic(parameters: Mapping[str, object]) -> None:
         raise ParameterError(name, repr(value), "belongs to a named method", "name one with method=")
 
 
-def _planned(problem: Problem, wish: Requirement, known: Rates, sizes: Any, thrifty: bool) -> Plan:
+def _planned(problem: Problem, requirement: Requirement, known: Rates, sizes: Any, thrifty: bool) -> Plan:
     detached = problem.detached()
 
     def estimate_bound(method: Method) -> BoundEstimate:
         if problem.empty:
             return BoundEstimate(0.0, "deterministic", True, "there is nothing to attend to")
         with torch.no_grad():
-            return method.estimate_bound(detached, wish.confidence)
+            return method.estimate_bound(detached, requirement.confidence)
 
     offers = planner.candidates(sizes, known)
     exact = min(offer.seconds for offer in offers if offer.method.is_exact)
-    aim = None if wish.rtol is None else _error_budget(problem, wish)
-    judged = planner.judged(offers, wish.tol, wish.kinds, estimate_bound, thrifty, aim)
-    return Plan(tuple(planner.cheapest(judged)), wish.tol, known.source, exact, wish.rtol, aim)
+    aim = None if requirement.rtol is None else _error_budget(problem, requirement)
+    judged = planner.judged(offers, requirement.tol, requirement.kinds, estimate_bound, thrifty, aim)
+    return Plan(tuple(planner.cheapest(judged)), requirement.tol, known.source, exact, requirement.rtol, aim)
 
 
-def _error_budget(problem: Problem, wish: Requirement, attended: Attended | None = None) -> float | None:
+def _error_budget(problem: Problem, requirement: Requirement, attended: Attended | None = None) -> float | None:
     """The bound to aim at, relative to the longest value: `tol`, or what `rtol` needs of answers as long as these.
 
     Without an answer its length is that of a few rows; where even those cost too much, that of a flat head.
     """
-    if wish.rtol is None:
-        return wish.tol
+    if requirement.rtol is None:
+        return requirement.tol
     if problem.empty:
         ratio = 1.0
     elif attended is not None:
@@ -255,53 +253,57 @@ def _error_budget(problem: Problem, wish: Requirement, attended: Attended | None
         ratio = shortest_ratio(rows.with_norms(problem.norms), out, out.new_zeros(out.shape[:-1], dtype=torch.float64))
     else:
         ratio = 1 / math.sqrt(problem.k.shape[-2])
-    return min(math.inf if wish.tol is None else wish.tol, aimed_bound(ratio, wish.rtol))
+    return min(math.inf if requirement.tol is None else requirement.tol, aimed_bound(ratio, requirement.rtol))
 
 
-def _automatic(problem: Problem, wish: Requirement, generator: torch.Generator | None) -> Attended:
-    if wish.exact or problem.empty:
-        return _exact(problem, wish)
-    made = _planned(problem, wish, rates(problem.q.device.type, measure=False), problem.sizes, thrifty=True)
-    offers = [candidate for candidate in made.ranked if not candidate.lost and not candidate.method.is_exact]
+def _automatic(problem: Problem, requirement: Requirement, generator: torch.Generator | None) -> Attended:
+    if requirement.exact or problem.empty:
+        return _exact(problem, requirement)
+    weighed = _planned(problem, requirement, rates(problem.q.device.type, measure=False), problem.sizes, thrifty=True)
+    offers = [candidate for candidate in weighed.ranked if not candidate.lost and not candidate.method.is_exact]
     # Audits of several answers, of which the first that passes is kept, share one chance of being wrong.
-    shared = wish if wish.coverage is None else wish._replace(confidence=1 - (1 - wish.stated) / max(len(offers), 1))
+    shared = (
+        requirement
+        if requirement.coverage is None
+        else requirement._replace(confidence=1 - (1 - requirement.stated) / max(len(offers), 1))
+    )
     tried: list[str] = []
     needed = math.inf
     for candidate in offers:
-        if candidate.prospect is not None and candidate.prospect.bound > needed:
+        if candidate.estimate is not None and candidate.estimate.bound > needed:
             continue  # the answers that were seen are shorter than was thought
         attended = _run(candidate.method, problem, shared, generator)
         certificate = attended.certificate
-        if wish.met_by(certificate):
+        if requirement.met_by(certificate):
             return attended
-        proved = f"{certificate.bound:.1e}" + (f" ({certificate.relative:.1e} relative)" if wish.rtol else "")
+        proved = f"{certificate.bound:.1e}" + (f" ({certificate.relative:.1e} relative)" if requirement.rtol else "")
         tried.append(f"{candidate.label} could prove only {proved}")
-        if wish.rtol is not None:
-            needed = _error_budget(problem, wish, attended) or 0.0
-    return _exact(problem, wish, "; ".join(tried) or made.why_exact)
+        if requirement.rtol is not None:
+            needed = _error_budget(problem, requirement, attended) or 0.0
+    return _exact(problem, requirement, "; ".join(tried) or weighed.why_exact)
 
 
-def _exact(problem: Problem, wish: Requirement, reason: str = "") -> Attended:
+def _exact(problem: Problem, requirement: Requirement, reason: str = "") -> Attended:
     """Exact attention in the narrowest arithmetic that cannot overflow and keeps the tolerances, if there is one."""
     best, own, detached = math.inf, math.inf, problem.detached()
     for method in exact_method().settings(problem.sizes):
-        prospect = BoundEstimate(0.0, "deterministic", True) if problem.empty else method.estimate_bound(detached, 1.0)
+        estimate = BoundEstimate(0.0, "deterministic", True) if problem.empty else method.estimate_bound(detached, 1.0)
         # Without a tolerance any answer will do that does not overflow: the widest arithmetic comes last.
-        if prospect.kind == "none" if wish.tol is None else prospect.bound > wish.tol:
-            best = min(best, prospect.bound)
+        if estimate.kind == "none" if requirement.tol is None else estimate.bound > requirement.tol:
+            best = min(best, estimate.bound)
             continue
         # How an answer's error compares with its own length is known when it is there.
-        attended = _run(method, problem, wish, None, reason)
-        if wish.exact or attended.certificate.keeps(wish.tol, wish.rtol):
+        attended = _run(method, problem, requirement, None, reason)
+        if requirement.exact or attended.certificate.keeps(requirement.tol, requirement.rtol):
             return attended
         best, own = min(best, attended.certificate.bound), min(own, attended.certificate.relative)
-    raise _unreachable(problem, wish, best, own)
+    raise _unreachable(problem, requirement, best, own)
 
 
 def _run(
     method: Method,
     problem: Problem,
-    wish: Requirement,
+    requirement: Requirement,
     generator: torch.Generator | None,
     reason: str = "",
 ) -> Attended:
@@ -312,9 +314,9 @@ def _run(
     else:
         stream = random_stream(generator, problem.q.device) if method.statistical else generator
         computed = method.compute(problem.measured(), stream)
-    certificate = certify(method, problem, computed, wish.stated)  # before reshaping: rows are canonical
-    if wish.coverage is not None and certificate.kind != "deterministic" and not problem.empty:
-        certificate = _sampled(method, problem, computed.out, wish, generator, certificate)
+    certificate = certify(method, problem, computed, requirement.stated)  # before reshaping: rows are canonical
+    if requirement.coverage is not None and certificate.kind != "deterministic" and not problem.empty:
+        certificate = _sampled(method, problem, computed.out, requirement, generator, certificate)
     out = computed.out.reshape(*problem.leading, *computed.out.shape[-2:])
     return Attended(out, dataclasses.replace(certificate, reason=reason or certificate.reason))
 
@@ -323,39 +325,43 @@ def _sampled(
     method: Method,
     problem: Problem,
     out: Tensor,
-    wish: Requirement,
+    requirement: Requirement,
     generator: torch.Generator | None,
     stated: Certificate,
 ) -> Certificate:
-    assert wish.coverage is not None
-    found = audit_rows(out.detach(), problem.detached(), method, wish.coverage, wish.stated, generator).certificate
-    return dataclasses.replace(found, parameters=stated.parameters, cost=stated.cost)
+    assert requirement.coverage is not None
+    audited = audit_rows(
+        out.detach(), problem.detached(), method, requirement.coverage, requirement.stated, generator
+    ).certificate
+    return dataclasses.replace(audited, parameters=stated.parameters, cost=stated.cost)
 
 
-def _check_tolerance(attended: Attended, wish: Requirement) -> Attended:
+def _check_tolerance(attended: Attended, requirement: Requirement) -> Attended:
     certificate = attended.certificate
-    if wish.tol is not None and not certificate.keeps(wish.tol):
+    if requirement.tol is not None and not certificate.keeps(requirement.tol):
         name = f"{certificate.method}: tol"
         rule = f"is below the {certificate.bound:.2e} it can prove"
-        raise ToleranceUnreachable(name, wish.tol, rule, 'use method="auto" or a wider tol', certificate.bound)
-    if wish.rtol is not None and not certificate.keeps(rtol=wish.rtol):
+        raise ToleranceUnreachable(name, requirement.tol, rule, 'use method="auto" or a wider tol', certificate.bound)
+    if requirement.rtol is not None and not certificate.keeps(rtol=requirement.rtol):
         name = f"{certificate.method}: rtol"
         rule = f"is below the {certificate.relative:.2e} it can prove relative to the answer"
-        raise ToleranceUnreachable(name, wish.rtol, rule, 'use method="auto" or a wider rtol', certificate.relative)
+        raise ToleranceUnreachable(
+            name, requirement.rtol, rule, 'use method="auto" or a wider rtol', certificate.relative
+        )
     return attended
 
 
-def _unreachable(problem: Problem, wish: Requirement, best: float, own: float) -> ToleranceUnreachable:
+def _unreachable(problem: Problem, requirement: Requirement, best: float, own: float) -> ToleranceUnreachable:
     """The error for exact attention that proves `best` relative to the longest value, and `own` to the answer."""
     kept = problem.q.dtype
     name = named(kept)
     wider = f"convert q, k and v to {'float64' if kept == torch.float32 else 'float32'}"
-    tol = math.inf if wish.tol is None else wish.tol
-    if wish.rtol is not None and best <= tol:
+    tol = math.inf if requirement.tol is None else requirement.tol
+    if requirement.rtol is not None and best <= tol:
         rule = f"is below {own:.2e}, the best bound relative to the answer that can be proved in {name}"
         hint = "an answer near zero has no relative bound; ask for tol= instead"
         remedy = hint if kept == torch.float64 else f"{wider}, or ask for tol="
-        return ToleranceUnreachable("rtol", wish.rtol, rule, remedy, own)
+        return ToleranceUnreachable("rtol", requirement.rtol, rule, remedy, own)
     remedy = wider
     if kept == torch.float64 or best > 4 * unit(kept):
         remedy = f"shrink the logits: scale·|q|·|k| is too large for tol={tol:g}"

@@ -24,7 +24,7 @@ from avow.errors import FileError
 from avow.methods import all_methods
 from avow.parameters import as_float
 
-# Raise when the cost model or the way it is fitted changes: older files are then measured anew.
+# Raise when the cost model or the way it is fitted changes: older files are then measured again.
 VERSION = 3
 
 
@@ -94,12 +94,12 @@ def cache_file(device: str) -> Path:
 def _read(path: Path) -> dict[str, Rate] | None:
     try:
         plain = json.loads(file_io.read_document(path))
-        found = {name: Rate(**rate) for name, rate in plain.items()}
+        measured = {name: Rate(**rate) for name, rate in plain.items()}
     except (OSError, ValueError, TypeError, AttributeError, RecursionError):
         return None
     # More than a second for one operation was never measured, and would overflow where many are counted.
-    known = all(0 <= as_float(x) <= 1 for rate in found.values() for x in dataclasses.astuple(rate))
-    return found if known else None
+    known = all(0 <= as_float(x) <= 1 for rate in measured.values() for x in dataclasses.astuple(rate))
+    return measured if known else None
 
 
 def _write(path: Path, measured: dict[str, Rate]) -> None:

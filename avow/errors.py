@@ -1,7 +1,7 @@
 """What can go wrong, as a tree.
 
     AvowError
-    ├── InputError (ValueError)          the caller can mend it
+    ├── InputError (ValueError)          the caller can fix it
     │   ├── ShapeError                   sizes that do not fit together
     │   ├── DtypeError                   a type, or a device without that type
     │   ├── NonFiniteError               nan or inf where a number was promised
@@ -13,7 +13,7 @@
     │   └── FileError                    a file that is missing, truncated or incomplete
     ├── MissingPackage                   an optional package this needs is not installed
     ├── LostRank                         a process that others wait for has ended, or is silent
-    ├── ToleranceUnreachable             no arithmetic at hand proves the tolerance
+    ├── ToleranceUnreachable             no available arithmetic proves the tolerance
     └── NotDifferentiable                the mathematics has no gradient here
 
 Every message has four parts: the name, the value it had, the rule it broke, the remedy.
@@ -38,7 +38,7 @@ class AvowError(Exception):
 
 
 class InputError(AvowError, ValueError):
-    """The caller can mend it."""
+    """The caller can fix it."""
 
 
 class ShapeError(InputError):
@@ -103,7 +103,7 @@ class NotDifferentiable(AvowError):
 
 
 class ToleranceUnreachable(AvowError):
-    """No arithmetic at hand proves the tolerance; `best` is the smallest bound that can be proved."""
+    """No available arithmetic proves the tolerance; `best` is the smallest bound that can be proved."""
 
     def __init__(self, name: str, value: object, rule: str, remedy: str, best: float = float("inf")) -> None:
         super().__init__(name, value, rule, remedy)

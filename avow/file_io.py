@@ -190,10 +190,10 @@ def _extent(file: BinaryIO, most: int) -> tuple[int, int]:
 
 def _without_twins(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     """An object of JSON; of two values under one name, readers would take different ones."""
-    found = dict(pairs)
-    if len(found) != len(pairs):
+    plain = dict(pairs)
+    if len(plain) != len(pairs):
         raise Malformed("a name stands there twice")
-    return found
+    return plain
 
 
 def _entry(name: str, about: Any) -> Entry:
@@ -244,7 +244,7 @@ def ready(path: Path) -> None:
 
 
 def _place(path: Path) -> None:
-    """Make the folder of a file to come; what is no file is never replaced by one."""
+    """Make the folder of a file to come; what is not a file is never replaced by one."""
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
     except OSError as error:
@@ -253,7 +253,7 @@ def _place(path: Path) -> None:
     if os.path.isdir(path):
         raise FileError("path", path, "is a folder", "name a file in it")
     if os.path.exists(path) and not os.path.isfile(path):
-        raise FileError("path", path, "is no plain file", "name another place")  # A device must not be replaced.
+        raise FileError("path", path, "is not a plain file", "name another place")  # A device must not be replaced.
 
 
 @contextlib.contextmanager

@@ -17,7 +17,7 @@ _MARGIN = 0.7
 
 BOUND_UNIT = "bounds are relative to the longest value that a row sees"
 
-Foresee = Callable[[Method], BoundEstimate]
+Estimator = Callable[[Method], BoundEstimate]
 
 
 @dataclass(frozen=True)
@@ -27,7 +27,7 @@ class Candidate:
     method: Method
     cost: Cost
     seconds: float
-    prospect: BoundEstimate | None = None
+    estimate: BoundEstimate | None = None
     lost: str = ""
 
     @property
@@ -49,7 +49,7 @@ class Plan:
     """The bound that `rtol` is expected to need, relative to the longest value; whether it does shows in the answer."""
 
     @property
-    def asked(self) -> str:
+    def goal(self) -> str:
         """What the plan is for."""
         limits = [] if self.tol is None else [f"tolerance {self.tol:g}"]
         if self.rtol is not None:
@@ -66,7 +66,7 @@ class Plan:
     def best_bound(self) -> float:
         """The smallest proved bound among all candidates."""
         return min(
-            (c.prospect.bound for c in self.ranked if c.prospect is not None and c.prospect.certain), default=math.inf
+            (c.estimate.bound for c in self.ranked if c.estimate is not None and c.estimate.certain), default=math.inf
         )
 
     @property
@@ -82,15 +82,13 @@ class Plan:
     def __str__(self) -> str:
         lines = [f"{'':2}{'method':34}{'seconds':>10}{'memory':>12}{'bound':>10}  why"]
         for candidate in self.ranked:
-            bound = "?" if candidate.prospect is None else f"{candidate.prospect.bound:.1e}"
+            bound = "?" if candidate.estimate is None else f"{candidate.estimate.bound:.1e}"
             memory = f"{candidate.cost.peak_bytes / 2**20:.1f} MiB"
             mark = "→ " if candidate is self.chosen else "  "
-            kept = (
-                "cheapest that keeps its word" if candidate is self.chosen else "keeps its word too, at a higher price"
-            )
-            why = candidate.lost or kept
+            verdict = "cheapest that meets it" if candidate is self.chosen else "also meets it, slower"
+            why = candidate.lost or verdict
             lines.append(f"{mark}{candidate.label:34}{candidate.seconds:>10.2g}{memory:>12}{bound:>10}  {why}")
-        return "\n".join([f"plan for {self.asked} ({self.source}); {BOUND_UNIT}", *lines])
+        return "\n".join([f"plan for {self.goal} ({self.source}); {BOUND_UNIT}", *lines])
 
 
 def candidates(sizes: Sizes, rates: Rates, methods: Iterable[type[Method]] | None = None) -> list[Candidate]:
@@ -108,11 +106,11 @@ def judged(
     offers: list[Candidate],
     tol: float | None,
     accept: frozenset[Kind],
-    foresee: Foresee,
+    estimator: Estimator,
     thrifty: bool,
     aim: float | None = None,
 ) -> list[Candidate]:
-    """The same candidates, each with its prospect and, where it cannot win, the reason.
+    """The same candidates, each with its estimate and, where it cannot win, the reason.
 
     A `thrifty` judge asks no candidate whose asking and running might cost more than `WASTE` of exact attention. An
     `aim` is what all but exact attention are held to in place of `tol`: a guess of what will be needed.
@@ -120,35 +118,35 @@ def judged(
     limit = tol if aim is None else aim
     exact = min((c.seconds for c in offers if c.method.is_exact), default=math.inf)
     purse = WASTE * exact
-    done = []
+    candidates = []
     for offer in offers:
         if offer.method.is_exact:
-            prospect = foresee(offer.method)
-            done.append(_verdict(offer, prospect, tol, accept))
+            estimate = estimator(offer.method)
+            candidates.append(_verdict(offer, estimate, tol, accept))
         elif offer.method.target != SOFTMAX:
-            done.append(replace(offer, lost=f"its target is {offer.method.target}"))
+            candidates.append(replace(offer, lost=f"its target is {offer.method.target}"))
         elif limit is None:
-            done.append(replace(offer, lost="no tolerance was given: exact"))
+            candidates.append(replace(offer, lost="no tolerance was given: exact"))
         elif offer.seconds >= exact:
-            done.append(replace(offer, lost="costs more than exact"))
+            candidates.append(replace(offer, lost="costs more than exact"))
         elif thrifty and offer.seconds > purse:
-            done.append(replace(offer, lost=f"trying it might waste more than {WASTE:.0%} of exact"))
+            candidates.append(replace(offer, lost=f"estimated trial cost exceeds {WASTE:.0%} of exact"))
         else:
-            verdict = _verdict(offer, foresee(offer.method), limit, accept)
+            verdict = _verdict(offer, estimator(offer.method), limit, accept)
             purse -= 0.0 if verdict.lost or not thrifty else offer.seconds
-            done.append(verdict)
-    return done
+            candidates.append(verdict)
+    return candidates
 
 
-def _verdict(offer: Candidate, prospect: BoundEstimate, tol: float | None, accept: frozenset[Kind]) -> Candidate:
-    offer = replace(offer, prospect=prospect)
-    if math.isinf(prospect.bound):
-        return replace(offer, lost=prospect.reason or "promises nothing here")
-    if prospect.kind not in accept:
-        return replace(offer, lost=f"its promise is {prospect.kind}; pass confidence= or coverage= to accept it")
-    limit = math.inf if tol is None else tol if prospect.certain else tol * _MARGIN
-    if prospect.bound > limit:
-        return replace(offer, lost=prospect.reason or f"cannot prove {tol:.3g}")
+def _verdict(offer: Candidate, estimate: BoundEstimate, tol: float | None, accept: frozenset[Kind]) -> Candidate:
+    offer = replace(offer, estimate=estimate)
+    if math.isinf(estimate.bound):
+        return replace(offer, lost=estimate.reason or "makes no promise here")
+    if estimate.kind not in accept:
+        return replace(offer, lost=f"its promise is {estimate.kind}; pass confidence= or coverage= to accept it")
+    limit = math.inf if tol is None else tol if estimate.certain else tol * _MARGIN
+    if estimate.bound > limit:
+        return replace(offer, lost=estimate.reason or f"cannot prove {tol:.3g}")
     return offer
 
 

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from avow.bench.results import Result, Row, Value
+from avow.bench.results import Goal, Result, Row, Value, shown
 from avow.file_io import write
 
 FOLDER = Path(__file__).parents[1] / "docs" / "figures"
@@ -49,7 +49,24 @@ class Measured:
     @staticmethod
     def load(path: Path) -> Measured:
         stored = json.loads(path.read_text())
-        return Measured(**(stored | {"results": [Result.of(one) for one in stored["results"]]}))
+        return Measured(**(stored | {"results": [result_of(one) for one in stored["results"]]}))
+
+
+def result_of(plain: dict[str, Any]) -> Result:
+    """The result that its `plain` described."""
+    return Result(**(plain | {"goals": [Goal(**goal) for goal in plain["goals"]]}))
+
+
+def text(result: Result) -> str:
+    """A result as plain text: the machines of benchmarks may have torch and nothing that draws tables."""
+    lines = [result.title]
+    if result.rows:
+        cells = [list(result.rows[0]), *([shown(x) for x in row.values()] for row in result.rows)]
+        widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
+        for first, *rest in cells:
+            aligned = (cell.rjust(width) for cell, width in zip(rest, widths[1:], strict=True))
+            lines.append("  ".join(["", first.ljust(widths[0]), *aligned]))
+    return "\n".join([*lines, *(f"  {note}" for note in result.notes)])
 
 
 def everything(folder: Path = FOLDER) -> dict[str, Measured]:

@@ -11,6 +11,7 @@ from pathlib import Path
 
 from avow.bench.cases import Sizes
 from avow.kernels.interpreted import interpret
+from benchmarks.figures import text
 
 _SIZES = Sizes((320, 500), 8, 2, 2, 1)
 
@@ -25,7 +26,7 @@ def main(arguments: list[str] | None = None) -> int:
 
     results = decode.run_kernels("cpu", _SIZES, parsed.heads, lambda step: print(step, file=sys.stderr, flush=True))
     for result in results:
-        print(f"\n{result.text()}", flush=True)
+        print(f"\n{text(result)}", flush=True)
     return int(any(result.failures for result in results))
 
 

@@ -17,7 +17,7 @@ import torch
 
 from avow.bench.clock import machine
 from benchmarks.catalogue import ALL, NEEDS, Benchmark
-from benchmarks.figures import FOLDER, Measured
+from benchmarks.figures import FOLDER, Measured, text
 from benchmarks.options import Options
 
 
@@ -51,7 +51,7 @@ def main(arguments: list[str] | None = None) -> int:
             continue
         # After each, so that a run that is interrupted keeps what it has; small sizes are no figures.
         kept = made.save(parsed.figures or FOLDER) if parsed.figures is not None or not options.quick else None
-        print("\n\n".join(["", made.machine, *(result.text() for result in made.results)]), flush=True)
+        print("\n\n".join(["", made.machine, *(text(result) for result in made.results)]), flush=True)
         print(f"\n{made.seconds:.0f} s{f'; wrote {kept}' if kept else ''}", flush=True)
         failed |= any(result.failures for result in made.results)
     return int(failed)

@@ -77,7 +77,7 @@ def test_a_place_that_cannot_be_written_is_refused(tmp_path: Path) -> None:
     with pytest.raises(FileError, match=r"has no folder .*; name another place"):
         file_io.ready(tmp_path / "file" / "page.html")
     os.mkfifo(tmp_path / "pipe")
-    with pytest.raises(FileError, match="pipe is no plain file; name another place"):
+    with pytest.raises(FileError, match="pipe is not a plain file; name another place"):
         file_io.write(tmp_path / "pipe", "would replace it")
 
 

@@ -211,7 +211,7 @@ def test_there_is_a_plan_where_there_is_nothing_to_attend_to(shape: tuple[int, .
     q = torch.zeros(shape)
     for tol in (None, 1e-2):
         chosen = avow.plan(q, q, q, tol=tol).chosen
-        assert chosen is not None and chosen.prospect is not None and chosen.prospect.bound == 0.0
+        assert chosen is not None and chosen.estimate is not None and chosen.estimate.bound == 0.0
 
 
 def test_the_plan_is_what_attend_does(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -21,6 +21,7 @@ from avow.bench.results import Goal, Result, Row, shown
 from avow.cli import app
 from avow.kernels.interpreted import interpret
 from avow.nn import KeyValueCache, key_value_cache
+from benchmarks.figures import result_of, text
 
 TINY = Sizes((200,), 4, 2, 1, 1, torch.float32)
 
@@ -193,8 +194,9 @@ def test_calls_take_turns() -> None:
 
 def test_a_result_travels_as_plain_data_and_shows_what_failed() -> None:
     made = Result("title", [{"a": 1, "b": 2.5e-7}], [Goal("aim", "found", False)], ["remark"], ["why"])
-    assert Result.of(json.loads(json.dumps(made.plain()))) == made
-    assert made.text().splitlines()[0] == "title" and "  FAILED: why" in made.text() and "MISSED: aim" in made.text()
+    assert result_of(json.loads(json.dumps(made.plain()))) == made
+    lines = text(made).splitlines()
+    assert lines[0] == "title" and "  FAILED: why" in lines and "  MISSED: aim; found found" in lines
     assert shown(None) == "–" and shown(0.0) == "0"
 
 
@@ -203,8 +205,8 @@ def test_a_result_travels_as_plain_data_and_shows_what_failed() -> None:
     [
         (["--length", "0"], "length=0 must be at least 1; try --length 65536"),
         (["--length", "64", "--length", "-3"], "length=-3 must be at least 1; try --length 65536"),
-        (["--device", "abacus"], "device=abacus is not at hand; use --device cpu"),
-        (["--heads", "nowhere"], "heads=nowhere is no folder; name a folder of .safetensors files with q, k and v"),
+        (["--device", "abacus"], "device=abacus is not available; use --device cpu"),
+        (["--heads", "nowhere"], "heads=nowhere is not a folder; name a folder of .safetensors files with q, k and v"),
         (["--heads", "empty"], "heads=empty holds no .safetensors file; save q, k and v of some heads there"),
         (["--heads", "short"], "heads=short holds a file of fewer than 256 keys or 2 queries; save longer heads"),
         (["--heads", "mixed"], "heads=mixed holds heads of different sizes; keep one model and one length to a folder"),
@@ -227,7 +229,7 @@ def test_nonsense_gets_name_value_rule_and_remedy(
 
 def test_a_gpu_that_is_not_there_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
-    assert run("--device", "cuda", code=2).stderr == "avow: device=cuda is not at hand; use --device cpu\n"
+    assert run("--device", "cuda", code=2).stderr == "avow: device=cuda is not available; use --device cpu\n"
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr("avow.cli.bench.find_spec", lambda name: None)
     line = "avow: triton=missing is needed by the kernels on a GPU; pip install triton, or use --device cpu\n"

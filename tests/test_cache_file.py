@@ -87,7 +87,7 @@ def test_a_file_that_is_replaced_between_its_header_and_its_tensors_is_the_old_o
         of_length(900).save(path)
         return header
 
-    monkeypatch.setattr(bounded, "read_header", replaced)
+    monkeypatch.setattr(file_io, "read_header", replaced)
     assert KeyValueCache.load(path).length == 70
     monkeypatch.undo()
     assert KeyValueCache.load(path).length == 900
@@ -102,7 +102,7 @@ def test_a_file_that_is_cut_short_while_it_is_read_is_refused(tmp_path: Path, mo
         os.truncate(path, 20000)
         return header
 
-    monkeypatch.setattr(bounded, "read_header", cut)
+    monkeypatch.setattr(file_io, "read_header", cut)
     with pytest.raises(FileError, match=r"is truncated or no safetensors file \(it ends within '.*'\); save the cache"):
         KeyValueCache.load(path)
 

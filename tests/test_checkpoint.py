@@ -183,7 +183,7 @@ def test_the_state_that_was_found_whole_is_the_one_that_is_used(
         reads += file.name == "state.json"
         return reading(file)
 
-    monkeypatch.setattr(bounded, "read_document", once)
+    monkeypatch.setattr(file_io, "read_document", once)
     assert load(path).step == 3 and reads == 1
 
 

@@ -134,8 +134,8 @@ def test_a_check_that_yields_anything_but_evidence_is_told_so() -> None:
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        ({"expected": "true"}, "claim a-claim: expected='true' is no verdict; one of ['proved', 'refuted', "),
-        ({"expected": "no verdict"}, "claim a-claim: expected='no verdict' is no verdict; one of "),
+        ({"expected": "true"}, "claim a-claim: expected='true' is not a verdict; one of ['proved', 'refuted', "),
+        ({"expected": "no verdict"}, "claim a-claim: expected='no verdict' is not a verdict; one of "),
         ({"expected": "corrected"}, "claim a-claim: amended='' must go with a correction; give `amended`"),
         ({"amended": "y"}, "claim a-claim: amended='y' must go with a correction; give `amended`"),
         ({"needs": "x"}, "claim a-claim: needs='x' must be a tuple of strings; write needs=('x',)"),

@@ -120,7 +120,7 @@ def test_a_picture_is_written_on_request() -> None:
         ),
         (["--length", "0"], "length=0 must be at least 1; try --length 8192"),
         (["--threads", "0"], "threads=0 must be at least 1; try --threads 1"),
-        (["--device", "abacus"], "device=abacus is not at hand; use --device cpu"),
+        (["--device", "abacus"], "device=abacus is not available; use --device cpu"),
         (["--html", "."], "path=. is a folder; name a file in it"),
         (["--input", "none.safetensors"], "input=none.safetensors does not exist; check the path"),
     ],

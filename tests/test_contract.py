@@ -263,20 +263,23 @@ def test_json_may_leave_the_rows_out() -> None:
     [
         ({"kind": "certain"}, "its kind is 'certain'"),
         ({"kind": []}, "its kind is []"),
-        ({"bound": -1.0}, "its bound is none, or below that of a row"),
-        ({"bound": "nan"}, "its bound is none, or below that of a row"),
-        ({"bound": 0.0}, "its bound is none, or below that of a row"),
+        ({"bound": -1.0}, "its bound is not a bound, or below that of a row"),
+        ({"bound": "nan"}, "its bound is not a bound, or below that of a row"),
+        ({"bound": 0.0}, "its bound is not a bound, or below that of a row"),
         ({"bound": None}, "TypeError: "),
-        ({"confidence": 2}, "its confidence or coverage is no share"),
-        ({"rounding": "yes"}, "its confidence or coverage is no share"),
-        ({"method": 3}, "its words are none"),
-        ({"parameters": []}, "its words are none"),
-        ({"assumptions": [1]}, "its words are none"),
+        ({"confidence": 2}, "its confidence or coverage is not between 0 and 1"),
+        ({"rounding": "yes"}, "its confidence or coverage is not between 0 and 1"),
+        ({"method": 3}, "method, target, reason or assumptions are not strings"),
+        ({"parameters": []}, "method, target, reason or assumptions are not strings"),
+        ({"assumptions": [1]}, "method, target, reason or assumptions are not strings"),
         ({"rows": {"shape": [7], "values": [0.1]}}, "RuntimeError: "),
         ({"rows": {"shape": [1], "values": ["x"]}}, "ValueError: "),
-        ({"rows": {"shape": [1, 2], "values": [-0.1, 0]}}, "its bound is none, or below that of a row"),
+        ({"rows": {"shape": [1, 2], "values": [-0.1, 0]}}, "its bound is not a bound, or below that of a row"),
         ({"cost": {"flops": 1}}, "TypeError: "),
-        ({"cost": {"flops": "1", "pointwise": 1, "launches": 1, "peak_bytes": 1}}, "its cost is none"),
+        (
+            {"cost": {"flops": "1", "pointwise": 1, "launches": 1, "peak_bytes": 1}},
+            "its cost is not made of finite numbers",
+        ),
         ({"more": 1}, "TypeError: "),
         ({"relative": -1.0}, "its relative bound is not a bound"),
         ({"relative": "nan"}, "its relative bound is not a bound"),
@@ -288,13 +291,13 @@ def test_json_may_leave_the_rows_out() -> None:
 )
 def test_what_no_certificate_says_is_refused(changed: dict[str, object], why: str) -> None:
     plain = json.loads(certificate(cost=Cost(1, 2, 3, 4)).to_json()) | changed
-    with pytest.raises(InputError, match=re.escape(f"is no certificate ({why}")):
+    with pytest.raises(InputError, match=re.escape(f"is not a certificate ({why}")):
         Certificate.from_json(json.dumps(plain))
 
 
 @pytest.mark.parametrize("text", ["", "{", "[]", "3", "null", "[" * 100_000, None, 3, {"bound": 0.1}])
 def test_what_is_no_certificate_is_refused(text: Any) -> None:
-    with pytest.raises(InputError, match=r"is no certificate .*; pass what Certificate\.to_json wrote"):
+    with pytest.raises(InputError, match=r"is not a certificate .*; pass what Certificate\.to_json wrote"):
         Certificate.from_json(text)
 
 

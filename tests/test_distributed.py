@@ -190,7 +190,7 @@ def test_tensors_may_have_any_number_of_axes(said: dict[int, list[Any]]) -> None
         ("type", "InputError: type of k at rank 1=torch.float64 must be as at rank 0, torch.float32; give"),
         ("heads", "InputError: shape of k without its length at rank 1=(2, 1, 8) must be as at rank 0, (2, 2, 8)"),
         ("queries", "InputError: digest of q at rank 1="),
-        ("nan", "NonFiniteError: rank 1: k[0, 0, 0, 0]=nan must be finite; mend k first"),
+        ("nan", "NonFiniteError: rank 1: k[0, 0, 0, 0]=nan must be finite; remove NaN and inf from k"),
         ("gradient", "InputError: gradient of k at rank 1=True must be as at rank 0, False; give all processes"),
         ("loss", "compute the same loss in all processes, from the whole answer"),
         ("axes", "ShapeError: k.ndim=3 must equal q.ndim=4; give all three the same axes"),

@@ -173,7 +173,7 @@ def test_shards_become_level_and_send_what_is_known(said: dict[int, list[dict[st
         ("confidence", "InputError: confidence at rank {last}=0.5 must be as at rank 0, 0.9; give all processes"),
         ("generator", "ParameterError: rank {last}: generator=7 must be a torch.Generator; pass torch.Generator().man"),
         ("query", "InputError: digest of q at rank {last}="),
-        ("nan", "NonFiniteError: q[0, 0, 0, 0]=nan must be finite; mend q first"),
+        ("nan", "NonFiniteError: q[0, 0, 0, 0]=nan must be finite; remove NaN and inf from q"),
         ("type", "DtypeError: "),
         ("several", "ShapeError: q.shape=(1, 6, 2, 16) must be (batch, heads, 1, dim): a query sees every token; att"),
         ("missed", "InputError: lengths of shards at rank {last}="),

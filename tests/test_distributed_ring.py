@@ -301,7 +301,7 @@ def test_gradients_of_weights_around_a_ring_are_those_of_one_process(
         ("lengths", "ShapeError: rank {last}: v.shape[-2]=7 must equal k.shape[-2]=8; each key needs one value"),
         ("all alike", "ShapeError: v.shape[-2]=7 must equal k.shape[-2]=8; each key needs one value"),
         ("tol", "InputError: tol at rank {last}=1.1 must be as at rank 0, 0.1; give all processes the same"),
-        ("nan", "NonFiniteError: rank {last}: k[0, 0, 3, 0]=inf must be finite; mend k first"),
+        ("nan", "NonFiniteError: rank {last}: k[0, 0, 3, 0]=inf must be finite; remove NaN and inf from k"),
         ("tolerance", "ToleranceUnreachable: tol=1e-09 is less than can be proved, "),
         ("range", "RangeError: largest norm of scale*|q|*|k|="),
         (

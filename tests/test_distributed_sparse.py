@@ -220,7 +220,7 @@ def test_processes_answer_as_the_same_shards_in_one(said: list[dict[str, Any]]) 
         ("tol", "InputError: tol at rank {last}=0.25 must be as at rank 0, 0.5; give all processes the same"),
         ("method", "InputError: bits at rank {last}=8 must be as at rank 0, 4; give all processes the same"),
         ("queries", "InputError: digest of q at rank {last}="),
-        ("nan", "NonFiniteError: rank {last}: k[0, 0, 0, 0]=nan must be finite; mend k first"),
+        ("nan", "NonFiniteError: rank {last}: k[0, 0, 0, 0]=nan must be finite; remove NaN and inf from k"),
         ("confidence", "InputError: confidence at rank {last}=0.9 must be as at rank 0, 0.99; give all processes the"),
         ("no confidence", "ParameterError: confidence=0.0 must be above 0 and at most 1; try confidence=0.99"),
         ("axes", "ShapeError: k.ndim=3 must equal q.ndim=4; give all three the same axes"),

@@ -134,7 +134,7 @@ def test_where_nobody_has_a_key_all_answer_zero(count: int, method: str) -> None
         ("confidence", "InputError: confidence at rank 1=0.9 must be as at rank 0, 0.99; give all processes the same"),
         ("type", "InputError: type of q at rank 1=torch.float64 must be as at rank 0, torch.float32; give all"),
         ("heads", "InputError: shape of q without its length at rank 1=(1, 1, 4) must be as at rank 0, (1, 2, 4)"),
-        ("nan", "NonFiniteError: rank 1: k[0, 0, 0, 0]=nan must be finite; mend k first"),
+        ("nan", "NonFiniteError: rank 1: k[0, 0, 0, 0]=nan must be finite; remove NaN and inf from k"),
         ("gradient", "InputError: gradient of k at rank 1=True must be as at rank 0, False; give all processes the"),
         (
             "rows",

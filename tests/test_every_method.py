@@ -15,8 +15,8 @@ from torch.utils.flop_counter import FlopCounterMode, sdpa_flop
 import avow
 from avow.core import Computed, Method, Problem
 from avow.core.certify import certify
+from avow.core.requirement import RandomStream
 from avow.methods import all_methods
-from avow.numerics.random_stream import RandomStream
 from tests.helpers.truth import judge
 
 METHODS = list(all_methods().values())

@@ -11,8 +11,7 @@ from avow.kernels.interpreted import interpret
 interpret()
 
 from avow.kernels import linear_step as steps
-from avow.kernels.feature_attention import FeatureSums
-from avow.kernels.separable_attention import ColumnSums
+from avow.kernels.chunking import Sums
 from avow.methods.separable import Separable
 from tests.helpers.linear_references import feature_attention_reference, separable_attention_reference
 
@@ -35,7 +34,7 @@ def empty(m: int, e: int, *tops: int) -> list[Tensor]:
 @pytest.mark.parametrize("scale", [0.3, -0.3])
 def test_feature_steps_add_up_to_the_scan(scale: float) -> None:
     q, k, v = drawn(torch.float32)
-    directions, state = torch.randn(33, 24), FeatureSums(*empty(33, 40))
+    directions, state = torch.randn(33, 24), Sums(*empty(33, 40))
     rows = [steps.feature_step(q[:, :, i], k[:, :, i], v[:, :, i], directions, state, scale) for i in range(TOKENS)]
     truth = feature_attention_reference(q, k, v, directions, scale)
     torch.testing.assert_close(torch.stack(rows, 2), truth.out, rtol=1e-4, atol=1e-5)
@@ -51,7 +50,7 @@ def test_features_of_many_heads_are_as_near_to_the_truth_as_the_formula(
     (b, h, g, d, m, e), scale = (3, 12, 6, 40, 100, 24), 0.2
     q, k, v = (torch.randn(b, heads, TOKENS, width).to(kind) for heads, width in ((h, d), (g, d), (g, e)))
     directions = torch.randn(m, d)
-    state = FeatureSums(torch.zeros(b, g, m, e), torch.zeros(b, g, m), torch.full((b, g), -torch.inf))
+    state = Sums(torch.zeros(b, g, m, e), torch.zeros(b, g, m), torch.full((b, g), -torch.inf))
     rows = [steps.feature_step(q[:, :, i], k[:, :, i], v[:, :, i], directions, state, scale) for i in range(2)]
     q, k, v = (x[:, :, :2] for x in (q, k, v))
     plain = feature_attention_reference(q, k, v, directions, scale)
@@ -62,15 +61,15 @@ def test_features_of_many_heads_are_as_near_to_the_truth_as_the_formula(
         return float((x.double() - truth.out).abs().max())
 
     assert off(found) <= 2 * off(plain.out) + 1e-6
-    torch.testing.assert_close(state.total.double(), truth.total, rtol=1e-4, atol=1e-6)
-    torch.testing.assert_close(state.top.double(), truth.top, rtol=1e-5, atol=1e-5)
+    torch.testing.assert_close(state.totals.double(), truth.total, rtol=1e-4, atol=1e-6)
+    torch.testing.assert_close(state.tops.double(), truth.top, rtol=1e-5, atol=1e-5)
 
 
 def test_separable_steps_add_up_to_the_scan() -> None:
     q, k, v = drawn(torch.float32)
     # Keys that rise by hundreds leave nothing of what came before.
     k = k + 200 * torch.arange(TOKENS)[:, None] * (torch.rand(24) < 0.5)
-    state = ColumnSums(*empty(24, 40, 24))
+    state = Sums(*empty(24, 40, 24))
     rows = [steps.separable_step(q[:, :, i], k[:, :, i], v[:, :, i], state, 2.0) for i in range(TOKENS)]
     truth = [
         separable_attention_reference(
@@ -80,7 +79,7 @@ def test_separable_steps_add_up_to_the_scan() -> None:
     ]
     wanted = torch.stack([found.out[:, :, -1] for found in truth], 2)
     torch.testing.assert_close(torch.stack(rows, 2).double(), wanted, rtol=1e-4, atol=1e-5)
-    torch.testing.assert_close(state.top.double(), truth[-1].top)
+    torch.testing.assert_close(state.tops.double(), truth[-1].top)
 
 
 @pytest.mark.filterwarnings("ignore:(overflow|invalid value) encountered:RuntimeWarning")
@@ -90,7 +89,7 @@ def test_separable_steps_stay_finite_where_cooling_leaves_the_type(size: float) 
     q, k = size * q, size * k
     q[:, :, 1], k[:, :, 2] = 0, 0
     q[:, :, 3] = -3e38  # all of a row stops at the same end
-    state = ColumnSums(*empty(24, 40, 24))
+    state = Sums(*empty(24, 40, 24))
     rows = [steps.separable_step(q[:, :, i], k[:, :, i], v[:, :, i], state, 1e-6) for i in range(TOKENS)]
     wanted, _ = Separable(1e-6).read_on(q, k, v, None)
     torch.testing.assert_close(torch.stack(rows, 2), wanted, rtol=1e-4, atol=1e-5)
@@ -98,9 +97,9 @@ def test_separable_steps_stay_finite_where_cooling_leaves_the_type(size: float) 
 
 def test_a_step_that_forgets_its_key_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
     q, k, v = drawn(torch.float32)
-    state, step = ColumnSums(*empty(24, 40, 24)), steps._step
+    state, step = Sums(*empty(24, 40, 24)), steps._step
     monkeypatch.setattr(
-        steps, "_step", lambda q, v, sums, known: step(q, v, sums, known._replace(key=torch.zeros_like(known.key)))
+        steps, "_step", lambda q, v, sums, token: step(q, v, sums, token._replace(key=torch.zeros_like(token.key)))
     )
     out = steps.separable_step(q[:, :, 0], k[:, :, 0], v[:, :, 0], state)
     truth = separable_attention_reference(q[:, :, :1], k[:, :, :1], v[:, :, :1], True).out[:, :, 0]

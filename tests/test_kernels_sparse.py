@@ -13,7 +13,7 @@ import pytest
 import torch
 
 from avow.kernels.interpreted import interpret
-from tests.helpers.decode_twins import same_lists
+from tests.helpers.decode_twins import same_lists, twins
 
 interpret()
 
@@ -91,6 +91,10 @@ def holds(given: Step, drop: float) -> Decoded:
     assert bool(((errors <= found.bound) | (found.bound == math.inf)).all()), (errors, found.bound)
     assert not bool(found.bound.isnan().any())
     return found
+
+
+def test_the_checks_that_a_gpu_runs_find_nothing_here() -> None:
+    assert twins("cpu", 200, torch.float32, (1, 96)) == []
 
 
 @pytest.mark.parametrize("kind", HOSTILE)

@@ -261,7 +261,7 @@ def test_bad_names_are_refused_in_a_line(tmp_path: Path, people: str) -> None:
     assert refused("--seeds", "0") == "avow: seeds=0 must be at least 1; 1 is the default"
     assert refused("--corpus", str(tmp_path / "none")).startswith("avow: corpus=")
     assert "is not a parameter" in refused("schedule.stride=3")
-    assert refused("--device", "tpu") == "avow: device=tpu is not at hand; use --device cpu"
+    assert refused("--device", "tpu") == "avow: device=tpu is not available; use --device cpu"
     rule = "is decided for every arm by the experiment; use --seeds, or leave it out"
     assert refused("run.seed=3") == f"avow: flag='run.seed=3' {rule}"
     (tmp_path / "wiki.txt").write_text("Ada Holm. Holm was born in Arden.\n")

@@ -55,9 +55,8 @@ TABLE = (
     Layer(names("planner"), ATTEND),
     Layer(names("attend"), ATTEND | TENSORS),
     # The surface re-exports, and so stands right above attend.
-    Layer(names("avow"), ATTEND - names("avow.numerics") | names("avow.apply")),
     # A plan for a whole model belongs to the library that has the model, which is loaded when there is one.
-    Layer(names("apply"), frozenset(), names("avow.integrations")),
+    Layer(names("avow"), ATTEND - names("avow.numerics"), names("avow.integrations")),
     # A cache may be kept in a file; on a GPU, kernels answer from it.
     Layer(names("nn optim distributed"), HOSTS | TENSORS, names("safetensors avow.kernels")),
     # Nothing but what people look at loads an integration, so it may load its host outright.

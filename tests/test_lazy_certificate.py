@@ -134,7 +134,7 @@ def test_bounds_that_forget_the_last_token_would_be_found(monkeypatch: pytest.Mo
     k1, v1 = 3e3 * k[:, :, :1], v[:, :, :1]
     cache.append(k1, v1)
     honest = cache.attend(q, 1e-1).certificate.bound
-    cache._found = known
+    cache._known_ends = known
     assert honest > 10 * cache.attend(q, 1e-1).certificate.bound
 
 

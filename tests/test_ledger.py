@@ -114,19 +114,19 @@ FINE = "@claim('{0}', **words)\ndef check(_):\n    yield toolbox.identity(x, x, 
 @pytest.mark.parametrize(
     ("body", "message"),
     [
-        ("1 / 0", "raised while loading: ZeroDivisionError: division by zero (line 7); mend it there"),
-        ("raise SystemExit(3)", "raised while loading: SystemExit: 3 (line 7); mend it there, and try again"),
-        ("import os\nos._exit(0)", "raised while loading: SystemExit: os._exit(0) (line 8); mend it there, and try"),
+        ("1 / 0", "raised while loading: ZeroDivisionError: division by zero (line 7); fix it there"),
+        ("raise SystemExit(3)", "raised while loading: SystemExit: 3 (line 7); fix it there, and try again"),
+        ("import os\nos._exit(0)", "raised while loading: SystemExit: os._exit(0) (line 8); fix it there, and try"),
         (
             "def down(): down()\ndown()",
-            "raised while loading: RecursionError: maximum recursion depth exceeded (line 7); mend it there, and try",
+            "raised while loading: RecursionError: maximum recursion depth exceeded (line 7); fix it there, and try",
         ),
         (
             "import no_such_module",
             "raised while loading: ModuleNotFoundError: No module named 'no_such_module' (line 7)",
         ),
-        ("def (", "raised while loading: SyntaxError: invalid syntax (line 7); mend it there"),
-        ("@claim('x', **words | {'expected': 'true'})\ndef f(_): ...", "expected='true' is no verdict; one of ["),
+        ("def (", "raised while loading: SyntaxError: invalid syntax (line 7); fix it there"),
+        ("@claim('x', **words | {'expected': 'true'})\ndef f(_): ...", "expected='true' is not a verdict; one of ["),
         ("pass", "holds no claims at its top level; write one: @avow.theory.claims.claim("),
         (FINE.format("copy-gap"), "has a claim called 'copy-gap', and so does the catalogue; give it an id of its own"),
         (
@@ -167,7 +167,7 @@ def test_the_process_can_be_left_again_once_a_file_is_loaded(tmp_path: Path) -> 
 
 def test_a_file_that_never_ends_is_given_up_at_its_line(tmp_path: Path) -> None:
     path = written(tmp_path, "while True:\n    pass")
-    with pytest.raises(FileError, match=r"ran out of time while loading: 0\.2 s \(line [78]\); mend it there, and try"):
+    with pytest.raises(FileError, match=r"ran out of time while loading: 0\.2 s \(line [78]\); fix it there, and try"):
         claims_in(path, seconds=0.2)
     assert list(claims_in(written(tmp_path, FINE.format("quick")))) == ["quick"]
 

@@ -24,5 +24,11 @@ def test_importing_avow_loads_nothing_heavy() -> None:
     assert loaded_by("import avow; avow.attend") == set()
 
 
+def test_subpackages_are_attributes_and_load_nothing_before_they_are_used() -> None:
+    unused = "assert not [name for name in sys.modules if name.startswith(('avow.nn', 'avow.optim', 'avow.training'))]"
+    code = f"import avow; {unused}; avow.nn.Attention, avow.optim; assert 'nn' in dir(avow) and not hasattr(avow, 'x')"
+    assert loaded_by(code) == set()
+
+
 def test_a_heavy_import_would_be_noticed() -> None:
     assert loaded_by("import avow, rich; avow.attend") == {"rich"}

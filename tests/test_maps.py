@@ -10,6 +10,7 @@ import pytest
 
 PACKAGES = [
     "avow.report",
+    "avow.core",
     "avow.numerics",
     "avow.nn",
     "avow.distributed",

@@ -71,7 +71,10 @@ def test_a_certificate_without_a_promise_leaves_none() -> None:
     ("changed", "message"),
     [
         ({"lse": torch.zeros(3)}, "shape of lse=(3,) must be (2,), one number for each row of out; report on"),
-        ({"lse": torch.tensor([0.0, math.inf])}, "lse=inf must be finite, or -inf for no key; mend q and k first"),
+        (
+            {"lse": torch.tensor([0.0, math.inf])},
+            "lse=inf must be finite, or -inf for no key; remove NaN and +inf from q and k",
+        ),
         ({"lse_error": -1.0}, "lse_error=-1.0 must be a number, zero or more; report bounds of what was computed"),
         ({"lse_error": math.nan}, "lse_error=nan must be a number, zero or more"),
         ({"longest": torch.tensor([1.0, math.nan])}, "longest=nan must be a number, zero or more"),
@@ -79,11 +82,14 @@ def test_a_certificate_without_a_promise_leaves_none() -> None:
             {"longest": torch.tensor([1.0, 1e301], dtype=torch.float64)},
             "largest longest=1e+301 must be at most 1e+300; scale v",
         ),
-        ({"out": torch.full((2, 2), math.nan)}, "out=nan or inf must be finite where a key is seen; mend v first"),
+        (
+            {"out": torch.full((2, 2), math.nan)},
+            "out=nan or inf must be finite where a key is seen; remove NaN and inf from v",
+        ),
         ({"slack": 1.0}, "slack=1.0 must be at least 0 and below 1; use the slack of the norms you took"),
         (
             {"certificate": dataclasses.replace(words(torch.zeros(2)), target="separable attention")},
-            "target of certificate=separable attention is no mixture of what shards answer; merge shards of softmax",
+            "target of certificate=separable attention is not a mixture of the shards' answers; merge shards of",
         ),
         (
             {"certificate": words(torch.zeros(2), "sampled")},

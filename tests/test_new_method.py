@@ -10,8 +10,14 @@ import tomllib
 from pathlib import Path
 
 import pytest
+import torch
 
-from avow.methods import GROUP, OWN
+from avow.errors import ParameterError, UnknownMethod
+from avow.methods import GROUP, OWN, named_form
+from avow.methods.exact import Exact
+from avow.methods.separable import Separable
+from avow.methods.sparse import Sparse
+from avow.nn import Attention, KeyValueCache
 from tests.test_readme import ROOT, blocks
 
 QUIET = ("-q", "-p", "no:cacheprovider")
@@ -90,6 +96,35 @@ def test_an_object_needs_no_entry_point(tmp_path: Path) -> None:
         "print('flattened' in avow.all_methods(), avow.attend(q, k, v, method=Flattened(0.5)).certificate.method)",
     )
     assert said.split() == ["False", "flattened"]
+
+
+def test_modules_and_caches_take_a_method_object() -> None:
+    torch.manual_seed(0)
+    x = torch.randn(2, 6, 8)
+    modules = [Attention(8, 2, method, causal=True) for method in ("exact", Separable(2.0), Exact("float64"))]
+    for module in modules[1:]:
+        module.load_state_dict(modules[0].state_dict())
+    named = Attention(8, 2, "separable", causal=True, temperature=2.0)
+    named.load_state_dict(modules[0].state_dict())
+    assert torch.equal(modules[1](x), named(x)) and not torch.equal(modules[1](x), modules[0](x))
+    assert modules[2].certified(x).certificate.parameters == {"precision": "float64"}
+    cache = KeyValueCache(2, 8)
+    cache.append(*torch.randn(2, 1, 2, 32, 8).unbind())
+    q = torch.randn(1, 2, 1, 8)
+    assert cache.attend(q, method=Exact()).certificate.method == "exact"
+    with pytest.raises(ParameterError, match="which a cache sets by tol and bits; use method='sparse'"):
+        cache.attend(q, tol=0.1, method=Sparse(drop=0.3))
+    with pytest.raises(ParameterError, match=r"temperature=1\.0 stands beside a method object"):
+        Attention(8, 2, Separable(2.0), temperature=1.0)
+
+
+def test_a_method_object_that_has_no_registered_name_cannot_be_kept_by_name() -> None:
+    class Other(Exact):
+        """Not registered."""
+
+    assert named_form(Sparse(bits=2)) == ("sparse", {"bits": 2})
+    with pytest.raises(UnknownMethod, match="is not known by its name; make it an entry point"):
+        named_form(Other())
 
 
 @pytest.mark.parametrize(

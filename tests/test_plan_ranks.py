@@ -94,7 +94,7 @@ def test_weak_scaling_is_drawn() -> None:
             "compute='much' is not a number of",
         ),
         (["--ranks", "8", "--link", "1GB/s", "--kept", "2"], "kept=2.0 must be from 0 to 1; try --kept 0.1"),
-        (["--ranks", "8", "--link", "1GB/s", "--device", "abacus"], "device=abacus is not at hand; use --device cpu"),
+        (["--ranks", "8", "--link", "1GB/s", "--device", "abacus"], "device=abacus is not available; use --device cpu"),
         (["--ranks", "8", "--link", "1GB/s", "--tol", "0.1"], "tol=0.1 needs tensors, and a plan for many ranks"),
         (["--link", "400GB/s"], "link=400GB/s needs --ranks; add --ranks 8, or leave --link out"),
         (["--png", "x.png"], "png=x.png needs --ranks; add --ranks 8, or leave --png out"),

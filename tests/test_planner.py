@@ -117,7 +117,7 @@ def test_a_thrifty_judge_never_asks_what_might_waste_a_tenth_of_exact() -> None:
     assert WASTE == 0.1 and 900 not in oracle.asked
     assert sum(price for price in oracle.asked if price != 1000) <= WASTE * 1000
     (dear,) = (c for c in found if c.seconds == 900)
-    assert dear.lost == "trying it might waste more than 10% of exact" and dear.prospect is None
+    assert dear.lost == "estimated trial cost exceeds 10% of exact" and dear.estimate is None
     generous = Oracle()
     judged(offers(Standard, Pretend), 1e-2, SURE, generous, thrifty=False)
     assert 900 in generous.asked
@@ -141,7 +141,7 @@ def test_a_thrifty_judge_tries_no_more_than_a_tenth_of_exact_in_all(bound: float
     tried = sum(c.seconds for c in found if not c.lost and c.method.name == "many")
     assert tried <= WASTE * 1000
     if bound < 1:
-        assert tried > 0 and [c for c in found if c.lost.startswith("trying it")]
+        assert tried > 0 and [c for c in found if c.lost.startswith("estimated trial cost")]
 
 
 def test_nothing_dearer_than_exact_is_asked() -> None:
@@ -157,7 +157,7 @@ def test_nothing_dearer_than_exact_is_asked() -> None:
     [
         (1e-4, Oracle(1e-3), "cannot prove 0.0001"),
         (1e-4, Oracle(1e-3, reason="keys too far apart"), "keys too far apart"),
-        (1e-2, Oracle(math.inf, "none"), "promises nothing here"),
+        (1e-2, Oracle(math.inf, "none"), "makes no promise here"),
         (1e-2, Oracle(math.inf, "none", reason="a mask"), "a mask"),
         (
             1e-2,
@@ -204,7 +204,7 @@ def test_the_printed_plan_has_a_line_and_a_reason_for_each() -> None:
         assert candidate.label in line
         assert candidate.lost == "" or line.endswith(candidate.lost)
     assert [line.startswith("→") for line in lines] == [candidate is made.chosen for candidate in made.ranked]
-    assert [line.endswith("cheapest that keeps its word") for line in lines].count(True) == 1
+    assert [line.endswith("cheapest that meets it") for line in lines].count(True) == 1
     assert str(avow.plan(q, k, v)).startswith("plan for no tolerance")
 
 

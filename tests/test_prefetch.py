@@ -10,12 +10,14 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 import torch
 
 from avow.errors import LostRank, ParameterError
+from avow.training import Progress, Trained
 from avow.training.batches import Batches, Step, naming_lost_workers
 from avow.training.distributed import Ranks
 from avow.training.graphs import Replayed
@@ -65,6 +67,26 @@ def test_workers_leave_signals_to_the_process_that_trains(tmp_path: Path) -> Non
         next(steps)
         time.sleep(delay)
     assert len(list(steps)) == 38
+
+
+def test_a_run_with_workers_stops_at_a_signal_and_resumes_bit_for_bit(tmp_path: Path) -> None:
+    config, alone = small(tmp_path), Ranks(0, 1, torch.device("cpu"))
+    whole = Trainer(config, tmp_path / "whole", alone).run().model.state_dict()
+
+    def run(resume: bool, progress: Callable[[Progress], None] | None) -> Trained:
+        trainer = Trainer(config, tmp_path / "run", alone, resume)
+        trainer.source = trainer.batches.prefetched(trainer.steps)
+        return trainer.run(progress)
+
+    def interrupt(progress: Progress) -> None:
+        for process in (os.getpid(), *children(os.getpid())):  # as Ctrl-C on a terminal does
+            os.kill(process, signal.SIGINT)
+
+    first = run(False, interrupt)
+    assert first.interrupted and first.step == 3 and first.signal == signal.SIGINT
+    second = run(True, None)
+    assert not second.interrupted and second.step == 14
+    assert all(torch.equal(x, whole[name]) for name, x in second.model.state_dict().items())
 
 
 def test_a_worker_that_is_gone_is_missed(tmp_path: Path) -> None:

@@ -278,7 +278,7 @@ BAD: list[tuple[Any, tuple[Any, ...], type[AvowError], str]] = [
         average_query,
         (torch.tensor([[1.0, 2], [math.nan, 0]]), [0], 0.1),
         NonFiniteError,
-        "average_query: keys[1]=[nan, 0.0] holds a number that is nan or infinite; drop that key or mend it",
+        "average_query: keys[1]=[nan, 0.0] holds a number that is nan or infinite; drop that key or replace it",
     ),
     (mixture_query, (math.inf * GOOD.clamp(min=1), [1, 0, 0], 0.1), NonFiniteError, "mixture_query: keys[0]=[inf,"),
     (copy_query, (GOOD, 3, 0.1), ParameterError, "copy_query: target=3 must lie in 0..2, the rows of keys; count keys"),

@@ -307,9 +307,7 @@ def test_sums_over_keys_are_not_forgotten_where_masks_differ_by_row() -> None:
     p = small_problem(20, causal=True)
     carried = run(p)[1].final_state
     masked = Problem.of(p.q, p.k, p.v, mask=torch.rand(20, 20) < 0.7)
-    text = (
-        "random_features: mask=full has no room for keys that are known by their sums alone; let all rows see the same"
-    )
+    text = "random_features: mask=full cannot include keys that are known only by their sums; let all rows see the same"
     with pytest.raises(ParameterError, match=f"^{re.escape(text)} keys$"):
         run(masked, initial_state=carried)
 
@@ -364,11 +362,11 @@ def test_small_norms_need_a_count_that_then_keeps_its_word() -> None:
     assert bounds[0] <= 0.3 < bounds[1]
 
 
-def test_norms_of_trained_models_are_hopeless() -> None:
+def test_no_feasible_number_of_features_serves_the_norms_of_trained_models() -> None:
     q, k = (torch.randn(1, 1, 32, 64) for _ in range(2))
     needed = avow.features_needed(4 * q, 4 * k, tol=1e-2)
     assert math.isinf(needed.features)
-    assert str(needed).startswith("hopeless: one feature has relative variance")
+    assert str(needed).startswith("no feasible number of features: one feature has relative variance")
 
 
 @pytest.mark.parametrize(("tol", "confidence"), [(0.0, 0.9), (0.1, 1.0)])

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from avow.errors import DtypeError, InputError, NonFiniteError, ParameterError, RangeError, ShapeError
 from avow.nn.recurrent import STEEPEST, GradientHorizon, RecurrentCell, gradient_horizon
 from avow.numerics import intervals
-from avow.numerics.spectral import norm_bound
+from avow.numerics.norms import spectral_bound
 
 ACTIVATIONS = ("tanh", "relu", "sigmoid")
 each_activation = pytest.mark.parametrize("activation", ACTIVATIONS)
@@ -80,7 +80,7 @@ def test_a_norms_bound_is_above_the_norm_and_hardly_so() -> None:
     for trial in range(60):
         m, n = (int(size) for size in torch.randint(1, 6, (2,)))
         x = torch.randn(m, n).double() * 10.0 ** (trial % 9 - 4)
-        computed, bound = float(torch.linalg.matrix_norm(x, 2)), norm_bound(x)
+        computed, bound = float(torch.linalg.matrix_norm(x, 2)), spectral_bound(x)
         with intervals.precision(400):
             assert shorter(intervals.grid(x), bound)
             below += not shorter(intervals.grid(x), computed)
@@ -93,11 +93,11 @@ def test_a_norms_bound_holds_at_the_ends_of_the_range() -> None:
     hadamard = torch.tensor([[1.0, 1.0], [1.0, -1.0]]).double()
     root = math.sqrt(2)
     for scale in (1.0, 1e300, 1e-300, 2.0**-1040):
-        assert root * scale * (1 + 1e-12) < norm_bound(hadamard * scale) or scale < 1e-308
-        assert norm_bound(hadamard * scale) <= max(root * scale * (1 + 4e-9), 2.0**-1022)
-    assert norm_bound(hadamard * 1.5e308) == math.inf
-    assert norm_bound(torch.zeros(3, 2)) == 0.0
-    assert norm_bound(torch.tensor([[1.0, 1e-310]]).double()) >= 1.0
+        assert root * scale * (1 + 1e-12) < spectral_bound(hadamard * scale) or scale < 1e-308
+        assert spectral_bound(hadamard * scale) <= max(root * scale * (1 + 4e-9), 2.0**-1022)
+    assert spectral_bound(hadamard * 1.5e308) == math.inf
+    assert spectral_bound(torch.zeros(3, 2)) == 0.0
+    assert spectral_bound(torch.tensor([[1.0, 1e-310]]).double()) >= 1.0
 
 
 Drawn = tuple[RecurrentCell, int, Tensor, Tensor]

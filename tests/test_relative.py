@@ -18,8 +18,8 @@ import avow
 from avow import planner
 from avow.attend import Attended
 from avow.core import Certificate, Promise, relative
+from avow.core.certify import absolute_errors, aimed_bound, relative_errors
 from avow.core.compose import Partial, compose, merge
-from avow.core.relative import absolute_errors, aimed_bound, relative_errors
 from avow.core.requirement import Requirement
 from avow.errors import ParameterError, RangeError, ToleranceUnreachable
 from avow.methods.exact import Exact

@@ -319,7 +319,7 @@ y = sympy.Symbol("y")
         ),
         (lambda: relu_linear(math.inf, 0), NonFiniteError, "relu_linear: m=inf must be a finite number"),
         (lambda: relu_linear(0, math.nan), NonFiniteError, "relu_linear: b=nan must be a finite number"),
-        (lambda: relu_linear(Fraction(1, 3), 0), ParameterError, "relu_linear: m=1/3 is no float64 number"),
+        (lambda: relu_linear(Fraction(1, 3), 0), ParameterError, "relu_linear: m=1/3 is not a float64 number"),
         (lambda: relu_linear(0.1, 0, dtype=torch.float32), ParameterError, "drifts from the line without end; give an"),
         (lambda: relu_linear(1e300, 0, (0, 1), torch.float32), RangeError, "cannot carry the weights; use a wider"),
         (lambda: relu_linear(Fraction(10) ** 400, 0), RangeError, "relu_linear: dtype=torch.float64 cannot carry"),

@@ -186,5 +186,5 @@ def test_all_processes_of_a_run_are_refused_together(tmp_path: Path) -> None:
     with held(tmp_path / "run") as other:
         first, second = together(2, job, tmp_path / "refused")
     assert re.match(f"FileError: {refusal(tmp_path / 'run', other.pid)}", first)
-    assert second == f"FileError: run={tmp_path / 'run'} was refused to rank 0; see what rank 0 says of it"
+    assert second == f"FileError: run={tmp_path / 'run'} was refused to rank 0; see the error of rank 0"
     assert together(2, job, tmp_path / "free") == ["no error"] * 2

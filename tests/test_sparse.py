@@ -14,13 +14,13 @@ from torch import Tensor
 import avow
 from avow.core import Certificate, Problem
 from avow.core.certify import certify
+from avow.core.requirement import INDEPENDENT
 from avow.errors import ParameterError, ToleranceUnreachable
 from avow.methods import sparse
 from avow.methods.sparse import Sparse
 from avow.numerics import sketch as sketches
 from avow.numerics import sketched_problem
 from avow.numerics.heads import longest_seen
-from avow.numerics.random_stream import INDEPENDENT
 
 
 def peaked(n: int = 6, s: int = 700, d: int = 32, sharp: float = 3.0, heads: int = 4, groups: int = 2) -> Problem:

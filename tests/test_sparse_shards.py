@@ -159,7 +159,7 @@ def test_what_cannot_be_proved_is_refused_alike() -> None:
     p = random_heads(1.0, 2, 128)
     with pytest.raises(ToleranceUnreachable, match=r"tol=1e-09 is less than can be proved, 6\.\d+e-08; ask for less"):
         over_shards(p, [64, 128], Sparse(), 1e-9)
-    with pytest.raises(NonFiniteError, match="mend k first"):
+    with pytest.raises(NonFiniteError, match="remove NaN and inf from k"):
         over_shards(Problem.of(p.q, p.k * math.inf, p.v, enable_gqa=True), [64, 128], Sparse())
 
 

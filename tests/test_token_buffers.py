@@ -218,7 +218,9 @@ def test_numbers_that_are_none_are_refused_and_the_cache_stays_as_it_was(wrong: 
     before = {name: x.clone() for name, x in cache._buffers.items()}
     k, v = tokens(cache, 100)
     (k if where == "k" else v)[0, 1, 70, 3] = wrong
-    with pytest.raises(NonFiniteError, match=rf"^{where}\[0, 1, 70, 3\]={wrong} must be finite; mend {where} first$"):
+    with pytest.raises(
+        NonFiniteError, match=rf"^{where}\[0, 1, 70, 3\]={wrong} must be finite; remove NaN and inf from {where}$"
+    ):
         cache.append(k, v)
     assert unchanged(cache, before, 301)
     q = queries(k, 2)

@@ -131,7 +131,7 @@ def test_a_page_has_both_charts_and_every_answer_escaped() -> None:
     # The training questions of the run's own corpus are at hand; without them there is no majority.
     assert re.search(r"the majority answer, '\w+': 0 of 2 right: 0.0%", done.stdout)
     Path("corpus").rename("elsewhere")
-    assert "no training questions at hand" in run("evaluate", "base", "--questions", "asked.tsv").stdout
+    assert "no training questions available" in run("evaluate", "base", "--questions", "asked.tsv").stdout
 
 
 def test_the_help_lists_every_field_with_its_default_and_help() -> None:
@@ -217,7 +217,7 @@ def test_a_bar_fits_a_terminal_and_ends_without_a_trace(monkeypatch: pytest.Monk
     monkeypatch.setattr(sys, "stderr", sys.__stderr__)
     shown = Console(width=80, force_terminal=True, file=open(os.devnull, "w"), record=True)  # noqa: SIM115
     with shown.file:
-        monkeypatch.setattr("rich.console.Console", lambda **_: shown)
+        monkeypatch.setattr("avow.report.terminal.Console", lambda **_: shown)
         monkeypatch.setattr(sys.stderr, "isatty", lambda: True, raising=False)
         with terminal.training_progress() as tell:
             tell(Progress(9_000, 15_000, 2.0, 1.2345, 1e-3, 1.0, 1_234_567.0, 0.123, 7400.0))
@@ -369,7 +369,7 @@ def test_a_gpu_that_is_not_there_is_refused(monkeypatch: pytest.MonkeyPatch) -> 
     flags = [flag for flag in FLAGS if not flag.startswith("run.device")]
     field = "avow: device=cuda is not available here; use device=cpu, or device=auto"
     assert refused("pretrain", "other", *flags, "--device", "cuda") == field
-    words = "avow: device=cuda is not at hand; use --device cpu"
+    words = "avow: device=cuda is not available; use --device cpu"
     assert refused("evaluate", "base", "--device", "cuda") == words
     assert refused("sample", "base", "A", "--device", "cuda") == words
     assert not Path("other").exists()

@@ -84,7 +84,7 @@ def count(sizes: Sizes, folder: Path | None) -> int:
 def stored(folder: Path) -> list[Workload]:
     """The heads in a folder of .safetensors files, without those of the first layer: they look everywhere."""
     if not folder.is_dir():
-        raise FileError("heads", folder, "is no folder", "name a folder of .safetensors files with q, k and v")
+        raise FileError("heads", folder, "is not a folder", "name a folder of .safetensors files with q, k and v")
     files = sorted(folder.glob("*.safetensors"))
     if not files:
         raise FileError("heads", folder, "holds no .safetensors file", "save q, k and v of some heads there")

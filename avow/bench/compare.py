@@ -325,12 +325,10 @@ def decoding(workload: Workload, seed: int, pairs: int) -> Decoding:
 
 def last_query(workload: Workload) -> Workload:
     """The workload when its last query came: only that one, and the keys up to it."""
-    w = workload
-    end = w.k.shape[-2]
-    if w.causal:
-        end = min(end, w.q.shape[-2] if w.positions is None else int(w.positions[-1]) + 1)
-    k, v = (x[..., :end, :].contiguous() for x in (w.k, w.v))
-    return Workload(w.kind, w.summary, w.q[..., -1:, :].contiguous(), k, v)
+    if not workload.causal:
+        return workload.last(1)
+    end = workload.q.shape[-2] if workload.positions is None else int(workload.positions[-1]) + 1
+    return workload.first(end).last(1)
 
 
 def _steps(cache: KeyValueCache, load: Workload, seed: int, pairs: int) -> Iterator[Step]:

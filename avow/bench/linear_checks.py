@@ -47,10 +47,10 @@ class Variant(NamedTuple):
 
 
 class Step(NamedTuple):
-    """The whole sequence's variant, the state before any token, and the call that takes one more in."""
+    """The whole sequence's variant, its random features (or none), and the call that takes one more token in."""
 
     variant: str
-    empty: Callable[[str, int, int, int, int], Any]
+    features: int | None
     call: Callable[[Tensor, Tensor, Tensor, Any], Tensor]
 
 
@@ -153,27 +153,10 @@ VARIANTS = {
 }
 
 
-def _empty(device: str, b: int, g: int, m: int, e: int, *tops: int) -> list[Tensor]:
-    low = torch.full((b, g, *tops), -torch.inf, device=device)
-    return [torch.zeros(b, g, m, e, device=device), torch.zeros(b, g, m, device=device), low]
-
-
-def _feature_state(device: str, b: int, g: int, d: int, e: int) -> Any:
-    from avow.kernels.feature_attention import FeatureSums
-
-    return FeatureSums(*_empty(device, b, g, FEATURES, e))
-
-
 def _feature_step(q: Tensor, k: Tensor, v: Tensor, state: Any) -> Tensor:
     from avow.kernels.linear_step import feature_step
 
     return feature_step(q, k, v, directions(q.shape[-1], q.device), state)
-
-
-def _column_state(device: str, b: int, g: int, d: int, e: int) -> Any:
-    from avow.kernels.separable_attention import ColumnSums
-
-    return ColumnSums(*_empty(device, b, g, d, e, d))
 
 
 def _separable_step(q: Tensor, k: Tensor, v: Tensor, state: Any) -> Tensor:
@@ -183,9 +166,18 @@ def _separable_step(q: Tensor, k: Tensor, v: Tensor, state: Any) -> Tensor:
 
 
 STEPS = {
-    "random features": Step("random features", _feature_state, _feature_step),
-    "separable": Step("separable, causal", _column_state, _separable_step),
+    "random features": Step("random features", FEATURES, _feature_step),
+    "separable": Step("separable, causal", None, _separable_step),
 }
+
+
+def empty_state(step: Step, device: str, b: int, g: int, d: int, e: int) -> Any:
+    """The state before any token: random features share a reference, columns have one each."""
+    from avow.kernels.chunking import Sums
+
+    m, tops = (d, (b, g, d)) if step.features is None else (step.features, (b, g))
+    sums, totals = torch.zeros(b, g, m, e, device=device), torch.zeros(b, g, m, device=device)
+    return Sums(sums, totals, torch.full(tops, -torch.inf, device=device))
 
 
 def drawn(device: str, shape: Shape, kind: torch.dtype) -> Inputs:
@@ -273,7 +265,7 @@ def check_step(device: str, name: str, batch: int) -> list[str]:
     step, (d, e), where = STEPS[name], (64, 64), f"step, {name}, batch {batch}"
     variant = VARIANTS[step.variant]
     q, k, v = variant.prepare(*drawn(device, (batch, 4, 2, _TOKENS, d, e), _BF16))
-    state = step.empty(device, batch, 2, d, e)
+    state = empty_state(step, device, batch, 2, d, e)
     try:
         rows = [step.call(q[:, :, i], k[:, :, i], v[:, :, i], state) for i in range(_TOKENS)]
     except Exception as error:  # whatever a compiler or a launch may raise is a finding

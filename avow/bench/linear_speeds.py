@@ -17,7 +17,7 @@ from torch.nn.functional import scaled_dot_product_attention
 
 from avow.bench.cases import BACKENDS
 from avow.bench.clock import Clock
-from avow.bench.linear_checks import FEATURES, STEPS, VARIANTS, Call, Inputs, drawn, random_features
+from avow.bench.linear_checks import FEATURES, STEPS, VARIANTS, Call, Inputs, drawn, empty_state, random_features
 from avow.bench.results import Row, tell_row
 
 HEADS, WIDTH = 16, 64  # of single tokens
@@ -104,13 +104,8 @@ def timed(device: str, sizes: Sizes, sound: list[str], clock: Clock, limit: floa
                 "training ms": 1e3 * training,
                 "of its limit": 11 / 4 * least / training,
                 "MB": room / 1e6,
-                "fla ms": None,
-                "faster": None,
-                "fla training ms": None,
-                "training faster": None,
-                "fla MB": None,
-                "performer ms": None,
-                "faster than it": None,
+                **dict.fromkeys(("fla ms", "faster", "fla training ms", "training faster", "fla MB")),
+                **dict.fromkeys(("performer ms", "faster than it")),
             }
             if peer is not None:
                 turned = q.transpose(1, 2).contiguous(), k.transpose(1, 2).contiguous(), v.transpose(1, 2).contiguous()
@@ -241,7 +236,7 @@ def steps(device: str, clock: Clock, limit: float, names: list[str], batches: tu
         for name in names:
             step = STEPS[name]
             q, k, v = (torch.randn(b, HEADS, WIDTH, device=device).bfloat16() for _ in range(3))
-            state = step.empty(device, b, HEADS, WIDTH, WIDTH)
+            state = empty_state(step, device, b, HEADS, WIDTH, WIDTH)
             seconds = clock.seconds(partial(step.call, q, k, v, state))
             moved = 2 * state.sums.numel() * 4
             yield {

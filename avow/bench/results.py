@@ -1,4 +1,4 @@
-"""What a benchmark found: tables of ratios, goals met or missed, and remarks; as text or plain data."""
+"""What a benchmark found: tables of ratios, goals met or missed, and remarks."""
 
 from __future__ import annotations
 
@@ -34,27 +34,14 @@ class Result:
     failures: list[str] = field(default_factory=list)
     conditions: str = ""
 
-    @staticmethod
-    def of(plain: dict[str, Any]) -> Result:
-        """The result that `plain` described."""
-        return Result(**(plain | {"goals": [Goal(**goal) for goal in plain["goals"]]}))
-
     def plain(self) -> dict[str, Any]:
         return dataclasses.asdict(self)
 
-    def text(self) -> str:
-        """The table as plain text, goals and remarks below it."""
-        # `avow bench` shows the same in `avow.report.terminal.Columns`, which is above and takes rich; this one is for
-        # `benchmarks/`, whose machines may have torch and nothing for people to look at.
-        lines = [self.title]
-        if self.rows:
-            cells = [list(self.rows[0]), *([shown(x) for x in row.values()] for row in self.rows)]
-            widths = [max(len(line[i]) for line in cells) for i in range(len(cells[0]))]
-            lines += [_line(line, widths) for line in cells]
-        lines += [f"  {remark}" for remark in (*self.remarks, self.conditions) if remark]
-        lines += [f"  {goal}" for goal in self.goals]
-        lines += [f"  FAILED: {failure}" for failure in self.failures]
-        return "\n".join(lines)
+    @property
+    def notes(self) -> list[str]:
+        """What stands below the table: remarks, conditions, goals and failures."""
+        failures = [f"FAILED: {failure}" for failure in self.failures]
+        return [note for note in (*self.remarks, self.conditions, *map(str, self.goals), *failures) if note]
 
 
 def shown(value: Value) -> str:
@@ -69,8 +56,3 @@ def shown(value: Value) -> str:
 def tell_row(row: Row) -> None:
     """A row on stderr as soon as it is found, so that a run that is cut short was not for nothing."""
     print("  " + ", ".join(f"{name} {shown(value)}" for name, value in row.items()), file=sys.stderr, flush=True)
-
-
-def _line(cells: list[str], widths: list[int]) -> str:
-    first, *rest = zip(cells, widths, strict=True)
-    return "  ".join(["", first[0].ljust(first[1]), *(text.rjust(width) for text, width in rest)])

@@ -157,11 +157,9 @@ def _table(result: Result) -> Columns:
     from avow.report.terminal import Columns
 
     headings = list(result.rows[0]) if result.rows else []
-    notes = [*result.remarks, result.conditions]
-    notes += [*map(str, result.goals), *(f"FAILED: {failure}" for failure in result.failures)]
     rows = [[shown(value) for value in row.values()] for row in result.rows]
     form = ["r" if any(isinstance(row[name], int | float) for row in result.rows) else "l" for name in headings]
-    return Columns("".join(form), headings, rows, result.title, [note for note in notes if note])
+    return Columns("".join(form), headings, rows, result.title, result.notes)
 
 
 def _where(device: str) -> str:

@@ -6,7 +6,7 @@ import difflib
 from collections.abc import Generator
 from contextlib import closing
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, cast
+from typing import TYPE_CHECKING, Annotated, cast
 
 import typer
 
@@ -32,7 +32,8 @@ def list_claims(topic: Topic = None, user: User = None, as_json: AsJson = False)
 
     claims = _chosen(_known(user), topic, [])
     if as_json:
-        document({"claims": [_plain(claim) for claim in claims]})
+        listed = [{**one.words(), "recorded": one.expected, "sabotages": list(one.sabotage)} for one in claims]
+        document({"claims": listed})
     else:
         show(catalogue_table(claims))
 
@@ -61,7 +62,7 @@ def run(
     wrong = faults(findings)
     file_io.write(html, claims_page(findings, command()))
     if as_json:
-        document({"headline": headline(findings), "faults": wrong, "claims": [found.plain() for found in findings]})
+        document({"headline": headline(findings), "faults": wrong, "claims": [finding.plain() for finding in findings]})
     else:
         show(findings_table(findings), "", bold(headline(findings)))
     for line in wrong:
@@ -118,34 +119,17 @@ def _judged(claims: list[Claim], known: dict[str, Claim], seconds: float) -> lis
 
     if not seconds > 0:
         raise ParameterError("seconds", seconds, "must be above 0", "try --seconds 60")
-    asked = {claim.id: claim for claim in claims}
+    requested = {claim.id: claim for claim in claims}
     for claim in (more := list(claims)):
         for need in claim.needs:
-            if need in known and need not in asked:
-                asked[need] = known[need]
+            if need in known and need not in requested:
+                requested[need] = known[need]
                 more.append(known[need])
-    found: dict[str, Finding] = {}
-    with progress(len(asked)) as tell:
-        findings = judge(asked, seconds, tell=lambda claim: tell(claim.id))
+    by_id: dict[str, Finding] = {}
+    with progress(len(requested)) as tell:
+        findings = judge(requested, seconds, tell=lambda claim: tell(claim.id))
         # An interrupt must not leave workers behind.
         with closing(cast("Generator[Finding]", findings)):
             for finding in findings:
-                found[finding.claim.id] = finding
-    return [found[claim.id] for claim in claims]
-
-
-def _plain(claim: Claim) -> dict[str, Any]:
-    """A claim as JSON has it, before anything is judged."""
-    return {
-        "id": claim.id,
-        "topic": claim.topic,
-        "recorded": claim.expected,
-        "plain": claim.plain,
-        "statement": claim.statement,
-        "amended_plain": claim.amended_plain,
-        "amended": claim.amended,
-        "assumptions": list(claim.assumptions),
-        "sabotages": list(claim.sabotage),
-        "used_by": list(claim.used_by),
-        "needs": list(claim.needs),
-    }
+                by_id[finding.claim.id] = finding
+    return [by_id[claim.id] for claim in claims]

@@ -63,16 +63,16 @@ def _deliver(
     from avow.report.weights import plain, saved, told, weights_table
 
     written = files(save, png=png)
-    made = make()
-    proof = made.verify()
+    construction = make()
+    proof = construction.verify()
     if proof and save is not None:
-        file_io.write(save, saved(made, proof))
+        file_io.write(save, saved(construction, proof))
     if proof and png is not None:
-        file_io.write(png, charts.png(made.picture()))
+        file_io.write(png, charts.png(construction.picture()))
     if as_json:
-        document(plain(made, proof, _MOST))
+        document(plain(construction, proof, _MOST))
     else:
-        show(weights_table(made), "", *told(proof))
+        show(weights_table(construction), "", *told(proof))
     if not proof:
         typer.echo("avow: the proof does not hold; nothing was written", err=True)
         raise typer.Exit(1)
@@ -91,16 +91,16 @@ def _construction(make: Callable[..., Construction]) -> Callable[..., None]:
     }
     del options[_deliver]["make"]
 
-    def command(**told: Any) -> None:
-        found = {name: told[name] for name in own}
+    def command(**options_given: Any) -> None:
+        arguments = {name: options_given[name] for name in own}
         for name, reader in read.items():
-            found[name] = reader(**{option: told[option] for option in options[reader]})
-        _deliver(lambda: make(**found), **{option: told[option] for option in options[_deliver]})
+            arguments[name] = reader(**{option: options_given[option] for option in options[reader]})
+        _deliver(lambda: make(**arguments), **{option: options_given[option] for option in options[_deliver]})
 
     shown: Any = command
     shown.__name__, shown.__doc__ = make.__name__, make.__doc__
-    asked = [option for some in (own, *options.values()) for option in some.values()]
-    shown.__signature__ = inspect.Signature([option.replace(kind=option.KEYWORD_ONLY) for option in asked])
+    parameters = [option for some in (own, *options.values()) for option in some.values()]
+    shown.__signature__ = inspect.Signature([option.replace(kind=option.KEYWORD_ONLY) for option in parameters])
     app.command(make.__name__.replace("_", "-"))(shown)
     return command
 

@@ -66,26 +66,24 @@ def knowledge(
         with _progress() as tell:
             results = side_by_side(chosen, out, resume=resume, jobs=jobs, tell=tell)
     except (Interrupted, KeyboardInterrupt) as error:
-        words = [word for word in sys.argv[1:] if word != "--resume"]
         # The second interrupt does not wait for checkpoints.
-        kept = "every arm is saved" if isinstance(error, Interrupted) else "arms stand at their last checkpoints"
-        typer.echo(f"avow: interrupted; {kept}", err=True)
-        typer.echo(f"go on with: {shlex.join(['avow', *words, '--resume'])}", err=True)
-        kind = error.signal if isinstance(error, Interrupted) else signal.SIGINT
-        raise typer.Exit(128 + kind) from error
-    made = Experiment.of(corpus, out, results)
-    plain = {"command": command(), "machine": where, **made.plain()}
+        state = "every arm is saved" if isinstance(error, Interrupted) else "arms stand at their last checkpoints"
+        again = shlex.join(["avow", *(word for word in sys.argv[1:] if word != "--resume"), "--resume"])
+        typer.echo(f"avow: interrupted; {state}\ngo on with: {again}", err=True)
+        raise typer.Exit(128 + (error.signal if isinstance(error, Interrupted) else signal.SIGINT)) from error
+    experiment = Experiment.of(corpus, out, results)
+    plain = {"command": command(), "machine": where, **experiment.plain()}
     file_io.write(figures, json.dumps(plain, indent=1, ensure_ascii=False))
-    file_io.write(picture, png(made))
-    file_io.write(html, knowledge_page(made, command(), where))
+    file_io.write(picture, png(experiment))
+    file_io.write(html, knowledge_page(experiment, command(), where))
     if as_json:
         document(plain)
     else:
-        show(knowledge_table(made), "", bold(made.headline))
-    for failed in made.failures:
+        show(knowledge_table(experiment), "", bold(experiment.headline))
+    for failed in experiment.failures:
         typer.echo(f"avow: {failed.arm.name} came to no end: {failed.why}", err=True)
     wrote(written)
-    if made.failures:
+    if experiment.failures:
         raise typer.Exit(1)
 
 
@@ -97,25 +95,24 @@ def _progress() -> Iterator[Callable[[News], None]]:
 
         def line(news: News) -> None:
             quarter = 4 * news.step // max(news.steps, 1)
-            if news.kind == "progress" and quarter == quarters.get(news.arm.name, 0):
-                return
-            quarters[news.arm.name] = quarter
-            typer.echo(f"{news.arm.name}: {_words(news)}", err=True)
+            if news.kind != "progress" or quarter != quarters.get(news.arm.name, 0):
+                quarters[news.arm.name] = quarter
+                typer.echo(f"{news.arm.name}: {_status(news)}", err=True)
 
         yield line
         return
     from rich.console import Console
     from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
 
-    columns = (TextColumn("{task.description}"), BarColumn(), TextColumn("{task.fields[told]}"), TimeElapsedColumn())
+    columns = (TextColumn("{task.description}"), BarColumn(), TextColumn("{task.fields[status]}"), TimeElapsedColumn())
     with Progress(*columns, console=Console(stderr=True)) as bars:
         tasks: dict[str, TaskID] = {}
 
         def bar(news: News) -> None:
             name = news.arm.name
             if name not in tasks:
-                tasks[name] = bars.add_task(name, total=None, told="")
-            bars.update(tasks[name], told=_words(news))
+                tasks[name] = bars.add_task(name, total=None, status="")
+            bars.update(tasks[name], status=_status(news))
             if news.kind == "progress":
                 bars.update(tasks[name], total=news.steps, completed=news.step)
             elif news.kind != "began":
@@ -125,10 +122,10 @@ def _progress() -> Iterator[Callable[[News], None]]:
         yield bar
 
 
-def _words(news: News) -> str:
+def _status(news: News) -> str:
     """
     >>> from avow.training.run_many import News
-    >>> _words(News(None, "progress", 200, 1000, 1.2345))
+    >>> _status(News(None, "progress", 200, 1000, 1.2345))
     'step 200/1,000, loss 1.234'
     """
     if news.kind == "progress":

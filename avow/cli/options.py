@@ -38,7 +38,7 @@ def place(device: str) -> str:
     """Where to compute: cpu or cuda."""
     there = torch.cuda.is_available()
     if device not in ("auto", "cpu", *(["cuda"] if there else [])):
-        raise ParameterError("device", device, "is not at hand", "use --device cpu")
+        raise ParameterError("device", device, "is not available", "use --device cpu")
     return "cuda" if device != "cpu" and there else "cpu"
 
 

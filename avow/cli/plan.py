@@ -119,13 +119,13 @@ def plain_plan(plan: Plan) -> dict[str, Any]:
     """A plan as JSON has it; `null` where nothing finite is known."""
     candidates = []
     for candidate in plan.ranked:
-        prospect = candidate.prospect
+        estimate = candidate.estimate
         about = {"method": candidate.method.name, "parameters": candidate.method.parameters}
         price = {"seconds": candidate.seconds, "peak_bytes": candidate.cost.peak_bytes}
         promise: dict[str, Any] = {"bound": None, "kind": None, "certain": None}
-        if prospect is not None:
-            bound = prospect.bound if math.isfinite(prospect.bound) else None
-            promise = {"bound": bound, "kind": prospect.kind, "certain": prospect.certain}
+        if estimate is not None:
+            bound = estimate.bound if math.isfinite(estimate.bound) else None
+            promise = {"bound": bound, "kind": estimate.kind, "certain": estimate.certain}
         candidates.append({**about, **price, **promise, "lost": candidate.lost})
     requirement = {"tol": plan.tol, "rtol": plan.rtol, "aim": plan.aim}
     times = {"rates": plan.source, "exact_seconds": plan.exact_seconds}
@@ -137,7 +137,7 @@ def _verdict(plan: Plan) -> str:
 
     chosen = plan.chosen
     if chosen is None:
-        return f"nothing available proves {plan.asked}; the best bound is {plan.best_bound:.1e}"
+        return f"nothing available proves {plan.goal}; the best bound is {plan.best_bound:.1e}"
     faster = plan.exact_seconds / chosen.seconds if chosen.seconds else 1.0
     beside = f", {faster:.1f} times as fast as exact" if chosen.method.name != "exact" else ""
     price = f"{formatting.seconds(chosen.seconds)} and {formatting.memory(chosen.cost.peak_bytes)}"

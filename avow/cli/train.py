@@ -2,6 +2,11 @@
 
 from __future__ import annotations
 
+import os
+import shlex
+import signal
+from contextlib import nullcontext
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -10,19 +15,19 @@ import typer
 from avow.cli.lists import configuration, told_below
 from avow.cli.options import AsJson, Device, Seed, command, files, place
 from avow.cli.output import document, wrote
-from avow.cli.training import fit
 from avow.errors import FileError, ParameterError
 
 if TYPE_CHECKING:
     from avow.report.knowledge import Asked
+    from avow.training import TrainConfig, Trained
 
 app = typer.Typer(no_args_is_help=True, help="Pretrain and fine-tune models, ask them, let them write.")
 
-# How many steps a run has where nobody says.
+# The number of steps by default, and what each command trains on.
 STEPS = {"pretrain": 1000, "finetune": 200}
+TASKS = {"pretrain": ("pretrain", "mixed", "cloze"), "finetune": ("finetune",)}
 # In place of a pretrained run: the baseline that has read nothing.
 NOTHING = "nothing"
-
 
 Run = Annotated[Path, typer.Argument(metavar="RUN", help="The folder of the run: log, configuration, checkpoints.")]
 Finished = Annotated[Path, typer.Argument(metavar="RUN", help="The folder of a run, or one of its checkpoints.")]
@@ -31,8 +36,8 @@ Flags = Annotated[
 ]
 Config = Annotated[Path | None, typer.Option(help="A configuration in TOML or JSON; fields on the command line win.")]
 Corpus = Annotated[str | None, typer.Option(metavar="DIR|invented", help="The same as data.corpus.")]
-Resume = Annotated[bool, typer.Option("--resume", help="Go on from the last checkpoint in RUN, if there is one.")]
-ResumeFrom = Annotated[Path | None, typer.Option(help="Go on from this checkpoint of RUN.")]
+Resume = Annotated[bool, typer.Option("--resume", help="Continue from the last checkpoint in RUN, if there is one.")]
+ResumeFrom = Annotated[Path | None, typer.Option(help="Continue from this checkpoint of RUN.")]
 RunDevice = Annotated[str | None, typer.Option("--device", metavar="auto|cpu|cuda", help="The same as run.device.")]
 
 
@@ -49,10 +54,10 @@ def pretrain(
 ) -> None:
     """Train a model on documents.
 
-    Those of invented people, unless told.
+    By default on those of invented people.
     """
-    given = _with(flags, {"data.corpus": corpus, "run.device": device})
-    fit("pretrain", run, config, given, [f"schedule.steps={STEPS['pretrain']}"], resume_from or resume, as_json)
+    given = _with_options(flags, {"data.corpus": corpus, "run.device": device})
+    _fit("pretrain", run, config, given, [], resume_from or resume, as_json)
 
 
 @app.command(cls=told_below(lambda: configuration(steps=STEPS["finetune"])))
@@ -64,7 +69,7 @@ def finetune(
         typer.Option(
             "--from",
             metavar="RUN|CHECKPOINT",
-            help=f"The pretrained model, of a run its newest whole checkpoint; {NOTHING}: one that has read nothing.",
+            help=f"The pretrained model, of a run its newest good checkpoint; {NOTHING}: one that has read nothing.",
         ),
     ] = None,
     config: Config = None,
@@ -76,31 +81,31 @@ def finetune(
 ) -> None:
     """Teach a pretrained model to answer questions.
 
-    Those of the corpus it has read, unless told.
+    By default those of the corpus it has read.
     """
-    given = _with(flags, {"data.corpus": corpus, "run.device": device})
-    defaults = [f"schedule.steps={STEPS['finetune']}"]
+    given = _with_options(flags, {"data.corpus": corpus, "run.device": device})
+    defaults = []
     resumed = bool(resume_from or resume) and (run / "config.json").exists()
     if origin is not None and origin != NOTHING:
         start = _start(Path(origin))
-        given = _with(given, {"run.start": str(start)})
-        defaults.append(f"data.corpus={_facts(start)['data']['corpus']}")
+        given = _with_options(given, {"run.start": str(start)})
+        defaults.append(f"data.corpus={_trained_corpus(start)}")
     elif origin is None and not resumed and not any(flag.startswith("run.start=") for flag in given):
         remedy = f"name a pretrained run, or use --from {NOTHING} for one that has read nothing"
         raise ParameterError("from", None, "says what to begin with, and must be given", remedy)
     if not resumed:
-        given = _with(given, {"data.task": "finetune"})
-    fit("finetune", run, config, given, defaults, resume_from or resume, as_json)
+        given = _with_options(given, {"data.task": "finetune"})
+    _fit("finetune", run, config, given, defaults, resume_from or resume, as_json)
 
 
 @app.command()
 def evaluate(
     run: Finished,
     questions: Annotated[
-        Path | None, typer.Option(metavar="FILE.tsv", help="Questions and answers, parted by a tab.")
+        Path | None, typer.Option(metavar="FILE.tsv", help="Questions and answers, separated by a tab.")
     ] = None,
     corpus: Annotated[
-        str | None, typer.Option(metavar="DIR|invented", help="Ask its dev.tsv; the run's own corpus unless told.")
+        str | None, typer.Option(metavar="DIR|invented", help="Ask its dev.tsv; by default that of the run's corpus.")
     ] = None,
     html: Annotated[Path | None, typer.Option(help="Write a report with the charts and every answer.")] = None,
     device: Device = "auto",
@@ -117,13 +122,13 @@ def evaluate(
     if questions is not None and corpus is not None:
         raise ParameterError("questions", questions, f"contradicts --corpus {corpus}", "give one of them")
     written = files(html)
-    asked = _asked(run, questions, corpus, device)
+    answers = _answers(run, questions, corpus, device)
     if html is not None:
-        file_io.write(html, evaluation_page(asked, command()))
+        file_io.write(html, evaluation_page(answers, command()))
     if as_json:
-        document(asked.plain())
+        document(answers.plain())
     else:
-        show(*evaluation_lines(asked))
+        show(*evaluation_lines(answers))
     wrote(written)
 
 
@@ -143,54 +148,54 @@ def sample(
     import torch
 
     from avow.training import load_model
-    from avow.training import sample as continued
+    from avow.training import sample as continuation
     from avow.training.distributed import ranks
 
     model, vocabulary = load_model(run)
     with ranks(place(device)) as here:
         generator = torch.Generator().manual_seed(seed)
-        written = continued(model.to(here.device), vocabulary, text, length, temperature, generator)
+        written = continuation(model.to(here.device), vocabulary, text, length, temperature, generator)
     if as_json:
         document({"text": text, "written": written, "temperature": temperature, "seed": seed})
     else:
         typer.echo(text + typer.style(written, bold=True))
 
 
-def _with(flags: list[str] | None, options: dict[str, str | None]) -> list[str]:
-    """Flags and what options say of the same fields; they may say it twice, but not two things."""
-    found = list(flags or [])
+def _with_options(flags: list[str] | None, options: dict[str, str | None]) -> list[str]:
+    """Flags and what options say of the same fields; both may say the same, but not two things."""
+    every = list(flags or [])
     for field, value in options.items():
-        said = [flag.partition("=")[2] for flag in found if flag.startswith(f"{field}=")]
+        said = [flag.partition("=")[2] for flag in every if flag.startswith(f"{field}=")]
         if value is not None and said and said[-1] != value:
             rule = f"contradicts {value}, which the command or its options say"
             raise ParameterError(field, repr(said[-1]), rule, "say it once")
         if value is not None:
-            found.append(f"{field}={value}")
-    return found
+            every.append(f"{field}={value}")
+    return every
 
 
 def _start(path: Path) -> Path:
-    """The newest whole checkpoint of a run, or the checkpoint that was named."""
+    """The newest good checkpoint of a run, or the checkpoint that was named."""
     from avow.training import checkpoint
-    from avow.training.checkpoint import last_of
 
-    last = last_of(path)
-    kept = last if last == path else checkpoint.newest(last.parent)
-    if kept is None:
+    last = checkpoint.last_of(path)
+    good = last if last == path else checkpoint.newest(last.parent)
+    if good is None:
         raise FileError("run", path, "has no checkpoint that is whole", "train it again, or name another")
-    if kept != last:
-        typer.echo(f"avow: {last} {checkpoint.fault(last)}; beginning with {kept}", err=True)
-    return kept
+    if good != last:
+        typer.echo(f"avow: {last} {checkpoint.fault(last)}; beginning with {good}", err=True)
+    return good
 
 
-def _facts(path: Path) -> dict[str, Any]:
+def _trained_corpus(path: Path) -> str:
+    """The corpus that a checkpoint was trained on."""
     from avow.training import checkpoint
 
-    return dict(checkpoint.facts(path)["config"])
+    return str(checkpoint.facts(path)["config"]["data"]["corpus"])
 
 
-def _asked(run: Path, questions: Path | None, corpus: str | None, device: str) -> Asked:
-    """A model's answers, to a file's questions or a corpus's; by default to those of the corpus it was trained on."""
+def _answers(run: Path, questions: Path | None, corpus: str | None, device: str) -> Asked:
+    """A model's answers to a file's questions or a corpus's; by default to those of the corpus it was trained on."""
     from avow.report.knowledge import Asked
     from avow.training import corpus_of, evaluate, load_model, majority, read_questions
     from avow.training.checkpoint import last_of
@@ -198,7 +203,7 @@ def _asked(run: Path, questions: Path | None, corpus: str | None, device: str) -
 
     path = last_of(run)
     model, vocabulary = load_model(path)
-    name = corpus or _facts(path)["data"]["corpus"]
+    name = corpus or _trained_corpus(path)
     if questions is not None:
         given, where = read_questions(questions), str(questions)
         try:
@@ -206,10 +211,86 @@ def _asked(run: Path, questions: Path | None, corpus: str | None, device: str) -
         except FileError:
             train = ()  # The corpus may have moved since; the questions are here.
     else:
-        read = corpus_of(name)
-        given, train, where = read.dev, read.train, f"the dev questions of {name}"
+        texts = corpus_of(name)
+        given, train, where = texts.dev, texts.train, f"the dev questions of {name}"
         if not given:
             raise FileError("corpus", name, "has no dev questions", "add a dev.tsv, or give --questions FILE.tsv")
     with ranks(place(device)) as here:
-        found = evaluate(model.to(here.device), vocabulary, given)
-    return Asked(path, where, found, majority(train, given) if train else None)
+        evaluation = evaluate(model.to(here.device), vocabulary, given)
+    return Asked(path, where, evaluation, majority(train, given) if train else None)
+
+
+def _fit(
+    name: str, run: Path, file: Path | None, flags: list[str], defaults: list[str], resume: bool | Path, as_json: bool
+) -> None:
+    """Train, show how far it is, and say how it ended; `name` is the command's."""
+    from avow.report.terminal import training_progress
+    from avow.training import checkpoint, read_config, train
+
+    if "=" in run.name:
+        raise ParameterError("RUN", repr(str(run)), "reads like a field", "name the folder of the run first")
+    if resume and file is None and (run / "config.json").exists():
+        file = run / "config.json"  # A run remembers its configuration.
+    config = read_config(file, flags, [f"schedule.steps={STEPS[name]}", *defaults])
+    if config.data.task not in TASKS[name]:
+        other = next(other for other, tasks in TASKS.items() if config.data.task in tasks)
+        rule = f"contradicts avow train {name}"
+        raise ParameterError("data: task", repr(config.data.task), rule, f"use avow train {other}")
+    world = os.environ.get("LOCAL_WORLD_SIZE")
+    launcher = ["torchrun", f"--nproc-per-node={world}", "-m", "avow"] if world else ["avow"]
+    again = f"go on with: {shlex.join([*launcher, 'train', name, str(run), '--resume'])}"
+    first = os.environ.get("RANK", "0") == "0"
+    try:
+        with training_progress() if first else nullcontext() as tell:
+            done = train(config, run, resume=resume, progress=tell)
+    except KeyboardInterrupt as error:
+        # The second interrupt, or one before the first step.
+        if first:
+            good = checkpoint.newest(run / "checkpoints")
+            left = f"{good} is whole; {again}" if good else "no checkpoint was written yet"
+            typer.echo(f"avow: stopped at once; {left}", err=True)
+        raise typer.Exit(128 + signal.SIGINT) from error
+    if first:
+        _print_result(run, config, done, as_json, again)
+    if done.interrupted:
+        raise typer.Exit(128 + (done.signal or signal.SIGINT))
+
+
+def _print_result(run: Path, config: TrainConfig, done: Trained, as_json: bool, again: str) -> None:
+    """A run's end, on stdout as JSON or in words; if it was interrupted, on stderr how to continue."""
+    from avow.training.run_folder import COLUMNS, read_log
+
+    if done.last is not None:
+        last = asdict(done.last)
+    else:  # Nothing was left to do, or it stopped before its first line.
+        rows = read_log(run / "log.csv")
+        last = {column: float(rows[-1][column]) if rows else None for column in COLUMNS}
+    if last["step"] and done.step > last["step"]:
+        last["epoch"] *= done.step / last["step"]  # It stopped between two lines.
+    if as_json:
+        result: dict[str, Any] = {"run": str(run), "step": done.step, "interrupted": done.interrupted}
+        result |= {name: last[name] for name in ("epoch", "loss", "rate", "tokens_per_second", "mfu")}
+        result |= {"checkpoint": str(done.checkpoint), "config": str(run / "config.json"), "log": str(run / "log.csv")}
+        document(result)
+    elif last["loss"] is not None:
+        typer.echo(
+            f"{done.step:,} steps, {last['epoch']:,.1f} epochs: loss {last['loss']:.3f} nats per character, "
+            f"{last['tokens_per_second']:,.0f} tokens/s, MFU {last['mfu']:.1%}"
+        )
+    if done.interrupted:
+        typer.echo(f"avow: interrupted at step {done.step:,} and saved in {done.checkpoint}\n{again}", err=True)
+    elif not as_json:
+        typer.echo(f"checkpoint {done.checkpoint}\nnext: {_next_command(run, config)}")
+
+
+def _next_command(run: Path, config: TrainConfig) -> str:
+    """The command that makes sense after a run."""
+    from avow.training import corpus_of
+
+    corpus, place = corpus_of(config.data.corpus), shlex.quote(str(run))
+    if config.data.task == "pretrain" and corpus.train:
+        return f"avow train finetune {shlex.quote(f'{run}-tuned')} --from {place}"
+    if corpus.dev and config.data.task != "pretrain":
+        return f"avow train evaluate {place}"
+    begin = (corpus.documents[0].text if corpus.documents else corpus.train[0].question).split()[0]
+    return f"avow train sample {place} {shlex.quote(begin)}"

@@ -19,11 +19,11 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from avow.core import Certificate, Method, Norms, Problem
+from avow.core.requirement import random_stream
 from avow.errors import ParameterError
 from avow.numerics import rounding
 from avow.numerics.heads import longest_seen, per_query_head
 from avow.numerics.norms import at_least, length_floors, lengths, widened
-from avow.numerics.random_stream import random_stream
 from avow.parameters import as_float
 
 
@@ -42,11 +42,11 @@ class Audit:
     absolute_errors: Float[Tensor, "r"]
 
     def __str__(self) -> str:
-        found = (self.errors, self.relative_errors, self.absolute_errors)
-        worst, own, plain = (float(x.amax()) if x.numel() else 0.0 for x in found)
+        units = (self.errors, self.relative_errors, self.absolute_errors)
+        worst, own, plain = (float(x.amax()) if x.numel() else 0.0 for x in units)
         every = "all " if self.certificate.coverage == 1 else ""
-        units = f"{worst:.2e} of the longest value, {own:.2e} of the answer, {plain:.2e} absolute"
-        return f"{every}{self.errors.numel()} rows recomputed in float64: largest errors {units}\n{self.certificate}"
+        largest = f"{worst:.2e} of the longest value, {own:.2e} of the answer, {plain:.2e} absolute"
+        return f"{every}{self.errors.numel()} rows recomputed in float64: largest errors {largest}\n{self.certificate}"
 
 
 def rows_needed(coverage: float, confidence: float) -> int:
@@ -79,8 +79,9 @@ def audit_rows(
         words = f"the {needed} audited rows were drawn uniformly, whatever the answer"
     heads = _by_head(torch.stack([index // (h * n), index // n % h, index % n], -1))
     rows = torch.cat(heads) if heads else torch.zeros(0, 3, dtype=torch.long, device="cpu")
-    found = [_errors(out, p, target, one) for one in heads]
-    errors = torch.cat(found, -1) if heads else torch.zeros(3, 0, device="cpu")
+    errors = (
+        torch.cat([_errors(out, p, target, one) for one in heads], -1) if heads else torch.zeros(3, 0, device="cpu")
+    )
     worst, own, _ = errors.amax(-1).tolist() if heads else (0.0, 0.0, 0.0)
     everywhere = torch.ones(*p.leading, n, dtype=torch.float64, device="cpu")
     certificate = Certificate(
@@ -127,8 +128,8 @@ def _errors(out: Tensor, p: Problem, target: Method, rows: Int[Tensor, "l 3"]) -
     # At most the longest value, and what the reference's products may lose below the smallest normal number.
     unit = at_least(longest, norms.slack, p.v.shape[-1])
     lost = (p.k.shape[-2] + 4) * math.sqrt(p.v.shape[-1]) * rounding.tiny(torch.float64)
-    asked = target.reference_error(some)
-    own = (reference_error(some) if asked is None else asked)[0, 0]
+    own_error = target.reference_error(some)
+    own = (reference_error(some) if own_error is None else own_error)[0, 0]
     beside = torch.where(longest > 0, (distance + lost) / unit, torch.where(distance > 0, math.inf, 0.0))
     # The true answer is no shorter than the reference's less its own error, and zero where there is no value.
     off = torch.where(longest > 0, own * longest + lost, 0.0)

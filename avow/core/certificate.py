@@ -20,7 +20,7 @@ Kind = Literal["deterministic", "statistical", "sampled", "none"]
 
 # The fields of a certificate that hold a number for each row.
 _ROWS = ("rows", "relative_rows")
-# What is printed where an answer may be as far off as it is long, or nobody measured how long it is.
+# What is printed where an answer may be as far off as it is long, or its length was not measured.
 _UNPROVED = "relative to the answer nothing is proved"
 
 
@@ -134,12 +134,12 @@ class Certificate:
             cost = plain.pop("cost")
             plain["bound"], plain["relative"] = float(plain["bound"]), float(plain.get("relative", math.inf))
             plain["assumptions"] = tuple(plain["assumptions"])
-            made = Certificate(**plain, cost=None if cost is None else Cost(**cost))
+            certificate = Certificate(**plain, cost=None if cost is None else Cost(**cost))
         except (ValueError, KeyError, TypeError, AttributeError, RuntimeError, RecursionError) as error:
             raise _unread(text, f"{type(error).__name__}: {error}") from error
-        if wrong := made._fault():
-            raise _unread(text, wrong)
-        return made
+        if fault := certificate._fault():
+            raise _unread(text, fault)
+        return certificate
 
     def _fault(self) -> str:
         """What no certificate says, in words; empty where nothing is wrong."""
@@ -147,16 +147,16 @@ class Certificate:
             return f"its kind is {self.kind!r}"
         words = (self.method, self.target, self.reason, *self.assumptions)
         if not all(isinstance(x, str) for x in words) or not isinstance(self.parameters, dict):
-            return "its words are none"
+            return "method, target, reason or assumptions are not strings"
         shares = as_float(self.confidence), as_float(self.coverage)
         if not all(0 <= x <= 1 for x in shares) or not isinstance(self.rounding, bool):
-            return "its confidence or coverage is no share"
+            return "its confidence or coverage is not between 0 and 1"
         counted = [] if self.cost is None else dataclasses.astuple(self.cost)
         if not all(0 <= as_float(x) < math.inf for x in counted):
-            return "its cost is none"
+            return "its cost is not made of finite numbers"
         # nan compares false with everything.
         if not self.bound >= 0 or not bool(((self.rows >= 0) & (self.rows <= self.bound)).all()):
-            return "its bound is none, or below that of a row"
+            return "its bound is not a bound, or below that of a row"
         limits = self.relative_rows
         if not self.relative >= 0 or not bool(((limits >= 0) & (limits <= self.relative)).all()):
             return "its relative bound is not a bound, or below that of a row"
@@ -198,7 +198,7 @@ def check_limits(tol: object, rtol: object) -> None:
 
 
 def _unread(text: object, why: str) -> InputError:
-    rule = f"is no certificate ({why[:200]})"
+    rule = f"is not a certificate ({why[:200]})"
     return InputError("certificate", repr(str(text)[:40]), rule, "pass what Certificate.to_json wrote")
 
 

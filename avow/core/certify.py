@@ -1,4 +1,15 @@
-"""What is promised of an answer: made, audited, composed."""
+r"""The certificate of an answer: what its method promises, in units of the longest value and of the answer itself.
+
+A certificate bounds :math:`\|out_i - o^*_i\|` by :math:`b_i`, the row's bound times the longest value that it sees. The
+true answer is then no shorter than :math:`\|out_i\| - b_i`, and the error relative to it is at most
+
+.. math:: \frac{\|out_i - o^*_i\|}{\|o^*_i\|} \le \frac{b_i}{\|out_i\| - b_i},
+
+if that is positive; otherwise nothing is known. Lengths of answers are rounded down and all else up.
+
+The other way round, a row whose answer is about r times as long as its longest value keeps `rtol` where its bound is at
+most :math:`r \cdot rtol / (1 + rtol)`: what a method is to aim at.
+"""
 
 from __future__ import annotations
 
@@ -6,16 +17,18 @@ import dataclasses
 import math
 
 import torch
+from jaxtyping import Float, Float64
 from torch import Tensor
 
 from avow.core import SOFTMAX, Certificate, Computed, Method, Problem, Promise
-from avow.core.relative import relative_rows
 from avow.numerics import rounding
 from avow.numerics.heads import longest_seen, per_query_head
-from avow.numerics.norms import at_least, lengths
+from avow.numerics.norms import at_least, length_floors, lengths
 
 # Less than SAFETY adds to any bound.
 _NOTHING = 1e-22
+# Under a mask the longest value of all stands for each row's own where no value is this much shorter.
+_ALIKE = 8.0
 
 
 def certify(method: Method, p: Problem, computed: Computed, confidence: float) -> Certificate:
@@ -92,3 +105,60 @@ def _longest_value_range(p: Problem) -> tuple[Tensor, Tensor]:
     else:  # a cache knows the shortest and the longest of its values, and not which of them a mask shows
         least, most = (per_query_head(x.unsqueeze(-1), p.q.shape[1]) for x in (norms.v.amin(-1), norms.v.amax(-1)))
     return most, at_least(least, norms.slack, p.v.shape[-1])
+
+
+def relative_errors(absolute: Float64[Tensor, "*rows"], lengths: Float64[Tensor, "*rows"]) -> Float64[Tensor, "*rows"]:
+    """Bounds relative to the true answers: `absolute` errors are at most these, and answers at least so long."""
+    gap = lengths - absolute
+    bounds = absolute / gap * rounding.SAFETY**2
+    # nan compares false with everything: what is not known to be a length bounds nothing.
+    bounds = torch.where((gap > 0) & torch.isfinite(lengths), bounds, math.inf)
+    return torch.where(absolute == 0, 0.0, bounds)
+
+
+def absolute_errors(rows: Float64[Tensor, "*rows"], longest: Float64[Tensor, "*#rows"]) -> Float64[Tensor, "*rows"]:
+    """What bounds in units of the longest value allow each row; `longest` is at least that value's length."""
+    none = (rows == 0) | ((longest == 0) & (rows < math.inf))
+    allowed = rows * longest * rounding.SAFETY + rounding.tiny(torch.float64)
+    return torch.where(none, 0.0, allowed.nan_to_num(nan=math.inf, posinf=math.inf))
+
+
+def longest_values(p: Problem) -> Float64[Tensor, "b h #n"]:
+    """At least the length of the longest value that each row sees."""
+    norms = p.norms
+    if p.allowed is not None:
+        apart = norms.v.shape[-1] != p.k.shape[-2]
+        alike = p.allowed.shape[-2] > 1 and norms.most[2] <= _ALIKE * norms.least_value
+        if apart or alike:
+            return per_query_head(norms.v.amax(-1, keepdim=True), p.q.shape[1])
+    return longest_seen(p, norms.v)
+
+
+def relative_rows(
+    p: Problem, out: Float[Tensor, "b h n e"], rows: Float64[Tensor, "b h n"]
+) -> Float64[Tensor, "b h n"]:
+    """Bounds on the errors of rows relative to the true answer, from those relative to the longest value."""
+    return relative_errors(absolute_errors(rows, longest_values(p)), length_floors(out.detach()))
+
+
+def aimed_bound(ratio: float, rtol: float) -> float:
+    """The bound, in units of the longest value, that proves `rtol` of answers which are `ratio` times as long."""
+    return ratio * rtol / (1 + rtol) * (1 - 1e-6)
+
+
+def proved_ratio(certificate: Certificate) -> float:
+    """At most how long any true answer is beside the longest value of its row; 0 where nothing of that is proved."""
+    some = certificate.rows > 0
+    ratios = torch.where(some, certificate.rows / certificate.relative_rows.clamp(min=1e-300), 1.0)
+    return float(ratios.amin()) if ratios.numel() else 1.0
+
+
+def shortest_ratio(p: Problem, out: Float[Tensor, "b h n e"], rows: Float64[Tensor, "b h n"]) -> float:
+    """About how long the shortest answer is beside the longest value of its row; rows that see no value do not count.
+
+    It is proved where errors are small beside the answers. Where they are not, a quarter of what was given is a guess.
+    """
+    longest, floors = longest_values(p).expand(rows.shape), length_floors(out.detach())
+    left = torch.maximum(floors - absolute_errors(rows, longest), floors / 4)
+    ratios = torch.where(longest > 0, left / longest.clamp(min=1e-300), 1.0)
+    return max(0.0, float(ratios.amin())) if ratios.numel() else 1.0

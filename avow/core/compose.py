@@ -47,7 +47,7 @@ from jaxtyping import Float, Float64
 from torch import Tensor
 
 from avow.core import SOFTMAX, Certificate, weakest
-from avow.core.relative import relative_errors
+from avow.core.certify import relative_errors
 from avow.errors import InputError, NonFiniteError, RangeError, ShapeError
 from avow.numerics import rounding
 from avow.numerics.norms import at_least, length_floors, lengths
@@ -270,7 +270,7 @@ def _united(a: str, b: str, separator: str) -> str:
 
 def _check_words(certificate: Certificate) -> None:
     if certificate.target != SOFTMAX:
-        rule = "is no mixture of what shards answer"
+        rule = "is not a mixture of the shards' answers"
         raise InputError("target of certificate", certificate.target, rule, f"merge shards of {SOFTMAX}")
     if certificate.kind == "sampled":
         rule = "speaks of a share of the rows and not of any one"
@@ -285,9 +285,11 @@ def _check_numbers(out: Tensor, lse: Tensor, stray: Tensor, longest: Tensor, row
     seen = lse != -math.inf
     finite = torch.isfinite(lse) | ~seen
     if not bool(finite.all()):
-        raise NonFiniteError("lse", float(lse[~finite][0]), "must be finite, or -inf for no key", "mend q and k first")
+        raise NonFiniteError(
+            "lse", float(lse[~finite][0]), "must be finite, or -inf for no key", "remove NaN and +inf from q and k"
+        )
     if not bool(torch.isfinite(out[seen]).all()):
-        raise NonFiniteError("out", "nan or inf", "must be finite where a key is seen", "mend v first")
+        raise NonFiniteError("out", "nan or inf", "must be finite where a key is seen", "remove NaN and inf from v")
     for name, x in (("lse_error", stray), ("longest", longest), ("rows of certificate", rows)):
         wrong = seen & ~(x >= 0)
         if bool(wrong.any()):

@@ -60,10 +60,10 @@ class Record(list[Recorded]):
     @property
     def layers(self) -> dict[str, list[Certificate]]:
         """The certificates of each layer."""
-        found: dict[str, list[Certificate]] = {}
+        layers: dict[str, list[Certificate]] = {}
         for layer, certificate in self:
-            found.setdefault(layer, []).append(certificate)
-        return found
+            layers.setdefault(layer, []).append(certificate)
+        return layers
 
     def keeps(self, tol: float | None = None, rtol: float | None = None) -> bool:
         """Whether every answer of every layer is promised to be within `tol`, and relative to itself within `rtol`.
@@ -77,7 +77,7 @@ class Record(list[Recorded]):
     def to_json(self) -> str:
         """Each layer's certificates as JSON, without the bounds of single rows."""
         return json.dumps(
-            {layer: [json.loads(x.to_json(rows=False)) for x in found] for layer, found in self.layers.items()}
+            {layer: [json.loads(x.to_json(rows=False)) for x in given] for layer, given in self.layers.items()}
         )
 
     def __str__(self) -> str:
@@ -86,23 +86,23 @@ class Record(list[Recorded]):
             return "\n".join(["no answer was recorded: run a model in which avow is enabled", *self._remarks])
         widest = max(len(layer) for layer in layers)
         lines = [f"{'layer':<{widest}}  answers  worst bound  of answer  promise        method"]
-        for layer, found in layers.items():
-            worst, own = (max(getattr(x, name) for x in found) for name in ("bound", "relative"))
-            methods = ", ".join(dict.fromkeys(x.method for x in found))
-            numbers = f"{len(found):7d}  {worst:11.1e}  {own:9.1e}"
-            lines.append(f"{layer:<{widest}}  {numbers}  {weakest(found).kind:<13}  {methods}")
+        for layer, certificates in layers.items():
+            worst, own = (max(getattr(x, name) for x in certificates) for name in ("bound", "relative"))
+            methods = ", ".join(dict.fromkeys(x.method for x in certificates))
+            numbers = f"{len(certificates):7d}  {worst:11.1e}  {own:9.1e}"
+            lines.append(f"{layer:<{widest}}  {numbers}  {weakest(certificates).kind:<13}  {methods}")
         return "\n".join([*lines, *self._remarks, _HONESTY])
 
     @property
     def _remarks(self) -> list[str]:
         """What there is to say of other threads."""
-        found = [f"{count} answers were given in the thread {name}" for name, count in self.threads.items()]
+        remarks = [f"{count} answers were given in the thread {name}" for name, count in self.threads.items()]
         if self.unattributed:
-            found.append(
+            remarks.append(
                 f"{self.unattributed} answers of other threads are not in this record: records were open in several "
                 "threads; open one in each thread that runs a model"
             )
-        return found
+        return remarks
 
 
 _own: contextvars.ContextVar[tuple[Record, ...]] = contextvars.ContextVar("avow_records", default=())
@@ -122,15 +122,15 @@ def record() -> Iterator[Record]:
     >>> certificates.keeps(1e-2)
     False
     """
-    made, before = Record(), _own.get()
+    new, before = Record(), _own.get()
     # A context that was copied may name records which are closed by now.
     still = [one for one in before if any(one is other for other, _ in _open)]
-    entry = (made, still[0] if still else made)
-    token = _own.set((*still, made))
+    entry = (new, still[0] if still else new)
+    token = _own.set((*still, new))
     with _lock:
         _open.append(entry)
     try:
-        yield made
+        yield new
     finally:
         with _lock:
             _open[:] = [other for other in _open if other is not entry]

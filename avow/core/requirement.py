@@ -1,7 +1,8 @@
-"""What a caller will accept, tolerances, a confidence, a coverage, and what its chance is to come from."""
+"""What a caller will accept (tolerances, a confidence, a coverage), and the generator that random methods draw from."""
 
 from __future__ import annotations
 
+import hashlib
 import math
 from typing import NamedTuple
 
@@ -13,6 +14,9 @@ from avow.parameters import as_float
 
 # Without a tolerance a random method still states its promise; this is the confidence it states it at.
 USUAL_CONFIDENCE = 0.99
+
+INDEPENDENT = "the draws are independent of q, k and v"
+"""What every promise that holds with a probability assumes of its generator."""
 
 
 class Requirement(NamedTuple):
@@ -51,7 +55,7 @@ def checked_requirement(
     tol: object, confidence: object = None, coverage: object = None, rtol: object = None
 ) -> Requirement:
     """What `attend` was asked to accept, once it is known to make sense; the confidence is 1 where none was given."""
-    wished, own = (
+    tolerance, relative = (
         _number(
             name,
             value,
@@ -66,7 +70,7 @@ def checked_requirement(
     )
     rule = "must lie strictly between 0 and 1"
     covered = _number("coverage", coverage, 0 < as_float(coverage) < 1, rule, "try coverage=0.99")
-    return Requirement(wished, 1.0 if sure is None else sure, covered, own)
+    return Requirement(tolerance, 1.0 if sure is None else sure, covered, relative)
 
 
 def check_generator(generator: object) -> None:
@@ -74,6 +78,26 @@ def check_generator(generator: object) -> None:
     if generator is not None and not isinstance(generator, torch.Generator):
         rule = "must be a torch.Generator"
         raise ParameterError("generator", repr(generator), rule, "pass torch.Generator().manual_seed(0)")
+
+
+class RandomStream(torch.Generator):
+    """A generator whose seed no inputs are made from."""
+
+
+def random_stream(generator: torch.Generator | None, device: torch.device | str) -> RandomStream:
+    """A generator seeded by a hash of the caller's next number; on the caller's device, or else on the given one.
+
+    Inputs are often made from a seed which is set again before the call. Draws taken from the caller's generator itself
+    would then be the very numbers that the inputs are made of, and nothing could be promised of them.
+    """
+    if isinstance(generator, RandomStream):
+        return generator
+    home = torch.device(device) if generator is None else generator.device
+    number = torch.randint(2**62, (), generator=generator, device="cpu" if generator is None else home)
+    digest = hashlib.blake2b(int(number).to_bytes(8, "little"), digest_size=8, person=b"avow draws").digest()
+    stream = RandomStream(home)
+    stream.manual_seed(int.from_bytes(digest, "little") >> 1)
+    return stream
 
 
 def _number(name: str, value: object, fits: bool, rule: str, remedy: str) -> float | None:

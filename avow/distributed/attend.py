@@ -13,7 +13,6 @@ from torch import Tensor
 
 from avow.attend import Attended, check_automatic
 from avow.core import Method, Problem
-from avow.core.relative import aimed_bound, proved_ratio
 from avow.core.requirement import Requirement, check_generator, checked_requirement
 from avow.distributed.consensus import (
     Context,
@@ -30,7 +29,7 @@ from avow.distributed.parallel_plan import Interconnect, usual_interconnect
 from avow.distributed.planner import Choice, choose, own_rates
 from avow.distributed.point_to_point import Group
 from avow.distributed.ring import attend_ring
-from avow.distributed.sparse import attend_sparse
+from avow.distributed.sparse import attend_within, error_budget
 from avow.distributed.states import attend_random_features, attend_separable
 from avow.errors import DtypeError, ParameterError, ShapeError, ToleranceUnreachable, UnknownMethod
 from avow.methods import method_from
@@ -145,14 +144,16 @@ def _automatic(call: _Call, link: Interconnect) -> Attended:
     """Exact attention, unless something cheaper proves the tolerance."""
     context, requirement, z = call.context, call.requirement, call.context.sizes
     if requirement.exact or not z.queries * z.keys * z.value_dim:
-        return _run(Exact(), call, requirement.tol)
+        return _run(Exact(), call)
     # Causal states are those of the keys before a row of the same shard.
     apart = z.causal and not context.shared_queries and context.rows != context.keys
     if call.mask is not None or apart:
         what = "with a mask" if call.mask is not None else "where causal rows are not those of the keys beside them"
         choice = Choice([], f"no other method has a form over shards {what}")
     else:
-        choice = choose(context, _aim(call), requirement.confidence, link, context.payloads[0][1])
+        aim = error_budget(requirement, context.total)
+        assert aim is not None
+        choice = choose(context, aim, requirement.confidence, link, context.payloads[0][1])
     failures = []
     for method in choice.methods:
         try:
@@ -160,7 +161,7 @@ def _automatic(call: _Call, link: Interconnect) -> Attended:
         except ToleranceUnreachable as error:
             # All processes raise it alike, or none does.
             failures.append(f"{method.name}: {error.rule}")
-    out, certificate = _run(Exact(), call, requirement.tol)
+    out, certificate = _run(Exact(), call)
     return Attended(out, dataclasses.replace(certificate, reason="; ".join(failures) or choice.reason))
 
 
@@ -168,10 +169,8 @@ def _within_tolerance(method: Method, call: _Call) -> Attended:
     """The answer, if all processes can prove the tolerances for theirs."""
     context, requirement = call.context, call.requirement
     method.check(context.sizes)
-    relative = requirement.rtol is not None
-    sparse = isinstance(method, Sparse)
-    attended = _sparse_within_rtol(method, call) if relative and sparse else _run(method, call, requirement.tol)
-    if requirement.exact or isinstance(method, Exact) or (sparse and not relative):
+    attended = _run(method, call)
+    if requirement.exact or isinstance(method, Exact) or (isinstance(method, Sparse) and requirement.rtol is None):
         return attended
     certificate = attended.certificate
     own = (certificate.bound, certificate.relative) if certificate.kind != "none" else (math.inf, math.inf)
@@ -183,40 +182,18 @@ def _within_tolerance(method: Method, call: _Call) -> Attended:
     return attended
 
 
-def _sparse_within_rtol(method: Method, call: _Call) -> Attended:
-    """Sparse attention aimed at `rtol`, and again when it is proved how long answers are: in every process alike."""
-    requirement, aim = call.requirement, _aim(call)
-    try:
-        attended = _run(method, call, aim)
-        ratio = proved_ratio(attended.certificate)
-        if not attended.certificate.keeps(requirement.tol, requirement.rtol) and ratio > 0:
-            aim = _aim(call, ratio)
-            attended = _run(method, call, aim)
-    except ToleranceUnreachable as error:
-        rule = f"needs a bound of {aim:.2e} relative to the longest value, and {error.best:.2e} is the best"
-        remedy = 'use method="auto" or a wider rtol'
-        raise ToleranceUnreachable("sparse: rtol", requirement.rtol, rule, remedy, error.best) from error
-    return attended
-
-
-def _aim(call: _Call, ratio: float | None = None) -> float:
-    """The bound to aim at, relative to the longest value: `tol`, or what `rtol` needs of answers of this length.
-
-    Before there is one, it is that of a flat head, which every process knows alike.
-    """
-    tol = math.inf if call.requirement.tol is None else call.requirement.tol
-    rtol = call.requirement.rtol
-    if rtol is None:
-        return tol
-    return min(tol, aimed_bound(1 / math.sqrt(max(call.context.total, 1)) if ratio is None else ratio, rtol))
-
-
-def _run(method: Method, call: _Call, tol: float | None) -> Attended:
-    """The answer; sparse attention is held to this `tol`, exact attention to all that is required."""
+def _run(method: Method, call: _Call) -> Attended:
+    """The answer; exact attention keeps what is required, sparse attention `tol`."""
     context, requirement, generator = call.context, call.requirement, call.generator
     if isinstance(method, Sparse):
-        confidence = requirement.confidence if requirement.confidence < 1 else None
-        return attend_sparse(context, method, tol, confidence, generator)
+        try:
+            return attend_within(context, method, requirement, generator)
+        except ToleranceUnreachable as error:
+            if requirement.rtol is None:
+                raise
+            rule = f"needs a bound of {error.value:.2e} relative to the longest value, and {error.best:.2e} is the best"
+            remedy = 'use method="auto" or a wider rtol'
+            raise ToleranceUnreachable("sparse: rtol", requirement.rtol, rule, remedy, error.best) from error
     if isinstance(method, LowRank):
         return attend_low_rank(context, method, requirement.stated, generator)
     if isinstance(method, RandomFeatures):

@@ -6,8 +6,8 @@ shard a token is does not matter to the answer: a query sees them all.
 
 from __future__ import annotations
 
+import dataclasses
 import hashlib
-import math
 from collections.abc import Sequence
 
 import torch
@@ -17,12 +17,19 @@ from torch import Tensor
 
 from avow.attend import Attended
 from avow.core import Norms, Problem
-from avow.core.relative import aimed_bound, proved_ratio
 from avow.core.requirement import check_generator, checked_requirement
-from avow.distributed.consensus import Context, agree, attempt, check_dense, digest, outside_autocast, tensor_facts
+from avow.distributed.consensus import (
+    Context,
+    agree,
+    attempt,
+    check_consistent,
+    check_dense,
+    digest,
+    outside_autocast,
+)
 from avow.distributed.exact import attend_keys
 from avow.distributed.point_to_point import Group, group_of
-from avow.distributed.sparse import attend_sparse
+from avow.distributed.sparse import attend_within
 from avow.errors import DtypeError, ParameterError, ShapeError, ToleranceUnreachable
 from avow.methods.exact import Exact
 from avow.methods.sparse import Sparse
@@ -89,68 +96,60 @@ class ShardedCache:
         The bound never exceeds `tol`, nor the bound relative to the answer `rtol`; without either, the answer is exact.
         `confidence < 1` accepts bounds that hold with that probability for each row, over the draws of all processes.
         """
-        context = self._agreed(q, tol, confidence, scale, generator, rtol)
-        limit, ratio = math.inf if tol is None else tol, 1 / math.sqrt(self.length)
+        options = {"tol": tol, "rtol": rtol, "confidence": confidence}
+        context = self._agreed(q, scale, generator, options)
+        requirement = checked_requirement(tol, confidence, rtol=rtol)
         with outside_autocast():
-            for _ in range(0 if tol is None and rtol is None else 1 if rtol is None else 2):
-                aim = limit if rtol is None else min(limit, aimed_bound(ratio, rtol))
-                method, sketch = Sparse(bits=self.cache.bits or 4), self.cache.holding.sketch
+            if not requirement.exact:
+                method = Sparse(bits=self.cache.bits or 4)
                 try:
-                    attended = attend_sparse(context, method, aim, confidence, generator, sketch)
+                    attended = attend_within(context, method, requirement, generator, self.cache.holding.sketch)
+                    if attended.certificate.keeps(tol, rtol):
+                        return attended
                 except ToleranceUnreachable:
                     # All processes raise it alike. With `rtol` the aim was a guess: exact attention may still prove it.
                     if rtol is None:
                         raise
-                    break
-                if rtol is None or attended.certificate.keeps(tol, rtol):
-                    return attended
-                ratio = proved_ratio(attended.certificate)
-            return attend_keys(context, checked_requirement(tol, rtol=rtol), Exact())
+            return attend_keys(context, requirement, Exact())
 
     def _agreed(
-        self,
-        q: Tensor,
-        tol: float | None,
-        confidence: float | None,
-        scale: float | None,
-        generator: torch.Generator | None,
-        rtol: float | None,
+        self, q: Tensor, scale: float | None, generator: torch.Generator | None, options: dict[str, float | None]
     ) -> Context:
         """This process's shard, with norms of its tokens, if all processes ask the same and can answer."""
-
-        def checked() -> Problem:
-            checked_requirement(tol, confidence, rtol=rtol)
-            check_generator(generator)
-            return self._problem(q, scale)
-
-        with outside_autocast():
-            facts, no_facts = attempt(lambda: _facts(q))
-            problem, unfit = attempt(checked)
-        most = (0.0, 0.0, 0.0) if problem is None else problem.norms.most
-        options = {"call": "ShardedCache.attend", "tol": tol, "rtol": rtol, "confidence": confidence, "scale": scale}
-        held = {"lengths of shards": self.lengths, "calls of append": self._appends}
-        held |= {"digest of appended tokens": self._appended.hexdigest()}
-        each = agree({**options, **held, **(facts or {})}, most, unfit or no_facts, self._group)
-        assert problem is not None  # or all would have raised
-        query, key, value = (max(column) for column in zip(*each, strict=True))
-        check_range(query, key, value, problem.scale)
-        rows = (1,) * len(self.lengths)
-        return Context(problem, self._rank, rows, self.lengths, self._group, True, (query, key, value), ())
-
-    def _problem(self, q: Tensor, scale: float | None) -> Problem:
-        check_dense("q", q)
         held = self.cache.holding
-        if self.cache.length != self.lengths[self._rank]:
-            rule = f"must be the {self.lengths[self._rank]} tokens that it was given"
-            raise ShapeError("cache.length", self.cache.length, rule, "append to the sharded cache alone")
-        if not self.length:
-            raise ShapeError("cache.length", 0, "must be at least 1", "append keys and values first")
-        problem = Problem.of(q, held.keys, held.values, scale=scale, enable_gqa=True)
-        if q.ndim != 4 or q.shape[-2] != 1:
-            rule = "must be (batch, heads, 1, dim): a query sees every token"
-            raise ShapeError("q.shape", tuple(q.shape), rule, "attend after each token")
-        keys = held.longest.unsqueeze(-1).expand(held.lengths.shape)
-        return problem.with_norms(Norms(row_norms(q, "q"), keys, held.lengths, held.slack))
+
+        def check(problem: Problem) -> None:
+            checked_requirement(**options)
+            check_generator(generator)
+            if self.cache.length != self.lengths[self._rank]:
+                rule = f"must be the {self.lengths[self._rank]} tokens that it was given"
+                raise ShapeError("cache.length", self.cache.length, rule, "append to the sharded cache alone")
+            if not self.length:
+                raise ShapeError("cache.length", 0, "must be at least 1", "append keys and values first")
+            if q.shape[-2] != 1:
+                rule = "must be (batch, heads, 1, dim): a query sees every token"
+                raise ShapeError("q.shape", tuple(q.shape), rule, "attend after each token")
+
+        def norms() -> Norms:
+            keys = held.longest.unsqueeze(-1).expand(held.lengths.shape)
+            return Norms(row_norms(q, "q"), keys, held.lengths, held.slack)
+
+        filled = {"lengths of shards": self.lengths, "calls of append": self._appends}
+        filled |= {"digest of appended tokens": self._appended.hexdigest()}
+        context = check_consistent(
+            *(q, held.keys, held.values),
+            group=self._group,
+            scale=scale,
+            enable_gqa=True,
+            shared_queries=True,
+            options={"call": "ShardedCache.attend", **options, **filled},
+            measure=False,
+            check=check,
+            payload=lambda: norms().most,
+        )
+        query, key, value = (max(column) for column in zip(*context.payloads, strict=True))
+        check_range(query, key, value, context.scale)
+        return dataclasses.replace(context, problem=context.problem.with_norms(norms()))
 
 
 def dealt(lengths: Sequence[int], count: int) -> list[int]:
@@ -182,10 +181,3 @@ def _check_cache(cache: KeyValueCache) -> None:
     if cache.bits is None:
         remedy = "make the cache with bits=4"
         raise ParameterError("cache: bits", None, "must be from 1 to 8: a sketch says what to read", remedy)
-
-
-def _facts(q: Tensor) -> dict[str, object]:
-    if not isinstance(q, Tensor):
-        return {"q": type(q).__name__}
-    facts = tensor_facts("q", q, length=True)
-    return facts | ({"digest of q": digest(q)} if "type of q" in facts else {})

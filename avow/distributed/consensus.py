@@ -249,26 +249,21 @@ def check_dense(name: str, x: Tensor) -> None:
         raise DtypeError(f"storage of {name}", storage(x), "must be dense over shards", remedy)
 
 
-def tensor_facts(name: str, x: Tensor, length: bool) -> dict[str, object]:
-    """What processes must have in common of a tensor, its length only if told so; of one without numbers, just that."""
-    held = storage(x)
-    if held != "dense":
-        return {f"storage of {name}": held}
-    facts: dict[str, object] = {f"storage of {name}": f"dense on {x.device.type}", f"type of {name}": x.dtype}
-    if length:
-        return facts | {f"shape of {name}": tuple(x.shape)}
-    return facts | {f"shape of {name} without its length": (*x.shape[:-2], *x.shape[-1:])}
-
-
 def _facts(q: Tensor, k: Tensor, v: Tensor, shared_queries: bool) -> dict[str, object]:
+    """What processes must have in common of their tensors: the number of rows, and rows, only of shared queries."""
     given = {"q": q, "k": k, "v": v}
     tensors = {name: x for name, x in given.items() if isinstance(x, Tensor)}
+    dense = {name: x for name, x in tensors.items() if storage(x) == "dense"}
     facts: dict[str, object] = {f"storage of {name}": type(x).__name__ for name, x in given.items()}
-    for name, x in tensors.items():
-        facts |= tensor_facts(name, x, length=name == "q" and shared_queries)
-    for name, x in tensors.items():
-        # Processes answer each other's gradients: either all of them or none.
-        facts[f"gradient of {name}"] = torch.is_grad_enabled() and x.requires_grad
-    if shared_queries and "q" in tensors and storage(q) == "dense":
+    facts |= {f"storage of {name}": storage(x) for name, x in tensors.items()}
+    for name, x in dense.items():
+        facts |= {f"storage of {name}": f"dense on {x.device.type}", f"type of {name}": x.dtype}
+        if name == "q" and shared_queries:
+            facts["shape of q"] = tuple(x.shape)
+        else:
+            facts[f"shape of {name} without its length"] = (*x.shape[:-2], *x.shape[-1:])
+    # Processes answer each other's gradients: either all of them or none.
+    facts |= {f"gradient of {name}": torch.is_grad_enabled() and x.requires_grad for name, x in tensors.items()}
+    if shared_queries and "q" in dense:
         facts["digest of q"] = digest(q)
     return facts

@@ -18,6 +18,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import math
 
 import torch
 from jaxtyping import Float, Float64
@@ -25,7 +26,8 @@ from torch import Tensor
 
 from avow.attend import Attended
 from avow.core import Sizes
-from avow.core.requirement import checked_requirement
+from avow.core.certify import aimed_bound, proved_ratio
+from avow.core.requirement import Requirement, checked_requirement
 from avow.distributed.consensus import Context, check_one_loss
 from avow.distributed.exact import with_gradients
 from avow.distributed.protocols import (
@@ -72,6 +74,39 @@ def attend_sparse(
         return attended
     gradients = functools.partial(_gradients, reading=reading, context=context)
     return attended._replace(out=with_gradients(p.q, p.k, p.v, (attended.out, reading.lse), gradients))
+
+
+def attend_within(
+    context: Context,
+    method: Sparse,
+    requirement: Requirement,
+    generator: torch.Generator | None,
+    sketch: Sketch | None = None,
+) -> Attended:
+    """Sparse attention aimed at the tolerances, and at `rtol` again once it is proved how long answers are.
+
+    All processes do so alike. Its bound keeps `tol`; whether it keeps `rtol`, the certificate says.
+    """
+    confidence = requirement.confidence if requirement.confidence < 1 else None
+    attended = attend_sparse(context, method, error_budget(requirement, context.total), confidence, generator, sketch)
+    if requirement.rtol is None or attended.certificate.keeps(requirement.tol, requirement.rtol):
+        return attended
+    ratio = proved_ratio(attended.certificate)
+    if ratio > 0:
+        aim = error_budget(requirement, context.total, ratio)
+        attended = attend_sparse(context, method, aim, confidence, generator, sketch)
+    return attended
+
+
+def error_budget(requirement: Requirement, keys: int, ratio: float | None = None) -> float | None:
+    """The bound to aim at, relative to the longest value: `tol`, or what `rtol` needs of answers of this length.
+
+    Before there is an answer, the length is that of a flat head, which every process knows alike.
+    """
+    if requirement.rtol is None:
+        return requirement.tol
+    aim = aimed_bound(1 / math.sqrt(max(keys, 1)) if ratio is None else ratio, requirement.rtol)
+    return aim if requirement.tol is None else min(requirement.tol, aim)
 
 
 def sampling(method: Sparse, confidence: float | None) -> Sparse:

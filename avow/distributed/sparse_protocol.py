@@ -19,7 +19,7 @@ from torch import Tensor
 
 from avow.attend import Attended
 from avow.core import Certificate, Problem
-from avow.core.relative import absolute_errors, relative_errors
+from avow.core.certify import absolute_errors, relative_errors
 from avow.distributed.protocols import Protocol, all_gather, all_max, all_reduce
 from avow.distributed.sparse_budget import (
     BINS,

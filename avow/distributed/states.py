@@ -35,6 +35,7 @@ from torch import Tensor
 from avow.attend import Attended
 from avow.core import Computed, Method, Norms, Problem, Sizes
 from avow.core.certify import certify
+from avow.core.requirement import random_stream
 from avow.distributed.consensus import Context, agree, digest
 from avow.distributed.protocols import (
     Protocol,
@@ -56,7 +57,6 @@ from avow.numerics import rounding, scan
 from avow.numerics.feature_logs import FeatureLogs
 from avow.numerics.features import Frame
 from avow.numerics.heads import cast_output, grouped, linear_type, rescaled, scaled_values
-from avow.numerics.random_stream import random_stream
 
 Answer = Callable[[], tuple[scan.Sums, int]]
 """What rows collect from a state, and in how many steps."""

@@ -32,9 +32,10 @@ class Cut(NamedTuple):
 
 
 class Sums(NamedTuple):
-    """Sums over keys of features times values and of features, relative to 2^tops if there are any.
+    """Sums over keys of features times values and of features, relative to powers of `tops` if there are any.
 
     They are those of each part, of its pieces, before each part, or over all. Features have a top each, or share one.
+    Powers are those of 2 inside scans, and of e in the states that outlast them.
     """
 
     sums: Float32[Tensor, "*heads m e"]

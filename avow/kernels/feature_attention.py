@@ -110,21 +110,13 @@ def _shape(chosen: Layout, h: int, r: int, m: int, d: int, e: int, kind: torch.d
     )
 
 
-class FeatureSums(NamedTuple):
-    """All that is remembered of the keys so far: sums relative to e^top, one for each sequence and key head."""
-
-    sums: Float32[Tensor, "b g m e"]
-    total: Float32[Tensor, "b g m"]
-    top: Float32[Tensor, "b g"]
-
-
 class FeatureMean(NamedTuple):
-    """The answer, whether every row of it is sound, and the sums after the last key."""
+    """The answer, whether every row of it is sound, and the sums after the last key, relative to e^tops."""
 
     out: Float[Tensor, "b h n e"]
     log_normaliser: Float32[Tensor, "b h n"]
     """To base 2, over the row's own factor; not finite where features left the range of float32."""
-    last: FeatureSums
+    last: Sums
 
 
 def feature_attention(
@@ -133,7 +125,7 @@ def feature_attention(
     v: Float[Tensor, "b g n e"],
     directions: Float[Tensor, "m d"],
     scale: float | None = None,
-    initial: FeatureSums | None = None,
+    initial: Sums | None = None,
 ) -> FeatureMean:
     """What every row collects from the keys up to its own, by the features of these directions.
 
@@ -142,10 +134,10 @@ def feature_attention(
     check(q, k, v)
     scale = q.shape[-1] ** -0.5 if scale is None else scale
     begin: list[Tensor | None] = [None, None, None]
-    if initial is not None:
-        begin = [initial.sums.contiguous(), initial.total.contiguous(), initial.top * _LOG2E]
-    out, lse, last, total, top, *_ = _forward(q, k, v, directions.detach().float(), scale, *begin)
-    return FeatureMean(out, lse, FeatureSums(last, total, top / _LOG2E))
+    if initial is not None and initial.tops is not None:
+        begin = [initial.sums.contiguous(), initial.totals.contiguous(), initial.tops * _LOG2E]
+    out, lse, sums, totals, tops, *_ = _forward(q, k, v, directions.detach().float(), scale, *begin)
+    return FeatureMean(out, lse, Sums(sums, totals, tops / _LOG2E))
 
 
 def _programs(heads: int, m: int, e: int, chosen: Layout) -> int:

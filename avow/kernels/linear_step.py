@@ -17,10 +17,9 @@ import triton.language as tl
 from jaxtyping import Float, Float32
 from torch import Tensor
 
-from avow.kernels.chunking import divided, padded
-from avow.kernels.feature_attention import FeatureSums
-from avow.kernels.separable_attention import ColumnSums
-from avow.kernels.tile_ops import LOWEST, TINY
+from avow.kernels.chunking import Sums, divided, padded
+from avow.kernels.linear_attention import blank
+from avow.kernels.tile_ops import LOWEST, TINY, Shape, filled
 
 _LOG2E = tl.constexpr(math.log2(math.e))
 _MOST = tl.constexpr(torch.finfo(torch.float32).max)
@@ -40,68 +39,45 @@ class _Prepared(NamedTuple):
 
 
 @triton.jit
-def _projected(
-    x, head, heads, directions, feature, D: tl.constexpr, M: tl.constexpr, DB: tl.constexpr, PRECISION: tl.constexpr
-):
+def _projected(x, head, heads, directions, feature, S: tl.constexpr):
     """Products of some heads' rows with all directions, and the rows' squared lengths."""
-    found = tl.zeros((head.shape[0], feature.shape[0]), tl.float32)
-    square = tl.zeros((head.shape[0],), tl.float32)
-    for start in range(0, D, DB):
-        entry = start + tl.arange(0, DB)
-        there = (head < heads)[:, None] & (entry < D)[None, :]
-        row = tl.load(x + head[:, None] * D + entry[None, :], mask=there, other=0.0).to(tl.float32)
-        inside = (entry < D)[:, None] & (feature < M)[None, :]
-        along = tl.load(directions + feature[None, :] * D + entry[:, None], mask=inside, other=0.0)
-        found = tl.dot(row, along, found, input_precision=PRECISION)
+    found, square = filled(0.0, S.C, S.MB), filled(0.0, S.C)
+    for start in range(0, S.D, S.DP):
+        entry = start + tl.arange(0, S.DP)
+        there = (head < heads)[:, None] & (entry < S.D)[None, :]
+        row = tl.load(x + head[:, None] * S.D + entry[None, :], mask=there, other=0.0).to(tl.float32)
+        inside = (entry < S.D)[:, None] & (feature < S.M)[None, :]
+        along = tl.load(directions + feature[None, :] * S.D + entry[:, None], mask=inside, other=0.0)
+        found = tl.dot(row, along, found, input_precision=S.PRECISION)
         square += tl.sum(row * row, 1)
     return found, square
 
 
 @triton.jit(do_not_specialize=["heads"])
-def _random(
-    q,
-    k,
-    directions,
-    total,
-    top,
-    key,
-    rows,
-    shrink,
-    factor,
-    key_factor,
-    half,
-    heads,
-    R: tl.constexpr,
-    D: tl.constexpr,
-    DB: tl.constexpr,
-    M: tl.constexpr,
-    MP: tl.constexpr,
-    HEADS: tl.constexpr,
-    PRECISION: tl.constexpr,
-):
-    """Random features of a few heads, each relative to one reference for all of them; to base e, as states are."""
-    head = tl.program_id(0).to(tl.int64) * HEADS + tl.arange(0, HEADS)
-    feature = tl.arange(0, MP)
-    inside = (head < heads)[:, None] & (feature < M)[None, :]
-    place = head[:, None] * M + feature[None, :]
-    log, square = _projected(k, head, heads, directions, feature, D, M, DB, PRECISION)
-    real = (feature < M)[None, :]
+def _random(q, k, directions, state, token, factor, key_factor, half, heads, S: tl.constexpr):
+    """Random features of C heads, each relative to one reference for all of them; to base e, as states are."""
+    head = tl.program_id(0).to(tl.int64) * S.C + tl.arange(0, S.C)
+    feature = tl.arange(0, S.MB)
+    inside = (head < heads)[:, None] & (feature < S.M)[None, :]
+    place = head[:, None] * S.M + feature[None, :]
+    log, square = _projected(k, head, heads, directions, feature, S)
+    real = (feature < S.M)[None, :]
     log = tl.where(real, log * key_factor - half * square[:, None], LOWEST)
-    before = tl.load(top + head, mask=head < heads, other=0.0)
+    before = tl.load(state.tops + head, mask=head < heads, other=0.0)
     higher = tl.maximum(before, tl.max(log, 1))
     own, less = tl.exp2((log - higher[:, None]) * _LOG2E), tl.exp2((before - higher) * _LOG2E)
-    grown = tl.load(total + place, mask=inside, other=0.0) * less[:, None] + own
-    tl.store(total + place, grown, mask=inside)
-    tl.store(top + head, higher, mask=head < heads)
-    tl.store(key + place, own, mask=inside)
-    tl.store(shrink + place, less[:, None] + tl.zeros((HEADS, MP), tl.float32), mask=inside)
-    for sibling in range(R):
-        own_log, _ = _projected(q + sibling * D, head * R, heads * R, directions, feature, D, M, DB, PRECISION)
+    grown = tl.load(state.totals + place, mask=inside, other=0.0) * less[:, None] + own
+    tl.store(state.totals + place, grown, mask=inside)
+    tl.store(state.tops + head, higher, mask=head < heads)
+    tl.store(token.key + place, own, mask=inside)
+    tl.store(token.shrink + place, less[:, None] + filled(0.0, S.C, S.MB), mask=inside)
+    for sibling in range(S.R):
+        own_log, _ = _projected(q + sibling * S.D, head * S.R, heads * S.R, directions, feature, S)
         own_log = tl.where(real, own_log * factor, LOWEST)
         row = tl.exp2((own_log - tl.max(own_log, 1)[:, None]) * _LOG2E)
         divisor = tl.sum(row * grown, 1)
         row = row / tl.where(divisor < TINY, 1.0, divisor)[:, None]
-        tl.store(rows + (head[:, None] * R + sibling) * M + feature[None, :], row, mask=inside)
+        tl.store(token.rows + (head[:, None] * S.R + sibling) * S.M + feature[None, :], row, mask=inside)
 
 
 @triton.jit
@@ -111,87 +87,64 @@ def _cooled(x, temperature):
 
 
 @triton.jit
-def _softmaxes(q, k, total, top, key, rows, shrink, temperature, R: tl.constexpr, M: tl.constexpr, MP: tl.constexpr):
+def _softmaxes(q, k, state, token, temperature, S: tl.constexpr):
     """Separable attention's columns, each with a reference of its own, and its rows."""
-    head, feature = tl.program_id(0).to(tl.int64), tl.arange(0, MP)
-    inside = feature < M
-    place = head * M + feature
+    head, feature = tl.program_id(0).to(tl.int64), tl.arange(0, S.MB)
+    inside = feature < S.M
+    place = head * S.M + feature
     log = _cooled(tl.load(k + place, mask=inside, other=0.0), temperature)
-    before = tl.load(top + place, mask=inside, other=0.0)
+    before = tl.load(state.tops + place, mask=inside, other=0.0)
     higher = tl.maximum(before, log)
     own, less = tl.exp2((log - higher) * _LOG2E), tl.exp2((before - higher) * _LOG2E)
-    grown = tl.load(total + place, mask=inside, other=0.0) * less + own
-    tl.store(total + place, grown, mask=inside)
-    tl.store(top + place, higher, mask=inside)
-    tl.store(key + place, own, mask=inside)
-    tl.store(shrink + place, less, mask=inside)
-    for sibling in range(R):
-        there = (head * R + sibling) * M + feature
+    grown = tl.load(state.totals + place, mask=inside, other=0.0) * less + own
+    tl.store(state.totals + place, grown, mask=inside)
+    tl.store(state.tops + place, higher, mask=inside)
+    tl.store(token.key + place, own, mask=inside)
+    tl.store(token.shrink + place, less, mask=inside)
+    for sibling in range(S.R):
+        there = (head * S.R + sibling) * S.M + feature
         y = _cooled(tl.load(q + there, mask=inside, other=0.0), temperature)
         y = tl.where(inside, y, -float("inf"))
         row = tl.exp2((y - tl.max(y, 0)) * _LOG2E)
-        tl.store(rows + there, row / tl.sum(row, 0) / grown, mask=inside)
+        tl.store(token.rows + there, row / tl.sum(row, 0) / grown, mask=inside)
 
 
 @triton.jit
-def _stepped(
-    state,
-    v,
-    key,
-    rows,
-    shrink,
-    out,
-    R: tl.constexpr,
-    RP: tl.constexpr,
-    M: tl.constexpr,
-    MB: tl.constexpr,
-    E: tl.constexpr,
-    EB: tl.constexpr,
-):
+def _stepped(state, v, token, out, R: tl.constexpr, RP: tl.constexpr, S: tl.constexpr):
     """Some columns of a head's state, changed in place, and what its rows collect from them."""
     head, block = tl.program_id(0).to(tl.int64), tl.program_id(1)
-    column, sibling = block * EB + tl.arange(0, EB), tl.arange(0, RP)
-    value = tl.load(v + head * E + column, mask=column < E, other=0.0).to(tl.float32)
-    found = tl.zeros((RP, EB), tl.float32)
-    for start in range(0, M, MB):
-        feature = start + tl.arange(0, MB)
-        inside = (feature < M)[:, None] & (column < E)[None, :]
-        place = state + head * (M * E) + feature[:, None] * E + column[None, :]
+    column, sibling = block * S.EB + tl.arange(0, S.EB), tl.arange(0, RP)
+    value = tl.load(v + head * S.E + column, mask=column < S.E, other=0.0).to(tl.float32)
+    found = filled(0.0, RP, S.EB)
+    for start in range(0, S.M, S.MB):
+        feature = start + tl.arange(0, S.MB)
+        inside = (feature < S.M)[:, None] & (column < S.E)[None, :]
+        place = state + head * (S.M * S.E) + feature[:, None] * S.E + column[None, :]
         sums = tl.load(place, mask=inside, other=0.0)
-        own = tl.load(key + head * M + feature, mask=feature < M, other=0.0)
-        less = tl.load(shrink + head * M + feature, mask=feature < M, other=0.0)
+        own = tl.load(token.key + head * S.M + feature, mask=feature < S.M, other=0.0)
+        less = tl.load(token.shrink + head * S.M + feature, mask=feature < S.M, other=0.0)
         sums = sums * less[:, None] + own[:, None] * value[None, :]
         tl.store(place, sums, mask=inside)
         for r in tl.static_range(R):
-            row = tl.load(rows + (head * R + r) * M + feature, mask=feature < M, other=0.0)
+            row = tl.load(token.rows + (head * R + r) * S.M + feature, mask=feature < S.M, other=0.0)
             part = tl.sum(sums * row[:, None], 0)
             found += tl.where((sibling == r)[:, None], part[None, :], 0.0)
-    goal = out + (head * R + sibling)[:, None] * E + column[None, :]
-    tl.store(goal, found.to(out.dtype.element_ty), mask=(sibling < R)[:, None] & (column < E)[None, :])
+    goal = out + (head * R + sibling)[:, None] * S.E + column[None, :]
+    tl.store(goal, found.to(out.dtype.element_ty), mask=(sibling < R)[:, None] & (column < S.E)[None, :])
 
 
 def _room(q: Tensor, groups: int, m: int) -> _Prepared:
     b, h = q.shape[:2]
-    shapes = ((b * groups, m), (b * h, m), (b * groups, m))
-    return _Prepared(*(q.new_empty(shape, dtype=torch.float32) for shape in shapes))
+    return _Prepared(*blank(q, (b * groups, m), (b * h, m), (b * groups, m)))
 
 
-def _step(q: Tensor, v: Tensor, sums: Tensor, known: _Prepared) -> Tensor:
+def _step(q: Tensor, v: Tensor, sums: Tensor, token: _Prepared) -> Tensor:
     (b, h), (g, e), m = q.shape[:2], v.shape[1:], sums.shape[2]
     out = q.new_empty(b, h, e)
     columns = min(_FEW if m <= 64 else _MANY, padded(e))
+    shape = Shape(h, h // g, 0, 0, e, columns, 0, "ieee", M=m, MB=min(_FEATURES, padded(m)))
     _stepped[(b * g, divided(e, columns))](
-        sums,
-        v.contiguous(),
-        *known,
-        out,
-        R=h // g,
-        RP=triton.next_power_of_2(h // g),
-        M=m,
-        MB=min(_FEATURES, padded(m)),
-        E=e,
-        EB=columns,
-        num_warps=4,
+        sums, v.contiguous(), token, out, R=h // g, RP=triton.next_power_of_2(h // g), S=shape, num_warps=4
     )
     return out
 
@@ -201,61 +154,36 @@ def feature_step(
     k: Float[Tensor, "b g d"],
     v: Float[Tensor, "b g e"],
     directions: Float32[Tensor, "m d"],
-    state: FeatureSums,
+    state: Sums,
     scale: float | None = None,
 ) -> Float[Tensor, "b h e"]:
     """The answers to one token's queries by random features; the state, which must be contiguous, takes in the token.
 
     A state that has read nothing has tops of −inf and sums of zero.
     """
-    (h, d), g, m = q.shape[1:], k.shape[1], directions.shape[0]
+    (b, h, d), g, m = q.shape, k.shape[1], directions.shape[0]
     scale = d**-0.5 if scale is None else scale
-    root = math.sqrt(abs(scale))
-    known, heads = _room(q, g, m), q.shape[0] * g
-    _random[(divided(heads, _HEADS),)](
-        q.contiguous(),
-        k.contiguous(),
-        directions.contiguous(),
-        state.total,
-        state.top,
-        *known,
-        math.copysign(root, scale),
-        root,
-        0.5 * abs(scale),
-        heads,
-        R=h // g,
-        D=d,
-        DB=min(padded(d), max(16, _HELD // padded(m))),
-        M=m,
-        MP=padded(m),
-        HEADS=_HEADS,
-        # Numbers of 16 bits are exact in TF32, and three products of it leave of directions what float32 does.
-        PRECISION="ieee" if q.dtype == torch.float32 else "tf32x3",
-        num_warps=8,
-    )
-    return _step(q, v, state.sums, known)
+    root, token = math.sqrt(abs(scale)), _room(q, g, m)
+    held = min(padded(d), max(16, _HELD // padded(m)))
+    # Numbers of 16 bits are exact in TF32, and three products of it leave of directions what float32 does.
+    precision = "ieee" if q.dtype == torch.float32 else "tf32x3"
+    shape = Shape(h, h // g, d, held, 0, 0, _HEADS, precision, M=m, MB=padded(m))
+    inputs = q.contiguous(), k.contiguous(), directions.contiguous()
+    factors = math.copysign(root, scale), root, 0.5 * abs(scale)
+    _random[(divided(b * g, _HEADS),)](*inputs, state, token, *factors, b * g, S=shape, num_warps=8)
+    return _step(q, v, state.sums, token)
 
 
 def separable_step(
     q: Float[Tensor, "b h d"],
     k: Float[Tensor, "b g d"],
     v: Float[Tensor, "b g e"],
-    state: ColumnSums,
+    state: Sums,
     temperature: float = 1.0,
 ) -> Float[Tensor, "b h e"]:
     """The same for separable attention."""
-    (h, d), g = q.shape[1:], k.shape[1]
-    known = _room(q, g, d)
-    _softmaxes[(q.shape[0] * g,)](
-        q.contiguous(),
-        k.contiguous(),
-        state.total,
-        state.top,
-        *known,
-        temperature,
-        R=h // g,
-        M=d,
-        MP=padded(d),
-        num_warps=4,
-    )
-    return _step(q, v, state.sums, known)
+    (b, h, d), g = q.shape, k.shape[1]
+    token = _room(q, g, d)
+    shape = Shape(h, h // g, 0, 0, 0, 0, 0, "ieee", M=d, MB=padded(d))
+    _softmaxes[(b * g,)](q.contiguous(), k.contiguous(), state, token, temperature, S=shape, num_warps=4)
+    return _step(q, v, state.sums, token)

@@ -9,17 +9,16 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from avow.core import Problem
+from avow.core import Problem, has_tangents
 from avow.errors import NotDifferentiable
 from avow.kernels import feature_attention as features
 from avow.kernels import linear_step
 from avow.kernels import separable_attention as columns
+from avow.kernels.chunking import Sums
 from avow.kernels.linear_attention import TYPES
-from avow.kernels.separable_attention import ColumnSums
 from avow.numerics import kernel_rounding, scan
 from avow.numerics.features import Frame
 from avow.numerics.kernel_rounding import KernelRounding
-from avow.numerics.tangents import has_tangents
 
 _WIDEST_KEY, _WIDEST_VALUE = 256, 512
 # Tensor cores cut their sums at every eighth product. Over more channels than this that costs float32 more than twice
@@ -108,14 +107,15 @@ def feature_means(
         return None
     begin = None
     if start is not None:
-        begin = features.FeatureSums(start.sums, start.total.squeeze(-1), start.top[..., 0, 0])
+        begin = Sums(start.sums, start.total.squeeze(-1), start.top[..., 0, 0])
     mean = features.feature_attention(p.q, p.k, p.v, directions, p.scale, begin)
     if not bool(torch.isfinite(mean.log_normaliser).all()):
         return None
     steps = features.steps(p.q, m, p.v.shape[3])
-    sums, total = (_without_gradient(p, x) for x in (mean.last.sums, mean.last.total.unsqueeze(-1)))
+    sums, total = (_without_gradient(p, x) for x in (mean.last.sums, mean.last.totals.unsqueeze(-1)))
     steps += 0 if start is None else start.steps
-    state = scan.State(mean.last.top[..., None, None], sums, total, steps)
+    assert mean.last.tops is not None
+    state = scan.State(mean.last.tops[..., None, None], sums, total, steps)
     return Means(mean.out, state, kernel_rounding.of_features(p.q.dtype, state.steps))
 
 
@@ -164,7 +164,7 @@ def feature_step(
         return None
     if moved != 0 or not _comfortable(least, most):
         return None
-    sums = features.FeatureSums(state.sums, state.total.squeeze(-1), state.top[..., 0, 0])
+    sums = Sums(state.sums, state.total.squeeze(-1), state.top[..., 0, 0])
     q, k, v = (x.squeeze(2) for x in (p.q, p.k, p.v))
     return linear_step.feature_step(q, k, v, directions.float(), sums, p.scale).unsqueeze(2)
 
@@ -179,7 +179,7 @@ def column_step(
     """One token more of separable attention; the state takes it in, in place."""
     if not _single(q, k, v, state) or q.shape[3] > _WIDEST_KEY or not 1e-6 <= temperature <= 1e6:
         return None
-    sums = ColumnSums(state.sums, state.total.squeeze(-1), state.top.squeeze(-2))
+    sums = Sums(state.sums, state.total.squeeze(-1), state.top.squeeze(-2))
     q, k, v = (x.squeeze(2) for x in (q, k, v))
     return linear_step.separable_step(q, k, v, sums, temperature).unsqueeze(2)
 

@@ -29,14 +29,6 @@ _CHUNK, _MANY = 64, 8
 _NARROW = 16, 4
 
 
-class ColumnSums(NamedTuple):
-    """All that is remembered of the keys so far: sums relative to e^top, feature by feature."""
-
-    sums: Float32[Tensor, "b g d e"]
-    total: Float32[Tensor, "b g d"]
-    top: Float32[Tensor, "b g d"]
-
-
 class SeparableMean(NamedTuple):
     """The answer, and whether keys rose too steeply for float32 to carry it."""
 

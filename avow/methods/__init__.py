@@ -72,6 +72,17 @@ def method_from(method: str | Method, parameters: Mapping[str, Any]) -> Method:
     return method if isinstance(method, Method) else kind(**parameters)
 
 
+def named_form(method: str | Method) -> tuple[str, dict[str, Any]]:
+    """A method's name and the parameters it was given, for those who keep names: caches, plans of models."""
+    if not isinstance(method, Method):
+        return method, {}
+    if all_methods().get(method.name) is not type(method):
+        remedy = f"make it an entry point of the group {GROUP}, or call avow.attend"
+        raise UnknownMethod("method", method, "is not known by its name", remedy)
+    default = {p.name: p.default for p in method.declared()}
+    return method.name, {name: value for name, value in method.parameters.items() if value != default[name]}
+
+
 @functools.cache
 def _loaded() -> tuple[dict[str, type[Method]], dict[str, str]]:
     """The methods by name, and why others could not be loaded."""

@@ -21,7 +21,7 @@ from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.functional import pad, scaled_dot_product_attention
 
-from avow.core import BoundEstimate, Computed, Cost, Method, Norms, Problem, Promise, Sizes, named
+from avow.core import BoundEstimate, Computed, Cost, Method, Norms, Problem, Promise, Sizes, has_tangents, named
 from avow.errors import is_out_of_memory
 from avow.numerics import rounding
 from avow.numerics.cpu_sums import MOST_ROWS, fewest_rows
@@ -36,7 +36,6 @@ from avow.numerics.heads import (
 from avow.numerics.masks import additive
 from avow.numerics.norms import at_least
 from avow.numerics.softmax import softmax_average
-from avow.numerics.tangents import has_tangents
 from avow.parameters import one_of, param
 
 # Values that are all shorter are brought near one before they are summed.

@@ -5,7 +5,7 @@ r"""Positive random features: :math:`e^{q\cdot k}` as an expectation, attention 
 
 Features are kept as logarithms and shifted by running maxima that cancel exactly, so no norm overflows.
 The relative variance grows as :math:`(e^{\|q+k\|^2}-1)/m` [claim features-variance]: `features_needed` says from
-q and k what a tolerance would take, and says so when it is hopeless.
+q and k what a tolerance would take, and says so when no feasible number would do.
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ from jaxtyping import Bool, Float
 from torch import Tensor
 
 from avow.core import BoundEstimate, Computed, Cost, Method, Problem, Promise, Sizes
+from avow.core.requirement import INDEPENDENT
 from avow.errors import ParameterError
 from avow.numerics import features as feature_maps
 from avow.numerics import kernel_rounding, rounding, scan, scan_costs
@@ -40,12 +41,11 @@ from avow.numerics.heads import (
 )
 from avow.numerics.kernel_rounding import KernelRounding
 from avow.numerics.masks import at_rows, row_tiles, visible
-from avow.numerics.random_stream import INDEPENDENT
 from avow.numerics.softmax import softmax_average
 from avow.parameters import anything, from_to, param
 
 # Beyond this many features even a sequence of a million keys is cheaper to attend to exactly.
-_HOPELESS = 2**24
+_MOST_FEATURES = 2**24
 # Squares of norms beyond this leave float32.
 _ROOMY = 1e15
 # Logs of features that stay within this, of rows and of keys, need no reference of their own: with a million keys,
@@ -93,7 +93,7 @@ class RandomFeatures(Method):
     averages: ClassVar[bool] = True
     random: ClassVar[bool] = True
 
-    features: int = param(256, from_to(1, _HOPELESS), "random directions")
+    features: int = param(256, from_to(1, _MOST_FEATURES), "random directions")
     orthogonal: bool = param(True, anything(), "draw directions in orthogonal blocks")
 
     @property
@@ -125,7 +125,7 @@ class RandomFeatures(Method):
         logs = FeatureLogs(p, directions, frame, wide)
         if p.mask_kind == "full":
             if initial_state is not None and initial_state.sums.steps:
-                rule = "has no room for keys that are known by their sums alone"
+                rule = "cannot include keys that are known only by their sums"
                 raise ParameterError("random_features: mask", "full", rule, "let all rows see the same keys")
             out, state, steps = _pairwise(p, logs), None, p.k.shape[-2]
         else:
@@ -175,12 +175,12 @@ class RandomFeatures(Method):
 
         lengths = problems.radii(p)
         start = None if initial_state is None else initial_state.sums
-        found = problems.feature_means(p, directions, frame, start, lengths)
-        if found is None:
+        means = problems.feature_means(p, directions, frame, start, lengths)
+        if means is None:
             return None
-        state = FeatureState(directions, frame, found.state, None)
-        carried, steps = initial_state is not None, found.state.steps
-        return Computed(found.out, Trace(directions, frame, *lengths, state, steps, carried, found.rounding))
+        state = FeatureState(directions, frame, means.state, None)
+        carried, steps = initial_state is not None, means.state.steps
+        return Computed(means.out, Trace(directions, frame, *lengths, state, steps, carried, means.rounding))
 
     def step(self, problem: Problem, state: FeatureState) -> Tensor | None:
         """The answer to one more token, which the state takes in, in place; None where no kernel does that."""
@@ -335,7 +335,8 @@ class FeatureCount(NamedTuple):
 
     def __str__(self) -> str:
         if math.isinf(self.features):
-            return f"hopeless: one feature has relative variance {self.variance:.3g} at |q+k| = {self.radius:.3g}"
+            variance = f"one feature has relative variance {self.variance:.3g} at |q+k| = {self.radius:.3g}"
+            return f"no feasible number of features: {variance}"
         return f"{self.features:.0f} features (|q+k| up to {self.radius:.3g})"
 
 
@@ -350,7 +351,7 @@ def features_needed(problem: Problem, tol: float, confidence: float) -> FeatureC
     per_feature = float(feature_maps.relative_variance(worst, d, d, method.orthogonal)) * d
     single = float(torch.expm1(worst.square()))
     needed = max(per_feature / feature_maps.variance_for(tol, confidence), 1.0)
-    return FeatureCount(math.ceil(needed) if needed <= _HOPELESS else math.inf, single, float(worst))
+    return FeatureCount(math.ceil(needed) if needed <= _MOST_FEATURES else math.inf, single, float(worst))
 
 
 def _pairwise(p: Problem, logs: FeatureLogs) -> Float[Tensor, "b h n e"]:

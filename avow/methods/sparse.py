@@ -27,11 +27,11 @@ from jaxtyping import Bool, Float64, Int
 from torch import Tensor
 
 from avow.core import BoundEstimate, Computed, Cost, Method, Problem, Promise, Sizes
+from avow.core.requirement import INDEPENDENT
 from avow.numerics import rounding
 from avow.numerics.gather import Gathered, Masked, Read
 from avow.numerics.heads import distance_rounding, per_query_head, ungrouped
 from avow.numerics.masks import row_tiles, visible_pairs
-from avow.numerics.random_stream import INDEPENDENT
 from avow.numerics.sketch import GROUP, SQUARINGS, Sketch, sketched
 from avow.numerics.sketched_problem import Known
 from avow.numerics.softmax import softmax_average
@@ -114,7 +114,7 @@ class Sparse(Method):
         sketch: Sketch | None = None,
         worthwhile: float = math.inf,
     ) -> Computed:
-        """The answer. With a `sketch` of the first keys at hand, no other token than those it chooses is touched.
+        """The answer. Given a `sketch` of the first keys, no other token than those it chooses is touched.
 
         Raises `NothingToSave` where more than the share `worthwhile` would have to be read: before the first token is,
         or, for samples, after a small part.
@@ -286,10 +286,10 @@ class Sparse(Method):
     ) -> Mapping[str, Any]:
         """With all of the tolerance to drop that rounding does not need, and the chance that was asked for."""
         final = 0.0 if sizes.dtype == torch.float64 else rounding.unit(sizes.dtype)
-        found: dict[str, Any] = {"chance": 1 - confidence}
+        tuned: dict[str, Any] = {"chance": 1 - confidence}
         if tol is not None:
-            found["drop"] = max(0.0, (tol - final) / (1 + final) * (1 - 1e-6) - 1e-6)
-        return found | dict(parameters)
+            tuned["drop"] = max(0.0, (tol - final) / (1 + final) * (1 - 1e-6) - 1e-6)
+        return tuned | dict(parameters)
 
     @classmethod
     def settings(cls, sizes: Sizes) -> Iterator[Sparse]:

@@ -17,14 +17,14 @@ from torch.distributed import ProcessGroup
 from torch.nn.functional import linear
 
 from avow.attend import Attended, attend
-from avow.core import SOFTMAX, Problem, check_tensor
+from avow.core import SOFTMAX, Method, Problem, check_tensor
 from avow.errors import ParameterError, ShapeError
-from avow.methods import method_named
+from avow.methods import method_from
 from avow.methods.exact import Exact
 from avow.methods.random_features import RandomFeatures
 from avow.nn.config import check_count, check_dropout, check_heads
 from avow.nn.memory import Directions, Memory, RandomSeed, memory_of
-from avow.parameters import as_float, check_parameters, declared
+from avow.parameters import as_float, declared
 
 _BASE = 10_000.0
 """Of the geometric sequence of rates at which positions turn."""
@@ -51,7 +51,7 @@ class Attention(nn.Module):
         self,
         width: int,
         heads: int,
-        method: str = "exact",
+        method: str | Method = "exact",
         key_heads: int | None = None,
         cross: bool = False,
         causal: bool = False,
@@ -63,12 +63,10 @@ class Attention(nn.Module):
         super().__init__()
         check_heads(width, heads, key_heads)
         check_dropout(dropout)
-        kind = method_named(method)
-        check_parameters(method, kind, settings)
         self.width, self.heads, self.key_heads = width, heads, heads if key_heads is None else key_heads
         self.cross, self.causal, self.settings = cross, causal, settings
-        self.method = kind(**settings)
-        self.draw: RandomSeed | None = RandomSeed() if kind.random else None
+        self.given, self.method = method, method_from(method, settings)
+        self.draw: RandomSeed | None = RandomSeed() if self.method.random else None
         if isinstance(self.method, RandomFeatures):
             self.draw = Directions(self.method, width // heads)
         self.positions = positions
@@ -113,7 +111,7 @@ class Attention(nn.Module):
         q, k, v = self._projected(x, context)
         generator = None if self.draw is None else self.draw.generator()
         how = self._how(mask, k) | {"tol": tol, "confidence": confidence, "generator": generator} | self.settings
-        out, certificate = attend(q, k, v, method=self.method.name, **how)
+        out, certificate = attend(q, k, v, method=self.given, **how)
         return Attended(self.outward(out.transpose(1, 2).flatten(2)), certificate)
 
     def start(self, block: int) -> Memory:
@@ -134,7 +132,7 @@ class Attention(nn.Module):
     def from_torch(
         cls,
         given: nn.MultiheadAttention,
-        method: str = "exact",
+        method: str | Method = "exact",
         cross: bool = False,
         causal: bool = False,
         **settings: Any,

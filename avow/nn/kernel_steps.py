@@ -19,11 +19,11 @@ from jaxtyping import Float
 from torch import Tensor
 
 from avow.core import Certificate, Problem
-from avow.core.relative import absolute_errors, relative_errors
+from avow.core.certify import absolute_errors, relative_errors
+from avow.core.requirement import INDEPENDENT
 from avow.methods.sparse import Sparse
 from avow.numerics.heads import per_query_head
 from avow.numerics.norms import length_floors, slack
-from avow.numerics.random_stream import INDEPENDENT
 from avow.numerics.rounding import unit
 from avow.numerics.sketch import Sketch
 

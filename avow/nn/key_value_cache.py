@@ -19,24 +19,22 @@ from jaxtyping import Float
 from torch import Tensor
 
 from avow.attend import Attended, attend_exact
-from avow.core import Computed, Norms, Problem, check_tensor
-from avow.core.certify import certify
-from avow.core.relative import aimed_bound, shortest_ratio
-from avow.core.requirement import Requirement, check_generator, checked_requirement
+from avow.core import Computed, Method, Norms, Problem, check_tensor, has_tangents
+from avow.core.certify import aimed_bound, certify, shortest_ratio
+from avow.core.requirement import Requirement, check_generator, checked_requirement, random_stream
 from avow.errors import AvowError, DtypeError, FileError, NotDifferentiable, ParameterError, ShapeError
+from avow.methods import named_form
 from avow.methods.sparse import NothingToSave, Sparse, Trace
 from avow.nn import cache_file
 from avow.nn.kernel_steps import Held, KernelSteps
 from avow.nn.split_k_exact import SplitKExact, serves
-from avow.nn.token_buffers import TokenBuffers, is_plain_call
+from avow.nn.token_buffers import TokenBuffers, is_plain_call, norm_slack
 from avow.numerics.fast_decode import Skim
 from avow.numerics.fused import NotCompiled
 from avow.numerics.norms import check_range, row_norms, slack
-from avow.numerics.random_stream import random_stream
 from avow.numerics.rounding import tiny
 from avow.numerics.selection import Unfit
 from avow.numerics.sketch import GROUP
-from avow.numerics.tangents import has_tangents
 
 # If more than this share of the tokens would have to be gathered, reading them all in order is as fast.
 _WORTHWHILE = 0.4
@@ -117,7 +115,7 @@ class KeyValueCache(TokenBuffers):
         confidence: float | None = None,
         scale: float | None = None,
         generator: torch.Generator | None = None,
-        method: str = "auto",
+        method: str | Method = "auto",
         rtol: float | None = None,
     ) -> Attended:
         """The answers to the queries of the last n tokens, and the certificate of the error they made.
@@ -130,7 +128,8 @@ class KeyValueCache(TokenBuffers):
         among them, or logits so large that single precision cannot keep `tol`, then show in the bound, and as an error
         from the next call on.
         """
-        arguments = (tol, confidence, scale, generator, method, rtol)
+        name = method if isinstance(method, str) else _name_of(method)
+        arguments = (tol, confidence, scale, generator, name, rtol)
         return self._quick(q, arguments) or self._attend(q, arguments)
 
     @torch.no_grad()
@@ -305,8 +304,7 @@ class KeyValueCache(TokenBuffers):
         few = self.window is None and float(self._extremes[..., 0].amin()) > 1e-9
         shown = self._extremes if few else self._lengths(call).double()
         keys = self._longest.unsqueeze(-1).expand(shown.shape)
-        # Lengths in float32 were rounded up once more.
-        error = slack(max(self.dim, self.value_dim), self.dtype) + (0.0 if self._wide else 2.0**-22)
+        error = norm_slack(max(self.dim, self.value_dim), self.dtype, self._wide)
         norms = Norms(row_norms(call.problem.q, "q"), keys, shown, error)
         check_range(*norms.most, call.problem.scale)
         return call._replace(problem=call.problem.with_norms(norms))
@@ -451,3 +449,12 @@ def _without_kernels(attended: Attended, why: str) -> Attended:
     certificate = attended.certificate
     reason = f"{certificate.reason}; without kernels: {why}"
     return attended._replace(certificate=dataclasses.replace(certificate, reason=reason))
+
+
+def _name_of(method: Method) -> str:
+    """The name of a method object whose parameters were left to the cache."""
+    name, parameters = named_form(method)
+    if parameters:
+        rule = "has parameters, which a cache sets by tol and bits"
+        raise ParameterError("method", method, rule, f"use method={name!r}")
+    return name

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -16,13 +16,13 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from avow.core import Method, Problem
+from avow.core.requirement import RandomStream
 from avow.errors import ParameterError, ShapeError
 from avow.methods.exact import Exact
 from avow.methods.random_features import FeatureState, RandomFeatures
 from avow.methods.separable import ColumnState, Separable
 from avow.numerics import features as feature_maps
 from avow.numerics import rounding, scan
-from avow.numerics.random_stream import RandomStream
 
 
 class RandomSeed(nn.Module):
@@ -90,11 +90,12 @@ class Directions(RandomSeed):
         self._renew()
 
 
+@dataclass(eq=False)
 class Memory(ABC):
     """What one attention remembers of `length` tokens; changed in place by reading on."""
 
-    def __init__(self, block: int) -> None:
-        self.block, self.length = block, 0
+    block: int
+    length: int = field(default=0, init=False)
 
     def read(
         self, q: Float[Tensor, "b h l d"], k: Float[Tensor, "b g l d"], v: Float[Tensor, "b g l e"]
@@ -112,14 +113,13 @@ class Memory(ABC):
     def _read(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor: ...
 
 
+@dataclass(eq=False)
 class KeysAndValues(Memory):
     """All keys and values so far."""
 
-    def __init__(self, block: int, method: Exact) -> None:
-        super().__init__(block)
-        self.method = method
-        self.keys: Float[Tensor, "b g block d"] | None = None
-        self.values: Float[Tensor, "b g block e"] | None = None
+    method: Exact
+    keys: Float[Tensor, "b g block d"] | None = None
+    values: Float[Tensor, "b g block e"] | None = None
 
     def _read(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         before, after = self.length, self.length + q.shape[-2]
@@ -140,13 +140,12 @@ class KeysAndValues(Memory):
         return self.method.compute(problem).out
 
 
+@dataclass(eq=False)
 class ColumnSums(Memory):
     """Separable attention's sums over keys, per feature, in O(d²): the numerators and denominators of its columns."""
 
-    def __init__(self, block: int, method: Separable) -> None:
-        super().__init__(block)
-        self.method = method
-        self.state: ColumnState | None = None
+    method: Separable
+    state: ColumnState | None = None
 
     def _read(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         if self.state is None:
@@ -158,13 +157,12 @@ class ColumnSums(Memory):
         return out
 
 
+@dataclass(eq=False)
 class FeatureSums(Memory):
     """Random features' sums over keys, in O(m·e), with the draw they were made under."""
 
-    def __init__(self, block: int, draw: Directions) -> None:
-        super().__init__(block)
-        self.draw = draw
-        self.state: FeatureState | None = None
+    draw: Directions
+    state: FeatureState | None = None
 
     def _read(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         problem = Problem.of(q, k, v, causal=True, enable_gqa=q.shape[1] != k.shape[1])

@@ -19,7 +19,7 @@ from torch import Tensor, nn
 
 from avow.errors import DtypeError, NonFiniteError, RangeError, ShapeError
 from avow.nn.config import check_count
-from avow.numerics import spectral
+from avow.numerics.norms import frobenius_bound, spectral_bound
 from avow.numerics.rounding import EXP_ULPS, SAFETY, gamma, tiny, unit
 from avow.parameters import declared
 
@@ -119,7 +119,7 @@ def gradient_horizon(
     for name, values in [*exact.named_parameters(), ("inputs", x), ("start", state)]:
         if not bool(values.isfinite().all()):
             raise NonFiniteError(name, "nan or inf", "must hold finite numbers", "look for what broke the training")
-    norm = spectral.norm_bound(exact.recurrent.weight)
+    norm = spectral_bound(exact.recurrent.weight)
     rate = _times(norm, STEEPEST[cell.activation])
     if rate < 1:
         bound = 1.0
@@ -149,12 +149,12 @@ def _product_bound(cell: RecurrentCell, inputs: Tensor, start: Tensor, norm: flo
     """
     weight = cell.recurrent.weight
     width = len(weight)
-    size = spectral.frobenius_bound(weight)
+    size = frobenius_bound(weight)
     product, drift, norms = torch.eye(width, dtype=torch.float64), 0.0, 1.0
     for slope in _slopes(cell, inputs, start):
         factor = _times(norm, float((slope.middle + slope.radius).max()))
         norms = _times(norms, factor)
-        length = spectral.frobenius_bound(product)
+        length = frobenius_bound(product)
         # fl(W·D·P) errs by γ_{d+1}|W||D||P| by entries, so by γ_{d+1}‖W‖_F·max D·‖P‖_F in norm.
         rounding = gamma(width + 1, _UNIT) * size * float(slope.middle.max()) * length
         rounding += 4 * width**2 * (1 + size) * _TINY
@@ -163,7 +163,7 @@ def _product_bound(cell: RecurrentCell, inputs: Tensor, start: Tensor, norm: flo
         product = weight @ (scales * product) if cell.order == "inside" else scales * (weight @ product)
     if not bool(product.isfinite().all()):
         return norms
-    together = (spectral.norm_bound(product) + drift) * SAFETY
+    together = (spectral_bound(product) + drift) * SAFETY
     return together if together < norms else norms
 
 

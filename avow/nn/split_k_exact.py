@@ -23,7 +23,7 @@ from jaxtyping import Float, Float32
 from torch import Tensor
 
 from avow.core import Certificate, Problem, Sizes
-from avow.core.relative import absolute_errors, relative_errors
+from avow.core.certify import absolute_errors, relative_errors
 from avow.methods.exact import Exact
 from avow.nn.kernel_steps import LazyCertificate
 from avow.nn.token_buffers import Ends, row_lengths, row_sizes

@@ -108,11 +108,10 @@ class TokenBuffers:
         self._metric: Tensor | None = None
         self._size: Tensor | None = None
         self._spread: Tensor | None = None
-        self._extremes = torch.tensor([math.inf, 0.0], dtype=torch.float64, device=self.device).repeat(
-            batch, key_heads, 1
-        )
+        nothing = torch.tensor([math.inf, 0.0], dtype=torch.float64, device=self.device)
+        self._extremes = nothing.repeat(batch, key_heads, 1)
         """At most the shortest, and at least the longest of all values so far."""
-        self._found: Ends | None = None
+        self._known_ends: Ends | None = None
         """`_ends` if it is known and no later token changed it."""
         self._unmeasured = 0
         """How many of the last tokens were only written; `_ends` knows their lengths already."""
@@ -145,26 +144,20 @@ class TokenBuffers:
     @property
     def nbytes(self) -> int:
         """The bytes of all buffers, the room for tokens to come included."""
-        return sum(x.numel() * x.element_size() for x in self._buffers.values())
+        return sum(x.nbytes for x in self._buffers.values())
 
     @property
     def overhead(self) -> float:
         """The bytes of the sketch and of norms, relative to those of keys and values."""
-        plain = {"keys", "values"}
-        per_group = self._room(GROUP)
-        own, more = (
-            sum(x.numel() * x.element_size() for name, x in per_group.items() if (name in plain) == kept)
-            for kept in (True, False)
-        )
-        return more / own
+        sizes = {name: x.nbytes for name, x in self._room(GROUP).items()}
+        return sum(sizes.values()) / (sizes["keys"] + sizes["values"]) - 1
 
     @property
     def holding(self) -> Holding:
         """All tokens held and what is known of them, as they lie there: the next one may move them."""
         self._measure()
         lengths = self._buffers["norms"][:, :, : self._position - self._base]
-        # Lengths in float32 were rounded up once more.
-        error = slack(max(self.dim, self.value_dim), self.dtype) + (0.0 if self.dtype == torch.float64 else 2.0**-22)
+        error = norm_slack(max(self.dim, self.value_dim), self.dtype, self.dtype == torch.float64)
         return Holding(
             *self.tokens, lengths.double(), self._longest, error, None if self.bits is None else self._sketch(0)
         )
@@ -199,7 +192,7 @@ class TokenBuffers:
         # The first of these tokens sees a window that ends with itself.
         base = self._base if self.window is None else max(0, self._position - self.window + 1) // GROUP * GROUP
         buffers, base = self._fitting(base, after)
-        lengths, wide = _kept(norms, self._wide)
+        lengths, wide = _stored_norms(norms, self._wide)
         if wide and not self._wide:
             buffers = buffers | {"norms": buffers["norms"].double()}
         start, end = self._position - base, after - base
@@ -213,7 +206,7 @@ class TokenBuffers:
             self._write_groups(buffers, fresh)
         self._longest = torch.maximum(self._longest, longest.amax(-1))
         self._extremes = wider(self._extremes, lengths)
-        self._found = None
+        self._known_ends = None
         self._buffers, self._base, self._position, self._wide = buffers, base, after, wide
 
     def _restore(self, saved: Saved) -> None:
@@ -232,7 +225,7 @@ class TokenBuffers:
             self._check_norms(norms, v)
         if held:
             self._measure()
-            self._found = None
+            self._known_ends = None
             # Measured together with others, lengths differ in their last digits.
             self._buffers["norms"][:, :, :held] = saved.norms
             nothing = torch.zeros_like(self._extremes)
@@ -281,7 +274,7 @@ class TokenBuffers:
             return False
         keys[:, :, at : at + 1] = k
         values[:, :, at : at + 1] = v
-        self._found = Ends(
+        self._known_ends = Ends(
             list(map(max, known.keys, own)), list(map(max, known.values, lengths)), min(known.least, *lengths)
         )
         self._position += 1
@@ -294,7 +287,7 @@ class TokenBuffers:
             return
         end = self._position - self._base
         k, v = (self._buffers[name][:, :, end - self._unmeasured : end] for name in ("keys", "values"))
-        lengths, wide = _kept(row_norms(v, "v", faithful=True), self._wide)
+        lengths, wide = _stored_norms(row_norms(v, "v", faithful=True), self._wide)
         if wide and not self._wide:
             self._buffers = self._buffers | {"norms": self._buffers["norms"].double()}
         self._buffers["norms"][:, :, end - self._unmeasured : end] = lengths
@@ -314,17 +307,16 @@ class TokenBuffers:
     @property
     def _value_slack(self) -> float:
         """How far the bounds on lengths of values may be above the true ones, relatively."""
-        # Lengths in float32 were rounded up once more.
-        return slack(self.value_dim, self.dtype) + (0.0 if self._wide else 2.0**-22)
+        return norm_slack(self.value_dim, self.dtype, self._wide)
 
     @property
     def _ends(self) -> Ends:
         """What is known of the tokens' lengths, in plain numbers."""
-        if self._found is None:
+        if self._known_ends is None:
             self._measure()
             keys, values = self._longest.flatten().tolist(), self._extremes.flatten(0, 1).tolist()
-            self._found = Ends(keys, [longest for _, longest in values], min(shortest for shortest, _ in values))
-        return self._found
+            self._known_ends = Ends(keys, [longest for _, longest in values], min(shortest for shortest, _ in values))
+        return self._known_ends
 
     @property
     def _groups(self) -> int:
@@ -335,12 +327,11 @@ class TokenBuffers:
     def _room(self, tokens: int) -> dict[str, Tensor]:
         """Buffers for so many tokens; they are written into inside and outside of inference_mode."""
         b, g, groups = self.batch, self.key_heads, tokens // GROUP
+        wide = torch.float64 if self._wide else torch.float32
         room = {
             "keys": torch.empty(b, g, tokens, self.dim, dtype=self.dtype, device=self.device),
             "values": torch.empty(b, g, tokens, self.value_dim, dtype=self.dtype, device=self.device),
-            "norms": torch.empty(
-                b, g, tokens, dtype=torch.float64 if self._wide else torch.float32, device=self.device
-            ),
+            "norms": torch.empty(b, g, tokens, dtype=wide, device=self.device),
         }
         if self.bits is not None:
             # One group of zeros shows the shapes and types of a sketch.
@@ -436,7 +427,7 @@ class TokenBuffers:
             raise ShapeError("v.shape[-2]", v.shape[-2], rule, "each key needs one value")
 
 
-def _kept(norms: Float64[Tensor, "b g l"], wide: bool) -> tuple[Float[Tensor, "b g l"], bool]:
+def _stored_norms(norms: Float64[Tensor, "b g l"], wide: bool) -> tuple[Float[Tensor, "b g l"], bool]:
     """Lengths in float32, rounded up, if all are within its range, else in float64; and whether float64 was needed."""
     if wide or not bool(((norms == 0) | ((norms >= _SHORTEST) & (norms <= _LONGEST))).all()):
         return norms, True
@@ -459,6 +450,12 @@ def row_lengths(rows: Float[Tensor, "b h n d"]) -> list[float]:
     """
     grown, added = _allowances(rows.shape[-1], rows.dtype)
     return [x * grown + added for heads in row_sizes(rows).tolist() for head in heads for x in head]
+
+
+@functools.cache
+def norm_slack(dim: int, dtype: torch.dtype, wide: bool) -> float:
+    """How far norms that a cache keeps may be above the true ones, relatively."""
+    return slack(dim, dtype) + (0.0 if wide else 2.0**-22)  # those in float32 were rounded up once more
 
 
 @functools.cache

@@ -4,12 +4,10 @@ What every method stands on:
     rounding          the rounding model: units, sums, products, exponentials
     kernel_rounding   what kernels of linear attention round besides
     cpu_sums          how this CPU's fused attention adds up, seen from its rounding
-    norms             lengths of rows, proved; nan and inf are looked for here alone
+    norms             norms of rows and matrices, proved; nan and inf are looked for here alone
     masks             what a row sees
     heads             heads that share keys, values of any size, the last touch on an answer
     softmax           softmax averages by their definition: the truth
-    random_stream     draws that no input was made from
-    tangents          derivatives that are carried forward
 Sums over keys in linear time:
     scan              one state, one pass, no overflow
     row_accumulator   what rows collect on the way
@@ -18,7 +16,6 @@ Sums over keys in linear time:
     feature_logs      their logarithms, tile by tile
     cholesky          landmarks, and what they leave over
     landmark_features features by landmarks, tile by tile
-    singular          the best that any low rank could do
     horizons          averages of all that lies behind a row
 Tokens that are left unread:
     sketch            keys in a few bits, with a bound on every product
@@ -35,7 +32,5 @@ Caches of tokens, in one pass:
     selection         which of them to read
     fused             loops that a compiler makes of torch code
 Proofs:
-    intervals         numbers that carry their own error
-    grids             matrices of them
-    spectral          a bound on the spectral norm that trusts no decomposition
+    intervals         numbers and matrices that carry their own error
 """

@@ -142,10 +142,10 @@ def worth(
     log_weight: Float[Tensor, "b g s"], left: Float[Tensor, "b g s"], taken: Tensor, noise: Float[Tensor, "b g s"]
 ) -> Float[Tensor, "b g s"]:
     """Whose largest are the next pivots: `log_weight` that of the diagonal, `left` what earlier pivots left of it."""
-    found = log_weight + torch.log(left) + gumbel(noise)
+    scores = log_weight + torch.log(left) + gumbel(noise)
     # Then keys with nothing left, then hidden ones, in any order.
-    found = torch.where(left > 0, found, -1e200 * (1 + noise))
-    return torch.where(log_weight > -math.inf, found, -1e300 * (1 + noise)).masked_fill_(taken, -math.inf)
+    scores = torch.where(left > 0, scores, -1e200 * (1 + noise))
+    return torch.where(log_weight > -math.inf, scores, -1e300 * (1 + noise)).masked_fill_(taken, -math.inf)
 
 
 def orthonormal(fresh: Float[Tensor, "b g l s"], block: Float[Tensor, "b g l l"]) -> Float[Tensor, "b g l s"]:

@@ -1,4 +1,4 @@
-"""Numbers that carry their own error: python-flint's balls, and the few operations proofs need of them.
+"""Numbers and matrices that carry their own error: python-flint's balls, and the operations proofs need of them.
 
 A ball's comparison is true only when it holds for every number of both balls, so a proof is a comparison that came out
 true, and what came out false is merely open: `decided` asks again with more bits.
@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from fractions import Fraction
 from typing import TYPE_CHECKING, Any, TypeVar
 
+import torch
 from torch import Tensor
 
 from avow.errors import MissingPackage
@@ -77,18 +78,18 @@ def matrix(x: Tensor) -> list[list[arb]]:
     return [[ball(entry) for entry in row] for row in x.detach().double().tolist()]
 
 
-def total(found: Iterable[arb]) -> arb:
-    return sum(found, ball(0))
+def total(numbers: Iterable[arb]) -> arb:
+    return sum(numbers, ball(0))
 
 
-def most(found: Iterable[arb]) -> arb:
+def most(numbers: Iterable[arb]) -> arb:
     """The largest of some numbers."""
-    return functools.reduce(lambda a, b: a.max(b), found)
+    return functools.reduce(lambda a, b: a.max(b), numbers)
 
 
-def least(found: Iterable[arb]) -> arb:
+def least(numbers: Iterable[arb]) -> arb:
     """The smallest of some numbers."""
-    return functools.reduce(lambda a, b: a.min(b), found)
+    return functools.reduce(lambda a, b: a.min(b), numbers)
 
 
 def dot(a: Sequence[arb], b: Sequence[arb]) -> arb:
@@ -122,10 +123,10 @@ def upper(x: arb) -> float:
     if not x.is_finite():
         return math.inf
     high = x.upper()
-    found = float(high)
-    while not ball(found) >= high:
-        found = math.nextafter(found, math.inf)
-    return found
+    bound = float(high)
+    while not ball(bound) >= high:
+        bound = math.nextafter(bound, math.inf)
+    return bound
 
 
 def lower(x: arb) -> float:
@@ -147,3 +148,33 @@ def decided(question: Callable[[], T | None], bits: int = 64, most: int = MOST_B
             return answer
         bits *= 2
     return None
+
+
+def stacked(rows: Sequence[Sequence[arb]]) -> arb_mat:
+    """A matrix from its rows."""
+    return _flint().arb_mat([list(row) for row in rows])
+
+
+def rounded(x: arb_mat, dtype: torch.dtype) -> Tensor:
+    """The middles of the balls, rounded to a type."""
+    flat = [float(entry.mid()) for entry in x.entries()]
+    return torch.tensor(flat, dtype=torch.float64).reshape(x.nrows(), x.ncols()).to(dtype)
+
+
+def frobenius(x: arb_mat) -> arb:
+    """The Frobenius norm."""
+    return norm(x.entries())
+
+
+def longest(x: arb_mat) -> arb:
+    """The largest norm of a row."""
+    return most(norm(row) for row in x.tolist())
+
+
+def spectral(x: arb_mat) -> arb:
+    """At least the spectral norm, and at most d^(1/64) times it: the Frobenius norm of (xᵀx)³², brought back."""
+    power = x.transpose() * x
+    for _ in range(5):
+        power = power * power
+    size = frobenius(power)
+    return size.root(64) if size > 0 else frobenius(x)

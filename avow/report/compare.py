@@ -247,7 +247,7 @@ def plan_table(plan: Plan) -> Columns:
     reasons: dict[str, list[str]] = {}
     for candidate in plan.ranked:
         chosen, label = candidate is plan.chosen, candidate.method.label
-        bound = formatting.NOTHING if candidate.prospect is None else formatting.error(candidate.prospect.bound)
+        bound = formatting.NOTHING if candidate.estimate is None else formatting.error(candidate.estimate.bound)
         price = formatting.seconds(candidate.seconds), formatting.memory(candidate.cost.peak_bytes)
         rows.append([f"{'→' if chosen else ' '} {label}", *price, bound])
         styles.append("bold" if chosen else "dim" if candidate.lost else "")
@@ -255,4 +255,4 @@ def plan_table(plan: Plan) -> Columns:
         reasons.setdefault(why, []).append(label)
     notes = [f"{why}: {formatting.listed(labels)}" for why, labels in reasons.items()]
     headings = ("  method", "predicted", "memory", "bound")
-    return Columns("lrrr", headings, rows, f"plan for {plan.asked} ({plan.source})", [*notes, BOUND_UNIT], styles)
+    return Columns("lrrr", headings, rows, f"plan for {plan.goal} ({plan.source})", [*notes, BOUND_UNIT], styles)

@@ -17,7 +17,7 @@ import types
 import weakref
 from collections.abc import Generator, Iterator
 from multiprocessing import resource_tracker
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -131,8 +131,8 @@ class Batches(Dataset[Step], Iterator[Step]):
             batch_size=None,
             sampler=range(self.position, until),
             num_workers=max(1, min(WORKERS, (os.cpu_count() or 1) // 2)),
-            pin_memory=torch.cuda.is_available(),
             prefetch_factor=8,
+            collate_fn=_arrays,
             # Not forked: a process that trains has threads, and a lock that one of them holds stays locked in a fork.
             multiprocessing_context="spawn",
             # Else it draws its seed from torch's own generator, which dropout draws from.
@@ -144,10 +144,21 @@ class Batches(Dataset[Step], Iterator[Step]):
         atexit.register(_close, weakref.ref(steps))
         return steps
 
-    def _counted(self, steps: Iterator[Step]) -> Generator[Step, None, None]:
-        for step in steps:
+    def _counted(self, steps: Iterator[Any]) -> Generator[Step, None, None]:
+        for micros, targets, positions in steps:
             self.position += 1
-            yield step
+            yield Step(tuple(Micro(*map(_pinned, micro)) for micro in micros), targets, positions)
+
+
+def _arrays(step: Any) -> tuple[list[list[np.ndarray]], int, int]:
+    """A step as arrays, which one pipe carries: of tensors, torch would send each over a connection of its own."""
+    return [[x.numpy().astype(np.int32) for x in micro] for micro in step.micros], step.targets, step.positions
+
+
+def _pinned(numbers: np.ndarray) -> Tensor:
+    """The numbers as a tensor, on a machine with a GPU in memory that it can fetch from."""
+    tensor = torch.empty(numbers.shape, dtype=torch.int64, pin_memory=torch.cuda.is_available())
+    return tensor.copy_(torch.from_numpy(numbers))
 
 
 def _close(reference: weakref.ref[Generator[Step, None, None]]) -> None:

@@ -18,7 +18,7 @@ from avow.errors import InputError, ParameterError
 from avow.parameters import declared
 from avow.training.data import Question, Vocabulary
 from avow.training.examples import check_room
-from avow.training.sampling import Answer, answers, decoder
+from avow.training.sampling import Answer, answers, block_of
 
 # An interval misses the truth on either side in at most 1 of this many cases: 95% in all.
 _ONE_SIDE = 40
@@ -90,8 +90,8 @@ class Evaluation:
         if not 0 < coverage <= 1:
             raise ParameterError("coverage", coverage, "must be above 0 and at most 1", "1 answers every question")
         # 0.07 · 100 is a little above 7 in floating point, and means 7.
-        kept = max(1, math.ceil(round(coverage * self.asked, 9)))
-        return float(self._right_among()[kept - 1]) / kept
+        answered = max(1, math.ceil(round(coverage * self.asked, 9)))
+        return float(self._right_among()[answered - 1]) / answered
 
     def bins(self) -> list[Bin]:
         """Ten equal parts of [0, 1] by confidence, without those that hold no answer."""
@@ -120,11 +120,11 @@ class Evaluation:
 
     def abstention(self) -> Chart:
         """Accuracy against coverage, the most confident answers first."""
-        kept = np.arange(1, self.asked + 1)
-        coverage = (kept / self.asked).tolist()
+        answered = np.arange(1, self.asked + 1)
+        coverage = (answered / self.asked).tolist()
         series = {
-            "most confident first": (coverage, (self._right_among() / kept).tolist()),
-            "best possible order": (coverage, (np.minimum(kept, self.right) / kept).tolist()),
+            "most confident first": (coverage, (self._right_among() / answered).tolist()),
+            "best possible order": (coverage, (np.minimum(answered, self.right) / answered).tolist()),
             "any order, on average": (coverage, [self.accuracy] * self.asked),
         }
         return Chart("Accuracy where the model may abstain", "coverage: share answered", "share right", series)
@@ -167,7 +167,7 @@ class Evaluation:
 @declared()
 def evaluate(model: nn.Module, vocabulary: Vocabulary, questions: Sequence[Question]) -> Evaluation:
     """The model asked every question; its answers have room for the longest one expected."""
-    block = decoder(model).config.block
+    block = block_of(model)
     for question in questions:
         # The question, its mask, and the answer are read; the end is only written.
         positions = len(question.question) + 1 + len(question.answer)

@@ -146,11 +146,11 @@ class SpanExamples:
 
     def rows(self, epochs: Numbers, indices: Numbers) -> tuple[Rows, Rows]:
         """Inputs and targets, padded to the longest of them."""
-        kept = self.choose(epochs, indices)
-        one, none = np.ones_like(kept.start), np.zeros_like(kept.start)
+        p = self.choose(epochs, indices)
+        one, none = np.ones_like(p.start), np.zeros_like(p.start)
         # Seven pieces: name, left, M, right, M, span, M.
-        sizes = np.stack([kept.name, kept.left, one, kept.right, one, kept.stop - kept.start, kept.closed], 1)  # (b, 7)
-        begins = np.stack([none, kept.start - kept.left, none, kept.stop, none, kept.start, none], 1)  # (b, 7)
+        sizes = np.stack([p.name, p.left, one, p.right, one, p.stop - p.start, p.closed], 1)  # (b, 7)
+        begins = np.stack([none, p.start - p.left, none, p.stop, none, p.start, none], 1)  # (b, 7)
         # All examples one after the other, without padding: where each piece begins there, and in the text.
         flat = sizes.ravel()
         firsts = np.cumsum(flat) - flat

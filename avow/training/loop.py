@@ -83,11 +83,7 @@ def train(
 
 
 def train_here(
-    config: TrainConfig,
-    folder: Path,
-    here: Ranks,
-    resume: bool | Path,
-    progress: Callable[[Progress], None] | None,
+    config: TrainConfig, folder: Path, here: Ranks, resume: bool | Path, progress: Callable[[Progress], None] | None
 ) -> Trained:
     """The same in processes that know each other, in a folder that they hold."""
     before = checkpoint.generators()

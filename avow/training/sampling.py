@@ -25,6 +25,21 @@ from avow.training.examples import prompt
 _TOGETHER = 256
 
 
+class Decoder(Protocol):
+    """What is needed of a language model here: one of `avow.nn`, or one with the same methods."""
+
+    config: ModelConfig
+
+    def start(self, batch: int) -> Any: ...
+
+    def step(self, ids: Tensor, cache: Any) -> tuple[Tensor, Any]: ...
+
+
+def block_of(model: nn.Module) -> int:
+    """The positions that a model reads at most."""
+    return cast(Decoder, model).config.block
+
+
 @dataclass(frozen=True)
 class Answer:
     """What a model says, the probability it gives to just that, and whether it came to an end by itself.
@@ -64,7 +79,7 @@ def sample(
     check_generator(generator)
     first, *others = (vocabulary.encode(part) for part in text.split(MASK_SIGN))
     start = np.concatenate([first, *(np.append(MASK, part) for part in others)]).astype(np.int64)
-    block = decoder(model).config.block
+    block = block_of(model)
     if not 0 < len(start) < block:
         rule = f"has {len(start)} characters, and must have at least 1 and leave room in the block of {block}"
         raise InputError("text", repr(text), rule, f"give 1 to {block - 1} characters")
@@ -86,7 +101,7 @@ def answers(model: nn.Module, vocabulary: Vocabulary, questions: Sequence[Questi
     gets alone.
     """
     check_count("longest", longest)
-    block = decoder(model).config.block
+    block = block_of(model)
     prompts = [_prompt(question, vocabulary, block) for question in questions]
     of_length: dict[int, list[int]] = {}
     for place, row in enumerate(prompts):
@@ -155,21 +170,6 @@ def _prompt(question: Question, vocabulary: Vocabulary, block: int) -> Int[np.nd
     return row
 
 
-class Decoder(Protocol):
-    """What is needed of a language model here."""
-
-    config: ModelConfig
-
-    def start(self, batch: int) -> Any: ...
-
-    def step(self, ids: Tensor, cache: Any) -> tuple[Tensor, Any]: ...
-
-
-def decoder(model: nn.Module) -> Decoder:
-    """The model, typed as one of `avow.nn`, or one with the same methods."""
-    return cast("Decoder", model)
-
-
 @contextmanager
 def _evaluating(model: nn.Module) -> Iterator[tuple[Decoder, torch.device]]:
     """The model in evaluation mode, and its device; afterwards every module is in its old mode."""
@@ -178,7 +178,7 @@ def _evaluating(model: nn.Module) -> Iterator[tuple[Decoder, torch.device]]:
     model.eval()
     try:
         with torch.no_grad():
-            yield decoder(model), device
+            yield cast(Decoder, model), device
     finally:
         for module, mode in modes:
             module.training = mode

@@ -97,14 +97,7 @@ def weighted(parts: Sequence[Examples], weights: Sequence[int]) -> Mixture:
 
 
 def examples_of(
-    task: str,
-    corpus: Corpus,
-    vocabulary: Vocabulary,
-    block: int,
-    seed: int,
-    spans: Spans,
-    loss: Loss,
-    recipe: Recipe,
+    task: str, corpus: Corpus, vocabulary: Vocabulary, block: int, seed: int, spans: Spans, loss: Loss, recipe: Recipe
 ) -> Examples:
     """Documents with a span to restore (pretrain), questions to answer (finetune), both (mixed), a recipe (cloze)."""
     simple = {"pretrain": ("span",), "finetune": ("questions",), "mixed": ("span", "questions")}

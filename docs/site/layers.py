@@ -45,7 +45,7 @@ BOXES = (
     _box("report", "tables, charts, HTML", 1, 640),
     _box("theory", "claims and constructions", 2, 985),
     _box("bench", "ratios against peers", 3, 130),
-    _box("avow", "the public names", 3, 390, "avow apply"),
+    _box("avow", "the public names", 3, 390),
     _box("integrations", "Hugging Face models", 3, 650),
     _box("training", "corpus, loop, checkpoints", 3, 900),
     _box("distributed", "shards of a sequence", 4, 240),
@@ -60,7 +60,7 @@ BOXES = (
         "errors, parameters, whole files, worker processes",
         9,
         130,
-        "errors parameters declared file_io bounded worker_pool",
+        "errors parameters file_io worker_pool",
         1059,
     ),
 )

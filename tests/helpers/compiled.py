@@ -64,13 +64,12 @@ def scans() -> None:
 def tokens() -> None:
     """One token more for every linear attention."""
     from avow.kernels import linear_step as step
-    from avow.kernels.feature_attention import FeatureSums
-    from avow.kernels.separable_attention import ColumnSums
+    from avow.kernels.chunking import Sums
 
     q, k, v = (torch.randn(1, heads, 64).bfloat16() for heads in (4, 2, 2))
     sums, total = torch.zeros(1, 2, 64, 64), torch.zeros(1, 2, 64)
-    step.feature_step(q, k, v, torch.randn(64, 64), FeatureSums(sums, total, torch.zeros(1, 2)))
-    step.separable_step(q, k, v, ColumnSums(sums, total, total))
+    step.feature_step(q, k, v, torch.randn(64, 64), Sums(sums, total, torch.zeros(1, 2)))
+    step.separable_step(q, k, v, Sums(sums, total, total))
 
 
 FAMILIES: dict[str, Callable[[], None]] = {

@@ -18,7 +18,7 @@ from avow.core import SOFTMAX, Method
 from avow.core.requirement import checked_requirement
 from avow.errors import ParameterError
 from avow.integrations.transformers.cache import CertifiedCache
-from avow.methods import all_methods, method_named
+from avow.methods import all_methods, checked_kind, method_named, named_form
 from avow.parameters import check_parameters, declared
 
 NAME = "avow"
@@ -60,6 +60,20 @@ class Setting:
             remedy = f"use {', '.join(method.name for method in softmax_methods())}; avow.nn trains models with it"
             raise ParameterError("method", self.method, rule, remedy)
         check_parameters(self.method, kind, dict(self.parameters))
+
+    @staticmethod
+    def of(
+        tol: float | None,
+        method: str | Method,
+        confidence: float | None,
+        parameters: Mapping[str, Any],
+        rtol: float | None,
+    ) -> Setting:
+        """The setting for a method that is given by name or as an object."""
+        if isinstance(method, Method):
+            checked_kind(method, parameters)
+            method, parameters = named_form(method)
+        return Setting(tol, method, confidence, parameters, rtol)
 
     @property
     def exact(self) -> bool:
@@ -126,7 +140,7 @@ def pretrained(model: Any) -> PreTrainedModel:
 def enable(
     model: Any,
     tol: float | None = None,
-    method: str = "auto",
+    method: str | Method = "auto",
     confidence: float | None = None,
     rtol: float | None = None,
     **parameters: Any,
@@ -137,7 +151,7 @@ def enable(
     and the model stays as it was. Enabling again changes what is asked, and takes the model back from another
     implementation that was set in between. A model inside a wrapper such as peft's is enabled there.
     """
-    setting = Setting(tol, method, confidence, parameters, rtol)
+    setting = Setting.of(tol, method, confidence, parameters, rtol)
     model = pretrained(model)
     modules = replaceable(model)
     if not enabled(model) or any(_implementation(module) != NAME for module in modules.values()):

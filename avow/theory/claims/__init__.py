@@ -38,17 +38,3 @@ from avow.theory.claims.claim import verdict_of as verdict_of
 from avow.theory.claims.ledger import catalogue as catalogue
 from avow.theory.claims.ledger import claims_in as claims_in
 from avow.theory.claims.running import run as run
-
-__all__ = [
-    "Claim",
-    "Evidence",
-    "Finding",
-    "Unproved",
-    "Verdict",
-    "catalogue",
-    "claim",
-    "claims_in",
-    "run",
-    "toolbox",
-    "verdict_of",
-]

@@ -89,7 +89,7 @@ class Claim:
             raise ParameterError("claim: id", repr(self.id), "must be a word", 'try "copy-gap"')
         recorded = [verdict for verdict in get_args(Verdict) if verdict not in ("no verdict", "not applicable")]
         if self.expected not in recorded:
-            refuse("expected", "is no verdict", f"one of {recorded}")
+            refuse("expected", "is not a verdict", f"one of {recorded}")
         if (self.expected == "corrected") != bool(self.amended):
             refuse("amended", "must go with a correction", "give `amended` with expected='corrected', and only then")
         for part in ("topic", "statement", "plain", "amended", "amended_plain"):
@@ -112,6 +112,11 @@ class Claim:
         """The modules of avow whose comments cite the claim."""
         return citations().get(self.id, ())
 
+    def words(self) -> dict[str, Any]:
+        """What the claim says and rests on, as JSON has it."""
+        names = ("id", "topic", "statement", "plain", "amended", "amended_plain", "assumptions", "used_by", "needs")
+        return {name: as_json(getattr(self, name)) for name in names}
+
     def judge(self) -> Finding:
         """The verdict on the claim, and all that was found on the way."""
         if reason := self.not_applicable():
@@ -123,14 +128,14 @@ class Claim:
         for needed in self.requires:
             package, _, version = needed.partition("==")
             try:
-                found = version_of(package)
+                installed = version_of(package)
             except ModuleNotFoundError as error:
                 known = error.name == package
                 return f"{package} is not installed here" if known else f"{package} cannot be loaded here: {error}"
             except Exception as error:
                 return f"{package} cannot be loaded here: {type(error).__name__}: {error}"
-            if version not in ("", found):
-                return f"it is about {package} {version}, and {found} is installed here"
+            if version not in ("", installed):
+                return f"it is about {package} {version}, and {installed} is installed here"
         return ""
 
     def judge_sabotage(self, name: str) -> Finding:
@@ -139,21 +144,21 @@ class Claim:
 
     def _judged(self, subject: Any) -> Finding:
         start = time.perf_counter()
-        found: list[Evidence] = []
+        evidence: list[Evidence] = []
         trouble, raised = "", False
         try:
             for step in self.check(subject):
                 if not isinstance(step, Evidence):
                     raise TypeError(f"a check yields Evidence, not {type(step).__name__}")
-                found.append(step)
+                evidence.append(step)
         except Unproved as error:
             trouble = str(error) or "a step does not hold"
         except (Exception, SystemExit) as error:
             trouble, raised = f"the check raised {type(error).__name__}: {error}", True
-        verdict = "no verdict" if trouble else verdict_of(found, bool(self.amended))
+        verdict = "no verdict" if trouble else verdict_of(evidence, bool(self.amended))
         if verdict == "no verdict" and not trouble:
-            trouble = _lacking(found)
-        return Finding(self, verdict, tuple(found), time.perf_counter() - start, trouble, raised)
+            trouble = _lacking(evidence)
+        return Finding(self, verdict, tuple(evidence), time.perf_counter() - start, trouble, raised)
 
 
 def verdict_of(evidence: Iterable[Evidence], has_amendment: bool) -> Verdict:
@@ -214,25 +219,16 @@ class Finding:
 
     def plain(self) -> dict[str, Any]:
         """The claim and what came of it, as JSON has it."""
-        about = self.claim
         return {
-            "id": about.id,
-            "topic": about.topic,
-            "statement": about.statement,
-            "plain": about.plain,
+            **self.claim.words(),
             "verdict": self.verdict,
-            "expected": about.expected,
+            "expected": self.claim.expected,
             "as_recorded": self.as_recorded,
-            "amended": about.amended,
-            "amended_plain": about.amended_plain,
-            "assumptions": list(about.assumptions),
             "evidence": [step.plain() for step in self.evidence],
             "kinds": list(self.kinds),
             "seconds": self.seconds,
             "trouble": self.trouble,
-            "used_by": list(about.used_by),
-            "needs": list(about.needs),
-            "requires": list(about.requires),
+            "requires": list(self.claim.requires),
             "sabotages": dict(self.sabotages),
             "picture": as_json(self.picture),
         }

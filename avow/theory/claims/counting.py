@@ -81,10 +81,10 @@ def of_library(method: Method, length: int, dim: int) -> int:
     # In float64, since in float32 a CPU computes a row that would be alone twice.
     sizes = Sizes(1, 1, 1, length, length, dim, dim, torch.float64)
     problem = random_problem(sizes)
-    found = flops(lambda: method.compute(problem, torch.Generator().manual_seed(0)))
-    if method.cost(sizes).flops != found:
-        raise Unproved(f"{method}: the cost model says {method.cost(sizes).flops} operations, the counter {found}")
-    return found
+    count = flops(lambda: method.compute(problem, torch.Generator().manual_seed(0)))
+    if method.cost(sizes).flops != count:
+        raise Unproved(f"{method}: the cost model says {method.cost(sizes).flops} operations, the counter {count}")
+    return count
 
 
 def interpolated(count: Callable[..., int], lengths: Lengths, degree: int) -> sympy.Expr:

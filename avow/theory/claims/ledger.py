@@ -80,23 +80,23 @@ def claims_in(path: str | Path, seconds: float = 60.0) -> dict[str, Claim]:
         rule = f"raised while loading: {_told(error, path)}"
         if late.is_set():
             rule = f"ran out of time while loading: {seconds:g} s{_line(error, path)}"
-        raise FileError("claims file", path, rule, "mend it there, and try again") from error
-    found: dict[str, Claim] = {}
+        raise FileError("claims file", path, rule, "fix it there, and try again") from error
+    claims: dict[str, Claim] = {}
     for one in _claims_of(module, str(path.resolve())):
-        if one.id in found:
+        if one.id in claims:
             raise FileError("claims file", path, f"has two claims called {one.id!r}", "rename one of them")
         if one.id in _catalogue():
             rule = f"has a claim called {one.id!r}, and so does the catalogue"
             raise FileError("claims file", path, rule, "give it an id of its own")
-        found[one.id] = one
-    if not found:
+        claims[one.id] = one
+    if not claims:
         remedy = 'write one: @avow.theory.claims.claim("my-claim", topic=…, expected="proved", …)'
         raise FileError("claims file", path, "holds no claims at its top level", remedy)
-    return found
+    return claims
 
 
 def load(source: str) -> Any:
-    """The module of a claim: a dotted name, or a Python file, loaded anew and beside its neighbours."""
+    """The module of a claim: a dotted name, or a Python file, loaded again, with its folder on the path."""
     if not source.endswith(".py"):
         return importlib.import_module(source)
     path = Path(source).resolve()
@@ -114,9 +114,9 @@ def load(source: str) -> Any:
 
 def _claims_of(module: Any, source: str) -> list[Claim]:
     """The claims at the top of a module, in its order, each once, with their source noted."""
-    found = {id(item): item for item in vars(module).values() if isinstance(item, Claim)}
+    claims = {id(item): item for item in vars(module).values() if isinstance(item, Claim)}
     # One that was imported belongs to the module that wrote it.
-    own = [one for one in found.values() if getattr(one.check, "__module__", module.__name__) == module.__name__]
+    own = [one for one in claims.values() if getattr(one.check, "__module__", module.__name__) == module.__name__]
     return [dataclasses.replace(one, source=source) for one in own]
 
 

@@ -101,7 +101,7 @@ def search(
     """The outcome of a search that stops at the first violation, after so many cases, or when its time is up."""
     if variant not in variants(claim):
         known = ", ".join(map(repr, variants(claim)))
-        raise ParameterError("variant", repr(variant), f"is none of {claim.id}", f"one of {known}")
+        raise ParameterError("variant", repr(variant), f"is not a variant of {claim.id}", f"one of {known}")
     if not 1 <= cases <= MOST_CASES:
         raise ParameterError("cases", cases, f"must lie between 1 and {MOST_CASES:,}", "try 2000")
     start, tried, most, nearest = time.monotonic(), 0, -float("inf"), [Fraction(0)] * len(falsifier.ranges)
@@ -133,8 +133,8 @@ def _drawn(rng: random.Random, falsifier: Falsifier, cases: int) -> Generator[li
     grids = [1 if name in falsifier.whole else GRID for name in falsifier.ranges]
     nearest: list[Fraction] = []
     for number in range(cases):
-        anew = not nearest or number % 2 == 0
-        case = _anywhere(rng, ranges) if anew else _nearby(rng, ranges, nearest)
+        fresh = not nearest or number % 2 == 0
+        case = _anywhere(rng, ranges) if fresh else _nearby(rng, ranges, nearest)
         nearest = yield [Fraction(round(x * grid), grid) for x, grid in zip(case, grids, strict=True)]
 
 

@@ -140,7 +140,7 @@ def cover(
     """
     for side in box:
         if not side[0] <= side[1]:
-            raise ValueError(f"{says}: [{side[0]}, {side[1]}] is no interval")
+            raise ValueError(f"{says}: [{side[0]}, {side[1]}] is not an interval")
     pieces = [(0.0, 0, tuple((Fraction(low), Fraction(high)) for low, high in box))]
     tried = 0
     with intervals.precision(bits):
@@ -174,14 +174,14 @@ def kept(construction: Construction, says: str, amended: bool = False, **facts: 
     proof = construction.verify()
     if not proof:
         raise Unproved(f"{says}: {proof}")
-    found = {"promise": proof.promise, "proved": proof.achieved, "promised": proof.bound}
-    return Evidence("balls", says, {**found, **facts}, amended)
+    numbers = {"promise": proof.promise, "proved": proof.achieved, "promised": proof.bound}
+    return Evidence("balls", says, {**numbers, **facts}, amended)
 
 
 def counterexample(violated: bool, says: str, by: str, **facts: Any) -> Evidence:
     """A concrete case in which the statement fails; `by` names the arithmetic that evaluated it again."""
     if not _truth(violated):
-        raise Unproved(f"{says}: this is no counterexample ({_shown(facts)})")
+        raise Unproved(f"{says}: this is not a counterexample ({_shown(facts)})")
     return Evidence("counterexample", says, {"evaluated by": by, **facts})
 
 
@@ -244,11 +244,13 @@ def rounded(number: Callable[[], arb], dtype: torch.dtype) -> Fraction | float:
             return sign * math.inf
         mantissa, exponent = (int(part) for part in x.mid().man_exp())
         size = abs(mantissa) * Fraction(2) ** exponent
-        found = round(size / spacing(size)) * spacing(size)
+        candidate = round(size / spacing(size)) * spacing(size)
         # Half the way to either neighbour; the one below is nearer where the exponent changes.
-        above, below = spacing(found) / 2, spacing(found * (1 - relative / 4)) / 2
-        inside = magnitude < intervals.ball(min(found + above, overflow)) and magnitude > intervals.ball(found - below)
-        return sign * found if inside else None
+        above, below = spacing(candidate) / 2, spacing(candidate * (1 - relative / 4)) / 2
+        inside = magnitude < intervals.ball(min(candidate + above, overflow)) and magnitude > intervals.ball(
+            candidate - below
+        )
+        return sign * candidate if inside else None
 
     decided = intervals.decided(nearest)
     if decided is None:
@@ -273,7 +275,7 @@ def _truth(found: Any) -> bool:
     """A truth value as it is: a list, a ball or a formula is none, however true it looks."""
     if isinstance(found, bool | sympy.logic.boolalg.BooleanAtom) or getattr(found, "dtype", None) in (bool, torch.bool):
         return bool(found)
-    raise TypeError(f"{found!r} is no truth value")
+    raise TypeError(f"{found!r} is not a truth value")
 
 
 def _shown(facts: dict[str, Any]) -> str:

@@ -75,7 +75,7 @@ class Construction(ABC):
 
     def as_module(self) -> nn.Module:
         """The construction as a module, where a module makes sense."""
-        raise NotImplementedError(f"{type(self).__name__} is no map of inputs: it has no module")
+        raise NotImplementedError(f"{type(self).__name__} does not map inputs to outputs, so it has no module")
 
 
 # Weights that miss a sum of 1 by less are divided by it.
@@ -93,12 +93,12 @@ def checked_keys(name: str, keys: Tensor) -> Tensor:
     if not bool(finite.all()):
         row = int((~finite).nonzero()[0, 0])
         rule = "holds a number that is nan or infinite"
-        raise NonFiniteError(f"{name}: keys[{row}]", keys[row].tolist(), rule, "drop that key or mend it")
+        raise NonFiniteError(f"{name}: keys[{row}]", keys[row].tolist(), rule, "drop that key or replace it")
     return keys.detach().clone()
 
 
 def checked_matrix(name: str, x: Tensor) -> None:
-    """Refuse what is no finite matrix of a floating type."""
+    """Refuse what is not a finite matrix of a floating type."""
     if x.dtype not in DTYPES:
         raise DtypeError(name, x.dtype, "must be of a floating type", "try .double()")
     if x.ndim != 2:
@@ -135,7 +135,7 @@ def checked_weights(weights: Tensor, n: int) -> Tensor:
     if weights.shape != (n,):
         raise ShapeError(name, tuple(weights.shape), f"must be one weight for each of {n} keys", f"pass shape ({n},)")
     if not bool(weights.isfinite().all()):
-        raise NonFiniteError(name, weights.tolist(), "hold a number that is nan or infinite", "mend it")
+        raise NonFiniteError(name, weights.tolist(), "hold a number that is nan or infinite", "give finite weights")
     if bool((weights < 0).any()):
         raise ParameterError(name, weights.tolist(), "must not be negative", "a key left out has weight 0")
     total = float(weights.sum())

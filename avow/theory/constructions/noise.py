@@ -228,8 +228,8 @@ def noise_analysis(
     """
     _check_problem(n, heads, eta, noisy)
     exact = _target(target, n)
-    kept = tuple(dict(head) for head in heads)
-    scene = _Scene(n, kept, noisy, exact)
+    coordinates = tuple(dict(head) for head in heads)
+    scene = _Scene(n, coordinates, noisy, exact)
     with intervals.precision(_BITS):
         if isinstance(law, DiscreteLaw):
             outcomes = tuple(_outcome(scene, eta, *odds) for odds in zip(law.values, law.probabilities, strict=True))
@@ -242,7 +242,7 @@ def noise_analysis(
         moments = [_moment(scene, law, power) for power in (1, 2)]
         variance = moments[1] - moments[0] ** 2
         return NoiseAnalysis(
-            n, kept, law, eta, noisy, exact, _odds(success), _odds(moments[0]), _odds(variance), outcomes
+            n, coordinates, law, eta, noisy, exact, _odds(success), _odds(moments[0]), _odds(variance), outcomes
         )
 
 

@@ -21,7 +21,7 @@ from avow.core import named
 from avow.core.chart import Table
 from avow.errors import DtypeError, ParameterError, ShapeError
 from avow.numerics import intervals, rounding
-from avow.numerics.grids import frobenius, rounded
+from avow.numerics.intervals import frobenius, rounded
 from avow.parameters import declared
 from avow.theory.constructions.construction import Construction, Proof, checked_matrix
 
@@ -74,9 +74,9 @@ class ProjectOut(Construction):
                 "‖CA − I‖": frobenius(coordinates * a - identity),
                 "‖CB‖·‖A‖/‖B‖": frobenius(coordinates * b) * size_a / size_b,
             }
-            found = {name: intervals.upper(error) for name, error in errors.items()}
-        steps = (*(f"{name} ≤ {error:.6g}" for name, error in found.items()), f"σ_min([A B]) ≥ {self.smallest:.6g}")
-        return Proof(self.promise, self.bound, max(found.values()), steps)
+            bounds = {name: intervals.upper(error) for name, error in errors.items()}
+        steps = (*(f"{name} ≤ {error:.6g}" for name, error in bounds.items()), f"σ_min([A B]) ≥ {self.smallest:.6g}")
+        return Proof(self.promise, self.bound, max(bounds.values()), steps)
 
     def picture(self) -> Table:
         """What the projection does to each column of A and of B."""
@@ -166,9 +166,9 @@ def dual_basis(columns: Tensor) -> DualBasis | None:
 
 def linear(weight: Tensor) -> nn.Linear:
     """A linear map without a bias, frozen."""
-    made = nn.Linear(weight.shape[1], weight.shape[0], bias=False, dtype=weight.dtype)
-    made.weight = nn.Parameter(weight.clone(), requires_grad=False)
-    return made
+    module = nn.Linear(weight.shape[1], weight.shape[0], bias=False, dtype=weight.dtype)
+    module.weight = nn.Parameter(weight.clone(), requires_grad=False)
+    return module
 
 
 def _dependent(columns: Tensor, p: int, verdict: str) -> ParameterError:

@@ -103,9 +103,9 @@ class Query(Construction):
         rows, query = intervals.matrix(self.keys), intervals.vector(self.query)
 
         def excess() -> float | None:
-            found = self._excess([intervals.dot(row, query) for row in rows])
-            settled = found <= self.eps or found > self.eps
-            return intervals.upper(found) if settled else None
+            excess_ball = self._excess([intervals.dot(row, query) for row in rows])
+            decided = excess_ball <= self.eps or excess_ball > self.eps
+            return intervals.upper(excess_ball) if decided else None
 
         achieved = intervals.decided(excess, bits=128)
         steps = (f"the scores of {len(rows)} keys, as given, with the query as returned: balls around exact floats",)
@@ -216,8 +216,8 @@ class AverageQuery(Query):
 
     @property
     def promise(self) -> str:
-        kept = ", ".join(map(str, self.subset))
-        return f"each of keys {kept} gets a weight of at least 1/({len(self.subset)} + {self.eps:g})"
+        keys = ", ".join(map(str, self.subset))
+        return f"each of keys {keys} gets a weight of at least 1/({len(self.subset)} + {self.eps:g})"
 
 
 @dataclass(frozen=True, eq=False)

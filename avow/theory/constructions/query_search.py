@@ -82,9 +82,9 @@ def built(goal: Goal, made: Callable[[Tensor, Array | None], Q], closed_form: bo
     best = math.inf
     for ray in _rays(goal, closed_form):
         rays.append(ray)
-        found, least = _rounded(ray, goal, goal.dtype, made)
-        if found is not None:
-            return found
+        query, least = _rounded(ray, goal, goal.dtype, made)
+        if query is not None:
+            return query
         best = min(best, least)
     for dtype in reversed(DTYPES[: DTYPES.index(goal.dtype)]):
         if any(_rounded(ray, goal, dtype, made)[0] is not None for ray in rays):
@@ -140,8 +140,8 @@ def _programmed(goal: Goal, rows: Array) -> Ray | None:
     fixed = right[:rank].T @ ((left[:, :rank].T @ (logs[1:] - logs[0])) / spread[:rank])
     free = right[rank:]  # directions that leave the kept keys' ratios alone
     gaps = rows[rest] - base
-    found = pushed(gaps @ free.T, gaps @ fixed + logs[0], math.log(goal.eps))
-    return None if found is None else Ray(fixed, found.z @ free, found.dual)
+    push = pushed(gaps @ free.T, gaps @ fixed + logs[0], math.log(goal.eps))
+    return None if push is None else Ray(fixed, push.z @ free, push.dual)
 
 
 def _rounded(
@@ -204,9 +204,9 @@ def _refusal(goal: Goal, rays: list[Ray], best: float) -> Exception:
             f"{goal.name}: keys", f"{largest:.3g} at most", "need a query beyond float64", "scale the keys up"
         )
     missed = hull_distance(keys, goal.weights) if goal.rest else math.inf
-    found = f"the best query found reaches {best:.3g}" if math.isfinite(best) else "no query was found"
+    reached = f"the best query found reaches {best:.3g}" if math.isfinite(best) else "no query was found"
     rule = (
-        f"can be neither kept nor refuted: in {named(goal.dtype)} {found}, and the nearest combination of the other "
+        f"can be neither kept nor refuted: in {named(goal.dtype)} {reached}, and the nearest combination of the other "
         f"keys misses by {missed:.3g} of the largest entry"
     )
     remedy = "move the kept keys away from the hull of the others, or drop the keys nearest to them"
@@ -422,8 +422,8 @@ def _combinations(keys: Tensor, weights: Tensor) -> Iterator[tuple[Fraction, ...
     if len(kept) > 1:
         yield from _among(rows, kept, weights)
     if rest:
-        for found in _guesses(keys, kept, rest, weights):
-            exact = _exact(rows, kept, rest, found)
+        for guess in _guesses(keys, kept, rest, weights):
+            exact = _exact(rows, kept, rest, guess)
             if exact is not None:
                 yield exact
 
@@ -451,9 +451,7 @@ def _among(rows: list[list[Fraction]], kept: list[int], weights: Tensor) -> Iter
 def _guesses(keys: Tensor, kept: list[int], rest: list[int], weights: Tensor) -> Iterator[Array]:
     """Floating-point combinations, over the rest and then the kept keys: a linear program's, then the nearest one."""
     optimize = _scipy()
-    columns, logs = _columns(keys, kept, rest, weights)
-    sides = np.zeros(len(columns))
-    sides[-2:] = 1.0
+    columns, sides, logs = _equations(keys, kept, rest, weights)
     cost = np.concatenate([np.zeros(len(rest)), -logs])
     ranges = [(0, None)] * len(rest) + [(None, None)] * len(kept)
     tight = {"primal_feasibility_tolerance": 1e-10, "dual_feasibility_tolerance": 1e-10}
@@ -467,30 +465,29 @@ def hull_distance(keys: Float[Tensor, "n d"], weights: Float[Tensor, " n"]) -> f
     """How far the nearest combination found leaves the kept keys from the others, of the largest entry: an estimate."""
     kept = [i for i, w in enumerate(weights.tolist()) if w > 0]
     rest = [j for j, w in enumerate(weights.tolist()) if w <= 0]
-    columns, _ = _columns(keys, kept, rest, weights)
-    sides = np.zeros(len(columns))
-    sides[-2:] = 1.0
-    found = _nearest(columns, sides, len(rest))
-    total = found[: len(rest)].sum()
-    return float(np.linalg.norm(columns[:-2] @ found) / total) if total > 0 else math.inf
+    columns, sides, _ = _equations(keys, kept, rest, weights)
+    combination = _nearest(columns, sides, len(rest))
+    total = combination[: len(rest)].sum()
+    return float(np.linalg.norm(columns[:-2] @ combination) / total) if total > 0 else math.inf
 
 
-def _columns(keys: Tensor, kept: list[int], rest: list[int], weights: Tensor) -> tuple[Array, Array]:
-    """The equations Σ λ_j k_j = Σ μ_i k_i, Σ λ = 1, Σ μ = 1 around the first kept key, and the log weights of μ."""
+def _equations(keys: Tensor, kept: list[int], rest: list[int], weights: Tensor) -> tuple[Array, Array, Array]:
+    """Σ λ_j k_j = Σ μ_i k_i, Σ λ = 1, Σ μ = 1 around the first kept key, with their sides, and the log weights of μ."""
     rows = scaled(keys)
     centred = rows - rows[kept[0]]
     ones = np.concatenate([np.ones(len(rest)), np.zeros(len(kept))])
     columns = np.vstack([np.concatenate([centred[rest], -centred[kept]]).T, ones, 1 - ones])
-    return columns, np.log(weights.double().numpy()[kept])
+    sides = np.concatenate([np.zeros(len(columns) - 2), np.ones(2)])
+    return columns, sides, np.log(weights.double().numpy()[kept])
 
 
 def _nearest(columns: Array, sides: Array, rest: int) -> Array:
     """The combination that comes nearest to the equations, nonnegative over the rest."""
     optimize = _scipy()
     free = columns[:, rest:]
-    found, _ = optimize.nnls(np.concatenate([columns, -free], 1), sides, maxiter=100 * columns.shape[1] + 1000)
+    solution, _ = optimize.nnls(np.concatenate([columns, -free], 1), sides, maxiter=100 * columns.shape[1] + 1000)
     kept = columns.shape[1] - rest
-    return np.concatenate([found[:rest], found[rest : rest + kept] - found[rest + kept :]])
+    return np.concatenate([solution[:rest], solution[rest : rest + kept] - solution[rest + kept :]])
 
 
 def _exact(rows: list[list[Fraction]], kept: list[int], rest: list[int], found: Array) -> tuple[Fraction, ...] | None:

@@ -109,26 +109,26 @@ def pieces(layers: Layers, low: Fraction | float, high: Fraction | float) -> lis
             slope, height = slope + tilt, height + lift
         if low < kink < high:
             kinks.append((kink, tilt, lift) if weight > 0 else (kink, -tilt, -lift))
-    found = []
+    points = []
     for kink, tilt, lift in sorted(kinks):
         if kink > low:
-            found.append(Piece(low, kink, slope, height))
+            points.append(Piece(low, kink, slope, height))
         low, slope, height = kink, slope + tilt, height + lift
-    return [*found, Piece(low, high, slope, height)]
+    return [*points, Piece(low, high, slope, height)]
 
 
 def rounded(owner: str, exact: Layers, dtype: torch.dtype) -> Rounded:
     """Weights rounded to a type, as a linear map holds them."""
     checked_dtype(owner, dtype)
-    made = []
+    layers = []
     for rows, bias in exact:
         weight = torch.tensor([[_nearest(entry) for entry in row] for row in rows], dtype=torch.float64).to(dtype)
         shift = torch.tensor([_nearest(entry) for entry in bias], dtype=torch.float64).to(dtype)
         if not bool(torch.isfinite(weight).all() and torch.isfinite(shift).all()):
             rule = "cannot carry the weights"
             raise RangeError(f"{owner}: dtype", dtype, rule, "use a wider type or smaller numbers")
-        made.append((weight, shift))
-    return tuple(made)
+        layers.append((weight, shift))
+    return tuple(layers)
 
 
 def as_fractions(layers: Rounded) -> Layers:
@@ -165,10 +165,10 @@ def checked_number(name: str, number: Number) -> Fraction:
 def rounded_up(number: Fraction | float) -> float:
     """A float that is no smaller: infinity beyond them all."""
     try:
-        found = float(number)
+        value = float(number)
     except OverflowError:
         return math.inf
-    return found if found >= number else math.nextafter(found, math.inf)
+    return value if value >= number else math.nextafter(value, math.inf)
 
 
 def _nearest(number: Fraction) -> float:
@@ -228,7 +228,7 @@ def relu_linear(
     layers = rounded("relu_linear", exact, dtype)
     bound = rounded_up(line_error(as_fractions(layers), m, b, low, high))
     if math.isinf(bound):
-        rule = f"is no {named(dtype)} number, and a rounded slope drifts from the line without end"
+        rule = f"is not a {named(dtype)} number, and a rounded slope drifts from the line without end"
         raise ParameterError(
             "relu_linear: m", m, rule, "give an interval, or a shorter one, or a slope that the type holds"
         )

@@ -2,7 +2,6 @@
 
 Kinks are placed from left to right, each as far as a line can reach before it is `eps` away from the function. Where
 the function is convex or concave no continuous chain of lines has fewer pieces.
-Each line reaches as far as the band around the function lets it.
 """
 
 from __future__ import annotations
@@ -78,13 +77,13 @@ class ReluPiecewise(ReluNetwork):
         return f"within {self.bound:.6g} of {self.curve.text} everywhere {where}, with {self.units} hidden units"
 
     def verify(self) -> Proof:
-        found = pieces(as_fractions(self.layers), self.low, self.high)
+        lines = pieces(as_fractions(self.layers), self.low, self.high)
         steps = (
-            f"the rounded network is {len(found)} lines, known in fractions",
+            f"the rounded network is {len(lines)} lines, known in fractions",
             f"balls bound the distance on every line: {self.curve.text} is convex or concave there, or is cut until a "
             "Taylor bound is sharp",
         )
-        return Proof(self.promise, self.bound, distance(self.curve, found), steps)
+        return Proof(self.promise, self.bound, distance(self.curve, lines), steps)
 
     def picture(self) -> Chart:
         def truth(x: Tensor) -> Tensor:
@@ -216,9 +215,9 @@ def _through(curve: Curve, knots: Sequence[tuple[float, float]], dtype: torch.dt
     xs, rises = (np.array(column) for column in zip(*knots, strict=True))
     if not bool(torch.from_numpy(xs).to(dtype).isfinite().all()):
         raise RangeError("relu_piecewise: dtype", dtype, "cannot carry the interval", "use a wider type")
-    held, kept = np.unique(torch.from_numpy(xs).to(dtype).double().numpy(), return_index=True)
-    heights = curve.values(np.clip(held, xs[0], xs[-1])) + rises[kept]
-    points = [(Fraction(x), Fraction(y)) for x, y in zip(held.tolist(), heights.tolist(), strict=True)]
+    places, indices = np.unique(torch.from_numpy(xs).to(dtype).double().numpy(), return_index=True)
+    heights = curve.values(np.clip(places, xs[0], xs[-1])) + rises[indices]
+    points = [(Fraction(x), Fraction(y)) for x, y in zip(places.tolist(), heights.tolist(), strict=True)]
     units: list[tuple[Fraction, Fraction]] = []
     slope = Fraction(0)
     for (x, y), (next_x, next_y) in itertools.pairwise(points):
@@ -271,7 +270,7 @@ def _enclosure(expression: sympy.Expr, x: sympy.Symbol) -> Ball:
     """A function of one ball that holds an expression's values; not finite where it cannot tell."""
     try:
         at = compiled(expression, [x])
-    except TypeError:  # a derivative that is no function
+    except TypeError:  # a derivative that is not a function
         return lambda ball: ball * math.nan
     return lambda ball: at([ball])
 
@@ -343,7 +342,7 @@ def _sight(
     flattest of those to its upper edge. Of rises that fit the first is taken.
     """
     left, base = start
-    found = nearer or _Sight(left, math.nan, left, -math.inf, math.inf)
+    sight = nearer or _Sight(left, math.nan, left, -math.inf, math.inf)
     values = _finite(curve, xs)
     # Of values and lines as float64 has them: up to each sample, for a curve may be huge beyond.
     noise = 2.0**-49 * np.maximum(np.maximum.accumulate(np.abs(values)), abs(base))
@@ -351,14 +350,14 @@ def _sight(
     run, climb = xs - left, values - base
     # A climb may be steeper than float64 can tell: no line of numbers follows it.
     with np.errstate(over="ignore"):
-        least = np.maximum(np.maximum.accumulate((climb - room) / run), found.least)
-        most = np.minimum(np.minimum.accumulate((climb + room) / run), found.most)
+        least = np.maximum(np.maximum.accumulate((climb - room) / run), sight.least)
+        most = np.minimum(np.minimum.accumulate((climb + room) / run), sight.most)
         slopes = (climb + rises[:, None]) / run
     fits = (slopes >= least) & (slopes <= most) & np.isfinite(slopes)
     missed = ~fits.any(0)
     i = int(missed.argmax()) if missed.any() else len(xs)
     if i == 0:
-        return found._replace(out=float(xs[0]))
+        return sight._replace(out=float(xs[0]))
     rise = float(rises[fits[:, i - 1].argmax()])
     out = float(xs[min(i, len(xs) - 1)])
     return _Sight(float(xs[i - 1]), rise, out, float(least[i - 1]), float(most[i - 1]))

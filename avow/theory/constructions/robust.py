@@ -189,10 +189,10 @@ def robust_heads(
     # keys that are not quite orthonormal cost about what they are off.
     best = math.inf
     for longer in (0.0, *(2.0**-k for k in range(math.frexp(1 / rounding.unit(dtype))[1] + 1, 0, -2))):
-        made = (queries * (1 + longer)).to(dtype)
-        if not bool(torch.isfinite(made).all()):
+        rounded_queries = (queries * (1 + longer)).to(dtype)
+        if not bool(torch.isfinite(rounded_queries).all()):
             break
-        heads = RobustHeads(made, directions, n, eps, law, noisy, other, least, most)
+        heads = RobustHeads(rounded_queries, directions, n, eps, law, noisy, other, least, most)
         proof = heads.verify()
         if proof:
             return heads
@@ -250,10 +250,10 @@ def _positive(law: Law) -> str:
 
 
 def _down(x: Fraction) -> float:
-    found = as_float(x)
-    if math.isnan(found):
+    number = as_float(x)
+    if math.isnan(number):
         raise RangeError("robust_heads: scale", x, "is beyond float64", "try scales up to 1e300")
-    return found if Fraction(found) <= x else math.nextafter(found, -math.inf)
+    return number if Fraction(number) <= x else math.nextafter(number, -math.inf)
 
 
 def _check_heads(n: int, noisy: int, other: int) -> None:

@@ -31,7 +31,7 @@ from avow.core import named
 from avow.core.chart import Table
 from avow.errors import ParameterError, RangeError, ShapeError, ToleranceUnreachable
 from avow.numerics import intervals
-from avow.numerics.grids import longest, rounded, spectral, stacked
+from avow.numerics.intervals import longest, rounded, spectral, stacked
 from avow.parameters import as_float, declared
 from avow.theory.constructions.construction import Construction, Proof, checked_eps, checked_matrix
 from avow.theory.constructions.projections import dual_basis, linear
@@ -280,7 +280,7 @@ def _separating(tokens: Tensor, table: Mapping[int, tuple[int, ...]]) -> Tensor:
     if not above:
         return torch.zeros(unit.shape[1], unit.shape[1], dtype=torch.float64)
     ties = torch.stack(level) if level else None
-    found = linprog(
+    solution = linprog(
         [0.0] * size + [-1.0],
         A_ub=torch.stack(above).numpy(),
         b_ub=[0.0] * len(above),
@@ -289,9 +289,9 @@ def _separating(tokens: Tensor, table: Mapping[int, tuple[int, ...]]) -> Tensor:
         bounds=[(-1.0, 1.0)] * size + [(0.0, None)],
         method="highs",
     )
-    margin = 0.0 if found.x is None else max(0.0, float(found.x[-1]))
+    margin = 0.0 if solution.x is None else max(0.0, float(solution.x[-1]))
     if margin < 1e-6:
-        held = found.ineqlin.marginals if found.x is not None else []
+        held = solution.ineqlin.marginals if solution.x is not None else []
         tight = sorted({owner for owner, marginal in zip(owners, held, strict=False) if marginal < -1e-9})
         raise ParameterError(
             "router: tokens",
@@ -300,7 +300,7 @@ def _separating(tokens: Tensor, table: Mapping[int, tuple[int, ...]]) -> Tensor:
             f"(the widest margin is {margin:.1g}; the routes of tokens {tight} stand against it)",
             "give each token an address feature of its own, or drop a route",
         )
-    entries = torch.tensor(found.x[:-1], dtype=torch.float64) / margin
+    entries = torch.tensor(solution.x[:-1], dtype=torch.float64) / margin
     if ties is not None:
         # The program keeps its ties to 1e-7; the nearest point that keeps them all keeps them to rounding.
         entries = entries - torch.linalg.lstsq(ties.mT, entries[:, None], driver="gelsd").solution.mT @ ties
@@ -329,9 +329,9 @@ def _with_smallest_scale(made: Router) -> Router:
     spread = scores[rows].abs().amax().clamp(min=1e-300)
     ladder = torch.logspace(-3, 5, 200, dtype=torch.float64) / spread
     tried = torch.cat([error(part) for part in ladder.split(25)])
-    kept = (tried <= made.eps * (1 - 1e-12)).nonzero().flatten()
-    if len(kept):
-        first = int(kept[0])
+    enough = (tried <= made.eps * (1 - 1e-12)).nonzero().flatten()
+    if len(enough):
+        first = int(enough[0])
         low, high = (float(ladder[first - 1]) if first else 0.0), float(ladder[first])
         for _ in range(60):
             middle = (low + high) / 2
@@ -340,9 +340,9 @@ def _with_smallest_scale(made: Router) -> Router:
             else:
                 low = middle
         for more in (0.0, 1e-14, 1e-12, 1e-10, 1e-8, 1e-7, 3e-7):
-            found = replace(made, scale=high * (1 + more))
-            if found.verify():
-                return found
+            candidate = replace(made, scale=high * (1 + more))
+            if candidate.verify():
+                return candidate
     rule = f"cannot be kept with weights rounded to {named(made.tokens.dtype)}"
     raise ToleranceUnreachable(
         "router: eps", made.eps, rule, "use a wider type, or tokens further from dependent", float(tried.amin())
@@ -444,13 +444,13 @@ def program(
     best = math.inf
     for _ in range(12):
         try:
-            made = _compiled(tokens, tables, each, carry, residual)
+            routers = _compiled(tokens, tables, each, carry, residual)
         except ToleranceUnreachable:
             break
-        reached = _composed(made, residual)
+        reached = _composed(routers, residual)
         best = min(best, reached)
         if reached <= eps:
-            return Program(made, residual, reached)
+            return Program(routers, residual, reached)
         each = each / 2 if reached < 2 * eps else max(each * eps / reached, each / 1e3)
     rule = f"is below what {len(hops)} hops in {named(tokens.dtype)} can promise"
     raise ToleranceUnreachable("program: eps", eps, rule, "use float64 or fewer hops", best)
@@ -460,14 +460,14 @@ def _compiled(
     tokens: Tensor, tables: Sequence[Mapping[int, tuple[int, ...]]], eps: float, carry: Tensor, residual: Tensor
 ) -> tuple[Router, ...]:
     """A router for each hop, each on the tokens intended before it."""
-    made: list[Router] = []
+    routers: list[Router] = []
     before = tokens
     for table in tables:
         hop = router(before, table, eps, carry=carry)
-        made.append(hop)
+        routers.append(hop)
         with intervals.precision(_BITS):
             before = rounded(_delivered(intervals.grid(before), hop, residual), tokens.dtype)
-    return tuple(made)
+    return tuple(routers)
 
 
 def _delivered(tokens: arb_mat, hop: Router, residual: Tensor) -> arb_mat:
@@ -505,7 +505,7 @@ def _composed(routers: Sequence[Router], residual: Tensor) -> float:
     """
     with intervals.precision(_BITS):
         off = intervals.ball(0)
-        kept = spectral(intervals.grid(residual))
+        residual_norm = spectral(intervals.grid(residual))
         for l, hop in enumerate(routers):
             tokens = intervals.grid(hop.tokens)
             middle = intervals.grid(hop.W_Q).transpose() * intervals.grid(hop.W_K)
@@ -516,7 +516,7 @@ def _composed(routers: Sequence[Router], residual: Tensor) -> float:
             if all(len(sources) == 1 for sources in hop.routes.values()):
                 shares.append(2 * _lost(hop, tokens) * (2 * moved).exp() + _unlike(hop) / values)
             off = (
-                off * (kept + spectral(intervals.grid(hop.W_V)))
+                off * (residual_norm + spectral(intervals.grid(hop.W_V)))
                 + min(intervals.upper(share) for share in shares) * values
             )
             perfect = _delivered(tokens, hop, residual)

@@ -149,19 +149,19 @@ def cost_exact(heads: Heads) -> Iterator[Evidence]:
 
 def _left_by_each_head(heads: Heads, steps: int) -> Evidence:
     """Each head starts from what the heads before it left: their answers, nd each."""
-    found = []
+    matches = []
     for length, width in ((1, 1), (2, 3), (5, 2), (3, 7)):
         alone, answer = counting.held(heads.head, *heads.of(length, width, 1, width)), length * width
         for count in (1, 2, 3, 4):
             trace = counting.held(lambda *x: heads.sequence(heads.head, *x), *heads.of(length, width, count, width))
             expected = [size + i * answer for i in range(count) for size in alone] + [2 * count * answer]
-            found.append(len(alone) == steps and trace == expected)
+            matches.append(len(alone) == steps and trace == expected)
     return rational(
-        all(found),
+        all(matches),
         "step by step, head i holds what head 1 held and i − 1 answers of nd numbers more, and side by side they hold"
         " 2hnd: every head is the same program and leaves one answer more, so by induction for any h",
         amended=True,
-        traces=len(found),
+        traces=len(matches),
     )
 
 
@@ -268,8 +268,8 @@ def cost_bottleneck(tiling: Tiling) -> Iterator[Evidence]:
     length, tile, width = 128, 16, 4
     most = length * width + max(trace(length // tile, tile, width))
     says = "space is not dominated by the matrix: attention by tiles holds less than its n² numbers"
-    says = "an exact count"
-    yield counterexample(most < length**2, says, says, n=length, d=width, tile=tile, held=most, matrix=length**2)
+    held = {"held": most, "matrix": length**2}
+    yield counterexample(most < length**2, says, "an exact count", n=length, d=width, tile=tile, **held)
     runs = [trace(tiles, 4, 3) for tiles in (3, 4, 5, 6)]
     says = "each tile leaves what it found, so any number of tiles holds nd and the same more"
     yield counting.settled(runs, says, True)

@@ -232,8 +232,8 @@ def separable_weaker(bound: Formula) -> Iterator[Evidence]:
     whole = B * (X * X.T + Y * Y.T) * B.T
     says = "completed to a basis, XXᵀ + YYᵀ = I: ‖B‖² is ‖BX‖² + ‖BY‖², and no less than ‖BX‖²"
     yield same_product(whole, (B * X) * (B * X).T + (B * Y) * (B * Y).T, says)
-    found = Trace(X.T * X).subs(X.T * X, Identity(more)).doit()
-    yield identity(bound(size, d), found, "‖X‖² = tr(XᵀX) = tr(I) = n − d is what M is at least away from I")
+    energy = Trace(X.T * X).subs(X.T * X, Identity(more)).doit()
+    yield identity(bound(size, d), energy, "‖X‖² = tr(XᵀX) = tr(I) = n − d is what M is at least away from I")
     gap, stretch = Symbol("g", positive=True), Symbol("t", positive=True)
     behind = (n - 1) * exp(-stretch * gap)
     yield identity(
@@ -351,7 +351,7 @@ class Factor(NamedTuple):
     """What stands before each side's features: as stated, and as it must be."""
 
     stated: Formula
-    mended: Formula
+    amended: Formula
 
 
 def _unbiased_picture() -> Table:
@@ -393,7 +393,7 @@ def features_unbiased(factor: Factor) -> Iterator[Evidence]:
         " dimension",
         True,
     )
-    total = Sum(factor.mended(m) ** 2, over(f, m)).doit()
+    total = Sum(factor.amended(m) ** 2, over(f, m)).doit()
     yield identity(total, 1, "m features, each with the factor once from either side, add up to one", True)
     scale, a, b = sympy.symbols("s a b", positive=True)
     yield identity(scale * a / (scale * b), a / b, "after normalisation any factor cancels", True)
@@ -535,7 +535,7 @@ FALSIFIERS: Mapping[str, Falsifier] = {
     "features-unbiased": Falsifier(
         {"m": (1, 512)} | numbered("q₁ q₂ k₁ k₂", -2, 2),
         lambda factor, case: _mean(factor.stated, case),
-        lambda factor, case: _mean(factor.mended, case),
+        lambda factor, case: _mean(factor.amended, case),
         whole=frozenset("m"),
     ),
     "features-variance": Falsifier(

@@ -80,8 +80,8 @@ def heads_discrete(strength: Any) -> Iterator[Evidence]:
     weight = Symbol("alpha", positive=True)
     says = "each head is within 2(1 − α)·max‖v‖ = 2ε/(1+ε)·max‖v‖ of its value, and so is their mean of ½(v_1 + v_2)"
     yield identity(2 * (1 - weight).subs(weight, 1 / (1 + eps)), 2 * eps / (1 + eps), says, True)
-    made = robust_heads(1000, 0.01, AnyScale(0.5))
-    yield kept(made, "the library's heads for a thousand keys", True, length=float(made.queries[0, 0]))
+    heads = robust_heads(1000, 0.01, AnyScale(0.5))
+    yield kept(heads, "the library's heads for a thousand keys", True, length=float(heads.queries[0, 0]))
 
 
 def _grows(amended: bool) -> Evidence:
@@ -262,10 +262,10 @@ def _oblique(a: Matrix, b: Matrix) -> Matrix:
 def _project_picture() -> Table:
     a = Matrix([1, 0])
     others = Matrix([0, 1]), Matrix([3, 4]) / 5
-    made = (("Aᵀ", [a.T] * 2), ("AAᵀ", [a * a.T] * 2), ("the oblique projector", [_oblique(a, b) for b in others]))
+    maps = (("Aᵀ", [a.T] * 2), ("AAᵀ", [a * a.T] * 2), ("the oblique projector", [_oblique(a, b) for b in others]))
     rows = [
         (name, *(str(list(matrix * (2 * a + b))) for matrix, b in zip(matrices, others, strict=True)))
-        for name, matrices in made
+        for name, matrices in maps
     ]
     headings = "multiplied by", "v_b = (0, 1)", "v_b = (3/5, 4/5)"
     return Table("v_a = (2, 0), and what comes back from v_a + v_b", headings, rows)
@@ -314,8 +314,8 @@ def project_out(projectors: Projectors) -> Iterator[Evidence]:
     says = "R² = R = Rᵀ: xᵀAᵀRAx = ‖RAx‖² is 0 only where Ax lies in B's span, that is at x = 0, so the inverse exists"
     yield identity(square, sympy.expand(away_from_b), says, True)
     yield _at_an_angle()
-    made = projector(torch.tensor([[1.0], [0.0]]), torch.tensor([[0.6], [0.8]]))
-    yield kept(made, "the library's projector for these two, rounded to float32", True)
+    projection = projector(torch.tensor([[1.0], [0.0]]), torch.tensor([[0.6], [0.8]]))
+    yield kept(projection, "the library's projector for these two, rounded to float32", True)
 
 
 def _at_an_angle() -> Evidence:
@@ -375,10 +375,10 @@ def _word(word: Any, letters: Mapping[Any, arb_mat]) -> arb_mat:
     if word.is_Integer:
         return arb_mat([[int(word), 0], [0, int(word)]])
     parts = [_word(part, letters) for part in word.args]
-    made = parts[0]
+    product = parts[0]
     for part in parts[1:]:
-        made = made + part if isinstance(word, sympy.Add) else made * part
-    return made
+        product = product + part if isinstance(word, sympy.Add) else product * part
+    return product
 
 
 def _missed(word: Any, a: arb_mat, b: arb_mat, x: arb, y: arb) -> arb:
@@ -389,8 +389,8 @@ def _missed(word: Any, a: arb_mat, b: arb_mat, x: arb, y: arb) -> arb:
     g = (a.transpose() * away * a).inv()
     given = (A, At, B, Bt, H, G, R)
     letters = dict(zip(given, (a, a.transpose(), b, turned, h, g, away), strict=True))
-    made = (_word(word, letters) * (a * x + b * y)).entries()
-    padded = [*made, *[arb(0)] * (2 - len(made))]
+    image = (_word(word, letters) * (a * x + b * y)).entries()
+    padded = [*image, *[arb(0)] * (2 - len(image))]
     return most([abs(found - wanted) for found, wanted in zip(padded, (a * x).entries(), strict=True)])
 
 

@@ -369,8 +369,8 @@ def _layer(layer: Layer, weights: Numbers, tokens: Sequence[Vector]) -> list[Vec
     rows = []
     for i, own in enumerate(entered):
         seen = entered[: i + 1] if layer.causal else entered
-        asked = [intervals.dot(own, weights[:2]), intervals.dot(own, weights[2:])]
-        shares = intervals.softmax([intervals.dot(asked, key) for key in seen])
+        query = [intervals.dot(own, weights[:2]), intervals.dot(own, weights[2:])]
+        shares = intervals.softmax([intervals.dot(query, key) for key in seen])
         mixed = _normed(
             [x + intervals.dot(shares, column) for x, column in zip(own, zip(*seen, strict=True), strict=True)]
         )

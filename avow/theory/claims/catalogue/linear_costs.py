@@ -91,9 +91,9 @@ def low_rank_cost(product: Program) -> Iterator[Evidence]:
         inputs = counting.ones((length, rank), (rank, rank), (length, rank), (length, width))
         return counting.flops(lambda: product(*inputs))
 
-    found = yield from counting.counted(count, [n, k, d], [(7, 5, 6)], "the product by its factors")
+    time = yield from counting.counted(count, [n, k, d], [(7, 5, 6)], "the product by its factors")
     more = sympy.Symbol("(n-k)", integer=True, nonnegative=True)
-    yield counting.at_most(found, n * k * d, "time, for k ≤ n", given={n: k + more})
+    yield counting.at_most(time, n * k * d, "time, for k ≤ n", given={n: k + more})
     yield _confusion(product)
     yield from _full_rank()
     yield from _decomposition()
@@ -356,8 +356,10 @@ def _projections(inputs: sympy.Symbol, blocks: sympy.Symbol) -> Iterator[Evidenc
         True,
     )
     # Latents ask of inputs, which have keys and values; in every block latents have all three.
-    found = one.subs(n, m) + 2 * one.subs(n, inputs) + 3 * blocks * one.subs(n, m)
-    yield from counting.theta(found, d**2 * (inputs + m + blocks * m), "projections, which are not counted above", True)
+    projections = one.subs(n, m) + 2 * one.subs(n, inputs) + 3 * blocks * one.subs(n, m)
+    yield from counting.theta(
+        projections, d**2 * (inputs + m + blocks * m), "projections, which are not counted above", True
+    )
 
 
 # Searches for counterexamples: the excess of a case over each statement.

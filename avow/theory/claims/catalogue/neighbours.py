@@ -39,8 +39,8 @@ def _exp_by_mpmath(x: float) -> Ends:
 def _exp_by_balls(x: float) -> Ends:
     """The ends of a ball for e^x, as floats outside it."""
     with intervals.precision(53):
-        found = arb(x).exp()
-        return Fraction(intervals.lower(found)), Fraction(intervals.upper(found))
+        truth = arb(x).exp()
+        return Fraction(intervals.lower(truth)), Fraction(intervals.upper(truth))
 
 
 def _exp_picture() -> Table:
@@ -64,16 +64,16 @@ def _exp_picture() -> Table:
     picture=_exp_picture,
 )
 def mpmath_iv_exp(enclosure: Callable[[float], Ends]) -> Iterator[Evidence]:
-    found = next((x for x in _POINTS if _outside(arb(x).exp, *enclosure(x))), _POINTS[0])
-    low, high = enclosure(found)
+    point = next((x for x in _POINTS if _outside(arb(x).exp, *enclosure(x))), _POINTS[0])
+    low, high = enclosure(point)
     yield counterexample(
-        _outside(arb(found).exp, low, high),
-        f"e^{found} lies outside the interval given for it",
+        _outside(arb(point).exp, low, high),
+        f"e^{point} lies outside the interval given for it",
         "balls of python-flint at up to 4,096 bits",
-        x=repr(found),
+        x=repr(point),
         low=str(low),
         high=str(high),
-        truth=_digits(arb(found).exp),
+        truth=_digits(arb(point).exp),
         version="mpmath 1.3.0",
     )
 

@@ -161,8 +161,7 @@ def noise_one_key_discrete(stretch: Stretch) -> Iterator[Evidence]:
     first = [z ** (2 * c) for c in stretch]
     second = z**2
     for name, term, power in (("short", first[0], -1), ("long", first[1], 1)):
-        says = f"the {name} key: e^(s_1)/e^(s_2) = (n/ε)^(c−1) = (n/ε)^({power}/2)"
-        yield identity(term / second, z**power, says)
+        yield identity(term / second, z**power, f"the {name} key: e^(s_1)/e^(s_2) = (n/ε)^(c−1) = (n/ε)^({power}/2)")
     to_second = second / (first[0] + second + others)
     yield nonnegative(to_second - 1 / (1 + eps + 1 / z), "c = ½: α_2 ≥ 1/(1 + ε + (n/ε)^(−1/2))")
     to_first = first[1] / (first[1] + second + others)
@@ -175,9 +174,11 @@ def noise_one_key_discrete(stretch: Stretch) -> Iterator[Evidence]:
         yield _near(c, near)
     t = math.log(1000 / 0.01)
     law = DiscreteLaw((Fraction(1, 2), Fraction(3, 2)), (Fraction(1, 2), Fraction(1, 2)))
-    found = noise_analysis(1000, [{0: t, 1: t}], law, eta=0.9)
+    analysis = noise_analysis(1000, [{0: t, 1: t}], law, eta=0.9)
     says = "the library's analysis: neither outcome comes within 0.9·max‖v‖ of the mean"
-    yield enclosed(lambda: found.success == (0.0, 0.0), says, errors=[outcome.error[0] for outcome in found.outcomes])
+    yield enclosed(
+        lambda: analysis.success == (0.0, 0.0), says, errors=[outcome.error[0] for outcome in analysis.outcomes]
+    )
 
 
 def _near(c: Rational, near: tuple[float, float]) -> Evidence:
@@ -272,9 +273,11 @@ def noise_one_key_gauss(scaled: Scaled) -> Iterator[Evidence]:
     yield identity(below.subs(weakness, 0), Rational(1, 2), says, True)
     torn = 2 * intervals.normal_cdf(-(arb(99).log()) / (1000 * sigma))
     yield law(torn, 0.99, 1, "β = 1000, α = 0: one key has over 99% of the weight, with this probability", True)
-    found = noise_analysis(2, [{0: 1000.0, 1: 1000.0}], GaussianLaw(1.0, float(scaled.variance)), eta=0.01)
+    analysis = noise_analysis(2, [{0: 1000.0, 1: 1000.0}], GaussianLaw(1.0, float(scaled.variance)), eta=0.01)
     says = "the library's analysis at β = 1000: the weight's variance is nearly that of a fair coin, ¼"
-    yield enclosed(lambda: found.variance[0] > 0.249, says, True, mean=list(found.mean), variance=list(found.variance))
+    yield enclosed(
+        lambda: analysis.variance[0] > 0.249, says, True, mean=list(analysis.mean), variance=list(analysis.variance)
+    )
 
 
 # Searches for counterexamples: the excess of a case over each statement.

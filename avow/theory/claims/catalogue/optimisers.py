@@ -80,12 +80,12 @@ def _momentum_picture() -> Chart:
 )
 def momentum_ema(momenta: Momenta) -> Iterator[Evidence]:
     half, two, ones = Fraction(1, 2), Fraction(2), [Fraction(1), Fraction(1)]
-    found, wanted = _travelled(*momenta.stated(half, two), ones), _averaged(half, two, ones)
+    travelled, wanted = _travelled(*momenta.stated(half, two), ones), _averaged(half, two, ones)
     yield counterexample(
-        found != wanted,
+        travelled != wanted,
         "β = ½, δ = 2, two gradients of 1",
         "fractions",
-        momentum=[str(step) for step in found],
+        momentum=[str(step) for step in travelled],
         average=[str(step) for step in wanted],
     )
     b, u, g, first = (Symbol(name, real=True) for name in ("beta", "u", "g", "g_1"))
@@ -306,8 +306,8 @@ def adam_l2_vs_w(rules: AdamRules) -> Iterator[Evidence]:
     yield identity(second, spread**2 + added**2, "v̂ of gradients with mean 0 and variance s² is s² + (2γθ)²")
     yield positive(sympy.expand(second.subs(spread, spread + wider) - second), "so larger gradients have the larger v̂")
     decay = Symbol("lambda", positive=True)
-    kept = 1 - sympy.diff(rules.decoupled(theta, g, eta, decay, r, e), theta)
-    yield identity(kept, eta * decay, "decoupled decay takes ηλ, whatever the gradients are")
+    decoupled = 1 - sympy.diff(rules.decoupled(theta, g, eta, decay, r, e), theta)
+    yield identity(decoupled, eta * decay, "decoupled decay takes ηλ, whatever the gradients are")
     shares = [shrink.subs({eta: Rational(1, 1000), gamma: Rational(1, 200), r: root, e: 0}) for root in (1, 100)]
     says = "√v̂ of 1 and of 100: one weight shrinks a hundred times faster"
     yield rational(shares[0] == 100 * shares[1], says, shares=shares)
@@ -392,10 +392,10 @@ def l2_only_sgd(penalty: Fraction) -> Iterator[Evidence]:
 
 def _steps(alpha: arb, rate: arb, gradients: Numbers) -> list[arb]:
     """What v ← αv + εg is after each gradient, from 0."""
-    found = [arb(0)]
+    steps = [arb(0)]
     for gradient in gradients:
-        found.append(alpha * found[-1] + rate * gradient)
-    return found[1:]
+        steps.append(alpha * steps[-1] + rate * gradient)
+    return steps[1:]
 
 
 def _momentum(conversion: Callable[[Any, Any], tuple[Any, Any]], case: Numbers) -> arb:
@@ -438,8 +438,8 @@ def _adam(rules: AdamRules, case: Numbers) -> arb:
         return 1 - (rule(theta + 1, g, eta, strength, r, e) - rule(theta, g, eta, strength, r, e))
 
     shrunk, less = (taken(rules.penalised, gamma, r) for r in (root, root + more))
-    kept = taken(rules.decoupled, decay, root)
-    return most([abs(shrunk - 2 * eta * gamma / (root + e)), less - shrunk, abs(kept - eta * decay)])
+    decoupled = taken(rules.decoupled, decay, root)
+    return most([abs(shrunk - 2 * eta * gamma / (root + e)), less - shrunk, abs(decoupled - eta * decay)])
 
 
 def _only_plain(penalty: Fraction, case: Numbers) -> arb:

@@ -105,10 +105,9 @@ def nearest(d: int, dtype: torch.dtype) -> Nearest:
 def _picture() -> Table:
     rows = []
     for d in WIDTHS:
-        found = [nearest(d, dtype) for dtype in TYPES]
-        rows.append((d, *(f"{one.distance:.6g} (Δ = {one.step})" for one in found)))
-    title = f"The smallest distance of two encodings, positions 0 to {LAST}"
-    return Table(title, ("width", *map(named, TYPES)), rows)
+        pairs = [nearest(d, dtype) for dtype in TYPES]
+        rows.append((d, *(f"{one.distance:.6g} (Δ = {one.step})" for one in pairs)))
+    return Table(f"The smallest distance of two encodings, positions 0 to {LAST}", ("width", *map(named, TYPES)), rows)
 
 
 @claim(

@@ -203,8 +203,8 @@ def copy_shortest(query: Any) -> Iterator[Evidence]:
 
 def _shorter_query(query: Any, count: int) -> Evidence:
     # The optimum copies with equality, which no ball can show: it is asked for a thousandth more.
-    asked, promised = arb(999) / 100000, arb(1) / 100
-    on_first, on_others = query(arb(count), asked, lambda x: x.log())
+    requested, promised = arb(999) / 100000, arb(1) / 100
+    on_first, on_others = query(arb(count), requested, lambda x: x.log())
     length = (on_first**2 + (count - 1) * on_others**2).sqrt()
     weight = 1 / (1 + (count - 1) * (on_others - on_first).exp())
     stated = 2 * (arb(count) / promised).log()
@@ -360,8 +360,8 @@ def _shorter(query: Any, case: Numbers) -> arb:
     first, others = _query_parts(query)
     eps, n = case
     # The shortest copies with equality, which no ball can show: it is asked for a thousandth more.
-    asked = eps * 999 / 1000
-    along, against = first(n, asked), others(n, asked)
+    requested = eps * 999 / 1000
+    along, against = first(n, requested), others(n, requested)
     weight = 1 / (1 + (n - 1) * (against - along).exp())
     length = (along * along + (n - 1) * against * against).sqrt()
     return (weight - 1 / (1 + eps)).min((n / eps).log() - length)
@@ -492,8 +492,8 @@ def mixture_any(score: Any) -> Iterator[Evidence]:
     yield identity(exp(log(w) + shift) / (w * exp(shift) + (1 - w) * exp(shift)), w, says)
     yield identity(log(exp(s) / partition), s - log(partition), "and softmax(Kq) = w gives Kq = ln w + ln(Z)·1")
     yield from _out_of_reach()
-    made = mixture_query(torch.eye(50), [0.5, 0.3, 0.2] + [0.0] * 47, eps=0.01)
-    yield kept(made, "the library's query for ½, 0.3, 0.2 on three of fifty keys", norm=made.norm)
+    query = mixture_query(torch.eye(50), [0.5, 0.3, 0.2] + [0.0] * 47, eps=0.01)
+    yield kept(query, "the library's query for ½, 0.3, 0.2 on three of fifty keys", norm=query.norm)
 
 
 def _out_of_reach() -> Iterator[Evidence]:

@@ -39,12 +39,12 @@ def _states(forms: Forms, steps: int) -> list[tuple[Matrix, Matrix]]:
     W, U, b = Matrix([[0, 1], [0, 0]]), Matrix([[1, -1], [2, 1]]), Matrix([Rational(1, 2), -1])
     h = Matrix([1, -2])
     g = _relu(h)
-    found = [(h, g)]
+    states = [(h, g)]
     for t in range(steps):
         x = Matrix([t - 1, Rational(1, t + 1)])
         h, g = forms.h(h, x, W, U, b, _relu), forms.g(g, x, W, U, b, _relu)
-        found.append((h, g))
-    return found
+        states.append((h, g))
+    return states
 
 
 def _forms_picture() -> Table:
@@ -84,9 +84,9 @@ def rnn_two_forms(forms: Forms) -> Iterator[Evidence]:
         stepped[0],
         "and back: h_t = Wg_(t−1) + Ux_t + b has σ(h_t) = g_t and keeps the first recurrence; nothing is divided by W",
     )
-    found = _states(forms, 5)
+    states = _states(forms, 5)
     says = "five steps with ReLUs and a W without inverse, in fractions"
-    yield rational(all(_relu(h) == g for h, g in found), says, steps=5)
+    yield rational(all(_relu(h) == g for h, g in states), says, steps=5)
     W = Matrix([[0, 1], [0, 0]])
     one, other = Matrix([1, 0]), Matrix([5, 0])
     says = "dividing by W is no proof: here Wσ(h) = Wg for σ(h) = (1, 0) and g = (5, 0)"

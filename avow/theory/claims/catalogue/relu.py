@@ -107,9 +107,9 @@ def _lines_picture(units: Units, name: str) -> Chart:
 )
 def relu_linear_a(lines: Lines) -> Iterator[Evidence]:
     one, zero = Fraction(1), Fraction(0)
-    found = lines.stated.at(one, zero, -one)
+    value = lines.stated.at(one, zero, -one)
     says = "m = 1, b = 0, x = −1: the line is −1"
-    yield counterexample(found != -1, says, "fractions", network=str(found), line="-1")
+    yield counterexample(value != -1, says, "fractions", network=str(value), line="-1")
     steep, below = Symbol("m", real=True, nonzero=True), Symbol("p", positive=True)
     where = (-below - b) / steep
     yield identity(lines.stated.at(steep, b, where), 0, "for every m ≠ 0 and b the network is 0 where mx + b = −p < 0")
@@ -136,8 +136,8 @@ def relu_linear_b(units: Units) -> Iterator[Evidence]:
         (one, one, zero, "m = 1, b = 1, x = 0: without a bias the network is 0 at 0, whatever b is"),
         (one, zero, -one, "m = 1, b = 0, x = −1: left of 0 no unit is awake, whatever m is"),
     ):
-        found, line = units.at(slope, shift, where), slope * where + shift
-        yield counterexample(found != line, says, "fractions", network=str(found), line=str(line))
+        value, line = units.at(slope, shift, where), slope * where + shift
+        yield counterexample(value != line, says, "fractions", network=str(value), line=str(line))
     yield identity(units.at(m, b, sympy.Integer(0)), 0, "at x = 0 it is 0 for every m and b: wrong if b ≠ 0")
     left = -Symbol("p", positive=True)
     yield identity(units.at(m, b, left), 0, "at every x < 0 it is 0: wrong if m ≠ 0, all but once")
@@ -299,8 +299,8 @@ class Sawtooth(NamedTuple):
 def _deep_picture() -> Table:
     rows = []
     for eps, wide in WIDE.items():
-        made = relu_square(eps, deep=True)
-        rows.append([f"{float(eps):g}", wide, made.units, made.depth, str(made.exact_error)])
+        network = relu_square(eps, deep=True)
+        rows.append([f"{float(eps):g}", wide, network.units, network.depth, str(network.exact_error)])
     headings = ("ε", "units in one layer", "units, deep", "layers", "deep error, exactly")
     return Table("x² on [0, 1] to within ε", headings, rows)
 
@@ -359,9 +359,9 @@ def _interpolates(network: Sawtooth) -> Iterator[Evidence]:
     for part, s, tooth in (("left", u / 2, u), ("right", (1 + u) / 2, 1 - u)):
         for parity, y in (("even", s), ("odd", 1 - s)):
             lower = (part == "left") == (parity == "even")
-            found = network.tooth(y, 0) if lower else network.tooth(y, y - half)
+            height = network.tooth(y, 0) if lower else network.tooth(y, y - half)
             says = f"on the {part} half of a piece of {parity} number g_(k+1) = g(g_k) is {tooth}"
-            yield identity(found, tooth, says)
+            yield identity(height, tooth, says)
         j = 2 * i + (0 if part == "left" else 1)
         says = f"if f_k is the chord of x² on piece i, f_(k+1) = f_k − 4^-(k+1) g_(k+1) is the one on its {part} half"
         yield identity(chord(i, s, k) - network.share(k + 1) * tooth, chord(j, u, k + 1), says)
@@ -373,8 +373,7 @@ def _off_by_a_quarter() -> Iterator[Evidence]:
     above = (j**2 + (2 * j + 1) * u) / 4**m - ((j + u) / 2**m) ** 2
     yield identity(above, u * (1 - u) / 4**m, "a chord on a piece of length 2^-m is u(1 − u)/4^m above x²")
     inside = (sin(theta) * cos(theta)) ** 2
-    says = "for u = sin²θ in [0, 1] u(1 − u) is sin²θ cos²θ"
-    yield identity((u * (1 - u)).subs(u, sin(theta) ** 2), inside, says)
+    yield identity((u * (1 - u)).subs(u, sin(theta) ** 2), inside, "for u = sin²θ in [0, 1] u(1 − u) is sin²θ cos²θ")
     yield nonnegative(inside, "so f_m is never below x², nor below 0, and σ(f_m) = f_m")
     gap = sympy.Integer(1) / 4 - u * (1 - u)
     yield identity(gap, (u - Rational(1, 2)) ** 2, "and ¼ − u(1 − u) = (u − ½)²")
@@ -417,11 +416,11 @@ class Growth(NamedTuple):
 
 
 def _line_picture() -> Chart:
-    made = hinges(11)
+    network = hinges(11)
     xs = [Fraction(i, 20) for i in range(-40, 61)]
     drawn = {
         "x²": [float(x * x) for x in xs],
-        "11 units, within 1e-3 on [0, 1]": [float(evaluated(made, x)) for x in xs],
+        "11 units, within 1e-3 on [0, 1]": [float(evaluated(network, x)) for x in xs],
     }
     series = {name: ([float(x) for x in xs], ys) for name, ys in drawn.items()}
     return Chart("Beyond its last kink a network is a straight line", "x", "f(x)", series)
@@ -508,13 +507,13 @@ def _farthest(weight: arb, bias: arb, out: arb, shift: arb) -> arb:
 
 def _sawtooth(network: Sawtooth, case: Numbers) -> arb:
     depth, x = whole(case[0]), case[1]
-    tooth = found = x
+    tooth = value = x
     for k in range(1, depth + 1):
         tooth = network.tooth(relu(tooth), relu(tooth - arb(1) / 2))
         share = network.share(k)
-        found = found - intervals.ball(Fraction(int(share.p), int(share.q))) * tooth
+        value = value - intervals.ball(Fraction(int(share.p), int(share.q))) * tooth
     units = sum(len(layer.bias) for layer in sawtooth(depth)[:-1])
-    return (abs(found - x * x) - arb(4) ** -(depth + 1)).max(arb(units - network.units(depth)))
+    return (abs(value - x * x) - arb(4) ** -(depth + 1)).max(arb(units - network.units(depth)))
 
 
 def _everywhere(target: Growth, case: Numbers) -> arb:

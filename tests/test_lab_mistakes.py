@@ -58,7 +58,7 @@ BROKEN = [
     ("explorer?show=foo", "main", "show='foo' must be one of copy, average, noise, route; "),
     ("bench?method=foo", "[data-name=method]", "method='foo' must be one of random_features, low_rank, sparse; "),
     ("claims?seed=-1", "[data-name=seed]", "seed=-1 must be from 0 to 99; "),
-    ("claims?variant=no&hunt=true", "main", "variant='no' is none of relu-linear-a; one of 'as stated'"),
+    ("claims?variant=no&hunt=true", "main", "variant='no' is not a variant of relu-linear-a; one of 'as stated'"),
     ("dynamics?beta=1", "[data-name=beta]", "beta=1 must be from 0 to 0.99; "),
     ("runs?log=maybe", "main", "log='maybe' must be True or False; "),
     ("runs?run=gone", "main", "run='gone' is not one of the runs that are here; choose one from the list"),

@@ -114,8 +114,7 @@ def build(port: int, token: str, package: str = PACKAGE) -> SecurityMiddleware:
         if page.verdict is not None:
             _add_computation(app, page, "verdict", proofs, files)
     app.post("/api/files")(store)
-    for name, content in static_files().items():
-        app.get(f"/static/{name}", include_in_schema=False)(_sent(content, _TYPES[Path(name).suffix]))
+    app.get("/static/{name}", include_in_schema=False)(_static)
     app.get("/plotly.js", include_in_schema=False)(_plotly)
     return SecurityMiddleware(app, port, token, close)
 
@@ -141,7 +140,7 @@ def _templates(package: str) -> jinja2.Environment:
 
 @functools.cache
 def static_files() -> dict[str, str]:
-    """The scripts and style sheets that may be fetched, by name: no path ever comes from a request."""
+    """The scripts and style sheets that may be fetched, by name: no request is ever joined to a path."""
     own, report = resources.files("avow.lab") / "static", resources.files("avow.report")
     files = [*own.iterdir(), *(report / name for name in _SHARED)]
     return {file.name: file.read_text(encoding="utf-8") for file in files if Path(file.name).suffix in _TYPES}
@@ -201,11 +200,11 @@ async def _gone(request: Request) -> None:
         pass
 
 
-def _sent(content: str, kind: str) -> Handler:
-    async def send() -> Response:
-        return Response(content, media_type=f"{kind}; charset=utf-8", headers={"cache-control": "no-cache"})
-
-    return send
+async def _static(name: str) -> Response:
+    if name not in static_files():
+        raise HTTPException(404)
+    kind = f"{_TYPES[Path(name).suffix]}; charset=utf-8"
+    return Response(static_files()[name], media_type=kind, headers={"cache-control": "no-cache"})
 
 
 async def _plotly() -> Response:

@@ -55,14 +55,11 @@ def preview(inputs: DynamicsInputs) -> Answer:
     measured = measured_gradients(inputs.activation, inputs.gain)[inputs.back]
     averages, averages_say = _averages(inputs)
     decay, decay_says = _decay(inputs)
+    bound = f"{inputs.rate**inputs.back:.3g}"
     return {
         "facts": [
             fact(f"‖∂h_{inputs.back}/∂h_0‖, measured", f"{measured:.3g}", "on these inputs, float64"),
-            fact(
-                f"At most δ^{inputs.back}",
-                f"{inputs.rate**inputs.back:.3g}",
-                f"δ = {inputs.rate:.3g}, whatever the inputs",
-            ),
+            fact(f"At most δ^{inputs.back}", bound, f"δ = {inputs.rate:.3g}, whatever the inputs"),
         ],
         "figures": {"gradients": _gradients(inputs), "averages": averages, "decay": decay},
         "words": {"averages": averages_say, "decay": decay_says},

@@ -145,9 +145,7 @@ def _chosen(runs: list[Run], name: str) -> list[Run]:
 
 
 def _newest_folders_first(runs: list[Run]) -> list[Run]:
-    newest: dict[str, float] = {}
-    for run in runs:
-        newest[run.group] = max(run.written, newest.get(run.group, 0.0))
+    newest = {run.group: max(one.written for one in runs if one.group == run.group) for run in runs}
     return sorted(runs, key=lambda run: (-newest[run.group], run.group, run.name))
 
 

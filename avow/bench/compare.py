@@ -129,7 +129,7 @@ class Board:
         faster = [
             (row.measured.ratio, i)
             for i, row in enumerate(self.rows)
-            if row.measured and row.proves(GOAL) and row.method.name != "exact" and row.measured.ratio < 1
+            if row.measured and row.proves(GOAL) and not row.method.is_exact and row.measured.ratio < 1
         ]
         return self.rows[min(faster)[1]] if faster else None
 

@@ -170,7 +170,7 @@ def _within_tolerance(method: Method, call: _Call) -> Attended:
     context, requirement = call.context, call.requirement
     method.check(context.sizes)
     attended = _run(method, call)
-    if requirement.exact or isinstance(method, Exact) or (isinstance(method, Sparse) and requirement.rtol is None):
+    if requirement.exact or method.is_exact or (method.selects_tokens and requirement.rtol is None):
         return attended
     certificate = attended.certificate
     own = (certificate.bound, certificate.relative) if certificate.kind != "none" else (math.inf, math.inf)
@@ -256,12 +256,12 @@ class Request(NamedTuple):
         if self.method == "auto":
             return check_automatic(self.parameters)
         method = self.instance
-        if not isinstance(method, Exact) and self.mask is not None:
+        if not method.is_exact and self.mask is not None:
             raise ParameterError(f"{method.name}: mask", "some", "has no form over shards", 'use method="exact"')
-        if isinstance(method, Sparse) and not self.shared_queries:
+        if method.selects_tokens and not self.shared_queries:
             remedy = 'give all processes the same queries, or use method="exact"'
             raise ParameterError("sparse: shared_queries", False, "must all be known to every process", remedy)
-        if isinstance(method, Sparse) and problem.causal:
+        if method.selects_tokens and problem.causal:
             raise ParameterError("sparse: causal", True, "has no form over shards", 'use method="exact"')
         if isinstance(method, _OWN_ROWS):
             if self.shared_queries:

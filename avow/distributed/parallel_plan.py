@@ -79,7 +79,7 @@ class Roofline(NamedTuple):
         z = sizes
         queries = z.batch * z.heads * z.queries * (z.dim + z.value_dim) * z.item
         keys = z.batch * z.key_heads * z.keys * (z.dim + z.value_dim) * z.item
-        if method.name != "sparse":
+        if not method.selects_tokens:
             return max(method.cost(z).flops / self.flops, (queries + keys) / self.memory)
         tokens = z.batch * z.key_heads * z.keys
         sketch = tokens * (z.dim * method.parameters["bits"] / 8 + _BESIDE)
@@ -153,9 +153,9 @@ class Strategy:
 def _traffic(method: Method, replicated: bool, sizes: Sizes, ranks: int) -> Traffic:
     if ranks == 1:
         return NOTHING
-    if isinstance(method, Exact):
+    if method.is_exact:
         return keys_traffic(sizes, ranks) if replicated else ring_traffic(sizes, ranks)
-    if isinstance(method, Sparse):
+    if method.selects_tokens:
         return sparse_traffic(sizes, ranks)
     if isinstance(method, LowRank):
         return low_rank_traffic(method, sizes, ranks)
@@ -169,9 +169,9 @@ def of_heads(sizes: Sizes, groups: int) -> Sizes:
 
 def strategy(method: Method, replicated: bool) -> Strategy:
     """How to spread a method: for exact attention there are two ways, with all queries in every rank or its own."""
-    if isinstance(method, Exact):
+    if method.is_exact:
         return Strategy(f"exact ({'keys' if replicated else 'ring'})", method, replicated, overlaps=not replicated)
-    return Strategy(method.name, method, replicated=isinstance(method, Sparse))
+    return Strategy(method.name, method, replicated=method.selects_tokens)
 
 
 def strategies(sizes: Sizes, rank: int = 64) -> list[Strategy]:

@@ -69,7 +69,7 @@ def choose(
 
     def ordered() -> tuple[list[int], str]:
         good, reason = plan(functools.partial(_estimate, context=context, sample=sample, confidence=confidence))
-        return [hopeful.index(method) for method in good if not isinstance(method, Exact)], reason
+        return [hopeful.index(method) for method in good if not method.is_exact], reason
 
     mine, error = attempt(ordered) if context.rank == 0 else (None, None)
     order, reason = agree({}, mine, error, context.group)[0]
@@ -102,7 +102,7 @@ def _best_case(method: Method, confidence: float) -> BoundEstimate:
 
 
 def _estimate(method: Method, context: Context, sample: Problem | None, confidence: float) -> BoundEstimate:
-    if isinstance(method, Exact):
+    if method.is_exact:
         return _best_case(method, confidence)  # What it can prove shows when it has run: it is the last to be tried.
     with torch.no_grad():
         if sample is not None:

@@ -165,12 +165,10 @@ def states_traffic(method: Method, z: Sizes, ranks: int) -> Traffic:
     """What a rank sends for linear attention: the longest vectors, a frame if there is one, and states."""
     heads, kind = (z.batch, z.key_heads), rounding.accumulator(z.dtype)
     rounds = [gather_message(*heads, 4, ranks=ranks)]
-    features = z.dim
-    if isinstance(method, RandomFeatures):
-        features = method.features
-        if not z.causal:
-            rounds.append(combine_message(*heads, z.dim, 4, width=3, dtype=kind, ranks=ranks))
-            rounds.append(gather_message(*heads, 1, dtype=kind, ranks=ranks))
+    features = method.state_features(z.dim) or z.dim
+    if method.random and not z.causal:
+        rounds.append(combine_message(*heads, z.dim, 4, width=3, dtype=kind, ranks=ranks))
+        rounds.append(gather_message(*heads, 1, dtype=kind, ranks=ranks))
     return traffic([*rounds, combine_message(*heads, features, z.value_dim + 2, dtype=kind, ranks=ranks)], ranks)
 
 

@@ -51,7 +51,7 @@ def _win_at_length(comparison: Comparison) -> str:
     """What does win at the longest length of the sweep."""
     longest = max((point.length for point in comparison.scaling), default=0)
     points = [point for point in comparison.scaling if point.length == longest and point.method.target == SOFTMAX]
-    exact = min((point.seconds for point in points if point.method.name == "exact"), default=0.0)
+    exact = min((point.seconds for point in points if point.method.is_exact), default=0.0)
     faster = [p for p in points if p.seconds < exact and p.bound is not None and p.bound <= GOAL]
     if not faster:
         return ""
@@ -67,7 +67,7 @@ def _closest(comparison: Comparison) -> str:
         for board in comparison.boards
         for row, m in _measured(board)
         if m.ratio < 1 and m.bound is not None and m.bound < 1
-        if not row.own_mechanism and row.method.name != "exact"
+        if not row.own_mechanism and not row.method.is_exact
     ]
     if not fast:
         return ""

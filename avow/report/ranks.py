@@ -38,7 +38,7 @@ def ranks_table(made: list[Offer], sizes: Sizes, ranks: int, link: Interconnect,
 
 def shardings_table(made: list[Offer]) -> Columns:
     """The fastest exact way in every sharding."""
-    exact = next(offer for offer in made if offer.strategy.method.name == "exact")
+    exact = next(offer for offer in made if offer.strategy.method.is_exact)
     rows = [[*map(str, sharding), *_times(time)] for sharding, time in exact.shardings]
     headings = ("over heads", "over sequence", "computing", "links", "in all")
     return Columns("rrrrr", headings, rows, f"{exact.strategy.name}, by sharding")
@@ -55,7 +55,7 @@ def _rule(offer: Offer) -> str:
 
 def verdict(made: list[Offer], ranks: int) -> list[str]:
     """The fastest exact way, what an approximation would take, and what holds the fastest back."""
-    exact = next(offer for offer in made if offer.strategy.method.name == "exact")
+    exact = next(offer for offer in made if offer.strategy.method.is_exact)
     lines = [f"{exact.strategy.name}: {exact.sharding}, {formatting.seconds(exact.time.whole)}, {_held(exact)}"]
     softer = [o for o in made if o.strategy.method.target == _SOFTMAX and o.time.whole < exact.time.whole]
     if softer:

@@ -192,7 +192,7 @@ def _at_rest(inputs: BenchInputs, tensors: dict[str, Tensor]) -> tuple[Head, tup
 
 def _rows(head: Head, method: Method, pairs: int) -> Head:
     """All rows, or as many as a slow method has time for."""
-    return head.rows(max(16, pairs // head.k.shape[-2])) if isinstance(method, Sparse) else head
+    return head.rows(max(16, pairs // head.k.shape[-2])) if method.selects_tokens else head
 
 
 def _others(head: Head) -> list[Trial]:

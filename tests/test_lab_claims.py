@@ -123,7 +123,9 @@ def test_the_server_keeps_a_verdict_and_never_a_mistake(lab: Lab) -> None:
         wrong = lab.post("/api/claims/verdict", {"claim": "<b>", "hunt": True})
         assert wrong.status == 422 and wrong.mistake == "claim='<b>' is not known; choose from the list"
         wrong = lab.post("/api/claims/verdict", {"claim": "relu-linear-a", "variant": "no", "hunt": True})
-        assert wrong.status == 422 and wrong.mistake.startswith("variant='no' is none of relu-linear-a; one of")
+        assert wrong.status == 422 and wrong.mistake.startswith(
+            "variant='no' is not a variant of relu-linear-a; one of"
+        )
 
 
 # ---- in a browser

@@ -180,7 +180,7 @@ def audit(
     if tuple(out.shape) != (*p.leading, p.q.shape[-2], p.v.shape[-1]):
         rule = f"must be {(*p.leading, p.q.shape[-2], p.v.shape[-1])}"
         raise ShapeError("out.shape", tuple(out.shape), rule, "pass the answer of this very problem")
-    return audit_rows(out.detach(), p, method_from(method, {}), coverage, confidence, generator)
+    return audit_rows(out.detach(), p.measured(), method_from(method, {}), coverage, confidence, generator)
 
 
 @no_autocast

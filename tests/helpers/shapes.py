@@ -88,10 +88,8 @@ def run_maths() -> None:
         norms,
         rounding,
         selection,
-        singular,
         sketch,
         softmax,
-        spectral,
     )
 
     q, k = torch.randn(2, 6, 5, 3), torch.randn(2, 2, 130, 3)
@@ -106,9 +104,8 @@ def run_maths() -> None:
     selection.crowded(rows, both, 0.5, told)
     selection.where(torch.eye(3, dtype=torch.bool)[None])
     softmax.softmax_weights(Problem.of(q, k, k, causal=True, enable_gqa=True))
-    singular.oracle(Problem.of(q, k, k, enable_gqa=True), 2)
     features.variance_for(0.1, 0.9)
-    spectral.norm_bound(torch.randn(4, 3))
+    norms.spectral_bound(torch.randn(4, 3))
     norms.lengths(torch.randn(2, 4, 3))
     norms.length_floors(torch.randn(2, 4, 3))
     sketch.spread_holds(first, k)
@@ -117,7 +114,7 @@ def run_maths() -> None:
     rounding.tiled_depths(100, torch.float32, "cuda", many=True)
 
 
-_NUMBERS = ("intervals", "grids", "kernel_rounding", "random_stream")
+_NUMBERS = ("intervals", "kernel_rounding")
 
 
 def functions(package: str) -> dict[CodeType, str]:

@@ -147,6 +147,7 @@ def test_with_several_layers_the_first_is_left_out(tmp_path: Path) -> None:
     assert [load.kind for load in stored(folder)] == ["layer01"]
 
 
+@pytest.mark.kernels
 def test_the_kernels_path_runs_line_by_line_where_kernels_are_interpreted() -> None:
     interpret()
     steps, kernels = decode.run_kernels("cpu", Sizes((130,), 2, 1, 1, 1), None, lambda step: None)
@@ -163,6 +164,7 @@ def test_the_kernels_path_runs_line_by_line_where_kernels_are_interpreted() -> N
     }
 
 
+@pytest.mark.kernels
 def test_kernels_whose_answers_are_off_get_no_speed(monkeypatch: pytest.MonkeyPatch) -> None:
     interpret()
     monkeypatch.setattr(decode, "distances", lambda case, out: distances(case, out) + 1)

@@ -112,6 +112,7 @@ def test_a_kernel_is_judged_by_float64_and_by_its_own_formula() -> None:
     assert relative_error(torch.full((3,), math.nan), torch.ones(3)) == math.inf
 
 
+@pytest.mark.kernels
 def test_random_shapes_and_tables_come_out_at_tiny_sizes() -> None:
     (shapes,) = linear.shapes("cpu", 1, rehearsed=True)
     assert shapes.title == "1 random shapes and types, 0 faults"

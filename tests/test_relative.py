@@ -17,7 +17,7 @@ from torch import Tensor
 import avow
 from avow import planner
 from avow.attend import Attended
-from avow.core import Certificate, Promise, relative
+from avow.core import Certificate, Promise, certify
 from avow.core.certify import absolute_errors, aimed_bound, relative_errors
 from avow.core.compose import Partial, compose, merge
 from avow.core.requirement import Requirement
@@ -97,7 +97,7 @@ def test_no_row_is_further_from_the_truth_than_its_relative_bound() -> None:
 
 def test_the_search_notices_a_bound_that_forgets_how_long_answers_are(monkeypatch: pytest.MonkeyPatch) -> None:
     # Were answers taken to be a thousand times as long, their errors would seem a thousand times smaller.
-    monkeypatch.setattr(relative, "length_floors", lambda x: 1e3 * length_floors(x))
+    monkeypatch.setattr(certify, "length_floors", lambda x: 1e3 * length_floors(x))
     assert search(150, 5)[0] > 0
 
 
@@ -113,8 +113,8 @@ def test_the_search_notices_a_bound_that_takes_the_given_answer_for_the_true_one
     out, allowed = 0.5 * target, 0.5 * target.norm(dim=-1)
     errors = true_errors(out, q, k, v)
     assert bool((errors <= relative_errors(allowed * (1 + 1e-9), length_floors(out))).all())
-    monkeypatch.setattr(relative, "relative_errors", naive)
-    assert bool((errors < relative.relative_errors(allowed, length_floors(out))).any())
+    monkeypatch.setattr(certify, "relative_errors", naive)
+    assert bool((errors < certify.relative_errors(allowed, length_floors(out))).any())
     assert bool((true_errors(2 * target, q, k, v) > naive(2 * allowed, length_floors(2 * target))).all())
 
 

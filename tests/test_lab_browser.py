@@ -168,7 +168,7 @@ DRAWN = """() => [...document.querySelectorAll(".figure")].map(figure => [
   ...[...figure.querySelectorAll(".js-line")].map(line => line.getBBox()).map(({x, y, width, height}) =>
     [x, y, x + width, y + height])])"""
 REDRAWN = "() => performance.getEntriesByName('avow:figure').length"
-AT_REST = "() => [...document.querySelectorAll('.figure')].every(one => !one.drawn?.stale)"
+AT_REST = "() => [...document.querySelectorAll('.figure')].every(one => one.drawn && !one.drawn.stale)"
 # What waits until nothing moves would wait for ever.
 NEVER = "() => { window.later = setTimeout; window.setTimeout = (what, ms) => later(what, ms > 200 ? 1e8 : ms); }"
 
@@ -212,6 +212,7 @@ def moved_from(before: list[list[list[float]]], found: Visit) -> list[list[list[
 def test_what_follows_a_slider_in_place_stands_where_it_would_be_drawn(visit: Opener, path: str, slider: str) -> None:
     found = visit(path)
     found.page.wait_for_function(DONE)
+    found.page.wait_for_function(AT_REST)
     # Held, it is not proved; the first move leaves figures as previews have them.
     found.page.focus(f"#{slider}")
     found.page.dispatch_event(f"#{slider}", "pointerdown")

@@ -3,15 +3,22 @@
 
 const FAR = 1e5; // pixels; nothing so far away is seen
 
-/** Remember what plotly has just drawn in a place; it is stale as soon as something there has moved since. */
+/** Remember what plotly has just drawn in a place; it is stale as soon as its numbers have moved since. */
 export function remember(place, data, layout) {
   place.drawn = {layout: JSON.stringify(layout), looks: data.map(look), now: data, stale: false};
 }
 
 /** Move what is drawn to where these numbers are; false where plotly has to draw it again. */
 export function followed(place, data, layout) {
-  const {drawn, _fullData: full, _fullLayout: frame} = place ?? {}; // a page may make the place later
-  if (!drawn || drawn.looks.length !== data.length || drawn.layout !== JSON.stringify(layout)) return false;
+  if (!place?.drawn) return false; // a page may make the place later
+  const moved = follow(place, data, layout);
+  place.drawn.stale ||= !moved;
+  return moved;
+}
+
+function follow(place, data, layout) {
+  const {drawn, _fullData: full, _fullLayout: frame} = place;
+  if (drawn.looks.length !== data.length || drawn.layout !== JSON.stringify(layout)) return false;
   const steps = [];
   for (let i = 0; i < data.length; i++) {
     if (look(data[i]) !== drawn.looks[i]) return false;

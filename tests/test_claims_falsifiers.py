@@ -19,7 +19,6 @@ from avow.theory.claims.random_search import (
     AMENDED,
     STATED,
     Falsifier,
-    Numbers,
     interval_function,
     search,
     stored,
@@ -79,7 +78,7 @@ def test_a_search_stands_in_the_file_of_its_claim() -> None:
 
 def test_a_search_that_looks_away_finds_nothing_to_break() -> None:
     claim = catalogue()["relu-linear-a"]
-    blind = falsifiers()[claim.id]._replace(stated=lambda lines, case: arb(-1))
+    blind = falsifiers()[claim.id]._replace(stated=lambda lines, *case: arb(-1))
     assert search(claim, falsifiers()[claim.id], cases=20).broken and not search(claim, blind, cases=20).broken
 
 
@@ -132,7 +131,7 @@ def test_a_case_is_the_same_for_the_same_seed_and_lies_in_its_ranges() -> None:
 def test_ends_ties_and_whole_numbers_are_drawn_as_well() -> None:
     seen: list[tuple[float, ...]] = []
 
-    def noted(subject: object, case: Numbers) -> arb:
+    def noted(subject: object, *case: arb) -> arb:
         seen.append(tuple(float(x) for x in case))
         return arb(-1)
 
@@ -167,15 +166,15 @@ def test_two_positions_that_were_found_are_one_in_bfloat16() -> None:
 
 def test_an_equality_that_balls_cannot_tell_from_zero_is_no_counterexample() -> None:
     claim = catalogue()["lse-merge"]
-    always = Falsifier({"x": (0, 1)}, lambda subject, case: abs(case[0].sqrt() ** 2 - case[0]))
+    always = Falsifier({"x": (0, 1)}, lambda subject, x: abs(x.sqrt() ** 2 - x))
     assert not search(claim, always, cases=100).broken
     assert not search(claim, always._replace(strict=True), cases=1, seed=1).broken, "nor where equality would break it"
-    never = Falsifier({"x": (0, 1)}, lambda subject, case: arb("nan"))
+    never = Falsifier({"x": (0, 1)}, lambda subject, x: arb("nan"))
     assert search(claim, never, cases=20).excess == -float("inf")
 
 
 def test_equality_that_is_certain_breaks_what_forbids_it_and_nothing_else() -> None:
-    claim, met = catalogue()["lse-merge"], Falsifier({"x": (0, 1)}, lambda subject, case: arb(0))
+    claim, met = catalogue()["lse-merge"], Falsifier({"x": (0, 1)}, lambda subject, x: arb(0))
     assert not search(claim, met, cases=20).broken
     assert search(claim, met._replace(strict=True), cases=20).broken
 

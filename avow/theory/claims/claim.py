@@ -23,7 +23,7 @@ import time
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal, NoReturn, get_args
+from typing import Any, Literal, NamedTuple, NoReturn, get_args
 
 import avow
 from avow.core.chart import Picture
@@ -57,6 +57,15 @@ class Evidence:
 
 
 Check = Callable[[Any], Iterable[Evidence]]
+# Of symbols, of fractions and of balls alike.
+Formula = Callable[..., Any]
+
+
+class Versions(NamedTuple):
+    """What a claim that is to be corrected is about: as stated, and as amended."""
+
+    stated: Any
+    amended: Any
 
 
 @dataclass(frozen=True)

@@ -30,9 +30,8 @@ MOST_CASES = 100_000
 GRID = 1000
 BITS = 128
 
-Numbers = Sequence[arb]
-Excess = Callable[[Any, Numbers], arb]
-"""By how much a case, one ball for each of its numbers, breaks a statement on a subject: above zero it does.
+Excess = Callable[..., arb]
+"""By how much a case breaks a statement, from its subject and one ball for each number: above zero it does.
 
 An equality is broken by the size of the difference of its sides, an inequality by what one side has over the other.
 """
@@ -113,7 +112,7 @@ def search(
         case = next(draws)
         while True:
             tried += 1
-            value = excess(subject, [intervals.ball(x) for x in case])
+            value = excess(subject, *map(intervals.ball, case))
             broken = bool(value > 0) or (falsifier.strict and bool(value >= 0))
             if value.is_finite() and (broken or float(value.mid()) > most):
                 most, nearest = float(value.mid()), case

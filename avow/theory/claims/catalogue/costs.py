@@ -22,7 +22,7 @@ from avow.methods import all_methods
 from avow.numerics.intervals import most
 from avow.theory.claims import counting
 from avow.theory.claims.claim import Evidence, Formula, claim
-from avow.theory.claims.random_search import Falsifier, interval_function, numbered, whole
+from avow.theory.claims.random_search import Falsifier, interval_function, numbered
 from avow.theory.claims.toolbox import counterexample, identity, rational
 
 n, d, h, w = (counting.length(name) for name in ("n", "d", "h", "w"))
@@ -296,7 +296,7 @@ def _same_answer(tiling: Tiling) -> Iterator[Evidence]:
 
 # An order leaves its constants open. Those of an order that is proved are the ones its evidence finds. An order that is
 # only stated may be passed this many times, either way.
-GENEROUS = 16
+GENEROUS = 16  # the docstrings below, which a page shows, say it too
 
 
 def between(count: int, order: int, low: float, high: float) -> arb:
@@ -311,14 +311,13 @@ def _held(heads: Heads, length: int, width: int, count: int) -> int:
     return counting.most_held(heads.in_sequence, *heads.of(length, width, count))
 
 
-def _as_sloppy(heads: Heads, *case: arb) -> arb:
-    length, width, count = map(whole, case)
+def _as_sloppy(heads: Heads, length: int, width: int, count: int) -> arb:
+    """h heads of width d on n tokens, run and counted; as stated, 16 times its order is allowed."""
     order = length**2 + length * width + width**2
     return most([between(_held(heads, length, width, h), order, 1 / GENEROUS, GENEROUS) for h in (1, count)])
 
 
-def _one_and_many(heads: Heads, *case: arb) -> arb:
-    length, width, count = map(whole, case)
+def _one_and_many(heads: Heads, length: int, width: int, count: int) -> arb:
     time = counting.flops(lambda: heads.head(*heads.of(length, width)))
     # At most a head's 2n² + 4nd with (h − 1)nd before it, or 2hnd side by side; and at least 2n², and 2hnd.
     space = between(_held(heads, length, width, count), length**2 + count * length * width, 1, 4)
@@ -329,15 +328,14 @@ def _one_and_many(heads: Heads, *case: arb) -> arb:
 _held_by_tiles = cache(Tiling.most_held)
 
 
-def _dominates(tiling: Tiling, *case: arb) -> arb:
-    tiles, tile, width = map(whole, case[:3])
+def _dominates(tiling: Tiling, tiles: int, tile: int, width: int, *_: arb) -> arb:
+    """Tiles of b keys, run and counted; sums x and y relative to t and u, merged."""
     return arb((tiles * tile) ** 2 - _held_by_tiles(tiling, tiles * tile, tile, width))
 
 
-def _by_tiles(tiling: Tiling, *case: arb) -> arb:
-    tiles, tile, width = map(whole, case[:3])
+def _by_tiles(tiling: Tiling, tiles: int, tile: int, width: int, *sums: arb) -> arb:
     beyond = _held_by_tiles(tiling, tiles * tile, tile, width) - tiles * tile * width
-    first, second, top, other = case[3:]
+    first, second, top, other = sums
     larger = top.max(other)
     merged = interval_function(tiling.merge, 5)((first - top).exp(), (second - other).exp(), top, other, larger)
     apart = abs(merged - (first.exp() + second.exp()) * (-larger).exp())
@@ -345,19 +343,9 @@ def _by_tiles(tiling: Tiling, *case: arb) -> arb:
     return apart.max(arb(beyond - 6 * (tile**2 + tile * width)))
 
 
+_TILES = {"n/b": range(1, 5), "b": range(1, 9), "d": range(1, 9)}
+
 FALSIFIERS: Mapping[str, Falsifier] = {
-    "cost-exact": Falsifier(
-        {"n": (1, 24), "d": (1, 128), "h": (1, 12)},
-        _as_sloppy,
-        _one_and_many,
-        whole=frozenset({"n", "d", "h"}),
-        reads=f"h heads of width d on n tokens, run and counted; as stated, {GENEROUS} times its order is allowed.",
-    ),
-    "cost-bottleneck": Falsifier(
-        {"n/b": (1, 4), "b": (1, 8), "d": (1, 8)} | numbered("x y t u", -3, 3),
-        _dominates,
-        _by_tiles,
-        whole=frozenset({"n/b", "b", "d"}),
-        reads="Tiles of b keys, run and counted; sums x and y relative to t and u, merged.",
-    ),
+    "cost-exact": Falsifier({"n": range(1, 25), "d": range(1, 129), "h": range(1, 13)}, _as_sloppy, _one_and_many),
+    "cost-bottleneck": Falsifier(_TILES | numbered("x y t u", -3, 3), _dominates, _by_tiles),
 }

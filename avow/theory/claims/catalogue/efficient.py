@@ -21,7 +21,7 @@ from avow.core.chart import Chart, Function, Table, curves
 from avow.numerics import intervals
 from avow.numerics.intervals import most, total
 from avow.theory.claims.claim import Evidence, Formula, Versions, claim
-from avow.theory.claims.random_search import Falsifier, interval_function, numbered
+from avow.theory.claims.random_search import Falsifier, interval_function, numbered, of_versions
 from avow.theory.claims.toolbox import counterexample, enclosed, identity, positive, rational, same_product
 from avow.theory.constructions.formulas import compiled
 
@@ -303,6 +303,7 @@ def _distributions(column: Formula, *case: arb) -> arb:
 
 
 def _copies(bound: Formula, *case: arb) -> arb:
+    """Three queries and keys in the plane."""
     # softmax_row(Q)·softmax_col(K)ᵀ.
     by_column = [intervals.softmax(column) for column in zip(*_rows(case[6:], 2), strict=True)]
     shares = [intervals.softmax(row) for row in _rows(case[:6], 2)]
@@ -441,7 +442,7 @@ def features_variance(variance: Formula) -> Iterator[Evidence]:
     yield enclosed(lambda: holds, says, True, small=str(quiet), large=str(loud))
 
 
-def _mean(factor: Formula, m: arb, *case: arb) -> arb:
+def _mean(factor: Formula, m: int, *case: arb) -> arb:
     query, key = case[:2], case[2:]
     both = [a + b for a, b in zip(query, key, strict=True)]
     # E e^(w·z) = e^(‖z‖²/2) for w ~ N(0, I).
@@ -449,40 +450,28 @@ def _mean(factor: Formula, m: arb, *case: arb) -> arb:
     return abs(m * interval_function(factor, 1)(m) ** 2 * one / intervals.dot(query, key).exp() - 1)
 
 
-def _useful(variance: Formula, doublings: arb, cut: arb, *both: arb) -> arb:
+def _useful(variance: Formula, doublings: int, cut: arb, *both: arb) -> arb:
+    """m is a power of two; the estimate is cut at e to the power of the cut to bound its law."""
     # To be useful, as the ledger reads it: at least half of the truth, at least every other time.
     return arb(1) / 2 - far_below(intervals.norm(both), arb(2) ** doublings, cut)
 
 
-def _spread(variance: Formula, doublings: arb, _: arb, *both: arb) -> arb:
+def _spread(variance: Formula, doublings: int, _: arb, *both: arb) -> arb:
     m, square = arb(2) ** doublings, intervals.dot(both, both)
     # One feature is e^(w·z − ‖z‖²/2) of the truth: of mean one, and of mean square E e^(2w·z)·e^(−‖z‖²).
     second = (2 * square - square).exp()
     return abs(interval_function(variance, 2)(square, m) * m - (second - 1)) / second
 
 
+_ROWS = numbered("q₁₁ q₁₂ q₂₁ q₂₂ k₁₁ k₁₂ k₂₁ k₂₂", -2, 2) | numbered("v₁₁ v₁₂ v₂₁ v₂₂", -1, 1)
+_PLANE = numbered("q₁₁ q₁₂ q₂₁ q₂₂ q₃₁ q₃₂ k₁₁ k₁₂ k₂₁ k₂₂ k₃₁ k₃₂", -12, 12)
+_POWERS = {"log₂m": range(25), "cut": (0, 30)} | numbered("q₁+k₁ q₂+k₂", -7, 7)
+
 FALSIFIERS: Mapping[str, Falsifier] = {
     "rbf-equals-dot": Falsifier(numbered("q₁ q₂ k₁₁ k₁₂ k₂₁ k₂₂", -2, 2) | {"σ": (0.5, 2)}, _rbf),
-    "kernel-form": Falsifier(
-        numbered("q₁₁ q₁₂ q₂₁ q₂₂ k₁₁ k₁₂ k₂₁ k₂₂", -2, 2) | numbered("v₁₁ v₁₂ v₂₁ v₂₂", -1, 1), _kernel_form
-    ),
+    "kernel-form": Falsifier(_ROWS, _kernel_form),
     "separable-rows": Falsifier(numbered("q₁ q₂ k₁₁ k₁₂ k₂₁ k₂₂ k₃₁ k₃₂", -6, 6), _distributions),
-    "separable-weaker": Falsifier(
-        numbered("q₁₁ q₁₂ q₂₁ q₂₂ q₃₁ q₃₂ k₁₁ k₁₂ k₂₁ k₂₂ k₃₁ k₃₂", -12, 12),
-        _copies,
-        reads="Three queries and keys in the plane.",
-    ),
-    "features-unbiased": Falsifier(
-        {"m": (1, 512)} | numbered("q₁ q₂ k₁ k₂", -2, 2),
-        lambda factor, *case: _mean(factor.stated, *case),
-        lambda factor, *case: _mean(factor.amended, *case),
-        whole=frozenset("m"),
-    ),
-    "features-variance": Falsifier(
-        {"log₂m": (0, 24), "cut": (0, 30)} | numbered("q₁+k₁ q₂+k₂", -7, 7),
-        _useful,
-        _spread,
-        whole=frozenset({"log₂m"}),
-        reads="m is a power of two; the estimate is cut at e to the power of the cut to bound its law.",
-    ),
+    "separable-weaker": Falsifier(_PLANE, _copies),
+    "features-unbiased": Falsifier({"m": range(1, 513)} | numbered("q₁ q₂ k₁ k₂", -2, 2), *of_versions(_mean)),
+    "features-variance": Falsifier(_POWERS, _useful, _spread),
 }

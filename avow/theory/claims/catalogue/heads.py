@@ -22,7 +22,7 @@ from avow.numerics import intervals
 from avow.numerics.intervals import most
 from avow.theory.claims.catalogue.queries import EPSILON, below_one, enough, eps, m, n, slack
 from avow.theory.claims.claim import Evidence, Formula, claim
-from avow.theory.claims.random_search import Falsifier, interval_function, whole
+from avow.theory.claims.random_search import Falsifier, interval_function
 from avow.theory.claims.toolbox import counterexample, identity, kept, law, nonnegative, rational
 from avow.theory.constructions.noise import AnyScale, GaussianLaw
 from avow.theory.constructions.projections import project_out as projector
@@ -301,19 +301,25 @@ def _stated_strength(n: Any, eps: Any) -> Any:
     return log(n / eps)
 
 
-def _short_of(strength: Formula, eps: arb, n: arb, *scales: arb) -> arb:
+def _stated_length(_: Formula, eps: arb, n: int, c: arb) -> arb:
+    """Key 1 is c times as long; as stated c is ½ and 3/2."""
+    return _short_of(_stated_strength, eps, n, arb(0.5), arb(1.5))
+
+
+def _short_of(strength: Formula, eps: arb, n: int, *scales: arb) -> arb:
     """What the weights of both heads lack, where key 1 comes in some lengths."""
     t = interval_function(strength, 2)(n, eps)
     return most([1 / (1 + eps) - 1 / (1 + (n - 1) * (-scale * t).exp()) for scale in (*scales, arb(1))])
 
 
-def _gauss_copies(rule: Law, eps: arb, n: arb, x: arb, times: arb) -> arb:
+def _gauss_copies(rule: Law, eps: arb, n: int, x: arb, times: arb) -> arb:
+    """Key a is X times its mean; what is true instead speaks of all X at once."""
     beta = times * ((n - 1) / eps).log()
     # A head that gives v_a less than half of its weight gives something else.
     return arb(1) / 2 - 1 / (1 + (n - 1) * (-beta * x).exp())
 
 
-def _gauss_law(rule: Law, eps: arb, n: arb, _: arb, times: arb) -> arb:
+def _gauss_law(rule: Law, eps: arb, n: int, _: arb, times: arb) -> arb:
     beta, sigma = times * ((n - 1) / eps).log(), intervals.ball(Fraction(rule.variance)).sqrt()
     least = rule.least(n, eps, beta, lambda z: z.log())
     at_least = 1 / (1 + (n - 1) * (-beta * least).exp())
@@ -321,9 +327,8 @@ def _gauss_law(rule: Law, eps: arb, n: arb, _: arb, times: arb) -> arb:
     return abs(at_least - 1 / (1 + eps)).max(abs(intervals.normal_cdf(stated) - intervals.normal_cdf(true)))
 
 
-def _swings_less(pair: Heads, n: arb, root: arb) -> arb:
-    both, one = (swing(heads, whole(n), whole(root)) for heads in (pair, pair[:1]))
-    return intervals.ball(both - one)
+def _swings_less(pair: Heads, n: int, root: int) -> arb:
+    return intervals.ball(swing(pair, n, root) - swing(pair[:1], n, root))
 
 
 def _word(word: Any, letters: Mapping[Any, arb_mat]) -> arb_mat:
@@ -355,6 +360,7 @@ def _spans(turn: arb, angle: arb) -> tuple[arb_mat, arb_mat, arb_mat]:
 
 
 def _coordinates(projectors: Projectors, turn: arb, angle: arb, x: arb, y: arb) -> arb:
+    """In the plane: A at a part of a full turn, B at that angle to it, v_a = Ax and v_b = By."""
     a, across, _ = _spans(turn, angle)
     return _missed(At, a, across, x, y)
 
@@ -364,29 +370,13 @@ def _projected(projectors: Projectors, turn: arb, angle: arb, x: arb, y: arb) ->
     return _missed(projectors.orthogonal, a, across, x, y).max(_missed(projectors.oblique, a, oblique, x, y))
 
 
+_GAUSS = {"n": range(2, 1001), "X": (-2, 4), "β/ln((n−1)/ε)": (1, 20)}
+_PLANE = {"turn": (0, 1), "angle/π": (0.1, 0.9), "x": (-2, 2), "y": (-2, 2)}
+
 FALSIFIERS: Mapping[str, Falsifier] = {
-    "heads-discrete": Falsifier(
-        EPSILON | {"n": (2, 1000), "c": (0.5, 2)},
-        lambda _, eps, n, c: _short_of(_stated_strength, eps, n, arb(0.5), arb(1.5)),
-        _short_of,
-        whole=frozenset("n"),
-        reads="Key 1 is c times as long; as stated c is ½ and 3/2.",
-    ),
-    "heads-gauss": Falsifier(
-        EPSILON | {"n": (2, 1000), "X": (-2, 4), "β/ln((n−1)/ε)": (1, 20)},
-        _gauss_copies,
-        _gauss_law,
-        whole=frozenset("n"),
-        reads="Key a is X times its mean; what is true instead speaks of all X at once.",
-    ),
+    "heads-discrete": Falsifier(EPSILON | {"n": range(2, 1001), "c": (0.5, 2)}, _stated_length, _short_of),
+    "heads-gauss": Falsifier(EPSILON | _GAUSS, _gauss_copies, _gauss_law),
     # √(n/ε) is a whole number, so that weights are fractions, and equal ones are known to be.
-    "heads-identical": Falsifier(
-        {"n": (2, 100), "√(n/ε)": (11, 200)}, _swings_less, whole=frozenset({"n", "√(n/ε)"}), strict=True
-    ),
-    "project-out": Falsifier(
-        {"turn": (0, 1), "angle/π": (0.1, 0.9), "x": (-2, 2), "y": (-2, 2)},
-        _coordinates,
-        _projected,
-        reads="In the plane: A at a part of a full turn, B at that angle to it, v_a = Ax and v_b = By.",
-    ),
+    "heads-identical": Falsifier({"n": range(2, 101), "√(n/ε)": range(11, 201)}, _swings_less, strict=True),
+    "project-out": Falsifier(_PLANE, _coordinates, _projected),
 }

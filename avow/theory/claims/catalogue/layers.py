@@ -22,7 +22,7 @@ from avow.core.chart import Chart, Function, Table, curves
 from avow.numerics import intervals
 from avow.numerics.intervals import most
 from avow.theory.claims.claim import Evidence, Unproved, claim
-from avow.theory.claims.random_search import Falsifier, numbered, whole
+from avow.theory.claims.random_search import Falsifier, numbered
 from avow.theory.claims.toolbox import enclosed, identity, kept, nonnegative, positive
 from avow.theory.constructions.routers import route_by_weights as library_router
 
@@ -308,6 +308,7 @@ def _distance(beta: arb, one: Vector, two: Vector) -> arb:
 
 
 def _copies_itself(tokens: Sequence[Matrix], beta: arb, gamma: arb, delta: arb) -> arb:
+    """γ of u_c and δ of u_d are added to the second token."""
     sure = first, own, third = [_coordinates(token) for token in tokens]
     error = _distance(beta, _attended(beta, own, sure, sure), own)
     added = (arb(0), arb(0), gamma, delta)
@@ -345,8 +346,9 @@ def _layer(layer: Layer, weights: Sequence[arb], tokens: Sequence[Vector]) -> li
     return rows
 
 
-def _permuted(layer: Layer, number: arb, *case: arb) -> arb:
-    order, weights = list(itertools.permutations(range(3)))[whole(number)], case[:4]
+def _permuted(layer: Layer, number: int, *case: arb) -> arb:
+    """Three tokens of two numbers, the matrix of their scores, and one of their six orders."""
+    order, weights = list(itertools.permutations(range(3)))[number], case[:4]
     tokens = [[*case[i : i + 2]] for i in (4, 6, 8)]
     straight = _layer(layer, weights, tokens)
     permuted = _layer(layer, weights, [tokens[i] for i in order])
@@ -354,17 +356,10 @@ def _permuted(layer: Layer, number: arb, *case: arb) -> arb:
     return most([abs(a - b) for a, b in pairs])
 
 
+_ENTRIES = numbered("w₁₁ w₁₂ w₂₁ w₂₂ x₁₁ x₁₂ x₂₁ x₂₂ x₃₁ x₃₂", -2, 2)
+
 FALSIFIERS: Mapping[str, Falsifier] = {
-    "self-attend-copies-self": Falsifier(
-        {"β": (0.01, 4)} | numbered("γ δ", -3, 3),
-        _copies_itself,
-        reads="γ of u_c and δ of u_d are added to the second token.",
-    ),
+    "self-attend-copies-self": Falsifier({"β": (0.01, 4)} | numbered("γ δ", -3, 3), _copies_itself),
     "route-by-weights": Falsifier({"β": (0.01, 4)}, _routes),
-    "permutation": Falsifier(
-        {"order": (0, 5)} | numbered("w₁₁ w₁₂ w₂₁ w₂₂ x₁₁ x₁₂ x₂₁ x₂₂ x₃₁ x₃₂", -2, 2),
-        _permuted,
-        whole=frozenset({"order"}),
-        reads="Three tokens of two numbers, the matrix of their scores, and one of their six orders.",
-    ),
+    "permutation": Falsifier({"order": range(6)} | _ENTRIES, _permuted),
 }

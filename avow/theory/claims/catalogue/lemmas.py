@@ -371,6 +371,7 @@ def _tail(factor: Formula, *case: arb) -> arb:
 
 
 def _dropped(bound: Formula, head: arb, tail: arb, lower: arb, higher: arb) -> arb:
+    """Head and tail, and by how much their bounds are off."""
     return tail / (head + tail) - bound(head / (1 + lower), tail + higher)
 
 
@@ -382,6 +383,8 @@ def _ratio(bound: Formula, *case: arb) -> arb:
 
 
 def _residual(bound: Formula, x: arb, y: arb) -> arb:
+    """The Gaussian kernel on a line, and one landmark at 0."""
+
     def kernel(x: arb, y: arb) -> arb:
         return (-((x - y) ** 2) / 2).exp()
 
@@ -412,15 +415,9 @@ def _rounding(gamma: Formula, unit: arb, *parts: arb) -> arb:
 FALSIFIERS: Mapping[str, Falsifier] = {
     "softmax-perturbation": Falsifier(numbered("a₁ a₂ a₃", -4, 4) | numbered("d₁ d₂ d₃", -3, 3), _perturbation),
     "tail-mass-output": Falsifier(numbered("s₁ s₂ s₃", -3, 3) | numbered("v₁ v₂ v₃", -2, 2), _tail),
-    "dropped-mass": Falsifier(
-        numbered("H T", 0.01, 3) | numbered("H/L−1 U−T", 0, 1),
-        _dropped,
-        reads="Head and tail, and by how much their bounds are off.",
-    ),
+    "dropped-mass": Falsifier(numbered("H T", 0.01, 3) | numbered("H/L−1 U−T", 0, 1), _dropped),
     "ratio-error": Falsifier(numbered("a₁ a₂ a₃ ã₁ ã₂ ã₃", 0.01, 1) | numbered("v₁ v₂ v₃", -1, 1), _ratio),
-    "residual-cauchy-schwarz": Falsifier(
-        numbered("x y", -3, 3), _residual, reads="The Gaussian kernel on a line, and one landmark at 0."
-    ),
+    "residual-cauchy-schwarz": Falsifier(numbered("x y", -3, 3), _residual),
     "lse-merge": Falsifier(numbered("ℓ₁ ℓ₂", -4, 4) | numbered("o₁ o₂", -2, 2), _merge),
     "rounding-gamma": Falsifier({"u": (0.01, 0.18)} | numbered("δ₁/u δ₂/u δ₃/u δ₄/u δ₅/u", -1, 1), _rounding),
 }

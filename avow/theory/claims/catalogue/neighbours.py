@@ -137,6 +137,7 @@ def auto_lirpa_softmax(bounds: Bounds) -> Iterator[Evidence]:
 
 
 def _exponential(enclosure: Callable[[float], Ends], exponent: arb) -> arb:
+    """x is the float nearest to ln(1 + 10^−a), a as drawn: eˣ is all but a float itself."""
     # An exponential is enclosed wrongly where it is all but a float itself: numbers are drawn so that theirs are.
     x = math.log(1 + 10.0 ** -float(exponent))
     low, high = map(intervals.ball, enclosure(x))
@@ -144,6 +145,7 @@ def _exponential(enclosure: Callable[[float], Ends], exponent: arb) -> arb:
 
 
 def _softmax(bounds: Bounds, *case: arb) -> arb:
+    """A box for two logits, and its corners."""
     box = torch.tensor([sorted(map(float, case[at : at + 2])) for at in (0, 2)], dtype=torch.float64)
     least, top = (x.tolist() for x in bounds(*box.T))
     missed = []
@@ -155,12 +157,6 @@ def _softmax(bounds: Bounds, *case: arb) -> arb:
 
 
 FALSIFIERS: Mapping[str, Falsifier] = {
-    "mpmath-iv-exp": Falsifier(
-        {"a": (0, 6)},
-        _exponential,
-        reads="x is the float nearest to ln(1 + 10^−a), a as drawn: eˣ is all but a float itself.",
-    ),
-    "auto-lirpa-softmax": Falsifier(
-        numbered("x₁ x₁′ x₂ x₂′", -120, 0), _softmax, reads="A box for two logits, and its corners."
-    ),
+    "mpmath-iv-exp": Falsifier({"a": (0, 6)}, _exponential),
+    "auto-lirpa-softmax": Falsifier(numbered("x₁ x₁′ x₂ x₂′", -120, 0), _softmax),
 }

@@ -257,6 +257,7 @@ def _turned(turn: arb) -> tuple[tuple[arb, arb], tuple[arb, arb]]:
 
 
 def _still_averages(variance: Formula, quiet: arb, loud: arb, _: arb) -> arb:
+    """Two keys with orthonormal means, turned by a part of a full turn."""
     # To average is to have both weights within ¼ of ½, which is |gap| ≤ ln 3, at least every other time.
     return arb(1) / 2 - (arb(3).log() / (8 * 10**-quiet * (10**loud) ** 2).sqrt()).erf()
 
@@ -268,7 +269,7 @@ def _variance_excess(variance: Formula, quiet: arb, loud: arb, turn: arb) -> arb
     return abs(variance(alpha, beta) / (2 * alpha * intervals.dot(query, query)) - 1)
 
 
-def _one_or_other(stretch: Stretch, eps: arb, n: arb) -> arb:
+def _one_or_other(stretch: Stretch, eps: arb, n: int) -> arb:
     ratio = n / eps
     broken = []
     for length, root in zip(stretch, (1 / ratio.sqrt(), ratio.sqrt()), strict=True):
@@ -279,6 +280,7 @@ def _one_or_other(stretch: Stretch, eps: arb, n: arb) -> arb:
 
 
 def _within_reach(scaled: Scaled, beta: arb, x: arb, _: arb) -> arb:
+    """Key a is X times its mean, which is turned by a part of a full turn."""
     stated = 1 / (1 + (beta * (1 - x)).exp())
     return (abs(x - 1) - arb(1) / 2).max(abs(intervals.softmax([beta * x, beta])[1] - stated))
 
@@ -294,18 +296,10 @@ def _logistic_excess(scaled: Scaled, beta: arb, x: arb, turn: arb) -> arb:
     return most([abs(claimed - true) for claimed, true in pairs])
 
 
+_QUIET_AND_LOUD = {"−log₁₀α": (2, 8), "log₁₀β": (0, 5), "turn": (0, 1)}
+
 FALSIFIERS: Mapping[str, Falsifier] = {
-    "noise-isotropic": Falsifier(
-        {"−log₁₀α": (2, 8), "log₁₀β": (0, 5), "turn": (0, 1)},
-        _still_averages,
-        _variance_excess,
-        reads="Two keys with orthonormal means, turned by a part of a full turn.",
-    ),
-    "noise-one-key-discrete": Falsifier({"ε": (0.01, 0.99), "n": (2, 1000)}, _one_or_other, whole=frozenset("n")),
-    "noise-one-key-gauss": Falsifier(
-        {"β": (0.1, 20), "X": (-2, 4), "turn": (0, 1)},
-        _within_reach,
-        _logistic_excess,
-        reads="Key a is X times its mean, which is turned by a part of a full turn.",
-    ),
+    "noise-isotropic": Falsifier(_QUIET_AND_LOUD, _still_averages, _variance_excess),
+    "noise-one-key-discrete": Falsifier({"ε": (0.01, 0.99), "n": range(2, 1001)}, _one_or_other),
+    "noise-one-key-gauss": Falsifier({"β": (0.1, 20), "X": (-2, 4), "turn": (0, 1)}, _within_reach, _logistic_excess),
 }

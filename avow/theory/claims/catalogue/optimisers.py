@@ -15,7 +15,7 @@ from avow.core.chart import Chart, Table, curves
 from avow.numerics import intervals
 from avow.numerics.intervals import most, total
 from avow.theory.claims.claim import Evidence, Formula, Versions, claim
-from avow.theory.claims.random_search import Falsifier, interval_function, numbered
+from avow.theory.claims.random_search import Falsifier, Ranges, interval_function, numbered, of_versions
 from avow.theory.claims.toolbox import counterexample, identity, induction, positive, rational
 
 beta = 1 / (1 + Symbol("s", positive=True))  # any number strictly between 0 and 1
@@ -385,8 +385,8 @@ def _decay(rate: Formula, theta: arb, gradient: arb, eta: arb, gamma: arb) -> ar
     return abs(penalised - ((1 - rate(eta, gamma)) * theta - eta * gradient))
 
 
-def _adam(rules: AdamRules, *case: arb) -> arb:
-    theta, g, eta, gamma, decay, root, more, e = case
+def _adam(rules: AdamRules, theta: arb, g: arb, eta: arb, gamma: arb, decay: arb, root: arb, more: arb, e: arb) -> arb:
+    """Two weights, one with a √v̂ that is larger by `more`."""
 
     def taken(rule: Formula, strength: arb, r: arb) -> arb:
         """What a step takes of a weight: each rule is a line in θ."""
@@ -398,6 +398,7 @@ def _adam(rules: AdamRules, *case: arb) -> arb:
 
 
 def _only_plain(penalty: Fraction, times: arb, momentum: arb, eta: arb) -> arb:
+    """Forty steps of momentum α on ½(θ − 1)² + γθ², from 0, with the penalty and without."""
     # To regularise is to end at a smaller weight, which the statement denies to all but plain SGD.
     bare, penalised = (
         _with_momentum(times * intervals.ball(strength), 40, momentum, eta) for strength in (Fraction(0), penalty)
@@ -405,23 +406,14 @@ def _only_plain(penalty: Fraction, times: arb, momentum: arb, eta: arb) -> arb:
     return abs(bare) - abs(penalised)
 
 
+_BETA: Ranges = {"β": (0.01, 0.99)}
+_STEP = numbered("θ g", -2, 2) | numbered("η γ λ", 0.01, 1) | numbered("√v̂ more", 0.01, 5) | {"ϵ": (0, 0.1)}
+
 FALSIFIERS: Mapping[str, Falsifier] = {
-    "momentum-ema": Falsifier(
-        {"β": (0.01, 0.99), "δ": (0.01, 3)} | numbered("g₁ g₂ g₃", -2, 2),
-        lambda momenta, *case: _momentum(momenta.stated, *case),
-        lambda momenta, *case: _momentum(momenta.amended, *case),
-    ),
-    "ema-unrolled": Falsifier({"β": (0.01, 0.99)} | numbered("g₁ g₂ g₃ g₄", -2, 2), _unrolled),
-    "ema-bias": Falsifier({"β": (0.01, 0.99), "E g": (-2, 2)}, _bias),
+    "momentum-ema": Falsifier(_BETA | {"δ": (0.01, 3)} | numbered("g₁ g₂ g₃", -2, 2), *of_versions(_momentum)),
+    "ema-unrolled": Falsifier(_BETA | numbered("g₁ g₂ g₃ g₄", -2, 2), _unrolled),
+    "ema-bias": Falsifier(_BETA | {"E g": (-2, 2)}, _bias),
     "sgd-l2-decay": Falsifier(numbered("θ g", -2, 2) | numbered("η γ", 0.01, 1), _decay),
-    "adam-l2-vs-w": Falsifier(
-        numbered("θ g", -2, 2) | numbered("η γ λ", 0.01, 1) | numbered("√v̂ more", 0.01, 5) | {"ϵ": (0, 0.1)},
-        _adam,
-        reads="Two weights, one with a √v̂ that is larger by `more`.",
-    ),
-    "l2-only-sgd": Falsifier(
-        {"γ/½": (0.1, 2), "α": (0.1, 0.9), "η": (0.1, 0.5)},
-        _only_plain,
-        reads="Forty steps of momentum α on ½(θ − 1)² + γθ², from 0, with the penalty and without.",
-    ),
+    "adam-l2-vs-w": Falsifier(_STEP, _adam),
+    "l2-only-sgd": Falsifier({"γ/½": (0.1, 2), "α": (0.1, 0.9), "η": (0.1, 0.5)}, _only_plain),
 }

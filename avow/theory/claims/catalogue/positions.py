@@ -22,7 +22,7 @@ from avow.core.chart import Table
 from avow.numerics import intervals
 from avow.numerics.intervals import most
 from avow.theory.claims.claim import Evidence, Unproved, claim
-from avow.theory.claims.random_search import Falsifier, stored, whole
+from avow.theory.claims.random_search import Falsifier, stored
 from avow.theory.claims.toolbox import counterexample, enclosed, identity, rounded
 
 LAST = 4096
@@ -204,31 +204,25 @@ def _later(position: int, turns: int, wave: arb) -> int:
     return position + round(float(2 * arb.pi() * turns / wave))
 
 
-def _stored(encoding: Encoding, *case: arb) -> arb:
-    """Of width 2 in bfloat16, the coarsest that the statement speaks of."""
-    first, turns = map(whole, case)
+def _stored(encoding: Encoding, first: int, turns: int) -> arb:
+    """p′ is p and so many turns of the first wave, rounded to a whole position."""
+    # Of width 2 in bfloat16, the coarsest that the statement speaks of.
     angles = [p * encoding.ball() for p in (first, _later(first, turns, encoding.ball()))]
     pairs = [[stored(part, torch.bfloat16) for part in (angle.sin, angle.cos)] for angle in angles]
     return -most([abs(a - b) for a, b in zip(*pairs, strict=True)])
 
 
-def _real(encoding: Encoding, *case: arb) -> arb:
+def _real(encoding: Encoding, first: int, turns: int) -> arb:
     # Stored, no entry of an encoding of width 64 moves by more than eps/2.
     moved = 8 * max(torch.finfo(dtype).eps for dtype in TYPES)
-    first, turns = map(whole, case)
     step = _later(first, turns, encoding.ball()) - first
     apart = [2 * (step * wave / 2).sin() for wave in (encoding.ball(), *frequencies(64)[1:])]
     return (arb("6.028e-5") - abs(apart[0])).max(arb("1.4") - intervals.norm(apart) + moved)
 
 
 # A turn of the first wave is 44/7 positions, or all but: so many turns lead no further than LAST.
+_POSITIONS = {"p": range(LAST + 1), "turns to p′": range(1, LAST * 7 // 44 + 1)}
+
 FALSIFIERS: Mapping[str, Falsifier] = {
-    "sinusoid-distinct": Falsifier(
-        {"p": (0, LAST), "turns to p′": (1, LAST * 7 // 44)},
-        _stored,
-        _real,
-        whole=frozenset({"p", "turns to p′"}),
-        strict=True,
-        reads="p′ is p and so many turns of the first wave, rounded to a whole position.",
-    )
+    "sinusoid-distinct": Falsifier(_POSITIONS, _stored, _real, strict=True),
 }

@@ -23,7 +23,7 @@ from avow.errors import InsideHull, OutOfReach
 from avow.numerics import intervals
 from avow.numerics.intervals import most, total
 from avow.theory.claims.claim import Evidence, Formula, Unproved, claim
-from avow.theory.claims.random_search import Falsifier, interval_function, numbered
+from avow.theory.claims.random_search import Falsifier, Ranges, interval_function, numbered
 from avow.theory.claims.toolbox import counterexample, enclosed, identity, kept, nonnegative, rational
 from avow.theory.constructions.queries import average_query, copy_query, mixture_query
 
@@ -292,6 +292,7 @@ def _outside() -> Iterator[Evidence]:
 
 
 def _separated(lengths: Lengths, eps: arb, *turns: arb) -> arb:
+    """Key i lies 20° + 160°·turn away from key 1, all of them of length 1."""
     stated, general = interval_function(lengths.stated, 2), interval_function(lengths.general, 3)
     # Unit keys from 20° to 180° away from key 1; the first formula speaks of distances of at least 1.
     cosines = [(arb.pi() * (1 + 8 * turn) / 9).cos() for turn in turns]
@@ -308,7 +309,8 @@ def _query_parts(query: Formula) -> list[Callable[..., arb]]:
     return [interval_function(lambda n, eps, i=i: query(n, eps, log)[i], 2) for i in (0, 1)]
 
 
-def _shorter(query: Formula, eps: arb, n: arb) -> arb:
+def _shorter(query: Formula, eps: arb, n: int) -> arb:
+    """n orthonormal keys, and the shorter query made for 0.999·ε."""
     # The shortest copies with equality, which no ball can show: it is asked for a thousandth more.
     along, against = (part(n, eps * 999 / 1000) for part in _query_parts(query))
     weight = 1 / (1 + (n - 1) * (against - along).exp())
@@ -317,7 +319,7 @@ def _shorter(query: Formula, eps: arb, n: arb) -> arb:
 
 
 def _uncopied(hull: Hull, eps: arb, target: arb, one: arb, two: arb, *_: arb) -> arb:
-    """Three keys on a line: what is missing to the weight wanted, with the best query that there is."""
+    """Keys on a line. As stated, the best of all queries; else q, and a target λ of k₂ and the rest of k₃."""
     before, after = target - one.min(two), one.max(two) - target
     if not (before > 0 and after > 0):
         # Outside the others, or level with one: a longer query always gains.
@@ -340,7 +342,7 @@ def _by_its_hull(hull: Hull, eps: arb, target: arb, one: arb, two: arb, share: a
     return most([own - arb(1) / 2, mixed - arb(1) / 2, 1 / (1 + eps) - copied])
 
 
-EPSILON = {"ε": (0.01, 0.99)}
+EPSILON: Ranges = {"ε": (0.01, 0.99)}
 
 
 def _average_picture() -> Chart:
@@ -452,13 +454,14 @@ def _out_of_reach() -> Iterator[Evidence]:
     )
 
 
-def _average(query: Formula, eps: arb, count: arb) -> arb:
+def _average(query: Formula, eps: arb, count: int) -> arb:
     scores = query(count, eps, lambda x: x.log())
     whole = scores[0].exp() + scores[1].exp() + (count - 2)
     return most([1 / (2 + eps) - score.exp() / whole for score in scores])
 
 
-def _mixture(score: Formula, t: arb, outside: arb, *parts: arb) -> arb:
+def _mixture(score: Formula, t: arb, outside: int, *parts: arb) -> arb:
+    """Three targets in proportion to w₁, w₂, w₃, among so many other orthonormal keys."""
     reached = interval_function(score, 2)
     targets = [part / total(parts) for part in parts]
     terms = [reached(t, target).exp() for target in targets]
@@ -466,29 +469,13 @@ def _mixture(score: Formula, t: arb, outside: arb, *parts: arb) -> arb:
     return most([abs(term / (total(terms) + outside) - w * scale) for term, w in zip(terms, targets, strict=True)])
 
 
+_LINE = numbered("k₁ k₂ k₃", -3, 3) | {"λ": (-1, 1), "q": (-9, 9)}
+_PARTS = {"t": (-5, 10), "n−|S|": range(201)} | numbered("w₁ w₂ w₃", 0.01, 1)
+
 FALSIFIERS: Mapping[str, Falsifier] = {
-    "copy-separated": Falsifier(
-        EPSILON | numbered("turn₂ turn₃ turn₄ turn₅", 0, 1),
-        _separated,
-        reads="Key i lies 20° + 160°·turn away from key 1, all of them of length 1.",
-    ),
-    "copy-shortest": Falsifier(
-        EPSILON | {"n": (2, 200)},
-        _shorter,
-        whole=frozenset("n"),
-        reads="n orthonormal keys, and the shorter query made for 0.999·ε.",
-    ),
-    "copy-possible": Falsifier(
-        EPSILON | numbered("k₁ k₂ k₃", -3, 3) | {"λ": (-1, 1), "q": (-9, 9)},
-        _uncopied,
-        _by_its_hull,
-        reads="Keys on a line. As stated, the best of all queries; else q, and a target λ of k₂ and the rest of k₃.",
-    ),
-    "average-two": Falsifier(EPSILON | {"n": (2, 200)}, _average, whole=frozenset("n")),
-    "mixture-any": Falsifier(
-        {"t": (-5, 10), "n−|S|": (0, 200)} | numbered("w₁ w₂ w₃", 0.01, 1),
-        _mixture,
-        whole=frozenset({"n−|S|"}),
-        reads="Three targets in proportion to w₁, w₂, w₃, among so many other orthonormal keys.",
-    ),
+    "copy-separated": Falsifier(EPSILON | numbered("turn₂ turn₃ turn₄ turn₅", 0, 1), _separated),
+    "copy-shortest": Falsifier(EPSILON | {"n": range(2, 201)}, _shorter),
+    "copy-possible": Falsifier(EPSILON | _LINE, _uncopied, _by_its_hull),
+    "average-two": Falsifier(EPSILON | {"n": range(2, 201)}, _average),
+    "mixture-any": Falsifier(_PARTS, _mixture),
 }

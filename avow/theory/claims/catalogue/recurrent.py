@@ -17,7 +17,7 @@ from avow.core.chart import Chart, Table
 from avow.numerics import intervals
 from avow.numerics.intervals import most
 from avow.theory.claims.claim import Evidence, Formula, claim
-from avow.theory.claims.random_search import Falsifier, interval_function, numbered
+from avow.theory.claims.random_search import Falsifier, Ranges, interval_function, numbered
 from avow.theory.claims.toolbox import counterexample, cover, enclosed, identity, induction, nonnegative, rational
 
 delta, gamma = (Symbol(name, positive=True) for name in ("delta", "gamma"))
@@ -279,6 +279,7 @@ def _tanh(v: arb_mat) -> arb_mat:
 
 
 def _forms(forms: Forms, *case: arb) -> arb:
+    """Three steps with tanh, the input turning its sign."""
     W, U = _square(case[:4]), _square(case[4:8])
     b, h, x = (_column(case[at : at + 2]) for at in (8, 10, 12))
     g, apart = _tanh(h), []
@@ -303,6 +304,7 @@ def _grown(product: arb_mat, direction: Sequence[arb]) -> arb:
 
 
 def _vanishing(gradient: Gradient, delta: arb, gamma: arb, share: arb, *rest: arb) -> arb:
+    """σ = γ·tanh, W as long as that part of what is allowed, from h, and a direction v."""
     largest, rate = interval_function(gradient.largest, 2), interval_function(gradient.rate, 1)
     example, tenth = tenths(gradient.weights), arb(9) / 10
     entries, start, direction = rest[:4], rest[4:6], rest[6:]
@@ -317,6 +319,7 @@ def _vanishing(gradient: Gradient, delta: arb, gamma: arb, share: arb, *rest: ar
 
 
 def _explodes(explosion: Explosion, _: arb, share: arb, *rest: arb) -> arb:
+    """As stated σ = tanh and W is 1 + 3·part long; else σ = γ·tanh, and W that part of 1/γ."""
     # σ = tanh, γ = 1, and a W of a largest singular value from 1 to 4.
     product = jacobian(_scaled(rest[:4], 1 + 3 * share), rest[4:6], 20)
     # A gradient that explodes is longer after twenty steps than before the first.
@@ -330,23 +333,10 @@ def _needs(explosion: Explosion, gamma: arb, share: arb, *rest: arb) -> arb:
 
 # Numbers that are not zero, so that a matrix and a direction can be made as long as asked for.
 _WALK = {"w₁₁": (0.1, 2.0)} | numbered("w₁₂ w₂₁ w₂₂ h₁ h₂", -2, 2) | {"v₁": (0.1, 1.0), "v₂": (-1.0, 1.0)}
-_GAMMA = {"γ": (0.1, 3.0), "part": (0.0, 1.0)}
+_GAMMA: Ranges = {"γ": (0.1, 3.0), "part": (0.0, 1.0)}
 
 FALSIFIERS: Mapping[str, Falsifier] = {
-    "rnn-two-forms": Falsifier(
-        numbered("w₁₁ w₁₂ w₂₁ w₂₂ u₁₁ u₁₂ u₂₁ u₂₂ b₁ b₂ h₁ h₂ x₁ x₂", -2, 2),
-        _forms,
-        reads="Three steps with tanh, the input turning its sign.",
-    ),
-    "rnn-vanishing": Falsifier(
-        {"δ": (0.05, 0.99)} | _GAMMA | _WALK,
-        _vanishing,
-        reads="σ = γ·tanh, W as long as that part of what is allowed, from h, and a direction v.",
-    ),
-    "rnn-exploding": Falsifier(
-        _GAMMA | _WALK,
-        _explodes,
-        _needs,
-        reads="As stated σ = tanh and W is 1 + 3·part long; else σ = γ·tanh, and W that part of 1/γ.",
-    ),
+    "rnn-two-forms": Falsifier(numbered("w₁₁ w₁₂ w₂₁ w₂₂ u₁₁ u₁₂ u₂₁ u₂₂ b₁ b₂ h₁ h₂ x₁ x₂", -2, 2), _forms),
+    "rnn-vanishing": Falsifier({"δ": (0.05, 0.99)} | _GAMMA | _WALK, _vanishing),
+    "rnn-exploding": Falsifier(_GAMMA | _WALK, _explodes, _needs),
 }

@@ -20,7 +20,7 @@ from avow.core.chart import Chart, Table, curves
 from avow.numerics import intervals
 from avow.numerics.intervals import most, total
 from avow.theory.claims.claim import Evidence, Formula, Versions, claim
-from avow.theory.claims.random_search import Falsifier, numbered, whole
+from avow.theory.claims.random_search import Falsifier, numbered, of_versions
 from avow.theory.claims.toolbox import counterexample, identity, kept, nonnegative, positive, rational
 from avow.theory.constructions import relu_linear, relu_square
 from avow.theory.constructions.relu import Layer, Layers, hinges, sawtooth, square_error
@@ -443,14 +443,16 @@ def _line(units: Units, m: arb, b: arb, x: arb) -> arb:
     return abs(units.at(m, b, x) - (m * x + b))
 
 
-def _hinges(network: Hinges, units: arb, which: arb, x: arb, *one: arb) -> arb:
-    def off(units: int, x: arb) -> arb:
+def _hinges(network: Hinges, units: int, which: int, x: arb, *one: arb) -> arb:
+    """K units at x; the units of one of the four ε, from 1e-2 on; and any one unit of weights w₀, b₀, w₁, b₁."""
+
+    def off(units: int) -> arb:
         n = arb(2 * units + 1)
         awake = total(relu(network.weight(n) * x + network.offset(i)) for i in range(1, units + 1))
         return abs(network.out(n) * awake + network.bias(n) - x * x)
 
-    eps, enough = list(network.units.items())[whole(which)]
-    broken = [off(whole(units), x) - 1 / (2 * (2 * units + 1) ** 2), off(enough, x) - intervals.ball(eps)]
+    eps, enough = list(network.units.items())[which]
+    broken = [off(units) - arb(1) / (2 * (2 * units + 1) ** 2), off(enough) - intervals.ball(eps)]
     return most([*broken, arb(1) / 18 - _farthest(*one)])
 
 
@@ -460,8 +462,8 @@ def _farthest(weight: arb, bias: arb, out: arb, shift: arb) -> arb:
     return most([abs(out * relu(weight * x + bias) + shift - x * x) for x in inside])
 
 
-def _sawtooth(network: Sawtooth, layers: arb, x: arb) -> arb:
-    depth, tooth, value = whole(layers), x, x
+def _sawtooth(network: Sawtooth, depth: int, x: arb) -> arb:
+    tooth = value = x
     for k in range(1, depth + 1):
         tooth = network.tooth(relu(tooth), relu(tooth - arb(1) / 2))
         value = value - intervals.ball(Fraction(network.share(k))) * tooth
@@ -469,34 +471,23 @@ def _sawtooth(network: Sawtooth, layers: arb, x: arb) -> arb:
     return (abs(value - x * x) - arb(4) ** -(depth + 1)).max(arb(units - network.units(depth)))
 
 
-def _everywhere(target: Growth, kinks: arb, reach: arb, eps: arb, x: arb) -> arb:
-    # A network through the target at 0 and at some points to either side, beyond which it is straight.
+def _everywhere(target: Growth, kinks: int, reach: arb, eps: arb, x: arb) -> arb:
+    """A network through the target at 0 and at points up to the reach on either side."""
     step, network = reach / kinks, target.function(arb(0))
     for side in (1, -1):
-        heights = [target.function(side * i * step) for i in range(whole(kinks) + 1)]
+        heights = [target.function(side * i * step) for i in range(kinks + 1)]
         slopes = [arb(0), *((b - a) / step for a, b in itertools.pairwise(heights))]
-        network += total((slopes[i + 1] - slopes[i]) * relu(side * x - i * step) for i in range(whole(kinks)))
+        network += total((slopes[i + 1] - slopes[i]) * relu(side * x - i * step) for i in range(kinks))
     return abs(network - target.function(x)) - eps
 
 
+_UNITS = {"K": range(1, 41), "ε, of four": range(4), "x": (0, 1), "w₀": (0.01, 3)} | numbered("b₀ w₁ b₁", -2, 2)
+_LINE = {"kinks a side": range(1, 9), "reach": (0.1, 50), "ε": (0.001, 1), "x": (-200, 200)}
+
 FALSIFIERS: Mapping[str, Falsifier] = {
-    "relu-linear-a": Falsifier(
-        numbered("m b x", -3, 3),
-        lambda lines, *case: _line(lines.stated, *case),
-        lambda lines, *case: _line(lines.amended, *case),
-    ),
+    "relu-linear-a": Falsifier(numbered("m b x", -3, 3), *of_versions(_line)),
     "relu-linear-b": Falsifier(numbered("m b x", -3, 3), _line),
-    "relu-square": Falsifier(
-        {"K": (1, 40), "ε, of four": (0, 3), "x": (0, 1), "w₀": (0.01, 3)} | numbered("b₀ w₁ b₁", -2, 2),
-        _hinges,
-        whole=frozenset({"K", "ε, of four"}),
-        reads="K units at x; the units of one of the four ε, from 1e-2 on; and any one unit of weights w₀, b₀, w₁, b₁.",
-    ),
-    "relu-square-deep": Falsifier({"m": (1, 8), "x": (0, 1)}, _sawtooth, whole=frozenset("m")),
-    "relu-square-line": Falsifier(
-        {"kinks a side": (1, 8), "reach": (0.1, 50), "ε": (0.001, 1), "x": (-200, 200)},
-        _everywhere,
-        whole=frozenset({"kinks a side"}),
-        reads="A network through the target at 0 and at points up to the reach on either side.",
-    ),
+    "relu-square": Falsifier(_UNITS, _hinges),
+    "relu-square-deep": Falsifier({"m": range(1, 9), "x": (0, 1)}, _sawtooth),
+    "relu-square-line": Falsifier(_LINE, _everywhere),
 }

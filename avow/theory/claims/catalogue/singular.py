@@ -180,16 +180,19 @@ def _values(entries: Sequence[arb]) -> list[arb]:
 
 
 def _energy(energy: Formula, *entries: arb) -> arb:
+    """A matrix of three rows and two columns."""
     part = interval_function(energy, 1)
     return abs(total(part(sigma) for sigma in _values(entries)) - intervals.dot(entries, entries))
 
 
 def _kth(bound: Formula, *entries: arb) -> arb:
+    """A matrix of three rows and two columns."""
     square = intervals.dot(entries, entries)
     return most([sigma * sigma - bound(square, k + 1) for k, sigma in enumerate(_values(entries))])
 
 
 def _spectral(kept: Formula, *entries: arb) -> arb:
+    """A matrix of three rows and two columns."""
     values, length = _values(entries), intervals.norm(entries)
     broken = []
     for k in (1, 2):
@@ -205,6 +208,7 @@ _ENTRIES = {"a₁₁": (0.1, 2.0)} | numbered("a₁₂ a₂₁ a₂₂ a₃₁ a
 
 
 FALSIFIERS: Mapping[str, Falsifier] = {
-    id: Falsifier(_ENTRIES, excess, reads="A matrix of three rows and two columns.")
-    for id, excess in {"svd-energy": _energy, "svd-kth": _kth, "svd-spectral": _spectral}.items()
+    "svd-energy": Falsifier(_ENTRIES, _energy),
+    "svd-kth": Falsifier(_ENTRIES, _kth),
+    "svd-spectral": Falsifier(_ENTRIES, _spectral),
 }

@@ -317,6 +317,7 @@ def _categorical(weight: Formula, *scores: arb) -> arb:
 
 
 def _never_zero(safe: Safe, one: arb, two: arb) -> arb:
+    """Two scores; their weights are rounded to float32, float64 and float16."""
     weight = stored(partial(_behind, one - two), torch.float32)
     # Terms that are both zero as stored leave a denominator of zero.
     return -weight.min(total(stored(score.exp, torch.float32) for score in (one, two)))
@@ -344,6 +345,7 @@ def _gap(gap: Gap, eps: arb, *gaps: arb) -> arb:
 
 
 def _hidden(masks: tuple[float, ...], hidden: arb, exponent: arb) -> arb:
+    """Two keys, one hidden, whose weight is rounded to float32; the allowed one has the lower score."""
     gaps = [-(10**exponent) - hidden - arb(mask) for mask in masks if math.isfinite(mask)]
     # With −∞ the hidden key has no weight at all.
     return most([arb(0), *(stored(partial(_behind, gap), torch.float32) for gap in gaps)])
@@ -351,17 +353,7 @@ def _hidden(masks: tuple[float, ...], hidden: arb, exponent: arb) -> arb:
 
 FALSIFIERS: Mapping[str, Falsifier] = {
     "softmax-categorical": Falsifier(numbered("s₁ s₂ s₃ s₄", -8, 8), _categorical),
-    "softmax-bounds": Falsifier(
-        numbered("s₁ s₂", -400, 400),
-        _never_zero,
-        _zero_from,
-        strict=True,
-        reads="Two scores; their weights are rounded to float32, float64 and float16.",
-    ),
+    "softmax-bounds": Falsifier(numbered("s₁ s₂", -400, 400), _never_zero, _zero_from, strict=True),
     "copy-gap": Falsifier({"ε": (0.01, 0.99)} | numbered("s₁−s₂ s₁−s₃ s₁−s₄", -1, 12), _gap),
-    "finite-mask": Falsifier(
-        {"hidden score": (-5, 5), "log₁₀(−allowed score)": (0, 10)},
-        _hidden,
-        reads="Two keys, one hidden, whose weight is rounded to float32; the allowed one has the lower score.",
-    ),
+    "finite-mask": Falsifier({"hidden score": (-5, 5), "log₁₀(−allowed score)": (0, 10)}, _hidden),
 }

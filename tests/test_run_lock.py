@@ -35,6 +35,8 @@ HOLD = """
 import sys
 from pathlib import Path
 from avow.training.run_folder import locked
+
+pytestmark = pytest.mark.processes
 with locked(Path(sys.argv[1])):
     print("held", flush=True)
     sys.stdin.read()

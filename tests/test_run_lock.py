@@ -31,12 +31,12 @@ from tests.helpers.processes import message, together
 from tests.helpers.runs import small
 
 ROOT = Path(__file__).parent.parent
+pytestmark = pytest.mark.processes
+
 HOLD = """
 import sys
 from pathlib import Path
 from avow.training.run_folder import locked
-
-pytestmark = pytest.mark.processes
 with locked(Path(sys.argv[1])):
     print("held", flush=True)
     sys.stdin.read()

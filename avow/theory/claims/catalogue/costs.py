@@ -66,11 +66,6 @@ def added(head: Program, x: Tensor, *weights: Tensor) -> Tensor:
     return answer
 
 
-def without_softmax(x: Tensor, *weights: Tensor) -> Tensor:
-    queries, keys, values = (x @ weight for weight in weights)
-    return queries @ (keys.T @ values)
-
-
 class Heads(NamedTuple):
     """One head, and how several follow each other."""
 
@@ -112,7 +107,7 @@ def _heads_picture() -> Chart:
     ),
     subject=Heads(one_head, kept),
     sabotage={
-        "a head without its softmax": Heads(without_softmax, kept),
+        "a head without its softmax": Heads(lambda x, q, k, v: (x @ q) @ ((x @ k).T @ (x @ v)), kept),
         "answers added up, not kept": Heads(one_head, added),
     },
     picture=_heads_picture,
@@ -205,10 +200,6 @@ def tiled(q: Tensor, k: Tensor, v: Tensor, tile: int, hoard: list[Tensor] | None
     return out
 
 
-def hoarding(q: Tensor, k: Tensor, v: Tensor, tile: int) -> Tensor:
-    return tiled(q, k, v, tile, [])
-
-
 def _bottleneck_picture() -> Chart:
     costs: dict[str, Function] = {
         "the softmax matrix": lambda length: 4 * length**2,
@@ -235,8 +226,8 @@ def _fused_bytes(length: int, width: int) -> int:
     assumptions=("real arithmetic for the answer, exact counts for the rest", "the tile b divides n", PRODUCTS, FIXED),
     subject=Tiling(tiled, merged),
     sabotage={
-        "tiles that are kept": Tiling(hoarding, merged),
-        "sums merged without the maxima": Tiling(tiled, lambda first, second, top, other, most: first + second),
+        "tiles that are kept": Tiling(lambda q, k, v, tile: tiled(q, k, v, tile, []), merged),
+        "sums merged without the maxima": Tiling(tiled, lambda first, second, *maxima: first + second),
     },
     picture=_bottleneck_picture,
 )

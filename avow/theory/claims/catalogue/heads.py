@@ -23,7 +23,7 @@ from avow.numerics.intervals import most
 from avow.theory.claims.catalogue.queries import EPSILON, below_one, enough, eps, m, n, slack
 from avow.theory.claims.claim import Evidence, Formula, claim
 from avow.theory.claims.random_search import Falsifier, interval_function
-from avow.theory.claims.toolbox import counterexample, identity, kept, law, nonnegative, rational
+from avow.theory.claims.toolbox import counterexample, identity, kept, law, nonnegative, rational, symbols
 from avow.theory.constructions.noise import AnyScale, GaussianLaw
 from avow.theory.constructions.projections import project_out as projector
 from avow.theory.constructions.robust import robust_heads
@@ -85,7 +85,7 @@ def heads_discrete(strength: Formula) -> Iterator[Evidence]:
 
 
 def _grows(amended: bool) -> Evidence:
-    score, more = Symbol("e", positive=True), Symbol("h", positive=True)
+    score, more = symbols(positive="e h")
     grown = (score + more) / (score + more + m) - score / (score + m)
     return nonnegative(grown, "α = e/(e + n − 1) grows with e = e^s, the others scoring 0", amended)
 
@@ -129,13 +129,12 @@ def _gauss_picture() -> Chart:
 )
 def heads_gauss(rule: Law) -> Iterator[Evidence]:
     never = intervals.normal_cdf(-arb(2).sqrt())
-    shrunk = Symbol("h", nonnegative=True)
+    shrunk, beta = symbols(nonnegative="h", positive="beta")
     weight = (1 / (1 + shrunk)) / (1 / (1 + shrunk) + m)
     yield nonnegative(1 / n - weight, "X ≤ 0, e^(βX) = 1/(1+h): head 1 gives v_a a weight of at most 1/n, at any β")
     says = "X ≤ 0 happens with probability Φ(−√2)"
     yield counterexample(bool(never > 0.0786), says, "exact law in balls", probability=never.str(20))
 
-    beta = Symbol("beta", positive=True)
     least = rule.least(n, eps, beta, log)
     yield identity((n - 1) * exp(-beta * least), eps, "head 1 has α_a = 1/(1+ε) at X = ln((n−1)/ε)/β", True)
     yield _grows(amended=True)
@@ -211,9 +210,8 @@ def heads_identical(heads: Heads) -> Iterator[Evidence]:
     )
     apart = swing([(1, 0), (0, 1)])
     yield rational(apart < both, "a query for each value does swing less", separate=apart)
-    output = Symbol("c", real=True)
+    output, rho, sigma = symbols(real="c rho", positive="sigma")
     yield identity((output + output) / 2, output, "equal queries over equal keys are one function: their mean is it")
-    sigma, rho = Symbol("sigma", positive=True), Symbol("rho", real=True)
     variance = (sigma**2 + sigma**2 + 2 * rho * sigma**2) / 4
     yield identity(variance, sigma**2 * (1 + rho) / 2, "Var of the mean of two heads of correlation ρ is σ²(1+ρ)/2")
     yield identity(variance.subs(rho, 1), sigma**2, "shared keys make ρ = 1: nothing is gained")

@@ -23,7 +23,7 @@ from avow.numerics import intervals
 from avow.numerics.intervals import most
 from avow.theory.claims.claim import Evidence, Unproved, claim
 from avow.theory.claims.random_search import Falsifier, numbered
-from avow.theory.claims.toolbox import enclosed, identity, kept, nonnegative, positive
+from avow.theory.claims.toolbox import enclosed, identity, kept, nonnegative, positive, symbols
 from avow.theory.constructions.routers import route_by_weights as library_router
 
 beta = Symbol("beta", positive=True)
@@ -91,7 +91,8 @@ def self_attend_copies_self(tokens: Sequence[Matrix]) -> Iterator[Evidence]:
             says = f"x_2 = u_a + {name}: α_2{i + 1} is {sympy.sstr(share)} over e^(2β²) + e^(β²) + 1, E = e^(β²)"
             yield identity(changed[i], share / (e**2 + e + 1), says)
 
-    gamma, delta = Symbol("gamma", real=True), Symbol("delta", real=True)
+    gamma, delta, own_weight, above = symbols(real="gamma delta", positive="alpha h")
+    to_third, shrunk, low = symbols(nonnegative="s t h")
     moved = own + gamma * u_c + delta * u_d
     for name, token, square in (
         ("1", first, gamma**2 + (delta - Rational(1, 2)) ** 2),
@@ -100,14 +101,12 @@ def self_attend_copies_self(tokens: Sequence[Matrix]) -> Iterator[Evidence]:
         ahead = moved.dot(moved) - moved.dot(token) - Rational(3, 4)
         yield identity(ahead, square, f"x_2 = u_a + γu_c + δu_d scores over ¾β² more on itself than on x_{name}")
         yield nonnegative(square, "as squares are not negative, for every γ and δ")
-    own_weight, to_third = Symbol("alpha", positive=True), Symbol("s", nonnegative=True)
     away = mixture((1 - own_weight - to_third, own_weight, to_third), (first, moved, third)) - u_b
     says = "along u_a and u_b alone, ‖c_2 − u_b‖² ≥ 2β²α_22²"
     yield identity(away.dot(u_a) ** 2 + away.dot(u_b) ** 2, 2 * own_weight**2, says)
-    shrunk, low = Symbol("t", nonnegative=True), Symbol("h", nonnegative=True)
     says = "α_22 falls with the other two terms: it is ≥ 1/(1 + 2e^(−3β²/4))"
     yield nonnegative(1 / (1 + shrunk) - 1 / (1 + shrunk + low), says)
-    least, above = 1 / (1 + 2 * exp(-3 * beta**2 / 4)), Symbol("h", positive=True)
+    least = 1 / (1 + 2 * exp(-3 * beta**2 / 4))
     says = "e^(3β²/4) = 1 + h > 1, so α_22 > ⅓: c_2 stays √2·β/3 away from u_b at every β"
     yield positive(least.subs(exp(-3 * beta**2 / 4), 1 / (1 + above)) - Rational(1, 3), says)
     yield identity(sympy.limit(least, beta, sympy.oo), 1, "and α_22 → 1 as β grows: √2·β away")

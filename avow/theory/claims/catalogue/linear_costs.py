@@ -130,11 +130,6 @@ def _attention_inputs(length: int, width: int) -> Sequence[Tensor]:
     return counting.ones(*[(length, width)] * 3)
 
 
-def written_out(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-    rows, columns = torch.softmax(q, -1), torch.softmax(k, -2)
-    return (rows @ columns.T) @ v
-
-
 def _separable_picture() -> Chart:
     methods = {name: costs.operations(library(name)) for name in ("exact", "separable")}
     return over_lengths(methods, "Operations of one head of width 64")
@@ -149,7 +144,9 @@ def _separable_picture() -> Chart:
     plain="Separable attention takes time in the order of nd² and extra space in the order of nd + d².",
     assumptions=("values as wide as queries and keys, d", "no mask that differs by row", PRODUCTS, FIXED),
     subject=separable,
-    sabotage={"the n × n matrix written out": written_out},
+    sabotage={
+        "the n × n matrix written out": lambda q, k, v: (torch.softmax(q, -1) @ torch.softmax(k, -2).T) @ v,
+    },
     picture=_separable_picture,
 )
 def separable_cost(program: Program) -> Iterator[Evidence]:

@@ -21,10 +21,10 @@ from avow.numerics import intervals
 from avow.numerics.intervals import most
 from avow.theory.claims.claim import Evidence, Formula, claim
 from avow.theory.claims.random_search import Falsifier, interval_function
-from avow.theory.claims.toolbox import counterexample, enclosed, identity, law, nonnegative
+from avow.theory.claims.toolbox import counterexample, enclosed, identity, law, nonnegative, symbols
 from avow.theory.constructions.noise import DiscreteLaw, GaussianLaw, noise_analysis
 
-alpha, beta, delta = (Symbol(name, positive=True) for name in ("alpha", "beta", "delta"))
+alpha, beta, delta = symbols(positive="alpha beta delta")
 # Coordinates in an orthonormal basis of the means' span: a score only sees the keys there.
 mean_a, mean_b, mean_j = (Matrix([int(i == axis) for i in range(3)]) for axis in range(3))
 query = beta * (mean_a + mean_b)
@@ -88,7 +88,7 @@ def noise_isotropic(variance: Formula) -> Iterator[Evidence]:
     behind = (1 - erf(to_other / 2 / sqrt(2 * claimed))) / 2
     says = "P(a gap to key j < β/2) = Φ(−1/(4√α)) → 0, whatever β; there are 2(n − 2) of them"
     yield identity(sympy.limit(behind, alpha, 0, "+"), 0, says, True)
-    rival, others, x, y = (Symbol(name, nonnegative=True) for name in ("A", "B", "x", "y"))
+    rival, others, x, y = symbols(nonnegative="A B x y")
     yield nonnegative(
         1 / (1 + rival + others) - 1 / (1 + (rival + x) + (others + y)),
         "e^(s_b − s_a) = A ≤ e^δ and the others' sum B ≤ (n−2)e^(−β/2): α_a ≥ 1/(1 + e^δ + (n−2)e^(−β/2)), so α_b too",
@@ -139,7 +139,7 @@ def _stretch_picture() -> Table:
 )
 def noise_one_key_discrete(stretch: Stretch) -> Iterator[Evidence]:
     # n/ε = z², so both powers are visible; n − 2 others.
-    z, others = Symbol("z", positive=True), Symbol("j", integer=True, nonnegative=True)
+    z, free, others = symbols(positive="z varepsilon", integer_nonnegative="j")
     eps = (others + 2) / z**2
     first = [z ** (2 * c) for c in stretch]
     second = z**2
@@ -149,7 +149,6 @@ def noise_one_key_discrete(stretch: Stretch) -> Iterator[Evidence]:
     yield nonnegative(to_second - 1 / (1 + eps + 1 / z), "c = ½: α_2 ≥ 1/(1 + ε + (n/ε)^(−1/2))")
     to_first = first[1] / (first[1] + second + others)
     yield nonnegative(to_first - 1 / (1 + (1 + eps) / z), "c = 3/2: α_1 ≥ 1/(1 + (1 + ε)·(n/ε)^(−1/2))")
-    free = Symbol("varepsilon", positive=True)
     yield identity(sympy.limit(1 / (1 + (1 + free) / z), z, sympy.oo), 1, "so as n/ε → ∞ it is all v_1")
     says = "or v_2, to ε; with equal chances the mean is never seen"
     yield identity(sympy.limit(1 / (1 + free + 1 / z), z, sympy.oo), 1 / (1 + free), says)
@@ -227,7 +226,7 @@ def noise_one_key_gauss(scaled: Scaled) -> Iterator[Evidence]:
     stretched = spread + mean_a * mean_a.T / 2
     along = (mean_a.T * stretched * mean_a)[0]
     yield identity(sympy.limit(along, alpha, 0), scaled.variance, "X = ⟨k_a, μ_a⟩ has variance α + ½ → ½", True)
-    x = Symbol("X", real=True)
+    x, logit, weakness = symbols(real="X y", positive="z")
     scores = beta * x, beta
     for name, score, weight in zip("ab", scores, scaled[:2], strict=True):
         share = exp(score) / (exp(scores[0]) + exp(scores[1]))
@@ -237,7 +236,6 @@ def noise_one_key_gauss(scaled: Scaled) -> Iterator[Evidence]:
     yield law(intervals.normal_cdf(-1 / sigma), 0.0786496035251, 0.0786496035252, says, True)
     gap = _variance(stretched) + _variance(spread)
     yield identity(gap, beta**2 * (scaled.variance + 4 * alpha), "the gap has mean 0 and variance β²(½ + 4α)", True)
-    logit, weakness = Symbol("y", real=True), Symbol("z", positive=True)
     below = (1 + erf(sympy.simplify(logit / sqrt(2 * gap).subs(beta, 1 / weakness)))) / 2
     says = "P(α_a ≤ w) = Φ(logit(w)/√variance), continuous in 1/β, is ½ at 1/β = 0 for every w in (0, 1): Bernoulli(½)"
     yield identity(below.subs(weakness, 0), Rational(1, 2), says, True)

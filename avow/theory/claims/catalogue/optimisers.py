@@ -16,7 +16,7 @@ from avow.numerics import intervals
 from avow.numerics.intervals import most, total
 from avow.theory.claims.claim import Evidence, Formula, Versions, claim
 from avow.theory.claims.random_search import Falsifier, Ranges, interval_function, numbered, of_versions
-from avow.theory.claims.toolbox import counterexample, identity, induction, positive, rational
+from avow.theory.claims.toolbox import counterexample, identity, induction, positive, rational, symbols
 
 beta = 1 / (1 + Symbol("s", positive=True))  # any number strictly between 0 and 1
 
@@ -77,13 +77,11 @@ def momentum_ema(momenta: Versions) -> Iterator[Evidence]:
     travelled, wanted = _travelled(alpha, rate, ones), _averaged(half, two, ones)
     facts = {"momentum": [str(step) for step in travelled], "average": [str(step) for step in wanted]}
     yield counterexample(travelled != wanted, "β = ½, δ = 2, two gradients of 1", "fractions", **facts)
-    b, u, g, first = (Symbol(name, real=True) for name in ("beta", "u", "g", "g_1"))
-    step = Symbol("delta", real=True)
+    b, u, g, first, step, free_alpha, free_rate = symbols(real="beta u g g_1 delta alpha epsilon")
     alpha, rate = momenta.amended(b, step)
     says = "if v = δu before a step, v = δu after it"
     yield identity(alpha * (step * u) + rate * g, step * (b * u + (1 - b) * g), says, amended=True)
     yield identity(step * 0, 0, "and v = δu = 0 at the start: so Δθ = −v = −δu at every step", amended=True)
-    free_alpha, free_rate = Symbol("alpha", real=True), Symbol("epsilon", real=True)
     other = _travelled(free_alpha, free_rate, [first, 0])
     same = _averaged(b, step, [first, 0])
     says = "only ε = δ(1 − β) gives the first step"
@@ -113,8 +111,7 @@ def _ema_picture() -> Chart:
     picture=_ema_picture,
 )
 def ema_unrolled(weight: Formula) -> Iterator[Evidence]:
-    b = Symbol("beta", positive=True)
-    t, i = Symbol("t", integer=True, positive=True), Symbol("i", integer=True, positive=True)
+    b, t, i = symbols(positive="beta", integer_positive="t i")
     yield identity(weight(b, 1, 1), 1 - b, "v_1 = (1 − β)g_1: the sum for t = 1")
     says = "a step multiplies every old weight by β, as the sum for t + 1 has it"
     yield identity(b * weight(b, t, i), weight(b, t + 1, i), says)
@@ -149,8 +146,7 @@ def _bias_picture() -> Chart:
     needs=("ema-unrolled",),
 )
 def ema_bias(total: Formula) -> Iterator[Evidence]:
-    b, mean = Symbol("beta", positive=True), Symbol("mu", real=True)
-    t = Symbol("t", integer=True, positive=True)
+    b, mean, t = symbols(positive="beta", real="mu", integer_positive="t")
     says = "the weights of v_t sum to 1 − β^t: 0 at t = 0, and a step turns a sum s into βs + 1 − β"
     yield induction(lambda n: total(b, n), 0, 0, lambda weight, n: b * weight + (1 - b), says)
     says = "E is linear: E v_(t+1) = βE v_t + (1 − β)E g, so E v_t = (1 − β^t)E g for all t"
@@ -165,7 +161,7 @@ def ema_bias(total: Formula) -> Iterator[Evidence]:
     yield rational(drifting == Fraction(5, 3) != 2, says, found=drifting)
 
 
-gamma, eta = (Symbol(name, positive=True) for name in ("gamma", "eta"))
+gamma, eta = symbols(positive="gamma eta")
 
 
 def _decays(eta: Any, gamma: Any, rate: Any, alpha: Any, start: Any, gradients: list[Any]) -> tuple[Any, Any]:
@@ -207,12 +203,11 @@ def _decay_picture() -> Chart:
     picture=_decay_picture,
 )
 def sgd_l2_decay(rate: Formula) -> Iterator[Evidence]:
-    theta, rest, g = (Symbol(name, real=True) for name in ("theta", "R", "g"))
+    theta, rest, g, alpha, start = symbols(real="theta R g", positive="alpha theta_0")
     slope = sympy.diff(gamma * (theta**2 + rest), theta)
     yield identity(slope, 2 * gamma * theta, "the gradient of γ‖θ‖² in any one coordinate is 2γθ")
     says = "θ − η(g + 2γθ) = (1 − 2ηγ)θ − ηg"
     yield identity(theta - eta * (g + slope), (1 - rate(eta, gamma)) * theta - eta * g, says)
-    alpha, start = Symbol("alpha", positive=True), Symbol("theta_0", positive=True)
     gradients = list(sympy.symbols("g_1 g_2", real=True))
     penalised, decayed = _decays(eta, gamma, rate(eta, gamma), alpha, start, gradients)
     apart = 2 * alpha * eta * gamma * start
@@ -268,9 +263,8 @@ def _adam_picture() -> Chart:
     needs=("ema-bias",),
 )
 def adam_l2_vs_w(rules: AdamRules) -> Iterator[Evidence]:
-    theta, g, m, added = (Symbol(name, real=True) for name in ("theta", "g", "m", "c"))
-    r, more, b = (Symbol(name, positive=True) for name in ("r", "d", "beta"))
-    t, e = Symbol("t", integer=True, positive=True), Symbol("e", nonnegative=True)
+    theta, g, m, added, t, e = symbols(real="theta g m c", integer_positive="t", nonnegative="e")
+    r, more, b, spread, wider, decay = symbols(positive="r d beta s w lambda")
     yield identity(
         b * (m + (1 - b**t) * added) + (1 - b) * (g + added),
         (b * m + (1 - b) * g) + (1 - b ** (t + 1)) * added,
@@ -280,13 +274,11 @@ def adam_l2_vs_w(rules: AdamRules) -> Iterator[Evidence]:
     yield identity(shrink, 2 * eta * gamma / (r + e), "so the penalty takes 2ηγ/(√v̂ + ϵ) of a weight each step")
     yield identity((shrink * r).subs(e, 0), 2 * eta * gamma, "which is in proportion to 1/√v̂ where ϵ is 0")
     yield positive(sympy.factor(shrink - shrink.subs(r, r + more)), "and strictly less the larger √v̂ is, for any ϵ ≥ 0")
-    spread, wider = Symbol("s", positive=True), Symbol("w", positive=True)
     seen = sympy.Poly(sympy.expand((g + added) ** 2), g)
     # E g = 0 and E g² = s².
     second = seen.coeff_monomial(g**2) * spread**2 + seen.coeff_monomial(1)
     yield identity(second, spread**2 + added**2, "v̂ of gradients with mean 0 and variance s² is s² + (2γθ)²")
     yield positive(sympy.expand(second.subs(spread, spread + wider) - second), "so larger gradients have the larger v̂")
-    decay = Symbol("lambda", positive=True)
     decoupled = 1 - sympy.diff(rules.decoupled(theta, g, eta, decay, r, e), theta)
     yield identity(decoupled, eta * decay, "decoupled decay takes ηλ, whatever the gradients are")
     shares = [shrink.subs({eta: Rational(1, 1000), gamma: Rational(1, 200), r: root, e: 0}) for root in (1, 100)]

@@ -23,7 +23,7 @@ from avow.numerics import intervals
 from avow.numerics.intervals import most
 from avow.theory.claims.claim import Evidence, Unproved, claim
 from avow.theory.claims.random_search import Falsifier, stored
-from avow.theory.claims.toolbox import counterexample, enclosed, identity, rounded
+from avow.theory.claims.toolbox import counterexample, enclosed, identity, rounded, symbols
 
 LAST = 4096
 TYPES = (torch.float64, torch.float32, torch.float16, torch.bfloat16)
@@ -140,7 +140,7 @@ def sinusoid_distinct(encoding: Encoding) -> Iterator[Evidence]:
         " positions are equal"
     )
     yield counterexample(bool(held[0] == held[1]), says, "bfloat16 itself", held=held.tolist())
-    p, step, wave = (Symbol(name, real=True) for name in ("p", "Delta", "omega"))
+    p, step, wave = symbols(real="p Delta omega")
     turn = (sympy.sin((p + step) * wave) - sympy.sin(p * wave)) ** 2
     turn += (sympy.cos((p + step) * wave) - sympy.cos(p * wave)) ** 2
     says = "a pair is 2|sin(Δω/2)| apart, wherever p is: it depends on Δ alone"

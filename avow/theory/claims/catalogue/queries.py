@@ -24,15 +24,12 @@ from avow.numerics import intervals
 from avow.numerics.intervals import most, total
 from avow.theory.claims.claim import Evidence, Formula, Unproved, claim
 from avow.theory.claims.random_search import Falsifier, Ranges, interval_function, numbered
-from avow.theory.claims.toolbox import counterexample, enclosed, identity, kept, nonnegative, rational
+from avow.theory.claims.toolbox import counterexample, enclosed, identity, kept, nonnegative, rational, symbols
 from avow.theory.constructions.queries import average_query, copy_query, mixture_query
 
 # n keys, m of them others; an excess that is not negative; an ε below 1.
-m = Symbol("m", integer=True, positive=True)
-n = m + 1
-eps = Symbol("varepsilon", positive=True)
-slack = Symbol("delta", nonnegative=True)
-below_one = 1 / (1 + Symbol("x", positive=True))
+m, eps, slack = symbols(integer_positive="m", positive="varepsilon", nonnegative="delta")
+n, below_one = m + 1, 1 / (1 + Symbol("x", positive=True))
 
 
 def tangent(amended: bool = False) -> Iterator[Evidence]:
@@ -78,8 +75,7 @@ def _copy_separated_picture() -> Chart:
     needs=("copy-gap",),
 )
 def copy_separated(lengths: Lengths) -> Iterator[Evidence]:
-    cosine = Symbol("c", real=True)
-    r, t = Symbol("r", positive=True), Symbol("t", nonnegative=True)
+    cosine, r, t = symbols(real="c", positive="r", nonnegative="t")
     first, other = Matrix([1, 0]), Matrix([cosine, sqrt(1 - cosine**2)])
     apart = (first - other).dot(first - other)
     yield identity(apart, 2 - 2 * cosine, "two unit keys lie in a plane: ‖k_1 − k_i‖² = 2 − 2⟨k_1, k_i⟩")
@@ -155,11 +151,10 @@ def copy_shortest(query: Formula) -> Iterator[Evidence]:
 
     yield from tangent()
     yield identity((n - 1) * exp(-gap), eps, "with L = ln((n−1)/ε), n − 1 terms of e^−L sum to ε")
-    mean = Symbol("g", real=True)
+    mean, qq, qc, cc = symbols(real="g qq qc", positive="cc")
     touched = (n - 1) * exp(-gap) * (1 + gap - mean)
     says = "tangents at −L: terms that sum to at most ε have a mean gap of at least L (Jensen)"
     yield identity(eps - touched, eps * (mean - gap), says)
-    qq, qc, cc = Symbol("qq", real=True), Symbol("qc", real=True), Symbol("cc", positive=True)
     left_over = qq - 2 * (qc / cc) * qc + (qc / cc) ** 2 * cc
     yield identity(left_over, qq - qc**2 / cc, "‖q − c·⟨q,c⟩/‖c‖²‖² = ‖q‖² − ⟨q,c⟩²/‖c‖², so ‖q‖ ≥ ⟨q,c⟩/‖c‖")
     says = "c = k_1 − mean of the others has ⟨q,c⟩ ≥ L: nothing is shorter than √((n−1)/n)·L, the optimum"
@@ -254,10 +249,9 @@ def copy_possible(hull: Hull) -> Iterator[Evidence]:
 
 def _inside(share: Symbol) -> Iterator[Evidence]:
     rest = Symbol("rho", **{key: value for key, value in share.assumptions0.items() if key in ("nonnegative", "real")})
-    u, above = Symbol("u", real=True), Symbol("f", nonnegative=True)
+    u, score, above = symbols(real="u s", nonnegative="f")
     yield from tangent(amended=True)
     yield nonnegative(share * above, "k_1 = Σλ_j k_j: each λ_j·(e^u_j − 1 − u_j) ≥ 0, u_j = s_j − s_1", True)
-    score = Symbol("s", real=True)
     says = "Σλ_j(1 + u_j) = Σλ_j = 1, for Σλ_j u_j = s_1 − s_1 = 0"
     yield identity(share * (1 + u) + rest * (1 + score) - (share * u + rest * score), share + rest, says, True)
     yield nonnegative(rest * exp(u), "1 − λ_j, the sum of the others, is ≥ 0: Σe^u_j ≥ Σλ_j e^u_j ≥ 1", True)
@@ -270,7 +264,7 @@ def _inside(share: Symbol) -> Iterator[Evidence]:
 
 
 def _outside() -> Iterator[Evidence]:
-    qq, a, b = (Symbol(name, positive=True) for name in ("qq", "a", "b"))
+    qq, a, b = symbols(positive="qq a b")
 
     def moved(step: Any) -> Any:
         return qq - 2 * step * a + step**2 * b
@@ -413,8 +407,8 @@ def _mixture_picture() -> Table:
     picture=_mixture_picture,
 )
 def mixture_any(score: Formula) -> Iterator[Evidence]:
-    w, rest, t = Symbol("w", positive=True), Symbol("rho", positive=True), Symbol("t", real=True)
-    outside = Symbol("j", integer=True, positive=True)
+    w, rest, partition, outside = symbols(positive="w rho Z", integer_positive="j")
+    t, shift, s = symbols(real="t c s")
     yield identity(exp(score(t, w)), w * exp(t), "orthonormal keys: each key of S has e^s_i = w_i·e^t")
     total = exp(score(t, w)) + rest * exp(t) + outside
     weight = (exp(score(t, w)) / total).subs(rest, 1 - w)
@@ -423,8 +417,6 @@ def mixture_any(score: Formula) -> Iterator[Evidence]:
     says = "the weight outside S is exactly ε at t = ln((n−|S|)(1−ε)/ε): any distance is reached"
     yield identity(missing.subs(t, log(outside * (1 - eps) / eps)), eps, says)
     yield identity(weight.subs(outside, 0), w, "where S is every key the target is met exactly, for every t")
-    shift, partition = Symbol("c", real=True), Symbol("Z", positive=True)
-    s = Symbol("s", real=True)
     says = "any keys: Kq = ln w + c·1 gives softmax(Kq) = w"
     yield identity(exp(log(w) + shift) / (w * exp(shift) + (1 - w) * exp(shift)), w, says)
     yield identity(log(exp(s) / partition), s - log(partition), "and softmax(Kq) = w gives Kq = ln w + ln(Z)·1")

@@ -20,7 +20,7 @@ from avow.theory.claims.claim import Evidence, Formula, claim
 from avow.theory.claims.random_search import Falsifier, Ranges, interval_function, numbered
 from avow.theory.claims.toolbox import counterexample, cover, enclosed, identity, induction, nonnegative, rational
 
-delta, gamma = (Symbol(name, positive=True) for name in ("delta", "gamma"))
+delta, gamma = sympy.symbols("delta gamma", positive=True)
 
 
 class Forms(NamedTuple):
@@ -169,12 +169,12 @@ def rnn_vanishing(gradient: Gradient) -> Iterator[Evidence]:
 
 def _one_step_contracts(largest: Any, rate: Any, amended: bool = False) -> Iterator[Evidence]:
     """‖W diag(σ') v‖ ≤ rate·‖v‖, from the bounds on WᵀW and σ'."""
-    z, y, w, v = (Symbol(name, real=True) for name in ("z", "y", "w", "v"))
+    z, y, w, v, theta = sympy.symbols("z y w v theta", real=True)
+    short = Symbol("r", nonnegative=True)
     sigma, h = Function("sigma"), Function("h")
     chained = w * sigma(y).diff(y).subs(y, h(z)) * h(z).diff(z)
     says = "∂h_t = W diag(σ'(h_(t−1))) ∂h_(t−1), term by term"
     yield identity(sympy.diff(w * sigma(h(z)), z).doit(), chained.doit(), says, amended)
-    theta, short = Symbol("theta", real=True), Symbol("r", nonnegative=True)
     slope = gamma * sympy.cos(theta)
     says = "|σ'| ≤ γ, that is σ' = γ cos θ: ‖diag(σ')v‖ ≤ γ‖v‖, entry by entry"
     yield nonnegative(gamma**2 * v**2 - (slope * v) ** 2, says, amended)
@@ -235,7 +235,7 @@ def _explosion_picture() -> Chart:
 )
 def rnn_exploding(explosion: Explosion) -> Iterator[Evidence]:
     W = explosion.nilpotent
-    a, b, c, d = (Symbol(name, real=True) for name in "abcd")
+    a, b, c, d, z = sympy.symbols("a b c d z", real=True)
     product = W * diag(a, b) * W * diag(c, d)
     largest = max((W.T * W).eigenvals())
     says = "W = [[0, 2], [0, 0]], σ_max = 2 > 1 = 1/γ: after two steps the gradient is 0, whatever slopes σ has"
@@ -252,7 +252,6 @@ def rnn_exploding(explosion: Explosion) -> Iterator[Evidence]:
     says = "‖I‖ = 1, and what is at most 1 stays so under such a step: with σ_max(W) ≤ 1/γ the gradient is never longer"
     yield nonnegative(1 - step * before, says, True)
     # One tanh unit with W = 3, above 1/γ: its gradient explodes from h = 0, and never grows from h near 3.
-    z = Symbol("z", real=True)
     unit = 3 * sympy.tanh(z)
     yield identity(unit.subs(z, 0), 0, "one unit h_t = 3·tanh(h_(t−1)) that starts at 0 stays there", True)
     says = "where its slope is 3: the gradient is 3^T, and explodes"

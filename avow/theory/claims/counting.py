@@ -62,14 +62,14 @@ class _Held(TorchDispatchMode):
     def __init__(self, inputs: Sequence[Tensor]) -> None:
         super().__init__()  # type: ignore[no-untyped-call]  # torch says nothing of its types
         self.given = {x.untyped_storage().data_ptr() for x in inputs}
-        self.made: list[TensorWeakRef] = []
+        self.references: list[TensorWeakRef] = []
         self.steps: list[int] = []
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         out = func(*args, **(kwargs or {}))
-        self.made += [TensorWeakRef(x) for x in tree_leaves(out) if isinstance(x, Tensor)]
-        alive = [(made, x) for made in self.made if (x := made()) is not None]
-        self.made = [made for made, _ in alive]
+        self.references += [TensorWeakRef(x) for x in tree_leaves(out) if isinstance(x, Tensor)]
+        alive = [(reference, x) for reference in self.references if (x := reference()) is not None]
+        self.references = [reference for reference, _ in alive]
         # Views share a storage: it is counted once.
         storages = {x.untyped_storage().data_ptr(): x.untyped_storage().nbytes() // x.element_size() for _, x in alive}
         self.steps.append(sum(size for storage, size in storages.items() if storage not in self.given))

@@ -263,11 +263,14 @@ def _exact(expression: Any) -> Any:
     return expression
 
 
-def _truth(found: Any) -> bool:
+def _truth(answer: Any) -> bool:
     """A truth value as it is: a list, a ball or a formula is none, however true it looks."""
-    if isinstance(found, bool | sympy.logic.boolalg.BooleanAtom) or getattr(found, "dtype", None) in (bool, torch.bool):
-        return bool(found)
-    raise TypeError(f"{found!r} is not a truth value")
+    if isinstance(answer, bool | sympy.logic.boolalg.BooleanAtom) or getattr(answer, "dtype", None) in (
+        bool,
+        torch.bool,
+    ):
+        return bool(answer)
+    raise TypeError(f"{answer!r} is not a truth value")
 
 
 def _shown(facts: dict[str, Any]) -> str:

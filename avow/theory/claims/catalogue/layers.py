@@ -117,8 +117,7 @@ def self_attend_copies_self(tokens: Sequence[Matrix]) -> Iterator[Evidence]:
         "least weight whatever is added": 1 / (1 + 2 * (arb(-27) / 4).exp()),
     }
     facts = {name: number.str(8 if name == "error" else 12) for name, number in numbers.items()}
-    says = "β = 3: the weight on itself, in numbers"
-    yield enclosed(lambda: bool(numbers["weight"] > 0.9997), says, False, **facts)
+    yield enclosed(lambda: bool(numbers["weight"] > 0.9997), "β = 3: the weight on itself, in numbers", False, **facts)
 
 
 class Weights(NamedTuple):
@@ -178,8 +177,7 @@ def route_by_weights(weights: Weights) -> Iterator[Evidence]:
         first, second = (arb(square).sqrt() * length * (1 / (arb(length**2).exp() + 2)) for square in (5, 2))
         below = partial(operator.lt, first, arb(5).sqrt() * length * arb(-(length**2)).exp())
         facts = {"c_1 is off by": first.str(8), "c_2 is off by": second.str(8), "of": (arb(2).sqrt() * length).str(8)}
-        says = f"β = {length}: the errors in numbers"
-        yield enclosed(below, says, False, beta=length, **facts)
+        yield enclosed(below, f"β = {length}: the errors in numbers", False, beta=length, **facts)
     yield kept(library_router(3.0), "the library's router at β = 3; it compiles any other routing as well")
 
 

@@ -173,8 +173,7 @@ def _near(c: Rational, near: tuple[float, float]) -> Evidence:
         return all(bool(abs(weight - value) < 5e-5) for weight, value in zip(weights(), near, strict=True))
 
     facts = {"n": 1000, "eps": 0.01, "first": weights()[0].str(12), "second": weights()[1].str(12)}
-    says = f"a thousand keys, ε = 0.01, c = {c}: the weights are {near} to four places"
-    return enclosed(close, says, False, **facts)
+    return enclosed(close, f"a thousand keys, ε = 0.01, c = {c}: the weights are {near} to four places", False, **facts)
 
 
 class Scaled(NamedTuple):

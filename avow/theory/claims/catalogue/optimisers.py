@@ -20,7 +20,7 @@ from avow.theory.claims.toolbox import counterexample, identity, induction, posi
 
 beta = 1 / (1 + Symbol("s", positive=True))  # any number strictly between 0 and 1
 
-
+# (α, ε) of v = αv + εg for (β, δ) of v = βv + (1 − β)g with step δ.
 CONVERSION = Versions(
     lambda beta, delta: (delta * beta, delta * (1 - beta)), lambda beta, delta: (beta, delta * (1 - beta))
 )

@@ -182,9 +182,9 @@ def copy_shortest(query: Formula) -> Iterator[Evidence]:
         yield counterexample(bool(weight > promised) and bool(2 * length < stated), says, "balls", **facts)
     around_first = torch.tensor([[1.0, 0.0], [0.5, 0.75**0.5], [0.5, -(0.75**0.5)]], dtype=torch.float64)
     for name, keys in (("ten orthonormal keys", torch.eye(10)), ("keys around k_1 at 60°", around_first)):
-        found = copy_query(keys, target=0, eps=0.01, shortest=True)
+        shortest = copy_query(keys, target=0, eps=0.01, shortest=True)
         says = f"the library's shortest query, {name}: proved to be so by weak duality"
-        yield kept(found, says, length=found.norm, gap=found.gap)
+        yield kept(shortest, says, length=shortest.norm, gap=shortest.gap)
 
 
 class Hull(NamedTuple):
@@ -377,8 +377,8 @@ def average_two(query: Formula) -> Iterator[Evidence]:
     weight = scores[0].exp() / (scores[0].exp() + scores[1].exp() + 998)
     facts = {"n": 1000, "eps": 0.01, "weight": weight.str(12), "norm": (scores[0] ** 2 + scores[1] ** 2).sqrt().str(12)}
     yield enclosed(lambda: bool(weight > 1 / (2 + arb(1) / 100)), "a thousand keys, ε = 0.01", False, **facts)
-    found = average_query(torch.eye(50), subset=(0, 1), eps=0.01)
-    yield kept(found, "the library's query for two of fifty keys", norm=found.norm)
+    average = average_query(torch.eye(50), subset=(0, 1), eps=0.01)
+    yield kept(average, "the library's query for two of fifty keys", norm=average.norm)
 
 
 def _mixture_picture() -> Table:

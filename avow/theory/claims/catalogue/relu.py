@@ -413,10 +413,10 @@ def relu_square_line(target: Growth) -> Iterator[Evidence]:
         f" below {target.name}",
     )
     for deep in (False, True):
-        made = relu_square(Fraction(1, 1000), deep=deep)
+        square = relu_square(Fraction(1, 1000), deep=deep)
         for at in (Fraction(2), Fraction(10)):
-            network, true = evaluated(made.exact, at), Fraction(target.function(at))
-            says = f"the library's {made.units} units in {made.depth} layers, within 1e-3 on [0, 1], at x = {at}"
+            network, true = evaluated(square.exact, at), Fraction(target.function(at))
+            says = f"the library's {square.units} units in {square.depth} layers, within 1e-3 on [0, 1], at x = {at}"
             yield counterexample(
                 abs(network - true) > Fraction(1, 1000), says, "fractions", network=str(network), true=str(true)
             )

@@ -296,3 +296,8 @@ def claim(id: str, **words: Any) -> Callable[[Check], Claim]:
         return Claim(id, check=check, **words)
 
     return as_claim
+
+
+def claims_on(topic: str) -> Callable[..., Callable[[Check], Claim]]:
+    """`claim` for a file whose claims have one topic."""
+    return functools.partial(claim, topic=topic)

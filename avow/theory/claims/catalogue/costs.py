@@ -21,10 +21,11 @@ from avow.core.chart import Chart, Function
 from avow.methods import all_methods
 from avow.numerics.intervals import most
 from avow.theory.claims import counting
-from avow.theory.claims.claim import Evidence, Formula, claim
+from avow.theory.claims.claim import Evidence, Formula, claims_on
 from avow.theory.claims.random_search import Falsifier, interval_function, numbered
 from avow.theory.claims.toolbox import counterexample, identity, rational
 
+claim = claims_on("costs")
 n, d, h, w = (counting.length(name) for name in ("n", "d", "h", "w"))
 Program = Formula
 FIXED = "the program is a fixed list of matrix products whose sides are lengths, so its count is a polynomial"
@@ -87,7 +88,6 @@ def _heads_picture() -> Chart:
 
 @claim(
     "cost-exact",
-    topic="costs",
     expected="corrected",
     statement=r"\text{one head: time } \Theta(nd^2 + n^2d),\ \text{extra space } \Theta(n^2 + nd + d^2);\quad "
     r"h \text{ heads in sequence multiply the time only}",
@@ -215,7 +215,6 @@ def _fused_bytes(length: int, width: int) -> int:
 
 @claim(
     "cost-bottleneck",
-    topic="costs",
     expected="corrected",
     statement=r"n \to \infty:\ \text{the } n \times n \text{ softmax matrix dominates time and space}",
     plain="For long sequences the softmax matrix of n² weights is the bottleneck, in time and in space.",

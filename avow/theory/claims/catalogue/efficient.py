@@ -20,11 +20,12 @@ import avow
 from avow.core.chart import Chart, Function, Table, curves
 from avow.numerics import intervals
 from avow.numerics.intervals import most, total
-from avow.theory.claims.claim import Evidence, Formula, Versions, claim
+from avow.theory.claims.claim import Evidence, Formula, Versions, claims_on
 from avow.theory.claims.random_search import Falsifier, interval_function, numbered, of_versions
 from avow.theory.claims.toolbox import counterexample, enclosed, identity, positive, rational, same_product
 from avow.theory.constructions.formulas import compiled
 
+claim = claims_on("efficient")
 n, d, m = sympy.symbols("n d m", integer=True, positive=True)
 i, j, f, c = sympy.symbols("i j f c", integer=True, positive=True)
 q_f, k_f = IndexedBase("q", real=True), IndexedBase("k", real=True)
@@ -54,7 +55,6 @@ def _rbf_picture() -> Chart:
 
 @claim(
     "rbf-equals-dot",
-    topic="efficient",
     expected="proved",
     statement=r"\|k_i\| = 1,\ \sigma = 1:\quad \frac{e^{-\|q-k_i\|^2/2}}{\sum_j e^{-\|q-k_j\|^2/2}} ="
     r"\frac{e^{q \cdot k_i}}{\sum_j e^{q \cdot k_j}}",
@@ -110,7 +110,6 @@ def _kernel_picture() -> Table:
 
 @claim(
     "kernel-form",
-    topic="efficient",
     expected="proved",
     statement=r"\mathrm{softmax}(QK^\top)V = D^{-1}AV,\quad A_{ij} = e^{q_i \cdot k_j},"
     r"\ D = \mathrm{diag}(A\mathbf{1})",
@@ -145,7 +144,6 @@ def _separable_rows_picture() -> Table:
 
 @claim(
     "separable-rows",
-    topic="efficient",
     expected="proved",
     statement=r"M = \mathrm{softmax}_{row}(Q)\,\mathrm{softmax}_{col}(K)^\top:\quad M_{ij} > 0,"
     r"\ \textstyle\sum_j M_{ij} = 1",
@@ -194,7 +192,6 @@ def _weaker_picture() -> Chart:
 
 @claim(
     "separable-weaker",
-    topic="efficient",
     expected="proved",
     statement=r"M = \mathrm{softmax}_{row}(Q)\,\mathrm{softmax}_{col}(K)^\top \in \mathbb{R}^{n \times n},\ n > d \ge 2"
     r":\quad \|I - M\|_F^2 \ge n - d,\quad \text{while } \inf_{Q,K} \|I - \mathrm{softmax}(QK^\top)\|_F = 0",
@@ -323,7 +320,6 @@ def _unbiased_picture() -> Table:
 
 @claim(
     "features-unbiased",
-    topic="efficient",
     expected="corrected",
     statement=r"f(x) = \frac1m e^{-\|x\|^2/2}(e^{w_1 \cdot x}, \dots, e^{w_m \cdot x}),\ w \sim N(0, I):\quad "
     r"E f(q) \cdot f(k) = e^{q \cdot k}",
@@ -379,7 +375,6 @@ def far_below(radius: int | arb, features: int | arb, cut: int | arb) -> arb:
 
 @claim(
     "features-variance",
-    topic="efficient",
     expected="corrected",
     statement=r"\text{more random features always mean a useful approximation of } e^{q \cdot k}",
     plain="With enough random features the approximation is always useful.",

@@ -21,12 +21,14 @@ from avow.core.chart import Chart, Function, Table, curves
 from avow.numerics import intervals
 from avow.numerics.intervals import most
 from avow.theory.claims.catalogue.queries import EPSILON, below_one, enough, eps, m, n, slack
-from avow.theory.claims.claim import Evidence, Formula, claim
+from avow.theory.claims.claim import Evidence, Formula, claims_on
 from avow.theory.claims.random_search import Falsifier, interval_function
 from avow.theory.claims.toolbox import counterexample, identity, kept, law, nonnegative, rational, symbols
 from avow.theory.constructions.noise import AnyScale, GaussianLaw
 from avow.theory.constructions.projections import project_out as projector
 from avow.theory.constructions.robust import robust_heads
+
+claim = claims_on("heads")
 
 
 def _discrete_picture() -> Chart:
@@ -40,7 +42,6 @@ def _discrete_picture() -> Chart:
 
 @claim(
     "heads-discrete",
-    topic="heads",
     expected="corrected",
     statement=r"k_1 = c\,u,\ c\in\{\tfrac12,\tfrac32\}:\ q_1 = \ln(n/\varepsilon)u,\ q_2 = \ln(n/\varepsilon)k_2"
     r"\text{ give } \alpha^{(1)}_1, \alpha^{(2)}_2 \ge \frac{1}{1+\varepsilon}",
@@ -108,7 +109,6 @@ def _gauss_picture() -> Chart:
 
 @claim(
     "heads-gauss",
-    topic="heads",
     expected="corrected",
     statement=r"k_a = X\mu_a,\ X\sim N(1,\tfrac12):\ q_1=\beta\mu_a,\ q_2=\beta\mu_b \text{ give } \tfrac12(v_a+v_b)"
     r"\text{ for large } \beta",
@@ -192,7 +192,6 @@ def _identical_picture() -> Table:
 
 @claim(
     "heads-identical",
-    topic="heads",
     expected="refuted",
     statement=r"q_1 = q_2 = \beta(\mu_a+\mu_b):\quad \operatorname{Var}\bigl[\tfrac12(c^{(1)}+c^{(2)})\bigr] <"
     r"\operatorname{Var}\bigl[c^{(1)}\bigr]",
@@ -249,7 +248,6 @@ def _project_picture() -> Table:
 
 @claim(
     "project-out",
-    topic="heads",
     expected="corrected",
     statement=r"A^\top A = I,\ B^\top B = I,\ A^\top B = 0,\ v_a \in \operatorname{span}A,\ v_b \in"
     r" \operatorname{span}B:\quad A^\top(v_a+v_b) = v_a",

@@ -21,11 +21,12 @@ from sympy import Matrix, Rational, Symbol, exp
 from avow.core.chart import Chart, Function, Table, curves
 from avow.numerics import intervals
 from avow.numerics.intervals import most
-from avow.theory.claims.claim import Evidence, Unproved, claim
+from avow.theory.claims.claim import Evidence, Unproved, claims_on
 from avow.theory.claims.random_search import Falsifier, numbered
 from avow.theory.claims.toolbox import enclosed, identity, kept, nonnegative, positive, symbols
 from avow.theory.constructions.routers import route_by_weights as library_router
 
+claim = claims_on("heads")
 beta = Symbol("beta", positive=True)
 u_a, u_b, u_c, u_d = (Matrix([int(i == axis) for i in range(4)]) for axis in range(4))
 tokens = (u_d + u_b, u_a, u_c + u_b)
@@ -63,7 +64,6 @@ def _self_picture() -> Chart:
 
 @claim(
     "self-attend-copies-self",
-    topic="heads",
     expected="proved",
     statement=r"x_1=u_d+u_b,\ x_2=u_a,\ x_3=u_c+u_b,\ K=Q=V=I:\quad c_2\approx x_2, \text{ and no } x_2 + \gamma u_c +"
     r" \delta u_d \text{ has } c_2 \approx u_b",
@@ -141,7 +141,6 @@ def _route_picture() -> Chart:
 
 @claim(
     "route-by-weights",
-    topic="heads",
     expected="proved",
     statement=r"V=\beta^{-2}(u_bu_b^\top-u_cu_c^\top),\ K=I,\ Q=\beta^{-2}(u_cu_d^\top+u_du_a^\top):\quad"
     r" c_1\approx u_b-u_c,\ c_2\approx u_b",
@@ -217,7 +216,6 @@ def _permutation_picture() -> Table:
 
 @claim(
     "permutation",
-    topic="heads",
     expected="proved",
     statement=r"f(PX) = P f(X) \text{ for every permutation } P",
     plain="Without positions a transformer layer is permutation equivariant: permuting its tokens permutes its"

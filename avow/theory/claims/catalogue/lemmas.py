@@ -17,10 +17,11 @@ from sympy import Integer, Symbol, exp, log, sqrt, tanh
 from avow.core.chart import Chart, Function, Table, curves
 from avow.numerics import intervals
 from avow.numerics.intervals import most, total
-from avow.theory.claims.claim import Evidence, Formula, claim
+from avow.theory.claims.claim import Evidence, Formula, claims_on
 from avow.theory.claims.random_search import Falsifier, interval_function, numbered
 from avow.theory.claims.toolbox import identity, nonnegative, rising, symbols
 
+claim = claims_on("lemmas")
 # Masses and sums of exponentials; what two quantities fall short of a bound; the number of keys.
 head, tail, more, short, shorter, keys = symbols(positive="H T e", nonnegative="d d_2", integer_positive="n")
 
@@ -64,7 +65,6 @@ def _perturbation_picture() -> Chart:
 
 @claim(
     "softmax-perturbation",
-    topic="lemmas",
     expected="proved",
     statement=r"\|\mathrm{softmax}(a) - \mathrm{softmax}(b)\|_1 \le 2\tanh\!\left(\tfrac12\|a-b\|_\infty\right)",
     plain="When no logit moves by more than δ, the weights move by at most 2·tanh(δ/2) in sum of absolute values; no"
@@ -115,7 +115,6 @@ def _tail_picture() -> Chart:
 
 @claim(
     "tail-mass-output",
-    topic="lemmas",
     expected="proved",
     statement=r"o = (1-\tau)\,m_H + \tau\,m_T \;\Rightarrow\; \|o - m_H\| = \tau\|m_T - m_H\| \le 2\tau \max_j\|v_j\|",
     plain="Dropping keys of total weight τ and renormalising moves the output by exactly τ times the distance between"
@@ -148,7 +147,6 @@ def _dropped_picture() -> Chart:
 
 @claim(
     "dropped-mass",
-    topic="lemmas",
     expected="proved",
     statement=r"\sum_{\text{tail}} e^{s_j} \le U,\ \sum_{\text{head}} e^{s_i} \ge L \Rightarrow \tau \le \frac{U}{L+U};"
     r"\quad s_j \le u_j,\ s_i \ge \ell_i \text{ give } U = \textstyle\sum e^{u_j},\ L = \sum e^{\ell_i}",
@@ -180,7 +178,6 @@ def _ratio_picture() -> Table:
 
 @claim(
     "ratio-error",
-    topic="lemmas",
     expected="proved",
     statement=r"\Bigl\|\frac{\sum_j \tilde a_j v_j}{\tilde Z} - \frac{\sum_j a_j v_j}{Z}\Bigr\|\le \frac{2\sum_j|\tilde"
     r" a_j - a_j|}{\tilde Z}\,\max_j\|v_j\|,\quad Z = \textstyle\sum_j a_j,\ \tilde Z = \sum_j \tilde a_j > 0",
@@ -223,7 +220,6 @@ def _residual_picture() -> Chart:
 
 @claim(
     "residual-cauchy-schwarz",
-    topic="lemmas",
     expected="proved",
     statement=r"G \succeq 0,\ G(x,x) = 1,\ B\,G(Z,Z)\,B^T \preceq I,\ \varphi(x) = B\,G(Z,x) \;\Rightarrow\;"
     r"|G(x,y) - \varphi(x)\cdot\varphi(y)| \le \sqrt{(1-\|\varphi(x)\|^2)(1-\|\varphi(y)\|^2)}",
@@ -276,7 +272,6 @@ def _merge_picture() -> Chart:
 
 @claim(
     "lse-merge",
-    topic="lemmas",
     expected="proved",
     statement=r"(\ell_1, o_1) \oplus (\ell_2, o_2) = \bigl(\ell,\ e^{\ell_1-\ell}o_1 + e^{\ell_2-\ell}o_2\bigr),\ "
     r"\ell = \ln(e^{\ell_1}+e^{\ell_2}): \text{ exact, commutative, associative}",
@@ -318,7 +313,6 @@ def _gamma_picture() -> Chart:
 
 @claim(
     "rounding-gamma",
-    topic="lemmas",
     expected="proved",
     statement=r"|\delta_i| \le u,\ nu < 1 \;\Rightarrow\; \Bigl|\prod_{i=1}^n (1+\delta_i)^{\pm1} - 1\Bigr|"
     r" \le \gamma_n = \frac{nu}{1-nu}",

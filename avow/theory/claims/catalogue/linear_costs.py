@@ -19,10 +19,11 @@ from avow.numerics import intervals
 from avow.theory.claims import counting
 from avow.theory.claims.catalogue import costs
 from avow.theory.claims.catalogue.costs import FIXED, GENEROUS, PRODUCTS, Program, between, library, over_lengths
-from avow.theory.claims.claim import Evidence, claim
+from avow.theory.claims.claim import Evidence, claims_on
 from avow.theory.claims.random_search import Falsifier
 from avow.theory.claims.toolbox import counterexample, enclosed, identity, nonnegative, rational, same_product
 
+claim = claims_on("costs")
 n, d, k, m = (counting.length(name) for name in ("n", "d", "k", "m"))
 
 
@@ -60,7 +61,6 @@ def _low_rank_picture() -> Table:
 
 @claim(
     "low-rank-cost",
-    topic="costs",
     expected="proved",
     statement=r"P = \mathrm{softmax}(QK^\top) = U \Sigma W^\top,\ \Sigma \in \mathbb{R}^{k \times k}"
     r"\;\Rightarrow\; PV \text{ costs } O(nkd)",
@@ -137,7 +137,6 @@ def _separable_picture() -> Chart:
 
 @claim(
     "separable-cost",
-    topic="costs",
     expected="proved",
     statement=r"\mathrm{softmax}_{row}(Q)\,\big(\mathrm{softmax}_{col}(K)^\top V\big)\ \text{costs time } \Theta(nd^2)"
     r"\text{ and space } \Theta(nd + d^2)",
@@ -193,7 +192,6 @@ def _features_picture() -> Chart:
 
 @claim(
     "features-cost",
-    topic="costs",
     expected="proved",
     statement=r"e^{q \cdot k} \approx f(q) \cdot f(k),\ f: \mathbb{R}^d \to \mathbb{R}^m \;\Rightarrow\;"
     r"\text{time } \Theta(nmd),\ \text{space } \Theta(nm + md + nd)",
@@ -254,7 +252,6 @@ def _perceiver_picture() -> Chart:
 
 @claim(
     "perceiver-cost",
-    topic="costs",
     expected="corrected",
     statement=r"\text{cross-attention } O(dm),\ \text{a latent block } O(m^2),\ \text{in all } O(dm + Lm^2)",
     plain="A Perceiver with m latents of width d costs in the order of dm to read its inputs, m² for each of L blocks.",

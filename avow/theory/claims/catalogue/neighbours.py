@@ -18,10 +18,11 @@ from flint import arb
 from avow.core.chart import Table
 from avow.numerics import intervals
 from avow.numerics.intervals import most
-from avow.theory.claims.claim import Evidence, claim
+from avow.theory.claims.claim import Evidence, claims_on
 from avow.theory.claims.random_search import Falsifier, numbered
 from avow.theory.claims.toolbox import counterexample
 
+claim = claims_on("neighbours")
 Ends = tuple[Fraction, Fraction]
 
 # Floats whose exponential mpmath 1.3.0 does not enclose at its default precision; found by trying many.
@@ -50,7 +51,6 @@ def _exp_picture() -> Table:
 
 @claim(
     "mpmath-iv-exp",
-    topic="neighbours",
     expected="refuted",
     statement=r"e^x \in \texttt{mpmath.iv.exp}(x)",
     plain="The interval exponential of mpmath 1.3.0 encloses the exponential.",
@@ -117,7 +117,6 @@ def _softmax_picture() -> Table:
 
 @claim(
     "auto-lirpa-softmax",
-    topic="neighbours",
     expected="refuted",
     statement=r"x \in [\ell, u] \;\Rightarrow\; \mathrm{softmax}(x)_i \le \overline{\mathrm{softmax}}_i(\ell, u)"
     r" \text{ as auto\_LiRPA computes it}",

@@ -19,11 +19,12 @@ from sympy import Matrix, Rational, Symbol, erf, exp, sqrt
 from avow.core.chart import Chart, Function, Table, curves
 from avow.numerics import intervals
 from avow.numerics.intervals import most
-from avow.theory.claims.claim import Evidence, Formula, claim
+from avow.theory.claims.claim import Evidence, Formula, claims_on
 from avow.theory.claims.random_search import Falsifier, interval_function
 from avow.theory.claims.toolbox import counterexample, enclosed, identity, law, nonnegative, symbols
 from avow.theory.constructions.noise import DiscreteLaw, GaussianLaw, noise_analysis
 
+claim = claims_on("queries")
 alpha, beta, delta = symbols(positive="alpha beta delta")
 # Coordinates in an orthonormal basis of the means' span: a score only sees the keys there.
 mean_a, mean_b, mean_j = (Matrix([int(i == axis) for i in range(3)]) for axis in range(3))
@@ -43,7 +44,6 @@ def _even_picture() -> Chart:
 
 @claim(
     "noise-isotropic",
-    topic="queries",
     expected="corrected",
     statement=r"k_i \sim N(\mu_i, \alpha I),\ \mu_i \text{ orthonormal},\ q = \beta(\mu_a+\mu_b):\quad"
     r"\alpha \to 0,\ \beta \to \infty \;\Rightarrow\; \alpha_a, \alpha_b \to \tfrac12",
@@ -123,7 +123,6 @@ def _stretch_picture() -> Table:
 
 @claim(
     "noise-one-key-discrete",
-    topic="queries",
     expected="proved",
     statement=r"k_1 = c\,u,\ c\in\{\tfrac12,\tfrac32\},\ q = \ln(n/\varepsilon)(u+k_2):\quad"
     r"\alpha_1/\alpha_2 = e^{(c-1)\ln(n/\varepsilon)} = (n/\varepsilon)^{\pm1/2}",
@@ -195,7 +194,6 @@ def _scaled_picture() -> Chart:
 
 @claim(
     "noise-one-key-gauss",
-    topic="queries",
     expected="corrected",
     statement=r"\Sigma_a = \alpha I + \tfrac12\mu_a\mu_a^\top,\ \alpha \to 0:\quad k_a \approx X\mu_a,\ X \in"
     r" [\tfrac12,\tfrac32],\quad \alpha_a = \alpha_b = \frac{1}{1+e^{\beta(1-X)}}",

@@ -14,10 +14,11 @@ from sympy import Rational, Symbol
 from avow.core.chart import Chart, Table, curves
 from avow.numerics import intervals
 from avow.numerics.intervals import most, total
-from avow.theory.claims.claim import Evidence, Formula, Versions, claim
+from avow.theory.claims.claim import Evidence, Formula, Versions, claims_on
 from avow.theory.claims.random_search import Falsifier, Ranges, interval_function, numbered, of_versions
 from avow.theory.claims.toolbox import counterexample, identity, induction, positive, rational, symbols
 
+claim = claims_on("dynamics")
 beta = 1 / (1 + Symbol("s", positive=True))  # any number strictly between 0 and 1
 
 # (α, ε) of v = αv + εg for (β, δ) of v = βv + (1 − β)g with step δ.
@@ -53,7 +54,6 @@ def _momentum_picture() -> Chart:
 
 @claim(
     "momentum-ema",
-    topic="dynamics",
     expected="corrected",
     statement=r"v \leftarrow \alpha v + \epsilon g,\ \Delta\theta = -v \;\equiv\; v \leftarrow \beta v + (1-\beta)g,\ "
     r"\Delta\theta = -\delta v \quad\text{for } (\alpha, \epsilon) = (\delta\beta, \delta(1-\beta))",
@@ -97,7 +97,6 @@ def _ema_picture() -> Chart:
 
 @claim(
     "ema-unrolled",
-    topic="dynamics",
     expected="proved",
     statement=r"v_t = \beta v_{t-1} + (1-\beta)g_t,\ v_0 = 0 \;\Rightarrow\;"
     r"v_t = (1-\beta)\sum_{i=1}^{t}\beta^{t-i}g_i",
@@ -129,7 +128,6 @@ def _bias_picture() -> Chart:
 
 @claim(
     "ema-bias",
-    topic="dynamics",
     expected="proved",
     statement=r"E g_i = E g \;\Rightarrow\; E v_t = (1-\beta^t)\,E g,\ \text{so}\ "
     r"E\Big[\frac{v_t}{1-\beta^t}\Big] = E g",
@@ -188,7 +186,6 @@ def _decay_picture() -> Chart:
 
 @claim(
     "sgd-l2-decay",
-    topic="dynamics",
     expected="proved",
     statement=r"\theta - \eta\nabla\big(L + \gamma\|\theta\|^2\big) = (1-\lambda)\theta - \eta\nabla L,"
     r"\quad \lambda = 2\eta\gamma",
@@ -236,7 +233,6 @@ def _adam_picture() -> Chart:
 
 @claim(
     "adam-l2-vs-w",
-    topic="dynamics",
     expected="proved",
     statement=r"\text{Adam with } \gamma\|\theta\|^2 \text{ shrinks } \theta \text{ by }"
     r"\frac{2\eta\gamma}{\sqrt{\hat v}+\epsilon} \text{ a step, decoupled decay by } \eta\lambda",
@@ -320,7 +316,6 @@ def _l2_picture() -> Table:
 
 @claim(
     "l2-only-sgd",
-    topic="dynamics",
     expected="refuted",
     statement=r"\text{adding } \gamma\|\theta\|^2 \text{ to the loss regularises under plain SGD only}",
     plain="L2 regularisation works only with plain SGD.",

@@ -21,10 +21,11 @@ from avow.core import named
 from avow.core.chart import Table
 from avow.numerics import intervals
 from avow.numerics.intervals import most
-from avow.theory.claims.claim import Evidence, Unproved, claim
+from avow.theory.claims.claim import Evidence, Unproved, claims_on
 from avow.theory.claims.random_search import Falsifier, stored
 from avow.theory.claims.toolbox import counterexample, enclosed, identity, rounded, symbols
 
+claim = claims_on("heads")
 LAST = 4096
 TYPES = (torch.float64, torch.float32, torch.float16, torch.bfloat16)
 WIDTHS = (2, 4, 8, 64)
@@ -110,7 +111,6 @@ def _picture() -> Table:
 
 @claim(
     "sinusoid-distinct",
-    topic="heads",
     expected="corrected",
     statement=r"p \ne p' \;\Rightarrow\; e(p) \ne e(p') \text{ as stored, for every width and type}",
     plain="Sinusoidal encodings of different integer positions differ.",

@@ -22,11 +22,12 @@ from avow.core.chart import Chart, Function, Table, curves
 from avow.errors import InsideHull, OutOfReach
 from avow.numerics import intervals
 from avow.numerics.intervals import most, total
-from avow.theory.claims.claim import Evidence, Formula, Unproved, claim
+from avow.theory.claims.claim import Evidence, Formula, Unproved, claims_on
 from avow.theory.claims.random_search import Falsifier, Ranges, interval_function, numbered
 from avow.theory.claims.toolbox import counterexample, enclosed, identity, kept, nonnegative, rational, symbols
 from avow.theory.constructions.queries import average_query, copy_query, mixture_query
 
+claim = claims_on("queries")
 # n keys, m of them others; an excess that is not negative; an ε below 1.
 m, eps, slack = symbols(integer_positive="m", positive="varepsilon", nonnegative="delta")
 n, below_one = m + 1, 1 / (1 + Symbol("x", positive=True))
@@ -58,7 +59,6 @@ def _copy_separated_picture() -> Chart:
 
 @claim(
     "copy-separated",
-    topic="queries",
     expected="proved",
     statement=r"\|k_i\| = 1,\ \|k_1 - k_i\| \ge 1 \;\Rightarrow\; q = 2\ln(n/\varepsilon)\,k_1 \text{ has norm }"
     r"2\ln(n/\varepsilon) \text{ and } \alpha_1 \ge \frac{1}{1+\varepsilon}",
@@ -121,7 +121,6 @@ def _copy_shortest_picture() -> Chart:
 
 @claim(
     "copy-shortest",
-    topic="queries",
     expected="refuted",
     statement=r"\|k_i\| = 1,\ \|k_1-k_i\| \ge 1,\ \alpha_1 \ge \tfrac{1}{1+\varepsilon} \;\Rightarrow\;"
     r"\|q\| \ge \tfrac12\cdot 2\ln(n/\varepsilon)",
@@ -206,7 +205,6 @@ def _copy_possible_picture() -> Chart:
 
 @claim(
     "copy-possible",
-    topic="queries",
     expected="corrected",
     statement=r"\forall \varepsilon > 0\ \exists q:\ \alpha_1 \ge \frac{1}{1+\varepsilon}",
     plain="Any value can be copied, given a long enough query.",
@@ -347,7 +345,6 @@ def _average_picture() -> Chart:
 
 @claim(
     "average-two",
-    topic="queries",
     expected="proved",
     statement=r"k_i \text{ orthonormal}:\ q = \ln(n/\varepsilon)(k_1+k_2) \text{ gives } \alpha_1 = \alpha_2 \ge"
     r"\frac{1}{2+\varepsilon},\ \|q\| \le 2\sqrt2\ln(n/\varepsilon)",
@@ -392,7 +389,6 @@ def _mixture_picture() -> Table:
 
 @claim(
     "mixture-any",
-    topic="queries",
     expected="proved",
     statement=r"k_i \text{ orthonormal},\ w > 0 \text{ on } S,\ \textstyle\sum_S w_i = 1:\ q = \sum_{i\in S}(t+\ln"
     r" w_i)k_i\text{ gives } \alpha_i = \frac{w_i e^t}{e^t + n - |S|} \to w_i",

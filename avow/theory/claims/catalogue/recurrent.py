@@ -16,10 +16,11 @@ from sympy import Function, Matrix, Rational, Symbol, diag, sqrt
 from avow.core.chart import Chart, Table
 from avow.numerics import intervals
 from avow.numerics.intervals import most
-from avow.theory.claims.claim import Evidence, Formula, claim
+from avow.theory.claims.claim import Evidence, Formula, claims_on
 from avow.theory.claims.random_search import Falsifier, Ranges, interval_function, numbered
 from avow.theory.claims.toolbox import counterexample, cover, enclosed, identity, induction, nonnegative, rational
 
+claim = claims_on("dynamics")
 delta, gamma = sympy.symbols("delta gamma", positive=True)
 
 
@@ -52,7 +53,6 @@ def _forms_picture() -> Table:
 
 @claim(
     "rnn-two-forms",
-    topic="dynamics",
     expected="proved",
     statement=r"h_t = W\sigma(h_{t-1}) + Ux_t + b,\ g_t = \sigma(Wg_{t-1} + Ux_t + b),\ g_0 = \sigma(h_0)"
     r"\;\Rightarrow\; g_t = \sigma(h_t)\ \forall t",
@@ -136,7 +136,6 @@ def _gradient_picture() -> Chart:
 
 @claim(
     "rnn-vanishing",
-    topic="dynamics",
     expected="proved",
     statement=r"|\sigma'| \le \gamma,\ \lambda_{\max}(W^\top W) \le \delta^2/\gamma^2,\ \delta < 1 \;\Rightarrow\;"
     r"\Big\|\frac{\partial h_T}{\partial h_0}\Big\|_2 \le \delta^T",
@@ -214,7 +213,6 @@ def _explosion_picture() -> Chart:
 
 @claim(
     "rnn-exploding",
-    topic="dynamics",
     expected="corrected",
     statement=r"|\sigma'| \le \gamma,\ \sigma_{\max}(W) > 1/\gamma \;\Rightarrow\;"
     r"\Big\|\frac{\partial h_T}{\partial h_0}\Big\| \to \infty",

@@ -19,12 +19,13 @@ from sympy import Rational, Symbol, cos, log, sin, sqrt
 from avow.core.chart import Chart, Table, curves
 from avow.numerics import intervals
 from avow.numerics.intervals import most, total
-from avow.theory.claims.claim import Evidence, Formula, Versions, claim
+from avow.theory.claims.claim import Evidence, Formula, Versions, claims_on
 from avow.theory.claims.random_search import Falsifier, numbered, of_versions
 from avow.theory.claims.toolbox import counterexample, identity, kept, nonnegative, positive, rational, symbols
 from avow.theory.constructions import relu_linear, relu_square
 from avow.theory.constructions.relu import Layer, Layers, hinges, sawtooth, square_error
 
+claim = claims_on("relu")
 m, b, x = symbols(real="m b x")
 
 
@@ -75,7 +76,6 @@ def _lines_picture(units: Units, name: str) -> Chart:
 
 @claim(
     "relu-linear-a",
-    topic="relu",
     expected="corrected",
     statement=r"w_0 = [m, 0],\ b_0 = [b, 0],\ w_1 = [1, 0] \;\Rightarrow\; w_1^\top\sigma(w_0 x + b_0) = mx + b",
     plain="One ReLU with slope m and bias b computes the line mx + b.",
@@ -108,7 +108,6 @@ def relu_linear_a(lines: Versions) -> Iterator[Evidence]:
 
 @claim(
     "relu-linear-b",
-    topic="relu",
     expected="refuted",
     statement=r"w_0 = [1, 1],\ b_0 = 0,\ w_1 = [m, 0] \;\Rightarrow\; w_1^\top\sigma(w_0 x + b_0) = mx + b",
     plain="Two units of slope 1 without biases, the first weighted by m, compute the line mx + b.",
@@ -163,7 +162,6 @@ def _square_picture() -> Chart:
 
 @claim(
     "relu-square",
-    topic="relu",
     expected="proved",
     statement=r"\forall \varepsilon > 0\ \exists K:\ \Big|\tfrac{4}{n^2}\sum_{i=1}^{K}\sigma(nx - (2i-1)) +"
     r"\tfrac{1}{2n^2} - x^2\Big| \le \tfrac{1}{2n^2} \le \varepsilon \text{ on } [0,1],\ n = 2K + 1,"
@@ -276,7 +274,6 @@ def _deep_picture() -> Table:
 
 @claim(
     "relu-square-deep",
-    topic="relu",
     expected="proved",
     statement=r"f_m = x - \sum_{k=1}^{m} 4^{-k} g^{\circ k}(x),\ g(y) = 2\sigma(y) - 4\sigma(y - \tfrac12):\quad"
     r"\max_{[0,1]} |f_m - x^2| = 4^{-(m+1)} \text{ with } 3m - 1 \text{ units in } m \text{ layers}",
@@ -384,7 +381,6 @@ def _line_picture() -> Chart:
 
 @claim(
     "relu-square-line",
-    topic="relu",
     expected="refuted",
     statement=r"\forall \varepsilon > 0 \text{ some finite ReLU network has } |f(x) - x^2| \le \varepsilon"
     r"\text{ for all } x \in \mathbb{R}",

@@ -19,10 +19,11 @@ from sympy import Identity, IndexedBase, MatrixSymbol, Rational, Sum, sqrt
 from avow.core.chart import Chart, Table
 from avow.numerics import intervals
 from avow.numerics.intervals import most, total
-from avow.theory.claims.claim import Evidence, Formula, claim
+from avow.theory.claims.claim import Evidence, Formula, claims_on
 from avow.theory.claims.random_search import Falsifier, interval_function, numbered
 from avow.theory.claims.toolbox import identity, nonnegative, rational, same_product, symbols
 
+claim = claims_on("efficient")
 n, d, r, k = sympy.symbols("n d r k", integer=True, positive=True)
 i, j = sympy.symbols("i j", integer=True, positive=True)
 U, S, W = MatrixSymbol("U", n, r), MatrixSymbol("Sigma", r, r), MatrixSymbol("W", d, r)
@@ -55,7 +56,6 @@ def _energy_picture() -> Table:
 
 @claim(
     "svd-energy",
-    topic="efficient",
     expected="proved",
     statement=r"\textstyle\sum_i \sigma_i(A)^2 = \|A\|_F^2",
     plain="The squares of a matrix's singular values sum to the squares of its entries.",
@@ -92,7 +92,6 @@ def _held_picture(title: str, axis: str, height: str, names: tuple[str, str], fi
 
 @claim(
     "svd-kth",
-    topic="efficient",
     expected="proved",
     statement=r"\sigma_k(A)^2 \le \|A\|_F^2 / k",
     plain="The k-th singular value is at most the matrix's length over the square root of k.",
@@ -128,7 +127,6 @@ def svd_kth(bound: Formula) -> Iterator[Evidence]:
 
 @claim(
     "svd-spectral",
-    topic="efficient",
     expected="proved",
     statement=r"\exists B,\ \mathrm{rank}\,B \le k-1:\quad \|A - B\|_2 \le \|A\|_F/\sqrt{k}",
     plain="Some matrix of rank k − 1 is within the matrix's length over √k of it, in the spectral norm: the one that"

@@ -19,7 +19,7 @@ from sympy import Symbol, exp, log
 from avow.core import named
 from avow.core.chart import Chart, Table, curves
 from avow.numerics.intervals import ball, least, most, total
-from avow.theory.claims.claim import Evidence, Formula, claim
+from avow.theory.claims.claim import Evidence, Formula, claims_on
 from avow.theory.claims.random_search import Falsifier, interval_function, numbered, stored
 from avow.theory.claims.toolbox import (
     counterexample,
@@ -34,6 +34,7 @@ from avow.theory.claims.toolbox import (
     symbols,
 )
 
+claim = claims_on("softmax")
 # A score; the exponential of one, that of another, and the sum of the others' or of all.
 score, own, other, rest, denominator = symbols(real="s", positive="e f R Z")
 eps, keys, further = symbols(positive="varepsilon", integer_positive="n", nonnegative="d")
@@ -54,7 +55,6 @@ def _categorical_picture() -> Chart:
 
 @claim(
     "softmax-categorical",
-    topic="softmax",
     expected="proved",
     statement=r"\alpha_i = \frac{e^{s_i}}{\sum_j e^{s_j}} > 0 \quad\text{and}\quad \sum_i \alpha_i = 1",
     plain="Attention weights are a categorical distribution: all positive, and they sum to one.",
@@ -112,7 +112,6 @@ def _bounds_picture() -> Table:
 
 @claim(
     "softmax-bounds",
-    topic="softmax",
     expected="corrected",
     statement=r"0 < \alpha_i < \infty \quad\text{and}\quad \textstyle\sum_j e^{s_j} \ne 0, \text{ as computed}",
     plain="No weight is infinite, none is exactly zero, and the denominator is never zero.",
@@ -213,7 +212,6 @@ _GAP = Gap(lambda eps: eps, lambda n, eps: log((n - 1) / eps), lambda eps: log(1
 
 @claim(
     "copy-gap",
-    topic="softmax",
     expected="proved",
     statement=r"\alpha_1 \ge \tfrac{1}{1+\varepsilon} \iff \textstyle\sum_{j\ne1} e^{s_j - s_1} \le \varepsilon;\quad"
     r"\min_j (s_1 - s_j) \ge \ln\tfrac{n-1}{\varepsilon} \Rightarrow \alpha_1 \ge \tfrac{1}{1+\varepsilon}"
@@ -265,7 +263,6 @@ def _mask_picture() -> Table:
 
 @claim(
     "finite-mask",
-    topic="softmax",
     expected="refuted",
     statement=r"\mathrm{softmax}(s + M \cdot \mathrm{hidden}) = \mathrm{softmax}(s - \infty \cdot \mathrm{hidden})"
     r"\quad\text{for } M = -10^5,\, -10^9",

@@ -286,7 +286,7 @@ def _automatic(problem: Problem, requirement: Requirement, generator: torch.Gene
 def _exact(problem: Problem, requirement: Requirement, reason: str = "") -> Attended:
     """Exact attention in the narrowest arithmetic that cannot overflow and keeps the tolerances, if there is one."""
     best, own, detached = math.inf, math.inf, problem.detached()
-    for method in exact_method().settings(problem.sizes):
+    for method in exact_method().grid(problem.sizes):
         estimate = BoundEstimate(0.0, "deterministic", True) if problem.empty else method.estimate_bound(detached, 1.0)
         # Without a tolerance any answer will do that does not overflow: the widest arithmetic comes last.
         if estimate.kind == "none" if requirement.tol is None else estimate.bound > requirement.tol:

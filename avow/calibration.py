@@ -115,7 +115,7 @@ def measure_rates(device: str = "cpu") -> dict[str, Rate] | None:
             for length, heads, dim in ((64, 2, 32), (768, 4, 32), (1536, 4, 64)):
                 sizes = Sizes(1, heads, heads, length, length, dim, dim, torch.float32, device, causal)
                 problem = random_problem(sizes)
-                for method in itertools.islice(kind.settings(sizes), 2):
+                for method in itertools.islice(kind.grid(sizes), 2):
                     runs.append((method.cost(sizes), measured_seconds(method, problem, repeats=2)))
                     spent += runs[-1][1]
                     if spent > _PATIENCE:

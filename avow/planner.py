@@ -97,7 +97,7 @@ def candidates(sizes: Sizes, rates: Rates, methods: Iterable[type[Method]] | Non
     priced = [
         Candidate(method, method.cost(sizes), rates.seconds(method, sizes))
         for kind in kinds
-        for method in kind.settings(sizes)
+        for method in kind.grid(sizes)
     ]
     return sorted(priced, key=lambda candidate: candidate.seconds)
 

@@ -186,7 +186,7 @@ def test_every_method_gets_rates_with_positive_predictions(monkeypatch: pytest.M
         assert {name, f"{name}/causal"} <= set(found.measured)
         for causal in (False, True):
             sizes = Sizes(1, 4, 4, 512, 512, 32, 32, causal=causal)
-            assert all(found.seconds(method, sizes) > 0 for method in kind.settings(sizes))
+            assert all(found.seconds(method, sizes) > 0 for method in kind.grid(sizes))
 
 
 def test_causal_forms_have_rates_of_their_own() -> None:

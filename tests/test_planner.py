@@ -44,7 +44,7 @@ class Pretend(Method):
         raise AssertionError("a plan needs no truth")
 
     @classmethod
-    def settings(cls, sizes: Sizes) -> Iterator[Method]:
+    def grid(cls, sizes: Sizes) -> Iterator[Method]:
         yield from (cls(price) for price in (900, 20, 60))
 
 
@@ -56,7 +56,7 @@ class Standard(Pretend):
     is_exact: ClassVar[bool] = True
 
     @classmethod
-    def settings(cls, sizes: Sizes) -> Iterator[Method]:
+    def grid(cls, sizes: Sizes) -> Iterator[Method]:
         yield cls(1000)
 
 
@@ -68,7 +68,7 @@ class Stranger(Pretend):
     target: ClassVar[str] = "strange attention"
 
     @classmethod
-    def settings(cls, sizes: Sizes) -> Iterator[Method]:
+    def grid(cls, sizes: Sizes) -> Iterator[Method]:
         yield cls(1)
 
 
@@ -130,7 +130,7 @@ class Many(Pretend):
     name: ClassVar[str] = "many"
 
     @classmethod
-    def settings(cls, sizes: Sizes) -> Iterator[Method]:
+    def grid(cls, sizes: Sizes) -> Iterator[Method]:
         yield from (cls(price) for price in (22, 24, 26, 28, 30, 32, 34))
 
 
@@ -183,7 +183,7 @@ def test_a_plan_names_every_candidate_and_one_winner() -> None:
     q, k, v = torch.randn(3, 1, 2, 300, 8).unbind()
     made = avow.plan(q, k, v, tol=1e-2)
     sizes = Problem.of(q, k, v).sizes
-    every = [method for kind in avow.all_methods().values() for method in kind.settings(sizes)]
+    every = [method for kind in avow.all_methods().values() for method in kind.grid(sizes)]
     assert sorted(c.label for c in made.ranked) == sorted(
         f"{m.name}({', '.join(f'{a}={b}' for a, b in m.parameters.items())})" for m in every
     )

@@ -184,15 +184,15 @@ class Bench:
     pairs: int = 5
     patience: float = 20.0
 
-    def settings(self, name: str, sizes: Sizes) -> Iterator[Method]:
+    def grid(self, name: str, sizes: Sizes) -> Iterator[Method]:
         """The settings of one method to compare: its own choice, or the one that was given."""
-        return iter([self.fixed[name]]) if name in self.fixed else method_named(name).settings(sizes)
+        return iter([self.fixed[name]]) if name in self.fixed else method_named(name).grid(sizes)
 
     def board(self, workload: Workload, tell: Tell, longer: Workload | None = None) -> Board:
         """Every setting of every method on one workload; decoding from a cache of the keys of a `longer` one."""
         sizes, rows = workload.sizes, []
         for name in self.methods:
-            for method in self.settings(name, sizes):
+            for method in self.grid(name, sizes):
                 tell(f"{workload.kind}: {method.label}")
                 rows.append(self._row(method, workload, sizes))
         steps = None

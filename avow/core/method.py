@@ -132,8 +132,8 @@ class Method(ABC):
 
     @classmethod
     @abstractmethod
-    def settings(cls, sizes: Sizes) -> Iterator[Method]:
-        """Settings worth comparing at these sizes, cheapest first."""
+    def grid(cls, sizes: Sizes) -> Iterator[Method]:
+        """The parameter values worth comparing at these sizes, cheapest first."""
 
     def estimate_bound(self, problem: Problem, confidence: float) -> BoundEstimate:
         """What the promise is expected to be, found out at a small part of the cost of computing."""

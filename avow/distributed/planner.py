@@ -82,7 +82,7 @@ def candidates(
     """The methods with a form over shards, priced for so many ranks, cheapest first."""
     methods: list[Method] = [Exact()]
     if not shared_queries:
-        methods += [*LowRank.settings(sizes), *RandomFeatures.settings(sizes)]
+        methods += [*LowRank.grid(sizes), *RandomFeatures.grid(sizes)]
     elif not sizes.causal:
         methods.append(Sparse(**Sparse.tune({}, sizes, tol, confidence)))
     priced = []

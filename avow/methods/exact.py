@@ -202,7 +202,7 @@ class Exact(Method):
         return softmax_average(problem)
 
     @classmethod
-    def settings(cls, sizes: Sizes) -> Iterator[Exact]:
+    def grid(cls, sizes: Sizes) -> Iterator[Exact]:
         for precision in ("native", "float32", "float64"):
             method = cls(precision)
             if precision == "native" or method.arithmetic(sizes.dtype) != sizes.dtype:

@@ -266,7 +266,7 @@ class RandomFeatures(Method):
         return softmax_average(problem)
 
     @classmethod
-    def settings(cls, sizes: Sizes) -> Iterator[RandomFeatures]:
+    def grid(cls, sizes: Sizes) -> Iterator[RandomFeatures]:
         for features in (64, 256, 1024):
             yield cls(features)
 

@@ -195,7 +195,7 @@ class Separable(Method):
         return self.promise(problem, Computed(problem.q, Trace(problem.k.shape[-2])), 1.0).rows
 
     @classmethod
-    def settings(cls, sizes: Sizes) -> Iterator[Separable]:
+    def grid(cls, sizes: Sizes) -> Iterator[Separable]:
         yield cls()
 
     def estimate_bound(self, problem: Problem, confidence: float) -> BoundEstimate:

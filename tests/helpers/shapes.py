@@ -60,7 +60,7 @@ def run_methods() -> int:
         for p in problems():
             # A method may refuse a problem that has no meaning for it, but not all of them.
             with contextlib.suppress(InputError):
-                run(next(iter(method.settings(p.sizes)), method()), p)
+                run(next(iter(method.grid(p.sizes)), method()), p)
                 count += 1
         assert count > before, f"{name} refuses every problem"
     return count

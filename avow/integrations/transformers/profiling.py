@@ -381,7 +381,7 @@ def _settings(p: Problem, tol: float) -> Iterator[Method]:
     for kind in softmax_methods():
         if kind.is_exact:
             continue
-        yield from kind.settings(p.sizes)
+        yield from kind.grid(p.sizes)
         if parameters := kind.tune({}, p.sizes, tol, 1.0):
             yield kind(**parameters)
 
@@ -410,7 +410,7 @@ def _whole_text_offers(method: Method, whole: Problem, rows: Problem, known: Rat
     """Offers of a method whose cost is that of whole texts; each head by itself, since one hopeless head is no reason
     to leave the others.
     """
-    exact = next(iter(exact_method().settings(whole.sizes)))
+    exact = next(iter(exact_method().grid(whole.sizes)))
     for head in range(whole.q.shape[1]):
         one, some = _head_of(whole, head), _head_of(rows, head)
         predicted = known.seconds(method, one.sizes) / known.seconds(exact, one.sizes)

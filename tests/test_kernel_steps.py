@@ -14,10 +14,9 @@ from avow.kernels.interpreted import interpret
 
 interpret()
 
-from avow.core import Certificate
+from avow.core import Certificate, LazyCertificate
 from avow.kernels import sparse_decode
 from avow.nn import kernel_steps, key_value_cache, token_buffers
-from avow.nn.kernel_steps import LazyCertificate
 from avow.nn.key_value_cache import KeyValueCache
 
 # A GPU does not warn of inf and nan.

@@ -17,11 +17,12 @@ import torch
 from torch import Tensor
 
 import avow
-from avow.bench.clock import pace, peak_bytes, timed
+from avow.bench.clock import pace, peak_bytes
 from avow.bench.workloads import Workload
 from avow.calibration import rates
 from avow.core import Method, Sizes, named
 from avow.core.audit import audit_rows
+from avow.core.timing import timed
 from avow.errors import AvowError, ToleranceUnreachable
 from avow.methods import method_named
 from avow.nn import KeyValueCache

@@ -77,12 +77,11 @@ def audit_rows(
         stream = random_stream(generator, "cpu")
         index = torch.randint(population, (needed,), generator=stream, device=stream.device).cpu()
         words = f"the {needed} audited rows were drawn uniformly, whatever the answer"
-    heads = _by_head(torch.stack([index // (h * n), index // n % h, index % n], -1))
-    rows = torch.cat(heads) if heads else torch.zeros(0, 3, dtype=torch.long, device="cpu")
-    errors = (
-        torch.cat([_errors(out, p, target, one) for one in heads], -1) if heads else torch.zeros(3, 0, device="cpu")
-    )
-    worst, own, _ = errors.amax(-1).tolist() if heads else (0.0, 0.0, 0.0)
+    index = index.sort().values  # rows of one head together
+    rows = torch.stack([index // (h * n), index // n % h, index % n], -1)
+    heads = rows.split((index // n).unique_consecutive(return_counts=True)[1].tolist()) if len(rows) else ()
+    errors = torch.cat([torch.zeros(3, 0, device="cpu"), *(_errors(out, p, target, one) for one in heads)], -1)
+    worst, own, _ = errors.amax(-1).tolist() if len(rows) else (0.0, 0.0, 0.0)
     everywhere = torch.ones(*p.leading, n, dtype=torch.float64, device="cpu")
     certificate = Certificate(
         method=target.name,
@@ -98,12 +97,6 @@ def audit_rows(
         relative_rows=own * everywhere,
     )
     return Audit(certificate, rows, *errors)
-
-
-def _by_head(rows: Int[Tensor, "r 3"]) -> list[Int[Tensor, "l 3"]]:
-    """The sampled rows of each head together."""
-    heads = {(int(b), int(h)) for b, h, _ in rows.tolist()}
-    return [rows[(rows[:, 0] == b) & (rows[:, 1] == h)] for b, h in sorted(heads)]
 
 
 def _errors(out: Tensor, p: Problem, target: Method, rows: Int[Tensor, "l 3"]) -> Float[Tensor, "3 l"]:

@@ -141,22 +141,9 @@ class Problem:
     def sizes(self) -> Sizes:
         b, h, n, d = self.q.shape
         g, s, e = self.v.shape[1:]
-        present = [x for x in (self.allowed, self.bias) if x is not None]
-        return Sizes(
-            b,
-            h,
-            g,
-            n,
-            s,
-            d,
-            e,
-            self.q.dtype,
-            self.q.device.type,
-            self.causal,
-            self.mask_kind,
-            biased=self.bias is not None,
-            own_masks=h != g and any(x.shape[1] != 1 for x in present),
-        )
+        own_masks = h != g and any(x.shape[1] != 1 for x in (self.allowed, self.bias) if x is not None)
+        kind, device, biased = self.q.dtype, self.q.device.type, self.bias is not None
+        return Sizes(b, h, g, n, s, d, e, kind, device, self.causal, self.mask_kind, biased, own_masks)
 
     @property
     def empty(self) -> bool:
@@ -203,31 +190,18 @@ class Problem:
 
     def head(self, batch: int, head: int, key_head: int) -> Problem:
         """The problem of one head, every axis kept."""
-        pick, own = (slice(batch, batch + 1), slice(head, head + 1)), slice(key_head, key_head + 1)
-
-        def of(x: Tensor | None) -> Tensor | None:
-            if x is None:
-                return None
-            return x[pick[0] if x.shape[0] > 1 else slice(None), pick[1] if x.shape[1] > 1 else slice(None)]
-
-        return dataclasses.replace(
-            self,
-            q=self.q[pick],
-            k=self.k[pick[0], own],
-            v=self.v[pick[0], own],
-            allowed=of(self.allowed),
-            bias=of(self.bias),
-            leading=(1, 1),
-        )
+        at, key = ((slice(batch, batch + 1), slice(i, i + 1)) for i in (head, key_head))
+        full = self.q.shape[:2]
+        allowed, bias = (None if x is None else x.expand(*full, *x.shape[2:])[at] for x in (self.allowed, self.bias))
+        q, k, v = self.q[at], self.k[key], self.v[key]
+        return dataclasses.replace(self, q=q, k=k, v=v, allowed=allowed, bias=bias, leading=(1, 1))
 
     def rows(self, index: Tensor) -> Problem:
         """The problem of some query rows of every head; `index` selects along n. Causality becomes a mask."""
         n, s = self.q.shape[-2], self.k.shape[-2]
-        allowed, bias = self.allowed, self.bias
-        if allowed is not None and allowed.shape[-2] == n and n > 1:
-            allowed = allowed[..., index, :]
-        if bias is not None and bias.shape[-2] == n and n > 1:
-            bias = bias[..., index, :]
+        allowed, bias = (
+            x[..., index, :] if x is not None and x.shape[-2] == n and n > 1 else x for x in (self.allowed, self.bias)
+        )
         if self.causal:
             past = torch.arange(s, device=index.device)[None, :] <= index[:, None]
             allowed = past[None, None] if allowed is None else allowed & past

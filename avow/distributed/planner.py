@@ -58,7 +58,7 @@ def choose(
     accepted: frozenset[Kind] = frozenset(("deterministic", "statistical") if confidence < 1 else ("deterministic",))
 
     def plan(estimate: Callable[[Method], BoundEstimate]) -> tuple[list[Method], str]:
-        judged = planner.judged(offers, tol, accepted, estimator=estimate, thrifty=True)
+        judged = planner.verdicts(offers, tol, accepted, estimator=estimate, thrifty=True)
         ranked = Plan(tuple(planner.cheapest(judged)), tol, "")
         return [candidate.method for candidate in ranked.ranked if not candidate.lost], ranked.why_exact
 

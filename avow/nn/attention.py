@@ -21,9 +21,8 @@ from avow.core import SOFTMAX, Method, Problem, check_tensor
 from avow.errors import ParameterError, ShapeError
 from avow.methods import method_from
 from avow.methods.exact import Exact
-from avow.methods.random_features import RandomFeatures
 from avow.nn.config import check_count, check_dropout, check_heads
-from avow.nn.memory import Directions, Memory, RandomSeed, memory_of
+from avow.nn.memory import Memory, RandomDraw, memory_of
 from avow.parameters import as_float, declared
 
 _BASE = 10_000.0
@@ -42,7 +41,7 @@ class Attention(nn.Module):
     """Multi-head attention by any method, over a sequence itself or, with `cross`, over a context.
 
     `key_heads` groups the query heads: each key head serves heads/key_heads of them. `settings` are the method's
-    parameters. Random methods keep one draw for life: see `RandomSeed`. Dropout falls on the output, for every method
+    parameters. Random methods keep one draw for life: see `RandomDraw`. Dropout falls on the output, for every method
     alike: most methods never form the weights, and a certificate would not be about weights some of which were dropped.
     """
 
@@ -66,9 +65,7 @@ class Attention(nn.Module):
         self.width, self.heads, self.key_heads = width, heads, heads if key_heads is None else key_heads
         self.cross, self.causal, self.settings = cross, causal, settings
         self.given, self.method = method, method_from(method, settings)
-        self.draw: RandomSeed | None = RandomSeed() if self.method.random else None
-        if isinstance(self.method, RandomFeatures):
-            self.draw = Directions(self.method, width // heads)
+        self.draw = RandomDraw(self.method, width // heads) if self.method.random else None
         self.positions = positions
         self.key_width = width // heads * self.key_heads
         # Queries, keys and values one below the other, as nn.MultiheadAttention has them.
@@ -231,10 +228,12 @@ class Attention(nn.Module):
         self.method.check(problem.sizes)
         if problem.empty:
             return torch.zeros_like(problem.q)
-        if isinstance(self.method, RandomFeatures):
-            assert isinstance(self.draw, Directions)
-            return self.method.compute(problem, initial_state=self.draw.start(problem)).out
-        return self.method.compute(problem, None if self.draw is None else self.draw.generator()).out
+        if self.draw is None:
+            return self.method.compute(problem).out
+        sample = self.draw.sample()
+        if sample is not None:
+            return self.method.read_on(problem, self.method.initial_state(problem, sample))[0]
+        return self.method.compute(problem, self.draw.generator()).out
 
     def _over(self, shard: Shard, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None) -> Float[Tensor, "b h n d"]:
         """The same if the processes of a group hold keys and values, each those of its part of the sequence."""

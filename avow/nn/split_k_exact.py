@@ -22,10 +22,9 @@ import torch
 from jaxtyping import Float, Float32
 from torch import Tensor
 
-from avow.core import Certificate, Problem, Sizes
+from avow.core import Certificate, LazyCertificate, Problem, Sizes
 from avow.core.certify import absolute_errors, relative_errors
 from avow.methods.exact import Exact
-from avow.nn.kernel_steps import LazyCertificate
 from avow.nn.token_buffers import Ends, row_lengths, row_sizes
 from avow.numerics.cpu_sums import fewest_rows
 from avow.numerics.norms import check_range, length_floors, row_norms, slack

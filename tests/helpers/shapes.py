@@ -109,8 +109,8 @@ def run_maths() -> None:
     norms.lengths(torch.randn(2, 4, 3))
     norms.length_floors(torch.randn(2, 4, 3))
     sketch.spread_holds(first, k)
-    tokens = torch.randn(3, 1, 2, 4, 3).unbind()
-    Separable().read_on(*tokens, Separable().read_on(*tokens, None)[1])
+    p, method = Problem.of(*torch.randn(3, 1, 2, 4, 3).unbind(), causal=True), Separable()
+    method.read_on(p, method.initial_state(p))
     rounding.tiled_depths(100, torch.float32, "cuda", many=True)
 
 

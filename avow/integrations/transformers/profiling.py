@@ -22,9 +22,10 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from avow.calibration import Rates, least_seconds, rates
+from avow.calibration import Rates, rates
 from avow.core import Certificate, Kind, Method, Norms, Problem
 from avow.core.certify import certify
+from avow.core.timing import least_seconds
 from avow.errors import AvowError, ParameterError
 from avow.integrations.transformers.enabling import (
     Setting,

@@ -48,22 +48,10 @@ def certify(method: Method, p: Problem, computed: Computed, confidence: float) -
             promise = dataclasses.replace(promise, rows=torch.minimum(promise.rows, _trivial(p, computed.out)))
             own = relative_rows(p, computed.out, promise.rows)
         bound, relative = _largest(promise.rows, own)
-    shaped, own = (x.reshape(*p.leading, p.q.shape[-2]) for x in (promise.rows, own))
-    return Certificate(
-        method=method.name,
-        parameters=method.parameters,
-        target=method.target,
-        kind=promise.kind,
-        bound=bound,
-        rows=shaped,
-        confidence=promise.confidence,
-        coverage=promise.coverage,
-        assumptions=promise.assumptions,
-        reason=promise.reason,
-        cost=method.cost(p.sizes),
-        relative=relative,
-        relative_rows=own,
-    )
+    rows, own = (x.reshape(*p.leading, p.q.shape[-2]) for x in (promise.rows, own))
+    bounds = {"bound": bound, "rows": rows, "relative": relative, "relative_rows": own}
+    identity = {"method": method.name, "parameters": method.parameters, "target": method.target}
+    return Certificate(**(vars(promise) | identity | bounds), cost=method.cost(p.sizes))
 
 
 def _largest(*rows: Tensor) -> list[float]:

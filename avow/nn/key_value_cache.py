@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import functools
 import math
 from pathlib import Path
 from typing import NamedTuple
@@ -87,26 +88,22 @@ class KeyValueCache(TokenBuffers):
     ((1, 8, 1, 16), True)
     """
 
-    def __init__(
-        self,
-        key_heads: int,
-        dim: int,
-        value_dim: int | None = None,
-        batch: int = 1,
-        dtype: torch.dtype = torch.float32,
-        device: torch.device | str = "cpu",
-        bits: int | None = 4,
-        window: int | None = None,
-    ) -> None:
-        super().__init__(key_heads, dim, value_dim, batch, dtype, device, bits, window)
-        self._pause, self._left, self._asked = 0, 0, ""
-        self._bold: Tensor | None = None
-        """What the last look at the sketch found the next may leave unread at first."""
-        self._shortness: float | None = None
-        """How long the shortest of the last answers was beside the longest value: what `rtol` is aimed by."""
-        self._reads, self._steps = SplitKExact(), KernelSteps()
-        self._checked: _Arguments | None = None
-        """The arguments of the last call, which were checked then."""
+    # What a cache that was just made has learnt: nothing.
+    _pause, _left, _asked = 0, 0, ""
+    _bold: Tensor | None = None
+    """What the last look at the sketch found the next may leave unread at first."""
+    _shortness: float | None = None
+    """How long the shortest of the last answers was beside the longest value: what `rtol` is aimed by."""
+    _checked: _Arguments | None = None
+    """The arguments of the last call, which were checked then."""
+
+    @functools.cached_property
+    def _reads(self) -> SplitKExact:
+        return SplitKExact()
+
+    @functools.cached_property
+    def _steps(self) -> KernelSteps:
+        return KernelSteps()
 
     def attend(
         self,

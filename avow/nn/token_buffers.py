@@ -74,12 +74,12 @@ class TokenBuffers:
         self,
         key_heads: int,
         dim: int,
-        value_dim: int | None,
-        batch: int,
-        dtype: torch.dtype,
-        device: torch.device | str,
-        bits: int | None,
-        window: int | None,
+        value_dim: int | None = None,
+        batch: int = 1,
+        dtype: torch.dtype = torch.float32,
+        device: torch.device | str = "cpu",
+        bits: int | None = 4,
+        window: int | None = None,
     ) -> None:
         value_dim = dim if value_dim is None else value_dim
         for name, value in (("key_heads", key_heads), ("dim", dim), ("value_dim", value_dim), ("batch", batch)):

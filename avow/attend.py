@@ -1,7 +1,7 @@
 """The one verb: attend, and get an answer with its certificate.
 
 The path of a call: `attend` makes a `Problem` of the tensors and a `Requirement` of the tolerances. `_attend_cheapest`
-makes a plan and runs its candidates, the cheapest first, or `_attend_by` runs the method that was named; where none
+makes a plan and runs its candidates, the cheapest first, or `_attend_by` runs the method that was named; if none
 proves enough, `attend_exact` does. Whatever runs goes through `run_certified`: compute, promise, certificate.
 """
 
@@ -182,14 +182,13 @@ def features_needed(
     problem = Problem.of(q, k, k, causal=causal, scale=scale, enable_gqa=enable_gqa).detached()
     requirement = checked_requirement(tol, confidence)
     if not requirement.tol or requirement.confidence == 1:
-        raise ParameterError(
-            "tol, confidence", (tol, confidence), "must allow some error", "try tol=1e-2, confidence=0.99"
-        )
+        remedy = "try tol=1e-2, confidence=0.99"
+        raise ParameterError("tol, confidence", (tol, confidence), "must allow some error", remedy)
     return random_features.features_needed(problem, requirement.tol, requirement.confidence)
 
 
 def check_automatic(parameters: Mapping[str, object]) -> None:
-    """Raise where a method's parameters were given and none was named."""
+    """Raise if a method's parameters were given and none was named."""
     for name, value in parameters.items():
         raise ParameterError(name, repr(value), "belongs to a named method", "name one with method=")
 
@@ -316,7 +315,7 @@ def _make_plan(problem: Problem, requirement: Requirement, known: Rates, sizes: 
 def _error_budget(problem: Problem, requirement: Requirement, attended: Attended | None = None) -> float | None:
     """The bound to aim at, relative to the longest value: `tol`, or what `rtol` needs of answers as long as these.
 
-    Without an answer its length is that of a few rows; where even those cost too much, that of a flat head.
+    Without an answer its length is that of a few rows; if even those cost too much, that of a flat head.
     """
     if requirement.rtol is None:
         return requirement.tol
@@ -338,17 +337,17 @@ def _error_budget(problem: Problem, requirement: Requirement, attended: Attended
 
 def _unreachable(problem: Problem, requirement: Requirement, best: float, own: float) -> ToleranceUnreachable:
     """The error for exact attention that proves `best` relative to the longest value, and `own` to the answer."""
-    kept = problem.q.dtype
-    name = named(kept)
-    wider = f"convert q, k and v to {'float64' if kept == torch.float32 else 'float32'}"
+    dtype = problem.q.dtype
+    name = named(dtype)
+    wider = f"convert q, k and v to {'float64' if dtype == torch.float32 else 'float32'}"
     tol = math.inf if requirement.tol is None else requirement.tol
     if requirement.rtol is not None and best <= tol:
         rule = f"is below {own:.2e}, the best bound relative to the answer that can be proved in {name}"
         hint = "an answer near zero has no relative bound; ask for tol= instead"
-        remedy = hint if kept == torch.float64 else f"{wider}, or ask for tol="
+        remedy = hint if dtype == torch.float64 else f"{wider}, or ask for tol="
         return ToleranceUnreachable("rtol", requirement.rtol, rule, remedy, own)
     remedy = wider
-    if kept == torch.float64 or best > 4 * unit(kept):
+    if dtype == torch.float64 or best > 4 * unit(dtype):
         remedy = f"shrink the logits: scale·|q|·|k| is too large for tol={tol:g}"
     rule = f"is below {best:.2e}, the best bound that can be proved in {name}"
     return ToleranceUnreachable("tol", tol, rule, remedy, best)

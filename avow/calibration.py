@@ -41,11 +41,11 @@ class Rate:
         return self.launch * cost.launches + work * cost.weight
 
 
-# Seconds of single runs. A machine at rest needs less than one; where other work has its cores, threads wait for one
+# Seconds of single runs. A machine at rest needs less than one; if other work has its cores, threads wait for one
 # another, and all the runs would take minutes and tell nothing.
 _PATIENCE = 5.0
 
-# A two-core machine of 2026; only ratios between methods matter where nothing was measured.
+# A two-core machine of 2026; only ratios between methods matter if nothing was measured.
 TYPICAL = Rate(5e-6, 4e-10, 8e-12)
 
 
@@ -97,7 +97,7 @@ def _read(path: Path) -> dict[str, Rate] | None:
         measured = {name: Rate(**rate) for name, rate in plain.items()}
     except (OSError, ValueError, TypeError, AttributeError, RecursionError):
         return None
-    # More than a second for one operation was never measured, and would overflow where many are counted.
+    # More than a second for one operation was never measured, and would overflow if many are counted.
     known = all(0 <= as_float(x) <= 1 for rate in measured.values() for x in dataclasses.astuple(rate))
     return measured if known else None
 
@@ -107,7 +107,7 @@ def _write(path: Path, measured: dict[str, Rate]) -> None:
 
 
 def measure_rates(device: str = "cpu") -> dict[str, Rate] | None:
-    """The rates of every method on this device, fitted to runs of a few milliseconds; None where it is too busy."""
+    """The rates of every method on this device, fitted to runs of a few milliseconds; None if it is too busy."""
     fitted, spent = {}, 0.0
     for name, kind in all_methods().items():
         for causal in (False, True):

@@ -108,7 +108,7 @@ def verdicts(
     thrifty: bool,
     aim: float | None = None,
 ) -> list[Candidate]:
-    """The same candidates, each with its estimate and, where it cannot win, the reason.
+    """The same candidates, each with its estimate and, if it cannot win, the reason.
 
     If `thrifty`, no candidate is asked whose asking and running might cost more than `WASTE` of exact attention. An
     `aim` is what all but exact attention are held to in place of `tol`: a guess of what will be needed.

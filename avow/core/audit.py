@@ -106,7 +106,7 @@ def _errors(out: Tensor, p: Problem, target: Method, rows: Int[Tensor, "l 3"]) -
     """
     b, h, index = int(rows[0, 0]), int(rows[0, 1]), rows[:, 2].to(p.q.device)
     given = widened(out[b, h, index])
-    if p.empty:  # The target is zero where there is nothing to attend to.
+    if p.empty:  # The target is zero if there is nothing to attend to.
         return torch.where((given == 0).all(-1), 0.0, math.inf).double().expand(3, -1).cpu()
     group = h // (p.q.shape[1] // p.k.shape[1])
     one = p.head(b, h, group)
@@ -124,7 +124,7 @@ def _errors(out: Tensor, p: Problem, target: Method, rows: Int[Tensor, "l 3"]) -
     own_error = target.reference_error(some)
     own = (reference_error(some) if own_error is None else own_error)[0, 0]
     beside = torch.where(longest > 0, (distance + lost) / unit, torch.where(distance > 0, math.inf, 0.0))
-    # The true answer is no shorter than the reference's less its own error, and zero where there is no value.
+    # The true answer is no shorter than the reference's less its own error, and zero if there is no value.
     off = torch.where(longest > 0, own * longest + lost, 0.0)
     absolute = (distance + off) * rounding.SAFETY
     length = (length_floors(truth) - off) / rounding.SAFETY

@@ -20,7 +20,7 @@ Kind = Literal["deterministic", "statistical", "sampled", "none"]
 
 # The fields of a certificate that hold a number for each row.
 _ROWS = ("rows", "relative_rows")
-# What is printed where an answer may be as far off as it is long, or its length was not measured.
+# What is printed if an answer may be as far off as it is long, or its length was not measured.
 _UNPROVED = "relative to the answer nothing is proved"
 
 
@@ -66,7 +66,7 @@ class Certificate:
 
     `rows`, and `bound`, their maximum, are in units of the longest value that a row sees:
     :math:`\|out_i - o^*_i\|_2 / \max_j \|v_j\|_2`. `relative_rows`, and `relative`, are in units of the answer itself:
-    :math:`\|out_i - o^*_i\|_2 / \|o^*_i\|_2`; they are infinite where nothing of that kind is known.
+    :math:`\|out_i - o^*_i\|_2 / \|o^*_i\|_2`; they are infinite if nothing of that kind is known.
     """
 
     method: str
@@ -96,7 +96,7 @@ class Certificate:
         check_limits(tol, rtol)
         if self.kind == "none":
             return False
-        # The second is asked for only where it matters: it may still be on a device.
+        # The second is asked for only if it matters: it may still be on a device.
         return (tol is None or self.bound <= tol) and (rtol is None or self.relative <= rtol)
 
     def __eq__(self, other: object) -> bool:
@@ -142,7 +142,7 @@ class Certificate:
         return certificate
 
     def _fault(self) -> str:
-        """What no certificate says, in words; empty where nothing is wrong."""
+        """What no certificate says, in words; empty if nothing is wrong."""
         if self.kind not in get_args(Kind):
             return f"its kind is {self.kind!r}"
         words = (self.method, self.target, self.reason, *self.assumptions)
@@ -228,7 +228,7 @@ for _field in dataclasses.fields(Certificate):
 
 
 def check_limits(tol: object, rtol: object) -> None:
-    """Raise where neither says how far an answer may be off."""
+    """Raise if neither says how far an answer may be off."""
     if tol is None and rtol is None:
         raise ParameterError("tol, rtol", "None, None", "must not both be left out", "try tol=1e-2 or rtol=1e-2")
     for name, value in (("tol", tol), ("rtol", rtol)):

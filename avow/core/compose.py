@@ -143,7 +143,7 @@ class Partial:
     ) -> Partial:
         """What one shard reports.
 
-        `lse` is the logarithm of the sum of exponentials of the logits a row sees, −inf where it sees none, right to
+        `lse` is the logarithm of the sum of exponentials of the logits a row sees, −inf if it sees none, right to
         `lse_error`; `longest` is at least the largest norm of the values a row sees, and at most 1 + `slack` of it.
         A statistical `certificate` speaks of the bound and of `lse_error` at once.
         """

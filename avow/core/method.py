@@ -87,7 +87,7 @@ class Method(ABC):
     def tune(
         cls, parameters: Mapping[str, Any], sizes: Sizes, tol: float | None, confidence: float
     ) -> Mapping[str, Any]:
-        """The parameters, and those that a tolerance decides where they were not given; most methods have none."""
+        """The parameters, and those that a tolerance decides if they were not given; most methods have none."""
         return parameters
 
     def check(self, sizes: Sizes) -> None:
@@ -132,7 +132,7 @@ class Method(ABC):
 
     @abstractmethod
     def compute(self, problem: Problem, generator: torch.Generator | None = None) -> Computed:
-        """The answer. All chance in it is `generator`'s, or that of torch's own generator where none is given.
+        """The answer. All chance in it is `generator`'s, or that of torch's own generator if none is given.
 
         Nothing else draws from torch's own, so that a seed set by the caller is the caller's: what is drawn to measure
         or to guess comes from generators with a seed of their own.

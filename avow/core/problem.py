@@ -48,7 +48,7 @@ class Sizes:
 
     @property
     def linear_key_heads(self) -> int:
-        """Key heads a linear method sums over: all query heads where they mask a shared key differently."""
+        """Key heads a linear method sums over: all query heads if they mask a shared key differently."""
         return self.heads if self.own_masks else self.key_heads
 
     @declared()
@@ -166,7 +166,7 @@ class Problem:
         return self.known_norms
 
     def measured(self) -> Problem:
-        """This problem, its norms measured by now: where numbers are bad, this raises."""
+        """This problem, its norms measured by now; raises if numbers are bad."""
         assert self.norms is not None
         return self
 
@@ -264,9 +264,8 @@ def _split_mask(
     if mask.device != q.device:
         raise DtypeError("mask.device", mask.device, f"must equal q.device={q.device}", "use mask.to(q.device)")
     if mask.dtype != torch.bool and mask.dtype not in DTYPES:
-        raise DtypeError(
-            "mask.dtype", mask.dtype, "must be bool or a float type", "use mask.bool(): True means visible"
-        )
+        remedy = "use mask.bool(): True means visible"
+        raise DtypeError("mask.dtype", mask.dtype, "must be bool or a float type", remedy)
     mask = mask.reshape((1,) * (len(full) - mask.ndim) + tuple(mask.shape))
     if len(full) > 4:
         mask = mask.expand(*leading[:-1], *mask.shape[-3:]).reshape(-1, *mask.shape[-3:])
@@ -309,13 +308,13 @@ def named(dtype: torch.dtype) -> str:
 
 
 def check_dtype(name: str, dtype: torch.dtype, remedy: str) -> None:
-    """Raise where nothing can be computed in a type."""
+    """Raise if nothing can be computed in a type."""
     if dtype not in DTYPES:
         raise DtypeError(name, dtype, f"must be one of {', '.join(map(named, DTYPES))}", remedy)
 
 
 def check_tensor(name: str, x: object) -> None:
-    """Raise where something is not a plain tensor: dense, of one shape, and not mapped over."""
+    """Raise if something is not a plain tensor: dense, of one shape, and not mapped over."""
     if not isinstance(x, Tensor):
         raise DtypeError(name, type(x).__name__, "must be a torch.Tensor", "wrap it with torch.as_tensor")
     if x.is_nested:
@@ -331,7 +330,7 @@ def check_tensor(name: str, x: object) -> None:
 
 
 def check_numbers(name: str, x: Tensor) -> None:
-    """Raise where a tensor has sizes and no numbers, of which alone no bound can be told."""
+    """Raise if a tensor has sizes and no numbers, of which alone no bound can be told."""
     if x.is_meta or (not torch.compiler.is_compiling() and isinstance(x, FakeTensor)):
         kind = "on the meta device" if x.is_meta else "a FakeTensor"
         remedy = "pass a tensor with numbers; for prices alone use Problem.of(q, k, v).sizes and a method's cost"

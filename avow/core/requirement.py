@@ -48,14 +48,14 @@ class Requirement(NamedTuple):
 
     @property
     def stated(self) -> float:
-        """The confidence promises are stated at, also where certainty was asked for."""
+        """The confidence promises are stated at, also if certainty was asked for."""
         return self.confidence if self.confidence < 1 else USUAL_CONFIDENCE
 
 
 def checked_requirement(
     tol: object, confidence: object = None, coverage: object = None, rtol: object = None
 ) -> Requirement:
-    """What `attend` was asked to accept, once it is known to make sense; the confidence is 1 where none was given."""
+    """What `attend` was asked to accept, once it is known to make sense; the confidence is 1 if none was given."""
     exact = "must be a number of at least 0", "try {name}=1e-2, or leave it out for exact"
     rules: dict[str, tuple[object, Callable[[float], bool], str, str]] = {
         "tol": (tol, lambda x: 0 <= x < math.inf, *exact),
@@ -74,7 +74,7 @@ def checked_requirement(
 
 
 def check_generator(generator: object) -> None:
-    """Raise where chance could not come from it."""
+    """Raise if chance could not come from it."""
     if generator is not None and not isinstance(generator, torch.Generator):
         rule = "must be a torch.Generator"
         raise ParameterError("generator", repr(generator), rule, "pass torch.Generator().manual_seed(0)")

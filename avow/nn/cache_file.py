@@ -23,7 +23,7 @@ from avow.numerics.sketch import GROUP, METRIC_RANGE
 
 FORMAT = "avow key-value cache 3"
 
-MADE = ("key_heads", "dim", "value_dim", "batch", "bits", "window")
+SIZES = ("key_heads", "dim", "value_dim", "batch", "bits", "window")
 STATE = ("position", "base", "pause", "left", "asked", "wide", "shortness")
 _AGAIN = "save the cache again"
 # An empty cache has no numbers to show for its sizes, and making it takes memory in proportion to them.
@@ -48,7 +48,7 @@ class Saved(NamedTuple):
     and `spread` if there is a sketch; and perhaps `bold`.
     """
 
-    made: Mapping[str, Any]
+    sizes: Mapping[str, Any]
     dtype: torch.dtype
     state: Mapping[str, Any]
     tensors: Mapping[str, Tensor]
@@ -59,7 +59,7 @@ def write(path: Path, saved: Saved) -> None:
     from safetensors.torch import save
 
     content = {name: x.detach().cpu().contiguous() for name, x in saved.tensors.items()}
-    facts = json.dumps({"made": saved.made, "dtype": named(saved.dtype), "state": saved.state}, sort_keys=True)
+    facts = json.dumps({"made": saved.sizes, "dtype": named(saved.dtype), "state": saved.state}, sort_keys=True)
     file_io.write(path, save(content, {"format": FORMAT, "facts": facts, "digest": _digest(content, facts)}))
 
 
@@ -85,15 +85,15 @@ class _Misfit(Exception):
 
 def _checked(facts: Any, tensors: dict[str, Tensor]) -> Saved:
     _check_names("its facts", facts, ("made", "dtype", "state"))
-    made, state, kinds = facts["made"], facts["state"], {named(x): x for x in DTYPES}
-    _check_names("made", made, MADE)
+    sizes, state, kinds = facts["made"], facts["state"], {named(x): x for x in DTYPES}
+    _check_names("made", sizes, SIZES)
     _check_names("state", state, STATE)
-    for name in MADE:
-        if made[name] is not None or name not in ("bits", "window"):
-            _check_whole(name, made[name], 1, 8 if name == "bits" else _MOST_TOKENS)
+    for name in SIZES:
+        if sizes[name] is not None or name not in ("bits", "window"):
+            _check_whole(name, sizes[name], 1, 8 if name == "bits" else _MOST_TOKENS)
     if not isinstance(facts["dtype"], str) or facts["dtype"] not in kinds:
         raise _Misfit(f"dtype is not one of {', '.join(kinds)}")
-    position, base, window = state["position"], state["base"], made["window"]
+    position, base, window = state["position"], state["base"], sizes["window"]
     _check_whole("position", position, 0, _MOST_TOKENS)
     _check_whole("base", base, 0, 0 if window is None else max(0, position - window))
     if base % GROUP:
@@ -104,20 +104,20 @@ def _checked(facts: Any, tensors: dict[str, Tensor]) -> Saved:
         raise _Misfit("asked is not a string, or wide not true or false")
     if not (state["shortness"] is None or (type(state["shortness"]) is float and 0 <= state["shortness"] <= 2)):
         raise _Misfit("shortness is not a number from 0 to 2")
-    if position == 0 and max(made["dim"], made["value_dim"]) > _WIDEST:
+    if position == 0 and max(sizes["dim"], sizes["value_dim"]) > _WIDEST:
         raise _Misfit(f"an empty cache is wider than {_WIDEST} dimensions")
-    if "metric" in tensors and (made["bits"] is None or position < GROUP):
+    if "metric" in tensors and (sizes["bits"] is None or position < GROUP):
         raise _Misfit("metric is there, and no sketch")
     dtype, of_norms = kinds[facts["dtype"]], torch.float64 if state["wide"] else torch.float32
-    _check_tensors(tensors, made, dtype, of_norms, position - base)
-    return Saved(made, dtype, state, tensors)
+    _check_tensors(tensors, sizes, dtype, of_norms, position - base)
+    return Saved(sizes, dtype, state, tensors)
 
 
 def _check_tensors(
-    tensors: dict[str, Tensor], made: Mapping[str, int], dtype: torch.dtype, of_norms: torch.dtype, held: int
+    tensors: dict[str, Tensor], sizes: Mapping[str, int], dtype: torch.dtype, of_norms: torch.dtype, held: int
 ) -> None:
     """Raise if a tensor is missing, of another shape or type, or holds what no cache does."""
-    b, g, d, e = (made[name] for name in ("batch", "key_heads", "dim", "value_dim"))
+    b, g, d, e = (sizes[name] for name in ("batch", "key_heads", "dim", "value_dim"))
     forms: dict[str, tuple[tuple[int, ...], torch.dtype]] = {
         "keys": ((b, g, held, d), dtype),
         "values": ((b, g, held, e), dtype),

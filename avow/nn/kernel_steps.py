@@ -62,8 +62,8 @@ class _Report:
     @property
     def paid(self) -> bool:
         """Whether the step read little enough, and proved what it was to prove."""
-        kept, bound, within = self.arrays
-        share = float(kept.double().mean()) / self.tokens
+        tokens_read, bound, within = self.arrays
+        share = float(tokens_read.double().mean()) / self.tokens
         return share <= WORTHWHILE and bool(within.all()) and bool((bound <= self.tol).all())
 
 
@@ -105,7 +105,7 @@ class KernelSteps:
         """Whether a step's numbers are still on their way."""
         return self._report is not None
 
-    def learnt(self) -> bool | None:
+    def last_step_paid(self) -> bool | None:
         """Whether the last step that is known to be done was worth it; None if there is nothing new."""
         report = self._report
         if report is None or (report.done is not None and not report.done.query()):

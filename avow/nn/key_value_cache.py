@@ -4,6 +4,10 @@ Beside the keys stands a sketch of them, a few bits a number (`numerics.sketch`)
 query, and only those are read in full. Groups of 64 tokens are sketched when they are complete; the open group is
 always read. The lengths of values, and of the longest key of each head, are kept too, so that attending never reads
 what it does not use.
+
+The path of a decoding step: `append` writes the token; `attend` answers by `_quick` if the last call was like this one
+and read all tokens on a CPU, else checks its arguments. `_attend_within` then asks kernels on a GPU (`KernelSteps`),
+or answers `_from_some_tokens`, or `_from_all_tokens`.
 """
 
 from __future__ import annotations
@@ -155,7 +159,7 @@ class KeyValueCache(TokenBuffers):
             # A generator cannot be copied, and the cache can.
             self._checked = arguments if generator is None else None
             # Whether the last step by kernels that is known to be done was worth it.
-            paid = self._steps.learnt()
+            paid = self._steps.last_step_paid()
             if paid:
                 self._pause = 0
             elif paid is not None:
@@ -168,8 +172,8 @@ class KeyValueCache(TokenBuffers):
         if aim is not None and not why and not call.problem.empty:
             unfit = self._steps.unfit(call.problem, aim, confidence, self.bits, self._wide, self.window)
             if not unfit:
-                kept = self._sketch(0), self._lengths(call), self._extremes[..., 1]
-                return Attended(*self._steps.step(call.problem, *kept, aim, confidence, call.generator))
+                bounds = self._sketch(0), self._lengths(call), self._extremes[..., 1]
+                return Attended(*self._steps.step(call.problem, *bounds, aim, confidence, call.generator))
             call = self._measured(call)
             answer = self._from_some_tokens(call, aim, unfit)
             if isinstance(answer, Attended):
@@ -229,11 +233,7 @@ class KeyValueCache(TokenBuffers):
         k, v = self.tokens
         if not usual or not serves(q, v):
             return None
-        length = self.length
-
-        def reason() -> str:
-            return self._why_all(tol is None, method, length)
-
+        reason = functools.partial(self._why_all, tol is None, method, self.length)
         answer = self._reads.quick(q, k, v, self._ends, self._value_slack, tol, scale, reason)
         return None if answer is None else Attended(*answer)
 
@@ -243,13 +243,13 @@ class KeyValueCache(TokenBuffers):
         if self.bits is not None:
             with torch.autocast(self.device.type, enabled=False):
                 self._sketch(0)
-        made = {name: getattr(self, name) for name in cache_file.MADE}
+        sizes = {name: getattr(self, name) for name in cache_file.SIZES}
         state = {name: getattr(self, f"_{name}") for name in cache_file.STATE}
         keys, values = self.tokens
         tensors = {"keys": keys, "values": values, "norms": self._buffers["norms"][:, :, : keys.shape[2]]}
         bounds = {name: getattr(self, f"_{name}") for name in ("longest", "metric", "size", "spread", "bold")}
         tensors |= {name: x for name, x in bounds.items() if x is not None}
-        cache_file.write(Path(path), cache_file.Saved(made, self.dtype, state, tensors))
+        cache_file.write(Path(path), cache_file.Saved(sizes, self.dtype, state, tensors))
 
     @staticmethod
     def load(path: str | Path, device: torch.device | str = "cpu") -> KeyValueCache:
@@ -258,7 +258,7 @@ class KeyValueCache(TokenBuffers):
         if saved.state["pause"] > _LONGEST_PAUSE:
             rule = f"does not fit together (pause={saved.state['pause']} exceeds {_LONGEST_PAUSE})"
             raise FileError("path", path, rule, "save the cache again")
-        cache = KeyValueCache(**saved.made, dtype=saved.dtype, device=device)
+        cache = KeyValueCache(**saved.sizes, dtype=saved.dtype, device=device)
         try:
             cache._restore(saved)
         except AvowError as error:
@@ -326,9 +326,9 @@ class KeyValueCache(TokenBuffers):
             return ""
         if exact or self.bits is None or method == "exact" or short or self._price(_FEW) > 1:
             return self._why_all(exact, method, self.length)
-        asked = f"{requirement.tol} {requirement.rtol} {requirement.confidence:g}"
-        if asked != self._asked:
-            self._asked, self._pause, self._left, self._bold = asked, 0, 0, None
+        limits = f"{requirement.tol} {requirement.rtol} {requirement.confidence:g}"
+        if limits != self._asked:
+            self._asked, self._pause, self._left, self._bold = limits, 0, 0, None
         if self._left == 0:
             waits = self._pause > 0 and self._steps.waiting
             return "whether sparse decoding pays again is not known yet" if waits else ""
@@ -410,21 +410,11 @@ class KeyValueCache(TokenBuffers):
         hidden = 0 if self.window is None else max(0, s - self.window)
         longest = self._extremes[..., 1] if self.window is None else lengths[..., hidden:].amax(-1).double()
         most = longest * (1 - 2 * slack(e, self.dtype) - 2.0**-22)  # (b, g)
-        skim = Skim.over(
-            problem.q.reshape(b, self.key_heads, -1, d),
-            problem.k,
-            problem.v,
-            self._sketch(call.first),
-            problem.scale,
-            self._longest,
-            lengths,
-            longest,
-            most,
-            method.drop,
-            hidden,
-            compiled=self.device.type == "cpu" and self.length >= _COMPILED,
-            bold=self._bold,
-        )
+        q = problem.q.reshape(b, self.key_heads, -1, d)
+        tokens = problem.k, problem.v, self._sketch(call.first), problem.scale
+        bounds = self._longest, lengths, longest, most
+        compiled = self.device.type == "cpu" and self.length >= _COMPILED
+        skim = Skim.over(q, *tokens, *bounds, method.drop, hidden, compiled=compiled, bold=self._bold)
         if call.method != "sparse" and self._price(skim.share) > 1:
             raise NothingToSave(skim.share)
         reading = skim.read()

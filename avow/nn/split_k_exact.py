@@ -350,9 +350,8 @@ def _parts(
     keys, values = (x[:, :, :main].view(-1, parts, each, d) for x in (k, v))  # (h, c, s/c, d)
     # A part that is alone would be spread over threads, few rows for each.
     heads = 2 if len(keys) * parts == 1 else parts
-    out, logs = (
-        x[:, :parts] for x in _kernel(*(x.expand(-1, heads, -1, -1) for x in (rows, keys, values)), scale=scale)
-    )
+    spread = (x.expand(-1, heads, -1, -1) for x in (rows, keys, values))
+    out, logs = (x[:, :parts] for x in _kernel(*spread, scale=scale))
     if main == s:
         return out, logs
     more, their = _kernel(rows, *(x[:, :, main:].view(-1, 1, s - main, d) for x in (k, v)), scale=scale)

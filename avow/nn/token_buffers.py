@@ -423,9 +423,8 @@ def _stored_norms(norms: Float64[Tensor, "b g l"], wide: bool) -> tuple[Float[Te
 
 def wider(extremes: Float64[Tensor, "b g 2"], lengths: Float[Tensor, "b g l"]) -> Float64[Tensor, "b g 2"]:
     """The shortest and the longest so far, with some more lengths."""
-    return torch.stack(
-        [torch.minimum(extremes[..., 0], lengths.amin(-1)), torch.maximum(extremes[..., 1], lengths.amax(-1))], -1
-    )
+    shortest, longest = extremes.unbind(-1)
+    return torch.stack([torch.minimum(shortest, lengths.amin(-1)), torch.maximum(longest, lengths.amax(-1))], -1)
 
 
 def row_lengths(rows: Float[Tensor, "b h n d"]) -> list[float]:

@@ -213,7 +213,7 @@ def _attend_cheapest(problem: Problem, requirement: Requirement, generator: torc
         if requirement.met_by(certificate):
             return attended
         proved = f"{certificate.bound:.1e}" + (f" ({certificate.relative:.1e} relative)" if requirement.rtol else "")
-        failures.append(f"{candidate.label} could prove only {proved}")
+        failures.append(f"{candidate.method.label} could prove only {proved}")
         if requirement.rtol is not None:
             needed = _error_budget(problem, requirement, attended) or 0.0
     return attend_exact(problem, requirement, "; ".join(failures) or plan.why_exact)

@@ -30,11 +30,6 @@ class Candidate:
     estimate: BoundEstimate | None = None
     lost: str = ""
 
-    @property
-    def label(self) -> str:
-        settings = ", ".join(f"{name}={value}" for name, value in self.method.parameters.items())
-        return f"{self.method.name}({settings})"
-
 
 @dataclass(frozen=True)
 class Plan:
@@ -85,7 +80,7 @@ class Plan:
             mark = "→ " if candidate is self.chosen else "  "
             verdict = "cheapest that meets it" if candidate is self.chosen else "also meets it, slower"
             why = candidate.lost or verdict
-            lines.append(f"{mark}{candidate.label:34}{candidate.seconds:>10.2g}{memory:>12}{bound:>10}  {why}")
+            lines.append(f"{mark}{candidate.method.label:34}{candidate.seconds:>10.2g}{memory:>12}{bound:>10}  {why}")
         return "\n".join([f"plan for {self.goal} ({self.source}); {BOUND_UNIT}", *lines])
 
 

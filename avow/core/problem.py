@@ -182,12 +182,6 @@ class Problem:
         detached = dataclasses.replace(self, **{name: x.detach() for name, x in parts.items() if x is not None})
         return detached.with_norms(self.known_norms)
 
-    def to(self, dtype: torch.dtype) -> Problem:
-        """The same problem with q, k, v and bias in another type."""
-        bias = None if self.bias is None else self.bias.to(dtype)
-        q, k, v = (x.to(dtype) for x in (self.q, self.k, self.v))
-        return dataclasses.replace(self, q=q, k=k, v=v, bias=bias)
-
     def head(self, batch: int, head: int, key_head: int) -> Problem:
         """The problem of one head, every axis kept."""
         at, key = ((slice(batch, batch + 1), slice(i, i + 1)) for i in (head, key_head))

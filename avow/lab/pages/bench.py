@@ -48,7 +48,7 @@ _PRICES = (0.001, 0.003, 0.01, 0.03, 0.1, 0.3, 1, 3, 10, 30, 100, 300, 1000)
 _TAG = 2.0**-40
 # Marks of a token: it was not read, or how much of the answer it is, in steps of half a decade.
 _BRIGHTEST = 9
-_WORDS = Words("bench")
+_WORDS = Words("bench.txt")
 
 _FEATURES, _RANK, _SPARSE = ({"method": (name,)} for name in ("random_features", "low_rank", "sparse"))
 

@@ -30,7 +30,7 @@ _SIGNAL_STEPS = 60
 # Decay: Adam's rate, how many steps it may take, and the sizes of gradients, from a thousandth to ten.
 _RATE, _BETAS, _DECAY_STEPS = 0.02, (0.9, 0.99), 100
 _SIZES = [10 ** (k / 8) for k in range(-24, 9)]
-_WORDS = Words("dynamics")
+_WORDS = Words("dynamics.txt")
 
 Activation = Literal["tanh", "relu", "sigmoid"]
 Figure = dict[str, Any]

@@ -25,15 +25,7 @@ class Chart:
     def plain(self) -> dict[str, Any]:
         """The chart as JSON has it."""
         series = {name: [list(map(float, xs)), list(map(float, ys))] for name, (xs, ys) in self.series.items()}
-        return {
-            "title": self.title,
-            "x": self.x,
-            "y": self.y,
-            "series": series,
-            "log_x": self.log_x,
-            "log_y": self.log_y,
-            "marks": self.marks,
-        }
+        return vars(self) | {"series": series}
 
 
 Function = Callable[[float], float]

@@ -18,8 +18,7 @@ from flint import arb, arb_mat
 from sympy import Matrix, Rational, Symbol, exp, log
 
 from avow.core.chart import Chart, Function, Table, curves
-from avow.numerics import intervals
-from avow.numerics.intervals import most
+from avow.numerics.intervals import ball, most, normal_cdf
 from avow.theory.claims.catalogue.queries import EPSILON, below_one, enough, eps, m, n, slack
 from avow.theory.claims.claim import Evidence, Formula, claims_on
 from avow.theory.claims.random_search import Falsifier, interval_function
@@ -128,7 +127,7 @@ def _gauss_picture() -> Chart:
     needs=("copy-gap",),
 )
 def heads_gauss(rule: Law) -> Iterator[Evidence]:
-    never = intervals.normal_cdf(-arb(2).sqrt())
+    never = normal_cdf(-arb(2).sqrt())
     shrunk, beta = symbols(nonnegative="h", positive="beta")
     weight = (1 / (1 + shrunk)) / (1 / (1 + shrunk) + m)
     yield nonnegative(1 / n - weight, "X ≤ 0, e^(βX) = 1/(1+h): head 1 gives v_a a weight of at most 1/n, at any β")
@@ -140,15 +139,15 @@ def heads_gauss(rule: Law) -> Iterator[Evidence]:
     yield _grows(amended=True)
     later = eps - (n - 1) * (eps / (n - 1)) / (1 + shrunk)
     yield nonnegative(later, "so exactly when X is that or more; and head 2, of score β ≥ ln((n−1)/ε), always", True)
-    sigma = intervals.ball(Fraction(rule.variance)).sqrt()
+    sigma = ball(Fraction(rule.variance)).sqrt()
     for count, strength, low in ((1000, 20, 0.7258), (1000, 50, 0.8618), (1000, 1000, 0.9189), (10**6, 50, 0.8141)):
         threshold = rule.least(arb(count), arb(1) / 100, arb(strength), lambda x: x.log())
-        chance = intervals.normal_cdf((1 - threshold) / sigma)
+        chance = normal_cdf((1 - threshold) / sigma)
         says = f"both heads copy, n = {count}, β = {strength}, ε = 0.01"
         yield law(chance, low, low + 1e-4, says, True, n=count, beta=strength, eps=0.01)
     yield nonnegative(least.subs(eps, below_one), "the threshold is above 0 at every β", True)
     yield identity(sympy.limit(least, beta, sympy.oo), 0, "and → 0 as β → ∞", True)
-    limit = intervals.normal_cdf(1 / sigma)
+    limit = normal_cdf(1 / sigma)
     yield law(limit, 0.921350396474, 0.921350396475, "so P(X ≥ threshold) rises to 1 − Φ(−√2), never past it", True)
     says = (
         "a way out: q_1 = −ln((n−1)/ε)·Σ_{j≠a} μ_j scores 0 on k_a whatever X is, and copies always, √(n−1)"
@@ -316,15 +315,15 @@ def _gauss_copies(rule: Law, eps: arb, n: int, x: arb, times: arb) -> arb:
 
 
 def _gauss_law(rule: Law, eps: arb, n: int, _: arb, times: arb) -> arb:
-    beta, sigma = times * ((n - 1) / eps).log(), intervals.ball(Fraction(rule.variance)).sqrt()
+    beta, sigma = times * ((n - 1) / eps).log(), ball(Fraction(rule.variance)).sqrt()
     least = rule.least(n, eps, beta, lambda z: z.log())
     at_least = 1 / (1 + (n - 1) * (-beta * least).exp())
     stated, true = (1 - least) / sigma, arb(2).sqrt() * (1 - 1 / times)
-    return abs(at_least - 1 / (1 + eps)).max(abs(intervals.normal_cdf(stated) - intervals.normal_cdf(true)))
+    return abs(at_least - 1 / (1 + eps)).max(abs(normal_cdf(stated) - normal_cdf(true)))
 
 
 def _swings_less(pair: Heads, n: int, root: int) -> arb:
-    return intervals.ball(swing(pair, n, root) - swing(pair[:1], n, root))
+    return ball(swing(pair, n, root) - swing(pair[:1], n, root))
 
 
 def _word(word: Any, letters: Mapping[Any, arb_mat]) -> arb_mat:

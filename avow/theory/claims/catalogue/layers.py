@@ -19,8 +19,7 @@ from flint import arb
 from sympy import Matrix, Rational, Symbol, exp
 
 from avow.core.chart import Chart, Function, Table, curves
-from avow.numerics import intervals
-from avow.numerics.intervals import most
+from avow.numerics.intervals import dot, most, norm, softmax
 from avow.theory.claims.claim import Evidence, Unproved, claims_on
 from avow.theory.claims.random_search import Falsifier, numbered
 from avow.theory.claims.toolbox import enclosed, identity, kept, nonnegative, positive, symbols
@@ -294,12 +293,12 @@ def _coordinates(x: Matrix) -> Vector:
 
 def _attended(beta: arb, query: Vector, keys: Sequence[Vector], values: Sequence[Vector]) -> Vector:
     """Attention in coordinates of the u's, of length β: an inner product is β² times the plain one."""
-    weights = intervals.softmax([beta * beta * intervals.dot(query, key) for key in keys])
-    return [intervals.dot(weights, column) for column in zip(*values, strict=True)]
+    weights = softmax([beta * beta * dot(query, key) for key in keys])
+    return [dot(weights, column) for column in zip(*values, strict=True)]
 
 
 def _distance(beta: arb, one: Vector, two: Vector) -> arb:
-    return beta * intervals.norm([a - b for a, b in zip(one, two, strict=True)])
+    return beta * norm([a - b for a, b in zip(one, two, strict=True)])
 
 
 def _copies_itself(tokens: Sequence[Matrix], beta: arb, gamma: arb, delta: arb) -> arb:
@@ -327,14 +326,14 @@ def _layer(layer: Layer, weights: Sequence[arb], tokens: Sequence[Vector]) -> li
     """Attention, then a feed-forward of tanh, each with its residual and a norm, on tokens of two numbers."""
 
     def normed(x: Vector) -> Vector:
-        length = (1 + intervals.dot(x, x)).sqrt()
+        length = (1 + dot(x, x)).sqrt()
         return [entry / length for entry in x]
 
     entered = [[x + i * layer.positions for x in token] for i, token in enumerate(tokens)]
     rows = []
     for i, own in enumerate(entered):
         seen = entered[: i + 1] if layer.causal else entered
-        query = [intervals.dot(own, weights[:2]), intervals.dot(own, weights[2:])]
+        query = [dot(own, weights[:2]), dot(own, weights[2:])]
         read = _attended(arb(1), query, seen, seen)
         mixed = normed([x + more for x, more in zip(own, read, strict=True)])
         rows.append(normed([x + (2 * x).tanh() for x in mixed]))

@@ -15,8 +15,7 @@ from flint import arb
 from sympy import Integer, Symbol, exp, log, sqrt, tanh
 
 from avow.core.chart import Chart, Function, Table, curves
-from avow.numerics import intervals
-from avow.numerics.intervals import most, total
+from avow.numerics.intervals import dot, most, softmax, total
 from avow.theory.claims.claim import Evidence, Formula, claims_on
 from avow.theory.claims.random_search import Falsifier, interval_function, numbered
 from avow.theory.claims.toolbox import identity, nonnegative, rising, symbols
@@ -340,13 +339,13 @@ def rounding_gamma(gamma: Formula) -> Iterator[Evidence]:
 
 def _perturbation(bound: Formula, *case: arb) -> arb:
     logits, moves = case[:3], case[3:]
-    moved = intervals.softmax([a + d for a, d in zip(logits, moves, strict=True)])
-    distance = total([abs(p - q) for p, q in zip(intervals.softmax(logits), moved, strict=True)])
+    moved = softmax([a + d for a, d in zip(logits, moves, strict=True)])
+    distance = total([abs(p - q) for p, q in zip(softmax(logits), moved, strict=True)])
     return distance - interval_function(bound, 1)(most([abs(d) for d in moves]))
 
 
 def _tail(factor: Formula, *case: arb) -> arb:
-    weights, values = intervals.softmax(case[:3]), case[3:]
+    weights, values = softmax(case[:3]), case[3:]
     tau = weights[2]
     head = (weights[0] * values[0] + weights[1] * values[1]) / (1 - tau)
     out = (1 - tau) * head + tau * values[2]
@@ -360,7 +359,7 @@ def _dropped(bound: Formula, head: arb, tail: arb, lower: arb, higher: arb) -> a
 
 def _ratio(bound: Formula, *case: arb) -> arb:
     true, wrong, values = case[:3], case[3:6], case[6:]
-    means = [intervals.dot(weights, values) / total(weights) for weights in (true, wrong)]
+    means = [dot(weights, values) / total(weights) for weights in (true, wrong)]
     miss = total([abs(a - b) for a, b in zip(true, wrong, strict=True)])
     return abs(means[1] - means[0]) - bound(miss, total(wrong)) * most([abs(v) for v in values])
 

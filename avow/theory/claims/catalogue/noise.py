@@ -17,8 +17,7 @@ from flint import arb
 from sympy import Matrix, Rational, Symbol, erf, exp, sqrt
 
 from avow.core.chart import Chart, Function, Table, curves
-from avow.numerics import intervals
-from avow.numerics.intervals import most
+from avow.numerics.intervals import ball, dot, most, normal_cdf, softmax
 from avow.theory.claims.claim import Evidence, Formula, claims_on
 from avow.theory.claims.random_search import Falsifier, interval_function
 from avow.theory.claims.toolbox import counterexample, enclosed, identity, law, nonnegative, symbols
@@ -99,7 +98,7 @@ def noise_isotropic(variance: Formula) -> Iterator[Evidence]:
     yield identity(sympy.limit(sympy.limit(least, beta, sympy.oo), delta, 0), Rational(1, 2), says, True)
     quiet, strong = arb(1) / 10**6, arb(30)
     sigma = variance(quiet, strong).sqrt()
-    fails = 1 - (arb(3) / 10 / sigma / arb(2).sqrt()).erf() + 2 * 998 * intervals.normal_cdf(-strong / 2 / sigma)
+    fails = 1 - (arb(3) / 10 / sigma / arb(2).sqrt()).erf() + 2 * 998 * normal_cdf(-strong / 2 / sigma)
     least = 1 / (1 + (arb(3) / 10).exp() + 998 * (-strong / 2).exp())
     says = "a thousand keys, α = 10⁻⁶, β = 30: probability at least this that both weights are as large as `weights`"
     yield law(1 - fails, 0.999999, 1, says, True, alpha=1e-6, beta=30, weights=least.str(10))
@@ -228,15 +227,15 @@ def noise_one_key_gauss(scaled: Scaled) -> Iterator[Evidence]:
     for name, score, weight in zip("ab", scores, scaled[:2], strict=True):
         share = exp(score) / (exp(scores[0]) + exp(scores[1]))
         yield identity(weight(beta, x), share, f"k_a = X·μ_a, scores βX and β: the weight of key {name}", True)
-    sigma = intervals.ball(Fraction(scaled.variance)).sqrt()
+    sigma = ball(Fraction(scaled.variance)).sqrt()
     says = "P(X < 0) = Φ(−√2): the key points the other way"
-    yield law(intervals.normal_cdf(-1 / sigma), 0.0786496035251, 0.0786496035252, says, True)
+    yield law(normal_cdf(-1 / sigma), 0.0786496035251, 0.0786496035252, says, True)
     gap = _variance(stretched) + _variance(spread)
     yield identity(gap, beta**2 * (scaled.variance + 4 * alpha), "the gap has mean 0 and variance β²(½ + 4α)", True)
     below = (1 + erf(sympy.simplify(logit / sqrt(2 * gap).subs(beta, 1 / weakness)))) / 2
     says = "P(α_a ≤ w) = Φ(logit(w)/√variance), continuous in 1/β, is ½ at 1/β = 0 for every w in (0, 1): Bernoulli(½)"
     yield identity(below.subs(weakness, 0), Rational(1, 2), says, True)
-    torn = 2 * intervals.normal_cdf(-(arb(99).log()) / (1000 * sigma))
+    torn = 2 * normal_cdf(-(arb(99).log()) / (1000 * sigma))
     yield law(torn, 0.99, 1, "β = 1000, α = 0: one key has over 99% of the weight, with this probability", True)
     analysis = noise_analysis(2, [{0: 1000.0, 1: 1000.0}], GaussianLaw(1.0, float(scaled.variance)), eta=0.01)
     says = "the library's analysis at β = 1000: the weight's variance is nearly that of a fair coin, ¼"
@@ -261,14 +260,14 @@ def _variance_excess(variance: Formula, quiet: arb, loud: arb, turn: arb) -> arb
     alpha, beta = 10**-quiet, 10**loud
     query = [beta * (a + b) for a, b in zip(*_turned(turn), strict=True)]
     # Each of the two keys moves by itself, each coordinate with variance α.
-    return abs(variance(alpha, beta) / (2 * alpha * intervals.dot(query, query)) - 1)
+    return abs(variance(alpha, beta) / (2 * alpha * dot(query, query)) - 1)
 
 
 def _one_or_other(stretch: Stretch, eps: arb, n: int) -> arb:
     ratio = n / eps
     broken = []
     for length, root in zip(stretch, (1 / ratio.sqrt(), ratio.sqrt()), strict=True):
-        first = (intervals.ball(Fraction(length)) * ratio.log()).exp()
+        first = (ball(Fraction(length)) * ratio.log()).exp()
         weights = [term / (first + ratio + n - 2) for term in (first, ratio)]
         broken.append(abs(weights[0] / weights[1] / root - 1))
     return most(broken)
@@ -277,17 +276,17 @@ def _one_or_other(stretch: Stretch, eps: arb, n: int) -> arb:
 def _within_reach(scaled: Scaled, beta: arb, x: arb, _: arb) -> arb:
     """Key a is X times its mean, which is turned by a part of a full turn."""
     stated = 1 / (1 + (beta * (1 - x)).exp())
-    return (abs(x - 1) - arb(1) / 2).max(abs(intervals.softmax([beta * x, beta])[1] - stated))
+    return (abs(x - 1) - arb(1) / 2).max(abs(softmax([beta * x, beta])[1] - stated))
 
 
 def _logistic_excess(scaled: Scaled, beta: arb, x: arb, turn: arb) -> arb:
     weights = [interval_function(weight, 2)(beta, x) for weight in (scaled.weight_a, scaled.weight_b)]
     # Along its own mean, a covariance of ½μμᵀ has this variance.
     mean, _ = _turned(turn)
-    along = intervals.dot(mean, mean) ** 2 / 2
-    variances = intervals.ball(Fraction(scaled.variance)), along
-    chances = [intervals.normal_cdf((x - 1) / variance.sqrt()) for variance in variances]
-    pairs = zip([*weights, chances[0]], [*intervals.softmax([beta * x, beta]), chances[1]], strict=True)
+    along = dot(mean, mean) ** 2 / 2
+    variances = ball(Fraction(scaled.variance)), along
+    chances = [normal_cdf((x - 1) / variance.sqrt()) for variance in variances]
+    pairs = zip([*weights, chances[0]], [*softmax([beta * x, beta]), chances[1]], strict=True)
     return most([abs(claimed - true) for claimed, true in pairs])
 
 

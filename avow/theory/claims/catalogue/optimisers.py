@@ -12,8 +12,7 @@ from flint import arb, fmpq
 from sympy import Rational, Symbol
 
 from avow.core.chart import Chart, Table, curves
-from avow.numerics import intervals
-from avow.numerics.intervals import most, total
+from avow.numerics.intervals import ball, most, precision, total
 from avow.theory.claims.claim import Evidence, Formula, Versions, claims_on
 from avow.theory.claims.random_search import Falsifier, Ranges, interval_function, numbered, of_versions
 from avow.theory.claims.toolbox import counterexample, identity, induction, positive, rational, symbols
@@ -294,7 +293,7 @@ def _with_momentum(penalty: Any, steps: int, alpha: Any = Fraction(1, 4), eta: A
 def _with_adam(penalty: Fraction, steps: int) -> arb:
     """θ after Adam's steps on ½(θ − 1)² + penalty·θ², from 0, in balls: η = 1/20, β = (9/10, 99/100), ϵ = 10^-8."""
     first, second = arb(fmpq(9, 10)), arb(fmpq(99, 100))
-    weight = intervals.ball(penalty)
+    weight = ball(penalty)
     theta, m, v = arb(0), arb(0), arb(0)
     for t in range(1, steps + 1):
         g = theta - 1 + 2 * weight * theta
@@ -307,7 +306,7 @@ def _with_adam(penalty: Fraction, steps: int) -> arb:
 def _l2_picture() -> Table:
     rows = []
     for penalty in (Fraction(0), Fraction(1, 2)):
-        with intervals.precision(512):
+        with precision(512):
             ends = [1 / (1 + 2 * penalty), _with_momentum(penalty, 60), _with_adam(penalty, 150).mid()]
         rows.append([str(penalty), *(f"{float(end):.4f}" for end in ends)])
     headings = ("γ", "where loss and penalty balance", "momentum, 60 steps", "Adam, 150 steps")
@@ -337,7 +336,7 @@ def l2_only_sgd(penalty: Fraction) -> Iterator[Evidence]:
     says = "heavy-ball momentum, 60 steps: with γ = ½ it ends at ½, without at 1"
     facts = {"with_penalty": float(ends[0]), "without": float(ends[1])}
     yield counterexample(abs(ends[0] - Fraction(1, 2)) < small and abs(ends[1] - 1) < small, says, "fractions", **facts)
-    with intervals.precision(512):
+    with precision(512):
         adam = _with_adam(penalty, 150), _with_adam(Fraction(0), 150)
         apart = bool(adam[0] < arb(fmpq(11, 20)) and adam[1] > arb(fmpq(19, 20)))
     says = "Adam, 150 steps: with γ = ½ it ends near ½, without near 1"
@@ -387,9 +386,7 @@ def _adam(rules: AdamRules, theta: arb, g: arb, eta: arb, gamma: arb, decay: arb
 def _only_plain(penalty: Fraction, times: arb, momentum: arb, eta: arb) -> arb:
     """Forty steps of momentum α on ½(θ − 1)² + γθ², from 0, with the penalty and without."""
     # To regularise is to end at a smaller weight, which the statement denies to all but plain SGD.
-    bare, penalised = (
-        _with_momentum(times * intervals.ball(strength), 40, momentum, eta) for strength in (Fraction(0), penalty)
-    )
+    bare, penalised = (_with_momentum(times * ball(strength), 40, momentum, eta) for strength in (Fraction(0), penalty))
     return abs(bare) - abs(penalised)
 
 

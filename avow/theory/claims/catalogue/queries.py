@@ -20,8 +20,7 @@ from sympy import Matrix, Rational, Symbol, exp, log, sqrt
 
 from avow.core.chart import Chart, Function, Table, curves
 from avow.errors import InsideHull, OutOfReach
-from avow.numerics import intervals
-from avow.numerics.intervals import most, total
+from avow.numerics.intervals import ball, most, softmax, total
 from avow.theory.claims.claim import Evidence, Formula, Unproved, claims_on
 from avow.theory.claims.random_search import Falsifier, Ranges, interval_function, numbered
 from avow.theory.claims.toolbox import counterexample, enclosed, identity, kept, nonnegative, rational, symbols
@@ -99,7 +98,7 @@ def copy_separated(lengths: Lengths) -> Iterator[Evidence]:
 
     facts = {"n": 1000, "eps": 0.01, "length": (2 * arb(10**5).log()).str(12), "weight": weight().str(12)}
     says, promised = "the nearest keys allowed, all at 60° to k_1", Fraction(100, 101)
-    yield enclosed(lambda: weight() > intervals.ball(promised), says, False, **facts, promised=str(promised))
+    yield enclosed(lambda: weight() > ball(promised), says, False, **facts, promised=str(promised))
     yield kept(copy_query(torch.eye(20), target=3, eps=0.01), "the library's query for twenty orthonormal keys")
 
 
@@ -326,11 +325,11 @@ def _by_its_hull(hull: Hull, eps: arb, target: arb, one: arb, two: arb, share: a
     # Shares of a convex combination are not negative.
     part = abs(share) if hull.share.is_nonnegative else share
     inside = part * one + (1 - part) * two
-    mixed = intervals.softmax([query * inside, query * one, query * two])[0]
+    mixed = softmax([query * inside, query * one, query * two])[0]
     # Outside, the query from the nearest end to the key copies once it is long enough.
     away = 1 + abs(target)
     length = (2 / eps).log() / (away * away)
-    copied = intervals.softmax([length * away * x for x in (one.max(two) + away, one, two)])[0]
+    copied = softmax([length * away * x for x in (one.max(two) + away, one, two)])[0]
     return most([own - arb(1) / 2, mixed - arb(1) / 2, 1 / (1 + eps) - copied])
 
 

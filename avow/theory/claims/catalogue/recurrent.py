@@ -14,8 +14,7 @@ from flint import arb, arb_mat, fmpq
 from sympy import Function, Matrix, Rational, Symbol, diag, sqrt
 
 from avow.core.chart import Chart, Table
-from avow.numerics import intervals
-from avow.numerics.intervals import most
+from avow.numerics.intervals import frobenius, most, norm, precision
 from avow.theory.claims.claim import Evidence, Formula, claims_on
 from avow.theory.claims.random_search import Falsifier, Ranges, interval_function, numbered
 from avow.theory.claims.toolbox import counterexample, cover, enclosed, identity, induction, nonnegative, rational
@@ -127,9 +126,9 @@ def _shorter(matrix: arb_mat, square: arb) -> bool:
 
 def _gradient_picture() -> Chart:
     weights, steps = tenths(CONTRACTION.weights), list(range(1, 25))
-    with intervals.precision(128):
+    with precision(128):
         jacobians = [jacobian(weights, [arb(0)] * 3, t) for t in steps]
-        lengths = [float(intervals.frobenius(matrix).mid()) for matrix in jacobians]
+        lengths = [float(frobenius(matrix).mid()) for matrix in jacobians]
     series = {"‖∂h_T/∂h_0‖ (Frobenius)": (steps, lengths), "√3 δ^T": (steps, [3**0.5 * 0.9**t for t in steps])}
     return Chart("A gradient through time and its bound", "T", "length", series, log_y=True)
 
@@ -201,7 +200,7 @@ def _unit_gradient(start: int, steps: int) -> arb:
 
 def _explosion_picture() -> Chart:
     steps = list(range(13))
-    with intervals.precision(256):
+    with precision(256):
         saturated = [float(_unit_gradient(3, t).mid()) for t in steps]
     series = {
         "3·tanh from h = 0: explodes": (steps, [3.0**t for t in steps]),
@@ -239,7 +238,7 @@ def rnn_exploding(explosion: Explosion) -> Iterator[Evidence]:
     says = "W = [[0, 2], [0, 0]], σ_max = 2 > 1 = 1/γ: after two steps the gradient is 0, whatever slopes σ has"
     facts = {"largest_eigenvalue": str(largest), "gradient": str(product.tolist())}
     yield counterexample(largest > 1 and product == sympy.zeros(2, 2), says, "SymPy", **facts)
-    with intervals.precision(256):
+    with precision(256):
         length = abs(_unit_gradient(explosion.start, 20))
     says = (
         f"one tanh unit with W = 3 > 1/γ, started at h = {explosion.start}: after 20 steps the gradient is below 1e-20"
@@ -291,13 +290,13 @@ def _scaled(entries: Sequence[arb], largest: arb) -> arb_mat:
     """The matrix of these entries, its largest singular value as asked for."""
     a, b, c, d = entries
     # Every such matrix is a multiple of a rotation and one of a reflection: here are half their lengths, twice.
-    longest = (intervals.norm([a + d, b - c]) + intervals.norm([a - d, b + c])) / 2
+    longest = (norm([a + d, b - c]) + norm([a - d, b + c])) / 2
     return _square([entry * largest / longest for entry in entries])
 
 
 def _grown(product: arb_mat, direction: Sequence[arb]) -> arb:
     """How much longer a direction becomes: no more than the matrix's own length."""
-    return intervals.norm((product * _column(direction)).entries()) / intervals.norm(direction)
+    return norm((product * _column(direction)).entries()) / norm(direction)
 
 
 def _vanishing(gradient: Gradient, delta: arb, gamma: arb, share: arb, *rest: arb) -> arb:
@@ -320,7 +319,7 @@ def _explodes(explosion: Explosion, _: arb, share: arb, *rest: arb) -> arb:
     # σ = tanh, γ = 1, and a W of a largest singular value from 1 to 4.
     product = jacobian(_scaled(rest[:4], 1 + 3 * share), rest[4:6], 20)
     # A gradient that explodes is longer after twenty steps than before the first.
-    return 1 - intervals.norm(product.entries())
+    return 1 - norm(product.entries())
 
 
 def _needs(explosion: Explosion, gamma: arb, share: arb, *rest: arb) -> arb:

@@ -17,8 +17,7 @@ from flint import arb
 from sympy import Rational, Symbol, cos, log, sin, sqrt
 
 from avow.core.chart import Chart, Table, curves
-from avow.numerics import intervals
-from avow.numerics.intervals import most, total
+from avow.numerics.intervals import ball, most, total
 from avow.theory.claims.claim import Evidence, Formula, Versions, claims_on
 from avow.theory.claims.random_search import Falsifier, numbered, of_versions
 from avow.theory.claims.toolbox import counterexample, identity, kept, nonnegative, positive, rational, symbols
@@ -431,7 +430,7 @@ def _hinges(network: Hinges, units: int, which: int, x: arb, *one: arb) -> arb:
         return abs(network.out(n) * awake + network.bias(n) - x * x)
 
     eps, enough = list(network.units.items())[which]
-    broken = [off(units) - arb(1) / (2 * (2 * units + 1) ** 2), off(enough) - intervals.ball(eps)]
+    broken = [off(units) - arb(1) / (2 * (2 * units + 1) ** 2), off(enough) - ball(eps)]
     return most([*broken, arb(1) / 18 - _farthest(*one)])
 
 
@@ -445,7 +444,7 @@ def _sawtooth(network: Sawtooth, depth: int, x: arb) -> arb:
     tooth = value = x
     for k in range(1, depth + 1):
         tooth = network.tooth(relu(tooth), relu(tooth - arb(1) / 2))
-        value = value - intervals.ball(Fraction(network.share(k))) * tooth
+        value = value - ball(Fraction(network.share(k))) * tooth
     units = sum(len(layer.bias) for layer in sawtooth(depth)[:-1])
     return (abs(value - x * x) - arb(4) ** -(depth + 1)).max(arb(units - network.units(depth)))
 

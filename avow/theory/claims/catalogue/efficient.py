@@ -31,13 +31,9 @@ i, j, f, c = sympy.symbols("i j f c", integer=True, positive=True)
 q_f, k_f = IndexedBase("q", real=True), IndexedBase("k", real=True)
 
 
-def over(index: Symbol, count: Symbol) -> tuple[Symbol, int, Symbol]:
-    return index, 1, count
-
-
 def dot(a: IndexedBase, b: IndexedBase) -> Sum:
     """The inner product of two vectors in d dimensions."""
-    return Sum(a[f] * b[f], over(f, d))
+    return Sum(a[f] * b[f], (f, 1, d))
 
 
 def _rbf_picture() -> Chart:
@@ -70,12 +66,12 @@ def _rbf_picture() -> Chart:
 )
 def rbf_equals_dot(logit: Formula) -> Iterator[Evidence]:
     sigma = Symbol("sigma", positive=True)
-    distance = Sum((q_f[f] - k_f[f]) ** 2, over(f, d))
+    distance = Sum((q_f[f] - k_f[f]) ** 2, (f, 1, d))
     general = logit(dot(q_f, k_f), dot(k_f, k_f), sigma)
     own = dot(q_f, q_f) / (2 * sigma)
     yield identity(-distance / (2 * sigma), general - own, "−‖q−k‖²/2σ is the logit less ‖q‖²/2σ, which no key changes")
     x, shift = IndexedBase("x", real=True), Symbol("s", real=True)
-    shifted, plain = (exp(x[i] - by) / Sum(exp(x[j] - by), over(j, n)) for by in (shift, 0))
+    shifted, plain = (exp(x[i] - by) / Sum(exp(x[j] - by), (j, 1, n)) for by in (shift, 0))
     yield identity(shifted, plain, "what all keys share cancels between a weight and its normaliser")
     inner, one = Symbol("a", real=True), sympy.Integer(1)
     moved = sympy.diff(logit(inner, one, one) - inner, inner)
@@ -90,7 +86,7 @@ Q, K, V = (IndexedBase(name, real=True) for name in "QKV")
 
 def kernel(row: Symbol, column: Symbol) -> Any:
     """A's entry: e to the inner product of a query and a key."""
-    return exp(Sum(Q[row, f] * K[column, f], over(f, d)))
+    return exp(Sum(Q[row, f] * K[column, f], (f, 1, d)))
 
 
 def _two_readings() -> tuple[list[Any], list[Any]]:
@@ -115,18 +111,18 @@ def _kernel_picture() -> Table:
     r"\ D = \mathrm{diag}(A\mathbf{1})",
     plain="Softmax attention is a positive n × n matrix A times the values, each row divided by its sum.",
     assumptions=("real arithmetic", "A is n × n; written as n × d with products entry by entry it is another thing"),
-    subject=Sum(kernel(i, j) * V[j, c], over(j, n)) / Sum(kernel(i, j), over(j, n)),
+    subject=Sum(kernel(i, j) * V[j, c], (j, 1, n)) / Sum(kernel(i, j), (j, 1, n)),
     sabotage={
-        "divided by the sums of columns": Sum(kernel(i, j) * V[j, c], over(j, n)) / Sum(kernel(j, i), over(j, n)),
-        "entry by entry, n × d": exp(Q[i, c] * K[i, c]) * V[i, c] / Sum(exp(Q[i, f] * K[i, f]), over(f, d)),
+        "divided by the sums of columns": Sum(kernel(i, j) * V[j, c], (j, 1, n)) / Sum(kernel(j, i), (j, 1, n)),
+        "entry by entry, n × d": exp(Q[i, c] * K[i, c]) * V[i, c] / Sum(exp(Q[i, f] * K[i, f]), (f, 1, d)),
     },
     picture=_kernel_picture,
 )
 def kernel_form(form: Any) -> Iterator[Evidence]:
-    weight = kernel(i, j) / Sum(kernel(i, j), over(j, n))
-    attention = Sum(weight * V[j, c], over(j, n))
+    weight = kernel(i, j) / Sum(kernel(i, j), (j, 1, n))
+    attention = Sum(weight * V[j, c], (j, 1, n))
     yield identity(attention, form, "softmax's weights are A's entries over their row's sum, for any n and d")
-    yield positive(Sum(kernel(i, j), over(j, n)), "no row sum is zero")
+    yield positive(Sum(kernel(i, j), (j, 1, n)), "no row sum is zero")
     right, by_entry = _two_readings()
     says = (
         "the derivation that writes A = exp(Q∘K), n × d, with products entry by entry is refuted by q = (0, 1),"
@@ -149,22 +145,22 @@ def _separable_rows_picture() -> Table:
     r"\ \textstyle\sum_j M_{ij} = 1",
     plain="The rows of separable attention's weights are distributions over the keys.",
     assumptions=("real arithmetic", "n keys, d features, any of each", "every row sees all keys"),
-    subject=lambda e: e[j, f] / Sum(e[j, f], over(j, n)),
+    subject=lambda e: e[j, f] / Sum(e[j, f], (j, 1, n)),
     sabotage={
-        "keys, too, normalised over their features": lambda e: e[j, f] / Sum(e[j, f], over(f, d)),
+        "keys, too, normalised over their features": lambda e: e[j, f] / Sum(e[j, f], (f, 1, d)),
         "keys not normalised": lambda e: e[j, f],
     },
     picture=_separable_rows_picture,
 )
 def separable_rows(column: Formula) -> Iterator[Evidence]:
     a, e = IndexedBase("a", positive=True), IndexedBase("e", positive=True)
-    rho = a[f] / Sum(a[f], over(f, d))
+    rho = a[f] / Sum(a[f], (f, 1, d))
     kappa = column(e)
-    yield positive(Sum(rho * kappa, over(f, d)), "every weight is a sum of products of positive numbers")
-    rows_first, keys_first = Sum(rho * kappa, over(f, d), over(j, n)), Sum(rho * kappa, over(j, n), over(f, d))
+    yield positive(Sum(rho * kappa, (f, 1, d)), "every weight is a sum of products of positive numbers")
+    rows_first, keys_first = Sum(rho * kappa, (f, 1, d), (j, 1, n)), Sum(rho * kappa, (j, 1, n), (f, 1, d))
     yield identity(rows_first.reorder((f, j)), keys_first, "a row's weights may be summed over the keys first")
-    yield identity(Sum(rho * kappa, over(j, n)), rho, "over the keys, each feature's column sums to one")
-    yield identity(Sum(rho, over(f, d)), 1, "over the features, so does the row of the query")
+    yield identity(Sum(rho * kappa, (j, 1, n)), rho, "over the keys, each feature's column sums to one")
+    yield identity(Sum(rho, (f, 1, d)), 1, "over the features, so does the row of the query")
 
 
 def _circle(keys: int, stretch: float) -> list[list[arb]]:
@@ -343,13 +339,13 @@ def features_unbiased(factor: Versions) -> Iterator[Evidence]:
     w, z = sympy.symbols("w z", real=True)
     yield identity(gauss(w * z, w), exp(z**2 / 2), "E e^{wz} = e^{z²/2} for w ~ N(0, 1)", True)
     squares = dot(q_f, q_f) + dot(k_f, k_f)
-    sum_square = Sum((q_f[f] + k_f[f]) ** 2, over(f, d))
+    sum_square = Sum((q_f[f] + k_f[f]) ** 2, (f, 1, d))
     says = (
         "coordinates of w are independent, so E e^{w·(q+k)} = e^{‖q+k‖²/2}, and ‖q+k‖² − ‖q‖² − ‖k‖² = 2q·k, in any"
         " dimension"
     )
     yield identity(sum_square / 2 - squares / 2, dot(q_f, k_f), says, True)
-    total = Sum(factor.amended(m) ** 2, over(f, m)).doit()
+    total = Sum(factor.amended(m) ** 2, (f, 1, m)).doit()
     yield identity(total, 1, "m features, each with the factor once from either side, add up to one", True)
     scale, a, b = sympy.symbols("s a b", positive=True)
     yield identity(scale * a / (scale * b), a / b, "after normalisation any factor cancels", True)
@@ -411,15 +407,13 @@ def features_variance(variance: Formula) -> Iterator[Evidence]:
     yield counterexample(bool(chance < arb("0.07")), says, "balls: the normal distribution's own law", **facts)
     coordinate = q_f[f] + k_f[f]
     says = "relative to e^{q·k} one feature is e^{w·z − ‖z‖²/2} with z = q + k, in any dimension"
-    yield identity(
-        Sum(coordinate**2, over(f, d)) / 2, dot(q_f, k_f) + dot(q_f, q_f) / 2 + dot(k_f, k_f) / 2, says, True
-    )
+    yield identity(Sum(coordinate**2, (f, 1, d)) / 2, dot(q_f, k_f) + dot(q_f, q_f) / 2 + dot(k_f, k_f) / 2, says, True)
     once, twice = (gauss(times * (w * z - z**2 / 2), w) for times in (1, 2))
     yield identity(once, 1, "its mean is one", True)
     yield identity(twice, exp(z**2), "its mean square is e^{z²} in each coordinate, so e^{‖z‖²} in all", True)
     square, error = sympy.symbols("r epsilon", positive=True)
     single = twice.subs(z, sqrt(square)) - once**2
-    spread = sympy.simplify(Sum(single / m**2, over(f, m)).doit())
+    spread = sympy.simplify(Sum(single / m**2, (f, 1, m)).doit())
     yield identity(variance(square, m), spread, "the mean of m independent features has 1/m of its variance", True)
     enough = single / error**2
     yield identity(variance(square, enough), error**2, "so m = (e^{‖q+k‖²} − 1)/ε² gives ε", True)

@@ -190,8 +190,8 @@ def test_goals_are_judged_by_what_was_found() -> None:
 
 def test_calls_take_turns() -> None:
     order: list[str] = []
-    times = Clock("cpu", 2, 2).in_turns({"a": lambda: order.append("a"), "b": lambda: order.append("b")})
-    assert order == list("aabbaabb") and set(times) == {"a", "b"}
+    times = Clock("cpu", 2, 2).in_turns(lambda: order.append("a"), lambda: order.append("b"))
+    assert order == list("aabbaabb") and len(times) == 2 and all(seconds > 0 for seconds in times)
 
 
 def test_a_result_travels_as_plain_data_and_shows_what_failed() -> None:

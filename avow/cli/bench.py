@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from avow.cli.options import AsJson, Device, Png, files, place
-from avow.cli.output import document, wrote
+from avow.cli.options import AsJson, Device, Png, files, option, place
+from avow.cli.output import present, wrote
 from avow.errors import MissingPackage, ParameterError
 
 if TYPE_CHECKING:
@@ -23,16 +23,16 @@ app = typer.Typer(no_args_is_help=True, help="Ratios against exact attention, me
 def decode(
     device: Device = "auto",
     heads: Annotated[
-        Path | None, typer.Option(metavar="DIR", help="Your own heads: a folder of .safetensors files with q, k, v.")
+        Path | None, option("Your own heads: a folder of .safetensors files with q, k, v.", metavar="DIR")
     ] = None,
-    length: Annotated[list[int] | None, typer.Option(help="Tokens in the cache; may be repeated.")] = None,
-    quick: Annotated[bool, typer.Option("--quick", help="A short cache, a few rounds.")] = False,
+    length: Annotated[list[int] | None, option("Tokens in the cache; may be repeated.")] = None,
+    quick: Annotated[bool, option("A short cache, a few rounds.", "--quick")] = False,
     as_json: AsJson = False,
 ) -> None:
-    """A certified step of decoding, as it is called, beside exact ones.
+    """A certified decoding step, as it is called, beside exact ones.
 
-    On a GPU also its kernels alone, replayed in a CUDA graph, and each one's share of what memory allows: no call of a
-    user's takes so little. Fails where an answer is not what its certificate says.
+    On a GPU also its kernels alone, replayed in a CUDA graph, and each one's share of the memory bandwidth; a call from
+    Python takes longer. Fails if an answer breaks its certificate.
     """
     from avow.bench import decode as decoding
     from avow.bench.cases import count, stored
@@ -52,29 +52,28 @@ def decode(
         results = decoding.run(where, sizes, heads, tell)
         if where == "cuda":
             results += decoding.run_kernels(where, sizes, heads, tell)
-    _say(machine(where), results, as_json)
+    _present(machine(where), results, as_json)
 
 
 @app.command()
 def linear(
     device: Device = "auto",
-    only: Annotated[
-        str | None, typer.Option(metavar="FAMILY", help="On a GPU: only linear, random, separable or step.")
-    ] = None,
-    fuzz: Annotated[int, typer.Option(metavar="N", help="Check the kernels at N random shapes instead.")] = 0,
-    tune: Annotated[bool, typer.Option("--tune", help="Time other layouts of the plain scan instead.")] = False,
+    only: Annotated[str | None, option("On a GPU: only linear, random, separable or step.", metavar="FAMILY")] = None,
+    fuzz: Annotated[int, option("Check the kernels at N random shapes instead.", metavar="N")] = 0,
+    tune: Annotated[bool, option("Time other layouts of the plain scan instead.", "--tune")] = False,
     rehearse: Annotated[
-        bool, typer.Option("--rehearse", help="The GPU's tables on a CPU: kernels interpreted, tiny sizes.")
+        bool, option("The GPU's tables on a CPU: kernels interpreted, tiny sizes.", "--rehearse")
     ] = False,
-    quick: Annotated[bool, typer.Option("--quick", help="Shorter sequences, a few rounds.")] = False,
+    quick: Annotated[bool, option("Shorter sequences, a few rounds.", "--quick")] = False,
     as_json: AsJson = False,
 ) -> None:
     """Linear attention against exact attention and installed peers.
 
-    Whole passes, gradients, single tokens; on a GPU the kernels. What fails its check in this run gets no speed, and
-    the command fails.
+    Whole passes, gradients, single tokens; on a GPU the kernels. What fails its check in this run is not timed, and the
+    command fails.
     """
     from avow.bench import linear as kernels
+    from avow.bench.cases import interpret_kernels
     from avow.bench.clock import machine
     from avow.report.terminal import progress
 
@@ -83,35 +82,37 @@ def linear(
     if fuzz < 0:
         raise ParameterError("fuzz", fuzz, "must be at least 0", "try --fuzz 200")
     where = "cpu" if rehearse else _where(device)
+    sizes = kernels.REHEARSAL if rehearse else kernels.QUICK if quick else kernels.FULL
     if rehearse:
-        _rehearse()
-    if where == "cpu" and not rehearse:
-        if only is not None or fuzz or tune:
-            rule = "is for kernels, which need a GPU"
-            raise ParameterError("device", where, rule, "use a GPU, or --rehearse to interpret kernels at tiny sizes")
-        sizes = kernels.PLAIN_QUICK if quick else kernels.PLAIN_FULL
-        with progress(len(sizes.lengths) * len(kernels.METHODS)) as tell:
-            return _say(machine(where), kernels.run_plain(sizes, tell), as_json)
-    chosen = kernels.REHEARSAL if rehearse else kernels.QUICK if quick else kernels.FULL
+        _need_triton("is needed to interpret kernels", "pip install triton")
+        interpret_kernels()
+    elif where == "cpu" and (only is not None or fuzz or tune):
+        rule = "is for kernels, which need a GPU"
+        raise ParameterError("device", where, rule, "use a GPU, or --rehearse to interpret kernels at tiny sizes")
     if fuzz:
-        return _say(machine(where), kernels.shapes(where, fuzz, rehearse), as_json)
-    if tune:
-        return _say(machine(where), kernels.layouts(where, chosen), as_json)
-    with progress(5) as tell:
-        results = kernels.run(where, chosen, only, tell, rehearse)
-    return _say(machine(where), results, as_json)
+        results = kernels.shapes(where, fuzz, rehearse)
+    elif tune:
+        results = kernels.layouts(where, sizes)
+    elif where == "cpu" and not rehearse:
+        plain_sizes = kernels.PLAIN_QUICK if quick else kernels.PLAIN_FULL
+        with progress(len(plain_sizes.lengths) * len(kernels.METHODS)) as tell:
+            results = kernels.run_plain(plain_sizes, tell)
+    else:
+        with progress(5) as tell:
+            results = kernels.run(where, sizes, only, tell, rehearse)
+    _present(machine(where), results, as_json)
 
 
 @app.command()
 def shards(
-    ranks: Annotated[int, typer.Option(help="The most shards; powers of two up to it are run.")] = 256,
+    ranks: Annotated[int, option("The most shards; powers of two up to it are run.")] = 256,
     png: Png = None,
     as_json: AsJson = False,
 ) -> None:
     """Attention over shards, simulated in one process.
 
-    What each way sends is counted and held to the planner's model, and answers to those of one shard; --png draws what
-    a shard sends.
+    The bytes that each strategy sends are counted and compared with the planner's model, and answers with those of one
+    shard; --png draws what a shard sends.
     """
     from avow import file_io
     from avow.bench import shards as simulation
@@ -127,27 +128,13 @@ def shards(
     if png is not None:
         file_io.write(png, picture(chart))
     wrote(written)
-    _say("simulated shards", [result], as_json)
+    _present("simulated shards", [result], as_json)
 
 
-def _rehearse() -> None:
-    if find_spec("triton") is None:
-        raise MissingPackage("triton", "missing", "is needed to interpret kernels", "pip install triton")
-    from avow.bench.cases import interpret_kernels
-
-    interpret_kernels()
-
-
-def _say(where: str, results: list[Result], as_json: bool) -> None:
-    """The tables, and failure where an answer failed its check."""
-    from avow.report.terminal import show
-
-    if as_json:
-        document({"machine": where, "results": [result.plain() for result in results]})
-    else:
-        show(where)
-        for result in results:
-            show("", _table(result))
+def _present(where: str, results: list[Result], as_json: bool) -> None:
+    """Print the tables; fail if an answer failed its check."""
+    parts = [part for result in results for part in ("", _table(result))]
+    present(as_json, {"machine": where, "results": [result.plain() for result in results]}, where, *parts)
     if any(result.failures for result in results):
         raise typer.Exit(1)
 
@@ -164,8 +151,12 @@ def _table(result: Result) -> Columns:
 
 def _where(device: str) -> str:
     """Where to measure; a GPU needs its kernels."""
-    found = place(device)
-    if found == "cuda" and find_spec("triton") is None:
-        rule = "is needed by the kernels on a GPU"
-        raise MissingPackage("triton", "missing", rule, "pip install triton, or use --device cpu")
-    return found
+    where = place(device)
+    if where == "cuda":
+        _need_triton("is needed by the kernels on a GPU", "pip install triton, or use --device cpu")
+    return where
+
+
+def _need_triton(rule: str, remedy: str) -> None:
+    if find_spec("triton") is None:
+        raise MissingPackage("triton", "missing", rule, remedy)

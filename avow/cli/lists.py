@@ -1,4 +1,4 @@
-"""Lists at the end of a command's help: what the library itself declares, so that nothing is said twice."""
+"""Lists at the end of a command's help, made from what the library itself declares."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typer.core import TyperCommand
 import avow
 from avow.bench.workloads import KINDS
 
-# Titles, and below each the terms with their meanings.
+# Terms and their meanings by title.
 Lists = dict[str, list[tuple[str, str]]]
 
 
@@ -43,7 +43,7 @@ def methods() -> Lists:
 
 
 def configuration(**own: object) -> Lists:
-    """The fields of a configuration; `own` are values that a command gives where the configuration leaves them open."""
+    """The fields of a configuration; `own` are a command's own defaults."""
     from avow.nn import ModelConfig
     from avow.parameters import parameters_of
     from avow.training.config import SECTIONS

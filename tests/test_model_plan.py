@@ -183,11 +183,11 @@ def test_a_plan_for_other_layers_or_heads_is_refused() -> None:
         ('{"format": "avow plan 1"}', "is not a plan for a model (KeyError: 'layers')"),
         (
             '{"format": "avow plan 1", "layers": {"a": [{"method": "none", "tol": 1}]}}',
-            "asks what cannot be done (method='none' is not a method; ",
+            "holds a setting that is not valid (method='none' is not a method; ",
         ),
         (
             '{"format": "avow plan 1", "layers": {"a": [{"method": "exact", "tol": 1, "rows": 2}]}}',
-            "is not a plan for a model (ValueError: it asks a head for 'rows')",
+            "is not a plan for a model (ValueError: 'rows' is not a setting of a head)",
         ),
     ],
 )

@@ -12,6 +12,7 @@ import statistics
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
+from itertools import product
 from typing import Any
 
 import torch
@@ -44,10 +45,8 @@ Tell = Callable[[str], None]
 
 @dataclass(frozen=True)
 class Measured:
-    """What one call took and gave. `error` is to the method's own target, `to_softmax` to softmax attention.
-
-    These and `bound` are relative to the longest value that a row sees; `relative_error` and `relative_bound` are those
-    of the method's own target, relative to the answer.
+    """One call. `error` is to the method's own target, `to_softmax` to softmax attention. These and `bound` are
+    relative to the longest value that a row sees, the other two to the answer of its own target.
     """
 
     seconds: float
@@ -89,9 +88,8 @@ class Row:
 
 @dataclass(frozen=True)
 class Step:
-    """One decoding step within a tolerance: its time beside the exact one, its error, its bound, and the reason.
-
-    `error` and `bound` are relative to the longest value that a row sees, the other two to the answer.
+    """One decoding step within a tolerance, beside an exact one. `error` and `bound` are relative to the longest value
+    that a row sees, the other two to the answer.
     """
 
     tol: float
@@ -197,23 +195,19 @@ class Bench:
     def board(self, workload: Workload, tell: Tell, longer: Workload | None = None) -> Board:
         """Every setting of every method on one workload; decoding from a cache of the keys of a `longer` one."""
         sizes, rows = workload.sizes, []
-        for name in self.methods:
-            for method in self.settings(name, sizes):
-                tell(f"{workload.kind}: {method.label}")
-                rows.append(self._row(method, workload, sizes))
+        for method in (method for name in self.methods for method in self.settings(name, sizes)):
+            tell(f"{workload.kind}: {method.label}")
+            measured, why = None, self._too_long(method, sizes)
+            try:
+                measured = None if why else self._measured(method, workload)
+            except AvowError as error:
+                why = str(error)
+            rows.append(Row(method, measured, why))
         steps = None
         if self.decodes and workload.q.numel() and workload.k.numel():
             tell(f"{workload.kind}: decoding")
             steps = decoding(longer or workload, self.seed, self.pairs)
         return Board(workload.kind, workload.summary, sizes, tuple(_with_frontier(rows)), steps)
-
-    def _row(self, method: Method, workload: Workload, sizes: Sizes) -> Row:
-        if too_long := self._too_long(method, sizes):
-            return Row(method, None, too_long)
-        try:
-            return Row(method, self._measured(method, workload))
-        except AvowError as error:
-            return Row(method, None, str(error))
 
     def _too_long(self, method: Method, sizes: Sizes) -> str:
         known = rates(sizes.device, measure=False)
@@ -248,24 +242,20 @@ class Bench:
 
     def scaling(self, workloads: Iterable[Workload], tell: Tell) -> Iterator[Point]:
         """Time and memory of each method at its default setting, at every length."""
-        for workload in workloads:
-            for name in self.methods:
-                method = self.fixed.get(name) or method_named(name)()
-                tell(f"{workload.sizes.keys:,} keys: {method.label}")
-                if self._too_long(method, workload.sizes):
-                    continue
-                try:
-                    yield self._point(method, workload)
-                except AvowError:
-                    continue  # a rank above the number of keys, say: the curve starts later
-
-    def _point(self, method: Method, workload: Workload) -> Point:
-        call = partial(_attend, method, workload, self.seed)
-        keys, device = workload.sizes.keys, workload.q.device
-        certificate = call()[1]
-        seconds = statistics.median(timed(call, device) for _ in range(3 if keys < _LONG else 1))
-        bound = _promised(certificate, certificate.bound)
-        return Point(workload.kind, method, keys, seconds, peak_bytes(call, device), bound)
+        for workload, name in product(workloads, self.methods):
+            method = self.fixed.get(name) or method_named(name)()
+            keys, device = workload.sizes.keys, workload.q.device
+            tell(f"{keys:,} keys: {method.label}")
+            if self._too_long(method, workload.sizes):
+                continue
+            call = partial(_attend, method, workload, self.seed)
+            try:
+                certificate = call()[1]
+                seconds = statistics.median(timed(call, device) for _ in range(3 if keys < _LONG else 1))
+                memory = peak_bytes(call, device)
+            except AvowError:
+                continue  # a rank above the number of keys, say: the curve starts later
+            yield Point(workload.kind, method, keys, seconds, memory, _promised(certificate, certificate.bound))
 
 
 def _attend(method: Method, workload: Workload, seed: int) -> tuple[Tensor, Certificate]:

@@ -46,6 +46,14 @@ _LONG = 65536
 _PART = 2**16
 # Steps over which the cost of looking at a sketch that saves nothing is spread.
 _STEPS = 64
+# Keys, tokens, confidence, and how many times as fast as exact attention the kernels should be.
+_KERNEL_GOALS = (
+    ("real", 1048576, 1.0, 2.5),
+    ("real", 131072, 1.0, 1.6),
+    ("diffuse", 1048576, 1.0, 0.93),
+    ("diffuse", 131072, 1.0, 0.93),
+    ("real", 1048576, 0.999, 4.0),
+)
 
 _REAL_KEYS = "Real keys are windows of neighbouring tokens of a text, of all layers but the first."
 _SYNTHETIC = "No folder of real heads was given: only synthetic keys."
@@ -206,22 +214,16 @@ def run_kernels(device: str, sizes: Sizes, folder: Path | None, tell: Callable[[
 def kernel_goals(steps: list[Row], kernels: list[Row]) -> list[Goal]:
     """Which of the goals this run could judge, and whether it met them."""
     judged = []
-    for name, n, confidence, aim in (
-        ("real", 1048576, 1.0, 2.5),
-        ("real", 131072, 1.0, 1.6),
-        ("diffuse", 1048576, 1.0, 0.93),
-        ("diffuse", 131072, 1.0, 0.93),
-        ("real", 1048576, 0.999, 4.0),
-    ):
+    for name, n, confidence, goal in _KERNEL_GOALS:
         label = f"{name} keys, n = {n}" + (f", confidence {confidence:g}" if confidence < 1 else "")
         for row in (row for row in steps if (row["keys"], row["n"], row["confidence"]) == (name, n, confidence)):
             ratio = float(row["with pauses"] or row["times faster"] or 0)
-            judged.append(Goal(f"{label}: at least {aim:g} times exact", f"{ratio:.3g}", ratio >= aim))
+            judged.append(Goal(f"{label}: at least {goal:g} times exact", f"{ratio:.3g}", ratio >= goal))
     for row in kernels:
         if row["kernel"] == "bounds" and row["n"] == 1048576 and row["confidence"] == 1:
             share = float(row["of the limit"] or 0)
-            aim_words = f"{row['keys']}: the sketch pass at 60% of the memory limit"
-            judged.append(Goal(aim_words, f"{share:.0%}", share >= 0.6))
+            label = f"{row['keys']}: the sketch pass at 60% of the memory limit"
+            judged.append(Goal(label, f"{share:.0%}", share >= 0.6))
     return judged
 
 
@@ -286,46 +288,36 @@ def profile(case: Case, checked: Checked, clock: Clock, limit: float) -> Iterato
     q, k, v, scale, sketch, lengths = case.q, case.k, case.v, case.scale, checked.sketch, checked.lengths
     heads, n, d, e = k.shape[1], case.length, k.shape[3], v.shape[3]
     r, c = q.shape[1] // heads, sketch.codes.shape[2]
-    known = KERNELS.prepared(q, sketch, lengths.most, checked.hint, scale)
-    terms = KERNELS.bounded(q, sketch, lengths.each, known)
+    prepare = partial(KERNELS.prepared, q, sketch, lengths.most, checked.hint, scale)
+    bound = partial(KERNELS.bounded, q, sketch, lengths.each, prepare())
+    terms = bound()
     count: Callable[[], Any]
     # What is counted is counted once here, since every further time adds to the histogram.
     if checked.seed is None:
         names, count = ("histogram", "cut and list"), partial(KERNELS.counted, terms)
         choose = partial(KERNELS.marked, terms, count(), lengths.most, _DROP, n)
     else:
-        logs, goal = Logs.of(checked.confidence), planning.goal(_TOL, _TOL, q.dtype)
-        names, count = (
-            ("histogram and odds", "draws and list"),
-            partial(KERNELS.planned, terms, lengths.most, goal, logs),
-        )
+        names, logs = ("histogram and odds", "draws and list"), Logs.of(checked.confidence)
+        count = partial(KERNELS.planned, terms, lengths.most, planning.goal(_TOL, _TOL, q.dtype), logs)
         choose = partial(KERNELS.drawn, terms, count(), logs, checked.seed, n)
     chosen = choose()
-    parts = KERNELS.attended(q, k, v, chosen, scale)
-    step = KERNELS.merged(q, v, parts, terms, chosen, lengths.most, math.inf, scale)
+    attend = partial(KERNELS.attended, q, k, v, chosen, scale)
+    parts = attend()
+    merge = partial(KERNELS.merged, q, v, parts, terms, chosen, lengths.most)
+    step = merge(math.inf, scale)
+    read_again = partial(KERNELS.read_again, q, k, v, terms, lengths.most, scale, step)
     tokens_read = float(step.kept.double().mean())
     rows, per_group = c * GROUP, heads * c
     sampled = min(rows, 2 * histogram._ENOUGH)
     part_bytes = sum(x.numel() * 4 for x in (parts.peak, parts.total, parts.values))
-    prepare = partial(KERNELS.prepared, q, sketch, lengths.most, checked.hint, scale)
-    bound = partial(KERNELS.bounded, q, sketch, lengths.each, known)
-    merge = partial(KERNELS.merged, q, v, parts, terms, chosen, lengths.most, _DROP, scale)
     stages: list[tuple[str, Callable[[], Any], float]] = [
         ("constants", prepare, per_group * (4 * d + 32)),
         ("bounds", bound, heads * rows * (d / 2 + 4 + r) + per_group * (2 * d + 36 + 8 * r)),
         (names[0], count, heads * r * (sampled + 8 * c)),
         (names[1], choose, heads * (r * (rows + 4 * c) + 4 * tokens_read)),
-        (
-            "attention",
-            partial(KERNELS.attended, q, k, v, chosen, scale),
-            heads * tokens_read * (2 * (d + e) + 4) + part_bytes,
-        ),
-        ("merge", merge, part_bytes),
-        (
-            "nothing to read again",
-            partial(KERNELS.read_again, q, k, v, terms, lengths.most, scale, step),
-            heads * r,
-        ),
+        ("attention", attend, heads * tokens_read * (2 * (d + e) + 4) + part_bytes),
+        ("merge", partial(merge, _DROP, scale), part_bytes),
+        ("nothing to read again", read_again, heads * r),
     ]
     for name, call, moved in stages:
         row: Row = {"kernel": name, "keys": case.name, "n": n, "confidence": checked.confidence}

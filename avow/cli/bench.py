@@ -22,9 +22,7 @@ app = typer.Typer(no_args_is_help=True, help="Ratios against exact attention, me
 @app.command()
 def decode(
     device: Device = "auto",
-    heads: Annotated[
-        Path | None, option("Your own heads: a folder of .safetensors files with q, k, v.", metavar="DIR")
-    ] = None,
+    heads: Annotated[Path | None, option("Your own heads: a folder of .safetensors files.", metavar="DIR")] = None,
     length: Annotated[list[int] | None, option("Tokens in the cache; may be repeated.")] = None,
     quick: Annotated[bool, option("A short cache, a few rounds.", "--quick")] = False,
     as_json: AsJson = False,
@@ -58,12 +56,10 @@ def decode(
 @app.command()
 def linear(
     device: Device = "auto",
-    only: Annotated[str | None, option("On a GPU: only linear, random, separable or step.", metavar="FAMILY")] = None,
+    only: Annotated[str | None, option("Only linear, random, separable or step; on a GPU.", metavar="FAMILY")] = None,
     fuzz: Annotated[int, option("Check the kernels at N random shapes instead.", metavar="N")] = 0,
     tune: Annotated[bool, option("Time other layouts of the plain scan instead.", "--tune")] = False,
-    rehearse: Annotated[
-        bool, option("The GPU's tables on a CPU: kernels interpreted, tiny sizes.", "--rehearse")
-    ] = False,
+    rehearse: Annotated[bool, option("The GPU's tables on a CPU: interpreted, at tiny sizes.", "--rehearse")] = False,
     quick: Annotated[bool, option("Shorter sequences, a few rounds.", "--quick")] = False,
     as_json: AsJson = False,
 ) -> None:

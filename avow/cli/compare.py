@@ -23,9 +23,7 @@ def compare(
     heads: Heads = 1,
     dim: Dim = 64,
     kinds: Annotated[str, option("Kinds of heads to draw, separated by commas; see below.")] = ",".join(KINDS),
-    methods: Annotated[
-        str | None, option("Methods to compare, separated by commas; all by default; see below.")
-    ] = None,
+    methods: Annotated[str | None, option("Methods, separated by commas; default: all; see below.")] = None,
     settings: Annotated[
         list[str] | None,
         option("Compare a method at this setting only; may be repeated.", "--set", metavar="METHOD.NAME=VALUE"),

@@ -19,6 +19,8 @@ from avow.cli.output import present, wrote
 if TYPE_CHECKING:
     from avow.training.run_many import News
 
+ATTENTIONS = ("exact", "separable", "random_features", "latent")
+
 
 def knowledge(
     flags: Annotated[
@@ -28,20 +30,14 @@ def knowledge(
             help="Fields of every arm's configuration; avow train pretrain --help lists them.",
         ),
     ] = None,
-    corpus: Annotated[
-        str, option("A folder with wiki.txt, train.tsv and dev.tsv.", metavar="DIR|invented")
-    ] = "invented",
-    attentions: Annotated[
-        str, option("Attentions to compare, separated by commas.")
-    ] = "exact,separable,random_features,latent",
-    positions: Annotated[
-        str, option("Kinds of positions, separated by commas: rotary, learned, sinusoidal.")
-    ] = "rotary",
+    corpus: Annotated[str, option("A folder: wiki.txt, train.tsv, dev.tsv.", metavar="DIR|invented")] = "invented",
+    attentions: Annotated[str, option("Attentions to compare, separated by commas.")] = ",".join(ATTENTIONS),
+    positions: Annotated[str, option("Positions, separated by commas: rotary, learned, sinusoidal.")] = "rotary",
     seeds: Annotated[int, option("Runs of every arm; with several, the table shows their spread.")] = 1,
     steps: Annotated[int | None, option("Steps of the pretrained arms.")] = None,
     out: Annotated[Path, option("Where runs, report, picture and figures go.")] = Path("out/knowledge"),
     device: Device = "auto",
-    jobs: Annotated[int | None, option("Arms at once; default: one for each core, or one on a GPU.", min=1)] = None,
+    jobs: Annotated[int | None, option("Arms at once; default: one per core, on a GPU one.", min=1)] = None,
     resume: Annotated[bool, option("Continue what an interrupted experiment left.", "--resume")] = False,
     as_json: AsJson = False,
 ) -> None:

@@ -8,22 +8,9 @@ from typing import Annotated, Any
 
 import avow
 from avow.calibration import rates
+from avow.cli import options
 from avow.cli.lists import command_with, kinds
-from avow.cli.options import (
-    AsJson,
-    Causal,
-    Device,
-    Dim,
-    Heads,
-    Input,
-    Length,
-    Png,
-    Seed,
-    files,
-    option,
-    place,
-    workloads,
-)
+from avow.cli.options import AsJson, Causal, Device, Dim, Heads, Input, Length, Png, Seed, option
 from avow.cli.output import present, wrote
 from avow.cli.parsing import dtype_named, duration, operations, speed
 from avow.core import Sizes
@@ -49,29 +36,19 @@ def plan(
     causal: Causal = False,
     seed: Seed = 0,
     device: Device = "cpu",
-    ranks: Annotated[
-        int | None, option("Spread it over this many ranks: time by strategy and sharding; needs --link.")
-    ] = None,
-    link: Annotated[str | None, option("With --ranks: bandwidth of a rank, such as 400GB/s.", metavar="SPEED")] = None,
-    latency: Annotated[
-        str | None, option("With --ranks: latency of a message; 5us by default.", metavar="TIME")
-    ] = None,
+    ranks: Annotated[int | None, option("Spread it over this many ranks: time by strategy; needs --link.")] = None,
+    link: Annotated[str | None, option("With --ranks: a rank's bandwidth, such as 400GB/s.", metavar="SPEED")] = None,
+    latency: Annotated[str | None, option("With --ranks: latency of a message; default: 5us.", metavar="TIME")] = None,
     compute: Annotated[
         str | None,
         option("With --ranks: arithmetic of a rank, such as 400TFLOP/s; default: this machine's.", metavar="SPEED"),
     ] = None,
-    memory: Annotated[str | None, option("With --compute: memory bandwidth, such as 4.8TB/s.", metavar="SPEED")] = None,
-    kept: Annotated[
-        float | None, option("With --compute: the share of tokens that sparse reads; 0.1 by default.")
-    ] = None,
-    queries: Annotated[
-        int | None, option("Only the last queries, this many: 1 is a step of decoding. Default: as many as keys.")
-    ] = None,
+    memory: Annotated[str | None, option("With --compute: memory bandwidth, as 4.8TB/s.", metavar="SPEED")] = None,
+    kept: Annotated[float | None, option("With --compute: share of tokens that sparse reads; default: 0.1.")] = None,
+    queries: Annotated[int | None, option("Only this many last queries: 1 is a decoding step; default: all.")] = None,
     batch: Annotated[int | None, option("With --ranks: sequences at once; 1 by default.")] = None,
     key_heads: Annotated[int | None, option("With --ranks: key heads, shared by the heads.")] = None,
-    dtype: Annotated[
-        str | None, option("With --ranks: float64, float32, bfloat16 or float16; float32 by default.")
-    ] = None,
+    dtype: Annotated[str | None, option("With --ranks: float64, float32 (default), bfloat16 or float16.")] = None,
     png: Png = None,
     as_json: AsJson = False,
 ) -> None:
@@ -83,7 +60,7 @@ def plan(
     from avow.report.compare import plan_table
     from avow.report.terminal import bold
 
-    device = place(device)
+    device = options.place(device)
     if ranks is not None:
         rule = "needs tensors, and a plan for many ranks looks at sizes alone"
         remedy = "leave --{} out, or leave --ranks out to see which methods meet it"
@@ -112,19 +89,19 @@ def plan(
     wanted = 2048 if length is None else length
     # One key more than queries where there are more: as many of them would grow with the keys.
     drawn = wanted if input else min(wanted, max(_DRAWN, (queries or 0) + 1))
-    load, *others = workloads(kind, input, length if input else drawn, heads, dim, seed, causal, device)
+    load, *others = options.workloads(kind, input, length if input else drawn, heads, dim, seed, causal, device)
     if others:
         raise ParameterError("kind", repr(kind), "must be one kind", f"try --kind {load.kind}")
     load = load if queries is None else load.last(queries)
     priced_keys = wanted if drawn < wanted else None
-    options = {"tol": tol, "rtol": rtol, "confidence": confidence, "keys": priced_keys, **load.call}
-    result = avow.plan(load.q, load.k, load.v, **options)
+    limits: dict[str, Any] = {"tol": tol, "rtol": rtol, "confidence": confidence}
+    result = avow.plan(load.q, load.k, load.v, **limits, keys=priced_keys, **load.call)
     return present(as_json, plain_plan(result), plan_table(result), bold(_verdict(result)))
 
 
-def _refuse(options: dict[str, object], rule: str, remedy: str) -> None:
+def _refuse(given: dict[str, object], rule: str, remedy: str) -> None:
     """Raise if one of these options is given; the remedy has a place for its name."""
-    for name, value in options.items():
+    for name, value in given.items():
         if value is not None:
             raise ParameterError(name, value, rule, remedy.format(name))
 
@@ -193,7 +170,7 @@ def _plan_ranks(
     from avow.report.ranks import ranks_table, shardings_table, verdict, weak_chart
     from avow.report.terminal import bold
 
-    written = files(png=png)
+    written = options.files(png=png)
     priced = offers(sizes, ranks, link, machine)
     if png is not None:
         chart = weak_chart(weak_scaling(sizes, ranks, link, machine), sizes, ranks, link)

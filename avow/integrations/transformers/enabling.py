@@ -150,8 +150,11 @@ def enable(
         return [name for name, module in modules.items() if module.config._attn_implementation != NAME]
 
     if not enabled(model) or others():
-        now = _implementations(model)
-        before = _combined(vars(model)[_BEFORE], now) if enabled(model) else now
+        before = now = _implementations(model)
+        if enabled(model):
+            # Go back to what somebody set since then, and else to what was before.
+            first = {id(config): name for config, name in vars(model)[_BEFORE]}
+            before = tuple((config, first.get(id(config), name) if name == NAME else name) for config, name in now)
         model.set_attn_implementation(NAME)
         if missed := others():
             _restore(now)
@@ -249,12 +252,6 @@ def _implementations(model: PreTrainedModel) -> _Implementations:
             configs[id(config)] = config
             waiting += [part for name in config.sub_configs if (part := getattr(config, name, None)) is not None]
     return tuple((config, config._attn_implementation_internal) for config in configs.values())
-
-
-def _combined(before: _Implementations, later: _Implementations) -> _Implementations:
-    """What to go back to if somebody set other implementations later: those, and else what was before."""
-    first = {id(config): implementation for config, implementation in before}
-    return tuple((config, first.get(id(config), name) if name == NAME else name) for config, name in later)
 
 
 def _restore(implementations: _Implementations) -> None:

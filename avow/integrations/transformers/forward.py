@@ -82,50 +82,40 @@ def attention_forward(
     try:
         _refuse(dropout, more)
         causal = is_causal if is_causal is not None else getattr(module, "is_causal", True)
-        query, key, value = _cast(query, key, value)
-        view = seen(query, key, value, attention_mask, bool(causal), position_bias)
-        answer = functools.partial(_attended, scaling)
+        if torch.is_autocast_enabled(device := query.device.type):
+            # As SDPA would take them: models then pass several types at once. Autocast leaves float64 as it is.
+            narrow = torch.get_autocast_dtype(device)
+            query, key, value = (x if x.dtype == torch.float64 else x.to(narrow) for x in (query, key, value))
+        view = seen(query, key, value, attention_mask, bool(causal), position_bias, scaling)
         if layer.heads:
-            out, certificate = by_heads(layer.heads, query, view, answer)
+            out, certificate = by_heads(layer.heads, query, view)
         else:
-            out, certificate = answer(layer.setting, query, view)
+            out, certificate = _attended(layer.setting, query, view)
     except AvowError as error:
         error.add_note(f"in {layer.name}")
         raise
     note(layer.name, certificate)
     for watcher in _watchers.get():
-        watcher(layer.name, view.problem(query, scaling).detached(), out.detach(), certificate)
+        problem = Problem.of(query, view.key, view.value, **_options(query, view)).detached()
+        watcher(layer.name, problem, out.detach(), certificate)
     return out.transpose(1, 2).contiguous(), None  # (b, n, h, e)
 
 
-def _cast(*given: Tensor) -> tuple[Tensor, ...]:
-    """Under autocast the tensors in the type that SDPA would use: models then pass several types at once."""
-    device = given[0].device.type
-    if not torch.is_autocast_enabled(device):
-        return given
-    narrow = torch.get_autocast_dtype(device)
-    return tuple(x if x.dtype == torch.float64 else x.to(narrow) for x in given)  # autocast leaves float64 as it is
-
-
-def _attended(scaling: float | None, setting: Setting, query: Tensor, view: Seen) -> Attended:
+def _attended(setting: Setting, query: Tensor, view: Seen) -> Attended:
     cache = behind(view.key, view.value)
     learning = torch.is_grad_enabled() and query.requires_grad
     if cache is not None and query.shape[-2] == 1 and view.mask is None and setting.asks_cache and not learning:
-        return cache.attend(query, setting.tol, setting.confidence, scaling, method=setting.method, rtol=setting.rtol)
-    return attend(
-        query,
-        view.key,
-        view.value,
-        tol=setting.tol,
-        rtol=setting.rtol,
-        method=setting.method,
-        mask=view.mask,
-        causal=view.causal,
-        scale=scaling,
-        enable_gqa=query.shape[1] != view.key.shape[1],
-        confidence=setting.confidence,
-        **setting.parameters,
-    )
+        return cache.attend(
+            query, setting.tol, setting.confidence, view.scale, method=setting.method, rtol=setting.rtol
+        )
+    asked: dict[str, Any] = {"tol": setting.tol, "rtol": setting.rtol, "confidence": setting.confidence}
+    asked["method"] = setting.method
+    return attend(query, view.key, view.value, **asked, **_options(query, view), **setting.parameters)
+
+
+def _options(query: Tensor, view: Seen) -> dict[str, Any]:
+    grouped = query.shape[1] != view.key.shape[1]
+    return {"mask": view.mask, "causal": view.causal, "scale": view.scale, "enable_gqa": grouped}
 
 
 def _refuse(dropout: float, more: dict[str, Any]) -> None:
@@ -147,23 +137,23 @@ def _refuse(dropout: float, more: dict[str, Any]) -> None:
 
 
 class Seen(NamedTuple):
-    """What `avow.attend` takes as its mask, and the keys and values that can be seen at all."""
+    """The mask and the scale that `avow.attend` takes, and the keys and values that can be seen at all."""
 
     key: Tensor
     value: Tensor
     mask: Tensor | None
     causal: bool
-
-    def problem(self, query: Tensor, scale: float | None) -> Problem:
-        """The problem of these queries."""
-        grouped = query.shape[1] != self.key.shape[1]
-        return Problem.of(
-            query, self.key, self.value, mask=self.mask, causal=self.causal, scale=scale, enable_gqa=grouped
-        )
+    scale: float | None = None
 
 
 def seen(
-    query: Tensor, key: Tensor, value: Tensor, mask: object, causal: bool, position_bias: Tensor | None = None
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    mask: object,
+    causal: bool,
+    position_bias: Tensor | None = None,
+    scale: float | None = None,
 ) -> Seen:
     """The simplest mask that means the same as transformers' own, so that more methods, and caches, support it.
 
@@ -186,7 +176,7 @@ def seen(
             boolean = checked.dtype == torch.bool
             bias = torch.where(checked, bias, float("-inf")) if boolean else bias + checked
         checked = _hidden_as_infinite(bias)
-    return Seen(key, value, checked, causal)
+    return Seen(key, value, checked, causal, scale)
 
 
 def _checked(mask: object, query: Tensor, key: Tensor) -> Tensor | None:
@@ -234,10 +224,7 @@ def _simplified(mask: Tensor, n: int, s: int) -> tuple[Tensor | None, bool]:
     return mask, False
 
 
-Answer = Callable[[Setting, Tensor, Seen], Attended]
-
-
-def by_heads(settings: tuple[Setting, ...], query: Tensor, view: Seen, answer: Answer) -> Attended:
+def by_heads(settings: tuple[Setting, ...], query: Tensor, view: Seen) -> Attended:
     """The answers of all heads, each under its setting, and the certificate of the whole.
 
     Heads with the same setting attend together.
@@ -246,7 +233,7 @@ def by_heads(settings: tuple[Setting, ...], query: Tensor, view: Seen, answer: A
         rule = f"must be the layer's {query.shape[1]} heads"
         raise ParameterError("heads of the plan", len(settings), rule, "profile this model again")
     if query.shape[-2] == 1 and view.mask is None and behind(view.key, view.value) is not None:
-        return answer(_together(settings), query, view)
+        return _attended(_together(settings), query, view)
     groups: list[tuple[Setting, list[int]]] = []  # a setting cannot be hashed: its parameters are a dictionary
     for head, setting in enumerate(settings):
         heads = next((heads for other, heads in groups if other == setting), None)
@@ -255,8 +242,8 @@ def by_heads(settings: tuple[Setting, ...], query: Tensor, view: Seen, answer: A
         else:
             heads.append(head)
     if len(groups) == 1:
-        return _within_tolerance(settings[0], query, view, answer)
-    parts = [_part(setting, heads, query, view, answer) for setting, heads in groups]
+        return _within_tolerance(settings[0], query, view)
+    parts = [_part(setting, heads, query, view) for setting, heads in groups]
     order = torch.tensor([head for _, heads in groups for head in heads], device=query.device).argsort()
     certificate = select(compose([part.certificate for part in parts], dim=1), order, dim=1)
     return Attended(torch.cat([part.out for part in parts], 1)[:, order], certificate)
@@ -277,24 +264,24 @@ def _together(settings: tuple[Setting, ...]) -> Setting:
     return Setting(tol, "exact", rtol=rtol)
 
 
-def _part(setting: Setting, heads: list[int], query: Tensor, view: Seen, answer: Answer) -> Attended:
+def _part(setting: Setting, heads: list[int], query: Tensor, view: Seen) -> Attended:
     """The answers of some heads."""
     key_heads = [head // (query.shape[1] // view.key.shape[1]) for head in heads]
     mask = view.mask[:, heads] if view.mask is not None and view.mask.shape[1] > 1 else view.mask
-    part = Seen(view.key[:, key_heads], view.value[:, key_heads], mask, view.causal)
-    return _within_tolerance(setting, query[:, heads], part, answer)
+    part = view._replace(key=view.key[:, key_heads], value=view.value[:, key_heads], mask=mask)
+    return _within_tolerance(setting, query[:, heads], part)
 
 
-def _within_tolerance(setting: Setting, query: Tensor, view: Seen, answer: Answer) -> Attended:
+def _within_tolerance(setting: Setting, query: Tensor, view: Seen) -> Attended:
     """The answer under a setting; by exact attention if its method cannot prove its tolerance."""
     if setting.method == "sparse" and not setting.exact and 1 < query.shape[-2] == view.key.shape[-2]:
         # A text that is read at once: over all its rows selecting tokens costs more than reading them all.
         setting = Setting(setting.tol, confidence=setting.confidence, rtol=setting.rtol)
     try:
-        return answer(setting, query, view)
+        return _attended(setting, query, view)
     except ToleranceUnreachable as error:
         if setting.method in ("auto", "exact"):
             raise
-        out, certificate = answer(Setting(setting.tol, "exact", rtol=setting.rtol), query, view)
+        out, certificate = _attended(Setting(setting.tol, "exact", rtol=setting.rtol), query, view)
         reason = f"{setting.method} could prove only {error.best:.1e}"
         return Attended(out, dataclasses.replace(certificate, reason=reason))

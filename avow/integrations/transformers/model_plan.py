@@ -415,8 +415,9 @@ def speed_behind(model: PreTrainedModel, plan: ModelPlan, past: DynamicCache, id
             times[turn].append(1e3 * (_clock(on_cpu) - start))
             _off(model)
     warm = [x[_WARM:] for x in times]
+    a, b, c = (statistics.median(x) for x in warm)
     ratios = [statistics.median(x / y for x, y in zip(other, warm[0], strict=True)) for other in warm[1:]]
-    return Speed(tokens, rounds, *map(statistics.median, warm), *ratios, "processor time" if on_cpu else "time")
+    return Speed(tokens, rounds, a, b, c, ratios[0], ratios[1], "processor time" if on_cpu else "time")
 
 
 def _off(model: PreTrainedModel) -> None:

@@ -45,7 +45,7 @@ from avow.parameters import as_float, declared
 HeadKind = Literal["copying", "local", "diffuse", "averaging"]
 KINDS: tuple[HeadKind, ...] = ("copying", "local", "averaging", "diffuse")
 NEAR = 16
-"""Tokens nearer than this are local; rows that see no more than four times as many say nothing about it."""
+"""Tokens nearer than this are local; only rows that see more than four times as many count."""
 SHARES = (0.9, 0.99, 0.999)
 ROWS = 128
 """Rows of each head whose weights are looked at, evenly spaced over the text."""
@@ -233,12 +233,25 @@ def profile(
 
 
 def _heads(problem: Problem, certificate: Certificate, tol: float, known: Rates) -> tuple[Head, ...]:
-    n = problem.q.shape[-2]
+    """The figures and the offers of each head of a layer; offers are certified for some rows of the second half."""
+    n, norms = problem.q.shape[-2], problem.norms
     index = sampled_rows(n, CERTIFIED, n // 2)
+    own = Norms(norms.q[..., index], norms.k, norms.v, norms.slack)
+    rows = problem.rows(index.to(problem.q.device)).with_norms(own)
     # Tokens with a mass of m in all move a row by at most 2m of its unit when they are left out.
-    needed = tokens_for(problem.rows(index.to(problem.q.device)), 1 - tol / 2)
-    offers = _layer_offers(problem, index, tol, known, needed)
+    needed = tokens_for(rows, 1 - tol / 2)
+    by_method = []
+    for kind in softmax_methods():
+        settings = [] if kind.is_exact else list(kind.settings(problem.sizes))
+        if settings and (parameters := kind.tune({}, problem.sizes, tol, 1.0)):
+            settings.append(kind(**parameters))  # the setting that it would aim at the tolerance
+        for method in settings:
+            if isinstance(method, Sparse) and _goes_on(problem):
+                by_method.append(list(_sparse_offers(method, rows, needed)))
+            else:
+                by_method.append(list(_whole_text_offers(method, problem, rows, known, tol)))
     bounds = certificate.rows.reshape(problem.q.shape[:-1])[0].amax(-1).tolist()
+    offers = zip(*by_method, strict=True)
     return tuple(Head(*parts) for parts in zip(head_figures(problem, ROWS), bounds, offers, strict=True))
 
 
@@ -333,29 +346,6 @@ def _figures(
         local=local,
         flatness=flatness,
     )
-
-
-def _layer_offers(
-    problem: Problem, index: Tensor, tol: float, known: Rates, needed: list[float]
-) -> list[tuple[Offer, ...]]:
-    """The offers for each head of a layer; `index` names the rows that are certified.
-
-    `needed` are the shares of tokens, head by head, that have all but tol/2 of the mass.
-    """
-    norms = problem.norms
-    own = Norms(norms.q[..., index], norms.k, norms.v, norms.slack)
-    rows = problem.rows(index.to(problem.q.device)).with_norms(own)
-    by_method = []
-    for kind in softmax_methods():
-        settings = [] if kind.is_exact else list(kind.settings(problem.sizes))
-        if settings and (parameters := kind.tune({}, problem.sizes, tol, 1.0)):
-            settings.append(kind(**parameters))  # the setting that it would aim at the tolerance
-        for method in settings:
-            if isinstance(method, Sparse) and _goes_on(problem):
-                by_method.append(list(_sparse_offers(method, rows, needed)))
-            else:
-                by_method.append(list(_whole_text_offers(method, problem, rows, known, tol)))
-    return list(zip(*by_method, strict=True))
 
 
 def _goes_on(p: Problem) -> bool:

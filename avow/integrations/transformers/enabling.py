@@ -15,12 +15,13 @@ from typing import Any
 from torch import nn
 from transformers import DynamicCache, EncoderDecoderCache, PreTrainedModel
 
+from avow.attend import check_automatic
 from avow.core import SOFTMAX, Method
 from avow.core.requirement import checked_requirement
 from avow.errors import ParameterError
 from avow.integrations.transformers.cache import CertifiedCache
-from avow.methods import all_methods, checked_kind, method_named, named_form
-from avow.parameters import check_parameters, declared
+from avow.methods import all_methods, checked_kind, named_form
+from avow.parameters import declared
 
 NAME = "avow"
 """The attention implementation that transformers knows."""
@@ -51,16 +52,12 @@ class Setting:
             rule = "must map names of parameters to values"
             raise ParameterError("parameters", repr(self.parameters), rule, 'try {"features": 256}')
         if self.method == "auto":
-            if self.parameters:
-                name, value = next(iter(self.parameters.items()))
-                raise ParameterError(name, repr(value), "belongs to a named method", "name one with method=")
-            return
-        kind = method_named(self.method)
+            return check_automatic(self.parameters)
+        kind = checked_kind(self.method, self.parameters)
         if kind.target != SOFTMAX:
             rule = f"computes {kind.target}, and models are trained with softmax attention"
             remedy = f"use {', '.join(method.name for method in softmax_methods())}; avow.nn trains models with it"
             raise ParameterError("method", self.method, rule, remedy)
-        check_parameters(self.method, kind, dict(self.parameters))
 
     @property
     def exact(self) -> bool:

@@ -22,21 +22,9 @@ from avow import file_io
 from avow.core import Certificate, Problem
 from avow.core.record import Record, record
 from avow.errors import AvowError, FileError, ParameterError
+from avow.integrations.transformers import enabling
 from avow.integrations.transformers.cache import CertifiedLayer
-from avow.integrations.transformers.enabling import (
-    Layer,
-    Setting,
-    as_it_was,
-    check_enabled,
-    disable,
-    enable,
-    enabled,
-    mark,
-    own_cache,
-    pretrained,
-    replaceable,
-    without,
-)
+from avow.integrations.transformers.enabling import Layer, Setting, enabled, pretrained, replaceable
 from avow.integrations.transformers.forward import watching
 from avow.numerics.heads import longest_seen
 from avow.numerics.softmax import softmax_average
@@ -148,9 +136,9 @@ def apply(model: Any, plan: ModelPlan | str | Path) -> None:
     for name, heads in plan.layers.items():
         if many is not None and len(heads) != many:
             raise ParameterError("heads of the plan", len(heads), f"must be the model's {many} in {name}", "profile it")
-    enable(model)
+    enabling.enable(model)
     for name, module in modules.items():
-        mark(module, Layer(name, Setting(), plan.layers[name]))
+        enabling.mark(module, Layer(name, Setting(), plan.layers[name]))
 
 
 def fingerprint(model: nn.Module) -> str:
@@ -185,7 +173,7 @@ class Statement:
 def statement(model: Any, **inputs: Any) -> Statement:
     """What is proved of every layer for these inputs, and what is measured of the logits; runs the model twice."""
     model = pretrained(model)
-    check_enabled(model)
+    enabling.check_enabled(model)
 
     def logits() -> Tensor:
         """One row for each place that is not padding: its logits, or the first output of a model that has none."""
@@ -195,7 +183,7 @@ def statement(model: Any, **inputs: Any) -> Statement:
 
     with record() as certificates:
         here = logits()
-    with without(model):
+    with enabling.without(model):
         there = logits()
     if not here.numel():
         return Statement(certificates, 0.0, 1.0, 0)
@@ -277,11 +265,11 @@ def verify(model: Any, plan: ModelPlan | str | Path, ids: Tensor, places: int = 
     if ids.shape[1] < places + 2:
         rule = f"is too short a text to predict its last {places} from at least one before them"
         raise ParameterError("tokens", ids.shape[1], rule, "give a longer text or ask for fewer places")
-    with as_it_was(model):
+    with enabling.as_it_was(model):
         apply(model, plan)
         start = ids.shape[1] - places - 1
-        past = own_cache(model)
-        with without(model):
+        past = enabling.own_cache(model)
+        with enabling.without(model):
             model.base_model(ids[:, :start], past_key_values=past, use_cache=True)
             exact, written = _read_on(model, [ids[:, start:]], copy.deepcopy(past), generate)
         audit = _Audit()
@@ -385,7 +373,7 @@ def decoding_speed(model: Any, plan: ModelPlan, ids: Tensor, rounds: int = 12) -
     _check_decoder(model, "does not write a text token by token", "measure")
     if rounds < 1:
         raise ParameterError("rounds", rounds, "must be at least 1", "try rounds=12")
-    with as_it_was(model):
+    with enabling.as_it_was(model):
         _off(model)
         past = DynamicCache(config=model.config.get_text_config(decoder=True))
         model.base_model(ids, past_key_values=past, use_cache=True)
@@ -398,7 +386,7 @@ def speed_behind(model: PreTrainedModel, plan: ModelPlan, past: DynamicCache, id
     tokens, on_cpu = past.get_seq_length(), ids.device.type == "cpu"
     turns: tuple[Callable[[], None], ...] = (
         lambda: None,
-        lambda: enable(model, plan.tol),
+        lambda: enabling.enable(model, plan.tol),
         lambda: apply(model, plan),
     )
     caches: list[Any] = [past]
@@ -422,12 +410,12 @@ def speed_behind(model: PreTrainedModel, plan: ModelPlan, past: DynamicCache, id
 
 def _off(model: PreTrainedModel) -> None:
     if enabled(model):
-        disable(model)
+        enabling.disable(model)
 
 
 def _filled(model: PreTrainedModel, past: DynamicCache) -> Any:
     """The cache that `generate()` would have now, with what another one holds."""
-    cache = own_cache(model)
+    cache = enabling.own_cache(model)
     for i, other in enumerate(past.layers):
         if isinstance(cache.layers[i], CertifiedLayer):
             cache.layers[i].update(other.keys, other.values)

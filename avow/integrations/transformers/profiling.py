@@ -26,14 +26,8 @@ from avow.calibration import Rates, least_seconds, rates
 from avow.core import Certificate, Kind, Method, Norms, Problem
 from avow.core.certify import certify
 from avow.errors import AvowError, ParameterError
-from avow.integrations.transformers.enabling import (
-    Setting,
-    as_it_was,
-    enable,
-    pretrained,
-    replaceable,
-    softmax_methods,
-)
+from avow.integrations.transformers import enabling
+from avow.integrations.transformers.enabling import Setting, pretrained, replaceable, softmax_methods
 from avow.integrations.transformers.forward import watching
 from avow.integrations.transformers.model_plan import ModelPlan, Speed, fingerprint
 from avow.methods import exact_method
@@ -218,8 +212,8 @@ def profile(
             tell(layer)
             layers[layer] = _heads(problem, certificate, tol, known)
 
-    with as_it_was(model), watching(measure):
-        enable(model)
+    with enabling.as_it_was(model), watching(measure):
+        enabling.enable(model)
         inputs: dict[str, Any] = {"input_ids": ids}
         if model.config.is_encoder_decoder:
             inputs["decoder_input_ids"] = ids

@@ -41,7 +41,7 @@ def pace(call: Call, baseline: Call, device: torch.device, pairs: int) -> Pace:
 
 
 def timed(call: Call, device: torch.device, calls: int = 1) -> float:
-    """The seconds of one call among so many in a row, the device's queue drained after the last."""
+    """The seconds of a call, averaged over `calls` in a row; the device's queue is drained after the last."""
     start = time.perf_counter()
     for _ in range(calls):
         call()
@@ -73,7 +73,7 @@ def peak_bytes(call: Call, device: torch.device) -> int:
 
 
 class Clock(NamedTuple):
-    """Median times of calls over some rounds of so many calls each."""
+    """Median times over `rounds` of `calls` calls each."""
 
     device: str
     rounds: int

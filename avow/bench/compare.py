@@ -63,7 +63,7 @@ class Measured:
 
 @dataclass(frozen=True)
 class Row:
-    """One method with one setting on one workload; `why` says what kept it from being measured."""
+    """One method with one setting on one workload; `why` says why it was not measured."""
 
     method: Method
     measured: Measured | None
@@ -106,7 +106,7 @@ class Step:
 
 @dataclass(frozen=True)
 class Decoding:
-    """The steps at every tolerance, from a cache of so many keys."""
+    """The steps at every tolerance, from a cache of `keys` keys."""
 
     keys: int
     steps: tuple[Step, ...]

@@ -272,7 +272,7 @@ def check_kernels(case: Case) -> Iterator[Checked]:
 
 
 def sketched_by_head(k: Tensor) -> Sketch:
-    """The sketch of all keys, head by head: it is made in float64, and a long cache has no room for that at once."""
+    """The sketch of all keys, computed head by head: it needs float64, which is too much memory for all at once."""
     parts = [sketched(k[:, i : i + 1]) for i in range(k.shape[1])]
     names = ("codes", "scale", "zero", "radius", "reach", "metric", "size")
     joined: dict[str, Any] = {name: torch.cat([getattr(part, name) for part in parts], 1) for name in names}

@@ -39,7 +39,7 @@ class Result:
 
     @property
     def notes(self) -> list[str]:
-        """What stands below the table: remarks, conditions, goals and failures."""
+        """The lines below the table: remarks, conditions, goals and failures."""
         failures = [f"FAILED: {failure}" for failure in self.failures]
         return [note for note in (*self.remarks, self.conditions, *map(str, self.goals), *failures) if note]
 
@@ -54,7 +54,7 @@ def shown(value: Value) -> str:
 
 
 def rate_row(seconds: float, moved: float, limit: float) -> Row:
-    """The columns of a kernel that moves so many bytes where memory moves `limit` bytes a second."""
+    """The columns of a kernel that moves `moved` bytes; memory moves `limit` bytes a second."""
     rate = moved / seconds
     return {"ms": 1e3 * seconds, "MB": moved / 1e6, "TB/s": rate / 1e12, "of the limit": rate / limit}
 

@@ -36,7 +36,7 @@ _RANK = 16
 
 
 class Simulated(NamedTuple):
-    """A strategy over so many shards: what one sent, what the planner says, how far answers are from one shard's."""
+    """A strategy over `ranks` shards: what one sent, the planner's model of it, the distance to one shard's."""
 
     name: str
     ranks: int
@@ -79,7 +79,7 @@ def run(counts: list[int], tell: Callable[[str], None]) -> tuple[Result, Chart]:
 
 
 def problem(ranks: int, sharded: bool, dtype: torch.dtype = torch.float32) -> Problem:
-    """Eight keys for each of so many shards, and two queries for each, or for all."""
+    """Eight keys for each of `ranks` shards, and two queries for each, or for all."""
     generator = torch.Generator().manual_seed(ranks)
     shapes = ((4, 2 * ranks if sharded else 2, 16), (2, 8 * ranks, 16), (2, 8 * ranks, 6))
     q, k, v = (torch.randn(1, *shape, generator=generator).to(dtype) for shape in shapes)
@@ -87,7 +87,7 @@ def problem(ranks: int, sharded: bool, dtype: torch.dtype = torch.float32) -> Pr
 
 
 def simulate(strategy: Strategy, p: Problem, ranks: int) -> Simulated:
-    """One strategy over so many shards of equal length."""
+    """One strategy over shards of equal length."""
     answers, traffic = answers_of(strategy, Shard.split(p, ranks, strategy.replicated))
     (whole,), _ = answers_of(strategy, Shard.split(p, 1, strategy.replicated))
     difference = (answers[0] if strategy.replicated else torch.cat(answers, 2)).double() - whole.double()

@@ -1,7 +1,7 @@
 """Heads to compare methods on: seeded ones whose behaviour is known, or a user's own from a file.
 
 Lengths below are in the frame where a logit is a plain product, so that a kind behaves alike at every `dim`: queries
-and keys are multiplied by dim^¼ at the end, which the usual scale 1/√dim undoes. What a row looks for always stands at
+and keys are multiplied by dim^¼ at the end, which the usual scale 1/√dim undoes. What a row attends to is always at
 or before it, so every kind means the same under a causal mask, and a prefix of a workload is one too.
 """
 
@@ -65,7 +65,7 @@ def _clustered(shape: Shape, generator: torch.Generator) -> tuple[Tensor, Tensor
 
 
 KINDS: dict[str, Kind] = {
-    "copying": Kind("each row copies one key's value: its logit stands far above all others", _copying),
+    "copying": Kind("each row copies one key's value: its logit is far above all others", _copying),
     "averaging": Kind("each row averages a group of about 16 keys evenly and ignores the rest", _averaging),
     "diffuse": Kind("small norms: every row averages nearly all keys nearly evenly", _diffuse),
     "clustered": Kind("keys in 8 tight clusters, each query near one of them", _clustered),
@@ -116,7 +116,7 @@ class Workload:
         return self.problem.sizes
 
     def first(self, length: int) -> Workload:
-        """The same heads as they were when the sequence had only so many keys."""
+        """The same heads as they were when the sequence had only `length` keys."""
         if length >= self.k.shape[-2]:
             return self
         k, v = self.k[..., :length, :], self.v[..., :length, :]
@@ -126,16 +126,16 @@ class Workload:
         return dataclasses.replace(self, q=self.q[..., there, :], k=k, v=v, positions=self.positions[there])
 
     def last(self, queries: int) -> Workload:
-        """The same keys with the last so many queries only: one of them is a step of decoding."""
+        """The same keys with only the last `queries` queries: one of them is a step of decoding."""
         held, keys = self.q.shape[-2], self.k.shape[-2]
         if not 1 <= queries <= held:
             raise ParameterError("queries", queries, f"must be from 1 to the {held} there are", "try queries=1")
         places = torch.arange(held, device=self.q.device) if self.positions is None else self.positions
-        kept, q = places[-queries:], self.q[..., -queries:, :]
+        last, q = places[-queries:], self.q[..., -queries:, :]
         # Rows that see every key need no mask.
-        if not self.causal or int(kept.min()) >= keys - 1:
+        if not self.causal or int(last.min()) >= keys - 1:
             return dataclasses.replace(self, q=q, causal=False, positions=None)
-        return dataclasses.replace(self, q=q, positions=kept if queries < held else self.positions)
+        return dataclasses.replace(self, q=q, positions=last if queries < held else self.positions)
 
     def to(self, device: str) -> Workload:
         positions = None if self.positions is None else self.positions.to(device)

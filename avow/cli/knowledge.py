@@ -61,7 +61,7 @@ def knowledge(
             results = side_by_side(chosen, out, resume=resume, jobs=jobs, tell=tell)
     except (Interrupted, KeyboardInterrupt) as error:
         # The second interrupt does not wait for checkpoints.
-        state = "every arm is saved" if isinstance(error, Interrupted) else "arms stand at their last checkpoints"
+        state = "every arm is saved" if isinstance(error, Interrupted) else "every arm is at its last checkpoint"
         again = shlex.join(["avow", *(word for word in sys.argv[1:] if word != "--resume"), "--resume"])
         typer.echo(f"avow: interrupted; {state}\ngo on with: {again}", err=True)
         raise typer.Exit(128 + (error.signal if isinstance(error, Interrupted) else signal.SIGINT)) from error
@@ -121,4 +121,4 @@ def _status(news: News) -> str:
     """
     if news.kind == "progress":
         return f"step {news.step:,}/{news.steps:,}, loss {news.loss:.3f}"
-    return {"found": "had finished before", "failed": f"failed: {news.why}"}.get(news.kind, news.kind)
+    return {"found": "was already finished", "failed": f"failed: {news.why}"}.get(news.kind, news.kind)

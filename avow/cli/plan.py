@@ -18,7 +18,7 @@ from avow.distributed.parallel_plan import Interconnect, Machine, Offer, Rooflin
 from avow.errors import ParameterError
 from avow.planner import Plan
 
-# Longer than this, tensors are drawn at this length and only the prices are for the length asked for.
+# Tensors are drawn up to this length; of a longer workload only the prices are for its own length.
 _DRAWN = 4096
 
 Planned = command_with(kinds)

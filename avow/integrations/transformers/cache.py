@@ -53,7 +53,7 @@ class CertifiedCache(DynamicCache):  # type: ignore[misc]  # its types are not r
             if type(layer) in (DynamicLayer, DynamicSlidingWindowLayer):
                 self.layers[i] = CertifiedLayer(bits, getattr(layer, "sliding_window", None))
 
-    # Of crop and the like: if one layer cannot do it, all keep what they hold.
+    # If one layer fails, all stay as they were.
     crop, reorder_cache = _all_or_none("crop"), _all_or_none("reorder_cache")
     batch_repeat_interleave = _all_or_none("batch_repeat_interleave")
     batch_select_indices = _all_or_none("batch_select_indices")
@@ -139,7 +139,7 @@ class CertifiedLayer(CacheLayerMixin):  # type: ignore[misc]  # its types are no
             self._rebuild(keys[rows], values[rows])
 
     def crop(self, tokens_to_remove: int) -> None:
-        """Forget the last n tokens, said as −n."""
+        """Forget the last n tokens, for the argument −n."""
         many = -tokens_to_remove
         if many < 0:
             remedy = f"use crop({-tokens_to_remove}) to forget as many tokens"
@@ -158,7 +158,7 @@ class CertifiedLayer(CacheLayerMixin):  # type: ignore[misc]  # its types are no
         self.length = left
 
     def _rebuild(self, keys: Tensor, values: Tensor) -> None:
-        """Hold these tokens instead; if there is no memory for them, the layer stays as it was."""
+        """Replace the tokens by these; if memory does not suffice, the layer stays as it was."""
         cache = self._empty(keys, values)
         cache.append(keys, values)
         self.cache = cache

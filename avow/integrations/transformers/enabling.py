@@ -92,7 +92,7 @@ class Layer:
 
 
 def layer_of(module: nn.Module, setting: Setting) -> Layer:
-    """The layer that `enable` made of a module; of any other module, a layer with this setting."""
+    """The layer that `enable` attached to a module; for any other module, a layer with this setting."""
     layer = getattr(module, _LAYER, None)
     if isinstance(layer, Layer):
         return layer

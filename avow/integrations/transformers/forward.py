@@ -105,12 +105,10 @@ def _attended(setting: Setting, query: Tensor, view: Seen) -> Attended:
     cache = behind(view.key, view.value)
     learning = torch.is_grad_enabled() and query.requires_grad
     if cache is not None and query.shape[-2] == 1 and view.mask is None and setting.asks_cache and not learning:
-        return cache.attend(
-            query, setting.tol, setting.confidence, view.scale, method=setting.method, rtol=setting.rtol
-        )
-    asked: dict[str, Any] = {"tol": setting.tol, "rtol": setting.rtol, "confidence": setting.confidence}
-    asked["method"] = setting.method
-    return attend(query, view.key, view.value, **asked, **_options(query, view), **setting.parameters)
+        return cache.attend(query, setting.tol, setting.confidence, view.scale, None, setting.method, setting.rtol)
+    limits: dict[str, Any] = {"tol": setting.tol, "rtol": setting.rtol, "confidence": setting.confidence}
+    method = {"method": setting.method, **setting.parameters}
+    return attend(query, view.key, view.value, **limits, **method, **_options(query, view))
 
 
 def _options(query: Tensor, view: Seen) -> dict[str, Any]:

@@ -99,7 +99,7 @@ def read_text(path: Path) -> str:
 
 
 def tokens_of(loaded: Loaded, text: str, tokens: int | None) -> Tensor:
-    """The first tokens of a text, (1, n): as many as asked, or all that the model has positions for."""
+    """The first `tokens` tokens of a text, (1, n); by default all that the model has positions for."""
     ids: Tensor = loaded.tokenizer(text, return_tensors="pt", verbose=False).input_ids
     most = getattr(loaded.model.config.get_text_config(), "max_position_embeddings", None)
     held = ids.shape[1]

@@ -125,8 +125,7 @@ def speed(name: str, text: str) -> float:
     >>> speed("link", "400GB/s"), speed("link", "100 Gbit/s")
     (400000000000.0, 12500000000.0)
     """
-    number, factor = _quantity(name, text, _BANDWIDTHS, "a bandwidth", "400GB/s, or 100Gbit/s")
-    return _positive(name, text, number * factor, "400GB/s, or 100Gbit/s")
+    return _rate(name, text, _BANDWIDTHS, "a bandwidth", "400GB/s, or 100Gbit/s")
 
 
 def operations(name: str, text: str) -> float:
@@ -135,8 +134,7 @@ def operations(name: str, text: str) -> float:
     >>> operations("compute", "990TFLOP/s")
     990000000000000.0
     """
-    number, factor = _quantity(name, text, _OPERATIONS, "a number of operations a second", "400TFLOP/s")
-    return _positive(name, text, number * factor, "400TFLOP/s")
+    return _rate(name, text, _OPERATIONS, "a number of operations a second", "400TFLOP/s")
 
 
 def duration(name: str, text: str) -> float:
@@ -163,10 +161,11 @@ def _quantity(name: str, text: str, units: dict[str, float], noun: str, example:
         raise ParameterError(name, repr(text), "has no number before its unit", f"try --{name} {example}") from error
 
 
-def _positive(name: str, text: str, value: float, example: str) -> float:
-    if not 0 < value < math.inf:
+def _rate(name: str, text: str, units: dict[str, float], noun: str, example: str) -> float:
+    number, factor = _quantity(name, text, units, noun, example)
+    if not 0 < number * factor < math.inf:
         raise ParameterError(name, repr(text), "must be above 0 and finite", f"try --{name} {example}")
-    return value
+    return number * factor
 
 
 _CONSTANTS = {"pi": "pi", "e": "E"}

@@ -12,6 +12,7 @@ more, a head is of the first kind whose inequality holds:
 
 from __future__ import annotations
 
+import functools
 import math
 import time
 from collections.abc import Callable, Iterator
@@ -380,8 +381,10 @@ def _whole_text_offers(method: Method, whole: Problem, rows: Problem, known: Rat
         bound, kind = _bound(method, one, some)
         measured = None
         if bound is not None and bound <= tol and predicted < 1:
-            bare = one.with_norms(None)
-            measured = _seconds(method, bare) / _seconds(exact, bare)
+            bare, generator = one.with_norms(None), torch.Generator().manual_seed(0)
+            calls = [functools.partial(x.compute, bare, generator) for x in (method, exact)]
+            own, other = (least_seconds(call, bare.q.device, 1) for call in calls)
+            measured = own / other
         yield Offer(method.name, method.parameters, bound, kind, predicted, measured)
 
 
@@ -401,11 +404,6 @@ def _bound(method: Method, whole: Problem, rows: Problem) -> tuple[float | None,
     certificate = certify(method, rows, computed, CONFIDENCE)
     useful = certificate.kind != "none" and certificate.bound < _TRIVIAL  # nan is not
     return (certificate.bound if useful else None), certificate.kind
-
-
-def _seconds(method: Method, problem: Problem) -> float:
-    generator = torch.Generator().manual_seed(0)
-    return least_seconds(lambda: method.compute(problem, generator), problem.q.device, 1)
 
 
 def _head_of(p: Problem, head: int) -> Problem:

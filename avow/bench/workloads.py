@@ -8,7 +8,7 @@ or before it, so every kind means the same under a causal mask, and a prefix of 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -176,9 +176,16 @@ def read(path: str | Path, causal: bool = False, option: str = "input") -> Workl
     Errors name `option`, by which the caller got the path.
     """
     tensors, _ = file_io.load_tensors(Path(path), option)
+    return from_tensors(tensors, path, causal, option)
+
+
+def from_tensors(
+    tensors: Mapping[str, Tensor], path: str | Path, causal: bool = False, option: str = "input"
+) -> Workload:
+    """What `read` returns, for tensors that are already loaded from `path`."""
     names = ("q", "k", "v")
     if missing := [name for name in names if name not in tensors]:
-        rule = f"lacks {' and '.join(missing)} (it holds {', '.join(sorted(tensors)) or 'nothing'})"
+        rule = f"lacks {' and '.join(missing)} (it holds {', '.join(sorted(tensors))[:80] or 'nothing'})"
         raise FileError(option, path, rule, "save tensors named q, k and v")
     for name in names:
         if not 2 <= tensors[name].ndim <= 4:

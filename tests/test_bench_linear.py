@@ -40,7 +40,7 @@ def run(*arguments: str, code: int = 0) -> Any:
 
 
 def test_a_cpu_measures_the_plain_path_beside_exact_attention(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(linear, "PLAIN_QUICK", linear.PlainSizes((128,), 1, 16, 1))
+    monkeypatch.setattr(linear, "PLAIN_QUICK", linear.Sizes(128, 1, (16,), (128,), 1, 1))
     done = run("--device", "cpu", "--quick", "--json")
     (result,) = json.loads(done.stdout)["results"]
     assert [row["method"] for row in result["rows"]] == ["separable", "random_features"]
@@ -49,7 +49,7 @@ def test_a_cpu_measures_the_plain_path_beside_exact_attention(monkeypatch: pytes
 
 
 def test_an_answer_beyond_its_certificate_gets_no_speed(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(linear, "PLAIN_QUICK", linear.PlainSizes((128,), 1, 16, 1))
+    monkeypatch.setattr(linear, "PLAIN_QUICK", linear.Sizes(128, 1, (16,), (128,), 1, 1))
     honest = avow.attend
 
     def careless(*arguments: Any, **others: Any) -> Any:

@@ -13,7 +13,7 @@ from safetensors.torch import save_file
 import avow
 from avow import file_io
 from avow.bench import compare
-from avow.cli.lists import methods
+from avow.cli.options import methods
 from avow.core import Method
 from tests.helpers.command import refused, run
 

@@ -42,7 +42,7 @@ from avow.methods import method_named
 
 
 class Sizes(NamedTuple):
-    """What is measured: length, heads, widths, lengths for the crossover, rounds, and calls timed together."""
+    """What is measured: length, heads, widths, lengths beside exact attention, rounds, calls timed together."""
 
     length: int
     heads: int
@@ -50,15 +50,6 @@ class Sizes(NamedTuple):
     crossover: tuple[int, ...]
     rounds: int
     calls: int
-
-
-class PlainSizes(NamedTuple):
-    """What is measured on a CPU: lengths, heads, width, rounds."""
-
-    lengths: tuple[int, ...]
-    heads: int
-    width: int
-    rounds: int
 
 
 class Times(NamedTuple):
@@ -74,8 +65,8 @@ REHEARSAL = Sizes(320, 2, (32,), (200,), 1, 1)
 FAMILIES = ("linear", "random", "separable", "step")
 HEADS, WIDTH = 16, 64  # of single tokens
 
-PLAIN_FULL = PlainSizes((2048, 8192), 4, 64, 3)
-PLAIN_QUICK = PlainSizes((512, 2048), 2, 32, 2)
+PLAIN_FULL = Sizes(8192, 4, (64,), (2048, 8192), 3, 1)
+PLAIN_QUICK = Sizes(2048, 2, (32,), (512, 2048), 2, 1)
 _PLAIN_FEATURES = 64
 METHODS: dict[str, dict[str, Any]] = {"separable": {}, "random_features": {"features": _PLAIN_FEATURES}}
 
@@ -334,11 +325,11 @@ def steps(device: str, clock: Clock, limit: float, names: list[str], batches: tu
         yield row | {"over the state's way": seconds / (moved / limit)}
 
 
-def run_plain(sizes: PlainSizes, tell: Callable[[str], None]) -> list[Result]:
+def run_plain(sizes: Sizes, tell: Callable[[str], None]) -> list[Result]:
     """Causal attention of every linear method, with gradients and without, over exact attention."""
-    clock, rows, failures = Clock("cpu", sizes.rounds, 1), list[Row](), list[str]()
-    for n in sizes.lengths:
-        q, k, v = (torch.randn(1, sizes.heads, n, sizes.width) * size for size in (0.5, 0.5, 1.0))
+    clock, rows, failures = Clock("cpu", sizes.rounds, sizes.calls), list[Row](), list[str]()
+    for n in sizes.crossover:
+        q, k, v = (torch.randn(1, sizes.heads, n, sizes.widths[0]) * size for size in (0.5, 0.5, 1.0))
         for name, settings in METHODS.items():
             tell(f"{name}, n = {n}")
             method = method_named(name)(**settings)
@@ -351,7 +342,7 @@ def run_plain(sizes: PlainSizes, tell: Callable[[str], None]) -> list[Result]:
                 call()  # the first of a kind takes longer
             seconds = clock.in_turns(*own, *exact)
             rows.append({"method": name, "n": n, **_beside_exact(Times(*seconds[:2]), Times(*seconds[2:]), "ms")})
-    where = f"{sizes.heads} heads of {sizes.width}, float32, {_PLAIN_FEATURES} features, cpu"
+    where = f"{sizes.heads} heads of {sizes.widths[0]}, float32, {_PLAIN_FEATURES} features, cpu"
     remarks = ["The plain path, without kernels, which run on GPUs. Medians of turns; answers are checked first."]
     return [Result(f"linear attention beside exact attention, causal ({where})", rows, [], remarks, failures)]
 

@@ -91,7 +91,7 @@ def linear(
         results = kernels.layouts(where, sizes)
     elif where == "cpu" and not rehearse:
         plain_sizes = kernels.PLAIN_QUICK if quick else kernels.PLAIN_FULL
-        with progress(len(plain_sizes.lengths) * len(kernels.METHODS)) as tell:
+        with progress(len(plain_sizes.crossover) * len(kernels.METHODS)) as tell:
             results = kernels.run_plain(plain_sizes, tell)
     else:
         with progress(5) as tell:

@@ -8,14 +8,14 @@ from typing import Annotated, Any
 
 import avow
 from avow.bench.workloads import KINDS, Workload, workload
-from avow.cli import lists, options
+from avow.cli import options
 from avow.cli.options import AsJson, Causal, Device, Dim, Heads, Input, Length, Png, Seed, Threads, option
 from avow.cli.output import present, wrote
 from avow.core import Method, Sizes
 from avow.errors import ParameterError
 from avow.methods import method_named
 
-Compared = lists.command_with(lambda: lists.kinds() | lists.methods())
+Compared = options.command_with(lambda: options.kinds() | options.methods())
 
 
 def compare(

@@ -1,16 +1,19 @@
-"""Options that several commands share, and how their values are read."""
+"""Options that several commands share, how their values are read, and lists of them for a command's help."""
 
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import fields
 from pathlib import Path
 from typing import Annotated, Any
 
 import torch
 import typer
+from typer.core import TyperCommand
 
+import avow
 from avow import file_io
 from avow.bench.workloads import KINDS, Workload, read, workload
 from avow.errors import ParameterError
@@ -31,6 +34,10 @@ Device = Annotated[str, option("Where to compute; auto: a GPU if there is one.",
 Threads = Annotated[int, option("CPU threads; times vary with more than 1 on a busy machine.")]
 Png = Annotated[Path | None, option("Write a picture here too, as .png.")]
 AsJson = Annotated[bool, option("Print one JSON document and nothing else on stdout.", "--json")]
+
+
+# Lists at the end of a command's help: terms and their meanings by title.
+Lists = dict[str, list[tuple[str, str]]]
 
 
 def split(text: str | None) -> list[str]:
@@ -89,3 +96,49 @@ def workloads(
 def command() -> str:
     """The command line as it was typed."""
     return " ".join(["avow", *sys.argv[1:]])
+
+
+def command_with(lists: Callable[[], Lists]) -> type[TyperCommand]:
+    """A kind of command whose help ends in such lists."""
+
+    class Command(TyperCommand):
+        def format_help(self, ctx: Any, formatter: Any) -> None:
+            super().format_help(ctx, formatter)
+            for title, terms in lists().items():
+                with formatter.section(title):
+                    formatter.write_dl(terms)
+
+    return Command
+
+
+def kinds() -> Lists:
+    """Every kind of workload in a line."""
+    return {"Kinds": [(name, kind.summary) for name, kind in KINDS.items()]}
+
+
+def methods() -> Lists:
+    """Every method with its parameters, as the methods themselves declare them."""
+    terms = []
+    for name, kind in avow.all_methods().items():
+        terms.append((name, kind.summary))
+        terms += [(f"  {name}.{p.name}={p.default}", p.help) for p in kind.declared()]
+    return {"Methods": terms}
+
+
+def configuration(**own: object) -> Lists:
+    """The fields of a configuration; `own` are a command's own defaults."""
+    from avow.nn import ModelConfig
+    from avow.parameters import parameters_of
+    from avow.training.config import SECTIONS
+
+    lists = {}
+    for section, kind in SECTIONS.items():
+        terms = []
+        for p in parameters_of(kind):
+            choices = f" ({', '.join(p.rule.choices)})" if p.rule.choices else ""
+            terms.append((f"{section}.{p.name}={own.get(p.name, p.default)}", f"{p.help}{choices}"))
+        lists[f"Fields of {section}, in a file or as section.name=value"] = terms
+    usual = ModelConfig(vocabulary=1)
+    names = [field.name for field in fields(usual) if field.name != "vocabulary"]
+    lists["Fields of model"] = [(f"model.{name}={getattr(usual, name)}", "") for name in names]
+    return lists

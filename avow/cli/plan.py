@@ -9,7 +9,6 @@ from typing import Annotated, Any
 import avow
 from avow.calibration import rates
 from avow.cli import options
-from avow.cli.lists import command_with, kinds
 from avow.cli.options import AsJson, Causal, Device, Dim, Heads, Input, Length, Png, Seed, option
 from avow.cli.output import present, wrote
 from avow.cli.parsing import dtype_named, duration, operations, speed
@@ -21,7 +20,7 @@ from avow.planner import Plan
 # Tensors are drawn up to this length; of a longer workload only the prices are for its own length.
 _DRAWN = 4096
 
-Planned = command_with(kinds)
+Planned = options.command_with(options.kinds)
 
 
 def plan(

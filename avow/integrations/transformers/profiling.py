@@ -236,9 +236,9 @@ def _heads(problem: Problem, certificate: Certificate, tol: float, known: Rates)
     # Tokens with a mass of m in all move a row by at most 2m of its unit when they are left out.
     needed = tokens_for(rows, 1 - tol / 2)
     by_method = []
-    for kind in softmax_methods():
-        settings = [] if kind.is_exact else list(kind.settings(problem.sizes))
-        if settings and (parameters := kind.tune({}, problem.sizes, tol, 1.0)):
+    for kind in (kind for kind in softmax_methods() if not kind.is_exact):
+        settings = list(kind.settings(problem.sizes))
+        if parameters := kind.tune({}, problem.sizes, tol, 1.0):
             settings.append(kind(**parameters))  # the setting that it would aim at the tolerance
         for method in settings:
             if isinstance(method, Sparse) and _goes_on(problem):

@@ -23,9 +23,10 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from avow.calibration import Rates, least_seconds, rates
+from avow.calibration import Rates, rates
 from avow.core import Certificate, Kind, Method, Norms, Problem
 from avow.core.certify import certify
+from avow.core.timing import least_seconds
 from avow.errors import AvowError, ParameterError
 from avow.integrations.transformers import enabling
 from avow.integrations.transformers.enabling import Setting, pretrained, replaceable, softmax_methods
@@ -237,7 +238,7 @@ def _heads(problem: Problem, certificate: Certificate, tol: float, known: Rates)
     needed = tokens_for(rows, 1 - tol / 2)
     by_method = []
     for kind in (kind for kind in softmax_methods() if not kind.is_exact):
-        settings = list(kind.settings(problem.sizes))
+        settings = list(kind.grid(problem.sizes))
         if parameters := kind.tune({}, problem.sizes, tol, 1.0):
             settings.append(kind(**parameters))  # the setting that it would aim at the tolerance
         for method in settings:
@@ -374,7 +375,7 @@ def _whole_text_offers(method: Method, whole: Problem, rows: Problem, known: Rat
     """Offers of a method whose cost is that of whole texts; each head by itself, since one head without a useful bound
     is no reason to leave the others.
     """
-    exact = next(iter(exact_method().settings(whole.sizes)))
+    exact = next(iter(exact_method().grid(whole.sizes)))
     for head in range(whole.q.shape[1]):
         one, some = _head_of(whole, head), _head_of(rows, head)
         predicted = known.seconds(method, one.sizes) / known.seconds(exact, one.sizes)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import functools
 import weakref
 from collections.abc import Callable
 from typing import Any
@@ -19,16 +20,17 @@ from avow.parameters import declared
 _ORIGIN = "avow_cache"
 
 
-def _all_or_none(name: str) -> Callable[..., None]:
+def _all_or_none(method: Callable[..., None]) -> Callable[..., None]:
     """A method of `DynamicCache` that leaves every layer as it was if it fails: layers replace what they change."""
 
+    @functools.wraps(method)
     def call(self: DynamicCache, *arguments: Any, **more: Any) -> None:
         before = [
             {key: copy.copy(x) if isinstance(x, list | dict) else x for key, x in vars(layer).items()}
             for layer in self.layers
         ]
         try:
-            getattr(DynamicCache, name)(self, *arguments, **more)
+            method(self, *arguments, **more)
         except BaseException:
             for layer, held in zip(self.layers, before, strict=True):
                 vars(layer).clear()
@@ -54,9 +56,10 @@ class CertifiedCache(DynamicCache):  # type: ignore[misc]  # its types are not r
                 self.layers[i] = CertifiedLayer(bits, getattr(layer, "sliding_window", None))
 
     # If one layer fails, all stay as they were.
-    crop, reorder_cache = _all_or_none("crop"), _all_or_none("reorder_cache")
-    batch_repeat_interleave = _all_or_none("batch_repeat_interleave")
-    batch_select_indices = _all_or_none("batch_select_indices")
+    crop = _all_or_none(DynamicCache.crop)
+    reorder_cache = _all_or_none(DynamicCache.reorder_cache)
+    batch_repeat_interleave = _all_or_none(DynamicCache.batch_repeat_interleave)
+    batch_select_indices = _all_or_none(DynamicCache.batch_select_indices)
 
 
 class CertifiedLayer(CacheLayerMixin):  # type: ignore[misc]  # its types are not read

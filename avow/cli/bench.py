@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from importlib.util import find_spec
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -14,7 +14,6 @@ from avow.errors import MissingPackage, ParameterError
 
 if TYPE_CHECKING:
     from avow.bench.results import Result
-    from avow.report.terminal import Columns
 
 app = typer.Typer(no_args_is_help=True, help="Ratios against exact attention, measured on this machine.")
 
@@ -129,20 +128,18 @@ def shards(
 
 def _present(where: str, results: list[Result], as_json: bool) -> None:
     """Print the tables; fail if an answer failed its check."""
-    parts = [part for result in results for part in ("", _table(result))]
-    present(as_json, {"machine": where, "results": [result.plain() for result in results]}, where, *parts)
-    if any(result.failures for result in results):
-        raise typer.Exit(1)
-
-
-def _table(result: Result) -> Columns:
     from avow.bench.results import shown
     from avow.report.terminal import Columns
 
-    headings = list(result.rows[0]) if result.rows else []
-    rows = [[shown(value) for value in row.values()] for row in result.rows]
-    form = ["r" if any(isinstance(row[name], int | float) for row in result.rows) else "l" for name in headings]
-    return Columns("".join(form), headings, rows, result.title, result.notes)
+    parts: list[Any] = [where]
+    for result in results:
+        headings = list(result.rows[0]) if result.rows else []
+        rows = [[shown(value) for value in row.values()] for row in result.rows]
+        form = ["r" if any(isinstance(row[name], int | float) for row in result.rows) else "l" for name in headings]
+        parts += ["", Columns("".join(form), headings, rows, result.title, result.notes)]
+    present(as_json, {"machine": where, "results": [result.plain() for result in results]}, *parts)
+    if any(result.failures for result in results):
+        raise typer.Exit(1)
 
 
 def _where(device: str) -> str:

@@ -56,7 +56,9 @@ def compare(
         method_named(name)
     written = options.files(html, png=png)
     bench = Bench(names, fixed, seed, 1 if quick else 5, patience)
-    lengths = [] if quick else _lengths(loads[0], drawn=input is None)
+    # The lengths of the sweep: around a drawn workload's own, up to that of a file.
+    keys, shares = loads[0].k.shape[-2], (0.0625, 0.125, 0.25, 0.5, 1) if input else (0.25, 0.5, 1, 2, 4)
+    lengths = [] if quick else sorted({max(1, int(keys * share)) for share in shares})
     steps = sum(len(list(bench.grid(name, load.sizes))) for load in loads for name in names)
     steps += len(loads) * bench.decodes + len(lengths) * len(names)
 
@@ -103,10 +105,3 @@ def _fixed(settings: list[str], names: list[str], sizes: list[Sizes]) -> dict[st
     for method, size in product(fixed.values(), sizes):
         method.check(size)
     return fixed
-
-
-def _lengths(load: Workload, drawn: bool) -> list[int]:
-    """The lengths of the sweep: around a drawn workload's own, up to that of a file."""
-    own = load.k.shape[-2]
-    shares = (0.25, 0.5, 1, 2, 4) if drawn else (0.0625, 0.125, 0.25, 0.5, 1)
-    return sorted({max(1, int(own * share)) for share in shares})

@@ -25,10 +25,7 @@ ATTENTIONS = ("exact", "separable", "random_features", "latent")
 def knowledge(
     flags: Annotated[
         list[str] | None,
-        typer.Argument(
-            metavar="SECTION.NAME=VALUE",
-            help="Fields of every arm's configuration; avow train pretrain --help lists them.",
-        ),
+        typer.Argument(metavar="SECTION.NAME=VALUE", help="Fields of every arm; see avow train pretrain --help."),
     ] = None,
     corpus: Annotated[str, option("A folder: wiki.txt, train.tsv, dev.tsv.", metavar="DIR|invented")] = "invented",
     attentions: Annotated[str, option("Attentions to compare, separated by commas.")] = ",".join(ATTENTIONS),

@@ -66,7 +66,7 @@ def test_an_answer_beyond_its_certificate_gets_no_speed(monkeypatch: pytest.Monk
     ("arguments", "told"),
     [
         (["--only", "cubic"], "only=cubic must be one of linear, random, separable, step; leave --only out"),
-        (["--fuzz", "-1"], "fuzz=-1 must be at least 0; try --fuzz 200"),
+        (["--fuzz", "-1"], "fuzz='-1' must be at least 0; see avow bench linear --help"),
         (["--device", "cpu", "--tune"], "device=cpu is for kernels, which need a GPU; use a GPU, or --rehearse"),
     ],
     ids=str,

@@ -22,7 +22,7 @@ app = typer.Typer(no_args_is_help=True, help="Ratios against exact attention, me
 def decode(
     device: Device = "auto",
     heads: Annotated[Path | None, option("Your own heads: a folder of .safetensors files.", metavar="DIR")] = None,
-    length: Annotated[list[int] | None, option("Tokens in the cache; may be repeated.")] = None,
+    length: Annotated[list[int] | None, option("Tokens in the cache; may be repeated.", min=1)] = None,
     quick: Annotated[bool, option("A short cache, a few rounds.", "--quick")] = False,
     as_json: AsJson = False,
 ) -> None:
@@ -38,9 +38,6 @@ def decode(
 
     where = _where(device)
     sizes = (decoding.QUICK if quick else decoding.FULL)[where]
-    for n in length or []:
-        if n < 1:
-            raise ParameterError("length", n, "must be at least 1", "try --length 65536")
     if length:
         sizes = sizes._replace(lengths=tuple(length))
     if heads is not None:
@@ -56,7 +53,7 @@ def decode(
 def linear(
     device: Device = "auto",
     only: Annotated[str | None, option("Only linear, random, separable or step; on a GPU.", metavar="FAMILY")] = None,
-    fuzz: Annotated[int, option("Check the kernels at N random shapes instead.", metavar="N")] = 0,
+    fuzz: Annotated[int, option("Check the kernels at N random shapes instead.", metavar="N", min=0)] = 0,
     tune: Annotated[bool, option("Time other layouts of the plain scan instead.", "--tune")] = False,
     rehearse: Annotated[bool, option("The GPU's tables on a CPU: interpreted, at tiny sizes.", "--rehearse")] = False,
     quick: Annotated[bool, option("Shorter sequences, a few rounds.", "--quick")] = False,
@@ -74,8 +71,6 @@ def linear(
 
     if only is not None and only not in kernels.FAMILIES:
         raise ParameterError("only", only, f"must be one of {', '.join(kernels.FAMILIES)}", "leave --only out")
-    if fuzz < 0:
-        raise ParameterError("fuzz", fuzz, "must be at least 0", "try --fuzz 200")
     where = "cpu" if rehearse else _where(device)
     sizes = kernels.REHEARSAL if rehearse else kernels.QUICK if quick else kernels.FULL
     if rehearse:
@@ -100,7 +95,7 @@ def linear(
 
 @app.command()
 def shards(
-    ranks: Annotated[int, option("The most shards; powers of two up to it are run.")] = 256,
+    ranks: Annotated[int, option("The most shards; powers of two up to it are run.", min=1, max=1024)] = 256,
     png: Png = None,
     as_json: AsJson = False,
 ) -> None:
@@ -114,8 +109,6 @@ def shards(
     from avow.report.charts import png as picture
     from avow.report.terminal import progress
 
-    if not 1 <= ranks <= 1024:
-        raise ParameterError("ranks", ranks, "must be from 1 to 1024", "try --ranks 256")
     written = files(png=png)
     counts = [2**i for i in range(ranks.bit_length())]
     with progress(6 * len(counts)) as tell:

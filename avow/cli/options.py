@@ -24,14 +24,14 @@ def option(help: str, *names: str, **more: Any) -> Any:
     return typer.Option(*names, help=help, **more)
 
 
-Length = Annotated[int | None, option("Keys and queries; with --input, use only this many of the first keys.")]
-Heads = Annotated[int, option("Heads to draw.")]
-Dim = Annotated[int, option("Dimension of each head.")]
+Length = Annotated[int | None, option("Keys and queries; with --input, use only this many of the first keys.", min=1)]
+Heads = Annotated[int, option("Heads to draw.", min=1)]
+Dim = Annotated[int, option("Dimension of each head.", min=1)]
 Input = Annotated[Path | None, option("Your own heads: a .safetensors file with q, k, v and optionally q_positions.")]
 Causal = Annotated[bool, option("A row sees only the keys up to its own position.", "--causal")]
 Seed = Annotated[int, option("Seed of random draws.", min=0, max=2**63 - 1)]
 Device = Annotated[str, option("Where to compute; auto: a GPU if there is one.", metavar="auto|cpu|cuda")]
-Threads = Annotated[int, option("CPU threads; times vary with more than 1 on a busy machine.")]
+Threads = Annotated[int, option("CPU threads; times vary with more than 1 on a busy machine.", min=1)]
 Png = Annotated[Path | None, option("Write a picture here too, as .png.")]
 AsJson = Annotated[bool, option("Print one JSON document and nothing else on stdout.", "--json")]
 
@@ -56,8 +56,6 @@ def place(device: str) -> str:
 @contextmanager
 def use_threads(count: int) -> Iterator[None]:
     """Have torch use this many threads inside the block."""
-    if count < 1:
-        raise ParameterError("threads", count, "must be at least 1", "try --threads 1")
     before = torch.get_num_threads()
     torch.set_num_threads(count)
     try:
@@ -82,8 +80,6 @@ def workloads(
     kinds: str, input: Path | None, length: int | None, heads: int, dim: int, seed: int, causal: bool, device: str
 ) -> list[Workload]:
     """The heads of a file, or drawn ones: a workload for each kind."""
-    if length is not None and length < 1:
-        raise ParameterError("length", length, "must be at least 1", "try --length 8192")
     if input is not None:
         own = read(input, causal)
         return [(own if length is None else own.first(length)).to(device)]

@@ -35,7 +35,7 @@ def plan(
     causal: Causal = False,
     seed: Seed = 0,
     device: Device = "cpu",
-    ranks: Annotated[int | None, option("Spread it over this many ranks: time by strategy; needs --link.")] = None,
+    ranks: Annotated[int | None, option("Spread over this many ranks: time by strategy; needs --link.", min=1)] = None,
     link: Annotated[str | None, option("With --ranks: a rank's bandwidth, such as 400GB/s.", metavar="SPEED")] = None,
     latency: Annotated[str | None, option("With --ranks: latency of a message; default: 5us.", metavar="TIME")] = None,
     compute: Annotated[
@@ -44,9 +44,9 @@ def plan(
     ] = None,
     memory: Annotated[str | None, option("With --compute: memory bandwidth, as 4.8TB/s.", metavar="SPEED")] = None,
     kept: Annotated[float | None, option("With --compute: share of tokens that sparse reads; default: 0.1.")] = None,
-    queries: Annotated[int | None, option("Only this many last queries: 1 is a decoding step; default: all.")] = None,
-    batch: Annotated[int | None, option("With --ranks: sequences at once; 1 by default.")] = None,
-    key_heads: Annotated[int | None, option("With --ranks: key heads, shared by the heads.")] = None,
+    queries: Annotated[int | None, option("Only the last queries; 1 is a decoding step; default: all.", min=1)] = None,
+    batch: Annotated[int | None, option("With --ranks: sequences at once; default: 1.", min=1)] = None,
+    key_heads: Annotated[int | None, option("With --ranks: key heads, shared by the heads.", min=1)] = None,
     dtype: Annotated[str | None, option("With --ranks: float64, float32 (default), bfloat16 or float16.")] = None,
     png: Png = None,
     as_json: AsJson = False,
@@ -64,11 +64,12 @@ def plan(
         rule = "needs tensors, and a plan for many ranks looks at sizes alone"
         remedy = "leave --{} out, or leave --ranks out to see which methods meet it"
         _refuse({"tol": tol, "rtol": rtol, "confidence": confidence, "input": input}, rule, remedy)
-        keys = 131072 if length is None else length
-        counts = {"length": keys, "queries": keys if queries is None else queries}
-        counts |= {"batch": 1 if batch is None else batch}
-        counts |= {"heads": heads, "key-heads": heads if key_heads is None else key_heads, "dim": dim}
-        sizes = _checked_sizes(counts, "float32" if dtype is None else dtype, device, causal)
+        keys, groups = 131072 if length is None else length, heads if key_heads is None else key_heads
+        if heads % groups:
+            rule = f"must divide the {heads} heads that share them"
+            raise ParameterError("key-heads", groups, rule, f"try --key-heads {heads}")
+        shape = 1 if batch is None else batch, heads, groups, keys if queries is None else queries, keys, dim, dim
+        sizes = Sizes(*shape, dtype_named("float32" if dtype is None else dtype), device, causal)
         check(sizes, ranks)
         if link is None:
             rule = "needs to know how fast ranks are connected"
@@ -132,17 +133,6 @@ def _verdict(plan: Plan) -> str:
     comparison = "" if chosen.method.is_exact else f", {faster:.1f} times as fast as exact"
     price = f"{formatting.seconds(chosen.seconds)} and {formatting.memory(chosen.cost.peak_bytes)}"
     return f"{chosen.method.label} would run: {price} predicted{comparison}"
-
-
-def _checked_sizes(counts: dict[str, int], dtype: str, device: str, causal: bool) -> Sizes:
-    for name, value in counts.items():
-        if value < 1:
-            raise ParameterError(name, value, "must be at least 1", f"try --{name} 8")
-    keys, queries, batch, heads, key_heads, dim = counts.values()
-    if heads % key_heads:
-        rule = f"must divide the {heads} heads that share them"
-        raise ParameterError("key-heads", key_heads, rule, f"try --key-heads {heads}")
-    return Sizes(batch, heads, key_heads, queries, keys, dim, dim, dtype_named(dtype), device, causal)
 
 
 def _machine(compute: str | None, memory: str | None, kept: float | None, device: str) -> tuple[Machine, str]:

@@ -181,7 +181,7 @@ def test_a_plan_for_other_layers_or_heads_is_refused() -> None:
         ('{"format": "avow plan 1"}', "is not a plan for a model (KeyError: 'layers')"),
         (
             '{"format": "avow plan 1", "layers": {"a": [{"method": "none", "tol": 1}]}}',
-            "holds a setting that is not valid (method='none' is not a method; ",
+            "holds a wrong setting (method='none' is not a method; ",
         ),
         (
             '{"format": "avow plan 1", "layers": {"a": [{"method": "exact", "tol": 1, "rows": 2}]}}',

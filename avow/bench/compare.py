@@ -126,12 +126,9 @@ class Board:
     @property
     def winner(self) -> Row | None:
         """The fastest that beats exact attention and proves `GOAL`."""
-        faster = [
-            (row.measured.ratio, i)
-            for i, row in enumerate(self.rows)
-            if row.measured and row.proves(GOAL) and not row.method.is_exact and row.measured.ratio < 1
-        ]
-        return self.rows[min(faster)[1]] if faster else None
+        rows = [row for row in self.rows if row.proves(GOAL) and not row.method.is_exact]
+        ratios = {i: row.measured.ratio for i, row in enumerate(rows) if row.measured and row.measured.ratio < 1}
+        return rows[min(ratios, key=lambda i: ratios[i])] if ratios else None
 
     def plain(self) -> dict[str, Any]:
         names = ("batch", "heads", "key_heads", "queries", "keys", "dim", "value_dim", "causal")

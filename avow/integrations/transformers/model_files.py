@@ -53,9 +53,8 @@ def _place(source: str) -> Path:
     path = Path(source)
     if path.is_file():
         if path.suffix != ".gguf":
-            raise FileError(
-                "model", source, "is not a GGUF file", "name a folder, a .gguf file or an installed package"
-            )
+            remedy = "name a folder, a .gguf file or an installed package"
+            raise FileError("model", source, "is not a GGUF file", remedy)
         return path
     if path.is_dir():
         return _within(source, path)

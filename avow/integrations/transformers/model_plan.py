@@ -101,9 +101,7 @@ def read_plan(path: str | Path) -> ModelPlan:
     except OSError as error:
         raise FileError("plan", path, f"cannot be read ({error.strerror})", "name a readable file") from error
     except AvowError as error:
-        raise FileError(
-            "plan", path, f"holds a setting that is not valid ({error})", "profile the model again"
-        ) from error
+        raise FileError("plan", path, f"holds a wrong setting ({error})", "profile the model again") from error
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         rule = f"is not a plan for a model ({type(error).__name__}: {error})"
         raise FileError("plan", path, rule, "write one with avow profile MODEL --plan") from error

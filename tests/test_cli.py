@@ -245,4 +245,5 @@ def test_a_plan_of_one_query_is_a_step_of_decoding() -> None:
     assert memory() > step + 65535 * 8 * 4
     assert memory("--queries", "1", "--causal") == step, "the last query sees every key"
     assert memory("--queries", "2") > step
-    assert "queries=0 must be from 1 to the 2048 there are" in refused("plan", "--queries", "0")
+    assert "queries='0' must be at least 1" in refused("plan", "--queries", "0")
+    assert "queries=9 must be from 1 to the 8 there are" in refused("plan", "--length", "8", "--queries", "9")

@@ -58,7 +58,7 @@ def knowledge(
             results = side_by_side(chosen, out, resume=resume, jobs=jobs, tell=tell)
     except (Interrupted, KeyboardInterrupt) as error:
         # The second interrupt does not wait for checkpoints.
-        state = "every arm is saved" if isinstance(error, Interrupted) else "every arm is at its last checkpoint"
+        state = "every arm is saved" if isinstance(error, Interrupted) else "arms are at their last checkpoints"
         again = shlex.join(["avow", *(word for word in sys.argv[1:] if word != "--resume"), "--resume"])
         typer.echo(f"avow: interrupted; {state}\ngo on with: {again}", err=True)
         raise typer.Exit(128 + (error.signal if isinstance(error, Interrupted) else signal.SIGINT)) from error

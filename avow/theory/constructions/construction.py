@@ -5,11 +5,12 @@ And what may be asked of one: keys, matrices, eps, weights, indices, dtypes; ref
 
 from __future__ import annotations
 
+import math
 import operator
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import SupportsFloat
+from typing import SupportsFloat, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -78,6 +79,20 @@ class Construction(ABC):
     def as_module(self) -> nn.Module:
         """The construction as a module, if it maps inputs to outputs."""
         raise NotImplementedError(f"{type(self).__name__} does not map inputs to outputs, so it has no module")
+
+
+C = TypeVar("C", bound=Construction)
+
+
+def first_proved(candidates: Iterable[C]) -> tuple[C | None, float]:
+    """The first construction that keeps its promise, and the least error that was proved of it or of any before it."""
+    best = math.inf
+    for candidate in candidates:
+        proof = candidate.verify()
+        best = min(best, proof.achieved)
+        if proof:
+            return candidate, best
+    return None, best
 
 
 def checked_matrix(name: str, x: Tensor) -> Tensor:

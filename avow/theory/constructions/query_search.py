@@ -36,7 +36,7 @@ from torch import Tensor
 from avow.core import DTYPES, named
 from avow.errors import InsideHull, MissingPackage, OutOfReach, RangeError, ToleranceUnreachable
 from avow.numerics import intervals
-from avow.theory.constructions.construction import checked_dtype
+from avow.theory.constructions.construction import checked_dtype, first_proved
 
 if TYPE_CHECKING:
     from flint import arb
@@ -81,9 +81,9 @@ def built(goal: Goal, closed_form: bool = True) -> tuple[Tensor, Array | None]:
     best = math.inf
     for ray in _rays(goal, closed_form):
         rays.append(ray)
-        query, least = _rounded(ray, goal, goal.dtype)
-        if query is not None:
-            return query, ray.dual
+        promise, least = _rounded(ray, goal, goal.dtype)
+        if promise is not None:
+            return promise.query, ray.dual
         best = min(best, least)
     for dtype in reversed(DTYPES[: DTYPES.index(goal.dtype)]):
         if any(_rounded(ray, goal, dtype)[0] is not None for ray in rays):
@@ -133,22 +133,15 @@ def _programmed(goal: Goal, kept: Array, rest: Array, logs: Array) -> Ray | None
     return None if solution is None else Ray(fixed, solution[0] @ free, solution[1])
 
 
-def _rounded(ray: Ray, goal: Goal, dtype: torch.dtype) -> tuple[Tensor | None, float]:
-    """The query in its dtype, enlarged by as little as its promise then needs; or the best that was reached."""
-    best, margin = math.inf, 0.0
-    while margin <= 1.0:
-        with np.errstate(over="ignore", invalid="ignore"):
-            exact = ray.fixed + (1 + margin) * ray.push
-        query = torch.from_numpy(exact).to(goal.promise.keys.device, dtype)
-        if bool(query.isfinite().all()):
-            proof = replace(goal.promise, query=query).verify()
-            if proof:
-                return query, proof.achieved
-            best = min(best, proof.achieved)
-        if not ray.push.any():
-            break
-        margin = 2 * margin or torch.finfo(dtype).eps
-    return None, best
+def _rounded(ray: Ray, goal: Goal, dtype: torch.dtype) -> tuple[Query | None, float]:
+    """The promise with a query in its dtype, enlarged by as little as it then needs; and the best that was reached."""
+    # Without a push nothing is enlarged; otherwise by one rounding of the dtype, two, four, up to twice the length.
+    doublings = range(round(-math.log2(torch.finfo(dtype).eps)) + 1) if ray.push.any() else ()
+    margins = (0.0, *(torch.finfo(dtype).eps * 2**k for k in doublings))
+    with np.errstate(over="ignore", invalid="ignore"):
+        exact = [torch.from_numpy(ray.fixed + (1 + margin) * ray.push) for margin in margins]
+    queries = (query.to(goal.promise.keys.device, dtype) for query in exact)
+    return first_proved(replace(goal.promise, query=query) for query in queries if query.isfinite().all())
 
 
 def _too_coarse(goal: Goal, rays: list[Ray], best: float, enough: torch.dtype) -> ToleranceUnreachable:

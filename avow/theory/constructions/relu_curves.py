@@ -24,20 +24,10 @@ from avow.core.chart import Chart
 from avow.errors import NonFiniteError, ParameterError, RangeError, ToleranceUnreachable
 from avow.numerics import intervals
 from avow.parameters import declared
+from avow.theory.constructions import relu
 from avow.theory.constructions.construction import Proof, checked_dtype, checked_eps
 from avow.theory.constructions.formulas import FUNCTIONS, compiled
-from avow.theory.constructions.relu import (
-    Layer,
-    Layers,
-    Number,
-    Piece,
-    ReluNetwork,
-    as_fractions,
-    checked_interval,
-    checked_number,
-    pieces,
-    rounded,
-)
+from avow.theory.constructions.relu import Layer, Layers, Number, Piece, ReluNetwork
 
 if TYPE_CHECKING:
     import sympy
@@ -79,7 +69,7 @@ class ReluPiecewise(ReluNetwork):
         return f"within {self.bound:.6g} of {self.curve.text} everywhere {where}, with {self.units} hidden units"
 
     def verify(self) -> Proof:
-        lines = pieces(as_fractions(self.layers), self.low, self.high)
+        lines = relu.pieces(relu.as_fractions(self.layers), self.low, self.high)
         steps = (
             f"the rounded network is {len(lines)} lines, known in fractions",
             f"balls bound the distance on every line: {self.curve.text} is convex or concave there, or is cut until a "
@@ -110,16 +100,16 @@ def relu_piecewise(
     """
     curve = curve_of(f)
     checked_dtype("relu_piecewise", dtype)
-    low, high = checked_interval("relu_piecewise", interval)
+    low, high = relu.checked_interval("relu_piecewise", interval)
     checked_eps("relu_piecewise", eps)
-    eps = checked_number("relu_piecewise: eps", eps)
+    eps = relu.checked_number("relu_piecewise: eps", eps)
     if high - low < max(abs(low), abs(high)) * Fraction(1e-9) + Fraction(1e-290):
         raise RangeError("relu_piecewise: interval", interval, "is too narrow for float64", "widen it")
     best = math.inf
     for aim in AIMS:
         exact = _through(curve, knots_of(curve, float(low), float(high), aim * float(eps), MOST_UNITS), dtype)
-        layers = rounded("relu_piecewise", exact, dtype)
-        bound = distance(curve, pieces(as_fractions(layers), low, high))
+        layers = relu.rounded("relu_piecewise", exact, dtype)
+        bound = distance(curve, relu.pieces(relu.as_fractions(layers), low, high))
         if bound <= eps:
             return ReluPiecewise(exact, layers, bound, curve, low, high)
         best = min(best, bound)
@@ -137,7 +127,7 @@ def chain(
 
     One unit a line, as `relu_piecewise` first tries it; more than `most` of them, MOST_UNITS unless told, are refused.
     """
-    low, high = checked_interval("relu_piecewise", interval)
+    low, high = relu.checked_interval("relu_piecewise", interval)
     band = AIMS[0] * checked_eps("relu_piecewise", eps)
     knots = knots_of(curve, float(low), float(high), band, MOST_UNITS if most is None else most)
     xs, rises = (np.array(column) for column in zip(*knots, strict=True))

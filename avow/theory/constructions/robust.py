@@ -22,7 +22,14 @@ from avow.core.chart import Chart
 from avow.errors import ParameterError, RangeError, ShapeError, ToleranceUnreachable
 from avow.numerics import intervals, rounding
 from avow.parameters import as_float, declared
-from avow.theory.constructions.construction import Construction, Proof, checked_dtype, checked_eps, checked_matrix
+from avow.theory.constructions.construction import (
+    Construction,
+    Proof,
+    checked_dtype,
+    checked_eps,
+    checked_matrix,
+    first_proved,
+)
 from avow.theory.constructions.noise import REACH, AnyScale, DiscreteLaw, GaussianLaw, Law
 
 if TYPE_CHECKING:
@@ -174,16 +181,11 @@ def robust_heads(
     queries = own if directions is None else own @ directions.double()
     # A little longer until the rounded numbers keep the promise: one rounding is enough along the standard basis, and
     # keys that are not quite orthonormal cost about what they are off.
-    best = math.inf
-    for longer in (0.0, *(2.0**-k for k in range(math.frexp(1 / rounding.unit(dtype))[1] + 1, 0, -2))):
-        rounded_queries = (queries * (1 + longer)).to(dtype)
-        if not bool(torch.isfinite(rounded_queries).all()):
-            break
-        heads = RobustHeads(rounded_queries, directions, n, eps, law, noisy, other, least, most)
-        proof = heads.verify()
-        if proof:
-            return heads
-        best = min(best, proof.achieved)
+    margins = (0.0, *(2.0**-k for k in range(math.frexp(1 / rounding.unit(dtype))[1] + 1, 0, -2)))
+    rounded = ((queries * (1 + margin)).to(dtype) for margin in margins)
+    heads, best = first_proved(RobustHeads(q, directions, n, eps, law, noisy, other, least, most) for q in rounded)
+    if heads is not None:
+        return heads
     where = f"for every scale from {float(least):g} to {float(most):g}"
     rule = f"cannot be kept with queries and keys rounded to {named(dtype)} {where}"
     raise ToleranceUnreachable("robust_heads: eps", eps, rule, "use a wider dtype, or bound the scale", best)

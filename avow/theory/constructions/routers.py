@@ -33,7 +33,7 @@ from avow.errors import ParameterError, RangeError, ShapeError, ToleranceUnreach
 from avow.numerics import intervals
 from avow.numerics.intervals import longest, rounded, stacked
 from avow.parameters import as_float, declared
-from avow.theory.constructions.construction import Construction, Proof, checked_eps, checked_matrix
+from avow.theory.constructions.construction import Construction, Proof, checked_eps, checked_matrix, first_proved
 from avow.theory.constructions.projections import dual_basis, linear
 
 if TYPE_CHECKING:
@@ -179,7 +179,7 @@ def feature_map(features: Tensor, gains: Sequence[float]) -> Tensor:
         raise ParameterError("feature_map: features", shape, "are not proved linearly independent", "drop one of them")
     with intervals.precision(_BITS):
         gain = intervals.grid(torch.diag(torch.tensor([float(x) for x in gains], dtype=torch.float64)))
-        return rounded(intervals.grid(features.mT) * gain * basis.rows, features.dtype)
+        return rounded(intervals.grid(features.mT) * gain * basis, features.dtype)
 
 
 @declared("route_by_weights")
@@ -238,7 +238,7 @@ def _queries(tokens: Tensor, table: Mapping[int, tuple[int, ...]]) -> Tensor:
     for i, sources in table.items():
         pattern[i, list(sources)] = 1.0
     with intervals.precision(_BITS):
-        return rounded(basis.rows.transpose() * intervals.grid(pattern.mT) * basis.rows, torch.float64)
+        return rounded(basis.transpose() * intervals.grid(pattern.mT) * basis, torch.float64)
 
 
 def _separating(tokens: Tensor, table: Mapping[int, tuple[int, ...]]) -> Tensor:
@@ -316,10 +316,10 @@ def _with_smallest_scale(made: Router) -> Router:
             middle = (low + high) / 2
             enough_now = float(error(torch.tensor([middle], dtype=torch.float64))) <= made.eps
             low, high = (low, middle) if enough_now else (middle, high)
-        for more in (0.0, 1e-14, 1e-12, 1e-10, 1e-8, 1e-7, 3e-7):
-            candidate = replace(made, scale=high * (1 + more))
-            if candidate.verify():
-                return candidate
+        margins = (0.0, 1e-14, 1e-12, 1e-10, 1e-8, 1e-7, 3e-7)
+        proved, _ = first_proved(replace(made, scale=high * (1 + margin)) for margin in margins)
+        if proved is not None:
+            return proved
     rule = f"cannot be kept with weights rounded to {named(made.tokens.dtype)}"
     remedy = "use a wider type, or tokens further from dependent"
     raise ToleranceUnreachable("router: eps", made.eps, rule, remedy, float(tried.amin()))

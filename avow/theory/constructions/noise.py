@@ -210,8 +210,8 @@ def noise_analysis(
     distribution over keys; left out, it is the average of keys 0 and 1.
 
     >>> t = 11.512925464970229  # ln(n/ε) for n = 1000, ε = 0.01
-    >>> found = noise_analysis(1000, [{0: t, 1: t}], DiscreteLaw((0.5, 1.5), (0.5, 0.5)), eta=0.1)
-    >>> [round(low, 4) for low, high in found.outcomes[1].weights.values()], found.success
+    >>> analysis = noise_analysis(1000, [{0: t, 1: t}], DiscreteLaw((0.5, 1.5), (0.5, 0.5)), eta=0.1)
+    >>> [round(low, 4) for low, high in analysis.outcomes[1].weights.values()], analysis.success
     ([0.9968, 0.0032], (0.0, 0.0))
     """
     _check_problem(n, heads, eta, noisy)

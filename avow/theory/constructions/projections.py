@@ -95,8 +95,8 @@ def project_out(a: Tensor, b: Tensor) -> ProjectOut:
     The spans must be independent: the smallest singular value of [A B] is proved to be above zero, and large enough
     for the projector to survive rounding; otherwise the combination of columns that nearly vanishes is in the error.
 
-    >>> made = project_out(torch.tensor([[1.0], [0.0]]), torch.tensor([[1.0], [1.0]]))
-    >>> made.projection
+    >>> part = project_out(torch.tensor([[1.0], [0.0]]), torch.tensor([[1.0], [1.0]]))
+    >>> part.projection
     tensor([[ 1., -1.],
             [ 0.,  0.]])
     """

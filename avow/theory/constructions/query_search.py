@@ -74,20 +74,25 @@ class Ray(NamedTuple):
     dual: Array | None = None
 
 
-def built(goal: Goal, closed_form: bool = True) -> tuple[Tensor, Array | None]:
+def find_query(goal: Goal, closed_form: bool = True) -> tuple[Tensor, Array | None]:
     """The first query that keeps its promise once rounded, with the dual of a shortest one; else an error says why."""
     checked_dtype(goal.name, goal.dtype)
     rays: list[Ray] = []
     best = math.inf
     for ray in _rays(goal, closed_form):
         rays.append(ray)
-        promise, least = _rounded(ray, goal, goal.dtype)
+        promise, least = _round_query(ray, goal, goal.dtype)
         if promise is not None:
             return promise.query, ray.dual
         best = min(best, least)
     for dtype in reversed(DTYPES[: DTYPES.index(goal.dtype)]):
-        if any(_rounded(ray, goal, dtype)[0] is not None for ray in rays):
-            raise _too_coarse(goal, rays, best, dtype)
+        if any(_round_query(ray, goal, dtype)[0] is not None for ray in rays):
+            largest, reach = min(float(np.abs(ray.fixed + ray.push).max()) for ray in rays), torch.finfo(goal.dtype).max
+            rule = f"ends at {reach:g}, and the query reaches {largest:.3g}"
+            if largest <= reach:
+                missed = f"eps={best:.3g} where eps={goal.promise.eps:.3g} was asked"
+                rule = f"is too coarse: rounded to it, the query keeps {missed}"
+            raise ToleranceUnreachable(f"{goal.name}: dtype", named(goal.dtype), rule, f"use dtype={dtype}", best)
     raise _refusal(goal, rays, best)
 
 
@@ -95,45 +100,45 @@ def _rays(goal: Goal, closed_form: bool) -> Iterator[Ray]:
     """Where to look, in the units of the keys: in closed form, then by the convex program."""
     rows, exponent = _scaled(goal.promise.keys)
     weights = goal.promise.wanted.numpy()
-    kept = weights > 0
-    for attempt in (_spanned, _programmed) if closed_form else (_programmed,):
-        ray = attempt(goal, rows[kept], rows[~kept], np.log(weights[kept]))
+    support = weights > 0
+    for attempt in (_closed_form, _by_program) if closed_form else (_by_program,):
+        ray = attempt(goal, rows[support], rows[~support], np.log(weights[support]))
         if ray is not None:
             with np.errstate(over="ignore", under="ignore"):
                 yield Ray(np.ldexp(ray.fixed, -exponent), np.ldexp(ray.push, -exponent), ray.dual)
 
 
-def _spanned(goal: Goal, kept: Array, rest: Array, logs: Array) -> Ray | None:
+def _closed_form(goal: Goal, support: Array, others: Array, logs: Array) -> Ray | None:
     """The query within the span of the kept keys; None if that span does not separate them from the others."""
-    if not len(rest) or not (kept * kept).any():
+    if not len(others) or not (support * support).any():
         return None
-    sides = np.stack([logs, np.ones(len(kept))], 1)
-    solved, _, rank, _ = np.linalg.lstsq(kept, sides, rcond=None)
-    if rank < len(kept):
+    sides = np.stack([logs, np.ones(len(support))], 1)
+    solved, _, rank, _ = np.linalg.lstsq(support, sides, rcond=None)
+    if rank < len(support):
         return None
-    if len(kept) == 1:  # one key is its own span, and the query stays exactly along it
-        solved = kept.T / (kept @ kept.T) * sides
+    if len(support) == 1:  # one key is its own span, and the query stays exactly along it
+        solved = support.T / (support @ support.T) * sides
     fixed, push = solved.T
-    margins = 1 - rest @ push
+    margins = 1 - others @ push
     if not (margins > 0).all():
         return None
     # Each of the others ends at log(eps/crowd) below what the kept keys' weights are measured from.
-    lengths = (rest @ fixed + math.log(goal.crowd) - math.log(goal.eps)) / margins
+    lengths = (others @ fixed + math.log(goal.crowd) - math.log(goal.eps)) / margins
     return Ray(fixed, max(0.0, float(lengths.max())) * push)
 
 
-def _programmed(goal: Goal, kept: Array, rest: Array, logs: Array) -> Ray | None:
+def _by_program(goal: Goal, support: Array, others: Array, logs: Array) -> Ray | None:
     """The shortest query with the ratios wanted; None if none was found."""
-    left, spread, right = np.linalg.svd(kept[1:] - kept[0], full_matrices=True)
+    left, spread, right = np.linalg.svd(support[1:] - support[0], full_matrices=True)
     rank = int((spread > 1e-12 * spread.max(initial=0.0)).sum())
     fixed = right[:rank].T @ ((left[:, :rank].T @ (logs[1:] - logs[0])) / spread[:rank])
     free = right[rank:]  # directions that leave the kept keys' ratios alone
-    gaps = rest - kept[0]
+    gaps = others - support[0]
     solution = shortest_push(gaps @ free.T, gaps @ fixed + logs[0], math.log(goal.eps))
     return None if solution is None else Ray(fixed, solution[0] @ free, solution[1])
 
 
-def _rounded(ray: Ray, goal: Goal, dtype: torch.dtype) -> tuple[Query | None, float]:
+def _round_query(ray: Ray, goal: Goal, dtype: torch.dtype) -> tuple[Query | None, float]:
     """The promise with a query in its dtype, enlarged by as little as it then needs; and the best that was reached."""
     # Without a push nothing is enlarged; otherwise by one rounding of the dtype, two, four, up to twice the length.
     doublings = range(round(-math.log2(torch.finfo(dtype).eps)) + 1) if ray.push.any() else ()
@@ -142,15 +147,6 @@ def _rounded(ray: Ray, goal: Goal, dtype: torch.dtype) -> tuple[Query | None, fl
         exact = [torch.from_numpy(ray.fixed + (1 + margin) * ray.push) for margin in margins]
     queries = (query.to(goal.promise.keys.device, dtype) for query in exact)
     return first_proved(replace(goal.promise, query=query) for query in queries if query.isfinite().all())
-
-
-def _too_coarse(goal: Goal, rays: list[Ray], best: float, enough: torch.dtype) -> ToleranceUnreachable:
-    largest, reach = min(float(np.abs(ray.fixed + ray.push).max()) for ray in rays), torch.finfo(goal.dtype).max
-    rule = f"ends at {reach:g}, and the query reaches {largest:.3g}"
-    if largest <= reach:
-        asked = f"eps={goal.promise.eps:.3g} was asked"
-        rule = f"is too coarse: rounded to it, the query keeps eps={best:.3g} where {asked}"
-    return ToleranceUnreachable(f"{goal.name}: dtype", named(goal.dtype), rule, f"use dtype={enough}", best)
 
 
 def _refusal(goal: Goal, rays: list[Ray], best: float) -> Exception:

@@ -36,6 +36,8 @@ if TYPE_CHECKING:
     Array = NDArray[np.float64]
     Ball = Callable[[arb], arb]
 
+# Where two lines meet, and how far above the function: x and the rise.
+Knot = tuple[float, float]
 MOST_UNITS = 1 << 11
 BITS = 128
 # Parts of eps that are aimed at, one after the other: what is left covers rounding and what the samples missed.
@@ -82,7 +84,7 @@ class ReluPiecewise(ReluNetwork):
             return torch.tensor(self.curve.values(x.numpy()))
 
         title = f"{self.curve.text} from {self.units} ReLUs"
-        return self.drawn(title, self.curve.text, truth, float(self.low), float(self.high))
+        return self.error_chart(title, self.curve.text, truth, float(self.low), float(self.high))
 
 
 @declared("relu_piecewise")
@@ -107,12 +109,12 @@ def relu_piecewise(
         raise RangeError("relu_piecewise: interval", interval, "is too narrow for float64", "widen it")
     best = math.inf
     for aim in AIMS:
-        exact = _through(curve, knots_of(curve, float(low), float(high), aim * float(eps), MOST_UNITS), dtype)
-        layers = relu.rounded("relu_piecewise", exact, dtype)
-        bound = distance(curve, relu.pieces(relu.as_fractions(layers), low, high))
-        if bound <= eps:
-            return ReluPiecewise(exact, layers, bound, curve, low, high)
-        best = min(best, bound)
+        exact = _layers_through(curve, knots_of(curve, float(low), float(high), aim * float(eps), MOST_UNITS), dtype)
+        layers = relu.round_layers("relu_piecewise", exact, dtype)
+        network = ReluPiecewise(exact, layers, 0.0, curve, low, high).with_proved_error()
+        if network.bound <= eps:
+            return network
+        best = min(best, network.bound)
     remedy = "keep to where it is finite"
     if math.isfinite(best):
         remedy = f"use eps of at least {best:.2g}{'' if dtype == torch.float64 else ', or a wider dtype'}"
@@ -120,16 +122,14 @@ def relu_piecewise(
     raise ToleranceUnreachable("relu_piecewise: eps", f"{float(eps):g}", rule, remedy, best)
 
 
-def chain(
-    curve: Curve, interval: tuple[Number, Number], eps: Number, most: int | None = None
-) -> list[tuple[float, float]]:
+def chain(curve: Curve, interval: tuple[Number, Number], eps: Number, most: int = MOST_UNITS) -> list[Knot]:
     """Where the lines of a network within about `eps` would meet, in float64: a sketch, nothing of it proved.
 
-    One unit a line, as `relu_piecewise` first tries it; more than `most` of them, MOST_UNITS unless told, are refused.
+    One unit a line, as `relu_piecewise` first tries it; more than `most` of them are refused.
     """
     low, high = relu.checked_interval("relu_piecewise", interval)
     band = AIMS[0] * checked_eps("relu_piecewise", eps)
-    knots = knots_of(curve, float(low), float(high), band, MOST_UNITS if most is None else most)
+    knots = knots_of(curve, float(low), float(high), band, most)
     xs, rises = (np.array(column) for column in zip(*knots, strict=True))
     return list(zip(xs.tolist(), (curve.values(xs) + rises).tolist(), strict=True))
 
@@ -196,7 +196,7 @@ def _stationary(curve: Curve, low: arb, high: arb, tilt: arb) -> arb:
     return guess if low <= guess and guess <= high else ((low + high) / 2).mid()
 
 
-def _through(curve: Curve, knots: Sequence[tuple[float, float]], dtype: torch.dtype) -> Layers:
+def _layers_through(curve: Curve, knots: Sequence[Knot], dtype: torch.dtype) -> Layers:
     """The units whose kinks are some knots, moved to where the type can hold them: rising from the first on.
 
     One unit a line: the first gives the slope to begin with, every other a change of slope.
@@ -247,7 +247,7 @@ def curve_of(f: sympy.Expr) -> Curve:
 
 
 def _enclosure(expression: sympy.Expr, x: sympy.Symbol) -> Ball:
-    """A function of one ball that holds an expression's values; not finite where it cannot tell."""
+    """A function of one ball that holds an expression's values; not finite if it cannot tell."""
     try:
         at = compiled(expression, [x])
     except TypeError:  # a derivative that is not a function
@@ -259,20 +259,20 @@ def _enclosure(expression: sympy.Expr, x: sympy.Symbol) -> Ball:
 SAMPLES = 129
 
 
-def knots_of(curve: Curve, low: float, high: float, band: float, most: int) -> list[tuple[float, float]]:
+def knots_of(curve: Curve, low: float, high: float, band: float, most: int) -> list[Knot]:
     """Where lines meet, and how far above the function: each line reaches as far as `band` lets it."""
     starts = [(low, rise) for rise in (0.0, -band, band)]
-    firsts = [(start, _reached(curve, start, high, (high - low) / 1024, band)) for start in starts]
+    firsts = [(start, _farthest_end(curve, start, high, (high - low) / 1024, band)) for start in starts]
     knots = [*max(firsts, key=lambda line: line[1][0])]
     while knots[-1][0] < high:
         if len(knots) > most:
             rule = f"needs more than {most:,} units"
             raise ParameterError("relu_piecewise: eps", f"{band:.2g}", rule, "give a larger eps")
-        knots.append(_reached(curve, knots[-1], high, knots[-1][0] - knots[-2][0], band))
+        knots.append(_farthest_end(curve, knots[-1], high, knots[-1][0] - knots[-2][0], band))
     return knots
 
 
-def _reached(curve: Curve, start: tuple[float, float], high: float, step: float, band: float) -> tuple[float, float]:
+def _farthest_end(curve: Curve, start: Knot, high: float, step: float, band: float) -> Knot:
     """The farthest end of a line from `start` that samples find within the band, and its height over the function."""
     left = start[0]
     far, shorter = min(left + 2 * step, high), False
@@ -298,7 +298,7 @@ def _reached(curve: Curve, start: tuple[float, float], high: float, step: float,
     return float(xs[count - 1]), rise
 
 
-def _in_reach(curve: Curve, start: tuple[float, float], xs: Array, band: float) -> tuple[int, float]:
+def _in_reach(curve: Curve, start: Knot, xs: Array, band: float) -> tuple[int, float]:
     """How many samples, one after the other, lines from `start` reach; and the last one's rise over the function.
 
     A line keeps to the band if its slope lies between the steepest of the slopes to the band's lower edge and the

@@ -12,10 +12,9 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import SupportsFloat, TypeVar
 
-import torch
 from torch import Tensor, nn
 
-from avow.core import DTYPES, check_dtype
+from avow.core import DTYPES
 from avow.core.chart import Picture
 from avow.errors import DtypeError, NonFiniteError, ParameterError, ShapeError
 from avow.parameters import as_float
@@ -116,10 +115,6 @@ def checked_eps(name: str, eps: SupportsFloat) -> float:
     if not 0 < number < 1:
         raise ParameterError(f"{name}: eps", eps, "must lie in (0, 1)", "try eps=0.01")
     return number
-
-
-def checked_dtype(name: str, dtype: torch.dtype) -> None:
-    check_dtype(f"{name}: dtype", dtype, "use dtype=torch.float64")
 
 
 def checked_index(name: str, index: int, n: int, within: Sequence[int] | None = None) -> int:

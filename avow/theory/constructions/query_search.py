@@ -33,10 +33,10 @@ from jaxtyping import Float
 from numpy.typing import NDArray
 from torch import Tensor
 
-from avow.core import DTYPES, named
+from avow.core import DTYPES, check_dtype, named
 from avow.errors import InsideHull, MissingPackage, OutOfReach, RangeError, ToleranceUnreachable
 from avow.numerics import intervals
-from avow.theory.constructions.construction import checked_dtype, first_proved
+from avow.theory.constructions.construction import first_proved
 
 if TYPE_CHECKING:
     from flint import arb
@@ -76,7 +76,7 @@ class Ray(NamedTuple):
 
 def find_query(goal: Goal, closed_form: bool = True) -> tuple[Tensor, Array | None]:
     """The first query that keeps its promise once rounded, with the dual of a shortest one; else an error says why."""
-    checked_dtype(goal.name, goal.dtype)
+    check_dtype(f"{goal.name}: dtype", goal.dtype, "use dtype=torch.float64")
     rays: list[Ray] = []
     best = math.inf
     for ray in _rays(goal, closed_form):
@@ -154,7 +154,7 @@ def _refusal(goal: Goal, rays: list[Ray], best: float) -> Exception:
     keys, weights = goal.promise.keys.cpu(), goal.promise.wanted
     refuted = impossible(keys, weights, goal.eps)
     if refuted is not None:
-        name, combination = f"{goal.name}: {goal.parameter}", refuted.combination
+        name, (combination, wholly) = f"{goal.name}: {goal.parameter}", refuted
         used = [i for i, c in enumerate(combination) if c != 0]
         if goal.parameter == "target":
             rule = "has a key in the convex hull of the others, so no query scores it above them all"
@@ -162,7 +162,7 @@ def _refusal(goal: Goal, rays: list[Ray], best: float) -> Exception:
             remedy = f"move that key, or drop one of keys {others}: it is their mean by the weights on this error"
             return InsideHull(name, goal.value, rule, remedy, tuple(max(-c, Fraction(0)) for c in combination))
         rule = "is out of reach: no query gives these keys such weights"
-        if not refuted.wholly:
+        if not wholly:
             rule = "is out of reach: no query keeps these keys' ratios exactly and the others within eps"
         remedy = f"change the weights or one of keys {used}, whose combination on this error proves it"
         return OutOfReach(name, goal.value, rule, remedy, combination)
@@ -269,25 +269,21 @@ def _scaled(keys: Tensor) -> tuple[Array, int]:
     return np.ldexp(rows.numpy(), -exponent), exponent
 
 
-class Impossible(NamedTuple):
-    """Why no query gives some weights: numbers c, one a key, with Σc = 0 and Σ c_i k_i = 0, exactly.
+def impossible(
+    keys: Float[Tensor, "n d"], weights: Float[Tensor, " n"], eps: float
+) -> tuple[tuple[Fraction, ...], bool] | None:
+    """The proof that no query gives every key at least its weight over 1 + eps, if one is found.
 
-    `wholly`: no query keeps the promise. Otherwise none keeps the subset's ratios exactly, which is all that is tried.
+    It is numbers c, one a key, with Σc = 0 and Σ c_i k_i = 0, exactly; and whether they exclude the promise as such.
+    Otherwise they exclude the exact ratios of the kept keys, which is all that is tried.
     """
-
-    combination: tuple[Fraction, ...]
-    wholly: bool
-
-
-def impossible(keys: Float[Tensor, "n d"], weights: Float[Tensor, " n"], eps: float) -> Impossible | None:
-    """The proof that no query gives every key at least its weight over 1 + eps, if one is found."""
     weaker = None
     for combination in _combinations(keys, weights):
         wholly, exactly = _refutes(combination, weights, eps)
         if wholly:
-            return Impossible(combination, True)
+            return combination, True
         if exactly and weaker is None:
-            weaker = Impossible(combination, False)
+            weaker = combination, False
     return weaker
 
 
@@ -341,23 +337,17 @@ def _combinations(keys: Tensor, weights: Tensor) -> Iterator[tuple[Fraction, ...
 
 def _guesses(keys: Tensor, weights: Tensor) -> Iterator[Array]:
     """Combinations in floating point: of the kept keys alone, then of all, by a linear program and the nearest one."""
-    optimize = _scipy()
     equations, sides = _equations(keys, weights)
-    wanted = weights.double().numpy()
-    kept = wanted > 0
-    logs = np.log(wanted[kept])
+    kept = weights.numpy() > 0
+    logs = np.log(np.where(kept, weights.numpy(), 1.0))
     # What a fit leaves of the log weights is orthogonal to the keys and to 1, and refutes these weights best.
-    model = np.concatenate([equations[:-2, kept].T, np.ones((len(logs), 1))], 1)
-    alone = np.zeros(len(wanted))
-    alone[kept] = logs - model @ np.linalg.lstsq(model, logs, rcond=None)[0]
-    yield alone
+    model = np.concatenate([equations[:-2].T, np.ones((len(kept), 1))], 1) * kept[:, None]
+    yield logs - model @ np.linalg.lstsq(model, logs, rcond=None)[0]
     if kept.all():
         return
-    cost = np.zeros(len(wanted))
-    cost[kept] = -logs
     ranges = [(None, None) if one else (None, 0) for one in kept]
     tight = {"primal_feasibility_tolerance": 1e-10, "dual_feasibility_tolerance": 1e-10}
-    answer = optimize.linprog(cost, A_eq=equations, b_eq=sides, bounds=ranges, method="highs", options=tight)
+    answer = _scipy().linprog(-logs, A_eq=equations, b_eq=sides, bounds=ranges, method="highs", options=tight)
     if answer.status == 0:
         yield answer.x
     yield _nearest(equations, sides)

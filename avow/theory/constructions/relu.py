@@ -17,11 +17,11 @@ from typing import NamedTuple, Self
 import torch
 from torch import Tensor, nn
 
-from avow.core import named
+from avow.core import check_dtype, named
 from avow.core.chart import Chart
 from avow.errors import NonFiniteError, ParameterError, RangeError, ToleranceUnreachable
 from avow.parameters import as_float, declared
-from avow.theory.constructions.construction import Construction, Proof, checked_dtype, checked_eps
+from avow.theory.constructions.construction import Construction, Proof, checked_eps
 
 Number = int | float | Fraction
 
@@ -119,7 +119,7 @@ def pieces(layers: Layers, low: Fraction | float, high: Fraction | float) -> lis
 
 def round_layers(owner: str, exact: Layers, dtype: torch.dtype) -> Rounded:
     """Weights rounded to a type, as a linear map holds them."""
-    checked_dtype(owner, dtype)
+    check_dtype(f"{owner}: dtype", dtype, "use dtype=torch.float64")
     layers = []
     for rows, bias in exact:
         weight = torch.tensor([[as_float(entry) for entry in row] for row in rows], dtype=torch.float64).to(dtype)

@@ -19,13 +19,13 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from avow.core import named
+from avow.core import check_dtype, named
 from avow.core.chart import Chart
 from avow.errors import NonFiniteError, ParameterError, RangeError, ToleranceUnreachable
 from avow.numerics import intervals
 from avow.parameters import declared
 from avow.theory.constructions import relu
-from avow.theory.constructions.construction import Proof, checked_dtype, checked_eps
+from avow.theory.constructions.construction import Proof, checked_eps
 from avow.theory.constructions.formulas import FUNCTIONS, compiled
 from avow.theory.constructions.relu import Layer, Layers, Number, Piece, ReluNetwork
 
@@ -101,7 +101,7 @@ def relu_piecewise(
     4
     """
     curve = curve_of(f)
-    checked_dtype("relu_piecewise", dtype)
+    check_dtype("relu_piecewise: dtype", dtype, "use dtype=torch.float64")
     low, high = relu.checked_interval("relu_piecewise", interval)
     checked_eps("relu_piecewise", eps)
     eps = relu.checked_number("relu_piecewise: eps", eps)

@@ -17,19 +17,12 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor, nn
 
-from avow.core import named
+from avow.core import check_dtype, named
 from avow.core.chart import Chart
 from avow.errors import ParameterError, RangeError, ShapeError, ToleranceUnreachable
 from avow.numerics import intervals, rounding
 from avow.parameters import as_float, declared
-from avow.theory.constructions.construction import (
-    Construction,
-    Proof,
-    checked_dtype,
-    checked_eps,
-    checked_matrix,
-    first_proved,
-)
+from avow.theory.constructions.construction import Construction, Proof, checked_eps, checked_matrix, first_proved
 from avow.theory.constructions.noise import REACH, AnyScale, DiscreteLaw, GaussianLaw, Law
 
 if TYPE_CHECKING:
@@ -169,7 +162,7 @@ def robust_heads(
         rule = f"must be two of the keys 0..{n - 1}"
         raise ParameterError("robust_heads: noisy, other", (noisy, other), rule, "try 0 and 1")
     eps = checked_eps("robust_heads", eps)
-    checked_dtype("robust_heads", dtype)
+    check_dtype("robust_heads: dtype", dtype, "use dtype=torch.float64")
     least, most = _ends(law, least, away)
     directions = None if keys is None else _orthonormal(keys.to(dtype), n, tolerance)
     needed = math.log((n - 1) / eps)

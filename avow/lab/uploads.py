@@ -2,54 +2,54 @@
 
 from __future__ import annotations
 
-import io
-import math
+import asyncio
 import secrets
 from collections import OrderedDict
 from typing import Any
 
 import torch
+from starlette.requests import Request
 
 from avow import file_io
 from avow.core import DTYPES, named
 from avow.errors import DtypeError, FileError, NonFiniteError, ShapeError
+from avow.lab.security import Refused, read_body
 
 _TENSORS = 8
-_HEADER_BYTES = 1 << 16
+_HEADER_BYTES, _FILE_BYTES = 1 << 16, 1 << 25
 _DIMENSIONS = 4
 _ELEMENTS = 1 << 23
 # A reader compares a few files; older ones make room.
 _FILES = 4
+# Files that are received and read at once; the others wait so many seconds, and what they send with them.
+_AT_ONCE, _WAIT_SECONDS = 2, 20.0
 
 
 def tensors_of(content: bytes) -> dict[str, torch.Tensor]:
     """The tensors of a safetensors file, each within the limits; nothing of it is ever run."""
-    file = io.BytesIO(content)
     try:
-        header = file_io.read_header(file, _HEADER_BYTES)
-        _check(header)
-        tensors = file_io.read_tensors(file, header)
+        tensors = file_io.parse_tensors(content, _HEADER_BYTES)
     except file_io.Malformed as error:
         rule = f"is not a safetensors file ({str(error)[:120]})"
         raise FileError("file", f"{len(content)} bytes", rule, "write it with safetensors.torch.save_file") from None
+    _check(tensors)
     for name, tensor in tensors.items():
         if not bool(tensor.isfinite().all()):
             raise NonFiniteError(repr(name[:40]), "nan or inf", "must be finite", "remove nan and inf before saving")
     return tensors
 
 
-def _check(header: file_io.Header) -> None:
-    """Raise where a file holds more than a page can show, before any of it is read."""
-    entries = header.entries
-    if not 1 <= len(entries) <= _TENSORS:
-        raise FileError("file", f"{len(entries)} tensors", f"must hold 1 to {_TENSORS}", "save q, k and v alone")
-    for name, entry in entries.items():
+def _check(tensors: dict[str, torch.Tensor]) -> None:
+    """Raise where a file holds more than a page can show."""
+    if not 1 <= len(tensors) <= _TENSORS:
+        raise FileError("file", f"{len(tensors)} tensors", f"must hold 1 to {_TENSORS}", "save q, k and v alone")
+    for name, x in tensors.items():
         shown = repr(name[:40])
-        if entry.dtype not in DTYPES:
-            raise DtypeError(shown, entry.dtype, "must be floating point", "convert it before saving")
-        if not 1 <= len(entry.shape) <= _DIMENSIONS or not 1 <= math.prod(entry.shape) <= _ELEMENTS:
+        if x.dtype not in DTYPES:
+            raise DtypeError(shown, x.dtype, "must be floating point", "convert it before saving")
+        if not 1 <= x.ndim <= _DIMENSIONS or not 1 <= x.numel() <= _ELEMENTS:
             rule = f"must have 1 to {_DIMENSIONS} axes and 1 to {_ELEMENTS} numbers"
-            raise ShapeError(shown, entry.shape, rule, "save a slice of it")
+            raise ShapeError(shown, tuple(x.shape), rule, "save a slice of it")
 
 
 class FileStore:
@@ -57,11 +57,22 @@ class FileStore:
 
     def __init__(self) -> None:
         self._files: OrderedDict[str, bytes] = OrderedDict()
+        self._turns = asyncio.Semaphore(_AT_ONCE)
+
+    async def receive(self, request: Request) -> dict[str, Any]:
+        """Take a file in its turn, check it and keep it; its handle, and what it holds."""
+        try:
+            await asyncio.wait_for(self._turns.acquire(), _WAIT_SECONDS)
+        except TimeoutError:
+            rule = f"had to wait for {_AT_ONCE} other files for {_WAIT_SECONDS:g} s"
+            raise Refused(503, "file", "unread", rule, "try again in a moment") from None
+        try:
+            return await asyncio.to_thread(self.put, await read_body(request, _FILE_BYTES, "file"))
+        finally:
+            self._turns.release()
 
     def put(self, content: bytes) -> dict[str, Any]:
-        """Check a file and keep it; its handle, and what it holds."""
-        tensors = tensors_of(content)
-        handle = secrets.token_hex(8)
+        tensors, handle = tensors_of(content), secrets.token_hex(8)
         self._files[handle] = content
         while len(self._files) > _FILES:
             self._files.popitem(last=False)

@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor, nn
@@ -24,9 +23,6 @@ from avow.numerics import intervals, rounding
 from avow.numerics.intervals import frobenius, rounded
 from avow.parameters import declared
 from avow.theory.constructions.construction import Construction, Proof, checked_matrix
-
-if TYPE_CHECKING:
-    from flint import arb_mat
 
 # Bits for the dual basis: a basis so thin that these do not show it independent is of no use in float64 either.
 _BITS = 256
@@ -129,7 +125,7 @@ def project_out(a: Tensor, b: Tensor) -> ProjectOut:
     return ProjectOut(a, b, coordinates, projection, smallest, error)
 
 
-def dual_basis(columns: Tensor) -> arb_mat | None:
+def dual_basis(columns: Tensor) -> intervals.arb_mat | None:
     """The least-norm rows D with D·columns = I; None if the columns (d, m) are not proved independent."""
     if columns.shape[0] < columns.shape[1] or not bool((columns != 0).any(0).all()):
         return None

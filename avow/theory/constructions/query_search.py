@@ -39,8 +39,6 @@ from avow.numerics import intervals
 from avow.theory.constructions.construction import first_proved
 
 if TYPE_CHECKING:
-    from flint import arb
-
     from avow.theory.constructions.queries import Query
 
 Array = NDArray[np.float64]
@@ -257,7 +255,7 @@ def least_length(keys: Float[Tensor, "n d"], target: int, eps: float, dual: Floa
     return 0.0 if length is None else max(0.0, length)
 
 
-def entropy(weights: Sequence[arb]) -> arb:
+def entropy(weights: Sequence[intervals.arb]) -> intervals.arb:
     r""":math:`-\sum_j \lambda_j \ln \lambda_j`, in balls."""
     return -intervals.total(weight * weight.log() for weight in weights)
 

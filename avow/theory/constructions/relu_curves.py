@@ -31,10 +31,9 @@ from avow.theory.constructions.relu import Layer, Layers, Number, Piece, ReluNet
 
 if TYPE_CHECKING:
     import sympy
-    from flint import arb
 
     Array = NDArray[np.float64]
-    Ball = Callable[[arb], arb]
+    Ball = Callable[[intervals.arb], intervals.arb]
 
 # Where two lines meet, and how far above the function: x and the rise.
 Knot = tuple[float, float]
@@ -164,10 +163,10 @@ def _error_on(curve: Curve, piece: Piece) -> tuple[float, float]:
     low, high, tilt, lift = (intervals.ball(number) for number in piece)
     box, center, reach = low.union(high), (low + high) / 2, (high - low) / 2
 
-    def error(x: arb) -> arb:
+    def error(x: intervals.arb) -> intervals.arb:
         return curve.ball(x) - tilt * x - lift
 
-    def turn(x: arb) -> arb:
+    def turn(x: intervals.arb) -> intervals.arb:
         return curve.slope(x) - tilt
 
     points = [error(low), error(high)]
@@ -188,7 +187,7 @@ def _error_on(curve: Curve, piece: Piece) -> tuple[float, float]:
     return least, min(intervals.upper(bound) for bound in bounds)
 
 
-def _stationary(curve: Curve, low: arb, high: arb, tilt: arb) -> arb:
+def _stationary(curve: Curve, low: intervals.arb, high: intervals.arb, tilt: intervals.arb) -> intervals.arb:
     """About where a function has a slope, by a secant and a step of Newton's; anywhere between the ends would do."""
     start, end = curve.slope(low) - tilt, curve.slope(high) - tilt
     guess = (low + (high - low) * start / (start - end)).mid()

@@ -12,7 +12,6 @@ import operator
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
-from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor, nn
@@ -24,9 +23,6 @@ from avow.numerics import intervals, rounding
 from avow.parameters import as_float, declared
 from avow.theory.constructions.construction import Construction, Proof, checked_eps, checked_matrix, first_proved
 from avow.theory.constructions.noise import REACH, AnyScale, DiscreteLaw, GaussianLaw, Law
-
-if TYPE_CHECKING:
-    from flint import arb
 
 _BITS = 128
 
@@ -84,7 +80,7 @@ class RobustHeads(Construction):
         steps.append("between the ends each weight is a monotone function of X, a logistic function of one score")
         return Proof(self.promise, self.bound, worst, tuple(steps))
 
-    def _lost(self, head: int, scales: Sequence[float]) -> Iterator[arb]:
+    def _lost(self, head: int, scales: Sequence[float]) -> Iterator[intervals.arb]:
         """1 − the weight of a head's own key, at each scale of the noisy one; the limit if that is infinite."""
         query, own = self.queries[head].double(), (self.noisy, self.other)[head]
         if self.keys is None:

@@ -22,7 +22,6 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor, nn
@@ -35,9 +34,6 @@ from avow.numerics.intervals import longest, rounded, stacked
 from avow.parameters import as_float, declared
 from avow.theory.constructions.construction import Construction, Proof, checked_eps, checked_matrix, first_proved
 from avow.theory.constructions.projections import dual_basis, linear
-
-if TYPE_CHECKING:
-    from flint import arb, arb_mat
 
 Routes = Mapping[int, int | Sequence[int]]
 
@@ -85,7 +81,7 @@ class Router(Construction):
         smaller = replace(self, scale=self.scale * (1 - _GRAIN))
         return any(intervals.lower(error) > self.eps for error in smaller._errors().values())
 
-    def _errors(self) -> dict[int, arb]:
+    def _errors(self) -> dict[int, intervals.arb]:
         """‖c_i − intended_i‖ / max ‖v_j‖ of every routed token."""
         with intervals.precision(_BITS):
             tokens = intervals.grid(self.tokens)
@@ -206,7 +202,9 @@ def route_by_weights(beta: float) -> Router:
     return Router(tokens, {0: (2,), 1: (0,)}, carry, W_Q, torch.eye(4, dtype=torch.float64), carry, 1.0, bound)
 
 
-def attention_output(hop: Router, tokens: arb_mat, rows: Sequence[int]) -> tuple[arb_mat, arb_mat]:
+def attention_output(
+    hop: Router, tokens: intervals.arb_mat, rows: Sequence[int]
+) -> tuple[intervals.arb_mat, intervals.arb_mat]:
     """What some tokens receive, and the values of all, in balls."""
     queries, keys, values = (tokens * intervals.grid(weight).transpose() for weight in (hop.W_Q, hop.W_K, hop.W_V))
     scores, scale = (queries * keys.transpose()).tolist(), intervals.ball(hop.scale)
@@ -434,13 +432,13 @@ def program(
     raise ToleranceUnreachable("program: eps", eps, rule, "use float64 or fewer hops", best)
 
 
-def _after_hop(tokens: arb_mat, hop: Router, residual: Tensor) -> arb_mat:
+def _after_hop(tokens: intervals.arb_mat, hop: Router, residual: Tensor) -> intervals.arb_mat:
     """residual·x + carry·(sources' average), perfectly."""
     carried = tokens * intervals.grid(hop.carry).transpose()
     sources = [hop.routes[i] for i in range(len(hop.tokens))]
     return tokens * intervals.grid(residual).transpose() + _averages(sources, len(sources)) * carried
 
 
-def _averages(routes: Iterable[Sequence[int]], n: int) -> arb_mat:
+def _averages(routes: Iterable[Sequence[int]], n: int) -> intervals.arb_mat:
     """The matrix that averages sources among n tokens, a row for each destination."""
     return stacked([[intervals.ball(int(j in sources)) / len(sources) for j in range(n)] for sources in routes])

@@ -173,7 +173,7 @@ class Page:
     seconds: float = 20.0
     takes_files: bool = False
     # Whether the server keeps answers for its life: for pages whose answers depend on the inputs alone and take long.
-    kept: bool = False
+    cacheable: bool = False
 
 
 @functools.cache

@@ -52,11 +52,11 @@ def _held_back(offer: Offer) -> bool:
 def verdict(offers: list[Offer], ranks: int) -> list[str]:
     """The fastest exact way, what an approximation would take, and what holds the fastest back."""
     exact = next(offer for offer in offers if offer.strategy.method.is_exact)
-    held = f"{exact.efficiency:.0%} of it computing"
+    limit = f"{exact.efficiency:.0%} of it computing"
     if _held_back(exact):
         longer = formatting.ratio(exact.time.sending / max(exact.time.computing, 1e-300))
-        held = f"held back by links: {longer} its computing"
-    lines = [f"{exact.strategy.name}: {exact.sharding}, {formatting.seconds(exact.time.whole)}, {held}"]
+        limit = f"held back by links: {longer} its computing"
+    lines = [f"{exact.strategy.name}: {exact.sharding}, {formatting.seconds(exact.time.whole)}, {limit}"]
     softer = [o for o in offers if o.strategy.method.target == SOFTMAX and o.time.whole < exact.time.whole]
     if softer:
         best, whole = softer[0], softer[0].time.whole

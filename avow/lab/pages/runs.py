@@ -120,7 +120,7 @@ def preview(inputs: RunsInputs) -> Answer:
                 "name": run.name,
                 "group": run.group,
                 "state": run.state,
-                "told": f"{run.summary} · {run.about}",
+                "summary": f"{run.summary} · {run.about}",
                 "share": min(max(run.last("step") / (run.last("steps") or 1), 0.0), 1.0),
                 "chosen": run in chosen,
             }

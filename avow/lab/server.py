@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import functools
-import importlib
 import json
 import socket
 from collections.abc import AsyncIterator, Callable
@@ -13,18 +12,16 @@ from importlib import resources
 from pathlib import Path
 from typing import Any
 
-import jinja2
 import uvicorn
 from fastapi import FastAPI, Request
 from starlette.exceptions import HTTPException
 from starlette.responses import HTMLResponse, Response
 
 from avow.errors import AvowError, InputError, ParameterError
-from avow.lab.page import MISTAKE, PACKAGE, Page, all_pages
+from avow.lab.page import MISTAKE, PACKAGE, Page, all_pages, templates
 from avow.lab.request_queue import RequestQueue
 from avow.lab.security import JsonResponse, Refused, SecurityMiddleware, error_response, read_body
 from avow.lab.uploads import FileStore
-from avow.report.mathml import display
 
 _HOST = "127.0.0.1"
 _BODY_BYTES = 1 << 16
@@ -143,18 +140,8 @@ def render(name: str, package: str, token: str, page: Page | None = None, lost: 
     """The HTML of a page, or of the front page, which also helps who is `lost` at an address that is not here."""
     given = {"page": page, "pages": list(all_pages(package).values()), "token": token, "lost": lost}
     # A page without a template of its own has no picture.
-    template = _templates(package).select_template([f"{name}.html", "page.html"])
+    template = templates(package).select_template([f"{name}.html", "page.html"])
     return template.render(given, controls=page.inputs.controls() if page else {}, static=static_files())
-
-
-@functools.cache
-def _templates(package: str) -> jinja2.Environment:
-    """The lab's templates, and those that stand beside the pages of a package."""
-    folders = [str(Path(__file__).parent / "templates"), *importlib.import_module(package).__path__]
-    loader = jinja2.FileSystemLoader(folders)
-    templates = jinja2.Environment(loader=loader, autoescape=True, trim_blocks=True, lstrip_blocks=True)
-    templates.filters["mathml"] = lambda latex: display(str(latex))
-    return templates
 
 
 @functools.cache

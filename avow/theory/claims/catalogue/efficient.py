@@ -219,12 +219,11 @@ def separable_weaker(bound: Formula) -> Iterator[Evidence]:
     yield identity(bound(size, d), energy, "‖X‖² = tr(XᵀX) = tr(I) = n − d is what M is at least away from I")
     gap, stretch = Symbol("g", positive=True), Symbol("t", positive=True)
     behind = (n - 1) * exp(-stretch * gap)
-    yield identity(
-        sympy.limit(2 * n * behind**2, stretch, oo),
-        0,
+    says = (
         "n keys on a circle, queries t times as long: every other key is at least t(1 − cos(2π/n)) behind, so a row's"
-        " other weights sum to at most s = (n−1)e^{−tg}, and ‖I − P‖² ≤ 2ns² vanishes",
+        " other weights sum to at most s = (n−1)e^{−tg}, and ‖I − P‖² ≤ 2ns² vanishes"
     )
+    yield identity(sympy.limit(2 * n * behind**2, stretch, oo), 0, says)
     says = "eight keys in the plane: softmax attention copies all eight values, and separable attention misses by 6"
     facts = {"keys": 8, "dim": 2, "softmax_misses_at_most": "1e-20", "separable_misses_at_least": 6}
     yield enclosed(lambda: bool(from_identity(_circle(8, 100.0)) < arb(10) ** -20), says, False, **facts)

@@ -203,9 +203,8 @@ def _identical_picture() -> Table:
 def heads_identical(heads: Heads) -> Iterator[Evidence]:
     one, both = swing(heads[:1]), swing(heads)
     says = "k_1 = c·u, c = ½ or 3/2 with equal chances, 100 keys, ε = 0.01: the weight on v_1 has the same variance"
-    yield counterexample(
-        both >= one, says, "exact rationals", **{"one head": str(one), "two heads": str(both), "about": float(both)}
-    )
+    facts = {"one head": str(one), "two heads": str(both), "about": float(both)}
+    yield counterexample(both >= one, says, "exact rationals", **facts)
     apart = swing([(1, 0), (0, 1)])
     yield rational(apart < both, "a query for each value does swing less", separate=apart)
     output, rho, sigma = symbols(real="c rho", positive="sigma")

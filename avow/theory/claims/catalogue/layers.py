@@ -272,12 +272,11 @@ def _for_any_number_of_tokens(layer: Layer) -> Iterator[Evidence]:
     yield identity(reduced(entered(P * X)), reduced(P * entered(X)), "what enters is permuted: PX")
     says = "scores S = XWXᵀ become PSPᵀ, W = W_Q·W_Kᵀ"
     yield identity(reduced(scores(P * X, Xt * Pt)), reduced(P * scores(X, Xt) * Pt), says)
-    yield identity(
-        reduced(P * A * Pt * one),
-        P * A * one,
+    says = (
         "A = exp(S) by entries becomes PAPᵀ, for (PSPᵀ)_ij = S_π(i)π(j); its row sums A1 become P·A1, so D⁻¹"
-        " becomes PD⁻¹Pᵀ",
+        " becomes PD⁻¹Pᵀ"
     )
+    yield identity(reduced(P * A * Pt * one), P * A * one, says)
     says = "attention D⁻¹AXV: P in front"
     yield identity(reduced((P * D * Pt) * (P * A * Pt) * (P * X) * V), P * D * A * X * V, says)
     says = "residuals: PX + PY = P(X + Y); feed-forward and norm take rows one by one, and row i of PX is row π(i) of X"

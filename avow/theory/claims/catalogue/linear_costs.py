@@ -114,10 +114,8 @@ def _full_rank() -> Iterator[Evidence]:
     yield rational(all(determinant != 0 for determinant in determinants), says, determinants=determinants)
     problem = random_problem(Sizes(1, 1, 1, 12, 12, 2, 2, torch.float64))
     q, keys = (matrix(x[0, 0]) for x in (problem.q, problem.k))
-    yield enclosed(
-        lambda: bool(arb_mat([softmax([dot(row, key) for key in keys]) for row in q]).det() != 0),
-        "twelve Gaussian queries and keys in the plane: the determinant of their softmax matrix is not zero",
-    )
+    says = "twelve Gaussian queries and keys in the plane: the determinant of their softmax matrix is not zero"
+    yield enclosed(lambda: bool(arb_mat([softmax([dot(row, key) for key in keys]) for row in q]).det() != 0), says)
 
 
 def separable(q: Tensor, k: Tensor, v: Tensor) -> Tensor:

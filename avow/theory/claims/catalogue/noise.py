@@ -88,11 +88,10 @@ def noise_isotropic(variance: Formula) -> Iterator[Evidence]:
     says = "P(a gap to key j < β/2) = Φ(−1/(4√α)) → 0, whatever β; there are 2(n − 2) of them"
     yield identity(sympy.limit(behind, alpha, 0, "+"), 0, says, True)
     rival, others, x, y = symbols(nonnegative="A B x y")
-    yield nonnegative(
-        1 / (1 + rival + others) - 1 / (1 + (rival + x) + (others + y)),
-        "e^(s_b − s_a) = A ≤ e^δ and the others' sum B ≤ (n−2)e^(−β/2): α_a ≥ 1/(1 + e^δ + (n−2)e^(−β/2)), so α_b too",
-        True,
+    says = (
+        "e^(s_b − s_a) = A ≤ e^δ and the others' sum B ≤ (n−2)e^(−β/2): α_a ≥ 1/(1 + e^δ + (n−2)e^(−β/2)), so α_b too"
     )
+    yield nonnegative(1 / (1 + rival + others) - 1 / (1 + (rival + x) + (others + y)), says, True)
     least = 1 / (1 + exp(delta) + others * exp(-beta / 2))
     says = "which → ½ as β → ∞, then δ → 0; and two weights of at least ½ − o(1) are at most ½ + o(1)"
     yield identity(sympy.limit(sympy.limit(least, beta, sympy.oo), delta, 0), Rational(1, 2), says, True)
@@ -156,9 +155,8 @@ def noise_one_key_discrete(stretch: Stretch) -> Iterator[Evidence]:
     law = DiscreteLaw((Fraction(1, 2), Fraction(3, 2)), (Fraction(1, 2), Fraction(1, 2)))
     analysis = noise_analysis(1000, [{0: t, 1: t}], law, eta=0.9)
     says = "the library's analysis: neither outcome comes within 0.9·max‖v‖ of the mean"
-    yield enclosed(
-        lambda: analysis.success == (0.0, 0.0), says, errors=[outcome.error[0] for outcome in analysis.outcomes]
-    )
+    facts = {"errors": [outcome.error[0] for outcome in analysis.outcomes]}
+    yield enclosed(lambda: analysis.success == (0.0, 0.0), says, False, **facts)
 
 
 def _near(c: Rational, near: tuple[float, float]) -> Evidence:
@@ -239,9 +237,8 @@ def noise_one_key_gauss(scaled: Scaled) -> Iterator[Evidence]:
     yield law(torn, 0.99, 1, "β = 1000, α = 0: one key has over 99% of the weight, with this probability", True)
     analysis = noise_analysis(2, [{0: 1000.0, 1: 1000.0}], GaussianLaw(1.0, float(scaled.variance)), eta=0.01)
     says = "the library's analysis at β = 1000: the weight's variance is nearly that of a fair coin, ¼"
-    yield enclosed(
-        lambda: analysis.variance[0] > 0.249, says, True, mean=list(analysis.mean), variance=list(analysis.variance)
-    )
+    facts = {"mean": list(analysis.mean), "variance": list(analysis.variance)}
+    yield enclosed(lambda: analysis.variance[0] > 0.249, says, True, **facts)
 
 
 def _turned(turn: arb) -> tuple[tuple[arb, arb], tuple[arb, arb]]:

@@ -163,11 +163,10 @@ def copy_shortest(query: Formula) -> Iterator[Evidence]:
 
     around = [Matrix([1, sign * sqrt(3)]) / 2 for sign in (1, -1)]
     middle = Matrix([1, 0]) - (around[0] + around[1]) / 2
-    yield identity(
-        gap**2 / middle.dot(middle),
-        (2 * gap) ** 2,
-        "where the others surround k_1 at 60°, ‖c‖ = ½ and nothing is shorter than 2·L: in the worst case it is right",
+    says = (
+        "where the others surround k_1 at 60°, ‖c‖ = ½ and nothing is shorter than 2·L: in the worst case it is right"
     )
+    yield identity(gap**2 / middle.dot(middle), (2 * gap) ** 2, says)
     for count in (10, 1000):
         # The optimum copies with equality, which no ball can show: it is asked for a thousandth more.
         along, against = query(arb(count), arb(999) / 100000, lambda x: x.log())
@@ -266,12 +265,11 @@ def _outside() -> Iterator[Evidence]:
     def moved(step: Any) -> Any:
         return qq - 2 * step * a + step**2 * b
 
-    yield nonnegative(
-        qq - moved(a / b) - a**2 / b,
+    says = (
         "p nearest to k_1 in the hull, q = k_1 − p ≠ 0: were a = ⟨q, k_j − p⟩ > 0, a step a/b ≤ 1 to k_j would"
-        " be nearer",
-        True,
+        " be nearer"
     )
+    yield nonnegative(qq - moved(a / b) - a**2 / b, says, True)
     yield nonnegative((qq - moved(1) - a).subs(a, b + slack), "and where a ≥ b = ‖k_j − p‖², k_j itself would be", True)
     yield nonnegative(qq - (-slack) - qq, "hence ⟨q, k_1 − k_j⟩ = ‖q‖² − a ≥ ‖q‖² for every j", True)
     gap = log((n - 1) / below_one)

@@ -73,11 +73,10 @@ def rnn_two_forms(forms: Forms) -> Iterator[Evidence]:
     says = "if g_(t−1) = σ(h_(t−1)), then g_t = σ(h_t), as products of matrices that do not commute; so for all t"
     yield identity(stepped[1].subs(g, sigma(h)), sigma(stepped[0]), says)
     inside = W * g + U * x + b
-    yield identity(
-        inside.subs(g, sigma(h)),
-        stepped[0],
-        "and back: h_t = Wg_(t−1) + Ux_t + b has σ(h_t) = g_t and keeps the first recurrence; nothing is divided by W",
+    says = (
+        "and back: h_t = Wg_(t−1) + Ux_t + b has σ(h_t) = g_t and keeps the first recurrence; nothing is divided by W"
     )
+    yield identity(inside.subs(g, sigma(h)), stepped[0], says)
     states = _states(forms, 5)
     says = "five steps with ReLUs and a W without inverse, in fractions"
     yield rational(all(_relu(h) == g for h, g in states), says, steps=5)

@@ -412,9 +412,8 @@ def relu_square_line(target: Growth) -> Iterator[Evidence]:
         for at in (Fraction(2), Fraction(10)):
             network, true = evaluated(square.exact, at), Fraction(target.function(at))
             says = f"the library's {square.units} units in {square.depth} layers, within 1e-3 on [0, 1], at x = {at}"
-            yield counterexample(
-                abs(network - true) > Fraction(1, 1000), says, "fractions", network=str(network), true=str(true)
-            )
+            facts = {"network": str(network), "true": str(true)}
+            yield counterexample(abs(network - true) > Fraction(1, 1000), says, "fractions", **facts)
 
 
 def _line(units: Units, m: arb, b: arb, x: arb) -> arb:

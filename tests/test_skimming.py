@@ -18,6 +18,7 @@ from avow.numerics.fused import Fused
 from avow.numerics.selection import Unfit
 from avow.numerics.sketch import Sketch, sketched
 from tests.helpers.caches import DTYPES, errors, queries, share, tokens
+from tests.helpers.sketches import restored
 
 
 def heads(s: int = 640, r: int = 3, d: int = 16) -> tuple[Tensor, Tensor, Tensor]:
@@ -59,7 +60,7 @@ def along(q: Tensor, sketch: Sketch) -> Tensor:
     weighted = sketch.metric.unsqueeze(-2) * q
     sizes = (weighted * q).sum(-1, keepdim=True).sqrt()
     nearer = weighted / sizes * sketch.radius.float().flatten(2).unsqueeze(-1) * 0.999
-    return (sketch.restored() + nearer) * sketch.size[..., None, None].float()
+    return (restored(sketch) + nearer) * sketch.size[..., None, None].float()
 
 
 def against(wanted: Tensor, e: int = 16) -> Tensor:
@@ -115,7 +116,7 @@ def test_a_sketch_that_claims_to_have_lost_less_of_all_keys_together_is_caught()
     sketch = sketched(k, bits=2)
     k = along(q, sketch)
     assert sketch.spread is not None
-    lost = (k / sketch.size[..., None, None] - sketch.restored()).double().square().sum(-2)  # (b, g, d)
+    lost = (k / sketch.size[..., None, None] - restored(sketch)).double().square().sum(-2)  # (b, g, d)
     true = (lost * k.shape[-1]).float()  # Σ (q·e)² ≤ Σ d·q²·e², summed over rows
     fractions = []
     for spread in (true, sketch.spread * 1e-3):

@@ -15,7 +15,7 @@ from jaxtyping import Bool, Float, Float32, Float64
 from torch import Tensor
 
 from avow.numerics.rounding import SAFETY, Products, products, unit
-from avow.numerics.sketch import Sketch
+from avow.numerics.sketch import Sketch, field
 
 # Numbers that are unpacked at once.
 _STRIP = 2**19
@@ -113,11 +113,6 @@ def _below(x: Tensor, seen: Tensor | None) -> tuple[Tensor, Tensor]:
     top = shown.amax(-1, keepdim=True) if x.shape[-1] else x.new_zeros(*x.shape[:-1], 1)
     top = top.masked_fill(top == -math.inf, 0.0)
     return top, x - top
-
-
-def field(bits: int) -> int:
-    """The bits that a code takes in its byte."""
-    return next(width for width in (2, 4, 8) if bits <= width)
 
 
 def products_with(q: Float32[Tensor, "b g r d"], sketch: Sketch) -> Float32[Tensor, "b g r c G"]:

@@ -16,9 +16,9 @@ import torch
 from jaxtyping import Float, Float32, UInt8
 from torch import Tensor
 
-from avow.numerics.brackets import Ends, field, products_with
+from avow.numerics.brackets import Ends, products_with
 from avow.numerics.fused import Fused
-from avow.numerics.sketch import Sketch
+from avow.numerics.sketch import Sketch, field
 
 # Differences of rounding between here and `Ends`: additions, relative to the products, the origin among them; and what
 # is so small that the factors which bring a code's bits to their place leave the range of float32.

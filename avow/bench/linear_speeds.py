@@ -209,13 +209,14 @@ def stages(device: str, sizes: Sizes, clock: Clock, limit: float) -> Iterator[Ro
 def tune(device: str, sizes: Sizes) -> list[Row]:
     """Forward times of the plain scan under other layouts."""
     from avow.kernels import linear_attention as scan
+    from avow.kernels.chunking import Layout
 
     shipped = scan.config
     clock, rows = Clock(device, sizes.rounds, sizes.calls), list[Row]()
     for d in sizes.widths:
         q, k, v = drawn(device, (1, sizes.heads, sizes.heads, sizes.length, d, d), torch.bfloat16)
         for layout in product((64, 128), {d, d // 2}, (4, 8), (2, 3, 4), (1, 2)):
-            chosen = scan.Config(*layout)
+            chosen = Layout(*layout)
             scan.config = lambda *shape, chosen=chosen: chosen
             try:
                 parts = scan.cut(q, d, False)

@@ -1,13 +1,15 @@
-"""Sequences cut into parts of whole chunks, just enough to fill the device, and the sums before each part.
+"""What every chunk scan needs on the host: its layout, its launch, the sums before each part, and its gradients.
 
-No program adds to what another one writes, so every run gives the same bits.
+A sequence is cut into parts of whole chunks, just enough to fill the device. No program adds to what another one
+writes, so every run gives the same bits.
 """
 
 from __future__ import annotations
 
 import functools
 import math
-from typing import NamedTuple
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
 
 import torch
 import triton
@@ -15,12 +17,35 @@ import triton.language as tl
 from jaxtyping import Float32
 from torch import Tensor
 
-from avow.kernels.tile_ops import LOWEST
+from avow.errors import DtypeError, ShapeError
+from avow.kernels.tile_ops import LOWEST, Shape, interpreted, view
 
+TYPES = (torch.bfloat16, torch.float16, torch.float32)
+# Beyond this many numbers in a row, a state has no room in registers.
+_WIDEST = 512
 # Rows that parts are multiples of, and so every chunk divides.
 _WHOLE = 128
 # Programs that may share the sums of one part.
 MOST_PIECES = 6
+
+
+class Layout(NamedTuple):
+    """Rows of a chunk, columns of values and features per program, warps, loads under way, and how many programs a
+    processor holds at once."""
+
+    chunk: int
+    columns: int
+    warps: int
+    stages: int
+    resident: int = 2
+    features: int = 0
+
+    def shape(self, h: int, r: int, d: int, e: int, kind: torch.dtype, **more: Any) -> Shape:
+        """What kernels of this layout are compiled for: h heads of rows, r to a head of keys, of widths d and e."""
+        # TF32 has the digits of float16. Three products of it have nearly those of float32, at tensor cores' speed.
+        precision = "tf32x3" if kind == torch.float32 else "tf32"
+        factors = tl.bfloat16 if kind == torch.bfloat16 else tl.float32
+        return Shape(h, r, d, padded(d), e, self.columns, self.chunk, precision, factors, not interpreted(), **more)
 
 
 class Cut(NamedTuple):
@@ -83,6 +108,61 @@ def pieces_of(cut: Cut, programs: int, resident: int) -> int:
     counts = range(1, max(1, min(MOST_PIECES, cut.length // _WHOLE)) + 1)
     least = min(map(idle, counts))
     return next(pieces for pieces in counts if idle(pieces) <= 1.05 * least)
+
+
+def check(q: Tensor, k: Tensor, v: Tensor, paired: bool = True) -> None:
+    """Refuse what no scan can do; rows and keys are `paired` where row i sees the keys up to i."""
+    if q.dtype not in TYPES or k.dtype != q.dtype or v.dtype != q.dtype:
+        kinds, rule = f"{q.dtype}, {k.dtype}, {v.dtype}", "must be one of the 16-bit types, or float32"
+        raise DtypeError("types of q, k, v", kinds, rule, "convert them to one")
+    if q.shape[1] % max(k.shape[1], 1) or not k.shape[1]:
+        rule = f"must be a multiple of the {k.shape[1]} key heads"
+        raise ShapeError("heads of q", q.shape[1], rule, "repeat keys and values for some of the query heads")
+    if paired and (q.shape[2] != k.shape[2] or k.shape[2] != v.shape[2]):
+        lengths, rule = f"{q.shape[2]}, {k.shape[2]}, {v.shape[2]}", "must be the same number"
+        raise ShapeError("lengths of q, k, v", lengths, rule, "row i sees keys up to i: pass one key for each query")
+    if max(q.shape[3], v.shape[3]) > _WIDEST:
+        widths, rule = f"{q.shape[3]}, {v.shape[3]}", f"must be at most {_WIDEST}"
+        raise ShapeError("widths of k, v", widths, rule, "split the values by columns, or use fewer features")
+
+
+def launch(
+    kernel: Any, grid: tuple[int, ...], inputs: Mapping[str, Tensor], *others: Any, shape: Shape, layout: Layout
+) -> None:
+    """Run a kernel on views of its inputs, named as their rows' strides are in the shape, and on all others."""
+    rows: dict[str, Any] = {f"{name}_row": x.stride(2) for name, x in inputs.items()}
+    options = {"num_warps": layout.warps, "num_stages": layout.stages}
+    kernel[grid](*map(view, inputs.values()), *others, S=shape._replace(**rows), **options)
+
+
+def blank(like: Tensor, *shapes: tuple[int | torch.SymInt, ...]) -> list[Float32[Tensor, "..."]]:
+    """Room for numbers of float32, of some shapes."""
+    return [like.new_empty(shape, dtype=torch.float32) for shape in shapes]
+
+
+def by_key_head(x: Tensor, groups: int) -> Tensor:
+    """Sums over the query heads of each key head."""
+    return x if x.shape[1] == groups else x.unflatten(1, (groups, x.shape[1] // groups)).sum(2)
+
+
+def register_gradients(forward: Any, backward: Any, tensors: int = 3, unused: Sequence[int] = ()) -> None:
+    """Give a scan its gradients: those of q, k and v, its first inputs, by the output's, which comes first.
+
+    Backward is given them, then as one list the other of its first inputs that are `tensors` and all outputs but the
+    `unused`, then the numbers among its inputs.
+    """
+
+    def keep(ctx: Any, inputs: Any, output: Any) -> None:
+        ctx.count, ctx.numbers = len(inputs), [x for x in inputs[tensors:] if isinstance(x, float | bool)]
+        ctx.save_for_backward(*inputs[:tensors], *(x for i, x in enumerate(output) if i not in unused))
+        ctx.mark_non_differentiable(*output[1:])
+
+    def gradients(ctx: Any, gradient: Tensor, *rest: Any) -> Any:
+        q, k, v, *held = ctx.saved_tensors
+        return *backward(gradient, q, k, v, held, *ctx.numbers), *[None] * (ctx.count - 3)
+
+    forward.register_autograd(gradients, setup_context=keep)
+    backward.register_fake(lambda gradient, q, k, v, *_: tuple(x.new_empty(x.shape) for x in (q, k, v)))
 
 
 @triton.jit
@@ -176,3 +256,27 @@ def before_parts(
             num_warps=4,
         )
     return found
+
+
+def sums_before(
+    kernel: Any,
+    y: Tensor,
+    z: Tensor,
+    given: Sequence[Any],
+    others: Sequence[tuple[int, ...]],
+    cut: Cut,
+    shape: Shape,
+    layout: Layout,
+    begin: Sums | None = None,
+) -> Sums:
+    """Sums of y zᵀ before each part, or over all, from those that `kernel` takes of pieces.
+
+    The kernel is `given` what it needs beside y and z; `others` are the shapes of totals and tops.
+    """
+    (b, h, n), many = y.shape[:3], cut.parts * shape.PIECES
+    shapes = ((shape.M or shape.D, shape.E), *others)
+    added = Sums(*blank(y, *((b * h, many, *one) for one in shapes)))
+    if cut.parts > 1 or shape.WHOLE:
+        grid = (b * h, many, shape.NB * divided(shape.E, shape.EB))
+        launch(kernel, grid, {"y": y, "z": z}, *given, added, n, cut.length, shape=shape, layout=layout)
+    return before_parts(added, cut, begin, shape.REVERSE, shape.PIECES, b if shape.WHOLE else None)

@@ -17,8 +17,7 @@ import triton.language as tl
 from jaxtyping import Float, Float32
 from torch import Tensor
 
-from avow.kernels.chunking import Sums, divided, padded
-from avow.kernels.linear_attention import blank
+from avow.kernels.chunking import Sums, blank, divided, padded
 from avow.kernels.tile_ops import LOWEST, TINY, Shape, filled
 
 _LOG2E = tl.constexpr(math.log2(math.e))

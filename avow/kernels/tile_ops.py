@@ -63,6 +63,8 @@ class Shape(NamedTuple):
     g_row: int = 0
     MODE: int = 0
     REVERSE: bool = False
+    TURNED: bool = False
+    """Whether states are those of z yᵀ."""
     PIECES: int = 1
     """Programs that share the sums of a part."""
     MANY: int = 1
@@ -87,9 +89,25 @@ def filled(VALUE: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr = None
 
 
 @triton.jit
-def rows_at(x, batch, head, start, ROW: tl.constexpr):
-    """Where some rows of a head begin."""
-    return x.base + batch * x.batch + head.to(tl.int64) * x.head + start * ROW
+def rows_at(x, head, start, ROW: tl.constexpr, H: tl.constexpr, R: tl.constexpr = 1):
+    """Where some rows begin, of a head of all batches' H; R of these share a head of x."""
+    return x.base + (head // H).to(tl.int64) * x.batch + (head % H // R).to(tl.int64) * x.head + start * ROW
+
+
+@triton.jit
+def load_state(base, feature, column, M: tl.constexpr, E: tl.constexpr, TURNED: tl.constexpr = False):
+    """A tile of a state of M features and E columns, zeros beyond them; a turned state has columns for rows."""
+    if TURNED:
+        place = feature + column * M
+    else:
+        place = feature * E + column
+    return tl.load(base + place, mask=(feature < M) & (column < E), other=0.0)
+
+
+@triton.jit
+def store_state(base, state, feature, column, M: tl.constexpr, E: tl.constexpr):
+    """A tile of a state, written where `load_state` reads it."""
+    tl.store(base + (feature * E + column), state, mask=(feature < M) & (column < E))
 
 
 @triton.jit
@@ -247,20 +265,16 @@ def from_columns(total):
 
 
 @triton.jit
-def columns_grown(total, ys):
-    """Sums with some rows more."""
+def columns_grown(total, ys, weight=None):
+    """Sums with some rows more, each times its weight if given; columns are then alike in pairs, on average."""
     if len(total.shape) == 2:
-        total = tl.dot(tl.trans(ys), tl.full((ys.shape[0], total.shape[1]), 1.0, tl.float32).to(ys.dtype), total)
-    else:
+        if weight is None:
+            factors = tl.full((ys.shape[0], total.shape[1]), 1.0, tl.float32).to(ys.dtype)
+        else:
+            factors = _parted((2 * weight)[:, None] + tl.zeros((1, _ALIKE), tl.float32))
+        total = tl.dot(tl.trans(ys), factors, total)
+    elif weight is None:
         total += tl.sum(ys.to(tl.float32), 0)
-    return total
-
-
-@triton.jit
-def columns_weighted(total, ys, weight):
-    """Sums with some rows more, each times a weight of its own; columns are alike in pairs, on average."""
-    if len(total.shape) == 2:
-        total = tl.dot(tl.trans(ys), _parted((2 * weight)[:, None] + tl.zeros((1, _ALIKE), tl.float32)), total)
     else:
         total += tl.sum(ys.to(tl.float32) * weight[:, None], 0)
     return total
@@ -287,19 +301,14 @@ def as_rows(total, C: tl.constexpr, KIND: tl.constexpr):
 
 
 @triton.jit
-def rows_grown(total, zs):
-    """Sums with some rows more."""
-    if total.shape[0] > 1:
-        total = tl.dot(tl.full((total.shape[0], zs.shape[0]), 1.0, tl.float32).to(zs.dtype), zs, total)
-    else:
-        total += tl.sum(zs.to(tl.float32), 0)[None, :]
-    return total
-
-
-@triton.jit
-def rows_weighted(total, zs, weight):
-    """Sums with some rows more, each times a weight of its own."""
-    if total.shape[0] > 1:
+def rows_grown(total, zs, weight=None):
+    """Sums with some rows more, each times a weight of its own if given."""
+    if weight is None:
+        if total.shape[0] > 1:
+            total = tl.dot(tl.full((total.shape[0], zs.shape[0]), 1.0, tl.float32).to(zs.dtype), zs, total)
+        else:
+            total += tl.sum(zs.to(tl.float32), 0)[None, :]
+    elif total.shape[0] > 1:
         wide = weight[None, :] + tl.zeros((total.shape[0], zs.shape[0]), tl.float32)
         total = tl.dot(_high(wide).to(tl.bfloat16), zs, total)
         total = tl.dot((wide - _high(wide)).to(tl.bfloat16), zs, total)

@@ -40,10 +40,9 @@ from avow.distributed.protocols import (
 from avow.distributed.states import LinearShard, centred_frame, joined, linear_shard
 from avow.methods.low_rank import LowRank, Trace, lengths, within_ball
 from avow.numerics import cholesky, rounding, scan
-from avow.numerics.cholesky import Factor
+from avow.numerics.cholesky import Factor, LandmarkFeatures, WeightedKeys
 from avow.numerics.features import Frame
 from avow.numerics.heads import grouped, per_query_head, ungrouped
-from avow.numerics.landmark_features import LandmarkFeatures, WeightedKeys
 
 _U = rounding.unit(torch.float64)
 

@@ -54,8 +54,7 @@ from avow.methods.random_features import RandomFeatures
 from avow.methods.separable import Separable
 from avow.numerics import features as feature_maps
 from avow.numerics import rounding, scan
-from avow.numerics.feature_logs import FeatureLogs
-from avow.numerics.features import Frame
+from avow.numerics.features import FeatureLogs, Frame
 from avow.numerics.heads import cast_output, grouped, linear_type, rescaled, scaled_values
 
 Answer = Callable[[], tuple[scan.Sums, int]]

@@ -20,22 +20,9 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from avow.core import BoundEstimate, Computed, Cost, Method, Problem, Promise, Sizes
+from avow.core import Computed, Cost, Method, Problem, Promise, Sizes
 from avow.errors import ParameterError
-from avow.numerics import kernel_rounding, rounding, scan, scan_costs
-from avow.numerics.heads import (
-    cast_output,
-    expand_gqa,
-    grouped,
-    key_log,
-    key_seen,
-    linear_type,
-    mask_bounds,
-    per_query_head,
-    rescaled,
-    scaled_values,
-    underflow_bound,
-)
+from avow.numerics import heads, kernel_rounding, rounding, scan, scan_costs
 from avow.numerics.kernel_rounding import KernelRounding
 from avow.numerics.masks import at_rows, row_tiles, visible
 from avow.parameters import between, param
@@ -70,10 +57,11 @@ class Separable(Method):
         return dim
 
     def compute(self, problem: Problem, generator: torch.Generator | None = None) -> Computed:
-        p = expand_gqa(self.checked(problem))
-        wide = linear_type(p)
+        p = heads.expand_gqa(self.checked(problem))
+        wide = heads.linear_type(p)
         if p.mask_kind == "full":
-            return Computed(cast_output(p, self._by_definition(p, wide)), Trace(p.k.shape[-2]))  # one sum, in any order
+            # One sum, in any order.
+            return Computed(heads.cast_output(p, self._by_definition(p, wide)), Trace(p.k.shape[-2]))
         fast = self._by_kernels(p, wide)
         if fast is not None:
             return fast
@@ -83,16 +71,16 @@ class Separable(Method):
     def read_on(self, q: Tensor, k: Tensor, v: Tensor, state: ColumnState | None) -> tuple[Tensor, ColumnState]:
         """The answers to the next tokens, each of which sees all before it, and the sums over all of them."""
         p = Problem.of(q, k, v, causal=True, enable_gqa=q.shape[1] != k.shape[1])
-        return self._scanned(p, linear_type(p), state)
+        return self._scanned(p, heads.linear_type(p), state)
 
     def _scanned(self, p: Problem, wide: torch.dtype, before: ColumnState | None) -> tuple[Tensor, ColumnState]:
         """The answer from sums over keys, those known before included, and the sums over all of them."""
-        values, size = scaled_values(p, wide)
+        values, size = heads.scaled_values(p, wide)
         queries, features = p.q.shape[-2:]
         start = scan.nothing(values, features, features)
         if before is not None:
             start, values, size = scan.in_one_unit(*before, values, size)
-        added, seen = key_log(p, wide), key_seen(p)
+        added, seen = heads.key_log(p, wide), heads.key_seen(p)
 
         def keys_of(span: slice) -> scan.Keys:
             log = self.cooled(p.k[..., span, :].to(wide))
@@ -101,7 +89,7 @@ class Separable(Method):
             return scan.Keys(log, None, None if seen is None else seen[..., span, :])
 
         def mixture(rows: slice) -> Tensor:
-            return grouped(torch.softmax(self.cooled(p.q[..., rows, :].to(wide)), -1), p.k.shape[1])
+            return heads.grouped(torch.softmax(self.cooled(p.q[..., rows, :].to(wide)), -1), p.k.shape[1])
 
         def causal_mixture(tile: scan.Tile) -> Tensor:
             prefix = scan.running(tile.features, tile.total)
@@ -113,19 +101,14 @@ class Separable(Method):
             state = scan.absorb(keys_of, values, features, start if before is not None else None)
             columns = state._replace(sums=state.sums / state.total.clamp(min=_least(wide)))
             sums = scan.collect(mixture, p.q.shape[1], queries, columns, normalise=False)
-        return cast_output(p, rescaled(sums.out, size)), ColumnState(state, size)
+        return heads.cast_output(p, heads.rescaled(sums.out, size)), ColumnState(state, size)
 
     def _by_kernels(self, p: Problem, wide: torch.dtype) -> Computed | None:
         """The same answer where the device has kernels and they fit the problem."""
-        if torch.compiler.is_compiling() or wide != torch.float32:
-            return None
-        from avow.kernels import availability
+        from avow.kernels.availability import linear_kernels
 
-        if not availability.is_available(p.q.device):
-            return None
-        from avow.kernels import problems
-
-        means = problems.column_means(p, self.temperature)
+        kernels = linear_kernels(p.q.device) if wide == torch.float32 else None
+        means = None if kernels is None else kernels.column_means(p, self.temperature)
         if means is None:
             return None
         out, kernel = means
@@ -133,15 +116,10 @@ class Separable(Method):
 
     def step(self, q: Tensor, k: Tensor, v: Tensor, state: ColumnState) -> Tensor | None:
         """The answer to one more token, which the state takes in, in place; None where no kernel does that."""
-        if torch.compiler.is_compiling() or state.size is not None:
-            return None
-        from avow.kernels import availability
+        from avow.kernels.availability import linear_kernels
 
-        if not availability.is_available(q.device):
-            return None
-        from avow.kernels import problems
-
-        return problems.column_step(q, k, v, state.sums, self.temperature)
+        kernels = linear_kernels(q.device) if state.size is None else None
+        return None if kernels is None else kernels.column_step(q, k, v, state.sums, self.temperature)
 
     def cooled(self, x: Tensor) -> Tensor:
         """x over the temperature, a fresh tensor; what leaves the type stops at its end, and the bound says so."""
@@ -153,8 +131,8 @@ class Separable(Method):
         return (wide / self.temperature).clamp(-limits.max, limits.max).to(x.dtype)
 
     def promise(self, problem: Problem, computed: Computed, confidence: float) -> Promise:
-        p, norms = expand_gqa(self.checked(problem)), problem.norms
-        wide, kept, trace = linear_type(p), p.q.dtype, computed.trace
+        p, norms = heads.expand_gqa(self.checked(problem)), problem.norms
+        wide, kept, trace = heads.linear_type(p), p.q.dtype, computed.trace
         kernel = trace.kernel
         products = rounding.products(wide, p.q.device.type) if kernel is None else kernel.products
         u, s, d = products.u, p.k.shape[-2], p.q.shape[-1]
@@ -173,8 +151,9 @@ class Separable(Method):
         depth = scan.depth(s, trace.steps) + 2 * d
         relative = moved + 4 * products.dot(depth) + 8 * s * d * rounding.tiny(wide) / least + apart
         final = rounding.unit(kept) if kept != wide else 0.0
-        rows = relative * (1 + final) + final + underflow_bound(problem, s * d / least, wide)
-        return Promise("deterministic", mask_bounds(p, rows * rounding.SAFETY), assumptions=("exp is right to 64 ulp",))
+        rows = relative * (1 + final) + final + heads.underflow_bound(problem, s * d / least, wide)
+        rows = heads.mask_bounds(p, rows * rounding.SAFETY)
+        return Promise("deterministic", rows, assumptions=("exp is right to 64 ulp",))
 
     def cost(self, sizes: Sizes) -> Cost:
         z, m = sizes, sizes.dim
@@ -198,9 +177,6 @@ class Separable(Method):
     def settings(cls, sizes: Sizes) -> Iterator[Separable]:
         yield cls()
 
-    def estimate_bound(self, problem: Problem, confidence: float) -> BoundEstimate:
-        return BoundEstimate(math.inf, "none", True, "its target is separable attention, not softmax attention")
-
     def checked(self, p: Problem) -> Problem:
         """The problem, unless it asks for what has no meaning here."""
         if not p.default_scale or p.kernel != "dot":
@@ -211,11 +187,11 @@ class Separable(Method):
 
     def _by_definition(self, p: Problem, dtype: torch.dtype) -> Tensor:
         """Every weight written out: quadratic, for masks that differ by row and for the tests."""
-        n, s, heads = p.q.shape[-2], p.k.shape[-2], p.q.shape[1]
+        n, s, h = p.q.shape[-2], p.k.shape[-2], p.q.shape[1]
         seen = visible(p)
-        k, v = (per_query_head(x.to(dtype), heads) for x in (p.k, p.v))
+        k, v = (heads.per_query_head(x.to(dtype), h) for x in (p.k, p.v))
         parts = []
-        for rows in row_tiles(n, p.q.shape[0] * heads * s * p.q.shape[-1]):
+        for rows in row_tiles(n, p.q.shape[0] * h * s * p.q.shape[-1]):
             rho = torch.softmax(self.cooled(p.q[..., rows, :].to(dtype)), -1)
             log = self.cooled(k).unsqueeze(-3)  # (b, h, 1, s, d)
             if p.bias is not None:

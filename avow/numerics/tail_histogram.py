@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 import torch
-from jaxtyping import Bool, Float, Float32, Float64, Int
+from jaxtyping import Bool, Float32, Float64, Int
 from torch import Tensor
 from torch.nn.functional import pad
 
@@ -73,7 +73,7 @@ class Outlook:
         near = (lengths[..., :known] * (1 + 2.0**-22)).float().clamp(min=2.0**-120)
         # ν: it only orders the tokens, and no bound rests on it.
         usual = (0.5 * lengths.amax(-1, keepdim=True)).float().clamp(min=2.0**-120)
-        bins = tails.binned(brackets.log_high + (near + usual).log()) if known else _no_bins(brackets)
+        bins = tails.binned(brackets.log_high + (near + usual).log())
         edges = bins.edges()
         together = stray is not None and known > 0
         sums = [brackets.origin.new_zeros(edges.shape) for _ in range(7 if together else 3)]
@@ -218,13 +218,3 @@ def _far(found: Tensor, most: Tensor, p: Tensor, log: float, own_log: float) -> 
     proved = (most.square() * (1 - p) / p).sum(-1, keepdim=True)
     variance = torch.minimum(tails.at_most(found, largest.square(), own_log), proved)
     return tails.deviation(variance * (1 + SUMS), largest * (1 + SUMS), log)
-
-
-def _at(x: Float64[Tensor, "b g r bins"], cut: Int[Tensor, "b g r 1"]) -> Float64[Tensor, "b g r 1"]:
-    return x.gather(-1, cut)
-
-
-def _no_bins(brackets: Brackets) -> tails.Bins:
-    """Bins of no tokens."""
-    nothing: Float[Tensor, "b g r 0"] = brackets.high
-    return tails.Bins(nothing.long(), nothing.new_zeros(*nothing.shape[:-1], 1))

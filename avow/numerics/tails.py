@@ -36,7 +36,7 @@ class Bins(NamedTuple):
 
 def binned(log_terms: Float[Tensor, "*lead s"]) -> Bins:
     """Terms sorted into bins by their logarithms; −inf, which is no term, goes into the last."""
-    top = log_terms.amax(-1, keepdim=True)
+    top = log_terms.amax(-1, keepdim=True) if log_terms.shape[-1] else log_terms.new_zeros(*log_terms.shape[:-1], 1)
     top = torch.where(top == -math.inf, torch.zeros_like(top), top) + _ABOVE
     place = ((top - log_terms) * _FINE).clamp(0, _BINS - 1).long()
     return Bins(place, top)

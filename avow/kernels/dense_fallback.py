@@ -17,11 +17,10 @@ from torch import Tensor
 from avow.kernels.chunking import padded
 from avow.kernels.finalize import Decoded
 from avow.kernels.gather_attention import blank_parts
-from avow.kernels.heads import by_head
 from avow.kernels.merging import merge, rounding_of
 from avow.kernels.sketch_pass import Terms
 from avow.kernels.tile_attention import ROWS, WARPS, attend, lift
-from avow.kernels.tile_ops import interpreted
+from avow.kernels.tile_ops import by_head, interpreted
 from avow.kernels.work_partition import programs, share_of, shares, slots_of, span_of, tiles_again
 
 # Parts that one warp merges at once.
@@ -138,13 +137,7 @@ def _read_again(
 
 
 def read_again(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    terms: Terms,
-    most: Float32[Tensor, "b g"],
-    scale: float,
-    found: Decoded,
+    q: Tensor, k: Tensor, v: Tensor, terms: Terms, most: Float32[Tensor, "b g"], scale: float, found: Decoded
 ) -> None:
     """Puts answers from all tokens in the place of those that are not within what was allowed, without a look at them.
 

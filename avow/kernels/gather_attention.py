@@ -17,9 +17,8 @@ from torch import Tensor
 
 from avow.kernels.choice import Chosen
 from avow.kernels.chunking import padded
-from avow.kernels.heads import by_head
 from avow.kernels.tile_attention import ROWS, WARPS, attend, lift
-from avow.kernels.tile_ops import interpreted
+from avow.kernels.tile_ops import by_head, interpreted
 from avow.kernels.work_partition import programs, share_of, shares, span_of, tiles_listed
 
 

@@ -34,15 +34,7 @@ _ROOM = 8.0
 
 
 @triton.jit
-def _plan(
-    expected,
-    behind,
-    highest,
-    aim,
-    slim,
-    mean_log,
-    log,
-):
+def _plan(expected, behind, highest, aim, slim, mean_log, log):
     """Steps below the largest term, `highest`, that a row's rim is at, and octaves below which a term is light.
 
     `behind` are the terms of each bin and all after it, `aim` is the error that is aimed at and `slim` is ν over the

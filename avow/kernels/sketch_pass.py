@@ -21,9 +21,8 @@ from jaxtyping import Float, Float32, Int32, UInt8
 from torch import Tensor
 
 from avow.kernels.chunking import padded
-from avow.kernels.heads import by_head
 from avow.kernels.step_constants import CONSTANTS, LIMIT, LOWEST_TERM, SIBLINGS, Prepared
-from avow.kernels.tile_ops import exp2_near, interpreted, log2_near
+from avow.kernels.tile_ops import by_head, exp2_near, interpreted, log2_near
 from avow.numerics.sketch import GROUP, Sketch
 
 _GROUP = tl.constexpr(GROUP)

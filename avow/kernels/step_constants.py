@@ -12,7 +12,7 @@ from jaxtyping import Float32, Int32
 from torch import Tensor
 
 from avow.kernels.chunking import padded
-from avow.kernels.heads import by_head
+from avow.kernels.tile_ops import by_head
 from avow.numerics.rounding import gamma, unit
 from avow.numerics.sketch import Sketch
 

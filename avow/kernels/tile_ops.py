@@ -8,6 +8,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from avow.errors import ShapeError
+
 # The logarithm of nothing.
 LOWEST = tl.constexpr(float("-inf"))
 # Normalisers below this belong to rows that see nothing.
@@ -76,6 +78,16 @@ class Shape(NamedTuple):
 def row_contiguous(*tensors: Tensor) -> tuple[Tensor, ...]:
     """The same tensors, with the numbers of a row beside each other."""
     return tuple(x if x.stride(-1) == 1 else x.contiguous() for x in tensors)
+
+
+def by_head(x: Tensor, name: str) -> Tensor:
+    """A view with batch and heads as one axis, which is how decoding finds a head; each must lie in one piece."""
+    b, g = x.shape[:2]
+    joined = x.stride(0) == g * x.stride(1) or b == 1 or g == 1
+    if not joined or not x[0, 0].is_contiguous():
+        remedy = "pass a slice x[:, :, :s] of one contiguous tensor, or x.contiguous()"
+        raise ShapeError(f"{name}.stride()", x.stride(), "must be that of heads in one piece each", remedy)
+    return x.view(b * g, *x.shape[2:])
 
 
 @triton.jit

@@ -30,7 +30,7 @@ from avow.errors import ParameterError
 from avow.numerics import cholesky, heads, rounding, scan, scan_costs
 from avow.numerics.cholesky import LandmarkFeatures, WeightedKeys
 from avow.numerics.features import Frame, centred_frame
-from avow.numerics.masks import at_rows, row_tiles, visible
+from avow.numerics.masks import masked, row_tiles
 from avow.numerics.softmax import softmax_average
 from avow.parameters import from_to, param
 
@@ -155,9 +155,8 @@ class LowRank(Method):
         h, queries, s = p.q.shape[1], p.q.shape[-2], p.k.shape[-2]
         log = heads.per_query_head(log, h)
         if p.mask_kind == "full":
-            seen = visible(p)
-            parts = [torch.logsumexp(_added(p, seen, log, rows), -1) for rows in row_tiles(queries, log.numel())]
-            total = torch.cat(parts, -1)
+            tiles = row_tiles(queries, log.numel())
+            total = torch.cat([torch.logsumexp(masked(p, log.unsqueeze(-2), rows), -1) for rows in tiles], -1)
         elif p.causal:
             running = torch.logcumsumexp(log[..., : min(queries, s)], -1)
             total = torch.cat([running, running[..., -1:].expand(*running.shape[:-1], max(queries - s, 0))], -1)
@@ -262,25 +261,16 @@ def lengths(x: Float[Tensor, "*lead e"]) -> Float[Tensor, "*lead 1"]:
     return largest * torch.linalg.vector_norm(x / largest, dim=-1, keepdim=True).clamp(min=1e-300)
 
 
-def _added(p: Problem, seen: Tensor | None, log: Float[Tensor, "b h s"], rows: slice) -> Float[Tensor, "b h l s"]:
-    """Logs of keys with the bias of each row, −inf where the row does not see the key."""
-    total = log.unsqueeze(-2)
-    if p.bias is not None:
-        total = total + at_rows(p.bias, rows).double()
-    return total if seen is None else torch.where(at_rows(seen, rows), total, -math.inf)
-
-
 def _pairwise(p: Problem, features: LandmarkFeatures, values: Tensor) -> tuple[scan.Sums, Tensor]:
     """Row by row against every key, for masks that differ by row."""
     n, s, h, groups = p.q.shape[-2], p.k.shape[-2], p.q.shape[1], p.k.shape[1]
-    seen = visible(p)
     keys = features.of_keys(slice(0, s))
     assert keys.factor is not None, "low_rank's keys come as factors with one log each"
     log = heads.per_query_head(keys.log[..., 0], h)
     phi, held = heads.per_query_head(keys.factor, h), heads.per_query_head(values, h)
     parts = []
     for rows in row_tiles(n, p.q.shape[0] * h * s):
-        total = _added(p, seen, log, rows)
+        total = masked(p, log.unsqueeze(-2), rows)
         top = total.detach().amax(-1, keepdim=True)
         top = top.masked_fill(top == -math.inf, 0.0)
         weights = (heads.ungrouped(features.of_rows(rows)) @ phi.transpose(-1, -2)) * torch.exp(total - top)

@@ -26,7 +26,7 @@ from avow.numerics import features as feature_maps
 from avow.numerics import heads, kernel_rounding, rounding, scan, scan_costs
 from avow.numerics.features import FeatureLogs, Frame
 from avow.numerics.kernel_rounding import KernelRounding
-from avow.numerics.masks import at_rows, row_tiles, visible
+from avow.numerics.masks import masked, row_tiles, seen_by
 from avow.numerics.softmax import softmax_average
 from avow.parameters import anything, from_to, param
 
@@ -90,10 +90,7 @@ class RandomFeatures(Method):
         return self.features
 
     def compute(
-        self,
-        problem: Problem,
-        generator: torch.Generator | None = None,
-        initial_state: FeatureState | None = None,
+        self, problem: Problem, generator: torch.Generator | None = None, initial_state: FeatureState | None = None
     ) -> Computed:
         p = heads.expand_gqa(problem)
         wide = self.arithmetic(p)
@@ -212,6 +209,13 @@ class RandomFeatures(Method):
         final = rounding.unit(kept) if kept != wide else 0.0
         return moved * (1 + final), sums * (1 + final) + 4 * final + lost
 
+    def largest_radius(self, problem: Problem) -> Float[Tensor, ""]:
+        """At least the largest length of q + k in the frame."""
+        p = heads.expand_gqa(problem)
+        frame = feature_maps.frame_of(p, self.arithmetic(p))
+        radius_q, radius_k, _ = feature_maps.radii(p, frame, *feature_maps.lengths(p, frame), problem.norms)
+        return (radius_q + radius_k).amax()
+
     def arithmetic(self, p: Problem) -> torch.dtype:
         """The type features are computed in: wide where squares of norms would leave the inputs' own."""
         wide = heads.linear_type(p)
@@ -248,11 +252,8 @@ class RandomFeatures(Method):
     def estimate_bound(self, problem: Problem, confidence: float) -> BoundEstimate:
         if confidence >= 1:
             return BoundEstimate(math.inf, "none", True, "promises only with a confidence below 1")
-        p = heads.expand_gqa(problem)
-        frame = feature_maps.frame_of(p, self.arithmetic(p))
-        radius_q, radius_k, _ = feature_maps.radii(p, frame, *feature_maps.lengths(p, frame), problem.norms)
-        worst = (radius_q + radius_k).amax()
-        variance = feature_maps.relative_variance(worst, self.features, p.q.shape[-1], self.orthogonal)
+        worst = self.largest_radius(problem)
+        variance = feature_maps.relative_variance(worst, self.features, problem.q.shape[-1], self.orthogonal)
         bound = float(feature_maps.ratio_bound(variance, confidence))
         return BoundEstimate(bound, "statistical", False, "" if bound < 2 else f"norms of q+k up to {float(worst):.3g}")
 
@@ -319,11 +320,8 @@ class FeatureCount(NamedTuple):
 
 def features_needed(problem: Problem, tol: float, confidence: float) -> FeatureCount:
     """The features that would certify `tol` for every row, from the norms of q and k alone."""
-    method, p = RandomFeatures(), heads.expand_gqa(problem)
-    frame = feature_maps.frame_of(p, method.arithmetic(p))
-    radius_q, radius_k, _ = feature_maps.radii(p, frame, *feature_maps.lengths(p, frame), problem.norms)
-    worst = (radius_q + radius_k).amax()
-    d = p.q.shape[-1]
+    method, d = RandomFeatures(), problem.q.shape[-1]
+    worst = method.largest_radius(problem)
     # From d features on, the bound is a constant over their number.
     per_feature = float(feature_maps.relative_variance(worst, d, d, method.orthogonal)) * d
     single = float(torch.expm1(worst.square()))
@@ -334,16 +332,11 @@ def features_needed(problem: Problem, tol: float, confidence: float) -> FeatureC
 def _pairwise(p: Problem, logs: FeatureLogs) -> Float[Tensor, "b h n e"]:
     """Every weight as a sum over features of its own, for masks that differ by row: safe, and quadratic."""
     n, s, h = p.q.shape[-2], p.k.shape[-2], p.q.shape[1]
-    seen = visible(p)
     keys = heads.per_query_head(torch.add(*logs.of_keys(slice(None))), h)
     values = heads.per_query_head(p.v.to(logs.wide), h)
     parts = []
     for rows in row_tiles(n, p.q.shape[0] * h * s * keys.shape[-1]):
         log = torch.logsumexp(heads.ungrouped(logs.of_rows(rows)).unsqueeze(-2) + keys.unsqueeze(-3), -1)
-        if p.bias is not None:
-            log = log + at_rows(p.bias, rows).to(logs.wide)
-        if seen is not None:
-            log = torch.where(at_rows(seen, rows), log, -math.inf)
-            log = torch.where(at_rows(seen, rows).any(-1, keepdim=True), log, 0.0)
+        log = torch.where(seen_by(p, rows).any(-1, keepdim=True), masked(p, log, rows), 0.0)
         parts.append(torch.softmax(log, -1) @ values)
     return torch.cat(parts, -2)

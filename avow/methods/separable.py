@@ -24,7 +24,7 @@ from avow.core import Computed, Cost, Method, Problem, Promise, Sizes
 from avow.errors import ParameterError
 from avow.numerics import heads, kernel_rounding, rounding, scan, scan_costs
 from avow.numerics.kernel_rounding import KernelRounding
-from avow.numerics.masks import at_rows, row_tiles, visible
+from avow.numerics.masks import masked, row_tiles
 from avow.parameters import between, param
 
 
@@ -188,16 +188,12 @@ class Separable(Method):
     def _by_definition(self, p: Problem, dtype: torch.dtype) -> Tensor:
         """Every weight written out: quadratic, for masks that differ by row and for the tests."""
         n, s, h = p.q.shape[-2], p.k.shape[-2], p.q.shape[1]
-        seen = visible(p)
         k, v = (heads.per_query_head(x.to(dtype), h) for x in (p.k, p.v))
         parts = []
         for rows in row_tiles(n, p.q.shape[0] * h * s * p.q.shape[-1]):
             rho = torch.softmax(self.cooled(p.q[..., rows, :].to(dtype)), -1)
-            log = self.cooled(k).unsqueeze(-3)  # (b, h, 1, s, d)
-            if p.bias is not None:
-                log = log + at_rows(p.bias, rows).to(dtype).unsqueeze(-1)
-            if seen is not None:
-                log = torch.where(at_rows(seen, rows).unsqueeze(-1), log, -math.inf)
+            added = masked(p, k.new_zeros(1, 1, 1, s), rows).unsqueeze(-1)
+            log = self.cooled(k).unsqueeze(-3) + added  # (b, h, l, s, d)
             top = log.detach().amax(-2, keepdim=True)
             columns = torch.exp(log - top.masked_fill(top == -math.inf, 0.0))
             columns = columns / columns.sum(-2, keepdim=True).clamp(min=_least(dtype))

@@ -25,8 +25,7 @@ Tokens that are left unread:
     gather            averages over the chosen ones
 Caches of tokens, in one pass:
     fast_decode       averages from the heavy tokens alone
-    logit_upper_bounds  the most that each may weigh
-    selection         which of them to read
+    selection         the most that each may weigh, and which of them to read
     fused             loops that a compiler makes of torch code
 Proofs:
     intervals         numbers and matrices that carry their own error

@@ -37,21 +37,9 @@ class AggregateError(NamedTuple):
     """At most half the width of any bracket."""
 
 
-class Middles(NamedTuple):
-    """Sums over the tokens of each bin and all after it."""
-
-    most: Float64[Tensor, "b g r bins"]
-    """Of the middle weights, each times the length of its value."""
-    middle: Float64[Tensor, "b g r bins"]
-    most_square: Float64[Tensor, "b g r bins"]
-    """Of the squares of the same."""
-    middle_square: Float64[Tensor, "b g r bins"]
-
-
 class Crowd(NamedTuple):
-    """What the tokens of each bin and all after it weigh together."""
+    """What the tokens of each bin and all after it weigh together: sums over them, and the largest of them."""
 
-    sums: Middles
     largest: Float64[Tensor, "b g r bins"]
     """At least a·exp(h)·(n + ν) of any token, n long."""
     far: Float64[Tensor, "b g r 1"]
@@ -60,6 +48,12 @@ class Crowd(NamedTuple):
     longest: Float64[Tensor, "b g 1 1"]
     usual: Float64[Tensor, "b g 1 1"]
     """ν"""
+    most: Float64[Tensor, "b g r bins"]
+    """The sum of the middle weights, each times the length of its value."""
+    middle: Float64[Tensor, "b g r bins"]
+    most_square: Float64[Tensor, "b g r bins"]
+    """Of the squares of the same."""
+    middle_square: Float64[Tensor, "b g r bins"]
 
     def moved(self, length: Tensor | float) -> Float64[Tensor, "b g r bins"]:
         """How far the tokens behind each bin may together move a sum with an answer of this length."""
@@ -67,10 +61,9 @@ class Crowd(NamedTuple):
         # The most of (n + length)/(n + ν) for any n up to the longest.
         ratio = torch.where(length > usual, length / usual, (self.longest + length) / (self.longest + usual))
         s = self.stray.whole
-        most, middle, most_square, middle_square = self.sums
-        straight = most_square.sqrt() + length * middle_square.sqrt()
+        straight = self.most_square.sqrt() + length * self.middle_square.sqrt()
         bent = curvature(self.stray.least) * ratio * self.largest
-        known = (most + length * middle) + (self.longest + length) * self.far
+        known = (self.most + length * self.middle) + (self.longest + length) * self.far
         return known + s * (straight + s * bent)
 
 

@@ -1,11 +1,11 @@
 r"""Averages of values under exponential weights from the heavy tokens alone: no masks, no biases, no odds.
 
-It does what `outlook` and `reading` do for any problem, made for long caches on a CPU, where every look at all tokens
-counts. Tokens have an upper end each; where to stop is guessed from every few of them and proved from all:
+It does what `tail_histogram` and `gather` do for any problem, made for long caches on a CPU, where every look at all
+tokens counts. Tokens have an upper end each; where to stop is guessed from every few of them and proved from all:
 
 .. math:: \|o^* - o_H\| \le \frac{\sum_T e^{b_j} (\|v_j\| + \|o_H\|)}{Z_H}   [claim tail-mass-output]
 
-or from what they weigh together, as `crowds` has it, where that is less.
+or from what they weigh together, as `aggregate_error` has it, where that is less.
 
 A head reads what any of its rows wants, and gives it to all of them. What is read is multiplied in float32 as long as
 its rounding is a small part of what may be lost, and in float64 otherwise; short sums go on in float64. Both loops over
@@ -23,9 +23,8 @@ from jaxtyping import Float, Float32, Float64, Int
 from torch import Tensor
 
 from avow.numerics.brackets import Ends, ends
-from avow.numerics.logit_upper_bounds import uppers
 from avow.numerics.rounding import EXP_ULPS, products, softmax_l1_bound, tiny, unit
-from avow.numerics.selection import Unfit, View, crowded, where
+from avow.numerics.selection import Unfit, View, crowded, uppers, where
 from avow.numerics.sketch import GROUP, Sketch
 
 # What is aimed at, of what may be lost; less whenever that was not enough.

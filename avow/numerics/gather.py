@@ -35,6 +35,7 @@ class Tokens:
     """The power of two that values are divided by."""
 
 
+@dataclass(frozen=True)
 class Read(ABC):
     """What was read of some tokens. Numbers per token, `x`, have a shape of the reader's own; unread ones are 0."""
 
@@ -74,10 +75,6 @@ class Masked(Read):
 
     whole: Float64[Tensor, "b g r s"]
     values: Float64[Tensor, "b g s e"]
-    logits: Float64[Tensor, "b g r s"]
-    top: Float64[Tensor, "b g r 1"]
-    weights: Float64[Tensor, "b g r s"]
-    total: Float64[Tensor, "b g r 1"]
 
     @staticmethod
     def of(tokens: Tokens) -> Masked:
@@ -86,7 +83,7 @@ class Masked(Read):
         whole = whole if tokens.bias is None else whole + tokens.bias
         zero = whole.new_zeros(*whole.shape[:-1], 1)
         nothing = zero.expand(whole.shape)
-        return Masked(whole, tokens.v.double() / tokens.size, nothing - math.inf, zero, nothing, zero)
+        return Masked(nothing - math.inf, zero, nothing, zero, whole, tokens.v.double() / tokens.size)
 
     def detached(self) -> Masked:
         """The same numbers, outside autograd."""
@@ -123,10 +120,6 @@ class Gathered(Read):
     place: Int[Tensor, " m"]
     found: Float64[Tensor, "m r"]
     """Logits of all rows, of those too that did not choose the token."""
-    logits: Float64[Tensor, "m r"]
-    top: Float64[Tensor, "b g r 1"]
-    weights: Float64[Tensor, "m r"]
-    total: Float64[Tensor, "b g r 1"]
 
     @staticmethod
     def of(tokens: Tokens) -> Gathered:
@@ -134,7 +127,7 @@ class Gathered(Read):
         nothing = tokens.k.new_zeros(0, dtype=torch.int64)
         none = tokens.q.new_zeros(0, tokens.q.shape[2])
         zero = tokens.q.new_zeros(*tokens.q.shape[:-1], 1)
-        return Gathered(tokens, nothing, nothing, none, none, zero, none, zero)
+        return Gathered(none, zero, none, zero, tokens, nothing, nothing, none)
 
     def joined(self, which: Bool[Tensor, "b g r s"]) -> Gathered:
         # Rows one after the other: reducing over an axis of a few bytes is slower.
@@ -155,7 +148,7 @@ class Gathered(Read):
         weights = (logits - top[head]).exp()
         total = torch.zeros_like(top).index_add_(0, head, weights)
         top, total = (x.reshape(self.top.shape) for x in (top, total))
-        return Gathered(self.tokens, head, place, found, logits, top, weights, total)
+        return Gathered(logits, top, weights, total, self.tokens, head, place, found)
 
     def at(self, dense: Tensor) -> Tensor:
         return _at(dense, self.head, self.place)

@@ -19,7 +19,7 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 from avow.numerics import tails
-from avow.numerics.aggregate_error import NEAR, AggregateError, Crowd, Middles
+from avow.numerics.aggregate_error import NEAR, AggregateError, Crowd
 from avow.numerics.brackets import Brackets
 from avow.numerics.gather import Read
 
@@ -95,7 +95,7 @@ class Outlook:
             largest = pad(edges.double().exp() * (1 + 1e-3), (0, 1))
             far = torch.where(brackets.low < NEAR, brackets.high, 0.0).sum(-1, keepdim=True, dtype=torch.float64)
             longest = near.amax(-1, keepdim=True).double()
-            crowd = Crowd(Middles(*middles), largest, far, stray, longest, usual.double())
+            crowd = Crowd(largest, far, stray, longest, usual.double(), *middles)
         return Outlook(brackets, seen, near, most, bins, Behind(singly, high_sums, low_sums, crowd), stray)
 
     @property

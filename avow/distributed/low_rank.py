@@ -116,21 +116,8 @@ def low_rank_protocol(shard: LinearShard, rank: int) -> Protocol[tuple[Tensor, T
         return out, None
     rows = features.rows
     key_log, key_residual = _seen(shard, keys.log.detach()[..., 0], residual, sums_of_all.detach())
-    trace = Trace(
-        key_log=key_log,
-        key_residual=key_residual,
-        row_residual=rows.residual,
-        row_norm=rows.norm,
-        row_log=rows.log,
-        normaliser=normalisers[0],
-        unit_log=normalisers[1],
-        slack=factor.slack,
-        query_radius=rows.radius,
-        key_radius=radius,
-        frame=frame,
-        steps=steps,
-    )
-    return out, trace
+    normaliser, unit_log = normalisers
+    return out, Trace(key_log, key_residual, rows, normaliser, unit_log, factor.slack, radius, frame, steps)
 
 
 def _agreed_factor(

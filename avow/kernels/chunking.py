@@ -165,61 +165,56 @@ def register_gradients(forward: Any, backward: Any, tensors: int = 3, unused: Se
     backward.register_fake(lambda gradient, q, k, v, *_: tuple(x.new_empty(x.shape) for x in (q, k, v)))
 
 
-@triton.jit
-def part_prefixes(
-    added,
-    tops,
-    begin,
-    begin_tops,
-    before,
-    before_tops,
-    parts,
-    SIZE: tl.constexpr,
-    WIDTH: tl.constexpr,
-    LOGS: tl.constexpr,
-    BLOCK: tl.constexpr,
-    PIECES: tl.constexpr,
-    REVERSE: tl.constexpr,
-    WHOLE: tl.constexpr,
-):
-    """Sums of the pieces of parts become those before each part, in the order of the scan, or the WHOLE sum.
+class Prefixes(NamedTuple):
+    """What `part_prefixes` is compiled for: of SIZE sums, every WIDTH share a feature, and features share LOGS tops."""
 
-    Of SIZE sums, every WIDTH share a feature, and features share LOGS tops.
-    """
+    SIZE: int
+    WIDTH: int
+    LOGS: int
+    BLOCK: int
+    PIECES: int
+    REVERSE: bool
+    WHOLE: bool
+
+
+@triton.jit
+def part_prefixes(added, tops, begin, begin_tops, before, before_tops, parts, S: tl.constexpr):
+    """Sums of the pieces of parts become those before each part, in the order of the scan, or the WHOLE sum."""
+    PIECES: tl.constexpr = S.PIECES
     head, block = tl.program_id(0).to(tl.int64), tl.program_id(1)
-    place = block * BLOCK + tl.arange(0, BLOCK)
-    inside = place < SIZE
-    at = (place // WIDTH) % LOGS
-    leads = inside & (place % WIDTH == 0) & (place // WIDTH < LOGS)
-    state = tl.zeros((BLOCK,), tl.float32)
-    top = tl.full((BLOCK,), LOWEST, tl.float32)
+    place = block * S.BLOCK + tl.arange(0, S.BLOCK)
+    inside = place < S.SIZE
+    at = (place // S.WIDTH) % S.LOGS
+    leads = inside & (place % S.WIDTH == 0) & (place // S.WIDTH < S.LOGS)
+    state = tl.zeros((S.BLOCK,), tl.float32)
+    top = tl.full((S.BLOCK,), LOWEST, tl.float32)
     if begin is not None:
-        state = tl.load(begin + head * SIZE + place, mask=inside, other=0.0)
-        top = tl.load(begin_tops + head * LOGS + at, mask=inside, other=0.0)
+        state = tl.load(begin + head * S.SIZE + place, mask=inside, other=0.0)
+        top = tl.load(begin_tops + head * S.LOGS + at, mask=inside, other=0.0)
     for step in range(parts):
         part = step
-        if REVERSE:
+        if S.REVERSE:
             part = parts - 1 - step
         own = head * parts + part
-        if not WHOLE:
-            tl.store(before + own * SIZE + place, state, mask=inside)
+        if not S.WHOLE:
+            tl.store(before + own * S.SIZE + place, state, mask=inside)
             if tops is not None:
-                tl.store(before_tops + own * LOGS + at, top, mask=leads)
+                tl.store(before_tops + own * S.LOGS + at, top, mask=leads)
         # The last part has no sum, and nothing comes after it.
-        there = inside & ((step < parts - 1) | WHOLE)
+        there = inside & ((step < parts - 1) | S.WHOLE)
         for piece in tl.static_range(PIECES):
-            found = tl.load(added + (own * PIECES + piece) * SIZE + place, mask=there, other=0.0)
+            sums = tl.load(added + (own * PIECES + piece) * S.SIZE + place, mask=there, other=0.0)
             if tops is None:
-                state += found
+                state += sums
             else:
-                log = tl.load(tops + (own * PIECES + piece) * LOGS + at, mask=there, other=LOWEST)
+                log = tl.load(tops + (own * PIECES + piece) * S.LOGS + at, mask=there, other=LOWEST)
                 higher = tl.maximum(top, log)
                 finite = tl.where(higher > LOWEST, higher, 0.0)
-                state = state * tl.exp2(top - finite) + found * tl.exp2(log - finite)
+                state = state * tl.exp2(top - finite) + sums * tl.exp2(log - finite)
                 top = higher
-    if WHOLE:
-        tl.store(before + head * SIZE + place, state, mask=inside)
-        tl.store(before_tops + head * LOGS + at, top, mask=leads)
+    if S.WHOLE:
+        tl.store(before + head * S.SIZE + place, state, mask=inside)
+        tl.store(before_tops + head * S.LOGS + at, top, mask=leads)
 
 
 def before_parts(
@@ -230,32 +225,21 @@ def before_parts(
     Given the size of a `batch`, they are the sums over all parts instead.
     """
     heads = added.sums.shape[0]
-    shape = (heads, cut.parts) if batch is None else (batch, heads // batch)
-    found = Sums(*(None if x is None else x.new_empty(*shape, *x.shape[2:]) for x in added))  # type: ignore[arg-type]
+    lead = (heads, cut.parts) if batch is None else (batch, heads // batch)
+    before = Sums(*(None if x is None else x.new_empty(*lead, *x.shape[2:]) for x in added))  # type: ignore[arg-type]
     features = added.sums.shape[2]
     for i, width in enumerate((added.sums.shape[3], 1)):
         size = math.prod(added[i].shape[2:])  # type: ignore[union-attr]
         if not size:  # totals that nobody asked for
             continue
         block = min(1024, padded(size))
+        logs = 1 if added.tops is None or added.tops.ndim == 2 else features
+        shape = Prefixes(size, width, logs, block, pieces, reverse, batch is not None)
+        first = (None, None) if begin is None else (begin[i], begin.tops)
         part_prefixes[(heads, divided(size, block))](
-            added[i],
-            added.tops,
-            None if begin is None else begin[i],
-            None if begin is None else begin.tops,
-            found[i],
-            found.tops,
-            cut.parts,
-            SIZE=size,
-            WIDTH=width,
-            LOGS=1 if added.tops is None or added.tops.ndim == 2 else features,
-            BLOCK=block,
-            PIECES=pieces,
-            REVERSE=reverse,
-            WHOLE=batch is not None,
-            num_warps=4,
+            added[i], added.tops, *first, before[i], before.tops, cut.parts, S=shape, num_warps=4
         )
-    return found
+    return before
 
 
 def sums_before(

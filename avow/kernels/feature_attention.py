@@ -247,8 +247,8 @@ def _backward(
     launch(feature_kernels.feature_rows, grid, inputs, *rows, shape=shape, layout=chosen)
     launch(feature_kernels.feature_key_gradients, grid, inputs, *keys, shape=shape, layout=chosen)
     # What siblings add to a key is rounded once, too.
-    kept = torch.float32 if g != h else k.dtype
-    dk, dv = (by_key_head(added(x, kept), g).to(k.dtype) for x in (dk, dv))
+    dtype = torch.float32 if g != h else k.dtype
+    dk, dv = (by_key_head(added(x, dtype), g).to(k.dtype) for x in (dk, dv))
     return added(dq, q.dtype), dk, dv
 
 

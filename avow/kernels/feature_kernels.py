@@ -212,13 +212,13 @@ def feature_rows(
             queries = short(queries, S.KIND, S.FAST)
         keys = short(_features(ys, along, numbers.key_factor, numbers.power, below, feature, S), S.KIND, S.FAST)
         if g is None:
-            found = tl.dot(queries, tl.trans(state.to(S.KIND)), input_precision=S.PRECISION)
+            answer = tl.dot(queries, tl.trans(state.to(S.KIND)), input_precision=S.PRECISION)
             pairs = tl.dot(queries, tl.trans(keys), input_precision=S.PRECISION)
             pairs = tl.where(row[:, None] >= row[None, :], pairs, 0.0)
             # The same rounded features as in the mean: what rounding does to both hardly moves their quotient.
             divisor = tl.sum(queries.to(tl.float32) * total[None, :], 1) + tl.sum(pairs, 1)
-            found = tl.dot(pairs.to(S.KIND), zs, found, input_precision=S.PRECISION)
-            store_tile(out + (mine + ahead) * S.E, S.E, row, column, left, found, S.E, S.EB)
+            answer = tl.dot(pairs.to(S.KIND), zs, answer, input_precision=S.PRECISION)
+            store_tile(out + (mine + ahead) * S.E, S.E, row, column, left, answer, S.E, S.EB)
             tl.store(normalisers + mine + ahead + row, divisor, mask=(row < left) & (block == 0))
             tl.store(lse + rest + ahead + row, top + filled(0.0, S.C), mask=(row < left) & (share == 0))
         else:
@@ -228,8 +228,9 @@ def feature_rows(
             slopes = tl.dot(pull, keys, slopes, input_precision=S.PRECISION) + u[:, None] * total[None, :]
             # A row's weight, 2^(top - lse), is part of its features; a row that was lost has none.
             slopes *= _features(xs, along, numbers.factor, numbers.power, guess - weigh - top, feature, S)
-            found = tl.dot(slopes.to(back.dtype), tl.trans(back), input_precision=S.PRECISION) * (numbers.factor * _LN2)
-            store_tile(out + (mine + ahead) * S.D, S.D, row, entry, left, found, S.D, S.DP)
+            answer = tl.dot(slopes.to(back.dtype), tl.trans(back), input_precision=S.PRECISION)
+            answer = answer * (numbers.factor * _LN2)
+            store_tile(out + (mine + ahead) * S.D, S.D, row, entry, left, answer, S.D, S.DP)
         state = tl.dot(tl.trans(zs), keys, state, input_precision=S.PRECISION)
         total += tl.sum(keys.to(tl.float32), 0)
     if last is not None:
@@ -293,9 +294,9 @@ def feature_key_gradients(
         slopes = tl.dot(zs, state.to(S.KIND), input_precision=S.PRECISION)
         slopes = tl.dot(pull, queries, slopes, input_precision=S.PRECISION) + total[None, :]
         slopes = slopes * keys.to(tl.float32)
-        found = tl.dot(slopes.to(back.dtype), tl.trans(back), input_precision=S.PRECISION) * numbers.key_factor
-        found = (found - (2 * numbers.half) * tl.sum(slopes, 1)[:, None] * ys.to(tl.float32)) * _LN2
-        store_tile(dk + ahead * S.D, S.D, row, entry, left, found, S.D, S.DP)
+        gradient = tl.dot(slopes.to(back.dtype), tl.trans(back), input_precision=S.PRECISION) * numbers.key_factor
+        gradient = (gradient - (2 * numbers.half) * tl.sum(slopes, 1)[:, None] * ys.to(tl.float32)) * _LN2
+        store_tile(dk + ahead * S.D, S.D, row, entry, left, gradient, S.D, S.DP)
         pairs = tl.where(seen, tl.dot(keys, tl.trans(queries), input_precision=S.PRECISION), 0.0)
         values = tl.dot(keys, tl.trans(state.to(S.KIND)), input_precision=S.PRECISION)
         values = tl.dot(pairs.to(S.KIND), gs, values, input_precision=S.PRECISION)
@@ -309,18 +310,18 @@ def divide_shares(numerators, normalisers, lse, out, count, S: tl.constexpr):
     """Rows from the shares of all blocks of features; the logarithms of their normalisers replace the tops in `lse`."""
     row, column = tl.program_id(0).to(tl.int64) * S.C + tl.arange(0, S.C), tl.arange(0, S.EB)
     there = (row < count)[:, None] & (column < S.E)[None, :]
-    found = filled(0.0, S.C, S.EB)
+    numerator = filled(0.0, S.C, S.EB)
     divisor = filled(0.0, S.C)
     NB: tl.constexpr = S.NB
     for block in tl.static_range(NB):
         one = block * count.to(tl.int64) + row
-        found += tl.load(numerators + one[:, None] * S.E + column[None, :], mask=there, other=0.0).to(tl.float32)
+        numerator += tl.load(numerators + one[:, None] * S.E + column[None, :], mask=there, other=0.0).to(tl.float32)
         divisor += tl.load(normalisers + one, mask=row < count, other=1.0)
     # Neither nan nor inf is below anything.
     sound = (divisor > _TINY) & (divisor < 1 / _TINY)
     divisor = tl.where(sound, divisor, 1.0)
     tl.store(
-        out + row[:, None] * S.E + column[None, :], (found / divisor[:, None]).to(out.dtype.element_ty), mask=there
+        out + row[:, None] * S.E + column[None, :], (numerator / divisor[:, None]).to(out.dtype.element_ty), mask=there
     )
     highest = tl.load(lse + row, mask=row < count, other=0.0)
     tl.store(lse + row, tl.where(sound, tl.log2(divisor) + highest, float("inf")), mask=row < count)
@@ -332,11 +333,11 @@ def add_shares(shares, out, rows, WIDTH: tl.constexpr, NB: tl.constexpr, MANY: t
     count = rows.to(tl.int64) * WIDTH
     start = tl.program_id(0).to(tl.int64) * MANY
     place, left = tl.arange(0, MANY), count - start
-    found = tl.zeros((MANY,), tl.float32)
+    total = tl.zeros((MANY,), tl.float32)
     for block in tl.static_range(NB):
         own = shares + (block * count + start) + place
-        found += tl.load(own, mask=place < left, other=0.0, eviction_policy="evict_first").to(tl.float32)
-    tl.store(out + start + place, found.to(out.dtype.element_ty), mask=place < left)
+        total += tl.load(own, mask=place < left, other=0.0, eviction_policy="evict_first").to(tl.float32)
+    tl.store(out + start + place, total.to(out.dtype.element_ty), mask=place < left)
 
 
 @triton.jit

@@ -154,29 +154,29 @@ def part_rows(x, y, z, weight, slope, before, out, norm, last, rows, length, S: 
         ys = tile(y + ahead * S.y_row, S.y_row, row, feature, left, S.D, S.DP)
         zs = tile(z + ahead * S.z_row, S.z_row, row, column, left, S.E, S.EB)
         pairs = tl.dot(xs, tl.trans(ys), input_precision=S.PRECISION)
-        found = into(xs, state, S)
+        answer = into(xs, state, S)
         if S.MODE == _ROWS:
             u = tl.load(slope + rest + ahead + row, mask=row < left, other=0.0)
             pairs += u[:, None]
-            found += u[:, None] * total
+            answer += u[:, None] * total
             total = tile_ops.rows_grown(total, zs)
         if S.MODE == _COLUMNS:
             u = tl.load(slope + rest + ahead + row, mask=row < left, other=0.0)
             pairs += u[None, :]
-            found += total
+            answer += total
         pairs = tl.where(seen, pairs, 0.0)
-        found = tl.dot(pairs.to(xs.dtype), zs, found, input_precision=S.PRECISION)
+        answer = tl.dot(pairs.to(xs.dtype), zs, answer, input_precision=S.PRECISION)
         if S.MODE == _NORMALISED:
             divisor = tl.sum(pairs, 1) + tile_ops.within(xs, total)
             total = tile_ops.columns_grown(total, ys)
             tl.store(norm + rest + ahead + row, divisor, mask=(row < left) & (block == 0))
-            found = found * (1 / tl.where(tl.abs(divisor) < TINY, 1.0, divisor))[:, None]
+            answer = answer * (1 / tl.where(tl.abs(divisor) < TINY, 1.0, divisor))[:, None]
         if S.MODE == _COLUMNS:
             total = tile_ops.rows_grown(total, zs, u)
         if S.MODE == _ROWS:
-            found = found * tl.load(weight + rest + ahead + row, mask=row < left, other=0.0)[:, None]
+            answer = answer * tl.load(weight + rest + ahead + row, mask=row < left, other=0.0)[:, None]
         state = tl.dot(tl.trans(ys), zs, state, input_precision=S.PRECISION)
-        store_tile(out + (rest + ahead) * S.E, S.E, row, column, left, found, S.E, S.EB)
+        store_tile(out + (rest + ahead) * S.E, S.E, row, column, left, answer, S.E, S.EB)
     # Without these stores the loop spills twice as many registers: 128-wide keys took 1.98 ms on an H200, not 1.22.
     if S.MODE == _NORMALISED:
         if final and (head % S.R) == 0:
@@ -235,17 +235,17 @@ def scanned(
     turned: bool = False,
     weight: Float32[Tensor, "b h n"] | None = None,
     slope: Float32[Tensor, "b h n"] | None = None,
-    kept: torch.dtype | None = None,
+    dtype: torch.dtype | None = None,
     plain: bool = True,
 ) -> tuple[Float[Tensor, "b h n e"], Float32[Tensor, "b h n"]]:
-    """Every row's sum over the rows up to it, of type `kept`, and its normaliser; `turned` states are those of z yᵀ.
+    """Every row's sum over the rows up to it, of type `dtype`, and its normaliser; `turned` states are those of z yᵀ.
 
     Parts that others than `plain` scans go through, too, are longer: fewer columns are taken at a time.
     """
     (b, hx, n, m), (hy, e) = x.shape, (z.shape[1], z.shape[3])
     h = max(hx, hy)
     layout = config(m, e, x.element_size(), plain and mode == PLAIN and x.dtype != torch.float16)
-    out = x.new_empty(b, h, n, e, dtype=x.dtype if kept is None else kept)
+    out = x.new_empty(b, h, n, e, dtype=x.dtype if dtype is None else dtype)
     (norm,) = blank(x, (b, h, n if mode == NORMALISED else 0))
     last = Sums(*blank(x, (b, hy, m, e), (b, hy, m))) if mode == NORMALISED else None
     shape = layout.shape(h, h // hy, m, e, x.dtype, MODE=mode, REVERSE=reverse, TURNED=turned, RX=h // hx)
@@ -269,13 +269,13 @@ def slopes(
 ) -> Slopes:
     """How the rows of a normalised mean depend on their normalisers, as gradients of keys and values need it."""
     b, h, n, e = out.shape
-    found = Slopes(out.new_empty(b, h, n, dtype=torch.float32))
+    result = Slopes(out.new_empty(b, h, n, dtype=torch.float32))
     if norm is not None:
-        found = Slopes(found.slope, torch.empty_like(norm), torch.empty_like(out), torch.empty_like(norm))
+        result = Slopes(result.slope, torch.empty_like(norm), torch.empty_like(out), torch.empty_like(norm))
     layout = Layout(64, padded(e), 4, 3)
     grid, shape = (b * h, max(1, divided(n, layout.chunk))), layout.shape(h, 1, 0, e, out.dtype)
-    launch(row_slopes, grid, {"g": gradient}, out, norm, *found, n, shape=shape, layout=layout)
-    return found
+    launch(row_slopes, grid, {"g": gradient}, out, norm, *result, n, shape=shape, layout=layout)
+    return result
 
 
 def linear_attention(
@@ -317,9 +317,9 @@ def _backward(
     dq, _ = scanned(gradient, v, k, Sums(*sums), parts, rows, False, True, weight, slope)
     known = before(q, weighted, parts, columns, True, weighted_slope)
     # Sums over the heads that share a key head are rounded once.
-    kept = q.dtype if q.shape[1] == k.shape[1] else torch.float32
-    dv, _ = scanned(k, q, weighted, known, parts, PLAIN, True, kept=kept, plain=not normalise)
-    dk, _ = scanned(v, weighted, q, known, parts, columns, True, True, None, weighted_slope, kept)
+    dtype = q.dtype if q.shape[1] == k.shape[1] else torch.float32
+    dv, _ = scanned(k, q, weighted, known, parts, PLAIN, True, dtype=dtype, plain=not normalise)
+    dk, _ = scanned(v, weighted, q, known, parts, columns, True, True, None, weighted_slope, dtype)
     return dq, by_key_head(dk, k.shape[1]).to(k.dtype), by_key_head(dv, k.shape[1]).to(v.dtype)
 
 

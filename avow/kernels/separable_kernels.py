@@ -101,12 +101,12 @@ def _mixture(own, x, row, feature, left, factor, NEAR: tl.constexpr, S: tl.const
 def _inverse(prefix, FAST: tl.constexpr):
     """1 / what a row has seen of a feature; zero where that is lost beside what comes after it."""
     if FAST:
-        found = tl.inline_asm_elementwise(
+        inverse = tl.inline_asm_elementwise(
             "rcp.approx.ftz.f32 $0, $1;", "=f,f", [prefix], dtype=tl.float32, is_pure=True, pack=1
         )
     else:
-        found = 1 / prefix
-    return tl.where(prefix < _THIN, 0.0, found)
+        inverse = 1 / prefix
+    return tl.where(prefix < _THIN, 0.0, inverse)
 
 
 @triton.jit
@@ -239,9 +239,9 @@ def causal_rows(x, y, z, g, before, out, lost, marks, added, rows, length, facto
             share = _mixture(xs, x, row, feature, left, factor, NEAR, S) / tl.where(prefix < _THIN, 1.0, prefix)
             share = nearest(share.to(S.KIND), S)
             pairs = tl.where(seen, tl.dot(share, tl.trans(weight), input_precision=S.PRECISION), 0.0).to(S.KIND)
-            found = tl.dot(share, nearest(state.to(S.KIND), S), input_precision=S.PRECISION)
-            found = tl.dot(nearest(pairs, S), zs, found, input_precision=S.PRECISION)
-            store_tile(out + (rest + ahead) * S.E, S.E, row, column, left, found, S.E, S.EB)
+            product = tl.dot(share, nearest(state.to(S.KIND), S), input_precision=S.PRECISION)
+            product = tl.dot(nearest(pairs, S), zs, product, input_precision=S.PRECISION)
+            store_tile(out + (rest + ahead) * S.E, S.E, row, column, left, product, S.E, S.EB)
         else:
             mark = (place * (length // S.C) + step) * S.D + feature
             tl.store(marks.totals + mark, total, mask=(feature < S.D) & (head % S.R == 0))
@@ -254,19 +254,19 @@ def causal_rows(x, y, z, g, before, out, lost, marks, added, rows, length, facto
             share = _mixture(xs, base, row, feature, left, factor, NEAR, S)
             inverse = _inverse(prefix, S.FAST)
             near = tl.where(seen, tl.dot(gs, tl.trans(zs), input_precision=S.PRECISION), 0.0)
-            found = tl.dot(gs, tl.trans(_factors(state, S)), input_precision=S.PRECISION)
-            found = tl.dot(_factors(near, S), weight, found, input_precision=S.PRECISION) * inverse
+            product = tl.dot(gs, tl.trans(_factors(state, S)), input_precision=S.PRECISION)
+            product = tl.dot(_factors(near, S), weight, product, input_precision=S.PRECISION) * inverse
             if S.MB == S.DP:
-                mean = tl.sum(share * found, 1)
+                mean = tl.sum(share * product, 1)
             else:
                 outs = tile(out + (rest + ahead) * S.E, S.E, row, column, left, S.E, S.EB)
                 mean = tl.sum(gs.to(tl.float32) * outs.to(tl.float32), 1)
             tl.store(marks.slopes + rest + ahead + row, mean, mask=(row < left) & (block == 0))
-            answer = share * (found - mean[:, None]) * cold
+            answer = share * (product - mean[:, None]) * cold
             store_tile(marks.dq + (rest + ahead) * S.D, S.D, row, feature, left, answer, S.D, S.MB, S.FAST)
             share = _factors(share * inverse, S)
             # Of what Γ is made of: where a feature is one key's alone, the two cancel.
-            pull = tl.sum(share.to(tl.float32) * found, 0)
+            pull = tl.sum(share.to(tl.float32) * product, 0)
             mark = (there * (length // S.C) + step) * S.D + feature
             tl.store(marks.pulls + mark, pull, mask=feature < S.D)
             fall = exp2_near(-low - top, S.FAST)
@@ -379,8 +379,8 @@ def whole_rows(x, state, out, rows, factor, S: tl.constexpr):
         left = rows - start
         xs = tile(x + start * S.x_row, S.x_row, row, feature, left, S.D, S.DP)
         shares = nearest(_mixture(xs, x, row, feature, left, factor, False, S).to(S.KIND), S)
-        found = tl.dot(shares, means, input_precision=S.PRECISION)
-        store_tile(out + (head.to(tl.int64) * rows + start) * S.E, S.E, row, column, left, found, S.E, S.EB)
+        product = tl.dot(shares, means, input_precision=S.PRECISION)
+        store_tile(out + (head.to(tl.int64) * rows + start) * S.E, S.E, row, column, left, product, S.E, S.EB)
 
 
 @triton.jit
@@ -403,13 +403,13 @@ def whole_query_gradients(x, g, out, means, dx, sums, rows, length, factor, cold
         base = x + ahead * S.x_row
         xs = tile(base, S.x_row, row, feature, left, S.D, S.MB)
         share = _mixture(xs, base, row, feature, left, factor, S.FAST, S)
-        found = tl.dot(gs, tl.trans(mean), input_precision=S.PRECISION)
+        product = tl.dot(gs, tl.trans(mean), input_precision=S.PRECISION)
         if S.MB == S.DP:
-            slope = tl.sum(share * found, 1)
+            slope = tl.sum(share * product, 1)
         else:
             outs = tile(out + (rest + ahead) * S.E, S.E, row, column, left, S.E, S.EB)
             slope = tl.sum(gs.to(tl.float32) * outs.to(tl.float32), 1)
-        answer = share * (found - slope[:, None]) * cold
+        answer = share * (product - slope[:, None]) * cold
         store_tile(dx + (rest + ahead) * S.D, S.D, row, feature, left, answer, S.D, S.MB, S.FAST)
         added = tl.dot(tl.trans(_factors(share, S)), gs, added, input_precision=S.PRECISION)
     sums += (head.to(tl.int64) * parts + part) * (S.D * S.E)
@@ -443,8 +443,8 @@ def whole_key_gradients(y, z, state, felt, pulls, dy, dz, rows, factor, cold, S:
         share = exp2_near(tl.fma(ys, factor, -top[None, :]), S.FAST) * inverse[None, :]
         if FIND_KEYS:
             zs = tile(z + start * S.z_row, S.z_row, row, column, left, S.E, S.EB).to(S.KIND)
-            found = tl.dot(zs, tl.trans(held), input_precision=S.PRECISION) - pull[None, :]
-            store_tile(dy + rest * S.D, S.D, row, feature, left, share * found * cold, S.D, S.MB, S.FAST)
+            product = tl.dot(zs, tl.trans(held), input_precision=S.PRECISION) - pull[None, :]
+            store_tile(dy + rest * S.D, S.D, row, feature, left, share * product * cold, S.D, S.MB, S.FAST)
         if FIND_VALUES:
-            found = tl.dot(_factors(share, S), held, input_precision=S.PRECISION)
-            store_tile(dz + rest * S.E, S.E, row, column, left, found, S.E, S.EB, S.FAST)
+            product = tl.dot(_factors(share, S), held, input_precision=S.PRECISION)
+            store_tile(dz + rest * S.E, S.E, row, column, left, product, S.E, S.EB, S.FAST)

@@ -33,46 +33,31 @@ def view(x: Tensor) -> View:
 class Shape(NamedTuple):
     """What a kernel is compiled for; fields that it does not read stay at their defaults."""
 
-    H: int
-    """Heads of the output."""
-    R: int
-    """Query heads to a head of keys and values."""
-    D: int
-    """Width of queries and keys; DP is that of their tiles."""
+    H: int  # heads of the output
+    R: int  # query heads to a head of keys and values
+    D: int  # width of queries and keys, in tiles of DP
     DP: int
-    E: int
-    """Width of values; EB of them are a program's."""
+    E: int  # width of values, of which EB are a program's
     EB: int
-    C: int
-    """Rows of a chunk."""
+    C: int  # rows of a chunk
     PRECISION: str
-    KIND: Any = tl.float32
-    """The type of products' factors."""
-    FAST: bool = False
-    """Whether the device has instructions of its own for exponentials and roundings."""
-    M: int = 0
-    """Features; MB of them are a program's, and NB programs have them all."""
+    KIND: Any = tl.float32  # the type of products' factors
+    FAST: bool = False  # whether the device has instructions of its own for exponentials and roundings
+    M: int = 0  # features, of which MB are a program's; NB programs have them all
     MB: int = 0
     NB: int = 1
-    SCALED: bool = False
-    """Whether rows are multiplied by a power of two before they are rounded to float16."""
-    RX: int = 1
-    """Heads of the output to a head of x, where keys are the rows."""
-    x_row: int = 0
-    """How far rows of x are apart, and those of y, z and g."""
+    SCALED: bool = False  # whether rows are multiplied by a power of two before they are rounded to float16
+    RX: int = 1  # heads of the output to a head of x, where keys are the rows
+    x_row: int = 0  # how far rows of x are apart, and those of y, z and g
     y_row: int = 0
     z_row: int = 0
     g_row: int = 0
     MODE: int = 0
     REVERSE: bool = False
-    TURNED: bool = False
-    """Whether states are those of z yᵀ."""
-    PIECES: int = 1
-    """Programs that share the sums of a part."""
-    MANY: int = 1
-    """Chunks of a program, where nothing is carried from one to the next."""
-    WHOLE: bool = False
-    """Whether sums are over all keys, for rows that see them all."""
+    TURNED: bool = False  # whether states are those of z yᵀ
+    PIECES: int = 1  # programs that share the sums of a part
+    MANY: int = 1  # chunks of a program, where nothing is carried from one to the next
+    WHOLE: bool = False  # whether sums are over all keys, for rows that see them all
 
 
 def row_contiguous(*tensors: Tensor) -> tuple[Tensor, ...]:
@@ -94,10 +79,10 @@ def by_head(x: Tensor, name: str) -> Tensor:
 def filled(VALUE: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr = None):
     """A tile, or a vector, of one number."""
     if COLUMNS is None:
-        found = tl.full((ROWS,), VALUE, tl.float32)
+        block = tl.full((ROWS,), VALUE, tl.float32)
     else:
-        found = tl.full((ROWS, COLUMNS), VALUE, tl.float32)
-    return found
+        block = tl.full((ROWS, COLUMNS), VALUE, tl.float32)
+    return block
 
 
 @triton.jit
@@ -128,14 +113,14 @@ def tile(base, stride, row, column, stop, WIDTH: tl.constexpr, PADDED: tl.conste
     place = base + row[:, None] * stride + column[None, :]
     if stop is None:
         if WIDTH % PADDED == 0:
-            found = tl.load(place)
+            values = tl.load(place)
         else:
-            found = tl.load(place, mask=(column < WIDTH)[None, :], other=0.0)
+            values = tl.load(place, mask=(column < WIDTH)[None, :], other=0.0)
     elif WIDTH % PADDED == 0:
-        found = tl.load(place, mask=(row < stop)[:, None], other=0.0)
+        values = tl.load(place, mask=(row < stop)[:, None], other=0.0)
     else:
-        found = tl.load(place, mask=(row < stop)[:, None] & (column < WIDTH)[None, :], other=0.0)
-    return found
+        values = tl.load(place, mask=(row < stop)[:, None] & (column < WIDTH)[None, :], other=0.0)
+    return values
 
 
 @triton.jit
@@ -196,13 +181,13 @@ def nearest(x, S: tl.constexpr):
 def into(x, y, S: tl.constexpr):
     """x @ y for a state y in float32: as exact as the type of x is, and never out of range."""
     if x.dtype == tl.bfloat16:
-        found = tl.dot(x, y.to(tl.bfloat16))
+        product = tl.dot(x, y.to(tl.bfloat16))
     elif x.dtype == tl.float16:
         # TF32 has the digits of float16 and the range of float32: sums over many keys leave float16.
-        found = tl.dot(x.to(tl.float32), _nearest_tf32(y), input_precision="tf32")
+        product = tl.dot(x.to(tl.float32), _nearest_tf32(y), input_precision="tf32")
     else:
-        found = tl.dot(x, y, input_precision=S.PRECISION)
-    return found
+        product = tl.dot(x, y, input_precision=S.PRECISION)
+    return product
 
 
 @triton.jit
@@ -270,10 +255,10 @@ def as_columns(total, KIND: tl.constexpr, ALIKE: tl.constexpr = _ALIKE):
 def from_columns(total):
     """One number for each entry again."""
     if len(total.shape) == 2:
-        found = tl.sum(total, 1) * (1 / _ALIKE)
+        entries = tl.sum(total, 1) * (1 / _ALIKE)
     else:
-        found = total
-    return found
+        entries = total
+    return entries
 
 
 @triton.jit
@@ -296,10 +281,10 @@ def columns_grown(total, ys, weight=None):
 def within(xs, total):
     """Products of rows with the sums."""
     if len(total.shape) == 2:
-        found = tl.sum(tl.dot(xs, _parted(total)), 1) * (2 / _ALIKE)
+        products = tl.sum(tl.dot(xs, _parted(total)), 1) * (2 / _ALIKE)
     else:
-        found = tl.sum(xs.to(tl.float32) * total[None, :], 1)
-    return found
+        products = tl.sum(xs.to(tl.float32) * total[None, :], 1)
+    return products
 
 
 @triton.jit

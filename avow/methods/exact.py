@@ -109,7 +109,7 @@ class Exact(Method):
 
     def model(self, p: Problem, query: float, key: float, keys: int | None = None) -> Model:
         """The constants of the bound, for norms of q and k up to these; of so many of the keys where that is said."""
-        kind, kept, device = self.arithmetic(p.q.dtype), p.q.dtype, p.q.device.type
+        kind, dtype, device = self.arithmetic(p.q.dtype), p.q.dtype, p.q.device.type
         wide, products = rounding.accumulator(kind), rounding.products(kind, device)
         u, tiny = products.u, rounding.tiny(wide)
         d, s, e = p.q.shape[-1], p.k.shape[-2] if keys is None else keys, p.v.shape[-1]
@@ -137,8 +137,8 @@ class Exact(Method):
         if kind in (torch.bfloat16, torch.float16):
             # The kernel rounds each weight to the input type before it meets the values.
             sums += rounding.unit(kind) + s * rounding.tiny(kind)
-        lost, ends = s * math.sqrt(e) * tiny, math.sqrt(e) * rounding.tiny(kept)
-        final = 0.0 if kept == wide else rounding.unit(kept)
+        lost, ends = s * math.sqrt(e) * tiny, math.sqrt(e) * rounding.tiny(dtype)
+        final = 0.0 if dtype == wide else rounding.unit(dtype)
         sums, lost, ends = (x * rounding.SAFETY for x in (sums, lost, ends))
         return Model(slope, floor, merge_slope, merge_floor, sums, lost, ends, final)
 

@@ -135,15 +135,15 @@ class Latent(Method):
     def promise(self, problem: Problem, computed: Computed, confidence: float) -> Promise:
         p, norms = heads.expand_gqa(self._checked(problem)), problem.norms
         trace: Trace = computed.trace
-        wide, kept, h = trace.wide, p.q.dtype, p.q.shape[1]
+        wide, dtype, h = trace.wide, p.q.dtype, p.q.shape[1]
         products = rounding.products(wide, p.q.device.type)
         u, tiny, s, d, m = products.u, rounding.tiny(wide), p.k.shape[-2], p.q.shape[-1], self.latents
         scale, bias = abs(p.scale), 0.0 if p.bias is None else float(p.bias.abs().amax())
         longest = heads.per_query_head(norms.k.amax(-1, keepdim=True), h)  # (b, h, 1)
         reach = scale * norms.q * longest  # the largest logit of a row, by Cauchy–Schwarz: latent keys are no longer
         logit = products.dot(d + 8) + 8 * u
-        misread = rounding.misread_logits(norms.q, longest, p.scale, d, kept)
-        floor = 8 * d * max(tiny, rounding.largest_subnormal(kept)) * (1 + scale)
+        misread = rounding.misread_logits(norms.q, longest, p.scale, d, dtype)
+        floor = 8 * d * max(tiny, rounding.largest_subnormal(dtype)) * (1 + scale)
 
         def argument(size: Tensor) -> Tensor:
             """Biasing rounds numbers as large as the bias; shifting, what is above underflow or twice a logit at most.
@@ -170,7 +170,7 @@ class Latent(Method):
         # The weights sum to one, so errors of the values they meet are errors of the row, and add up.
         ends = 4 * products.dot(m + trace.near + 16) + 8 * (m + trace.near) * tiny
         relative = (rounding.softmax_l1_bound(up) + ends) * (1 + eta) + eta
-        final = rounding.unit(kept) if kept != wide else 0.0
+        final = rounding.unit(dtype) if dtype != wide else 0.0
         rows = relative * (1 + final) + final + heads.underflow_bound(problem, 2 * (s + m + trace.near), wide)
         assumptions = ("exp is right to 64 ulp, exp(0) is 1, and log is right to 8",)
         return Promise("deterministic", heads.mask_bounds(p, rows * rounding.SAFETY), assumptions=assumptions)

@@ -28,7 +28,7 @@ from torch import Tensor
 from avow.core import BoundEstimate, Computed, Cost, Method, Norms, Problem, Promise, Sizes
 from avow.errors import ParameterError
 from avow.numerics import cholesky, heads, rounding, scan, scan_costs
-from avow.numerics.cholesky import LandmarkFeatures, WeightedKeys
+from avow.numerics.cholesky import LandmarkFeatures, Rows, WeightedKeys
 from avow.numerics.features import Frame, centred_frame
 from avow.numerics.masks import masked, row_tiles
 from avow.numerics.softmax import softmax_average
@@ -42,13 +42,10 @@ class Trace(NamedTuple):
 
     key_log: Float[Tensor, "b g s"]
     key_residual: Float[Tensor, "b g s"]
-    row_residual: Float[Tensor, "b h n"]
-    row_norm: Float[Tensor, "b h n"]
-    row_log: Float[Tensor, "b h n"]
+    rows: Rows
     normaliser: Float[Tensor, "b h n"]
     unit_log: Float[Tensor, "b h n"]
     slack: Float[Tensor, "b g"]
-    query_radius: Float[Tensor, "b h n"]
     key_radius: Float[Tensor, "b g"]
     frame: Frame
     steps: int
@@ -83,22 +80,12 @@ class LowRank(Method):
         sums, unit, steps = self._summed(p, features, values)
         assert sums.normaliser is not None
         out = heads.cast_output(p, heads.rescaled(within_ball(sums.out, _longest_seen(p, values)), size))
-        rows = features.rows
-        trace = Trace(
-            key_log=keys.log.detach()[..., 0],
-            key_residual=features.key_residual,
-            row_residual=rows.residual,
-            row_norm=rows.norm,
-            row_log=rows.log,
-            normaliser=heads.ungrouped(sums.normaliser.detach())[..., 0],
-            unit_log=heads.ungrouped(unit.detach().expand_as(sums.normaliser))[..., 0],
-            slack=features.factor.slack.detach(),
-            query_radius=rows.radius,
-            key_radius=radius,
-            frame=keys.frame,
-            steps=steps,
+        normaliser, unit_log = (
+            heads.ungrouped(x.detach().expand_as(sums.normaliser))[..., 0] for x in (sums.normaliser, unit)
         )
-        return Computed(out, trace)
+        key_log, slack = keys.log.detach()[..., 0], features.factor.slack.detach()
+        known = key_log, features.key_residual, features.rows, normaliser, unit_log
+        return Computed(out, Trace(*known, slack, radius, keys.frame, steps))
 
     def _summed(
         self, p: Problem, features: LandmarkFeatures, values: Float[Tensor, "b g s e"]
@@ -126,9 +113,9 @@ class LowRank(Method):
         moved = rounding.softmax_l1_bound(2 * self._logit_error(p, norms, t, key_radius))
         missed, mass = (self._visible_log_sum(p, x) for x in (t.key_log + 0.5 * t.key_residual.log(), t.key_log))
         # Everything below is relative to the unit of the normaliser and to the row's nearest landmark.
-        left = (missed - t.unit_log - t.row_log).exp() * t.row_residual.sqrt()
+        left = (missed - t.unit_log - t.rows.log).exp() * t.rows.residual.sqrt()
         depth = scan.depth(s, t.steps) + self.rank
-        arithmetic = (slack + rounding.gamma(4 * depth, _U)) * (1 + t.row_norm) * (mass - t.unit_log).exp()
+        arithmetic = (slack + rounding.gamma(4 * depth, _U)) * (1 + t.rows.norm) * (mass - t.unit_log).exp()
         sure = (t.normaliser - arithmetic).clamp(min=0.0)
         bound = torch.where(sure > 0, (2 * left + 4 * arithmetic) / sure.clamp(min=1e-300), math.inf)
         final = rounding.unit(p.q.dtype)
@@ -140,7 +127,7 @@ class LowRank(Method):
     def _logit_error(self, p: Problem, norms: Norms, t: Trace, key_radius: Tensor) -> Tensor:
         """How far G(q, k)·w as computed may be from exp(scale·q·k + bias), in the exponent and up to the row's own."""
         h, d = p.q.shape[1], p.q.shape[-1]
-        radius = (t.query_radius + key_radius) ** 2
+        radius = (t.rows.radius + key_radius) ** 2
         centre_q, centre_k = (
             heads.per_query_head(torch.linalg.vector_norm(x, dim=-1), h)
             for x in (t.frame.query_shift, t.frame.key_shift)

@@ -184,7 +184,7 @@ class RandomFeatures(Method):
 
         Every term is positive, so a wrong exponent moves weights and never changes their sign.
         """
-        wide, kept, kernel = trace.frame.key_shift.dtype, p.q.dtype, trace.kernel
+        wide, dtype, kernel = trace.frame.key_shift.dtype, p.q.dtype, trace.kernel
         products = rounding.products(wide, p.q.device.type) if kernel is None else kernel.products
         u, s, m, d = products.u, p.k.shape[-2], self.features, p.q.shape[-1]
         radius = radius_q + radius_k
@@ -201,12 +201,12 @@ class RandomFeatures(Method):
         exponent = 4 * u * rounding.underflow_log(wide) + 3 * rounding.EXP_ULPS * u
         if kernel is not None:
             along = trace.directions
-            logs = logs + kernel_rounding.lost(along, kept) * radius + kernel_rounding.floor(along, kept)
+            logs = logs + kernel_rounding.lost(along, dtype) * radius + kernel_rounding.floor(along, dtype)
             logs = logs + kernel.shared / 2
         moved = rounding.softmax_l1_bound(2 * (logs + exponent))
         sums = 4 * products.dot(scan.depth(s, trace.steps) + m + 1) + 16 * s * m * rounding.tiny(wide) / least + apart
         lost = heads.underflow_bound(p, s * m / least, wide)
-        final = rounding.unit(kept) if kept != wide else 0.0
+        final = rounding.unit(dtype) if dtype != wide else 0.0
         return moved * (1 + final), sums * (1 + final) + 4 * final + lost
 
     def largest_radius(self, problem: Problem) -> Float[Tensor, ""]:

@@ -132,13 +132,13 @@ class Separable(Method):
 
     def promise(self, problem: Problem, computed: Computed, confidence: float) -> Promise:
         p, norms = heads.expand_gqa(self.checked(problem)), problem.norms
-        wide, kept, trace = heads.linear_type(p), p.q.dtype, computed.trace
+        wide, dtype, trace = heads.linear_type(p), p.q.dtype, computed.trace
         kernel = trace.kernel
         products = rounding.products(wide, p.q.device.type) if kernel is None else kernel.products
         u, s, d = products.u, p.k.shape[-2], p.q.shape[-1]
         # Every weight is a product of positive numbers, so relative errors add up: two exponentials, their
         # arguments (divided, biased, shifted; what lies beyond underflow has no weight), then the sums.
-        argument = 4 * u * rounding.underflow_log(wide) + 2 * rounding.largest_subnormal(kept) / self.temperature
+        argument = 4 * u * rounding.underflow_log(wide) + 2 * rounding.largest_subnormal(dtype) / self.temperature
         if p.bias is not None or self.temperature != 1 or kernel is not None:
             # Dividing and biasing round numbers as large as the inputs, before what they share is subtracted; and so
             # do logarithms to base 2.
@@ -150,7 +150,7 @@ class Separable(Method):
         moved = 2 * math.tanh(argument + rounding.EXP_ULPS * u + shared / 2)
         depth = scan.depth(s, trace.steps) + 2 * d
         relative = moved + 4 * products.dot(depth) + 8 * s * d * rounding.tiny(wide) / least + apart
-        final = rounding.unit(kept) if kept != wide else 0.0
+        final = rounding.unit(dtype) if dtype != wide else 0.0
         rows = relative * (1 + final) + final + heads.underflow_bound(problem, s * d / least, wide)
         rows = heads.mask_bounds(p, rows * rounding.SAFETY)
         return Promise("deterministic", rows, assumptions=("exp is right to 64 ulp",))

@@ -118,7 +118,7 @@ class Gathered(Read):
     tokens: Tokens
     head: Int[Tensor, " m"]
     place: Int[Tensor, " m"]
-    found: Float64[Tensor, "m r"]
+    all_logits: Float64[Tensor, "m r"]
     """Logits of all rows, of those too that did not choose the token."""
 
     @staticmethod
@@ -136,19 +136,19 @@ class Gathered(Read):
         head, place = wanted.nonzero().unbind(-1)
         q = self.tokens.q.flatten(0, 1)  # (bg, r, d)
         parts = [rows @ q[i].T for i, _, rows in _strips(self.tokens.k, head, place)]
-        found = torch.cat(parts) if parts else q.new_zeros(0, q.shape[1])
+        all_logits = torch.cat(parts) if parts else q.new_zeros(0, q.shape[1])
         if self.tokens.bias is not None:
-            found = found + _at(self.tokens.bias, head, place)
+            all_logits = all_logits + _at(self.tokens.bias, head, place)
         head, place = torch.cat([self.head, head]), torch.cat([self.place, place])
-        found = torch.cat([self.found, found])
-        logits = torch.where(_at(which, head, place), found, -math.inf)
+        all_logits = torch.cat([self.all_logits, all_logits])
+        logits = torch.where(_at(which, head, place), all_logits, -math.inf)
         top = q.new_full(q.shape[:2], -math.inf)  # (bg, r)
         top = top.scatter_reduce(0, head.unsqueeze(-1).expand_as(logits), logits, "amax")
         top = top.masked_fill(top == -math.inf, 0.0)
         weights = (logits - top[head]).exp()
         total = torch.zeros_like(top).index_add_(0, head, weights)
         top, total = (x.reshape(self.top.shape) for x in (top, total))
-        return Gathered(logits, top, weights, total, self.tokens, head, place, found)
+        return Gathered(logits, top, weights, total, self.tokens, head, place, all_logits)
 
     def at(self, dense: Tensor) -> Tensor:
         return _at(dense, self.head, self.place)
@@ -166,7 +166,7 @@ class Gathered(Read):
 
     def squares(self, center: Float64[Tensor, "b g r e"]) -> Tensor:
         flat, small = center.flatten(0, 1), self.tokens.size.flatten().reciprocal()
-        out = torch.zeros_like(self.found)
+        out = torch.zeros_like(self.all_logits)
         for i, span, rows in _strips(self.tokens.v, self.head, self.place):
             rows.mul_(small[i])
             across = rows @ flat[i].T

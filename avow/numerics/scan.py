@@ -203,8 +203,8 @@ def _collect(
     # The normaliser is one more column: a product of its own would read all rows again.
     columns = (torch.cat([state.sums, state.total], -1) if normalise else state.sums).unsqueeze(2)
     for span in tiles(queries, columns.shape[0] * heads * columns.shape[-2]):
-        found = rows_of(span) @ columns  # (b, g, r, l, m) @ (b, g, 1, m, e)
-        numerator, normaliser = (found[..., :-1], found[..., -1:]) if normalise else (found, None)
+        products = rows_of(span) @ columns  # (b, g, r, l, m) @ (b, g, 1, m, e)
+        numerator, normaliser = (products[..., :-1], products[..., -1:]) if normalise else (products, None)
         collector.add(numerator, normaliser, state.top)
 
 
@@ -272,8 +272,8 @@ def _summed(keys: Keys, reference: Tensor, values: Tensor) -> tuple[Tensor, Tens
     weight = _weight(keys, reference)
     if keys.factor is None:
         return weight.transpose(-1, -2) @ values, weight.sum(-2).unsqueeze(-1)
-    found = keys.factor.transpose(-1, -2) @ torch.cat([values * weight, weight], -1)
-    return found[..., :-1], found[..., -1:]
+    sums = keys.factor.transpose(-1, -2) @ torch.cat([values * weight, weight], -1)
+    return sums[..., :-1], sums[..., -1:]
 
 
 def _first(keys: Keys) -> Tensor:

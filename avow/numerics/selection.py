@@ -62,29 +62,30 @@ class Uppers(NamedTuple):
     """Sums of weights times radii."""
 
 
-def uppers(told: Ends, sketch: Sketch, compiled: bool, first: int = 0) -> Uppers:
+def uppers(errors: Ends, sketch: Sketch, compiled: bool, first: int = 0) -> Uppers:
     """What the sketch says, for products within 1e6; groups from `first` on tell the origin.
 
     Raises `NotCompiled` where a compiler is asked for and there is none.
     """
     # All but the smallest part grows with a group's reach; bounds in float32 are rounded outward.
-    tilt = ((told.tilt + told.length * _ADDED) * _OUTWARD).float().squeeze(-1)  # (b, g, r)
-    floor = ((told.floor + _CONSTANT) * _OUTWARD).float().squeeze(-1)  # (b, g, 1)
-    slope, grown = (told.slope * _OUTWARD).float().squeeze(-1), told.grown.float().squeeze(-1)
+    tilt = ((errors.tilt + errors.length * _ADDED) * _OUTWARD).float().squeeze(-1)  # (b, g, r)
+    floor = ((errors.floor + _CONSTANT) * _OUTWARD).float().squeeze(-1)  # (b, g, 1)
+    slope, grown = (errors.slope * _OUTWARD).float().squeeze(-1), errors.grown.float().squeeze(-1)
     # Some groups tell it well enough: no bound rests on it.
     some = slice(first, None, max(1, sketch.zero.shape[2] // _SOME))
     middle = sketch.zero[:, :, some].float() + (2**sketch.bits - 1) / 2 * sketch.scale[:, :, some].float()
-    origin = (told.q @ middle.transpose(-1, -2)).amax(-1) * grown  # (b, g, r)
+    origin = (errors.q @ middle.transpose(-1, -2)).amax(-1) * grown  # (b, g, r)
     if not compiled:
         half = torch.addcmul(floor.unsqueeze(-1), tilt.unsqueeze(-1), sketch.reach.unsqueeze(2))  # (b, g, r, c)
         radius = sketch.radius.float()
         half = torch.addcmul(half.unsqueeze(-1), slope[..., None, None], radius.unsqueeze(2))
-        ends = half.addcmul_(products_with(told.q, sketch), grown[..., None, None])
+        ends = half.addcmul_(products_with(errors.q, sketch), grown[..., None, None])
         weights = ends.sub_(origin[..., None, None]).exp_()
         return Uppers(weights, origin, weights.amax(-1), weights.sum(-1), (weights * radius.unsqueeze(2)).sum(-1))
     planes = sketch.codes.shape[-1] * (8 // field(sketch.bits))
-    more = planes - told.q.shape[-1]
-    q, scale, zero = (torch.nn.functional.pad(x, (0, more)) if more else x for x in (told.q, sketch.scale, sketch.zero))
+    more = planes - errors.q.shape[-1]
+    narrow = errors.q, sketch.scale, sketch.zero
+    q, scale, zero = (torch.nn.functional.pad(x, (0, more)) if more else x for x in narrow)
     long = (sketch.codes.transpose(-1, -2), scale, zero, sketch.radius, sketch.reach)
     weights, *others = _all_heads(long, q, slope, tilt, floor - origin, grown, sketch.bits)
     return Uppers(weights, origin, *others)
@@ -158,7 +159,7 @@ class View:
 
     @staticmethod
     def of(
-        found: Uppers,
+        bounds: Uppers,
         near: Float32[Tensor, "b g c G"],
         longest: Float64[Tensor, "b g"],
         budget: Float64[Tensor, "b g r"],
@@ -167,7 +168,7 @@ class View:
     ) -> View:
         """With tokens wanted so that about `budget` is left."""
         longest = longest.unsqueeze(-1)
-        largest = found.tops.amax(-1).double() * (1.5 * longest)  # (b, g, r)
+        largest = bounds.tops.amax(-1).double() * (1.5 * longest)  # (b, g, r)
         if not (float(largest.amin()) > 1 / _HIGH and float(largest.amax()) < _HIGH):
             raise Unfit("the sketch says too little")
         # Every few rows of every few groups.
@@ -175,14 +176,14 @@ class View:
         step = min(GROUP, 2 ** max(0, (count // _SAMPLE).bit_length() - 1))
         groups = max(1, count // step // _SAMPLE)
         some = (near[:, :, ::groups, ::step] + (0.5 * longest.unsqueeze(-1)).float()).unsqueeze(2)
-        keys = (some * found.weights[..., ::groups, ::step]).flatten(3) / largest.float().unsqueeze(-1)
+        keys = (some * bounds.weights[..., ::groups, ::step]).flatten(3) / largest.float().unsqueeze(-1)
         guess = _Guess.of(keys, count)
         cut = guess.cut(budget / largest)
-        return View._at(found, near, longest, largest, guess, crowded, cut, compiled)
+        return View._at(bounds, near, longest, largest, guess, crowded, cut, compiled)
 
     @staticmethod
     def _at(
-        found: Uppers,
+        bounds: Uppers,
         near: Tensor,
         longest: Tensor,
         largest: Tensor,
@@ -194,14 +195,14 @@ class View:
         # Behind the last bin is none but what weighs nothing at all: hidden tokens.
         limits = torch.where(cut >= _BINS, 0.0, torch.exp(cut / -_FINE) * largest).float().clamp(min=2.0**-126)
         usual = (0.5 * longest).float()
-        long = (found.weights.movedim(2, 3), near)
+        long = (bounds.weights.movedim(2, 3), near)
         over, *left = _parted_fused(long, limits, usual) if compiled else _parted(*long, limits, usual)
         moved, mass, squares = (x.movedim(2, 3).double() for x in left)  # (b, g, r, c)
         together = None if crowded is None else crowded.sums(moved, mass, squares, limits, usual.double())
         # What is not below all limits, nan included, is not among those sums.
         wanted = (over < 0).logical_not_().flatten(2)
         singly = moved.sum(-1), mass.sum(-1)
-        return View(found, near, longest, largest, guess, crowded, cut, compiled, wanted, *singly, together)
+        return View(bounds, near, longest, largest, guess, crowded, cut, compiled, wanted, *singly, together)
 
     @property
     def known(self) -> int:
@@ -271,7 +272,7 @@ class _Crowded(NamedTuple):
         return _Together((moved * self.shrunk).sum(-1), (mass * self.shrunk).sum(-1), stray)
 
 
-def crowded(q: Tensor, sketch: Sketch, factor: float, told: Ends) -> _Crowded | None:
+def crowded(q: Tensor, sketch: Sketch, factor: float, errors: Ends) -> _Crowded | None:
     """None where nothing is known of what sketched rows lost together."""
     stray = aggregate_error(q, sketch, factor)
     if stray is None:
@@ -279,9 +280,9 @@ def crowded(q: Tensor, sketch: Sketch, factor: float, told: Ends) -> _Crowded | 
     reach, radius = sketch.reach.amax(-1)[..., None, None].double(), sketch.radius
     widest = radius.amax((-1, -2))[..., None, None].double()
     # What `uppers` rounds beyond `ends`, both ways, in logarithms; the slope in float32; the weights themselves.
-    more = 2 * (told.length * _ADDED * reach + told.floor + _CONSTANT) + 2.0**-18 * told.slope * widest + 2.0**-11
+    more = 2 * (errors.length * _ADDED * reach + errors.floor + _CONSTANT) + 2.0**-18 * errors.slope * widest + 2.0**-11
     whole = stray.whole * (1 + 1e-4) + math.sqrt(sketch.rows) * more  # (b, g, r, 1)
-    least = told.slope * radius.amin(-1).double().unsqueeze(2)  # (b, g, r, c)
+    least = errors.slope * radius.amin(-1).double().unsqueeze(2)  # (b, g, r, c)
     return _Crowded(whole.squeeze(-1), curvature(stray.least).squeeze(-1), torch.exp(-least) * (1 + 1e-9))
 
 

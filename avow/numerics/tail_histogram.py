@@ -104,9 +104,9 @@ class Outlook:
 
     def before(self, cut: Int[Tensor, "b g r 1"]) -> Bool[Tensor, "b g r s"]:
         """The tokens before a bin, and all those without a sketch."""
-        kept = self.seen.clone()
-        kept[..., : self.known] &= self.bins.place < cut
-        return kept
+        tokens = self.seen.clone()
+        tokens[..., : self.known] &= self.bins.place < cut
+        return tokens
 
     def first_cut(self, drop: float) -> Int[Tensor, "b g r 1"]:
         """The first bin behind which tokens may be expected to move a short answer by `drop` at most."""
@@ -154,7 +154,7 @@ class Outlook:
         )
         total = weights[..., :1]
         expected = (moved + lost * weights / total * 2 * length) / ((total - lost) * self.most)
-        found = []
+        plans = []
         for drop in drops:
             hopeless = (total <= lost) | ~(expected <= drop)
             # The first bin from which on all plans are expected to do.
@@ -162,8 +162,8 @@ class Outlook:
             edge = edges.gather(-1, first.clamp(max=edges.shape[-1] - 1))
             odds = self.seen.double()
             odds[..., : self.known] *= torch.where(first >= edges.shape[-1], 0.0, terms - edge).clamp(max=0.0).exp()
-            found.append(odds.masked_fill_(certain, 1.0))
-        return found
+            plans.append(odds.masked_fill_(certain, 1.0))
+        return plans
 
     def missed(
         self,
@@ -192,13 +192,13 @@ class Outlook:
         center = read.average(core) / most
         length = torch.linalg.vector_norm(center, dim=-1, keepdim=True)
         taken = torch.where(own < 1, weights, 0.0).square() * (1 - own) / own.square().clamp(min=1e-300)
-        found = read.sum(taken * read.squares(center)), read.sum(taken)
+        estimates = read.sum(taken * read.squares(center)), read.sum(taken)
         high = torch.where(tail, self.brackets.high.double(), 0.0) * self.unit(read)
         far, mass = (
             _far(x, bound, p, log, own_log)
             for x, bound, log, own_log in (
-                (found[0], high * (self.lengths.double() + length), logs[0], logs[1]),
-                (found[1], high, logs[2], logs[3]),
+                (estimates[0], high * (self.lengths.double() + length), logs[0], logs[1]),
+                (estimates[1], high, logs[2], logs[3]),
             )
         )
         shift = torch.linalg.vector_norm(out - center, dim=-1, keepdim=True)
@@ -210,11 +210,11 @@ class Outlook:
         return torch.where((self.most > 0) & tail.any(-1, keepdim=True), moved, 0.0)
 
 
-def _far(found: Tensor, most: Tensor, p: Tensor, log: float, own_log: float) -> Float64[Tensor, "b g r 1"]:
+def _far(estimate: Tensor, most: Tensor, p: Tensor, log: float, own_log: float) -> Float64[Tensor, "b g r 1"]:
     """How far a sum that counts what is drawn 1/p-fold may be from the whole sum, given the estimate of its variance
     from the draws and the most that each term can be; the variance is never taken for more than proved.
     """
     largest = (most / p).amax(-1, keepdim=True)
     proved = (most.square() * (1 - p) / p).sum(-1, keepdim=True)
-    variance = torch.minimum(tails.at_most(found, largest.square(), own_log), proved)
+    variance = torch.minimum(tails.at_most(estimate, largest.square(), own_log), proved)
     return tails.deviation(variance * (1 + SUMS), largest * (1 + SUMS), log)

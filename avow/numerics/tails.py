@@ -64,15 +64,15 @@ def deviation(
     return x * spread * largest * (1 + _SOLVED)
 
 
-def at_most(found: Float[Tensor, "*shape"], largest: Float[Tensor, "*shape"], log: float) -> Float[Tensor, "*shape"]:
+def at_most(total: Float[Tensor, "*shape"], largest: Float[Tensor, "*shape"], log: float) -> Float[Tensor, "*shape"]:
     r"""What the expectation of a sum of independent terms in [0, R] exceeds with probability at most exp(−log).
 
-    The lower tail of Chernoff's bound needs no variance; with F the sum that was found it is solved for V in
+    The lower tail of Chernoff's bound needs no variance; with F the sum that was total it is solved for V in
 
     .. math:: P(F \le f) \le \exp\Bigl(-\frac{V - f + f\ln(f/V)}{R}\Bigr)
     """
     unit = largest.clamp(min=1e-300)
-    f = found / unit
+    f = total / unit
     # Its quadratic form, (V − f)² ≤ 2·V·log, lies above the root; the exponent is convex, so Newton stays above it.
     half = math.sqrt(log / 2)
     v = ((f + half**2).sqrt() + half).square()

@@ -105,9 +105,9 @@ class Order:
 
     def before(self, cut: Int[Tensor, "b g r 1"]) -> Bool[Tensor, "b g r s"]:
         """The tokens before a bin, and all those without a sketch."""
-        kept = self.view.seen.clone()
-        kept[..., : self.view.known] &= self.place < cut
-        return kept
+        tokens = self.view.seen.clone()
+        tokens[..., : self.view.known] &= self.place < cut
+        return tokens
 
     def dropped(
         self, cut: Int[Tensor, "b g r 1"], read: Read, length: Float64[Tensor, "b g r 1"]

@@ -8,7 +8,7 @@ or before it, so every kind means the same under a causal mask, and a prefix of 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -186,9 +186,16 @@ def read(path: str | Path, causal: bool = False, option: str = "input") -> Workl
     What is wrong with the file is told of `option`, where the caller had it from.
     """
     tensors, _ = file_io.load_tensors(Path(path), option)
+    return from_tensors(tensors, path, causal, option)
+
+
+def from_tensors(
+    tensors: Mapping[str, Tensor], path: str | Path, causal: bool = False, option: str = "input"
+) -> Workload:
+    """What `read` gives, of tensors that were read from there already."""
     missing = [name for name in ("q", "k", "v") if name not in tensors]
     if missing:
-        held = ", ".join(sorted(tensors)) or "nothing"
+        held = ", ".join(sorted(tensors))[:80] or "nothing"
         raise FileError(
             option, path, f"lacks {' and '.join(missing)} (it holds {held})", "save tensors named q, k and v"
         )

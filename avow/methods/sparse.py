@@ -124,8 +124,7 @@ class Sparse(Method):
             )
             answer = alone(reading.steps())
         out = answer.state.out
-        if whole is not None and (whole.whole.requires_grad or whole.values.requires_grad):
-            # Once more, for autograd.
+        if whole is not None:  # once more, for autograd
             read = whole.joined(answer.kept)
             weights = read.weights if answer.odds is None else read.weights / answer.odds.clamp(min=1e-300)
             out = read.average(weights) / read.sum(weights).clamp(min=1e-300)
@@ -182,7 +181,7 @@ class Sparse(Method):
         groups = z.keys // GROUP
         near = 2 * rows * (groups * GROUP + groups + (1 if z.biased else 3)) * z.dim
         near += 2 * z.batch * z.key_heads * (groups * GROUP + SQUARINGS * z.dim) * z.dim**2
-        averages = 3 + 2 * len(LADDER) if self.chance > 0 and self.drop > 0 else 3
+        averages = 4 + 2 * len(LADDER) if self.chance > 0 and self.drop > 0 else 4
         flops = near + 2 * pairs * (z.dim + averages * z.value_dim)
         return Cost(flops, 150 * pairs, 150, self._held(z), 2.0)
 

@@ -17,6 +17,7 @@ import jinja2
 from avow.errors import AvowError, ParameterError
 from avow.parameters import Parameter, anything, at_most_characters, check_parameters, from_to, parameters_of
 from avow.report import formatting
+from avow.report.mathml import display
 
 PACKAGE = "avow.lab.pages"
 
@@ -40,36 +41,41 @@ def judgement(tone: str, word: str, says: str, steps: Sequence[str] = ()) -> Ans
 
 
 class Words:
-    """What a page says: macros of `avow/lab/templates/<name>.txt`, called with the values they speak of."""
+    """What a page says: macros of a file of `avow/lab/templates`, called with the values they speak of."""
 
-    def __init__(self, name: str) -> None:
-        self._name = f"{name}.txt"
+    def __init__(self, file: str) -> None:
+        self._file = file
 
     def say(self, macro: str, *values: Any, **more: Any) -> str:
         """A sentence, on one line."""
-        return " ".join(self._text(macro, *values, **more).split())
+        return " ".join(self.html(macro, *values, **more).split())
 
     def facts(self, macro: str, *values: Any, **more: Any) -> list[dict[str, str]]:
         """Numbers beside the picture: a line each, as label | value or label | value | about."""
-        lines = (line.strip() for line in self._text(macro, *values, **more).splitlines())
-        return [fact(*line.split(" | ")) for line in lines if line]
+        lines = (line.strip() for line in self.html(macro, *values, **more).splitlines())
+        return [fact(*line.split(" | ", 2)) for line in lines if line]
 
-    def _text(self, macro: str, *values: Any, **more: Any) -> str:
-        return str(getattr(_texts().get_template(self._name).module, macro)(*values, **more))
+    def html(self, macro: str, *values: Any, **more: Any) -> str:
+        """What the macro writes; what it is given is escaped if its file is HTML."""
+        return str(getattr(templates().get_template(self._file).module, macro)(*values, **more))
 
 
 @functools.cache
-def _texts() -> jinja2.Environment:
-    loader = jinja2.FileSystemLoader(Path(__file__).parent / "templates")
-    texts = jinja2.Environment(loader=loader, undefined=jinja2.StrictUndefined, trim_blocks=True, lstrip_blocks=True)
-    texts.filters |= {
-        "as": format,
-        "between": formatting.between,
-        "ratio": formatting.ratio,
-        "listed": formatting.listed,
-    }
-    texts.filters |= {"count": formatting.count, "seconds": formatting.seconds}
-    return texts
+def templates(package: str = PACKAGE) -> jinja2.Environment:
+    """The lab's templates, and those that stand beside the pages of a package; what goes into HTML is escaped."""
+    environment = jinja2.Environment(
+        loader=jinja2.FileSystemLoader(
+            [Path(__file__).parent / "templates", *importlib.import_module(package).__path__]
+        ),
+        autoescape=jinja2.select_autoescape(("html",), default=False),
+        undefined=jinja2.StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+    environment.filters |= {"as": format, "mathml": lambda latex: display(str(latex)), "between": formatting.between}
+    environment.filters |= {"count": formatting.count, "listed": formatting.listed}
+    environment.filters |= {"ratio": formatting.ratio, "seconds": formatting.seconds}
+    return environment
 
 
 class Form(TypedDict, total=False):
@@ -147,7 +153,15 @@ def _control(parameter: Parameter, form: Form) -> dict[str, Any]:
     kind = "choice" if rule.choices else {bool: "switch", str: "text"}.get(parameter.type, "number")
     step = form.get("step") or (1 if parameter.type is int else (rule.high - rule.low) / 200)
     about = {"name": parameter.name, "kind": kind, "label": parameter.help, "default": parameter.default}
-    return {**form, **about, "choices": rule.choices, "low": rule.low, "high": rule.high, "step": step}
+    return {
+        **dict.fromkeys(Form.__annotations__),
+        **form,
+        **about,
+        "choices": rule.choices,
+        "low": rule.low,
+        "high": rule.high,
+        "step": step,
+    }
 
 
 @dataclass(frozen=True)
@@ -172,7 +186,7 @@ class Page:
     seconds: float = 20.0
     takes_files: bool = False
     # Whether the server keeps answers for its life: for pages whose answers depend on the inputs alone and take long.
-    kept: bool = False
+    cacheable: bool = False
 
 
 @functools.cache

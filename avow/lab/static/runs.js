@@ -14,9 +14,11 @@ start({preview(answer) {
   list(answer.runs, answer.folder);
   const said = JSON.stringify(answer.knowledge);
   if (said !== tabled) {
-    const [newest, ...rest] = answer.knowledge.map(table);
-    const older = element("details", {}, element("summary", {}, `${rest.length} more`), ...rest);
-    at("knowledge").replaceChildren(...(newest ? [newest] : []), ...(rest.length ? [older] : []));
+    const [newest = "", ...rest] = answer.knowledge;
+    const older = element("details", {}, element("summary", {}, `${rest.length} more`));
+    older.insertAdjacentHTML("beforeend", rest.join(""));
+    at("knowledge").innerHTML = newest;
+    if (rest.length) at("knowledge").append(older);
   }
   tabled = said;
 }});
@@ -41,19 +43,19 @@ function list(runs, folder) {
     listed = names;
   }
   for (const run of runs) {
-    const {button, told, bar} = buttons.get(run.name);
+    const {button, words, bar} = buttons.get(run.name);
     button.setAttribute("aria-pressed", run.chosen);
     button.dataset.state = run.state;
-    told.textContent = run.told;
+    words.textContent = run.summary;
     bar.style.setProperty("--share", run.share);
   }
 }
 
 function row(run) {
-  const told = element("small", {}), bar = element("i", {"aria-hidden": "true"});
+  const words = element("small", {}), bar = element("i", {"aria-hidden": "true"});
   const button = choice(run.name, run.name.slice(run.group ? run.group.length + 1 : 0));
-  button.append(told, bar);
-  buttons.set(run.name, {button, told, bar});
+  button.append(words, bar);
+  buttons.set(run.name, {button, words, bar});
   return element("li", {}, button);
 }
 
@@ -61,17 +63,4 @@ function choice(name, words) {
   const button = element("button", {type: "button"}, element("b", {}, words));
   button.addEventListener("click", () => move({run: name}));
   return button;
-}
-
-function table({name, headline, headings, rows}) {
-  return element("section", {}, element("h2", {}, `What models know: ${name}`), element("p", {}, headline),
-    element("div", {class: "scroll", tabindex: 0, role: "region", "aria-label": `Table of ${name}`}, element("table", {},
-      element("thead", {}, element("tr", {}, ...headings.map(word => element("th", {scope: "col"}, word)))),
-      element("tbody", {}, ...rows.map(({cells, share, best}) => {
-        const [arm, ...rest] = cells, line = element("tr", best ? {class: "best"} : {},
-          element("th", {scope: "row"}, arm), ...rest.map(cell => element("td", {}, cell)));
-        line.children[2].style.setProperty("--share", share);
-        line.children[2].className = "bar-cell";
-        return line;
-      })))));
 }

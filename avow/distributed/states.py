@@ -242,7 +242,7 @@ def random_features_protocol(
 ) -> Protocol[tuple[Tensor, random_features.Trace]]:
     """The answers to a shard's rows, and what their certificate takes."""
     p = shard.problem
-    wide = method.arithmetic(p.with_norms(shard.agreed))
+    wide = method.feature_dtype(p.with_norms(shard.agreed))
     frame = feature_maps.plain_frame(p.k, wide) if p.causal else (yield from centred_frame(shard, wide))
     values, size = shard.values(wide)
     # Once, so that the gradients of both passes over the keys are added up in the wide type.

@@ -110,7 +110,7 @@ class RandomFeatures(Method):
         initial_state: FeatureState | None = None,
     ) -> Computed:
         p = expand_gqa(problem)
-        wide = self.arithmetic(p)
+        wide = self.feature_dtype(p)
         if initial_state is None:
             directions = self.draw(p.q.shape[-1], generator, p.q.device)
             frame = feature_maps.frame_of(p, wide)
@@ -249,7 +249,7 @@ class RandomFeatures(Method):
         final = rounding.unit(kept) if kept != wide else 0.0
         return moved * (1 + final), sums * (1 + final) + 4 * final + lost
 
-    def arithmetic(self, p: Problem) -> torch.dtype:
+    def feature_dtype(self, p: Problem) -> torch.dtype:
         """The type features are computed in: wide where squares of norms would leave the inputs' own."""
         wide = linear_type(p)
         if wide == torch.float64 or torch.compiler.is_compiling():
@@ -286,7 +286,7 @@ class RandomFeatures(Method):
         if confidence >= 1:
             return BoundEstimate(math.inf, "none", True, "promises only with a confidence below 1")
         p = expand_gqa(problem)
-        frame = feature_maps.frame_of(p, self.arithmetic(p))
+        frame = feature_maps.frame_of(p, self.feature_dtype(p))
         radius_q, radius_k, _ = feature_maps.radii(p, frame, *feature_maps.lengths(p, frame), problem.norms)
         worst = (radius_q + radius_k).amax()
         variance = feature_maps.relative_variance(worst, self.features, p.q.shape[-1], self.orthogonal)
@@ -355,7 +355,7 @@ class FeatureCount(NamedTuple):
 def features_needed(problem: Problem, tol: float, confidence: float) -> FeatureCount:
     """The features that would certify `tol` for every row, from the norms of q and k alone."""
     method, p = RandomFeatures(), expand_gqa(problem)
-    frame = feature_maps.frame_of(p, method.arithmetic(p))
+    frame = feature_maps.frame_of(p, method.feature_dtype(p))
     radius_q, radius_k, _ = feature_maps.radii(p, frame, *feature_maps.lengths(p, frame), problem.norms)
     worst = (radius_q + radius_k).amax()
     d = p.q.shape[-1]

@@ -211,12 +211,8 @@ class Limits:
 
     def hold(self, tokens: int, known: Ends) -> bool:
         """Whether they hold for so many tokens of such lengths."""
-        return (
-            tokens <= self.tokens
-            and known.least >= self.least
-            and max(known.keys) <= self.key
-            and max(known.values) <= self.value
-        )
+        usual = tokens <= self.tokens and known.least >= self.least
+        return usual and max(known.keys) <= self.key and max(known.values) <= self.value
 
     @staticmethod
     def of(problem: Problem, known: Ends, error: float, tol: float | None, scale: float | None) -> Limits:

@@ -2,8 +2,8 @@
 
 **Reading.** What a file may cost is known before it is parsed. A parser makes ten to forty bytes of one byte of JSON,
 so a file that is all header would cost gigabytes to refuse: headers and documents of JSON or TOML are limited here, for
-all of avow. A file is opened once and read from that handle: if it is replaced meanwhile, as `write` does, old and new
-are not mixed.
+all of avow. The tensors of a safetensors file are read by that library, each into memory of its own: if the file is
+replaced meanwhile, as `write` does, old and new are not mixed, and one that is cut short is refused.
 
 **Writing.** Whatever happens, an error, Ctrl-C, a crash or a power cut, a file is whole or not there. New content is
 written beside its place under another name, flushed to the disk, and renamed; then the folder is flushed, since a name
@@ -27,7 +27,7 @@ from typing import Any, BinaryIO, NamedTuple
 import torch
 from torch import Tensor
 
-from avow.errors import FileError
+from avow.errors import FileError, MissingPackage
 
 HEADER_BYTES = 1 << 22
 """The longest header of a safetensors file: about forty thousand tensors."""
@@ -36,24 +36,6 @@ DOCUMENT_BYTES = 1 << 22
 GGUF_FIELDS, GGUF_TENSORS = 1 << 12, 1 << 16
 """The most fields and tensors of a GGUF file."""
 
-_DTYPES = {
-    "F64": torch.float64,
-    "F32": torch.float32,
-    "F16": torch.float16,
-    "BF16": torch.bfloat16,
-    "I64": torch.int64,
-    "I32": torch.int32,
-    "I16": torch.int16,
-    "I8": torch.int8,
-    "U8": torch.uint8,
-    "U64": torch.uint64,
-    "U32": torch.uint32,
-    "U16": torch.uint16,
-    "F8_E4M3": torch.float8_e4m3fn,
-    "F8_E5M2": torch.float8_e5m2,
-    "C64": torch.complex64,
-    "BOOL": torch.bool,
-}
 # Beyond this torch cannot count the elements of a shape, even where one of its sizes is 0.
 _ELEMENTS = 1 << 62
 _AGAIN = "write it again with safetensors.torch.save_file"
@@ -63,25 +45,6 @@ class Malformed(ValueError):
     """What is wrong with the content of a file, in words."""
 
 
-class Entry(NamedTuple):
-    """A tensor of a file before it is read; its bytes begin at `start`, counted from the end of the header."""
-
-    dtype: torch.dtype
-    shape: tuple[int, ...]
-    start: int
-
-    @property
-    def nbytes(self) -> int:
-        return math.prod(self.shape) * self.dtype.itemsize
-
-
-class Header(NamedTuple):
-    """What a safetensors file says it holds, found to fit its size; the entries stand in the order of their bytes."""
-
-    entries: dict[str, Entry]
-    metadata: dict[str, str]
-
-
 class Contents(NamedTuple):
     """The tensors of a safetensors file, each in memory of its own, and its metadata."""
 
@@ -89,56 +52,42 @@ class Contents(NamedTuple):
     metadata: dict[str, str]
 
 
-def read_header(file: BinaryIO, most: int = HEADER_BYTES) -> Header:
-    """The header, of at most so many bytes, of a safetensors file, which is left where its first tensor begins.
-
-    Raises `Malformed`, at no more cost than reading so many bytes of JSON.
-    """
-    size, length = _extent(file, most)
-    try:
-        plain = json.loads(file.read(length), object_pairs_hook=_without_twins)
-    except (ValueError, RecursionError) as error:
-        raise Malformed(f"its header is not JSON: {str(error)[:80]}") from error
-    if not isinstance(plain, dict):
-        raise Malformed("its header is not an object")
-    metadata = plain.pop("__metadata__", {})
-    if not isinstance(metadata, dict) or not all(isinstance(x, str) for x in metadata.values()):
-        raise Malformed("its metadata are not strings")
-    entries = {name: _entry(name, about) for name, about in plain.items()}
-    ordered = dict(sorted(entries.items(), key=lambda item: (item[1].start, item[1].nbytes)))
-    end = 0
-    for name, entry in ordered.items():
-        if entry.start != end:
-            raise Malformed(f"{name[:40]!r} begins at byte {entry.start}, not at {end}")
-        end += entry.nbytes
-    if end != size - 8 - length:
-        raise Malformed(f"its tensors take {end} bytes, and it has {size - 8 - length} for them")
-    return Header(ordered, metadata)
-
-
-def read_tensors(file: BinaryIO, header: Header) -> dict[str, Tensor]:
-    """The tensors of a file whose header was just read, each in memory of its own; raises `Malformed`."""
-    tensors = {}
-    for name, entry in header.entries.items():
-        try:
-            x = torch.empty(entry.shape, dtype=entry.dtype, device="cpu")  # whatever the default device is
-        except RuntimeError as error:
-            raise Malformed(f"there is no memory for {name[:40]!r} of {entry.nbytes} bytes") from error
-        as_bytes = x.reshape(-1).view(torch.uint8)
-        # A file that someone cuts short, rather than replaces, ends early.
-        if entry.nbytes and file.readinto(as_bytes.numpy()) != entry.nbytes:  # type: ignore[attr-defined]  # a raw file
-            raise Malformed(f"it ends within {name[:40]!r}")
-        if entry.dtype == torch.bool and entry.nbytes and int(as_bytes.amax()) > 1:
-            raise Malformed(f"{name[:40]!r} holds booleans that are neither 0 nor 1")
-        tensors[name] = x
-    return tensors
-
-
 def load_tensors(path: Path, option: str, remedy: str = _AGAIN) -> Contents:
     """Everything in a safetensors file; what is wrong with it is said of `option`, with this remedy."""
-    with _opened(path, option, remedy) as file:
-        header = read_header(file)
-        return Contents(read_tensors(file, header), header.metadata)
+    check_header(path, option, remedy)
+    with _explained(path, option, remedy):
+        return _read(path)
+
+
+def parse_tensors(content: bytes, header_bytes: int) -> dict[str, Tensor]:
+    """The tensors of a safetensors file in memory, whose header has at most so many bytes; raises `Malformed`."""
+    _check_safetensors(io.BytesIO(content), header_bytes)
+    return _read(content).tensors
+
+
+def _read(source: Path | bytes) -> Contents:
+    """What the library reads from a file or from memory, if torch can use it; raises `Malformed`."""
+    try:
+        from safetensors import SafetensorError, safe_open
+        from safetensors.torch import load
+    except ImportError as error:
+        rule = "is needed to read tensors"
+        raise MissingPackage("safetensors", "missing", rule, "pip install safetensors") from error
+    try:
+        if isinstance(source, bytes):
+            contents = Contents(load(source), {})
+        else:
+            # Not mapped into memory, where a file that someone cuts short would end this process.
+            with safe_open(source, "pt", backend="pread") as file:
+                contents = Contents(file.get_tensors(), file.metadata() or {})
+    except (SafetensorError, RuntimeError, MemoryError, KeyError) as error:
+        raise Malformed(str(error)[:200] or "there is no memory for its tensors") from error
+    for name, x in contents.tensors.items():
+        if x.ndim > 64 or math.prod(max(size, 1) for size in x.shape) > _ELEMENTS:
+            raise Malformed(f"{name[:40]!r} has a shape that torch cannot count")
+        if x.dtype == torch.bool and x.numel() and int(x.view(torch.uint8).amax()) > 1:
+            raise Malformed(f"{name[:40]!r} holds booleans that are neither 0 nor 1")
+    return contents
 
 
 def check_header(path: Path, option: str, remedy: str) -> None:
@@ -146,8 +95,8 @@ def check_header(path: Path, option: str, remedy: str) -> None:
 
     What the header says is left to that library, which may know more types.
     """
-    with _opened(path, option, remedy) as file:
-        _check_gguf(file) if path.suffix == ".gguf" else _extent(file, HEADER_BYTES)
+    with _explained(path, option, remedy), path.open("rb") as file:
+        _check_gguf(file) if path.suffix == ".gguf" else _check_safetensors(file, HEADER_BYTES)
 
 
 def read_document(path: Path) -> str:
@@ -160,13 +109,12 @@ def read_document(path: Path) -> str:
 
 
 @contextlib.contextmanager
-def _opened(path: Path, option: str, remedy: str) -> Iterator[BinaryIO]:
-    """A file to read; whatever is wrong with it, on the way to it or inside, is said of `option`."""
+def _explained(path: Path, option: str, remedy: str) -> Iterator[None]:
+    """Inside, whatever is wrong with a file, on the way to it or in it, is said of `option`."""
     try:
         if path.exists() and not path.is_file():
             raise FileError(option, path, "is not a plain file", "name one that is")
-        with path.open("rb") as file:
-            yield file
+        yield
     except FileNotFoundError as error:
         raise FileError(option, path, "does not exist", "check the path") from error
     except OSError as error:
@@ -176,8 +124,8 @@ def _opened(path: Path, option: str, remedy: str) -> Iterator[BinaryIO]:
         raise FileError(option, path, f"is truncated or no {kind} file ({error})", remedy) from error
 
 
-def _extent(file: BinaryIO, most: int) -> tuple[int, int]:
-    """The bytes of a safetensors file and of its header, where the file is left."""
+def _check_safetensors(file: BinaryIO, most: int) -> None:
+    """Raise unless the header of a safetensors file has at most so many bytes and every name once."""
     size = file.seek(0, io.SEEK_END)
     file.seek(0)
     length = int.from_bytes(file.read(8), "little")
@@ -185,36 +133,18 @@ def _extent(file: BinaryIO, most: int) -> tuple[int, int]:
         raise Malformed(f"{size} bytes are fewer than its header says")
     if length > most:
         raise Malformed(f"its header has {length} bytes, and at most {most} are read")
-    return size, length
 
+    def once(pairs: list[tuple[str, Any]]) -> None:
+        # Of two values under one name, readers would take different ones.
+        if len(dict(pairs)) != len(pairs):
+            raise Malformed("a name stands there twice")
 
-def _without_twins(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    """An object of JSON; of two values under one name, readers would take different ones."""
-    plain = dict(pairs)
-    if len(plain) != len(pairs):
-        raise Malformed("a name stands there twice")
-    return plain
-
-
-def _entry(name: str, about: Any) -> Entry:
-    shown = repr(name[:40])
-    if not isinstance(about, dict) or about.keys() != {"dtype", "shape", "data_offsets"}:
-        raise Malformed(f"{shown} does not have dtype, shape and data_offsets")
-    dtype, shape, offsets = about["dtype"], about["shape"], about["data_offsets"]
-    if not isinstance(dtype, str) or dtype not in _DTYPES:
-        raise Malformed(f"{shown} is of type {str(dtype)[:20]!r}; known are {', '.join(_DTYPES)}")
-    if not _counts(shape) or len(shape) > 64 or math.prod(max(x, 1) for x in shape) > _ELEMENTS:
-        raise Malformed(f"{shown} has a shape that is not a list of sizes")
-    if not _counts(offsets) or len(offsets) != 2:
-        raise Malformed(f"{shown} has data_offsets that are not two places")
-    entry = Entry(_DTYPES[dtype], tuple(shape), offsets[0])
-    if offsets[1] - offsets[0] != entry.nbytes:
-        raise Malformed(f"{shown} takes {entry.nbytes} bytes, and its data_offsets say {offsets[1] - offsets[0]}")
-    return entry
-
-
-def _counts(x: Any) -> bool:
-    return isinstance(x, list) and all(type(one) is int and 0 <= one <= _ELEMENTS for one in x)
+    try:
+        json.loads(file.read(length), object_pairs_hook=once)
+    except Malformed:
+        raise
+    except (ValueError, RecursionError) as error:
+        raise Malformed(f"its header is not JSON: {str(error)[:80]}") from error
 
 
 def _check_gguf(file: BinaryIO) -> None:
@@ -229,7 +159,6 @@ def _check_gguf(file: BinaryIO) -> None:
 
 def write(path: Path, content: str | bytes) -> None:
     """Put content where `path` says, all of it or none: whatever stood there stays until the new file is whole."""
-    _place(path)
     with _beside(path) as temporary:
         put(temporary, content)
         settle(temporary, path)
@@ -237,14 +166,14 @@ def write(path: Path, content: str | bytes) -> None:
 
 def ready(path: Path) -> None:
     """Make the folder of a file to come and try it, or say why it cannot be written: before the work, not after it."""
-    _place(path)
     # Only trying tells: rights do not speak of /proc, of a full disk, of names that are too long.
     with _beside(path) as temporary:
         temporary.touch(exist_ok=False)
 
 
-def _place(path: Path) -> None:
-    """Make the folder of a file to come; what is not a file is never replaced by one."""
+@contextlib.contextmanager
+def _beside(path: Path) -> Iterator[Path]:
+    """A name beside that of a file to come, in a folder that is there; whatever happens, nothing is left under it."""
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
     except OSError as error:
@@ -254,11 +183,6 @@ def _place(path: Path) -> None:
         raise FileError("path", path, "is a folder", "name a file in it")
     if os.path.exists(path) and not os.path.isfile(path):
         raise FileError("path", path, "is not a plain file", "name another place")  # A device must not be replaced.
-
-
-@contextlib.contextmanager
-def _beside(path: Path) -> Iterator[Path]:
-    """A name beside a file's; whatever happens, nothing is left under it."""
     temporary = path.with_name(f".{path.name}.{secrets.token_hex(4)}")
     try:
         yield temporary

@@ -5,16 +5,16 @@ result per task and limit the whole task. Here an answer is a series of messages
 worker can be asked to save its work before it ends. Workers are started, not forked: a lock that a thread holds at the
 moment of a fork stays locked in the child for ever.
 
-A request is a line of JSON, followed by as many bytes of content as its `bytes` says. The answer is a series of
-non-empty lines, closed by an empty one. The first empty line says that the worker is loaded. A worker whose standard
-input ends, because whoever started it is gone, sends itself SIGTERM.
+A request is a dictionary with bytes of content. The answer is a series of non-empty messages, closed by an empty one;
+the first empty message says that the worker is loaded. Messages are bytes, never pickled: a worker may have computed
+what a stranger asked for. A worker whose connection ends, because whoever started it is gone, sends itself SIGTERM.
 """
 
 from __future__ import annotations
 
 import contextlib
 import importlib
-import json
+import multiprocessing
 import os
 import queue
 import signal
@@ -24,19 +24,20 @@ import tempfile
 import threading
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import Future
+from multiprocessing.connection import Connection
 from typing import Any, TypeVar
 
 T = TypeVar("T")
 
 Send = Callable[[bytes], None]
 Handler = Callable[[dict[str, Any], bytes, Send], None]
-"""Takes a request, its content, and a function that sends one line of the answer."""
+"""Takes a request, its content, and a function that sends one message of the answer."""
 
 # A fresh process loads torch and the provers, on a busy machine too.
 _START_SECONDS = 120.0
 # The longest message: enough for figures, too little to fill the memory.
 _MESSAGE_BYTES = 1 << 24
-# A process whose output has ended is about to exit, with a code that says why.
+# A process whose connection has ended is about to exit, with a code that says why.
 _EXIT_SECONDS = 10.0
 
 
@@ -66,18 +67,20 @@ class Worker:
         path = os.pathsep.join(map(os.path.abspath, sys.path))
         # In append mode, because it is emptied before each request.
         self._stderr = tempfile.TemporaryFile("a+b")  # noqa: SIM115  # `end` closes it
-        self._process = subprocess.Popen(
-            [sys.executable, "-P", "-m", "avow.worker_pool", handler, *arguments],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=self._stderr,
-            # The same modules as here, and this many threads to compute with.
-            env=os.environ | {"PYTHONPATH": path, "OMP_NUM_THREADS": str(threads)} | dict(variables or {}),
-            start_new_session=own_session,
-        )
+        self._connection, theirs = multiprocessing.Pipe()
+        with theirs:
+            self._process = subprocess.Popen(
+                [sys.executable, "-P", "-m", "avow.worker_pool", str(theirs.fileno()), handler, *arguments],
+                stdin=subprocess.DEVNULL,
+                stdout=self._stderr,
+                stderr=self._stderr,
+                pass_fds=[theirs.fileno()],
+                # The same modules as here, and this many threads to compute with.
+                env=os.environ | {"PYTHONPATH": path, "OMP_NUM_THREADS": str(threads)} | dict(variables or {}),
+                start_new_session=own_session,
+            )
         self.pid = self._process.pid
         self.loaded = False
-        self._expired = False
 
     @property
     def alive(self) -> bool:
@@ -86,23 +89,20 @@ class Worker:
     def load(self) -> None:
         """Wait until the worker can take requests."""
         if not self.loaded:
-            for _ in self._lines(_START_SECONDS):
+            for _ in self._messages(_START_SECONDS):
                 pass
             self.loaded = True
 
     def messages(self, request: dict[str, Any], seconds: float | None = None, content: bytes = b"") -> Iterator[bytes]:
-        """Send a request; the lines of its answer, each within the time limit.
+        """Send a request; the messages of its answer, each within the time limit.
 
         They must be read to the end before the next request. Raises WorkerError where the worker does not get there.
         """
         self.load()
         self._stderr.truncate(0)
-        assert self._process.stdin is not None
-        with contextlib.suppress(BrokenPipeError):  # It has ended: `_lines` says so.
-            header = json.dumps(request | {"bytes": len(content)}).encode()
-            self._process.stdin.write(header + b"\n" + content)
-            self._process.stdin.flush()
-        yield from self._lines(seconds)
+        with contextlib.suppress(OSError):  # It has ended: `_messages` says so.
+            self._connection.send((request, content))
+        yield from self._messages(seconds)
 
     def terminate(self) -> None:
         """Ask the process to save its work and end."""
@@ -116,54 +116,38 @@ class Worker:
     def end(self) -> None:
         """End the process and close what connects it with this one."""
         self.kill()
-        assert self._process.stdin is not None and self._process.stdout is not None
-        for file in (self._process.stdin, self._process.stdout, self._stderr):
-            with contextlib.suppress(BrokenPipeError):
-                file.close()
+        self._connection.close()
+        self._stderr.close()
 
-    def _lines(self, seconds: float | None) -> Iterator[bytes]:
-        assert self._process.stdout is not None
+    def _messages(self, seconds: float | None) -> Iterator[bytes]:
         while True:
-            with self._time_limit(seconds):
-                line = self._process.stdout.readline(_MESSAGE_BYTES)
-            if line == b"\n":
+            error: WorkerError | None = None
+            try:
+                if self._connection.poll(seconds):
+                    message = self._connection.recv_bytes(_MESSAGE_BYTES)
+                else:
+                    error = TimeLimitError(f"ran out of time: {seconds:g} s")
+            except (EOFError, ConnectionError):
+                error = WorkerError(self._ending())
+            except OSError:
+                error = WorkerError(f"sent a message of more than {_MESSAGE_BYTES} bytes")
+            if error is not None:
+                self.end()
+                raise error
+            if not message:
                 return
-            if not line.endswith(b"\n"):
-                raise self._failure(too_long=bool(line), seconds=seconds)
-            yield line
+            yield message
 
-    @contextlib.contextmanager
-    def _time_limit(self, seconds: float | None) -> Iterator[None]:
-        if seconds is None:
-            yield
-            return
-        timer = threading.Timer(seconds, self._expire)
-        timer.daemon = True
-        timer.start()
-        try:
-            yield
-        finally:
-            timer.cancel()
-
-    def _expire(self) -> None:
-        self._expired = True
-        self._process.kill()
-
-    def _failure(self, too_long: bool, seconds: float | None) -> WorkerError:
-        if not too_long:
-            with contextlib.suppress(subprocess.TimeoutExpired):
-                self._process.wait(_EXIT_SECONDS)
-        self._process.kill()
-        code = self._process.wait()
+    def _ending(self) -> str:
+        """How a process ended that has closed its connection, and the last line it printed."""
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            self._process.wait(_EXIT_SECONDS)
+        self.kill()
+        code = self._process.returncode
+        how = f"was ended by {signal.Signals(-code).name}" if code < 0 else f"ended with exit code {code}"
         self._stderr.seek(0)
         printed = self._stderr.read().decode(errors="replace").strip().splitlines()
-        self.end()
-        if self._expired:
-            return TimeLimitError(f"ran out of time: {seconds:g} s")
-        if too_long:
-            return WorkerError(f"sent a message of more than {_MESSAGE_BYTES} bytes")
-        how = f"was ended by {signal.Signals(-code).name}" if code < 0 else f"ended with exit code {code}"
-        return WorkerError(how + (f": {printed[-1]}" if printed else ""))
+        return how + (f": {printed[-1]}" if printed else "")
 
 
 class WorkerPool:
@@ -214,56 +198,49 @@ class WorkerPool:
         return None
 
     def _run(self, future: Future[T], worker: Worker, task: Callable[[Worker], T]) -> None:
+        failure = None
         try:
             result = task(worker)
         except BaseException as error:
-            self._give_back(future, worker, usable=False)
-            future.set_exception(error)
-        else:
-            self._give_back(future, worker, usable=True)
-            future.set_result(result)
-
-    def _give_back(self, future: Future[Any], worker: Worker, usable: bool) -> None:
+            failure = error
         with self._lock:
             del self._busy[future]
-            if usable and not self._closed:
+            if usable := failure is None and not self._closed:
                 self._idle.append(worker)
-                return
-        worker.end()
+        if not usable:
+            worker.end()
+        if failure is None:
+            future.set_result(result)
+        else:
+            future.set_exception(failure)
 
 
-def _serve(handler: str, *arguments: str) -> None:
+def _serve(descriptor: str, handler: str, *arguments: str) -> None:
     """Handle requests until there are no more."""
     # Ctrl-C reaches the whole group of processes; the one that started this worker ends it.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    # What else reads standard input or prints must not mix with requests and answers.
-    requests, answers = os.fdopen(os.dup(0), "rb"), os.fdopen(os.dup(1), "wb")
-    with open(os.devnull) as nothing:
-        os.dup2(nothing.fileno(), 0)
-    os.dup2(2, 1)
-
-    def send(line: bytes) -> None:
-        with contextlib.suppress(BrokenPipeError):  # Nobody listens any more, and `_read` stops this process.
-            answers.write(line + b"\n")
-            answers.flush()
-
+    connection = Connection(int(descriptor))
     waiting: queue.Queue[tuple[dict[str, Any], bytes] | None] = queue.Queue()
-    threading.Thread(target=_read, args=(requests, waiting), daemon=True).start()
+
+    def receive() -> None:
+        """Pass requests on; after the last one, stop whatever is being computed."""
+        with contextlib.suppress(EOFError, OSError):
+            while True:
+                waiting.put(connection.recv())
+        waiting.put(None)
+        os.kill(os.getpid(), signal.SIGTERM)
+
+    def send(message: bytes) -> None:
+        with contextlib.suppress(BrokenPipeError):  # Nobody listens any more, and `receive` stops this process.
+            connection.send_bytes(message)
+
+    threading.Thread(target=receive, daemon=True).start()
     module, _, function = handler.partition(":")
     handle: Handler = getattr(importlib.import_module(module), function)(*arguments)
     send(b"")
     while (request := waiting.get()) is not None:
         handle(*request, send)
         send(b"")
-
-
-def _read(requests: Any, waiting: queue.Queue[tuple[dict[str, Any], bytes] | None]) -> None:
-    """Pass requests on; after the last one, stop whatever is being computed."""
-    for line in requests:
-        request = json.loads(line)
-        waiting.put((request, requests.read(request.pop("bytes"))))
-    waiting.put(None)
-    os.kill(os.getpid(), signal.SIGTERM)
 
 
 if __name__ == "__main__":

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import safetensors
 import torch
 from safetensors import safe_open
 from safetensors.torch import save
@@ -76,34 +77,29 @@ def test_a_reader_sees_one_whole_file_whoever_replaces_it_meanwhile(tmp_path: Pa
     assert set(seen) == set(lengths) and [saver.exitcode for saver in savers] == [0, 0]
 
 
-def test_a_file_that_is_replaced_between_its_header_and_its_tensors_is_the_old_one(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    path, read_header = tmp_path / "cache", file_io.read_header
+def test_a_file_that_is_replaced_while_it_is_read_is_not_mixed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path, check_header = tmp_path / "cache", file_io.check_header
     of_length(70).save(path)
 
-    def replaced(file: Any) -> Any:
-        header = read_header(file)
+    def replaced(*given: Any) -> None:
+        check_header(*given)
         of_length(900).save(path)
-        return header
 
-    monkeypatch.setattr(file_io, "read_header", replaced)
-    assert KeyValueCache.load(path).length == 70
-    monkeypatch.undo()
+    monkeypatch.setattr(file_io, "check_header", replaced)
     assert KeyValueCache.load(path).length == 900
 
 
 def test_a_file_that_is_cut_short_while_it_is_read_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    path, read_header = tmp_path / "cache", file_io.read_header
+    path, read = tmp_path / "cache", safetensors.safe_open
     of_length(9000).save(path)
 
-    def cut(file: Any) -> Any:
-        header = read_header(file)
+    def cut(*given: Any, **more: Any) -> Any:
+        file = read(*given, **more)
         os.truncate(path, 20000)
-        return header
+        return file
 
-    monkeypatch.setattr(file_io, "read_header", cut)
-    with pytest.raises(FileError, match=r"is truncated or no safetensors file \(it ends within '.*'\); save the cache"):
+    monkeypatch.setattr(safetensors, "safe_open", cut)
+    with pytest.raises(FileError, match=r"is truncated or no safetensors file \(.*\); save the cache"):
         KeyValueCache.load(path)
 
 

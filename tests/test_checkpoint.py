@@ -17,7 +17,12 @@ from avow import file_io
 from avow.errors import FileError
 from avow.optim import adamw, warmup_cosine
 from avow.training import checkpoint
-from avow.training.checkpoint import Snapshot, checkpoints, load, newest, restore_weights, save
+from avow.training.checkpoint import Snapshot, checkpoints, load, newest, restore_weights
+from avow.training.distributed import Ranks
+
+
+def save(taken: Snapshot, folder: Path) -> Path:
+    return checkpoint.save(taken, folder, Ranks(0, 1, torch.device("cpu")))
 
 
 def model(width: int = 4) -> nn.Module:

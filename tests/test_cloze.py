@@ -15,11 +15,11 @@ from avow.training import (
     LanguageExamples,
     SpanExamples,
     Spans,
-    SpansAfterName,
     Vocabulary,
 )
 from avow.training.data import Line
 from avow.training.examples import candidates, name_end
+from tests.helpers.spans import cut_of
 
 NAMES = ["Jacob H. Studer", "Édith Ørsted", "John Stephen", "Ada"]
 TEXTS = [
@@ -209,8 +209,8 @@ def test_a_span_that_does_not_fit_leaves_the_others_their_turn() -> None:
 @pytest.mark.parametrize(
     ("window", "bare", "words"),
     [
-        (-1, 0.3, "window=-1 must be at least 0; 24 is the default"),
-        (24, 1.5, "bare=1.5 must be from 0 to 1; 0.3 is the default"),
+        (-1, 0.3, "window=-1 must be at least 0; the default is 24"),
+        (24, 1.5, "bare=1.5 must be from 0 to 1; the default is 0.3"),
     ],
 )
 def test_an_impossible_cloze_is_refused(window: int, bare: float, words: str) -> None:
@@ -221,7 +221,7 @@ def test_an_impossible_cloze_is_refused(window: int, bare: float, words: str) ->
 def test_spans_keep_off_the_name_in_their_share() -> None:
     count, spans = 40_000, Spans(shortest=60)
     after = {
-        share: SpansAfterName(lines(TEXTS), VOCABULARY, 128, 0, spans, share).cut(*many(count, 0))
+        share: cut_of(SpanExamples(lines(TEXTS), VOCABULARY, 128, 0, spans, share), *many(count, 0))
         for share in (0.0, 0.7, 1.0)
     }
     first = len(f"{NAMES[0]}. ")
@@ -231,16 +231,16 @@ def test_spans_keep_off_the_name_in_their_share() -> None:
     assert abs(mixed - (0.7 + 0.3 * plain)) < 2 * slack(count, 2)
     for cut in after.values():
         assert ((cut.masked >= 1) & (cut.start >= 0) & (cut.start + cut.masked <= cut.length)).all()
-    base = SpanExamples(lines(TEXTS), VOCABULARY, 128, 0, spans).cut(*many(count, 0))
+    base = cut_of(SpanExamples(lines(TEXTS), VOCABULARY, 128, 0, spans), *many(count, 0))
     assert np.array_equal(base.start, after[0.0].start) and np.array_equal(base.masked, after[0.0].masked)
 
 
 def test_a_cut_within_the_name_keeps_the_plain_law() -> None:
-    made = SpansAfterName(lines(TEXTS), VOCABULARY, 12, 0, after_name=1.0).cut(*many(500, 0))
-    plain = SpanExamples(lines(TEXTS), VOCABULARY, 12, 0).cut(*many(500, 0))
+    made = cut_of(SpanExamples(lines(TEXTS), VOCABULARY, 12, 0, after_name=1.0), *many(500, 0))
+    plain = cut_of(SpanExamples(lines(TEXTS), VOCABULARY, 12, 0), *many(500, 0))
     assert np.array_equal(made.start, plain.start) and np.array_equal(made.masked, plain.masked)
-    with pytest.raises(ParameterError, match=re.escape("after_name=2 must be from 0 to 1; 0.7 is the default")):
-        SpansAfterName(lines(TEXTS), VOCABULARY, 12, 0, after_name=2)
+    with pytest.raises(ParameterError, match=re.escape("after_name=2 must be from 0 to 1; 0, the default")):
+        SpanExamples(lines(TEXTS), VOCABULARY, 12, 0, after_name=2)
 
 
 def test_a_document_is_read_from_its_start_to_the_block() -> None:

@@ -64,7 +64,7 @@ def test_a_question_that_does_not_fit_the_block_with_its_answer_is_named_with_it
     model = Knowing({text: (answer, 0.9) for text, answer in TRUTH.items()}, block=10)
     expected = (
         "dev.tsv line 1: answer='London' needs 11 positions with its question, and the block has 10; "
-        "use a model of a larger block or drop the line"
+        "use a larger block or drop the line"
     )
     with pytest.raises(InputError, match=re.escape(expected)):
         evaluate(model, VOCABULARY, QUESTIONS[:1])

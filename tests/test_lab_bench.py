@@ -12,22 +12,12 @@ import torch
 from safetensors.torch import save
 
 import avow
+from avow.bench.trials import run_marked, run_trial
 from avow.bench.workloads import Workload, workload
 from avow.core import Problem
 from avow.errors import FileError
 from avow.lab.pages import bench
-from avow.lab.pages.bench import (
-    KNOBS,
-    PAGE,
-    BenchInputs,
-    judged,
-    lit_trial,
-    preview,
-    run_trial,
-    some_rows,
-    uploaded_head,
-    verdict,
-)
+from avow.lab.pages.bench import KNOBS, PAGE, BenchInputs, judged, preview, uploaded_head, verdict
 from avow.methods.low_rank import LowRank
 from avow.methods.random_features import RandomFeatures
 from avow.methods.sparse import Sparse
@@ -73,8 +63,8 @@ def test_a_try_is_what_attend_answers_measured_against_float64(method: Any) -> N
     truth = torch.nn.functional.scaled_dot_product_attention(load.q.double(), load.k.double(), load.v.double())
     errors = (out.double() - truth).norm(dim=-1)[0, 0] / load.v.double().norm(dim=-1).amax()
     assert torch.allclose(found.errors, errors, rtol=1e-6, atol=1e-12)
-    assert torch.equal(found.bounds, certificate.rows[0, 0]) and found.bound == certificate.bound
-    assert found.broken == 0 and bool((found.errors <= found.bounds).all())
+    assert torch.equal(found.certificate.rows[0, 0], certificate.rows[0, 0]) and found.bound == certificate.bound
+    assert found.broken == 0 and bool((found.errors <= found.certificate.rows[0, 0]).all())
 
 
 def test_the_certificate_of_random_features_gives_way_before_the_answer_does() -> None:
@@ -110,8 +100,8 @@ def test_a_wider_tolerance_reads_fewer_tokens_and_stays_within_it() -> None:
 @pytest.mark.parametrize("kind", ["clustered", "averaging", "copying", "diffuse"])
 @pytest.mark.parametrize("drop", [0.01, 0.2])
 def test_exactly_the_tokens_that_were_read_are_lit(kind: str, drop: float) -> None:
-    head = some_rows(drawn_head(kind, 192), 8)
-    found, marks = lit_trial(head, Sparse(drop))
+    head = drawn_head(kind, 192).some(8)
+    found, marks = run_marked(head, Sparse(drop))
     counted = Sparse(drop).compute(Problem.of(head.q.double(), head.k.double(), head.v.double())).trace.read[0, 0]
     assert [len(row) - row.count("0") for row in marks] == counted.tolist()
     assert found.read == float(counted.sum()) / (8 * 192) == run_trial(head, Sparse(drop)).read
@@ -120,9 +110,9 @@ def test_exactly_the_tokens_that_were_read_are_lit(kind: str, drop: float) -> No
 
 
 def test_what_a_copying_row_copies_is_the_brightest() -> None:
-    head = some_rows(drawn_head("copying", 128), 6)
+    head = drawn_head("copying", 128).some(6)
     weights = torch.softmax(head.q.double() @ head.k.double().transpose(-1, -2) / 4, -1)[0, 0]
-    for row, best in zip(lit_trial(head, Sparse(0.01))[1], weights.argmax(-1).tolist(), strict=True):
+    for row, best in zip(run_marked(head, Sparse(0.01))[1], weights.argmax(-1).tolist(), strict=True):
         assert row[best] == "9"
 
 
@@ -157,7 +147,7 @@ def test_a_promise_that_is_broken_is_called_broken() -> None:
     lying = dataclasses.replace(found, certificate=certificate, broken=1)
     said = judged(lying)
     assert (said["tone"], said["word"]) == ("refuted", "broken") and "1 of 128 rows" in said["says"]
-    assert float(lying.bounds[worst]) < float(lying.errors[worst])
+    assert float(lying.certificate.rows[0, 0][worst]) < float(lying.errors[worst])
 
 
 def test_a_method_that_lies_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -234,9 +224,9 @@ def test_files_that_hold_something_else_are_told_what_is_missing() -> None:
 
 def test_some_rows_are_evenly_taken_and_all_keys_stay() -> None:
     head = drawn_head("diffuse", 128)
-    some = some_rows(head, 4)
+    some = head.some(4)
     assert torch.equal(some.q, head.q[..., [0, 32, 64, 96], :]) and some.k is head.k
-    assert some_rows(head, 500) is head
+    assert head.some(500) is head
 
 
 # ---- the page

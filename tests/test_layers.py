@@ -44,7 +44,8 @@ THEORY = TRAINING | names("avow.theory")
 PAGES = THEORY - names("avow.numerics") | names("avow.bench avow.report avow.lab avow.cli avow.integrations")
 
 TABLE = (
-    Layer(names("errors file_io worker_pool parameters"), FOUNDATION | names("torch jaxtyping")),
+    # A file of tensors is read by the library of its format, which is loaded at use.
+    Layer(names("errors file_io worker_pool parameters"), FOUNDATION | names("torch jaxtyping"), names("safetensors")),
     Layer(names("core"), CORE | names("torch jaxtyping")),
     # Balls are numerics; their library is loaded at use.
     Layer(names("numerics"), CORE | TENSORS, names("flint")),

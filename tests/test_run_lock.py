@@ -187,6 +187,6 @@ def test_all_processes_of_a_run_are_refused_together(tmp_path: Path) -> None:
     job = functools.partial(refused_to_all, str(tmp_path / "run"))
     with held(tmp_path / "run") as other:
         first, second = together(2, job, tmp_path / "refused")
-    assert re.match(f"FileError: {refusal(tmp_path / 'run', other.pid)}", first)
-    assert second == f"FileError: run={tmp_path / 'run'} was refused to rank 0; see the error of rank 0"
+    for words in (first, second):
+        assert re.match(f"FileError: {refusal(tmp_path / 'run', other.pid)}", words)
     assert together(2, job, tmp_path / "free") == ["no error"] * 2

@@ -13,6 +13,7 @@ from avow.training import MASK, PAD, Question, QuestionExamples, SpanExamples, S
 from avow.training.batches import shuffled
 from avow.training.data import Line
 from avow.training.examples import uniform
+from tests.helpers.spans import cut_of
 
 LETTERS = "abcdefghijklmnopqrstuvwxyz"
 # No letter twice in a row of 26, so that every cut can be recognised.
@@ -71,7 +72,7 @@ def test_documents_of_many_kinds_stand_side_by_side() -> None:
 
 def test_lengths_are_uniform_from_four_to_seven_eighths_of_the_block() -> None:
     count = 25_000
-    length = examples().cut(*many(count, 7)).length
+    length = cut_of(examples(), *many(count, 7)).length
     assert set(length) == set(range(4, 29))  # 7/8 of 32 is 28
     # Hoeffding: each of 25 shares is within this of 1/25, all with probability 1 − 1e-9.
     slack = math.sqrt(math.log(2 * 25 / 1e-9) / (2 * count))
@@ -80,7 +81,7 @@ def test_lengths_are_uniform_from_four_to_seven_eighths_of_the_block() -> None:
 
 def test_a_quarter_is_masked_on_average_whatever_the_length() -> None:
     count = 40_000
-    cut = examples(shortest=4).cut(*many(count, 7))
+    cut = cut_of(examples(shortest=4), *many(count, 7))
     assert ((cut.masked >= 1) & (cut.masked < cut.length)).all()
     # m lies in [1, L/2], so m/L lies in [0, 1/2]: Hoeffding over independent epochs.
     slack = 0.5 * math.sqrt(math.log(2 / 1e-9) / (2 * count))
@@ -94,7 +95,7 @@ def test_a_quarter_is_masked_on_average_whatever_the_length() -> None:
 
 
 def test_a_span_may_fall_anywhere() -> None:
-    cut = examples(texts=["abcdefgh"]).cut(*many(4000, 0))
+    cut = cut_of(examples(texts=["abcdefgh"]), *many(4000, 0))
     last = cut.start + cut.masked == cut.length
     assert {int(s) for s in cut.start[cut.length == 8]} >= set(range(6))
     assert 0 < last.mean() < 1 and 0 < (cut.start == 0).mean() < 1
@@ -106,14 +107,14 @@ def test_an_example_depends_on_seed_epoch_and_index_alone() -> None:
     for row in range(3):
         alone = examples().rows(epochs[row : row + 1], indices[row : row + 1])[0]
         assert np.array_equal(alone[0], together[row, : alone.shape[1]])
-    assert not np.array_equal(*(examples(seed=s).cut(*many(50, 7)).length for s in (0, 1)))
-    assert len(set(examples().cut(*many(50, 7)).length)) > 5
+    assert not np.array_equal(*(cut_of(examples(seed=s), *many(50, 7)).length for s in (0, 1)))
+    assert len(set(cut_of(examples(), *many(50, 7)).length)) > 5
 
 
 def test_options_move_the_law() -> None:
-    whole = examples(shortest=28).cut(*many(200, 7))
+    whole = cut_of(examples(shortest=28), *many(200, 7))
     assert set(whole.length) == {28}
-    wide = examples(masked=0.5).cut(*many(4000, 7))
+    wide = cut_of(examples(masked=0.5), *many(4000, 7))
     assert abs((wide.masked / wide.length).mean() - 0.5) < 0.03
     assert (wide.masked < wide.length).all()
 

@@ -14,6 +14,7 @@ from avow.training import (
     ClozeExamples,
     Corpus,
     LanguageExamples,
+    Mixture,
     Question,
     QuestionExamples,
     Recipe,
@@ -23,11 +24,9 @@ from avow.training import (
     read_config,
     train,
     vocabulary_of,
-    weighted,
 )
 from avow.training.data import Line
-from avow.training.examples import Examples
-from avow.training.tasks import examples_of
+from avow.training.examples import Examples, examples_of
 from tests.helpers.runs import small
 
 TEXTS = [f"Ada. she was born in {place} by the sea" for place in ("Rome", "Paris", "Oslo", "Bern", "Kiel", "Bath")]
@@ -46,7 +45,7 @@ def test_an_epoch_holds_each_kind_in_exact_shares() -> None:
     asked = QuestionExamples([Question("x", "y", ""), Question("y", "x", "")], VOCABULARY, 64)
     read = LanguageExamples(lines(["AdaAda"] * 5), VOCABULARY, 64)
     parts: list[Examples] = [read, clozes(TEXTS[:1] * 5), asked]
-    mixture = weighted(parts, [1, 2, 1])
+    mixture = Mixture(parts, [1, 2, 1])
     assert len(mixture) == 20
     kinds: list[tuple[int, int, int]] = []
     batches = Batches(mixture, 20, 0, block=64)
@@ -58,12 +57,12 @@ def test_an_epoch_holds_each_kind_in_exact_shares() -> None:
 
 
 def test_a_kind_is_read_round_and_round_with_draws_anew() -> None:
-    mixture = weighted([clozes(TEXTS), LanguageExamples(lines(["A"] * 6), VOCABULARY, 64)], [3, 1])
+    mixture = Mixture([clozes(TEXTS), LanguageExamples(lines(["A"] * 6), VOCABULARY, 64)], [3, 1])
     epochs, indices = np.full(18, 2), np.arange(18)
     # Epoch 2 of the mixture is rounds 6, 7 and 8 of the clozes.
     expected = clozes(TEXTS).rows(6 + indices // 6, indices % 6)
     assert all(np.array_equal(one, other) for one, other in zip(mixture.rows(epochs, indices), expected, strict=True))
-    few = weighted([QuestionExamples([Question(c, "x", "") for c in "abcd"], VOCABULARY, 64), clozes(TEXTS)], [1, 1])
+    few = Mixture([QuestionExamples([Question(c, "x", "") for c in "abcd"], VOCABULARY, 64), clozes(TEXTS)], [1, 1])
     first = [VOCABULARY.decode(row)[0] for e in range(4) for row in few.rows(np.full(6, e), np.arange(6))[0]]
     assert "".join(first) == "abcd" * 6, "none a second time before all a first"
 

@@ -187,10 +187,10 @@ def test_an_interrupt_with_json_is_still_one_document(monkeypatch: pytest.Monkey
 def test_a_second_interrupt_names_what_is_whole(monkeypatch: pytest.MonkeyPatch) -> None:
     before = checkpoint.save
 
-    def hurried(snapshot: checkpoint.Snapshot, folder: Path) -> Path:
+    def hurried(snapshot: checkpoint.Snapshot, *given: Any) -> Path:
         if snapshot.step == 8:
             raise KeyboardInterrupt
-        return before(snapshot, folder)
+        return before(snapshot, *given)
 
     monkeypatch.setattr(checkpoint, "save", hurried)
     done = run("pretrain", "first", *FLAGS, code=130)
@@ -342,12 +342,12 @@ def test_a_checkpoint_of_another_architecture_is_refused() -> None:
 def test_a_full_disk_during_a_save_leaves_the_old_checkpoint(monkeypatch: pytest.MonkeyPatch) -> None:
     before = checkpoint.save
 
-    def full(snapshot: checkpoint.Snapshot, folder: Path) -> Path:
+    def full(snapshot: checkpoint.Snapshot, *given: Any) -> Path:
         soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
         # The kernel refuses to write past this, as a full disk does.
         resource.setrlimit(resource.RLIMIT_FSIZE, (300 if snapshot.step == 8 else soft, hard))
         try:
-            return before(snapshot, folder)
+            return before(snapshot, *given)
         finally:
             resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
 

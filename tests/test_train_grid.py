@@ -9,7 +9,7 @@ import shutil
 import subprocess
 import sys
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from datetime import timedelta
 from pathlib import Path
 from typing import Any, cast
@@ -17,7 +17,6 @@ from typing import Any, cast
 import numpy as np
 import pytest
 import torch
-from torch import Tensor
 from torch._C._distributed_c10d import HashStore
 
 from avow.errors import FileError, LostRank, ParameterError, ShapeError
@@ -163,23 +162,23 @@ def test_a_sequence_that_cannot_be_cut_is_refused(flags: list[str], words: str) 
 
 def test_processes_that_see_different_checkpoints_do_not_go_on() -> None:
     class Apart(Ranks):
-        def gathered(self, states: Mapping[str, Tensor]) -> dict[str, Tensor]:
-            return {f"step.{rank}": torch.tensor([step]) for rank, step in enumerate((12, 12, -1))}
+        def gathered(self, value: Any) -> list[Any]:
+            return [(value[0], step) for step in (12, 12, -1)]
 
     words = "checkpoints=runs holds none for rank 2, and step 12 for rank 0; give all processes one folder"
     with pytest.raises(FileError, match=re.escape(words)):
-        checkpoint.check_same_step(Apart(0, 3, torch.device("cpu")), 12, Path("runs"))
+        checkpoint.check_same(Apart(0, 3, torch.device("cpu")), "00ff", "people", 12, Path("runs"))
 
 
 def test_processes_that_would_read_different_texts_are_refused() -> None:
     class Apart(Ranks):
-        def gathered(self, states: Mapping[str, Tensor]) -> dict[str, Tensor]:
-            return {f"data.{rank}": states["data"] + (rank == 1) for rank in range(3)}
+        def gathered(self, value: Any) -> list[Any]:
+            return [(digest, value[1]) for digest in ("00ff", "01ff", "00ff")]
 
     words = "corpus=people holds other texts for rank 1 than for rank 0; give all processes the same texts"
     with pytest.raises(FileError, match=re.escape(words)):
-        checkpoint.check_same_texts(Apart(0, 3, torch.device("cpu")), "00ff", "people")
-    checkpoint.check_same_texts(Ranks(0, 1, torch.device("cpu")), "00ff", "people")
+        checkpoint.check_same(Apart(0, 3, torch.device("cpu")), "00ff", "people", -1, Path("runs"))
+    checkpoint.check_same(Ranks(0, 1, torch.device("cpu")), "00ff", "people", -1, Path("runs"))
 
 
 def test_one_process_alone_cannot_share_a_sequence(tmp_path: Path) -> None:

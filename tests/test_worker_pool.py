@@ -28,16 +28,16 @@ def ask(pool: WorkerPool, seconds: float | None = None, content: bytes = b"", **
 
 
 def test_an_answer_is_all_its_messages(pool: WorkerPool) -> None:
-    assert ask(pool, messages=3) == [b"message 0\n", b"message 1\n", b"message 2\n"]
+    assert ask(pool, messages=3) == [b"message 0", b"message 1", b"message 2"]
     assert ask(pool, messages=0) == []
-    assert ask(pool, content=b"\x00\xff") == [b"message 0\x00\xff\n"]
+    assert ask(pool, content=b"\x00\xff") == [b"message 0\x00\xff"]
 
 
 def test_the_limit_holds_for_each_message(pool: WorkerPool) -> None:
     assert len(ask(pool, seconds=2.0, messages=4, pause=0.6)) == 4
     with pytest.raises(TimeLimitError, match=r"0\.1 s"):
         ask(pool, seconds=0.1, pause=60.0)
-    assert ask(pool) == [b"message 0\n"], "the next task gets a fresh worker"
+    assert ask(pool) == [b"message 0"], "the next task gets a fresh worker"
 
 
 @pytest.mark.parametrize(
@@ -66,7 +66,7 @@ def test_a_worker_that_died_between_two_tasks_is_replaced() -> None:
     assert pool.submit(task).result() and len(set(pids)) == 1, "an idle worker is used again"
     (idle,) = pool._idle
     idle.kill()
-    assert pool.submit(task).result() == [b"message 0\n"] and len(set(pids)) == 2
+    assert pool.submit(task).result() == [b"message 0"] and len(set(pids)) == 2
     pool.close()
     with pytest.raises(RuntimeError, match="closed"):
         pool.submit(task)

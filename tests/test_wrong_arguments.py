@@ -184,15 +184,13 @@ def _training(folder: Path) -> dict[str, Call]:
         "vocabulary_of": {"corpus": corpus},
         "Vocabulary": {"characters": "abc"},
         "prompt": {"question": "Where?", "vocabulary": vocabulary, "where": "here"},
-        "SpanExamples": {**read, "seed": 0, "spans": None},
-        "SpansAfterName": {**read, "seed": 0, "spans": None, "after_name": 0.7},
+        "SpanExamples": {**read, "seed": 0, "spans": None, "after_name": 0.7},
         "ClozeExamples": {**read, "seed": 0, "window": 8, "bare": 0.3, "spans": None},
         "LanguageExamples": read,
         "QuestionExamples": {"questions": corpus.train, "vocabulary": vocabulary, "block": 64, "loss": "answer"},
         "Spans": {"shortest": 4, "longest": 0.5, "masked": 0.25},
         "Recipe": {"lm": 1, "span": 1, "cloze": 1, "questions": 1, "after_name": 0.7, "window": 24, "bare": 0.3},
-        "Mixture": {"parts": [spans]},
-        "weighted": {"parts": [spans], "weights": [1]},
+        "Mixture": {"parts": [spans], "weights": [1]},
         "Batches": {"examples": spans, "size": 4, "seed": 0, "block": 64, **steps},
         "always": {"answer": "x", "questions": few, "confidence": 1.0},
         "majority": {"train_questions": corpus.train, "dev_questions": few},
@@ -202,7 +200,7 @@ def _training(folder: Path) -> dict[str, Call]:
         "load_model": {"path": folder / "run"},
         "read_config": {"path": None, "flags": flags, "defaults": ()},
         "TrainConfig": sections,
-        "train": {"config": config, "folder": folder / "run", "resume": True, "progress": None},
+        "train": {"config": config, "folder": folder / "run", "resume": True, "progress": None, "wait": 0.0},
         "Evaluation": {"outcomes": t.always("x", few).outcomes},
     }
     calls = {name: Call(getattr(t, name), given) for name, given in found.items()}
@@ -281,7 +279,7 @@ def public(surface: ModuleType) -> Iterator[str]:
         thing = getattr(surface, name)
         own = getattr(thing, "__module__", "").startswith("avow.") and not name.startswith("_")
         error = isinstance(thing, type) and issubclass(thing, AvowError)
-        if own and callable(thing) and not error and name not in RECORDS | {"declared"}:
+        if own and callable(thing) and not error and name not in RECORDS | {"declared", "as_float"}:
             yield name
 
 

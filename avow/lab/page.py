@@ -40,35 +40,36 @@ def judgement(tone: str, word: str, says: str, steps: Sequence[str] = ()) -> Ans
 
 
 class Words:
-    """What a page says: macros of `avow/lab/templates/<name>.txt`, called with the values they speak of."""
+    """What a page says: macros of a file of `avow/lab/templates`, called with the values they speak of."""
 
-    def __init__(self, name: str) -> None:
-        self._name = f"{name}.txt"
+    def __init__(self, file: str) -> None:
+        self._file = file
 
     def say(self, macro: str, *values: Any, **more: Any) -> str:
         """A sentence, on one line."""
-        return " ".join(self._text(macro, *values, **more).split())
+        return " ".join(self.html(macro, *values, **more).split())
 
     def facts(self, macro: str, *values: Any, **more: Any) -> list[dict[str, str]]:
         """Numbers beside the picture: a line each, as label | value or label | value | about."""
-        lines = (line.strip() for line in self._text(macro, *values, **more).splitlines())
-        return [fact(*line.split(" | ")) for line in lines if line]
+        lines = (line.strip() for line in self.html(macro, *values, **more).splitlines())
+        return [fact(*line.split(" | ", 2)) for line in lines if line]
 
-    def _text(self, macro: str, *values: Any, **more: Any) -> str:
-        return str(getattr(_texts().get_template(self._name).module, macro)(*values, **more))
+    def html(self, macro: str, *values: Any, **more: Any) -> str:
+        """What the macro writes; what it is given is escaped if its file is HTML."""
+        return str(getattr(_texts().get_template(self._file).module, macro)(*values, **more))
 
 
 @functools.cache
 def _texts() -> jinja2.Environment:
-    loader = jinja2.FileSystemLoader(Path(__file__).parent / "templates")
-    texts = jinja2.Environment(loader=loader, undefined=jinja2.StrictUndefined, trim_blocks=True, lstrip_blocks=True)
-    texts.filters |= {
-        "as": format,
-        "between": formatting.between,
-        "ratio": formatting.ratio,
-        "listed": formatting.listed,
-    }
-    texts.filters |= {"count": formatting.count, "seconds": formatting.seconds}
+    texts = jinja2.Environment(
+        loader=jinja2.FileSystemLoader(Path(__file__).parent / "templates"),
+        autoescape=jinja2.select_autoescape(("html",), default=False),
+        undefined=jinja2.StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+    texts.filters |= {"as": format, "between": formatting.between, "ratio": formatting.ratio}
+    texts.filters |= {"count": formatting.count, "listed": formatting.listed, "seconds": formatting.seconds}
     return texts
 
 

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import io
-import math
 import secrets
 from collections import OrderedDict
 from typing import Any
@@ -29,31 +27,29 @@ _AT_ONCE, _WAIT_SECONDS = 2, 20.0
 
 def tensors_of(content: bytes) -> dict[str, torch.Tensor]:
     """The tensors of a safetensors file, each within the limits; nothing of it is ever run."""
-    file = io.BytesIO(content)
     try:
-        header = file_io.read_header(file, _HEADER_BYTES)
-        _check(header)
-        tensors = file_io.read_tensors(file, header)
+        tensors = file_io.parse_tensors(content, _HEADER_BYTES)
     except file_io.Malformed as error:
         rule = f"is not a safetensors file ({str(error)[:120]})"
         raise FileError("file", f"{len(content)} bytes", rule, "write it with safetensors.torch.save_file") from None
+    _check(tensors)
     for name, tensor in tensors.items():
         if not bool(tensor.isfinite().all()):
             raise NonFiniteError(repr(name[:40]), "nan or inf", "must be finite", "remove nan and inf before saving")
     return tensors
 
 
-def _check(header: file_io.Header) -> None:
-    """Raise where a file holds more than a page can show, before any of it is read."""
-    if not 1 <= len(header.entries) <= _TENSORS:
-        raise FileError("file", f"{len(header.entries)} tensors", f"must hold 1 to {_TENSORS}", "save q, k and v alone")
-    for name, entry in header.entries.items():
+def _check(tensors: dict[str, torch.Tensor]) -> None:
+    """Raise where a file holds more than a page can show."""
+    if not 1 <= len(tensors) <= _TENSORS:
+        raise FileError("file", f"{len(tensors)} tensors", f"must hold 1 to {_TENSORS}", "save q, k and v alone")
+    for name, x in tensors.items():
         shown = repr(name[:40])
-        if entry.dtype not in DTYPES:
-            raise DtypeError(shown, entry.dtype, "must be floating point", "convert it before saving")
-        if not 1 <= len(entry.shape) <= _DIMENSIONS or not 1 <= math.prod(entry.shape) <= _ELEMENTS:
+        if x.dtype not in DTYPES:
+            raise DtypeError(shown, x.dtype, "must be floating point", "convert it before saving")
+        if not 1 <= x.ndim <= _DIMENSIONS or not 1 <= x.numel() <= _ELEMENTS:
             rule = f"must have 1 to {_DIMENSIONS} axes and 1 to {_ELEMENTS} numbers"
-            raise ShapeError(shown, entry.shape, rule, "save a slice of it")
+            raise ShapeError(shown, tuple(x.shape), rule, "save a slice of it")
 
 
 class FileStore:

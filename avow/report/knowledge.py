@@ -19,7 +19,8 @@ from avow.report.page import render
 from avow.report.style import LOOKS, WHISKER, Look
 from avow.report.terminal import Columns
 from avow.training import Evaluation, Outcome, corpus_of
-from avow.training.knowledge import NOT_READ, Experiment, Row, outcomes_by_kind
+from avow.training.evaluation import mean_confidence
+from avow.training.knowledge import NOT_READ, Experiment, outcomes_by_kind
 
 # Shares of the questions that a model may choose to answer.
 COVERAGES = (0.25, 0.5, 0.75, 1.0)
@@ -50,8 +51,7 @@ class ModelAnswers:
 
     @property
     def confidence(self) -> float:
-        """The mean over all answers, right or wrong."""
-        return _mean_confidence(self.evaluation.outcomes)
+        return mean_confidence(self.evaluation.outcomes)
 
     @property
     def headline(self) -> str:
@@ -130,10 +130,6 @@ def _share(evaluation: Evaluation) -> str:
     return f"{evaluation.right:,} of {evaluation.asked:,} right: {evaluation.accuracy:.1%}"
 
 
-def _mean_confidence(outcomes: Any) -> float:
-    return math.fsum(outcome.answer.confidence for outcome in outcomes) / len(outcomes)
-
-
 @dataclass(frozen=True)
 class Line:
     """A line of the experiment's table: its cells under `HEADINGS`, its answers if any, whether it is the best read."""
@@ -158,7 +154,8 @@ def lines(experiment: Experiment) -> Iterator[Line]:
             continue
         *first, half = _answered(middle.evaluation)
         spent = (formatting.seconds(middle.seconds), formatting.seconds(middle.cpu_seconds))
-        cells = (row.label, *first, _spread(row), half, f"{middle.parameters:,}", *spent)
+        spread = "–".join(f"{end:.0%}" for end in row.spread or ())
+        cells = (row.label, *first, spread, half, f"{middle.parameters:,}", *spent)
         yield Line(cells, middle.evaluation, row is experiment.best)
 
 
@@ -184,13 +181,6 @@ def _answered(evaluation: Evaluation) -> tuple[str, str, str, str]:
     interval = f"{math.floor(100 * low)}–{math.ceil(100 * high)}%"
     share = f"{evaluation.right}/{evaluation.asked}"
     return share, f"{evaluation.accuracy:.1%}", interval, f"{evaluation.accuracy_at(0.5):.1%}"
-
-
-def _spread(row: Row) -> str:
-    if row.spread is None:
-        return ""
-    low, high = row.spread
-    return f"{low:.0%}–{high:.0%}"
 
 
 def knowledge_page(experiment: Experiment, command: str, machine: str) -> str:
@@ -293,7 +283,9 @@ def _answers(experiment: Experiment) -> Iterator[dict[str, Any]]:
         if row.middle is None or row.middle.evaluation is None:
             continue
         kinds = outcomes_by_kind(row.middle.evaluation, corpus)
-        counts = [cell for outcomes in kinds.values() for cell in (len(outcomes), _sure(outcomes))]
+        counts: list[Any] = []
+        for outcomes in kinds.values():
+            counts += [len(outcomes), f"{mean_confidence(outcomes):.0%}" if outcomes else formatting.NOTHING]
         groups = [
             {"kind": kind, "meaning": _MEANINGS[kind], "count": len(outcomes), "table": _answers_table(outcomes)}
             for kind, outcomes in kinds.items()
@@ -306,10 +298,6 @@ def _answers(experiment: Experiment) -> Iterator[dict[str, Any]]:
             "row": [row.label, *counts],
             "groups": groups,
         }
-
-
-def _sure(outcomes: list[Outcome]) -> str:
-    return f"{_mean_confidence(outcomes):.0%}" if outcomes else formatting.NOTHING
 
 
 def _answers_table(outcomes: list[Outcome]) -> Table:

@@ -2,8 +2,7 @@
 
 What is read:
     data            documents, questions and vocabularies, from files or invented
-    examples        kinds of examples: spans, clozes, plain text, questions
-    tasks           the examples of a task, several kinds in fixed shares
+    examples        the examples of a task: spans, clozes, plain text, questions, or a mixture of them
     batches         steps by number, cut by length, made ahead for a GPU
 A run:
     config          everything that decides it
@@ -44,10 +43,11 @@ from avow.training.evaluation import evaluate as evaluate
 from avow.training.evaluation import majority as majority
 from avow.training.examples import ClozeExamples as ClozeExamples
 from avow.training.examples import LanguageExamples as LanguageExamples
+from avow.training.examples import Mixture as Mixture
 from avow.training.examples import QuestionExamples as QuestionExamples
+from avow.training.examples import Recipe as Recipe
 from avow.training.examples import SpanExamples as SpanExamples
 from avow.training.examples import Spans as Spans
-from avow.training.examples import SpansAfterName as SpansAfterName
 from avow.training.examples import prompt as prompt
 from avow.training.loop import Trained as Trained
 from avow.training.loop import train as train
@@ -55,6 +55,3 @@ from avow.training.run_folder import Progress as Progress
 from avow.training.sampling import Answer as Answer
 from avow.training.sampling import answers as answers
 from avow.training.sampling import sample as sample
-from avow.training.tasks import Mixture as Mixture
-from avow.training.tasks import Recipe as Recipe
-from avow.training.tasks import weighted as weighted

@@ -15,7 +15,7 @@ import contextlib
 import hashlib
 import json
 import shutil
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -53,85 +53,81 @@ class Snapshot:
     facts: Mapping[str, Any]
 
 
-def save(snapshot: Snapshot, folder: Path) -> Path:
-    """Write a checkpoint among those of a run, and drop all others but the last."""
-    final = final_of(folder, snapshot.step)
-    check_absent(final)
-    with removing_unfinished(folder, snapshot.step):
-        temporary = begin(folder, snapshot.step)
-        flat, _ = flattened(snapshot.optimiser)
-        digests = {}
-        for name, tensors in zip(TENSORS, (snapshot.weights, flat, snapshot.generators), strict=True):
-            # Tied weights share memory, which safetensors refuses: each name gets a copy of its own.
-            content = safetensors.torch.save({key: x.detach().cpu().clone().contiguous() for key, x in tensors.items()})
-            digests[f"{name}.safetensors"] = hashlib.sha256(content).hexdigest()
-            file_io.put(temporary / f"{name}.safetensors", content)
-        finish(snapshot, folder, FORMAT, digests)
+def save(snapshot: Snapshot, folder: Path, here: Ranks, sharded: bool = False) -> Path:
+    """Write a checkpoint when all processes ask for it, and drop all others but the last; if one fails, all raise."""
+    final, temporary = folder / _name(snapshot.step), folder / f".writing-{snapshot.step:08d}"
+    tensors, plain = tensors_of(snapshot), flattened(snapshot.optimiser)[1]
+
+    def begin() -> None:
+        if final.exists():
+            rule = "is there already, and this run did not write it"
+            raise FileError("checkpoint", final, rule, "move it away, or train into another folder")
+        folder.mkdir(parents=True, exist_ok=True)
+        for left in folder.glob(".writing-*"):  # by a run that was killed
+            shutil.rmtree(left)
+        temporary.mkdir()
+
+    def write() -> dict[str, str]:
+        if sharded:
+            # What writes shards takes torch a second to load.
+            from avow.training import sharding
+
+            return sharding.write_share(tensors, temporary, here.rank)
+        return _write(tensors, temporary) if here.rank == 0 else {}
+
+    def finish() -> None:
+        state = {
+            "format": SHARES if sharded else FORMAT,
+            "step": snapshot.step,
+            "optimiser": plain,
+            "schedule": snapshot.schedule,
+            "facts": snapshot.facts,
+            "digests": {name: digest for digests in written for name, digest in digests.items()},
+        }
+        file_io.put(temporary / "state.json", json.dumps(sealed(state), indent=1, ensure_ascii=False))
+        file_io.settle(temporary, final)
+        for old in [path for path in checkpoints(folder) if path != final][:-1]:
+            shutil.rmtree(old)
+
+    first = here.rank == 0
+    try:
+        here.together(lambda: begin() if first else None)
+        written = here.together(write)
+        here.together(lambda: finish() if first else None)
+    except BaseException as error:
+        shutil.rmtree(temporary, ignore_errors=True)
+        if not isinstance(error, OSError):
+            raise
+        good, rule = newest(folder), f"cannot be written ({error.strerror})"
+        remedy = f"{file_io.remedy(error)} and {f'resume from {good}' if good else 'start again'}"
+        raise FileError("checkpoint", final, rule, remedy) from error
     return final
 
 
-def final_of(folder: Path, step: int) -> Path:
-    """Where the checkpoint of a step stands when it is complete."""
-    return folder / f"step-{step:08d}"
+def _name(step: int) -> str:
+    return f"step-{step:08d}"
 
 
-def unfinished_of(folder: Path, step: int) -> Path:
-    """Where it is written before."""
-    return folder / f".writing-{step:08d}"
+def tensors_of(snapshot: Snapshot) -> dict[str, Mapping[str, Tensor]]:
+    """The tensors of a snapshot by kind."""
+    return dict(zip(TENSORS, (snapshot.weights, flattened(snapshot.optimiser)[0], snapshot.generators), strict=True))
 
 
-def check_absent(final: Path) -> None:
-    """Raise if a checkpoint of that step is there already: another run wrote it."""
-    if final.exists():
-        rule = "is there already, and this run did not write it"
-        raise FileError("checkpoint", final, rule, "move it away, or train into another folder")
-
-
-def begin(folder: Path, step: int) -> Path:
-    """An empty folder to write a checkpoint into; what a killed run left is removed."""
-    temporary = unfinished_of(folder, step)
-    folder.mkdir(parents=True, exist_ok=True)
-    for left in folder.glob(".writing-*"):
-        shutil.rmtree(left)
-    temporary.mkdir()
-    return temporary
-
-
-def finish(snapshot: Snapshot, folder: Path, kind: str, digests: Mapping[str, str]) -> None:
-    """Give a checkpoint whose tensors are written its `state.json` and its name, and drop all others but the last."""
-    temporary, final = unfinished_of(folder, snapshot.step), final_of(folder, snapshot.step)
-    state = {
-        "format": kind,
-        "step": snapshot.step,
-        "optimiser": flattened(snapshot.optimiser)[1],
-        "schedule": snapshot.schedule,
-        "facts": snapshot.facts,
-        "digests": dict(digests),
-    }
-    file_io.put(temporary / "state.json", json.dumps(sealed(state), indent=1, ensure_ascii=False))
-    file_io.settle(temporary, final)
-    for old in [path for path in checkpoints(folder) if path != final][:-1]:
-        shutil.rmtree(old)
+def _write(tensors: Mapping[str, Mapping[str, Tensor]], folder: Path) -> dict[str, str]:
+    """Write a file for each kind of tensors; the digest of each."""
+    digests = {}
+    for kind, some in tensors.items():
+        # Tied weights share memory, which safetensors refuses: each name gets a copy of its own.
+        content = safetensors.torch.save({name: x.detach().cpu().clone().contiguous() for name, x in some.items()})
+        digests[f"{kind}.safetensors"] = hashlib.sha256(content).hexdigest()
+        file_io.put(folder / f"{kind}.safetensors", content)
+    return digests
 
 
 def sealed(state: Mapping[str, Any]) -> dict[str, Any]:
     """A state as JSON has it, with a digest over all that it says."""
     plain = json.loads(json.dumps({name: value for name, value in state.items() if name != "digest"}))
     return plain | {"digest": hashlib.sha256(json.dumps(plain, sort_keys=True).encode()).hexdigest()}
-
-
-@contextlib.contextmanager
-def removing_unfinished(folder: Path, step: int) -> Iterator[None]:
-    """If a checkpoint cannot be written, leave nothing of it, and say which one to resume from."""
-    try:
-        yield
-    except BaseException as error:
-        shutil.rmtree(unfinished_of(folder, step), ignore_errors=True)
-        if not isinstance(error, OSError):
-            raise
-        good, rule = newest(folder), f"cannot be written ({error.strerror})"
-        remedy = f"{file_io.remedy(error)} and {f'resume from {good}' if good else 'start again'}"
-        raise FileError("checkpoint", final_of(folder, step), rule, remedy) from error
 
 
 def load(path: Path) -> Snapshot:
@@ -141,27 +137,18 @@ def load(path: Path) -> Snapshot:
 
 def read(path: Path, state: Mapping[str, Any]) -> Snapshot:
     """The same if `described` has checked the files, and gave their state."""
-    weights: Mapping[str, Tensor]
     if state["format"] == SHARES:
-        # What reads shards takes torch a second to load.
         from avow.training import sharding
 
-        weights, flat, generators = sharding.read(path)
-    else:
-        files = (path / f"{name}.safetensors" for name in TENSORS)
-        weights, flat, generators = (
-            file_io.load_tensors(file, "checkpoint", _alternative(path)).tensors for file in files
-        )
-    return snapshot_of(state, weights, flat, generators)
+        return snapshot_of(state, *sharding.read(path))
+    files = (path / f"{kind}.safetensors" for kind in TENSORS)
+    remedy = "resume from another checkpoint"
+    return snapshot_of(state, *(file_io.load_tensors(file, "checkpoint", remedy).tensors for file in files))
 
 
-def snapshot_of(
-    state: Mapping[str, Any],
-    weights: Mapping[str, Tensor],
-    flat: Mapping[str, Tensor],
-    generators: Mapping[str, Tensor],
-) -> Snapshot:
-    """A snapshot of a `state.json` and the tensors it speaks of."""
+def snapshot_of(state: Mapping[str, Any], weights: Mapping[str, Tensor], *others: Mapping[str, Tensor]) -> Snapshot:
+    """A snapshot of a `state.json` and the tensors it speaks of, in the order of `TENSORS`."""
+    flat, generators = others
     optimiser = _nested(flat, state["optimiser"])
     return Snapshot(state["step"], weights, optimiser, state["schedule"], generators, state["facts"])
 
@@ -225,7 +212,7 @@ def _checked_state(path: Path) -> dict[str, Any] | str:
         return f"is an {kind!r}, and this version reads {FORMAT!r}" if other else f"is not an {FORMAT!r}"
     if state.get("digest") != sealed(state)["digest"]:
         return "is damaged: state.json is not what was written"
-    if path.name.startswith("step-") and path.name != final_of(path.parent, state["step"]).name:
+    if path.name.startswith("step-") and path.name != _name(state["step"]):
         return f"holds step {state['step']} under another's name"
     # Every file beside shards would be read with them.
     present = {file.name for file in path.glob("*.safetensors")} | state["digests"].keys()
@@ -303,34 +290,42 @@ def last_of(path: str | Path) -> Path:
     return path
 
 
-def origin_of(folder: Path, resume: bool | Path) -> Path | None:
-    """The checkpoint to continue from; a folder with a run in it is not begun again by accident."""
-    if isinstance(resume, Path):
-        return resume
+def resume_point(
+    config: TrainConfig, corpus: Corpus, folder: Path, resume: bool | Path, here: Ranks
+) -> tuple[Path, dict[str, Any]] | None:
+    """The checkpoint that a run of `folder` continues from, and its state, if all processes agree on it.
+
+    A folder with a run in it is not begun again by accident. Later checkpoints, which are damaged, are renamed.
+    """
     paths = checkpoints(folder)
     if paths and not resume:
         raise FileError("run", folder.parent, "holds a run already", "resume it, or train into another folder")
-    return paths[-1] if paths else None
+    path = resume if isinstance(resume, Path) else paths[-1] if paths else None
+    state = None if path is None else described(path)
+    check_same(here, corpus.digest, config.data.corpus, -1 if state is None else state["step"], folder)
+    if path is None or state is None:
+        return None
+    check_same_run(config, state["facts"], corpus, path, folder)
+    check_latest(state["facts"]["run"], path)
+    for other in checkpoints(path.parent) if here.rank == 0 else ():
+        if other.name > path.name:
+            aside = other.with_name(f"damaged-{other.name}")
+            shutil.rmtree(aside, ignore_errors=True)
+            other.rename(aside)
+    return path, state
 
 
-def check_same_step(here: Ranks, step: int, folder: Path) -> None:
-    """Raise in all processes if they would continue from different steps; -1 is the beginning."""
-    steps = [int(x) for x in here.gathered({"step": torch.tensor([step])}).values()]
-    for rank, other in enumerate(steps):
-        if other != steps[0]:
-            theirs, first = (f"step {n}" if n >= 0 else "none" for n in (other, steps[0]))
-            rule = f"holds {theirs} for rank {rank}, and {first} for rank 0"
-            raise FileError("checkpoints", folder, rule, "give all processes one folder that all of them see")
-
-
-def check_same_texts(here: Ranks, digest: str, corpus: str) -> None:
-    """Raise in all processes if they would read different texts; `digest` is of those that this one has."""
-    mine = torch.frombuffer(bytearray.fromhex(digest), dtype=torch.uint8)
-    first, *others = here.gathered({"data": mine}).values()
-    for rank, other in enumerate(others, 1):
-        if not torch.equal(other, first):
+def check_same(here: Ranks, digest: str, corpus: str, step: int, folder: Path) -> None:
+    """Raise in all processes if they would read different texts or continue from different steps; -1: the beginning."""
+    (first_digest, first_step), *others = here.gathered((digest, step))
+    for rank, (other_digest, other_step) in enumerate(others, 1):
+        if other_digest != first_digest:
             rule = f"holds other texts for rank {rank} than for rank 0"
             raise FileError("corpus", corpus, rule, "give all processes the same texts")
+        if other_step != first_step:
+            theirs, first = (f"step {n}" if n >= 0 else "none" for n in (other_step, first_step))
+            rule = f"holds {theirs} for rank {rank}, and {first} for rank 0"
+            raise FileError("checkpoints", folder, rule, "give all processes one folder that all of them see")
 
 
 def check_same_run(config: TrainConfig, facts: Mapping[str, Any], corpus: Corpus, path: Path, folder: Path) -> None:
@@ -361,15 +356,6 @@ def check_latest(run: str, path: Path) -> None:
         if other.name > path.name:
             rule = f"is later than {path}, and the run would go on as if it were not there"
             raise FileError("checkpoint", other, rule, "resume from that one, or move it away first")
-
-
-def set_aside_later(path: Path) -> None:
-    """Rename damaged checkpoints after the one to continue from, so that nothing resumes from them."""
-    for other in checkpoints(path.parent):
-        if other.name > path.name:
-            aside = other.with_name(f"damaged-{other.name}")
-            shutil.rmtree(aside, ignore_errors=True)
-            other.rename(aside)
 
 
 def differences(config: TrainConfig, trained: Mapping[str, Mapping[str, Any]]) -> list[tuple[str, str, Any, Any]]:

@@ -25,8 +25,7 @@ from avow.nn import ModelConfig
 from avow.parameters import Rule, anything, at_least, between, check_parameters, declared, one_of, param, parameters_of
 from avow.training import checkpoint
 from avow.training.data import corpus_of, vocabulary_of
-from avow.training.examples import Spans
-from avow.training.tasks import Recipe, fraction
+from avow.training.examples import Recipe, Spans, fraction
 
 share = Rule("must be at least 0 and below 1", lambda value: 0 <= value < 1)
 positive = between(0, math.inf)
@@ -222,12 +221,9 @@ def _read_flag(section: str, field: str, text: str) -> Any:
 def _read_file(path: Path) -> dict[str, Any]:
     try:
         text = file_io.read_document(path)
-    except OSError as error:
-        raise FileError("config", path, f"cannot be read ({error.strerror})", "check the path") from error
-    except UnicodeDecodeError as error:
-        raise FileError("config", path, f"is not UTF-8 at byte {error.start}", "convert the file") from error
-    except ValueError as error:
-        raise FileError("config", path, f"is too long ({error})", "leave out what is not configuration") from error
+    except (OSError, ValueError) as error:  # It is absent, too long, or not UTF-8.
+        rule = f"cannot be read ({error.strerror if isinstance(error, OSError) else error})"
+        raise FileError("config", path, rule, "check the path, and that it holds a configuration alone") from error
     if path.suffix not in (".toml", ".json"):
         raise FileError("config", path, "is neither .toml nor .json", "rename it after what it holds")
     return _parsed(text, str(path), json.loads if path.suffix == ".json" else tomllib.loads)

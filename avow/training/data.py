@@ -10,6 +10,7 @@ import functools
 import hashlib
 import json
 import random
+from collections import Counter
 from collections.abc import Iterable, Sized
 from dataclasses import dataclass
 from pathlib import Path
@@ -114,14 +115,11 @@ def read_questions(path: str | Path) -> tuple[Question, ...]:
     questions = []
     for line in _lines(Path(path)):
         question, *answers = (column.strip() for column in line.text.split("\t"))
-        if len(answers) != 1:
-            rule = f"has {len(answers) + 1} columns, not 2"
-        elif not question or not answers[0]:
-            rule = f"lacks {'an answer' if question else 'a question'}"
-        else:
-            questions.append(Question(question, answers[0], line.where))
-            continue
-        raise FileError(line.where, repr(line.text), rule, "write question, one tab, answer")
+        if len(answers) != 1 or not question or not answers[0]:
+            missing = "an answer" if question else "a question"
+            rule = f"lacks {missing}" if len(answers) == 1 else f"has {len(answers) + 1} columns, not 2"
+            raise FileError(line.where, repr(line.text), rule, "write question, one tab, answer")
+        questions.append(Question(question, answers[0], line.where))
     return tuple(questions)
 
 
@@ -149,9 +147,9 @@ class Vocabulary:
     characters: str
 
     def __post_init__(self) -> None:
-        duplicates = {c for c in self.characters if self.characters.count(c) > 1}
-        if duplicates:
-            raise InputError("characters", repr(min(duplicates)), "occurs twice", "list every character once")
+        for character, count in Counter(self.characters).items():
+            if count > 1:
+                raise InputError("characters", repr(character), "occurs twice", "list every character once")
 
     @staticmethod
     @declared()
@@ -193,13 +191,13 @@ class Vocabulary:
     def from_json(text: str) -> Vocabulary:
         """The vocabulary that `to_json` wrote."""
         try:
-            fields = json.loads(text)
-        except json.JSONDecodeError as error:
-            raise FileError("vocabulary", repr(text[:40]), "is not JSON", "write it with to_json") from error
-        if not isinstance(fields, dict) or set(fields) != {"characters"} or not isinstance(fields["characters"], str):
-            rule = "must be an object with `characters` alone, a string"
+            ((name, characters),) = json.loads(text).items()
+        except (ValueError, AttributeError):
+            name, characters = "", None
+        if name != "characters" or not isinstance(characters, str):
+            rule = "must be a JSON object with `characters` alone, a string"
             raise FileError("vocabulary", repr(text[:40]), rule, "write it with to_json")
-        return Vocabulary(fields["characters"])
+        return Vocabulary(characters)
 
 
 @declared()
@@ -237,11 +235,10 @@ def invent(people: int = 160, seed: int = 0, documents: int = len(SENTENCES)) ->
     A birthplace is drawn for every person independently, so only reading tells it. Three fifths of the questions are
     for training, the rest for evaluation.
     """
-    if not 4 <= people <= len(FIRST) * len(LAST):
-        rule = f"must be from 4 to {len(FIRST) * len(LAST)}"
-        raise ParameterError("people", people, rule, "160 is the default")
-    if not 1 <= documents <= len(SENTENCES):
-        raise ParameterError("documents", documents, f"must be from 1 to {len(SENTENCES)}", "4 is the default")
+    limits = {"people": (people, 4, len(FIRST) * len(LAST), 160), "documents": (documents, 1, len(SENTENCES), 4)}
+    for name, (value, low, high, default) in limits.items():
+        if not low <= value <= high:
+            raise ParameterError(name, value, f"must be from {low} to {high}", f"{default} is the default")
     draw = random.Random(seed)
     names = draw.sample([f"{first} {last}" for first in FIRST for last in LAST], people)
     lines: list[str] = []
@@ -267,8 +264,7 @@ def invent(people: int = 160, seed: int = 0, documents: int = len(SENTENCES)) ->
 @declared()
 def write_corpus(corpus: Corpus, folder: str | Path) -> None:
     """Write wiki.txt, train.tsv and dev.tsv, as `read_corpus` reads them."""
-    texts = {"wiki.txt": [line.text for line in corpus.documents]}
-    for name, questions in (("train.tsv", corpus.train), ("dev.tsv", corpus.dev)):
-        texts[name] = ["\t".join(pair) for pair in _pairs(questions)]
+    texts = {"wiki.txt": [[line.text] for line in corpus.documents]}
+    texts |= {"train.tsv": _pairs(corpus.train), "dev.tsv": _pairs(corpus.dev)}
     for name, lines in texts.items():
-        file_io.write(Path(folder) / name, "".join(f"{line}\n" for line in lines))
+        file_io.write(Path(folder) / name, "".join("\t".join(line) + "\n" for line in lines))

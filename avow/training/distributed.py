@@ -7,12 +7,12 @@ import os
 import threading
 import time
 import uuid
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from datetime import timedelta
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar, cast
 
 import torch
 import torch.distributed as dist
@@ -24,12 +24,13 @@ from torch.distributed.rendezvous import rendezvous
 from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Optimizer
 
-from avow.errors import DtypeError, LostRank, ParameterError, ShapeError
+from avow.errors import AvowError, DtypeError, LostRank, ParameterError, ShapeError
 from avow.nn.attention import Shard
 from avow.training import checkpoint
 from avow.training.checkpoint import Snapshot
 from avow.training.run_folder import listening
 
+T = TypeVar("T")
 # Seconds that a process waits for the others by default.
 WAIT = 600.0
 # Seconds between two signs of life, and those without one after which a process counts as lost, if there is time.
@@ -58,22 +59,25 @@ class Ranks:
         """Whether it holds in some process; all of them get the same answer."""
         return here if self.world == 1 else bool(self.total(torch.tensor(float(here), device=self.device)))
 
-    def gathered(self, states: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        """Every process's tensors, the name ending in its rank."""
-        if self.world == 1:
-            return {f"{name}.0": x for name, x in states.items()}
-        everyone: dict[str, Tensor] = {}
-        for name, x in states.items():
-            here = x.to(self.device)
-            parts = [torch.zeros_like(here) for _ in range(self.world)]
-            dist.all_gather(parts, here)
-            everyone |= {f"{name}.{rank}": part.cpu() for rank, part in enumerate(parts)}
-        return everyone
-
-    def wait(self) -> None:
-        """Return when all processes are here."""
+    def gathered(self, value: T) -> list[T]:
+        """What every process gives, by rank."""
+        values = [value] * self.world
         if self.world > 1:
-            dist.barrier()
+            dist.all_gather_object(values, value)
+        return values
+
+    def together(self, act: Callable[[], T]) -> list[T]:
+        """What `act` returns in every process, by rank; if it fails in one of them, all raise."""
+        result, failure = None, None
+        try:
+            result = act()
+        except (OSError, AvowError) as error:
+            failure = error
+        everyone = self.gathered((result, failure))
+        for _, other in everyone:
+            if other is not None:
+                raise failure or other
+        return [cast(T, value) for value, _ in everyone]
 
 
 @contextmanager
@@ -198,6 +202,8 @@ class Heartbeat:
 class Replicated:
     """A model that every process holds whole: several of them average their gradients."""
 
+    sharded = False
+
     def __init__(self, model: nn.Module, here: Ranks) -> None:
         self.model, self._here = model, here
         self._parallel: DistributedDataParallel | None = None
@@ -220,13 +226,6 @@ class Replicated:
     def clip_gradients(self, longest: float) -> Tensor:
         """Shorten the gradient of the whole model to at most `longest`; the length it had."""
         return nn.utils.clip_grad_norm_(self.model.parameters(), longest)
-
-    def save(self, snapshot: Snapshot, folder: Path) -> Path:
-        """Write a checkpoint when all processes ask for it; it is complete when they go on."""
-        if self._here.rank == 0:
-            checkpoint.save(snapshot, folder)
-        self._here.wait()
-        return checkpoint.final_of(folder, snapshot.step)
 
     def restore(self, optimiser: Optimizer, state: Mapping[str, Any], path: Path) -> Snapshot:
         """Put a checkpoint, whose `state.json` is given, into a model of the same architecture; a snapshot of it."""

@@ -7,7 +7,7 @@ import math
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 import numpy as np
 from jaxtyping import Float
@@ -18,7 +18,7 @@ from avow.errors import InputError, ParameterError
 from avow.parameters import declared
 from avow.training.data import Question, Vocabulary
 from avow.training.examples import check_room
-from avow.training.sampling import Answer, answers, block_of
+from avow.training.sampling import Answer, Decoder, answers
 
 # An interval misses the truth on either side in at most 1 of this many cases: 95% in all.
 _ONE_SIDE = 40
@@ -40,6 +40,11 @@ class Outcome:
     def right(self) -> bool:
         """Whether the answer is the expected one, character by character; one cut short never is."""
         return self.answer.ended and self.answer.text == self.expected
+
+
+def mean_confidence(outcomes: Sequence[Outcome]) -> float:
+    """The mean over some answers, right or wrong."""
+    return math.fsum(outcome.answer.confidence for outcome in outcomes) / len(outcomes)
 
 
 class Bin(NamedTuple):
@@ -95,17 +100,13 @@ class Evaluation:
 
     def bins(self) -> list[Bin]:
         """Ten equal parts of [0, 1] by confidence, without those that hold no answer."""
-        bins: dict[int, list[Outcome]] = {}
+        bins: list[list[Outcome]] = [[] for _ in range(_BINS)]
         for outcome in self.outcomes:
-            place = min(int(outcome.answer.confidence * _BINS), _BINS - 1)
-            bins.setdefault(place, []).append(outcome)
+            bins[min(int(outcome.answer.confidence * _BINS), _BINS - 1)].append(outcome)
         return [
-            Bin(
-                math.fsum(outcome.answer.confidence for outcome in some) / len(some),
-                sum(outcome.right for outcome in some) / len(some),
-                len(some),
-            )
-            for _, some in sorted(bins.items())
+            Bin(mean_confidence(some), sum(outcome.right for outcome in some) / len(some), len(some))
+            for some in bins
+            if some
         ]
 
     def calibration(self) -> Chart:
@@ -167,13 +168,15 @@ class Evaluation:
 @declared()
 def evaluate(model: nn.Module, vocabulary: Vocabulary, questions: Sequence[Question]) -> Evaluation:
     """The model asked every question; its answers have room for the longest one expected."""
-    block = block_of(model)
     for question in questions:
-        # The question, its mask, and the answer are read; the end is only written.
-        positions = len(question.question) + 1 + len(question.answer)
-        check_room(question, positions, block, "use a model of a larger block or drop the line")
+        check_room(question, cast(Decoder, model).config.block)
     longest = max([32, *(len(question.answer) for question in questions)])
     return _evaluation(questions, answers(model, vocabulary, questions, longest))
+
+
+def _evaluation(questions: Sequence[Question], given: Sequence[Answer]) -> Evaluation:
+    pairs = zip(questions, given, strict=True)
+    return Evaluation(tuple(Outcome(q.where, q.question, q.answer, answer) for q, answer in pairs))
 
 
 @declared()
@@ -192,11 +195,6 @@ def majority(train_questions: Sequence[Question], dev_questions: Sequence[Questi
         raise InputError("train_questions", 0, "must be at least 1", "the majority is that of the training answers")
     ((answer, count),) = Counter(question.answer for question in train_questions).most_common(1)
     return always(answer, dev_questions, count / len(train_questions))
-
-
-def _evaluation(questions: Sequence[Question], given: Sequence[Answer]) -> Evaluation:
-    pairs = zip(questions, given, strict=True)
-    return Evaluation(tuple(Outcome(q.where, q.question, q.answer, answer) for q, answer in pairs))
 
 
 def _lower_end(right: int, asked: int) -> float:

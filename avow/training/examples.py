@@ -1,4 +1,4 @@
-r"""Kinds of examples: a span or a name's fact to write back, plain text, a question and its answer.
+r"""From a corpus to the examples of a task: spans or facts to write back, plain text, questions; or a mixture of them.
 
 Every kind gives inputs and targets as rows of numbers, padded to the longest of them; padding is 0 and is never a
 target. An example depends on (seed, epoch, index) alone: a run resumes at any step without a stored generator, and
@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import itertools
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Literal, NamedTuple, Protocol, TypeAlias, runtime_checkable
 
@@ -17,13 +17,14 @@ import numpy as np
 from jaxtyping import Float, Int
 
 from avow.errors import InputError, ParameterError
-from avow.parameters import at_least, between, check_parameters, declared, param
-from avow.training.data import MASK, PAD, Line, Question, Vocabulary, check_not_empty
+from avow.parameters import at_least, between, check_parameters, declared, from_to, param
+from avow.training.data import MASK, PAD, Corpus, Line, Question, Vocabulary, check_not_empty
 
 Loss = Literal["answer", "all"]
 Numbers: TypeAlias = Int[np.ndarray, "b"]
 Rows: TypeAlias = Int[np.ndarray, "b n"]
 STEP = 0x9E3779B97F4A7C15
+fraction = from_to(0, 1)
 
 
 def uniform(
@@ -67,19 +68,28 @@ class Spans:
     masked: float = param(0.25, between(0, 0.5), "share of a cut document that is masked, on average")
 
     def __post_init__(self) -> None:
-        check_parameters("spans", Spans, {"shortest": self.shortest, "longest": self.longest, "masked": self.masked})
+        check_parameters("spans", Spans, vars(self))
 
     def limit(self, block: int) -> int:
         """The longest cut: its two masks and the shift by one must still fit the block."""
         return min(int(self.longest * block), block - 1)
 
 
-class Cut(NamedTuple):
-    """Where documents are cut: `length` characters are kept, `masked` of them from `start` on are taken out."""
+@dataclass(frozen=True)
+class Recipe:
+    """How many parts of each kind the task `cloze` reads, and how it cuts them."""
 
-    length: Numbers
-    masked: Numbers
-    start: Numbers
+    lm: int = param(1, at_least(0), "parts of documents from their start")
+    span: int = param(1, at_least(0), "parts of documents with a span to restore")
+    cloze: int = param(2, at_least(0), "parts of names with a capitalised span to remember")
+    questions: int = param(1, at_least(0), "parts of training questions")
+    after_name: float = param(0.7, fraction, "share of spans that are kept off the name")
+    window: int = param(24, at_least(0), "characters that a cloze keeps on each side at most")
+    bare: float = param(0.3, fraction, "share of clozes that keep no characters beside")
+
+    @property
+    def weights(self) -> dict[str, int]:
+        return {"lm": self.lm, "span": self.span, "cloze": self.cloze, "questions": self.questions}
 
 
 class Pieces(NamedTuple):
@@ -103,14 +113,24 @@ class SpanExamples:
     .. math:: L \sim \mathcal{U}\{4, …, \min(D, \lfloor 7/8 · block \rfloor)\}, \quad E[m \mid L] = \max(1, L/4), \quad
               start \sim \mathcal{U}\{0, …, L − m\}
 
-    Targets are the next characters, all of them.
+    Targets are the next characters, all of them. A share of the spans, `after_name`, falls after the document's name
+    if the cut leaves room: a span on the name asks for what nothing tells, one after it for what is known of the named.
+    A span longer than what is left after the name is shortened to that.
     """
 
     @declared()
     def __init__(
-        self, documents: Sequence[Line], vocabulary: Vocabulary, block: int, seed: int, spans: Spans | None = None
+        self,
+        documents: Sequence[Line],
+        vocabulary: Vocabulary,
+        block: int,
+        seed: int,
+        spans: Spans | None = None,
+        after_name: float = 0.0,
     ) -> None:
-        self.spans = spans or Spans()
+        if not 0 <= after_name <= 1:
+            raise ParameterError("after_name", after_name, "must be from 0 to 1", "0, the default, ignores names")
+        self.spans, self.after_name = spans or Spans(), after_name
         if self.spans.limit(block) < 4:
             rule = f"leaves {self.spans.limit(block)} characters of a document, fewer than 4"
             raise ParameterError("block", block, rule, "use a larger block or a larger spans.longest")
@@ -125,9 +145,9 @@ class SpanExamples:
     def __len__(self) -> int:
         return len(self._sizes)
 
-    def cut(self, epochs: Numbers, indices: Numbers) -> Cut:
-        """What is kept and what is masked in some examples."""
-        where, how_long, round_up, how_many = uniform(self.seed, epochs, indices, 4, 1, 2, 3)
+    def choose(self, epochs: Numbers, indices: Numbers) -> Pieces:
+        """What is kept and what is to be written: everything before the span is left, everything after it right."""
+        where, how_long, round_up, how_many, which = uniform(self.seed, epochs, indices, 4, 1, 2, 3, 5)
         # A document shorter than the shortest cut is kept whole.
         most = np.minimum(self._sizes[indices], self.spans.limit(self.block))
         least = np.minimum(self.spans.shortest, most)
@@ -136,13 +156,12 @@ class SpanExamples:
         # keeps the mean. It is at most L − 1, since share ≤ 1/2, and never below 1.
         width = 1 + how_many * np.maximum(2 * self.spans.masked * length - 2, 0)
         masked = np.floor(width + round_up).astype(np.int64)
-        return Cut(length, masked, (where * (length - masked + 1)).astype(np.int64))
-
-    def choose(self, epochs: Numbers, indices: Numbers) -> Pieces:
-        """What is kept and what is to be written: everything before the span is left, everything after it right."""
-        cut = self.cut(epochs, indices)
-        none, stop = np.zeros_like(cut.start), cut.start + cut.masked
-        return Pieces(none, cut.start, cut.start, stop, cut.length - stop, none)
+        name = self._names[indices]  # 0 for documents without one, which keep the plain law
+        first = np.where((which < self.after_name) & (name < length), name, 0)
+        masked = np.minimum(masked, length - first)
+        start = first + (where * (length - first - masked + 1)).astype(np.int64)
+        none, stop = np.zeros_like(start), start + masked
+        return Pieces(none, start, start, stop, length - stop, none)
 
     def rows(self, epochs: Numbers, indices: Numbers) -> tuple[Rows, Rows]:
         """Inputs and targets, padded to the longest of them."""
@@ -182,40 +201,6 @@ def name_end(text: str) -> int:
     """
     end = END.search(text)
     return end.end() if end else 0
-
-
-class SpansAfterName(SpanExamples):
-    """Span corruption in which a share of the spans, `after_name`, falls after the name if the cut leaves room.
-
-    A span on the name asks for what nothing tells; one after it asks what is known of the named. A span longer than
-    what is left after the name is shortened to that; the other draws follow the plain law.
-    """
-
-    @declared()
-    def __init__(
-        self,
-        documents: Sequence[Line],
-        vocabulary: Vocabulary,
-        block: int,
-        seed: int,
-        spans: Spans | None = None,
-        after_name: float = 0.7,
-    ) -> None:
-        if not 0 <= after_name <= 1:
-            raise ParameterError("after_name", after_name, "must be from 0 to 1", "0.7 is the default")
-        super().__init__(documents, vocabulary, block, seed, spans)
-        self.after_name = after_name
-
-    def cut(self, epochs: Numbers, indices: Numbers) -> Cut:
-        """What is kept and what is masked in some examples."""
-        plain = super().cut(epochs, indices)
-        name = self._names[indices]
-        room = plain.length - name
-        where, which = uniform(self.seed, epochs, indices, 4, 5)
-        moved = (which < self.after_name) & (room > 0)
-        masked = np.where(moved, np.minimum(plain.masked, room), plain.masked)
-        start = np.where(moved, name + (where * (room - masked + 1)).astype(np.int64), plain.start)
-        return Cut(plain.length, masked, start)
 
 
 # A word takes its apostrophes and hyphens along (O'Connell, Saint-Denis), but no possessive.
@@ -285,10 +270,7 @@ class ClozeExamples(SpanExamples):
         bare: float = 0.3,
         spans: Spans | None = None,
     ) -> None:
-        if window < 0:
-            raise ParameterError("window", window, "must be at least 0", "24 is the default")
-        if not 0 <= bare <= 1:
-            raise ParameterError("bare", bare, "must be from 0 to 1", "0.3 is the default")
+        check_parameters("", Recipe, {"window": window, "bare": bare})
         super().__init__(documents, vocabulary, block, seed, spans)
         self.window, self.bare = window, bare
         # The name, two masks and the span must fit; the last mask is a target, never an input.
@@ -319,22 +301,21 @@ class _FixedExamples:
     """Rows that are the same in every epoch; of each, the targets begin at a place of its own."""
 
     def __init__(self, rows: Sequence[Int[np.ndarray, "n"]], firsts: Sequence[int]) -> None:
-        self._sizes = np.array([len(row) for row in rows])
+        self._sizes, self._firsts = np.array([len(row) for row in rows]), np.array(firsts)
         self._rows = np.full((len(rows), int(self._sizes.max())), PAD, dtype=np.int64)
-        self._targets = np.full_like(self._rows[:, 1:], PAD)
-        for place, (row, first) in enumerate(zip(rows, firsts, strict=True)):
-            self._rows[place, : len(row)] = row
-            self._targets[place, first : len(row) - 1] = row[first + 1 :]
+        for place, row in zip(self._rows, rows, strict=True):
+            place[: len(row)] = row
 
     def __len__(self) -> int:
         return len(self._rows)
 
     def rows(self, epochs: Numbers, indices: Numbers) -> tuple[Rows, Rows]:
         """Inputs and targets, padded to the longest of them; the same in every epoch."""
-        read = self._sizes[indices] - 1  # The last character is a target, never an input.
-        width = int(read.max())
-        inputs = np.where(np.arange(width)[None, :] < read[:, None], self._rows[indices, :width], PAD)
-        return inputs, self._targets[indices, :width]
+        read, first = self._sizes[indices, None] - 1, self._firsts[indices, None]  # (b, 1)
+        place = np.arange(int(read.max()))[None, :]  # (1, n)
+        rows = self._rows[indices, : place.size + 1]
+        # The last character is a target, never an input.
+        return np.where(place < read, rows[:, :-1], PAD), np.where(place >= first, rows[:, 1:], PAD)
 
 
 class LanguageExamples(_FixedExamples):
@@ -356,6 +337,15 @@ def prompt(question: str, vocabulary: Vocabulary, where: str = "question") -> In
     return np.append(vocabulary.encode(question, where), MASK)
 
 
+def check_room(question: Question, block: int) -> None:
+    """Raise if a question, its mask and its answer do not fit the block; the end is only written, never read."""
+    positions = len(question.question) + 1 + len(question.answer)
+    if positions > block:
+        rule = f"needs {positions} positions with its question, and the block has {block}"
+        remedy = "use a larger block or drop the line"
+        raise InputError(f"{question.where}: answer", repr(question.answer), rule, remedy)
+
+
 class QuestionExamples(_FixedExamples):
     """Fine-tuning examples, `question M answer M`: by the second mask a model says that its answer ends.
 
@@ -367,20 +357,72 @@ class QuestionExamples(_FixedExamples):
         self, questions: Sequence[Question], vocabulary: Vocabulary, block: int, loss: Loss = "answer"
     ) -> None:
         check_not_empty("questions", questions)
-        rows = [_question_row(question, vocabulary, block) for question in questions]
+        rows = []
+        for question in questions:
+            answer = vocabulary.encode(question.answer, question.where)
+            rows.append(np.concatenate([prompt(question.question, vocabulary, question.where), answer, [MASK]]))
+            check_room(question, block)
         # What the first mask predicts is the answer's first character.
-        super().__init__(rows, [int(np.argmax(row == MASK)) if loss == "answer" else 0 for row in rows])
+        super().__init__(rows, [len(question.question) if loss == "answer" else 0 for question in questions])
 
 
-def _question_row(question: Question, vocabulary: Vocabulary, block: int) -> Int[np.ndarray, "n"]:
-    answer = vocabulary.encode(question.answer, question.where)
-    row = np.concatenate([prompt(question.question, vocabulary, question.where), answer, [MASK]])
-    check_room(question, len(row) - 1, block, "use a larger block or drop the line")
-    return row
+class Mixture:
+    """Several kinds of examples as one; an epoch reads each of them once, or shares in proportion to whole weights.
+
+    One weight is as many examples as the largest kind has. A kind is read in a cycle: none a second time before all a
+    first, and with new draws in every cycle.
+    """
+
+    @declared()
+    def __init__(self, parts: Sequence[Examples], weights: Sequence[int] | None = None) -> None:
+        check_not_empty("parts", parts)
+        if weights is not None and (len(weights) != len(parts) or min(weights) < 1):
+            rule = f"must be a whole number of at least 1 for each of the {len(parts)} parts"
+            raise ParameterError("weights", list(weights), rule, "leave out a part that is not to be read")
+        sizes = [len(part) for part in parts]
+        self._parts = tuple(parts)
+        self._counts = sizes if weights is None else [weight * max(sizes) for weight in weights]
+        self._ends = np.cumsum(self._counts)
+
+    def __len__(self) -> int:
+        return int(self._ends[-1])
+
+    def rows(self, epochs: Numbers, indices: Numbers) -> tuple[Rows, Rows]:
+        """Inputs and targets, padded to the longest of them."""
+        kind = np.searchsorted(self._ends, indices, side="right")
+        pieces = []
+        for number, (part, count, end) in enumerate(zip(self._parts, self._counts, self._ends, strict=True)):
+            (mine,) = np.nonzero(kind == number)
+            if len(mine):
+                places = epochs[mine] * count + indices[mine] - (end - count)
+                pieces.append((mine, *part.rows(*np.divmod(places, len(part)))))
+        whole = np.full((2, len(indices), max(inputs.shape[1] for _, inputs, _ in pieces)), PAD, dtype=np.int64)
+        for mine, *both in pieces:
+            for side, rows in enumerate(both):
+                whole[side, mine, : rows.shape[1]] = rows
+        return whole[0], whole[1]
 
 
-def check_room(question: Question, positions: int, block: int, remedy: str) -> None:
-    """Raise if a question and its answer, which need so many positions, do not fit the block."""
-    if positions > block:
-        rule = f"needs {positions} positions with its question, and the block has {block}"
-        raise InputError(f"{question.where}: answer", repr(question.answer), rule, remedy)
+def examples_of(
+    task: str, corpus: Corpus, vocabulary: Vocabulary, block: int, seed: int, spans: Spans, loss: Loss, recipe: Recipe
+) -> Examples:
+    """Documents with a span to restore (pretrain), questions to answer (finetune), both (mixed), a recipe (cloze)."""
+    simple = {"pretrain": ("span",), "finetune": ("questions",), "mixed": ("span", "questions")}
+    weights = {kind: weight for kind, weight in recipe.weights.items() if weight}
+    kinds = simple.get(task, tuple(weights))
+    if not corpus.documents and kinds != ("questions",):
+        raise InputError("task", task, "needs documents, and the corpus has none", "add a wiki.txt")
+    if not corpus.train and "questions" in kinds:
+        raise InputError("task", task, "needs questions, and the corpus has none", "add a train.tsv")
+    text = corpus.documents, vocabulary, block
+    after_name = recipe.after_name if task == "cloze" else 0.0
+    builders: dict[str, Callable[[], Examples]] = {
+        "lm": lambda: LanguageExamples(*text),
+        "span": lambda: SpanExamples(*text, seed, spans, after_name),
+        "cloze": lambda: ClozeExamples(*text, seed, recipe.window, recipe.bare, spans),
+        "questions": lambda: QuestionExamples(corpus.train, vocabulary, block, loss),
+    }
+    parts = [builders[kind]() for kind in kinds]
+    if task == "cloze":
+        return Mixture(parts, list(weights.values()))
+    return parts[0] if len(parts) == 1 else Mixture(parts)

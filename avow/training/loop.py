@@ -39,10 +39,9 @@ from avow.training.checkpoint import Snapshot
 from avow.training.config import TrainConfig
 from avow.training.data import PAD, Corpus, Vocabulary, corpus_of, vocabulary_of
 from avow.training.distributed import Grid, Ranks, place_model, ranks
-from avow.training.examples import Loss, uniform
+from avow.training.examples import Loss, examples_of, uniform
 from avow.training.graphs import Replayed
 from avow.training.run_folder import Log, Progress, listening, locked_by_first
-from avow.training.tasks import examples_of
 
 # Steps between two times that the processes of a run ask each other whether to stop.
 ASK = 10
@@ -71,26 +70,20 @@ def train(
     *,
     resume: bool | Path = False,
     progress: Callable[[Progress], None] | None = None,
+    wait: float = 0.0,
 ) -> Trained:
     """Train as configured and leave everything in `folder`.
 
     `resume=True` continues from the last checkpoint there, if there is one; a path continues from that checkpoint,
-    which must be one of this folder. No other process may write there meanwhile. First weights and dropout draw from
-    torch's own generators; these have their old states afterwards.
+    which must be one of this folder. No other process may write there meanwhile: one that does is waited for, `wait`
+    seconds at most. First weights and dropout draw from torch's own generators, which have their old states afterwards.
     """
-    with ranks(config.run.device, config.run.timeout) as here, locked_by_first(Path(folder), here):
-        return train_here(config, Path(folder), here, resume, progress)
-
-
-def train_here(
-    config: TrainConfig, folder: Path, here: Ranks, resume: bool | Path, progress: Callable[[Progress], None] | None
-) -> Trained:
-    """The same in processes that know each other, in a folder that they hold."""
-    before = checkpoint.generators()
-    try:
-        return Trainer(config, folder, here, resume).run(progress)
-    finally:
-        checkpoint.restore_generators(before)
+    with (
+        ranks(config.run.device, config.run.timeout) as here,
+        locked_by_first(Path(folder), here, wait),
+        torch.random.fork_rng([here.device] if here.device.type == "cuda" else []),
+    ):
+        return Trainer(config, Path(folder), here, resume).run(progress)
 
 
 def summed_loss(logits: Float[Tensor, "b n c"], targets: Tensor) -> Float[Tensor, ""]:
@@ -108,7 +101,9 @@ class Trainer:
         self.checkpoints = folder / "checkpoints"
         self.grid = Grid(here, config.run.sequence)
         corpus = corpus_of(config.data.corpus)
-        state = self._origin_state(resume, corpus)
+        origin = checkpoint.resume_point(config, corpus, self.checkpoints, resume, here)
+        self.origin = None if origin is None else origin[0]
+        state = None if origin is None else origin[1]
         # A run that continues has its weights, and no longer needs what it began with.
         start = checkpoint.load(Path(config.run.start)) if config.run.start and state is None else None
         facts = state["facts"] if state is not None else start.facts if start is not None else None
@@ -128,8 +123,8 @@ class Trainer:
         self._seed(0)
         self.running, self.counted = torch.zeros((), dtype=torch.float64, device=here.device), 0
         self.positions = 0  # Read by all processes since this one began, without padding.
-        if state is not None and self.origin is not None:
-            self._restore(state, self.origin)
+        if origin is not None:
+            self._restore(*origin)
         # Cut by length, batches differ in width from step to step, and one program must do for all of them.
         dynamic = True if config.data.accumulate > 1 else None
         model: Any = torch.compile(self.model, dynamic=dynamic) if config.run.compile else self.model
@@ -139,19 +134,6 @@ class Trainer:
             rule = f"records one process, and here are {here.world}"
             raise ParameterError("run: graphs", True, rule, "leave it out")
         self.replayed = Replayed(self._pass, self.model.parameters()) if config.run.graphs else None
-
-    def _origin_state(self, resume: bool | Path, corpus: Corpus) -> dict[str, Any] | None:
-        """The state of the checkpoint to continue from, `self.origin`, if all processes agree on it."""
-        self.origin = origin = checkpoint.origin_of(self.checkpoints, resume)
-        state = None if origin is None else checkpoint.described(origin)
-        checkpoint.check_same_texts(self.here, corpus.digest, self.config.data.corpus)
-        if state is not None and origin is not None:
-            checkpoint.check_same_run(self.config, state["facts"], corpus, origin, self.checkpoints)
-            checkpoint.check_latest(state["facts"]["run"], origin)
-        checkpoint.check_same_step(self.here, -1 if state is None else state["step"], self.checkpoints)
-        if origin is not None and self.here.rank == 0:
-            checkpoint.set_aside_later(origin)
-        return state
 
     def _batches(self, corpus: Corpus) -> Batches:
         """What this process reads of the task, step by step."""
@@ -199,16 +181,13 @@ class Trainer:
 
     def run(self, progress: Callable[[Progress], None] | None = None) -> Trained:
         """Train to the end, or until someone asks to stop."""
-        self.model.train()
-        first = self.here.rank == 0
-        if first:
+        if first := self.here.rank == 0:
             file_io.write(self.folder / "config.json", self.config.to_json())
-        pace = _Pace(self)
-        last: Progress | None = None
+        pace, last, stop = _Pace(self), None, False
+        self.model.train()
         record = Log(self.folder / "log.csv", self.step) if first else nullcontext()
         with record as log, naming_lost_workers(), listening() as interruption:
             path = self.origin or self._save()
-            stop = False
             while self.step < self.steps and not stop:
                 norm = self.advance()
                 done = self.step == self.steps
@@ -248,7 +227,11 @@ class Trainer:
         return Progress(self.step, self.steps, epoch, loss, rate, float(norm), tokens, mfu, eta)
 
     def _save(self) -> Path:
-        states = self.here.gathered(checkpoint.generators())
+        states = {
+            f"{name}.{rank}": state
+            for rank, generators in enumerate(self.here.gathered(checkpoint.generators()))
+            for name, state in generators.items()
+        }
         facts = {
             **self.identity,
             "config": json.loads(self.config.to_json()),
@@ -256,12 +239,11 @@ class Trainer:
             "running": [float(self.here.total(self.running)), self.counted],
             "world": self.here.world,
         }
-        tensors = self.model.state_dict(), self.optimiser.state_dict()
-        return self.placed.save(
-            Snapshot(self.step, *tensors, self.schedule.state_dict(), states, facts), self.checkpoints
-        )
+        weights, optimiser = self.model.state_dict(), self.optimiser.state_dict()
+        snapshot = Snapshot(self.step, weights, optimiser, self.schedule.state_dict(), states, facts)
+        return checkpoint.save(snapshot, self.checkpoints, self.here, self.placed.sharded)
 
-    def _restore(self, state: Mapping[str, Any], path: Path) -> None:
+    def _restore(self, path: Path, state: Mapping[str, Any]) -> None:
         snapshot = self.placed.restore(self.optimiser, state, path)
         self.schedule.load_state_dict(dict(snapshot.schedule))
         self.batches.position = snapshot.step
@@ -284,15 +266,14 @@ class _Pace:
     """Positions per second without padding, the share of the device's peak that they use, and the time left."""
 
     def __init__(self, trainer: Trainer) -> None:
-        self._trainer = trainer
-        step, here, grid = trainer.batches[trainer.step], trainer.here, trainer.grid
-        length = max(grid.places, round(step.positions / trainer.batches.size))
+        self._trainer, here, grid = trainer, trainer.here, trainer.grid
+        length = max(grid.places, round(trainer.batches[trainer.step].positions / trainer.batches.size))
         ids = torch.full((1, length), 2, dtype=torch.int64, device=here.device)
         part, _, shard = grid.cut(ids, ids)
-        own = training_flops(trainer.model, part) if shard is None else training_flops(trainer.model, part, shard)
-        everyone = here.total(torch.tensor(own, dtype=torch.float64, device=here.device))
-        # What all processes of a row spend on one position of a text of this length.
-        self._flops = float(everyone) / (grid.rows * length)
+        with FlopCounterMode(display=False) as counter:
+            trainer.model.eval()(part, *(() if shard is None else (shard,)))
+        # What all processes of a row spend on one position of a text of this length; backward takes twice the forward.
+        self._flops = 3 * sum(here.gathered(counter.get_total_flops())) / (grid.rows * length)
         dtype = torch.bfloat16 if trainer.config.run.precision == "bfloat16" else torch.float32
         self._peak = peak_rate(here.device, dtype) * here.world
         self._begin = self._mark = time.perf_counter()
@@ -305,18 +286,6 @@ class _Pace:
         eta = (self._trainer.steps - step) * (now - self._begin) / (step - self._first)
         self._mark, self._seen = now, self._trainer.positions
         return tokens, tokens * self._flops / self._peak, eta
-
-
-def training_flops(model: nn.Module, *inputs: Any) -> int:
-    """Operations of one training pass over these inputs: backward takes twice the forward."""
-    was_training = model.training
-    model.eval()
-    try:
-        with FlopCounterMode(display=False) as counter:
-            model(*inputs)
-    finally:
-        model.train(was_training)
-    return 3 * int(counter.get_total_flops())
 
 
 @functools.cache

@@ -51,17 +51,10 @@ def locked(folder: Path, name: str = "run", wait: float = 0.0) -> Iterator[None]
 
 
 @contextlib.contextmanager
-def locked_by_first(folder: Path, here: Ranks) -> Iterator[None]:
+def locked_by_first(folder: Path, here: Ranks, wait: float = 0.0) -> Iterator[None]:
     """The same for all processes of a run: the first holds the folder, and if it cannot, all of them raise."""
     with contextlib.ExitStack() as stack:
-        refusal: FileError | None = None
-        if here.rank == 0:
-            try:
-                stack.enter_context(locked(folder))
-            except FileError as error:
-                refusal = error
-        if here.any(refusal is not None):
-            raise refusal or FileError("run", folder, "was refused to rank 0", "see the error of rank 0")
+        here.together(lambda: stack.enter_context(locked(folder, wait=wait)) if here.rank == 0 else None)
         yield
 
 
@@ -132,8 +125,12 @@ class Log:
         writer.writeheader()
         writer.writerows(rows)
         file_io.write(path, text.getvalue())
-        with self._writable():
-            self._board = _board(path.parent, step)
+        self._board: Any = None
+        with self._writable(), contextlib.suppress(ImportError):
+            from torch.utils.tensorboard import SummaryWriter
+
+            # It hides what an earlier one wrote beyond the step.
+            self._board = SummaryWriter(str(path.parent), purge_step=step + 1)
 
     def add(self, progress: Progress) -> None:
         """Append a line; it survives a crash of this process."""
@@ -164,15 +161,6 @@ class Log:
             raise FileError("log", self._path, rule, remedy) from error
 
 
-def _board(folder: Path, step: int) -> Any:
-    """TensorBoard's writer, which hides what an earlier one wrote beyond `step`; None if it is not installed."""
-    try:
-        from torch.utils.tensorboard import SummaryWriter
-    except ImportError:
-        return None
-    return SummaryWriter(str(folder), purge_step=step + 1)
-
-
 def read_log(path: Path) -> list[dict[str, str]]:
     """The lines of a log; one that a crash cut short is left out, and so is one that holds anything but numbers."""
     try:
@@ -181,16 +169,13 @@ def read_log(path: Path) -> list[dict[str, str]]:
     except (OSError, UnicodeDecodeError, csv.Error) as error:
         rule = f"cannot be read ({error.strerror})" if isinstance(error, OSError) else f"is not CSV ({error})"
         raise FileError("log", path, rule, "move it away: a run goes on without it") from error
-    lines = [{column: row.get(column) or "" for column in COLUMNS} for row in rows]
-    return [line for line in lines if all(map(_is_number, line.values()))]
-
-
-def _is_number(text: str) -> bool:
-    try:
-        float(text)
-    except ValueError:
-        return False
-    return True
+    lines = []
+    for row in rows:
+        line = {column: row.get(column) or "" for column in COLUMNS}
+        with contextlib.suppress(ValueError):
+            list(map(float, line.values()))
+            lines.append(line)
+    return lines
 
 
 class Interruption:

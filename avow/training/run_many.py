@@ -24,10 +24,9 @@ from avow.errors import AvowError, FileError, InputError, ParameterError
 from avow.training import checkpoint
 from avow.training.config import TrainConfig
 from avow.training.data import corpus_of
-from avow.training.distributed import ranks
 from avow.training.evaluation import Evaluation, evaluate
 from avow.training.knowledge import Arm, Result
-from avow.training.loop import train_here
+from avow.training.loop import train
 from avow.training.run_folder import Progress, listening, locked
 from avow.worker_pool import Handler, Send, Worker, WorkerError
 
@@ -49,10 +48,6 @@ class News:
     steps: int = 0
     loss: float = float("nan")
     why: str = ""
-
-    @property
-    def last(self) -> bool:
-        return self.kind in ("finished", "failed", "interrupted")
 
 
 class Interrupted(Exception):
@@ -77,36 +72,32 @@ def side_by_side(
     may write the folder meanwhile.
     """
     folder = Path(folder)
-    with locked(folder, "out"):
-        return _run_all(arms, folder, resume, jobs, tell)
-
-
-def _run_all(
-    arms: Sequence[Arm], folder: Path, resume: bool, jobs: int | None, tell: Callable[[News], None]
-) -> list[Result]:
-    earlier = {arm.name: _earlier_result(arm, folder / arm.name, resume) for arm in arms}
-    results = {name: result for name, result in earlier.items() if result is not None}
-    waiting = [arm for arm in arms if arm.name not in results]
-    for arm in arms:
-        if arm.name in results:
-            tell(News(arm, "found"))
-    jobs = jobs or _jobs(waiting)
     messages: queue.Queue[News] = queue.Queue()
     running: dict[str, Worker] = {}
-    asked_to_stop: float | None = None
-    with listening() as interruption, contextlib.ExitStack() as workers:
+    deadline: float | None = None
+    with locked(folder, "out"), listening() as interruption, contextlib.ExitStack() as workers:
+        earlier = [(arm, _earlier_result(arm, folder / arm.name, resume)) for arm in arms]
+        results = {arm.name: result for arm, result in earlier if result is not None}
+        waiting = [arm for arm, result in earlier if result is None]
+        for arm, result in earlier:
+            if result is not None:
+                tell(News(arm, "found"))
+        on_gpu = torch.cuda.is_available() and any(arm.config.run.device != "cpu" for arm in waiting)
+        jobs = jobs or (1 if on_gpu else max(1, min(len(waiting), cores())))
         while waiting or running:
-            if interruption.heard and asked_to_stop is None:
-                asked_to_stop = time.monotonic()
+            if interruption.heard and deadline is None:
+                deadline = time.monotonic() + _CHECKPOINT_SECONDS
                 waiting.clear()
                 for worker in running.values():
                     worker.terminate()
-            elif asked_to_stop is not None and time.monotonic() - asked_to_stop > _CHECKPOINT_SECONDS:
+            elif deadline is not None and time.monotonic() > deadline:
                 for worker in running.values():
                     worker.kill()
             while waiting and len(running) < jobs:
                 arm = waiting.pop(0)
-                running[arm.name] = _started(arm, folder / arm.name, _threads(arm, jobs), messages)
+                # A small model waits for its threads longer than they help it; a large one takes what others leave.
+                threads = 1 if arm.config.model.width < 256 else max(1, cores() // jobs)
+                running[arm.name] = _started(arm, folder / arm.name, threads, messages)
                 workers.callback(running[arm.name].kill)
                 tell(News(arm, "began"))
             with contextlib.suppress(queue.Empty):
@@ -114,7 +105,7 @@ def _run_all(
                 name = news.arm.name
                 if name not in running:
                     continue  # It had sent its last message.
-                if news.last:
+                if news.kind != "progress":
                     running.pop(name).kill()
                     result = read_result(news.arm, folder / name) if news.kind == "finished" else None
                     results[name] = result or Result(news.arm, why=news.why or news.kind)
@@ -163,36 +154,28 @@ def handler() -> Handler:
     return handle
 
 
-def run_arm(config: TrainConfig, folder: Path, progress: Any = None) -> str:
+def run_arm(config: TrainConfig, folder: Path, progress: Callable[[Progress], None] | None = None) -> str:
     """Train and judge one arm, from its last checkpoint where there is one; whether it is "finished" or "interrupted".
 
     The seconds are those of all processes that worked at it and came to an end of their own.
     """
-    before, clock, busy = spent(folder), time.perf_counter(), time.process_time()
-
-    def so_far() -> dict[str, float]:
-        now = (time.perf_counter() - clock, time.process_time() - busy)
-        return dict(zip(before, (a + b for a, b in zip(before.values(), now, strict=True)), strict=True))
-
+    spent, clock, busy = {"seconds": 0.0, "cpu_seconds": 0.0}, time.perf_counter(), time.process_time()
+    with contextlib.suppress(OSError, ValueError):
+        spent |= json.loads((folder / SPENT).read_text(encoding="utf-8"))
     # An arm whose experiment was killed may still be writing its last checkpoint.
-    with locked(folder, wait=_CHECKPOINT_SECONDS), ranks(config.run.device, config.run.timeout) as here:
-        done = train_here(config, folder, here, resume=True, progress=progress)
-        if not done.interrupted:
-            corpus = corpus_of(config.data.corpus)
-            evaluation = evaluate(done.model, done.vocabulary, corpus.dev)
-            result: dict[str, Any] = {"parameters": sum(p.numel() for p in done.model.parameters()), **so_far()}
-            result |= {"questions": corpus.dev_digest, "evaluation": evaluation.plain()}
-            file_io.write(folder / RESULT, json.dumps(result, ensure_ascii=False))
-        file_io.write(folder / SPENT, json.dumps(so_far()))
+    done = train(config, folder, resume=True, progress=progress, wait=_CHECKPOINT_SECONDS)
+    result: dict[str, Any] = {}
+    if not done.interrupted:
+        corpus = corpus_of(config.data.corpus)
+        evaluation = evaluate(done.model, done.vocabulary, corpus.dev)
+        result = {"parameters": sum(p.numel() for p in done.model.parameters())}
+        result |= {"questions": corpus.dev_digest, "evaluation": evaluation.plain()}
+    spent["seconds"] += time.perf_counter() - clock
+    spent["cpu_seconds"] += time.process_time() - busy
+    if result:
+        file_io.write(folder / RESULT, json.dumps(result | spent, ensure_ascii=False))
+    file_io.write(folder / SPENT, json.dumps(spent))
     return "interrupted" if done.interrupted else "finished"
-
-
-def spent(folder: Path) -> dict[str, float]:
-    """The seconds that earlier processes put into a run."""
-    try:
-        return {**json.loads((folder / SPENT).read_text(encoding="utf-8"))}
-    except (OSError, ValueError):
-        return {"seconds": 0.0, "cpu_seconds": 0.0}
 
 
 def read_result(arm: Arm, folder: Path) -> Result | None:
@@ -231,16 +214,3 @@ def _earlier_result(arm: Arm, folder: Path, resume: bool) -> Result | None:
 def cores() -> int:
     """How many this process may use."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-
-
-def _jobs(arms: Sequence[Arm]) -> int:
-    return 1 if _on_gpu(arms) else max(1, min(len(arms), cores()))
-
-
-def _threads(arm: Arm, jobs: int) -> int:
-    """A small model waits for its threads longer than they help it; a large one takes what others leave."""
-    return 1 if arm.config.model.width < 256 else max(1, cores() // jobs)
-
-
-def _on_gpu(arms: Sequence[Arm]) -> bool:
-    return torch.cuda.is_available() and any(arm.config.run.device != "cpu" for arm in arms)

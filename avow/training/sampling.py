@@ -35,11 +35,6 @@ class Decoder(Protocol):
     def step(self, ids: Tensor, cache: Any) -> tuple[Tensor, Any]: ...
 
 
-def block_of(model: nn.Module) -> int:
-    """The positions that a model reads at most."""
-    return cast(Decoder, model).config.block
-
-
 @dataclass(frozen=True)
 class Answer:
     """What a model says, the probability it gives to just that, and whether it came to an end by itself.
@@ -71,15 +66,12 @@ def sample(
     """
     check_count("length", length)
     if not (math.isfinite(temperature) and temperature >= 0):
-        rule, remedy = (
-            "must be a finite number of at least 0",
-            "use 0 for the likeliest character, 1 for the model's own",
-        )
-        raise ParameterError("temperature", temperature, rule, remedy)
+        remedy = "use 0 for the likeliest character, 1 for the model's own"
+        raise ParameterError("temperature", temperature, "must be a finite number of at least 0", remedy)
     check_generator(generator)
     first, *others = (vocabulary.encode(part) for part in text.split(MASK_SIGN))
     start = np.concatenate([first, *(np.append(MASK, part) for part in others)]).astype(np.int64)
-    block = block_of(model)
+    block = cast(Decoder, model).config.block
     if not 0 < len(start) < block:
         rule = f"has {len(start)} characters, and must have at least 1 and leave room in the block of {block}"
         raise InputError("text", repr(text), rule, f"give 1 to {block - 1} characters")
@@ -101,10 +93,14 @@ def answers(model: nn.Module, vocabulary: Vocabulary, questions: Sequence[Questi
     gets alone.
     """
     check_count("longest", longest)
-    block = block_of(model)
-    prompts = [_prompt(question, vocabulary, block) for question in questions]
+    block = cast(Decoder, model).config.block
+    prompts = [prompt(question.question, vocabulary, question.where) for question in questions]
     of_length: dict[int, list[int]] = {}
-    for place, row in enumerate(prompts):
+    for place, (question, row) in enumerate(zip(questions, prompts, strict=True)):
+        if len(row) >= block:
+            rule = f"needs {len(row)} positions and one for its answer, and the block has {block}"
+            name = f"{question.where}: question"
+            raise InputError(name, repr(question.question), rule, "use a model of a larger block or drop the line")
         of_length.setdefault(len(row), []).append(place)
     by_place: dict[int, Answer] = {}
     with _evaluating(model) as (reader, device):
@@ -144,9 +140,8 @@ def _log_probabilities(logits: Float[Tensor, "b vocabulary"]) -> Float[Tensor, "
     """Of every character and the mask, on the CPU in float64; padding is never written."""
     scores = logits.detach().to("cpu", torch.float64, copy=True)
     if not bool(torch.isfinite(scores).all()):
-        raise NonFiniteError(
-            "logits", "nan or inf", "is not a score", "load an earlier checkpoint or train at a lower rate"
-        )
+        remedy = "load an earlier checkpoint or train at a lower rate"
+        raise NonFiniteError("logits", "nan or inf", "is not a score", remedy)
     scores[:, PAD] = -math.inf
     return scores.log_softmax(-1)
 
@@ -159,15 +154,6 @@ def _draw(scores: Float[Tensor, "vocabulary"], temperature: float, generator: to
     if generator is not None:
         chances = chances.to(generator.device)
     return int(torch.multinomial(chances, 1, generator=generator))
-
-
-def _prompt(question: Question, vocabulary: Vocabulary, block: int) -> Int[np.ndarray, "n"]:
-    row = prompt(question.question, vocabulary, question.where)
-    if len(row) >= block:
-        rule = f"needs {len(row)} positions and one for its answer, and the block has {block}"
-        name = f"{question.where}: question"
-        raise InputError(name, repr(question.question), rule, "use a model of a larger block or drop the line")
-    return row
 
 
 @contextmanager

@@ -9,16 +9,14 @@ from collections.abc import Callable, Sequence
 from typing import Any, Literal, NamedTuple
 
 import torch
-from jaxtyping import Float
 from torch import Tensor
 
 import avow
 from avow.bench.clock import pace
+from avow.bench.trials import Trial, run_marked, run_trial
 from avow.bench.workloads import Workload, from_tensors, workload
 from avow.calibration import rates
-from avow.core import SOFTMAX, Certificate, Method
-from avow.core.audit import reference_error
-from avow.core.certify import certify
+from avow.core import SOFTMAX, Method
 from avow.errors import AvowError, FileError, InputError
 from avow.lab.page import Answer, Inputs, Page, Words, control, judgement
 from avow.methods import exact_method
@@ -44,11 +42,7 @@ _FLOOR, _CEILING = 1e-9, 8.0
 _MARKS = 200
 _LETTERS = {"square": "■", "diamond": "◆", "triangle-up": "▲", "triangle-down": "▼", "pentagon": "⬟", "hexagon": "⬢"}
 _PRICES = (0.001, 0.003, 0.01, 0.03, 0.1, 0.3, 1, 3, 10, 30, 100, 300, 1000)
-# Columns this much smaller than the values change no length: their squares are below the last digit.
-_TAG = 2.0**-40
-# Marks of a token: it was not read, or how much of the answer it is, in steps of half a decade.
-_BRIGHTEST = 9
-_WORDS = Words("bench")
+_WORDS = Words("bench.txt")
 
 _FEATURES, _RANK, _SPARSE = ({"method": (name,)} for name in ("random_features", "low_rank", "sparse"))
 
@@ -108,39 +102,12 @@ KNOBS = {
 }
 
 
-@dataclasses.dataclass(frozen=True)
-class Trial:
-    """A method on a head: its certificate, the error of every row, and how many rows are further off than promised.
-
-    `read` is the share of the tokens that were read in full, nan for methods that choose none.
-    """
-
-    method: Method
-    certificate: Certificate
-    errors: Float[Tensor, "n"]
-    broken: int
-    operations: float
-    read: float
-
-    @property
-    def bounds(self) -> Float[Tensor, "n"]:
-        return self.certificate.rows[0, 0]
-
-    @property
-    def error(self) -> float:
-        return float(self.errors.amax())
-
-    @property
-    def bound(self) -> float:
-        return self.certificate.bound
-
-
 def preview(inputs: BenchInputs, tensors: dict[str, Tensor]) -> Answer:
     """Some rows of the head, its answer and its certificate, and how both change along the knob."""
     base, curve = _at_rest(inputs, tensors)
     knob = KNOBS[inputs.method]
     head, method = knob.put(base, inputs, knob.at(inputs))
-    trial, lit = lit_trial(head, method) if method.selects_tokens else (run_trial(head, method), None)
+    trial, lit = run_marked(head, method) if method.selects_tokens else (run_trial(head, method), None)
     return {
         "facts": _facts(trial, head),
         "figures": {"breaking": _breaking(inputs, curve, trial), "promises": _promises(trial)},
@@ -186,9 +153,6 @@ def judged(trial: Trial) -> Answer:
     return judgement("proved", "kept", _WORDS.say("kept", trial, likely), steps)
 
 
-# ---- heads and trials
-
-
 def _head(inputs: BenchInputs, tensors: dict[str, Tensor], most: int) -> Workload:
     length = min(inputs.n, most)
     if inputs.file:
@@ -196,34 +160,20 @@ def _head(inputs: BenchInputs, tensors: dict[str, Tensor], most: int) -> Workloa
     return workload(inputs.kind, 1, length, inputs.d, inputs.head)
 
 
-def uploaded_head(tensors: dict[str, Tensor], length: int, head: int) -> Workload:
-    """One head of a file: its first keys, and the queries that stand among them; a head that it lacks is counted on."""
+def uploaded_head(tensors: dict[str, Tensor], length: int, number: int) -> Workload:
+    """One head of a file: its first keys, and the queries that stand among them."""
     try:
-        load = from_tensors(tensors, "as uploaded", option="file")
+        return from_tensors(tensors, "as uploaded", option="file").first(length).head(number)
     except FileError:
         raise
     except InputError as error:
         rule = f"holds what does not fit together: {error.name}={error.value} {error.rule}"
         raise FileError("file", "as uploaded", rule, error.remedy) from error
-    batch, heads = load.q.shape[:2]
-    b, h = head // heads % batch, head % heads
-    group = h // (heads // load.k.shape[1])
-    # Copies, for a slice that is remembered would hold the whole file.
-    places = {"q": h, "k": group, "v": group}
-    return dataclasses.replace(
-        load, **{name: getattr(load, name)[b : b + 1, i : i + 1, :length].clone() for name, i in places.items()}
-    )
-
-
-def some_rows(head: Workload, count: int) -> Workload:
-    """The same head asked by fewer queries, evenly taken."""
-    n = head.q.shape[-2]
-    return head if count >= n else dataclasses.replace(head, q=head.q[..., torch.arange(count) * n // count, :])
 
 
 def _rows(head: Workload, method: Method, pairs: int) -> Workload:
     """All rows, or as many as a slow method has time for."""
-    return some_rows(head, max(16, pairs // head.k.shape[-2])) if method.selects_tokens else head
+    return head.some(max(16, pairs // head.k.shape[-2])) if method.selects_tokens else head
 
 
 # What does not move with the knob, of the last few states. A file is known by its handle, one of the inputs.
@@ -240,70 +190,11 @@ def _at_rest(inputs: BenchInputs, tensors: dict[str, Tensor]) -> tuple[Workload,
     if inputs not in _known:
         knob, head = KNOBS[inputs.method], _head(inputs, tensors, _KEYS)
         _, method = knob.put(head, inputs, knob.places[0])
-        head = some_rows(head, _ROWS if method.selects_tokens else _QUERIES)
+        head = head.some(_ROWS if method.selects_tokens else _QUERIES)
         _known[inputs] = head, tuple(run_trial(*knob.put(head, inputs, place)) for place in knob.places)
         if len(_known) > _MOST_KNOWN:
             _known.popitem(last=False)
     return _known[inputs]
-
-
-def run_trial(head: Workload, method: Method) -> Trial:
-    """Run a method as `attend` runs it, and measure every row against float64."""
-    generator = torch.Generator().manual_seed(0)
-    with torch.no_grad():
-        if method.selects_tokens:
-            return _measured(head, method, *_selected(method, head, generator))
-        return _measured(head, method, *avow.attend(head.q, head.k, head.v, method=method, generator=generator))
-
-
-def lit_trial(head: Workload, method: Method) -> tuple[Trial, list[str]]:
-    """The same in float64, and for every row a mark for each token: 0 where it was not read, else 1 to 9, the more the
-    more it weighs.
-
-    Values get one more column for each token, too short to change any length and so any choice; the answer has the
-    weight of each token that counted there.
-    """
-    keys, width = head.k.shape[-2], head.v.shape[-1]
-    tag = _TAG * _unit(head)
-    tagged = torch.cat(
-        [head.v.double(), tag * torch.eye(keys, dtype=torch.float64)[None, None]], -1
-    )  # (1, 1, s, e + s)
-    with torch.no_grad():
-        doubled = dataclasses.replace(head, q=head.q.double(), k=head.k.double(), v=tagged)
-        out, certificate, read = _selected(method, doubled)
-    weights = out[0, 0, :, width:] / tag  # (n, s)
-    steps = (_BRIGHTEST + 1 + 2 * weights.clamp(min=1e-300).log10()).floor().clamp(1, _BRIGHTEST)
-    marks = (torch.where(weights > 0, steps, 0) + ord("0")).to(torch.uint8)
-    trial = _measured(head, method, out[..., :width], certificate, read)
-    return trial, [bytes(row.tolist()).decode() for row in marks]
-
-
-def _selected(
-    method: Method, head: Workload, generator: torch.Generator | None = None
-) -> tuple[Float[Tensor, "1 1 n e"], Certificate, float]:
-    """What `attend` gives, and what no certificate holds: the share of the tokens that were read."""
-    problem = head.problem
-    computed = method.compute(problem.measured(), generator)
-    pairs = problem.q.shape[-2] * problem.k.shape[-2]
-    return computed.out, certify(method, problem, computed, 1.0), float(computed.trace.read.sum()) / pairs
-
-
-def _measured(
-    head: Workload, method: Method, out: Float[Tensor, "1 1 n e"], certificate: Certificate, read: float = math.nan
-) -> Trial:
-    exact, problem = exact_method()(), head.problem
-    errors = (out.double() - exact.reference(problem))[0, 0].norm(dim=-1) / _unit(head)
-    # Rounding may have moved the reference, too.
-    broken = int((errors - reference_error(problem)[0, 0] > certificate.rows[0, 0]).sum())
-    flops, exact_flops = (one.cost(problem.sizes).flops for one in (method, exact))
-    return Trial(
-        method, certificate, errors, broken if method.target == SOFTMAX else 0, flops / max(exact_flops, 1), read
-    )
-
-
-def _unit(head: Workload) -> float:
-    """The longest value: what errors and bounds are relative to."""
-    return max(float(head.v.double().norm(dim=-1).amax()), 1e-300)
 
 
 # ---- what is shown
@@ -351,7 +242,7 @@ def _breaking(inputs: BenchInputs, curve: Sequence[Trial], here: Trial) -> Figur
 
 def _promises(trial: Trial) -> Figure:
     """Every row: what it is off by, and what was promised; on the line a bound would be met exactly."""
-    rows = list(zip(trial.errors.tolist(), trial.bounds.tolist(), strict=True))
+    rows = list(zip(trial.errors.tolist(), trial.certificate.rows[0, 0].tolist(), strict=True))
     rows.sort(key=lambda row: -row[0] / row[1] if row[1] > 0 else -math.inf)
     rows = rows[:: -(-len(rows) // _MARKS)]
     errors, bounds = ([_shown(row[i]) for row in rows] for i in (0, 1))
@@ -369,7 +260,7 @@ def _costs(head: Workload, trials: Sequence[Trial], unit: str) -> Figure:
     settings = []
     for trial in trials:
         cost = trial.operations if unit == "operations" else _time_ratio(head, trial.method)
-        hover = _WORDS.say("hover", trial, cost, trial.method.target != SOFTMAX)
+        hover = _WORDS.say("hover", trial, cost, trial.own_mechanism)
         settings.append(Setting(trial.method, cost, _shown(trial.error), _shown(trial.bound), hover))
     x = Axis(f"{unit} beside exact attention", log=True)
     lowest = _error_axis(min(trial.error for trial in trials))

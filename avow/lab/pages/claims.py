@@ -25,7 +25,7 @@ _LINK = "/claims?claim={}"
 _SEARCH_SECONDS = 10.0
 # Balls of 128 bits that still hold zero below this: the two sides agree.
 _AGREES = 1e-30
-_WORDS = Words("claims")
+_WORDS = Words("claims.txt")
 
 
 @dataclasses.dataclass(frozen=True)

@@ -30,7 +30,7 @@ _SIGNAL_STEPS = 60
 # Decay: Adam's rate, how many steps it may take, and the sizes of gradients, from a thousandth to ten.
 _RATE, _BETAS, _DECAY_STEPS = 0.02, (0.9, 0.99), 100
 _SIZES = [10 ** (k / 8) for k in range(-24, 9)]
-_WORDS = Words("dynamics")
+_WORDS = Words("dynamics.txt")
 
 Activation = Literal["tanh", "relu", "sigmoid"]
 Figure = dict[str, Any]
@@ -55,18 +55,14 @@ class DynamicsInputs(Inputs):
 def preview(inputs: DynamicsInputs) -> Answer:
     """All three panels in float64."""
     measured = measured_gradients(inputs.activation, inputs.gain)[inputs.back]
-    average, (penalised, decoupled) = signal_average(inputs.beta, inputs.delta), _weights_left(inputs)
+    average = average_trace(_signal(), inputs.beta, inputs.delta)
+    penalised, decoupled = (left[inputs.taken].tolist() for left in _decayed(inputs.penalty))
+    figures = {"averages": _averages(average), "decay": _decay(penalised, decoupled)}
+    said = {"averages": (average,), "decay": (penalised, decoupled, _RATE)}
     return {
         "facts": _WORDS.facts("measured", inputs.back, measured, inputs.rate),
-        "figures": {
-            "gradients": _gradients(inputs),
-            "averages": _averages(average),
-            "decay": _decay(penalised, decoupled),
-        },
-        "words": {
-            "averages": _WORDS.say("averages", average),
-            "decay": _WORDS.say("decay", penalised, decoupled, _RATE),
-        },
+        "figures": {"gradients": _gradients(inputs)} | figures,
+        "words": {name: _WORDS.say(name, *values) for name, values in said.items()},
     }
 
 
@@ -77,14 +73,13 @@ def verdict(inputs: DynamicsInputs) -> Answer:
     horizons = {t: gradient_horizon(cell, t, x[:t]) for t in places}
     last = horizons[inputs.back]
     bound, steps = _up(last.bound), [str(one) for one in horizons.values()]
+    says = _WORDS.say("product", bound, inputs.rate**inputs.back)
+    if last.kind == "contraction":
+        says = _WORDS.say("contracts", math.log(2) / -math.log(last.rate), bound)
+    judged = judgement("proved", "proved", says, steps)
     broken = [t for t, one in horizons.items() if one.measured > one.bound * _ROUNDED]
     if broken:
         judged = judgement("refuted", "broken", _WORDS.say("broken", broken[0]), [str(horizons[broken[0]])])
-    elif last.kind == "contraction":
-        half = math.log(2) / -math.log(last.rate)
-        judged = judgement("proved", "proved", _WORDS.say("contracts", half, bound), steps)
-    else:
-        judged = judgement("proved", "proved", _WORDS.say("product", bound, inputs.rate**inputs.back), steps)
     return {
         "facts": _WORDS.facts("proved", inputs.back, last, bound, _up(last.rate, 4)),
         "verdict": judged,
@@ -174,11 +169,6 @@ def _signal() -> list[float]:
     return [1 + 0.35 * float(part) for part in noise]
 
 
-@functools.lru_cache(64)
-def signal_average(beta: float, delta: float) -> AverageTrace:
-    return average_trace(_signal(), beta, delta)
-
-
 def _averages(trace: AverageTrace) -> Figure:
     steps = list(range(1, _SIGNAL_STEPS + 1))
     series = {"corrected average": trace.corrected, "average from 0": trace.plain, "gradients": _signal()}
@@ -224,10 +214,6 @@ def _decayed(strength: float) -> tuple[Float[Tensor, "t w"], Float[Tensor, "t w"
     gradients = turns[:, None] * torch.tensor(_SIZES, dtype=torch.float64)
     penalised = adam_trace(gradients, _RATE, _BETAS, penalty=strength)
     return penalised, adam_trace(gradients, _RATE, _BETAS, decay=strength)
-
-
-def _weights_left(inputs: DynamicsInputs) -> list[list[float]]:
-    return [left[inputs.taken].tolist() for left in _decayed(inputs.penalty)]
 
 
 def _decay(penalised: list[float], decoupled: list[float]) -> Figure:

@@ -47,7 +47,7 @@ _ROUND = {"show": ("copy", "average", "route")}
 _ON_SPHERE = _LOOKING | {"space": ("sphere",)}
 _NOISE = {"show": ("noise",)}
 _STEP, _GAUSSIAN = _NOISE | {"law": ("1 ± c",)}, _NOISE | {"law": ("Gaussian",)}
-_WORDS = Words("explorer")
+_WORDS = Words("explorer.txt")
 
 _NAMES = {"one": "one head", "two": "two heads"}
 

@@ -41,7 +41,7 @@ _COUNTS = (1, 2, 5, 10, 20, 50, 100, 200, 400)
 
 _FORMULA, _SQUARE = {"follow": ("a formula",)}, {"follow": ("x² on [0, 1]",)}
 _SYNTAX = f"+ - * / **, sqrt, {', '.join(FUNCTIONS)}, pi, e. It is read, never run."
-_WORDS = Words("relu")
+_WORDS = Words("relu.txt")
 
 
 @dataclass(frozen=True)

@@ -21,7 +21,7 @@ from typing import Any, Literal
 
 from avow.core.chart import Chart
 from avow.errors import ParameterError
-from avow.lab.page import Answer, Inputs, Page, control, fact
+from avow.lab.page import Answer, Inputs, Page, Words, control, fact
 from avow.report import formatting
 from avow.report.charts import figure
 from avow.training.run_folder import COLUMNS
@@ -41,7 +41,7 @@ _COLUMNS = {
     "gradient": ("norm", "length of the gradient"),
     "speed": ("tokens_per_second", "tokens per second"),
 }
-_HEADINGS = ("arm", "right", "accuracy", "interval", "at half", "weights", "time")
+_WORDS, _KNOWLEDGE = Words("runs.txt"), Words("runs_knowledge.html")
 
 Curves = dict[str, list[float]]
 
@@ -108,9 +108,12 @@ def preview(inputs: RunsInputs) -> Answer:
         trouble = error
     facts = [fact("Runs", str(len(runs)), f"below {folder()}")]
     facts += [fact(run.short_name, run.loss, run.summary) for run in chosen]
+    if len(chosen) == 1:
+        lowest = min(filter(math.isfinite, chosen[0].curves["loss"]), default=None)
+        facts = _WORDS.facts("run", chosen[0], lowest)
     newest = {run.group: max(one.written for one in runs if one.group == run.group) for run in runs}
     return {
-        "facts": _facts(chosen[0]) if len(chosen) == 1 else facts,
+        "facts": facts,
         "figures": {"curves": _drawn(chosen, inputs)} if any(run.curves["step"] for run in chosen) else {},
         "runs": [
             {
@@ -144,18 +147,6 @@ def _chosen(runs: list[Run], name: str) -> list[Run]:
     return chosen[:_CURVES]
 
 
-def _facts(run: Run) -> list[dict[str, str]]:
-    facts = [fact("State", run.state, run.place), fact("Loss", run.loss, "nats per character, last")]
-    finite = [loss for loss in run.curves["loss"] if math.isfinite(loss)]
-    if finite:
-        facts.append(fact("Lowest", f"{min(finite):.4g}", "among the steps that were written down"))
-    if run.curves["step"]:
-        facts.append(fact("Speed", f"{run.last('tokens_per_second'):,.0f} tokens/s"))
-    if run.state == "running":
-        facts.append(fact("Still to go", formatting.seconds(run.last("eta"))))
-    return [*facts, fact("Model", run.about)]
-
-
 def _drawn(chosen: list[Run], inputs: RunsInputs) -> dict[str, Any]:
     column, title = _COLUMNS[inputs.curve]
     drawn_runs = [run for run in chosen if run.curves["step"]]
@@ -168,42 +159,18 @@ def _drawn(chosen: list[Run], inputs: RunsInputs) -> dict[str, Any]:
     return drawn
 
 
-def _table(name: str, results: dict[str, Any]) -> dict[str, Any]:
-    """The table of an experiment from the figures that `avow knowledge` wrote; what is missing is a dash."""
-    majority = results.get("majority")
-    majority = {"arm": "majority answer", **majority} if isinstance(majority, dict) else None
-    lines = [row for row in (majority, *results["rows"]) if isinstance(row, dict)]
-    accuracies = [_number(row.get("accuracy")) or 0.0 for row in lines]
-    rows = [
-        {"cells": _cells(row), "share": accuracy, "best": row is not majority and 0 < accuracy == max(accuracies)}
-        for row, accuracy in zip(lines, accuracies, strict=True)
-    ]
-    return {"name": name, "headline": results["headline"], "headings": _HEADINGS, "rows": rows}
+def _table(name: str, results: dict[str, Any]) -> str:
+    """The table of an experiment, in HTML."""
+    majority, rows = results.get("majority"), [row for row in results["rows"] if isinstance(row, dict)]
+    best = max(rows, key=_accuracy, default=None)
+    above = [{"arm": "majority answer", **majority}] if isinstance(majority, dict) else []
+    best = best if best is not None and _accuracy(best) > max(map(_accuracy, above), default=0) else None
+    return _KNOWLEDGE.html("knowledge", name, results["headline"], [*above, *rows], best)
 
 
-def _cells(row: dict[str, Any]) -> list[str]:
-    def cell(words: str, *values: object) -> str:
-        """The numbers in words; a dash where one of them is none."""
-        numbers = [_number(value) for value in values]
-        return formatting.NOTHING if None in numbers else words.format(*numbers)
-
-    ends = row.get("interval")
-    low, high = map(_number, ends) if isinstance(ends, list) and len(ends) == 2 else (None, None)
-    # Rounded outward, as its ends were found.
-    outward = () if low is None or high is None else (math.floor(100 * low), math.ceil(100 * high))
-    return [
-        str(row.get("arm")),
-        cell("{:.0f}/{:.0f}", row.get("right"), row.get("asked")),
-        cell("{:.1%}", row.get("accuracy")),
-        "{}–{}%".format(*outward) if outward else formatting.NOTHING,
-        cell("{:.1%}", row.get("accuracy_at_half")),
-        cell("{:,.0f}", row.get("parameters")),
-        formatting.seconds(_number(row.get("seconds"))),
-    ]
-
-
-def _number(x: object) -> float | None:
-    return float(x) if isinstance(x, int | float) and not isinstance(x, bool) and math.isfinite(x) else None
+def _accuracy(row: dict[str, Any]) -> float:
+    accuracy = row.get("accuracy")
+    return float(accuracy) if isinstance(accuracy, int | float) else 0.0
 
 
 # ---- files
@@ -256,7 +223,8 @@ def _run(path: Path) -> Run | None:
     curves, written = _read(path / "log.csv", curves_of)
     layers = model.get("layers")
     sizes = f"{layers} {'layer' if layers == 1 else 'layers'} of {model.get('width')}"
-    return Run(_name(path), curves, written, f"{model.get('attention')}, {sizes}, {data.get('task')}")
+    about = f"{model.get('attention')}, {sizes}, {data.get('task')}"
+    return Run(_name(path), curves, written, " ".join(about.split()))
 
 
 def _read(path: Path, parse: Callable[[bytes], dict[str, Any]]) -> tuple[dict[str, Any], float]:

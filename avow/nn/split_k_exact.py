@@ -25,7 +25,7 @@ from torch import Tensor
 from avow.core import Certificate, LazyCertificate, Problem, Sizes
 from avow.core.certify import absolute_errors, relative_errors
 from avow.methods.exact import Exact
-from avow.nn.token_buffers import Ends, row_lengths, row_sizes
+from avow.nn.token_buffers import LengthBounds, row_lengths, row_sizes
 from avow.numerics.cpu_sums import fewest_rows
 from avow.numerics.norms import check_range, length_floors, row_norms, slack
 from avow.numerics.rounding import EXP_ULPS, SAFETY, gamma, tiny, unit
@@ -66,7 +66,7 @@ class SplitKExact:
         q: Float[Tensor, "b h 1 d"],
         k: Float[Tensor, "b g s d"],
         v: Float[Tensor, "b g s d"],
-        known: Ends,
+        known: LengthBounds,
         error: float,
         tol: float | None,
         scale: float | None,
@@ -117,7 +117,7 @@ class SplitKExact:
         return out, LazyCertificate.of(fields)
 
     def attend(
-        self, problem: Problem, known: Ends, error: float, tol: float | None, reason: str
+        self, problem: Problem, known: LengthBounds, error: float, tol: float | None, reason: str
     ) -> tuple[Tensor, Certificate] | None:
         """The answers, and what is promised of them; None if the general way serves better.
 
@@ -209,13 +209,13 @@ class Limits:
     """How many rows the kernel needs to add as the model says."""
     assumption: str
 
-    def hold(self, tokens: int, known: Ends) -> bool:
+    def hold(self, tokens: int, known: LengthBounds) -> bool:
         """Whether they hold for so many tokens of such lengths."""
         usual = tokens <= self.tokens and known.least >= self.least
         return usual and max(known.keys) <= self.key and max(known.values) <= self.value
 
     @staticmethod
-    def of(problem: Problem, known: Ends, error: float, tol: float | None, scale: float | None) -> Limits:
+    def of(problem: Problem, known: LengthBounds, error: float, tol: float | None, scale: float | None) -> Limits:
         """Limits with some room above what is known, so that they last."""
         p, s = problem, problem.k.shape[2]
         # An eighth more tokens, and lengths up to the next power of two.

@@ -198,7 +198,7 @@ def random_features_protocol(
     p = shard.problem
     stream = random_stream(shard.generator, "cpu")
     directions = feature_maps.draw(method.features, p.q.shape[-1], method.orthogonal, stream, p.q.device)
-    wide = method.arithmetic(p.with_norms(shard.agreed))
+    wide = method.feature_dtype(p.with_norms(shard.agreed))
     frame = feature_maps.plain_frame(p.k, wide) if p.causal else (yield from centred_frame(shard, wide))
     values, size = shard.values(wide)
     # Once, so that the gradients of both passes over the keys are added up in the wide type.

@@ -83,13 +83,15 @@ def finetune(
 
     By default those of the corpus it has read.
     """
+    from avow.training import checkpoint
+
     given = _with_options(flags, {"data.corpus": corpus, "run.device": device})
     defaults = []
     resumed = bool(resume_from or resume) and (run / "config.json").exists()
     if origin is not None and origin != NOTHING:
         start = _start(Path(origin))
         given = _with_options(given, {"run.start": str(start)})
-        defaults.append(f"data.corpus={_trained_corpus(start)}")
+        defaults.append(f"data.corpus={checkpoint.described(start)['facts']['config']['data']['corpus']}")
     elif origin is None and not resumed and not any(flag.startswith("run.start=") for flag in given):
         remedy = f"name a pretrained run, or use --from {NOTHING} for one that has read nothing"
         raise ParameterError("from", None, "says what to begin with, and must be given", remedy)
@@ -187,23 +189,15 @@ def _start(path: Path) -> Path:
     return good
 
 
-def _trained_corpus(path: Path) -> str:
-    """The corpus that a checkpoint was trained on."""
-    from avow.training import checkpoint
-
-    return str(checkpoint.facts(path)["config"]["data"]["corpus"])
-
-
 def _answers(run: Path, questions: Path | None, corpus: str | None, device: str) -> ModelAnswers:
     """A model's answers to a file's questions or a corpus's; by default to those of the corpus it was trained on."""
     from avow.report.knowledge import ModelAnswers
-    from avow.training import corpus_of, evaluate, load_model, majority, read_questions
-    from avow.training.checkpoint import last_of
+    from avow.training import checkpoint, corpus_of, evaluate, load_model, majority, read_questions
     from avow.training.distributed import ranks
 
-    path = last_of(run)
+    path = checkpoint.last_of(run)
     model, vocabulary = load_model(path)
-    name = corpus or _trained_corpus(path)
+    name = corpus or checkpoint.described(path)["facts"]["config"]["data"]["corpus"]
     if questions is not None:
         given, where = read_questions(questions), str(questions)
         try:

@@ -7,7 +7,6 @@ starts at once, and does exactly what was recorded: the same kernels on the same
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from typing import NamedTuple
 
 import torch
 from jaxtyping import Float, Int
@@ -20,10 +19,8 @@ Pass = Callable[[Tensor, Tensor, Tensor], Tensor]
 _REHEARSALS = 3
 
 
-class _Recorded(NamedTuple):
-    graph: torch.cuda.CUDAGraph
-    given: tuple[Tensor, Tensor, Tensor]
-    loss: Tensor
+# A graph, the tensors that it reads (ids, targets, their number), and the loss that it writes.
+Recorded = tuple[torch.cuda.CUDAGraph, tuple[Tensor, Tensor, Tensor], Tensor]
 
 
 class Replayed:
@@ -33,11 +30,12 @@ class Replayed:
         self._run, self._parameters = run, [p for p in parameters if p.requires_grad]
         if any(parameter.device.type != "cuda" for parameter in self._parameters):
             raise ParameterError("run: graphs", True, "needs a model on a GPU", "use run.device=cuda, or leave it out")
-        self._recorded: dict[torch.Size, _Recorded] = {}
+        self._recorded: dict[torch.Size, Recorded] = {}
         # Graphs never run at the same time, so they share what memory they need in between.
         self._pool = torch.cuda.graph_pool_handle()
-        for parameter in self._parameters:
-            parameter.grad = torch.zeros_like(parameter)  # Recorded addresses: never replaced, only zeroed.
+        self._gradients = [torch.zeros_like(parameter) for parameter in self._parameters]
+        for parameter, gradient in zip(self._parameters, self._gradients, strict=True):
+            parameter.grad = gradient  # Recorded addresses: never replaced, only zeroed.
 
     def __call__(self, ids: Int[Tensor, "b n"], targets: Int[Tensor, "b n"], whole: float) -> Float[Tensor, ""]:
         """The loss, in memory that the next call with the same shape overwrites."""
@@ -50,10 +48,10 @@ class Replayed:
         graph.replay()
         return loss
 
-    def _record(self, ids: Tensor, targets: Tensor, whole: float) -> _Recorded:
+    def _record(self, ids: Tensor, targets: Tensor, whole: float) -> Recorded:
         device = self._parameters[0].device
         given = (ids.to(device), targets.to(device), torch.tensor(whole, device=device))
-        before = [_gradient(p).clone() for p in self._parameters]
+        before = [gradient.clone() for gradient in self._gradients]
         stream = torch.cuda.Stream()
         stream.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(stream):
@@ -70,11 +68,6 @@ class Replayed:
                 raise
             rule = f"cannot record this model ({str(error).splitlines()[0]})"
             raise ParameterError("run: graphs", True, rule, "use run.graphs=false") from error
-        for parameter, gradient in zip(self._parameters, before, strict=True):
-            _gradient(parameter).copy_(gradient)
-        return _Recorded(graph, given, loss)
-
-
-def _gradient(parameter: nn.Parameter) -> Tensor:
-    assert parameter.grad is not None
-    return parameter.grad
+        for gradient, old in zip(self._gradients, before, strict=True):
+            gradient.copy_(old)
+        return graph, given, loss

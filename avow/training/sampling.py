@@ -80,7 +80,14 @@ def sample(
         ids, cache = torch.from_numpy(start)[None].to(device), reader.start(1)  # (1, n)
         for _ in range(min(length, block - len(start))):
             logits, cache = reader.step(ids, cache)
-            written.append(_draw(_log_probabilities(logits[:, -1])[0], temperature, generator))
+            scores = _log_probabilities(logits[:, -1])[0]
+            if temperature == 0:
+                written.append(int(scores.argmax()))
+            else:
+                # The best score becomes 0 first: however small the temperature, it stays there; the sum is at least 1.
+                chances = ((scores - scores.max()) / float(temperature)).softmax(-1)
+                chances = chances if generator is None else chances.to(generator.device)
+                written.append(int(torch.multinomial(chances, 1, generator=generator)))
             ids = torch.tensor([[written[-1]]], device=device)
     return vocabulary.decode(written)
 
@@ -144,16 +151,6 @@ def _log_probabilities(logits: Float[Tensor, "b vocabulary"]) -> Float[Tensor, "
         raise NonFiniteError("logits", "nan or inf", "is not a score", remedy)
     scores[:, PAD] = -math.inf
     return scores.log_softmax(-1)
-
-
-def _draw(scores: Float[Tensor, "vocabulary"], temperature: float, generator: torch.Generator | None) -> int:
-    if temperature == 0:
-        return int(scores.argmax())
-    # The best score becomes 0 first: however small the temperature, it stays there, and the sum is at least 1.
-    chances = ((scores - scores.max()) / float(temperature)).softmax(-1)
-    if generator is not None:
-        chances = chances.to(generator.device)
-    return int(torch.multinomial(chances, 1, generator=generator))
 
 
 @contextmanager

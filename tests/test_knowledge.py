@@ -21,9 +21,9 @@ from avow.cli import app
 from avow.errors import FileError, ParameterError
 from avow.nn import build
 from avow.training import Evaluation, Outcome, corpus_of, evaluate, invent, load_model, write_corpus
+from avow.training.evaluation import Answer
 from avow.training.knowledge import CLASSIC, NOT_READ, SMALL, Arm, Experiment, Result, Row, arms, outcomes_by_kind
 from avow.training.run_many import Interrupted, News, read_result, run_arm, side_by_side
-from avow.training.sampling import Answer
 
 TINY = ["model.width=16", "model.heads=2", "model.layers=1", "model.block=64", "data.batch=8", "run.log_every=2"]
 

@@ -182,9 +182,11 @@ def newest(folder: Path) -> Path | None:
 def described(path: Path) -> dict[str, Any]:
     """A checkpoint's `state.json`, after every file was checked; its tensors stay where they are."""
     state = _checked_state(path)
-    if isinstance(state, str):
-        raise FileError("checkpoint", path, state, _alternative(path))
-    return state
+    if not isinstance(state, str):
+        return state
+    good = [other for other in checkpoints(path.parent) if other.name < path.name and fault(other) is None]
+    remedy = f"resume from the previous good one, {good[-1]}" if good else "there is no previous good one; start again"
+    raise FileError("checkpoint", path, state, remedy)
 
 
 def fault(path: Path) -> str | None:
@@ -217,11 +219,6 @@ def _checked_state(path: Path) -> dict[str, Any] | str:
                 continue
         return f"is damaged: {name} is not what was written"
     return state
-
-
-def _alternative(path: Path) -> str:
-    good = [other for other in checkpoints(path.parent) if other.name < path.name and fault(other) is None]
-    return f"resume from the previous good one, {good[-1]}" if good else "there is no previous good one; start again"
 
 
 def flattened(optimiser: Mapping[str, Any]) -> tuple[dict[str, Tensor], dict[str, Any]]:
